@@ -1,0 +1,236 @@
+//! `Layer`, what an implementer writes, and `Dev`, the only way to call one.
+
+use std::cell::Cell;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use rt::buf::Bufs;
+
+use crate::crash::InFlight;
+use crate::{Ctx, Error, Op};
+
+/// What a device is, as of now. Only [`Info::blocks`] changes while it lives, and only upwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// Size of a logical block in bytes: 512 or 4096.
+    pub block_size: u32,
+    /// Size of the device in logical blocks.
+    pub blocks: u64,
+    /// Size in bytes of what the medium writes at once; a multiple of `block_size`. Smaller or
+    /// misaligned writes work and cost more.
+    pub physical_block_size: u32,
+    /// Largest operation that carries data, in blocks.
+    pub max_transfer_blocks: u32,
+    /// Granularity of [`Op::Unmap`] in blocks: smaller pieces are zeroed, not freed. 0 where
+    /// nothing can be freed.
+    pub unmap_granularity_blocks: u32,
+    /// Whether unmapped blocks read as zeroes.
+    pub unmap_zeroes: bool,
+    /// Whether completed writes may be lost at power loss until flushed.
+    pub volatile_cache: bool,
+    /// Whether the layer itself honours `fua`; otherwise [`Dev`] adds a flush.
+    pub native_fua: bool,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Memory in bytes that one operation may need beyond its data.
+    pub overhead: u32,
+}
+
+/// A part of a storage stack. Lives on one core; called through [`Dev`] only.
+///
+/// The obligations of both sides are the contract in the [crate documentation](crate). Besides:
+/// the caller keeps polling what it submitted; the layer completes every operation in finite time
+/// after its disks do, never panics on any `Op` that [`Dev`] let through, and passes on `ctx`.
+pub trait Layer: 'static {
+    /// Kind of layer, for logs and statistics.
+    fn name(&self) -> &'static str;
+
+    /// What the device is now.
+    fn info(&self) -> Info;
+
+    /// Does `op`; a read returns its data, everything else nothing.
+    fn submit(&self, op: Op, ctx: Ctx) -> impl Future<Output = Result<Bufs, Error>>;
+}
+
+/// [`Layer`] behind a pointer.
+trait Boxed {
+    fn name(&self) -> &'static str;
+    fn info(&self) -> Info;
+    fn submit(self: Rc<Self>, op: Op, ctx: Ctx) -> Completion;
+}
+
+type Completion = Pin<Box<dyn Future<Output = Result<Bufs, Error>>>>;
+
+impl<L: Layer> Boxed for L {
+    fn name(&self) -> &'static str {
+        Layer::name(self)
+    }
+
+    fn info(&self) -> Info {
+        Layer::info(self)
+    }
+
+    fn submit(self: Rc<Self>, op: Op, ctx: Ctx) -> Completion {
+        Box::pin(async move { Layer::submit(&*self, op, ctx).await })
+    }
+}
+
+/// Counters of one device since it was assembled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Reads submitted.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes submitted.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// `Zero` and `Unmap` operations submitted.
+    pub zeroes: u64,
+    /// Flushes submitted, those for emulated FUA included.
+    pub flushes: u64,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Operations in flight.
+    pub in_flight: u64,
+}
+
+/// A device: the checkpoint in front of a layer, which checks ranges, alignment and limits,
+/// emulates FUA and counts, once for all layers. Cheap to clone.
+#[derive(Clone)]
+pub struct Dev {
+    layer: Rc<dyn Boxed>,
+    stats: Rc<Cell<Stats>>,
+}
+
+impl Dev {
+    /// The device that `layer` is.
+    #[must_use]
+    pub fn new(layer: impl Layer) -> Self {
+        Self::shared(Rc::new(layer))
+    }
+
+    /// The device of a layer that its owner keeps a handle to.
+    #[must_use]
+    pub fn shared<L: Layer>(layer: Rc<L>) -> Self {
+        Self { layer, stats: Rc::default() }
+    }
+
+    /// Kind of layer.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.layer.name()
+    }
+
+    /// What the device is now.
+    #[must_use]
+    pub fn info(&self) -> Info {
+        self.layer.info()
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.stats.get()
+    }
+
+    /// Does `op`; poll it to completion.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for a range outside the device, an empty one, more than
+    /// [`Info::max_transfer_blocks`] of data or data that is not whole blocks;
+    /// [`Error::ReadOnly`]; [`Error::Aborted`] when that was asked for before the start; what the
+    /// layer reports.
+    pub async fn submit(&self, op: Op, ctx: &Ctx) -> Result<Bufs, Error> {
+        let info = self.layer.info();
+        check(&op, &info)?;
+        if ctx.is_aborted() {
+            return Err(Error::Aborted);
+        }
+        self.count(|s| {
+            s.in_flight += 1;
+            count_op(s, &op, info.block_size);
+        });
+        let expect = if let Op::Read { blocks, .. } = op { blocks * info.block_size } else { 0 };
+        let (op, flush_after) = split_fua(op, &info);
+        let guard = InFlight::new(self.layer.name());
+        let mut result = Rc::clone(&self.layer).submit(op, ctx.clone()).await;
+        if result.is_ok() && flush_after {
+            self.count(|s| s.flushes += 1);
+            result = Rc::clone(&self.layer).submit(Op::Flush, ctx.clone()).await;
+        }
+        guard.done();
+        self.count(|s| {
+            s.in_flight -= 1;
+            s.errors += u64::from(result.is_err());
+        });
+        if let Ok(data) = &result {
+            assert_eq!(data.len(), expect as usize, "{} broke the contract", self.layer.name());
+        }
+        result
+    }
+
+    fn count(&self, f: impl FnOnce(&mut Stats)) {
+        let mut s = self.stats.get();
+        f(&mut s);
+        self.stats.set(s);
+    }
+}
+
+impl fmt::Debug for Dev {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dev").field("layer", &self.name()).field("info", &self.info()).finish()
+    }
+}
+
+fn count_op(s: &mut Stats, op: &Op, block_size: u32) {
+    match op {
+        Op::Read { blocks, .. } => {
+            s.reads += 1;
+            s.read_bytes += u64::from(*blocks) * u64::from(block_size);
+        }
+        Op::Write { data, .. } => {
+            s.writes += 1;
+            s.write_bytes += data.len() as u64;
+        }
+        Op::Zero { .. } | Op::Unmap { .. } => s.zeroes += 1,
+        Op::Flush => s.flushes += 1,
+    }
+}
+
+fn check(op: &Op, info: &Info) -> Result<(), Error> {
+    if let Some(range) = op.range(info.block_size) {
+        let inside = range.end().is_some_and(|end| end <= info.blocks);
+        if range.count == 0 || !inside {
+            return Err(Error::OutOfRange);
+        }
+        let carries_data = matches!(op, Op::Read { .. } | Op::Write { .. });
+        if carries_data && range.count > u64::from(info.max_transfer_blocks) {
+            return Err(Error::OutOfRange);
+        }
+    }
+    if let Op::Write { data, .. } = op
+        && !data.len().is_multiple_of(info.block_size as usize)
+    {
+        return Err(Error::OutOfRange);
+    }
+    if op.writes() && info.read_only {
+        return Err(Error::ReadOnly);
+    }
+    Ok(())
+}
+
+/// Takes `fua` off an operation whose layer does not know it; says whether a flush must follow.
+fn split_fua(mut op: Op, info: &Info) -> (Op, bool) {
+    match &mut op {
+        Op::Write { fua, .. } | Op::Zero { fua, .. } => {
+            let emulate = *fua && !info.native_fua;
+            *fua &= info.native_fua;
+            (op, emulate && info.volatile_cache)
+        }
+        Op::Read { .. } | Op::Unmap { .. } | Op::Flush => (op, false),
+    }
+}

@@ -1,0 +1,45 @@
+//! What can go wrong, told by what the caller has to do about it.
+
+use crate::Lba;
+
+/// A failed operation. Front ends map these by total tables to SCSI sense and NVMe status; the
+/// cause (an errno, a path) is logged where it happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Error {
+    /// The medium does not give the block back: read it from another copy, or report it.
+    #[error("block {at} cannot be read")]
+    Unreadable {
+        /// First block that failed.
+        at: Lba,
+    },
+    /// The block was read and is not what was written: read it from another copy, or report it.
+    #[error("block {at} is corrupt")]
+    Corrupt {
+        /// First block that failed.
+        at: Lba,
+    },
+    /// The medium refused the write; the range holds old or new contents, block by block.
+    #[error("block {at} cannot be written")]
+    Unwritable {
+        /// First block of the write that failed.
+        at: Lba,
+    },
+    /// The range is not inside the device: correct the request.
+    #[error("the range lies outside the device")]
+    OutOfRange,
+    /// No space left behind a thin device: free some or grow the pool, then retry.
+    #[error("no space left")]
+    NoSpace,
+    /// The device does not accept writes.
+    #[error("the device is read-only")]
+    ReadOnly,
+    /// The caller's epoch is over: learn the new configuration, then retry.
+    #[error("the epoch is over")]
+    Fenced,
+    /// The operation was aborted at the caller's request before it took effect.
+    #[error("aborted")]
+    Aborted,
+    /// The device is lost; no later operation will succeed.
+    #[error("the device is gone")]
+    Gone,
+}

@@ -1,0 +1,32 @@
+//! The seam: what every layer of a storage stack is, and the one way to call it.
+//!
+//! # The contract
+//! * **Visibility.** A completed write is visible to every read submitted after it; it is not yet
+//!   durable.
+//! * **Durability.** [`Op::Flush`] makes durable every write completed before the flush was
+//!   submitted. `fua` makes that one write durable and nothing else.
+//! * **Order.** Concurrent operations are unordered. Overlapping operations of which one writes
+//!   never run at once below a volume: the volume serialises them, layers rely on it.
+//! * **Atomicity.** One logical block is never torn: after a crash it holds the old or the new
+//!   contents. A larger write may be partly done.
+//! * **Failure.** A failed write leaves its range with the old or the new contents, block by
+//!   block. A failed flush ends the leaf: it is never retried and believed.
+//! * **Cancellation** is never by drop. Whoever submits an operation polls it to completion; an
+//!   abort ([`Ctx::abort`]) is a request, the completion is the truth. Dropping an operation in
+//!   flight panics in debug builds (see [`crash`]).
+//! * **Memory.** A read is answered in buffers that the callee takes from the operation's
+//!   [`Ctx`]; [`Info::overhead`] declares what a stack needs beyond the data itself.
+
+pub mod crash;
+mod ctx;
+mod dev;
+mod error;
+mod op;
+mod request;
+
+pub use ctx::{Ctx, Epoch};
+pub use dev::{Dev, Info, Layer, Stats};
+pub use error::Error;
+pub use op::{Blocks, Lba, Op};
+pub use request::{Failure, Request};
+pub use rt::buf::{Account, Buf, BufMut, Bufs, BufsMut, Class, Credit, Pool};

@@ -1,0 +1,160 @@
+//! Sans-io byte-stream plumbing shared by every protocol machine.
+//!
+//! A machine owns no socket and no clock. Its driver
+//! 1. fills the space that [`Machine::receive_space`] names, in any portions, and says how much
+//!    with [`Machine::received`] — payload thus lands in its final buffer at once;
+//! 2. sends what [`Machine::output`] holds, in any portions;
+//! 3. calls [`Machine::on_timer`] when [`Machine::next_timer`] has come;
+//! 4. takes the machine's own actions (each protocol has its own) after every call.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use rt::buf::{Buf, Bufs};
+
+/// One side of one connection of one protocol.
+pub trait Machine {
+    /// Where the next bytes of the stream belong. `None`: the machine waits for something else
+    /// (memory, a decision, the end); the driver does not read. Never an empty slice.
+    fn receive_space(&mut self) -> Option<&mut [u8]>;
+
+    /// The first `n` bytes of [`Self::receive_space`] have been filled, `1 <= n <= its length`.
+    fn received(&mut self, n: usize);
+
+    /// What is to be sent.
+    fn output(&mut self) -> &mut SendQueue;
+
+    /// When the machine next wants [`Self::on_timer`], as time since the connection began.
+    fn next_timer(&self) -> Option<Duration>;
+
+    /// It is `now`, as time since the connection began.
+    fn on_timer(&mut self, now: Duration);
+
+    /// Whether the connection is to be closed as soon as the output has been sent.
+    fn is_closing(&self) -> bool;
+}
+
+/// Longest piece that [`SendQueue::push_bytes`] takes: a header with its digest and padding.
+pub const SMALL: usize = 64;
+
+/// Most pieces that one [`SendQueue::gather`] gives.
+pub const GATHER: usize = 128;
+
+/// Bytes waiting to be sent: headers by value, payload by reference.
+#[derive(Debug, Default)]
+pub struct SendQueue {
+    parts: VecDeque<Part>,
+    /// Bytes of the first part already sent.
+    skip: usize,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+enum Part {
+    Small(ArrayVec<u8, SMALL>),
+    Data(Buf),
+}
+
+impl Part {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Small(b) => b,
+            Self::Data(b) => b,
+        }
+    }
+}
+
+impl SendQueue {
+    /// Bytes waiting.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Appends a copy of `bytes`; for headers, digests and padding.
+    pub fn push_bytes(&mut self, mut bytes: &[u8]) {
+        self.bytes += bytes.len();
+        if let Some(Part::Small(last)) = self.parts.back_mut() {
+            let n = bytes.len().min(last.remaining_capacity());
+            last.extend(bytes[..n].iter().copied());
+            bytes = &bytes[n..];
+        }
+        for piece in bytes.chunks(SMALL) {
+            self.parts.push_back(Part::Small(piece.iter().copied().collect()));
+        }
+    }
+
+    /// Appends payload without copying it.
+    pub fn push_data(&mut self, data: &Bufs) {
+        for b in data.iter() {
+            self.bytes += b.len();
+            self.parts.push_back(Part::Data(b.clone()));
+        }
+    }
+
+    /// The next bytes to send, in order.
+    #[must_use]
+    pub fn gather(&self) -> ArrayVec<IoSlice<'_>, GATHER> {
+        let mut out = ArrayVec::new();
+        for (i, part) in self.parts.iter().take(GATHER).enumerate() {
+            let skip = if i == 0 { self.skip } else { 0 };
+            out.push(IoSlice::new(&part.bytes()[skip..]));
+        }
+        out
+    }
+
+    /// The first `n` waiting bytes have been sent.
+    ///
+    /// # Panics
+    /// If fewer bytes waited.
+    pub fn sent(&mut self, n: usize) {
+        assert!(n <= self.bytes, "{n} bytes sent of {}", self.bytes);
+        self.bytes -= n;
+        self.skip += n;
+        while let Some(first) = self.parts.front() {
+            let len = first.bytes().len();
+            if self.skip < len {
+                break;
+            }
+            self.skip -= len;
+            self.parts.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sends_the_same_bytes_in_any_portions() {
+        let mut q = SendQueue::default();
+        let mut expect = Vec::new();
+        for i in 0..50u8 {
+            let head = vec![i; usize::from(i) * 3];
+            q.push_bytes(&head);
+            expect.extend(head);
+            q.push_data(&Bufs::zeroes(usize::from(i) * 101));
+            expect.extend(vec![0; usize::from(i) * 101]);
+        }
+        assert_eq!(q.len(), expect.len());
+        let (mut got, mut step) = (Vec::<u8>::new(), 1);
+        while !q.is_empty() {
+            let flat: Vec<u8> = q.gather().iter().flat_map(|s| s.to_vec()).collect();
+            let n = flat.len().min(step);
+            got.extend(&flat[..n]);
+            q.sent(n);
+            step = step * 3 % 4099 + 1;
+        }
+        assert_eq!(got, expect);
+        assert!(q.gather().is_empty());
+    }
+}

@@ -1,0 +1,939 @@
+//! Counted buffers from a bounded pool, and the credits that keep the pool from deadlocking.
+//!
+//! * A [`Buf`] is an immutable, reference-counted slice whose run begins on a 4 KiB boundary. A
+//!   write is shared by every leg of a mirror, the cache and the log without a copy.
+//! * A [`BufMut`] is the one owner of a run while it is being filled; [`BufMut::freeze`] ends that.
+//! * A [`Credit`] is a promise of memory. A front end admits a command only once it holds the
+//!   command's worst case, so no command can wait for memory half way through.
+//! * An [`Account`] (one per connection) bounds what one client may hold: at most as much as is
+//!   still free (a dynamic threshold), so a client that stops reading leaves room for the others.
+//!
+//! Buffers may be dropped on any core; the pool's state is a short critical section.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut, Range};
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+
+use slab::Slab;
+use smallvec::SmallVec;
+
+use crate::memory::{Buddy, Mapping, PAGE};
+
+/// What a credit is for; decides how deep into the pool it may reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Memory for a command that will finish by itself once it has it: reads, and data that has
+    /// already arrived. May use the whole pool.
+    Immediate,
+    /// Memory for data that a client has yet to send (R2T). Leaves a quarter of the pool alone, so
+    /// that clients which never send cannot stop the ones that do.
+    Solicited,
+}
+
+/// The pool cannot satisfy a request of this size even when it is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a command needs {wanted} bytes of buffer memory; the pool holds {pool}")]
+pub struct TooLarge {
+    /// Bytes asked for.
+    pub wanted: usize,
+    /// Bytes the class may use.
+    pub pool: usize,
+}
+
+/// A bounded pool of page runs. Cheap to clone.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+struct Inner {
+    mapping: Mapping,
+    pages: u32,
+    runs: Box<[Run]>,
+    state: Mutex<State>,
+    overdrafts: AtomicU64,
+}
+
+struct Run {
+    refs: AtomicU32,
+    /// Index of this run's first page; also its place in `Inner::runs`.
+    page: u32,
+    /// The pool that owns the run. Valid while `refs > 0`: a live run holds one strong count.
+    pool: Cell<*const Inner>,
+}
+
+// SAFETY: `pool` is written once, before the run is shared, and read only afterwards.
+unsafe impl Sync for Run {}
+// SAFETY: as above.
+unsafe impl Send for Run {}
+
+struct State {
+    buddy: Buddy,
+    /// Pages promised to credits and not yet taken.
+    promised: u32,
+    meta: Vec<RunMeta>,
+    accounts: Slab<AccountState>,
+    waiters: [VecDeque<Arc<Waiter>>; 2],
+}
+
+#[derive(Clone, Copy)]
+struct RunMeta {
+    order: u8,
+    account: u32,
+}
+
+struct AccountState {
+    /// Pages promised to or held by this account.
+    held: u32,
+    closed: bool,
+}
+
+struct Waiter {
+    account: u32,
+    pages: u32,
+    state: Mutex<WaiterState>,
+}
+
+enum WaiterState {
+    Waiting(Option<Waker>),
+    Granted,
+    Gone,
+}
+
+/// How full a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Size of the pool in bytes.
+    pub total: u64,
+    /// Bytes neither held nor promised.
+    pub free: u64,
+    /// Commands waiting for a credit.
+    pub waiting: u64,
+    /// Times a layer took more than its credit held; a bug wherever it is not zero.
+    pub overdrafts: u64,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn pages_for(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(PAGE)).unwrap_or(u32::MAX)
+}
+
+impl Pool {
+    /// A pool of `bytes`, rounded up to whole pages (at least one). Memory is taken from the
+    /// system when it is first used.
+    ///
+    /// # Errors
+    /// What `mmap` reports.
+    pub fn new(bytes: usize) -> io::Result<Self> {
+        let pages = pages_for(bytes.max(1));
+        let mapping = Mapping::new(pages as usize * PAGE)?;
+        let runs = (0..pages)
+            .map(|page| Run { refs: AtomicU32::new(0), page, pool: Cell::new(std::ptr::null()) })
+            .collect();
+        let state = State {
+            buddy: Buddy::new(pages),
+            promised: 0,
+            meta: vec![RunMeta { order: 0, account: 0 }; pages as usize],
+            accounts: Slab::new(),
+            waiters: [VecDeque::new(), VecDeque::new()],
+        };
+        let state = Mutex::new(state);
+        Ok(Self(Arc::new(Inner { mapping, pages, runs, state, overdrafts: AtomicU64::new(0) })))
+    }
+
+    /// A new account, with nothing held.
+    #[must_use]
+    pub fn account(&self) -> Account {
+        let id = lock(&self.0.state).accounts.insert(AccountState { held: 0, closed: false });
+        Account(Arc::new(AccountInner {
+            pool: self.clone(),
+            id: u32::try_from(id).expect("fewer accounts than 2^32"),
+        }))
+    }
+
+    /// How full the pool is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let s = lock(&self.0.state);
+        Usage {
+            total: u64::from(self.0.pages) * PAGE as u64,
+            free: u64::from(s.available()) * PAGE as u64,
+            waiting: s.waiters.iter().map(VecDeque::len).sum::<usize>() as u64,
+            overdrafts: self.0.overdrafts.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Address and length in bytes of the pool's memory, for registration with the kernel.
+    #[must_use]
+    pub fn region(&self) -> (NonNull<u8>, usize) {
+        (self.0.mapping.base(), self.0.mapping.bytes())
+    }
+
+    fn take_run(&self, state: &mut State, pages: u32, account: u32) -> Option<(u32, u8)> {
+        let (first, order) = state.buddy.alloc(pages)?;
+        state.meta[first as usize] = RunMeta { order, account };
+        Some((first, order))
+    }
+
+    fn buf_mut(&self, first: u32, len: usize) -> BufMut {
+        let run = &self.0.runs[first as usize];
+        run.pool.set(Arc::into_raw(Arc::clone(&self.0)));
+        run.refs.store(1, Ordering::Release);
+        let len = u32::try_from(len).expect("a run is at most 1 MiB");
+        BufMut { ptr: self.0.mapping.page(first), len, run: NonNull::from(run) }
+    }
+
+    fn limit(&self, class: Class) -> u32 {
+        match class {
+            Class::Immediate => self.0.pages,
+            Class::Solicited => self.0.pages - self.0.pages / 4,
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pool").field(&self.usage()).finish()
+    }
+}
+
+impl State {
+    fn available(&self) -> u32 {
+        self.buddy.free_pages() - self.promised
+    }
+
+    /// Whether the pool itself has the room.
+    fn has_room(&self, total: u32, class: Class, pages: u32) -> bool {
+        let keep = if class == Class::Solicited { total / 4 } else { 0 };
+        self.available() >= pages.saturating_add(keep)
+    }
+
+    /// Whether `account` may hold so much: no more than is still free, but always one command.
+    fn is_fair(&self, account: u32, pages: u32) -> bool {
+        let held = self.accounts[account as usize].held;
+        held == 0 || held.saturating_add(pages) <= self.available()
+    }
+
+    fn promise(&mut self, account: u32, pages: u32) {
+        self.promised += pages;
+        self.accounts[account as usize].held += pages;
+    }
+
+    fn settle(&mut self, account: u32, pages: u32) {
+        let a = &mut self.accounts[account as usize];
+        a.held -= pages;
+        if a.closed && a.held == 0 {
+            self.accounts.remove(account as usize);
+        }
+    }
+
+    /// Grants waiting credits in order: an account over its share is passed over, a pool without
+    /// room stops its class (so that large requests are not starved by small ones).
+    fn grant(&mut self, total: u32, woken: &mut SmallVec<[Waker; 4]>) {
+        for class in [Class::Immediate, Class::Solicited] {
+            let mut i = 0;
+            while let Some(w) = self.waiters[class as usize].get(i).cloned() {
+                if !self.has_room(total, class, w.pages) {
+                    break;
+                }
+                if !self.is_fair(w.account, w.pages) {
+                    i += 1;
+                    continue;
+                }
+                self.waiters[class as usize].remove(i);
+                self.promise(w.account, w.pages);
+                if let WaiterState::Waiting(Some(waker)) =
+                    std::mem::replace(&mut *lock(&w.state), WaiterState::Granted)
+                {
+                    woken.push(waker);
+                }
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Changes the state, grants what that made possible, then wakes outside the lock.
+    fn update<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let mut woken = SmallVec::new();
+        let mut state = lock(&self.state);
+        let r = f(&mut state);
+        if state.waiters.iter().any(|q| !q.is_empty()) {
+            state.grant(self.pages, &mut woken);
+        }
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+        r
+    }
+}
+
+/// One client's account with a pool. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Account(Arc<AccountInner>);
+
+#[derive(Debug)]
+struct AccountInner {
+    pool: Pool,
+    id: u32,
+}
+
+impl Drop for AccountInner {
+    fn drop(&mut self) {
+        let id = self.id as usize;
+        self.pool.0.update(|s| {
+            if s.accounts[id].held == 0 {
+                s.accounts.remove(id);
+            } else {
+                s.accounts[id].closed = true;
+            }
+        });
+    }
+}
+
+impl Account {
+    /// The pool behind the account.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.0.pool
+    }
+
+    /// A credit for `bytes` (rounded up to pages), now or not at all.
+    #[must_use]
+    pub fn try_credit(&self, bytes: usize, class: Class) -> Option<Credit> {
+        let (pool, pages, id) = (&self.0.pool.0, pages_for(bytes), self.0.id);
+        let mut s = lock(&pool.state);
+        let now = s.waiters[class as usize].is_empty()
+            && s.has_room(pool.pages, class, pages)
+            && s.is_fair(id, pages);
+        now.then(|| {
+            s.promise(id, pages);
+            Credit { account: self.clone(), pages: Cell::new(pages) }
+        })
+    }
+
+    /// Waits, first come first served within the class, for a credit of `bytes`.
+    ///
+    /// # Errors
+    /// [`TooLarge`] when the class could never give that much.
+    pub async fn credit(&self, bytes: usize, class: Class) -> Result<Credit, TooLarge> {
+        if let Some(credit) = self.try_credit(bytes, class) {
+            return Ok(credit);
+        }
+        let limit = self.0.pool.limit(class);
+        if pages_for(bytes) > limit {
+            return Err(TooLarge { wanted: bytes, pool: limit as usize * PAGE });
+        }
+        let waiter = Arc::new(Waiter {
+            account: self.0.id,
+            pages: pages_for(bytes),
+            state: Mutex::new(WaiterState::Waiting(None)),
+        });
+        self.0.pool.0.update(|s| s.waiters[class as usize].push_back(Arc::clone(&waiter)));
+        Ok(Waiting { account: self.clone(), class, waiter }.await)
+    }
+}
+
+struct Waiting {
+    account: Account,
+    class: Class,
+    waiter: Arc<Waiter>,
+}
+
+impl Future for Waiting {
+    type Output = Credit;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Credit> {
+        let mut state = lock(&self.waiter.state);
+        match &mut *state {
+            WaiterState::Waiting(waker) => {
+                *waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            WaiterState::Granted | WaiterState::Gone => {
+                *state = WaiterState::Gone;
+                let pages = Cell::new(self.waiter.pages);
+                Poll::Ready(Credit { account: self.account.clone(), pages })
+            }
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let pool = &self.account.0.pool.0;
+        pool.update(|s| {
+            let was = std::mem::replace(&mut *lock(&self.waiter.state), WaiterState::Gone);
+            match was {
+                WaiterState::Gone => {}
+                WaiterState::Granted => {
+                    s.promised -= self.waiter.pages;
+                    s.settle(self.waiter.account, self.waiter.pages);
+                }
+                WaiterState::Waiting(_) => {
+                    s.waiters[self.class as usize].retain(|w| !Arc::ptr_eq(w, &self.waiter));
+                }
+            }
+        });
+    }
+}
+
+/// A promise of memory: what is left of it is returned on drop.
+#[derive(Debug)]
+pub struct Credit {
+    account: Account,
+    pages: Cell<u32>,
+}
+
+impl Credit {
+    /// Bytes still promised.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.pages.get() as usize * PAGE
+    }
+
+    /// Takes buffers of `len` bytes in all, in as few runs as the pool's state allows. Their
+    /// contents are whatever was there: fill them.
+    ///
+    /// Never fails: a layer that takes more than its credit holds gets memory of its own from the
+    /// system, and the overdraft is counted ([`Usage::overdrafts`]).
+    #[must_use]
+    pub fn alloc(&self, len: usize) -> BufsMut {
+        let mut out = BufsMut::new();
+        let covered = len.min(self.left());
+        let pool = &self.account.0.pool;
+        let mut left = covered;
+        if left > 0 {
+            let mut state = lock(&pool.0.state);
+            while left > 0 {
+                let (first, order) = pool
+                    .take_run(&mut state, pages_for(left), self.account.0.id)
+                    .expect("promised pages are free");
+                state.promised -= 1 << order;
+                self.pages.set(self.pages.get() - (1 << order));
+                let bytes = left.min(PAGE << order);
+                out.push(pool.buf_mut(first, bytes));
+                left -= bytes;
+            }
+        }
+        if covered < len {
+            pool.0.overdrafts.fetch_add(1, Ordering::Relaxed);
+            out.extend(private(len - covered));
+        }
+        out
+    }
+
+    /// Like [`Self::alloc`] for at most one page.
+    ///
+    /// # Panics
+    /// If `len` is zero or larger than [`PAGE`].
+    #[must_use]
+    pub fn alloc_page(&self, len: usize) -> BufMut {
+        assert!((1..=PAGE).contains(&len), "alloc_page of {len} bytes");
+        self.alloc(len).pop().expect("one run holds one page")
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        let pages = self.pages.get();
+        if pages > 0 {
+            self.account.0.pool.0.update(|s| {
+                s.promised -= pages;
+                s.settle(self.account.0.id, pages);
+            });
+        }
+    }
+}
+
+/// Memory outside every pool, in a mapping of its own.
+fn private(len: usize) -> BufsMut {
+    let pool = Pool::new(len).expect("the system is out of memory");
+    let account = pool.account();
+    account.try_credit(len, Class::Immediate).expect("a fresh pool is free").alloc(len)
+}
+
+/// The one owner of a run of pages, or of a part of one, while it is being filled.
+pub struct BufMut {
+    ptr: NonNull<u8>,
+    len: u32,
+    run: NonNull<Run>,
+}
+
+/// Several [`BufMut`]s that together hold one transfer.
+pub type BufsMut = SmallVec<[BufMut; 1]>;
+
+// SAFETY: a `BufMut` is the only handle to its bytes; the run's bookkeeping is atomic or locked.
+unsafe impl Send for BufMut {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for BufMut {}
+
+impl BufMut {
+    /// Ends writing: the buffer becomes shareable and immutable.
+    #[must_use]
+    pub fn freeze(self) -> Buf {
+        let this = ManuallyDrop::new(self);
+        Buf { ptr: this.ptr, len: this.len, run: Some(this.run) }
+    }
+
+    /// Shortens the buffer to `len` bytes.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(u32::try_from(len).unwrap_or(u32::MAX));
+    }
+}
+
+impl Deref for BufMut {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the run is alive, mapped (zeroed at first), and this is its only handle.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len as usize) }
+    }
+}
+
+impl DerefMut for BufMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` excludes every other access.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len as usize) }
+    }
+}
+
+impl Drop for BufMut {
+    fn drop(&mut self) {
+        release(self.run);
+    }
+}
+
+impl fmt::Debug for BufMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufMut({} bytes)", self.len)
+    }
+}
+
+/// An immutable, shared slice of a run of pages (or of the static zeroes).
+pub struct Buf {
+    ptr: NonNull<u8>,
+    len: u32,
+    run: Option<NonNull<Run>>,
+}
+
+// SAFETY: the bytes are immutable while any `Buf` exists; the count is atomic.
+unsafe impl Send for Buf {}
+// SAFETY: as above.
+unsafe impl Sync for Buf {}
+
+#[repr(C, align(4096))]
+struct Zeroes([u8; Buf::ZEROES]);
+static ZEROES: Zeroes = Zeroes([0; Buf::ZEROES]);
+
+impl Buf {
+    /// Longest buffer that [`Self::zeroes`] gives, in bytes.
+    pub const ZEROES: usize = 64 * 1024;
+
+    /// `len` static zero bytes, at most [`Self::ZEROES`]: no memory is taken for them.
+    #[must_use]
+    pub fn zeroes(len: usize) -> Self {
+        let len = len.min(Self::ZEROES);
+        let ptr = NonNull::from(&ZEROES.0).cast();
+        Self { ptr, len: u32::try_from(len).expect("at most 64 KiB"), run: None }
+    }
+
+    /// The bytes of `range`, sharing the memory.
+    ///
+    /// # Panics
+    /// If the range leaves the buffer.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len(), "slice {range:?}");
+        let mut part = self.clone();
+        // SAFETY: `start` lies inside the buffer, checked above.
+        part.ptr = unsafe { part.ptr.add(range.start) };
+        part.len = u32::try_from(range.len()).expect("no longer than the buffer");
+        part
+    }
+
+    /// The writable buffer again, if nobody else holds it.
+    ///
+    /// # Errors
+    /// Gives the buffer back when it is shared or static.
+    pub fn try_into_mut(self) -> Result<BufMut, Self> {
+        let Some(run) = self.run else { return Err(self) };
+        // SAFETY: the run is alive while `self` holds it.
+        if unsafe { run.as_ref() }.refs.load(Ordering::Acquire) != 1 {
+            return Err(self);
+        }
+        let this = ManuallyDrop::new(self);
+        Ok(BufMut { ptr: this.ptr, len: this.len, run })
+    }
+}
+
+impl Clone for Buf {
+    fn clone(&self) -> Self {
+        if let Some(run) = self.run {
+            // SAFETY: the run is alive while `self` holds it.
+            unsafe { run.as_ref() }.refs.fetch_add(1, Ordering::Relaxed);
+        }
+        Self { ptr: self.ptr, len: self.len, run: self.run }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        if let Some(run) = self.run {
+            release(run);
+        }
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the run is alive and nobody writes to it while a `Buf` exists.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len as usize) }
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes)", self.len)
+    }
+}
+
+/// Drops one count of a run; the last one returns it to its pool.
+fn release(run: NonNull<Run>) {
+    // SAFETY: the caller owns one count, so the run and its pool are alive.
+    let r = unsafe { run.as_ref() };
+    if r.refs.fetch_sub(1, Ordering::Release) != 1 {
+        return;
+    }
+    std::sync::atomic::fence(Ordering::Acquire);
+    // SAFETY: the pointer came from `Arc::into_raw` when the run was taken, and a run is released
+    // once per taking.
+    let pool = unsafe { Arc::from_raw(r.pool.get()) };
+    let page = r.page;
+    pool.update(|s| {
+        let RunMeta { order, account } = s.meta[page as usize];
+        s.buddy.free(page, order);
+        s.settle(account, 1 << order);
+    });
+}
+
+/// The data of one transfer: buffers in order.
+#[derive(Clone, Debug, Default)]
+pub struct Bufs {
+    parts: SmallVec<[Buf; 2]>,
+    len: usize,
+}
+
+impl Bufs {
+    /// No data.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// `len` zero bytes that take no memory.
+    #[must_use]
+    pub fn zeroes(len: usize) -> Self {
+        let mut out = Self::new();
+        while out.len < len {
+            out.push(Buf::zeroes(len - out.len));
+        }
+        out
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no data.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends a buffer.
+    pub fn push(&mut self, buf: Buf) {
+        if !buf.is_empty() {
+            self.len += buf.len();
+            self.parts.push(buf);
+        }
+    }
+
+    /// Appends all of `other`.
+    pub fn append(&mut self, other: Self) {
+        self.len += other.len;
+        self.parts.extend(other.parts);
+    }
+
+    /// The buffers in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Buf> {
+        self.parts.iter()
+    }
+
+    /// The bytes of `range`, sharing the memory.
+    ///
+    /// # Panics
+    /// If the range leaves the data.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "slice {range:?}");
+        let mut out = Self::new();
+        let mut at = 0;
+        for part in &self.parts {
+            let (start, end) = (range.start.max(at), range.end.min(at + part.len()));
+            if start < end {
+                out.push(part.slice(start - at..end - at));
+            }
+            at += part.len();
+        }
+        out
+    }
+
+    /// Copies the data out.
+    ///
+    /// # Panics
+    /// If `to` is not exactly as long as the data.
+    pub fn copy_to(&self, to: &mut [u8]) {
+        assert_eq!(to.len(), self.len, "copy of {} bytes", self.len);
+        let mut at = 0;
+        for part in &self.parts {
+            to[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+    }
+
+    /// The data in one piece of ordinary memory: for small control data, not for the data path.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut out = vec![0; self.len];
+        self.copy_to(&mut out);
+        out
+    }
+
+    /// Whether both hold the same bytes, whatever their pieces.
+    #[must_use]
+    pub fn same_bytes(&self, other: &Self) -> bool {
+        self.first_difference(other).is_none() && self.len == other.len
+    }
+
+    /// Offset of the first byte in which the two differ, within the length of the shorter.
+    #[must_use]
+    pub fn first_difference(&self, other: &Self) -> Option<usize> {
+        let (mut a, mut b) = (self.parts.iter(), other.parts.iter());
+        let (mut x, mut y): (&[u8], &[u8]) = (&[], &[]);
+        let mut at = 0;
+        loop {
+            if x.is_empty() {
+                x = a.next()?;
+            }
+            if y.is_empty() {
+                y = b.next()?;
+            }
+            let n = x.len().min(y.len());
+            if x[..n] != y[..n] {
+                let i = (0..n).find(|&i| x[i] != y[i]).expect("slices differ");
+                return Some(at + i);
+            }
+            (x, y, at) = (&x[n..], &y[n..], at + n);
+        }
+    }
+
+    /// Whether every piece starts and ends on a multiple of `align` bytes.
+    #[must_use]
+    pub fn is_aligned(&self, align: usize) -> bool {
+        self.parts
+            .iter()
+            .all(|p| p.as_ptr().addr().is_multiple_of(align) && p.len().is_multiple_of(align))
+    }
+}
+
+impl From<Buf> for Bufs {
+    fn from(buf: Buf) -> Self {
+        let mut out = Self::new();
+        out.push(buf);
+        out
+    }
+}
+
+impl From<BufMut> for Bufs {
+    fn from(buf: BufMut) -> Self {
+        buf.freeze().into()
+    }
+}
+
+impl From<BufsMut> for Bufs {
+    fn from(bufs: BufsMut) -> Self {
+        bufs.into_iter().map(BufMut::freeze).collect()
+    }
+}
+
+impl FromIterator<Buf> for Bufs {
+    fn from_iter<I: IntoIterator<Item = Buf>>(iter: I) -> Self {
+        let mut out = Self::new();
+        iter.into_iter().for_each(|b| out.push(b));
+        out
+    }
+}
+
+/// Copies `bytes` into buffers of `credit`.
+#[must_use]
+pub fn copy_in(credit: &Credit, bytes: &[u8]) -> Bufs {
+    let mut bufs = credit.alloc(bytes.len());
+    let mut at = 0;
+    for b in &mut bufs {
+        let n = b.len();
+        b.copy_from_slice(&bytes[at..at + n]);
+        at += n;
+    }
+    bufs.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(pages: usize) -> Pool {
+        Pool::new(pages * PAGE).unwrap()
+    }
+
+    fn poll<F: Future>(f: Pin<&mut F>) -> Poll<F::Output> {
+        f.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn dropping_everything_returns_every_page() {
+        let p = pool(64);
+        let a = p.account();
+        let c = a.try_credit(10 * PAGE, Class::Immediate).unwrap();
+        let bufs: Bufs = c.alloc(7 * PAGE + 5).into();
+        assert_eq!(bufs.len(), 7 * PAGE + 5);
+        let part = bufs.slice(PAGE..3 * PAGE);
+        drop((bufs, c));
+        assert!(p.usage().free < p.usage().total);
+        drop(part);
+        assert_eq!(p.usage().free, p.usage().total);
+    }
+
+    #[test]
+    fn one_account_leaves_room_for_the_next() {
+        let p = pool(64);
+        let (hog, other) = (p.account(), p.account());
+        let mut held = Vec::new();
+        while let Some(c) = hog.try_credit(PAGE, Class::Immediate) {
+            held.push(c);
+        }
+        assert_eq!(held.len(), 32, "half of the pool");
+        assert!(other.try_credit(16 * PAGE, Class::Immediate).is_some());
+    }
+
+    #[test]
+    fn data_yet_to_arrive_leaves_a_quarter_of_the_pool() {
+        let p = pool(64);
+        let held: Vec<_> = (0..64)
+            .filter_map(|_| {
+                let a = p.account();
+                Some((a.try_credit(PAGE, Class::Solicited)?, a))
+            })
+            .collect();
+        assert_eq!(held.len(), 48);
+        assert!(p.account().try_credit(PAGE, Class::Immediate).is_some());
+    }
+
+    #[test]
+    fn waiters_are_served_in_order_and_may_give_up() {
+        let p = pool(4);
+        let (a, b, c) = (p.account(), p.account(), p.account());
+        let all = a.try_credit(4 * PAGE, Class::Immediate).unwrap();
+        let mut first = Box::pin(b.credit(3 * PAGE, Class::Immediate));
+        let mut second = Box::pin(c.credit(PAGE, Class::Immediate));
+        assert!(poll(first.as_mut()).is_pending());
+        assert!(poll(second.as_mut()).is_pending());
+        drop(all);
+        let Poll::Ready(Ok(held)) = poll(first.as_mut()) else { panic!("first in line") };
+        assert!(matches!(poll(second.as_mut()), Poll::Ready(Ok(_))));
+        assert_eq!(held.left(), 3 * PAGE);
+        drop(held);
+
+        let all = a.try_credit(4 * PAGE, Class::Immediate).unwrap();
+        let mut gone = Box::pin(b.credit(PAGE, Class::Immediate));
+        assert!(poll(gone.as_mut()).is_pending());
+        drop(gone);
+        drop(all);
+        assert_eq!(p.usage().free, p.usage().total);
+        assert_eq!(p.usage().waiting, 0);
+    }
+
+    #[test]
+    fn a_granted_credit_nobody_collects_is_returned() {
+        let p = pool(4);
+        let (a, b) = (p.account(), p.account());
+        let all = a.try_credit(4 * PAGE, Class::Immediate).unwrap();
+        let mut waiting = Box::pin(b.credit(PAGE, Class::Immediate));
+        assert!(poll(waiting.as_mut()).is_pending());
+        drop(all);
+        drop(waiting);
+        assert_eq!(p.usage().free, p.usage().total);
+    }
+
+    #[test]
+    fn what_can_never_fit_is_refused_at_once() {
+        let p = pool(8);
+        let a = p.account();
+        let Poll::Ready(r) = poll(Box::pin(a.credit(7 * PAGE, Class::Solicited)).as_mut()) else {
+            panic!("must not wait")
+        };
+        assert_eq!(r.unwrap_err(), TooLarge { wanted: 7 * PAGE, pool: 6 * PAGE });
+    }
+
+    #[test]
+    fn an_overdraft_is_served_and_counted() {
+        let p = pool(8);
+        let c = p.account().try_credit(PAGE, Class::Immediate).unwrap();
+        let bufs: Bufs = c.alloc(3 * PAGE).into();
+        assert_eq!(bufs.len(), 3 * PAGE);
+        assert_eq!(p.usage().overdrafts, 1);
+    }
+
+    #[test]
+    fn buffers_cross_threads() {
+        let p = pool(64);
+        let a = p.account();
+        let bufs: Vec<Bufs> = (0..32)
+            .map(|_| a.try_credit(PAGE, Class::Immediate).unwrap().alloc(PAGE).into())
+            .collect();
+        std::thread::scope(|s| {
+            for b in bufs {
+                s.spawn(move || drop(b.clone()));
+            }
+        });
+        assert_eq!(p.usage().free, p.usage().total);
+    }
+
+    #[test]
+    fn first_difference_ignores_how_data_is_cut() {
+        let p = pool(64);
+        let c = p.account().try_credit(32 * PAGE, Class::Immediate).unwrap();
+        let bytes: Vec<u8> = (0..9000u32).map(|i| (i * 7) as u8).collect();
+        let a = copy_in(&c, &bytes);
+        let mut b = Bufs::new();
+        b.append(a.slice(0..100));
+        b.append(a.slice(100..9000));
+        assert!(a.same_bytes(&b));
+        let mut other = bytes.clone();
+        other[8190] ^= 1;
+        assert_eq!(a.first_difference(&copy_in(&c, &other)), Some(8190));
+        assert!(Bufs::zeroes(200_000).iter().all(|b| b.iter().all(|&x| x == 0)));
+    }
+}

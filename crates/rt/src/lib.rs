@@ -1,0 +1,8 @@
+//! The only door to the operating system: cores, disks, sockets, memory and time.
+//!
+//! Code above this crate uses tokio's traits (`AsyncRead`, `AsyncWrite`, `spawn_local`,
+//! `tokio::time`) and gets everything else from here, so that the same code runs on real cores
+//! and under the deterministic simulator.
+
+pub mod buf;
+pub mod memory;

@@ -1,0 +1,117 @@
+//! The vocabulary of wire and disk formats: CRC-32C, open enums, total views of bytes.
+//!
+//! Integers of foreign byte order are `zerocopy::{big_endian, little_endian}`; format structs
+//! derive zerocopy's traits and assert their size where they are declared.
+#![no_std]
+
+pub use zerocopy;
+
+/// CRC-32C (Castagnoli, RFC 3720 appendix B.4) of a byte string that arrives in pieces.
+#[derive(Clone, Copy, Debug)]
+pub struct Crc32c {
+    value: u32,
+    empty: bool,
+}
+
+impl Default for Crc32c {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Crc32c {
+    /// The checksum of nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { value: 0, empty: true }
+    }
+
+    /// The checksum with `bytes` appended.
+    #[must_use]
+    pub fn update(self, bytes: &[u8]) -> Self {
+        if bytes.is_empty() {
+            return self;
+        }
+        let piece = crc_fast::crc32_iscsi(bytes);
+        if self.empty {
+            return Self { value: piece, empty: false };
+        }
+        let joined = crc_fast::checksum_combine(
+            crc_fast::CrcAlgorithm::Crc32Iscsi,
+            u64::from(self.value),
+            u64::from(piece),
+            bytes.len() as u64,
+        );
+        Self { value: u32::try_from(joined).unwrap_or_default(), empty: false }
+    }
+
+    /// The checksum.
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        self.value
+    }
+}
+
+/// CRC-32C of `bytes`.
+#[must_use]
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(bytes)
+}
+
+/// Declares an enumeration that keeps values it has no name for, as formats demand: parsing is
+/// total, and what to do with an unknown value is the reader's decision.
+#[macro_export]
+macro_rules! open_enum {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident : $int:ty {
+        $($(#[$vmeta:meta])* $variant:ident = $value:expr),* $(,)?
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        $vis struct $name(pub $int);
+        #[allow(non_upper_case_globals, unreachable_pub)]
+        impl $name {
+            $($(#[$vmeta])* pub const $variant: Self = Self($value);)*
+        }
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                match *self {
+                    $(Self::$variant => f.write_str(stringify!($variant)),)*
+                    Self(other) => write!(f, concat!(stringify!($name), "({:#x})"), other),
+                }
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 3720 appendix B.4.
+    #[test]
+    fn crc32c_gives_the_published_values() {
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn pieces_give_the_checksum_of_the_whole() {
+        let bytes = [7u8; 300];
+        for cut in 0..300 {
+            let two = Crc32c::new().update(&bytes[..cut]).update(&bytes[cut..]);
+            assert_eq!(two.value(), crc32c(&bytes));
+        }
+    }
+
+    open_enum! {
+        /// An example.
+        enum Colour : u8 { Red = 1 }
+    }
+
+    #[test]
+    fn open_enums_keep_what_they_do_not_know() {
+        extern crate std;
+        assert_eq!(std::format!("{:?} {:?}", Colour::Red, Colour(9)), "Red Colour(0x9)");
+    }
+}
