@@ -1,0 +1,1 @@
+//! The REST API, typed once: types and client.

@@ -1,0 +1,1 @@
+//! The iSCSI protocol machine (RFC 7143), sans-io.

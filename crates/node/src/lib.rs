@@ -1,0 +1,1 @@
+//! Assembles a node: configuration, store, REST API, metrics.

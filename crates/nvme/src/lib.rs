@@ -1,0 +1,1 @@
+//! The NVMe over TCP protocol machine, sans-io.

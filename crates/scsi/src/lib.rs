@@ -1,0 +1,1 @@
+//! SCSI commands, sense data, VPD and mode pages; pure.

@@ -1,0 +1,1 @@
+//! Sockets, protocol machines and volumes, joined.

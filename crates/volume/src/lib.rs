@@ -1,0 +1,1 @@
+//! The owner of a volume: range locks, composite commands, abort, statistics.
