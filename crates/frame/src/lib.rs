@@ -4,7 +4,8 @@
 //! 1. fills the space that [`Machine::receive_space`] names, in any portions, and says how much
 //!    with [`Machine::received`] — payload thus lands in its final buffer at once;
 //! 2. sends what [`Machine::output`] holds, in any portions;
-//! 3. calls [`Machine::on_timer`] when [`Machine::next_timer`] has come;
+//! 3. calls [`Machine::on_timer`] on every wake-up, and wakes up when [`Machine::next_timer`] has
+//!    come;
 //! 4. takes the machine's own actions (each protocol has its own) after every call.
 
 use std::collections::VecDeque;
@@ -14,8 +15,9 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use rt::buf::{Buf, Bufs};
 
-/// One side of one connection of one protocol.
-pub trait Machine {
+/// One side of one connection of one protocol. Plain data (`Send`), so that a connection can move
+/// to another core.
+pub trait Machine: Send {
     /// Where the next bytes of the stream belong. `None`: the machine waits for something else
     /// (memory, a decision, the end); the driver does not read. Never an empty slice.
     fn receive_space(&mut self) -> Option<&mut [u8]>;
@@ -29,7 +31,8 @@ pub trait Machine {
     /// When the machine next wants [`Self::on_timer`], as time since the connection began.
     fn next_timer(&self) -> Option<Duration>;
 
-    /// It is `now`, as time since the connection began.
+    /// It is `now`, as time since the connection began: the machine's only clock. Called on every
+    /// wake-up of the driver, thus often and at any time; never with an earlier time than before.
     fn on_timer(&mut self, now: Duration);
 
     /// Whether the connection is to be closed as soon as the output has been sent.

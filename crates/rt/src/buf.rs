@@ -81,13 +81,25 @@ struct State {
     promised: u32,
     meta: Vec<RunMeta>,
     accounts: Slab<AccountState>,
+    credits: Slab<CreditState>,
     waiters: [VecDeque<Arc<Waiter>>; 2],
 }
 
 #[derive(Clone, Copy)]
 struct RunMeta {
     order: u8,
+    credit: u32,
+}
+
+/// One credit; outlives its handle while buffers taken from it do.
+struct CreditState {
     account: u32,
+    /// Pages promised and not taken.
+    left: u32,
+    /// Pages taken and not yet freed.
+    taken: u32,
+    /// Whether its handle lives: what is freed meanwhile may be taken again.
+    open: bool,
 }
 
 struct AccountState {
@@ -144,8 +156,9 @@ impl Pool {
         let state = State {
             buddy: Buddy::new(pages),
             promised: 0,
-            meta: vec![RunMeta { order: 0, account: 0 }; pages as usize],
+            meta: vec![RunMeta { order: 0, credit: 0 }; pages as usize],
             accounts: Slab::new(),
+            credits: Slab::new(),
             waiters: [VecDeque::new(), VecDeque::new()],
         };
         let state = Mutex::new(state);
@@ -178,12 +191,6 @@ impl Pool {
     #[must_use]
     pub fn region(&self) -> (NonNull<u8>, usize) {
         (self.0.mapping.base(), self.0.mapping.bytes())
-    }
-
-    fn take_run(&self, state: &mut State, pages: u32, account: u32) -> Option<(u32, u8)> {
-        let (first, order) = state.buddy.alloc(pages)?;
-        state.meta[first as usize] = RunMeta { order, account };
-        Some((first, order))
     }
 
     fn buf_mut(&self, first: u32, len: usize) -> BufMut {
@@ -228,6 +235,58 @@ impl State {
     fn promise(&mut self, account: u32, pages: u32) {
         self.promised += pages;
         self.accounts[account as usize].held += pages;
+    }
+
+    /// A credit over `pages` that are promised already.
+    fn open_credit(&mut self, account: u32, pages: u32) -> u32 {
+        let credit = CreditState { account, left: pages, taken: 0, open: true };
+        u32::try_from(self.credits.insert(credit)).expect("fewer credits than pages")
+    }
+
+    /// Takes a run of at most `pages` pages and at most what the credit has left.
+    fn take_run(&mut self, credit: u32, pages: u32) -> Option<(u32, u8)> {
+        let c = &mut self.credits[credit as usize];
+        let pages = pages.min(c.left);
+        if pages == 0 {
+            return None;
+        }
+        let (first, order) = self.buddy.alloc(pages).expect("promised pages are free");
+        c.left -= 1 << order;
+        c.taken += 1 << order;
+        self.promised -= 1 << order;
+        self.meta[first as usize] = RunMeta { order, credit };
+        Some((first, order))
+    }
+
+    /// Frees a run: back to its credit while that is open, else to the pool.
+    fn free_run(&mut self, first: u32) {
+        let RunMeta { order, credit } = self.meta[first as usize];
+        let pages = 1u32 << order;
+        self.buddy.free(first, order);
+        let c = &mut self.credits[credit as usize];
+        c.taken -= pages;
+        if c.open {
+            c.left += pages;
+            self.promised += pages;
+        } else {
+            let (account, empty) = (c.account, c.taken == 0);
+            if empty {
+                self.credits.remove(credit as usize);
+            }
+            self.settle(account, pages);
+        }
+    }
+
+    fn close_credit(&mut self, credit: u32) {
+        let c = &mut self.credits[credit as usize];
+        let (account, left, empty) = (c.account, c.left, c.taken == 0);
+        c.open = false;
+        c.left = 0;
+        if empty {
+            self.credits.remove(credit as usize);
+        }
+        self.promised -= left;
+        self.settle(account, left);
     }
 
     fn settle(&mut self, account: u32, pages: u32) {
@@ -318,7 +377,7 @@ impl Account {
             && s.is_fair(id, pages);
         now.then(|| {
             s.promise(id, pages);
-            Credit { account: self.clone(), pages: Cell::new(pages) }
+            Credit { account: self.clone(), key: s.open_credit(id, pages) }
         })
     }
 
@@ -362,8 +421,10 @@ impl Future for Waiting {
             }
             WaiterState::Granted | WaiterState::Gone => {
                 *state = WaiterState::Gone;
-                let pages = Cell::new(self.waiter.pages);
-                Poll::Ready(Credit { account: self.account.clone(), pages })
+                drop(state);
+                let w = &self.waiter;
+                let key = lock(&self.account.0.pool.0.state).open_credit(w.account, w.pages);
+                Poll::Ready(Credit { account: self.account.clone(), key })
             }
         }
     }
@@ -388,18 +449,19 @@ impl Drop for Waiting {
     }
 }
 
-/// A promise of memory: what is left of it is returned on drop.
+/// A promise of memory. It revolves: buffers freed while it lives can be taken again. What it
+/// still holds on drop is returned to the pool.
 #[derive(Debug)]
 pub struct Credit {
     account: Account,
-    pages: Cell<u32>,
+    key: u32,
 }
 
 impl Credit {
     /// Bytes still promised.
     #[must_use]
     pub fn left(&self) -> usize {
-        self.pages.get() as usize * PAGE
+        lock(&self.account.0.pool.0.state).credits[self.key as usize].left as usize * PAGE
     }
 
     /// Takes buffers of `len` bytes in all, in as few runs as the pool's state allows. Their
@@ -410,25 +472,19 @@ impl Credit {
     #[must_use]
     pub fn alloc(&self, len: usize) -> BufsMut {
         let mut out = BufsMut::new();
-        let covered = len.min(self.left());
         let pool = &self.account.0.pool;
-        let mut left = covered;
-        if left > 0 {
-            let mut state = lock(&pool.0.state);
-            while left > 0 {
-                let (first, order) = pool
-                    .take_run(&mut state, pages_for(left), self.account.0.id)
-                    .expect("promised pages are free");
-                state.promised -= 1 << order;
-                self.pages.set(self.pages.get() - (1 << order));
-                let bytes = left.min(PAGE << order);
-                out.push(pool.buf_mut(first, bytes));
-                left -= bytes;
-            }
+        let mut left = len;
+        let mut state = lock(&pool.0.state);
+        while left > 0 {
+            let Some((first, order)) = state.take_run(self.key, pages_for(left)) else { break };
+            let bytes = left.min(PAGE << order);
+            out.push(pool.buf_mut(first, bytes));
+            left -= bytes;
         }
-        if covered < len {
+        drop(state);
+        if left > 0 {
             pool.0.overdrafts.fetch_add(1, Ordering::Relaxed);
-            out.extend(private(len - covered));
+            out.extend(private(left));
         }
         out
     }
@@ -446,13 +502,7 @@ impl Credit {
 
 impl Drop for Credit {
     fn drop(&mut self) {
-        let pages = self.pages.get();
-        if pages > 0 {
-            self.account.0.pool.0.update(|s| {
-                s.promised -= pages;
-                s.settle(self.account.0.id, pages);
-            });
-        }
+        self.account.0.pool.0.update(|s| s.close_credit(self.key));
     }
 }
 
@@ -620,11 +670,7 @@ fn release(run: NonNull<Run>) {
     // once per taking.
     let pool = unsafe { Arc::from_raw(r.pool.get()) };
     let page = r.page;
-    pool.update(|s| {
-        let RunMeta { order, account } = s.meta[page as usize];
-        s.buddy.free(page, order);
-        s.settle(account, 1 << order);
-    });
+    pool.update(|s| s.free_run(page));
 }
 
 /// The data of one transfer: buffers in order.
@@ -904,6 +950,20 @@ mod tests {
         let bufs: Bufs = c.alloc(3 * PAGE).into();
         assert_eq!(bufs.len(), 3 * PAGE);
         assert_eq!(p.usage().overdrafts, 1);
+    }
+
+    #[test]
+    fn a_credit_revolves_while_it_lives() {
+        let p = pool(8);
+        let c = p.account().try_credit(2 * PAGE, Class::Immediate).unwrap();
+        for _ in 0..10 {
+            assert_eq!(c.alloc(2 * PAGE).iter().map(|b| b.len()).sum::<usize>(), 2 * PAGE);
+        }
+        let kept = c.alloc(PAGE);
+        drop(c);
+        assert_eq!(p.usage().free, 7 * PAGE as u64);
+        drop(kept);
+        assert_eq!((p.usage().free, p.usage().overdrafts), (8 * PAGE as u64, 0));
     }
 
     #[test]

@@ -1,1 +1,25 @@
-//! The owner of a volume: range locks, composite commands, abort, statistics.
+//! The owner of a volume.
+//!
+//! A [`Volume`] lives on one core and owns every command from the moment it accepts it to its
+//! completion: a connection that dies abandons the answer, never the I/O. It
+//! * admits a command once its worst case of memory is promised ([`block::Credit`]),
+//! * serialises overlapping commands of which one writes, in order of arrival ([`locks`]),
+//! * composes what front ends ask ([`block::Request`]) from the five operations ([`compose`]),
+//! * shares flushes, aborts on request, counts and measures ([`stats`]).
+//!
+//! # Invariants
+//! * Below a volume no two overlapping operations run at once if one of them writes.
+//! * COMPARE AND WRITE holds its range from the comparison to the end of the write.
+//! * Every accepted command is answered exactly once, also when it was aborted.
+
+mod command;
+mod compose;
+mod flush;
+mod locks;
+mod stats;
+mod volume;
+
+pub use command::Command;
+pub use locks::RangeLocks;
+pub use stats::{Kind, KindStats, Snapshot};
+pub use volume::Volume;

@@ -1,0 +1,69 @@
+//! One accepted command, as its front end sees it.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use block::{Ctx, Error};
+
+/// A handle to an accepted command, to ask for its abort. Dropping it changes nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Command(Rc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    aborted: Cell<bool>,
+    /// Set once the command has its memory.
+    ctx: OnceCell<Ctx>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Command {
+    /// Asks for the command to be abandoned: a request. It is answered in any case, with
+    /// [`Error::Aborted`] only if it has not taken effect.
+    pub fn abort(&self) {
+        self.0.aborted.set(true);
+        if let Some(ctx) = self.0.ctx.get() {
+            ctx.abort();
+        }
+        if let Some(waker) = self.0.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Whether an abort was asked for.
+    #[must_use]
+    pub fn is_aborted(&self) -> bool {
+        self.0.aborted.get()
+    }
+
+    pub(crate) fn set_ctx(&self, ctx: &Ctx) {
+        if self.is_aborted() {
+            ctx.abort();
+        }
+        self.0.ctx.set(ctx.clone()).expect("memory is admitted once");
+    }
+
+    /// Waits for `wait`, or for an abort.
+    pub(crate) async fn unless_aborted<T>(
+        &self,
+        wait: impl Future<Output = T>,
+    ) -> Result<T, Error> {
+        let mut wait = pin!(wait);
+        let result = poll_fn(|cx| {
+            if self.is_aborted() {
+                return Poll::Ready(Err(Error::Aborted));
+            }
+            if let Poll::Ready(v) = wait.as_mut().poll(cx) {
+                return Poll::Ready(Ok(v));
+            }
+            self.0.waker.replace(Some(cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+        self.0.waker.take();
+        result
+    }
+}

@@ -1,0 +1,233 @@
+//! How each request is made of the five operations.
+
+use block::{Blocks, Buf, Bufs, Ctx, Error, Failure, Lba, Op, Request};
+
+use crate::command::Command;
+use crate::locks::RangeLock;
+use crate::volume::Volume;
+
+/// Longest stretch that one `Zero` or `Unmap` covers, in bytes: keeps every single operation
+/// short, so that an abort takes effect soon.
+const ZERO_STEP_BYTES: u64 = 1 << 30;
+
+/// Most that VERIFY reads at once, and the longest repetition WRITE SAME builds, in bytes.
+const STEP_BYTES: usize = 256 * 1024;
+
+impl Volume {
+    /// Refuses what the contract of [`Request`] forbids, before any memory is taken.
+    pub(crate) fn check(&self, request: &Request) -> Result<(), Error> {
+        let info = self.info();
+        let inside = |r: &Blocks| r.end().is_some_and(|end| end <= info.blocks);
+        let carried = |at: Lba, data: &Bufs| {
+            let whole = data.len().is_multiple_of(info.block_size as usize);
+            let count = data.len() as u64 / u64::from(info.block_size);
+            whole && count <= u64::from(info.max_transfer_blocks) && inside(&Blocks::new(at, count))
+        };
+        let fine = match request {
+            Request::Read { range } => {
+                range.count <= u64::from(info.max_transfer_blocks) && inside(range)
+            }
+            Request::Verify { range } | Request::Zero { range, .. } => inside(range),
+            Request::WriteSame { range, pattern, .. } => {
+                pattern.len() == info.block_size as usize && inside(range)
+            }
+            Request::Unmap { ranges } => ranges.iter().all(inside),
+            Request::Write { at, data, .. } | Request::Compare { at, data } => carried(*at, data),
+            Request::CompareAndWrite { at, compare, write, .. } => {
+                compare.len() == write.len() && carried(*at, write)
+            }
+            Request::Flush => true,
+        };
+        if fine { Ok(()) } else { Err(Error::OutOfRange) }
+    }
+
+    /// Memory in bytes that `request` may need at worst beyond the data it brings.
+    pub(crate) fn memory_for(&self, request: &Request) -> usize {
+        let info = self.info();
+        let bytes = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        let data = match request {
+            Request::Read { range } => bytes(range.count).saturating_mul(info.block_size as usize),
+            Request::Verify { range } => {
+                bytes(range.count).saturating_mul(info.block_size as usize).min(STEP_BYTES)
+            }
+            Request::Compare { data, .. } => data.len(),
+            Request::CompareAndWrite { compare, .. } => compare.len(),
+            Request::WriteSame { .. } => STEP_BYTES,
+            Request::Write { .. }
+            | Request::Zero { .. }
+            | Request::Unmap { .. }
+            | Request::Flush => 0,
+        };
+        data.saturating_add(info.overhead as usize)
+    }
+
+    /// Carries out an admitted, checked request.
+    pub(crate) async fn compose(
+        &self,
+        request: Request,
+        ctx: &Ctx,
+        command: &Command,
+    ) -> Result<Bufs, Failure> {
+        match request {
+            Request::Read { range } => {
+                let Some(_lock) = self.lock(range, false, command).await? else {
+                    return Ok(Bufs::new());
+                };
+                return Ok(self.read(range, ctx).await?);
+            }
+            Request::Write { at, data, fua } => {
+                let range = self.covered(at, &data);
+                if let Some(_lock) = self.lock(range, true, command).await? {
+                    self.dev.submit(Op::Write { at, data, fua }, ctx).await?;
+                }
+            }
+            Request::WriteSame { range, pattern, fua } => {
+                if let Some(_lock) = self.lock(range, true, command).await? {
+                    self.write_same(range, &pattern, fua, ctx).await?;
+                }
+            }
+            Request::Zero { range, unmap, fua } => {
+                if let Some(_lock) = self.lock(range, true, command).await? {
+                    self.zero(range, unmap, fua, ctx).await?;
+                }
+            }
+            Request::Unmap { ranges } => self.unmap(ranges, ctx, command).await?,
+            Request::Compare { at, data } => {
+                let range = self.covered(at, &data);
+                if let Some(_lock) = self.lock(range, false, command).await? {
+                    self.compare(range, &data, ctx).await?;
+                }
+            }
+            Request::Verify { range } => {
+                if let Some(_lock) = self.lock(range, false, command).await? {
+                    self.verify(range, ctx).await?;
+                }
+            }
+            Request::CompareAndWrite { at, compare, write, fua } => {
+                let range = self.covered(at, &compare);
+                if let Some(_lock) = self.lock(range, true, command).await? {
+                    self.compare(range, &compare, ctx).await?;
+                    self.dev.submit(Op::Write { at, data: write, fua }, ctx).await?;
+                }
+            }
+            Request::Flush => {
+                let flush = || async { self.dev.submit(Op::Flush, ctx).await.map(|_| ()) };
+                self.flushes.flush(flush).await?;
+            }
+        }
+        Ok(Bufs::new())
+    }
+
+    /// Waits for the range; `None` for an empty one, which needs no lock and no work.
+    async fn lock(
+        &self,
+        range: Blocks,
+        writes: bool,
+        command: &Command,
+    ) -> Result<Option<RangeLock>, Error> {
+        if range.count == 0 {
+            return Ok(None);
+        }
+        let lock = self.locks.enter(range, writes);
+        if !lock.is_held() {
+            self.counters.update(|s| s.overlaps += 1);
+            command.unless_aborted(lock.held()).await?;
+        }
+        Ok(Some(lock))
+    }
+
+    fn covered(&self, at: Lba, data: &Bufs) -> Blocks {
+        Blocks::new(at, data.len() as u64 / u64::from(self.info().block_size))
+    }
+
+    async fn read(&self, range: Blocks, ctx: &Ctx) -> Result<Bufs, Error> {
+        let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
+        self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await
+    }
+
+    async fn compare(&self, range: Blocks, expect: &Bufs, ctx: &Ctx) -> Result<(), Failure> {
+        let found = self.read(range, ctx).await?;
+        match expect.first_difference(&found) {
+            None => Ok(()),
+            Some(offset) => Err(Failure::Miscompare { offset: offset as u64 }),
+        }
+    }
+
+    async fn verify(&self, range: Blocks, ctx: &Ctx) -> Result<(), Error> {
+        let step = (STEP_BYTES as u64 / u64::from(self.info().block_size))
+            .min(u64::from(self.info().max_transfer_blocks));
+        for piece in pieces(range, step) {
+            // One piece's memory serves them all: a credit revolves.
+            self.read(piece, ctx).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_same(
+        &self,
+        range: Blocks,
+        pattern: &Bufs,
+        fua: bool,
+        ctx: &Ctx,
+    ) -> Result<(), Error> {
+        let block = self.info().block_size as usize;
+        let step = (STEP_BYTES / block).min(self.info().max_transfer_blocks as usize);
+        let unit = repeat(pattern, step.min(usize::try_from(range.count).unwrap_or(step)), ctx);
+        for piece in pieces(range, step as u64) {
+            let bytes = usize::try_from(piece.count).map_err(|_| Error::OutOfRange)? * block;
+            let data = unit.slice(0..bytes);
+            self.dev.submit(Op::Write { at: piece.at, data, fua }, ctx).await?;
+        }
+        Ok(())
+    }
+
+    async fn zero(&self, range: Blocks, unmap: bool, fua: bool, ctx: &Ctx) -> Result<(), Error> {
+        for piece in pieces(range, ZERO_STEP_BYTES / u64::from(self.info().block_size)) {
+            let blocks = u32::try_from(piece.count).map_err(|_| Error::OutOfRange)?;
+            self.dev.submit(Op::Zero { at: piece.at, blocks, unmap, fua }, ctx).await?;
+        }
+        Ok(())
+    }
+
+    async fn unmap(
+        &self,
+        ranges: Vec<Blocks>,
+        ctx: &Ctx,
+        command: &Command,
+    ) -> Result<(), Failure> {
+        for range in ranges {
+            let Some(_lock) = self.lock(range, true, command).await? else { continue };
+            for piece in pieces(range, ZERO_STEP_BYTES / u64::from(self.info().block_size)) {
+                let blocks = u32::try_from(piece.count).map_err(|_| Error::OutOfRange)?;
+                self.dev.submit(Op::Unmap { at: piece.at, blocks }, ctx).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `range` in pieces of at most `step` blocks.
+fn pieces(range: Blocks, step: u64) -> impl Iterator<Item = Blocks> {
+    let end = range.at.0 + range.count;
+    let mut at = range.at.0;
+    std::iter::from_fn(move || {
+        let count = step.min(end - at);
+        let piece = Blocks::new(Lba(at), count);
+        at += count;
+        (count > 0).then_some(piece)
+    })
+}
+
+/// `times` copies of one block, in whole runs so that disks can take them directly.
+fn repeat(pattern: &Bufs, times: usize, ctx: &Ctx) -> Bufs {
+    let block = pattern.to_vec();
+    let mut runs = ctx.alloc(block.len() * times);
+    let mut at = 0;
+    for run in &mut runs {
+        for byte in run.iter_mut() {
+            *byte = block[at % block.len()];
+            at += 1;
+        }
+    }
+    runs.into_iter().map(|run| -> Buf { run.freeze() }).collect()
+}

@@ -1,0 +1,152 @@
+//! Shared flushes.
+//!
+//! A flush must cover every write completed before it was submitted, so a flush may stand in for
+//! any other that was submitted before it *started*. At most one runs; all that arrive meanwhile
+//! share the next.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+use block::Error;
+
+#[derive(Debug, Default)]
+pub(crate) struct FlushGate(RefCell<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Rounds started and finished; one runs while they differ.
+    started: u64,
+    finished: u64,
+    /// First round that failed, and why. A failed flush is final for the device.
+    failed: Option<(u64, Error)>,
+    wakers: Vec<Waker>,
+}
+
+enum Turn {
+    Lead(u64),
+    Done(Result<(), Error>),
+}
+
+impl FlushGate {
+    /// Flushes by `run`, or by somebody else's `run` that starts after this call.
+    pub(crate) async fn flush<F>(&self, run: impl FnOnce() -> F) -> Result<(), Error>
+    where
+        F: Future<Output = Result<(), Error>>,
+    {
+        // The running round does not cover this call; the one after it does.
+        let mine = self.0.borrow().started + 1;
+        let turn = poll_fn(|cx| {
+            let mut s = self.0.borrow_mut();
+            if s.finished >= mine {
+                return Poll::Ready(Turn::Done(s.result(mine)));
+            }
+            if s.started == s.finished {
+                s.started += 1;
+                return Poll::Ready(Turn::Lead(s.started));
+            }
+            s.wakers.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        match turn {
+            Turn::Done(result) => result,
+            Turn::Lead(round) => {
+                let lead = Lead { gate: self, round };
+                let result = run().await;
+                lead.finish(result);
+                result
+            }
+        }
+    }
+}
+
+impl State {
+    fn result(&self, mine: u64) -> Result<(), Error> {
+        match self.failed {
+            Some((round, error)) if round >= mine => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The one who runs a round; frees the gate even if its task is dropped by a crash.
+struct Lead<'a> {
+    gate: &'a FlushGate,
+    round: u64,
+}
+
+impl Lead<'_> {
+    fn finish(self, result: Result<(), Error>) {
+        if let Err(error) = result {
+            self.gate.0.borrow_mut().failed = Some((self.round, error));
+        }
+    }
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        let wakers = {
+            let mut s = self.gate.0.borrow_mut();
+            s.finished = self.round;
+            std::mem::take(&mut s.wakers)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::rc::Rc;
+    use tokio::sync::Semaphore;
+    use tokio::task::{LocalSet, yield_now};
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn those_who_come_during_a_flush_share_the_next() {
+        let (gate, runs, pass) =
+            (Rc::new(FlushGate::default()), Rc::new(Cell::new(0)), Rc::new(Semaphore::new(0)));
+        let set = LocalSet::new();
+        let start = |n: usize| {
+            for _ in 0..n {
+                let (gate, runs, pass) = (gate.clone(), runs.clone(), pass.clone());
+                set.spawn_local(async move {
+                    let run = || async {
+                        runs.set(runs.get() + 1);
+                        pass.acquire().await.expect("open").forget();
+                        Ok(())
+                    };
+                    gate.flush(run).await
+                });
+            }
+        };
+        start(1);
+        set.run_until(yield_now()).await;
+        assert_eq!(runs.get(), 1);
+        start(10);
+        set.run_until(yield_now()).await;
+        assert_eq!(runs.get(), 1, "one at a time");
+        pass.add_permits(1);
+        set.run_until(async {
+            while runs.get() < 2 {
+                yield_now().await;
+            }
+        })
+        .await;
+        pass.add_permits(1);
+        set.await;
+        assert_eq!(runs.get(), 2, "ten shared one");
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_failure_reaches_everyone_who_shared_it() {
+        let gate = FlushGate::default();
+        let fail = || async {
+            yield_now().await;
+            Err(Error::Gone)
+        };
+        let (a, b, c) = tokio::join!(gate.flush(fail), gate.flush(fail), gate.flush(fail));
+        assert_eq!((a, b, c), (Err(Error::Gone), Err(Error::Gone), Err(Error::Gone)));
+    }
+}

@@ -1,0 +1,112 @@
+//! Counters and latency histograms of one volume.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use block::{Failure, Request};
+use hdrhistogram::Histogram;
+
+/// Kinds of commands that are measured apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Read, compare and verify.
+    Read,
+    /// Write, write same, zero and compare-and-write.
+    Write,
+    /// Unmap.
+    Unmap,
+    /// Flush.
+    Flush,
+}
+
+impl Kind {
+    /// All kinds, in the order of [`Snapshot::kinds`].
+    pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Unmap, Self::Flush];
+
+    /// The kind of `request`.
+    #[must_use]
+    pub fn of(request: &Request) -> Self {
+        match request {
+            Request::Read { .. } | Request::Compare { .. } | Request::Verify { .. } => Self::Read,
+            Request::Write { .. }
+            | Request::WriteSame { .. }
+            | Request::Zero { .. }
+            | Request::CompareAndWrite { .. } => Self::Write,
+            Request::Unmap { .. } => Self::Unmap,
+            Request::Flush => Self::Flush,
+        }
+    }
+}
+
+/// What a volume has done, of one kind.
+#[derive(Clone, Debug, Default)]
+pub struct KindStats {
+    /// Commands completed, failed ones included.
+    pub completed: u64,
+    /// Commands that failed; a miscompare is an answer, not a failure.
+    pub failed: u64,
+    /// Payload moved, in bytes.
+    pub bytes: u64,
+    /// Sum of all latencies.
+    pub total: Duration,
+    /// Latencies in microseconds, from acceptance to completion; `None` before the first command
+    /// (an idle volume costs no histogram).
+    pub latency_us: Option<Histogram<u32>>,
+}
+
+/// What a volume has done since it was opened.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// By kind, in the order of [`Kind::ALL`].
+    pub kinds: [KindStats; 4],
+    /// Commands accepted and not yet answered.
+    pub in_flight: u64,
+    /// Commands that were asked to abort.
+    pub aborts: u64,
+    /// Commands that had to wait for an overlapping one.
+    pub overlaps: u64,
+    /// Commands that had to wait for buffer memory.
+    pub memory_waits: u64,
+}
+
+/// Longest latency told apart, in microseconds.
+const LONGEST_US: u64 = 120_000_000;
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters(RefCell<Snapshot>);
+
+impl Counters {
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.0.borrow().clone()
+    }
+
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.0.borrow().in_flight
+    }
+
+    pub(crate) fn update(&self, f: impl FnOnce(&mut Snapshot)) {
+        f(&mut self.0.borrow_mut());
+    }
+
+    pub(crate) fn completed(
+        &self,
+        kind: Kind,
+        bytes: u64,
+        failure: Option<Failure>,
+        took: Duration,
+    ) {
+        let mut snapshot = self.0.borrow_mut();
+        snapshot.in_flight -= 1;
+        let k = &mut snapshot.kinds[kind as usize];
+        k.completed += 1;
+        k.failed += u64::from(matches!(failure, Some(Failure::Device(_))));
+        k.bytes += if failure.is_none() { bytes } else { 0 };
+        k.total += took;
+        let us = u64::try_from(took.as_micros()).unwrap_or(LONGEST_US).clamp(1, LONGEST_US);
+        k.latency_us
+            .get_or_insert_with(|| {
+                Histogram::new_with_bounds(1, LONGEST_US, 2).expect("constant, valid bounds")
+            })
+            .saturating_record(us);
+    }
+}

@@ -1,0 +1,192 @@
+//! Acceptance, admission and the end of commands.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use block::{Account, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, Info, Request};
+use tokio::time::Instant;
+
+use crate::command::Command;
+use crate::flush::FlushGate;
+use crate::locks::RangeLocks;
+use crate::stats::{Counters, Kind, Snapshot};
+
+/// One volume on its core.
+pub struct Volume {
+    pub(crate) dev: Dev,
+    pub(crate) locks: Rc<RangeLocks>,
+    pub(crate) flushes: FlushGate,
+    pub(crate) counters: Counters,
+    epoch: Epoch,
+    closed: Cell<bool>,
+    idle: RefCell<Vec<Waker>>,
+}
+
+impl fmt::Debug for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Volume").field("dev", &self.dev).field("epoch", &self.epoch).finish()
+    }
+}
+
+impl Volume {
+    /// The owner of `dev`.
+    #[must_use]
+    pub fn new(dev: Dev, epoch: Epoch) -> Rc<Self> {
+        Rc::new(Self {
+            dev,
+            locks: Rc::default(),
+            flushes: FlushGate::default(),
+            counters: Counters::default(),
+            epoch,
+            closed: Cell::new(false),
+            idle: RefCell::default(),
+        })
+    }
+
+    /// What the device below is now.
+    #[must_use]
+    pub fn info(&self) -> Info {
+        self.dev.info()
+    }
+
+    /// What the volume has done.
+    #[must_use]
+    pub fn stats(&self) -> Snapshot {
+        self.counters.snapshot()
+    }
+
+    /// Accepts `request`: from here on the volume owns it, and answers through `done` exactly
+    /// once. Memory beyond the request's own data is charged to `account`.
+    ///
+    /// Must be called in a `LocalSet`. Nothing happens before the caller returns to it.
+    pub fn start<D>(self: &Rc<Self>, request: Request, account: &Account, done: D) -> Command
+    where
+        D: FnOnce(Result<Bufs, Failure>) + 'static,
+    {
+        let command = Command::default();
+        let handle = command.clone();
+        self.counters.update(|s| s.in_flight += 1);
+        let (volume, account) = (Rc::clone(self), account.clone());
+        tokio::task::spawn_local(async move {
+            let (kind, since) = (Kind::of(&request), Instant::now());
+            let bytes = request_bytes(&request, volume.info().block_size);
+            let result = volume.run(request, &account, &command).await;
+            drop(account);
+            if command.is_aborted() {
+                volume.counters.update(|s| s.aborts += 1);
+            }
+            volume.counters.completed(kind, bytes, result.as_ref().err().copied(), since.elapsed());
+            done(result);
+            volume.wake_if_idle();
+        });
+        handle
+    }
+
+    /// [`Self::start`] for callers that wait: runs to its end even if this future is dropped.
+    ///
+    /// # Errors
+    /// Why the request failed.
+    pub async fn execute(
+        self: &Rc<Self>,
+        request: Request,
+        account: &Account,
+    ) -> Result<Bufs, Failure> {
+        let (answer, result) = tokio::sync::oneshot::channel();
+        self.start(request, account, move |r| {
+            // Nobody waits any more: the command was carried out all the same.
+            let _ = answer.send(r);
+        });
+        result.await.unwrap_or(Err(Failure::Device(Error::Gone)))
+    }
+
+    /// Refuses new commands with [`Error::Gone`], waits for those in flight and makes their
+    /// writes durable.
+    ///
+    /// # Errors
+    /// What the last flush reports.
+    pub async fn close(self: &Rc<Self>, account: &Account) -> Result<(), Failure> {
+        self.closed.set(true);
+        poll_fn(|cx| {
+            if self.counters.in_flight() == 0 {
+                return Poll::Ready(());
+            }
+            self.idle.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        if self.info().read_only {
+            return Ok(());
+        }
+        let overhead = self.info().overhead as usize;
+        let credit = account
+            .credit(overhead.max(1), Class::Immediate)
+            .await
+            .map_err(|_| Failure::Device(Error::Gone))?;
+        let ctx = Ctx::new(credit, self.epoch);
+        self.dev.submit(block::Op::Flush, &ctx).await.map_err(Failure::Device)?;
+        Ok(())
+    }
+
+    async fn run(
+        &self,
+        request: Request,
+        account: &Account,
+        command: &Command,
+    ) -> Result<Bufs, Failure> {
+        if self.closed.get() {
+            return Err(Error::Gone.into());
+        }
+        self.check(&request)?;
+        let ctx = self.admit(&request, account, command).await?;
+        self.compose(request, &ctx, command).await
+    }
+
+    /// Waits for the memory that the command may need at worst.
+    async fn admit(
+        &self,
+        request: &Request,
+        account: &Account,
+        command: &Command,
+    ) -> Result<Ctx, Failure> {
+        let bytes = self.memory_for(request).max(1);
+        let credit = match account.try_credit(bytes, Class::Immediate) {
+            Some(credit) => credit,
+            None => {
+                self.counters.update(|s| s.memory_waits += 1);
+                let credit = account.credit(bytes, Class::Immediate);
+                let credit = command.unless_aborted(credit).await?;
+                credit.map_err(|too_large| {
+                    tracing::error!(%too_large, "a command can never be admitted");
+                    Error::OutOfRange
+                })?
+            }
+        };
+        let ctx = Ctx::new(credit, self.epoch);
+        command.set_ctx(&ctx);
+        Ok(ctx)
+    }
+
+    fn wake_if_idle(&self) {
+        if self.closed.get() && self.counters.in_flight() == 0 {
+            self.idle.take().into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+/// Payload of a request in bytes, as statistics count it.
+fn request_bytes(request: &Request, block_size: u32) -> u64 {
+    match request {
+        Request::Read { range } | Request::Verify { range } => {
+            range.count.saturating_mul(u64::from(block_size))
+        }
+        Request::Write { data, .. } | Request::Compare { data, .. } => data.len() as u64,
+        Request::CompareAndWrite { write, .. } => write.len() as u64,
+        Request::WriteSame { .. }
+        | Request::Zero { .. }
+        | Request::Unmap { .. }
+        | Request::Flush => 0,
+    }
+}
