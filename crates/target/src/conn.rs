@@ -1,0 +1,593 @@
+//! The driver: one task per connection that carries bytes between a socket and a machine.
+//!
+//! Each wake-up takes all completions that have come, then sends everything with as few system
+//! calls as it takes, then reads what is there; so the cost of a wake-up is shared by all
+//! commands that it serves. Small reads go through a staging buffer shared by all connections
+//! of the core (one read brings many PDUs); the rest of a large payload is read directly into
+//! its final place.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use frame::Machine;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
+
+/// Size of the staging buffer in bytes.
+const STAGING_BYTES: usize = 128 * 1024;
+
+/// Payload whose remainder is at least this long is read directly into its place.
+const DIRECT_BYTES: usize = 32 * 1024;
+
+/// With more than this waiting to be sent, nothing more is read: a client that sends commands
+/// and does not read answers stops itself.
+const OUTPUT_HIGH_BYTES: usize = 1024 * 1024;
+
+/// Rounds of reading and writing before the other tasks of the core get their turn.
+const ROUNDS: usize = 16;
+
+/// What a protocol adds to its machine: the decisions and the commands.
+pub trait Protocol: 'static {
+    /// The machine.
+    type Machine: Machine;
+    /// What arrives from elsewhere: completions, memory, notices.
+    type Event: 'static;
+
+    /// The machine.
+    fn machine(&mut self) -> &mut Self::Machine;
+
+    /// Takes the machine's actions until there are none. Called after anything happened.
+    fn act(&mut self);
+
+    /// One event from the [`Inbox`].
+    fn event(&mut self, event: Self::Event);
+
+    /// The core on which the connection wants to go on; asked after every [`Self::act`].
+    fn moves_to(&self) -> Option<usize> {
+        None
+    }
+}
+
+/// Where commands leave their completions for the connection. Cheap to clone; what is left for
+/// a connection that has ended is dropped.
+#[derive(Debug)]
+pub struct Inbox<E>(Rc<InboxState<E>>);
+
+#[derive(Debug)]
+struct InboxState<E> {
+    events: RefCell<VecDeque<E>>,
+    waker: RefCell<Option<Waker>>,
+    closed: Cell<bool>,
+}
+
+impl<E> Clone for Inbox<E> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<E> Default for Inbox<E> {
+    fn default() -> Self {
+        Self(Rc::new(InboxState {
+            events: RefCell::default(),
+            waker: RefCell::default(),
+            closed: Cell::new(false),
+        }))
+    }
+}
+
+impl<E> Inbox<E> {
+    /// Leaves an event and wakes the connection.
+    pub fn push(&self, event: E) {
+        if self.0.closed.get() {
+            return;
+        }
+        self.0.events.borrow_mut().push_back(event);
+        if let Some(waker) = self.0.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Whether the connection has ended.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.closed.get()
+    }
+
+    fn pop(&self) -> Option<E> {
+        self.0.events.borrow_mut().pop_front()
+    }
+
+    fn close(&self) {
+        self.0.closed.set(true);
+        let events = self.0.events.take();
+        drop(events);
+    }
+}
+
+/// The staging buffer of a core.
+#[derive(Clone, Debug)]
+pub struct Staging(Rc<RefCell<Box<[u8]>>>);
+
+impl Default for Staging {
+    fn default() -> Self {
+        Self(Rc::new(RefCell::new(vec![0; STAGING_BYTES].into())))
+    }
+}
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub enum End {
+    /// The protocol closed it, and everything was sent.
+    Done,
+    /// The peer closed it.
+    PeerClosed,
+    /// The peer did not take what was to be sent, within the send timeout.
+    SendStalled,
+    /// The connection broke.
+    Broken(io::Error),
+    /// It goes on at another core.
+    Moves(usize),
+}
+
+/// One connection being driven.
+#[derive(Debug)]
+pub struct Conn<S, P: Protocol> {
+    /// The byte stream.
+    pub stream: S,
+    /// Protocol state.
+    pub protocol: P,
+    /// Bytes that were read and that the machine could not take yet.
+    pub unread: VecDeque<u8>,
+    /// Since when the connection exists: the zero of its machine's clock.
+    pub began: Instant,
+    /// Bytes received and sent.
+    pub traffic: (u64, u64),
+    inbox: Inbox<P::Event>,
+    staging: Staging,
+    send_timeout: Duration,
+    /// When sending last made progress, or began.
+    sent_at: Duration,
+    timer: Timer,
+}
+
+#[derive(Debug, Default)]
+struct Timer {
+    sleep: Option<Pin<Box<Sleep>>>,
+    /// When `sleep` ends, as time since the connection began; `None` when it has ended.
+    armed: Option<Duration>,
+}
+
+impl<S, P> Conn<S, P>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    P: Protocol,
+{
+    /// A connection that began at `began`.
+    pub fn new(
+        stream: S,
+        protocol: P,
+        inbox: Inbox<P::Event>,
+        staging: Staging,
+        send_timeout: Duration,
+        began: Instant,
+    ) -> Self {
+        Self {
+            stream,
+            protocol,
+            unread: VecDeque::new(),
+            began,
+            traffic: (0, 0),
+            inbox,
+            staging,
+            send_timeout,
+            sent_at: began.elapsed(),
+            timer: Timer::default(),
+        }
+    }
+
+    /// Drives the connection to its end, or until it has to move.
+    pub async fn run(&mut self) -> End {
+        let end = std::future::poll_fn(|cx| self.poll(cx)).await;
+        self.inbox.close();
+        end
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        self.inbox.0.waker.replace(Some(cx.waker().clone()));
+        for _ in 0..ROUNDS {
+            let now = self.began.elapsed();
+            self.protocol.machine().on_timer(now);
+            let mut busy = self.take_events();
+            self.protocol.act();
+            if let Some(core) = self.protocol.moves_to() {
+                return Poll::Ready(End::Moves(core));
+            }
+            match self.write(cx, now) {
+                Ok(progress) => busy |= progress,
+                Err(e) => return Poll::Ready(End::Broken(e)),
+            }
+            let machine = self.protocol.machine();
+            if machine.is_closing() && machine.output().is_empty() {
+                return self.finish(cx);
+            }
+            match self.read(cx) {
+                Ok(Read::Some) => busy = true,
+                Ok(Read::Nothing) => {}
+                Ok(Read::End) => return Poll::Ready(End::PeerClosed),
+                Err(e) => return Poll::Ready(End::Broken(e)),
+            }
+            if !busy {
+                if self.has_stalled(now) {
+                    return Poll::Ready(End::SendStalled);
+                }
+                if self.sleeps(cx, now) {
+                    return Poll::Pending;
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn take_events(&mut self) -> bool {
+        let mut any = false;
+        while let Some(event) = self.inbox.pop() {
+            self.protocol.event(event);
+            any = true;
+        }
+        any
+    }
+
+    /// Sends until nothing is left or the socket takes no more; whether anything was sent.
+    fn write(&mut self, cx: &mut Context<'_>, now: Duration) -> io::Result<bool> {
+        let mut any = false;
+        loop {
+            let output = self.protocol.machine().output();
+            if output.is_empty() {
+                self.sent_at = now;
+                return Ok(any);
+            }
+            let slices = output.gather();
+            match Pin::new(&mut self.stream).poll_write_vectored(cx, &slices) {
+                Poll::Pending => return Ok(any),
+                Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(Ok(n)) => {
+                    drop(slices);
+                    self.protocol.machine().output().sent(n);
+                    self.traffic.1 += n as u64;
+                    self.sent_at = now;
+                    any = true;
+                }
+                Poll::Ready(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
+                Poll::Ready(Err(e)) => return Err(e),
+            }
+        }
+    }
+
+    fn read(&mut self, cx: &mut Context<'_>) -> io::Result<Read> {
+        let machine = self.protocol.machine();
+        if machine.is_closing() || machine.output().len() > OUTPUT_HIGH_BYTES {
+            return Ok(Read::Nothing);
+        }
+        if !self.unread.is_empty() {
+            return Ok(self.feed_unread());
+        }
+        let Some(space) = machine.receive_space() else { return Ok(Read::Nothing) };
+        if space.len() >= DIRECT_BYTES {
+            let n = match poll_read(&mut self.stream, cx, space)? {
+                Poll::Pending => return Ok(Read::Nothing),
+                Poll::Ready(0) => return Ok(Read::End),
+                Poll::Ready(n) => n,
+            };
+            machine.received(n);
+            self.traffic.0 += n as u64;
+            return Ok(Read::Some);
+        }
+        let staging = self.staging.clone();
+        let mut staging = staging.0.borrow_mut();
+        match poll_read(&mut self.stream, cx, &mut staging)? {
+            Poll::Pending => Ok(Read::Nothing),
+            Poll::Ready(0) => Ok(Read::End),
+            Poll::Ready(n) => {
+                self.traffic.0 += n as u64;
+                let taken = self.feed(&staging[..n]);
+                self.unread.extend(&staging[taken..n]);
+                Ok(Read::Some)
+            }
+        }
+    }
+
+    /// Gives the machine as much of `bytes` as it takes; how much that was.
+    fn feed(&mut self, bytes: &[u8]) -> usize {
+        let mut at = 0;
+        while at < bytes.len() {
+            let machine = self.protocol.machine();
+            if machine.is_closing() {
+                break;
+            }
+            let Some(space) = machine.receive_space() else {
+                // What it waits for may be at hand: let the protocol decide, then look again.
+                self.protocol.act();
+                let waits = self.protocol.machine().receive_space().is_none();
+                if waits || self.protocol.moves_to().is_some() {
+                    break;
+                }
+                continue;
+            };
+            let n = space.len().min(bytes.len() - at);
+            space[..n].copy_from_slice(&bytes[at..at + n]);
+            machine.received(n);
+            at += n;
+        }
+        at
+    }
+
+    fn feed_unread(&mut self) -> Read {
+        let mut bytes = std::mem::take(&mut self.unread);
+        let taken = self.feed(bytes.make_contiguous());
+        bytes.drain(..taken);
+        self.unread = bytes;
+        if taken > 0 { Read::Some } else { Read::Nothing }
+    }
+
+    fn has_stalled(&mut self, now: Duration) -> bool {
+        let waits = !self.protocol.machine().output().is_empty();
+        waits && now >= self.sent_at + self.send_timeout
+    }
+
+    /// Makes sure that the next deadline wakes this task; `false` if it has come.
+    ///
+    /// Deadlines mostly move away, so the timer is left to end early and then set again rather
+    /// than being moved with every command.
+    fn sleeps(&mut self, cx: &mut Context<'_>, now: Duration) -> bool {
+        let machine = self.protocol.machine();
+        let sends = (!machine.output().is_empty()).then(|| self.sent_at + self.send_timeout);
+        let next = [machine.next_timer(), sends].into_iter().flatten().min();
+        let Some(next) = next else { return true };
+        let timer = &mut self.timer;
+        if timer.armed.is_none_or(|armed| next < armed) {
+            // A deadline in the past that the machine did not act on must not spin.
+            let next = next.max(now + Duration::from_millis(1));
+            let at = self.began + next;
+            match &mut timer.sleep {
+                Some(sleep) => sleep.as_mut().reset(at),
+                None => timer.sleep = Some(Box::pin(tokio::time::sleep_until(at))),
+            }
+            timer.armed = Some(next);
+        }
+        let ended = timer.sleep.as_mut().is_some_and(|s| s.as_mut().poll(cx).is_ready());
+        if ended {
+            timer.armed = None;
+        }
+        !ended
+    }
+
+    fn finish(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        Poll::Ready(match ready!(Pin::new(&mut self.stream).poll_shutdown(cx)) {
+            Ok(()) => End::Done,
+            Err(e) => End::Broken(e),
+        })
+    }
+}
+
+enum Read {
+    Some,
+    Nothing,
+    End,
+}
+
+fn poll_read<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    cx: &mut Context<'_>,
+    into: &mut [u8],
+) -> io::Result<Poll<usize>> {
+    let mut buf = ReadBuf::new(into);
+    match Pin::new(stream).poll_read(cx, &mut buf) {
+        Poll::Pending => Ok(Poll::Pending),
+        Poll::Ready(Ok(())) => Ok(Poll::Ready(buf.filled().len())),
+        Poll::Ready(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {
+            cx.waker().wake_by_ref();
+            Ok(Poll::Pending)
+        }
+        Poll::Ready(Err(e)) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use frame::SendQueue;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    /// A toy protocol: a length byte, then so many bytes; each message is answered by an event
+    /// that echoes it. Length 0 closes; length 255 waits for a decision, which an event brings.
+    #[derive(Default)]
+    struct Toy {
+        header: [u8; 1],
+        body: Vec<u8>,
+        filled: Option<usize>,
+        arrived: Vec<Vec<u8>>,
+        blocked: bool,
+        closing: bool,
+        deadline: Option<Duration>,
+        expired: bool,
+        out: SendQueue,
+    }
+
+    impl Machine for Toy {
+        fn receive_space(&mut self) -> Option<&mut [u8]> {
+            match self.filled {
+                _ if self.blocked => None,
+                None => Some(&mut self.header),
+                Some(n) => Some(&mut self.body[n..]),
+            }
+        }
+        fn received(&mut self, n: usize) {
+            match self.filled.as_mut() {
+                None => match self.header[0] {
+                    0 => self.closing = true,
+                    255 => self.blocked = true,
+                    len => (self.body, self.filled) = (vec![0; len.into()], Some(0)),
+                },
+                Some(at) => {
+                    *at += n;
+                    if *at == self.body.len() {
+                        self.arrived.push(std::mem::take(&mut self.body));
+                        self.filled = None;
+                    }
+                }
+            }
+        }
+        fn output(&mut self) -> &mut SendQueue {
+            &mut self.out
+        }
+        fn next_timer(&self) -> Option<Duration> {
+            self.deadline
+        }
+        fn on_timer(&mut self, now: Duration) {
+            if self.deadline.is_some_and(|d| now >= d) {
+                (self.deadline, self.expired, self.closing) = (None, true, true);
+            }
+        }
+        fn is_closing(&self) -> bool {
+            self.closing
+        }
+    }
+
+    enum Event {
+        Echo(Vec<u8>),
+        Unblock,
+    }
+
+    #[derive(Default)]
+    struct Echo {
+        toy: Toy,
+        inbox: Inbox<Event>,
+        moves: bool,
+    }
+
+    impl Protocol for Echo {
+        type Machine = Toy;
+        type Event = Event;
+        fn machine(&mut self) -> &mut Toy {
+            &mut self.toy
+        }
+        fn act(&mut self) {
+            for message in self.toy.arrived.drain(..) {
+                self.inbox.push(Event::Echo(message));
+            }
+        }
+        fn event(&mut self, event: Event) {
+            match event {
+                Event::Echo(bytes) => self.toy.out.push_bytes(&bytes),
+                Event::Unblock => self.toy.blocked = false,
+            }
+        }
+        fn moves_to(&self) -> Option<usize> {
+            (self.moves && self.toy.blocked).then_some(3)
+        }
+    }
+
+    fn conn(echo: Echo, stream: DuplexStream) -> Conn<DuplexStream, Echo> {
+        let inbox = echo.inbox.clone();
+        let timeout = Duration::from_secs(30);
+        Conn::new(stream, echo, inbox, Staging::default(), timeout, Instant::now())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn echoes_whatever_the_portions_and_closes_when_told() {
+        for portion in [1, 2, 3, 7, 64, 4096] {
+            let (mut client, server) = duplex(portion);
+            let mut conn = conn(Echo::default(), server);
+            let talk = async {
+                let (mut sent, mut expect) = (Vec::new(), Vec::new());
+                for len in 1..100u8 {
+                    sent.push(len);
+                    sent.extend(vec![len; len.into()]);
+                    expect.extend(vec![len; len.into()]);
+                }
+                let (mut r, mut w) = tokio::io::split(&mut client);
+                let mut got = vec![0; expect.len()];
+                let (write, read) = tokio::join!(w.write_all(&sent), r.read_exact(&mut got));
+                write.and(read.map(|_| ())).unwrap();
+                assert!(got == expect, "portions of {portion}");
+                w.write_all(&[0]).await.unwrap();
+                assert_eq!(r.read(&mut got).await.unwrap(), 0, "closed");
+            };
+            let (end, ()) = tokio::join!(conn.run(), talk);
+            assert!(matches!(end, End::Done), "{end:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_while_the_machine_waits_is_kept_in_order() {
+        let (mut client, server) = duplex(4096);
+        let echo = Echo::default();
+        let inbox = echo.inbox.clone();
+        let mut conn = conn(echo, server);
+        let talk = async {
+            client.write_all(&[1, b'a', 255, 1, b'b', 1, b'c']).await.unwrap();
+            let mut first = [0; 1];
+            client.read_exact(&mut first).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            inbox.push(Event::Unblock);
+            let mut rest = [0; 2];
+            client.read_exact(&mut rest).await.unwrap();
+            drop(client);
+            [first[0], rest[0], rest[1]]
+        };
+        let (end, got) = tokio::join!(conn.run(), talk);
+        assert_eq!(&got, b"abc");
+        assert!(matches!(end, End::PeerClosed));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn moves_with_what_it_has_not_read() {
+        let (mut client, server) = duplex(4096);
+        let mut conn = conn(Echo { moves: true, ..Echo::default() }, server);
+        client.write_all(&[255, 1, b'x']).await.unwrap();
+        assert!(matches!(conn.run().await, End::Moves(3)));
+        assert_eq!(conn.unread, [1, b'x']);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_read_is_let_go() {
+        let (mut client, server) = duplex(16);
+        let mut conn = conn(Echo::default(), server);
+        let flood = async {
+            let message: Vec<u8> = std::iter::once(200).chain(vec![7; 200]).collect();
+            while client.write_all(&message).await.is_ok() {}
+        };
+        let began = Instant::now();
+        let (end, ()) = tokio::join!(
+            async {
+                let end = conn.run().await;
+                let queued = conn.protocol.toy.out.len();
+                assert!(queued <= OUTPUT_HIGH_BYTES + STAGING_BYTES, "{queued} bytes queued");
+                drop(conn);
+                end
+            },
+            flood
+        );
+        assert!(matches!(end, End::SendStalled), "{end:?}");
+        assert_eq!(began.elapsed().as_secs(), 30);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_machine_gets_its_timer() {
+        let (_client, server) = duplex(16);
+        let mut echo = Echo::default();
+        echo.toy.deadline = Some(Duration::from_secs(5));
+        let mut conn = conn(echo, server);
+        let began = Instant::now();
+        assert!(matches!(conn.run().await, End::Done));
+        assert!(conn.protocol.toy.expired);
+        assert_eq!(began.elapsed().as_secs(), 5);
+    }
+}
