@@ -1,6 +1,6 @@
 //! One accepted command, as its front end sees it.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
@@ -15,8 +15,8 @@ pub struct Command(Rc<State>);
 #[derive(Debug, Default)]
 struct State {
     aborted: Cell<bool>,
-    /// Set once the command has its memory.
-    ctx: OnceCell<Ctx>,
+    /// Set while the command has its memory; a handle that outlives the command holds none.
+    ctx: RefCell<Option<Ctx>>,
     waker: RefCell<Option<Waker>>,
 }
 
@@ -25,7 +25,7 @@ impl Command {
     /// [`Error::Aborted`] only if it has not taken effect.
     pub fn abort(&self) {
         self.0.aborted.set(true);
-        if let Some(ctx) = self.0.ctx.get() {
+        if let Some(ctx) = &*self.0.ctx.borrow() {
             ctx.abort();
         }
         if let Some(waker) = self.0.waker.take() {
@@ -43,7 +43,11 @@ impl Command {
         if self.is_aborted() {
             ctx.abort();
         }
-        self.0.ctx.set(ctx.clone()).expect("memory is admitted once");
+        self.0.ctx.replace(Some(ctx.clone()));
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.ctx.take();
     }
 
     /// Waits for `wait`, or for an abort.

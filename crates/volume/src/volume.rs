@@ -75,6 +75,7 @@ impl Volume {
             let bytes = request_bytes(&request, volume.info().block_size);
             let result = volume.run(request, &account, &command).await;
             drop(account);
+            command.finish();
             if command.is_aborted() {
                 volume.counters.update(|s| s.aborts += 1);
             }

@@ -1,0 +1,410 @@
+//! A volume over a layer that watches the contract and answers when the test lets it.
+#![allow(clippy::unwrap_used)]
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{
+    Account, Blocks, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, Info, Layer, Lba, Op, Pool,
+    Request,
+};
+use rt::buf::copy_in;
+use tokio::sync::Semaphore;
+use tokio::task::{LocalSet, yield_now};
+use volume::{Kind, Volume};
+
+const BLOCK: usize = 512;
+const BLOCKS: u64 = 4096;
+
+/// A RAM disk that panics on overlapping operations, and that waits for a permit per operation.
+#[derive(Default)]
+struct Watched {
+    bytes: RefCell<Vec<u8>>,
+    running: RefCell<Vec<(Blocks, bool)>>,
+    flushes: Cell<u32>,
+    started: Cell<u32>,
+    fails: Cell<Option<Error>>,
+    gate: Option<Semaphore>,
+}
+
+#[derive(Clone)]
+struct Ram(Rc<Watched>);
+
+impl Ram {
+    fn new(gated: bool) -> Self {
+        Self(Rc::new(Watched {
+            bytes: RefCell::new(vec![0; BLOCKS as usize * BLOCK]),
+            gate: gated.then(|| Semaphore::new(0)),
+            ..Watched::default()
+        }))
+    }
+
+    fn let_through(&self, operations: usize) {
+        self.0.gate.as_ref().unwrap().add_permits(operations);
+    }
+
+    fn enter(&self, op: &Op) -> Option<(Blocks, bool)> {
+        let entry = (op.range(BLOCK as u32)?, op.writes());
+        for (range, writes) in self.0.running.borrow().iter() {
+            let clash = range.overlaps(&entry.0) && (*writes || entry.1);
+            assert!(!clash, "{op:?} runs beside {range:?}");
+        }
+        self.0.running.borrow_mut().push(entry);
+        Some(entry)
+    }
+
+    fn apply(&self, op: &Op, ctx: &Ctx) -> Bufs {
+        let span = |at: Lba, blocks: u64| at.0 as usize * BLOCK..(at.0 + blocks) as usize * BLOCK;
+        let mut bytes = self.0.bytes.borrow_mut();
+        match op {
+            Op::Read { at, blocks } => {
+                return copy_in(ctx.credit(), &bytes[span(*at, u64::from(*blocks))]);
+            }
+            Op::Write { at, data, .. } => {
+                data.copy_to(&mut bytes[span(*at, (data.len() / BLOCK) as u64)]);
+            }
+            Op::Zero { at, blocks, .. } | Op::Unmap { at, blocks } => {
+                bytes[span(*at, u64::from(*blocks))].fill(0);
+            }
+            Op::Flush => self.0.flushes.set(self.0.flushes.get() + 1),
+        }
+        Bufs::new()
+    }
+}
+
+impl Layer for Ram {
+    fn name(&self) -> &'static str {
+        "ram"
+    }
+
+    fn info(&self) -> Info {
+        Info {
+            block_size: BLOCK as u32,
+            blocks: BLOCKS,
+            physical_block_size: 4096,
+            max_transfer_blocks: 64,
+            unmap_granularity_blocks: 8,
+            unmap_zeroes: true,
+            volatile_cache: true,
+            native_fua: true,
+            read_only: false,
+            overhead: 0,
+        }
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        let entry = self.enter(&op);
+        self.0.started.set(self.0.started.get() + 1);
+        match &self.0.gate {
+            Some(gate) => gate.acquire().await.expect("open").forget(),
+            None => yield_now().await,
+        }
+        if let Some(entry) = entry {
+            let mut running = self.0.running.borrow_mut();
+            let i = running.iter().position(|e| *e == entry).unwrap();
+            running.swap_remove(i);
+        }
+        match self.0.fails.get() {
+            Some(error) => Err(error),
+            None => Ok(self.apply(&op, &ctx)),
+        }
+    }
+}
+
+struct Bench {
+    ram: Ram,
+    volume: Rc<Volume>,
+    pool: Pool,
+    account: Account,
+}
+
+impl Bench {
+    fn new(gated: bool) -> Self {
+        let (ram, pool) = (Ram::new(gated), Pool::new(16 << 20).unwrap());
+        let volume = Volume::new(Dev::new(ram.clone()), Epoch::default());
+        let account = pool.account();
+        Self { ram, volume, pool, account }
+    }
+
+    fn data(&self, byte: u8, blocks: usize) -> Bufs {
+        let bytes = vec![byte; blocks * BLOCK];
+        let credit = self.account.try_credit(bytes.len(), Class::Immediate).unwrap();
+        copy_in(&credit, &bytes)
+    }
+
+    fn write(&self, at: u64, byte: u8, blocks: usize) -> Request {
+        Request::Write { at: Lba(at), data: self.data(byte, blocks), fua: false }
+    }
+
+    async fn run(&self, request: Request) -> Result<Bufs, Failure> {
+        self.volume.execute(request, &self.account).await
+    }
+
+    async fn byte_at(&self, at: u64) -> u8 {
+        let data = self.run(read(at, 1)).await.unwrap().to_vec();
+        assert!(data.iter().all(|b| *b == data[0]), "block {at} is torn");
+        data[0]
+    }
+
+    fn all_memory_is_back(&self) {
+        let usage = self.pool.usage();
+        assert_eq!((usage.free, usage.overdrafts), (usage.total, 0));
+    }
+}
+
+fn read(at: u64, count: u64) -> Request {
+    Request::Read { range: range(at, count) }
+}
+
+fn range(at: u64, count: u64) -> Blocks {
+    Blocks::new(Lba(at), count)
+}
+
+fn local(test: impl AsyncFnOnce()) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    LocalSet::new().block_on(&runtime, test());
+}
+
+async fn settle() {
+    for _ in 0..50 {
+        yield_now().await;
+    }
+}
+
+#[test]
+fn every_request_does_what_it_says() {
+    local(async || {
+        let b = Bench::new(false);
+        b.run(b.write(10, 7, 4)).await.unwrap();
+        assert_eq!(b.byte_at(13).await, 7);
+
+        let pattern = b.data(9, 1);
+        b.run(Request::WriteSame { range: range(0, 2000), pattern, fua: true }).await.unwrap();
+        assert_eq!((b.byte_at(0).await, b.byte_at(1999).await, b.byte_at(2000).await), (9, 9, 0));
+
+        b.run(Request::Zero { range: range(5, 1), unmap: true, fua: false }).await.unwrap();
+        b.run(Request::Unmap { ranges: vec![range(100, 8), range(0, 0), range(50, 1)] })
+            .await
+            .unwrap();
+        for (at, byte) in [(5, 0), (6, 9), (107, 0), (108, 9), (50, 0), (49, 9)] {
+            assert_eq!(b.byte_at(at).await, byte, "block {at}");
+        }
+
+        assert_eq!(b.run(Request::Verify { range: range(0, BLOCKS) }).await.unwrap().len(), 0);
+        b.run(Request::Compare { at: Lba(20), data: b.data(9, 3) }).await.unwrap();
+        b.run(Request::Flush).await.unwrap();
+        assert_eq!(b.run(read(3, 0)).await.unwrap().len(), 0, "nothing asked, nothing given");
+        b.all_memory_is_back();
+
+        let stats = b.volume.stats();
+        assert_eq!(stats.in_flight, 0);
+        assert_eq!(stats.kinds[Kind::Flush as usize].completed, 1);
+        assert!(stats.kinds[Kind::Read as usize].latency_us.is_some());
+    });
+}
+
+#[test]
+fn what_lies_outside_is_refused_before_anything_happens() {
+    local(async || {
+        let b = Bench::new(true);
+        let fua = false;
+        let requests = [
+            read(BLOCKS, 1),
+            read(u64::MAX, 2),
+            read(0, 65),
+            b.write(BLOCKS - 1, 1, 2),
+            Request::Write { at: Lba(0), data: Bufs::zeroes(100), fua },
+            Request::WriteSame { range: range(0, 1), pattern: b.data(1, 2), fua },
+            Request::WriteSame { range: range(1, BLOCKS), pattern: b.data(1, 1), fua },
+            Request::Zero { range: range(1, u64::MAX), unmap: true, fua },
+            Request::Unmap { ranges: vec![range(0, 1), range(BLOCKS, 1)] },
+            Request::Verify { range: range(BLOCKS - 1, 2) },
+            Request::Compare { at: Lba(BLOCKS), data: b.data(0, 1) },
+            Request::CompareAndWrite {
+                at: Lba(0),
+                compare: b.data(0, 1),
+                write: b.data(0, 2),
+                fua,
+            },
+        ];
+        for request in requests {
+            let shown = format!("{request:?}");
+            let result = b.run(request).await;
+            assert_eq!(result.unwrap_err(), Error::OutOfRange.into(), "{shown}");
+        }
+        assert_eq!(b.ram.0.started.get(), 0);
+        b.all_memory_is_back();
+    });
+}
+
+/// The layer below panics if two overlapping operations meet.
+#[test]
+fn overlapping_commands_never_meet_below() {
+    local(async || {
+        let b = Bench::new(false);
+        let set = LocalSet::new();
+        let done = Rc::new(Cell::new(0));
+        let mut seed = 3u64;
+        let mut next = |n: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+            (seed >> 33) % n
+        };
+        let total = 2000;
+        for i in 0..total {
+            let (at, count) = (next(60), 1 + next(16));
+            let request = match next(5) {
+                0 | 1 => b.write(at, i as u8, count as usize),
+                2 => Request::Zero { range: range(at, count), unmap: true, fua: false },
+                _ => read(at, count),
+            };
+            let done = Rc::clone(&done);
+            b.volume.start(request, &b.account, move |r| {
+                r.unwrap();
+                done.set(done.get() + 1);
+            });
+        }
+        set.run_until(async {
+            while done.get() < total {
+                yield_now().await;
+            }
+        })
+        .await;
+        b.all_memory_is_back();
+        assert!(b.volume.stats().overlaps > 100);
+    });
+}
+
+#[test]
+fn compare_and_write_is_one_step() {
+    local(async || {
+        let b = Bench::new(false);
+        // A hundred contenders increment one block by compare and write; none is lost.
+        let increments = (0..100).map(|_| async {
+            loop {
+                let seen = b.byte_at(8).await;
+                let (compare, write) = (b.data(seen, 1), b.data(seen + 1, 1));
+                let at = Lba(8);
+                match b.run(Request::CompareAndWrite { at, compare, write, fua: false }).await {
+                    Ok(_) => break,
+                    Err(Failure::Miscompare { offset }) => assert_eq!(offset, 0),
+                    Err(e) => panic!("{e}"),
+                }
+            }
+        });
+        let mut all: Vec<_> = increments.map(Box::pin).collect();
+        std::future::poll_fn(|cx| {
+            all.retain_mut(|f| f.as_mut().poll(cx).is_pending());
+            if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+        assert_eq!(b.byte_at(8).await, 100);
+        b.all_memory_is_back();
+    });
+}
+
+#[test]
+fn an_abort_is_answered_and_undoes_nothing() {
+    local(async || {
+        let b = Bench::new(true);
+        let answers = Rc::new(RefCell::new(Vec::new()));
+        let start = |name: &'static str, request| {
+            let answers = Rc::clone(&answers);
+            let done = move |r: Result<Bufs, Failure>| {
+                answers.borrow_mut().push((name, r.map(|d| d.len())));
+            };
+            b.volume.start(request, &b.account, done)
+        };
+        let running = start("running", b.write(0, 1, 1));
+        let waiting = start("waiting", b.write(0, 2, 1));
+        settle().await;
+        running.abort();
+        waiting.abort();
+        settle().await;
+        let aborted = Err(Failure::Device(Error::Aborted));
+        assert_eq!(*answers.borrow(), [("waiting", aborted)], "what runs is not called back");
+        b.ram.let_through(1);
+        settle().await;
+        assert_eq!(answers.borrow()[1], ("running", Ok(0)), "it took effect and says so");
+        b.ram.let_through(1);
+        assert_eq!(b.byte_at(0).await, 1);
+        assert_eq!(b.volume.stats().aborts, 2);
+        b.all_memory_is_back();
+    });
+}
+
+#[test]
+fn a_command_that_waits_for_memory_can_be_aborted() {
+    local(async || {
+        let b = Bench::new(true);
+        let hog = b.pool.account();
+        let all = hog.try_credit(16 << 20, Class::Immediate).unwrap();
+        let answer = Rc::new(Cell::new(None));
+        let told = Rc::clone(&answer);
+        let command = b.volume.start(read(0, 1), &b.account, move |r| told.set(Some(r.is_err())));
+        settle().await;
+        assert_eq!(answer.get(), None);
+        assert_eq!(b.volume.stats().memory_waits, 1);
+        command.abort();
+        settle().await;
+        assert_eq!(answer.get(), Some(true));
+        drop(all);
+        b.all_memory_is_back();
+    });
+}
+
+#[test]
+fn closing_waits_for_commands_and_flushes() {
+    local(async || {
+        let b = Bench::new(true);
+        let done = Rc::new(Cell::new(false));
+        let told = Rc::clone(&done);
+        b.volume.start(b.write(0, 5, 1), &b.account, move |r| told.set(r.is_ok()));
+        let (volume, account) = (Rc::clone(&b.volume), b.account.clone());
+        let closing = tokio::task::spawn_local(async move { volume.close(&account).await });
+        settle().await;
+        assert!(!done.get() && !closing.is_finished());
+        assert_eq!(b.run(read(0, 1)).await.unwrap_err(), Error::Gone.into());
+        b.ram.let_through(2);
+        closing.await.unwrap().unwrap();
+        assert!(done.get());
+        assert_eq!(b.ram.0.flushes.get(), 1);
+    });
+}
+
+#[test]
+fn the_caller_may_leave_and_the_command_goes_on() {
+    local(async || {
+        let b = Bench::new(true);
+        let (volume, account, request) =
+            (Rc::clone(&b.volume), b.account.clone(), b.write(0, 6, 1));
+        let caller = tokio::task::spawn_local(async move {
+            let _ = volume.execute(request, &account).await;
+        });
+        settle().await;
+        caller.abort();
+        settle().await;
+        b.ram.let_through(2);
+        assert_eq!(b.byte_at(0).await, 6);
+    });
+}
+
+#[test]
+fn errors_from_below_reach_the_caller_as_they_are() {
+    local(async || {
+        let b = Bench::new(false);
+        for error in [
+            Error::Unreadable { at: Lba(3) },
+            Error::Unwritable { at: Lba(3) },
+            Error::NoSpace,
+            Error::Gone,
+        ] {
+            b.ram.0.fails.set(Some(error));
+            for request in [b.write(0, 1, 1), read(0, 1), Request::Flush] {
+                assert_eq!(b.run(request).await.unwrap_err(), Failure::Device(error));
+            }
+        }
+        let stats = b.volume.stats();
+        assert_eq!(stats.kinds.iter().map(|k| k.failed).sum::<u64>(), 12);
+        b.all_memory_is_back();
+    });
+}
