@@ -5,4 +5,16 @@
 //! and under the deterministic simulator.
 
 pub mod buf;
+mod core;
+pub mod disk;
+mod mailbox;
 pub mod memory;
+pub mod net;
+mod real;
+#[cfg(feature = "sim")]
+pub mod sim;
+mod sys;
+
+pub use crate::core::Core;
+pub use mailbox::{CoreHandle, NotTaken, Stopped};
+pub use real::{Cores, CoresConfig, DiskEngine};

@@ -1,0 +1,169 @@
+//! What a core gives the code that runs on it.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::buf::Pool;
+use crate::disk::{Disk, Engine, OpenError, OpenOptions};
+use crate::mailbox::CoreHandle;
+use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
+use crate::real::RealCore;
+#[cfg(feature = "sim")]
+use crate::sim::SimCore;
+
+/// A core: one thread, its buffers, and its way to disks, network, time and chance. The thread
+/// and the system behind it are real ([`crate::Cores`]) or simulated ([`crate::sim`]); code on it
+/// cannot tell. Cheap to clone; stays on its core.
+#[derive(Clone)]
+pub struct Core(Rc<Inner>);
+
+struct Inner {
+    id: usize,
+    pool: Pool,
+    peers: Arc<[CoreHandle]>,
+    system: System,
+}
+
+/// Where a core's requests go.
+enum System {
+    Real(RealCore),
+    #[cfg(feature = "sim")]
+    Sim(SimCore),
+}
+
+/// Calls the same method on whichever system there is.
+macro_rules! dispatch {
+    ($core:expr, $s:ident => $call:expr) => {
+        match &$core.0.system {
+            System::Real($s) => $call,
+            #[cfg(feature = "sim")]
+            System::Sim($s) => $call,
+        }
+    };
+}
+
+impl Core {
+    pub(crate) fn real(id: usize, pool: Pool, peers: Arc<[CoreHandle]>, system: RealCore) -> Self {
+        Self(Rc::new(Inner { id, pool, peers, system: System::Real(system) }))
+    }
+
+    /// A simulated core; `peers` are the cores of its node, itself among them.
+    #[cfg(feature = "sim")]
+    pub(crate) fn sim(id: usize, pool: Pool, peers: Arc<[CoreHandle]>, system: SimCore) -> Self {
+        Self(Rc::new(Inner { id, pool, peers, system: System::Sim(system) }))
+    }
+
+    /// The core's number, from 0.
+    #[must_use]
+    pub fn id(&self) -> usize {
+        self.0.id
+    }
+
+    /// The core's buffers.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.0.pool
+    }
+
+    /// All cores of this node in order of their numbers, this one among them.
+    #[must_use]
+    pub fn peers(&self) -> &[CoreHandle] {
+        &self.0.peers
+    }
+
+    /// What serves the disks of this core; those on memory file systems are [`Engine::Inline`]
+    /// whatever this says.
+    #[must_use]
+    pub fn disk_engine(&self) -> Engine {
+        dispatch!(self, s => s.disk_engine())
+    }
+
+    /// Opens a file or block device, and holds it against every other open.
+    ///
+    /// # Errors
+    /// [`OpenError`] names the path and the reason.
+    pub async fn open_disk(&self, path: &Path, how: OpenOptions) -> Result<Disk, OpenError> {
+        let (backend, info) = dispatch!(self, s => s.open_disk(path, how).await)?;
+        Ok(Disk::new(path, backend, info))
+    }
+
+    /// Deletes a file. Its absence is durable when this returns.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub async fn remove_file(&self, path: &Path) -> io::Result<()> {
+        dispatch!(self, s => s.remove_file(path).await)
+    }
+
+    /// Renames a file, replacing what had the new name. Durable when this returns.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        dispatch!(self, s => s.rename(from, to).await)
+    }
+
+    /// Makes durable the names in a directory.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub async fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        dispatch!(self, s => s.sync_dir(dir).await)
+    }
+
+    /// Listens for TCP connections.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub async fn listen(&self, at: SocketAddr) -> io::Result<Listener> {
+        self.listen_with(at, ListenOptions::default()).await
+    }
+
+    /// [`Self::listen`] with options.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub async fn listen_with(&self, at: SocketAddr, how: ListenOptions) -> io::Result<Listener> {
+        dispatch!(self, s => s.listen(at, how).await)
+    }
+
+    /// Connects to `to`. Has no time limit but the system's: wrap it in `tokio::time::timeout`.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub async fn dial(&self, to: SocketAddr) -> io::Result<Stream> {
+        dispatch!(self, s => s.dial(to).await)
+    }
+
+    /// Takes over a connection that another core gave up ([`Stream::detach`]).
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn attach(&self, stream: DetachedStream) -> io::Result<Stream> {
+        dispatch!(self, s => s.attach(stream))
+    }
+
+    /// A random number, fit for secrets on real cores and reproducible on simulated ones.
+    #[must_use]
+    pub fn random_u64(&self) -> u64 {
+        dispatch!(self, s => s.random_u64())
+    }
+
+    /// Time since the Unix epoch. May jump: for people and certificates, not for intervals
+    /// (those are `tokio::time::Instant`'s).
+    #[must_use]
+    pub fn wall_clock(&self) -> Duration {
+        dispatch!(self, s => s.wall_clock())
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("id", &self.0.id).finish_non_exhaustive()
+    }
+}

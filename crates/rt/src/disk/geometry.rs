@@ -1,0 +1,131 @@
+//! What the system knows about an open file or block device.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use super::{DiskInfo, DiskKind, OpenOptions, OpenReason};
+use crate::sys::{self, DirectAlign};
+
+/// Smallest block there is, in bytes.
+const SECTOR: u32 = 512;
+
+/// What file systems and flash write at once, in bytes, where nobody says otherwise.
+const COMMON_PHYSICAL: u32 = 4096;
+
+pub(crate) fn describe(
+    file: &File,
+    kind: DiskKind,
+    size: u64,
+    on_memory: bool,
+    how: OpenOptions,
+) -> Result<DiskInfo, OpenReason> {
+    let metadata = OpenReason::of(file.metadata())?;
+    let queue = Queue::of_device(match kind {
+        DiskKind::File => metadata.dev(),
+        DiskKind::BlockDevice => metadata.rdev(),
+    });
+    let direct = !how.buffered && !on_memory;
+    let align = match direct {
+        true => direct_align(file, kind, size, &queue)?,
+        false => DirectAlign { memory: 1, offset: SECTOR },
+    };
+    let physical = match kind {
+        DiskKind::File => COMMON_PHYSICAL,
+        DiskKind::BlockDevice => OpenReason::of(sys::block_sizes(file.as_fd()))?.1,
+    };
+    let block_device = kind == DiskKind::BlockDevice;
+    Ok(DiskInfo {
+        size,
+        logical_block: align.offset,
+        physical_block: physical.max(align.offset),
+        memory_align: align.memory,
+        kind,
+        can_punch: !block_device || queue.number("write_zeroes_max_bytes") != Some(0),
+        can_zero: block_device || !on_memory,
+        volatile_cache: match kind {
+            // Without a volatile cache a file's metadata still wants its sync.
+            DiskKind::File => !on_memory,
+            DiskKind::BlockDevice => how.buffered || !queue.writes_through(),
+        },
+        rotational: queue.number("rotational").map(|n| n != 0),
+        read_only: how.read_only,
+    })
+}
+
+fn direct_align(
+    file: &File,
+    kind: DiskKind,
+    size: u64,
+    queue: &Queue,
+) -> Result<DirectAlign, OpenReason> {
+    if kind == DiskKind::BlockDevice {
+        let (logical, _) = OpenReason::of(sys::block_sizes(file.as_fd()))?;
+        let told = OpenReason::of(sys::direct_align(file.as_fd()))?;
+        let memory = told.map_or(logical, |a| a.memory.max(1));
+        return Ok(DirectAlign { memory, offset: logical.max(SECTOR) });
+    }
+    if let Some(told) = OpenReason::of(sys::direct_align(file.as_fd()))? {
+        // The flag was accepted, and would be ignored: every transfer would go through the cache.
+        if told.offset == 0 {
+            return Err(OpenReason::NoDirectIo);
+        }
+        return Ok(DirectAlign { memory: told.memory.max(1), offset: told.offset.max(SECTOR) });
+    }
+    let device = queue.number("logical_block_size").and_then(|n| u32::try_from(n).ok());
+    let offset = match device {
+        Some(offset) => offset.max(SECTOR),
+        None => probe(file, size)?,
+    };
+    Ok(DirectAlign { memory: offset, offset })
+}
+
+/// Finds the smallest block that a direct read accepts, where nobody tells: kernels before 6.1
+/// on file systems without a block device of their own.
+fn probe(file: &File, size: u64) -> Result<u32, OpenReason> {
+    #[repr(align(4096))]
+    struct Page([u8; 4096]);
+    let mut page = Page([0; 4096]);
+    for block in [SECTOR, COMMON_PHYSICAL] {
+        if size < u64::from(block) {
+            continue;
+        }
+        match file.read_at(&mut page.0[..block as usize], 0) {
+            Ok(_) => return Ok(block),
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(e) => return Err(OpenReason::from_io(&e)),
+        }
+    }
+    if size < u64::from(COMMON_PHYSICAL) {
+        Ok(COMMON_PHYSICAL)
+    } else {
+        Err(OpenReason::NoDirectIo)
+    }
+}
+
+/// The attributes of a block device's request queue in sysfs; none where there is no such device.
+struct Queue {
+    device: u64,
+}
+
+impl Queue {
+    fn of_device(device: u64) -> Self {
+        Self { device }
+    }
+
+    fn read(&self, name: &str) -> Option<String> {
+        let (major, minor) = (libc::major(self.device), libc::minor(self.device));
+        // A partition's queue is its disk's, one directory up.
+        ["queue", "../queue"].iter().find_map(|dir| {
+            fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{dir}/{name}")).ok()
+        })
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.read(name)?.trim().parse().ok()
+    }
+
+    fn writes_through(&self) -> bool {
+        self.read("write_cache").is_some_and(|s| s.trim() == "write through")
+    }
+}

@@ -1,0 +1,66 @@
+//! Disks on memory file systems: plain calls on the core.
+//!
+//! Such files never wait for a device, and no other engine reaches them as cheaply: they do not
+//! support non-blocking submission, so an io_uring hands every operation to a worker thread.
+
+use super::DiskError;
+use super::file::{ALLOCATE, FileDisk, PUNCH, ZERO};
+use crate::buf::{Bufs, BufsMut};
+
+/// Longest range handled before other tasks get their turn, in bytes: some milliseconds of work.
+const STEP: u64 = 16 << 20;
+
+#[derive(Debug)]
+pub(crate) struct InlineDisk(FileDisk);
+
+impl InlineDisk {
+    pub(crate) fn new(file: FileDisk) -> Self {
+        Self(file)
+    }
+
+    pub(crate) async fn read(&self, at: u64, mut into: BufsMut) -> Result<BufsMut, DiskError> {
+        self.0.read(at, &mut into)?;
+        Ok(into)
+    }
+
+    pub(crate) async fn write(&self, at: u64, data: Bufs) -> Result<(), DiskError> {
+        self.0.write(at, &data)
+    }
+
+    pub(crate) async fn sync(&self) -> Result<(), DiskError> {
+        self.0.sync()
+    }
+
+    pub(crate) async fn punch(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
+        self.in_steps(PUNCH, at, bytes).await
+    }
+
+    pub(crate) async fn zero(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
+        self.in_steps(ZERO, at, bytes).await
+    }
+
+    pub(crate) async fn allocate(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
+        self.in_steps(ALLOCATE, at, bytes).await
+    }
+
+    pub(crate) async fn set_len(&self, bytes: u64) -> Result<(), DiskError> {
+        self.0.set_len(bytes)
+    }
+
+    pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
+        self.0.allocated()
+    }
+
+    async fn in_steps(&self, mode: i32, at: u64, bytes: u64) -> Result<(), DiskError> {
+        let mut done = 0;
+        loop {
+            let step = STEP.min(bytes - done);
+            self.0.fallocate(mode, at + done, step)?;
+            done += step;
+            if done == bytes {
+                return Ok(());
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}

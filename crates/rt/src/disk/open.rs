@@ -1,0 +1,123 @@
+//! Opening real files and block devices: held by nobody else, with direct I/O, and with what the
+//! system knows about them. Everything here blocks and belongs on the blocking pool.
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use super::{DiskInfo, DiskKind, OpenError, OpenOptions, OpenReason, geometry};
+use crate::sys;
+
+/// An opened file or block device.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) file: File,
+    pub(crate) info: DiskInfo,
+    /// Whether its file system keeps data in memory.
+    pub(crate) on_memory: bool,
+}
+
+/// Opens `path`, creating it first when told to; what was created is removed again on failure.
+pub(crate) fn open(path: &Path, how: OpenOptions) -> Result<Opened, OpenError> {
+    let refuse = |reason| OpenError::new(path, reason);
+    let Some(bytes) = how.create_bytes else {
+        return open_existing(path, how).map_err(refuse);
+    };
+    let created = OpenReason::of(File::options().write(true).create_new(true).open(path));
+    let created = created.map_err(refuse)?;
+    let opened = OpenReason::of(created.set_len(bytes).and_then(|()| created.sync_all()))
+        .and_then(|()| open_existing(path, how))
+        .and_then(|opened| OpenReason::of(sync_parent(path)).map(|()| opened));
+    opened.map_err(|reason| {
+        if let Err(e) = fs::remove_file(path) {
+            tracing::warn!(path = %path.display(), error = %e, "cannot remove a half-made file");
+        }
+        refuse(reason)
+    })
+}
+
+fn open_existing(path: &Path, how: OpenOptions) -> Result<Opened, OpenReason> {
+    // Looked at before it is opened, because opening a pipe or a tape has effects.
+    let kind = kind_of(&OpenReason::of(fs::metadata(path))?)?;
+    let mut file = open_direct(path, kind, how)?;
+    if kind_of(&OpenReason::of(file.metadata())?)? != kind {
+        return Err(OpenReason::NotAFileOrBlockDevice);
+    }
+    if kind == DiskKind::File {
+        hold(&file, !how.read_only)?;
+    }
+    let on_memory = kind == DiskKind::File && OpenReason::of(sys::on_memory(file.as_fd()))?;
+    let size = OpenReason::of(file.seek(SeekFrom::End(0)))?;
+    let info = geometry::describe(&file, kind, size, on_memory, how)?;
+    Ok(Opened { file, info, on_memory })
+}
+
+fn kind_of(metadata: &Metadata) -> Result<DiskKind, OpenReason> {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        Ok(DiskKind::File)
+    } else if kind.is_block_device() {
+        Ok(DiskKind::BlockDevice)
+    } else {
+        Err(OpenReason::NotAFileOrBlockDevice)
+    }
+}
+
+/// Opens with direct I/O unless told otherwise. Memory file systems may go without: before 6.6
+/// tmpfs refused the flag, and there is no cache that it would go around.
+fn open_direct(path: &Path, kind: DiskKind, how: OpenOptions) -> Result<File, OpenReason> {
+    // On a block device O_EXCL claims it: mounted or claimed ones are refused (`open(2)`).
+    let exclusive = if kind == DiskKind::BlockDevice { libc::O_EXCL } else { 0 };
+    let open = |direct: i32| {
+        File::options().read(true).write(!how.read_only).custom_flags(exclusive | direct).open(path)
+    };
+    if how.buffered {
+        return OpenReason::of(open(0));
+    }
+    match open(libc::O_DIRECT) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            if !OpenReason::of(sys::path_on_memory(path))? {
+                return Err(OpenReason::NoDirectIo);
+            }
+            OpenReason::of(open(0))
+        }
+        result => OpenReason::of(result),
+    }
+}
+
+/// Locks a file against every other open of it, ours included. The lock goes with the open file.
+fn hold(file: &File, exclusive: bool) -> Result<(), OpenReason> {
+    match sys::lock_file(file.as_fd(), exclusive) {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            Err(OpenReason::Busy)
+        }
+        result => OpenReason::of(result),
+    }
+}
+
+/// Deletes a file; its absence is durable when this returns.
+pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
+    fs::remove_file(path)?;
+    sync_parent(path)
+}
+
+/// Renames a file, replacing what had the new name; durable when this returns.
+pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    sync_parent(to)?;
+    if from.parent() == to.parent() { Ok(()) } else { sync_parent(from) }
+}
+
+/// Makes durable what names a directory holds.
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => sync_dir(dir),
+        _ => sync_dir(Path::new(".")),
+    }
+}

@@ -1,0 +1,135 @@
+//! Mailboxes: how code on one core has something done on another.
+//!
+//! A mailbox is bounded: senders wait while it is full. It wakes its core once for however many
+//! jobs have come in since the core last looked.
+
+use std::future::Future;
+
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::Core;
+
+/// Jobs taken out of a mailbox at once.
+const BATCH: usize = 64;
+
+type Job = Box<dyn FnOnce(&Core) + Send>;
+
+/// The core is stopping, or what was asked of it panicked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the core has stopped")]
+pub struct Stopped;
+
+/// Why a job was not taken at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotTaken {
+    /// The mailbox is full.
+    #[error("the core's mailbox is full")]
+    Full,
+    /// The core is stopping.
+    #[error("the core has stopped")]
+    Stopped,
+}
+
+/// A core, as seen from anywhere: from another core, from an ordinary thread. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct CoreHandle {
+    id: usize,
+    jobs: mpsc::Sender<Job>,
+}
+
+impl CoreHandle {
+    /// The core's number, from 0.
+    #[must_use]
+    pub fn id(&self) -> usize {
+        self.id
+    }
+
+    /// Runs `f` as a task of the core and returns its result. Waits while the mailbox is full.
+    ///
+    /// Dropping the future before the job was taken withdraws it; afterwards the job runs to its
+    /// end and only the result is lost.
+    ///
+    /// # Errors
+    /// [`Stopped`] when the core stops before the end, or the job panics.
+    pub async fn run<F, Fut, T>(&self, f: F) -> Result<T, Stopped>
+    where
+        F: FnOnce(Core) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+        T: Send + 'static,
+    {
+        let (answer, result) = oneshot::channel();
+        let job = move |core: Core| async move {
+            // Nobody waits for the answer any more: not the job's concern.
+            let _ = answer.send(f(core).await);
+        };
+        self.post(job).await?;
+        result.await.map_err(|_| Stopped)
+    }
+
+    /// Starts `f` as a task of the core. Waits while the mailbox is full.
+    ///
+    /// # Errors
+    /// [`Stopped`] when the core takes no more jobs.
+    pub async fn post<F, Fut>(&self, f: F) -> Result<(), Stopped>
+    where
+        F: FnOnce(Core) -> Fut + Send + 'static,
+        Fut: Future<Output = ()> + 'static,
+    {
+        self.jobs.send(job(f)).await.map_err(|_| Stopped)
+    }
+
+    /// [`Self::post`] for threads that are not cores.
+    pub(crate) fn post_blocking<F, Fut>(&self, f: F) -> Result<(), Stopped>
+    where
+        F: FnOnce(Core) -> Fut + Send + 'static,
+        Fut: Future<Output = ()> + 'static,
+    {
+        self.jobs.blocking_send(job(f)).map_err(|_| Stopped)
+    }
+
+    /// Starts `f` as a task of the core if its mailbox has room.
+    ///
+    /// # Errors
+    /// [`NotTaken`]; `f` is dropped.
+    pub fn try_post<F, Fut>(&self, f: F) -> Result<(), NotTaken>
+    where
+        F: FnOnce(Core) -> Fut + Send + 'static,
+        Fut: Future<Output = ()> + 'static,
+    {
+        self.jobs.try_send(job(f)).map_err(|e| match e {
+            TrySendError::Full(_) => NotTaken::Full,
+            TrySendError::Closed(_) => NotTaken::Stopped,
+        })
+    }
+}
+
+fn job<F, Fut>(f: F) -> Job
+where
+    F: FnOnce(Core) -> Fut + Send + 'static,
+    Fut: Future<Output = ()> + 'static,
+{
+    Box::new(move |core| drop(tokio::task::spawn_local(f(core.clone()))))
+}
+
+/// The receiving end of a mailbox.
+#[derive(Debug)]
+pub(crate) struct Inbox(mpsc::Receiver<Job>);
+
+/// A mailbox for core `id` that holds up to `len` jobs.
+pub(crate) fn mailbox(id: usize, len: usize) -> (CoreHandle, Inbox) {
+    let (jobs, inbox) = mpsc::channel(len.max(1));
+    (CoreHandle { id, jobs }, Inbox(inbox))
+}
+
+impl Inbox {
+    /// Starts jobs as they come, until every handle is gone.
+    pub(crate) async fn serve(mut self, core: &Core) {
+        let mut batch = Vec::with_capacity(BATCH);
+        while self.0.recv_many(&mut batch, BATCH).await > 0 {
+            for job in batch.drain(..) {
+                job(core);
+            }
+        }
+    }
+}

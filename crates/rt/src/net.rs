@@ -1,0 +1,234 @@
+//! TCP: listeners and streams, real or simulated, under tokio's traits.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+#[cfg(feature = "sim")]
+use crate::sim::net::{SimListener, SimStream};
+
+/// How to listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// Connections that the system accepts ahead of us.
+    pub backlog: u32,
+    /// Whether several listeners (one per core) may share the address; the system then spreads
+    /// connections over them (`SO_REUSEPORT`).
+    pub reuse_port: bool,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        Self { backlog: 1024, reuse_port: false }
+    }
+}
+
+/// Waits for connections on one address.
+#[derive(Debug)]
+pub struct Listener(ListenerKind);
+
+#[derive(Debug)]
+enum ListenerKind {
+    Tcp(TcpListener),
+    #[cfg(feature = "sim")]
+    Sim(SimListener),
+}
+
+impl Listener {
+    /// Listens on real TCP. The address may be one that an earlier process has just left.
+    pub(crate) fn tcp(at: SocketAddr, how: ListenOptions) -> io::Result<Self> {
+        let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_reuseaddr(true)?;
+        if how.reuse_port {
+            socket.set_reuseport(true)?;
+        }
+        socket.bind(at)?;
+        Ok(Self(ListenerKind::Tcp(socket.listen(how.backlog)?)))
+    }
+
+    #[cfg(feature = "sim")]
+    pub(crate) fn sim(listener: SimListener) -> Self {
+        Self(ListenerKind::Sim(listener))
+    }
+
+    /// The next connection and where it comes from.
+    ///
+    /// # Errors
+    /// What the system reports. Errors of one connection (it was gone before it was accepted) and
+    /// of the process (no descriptors left) look alike: wait a little and go on.
+    pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        match &self.0 {
+            ListenerKind::Tcp(listener) => {
+                let (stream, from) = listener.accept().await?;
+                Ok((Stream::tcp(stream)?, from))
+            }
+            #[cfg(feature = "sim")]
+            ListenerKind::Sim(listener) => {
+                let (stream, from) = listener.accept().await?;
+                Ok((Stream::sim(stream), from))
+            }
+        }
+    }
+
+    /// The address listened on, with the port the system chose where none was given.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.0 {
+            ListenerKind::Tcp(listener) => listener.local_addr(),
+            #[cfg(feature = "sim")]
+            ListenerKind::Sim(listener) => listener.local_addr(),
+        }
+    }
+}
+
+/// A TCP connection on this core. Small writes are sent at once (no Nagle delay).
+#[derive(Debug)]
+pub struct Stream(StreamKind);
+
+#[derive(Debug)]
+enum StreamKind {
+    Tcp(TcpStream),
+    #[cfg(feature = "sim")]
+    Sim(SimStream),
+}
+
+impl Stream {
+    pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self(StreamKind::Tcp(stream)))
+    }
+
+    pub(crate) async fn dial_tcp(to: SocketAddr) -> io::Result<Self> {
+        let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        Self::tcp(socket.connect(to).await?)
+    }
+
+    #[cfg(feature = "sim")]
+    pub(crate) fn sim(stream: SimStream) -> Self {
+        Self(StreamKind::Sim(stream))
+    }
+
+    /// The other end's address.
+    ///
+    /// # Errors
+    /// What the system reports; the connection may be gone.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        match &self.0 {
+            StreamKind::Tcp(s) => s.peer_addr(),
+            #[cfg(feature = "sim")]
+            StreamKind::Sim(s) => s.peer_addr(),
+        }
+    }
+
+    /// Our end's address.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.0 {
+            StreamKind::Tcp(s) => s.local_addr(),
+            #[cfg(feature = "sim")]
+            StreamKind::Sim(s) => s.local_addr(),
+        }
+    }
+
+    /// Takes the connection off this core, so that another can [`crate::Core::attach`] it. Bytes
+    /// that were not read yet stay in it.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn detach(self) -> io::Result<DetachedStream> {
+        match self.0 {
+            StreamKind::Tcp(s) => Ok(DetachedStream(Detached::Tcp(s.into_std()?))),
+            #[cfg(feature = "sim")]
+            StreamKind::Sim(s) => Ok(DetachedStream(Detached::Sim(s))),
+        }
+    }
+
+    pub(crate) fn attach(detached: DetachedStream) -> io::Result<Self> {
+        match detached.0 {
+            Detached::Tcp(s) => Ok(Self(StreamKind::Tcp(TcpStream::from_std(s)?))),
+            #[cfg(feature = "sim")]
+            Detached::Sim(s) => Ok(Self::sim(s)),
+        }
+    }
+}
+
+/// A connection between two cores.
+pub struct DetachedStream(Detached);
+
+enum Detached {
+    Tcp(std::net::TcpStream),
+    #[cfg(feature = "sim")]
+    Sim(SimStream),
+}
+
+impl fmt::Debug for DetachedStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DetachedStream")
+    }
+}
+
+/// Calls a method of tokio's traits on whichever stream there is.
+macro_rules! forward {
+    ($self:expr, $s:ident => $call:expr) => {
+        match &mut $self.get_mut().0 {
+            StreamKind::Tcp(s) => {
+                let $s = Pin::new(s);
+                $call
+            }
+            #[cfg(feature = "sim")]
+            StreamKind::Sim(s) => {
+                let $s = Pin::new(s);
+                $call
+            }
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        forward!(self, s => s.poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        forward!(self, s => s.poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        forward!(self, s => s.poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        forward!(self, s => s.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        forward!(self, s => s.poll_shutdown(cx))
+    }
+}

@@ -1,0 +1,210 @@
+//! Cores: threads, one per core, each with a runtime of its own.
+
+use std::fmt;
+use std::future::{Future, ready};
+use std::io;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
+use tokio::sync::oneshot;
+
+use super::RealCore;
+use crate::Core;
+use crate::buf::Pool;
+use crate::mailbox::{CoreHandle, Inbox, mailbox};
+use crate::sys;
+
+/// How disks are to be served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiskEngine {
+    /// By io_uring where there is one, else by threads.
+    #[default]
+    Auto,
+    /// By io_uring, or the cores do not start.
+    Uring,
+    /// By threads.
+    Pool,
+}
+
+/// What cores are made of.
+#[derive(Clone, Debug)]
+pub struct CoresConfig {
+    /// One core per entry, bound to that processor if one is given.
+    pub cpus: Vec<Option<usize>>,
+    /// Buffer memory of each core in bytes.
+    pub pool_bytes_per_core: usize,
+    /// How long a core that has just done something keeps looking for more before it sleeps.
+    pub poll_window: Duration,
+    /// How disks are served.
+    pub disk_engine: DiskEngine,
+    /// Jobs that a core's mailbox holds before senders wait.
+    pub mailbox_len: usize,
+    /// Most threads per core for calls that block.
+    pub blocking_threads: usize,
+}
+
+impl Default for CoresConfig {
+    fn default() -> Self {
+        Self {
+            cpus: vec![None],
+            pool_bytes_per_core: 64 << 20,
+            poll_window: Duration::from_micros(50),
+            disk_engine: DiskEngine::Auto,
+            mailbox_len: 256,
+            blocking_threads: 8,
+        }
+    }
+}
+
+/// Longest wait for blocking calls still running when a core ends.
+const BLOCKING_GRACE: Duration = Duration::from_secs(10);
+
+/// Running cores. Dropping this stops them without ceremony; see [`Self::stop`].
+pub struct Cores {
+    handles: Arc<[CoreHandle]>,
+    threads: Vec<Thread>,
+}
+
+struct Thread {
+    /// Closed to end the core.
+    running: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a core's thread needs to begin.
+struct Birth {
+    id: usize,
+    config: CoresConfig,
+    pools: Arc<[Pool]>,
+    peers: Arc<[CoreHandle]>,
+    inbox: Inbox,
+    running: oneshot::Receiver<()>,
+    started: mpsc::Sender<io::Result<()>>,
+}
+
+impl Cores {
+    /// Starts cores; all of them run when this returns.
+    ///
+    /// # Errors
+    /// What the system reports: no memory, no threads, no descriptors; no io_uring where it is
+    /// demanded.
+    pub fn start(config: &CoresConfig) -> io::Result<Self> {
+        let pools: Arc<[Pool]> = (config.cpus.iter())
+            .map(|_| Pool::new(config.pool_bytes_per_core))
+            .collect::<io::Result<_>>()?;
+        let (handles, inboxes): (Vec<_>, Vec<_>) =
+            (0..config.cpus.len()).map(|id| mailbox(id, config.mailbox_len)).unzip();
+        let handles: Arc<[CoreHandle]> = handles.into();
+        let (started, starts) = mpsc::channel();
+        let mut cores = Self { handles: Arc::clone(&handles), threads: Vec::new() };
+        for (id, inbox) in inboxes.into_iter().enumerate() {
+            let (running, ends) = oneshot::channel();
+            let birth = Birth {
+                id,
+                config: config.clone(),
+                pools: Arc::clone(&pools),
+                peers: Arc::clone(&handles),
+                inbox,
+                running: ends,
+                started: started.clone(),
+            };
+            let thread = thread::Builder::new().name(format!("core-{id}")).spawn(|| live(birth))?;
+            cores.threads.push(Thread { running: Some(running), thread: Some(thread) });
+        }
+        drop(started);
+        for _ in &cores.threads {
+            starts.recv().unwrap_or_else(|e| Err(io::Error::other(e)))?;
+        }
+        Ok(cores)
+    }
+
+    /// The cores in order of their numbers.
+    #[must_use]
+    pub fn handles(&self) -> &[CoreHandle] {
+        &self.handles
+    }
+
+    /// Runs `shutdown` on every core, waits until all are through, then ends the cores and waits
+    /// for their threads. Cores serve each other to the last. What still runs then is dropped:
+    /// `shutdown` is where connections are ended and disks are synced.
+    ///
+    /// Blocks the caller: not to be called on a core.
+    pub fn stop<F, Fut>(self, shutdown: F)
+    where
+        F: Fn(Core) -> Fut + Clone + Send + 'static,
+        Fut: Future<Output = ()> + 'static,
+    {
+        let (done, all_done) = mpsc::channel::<()>();
+        for handle in &*self.handles {
+            let (shutdown, done) = (shutdown.clone(), done.clone());
+            let job = move |core: Core| async move {
+                shutdown(core).await;
+                drop(done);
+            };
+            if handle.post_blocking(job).is_err() {
+                tracing::error!(core = handle.id(), "the core was gone before it was stopped");
+            }
+        }
+        drop(done);
+        // Nothing is ever sent: this ends when the last core has dropped its end.
+        let _ = all_done.recv();
+    }
+
+    /// [`Self::stop`] with nothing to do on the cores.
+    pub fn stop_now(self) {
+        self.stop(|_| ready(()));
+    }
+}
+
+impl Drop for Cores {
+    fn drop(&mut self) {
+        for t in &mut self.threads {
+            t.running = None;
+        }
+        for t in &mut self.threads {
+            if t.thread.take().is_some_and(|t| t.join().is_err()) {
+                tracing::error!("a core ended by a panic");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cores").field("cores", &self.handles.len()).finish_non_exhaustive()
+    }
+}
+
+/// A core's life.
+fn live(birth: Birth) {
+    let Birth { id, config, pools, peers, inbox, running, started } = birth;
+    if let Some(cpu) = config.cpus[id]
+        && let Err(e) = sys::pin_to(cpu)
+    {
+        tracing::warn!(core = id, cpu, error = %e, "the core floats: its processor is not to be had");
+    }
+    let runtime = match runtime(&config) {
+        Ok(runtime) => runtime,
+        Err(e) => {
+            let _ = started.send(Err(e));
+            return;
+        }
+    };
+    runtime.block_on(async {
+        let core = Core::real(id, pools[id].clone(), peers, RealCore::new());
+        let _ = started.send(Ok(()));
+        tokio::task::spawn_local(async move { inbox.serve(&core).await });
+        // Closed, never sent on.
+        let _ = running.await;
+    });
+    runtime.shutdown_timeout(BLOCKING_GRACE);
+}
+
+fn runtime(config: &CoresConfig) -> io::Result<LocalRuntime> {
+    Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(config.blocking_threads.max(1))
+        .build_local(LocalOptions::default())
+}

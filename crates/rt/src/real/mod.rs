@@ -1,0 +1,93 @@
+//! The real system: threads, files, sockets and clocks of this machine.
+
+mod cores;
+mod random;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::disk::{
+    self, Backend, DiskInfo, Engine, FileDisk, InlineDisk, OpenError, OpenOptions, OpenReason,
+    PoolDisk,
+};
+use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
+
+pub use cores::{Cores, CoresConfig, DiskEngine};
+use random::Random;
+
+/// One core's share of the system.
+pub(crate) struct RealCore {
+    random: Random,
+}
+
+impl RealCore {
+    fn new() -> Self {
+        Self { random: Random::new() }
+    }
+
+    pub(crate) fn disk_engine(&self) -> Engine {
+        Engine::Pool
+    }
+
+    pub(crate) async fn open_disk(
+        &self,
+        path: &Path,
+        how: OpenOptions,
+    ) -> Result<(Backend, DiskInfo), OpenError> {
+        let owned = path.to_owned();
+        let opened = tokio::task::spawn_blocking(move || disk::open(&owned, how))
+            .await
+            .unwrap_or_else(|_| Err(OpenError::new(path, OpenReason::Io(libc::ECANCELED))))?;
+        let file = FileDisk::new(opened.file);
+        let backend = if opened.on_memory {
+            Backend::Inline(InlineDisk::new(file))
+        } else {
+            Backend::Pool(PoolDisk::new(file))
+        };
+        Ok((backend, opened.info))
+    }
+
+    pub(crate) async fn remove_file(&self, path: &Path) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || disk::remove_file(&path)).await
+    }
+
+    pub(crate) async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let (from, to) = (from.to_owned(), to.to_owned());
+        blocking(move || disk::rename(&from, &to)).await
+    }
+
+    pub(crate) async fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        let dir = dir.to_owned();
+        blocking(move || disk::sync_dir(&dir)).await
+    }
+
+    pub(crate) async fn listen(&self, at: SocketAddr, how: ListenOptions) -> io::Result<Listener> {
+        Listener::tcp(at, how)
+    }
+
+    pub(crate) async fn dial(&self, to: SocketAddr) -> io::Result<Stream> {
+        Stream::dial_tcp(to).await
+    }
+
+    pub(crate) fn attach(&self, stream: DetachedStream) -> io::Result<Stream> {
+        Stream::attach(stream)
+    }
+
+    pub(crate) fn random_u64(&self) -> u64 {
+        self.random.next()
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is where wall-clock time comes from")]
+    pub(crate) fn wall_clock(&self) -> Duration {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    f: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(f).await.unwrap_or_else(|e| Err(io::Error::other(e)))
+}

@@ -1,0 +1,174 @@
+//! System calls that the standard library does not offer, each behind a safe function.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// File system magic numbers of memory file systems (`statfs(2)`).
+const TMPFS: i64 = 0x0102_1994;
+const RAMFS: i64 = 0x8584_58f6;
+
+fn check(r: i64) -> io::Result<i64> {
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(r) }
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From the disk into memory.
+    Read,
+    /// From memory to the disk.
+    Write,
+}
+
+/// One `preadv` or `pwritev`; gives the bytes moved.
+///
+/// # Safety
+/// Every vector names memory that is valid for the call, and that nobody else touches (reads) or
+/// changes (writes) during it.
+pub(crate) unsafe fn transfer(
+    fd: BorrowedFd<'_>,
+    direction: Direction,
+    vectors: &[libc::iovec],
+    at: u64,
+) -> io::Result<usize> {
+    let count = libc::c_int::try_from(vectors.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let at = offset(at)?;
+    let (fd, vectors) = (fd.as_raw_fd(), vectors.as_ptr());
+    // SAFETY: the array is valid for `count` entries, what they name by our caller's promise.
+    let n = unsafe {
+        match direction {
+            Direction::Read => libc::preadv(fd, vectors, count, at),
+            Direction::Write => libc::pwritev(fd, vectors, count, at),
+        }
+    };
+    usize::try_from(check(n as i64)?).map_err(io::Error::other)
+}
+
+/// A file offset as the system wants it.
+pub(crate) fn offset(at: u64) -> io::Result<libc::off_t> {
+    libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+/// `fdatasync`.
+pub(crate) fn datasync(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: plain system call on an open descriptor.
+    check(unsafe { libc::fdatasync(fd.as_raw_fd()) }.into()).map(drop)
+}
+
+/// `fallocate` with `mode`.
+pub(crate) fn fallocate(fd: BorrowedFd<'_>, mode: i32, at: u64, bytes: u64) -> io::Result<()> {
+    let (at, bytes) = (offset(at)?, offset(bytes)?);
+    // SAFETY: plain system call on an open descriptor.
+    check(unsafe { libc::fallocate(fd.as_raw_fd(), mode, at, bytes) }.into()).map(drop)
+}
+
+/// Whether the file lies on a file system that keeps its data in memory.
+pub(crate) fn on_memory(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut s = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the descriptor is open, the structure is ours; an all-zero one is valid.
+    let s = unsafe {
+        check(libc::fstatfs(fd.as_raw_fd(), s.as_mut_ptr()).into())?;
+        s.assume_init()
+    };
+    Ok(is_memory(s.f_type))
+}
+
+/// Whether `path` lies on a file system that keeps its data in memory.
+pub(crate) fn path_on_memory(path: &Path) -> io::Result<bool> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut s = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the path ends in NUL, the structure is ours; an all-zero one is valid.
+    let s = unsafe {
+        check(libc::statfs(path.as_ptr(), s.as_mut_ptr()).into())?;
+        s.assume_init()
+    };
+    Ok(is_memory(s.f_type))
+}
+
+fn is_memory(magic: impl Into<i64>) -> bool {
+    [TMPFS, RAMFS].contains(&magic.into())
+}
+
+/// Locks the whole file for this open of it, against everybody else's opens, until it is closed
+/// (an open-file-description lock, `fcntl(2)`). Exclusive needs the file open for writing.
+pub(crate) fn lock_file(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<()> {
+    // SAFETY: an all-zero `flock` is valid.
+    let mut lock: libc::flock = unsafe { MaybeUninit::zeroed().assume_init() };
+    let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: the descriptor is open and the structure lives through the call.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }.into())
+        .map(drop)
+}
+
+/// Logical and physical block of a block device, in bytes.
+pub(crate) fn block_sizes(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
+    let fd = fd.as_raw_fd();
+    let (mut logical, mut physical) = (0 as libc::c_int, 0 as libc::c_uint);
+    // SAFETY: each request writes one integer of the size of the variable given.
+    unsafe {
+        check(libc::ioctl(fd, libc::BLKSSZGET, &raw mut logical).into())?;
+        check(libc::ioctl(fd, libc::BLKPBSZGET, &raw mut physical).into())?;
+    }
+    Ok((u32::try_from(logical).map_err(io::Error::other)?, physical))
+}
+
+/// Alignment that direct I/O demands, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DirectAlign {
+    /// Of buffers; 0 where the file has no direct I/O.
+    pub(crate) memory: u32,
+    /// Of addresses and lengths; 0 where the file has no direct I/O.
+    pub(crate) offset: u32,
+}
+
+/// What `statx` says about direct I/O; `None` where kernel or file system do not tell.
+pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> io::Result<Option<DirectAlign>> {
+    let mut s = MaybeUninit::<libc::statx>::zeroed();
+    let flags = libc::AT_EMPTY_PATH;
+    // SAFETY: the path is an empty C string, the structure is ours; an all-zero one is valid.
+    let s = unsafe {
+        let r =
+            libc::statx(fd.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_DIOALIGN, s.as_mut_ptr());
+        check(r.into())?;
+        s.assume_init()
+    };
+    let told = s.stx_mask & libc::STATX_DIOALIGN != 0;
+    Ok(told.then_some(DirectAlign { memory: s.stx_dio_mem_align, offset: s.stx_dio_offset_align }))
+}
+
+/// Fills `out` with random bytes fit for secrets.
+pub(crate) fn random(out: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < out.len() {
+        let rest = &mut out[done..];
+        // SAFETY: the pointer and the length are those of one slice.
+        let n = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match check(n as i64) {
+            Ok(n) => done += usize::try_from(n).unwrap_or(0),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Binds the calling thread to one processor.
+pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
+    // SAFETY: an all-zero set is valid and empty.
+    let mut set: libc::cpu_set_t = unsafe { MaybeUninit::zeroed().assume_init() };
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: `cpu` lies inside the set, checked above; the set lives through the call.
+    unsafe {
+        libc::CPU_SET(cpu, &mut set);
+        check(libc::sched_setaffinity(0, size_of_val(&set), &raw const set).into()).map(drop)
+    }
+}
