@@ -1,1 +1,34 @@
-//! The REST API, typed once: types and client.
+//! The REST API of a node, typed once.
+//!
+//! [`endpoint`] lists what can be asked: method, path, types of the body and of the answer. The
+//! server routes by it, [`client`] calls by it, and [`openapi`] describes it; there is no second
+//! definition. Every type that comes from outside checks itself while it is parsed, so what the
+//! server holds is valid.
+
+mod access;
+pub mod client;
+pub mod endpoint;
+mod error;
+mod initiator;
+mod invalid;
+mod name;
+pub mod openapi;
+mod session;
+mod size;
+mod status;
+mod volume;
+
+pub use access::{Access, Chap, ChapUser, MutualChap, Secret};
+pub use error::{ApiError, Code};
+pub use initiator::Initiator;
+pub use invalid::Invalid;
+pub use name::VolumeName;
+pub use session::{Protocol, Session, SessionList};
+pub use size::{Size, check_volume_size};
+pub use status::{
+    Capacity, Finding, Health, Memory, NodeInfo, Severity, Status, Verdict, VolumeCounts,
+};
+pub use volume::{
+    Backing, BlockSize, CreateVolume, Grow, Initiators, IscsiExport, NewBacking, NvmeExport,
+    Protocols, Volume, VolumeIo, VolumeList, VolumeState,
+};

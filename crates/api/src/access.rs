@@ -1,0 +1,205 @@
+//! Access to a volume: who may reach it, and how an iSCSI initiator proves who it is.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Initiator, Invalid};
+
+/// A CHAP secret. It goes in and never comes out: no answer has a field for one, and it prints as
+/// nothing.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(try_from = "String")]
+#[schema(value_type = String, format = Password, min_length = 12, max_length = 255)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Shortest secret in bytes: 96 bits, as RFC 7143 9.2.1 asks where there is no IPsec.
+    pub const MIN: usize = 12;
+    /// Longest secret in bytes.
+    pub const MAX: usize = 255;
+
+    /// The secret itself, for the one place that needs it.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+impl TryFrom<String> for Secret {
+    type Error = Invalid;
+
+    fn try_from(s: String) -> Result<Self, Invalid> {
+        let printable = s.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+        if printable && (Self::MIN..=Self::MAX).contains(&s.len()) {
+            Ok(Self(s))
+        } else {
+            let allowed = format!(
+                "use {} to {} printable ASCII characters; many initiators accept at most 16",
+                Self::MIN,
+                Self::MAX
+            );
+            Err(Invalid::new("CHAP secret", "(hidden)", allowed))
+        }
+    }
+}
+
+/// The user name of a CHAP exchange (CHAP_N, RFC 7143 12.1.3).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schema(value_type = String, min_length = 1, max_length = 223)]
+pub struct ChapUser(String);
+
+impl ChapUser {
+    /// Longest user name, in bytes.
+    pub const MAX: usize = 223;
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for ChapUser {
+    type Error = Invalid;
+
+    fn try_from(s: String) -> Result<Self, Invalid> {
+        let printable = s.bytes().all(|b| b.is_ascii_graphic() && b != b',');
+        if printable && (1..=Self::MAX).contains(&s.len()) {
+            Ok(Self(s))
+        } else {
+            let allowed = format!(
+                "use 1 to {} printable ASCII characters without blanks or commas",
+                Self::MAX
+            );
+            Err(Invalid::new("CHAP user", &s, allowed))
+        }
+    }
+}
+
+impl From<ChapUser> for String {
+    fn from(user: ChapUser) -> Self {
+        user.0
+    }
+}
+
+/// What an iSCSI initiator must prove before it reaches a volume. Write-only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(try_from = "ChapParts")]
+pub struct Chap {
+    /// Name the initiator sends.
+    pub user: ChapUser,
+    /// Secret the initiator knows.
+    pub secret: Secret,
+    /// What the volume proves to the initiator in turn; must not share the secret (RFC 7143
+    /// 9.2.1).
+    pub mutual: Option<MutualChap>,
+}
+
+/// What a volume proves to its initiators. Write-only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MutualChap {
+    /// Name the volume sends.
+    pub user: ChapUser,
+    /// Secret the volume knows.
+    pub secret: Secret,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChapParts {
+    user: ChapUser,
+    secret: Secret,
+    #[serde(default)]
+    mutual: Option<MutualChap>,
+}
+
+impl TryFrom<ChapParts> for Chap {
+    type Error = Invalid;
+
+    fn try_from(parts: ChapParts) -> Result<Self, Invalid> {
+        let ChapParts { user, secret, mutual } = parts;
+        Self::new(user, secret, mutual)
+    }
+}
+
+impl Chap {
+    /// Credentials of both directions.
+    ///
+    /// # Errors
+    /// [`Invalid`] when both directions use the same secret: an attacker could then reflect the
+    /// challenge.
+    pub fn new(
+        user: ChapUser,
+        secret: Secret,
+        mutual: Option<MutualChap>,
+    ) -> Result<Self, Invalid> {
+        if mutual.as_ref().is_some_and(|m| m.secret == secret) {
+            let allowed = "the two directions need different secrets";
+            return Err(Invalid::new("mutual CHAP secret", "(hidden)", allowed));
+        }
+        Ok(Self { user, secret, mutual })
+    }
+}
+
+/// Who may reach a volume, as it is shown: names, never secrets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Access {
+    /// Initiators that may reach the volume; nobody may when it is empty.
+    pub initiators: Vec<Initiator>,
+    /// User name that iSCSI initiators authenticate with, where CHAP is required.
+    pub chap_user: Option<ChapUser>,
+    /// Name that the volume authenticates itself with, where CHAP is mutual.
+    pub chap_mutual_user: Option<ChapUser>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chap(json: &str) -> Result<Chap, serde_json::Error> {
+        serde_json::from_str(json)
+    }
+
+    #[test]
+    fn secrets_never_print() {
+        let chap = chap(r#"{"user":"u","secret":"hush-hush-hush"}"#).unwrap();
+        assert!(!format!("{chap:?}").contains("hush"));
+        let short = r#"{"user":"u","secret":"hush-hush"}"#;
+        assert!(!self::chap(short).unwrap_err().to_string().contains("hush"));
+        let control = r#"{"user":"u","secret":"hush-hush-hush\n"}"#;
+        assert!(!self::chap(control).unwrap_err().to_string().contains("hush"));
+    }
+
+    #[test]
+    fn both_directions_need_their_own_secret() {
+        let same =
+            r#"{"user":"u","secret":"0123456789ab","mutual":{"user":"v","secret":"0123456789ab"}}"#;
+        assert!(chap(same).unwrap_err().to_string().contains("different secrets"));
+        let own =
+            r#"{"user":"u","secret":"0123456789ab","mutual":{"user":"v","secret":"ba9876543210"}}"#;
+        assert!(chap(own).is_ok());
+    }
+
+    #[test]
+    fn unknown_fields_and_bad_names_are_refused() {
+        for json in [
+            r#"{"user":"","secret":"0123456789ab"}"#,
+            r#"{"user":"a b","secret":"0123456789ab"}"#,
+            r#"{"user":"a,b","secret":"0123456789ab"}"#,
+            r#"{"user":"a","secret":"0123456789ab","extra":1}"#,
+            r#"{"secret":"0123456789ab"}"#,
+        ] {
+            assert!(chap(json).is_err(), "{json}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! What can be asked of a node.
+
+use http::Method;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use utoipa::ToSchema;
+
+use crate::{
+    Chap, Code, CreateVolume, Grow, Health, Initiators, Protocols, SessionList, Status, Volume,
+    VolumeList,
+};
+
+/// A yes-or-no parameter in the query of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct Flag {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does when it is `true`.
+    pub about: &'static str,
+}
+
+/// Something to ask a node. The server routes by it, the client calls by it.
+pub trait Endpoint {
+    /// Name in the OpenAPI description, unique.
+    const ID: &'static str;
+    /// HTTP method.
+    const METHOD: Method;
+    /// Path; `{name}` stands for a volume's name.
+    const PATH: &'static str;
+    /// HTTP status of an answer.
+    const STATUS: u16;
+    /// What it does, in a sentence.
+    const SUMMARY: &'static str;
+    /// Parameters in the query.
+    const FLAGS: &'static [Flag];
+    /// Refusals to expect, beside those that every endpoint has.
+    const REFUSALS: &'static [Code];
+    /// Body of the request; [`Nothing`] where there is none.
+    type Body: Payload;
+    /// Body of the answer; [`Nothing`] where there is none.
+    type Answer: Payload;
+}
+
+/// A body, or none.
+pub trait Payload: Serialize + DeserializeOwned + Send + 'static {
+    /// Whether there is a body at all.
+    const EMPTY: bool;
+    /// Name of its schema.
+    fn schema_name() -> Option<String>;
+    /// Its schema and those it refers to.
+    fn schemas(into: &mut Schemas);
+}
+
+/// Named schemas, as utoipa collects them.
+pub type Schemas = Vec<(String, utoipa::openapi::RefOr<utoipa::openapi::schema::Schema>)>;
+
+/// No body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nothing;
+
+impl Payload for Nothing {
+    const EMPTY: bool = true;
+
+    fn schema_name() -> Option<String> {
+        None
+    }
+
+    fn schemas(_: &mut Schemas) {}
+}
+
+impl<T: ToSchema + Serialize + DeserializeOwned + Send + 'static> Payload for T {
+    const EMPTY: bool = false;
+
+    fn schema_name() -> Option<String> {
+        Some(T::name().into_owned())
+    }
+
+    fn schemas(into: &mut Schemas) {
+        into.push((T::name().into_owned(), T::schema()));
+        T::schemas(into);
+    }
+}
+
+/// Declares endpoints: a type for each, and [`visit`], which hands every one of them on.
+macro_rules! endpoints {
+    ($($(#[$doc:meta])* $name:ident $method:ident $path:literal $body:ty => $status:literal $answer:ty;
+        $summary:literal; $(flag $flag:expr;)* refuses [$($refusal:expr),*];)*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug)]
+            pub struct $name;
+
+            impl Endpoint for $name {
+                const ID: &'static str = stringify!($name);
+                const METHOD: Method = Method::$method;
+                const PATH: &'static str = $path;
+                const STATUS: u16 = $status;
+                const SUMMARY: &'static str = $summary;
+                const FLAGS: &'static [Flag] = &[$($flag),*];
+                const REFUSALS: &'static [Code] = &[$($refusal),*];
+                type Body = $body;
+                type Answer = $answer;
+            }
+        )*
+
+        /// Something to do with every endpoint.
+        pub trait Visit {
+            /// Does it with one.
+            fn endpoint<E: Endpoint>(&mut self);
+        }
+
+        /// Hands every endpoint to `visitor`.
+        pub fn visit(visitor: &mut impl Visit) {
+            $(visitor.endpoint::<$name>();)*
+        }
+    };
+}
+
+/// The flag of [`DeleteVolume`].
+pub const FORCE: Flag =
+    Flag { name: "force", about: "Delete the volume even while initiators are logged in to it." };
+
+endpoints! {
+    /// Is the node there?
+    GetHealth GET "/v1/health" Nothing => 200 Health;
+        "Says whether the node answers and serves.";
+        refuses [];
+
+    /// Is my data safe?
+    GetStatus GET "/v1/status" Nothing => 200 Status;
+        "Says whether the data is safe, and why.";
+        refuses [];
+
+    /// Who is logged in?
+    ListSessions GET "/v1/sessions" Nothing => 200 SessionList;
+        "Lists the sessions of initiators.";
+        refuses [];
+
+    /// Which volumes are there?
+    ListVolumes GET "/v1/volumes" Nothing => 200 VolumeList;
+        "Lists the volumes.";
+        refuses [];
+
+    /// Create a volume.
+    PostVolume POST "/v1/volumes" CreateVolume => 201 Volume;
+        "Creates a volume. Repeating a request gives the volume that it created.";
+        refuses [Code::Exists, Code::Backing, Code::NoSpace];
+
+    /// One volume.
+    GetVolume GET "/v1/volumes/{name}" Nothing => 200 Volume;
+        "Shows a volume.";
+        refuses [Code::NotFound];
+
+    /// Delete a volume and its data.
+    DeleteVolume DELETE "/v1/volumes/{name}" Nothing => 204 Nothing;
+        "Deletes a volume and its data.";
+        flag FORCE;
+        refuses [Code::NotFound, Code::InUse, Code::Backing];
+
+    /// Make a volume larger.
+    GrowVolume POST "/v1/volumes/{name}/grow" Grow => 200 Volume;
+        "Makes a volume larger while it serves.";
+        refuses [Code::NotFound, Code::Conflict, Code::Backing, Code::NoSpace];
+
+    /// Choose the protocols that export a volume.
+    SetProtocols PUT "/v1/volumes/{name}/protocols" Protocols => 200 Volume;
+        "Chooses the protocols that export a volume.";
+        refuses [Code::NotFound, Code::Conflict];
+
+    /// Let initiators reach a volume.
+    AllowInitiators POST "/v1/volumes/{name}/allow" Initiators => 200 Volume;
+        "Lets initiators reach a volume.";
+        refuses [Code::NotFound, Code::Conflict];
+
+    /// Stop initiators from reaching a volume.
+    DenyInitiators POST "/v1/volumes/{name}/deny" Initiators => 200 Volume;
+        "Stops initiators from reaching a volume and ends their sessions.";
+        refuses [Code::NotFound, Code::Conflict];
+
+    /// Ask iSCSI initiators of a volume for CHAP.
+    SetChap PUT "/v1/volumes/{name}/chap" Chap => 200 Volume;
+        "Asks iSCSI initiators of a volume to authenticate with CHAP.";
+        refuses [Code::NotFound, Code::Conflict];
+
+    /// Ask no longer.
+    ClearChap DELETE "/v1/volumes/{name}/chap" Nothing => 200 Volume;
+        "Lets iSCSI initiators reach a volume by their name alone.";
+        refuses [Code::NotFound, Code::Conflict];
+}

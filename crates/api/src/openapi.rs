@@ -1,0 +1,217 @@
+//! The OpenAPI description, made from the endpoints. `openapi.json` beside this crate's manifest is
+//! a copy that a test keeps current.
+
+use utoipa::openapi::path::{
+    Operation, OperationBuilder, Parameter, ParameterBuilder, ParameterIn,
+};
+use utoipa::openapi::request_body::RequestBodyBuilder;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{
+    ComponentsBuilder, ContentBuilder, HttpMethod, InfoBuilder, LicenseBuilder, ObjectBuilder,
+    OpenApi, OpenApiBuilder, PathsBuilder, Ref, Required, Response, ResponseBuilder, Type,
+};
+
+use crate::endpoint::{self, Endpoint, Payload, Schemas};
+use crate::{ApiError, Code, VolumeName};
+
+/// The description of the whole API.
+#[must_use]
+pub fn describe() -> OpenApi {
+    let mut walk = Walk::default();
+    endpoint::visit(&mut walk);
+    <ApiError as Payload>::schemas(&mut walk.schemas);
+    <VolumeName as Payload>::schemas(&mut walk.schemas);
+    let mut components = ComponentsBuilder::new();
+    for (name, schema) in walk.schemas {
+        components = components.schema(name, schema);
+    }
+    let token = SecurityScheme::Http(
+        HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .description(Some("Needed over TCP. The Unix socket is guarded by its file mode."))
+            .build(),
+    );
+    let mut info = InfoBuilder::new()
+        .title("Windrose node")
+        .version("1")
+        .description(Some("The control plane of one Windrose node. Sizes are in bytes."))
+        .build();
+    info.license =
+        Some(LicenseBuilder::new().name("Apache-2.0").identifier(Some("Apache-2.0")).build());
+    OpenApiBuilder::new()
+        .info(info)
+        .paths(walk.paths.path("/metrics", metrics()).build())
+        .components(Some(components.security_scheme("token", token).build()))
+        .security(Some([SecurityRequirement::new("token", Vec::<String>::new())]))
+        .build()
+}
+
+/// The description as the text of `openapi.json`.
+///
+/// # Panics
+/// Never: the description is made of strings and lists.
+#[must_use]
+pub fn json() -> String {
+    let mut text = describe().to_pretty_json().expect("strings and lists always serialise");
+    text.push('\n');
+    text
+}
+
+#[derive(Default)]
+struct Walk {
+    paths: PathsBuilder,
+    schemas: Schemas,
+}
+
+impl endpoint::Visit for Walk {
+    fn endpoint<E: Endpoint>(&mut self) {
+        E::Body::schemas(&mut self.schemas);
+        E::Answer::schemas(&mut self.schemas);
+        let paths = std::mem::take(&mut self.paths).build();
+        let mut paths = paths;
+        paths.add_path_operation(E::PATH, vec![method::<E>()], operation::<E>());
+        self.paths = paths.into();
+    }
+}
+
+fn method<E: Endpoint>() -> HttpMethod {
+    match E::METHOD.as_str() {
+        "GET" => HttpMethod::Get,
+        "PUT" => HttpMethod::Put,
+        "POST" => HttpMethod::Post,
+        "DELETE" => HttpMethod::Delete,
+        other => unreachable!("no endpoint uses {other}"),
+    }
+}
+
+fn operation<E: Endpoint>() -> Operation {
+    let mut operation = OperationBuilder::new()
+        .operation_id(Some(E::ID))
+        .summary(Some(E::SUMMARY))
+        .response(E::STATUS.to_string(), answer::<E::Answer>("Done."));
+    if E::PATH.contains("{name}") {
+        operation = operation.parameter(volume_name());
+    }
+    for flag in E::FLAGS {
+        operation = operation.parameter(
+            ParameterBuilder::new()
+                .name(flag.name)
+                .parameter_in(ParameterIn::Query)
+                .required(Required::False)
+                .description(Some(flag.about))
+                .schema(Some(ObjectBuilder::new().schema_type(Type::Boolean)))
+                .build(),
+        );
+    }
+    if let Some(schema) = E::Body::schema_name() {
+        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(schema))).build();
+        let body = RequestBodyBuilder::new()
+            .content("application/json", content)
+            .required(Some(Required::True))
+            .build();
+        operation = operation.request_body(Some(body));
+    }
+    for (status, codes) in refusals::<E>() {
+        operation = operation.response(status.to_string(), answer::<ApiError>(&codes));
+    }
+    operation.build()
+}
+
+/// Statuses of refusals and the codes behind each.
+fn refusals<E: Endpoint>() -> std::collections::BTreeMap<u16, String> {
+    let always = [Code::Unauthorized, Code::Unavailable, Code::Internal];
+    let with_body = [Code::InvalidRequest, Code::TooLarge];
+    let with_name = [Code::InvalidRequest];
+    let body = if E::Body::EMPTY { &[][..] } else { &with_body };
+    let name = if E::PATH.contains("{name}") { &with_name[..] } else { &[] };
+    let mut by_status = std::collections::BTreeMap::<u16, Vec<String>>::new();
+    for code in always.iter().chain(body).chain(name).chain(E::REFUSALS) {
+        let word = serde_json::to_value(code).expect("a word");
+        let word = format!("`{}`", word.as_str().unwrap_or_default());
+        let words = by_status.entry(code.status()).or_default();
+        if !words.contains(&word) {
+            words.push(word);
+        }
+    }
+    by_status.into_iter().map(|(status, words)| (status, words.join(", "))).collect()
+}
+
+fn answer<P: Payload>(description: &str) -> Response {
+    let response = ResponseBuilder::new().description(description);
+    match P::schema_name() {
+        None => response.build(),
+        Some(schema) => {
+            let schema = Ref::from_schema_name(schema);
+            let content = ContentBuilder::new().schema(Some(schema)).build();
+            response.content("application/json", content).build()
+        }
+    }
+}
+
+fn volume_name() -> Parameter {
+    ParameterBuilder::new()
+        .name("name")
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .description(Some("Name of the volume."))
+        .schema(Some(Ref::from_schema_name("VolumeName")))
+        .build()
+}
+
+fn metrics() -> utoipa::openapi::PathItem {
+    let text =
+        ContentBuilder::new().schema(Some(ObjectBuilder::new().schema_type(Type::String))).build();
+    let response = ResponseBuilder::new()
+        .description("Metrics in the OpenMetrics text format.")
+        .content("application/openmetrics-text", text)
+        .build();
+    let operation = OperationBuilder::new()
+        .operation_id(Some("GetMetrics"))
+        .summary(Some("Gives the metrics of the node to Prometheus."))
+        .response("200", response)
+        .build();
+    utoipa::openapi::PathItem::new(HttpMethod::Get, operation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checked_in_description_is_current() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(path, json()).unwrap();
+        }
+        let checked_in = std::fs::read_to_string(path).unwrap_or_default();
+        assert_eq!(checked_in, json(), "run UPDATE=1 cargo test -p api to write openapi.json");
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        let api = serde_json::to_value(describe()).unwrap();
+        let schemas = api["components"]["schemas"].as_object().unwrap();
+        let text = api.to_string();
+        for reference in text.split("#/components/schemas/").skip(1) {
+            let name = reference.split('"').next().unwrap();
+            assert!(schemas.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn no_answer_has_room_for_a_secret() {
+        let api = serde_json::to_value(describe()).unwrap();
+        let schemas = &api["components"]["schemas"];
+        let holders: Vec<_> = schemas
+            .as_object()
+            .unwrap()
+            .iter()
+            .filter(|(_, schema)| schema.to_string().contains("/Secret\""))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        assert_eq!(holders, ["Chap", "MutualChap"]);
+        for answer in ["Volume", "Access", "Status", "SessionList", "VolumeList"] {
+            assert!(!schemas[answer].to_string().contains("Chap\""), "{answer}");
+        }
+    }
+}

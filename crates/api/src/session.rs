@@ -1,0 +1,57 @@
+//! Sessions of initiators.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::VolumeName;
+
+/// The protocol of a session.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Protocol {
+    /// iSCSI.
+    Iscsi,
+    /// NVMe/TCP.
+    Nvme,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Iscsi => "iSCSI",
+            Self::Nvme => "NVMe/TCP",
+        })
+    }
+}
+
+/// One initiator's session: an iSCSI session, or an NVMe controller with its queues.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Session {
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Name of the initiator.
+    pub initiator: String,
+    /// Address of the initiator, `ip:port`.
+    pub peer: String,
+    /// Name of the target or subsystem it is logged in to.
+    pub target: String,
+    /// The volume it reaches; nothing for a discovery session.
+    pub volume: Option<VolumeName>,
+    /// Connections (iSCSI) or queues (NVMe/TCP) of the session.
+    pub connections: u32,
+    /// Core that serves it.
+    pub core: u32,
+    /// Age in seconds.
+    pub age_s: u64,
+}
+
+/// All sessions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SessionList {
+    /// The sessions.
+    pub sessions: Vec<Session>,
+}

@@ -1,0 +1,128 @@
+//! One answer to "is my data safe?".
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The answer in a word. Ordered: the worst finding decides.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Every volume serves, and nothing is about to go wrong.
+    Safe,
+    /// Every volume serves; a finding needs attention before it becomes a loss of service.
+    AtRisk,
+    /// At least one volume does not serve.
+    Unavailable,
+}
+
+/// How much a finding matters.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Good to know; nobody has to act.
+    Note,
+    /// Somebody should act soon.
+    Warning,
+    /// Data cannot be reached now.
+    Critical,
+}
+
+/// One thing that the status is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Finding {
+    /// How much it matters.
+    pub severity: Severity,
+    /// What it is about, such as "volume web".
+    pub subject: String,
+    /// What is the matter.
+    pub message: String,
+    /// The next step, where there is one.
+    pub hint: Option<String>,
+}
+
+/// The node that answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeInfo {
+    /// Its name.
+    pub name: String,
+    /// Version of the program.
+    pub version: String,
+    /// Process id.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// Its data directory.
+    #[schema(value_type = String)]
+    pub data_dir: PathBuf,
+    /// Cores that serve.
+    pub cores: u32,
+    /// How disks are reached: `io_uring`, or `threads` where that is forbidden.
+    pub disk_backend: String,
+}
+
+/// How many volumes are in which state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeCounts {
+    /// All of them.
+    pub total: u32,
+    /// Those that serve.
+    pub online: u32,
+    /// Those that do not.
+    pub offline: u32,
+}
+
+/// Space in the node's data directory and promised to volumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Capacity {
+    /// Sum of the sizes of all volumes, in bytes.
+    pub provisioned_bytes: u64,
+    /// Size of the file system of the data directory, in bytes.
+    pub data_dir_bytes: u64,
+    /// Free space in it, in bytes.
+    pub data_dir_free_bytes: u64,
+}
+
+/// Buffer pools of all cores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Memory {
+    /// Their size, in bytes.
+    pub pool_bytes: u64,
+    /// What is free, in bytes.
+    pub pool_free_bytes: u64,
+    /// Commands that wait for memory.
+    pub waiting: u64,
+}
+
+/// State of the node: the verdict and what it is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// Is my data safe?
+    pub verdict: Verdict,
+    /// Why the verdict is what it is, worst first.
+    pub findings: Vec<Finding>,
+    /// The node.
+    pub node: NodeInfo,
+    /// Its volumes.
+    pub volumes: VolumeCounts,
+    /// Sessions of initiators.
+    pub sessions: u32,
+    /// Space.
+    pub capacity: Capacity,
+    /// Memory.
+    pub memory: Memory,
+}
+
+/// Whether the node answers and serves. For load balancers and probes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Health {
+    /// Version of the program.
+    pub version: String,
+    /// Whether it has opened its volumes and accepts initiators.
+    pub serving: bool,
+}

@@ -1,0 +1,320 @@
+//! Volumes, as they are asked for and as they are shown.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
+use uuid::Uuid;
+
+use crate::{Access, Chap, Initiator, Invalid, VolumeName};
+
+/// Size of a logical block.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(try_from = "u32", into = "u32")]
+pub enum BlockSize {
+    /// 512 bytes (512e over media of 4 KiB).
+    #[default]
+    B512,
+    /// 4096 bytes (4Kn).
+    B4096,
+}
+
+impl BlockSize {
+    /// In bytes.
+    #[must_use]
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::B512 => 512,
+            Self::B4096 => 4096,
+        }
+    }
+}
+
+impl PartialSchema for BlockSize {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new()
+            .schema_type(Type::Integer)
+            .description(Some("Size of a logical block in bytes."))
+            .enum_values(Some([512, 4096]))
+            .into()
+    }
+}
+
+impl ToSchema for BlockSize {}
+
+impl TryFrom<u32> for BlockSize {
+    type Error = Invalid;
+
+    fn try_from(bytes: u32) -> Result<Self, Invalid> {
+        match bytes {
+            512 => Ok(Self::B512),
+            4096 => Ok(Self::B4096),
+            other => Err(Invalid::new("block size", &other.to_string(), "use 512 or 4096")),
+        }
+    }
+}
+
+impl From<BlockSize> for u32 {
+    fn from(size: BlockSize) -> Self {
+        size.bytes()
+    }
+}
+
+/// The protocols a volume is exported by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Protocols {
+    /// Over iSCSI.
+    pub iscsi: bool,
+    /// Over NVMe/TCP.
+    pub nvme: bool,
+}
+
+impl Default for Protocols {
+    fn default() -> Self {
+        Self { iscsi: true, nvme: true }
+    }
+}
+
+/// Where a new volume's data shall live.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
+pub enum NewBacking {
+    /// A new file; it must not exist yet. Without a path, one in the node's data directory.
+    File {
+        /// Absolute path.
+        #[schema(value_type = Option<String>)]
+        #[serde(default)]
+        path: Option<PathBuf>,
+    },
+    /// A whole block device. Its former contents are lost.
+    Device {
+        /// Absolute path, such as one under `/dev/disk/by-id`.
+        #[schema(value_type = String)]
+        path: PathBuf,
+    },
+}
+
+impl Default for NewBacking {
+    fn default() -> Self {
+        Self::File { path: None }
+    }
+}
+
+/// Where a volume's data lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Backing {
+    /// A file.
+    File {
+        /// Absolute path.
+        #[schema(value_type = String)]
+        path: PathBuf,
+    },
+    /// A block device.
+    Device {
+        /// Absolute path.
+        #[schema(value_type = String)]
+        path: PathBuf,
+    },
+}
+
+impl Backing {
+    /// Path of the file or device.
+    #[must_use]
+    pub fn path(&self) -> &std::path::Path {
+        match self {
+            Self::File { path } | Self::Device { path } => path,
+        }
+    }
+}
+
+/// A volume to be created. Asking twice for the same is answered as if it was created then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateVolume {
+    /// Its name.
+    pub name: VolumeName,
+    /// Its size in bytes: 1 MiB to 256 TiB, a multiple of the block size. A device may leave it
+    /// out: all of the device.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
+    /// Size of a logical block: 512 (default) or 4096.
+    #[serde(default)]
+    pub block_size: BlockSize,
+    /// Whether space is taken when it is written (default) or all of it now.
+    #[serde(default = "thin_by_default")]
+    pub thin: bool,
+    /// Where the data shall live.
+    #[serde(default)]
+    pub backing: NewBacking,
+    /// The protocols that export it (default: all).
+    #[serde(default)]
+    pub protocols: Protocols,
+    /// Who may reach it (default: nobody).
+    #[serde(default)]
+    #[schema(max_items = 1024)]
+    pub allow: Vec<Initiator>,
+    /// What iSCSI initiators must prove.
+    #[serde(default)]
+    pub chap: Option<Chap>,
+}
+
+fn thin_by_default() -> bool {
+    true
+}
+
+/// A new size for a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Grow {
+    /// The size in bytes, at least the present one.
+    pub size_bytes: u64,
+}
+
+/// Initiators to allow or to deny.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Initiators {
+    /// Their names.
+    #[schema(max_items = 1024)]
+    pub initiators: Vec<Initiator>,
+}
+
+/// What state a volume is in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case", tag = "is")]
+pub enum VolumeState {
+    /// It serves.
+    Online,
+    /// It does not serve.
+    Offline {
+        /// Why not.
+        reason: String,
+    },
+    /// It is being created.
+    Creating,
+    /// It is being opened: the node is starting.
+    Opening,
+    /// It is being deleted.
+    Deleting,
+}
+
+/// How iSCSI initiators reach a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IscsiExport {
+    /// Name of the target.
+    pub target: String,
+    /// Logical unit number.
+    pub lun: u16,
+    /// Addresses the node listens at, `ip:port`.
+    pub portals: Vec<String>,
+}
+
+/// How NVMe hosts reach a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NvmeExport {
+    /// Qualified name of the subsystem.
+    pub subsystem: String,
+    /// Namespace identifier.
+    pub namespace: u32,
+    /// Addresses the node listens at, `ip:port`.
+    pub portals: Vec<String>,
+}
+
+/// What has been done with a volume since the node opened it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeIo {
+    /// Reads completed.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes completed.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Commands that failed.
+    pub errors: u64,
+}
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Volume {
+    /// Its name.
+    pub name: VolumeName,
+    /// Its identity, the same for as long as it exists.
+    pub id: Uuid,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Size of a logical block.
+    pub block_size: BlockSize,
+    /// Whether space is taken when it is written.
+    pub thin: bool,
+    /// Where the data lives.
+    pub backing: Backing,
+    /// Bytes of the backing that hold data, where that is known.
+    pub allocated_bytes: Option<u64>,
+    /// State it is in.
+    pub state: VolumeState,
+    /// Who may reach it.
+    pub access: Access,
+    /// How iSCSI initiators reach it, where it is exported by iSCSI.
+    pub iscsi: Option<IscsiExport>,
+    /// How NVMe hosts reach it, where it is exported by NVMe/TCP.
+    pub nvme: Option<NvmeExport>,
+    /// Sessions that are logged in to it.
+    pub sessions: u32,
+    /// When it was created, in seconds since the Unix epoch.
+    pub created_s: u64,
+    /// What has been done with it, while it is online.
+    pub io: Option<VolumeIo>,
+}
+
+/// All volumes, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeList {
+    /// The volumes.
+    pub volumes: Vec<Volume>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_and_a_size_are_enough() {
+        let v: CreateVolume = serde_json::from_str(r#"{"name":"a","size_bytes":1048576}"#).unwrap();
+        assert!(v.thin && v.allow.is_empty() && v.chap.is_none());
+        assert_eq!(v.backing, NewBacking::File { path: None });
+        assert_eq!(v.protocols, Protocols { iscsi: true, nvme: true });
+        assert_eq!(v.block_size, BlockSize::B512);
+    }
+
+    #[test]
+    fn what_a_client_sends_comes_back_the_same() {
+        let json = r#"{"name":"a","size_bytes":1048576,"block_size":4096,"thin":false,
+            "backing":{"kind":"device","path":"/dev/x"},"protocols":{"iscsi":true,"nvme":false},
+            "allow":["any"],"chap":{"user":"u","secret":"0123456789ab",
+            "mutual":{"user":"m","secret":"ba9876543210"}}}"#;
+        let v: CreateVolume = serde_json::from_str(json).unwrap();
+        let again = serde_json::from_str(&serde_json::to_string(&v).unwrap()).unwrap();
+        assert_eq!(v, again);
+    }
+
+    #[test]
+    fn misspelt_fields_are_refused() {
+        for json in [
+            r#"{"name":"a","size":1048576}"#,
+            r#"{"name":"a","block_size":1024}"#,
+            r#"{"name":"a","backing":{"kind":"file","pfad":"/x"}}"#,
+            r#"{"name":"a","backing":{"kind":"tape"}}"#,
+            r#"{"name":"a","protocols":{"iscsi":true}}"#,
+            r#"{"name":"a","allow":["everyone"]}"#,
+        ] {
+            assert!(serde_json::from_str::<CreateVolume>(json).is_err(), "{json}");
+        }
+    }
+}
