@@ -1,7 +1,16 @@
 //! Sockets, protocol machines and volumes, joined.
 //!
 //! * [`catalog`]: what is served to whom; an immutable snapshot that the node replaces.
+//! * [`server`]: one core's volumes and connections, and the doors to the other cores.
+//! * `resident`: the life of a connection, from core to core.
 //! * [`conn`]: the driver of one connection, the same for every protocol.
 
 pub mod catalog;
 pub mod conn;
+#[allow(dead_code, reason = "used by the protocol bindings")]
+mod resident;
+#[allow(dead_code, reason = "used by the protocol bindings")]
+pub mod server;
+
+pub use catalog::{Access, Admission, Catalog, Chap, IscsiTarget, Subsystem, VolumeId};
+pub use server::{Door, Limits, Served, Server, Service, Session, doors};

@@ -1,0 +1,133 @@
+//! The life of a connection in the node: begun on the core that accepted it, moved to the core
+//! of its volumes, ended there.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use rt::net::{DetachedStream, Stream};
+use tokio::time::Instant;
+
+use crate::conn::{Conn, End, Inbox, Protocol};
+use crate::server::{Notice, Registration, Server, Service};
+
+/// A protocol whose connections live in a [`Server`].
+pub(crate) trait Resident: Protocol + Sized {
+    /// Which protocol it is.
+    const SERVICE: Service;
+
+    /// What of the connection's state travels between cores: the machine, mostly.
+    type Luggage: Send + 'static;
+
+    /// The state of a connection that has just been accepted.
+    fn begin(server: &Rc<Server>, peer: SocketAddr, local: SocketAddr) -> Self::Luggage;
+
+    /// Settles the connection on a core, at its beginning or after a move.
+    fn settle(place: Place<Self::Event>, luggage: Self::Luggage) -> Self;
+
+    /// Packs up for a move. Nothing is in flight then.
+    fn pack(self) -> Self::Luggage;
+
+    /// The event that brings `notice`.
+    fn notice(notice: Notice) -> Self::Event;
+
+    /// The connection has ended; commands in flight go on without it.
+    fn ended(&mut self, end: &End);
+}
+
+/// Where a connection lives.
+#[derive(Debug)]
+pub(crate) struct Place<E> {
+    /// The core's server.
+    pub(crate) server: Rc<Server>,
+    /// Where events for the connection go.
+    pub(crate) inbox: Inbox<E>,
+    /// Its entry in the book of connections.
+    pub(crate) registration: Registration,
+    /// The client's address.
+    pub(crate) peer: SocketAddr,
+    /// The address the client came to.
+    pub(crate) local: SocketAddr,
+}
+
+/// A connection between two cores.
+struct Traveller<L> {
+    stream: DetachedStream,
+    luggage: L,
+    route: Route,
+}
+
+/// What stays the same wherever the connection lives.
+struct Route {
+    unread: VecDeque<u8>,
+    traffic: (u64, u64),
+    began: Instant,
+    peer: SocketAddr,
+    local: SocketAddr,
+}
+
+/// Begins a connection that was accepted on this core.
+pub(crate) fn begin<P: Resident>(
+    server: &Rc<Server>,
+    stream: Stream,
+    peer: SocketAddr,
+    local: SocketAddr,
+) {
+    let luggage = P::begin(server, peer, local);
+    let (unread, began) = (VecDeque::new(), Instant::now());
+    let route = Route { unread, traffic: (0, 0), began, peer, local };
+    settle::<P>(server, stream, luggage, route);
+}
+
+fn settle<P: Resident>(server: &Rc<Server>, stream: Stream, luggage: P::Luggage, route: Route) {
+    let inbox = Inbox::default();
+    let notices = inbox.clone();
+    let notify = Rc::new(move |notice| notices.push(P::notice(notice)));
+    let (peer, local, began) = (route.peer, route.local, route.began);
+    let registration = server.register(P::SERVICE, peer, local, began, notify);
+    let place =
+        Place { server: Rc::clone(server), inbox: inbox.clone(), registration, peer, local };
+    let protocol = P::settle(place, luggage);
+    let timeout = server.limits().send_timeout;
+    let mut conn = Conn::new(stream, protocol, inbox, server.staging(), timeout, began);
+    (conn.unread, conn.traffic) = (route.unread, route.traffic);
+    let server = Rc::clone(server);
+    tokio::task::spawn_local(async move {
+        match conn.run().await {
+            End::Moves(core) => move_to(&server, core, conn, peer, local).await,
+            end => {
+                tracing::debug!(service = %P::SERVICE, %peer, ?end, "a connection ended");
+                conn.protocol.ended(&end);
+            }
+        }
+    });
+}
+
+async fn move_to<P: Resident>(
+    server: &Server,
+    core: usize,
+    conn: Conn<Stream, P>,
+    peer: SocketAddr,
+    local: SocketAddr,
+) {
+    let Conn { stream, protocol, unread, began, traffic, .. } = conn;
+    let luggage = protocol.pack();
+    let stream = match stream.detach() {
+        Ok(stream) => stream,
+        Err(error) => {
+            tracing::warn!(%peer, %error, "a connection could not be moved");
+            return;
+        }
+    };
+    let route = Route { unread, traffic, began, peer, local };
+    let traveller = Traveller { stream, luggage, route };
+    server.send(core, Box::new(move |server| arrive::<P>(server, traveller))).await;
+}
+
+fn arrive<P: Resident>(server: &Rc<Server>, traveller: Traveller<P::Luggage>) {
+    let Traveller { stream, luggage, route } = traveller;
+    match server.core().attach(stream) {
+        Ok(stream) => settle::<P>(server, stream, luggage, route),
+        Err(error) => tracing::warn!(peer = %route.peer, %error, "a connection was lost moving"),
+    }
+}

@@ -1,0 +1,404 @@
+//! One core's share of the node: its volumes, its connections, and the doors to other cores.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use block::{Account, Pool};
+use rt::Core;
+use rt::net::Listener;
+use slab::Slab;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use volume::Volume;
+
+use crate::catalog::{Catalog, VolumeId};
+use crate::conn::Staging;
+use crate::resident::{self, Resident};
+
+/// Bounds on what clients may do. All are configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections per core, those that have not logged in included.
+    pub connections: usize,
+    /// Connections per core that have not logged in yet.
+    pub logins: usize,
+    /// Time for a login, from the first byte to full feature phase.
+    pub login_timeout: Duration,
+    /// Time in which a client must take something of what is sent to it.
+    pub send_timeout: Duration,
+    /// Time in which a client must send the rest of what it has begun.
+    pub receive_timeout: Duration,
+    /// Time that a command with part of its data here may wait for memory for the rest.
+    pub admission_timeout: Duration,
+    /// Silence after which the target asks whether the client lives.
+    pub keep_alive: Duration,
+    /// iSCSI commands in flight per session (the width of the CmdSN window).
+    pub commands: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 4096,
+            logins: 512,
+            login_timeout: Duration::from_secs(15),
+            send_timeout: Duration::from_secs(30),
+            receive_timeout: Duration::from_secs(30),
+            admission_timeout: Duration::from_secs(1),
+            keep_alive: Duration::from_secs(15),
+            commands: 128,
+        }
+    }
+}
+
+/// The protocol spoken at a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Service {
+    /// iSCSI.
+    Iscsi,
+    /// NVMe over TCP; discovery and I/O controllers alike.
+    Nvme,
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Iscsi => "iSCSI",
+            Self::Nvme => "NVMe/TCP",
+        })
+    }
+}
+
+/// A volume as front ends see it.
+#[derive(Debug)]
+pub struct Served {
+    /// Its identity.
+    pub id: VolumeId,
+    /// Its name, unique in the node.
+    pub name: String,
+    /// Its owner.
+    pub volume: Rc<Volume>,
+    /// Whether space is allocated only as it is written.
+    pub thin: bool,
+}
+
+/// What connections are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The catalog was replaced: what was allowed may not be any more, and the other way round.
+    CatalogChanged,
+    /// A volume has grown.
+    VolumeResized(VolumeId),
+    /// The node is about to stop: take leave of the client, finish what is in flight.
+    Drain,
+    /// Close now.
+    Close,
+}
+
+/// A connection as `windrose sessions` shows it.
+#[derive(Clone, Debug)]
+pub struct Session {
+    /// Its protocol.
+    pub service: Service,
+    /// Where the client is.
+    pub peer: SocketAddr,
+    /// The address it came to.
+    pub local: SocketAddr,
+    /// Initiator name or host NQN; `None` until it has logged in.
+    pub initiator: Option<String>,
+    /// Target name or subsystem NQN; `None` for discovery.
+    pub target: Option<String>,
+    /// NVMe: queue identifier. iSCSI: connection identifier.
+    pub queue: u16,
+    /// How long it has existed.
+    pub age: Duration,
+    /// The core that serves it.
+    pub core: usize,
+}
+
+/// Work handed to another core.
+pub(crate) type Parcel = Box<dyn FnOnce(&Rc<Server>) + Send>;
+
+/// How a core's server reaches the others.
+#[derive(Debug)]
+pub struct Door {
+    own: mpsc::Receiver<Parcel>,
+    peers: Vec<mpsc::Sender<Parcel>>,
+}
+
+/// Parcels that may wait at a door; the sender waits beyond that.
+const PARCELS: usize = 256;
+
+/// Doors between `cores` servers; one for each, in order of core.
+#[must_use]
+pub fn doors(cores: usize) -> Vec<Door> {
+    let (peers, own): (Vec<_>, Vec<_>) = (0..cores).map(|_| mpsc::channel(PARCELS)).unzip();
+    own.into_iter().map(|own| Door { own, peers: peers.clone() }).collect()
+}
+
+/// One core's server.
+pub struct Server {
+    core: Core,
+    limits: Limits,
+    peers: Vec<mpsc::Sender<Parcel>>,
+    catalog: RefCell<Arc<Catalog>>,
+    served: RefCell<BTreeMap<VolumeId, Rc<Served>>>,
+    connections: RefCell<Slab<Entry>>,
+    logins: Cell<usize>,
+    refused: Cell<u64>,
+    draining: Cell<bool>,
+    idle: RefCell<Vec<Waker>>,
+    staging: Staging,
+}
+
+struct Entry {
+    session: Session,
+    since: Instant,
+    logged_in: bool,
+    notify: Rc<dyn Fn(Notice)>,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("core", &self.core.id()).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// The server of `core`. Must be called in the core's `LocalSet`.
+    #[must_use]
+    pub fn new(core: Core, limits: Limits, door: Door) -> Rc<Self> {
+        let server = Rc::new(Self {
+            limits,
+            peers: door.peers,
+            catalog: RefCell::default(),
+            served: RefCell::default(),
+            connections: RefCell::default(),
+            logins: Cell::new(0),
+            refused: Cell::new(0),
+            draining: Cell::new(false),
+            idle: RefCell::default(),
+            staging: Staging::default(),
+            core,
+        });
+        let (weak, mut own) = (Rc::downgrade(&server), door.own);
+        tokio::task::spawn_local(async move {
+            while let Some(parcel) = own.recv().await {
+                let Some(server) = weak.upgrade() else { break };
+                parcel(&server);
+            }
+        });
+        server
+    }
+
+    /// The core it runs on.
+    #[must_use]
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// The bounds it enforces.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The core's buffer pool.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        self.core.pool()
+    }
+
+    pub(crate) fn account(&self) -> Account {
+        self.core.pool().account()
+    }
+
+    pub(crate) fn staging(&self) -> Staging {
+        self.staging.clone()
+    }
+
+    /// What is served to whom.
+    #[must_use]
+    pub fn catalog(&self) -> Arc<Catalog> {
+        Arc::clone(&self.catalog.borrow())
+    }
+
+    /// Replaces the catalog and tells every connection. Volumes that it names on this core must
+    /// have been added before, and those it no longer names are removed afterwards.
+    pub fn set_catalog(&self, catalog: Arc<Catalog>) {
+        self.catalog.replace(catalog);
+        self.notify(Notice::CatalogChanged);
+    }
+
+    /// Makes a volume of this core available to the catalog.
+    pub fn add_volume(&self, served: Served) {
+        self.served.borrow_mut().insert(served.id, Rc::new(served));
+    }
+
+    /// Takes a volume away; its owner closes it afterwards.
+    pub fn remove_volume(&self, id: VolumeId) -> Option<Rc<Served>> {
+        self.served.borrow_mut().remove(&id)
+    }
+
+    /// The volume, if it lives on this core.
+    #[must_use]
+    pub fn volume(&self, id: VolumeId) -> Option<Rc<Served>> {
+        self.served.borrow().get(&id).cloned()
+    }
+
+    /// All volumes of this core.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<Rc<Served>> {
+        self.served.borrow().values().cloned().collect()
+    }
+
+    /// Tells connections that a volume has grown.
+    pub fn volume_resized(&self, id: VolumeId) {
+        self.notify(Notice::VolumeResized(id));
+    }
+
+    /// The connections of this core.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<Session> {
+        let age = |e: &Entry| Session { age: e.since.elapsed(), ..e.session.clone() };
+        self.connections.borrow().iter().map(|(_, e)| age(e)).collect()
+    }
+
+    /// Connections refused because a limit was reached, since the start.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.get()
+    }
+
+    /// Accepts connections of protocol `P` for ever; stop by dropping the future. Connections
+    /// live on.
+    pub(crate) async fn accept<P: Resident>(self: Rc<Self>, listener: Listener) {
+        let service = P::SERVICE;
+        loop {
+            let (stream, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of descriptors, or a connection that died in the queue: go on, slowly.
+                    tracing::warn!(%service, %error, "a connection could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            let full = self.connections.borrow().len() >= self.limits.connections
+                || self.logins.get() >= self.limits.logins;
+            if full || self.draining.get() {
+                self.refused.set(self.refused.get() + 1);
+                tracing::debug!(%service, %peer, "refused: too many connections, or stopping");
+                continue;
+            }
+            if let Ok(local) = stream.local_addr() {
+                resident::begin::<P>(&self, stream, peer, local);
+            }
+        }
+    }
+
+    /// Enters a connection into the book; it leaves when the result is dropped.
+    pub(crate) fn register(
+        self: &Rc<Self>,
+        service: Service,
+        peer: SocketAddr,
+        local: SocketAddr,
+        since: Instant,
+        notify: Rc<dyn Fn(Notice)>,
+    ) -> Registration {
+        let session = Session {
+            service,
+            peer,
+            local,
+            initiator: None,
+            target: None,
+            queue: 0,
+            age: Duration::ZERO,
+            core: self.core.id(),
+        };
+        let entry = Entry { session, since, logged_in: false, notify };
+        let key = self.connections.borrow_mut().insert(entry);
+        self.logins.set(self.logins.get() + 1);
+        Registration { server: Rc::clone(self), key }
+    }
+
+    /// Hands work to another core's server, waiting while its door is full.
+    pub(crate) async fn send(&self, core: usize, parcel: Parcel) {
+        match self.peers.get(core) {
+            Some(peer) => {
+                if peer.send(parcel).await.is_err() {
+                    tracing::debug!(core, "the core has stopped; a connection is dropped");
+                }
+            }
+            None => tracing::error!(core, "the catalog names a core that does not exist"),
+        }
+    }
+
+    /// Takes leave of all clients, waits until all connections are gone, at most until
+    /// `deadline`, and then closes those that are left. Volumes stay open.
+    pub async fn drain(&self, deadline: Instant) {
+        self.draining.set(true);
+        self.notify(Notice::Drain);
+        let gone = poll_fn(|cx| {
+            if self.connections.borrow().is_empty() {
+                return Poll::Ready(());
+            }
+            self.idle.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        });
+        if tokio::time::timeout_at(deadline, gone).await.is_err() {
+            let left = self.connections.borrow().len();
+            tracing::warn!(left, "connections outlived the shutdown timeout and are closed");
+            self.notify(Notice::Close);
+        }
+    }
+
+    fn notify(&self, notice: Notice) {
+        // A connection may answer a notice by leaving: call without holding the book.
+        let all: Vec<_> =
+            self.connections.borrow().iter().map(|(_, e)| Rc::clone(&e.notify)).collect();
+        for notify in all {
+            notify(notice);
+        }
+    }
+}
+
+/// A connection's place in the book.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    server: Rc<Server>,
+    key: usize,
+}
+
+impl Registration {
+    /// Records who the client turned out to be. It no longer counts as a pending login.
+    pub(crate) fn logged_in(&self, initiator: &str, target: Option<&str>, queue: u16) {
+        let mut book = self.server.connections.borrow_mut();
+        let entry = &mut book[self.key];
+        entry.session.initiator = Some(initiator.into());
+        entry.session.target = target.map(Into::into);
+        entry.session.queue = queue;
+        if !std::mem::replace(&mut entry.logged_in, true) {
+            self.server.logins.set(self.server.logins.get() - 1);
+        }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let entry = self.server.connections.borrow_mut().remove(self.key);
+        if !entry.logged_in {
+            self.server.logins.set(self.server.logins.get() - 1);
+        }
+        if self.server.connections.borrow().is_empty() {
+            self.server.idle.take().into_iter().for_each(Waker::wake);
+        }
+    }
+}
