@@ -5,6 +5,7 @@
 //! it was doing; it says so with [`permit`].
 
 use std::cell::Cell;
+use std::marker::PhantomData;
 
 thread_local! {
     static PERMITTED: Cell<u32> = const { Cell::new(0) };
@@ -12,13 +13,13 @@ thread_local! {
 
 /// While this lives, operations on this thread may be dropped in flight.
 #[derive(Debug)]
-pub struct Permit(());
+pub struct Permit(PhantomData<*const ()>);
 
 /// Permits operations of this thread to vanish until the permit is dropped.
 #[must_use]
 pub fn permit() -> Permit {
     PERMITTED.set(PERMITTED.get() + 1);
-    Permit(())
+    Permit(PhantomData)
 }
 
 impl Drop for Permit {
@@ -27,27 +28,7 @@ impl Drop for Permit {
     }
 }
 
-/// Armed while an operation is in flight.
-pub(crate) struct InFlight {
-    layer: &'static str,
-    armed: bool,
-}
-
-impl InFlight {
-    pub(crate) fn new(layer: &'static str) -> Self {
-        Self { layer, armed: true }
-    }
-
-    pub(crate) fn done(mut self) {
-        self.armed = false;
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        if cfg!(debug_assertions) && self.armed && !std::thread::panicking() && PERMITTED.get() == 0
-        {
-            panic!("an operation on {} was dropped in flight", self.layer);
-        }
-    }
+/// Whether losing an operation now is a bug worth a panic.
+pub(crate) fn is_forbidden() -> bool {
+    cfg!(debug_assertions) && PERMITTED.get() == 0 && !std::thread::panicking()
 }

@@ -12,7 +12,10 @@ pub struct Epoch(pub u64);
 /// One command's context: its memory, its epoch and whether somebody asked to abort it. Cheap to
 /// clone; all operations that a command is made of share it.
 #[derive(Clone, Debug)]
-pub struct Ctx(Rc<Inner>);
+pub struct Ctx {
+    shared: Rc<Inner>,
+    shielded: bool,
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -25,36 +28,63 @@ impl Ctx {
     /// A context that takes its memory from `credit`.
     #[must_use]
     pub fn new(credit: Credit, epoch: Epoch) -> Self {
-        Self(Rc::new(Inner { credit, epoch, aborted: Cell::new(false) }))
+        let shared = Rc::new(Inner { credit, epoch, aborted: Cell::new(false) });
+        Self { shared, shielded: false }
+    }
+
+    /// The same context, deaf to [`Self::abort`]: for the steps of a layer that must all happen
+    /// once the first has, such as the second leg of a mirrored write.
+    #[must_use]
+    pub fn shielded(&self) -> Self {
+        Self { shared: Rc::clone(&self.shared), shielded: true }
     }
 
     /// Buffers of `len` bytes in all out of the command's credit; their contents are undefined.
     #[must_use]
     pub fn alloc(&self, len: usize) -> BufsMut {
-        self.0.credit.alloc(len)
+        self.shared.credit.alloc(len)
     }
 
     /// The command's credit.
     #[must_use]
     pub fn credit(&self) -> &Credit {
-        &self.0.credit
+        &self.shared.credit
     }
 
     /// The epoch the command was issued in.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
-        self.0.epoch
+        self.shared.epoch
     }
 
     /// Asks for the command to be abandoned. Layers look at [`Self::is_aborted`] before they
     /// start a step; what has started, finishes.
     pub fn abort(&self) {
-        self.0.aborted.set(true);
+        self.shared.aborted.set(true);
     }
 
     /// Whether [`Self::abort`] was called.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
-        self.0.aborted.get()
+        !self.shielded && self.shared.aborted.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rt::buf::{Class, Pool};
+
+    use super::*;
+
+    #[test]
+    fn an_abort_reaches_every_clone_but_a_shielded_one() {
+        let pool = Pool::new(1 << 16).unwrap();
+        let credit = pool.account().try_credit(8192, Class::Immediate).unwrap();
+        let ctx = Ctx::new(credit, Epoch(7));
+        let (clone, shielded) = (ctx.clone(), ctx.shielded());
+        ctx.abort();
+        assert!(clone.is_aborted() && !shielded.is_aborted() && !shielded.clone().is_aborted());
+        assert_eq!(shielded.epoch(), Epoch(7));
+        assert_eq!(shielded.credit().left(), clone.credit().left());
     }
 }

@@ -1,6 +1,6 @@
 //! `Layer`, what an implementer writes, and `Dev`, the only way to call one.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -8,8 +8,7 @@ use std::rc::Rc;
 
 use rt::buf::Bufs;
 
-use crate::crash::InFlight;
-use crate::{Ctx, Error, Op};
+use crate::{Blocks, Ctx, Error, Op, crash};
 
 /// What a device is, as of now. Only [`Info::blocks`] changes while it lives, and only upwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,21 +20,41 @@ pub struct Info {
     /// Size in bytes of what the medium writes at once; a multiple of `block_size`. Smaller or
     /// misaligned writes work and cost more.
     pub physical_block_size: u32,
-    /// Largest operation that carries data, in blocks.
+    /// Largest operation that carries data, in blocks; in bytes it fits a `u32`.
     pub max_transfer_blocks: u32,
-    /// Granularity of [`Op::Unmap`] in blocks: smaller pieces are zeroed, not freed. 0 where
-    /// nothing can be freed.
+    /// Granularity of [`Op::Unmap`] in blocks: smaller pieces keep their space and are treated
+    /// as `unmap_zeroes` says. 0 where nothing can be freed.
     pub unmap_granularity_blocks: u32,
     /// Whether unmapped blocks read as zeroes.
     pub unmap_zeroes: bool,
-    /// Whether completed writes may be lost at power loss until flushed.
+    /// Whether completed writes may be lost at power loss until flushed. Where not, every write
+    /// is durable when it completes and a flush does nothing.
     pub volatile_cache: bool,
     /// Whether the layer itself honours `fua`; otherwise [`Dev`] adds a flush.
     pub native_fua: bool,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Memory in bytes that one operation may need beyond its data.
+    /// Memory in bytes that one operation may take from its credit beyond its data (a read's
+    /// rounded up to 4 KiB): a multiple of 4 KiB, as memory comes in pages.
     pub overhead: u32,
+}
+
+impl Info {
+    /// Size of the device in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.blocks.saturating_mul(u64::from(self.block_size))
+    }
+
+    fn is_consistent(&self) -> bool {
+        let transfer = u64::from(self.max_transfer_blocks) * u64::from(self.block_size);
+        matches!(self.block_size, 512 | 4096)
+            && self.physical_block_size.is_multiple_of(self.block_size)
+            && self.physical_block_size > 0
+            && self.blocks.checked_mul(u64::from(self.block_size)).is_some()
+            && (1..=u64::from(u32::MAX)).contains(&transfer)
+            && self.overhead.is_multiple_of(4096)
+    }
 }
 
 /// A part of a storage stack. Lives on one core; called through [`Dev`] only.
@@ -103,20 +122,91 @@ pub struct Stats {
 #[derive(Clone)]
 pub struct Dev {
     layer: Rc<dyn Boxed>,
-    stats: Rc<Cell<Stats>>,
+    shared: Rc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stats: Cell<Stats>,
+    /// What is in flight and whether it writes; kept in debug builds only.
+    ranges: RefCell<Vec<(Blocks, bool)>>,
+}
+
+impl Shared {
+    fn count(&self, f: impl FnOnce(&mut Stats)) {
+        let mut s = self.stats.get();
+        f(&mut s);
+        self.stats.set(s);
+    }
+}
+
+/// One operation between its start and its completion.
+struct InFlight<'a> {
+    dev: &'a Dev,
+    range: Option<(Blocks, bool)>,
+    completed: bool,
+}
+
+impl<'a> InFlight<'a> {
+    fn begin(dev: &'a Dev, op: &Op, info: &Info) -> Self {
+        let range = op.range(info.block_size).map(|r| (r, op.writes()));
+        if cfg!(debug_assertions)
+            && let Some((new, writes)) = range
+        {
+            let mut ranges = dev.shared.ranges.borrow_mut();
+            let clash = ranges.iter().find(|(r, w)| (writes || *w) && r.overlaps(&new));
+            assert!(clash.is_none(), "{op:?} on {} overlaps {clash:?} in flight", dev.name());
+            ranges.push((new, writes));
+        }
+        dev.shared.count(|s| {
+            s.in_flight += 1;
+            count_op(s, op, info.block_size);
+        });
+        Self { dev, range, completed: false }
+    }
+
+    fn end(mut self, failed: bool) {
+        self.completed = true;
+        self.dev.shared.count(|s| s.errors += u64::from(failed));
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.dev.shared.count(|s| s.in_flight -= 1);
+        if cfg!(debug_assertions)
+            && let Some(range) = self.range
+        {
+            let mut ranges = self.dev.shared.ranges.borrow_mut();
+            if let Some(i) = ranges.iter().position(|r| *r == range) {
+                ranges.swap_remove(i);
+            }
+        }
+        if !self.completed && crash::is_forbidden() {
+            panic!("an operation on {} was dropped in flight", self.dev.name());
+        }
+    }
 }
 
 impl Dev {
     /// The device that `layer` is.
+    ///
+    /// # Panics
+    /// If the layer's [`Info`] contradicts itself.
     #[must_use]
     pub fn new(layer: impl Layer) -> Self {
         Self::shared(Rc::new(layer))
     }
 
     /// The device of a layer that its owner keeps a handle to.
+    ///
+    /// # Panics
+    /// If the layer's [`Info`] contradicts itself.
     #[must_use]
     pub fn shared<L: Layer>(layer: Rc<L>) -> Self {
-        Self { layer, stats: Rc::default() }
+        let info = Layer::info(&*layer);
+        assert!(info.is_consistent(), "{} declares {info:?}", Layer::name(&*layer));
+        Self { layer, shared: Rc::default() }
     }
 
     /// Kind of layer.
@@ -134,7 +224,7 @@ impl Dev {
     /// What it has done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.stats.get()
+        self.shared.stats.get()
     }
 
     /// Does `op`; poll it to completion.
@@ -150,33 +240,23 @@ impl Dev {
         if ctx.is_aborted() {
             return Err(Error::Aborted);
         }
-        self.count(|s| {
-            s.in_flight += 1;
-            count_op(s, &op, info.block_size);
-        });
-        let expect = if let Op::Read { blocks, .. } = op { blocks * info.block_size } else { 0 };
+        let bytes = if let Op::Read { blocks, .. } = op {
+            blocks as usize * info.block_size as usize
+        } else {
+            0
+        };
+        let flight = InFlight::begin(self, &op, &info);
         let (op, flush_after) = split_fua(op, &info);
-        let guard = InFlight::new(self.layer.name());
         let mut result = Rc::clone(&self.layer).submit(op, ctx.clone()).await;
         if result.is_ok() && flush_after {
-            self.count(|s| s.flushes += 1);
-            result = Rc::clone(&self.layer).submit(Op::Flush, ctx.clone()).await;
+            self.shared.count(|s| s.flushes += 1);
+            result = Rc::clone(&self.layer).submit(Op::Flush, ctx.shielded()).await;
         }
-        guard.done();
-        self.count(|s| {
-            s.in_flight -= 1;
-            s.errors += u64::from(result.is_err());
-        });
+        flight.end(result.is_err());
         if let Ok(data) = &result {
-            assert_eq!(data.len(), expect as usize, "{} broke the contract", self.layer.name());
+            assert_eq!(data.len(), bytes, "{} broke the contract", self.name());
         }
         result
-    }
-
-    fn count(&self, f: impl FnOnce(&mut Stats)) {
-        let mut s = self.stats.get();
-        f(&mut s);
-        self.stats.set(s);
     }
 }
 

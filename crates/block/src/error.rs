@@ -36,7 +36,8 @@ pub enum Error {
     /// The caller's epoch is over: learn the new configuration, then retry.
     #[error("the epoch is over")]
     Fenced,
-    /// The operation was aborted at the caller's request before it took effect.
+    /// The operation was aborted at the caller's request. A write's range holds the old or the
+    /// new contents, block by block.
     #[error("aborted")]
     Aborted,
     /// The device is lost; no later operation will succeed.

@@ -7,15 +7,19 @@
 //!   submitted. `fua` makes that one write durable and nothing else.
 //! * **Order.** Concurrent operations are unordered. Overlapping operations of which one writes
 //!   never run at once below a volume: the volume serialises them, layers rely on it.
+//!   Debug builds panic on an overlap.
 //! * **Atomicity.** One logical block is never torn: after a crash it holds the old or the new
 //!   contents. A larger write may be partly done.
-//! * **Failure.** A failed write leaves its range with the old or the new contents, block by
-//!   block. A failed flush ends the leaf: it is never retried and believed.
+//! * **Failure.** A write that failed or was aborted leaves its range with the old or the new
+//!   contents, block by block, and they stay. A failed flush ends the leaf: it is never retried
+//!   and believed, and every later operation is [`Error::Gone`].
 //! * **Cancellation** is never by drop. Whoever submits an operation polls it to completion; an
 //!   abort ([`Ctx::abort`]) is a request, the completion is the truth. Dropping an operation in
 //!   flight panics in debug builds (see [`crash`]).
 //! * **Memory.** A read is answered in buffers that the callee takes from the operation's
-//!   [`Ctx`]; [`Info::overhead`] declares what a stack needs beyond the data itself.
+//!   [`Ctx`] or that it has already; [`Info::overhead`] declares what a stack needs beyond the
+//!   data itself. A layer keeps no scratch memory of an operation that it has completed, so the
+//!   operations of a command that run one after another need one overhead, not many.
 
 pub mod crash;
 mod ctx;
@@ -23,6 +27,8 @@ mod dev;
 mod error;
 mod op;
 mod request;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use ctx::{Ctx, Epoch};
 pub use dev::{Dev, Info, Layer, Stats};

@@ -83,7 +83,8 @@ pub enum Op {
         fua: bool,
     },
     /// Says that nobody needs the range any more. Afterwards it reads as zeroes where
-    /// [`crate::Info::unmap_zeroes`], else as anything that was ever written there or zeroes.
+    /// [`crate::Info::unmap_zeroes`], else, until it is written again, as anything that was ever
+    /// written there or zeroes, not necessarily the same each time.
     Unmap {
         /// First block.
         at: Lba,
