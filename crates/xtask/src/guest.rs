@@ -1,0 +1,265 @@
+//! Linux guests with real kernel initiators. A guest has no image: it runs on this machine's own files, seen read-only
+//! below a RAM overlay, so that every program installed here is there too.
+//!
+//! Two kernels are known: a User Mode Linux binary named by `WINDROSE_UML` (near native speed), else Debian's kernel under
+//! QEMU without hardware virtualisation (works everywhere, processor about twenty times slower).
+
+use crate::{
+    house::House,
+    install,
+    ledger::skip,
+    namespace::{self, ip},
+    process,
+};
+use anyhow::{Context, Result, ensure};
+use std::{
+    fmt::Write,
+    net::{IpAddr, Ipv4Addr},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+/// Names a User Mode Linux kernel with iSCSI and NVMe/TCP built in.
+const UML: &str = "WINDROSE_UML";
+const TAP: &str = "tap0";
+
+/// What a guest runs on.
+pub(crate) enum Kernel {
+    UserMode(PathBuf),
+    Qemu { image: PathBuf, initramfs: PathBuf },
+}
+
+impl Kernel {
+    /// The fastest one there is; installs what it needs.
+    pub(crate) fn choose(house: &House) -> Result<Self> {
+        match std::env::var_os(UML).filter(|_| namespace::inside()) {
+            Some(path) => {
+                let path = PathBuf::from(path);
+                ensure!(path.exists(), "{UML} names {}, which is not there", path.display());
+                Ok(Self::UserMode(path))
+            }
+            None => Self::qemu(house),
+        }
+    }
+
+    /// Debian's kernel under QEMU.
+    pub(crate) fn qemu(house: &House) -> Result<Self> {
+        let Some((image, version)) = debian_kernel() else {
+            return skip("no kernel with its modules in /boot and /lib/modules");
+        };
+        let initramfs = house.scratch().join("initramfs.gz");
+        let mut command = Command::new(house.root.join("tests/guest/mkinitramfs"));
+        command.arg(&initramfs).arg(&version);
+        house.run("mkinitramfs", &mut command, Duration::from_secs(60))?.ok()?;
+        Ok(Self::Qemu { image, initramfs })
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::UserMode(_) => "User Mode Linux",
+            Self::Qemu { .. } => "Debian's kernel under QEMU",
+        }
+    }
+
+    /// How much longer than on the processor itself things may take.
+    fn patience(&self) -> u32 {
+        match self {
+            Self::UserMode(_) => 1,
+            Self::Qemu { .. } => 4,
+        }
+    }
+
+    fn command(&self, seat: &Seat) -> Command {
+        match self {
+            Self::UserMode(kernel) => user_mode(kernel, seat),
+            Self::Qemu { image, initramfs } => qemu(image, initramfs, seat),
+        }
+    }
+}
+
+/// What has to be installed before [`Kernel::choose`] can succeed.
+pub(crate) fn packages() -> Vec<&'static [install::Package]> {
+    let mut packages = vec![install::GUEST];
+    if std::env::var_os(UML).is_none() {
+        packages.push(install::GUEST_QEMU);
+    }
+    packages
+}
+
+/// The newest kernel in /boot that has its modules, and its version.
+fn debian_kernel() -> Option<(PathBuf, String)> {
+    let mut versions: Vec<String> = std::fs::read_dir("/boot")
+        .ok()?
+        .filter_map(|entry| {
+            entry.ok()?.file_name().to_str()?.strip_prefix("vmlinuz-").map(str::to_owned)
+        })
+        .filter(|version| Path::new("/lib/modules").join(version).is_dir())
+        .collect();
+    versions.sort_by_key(|version| -> Vec<u64> {
+        version.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+    });
+    let version = versions.pop()?;
+    Some((PathBuf::from(format!("/boot/vmlinuz-{version}")), version))
+}
+
+/// The address under which a guest reaches this machine.
+pub(crate) fn host_address() -> IpAddr {
+    let address =
+        if namespace::inside() { Ipv4Addr::new(10, 99, 0, 1) } else { Ipv4Addr::new(10, 0, 2, 2) };
+    IpAddr::V4(address)
+}
+
+/// A guest's place: memory, share, network.
+struct Seat {
+    memory_mib: u32,
+    share: PathBuf,
+    /// A tap in the namespace, else QEMU's user network.
+    tap: bool,
+}
+
+fn user_mode(kernel: &Path, seat: &Seat) -> Command {
+    let share = seat.share.display();
+    let mut command = Command::new(kernel);
+    command.args([
+        &format!("mem={}M", seat.memory_mib),
+        &format!("uml_dir={share}/"),
+        "umid=guest",
+        "root=/dev/root",
+        "rootfstype=hostfs",
+        "rootflags=/",
+        "ro",
+        "quiet",
+        "con=null",
+        "con0=null,fd:1",
+        "ssl=null",
+        "scsi_debug.add_host=0",
+        "null_blk.nr_devices=0",
+        &format!("vec0:transport=tap,ifname={TAP},depth=128,gro=1"),
+        &format!("init={share}/init"),
+        &format!("windrose.share={share}"),
+    ]);
+    command
+}
+
+fn qemu(image: &Path, initramfs: &Path, seat: &Seat) -> Command {
+    let share = seat.share.display();
+    let mut command = Command::new("qemu-system-x86_64");
+    command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-M", "pc"]);
+    command.args(["-m", &seat.memory_mib.to_string()]);
+    command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+    command.args(["-serial", "stdio", "-monitor", "none", "-device", "virtio-rng-pci"]);
+    command.arg("-kernel").arg(image).arg("-initrd").arg(initramfs);
+    command.arg("-append").arg(format!(
+        "console=ttyS0 quiet no_timer_check panic=-1 mitigations=off nokaslr tsc=reliable audit=0 apparmor=0 \
+         windrose.share={share}"
+    ));
+    command
+        .args(["-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"]);
+    command.args(["-device", "virtio-9p-pci,fsdev=root,mount_tag=root", "-fsdev"]);
+    command.arg(format!("local,id=share,path={share},security_model=none"));
+    command.args(["-device", "virtio-9p-pci,fsdev=share,mount_tag=share"]);
+    if seat.tap {
+        command.args(["-netdev", &format!("tap,id=net,ifname={TAP},script=no,downscript=no")]);
+        command.args(["-device", "virtio-net-pci,netdev=net"]);
+    } else {
+        command.args(["-nic", "user,model=virtio-net-pci"]);
+    }
+    command
+}
+
+/// What a guest is to do.
+pub(crate) struct Order<'a> {
+    /// A script in `tests/guest`.
+    pub(crate) script: &'a str,
+    /// What the script finds in its environment.
+    pub(crate) variables: Vec<(&'a str, String)>,
+    /// Files the guest finds in its share.
+    pub(crate) files: Vec<(&'a str, &'a Path)>,
+    pub(crate) memory_mib: u32,
+    /// On the processor itself; an emulated one gets more.
+    pub(crate) limit: Duration,
+}
+
+/// Boots a guest, runs the script, enters every check of its report. True when the guest came to its end and nothing failed.
+pub(crate) fn run(house: &House, kernel: &Kernel, order: &Order<'_>) -> Result<bool> {
+    let tap = namespace::inside();
+    let share = furnish(house, order, tap)?;
+    let seat = Seat { memory_mib: order.memory_mib, share, tap };
+    if tap {
+        ip(&["tuntap", "add", "dev", TAP, "mode", "tap"])?;
+    }
+    let outcome = attach(tap).and_then(|()| {
+        let limit = order.limit * kernel.patience();
+        house.run(order.script, &mut kernel.command(&seat), limit)
+    });
+    if tap {
+        ip(&["link", "delete", TAP])?;
+    }
+    let clean = enter_report(house, &seat.share)?;
+    let console = outcome?.output;
+    let status = std::fs::read_to_string(seat.share.join("status")).unwrap_or_default();
+    ensure!(!status.is_empty(), "the guest ended early\n{}", process::tail(&console));
+    ensure!(!clean || status.trim() == "0", "{} ended with {}", order.script, status.trim());
+    Ok(clean)
+}
+
+fn attach(tap: bool) -> Result<()> {
+    if tap {
+        ip(&["address", "add", &format!("{}/24", host_address()), "dev", TAP])?;
+        ip(&["link", "set", TAP, "txqueuelen", "10000", "up"])?;
+    }
+    Ok(())
+}
+
+/// The guest's share: init, scripts, order, files.
+fn furnish(house: &House, order: &Order<'_>, tap: bool) -> Result<PathBuf> {
+    let share = house.directory("guest")?;
+    let copy = |from: &Path, name: &str| -> Result<()> {
+        let to = share.join(name);
+        std::fs::copy(from, &to)
+            .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+        Ok(())
+    };
+    let scripts = house.root.join("tests/guest");
+    for name in ["init", "lib.sh", order.script] {
+        copy(&scripts.join(name), name)?;
+    }
+    for (name, from) in &order.files {
+        copy(from, name)?;
+    }
+    let (address, gateway) =
+        if tap { ("10.99.0.2", "10.99.0.1") } else { ("10.0.2.15", "10.0.2.2") };
+    let mut text = String::new();
+    let fixed =
+        [("GUEST_SCRIPT", order.script), ("GUEST_ADDRESS", address), ("GUEST_GATEWAY", gateway)];
+    let fixed = fixed.into_iter().map(|(name, value)| {
+        (name, if name == "GUEST_ADDRESS" { format!("{value}/24") } else { value.to_owned() })
+    });
+    for (name, value) in fixed.chain(order.variables.iter().cloned()) {
+        writeln!(text, "export {name}='{}'", value.replace('\'', r"'\''"))
+            .context("cannot write")?;
+    }
+    std::fs::write(share.join("order"), text).context("cannot write the guest's order")?;
+    Ok(share)
+}
+
+/// Enters the lines of a guest's report; true if none of them failed.
+fn enter_report(house: &House, share: &Path) -> Result<bool> {
+    let report = std::fs::read_to_string(share.join("report")).unwrap_or_default();
+    let mut clean = true;
+    for line in report.lines() {
+        match line.split('\t').collect::<Vec<_>>()[..] {
+            ["ok", name, seconds] => house.pass(1, &format!("{name}  {seconds} s")),
+            ["failed", name, log] => {
+                clean = false;
+                house.fail(name, &process::read_lossy(&share.join(log))?);
+            }
+            _ => {
+                clean = false;
+                house.fail("a guest's report", line);
+            }
+        }
+    }
+    Ok(clean && !report.is_empty())
+}

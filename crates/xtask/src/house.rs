@@ -1,0 +1,124 @@
+//! The house as every command sees it: where things lie, where to write, how to report.
+
+use crate::{
+    cleanup::Scratch,
+    display::Display,
+    ledger::{Ledger, Skip},
+    process::{self, Ended},
+};
+use anyhow::{Context, Result};
+use std::{
+    cell::RefCell,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+/// Set inside a namespace: the file through which the tool outside learns what was checked.
+pub(crate) const REPORT: &str = "WINDROSE_REPORT";
+/// Set inside a namespace: the scratch directory of the tool outside.
+pub(crate) const SCRATCH: &str = "WINDROSE_SCRATCH";
+
+/// One run of this tool.
+pub(crate) struct House {
+    /// The repository.
+    pub(crate) root: PathBuf,
+    /// Where cargo builds.
+    pub(crate) target: PathBuf,
+    pub(crate) display: Display,
+    scratch: Scratch,
+    ledger: RefCell<Ledger>,
+}
+
+impl House {
+    pub(crate) fn open() -> Result<Self> {
+        let root = std::env::current_dir().context("no current directory")?;
+        let target = match std::env::var_os("CARGO_TARGET_DIR") {
+            Some(directory) => root.join(directory),
+            None => root.join("target"),
+        };
+        let parent = std::env::var_os(SCRATCH).map_or_else(std::env::temp_dir, PathBuf::from);
+        let scratch = Scratch::new(&parent)?;
+        let ledger = RefCell::new(Ledger::in_file(std::env::var_os(REPORT).map(PathBuf::from)));
+        Ok(Self { root, target, display: Display::new(), scratch, ledger })
+    }
+
+    /// Where this run may write; gone when it ends.
+    pub(crate) fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// A new empty directory in the scratch directory.
+    pub(crate) fn directory(&self, name: &str) -> Result<PathBuf> {
+        let path = self.scratch().join(name);
+        if path.exists() {
+            std::fs::remove_dir_all(&path)
+                .with_context(|| format!("cannot empty {}", path.display()))?;
+        }
+        std::fs::create_dir_all(&path)
+            .with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// A cargo command in the repository.
+    pub(crate) fn cargo(&self) -> Command {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(&self.root);
+        cargo
+    }
+
+    /// Runs `command` to its end, showing its last line meanwhile.
+    pub(crate) fn run(&self, what: &str, command: &mut Command, limit: Duration) -> Result<Ended> {
+        process::run(&self.display, self.scratch(), what, command, limit)
+    }
+
+    /// One check: runs `body`, prints one line, enters the outcome. True when it passed.
+    pub(crate) fn check(&self, name: &str, body: impl FnOnce() -> Result<()>) -> bool {
+        self.display.working(name);
+        let begun = Instant::now();
+        let outcome = body();
+        let seconds = begun.elapsed().as_secs_f64();
+        match outcome {
+            Ok(()) => {
+                self.ledger.borrow_mut().pass(1);
+                self.display.line(&format!("  ok    {name}  {seconds:.1} s"));
+                true
+            }
+            Err(error) => {
+                self.enter_error(name, &error);
+                false
+            }
+        }
+    }
+
+    /// Enters an error: a skip if it is one, a failure otherwise.
+    pub(crate) fn enter_error(&self, name: &str, error: &anyhow::Error) {
+        match error.downcast_ref::<Skip>() {
+            Some(Skip(reason)) => self.skip(name, reason),
+            None => self.fail(name, &format!("{error:#}")),
+        }
+    }
+
+    /// Enters `count` checks that passed, told by one line.
+    pub(crate) fn pass(&self, count: usize, line: &str) {
+        self.ledger.borrow_mut().pass(count);
+        self.display.line(&format!("  ok    {line}"));
+    }
+
+    pub(crate) fn fail(&self, name: &str, why: &str) {
+        self.ledger.borrow_mut().fail(name);
+        self.display.line(&format!("  FAIL  {name}"));
+        for line in why.lines() {
+            self.display.line(&format!("        {line}"));
+        }
+    }
+
+    pub(crate) fn skip(&self, name: &str, reason: &str) {
+        self.ledger.borrow_mut().skip(name, reason);
+        self.display.line(&format!("  skip  {name}: {reason}"));
+    }
+
+    pub(crate) fn with_ledger<T>(&self, look: impl FnOnce(&mut Ledger) -> T) -> T {
+        look(&mut self.ledger.borrow_mut())
+    }
+}

@@ -1,0 +1,128 @@
+//! Debian packages and cargo tools, installed when a step needs them and they are missing.
+
+use crate::house::House;
+use anyhow::{Context, Result, bail};
+use std::{path::Path, process::Command, time::Duration};
+
+/// Debian's name of a package and a file that shows it is there on any system.
+pub(crate) struct Package {
+    name: &'static str,
+    witness: &'static str,
+}
+
+const fn package(name: &'static str, witness: &'static str) -> Package {
+    Package { name, witness }
+}
+
+/// `qemu-img` that speaks iSCSI.
+pub(crate) const QEMU_IMG: &[Package] =
+    &[package("qemu-utils", "qemu-img"), package("qemu-block-extra", "qemu-img")];
+/// libiscsi's suite and its load generator.
+pub(crate) const LIBISCSI: &[Package] = &[package("libiscsi-bin", "iscsi-test-cu")];
+/// Namespaces, taps, pinning.
+pub(crate) const NETWORK: &[Package] =
+    &[package("iproute2", "ip"), package("util-linux", "unshare")];
+/// The peer of the measurements.
+pub(crate) const TGT: &[Package] = &[package("tgt", "tgtd")];
+/// What the guests' scripts call; they run on this machine's own files.
+pub(crate) const GUEST: &[Package] = &[
+    package("busybox-static", "busybox"),
+    package("cpio", "cpio"),
+    package("e2fsprogs", "mke2fs"),
+    package("fio", "fio"),
+    package("iproute2", "ip"),
+    package("kmod", "modprobe"),
+    package("nvme-cli", "nvme"),
+    package("open-iscsi", "iscsiadm"),
+    package("util-linux", "unshare"),
+    package("xfsprogs", "mkfs.xfs"),
+];
+/// The guest without a User Mode Linux kernel: Debian's kernel under QEMU.
+pub(crate) const GUEST_QEMU: &[Package] = &[
+    package("linux-image-amd64", "/boot/vmlinuz"),
+    package("qemu-system-x86", "qemu-system-x86_64"),
+];
+
+const DIRECTORIES: [&str; 6] =
+    ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
+fn on_debian() -> bool {
+    Path::new("/etc/debian_version").exists()
+}
+
+/// Whether `program` is installed.
+pub(crate) fn has_program(program: &str) -> bool {
+    DIRECTORIES.iter().any(|directory| Path::new(directory).join(program).exists())
+}
+
+fn is_there(package: &Package) -> bool {
+    if !on_debian() {
+        return Path::new(package.witness).is_absolute() || has_program(package.witness);
+    }
+    let status =
+        Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package.name]).output();
+    status.is_ok_and(|out| out.stdout == b"installed")
+}
+
+fn root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Installs what is missing of `wanted`.
+pub(crate) fn packages(house: &House, wanted: &[&[Package]]) -> Result<()> {
+    let mut missing: Vec<&str> = wanted
+        .iter()
+        .flat_map(|group| group.iter())
+        .filter(|p| !is_there(p))
+        .map(|p| p.name)
+        .collect();
+    missing.sort_unstable();
+    missing.dedup();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let list = missing.join(" ");
+    if !on_debian() {
+        bail!("please install what Debian calls: {list}");
+    }
+    if !root() && !has_program("sudo") {
+        bail!(
+            "missing packages, and neither root nor sudo to install them: apt-get install {list}"
+        );
+    }
+    house.display.working(&format!("install {list}"));
+    let apt = |what: &str, arguments: &[&str]| {
+        let mut command = Command::new(if root() { "env" } else { "sudo" });
+        if !root() {
+            command.arg("env");
+        }
+        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"]).args(arguments);
+        house.run(what, &mut command, Duration::from_secs(900))?.ok()
+    };
+    let install: Vec<&str> =
+        ["install", "--no-install-recommends"].into_iter().chain(missing).collect();
+    apt("apt-get update", &["update"])?;
+    apt("apt-get install", &install)
+        .with_context(|| format!("apt-get could not install {list}"))?;
+    house.display.line(&format!("  installed {list}"));
+    Ok(())
+}
+
+/// Installs a tool from crates.io, built from its own lock file, unless it is there.
+pub(crate) fn cargo_tool(house: &House, subcommand: &str, version: &str) -> Result<()> {
+    let present = house
+        .cargo()
+        .args([subcommand, "--version"])
+        .output()
+        .is_ok_and(|out| out.status.success());
+    if present {
+        return Ok(());
+    }
+    let name = format!("cargo-{subcommand}");
+    house.display.working(&format!("install {name}"));
+    let mut command = house.cargo();
+    command.args(["install", "--locked", &name, "--version", version]);
+    house.run(&format!("cargo install {name}"), &mut command, Duration::from_secs(1200))?.ok()?;
+    house.display.line(&format!("  installed {name} {version}"));
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! What initiators connect to: the product, or Debian's tgt where a stand-in or a peer is wanted.
+
+use crate::{house::House, process::Daemon};
+use anyhow::{Context, Result, bail};
+use std::{
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+/// How long a server may take until it accepts connections.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// A logical unit as an iSCSI initiator addresses it.
+#[derive(Clone, Debug)]
+pub(crate) struct Unit {
+    pub(crate) portal: SocketAddr,
+    pub(crate) target: String,
+    pub(crate) lun: u32,
+}
+
+impl Unit {
+    /// As libiscsi writes it.
+    pub(crate) fn url(&self) -> String {
+        format!("iscsi://{}/{}/{}", self.portal, self.target, self.lun)
+    }
+
+    /// As QEMU's tools want it: colons of the target name escaped.
+    pub(crate) fn qemu_url(&self) -> String {
+        format!("iscsi://{}/{}/{}", self.portal, self.target.replace(':', "%3a"), self.lun)
+    }
+}
+
+/// Debian's tgt, in the foreground and away from any tgt the machine may run itself.
+pub(crate) struct Tgt {
+    daemon: Daemon,
+    socket: PathBuf,
+    portal: SocketAddr,
+    targets: u32,
+}
+
+/// tgt's control port: names its control socket.
+const CONTROL: &str = "88";
+
+impl Tgt {
+    /// Starts tgt on `portal`; `prefix` goes before the command (to pin it to a core, say).
+    pub(crate) fn start(house: &House, portal: SocketAddr, prefix: &[&str]) -> Result<Self> {
+        let socket = house.directory("tgt")?.join("control");
+        let mut words = prefix.to_vec();
+        words.push("tgtd");
+        let mut command = Command::new(words[0]);
+        command
+            .args(&words[1..])
+            .args(["-f", "-C", CONTROL, "--iscsi"])
+            .arg(format!("portal={portal}"));
+        command.env("TGT_IPC_SOCKET", &socket);
+        let mut daemon = Daemon::start(house.scratch(), "tgtd", &mut command)?;
+        daemon.wait_until(START_LIMIT, || TcpStream::connect(portal).is_ok())?;
+        Ok(Self { daemon, socket, portal, targets: 0 })
+    }
+
+    /// Offers `disk` to everybody.
+    pub(crate) fn offer(&mut self, disk: &Path) -> Result<Unit> {
+        self.targets += 1;
+        let id = self.targets.to_string();
+        let target = format!("iqn.2026-01.test:t{id}");
+        let disk = disk.to_str().context("a path tgt can take")?;
+        self.admin(&["--op", "new", "--mode", "target", "--tid", &id, "-T", &target])?;
+        let unit = ["--op", "new", "--mode", "logicalunit", "--tid", &id, "--lun", "1", "-b", disk];
+        self.admin(&unit)?;
+        let thin = ["--op", "update", "--mode", "logicalunit", "--tid", &id, "--lun", "1"];
+        self.admin(&[&thin[..], &["--params", "thin_provisioning=1"]].concat())?;
+        for digest in ["HeaderDigest", "DataDigest"] {
+            let update = ["--op", "update", "--mode", "target", "--tid", &id, "--name", digest];
+            self.admin(&[&update[..], &["--value", "CRC32C,None"]].concat())?;
+        }
+        self.admin(&["--op", "bind", "--mode", "target", "--tid", &id, "-I", "ALL"])?;
+        Ok(Unit { portal: self.portal, target, lun: 1 })
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.daemon.id()
+    }
+
+    fn admin(&self, arguments: &[&str]) -> Result<()> {
+        let mut command = Command::new("tgtadm");
+        command
+            .args(["-C", CONTROL, "--lld", "iscsi"])
+            .args(arguments)
+            .env("TGT_IPC_SOCKET", &self.socket);
+        let out = command.output().context("cannot run tgtadm")?;
+        if !out.status.success() {
+            bail!(
+                "tgtadm {}: {}",
+                arguments.join(" "),
+                String::from_utf8_lossy(&out.stderr).trim()
+            );
+        }
+        Ok(())
+    }
+}

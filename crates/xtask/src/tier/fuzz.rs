@@ -1,0 +1,132 @@
+//! Every fuzz target for a short while: with libFuzzer's coverage guidance, on the pinned stable toolchain, without a
+//! sanitizer (the code is safe Rust: what there is to find are panics, overflows and endless loops).
+
+use crate::{house::House, install, ledger::skip, process};
+use anyhow::{Context, Result};
+use std::{
+    path::Path,
+    process::Command,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+const FUZZ_VERSION: &str = "0.13.2";
+/// How long each target runs as part of the tests.
+const SMOKE_SECONDS: u64 = 20;
+const BUILD_LIMIT: Duration = Duration::from_secs(1200);
+
+/// What to fuzz and for how long.
+pub(crate) struct Fuzz {
+    pub(crate) target: Option<String>,
+    pub(crate) seconds: u64,
+}
+
+pub(super) fn run(house: &House) -> Result<()> {
+    fuzz(house, &Fuzz { target: None, seconds: SMOKE_SECONDS })
+}
+
+/// Runs the targets, as many at once as there are cores.
+pub(crate) fn fuzz(house: &House, how: &Fuzz) -> Result<()> {
+    if !house.root.join("fuzz/Cargo.toml").exists() {
+        return skip("there are no fuzz targets yet");
+    }
+    install::cargo_tool(house, "fuzz", FUZZ_VERSION)?;
+    let targets = targets(house)?;
+    let chosen: Vec<&String> = targets
+        .iter()
+        .filter(|name| how.target.as_ref().is_none_or(|only| only == *name))
+        .collect();
+    anyhow::ensure!(!chosen.is_empty(), "no such fuzz target; there are: {}", targets.join(", "));
+    house.display.working("build the fuzz targets");
+    let mut build = house.cargo();
+    build.args(["fuzz", "build", "-s", "none"]);
+    house.run("cargo fuzz build", &mut build, BUILD_LIMIT)?.ok()?;
+    house.display.working(&format!("{} fuzz targets, {} s each", chosen.len(), how.seconds));
+    for (name, outcome) in in_parallel(house, &chosen, how.seconds) {
+        let name = format!("fuzz {name}");
+        match outcome {
+            Ok(line) => house.pass(1, &format!("{name}  {line}")),
+            Err(error) => house.enter_error(&name, &error),
+        }
+    }
+    Ok(())
+}
+
+fn targets(house: &House) -> Result<Vec<String>> {
+    let out = house.cargo().args(["fuzz", "list"]).output().context("cannot run cargo fuzz")?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    Ok(text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
+}
+
+/// The targets, shared out among the cores; their outcomes in the targets' order.
+fn in_parallel(house: &House, targets: &[&String], seconds: u64) -> Vec<(String, Result<String>)> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let next = AtomicUsize::new(0);
+    let outcomes = Mutex::new(Vec::new());
+    let (root, display, logs) = (house.root.as_path(), &house.display, house.scratch());
+    let work = || {
+        while let Some((index, name)) = pick(&next, targets) {
+            let mut command = command(root, logs, name, seconds);
+            let limit = Duration::from_secs(seconds * 2 + 60);
+            let outcome = process::run(display, logs, name, &mut command, limit)
+                .and_then(process::Ended::ok)
+                .map(|output| summary(&output));
+            if let Ok(mut outcomes) = outcomes.lock() {
+                outcomes.push((index, outcome));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..cores.min(targets.len()) {
+            scope.spawn(work);
+        }
+    });
+    let mut outcomes = outcomes.into_inner().unwrap_or_default();
+    outcomes.sort_by_key(|(index, _)| *index);
+    outcomes.into_iter().map(|(index, outcome)| (targets[index].clone(), outcome)).collect()
+}
+
+fn pick<'a>(next: &AtomicUsize, targets: &[&'a String]) -> Option<(usize, &'a String)> {
+    let index = next.fetch_add(1, Ordering::Relaxed);
+    targets.get(index).map(|name| (index, *name))
+}
+
+/// One target; new inputs go to a scratch corpus, the checked-in seeds are read only.
+fn command(root: &Path, scratch: &Path, name: &str, seconds: u64) -> Command {
+    let corpus = scratch.join("corpus").join(name);
+    let artifacts = scratch.join("artifacts").join(name);
+    for directory in [&corpus, &artifacts] {
+        let _ = std::fs::create_dir_all(directory);
+    }
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root).args(["fuzz", "run", "-s", "none", name]).arg(&corpus);
+    let seeds = root.join("fuzz/seeds").join(name);
+    if seeds.is_dir() {
+        command.arg(seeds);
+    }
+    command.args(["--", "-timeout=10", "-rss_limit_mb=1024", "-print_final_stats=1"]);
+    command.arg(format!("-max_total_time={seconds}"));
+    command.arg(format!("-artifact_prefix={}/", artifacts.display()));
+    command
+}
+
+/// How many inputs were tried, from libFuzzer's closing statistics.
+fn summary(output: &str) -> String {
+    let executed =
+        output.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
+    format!("{} inputs", executed.map_or("?", str::trim))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_names_the_inputs_tried() {
+        let output = "#2 INITED\nstat::number_of_executed_units: 81234\nstat::peak_rss_mb: 44\n";
+        assert_eq!(summary(output), "81234 inputs");
+    }
+}

@@ -1,0 +1,84 @@
+//! `cargo test` over the workspace, its tests counted one by one.
+
+use crate::{house::House, process};
+use anyhow::Result;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(1500);
+
+pub(super) fn run(house: &House) -> Result<()> {
+    house.display.working("cargo test");
+    let begun = Instant::now();
+    let mut command = house.cargo();
+    command.args(["test", "--workspace", "--no-fail-fast", "--locked"]);
+    let ended = house.run("cargo test", &mut command, LIMIT)?;
+    let count = Count::of(&ended.output);
+    let seconds = begun.elapsed().as_secs();
+    if count.passed > 0 {
+        house.pass(count.passed, &format!("{} tests of the workspace  {seconds} s", count.passed));
+    }
+    for test in &count.ignored {
+        house.skip(test, "marked as ignored");
+    }
+    for test in &count.failed {
+        house.fail(test, "");
+    }
+    if !ended.status.success() {
+        let why = process::tail(&ended.output);
+        if count.failed.is_empty() {
+            house.fail("cargo test", &why);
+        } else {
+            house.display.line(&why);
+        }
+    }
+    Ok(())
+}
+
+/// What `cargo test` printed, counted.
+#[derive(Default, Debug, PartialEq)]
+struct Count {
+    passed: usize,
+    failed: Vec<String>,
+    ignored: Vec<String>,
+}
+
+impl Count {
+    fn of(output: &str) -> Self {
+        let mut count = Self::default();
+        for line in output.lines() {
+            let Some(rest) = line.strip_prefix("test ") else { continue };
+            match rest.rsplit_once(" ... ") {
+                Some((_, "ok")) => count.passed += 1,
+                Some((name, "FAILED")) => count.failed.push(name.to_owned()),
+                Some((name, end)) if end.starts_with("ignored") => {
+                    count.ignored.push(name.to_owned());
+                }
+                _ => {}
+            }
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_are_counted_by_their_own_lines() {
+        let output = "\
+running 3 tests
+test buf::tests::fits ... ok
+test buf::tests::grows ... FAILED
+test slow ... ignored, takes an hour
+test src/lib.rs - read (line 3) ... ok
+test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+";
+        let expected = Count {
+            passed: 2,
+            failed: vec!["buf::tests::grows".to_owned()],
+            ignored: vec!["slow".to_owned()],
+        };
+        assert_eq!(Count::of(output), expected);
+    }
+}

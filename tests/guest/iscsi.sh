@@ -1,0 +1,25 @@
+#!/bin/bash
+# The kernel's iSCSI initiator. From the order: PORTAL, TARGET, INITIATOR, DIGESTS, MEGABYTES, KINDS (file systems).
+. "${0%/*}/lib.sh"
+
+again() {
+    mark "$(iscsi_disk)"
+    iscsi_logout
+    iscsi_login "$1"
+    marked "$(iscsi_disk)"
+}
+
+check "iSCSI: iscsid" start_iscsid || exit 1
+check "iSCSI: SendTargets names the target" iscsi_discover || exit 1
+for digest in $DIGESTS; do
+    check "iSCSI, digest $digest: login" iscsi_login "$digest" || exit 1
+    disk=$(iscsi_disk)
+    for kind in $KINDS; do
+        check "iSCSI, digest $digest: $kind, written, remounted, trimmed, clean" file_system_life "$kind" "$disk" "$MEGABYTES"
+    done
+    check "iSCSI, digest $digest: mixed writes and discards verified" raw_life "$disk" "$MEGABYTES"
+    check "iSCSI, digest $digest: a discarded disk reads as zeroes" discard_all "$disk"
+    check "iSCSI, digest $digest: data survives logout and login" again "$digest"
+    check "iSCSI, digest $digest: logout" iscsi_logout
+done
+exit "${checks_failed:-0}"

@@ -1,0 +1,221 @@
+# For the scripts that run in a guest: checks that report to the host, the two kernel initiators, file systems under load.
+# shellcheck shell=bash
+
+# check NAME COMMAND...: one line of the report; COMMAND runs with `set -e` in a subshell, its output goes to the host when
+# it fails. Not for use in a condition, where bash would ignore that `set -e`.
+check() {
+    local name=$1 begun=$EPOCHREALTIME status
+    shift
+    echo "guest: $name"
+    (
+        set -e
+        "$@"
+    ) > /run/check.log 2>&1
+    status=$?
+    if [ $status = 0 ]; then
+        printf 'ok\t%s\t%s\n' "$name" "$(seconds_since "$begun")" >> "$GUEST_SHARE/report"
+    else
+        checks_failed=$((${checks_failed:-0} + 1))
+        {
+            cat /run/check.log
+            echo "--- kernel"
+            dmesg | tail -n 15
+        } > "$GUEST_SHARE/failed-$checks_failed.log"
+        printf 'failed\t%s\tfailed-%s.log\n' "$name" "$checks_failed" >> "$GUEST_SHARE/report"
+    fi
+    return $status
+}
+
+seconds_since() {
+    awk -v a="$1" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }'
+}
+
+# try SECONDS COMMAND...: until it succeeds.
+try() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ $SECONDS -lt $end ] || return 1
+        sleep 0.1
+    done
+}
+
+modules() {
+    local m
+    for m; do modprobe -q "$m" 2> /dev/null || true; done
+}
+
+equal() {
+    [ "$1" = "$2" ] || {
+        echo "$3: expected $2, found $1"
+        return 1
+    }
+}
+
+# ---- iSCSI -----------------------------------------------------------------------------------------------------------
+
+# iscsid with a node database of its own: the host's is neither readable for everybody nor empty.
+start_iscsid() {
+    modules iscsi_tcp sd_mod sg crc32c
+    mkdir -p /run/lock/iscsi
+    busybox mount -t tmpfs tmpfs /etc/iscsi
+    echo "InitiatorName=$INITIATOR" > /etc/iscsi/initiatorname.iscsi
+    cat > /etc/iscsi/iscsid.conf << CONF
+node.startup = manual
+node.session.timeo.replacement_timeout = 60
+node.conn[0].timeo.noop_out_interval = 5
+node.conn[0].timeo.noop_out_timeout = 10
+node.conn[0].timeo.login_timeout = 15
+node.session.cmds_max = 128
+node.session.queue_depth = 64
+node.session.iscsi.InitialR2T = No
+node.session.iscsi.ImmediateData = Yes
+CONF
+    iscsid -f > /run/iscsid.log 2>&1 &
+    try 10 sh -c 'iscsiadm -m session > /dev/null 2>&1; [ $? = 21 ]' # 21: no session, but iscsid answers
+}
+
+# discover: what SendTargets tells must name the target.
+iscsi_discover() {
+    iscsiadm -m discovery -t sendtargets -p "$PORTAL" | tee /run/discovered
+    grep -q " $TARGET\$" /run/discovered
+    # Behind an address translation the target names an address that does not lead to it: make the record by hand.
+    grep -q "^$PORTAL," /run/discovered || iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL"
+}
+
+# iscsi_login DIGEST (None | CRC32C): the record says what to offer; the session must have got it.
+iscsi_login() {
+    local key
+    for key in HeaderDigest DataDigest; do
+        iscsiadm -m node -T "$TARGET" -p "$PORTAL" -o update -n "node.conn[0].iscsi.$key" -v "$1"
+    done
+    iscsiadm -m node -T "$TARGET" -p "$PORTAL" --login
+    iscsiadm -m session -P 2 > /run/session
+    for key in HeaderDigest DataDigest; do
+        equal "$(sed -n "s/^[[:space:]]*$key: //p" /run/session)" "$1" "negotiated $key"
+    done
+    try 10 iscsi_disk
+}
+
+# The disk of the one session there is.
+iscsi_disk() {
+    local path
+    for path in /sys/class/iscsi_session/session*/device/target*/*/block/*; do
+        [ -e "$path" ] && [ -b "/dev/${path##*/}" ] && echo "/dev/${path##*/}" && return 0
+    done
+    return 1
+}
+
+iscsi_logout() {
+    iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout
+}
+
+# ---- NVMe/TCP --------------------------------------------------------------------------------------------------------
+
+nvme_discover() {
+    nvme discover -t tcp -a "$ADDRESS" -s "$DISCOVERY_PORT" --hostnqn "$HOSTNQN" --hostid "$HOSTID" | tee /run/discovered
+    grep -q "subnqn: *$SUBSYSTEM\$" /run/discovered
+}
+
+# nvme_connect [OPTION...]: --hdr-digest, --data-digest, --nr-io-queues, …
+nvme_connect() {
+    nvme connect -t tcp -a "$ADDRESS" -s "$IO_PORT" -n "$SUBSYSTEM" --hostnqn "$HOSTNQN" --hostid "$HOSTID" \
+        --keep-alive-tmo 5 --reconnect-delay 1 --ctrl-loss-tmo 60 "$@"
+    try 10 nvme_disk
+}
+
+nvme_disk() {
+    local path
+    for path in /sys/class/nvme-subsystem/*/nvme*n*; do
+        [ -b "/dev/${path##*/}" ] || continue
+        grep -qx "$SUBSYSTEM" "${path%/*}/subsysnqn" && echo "/dev/${path##*/}" && return 0
+    done
+    return 1
+}
+
+nvme_controller() {
+    local path
+    for path in /sys/class/nvme/nvme*; do
+        grep -qx "$SUBSYSTEM" "$path/subsysnqn" && echo "/dev/${path##*/}" && return 0
+    done
+    return 1
+}
+
+nvme_disconnect() {
+    nvme disconnect -n "$SUBSYSTEM"
+}
+
+# ---- the same for every disk -------------------------------------------------------------------------------------------
+
+fio_quiet() {
+    fio --output-format=terse --verify_fatal=1 --ioengine=libaio --direct=1 "$@" > /run/fio.out || {
+        cat /run/fio.out
+        return 1
+    }
+}
+
+make_file_system() {
+    case $1 in
+    ext4) mkfs.ext4 -q -F "$2" ;;
+    xfs) mkfs.xfs -q -f "$2" ;;
+    esac
+}
+
+file_system_clean() {
+    case $1 in
+    ext4) fsck.ext4 -fn "$2" ;;
+    xfs) xfs_repair -n "$2" ;;
+    esac
+}
+
+# file_system_life KIND DISK MEGABYTES: made, written with mixed sizes and verified, unmounted, verified again after a new mount,
+# trimmed, verified once more, and clean at the end.
+file_system_life() {
+    local kind=$1 disk=$2 size=$3 job
+    job=(--name=file --directory=/run/mnt --size="${size}M" --rw=randwrite --bsrange=4k-128k --iodepth=16 --verify=crc32c)
+    modules "$kind"
+    mkdir -p /run/mnt
+    trap 'mountpoint -q /run/mnt && umount /run/mnt' EXIT
+    make_file_system "$kind" "$disk"
+    mount -t "$kind" "$disk" /run/mnt
+    fio_quiet "${job[@]}" --do_verify=1
+    dd if=/dev/urandom of=/run/mnt/gone bs=1M count=8 conv=fsync status=none
+    umount /run/mnt
+    mount -t "$kind" "$disk" /run/mnt
+    fio_quiet "${job[@]}" --verify_only
+    rm /run/mnt/gone
+    sync
+    fstrim -v /run/mnt
+    echo 3 > /proc/sys/vm/drop_caches
+    fio_quiet "${job[@]}" --verify_only
+    umount /run/mnt
+    file_system_clean "$kind" "$disk"
+}
+
+# raw_life DISK MEGABYTES: verified writes of mixed sizes at depth, while the range behind them is discarded in random order and
+# then reads as zeroes.
+raw_life() {
+    local bytes=$(($2 << 20))
+    dd if=/dev/urandom of="$1" bs=1M count="$2" seek="$2" oflag=direct conv=fsync status=none
+    fio_quiet --filename="$1" --size=$bytes \
+        --name=write --rw=randwrite --bsrange=4k-64k --iodepth=32 --verify=crc32c --verify_backlog=128 \
+        --name=discard --rw=randtrim --bs=64k --offset=$bytes --iodepth=4
+    dd if="$1" bs=1M count="$2" skip="$2" iflag=direct status=none | cmp -n $bytes - /dev/zero
+}
+
+# discard_all DISK: what was there reads as zeroes afterwards.
+discard_all() {
+    dd if=/dev/urandom of="$1" bs=1M count=8 oflag=direct conv=fsync status=none
+    blkdiscard "$1"
+    dd if="$1" bs=1M count=64 iflag=direct status=none | cmp -n $((64 << 20)) - /dev/zero
+}
+
+# mark DISK, marked DISK: a pattern that must survive what happens in between.
+mark() {
+    head -c 4M /dev/urandom > /run/mark
+    dd if=/run/mark of="$1" bs=1M oflag=direct conv=fsync status=none
+}
+
+marked() {
+    dd if="$1" bs=1M count=4 iflag=direct status=none | cmp - /run/mark
+}
