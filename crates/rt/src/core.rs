@@ -148,6 +148,15 @@ impl Core {
         dispatch!(self, s => s.attach(stream))
     }
 
+    /// Notes that another core's job was taken: more may follow soon.
+    pub(crate) fn note_activity(&self) {
+        match &self.0.system {
+            System::Real(s) => s.note_activity(),
+            #[cfg(feature = "sim")]
+            System::Sim(_) => {}
+        }
+    }
+
     /// A random number, fit for secrets on real cores and reproducible on simulated ones.
     #[must_use]
     pub fn random_u64(&self) -> u64 {

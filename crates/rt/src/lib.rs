@@ -11,6 +11,7 @@ mod mailbox;
 pub mod memory;
 pub mod net;
 mod real;
+mod ring;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod sys;

@@ -127,6 +127,7 @@ impl Inbox {
     pub(crate) async fn serve(mut self, core: &Core) {
         let mut batch = Vec::with_capacity(BATCH);
         while self.0.recv_many(&mut batch, BATCH).await > 0 {
+            core.note_activity();
             for job in batch.drain(..) {
                 job(core);
             }

@@ -4,11 +4,13 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
+use crate::real::Pulse;
 #[cfg(feature = "sim")]
 use crate::sim::net::{SimListener, SimStream};
 
@@ -34,21 +36,21 @@ pub struct Listener(ListenerKind);
 
 #[derive(Debug)]
 enum ListenerKind {
-    Tcp(TcpListener),
+    Tcp(TcpListener, Rc<Pulse>),
     #[cfg(feature = "sim")]
     Sim(SimListener),
 }
 
 impl Listener {
     /// Listens on real TCP. The address may be one that an earlier process has just left.
-    pub(crate) fn tcp(at: SocketAddr, how: ListenOptions) -> io::Result<Self> {
+    pub(crate) fn tcp(at: SocketAddr, how: ListenOptions, pulse: Rc<Pulse>) -> io::Result<Self> {
         let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         socket.set_reuseaddr(true)?;
         if how.reuse_port {
             socket.set_reuseport(true)?;
         }
         socket.bind(at)?;
-        Ok(Self(ListenerKind::Tcp(socket.listen(how.backlog)?)))
+        Ok(Self(ListenerKind::Tcp(socket.listen(how.backlog)?, pulse)))
     }
 
     #[cfg(feature = "sim")]
@@ -63,9 +65,9 @@ impl Listener {
     /// of the process (no descriptors left) look alike: wait a little and go on.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         match &self.0 {
-            ListenerKind::Tcp(listener) => {
+            ListenerKind::Tcp(listener, pulse) => {
                 let (stream, from) = listener.accept().await?;
-                Ok((Stream::tcp(stream)?, from))
+                Ok((Stream::tcp(stream, Rc::clone(pulse))?, from))
             }
             #[cfg(feature = "sim")]
             ListenerKind::Sim(listener) => {
@@ -81,7 +83,7 @@ impl Listener {
     /// What the system reports.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
-            ListenerKind::Tcp(listener) => listener.local_addr(),
+            ListenerKind::Tcp(listener, _) => listener.local_addr(),
             #[cfg(feature = "sim")]
             ListenerKind::Sim(listener) => listener.local_addr(),
         }
@@ -94,20 +96,20 @@ pub struct Stream(StreamKind);
 
 #[derive(Debug)]
 enum StreamKind {
-    Tcp(TcpStream),
+    Tcp(TcpStream, Rc<Pulse>),
     #[cfg(feature = "sim")]
     Sim(SimStream),
 }
 
 impl Stream {
-    pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
+    pub(crate) fn tcp(stream: TcpStream, pulse: Rc<Pulse>) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        Ok(Self(StreamKind::Tcp(stream)))
+        Ok(Self(StreamKind::Tcp(stream, pulse)))
     }
 
-    pub(crate) async fn dial_tcp(to: SocketAddr) -> io::Result<Self> {
+    pub(crate) async fn dial_tcp(to: SocketAddr, pulse: Rc<Pulse>) -> io::Result<Self> {
         let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        Self::tcp(socket.connect(to).await?)
+        Self::tcp(socket.connect(to).await?, pulse)
     }
 
     #[cfg(feature = "sim")]
@@ -121,7 +123,7 @@ impl Stream {
     /// What the system reports; the connection may be gone.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
-            StreamKind::Tcp(s) => s.peer_addr(),
+            StreamKind::Tcp(s, _) => s.peer_addr(),
             #[cfg(feature = "sim")]
             StreamKind::Sim(s) => s.peer_addr(),
         }
@@ -133,7 +135,7 @@ impl Stream {
     /// What the system reports.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
-            StreamKind::Tcp(s) => s.local_addr(),
+            StreamKind::Tcp(s, _) => s.local_addr(),
             #[cfg(feature = "sim")]
             StreamKind::Sim(s) => s.local_addr(),
         }
@@ -146,15 +148,17 @@ impl Stream {
     /// What the system reports.
     pub fn detach(self) -> io::Result<DetachedStream> {
         match self.0 {
-            StreamKind::Tcp(s) => Ok(DetachedStream(Detached::Tcp(s.into_std()?))),
+            StreamKind::Tcp(s, _) => Ok(DetachedStream(Detached::Tcp(s.into_std()?))),
             #[cfg(feature = "sim")]
             StreamKind::Sim(s) => Ok(DetachedStream(Detached::Sim(s))),
         }
     }
 
-    pub(crate) fn attach(detached: DetachedStream) -> io::Result<Self> {
+    pub(crate) fn attach(detached: DetachedStream, pulse: &Rc<Pulse>) -> io::Result<Self> {
         match detached.0 {
-            Detached::Tcp(s) => Ok(Self(StreamKind::Tcp(TcpStream::from_std(s)?))),
+            Detached::Tcp(s) => {
+                Ok(Self(StreamKind::Tcp(TcpStream::from_std(s)?, Rc::clone(pulse))))
+            }
             #[cfg(feature = "sim")]
             Detached::Sim(s) => Ok(Self::sim(s)),
         }
@@ -180,7 +184,7 @@ impl fmt::Debug for DetachedStream {
 macro_rules! forward {
     ($self:expr, $s:ident => $call:expr) => {
         match &mut $self.get_mut().0 {
-            StreamKind::Tcp(s) => {
+            StreamKind::Tcp(s, _) => {
                 let $s = Pin::new(s);
                 $call
             }
@@ -199,7 +203,18 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        forward!(self, s => s.poll_read(cx, buf))
+        match &mut self.get_mut().0 {
+            StreamKind::Tcp(s, pulse) => {
+                let before = buf.filled().len();
+                let polled = Pin::new(s).poll_read(cx, buf);
+                if buf.filled().len() > before {
+                    pulse.active();
+                }
+                polled
+            }
+            #[cfg(feature = "sim")]
+            StreamKind::Sim(s) => Pin::new(s).poll_read(cx, buf),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod inline;
 mod open;
 mod options;
 mod pool;
+mod uring;
 
 use std::cell::Cell;
 use std::fmt;
@@ -22,10 +23,11 @@ use crate::buf::{Bufs, BufsMut};
 pub use error::{DiskError, DiskErrorKind};
 pub use options::{OpenError, OpenOptions, OpenReason};
 
-pub(crate) use file::FileDisk;
+pub(crate) use file::{FileDisk, Vectors, ended, read_vectors, write_vectors};
 pub(crate) use inline::InlineDisk;
 pub(crate) use open::{open, remove_file, rename, sync_dir};
 pub(crate) use pool::PoolDisk;
+pub(crate) use uring::UringDisk;
 
 /// What kind of thing a disk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +82,7 @@ pub enum Engine {
 pub(crate) enum Backend {
     Inline(InlineDisk),
     Pool(PoolDisk),
+    Uring(UringDisk),
     #[cfg(feature = "sim")]
     Sim(crate::sim::disk::SimDisk),
 }
@@ -90,6 +93,7 @@ macro_rules! dispatch {
         match $backend {
             Backend::Inline($b) => $call,
             Backend::Pool($b) => $call,
+            Backend::Uring($b) => $call,
             #[cfg(feature = "sim")]
             Backend::Sim($b) => $call,
         }
@@ -138,6 +142,7 @@ impl Disk {
         match &self.0.backend {
             Backend::Inline(_) => Engine::Inline,
             Backend::Pool(_) => Engine::Pool,
+            Backend::Uring(_) => Engine::Uring,
             #[cfg(feature = "sim")]
             Backend::Sim(_) => Engine::Sim,
         }

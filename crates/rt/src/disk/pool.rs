@@ -15,45 +15,45 @@ impl PoolDisk {
     }
 
     pub(crate) async fn read(&self, at: u64, mut into: BufsMut) -> Result<BufsMut, DiskError> {
-        self.run(move |file| file.read(at, &mut into).map(|()| into)).await
+        run(&self.0, move |file| file.read(at, &mut into).map(|()| into)).await
     }
 
     pub(crate) async fn write(&self, at: u64, data: Bufs) -> Result<(), DiskError> {
-        self.run(move |file| file.write(at, &data)).await
+        run(&self.0, move |file| file.write(at, &data)).await
     }
 
     pub(crate) async fn sync(&self) -> Result<(), DiskError> {
-        self.run(FileDisk::sync).await
+        run(&self.0, FileDisk::sync).await
     }
 
     pub(crate) async fn punch(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
-        self.run(move |file| file.fallocate(PUNCH, at, bytes)).await
+        run(&self.0, move |file| file.fallocate(PUNCH, at, bytes)).await
     }
 
     pub(crate) async fn zero(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
-        self.run(move |file| file.fallocate(ZERO, at, bytes)).await
+        run(&self.0, move |file| file.fallocate(ZERO, at, bytes)).await
     }
 
     pub(crate) async fn allocate(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
-        self.run(move |file| file.fallocate(ALLOCATE, at, bytes)).await
+        run(&self.0, move |file| file.fallocate(ALLOCATE, at, bytes)).await
     }
 
     pub(crate) async fn set_len(&self, bytes: u64) -> Result<(), DiskError> {
-        self.run(move |file| file.set_len(bytes)).await
+        run(&self.0, move |file| file.set_len(bytes)).await
     }
 
     pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
-        self.run(FileDisk::allocated).await
+        run(&self.0, FileDisk::allocated).await
     }
+}
 
-    /// Runs `f` on the pool. It owns its buffers, so it may outlive the answer's receiver.
-    async fn run<T: Send + 'static>(
-        &self,
-        f: impl FnOnce(&FileDisk) -> Result<T, DiskError> + Send + 'static,
-    ) -> Result<T, DiskError> {
-        let file = Arc::clone(&self.0);
-        tokio::task::spawn_blocking(move || f(&file))
-            .await
-            .unwrap_or(Err(DiskError::new(DiskErrorKind::Gone)))
-    }
+/// Runs `f` on the pool. It owns its buffers, so it may outlive whoever waits for its answer.
+pub(super) async fn run<T: Send + 'static>(
+    file: &Arc<FileDisk>,
+    f: impl FnOnce(&FileDisk) -> Result<T, DiskError> + Send + 'static,
+) -> Result<T, DiskError> {
+    let file = Arc::clone(file);
+    tokio::task::spawn_blocking(move || f(&file))
+        .await
+        .unwrap_or(Err(DiskError::new(DiskErrorKind::Gone)))
 }

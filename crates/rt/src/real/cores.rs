@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::{Future, ready};
 use std::io;
+use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -11,9 +12,11 @@ use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::oneshot;
 
 use super::RealCore;
+use super::driver::{Pulse, drive};
 use crate::Core;
 use crate::buf::Pool;
 use crate::mailbox::{CoreHandle, Inbox, mailbox};
+use crate::ring::Ring;
 use crate::sys;
 
 /// How disks are to be served.
@@ -58,8 +61,8 @@ impl Default for CoresConfig {
     }
 }
 
-/// Longest wait for blocking calls still running when a core ends.
-const BLOCKING_GRACE: Duration = Duration::from_secs(10);
+/// Longest wait for blocking calls, and again for disk requests, still running when a core ends.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Running cores. Dropping this stops them without ceremony; see [`Self::stop`].
 pub struct Cores {
@@ -185,21 +188,60 @@ fn live(birth: Birth) {
     {
         tracing::warn!(core = id, cpu, error = %e, "the core floats: its processor is not to be had");
     }
-    let runtime = match runtime(&config) {
-        Ok(runtime) => runtime,
+    let made = runtime(&config).and_then(|runtime| {
+        let pulse = Rc::<Pulse>::default();
+        let ring = ring(&config, &pulse, &pools, id)?;
+        let driver = {
+            let _inside = runtime.handle().enter();
+            drive(Rc::clone(&pulse), ring.clone(), config.poll_window)?
+        };
+        Ok((runtime, pulse, ring, driver))
+    });
+    let (runtime, pulse, ring, driver) = match made {
+        Ok(parts) => parts,
         Err(e) => {
             let _ = started.send(Err(e));
             return;
         }
     };
-    runtime.block_on(async {
-        let core = Core::real(id, pools[id].clone(), peers, RealCore::new());
+    let system = RealCore::new(pulse, ring.clone());
+    runtime.block_on(async move {
+        let core = Core::real(id, pools[id].clone(), peers, system);
+        tokio::task::spawn_local(driver);
         let _ = started.send(Ok(()));
         tokio::task::spawn_local(async move { inbox.serve(&core).await });
         // Closed, never sent on.
         let _ = running.await;
     });
-    runtime.shutdown_timeout(BLOCKING_GRACE);
+    runtime.shutdown_timeout(GRACE);
+    if let Some(ring) = ring
+        && !ring.drain(GRACE)
+    {
+        tracing::error!(core = id, "disk requests hang; their memory is left to the kernel");
+        Box::leak(Box::new(ring));
+    }
+}
+
+/// The core's ring, if disks are to be served by one and there is one.
+fn ring(
+    config: &CoresConfig,
+    pulse: &Rc<Pulse>,
+    pools: &[Pool],
+    id: usize,
+) -> io::Result<Option<Rc<Ring>>> {
+    if config.disk_engine == DiskEngine::Pool {
+        return Ok(None);
+    }
+    match Ring::new(Rc::clone(pulse), pools, id) {
+        Ok(ring) => Ok(Some(Rc::new(ring))),
+        Err(e) if config.disk_engine == DiskEngine::Auto => {
+            if id == 0 {
+                tracing::warn!(error = %e, "no io_uring: disks are served by threads, and slower");
+            }
+            Ok(None)
+        }
+        Err(e) => Err(e),
+    }
 }
 
 fn runtime(config: &CoresConfig) -> io::Result<LocalRuntime> {

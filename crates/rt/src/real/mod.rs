@@ -1,34 +1,45 @@
 //! The real system: threads, files, sockets and clocks of this machine.
 
 mod cores;
+mod driver;
 mod random;
 
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
 use crate::disk::{
     self, Backend, DiskInfo, Engine, FileDisk, InlineDisk, OpenError, OpenOptions, OpenReason,
-    PoolDisk,
+    PoolDisk, UringDisk,
 };
 use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
+use crate::ring::Ring;
 
 pub use cores::{Cores, CoresConfig, DiskEngine};
+pub(crate) use driver::Pulse;
 use random::Random;
 
 /// One core's share of the system.
 pub(crate) struct RealCore {
+    pulse: Rc<Pulse>,
+    ring: Option<Rc<Ring>>,
     random: Random,
 }
 
 impl RealCore {
-    fn new() -> Self {
-        Self { random: Random::new() }
+    fn new(pulse: Rc<Pulse>, ring: Option<Rc<Ring>>) -> Self {
+        Self { pulse, ring, random: Random::new() }
+    }
+
+    /// Something was done on behalf of another core.
+    pub(crate) fn note_activity(&self) {
+        self.pulse.active();
     }
 
     pub(crate) fn disk_engine(&self) -> Engine {
-        Engine::Pool
+        if self.ring.is_some() { Engine::Uring } else { Engine::Pool }
     }
 
     pub(crate) async fn open_disk(
@@ -43,6 +54,8 @@ impl RealCore {
         let file = FileDisk::new(opened.file);
         let backend = if opened.on_memory {
             Backend::Inline(InlineDisk::new(file))
+        } else if let Some(ring) = &self.ring {
+            Backend::Uring(UringDisk::new(Rc::clone(ring), file))
         } else {
             Backend::Pool(PoolDisk::new(file))
         };
@@ -65,15 +78,15 @@ impl RealCore {
     }
 
     pub(crate) async fn listen(&self, at: SocketAddr, how: ListenOptions) -> io::Result<Listener> {
-        Listener::tcp(at, how)
+        Listener::tcp(at, how, Rc::clone(&self.pulse))
     }
 
     pub(crate) async fn dial(&self, to: SocketAddr) -> io::Result<Stream> {
-        Stream::dial_tcp(to).await
+        Stream::dial_tcp(to, Rc::clone(&self.pulse)).await
     }
 
     pub(crate) fn attach(&self, stream: DetachedStream) -> io::Result<Stream> {
-        Stream::attach(stream)
+        Stream::attach(stream, &self.pulse)
     }
 
     pub(crate) fn random_u64(&self) -> u64 {

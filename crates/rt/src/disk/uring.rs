@@ -1,0 +1,84 @@
+//! Disks by the core's io_uring.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::file::{ALLOCATE, FileDisk, PUNCH, ZERO};
+use super::{DiskError, pool};
+use crate::buf::{Bufs, BufsMut};
+use crate::ring::{Request, Ring, What};
+
+/// Times that the kernel may say "try again" to one request before it counts as failed.
+const PATIENCE: u32 = 100;
+
+#[derive(Debug)]
+pub(crate) struct UringDisk {
+    ring: Rc<Ring>,
+    file: Arc<FileDisk>,
+}
+
+impl UringDisk {
+    pub(crate) fn new(ring: Rc<Ring>, file: FileDisk) -> Self {
+        Self { ring, file: Arc::new(file) }
+    }
+
+    pub(crate) async fn read(&self, at: u64, into: BufsMut) -> Result<BufsMut, DiskError> {
+        match self.run(What::Read { at, into, done: 0 }).await? {
+            What::Read { into, .. } => Ok(into),
+            _ => unreachable!("a request comes back as it went"),
+        }
+    }
+
+    pub(crate) async fn write(&self, at: u64, data: Bufs) -> Result<(), DiskError> {
+        self.run(What::Write { at, data, done: 0 }).await.map(drop)
+    }
+
+    pub(crate) async fn sync(&self) -> Result<(), DiskError> {
+        self.run(What::Sync).await.map(drop)
+    }
+
+    pub(crate) async fn punch(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
+        self.run(What::Allocate { mode: PUNCH, at, bytes }).await.map(drop)
+    }
+
+    pub(crate) async fn zero(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
+        self.run(What::Allocate { mode: ZERO, at, bytes }).await.map(drop)
+    }
+
+    pub(crate) async fn allocate(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
+        self.run(What::Allocate { mode: ALLOCATE, at, bytes }).await.map(drop)
+    }
+
+    pub(crate) async fn set_len(&self, bytes: u64) -> Result<(), DiskError> {
+        pool::run(&self.file, move |file| file.set_len(bytes)).await
+    }
+
+    pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
+        pool::run(&self.file, FileDisk::allocated).await
+    }
+
+    /// Runs a request to its end: a transfer that stopped short goes on where it stopped.
+    async fn run(&self, mut what: What) -> Result<What, DiskError> {
+        let mut patience = PATIENCE;
+        loop {
+            let request = Request { file: Arc::clone(&self.file), what };
+            let (result, back) = self.ring.run(request).await;
+            what = back.what;
+            match u32::try_from(result) {
+                Ok(moved) if what.advance(moved) => return Ok(what),
+                Ok(0) => return Err(what.stuck()),
+                Ok(_) => {}
+                Err(_) if patience > 0 && passes(-result) => {
+                    patience -= 1;
+                    tokio::task::yield_now().await;
+                }
+                Err(_) => return Err(DiskError::from_errno(-result)),
+            }
+        }
+    }
+}
+
+/// Whether an error says nothing about the disk.
+fn passes(errno: i32) -> bool {
+    matches!(errno, libc::EINTR | libc::EAGAIN)
+}
