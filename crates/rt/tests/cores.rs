@@ -1,45 +1,226 @@
-//! Cores, their mailboxes and their end.
+//! Cores, their mailboxes, their connections and their end.
+#![allow(clippy::unwrap_used)]
 
+mod common;
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use rt::{Cores, CoresConfig};
+use common::{Dir, MIB, config, pattern, wait};
+use rt::disk::OpenOptions;
+use rt::net::ListenOptions;
+use rt::{Core, Cores, CoresConfig, NotTaken, Stopped};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::spawn_local;
 
-fn config(cores: usize) -> CoresConfig {
-    CoresConfig { cpus: vec![None; cores], pool_bytes_per_core: 4 << 20, ..Default::default() }
-}
-
-/// Waits for `future` on an ordinary thread.
-fn wait<F: Future>(future: F) -> F::Output {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime").block_on(future)
+fn anywhere() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
 }
 
 #[test]
 fn a_connection_moves_between_cores_with_its_unread_bytes() {
     let cores = Cores::start(&config(2)).unwrap();
-    let [first, second] = cores.handles() else { panic!("two cores") };
-    let second = second.clone();
-    let served = first.run(|core| async move {
-        let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let at = listener.local_addr().unwrap();
-        let mut client = core.dial(at).await.unwrap();
-        let (server, _) = listener.accept().await.unwrap();
+    let served = cores.handles()[0].run(|core| async move {
+        let listener = core.listen(anywhere()).await.unwrap();
+        let mut client = core.dial(listener.local_addr().unwrap()).await.unwrap();
+        let (server, from) = listener.accept().await.unwrap();
+        assert_eq!(from, client.local_addr().unwrap());
         client.write_all(b"early").await.unwrap();
         let moved = server.detach().unwrap();
-        second
-            .post(move |core| async move {
-                let mut server = core.attach(moved).unwrap();
-                let mut got = [0; 9];
-                server.read_exact(&mut got).await.unwrap();
-                assert_eq!(&got, b"earlylate");
-                server.write_all(&[u8::try_from(core.id()).unwrap()]).await.unwrap();
-            })
-            .await
-            .unwrap();
+        let serve = move |core: Core| async move {
+            let mut server = core.attach(moved).unwrap();
+            assert_eq!(server.peer_addr().unwrap(), from);
+            let mut got = [0; 9];
+            server.read_exact(&mut got).await.unwrap();
+            assert_eq!(&got, b"earlylate");
+            server.write_all(&[u8::try_from(core.id()).unwrap()]).await.unwrap();
+        };
+        core.peers()[1].post(serve).await.unwrap();
         client.write_all(b"late").await.unwrap();
         client.read_u8().await.unwrap()
     });
     assert_eq!(wait(served).unwrap(), 1);
-    cores.stop(|_| async { tokio::time::sleep(Duration::from_millis(1)).await });
+    cores.stop_now();
+}
+
+#[test]
+fn cores_share_a_port_when_told_to() {
+    let cores = Cores::start(&config(2)).unwrap();
+    let shared = ListenOptions { reuse_port: true, ..Default::default() };
+    let [first, second] = cores.handles() else { panic!("two cores") };
+    let at = wait(first.run(move |core| async move {
+        let listener = core.listen_with(anywhere(), shared).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        spawn_local(async move { listener.accept().await });
+        at
+    }))
+    .unwrap();
+    let second_one = move |core: Core| async move {
+        let alone = core.listen(at).await.map(drop).map_err(|e| e.kind());
+        (alone, core.listen_with(at, shared).await.map(drop).is_ok())
+    };
+    let (alone, together) = wait(second.run(second_one)).unwrap();
+    assert_eq!(alone, Err(std::io::ErrorKind::AddrInUse));
+    assert!(together);
+    cores.stop_now();
+}
+
+#[test]
+fn a_full_mailbox_makes_senders_wait() {
+    const ROOM: usize = 8;
+    let cores = Cores::start(&CoresConfig { mailbox_len: ROOM, ..config(1) }).unwrap();
+    let core = &cores.handles()[0];
+    let (go, blocked) = mpsc::channel::<()>();
+    let (begun, has_begun) = mpsc::channel();
+    core.try_post(move |_| async move {
+        begun.send(()).unwrap();
+        blocked.recv().unwrap();
+    })
+    .unwrap();
+    has_begun.recv().unwrap();
+
+    let ran = Arc::new(AtomicU64::new(0));
+    let job = || {
+        let ran = Arc::clone(&ran);
+        move |_| async move {
+            ran.fetch_add(1, Ordering::SeqCst);
+        }
+    };
+    let taken = (0..100).filter(|_| core.try_post(job()).is_ok()).count();
+    assert_eq!(taken, ROOM);
+    assert_eq!(core.try_post(job()), Err(NotTaken::Full));
+    wait(async {
+        let mut late = Box::pin(core.post(job()));
+        let timeout = tokio::time::timeout(Duration::from_millis(50), &mut late);
+        assert!(timeout.await.is_err(), "waits while it is full");
+        go.send(()).unwrap();
+        late.await.unwrap();
+        core.run(|_| async {}).await.unwrap();
+    });
+    assert_eq!(ran.load(Ordering::SeqCst), ROOM as u64 + 1);
+    cores.stop_now();
+}
+
+#[test]
+fn cores_work_for_each_other() {
+    let cores = Cores::start(&CoresConfig { mailbox_len: 4, ..config(3) }).unwrap();
+    let asked = |_| {
+        cores.handles().iter().map(|core| {
+            core.run(|core| async move {
+                let mut sum = 0;
+                for i in 0..200 {
+                    let peer = &core.peers()[i % core.peers().len()];
+                    sum += peer.run(|peer| async move { peer.id() }).await.unwrap();
+                }
+                sum
+            })
+        })
+    };
+    let sums = wait(async {
+        let mut sums = Vec::new();
+        for run in (0..4).flat_map(asked) {
+            sums.push(run.await.unwrap());
+        }
+        sums
+    });
+    assert!(sums.iter().all(|&s| s == 199), "{sums:?}");
+    cores.stop_now();
+}
+
+#[test]
+fn a_panicking_job_ends_alone() {
+    let cores = Cores::start(&config(1)).unwrap();
+    let core = &cores.handles()[0];
+    let result = wait(core.run(|_| async { assert_eq!(1, 2, "meant to fail") }));
+    assert_eq!(result, Err(Stopped));
+    assert_eq!(wait(core.run(|core| async move { core.id() })), Ok(0));
+    cores.stop_now();
+}
+
+#[test]
+fn cores_serve_each_other_to_the_last() {
+    let cores = Cores::start(&config(2)).unwrap();
+    let handle = cores.handles()[0].clone();
+    let through = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&through);
+    cores.stop(move |core| {
+        let through = Arc::clone(&through);
+        async move {
+            let other = core.peers()[1 - core.id()].clone();
+            tokio::time::sleep(Duration::from_millis(20 * core.id() as u64)).await;
+            let id = other.run(|core| async move { core.id() }).await.unwrap();
+            assert_eq!(id, 1 - core.id());
+            through.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    assert_eq!(seen.load(Ordering::SeqCst), 2);
+    assert_eq!(wait(handle.run(|_| async {})), Err(Stopped));
+    assert_eq!(handle.try_post(|_| async {}), Err(NotTaken::Stopped));
+}
+
+#[test]
+fn cores_end_with_requests_in_flight() {
+    for _ in 0..10 {
+        let cores = Cores::start(&config(1)).unwrap();
+        let dir = Dir::on_disk();
+        let path = dir.file("disk");
+        let begin = cores.handles()[0].run(move |core| async move {
+            let how = OpenOptions::new().create(64 * MIB as u64);
+            let disk = core.open_disk(&path, how).await.unwrap();
+            let account = core.pool().account();
+            for i in 0..16 {
+                let (disk, data) = (disk.clone(), pattern(&account, i, MIB).await);
+                spawn_local(async move { disk.write(i * MIB as u64, data).await });
+            }
+            tokio::task::yield_now().await;
+        });
+        wait(begin).unwrap();
+        cores.stop_now();
+    }
+}
+
+#[test]
+fn timers_and_tasks_run_while_a_core_polls() {
+    let cores =
+        Cores::start(&CoresConfig { poll_window: Duration::from_secs(3600), ..config(1) }).unwrap();
+    let ticks = wait(cores.handles()[0].run(|_| async {
+        let ticks = Rc::new(Cell::new(0));
+        let counted = Rc::clone(&ticks);
+        let ticker = spawn_local(async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                counted.set(counted.get() + 1);
+            }
+        });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        ticker.abort();
+        ticks.get()
+    }))
+    .unwrap();
+    assert!(ticks > 5, "{ticks}");
+    cores.stop_now();
+}
+
+#[test]
+fn random_numbers_and_the_time_of_day() {
+    let cores = Cores::start(&config(1)).unwrap();
+    wait(cores.handles()[0].run(|core| async move {
+        let numbers: std::collections::HashSet<u64> =
+            (0..1000).map(|_| core.random_u64()).collect();
+        assert_eq!(numbers.len(), 1000);
+        let years = core.wall_clock().as_secs() / (365 * 24 * 3600);
+        assert!((50..500).contains(&years), "{years} years after 1970");
+    }))
+    .unwrap();
+    cores.stop_now();
+}
+
+#[test]
+fn a_processor_that_is_not_there_is_done_without() {
+    let cores = Cores::start(&CoresConfig { cpus: vec![Some(0), Some(100_000)], ..config(2) });
+    assert_eq!(cores.unwrap().handles().len(), 2);
 }

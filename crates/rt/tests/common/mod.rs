@@ -97,3 +97,15 @@ pub fn program(name: &str, args: &[&str]) -> Option<String> {
     let done = std::process::Command::new(name).args(args).output().ok()?;
     done.status.success().then(|| String::from_utf8_lossy(&done.stdout).trim().to_owned())
 }
+
+/// Processor time that the threads of this process called `core-…` have used.
+pub fn cores_cpu() -> std::time::Duration {
+    let of = |task: std::io::Result<std::fs::DirEntry>| {
+        let task = task.ok()?.path();
+        let name = std::fs::read_to_string(task.join("comm")).ok()?;
+        let used = std::fs::read_to_string(task.join("schedstat")).ok()?;
+        name.starts_with("core-").then(|| used.split_whitespace().next()?.parse::<u64>().ok())?
+    };
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    std::time::Duration::from_nanos(tasks.filter_map(of).sum())
+}

@@ -1,0 +1,196 @@
+//! The bare echo: 72 bytes asked, 4 KiB answered, over TCP and nothing else. What this machine's
+//! network costs a storage protocol before the storage: the limit that benchmarks compare with.
+//!
+//! ```text
+//! echo [connections=1] [depth=1] [seconds=2] [window_us=50] [client_window_us=0]
+//!      [server_cpu=0] [client_cpu=1] [serve=ADDR | to=ADDR]
+//! ```
+//! `serve` and `to` run only the server or only the client, in processes of their own. The
+//! server's processor time is that of its core's thread.
+#![allow(clippy::unwrap_used)]
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rt::net::{Listener, Stream};
+use rt::{Core, CoreHandle, Cores, CoresConfig};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Instant;
+
+/// Bytes of a request: a protocol header with its extended command.
+const REQUEST: usize = 72;
+/// Bytes of a reply.
+const REPLY: usize = 4096;
+/// Most replies sent with one call.
+const BATCH: usize = 64;
+
+struct Settings(HashMap<String, String>);
+
+impl Settings {
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    fn number(&self, name: &str, default: u64) -> u64 {
+        self.get(name).map_or(default, |s| s.parse().unwrap())
+    }
+}
+
+fn main() {
+    let settings = Settings(
+        std::env::args()
+            .skip(1)
+            .map(|a| a.split_once('=').map(|(k, v)| (k.into(), v.into())).expect("NAME=VALUE"))
+            .collect(),
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        match (settings.get("serve"), settings.get("to")) {
+            (Some(at), _) => {
+                let cores = one_core(&settings, "server_cpu", 0, "window_us", 50);
+                let at = serve(&cores.handles()[0], at.parse().unwrap()).await;
+                println!("serving at {at}");
+                std::future::pending::<()>().await;
+            }
+            (_, Some(to)) => {
+                let cores = one_core(&settings, "client_cpu", 1, "client_window_us", 0);
+                report(&cores.handles()[0], to.parse().unwrap(), &settings, None).await;
+            }
+            (None, None) => {
+                let server = one_core(&settings, "server_cpu", 0, "window_us", 50);
+                let client = one_core(&settings, "client_cpu", 1, "client_window_us", 0);
+                let at = serve(&server.handles()[0], "127.0.0.1:0".parse().unwrap()).await;
+                report(&client.handles()[0], at, &settings, Some(&server.handles()[0])).await;
+            }
+        }
+    });
+}
+
+fn one_core(settings: &Settings, cpu: &str, default: u64, window: &str, us: u64) -> Cores {
+    let config = CoresConfig {
+        cpus: vec![usize::try_from(settings.number(cpu, default)).ok()],
+        pool_bytes_per_core: 1 << 20,
+        poll_window: Duration::from_micros(settings.number(window, us)),
+        ..Default::default()
+    };
+    Cores::start(&config).unwrap()
+}
+
+/// Starts the server on `core`; gives its address.
+async fn serve(core: &CoreHandle, at: SocketAddr) -> SocketAddr {
+    let listening = core.run(move |core| async move {
+        let listener = core.listen(at).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        tokio::task::spawn_local(accept(listener));
+        at
+    });
+    listening.await.unwrap()
+}
+
+async fn accept(listener: Listener) {
+    while let Ok((stream, _)) = listener.accept().await {
+        tokio::task::spawn_local(answer(stream));
+    }
+}
+
+/// Answers requests until the client goes.
+async fn answer(mut stream: Stream) -> std::io::Result<()> {
+    let page = vec![7u8; REPLY];
+    let mut received = vec![0; 64 << 10];
+    let mut held = 0;
+    loop {
+        let n = stream.read(&mut received).await?;
+        if n == 0 {
+            return Ok(());
+        }
+        held += n;
+        let mut left = held / REQUEST * REPLY;
+        held %= REQUEST;
+        while left > 0 {
+            let first = (left - 1) % REPLY + 1;
+            let mut parts = vec![IoSlice::new(&page[REPLY - first..])];
+            let whole = (left - first) / REPLY;
+            parts.extend((0..whole.min(BATCH - 1)).map(|_| IoSlice::new(&page)));
+            left -= stream.write_vectored(&parts).await?;
+        }
+    }
+}
+
+/// Runs the client on `core` and prints what it saw.
+async fn report(
+    core: &CoreHandle,
+    to: SocketAddr,
+    settings: &Settings,
+    server: Option<&CoreHandle>,
+) {
+    let connections = settings.number("connections", 1);
+    let depth = settings.number("depth", 1);
+    let time = Duration::from_secs(settings.number("seconds", 2));
+    let cpu = async || match server {
+        Some(core) => core.run(|_| async { thread_cpu() }).await.unwrap(),
+        None => Duration::ZERO,
+    };
+    let before = cpu().await;
+    let load = core.run(move |core| ask(core, to, connections, depth, time));
+    let mut latencies = load.await.unwrap();
+    let cpu = cpu().await - before;
+    latencies.sort_unstable();
+    let count = latencies.len();
+    let at = |share: f64| f64::from(latencies[(count as f64 * share) as usize]) / 1e3;
+    println!(
+        "{connections} x {depth}: {:.0} per second, p50 {:.1} us, p99 {:.1} us, server CPU {:.2} us each",
+        count as f64 / time.as_secs_f64(),
+        at(0.5),
+        at(0.99),
+        cpu.as_secs_f64() * 1e6 / count as f64,
+    );
+}
+
+/// Processor time of this thread.
+fn thread_cpu() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
+}
+
+/// Keeps `depth` requests in flight on each connection; gives every latency in nanoseconds.
+async fn ask(core: Core, to: SocketAddr, connections: u64, depth: u64, time: Duration) -> Vec<u32> {
+    let latencies = Rc::new(RefCell::new(Vec::with_capacity(1 << 20)));
+    let end = Instant::now() + time;
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..connections {
+        let stream = core.dial(to).await.unwrap();
+        tasks.spawn_local(ask_one(stream, depth, end, Rc::clone(&latencies)));
+    }
+    while tasks.join_next().await.is_some() {}
+    latencies.take()
+}
+
+async fn ask_one(mut stream: Stream, depth: u64, end: Instant, out: Rc<RefCell<Vec<u32>>>) {
+    let requests = vec![1u8; REQUEST * usize::try_from(depth).unwrap()];
+    let mut received = vec![0; 256 << 10];
+    let mut asked = VecDeque::new();
+    let (mut held, mut due) = (0, requests.len() / REQUEST);
+    loop {
+        if due > 0 {
+            let now = Instant::now();
+            stream.write_all(&requests[..due * REQUEST]).await.unwrap();
+            asked.extend(std::iter::repeat_n(now, due));
+        }
+        held += stream.read(&mut received).await.unwrap();
+        let now = Instant::now();
+        due = held / REPLY;
+        held %= REPLY;
+        let mut out = out.borrow_mut();
+        for _ in 0..due {
+            let asked = asked.pop_front().expect("one reply to a request");
+            out.push(u32::try_from((now - asked).as_nanos()).unwrap_or(u32::MAX));
+        }
+        if now > end {
+            return;
+        }
+    }
+}
