@@ -174,6 +174,11 @@ enum Detached {
     Sim(SimStream),
 }
 
+const _: () = {
+    const fn crosses_threads<T: Send>() {}
+    crosses_threads::<DetachedStream>();
+};
+
 impl fmt::Debug for DetachedStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("DetachedStream")

@@ -369,8 +369,11 @@ fn a_block_device_is_a_disk() {
     }
 }
 
-#[test]
-fn a_failed_sync_is_never_retried_and_believed() {
+/// Opens a disk whose device has less room than it claims, writes more than that into the cache
+/// and gives the disk: the next sync finds out. `None`, and says so, where rights are missing.
+fn on_a_disk_that_cannot_sync<Fut: Future<Output = ()> + 'static>(
+    test: impl FnOnce(Core, Disk) -> Fut + Send + 'static,
+) {
     let Some(mount) = Mount::new("1m") else {
         println!("skipped: no right to mount a file system");
         return;
@@ -383,18 +386,36 @@ fn a_failed_sync_is_never_retried_and_believed() {
     };
     let path = device.0.clone();
     on_core(DiskEngine::Auto, move |core| async move {
-        // The cache takes what the device behind it has no room for; the sync finds out.
         let how = OpenOptions::new().buffered(true);
         let disk = core.open_disk(Path::new(&path), how).await.unwrap();
-        let account = core.pool().account();
         disk.sync().await.unwrap();
-        disk.write(0, pattern(&account, 1, 4 * MIB).await).await.unwrap();
+        let data = pattern(&core.pool().account(), 1, 4 * MIB).await;
+        disk.write(0, data).await.unwrap();
+        test(core, disk).await;
+    });
+    drop(device);
+    drop(mount);
+}
+
+#[test]
+fn a_failed_sync_is_never_retried_and_believed() {
+    on_a_disk_that_cannot_sync(|_, disk| async move {
         let failed = disk.sync().await.unwrap_err();
         assert_ne!(failed.kind, DiskErrorKind::Gone);
         assert_eq!(disk.sync().await.unwrap_err().kind, DiskErrorKind::Gone);
         let write = disk.write(0, Bufs::zeroes(512)).await;
         assert_eq!(write.unwrap_err().kind, DiskErrorKind::Gone);
     });
-    drop(device);
-    drop(mount);
+}
+
+#[test]
+fn a_failed_sync_counts_though_nobody_waited_for_it() {
+    on_a_disk_that_cannot_sync(|_, disk| async move {
+        let dropped = tokio::time::timeout(Duration::ZERO, disk.sync());
+        assert!(dropped.await.is_err(), "not through at once");
+        while disk.write(0, Bufs::zeroes(512)).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(disk.sync().await.unwrap_err().kind, DiskErrorKind::Gone);
+    });
 }

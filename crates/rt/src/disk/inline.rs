@@ -1,6 +1,6 @@
 //! Disks on memory file systems: plain calls on the core.
 //!
-//! Such files never wait for a device, and no other engine reaches them as cheaply: they do not
+//! Such files do not wait for a device (unless memory is swapped out), and no other engine reaches them as cheaply: they do not
 //! support non-blocking submission, so an io_uring hands every operation to a worker thread.
 
 use super::DiskError;

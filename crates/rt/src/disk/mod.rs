@@ -183,8 +183,14 @@ impl Disk {
     /// would succeed and mean nothing.
     pub async fn sync(&self) -> Result<(), DiskError> {
         self.check_alive()?;
-        let result = dispatch!(&self.0.backend, b => b.sync().await);
-        if let Err(e) = result {
+        // A task of its own: a failure counts even when nobody waits for the answer any more.
+        let disk = self.clone();
+        let judged = tokio::task::spawn_local(async move { disk.sync_and_judge().await });
+        judged.await.unwrap_or(Err(DiskError::new(DiskErrorKind::Gone)))
+    }
+
+    async fn sync_and_judge(&self) -> Result<(), DiskError> {
+        if let Err(e) = dispatch!(&self.0.backend, b => b.sync().await) {
             self.0.sync_failed.set(true);
             let disk = self.0.path.display();
             tracing::error!(%disk, error = %e, "a sync failed; the disk is given up");

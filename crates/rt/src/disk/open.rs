@@ -6,9 +6,14 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::Duration;
 
 use super::{DiskInfo, DiskKind, OpenError, OpenOptions, OpenReason, geometry};
 use crate::sys;
+
+/// How often a busy disk is looked at again, and how long after the last time.
+const BUSY_LOOKS: u32 = 20;
+const BUSY_PAUSE: Duration = Duration::from_millis(25);
 
 /// An opened file or block device.
 #[derive(Debug)]
@@ -23,7 +28,7 @@ pub(crate) struct Opened {
 pub(crate) fn open(path: &Path, how: OpenOptions) -> Result<Opened, OpenError> {
     let refuse = |reason| OpenError::new(path, reason);
     let Some(bytes) = how.create_bytes else {
-        return open_existing(path, how).map_err(refuse);
+        return open_when_free(path, how).map_err(refuse);
     };
     let created = OpenReason::of(File::options().write(true).create_new(true).open(path));
     let created = created.map_err(refuse)?;
@@ -36,6 +41,23 @@ pub(crate) fn open(path: &Path, how: OpenOptions) -> Result<Opened, OpenError> {
         }
         refuse(reason)
     })
+}
+
+/// Opens what exists. What a process has just been killed with stays held until the kernel is
+/// through with its last requests, so a busy disk is given a moment.
+fn open_when_free(path: &Path, how: OpenOptions) -> Result<Opened, OpenReason> {
+    for _ in 0..BUSY_LOOKS {
+        match open_existing(path, how) {
+            Err(OpenReason::Busy) => pause(BUSY_PAUSE),
+            result => return result,
+        }
+    }
+    open_existing(path, how)
+}
+
+#[expect(clippy::disallowed_methods, reason = "on the blocking pool, not on a core")]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
 }
 
 fn open_existing(path: &Path, how: OpenOptions) -> Result<Opened, OpenReason> {

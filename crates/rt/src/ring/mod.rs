@@ -5,6 +5,8 @@
 //!   call.
 //! * A request and its buffers belong to the ring until its completion has come. A future that
 //!   is dropped earlier leaves them there.
+//! * Files are named by descriptor, not registered: that saved nothing measurable, and the kernel
+//!   lets go of a registered file, and so of its lock, some time after it was closed.
 //! * The kernel is never given more requests than its completion queue has room for; what is
 //!   beyond that waits in a list of ours.
 
@@ -55,8 +57,10 @@ struct State {
     backlog: VecDeque<squeue::Entry>,
     /// Requests handed to the submission queue whose completions have not been seen.
     in_kernel: usize,
-    /// Whether the last attempt to submit met a shortage that passes.
+    /// Whether the last attempt to submit was refused.
     short: bool,
+    /// Whether a refusal that does not pass was logged.
+    complained: bool,
 }
 
 /// A request that the ring owns.
@@ -92,8 +96,14 @@ impl Ring {
     pub(crate) fn new(pulse: Rc<Pulse>, pools: &[Pool], own: usize) -> io::Result<Self> {
         let uring = setup::build(SUBMISSIONS, COMPLETIONS)?;
         let regions = regions::register(&uring, pools, own);
-        let state =
-            State { uring, ops: Slab::new(), backlog: VecDeque::new(), in_kernel: 0, short: false };
+        let state = State {
+            uring,
+            ops: Slab::new(),
+            backlog: VecDeque::new(),
+            in_kernel: 0,
+            short: false,
+            complained: false,
+        };
         Ok(Self { state: RefCell::new(state), regions, pulse })
     }
 
@@ -195,7 +205,8 @@ impl State {
             // Interrupted, or out of memory for a moment: what was not taken stays queued.
             self.short = true;
             let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
-            if !e.raw_os_error().is_some_and(|errno| passing.contains(&errno)) {
+            let passes = e.raw_os_error().is_some_and(|errno| passing.contains(&errno));
+            if !passes && !std::mem::replace(&mut self.complained, true) {
                 tracing::error!(error = %e, "io_uring takes no requests");
             }
         }

@@ -48,8 +48,9 @@ pub(super) fn register(uring: &IoUring, pools: &[Pool], own: usize) -> Regions {
             all.extend(pieces(pool));
         }
     }
+    let attempts = if all.len() > mine.len() { vec![all, mine] } else { vec![mine] };
     let mut refusal = None;
-    for attempt in [all, mine] {
+    for attempt in attempts {
         match register_all(uring, &attempt) {
             Ok(()) => {
                 let (count, bytes) = (attempt.len(), total(&attempt));
