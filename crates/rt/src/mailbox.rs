@@ -109,7 +109,11 @@ where
     F: FnOnce(Core) -> Fut + Send + 'static,
     Fut: Future<Output = ()> + 'static,
 {
-    Box::new(move |core| drop(tokio::task::spawn_local(f(core.clone()))))
+    Box::new(move |core| {
+        let core = core.clone();
+        // `f` is called inside the task: if it panics, that is the task's end and not ours.
+        drop(tokio::task::spawn_local(async move { f(core).await }));
+    })
 }
 
 /// The receiving end of a mailbox.

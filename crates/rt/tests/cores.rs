@@ -132,11 +132,30 @@ fn cores_work_for_each_other() {
 }
 
 #[test]
+fn waiting_for_a_core_is_anybody_s_business() {
+    fn crosses_threads<T: Send>(t: T) -> T {
+        t
+    }
+    let cores = Cores::start(&config(1)).unwrap();
+    let run = cores.handles()[0].run(|core| async move {
+        let local = Rc::new(core.id());
+        tokio::task::yield_now().await;
+        *local
+    });
+    assert_eq!(wait(crosses_threads(run)), Ok(0));
+}
+
+#[test]
 fn a_panicking_job_ends_alone() {
     let cores = Cores::start(&config(1)).unwrap();
     let core = &cores.handles()[0];
     let result = wait(core.run(|_| async { assert_eq!(1, 2, "meant to fail") }));
     assert_eq!(result, Err(Stopped));
+    wait(core.post(|core| {
+        assert_eq!(core.id(), 1, "meant to fail");
+        async {}
+    }))
+    .unwrap();
     assert_eq!(wait(core.run(|core| async move { core.id() })), Ok(0));
     cores.stop_now();
 }

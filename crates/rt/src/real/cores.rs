@@ -207,11 +207,16 @@ fn live(birth: Birth) {
     let system = RealCore::new(pulse, ring.clone());
     runtime.block_on(async move {
         let core = Core::real(id, pools[id].clone(), peers, system);
-        tokio::task::spawn_local(driver);
+        let driver = tokio::task::spawn_local(driver);
         let _ = started.send(Ok(()));
         tokio::task::spawn_local(async move { inbox.serve(&core).await });
-        // Closed, never sent on.
-        let _ = running.await;
+        tokio::select! {
+            // Closed, never sent on.
+            _ = running => {}
+            // It never ends by itself, and without it no disk answers: the core goes down, so that
+            // whoever asks it for something learns of it.
+            _ = driver => tracing::error!(core = id, "the core's driver died; the core ends"),
+        }
     });
     runtime.shutdown_timeout(GRACE);
     if let Some(ring) = ring
