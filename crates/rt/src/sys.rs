@@ -159,16 +159,56 @@ pub(crate) fn random(out: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Binds the calling thread to one processor.
-pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
-    // SAFETY: an all-zero set is valid and empty.
-    let mut set: libc::cpu_set_t = unsafe { MaybeUninit::zeroed().assume_init() };
-    if cpu >= libc::CPU_SETSIZE as usize {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+/// Whether this thread may lock as much memory as it likes.
+pub(crate) fn locks_freely() -> bool {
+    /// `CAP_IPC_LOCK` (`linux/capability.h`).
+    const IPC_LOCK: u32 = 14;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is ours and lives through the call.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0;
+    if known && limit.rlim_cur == libc::RLIM_INFINITY {
+        return true;
     }
-    // SAFETY: `cpu` lies inside the set, checked above; the set lives through the call.
-    unsafe {
-        libc::CPU_SET(cpu, &mut set);
-        check(libc::sched_setaffinity(0, size_of_val(&set), &raw const set).into()).map(drop)
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    effective
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .is_some_and(|set| set & (1 << IPC_LOCK) != 0)
+}
+
+/// The processors a thread may run on.
+#[derive(Clone, Copy)]
+pub(crate) struct Processors(libc::cpu_set_t);
+
+impl Processors {
+    /// Those of the calling thread.
+    pub(crate) fn of_this_thread() -> io::Result<Self> {
+        let mut set = Self::none();
+        // SAFETY: the set is ours and lives through the call.
+        let r = unsafe { libc::sched_getaffinity(0, size_of_val(&set.0), &raw mut set.0) };
+        check(r.into()).map(|_| set)
+    }
+
+    /// One.
+    pub(crate) fn one(cpu: usize) -> io::Result<Self> {
+        if cpu >= libc::CPU_SETSIZE as usize {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let mut set = Self::none();
+        // SAFETY: `cpu` lies inside the set, checked above.
+        unsafe { libc::CPU_SET(cpu, &mut set.0) };
+        Ok(set)
+    }
+
+    fn none() -> Self {
+        // SAFETY: an all-zero set is valid and empty.
+        Self(unsafe { MaybeUninit::zeroed().assume_init() })
+    }
+
+    /// Binds the calling thread to them.
+    pub(crate) fn bind_this_thread(&self) -> io::Result<()> {
+        // SAFETY: the set lives through the call.
+        let r = unsafe { libc::sched_setaffinity(0, size_of_val(&self.0), &raw const self.0) };
+        check(r.into()).map(drop)
     }
 }

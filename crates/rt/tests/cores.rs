@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use common::{Dir, MIB, config, pattern, wait};
+use common::{Dir, MIB, buffers, config, pattern, wait};
 use rt::disk::OpenOptions;
 use rt::net::ListenOptions;
 use rt::{Core, Cores, CoresConfig, NotTaken, Stopped};
@@ -146,6 +146,28 @@ fn waiting_for_a_core_is_anybody_s_business() {
 }
 
 #[test]
+fn a_disk_takes_memory_of_another_core() {
+    let cores = Cores::start(&config(2)).unwrap();
+    let dir = Dir::on_disk();
+    let path = dir.file("disk");
+    let written = cores.handles()[0].run(move |core| async move {
+        let account = core.pool().account();
+        let data = pattern(&account, 5, 3 * MIB).await;
+        let into = buffers(&account, 3 * MIB).await;
+        let sent = data.clone();
+        let there = core.peers()[1].run(move |core| async move {
+            let how = OpenOptions::new().create(4 * MIB as u64);
+            let disk = core.open_disk(&path, how).await.unwrap();
+            disk.write(0, sent).await.unwrap();
+            disk.read(0, into).await.unwrap()
+        });
+        data.same_bytes(&there.await.unwrap().into())
+    });
+    assert_eq!(wait(written), Ok(true));
+    cores.stop_now();
+}
+
+#[test]
 fn a_panicking_job_ends_alone() {
     let cores = Cores::start(&config(1)).unwrap();
     let core = &cores.handles()[0];
@@ -235,6 +257,24 @@ fn random_numbers_and_the_time_of_day() {
         assert!((50..500).contains(&years), "{years} years after 1970");
     }))
     .unwrap();
+    cores.stop_now();
+}
+
+#[test]
+fn a_core_is_bound_to_its_processor_and_its_helpers_are_not() {
+    fn allowed() -> String {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+        list.unwrap().trim().to_owned()
+    }
+    let first = allowed().split([',', '-']).next().unwrap().parse().unwrap();
+    let cores = Cores::start(&CoresConfig { cpus: vec![Some(first)], ..config(1) }).unwrap();
+    let (core, helper) = wait(
+        cores.handles()[0]
+            .run(|_| async { (allowed(), tokio::task::spawn_blocking(allowed).await.unwrap()) }),
+    )
+    .unwrap();
+    assert_eq!((core, helper), (first.to_string(), allowed()));
     cores.stop_now();
 }
 

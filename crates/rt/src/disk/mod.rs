@@ -41,7 +41,7 @@ pub enum DiskKind {
 /// What a disk is, as of now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskInfo {
-    /// Size in bytes.
+    /// Size in bytes. A file's may end within a logical block; that end cannot be reached.
     pub size: u64,
     /// Addresses and lengths are multiples of this many bytes: 512 or 4096.
     pub logical_block: u32,

@@ -30,8 +30,9 @@ pub(crate) fn open(path: &Path, how: OpenOptions) -> Result<Opened, OpenError> {
     let Some(bytes) = how.create_bytes else {
         return open_when_free(path, how).map_err(refuse);
     };
-    let created = OpenReason::of(File::options().write(true).create_new(true).open(path));
-    let created = created.map_err(refuse)?;
+    // What volumes hold is nobody else's to read.
+    let created = File::options().write(true).create_new(true).mode(0o600).open(path);
+    let created = OpenReason::of(created).map_err(refuse)?;
     let opened = OpenReason::of(created.set_len(bytes).and_then(|()| created.sync_all()))
         .and_then(|()| open_existing(path, how))
         .and_then(|opened| OpenReason::of(sync_parent(path)).map(|()| opened));

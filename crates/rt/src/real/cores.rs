@@ -17,7 +17,7 @@ use crate::Core;
 use crate::buf::Pool;
 use crate::mailbox::{CoreHandle, Inbox, mailbox};
 use crate::ring::Ring;
-use crate::sys;
+use crate::sys::Processors;
 
 /// How disks are to be served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -183,12 +183,13 @@ impl fmt::Debug for Cores {
 /// A core's life.
 fn live(birth: Birth) {
     let Birth { id, config, pools, peers, inbox, running, started } = birth;
+    let everywhere = Processors::of_this_thread().ok();
     if let Some(cpu) = config.cpus[id]
-        && let Err(e) = sys::pin_to(cpu)
+        && let Err(e) = Processors::one(cpu).and_then(|one| one.bind_this_thread())
     {
         tracing::warn!(core = id, cpu, error = %e, "the core floats: its processor is not to be had");
     }
-    let made = runtime(&config).and_then(|runtime| {
+    let made = runtime(&config, everywhere).and_then(|runtime| {
         let pulse = Rc::<Pulse>::default();
         let ring = ring(&config, &pulse, &pools, id)?;
         let driver = {
@@ -249,9 +250,16 @@ fn ring(
     }
 }
 
-fn runtime(config: &CoresConfig) -> io::Result<LocalRuntime> {
+/// A runtime whose threads for blocking calls run on `processors`: they would inherit the core's
+/// own and be in its way.
+fn runtime(config: &CoresConfig, processors: Option<Processors>) -> io::Result<LocalRuntime> {
     Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(config.blocking_threads.max(1))
+        .on_thread_start(move || {
+            if let Some(Err(e)) = processors.map(|p| p.bind_this_thread()) {
+                tracing::debug!(error = %e, "a blocking thread stays on its core's processor");
+            }
+        })
         .build_local(LocalOptions::default())
 }

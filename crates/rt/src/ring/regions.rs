@@ -4,6 +4,7 @@
 use io_uring::IoUring;
 
 use crate::buf::Pool;
+use crate::sys;
 
 /// Longest piece the kernel registers as one, in bytes. Buffer runs never lie across a multiple
 /// of it, because they are aligned to their size.
@@ -40,11 +41,12 @@ impl Regions {
 pub(super) fn register(uring: &IoUring, pools: &[Pool], own: usize) -> Regions {
     let mine = pieces(&pools[own]);
     let mut all = mine.clone();
-    let mut foreign = 0;
-    for (_, pool) in pools.iter().enumerate().filter(|(i, _)| *i != own) {
+    // Where memory to lock is limited, each core's own comes first.
+    let mut room = if sys::locks_freely() { FOREIGN } else { 0 };
+    for pool in pools[..own].iter().chain(&pools[own + 1..]) {
         let bytes = pool.region().1;
-        foreign += bytes;
-        if foreign <= FOREIGN {
+        if bytes <= room {
+            room -= bytes;
             all.extend(pieces(pool));
         }
     }
@@ -73,7 +75,7 @@ pub(super) fn register(uring: &IoUring, pools: &[Pool], own: usize) -> Regions {
 
 fn pieces(pool: &Pool) -> Vec<Region> {
     let (start, bytes) = pool.region();
-    let start = start.as_ptr().addr();
+    let start = start.as_ptr().expose_provenance();
     (0..bytes)
         .step_by(PIECE)
         .map(|at| Region { start: start + at, bytes: PIECE.min(bytes - at) })
