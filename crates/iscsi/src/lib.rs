@@ -1,1 +1,23 @@
-//! The iSCSI protocol machine (RFC 7143), sans-io.
+//! The iSCSI protocol (RFC 7143), sans-io: bytes, decisions and the time in; bytes and actions
+//! out. No sockets, no clock, no randomness, and no SCSI: command descriptor blocks and data pass
+//! through.
+//!
+//! * [`pdu`]: the PDUs, shared by both roles.
+//! * [`text`], [`value`], [`params`]: text keys and what they negotiate.
+//! * [`name`]: names of initiators and targets.
+//! * [`chap`]: CHAP's arithmetic.
+//! * [`target`]: a connection in the target role.
+//!
+//! Error recovery level 0, one connection per session. `docs/conformance/iscsi.md` tells clause
+//! by clause what that means.
+
+pub mod chap;
+pub mod name;
+pub mod params;
+pub mod pdu;
+pub mod serial;
+pub mod target;
+#[cfg(feature = "testing")]
+pub mod testing;
+pub mod text;
+pub mod value;

@@ -1,0 +1,206 @@
+//! The end of a SCSI command: its data and its status.
+
+use arrayvec::ArrayVec;
+use zerocopy::big_endian::U32;
+
+use super::Connection;
+use super::action::{Direction, Outcome, Tag};
+use super::receive::Subject;
+use super::send::Status;
+use super::task::{Fate, Parked, Phase, Task};
+use crate::pdu::{DataIn, FINAL, NO_TAG, ScsiResponse};
+
+/// SCSI status GOOD.
+const GOOD: u8 = 0x00;
+
+/// SCSI status CHECK CONDITION.
+const CHECK_CONDITION: u8 = 0x02;
+
+/// Most bytes of sense data (SPC-4 4.5).
+const MAX_SENSE: usize = 252;
+
+impl Connection {
+    /// The driver has ended a command. Its tag may come again from now on. Ignored for tags that
+    /// are not in use.
+    ///
+    /// The initiator is told when everything it has promised to send for the command has come
+    /// (and been dropped), or at once if nothing is on its way. A command that the initiator has
+    /// aborted gets no answer.
+    pub fn complete(&mut self, tag: Tag, outcome: &Outcome<'_>) {
+        let Some(task) = self.tasks.get(tag).filter(|t| t.phase != Phase::Over) else { return };
+        task.phase = Phase::Over;
+        task.data.clear();
+        let queued = std::mem::take(&mut task.queued);
+        let (fate, expects_data) = (task.fate, task.expects_data());
+        if fate == Fate::Live && expects_data {
+            let sense = outcome.sense.into();
+            task.parked = Some(Parked { status: outcome.status, sense });
+        }
+        if queued > 0 {
+            self.actions.retain(|a| a.tag() != Some(tag));
+        }
+        match fate {
+            Fate::Live if !expects_data => self.answer(tag, outcome),
+            Fate::Live | Fate::Failed(_) => {
+                self.unblock();
+                self.settle(tag);
+            }
+            Fate::Aborted => self.retire(tag),
+        }
+    }
+
+    /// Answers a command that has ended and has no data on its way.
+    pub(super) fn settle(&mut self, tag: Tag) {
+        let Some(task) = self.tasks.get(tag) else { return };
+        if task.phase != Phase::Over || task.expects_data() {
+            return;
+        }
+        let parked = task.parked.take();
+        match (task.fate, parked) {
+            (Fate::Failed(fault), _) => {
+                self.answer(tag, &Outcome::status(CHECK_CONDITION, &fault.sense()));
+            }
+            (Fate::Live, Some(p)) => self.answer(tag, &Outcome::status(p.status, &p.sense)),
+            (Fate::Live, None) | (Fate::Aborted, _) => self.retire(tag),
+        }
+    }
+
+    /// Forgets a command without an answer.
+    pub(super) fn retire(&mut self, tag: Tag) {
+        if let Some(task) = self.remove(tag) {
+            self.task_ended(task.awaited_by);
+        }
+    }
+
+    fn remove(&mut self, tag: Tag) -> Option<Task> {
+        let task = self.tasks.remove(tag)?;
+        if task.numbered {
+            self.window.answered();
+        }
+        let about = match self.subject {
+            Subject::Command(t) | Subject::Data(t, _) => t == tag,
+            Subject::Ignored | Subject::Request => false,
+        };
+        if about {
+            self.subject = Subject::Ignored;
+            self.receiver.forget(tag);
+        }
+        Some(task)
+    }
+
+    fn answer(&mut self, tag: Tag, outcome: &Outcome<'_>) {
+        let Some(task) = self.remove(tag) else { return };
+        let presented = match task.direction {
+            Direction::Write => task.presented,
+            Direction::Read | Direction::None => outcome.available.max(outcome.data.len() as u64),
+        };
+        let residual = Residual::of(task.expected, presented);
+        let pdus = self.send_read(&task, outcome, residual);
+        if let Some(pdus) = pdus {
+            self.send_response(&task, outcome, residual, pdus);
+        }
+    }
+
+    /// Sends the data of a read (RFC 7143 11.7): PDUs as long as the initiator takes them,
+    /// sequences no longer than a burst. Returns how many PDUs there were if a response has to
+    /// follow: a good status travels with the last of them.
+    fn send_read(&mut self, task: &Task, outcome: &Outcome<'_>, residual: Residual) -> Option<u32> {
+        let len = match task.direction {
+            Direction::Read => outcome.data.len().min(task.expected as usize),
+            Direction::Write | Direction::None => 0,
+        };
+        let status_inside = outcome.status == GOOD && outcome.sense.is_empty();
+        // Whole words, so that no padding comes between.
+        let segment = self.params.initiator_max_segment as usize & !3;
+        let burst = self.params.max_burst as usize & !3;
+        let (mut at, mut burst_end, mut pdus) = (0, burst, 0);
+        while at < len {
+            let end = (at + segment).min(burst_end).min(len);
+            let mut pdu = DataIn::zeroed();
+            pdu.itt = U32::new(task.itt);
+            pdu.ttt = U32::new(NO_TAG);
+            pdu.data_sn = U32::new(pdus);
+            pdu.offset = U32::new(u32::try_from(at).expect("the expected length has 32 bits"));
+            let mut status = Status::None;
+            if end == burst_end || end == len {
+                pdu.flags |= FINAL;
+                burst_end += burst;
+            }
+            if end == len && status_inside {
+                pdu.flags |= DataIn::STATUS | residual.flags;
+                pdu.status = outcome.status;
+                pdu.residual = U32::new(residual.count);
+                status = Status::Advance;
+            }
+            if end - at == outcome.data.len() {
+                self.send_data(pdu, status, &outcome.data);
+            } else {
+                self.send_data(pdu, status, &outcome.data.slice(at..end));
+            }
+            (at, pdus) = (end, pdus + 1);
+        }
+        (len == 0 || !status_inside).then_some(pdus)
+    }
+
+    fn send_response(&mut self, task: &Task, outcome: &Outcome<'_>, residual: Residual, pdus: u32) {
+        let mut pdu = ScsiResponse::zeroed();
+        pdu.flags = FINAL | residual.flags;
+        pdu.response = ScsiResponse::COMPLETED;
+        pdu.status = outcome.status;
+        pdu.itt = U32::new(task.itt);
+        pdu.exp_data_sn = U32::new(pdus + task.r2ts);
+        pdu.residual = U32::new(residual.count);
+        self.send_bytes(pdu, Status::Advance, &sense_segment(outcome.sense));
+    }
+}
+
+/// RFC 7143 11.4.7: sense data and, before it, its length.
+pub(super) fn sense_segment(sense: &[u8]) -> ArrayVec<u8, { MAX_SENSE + 2 }> {
+    let mut segment = ArrayVec::new();
+    let sense = &sense[..sense.len().min(MAX_SENSE)];
+    if let Ok(len) = u16::try_from(sense.len())
+        && len > 0
+    {
+        segment.extend(len.to_be_bytes());
+        segment.extend(sense.iter().copied());
+    }
+    segment
+}
+
+/// By how much a transfer missed what the initiator expected (RFC 7143 11.4.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Residual {
+    flags: u8,
+    count: u32,
+}
+
+impl Residual {
+    fn of(expected: u32, presented: u64) -> Self {
+        let expected = u64::from(expected);
+        let flags = match presented.cmp(&expected) {
+            std::cmp::Ordering::Less => ScsiResponse::UNDERFLOW,
+            std::cmp::Ordering::Equal => 0,
+            std::cmp::Ordering::Greater => ScsiResponse::OVERFLOW,
+        };
+        let count = u32::try_from(presented.abs_diff(expected)).unwrap_or(u32::MAX);
+        Self { flags, count }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 7143 11.4.5.1.
+    #[test]
+    fn residuals_count_both_ways() {
+        let of = |e, p| {
+            let r = Residual::of(e, p);
+            (r.flags, r.count)
+        };
+        assert_eq!(of(512, 512), (0, 0));
+        assert_eq!(of(512, 36), (0x02, 476));
+        assert_eq!(of(0, 512), (0x04, 512));
+        assert_eq!(of(0, u64::MAX), (0x04, u32::MAX));
+    }
+}

@@ -1,0 +1,108 @@
+//! From PDUs to bytes: counters, lengths, digests, padding.
+
+use rt::buf::Bufs;
+use wire::{Crc32c, crc32c};
+use zerocopy::big_endian::U32;
+
+use super::Connection;
+use crate::pdu::{
+    BHS, DIGEST, FINAL, FromTarget, NO_TAG, Numbers, Reject, RejectReason, padding, segment_len,
+};
+
+/// What a PDU does to the status number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// It is an answer, which has a number of its own.
+    Advance,
+    /// It tells the next number.
+    Tell,
+    /// It has none.
+    None,
+}
+
+impl Connection {
+    /// Sends a PDU without data.
+    pub(super) fn send(&mut self, pdu: impl FromTarget, status: Status) {
+        self.send_header(pdu, status, 0);
+    }
+
+    /// Sends a PDU with a few bytes of data, which are copied.
+    pub(super) fn send_bytes(&mut self, pdu: impl FromTarget, status: Status, data: &[u8]) {
+        self.send_header(pdu, status, data.len());
+        if !data.is_empty() {
+            self.output.push_bytes(data);
+            let crc = if self.digests().1 { Crc32c::new().update(data) } else { Crc32c::new() };
+            self.send_tail(data.len(), crc);
+        }
+    }
+
+    /// Sends a PDU with data, which is not copied.
+    pub(super) fn send_data(&mut self, pdu: impl FromTarget, status: Status, data: &Bufs) {
+        self.send_header(pdu, status, data.len());
+        if !data.is_empty() {
+            self.output.push_data(data);
+            let mut crc = Crc32c::new();
+            if self.digests().1 {
+                crc = data.iter().fold(crc, |crc, piece| crc.update(piece));
+            }
+            self.send_tail(data.len(), crc);
+        }
+    }
+
+    fn send_header(&mut self, mut pdu: impl FromTarget, status: Status, data_len: usize) {
+        *pdu.numbers() = Numbers {
+            stat_sn: U32::new(if status == Status::None { 0 } else { self.stat_sn.0 }),
+            exp_cmd_sn: U32::new(self.window.expected().0),
+            max_cmd_sn: U32::new(self.window.max().0),
+        };
+        if status == Status::Advance {
+            self.stat_sn = self.stat_sn.plus(1);
+        }
+        *pdu.data_len() = segment_len(data_len);
+        let header = pdu.bytes();
+        if self.digests().0 {
+            let mut bytes = [0; BHS + DIGEST];
+            bytes[..BHS].copy_from_slice(header);
+            bytes[BHS..].copy_from_slice(&crc32c(header).to_le_bytes());
+            self.output.push_bytes(&bytes);
+        } else {
+            self.output.push_bytes(header);
+        }
+    }
+
+    fn send_tail(&mut self, len: usize, crc: Crc32c) {
+        let (zeroes, pad) = ([0; 3], padding(len));
+        if pad > 0 {
+            self.output.push_bytes(&zeroes[..pad]);
+        }
+        if self.digests().1 {
+            let crc = crc.update(&zeroes[..pad]);
+            self.output.push_bytes(&crc.value().to_le_bytes());
+        }
+    }
+
+    /// Digests begin with the full feature phase (RFC 7143 13.1).
+    fn digests(&self) -> (bool, bool) {
+        let full = self.is_full_feature();
+        (full && self.params.header_digest, full && self.params.data_digest)
+    }
+
+    /// Rejects the PDU whose header was received last (RFC 7143 11.17).
+    pub(super) fn reject(&mut self, reason: RejectReason) {
+        let mut pdu = Reject::zeroed();
+        pdu.flags = FINAL;
+        pdu.reason = reason.0;
+        pdu.itt = U32::new(NO_TAG);
+        let header = *self.receiver.basic();
+        self.send_bytes(pdu, Status::Advance, &header);
+    }
+
+    /// A target transfer tag that was not used for a long time.
+    pub(super) fn new_ttt(&mut self) -> u32 {
+        self.last_ttt = self.last_ttt.wrapping_add(1);
+        if self.last_ttt == NO_TAG {
+            self.last_ttt = 1;
+        }
+        self.last_ttt
+    }
+}
