@@ -233,7 +233,7 @@ impl Params {
                 choose(value, |v| ["RFC3720", "ResponseFence"].into_iter().find(|k| *k == v))
                     .map(String::from)
             }
-            // RFC 7143 13.26 lets a responder say `No` to these; older initiators expect it.
+            // RFC 7143 13.25 lets a responder say `No` to these; older initiators expect it.
             Key::IFMarker | Key::OFMarker => Some(from_bool(false).into()),
             _ => self.numerical(key, value, limits).map(|n| n.to_string()),
         };

@@ -52,9 +52,10 @@ fn split(pair: &[u8]) -> Result<(&str, &str), BadText> {
     if proper && value.len() <= MAX_VALUE { Ok((key, value)) } else { Err(BadText) }
 }
 
-/// RFC 7143 6.1, "key-name": letters, digits and `.`, `-`, `+`, `@`, `_`.
+/// RFC 7143 6.1, "key-name": letters, digits and `.`, `-`, `+`, `@`, `_`; and `#`, which public
+/// extension keys have (13.26).
 fn is_key_byte(b: u8) -> bool {
-    b.is_ascii_alphanumeric() || b".-+@_".contains(&b)
+    b.is_ascii_alphanumeric() || b".-+@_#".contains(&b)
 }
 
 /// Appends `key=value` to a text.
@@ -74,8 +75,8 @@ mod tests {
     /// RFC 7143 6.1.
     #[test]
     fn pairs_come_in_order() {
-        let text = b"A=1\0InitiatorAlias=\0\0\0X-com.example_a@+b=x=y\0\0";
-        let expect = [("A", "1"), ("InitiatorAlias", ""), ("X-com.example_a@+b", "x=y")];
+        let text = b"A=1\0InitiatorAlias=\0\0\0X#com.example_a@+b=x=y\0\0";
+        let expect = [("A", "1"), ("InitiatorAlias", ""), ("X#com.example_a@+b", "x=y")];
         assert_eq!(pairs(text).unwrap(), expect);
         assert!(pairs(b"").unwrap().is_empty());
         let mut out = Vec::new();

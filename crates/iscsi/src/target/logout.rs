@@ -57,7 +57,6 @@ impl Connection {
         pdu.response = outcome.0;
         pdu.itt = U32::new(itt);
         pdu.time2wait = U16::new(self.params.time2wait);
-        pdu.time2retain = U16::new(self.params.time2retain);
         self.send(pdu, Status::Advance);
     }
 
