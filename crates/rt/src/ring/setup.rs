@@ -35,10 +35,14 @@ pub(super) fn build(submissions: u32, completions: u32) -> io::Result<IoUring> {
     builder.dontfork().setup_cqsize(completions);
     let plain = builder.clone();
     builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
-    let uring = match builder.build(submissions) {
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => plain.build(submissions)?,
-        result => result?,
-    };
+    let cooperative = builder.clone();
+    let mut built = builder.setup_single_issuer().build(submissions);
+    for older in [cooperative, plain] {
+        if built.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EINVAL)) {
+            built = older.build(submissions);
+        }
+    }
+    let uring = built?;
     complete(&uring).map(|()| uring)
 }
 
