@@ -1,1 +1,51 @@
-//! SCSI commands, sense data, VPD and mode pages; pure.
+//! SCSI as a direct-access block device speaks it (SAM-5, SPC-4, SBC-3): commands, sense data,
+//! VPD and mode pages. Pure: bytes in, decisions out; no I/O, no clock, no waiting.
+//!
+//! A [`LogicalUnit`] is what all initiators of one volume share. Its driver takes a command
+//! through three steps:
+//!
+//! ```text
+//! admit(nexus, arrival) -> Reply | Accept(command)      is it well-formed and allowed?
+//!     get command.data_out() bytes from the initiator
+//! start(nexus, command, data) -> Reply | Run(request)   what is to be done?
+//!     have the volume do the request
+//! finish(running, result) -> Reply | Run(request)       what is to be said?
+//! ```
+//!
+//! Commands for addresses without a unit are answered by [`answer_absent`]. Every command and
+//! every bit it looks at stands in one table (`opcodes`), which parsing goes by and REPORT
+//! SUPPORTED OPERATION CODES reports. `docs/conformance/scsi.md` says which clause is tested where.
+
+mod absent;
+mod capacity;
+mod cdb;
+mod failure;
+mod inquiry;
+mod limits;
+mod lun;
+mod mode;
+mod nexus;
+mod opcodes;
+mod power;
+mod provisioning;
+mod reply;
+mod reserve;
+mod rw;
+mod sense;
+mod supported;
+mod unit;
+mod verify;
+mod vpd;
+
+pub use absent::answer as answer_absent;
+pub use lun::{Address, Lun};
+pub use nexus::{Attention, MAX_NEXUSES, Nexus, NexusId, TargetPort, TooMany, Whom};
+pub use reply::{Data, Reply, Status, Transfer};
+pub use sense::{Code, FieldPointer, Format, Key, SENSE_MAX, Sense, SenseBytes};
+pub use unit::{Admission, Arrival, Command, LogicalUnit, LunConfig, Reset, Running, Step};
+
+/// What the command that begins with these bytes is called, for logs and traces.
+#[must_use]
+pub fn command_name(cdb: &[u8]) -> &'static str {
+    opcodes::of(cdb::Cdb::new(cdb)).map_or("unknown command", |entry| entry.name)
+}

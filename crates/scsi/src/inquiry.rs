@@ -1,0 +1,136 @@
+//! INQUIRY (SPC-4 6.6) and REPORT LUNS (SPC-4 6.33).
+
+use zerocopy::big_endian::U16;
+use zerocopy::{Immutable, IntoBytes, Unaligned};
+
+use crate::lun::{Lun, REPORT_LUNS_UNIT};
+use crate::nexus::Attention;
+use crate::reply::Refusal;
+use crate::sense::Sense;
+use crate::unit::{Incoming, LogicalUnit, Outcome};
+use crate::vpd;
+
+/// T10 VENDOR IDENTIFICATION.
+pub(crate) const VENDOR: [u8; 8] = *b"WINDROSE";
+
+/// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE (SPC-4 6.6.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Peripheral {
+    Disk = 0x00,
+    WellKnown = 0x1e,
+    /// There can be a unit here, but none is, or its type is unknown.
+    Absent = 0x7f,
+}
+
+/// Standard INQUIRY data (SPC-4 table 142).
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+struct Standard {
+    peripheral: u8,
+    removable: u8,
+    version: u8,
+    hisup_and_format: u8,
+    additional_length: u8,
+    tpgs_and_protect: u8,
+    multiport: u8,
+    command_queuing: u8,
+    vendor: [u8; 8],
+    product: [u8; 16],
+    revision: [u8; 4],
+    vendor_specific: [u8; 20],
+    clocking: [u8; 2],
+    versions: [U16; 8],
+    reserved: [u8; 22],
+}
+
+const _: () = assert!(size_of::<Standard>() == 96);
+
+const VERSION_SPC_4: u8 = 0x06;
+const HISUP: u8 = 0x10;
+const RESPONSE_DATA_FORMAT: u8 = 0x02;
+const CMDQUE: u8 = 0x02;
+
+/// SAM-5, SPC-4, SBC-3 and iSCSI, no version claimed (SPC-4 table 147).
+const VERSIONS: [u16; 4] = [0x00a0, 0x0460, 0x04c0, 0x0960];
+
+/// Standard INQUIRY data of a unit of this kind.
+pub(crate) fn standard(peripheral: Peripheral, product: &str, revision: &str) -> Vec<u8> {
+    let mut versions = [U16::ZERO; 8];
+    for (to, version) in versions.iter_mut().zip(VERSIONS) {
+        *to = U16::new(version);
+    }
+    let data = Standard {
+        peripheral: peripheral as u8,
+        removable: 0,
+        version: VERSION_SPC_4,
+        hisup_and_format: HISUP | RESPONSE_DATA_FORMAT,
+        additional_length: (size_of::<Standard>() - 5) as u8,
+        tpgs_and_protect: 0,
+        multiport: 0,
+        command_queuing: CMDQUE,
+        vendor: VENDOR,
+        product: ascii(product),
+        revision: ascii(revision),
+        vendor_specific: [0; 20],
+        clocking: [0; 2],
+        versions,
+        reserved: [0; 22],
+    };
+    data.as_bytes().to_vec()
+}
+
+/// The printable ASCII characters of `text`, at most `max` (SPC-4 4.4.1).
+pub(crate) fn printable(text: &str, max: usize) -> impl Iterator<Item = u8> {
+    text.bytes().filter(|b| (0x20..=0x7e).contains(b)).take(max)
+}
+
+/// Left-aligned and filled with spaces (SPC-4 4.4.1).
+fn ascii<const N: usize>(text: &str) -> [u8; N] {
+    let mut out = [b' '; N];
+    for (to, byte) in out.iter_mut().zip(printable(text, N)) {
+        *to = byte;
+    }
+    out
+}
+
+const EVPD: u8 = 0x01;
+
+/// INQUIRY.
+pub(crate) fn inquiry(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+    let allocation = u64::from(cmd.cdb.u16(3));
+    let page = cmd.cdb.byte(2);
+    let data = if cmd.cdb.has(1, EVPD) {
+        vpd::page(unit, cmd.nexus, page).ok_or(Sense::field(2, None))?
+    } else if page != 0 {
+        return Err(Sense::field(2, None).into());
+    } else {
+        standard(Peripheral::Disk, &unit.config.product, &unit.config.revision)
+    };
+    Ok(Outcome::data(data, allocation))
+}
+
+/// REPORT LUNS. Whoever asks knows of the change that a waiting attention would tell
+/// (SPC-4 6.33.1).
+pub(crate) fn report_luns(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+    let outcome = lun_list(cmd)?;
+    unit.nexuses.forget(cmd.nexus, Attention::LunsChanged);
+    Ok(outcome)
+}
+
+/// The answer of REPORT LUNS, the same from every unit of a target.
+pub(crate) fn lun_list(cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+    let (units, well_known): (&[Lun], &[[u8; 8]]) = match cmd.cdb.byte(2) {
+        0x00 => (cmd.luns, &[]),
+        0x01 => (&[], &[REPORT_LUNS_UNIT]),
+        0x02 => (cmd.luns, &[REPORT_LUNS_UNIT]),
+        _ => return Err(Sense::field(2, None).into()),
+    };
+    let bytes = 8 * (units.len() + well_known.len());
+    let mut data = Vec::with_capacity(8 + bytes);
+    data.extend(u32::try_from(bytes).unwrap_or(u32::MAX).to_be_bytes());
+    data.extend([0; 4]);
+    units.iter().for_each(|lun| data.extend(lun.to_bytes()));
+    well_known.iter().for_each(|lun| data.extend(lun));
+    Ok(Outcome::data(data, u64::from(cmd.cdb.u32(6))))
+}

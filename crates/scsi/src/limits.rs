@@ -1,0 +1,45 @@
+//! How much one command may ask for; what VPD page B0h promises (SBC-3 6.5.3).
+
+use block::Info;
+
+use crate::unit::LunConfig;
+
+/// Most descriptors of one UNMAP: its parameter list then fits a page of memory.
+pub(crate) const MAX_UNMAP_DESCRIPTORS: u16 = 255;
+
+/// Most blocks that one UNMAP may name in all.
+pub(crate) const MAX_UNMAP_BLOCKS: u32 = 1 << 20;
+
+/// Most blocks that one WRITE SAME may fill. Not more than WRITE SAME(10) can name, and a power
+/// of two, so that initiators which go by it keep their alignment.
+pub(crate) const MAX_WRITE_SAME_BLOCKS: u32 = 1 << 15;
+
+/// Longest parameter list of any command, in bytes.
+pub(crate) const MAX_PARAMETER_LIST: u32 = 4096;
+
+/// Limits in blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) max_transfer: u32,
+    /// COMPARE AND WRITE brings its blocks twice.
+    pub(crate) max_compare_and_write: u8,
+    /// Zero where the unit cannot unmap.
+    pub(crate) max_unmap: u32,
+    /// Zero where the unit cannot unmap.
+    pub(crate) max_unmap_descriptors: u16,
+    pub(crate) max_write_same: u32,
+}
+
+impl Limits {
+    pub(crate) fn new(config: &LunConfig, info: &Info) -> Self {
+        let max_transfer = config.max_transfer_blocks.min(info.max_transfer_blocks).max(1);
+        let can_unmap = info.unmap_granularity_blocks > 0;
+        Self {
+            max_transfer,
+            max_compare_and_write: u8::try_from((max_transfer / 2).max(1)).unwrap_or(u8::MAX),
+            max_unmap: if can_unmap { MAX_UNMAP_BLOCKS } else { 0 },
+            max_unmap_descriptors: if can_unmap { MAX_UNMAP_DESCRIPTORS } else { 0 },
+            max_write_same: MAX_WRITE_SAME_BLOCKS,
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! The table of commands. It drives parsing (lengths, reserved bits, what a command needs of the
+//! unit) and REPORT SUPPORTED OPERATION CODES (SPC-4 6.35), so the two cannot disagree.
+
+use arrayvec::ArrayVec;
+
+use crate::cdb::{CDB_MAX, Cdb};
+use crate::reply::Refusal;
+use crate::sense::{Code, Sense};
+use crate::unit::{Incoming, LogicalUnit, Outcome};
+use crate::{capacity, inquiry, mode, power, provisioning, reserve, rw, supported, verify};
+
+/// What a command does with the unit, for those who have reserved it (SPC-2 5.5, SPC-4 5.12).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Asks about the unit and never conflicts.
+    Free,
+    /// Reads contents or state.
+    Reads,
+    /// Changes contents or state.
+    Writes,
+}
+
+pub(crate) type Handler = fn(&mut LogicalUnit, &Incoming<'_>) -> Result<Outcome, Refusal>;
+
+/// One command.
+pub(crate) struct Entry {
+    /// The standard's name.
+    pub(crate) name: &'static str,
+    pub(crate) usage: Usage,
+    pub(crate) access: Access,
+    /// Whether it needs the unit to be started.
+    pub(crate) on_medium: bool,
+    /// Whether a waiting unit attention ends it (SAM-5 5.14).
+    pub(crate) tells_attention: bool,
+    pub(crate) needs: Needs,
+    pub(crate) run: Handler,
+}
+
+/// What only units with logical block provisioning management have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needs {
+    Nothing,
+    /// The whole command.
+    Unmap,
+    /// The UNMAP bit of byte 1.
+    UnmapBit,
+}
+
+/// The UNMAP bit of WRITE SAME (SBC-3 5.43).
+pub(crate) const UNMAP_BIT: u8 = 0x08;
+
+/// CDB USAGE DATA (SPC-4 6.35.3): the operation code, the service action where there is one, and
+/// a one for every bit that is looked at. All other bits must be zero.
+#[derive(Clone, Copy)]
+pub(crate) struct Usage {
+    bits: u128,
+    len: u8,
+    has_service_action: bool,
+}
+
+const SERVICE_ACTION: u8 = 0x1f;
+
+impl Usage {
+    const fn of(bytes: &[u8]) -> Self {
+        let mut padded = [0; CDB_MAX];
+        let mut i = 0;
+        while i < bytes.len() {
+            padded[i] = bytes[i];
+            i += 1;
+        }
+        let bits = u128::from_be_bytes(padded);
+        Self { bits, len: bytes.len() as u8, has_service_action: false }
+    }
+
+    const fn with_service_action(mut self) -> Self {
+        self.has_service_action = true;
+        self
+    }
+
+    /// Length of the command descriptor block.
+    pub(crate) fn len(self) -> usize {
+        usize::from(self.len)
+    }
+
+    pub(crate) const fn opcode(self) -> u8 {
+        (self.bits >> 120) as u8
+    }
+
+    pub(crate) fn service_action(self) -> Option<u8> {
+        self.has_service_action.then_some((self.bits >> 112) as u8 & SERVICE_ACTION)
+    }
+
+    fn without_unmap_bit(mut self) -> Self {
+        self.bits &= !(u128::from(UNMAP_BIT) << 112);
+        self
+    }
+
+    pub(crate) fn bytes(self) -> ArrayVec<u8, CDB_MAX> {
+        self.bits.to_be_bytes().into_iter().take(self.len()).collect()
+    }
+
+    /// The bits that may be set, those behind the end of the command included.
+    fn allowed(self) -> u128 {
+        let service_action = if self.has_service_action { u128::from(SERVICE_ACTION) } else { 0 };
+        let tail = u128::MAX.checked_shr(8 * u32::from(self.len)).unwrap_or(0);
+        self.bits | 0xff << 120 | service_action << 112 | tail
+    }
+}
+
+impl Entry {
+    const fn new(name: &'static str, access: Access, usage: Usage, run: Handler) -> Self {
+        Self {
+            name,
+            usage,
+            access,
+            on_medium: false,
+            tells_attention: true,
+            needs: Needs::Nothing,
+            run,
+        }
+    }
+
+    const fn on_medium(mut self) -> Self {
+        self.on_medium = true;
+        self
+    }
+
+    const fn despite_attention(mut self) -> Self {
+        self.tells_attention = false;
+        self
+    }
+
+    const fn needing(mut self, needs: Needs) -> Self {
+        self.needs = needs;
+        self
+    }
+
+    /// What a unit looks at that can unmap, or cannot.
+    pub(crate) fn usage(&self, can_unmap: bool) -> Usage {
+        if self.needs == Needs::UnmapBit && !can_unmap {
+            self.usage.without_unmap_bit()
+        } else {
+            self.usage
+        }
+    }
+
+    pub(crate) fn is_supported(&self, can_unmap: bool) -> bool {
+        can_unmap || self.needs != Needs::Unmap
+    }
+
+    /// Checks the length and the reserved bits of a command of this kind.
+    pub(crate) fn check(&self, cdb: Cdb, can_unmap: bool) -> Result<(), Sense> {
+        if cdb.len() < self.usage.len() {
+            return Err(Sense::illegal(Code::INVALID_FIELD_IN_CDB));
+        }
+        cdb.check_reserved(self.usage(can_unmap).allowed())
+    }
+}
+
+/// What a look-up found.
+pub(crate) enum Found {
+    Command(&'static Entry),
+    /// The operation code exists, the service action does not.
+    NoSuchServiceAction,
+    NoSuchOpcode,
+}
+
+/// The entry of an operation code and, where it has them, a service action.
+pub(crate) fn find(opcode: u8, service_action: u8) -> Found {
+    let first = usize::from(FIRST[usize::from(opcode)]);
+    let entries = TABLE.get(first..).unwrap_or_default();
+    let mut found = Found::NoSuchOpcode;
+    for entry in entries.iter().take_while(|e| e.usage.opcode() == opcode) {
+        if entry.usage.service_action().is_none_or(|sa| sa == service_action) {
+            return Found::Command(entry);
+        }
+        found = Found::NoSuchServiceAction;
+    }
+    found
+}
+
+/// The entry of a command, or the sense that says what is unknown about it.
+pub(crate) fn of(cdb: Cdb) -> Result<&'static Entry, Sense> {
+    match find(cdb.opcode(), cdb.byte(1) & SERVICE_ACTION) {
+        Found::Command(entry) => Ok(entry),
+        Found::NoSuchServiceAction => Err(Sense::field(1, Some(4))),
+        Found::NoSuchOpcode => Err(Sense::illegal(Code::INVALID_OPERATION_CODE)),
+    }
+}
+
+/// Index of the first entry of each operation code; beyond the table where there is none.
+static FIRST: [u8; 256] = first_entries();
+
+const fn first_entries() -> [u8; 256] {
+    let mut first = [u8::MAX; 256];
+    let mut i = TABLE.len();
+    while i > 0 {
+        i -= 1;
+        first[TABLE[i].usage.opcode() as usize] = i as u8;
+    }
+    first
+}
+
+// Commands that name a range of blocks have byte 1 for flags, then address, count and group
+// number (1Fh: not used but allowed, SBC-3 4.22), and end with the control byte, which is zero: NACA is
+// not supported (SAM-5 5.2). Of the flags, RDPROTECT and its like (E0h) are zero: there is no
+// protection information.
+
+const DPO_FUA: u8 = 0x10 | FUA | 0x02; // 02h: FUA_NV of SBC-2, harmless and still sent
+const DPO_BYTCHK: u8 = 0x10 | 0x06;
+const DPO_BYTCHK_1: u8 = 0x10 | 0x02;
+const IMMED: u8 = 0x02;
+const SYNC_NV_IMMED: u8 = 0x04 | IMMED;
+
+/// Force unit access.
+pub(crate) const FUA: u8 = 0x08;
+
+const fn six(opcode: u8) -> Usage {
+    Usage::of(&[opcode, 0x1f, 0xff, 0xff, 0xff, 0])
+}
+
+const fn ten(opcode: u8, flags: u8) -> Usage {
+    Usage::of(&[opcode, flags, 0xff, 0xff, 0xff, 0xff, 0x1f, 0xff, 0xff, 0])
+}
+
+const fn twelve(opcode: u8, flags: u8) -> Usage {
+    Usage::of(&[opcode, flags, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x1f, 0])
+}
+
+const fn sixteen(opcode: u8, flags: u8) -> Usage {
+    let mut usage = [0xff; CDB_MAX];
+    usage[0] = opcode;
+    usage[1] = flags;
+    usage[14] = 0x1f;
+    usage[15] = 0;
+    Usage::of(&usage)
+}
+
+/// Ten bytes: `[2..]` as given, control zero.
+const fn plain_ten(opcode: u8) -> Usage {
+    Usage::of(&[opcode, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+}
+
+/// Twelve bytes with what `[1..6]` says and an allocation length at 6.
+const fn listing(opcode: u8, middle: [u8; 5]) -> Usage {
+    let [a, b, c, d, e] = middle;
+    Usage::of(&[opcode, a, b, c, d, e, 0xff, 0xff, 0xff, 0xff, 0, 0])
+}
+
+const READ_CAPACITY_16: Usage =
+    Usage::of(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0])
+        .with_service_action();
+const GET_LBA_STATUS: Usage = Usage::of(&[
+    0x9e, 0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0,
+])
+.with_service_action();
+const COMPARE_AND_WRITE: Usage = Usage::of(&[
+    0x89, DPO_FUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0x1f, 0,
+]);
+const MODE_SENSE_10: Usage = Usage::of(&[0x5a, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0]);
+const MODE_SELECT_10: Usage = Usage::of(&[0x55, 0x10, 0, 0, 0, 0, 0, 0xff, 0xff, 0]);
+const UNMAP: Usage = Usage::of(&[0x42, 0, 0, 0, 0, 0, 0x1f, 0xff, 0xff, 0]);
+
+use Access::{Free, Reads, Writes};
+
+/// All commands, by operation code and service action.
+#[rustfmt::skip]
+pub(crate) static TABLE: [Entry; 41] = [
+    Entry::new("TEST UNIT READY", Reads, Usage::of(&[0x00, 0, 0, 0, 0, 0]), power::test_unit_ready).on_medium(),
+    Entry::new("REQUEST SENSE", Free, Usage::of(&[0x03, 0x01, 0, 0, 0xff, 0]), power::request_sense).despite_attention(),
+    Entry::new("READ(6)", Reads, six(0x08), rw::read).on_medium(),
+    Entry::new("WRITE(6)", Writes, six(0x0a), rw::write).on_medium(),
+    Entry::new("INQUIRY", Free, Usage::of(&[0x12, 0x01, 0xff, 0xff, 0xff, 0]), inquiry::inquiry).despite_attention(),
+    Entry::new("MODE SELECT(6)", Writes, Usage::of(&[0x15, 0x10, 0, 0, 0xff, 0]), mode::select),
+    Entry::new("RESERVE(6)", Writes, Usage::of(&[0x16, 0, 0, 0, 0, 0]), reserve::reserve),
+    Entry::new("RELEASE(6)", Free, Usage::of(&[0x17, 0, 0, 0, 0, 0]), reserve::release),
+    Entry::new("MODE SENSE(6)", Reads, Usage::of(&[0x1a, 0x08, 0xff, 0xff, 0xff, 0]), mode::sense),
+    Entry::new("START STOP UNIT", Writes, Usage::of(&[0x1b, 0x01, 0, 0, 0x05, 0]), power::start_stop),
+    Entry::new("PREVENT ALLOW MEDIUM REMOVAL", Writes, Usage::of(&[0x1e, 0, 0, 0, 0x01, 0]), power::prevent_allow),
+    Entry::new("READ CAPACITY(10)", Free, plain_ten(0x25), capacity::ten).on_medium(),
+    Entry::new("READ(10)", Reads, ten(0x28, DPO_FUA), rw::read).on_medium(),
+    Entry::new("WRITE(10)", Writes, ten(0x2a, DPO_FUA), rw::write).on_medium(),
+    Entry::new("WRITE AND VERIFY(10)", Writes, ten(0x2e, DPO_BYTCHK_1), verify::write_and_verify).on_medium(),
+    Entry::new("VERIFY(10)", Reads, ten(0x2f, DPO_BYTCHK), verify::verify).on_medium(),
+    Entry::new("PRE-FETCH(10)", Reads, ten(0x34, IMMED), rw::pre_fetch).on_medium(),
+    Entry::new("SYNCHRONIZE CACHE(10)", Writes, ten(0x35, SYNC_NV_IMMED), rw::synchronize_cache).on_medium(),
+    Entry::new("WRITE SAME(10)", Writes, ten(0x41, UNMAP_BIT), provisioning::write_same).on_medium().needing(Needs::UnmapBit),
+    Entry::new("UNMAP", Writes, UNMAP, provisioning::unmap).on_medium().needing(Needs::Unmap),
+    Entry::new("MODE SELECT(10)", Writes, MODE_SELECT_10, mode::select),
+    Entry::new("RESERVE(10)", Writes, plain_ten(0x56), reserve::reserve),
+    Entry::new("RELEASE(10)", Free, plain_ten(0x57), reserve::release),
+    Entry::new("MODE SENSE(10)", Reads, MODE_SENSE_10, mode::sense),
+    Entry::new("READ(16)", Reads, sixteen(0x88, DPO_FUA), rw::read).on_medium(),
+    Entry::new("COMPARE AND WRITE", Writes, COMPARE_AND_WRITE, verify::compare_and_write).on_medium(),
+    Entry::new("WRITE(16)", Writes, sixteen(0x8a, DPO_FUA), rw::write).on_medium(),
+    Entry::new("WRITE AND VERIFY(16)", Writes, sixteen(0x8e, DPO_BYTCHK_1), verify::write_and_verify).on_medium(),
+    Entry::new("VERIFY(16)", Reads, sixteen(0x8f, DPO_BYTCHK), verify::verify).on_medium(),
+    Entry::new("PRE-FETCH(16)", Reads, sixteen(0x90, IMMED), rw::pre_fetch).on_medium(),
+    Entry::new("SYNCHRONIZE CACHE(16)", Writes, sixteen(0x91, SYNC_NV_IMMED), rw::synchronize_cache).on_medium(),
+    Entry::new("WRITE SAME(16)", Writes, sixteen(0x93, UNMAP_BIT | provisioning::NDOB), provisioning::write_same).on_medium().needing(Needs::UnmapBit),
+    Entry::new("READ CAPACITY(16)", Free, READ_CAPACITY_16, capacity::sixteen).on_medium(),
+    Entry::new("GET LBA STATUS", Reads, GET_LBA_STATUS, capacity::lba_status).on_medium(),
+    Entry::new("REPORT LUNS", Free, listing(0xa0, [0, 0xff, 0, 0, 0]), inquiry::report_luns).despite_attention(),
+    // The seam of asymmetric access: REPORT TARGET PORT GROUPS (A3h/0Ah) goes here.
+    Entry::new("REPORT SUPPORTED OPERATION CODES", Reads, listing(0xa3, [0x0c, 0x87, 0xff, 0xff, 0xff]).with_service_action(), supported::operation_codes),
+    Entry::new("REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", Reads, listing(0xa3, [0x0d, 0x80, 0, 0, 0]).with_service_action(), supported::task_management),
+    Entry::new("READ(12)", Reads, twelve(0xa8, DPO_FUA), rw::read).on_medium(),
+    Entry::new("WRITE(12)", Writes, twelve(0xaa, DPO_FUA), rw::write).on_medium(),
+    Entry::new("WRITE AND VERIFY(12)", Writes, twelve(0xae, DPO_BYTCHK_1), verify::write_and_verify).on_medium(),
+    Entry::new("VERIFY(12)", Reads, twelve(0xaf, DPO_BYTCHK), verify::verify).on_medium(),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_order_and_every_entry_can_be_found() {
+        let order = |e: &Entry| (e.usage.opcode(), e.usage.service_action());
+        assert!(TABLE.windows(2).all(|w| order(&w[0]) < order(&w[1])));
+        for entry in &TABLE {
+            let service_action = entry.usage.service_action().unwrap_or(0);
+            let Found::Command(found) = find(entry.usage.opcode(), service_action) else {
+                panic!("{} is not found", entry.name)
+            };
+            assert_eq!(found.name, entry.name);
+        }
+    }
+
+    /// SPC-4 4.2.5.1: the operation code's group gives the length.
+    #[test]
+    fn lengths_follow_the_groups() {
+        for entry in &TABLE {
+            let expect = match entry.usage.opcode() >> 5 {
+                0 => 6,
+                1 | 2 => 10,
+                4 => 16,
+                5 => 12,
+                other => panic!("{} is in group {other}", entry.name),
+            };
+            assert_eq!(entry.usage.len(), expect, "{}", entry.name);
+        }
+    }
+
+    /// SAM-5 5.2: NACA is refused wherever the control byte is.
+    #[test]
+    fn naca_is_refused_by_every_command() {
+        for entry in &TABLE {
+            let mut bytes = entry.usage.bytes();
+            let control = bytes.len() - 1;
+            assert!(entry.check(Cdb::new(&bytes), true).is_ok(), "{}", entry.name);
+            bytes[control] = 0x04;
+            let expect = Sense::field(control as u16, Some(2));
+            assert_eq!(entry.check(Cdb::new(&bytes), true), Err(expect), "{}", entry.name);
+        }
+    }
+
+    #[test]
+    fn what_cannot_unmap_knows_no_unmap() {
+        let Ok(same) = of(Cdb::new(&[0x93])) else { panic!("WRITE SAME(16) exists") };
+        let cdb = Cdb::new(&[0x93, UNMAP_BIT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
+        assert_eq!(same.check(cdb, true), Ok(()));
+        assert_eq!(same.check(cdb, false), Err(Sense::field(1, Some(3))));
+        assert_eq!((same.usage(false).bytes()[1], same.usage(true).bytes()[1]), (0x01, 0x09));
+        assert!(TABLE.iter().filter(|e| !e.is_supported(false)).map(|e| e.name).eq(["UNMAP"]));
+    }
+
+    #[test]
+    fn a_short_block_is_refused() {
+        let Ok(read) = of(Cdb::new(&[0x28])) else { panic!("READ(10) exists") };
+        assert!(read.check(Cdb::new(&[0x28; 9]), true).is_err());
+    }
+}

@@ -1,0 +1,238 @@
+//! Sense data: what went wrong, in both formats (SPC-4 4.5).
+
+use std::fmt;
+
+use arrayvec::ArrayVec;
+
+/// What kind of trouble it is (SPC-4 table 43).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Key {
+    /// Nothing to report.
+    NoSense = 0x0,
+    /// The unit cannot be accessed now.
+    NotReady = 0x2,
+    /// The medium failed.
+    MediumError = 0x3,
+    /// The unit failed.
+    HardwareError = 0x4,
+    /// The command or its parameters are wrong.
+    IllegalRequest = 0x5,
+    /// Something changed that the initiator must know.
+    UnitAttention = 0x6,
+    /// The medium may not be written.
+    DataProtect = 0x7,
+    /// The command was aborted; it may be sent again.
+    AbortedCommand = 0xb,
+    /// A comparison found a difference.
+    Miscompare = 0xe,
+}
+
+/// Additional sense code and qualifier, under the names of SPC-4 annex F.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Code(pub u8, pub u8);
+
+#[allow(missing_docs)] // the names are the standard's own
+impl Code {
+    pub const NONE: Self = Self(0x00, 0x00);
+    pub const BECOMING_READY: Self = Self(0x04, 0x01);
+    pub const INITIALIZING_COMMAND_REQUIRED: Self = Self(0x04, 0x02);
+    pub const WRITE_ERROR: Self = Self(0x0c, 0x00);
+    pub const INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT: Self = Self(0x0e, 0x03);
+    pub const UNRECOVERED_READ_ERROR: Self = Self(0x11, 0x00);
+    pub const MISCORRECTED_ERROR: Self = Self(0x11, 0x0a);
+    pub const PARAMETER_LIST_LENGTH_ERROR: Self = Self(0x1a, 0x00);
+    pub const MISCOMPARE_DURING_VERIFY: Self = Self(0x1d, 0x00);
+    pub const INVALID_OPERATION_CODE: Self = Self(0x20, 0x00);
+    pub const LBA_OUT_OF_RANGE: Self = Self(0x21, 0x00);
+    pub const INVALID_FIELD_IN_CDB: Self = Self(0x24, 0x00);
+    pub const LOGICAL_UNIT_NOT_SUPPORTED: Self = Self(0x25, 0x00);
+    pub const INVALID_FIELD_IN_PARAMETER_LIST: Self = Self(0x26, 0x00);
+    pub const WRITE_PROTECTED: Self = Self(0x27, 0x00);
+    pub const SOFTWARE_WRITE_PROTECTED: Self = Self(0x27, 0x02);
+    pub const SPACE_ALLOCATION_FAILED: Self = Self(0x27, 0x07);
+    pub const POWER_ON_OR_RESET: Self = Self(0x29, 0x00);
+    pub const SCSI_BUS_RESET: Self = Self(0x29, 0x02);
+    pub const BUS_DEVICE_RESET: Self = Self(0x29, 0x03);
+    pub const NEXUS_LOSS: Self = Self(0x29, 0x07);
+    pub const MODE_PARAMETERS_CHANGED: Self = Self(0x2a, 0x01);
+    pub const CAPACITY_DATA_CHANGED: Self = Self(0x2a, 0x09);
+    pub const COMMANDS_CLEARED: Self = Self(0x2f, 0x00);
+    pub const SAVING_NOT_SUPPORTED: Self = Self(0x39, 0x00);
+    pub const LOGICAL_UNIT_FAILURE: Self = Self(0x3e, 0x01);
+    pub const INQUIRY_DATA_CHANGED: Self = Self(0x3f, 0x03);
+    pub const REPORTED_LUNS_CHANGED: Self = Self(0x3f, 0x0e);
+    pub const DATA_PHASE_ERROR: Self = Self(0x4b, 0x00);
+}
+
+/// Where the wrong field is (SPC-4 4.5.2.4.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FieldPointer {
+    /// Whether it is in the command descriptor block; else it is in the parameter list.
+    pub in_cdb: bool,
+    /// Its first byte.
+    pub byte: u16,
+    /// Its highest bit, where the field is smaller than a byte.
+    pub bit: Option<u8>,
+}
+
+/// Sense data before it is put into a format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Sense {
+    /// What kind of trouble.
+    pub key: Key,
+    /// Which trouble.
+    pub code: Code,
+    /// The first block that failed, or for a miscompare the offset in bytes of the first
+    /// difference (SBC-3 4.18.1).
+    pub information: Option<u64>,
+    /// The wrong field.
+    pub field: Option<FieldPointer>,
+}
+
+/// How sense data is laid out (SPC-4 4.5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// 18 bytes; blocks beyond 2^32 cannot be told.
+    Fixed,
+    /// A header of 8 bytes and what descriptors there are.
+    Descriptor,
+}
+
+/// Longest sense data: a header, an information and a field pointer descriptor.
+pub const SENSE_MAX: usize = 28;
+
+/// Sense data as it goes out; empty where there is none.
+pub type SenseBytes = ArrayVec<u8, SENSE_MAX>;
+
+impl Sense {
+    /// Sense of `key` and `code` alone.
+    #[must_use]
+    pub const fn new(key: Key, code: Code) -> Self {
+        Self { key, code, information: None, field: None }
+    }
+
+    /// ILLEGAL REQUEST with `code`.
+    #[must_use]
+    pub const fn illegal(code: Code) -> Self {
+        Self::new(Key::IllegalRequest, code)
+    }
+
+    /// INVALID FIELD IN CDB at `byte`, from its bit `bit` on where it is not a whole byte.
+    #[must_use]
+    pub const fn field(byte: u16, bit: Option<u8>) -> Self {
+        let mut sense = Self::illegal(Code::INVALID_FIELD_IN_CDB);
+        sense.field = Some(FieldPointer { in_cdb: true, byte, bit });
+        sense
+    }
+
+    /// INVALID FIELD IN PARAMETER LIST at `byte`.
+    #[must_use]
+    pub const fn parameter(byte: u16, bit: Option<u8>) -> Self {
+        let mut sense = Self::illegal(Code::INVALID_FIELD_IN_PARAMETER_LIST);
+        sense.field = Some(FieldPointer { in_cdb: false, byte, bit });
+        sense
+    }
+
+    /// With `information`.
+    #[must_use]
+    pub const fn with_information(mut self, information: u64) -> Self {
+        self.information = Some(information);
+        self
+    }
+
+    /// The bytes in `format`.
+    #[must_use]
+    pub fn to_bytes(&self, format: Format) -> SenseBytes {
+        match format {
+            Format::Fixed => self.fixed(),
+            Format::Descriptor => self.descriptors(),
+        }
+    }
+
+    /// SPC-4 4.5.3. Information of more than four bytes leaves VALID at zero.
+    fn fixed(&self) -> SenseBytes {
+        const ADDITIONAL_LENGTH: u8 = 10;
+        let mut out = SenseBytes::new();
+        let information = self.information.and_then(|i| u32::try_from(i).ok());
+        out.push(0x70 | if information.is_some() { 0x80 } else { 0 });
+        out.extend([0, self.key as u8]);
+        out.extend(information.unwrap_or(0).to_be_bytes());
+        out.push(ADDITIONAL_LENGTH);
+        out.extend([0; 4]);
+        out.extend([self.code.0, self.code.1, 0]);
+        out.extend(self.key_specific());
+        out
+    }
+
+    /// SPC-4 4.5.2.
+    fn descriptors(&self) -> SenseBytes {
+        let mut out = SenseBytes::new();
+        out.extend([0x72, self.key as u8, self.code.0, self.code.1, 0, 0, 0, 0]);
+        if let Some(information) = self.information {
+            out.extend([0x00, 0x0a, 0x80, 0]);
+            out.extend(information.to_be_bytes());
+        }
+        if self.field.is_some() {
+            out.extend([0x02, 0x06, 0, 0]);
+            out.extend(self.key_specific());
+            out.push(0);
+        }
+        let additional = out.len() - 8;
+        out[7] = u8::try_from(additional).expect("at most 20 bytes of descriptors");
+        out
+    }
+
+    fn key_specific(&self) -> [u8; 3] {
+        let Some(FieldPointer { in_cdb, byte, bit }) = self.field else { return [0; 3] };
+        let [high, low] = byte.to_be_bytes();
+        let place = if in_cdb { 0xc0 } else { 0x80 };
+        [place | bit.map_or(0, |b| 0x08 | (b & 7)), high, low]
+    }
+}
+
+impl fmt::Display for Sense {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:02x}/{:02x}/{:02x}", self.key as u8, self.code.0, self.code.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SPC-4 4.5.3 and 4.5.2.4.2.
+    #[test]
+    fn fixed_format_places_every_field() {
+        let s = Sense::field(0x0102, Some(5));
+        let expect = [0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x24, 0, 0, 0xcd, 0x01, 0x02];
+        assert_eq!(s.to_bytes(Format::Fixed)[..], expect);
+        let s = Sense::parameter(4, None);
+        assert_eq!(s.to_bytes(Format::Fixed)[12..], [0x26, 0, 0, 0x80, 0, 4]);
+    }
+
+    /// SPC-4 4.5.3: information of more than four bytes is not valid.
+    #[test]
+    fn fixed_format_tells_only_what_fits() {
+        let s = Sense::new(Key::MediumError, Code::UNRECOVERED_READ_ERROR);
+        let bytes = s.with_information(0xffff_ffff).to_bytes(Format::Fixed);
+        assert_eq!(bytes[..7], [0xf0, 0, 3, 0xff, 0xff, 0xff, 0xff]);
+        let bytes = s.with_information(0x1_0000_0000).to_bytes(Format::Fixed);
+        assert_eq!(bytes[..7], [0x70, 0, 3, 0, 0, 0, 0]);
+    }
+
+    /// SPC-4 4.5.2.
+    #[test]
+    fn descriptor_format_carries_what_there_is() {
+        let s = Sense::new(Key::MediumError, Code::UNRECOVERED_READ_ERROR)
+            .with_information(0x0102_0304_0506_0708);
+        let bytes = s.to_bytes(Format::Descriptor);
+        assert_eq!(bytes[..8], [0x72, 3, 0x11, 0, 0, 0, 0, 12]);
+        assert_eq!(bytes[8..], [0, 10, 0x80, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        let bytes = Sense::field(7, None).with_information(1).to_bytes(Format::Descriptor);
+        assert_eq!((bytes.len(), bytes[7]), (SENSE_MAX, 20));
+        assert_eq!(bytes[20..], [2, 6, 0, 0, 0xc0, 0, 7, 0]);
+        let bytes = Sense::new(Key::NoSense, Code::NONE).to_bytes(Format::Descriptor);
+        assert_eq!(bytes[..], [0x72, 0, 0, 0, 0, 0, 0, 0]);
+    }
+}

@@ -1,0 +1,120 @@
+//! REPORT SUPPORTED OPERATION CODES and TASK MANAGEMENT FUNCTIONS (SPC-4 6.35, 6.36), out of the
+//! table of commands.
+
+use crate::opcodes::{self, Entry, Found, TABLE};
+use crate::reply::Refusal;
+use crate::sense::Sense;
+use crate::unit::{Incoming, LogicalUnit, Outcome};
+
+const OPTIONS_FIELD: u16 = 2;
+const OPCODE_FIELD: u16 = 3;
+const SERVICE_ACTION_FIELD: u16 = 4;
+const RCTD: u8 = 0x80;
+
+/// REPORT SUPPORTED OPERATION CODES.
+pub(crate) fn operation_codes(
+    unit: &mut LogicalUnit,
+    cmd: &Incoming<'_>,
+) -> Result<Outcome, Refusal> {
+    let can_unmap = unit.can_unmap();
+    let timeouts = cmd.cdb.has(2, RCTD);
+    let (opcode, service_action) = (cmd.cdb.byte(3), cmd.cdb.u16(4));
+    let data = match cmd.cdb.byte(2) & 0x07 {
+        0 => all(can_unmap, timeouts),
+        1 => {
+            if service_actions(opcode) {
+                return Err(Sense::field(OPCODE_FIELD, None).into());
+            }
+            one(look_up(opcode, 0, can_unmap), can_unmap, timeouts)
+        }
+        2 => {
+            if matches!(opcodes::find(opcode, 0), Found::Command(_)) && !service_actions(opcode) {
+                return Err(Sense::field(SERVICE_ACTION_FIELD, None).into());
+            }
+            one(look_up(opcode, service_action, can_unmap), can_unmap, timeouts)
+        }
+        // Either way: what has no service actions is supported with service action zero only.
+        3 => {
+            let entry = look_up(opcode, service_action, can_unmap)
+                .filter(|_| service_action == 0 || service_actions(opcode));
+            one(entry, can_unmap, timeouts)
+        }
+        _ => return Err(Sense::field(OPTIONS_FIELD, Some(2)).into()),
+    };
+    Ok(Outcome::data(data, u64::from(cmd.cdb.u32(6))))
+}
+
+/// Whether the operation code has service actions.
+fn service_actions(opcode: u8) -> bool {
+    TABLE.iter().any(|e| e.usage.opcode() == opcode && e.usage.service_action().is_some())
+}
+
+fn look_up(opcode: u8, service_action: u16, can_unmap: bool) -> Option<&'static Entry> {
+    let service_action = u8::try_from(service_action).ok()?;
+    match opcodes::find(opcode, service_action) {
+        Found::Command(entry) => Some(entry).filter(|e| e.is_supported(can_unmap)),
+        Found::NoSuchServiceAction | Found::NoSuchOpcode => None,
+    }
+}
+
+/// Command timeouts descriptor without timeouts: the unit recommends none (SPC-4 6.35.4).
+const TIMEOUTS: [u8; 12] = [0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// All commands (SPC-4 6.35.2).
+fn all(can_unmap: bool, timeouts: bool) -> Vec<u8> {
+    const CTDP: u8 = 0x02;
+    const SERVACTV: u8 = 0x01;
+    let mut out = vec![0; 4];
+    for entry in TABLE.iter().filter(|e| e.is_supported(can_unmap)) {
+        let service_action = entry.usage.service_action();
+        let mut flags = if service_action.is_some() { SERVACTV } else { 0 };
+        if timeouts {
+            flags |= CTDP;
+        }
+        let len = entry.usage.len() as u8;
+        out.extend([entry.usage.opcode(), 0, 0, service_action.unwrap_or(0), 0, flags, 0, len]);
+        if timeouts {
+            out.extend(TIMEOUTS);
+        }
+    }
+    let length = u32::try_from(out.len() - 4).unwrap_or(u32::MAX);
+    out[..4].copy_from_slice(&length.to_be_bytes());
+    out
+}
+
+/// One command (SPC-4 6.35.3).
+fn one(entry: Option<&Entry>, can_unmap: bool, timeouts: bool) -> Vec<u8> {
+    const CTDP: u8 = 0x80;
+    const NOT_SUPPORTED: u8 = 0x1;
+    const AS_THE_STANDARD_HAS_IT: u8 = 0x3;
+    let Some(entry) = entry else { return vec![0, NOT_SUPPORTED, 0, 0] };
+    let usage = entry.usage(can_unmap).bytes();
+    let ctdp = if timeouts { CTDP } else { 0 };
+    let mut out = vec![0, ctdp | AS_THE_STANDARD_HAS_IT, 0, usage.len() as u8];
+    out.extend(usage);
+    if timeouts {
+        out.extend(TIMEOUTS);
+    }
+    out
+}
+
+/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS: what RFC 7143 11.5.1 has, but for CLEAR ACA and
+/// what needs more than SAM-2.
+pub(crate) fn task_management(
+    _unit: &mut LogicalUnit,
+    cmd: &Incoming<'_>,
+) -> Result<Outcome, Refusal> {
+    const REPD: u8 = 0x80;
+    const ABORT_TASK: u8 = 0x80;
+    const ABORT_TASK_SET: u8 = 0x40;
+    const CLEAR_TASK_SET: u8 = 0x10;
+    const UNIT_RESET: u8 = 0x08;
+    const TARGET_RESET: u8 = 0x02;
+    const SUPPORTED: u8 = ABORT_TASK | ABORT_TASK_SET | CLEAR_TASK_SET | UNIT_RESET | TARGET_RESET;
+    let mut data = vec![SUPPORTED, 0, 0, 0];
+    if cmd.cdb.has(2, REPD) {
+        data[3] = 0x0c;
+        data.extend([0; 12]);
+    }
+    Ok(Outcome::data(data, u64::from(cmd.cdb.u32(6))))
+}

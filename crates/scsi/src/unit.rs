@@ -1,0 +1,440 @@
+//! The logical unit: the state that all its initiators share, and the life of a command.
+//!
+//! A command passes through [`LogicalUnit::admit`] when it arrives, [`LogicalUnit::start`] when
+//! its data has, and [`LogicalUnit::finish`] each time the volume has done what a [`Step::Run`]
+//! asked for. Each may end it. Nothing here waits, reads a clock or touches the volume.
+
+use block::{Blocks, Bufs, Failure, Info, Lba, Request};
+
+use crate::cdb::Cdb;
+use crate::limits::Limits;
+use crate::lun::Lun;
+use crate::mode::Modes;
+use crate::nexus::{Attention, Nexus, NexusId, Nexuses, TooMany, Whom};
+use crate::opcodes::{self, Access, Entry};
+use crate::reply::{Data, Refusal, Reply, Status, Transfer};
+use crate::sense::{Code, Format, Key, Sense};
+use crate::{failure, mode, provisioning, verify};
+
+/// What a unit is, for as long as it lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LunConfig {
+    /// Identity of the volume; the same on every node that serves it.
+    pub uuid: [u8; 16],
+    /// PRODUCT IDENTIFICATION: at most 16 printable ASCII characters.
+    pub product: String,
+    /// PRODUCT REVISION LEVEL: at most 4 printable ASCII characters.
+    pub revision: String,
+    /// PRODUCT SERIAL NUMBER: at most 64 printable ASCII characters.
+    pub serial: String,
+    /// Whether writes are refused whatever the device says.
+    pub read_only: bool,
+    /// Whether there may be fewer blocks of space than blocks of address.
+    pub thin: bool,
+    /// Whether seeking costs nothing.
+    pub solid_state: bool,
+    /// Most blocks that one command may move; a smaller limit of the device prevails.
+    pub max_transfer_blocks: u32,
+}
+
+/// What was reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reset {
+    /// This logical unit.
+    Unit,
+    /// All units of the target.
+    Target,
+}
+
+/// A command that came in.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival<'a> {
+    /// The command descriptor block; padding behind it does no harm.
+    pub cdb: &'a [u8],
+    /// The most that the transport will move either way for this command. iSCSI: the expected
+    /// data transfer length, for the direction that its R and W bits name (RFC 7143 11.3.4).
+    pub window: Transfer,
+    /// The units that this initiator sees at this target, in ascending order.
+    pub luns: &'a [Lun],
+}
+
+/// What to do with a command that came in.
+#[derive(Debug)]
+pub enum Admission {
+    /// It is over.
+    Reply(Reply),
+    /// Get its data, then [`LogicalUnit::start`] it.
+    Accept(Command),
+}
+
+/// What to do with a command that has its data.
+#[derive(Debug)]
+pub enum Step {
+    /// It is over.
+    Reply(Reply),
+    /// Have the volume do this, then [`LogicalUnit::finish`] it with what became of it.
+    Run(Request, Running),
+}
+
+/// An admitted command: checked, and waiting for its data if it has any.
+#[derive(Debug)]
+pub struct Command {
+    pub(crate) todo: Todo,
+    pub(crate) data_out: usize,
+    pub(crate) data_in: usize,
+    pub(crate) read_back: usize,
+    pub(crate) wanted: Transfer,
+    pub(crate) window_in: u64,
+}
+
+impl Command {
+    /// Bytes to get from the initiator, never more than the window; exactly so many go to
+    /// [`LogicalUnit::start`].
+    #[must_use]
+    pub fn data_out(&self) -> usize {
+        self.data_out
+    }
+
+    /// Most bytes that go back to the initiator.
+    #[must_use]
+    pub fn data_in(&self) -> usize {
+        self.data_in
+    }
+
+    /// Bytes that the volume has to read besides: what is compared or verified.
+    #[must_use]
+    pub fn read_back(&self) -> usize {
+        self.read_back
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Todo {
+    Read(Blocks),
+    Write {
+        at: Lba,
+        fua: bool,
+    },
+    WriteAndVerify {
+        at: Lba,
+        compare: bool,
+    },
+    Verify(Blocks),
+    /// Compare with the data, repeated as often as the range is long in multiples of it.
+    Compare(Blocks),
+    CompareAndWrite {
+        at: Lba,
+        fua: bool,
+    },
+    WriteSame {
+        range: Blocks,
+        unmap: bool,
+    },
+    Zero {
+        range: Blocks,
+        unmap: bool,
+    },
+    Unmap,
+    ModeSelect {
+        long_header: bool,
+    },
+    Flush,
+    Stop,
+}
+
+/// A command that the volume works on.
+#[derive(Debug)]
+pub struct Running {
+    after: After,
+    wanted: Transfer,
+    window_in: u64,
+}
+
+#[derive(Debug)]
+enum After {
+    Status,
+    Data,
+    Verify(Request),
+    Stopped,
+}
+
+/// [`Arrival`], taken apart.
+pub(crate) struct Incoming<'a> {
+    pub(crate) cdb: Cdb,
+    pub(crate) nexus: NexusId,
+    pub(crate) window: Transfer,
+    pub(crate) luns: &'a [Lun],
+}
+
+/// What a command's own code makes of it.
+pub(crate) enum Outcome {
+    /// Good, with so much data; `wanted` as in [`Reply::wanted`].
+    Done {
+        data: Data,
+        wanted: Transfer,
+    },
+    Accept(Command),
+}
+
+impl Outcome {
+    pub(crate) const GOOD: Self = Self::Done { data: Data::None, wanted: Transfer::NONE };
+
+    /// `data`, cut to the allocation length (SPC-4 4.2.5.6).
+    pub(crate) fn data(mut data: Vec<u8>, allocation: u64) -> Self {
+        data.truncate(usize::try_from(allocation).unwrap_or(usize::MAX));
+        let wanted = Transfer::to_initiator(data.len() as u64);
+        Self::Done { data: Data::Bytes(data), wanted }
+    }
+}
+
+/// One volume as its initiators see it.
+#[derive(Debug)]
+pub struct LogicalUnit {
+    pub(crate) config: LunConfig,
+    pub(crate) info: Info,
+    pub(crate) limits: Limits,
+    pub(crate) modes: Modes,
+    pub(crate) nexuses: Nexuses,
+    /// Who holds the unit by RESERVE (SPC-2 7.21).
+    pub(crate) reserved_by: Option<NexusId>,
+    pub(crate) stopped: bool,
+}
+
+impl LogicalUnit {
+    /// A unit that is ready, has its default mode pages and no initiator.
+    #[must_use]
+    pub fn new(config: LunConfig, info: Info) -> Self {
+        let limits = Limits::new(&config, &info);
+        Self {
+            config,
+            info,
+            limits,
+            modes: Modes::default(),
+            nexuses: Nexuses::default(),
+            reserved_by: None,
+            stopped: false,
+        }
+    }
+
+    /// The device is `info` now. A new capacity is told to every initiator.
+    pub fn set_info(&mut self, info: Info) {
+        if info.blocks != self.info.blocks {
+            self.nexuses.raise(Whom::All, Attention::CapacityChanged);
+        }
+        self.limits = Limits::new(&self.config, &info);
+        self.info = info;
+    }
+
+    /// An initiator came. Its first command is told so (SAM-5 6.2).
+    ///
+    /// # Errors
+    /// [`TooMany`] when there are [`crate::MAX_NEXUSES`].
+    pub fn add_nexus(&mut self, nexus: Nexus) -> Result<NexusId, TooMany> {
+        self.nexuses.add(nexus)
+    }
+
+    /// An initiator left or was lost; what it had reserved is free (SAM-5 6.3.4).
+    pub fn remove_nexus(&mut self, id: NexusId) {
+        self.nexuses.remove(id);
+        if self.reserved_by == Some(id) {
+            self.reserved_by = None;
+        }
+    }
+
+    /// Initiators at present.
+    #[must_use]
+    pub fn nexuses(&self) -> usize {
+        self.nexuses.len()
+    }
+
+    /// The unit was reset, alone or with its target: reservations, mode pages and power condition
+    /// are as at the beginning, and everybody is told (SAM-5 6.3.2, 6.3.3). Commands in flight
+    /// are the transport's to abort.
+    pub fn reset(&mut self, what: Reset) {
+        self.modes = Modes::default();
+        self.reserved_by = None;
+        self.stopped = false;
+        let attention = match what {
+            Reset::Unit => Attention::UnitReset,
+            Reset::Target => Attention::TargetReset,
+        };
+        self.nexuses.raise(Whom::All, attention);
+    }
+
+    /// Has `whom` told `what` with their next command.
+    pub fn attend(&mut self, whom: Whom, what: Attention) {
+        self.nexuses.raise(whom, what);
+    }
+
+    /// Whether commands that one initiator aborts for another end with TASK ABORTED (TAS, SPC-4
+    /// 7.5.8). If not, they end without a word and the other is told
+    /// [`Attention::CommandsCleared`].
+    #[must_use]
+    pub fn task_aborted_status(&self) -> bool {
+        self.modes.tas
+    }
+
+    /// The format of sense data that initiators want (D_SENSE, SPC-4 7.5.8).
+    #[must_use]
+    pub fn sense_format(&self) -> Format {
+        if self.modes.d_sense { Format::Descriptor } else { Format::Fixed }
+    }
+
+    /// Decides about a command that came in.
+    pub fn admit(&mut self, nexus: NexusId, arrival: &Arrival<'_>) -> Admission {
+        let cmd = Incoming {
+            cdb: Cdb::new(arrival.cdb),
+            nexus,
+            window: arrival.window,
+            luns: arrival.luns,
+        };
+        match self.consider(&cmd) {
+            Ok(Outcome::Accept(command)) => Admission::Accept(command),
+            Ok(Outcome::Done { data, wanted }) => {
+                Admission::Reply(Reply::good(data, wanted, cmd.window.data_in))
+            }
+            Err(refusal) => Admission::Reply(refusal.into_reply(self.sense_format())),
+        }
+    }
+
+    fn consider(&mut self, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+        if self.nexuses.get(cmd.nexus).is_none() {
+            // The nexus went while its command was on the way: aborted with it (SAM-5 6.3.4).
+            return Err(Status::TaskAborted.into());
+        }
+        let can_unmap = self.can_unmap();
+        let entry = opcodes::of(cmd.cdb);
+        self.check_reservation(cmd.nexus, &entry)?;
+        if !entry.is_ok_and(|e| !e.tells_attention)
+            && let Some(attention) = self.nexuses.take_attention(cmd.nexus)
+        {
+            return Err(attention.sense().into());
+        }
+        let entry = entry?;
+        if !entry.is_supported(can_unmap) {
+            return Err(Sense::illegal(Code::INVALID_OPERATION_CODE).into());
+        }
+        entry.check(cmd.cdb, can_unmap)?;
+        if entry.on_medium && self.stopped {
+            return Err(NOT_STARTED.into());
+        }
+        (entry.run)(self, cmd)
+    }
+
+    /// RESERVATION CONFLICT goes before every CHECK CONDITION (SAM-5 5.3.3). Persistent
+    /// reservations will decide here by [`Access`].
+    fn check_reservation(
+        &self,
+        nexus: NexusId,
+        entry: &Result<&Entry, Sense>,
+    ) -> Result<(), Refusal> {
+        let free = entry.is_ok_and(|e| e.access == Access::Free);
+        match self.reserved_by {
+            Some(holder) if holder != nexus && !free => Err(Status::ReservationConflict.into()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn can_unmap(&self) -> bool {
+        self.info.unmap_granularity_blocks > 0
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.config.read_only || self.info.read_only
+    }
+
+    /// Starts an admitted command with its data, [`Command::data_out`] bytes.
+    #[expect(clippy::needless_pass_by_value, reason = "an admitted command starts once")]
+    pub fn start(&mut self, nexus: NexusId, command: Command, data: Bufs) -> Step {
+        let Command { todo, data_out, wanted, window_in, .. } = command;
+        let prepared = if data.len() == data_out {
+            self.prepare(nexus, todo, data)
+        } else {
+            Err(Sense::new(Key::AbortedCommand, Code::DATA_PHASE_ERROR))
+        };
+        match prepared {
+            Ok(Some((request, after))) => Step::Run(request, Running { after, wanted, window_in }),
+            Ok(None) => Step::Reply(Reply::good(Data::None, wanted, window_in)),
+            Err(sense) => {
+                let refusal = Refusal { wanted, ..sense.into() };
+                Step::Reply(refusal.into_reply(self.sense_format()))
+            }
+        }
+    }
+
+    /// The request that a command comes to; `None` when there is nothing left to do.
+    fn prepare(
+        &mut self,
+        nexus: NexusId,
+        todo: Todo,
+        data: Bufs,
+    ) -> Result<Option<(Request, After)>, Sense> {
+        let through = self.info.volatile_cache && !self.modes.wce;
+        let (request, after) = match todo {
+            Todo::Read(range) => (Request::Read { range }, After::Data),
+            Todo::Write { at, fua } => {
+                (Request::Write { at, data, fua: fua || through }, After::Status)
+            }
+            Todo::WriteAndVerify { at, compare } => {
+                let verify = verify::written(at, &data, compare, self.info.block_size);
+                (Request::Write { at, data, fua: true }, After::Verify(verify))
+            }
+            Todo::Verify(range) => (Request::Verify { range }, After::Status),
+            Todo::Compare(range) => {
+                let data = verify::repeated(data, range, self.info.block_size);
+                (Request::Compare { at: range.at, data }, After::Status)
+            }
+            Todo::CompareAndWrite { at, fua } => {
+                (verify::compare_then_write(at, &data, fua || through), After::Status)
+            }
+            Todo::WriteSame { range, unmap } => {
+                (provisioning::fill(range, data, unmap, through), After::Status)
+            }
+            Todo::Zero { range, unmap } => {
+                (Request::Zero { range, unmap, fua: through }, After::Status)
+            }
+            Todo::Unmap => {
+                let ranges = provisioning::ranges(&data, &self.limits, self.info.blocks)?;
+                if ranges.is_empty() {
+                    return Ok(None);
+                }
+                (Request::Unmap { ranges }, After::Status)
+            }
+            Todo::ModeSelect { long_header } => {
+                mode::apply(self, nexus, &data.to_vec(), long_header)?;
+                return Ok(None);
+            }
+            Todo::Flush => (Request::Flush, After::Status),
+            Todo::Stop => (Request::Flush, After::Stopped),
+        };
+        Ok(Some((request, after)))
+    }
+
+    /// The volume has done what a [`Step::Run`] asked for, with this result.
+    pub fn finish(&mut self, running: Running, result: Result<Bufs, Failure>) -> Step {
+        let Running { after, wanted, window_in } = running;
+        let data = match result {
+            Ok(data) => data,
+            Err(failure) => {
+                let refusal = Refusal { wanted, ..failure::refusal(failure, self.modes.tas) };
+                return Step::Reply(refusal.into_reply(self.sense_format()));
+            }
+        };
+        let data = match after {
+            After::Data => Data::Bufs(data),
+            After::Status => Data::None,
+            After::Stopped => {
+                self.stopped = true;
+                Data::None
+            }
+            After::Verify(request) => {
+                return Step::Run(request, Running { after: After::Status, wanted, window_in });
+            }
+        };
+        Step::Reply(Reply::good(data, wanted, window_in))
+    }
+}
+
+/// What a unit says that START STOP UNIT has stopped (SBC-3 5.25).
+pub(crate) const NOT_STARTED: Sense =
+    Sense::new(Key::NotReady, Code::INITIALIZING_COMMAND_REQUIRED);

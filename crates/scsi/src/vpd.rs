@@ -1,0 +1,228 @@
+//! Vital product data: what INQUIRY tells page by page (SPC-4 7.8, SBC-3 6.5).
+
+use std::fmt::Write;
+
+use zerocopy::big_endian::{U16, U32, U64};
+use zerocopy::{Immutable, IntoBytes, Unaligned};
+
+use crate::inquiry::{self, VENDOR};
+use crate::nexus::{NexusId, TargetPort};
+use crate::sense::SENSE_MAX;
+use crate::unit::LogicalUnit;
+
+const SUPPORTED: u8 = 0x00;
+const SERIAL: u8 = 0x80;
+const IDENTIFICATION: u8 = 0x83;
+const EXTENDED: u8 = 0x86;
+const BLOCK_LIMITS: u8 = 0xb0;
+const CHARACTERISTICS: u8 = 0xb1;
+const PROVISIONING: u8 = 0xb2;
+
+/// In ascending order (SPC-4 7.8.14).
+const PAGES: [u8; 7] =
+    [SUPPORTED, SERIAL, IDENTIFICATION, EXTENDED, BLOCK_LIMITS, CHARACTERISTICS, PROVISIONING];
+
+const SERIAL_MAX: usize = 64;
+
+/// Page `code` as the initiator of `nexus` sees it; `None` if there is none.
+pub(crate) fn page(unit: &LogicalUnit, nexus: NexusId, code: u8) -> Option<Vec<u8>> {
+    let body = match code {
+        SUPPORTED => PAGES.to_vec(),
+        SERIAL => inquiry::printable(&unit.config.serial, SERIAL_MAX).collect(),
+        IDENTIFICATION => identification(&unit.config.uuid, &unit.nexuses.get(nexus)?.target_port),
+        EXTENDED => extended(unit.info.volatile_cache),
+        BLOCK_LIMITS => block_limits(unit).as_bytes().to_vec(),
+        CHARACTERISTICS => characteristics(unit.config.solid_state),
+        PROVISIONING => provisioning(unit),
+        _ => return None,
+    };
+    let mut out = vec![0, code];
+    out.extend(u16::try_from(body.len()).unwrap_or(u16::MAX).to_be_bytes());
+    out.extend(body);
+    Some(out)
+}
+
+/// What a designator names (SPC-4 table 589).
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Of {
+    Unit = 0x00,
+    Port = 0x10,
+    Target = 0x20,
+}
+
+const BINARY: u8 = 0x1;
+const ASCII: u8 = 0x2;
+const UTF_8: u8 = 0x3;
+
+const T10_VENDOR_ID: u8 = 0x1;
+const NAA: u8 = 0x3;
+const RELATIVE_PORT: u8 = 0x4;
+const PORT_GROUP: u8 = 0x5;
+const NAME_STRING: u8 = 0x8;
+
+/// SPC-4 7.8.6.
+fn identification(uuid: &[u8; 16], port: &TargetPort) -> Vec<u8> {
+    let naa = naa(uuid);
+    let mut out = Vec::new();
+    designator(&mut out, Of::Unit, NAA, BINARY, &naa);
+    let mut vendor_id = VENDOR.to_vec();
+    vendor_id.extend(hex(uuid).into_bytes());
+    designator(&mut out, Of::Unit, T10_VENDOR_ID, ASCII, &vendor_id);
+    designator(&mut out, Of::Unit, NAME_STRING, UTF_8, &name(&format!("naa.{}", hex(&naa))));
+    let [high, low] = port.relative_id.to_be_bytes();
+    designator(&mut out, Of::Port, RELATIVE_PORT, BINARY, &[0, 0, high, low]);
+    if let Some(group) = port.group {
+        let [high, low] = group.to_be_bytes();
+        designator(&mut out, Of::Port, PORT_GROUP, BINARY, &[0, 0, high, low]);
+    }
+    designator(&mut out, Of::Port, NAME_STRING, UTF_8, &name(&port.name));
+    designator(&mut out, Of::Target, NAME_STRING, UTF_8, &name(&port.device));
+    out
+}
+
+/// Appends a designator; those of ports and targets carry the protocol, iSCSI.
+fn designator(out: &mut Vec<u8>, of: Of, kind: u8, code_set: u8, id: &[u8]) {
+    const ISCSI: u8 = 0x50;
+    const PIV: u8 = 0x80;
+    let (protocol, piv) = if matches!(of, Of::Unit) { (0, 0) } else { (ISCSI, PIV) };
+    let len = u8::try_from(id.len()).expect("designators are at most 252 bytes");
+    out.extend([protocol | code_set, piv | of as u8 | kind, 0, len]);
+    out.extend(id);
+}
+
+/// An NAA IEEE registered extended designator (SPC-4 7.8.6.6.5) out of a volume's UUID.
+///
+/// The project has no company identifier. The one here has the local bit set, which IEEE never
+/// assigns, so it is no other vendor's; the 100 bits that follow are the UUID's, without the
+/// digits that are the same in all UUIDs of a version.
+fn naa(uuid: &[u8; 16]) -> [u8; 16] {
+    const REGISTERED_EXTENDED: u8 = 0x6;
+    const COMPANY: [u8; 6] = [0, 2, 5, 7, 5, 2];
+    const VERSION_AND_VARIANT: [usize; 2] = [12, 16];
+    let digits = uuid.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
+    let random = digits
+        .enumerate()
+        .filter(|(i, _)| !VERSION_AND_VARIANT.contains(i))
+        .map(|(_, digit)| digit);
+    let mut nibbles = std::iter::once(REGISTERED_EXTENDED).chain(COMPANY).chain(random);
+    std::array::from_fn(|_| {
+        let (high, low) = (nibbles.next().unwrap_or(0), nibbles.next().unwrap_or(0));
+        high << 4 | low
+    })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut out, byte| {
+        write!(out, "{byte:02x}").expect("a string takes everything");
+        out
+    })
+}
+
+/// A SCSI name string: with a null at least, and to a multiple of four bytes (SPC-4 7.8.6.11).
+fn name(text: &str) -> Vec<u8> {
+    const MAX: usize = 251;
+    let mut out = text.as_bytes().to_vec();
+    out.truncate(MAX);
+    out.resize((out.len() + 1).next_multiple_of(4), 0);
+    out
+}
+
+/// Extended INQUIRY data (SPC-4 7.8.7), without its header.
+fn extended(volatile_cache: bool) -> Vec<u8> {
+    const SIMPSUP: u8 = 0x01;
+    const V_SUP: u8 = 0x01;
+    let mut body = vec![0; 60];
+    body[1] = SIMPSUP;
+    body[2] = if volatile_cache { V_SUP } else { 0 };
+    body[9] = SENSE_MAX as u8;
+    body
+}
+
+/// Block limits (SBC-3 6.5.3), without the header.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+struct BlockLimits {
+    wsnz: u8,
+    max_compare_and_write: u8,
+    optimal_granularity: U16,
+    max_transfer: U32,
+    optimal_transfer: U32,
+    max_prefetch: U32,
+    max_unmap_blocks: U32,
+    max_unmap_descriptors: U32,
+    optimal_unmap_granularity: U32,
+    unmap_alignment: U32,
+    max_write_same: U64,
+    /// Atomic writes and more of SBC-4.
+    reserved: [u8; 20],
+}
+
+const _: () = assert!(size_of::<BlockLimits>() == 60);
+
+fn block_limits(unit: &LogicalUnit) -> BlockLimits {
+    const WSNZ: u8 = 0x01;
+    const UGAVALID: u32 = 0x8000_0000;
+    let (limits, info) = (&unit.limits, &unit.info);
+    let physical = info.physical_block_size / info.block_size.max(1);
+    BlockLimits {
+        wsnz: WSNZ,
+        max_compare_and_write: limits.max_compare_and_write,
+        optimal_granularity: U16::new(u16::try_from(physical).unwrap_or(0)),
+        max_transfer: U32::new(limits.max_transfer),
+        optimal_transfer: U32::ZERO,
+        max_prefetch: U32::ZERO,
+        max_unmap_blocks: U32::new(limits.max_unmap),
+        max_unmap_descriptors: U32::new(u32::from(limits.max_unmap_descriptors)),
+        optimal_unmap_granularity: U32::new(info.unmap_granularity_blocks),
+        unmap_alignment: U32::new(if unit.can_unmap() { UGAVALID } else { 0 }),
+        max_write_same: U64::new(u64::from(limits.max_write_same)),
+        reserved: [0; 20],
+    }
+}
+
+/// Block device characteristics (SBC-3 6.5.2), without the header.
+fn characteristics(solid_state: bool) -> Vec<u8> {
+    const NON_ROTATING: u8 = 0x01;
+    const VBULS: u8 = 0x01; // VERIFY compares unmapped blocks too
+    let mut body = vec![0; 60];
+    body[1] = if solid_state { NON_ROTATING } else { 0 };
+    body[4] = VBULS;
+    body
+}
+
+/// Logical block provisioning (SBC-3 6.5.4), without the header.
+fn provisioning(unit: &LogicalUnit) -> Vec<u8> {
+    const LBPU_LBPWS_LBPWS10: u8 = 0xe0;
+    const LBPRZ: u8 = 0x04;
+    const FULL: u8 = 0;
+    const RESOURCE: u8 = 1;
+    const THIN: u8 = 2;
+    let (mut flags, mut kind) = (0, FULL);
+    if unit.can_unmap() {
+        flags = LBPU_LBPWS_LBPWS10 | if unit.info.unmap_zeroes { LBPRZ } else { 0 };
+        kind = if unit.config.thin { THIN } else { RESOURCE };
+    }
+    vec![0, flags, kind, 0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_naa_is_the_uuid_without_its_fixed_digits() {
+        let uuid = [
+            0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0x4d, 0xef, 0x81, 0x23, 0x45, 0x67, 0x89, 0xab,
+            0xcd, 0xef,
+        ];
+        assert_eq!(hex(&naa(&uuid)), "6025752".to_owned() + "0123456789abdef123456789a");
+    }
+
+    #[test]
+    fn names_end_in_nulls() {
+        assert_eq!(name("iqn"), b"iqn\0");
+        assert_eq!(name("iqn."), b"iqn.\0\0\0\0");
+        assert_eq!(name(&"x".repeat(400)).len(), 252);
+    }
+}

@@ -1,0 +1,291 @@
+//! A unit on a workbench: a volume in memory behind it, initiators in front of it.
+
+use block::{Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Pool, Request};
+use scsi::{
+    Admission, Arrival, Command, Data, LogicalUnit, Lun, LunConfig, Nexus, NexusId, Reply, Status,
+    Step, TargetPort, Transfer,
+};
+
+pub(crate) const BLOCK: u64 = 512;
+pub(crate) const BLOCKS: u64 = 1000;
+pub(crate) const MAX_TRANSFER: u32 = 64;
+
+pub(crate) fn info() -> Info {
+    Info {
+        block_size: BLOCK as u32,
+        blocks: BLOCKS,
+        physical_block_size: 4096,
+        max_transfer_blocks: MAX_TRANSFER,
+        unmap_granularity_blocks: 8,
+        unmap_zeroes: true,
+        volatile_cache: true,
+        native_fua: false,
+        read_only: false,
+        overhead: 0,
+    }
+}
+
+pub(crate) fn config() -> LunConfig {
+    LunConfig {
+        uuid: *b"\x0f\x1e\x2d\x3c\x4b\x5a\x46\x97\x88\x79\x6a\x5b\x4c\x3d\x2e\x1f",
+        product: "Volume".into(),
+        revision: "0.1".into(),
+        serial: "WR-0001".into(),
+        read_only: false,
+        thin: true,
+        solid_state: true,
+        max_transfer_blocks: 1 << 20,
+    }
+}
+
+pub(crate) fn nexus(n: u32) -> Nexus {
+    let target_port = TargetPort {
+        device: "iqn.2025-01.example:disk".into(),
+        name: "iqn.2025-01.example:disk,t,0x0001".into(),
+        relative_id: 1,
+        group: None,
+    };
+    Nexus { initiator_port: format!("iqn.2025-01.example:host,i,{n:#x}"), target_port }
+}
+
+/// What a request was, without its data.
+pub(crate) fn shape(request: &Request) -> String {
+    let span = |r: &Blocks| format!("{}+{}", r.at, r.count);
+    let blocks = |at: &Lba, data: &Bufs| format!("{at}+{}", data.len() as u64 / BLOCK);
+    let flag = |set: bool, name: &'static str| if set { name } else { "" };
+    match request {
+        Request::Read { range } => format!("read {}", span(range)),
+        Request::Write { at, data, fua } => {
+            format!("write {}{}", blocks(at, data), flag(*fua, " fua"))
+        }
+        Request::WriteSame { range, fua, .. } => {
+            format!("same {}{}", span(range), flag(*fua, " fua"))
+        }
+        Request::Zero { range, unmap, fua } => {
+            format!("zero {}{}{}", span(range), flag(*unmap, " unmap"), flag(*fua, " fua"))
+        }
+        Request::Unmap { ranges } => {
+            format!("unmap {}", ranges.iter().map(span).collect::<Vec<_>>().join(","))
+        }
+        Request::Compare { at, data } => format!("compare {}", blocks(at, data)),
+        Request::Verify { range } => format!("verify {}", span(range)),
+        Request::CompareAndWrite { at, compare, fua, .. } => {
+            format!("cas {}{}", blocks(at, compare), flag(*fua, " fua"))
+        }
+        Request::Flush => "flush".into(),
+    }
+}
+
+/// What a reply says, short: status or sense.
+pub(crate) fn verdict(reply: &Reply) -> String {
+    match reply.status {
+        Status::CheckCondition => match reply.sense[0] & 0x7f {
+            0x70 => {
+                format!("{:02x}/{:02x}/{:02x}", reply.sense[2], reply.sense[12], reply.sense[13])
+            }
+            _ => format!("{:02x}/{:02x}/{:02x}", reply.sense[1], reply.sense[2], reply.sense[3]),
+        },
+        other => format!("{other:?}"),
+    }
+}
+
+/// The field pointer of sense data in fixed format: in the CDB?, byte, bit.
+pub(crate) fn pointer(reply: &Reply) -> Option<(bool, u16, Option<u8>)> {
+    let &[flags, high, low] = reply.sense.get(15..18)? else { return None };
+    (flags & 0x80 != 0).then(|| {
+        let bit = (flags & 0x08 != 0).then_some(flags & 7);
+        (flags & 0x40 != 0, u16::from_be_bytes([high, low]), bit)
+    })
+}
+
+/// The information field of sense data in fixed format.
+pub(crate) fn information(reply: &Reply) -> Option<u32> {
+    let field: [u8; 4] = reply.sense[3..7].try_into().expect("four bytes");
+    (reply.sense[0] & 0x80 != 0).then(|| u32::from_be_bytes(field))
+}
+
+pub(crate) fn data(reply: &Reply) -> Vec<u8> {
+    match &reply.data {
+        Data::None => Vec::new(),
+        Data::Bytes(b) => b.clone(),
+        Data::Bufs(b) => b.to_vec(),
+    }
+}
+
+pub(crate) struct Bench {
+    pub(crate) unit: LogicalUnit,
+    pub(crate) contents: Vec<u8>,
+    /// Shapes of the requests that reached the volume.
+    pub(crate) log: Vec<String>,
+    /// What the volume answers instead of doing anything.
+    pub(crate) fail: Option<Failure>,
+    pub(crate) luns: Vec<Lun>,
+    account: Account,
+}
+
+impl Bench {
+    /// A bench and an initiator that has been told of the power-on.
+    pub(crate) fn new() -> (Self, NexusId) {
+        Self::with(config(), info())
+    }
+
+    pub(crate) fn with(config: LunConfig, info: Info) -> (Self, NexusId) {
+        let mut bench = Self {
+            unit: LogicalUnit::new(config, info),
+            contents: vec![0; (info.blocks.min(BLOCKS) * u64::from(info.block_size)) as usize],
+            log: Vec::new(),
+            fail: None,
+            luns: vec![Lun::new(0).expect("a small number")],
+            account: Pool::new(8 << 20).expect("a small pool").account(),
+        };
+        let id = bench.join(1);
+        (bench, id)
+    }
+
+    /// One more initiator that has been told of the power-on.
+    pub(crate) fn join(&mut self, n: u32) -> NexusId {
+        let id = self.unit.add_nexus(nexus(n)).expect("there is room");
+        assert_eq!(verdict(&self.ask(id, &[0; 6])), "06/29/00");
+        id
+    }
+
+    /// One more initiator that has not been told yet.
+    pub(crate) fn join_waiting(&mut self, n: u32) -> NexusId {
+        self.unit.add_nexus(nexus(n)).expect("there is room")
+    }
+
+    pub(crate) fn bufs(&self, bytes: &[u8]) -> Bufs {
+        let credit = self.account.try_credit(bytes.len(), Class::Immediate).expect("a free pool");
+        rt::buf::copy_in(&credit, bytes)
+    }
+
+    pub(crate) fn arrive(&mut self, id: NexusId, cdb: &[u8], window: Transfer) -> Admission {
+        self.unit.admit(id, &Arrival { cdb, window, luns: &self.luns })
+    }
+
+    /// A command that brings no data and takes what it gets.
+    pub(crate) fn ask(&mut self, id: NexusId, cdb: &[u8]) -> Reply {
+        self.run(id, cdb, Transfer::to_initiator(1 << 32), &[])
+    }
+
+    /// A command that brings data.
+    pub(crate) fn tell(&mut self, id: NexusId, cdb: &[u8], out: &[u8]) -> Reply {
+        self.run(id, cdb, Transfer::from_initiator(out.len() as u64), out)
+    }
+
+    pub(crate) fn run(&mut self, id: NexusId, cdb: &[u8], window: Transfer, out: &[u8]) -> Reply {
+        match self.arrive(id, cdb, window) {
+            Admission::Reply(reply) => reply,
+            Admission::Accept(command) => self.go_on(id, command, out),
+        }
+    }
+
+    pub(crate) fn go_on(&mut self, id: NexusId, command: Command, out: &[u8]) -> Reply {
+        let data = self.bufs(&out[..command.data_out()]);
+        let mut step = self.unit.start(id, command, data);
+        loop {
+            match step {
+                Step::Reply(reply) => return reply,
+                Step::Run(request, running) => {
+                    self.log.push(shape(&request));
+                    let result = self.execute(request);
+                    step = self.unit.finish(running, result);
+                }
+            }
+        }
+    }
+
+    /// What the log holds, which is empty afterwards.
+    pub(crate) fn took(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.log)
+    }
+
+    fn execute(&mut self, request: Request) -> Result<Bufs, Failure> {
+        if let Some(failure) = self.fail.take() {
+            return Err(failure);
+        }
+        match request {
+            Request::Read { range } => return Ok(self.bufs(self.slice(range)?)),
+            Request::Write { at, data, .. } => self.put(at, &data.to_vec())?,
+            Request::WriteSame { range, pattern, .. } => {
+                self.put(range.at, &pattern.to_vec().repeat(range.count as usize))?;
+            }
+            Request::Zero { range, .. } => self.zero(range),
+            Request::Unmap { ranges } => {
+                ranges.into_iter().for_each(|range| self.zero(range));
+            }
+            Request::Compare { at, data } => self.compare(at, &data.to_vec())?,
+            Request::Verify { range } => drop(self.slice(range)?),
+            Request::CompareAndWrite { at, compare, write, .. } => {
+                self.compare(at, &compare.to_vec())?;
+                self.put(at, &write.to_vec())?;
+            }
+            Request::Flush => {}
+        }
+        Ok(Bufs::new())
+    }
+
+    fn slice(&self, range: Blocks) -> Result<&[u8], Failure> {
+        let from = (range.at.0 * BLOCK) as usize;
+        self.contents
+            .get(from..from + (range.count * BLOCK) as usize)
+            .ok_or(Failure::Device(Error::OutOfRange))
+    }
+
+    fn put(&mut self, at: Lba, bytes: &[u8]) -> Result<(), Failure> {
+        let from = (at.0 * BLOCK) as usize;
+        self.contents
+            .get_mut(from..from + bytes.len())
+            .ok_or(Failure::Device(Error::OutOfRange))?
+            .copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Of a device that is larger than the contents kept, only these.
+    fn zero(&mut self, range: Blocks) {
+        let end = (self.contents.len() as u64).min((range.at.0 + range.count) * BLOCK);
+        let from = end.min(range.at.0 * BLOCK);
+        self.contents[from as usize..end as usize].fill(0);
+    }
+
+    fn compare(&self, at: Lba, bytes: &[u8]) -> Result<(), Failure> {
+        let here = self.slice(Blocks::new(at, bytes.len() as u64 / BLOCK))?;
+        match here.iter().zip(bytes).position(|(a, b)| a != b) {
+            Some(offset) => Err(Failure::Miscompare { offset: offset as u64 }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A command on blocks in each length that it has: opcode, flags, address, count.
+pub(crate) fn cdb(opcode: u8, flags: u8, at: u64, count: u32) -> Vec<u8> {
+    let mut cdb = vec![opcode, flags];
+    match opcode >> 5 {
+        0 => {
+            cdb[1] |= (at >> 16) as u8 & 0x1f;
+            cdb.extend([(at >> 8) as u8, at as u8, count as u8, 0]);
+        }
+        1 | 2 => {
+            cdb.extend((at as u32).to_be_bytes());
+            cdb.push(0);
+            cdb.extend((count as u16).to_be_bytes());
+            cdb.push(0);
+        }
+        5 => {
+            cdb.extend((at as u32).to_be_bytes());
+            cdb.extend(count.to_be_bytes());
+            cdb.extend([0, 0]);
+        }
+        _ => {
+            cdb.extend(at.to_be_bytes());
+            cdb.extend(count.to_be_bytes());
+            cdb.extend([0, 0]);
+        }
+    }
+    cdb
+}
+
+/// Blocks of the byte `fill`.
+pub(crate) fn blocks(count: u32, fill: u8) -> Vec<u8> {
+    vec![fill; count as usize * BLOCK as usize]
+}

@@ -1,0 +1,13 @@
+//! The unit as an initiator sees it, clause by clause. `docs/conformance/scsi.md` is the index.
+
+mod bench;
+mod capacity;
+mod inquiry;
+mod lifecycle;
+mod mode;
+mod oracle;
+mod provisioning;
+mod random;
+mod rw;
+mod supported;
+mod verify;

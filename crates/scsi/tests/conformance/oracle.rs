@@ -1,0 +1,266 @@
+//! What must hold whatever initiators send. Shared by the property test here and the fuzz target
+//! `scsi_cdb`: bytes are read as a script of commands, replies of the volume and events.
+
+use block::{Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Pool, Request};
+use scsi::{
+    Admission, Arrival, Attention, LogicalUnit, Lun, LunConfig, Nexus, NexusId, Reply, Reset,
+    Status, Step, TargetPort, Transfer, Whom,
+};
+
+const BLOCK: u32 = 512;
+const MAX_TRANSFER: u32 = 16;
+const LONGEST_LIST: usize = 4096;
+
+/// Bytes of a script; zeroes once it has ended.
+struct Script<'a>(&'a [u8]);
+
+impl Script<'_> {
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        let mut out = [0; N];
+        let n = self.0.len().min(N);
+        out[..n].copy_from_slice(&self.0[..n]);
+        self.0 = &self.0[n..];
+        out
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.bytes::<1>()[0]
+    }
+
+    /// `len` bytes that repeat a few of the script.
+    fn data(&mut self, len: usize) -> Vec<u8> {
+        let seed: [u8; 40] = self.bytes();
+        seed.iter().copied().cycle().take(len).collect()
+    }
+}
+
+struct World {
+    unit: LogicalUnit,
+    blocks: u64,
+    ids: Vec<NexusId>,
+    account: Account,
+}
+
+/// Plays the script; panics where something does not hold.
+pub(crate) fn play(script: &[u8]) {
+    let mut script = Script(script);
+    let mut world = World::new(&mut script);
+    while !script.0.is_empty() {
+        match script.byte() {
+            0..=9 => world.event(&mut script),
+            _ => world.command(&mut script),
+        }
+        assert!(world.unit.nexuses() <= world.ids.len());
+    }
+}
+
+impl World {
+    fn new(script: &mut Script<'_>) -> Self {
+        let [size, flags] = script.bytes();
+        let blocks = [0, 1, 100, 1 << 20, 1 << 33, u64::MAX / 512][usize::from(size % 6)];
+        let info = Info {
+            block_size: BLOCK,
+            blocks,
+            physical_block_size: [512, 4096, 1536][usize::from(flags >> 6) % 3],
+            max_transfer_blocks: MAX_TRANSFER,
+            unmap_granularity_blocks: u32::from(flags & 1) * 8,
+            unmap_zeroes: flags & 2 != 0,
+            volatile_cache: flags & 4 != 0,
+            native_fua: false,
+            read_only: flags & 8 != 0,
+            overhead: 0,
+        };
+        let config = LunConfig {
+            uuid: [flags; 16],
+            product: "product".into(),
+            revision: "1".into(),
+            serial: "serial".into(),
+            read_only: flags & 16 != 0,
+            thin: flags & 32 != 0,
+            solid_state: true,
+            max_transfer_blocks: u32::MAX,
+        };
+        let account = Pool::new(1 << 20).expect("a small pool").account();
+        let mut world = Self { unit: LogicalUnit::new(config, info), blocks, ids: vec![], account };
+        world.join();
+        world
+    }
+
+    fn join(&mut self) {
+        let name = "i".repeat(self.ids.len() % 300);
+        let target_port =
+            TargetPort { device: name.clone(), name: name.clone(), relative_id: 1, group: Some(1) };
+        let nexus = Nexus { initiator_port: name, target_port };
+        self.ids.push(self.unit.add_nexus(nexus).expect("there is room for a few"));
+    }
+
+    /// One of the initiators, perhaps one that has left.
+    fn somebody(&self, script: &mut Script<'_>) -> NexusId {
+        self.ids[usize::from(script.byte()) % self.ids.len()]
+    }
+
+    fn event(&mut self, script: &mut Script<'_>) {
+        let id = self.somebody(script);
+        match script.byte() % 6 {
+            0 if self.ids.len() < 1000 => self.join(),
+            1 => self.unit.remove_nexus(id),
+            2 => self.unit.reset(Reset::Unit),
+            3 => self.unit.reset(Reset::Target),
+            4 => self.unit.attend(Whom::AllBut(id), Attention::CommandsCleared),
+            _ => self.unit.attend(Whom::Only(id), Attention::LunsChanged),
+        }
+    }
+
+    fn command(&mut self, script: &mut Script<'_>) {
+        let id = self.somebody(script);
+        let cdb: [u8; 16] = script.bytes();
+        let [out, into] = script.bytes();
+        let window = Transfer { data_out: window(out), data_in: window(into) };
+        let luns = [Lun::new(0), Lun::new(u16::from(out))].map(|l| l.expect("small numbers"));
+        let arrival = Arrival { cdb: &cdb, window, luns: &luns };
+        match self.unit.admit(id, &arrival) {
+            Admission::Reply(reply) => check_reply(&reply, &cdb, window),
+            Admission::Accept(command) => {
+                assert!(command.data_out() as u64 <= window.data_out);
+                assert!(command.data_in() as u64 <= window.data_in.next_multiple_of(512));
+                let bound = (MAX_TRANSFER * BLOCK) as usize;
+                assert!(command.data_out() <= bound.max(LONGEST_LIST));
+                assert!(command.data_in() <= bound && command.read_back() <= bound);
+                let data_in = command.data_in();
+                let data = script.data(command.data_out());
+                let step = self.unit.start(id, command, self.bufs(&data));
+                let reply = self.drive(step, data_in, script);
+                check_reply(&reply, &cdb, window);
+            }
+        }
+    }
+
+    fn bufs(&self, bytes: &[u8]) -> Bufs {
+        let credit = self.account.try_credit(bytes.len(), Class::Immediate).expect("a free pool");
+        rt::buf::copy_in(&credit, bytes)
+    }
+
+    fn drive(&mut self, mut step: Step, data_in: usize, script: &mut Script<'_>) -> Reply {
+        for _ in 0..3 {
+            match step {
+                Step::Reply(reply) => return reply,
+                Step::Run(request, running) => {
+                    self.check_request(&request, data_in);
+                    step = self.unit.finish(running, result(&request, script));
+                }
+            }
+        }
+        panic!("a command takes at most two requests")
+    }
+
+    fn check_request(&self, request: &Request, data_in: usize) {
+        let whole = |data: &Bufs| {
+            assert!(!data.is_empty() && data.len().is_multiple_of(BLOCK as usize));
+            assert!(data.len() <= (MAX_TRANSFER * BLOCK) as usize);
+            data.len() as u64 / u64::from(BLOCK)
+        };
+        let inside = |at: Lba, count: u64| {
+            let end = Blocks::new(at, count).end().expect("no overflow");
+            assert!(count > 0 && end <= self.blocks, "{at}+{count} of {}", self.blocks);
+        };
+        match request {
+            Request::Read { range } => {
+                inside(range.at, range.count);
+                assert_eq!(range.count * u64::from(BLOCK), data_in as u64);
+            }
+            Request::Write { at, data, .. } | Request::Compare { at, data } => {
+                inside(*at, whole(data));
+            }
+            Request::CompareAndWrite { at, compare, write, .. } => {
+                assert_eq!(compare.len(), write.len());
+                inside(*at, whole(compare));
+            }
+            Request::WriteSame { range, pattern, .. } => {
+                assert_eq!(pattern.len(), BLOCK as usize);
+                inside(range.at, range.count);
+            }
+            Request::Zero { range, .. } | Request::Verify { range } => {
+                inside(range.at, range.count);
+            }
+            Request::Unmap { ranges } => {
+                assert!(!ranges.is_empty() && ranges.len() <= 255);
+                ranges.iter().for_each(|r| inside(r.at, r.count));
+                assert!(ranges.iter().map(|r| r.count).sum::<u64>() <= 1 << 20);
+            }
+            Request::Flush => {}
+        }
+    }
+}
+
+/// None, tiny, less than a block, blocks, more than any command wants.
+fn window(code: u8) -> u64 {
+    match code {
+        0..=9 => 0,
+        10..=19 => u64::from(code - 9) * 8,
+        20..=39 => u64::from(code) * 25,
+        40..=199 => u64::from(code - 39) * 512,
+        200..=249 => 1 << 20,
+        _ => u64::from(u32::MAX),
+    }
+}
+
+fn result(request: &Request, script: &mut Script<'_>) -> Result<Bufs, Failure> {
+    let [what, at] = script.bytes();
+    let at = Lba(u64::from(at) << 30);
+    let error = match what {
+        0 => Error::Unreadable { at },
+        1 => Error::Corrupt { at },
+        2 => Error::Unwritable { at },
+        3 => Error::OutOfRange,
+        4 => Error::NoSpace,
+        5 => Error::ReadOnly,
+        6 => Error::Fenced,
+        7 => Error::Aborted,
+        8 => Error::Gone,
+        9 => return Err(Failure::Miscompare { offset: at.0 }),
+        _ => {
+            return Ok(match request {
+                Request::Read { range } => Bufs::zeroes(range.count as usize * BLOCK as usize),
+                _ => Bufs::new(),
+            });
+        }
+    };
+    Err(Failure::Device(error))
+}
+
+fn check_reply(reply: &Reply, cdb: &[u8; 16], window: Transfer) {
+    let len = reply.data.len() as u64;
+    assert!(len <= window.data_in && len <= reply.wanted.data_in);
+    if let Some(allocation) = allocation_length(cdb) {
+        assert!(reply.wanted.data_in <= allocation, "{cdb:x?}");
+    }
+    assert_eq!(reply.status == Status::CheckCondition, !reply.sense.is_empty());
+    if reply.status == Status::Good {
+        assert_eq!(len, reply.wanted.data_in.min(window.data_in), "{cdb:x?}");
+    } else {
+        assert_eq!(len, 0);
+    }
+    match reply.sense.as_slice() {
+        [] => {}
+        [format, rest @ ..] => {
+            let additional = usize::from(rest[6]);
+            assert_eq!(reply.sense.len(), 8 + additional);
+            assert!(matches!(format, 0x70 | 0xf0 | 0x72));
+        }
+    }
+}
+
+/// SPC-4 4.2.5.6, for the commands that have an allocation length.
+fn allocation_length(cdb: &[u8; 16]) -> Option<u64> {
+    let number = |at: usize, len: usize| {
+        cdb[at..at + len].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+    };
+    match cdb[0] {
+        0x03 | 0x1a => Some(number(4, 1)),
+        0x12 => Some(number(3, 2)),
+        0x5a => Some(number(7, 2)),
+        0x9e => Some(number(10, 4)),
+        0xa0 | 0xa3 => Some(number(6, 4)),
+        _ => None,
+    }
+}
