@@ -1,0 +1,410 @@
+//! An iSCSI initiator (RFC 7143): one connection, one command at a time, no digests, no authentication.
+
+use crate::{Disk, PATIENCE, fault};
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+};
+
+/// Length of a basic header segment (RFC 7143 11.2.1).
+pub const HEADER: usize = 48;
+
+/// Opcodes (RFC 7143 11.1).
+pub mod opcode {
+    #![allow(missing_docs, reason = "the RFC's own names")]
+    pub const NOP_OUT: u8 = 0x00;
+    pub const SCSI_COMMAND: u8 = 0x01;
+    pub const LOGIN: u8 = 0x03;
+    pub const TEXT: u8 = 0x04;
+    pub const DATA_OUT: u8 = 0x05;
+    pub const LOGOUT: u8 = 0x06;
+    pub const NOP_IN: u8 = 0x20;
+    pub const SCSI_RESPONSE: u8 = 0x21;
+    pub const LOGIN_RESPONSE: u8 = 0x23;
+    pub const DATA_IN: u8 = 0x25;
+    pub const LOGOUT_RESPONSE: u8 = 0x26;
+    pub const R2T: u8 = 0x31;
+    pub const ASYNC: u8 = 0x32;
+    pub const REJECT: u8 = 0x3f;
+}
+
+/// What this initiator declares it can receive in one PDU, and the burst it offers.
+const BURST: usize = 262_144;
+
+/// A PDU: header and data segment. Tests change fields at will before they send it.
+#[derive(Clone, Debug)]
+pub struct Pdu {
+    /// The basic header segment.
+    pub header: [u8; HEADER],
+    /// The data segment, without padding.
+    pub data: Vec<u8>,
+}
+
+impl Pdu {
+    /// A PDU with `opcode` and `flags` (byte 1); the rest of the header is zero.
+    #[must_use]
+    pub fn new(opcode: u8, flags: u8) -> Self {
+        let mut header = [0; HEADER];
+        header[0] = opcode;
+        header[1] = flags;
+        Self { header, data: Vec::new() }
+    }
+
+    /// Puts `value` at byte `at` of the header.
+    #[must_use]
+    pub fn set<const N: usize>(mut self, at: usize, value: [u8; N]) -> Self {
+        self.header[at..at + N].copy_from_slice(&value);
+        self
+    }
+
+    /// Sets the data segment and its length field.
+    #[must_use]
+    pub fn with_data(mut self, data: &[u8]) -> Self {
+        self.data = data.to_vec();
+        let length = u32::try_from(data.len()).unwrap_or(u32::MAX).to_be_bytes();
+        self.header[5..8].copy_from_slice(&length[1..]);
+        self
+    }
+
+    /// The bytes on the wire, padded to four.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.header.to_vec();
+        bytes.extend_from_slice(&self.data);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    /// The opcode without the immediate bit.
+    #[must_use]
+    pub fn opcode(&self) -> u8 {
+        self.header[0] & 0x3f
+    }
+
+    /// A big-endian word of the header.
+    #[must_use]
+    pub fn word(&self, at: usize) -> u32 {
+        u32::from_be_bytes([
+            self.header[at],
+            self.header[at + 1],
+            self.header[at + 2],
+            self.header[at + 3],
+        ])
+    }
+
+    /// Receives one PDU.
+    pub fn receive(from: &mut impl Read) -> io::Result<Self> {
+        let mut header = [0; HEADER];
+        from.read_exact(&mut header)?;
+        let extra = usize::from(header[4]) * 4;
+        let length = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
+        let mut rest = vec![0; extra + length.next_multiple_of(4)];
+        from.read_exact(&mut rest)?;
+        Ok(Self { header, data: rest[extra..extra + length].to_vec() })
+    }
+}
+
+/// The text of a login request that asks for a normal session.
+#[must_use]
+pub fn login_text(initiator: &str, target: &str) -> Vec<u8> {
+    let burst = BURST.to_string();
+    let pairs = [
+        ("InitiatorName", initiator),
+        ("SessionType", "Normal"),
+        ("TargetName", target),
+        ("HeaderDigest", "None"),
+        ("DataDigest", "None"),
+        ("InitialR2T", "No"),
+        ("ImmediateData", "Yes"),
+        ("MaxRecvDataSegmentLength", &burst),
+        ("MaxBurstLength", &burst),
+        ("FirstBurstLength", &burst),
+        ("MaxOutstandingR2T", "1"),
+        ("MaxConnections", "1"),
+        ("ErrorRecoveryLevel", "0"),
+        ("DataPDUInOrder", "Yes"),
+        ("DataSequenceInOrder", "Yes"),
+    ];
+    pairs.iter().flat_map(|(key, value)| format!("{key}={value}\0").into_bytes()).collect()
+}
+
+/// A login request that goes from the operational stage straight to full feature phase (RFC 7143 11.12).
+#[must_use]
+pub fn login_request(text: &[u8], isid: u32) -> Pdu {
+    let isid = isid.to_be_bytes();
+    Pdu::new(opcode::LOGIN | 0x40, 0x80 | (1 << 2) | 3)
+        .set(8, [0x80, 0, isid[0], isid[1], isid[2], isid[3]])
+        .set(16, 1u32.to_be_bytes())
+        .set(24, 1u32.to_be_bytes())
+        .with_data(text)
+}
+
+/// What the target declared, as far as it limits what we send.
+struct Limits {
+    segment: usize,
+    first_burst: usize,
+    immediate: bool,
+}
+
+impl Limits {
+    fn of(text: &[u8]) -> Self {
+        let mut limits = Self { segment: 8192, first_burst: BURST, immediate: true };
+        for pair in text.split(|byte| *byte == 0) {
+            let pair = String::from_utf8_lossy(pair);
+            let Some((key, value)) = pair.split_once('=') else { continue };
+            match key {
+                "MaxRecvDataSegmentLength" => limits.segment = value.parse().unwrap_or(8192),
+                "FirstBurstLength" => limits.first_burst = value.parse().unwrap_or(8192),
+                "ImmediateData" => limits.immediate = value == "Yes",
+                _ => {}
+            }
+        }
+        limits
+    }
+}
+
+/// A logged-in session with one logical unit.
+pub struct Session {
+    stream: TcpStream,
+    lun: u8,
+    command: u32,
+    tag: u32,
+    expected_status: u32,
+    limits: Limits,
+    block_bytes: usize,
+    blocks: u64,
+}
+
+/// Connects with the timeouts a test wants.
+pub fn dial(to: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+impl Session {
+    /// Logs in and reads the unit's capacity. `isid` tells sessions of one initiator apart.
+    pub fn login(
+        portal: SocketAddr,
+        initiator: &str,
+        target: &str,
+        lun: u8,
+        isid: u32,
+    ) -> io::Result<Self> {
+        let mut stream = dial(portal)?;
+        let mut request = login_request(&login_text(initiator, target), isid);
+        let mut answers = Vec::new();
+        let last = loop {
+            stream.write_all(&request.bytes())?;
+            let answer = Pdu::receive(&mut stream)?;
+            if answer.opcode() != opcode::LOGIN_RESPONSE || answer.header[36] != 0 {
+                return Err(fault(format!("login refused: {:02x?}", &answer.header[36..38])));
+            }
+            answers.extend_from_slice(&answer.data);
+            if answer.header[1] & 0x83 == 0x83 {
+                break answer;
+            }
+            request = login_request(&[], isid);
+            request.header[28..32].copy_from_slice(&answer.header[24..28]);
+        };
+        let mut session = Self {
+            stream,
+            lun,
+            command: last.word(28),
+            tag: 1,
+            expected_status: last.word(24).wrapping_add(1),
+            limits: Limits::of(&answers),
+            block_bytes: 512,
+            blocks: 0,
+        };
+        session.attach()?;
+        Ok(session)
+    }
+
+    /// Waits until the unit is ready (a new session finds unit attentions) and asks for its size.
+    fn attach(&mut self) -> io::Result<()> {
+        let test_unit_ready = [0; 16];
+        for _ in 0..8 {
+            if self.command(&test_unit_ready, &[], &mut [])? == 0 {
+                break;
+            }
+        }
+        let mut answer = [0; 32];
+        let mut cdb = [0; 16];
+        cdb[0] = 0x9e;
+        cdb[1] = 0x10;
+        cdb[13] = 32;
+        self.good(&cdb, &[], &mut answer)?;
+        let (last, rest) = answer.split_at(8);
+        self.blocks = last.iter().fold(0, |n, byte| n << 8 | u64::from(*byte)) + 1;
+        self.block_bytes = rest[..4].iter().fold(0, |n, byte| n << 8 | usize::from(*byte));
+        Ok(())
+    }
+
+    /// The connection, for a test that wants to misuse it.
+    #[must_use]
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    /// The header of a SCSI command for this session; takes a command number and a task tag.
+    #[must_use]
+    pub fn scsi_command(&mut self, cdb: &[u8; 16], out: usize, expected_in: usize) -> Pdu {
+        let direction = if out > 0 { 0x20 } else { 0x40 };
+        let length = u32::try_from(out.max(expected_in)).unwrap_or(u32::MAX);
+        let pdu = Pdu::new(opcode::SCSI_COMMAND, 0x80 | direction | 1)
+            .set(8, [0, self.lun])
+            .set(16, self.tag.to_be_bytes())
+            .set(20, length.to_be_bytes())
+            .set(24, self.command.to_be_bytes())
+            .set(28, self.expected_status.to_be_bytes())
+            .set(32, *cdb);
+        self.tag = self.tag.wrapping_add(1);
+        self.command = self.command.wrapping_add(1);
+        pdu
+    }
+
+    /// Runs one command; returns its SCSI status.
+    pub fn command(&mut self, cdb: &[u8; 16], out: &[u8], into: &mut [u8]) -> io::Result<u8> {
+        let mut pdu = self.scsi_command(cdb, out.len(), into.len());
+        let immediate = if self.limits.immediate {
+            self.limits.segment.min(self.limits.first_burst)
+        } else {
+            0
+        };
+        if !out.is_empty() {
+            pdu = pdu.with_data(&out[..out.len().min(immediate)]);
+        }
+        let tag = pdu.word(16);
+        self.stream.write_all(&pdu.bytes())?;
+        loop {
+            let answer = Pdu::receive(&mut self.stream)?;
+            match answer.opcode() {
+                opcode::NOP_IN => self.answer_ping(&answer)?,
+                opcode::R2T => self.send_burst(tag, &answer, out)?,
+                opcode::DATA_IN => {
+                    let at = answer.word(40) as usize;
+                    let place = into.get_mut(at..at + answer.data.len());
+                    place
+                        .ok_or_else(|| fault("data past the buffer"))?
+                        .copy_from_slice(&answer.data);
+                    if answer.header[1] & 1 != 0 {
+                        self.expected_status = answer.word(24).wrapping_add(1);
+                        return Ok(answer.header[3]);
+                    }
+                }
+                opcode::SCSI_RESPONSE => {
+                    self.expected_status = answer.word(24).wrapping_add(1);
+                    if answer.header[2] != 0 {
+                        return Err(fault(format!(
+                            "target failure: response {}",
+                            answer.header[2]
+                        )));
+                    }
+                    return Ok(answer.header[3]);
+                }
+                other => return Err(fault(format!("unexpected PDU 0x{other:02x}"))),
+            }
+        }
+    }
+
+    fn good(&mut self, cdb: &[u8; 16], out: &[u8], into: &mut [u8]) -> io::Result<()> {
+        match self.command(cdb, out, into)? {
+            0 => Ok(()),
+            status => {
+                Err(fault(format!("SCSI status 0x{status:02x} for command 0x{:02x}", cdb[0])))
+            }
+        }
+    }
+
+    fn answer_ping(&mut self, ping: &Pdu) -> io::Result<()> {
+        if ping.word(20) == u32::MAX {
+            return Ok(());
+        }
+        let pong = Pdu::new(opcode::NOP_OUT | 0x40, 0x80)
+            .set(16, u32::MAX.to_be_bytes())
+            .set(20, ping.word(20).to_be_bytes())
+            .set(24, self.command.to_be_bytes())
+            .set(28, self.expected_status.to_be_bytes());
+        self.stream.write_all(&pong.bytes())
+    }
+
+    fn send_burst(&mut self, tag: u32, r2t: &Pdu, out: &[u8]) -> io::Result<()> {
+        let (from, length) = (r2t.word(40) as usize, r2t.word(44) as usize);
+        let burst =
+            out.get(from..from + length).ok_or_else(|| fault("asked for data past the end"))?;
+        let segments = burst.chunks(self.limits.segment);
+        let last = segments.len() - 1;
+        for (number, (data, at)) in segments.zip((from..).step_by(self.limits.segment)).enumerate()
+        {
+            let flags = if number == last { 0x80 } else { 0 };
+            let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).to_be_bytes();
+            let pdu = Pdu::new(opcode::DATA_OUT, flags)
+                .set(8, [0, self.lun])
+                .set(16, tag.to_be_bytes())
+                .set(20, r2t.word(20).to_be_bytes())
+                .set(28, self.expected_status.to_be_bytes())
+                .set(36, word(number))
+                .set(40, word(at))
+                .with_data(data);
+            self.stream.write_all(&pdu.bytes())?;
+        }
+        Ok(())
+    }
+
+    /// READ (16) or WRITE (16), as a CDB.
+    #[must_use]
+    pub fn cdb16(operation: u8, flags: u8, lba: u64, blocks: u32) -> [u8; 16] {
+        let mut cdb = [0; 16];
+        cdb[0] = operation;
+        cdb[1] = flags;
+        cdb[2..10].copy_from_slice(&lba.to_be_bytes());
+        cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
+        cdb
+    }
+
+    fn count(&self, bytes: usize) -> u32 {
+        u32::try_from(bytes / self.block_bytes).unwrap_or(u32::MAX)
+    }
+
+    /// Says goodbye (RFC 7143 11.14) and closes.
+    pub fn logout(mut self) -> io::Result<()> {
+        let pdu = Pdu::new(opcode::LOGOUT | 0x40, 0x80)
+            .set(16, self.tag.to_be_bytes())
+            .set(24, self.command.to_be_bytes())
+            .set(28, self.expected_status.to_be_bytes());
+        self.stream.write_all(&pdu.bytes())?;
+        loop {
+            let answer = Pdu::receive(&mut self.stream)?;
+            if answer.opcode() == opcode::LOGOUT_RESPONSE {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Disk for Session {
+    fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    fn read(&mut self, lba: u64, into: &mut [u8]) -> io::Result<()> {
+        let cdb = Self::cdb16(0x88, 0, lba, self.count(into.len()));
+        self.good(&cdb, &[], into)
+    }
+
+    fn write(&mut self, lba: u64, data: &[u8], fua: bool) -> io::Result<()> {
+        let cdb = Self::cdb16(0x8a, if fua { 8 } else { 0 }, lba, self.count(data.len()));
+        self.good(&cdb, data, &mut [])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.good(&Self::cdb16(0x91, 0, 0, 0), &[], &mut [])
+    }
+}

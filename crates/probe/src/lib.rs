@@ -1,0 +1,21 @@
+//! Initiators for tests with real processes: iSCSI and NVMe/TCP, blocking, one command at a time, and a checker that knows
+//! what every block may hold after a crash.
+//!
+//! They share no code with the product on purpose: an error made twice in the same way would hide itself. They speak only as
+//! much of the protocols as the tests need, and they let a test say the wrong thing ([`iscsi::Pdu`], raw bytes).
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a client of the real thing: real sockets, real time, its own threads"
+)]
+
+mod disk;
+pub mod iscsi;
+pub mod nvme;
+pub mod registers;
+
+pub use disk::{Disk, fault};
+
+use std::time::Duration;
+
+/// How long a client waits for an answer before it calls the connection dead.
+pub const PATIENCE: Duration = Duration::from_secs(30);
