@@ -314,3 +314,6 @@ fn split_fua(mut op: Op, info: &Info) -> (Op, bool) {
         Op::Read { .. } | Op::Unmap { .. } | Op::Flush => (op, false),
     }
 }
+
+#[cfg(test)]
+mod tests;

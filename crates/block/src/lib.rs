@@ -25,6 +25,7 @@ pub mod crash;
 mod ctx;
 mod dev;
 mod error;
+mod mem;
 mod op;
 mod request;
 #[cfg(any(test, feature = "testing"))]
@@ -33,6 +34,7 @@ pub mod testing;
 pub use ctx::{Ctx, Epoch};
 pub use dev::{Dev, Info, Layer, Stats};
 pub use error::Error;
+pub use mem::{Mem, MemOptions};
 pub use op::{Blocks, Lba, Op};
 pub use request::{Failure, Request};
 pub use rt::buf::{Account, Buf, BufMut, Bufs, BufsMut, Class, Credit, Pool};

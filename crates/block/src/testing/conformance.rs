@@ -1,0 +1,423 @@
+//! The suite that every layer passes.
+//!
+//! A [`Subject`] makes devices of the layer under test; [`check`] puts each through everything
+//! that the contract in the [crate documentation](crate) promises, and panics where it is broken.
+//! What a subject cannot do (grow, lose power …) is left out, and says so by its answer.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use rt::buf::{Bufs, Pool, copy_in};
+
+use super::faulty::Kind;
+use super::register::{Checker, Initially, Loss};
+use super::workload::Workload;
+use super::{Client, Rng};
+use crate::{Blocks, Dev, Error, Info, Lba, Op, crash};
+
+/// Smallest device, in bytes, that the suite can use.
+pub const MIN_BYTES: u64 = 4 << 20;
+
+/// Memory in bytes that the pool of a subject needs at least.
+pub const MIN_POOL: usize = 32 << 20;
+
+/// A layer under test.
+pub trait Subject {
+    /// The pool that operations take their memory from; nothing else uses it.
+    fn pool(&self) -> Pool;
+
+    /// A new device of at least [`MIN_BYTES`] that reads as zeroes.
+    fn fresh(&self) -> impl Future<Output = Dev>;
+
+    /// Makes the device that was made last larger. False if it cannot be.
+    fn grow(&self) -> impl Future<Output = bool>;
+
+    /// Bytes of space that the device made last takes; `None` if nobody knows.
+    fn space_used(&self) -> impl Future<Output = Option<u64>>;
+
+    /// Cuts the power under the device made last and brings it up again, with everything above
+    /// it. All other handles to it are gone. `None` if that cannot be done.
+    fn cut_power(&self, seed: u64) -> impl Future<Output = Option<Dev>>;
+
+    /// Makes the next operation of this kind on the device made last fail, if it touches a
+    /// medium, with `error`. False if that cannot be done, or if the layer would not let it through.
+    fn fail_next(&self, kind: Kind, error: Error) -> impl Future<Output = bool>;
+}
+
+/// Checks everything.
+///
+/// # Panics
+/// Where the layer breaks the contract.
+pub async fn check(subject: &impl Subject, seed: u64) {
+    reads_return_what_was_written(&Bench::new(subject).await, seed).await;
+    settled(subject).await;
+    operations_at_the_edges(&Bench::new(subject).await).await;
+    settled(subject).await;
+    zeroing(subject, &Bench::new(subject).await).await;
+    settled(subject).await;
+    unmapping(subject, &Bench::new(subject).await).await;
+    settled(subject).await;
+    random_operations(&Bench::new(subject).await, seed).await;
+    settled(subject).await;
+    abort_and_loss_of_interest(&Bench::new(subject).await).await;
+    settled(subject).await;
+    errors_are_passed_on(subject).await;
+    settled(subject).await;
+    growth(subject, &Bench::new(subject).await).await;
+    settled(subject).await;
+    power_cuts(subject, seed).await;
+    settled(subject).await;
+}
+
+/// All memory has come back and nobody took more than was declared.
+async fn settled(subject: &impl Subject) {
+    let pool = subject.pool();
+    for _ in 0..2000 {
+        if pool.usage().free == pool.usage().total {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let usage = pool.usage();
+    assert_eq!(usage.overdrafts, 0, "operations took more memory than Info::overhead says");
+    assert_eq!(usage.free, usage.total, "memory was kept");
+}
+
+/// A device under test and its client.
+struct Bench {
+    client: Client,
+    info: Info,
+}
+
+impl Bench {
+    async fn new(subject: &impl Subject) -> Self {
+        let dev = subject.fresh().await;
+        let bench = Self::of(&dev, &subject.pool());
+        assert!(bench.info.bytes() >= MIN_BYTES, "the subject's devices are too small");
+        bench
+    }
+
+    fn of(dev: &Dev, pool: &Pool) -> Self {
+        Self { client: Client::new(dev, pool), info: dev.info() }
+    }
+
+    fn block(&self) -> usize {
+        self.info.block_size as usize
+    }
+
+    fn bytes(&self, blocks: u64) -> usize {
+        usize::try_from(blocks).expect("fits memory") * self.block()
+    }
+
+    async fn expect(&self, at: u64, expected: &[u8]) {
+        let blocks = u32::try_from(expected.len() / self.block()).expect("at most a transfer");
+        let found = self.client.read(at, blocks).await.expect("read").to_vec();
+        if found != expected {
+            let odd = found.iter().zip(expected).position(|(a, b)| a != b);
+            panic!("byte {odd:?} of a read of {blocks} blocks at {at} is wrong");
+        }
+    }
+}
+
+fn noise(rng: &mut Rng, len: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        out.extend_from_slice(&rng.u64().to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}
+
+/// Every start within two physical blocks, lengths around it and the largest, neighbours intact.
+async fn reads_return_what_was_written(b: &Bench, seed: u64) {
+    let mut rng = Rng::new(seed);
+    let physical = u64::from(b.info.physical_block_size / b.info.block_size).clamp(1, 16);
+    let most = u64::from(b.info.max_transfer_blocks).min(b.info.blocks / 2);
+    let window = most + 4 * physical;
+    let mut model = vec![0u8; b.bytes(window)];
+    let lengths: Vec<u64> = (1..=(2 * physical + 1).min(most)).collect();
+    for at in 0..2 * physical {
+        let longest = if at < 2 { most } else { 1 };
+        for &blocks in lengths.iter().chain([&longest]) {
+            let range = b.bytes(at)..b.bytes(at + blocks);
+            let data = noise(&mut rng, range.len());
+            b.client.write(at, &data, rng.one_in(4)).await.expect("write");
+            model[range.clone()].copy_from_slice(&data);
+            b.expect(at, &model[range]).await;
+            let start = at.saturating_sub(1);
+            let end = (at + blocks + 1).min(start + most);
+            b.expect(start, &model[b.bytes(start)..b.bytes(end)]).await;
+        }
+    }
+    scattered_memory(b, &mut rng).await;
+}
+
+/// Data whose pieces begin and end anywhere in memory.
+async fn scattered_memory(b: &Bench, rng: &mut Rng) {
+    let blocks = 40.min(u64::from(b.info.max_transfer_blocks));
+    for cut in [1, 3, 511, 512, 513, 4095, 4097] {
+        let bytes = noise(rng, b.bytes(blocks));
+        let ctx = b.client.ctx(bytes.len() + 1).await;
+        let mut padded = vec![0];
+        padded.extend_from_slice(&bytes);
+        let shifted = copy_in(ctx.credit(), &padded).slice(1..padded.len());
+        let mut data = Bufs::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let end = bytes.len().min(at + cut);
+            data.append(shifted.slice(at..end));
+            at = end;
+        }
+        drop(shifted);
+        b.client
+            .dev()
+            .submit(Op::Write { at: Lba(3), data, fua: false }, &ctx)
+            .await
+            .expect("write");
+        drop(ctx);
+        b.expect(3, &bytes).await;
+    }
+}
+
+/// The last blocks work, what lies behind them does not, and refusals change nothing.
+async fn operations_at_the_edges(b: &Bench) {
+    let (end, most) = (b.info.blocks, b.info.max_transfer_blocks);
+    let blocks = most.min(u32::try_from(end).unwrap_or(u32::MAX));
+    let start = end - u64::from(blocks);
+    let data = noise(&mut Rng::new(1), b.bytes(u64::from(blocks)));
+    b.client.write(start, &data, true).await.expect("the largest write at the end");
+    b.expect(start, &data).await;
+    let one = &data[..b.block()];
+    b.client.write(0, one, false).await.expect("the first block");
+    b.client.write(end - 1, one, false).await.expect("the last block");
+    for (at, count) in [(end, 1), (end - 1, 2), (u64::MAX, 1), (u64::MAX - 1, 2), (0, 0), (end, 0)]
+    {
+        let refused = Err(Error::OutOfRange);
+        assert_eq!(b.client.read(at, count).await.map(drop), refused, "read {count} at {at}");
+        assert_eq!(b.client.zero(at, count, true).await, refused, "zero {count} at {at}");
+        assert_eq!(b.client.unmap(at, count).await, refused, "unmap {count} at {at}");
+        let data = &data[..b.bytes(u64::from(count))];
+        assert_eq!(b.client.write(at, data, false).await, refused, "write {count} at {at}");
+    }
+    assert_eq!(b.client.write(0, &data[1..], false).await, Err(Error::OutOfRange));
+    if u64::from(most) < end {
+        let too_long = b.client.read(0, most + 1).await.map(drop);
+        assert_eq!(too_long, Err(Error::OutOfRange), "more than max_transfer_blocks");
+    }
+    b.expect(0, one).await;
+    b.expect(end - 1, one).await;
+}
+
+/// Zeroed ranges read as zeroes at every alignment, neighbours keep what they hold.
+async fn zeroing(subject: &impl Subject, b: &Bench) {
+    let granule = u64::from(b.info.unmap_granularity_blocks).clamp(1, 64);
+    let window = 4 * granule.max(8);
+    let mut rng = Rng::new(2);
+    for unmap in [false, true] {
+        for at in 0..granule.min(9) {
+            for blocks in [1, granule - granule / 2, granule, granule + 1, 2 * granule + 3] {
+                let mut model = noise(&mut rng, b.bytes(window));
+                b.client.write(0, &model, false).await.expect("write");
+                let blocks = u32::try_from(blocks).expect("small");
+                b.client.zero(at, blocks, unmap).await.expect("zero");
+                model[b.bytes(at)..b.bytes(at + u64::from(blocks))].fill(0);
+                b.expect(0, &model).await;
+            }
+        }
+    }
+    // Far more than one transfer carries.
+    let all = u32::try_from(b.info.blocks).unwrap_or(u32::MAX);
+    for unmap in [true, false] {
+        b.client.write(b.info.blocks / 2, &noise(&mut rng, b.block()), false).await.expect("write");
+        b.client.zero(0, all, unmap).await.expect("zero everything");
+        b.expect(b.info.blocks / 2, &vec![0; b.block()]).await;
+        if let (false, Some(used)) = (unmap, subject.space_used().await) {
+            assert!(used >= u64::from(all) * u64::from(b.info.block_size), "space is kept: {used}");
+        }
+    }
+}
+
+/// Unmapped ranges read as declared, and really free space.
+async fn unmapping(subject: &impl Subject, b: &Bench) {
+    let granule = u64::from(b.info.unmap_granularity_blocks);
+    let mut rng = Rng::new(3);
+    let window = 4 * granule.clamp(8, 64);
+    for at in [0, 1, granule.saturating_sub(1)] {
+        let mut model = noise(&mut rng, b.bytes(window));
+        b.client.write(0, &model, false).await.expect("write");
+        let count = (granule + 2).min(window - at);
+        b.client.unmap(at, u32::try_from(count).expect("small")).await.expect("unmap");
+        let range = b.bytes(at)..b.bytes(at + count);
+        if b.info.unmap_zeroes {
+            model[range.clone()].fill(0);
+            b.expect(0, &model).await;
+        }
+        b.expect(at + count, &model[range.end..]).await;
+    }
+    if granule == 0 || subject.space_used().await.is_none() {
+        return;
+    }
+    let step = u64::from(b.info.max_transfer_blocks).min(b.info.blocks);
+    let all = u32::try_from(b.info.blocks / granule * granule).expect("test devices are small");
+    b.client.unmap(0, all).await.expect("unmap everything");
+    b.client.flush().await.expect("flush");
+    let empty = subject.space_used().await.expect("known before");
+    let data = noise(&mut rng, b.bytes(step));
+    b.client.write(0, &data, false).await.expect("write");
+    b.client.flush().await.expect("flush");
+    let full = subject.space_used().await.expect("known before");
+    assert!(full >= empty + data.len() as u64, "data takes space: {empty} {full}");
+    b.client.unmap(0, all).await.expect("unmap everything");
+    b.client.flush().await.expect("flush");
+    let after = subject.space_used().await.expect("known before");
+    // File systems keep a little for their own records.
+    assert!(after <= empty + 64 * 1024, "unmapping frees: {empty} {full} {after}");
+}
+
+/// Random operations, one at a time and many, against the checker.
+async fn random_operations(b: &Bench, seed: u64) {
+    let checker = RefCell::new(Checker::new(1, b.info.block_size, Initially::Zeroes));
+    let count = b.info.blocks.min(4096);
+    let spans = [Blocks::new(Lba(0), count), Blocks::new(Lba(b.info.blocks - count), count)];
+    for (span, depth) in [(spans[0], 1), (spans[0], 16), (spans[1], 8)] {
+        let span = if depth == 1 { Blocks::new(span.at, count.min(64)) } else { span };
+        let workload = Workload::new(b.client.clone(), span, depth, seed ^ depth as u64);
+        let checked = async {
+            workload.run(&checker, 400).await?;
+            workload.audit(&checker).await
+        };
+        checked.await.unwrap_or_else(|v| panic!("seed {seed}, depth {depth}: {v}"));
+        assert_eq!(workload.take_errors(), [], "seed {seed}, depth {depth}");
+    }
+    let stats = b.client.dev().stats();
+    assert_eq!((stats.in_flight, stats.errors), (0, 0));
+}
+
+/// What is aborted before it starts does nothing; what a crash leaves in flight keeps no memory.
+async fn abort_and_loss_of_interest(b: &Bench) {
+    let data = noise(&mut Rng::new(4), b.block());
+    b.client.write(5, &data, false).await.expect("write");
+    let ctx = b.client.ctx(b.block()).await;
+    ctx.abort();
+    let zero = Op::Zero { at: Lba(5), blocks: 1, unmap: false, fua: false };
+    assert_eq!(b.client.dev().submit(zero, &ctx).await.map(drop), Err(Error::Aborted));
+    b.expect(5, &data).await;
+    drop(ctx);
+    for kind in [Kind::Read, Kind::Write, Kind::Zero, Kind::Flush] {
+        let permit = crash::permit();
+        let ctx = b.client.ctx(b.block()).await;
+        let data = copy_in(ctx.credit(), &data);
+        let op = operation(kind, 6, data);
+        let mut op = Box::pin(b.client.dev().submit(op, &ctx));
+        // One poll, then nobody asks again.
+        let _ = futures_util::poll!(&mut op);
+        drop(op);
+        drop(permit);
+    }
+    assert_eq!(b.client.dev().stats().in_flight, 0);
+    // A disk may still be busy with them; they are not repeated, so wait until it is through.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    b.expect(5, &data).await;
+    b.client.flush().await.expect("flush");
+}
+
+fn operation(kind: Kind, at: u64, data: Bufs) -> Op {
+    let at = Lba(at);
+    match kind {
+        Kind::Read => Op::Read { at, blocks: 1 },
+        Kind::Write => Op::Write { at, data, fua: true },
+        Kind::Zero => Op::Zero { at, blocks: 1, unmap: false, fua: false },
+        Kind::Unmap => Op::Unmap { at, blocks: 1 },
+        Kind::Flush => Op::Flush,
+    }
+}
+
+/// An error from below arrives, with an address inside the range, and passes; a failed flush and
+/// a lost device stay.
+async fn errors_are_passed_on(subject: &impl Subject) {
+    let cases = [
+        (Kind::Read, Error::Unreadable { at: Lba(0) }),
+        (Kind::Write, Error::Unwritable { at: Lba(0) }),
+        (Kind::Write, Error::NoSpace),
+        (Kind::Flush, Error::Gone),
+    ];
+    for (kind, error) in cases {
+        let b = Bench::new(subject).await;
+        let data = noise(&mut Rng::new(5), b.bytes(8));
+        b.client.write(16, &data, true).await.expect("write");
+        if !subject.fail_next(kind, error).await {
+            continue;
+        }
+        let result = match kind {
+            Kind::Read => b.client.read(16, 8).await.map(drop),
+            Kind::Write => b.client.write(16, &data, false).await,
+            Kind::Zero | Kind::Unmap | Kind::Flush => b.client.flush().await,
+        };
+        let found = result.expect_err("the medium failed");
+        match (found, error) {
+            (Error::Unreadable { at }, Error::Unreadable { .. })
+            | (Error::Unwritable { at }, Error::Unwritable { .. }) => {
+                assert!((16..24).contains(&at.0), "{found} names a block outside 16..24");
+            }
+            _ => assert_eq!(found, error, "{kind:?}"),
+        }
+        assert_eq!(b.client.dev().stats().errors, 1);
+        if error == Error::Gone {
+            assert_eq!(b.client.flush().await, Err(Error::Gone), "never retried and believed");
+            assert_eq!(b.client.write(0, &data, false).await, Err(Error::Gone));
+            assert_eq!(b.client.read(0, 1).await.map(drop), Err(Error::Gone));
+        } else {
+            b.client.write(16, &data, false).await.expect("the fault has passed");
+            b.expect(16, &data).await;
+        }
+    }
+}
+
+/// A device grows while it is used, and the new blocks are zeroes.
+async fn growth(subject: &impl Subject, b: &Bench) {
+    let before = b.info.blocks;
+    let data = noise(&mut Rng::new(6), b.block());
+    b.client.write(before - 1, &data, false).await.expect("write");
+    if !subject.grow().await {
+        return;
+    }
+    let info = b.client.dev().info();
+    assert!(info.blocks > before, "it says it has grown");
+    assert_eq!(Info { blocks: before, ..info }, b.info, "nothing else has changed");
+    b.expect(before - 1, &data).await;
+    b.expect(before, &vec![0; b.block()]).await;
+    b.expect(info.blocks - 1, &vec![0; b.block()]).await;
+    b.client.write(info.blocks - 1, &data, true).await.expect("write at the new end");
+    b.expect(info.blocks - 1, &data).await;
+    assert_eq!(b.client.read(info.blocks, 1).await.map(drop), Err(Error::OutOfRange));
+}
+
+/// What was flushed survives every power cut, and what was seen after one stays.
+async fn power_cuts(subject: &impl Subject, seed: u64) {
+    let mut b = Bench::new(subject).await;
+    let mut checker = Checker::new(1, b.info.block_size, Initially::Zeroes);
+    if !b.info.volatile_cache {
+        checker = checker.write_through();
+    }
+    let checker = RefCell::new(checker);
+    let mut rng = Rng::new(seed);
+    for round in 0..12 {
+        let span = Blocks::new(Lba(rng.below(9)), b.info.blocks.min(256));
+        let depth = usize::try_from(rng.within(1, 16)).expect("small");
+        let workload = Workload::new(b.client.clone(), span, depth, rng.u64());
+        let ops = usize::try_from(rng.within(1, 120)).expect("small");
+        let checked = async {
+            workload.audit(&checker).await?;
+            workload.run_until_crash(&checker, ops).await
+        };
+        checked.await.unwrap_or_else(|v| panic!("seed {seed}, round {round}: {v}"));
+        assert_eq!(workload.take_errors(), [], "seed {seed}, round {round}");
+        drop((workload, b));
+        let Some(dev) = subject.cut_power(rng.u64()).await else { return };
+        checker.borrow_mut().crash(Loss::Unflushed);
+        b = Bench::of(&dev, &subject.pool());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! The suite passes right layers and catches wrong ones.
+
+use std::rc::Rc;
+
+use tokio::task::LocalSet;
+
+use super::*;
+use crate::testing::faulty::{Effect, Faults, Faulty, Rule};
+use crate::{Ctx, Layer, Mem, MemOptions};
+
+/// What is wrong with the layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wrong {
+    Nothing,
+    Lie(Kind, Effect),
+    /// Takes memory it did not declare.
+    Greedy,
+    /// Keeps memory for longer than it lives.
+    Hoards,
+    /// Says that it has a cache and no FUA, loses FUA writes.
+    NoFua,
+    /// Unmaps without freeing.
+    KeepsSpace,
+    /// Frees what is to be zeroed in place.
+    FreesZeroes,
+    /// Unmapped blocks keep their contents.
+    UnmapKeepsContents,
+    /// Changes more than the range.
+    ZeroesPages,
+}
+
+struct Layered {
+    below: Dev,
+    wrong: Wrong,
+    hoard: Rc<RefCell<Vec<Bufs>>>,
+}
+
+impl Layer for Layered {
+    fn name(&self) -> &'static str {
+        "layered"
+    }
+
+    fn info(&self) -> Info {
+        self.below.info()
+    }
+
+    async fn submit(&self, mut op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        match (self.wrong, &mut op) {
+            (Wrong::Greedy, _) => drop(Bufs::from(ctx.alloc(2 << 20))),
+            (Wrong::Hoards, Op::Write { data, .. }) => {
+                self.hoard.borrow_mut().push(data.clone());
+            }
+            (Wrong::NoFua, Op::Write { fua, .. }) => *fua = false,
+            (Wrong::KeepsSpace, &mut Op::Unmap { at, blocks }) => {
+                op = Op::Zero { at, blocks, unmap: false, fua: false };
+            }
+            (Wrong::FreesZeroes, Op::Zero { unmap, .. }) => *unmap = true,
+            (Wrong::UnmapKeepsContents, Op::Unmap { .. }) => return Ok(Bufs::new()),
+            (Wrong::ZeroesPages, Op::Zero { at, blocks, .. }) => {
+                let page = u64::from(self.info().unmap_granularity_blocks);
+                *blocks += u32::try_from(at.0 % page).unwrap();
+                at.0 -= at.0 % page;
+            }
+            _ => {}
+        }
+        self.below.submit(op, &ctx).await
+    }
+}
+
+struct Mems {
+    pool: Pool,
+    options: MemOptions,
+    wrong: Wrong,
+    hoard: Rc<RefCell<Vec<Bufs>>>,
+    last: RefCell<Option<(Rc<Mem>, Faults)>>,
+}
+
+impl Mems {
+    fn new(block_size: u32, volatile_cache: bool, wrong: Wrong) -> Self {
+        let blocks = 2 * MIN_BYTES / u64::from(block_size);
+        let options = MemOptions { volatile_cache, ..MemOptions::new(block_size, blocks) };
+        let pool = Pool::new(MIN_POOL).unwrap();
+        Self { pool, options, wrong, hoard: Rc::default(), last: RefCell::default() }
+    }
+
+    fn assemble(&self, mem: Rc<Mem>) -> Dev {
+        let faults = Faults::new(1);
+        if let Wrong::Lie(kind, effect) = self.wrong {
+            faults.add(Rule::new(effect).on(&[kind]).after(3));
+        }
+        self.last.replace(Some((Rc::clone(&mem), faults.clone())));
+        let below = Dev::new(Faulty::new(Dev::shared(mem), faults));
+        Dev::new(Layered { below, wrong: self.wrong, hoard: Rc::clone(&self.hoard) })
+    }
+
+    fn last(&self) -> (Rc<Mem>, Faults) {
+        self.last.borrow().clone().unwrap()
+    }
+}
+
+impl Subject for Mems {
+    fn pool(&self) -> Pool {
+        self.pool.clone()
+    }
+
+    async fn fresh(&self) -> Dev {
+        self.assemble(Rc::new(Mem::new(self.options)))
+    }
+
+    async fn grow(&self) -> bool {
+        self.last().0.grow(self.options.blocks + 1000);
+        true
+    }
+
+    async fn space_used(&self) -> Option<u64> {
+        Some(self.last().0.space_used())
+    }
+
+    async fn cut_power(&self, seed: u64) -> Option<Dev> {
+        let (mem, _) = self.last();
+        let mut rng = Rng::new(seed);
+        mem.cut_power(|n| usize::try_from(rng.below(n as u64)).unwrap());
+        Some(self.assemble(mem))
+    }
+
+    async fn fail_next(&self, kind: Kind, error: Error) -> bool {
+        self.last().1.add(Rule::new(Effect::Fail(error)).on(&[kind]).times(1));
+        true
+    }
+}
+
+/// Whether the suite passes.
+async fn passes(block_size: u32, volatile_cache: bool, wrong: Wrong) -> bool {
+    let suite = async move {
+        check(&Mems::new(block_size, volatile_cache, wrong), 1).await;
+    };
+    let local = LocalSet::new();
+    let task = local.spawn_local(suite);
+    local.run_until(task).await.is_ok()
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_conforms() {
+    for block_size in [512, 4096] {
+        for volatile_cache in [false, true] {
+            let conforms = passes(block_size, volatile_cache, Wrong::Nothing).await;
+            assert!(conforms, "{block_size} {volatile_cache}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_lie_is_found_out() {
+    let lies = [
+        Wrong::Lie(Kind::Read, Effect::Ignore),
+        Wrong::Lie(Kind::Read, Effect::Misdirect(1)),
+        Wrong::Lie(Kind::Write, Effect::Ignore),
+        Wrong::Lie(Kind::Write, Effect::Misdirect(1)),
+        Wrong::Lie(Kind::Write, Effect::Tear),
+        Wrong::Lie(Kind::Zero, Effect::Ignore),
+        Wrong::Lie(Kind::Zero, Effect::Misdirect(1)),
+        Wrong::Lie(Kind::Unmap, Effect::Misdirect(1)),
+        Wrong::Lie(Kind::Flush, Effect::Ignore),
+        Wrong::Greedy,
+        Wrong::Hoards,
+        Wrong::NoFua,
+        Wrong::KeepsSpace,
+        Wrong::FreesZeroes,
+        Wrong::UnmapKeepsContents,
+        Wrong::ZeroesPages,
+    ];
+    for wrong in lies {
+        let passed = passes(512, true, wrong).await;
+        assert!(!passed, "{wrong:?} was not noticed");
+    }
+}
+
+#[tokio::test]
+async fn space_runs_out_and_comes_back() {
+    let options = MemOptions { space_bytes: 64 * 1024, ..MemOptions::new(512, 1 << 40) };
+    let mem = Rc::new(Mem::new(options));
+    let c = Client::new(&Dev::shared(Rc::clone(&mem)), &Pool::new(1 << 20).unwrap());
+    for page in 0..16 {
+        c.write(page << 30, &[1; 512], false).await.unwrap();
+    }
+    assert_eq!(c.write(1, &[2; 4096], false).await, Err(Error::NoSpace));
+    assert_eq!(c.read(1, 1).await.unwrap().to_vec(), [0; 512], "a refused write does nothing");
+    assert_eq!(c.zero(8, 1, false).await, Err(Error::NoSpace));
+    c.zero(8, 1 << 20, true).await.expect("freeing takes no space");
+    c.write(1, &[2; 512], false).await.expect("its page has space");
+    c.unmap(15 << 30, 8).await.unwrap();
+    c.write(1, &[2; 4096], false).await.unwrap();
+    assert_eq!(mem.space_used(), 64 * 1024);
+}
