@@ -62,6 +62,9 @@ impl Volume {
     }
 
     /// Carries out an admitted, checked request.
+    ///
+    /// What is rare is boxed, so that the future of a plain read or write stays small: it is
+    /// moved and allocated once per command.
     pub(crate) async fn compose(
         &self,
         request: Request,
@@ -73,14 +76,31 @@ impl Volume {
                 let Some(_lock) = self.lock(range, false, command).await? else {
                     return Ok(Bufs::new());
                 };
-                return Ok(self.read(range, ctx).await?);
+                Ok(self.read(range, ctx).await?)
             }
             Request::Write { at, data, fua } => {
                 let range = self.covered(at, &data);
                 if let Some(_lock) = self.lock(range, true, command).await? {
                     self.dev.submit(Op::Write { at, data, fua }, ctx).await?;
                 }
+                Ok(Bufs::new())
             }
+            rare => {
+                Box::pin(self.compose_rare(rare, ctx, command)).await?;
+                Ok(Bufs::new())
+            }
+        }
+    }
+
+    async fn compose_rare(
+        &self,
+        request: Request,
+        ctx: &Ctx,
+        command: &Command,
+    ) -> Result<(), Failure> {
+        match request {
+            // The two that `compose` does itself.
+            Request::Read { .. } | Request::Write { .. } => {}
             Request::WriteSame { range, pattern, fua } => {
                 if let Some(_lock) = self.lock(range, true, command).await? {
                     self.write_same(range, &pattern, fua, ctx).await?;
@@ -115,7 +135,7 @@ impl Volume {
                 self.flushes.flush(flush).await?;
             }
         }
-        Ok(Bufs::new())
+        Ok(())
     }
 
     /// Waits for the range; `None` for an empty one, which needs no lock and no work.
