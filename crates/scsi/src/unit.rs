@@ -95,6 +95,12 @@ impl Command {
         self.data_out
     }
 
+    /// What the command moves if the transport's window is no limit.
+    #[must_use]
+    pub fn wanted(&self) -> Transfer {
+        self.wanted
+    }
+
     /// Most bytes that go back to the initiator.
     #[must_use]
     pub fn data_in(&self) -> usize {

@@ -7,9 +7,8 @@
 
 pub mod catalog;
 pub mod conn;
-#[allow(dead_code, reason = "used by the protocol bindings")]
+mod iscsi;
 mod resident;
-#[allow(dead_code, reason = "used by the protocol bindings")]
 pub mod server;
 
 pub use catalog::{Access, Admission, Catalog, Chap, IscsiTarget, Subsystem, VolumeId};

@@ -156,6 +156,7 @@ pub struct Server {
     draining: Cell<bool>,
     idle: RefCell<Vec<Waker>>,
     staging: Staging,
+    pub(crate) iscsi: crate::iscsi::Shared,
 }
 
 struct Entry {
@@ -186,6 +187,7 @@ impl Server {
             draining: Cell::new(false),
             idle: RefCell::default(),
             staging: Staging::default(),
+            iscsi: crate::iscsi::Shared::new(crate::iscsi::config(&limits)),
             core,
         });
         let (weak, mut own) = (Rc::downgrade(&server), door.own);
@@ -275,6 +277,14 @@ impl Server {
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.get()
+    }
+
+    /// Serves `service` on `listener` for ever; stop by dropping the future. Connections live on.
+    pub async fn serve(self: Rc<Self>, listener: Listener, service: Service) {
+        match service {
+            Service::Iscsi => self.accept::<crate::iscsi::Initiator>(listener).await,
+            Service::Nvme => {}
+        }
     }
 
     /// Accepts connections of protocol `P` for ever; stop by dropping the future. Connections
@@ -388,6 +398,13 @@ impl Registration {
         if !std::mem::replace(&mut entry.logged_in, true) {
             self.server.logins.set(self.server.logins.get() - 1);
         }
+    }
+}
+
+impl Registration {
+    /// Who the client is, once it has logged in.
+    pub(crate) fn initiator(&self) -> Option<String> {
+        self.server.connections.borrow()[self.key].session.initiator.clone()
     }
 }
 

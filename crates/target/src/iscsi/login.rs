@@ -1,0 +1,168 @@
+//! Who may log in, and what discovery reports.
+
+use std::net::{IpAddr, SocketAddr};
+
+use iscsi::chap::Secret;
+use iscsi::pdu::LoginStatus;
+use iscsi::target::{
+    Auth, ChapPolicy, LoginAttempt, LoginGrant, LoginReject, Scope, Session as Negotiated,
+    TargetRecord,
+};
+
+use super::Initiator;
+use crate::catalog::{Admission, Catalog, Chap};
+
+/// There is one portal group: every portal reaches every volume.
+pub(super) const PORTAL_GROUP: u16 = 1;
+
+/// Where a login is decided.
+enum Decision {
+    Here(Result<LoginGrant, LoginReject>),
+    AtCore(usize),
+}
+
+impl Initiator {
+    /// Decides about a login, or moves to the core where that has to be done.
+    pub(super) fn decide_login(&mut self, attempt: Box<LoginAttempt>) {
+        match self.judge(&attempt) {
+            Decision::AtCore(core) => self.moving = Some((core, attempt)),
+            Decision::Here(decision) => {
+                if let Err(why) = &decision {
+                    tracing::info!(
+                        initiator = %attempt.initiator,
+                        target = attempt.target.as_ref().map_or("discovery", |t| t.as_str()),
+                        peer = %self.place.peer,
+                        status = ?why.status,
+                        "an iSCSI login is refused"
+                    );
+                }
+                self.machine.login_decision(decision);
+            }
+        }
+    }
+
+    fn judge(&self, attempt: &LoginAttempt) -> Decision {
+        let open = LoginGrant { auth: Auth::None, portal_group: PORTAL_GROUP, target_alias: None };
+        let Some(name) = &attempt.target else { return Decision::Here(Ok(open)) };
+        let refuse = |status: LoginStatus| Decision::Here(Err(status.into()));
+        let catalog = self.server().catalog();
+        let Some(target) = catalog.targets.get(name.as_str()) else {
+            return refuse(LoginStatus::NotFound);
+        };
+        let Some(admission) = target.access.admission(attempt.initiator.as_str()) else {
+            return refuse(LoginStatus::AuthorizationFailure);
+        };
+        if target.core != self.server().core().id() {
+            return Decision::AtCore(target.core);
+        }
+        if self.draining {
+            return refuse(LoginStatus::ServiceUnavailable);
+        }
+        if attempt.tsih != 0 {
+            // One connection a session: a further one for a session that lives is one too many.
+            return refuse(match self.server().iscsi.has(attempt.tsih) {
+                true => LoginStatus::TooManyConnections,
+                false => LoginStatus::NoSession,
+            });
+        }
+        match self.auth(admission) {
+            Ok(auth) => Decision::Here(Ok(LoginGrant { auth, ..open })),
+            Err(status) => refuse(status),
+        }
+    }
+
+    fn auth(&self, admission: &Admission) -> Result<Auth, LoginStatus> {
+        let Some(Chap { user, secret, mutual }) = &admission.chap else { return Ok(Auth::None) };
+        let secret_of = |bytes: &[u8]| {
+            Secret::new(bytes).map_err(|error| {
+                tracing::error!(%error, "a CHAP secret in the configuration cannot be used");
+                LoginStatus::TargetError
+            })
+        };
+        let mutual = match mutual {
+            Some((user, secret)) => Some((user.clone(), secret_of(secret)?)),
+            None => None,
+        };
+        let core = self.server().core();
+        let mut challenge = [0; iscsi::chap::CHALLENGE];
+        for chunk in challenge.chunks_mut(8) {
+            chunk.copy_from_slice(&core.random_u64().to_be_bytes()[..chunk.len()]);
+        }
+        let [id, ..] = core.random_u64().to_be_bytes();
+        let secret = secret_of(secret)?;
+        Ok(Auth::Chap(Box::new(ChapPolicy { user: user.clone(), secret, mutual, challenge, id })))
+    }
+
+    /// Makes the session of an initiator that has proved who it is.
+    pub(super) fn establish(&mut self, negotiated: &Negotiated) {
+        let who = &negotiated.who;
+        let initiator = who.initiator.as_str();
+        let Some(name) = &who.target else {
+            self.place.registration.logged_in(initiator, None, who.cid);
+            return self.machine.established(Ok(self.server().iscsi.next_tsih()));
+        };
+        let server = std::rc::Rc::clone(self.server());
+        // The catalog may have changed while the initiator authenticated itself.
+        let catalog = server.catalog();
+        let target = catalog.targets.get(name.as_str());
+        let admitted = target.and_then(|t| Some((t, t.access.admission(initiator)?)));
+        let Some((target, admission)) = admitted else {
+            return self.machine.established(Err(LoginStatus::TargetRemoved.into()));
+        };
+        let inbox = self.place.inbox.clone();
+        match server.iscsi.begin(&server, who, target, admission, inbox) {
+            Ok(session) => {
+                self.place.registration.logged_in(initiator, Some(name.as_str()), who.cid);
+                let tsih = session.tsih;
+                self.session = Some(session);
+                self.machine.established(Ok(tsih));
+                tracing::info!(initiator, target = %name, peer = %self.place.peer, "iSCSI login");
+            }
+            Err(status) => self.machine.established(Err(status.into())),
+        }
+    }
+
+    pub(super) fn report_targets(&mut self, scope: &Scope) {
+        let catalog = self.server().catalog();
+        let records = records(&catalog, scope, self);
+        self.machine.targets(&records);
+    }
+}
+
+/// The targets that the initiator may use.
+fn records(catalog: &Catalog, scope: &Scope, initiator: &Initiator) -> Vec<TargetRecord> {
+    let own =
+        initiator.session.as_ref().and_then(|s| s.target.as_ref()).map(iscsi::name::Name::as_str);
+    let asks = initiator.place.registration.initiator();
+    let wanted = |name: &str| match scope {
+        Scope::All => true,
+        Scope::Named(n) => n.as_str() == name,
+        Scope::Session => own == Some(name),
+    };
+    let addresses: Vec<_> = portals(catalog, initiator.place.local)
+        .map(|portal| (portal.to_string(), PORTAL_GROUP))
+        .collect();
+    catalog
+        .targets
+        .iter()
+        .filter(|(name, target)| {
+            wanted(name) && asks.as_deref().is_some_and(|i| target.access.admission(i).is_some())
+        })
+        .map(|(name, _)| TargetRecord { name: name.clone(), addresses: addresses.clone() })
+        .collect()
+}
+
+/// Where initiators find the targets: what is configured, else the address they came to.
+fn portals(catalog: &Catalog, local: SocketAddr) -> impl Iterator<Item = SocketAddr> {
+    let configured = catalog.iscsi_portals.iter().copied();
+    let own = catalog.iscsi_portals.is_empty().then(|| unmapped(local));
+    configured.chain(own)
+}
+
+/// An IPv4 client of a dual-stack listener wants to see an IPv4 address.
+fn unmapped(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V6(v6) => SocketAddr::new(v6.to_canonical(), address.port()),
+        IpAddr::V4(_) => address,
+    }
+}

@@ -1,0 +1,246 @@
+//! iSCSI connections in the node: the machine of the `iscsi` crate, the logical units of the
+//! `scsi` crate and the volumes, joined.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `login` | who may log in, which targets are reported |
+//! | `session` | sessions and logical units of one core |
+//! | `task` | a command from its arrival to its status |
+//! | `reset` | task management that reaches beyond one session |
+
+mod login;
+mod reset;
+mod session;
+mod task;
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{Account, Bufs, BufsMut, Failure};
+use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId, Tag};
+use scsi::Attention;
+
+use crate::catalog::VolumeId;
+use crate::conn::{End, Protocol};
+use crate::resident::{Place, Resident};
+use crate::server::{Limits, Notice, Server, Service};
+
+use reset::Barrier;
+use session::Session;
+pub(crate) use session::Shared;
+use task::Tasks;
+
+/// What comes to a connection from elsewhere.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The volume has answered.
+    Done { tag: Tag, result: Result<Bufs, Failure> },
+    /// Memory that a command waited for.
+    Memory { tag: Tag, memory: BufsMut },
+    /// Memory that a command waited for did not come in time.
+    NoMemory { tag: Tag },
+    /// Another session wants the commands for a unit, or for all, ended.
+    Abort { unit: Option<VolumeId>, barrier: Rc<Barrier> },
+    /// All that a task management request had to wait for has ended.
+    TaskManagementDone { id: RequestId },
+    /// The same initiator port has logged in again.
+    Replaced,
+    /// From the server.
+    Notice(Notice),
+}
+
+/// One initiator's connection.
+#[derive(Debug)]
+pub(crate) struct Initiator {
+    place: Place<Event>,
+    machine: Connection,
+    account: Account,
+    /// A login that is decided on another core.
+    moving: Option<(usize, Box<LoginAttempt>)>,
+    session: Option<Rc<Session>>,
+    tasks: Tasks,
+    draining: bool,
+}
+
+/// What travels between cores.
+pub(crate) struct Luggage {
+    machine: Connection,
+    attempt: Option<Box<LoginAttempt>>,
+}
+
+/// The machine's settings for these limits.
+pub(crate) fn config(limits: &Limits) -> Config {
+    Config {
+        window: limits.commands,
+        login_timeout: limits.login_timeout,
+        ping_after: limits.keep_alive,
+        receive_timeout: limits.receive_timeout,
+        data_timeout: limits.receive_timeout,
+        ..Config::default()
+    }
+}
+
+impl Resident for Initiator {
+    const SERVICE: Service = Service::Iscsi;
+    type Luggage = Luggage;
+
+    fn begin(server: &Rc<Server>, _peer: SocketAddr, _local: SocketAddr) -> Luggage {
+        Luggage { machine: Connection::new(Arc::clone(&server.iscsi.config)), attempt: None }
+    }
+
+    fn settle(place: Place<Event>, luggage: Luggage) -> Self {
+        let account = place.server.account();
+        let mut initiator = Self {
+            account,
+            machine: luggage.machine,
+            moving: None,
+            session: None,
+            tasks: Tasks::default(),
+            draining: false,
+            place,
+        };
+        if let Some(attempt) = luggage.attempt {
+            initiator.decide_login(attempt);
+        }
+        initiator
+    }
+
+    fn pack(self) -> Luggage {
+        Luggage { attempt: self.moving.map(|(_, attempt)| attempt), machine: self.machine }
+    }
+
+    fn notice(notice: Notice) -> Event {
+        Event::Notice(notice)
+    }
+
+    fn ended(&mut self, _end: &End) {
+        self.leave();
+    }
+}
+
+impl Protocol for Initiator {
+    type Machine = Connection;
+    type Event = Event;
+
+    fn machine(&mut self) -> &mut Connection {
+        &mut self.machine
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.machine.poll_action() {
+            match action {
+                Action::Arrived(arrived) => self.on_arrived(&arrived),
+                Action::Grant { tag, bytes, class } => self.on_grant(tag, bytes, class),
+                Action::Run { tag, data } => self.on_run(tag, data),
+                Action::Abort { tag } => self.on_abort(tag),
+                Action::Login(attempt) => self.decide_login(attempt),
+                Action::Establish(session) => self.establish(&session),
+                Action::SendTargets(scope) => self.report_targets(&scope),
+                Action::TaskManagement { id, function, lun } => {
+                    self.manage_tasks(id, function, lun);
+                }
+                Action::Close(reason) => self.on_close(reason),
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Done { tag, result } => self.on_done(tag, result),
+            Event::Memory { tag, memory } => self.on_memory(tag, memory),
+            Event::NoMemory { tag } => self.complete_with(tag, scsi::Status::TaskSetFull),
+            Event::Abort { unit, barrier } => self.abort_for(unit, &barrier),
+            Event::TaskManagementDone { id } => self.managed(id),
+            Event::Replaced => self.close("the initiator has logged in again"),
+            Event::Notice(notice) => self.on_notice(notice),
+        }
+        self.leave_if_drained();
+    }
+
+    fn moves_to(&self) -> Option<usize> {
+        self.moving.as_ref().map(|(core, _)| *core)
+    }
+}
+
+impl Initiator {
+    fn server(&self) -> &Rc<Server> {
+        &self.place.server
+    }
+
+    fn on_close(&mut self, reason: CloseReason) {
+        match reason {
+            CloseReason::Logout | CloseReason::Requested => {
+                tracing::debug!(peer = %self.place.peer, %reason, "an iSCSI connection closes");
+            }
+            _ => {
+                tracing::info!(peer = %self.place.peer, %reason, "an iSCSI connection is closed");
+            }
+        }
+        self.leave();
+    }
+
+    /// Ends the connection, telling the initiator to come back.
+    fn close(&mut self, why: &str) {
+        tracing::info!(peer = %self.place.peer, why, "an iSCSI session is ended");
+        self.machine.notify(iscsi::target::Notice::Drop { time2wait_s: 0 });
+        self.machine.close();
+    }
+
+    /// The session is over; commands in flight go on without it.
+    fn leave(&mut self) {
+        self.tasks.abort_all();
+        if let Some(session) = self.session.take() {
+            self.place.server.iscsi.end(&session);
+        }
+    }
+
+    fn on_notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Close => self.close("the node stops"),
+            Notice::Drain => {
+                self.draining = true;
+                let within_s = 1;
+                self.machine.notify(iscsi::target::Notice::LogoutRequest { within_s });
+            }
+            Notice::VolumeResized(id) => self.on_resized(id),
+            Notice::CatalogChanged => self.on_catalog(),
+        }
+    }
+
+    /// Once a stopping node owes this initiator no answer, it lets it go.
+    fn leave_if_drained(&mut self) {
+        if self.draining && self.machine.outstanding() == 0 && self.tasks.is_empty() {
+            self.draining = false;
+            self.close("the node stops");
+        }
+    }
+
+    fn on_resized(&mut self, id: VolumeId) {
+        let unit = self.session.as_ref().and_then(|s| s.unit(id));
+        if let Some(unit) = unit {
+            let info = unit.served.volume.info();
+            unit.state.borrow_mut().set_info(info);
+        }
+    }
+
+    /// Whoever is not welcome any more leaves; whose units are others now is told.
+    fn on_catalog(&mut self) {
+        let Some(session) = self.session.clone() else { return };
+        let catalog = self.server().catalog();
+        let Some(name) = &session.target else { return };
+        let target = catalog.targets.get(name.as_str());
+        let welcome = target.is_some_and(|t| {
+            t.core == self.server().core().id()
+                && t.access.admission(session.initiator.as_str()) == Some(&session.admission)
+        });
+        match target {
+            Some(target) if welcome => {
+                if self.server().iscsi.refresh(self.server(), &session, target) {
+                    session.attend(Attention::LunsChanged);
+                }
+            }
+            _ => self.close("it may not use this target any more"),
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! The sessions and logical units of one core.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use iscsi::name::Name;
+use iscsi::pdu::LoginStatus;
+use iscsi::target::{Config, LoginAttempt};
+use scsi::{Attention, LogicalUnit, Lun, LunConfig, Nexus, NexusId, TargetPort, Whom};
+
+use super::Event;
+use super::login::PORTAL_GROUP;
+use crate::catalog::{Admission, IscsiTarget, VolumeId};
+use crate::conn::Inbox;
+use crate::server::{Served, Server};
+
+/// Most that one command moves, in bytes.
+const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
+
+/// What all iSCSI connections of a core share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(super) config: Arc<Config>,
+    units: RefCell<BTreeMap<VolumeId, Rc<RefCell<LogicalUnit>>>>,
+    sessions: RefCell<BTreeMap<u16, Rc<Session>>>,
+    last_tsih: Cell<u16>,
+}
+
+/// A normal session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(super) tsih: u16,
+    pub(super) initiator: Name,
+    pub(super) isid: [u8; 6],
+    pub(super) target: Option<Name>,
+    /// By which rule it was let in; a session whose rule changes ends.
+    pub(super) admission: Admission,
+    pub(super) inbox: Inbox<Event>,
+    /// Set at the end. Commands that have not been started by then never are: the initiator may
+    /// have given them up and written the same blocks through its next session.
+    ended: Cell<bool>,
+    units: RefCell<BTreeMap<Lun, Rc<Unit>>>,
+    luns: RefCell<Rc<[Lun]>>,
+}
+
+/// A logical unit as one session sees it.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    pub(super) served: Rc<Served>,
+    pub(super) state: Rc<RefCell<LogicalUnit>>,
+    pub(super) nexus: NexusId,
+}
+
+impl Session {
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.get()
+    }
+
+    pub(super) fn at(&self, lun: Lun) -> Option<Rc<Unit>> {
+        self.units.borrow().get(&lun).cloned()
+    }
+
+    pub(super) fn unit(&self, id: VolumeId) -> Option<Rc<Unit>> {
+        self.units.borrow().values().find(|u| u.served.id == id).cloned()
+    }
+
+    pub(super) fn units(&self) -> Vec<Rc<Unit>> {
+        self.units.borrow().values().cloned().collect()
+    }
+
+    /// The units of the session in ascending order.
+    pub(super) fn luns(&self) -> Rc<[Lun]> {
+        Rc::clone(&self.luns.borrow())
+    }
+
+    /// Has this initiator told something through each of its units.
+    pub(super) fn attend(&self, what: Attention) {
+        for unit in self.units() {
+            unit.state.borrow_mut().attend(Whom::Only(unit.nexus), what);
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            config: Arc::new(config),
+            units: RefCell::default(),
+            sessions: RefCell::default(),
+            last_tsih: Cell::new(0),
+        }
+    }
+
+    /// Whether a session has this handle.
+    pub(super) fn has(&self, tsih: u16) -> bool {
+        self.sessions.borrow().contains_key(&tsih)
+    }
+
+    /// A handle that no session has.
+    pub(super) fn next_tsih(&self) -> u16 {
+        let mut tsih = self.last_tsih.get();
+        loop {
+            tsih = tsih.wrapping_add(1).max(1);
+            if !self.has(tsih) {
+                self.last_tsih.set(tsih);
+                return tsih;
+            }
+        }
+    }
+
+    /// Begins a session, ending the one that it replaces (RFC 7143 6.3.5).
+    pub(super) fn begin(
+        &self,
+        server: &Server,
+        who: &LoginAttempt,
+        target: &IscsiTarget,
+        admission: &Admission,
+        inbox: Inbox<Event>,
+    ) -> Result<Rc<Session>, LoginStatus> {
+        self.replace(who);
+        if self.sessions.borrow().len() >= usize::from(u16::MAX) - 1 {
+            return Err(LoginStatus::OutOfResources);
+        }
+        let session = Rc::new(Session {
+            tsih: self.next_tsih(),
+            initiator: who.initiator.clone(),
+            isid: who.isid,
+            target: who.target.clone(),
+            admission: admission.clone(),
+            inbox,
+            ended: Cell::new(false),
+            units: RefCell::default(),
+            luns: RefCell::new(Rc::new([])),
+        });
+        self.refresh(server, &session, target);
+        self.sessions.borrow_mut().insert(session.tsih, Rc::clone(&session));
+        Ok(session)
+    }
+
+    /// Ends the session that the same initiator port has with the same target.
+    fn replace(&self, who: &LoginAttempt) {
+        let old = self
+            .sessions
+            .borrow()
+            .values()
+            .find(|s| s.initiator == who.initiator && s.isid == who.isid && s.target == who.target)
+            .cloned();
+        if let Some(old) = old {
+            old.inbox.push(Event::Replaced);
+            self.end(&old);
+        }
+    }
+
+    /// Makes the session's units those of the target; whether that changed any.
+    pub(super) fn refresh(&self, server: &Server, session: &Session, target: &IscsiTarget) -> bool {
+        let mut units = session.units.borrow_mut();
+        let before: Vec<_> = units.iter().map(|(lun, u)| (*lun, u.served.id)).collect();
+        units.retain(|lun, unit| {
+            let stays = target.luns.get(&lun.get()) == Some(&unit.served.id)
+                && server.volume(unit.served.id).is_some_and(|s| Rc::ptr_eq(&s, &unit.served));
+            if !stays {
+                self.leave_unit(unit);
+            }
+            stays
+        });
+        for (&number, &id) in &target.luns {
+            let Some(lun) = Lun::new(number) else { continue };
+            if units.contains_key(&lun) {
+                continue;
+            }
+            let Some(served) = server.volume(id) else { continue };
+            if let Some(unit) = self.enter_unit(session, served) {
+                units.insert(lun, Rc::new(unit));
+            }
+        }
+        *session.luns.borrow_mut() = units.keys().copied().collect();
+        let after: Vec<_> = units.iter().map(|(lun, u)| (*lun, u.served.id)).collect();
+        before != after
+    }
+
+    fn enter_unit(&self, session: &Session, served: Rc<Served>) -> Option<Unit> {
+        let state = self.unit(&served);
+        let nexus = state.borrow_mut().add_nexus(nexus(session));
+        match nexus {
+            Ok(nexus) => Some(Unit { served, state, nexus }),
+            Err(_) => {
+                tracing::warn!(volume = served.name, "too many initiators; one does not see it");
+                None
+            }
+        }
+    }
+
+    fn unit(&self, served: &Served) -> Rc<RefCell<LogicalUnit>> {
+        let mut units = self.units.borrow_mut();
+        let unit = units.entry(served.id).or_insert_with(|| {
+            let info = served.volume.info();
+            let config = LunConfig {
+                uuid: served.id.0,
+                product: "VOLUME".into(),
+                revision: revision(),
+                serial: serial(served.id),
+                read_only: info.read_only,
+                thin: served.thin,
+                solid_state: true,
+                max_transfer_blocks: MAX_TRANSFER_BYTES / info.block_size,
+            };
+            Rc::new(RefCell::new(LogicalUnit::new(config, info)))
+        });
+        Rc::clone(unit)
+    }
+
+    fn leave_unit(&self, unit: &Unit) {
+        unit.state.borrow_mut().remove_nexus(unit.nexus);
+        let idle = unit.state.borrow().nexuses() == 0;
+        if idle {
+            // Nobody sees it: what the next initiator finds is a unit that was just powered on.
+            self.units.borrow_mut().remove(&unit.served.id);
+        }
+    }
+
+    /// Ends a session; once, however often it is told to.
+    pub(super) fn end(&self, session: &Rc<Session>) {
+        session.ended.set(true);
+        let mut sessions = self.sessions.borrow_mut();
+        if sessions.get(&session.tsih).is_some_and(|s| Rc::ptr_eq(s, session)) {
+            sessions.remove(&session.tsih);
+        }
+        drop(sessions);
+        for unit in std::mem::take(&mut *session.units.borrow_mut()).values() {
+            self.leave_unit(unit);
+        }
+    }
+
+    /// All other sessions that see a unit of this volume.
+    pub(super) fn others(&self, than: &Rc<Session>, id: VolumeId) -> Vec<Rc<Session>> {
+        let sees = |s: &&Rc<Session>| !Rc::ptr_eq(s, than) && s.unit(id).is_some();
+        self.sessions.borrow().values().filter(sees).cloned().collect()
+    }
+}
+
+fn nexus(session: &Session) -> Nexus {
+    let mut port = format!("{},i,0x", session.initiator);
+    for byte in session.isid {
+        let _ = write!(port, "{byte:02x}");
+    }
+    let device = session.target.as_ref().map_or_else(String::new, ToString::to_string);
+    let target_port = TargetPort {
+        name: format!("{device},t,0x{PORTAL_GROUP:04x}"),
+        device,
+        relative_id: 1,
+        group: None,
+    };
+    Nexus { initiator_port: port, target_port }
+}
+
+/// The volume's identity in hexadecimal.
+fn serial(id: VolumeId) -> String {
+    format!("{id:?}")
+}
+
+/// PRODUCT REVISION LEVEL has four characters.
+fn revision() -> String {
+    env!("CARGO_PKG_VERSION").chars().filter(|c| *c != '.').take(4).collect()
+}

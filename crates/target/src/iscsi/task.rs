@@ -1,0 +1,241 @@
+//! A SCSI command from its arrival to its status.
+
+use std::rc::Rc;
+
+use block::{Bufs, BufsMut, Class, Failure};
+use iscsi::target::{Arrived, Direction, Outcome, Tag};
+use rt::buf::copy_in;
+use scsi::{Address, Admission, Arrival, Command, Data, Reply, Running, Status, Step, Transfer};
+
+use super::reset::Barrier;
+use super::session::Unit;
+use super::{Event, Initiator};
+use crate::catalog::VolumeId;
+
+/// The commands that have arrived and have not been completed, by tag.
+#[derive(Debug, Default)]
+pub(super) struct Tasks {
+    by_tag: Vec<Option<Task>>,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Task {
+    unit: Rc<Unit>,
+    stage: Stage,
+    /// Whether it holds memory with data in it.
+    holds_memory: bool,
+    /// Those who wait for its end.
+    awaited: Vec<Rc<Barrier>>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Waits for memory or data.
+    Admitted(Command),
+    /// The volume works on it.
+    Running(Running, volume::Command),
+    /// Between two of its steps.
+    Between,
+}
+
+impl Tasks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn insert(&mut self, tag: Tag, task: Task) {
+        let i = tag.0 as usize;
+        if self.by_tag.len() <= i {
+            self.by_tag.resize_with(i + 1, || None);
+        }
+        self.len += usize::from(self.by_tag[i].is_none());
+        self.by_tag[i] = Some(task);
+    }
+
+    fn get(&mut self, tag: Tag) -> Option<&mut Task> {
+        self.by_tag.get_mut(tag.0 as usize)?.as_mut()
+    }
+
+    fn remove(&mut self, tag: Tag) -> Option<Task> {
+        let task = self.by_tag.get_mut(tag.0 as usize)?.take();
+        self.len -= usize::from(task.is_some());
+        task
+    }
+
+    fn of(&self, unit: Option<VolumeId>) -> Vec<Tag> {
+        let concerns = |t: &Task| unit.is_none_or(|id| t.unit.served.id == id);
+        let tagged = self.by_tag.iter().zip(0..);
+        tagged.filter(|(t, _)| t.as_ref().is_some_and(concerns)).map(|(_, i)| Tag(i)).collect()
+    }
+
+    /// Asks the volumes to abort everything; nobody waits for the answers any more.
+    pub(super) fn abort_all(&mut self) {
+        for task in self.by_tag.drain(..).flatten() {
+            if let Stage::Running(_, command) = task.stage {
+                command.abort();
+            }
+        }
+        self.len = 0;
+    }
+}
+
+fn window(arrived: &Arrived) -> Transfer {
+    let bytes = u64::from(arrived.expected_len);
+    match arrived.direction {
+        Direction::None => Transfer::NONE,
+        Direction::Read => Transfer::to_initiator(bytes),
+        Direction::Write => Transfer::from_initiator(bytes),
+    }
+}
+
+impl Initiator {
+    pub(super) fn on_arrived(&mut self, arrived: &Arrived) {
+        let tag = arrived.tag;
+        // Discovery sessions carry no commands; the machine sees to that.
+        let Some(session) = self.session.as_ref().filter(|s| !s.has_ended()) else {
+            return self.complete_with(tag, Status::TaskAborted);
+        };
+        let luns = session.luns();
+        let arrival = Arrival { cdb: &arrived.cdb, window: window(arrived), luns: &luns };
+        let address = Address::parse(arrived.lun);
+        let unit = match address {
+            Address::Unit(lun) => session.at(lun),
+            Address::ReportLuns | Address::Nowhere => None,
+        };
+        let Some(unit) = unit else {
+            let reply = scsi::answer_absent(address, &arrival);
+            return self.complete(tag, &reply);
+        };
+        let admission = unit.state.borrow_mut().admit(unit.nexus, &arrival);
+        match admission {
+            Admission::Reply(reply) => self.complete(tag, &reply),
+            Admission::Accept(command) => {
+                let bytes = command.wanted().data_out;
+                let (stage, awaited) = (Stage::Admitted(command), Vec::new());
+                self.tasks.insert(tag, Task { unit, stage, holds_memory: false, awaited });
+                self.machine.admit(tag, bytes);
+            }
+        }
+    }
+
+    /// Gets memory for data, now or later.
+    pub(super) fn on_grant(&mut self, tag: Tag, bytes: usize, class: Class) {
+        if let Some(credit) = self.account.try_credit(bytes, class) {
+            return self.on_memory(tag, credit.alloc(bytes));
+        }
+        let Some(task) = self.tasks.get(tag) else { return };
+        // One that holds memory while it waits for more must not wait for ever: two such could
+        // wait for each other. Data that has arrived waits as long as it takes, which ends, as
+        // those that hold memory of that class need nobody else to finish.
+        let patience = (task.holds_memory && class == Class::Solicited)
+            .then(|| self.place.server.limits().admission_timeout);
+        let (account, inbox) = (self.account.clone(), self.place.inbox.clone());
+        tokio::task::spawn_local(async move {
+            let credit = account.credit(bytes, class);
+            let credit = match patience {
+                Some(patience) => tokio::time::timeout(patience, credit).await.ok(),
+                None => Some(credit.await),
+            };
+            inbox.push(match credit {
+                Some(Ok(credit)) => Event::Memory { tag, memory: credit.alloc(bytes) },
+                Some(Err(_)) | None => Event::NoMemory { tag },
+            });
+        });
+    }
+
+    pub(super) fn on_memory(&mut self, tag: Tag, memory: BufsMut) {
+        if let Some(task) = self.tasks.get(tag) {
+            task.holds_memory = true;
+            self.machine.grant(tag, memory);
+        }
+    }
+
+    pub(super) fn on_run(&mut self, tag: Tag, data: Bufs) {
+        if self.session.as_ref().is_none_or(|s| s.has_ended()) {
+            return self.complete_with(tag, Status::TaskAborted);
+        }
+        let Some(task) = self.tasks.get(tag) else { return };
+        let (unit, stage) =
+            (Rc::clone(&task.unit), std::mem::replace(&mut task.stage, Stage::Between));
+        let Stage::Admitted(command) = stage else {
+            task.stage = stage;
+            return;
+        };
+        let step = unit.state.borrow_mut().start(unit.nexus, command, data);
+        self.step(tag, &unit, step);
+    }
+
+    pub(super) fn on_done(&mut self, tag: Tag, result: Result<Bufs, Failure>) {
+        let Some(task) = self.tasks.get(tag) else { return };
+        let (unit, stage) =
+            (Rc::clone(&task.unit), std::mem::replace(&mut task.stage, Stage::Between));
+        let Stage::Running(running, _) = stage else {
+            task.stage = stage;
+            return;
+        };
+        let step = unit.state.borrow_mut().finish(running, result);
+        self.step(tag, &unit, step);
+    }
+
+    fn step(&mut self, tag: Tag, unit: &Unit, step: Step) {
+        match step {
+            Step::Run(..) if self.session.as_ref().is_none_or(|s| s.has_ended()) => {
+                self.complete_with(tag, Status::TaskAborted);
+            }
+            Step::Reply(reply) => self.complete(tag, &reply),
+            Step::Run(request, running) => {
+                let inbox = self.place.inbox.clone();
+                let done = move |result| inbox.push(Event::Done { tag, result });
+                let command = unit.served.volume.start(request, &self.account, done);
+                if let Some(task) = self.tasks.get(tag) {
+                    task.stage = Stage::Running(running, command);
+                }
+            }
+        }
+    }
+
+    /// Ends a command as soon as it can be: at once before the volume has it, else when the
+    /// volume says so.
+    pub(super) fn on_abort(&mut self, tag: Tag) {
+        match self.tasks.get(tag).map(|t| &t.stage) {
+            Some(Stage::Running(_, command)) => command.abort(),
+            Some(Stage::Admitted(_) | Stage::Between) | None => {
+                self.complete_with(tag, Status::TaskAborted);
+            }
+        }
+    }
+
+    /// Ends the commands for a unit, or all, on behalf of another session.
+    pub(super) fn abort_for(&mut self, unit: Option<VolumeId>, barrier: &Rc<Barrier>) {
+        for tag in self.tasks.of(unit) {
+            if let Some(task) = self.tasks.get(tag) {
+                task.awaited.push(Rc::clone(barrier));
+            }
+            self.on_abort(tag);
+        }
+    }
+
+    pub(super) fn complete_with(&mut self, tag: Tag, status: Status) {
+        self.complete(tag, &Reply::status(status));
+    }
+
+    fn complete(&mut self, tag: Tag, reply: &Reply) {
+        self.tasks.remove(tag);
+        let data = match &reply.data {
+            Data::None => Some(Bufs::new()),
+            Data::Bufs(bufs) => Some(bufs.clone()),
+            Data::Bytes(bytes) if bytes.is_empty() => Some(Bufs::new()),
+            Data::Bytes(bytes) => self
+                .account
+                .try_credit(bytes.len(), Class::Immediate)
+                .map(|credit| copy_in(&credit, bytes)),
+        };
+        // No memory for an answer about the device: the initiator asks again.
+        let Some(data) = data else {
+            return self.machine.complete(tag, &Outcome::status(Status::Busy as u8, &[]));
+        };
+        let (status, sense, available) = (reply.status as u8, &reply.sense, reply.wanted.data_in);
+        self.machine.complete(tag, &Outcome { status, sense, data, available });
+    }
+}
