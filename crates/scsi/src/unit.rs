@@ -95,13 +95,13 @@ impl Command {
         self.data_out
     }
 
-    /// What the command moves if the transport's window is no limit.
+    /// What the command moves if the window is no limit ([`Reply::wanted`]).
     #[must_use]
     pub fn wanted(&self) -> Transfer {
         self.wanted
     }
 
-    /// Most bytes that go back to the initiator.
+    /// Most bytes that the volume reads for the initiator.
     #[must_use]
     pub fn data_in(&self) -> usize {
         self.data_in

@@ -11,6 +11,17 @@ const BLOCK: u32 = 512;
 const MAX_TRANSFER: u32 = 16;
 const LONGEST_LIST: usize = 4096;
 
+const WRITE_SAME_10: u8 = 0x41;
+const UNMAP: u8 = 0x42;
+const COMPARE_AND_WRITE: u8 = 0x89;
+const WRITE_SAME_16: u8 = 0x93;
+
+/// Commands on blocks.
+const OPCODES: [u8; 25] = [
+    0x08, 0x0a, 0x28, 0x2a, 0x2e, 0x2f, 0x34, 0x35, 0x41, 0x42, 0x88, 0x89, 0x8a, 0x8e, 0x8f, 0x90,
+    0x91, 0x93, 0x9e, 0xa8, 0xaa, 0xae, 0xaf, 0x1b, 0x15,
+];
+
 /// Bytes of a script; zeroes once it has ended.
 struct Script<'a>(&'a [u8]);
 
@@ -32,6 +43,11 @@ impl Script<'_> {
         let seed: [u8; 40] = self.bytes();
         seed.iter().copied().cycle().take(len).collect()
     }
+}
+
+thread_local! {
+    /// One pool for all scripts: a mapping each would be most of the work.
+    static ACCOUNT: Account = Pool::new(1 << 20).expect("a small pool").account();
 }
 
 struct World {
@@ -67,7 +83,7 @@ impl World {
             unmap_zeroes: flags & 2 != 0,
             volatile_cache: flags & 4 != 0,
             native_fua: false,
-            read_only: flags & 8 != 0,
+            read_only: size / 6 == 1,
             overhead: 0,
         };
         let config = LunConfig {
@@ -75,12 +91,12 @@ impl World {
             product: "product".into(),
             revision: "1".into(),
             serial: "serial".into(),
-            read_only: flags & 16 != 0,
+            read_only: size / 6 == 2,
             thin: flags & 32 != 0,
             solid_state: true,
             max_transfer_blocks: u32::MAX,
         };
-        let account = Pool::new(1 << 20).expect("a small pool").account();
+        let account = ACCOUNT.with(Account::clone);
         let mut world = Self { unit: LogicalUnit::new(config, info), blocks, ids: vec![], account };
         world.join();
         world
@@ -113,9 +129,11 @@ impl World {
 
     fn command(&mut self, script: &mut Script<'_>) {
         let id = self.somebody(script);
-        let cdb: [u8; 16] = script.bytes();
-        let [out, into] = script.bytes();
-        let window = Transfer { data_out: window(out), data_in: window(into) };
+        let [shaped, out, into] = script.bytes();
+        let (cdb, exact) =
+            if shaped < 192 { self.shaped(script) } else { (script.bytes(), window(out)) };
+        let data_out = if out < 128 { exact } else { window(out) };
+        let window = Transfer { data_out, data_in: window(into) };
         let luns = [Lun::new(0), Lun::new(u16::from(out))].map(|l| l.expect("small numbers"));
         let arrival = Arrival { cdb: &cdb, window, luns: &luns };
         match self.unit.admit(id, &arrival) {
@@ -127,11 +145,70 @@ impl World {
                 assert!(command.data_out() <= bound.max(LONGEST_LIST));
                 assert!(command.data_in() <= bound && command.read_back() <= bound);
                 let data_in = command.data_in();
-                let data = script.data(command.data_out());
+                let mut data = script.data(command.data_out());
+                if shaped < 192 && cdb[0] == UNMAP {
+                    self.shape_list(&mut data);
+                }
                 let step = self.unit.start(id, command, self.bufs(&data));
                 let reply = self.drive(step, data_in, script);
                 check_reply(&reply, &cdb, window);
             }
+        }
+    }
+
+    /// A command on blocks at the beginning or around the end of the device, and how much data
+    /// it should come with.
+    fn shaped(&self, script: &mut Script<'_>) -> ([u8; 16], u64) {
+        let [which, flags, place, count] = script.bytes();
+        let opcode = OPCODES[usize::from(which) % OPCODES.len()];
+        let at = self.place(place);
+        let count = u32::from(count) % (MAX_TRANSFER + 2);
+        let mut cdb = [0; 16];
+        (cdb[0], cdb[1]) = (opcode, if flags < 128 { 0 } else { flags & 0x1b });
+        match opcode >> 5 {
+            0 => (cdb[1], cdb[3], cdb[4]) = (0, at as u8, count as u8),
+            _ if opcode == UNMAP => {
+                cdb[7..9].copy_from_slice(&(8 + 16 * count as u16).to_be_bytes());
+            }
+            1 | 2 => {
+                cdb[2..6].copy_from_slice(&(at as u32).to_be_bytes());
+                cdb[7..9].copy_from_slice(&(count as u16).to_be_bytes());
+            }
+            5 => {
+                cdb[2..6].copy_from_slice(&(at as u32).to_be_bytes());
+                cdb[6..10].copy_from_slice(&count.to_be_bytes());
+            }
+            _ => {
+                cdb[2..10].copy_from_slice(&at.to_be_bytes());
+                cdb[10..14].copy_from_slice(&count.to_be_bytes());
+            }
+        }
+        let data = match opcode {
+            UNMAP => 8 + 16 * count,
+            COMPARE_AND_WRITE => 2 * count * BLOCK,
+            WRITE_SAME_10 | WRITE_SAME_16 => BLOCK,
+            _ => count * BLOCK,
+        };
+        (cdb, u64::from(data))
+    }
+
+    /// A block near the beginning or the end.
+    fn place(&self, code: u8) -> u64 {
+        match code {
+            0..=99 => u64::from(code),
+            _ => self.blocks.saturating_add(20).saturating_sub(u64::from(code - 100)),
+        }
+    }
+
+    /// Makes a list of descriptors of random bytes.
+    fn shape_list(&self, list: &mut [u8]) {
+        let Some((header, descriptors)) = list.split_at_mut_checked(8) else { return };
+        header[2..4].copy_from_slice(&(descriptors.len() as u16).to_be_bytes());
+        for descriptor in descriptors.chunks_exact_mut(16) {
+            let (at, large, count) = (self.place(descriptor[0]), descriptor[1], descriptor[2]);
+            let count = u32::from(count) << if large > 128 { 12 } else { 0 };
+            descriptor[..8].copy_from_slice(&at.to_be_bytes());
+            descriptor[8..12].copy_from_slice(&count.to_be_bytes());
         }
     }
 
