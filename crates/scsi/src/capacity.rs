@@ -1,4 +1,4 @@
-//! READ CAPACITY and GET LBA STATUS (SBC-3 5.6, 5.15, 5.16).
+//! READ CAPACITY and GET LBA STATUS (SBC-3 5.4, 5.15, 5.16).
 
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes, Unaligned};
@@ -22,7 +22,7 @@ pub(crate) fn ten(unit: &mut LogicalUnit, _cmd: &Incoming<'_>) -> Result<Outcome
     Ok(Outcome::data(data, LENGTH))
 }
 
-/// READ CAPACITY(16) data (SBC-3 table 68).
+/// READ CAPACITY(16) data (SBC-3 5.16).
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct Capacity {
@@ -59,7 +59,7 @@ pub(crate) fn sixteen(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outc
     Ok(Outcome::data(data.as_bytes().to_vec(), u64::from(cmd.cdb.u32(10))))
 }
 
-/// GET LBA STATUS data with one descriptor (SBC-3 tables 33 and 34).
+/// GET LBA STATUS data with one descriptor (SBC-3 5.4).
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct LbaStatus {

@@ -70,7 +70,7 @@ impl Cdb {
         match self.opcode() >> 5 {
             0 => Extent {
                 at: Lba(u64::from(self.u32(0) & 0x1f_ffff)),
-                // SBC-3 5.8 and 5.32: no other way to name 256 blocks in six bytes.
+                // SBC-2 5.5 and 5.24: no other way to name 256 blocks in six bytes.
                 count: if self.byte(4) == 0 { 256 } else { u32::from(self.byte(4)) },
                 count_field: 4,
             },

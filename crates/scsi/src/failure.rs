@@ -32,7 +32,7 @@ fn sense(error: Error) -> Sense {
             Sense::new(Key::MediumError, Code::WRITE_ERROR).with_information(at.0)
         }
         Error::OutOfRange => Sense::illegal(Code::LBA_OUT_OF_RANGE),
-        // SBC-3 4.7.3.6.
+        // SBC-3 4.7: no resources left to map a block.
         Error::NoSpace => Sense::new(Key::DataProtect, Code::SPACE_ALLOCATION_FAILED),
         Error::ReadOnly => Sense::new(Key::DataProtect, Code::WRITE_PROTECTED),
         // Passes by itself: initiators wait and retry.

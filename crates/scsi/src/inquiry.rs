@@ -13,7 +13,7 @@ use crate::vpd;
 /// T10 VENDOR IDENTIFICATION.
 pub(crate) const VENDOR: [u8; 8] = *b"WINDROSE";
 
-/// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE (SPC-4 6.6.2).
+/// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE (SPC-4 6.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Peripheral {
@@ -23,7 +23,7 @@ pub(crate) enum Peripheral {
     Absent = 0x7f,
 }
 
-/// Standard INQUIRY data (SPC-4 table 142).
+/// Standard INQUIRY data (SPC-4 6.6).
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct Standard {
@@ -51,7 +51,7 @@ const HISUP: u8 = 0x10;
 const RESPONSE_DATA_FORMAT: u8 = 0x02;
 const CMDQUE: u8 = 0x02;
 
-/// SAM-5, SPC-4, SBC-3 and iSCSI, no version claimed (SPC-4 table 147).
+/// SAM-5, SPC-4, SBC-3 and iSCSI, no version claimed (SPC-4 6.6).
 const VERSIONS: [u16; 4] = [0x00a0, 0x0460, 0x04c0, 0x0960];
 
 /// Standard INQUIRY data of a unit of this kind.
@@ -111,7 +111,7 @@ pub(crate) fn inquiry(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outc
 }
 
 /// REPORT LUNS. Whoever asks knows of the change that a waiting attention would tell
-/// (SPC-4 6.33.1).
+/// (SPC-4 6.33).
 pub(crate) fn report_luns(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
     let outcome = lun_list(cmd)?;
     unit.nexuses.forget(cmd.nexus, Attention::LunsChanged);

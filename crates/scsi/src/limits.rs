@@ -1,4 +1,4 @@
-//! How much one command may ask for; what VPD page B0h promises (SBC-3 6.5.3).
+//! How much one command may ask for; what VPD page B0h promises (SBC-3 6.5).
 
 use block::Info;
 

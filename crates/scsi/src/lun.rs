@@ -21,7 +21,7 @@ impl Lun {
     }
 
     /// The eight bytes: peripheral device addressing to 255, flat space addressing beyond
-    /// (SAM-5 4.7.7.2 and 4.7.7.3).
+    /// (SAM-5 4.7).
     #[must_use]
     pub fn to_bytes(self) -> [u8; 8] {
         let [high, low] = self.0.to_be_bytes();
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(Lun::new(Lun::MAX + 1), None);
     }
 
-    /// SAM-5 4.7.7: both forms of a small number, the well-known unit, and nothing else.
+    /// SAM-5 4.7: both forms of a small number, the well-known unit, and nothing else.
     #[test]
     fn addresses_of_other_forms_are_nowhere() {
         let parse = |b: &[u8]| {

@@ -1,4 +1,4 @@
-//! Mode pages: MODE SENSE and MODE SELECT (SPC-4 6.10 to 6.13, 7.5; SBC-3 6.4).
+//! Mode pages: MODE SENSE and MODE SELECT (SPC-4 6.11 to 6.14, 7.5; SBC-3 6.4).
 //!
 //! The pages are shared by all initiators and not saved: a reset brings back the defaults.
 
@@ -37,7 +37,7 @@ const CONTROL: Id = (0x0a, 0x00);
 const CONTROL_EXTENSION: Id = (0x0a, 0x01);
 const EXCEPTIONS: Id = (0x1c, 0x00);
 
-/// In ascending order (SPC-4 6.11.1).
+/// In ascending order (SPC-4 6.13).
 const PAGES: [Id; 5] = [RECOVERY, CACHING, CONTROL, CONTROL_EXTENSION, EXCEPTIONS];
 
 const ALL_PAGES: u8 = 0x3f;
@@ -157,7 +157,7 @@ pub(crate) fn sense(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcom
     Ok(Outcome::data(data, u64::from(allocation)))
 }
 
-/// The pages that a page code and a subpage code ask for (SPC-4 6.11.1).
+/// The pages that a page code and a subpage code ask for (SPC-4 6.13).
 fn selected(code: u8, subpage: u8) -> Result<ArrayVec<Id, { PAGES.len() }>, Sense> {
     let all_subpages = subpage == ALL_SUBPAGES;
     if code == ALL_PAGES && subpage != 0 && !all_subpages {
@@ -173,7 +173,7 @@ fn selected(code: u8, subpage: u8) -> Result<ArrayVec<Id, { PAGES.len() }>, Sens
 }
 
 impl LogicalUnit {
-    /// Mode parameter header (SPC-4 7.5.5).
+    /// Mode parameter header (SPC-4 7.5).
     fn mode_header(
         &self,
         long: bool,
@@ -197,7 +197,7 @@ impl LogicalUnit {
         header
     }
 
-    /// Mode parameter block descriptor, short or long LBA (SBC-3 6.4.2).
+    /// Mode parameter block descriptor, short or long LBA (SBC-3 6.4).
     fn block_descriptor(&self, long: bool) -> ArrayVec<u8, 16> {
         let mut out = ArrayVec::new();
         if long {
@@ -273,7 +273,7 @@ fn wrong(at: usize) -> Sense {
 
 impl LogicalUnit {
     /// Checks the header and the block descriptor; returns where the pages begin. The block
-    /// descriptor may but repeat what is (SBC-3 6.4.2: zero blocks means no change).
+    /// descriptor may but repeat what is (SBC-3 6.4: zero blocks means no change).
     fn check_header(&self, list: &[u8], long: bool) -> Result<usize, Sense> {
         const LONGLBA: u8 = 0x01;
         let (descriptor_field, long_descriptor, length, at) = match (long, list) {

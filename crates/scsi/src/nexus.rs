@@ -105,7 +105,7 @@ impl Attention {
     }
 
     /// A reset makes the initiator look at everything anew, so what waited before is moot
-    /// (SAM-5 5.14.1). Resets stand first in the order, the strongest at the top.
+    /// (SAM-5 5.14). Resets stand first in the order, the strongest at the top.
     fn supersedes(self) -> bool {
         matches!(self, Self::PowerOn | Self::TargetReset | Self::UnitReset)
     }
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(all.take_attention(b), None);
     }
 
-    /// SAM-5 5.14.1: a reset supersedes what waited; a power-on is not told twice.
+    /// SAM-5 5.14: a reset supersedes what waited; a power-on is not told twice.
     #[test]
     fn a_reset_supersedes() {
         let mut all = Nexuses::default();

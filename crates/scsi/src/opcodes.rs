@@ -49,7 +49,7 @@ pub(crate) enum Needs {
 /// The UNMAP bit of WRITE SAME (SBC-3 5.43).
 pub(crate) const UNMAP_BIT: u8 = 0x08;
 
-/// CDB USAGE DATA (SPC-4 6.35.3): the operation code, the service action where there is one, and
+/// CDB USAGE DATA (SPC-4 6.35): the operation code, the service action where there is one, and
 /// a one for every bit that is looked at. All other bits must be zero.
 #[derive(Clone, Copy)]
 pub(crate) struct Usage {
@@ -201,8 +201,8 @@ const fn first_entries() -> [u8; 256] {
     first
 }
 
-// Commands that name a range of blocks have byte 1 for flags, then address, count and group
-// number (1Fh: not used but allowed, SBC-3 4.22), and end with the control byte, which is zero: NACA is
+// Commands that name a range of blocks have byte 1 for flags, then address, count and group number
+// (1Fh: not used but allowed, SBC-3 4.23), and end with the control byte, which is zero: NACA is
 // not supported (SAM-5 5.2). Of the flags, RDPROTECT and its like (E0h) are zero: there is no
 // protection information.
 
@@ -236,17 +236,28 @@ const fn sixteen(opcode: u8, flags: u8) -> Usage {
     Usage::of(&usage)
 }
 
-/// Ten bytes: `[2..]` as given, control zero.
+/// Six bytes of which only the operation code is looked at.
+const fn plain_six(opcode: u8) -> Usage {
+    Usage::of(&[opcode, 0, 0, 0, 0, 0])
+}
+
+/// Ten bytes of which only the operation code is looked at.
 const fn plain_ten(opcode: u8) -> Usage {
     Usage::of(&[opcode, 0, 0, 0, 0, 0, 0, 0, 0, 0])
 }
 
-/// Twelve bytes with what `[1..6]` says and an allocation length at 6.
+/// Twelve bytes with `middle` behind the operation code, and then an allocation length.
 const fn listing(opcode: u8, middle: [u8; 5]) -> Usage {
     let [a, b, c, d, e] = middle;
     Usage::of(&[opcode, a, b, c, d, e, 0xff, 0xff, 0xff, 0xff, 0, 0])
 }
 
+const REQUEST_SENSE: Usage = Usage::of(&[0x03, 0x01, 0, 0, 0xff, 0]);
+const INQUIRY: Usage = Usage::of(&[0x12, 0x01, 0xff, 0xff, 0xff, 0]);
+const MODE_SELECT_6: Usage = Usage::of(&[0x15, 0x10, 0, 0, 0xff, 0]);
+const MODE_SENSE_6: Usage = Usage::of(&[0x1a, 0x08, 0xff, 0xff, 0xff, 0]);
+const START_STOP: Usage = Usage::of(&[0x1b, 0x01, 0, 0, 0x05, 0]);
+const PREVENT_ALLOW: Usage = Usage::of(&[0x1e, 0, 0, 0, 0x01, 0]);
 const READ_CAPACITY_16: Usage =
     Usage::of(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0])
         .with_service_action();
@@ -260,53 +271,95 @@ const COMPARE_AND_WRITE: Usage = Usage::of(&[
 const MODE_SENSE_10: Usage = Usage::of(&[0x5a, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0]);
 const MODE_SELECT_10: Usage = Usage::of(&[0x55, 0x10, 0, 0, 0, 0, 0, 0xff, 0xff, 0]);
 const UNMAP: Usage = Usage::of(&[0x42, 0, 0, 0, 0, 0, 0x1f, 0xff, 0xff, 0]);
+const SUPPORTED_CODES: Usage = listing(0xa3, [0x0c, 0x87, 0xff, 0xff, 0xff]).with_service_action();
+const SUPPORTED_TASK_MANAGEMENT: Usage = listing(0xa3, [0x0d, 0x80, 0, 0, 0]).with_service_action();
 
 use Access::{Free, Reads, Writes};
 
 /// All commands, by operation code and service action.
-#[rustfmt::skip]
 pub(crate) static TABLE: [Entry; 41] = [
-    Entry::new("TEST UNIT READY", Reads, Usage::of(&[0x00, 0, 0, 0, 0, 0]), power::test_unit_ready).on_medium(),
-    Entry::new("REQUEST SENSE", Free, Usage::of(&[0x03, 0x01, 0, 0, 0xff, 0]), power::request_sense).despite_attention(),
+    Entry::new("TEST UNIT READY", Reads, plain_six(0x00), power::test_unit_ready).on_medium(),
+    Entry::new("REQUEST SENSE", Free, REQUEST_SENSE, power::request_sense).despite_attention(),
     Entry::new("READ(6)", Reads, six(0x08), rw::read).on_medium(),
     Entry::new("WRITE(6)", Writes, six(0x0a), rw::write).on_medium(),
-    Entry::new("INQUIRY", Free, Usage::of(&[0x12, 0x01, 0xff, 0xff, 0xff, 0]), inquiry::inquiry).despite_attention(),
-    Entry::new("MODE SELECT(6)", Writes, Usage::of(&[0x15, 0x10, 0, 0, 0xff, 0]), mode::select),
-    Entry::new("RESERVE(6)", Writes, Usage::of(&[0x16, 0, 0, 0, 0, 0]), reserve::reserve),
-    Entry::new("RELEASE(6)", Free, Usage::of(&[0x17, 0, 0, 0, 0, 0]), reserve::release),
-    Entry::new("MODE SENSE(6)", Reads, Usage::of(&[0x1a, 0x08, 0xff, 0xff, 0xff, 0]), mode::sense),
-    Entry::new("START STOP UNIT", Writes, Usage::of(&[0x1b, 0x01, 0, 0, 0x05, 0]), power::start_stop),
-    Entry::new("PREVENT ALLOW MEDIUM REMOVAL", Writes, Usage::of(&[0x1e, 0, 0, 0, 0x01, 0]), power::prevent_allow),
+    Entry::new("INQUIRY", Free, INQUIRY, inquiry::inquiry).despite_attention(),
+    Entry::new("MODE SELECT(6)", Writes, MODE_SELECT_6, mode::select),
+    Entry::new("RESERVE(6)", Writes, plain_six(0x16), reserve::reserve),
+    Entry::new("RELEASE(6)", Free, plain_six(0x17), reserve::release),
+    Entry::new("MODE SENSE(6)", Reads, MODE_SENSE_6, mode::sense),
+    Entry::new("START STOP UNIT", Writes, START_STOP, power::start_stop),
+    Entry::new("PREVENT ALLOW MEDIUM REMOVAL", Writes, PREVENT_ALLOW, power::prevent_allow),
     Entry::new("READ CAPACITY(10)", Free, plain_ten(0x25), capacity::ten).on_medium(),
     Entry::new("READ(10)", Reads, ten(0x28, DPO_FUA), rw::read).on_medium(),
     Entry::new("WRITE(10)", Writes, ten(0x2a, DPO_FUA), rw::write).on_medium(),
-    Entry::new("WRITE AND VERIFY(10)", Writes, ten(0x2e, DPO_BYTCHK_1), verify::write_and_verify).on_medium(),
+    Entry::new("WRITE AND VERIFY(10)", Writes, ten(0x2e, DPO_BYTCHK_1), verify::write_and_verify)
+        .on_medium(),
     Entry::new("VERIFY(10)", Reads, ten(0x2f, DPO_BYTCHK), verify::verify).on_medium(),
     Entry::new("PRE-FETCH(10)", Reads, ten(0x34, IMMED), rw::pre_fetch).on_medium(),
-    Entry::new("SYNCHRONIZE CACHE(10)", Writes, ten(0x35, SYNC_NV_IMMED), rw::synchronize_cache).on_medium(),
-    Entry::new("WRITE SAME(10)", Writes, ten(0x41, UNMAP_BIT), provisioning::write_same).on_medium().needing(Needs::UnmapBit),
+    Entry::new("SYNCHRONIZE CACHE(10)", Writes, ten(0x35, SYNC_NV_IMMED), rw::synchronize_cache)
+        .on_medium(),
+    Entry::new("WRITE SAME(10)", Writes, ten(0x41, UNMAP_BIT), provisioning::write_same)
+        .on_medium()
+        .needing(Needs::UnmapBit),
     Entry::new("UNMAP", Writes, UNMAP, provisioning::unmap).on_medium().needing(Needs::Unmap),
     Entry::new("MODE SELECT(10)", Writes, MODE_SELECT_10, mode::select),
     Entry::new("RESERVE(10)", Writes, plain_ten(0x56), reserve::reserve),
     Entry::new("RELEASE(10)", Free, plain_ten(0x57), reserve::release),
     Entry::new("MODE SENSE(10)", Reads, MODE_SENSE_10, mode::sense),
     Entry::new("READ(16)", Reads, sixteen(0x88, DPO_FUA), rw::read).on_medium(),
-    Entry::new("COMPARE AND WRITE", Writes, COMPARE_AND_WRITE, verify::compare_and_write).on_medium(),
+    Entry::new("COMPARE AND WRITE", Writes, COMPARE_AND_WRITE, verify::compare_and_write)
+        .on_medium(),
     Entry::new("WRITE(16)", Writes, sixteen(0x8a, DPO_FUA), rw::write).on_medium(),
-    Entry::new("WRITE AND VERIFY(16)", Writes, sixteen(0x8e, DPO_BYTCHK_1), verify::write_and_verify).on_medium(),
+    Entry::new(
+        "WRITE AND VERIFY(16)",
+        Writes,
+        sixteen(0x8e, DPO_BYTCHK_1),
+        verify::write_and_verify,
+    )
+    .on_medium(),
     Entry::new("VERIFY(16)", Reads, sixteen(0x8f, DPO_BYTCHK), verify::verify).on_medium(),
     Entry::new("PRE-FETCH(16)", Reads, sixteen(0x90, IMMED), rw::pre_fetch).on_medium(),
-    Entry::new("SYNCHRONIZE CACHE(16)", Writes, sixteen(0x91, SYNC_NV_IMMED), rw::synchronize_cache).on_medium(),
-    Entry::new("WRITE SAME(16)", Writes, sixteen(0x93, UNMAP_BIT | provisioning::NDOB), provisioning::write_same).on_medium().needing(Needs::UnmapBit),
+    Entry::new(
+        "SYNCHRONIZE CACHE(16)",
+        Writes,
+        sixteen(0x91, SYNC_NV_IMMED),
+        rw::synchronize_cache,
+    )
+    .on_medium(),
+    Entry::new(
+        "WRITE SAME(16)",
+        Writes,
+        sixteen(0x93, UNMAP_BIT | provisioning::NDOB),
+        provisioning::write_same,
+    )
+    .on_medium()
+    .needing(Needs::UnmapBit),
     Entry::new("READ CAPACITY(16)", Free, READ_CAPACITY_16, capacity::sixteen).on_medium(),
     Entry::new("GET LBA STATUS", Reads, GET_LBA_STATUS, capacity::lba_status).on_medium(),
-    Entry::new("REPORT LUNS", Free, listing(0xa0, [0, 0xff, 0, 0, 0]), inquiry::report_luns).despite_attention(),
+    Entry::new("REPORT LUNS", Free, listing(0xa0, [0, 0xff, 0, 0, 0]), inquiry::report_luns)
+        .despite_attention(),
     // The seam of asymmetric access: REPORT TARGET PORT GROUPS (A3h/0Ah) goes here.
-    Entry::new("REPORT SUPPORTED OPERATION CODES", Reads, listing(0xa3, [0x0c, 0x87, 0xff, 0xff, 0xff]).with_service_action(), supported::operation_codes),
-    Entry::new("REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", Reads, listing(0xa3, [0x0d, 0x80, 0, 0, 0]).with_service_action(), supported::task_management),
+    Entry::new(
+        "REPORT SUPPORTED OPERATION CODES",
+        Reads,
+        SUPPORTED_CODES,
+        supported::operation_codes,
+    ),
+    Entry::new(
+        "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS",
+        Reads,
+        SUPPORTED_TASK_MANAGEMENT,
+        supported::task_management,
+    ),
     Entry::new("READ(12)", Reads, twelve(0xa8, DPO_FUA), rw::read).on_medium(),
     Entry::new("WRITE(12)", Writes, twelve(0xaa, DPO_FUA), rw::write).on_medium(),
-    Entry::new("WRITE AND VERIFY(12)", Writes, twelve(0xae, DPO_BYTCHK_1), verify::write_and_verify).on_medium(),
+    Entry::new(
+        "WRITE AND VERIFY(12)",
+        Writes,
+        twelve(0xae, DPO_BYTCHK_1),
+        verify::write_and_verify,
+    )
+    .on_medium(),
     Entry::new("VERIFY(12)", Reads, twelve(0xaf, DPO_BYTCHK), verify::verify).on_medium(),
 ];
 

@@ -1,5 +1,5 @@
 //! TEST UNIT READY, REQUEST SENSE, START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.47,
-//! 6.39, SBC-3 5.25, 5.17).
+//! 6.39, SBC-3 5.25, 5.10).
 
 use crate::reply::Refusal;
 use crate::sense::{Code, Format, Key, Sense};

@@ -1,4 +1,4 @@
-//! WRITE SAME and UNMAP (SBC-3 4.7, 5.27, 5.43, 5.44).
+//! WRITE SAME and UNMAP (SBC-3 4.7, 5.28, 5.43, 5.44).
 
 use block::{Blocks, Buf, Bufs, Lba, Request};
 use zerocopy::big_endian::{U16, U32, U64};
@@ -49,7 +49,7 @@ fn is_zero(buf: &Buf) -> bool {
     buf.chunks(64).all(|chunk| chunk.iter().fold(0, |any, byte| any | byte) == 0)
 }
 
-/// Header of UNMAP's parameter list (SBC-3 table 86).
+/// Header of UNMAP's parameter list (SBC-3 5.28).
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct ListHeader {
@@ -59,7 +59,7 @@ struct ListHeader {
     _reserved: [u8; 4],
 }
 
-/// What to unmap (SBC-3 table 87).
+/// What to unmap (SBC-3 5.28).
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct Descriptor {
@@ -81,7 +81,7 @@ pub(crate) fn unmap(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcom
 }
 
 /// The ranges of a parameter list, without the empty ones. A last descriptor that is cut off is
-/// ignored (SBC-3 5.27.2).
+/// ignored (SBC-3 5.28).
 pub(crate) fn ranges(list: &Bufs, limits: &Limits, blocks: u64) -> Result<Vec<Blocks>, Sense> {
     const TOO_SHORT: Sense = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
     let list = list.to_vec();

@@ -140,9 +140,8 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// The transport's window does not fit what the command needs (FCP-4 9.4.2 and, with the same
-    /// meaning, SPC-4's additional sense code): nothing is moved, the residual tells how much
-    /// should have been.
+    /// The transport's window does not fit what the command needs: nothing is moved, and the
+    /// residual tells how much should have been.
     pub(crate) fn window(wanted: Transfer) -> Self {
         let sense = Sense::illegal(Code::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT);
         Self { status: Status::CheckCondition, sense: Some(sense), wanted }

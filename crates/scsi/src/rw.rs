@@ -1,5 +1,5 @@
-//! READ, WRITE, PRE-FETCH and SYNCHRONIZE CACHE (SBC-3 5.8 to 5.11, 5.18 to 5.21, 5.26, 5.32 to
-//! 5.35), and what all commands on ranges of blocks have in common.
+//! READ, WRITE, PRE-FETCH and SYNCHRONIZE CACHE (SBC-3 5.8, 5.9, 5.11 to 5.13, 5.26, 5.27, 5.33 to
+//! 5.35; SBC-2 5.5, 5.24), and what all commands on ranges of blocks have in common.
 
 use block::Blocks;
 
@@ -63,7 +63,7 @@ impl LogicalUnit {
         }
     }
 
-    /// [`Self::range`] for commands under the MAXIMUM TRANSFER LENGTH (SBC-3 6.5.3).
+    /// [`Self::range`] for commands under the MAXIMUM TRANSFER LENGTH (SBC-3 6.5, block limits).
     pub(crate) fn transfer(&self, extent: Extent) -> Result<Blocks, Sense> {
         if extent.count > self.limits.max_transfer {
             return Err(Sense::field(extent.count_field, None));

@@ -4,7 +4,7 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
-/// What kind of trouble it is (SPC-4 table 43).
+/// What kind of trouble it is (SPC-4 4.5.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Key {
@@ -84,7 +84,7 @@ pub struct Sense {
     /// Which trouble.
     pub code: Code,
     /// The first block that failed, or for a miscompare the offset in bytes of the first
-    /// difference (SBC-3 4.18.1).
+    /// difference (SBC-3 4.18).
     pub information: Option<u64>,
     /// The wrong field.
     pub field: Option<FieldPointer>,

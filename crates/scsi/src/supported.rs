@@ -57,10 +57,10 @@ fn look_up(opcode: u8, service_action: u16, can_unmap: bool) -> Option<&'static 
     }
 }
 
-/// Command timeouts descriptor without timeouts: the unit recommends none (SPC-4 6.35.4).
+/// Command timeouts descriptor without timeouts: the unit recommends none (SPC-4 6.35).
 const TIMEOUTS: [u8; 12] = [0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// All commands (SPC-4 6.35.2).
+/// All commands (SPC-4 6.35).
 fn all(can_unmap: bool, timeouts: bool) -> Vec<u8> {
     const CTDP: u8 = 0x02;
     const SERVACTV: u8 = 0x01;
@@ -82,7 +82,7 @@ fn all(can_unmap: bool, timeouts: bool) -> Vec<u8> {
     out
 }
 
-/// One command (SPC-4 6.35.3).
+/// One command (SPC-4 6.35).
 fn one(entry: Option<&Entry>, can_unmap: bool, timeouts: bool) -> Vec<u8> {
     const CTDP: u8 = 0x80;
     const NOT_SUPPORTED: u8 = 0x1;

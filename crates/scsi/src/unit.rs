@@ -231,7 +231,7 @@ impl LogicalUnit {
         self.info = info;
     }
 
-    /// An initiator came. Its first command is told so (SAM-5 6.2).
+    /// An initiator came. Its first command is told so (SAM-5 6.3.1).
     ///
     /// # Errors
     /// [`TooMany`] when there are [`crate::MAX_NEXUSES`].

@@ -1,4 +1,4 @@
-//! VERIFY, WRITE AND VERIFY and COMPARE AND WRITE (SBC-3 5.2, 5.29 to 5.31, 5.36 to 5.38).
+//! VERIFY, WRITE AND VERIFY and COMPARE AND WRITE (SBC-3 5.2, 5.29 to 5.31, 5.37 to 5.39).
 
 use block::{Blocks, Bufs, Lba, Request};
 

@@ -18,7 +18,7 @@ const BLOCK_LIMITS: u8 = 0xb0;
 const CHARACTERISTICS: u8 = 0xb1;
 const PROVISIONING: u8 = 0xb2;
 
-/// In ascending order (SPC-4 7.8.14).
+/// In ascending order (SPC-4 7.8, supported VPD pages).
 const PAGES: [u8; 7] =
     [SUPPORTED, SERIAL, IDENTIFICATION, EXTENDED, BLOCK_LIMITS, CHARACTERISTICS, PROVISIONING];
 
@@ -42,7 +42,7 @@ pub(crate) fn page(unit: &LogicalUnit, nexus: NexusId, code: u8) -> Option<Vec<u
     Some(out)
 }
 
-/// What a designator names (SPC-4 table 589).
+/// What a designator names (SPC-4 7.8, device identification).
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Of {
@@ -61,7 +61,7 @@ const RELATIVE_PORT: u8 = 0x4;
 const PORT_GROUP: u8 = 0x5;
 const NAME_STRING: u8 = 0x8;
 
-/// SPC-4 7.8.6.
+/// Device identification (SPC-4 7.8).
 fn identification(uuid: &[u8; 16], port: &TargetPort) -> Vec<u8> {
     let naa = naa(uuid);
     let mut out = Vec::new();
@@ -91,7 +91,7 @@ fn designator(out: &mut Vec<u8>, of: Of, kind: u8, code_set: u8, id: &[u8]) {
     out.extend(id);
 }
 
-/// An NAA IEEE registered extended designator (SPC-4 7.8.6.6.5) out of a volume's UUID.
+/// An NAA IEEE registered extended designator (SPC-4 7.8) out of a volume's UUID.
 ///
 /// The project has no company identifier. The one here has the local bit set, which IEEE never
 /// assigns, so it is no other vendor's; the 100 bits that follow are the UUID's, without the
@@ -119,7 +119,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A SCSI name string: with a null at least, and to a multiple of four bytes (SPC-4 7.8.6.11).
+/// A SCSI name string: with a null at least, and to a multiple of four bytes (SPC-4 7.8).
 fn name(text: &str) -> Vec<u8> {
     const MAX: usize = 251;
     let mut out = text.as_bytes().to_vec();
@@ -128,7 +128,7 @@ fn name(text: &str) -> Vec<u8> {
     out
 }
 
-/// Extended INQUIRY data (SPC-4 7.8.7), without its header.
+/// Extended INQUIRY data (SPC-4 7.8), without its header.
 fn extended(volatile_cache: bool) -> Vec<u8> {
     const SIMPSUP: u8 = 0x01;
     const V_SUP: u8 = 0x01;
@@ -139,7 +139,7 @@ fn extended(volatile_cache: bool) -> Vec<u8> {
     body
 }
 
-/// Block limits (SBC-3 6.5.3), without the header.
+/// Block limits (SBC-3 6.5), without the header.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct BlockLimits {
@@ -181,7 +181,7 @@ fn block_limits(unit: &LogicalUnit) -> BlockLimits {
     }
 }
 
-/// Block device characteristics (SBC-3 6.5.2), without the header.
+/// Block device characteristics (SBC-3 6.5), without the header.
 fn characteristics(solid_state: bool) -> Vec<u8> {
     const NON_ROTATING: u8 = 0x01;
     const VBULS: u8 = 0x01; // VERIFY compares unmapped blocks too
@@ -191,7 +191,7 @@ fn characteristics(solid_state: bool) -> Vec<u8> {
     body
 }
 
-/// Logical block provisioning (SBC-3 6.5.4), without the header.
+/// Logical block provisioning (SBC-3 6.5), without the header.
 fn provisioning(unit: &LogicalUnit) -> Vec<u8> {
     const LBPU_LBPWS_LBPWS10: u8 = 0xe0;
     const LBPRZ: u8 = 0x04;

@@ -1,4 +1,4 @@
-//! SBC-3 5.6 GET LBA STATUS, 5.15 and 5.16 READ CAPACITY.
+//! SBC-3 5.4 GET LBA STATUS, 5.15 and 5.16 READ CAPACITY.
 
 use crate::bench::{BLOCKS, Bench, config, data, info, pointer, verdict};
 
@@ -56,7 +56,7 @@ fn read_capacity_16_of_other_devices() {
     assert_eq!(d[8..16], [0, 0, 0x10, 0, 0, 0, 0, 0]);
 }
 
-/// SBC-3 5.6.
+/// SBC-3 5.4.
 #[test]
 fn get_lba_status() {
     let (mut b, i) = Bench::new();

@@ -8,7 +8,7 @@ fn vpd(page: u8) -> [u8; 6] {
     [0x12, 1, page, 0, 0xff, 0]
 }
 
-/// SPC-4 6.6.2.
+/// SPC-4 6.6.
 #[test]
 fn standard_data() {
     let (mut b, i) = Bench::new();
@@ -32,7 +32,7 @@ fn names_are_printable() {
     assert_eq!(&d[16..36], b"Vlume with a nam    ");
 }
 
-/// SPC-4 6.6.1 and 4.2.5.6.
+/// SPC-4 6.6 and 4.2.5.6.
 #[test]
 fn allocation_length_cuts_and_never_fails() {
     let (mut b, i) = Bench::new();
@@ -44,7 +44,7 @@ fn allocation_length_cuts_and_never_fails() {
     assert_eq!(data(&b.ask(i, &[0x12, 0, 0, 0x01, 0xff, 0])), whole);
 }
 
-/// SPC-4 6.6.1: a page without EVPD, an unknown page, and the obsolete CMDDT.
+/// SPC-4 6.6: a page without EVPD, an unknown page, and the obsolete CMDDT.
 #[test]
 fn wrong_pages_are_refused() {
     let (mut b, i) = Bench::new();
@@ -59,7 +59,7 @@ fn wrong_pages_are_refused() {
     }
 }
 
-/// SPC-4 7.8.14: in ascending order, and each of them can be had.
+/// SPC-4 7.8, supported VPD pages: in ascending order, and each of them can be had.
 #[test]
 fn vpd_supported_pages() {
     let (mut b, i) = Bench::new();
@@ -72,14 +72,14 @@ fn vpd_supported_pages() {
     }
 }
 
-/// SPC-4 7.8.13.
+/// SPC-4 7.8, unit serial number.
 #[test]
 fn vpd_serial_number() {
     let (mut b, i) = Bench::new();
     assert_eq!(data(&b.ask(i, &vpd(0x80))), b"\0\x80\0\x07WR-0001");
 }
 
-/// SPC-4 7.8.6.
+/// SPC-4 7.8, device identification.
 #[test]
 fn vpd_identification() {
     let (mut b, i) = Bench::new();
@@ -117,7 +117,7 @@ fn vpd_identification() {
     assert_eq!(designators.len(), 6);
 }
 
-/// SBC-3 6.5.3: what the limits are is what commands obey.
+/// SBC-3 6.5, block limits: what the limits are is what commands obey.
 #[test]
 fn vpd_block_limits() {
     let (mut b, i) = Bench::new();
@@ -132,7 +132,7 @@ fn vpd_block_limits() {
     assert_eq!(u64::from_be_bytes(d[36..44].try_into().unwrap()), 1 << 15);
 }
 
-/// SBC-3 6.5.2, 6.5.4 and SPC-4 7.8.7.
+/// SBC-3 6.5, block device characteristics and logical block provisioning; SPC-4 7.8, extended.
 #[test]
 fn vpd_characteristics_provisioning_and_extended() {
     let (mut b, i) = Bench::new();
@@ -143,7 +143,7 @@ fn vpd_characteristics_provisioning_and_extended() {
     assert_eq!((d.len(), d[5], d[6], d[13]), (64, 0x01, 0x01, 28));
 }
 
-/// SBC-3 6.5.3, 6.5.4: nothing is promised that cannot be done.
+/// SBC-3 6.5: nothing is promised that cannot be done.
 #[test]
 fn vpd_without_unmap() {
     let mut n = info();

@@ -42,7 +42,7 @@ fn request_sense() {
     assert_eq!(data(&b.ask(i, &[0x03, 0, 0, 0, 4, 0])).len(), 4);
 }
 
-/// SBC-3 4.6: growth is told to everybody, and takes effect.
+/// SPC-4 annex F, CAPACITY DATA HAS CHANGED: growth is told to everybody, and takes effect.
 #[test]
 fn capacity_data_has_changed() {
     let (mut b, i) = Bench::new();
@@ -59,7 +59,7 @@ fn capacity_data_has_changed() {
     assert_eq!(data(&b.ask(i, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0]))[..4], [0, 0, 0x03, 0xe8]);
 }
 
-/// SPC-4 6.33.1: whoever lists the units need not be told that there are others.
+/// SPC-4 6.33: whoever lists the units need not be told that there are others.
 #[test]
 fn reported_luns_data_has_changed() {
     let (mut b, i) = Bench::new();
@@ -88,7 +88,7 @@ fn reset() {
     assert_eq!(verdict(&b.ask(i, &READY)), "06/29/02");
 }
 
-/// SPC-2 5.5.1, 7.21, 7.17: who holds the unit has it for itself.
+/// SPC-2 5.5, 7.21, 7.17: who holds the unit has it for itself.
 #[test]
 fn reserve_and_release() {
     let (mut b, i) = Bench::new();
@@ -175,7 +175,7 @@ fn start_stop_unit_of_what_it_has_not() {
     assert_eq!(verdict(&b.ask(i, &[0x1b, 1, 0, 0, 1, 0])), "Good", "IMMED");
 }
 
-/// SBC-3 5.17.
+/// SBC-3 5.10.
 #[test]
 fn prevent_allow_medium_removal() {
     let (mut b, i) = Bench::new();

@@ -1,4 +1,4 @@
-//! SPC-4 6.10 to 6.13, 7.5 and SBC-3 6.4: mode pages.
+//! SPC-4 6.11 to 6.14, 7.5 and SBC-3 6.4: mode pages.
 
 use block::{Error, Failure};
 
@@ -19,7 +19,7 @@ fn control(d_sense: u8, swp: u8, tas: u8) -> [u8; 12] {
     [0x0a, 10, 0x02 | d_sense, 0x10, swp, tas, 0, 0, 0xff, 0xff, 0, 0]
 }
 
-/// SPC-4 6.11, 7.5.5 to 7.5.7.
+/// SPC-4 6.13, 7.5.
 #[test]
 fn headers_and_descriptors() {
     let (mut b, i) = Bench::new();
@@ -36,7 +36,7 @@ fn headers_and_descriptors() {
     assert_eq!(d[16..24], [0, 0, 0, 0, 0, 0, 2, 0]);
 }
 
-/// SBC-3 6.4.2: a count that does not fit says so.
+/// SBC-3 6.4: a count that does not fit says so.
 #[test]
 fn a_large_device_in_a_short_descriptor() {
     let mut n = info();
@@ -45,7 +45,7 @@ fn a_large_device_in_a_short_descriptor() {
     assert_eq!(data(&b.ask(i, &[0x1a, 0, 0x0a, 0, 255, 0]))[4..8], [0xff; 4]);
 }
 
-/// SPC-4 7.5.3 to 7.5.14: the pages, alone and together, in order.
+/// SPC-4 7.5: the pages, alone and together, in order.
 #[test]
 fn pages() {
     let (mut b, i) = Bench::new();
@@ -73,7 +73,7 @@ fn pages() {
     }
 }
 
-/// SPC-4 6.11: what is not there.
+/// SPC-4 6.13: what is not there.
 #[test]
 fn unknown_pages() {
     let (mut b, i) = Bench::new();
@@ -87,7 +87,7 @@ fn unknown_pages() {
     assert_eq!(verdict(&b.ask(i, &sense6(0xc0 | 0x0a, 0))), "05/39/00", "saved values");
 }
 
-/// SPC-4 6.11.3: changeable and default values.
+/// SPC-4 6.13: changeable and default values.
 #[test]
 fn page_controls() {
     let (mut b, i) = Bench::new();
@@ -139,7 +139,7 @@ fn task_aborted_status() {
     assert_eq!(verdict(&b.ask(i, &cdb(0x28, 0, 0, 1))), "TaskAborted");
 }
 
-/// SBC-3 6.4.5: WCE at zero makes every write durable.
+/// SBC-3 6.4: WCE at zero makes every write durable.
 #[test]
 fn write_cache_disabled() {
     let (mut b, i) = Bench::new();
@@ -156,7 +156,7 @@ fn write_cache_disabled() {
     assert_eq!(b.took(), ["write 0+1"]);
 }
 
-/// SPC-4 6.9: everybody else is told, once, and only of a change.
+/// SPC-4 6.11: everybody else is told, once, and only of a change.
 #[test]
 fn others_are_told() {
     let (mut b, i) = Bench::new();
@@ -169,7 +169,7 @@ fn others_are_told() {
     assert_eq!(verdict(&b.ask(other, &[0; 6])), "Good");
 }
 
-/// SPC-4 6.9: lists that cannot be, and then nothing is changed.
+/// SPC-4 6.11: lists that cannot be, and then nothing is changed.
 #[test]
 fn wrong_parameter_lists() {
     let (mut b, i) = Bench::new();
@@ -197,7 +197,7 @@ fn wrong_parameter_lists() {
     assert_eq!(data(&b.ask(i, &sense6(0x0a, 0)))[4..], control(0, 0, 0));
 }
 
-/// SPC-4 6.9 and SBC-3 6.4.2: PF, SP, no list, block descriptors that repeat what is.
+/// SPC-4 6.11 and SBC-3 6.4: PF, SP, no list, block descriptors that repeat what is.
 #[test]
 fn mode_select_forms() {
     let (mut b, i) = Bench::new();

@@ -1,4 +1,4 @@
-//! SBC-3 4.7, 5.27 UNMAP, 5.43 and 5.44 WRITE SAME.
+//! SBC-3 4.7, 5.28 UNMAP, 5.43 and 5.44 WRITE SAME.
 
 use scsi::Transfer;
 
@@ -75,7 +75,7 @@ fn write_same_anchor() {
     }
 }
 
-/// SBC-3 6.5.3: WSNZ and MAXIMUM WRITE SAME LENGTH; 4.5 ranges; exactly one block of data.
+/// SBC-3 6.5: WSNZ and MAXIMUM WRITE SAME LENGTH; 4.5 ranges; exactly one block of data.
 #[test]
 fn write_same_limits() {
     let mut n = info();
@@ -96,7 +96,7 @@ fn write_same_limits() {
     assert_eq!(b.took(), [""; 0]);
 }
 
-/// SBC-3 5.27: any alignment, any order, nothing at all.
+/// SBC-3 5.28: any alignment, any order, nothing at all.
 #[test]
 fn unmap_ranges() {
     let (mut b, i) = Bench::new();
@@ -110,7 +110,7 @@ fn unmap_ranges() {
     assert_eq!(b.took(), [""; 0]);
 }
 
-/// SBC-3 5.27.2: lists that are cut off, contradict themselves or ask for too much.
+/// SBC-3 5.28: lists that are cut off, contradict themselves or ask for too much.
 #[test]
 fn unmap_lists_that_are_wrong() {
     let mut n = info();
@@ -139,7 +139,7 @@ fn unmap_lists_that_are_wrong() {
     assert_eq!(check(&mut b, &list(&too_many)).0, "05/1a/00", "longer than any list");
 }
 
-/// SBC-3 5.27: the transport must bring the whole list; ANCHOR is refused.
+/// SBC-3 5.28: the transport must bring the whole list; ANCHOR is refused.
 #[test]
 fn unmap_window_and_anchor() {
     let (mut b, i) = Bench::new();
@@ -151,7 +151,7 @@ fn unmap_window_and_anchor() {
     assert_eq!((verdict(&r).as_str(), pointer(&r)), ("05/24/00", Some((true, 1, Some(0)))));
 }
 
-/// SBC-3 4.7.3.2: a unit without provisioning management knows neither.
+/// SBC-3 4.7: a unit without provisioning management knows neither.
 #[test]
 fn without_provisioning_management() {
     let (mut b, i) = Bench::with(config(), no_unmap());

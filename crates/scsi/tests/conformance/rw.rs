@@ -1,4 +1,5 @@
-//! SBC-3 5.8 to 5.11, 5.18 to 5.21, 5.26, 5.32 to 5.35: READ, WRITE, PRE-FETCH, SYNCHRONIZE CACHE;
+//! SBC-3 5.8, 5.9, 5.11 to 5.13, 5.26, 5.27, 5.33 to 5.35: READ, WRITE, PRE-FETCH, SYNCHRONIZE
+//! CACHE; SBC-2 5.5 and 5.24 for six bytes;
 //! RFC 7143 11.4.5 residuals; SBC-3 4.18 sense data of failures.
 
 use block::{Error, Failure, Lba};
@@ -12,7 +13,7 @@ use crate::bench::{
 const READS: [u8; 4] = [0x08, 0x28, 0xa8, 0x88];
 const WRITES: [u8; 4] = [0x0a, 0x2a, 0xaa, 0x8a];
 
-/// SBC-3 5.8 to 5.11, 5.32 to 5.35.
+/// SBC-3 5.11 to 5.13, 5.33 to 5.35, SBC-2 5.5, 5.24.
 #[test]
 fn every_length_reads_what_every_length_wrote() {
     let (mut b, i) = Bench::new();
@@ -28,7 +29,7 @@ fn every_length_reads_what_every_length_wrote() {
     }
 }
 
-/// SBC-3 5.8, 5.32: a count of zero is 256 blocks in six bytes and none in more.
+/// SBC-2 5.5, SBC-3 5.11: a count of zero is 256 blocks in six bytes and none in more.
 #[test]
 fn a_count_of_zero() {
     let mut n = info();
@@ -67,7 +68,7 @@ fn blocks_beyond_the_end() {
     assert_eq!(b.took(), [""; 0]);
 }
 
-/// SBC-3 6.5.3: MAXIMUM TRANSFER LENGTH, with a pointer to the count.
+/// SBC-3 6.5: MAXIMUM TRANSFER LENGTH, with a pointer to the count.
 #[test]
 fn more_than_the_maximum_transfer_length() {
     let (mut b, i) = Bench::new();
@@ -79,7 +80,7 @@ fn more_than_the_maximum_transfer_length() {
     assert_eq!(verdict(&b.ask(i, &cdb(0x28, 0, 0, MAX_TRANSFER))), "Good");
 }
 
-/// SBC-3 4.21: there is no protection information to check or to write.
+/// SBC-3 4.22: there is no protection information to check or to write.
 #[test]
 fn protection_information_is_refused() {
     let (mut b, i) = Bench::new();
@@ -94,7 +95,7 @@ fn protection_information_is_refused() {
     }
 }
 
-/// SBC-3 5.8, 5.32: DPO, FUA, FUA_NV and the group number are understood.
+/// SBC-3 5.11, 5.33: DPO, FUA, FUA_NV and the group number are understood.
 #[test]
 fn flags_and_group_number() {
     let (mut b, i) = Bench::new();
@@ -115,7 +116,7 @@ fn flags_and_group_number() {
     assert_eq!(b.took(), ["read 0+1"], "an address bit of WRITE(6) is no FUA");
 }
 
-/// SBC-3 4.18.3 and SPC-4 7.5.8: write protection, by the device, the configuration or SWP.
+/// SPC-4 7.5.8 and SBC-3 4.18: write protection, by the device, the configuration or SWP.
 #[test]
 fn write_protection() {
     let mut n = info();
@@ -216,7 +217,7 @@ fn pre_fetch() {
     assert_eq!(b.took(), [""; 0]);
 }
 
-/// SBC-3 5.18, 5.19.
+/// SBC-3 5.26, 5.27.
 #[test]
 fn synchronize_cache() {
     let (mut b, i) = Bench::new();
@@ -229,7 +230,7 @@ fn synchronize_cache() {
     }
 }
 
-/// SBC-3 4.18.1, SPC-4 4.5: failures of the volume, in either format.
+/// SBC-3 4.18, SPC-4 4.5: failures of the volume, in either format.
 #[test]
 fn failures_become_sense_data() {
     let (mut b, i) = Bench::new();

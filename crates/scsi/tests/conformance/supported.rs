@@ -20,7 +20,7 @@ fn listed(d: &[u8]) -> Vec<(u8, Option<u16>, u8)> {
         .collect()
 }
 
-/// SPC-4 6.35.2 and 6.35.3: what is listed can be asked for in one way and not in the other.
+/// SPC-4 6.35: what is listed can be asked for in one way and not in the other.
 #[test]
 fn every_command_is_reported_alone_as_in_the_list() {
     let (mut b, i) = Bench::new();
@@ -41,7 +41,7 @@ fn every_command_is_reported_alone_as_in_the_list() {
     }
 }
 
-/// SPC-4 6.35.3: CDB USAGE DATA.
+/// SPC-4 6.35: CDB USAGE DATA.
 #[test]
 fn usage_data() {
     let (mut b, i) = Bench::new();
@@ -54,7 +54,7 @@ fn usage_data() {
     assert_eq!(d[4..], [0xa3, 0x0c, 0x87, 255, 255, 255, 255, 255, 255, 255, 0, 0]);
 }
 
-/// SPC-4 6.35.2: RCTD asks for timeouts.
+/// SPC-4 6.35: RCTD asks for timeouts.
 #[test]
 fn timeouts_descriptors() {
     let (mut b, i) = Bench::new();
@@ -66,7 +66,7 @@ fn timeouts_descriptors() {
     assert_eq!((d[1], d.len(), &d[14..16]), (0x83, 26, &[0, 10][..]));
 }
 
-/// SPC-4 6.35.1: what is not supported, and options that are reserved.
+/// SPC-4 6.35: what is not supported, and options that are reserved.
 #[test]
 fn unsupported_commands_and_options() {
     let (mut b, i) = Bench::new();

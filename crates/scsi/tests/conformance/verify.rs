@@ -1,4 +1,4 @@
-//! SBC-3 5.2 COMPARE AND WRITE, 5.29 to 5.31 VERIFY, 5.36 to 5.38 WRITE AND VERIFY.
+//! SBC-3 5.2 COMPARE AND WRITE, 5.29 to 5.31 VERIFY, 5.37 to 5.39 WRITE AND VERIFY.
 
 use block::{Error, Failure, Lba};
 use scsi::Transfer;
@@ -57,7 +57,7 @@ fn verify_and_its_window() {
     assert_eq!(verdict(&b.tell(i, &cdb(0x2f, 2, 0, 2), &blocks(3, 0))), "Good");
 }
 
-/// SBC-3 5.36: written durably, then read back or compared.
+/// SBC-3 5.37: written durably, then read back or compared.
 #[test]
 fn write_and_verify() {
     let (mut b, i) = Bench::new();
@@ -111,7 +111,7 @@ fn compare_and_write_swaps_or_tells_the_difference() {
     assert_eq!(data(&b.ask(i, &cdb(0x28, 0, 998, 2))), blocks(2, 2));
 }
 
-/// SBC-3 5.2 and 6.5.3: none, too many, beyond the end, too little and too much data.
+/// SBC-3 5.2 and 6.5: none, too many, beyond the end, too little and too much data.
 #[test]
 fn compare_and_write_limits() {
     let (mut b, i) = Bench::new();
@@ -129,7 +129,7 @@ fn compare_and_write_limits() {
     assert_eq!(b.took(), [""; 0]);
 }
 
-/// SBC-3 6.5.3: the count is one byte however large transfers may be.
+/// SBC-3 6.5: the count is one byte however large transfers may be.
 #[test]
 fn compare_and_write_of_255_blocks() {
     let mut n = info();
