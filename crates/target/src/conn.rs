@@ -99,6 +99,12 @@ impl<E> Inbox<E> {
         self.0.closed.get()
     }
 
+    /// Whether both are one connection's.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+
     fn pop(&self) -> Option<E> {
         self.0.events.borrow_mut().pop_front()
     }

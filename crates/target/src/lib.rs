@@ -8,6 +8,7 @@
 pub mod catalog;
 pub mod conn;
 mod iscsi;
+mod nvme;
 mod resident;
 pub mod server;
 

@@ -157,6 +157,7 @@ pub struct Server {
     idle: RefCell<Vec<Waker>>,
     staging: Staging,
     pub(crate) iscsi: crate::iscsi::Shared,
+    pub(crate) nvme: crate::nvme::Shared,
 }
 
 struct Entry {
@@ -188,6 +189,7 @@ impl Server {
             idle: RefCell::default(),
             staging: Staging::default(),
             iscsi: crate::iscsi::Shared::new(crate::iscsi::config(&limits)),
+            nvme: crate::nvme::Shared::default(),
             core,
         });
         let (weak, mut own) = (Rc::downgrade(&server), door.own);
@@ -283,7 +285,7 @@ impl Server {
     pub async fn serve(self: Rc<Self>, listener: Listener, service: Service) {
         match service {
             Service::Iscsi => self.accept::<crate::iscsi::Initiator>(listener).await,
-            Service::Nvme => {}
+            Service::Nvme => self.accept::<crate::nvme::Host>(listener).await,
         }
     }
 

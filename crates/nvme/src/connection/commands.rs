@@ -1,0 +1,164 @@
+//! Commands in flight on one connection: a dense slab, so that a tag is an index.
+
+use std::time::Duration;
+
+use block::{Bufs, BufsMut};
+use wire::Crc32c;
+
+use super::Tag;
+use crate::entry::Completion;
+
+/// How far a command has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Waits for the driver to admit it.
+    Arrived,
+    /// Waits for memory.
+    Granting,
+    /// Its data is on the way.
+    Receiving,
+    /// Being carried out.
+    Running,
+    /// The host has its answer already; the driver does not know yet.
+    Told,
+}
+
+#[derive(Debug)]
+pub(super) struct Command {
+    pub(super) cid: u16,
+    pub(super) stage: Stage,
+    /// Whether the command returns data.
+    pub(super) to_host: bool,
+    /// Whether the capsule brings the data.
+    pub(super) in_capsule: bool,
+    /// Size in bytes of the buffer that the host described.
+    pub(super) host_bytes: u32,
+    /// When data was asked for by R2T.
+    pub(super) since: Duration,
+    pub(super) data: Incoming,
+    /// How the command ended, when that was known before the host had sent what it was asked for.
+    pub(super) outcome: Option<Completion>,
+}
+
+/// Data of one command as it arrives, in order.
+#[derive(Debug, Default)]
+pub(super) struct Incoming {
+    buffers: BufsMut,
+    /// Where the next byte goes: index of the buffer and offset in it.
+    at: (usize, usize),
+    /// Bytes received, thrown away ones included.
+    pub(super) filled: u32,
+    /// A data digest was wrong.
+    pub(super) corrupt: bool,
+}
+
+impl Incoming {
+    pub(super) fn start(&mut self, buffers: BufsMut) {
+        *self = Self { buffers, ..Self::default() };
+    }
+
+    /// Gives the memory back; what still comes is only counted.
+    pub(super) fn discard(&mut self) {
+        *self = Self { filled: self.filled, ..Self::default() };
+    }
+
+    /// The rest of the current buffer, at most `limit` bytes; `None` without buffers.
+    pub(super) fn space(&mut self, limit: usize) -> Option<&mut [u8]> {
+        let (index, offset) = self.at;
+        let buffer = self.buffers.get_mut(index)?;
+        let end = buffer.len().min(offset.saturating_add(limit));
+        buffer.get_mut(offset..end).filter(|s| !s.is_empty())
+    }
+
+    pub(super) fn advance(&mut self, n: usize) {
+        self.filled = self.filled.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
+        let (index, offset) = self.at;
+        if let Some(buffer) = self.buffers.get(index) {
+            let full = offset + n >= buffer.len();
+            self.at = if full { (index + 1, 0) } else { (index, offset + n) };
+        }
+    }
+
+    /// CRC-32C of the last `length` bytes received; `None` without buffers.
+    pub(super) fn checksum_of_last(&self, length: u32) -> Option<u32> {
+        if self.buffers.is_empty() {
+            return None;
+        }
+        let end = self.filled as usize;
+        let start = end.saturating_sub(length as usize);
+        let (mut crc, mut at) = (Crc32c::new(), 0);
+        for buffer in &self.buffers {
+            let (from, to) = (start.max(at), end.min(at + buffer.len()));
+            if from < to {
+                crc = crc.update(&buffer[from - at..to - at]);
+            }
+            at += buffer.len();
+        }
+        Some(crc.value())
+    }
+
+    pub(super) fn finish(&mut self) -> Bufs {
+        let mut out = Bufs::new();
+        for buffer in std::mem::take(self).buffers {
+            out.push(buffer.freeze());
+        }
+        out
+    }
+}
+
+const FREE: u32 = u32::MAX;
+
+/// The commands in flight.
+#[derive(Debug, Default)]
+pub(super) struct Commands {
+    slots: Vec<Option<Command>>,
+    /// Their identifiers, dense for a quick search; [`FREE`] where a slot is empty.
+    cids: Vec<u32>,
+    free: Vec<u16>,
+}
+
+impl Commands {
+    pub(super) fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn find(&self, cid: u16) -> Option<Tag> {
+        let index = self.cids.iter().position(|&c| c == u32::from(cid))?;
+        u16::try_from(index).ok().map(Tag)
+    }
+
+    /// Takes a slot. The caller bounds how many are taken (to at most 65,536).
+    pub(super) fn insert(&mut self, command: Command) -> Tag {
+        let cid = u32::from(command.cid);
+        if let Some(index) = self.free.pop() {
+            self.slots[usize::from(index)] = Some(command);
+            self.cids[usize::from(index)] = cid;
+            return Tag(index);
+        }
+        let index = u16::try_from(self.slots.len()).expect("a queue has at most 65,536 entries");
+        self.slots.push(Some(command));
+        self.cids.push(cid);
+        Tag(index)
+    }
+
+    pub(super) fn get_mut(&mut self, tag: Tag) -> Option<&mut Command> {
+        self.slots.get_mut(tag.index())?.as_mut()
+    }
+
+    /// Frees the slot of a command in flight.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(super) fn remove(&mut self, tag: Tag) -> Command {
+        let command = self.slots[tag.index()].take().expect("the command is in flight");
+        self.cids[tag.index()] = FREE;
+        self.free.push(tag.0);
+        command
+    }
+
+    /// When the longest outstanding R2T was sent.
+    pub(super) fn oldest_transfer(&self) -> Option<Duration> {
+        let waits = |c: &&Command| c.stage == Stage::Receiving && !c.in_capsule;
+        self.slots.iter().flatten().filter(waits).map(|c| c.since).min()
+    }
+}
