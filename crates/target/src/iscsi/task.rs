@@ -109,7 +109,11 @@ impl Initiator {
         };
         let admission = unit.state.borrow_mut().admit(unit.nexus, &arrival);
         match admission {
-            Admission::Reply(reply) => self.complete(tag, &reply),
+            Admission::Reply(reply) => {
+                // What a refused write would have taken shows in its residual count.
+                self.machine.admit(tag, reply.wanted.data_out);
+                self.complete(tag, &reply);
+            }
             Admission::Accept(command) => {
                 let bytes = command.wanted().data_out;
                 let (stage, awaited) = (Stage::Admitted(command), Vec::new());
