@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::real::Pulse;
 #[cfg(feature = "sim")]
-use crate::sim::net::{SimListener, SimStream};
+use crate::sim::net::{DetachedSim, SimListener, SimStream};
 
 /// How to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ impl Stream {
         match self.0 {
             StreamKind::Tcp(s, _) => Ok(DetachedStream(Detached::Tcp(s.into_std()?))),
             #[cfg(feature = "sim")]
-            StreamKind::Sim(s) => Ok(DetachedStream(Detached::Sim(s))),
+            StreamKind::Sim(s) => Ok(DetachedStream(Detached::Sim(s.detach()))),
         }
     }
 
@@ -160,7 +160,18 @@ impl Stream {
                 Ok(Self(StreamKind::Tcp(TcpStream::from_std(s)?, Rc::clone(pulse))))
             }
             #[cfg(feature = "sim")]
-            Detached::Sim(s) => Ok(Self::sim(s)),
+            Detached::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+#[cfg(feature = "sim")]
+impl DetachedStream {
+    /// The simulated connection, if it is one.
+    pub(crate) fn into_sim(self) -> io::Result<DetachedSim> {
+        match self.0 {
+            Detached::Sim(s) => Ok(s),
+            Detached::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
@@ -171,7 +182,7 @@ pub struct DetachedStream(Detached);
 enum Detached {
     Tcp(std::net::TcpStream),
     #[cfg(feature = "sim")]
-    Sim(SimStream),
+    Sim(DetachedSim),
 }
 
 const _: () = {

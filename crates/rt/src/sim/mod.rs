@@ -1,69 +1,49 @@
-//! The simulator's side of a [`crate::Core`].
+//! The deterministic simulator: the system behind [`crate::Core`] in tests.
 //!
-//! `Core` hands everything that reaches outside to a [`SimCore`]; [`crate::disk::Disk`] and
-//! [`crate::net`] hand operations to a [`disk::SimDisk`], a [`net::SimListener`] and a
-//! [`net::SimStream`]. Their methods mirror the real ones.
+//! A [`World`] is built from a seed. It has hosts ([`Host`]) with disks and software, a network
+//! between them, and virtual time that stands still while anything can run. A scenario plays in
+//! it: it starts hosts, gives them work, cuts their power, cuts links, and says at the end what
+//! it thinks of the result. The same seed gives the same world, event by event, and
+//! [`Outcome::digest`] proves it.
+//!
+//! # What is simulated
+//! * Disks ([`DiskSetup`], [`DiskFaults`], [`DiskControl`]): a volatile cache whose every unsynced
+//!   change meets its own fate at power loss; errors, stalls, bit rot, misdirected and lost
+//!   writes, failed syncs, full file systems.
+//! * TCP ([`LinkSetup`]): portions of any size, delay, cut links, resets, silence.
+//! * Crashes: [`Host::power_cut`] and [`Host::kill`].
+//!
+//! # Rules for code that runs here
+//! Nothing may depend on anything but the seed:
+//! * time is `tokio::time`, randomness is [`crate::Core::random_u64`], disks and connections come
+//!   from the core, tasks are `spawn_local`;
+//! * `tokio::select!` is `biased` (tokio draws the branch order from the system otherwise), and a
+//!   `tokio::sync::watch` channel has one receiver (it wakes several in an order of its own);
+//! * maps whose order can be seen are `BTreeMap`, or hash maps with a fixed hasher
+//!   (`rustc_hash`); addresses of memory decide nothing.
 
+pub(crate) mod agenda;
+pub(crate) mod core;
+mod device;
 pub(crate) mod disk;
+mod extents;
+mod faults;
+mod host;
+mod medium;
 pub(crate) mod net;
+mod panics;
+mod rng;
+mod trace;
+mod world;
 
-use std::io;
-use std::net::SocketAddr;
-use std::path::Path;
-use std::time::Duration;
-
-use crate::disk::{Backend, DiskInfo, Engine, OpenError, OpenOptions};
-use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
-
-/// One simulated core's share of its simulated system. None can be made yet.
-pub(crate) enum SimCore {}
-
-impl SimCore {
-    pub(crate) fn disk_engine(&self) -> Engine {
-        match *self {}
-    }
-
-    pub(crate) async fn open_disk(
-        &self,
-        _path: &Path,
-        _how: OpenOptions,
-    ) -> Result<(Backend, DiskInfo), OpenError> {
-        match *self {}
-    }
-
-    pub(crate) async fn remove_file(&self, _path: &Path) -> io::Result<()> {
-        match *self {}
-    }
-
-    pub(crate) async fn rename(&self, _from: &Path, _to: &Path) -> io::Result<()> {
-        match *self {}
-    }
-
-    pub(crate) async fn sync_dir(&self, _dir: &Path) -> io::Result<()> {
-        match *self {}
-    }
-
-    pub(crate) async fn listen(
-        &self,
-        _at: SocketAddr,
-        _how: ListenOptions,
-    ) -> io::Result<Listener> {
-        match *self {}
-    }
-
-    pub(crate) async fn dial(&self, _to: SocketAddr) -> io::Result<Stream> {
-        match *self {}
-    }
-
-    pub(crate) fn attach(&self, _stream: DetachedStream) -> io::Result<Stream> {
-        match *self {}
-    }
-
-    pub(crate) fn random_u64(&self) -> u64 {
-        match *self {}
-    }
-
-    pub(crate) fn wall_clock(&self) -> Duration {
-        match *self {}
-    }
-}
+pub use self::core::EPOCH;
+pub(crate) use self::core::SimCore;
+pub use device::Mishap;
+pub use disk::DiskControl;
+pub use faults::{Bad, BadOps, BadUntil, DiskFaults, DiskSetup, Latency, Unsynced};
+pub use host::{Host, HostSetup, Task};
+pub use medium::Damage;
+pub use net::LinkSetup;
+pub use rng::Rng;
+pub use trace::{Digest, Trace, content};
+pub use world::{Failure, Outcome, Setup, World, run};

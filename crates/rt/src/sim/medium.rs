@@ -1,0 +1,530 @@
+//! What a disk holds: the medium and the volatile cache in front of it. Pure: no time, no errors.
+//!
+//! The medium is an array of *units*, the pieces that it writes at once. What has been written
+//! since the last sync is kept as an ordered list of *changes* per unit. At power loss each change
+//! is kept or lost by itself, and the kept ones apply in order: so a unit ends as it was, as it
+//! was last written, or as at any moment between, and no two units agree on which. A change to a
+//! part of a unit (a 512-byte write to a 4 KiB unit) never tears that part.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::rng::Rng;
+
+/// Changes that a unit remembers one by one; older ones are merged.
+const CHANGES: usize = 12;
+
+/// How one power cut treats what was not yet durable.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Fate {
+    /// Probability that a change is kept.
+    pub(crate) keep: f64,
+    /// Probability that a unit with changes was being written at that moment and is damaged.
+    pub(crate) torn: f64,
+    /// What the damage is.
+    pub(crate) damage: Damage,
+}
+
+/// What becomes of a unit that was being written when the power failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Damage {
+    /// Parts of old and new contents, cut at a multiple of this many bytes: the medium writes less
+    /// at once than it says.
+    Mixed {
+        /// Granularity of the cut.
+        bytes: u32,
+    },
+    /// Noise.
+    #[default]
+    Garbage,
+    /// Reads fail until the unit is written again: the medium's own checksum is wrong.
+    Unreadable,
+}
+
+/// What a power cut did, in units.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Losses {
+    /// Changes that reached the medium.
+    pub(crate) kept: u64,
+    /// Changes that did not.
+    pub(crate) lost: u64,
+    /// Units damaged.
+    pub(crate) torn: u64,
+    /// Units that cannot be read any more.
+    pub(crate) unreadable: Vec<u64>,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct Medium {
+    unit: usize,
+    /// Units whose durable contents are not all zeroes.
+    durable: BTreeMap<u64, Box<[u8]>>,
+    unsynced: BTreeMap<u64, Unsynced>,
+    /// Number of the latest change.
+    sequence: u64,
+}
+
+#[derive(Debug)]
+struct Unsynced {
+    /// What a read sees.
+    now: Box<[u8]>,
+    changes: Vec<Change>,
+}
+
+#[derive(Debug)]
+struct Change {
+    sequence: u64,
+    /// Where in the unit.
+    at: usize,
+    bytes: Box<[u8]>,
+    /// A sync of this change failed: no later sync makes it durable.
+    forsaken: bool,
+}
+
+impl Change {
+    fn apply(&self, unit: &mut [u8]) {
+        unit[self.at..self.at + self.bytes.len()].copy_from_slice(&self.bytes);
+    }
+}
+
+impl Medium {
+    /// All zeroes; `unit` in bytes.
+    pub(crate) fn new(unit: u32) -> Self {
+        Self {
+            unit: unit as usize,
+            durable: BTreeMap::new(),
+            unsynced: BTreeMap::new(),
+            sequence: 0,
+        }
+    }
+
+    fn size(&self) -> u64 {
+        self.unit as u64
+    }
+
+    /// The units that `at..at + len` touches, with the part of each.
+    fn pieces(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, Range<usize>)> + use<> {
+        let (size, unit, end) = (self.size(), self.unit, at + len);
+        let mut at = at;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let index = at / size;
+            let start = usize::try_from(at % size).expect("inside a unit");
+            let part = usize::try_from(end - at).unwrap_or(unit).min(unit - start);
+            at += part as u64;
+            Some((index, start..start + part))
+        })
+    }
+
+    /// Copies what a read of `at` sees.
+    pub(crate) fn read(&self, at: u64, into: &mut [u8]) {
+        let mut done = 0;
+        for (index, part) in self.pieces(at, into.len() as u64) {
+            let to = &mut into[done..done + part.len()];
+            done += part.len();
+            match self.visible(index) {
+                Some(unit) => to.copy_from_slice(&unit[part]),
+                None => to.fill(0),
+            }
+        }
+    }
+
+    fn visible(&self, index: u64) -> Option<&[u8]> {
+        let unsynced = self.unsynced.get(&index).map(|u| &*u.now);
+        unsynced.or_else(|| self.durable.get(&index).map(|u| &**u))
+    }
+
+    /// Copies what would be there if the power failed now and every change was lost.
+    pub(crate) fn read_durable(&self, at: u64, into: &mut [u8]) {
+        let mut done = 0;
+        for (index, part) in self.pieces(at, into.len() as u64) {
+            let to = &mut into[done..done + part.len()];
+            done += part.len();
+            match self.durable.get(&index) {
+                Some(unit) => to.copy_from_slice(&unit[part]),
+                None => to.fill(0),
+            }
+        }
+    }
+
+    /// Replaces contents, visibly and not yet durably.
+    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) {
+        let mut done = 0;
+        for (index, part) in self.pieces(at, bytes.len() as u64) {
+            let from = &bytes[done..done + part.len()];
+            done += part.len();
+            self.change(index, part.start, from.into());
+        }
+    }
+
+    /// Makes a range read as zeroes, visibly and not yet durably. Costs what the range holds, not
+    /// what it spans.
+    pub(crate) fn zero(&mut self, at: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let (first, last) = (at / self.size(), (at + len - 1) / self.size());
+        let mut indices: Vec<u64> = self.durable.range(first..=last).map(|(&i, _)| i).collect();
+        indices.extend(self.unsynced.range(first..=last).map(|(&i, _)| i));
+        indices.sort_unstable();
+        indices.dedup();
+        for index in indices {
+            let base = index * self.size();
+            let start = at.max(base) - base;
+            let end = (at + len).min(base + self.size()) - base;
+            let zeroes = vec![0; usize::try_from(end - start).expect("inside a unit")];
+            self.change(index, usize::try_from(start).expect("inside a unit"), zeroes.into());
+        }
+    }
+
+    fn change(&mut self, index: u64, at: usize, bytes: Box<[u8]>) {
+        self.sequence += 1;
+        let change = Change { sequence: self.sequence, at, bytes, forsaken: false };
+        let durable = &self.durable;
+        let unsynced = self.unsynced.entry(index).or_insert_with(|| Unsynced {
+            now: durable.get(&index).cloned().unwrap_or_else(|| vec![0; self.unit].into()),
+            changes: Vec::new(),
+        });
+        change.apply(&mut unsynced.now);
+        unsynced.changes.push(change);
+        if unsynced.changes.len() > CHANGES {
+            self.merge_oldest(index);
+        }
+    }
+
+    /// Makes one change of the two oldest ones, so that a unit written over and over does not
+    /// remember for ever. It counts as the older one: a sync that covers that covers both. A
+    /// forsaken change (those come first) is simply forgotten.
+    fn merge_oldest(&mut self, index: u64) {
+        let Some(unsynced) = self.unsynced.get_mut(&index) else { return };
+        let first = unsynced.changes.remove(0);
+        let second = &mut unsynced.changes[0];
+        if first.forsaken {
+            return;
+        }
+        let start = first.at.min(second.at);
+        let end = (first.at + first.bytes.len()).max(second.at + second.bytes.len());
+        let mut unit: Box<[u8]> =
+            self.durable.get(&index).cloned().unwrap_or_else(|| vec![0; self.unit].into());
+        first.apply(&mut unit);
+        second.apply(&mut unit);
+        second.sequence = first.sequence;
+        second.at = start;
+        second.bytes = unit[start..end].into();
+    }
+
+    /// Number of the latest change: what a sync submitted now has to cover.
+    pub(crate) fn mark(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Makes durable every change up to `mark`.
+    pub(crate) fn sync(&mut self, mark: u64) {
+        let (durable, size) = (&mut self.durable, self.unit);
+        self.unsynced.retain(|&index, unsynced| {
+            let ready = |c: &Change| c.sequence <= mark && !c.forsaken;
+            if unsynced.changes.iter().any(ready) {
+                let unit = durable.entry(index).or_insert_with(|| vec![0; size].into());
+                unsynced.changes.iter().filter(|c| ready(c)).for_each(|c| c.apply(unit));
+                if unit.iter().all(|&b| b == 0) {
+                    durable.remove(&index);
+                }
+                unsynced.changes.retain(|c| !ready(c));
+            }
+            !unsynced.changes.is_empty()
+        });
+    }
+
+    /// A sync failed: each change up to `mark` becomes durable with probability `keep`; the
+    /// others are forsaken by whoever would have written them. They stay visible until
+    /// [`Self::evict`] or a power cut, and no later sync makes them durable.
+    pub(crate) fn fail_sync(&mut self, mark: u64, keep: f64, rng: &Rng) {
+        let (durable, size) = (&mut self.durable, self.unit);
+        self.unsynced.retain(|&index, unsynced| {
+            unsynced.changes.retain_mut(|change| {
+                if change.sequence > mark || change.forsaken {
+                    return true;
+                }
+                change.forsaken = !rng.chance(keep);
+                if !change.forsaken {
+                    let unit = durable.entry(index).or_insert_with(|| vec![0; size].into());
+                    change.apply(unit);
+                }
+                change.forsaken
+            });
+            !unsynced.changes.is_empty()
+        });
+    }
+
+    /// Drops from view what a failed sync has left behind.
+    pub(crate) fn evict(&mut self) {
+        let (durable, size) = (&self.durable, self.unit);
+        self.unsynced.retain(|index, unsynced| {
+            if !unsynced.changes.iter().any(|c| c.forsaken) {
+                return true;
+            }
+            unsynced.changes.retain(|c| !c.forsaken);
+            unsynced.now = durable.get(index).cloned().unwrap_or_else(|| vec![0; size].into());
+            unsynced.changes.iter().for_each(|c| c.apply(&mut unsynced.now));
+            !unsynced.changes.is_empty()
+        });
+    }
+
+    /// The power fails.
+    pub(crate) fn power_loss(&mut self, fate: Fate, rng: &Rng) -> Losses {
+        let mut losses = Losses::default();
+        for (index, unsynced) in std::mem::take(&mut self.unsynced) {
+            let old = self.durable.get(&index).cloned();
+            let mut unit = old.clone().unwrap_or_else(|| vec![0; self.unit].into());
+            for change in &unsynced.changes {
+                if !change.forsaken && rng.chance(fate.keep) {
+                    change.apply(&mut unit);
+                    losses.kept += 1;
+                } else {
+                    losses.lost += 1;
+                }
+            }
+            if rng.chance(fate.torn) {
+                losses.torn += 1;
+                match fate.damage {
+                    Damage::Mixed { bytes } => {
+                        let step = (bytes as usize).max(1);
+                        for (a, b) in unit.chunks_mut(step).zip(unsynced.now.chunks(step)) {
+                            if rng.chance(0.5) {
+                                a.copy_from_slice(b);
+                            }
+                        }
+                    }
+                    Damage::Garbage => rng.fill(&mut unit),
+                    Damage::Unreadable => losses.unreadable.push(index),
+                }
+            }
+            self.set_durable(index, unit);
+        }
+        losses
+    }
+
+    fn set_durable(&mut self, index: u64, unit: Box<[u8]>) {
+        if unit.iter().all(|&b| b == 0) {
+            self.durable.remove(&index);
+        } else {
+            self.durable.insert(index, unit);
+        }
+    }
+
+    /// Flips one bit on the medium and in what is seen of it.
+    pub(crate) fn flip(&mut self, at: u64, bit: u8) {
+        let index = at / self.size();
+        let byte = usize::try_from(at % self.size()).expect("inside a unit");
+        let mask = 1 << (bit % 8);
+        let mut unit =
+            self.durable.get(&index).cloned().unwrap_or_else(|| vec![0; self.unit].into());
+        unit[byte] ^= mask;
+        self.set_durable(index, unit);
+        if let Some(unsynced) = self.unsynced.get_mut(&index) {
+            unsynced.now[byte] ^= mask;
+        }
+    }
+
+    /// Replaces contents durably and visibly, as if they had always been so.
+    pub(crate) fn poke(&mut self, at: u64, bytes: &[u8]) {
+        let mut done = 0;
+        for (index, part) in self.pieces(at, bytes.len() as u64) {
+            let from = &bytes[done..done + part.len()];
+            done += part.len();
+            let mut unit =
+                self.durable.get(&index).cloned().unwrap_or_else(|| vec![0; self.unit].into());
+            unit[part.clone()].copy_from_slice(from);
+            self.set_durable(index, unit);
+            if let Some(unsynced) = self.unsynced.get_mut(&index) {
+                unsynced.now[part].copy_from_slice(from);
+            }
+        }
+    }
+
+    /// Drops everything from byte `at` on: a file that is cut short.
+    pub(crate) fn truncate(&mut self, at: u64) {
+        let first_gone = at.div_ceil(self.size());
+        self.durable.split_off(&first_gone);
+        self.unsynced.split_off(&first_gone);
+        if !at.is_multiple_of(self.size()) {
+            let index = at / self.size();
+            let cut = usize::try_from(at % self.size()).expect("inside a unit");
+            if let Some(unit) = self.durable.get_mut(&index) {
+                unit[cut..].fill(0);
+            }
+            if let Some(unsynced) = self.unsynced.get_mut(&index) {
+                unsynced.now[cut..].fill(0);
+                for c in &mut unsynced.changes {
+                    let keep = cut.saturating_sub(c.at).min(c.bytes.len());
+                    c.bytes[keep..].fill(0);
+                }
+            }
+        }
+    }
+
+    /// Changes not yet durable.
+    pub(crate) fn unsynced_changes(&self) -> usize {
+        self.unsynced.values().map(|u| u.changes.len()).sum()
+    }
+
+    /// The ranges of bytes that hold anything, unit by unit.
+    pub(crate) fn filled(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let size = self.size();
+        let mut all: Vec<u64> = self.durable.keys().chain(self.unsynced.keys()).copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        all.into_iter().map(move |i| i * size..(i + 1) * size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const KEEP: Fate = Fate { keep: 1.0, torn: 0.0, damage: Damage::Garbage };
+    const LOSE: Fate = Fate { keep: 0.0, ..KEEP };
+    const HALF: Fate = Fate { keep: 0.5, ..KEEP };
+
+    fn byte(m: &Medium, at: u64) -> u8 {
+        let mut b = [0];
+        m.read(at, &mut b);
+        b[0]
+    }
+
+    #[test]
+    fn unsynced_changes_are_seen_and_may_be_lost() {
+        let rng = Rng::new(1, "");
+        let mut m = Medium::new(512);
+        m.write(100, &[1; 2000]);
+        assert_eq!((byte(&m, 99), byte(&m, 100), byte(&m, 2099), byte(&m, 2100)), (0, 1, 1, 0));
+        m.sync(m.mark());
+        m.write(512, &[2; 512]);
+        m.power_loss(LOSE, &rng);
+        assert_eq!(byte(&m, 600), 1);
+        m.write(512, &[2; 512]);
+        m.power_loss(KEEP, &rng);
+        assert_eq!(byte(&m, 600), 2);
+    }
+
+    #[test]
+    fn a_sync_covers_what_completed_before_its_submission_only() {
+        let rng = Rng::new(1, "");
+        let mut m = Medium::new(512);
+        m.write(0, &[1; 512]);
+        let mark = m.mark();
+        m.write(0, &[2; 256]);
+        m.sync(mark);
+        assert_eq!(m.unsynced_changes(), 1);
+        m.power_loss(LOSE, &rng);
+        assert_eq!((byte(&m, 0), byte(&m, 300)), (1, 1));
+    }
+
+    #[test]
+    fn every_fate_of_a_unit_is_reached_and_no_other() {
+        let mut seen = BTreeSet::new();
+        for seed in 0..200 {
+            let rng = Rng::new(seed, "");
+            let mut m = Medium::new(512);
+            for value in 1..=3u8 {
+                m.write(0, &[value; 512]);
+            }
+            m.write(512, &[9; 512]);
+            m.power_loss(HALF, &rng);
+            let mut unit = [0; 512];
+            m.read(0, &mut unit);
+            assert!(unit.iter().all(|&b| b == unit[0]), "torn");
+            seen.insert((unit[0], byte(&m, 512)));
+        }
+        let all: BTreeSet<_> = [0, 1, 2, 3].iter().flat_map(|&a| [(a, 0), (a, 9)]).collect();
+        assert_eq!(seen, all);
+    }
+
+    #[test]
+    fn a_hot_unit_stays_bounded_and_correct() {
+        for seed in 0..50 {
+            let rng = Rng::new(seed, "hot");
+            let mut m = Medium::new(4096);
+            for i in 0..200u64 {
+                m.write(512 * (i % 8), &[u8::try_from(i).unwrap(); 512]);
+            }
+            assert!(m.unsynced_changes() <= CHANGES);
+            assert_eq!((byte(&m, 0), byte(&m, 4095)), (192, 199));
+            m.power_loss(if seed.is_multiple_of(2) { KEEP } else { HALF }, &rng);
+            for sector in 0..8 {
+                let v = u64::from(byte(&m, sector * 512));
+                assert!(v == 0 || v % 8 == sector, "sector {sector} holds {v}");
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_failed_sync_the_next_one_proves_nothing() {
+        let rng = Rng::new(1, "");
+        let mut m = Medium::new(512);
+        m.write(0, &[1; 512]);
+        m.fail_sync(m.mark(), 0.0, &rng);
+        assert_eq!(byte(&m, 0), 1, "still in view");
+        m.sync(m.mark());
+        m.power_loss(KEEP, &rng);
+        assert_eq!(byte(&m, 0), 0, "and yet lost");
+
+        m.write(0, &[2; 512]);
+        m.fail_sync(m.mark(), 0.0, &rng);
+        m.evict();
+        assert_eq!(byte(&m, 0), 0, "out of view");
+    }
+
+    #[test]
+    fn zeroes_over_a_large_range_cost_what_it_holds() {
+        let mut m = Medium::new(4096);
+        m.write(10_000, &[7; 5000]);
+        m.sync(m.mark());
+        m.zero(12_000, 1 << 48);
+        assert_eq!((byte(&m, 11_999), byte(&m, 12_000), byte(&m, 14_999)), (7, 0, 0));
+        m.sync(m.mark());
+        assert_eq!(m.durable.len(), 1);
+        m.power_loss(KEEP, &Rng::new(1, ""));
+        assert_eq!((byte(&m, 11_999), byte(&m, 12_000)), (7, 0));
+    }
+
+    #[test]
+    fn damage_stays_inside_units_with_changes() {
+        for (seed, damage) in
+            [(1, Damage::Garbage), (2, Damage::Mixed { bytes: 512 }), (3, Damage::Unreadable)]
+        {
+            let rng = Rng::new(seed, "");
+            let mut m = Medium::new(4096);
+            m.write(0, &[1; 3 * 4096]);
+            m.sync(m.mark());
+            m.write(4096, &[2; 4096]);
+            let losses = m.power_loss(Fate { keep: 0.0, torn: 1.0, damage }, &rng);
+            assert_eq!(losses.torn, 1);
+            assert_eq!((byte(&m, 0), byte(&m, 4095), byte(&m, 8192)), (1, 1, 1));
+            let mut unit = [0; 4096];
+            m.read(4096, &mut unit);
+            match damage {
+                Damage::Garbage => assert!(unit.iter().any(|&b| b > 2)),
+                Damage::Mixed { .. } => assert!(unit.chunks(512).all(|c| c[0] == c[511])),
+                Damage::Unreadable => assert_eq!(losses.unreadable, [1]),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_does_not_come_back() {
+        let mut m = Medium::new(4096);
+        m.write(0, &[5; 8192]);
+        m.sync(m.mark());
+        m.write(4096, &[6; 4096]);
+        m.truncate(4608);
+        assert_eq!((byte(&m, 4607), byte(&m, 4608), byte(&m, 9000)), (6, 0, 0));
+        m.power_loss(LOSE, &Rng::new(1, ""));
+        assert_eq!((byte(&m, 4607), byte(&m, 4608)), (5, 0));
+    }
+}
