@@ -223,11 +223,8 @@ impl Device {
     /// Finishes an operation; `None` when a power cut has swallowed it.
     pub(crate) fn finish(&mut self, id: u64) -> Option<(Answer, Report)> {
         let InFlight { op, mark, len } = self.in_flight.remove(&id)?;
-        let answer = if self.present {
-            self.execute(op, mark, len)
-        } else {
-            Err(fail(DiskErrorKind::Gone))
-        };
+        let answer =
+            if self.present { self.execute(op, mark, len) } else { Err(fail(DiskErrorKind::Gone)) };
         let (code, hash) = match &answer {
             Ok(bufs) => (0, bufs.iter().fold(0, |h: u64, b| h.rotate_left(9) ^ content(b))),
             Err(e) => (1 + e.kind as u64, 0),
@@ -278,8 +275,7 @@ impl Device {
     fn read(&mut self, at: u64, mut into: BufsMut) -> Answer {
         let bytes: u64 = into.iter().map(|b| b.len() as u64).sum();
         let mut at = at;
-        let scripted =
-            self.mishap(|m| matches!(m, Mishap::ReadError | Mishap::MisdirectedRead(_)));
+        let scripted = self.mishap(|m| matches!(m, Mishap::ReadError | Mishap::MisdirectedRead(_)));
         if scripted == Some(Mishap::ReadError)
             || self.rng.chance(self.setup.faults.read_error)
             || self.hits_bad(&(at..at + bytes), false)
@@ -385,9 +381,7 @@ impl Device {
 
     fn rewritten(&mut self, range: &Range<u64>) {
         self.bad.retain(|b| {
-            b.until != BadUntil::Rewritten
-                || b.bytes.start < range.start
-                || b.bytes.end > range.end
+            b.until != BadUntil::Rewritten || b.bytes.start < range.start || b.bytes.end > range.end
         });
     }
 

@@ -309,11 +309,13 @@ impl Host {
     }
 
     fn end(&self, how: &'static str, goodbye: Goodbye) {
-        let Some(running) = self.state.running.borrow_mut().take() else { return };
         self.shared.event(how, &self.state.name, &[]);
-        running.boot.alive.set(false);
+        let running = self.state.running.borrow_mut().take();
+        if let Some(running) = &running {
+            running.boot.alive.set(false);
+        }
         self.shared.net.host_down(self.state.index, goodbye);
-        let Running { cores, tasks, .. } = running;
+        let Some(Running { tasks, .. }) = running else { return };
         match tasks.set.try_borrow_mut() {
             Ok(mut set) => {
                 let _guard = self.shared.crash_guard();
@@ -321,7 +323,6 @@ impl Host {
             }
             Err(_) => tasks.doomed.set(true),
         }
-        drop(cores);
     }
 }
 

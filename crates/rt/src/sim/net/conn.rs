@@ -184,7 +184,10 @@ impl Net {
                 let again = self.0.agenda.now() + state.link(from, to).resent(&self.0.rng);
                 let Some(conn) = state.conns.get_mut(&number) else { continue };
                 let pipe = &mut conn.pipes[side];
-                if there && !pipe.armed && let Some((due, _)) = pipe.wire.front_mut() {
+                if there
+                    && !pipe.armed
+                    && let Some((due, _)) = pipe.wire.front_mut()
+                {
                     *due = again;
                     self.arm(pipe, number, side);
                 }
@@ -328,12 +331,13 @@ impl Net {
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let room = window.saturating_sub(pipe.unread).min(bytes.len());
-        if room == 0 {
+        let room = window.saturating_sub(pipe.unread);
+        // As real systems do: no dribble of bytes into a window that is all but full.
+        if room < (window / 3).max(1) {
             end.writer = Some(waker.clone());
             return Poll::Pending;
         }
-        let taken = self.portion(room);
+        let taken = self.portion(room.min(bytes.len()));
         pipe.unread += taken;
         let cut = self.portion(taken);
         for piece in [&bytes[..cut], &bytes[cut..taken]] {

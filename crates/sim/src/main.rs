@@ -1,0 +1,107 @@
+//! `sim`: plays scenarios seed by seed and prints the seeds that fail.
+
+use std::io::Write;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use sim::{Batch, Failed, Scenario, planted, play_batch, scenarios};
+
+/// Plays scenarios in simulated worlds, seed by seed, and prints the seeds that fail.
+#[derive(Debug, Parser)]
+#[command(name = "sim")]
+struct Args {
+    /// Scenario to play; all of them where none is given
+    #[arg(long, short)]
+    scenario: Vec<String>,
+    /// Seeds to play: FROM..TO, or one number
+    #[arg(long, default_value = "0..100", value_parser = parse_seeds)]
+    seeds: Range<u64>,
+    /// Threads; as many as the machine has processors where none is given
+    #[arg(long, short)]
+    jobs: Option<usize>,
+    /// Play every seed twice and compare the traces
+    #[arg(long)]
+    twice: bool,
+    /// Print every event
+    #[arg(long, short)]
+    verbose: bool,
+    /// Stop after so many failures
+    #[arg(long, default_value_t = 5)]
+    stop_after: usize,
+    /// List the scenarios
+    #[arg(long)]
+    list: bool,
+}
+
+fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
+    let number = |t: &str| t.parse::<u64>().map_err(|e| format!("{t:?}: {e}"));
+    match text.split_once("..") {
+        Some((from, to)) => Ok(number(from)?..number(to)?),
+        None => number(text).map(|seed| seed..seed.saturating_add(1)),
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.list {
+        scenarios::all().iter().for_each(|s| println!("{:24} {}", s.name, s.about));
+        planted::all().iter().for_each(|s| println!("{:24} {} (planted)", s.name, s.about));
+        return ExitCode::SUCCESS;
+    }
+    let mut chosen = Vec::new();
+    for name in &args.scenario {
+        let Some(scenario) = sim::find(name) else {
+            eprintln!("there is no scenario {name:?}; --list shows them");
+            return ExitCode::from(2);
+        };
+        chosen.push(scenario);
+    }
+    if chosen.is_empty() {
+        chosen = scenarios::all();
+    }
+    let failures: usize = chosen.into_iter().map(|s| play(&args, s)).sum();
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[expect(clippy::disallowed_methods, reason = "how fast the runner is, in real time")]
+fn play(args: &Args, scenario: Scenario) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, Into::into);
+    let batch = Batch {
+        scenario,
+        seeds: args.seeds.clone(),
+        jobs: args.jobs.unwrap_or(if args.verbose { 1 } else { processors }),
+        twice: args.twice,
+        verbose: args.verbose,
+        stop_after: args.stop_after,
+    };
+    let start = Instant::now();
+    let report = play_batch(&batch, |failed| print_failure(scenario, failed));
+    let seconds = start.elapsed().as_secs_f64();
+    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+    let (played, events, virtual_s) =
+        (report.played as f64, report.events as f64, report.virtual_ms as f64 / 1e3);
+    println!(
+        "{}: {} seeds, {} failed; {seconds:.1} s, {:.0} seeds/min, {:.0} events/s, {:.0} virtual s/s",
+        scenario.name,
+        report.played,
+        report.failed.len(),
+        played * 60.0 / seconds,
+        events / seconds,
+        virtual_s / seconds,
+    );
+    report.failed.len()
+}
+
+fn print_failure(scenario: Scenario, failed: &Failed) {
+    let text = format!(
+        "FAILED {} seed {}: {}    replay: {}\n",
+        scenario.name,
+        failed.seed,
+        failed.failure,
+        scenario.replay(failed.seed)
+    );
+    // Nobody reads our output any more: nothing is left to be done about it.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}

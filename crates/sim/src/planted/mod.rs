@@ -1,0 +1,68 @@
+//! Small stores with one well-known mistake each. The simulator must find every mistake within few
+//! seeds, and the same store without it must pass them all: that is how we know that the faults
+//! bite and that they do not bite the innocent.
+
+mod copies;
+mod frames;
+mod ledger;
+mod pair;
+mod stamps;
+
+use crate::Scenario;
+
+/// A store with and without its mistake.
+#[derive(Clone, Copy, Debug)]
+pub struct Planted {
+    /// With the mistake.
+    pub wrong: Scenario,
+    /// Without it.
+    pub right: Scenario,
+    /// Seeds among which the mistake must show.
+    pub within: u64,
+}
+
+/// Whether a store makes its mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Variant {
+    Right,
+    Wrong,
+}
+
+macro_rules! planted {
+    ($name:literal, $within:literal, $about:literal, $play:path) => {
+        Planted {
+            wrong: Scenario {
+                name: concat!($name, "-wrong"),
+                about: $about,
+                test_seeds: $within,
+                play: |w| Box::pin($play(w, Variant::Wrong)),
+            },
+            right: Scenario {
+                name: concat!($name, "-right"),
+                about: concat!("the same without the mistake: ", $about),
+                test_seeds: $within,
+                play: |w| Box::pin($play(w, Variant::Right)),
+            },
+            within: $within,
+        }
+    };
+}
+
+/// All of them.
+#[must_use]
+pub fn pairs() -> Vec<Planted> {
+    vec![
+        planted!("ack-early", 20, "acknowledges before the sync", ledger::ack_early),
+        planted!("sync-again", 40, "believes a sync after a failed one", ledger::sync_again),
+        planted!("two-copies", 40, "writes both copies of a record at once", copies::play),
+        planted!("stamps", 20, "believes whatever the disk returns", stamps::play),
+        planted!("lone-primary", 40, "goes on alone when the backup is silent", pair::play),
+        planted!("one-read", 20, "takes one read for one message", frames::play),
+    ]
+}
+
+/// Their scenarios, for the command line.
+#[must_use]
+pub fn all() -> Vec<Scenario> {
+    pairs().into_iter().flat_map(|p| [p.wrong, p.right]).collect()
+}

@@ -1,0 +1,102 @@
+//! Plays many seeds of a scenario on several threads.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rt::sim::{Digest, Failure};
+
+use crate::Scenario;
+
+/// What to play.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// The scenario.
+    pub scenario: Scenario,
+    /// Its seeds.
+    pub seeds: Range<u64>,
+    /// Threads.
+    pub jobs: usize,
+    /// Play every seed twice and compare.
+    pub twice: bool,
+    /// Print every event.
+    pub verbose: bool,
+    /// Stop after so many failures.
+    pub stop_after: usize,
+}
+
+/// A seed that failed.
+#[derive(Clone, Debug)]
+pub struct Failed {
+    /// The seed.
+    pub seed: u64,
+    /// What went wrong.
+    pub failure: Failure,
+}
+
+/// How a batch went.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Seeds played.
+    pub played: u64,
+    /// Events in all of them.
+    pub events: u64,
+    /// Virtual milliseconds in all of them.
+    pub virtual_ms: u64,
+    /// The seeds that failed, in ascending order.
+    pub failed: Vec<Failed>,
+}
+
+/// Plays a batch; `on_failure` is called as failures happen, from any thread.
+///
+/// # Panics
+/// When a thread of its own dies, which no scenario can bring about.
+pub fn play_batch(batch: &Batch, on_failure: impl Fn(&Failed) + Sync) -> Report {
+    let next = AtomicU64::new(batch.seeds.start);
+    let report = Mutex::new(Report::default());
+    let lock = || report.lock().expect("no scenario runs under the lock");
+    std::thread::scope(|threads| {
+        for _ in 0..batch.jobs.max(1) {
+            threads.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= batch.seeds.end || lock().failed.len() >= batch.stop_after {
+                        return;
+                    }
+                    let (digest, ms, failure) = play_seed(batch, seed);
+                    let mut report = lock();
+                    report.played += 1;
+                    report.events += digest.events;
+                    report.virtual_ms += ms;
+                    if let Some(failure) = failure {
+                        let failed = Failed { seed, failure };
+                        on_failure(&failed);
+                        report.failed.push(failed);
+                    }
+                }
+            });
+        }
+    });
+    let mut report = report.into_inner().expect("no scenario runs under the lock");
+    report.failed.sort_by_key(|f| f.seed);
+    report
+}
+
+fn play_seed(batch: &Batch, seed: u64) -> (Digest, u64, Option<Failure>) {
+    let first = batch.scenario.seed(seed, batch.verbose);
+    let ms = u64::try_from(first.took.as_millis()).unwrap_or(u64::MAX);
+    let mut failure = first.result.err();
+    if batch.twice {
+        let second = batch.scenario.seed(seed, false);
+        if second.digest != first.digest {
+            let what = format!(
+                "not deterministic: {:?}, then {:?}{}",
+                first.digest,
+                second.digest,
+                failure.as_ref().map(|f| format!("; first: {}", f.what)).unwrap_or_default()
+            );
+            failure = Some(Failure { what, story: Vec::new() });
+        }
+    }
+    (first.digest, ms, failure)
+}

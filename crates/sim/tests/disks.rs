@@ -1,0 +1,314 @@
+//! What simulated disks do for the code that has them open, and to it.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+use std::future::Future;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rt::Core;
+use rt::buf::{BufsMut, Class, copy_in};
+use rt::disk::{Disk, DiskError, DiskErrorKind, OpenOptions, OpenReason};
+use rt::sim::{
+    Bad, BadOps, BadUntil, DiskControl, DiskFaults, DiskSetup, Host, HostSetup, Mishap, Setup,
+    Unsynced, World, run,
+};
+
+const DISK: &str = "/dev/disk";
+const UNIT: usize = 4096;
+
+fn play<F, Fut>(seeds: u64, setup: &DiskSetup, scenario: F)
+where
+    F: Fn(World, Host, DiskControl) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    for seed in 0..seeds {
+        let outcome = run(Setup::new(seed), |world| {
+            let host = world.add_host("host", HostSetup::default());
+            let disk = host.add_disk(DISK, setup.clone());
+            let scene = scenario(world, host, disk);
+            async move {
+                scene.await;
+                Ok(())
+            }
+        });
+        outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    }
+}
+
+/// Runs something with the open disk; `None` if the host crashed before it ended.
+async fn with_disk<F, Fut>(host: &Host, work: F) -> Option<Fut::Output>
+where
+    F: FnOnce(Core, Disk) -> Fut + 'static,
+    Fut: Future + 'static,
+{
+    let work = host.run(move |core| async move {
+        let disk = core.open_disk(Path::new(DISK), OpenOptions::new()).await.unwrap();
+        work(core, disk).await
+    });
+    work.join().await
+}
+
+fn alloc(core: &Core, bytes: usize) -> BufsMut {
+    core.pool().account().try_credit(bytes, Class::Immediate).unwrap().alloc(bytes)
+}
+
+async fn read(core: &Core, disk: &Disk, at: u64) -> Result<u8, DiskError> {
+    let bufs = disk.read(at, alloc(core, 512)).await?;
+    assert!(bufs[0].iter().all(|&b| b == bufs[0][0]), "torn");
+    Ok(bufs[0][0])
+}
+
+async fn write(core: &Core, disk: &Disk, at: u64, len: usize, byte: u8) -> Result<(), DiskError> {
+    let credit = core.pool().account().try_credit(len, Class::Immediate).unwrap();
+    disk.write(at, copy_in(&credit, &vec![byte; len])).await
+}
+
+fn kind<T>(result: Result<T, DiskError>) -> DiskErrorKind {
+    result.err().expect("must fail").kind
+}
+
+#[test]
+fn an_open_disk_is_held_until_it_is_dropped_or_its_holder_dies() {
+    play(10, &DiskSetup::device(1 << 20), |_, host, _| async move {
+        for crash in [Host::power_cut, Host::kill] {
+            let first = with_disk(&host, |core, disk| async move {
+                let again = core.open_disk(Path::new(DISK), OpenOptions::new()).await;
+                assert_eq!(again.unwrap_err().reason, OpenReason::Busy);
+                drop(disk);
+                core.open_disk(Path::new(DISK), OpenOptions::new()).await.unwrap()
+            });
+            let held = first.await.unwrap();
+            crash(&host);
+            let dead = held.sync().await;
+            assert_eq!(kind(dead), DiskErrorKind::Gone, "a handle of an earlier life");
+            let second = with_disk(&host, |_, disk| async move { disk }).await.unwrap();
+            drop(held);
+            let third = host.run(|core| async move {
+                let how = OpenOptions::new();
+                core.open_disk(Path::new(DISK), how).await.map(drop).map_err(|e| e.reason)
+            });
+            assert_eq!(third.join().await.unwrap(), Err(OpenReason::Busy), "whose lock is it?");
+            drop(second);
+        }
+    });
+}
+
+#[test]
+fn a_killed_process_loses_nothing_and_a_power_cut_what_was_not_synced() {
+    let faults = DiskFaults { unsynced: Unsynced::Lost, ..DiskFaults::default() };
+    let setup = DiskSetup::device(1 << 20).faults(faults);
+    play(10, &setup, |_, host, control| async move {
+        let write = |byte| {
+            with_disk(&host, move |core, disk| async move {
+                write(&core, &disk, 0, UNIT, byte).await.unwrap();
+                disk
+            })
+        };
+        let disk = write(1).await.unwrap();
+        disk.sync().await.unwrap();
+        drop(disk);
+        let _disk = write(2).await.unwrap();
+        host.kill();
+        assert_eq!((control.peek(0, 1), control.peek_durable(0, 1)), (vec![2], vec![1]));
+        host.power_cut();
+        assert_eq!(control.peek(0, 1), [1], "the cache needs power, not a process");
+        let _disk = write(3).await.unwrap();
+        host.power_cut();
+        assert_eq!(control.peek(0, 1), [1]);
+    });
+}
+
+#[test]
+fn an_operation_whose_caller_is_gone_is_done_all_the_same() {
+    play(10, &DiskSetup::device(1 << 20), |_, host, control| async move {
+        with_disk(&host, |core, disk| async move {
+            let impatient = Duration::from_micros(100);
+            let write = write(&core, &disk, 0, UNIT, 7);
+            assert!(tokio::time::timeout(impatient, write).await.is_err());
+        })
+        .await
+        .unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(control.peek(0, 1), [7]);
+        assert_eq!(control.in_flight(), 0);
+    });
+}
+
+#[test]
+fn concurrent_operations_end_in_any_order() {
+    let orders = Rc::new(std::cell::RefCell::new(std::collections::BTreeSet::new()));
+    let seen = Rc::clone(&orders);
+    play(40, &DiskSetup::device(1 << 20), move |_, host, _| {
+        let seen = Rc::clone(&seen);
+        async move {
+            let order = with_disk(&host, |core, disk| async move {
+                let ended = Rc::new(std::cell::RefCell::new(Vec::new()));
+                let tasks: Vec<_> = (0..3u8)
+                    .map(|i| {
+                        let (core, disk, ended) = (core.clone(), disk.clone(), Rc::clone(&ended));
+                        tokio::task::spawn_local(async move {
+                            write(&core, &disk, u64::from(i) * 4096, UNIT, i).await.unwrap();
+                            ended.borrow_mut().push(i);
+                        })
+                    })
+                    .collect();
+                for task in tasks {
+                    task.await.unwrap();
+                }
+                ended.take()
+            });
+            let order = order.await.unwrap();
+            seen.borrow_mut().insert(order);
+        }
+    });
+    assert_eq!(orders.borrow().len(), 6, "{orders:?}");
+}
+
+#[test]
+fn bad_places_fail_as_told_and_heal_as_told() {
+    play(5, &DiskSetup::device(1 << 20), |_, host, control| async move {
+        let bad = |bytes, ops, until| control.add_bad(Bad { bytes, ops, until });
+        bad(8192..8704, BadOps::Reads, BadUntil::Rewritten);
+        bad(16384..16385, BadOps::Writes, BadUntil::Times(1));
+        bad(32768..36864, BadOps::Both, BadUntil::Forever);
+        with_disk(&host, |core, disk| async move {
+            assert_eq!(kind(read(&core, &disk, 8192).await), DiskErrorKind::Media);
+            assert_eq!(read(&core, &disk, 8704).await, Ok(0), "the neighbour");
+            write(&core, &disk, 8192, 512, 1).await.unwrap();
+            assert_eq!(read(&core, &disk, 8192).await, Ok(1));
+            assert_eq!(kind(write(&core, &disk, 16384, 512, 1).await), DiskErrorKind::Media);
+            write(&core, &disk, 16384, 512, 2).await.unwrap();
+            assert_eq!(kind(write(&core, &disk, 36352, 512, 2).await), DiskErrorKind::Media);
+            assert_eq!(kind(read(&core, &disk, 36352).await), DiskErrorKind::Media);
+        })
+        .await
+        .unwrap();
+        control.heal();
+        with_disk(&host, |core, disk| async move {
+            write(&core, &disk, 36352, 512, 2).await.unwrap();
+        })
+        .await
+        .unwrap();
+    });
+}
+
+#[test]
+fn mishaps_befall_the_operation_they_fit() {
+    play(5, &DiskSetup::device(1 << 20), |_, host, control| async move {
+        control.next_mishap(Mishap::LostWrite);
+        control.next_mishap(Mishap::MisdirectedWrite(8192));
+        control.next_mishap(Mishap::MisdirectedRead(8192));
+        control.next_mishap(Mishap::ReadError);
+        control.next_mishap(Mishap::WriteError);
+        control.next_mishap(Mishap::SyncError);
+        let told = control.clone();
+        with_disk(&host, move |core, disk| async move {
+            assert_eq!(read(&core, &disk, 0).await, Ok(0), "not the first in line");
+            write(&core, &disk, 0, 512, 1).await.unwrap();
+            write(&core, &disk, 0, 512, 2).await.unwrap();
+            assert_eq!((told.peek(0, 1), told.peek(8192, 1)), (vec![0], vec![2]));
+            assert_eq!(read(&core, &disk, 0).await, Ok(2));
+            assert_eq!(kind(read(&core, &disk, 0).await), DiskErrorKind::Media);
+            assert_eq!(kind(write(&core, &disk, 0, 512, 3).await), DiskErrorKind::Media);
+            assert_eq!(kind(disk.sync().await), DiskErrorKind::Media);
+            assert_eq!(kind(disk.sync().await), DiskErrorKind::Gone, "given up for good");
+        })
+        .await
+        .unwrap();
+        assert_eq!(control.peek_durable(8192, 1), [0]);
+    });
+}
+
+#[test]
+fn a_disk_that_stalls_and_one_that_is_pulled_out() {
+    play(10, &DiskSetup::device(1 << 20), |_, host, control| async move {
+        control.hold();
+        let task = host.run(|core| async move {
+            let disk = core.open_disk(Path::new(DISK), OpenOptions::new()).await.unwrap();
+            write(&core, &disk, 0, UNIT, 1).await.unwrap();
+            disk
+        });
+        tokio::time::sleep(Duration::from_secs(1000)).await;
+        assert_eq!(control.in_flight(), 1);
+        control.release();
+        let disk = task.join().await.unwrap();
+        control.pull_out();
+        assert_eq!(kind(disk.sync().await), DiskErrorKind::Gone);
+        control.plug_in();
+        drop(disk);
+        with_disk(&host, |core, disk| async move {
+            let byte = read(&core, &disk, 0).await.unwrap();
+            assert!(byte <= 1);
+            disk.sync().await.unwrap();
+        })
+        .await
+        .unwrap();
+    });
+}
+
+#[test]
+fn files_take_space_give_it_back_and_run_out_of_it() {
+    play(20, &DiskSetup::device(1 << 20), |_, host, _| async move {
+        host.set_up(|s| s.space = Some(64 << 10));
+        let used = host.clone();
+        let work = host.run(|core| async move {
+            let path = Path::new("/images/one");
+            let missing = core.open_disk(path, OpenOptions::new()).await;
+            assert_eq!(missing.unwrap_err().reason, OpenReason::NotFound);
+            let how = OpenOptions::new().create(1 << 40);
+            let file = core.open_disk(path, how).await.unwrap();
+            assert_eq!(core.open_disk(path, how).await.unwrap_err().reason, OpenReason::Exists);
+            assert_eq!(used.space_used(), 0);
+            write(&core, &file, 1 << 30, 3 * UNIT, 1).await.unwrap();
+            assert_eq!(file.allocated().await, Ok(3 * 4096));
+            file.punch((1 << 30) + 4096, 4096).await.unwrap();
+            assert_eq!(
+                (used.space_used(), read(&core, &file, (1 << 30) + 4096).await),
+                (8192, Ok(0))
+            );
+            file.zero(1 << 30, 4096).await.unwrap();
+            assert_eq!((used.space_used(), read(&core, &file, 1 << 30).await), (8192, Ok(0)));
+            file.allocate(0, 8192).await.unwrap();
+            assert_eq!(kind(file.allocate(0, 1 << 20).await), DiskErrorKind::NoSpace);
+            assert_eq!(used.space_used(), 16384);
+            assert_eq!(kind(write(&core, &file, 0, 64 << 10, 9).await), DiskErrorKind::NoSpace);
+            assert_eq!(used.space_used(), 64 << 10);
+            write(&core, &file, 0, 8192, 9).await.expect("allocated before");
+            file.set_len(4096).await.unwrap();
+            assert_eq!((file.info().size, used.space_used()), (4096, 4096));
+            drop(file);
+            core.rename(path, Path::new("/images/two")).await.unwrap();
+            core.remove_file(Path::new("/images/two")).await.unwrap();
+            assert!(core.remove_file(path).await.is_err());
+            assert_eq!(used.space_used(), 0);
+        });
+        work.join().await.unwrap();
+    });
+}
+
+#[test]
+fn a_file_may_lose_the_length_it_was_not_synced_with() {
+    let mut sizes = std::collections::BTreeSet::new();
+    for seed in 0..40 {
+        let outcome = run(Setup::new(seed), |world: World| async move {
+            let host = world.add_host("host", HostSetup::default());
+            let grown = host.run(|core| async move {
+                let how = OpenOptions::new().create(4096);
+                let file = core.open_disk(Path::new("/f"), how).await.unwrap();
+                file.set_len(8192).await.unwrap();
+                file.sync().await.unwrap();
+                file.set_len(16384).await.unwrap();
+                write(&core, &file, 12288, UNIT, 1).await.unwrap();
+            });
+            grown.join().await.unwrap();
+            host.power_cut();
+            let disk = host.disk("/f").unwrap();
+            assert!(disk.peek(12288, 1) == [0] || disk.size() == 16384);
+            Err(disk.size().to_string())
+        });
+        sizes.insert(outcome.result.unwrap_err().what);
+    }
+    assert_eq!(sizes.into_iter().collect::<Vec<_>>(), ["16384", "8192"]);
+}

@@ -1,0 +1,30 @@
+//! The faults bite: every planted mistake is found, and the same store without it passes.
+
+use sim::planted::pairs;
+use sim::{Batch, play_batch};
+
+fn jobs() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into).min(4)
+}
+
+#[test]
+fn every_planted_mistake_is_found_and_the_innocent_pass() {
+    for pair in pairs() {
+        let batch = |scenario, stop_after| Batch {
+            scenario,
+            seeds: 0..pair.within,
+            jobs: jobs(),
+            twice: false,
+            verbose: false,
+            stop_after,
+        };
+        let wrong = play_batch(&batch(pair.wrong, usize::MAX), |_| {});
+        let right = play_batch(&batch(pair.right, 1), |_| {});
+        if let Some(failed) = right.failed.first() {
+            panic!("{} seed {}: {}", pair.right.name, failed.seed, failed.failure);
+        }
+        let found = wrong.failed.len();
+        println!("{}: {found} of {} seeds", pair.wrong.name, pair.within);
+        assert!(found > 0, "{} was not found", pair.wrong.name);
+    }
+}
