@@ -104,7 +104,7 @@ impl Book {
 
     /// One step of load: mostly a write of some blocks, sometimes with FUA, sometimes a flush, sometimes a read that is
     /// checked.
-    pub fn step(&mut self, disk: &mut impl Disk, dice: &mut Dice) -> io::Result<()> {
+    pub fn step(&mut self, disk: &mut dyn Disk, dice: &mut Dice) -> io::Result<()> {
         match dice.below(16) {
             0 => self.flush(disk),
             1 => self.check_some(disk, dice),
@@ -122,7 +122,7 @@ impl Book {
         (usize::try_from(at).unwrap_or(0), usize::try_from(length).unwrap_or(1))
     }
 
-    fn write(&mut self, disk: &mut impl Disk, dice: &mut Dice, fua: bool) -> io::Result<()> {
+    fn write(&mut self, disk: &mut dyn Disk, dice: &mut Dice, fua: bool) -> io::Result<()> {
         let (at, length) = self.place(dice);
         self.sequence += 1;
         let lba = self.first + at as u64;
@@ -150,7 +150,7 @@ impl Book {
         Ok(())
     }
 
-    fn flush(&mut self, disk: &mut impl Disk) -> io::Result<()> {
+    fn flush(&mut self, disk: &mut dyn Disk) -> io::Result<()> {
         disk.flush()?;
         for index in std::mem::take(&mut self.dirty) {
             let register = &mut self.registers[index];
@@ -165,7 +165,7 @@ impl Book {
     }
 
     /// Without a crash a block shows its last acknowledged write.
-    fn check_some(&mut self, disk: &mut impl Disk, dice: &mut Dice) -> io::Result<()> {
+    fn check_some(&mut self, disk: &mut dyn Disk, dice: &mut Dice) -> io::Result<()> {
         let (at, length) = self.place(dice);
         let found = self.read(disk, at, length)?;
         for (index, found) in (at..).zip(found) {
@@ -179,7 +179,7 @@ impl Book {
 
     /// After a crash: reads the whole book and checks every block: what was durable is there, or something younger that
     /// was sent. What it finds must stay from then on.
-    pub fn check(&mut self, disk: &mut impl Disk) -> io::Result<()> {
+    pub fn check(&mut self, disk: &mut dyn Disk) -> io::Result<()> {
         let total = self.registers.len();
         for at in (0..total).step_by(256) {
             let found = self.read(disk, at, 256.min(total - at))?;
@@ -201,7 +201,7 @@ impl Book {
     }
 
     /// Which writes the blocks from `at` show.
-    fn read(&mut self, disk: &mut impl Disk, at: usize, length: usize) -> io::Result<Vec<u64>> {
+    fn read(&mut self, disk: &mut dyn Disk, at: usize, length: usize) -> io::Result<Vec<u64>> {
         let size = disk.block_bytes();
         let first = self.first + at as u64;
         let mut data = vec![0; length * size];

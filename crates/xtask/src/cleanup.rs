@@ -2,15 +2,19 @@
 //! when their guard is dropped, or when a signal ends the tool.
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 static GROUPS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 static DIRECTORIES: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// How long programs may take to end when a signal ends this one.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// Set to keep the scratch directory (logs, disks) for a look afterwards.
 const KEEP: &str = "WINDROSE_KEEP";
@@ -34,14 +38,27 @@ pub(crate) fn install() -> Result<()> {
     Ok(())
 }
 
+/// Asks every group to end, waits a little, insists; then removes what was written.
 fn everything() {
-    for group in locked(&GROUPS).iter() {
-        signal_group(*group, Signal::KILL);
+    let groups: Vec<i32> = locked(&GROUPS).iter().copied().collect();
+    for group in &groups {
+        signal_group(*group, Signal::TERM);
+    }
+    let begun = Instant::now();
+    while begun.elapsed() < GRACE && groups.iter().any(|group| is_there(*group)) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for group in groups {
+        signal_group(group, Signal::KILL);
     }
     let directories = std::mem::take(&mut *locked(&DIRECTORIES));
     for directory in directories {
         remove(&directory);
     }
+}
+
+fn is_there(group: i32) -> bool {
+    Pid::from_raw(group).is_some_and(|group| test_kill_process_group(group).is_ok())
 }
 
 /// Sends `signal` to every process of `group`; a group that has gone is fine.
@@ -87,11 +104,22 @@ pub(crate) struct Scratch(PathBuf);
 impl Scratch {
     /// A new directory in `parent`.
     pub(crate) fn new(parent: &Path) -> Result<Self> {
-        let directory = parent.join(format!("windrose-{}", std::process::id()));
-        std::fs::create_dir_all(&directory)
-            .with_context(|| format!("cannot create {}", directory.display()))?;
-        locked(&DIRECTORIES).insert(directory.clone());
-        Ok(Self(directory))
+        let mut number = std::process::id();
+        loop {
+            let directory = parent.join(format!("windrose-{number}"));
+            match std::fs::create_dir(&directory) {
+                Ok(()) => {
+                    locked(&DIRECTORIES).insert(directory.clone());
+                    return Ok(Self(directory));
+                }
+                // Process ids of namespaces are small and meet each other.
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => {
+                    return Err(error)
+                        .with_context(|| format!("cannot create {}", directory.display()));
+                }
+            }
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -27,6 +27,8 @@ pub(crate) struct House {
     pub(crate) target: PathBuf,
     pub(crate) display: Display,
     scratch: Scratch,
+    /// Directories elsewhere that go with this run.
+    more: RefCell<Vec<Scratch>>,
     ledger: RefCell<Ledger>,
 }
 
@@ -40,7 +42,14 @@ impl House {
         let parent = std::env::var_os(SCRATCH).map_or_else(std::env::temp_dir, PathBuf::from);
         let scratch = Scratch::new(&parent)?;
         let ledger = RefCell::new(Ledger::in_file(std::env::var_os(REPORT).map(PathBuf::from)));
-        Ok(Self { root, target, display: Display::new(), scratch, ledger })
+        Ok(Self {
+            root,
+            target,
+            display: Display::new(),
+            scratch,
+            more: RefCell::default(),
+            ledger,
+        })
     }
 
     /// Where this run may write; gone when it ends.
@@ -57,6 +66,23 @@ impl House {
         }
         std::fs::create_dir_all(&path)
             .with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// A directory on a memory file system, for disks that cost nothing; gone when this run ends.
+    pub(crate) fn memory_directory(&self) -> Result<PathBuf> {
+        self.elsewhere(Path::new("/dev/shm"))
+    }
+
+    /// A directory beside the build, on whatever disk that is; gone when this run ends.
+    pub(crate) fn build_directory(&self) -> Result<PathBuf> {
+        self.elsewhere(&self.target)
+    }
+
+    fn elsewhere(&self, parent: &Path) -> Result<PathBuf> {
+        let scratch = Scratch::new(parent)?;
+        let path = scratch.path().to_owned();
+        self.more.borrow_mut().push(scratch);
         Ok(path)
     }
 

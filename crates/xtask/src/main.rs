@@ -5,15 +5,17 @@
     reason = "runs on the machine of whoever builds, never under simulated time"
 )]
 #![allow(missing_docs, reason = "a tool, not a library")]
-#![allow(dead_code, reason = "the tiers that use the rest follow")]
 
+mod bench;
 mod cleanup;
+mod demo;
 mod display;
 mod guest;
 mod house;
 mod install;
 mod ledger;
 mod namespace;
+mod node;
 mod process;
 mod server;
 mod tier;
@@ -21,6 +23,7 @@ mod tier;
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use house::House;
+use node::Profile;
 use std::{process::ExitCode, time::Instant};
 use tier::TIERS;
 
@@ -37,6 +40,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
+    /// Show the main job: a volume filled over iSCSI, read by Linux over NVMe/TCP and over iSCSI
+    Demo,
     /// Everything that must hold, tier by tier; installs what it needs
     Test {
         /// Only these tiers
@@ -45,6 +50,17 @@ enum What {
         /// Say which tiers there are
         #[arg(long)]
         list: bool,
+    },
+    /// Measure against a peer and against the limit of this machine; writes bench/README.md
+    Bench {
+        /// What to measure
+        what: Measured,
+        /// How often everything is measured
+        #[arg(long, default_value_t = 5)]
+        repetitions: usize,
+        /// How long one measurement takes
+        #[arg(long, default_value_t = 3)]
+        seconds: u64,
     },
     /// The clients of the tests against other people's targets: shows whose fault a failure is
     Peers,
@@ -57,6 +73,12 @@ enum What {
         #[arg(long, default_value_t = 300)]
         seconds: u64,
     },
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Measured {
+    Iscsi,
 }
 
 fn main() -> ExitCode {
@@ -75,14 +97,18 @@ fn run() -> Result<ExitCode> {
     namespace::prepare()?;
     let house = House::open()?;
     match arguments.command {
+        What::Demo => demonstrate(&house)?,
         What::Test { list: true, .. } => {
             for tier in TIERS {
                 println!("{:<12} {}", tier.name, tier.about);
             }
         }
         What::Test { tiers, .. } => test(&house, &tiers)?,
+        What::Bench { what: Measured::Iscsi, repetitions, seconds } => {
+            bench::start(&house, bench::Plan { repetitions, seconds })?;
+        }
         What::Peers => {
-            install::packages(&house, &tier::client_packages())?;
+            install::packages(&house, &tier::peer_packages())?;
             if namespace::inside() || !namespace::run_inside(&house, &["peers"])? {
                 tier::against_peers(&house)?;
             }
@@ -101,13 +127,11 @@ fn test(house: &House, only: &[String]) -> Result<()> {
         bail!("there is no tier {unknown}; ./run test --list names them");
     }
     let begun = Instant::now();
-    for tier in
-        TIERS.iter().filter(|tier| only.is_empty() || only.iter().any(|name| name == tier.name))
-    {
-        match install::packages(house, tier.packages) {
-            Ok(()) => tier::run(house, tier),
-            Err(error) => house.enter_error(tier.name, &error),
-        }
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|chosen| chosen == name);
+    let chosen: Vec<_> = TIERS.iter().filter(|tier| wanted(tier.name)).collect();
+    tier::run_all(house, &chosen)?;
+    if namespace::inside() {
+        return Ok(());
     }
     house.display.finish();
     println!("took {} s", begun.elapsed().as_secs());
@@ -117,5 +141,23 @@ fn test(house: &House, only: &[String]) -> Result<()> {
         }
         println!("{}", ledger.verdict());
     });
+    Ok(())
+}
+
+fn demonstrate(house: &House) -> Result<()> {
+    if namespace::inside() {
+        return demo::show(house, Profile::Release);
+    }
+    install::packages(house, &demo::packages())?;
+    Profile::Release.build(house, &["-p", "windrose"])?;
+    let begun = Instant::now();
+    if !namespace::run_inside(house, &["demo"])? {
+        demo::show(house, Profile::Release)?;
+    }
+    house.display.finish();
+    if house.with_ledger(|ledger| ledger.failed.is_empty()) {
+        demo::closing_words(house);
+        println!("All of it as expected, in {} s after the build.", begun.elapsed().as_secs());
+    }
     Ok(())
 }

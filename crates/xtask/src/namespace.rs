@@ -19,7 +19,7 @@ pub(crate) fn inside() -> bool {
 
 /// `unshare` with what this machine permits; nothing if it permits nothing.
 fn unshare() -> Option<Vec<&'static str>> {
-    let base = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    let base = ["--net", "--pid", "--fork", "--kill-child=SIGTERM", "--mount-proc"];
     let as_root = rustix::process::geteuid().is_root();
     let candidates: [&[&'static str]; 2] = [&[], &["--user", "--map-root-user"]];
     let wanted = if as_root { &candidates[..] } else { &candidates[1..] };

@@ -32,6 +32,14 @@ impl Unit {
     }
 }
 
+/// A subsystem as an NVMe/TCP host addresses it.
+#[derive(Clone, Debug)]
+pub(crate) struct Subsystem {
+    pub(crate) nqn: String,
+    pub(crate) io_port: u16,
+    pub(crate) discovery_port: u16,
+}
+
 /// Debian's tgt, in the foreground and away from any tgt the machine may run itself.
 pub(crate) struct Tgt {
     daemon: Daemon,
@@ -46,7 +54,7 @@ const CONTROL: &str = "88";
 impl Tgt {
     /// Starts tgt on `portal`; `prefix` goes before the command (to pin it to a core, say).
     pub(crate) fn start(house: &House, portal: SocketAddr, prefix: &[&str]) -> Result<Self> {
-        let socket = house.directory("tgt")?.join("control");
+        let socket = house.directory(&format!("tgt-{}", portal.port()))?.join("control");
         let mut words = prefix.to_vec();
         words.push("tgtd");
         let mut command = Command::new(words[0]);
@@ -60,15 +68,16 @@ impl Tgt {
         Ok(Self { daemon, socket, portal, targets: 0 })
     }
 
-    /// Offers `disk` to everybody.
-    pub(crate) fn offer(&mut self, disk: &Path) -> Result<Unit> {
+    /// Offers `disk` to everybody; with `direct`, past the page cache.
+    pub(crate) fn offer(&mut self, disk: &Path, direct: bool) -> Result<Unit> {
         self.targets += 1;
         let id = self.targets.to_string();
         let target = format!("iqn.2026-01.test:t{id}");
         let disk = disk.to_str().context("a path tgt can take")?;
         self.admin(&["--op", "new", "--mode", "target", "--tid", &id, "-T", &target])?;
         let unit = ["--op", "new", "--mode", "logicalunit", "--tid", &id, "--lun", "1", "-b", disk];
-        self.admin(&unit)?;
+        let flags: &[&str] = if direct { &["--bsoflags", "direct"] } else { &[] };
+        self.admin(&[&unit[..], flags].concat())?;
         let thin = ["--op", "update", "--mode", "logicalunit", "--tid", &id, "--lun", "1"];
         self.admin(&[&thin[..], &["--params", "thin_provisioning=1"]].concat())?;
         for digest in ["HeaderDigest", "DataDigest"] {

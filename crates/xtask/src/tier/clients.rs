@@ -5,6 +5,7 @@ use crate::{
     guest::{self, Kernel},
     house::House,
     install, namespace,
+    node::{Exported, Node, Wishes},
     server::Tgt,
 };
 use anyhow::Result;
@@ -18,14 +19,52 @@ fn listen_address() -> IpAddr {
     IpAddr::V4(if namespace::inside() { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST })
 }
 
+/// libiscsi's suite.
+pub(super) fn suite(house: &House) -> Result<()> {
+    let (_node, volume) = one_volume(house, "libiscsi")?;
+    libiscsi::suite(house, &volume.unit)
+}
+
+/// The kernel's initiators at full length.
+pub(super) fn initiators(house: &House) -> Result<()> {
+    let kernel = Kernel::choose(house)?;
+    house.display.line(&format!("  guests: {}", kernel.name()));
+    let (_node, volume) = one_volume(house, "initiators")?;
+    initiators::iscsi(house, &kernel, &volume.unit, initiators::FULL)?;
+    initiators::nvme(house, &kernel, &volume.subsystem, initiators::FULL)?;
+    Ok(())
+}
+
+/// The kernel's initiators, a little of everything, on the kernel that is available everywhere.
+pub(super) fn emulated(house: &House) -> Result<()> {
+    let kernel = Kernel::qemu(house)?;
+    let (_node, volume) = one_volume(house, "emulated")?;
+    initiators::iscsi(house, &kernel, &volume.unit, initiators::SMOKE)?;
+    initiators::nvme(house, &kernel, &volume.subsystem, initiators::SMOKE)?;
+    Ok(())
+}
+
+/// A running node with one volume.
+fn one_volume(house: &House, name: &str) -> Result<(Node, Exported)> {
+    let mut node = Node::new(house, house.scratch(), name, &Wishes::default())?;
+    node.start()?;
+    let volume = node.create(name, "1GiB")?;
+    Ok((node, volume))
+}
+
+/// What must be installed for [`against_peers`].
+pub(crate) fn peer_packages() -> Vec<&'static [install::Package]> {
+    let clients = vec![install::TGT, install::LIBISCSI, install::NETWORK, install::GUEST_QEMU];
+    [guest::packages(), clients].concat()
+}
+
 /// The same clients against Debian's tgt and Linux's own NVMe target. Not part of the tests: it shows whether
 /// a client or its script, rather than the product, is at fault.
 pub(crate) fn against_peers(house: &House) -> Result<()> {
-    install::packages(house, &[install::TGT])?;
     let disk = house.scratch().join("disk");
     File::create(&disk)?.set_len(512 << 20)?;
     let mut tgt = Tgt::start(house, SocketAddr::new(listen_address(), 3260), &[])?;
-    let mut unit = tgt.offer(&disk)?;
+    let mut unit = tgt.offer(&disk, false)?;
     unit.portal.set_ip(Ipv4Addr::LOCALHOST.into());
     libiscsi::suite(house, &unit)?;
     let kernel = Kernel::choose(house)?;
@@ -35,11 +74,4 @@ pub(crate) fn against_peers(house: &House) -> Result<()> {
     initiators::iscsi(house, &kernel, &unit, initiators::SMOKE)?;
     initiators::nvme_stand_in(house, &kernel, initiators::SMOKE)?;
     Ok(())
-}
-
-/// What must be installed for the tier.
-pub(crate) fn packages() -> Vec<&'static [install::Package]> {
-    let mut packages = guest::packages();
-    packages.extend([install::LIBISCSI, install::NETWORK, install::GUEST_QEMU]);
-    packages
 }

@@ -3,7 +3,7 @@
 use crate::{
     guest::{self, Kernel, Order},
     house::House,
-    server::Unit,
+    server::{Subsystem, Unit},
 };
 use anyhow::Result;
 use std::{net::IpAddr, time::Duration};
@@ -14,14 +14,6 @@ pub(crate) const INITIATOR: &str = "iqn.2026-01.test:guest";
 pub(crate) const HOST_NQN: &str =
     "nqn.2014-08.org.nvmexpress:uuid:8f5b4a52-5d1c-4f6e-9a53-0c7d7c6f2a11";
 const HOST_ID: &str = "8f5b4a52-5d1c-4f6e-9a53-0c7d7c6f2a11";
-
-/// A subsystem as an NVMe/TCP host addresses it.
-#[derive(Clone, Debug)]
-pub(crate) struct Subsystem {
-    pub(crate) nqn: String,
-    pub(crate) io_port: u16,
-    pub(crate) discovery_port: u16,
-}
 
 /// How thoroughly a guest works on a disk.
 #[derive(Clone, Copy)]

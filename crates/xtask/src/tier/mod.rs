@@ -1,18 +1,28 @@
-//! The tiers of `./run test`: each proves one kind of thing, has a time budget and says what it needs installed.
+//! The tiers of `./run test`: each proves one kind of thing, has a time budget and says what it needs installed and built.
 
 mod clients;
+mod crash;
+mod footprint;
 mod fuzz;
+mod hostile;
 mod initiators;
 mod libiscsi;
 mod style;
 mod unit;
 
-use crate::{house::House, install::Package};
+use crate::{
+    demo, guest,
+    house::House,
+    install::{self, Package},
+    namespace,
+    node::Profile,
+};
 use anyhow::Result;
 use std::time::{Duration, Instant};
 
-pub(crate) use clients::{against_peers, packages as client_packages};
+pub(crate) use clients::{against_peers, peer_packages};
 pub(crate) use fuzz::{Fuzz, fuzz};
+pub(crate) use initiators::{iscsi_variables, nvme_variables};
 pub(crate) use style::lint;
 
 /// One tier.
@@ -20,38 +30,140 @@ pub(crate) struct Tier {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
     /// How long it may take on two cores, building included. Longer is said, not failed: machines differ.
-    pub(crate) budget: Duration,
-    pub(crate) packages: &'static [&'static [Package]],
-    pub(crate) run: fn(&House) -> Result<()>,
+    budget: Duration,
+    packages: fn() -> Vec<&'static [Package]>,
+    /// Whether it starts real nodes: these tiers share the product's build and run in a namespace.
+    pub(crate) processes: bool,
+    run: fn(&House) -> Result<()>,
 }
 
-/// In the order in which they run: what fails fast comes first.
+const fn minutes(n: u64) -> Duration {
+    Duration::from_secs(n * 60)
+}
+
+/// In the order in which they run: what fails fast comes first, what shares a build stands together.
 pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "style",
         about: "rustfmt, clippy, licences and sources of dependencies",
-        budget: Duration::from_secs(480),
-        packages: &[],
+        budget: minutes(8),
+        packages: Vec::new,
+        processes: false,
         run: style::run,
     },
     Tier {
         name: "unit",
         about: "every crate's own tests: pure modules, transcripts, conformance, properties",
-        budget: Duration::from_secs(480),
-        packages: &[],
+        budget: minutes(8),
+        packages: Vec::new,
+        processes: false,
         run: unit::run,
     },
     Tier {
         name: "fuzz",
         about: "every parser of outside bytes, a short while each",
-        budget: Duration::from_secs(420),
-        packages: &[],
+        budget: minutes(7),
+        packages: Vec::new,
+        processes: false,
         run: fuzz::run,
+    },
+    Tier {
+        name: "libiscsi",
+        about: "libiscsi's conformance suite against a volume",
+        budget: minutes(2),
+        packages: || vec![install::LIBISCSI, install::NETWORK],
+        processes: true,
+        run: clients::suite,
+    },
+    Tier {
+        name: "initiators",
+        about: "Linux's iSCSI and NVMe/TCP initiators in a guest: file systems, verified load, digests",
+        budget: minutes(3),
+        packages: || [guest::packages(), vec![install::NETWORK]].concat(),
+        processes: true,
+        run: clients::initiators,
+    },
+    Tier {
+        name: "emulated",
+        about: "the same, shorter, with Debian's kernel under QEMU: what a machine without User Mode Linux runs",
+        budget: minutes(2),
+        packages: || vec![install::GUEST, install::GUEST_QEMU, install::NETWORK],
+        processes: true,
+        run: clients::emulated,
+    },
+    Tier {
+        name: "crash",
+        about: "kill -9 of the node under a verified write load",
+        budget: minutes(1),
+        packages: || vec![install::NETWORK],
+        processes: true,
+        run: crash::run,
+    },
+    Tier {
+        name: "hostile",
+        about: "clients that send garbage, stop half way, log in ten thousand times or never read",
+        budget: minutes(3),
+        packages: || vec![install::NETWORK],
+        processes: true,
+        run: hostile::run,
+    },
+    Tier {
+        name: "footprint",
+        about: "memory, idleness and start-up with many volumes",
+        budget: minutes(2),
+        packages: || vec![install::NETWORK],
+        processes: true,
+        run: footprint::run,
+    },
+    Tier {
+        name: "demo",
+        about: "what ./run demo shows, with the tests' build",
+        budget: minutes(2),
+        packages: demo::packages,
+        processes: true,
+        run: |house| demo::show(house, Profile::Dev),
     },
 ];
 
+/// Runs `tiers`; those with processes in one namespace.
+pub(crate) fn run_all(house: &House, tiers: &[&Tier]) -> Result<()> {
+    let (processes, others): (Vec<&Tier>, Vec<&Tier>) =
+        tiers.iter().partition(|tier| tier.processes);
+    for tier in others {
+        match install::packages(house, &(tier.packages)()) {
+            Ok(()) => run(house, tier),
+            Err(error) => house.enter_error(tier.name, &error),
+        }
+    }
+    let ready: Vec<&Tier> = processes
+        .into_iter()
+        .filter(|tier| match install::packages(house, &(tier.packages)()) {
+            Ok(()) => true,
+            Err(error) => {
+                house.enter_error(tier.name, &error);
+                false
+            }
+        })
+        .collect();
+    if ready.is_empty() {
+        return Ok(());
+    }
+    if let Err(error) = Profile::Dev.build(house, &["-p", "windrose"]) {
+        house.enter_error("build of windrose", &error);
+        return Ok(());
+    }
+    let names: Vec<&str> = ready.iter().map(|tier| tier.name).collect();
+    let names = names.join(",");
+    if namespace::inside() || !namespace::run_inside(house, &["test", "--tier", &names])? {
+        for tier in ready {
+            run(house, tier);
+        }
+    }
+    Ok(())
+}
+
 /// Runs one tier and says how long it took.
-pub(crate) fn run(house: &House, tier: &Tier) {
+fn run(house: &House, tier: &Tier) {
     house.display.line(&format!("{}: {}", tier.name, tier.about));
     let begun = Instant::now();
     if let Err(error) = (tier.run)(house) {

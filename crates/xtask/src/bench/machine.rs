@@ -1,0 +1,58 @@
+//! What was measured on.
+
+use std::process::Command;
+
+/// The machine and the programs, one fact a line.
+pub(super) fn describe() -> Vec<String> {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = value_of(&cpuinfo, "model name").unwrap_or("unknown");
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let memory_kib: u64 = value_of(&meminfo, "MemTotal")
+        .and_then(|v| v.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0);
+    let kernel = first_line("uname", &["-r"]);
+    let debian = std::fs::read_to_string("/etc/debian_version").unwrap_or_default();
+    vec![
+        format!("{processors} processors, {model}; {} GiB of memory", memory_kib.div_ceil(1 << 20)),
+        format!("Linux {kernel}, Debian {}", debian.trim()),
+        format!(
+            "tgt {}, libiscsi {}, {}",
+            package("tgt"),
+            package("libiscsi-bin"),
+            first_line("qemu-img", &["--version"])
+        ),
+        format!(
+            "{}, commit {}",
+            first_line("rustc", &["--version"]),
+            first_line("git", &["describe", "--always", "--dirty"])
+        ),
+    ]
+}
+
+fn value_of<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let line = text.lines().find(|line| line.starts_with(key))?;
+    Some(line.split_once(':')?.1.trim())
+}
+
+fn first_line(program: &str, arguments: &[&str]) -> String {
+    let out = Command::new(program).args(arguments).output();
+    let text = out.map(|out| String::from_utf8_lossy(&out.stdout).into_owned()).unwrap_or_default();
+    text.lines().next().unwrap_or("unknown").to_owned()
+}
+
+fn package(name: &str) -> String {
+    first_line("dpkg-query", &["-W", "-f", "${Version}", name])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_are_found_by_their_key() {
+        let text = "processor\t: 0\nmodel name\t: A Processor @ 2 GHz\n";
+        assert_eq!(value_of(text, "model name"), Some("A Processor @ 2 GHz"));
+        assert_eq!(value_of(text, "missing"), None);
+    }
+}

@@ -1,0 +1,210 @@
+//! One measurement: the client's own count, the server's processor time from the kernel.
+
+use super::{LOAD_CPU, SERVER_CPU};
+use crate::{house::House, node::processor_time, process::Ended, server::Unit};
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::{
+    fmt,
+    path::PathBuf,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+/// 4 KiB, in the blocks of 512 bytes that `iscsi-perf` counts in.
+const BLOCKS: &str = "8";
+/// How many writes make about a second, per depth: `qemu-img bench` wants a number, not a time.
+const WRITES_PER_SECOND: [(u32, u64); 2] = [(1, 10_000), (32, 40_000)];
+
+/// What a client does, 4 KiB at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    /// `iscsi-perf`, random.
+    RandomRead,
+    /// `qemu-img bench -w`, one after the other.
+    Write,
+    /// No storage at all: 72 bytes there, 4 KiB back.
+    Echo,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RandomRead => "random read",
+            Self::Write => "write",
+            Self::Echo => "echo",
+        })
+    }
+}
+
+/// A load of a client.
+pub(super) struct Load {
+    pub(super) operation: Operation,
+    pub(super) depth: u32,
+    pub(super) seconds: u64,
+}
+
+/// What one run of a client showed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Figures {
+    pub(super) per_second: f64,
+    /// Mean time of one, in microseconds: the depth over the rate, since the clients keep the depth filled.
+    pub(super) latency_us: f64,
+    /// Processor time of the server for one, in microseconds.
+    pub(super) server_us: f64,
+}
+
+/// Figures and what they belong to.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    pub(super) server: &'static str,
+    pub(super) backing: &'static str,
+    pub(super) operation: Operation,
+    pub(super) depth: u32,
+    pub(super) figures: Figures,
+}
+
+impl Sample {
+    pub(super) fn new(
+        server: &'static str,
+        backing: &'static str,
+        load: &Load,
+        figures: Figures,
+    ) -> Self {
+        Self { server, backing, operation: load.operation, depth: load.depth, figures }
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "server": self.server,
+            "backing": self.backing,
+            "operation": self.operation.to_string(),
+            "depth": self.depth,
+            "per_second": self.figures.per_second,
+            "latency_us": self.figures.latency_us,
+            "server_us": self.figures.server_us,
+        })
+    }
+}
+
+/// Runs `load` against `unit` and looks at what `server` spent on it.
+pub(super) fn run(house: &House, server: u32, unit: &Unit, load: &Load) -> Result<Figures> {
+    let before = processor_time(server)?;
+    let begun = Instant::now();
+    let (count, took) = match load.operation {
+        Operation::Write => write(house, unit, load)?,
+        Operation::RandomRead | Operation::Echo => random_read(house, unit, load, begun)?,
+    };
+    let spent = processor_time(server)?.saturating_sub(before);
+    let per_second = count / took.as_secs_f64();
+    Ok(Figures {
+        per_second,
+        latency_us: f64::from(load.depth) * 1e6 / per_second,
+        server_us: spent.as_secs_f64() * 1e6 / count,
+    })
+}
+
+fn pinned(program: &str) -> Command {
+    let mut command = Command::new("taskset");
+    command.args(["-c", &LOAD_CPU.to_string(), program]);
+    command
+}
+
+/// `iscsi-perf`: its average rate over its time.
+fn random_read(house: &House, unit: &Unit, load: &Load, begun: Instant) -> Result<(f64, Duration)> {
+    let (depth, seconds) = (load.depth.to_string(), load.seconds.to_string());
+    let mut command = pinned("iscsi-perf");
+    command.args(["-m", &depth, "-b", BLOCKS, "-r", "-t", &seconds]).arg(unit.url());
+    let limit = Duration::from_secs(load.seconds + 30);
+    let output = house.run("iscsi-perf", &mut command, limit).and_then(Ended::ok)?;
+    let took = begun.elapsed();
+    let rate =
+        last_average(&output).with_context(|| format!("iscsi-perf printed no rate\n{output}"))?;
+    let measured = Duration::from_secs(load.seconds).min(took);
+    Ok((rate * measured.as_secs_f64(), measured))
+}
+
+/// The last `iops average N` of its output, which overwrites itself with carriage returns.
+fn last_average(output: &str) -> Option<f64> {
+    let (_, after) = output.rsplit_once("iops average ")?;
+    after.split_whitespace().next()?.parse().ok()
+}
+
+/// `qemu-img bench -w`: a number of writes and the time they took.
+fn write(house: &House, unit: &Unit, load: &Load) -> Result<(f64, Duration)> {
+    let rate = WRITES_PER_SECOND
+        .iter()
+        .find(|(depth, _)| *depth == load.depth)
+        .map_or(10_000, |(_, n)| *n);
+    let count = rate * load.seconds;
+    let mut command = pinned("qemu-img");
+    command.args(["bench", "-t", "none", "-w", "-f", "raw", "-s", "4096"]);
+    command.args(["-c", &count.to_string(), "-d", &load.depth.to_string()]).arg(unit.qemu_url());
+    let limit = Duration::from_secs(load.seconds * 20 + 60);
+    let output = house.run("qemu-img bench", &mut command, limit).and_then(Ended::ok)?;
+    let seconds =
+        completed_in(&output).with_context(|| format!("qemu-img printed no time\n{output}"))?;
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    Ok((count as f64, Duration::from_secs_f64(seconds)))
+}
+
+fn completed_in(output: &str) -> Option<f64> {
+    let (_, after) = output.rsplit_once("Run completed in ")?;
+    after.split_whitespace().next()?.parse().ok()
+}
+
+/// The bare echo.
+pub(super) struct Echo {
+    program: PathBuf,
+}
+
+impl Echo {
+    pub(super) fn new(program: PathBuf) -> Self {
+        Self { program }
+    }
+
+    pub(super) fn measure(&self, depth: u32, seconds: u64) -> Result<Sample> {
+        let mut command = Command::new(&self.program);
+        command.args(["connections=1", &format!("depth={depth}"), &format!("seconds={seconds}")]);
+        command.args([format!("server_cpu={SERVER_CPU}"), format!("client_cpu={LOAD_CPU}")]);
+        let out = command.output().context("cannot run the echo")?;
+        let output = String::from_utf8_lossy(&out.stdout).into_owned();
+        let figures = echo_figures(&output, depth)
+            .with_context(|| format!("the echo printed no figures\n{output}"))?;
+        Ok(Sample {
+            server: "bare echo",
+            backing: "none",
+            operation: Operation::Echo,
+            depth,
+            figures,
+        })
+    }
+}
+
+/// `1 x 32: 412345 per second, p50 77.1 us, p99 99.0 us, server CPU 1.42 us each`
+fn echo_figures(output: &str, depth: u32) -> Option<Figures> {
+    let number_before = |mark: &str| -> Option<f64> {
+        output.split_once(mark)?.0.split_whitespace().next_back()?.parse().ok()
+    };
+    let per_second = number_before(" per second")?;
+    let server_us = number_before(" us each")?;
+    Some(Figures { per_second, latency_us: f64::from(depth) * 1e6 / per_second, server_us })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_outputs_are_read() {
+        let perf = "00:00:01 - lba 4, iops current 32, iops average 32077 (125 MB/s)\riops average 33180 (129 MB/s) \n\nfinished.\n";
+        assert_eq!(last_average(perf), Some(33180.0));
+        assert_eq!(completed_in("Sending 2\nRun completed in 0.636 seconds.\n"), Some(0.636));
+        let echo = "1 x 32: 412345 per second, p50 77.1 us, p99 99.0 us, server CPU 1.42 us each\n";
+        let figures = echo_figures(echo, 32).unwrap();
+        assert!((figures.per_second - 412_345.0).abs() < 0.5);
+        assert!((figures.server_us - 1.42).abs() < 1e-9);
+        assert!((figures.latency_us - 77.6).abs() < 0.1);
+        assert!(echo_figures("", 1).is_none());
+    }
+}

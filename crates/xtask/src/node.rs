@@ -1,0 +1,308 @@
+//! The product as a process: built, configured, started, stopped, killed; spoken to by its own command line.
+
+use crate::{
+    house::House,
+    namespace,
+    process::{Daemon, read_lossy},
+    server::{Subsystem, Unit},
+};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::{
+    ffi::OsStr,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus},
+    time::{Duration, Instant},
+};
+
+/// How long a node may take until it answers; the start-up tier measures it, here it is only a limit.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// How the product is built.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// With debug assertions and overflow checks: what tests want.
+    Dev,
+    /// As it is shipped: what measurements and the demo want.
+    Release,
+}
+
+impl Profile {
+    fn directory(self) -> &'static str {
+        match self {
+            Self::Dev => "debug",
+            Self::Release => "release",
+        }
+    }
+
+    /// Where the product's program lies once it is built.
+    pub(crate) fn program(self, house: &House) -> PathBuf {
+        house.target.join(self.directory()).join("windrose")
+    }
+
+    /// Where an example of a crate lies once it is built.
+    pub(crate) fn example(self, house: &House, name: &str) -> PathBuf {
+        house.target.join(self.directory()).join("examples").join(name)
+    }
+
+    /// Builds what `what` (arguments of cargo build) names. Inside a namespace, which has no network, it has been built before.
+    pub(crate) fn build(self, house: &House, what: &[&str]) -> Result<()> {
+        if namespace::inside() {
+            return Ok(());
+        }
+        let mut command = house.cargo();
+        command.args(["build", "--locked"]).args(what);
+        if self == Self::Release {
+            command.arg("--release");
+        }
+        house.display.working(&format!("build {}", what.join(" ")));
+        let begun = Instant::now();
+        house.run("cargo build", &mut command, Duration::from_secs(1800))?.ok()?;
+        house.display.line(&format!("  built {}  {} s", what.join(" "), begun.elapsed().as_secs()));
+        Ok(())
+    }
+}
+
+/// What a test wants of a node.
+pub(crate) struct Wishes<'a> {
+    pub(crate) profile: Profile,
+    pub(crate) cores: u32,
+    /// Buffer memory of each core.
+    pub(crate) pool_mib: u64,
+    /// More lines for the configuration: whole sections.
+    pub(crate) more: &'a str,
+    /// Words before the program: to pin it to a processor, say.
+    pub(crate) prefix: &'a [&'a str],
+}
+
+impl Default for Wishes<'_> {
+    fn default() -> Self {
+        Self { profile: Profile::Dev, cores: 2, pool_mib: 64, more: "", prefix: &[] }
+    }
+}
+
+/// A node with a directory of its own, running or not.
+pub(crate) struct Node {
+    program: PathBuf,
+    prefix: Vec<String>,
+    directory: PathBuf,
+    logs: PathBuf,
+    /// Where this process reaches its listeners.
+    iscsi: SocketAddr,
+    pub(crate) nvme: SocketAddr,
+    discovery: SocketAddr,
+    daemon: Option<Daemon>,
+}
+
+/// A volume as both protocols name it.
+#[derive(Clone, Debug)]
+pub(crate) struct Exported {
+    pub(crate) unit: Unit,
+    pub(crate) subsystem: Subsystem,
+}
+
+/// An address nobody listens at; free again when this returns.
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port is free")?;
+    Ok(listener.local_addr()?.port())
+}
+
+impl Node {
+    /// Writes a configuration into a new directory called `name` below `parent`; starts nothing.
+    pub(crate) fn new(
+        house: &House,
+        parent: &Path,
+        name: &str,
+        wishes: &Wishes<'_>,
+    ) -> Result<Self> {
+        let directory = parent.join(name);
+        std::fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
+        let here = |port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        let (iscsi, nvme, discovery) = (here(free_port()?), here(free_port()?), here(free_port()?));
+        // Guests reach the node through a tap of the namespace, or through QEMU's user network, which ends at loopback.
+        let any = if namespace::inside() { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
+        let at = |address: SocketAddr| SocketAddr::new(IpAddr::V4(any), address.port());
+        let text = format!(
+            "data_dir = \"{data}\"\n\
+             shutdown_timeout_s = 10\n\
+             [cores]\ncount = {cores}\npool = \"{pool}MiB\"\n\
+             [iscsi]\nportals = [\"{iscsi}\"]\n\
+             [nvme]\nportals = [\"{nvme}\"]\ndiscovery = [\"{discovery}\"]\n\
+             [api]\nsocket = \"{socket}\"\n\
+             {more}",
+            data = directory.join("data").display(),
+            cores = wishes.cores,
+            pool = wishes.pool_mib,
+            iscsi = at(iscsi),
+            nvme = at(nvme),
+            discovery = at(discovery),
+            socket = directory.join("api.sock").display(),
+            more = wishes.more,
+        );
+        std::fs::create_dir_all(directory.join("data"))
+            .context("cannot create the data directory")?;
+        std::fs::write(directory.join("windrose.toml"), text)
+            .context("cannot write the configuration")?;
+        Ok(Self {
+            program: wishes.profile.program(house),
+            prefix: wishes.prefix.iter().map(|&word| word.to_owned()).collect(),
+            directory,
+            logs: house.scratch().to_owned(),
+            iscsi,
+            nvme,
+            discovery,
+            daemon: None,
+        })
+    }
+
+    /// Starts the node and waits until its API answers.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        let mut words: Vec<&OsStr> = self.prefix.iter().map(OsStr::new).collect();
+        words.push(self.program.as_os_str());
+        let mut command = Command::new(words[0]);
+        command
+            .args(&words[1..])
+            .args(["node", "--config"])
+            .arg(self.directory.join("windrose.toml"));
+        let mut daemon = Daemon::start(&self.logs, "windrose node", &mut command)?;
+        let socket = self.socket();
+        daemon.wait_until(START_LIMIT, || UnixStream::connect(&socket).is_ok())?;
+        self.daemon = Some(daemon);
+        Ok(())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join("api.sock")
+    }
+
+    fn daemon(&self) -> Result<&Daemon> {
+        self.daemon.as_ref().context("the node is not running")
+    }
+
+    /// The process.
+    pub(crate) fn process(&self) -> Result<u32> {
+        Ok(self.daemon()?.id())
+    }
+
+    /// What the node has logged since it was started.
+    pub(crate) fn log(&self) -> Result<String> {
+        self.daemon()?.output()
+    }
+
+    /// Fails if the node has ended by itself.
+    pub(crate) fn alive(&mut self) -> Result<()> {
+        self.daemon.as_mut().context("the node is not running")?.alive()
+    }
+
+    /// An orderly end: SIGTERM.
+    pub(crate) fn stop(&mut self) -> Result<ExitStatus> {
+        self.daemon.take().context("the node is not running")?.stop()
+    }
+
+    /// A crash: SIGKILL.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.daemon.take().context("the node is not running")?.kill()
+    }
+
+    /// The product's command line against this node.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(&self.program);
+        command.arg("--socket").arg(self.socket()).args(arguments);
+        let out = command.output().context("cannot run windrose")?;
+        ensure!(
+            out.status.success(),
+            "windrose {}: {}{}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&out.stdout),
+            String::from_utf8_lossy(&out.stderr)
+        );
+        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    }
+
+    /// The same, its answer parsed.
+    pub(crate) fn query(&self, arguments: &[&str]) -> Result<Value> {
+        let arguments = [arguments, &["--json"]].concat();
+        let text = self.command(&arguments)?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("windrose {}: {text}", arguments.join(" ")))
+    }
+
+    /// Creates a volume that every initiator may reach.
+    pub(crate) fn create(&self, name: &str, size: &str) -> Result<Exported> {
+        let volume = self.query(&["volume", "create", name, "--size", size, "--allow", "any"])?;
+        self.exported(&volume)
+    }
+
+    fn exported(&self, volume: &Value) -> Result<Exported> {
+        let text = |path: &str| -> Result<String> {
+            let value = volume.pointer(path).and_then(Value::as_str);
+            Ok(value.with_context(|| format!("no {path} in {volume}"))?.to_owned())
+        };
+        let lun = volume.pointer("/iscsi/lun").and_then(Value::as_u64).context("no LUN")?;
+        let unit = Unit {
+            portal: self.iscsi,
+            target: text("/iscsi/target")?,
+            lun: u32::try_from(lun).context("an odd LUN")?,
+        };
+        let subsystem = Subsystem {
+            nqn: text("/nvme/subsystem")?,
+            io_port: self.nvme.port(),
+            discovery_port: self.discovery.port(),
+        };
+        Ok(Exported { unit, subsystem })
+    }
+
+    /// How many volumes are being served.
+    pub(crate) fn volumes_online(&self) -> Result<usize> {
+        let list = self.query(&["volume", "list"])?;
+        let volumes = list.pointer("/volumes").or(Some(&list)).and_then(Value::as_array);
+        let volumes = volumes.with_context(|| format!("no list of volumes: {list}"))?;
+        Ok(volumes
+            .iter()
+            .filter(|v| v.pointer("/state/is").and_then(Value::as_str) == Some("online"))
+            .count())
+    }
+}
+
+/// Processor time a process has used so far, its threads included.
+pub(crate) fn processor_time(process: u32) -> Result<Duration> {
+    let stat = read_lossy(Path::new(&format!("/proc/{process}/stat")))?;
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks: u64 = after_name
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
+    // A tick of these counters is a hundredth of a second on every Linux (USER_HZ).
+    Ok(Duration::from_millis(ticks * 10))
+}
+
+/// Memory of a process in KiB: `VmRSS` now, `VmHWM` at its highest.
+pub(crate) fn memory_kib(process: u32, field: &str) -> Result<u64> {
+    let status = read_lossy(Path::new(&format!("/proc/{process}/status")))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let value =
+        line.and_then(|line| line.split_whitespace().next()).and_then(|word| word.parse().ok());
+    value.with_context(|| format!("no {field} in /proc/{process}/status"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_memory_and_time() {
+        let own = std::process::id();
+        assert!(memory_kib(own, "VmHWM").unwrap() >= memory_kib(own, "VmRSS").unwrap() / 2);
+        assert!(memory_kib(own, "VmNothing").is_err());
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(60) {
+            std::hint::spin_loop();
+        }
+        assert!(processor_time(own).unwrap() >= Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,76 @@
+//! What a node costs when nothing happens: memory with many volumes, processor time, time to start.
+
+use crate::{
+    house::House,
+    node::{self, Node, Profile, Wishes},
+};
+use anyhow::{Result, ensure};
+use std::time::{Duration, Instant};
+
+const CORES: u32 = 2;
+const POOL_MIB: u64 = 32;
+/// Beyond the buffer pools, with [`IDLE_VOLUMES`].
+const IDLE_LIMIT_MIB: u64 = 64;
+const IDLE_VOLUMES: usize = 100;
+const MANY_VOLUMES: usize = 1000;
+const START_LIMIT: Duration = Duration::from_secs(5);
+/// How long idleness is watched, and the processor time that counts as none.
+const WATCH: Duration = Duration::from_secs(5);
+const IDLE_TIME: Duration = Duration::from_millis(50);
+
+pub(super) fn run(house: &House) -> Result<()> {
+    let wishes =
+        Wishes { profile: Profile::Dev, cores: CORES, pool_mib: POOL_MIB, ..Wishes::default() };
+    let mut node = Node::new(house, house.scratch(), "footprint", &wishes)?;
+    node.start()?;
+    for number in 0..IDLE_VOLUMES {
+        node.create(&format!("v{number}"), "1GiB")?;
+    }
+    restart(&mut node, IDLE_VOLUMES)?;
+    house.check("an idle node with 100 volumes: memory beyond the pool under 64 MiB", || {
+        let resident = node::memory_kib(node.process()?, "VmRSS")? / 1024;
+        let beyond = resident.saturating_sub(u64::from(CORES) * POOL_MIB);
+        house.display.line(&format!("  {resident} MiB resident, {beyond} MiB beyond the pools"));
+        ensure!(beyond < IDLE_LIMIT_MIB, "{beyond} MiB beyond the pools");
+        Ok(())
+    });
+    house.check("an idle node uses no processor time", || {
+        let before = node::processor_time(node.process()?)?;
+        std::thread::sleep(WATCH);
+        let used = node::processor_time(node.process()?)?.saturating_sub(before);
+        ensure!(used <= IDLE_TIME, "{} ms in {} s", used.as_millis(), WATCH.as_secs());
+        Ok(())
+    });
+    house.display.working(&format!("create {MANY_VOLUMES} volumes"));
+    for number in IDLE_VOLUMES..MANY_VOLUMES {
+        node.create(&format!("v{number}"), "1GiB")?;
+    }
+    house.check("1000 volumes are served within 5 s of the start", || {
+        let took = restart(&mut node, MANY_VOLUMES)?;
+        house.display.line(&format!("  {MANY_VOLUMES} volumes after {:.2} s", took.as_secs_f64()));
+        ensure!(took < START_LIMIT, "{:.1} s", took.as_secs_f64());
+        Ok(())
+    });
+    house.check("an orderly end with 1000 volumes", || {
+        let status = node.stop()?;
+        ensure!(status.success(), "the node ended with {status}");
+        Ok(())
+    });
+    Ok(())
+}
+
+/// How long it takes from the start of the process until `volumes` are online.
+fn restart(node: &mut Node, volumes: usize) -> Result<Duration> {
+    node.stop()?;
+    let begun = Instant::now();
+    node.start()?;
+    while node.volumes_online()? < volumes {
+        ensure!(
+            begun.elapsed() < START_LIMIT * 6,
+            "not all volumes came online: {}",
+            node.volumes_online()?
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(begun.elapsed())
+}
