@@ -17,6 +17,10 @@ use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 /// When worlds begin: 2026-01-01 00:00:00 UTC, since the Unix epoch.
 pub const EPOCH: Duration = Duration::from_secs(1_767_225_600);
 
+/// How often, and how far apart, a busy disk is looked at again: its last holder may be dying.
+const BUSY_LOOKS: u32 = 20;
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
+
 /// One simulated core's share of its simulated system.
 pub(crate) struct SimCore {
     shared: Rc<Shared>,
@@ -46,7 +50,13 @@ impl SimCore {
         how: OpenOptions,
     ) -> Result<(Backend, DiskInfo), OpenError> {
         self.delay().await;
-        let opened = self.open(path, how);
+        let mut opened = self.open(path, how);
+        for _ in 0..BUSY_LOOKS {
+            if opened.as_ref().err() == Some(&OpenReason::Busy) {
+                tokio::time::sleep(BUSY_PAUSE).await;
+                opened = self.open(path, how);
+            }
+        }
         let code = u64::from(opened.is_err());
         self.shared.event("open", &self.host.name, &[code]);
         let disk = opened.map_err(|reason| OpenError::new(path, reason))?;

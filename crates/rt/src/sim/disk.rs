@@ -38,6 +38,8 @@ pub(crate) enum Holder {
     Nobody,
     Readers(u32),
     Writer,
+    /// A killed process, until the system is through with its last operations.
+    Dying,
 }
 
 impl fmt::Debug for Slot {
@@ -86,6 +88,9 @@ impl Slot {
         let waiting = self.waiting.borrow_mut().remove(&id);
         let Some((answer, report)) = finished else { return };
         self.report(report);
+        if self.holder.get() == Holder::Dying {
+            self.killed();
+        }
         if let Some(waiting) = waiting {
             // Whoever asked may have gone; the disk has done its work all the same.
             let _ = waiting.send(answer);
@@ -111,14 +116,15 @@ impl Slot {
         true
     }
 
-    /// The process that had the disk open is gone.
-    pub(crate) fn let_go(&self) {
-        self.holder.set(Holder::Nobody);
+    /// The process that had the disk open is killed.
+    pub(crate) fn killed(&self) {
+        let idle = self.device.borrow().in_flight() == 0;
+        self.holder.set(if idle { Holder::Nobody } else { Holder::Dying });
     }
 
     /// The power of the host fails.
     pub(crate) fn power_cut(&self) {
-        self.let_go();
+        self.holder.set(Holder::Nobody);
         *self.held.borrow_mut() = None;
         self.waiting.borrow_mut().clear();
         let losses = self.device.borrow_mut().power_cut();

@@ -305,7 +305,7 @@ impl Host {
     /// doing; nothing that was written is lost.
     pub fn kill(&self) {
         self.end("kill", Goodbye::Closed);
-        self.state.files.borrow().values().for_each(|slot| slot.let_go());
+        self.state.files.borrow().values().for_each(|slot| slot.killed());
     }
 
     fn end(&self, how: &'static str, goodbye: Goodbye) {

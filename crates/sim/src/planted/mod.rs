@@ -4,6 +4,7 @@
 
 mod copies;
 mod frames;
+mod leaf;
 mod ledger;
 mod pair;
 mod stamps;
@@ -55,6 +56,10 @@ pub fn pairs() -> Vec<Planted> {
         planted!("ack-early", 20, "acknowledges before the sync", ledger::ack_early),
         planted!("sync-again", 40, "believes a sync after a failed one", ledger::sync_again),
         planted!("two-copies", 40, "writes both copies of a record at once", copies::play),
+        planted!("no-flush", 20, "answers a flush and does nothing", leaf::no_flush),
+        planted!("no-fua", 20, "calls a write durable that is not", leaf::no_fua),
+        planted!("shared-sector", 20, "rewrites the neighbours of a block", leaf::shared_sector),
+        planted!("zero-too-far", 20, "zeroes one block too many", leaf::zero_too_far),
         planted!("stamps", 20, "believes whatever the disk returns", stamps::play),
         planted!("lone-primary", 40, "goes on alone when the backup is silent", pair::play),
         planted!("one-read", 20, "takes one read for one message", frames::play),

@@ -1,5 +1,7 @@
 //! The scenarios, one module each.
 
+pub(crate) mod storage;
+
 use crate::Scenario;
 
 /// All of them.
