@@ -277,7 +277,7 @@ fn memory_is_asked_for_in_two_classes() {
     let tag = arrived(&mut lab);
     lab.target.admit(tag, 20_480);
     assert_eq!(lab.feed(&command[48..]), 1000);
-    assert_eq!(grant(&mut lab), (4096, Class::Immediate), "the rest of the page comes with it");
+    assert_eq!(grant(&mut lab), (4096, Class::Arriving), "the rest of the page comes with it");
     assert_eq!(lab.feed(&command[48..]), 0);
     assert!(lab.pump().is_empty(), "no R2T without memory");
     let ping = lab.initiator.ping(b"hello");

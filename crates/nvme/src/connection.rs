@@ -9,13 +9,13 @@
 //! ```
 //!
 //! * Data in a capsule stands in front of everything behind it, so reception waits for the
-//!   command's memory ([`Class::Immediate`]); data by R2T does not ([`Class::Solicited`]).
+//!   command's memory ([`Class::Arriving`]); data by R2T does not ([`Class::Solicited`]).
 //! * Each [`Action::Arrived`] is ended by exactly one [`Connection::complete`].
 //! * A slot of the queue is taken from the arrival of the capsule until its response has been
 //!   handed to the socket; a host that sends more than the queue holds is cut off. So nothing
 //!   here grows beyond the queue, whatever the host does.
 //!
-//! [`Class::Immediate`]: block::Class::Immediate
+//! [`Class::Arriving`]: block::Class::Arriving
 //! [`Class::Solicited`]: block::Class::Solicited
 
 mod commands;
@@ -248,7 +248,7 @@ impl Connection {
             return;
         }
         c.stage = Stage::Granting;
-        let class = if c.in_capsule { Class::Immediate } else { Class::Solicited };
+        let class = if c.in_capsule { Class::Arriving } else { Class::Solicited };
         self.actions.push_back(Action::Grant { tag, bytes: data_out, class });
     }
 

@@ -30,14 +30,45 @@ use smallvec::SmallVec;
 use crate::memory::{Buddy, Mapping, PAGE};
 
 /// What a credit is for; decides how deep into the pool it may reach.
+///
+/// Whoever waits for memory while he holds some waits only for what is further up this list, and
+/// what is further up is never given to those below: so no circle of waiting can close. Where
+/// what is held depends on a client, waiting has to have a limit in time as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Memory for a command that will finish by itself once it has it: reads, and data that has
-    /// already arrived. May use the whole pool.
+    /// Memory that a command needs to finish which holds its data already, and that it returns by
+    /// itself. May use the whole pool, however much the account holds: the account's memory comes
+    /// back only if this is given. The last eighth of the pool is kept for this class, and has to
+    /// hold the largest single request.
     Immediate,
+    /// Memory for data that is on its way, behind which the client's other data waits. Given
+    /// however much the account holds, as that may be data that waits behind this.
+    Arriving,
+    /// Memory for a command that holds none, or next to none: reads. It is held until the client
+    /// has taken the data.
+    Read,
     /// Memory for data that a client has yet to send (R2T). Leaves a quarter of the pool alone, so
     /// that clients which never send cannot stop the ones that do.
     Solicited,
+}
+
+impl Class {
+    const ALL: [Self; 4] = [Self::Immediate, Self::Arriving, Self::Read, Self::Solicited];
+
+    /// Of a pool of `total` pages, those that are left to the classes further up.
+    fn leaves(self, total: u32) -> u32 {
+        match self {
+            Self::Immediate => 0,
+            Self::Arriving => total / 8,
+            Self::Read => total / 16 * 3,
+            Self::Solicited => total / 4,
+        }
+    }
+
+    /// Whether an account gets no more than its share.
+    fn is_shared_out(self) -> bool {
+        matches!(self, Self::Read | Self::Solicited)
+    }
 }
 
 /// The pool cannot satisfy a request of this size even when it is empty.
@@ -82,7 +113,7 @@ struct State {
     meta: Vec<RunMeta>,
     accounts: Slab<AccountState>,
     credits: Slab<CreditState>,
-    waiters: [VecDeque<Arc<Waiter>>; 2],
+    waiters: [VecDeque<Arc<Waiter>>; Class::ALL.len()],
 }
 
 #[derive(Clone, Copy)]
@@ -159,7 +190,7 @@ impl Pool {
             meta: vec![RunMeta { order: 0, credit: 0 }; pages as usize],
             accounts: Slab::new(),
             credits: Slab::new(),
-            waiters: [VecDeque::new(), VecDeque::new()],
+            waiters: Default::default(),
         };
         let state = Mutex::new(state);
         Ok(Self(Arc::new(Inner { mapping, pages, runs, state, overdrafts: AtomicU64::new(0) })))
@@ -202,10 +233,7 @@ impl Pool {
     }
 
     fn limit(&self, class: Class) -> u32 {
-        match class {
-            Class::Immediate => self.0.pages,
-            Class::Solicited => self.0.pages - self.0.pages / 4,
-        }
+        self.0.pages - class.leaves(self.0.pages)
     }
 }
 
@@ -222,12 +250,14 @@ impl State {
 
     /// Whether the pool itself has the room.
     fn has_room(&self, total: u32, class: Class, pages: u32) -> bool {
-        let keep = if class == Class::Solicited { total / 4 } else { 0 };
-        self.available() >= pages.saturating_add(keep)
+        self.available() >= pages.saturating_add(class.leaves(total))
     }
 
     /// Whether `account` may hold so much: no more than is still free, but always one command.
-    fn is_fair(&self, account: u32, pages: u32) -> bool {
+    fn is_fair(&self, account: u32, class: Class, pages: u32) -> bool {
+        if !class.is_shared_out() {
+            return true;
+        }
         let held = self.accounts[account as usize].held;
         held == 0 || held.saturating_add(pages) <= self.available()
     }
@@ -300,13 +330,13 @@ impl State {
     /// Grants waiting credits in order: an account over its share is passed over, a pool without
     /// room stops its class (so that large requests are not starved by small ones).
     fn grant(&mut self, total: u32, woken: &mut SmallVec<[Waker; 4]>) {
-        for class in [Class::Immediate, Class::Solicited] {
+        for class in Class::ALL {
             let mut i = 0;
             while let Some(w) = self.waiters[class as usize].get(i).cloned() {
                 if !self.has_room(total, class, w.pages) {
                     break;
                 }
-                if !self.is_fair(w.account, w.pages) {
+                if !self.is_fair(w.account, class, w.pages) {
                     i += 1;
                     continue;
                 }
@@ -374,7 +404,7 @@ impl Account {
         let mut s = lock(&pool.state);
         let now = s.waiters[class as usize].is_empty()
             && s.has_room(pool.pages, class, pages)
-            && s.is_fair(id, pages);
+            && s.is_fair(id, class, pages);
         now.then(|| {
             s.promise(id, pages);
             Credit { account: self.clone(), key: s.open_credit(id, pages) }
@@ -877,11 +907,28 @@ mod tests {
         let p = pool(64);
         let (hog, other) = (p.account(), p.account());
         let mut held = Vec::new();
-        while let Some(c) = hog.try_credit(PAGE, Class::Immediate) {
+        while let Some(c) = hog.try_credit(PAGE, Class::Read) {
             held.push(c);
         }
         assert_eq!(held.len(), 32, "half of the pool");
-        assert!(other.try_credit(16 * PAGE, Class::Immediate).is_some());
+        assert!(other.try_credit(16 * PAGE, Class::Read).is_some());
+    }
+
+    /// Else commands that hold the share, and need a page more to finish, would never return it.
+    #[test]
+    fn an_account_at_its_share_still_gets_what_its_commands_need_to_finish() {
+        let p = pool(64);
+        let hog = p.account();
+        let mut held = Vec::new();
+        for class in [Class::Solicited, Class::Read, Class::Arriving] {
+            while let Some(c) = hog.try_credit(PAGE, class) {
+                held.push(c);
+            }
+        }
+        assert_eq!(held.len(), 56, "what is left is for those that finish");
+        let last: Vec<_> =
+            std::iter::from_fn(|| hog.try_credit(PAGE, Class::Immediate)).take(9).collect();
+        assert_eq!(last.len(), 8);
     }
 
     #[test]

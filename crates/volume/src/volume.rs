@@ -153,11 +153,12 @@ impl Volume {
         command: &Command,
     ) -> Result<Ctx, Failure> {
         let bytes = self.memory_for(request).max(1);
-        let credit = match account.try_credit(bytes, Class::Immediate) {
+        let class = class_for(request);
+        let credit = match account.try_credit(bytes, class) {
             Some(credit) => credit,
             None => {
                 self.counters.update(|s| s.memory_waits += 1);
-                let credit = account.credit(bytes, Class::Immediate);
+                let credit = account.credit(bytes, class);
                 let credit = command.unless_aborted(credit).await?;
                 credit.map_err(|too_large| {
                     tracing::error!(%too_large, "a command can never be admitted");
@@ -174,6 +175,20 @@ impl Volume {
         if self.closed.get() && self.counters.in_flight() == 0 {
             self.idle.take().into_iter().for_each(Waker::wake);
         }
+    }
+}
+
+/// Which memory a request waits for. One that brings data holds its client's memory while it
+/// waits, so it must not wait for its client's share.
+fn class_for(request: &Request) -> Class {
+    match request {
+        Request::Read { .. } | Request::Verify { .. } | Request::WriteSame { .. } => Class::Read,
+        Request::Write { .. }
+        | Request::Zero { .. }
+        | Request::Unmap { .. }
+        | Request::Compare { .. }
+        | Request::CompareAndWrite { .. }
+        | Request::Flush => Class::Immediate,
     }
 }
 

@@ -408,3 +408,47 @@ fn errors_from_below_reach_the_caller_as_they_are() {
         b.all_memory_is_back();
     });
 }
+
+/// As many writes as a client's share of the pool has room for: each needs a page more.
+#[test]
+fn writes_that_fill_their_clients_share_still_finish() {
+    local(async || {
+        let b = Bench::new(false);
+        let mut data = Vec::new();
+        while let Some(credit) = b.account.try_credit(8 * BLOCK, Class::Solicited) {
+            data.push(copy_in(&credit, &[7; 8 * BLOCK]));
+        }
+        let (all, answered) = (data.len(), Rc::new(Cell::new(0)));
+        for (i, data) in data.into_iter().enumerate() {
+            let answered = Rc::clone(&answered);
+            let request = Request::Write { at: Lba(i as u64 % 512 * 8), data, fua: false };
+            b.volume.start(request, &b.account, move |r| {
+                answered.set(answered.get() + usize::from(r.is_ok()));
+            });
+        }
+        for _ in 0..all {
+            yield_now().await;
+        }
+        assert_eq!(answered.get(), all);
+        b.all_memory_is_back();
+    });
+}
+
+#[test]
+fn an_aborted_flush_does_not_fail_those_that_share_it() {
+    local(async || {
+        let b = Bench::new(true);
+        let answers = Rc::new(RefCell::new(Vec::new()));
+        let flush = || {
+            let answers = Rc::clone(&answers);
+            b.volume.start(Request::Flush, &b.account, move |r| answers.borrow_mut().push(r.err()))
+        };
+        let (_runs, aborted, _shares) = (flush(), flush(), flush());
+        settle().await;
+        aborted.abort();
+        b.ram.let_through(2);
+        settle().await;
+        assert_eq!(*answers.borrow(), [None, None, None]);
+        assert_eq!(b.ram.0.flushes.get(), 2);
+    });
+}

@@ -37,7 +37,7 @@ pub enum Action {
         tag: Tag,
         /// How many bytes.
         bytes: usize,
-        /// Which memory: [`Class::Immediate`] for data that is already on its way, and behind
+        /// Which memory: [`Class::Arriving`] for data that is already on its way, and behind
         /// which nothing else can be received; [`Class::Solicited`] for data that will be asked
         /// for.
         class: Class,

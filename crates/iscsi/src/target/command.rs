@@ -154,7 +154,7 @@ impl Connection {
             let bytes =
                 coming.checked_next_multiple_of(page).map_or(task.want, |n| n.min(task.want));
             task.asked = bytes;
-            self.ask(tag, bytes, Class::Immediate);
+            self.ask(tag, bytes, Class::Arriving);
         } else {
             self.advance(tag);
         }
