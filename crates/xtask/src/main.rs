@@ -66,6 +66,11 @@ enum What {
     Peers,
     /// rustfmt and clippy
     Lint,
+    /// The simulator, for as many seeds as wanted; its own arguments follow
+    Sim {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// The fuzz targets, or one of them, for longer than the tests do
     Fuzz {
         target: Option<String>,
@@ -114,6 +119,7 @@ fn run() -> Result<ExitCode> {
             }
         }
         What::Lint => tier::lint(&house),
+        What::Sim { arguments } => tier::simulate(&house, &arguments)?,
         What::Fuzz { target, seconds } => tier::fuzz(&house, &tier::Fuzz { target, seconds })?,
     }
     house.display.finish();

@@ -39,12 +39,17 @@ impl Profile {
 
     /// Where the product's program lies once it is built.
     pub(crate) fn program(self, house: &House) -> PathBuf {
-        house.target.join(self.directory()).join("windrose")
+        self.sibling(house, "windrose")
+    }
+
+    /// Where another program of the workspace lies once it is built.
+    pub(crate) fn sibling(self, house: &House, name: &str) -> PathBuf {
+        house.target.join(self.directory()).join(name)
     }
 
     /// Where an example of a crate lies once it is built.
     pub(crate) fn example(self, house: &House, name: &str) -> PathBuf {
-        house.target.join(self.directory()).join("examples").join(name)
+        self.sibling(house, "examples").join(name)
     }
 
     /// Builds what `what` (arguments of cargo build) names. Inside a namespace, which has no network, it has been built before.

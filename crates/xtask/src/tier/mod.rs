@@ -7,6 +7,7 @@ mod fuzz;
 mod hostile;
 mod initiators;
 mod libiscsi;
+mod simulation;
 mod style;
 mod unit;
 
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 pub(crate) use clients::{against_peers, peer_packages};
 pub(crate) use fuzz::{Fuzz, fuzz};
 pub(crate) use initiators::{iscsi_variables, nvme_variables};
+pub(crate) use simulation::simulate;
 pub(crate) use style::lint;
 
 /// One tier.
@@ -58,6 +60,14 @@ pub(crate) const TIERS: &[Tier] = &[
         packages: Vec::new,
         processes: false,
         run: unit::run,
+    },
+    Tier {
+        name: "sim",
+        about: "the simulator's scenarios: crashes, lost and torn sectors, bad networks, seed by seed",
+        budget: minutes(4),
+        packages: Vec::new,
+        processes: false,
+        run: simulation::run,
     },
     Tier {
         name: "fuzz",

@@ -1,0 +1,42 @@
+//! The simulator's scenarios, seed by seed: the real code in virtual time, with crashes, lost and torn sectors, bad networks.
+
+use crate::{house::House, ledger::skip, node::Profile, process::Ended};
+use anyhow::{Context, Result};
+use std::{process::Command, time::Duration};
+
+/// Seeds of every scenario in every run of the tests; many more by `./run sim`.
+const SEEDS: u64 = 2000;
+const LIMIT: Duration = Duration::from_secs(300);
+
+pub(super) fn run(house: &House) -> Result<()> {
+    Profile::Dev.build(house, &["-p", "sim"])?;
+    let program = Profile::Dev.sibling(house, "sim");
+    let list = Command::new(&program).arg("--list").output().context("cannot run sim")?;
+    let list = String::from_utf8_lossy(&list.stdout).into_owned();
+    // The planted mistakes are for the simulator's own tests.
+    let scenarios = list.lines().filter(|line| !line.ends_with("(planted)"));
+    let names: Vec<&str> = scenarios.filter_map(|line| line.split_whitespace().next()).collect();
+    if names.is_empty() {
+        return skip("there are no scenarios yet");
+    }
+    for name in names {
+        house.display.working(&format!("sim {name}"));
+        let mut command = Command::new(&program);
+        command.args(["--scenario", name, "--seeds", &format!("0..{SEEDS}")]);
+        match house.run("sim", &mut command, LIMIT).and_then(Ended::ok) {
+            Ok(output) => house.pass(1, &format!("sim {}", output.lines().last().unwrap_or(name))),
+            Err(error) => house.enter_error(&format!("sim {name}"), &error),
+        }
+    }
+    Ok(())
+}
+
+/// The simulator with whatever it is told, as fast as it gets.
+pub(crate) fn simulate(house: &House, arguments: &[String]) -> Result<()> {
+    Profile::Release.build(house, &["-p", "sim"])?;
+    house.display.finish();
+    let program = Profile::Release.sibling(house, "sim");
+    let status = Command::new(program).args(arguments).status().context("cannot run sim")?;
+    anyhow::ensure!(status.success(), "sim ended with {status}");
+    Ok(())
+}
