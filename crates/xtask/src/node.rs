@@ -215,7 +215,7 @@ impl Node {
     /// The product's command line against this node.
     pub(crate) fn command(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(&self.program);
-        command.arg("--socket").arg(self.socket()).args(arguments);
+        command.arg("--api").arg(format!("unix:{}", self.socket().display())).args(arguments);
         let out = command.output().context("cannot run windrose")?;
         ensure!(
             out.status.success(),
