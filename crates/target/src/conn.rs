@@ -338,7 +338,10 @@ where
         let mut bytes = std::mem::take(&mut self.unread);
         let taken = self.feed(bytes.make_contiguous());
         bytes.drain(..taken);
-        self.unread = bytes;
+        if !bytes.is_empty() {
+            // Else its memory goes: it is needed rarely, and may be as large as the staging buffer.
+            self.unread = bytes;
+        }
         if taken > 0 { Read::Some } else { Read::Nothing }
     }
 

@@ -126,6 +126,11 @@ async fn move_to<P: Resident>(
 
 fn arrive<P: Resident>(server: &Rc<Server>, traveller: Traveller<P::Luggage>) {
     let Traveller { stream, luggage, route } = traveller;
+    // The core it comes from has one connection less now: without this its limits bound nothing.
+    // And what this one has told its connections, the newcomer has not heard.
+    if server.refuses(P::SERVICE, route.peer) {
+        return;
+    }
     match server.core().attach(stream) {
         Ok(stream) => settle::<P>(server, stream, luggage, route),
         Err(error) => tracing::warn!(peer = %route.peer, %error, "a connection was lost moving"),

@@ -303,17 +303,25 @@ impl Server {
                     continue;
                 }
             };
-            let full = self.connections.borrow().len() >= self.limits.connections
-                || self.logins.get() >= self.limits.logins;
-            if full || self.draining.get() {
-                self.refused.set(self.refused.get() + 1);
-                tracing::debug!(%service, %peer, "refused: too many connections, or stopping");
+            if self.refuses(service, peer) {
                 continue;
             }
             if let Ok(local) = stream.local_addr() {
                 resident::begin::<P>(&self, stream, peer, local);
             }
         }
+    }
+
+    /// Whether there is no place for one more connection, be it new or from another core.
+    pub(crate) fn refuses(&self, service: Service, peer: SocketAddr) -> bool {
+        let full = self.connections.borrow().len() >= self.limits.connections
+            || self.logins.get() >= self.limits.logins;
+        let refuses = full || self.draining.get();
+        if refuses {
+            self.refused.set(self.refused.get() + 1);
+            tracing::debug!(%service, %peer, "refused: too many connections, or stopping");
+        }
+        refuses
     }
 
     /// Enters a connection into the book; it leaves when the result is dropped.

@@ -18,7 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{Account, Bufs, BufsMut, Failure};
-use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId, Tag};
+use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId};
 use scsi::Attention;
 
 use crate::catalog::VolumeId;
@@ -29,17 +29,17 @@ use crate::server::{Limits, Notice, Server, Service};
 use reset::Barrier;
 use session::Session;
 pub(crate) use session::Shared;
-use task::Tasks;
+use task::{Tasks, Ticket};
 
 /// What comes to a connection from elsewhere.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The volume has answered.
-    Done { tag: Tag, result: Result<Bufs, Failure> },
+    Done { ticket: Ticket, result: Result<Bufs, Failure> },
     /// Memory that a command waited for.
-    Memory { tag: Tag, memory: BufsMut },
+    Memory { ticket: Ticket, memory: BufsMut },
     /// Memory that a command waited for did not come in time.
-    NoMemory { tag: Tag },
+    NoMemory { ticket: Ticket },
     /// Another session wants the commands for a unit, or for all, ended.
     Abort { unit: Option<VolumeId>, barrier: Rc<Barrier> },
     /// All that a task management request had to wait for has ended.
@@ -147,9 +147,9 @@ impl Protocol for Initiator {
 
     fn event(&mut self, event: Event) {
         match event {
-            Event::Done { tag, result } => self.on_done(tag, result),
-            Event::Memory { tag, memory } => self.on_memory(tag, memory),
-            Event::NoMemory { tag } => self.complete_with(tag, scsi::Status::TaskSetFull),
+            Event::Done { ticket, result } => self.on_done(ticket, result),
+            Event::Memory { ticket, memory } => self.on_memory(ticket, memory),
+            Event::NoMemory { ticket } => self.on_no_memory(ticket),
             Event::Abort { unit, barrier } => self.abort_for(unit, &barrier),
             Event::TaskManagementDone { id } => self.managed(id),
             Event::Replaced => self.close("the initiator has logged in again"),

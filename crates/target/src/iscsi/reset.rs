@@ -29,29 +29,32 @@ impl Initiator {
         let Some(session) = self.session.clone() else {
             return self.machine.task_management_done(id, TaskOutcome::NoLun);
         };
-        let barrier = Rc::new(Barrier { inbox: self.place.inbox.clone(), id });
+        // Made only where its end is the one answer: a second one could end the next request
+        // that gets this id.
+        let barrier = || Rc::new(Barrier { inbox: self.place.inbox.clone(), id });
         let unit = match Address::parse(lun) {
             Address::Unit(lun) => session.at(lun),
             Address::ReportLuns | Address::Nowhere => None,
         };
         match (function, unit) {
             (TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset, _) => {
+                let barrier = barrier();
                 for unit in session.units() {
                     self.abort_others(&session, &unit, &barrier);
                     unit.state.borrow_mut().reset(Reset::Target);
                 }
             }
             (TaskFunction::LogicalUnitReset, Some(unit)) => {
-                self.abort_others(&session, &unit, &barrier);
+                self.abort_others(&session, &unit, &barrier());
                 unit.state.borrow_mut().reset(Reset::Unit);
             }
             (TaskFunction::ClearTaskSet, Some(unit)) => {
-                self.abort_others(&session, &unit, &barrier);
+                self.abort_others(&session, &unit, &barrier());
                 let others = Whom::AllBut(unit.nexus);
                 unit.state.borrow_mut().attend(others, Attention::CommandsCleared);
             }
             // Only this session's tasks: the machine has seen to them.
-            (TaskFunction::AbortTaskSet, Some(_)) => {}
+            (TaskFunction::AbortTaskSet, Some(_)) => self.managed(id),
             (_, None) => {
                 self.machine.task_management_done(id, TaskOutcome::NoLun);
             }

@@ -6,27 +6,51 @@ use block::{Bufs, BufsMut, Class, Failure};
 use iscsi::target::{Arrived, Direction, Outcome, Tag};
 use rt::buf::copy_in;
 use scsi::{Address, Admission, Arrival, Command, Data, Reply, Running, Status, Step, Transfer};
+use tokio::task::AbortHandle;
 
 use super::reset::Barrier;
 use super::session::Unit;
 use super::{Event, Initiator};
 use crate::catalog::VolumeId;
 
+/// A command for whoever answers later: tags come again, and what comes late for a command that
+/// has ended must not meet the next one with its tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    tag: Tag,
+    serial: u64,
+}
+
 /// The commands that have arrived and have not been completed, by tag.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     by_tag: Vec<Option<Task>>,
     len: usize,
+    /// Serial number of the latest.
+    serial: u64,
 }
 
 #[derive(Debug)]
 struct Task {
+    serial: u64,
     unit: Rc<Unit>,
     stage: Stage,
+    /// Waits for memory on its behalf, and goes with it.
+    wait: Option<Wait>,
     /// Whether it holds memory with data in it.
     holds_memory: bool,
     /// Those who wait for its end.
     awaited: Vec<Rc<Barrier>>,
+}
+
+/// A task that ends when this is dropped.
+#[derive(Debug)]
+struct Wait(AbortHandle);
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 #[derive(Debug)]
@@ -44,13 +68,32 @@ impl Tasks {
         self.len == 0
     }
 
-    fn insert(&mut self, tag: Tag, task: Task) {
+    fn insert(&mut self, tag: Tag, unit: Rc<Unit>, command: Command) {
+        self.serial += 1;
+        let task = Task {
+            serial: self.serial,
+            unit,
+            stage: Stage::Admitted(command),
+            wait: None,
+            holds_memory: false,
+            awaited: Vec::new(),
+        };
         let i = tag.0 as usize;
         if self.by_tag.len() <= i {
             self.by_tag.resize_with(i + 1, || None);
         }
         self.len += usize::from(self.by_tag[i].is_none());
         self.by_tag[i] = Some(task);
+    }
+
+    fn ticket(&mut self, tag: Tag) -> Option<Ticket> {
+        let serial = self.get(tag)?.serial;
+        Some(Ticket { tag, serial })
+    }
+
+    /// The tag of a command that has not ended.
+    fn current(&mut self, ticket: Ticket) -> Option<Tag> {
+        (self.ticket(ticket.tag) == Some(ticket)).then_some(ticket.tag)
     }
 
     fn get(&mut self, tag: Tag) -> Option<&mut Task> {
@@ -116,8 +159,7 @@ impl Initiator {
             }
             Admission::Accept(command) => {
                 let bytes = command.wanted().data_out;
-                let (stage, awaited) = (Stage::Admitted(command), Vec::new());
-                self.tasks.insert(tag, Task { unit, stage, holds_memory: false, awaited });
+                self.tasks.insert(tag, unit, command);
                 self.machine.admit(tag, bytes);
             }
         }
@@ -125,33 +167,43 @@ impl Initiator {
 
     /// Gets memory for data, now or later.
     pub(super) fn on_grant(&mut self, tag: Tag, bytes: usize, class: Class) {
+        let Some(ticket) = self.tasks.ticket(tag) else { return };
         if let Some(credit) = self.account.try_credit(bytes, class) {
-            return self.on_memory(tag, credit.alloc(bytes));
+            return self.on_memory(ticket, credit.alloc(bytes));
         }
         let Some(task) = self.tasks.get(tag) else { return };
         // One that holds memory while it waits for more must not wait for ever: two such could
-        // wait for each other. Data that has arrived waits as long as it takes, which ends, as
-        // those that hold memory of that class need nobody else to finish.
-        let patience = (task.holds_memory && class == Class::Solicited)
+        // wait for each other. Nor must one whose data has arrived: behind it may be the data
+        // that others, who hold memory, wait for.
+        let patience = (task.holds_memory || class != Class::Solicited)
             .then(|| self.place.server.limits().admission_timeout);
         let (account, inbox) = (self.account.clone(), self.place.inbox.clone());
-        tokio::task::spawn_local(async move {
+        let wait = tokio::task::spawn_local(async move {
             let credit = account.credit(bytes, class);
             let credit = match patience {
                 Some(patience) => tokio::time::timeout(patience, credit).await.ok(),
                 None => Some(credit.await),
             };
             inbox.push(match credit {
-                Some(Ok(credit)) => Event::Memory { tag, memory: credit.alloc(bytes) },
-                Some(Err(_)) | None => Event::NoMemory { tag },
+                Some(Ok(credit)) => Event::Memory { ticket, memory: credit.alloc(bytes) },
+                Some(Err(_)) | None => Event::NoMemory { ticket },
             });
         });
+        task.wait = Some(Wait(wait.abort_handle()));
     }
 
-    pub(super) fn on_memory(&mut self, tag: Tag, memory: BufsMut) {
+    pub(super) fn on_memory(&mut self, ticket: Ticket, memory: BufsMut) {
+        let Some(tag) = self.tasks.current(ticket) else { return };
         if let Some(task) = self.tasks.get(tag) {
             task.holds_memory = true;
+            task.wait = None;
             self.machine.grant(tag, memory);
+        }
+    }
+
+    pub(super) fn on_no_memory(&mut self, ticket: Ticket) {
+        if let Some(tag) = self.tasks.current(ticket) {
+            self.complete_with(tag, Status::TaskSetFull);
         }
     }
 
@@ -170,7 +222,8 @@ impl Initiator {
         self.step(tag, &unit, step);
     }
 
-    pub(super) fn on_done(&mut self, tag: Tag, result: Result<Bufs, Failure>) {
+    pub(super) fn on_done(&mut self, ticket: Ticket, result: Result<Bufs, Failure>) {
+        let Some(tag) = self.tasks.current(ticket) else { return };
         let Some(task) = self.tasks.get(tag) else { return };
         let (unit, stage) =
             (Rc::clone(&task.unit), std::mem::replace(&mut task.stage, Stage::Between));
@@ -189,8 +242,9 @@ impl Initiator {
             }
             Step::Reply(reply) => self.complete(tag, &reply),
             Step::Run(request, running) => {
+                let Some(ticket) = self.tasks.ticket(tag) else { return };
                 let inbox = self.place.inbox.clone();
-                let done = move |result| inbox.push(Event::Done { tag, result });
+                let done = move |result| inbox.push(Event::Done { ticket, result });
                 let command = unit.served.volume.start(request, &self.account, done);
                 if let Some(task) = self.tasks.get(tag) {
                     task.stage = Stage::Running(running, command);
