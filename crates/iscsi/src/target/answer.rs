@@ -83,7 +83,7 @@ impl Connection {
         };
         if about {
             self.subject = Subject::Ignored;
-            self.receiver.forget(tag);
+            self.unblock();
         }
         Some(task)
     }

@@ -134,6 +134,12 @@ impl Connection {
         Some(action)
     }
 
+    /// Actions that wait to be taken.
+    #[must_use]
+    pub fn pending_actions(&self) -> usize {
+        self.actions.len()
+    }
+
     /// What was negotiated.
     #[must_use]
     pub fn params(&self) -> &Params {

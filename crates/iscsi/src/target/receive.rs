@@ -253,19 +253,6 @@ impl Receiver {
         Event::More
     }
 
-    /// The command is gone: its data is not wanted any more. Whether data was on its way.
-    pub(super) fn forget(&mut self, tag: Tag) -> bool {
-        let about = matches!(self.sink, Sink::Task(t, _) if t == tag)
-            && matches!(self.stage, Stage::Blocked | Stage::Data | Stage::Tail);
-        if about {
-            self.sink = Sink::Discard;
-            if self.is_blocked() {
-                self.resume();
-            }
-        }
-        about
-    }
-
     /// Nothing will be received any more.
     pub(super) fn stop(&mut self) {
         self.sink = Sink::Discard;

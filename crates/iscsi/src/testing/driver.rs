@@ -42,6 +42,12 @@ impl Driver {
         }
     }
 
+    /// The pool that memory comes from.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        self.account.pool()
+    }
+
     /// Memory for `bytes`.
     ///
     /// # Panics

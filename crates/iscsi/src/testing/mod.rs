@@ -3,6 +3,7 @@
 //! Nothing here negotiates or recovers; it says what it is told to say and shows what comes back.
 
 mod driver;
+pub mod hostile;
 mod initiator;
 mod lab;
 
