@@ -12,7 +12,7 @@ use super::send::Status;
 use super::task::{Fate, Fault, Phase, Task, Transfer};
 use crate::pdu::{Extended, FINAL, NO_TAG, R2t, RejectReason, ScsiCommand};
 
-/// Commands that may be outstanding beyond the window: those for immediate delivery.
+/// Most commands for immediate delivery that may be outstanding; they take no place in the window.
 const IMMEDIATE_COMMANDS: usize = 16;
 
 impl Connection {
@@ -69,14 +69,14 @@ impl Connection {
         numbered: bool,
     ) -> Result<Box<[u8]>, RejectReason> {
         let itt = command.itt.get();
-        let most = self.window.size() + IMMEDIATE_COMMANDS;
         if itt == NO_TAG {
             return Err(RejectReason::InvalidField);
         }
         if self.tasks.find(itt).is_some() {
             return Err(RejectReason::TaskInProgress);
         }
-        if !numbered && self.tasks.len() >= most {
+        let immediate = self.tasks.len().saturating_sub(self.window.outstanding());
+        if !numbered && immediate >= IMMEDIATE_COMMANDS {
             return Err(RejectReason::TooManyImmediate);
         }
         let ahs = Extended::parse(self.receiver.ahs());

@@ -73,9 +73,9 @@ impl Window {
         }
     }
 
-    /// Most commands that may be outstanding.
-    pub(super) fn size(&self) -> usize {
-        self.size as usize
+    /// Numbered commands that have arrived and have not been answered.
+    pub(super) fn outstanding(&self) -> usize {
+        self.outstanding as usize
     }
 
     pub(super) fn expected(&self) -> Serial {

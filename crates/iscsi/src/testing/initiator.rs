@@ -78,6 +78,8 @@ pub struct Initiator {
     /// Connection identifier.
     pub cid: u16,
     received: Vec<u8>,
+    /// Whether the target's first status number is known.
+    synced: bool,
 }
 
 impl Default for Initiator {
@@ -92,6 +94,7 @@ impl Default for Initiator {
             tsih: 0,
             cid: 0,
             received: Vec::new(),
+            synced: false,
         }
     }
 }
@@ -319,6 +322,9 @@ impl Initiator {
             _ => true,
         };
         if numbered {
+            if !std::mem::replace(&mut self.synced, true) {
+                self.exp_stat_sn = pdu.word(24);
+            }
             assert_eq!(pdu.word(24), self.exp_stat_sn, "StatSN of {pdu:?}");
             self.exp_stat_sn = self.exp_stat_sn.wrapping_add(1);
         }
