@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::rng::mix;
 
 /// Events kept for the story of a failure.
-const TAIL: usize = 64;
+const TAIL: usize = 32;
 
 /// The sum of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

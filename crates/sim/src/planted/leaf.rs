@@ -11,9 +11,6 @@ use rt::sim::{Host, World};
 use super::Variant;
 use crate::scenarios::storage::{self, DISK, Shape, Stack};
 
-/// Where a write is split if it is split at all: not at a block's end.
-const ODD: usize = 256;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     None,
@@ -113,7 +110,8 @@ impl Bare {
         let result = if self.mistake == Mistake::SharedSector {
             self.write_sectors(start, data, ctx).await
         } else {
-            let data = if data.is_aligned(ODD * 2) { data.clone() } else { copied(ctx, data) };
+            let fits = data.is_aligned(self.shape.disk.0 as usize);
+            let data = if fits { data.clone() } else { copied(ctx, data) };
             self.disk.write(start, data).await.ok()
         };
         result.ok_or(Error::Unwritable { at })

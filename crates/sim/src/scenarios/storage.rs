@@ -25,6 +25,9 @@ const ENDLESS: usize = 1_000_000;
 /// Operations of the last round, in which nothing may fail.
 const LAST_ROUND: usize = 100;
 
+/// How often a stack is opened before that counts as failed.
+const ATTEMPTS: u32 = 10;
+
 /// Virtual time in which these must end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -120,7 +123,17 @@ impl<S: Stack> Bench<S> {
         seed: u64,
     ) -> Result<Workload, String> {
         let pool = core.pool().clone();
-        let dev = stack.open(core, shape).await?;
+        let mut attempts = 0;
+        let dev = loop {
+            // The last operation of a killed process may take as long as a stall does, and the
+            // disk is not free before.
+            match stack.open(core.clone(), shape).await {
+                Ok(dev) => break dev,
+                Err(e) if attempts == ATTEMPTS => return Err(e),
+                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+            attempts += 1;
+        };
         let depth = usize::try_from(1 + seed % 12).expect("small");
         Ok(Workload::new(Client::new(&dev, &pool), span, depth, seed))
     }
