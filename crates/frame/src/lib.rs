@@ -19,7 +19,10 @@ use rt::buf::{Buf, Bufs};
 /// to another core.
 pub trait Machine: Send {
     /// Where the next bytes of the stream belong. `None`: the machine waits for something else
-    /// (memory, a decision, the end); the driver does not read. Never an empty slice.
+    /// (memory, a decision, output to be sent, the end); the driver does not read. Never an empty
+    /// slice.
+    ///
+    /// The machine bounds its output by this: the driver reads whatever there is space for.
     fn receive_space(&mut self) -> Option<&mut [u8]>;
 
     /// The first `n` bytes of [`Self::receive_space`] have been filled, `1 <= n <= its length`.

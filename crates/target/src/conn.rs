@@ -24,10 +24,6 @@ const STAGING_BYTES: usize = 128 * 1024;
 /// Payload whose remainder is at least this long is read directly into its place.
 const DIRECT_BYTES: usize = 32 * 1024;
 
-/// With more than this waiting to be sent, nothing more is read: a client that sends commands
-/// and does not read answers stops itself.
-const OUTPUT_HIGH_BYTES: usize = 1024 * 1024;
-
 /// Rounds of reading and writing before the other tasks of the core get their turn.
 const ROUNDS: usize = 16;
 
@@ -154,12 +150,23 @@ pub struct Conn<S, P: Protocol> {
     pub began: Instant,
     /// Bytes received and sent.
     pub traffic: (u64, u64),
-    inbox: Inbox<P::Event>,
+    inbox: Open<P::Event>,
     staging: Staging,
     send_timeout: Duration,
-    /// When sending last made progress, or began.
-    sent_at: Duration,
+    /// Since when the socket has taken nothing of what waits to be sent.
+    stalled: Option<Duration>,
     timer: Timer,
+}
+
+/// An inbox that closes when its connection goes, even by a panic: what is left there may be what
+/// others wait for.
+#[derive(Debug)]
+struct Open<E>(Inbox<E>);
+
+impl<E> Drop for Open<E> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 #[derive(Debug, Default)]
@@ -189,10 +196,10 @@ where
             unread: VecDeque::new(),
             began,
             traffic: (0, 0),
-            inbox,
+            inbox: Open(inbox),
             staging,
             send_timeout,
-            sent_at: began.elapsed(),
+            stalled: None,
             timer: Timer::default(),
         }
     }
@@ -200,18 +207,21 @@ where
     /// Drives the connection to its end, or until it has to move.
     pub async fn run(&mut self) -> End {
         let end = std::future::poll_fn(|cx| self.poll(cx)).await;
-        self.inbox.close();
+        self.inbox.0.close();
         end
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        self.inbox.0.waker.replace(Some(cx.waker().clone()));
+        self.inbox.0.0.waker.replace(Some(cx.waker().clone()));
         for _ in 0..ROUNDS {
             let now = self.began.elapsed();
             self.protocol.machine().on_timer(now);
             let mut busy = self.take_events();
             self.protocol.act();
-            if let Some(core) = self.protocol.moves_to() {
+            // One that has run out of time does not move on.
+            if let Some(core) = self.protocol.moves_to()
+                && !self.protocol.machine().is_closing()
+            {
                 return Poll::Ready(End::Moves(core));
             }
             match self.write(cx, now) {
@@ -243,7 +253,7 @@ where
 
     fn take_events(&mut self) -> bool {
         let mut any = false;
-        while let Some(event) = self.inbox.pop() {
+        while let Some(event) = self.inbox.0.pop() {
             self.protocol.event(event);
             any = true;
         }
@@ -256,18 +266,21 @@ where
         loop {
             let output = self.protocol.machine().output();
             if output.is_empty() {
-                self.sent_at = now;
+                self.stalled = None;
                 return Ok(any);
             }
             let slices = output.gather();
             match Pin::new(&mut self.stream).poll_write_vectored(cx, &slices) {
-                Poll::Pending => return Ok(any),
+                Poll::Pending => {
+                    self.stalled.get_or_insert(now);
+                    return Ok(any);
+                }
                 Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(Ok(n)) => {
                     drop(slices);
                     self.protocol.machine().output().sent(n);
                     self.traffic.1 += n as u64;
-                    self.sent_at = now;
+                    self.stalled = None;
                     any = true;
                 }
                 Poll::Ready(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -278,7 +291,7 @@ where
 
     fn read(&mut self, cx: &mut Context<'_>) -> io::Result<Read> {
         let machine = self.protocol.machine();
-        if machine.is_closing() || machine.output().len() > OUTPUT_HIGH_BYTES {
+        if machine.is_closing() {
             return Ok(Read::Nothing);
         }
         if !self.unread.is_empty() {
@@ -345,9 +358,8 @@ where
         if taken > 0 { Read::Some } else { Read::Nothing }
     }
 
-    fn has_stalled(&mut self, now: Duration) -> bool {
-        let waits = !self.protocol.machine().output().is_empty();
-        waits && now >= self.sent_at + self.send_timeout
+    fn has_stalled(&self, now: Duration) -> bool {
+        self.stalled.is_some_and(|since| now >= since + self.send_timeout)
     }
 
     /// Makes sure that the next deadline wakes this task; `false` if it has come.
@@ -355,9 +367,8 @@ where
     /// Deadlines mostly move away, so the timer is left to end early and then set again rather
     /// than being moved with every command.
     fn sleeps(&mut self, cx: &mut Context<'_>, now: Duration) -> bool {
-        let machine = self.protocol.machine();
-        let sends = (!machine.output().is_empty()).then(|| self.sent_at + self.send_timeout);
-        let next = [machine.next_timer(), sends].into_iter().flatten().min();
+        let sends = self.stalled.map(|since| since + self.send_timeout);
+        let next = [self.protocol.machine().next_timer(), sends].into_iter().flatten().min();
         let Some(next) = next else { return true };
         let timer = &mut self.timer;
         if timer.armed.is_none_or(|armed| next < armed) {
@@ -429,10 +440,14 @@ mod tests {
         out: SendQueue,
     }
 
+    /// With more than this waiting to be sent, no further message is received.
+    const OUTPUT_HIGH_BYTES: usize = 1024 * 1024;
+
     impl Machine for Toy {
         fn receive_space(&mut self) -> Option<&mut [u8]> {
             match self.filled {
                 _ if self.blocked => None,
+                None if self.out.len() > OUTPUT_HIGH_BYTES => None,
                 None => Some(&mut self.header),
                 Some(n) => Some(&mut self.body[n..]),
             }
@@ -586,6 +601,36 @@ mod tests {
         );
         assert!(matches!(end, End::SendStalled), "{end:?}");
         assert_eq!(began.elapsed().as_secs(), 30);
+    }
+
+    /// The machine's clock runs for the rest of a message, so that has to be read.
+    #[tokio::test(start_paused = true)]
+    async fn the_rest_of_a_message_is_read_however_much_waits_to_be_sent() {
+        let (mut client, server) = duplex(16);
+        let mut echo = Echo::default();
+        (echo.toy.body, echo.toy.filled) = (vec![0; 5], Some(0));
+        echo.toy.out.push_bytes(&vec![0; 2 * OUTPUT_HIGH_BYTES]);
+        let mut conn = conn(echo, server);
+        client.write_all(b"hello").await.unwrap();
+        let _ = tokio::time::timeout(Duration::from_secs(1), conn.run()).await;
+        assert_eq!(conn.protocol.toy.filled, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_closes_does_not_move() {
+        let (_client, server) = duplex(16);
+        let mut echo = Echo { moves: true, ..Echo::default() };
+        (echo.toy.blocked, echo.toy.closing) = (true, true);
+        assert!(matches!(conn(echo, server).run().await, End::Done));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_inbox_is_closed_even_if_its_connection_is_dropped() {
+        let (_client, server) = duplex(16);
+        let echo = Echo::default();
+        let inbox = echo.inbox.clone();
+        drop(conn(echo, server));
+        assert!(inbox.is_closed());
     }
 
     #[tokio::test(start_paused = true)]

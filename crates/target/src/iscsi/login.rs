@@ -10,6 +10,7 @@ use iscsi::target::{
 };
 
 use super::Initiator;
+use super::session::Member;
 use crate::catalog::{Admission, Catalog, Chap};
 
 /// There is one portal group: every portal reaches every volume.
@@ -114,6 +115,7 @@ impl Initiator {
             Ok(session) => {
                 self.place.registration.logged_in(initiator, Some(name.as_str()), who.cid);
                 let tsih = session.tsih;
+                self.member = Some(Member::new(&server, &session));
                 self.session = Some(session);
                 self.machine.established(Ok(tsih));
                 tracing::info!(initiator, target = %name, peer = %self.place.peer, "iSCSI login");

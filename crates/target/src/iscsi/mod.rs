@@ -27,8 +27,8 @@ use crate::resident::{Place, Resident};
 use crate::server::{Limits, Notice, Server, Service};
 
 use reset::Barrier;
-use session::Session;
 pub(crate) use session::Shared;
+use session::{Member, Session};
 use task::{Tasks, Ticket};
 
 /// What comes to a connection from elsewhere.
@@ -59,6 +59,7 @@ pub(crate) struct Initiator {
     /// A login that is decided on another core.
     moving: Option<(usize, Box<LoginAttempt>)>,
     session: Option<Rc<Session>>,
+    member: Option<Member>,
     tasks: Tasks,
     draining: bool,
 }
@@ -96,6 +97,7 @@ impl Resident for Initiator {
             machine: luggage.machine,
             moving: None,
             session: None,
+            member: None,
             tasks: Tasks::default(),
             draining: false,
             place,
@@ -190,9 +192,7 @@ impl Initiator {
     /// The session is over; commands in flight go on without it.
     fn leave(&mut self) {
         self.tasks.abort_all();
-        if let Some(session) = self.session.take() {
-            self.place.server.iscsi.end(&session);
-        }
+        (self.session, self.member) = (None, None);
     }
 
     fn on_notice(&mut self, notice: Notice) {

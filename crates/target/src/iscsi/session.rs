@@ -46,6 +46,26 @@ pub(crate) struct Session {
     luns: RefCell<Rc<[Lun]>>,
 }
 
+/// Ends a session when its connection goes, even by a panic: else whoever waits for the session's
+/// tasks would wait for ever.
+#[derive(Debug)]
+pub(super) struct Member {
+    server: Rc<Server>,
+    session: Rc<Session>,
+}
+
+impl Member {
+    pub(super) fn new(server: &Rc<Server>, session: &Rc<Session>) -> Self {
+        Self { server: Rc::clone(server), session: Rc::clone(session) }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.server.iscsi.end(&self.session);
+    }
+}
+
 /// A logical unit as one session sees it.
 #[derive(Debug)]
 pub(crate) struct Unit {
@@ -195,8 +215,12 @@ impl Shared {
 
     fn unit(&self, served: &Served) -> Rc<RefCell<LogicalUnit>> {
         let mut units = self.units.borrow_mut();
+        let info = served.volume.info();
+        if let Some(unit) = units.get(&served.id) {
+            // The volume may have come back as another one than it went.
+            unit.borrow_mut().set_info(info);
+        }
         let unit = units.entry(served.id).or_insert_with(|| {
-            let info = served.volume.info();
             let config = LunConfig {
                 uuid: served.id.0,
                 product: "VOLUME".into(),

@@ -43,6 +43,12 @@ struct Task {
     awaited: Vec<Rc<Barrier>>,
 }
 
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.abort_all();
+    }
+}
+
 /// A task that ends when this is dropped.
 #[derive(Debug)]
 struct Wait(AbortHandle);
