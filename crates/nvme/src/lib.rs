@@ -1,20 +1,30 @@
 //! NVMe over TCP, sans-io: NVMe Base 2.0, NVM Command Set 1.0, NVMe/TCP Transport 1.0.
 //!
-//! * [`pdu`], [`entry`], [`Status`]: what travels.
-//! * [`Connection`]: one TCP connection, one queue.
-//! * [`controller`]: what commands mean; pure.
+//! Two halves that know nothing of each other:
+//! * [`Connection`] is the machine of one TCP connection, that is of one queue: PDUs, digests,
+//!   capsules, data transfers, queue slots.
+//! * [`Controller`] is what the commands of an association mean: properties, Identify, features,
+//!   logs, events, keep alive, and the way from I/O commands to [`block::Request`]s.
+//!
+//! The driver stands between the two, the sockets and the volumes; `docs/rfd/0006` draws it.
+//! The codecs ([`pdu`], [`entry`], [`fabrics`], [`identify`], [`log`]) serve both roles.
 
 mod connection;
-pub mod controller;
+mod controller;
+mod controllers;
 pub mod entry;
+pub mod fabrics;
+pub mod identify;
+pub mod log;
 pub mod pdu;
 mod status;
 
 pub use connection::{Action, Config, Connection, End, IN_CAPSULE_BYTES, Queue, Tag};
 pub use controller::{
-    Admin, Connect, ConnectRefusal, Controller, DISCOVERY_NQN, Namespace, Portal, Subsystem,
+    Controller, Discovery, DiscoveryEntry, DiscoveryKind, Event, IoCommand, IoOp, Limits,
+    MAX_IO_QUEUES, Namespace, Role, Subsystem, Verdict,
 };
+pub use controllers::{Connected, Controllers};
+pub use entry::{Completion, Sqe};
+pub use fabrics::Connect;
 pub use status::Status;
-
-/// Most entries of a submission queue.
-pub const MAX_QUEUE_ENTRIES: u16 = 128;

@@ -189,7 +189,7 @@ impl Server {
             idle: RefCell::default(),
             staging: Staging::default(),
             iscsi: crate::iscsi::Shared::new(crate::iscsi::config(&limits)),
-            nvme: crate::nvme::Shared::default(),
+            nvme: crate::nvme::Shared::new(core.id()),
             core,
         });
         let (weak, mut own) = (Rc::downgrade(&server), door.own);

@@ -1,189 +1,206 @@
 //! Identify (NVMe Base 2.0, 5.17).
 
-use super::{Admin, Controller, EVENT_REQUESTS, Event, MDTS, Namespace, property};
+use block::BufsMut;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+use super::admin::Verdict;
+use super::errors::{ENTRIES, Fault, field};
+use super::events::{self, Kind};
+use super::window::Window;
+use super::{ABORT_LIMIT, Controller, Namespace, alive, properties};
 use crate::connection::IN_CAPSULE_BYTES;
 use crate::entry::{Completion, NSID_ALL, Sqe};
-use crate::{MAX_QUEUE_ENTRIES, Status};
+use crate::identify::{Cns, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, NvmController};
+use crate::status::Status;
 
-/// All Identify data structures have this length in bytes.
-const BYTES: usize = 4096;
+/// CMIC: several ports, several controllers, asymmetric access.
+const CMIC: u8 = 1 << 0 | 1 << 1 | 1 << 3;
+/// CTRATT: 128-bit host identifiers, traffic based keep alive.
+const CTRATT: u32 = 1 << 0 | 1 << 6;
+/// FRMW: one slot, read only.
+const FRMW: u8 = 1 << 0 | 1 << 1;
+/// LPA: effects log, offsets in logs, the logs of supported logs and features.
+const LPA: u8 = 1 << 1 | 1 << 2 | 1 << 5;
+/// ONCS: Compare, Dataset Management, Write Zeroes, Save and Select, Verify.
+const ONCS: u16 = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 7;
+/// VWC: there may be a volatile cache, and Flush takes the broadcast NSID.
+const VWC: u8 = 1 << 0 | 0b11 << 1;
+/// SGLS: SGLs, offsets into the capsule, transport data blocks.
+const SGLS: u32 = 1 << 0 | 1 << 20 | 1 << 21;
+/// ANACAP: all states are reported, groups of namespaces do not change.
+const ANACAP: u8 = 0b1_1111 | 1 << 6;
+/// ANATT in seconds.
+const ANATT: u8 = 10;
+/// Power of the one power state, in units of 10 mW; it says nothing.
+const POWER: u16 = 2500;
 
-/// Largest namespace identifier.
-pub(super) const MAX_NSID: u32 = 1024;
+/// Largest Verify and Write Zeroes as a power of two pages: 32 MiB. It keeps every host within
+/// the 65,536 blocks that NLB can say.
+const UNBOUNDED_TRANSFER_SHIFT: u8 = 13;
 
-/// ANA group of all namespaces: this node serves them all.
-pub(super) const ANA_GROUP: u32 = 1;
+/// [`UNBOUNDED_TRANSFER_SHIFT`] in bytes.
+pub(super) const MAX_DATALESS_BYTES: u64 = 4096 << UNBOUNDED_TRANSFER_SHIFT;
 
-/// A page being filled in.
-pub(super) struct Page(pub(super) Vec<u8>);
+/// The NVM command set, the only one.
+const CSI_NVM: u8 = 0;
 
-impl Page {
-    pub(super) fn new(bytes: usize) -> Self {
-        Self(vec![0; bytes])
-    }
-
-    pub(super) fn put(&mut self, at: usize, bytes: &[u8]) -> &mut Self {
-        self.0[at..at + bytes.len()].copy_from_slice(bytes);
-        self
-    }
-
-    /// ASCII, padded with spaces.
-    pub(super) fn text(&mut self, at: usize, len: usize, text: &str) -> &mut Self {
-        let field = &mut self.0[at..at + len];
-        field.fill(b' ');
-        for (to, from) in field.iter_mut().zip(text.bytes()) {
-            *to = from;
-        }
-        self
-    }
+/// Which structure is wanted.
+enum Page<'a> {
+    Namespace(Option<&'a Namespace>),
+    Independent(Option<&'a Namespace>),
+    Descriptors(&'a Namespace),
+    Controller,
+    ActiveAfter(u32),
+    NvmNamespace,
+    NvmController,
+    CommandSets,
 }
 
 impl Controller {
-    pub(super) fn identify(&self, sqe: &Sqe) -> Admin {
-        let [cns, ..] = sqe.cdw(0).to_le_bytes();
-        let nsid = sqe.nsid.get();
-        let [_, _, _, csi] = sqe.cdw(1).to_le_bytes();
-        let page = match cns {
-            0x00 => self.namespace(nsid).map(|n| n.map_or_else(|| Page::new(BYTES), identify_ns)),
-            0x01 => Ok(self.identify_controller()),
-            0x02 => self.list(nsid),
-            0x03 => self
-                .namespace(nsid)
-                .and_then(|n| n.map(descriptors).ok_or(Status::INVALID_NAMESPACE)),
-            // The NVM command set has nothing to add to CNS 00h and 01h.
-            0x05 if csi == 0 => self.namespace(nsid).map(|_| Page::new(BYTES)),
-            0x06 if csi == 0 => Ok(Page::new(BYTES)),
-            0x07 if csi == 0 => self.list(nsid),
-            0x08 => self
-                .namespace(nsid)
-                .and_then(|n| n.map(identify_independent).ok_or(Status::INVALID_NAMESPACE)),
-            0x1c => Ok(command_sets()),
-            _ => Err(Status::INVALID_FIELD),
-        };
+    /// An Identify command has arrived.
+    pub(super) fn identify(&self, sqe: &Sqe) -> Result<Verdict, Fault> {
+        self.identify_page(sqe)?;
+        Self::exact_length(sqe, IDENTIFY_BYTES)?;
+        Ok(Verdict::Produce { bytes: IDENTIFY_BYTES })
+    }
+
+    pub(super) fn produce_identify(
+        &self,
+        sqe: &Sqe,
+        buffers: &mut BufsMut,
+    ) -> Result<Completion, Fault> {
+        let page = self.identify_page(sqe)?;
+        let mut window = Window::new(0, buffers);
         match page {
-            Ok(page) => Admin::Done(Completion::OK, page.0),
-            Err(status) => Admin::failed(status.do_not_retry()),
+            Page::Namespace(ns) => {
+                let id = ns.map_or_else(IdentifyNamespace::zeroed, Namespace::identify);
+                window.put(0, id.as_bytes());
+            }
+            Page::Independent(Some(ns)) => window.put(0, ns.independent().as_bytes()),
+            Page::Independent(None) | Page::NvmNamespace => {}
+            Page::Descriptors(ns) => window.put(0, &ns.descriptors()),
+            Page::Controller => window.put(0, self.identify_controller().as_bytes()),
+            Page::ActiveAfter(nsid) => {
+                let after = self.namespaces.range(nsid.saturating_add(1)..);
+                for (i, (nsid, _)) in (0..u64::from(IDENTIFY_BYTES / 4)).zip(after) {
+                    window.put(i * 4, U32::new(*nsid).as_bytes());
+                }
+            }
+            Page::NvmController => {
+                let (vsl, wzsl) = (UNBOUNDED_TRANSFER_SHIFT, UNBOUNDED_TRANSFER_SHIFT);
+                let (dmrsl, dmsl) = (U32::new(0), U64::new(0));
+                let id = NvmController { vsl, wzsl, wusl: 0, dmrl: 0, dmrsl, dmsl };
+                window.put(0, id.as_bytes());
+            }
+            Page::CommandSets => window.put(0, U64::new(1 << CSI_NVM).as_bytes()),
+        }
+        Ok(Completion::OK)
+    }
+
+    fn identify_page(&self, sqe: &Sqe) -> Result<Page<'_>, Fault> {
+        let [cns, ..] = sqe.cdw(0).to_le_bytes();
+        let [.., csi] = sqe.cdw(1).to_le_bytes();
+        let nsid = sqe.nsid.get();
+        let cns = Cns(cns);
+        if self.is_discovery() && cns != Cns::Controller {
+            return Err(Fault::field(field::CDW10));
+        }
+        let by_command_set = matches!(
+            cns,
+            Cns::CommandSetNamespace | Cns::CommandSetController | Cns::CommandSetActiveNamespaces
+        );
+        if by_command_set && csi != CSI_NVM {
+            return Err(Fault::field(field::CDW11 + 3));
+        }
+        match cns {
+            Cns::Namespace => Ok(Page::Namespace(self.valid(nsid)?)),
+            Cns::Controller => Ok(Page::Controller),
+            Cns::ActiveNamespaces | Cns::CommandSetActiveNamespaces => {
+                if nsid >= NSID_ALL - 1 {
+                    return Err(Fault::at(Status::INVALID_NAMESPACE, field::NSID));
+                }
+                Ok(Page::ActiveAfter(nsid))
+            }
+            Cns::Descriptors => {
+                let inactive = Fault::at(Status::INVALID_NAMESPACE, field::NSID);
+                Ok(Page::Descriptors(self.valid(nsid)?.ok_or(inactive)?))
+            }
+            Cns::CommandSetNamespace => self.valid(nsid).map(|_| Page::NvmNamespace),
+            Cns::CommandSetController => Ok(Page::NvmController),
+            Cns::IndependentNamespace => Ok(Page::Independent(self.valid(nsid)?)),
+            Cns::CommandSets => Ok(Page::CommandSets),
+            _ => Err(Fault::field(field::CDW10)),
         }
     }
 
-    /// `None` for an identifier that could exist and does not.
-    fn namespace(&self, nsid: u32) -> Result<Option<&Namespace>, Status> {
-        if nsid == 0 || nsid > MAX_NSID {
-            return Err(Status::INVALID_NAMESPACE);
+    /// The namespace that a valid identifier names; `None` if it is inactive (NVMe Base 2.0,
+    /// 3.2.1).
+    pub(super) fn valid(&self, nsid: u32) -> Result<Option<&Namespace>, Fault> {
+        if nsid == 0 || nsid > self.limits.namespaces {
+            return Err(Fault::at(Status::INVALID_NAMESPACE, field::NSID));
         }
-        Ok(self.subsystem.namespaces.get(&nsid))
+        Ok(self.namespaces.get(&nsid))
     }
 
-    /// CNS 02h: identifiers above `after`.
-    fn list(&self, after: u32) -> Result<Page, Status> {
-        if after >= NSID_ALL - 1 {
-            return Err(Status::INVALID_NAMESPACE);
+    /// What every controller says of itself.
+    fn identify_controller(&self) -> IdentifyController {
+        let mut id = IdentifyController::zeroed();
+        pad(&mut id.sn, &self.subsystem.serial);
+        pad(&mut id.mn, &self.subsystem.model);
+        pad(&mut id.fr, &self.subsystem.firmware);
+        id.mdts = self.limits.mdts();
+        id.cntlid = self.id.into();
+        id.ver = properties::VERSION.into();
+        id.ctratt = CTRATT.into();
+        id.acl = ABORT_LIMIT - 1;
+        id.aerl = u8::try_from(events::LIMIT - 1).expect("a small constant");
+        id.frmw = FRMW;
+        id.lpa = LPA;
+        id.elpe = u8::try_from(ENTRIES - 1).expect("a small constant");
+        id.kas = alive::KAS.into();
+        id.maxcmd = self.limits.queue_entries.into();
+        id.sgls = SGLS.into();
+        let nqn = self.subsystem.nqn.as_bytes();
+        let n = nqn.len().min(id.subnqn.len() - 1);
+        id.subnqn[..n].copy_from_slice(&nqn[..n]);
+        id.ioccsz = ((64 + IN_CAPSULE_BYTES) / 16).into();
+        id.iorcsz = 1.into();
+        id.msdbd = 1;
+        if self.is_discovery() {
+            id.cntrltype = 2;
+            id.oaes = Kind::Discovery.bit().into();
+        } else {
+            self.identify_io_controller(&mut id);
         }
-        let mut page = Page::new(BYTES);
-        let ids = self.subsystem.namespaces.range(after + 1..).take(BYTES / 4);
-        for (i, (id, _)) in ids.enumerate() {
-            page.put(i * 4, &id.to_le_bytes());
-        }
-        Ok(page)
+        id
     }
 
-    /// CNS 01h (figure 275).
-    fn identify_controller(&self) -> Page {
-        let mut p = Page::new(BYTES);
-        let firmware = env!("CARGO_PKG_VERSION");
-        p.text(4, 20, &self.subsystem.serial);
-        p.text(24, 40, "Windrose volume").text(64, 8, firmware);
-        // CMIC: several ports, several controllers, ANA.
-        p.put(76, &[if self.discovery { 0b0011 } else { 0b1011 }, MDTS])
-            .put(78, &self.id.to_le_bytes());
-        p.put(80, &property::VERSION.to_le_bytes());
-        let events = if self.discovery { Event::Discovery } else { Event::Namespaces };
-        p.put(92, &events.bit().to_le_bytes());
-        // CTRATT: 128-bit host identifiers.
-        p.put(96, &1u32.to_le_bytes());
-        // CNTRLTYPE.
-        p.put(111, &[if self.discovery { 2 } else { 1 }]);
-        let requests = u8::try_from(EVENT_REQUESTS - 1).expect("few");
-        // ACL, AERL; FRMW: one read-only slot; LPA: effects log, log offsets.
-        p.put(258, &[3, requests, 0b11, 0b110]);
-        // KAS in 100 ms.
-        p.put(320, &1u16.to_le_bytes());
-        // ANATT in seconds; ANACAP: optimized; ANAGRPMAX, NANAGRPID.
-        p.put(342, &[10, 0b1]).put(344, &ANA_GROUP.to_le_bytes()).put(348, &1u32.to_le_bytes());
-        p.put(512, &[0x66, 0x44]).put(514, &MAX_QUEUE_ENTRIES.to_le_bytes());
-        p.put(516, &MAX_NSID.to_le_bytes());
-        // ONCS: Compare, Dataset Management, Write Zeroes, Verify.
-        p.put(520, &0b1000_1101u16.to_le_bytes());
-        // VWC: present, Flush takes all namespaces.
-        p.put(525, &[0b111]);
-        // SGLS: supported, dword granularity not demanded; offsets into the capsule.
-        p.put(536, &(1u32 | 1 << 20).to_le_bytes()).put(540, &MAX_NSID.to_le_bytes());
-        p.put(768, self.subsystem.nqn.as_bytes());
-        if !self.discovery {
-            p.put(1792, &((64 + IN_CAPSULE_BYTES) / 16).to_le_bytes());
-        }
-        p.put(1796, &1u32.to_le_bytes());
-        // MSDBD: one descriptor.
-        p.put(1803, &[1]);
-        p
+    /// What an I/O controller says beyond that.
+    fn identify_io_controller(&self, id: &mut IdentifyController) {
+        id.cntrltype = 1;
+        id.rab = 6;
+        id.cmic = CMIC;
+        id.oaes = (Kind::Namespaces.bit() | Kind::Ana.bit()).into();
+        id.anatt = ANATT;
+        id.anacap = ANACAP;
+        id.anagrpmax = self.limits.ana_groups.into();
+        id.nanagrpid = self.limits.ana_groups.into();
+        id.sqes = 0x66;
+        id.cqes = 0x44;
+        id.nn = self.limits.namespaces.into();
+        id.mnan = self.limits.namespaces.into();
+        id.oncs = ONCS.into();
+        id.vwc = VWC;
+        id.psd0_mp = POWER.into();
     }
 }
 
-/// LBADS: log 2 of the block size.
-fn lba_shift(block_size: u32) -> u8 {
-    u8::try_from(block_size.ilog2()).expect("at most 31")
-}
-
-/// CNS 00h (NVM Command Set 1.0, figure 97).
-fn identify_ns(n: &Namespace) -> Page {
-    let mut p = Page::new(BYTES);
-    let info = &n.info;
-    let blocks = info.blocks.to_le_bytes();
-    p.put(0, &blocks).put(8, &blocks).put(16, &blocks);
-    // NSFEAT: thin provisioning, NPWG and its like are there.
-    p.put(24, &[u8::from(n.thin) | 1 << 4]);
-    // NMIC: shared.
-    p.put(30, &[1]);
-    // DLFEAT: deallocated blocks read as zeroes, Write Zeroes may deallocate.
-    p.put(33, &[if info.unmap_zeroes { 0b1001 } else { 0 }]);
-    let grain = |bytes: u32| {
-        let blocks = (bytes / info.block_size).max(1) - 1;
-        u16::try_from(blocks).unwrap_or(u16::MAX).to_le_bytes()
-    };
-    let physical = grain(info.physical_block_size);
-    let unmap = grain(info.unmap_granularity_blocks.max(1).saturating_mul(info.block_size));
-    p.put(64, &physical).put(66, &physical).put(68, &unmap).put(70, &unmap);
-    // NOWS.
-    p.put(72, &physical);
-    p.put(92, &ANA_GROUP.to_le_bytes());
-    // NSATTR: write protected.
-    p.put(99, &[u8::from(info.read_only)]);
-    p.put(104, &n.uuid);
-    p.put(128, &[0, 0, lba_shift(info.block_size), 0]);
-    p
-}
-
-/// CNS 03h (figure 278): NGUID, UUID and command set.
-fn descriptors(n: &Namespace) -> Page {
-    let mut p = Page::new(BYTES);
-    p.put(0, &[2, 16, 0, 0]).put(4, &n.uuid);
-    p.put(20, &[3, 16, 0, 0]).put(24, &n.uuid);
-    p.put(40, &[4, 1, 0, 0, 0]);
-    p
-}
-
-/// CNS 08h (figure 280).
-fn identify_independent(n: &Namespace) -> Page {
-    let mut p = Page::new(BYTES);
-    p.put(1, &[1]).put(4, &ANA_GROUP.to_le_bytes());
-    // NSATTR; NSTAT: ready.
-    p.put(8, &[u8::from(n.info.read_only)]).put(14, &[1]);
-    p
-}
-
-/// CNS 1Ch: the one combination, of the NVM command set alone.
-fn command_sets() -> Page {
-    let mut p = Page::new(BYTES);
-    p.put(0, &1u64.to_le_bytes());
-    p
+/// ASCII text padded with spaces, as NVMe writes it.
+pub(super) fn pad(field: &mut [u8], text: &str) {
+    field.fill(b' ');
+    let printable = text.bytes().filter(|b| (0x20..0x7f).contains(b));
+    for (to, from) in field.iter_mut().zip(printable) {
+        *to = from;
+    }
 }

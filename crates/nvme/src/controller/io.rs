@@ -1,173 +1,276 @@
-//! Commands of the NVM command set (NVM Command Set 1.0, 3.2), translated.
+//! Commands of the NVM command set (NVM Command Set 1.0, 3.2), on their way to a volume.
 
 use block::{Blocks, Bufs, Info, Lba, Request};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::Controller;
-use crate::Status;
-use crate::entry::{NSID_ALL, NvmOpcode, Sqe};
+use super::errors::{Fault, field};
+use super::identify::MAX_DATALESS_BYTES;
+use super::{Controller, Namespace};
+use crate::entry::{Completion, NSID_ALL, NvmOpcode, Sqe};
+use crate::log::AnaState;
+use crate::status::Status;
 
-/// An I/O command, checked.
-#[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    /// The namespace; `None` for a Flush of all.
-    pub nsid: Option<u32>,
-    /// Bytes that it brings.
+/// Dword 12: force unit access.
+const FUA: u32 = 1 << 30;
+/// Dword 12 of Write Zeroes: may deallocate.
+const DEAC: u32 = 1 << 25;
+/// Dword 12 of Write Zeroes: the whole namespace (NVM Command Set 1.1); not supported.
+const NSZ: u32 = 1 << 23;
+/// Dword 11 of Dataset Management: deallocate.
+const DEALLOCATE: u32 = 1 << 2;
+
+/// Most ranges of a Dataset Management command.
+const MAX_RANGES: usize = 256;
+
+/// A range of Dataset Management.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Range {
+    attributes: U32,
+    blocks: U32,
+    at: U64,
+}
+const _: () = assert!(size_of::<Range>() == 16);
+
+/// A command that was found good, as far as that is known without its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoCommand {
+    /// Namespace; [`NSID_ALL`] in a Flush of all of them.
+    pub nsid: u32,
+    /// Data from the host in bytes.
     pub data_out: u32,
-    io: Io,
+    /// What to do.
+    pub op: IoOp,
 }
 
-/// What is to be done.
-#[derive(Clone, Copy, Debug)]
-pub enum Io {
+/// What an [`IoCommand`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoOp {
     /// Read.
     Read(Blocks),
     /// Write.
     Write {
         /// First block.
         at: Lba,
-        /// Force unit access.
+        /// Durable when it completes.
         fua: bool,
     },
     /// Compare.
-    Compare(Lba),
-    /// Verify.
-    Verify(Blocks),
+    Compare {
+        /// First block.
+        at: Lba,
+    },
     /// Write Zeroes.
     Zero {
-        /// Which blocks.
+        /// What to zero.
         range: Blocks,
-        /// They may be deallocated.
+        /// Whether the space may be freed.
         unmap: bool,
-        /// Force unit access.
+        /// Durable when it completes.
         fua: bool,
     },
-    /// Dataset Management; deallocate, or only a hint.
-    Dataset {
-        /// Whether anything is to be done.
-        deallocate: bool,
-        /// Length of the ranges in bytes; the data may be longer.
-        bytes: u32,
+    /// Verify.
+    Verify(Blocks),
+    /// Dataset Management with Deallocate.
+    Deallocate {
+        /// Number of ranges in the data.
+        ranges: u16,
     },
+    /// Dataset Management without: hints, which are not taken.
+    Hints,
     /// Flush.
     Flush,
 }
 
-const FUA: u32 = 1 << 30;
-const DEALLOCATE_ZEROES: u32 = 1 << 25;
-const PROTECTION: u32 = 0xf << 26;
-const DATASET_RANGE: u32 = 16;
+impl IoCommand {
+    /// Whether it is for all namespaces that the host sees: a Flush.
+    #[must_use]
+    pub fn is_for_all(&self) -> bool {
+        self.nsid == NSID_ALL
+    }
 
-/// Data of 256 ranges.
-const MAX_DATASET: u32 = 256 * DATASET_RANGE;
-
-impl Controller {
-    /// Checks an I/O command before any memory is taken for it.
+    /// The request to the volume; `None` if there is nothing to do. `data` is what the host sent,
+    /// `info` the device's.
     ///
     /// # Errors
-    /// The status it fails with.
-    pub fn plan(&self, sqe: &Sqe) -> Result<Plan, Status> {
-        let opcode = NvmOpcode(sqe.opcode);
-        if sqe.fabrics().is_some() {
-            return Err(Status::INVALID_OPCODE.do_not_retry());
-        }
-        if sqe.is_fused() {
-            return Err(Status::INVALID_FIELD.do_not_retry());
-        }
-        let nsid = sqe.nsid.get();
-        if opcode == NvmOpcode::Flush && nsid == NSID_ALL {
-            return Ok(Plan { nsid: None, data_out: 0, io: Io::Flush });
-        }
-        let namespace = self.subsystem.namespaces.get(&nsid);
-        let info = namespace.ok_or(Status::INVALID_NAMESPACE.do_not_retry())?.info;
-        let (io, data_out) = translate(opcode, sqe, &info).map_err(Status::do_not_retry)?;
-        Ok(Plan { nsid: Some(nsid), data_out, io })
-    }
-}
-
-fn translate(opcode: NvmOpcode, sqe: &Sqe, info: &Info) -> Result<(Io, u32), Status> {
-    let dw12 = sqe.cdw(2);
-    let range = Blocks::new(Lba(sqe.slba()), u64::from(dw12 & 0xffff) + 1);
-    let inside = || match range.end() {
-        Some(end) if end <= info.blocks => Ok(()),
-        _ => Err(Status::LBA_OUT_OF_RANGE),
-    };
-    let moved = || {
-        if range.count > u64::from(info.max_transfer_blocks) || dw12 & PROTECTION != 0 {
-            return Err(Status::INVALID_FIELD);
-        }
-        inside()?;
-        u32::try_from(range.count * u64::from(info.block_size)).map_err(|_| Status::INVALID_FIELD)
-    };
-    let writable = || if info.read_only { Err(Status::WRITE_PROTECTED) } else { Ok(()) };
-    let fua = dw12 & FUA != 0;
-    match opcode {
-        NvmOpcode::Read => moved().map(|_| (Io::Read(range), 0)),
-        NvmOpcode::Write => {
-            writable()?;
-            moved().map(|bytes| (Io::Write { at: range.at, fua }, bytes))
-        }
-        NvmOpcode::Compare => moved().map(|bytes| (Io::Compare(range.at), bytes)),
-        NvmOpcode::Verify => inside().map(|()| (Io::Verify(range), 0)),
-        NvmOpcode::WriteZeroes => {
-            writable()?;
-            inside()?;
-            Ok((Io::Zero { range, unmap: dw12 & DEALLOCATE_ZEROES != 0, fua }, 0))
-        }
-        NvmOpcode::DatasetManagement => {
-            let needed = ((sqe.cdw(0) & 0xff) + 1) * DATASET_RANGE;
-            // Linux always sends room for 256 ranges, however few there are.
-            let bytes = sqe.data_bytes();
-            if bytes < needed || bytes > MAX_DATASET {
-                return Err(Status::DATA_SGL_LENGTH_INVALID);
-            }
-            let deallocate = sqe.cdw(1) & 1 << 2 != 0;
-            if deallocate {
-                writable()?;
-            }
-            Ok((Io::Dataset { deallocate, bytes: needed }, bytes))
-        }
-        NvmOpcode::Flush => Ok((Io::Flush, 0)),
-        _ => Err(Status::INVALID_OPCODE),
-    }
-}
-
-impl Plan {
-    /// The request to a volume; `None` when there is nothing to do.
-    ///
-    /// # Errors
-    /// The status of a command whose data names blocks outside `info`.
+    /// The status that ends the command.
     pub fn request(self, data: Bufs, info: &Info) -> Result<Option<Request>, Status> {
-        Ok(Some(match self.io {
-            Io::Read(range) => Request::Read { range },
-            Io::Write { at, fua } => Request::Write { at, data, fua },
-            Io::Compare(at) => Request::Compare { at, data },
-            Io::Verify(range) => Request::Verify { range },
-            Io::Zero { range, unmap, fua } => Request::Zero { range, unmap, fua },
-            Io::Dataset { deallocate: false, .. } => return Ok(None),
-            Io::Dataset { deallocate: true, bytes } => {
-                let bytes = (bytes as usize).min(data.len());
-                Request::Unmap { ranges: ranges(&data.slice(0..bytes), info)? }
+        Ok(Some(match self.op {
+            IoOp::Read(range) => Request::Read { range },
+            IoOp::Write { at, fua } => Request::Write { at, data, fua },
+            IoOp::Compare { at } => Request::Compare { at, data },
+            IoOp::Zero { range, unmap, fua } => Request::Zero { range, unmap, fua },
+            IoOp::Verify(range) => Request::Verify { range },
+            IoOp::Deallocate { ranges } => {
+                let ranges = deallocation(&data, ranges, info)?;
+                if ranges.is_empty() {
+                    return Ok(None);
+                }
+                Request::Unmap { ranges }
             }
-            Io::Flush => Request::Flush,
+            IoOp::Hints => return Ok(None),
+            IoOp::Flush => Request::Flush,
         }))
     }
 }
 
-/// The ranges of Dataset Management (NVM Command Set 1.0, figure 42).
-fn ranges(data: &Bufs, info: &Info) -> Result<Vec<Blocks>, Status> {
-    let bytes = data.to_vec();
-    let mut out = Vec::with_capacity(bytes.len() / DATASET_RANGE as usize);
-    for entry in bytes.chunks_exact(DATASET_RANGE as usize) {
-        let [_, _, _, _, a, b, c, d, ref lba @ ..] = *entry else { continue };
-        let Ok(lba) = <[u8; 8]>::try_from(lba) else { continue };
-        let count = u64::from(u32::from_le_bytes([a, b, c, d]));
-        let range = Blocks::new(Lba(u64::from_le_bytes(lba)), count);
+/// The first `count` ranges in the data of Dataset Management.
+fn deallocation(data: &Bufs, count: u16, info: &Info) -> Result<Vec<Blocks>, Status> {
+    let mut bytes = [0; MAX_RANGES * size_of::<Range>()];
+    let wanted = usize::from(count) * size_of::<Range>();
+    if wanted > data.len().min(bytes.len()) {
+        return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
+    }
+    data.slice(0..wanted).copy_to(&mut bytes[..wanted]);
+    let mut ranges = Vec::with_capacity(usize::from(count));
+    for raw in bytes[..wanted].chunks_exact(size_of::<Range>()) {
+        let range = Range::read_from_bytes(raw).map_err(|_| Status::INTERNAL_ERROR)?;
+        let range = Blocks::new(Lba(range.at.get()), range.blocks.get().into());
         if range.end().is_none_or(|end| end > info.blocks) {
             return Err(Status::LBA_OUT_OF_RANGE.do_not_retry());
         }
-        if count > 0 {
-            out.push(range);
+        if range.count > 0 {
+            ranges.push(range);
         }
     }
-    Ok(out)
+    Ok(ranges)
+}
+
+impl Controller {
+    /// A command has arrived on I/O queue `qid`.
+    ///
+    /// # Errors
+    /// The completion that ends it at once.
+    pub fn io(&mut self, qid: u16, sqe: &Sqe) -> Result<IoCommand, Completion> {
+        self.alive.touch();
+        self.io_command(sqe).map_err(|fault| self.refuse(qid, sqe, fault))
+    }
+
+    fn io_command(&mut self, sqe: &Sqe) -> Result<IoCommand, Fault> {
+        if !self.is_ready() {
+            return Err(Fault::at(Status::COMMAND_SEQUENCE, 0));
+        }
+        if sqe.is_fused() {
+            return Err(Fault::field(field::FLAGS));
+        }
+        let nsid = sqe.nsid.get();
+        let opcode = NvmOpcode(sqe.opcode);
+        if opcode == NvmOpcode::Flush && nsid == NSID_ALL {
+            return Ok(IoCommand { nsid, data_out: 0, op: IoOp::Flush });
+        }
+        // NVMe Base 2.0, 3.2.1.4: an inactive identifier is an invalid field.
+        let ns = *self.valid(nsid)?.ok_or(Fault::field(field::NSID))?;
+        self.accessible(&ns)?;
+        let op = self.op(opcode, sqe, &ns)?;
+        let data_out = match op {
+            IoOp::Write { .. } | IoOp::Compare { .. } | IoOp::Deallocate { .. } => sqe.data_bytes(),
+            _ => 0,
+        };
+        Ok(IoCommand { nsid, data_out, op })
+    }
+
+    /// NVMe Base 2.0, 8.1: what the access state of the group allows.
+    fn accessible(&self, ns: &Namespace) -> Result<(), Fault> {
+        let state = self.ana.groups.get(&ns.ana_group).map_or(AnaState::Optimized, |g| g.0);
+        Err(Fault::new(match state {
+            AnaState::Inaccessible => Status::ANA_INACCESSIBLE,
+            AnaState::PersistentLoss => Status::ANA_PERSISTENT_LOSS,
+            AnaState::Change => Status::ANA_TRANSITION,
+            _ => return Ok(()),
+        }))
+    }
+
+    fn op(&mut self, opcode: NvmOpcode, sqe: &Sqe, ns: &Namespace) -> Result<IoOp, Fault> {
+        let fua = sqe.cdw(2) & FUA != 0 || !self.features.write_cache();
+        match opcode {
+            NvmOpcode::Read => {
+                let range = self.transfer(sqe, ns)?;
+                self.counters.reads += 1;
+                self.counters.read_sectors += sectors(range, ns);
+                Ok(IoOp::Read(range))
+            }
+            NvmOpcode::Write => {
+                writable(ns)?;
+                let range = self.transfer(sqe, ns)?;
+                self.counters.writes += 1;
+                self.counters.written_sectors += sectors(range, ns);
+                Ok(IoOp::Write { at: range.at, fua })
+            }
+            NvmOpcode::Compare => {
+                let range = self.transfer(sqe, ns)?;
+                self.counters.reads += 1;
+                self.counters.read_sectors += sectors(range, ns);
+                Ok(IoOp::Compare { at: range.at })
+            }
+            NvmOpcode::WriteZeroes => {
+                writable(ns)?;
+                if sqe.cdw(2) & NSZ != 0 {
+                    return Err(Fault::field(field::CDW12 + 2));
+                }
+                let range = dataless(sqe, ns)?;
+                Ok(IoOp::Zero { range, unmap: sqe.cdw(2) & DEAC != 0, fua })
+            }
+            NvmOpcode::Verify => Ok(IoOp::Verify(dataless(sqe, ns)?)),
+            NvmOpcode::DatasetManagement => dataset_management(sqe, ns),
+            NvmOpcode::Flush => Ok(IoOp::Flush),
+            _ => Err(Fault::at(Status::INVALID_OPCODE, 0)),
+        }
+    }
+
+    /// The range of a command whose data is as long as the range.
+    fn transfer(&self, sqe: &Sqe, ns: &Namespace) -> Result<Blocks, Fault> {
+        let range = checked_range(sqe, ns)?;
+        let bytes = range.count * u64::from(ns.info.block_size);
+        let largest = u64::from(ns.info.max_transfer_blocks);
+        if bytes > u64::from(self.limits.max_transfer_bytes) || range.count > largest {
+            return Err(Fault::field(field::CDW12));
+        }
+        let bytes = u32::try_from(bytes).expect("at most the largest transfer");
+        Self::exact_length(sqe, bytes)?;
+        Ok(range)
+    }
+}
+
+/// SLBA and NLB, inside the namespace.
+fn checked_range(sqe: &Sqe, ns: &Namespace) -> Result<Blocks, Fault> {
+    let range = Blocks::new(Lba(sqe.slba()), u64::from(sqe.cdw(2) & 0xffff) + 1);
+    if range.end().is_none_or(|end| end > ns.info.blocks) {
+        return Err(Fault::at(Status::LBA_OUT_OF_RANGE, field::CDW10));
+    }
+    Ok(range)
+}
+
+/// The range of a command without data, up to WZSL and VSL.
+fn dataless(sqe: &Sqe, ns: &Namespace) -> Result<Blocks, Fault> {
+    let range = checked_range(sqe, ns)?;
+    if range.count * u64::from(ns.info.block_size) > MAX_DATALESS_BYTES {
+        return Err(Fault::field(field::CDW12));
+    }
+    Ok(range)
+}
+
+fn dataset_management(sqe: &Sqe, ns: &Namespace) -> Result<IoOp, Fault> {
+    let [ranges, ..] = sqe.cdw(0).to_le_bytes();
+    let ranges = u16::from(ranges) + 1;
+    // Hosts send the longest list whatever the number of ranges (Linux does).
+    let wanted = u32::from(ranges) * size_of::<Range>() as u32;
+    let longest = (MAX_RANGES * size_of::<Range>()) as u32;
+    if !(wanted..=longest).contains(&sqe.data_bytes()) {
+        return Err(Fault::at(Status::DATA_SGL_LENGTH_INVALID, field::SGL_LENGTH));
+    }
+    if sqe.cdw(1) & DEALLOCATE == 0 {
+        return Ok(IoOp::Hints);
+    }
+    writable(ns)?;
+    Ok(IoOp::Deallocate { ranges })
+}
+
+fn writable(ns: &Namespace) -> Result<(), Fault> {
+    if ns.info.read_only { Err(Fault::at(Status::WRITE_PROTECTED, field::NSID)) } else { Ok(()) }
+}
+
+/// Size of a range in 512 bytes.
+fn sectors(range: Blocks, ns: &Namespace) -> u64 {
+    range.count * u64::from(ns.info.block_size / 512)
 }

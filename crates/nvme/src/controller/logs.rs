@@ -1,149 +1,327 @@
 //! Get Log Page (NVMe Base 2.0, 5.16).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use super::identify::{ANA_GROUP, MAX_NSID, Page};
-use super::{Admin, Controller, DISCOVERY_NQN, Event, Portal};
-use crate::Status;
-use crate::entry::{AdminOpcode, Completion, NvmOpcode, Sqe};
+use block::BufsMut;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
 
-/// Longest piece of a log that one command returns, in bytes.
-const MAX_PIECE: u64 = 1 << 20;
+use super::admin::Verdict;
+use super::errors::{ENTRIES, Fault, field};
+use super::events::Kind;
+use super::features::{DISCOVERY_FEATURES, Feature, IO_FEATURES};
+use super::identify::pad;
+use super::window::Window;
+use super::{Controller, Namespace};
+use crate::entry::{AdminOpcode, Completion, NSID_ALL, NvmOpcode, Sqe};
+use crate::log::{
+    AnaGroup, AnaHeader, DiscoveryHeader, DiscoveryRecord, EFFECTS_BYTES, ErrorEntry,
+    FIRMWARE_BYTES, Health, LogId, MAX_CHANGED,
+};
+use crate::status::Status;
 
-/// Length of a discovery log entry and of its header, in bytes.
-const DISCOVERY_ENTRY: usize = 1024;
+/// Effects: the command is supported.
+const CSUPP: u32 = 1 << 0;
+/// Effects: the command may change contents.
+const LBCC: u32 = 1 << 1;
+/// LSP bit 0 of the ANA log: groups only.
+const RETURN_GROUPS_ONLY: u32 = 1 << 0;
 
-/// Most namespaces that the changed namespace list names.
-const MAX_CHANGED: usize = 1024;
+/// What a host may discover.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Discovery {
+    /// Changes with every change of the entries.
+    pub generation: u64,
+    /// Subsystems and where they are reached.
+    pub entries: Vec<DiscoveryEntry>,
+}
+
+/// One way to a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiscoveryEntry {
+    /// What the subsystem is.
+    pub kind: DiscoveryKind,
+    /// Its NQN.
+    pub nqn: String,
+    /// Where its controllers listen.
+    pub address: SocketAddr,
+    /// Number of the port, the same for entries with the same address.
+    pub port_id: u16,
+}
+
+/// What a subsystem in the discovery log is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiscoveryKind {
+    /// Another discovery subsystem.
+    Referral,
+    /// A subsystem with namespaces.
+    Nvm,
+    /// The discovery subsystem that is being asked.
+    Current,
+}
+
+/// A Get Log Page command.
+struct Request {
+    log: LogId,
+    offset: u64,
+    bytes: u32,
+    specific: u32,
+    /// Retain Asynchronous Event.
+    retain: bool,
+}
 
 impl Controller {
-    pub(super) fn get_log_page(&mut self, sqe: &Sqe) -> Admin {
-        let dw10 = sqe.cdw(0);
-        let [id, ..] = dw10.to_le_bytes();
-        let retain = dw10 >> 15 & 1 == 1;
-        let dwords = u64::from(dw10 >> 16) | u64::from(sqe.cdw(1) & 0xffff) << 16;
+    /// A Get Log Page command has arrived.
+    pub(super) fn get_log(&self, sqe: &Sqe) -> Result<Verdict, Fault> {
+        let request = self.log_request(sqe)?;
+        Self::exact_length(sqe, request.bytes)?;
+        Ok(Verdict::Produce { bytes: request.bytes })
+    }
+
+    fn log_request(&self, sqe: &Sqe) -> Result<Request, Fault> {
+        let (d10, d11) = (sqe.cdw(0), sqe.cdw(1));
+        let [lid, ..] = d10.to_le_bytes();
+        let dwords = u64::from(d10 >> 16) | u64::from(d11 & 0xffff) << 16;
+        let bytes = u32::try_from((dwords + 1) * 4).unwrap_or(u32::MAX);
+        if bytes > self.limits.max_transfer_bytes {
+            return Err(Fault::field(field::CDW10 + 2));
+        }
         let offset = u64::from(sqe.cdw(2)) | u64::from(sqe.cdw(3)) << 32;
-        let bytes = (dwords + 1) * 4;
-        if bytes > MAX_PIECE || !offset.is_multiple_of(4) {
-            return Admin::failed(Status::INVALID_FIELD.do_not_retry());
+        const OFFSET_IS_INDEX: u32 = 1 << 23;
+        if sqe.cdw(4) & OFFSET_IS_INDEX != 0 {
+            return Err(Fault::field(field::CDW14 + 2));
         }
-        let log = match (id, self.discovery) {
-            // Errors: none are recorded. Health: the volume's own state is for its node to tell.
-            (0x01, _) => vec![0; 64],
-            (0x02, false) => vec![0; 512],
-            (0x03, false) => firmware_slots(),
-            (0x04, false) => self.changed_namespaces(retain),
-            (0x05, _) => self.effects(),
-            (0x0c, false) => self.ana(),
-            (0x70, true) => self.discovery_log(retain),
-            _ => return Admin::failed(Status::INVALID_LOG_PAGE.do_not_retry()),
-        };
-        // A log ends in zeroes beyond its length; an offset beyond it is an error.
-        let Some(rest) = usize::try_from(offset).ok().and_then(|o| log.get(o..)) else {
-            return Admin::failed(Status::INVALID_FIELD.do_not_retry());
-        };
-        let mut data = rest.to_vec();
-        data.resize(usize::try_from(bytes).unwrap_or(0), 0);
-        Admin::Done(Completion::OK, data)
+        let log = LogId(lid);
+        let length =
+            self.log_bytes(log).ok_or(Fault::at(Status::INVALID_LOG_PAGE, field::CDW10))?;
+        if !offset.is_multiple_of(4) || offset > length {
+            return Err(Fault::field(field::CDW12));
+        }
+        // All logs are the controller's: none is kept by namespace.
+        let nsid = sqe.nsid.get();
+        if log == LogId::Health && nsid != 0 && nsid != NSID_ALL {
+            return Err(Fault::field(field::NSID));
+        }
+        let (specific, retain) = (d10 >> 8 & 0x7f, d10 & 1 << 15 != 0);
+        Ok(Request { log, offset, bytes, specific, retain })
     }
 
-    fn changed_namespaces(&mut self, retain: bool) -> Vec<u8> {
-        let mut page = Page::new(4096);
-        if self.changed.len() > MAX_CHANGED {
-            page.put(0, &u32::MAX.to_le_bytes());
-        } else {
-            for (i, id) in self.changed.iter().enumerate() {
-                page.put(i * 4, &id.to_le_bytes());
+    /// Length of a log in bytes; `None` if this controller does not have it.
+    fn log_bytes(&self, log: LogId) -> Option<u64> {
+        match log {
+            LogId::Supported => Some(1024),
+            LogId::Errors => Some(ENTRIES as u64 * size_of::<ErrorEntry>() as u64),
+            LogId::Discovery => {
+                let entries = self.discovery.as_ref()?.entries.len() as u64;
+                Some((entries + 1) * size_of::<DiscoveryRecord>() as u64)
+            }
+            _ if self.is_discovery() => None,
+            LogId::Health => Some(size_of::<Health>() as u64),
+            LogId::Firmware => Some(FIRMWARE_BYTES),
+            LogId::ChangedNamespaces => Some(MAX_CHANGED as u64 * 4),
+            LogId::Effects => Some(EFFECTS_BYTES),
+            LogId::Ana => {
+                let (groups, namespaces) = (self.ana.groups.len(), self.namespaces.len());
+                let bytes = size_of::<AnaHeader>() + groups * size_of::<AnaGroup>();
+                Some((bytes + namespaces * 4) as u64)
+            }
+            LogId::FeatureEffects => Some(1024),
+            LogId::ManagementEffects => Some(4096),
+            _ => None,
+        }
+    }
+
+    pub(super) fn produce_log(
+        &mut self,
+        sqe: &Sqe,
+        buffers: &mut BufsMut,
+    ) -> Result<Completion, Fault> {
+        let request = self.log_request(sqe)?;
+        let mut window = Window::new(request.offset, buffers);
+        let mut shows = None;
+        match request.log {
+            LogId::Supported => self.write_supported(&mut window),
+            LogId::Errors => self.errors.write(&mut window),
+            LogId::Health => window.put(0, self.health().as_bytes()),
+            LogId::Firmware => {
+                // AFI: slot 1 is active. FRS1: its revision.
+                let mut revision = [0; 8];
+                pad(&mut revision, &self.subsystem.firmware);
+                window.put(0, &[1]);
+                window.put(8, &revision);
+            }
+            LogId::ChangedNamespaces => {
+                self.write_changed(&mut window);
+                shows = Some(Kind::Namespaces);
+            }
+            LogId::Effects => write_effects(&mut window),
+            LogId::Ana => {
+                self.write_ana(&mut window, request.specific & RETURN_GROUPS_ONLY != 0);
+                shows = Some(Kind::Ana);
+            }
+            LogId::FeatureEffects => self.write_feature_effects(&mut window),
+            LogId::Discovery => {
+                self.write_discovery(&mut window);
+                shows = Some(Kind::Discovery);
+            }
+            _ => {}
+        }
+        if let Some(kind) = shows.filter(|_| !request.retain) {
+            self.events.log_read(kind);
+        }
+        Ok(Completion::OK)
+    }
+
+    fn write_supported(&self, window: &mut Window<'_>) {
+        const LSUPP: u32 = 1 << 0;
+        for lid in 0..=u8::MAX {
+            if self.log_bytes(LogId(lid)).is_some() {
+                window.put(u64::from(lid) * 4, U32::new(LSUPP).as_bytes());
             }
         }
-        if !retain {
-            self.changed.clear();
-        }
-        self.event_read(Event::Namespaces, retain);
-        page.0
     }
 
-    /// Figure 210: which commands there are and what they do.
-    fn effects(&self) -> Vec<u8> {
-        const SUPPORTED: u32 = 1;
-        const CHANGES_CONTENTS: u32 = 0b11;
-        let mut page = Page::new(4096);
-        let admin = [
-            AdminOpcode::GetLogPage,
-            AdminOpcode::Identify,
-            AdminOpcode::Abort,
-            AdminOpcode::SetFeatures,
-            AdminOpcode::GetFeatures,
-            AdminOpcode::AsyncEventRequest,
-            AdminOpcode::KeepAlive,
-        ];
-        for opcode in admin {
-            page.put(usize::from(opcode.0) * 4, &SUPPORTED.to_le_bytes());
+    fn health(&self) -> Health {
+        let mut log = Health::zeroed();
+        let c = &self.counters;
+        log.available_spare = 100;
+        log.spare_threshold = 10;
+        log.data_units_read[0] = c.read_sectors.div_ceil(1000).into();
+        log.data_units_written[0] = c.written_sectors.div_ceil(1000).into();
+        log.host_reads[0] = c.reads.into();
+        log.host_writes[0] = c.writes.into();
+        log.error_entries[0] = self.errors.count().into();
+        log
+    }
+
+    fn write_changed(&self, window: &mut Window<'_>) {
+        let Some(changed) = self.events.changed() else {
+            return window.put(0, U32::new(NSID_ALL).as_bytes());
+        };
+        for (i, nsid) in (0u64..).zip(changed) {
+            window.put(i * 4, U32::new(*nsid).as_bytes());
         }
-        let io = [
-            (NvmOpcode::Flush, SUPPORTED),
-            (NvmOpcode::Write, CHANGES_CONTENTS),
-            (NvmOpcode::Read, SUPPORTED),
-            (NvmOpcode::Compare, SUPPORTED),
-            (NvmOpcode::WriteZeroes, CHANGES_CONTENTS),
-            (NvmOpcode::DatasetManagement, CHANGES_CONTENTS),
-            (NvmOpcode::Verify, SUPPORTED),
-        ];
-        if !self.discovery {
-            for (opcode, effects) in io {
-                page.put(1024 + usize::from(opcode.0) * 4, &effects.to_le_bytes());
+    }
+
+    fn write_ana(&self, window: &mut Window<'_>, groups_only: bool) {
+        let groups = u16::try_from(self.ana.groups.len()).unwrap_or(u16::MAX);
+        let header = AnaHeader {
+            change_count: self.ana.changes.into(),
+            groups: groups.into(),
+            reserved: [0; 6],
+        };
+        window.put(0, header.as_bytes());
+        let mut at = size_of::<AnaHeader>() as u64;
+        for (&group, &(state, change_count)) in &self.ana.groups {
+            let members = |ns: &Namespace| !groups_only && ns.ana_group == group;
+            let descriptor_at = at;
+            at += size_of::<AnaGroup>() as u64;
+            let mut count = 0;
+            for (nsid, _) in self.namespaces.iter().filter(|(_, ns)| members(ns)) {
+                window.put(at, U32::new(*nsid).as_bytes());
+                at += 4;
+                count += 1;
+            }
+            let descriptor = AnaGroup {
+                group: group.into(),
+                namespaces: count.into(),
+                change_count: change_count.into(),
+                state: state.0,
+                reserved: [0; 15],
+            };
+            window.put(descriptor_at, descriptor.as_bytes());
+        }
+    }
+
+    fn write_feature_effects(&self, window: &mut Window<'_>) {
+        const FSUPP: u32 = 1 << 0;
+        const NAMESPACE_SCOPE: u32 = 1 << 20;
+        const CONTROLLER_SCOPE: u32 = 1 << 21;
+        let known: &[Feature] =
+            if self.is_discovery() { &DISCOVERY_FEATURES } else { &IO_FEATURES };
+        for feature in known {
+            let scope = match *feature {
+                Feature::ErrorRecovery => NAMESPACE_SCOPE,
+                _ => CONTROLLER_SCOPE,
+            };
+            window.put(u64::from(feature.0) * 4, U32::new(FSUPP | scope).as_bytes());
+        }
+    }
+
+    fn write_discovery(&self, window: &mut Window<'_>) {
+        let Some(log) = &self.discovery else { return };
+        let header = DiscoveryHeader {
+            generation: log.generation.into(),
+            records: (log.entries.len() as u64).into(),
+            format: 0.into(),
+            reserved: [0; 1006],
+        };
+        window.put(0, header.as_bytes());
+        let record_bytes = size_of::<DiscoveryRecord>() as u64;
+        for (i, entry) in (1u64..).zip(&log.entries) {
+            let at = i * record_bytes;
+            if at < window.end() && at + record_bytes > window.offset() {
+                window.put(at, self.record(entry).as_bytes());
             }
         }
-        page.0
     }
 
-    /// Figure 225: one group, optimized.
-    fn ana(&self) -> Vec<u8> {
-        let ids: Vec<u32> = self.subsystem.namespaces.keys().copied().collect();
-        // As long as it can become, as hosts read it in pieces without looking at the count.
-        let mut page = Page::new(16 + 32 + MAX_NSID as usize * 4);
-        page.put(8, &1u16.to_le_bytes());
-        let count = u32::try_from(ids.len()).unwrap_or(u32::MAX);
-        page.put(16, &ANA_GROUP.to_le_bytes()).put(20, &count.to_le_bytes());
-        page.put(32, &[0x01]);
-        for (i, id) in ids.iter().enumerate().take(MAX_NSID as usize) {
-            page.put(48 + i * 4, &id.to_le_bytes());
+    fn record(&self, entry: &DiscoveryEntry) -> DiscoveryRecord {
+        const TRTYPE_TCP: u8 = 3;
+        /// TREQ: SQ flow control may be disabled.
+        const TREQ_NO_FLOW_CONTROL: u8 = 1 << 2;
+        /// EFLAGS: persistent connections to the discovery controller.
+        const EPCSD: u16 = 1 << 1;
+        let mut record = DiscoveryRecord::zeroed();
+        record.trtype = TRTYPE_TCP;
+        record.adrfam = match entry.address.ip() {
+            IpAddr::V4(_) => 1,
+            IpAddr::V6(_) => 2,
+        };
+        record.subtype = match entry.kind {
+            DiscoveryKind::Referral => 1,
+            DiscoveryKind::Nvm => 2,
+            DiscoveryKind::Current => 3,
+        };
+        record.treq = TREQ_NO_FLOW_CONTROL;
+        record.portid = entry.port_id.into();
+        record.cntlid = crate::fabrics::CNTLID_DYNAMIC.into();
+        record.asqsz = self.limits.queue_entries.into();
+        if entry.kind == DiscoveryKind::Current {
+            record.eflags = EPCSD.into();
         }
-        page.0
-    }
-
-    /// Figures 264 and 265.
-    fn discovery_log(&mut self, retain: bool) -> Vec<u8> {
-        let portals = &self.subsystem.portals;
-        let mut page = Page::new(DISCOVERY_ENTRY * (1 + portals.len()));
-        page.put(0, &self.subsystem.generation.to_le_bytes());
-        page.put(8, &(portals.len() as u64).to_le_bytes());
-        for (i, portal) in portals.iter().enumerate() {
-            discovery_entry(&mut page, DISCOVERY_ENTRY * (1 + i), portal);
-        }
-        self.event_read(Event::Discovery, retain);
-        page.0
+        pad(&mut record.trsvcid, &entry.address.port().to_string());
+        pad(&mut record.traddr, &entry.address.ip().to_string());
+        let nqn = entry.nqn.as_bytes();
+        let n = nqn.len().min(record.subnqn.len() - 1);
+        record.subnqn[..n].copy_from_slice(&nqn[..n]);
+        record
     }
 }
 
-fn firmware_slots() -> Vec<u8> {
-    let mut page = Page::new(512);
-    page.put(0, &[1]).text(8, 8, env!("CARGO_PKG_VERSION"));
-    page.0
-}
-
-fn discovery_entry(page: &mut Page, at: usize, portal: &Portal) {
-    let family = match portal.address.ip() {
-        IpAddr::V4(_) => 1,
-        IpAddr::V6(_) => 2,
-    };
-    let kind = if portal.nqn == DISCOVERY_NQN { 3 } else { 2 };
-    // TRTYPE TCP, ADRFAM, SUBTYPE; TREQ: a secure channel is not required.
-    page.put(at, &[3, family, kind, 0b10]);
-    // PORTID, CNTLID: dynamic; ASQSZ.
-    page.put(at + 4, &1u16.to_le_bytes()).put(at + 6, &0xffffu16.to_le_bytes());
-    page.put(at + 8, &32u16.to_le_bytes());
-    page.text(at + 32, 32, &portal.address.port().to_string());
-    page.put(at + 256, portal.nqn.as_bytes());
-    page.text(at + 512, 256, &portal.address.ip().to_string());
+/// Commands Supported and Effects: admin opcodes first, then I/O opcodes.
+fn write_effects(window: &mut Window<'_>) {
+    const IO_AT: u64 = 1024;
+    for opcode in [
+        AdminOpcode::GetLogPage,
+        AdminOpcode::Identify,
+        AdminOpcode::Abort,
+        AdminOpcode::SetFeatures,
+        AdminOpcode::GetFeatures,
+        AdminOpcode::AsyncEventRequest,
+        AdminOpcode::KeepAlive,
+    ] {
+        window.put(u64::from(opcode.0) * 4, U32::new(CSUPP).as_bytes());
+    }
+    for (opcode, effects) in [
+        (NvmOpcode::Flush, CSUPP),
+        (NvmOpcode::Write, CSUPP | LBCC),
+        (NvmOpcode::Read, CSUPP),
+        (NvmOpcode::Compare, CSUPP),
+        (NvmOpcode::WriteZeroes, CSUPP | LBCC),
+        (NvmOpcode::DatasetManagement, CSUPP | LBCC),
+        (NvmOpcode::Verify, CSUPP),
+    ] {
+        window.put(IO_AT + u64::from(opcode.0) * 4, U32::new(effects).as_bytes());
+    }
 }

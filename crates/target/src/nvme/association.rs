@@ -1,156 +1,156 @@
-//! The controllers of one core: Connect, what they see of the catalog, keep alive.
+//! The controllers of one core: Connect, keep alive, shutdown, what changes while they live.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
+use std::time::Duration;
 
-use nvme::{Connect, ConnectRefusal, Controller, DISCOVERY_NQN, Namespace, Portal, Subsystem, Tag};
+use block::{Bufs, Class, Request};
+use nvme::{Completion, Connect, Connected, Controller, Controllers, Limits, Role, Tag};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::{Event, Host};
-use crate::catalog::Catalog;
+use super::{Event, Host, view};
 use crate::conn::Inbox;
 use crate::server::Server;
 
 /// Controller identifiers per core: they are unique in the node.
 const IDS_PER_CORE: u16 = 1000;
 
+/// Largest transfer in bytes that any controller offers.
+const MAX_TRANSFER: u32 = 1 << 20;
+
 /// All NVMe controllers of a core.
-#[derive(Debug, Default)]
-pub(crate) struct Shared {
-    associations: RefCell<BTreeMap<u16, Rc<Association>>>,
-    last: Cell<u16>,
-}
-
-/// A controller and the connections that serve its queues.
 #[derive(Debug)]
-pub(crate) struct Association {
-    pub(super) controller: RefCell<Controller>,
-    queues: RefCell<BTreeMap<u16, Inbox<Event>>>,
-    heard: Cell<Instant>,
-    id: u16,
+pub(crate) struct Shared {
+    controllers: RefCell<Controllers>,
+    associations: RefCell<BTreeMap<u16, Association>>,
+    /// The zero of the controllers' clock.
+    began: Instant,
 }
 
-impl Association {
-    /// The connection of a queue.
-    pub(super) fn queue(&self, id: u16) -> Option<Inbox<Event>> {
-        self.queues.borrow().get(&id).cloned()
-    }
-
-    /// A command has come.
-    pub(super) fn hear(&self) {
-        self.heard.set(Instant::now());
-    }
-
-    fn end(&self, why: &'static str) {
-        let queues = std::mem::take(&mut *self.queues.borrow_mut());
-        for inbox in queues.into_values() {
-            inbox.push(Event::Gone(why));
-        }
-    }
+/// The connections of a controller.
+#[derive(Debug)]
+struct Association {
+    queues: BTreeMap<u16, Inbox<Event>>,
+    /// Wakes whoever waits for the controller's timer: it has changed, or is gone.
+    timer: Rc<Notify>,
 }
 
-/// NVMe Base 2.0, 3.9: a host that is silent for too long is gone.
-async fn watch(association: Weak<Association>) {
-    loop {
-        let Some(this) = association.upgrade() else { return };
-        let patience = this.controller.borrow().keep_alive();
-        let deadline = patience.map(|p| this.heard.get() + p);
-        match deadline {
-            Some(at) if at <= Instant::now() => {
-                let host = this.controller.borrow().host_nqn.clone();
-                tracing::warn!(host, "an NVMe host is silent for longer than its keep alive");
-                return this.end("keep alive timeout");
-            }
-            Some(at) => {
-                drop(this);
-                tokio::time::sleep_until(at).await;
-            }
-            // The host may set one later.
-            None => {
-                drop(this);
-                tokio::time::sleep(std::time::Duration::from_secs(10)).await;
-            }
-        }
-    }
+/// A controller, and the queue of it that a connection serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seat {
+    pub(super) cntlid: u16,
+    pub(super) qid: u16,
 }
 
 impl Shared {
-    fn next_id(&self, core: usize) -> Option<u16> {
-        let base = u16::try_from(core).ok()?.checked_mul(IDS_PER_CORE)?;
-        let associations = self.associations.borrow();
-        (1..=IDS_PER_CORE)
-            .map(|n| base + (self.last.get() + n - 1) % IDS_PER_CORE + 1)
-            .find(|id| !associations.contains_key(id))
-            .inspect(|id| self.last.set(id - base))
+    /// No controllers; those to come get identifiers that are `core`'s.
+    pub(crate) fn new(core: usize) -> Self {
+        let core = u16::try_from(core).unwrap_or(u16::MAX);
+        let first = core.saturating_mul(IDS_PER_CORE).min(u16::MAX - 2 * IDS_PER_CORE) + 1;
+        Self {
+            controllers: RefCell::new(Controllers::new(first..=first + IDS_PER_CORE - 1)),
+            associations: RefCell::default(),
+            began: Instant::now(),
+        }
     }
 
-    /// Makes a controller; its admin queue is served by `inbox`.
-    fn create(
-        &self,
-        server: &Server,
-        connect: &Connect,
-        subsystem: Subsystem,
-        inbox: &Inbox<Event>,
-    ) -> Result<Rc<Association>, ConnectRefusal> {
-        let id = self.next_id(server.core().id()).ok_or(ConnectRefusal::Busy)?;
-        let association = Rc::new(Association {
-            controller: RefCell::new(Controller::new(id, connect, subsystem)),
-            queues: RefCell::new(BTreeMap::from([(0, inbox.clone())])),
-            heard: Cell::new(Instant::now()),
-            id,
-        });
-        self.associations.borrow_mut().insert(id, Rc::clone(&association));
-        tokio::task::spawn_local(watch(Rc::downgrade(&association)));
-        Ok(association)
+    /// Calls `f` with a controller, if it lives.
+    pub(super) fn with<T>(&self, cntlid: u16, f: impl FnOnce(&mut Controller) -> T) -> Option<T> {
+        self.controllers.borrow_mut().get_mut(cntlid).map(f)
     }
 
-    /// Joins an I/O queue to its controller.
-    fn join(
-        &self,
-        connect: &Connect,
-        inbox: &Inbox<Event>,
-    ) -> Result<Rc<Association>, ConnectRefusal> {
-        let id = connect.controller.ok_or(ConnectRefusal::CONTROLLER)?;
-        let associations = self.associations.borrow();
-        let association = associations.get(&id).ok_or(ConnectRefusal::CONTROLLER)?;
-        let controller = association.controller.borrow();
-        if controller.host != connect.host || controller.host_nqn != connect.host_nqn {
-            return Err(ConnectRefusal::HOST_ID);
+    /// The connection of a queue.
+    pub(super) fn queue(&self, seat: Seat) -> Option<Inbox<Event>> {
+        self.associations.borrow().get(&seat.cntlid)?.queues.get(&seat.qid).cloned()
+    }
+
+    /// The controller's timer may have changed.
+    pub(super) fn timer_changed(&self, cntlid: u16) {
+        if let Some(association) = self.associations.borrow().get(&cntlid) {
+            association.timer.notify_one();
         }
-        if controller.subsystem.nqn != connect.subsystem_nqn || controller.is_discovery() {
-            return Err(ConnectRefusal::SUBSYSTEM);
-        }
-        if !controller.is_ready() {
-            return Err(ConnectRefusal::CONTROLLER);
-        }
-        let mut queues = association.queues.borrow_mut();
-        if queues.contains_key(&connect.queue.id) {
-            return Err(ConnectRefusal::Busy);
-        }
-        queues.insert(connect.queue.id, inbox.clone());
-        Ok(Rc::clone(association))
     }
 
     /// A connection has ended. With the admin queue's the controller goes.
-    pub(super) fn leave(&self, association: &Association, inbox: &Inbox<Event>) {
-        let mut queues = association.queues.borrow_mut();
-        let id = queues.iter().find(|(_, i)| i.is_same(inbox)).map(|(id, _)| *id);
-        if let Some(id) = id {
-            queues.remove(&id);
+    pub(super) fn leave(&self, seat: Seat) {
+        if seat.qid == 0 {
+            return self.end(seat.cntlid, "the admin queue is gone");
         }
-        drop(queues);
-        if id == Some(0) || association.queues.borrow().is_empty() {
-            association.end("the admin queue is gone");
-            self.associations.borrow_mut().remove(&association.id);
+        self.with(seat.cntlid, |c| c.io_disconnected(seat.qid));
+        if let Some(association) = self.associations.borrow_mut().get_mut(&seat.cntlid) {
+            association.queues.remove(&seat.qid);
+        }
+    }
+
+    /// Ends an association: the controller is no more, its connections are closed.
+    fn end(&self, cntlid: u16, why: &'static str) {
+        self.controllers.borrow_mut().remove(cntlid);
+        let Some(association) = self.associations.borrow_mut().remove(&cntlid) else { return };
+        association.timer.notify_one();
+        for inbox in association.queues.into_values() {
+            inbox.push(Event::Gone(why));
+        }
+    }
+
+    /// Closes the connections of the I/O queues; the controller was reset.
+    fn close_io(&self, cntlid: u16) {
+        let mut associations = self.associations.borrow_mut();
+        let Some(association) = associations.get_mut(&cntlid) else { return };
+        let io = association.queues.split_off(&1);
+        drop(associations);
+        for inbox in io.into_values() {
+            inbox.push(Event::Gone("the controller was reset"));
+        }
+    }
+
+    fn join(&self, connected: &Connected, inbox: &Inbox<Event>) {
+        let mut associations = self.associations.borrow_mut();
+        let association = associations
+            .entry(connected.cntlid)
+            .or_insert_with(|| Association { queues: BTreeMap::new(), timer: Rc::default() });
+        association.queues.insert(connected.queue.id, inbox.clone());
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+/// Calls a controller's timer when it wants that, as long as it lives (NVMe Base 2.0, 3.9).
+async fn watch(server: std::rc::Weak<Server>, cntlid: u16) {
+    loop {
+        let Some(this) = server.upgrade() else { return };
+        let shared = &this.nvme;
+        let Some(next) = shared.with(cntlid, |c| c.next_timer()) else { return };
+        let timer = match shared.associations.borrow().get(&cntlid) {
+            Some(association) => Rc::clone(&association.timer),
+            None => return,
+        };
+        if next.is_some_and(|at| at <= shared.now()) {
+            let now = shared.now();
+            shared.with(cntlid, |c| c.on_timer(now));
+            if let Some(inbox) = shared.queue(Seat { cntlid, qid: 0 }) {
+                inbox.push(Event::Controller);
+            }
+            continue;
+        }
+        let began = shared.began;
+        drop(this);
+        match next {
+            Some(at) => {
+                // Either way the next round looks what is to be done.
+                let _ = tokio::time::timeout_at(began + at, timer.notified()).await;
+            }
+            None => timer.notified().await,
         }
     }
 }
 
 /// What becomes of a Connect.
 enum Decision {
-    Here(Result<Rc<Association>, ConnectRefusal>),
+    Here(Result<Connected, Completion>),
     AtCore(usize),
 }
 
@@ -159,139 +159,156 @@ impl Host {
     pub(super) fn decide(&mut self, tag: Tag, connect: Box<Connect>) {
         match self.judge(&connect) {
             Decision::AtCore(core) => self.moving = Some((core, tag, connect)),
-            Decision::Here(Err(refusal)) => {
+            Decision::Here(Err(completion)) => {
                 tracing::info!(
-                    host = connect.host_nqn,
-                    subsystem = connect.subsystem_nqn,
+                    host = connect.hostnqn,
+                    subsystem = connect.subnqn,
                     peer = %self.place.peer,
-                    ?refusal,
+                    status = ?completion.status,
                     "an NVMe connect is refused"
                 );
-                self.complete(tag, refusal.completion(), &block::Bufs::new());
+                self.complete(tag, completion, &Bufs::new());
             }
-            Decision::Here(Ok(association)) => {
-                let id = association.id;
-                let target = (!connect.is_discovery()).then_some(connect.subsystem_nqn.as_str());
-                self.place.registration.logged_in(&connect.host_nqn, target, connect.queue.id);
-                if connect.queue.id == 0 {
-                    let (host, subsystem) = (&connect.host_nqn, &connect.subsystem_nqn);
-                    tracing::info!(host, subsystem, peer = %self.place.peer, "NVMe connect");
-                }
-                self.association = Some(association);
-                self.tasks.remove(tag);
-                self.machine.connected(tag, connect.queue, u64::from(id));
-            }
+            Decision::Here(Ok(connected)) => self.seated(tag, &connect, &connected),
         }
     }
 
+    fn seated(&mut self, tag: Tag, connect: &Connect, connected: &Connected) {
+        let server = Rc::clone(self.server());
+        server.nvme.join(connected, &self.place.inbox);
+        let target = (!connect.is_discovery()).then_some(connect.subnqn.as_str());
+        self.place.registration.logged_in(&connect.hostnqn, target, connect.qid);
+        if connect.qid == 0 {
+            let (host, subsystem) = (&connect.hostnqn, &connect.subnqn);
+            tracing::info!(host, subsystem, peer = %self.place.peer, "NVMe connect");
+            tokio::task::spawn_local(watch(Rc::downgrade(&server), connected.cntlid));
+        }
+        self.seat = Some(Seat { cntlid: connected.cntlid, qid: connect.qid });
+        self.tasks.remove(tag);
+        self.machine.connected(tag, connected.queue, u64::from(connected.cntlid));
+    }
+
     fn judge(&self, connect: &Connect) -> Decision {
-        let (server, inbox) = (self.server(), &self.place.inbox);
+        let server = self.server();
         let catalog = server.catalog();
         if self.draining {
-            return Decision::Here(Err(ConnectRefusal::Busy));
+            return Decision::Here(Err(Connect::refuse_busy()));
         }
         if connect.is_discovery() {
-            if connect.queue.id != 0 {
-                return Decision::Here(Err(ConnectRefusal::QUEUE));
-            }
-            let subsystem = discovery(&catalog, &connect.host_nqn, self.place.local);
-            return Decision::Here(server.nvme.create(server, connect, subsystem, inbox));
+            let log = view::discovery(&catalog, &connect.hostnqn, self.place.local);
+            let (subsystem, role) = (view::discovery_subsystem(), Role::Discovery(log));
+            return Decision::Here(admin(server, connect, &subsystem, role));
         }
-        let Some(entry) = catalog.subsystems.get(&connect.subsystem_nqn) else {
-            return Decision::Here(Err(ConnectRefusal::SUBSYSTEM));
+        let Some(entry) = catalog.subsystems.get(&connect.subnqn) else {
+            return Decision::Here(Err(Connect::refuse_subsystem()));
         };
-        match entry.access.admission(&connect.host_nqn) {
-            // CHAP secrets of iSCSI say nothing about an NVMe host: no way to check, no way in.
-            Some(admission) if admission.chap.is_none() => {}
-            _ => return Decision::Here(Err(ConnectRefusal::Host)),
+        if !view::admits(&entry.access, &connect.hostnqn) {
+            return Decision::Here(Err(Connect::refuse_host()));
         }
         if entry.core != server.core().id() {
             return Decision::AtCore(entry.core);
         }
-        Decision::Here(match connect.queue.id {
-            0 => {
-                let subsystem = view(server, &catalog, &connect.subsystem_nqn);
-                server.nvme.create(server, connect, subsystem, inbox)
-            }
-            _ => server.nvme.join(connect, inbox),
-        })
+        if connect.qid > 0 {
+            return Decision::Here(server.nvme.controllers.borrow_mut().connect_io(connect));
+        }
+        let subsystem = view::subsystem(&connect.subnqn, &entry.serial);
+        let role = Role::Io(view::namespaces(server, &catalog, &connect.subnqn));
+        Decision::Here(admin(server, connect, &subsystem, role))
     }
 
     /// The catalog has changed: the admin queue's connection tells its controller.
     pub(super) fn on_catalog(&mut self) {
-        let Some(association) = self.association.clone() else { return };
-        if self.machine.queue().is_none_or(|q| q.id != 0) {
-            return;
-        }
+        let Some(seat) = self.seat.filter(|s| s.qid == 0) else { return };
         let server = Rc::clone(self.server());
         let catalog = server.catalog();
-        let mut controller = association.controller.borrow_mut();
-        let nqn = controller.subsystem.nqn.clone();
-        let host = controller.host_nqn.clone();
-        if controller.is_discovery() {
-            controller.update(discovery(&catalog, &host, self.place.local));
-        } else {
-            let entry = catalog.subsystems.get(&nqn);
-            let welcome = entry.is_some_and(|e| {
-                e.core == server.core().id()
-                    && e.access.admission(&host).is_some_and(|a| a.chap.is_none())
-            });
-            if !welcome {
-                drop(controller);
-                association.end("the host may not use this subsystem any more");
-                return;
+        let who = |c: &mut Controller| {
+            let nqn = (!c.is_discovery()).then(|| c.subsystem().nqn.clone());
+            (c.hostnqn().to_owned(), nqn)
+        };
+        let Some((hostnqn, nqn)) = server.nvme.with(seat.cntlid, who) else { return };
+        let Some(nqn) = nqn else {
+            let log = view::discovery(&catalog, &hostnqn, self.place.local);
+            server.nvme.with(seat.cntlid, |c| c.set_discovery(log));
+            return self.on_controller();
+        };
+        let welcome = catalog.subsystems.get(&nqn).is_some_and(|entry| {
+            entry.core == server.core().id() && view::admits(&entry.access, &hostnqn)
+        });
+        if !welcome {
+            return server.nvme.end(seat.cntlid, "the host may not use this subsystem any more");
+        }
+        let namespaces = view::namespaces(&server, &catalog, &nqn);
+        server.nvme.with(seat.cntlid, |c| c.set_namespaces(namespaces));
+        self.on_controller();
+    }
+
+    /// Does what the controller wants; for the connection of the admin queue.
+    pub(super) fn on_controller(&mut self) {
+        let Some(seat) = self.seat.filter(|s| s.qid == 0) else { return };
+        let server = Rc::clone(self.server());
+        while let Some(Some(event)) = server.nvme.with(seat.cntlid, Controller::poll_event) {
+            match event {
+                nvme::Event::Complete { tag, completion } => {
+                    self.complete(tag, completion, &Bufs::new());
+                }
+                nvme::Event::Reset => server.nvme.close_io(seat.cntlid),
+                nvme::Event::ShutDown => self.shut_down(seat.cntlid),
+                nvme::Event::Expired => {
+                    let host = self.place.registration.initiator();
+                    tracing::warn!(host, "an NVMe host is silent for longer than its keep alive");
+                    server.nvme.end(seat.cntlid, "keep alive timeout");
+                }
             }
-            controller.update(view(&server, &catalog, &nqn));
         }
-        drop(controller);
-        self.tell_events(&association);
     }
 
-    /// Ends event requests that have something to tell.
-    pub(super) fn tell_events(&mut self, association: &Association) {
-        loop {
-            let next = association.controller.borrow_mut().next_event();
-            let Some((tag, completion)) = next else { return };
-            self.complete(tag, completion, &block::Bufs::new());
-        }
+    /// Makes the writes of a controller durable before it reports that it is shut down
+    /// (NVMe Base 2.0, 3.6.1).
+    fn shut_down(&self, cntlid: u16) {
+        let server = Rc::clone(self.server());
+        let account = self.account.clone();
+        let volumes = self.volumes();
+        tokio::task::spawn_local(async move {
+            for served in volumes {
+                if let Err(failure) = served.volume.execute(Request::Flush, &account).await {
+                    let volume = &served.name;
+                    tracing::warn!(volume, %failure, "an NVMe shutdown could not flush");
+                }
+            }
+            server.nvme.with(cntlid, Controller::shut_down);
+        });
     }
 }
 
-/// A subsystem as the catalog and the volumes of this core have it.
-fn view(server: &Server, catalog: &Catalog, nqn: &str) -> Subsystem {
-    let Some(entry) = catalog.subsystems.get(nqn) else { return Subsystem::default() };
-    let namespaces = entry.namespaces.iter().filter_map(|(&nsid, &id)| {
-        let served = server.volume(id)?;
-        let info = served.volume.info();
-        Some((nsid, Namespace { uuid: id.0, info, thin: served.thin }))
-    });
-    Subsystem {
-        nqn: nqn.into(),
-        serial: entry.serial.clone(),
-        namespaces: namespaces.collect(),
-        ..Subsystem::default()
-    }
+/// Connects an admin queue.
+fn admin(
+    server: &Server,
+    connect: &Connect,
+    subsystem: &Rc<nvme::Subsystem>,
+    role: Role,
+) -> Result<Connected, Completion> {
+    let shared = &server.nvme;
+    let max_transfer_bytes = max_transfer(server, &role);
+    let limits = Limits { max_transfer_bytes, ..Limits::default() };
+    let now = shared.now();
+    shared.controllers.borrow_mut().connect_admin(connect, subsystem, role, limits, now)
 }
 
-/// What discovery tells this host: the subsystems that it may use, at every portal.
-fn discovery(catalog: &Catalog, host: &str, local: SocketAddr) -> Subsystem {
-    let own = SocketAddr::new(local.ip().to_canonical(), local.port());
-    let portals: Vec<SocketAddr> = match catalog.nvme_portals.as_slice() {
-        [] => vec![own],
-        portals => portals.to_vec(),
+/// The largest transfer that one command may ask for: no more than any of the volumes takes, and
+/// than the pool can give to one command.
+fn max_transfer(server: &Server, role: &Role) -> u32 {
+    let pool = server.pool().usage().total / 8;
+    let volumes = match role {
+        Role::Io(namespaces) => namespaces.values().map(|ns| &ns.info),
+        Role::Discovery(_) => return MAX_TRANSFER,
     };
-    let allowed = |access: &crate::Access| access.admission(host).is_some_and(|a| a.chap.is_none());
-    let portals = catalog
-        .subsystems
-        .iter()
-        .filter(|(_, entry)| allowed(&entry.access))
-        .flat_map(|(nqn, _)| portals.iter().map(|&address| Portal { nqn: nqn.clone(), address }))
-        .collect();
-    Subsystem {
-        nqn: DISCOVERY_NQN.into(),
-        serial: "discovery".into(),
-        portals,
-        generation: catalog.generation,
-        ..Subsystem::default()
-    }
+    let most = volumes
+        .map(|info| u64::from(info.max_transfer_blocks) * u64::from(info.block_size))
+        .chain([pool, u64::from(MAX_TRANSFER)])
+        .min()
+        .unwrap_or(0);
+    1 << u32::try_from(most.max(4096)).unwrap_or(MAX_TRANSFER).ilog2()
 }
+
+/// The class of memory for what an admin command returns: it holds none before.
+pub(super) const RETURNED: Class = Class::Read;

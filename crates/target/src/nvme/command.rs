@@ -3,143 +3,111 @@
 use std::rc::Rc;
 
 use block::{Bufs, BufsMut, Class, Failure, Request};
-use nvme::controller::Plan;
-use nvme::entry::{Completion, FabricsType, Sqe};
-use nvme::{Admin, Connect, Status, Tag};
-use rt::buf::copy_in;
+use nvme::fabrics::CONNECT_BYTES;
+use nvme::{Completion, Connect, IoCommand, Sqe, Status, Tag, Verdict};
 
-use super::association::Association;
-use super::{Event, Host};
+use super::association::{RETURNED, Seat};
+use super::tasks::{Commands, Running, Task};
+use super::{Asker, Event, Host};
 use crate::server::Served;
-
-/// Connect's data in bytes (NVMe Base 2.0, 6.3).
-const CONNECT_BYTES: u32 = 1024;
-
-/// The commands that have arrived and have not been completed, by tag.
-#[derive(Debug, Default)]
-pub(super) struct Tasks {
-    by_tag: Vec<Option<Task>>,
-    /// Those that somebody waits for: all but event requests.
-    busy: usize,
-}
-
-#[derive(Debug)]
-enum Task {
-    /// Waits for Connect's data.
-    Connect(Box<Sqe>),
-    /// An admin command.
-    Admin(Box<Sqe>),
-    /// An event request.
-    Waits,
-    /// Waits for memory or data.
-    Planned(Plan),
-    /// The volumes work on it: how many of them, and the first failure.
-    Running { left: usize, failure: Option<Failure>, commands: Vec<volume::Command> },
-    /// One volume works on it.
-    RunningOne(volume::Command),
-    /// The host has its answer; the volume's is to be awaited and dropped.
-    Answered,
-}
-
-impl Task {
-    fn is_busy(&self) -> bool {
-        !matches!(self, Self::Waits)
-    }
-}
-
-impl Tasks {
-    /// Whether nobody waits for an answer.
-    pub(super) fn is_idle(&self) -> bool {
-        self.busy == 0
-    }
-
-    fn set(&mut self, tag: Tag, task: Task) {
-        self.remove(tag);
-        let i = tag.index();
-        if self.by_tag.len() <= i {
-            self.by_tag.resize_with(i + 1, || None);
-        }
-        self.busy += usize::from(task.is_busy());
-        self.by_tag[i] = Some(task);
-    }
-
-    fn get(&mut self, tag: Tag) -> Option<&mut Task> {
-        self.by_tag.get_mut(tag.index())?.as_mut()
-    }
-
-    pub(super) fn remove(&mut self, tag: Tag) {
-        self.take(tag);
-    }
-
-    fn take(&mut self, tag: Tag) -> Option<Task> {
-        let task = self.by_tag.get_mut(tag.index())?.take();
-        self.busy -= usize::from(task.as_ref().is_some_and(Task::is_busy));
-        task
-    }
-
-    /// Asks the volumes to abort everything; nobody waits for the answers any more.
-    pub(super) fn abort_all(&mut self) {
-        for task in self.by_tag.drain(..).flatten() {
-            match task {
-                Task::Running { commands, .. } => {
-                    commands.iter().for_each(volume::Command::abort);
-                }
-                Task::RunningOne(command) => command.abort(),
-                _ => {}
-            }
-        }
-        self.busy = 0;
-    }
-}
 
 impl Host {
     pub(super) fn on_arrived(&mut self, tag: Tag, sqe: Sqe) {
-        let Some(association) = self.association.clone() else {
+        match self.seat {
             // Nothing but Connect comes before the queue is connected.
-            return if sqe.fabrics() == Some(FabricsType::Connect) {
-                self.tasks.set(tag, Task::Connect(Box::new(sqe)));
+            None if sqe.data_bytes() == CONNECT_BYTES => {
+                self.tasks.set(tag, Task::Connect { sqe, wait: 0 });
                 self.machine.admit(tag, CONNECT_BYTES);
-            } else {
-                self.complete_failed(tag, Status::COMMAND_SEQUENCE.do_not_retry());
-            };
+            }
+            None => self.complete_failed(tag, Status::DATA_SGL_LENGTH_INVALID.do_not_retry()),
+            Some(seat) if seat.qid == 0 => self.on_admin(tag, &sqe, seat),
+            Some(seat) => self.on_io(tag, sqe, seat),
+        }
+    }
+
+    fn on_io(&mut self, tag: Tag, sqe: Sqe, seat: Seat) {
+        let shared = &self.place.server.nvme;
+        match shared.with(seat.cntlid, |c| c.io(seat.qid, &sqe)) {
+            Some(Ok(command)) => {
+                self.tasks.set(tag, Task::Planned { sqe, command, wait: 0 });
+                self.machine.admit(tag, command.data_out);
+            }
+            Some(Err(completion)) => self.complete(tag, completion, &Bufs::new()),
+            None => self.complete_failed(tag, Status::ABORTED_SQ_DELETED),
+        }
+    }
+
+    fn on_admin(&mut self, tag: Tag, sqe: &Sqe, seat: Seat) {
+        let server = Rc::clone(self.server());
+        let judged = server.nvme.with(seat.cntlid, |c| {
+            let timer = c.next_timer();
+            let verdict = c.admin(tag, sqe);
+            (verdict, c.next_timer() != timer)
+        });
+        let Some((verdict, timer_changed)) = judged else {
+            return self.complete_failed(tag, Status::ABORTED_SQ_DELETED);
         };
-        association.hear();
-        let admin = self.machine.queue().is_some_and(|q| q.id == 0);
-        let planned = if admin {
-            let data = association.controller.borrow().admin_data_out(&sqe);
-            data.map(|bytes| (Task::Admin(Box::new(sqe)), bytes)).map_err(Status::do_not_retry)
-        } else {
-            let plan = association.controller.borrow().plan(&sqe);
-            plan.map(|plan| (Task::Planned(plan), plan.data_out))
-        };
-        match planned {
-            Ok((task, bytes)) => {
-                self.tasks.set(tag, task);
+        let sqe = *sqe;
+        match verdict {
+            Verdict::Complete(completion) => self.complete(tag, completion, &Bufs::new()),
+            Verdict::Receive { bytes } => {
+                self.tasks.set(tag, Task::Consume { sqe, wait: 0 });
                 self.machine.admit(tag, bytes);
             }
-            Err(status) => self.complete_failed(tag, status),
+            Verdict::Produce { bytes } => {
+                self.tasks.set(tag, Task::Produce { sqe, bytes, wait: 0 });
+                self.machine.admit(tag, 0);
+            }
+            Verdict::Hold => {
+                self.tasks.set(tag, Task::Held);
+                self.machine.admit(tag, 0);
+            }
+            Verdict::Abort { sqid, cid } => {
+                self.tasks.set(tag, Task::Aborting);
+                self.machine.admit(tag, 0);
+                let asked_by = Asker::new(self.place.inbox.clone(), tag);
+                if let Some(inbox) = server.nvme.queue(Seat { qid: sqid, ..seat }) {
+                    inbox.push(Event::Abort { cid, asked_by });
+                }
+            }
         }
+        if timer_changed {
+            server.nvme.timer_changed(seat.cntlid);
+        }
+        self.on_controller();
     }
 
     /// Gets memory for data, now or later. In-capsule data and data by R2T are never of one
     /// command, so no command waits for memory while it holds some.
     pub(super) fn on_grant(&mut self, tag: Tag, bytes: u32, class: Class) {
         let bytes = bytes as usize;
+        let Some(wait) = self.tasks.begin_wait(tag) else { return };
         if let Some(credit) = self.account.try_credit(bytes, class) {
-            return self.on_memory(tag, credit.alloc(bytes));
+            return self.on_memory(tag, wait, credit.alloc(bytes));
         }
         let (account, inbox) = (self.account.clone(), self.place.inbox.clone());
         tokio::task::spawn_local(async move {
             inbox.push(match account.credit(bytes, class).await {
-                Ok(credit) => Event::Memory { tag, memory: credit.alloc(bytes) },
-                Err(_) => Event::NoMemory { tag },
+                Ok(credit) => Event::Memory { tag, wait, memory: credit.alloc(bytes) },
+                Err(_) => Event::NoMemory { tag, wait },
             });
         });
     }
 
-    pub(super) fn on_memory(&mut self, tag: Tag, memory: BufsMut) {
-        if !self.has_ended {
-            self.machine.grant(tag, memory);
+    pub(super) fn on_memory(&mut self, tag: Tag, wait: u64, memory: BufsMut) {
+        if self.has_ended || !self.tasks.is_waiting(tag, wait) {
+            return;
+        }
+        if let Some(Task::Produce { sqe, .. }) = self.tasks.get(tag) {
+            let sqe = *sqe;
+            return self.produce(tag, &sqe, memory);
+        }
+        self.machine.grant(tag, memory);
+    }
+
+    pub(super) fn on_no_memory(&mut self, tag: Tag, wait: u64) {
+        if self.tasks.is_waiting(tag, wait) {
+            self.complete_failed(tag, Status::INTERRUPTED);
         }
     }
 
@@ -147,110 +115,93 @@ impl Host {
         if self.has_ended {
             return self.complete_failed(tag, Status::ABORTED_SQ_DELETED);
         }
-        match self.tasks.take(tag) {
-            Some(Task::Connect(sqe)) => self.on_connect(tag, &sqe, &data),
-            Some(Task::Admin(sqe)) => self.on_admin(tag, &sqe),
-            Some(Task::Planned(plan)) => self.on_planned(tag, plan, data),
-            Some(other) => self.tasks.set(tag, other),
-            None => {}
+        match self.tasks.get(tag) {
+            Some(Task::Connect { sqe, .. }) => {
+                let sqe = *sqe;
+                self.on_connect(tag, &sqe, &data);
+            }
+            Some(Task::Consume { sqe, .. }) => {
+                let sqe = *sqe;
+                self.consume(tag, &sqe, &data);
+            }
+            Some(Task::Produce { bytes, .. }) => {
+                let bytes = *bytes;
+                self.on_grant(tag, bytes, RETURNED);
+            }
+            Some(Task::Planned { sqe, command, .. }) => {
+                let (sqe, command) = (*sqe, *command);
+                self.on_planned(tag, sqe, command, data);
+            }
+            _ => {}
         }
     }
 
     fn on_connect(&mut self, tag: Tag, sqe: &Sqe, data: &Bufs) {
         match Connect::parse(sqe, &data.to_vec()) {
             Ok(connect) => self.decide(tag, Box::new(connect)),
-            Err(refusal) => self.complete(tag, refusal.completion(), &Bufs::new()),
+            Err(completion) => self.complete(tag, completion, &Bufs::new()),
         }
     }
 
-    fn on_admin(&mut self, tag: Tag, sqe: &Sqe) {
-        let Some(association) = self.association.clone() else { return };
-        let answer = association.controller.borrow_mut().admin(tag, sqe);
-        match answer {
-            Admin::Waits => self.tasks.set(tag, Task::Waits),
-            Admin::Abort { queue, cid } => self.on_abort_command(tag, &association, queue, cid),
-            Admin::Done(completion, data) if data.is_empty() => {
-                self.complete(tag, completion, &Bufs::new());
-            }
-            Admin::Done(completion, data) => {
-                match self.account.try_credit(data.len(), Class::Immediate) {
-                    Some(credit) => self.complete(tag, completion, &copy_in(&credit, &data)),
-                    None => self.complete_failed(tag, Status::INTERRUPTED),
-                }
-            }
-        }
-        self.tell_events(&association);
+    fn consume(&mut self, tag: Tag, sqe: &Sqe, data: &Bufs) {
+        let data = data.to_vec();
+        let completion = self.controller(|c| c.consume(sqe, &data));
+        self.complete(tag, completion, &Bufs::new());
     }
 
-    /// NVMe Base 2.0, 5.1: bit 0 of the result tells that nothing was aborted.
-    fn on_abort_command(&mut self, tag: Tag, of: &Association, queue: u16, cid: u16) {
-        if queue == 0 {
-            let found = self.abort_own(of, cid);
-            return self.abort_answered(tag, found);
-        }
-        match of.queue(queue) {
-            Some(inbox) => {
-                let asked_by = self.place.inbox.clone();
-                inbox.push(Event::Abort { cid, asked_by, tag });
-            }
-            None => self.abort_answered(tag, false),
-        }
+    fn produce(&mut self, tag: Tag, sqe: &Sqe, mut memory: BufsMut) {
+        let completion = self.controller(|c| c.produce(sqe, &mut memory));
+        let mut data = Bufs::new();
+        memory.into_iter().for_each(|buffer| data.push(buffer.freeze()));
+        self.complete(tag, completion, &data);
+        self.on_controller();
     }
 
-    fn abort_own(&mut self, of: &Association, cid: u16) -> bool {
-        let Some(other) = self.machine.find(cid) else { return false };
-        let was_event_request = of.controller.borrow_mut().forget_event_request(other);
-        if was_event_request {
-            self.complete_failed(other, Status::ABORT_REQUESTED);
+    /// What the controller answers; it may have gone meanwhile.
+    fn controller(&self, f: impl FnOnce(&mut nvme::Controller) -> Completion) -> Completion {
+        let answer = self.seat.and_then(|seat| self.server().nvme.with(seat.cntlid, f));
+        answer.unwrap_or(Completion::failed(Status::ABORTED_SQ_DELETED))
+    }
+
+    fn on_planned(&mut self, tag: Tag, sqe: Sqe, command: IoCommand, data: Bufs) {
+        if command.is_for_all() {
+            return self.flush_all(tag, sqe);
         }
-        was_event_request
-    }
-
-    /// Asks for the abort of a command of this queue; whether it was there.
-    pub(super) fn abort(&mut self, cid: u16) -> bool {
-        let Some(tag) = self.machine.find(cid) else { return false };
-        match self.tasks.get(tag) {
-            Some(Task::Running { commands, .. }) => {
-                commands.iter().for_each(volume::Command::abort);
-                true
-            }
-            Some(Task::RunningOne(command)) => {
-                command.abort();
-                true
-            }
-            Some(Task::Planned(_)) => {
-                self.complete_failed(tag, Status::ABORT_REQUESTED);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    pub(super) fn abort_answered(&mut self, tag: Tag, found: bool) {
-        self.complete(tag, Completion::ok(u64::from(!found)), &Bufs::new());
-    }
-
-    fn on_planned(&mut self, tag: Tag, plan: Plan, data: Bufs) {
-        let Some(nsid) = plan.nsid else { return self.flush_all(tag) };
-        let Some(served) = self.served(nsid) else {
+        let Some(served) = self.volume(command.nsid) else {
             // The namespace went while the data was on the way.
             return self.complete_failed(tag, Status::INVALID_NAMESPACE.do_not_retry());
         };
-        match plan.request(data, &served.volume.info()) {
+        match command.request(data, &served.volume.info()) {
             Ok(Some(request)) => {
-                let command = self.start(tag, &served, request);
-                self.tasks.set(tag, Task::RunningOne(command));
+                let one = self.start(tag, &served, request);
+                self.runs(tag, sqe, 1, Commands::One(one));
             }
             Ok(None) => self.complete(tag, Completion::OK, &Bufs::new()),
             Err(status) => self.complete_failed(tag, status),
         }
     }
 
-    fn served(&self, nsid: u32) -> Option<Rc<Served>> {
-        let association = self.association.as_ref()?;
-        let controller = association.controller.borrow();
-        let namespace = controller.subsystem.namespaces.get(&nsid)?;
-        self.server().volume(crate::VolumeId(namespace.uuid))
+    fn runs(&mut self, tag: Tag, sqe: Sqe, left: usize, commands: Commands) {
+        let running = Running { sqe, left, failure: None, commands, asked_by: None };
+        self.tasks.set(tag, Task::Running(running));
+    }
+
+    /// The volume behind a namespace.
+    fn volume(&self, nsid: u32) -> Option<Rc<Served>> {
+        let seat = self.seat?;
+        let uuid = |c: &mut nvme::Controller| c.namespaces().get(&nsid).map(|ns| ns.uuid);
+        let uuid = self.server().nvme.with(seat.cntlid, uuid)??;
+        self.server().volume(crate::VolumeId(uuid))
+    }
+
+    /// The volumes behind all namespaces that the host sees.
+    pub(super) fn volumes(&self) -> Vec<Rc<Served>> {
+        let Some(seat) = self.seat else { return Vec::new() };
+        let uuids = |c: &mut nvme::Controller| -> Vec<[u8; 16]> {
+            c.namespaces().values().map(|ns| ns.uuid).collect()
+        };
+        let uuids = self.server().nvme.with(seat.cntlid, uuids).unwrap_or_default();
+        uuids.into_iter().filter_map(|id| self.server().volume(crate::VolumeId(id))).collect()
     }
 
     fn start(&self, tag: Tag, served: &Served, request: Request) -> volume::Command {
@@ -259,41 +210,84 @@ impl Host {
         served.volume.start(request, &self.account, done)
     }
 
-    fn flush_all(&mut self, tag: Tag) {
-        let ids: Vec<u32> = self.association.as_ref().map_or_else(Vec::new, |a| {
-            a.controller.borrow().subsystem.namespaces.keys().copied().collect()
-        });
-        let served: Vec<_> = ids.into_iter().filter_map(|id| self.served(id)).collect();
-        if served.is_empty() {
+    fn flush_all(&mut self, tag: Tag, sqe: Sqe) {
+        let volumes = self.volumes();
+        if volumes.is_empty() {
             return self.complete(tag, Completion::OK, &Bufs::new());
         }
-        let commands: Vec<_> = served.iter().map(|s| self.start(tag, s, Request::Flush)).collect();
-        self.tasks.set(tag, Task::Running { left: commands.len(), failure: None, commands });
+        let start = |served: &Rc<Served>| self.start(tag, served, Request::Flush);
+        let commands: Vec<_> = volumes.iter().map(start).collect();
+        self.runs(tag, sqe, commands.len(), Commands::Many(commands));
     }
 
     pub(super) fn on_done(&mut self, tag: Tag, result: Result<Bufs, Failure>) {
-        let outcome = match self.tasks.get(tag) {
-            Some(Task::Running { left, failure, .. }) => {
+        let running = match self.tasks.get(tag) {
+            Some(Task::Running(running)) => running,
+            Some(Task::Answered { left }) => {
                 *left -= 1;
-                *failure = failure.or(result.err());
-                if *left > 0 {
-                    return;
+                if *left == 0 {
+                    self.complete(tag, Completion::OK, &Bufs::new());
                 }
-                failure.map_or_else(|| Ok(Bufs::new()), Err)
+                return;
             }
-            Some(Task::RunningOne(_) | Task::Answered) => result,
             _ => return,
         };
-        match outcome {
-            Ok(data) => self.complete(tag, Completion::OK, &data),
-            Err(failure) => self.complete_failed(tag, failure.into()),
+        running.left -= 1;
+        let data = match result {
+            Ok(data) => data,
+            Err(failure) => {
+                running.failure.get_or_insert(failure);
+                Bufs::new()
+            }
+        };
+        if running.left > 0 {
+            return;
+        }
+        let (sqe, failure, asked_by) = (running.sqe, running.failure, running.asked_by.take());
+        let aborted = failure == Some(Failure::Device(block::Error::Aborted));
+        let completion = match failure {
+            None => Completion::OK,
+            Some(failure) => {
+                let qid = self.seat.map_or(0, |s| s.qid);
+                self.controller(|c| c.failed(qid, &sqe, failure))
+            }
+        };
+        self.complete(tag, completion, &data);
+        if let Some(asker) = asked_by {
+            asker.answer(aborted);
+        }
+    }
+
+    /// Asks for the abort of a command of this queue (NVMe Base 2.0, 5.1).
+    pub(super) fn abort(&mut self, cid: u16, asked_by: Asker) {
+        let Some(tag) = self.machine.find(cid) else { return asked_by.answer(false) };
+        match self.tasks.get(tag) {
+            Some(Task::Running(running)) if running.asked_by.is_none() => {
+                running.commands.abort();
+                running.asked_by = Some(asked_by);
+            }
+            Some(Task::Planned { .. }) => {
+                self.complete_failed(tag, Status::ABORT_REQUESTED);
+                asked_by.answer(true);
+            }
+            _ => asked_by.answer(false),
+        }
+    }
+
+    pub(super) fn on_abort_answer(&mut self, tag: Tag, aborted: bool) {
+        if matches!(self.tasks.get(tag), Some(Task::Aborting)) {
+            let completion = self.controller(|c| c.abort_finished(aborted));
+            self.complete(tag, completion, &Bufs::new());
         }
     }
 
     /// The machine has answered the command by itself.
     pub(super) fn on_answered(&mut self, tag: Tag) {
         match self.tasks.get(tag) {
-            Some(task @ (Task::Running { .. } | Task::RunningOne(_))) => *task = Task::Answered,
+            Some(Task::Running(running)) => {
+                let left = running.left;
+                self.tasks.set(tag, Task::Answered { left });
+            }
             _ => self.complete(tag, Completion::OK, &Bufs::new()),
         }
     }

@@ -3,11 +3,15 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `association` | the controllers of one core, Connect, keep alive |
+//! | `association` | the controllers of one core, Connect, keep alive, shutdown |
 //! | `command` | a command from its arrival to its completion |
+//! | `tasks` | the commands in flight of one connection |
+//! | `view` | what a host sees of the catalog |
 
 mod association;
 mod command;
+mod tasks;
+mod view;
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -19,27 +23,54 @@ use crate::conn::{End, Inbox, Protocol};
 use crate::resident::{Place, Resident};
 use crate::server::{Limits, Notice, Server, Service};
 
-use association::Association;
+use association::Seat;
 pub(crate) use association::Shared;
-use command::Tasks;
+use tasks::Tasks;
 
 /// What comes to a connection from elsewhere.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A volume has answered.
     Done { tag: Tag, result: Result<Bufs, Failure> },
-    /// Memory that a command waited for.
-    Memory { tag: Tag, memory: BufsMut },
+    /// Memory that a command waited for; `wait` says which waiting this ends.
+    Memory { tag: Tag, wait: u64, memory: BufsMut },
     /// Memory that a command waited for can never come.
-    NoMemory { tag: Tag },
+    NoMemory { tag: Tag, wait: u64 },
     /// The admin queue wants a command of this queue aborted.
-    Abort { cid: u16, asked_by: Inbox<Event>, tag: Tag },
+    Abort { cid: u16, asked_by: Asker },
     /// What became of it.
-    AbortAnswer { tag: Tag, found: bool },
-    /// The controller is no more.
+    AbortAnswer { tag: Tag, aborted: bool },
+    /// The controller may want something; for the connection of its admin queue.
+    Controller,
+    /// The controller is no more, or this queue of it.
     Gone(&'static str),
     /// From the server.
     Notice(Notice),
+}
+
+/// An Abort command that waits for its answer. Dropped, it answers that nothing was aborted: the
+/// queue that it was sent to may be gone.
+#[derive(Debug)]
+pub(crate) struct Asker {
+    inbox: Inbox<Event>,
+    tag: Tag,
+    aborted: bool,
+}
+
+impl Asker {
+    fn new(inbox: Inbox<Event>, tag: Tag) -> Self {
+        Self { inbox, tag, aborted: false }
+    }
+
+    fn answer(mut self, aborted: bool) {
+        self.aborted = aborted;
+    }
+}
+
+impl Drop for Asker {
+    fn drop(&mut self) {
+        self.inbox.push(Event::AbortAnswer { tag: self.tag, aborted: self.aborted });
+    }
 }
 
 /// One connection of a host.
@@ -50,7 +81,8 @@ pub(crate) struct Host {
     account: Account,
     /// A Connect that is decided on another core.
     moving: Option<(usize, Tag, Box<Connect>)>,
-    association: Option<Rc<Association>>,
+    /// The controller and the queue it serves, once it is connected.
+    seat: Option<Seat>,
     tasks: Tasks,
     draining: bool,
     has_ended: bool,
@@ -84,7 +116,7 @@ impl Resident for Host {
             account,
             machine: luggage.machine,
             moving: None,
-            association: None,
+            seat: None,
             tasks: Tasks::default(),
             draining: false,
             has_ended: false,
@@ -138,13 +170,11 @@ impl Protocol for Host {
     fn event(&mut self, event: Event) {
         match event {
             Event::Done { tag, result } => self.on_done(tag, result),
-            Event::Memory { tag, memory } => self.on_memory(tag, memory),
-            Event::NoMemory { tag } => self.complete_failed(tag, nvme::Status::INTERRUPTED),
-            Event::Abort { cid, asked_by, tag } => {
-                let found = self.abort(cid);
-                asked_by.push(Event::AbortAnswer { tag, found });
-            }
-            Event::AbortAnswer { tag, found } => self.abort_answered(tag, found),
+            Event::Memory { tag, wait, memory } => self.on_memory(tag, wait, memory),
+            Event::NoMemory { tag, wait } => self.on_no_memory(tag, wait),
+            Event::Abort { cid, asked_by } => self.abort(cid, asked_by),
+            Event::AbortAnswer { tag, aborted } => self.on_abort_answer(tag, aborted),
+            Event::Controller => self.on_controller(),
             Event::Gone(why) => self.close(why),
             Event::Notice(notice) => self.on_notice(notice),
         }
@@ -171,9 +201,8 @@ impl Host {
     fn leave(&mut self) {
         self.has_ended = true;
         self.tasks.abort_all();
-        if let Some(association) = self.association.take() {
-            let inbox = &self.place.inbox;
-            self.place.server.nvme.leave(&association, inbox);
+        if let Some(seat) = self.seat.take() {
+            self.server().nvme.leave(seat);
         }
     }
 

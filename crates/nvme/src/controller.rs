@@ -1,0 +1,363 @@
+//! One controller: what the commands of all its queues mean. Pure: no bytes on the wire, no
+//! clock, no I/O; connections and volumes are the driver's.
+//!
+//! A controller belongs to one association (NVMe Base 2.0, 2.2): the admin queue and the I/O
+//! queues of one host, each a [`crate::Connection`] of its own. The driver keeps the controllers
+//! of a core in [`crate::Controllers`] and passes each command that arrives to
+//! [`Controller::admin`] or [`Controller::io`].
+
+mod admin;
+mod alive;
+mod errors;
+mod events;
+mod features;
+mod identify;
+mod io;
+mod logs;
+mod namespace;
+mod properties;
+mod window;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::Failure;
+
+use crate::connection::Tag;
+use crate::entry::{Completion, Sqe};
+use crate::fabrics::Connect;
+use crate::log::AnaState;
+use crate::status::Status;
+
+pub use admin::Verdict;
+use alive::Alive;
+use errors::{ErrorLog, Fault};
+use events::{Events, Kind};
+use features::Features;
+pub use io::{IoCommand, IoOp};
+pub use logs::{Discovery, DiscoveryEntry, DiscoveryKind};
+pub use namespace::Namespace;
+use properties::Properties;
+
+/// Most I/O queues of a controller that the queue map has room for.
+pub const MAX_IO_QUEUES: u16 = 127;
+
+/// Abort commands that may be outstanding (ACL + 1).
+const ABORT_LIMIT: u8 = 4;
+
+/// What the subsystem of a controller is; the same on every node that serves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subsystem {
+    /// NQN.
+    pub nqn: String,
+    /// Serial number, at most 20 ASCII characters.
+    pub serial: String,
+    /// Model number, at most 40 ASCII characters.
+    pub model: String,
+    /// Firmware revision, at most 8 ASCII characters.
+    pub firmware: String,
+}
+
+/// Limits of a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// I/O queues, at most [`MAX_IO_QUEUES`].
+    pub io_queues: u16,
+    /// Entries of a queue (CAP.MQES + 1).
+    pub queue_entries: u16,
+    /// Most data of one command in bytes: a power of two times 4096.
+    pub max_transfer_bytes: u32,
+    /// Highest namespace identifier, and most namespaces.
+    pub namespaces: u32,
+    /// Groups of namespaces with an access state of their own.
+    pub ana_groups: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            io_queues: 64,
+            queue_entries: 128,
+            max_transfer_bytes: 1 << 20,
+            namespaces: 1024,
+            ana_groups: 1,
+        }
+    }
+}
+
+impl Limits {
+    /// MDTS: the largest transfer as a power of two pages of 4 KiB.
+    pub(crate) fn mdts(&self) -> u8 {
+        let pages = (self.max_transfer_bytes / 4096).max(1);
+        u8::try_from(pages.ilog2()).expect("at most 31")
+    }
+}
+
+/// What kind of controller.
+#[derive(Clone, Debug)]
+pub enum Role {
+    /// An I/O controller with the namespaces that its host may see, by identifier.
+    Io(BTreeMap<u32, Namespace>),
+    /// A discovery controller with the log that its host may see.
+    Discovery(Rc<Discovery>),
+}
+
+/// What a controller wants of its driver beyond answers to commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Complete a command that was held on the admin queue.
+    Complete {
+        /// The command.
+        tag: Tag,
+        /// How it ends.
+        completion: Completion,
+    },
+    /// The host shuts the controller down: make its writes durable, then say
+    /// [`Controller::shut_down`].
+    ShutDown,
+    /// The controller was reset: its I/O queues are gone, close their connections.
+    Reset,
+    /// The host has been silent for too long: close all connections.
+    Expired,
+}
+
+/// A controller.
+#[derive(Debug)]
+pub struct Controller {
+    id: u16,
+    subsystem: Rc<Subsystem>,
+    hostnqn: String,
+    host_id: [u8; 16],
+    limits: Limits,
+    namespaces: BTreeMap<u32, Namespace>,
+    /// `Some` in a discovery controller.
+    discovery: Option<Rc<Discovery>>,
+    properties: Properties,
+    features: Features,
+    events: Events,
+    errors: ErrorLog,
+    ana: Ana,
+    alive: Alive,
+    /// Connected queues: bit 0 is the admin queue.
+    queues: u128,
+    aborts: u8,
+    counters: Counters,
+    pending: VecDeque<Event>,
+}
+
+/// States of the groups of namespaces, by group identifier.
+#[derive(Debug, Default)]
+struct Ana {
+    groups: BTreeMap<u32, (AnaState, u64)>,
+    changes: u64,
+}
+
+/// What the health log reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counters {
+    reads: u64,
+    read_sectors: u64,
+    writes: u64,
+    written_sectors: u64,
+}
+
+impl Controller {
+    pub(crate) fn new(
+        id: u16,
+        subsystem: Rc<Subsystem>,
+        connect: &Connect,
+        role: Role,
+        limits: Limits,
+        now: Duration,
+    ) -> Self {
+        let (namespaces, discovery) = match role {
+            Role::Io(namespaces) => (namespaces, None),
+            Role::Discovery(log) => (BTreeMap::new(), Some(log)),
+        };
+        let groups = (1..=limits.ana_groups).map(|g| (g, (AnaState::Optimized, 0))).collect();
+        Self {
+            id,
+            subsystem,
+            hostnqn: connect.hostnqn.clone(),
+            host_id: connect.host_id,
+            limits: Limits { io_queues: limits.io_queues.clamp(1, MAX_IO_QUEUES), ..limits },
+            namespaces,
+            properties: Properties::new(&limits, discovery.is_some()),
+            features: Features::default(),
+            events: Events::default(),
+            errors: ErrorLog::default(),
+            ana: Ana { groups, changes: 0 },
+            alive: Alive::new(connect.kato_ms, discovery.is_some(), now),
+            discovery,
+            queues: 1,
+            aborts: 0,
+            counters: Counters::default(),
+            pending: VecDeque::new(),
+        }
+    }
+
+    /// Controller identifier.
+    #[must_use]
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// NQN of the host.
+    #[must_use]
+    pub fn hostnqn(&self) -> &str {
+        &self.hostnqn
+    }
+
+    /// The subsystem.
+    #[must_use]
+    pub fn subsystem(&self) -> &Subsystem {
+        &self.subsystem
+    }
+
+    /// Whether this is a discovery controller.
+    #[must_use]
+    pub fn is_discovery(&self) -> bool {
+        self.discovery.is_some()
+    }
+
+    /// Whether the host has enabled it, and it is not shut down.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.properties.is_ready()
+    }
+
+    /// I/O queues connected.
+    #[must_use]
+    pub fn io_queues(&self) -> u32 {
+        (self.queues & !1).count_ones()
+    }
+
+    /// Namespaces that the host sees, by identifier.
+    #[must_use]
+    pub fn namespaces(&self) -> &BTreeMap<u32, Namespace> {
+        &self.namespaces
+    }
+
+    /// What the controller wants next, if anything. Ask after every call.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        if let Some(event) = self.pending.pop_front() {
+            return Some(event);
+        }
+        if !self.is_ready() {
+            return None;
+        }
+        let (tag, completion) = self.events.poll()?;
+        Some(Event::Complete { tag, completion })
+    }
+
+    /// When [`Self::on_timer`] is wanted, on the clock of the calls' `now`.
+    #[must_use]
+    pub fn next_timer(&self) -> Option<Duration> {
+        self.alive.next_timer()
+    }
+
+    /// It is `now`, on the clock that the controller was created by.
+    pub fn on_timer(&mut self, now: Duration) {
+        if self.alive.has_expired(now) {
+            self.errors.note(0, None, 0, Fault::new(Status::KEEP_ALIVE_EXPIRED));
+            self.properties.fail();
+            self.pending.push_back(Event::Expired);
+        }
+    }
+
+    /// Replaces what an I/O controller serves; the host is told what has changed.
+    pub fn set_namespaces(&mut self, namespaces: BTreeMap<u32, Namespace>) {
+        let old = std::mem::replace(&mut self.namespaces, namespaces);
+        for (nsid, ns) in &self.namespaces {
+            if old.get(nsid) != Some(ns) {
+                self.events.namespace_changed(*nsid);
+            }
+        }
+        for nsid in old.keys().filter(|n| !self.namespaces.contains_key(n)) {
+            self.events.namespace_changed(*nsid);
+        }
+    }
+
+    /// Replaces the log of a discovery controller; the host is told.
+    pub fn set_discovery(&mut self, log: Rc<Discovery>) {
+        if self.discovery.as_ref().is_some_and(|old| **old != *log) {
+            self.discovery = Some(log);
+            self.events.notify(Kind::Discovery);
+        }
+    }
+
+    /// Changes how this controller reaches the namespaces of a group; the host is told.
+    pub fn set_ana(&mut self, group: u32, state: AnaState) {
+        let Some(entry) = self.ana.groups.get_mut(&group).filter(|e| e.0 != state) else { return };
+        self.ana.changes += 1;
+        *entry = (state, self.ana.changes);
+        self.events.notify(Kind::Ana);
+    }
+
+    /// All writes of a controller that shuts down are durable.
+    pub fn shut_down(&mut self) {
+        self.properties.shut_down();
+    }
+
+    /// How a command ends whose request to the volume failed; the failure is logged.
+    pub fn failed(&mut self, qid: u16, sqe: &Sqe, failure: Failure) -> Completion {
+        let fault = Fault::new(failure.into());
+        Completion::failed(self.errors.note(qid, Some(sqe), sqe.slba(), fault))
+    }
+
+    /// How an Abort command ends that [`Verdict::Abort`] was about.
+    pub fn abort_finished(&mut self, aborted: bool) -> Completion {
+        self.aborts = self.aborts.saturating_sub(1);
+        // Dword 0, bit 0: the command was not aborted.
+        Completion::ok(u64::from(!aborted))
+    }
+
+    /// Whether this Connect comes from the host of this association.
+    pub(crate) fn belongs_to(&self, connect: &Connect) -> bool {
+        self.hostnqn == connect.hostnqn && self.subsystem.nqn == connect.subnqn
+    }
+
+    /// Connects an I/O queue.
+    ///
+    /// # Errors
+    /// The completion that refuses it.
+    pub(crate) fn connect_io(&mut self, connect: &Connect) -> Result<(), Completion> {
+        self.alive.touch();
+        if self.host_id != connect.host_id {
+            return Err(Connect::refuse_host_id());
+        }
+        if !self.is_ready() {
+            return Err(Completion::failed(Status::COMMAND_SEQUENCE.do_not_retry()));
+        }
+        if self.is_discovery() || connect.qid > self.limits.io_queues {
+            return Err(Connect::refuse_queue());
+        }
+        if !valid_size(connect.sqsize, &self.limits) {
+            return Err(Connect::refuse_size());
+        }
+        if self.queues & 1 << connect.qid != 0 {
+            return Err(Completion::failed(Status::COMMAND_SEQUENCE.do_not_retry()));
+        }
+        self.queues |= 1 << connect.qid;
+        Ok(())
+    }
+
+    /// The connection of an I/O queue has gone; the queue may be connected again.
+    pub fn io_disconnected(&mut self, qid: u16) {
+        if (1..=MAX_IO_QUEUES).contains(&qid) {
+            self.queues &= !(1 << qid);
+        }
+    }
+
+    /// Logs why a command fails, and gives the completion that says so.
+    fn refuse(&mut self, qid: u16, sqe: &Sqe, fault: Fault) -> Completion {
+        let lba = if qid == 0 { 0 } else { sqe.slba() };
+        Completion::failed(self.errors.note(qid, Some(sqe), lba, fault))
+    }
+}
+
+/// Whether a queue may have this SQSIZE (0's based; one entry is no queue).
+pub(crate) fn valid_size(sqsize: u16, limits: &Limits) -> bool {
+    sqsize > 0 && sqsize < limits.queue_entries
+}

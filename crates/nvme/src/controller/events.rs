@@ -1,0 +1,145 @@
+//! Asynchronous events (NVMe Base 2.0, 5.2).
+//!
+//! One notice of a kind is sent, and no more of it until the host has read the log that it
+//! names. What happens meanwhile is not lost: the log tells all of it.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use crate::connection::Tag;
+use crate::entry::{Completion, Sqe};
+use crate::log::{LogId, MAX_CHANGED};
+use crate::status::Status;
+
+/// Asynchronous Event Requests that may be outstanding (AERL + 1).
+pub(super) const LIMIT: usize = 4;
+
+/// Event type: notice.
+const TYPE_NOTICE: u64 = 0b010;
+
+/// What a notice is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Namespace Attribute Changed.
+    Namespaces,
+    /// Asymmetric Namespace Access Change.
+    Ana,
+    /// Discovery Log Page Change.
+    Discovery,
+}
+
+const KINDS: [Kind; 3] = [Kind::Namespaces, Kind::Ana, Kind::Discovery];
+
+impl Kind {
+    /// Bit of the Asynchronous Event Configuration, and of OAES.
+    pub(super) const fn bit(self) -> u32 {
+        match self {
+            Self::Namespaces => 1 << 8,
+            Self::Ana => 1 << 11,
+            Self::Discovery => 1 << 31,
+        }
+    }
+
+    /// Dword 0 of the completion: type, information, log page.
+    fn result(self) -> u64 {
+        let (information, log) = match self {
+            Self::Namespaces => (0x00, LogId::ChangedNamespaces),
+            Self::Ana => (0x03, LogId::Ana),
+            Self::Discovery => (0xf0, LogId::Discovery),
+        };
+        TYPE_NOTICE | information << 8 | u64::from(log.0) << 16
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Notice {
+    /// Something happened that the host does not know of.
+    pending: bool,
+    /// The host was told and has not read the log yet.
+    told: bool,
+}
+
+/// Requests, notices and their configuration.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    requests: VecDeque<(Tag, u16)>,
+    notices: [Notice; KINDS.len()],
+    config: u32,
+    changed: BTreeSet<u32>,
+}
+
+impl Events {
+    /// Keeps an Asynchronous Event Request until there is something to tell.
+    pub(super) fn hold(&mut self, tag: Tag, sqe: &Sqe) -> Result<(), Status> {
+        if self.requests.len() >= LIMIT {
+            return Err(Status::EVENT_REQUEST_LIMIT.do_not_retry());
+        }
+        self.requests.push_back((tag, sqe.cid.get()));
+        Ok(())
+    }
+
+    /// Gives a request back that the host wants aborted.
+    pub(super) fn take(&mut self, cid: u16) -> Option<Tag> {
+        let i = self.requests.iter().position(|&(_, c)| c == cid)?;
+        self.requests.remove(i).map(|(tag, _)| tag)
+    }
+
+    /// Gives one request back, if there is any: the controller is reset.
+    pub(super) fn take_any(&mut self) -> Option<Tag> {
+        self.requests.pop_front().map(|(tag, _)| tag)
+    }
+
+    pub(super) fn config(&self) -> u32 {
+        self.config
+    }
+
+    pub(super) fn configure(&mut self, config: u32) {
+        self.config = config;
+    }
+
+    /// Something happened.
+    pub(super) fn notify(&mut self, kind: Kind) {
+        self.notices[kind as usize].pending = true;
+    }
+
+    /// A namespace came, went or changed.
+    pub(super) fn namespace_changed(&mut self, nsid: u32) {
+        self.notify(Kind::Namespaces);
+        // One more than the log can list: it then says "too many".
+        if self.changed.len() <= MAX_CHANGED {
+            self.changed.insert(nsid);
+        }
+    }
+
+    /// Namespaces that have changed since the host last looked; `None` if too many.
+    pub(super) fn changed(&self) -> Option<&BTreeSet<u32>> {
+        (self.changed.len() <= MAX_CHANGED).then_some(&self.changed)
+    }
+
+    /// The host has read the log of `kind`: it knows everything, and wants to hear of more.
+    pub(super) fn log_read(&mut self, kind: Kind) {
+        self.notices[kind as usize] = Notice::default();
+        if kind == Kind::Namespaces {
+            self.changed.clear();
+        }
+    }
+
+    /// The next request that can be answered, with its answer.
+    pub(super) fn poll(&mut self) -> Option<(Tag, Completion)> {
+        for kind in KINDS {
+            let notice = &mut self.notices[kind as usize];
+            if notice.pending && !notice.told && self.config & kind.bit() != 0 {
+                let (tag, _) = self.requests.pop_front()?;
+                *notice = Notice { pending: false, told: true };
+                return Some((tag, Completion::ok(kind.result())));
+            }
+        }
+        None
+    }
+
+    /// A reset forgets everything but what is still held.
+    pub(super) fn reset(&mut self) {
+        self.notices = Default::default();
+        self.changed.clear();
+        self.config = 0;
+    }
+}

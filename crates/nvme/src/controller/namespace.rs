@@ -1,0 +1,114 @@
+//! A namespace, as a controller presents it.
+
+use block::Info;
+
+use crate::identify::{IdentifyNamespace, IndependentNamespace};
+
+/// NSFEAT: thin provisioning.
+const NSFEAT_THIN: u8 = 1 << 0;
+/// NSFEAT: identifiers are never used again.
+const NSFEAT_UIDREUSE: u8 = 1 << 3;
+/// NSFEAT: NPWG, NPWA, NPDG, NPDA and NOWS are meant.
+const NSFEAT_OPTPERF: u8 = 1 << 4;
+/// NMIC: may be reached through several controllers.
+const NMIC_SHARED: u8 = 1 << 0;
+/// NSATTR: write protected.
+const NSATTR_WRITE_PROTECTED: u8 = 1 << 0;
+/// DLFEAT: deallocated blocks read as zeroes.
+const DLFEAT_ZEROES: u8 = 1;
+/// DLFEAT: Write Zeroes knows the Deallocate bit.
+const DLFEAT_WRITE_ZEROES: u8 = 1 << 3;
+/// NSTAT: ready.
+const NSTAT_READY: u8 = 1 << 0;
+
+/// A namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// The device behind it.
+    pub info: Info,
+    /// UUID; the same on every node and for ever.
+    pub uuid: [u8; 16],
+    /// NGUID; the same on every node and for ever.
+    pub nguid: [u8; 16],
+    /// EUI-64, if it has one.
+    pub eui64: Option<[u8; 8]>,
+    /// Whether space is allocated only as it is written.
+    pub thin: bool,
+    /// Group of namespaces that share an access state.
+    pub ana_group: u32,
+}
+
+impl Namespace {
+    fn features(&self) -> u8 {
+        let thin = if self.thin { NSFEAT_THIN } else { 0 };
+        thin | NSFEAT_UIDREUSE | NSFEAT_OPTPERF
+    }
+
+    fn attributes(&self) -> u8 {
+        if self.info.read_only { NSATTR_WRITE_PROTECTED } else { 0 }
+    }
+
+    pub(super) fn identify(&self) -> IdentifyNamespace {
+        let info = &self.info;
+        let physical = info.physical_block_size / info.block_size.max(1);
+        let write_granularity = zero_based(physical);
+        let unmap_granularity = zero_based(info.unmap_granularity_blocks.max(physical));
+        let mut id = IdentifyNamespace::zeroed();
+        id.nsze = info.blocks.into();
+        id.ncap = info.blocks.into();
+        id.nuse = info.blocks.into();
+        id.nsfeat = self.features();
+        id.nmic = NMIC_SHARED;
+        id.dlfeat = DLFEAT_WRITE_ZEROES | if info.unmap_zeroes { DLFEAT_ZEROES } else { 0 };
+        id.npwg = write_granularity.into();
+        id.npwa = write_granularity.into();
+        id.npdg = unmap_granularity.into();
+        id.npda = unmap_granularity.into();
+        id.nows = write_granularity.into();
+        id.anagrpid = self.ana_group.into();
+        id.nsattr = self.attributes();
+        id.nguid = self.nguid;
+        id.eui64 = self.eui64.unwrap_or_default();
+        id.lbaf[0].lbads = u8::try_from(info.block_size.max(1).ilog2()).expect("at most 31");
+        id
+    }
+
+    pub(super) fn independent(&self) -> IndependentNamespace {
+        IndependentNamespace {
+            nsfeat: self.features(),
+            nmic: NMIC_SHARED,
+            rescap: 0,
+            fpi: 0,
+            anagrpid: self.ana_group.into(),
+            nsattr: self.attributes(),
+            reserved9: 0,
+            nvmsetid: 0.into(),
+            endgid: 0.into(),
+            nstat: NSTAT_READY,
+            reserved15: 0,
+        }
+    }
+
+    /// The list of Namespace Identification Descriptors (NVMe Base 2.0, 5.17.2.3).
+    pub(super) fn descriptors(&self) -> Vec<u8> {
+        const NVM_COMMAND_SET: u8 = 0;
+        let mut out = Vec::with_capacity(64);
+        let mut add = |kind: u8, id: &[u8]| {
+            let length = u8::try_from(id.len()).expect("identifiers are at most 16 bytes");
+            out.extend_from_slice(&[kind, length, 0, 0]);
+            out.extend_from_slice(id);
+        };
+        if let Some(eui64) = &self.eui64 {
+            add(1, eui64);
+        }
+        add(2, &self.nguid);
+        add(3, &self.uuid);
+        add(4, &[NVM_COMMAND_SET]);
+        out
+    }
+}
+
+/// A number of blocks as a 0's based field.
+fn zero_based(blocks: u32) -> u16 {
+    u16::try_from(blocks.saturating_sub(1)).unwrap_or(u16::MAX)
+}

@@ -1,0 +1,179 @@
+//! The host's half of the transport: encodes what a host sends, decodes what it gets, and checks
+//! every PDU's form while at it.
+
+use nvme::Sqe;
+use nvme::entry::{Cqe, Sgl};
+use nvme::pdu::{
+    CapsuleCmd, CapsuleResp, Common, DIGEST_DATA, DIGEST_HEADER, Data, FLAG_DDGST, FLAG_HDGST,
+    FLAG_LAST, FLAG_SUCCESS, FatalError, IcReq, IcResp, PduType, R2t, TermReq,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    IcResp { digest: u8, max_h2c_data: u32 },
+    Data { cid: u16, offset: u32, bytes: Vec<u8>, last: bool, success: bool },
+    R2t { cid: u16, ttag: u16, offset: u32, length: u32 },
+    Resp { cid: u16, status: nvme::Status, result: u64, sq_head: u16 },
+    Term { error: FatalError, information: u32, excerpt: Vec<u8> },
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Host {
+    pub header_digest: bool,
+    pub data_digest: bool,
+    pub hpda: u8,
+}
+
+impl Host {
+    pub fn with_digests() -> Self {
+        Self { header_digest: true, data_digest: true, hpda: 0 }
+    }
+
+    pub fn digest_bits(&self) -> u8 {
+        let header = if self.header_digest { DIGEST_HEADER } else { 0 };
+        header | if self.data_digest { DIGEST_DATA } else { 0 }
+    }
+
+    pub fn ic_req(&self) -> Vec<u8> {
+        IcReq::new(self.digest_bits(), self.hpda).as_bytes().to_vec()
+    }
+
+    /// A PDU of this header and data, with `padding` bytes in front of the data.
+    pub fn pdu(&self, header: &[u8], data: &[u8], padding: usize) -> Vec<u8> {
+        let mut header = header.to_vec();
+        let hdgst = if self.header_digest { 4 } else { 0 };
+        let ddgst = if self.data_digest && !data.is_empty() { 4 } else { 0 };
+        let hlen = header.len();
+        let pdo = if data.is_empty() { 0 } else { hlen + hdgst + padding };
+        let body = if data.is_empty() { hlen + hdgst } else { pdo + data.len() + ddgst };
+        header[1] |= if self.header_digest { FLAG_HDGST } else { 0 };
+        header[1] |= if ddgst > 0 { FLAG_DDGST } else { 0 };
+        header[3] = pdo as u8;
+        header[4..8].copy_from_slice(&(body as u32).to_le_bytes());
+        let mut out = header.clone();
+        if self.header_digest {
+            out.extend(wire::crc32c(&header).to_le_bytes());
+        }
+        if !data.is_empty() {
+            out.extend(vec![0xee; padding]);
+            out.extend(data);
+            if ddgst > 0 {
+                out.extend(wire::crc32c(data).to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// A command without data in its capsule.
+    pub fn command(&self, sqe: Sqe) -> Vec<u8> {
+        self.pdu(CapsuleCmd::new(sqe).as_bytes(), &[], 0)
+    }
+
+    /// A command with data in its capsule.
+    pub fn capsule(&self, mut sqe: Sqe, data: &[u8]) -> Vec<u8> {
+        sqe.sgl = Sgl::in_capsule(data.len() as u32);
+        self.pdu(CapsuleCmd::new(sqe).as_bytes(), data, 0)
+    }
+
+    /// A piece of data that was asked for.
+    pub fn h2c(&self, cid: u16, ttag: u16, offset: u32, data: &[u8], last: bool) -> Vec<u8> {
+        let mut header = Data::new(PduType::H2CData, cid, ttag, offset, data.len() as u32);
+        header.common.flags = if last { FLAG_LAST } else { 0 };
+        self.pdu(header.as_bytes(), data, 0)
+    }
+
+    /// All data that an R2T asks for, in PDUs of at most `chunk` bytes.
+    pub fn answer(&self, r2t: &Reply, data: &[u8], chunk: usize) -> Vec<u8> {
+        let Reply::R2t { cid, ttag, offset, length } = *r2t else { panic!("no R2T: {r2t:?}") };
+        let wanted = &data[offset as usize..(offset + length) as usize];
+        let pieces = wanted.chunks(chunk).enumerate();
+        pieces
+            .flat_map(|(i, piece)| {
+                let at = offset as usize + i * chunk;
+                let last = at + piece.len() == (offset + length) as usize;
+                self.h2c(cid, ttag, at as u32, piece, last)
+            })
+            .collect()
+    }
+
+    /// Takes the whole PDUs at the start of `bytes`.
+    pub fn parse(&self, bytes: &mut Vec<u8>) -> Vec<Reply> {
+        let mut out = Vec::new();
+        while let Ok((common, _)) = Common::read_from_prefix(bytes) {
+            let plen = common.plen.get() as usize;
+            if bytes.len() < plen {
+                break;
+            }
+            let rest = bytes.split_off(plen);
+            let pdu = std::mem::replace(bytes, rest);
+            out.push(self.reply(common, &pdu));
+        }
+        out
+    }
+
+    fn reply(&self, common: Common, pdu: &[u8]) -> Reply {
+        let hlen = usize::from(common.hlen);
+        if common.kind() == PduType::IcResp {
+            let resp = IcResp::read_from_bytes(pdu).unwrap();
+            assert_eq!((hlen, resp.pfv.get(), resp.cpda, common.pdo), (128, 0, 0, 0));
+            let max_h2c_data = resp.max_h2c_data.get();
+            assert!(max_h2c_data >= 4096 && max_h2c_data.is_multiple_of(4));
+            return Reply::IcResp { digest: resp.digest, max_h2c_data };
+        }
+        assert_eq!(hlen, 24, "{common:?}");
+        if common.kind() == PduType::C2HTermReq {
+            let (term, excerpt) = TermReq::read_from_prefix(pdu).unwrap();
+            assert_eq!((common.flags, common.pdo), (0, 0));
+            assert!((24..=152).contains(&pdu.len()));
+            let error = FatalError(term.status.get());
+            let information = term.information.get();
+            return Reply::Term { error, information, excerpt: excerpt.to_vec() };
+        }
+        assert_eq!(common.has(FLAG_HDGST), self.header_digest);
+        let header_end = hlen + if self.header_digest { 4 } else { 0 };
+        if self.header_digest {
+            assert_eq!(wire::crc32c(&pdu[..hlen]).to_le_bytes(), pdu[hlen..header_end]);
+        }
+        match common.kind() {
+            PduType::C2HData => self.data(common, pdu, header_end),
+            PduType::R2T => {
+                assert_eq!(pdu.len(), header_end);
+                let (r2t, _) = R2t::read_from_prefix(pdu).unwrap();
+                Reply::R2t {
+                    cid: r2t.command_id.get(),
+                    ttag: r2t.transfer_tag.get(),
+                    offset: r2t.offset.get(),
+                    length: r2t.length.get(),
+                }
+            }
+            PduType::CapsuleResp => {
+                assert_eq!(pdu.len(), header_end);
+                let Cqe { result, sq_head, cid, .. } =
+                    CapsuleResp::read_from_prefix(pdu).unwrap().0.cqe;
+                let cqe = CapsuleResp::read_from_prefix(pdu).unwrap().0.cqe;
+                let (cid, sq_head) = (cid.get(), sq_head.get());
+                Reply::Resp { cid, status: cqe.status(), result: result.get(), sq_head }
+            }
+            other => panic!("a controller does not send {other:?}"),
+        }
+    }
+
+    fn data(&self, common: Common, pdu: &[u8], header_end: usize) -> Reply {
+        let (header, _) = Data::read_from_prefix(pdu).unwrap();
+        let pdo = usize::from(common.pdo);
+        let alignment = (usize::from(self.hpda) + 1) * 4;
+        assert!(pdo >= header_end && pdo.is_multiple_of(alignment), "PDO {pdo}");
+        let trailer = if self.data_digest { 4 } else { 0 };
+        assert_eq!(common.has(FLAG_DDGST), self.data_digest);
+        let bytes = pdu[pdo..pdu.len() - trailer].to_vec();
+        assert_eq!(bytes.len(), header.length.get() as usize);
+        if self.data_digest {
+            assert_eq!(wire::crc32c(&bytes).to_le_bytes(), pdu[pdu.len() - 4..]);
+        }
+        let (last, success) = (common.has(FLAG_LAST), common.has(FLAG_SUCCESS));
+        assert!(last || !success, "SUCCESS without LAST");
+        let (cid, offset) = (header.command_id.get(), header.offset.get());
+        Reply::Data { cid, offset, bytes, last, success }
+    }
+}
