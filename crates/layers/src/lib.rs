@@ -1,1 +1,3 @@
 //! The layers of a storage stack.
+
+pub mod file;

@@ -14,7 +14,6 @@
 
 mod command;
 mod compose;
-mod flush;
 mod locks;
 mod stats;
 mod volume;

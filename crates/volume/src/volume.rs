@@ -6,11 +6,10 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use block::{Account, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, Info, Request};
+use block::{Account, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, FlushGate, Info, Request};
 use tokio::time::Instant;
 
 use crate::command::Command;
-use crate::flush::FlushGate;
 use crate::locks::RangeLocks;
 use crate::stats::{Counters, Kind, Snapshot};
 

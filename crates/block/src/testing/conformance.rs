@@ -363,9 +363,9 @@ async fn errors_are_passed_on(subject: &impl Subject) {
         }
         assert_eq!(b.client.dev().stats().errors, 1);
         if error == Error::Gone {
+            assert_eq!(b.client.read(0, 1).await.map(drop), Err(Error::Gone));
             assert_eq!(b.client.flush().await, Err(Error::Gone), "never retried and believed");
             assert_eq!(b.client.write(0, &data, false).await, Err(Error::Gone));
-            assert_eq!(b.client.read(0, 1).await.map(drop), Err(Error::Gone));
         } else {
             b.client.write(16, &data, false).await.expect("the fault has passed");
             b.expect(16, &data).await;
@@ -392,8 +392,12 @@ async fn growth(subject: &impl Subject, b: &Bench) {
     assert_eq!(b.client.read(info.blocks, 1).await.map(drop), Err(Error::OutOfRange));
 }
 
-/// What was flushed survives every power cut, and what was seen after one stays.
-async fn power_cuts(subject: &impl Subject, seed: u64) {
+/// What was flushed survives every power cut, and what was seen after one stays. Part of
+/// [`check`]; by itself for many seeds.
+///
+/// # Panics
+/// Where the layer breaks the contract.
+pub async fn power_cuts(subject: &impl Subject, seed: u64) {
     let mut b = Bench::new(subject).await;
     let mut checker = Checker::new(1, b.info.block_size, Initially::Zeroes);
     if !b.info.volatile_cache {

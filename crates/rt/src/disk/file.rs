@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 
@@ -85,6 +85,11 @@ impl FileDisk {
     pub(crate) fn allocated(&self) -> Result<u64, DiskError> {
         // `st_blocks` counts 512 bytes each, whatever the file system's blocks are (`stat(3type)`).
         Ok(self.0.metadata()?.blocks() * 512)
+    }
+
+    /// Size in bytes. A block device's is known to a seek, not to its metadata.
+    pub(crate) fn size(&self) -> Result<u64, DiskError> {
+        Ok((&self.0).seek(SeekFrom::End(0))?)
     }
 }
 

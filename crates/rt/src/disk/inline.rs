@@ -51,6 +51,10 @@ impl InlineDisk {
         self.0.allocated()
     }
 
+    pub(crate) async fn size(&self) -> Result<u64, DiskError> {
+        self.0.size()
+    }
+
     async fn in_steps(&self, mode: i32, at: u64, bytes: u64) -> Result<(), DiskError> {
         let mut done = 0;
         loop {

@@ -76,7 +76,7 @@ pub enum Engine {
     Sim,
 }
 
-/// The implementations behind a [`Disk`]. Each has the same eight inherent methods; they are
+/// The implementations behind a [`Disk`]. Each has the same nine inherent methods; they are
 /// called with checked arguments and need not know about earlier failures.
 #[derive(Debug)]
 pub(crate) enum Backend {
@@ -265,6 +265,17 @@ impl Disk {
             DiskKind::BlockDevice => Ok(self.info().size),
             DiskKind::File => dispatch!(&self.0.backend, b => b.allocated().await),
         }
+    }
+
+    /// Asks the system for the size in bytes again: a block device may have grown since it was
+    /// opened. [`Self::info`] tells the new size from then on.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub async fn measure(&self) -> Result<u64, DiskError> {
+        let size = dispatch!(&self.0.backend, b => b.size().await)?;
+        self.update(|info| info.size = size);
+        Ok(size)
     }
 
     fn check_alive(&self) -> Result<(), DiskError> {

@@ -45,6 +45,10 @@ impl PoolDisk {
     pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
         run(&self.0, FileDisk::allocated).await
     }
+
+    pub(crate) async fn size(&self) -> Result<u64, DiskError> {
+        run(&self.0, FileDisk::size).await
+    }
 }
 
 /// Runs `f` on the pool. It owns its buffers, so it may outlive whoever waits for its answer.

@@ -57,6 +57,10 @@ impl UringDisk {
         pool::run(&self.file, FileDisk::allocated).await
     }
 
+    pub(crate) async fn size(&self) -> Result<u64, DiskError> {
+        pool::run(&self.file, FileDisk::size).await
+    }
+
     /// Runs a request to its end: a transfer that stopped short goes on where it stopped.
     async fn run(&self, mut what: What) -> Result<What, DiskError> {
         let mut patience = PATIENCE;

@@ -438,6 +438,12 @@ impl Device {
         self.len = bytes;
     }
 
+    /// Changes the size from outside, durably.
+    pub(crate) fn resize(&mut self, bytes: u64) {
+        self.set_len(bytes);
+        self.durable_len = bytes;
+    }
+
     fn sync(&mut self, mark: u64, len: u64) -> Result<(), DiskError> {
         let scripted = self.mishap(|m| m == Mishap::SyncError).is_some();
         if scripted || self.rng.chance(self.setup.faults.sync_error) {

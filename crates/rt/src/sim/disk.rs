@@ -222,6 +222,11 @@ impl SimDisk {
     pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
         Ok(self.slot.device.borrow().allocated())
     }
+
+    #[expect(clippy::unused_async, reason = "the same methods as every other backend")]
+    pub(crate) async fn size(&self) -> Result<u64, DiskError> {
+        Ok(self.slot.device.borrow().len())
+    }
 }
 
 /// A scenario's hand on a disk. Cheap to clone; outlives crashes.
@@ -296,6 +301,11 @@ impl DiskControl {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.0.device.borrow().len()
+    }
+
+    /// Makes a device larger, or cuts a file short behind its owner's back. Durable.
+    pub fn resize(&self, bytes: u64) {
+        self.0.device.borrow_mut().resize(bytes);
     }
 
     /// Bytes of space behind the disk.

@@ -8,10 +8,11 @@ use std::cell::RefCell;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-use block::Error;
+use crate::Error;
 
+/// Lets callers share flushes. A failed flush is everyone's who shared it.
 #[derive(Debug, Default)]
-pub(crate) struct FlushGate(RefCell<State>);
+pub struct FlushGate(RefCell<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -30,7 +31,10 @@ enum Turn {
 
 impl FlushGate {
     /// Flushes by `run`, or by somebody else's `run` that starts after this call.
-    pub(crate) async fn flush<F>(&self, run: impl FnOnce() -> F) -> Result<(), Error>
+    ///
+    /// # Errors
+    /// What the flush that covers this call reported; [`Error::Gone`] if it vanished in a crash.
+    pub async fn flush<F>(&self, run: impl FnOnce() -> F) -> Result<(), Error>
     where
         F: Future<Output = Result<(), Error>>,
     {
@@ -52,10 +56,9 @@ impl FlushGate {
         match turn {
             Turn::Done(result) => result,
             Turn::Lead(round) => {
-                let lead = Lead { gate: self, round };
-                let result = run().await;
-                lead.finish(result);
-                result
+                let mut lead = Lead { gate: self, round, result: Err(Error::Gone) };
+                lead.result = run().await;
+                lead.result
             }
         }
     }
@@ -74,14 +77,7 @@ impl State {
 struct Lead<'a> {
     gate: &'a FlushGate,
     round: u64,
-}
-
-impl Lead<'_> {
-    fn finish(self, result: Result<(), Error>) {
-        if let Err(error) = result {
-            self.gate.0.borrow_mut().failed = Some((self.round, error));
-        }
-    }
+    result: Result<(), Error>,
 }
 
 impl Drop for Lead<'_> {
@@ -89,6 +85,9 @@ impl Drop for Lead<'_> {
         let wakers = {
             let mut s = self.gate.0.borrow_mut();
             s.finished = self.round;
+            if let Err(error) = self.result {
+                s.failed = Some((self.round, error));
+            }
             std::mem::take(&mut s.wakers)
         };
         wakers.into_iter().for_each(Waker::wake);
@@ -148,5 +147,21 @@ mod tests {
         };
         let (a, b, c) = tokio::join!(gate.flush(fail), gate.flush(fail), gate.flush(fail));
         assert_eq!((a, b, c), (Err(Error::Gone), Err(Error::Gone), Err(Error::Gone)));
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn nobody_believes_a_flush_that_vanished() {
+        let gate = Rc::new(FlushGate::default());
+        let mut first = Box::pin(gate.flush(std::future::pending));
+        let mut second = Box::pin(gate.flush(std::future::pending));
+        let mut third = Box::pin(gate.flush(|| async { Ok(()) }));
+        assert!(futures_util::poll!(&mut first).is_pending());
+        assert!(futures_util::poll!(&mut second).is_pending());
+        assert!(futures_util::poll!(&mut third).is_pending());
+        drop(first);
+        assert!(futures_util::poll!(&mut second).is_pending(), "leads the next round");
+        drop(second);
+        assert_eq!(third.await, Err(Error::Gone), "its round was the one that vanished");
+        assert_eq!(gate.flush(|| async { Ok(()) }).await, Ok(()));
     }
 }

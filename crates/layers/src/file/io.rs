@@ -1,0 +1,218 @@
+//! The data path of a flat image: from blocks to what its disk takes.
+
+use block::{Blocks, Bufs, BufsMut, Ctx, Error, Layer, Lba, Op};
+use rt::disk::{DiskError, DiskErrorKind};
+
+use super::File;
+use super::span::{Part, Span};
+
+/// Most that one write of zeroes covers, in bytes.
+const ZERO_STEP: u64 = 1 << 20;
+
+/// Scratch memory for data whose memory the disk does not take, in bytes.
+const BOUNCE: u64 = 4096;
+
+/// What was being done when a disk failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    Reading,
+    Writing,
+}
+
+impl Layer for File {
+    fn name(&self) -> &'static str {
+        "file"
+    }
+
+    fn info(&self) -> block::Info {
+        self.info.get()
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        if self.dead.get() {
+            return Err(Error::Gone);
+        }
+        let Some(range) = op.range(self.info.get().block_size) else {
+            return self.flush().await.map(|()| Bufs::new());
+        };
+        let span = self.span(range);
+        match op {
+            Op::Read { .. } => return self.read(span, &ctx).await,
+            Op::Write { data, .. } => self.write(span, &data, &ctx).await?,
+            Op::Zero { unmap, .. } => self.zero(span, unmap && !self.keeps_space, &ctx).await?,
+            Op::Unmap { .. } => self.zero(span, !self.keeps_space, &ctx).await?,
+            Op::Flush => {}
+        }
+        Ok(Bufs::new())
+    }
+}
+
+impl File {
+    fn span(&self, range: Blocks) -> Span {
+        let block = u64::from(self.info.get().block_size);
+        let at = self.data_offset + range.at.0 * block;
+        Span { at, end: at + range.count * block }
+    }
+
+    /// The block that holds the byte at `at` of the disk.
+    fn block_at(&self, at: u64) -> Lba {
+        Lba(at.saturating_sub(self.data_offset) / u64::from(self.info.get().block_size))
+    }
+
+    async fn read(&self, span: Span, ctx: &Ctx) -> Result<Bufs, Error> {
+        let wide = span.widened(self.unit);
+        let into = ctx.alloc(len(wide));
+        let read = self.disk.read(wide.at, into).await;
+        let data = Bufs::from(read.map_err(|e| self.failed(e, span, Doing::Reading))?);
+        if wide == span {
+            return Ok(data);
+        }
+        Ok(cut(&data, wide, span))
+    }
+
+    async fn write(&self, span: Span, data: &Bufs, ctx: &Ctx) -> Result<(), Error> {
+        for part in span.parts(self.unit) {
+            match part {
+                Part::Whole(p) if p == span => self.write_whole(p, data.clone(), ctx).await?,
+                Part::Whole(p) => self.write_whole(p, cut(data, span, p), ctx).await?,
+                Part::Partial(p) => self.patch(p, cut(data, span, p), ctx).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes whole units, from scratch memory where the disk does not take the data's own.
+    async fn write_whole(&self, span: Span, data: Bufs, ctx: &Ctx) -> Result<(), Error> {
+        let failed = |e| self.failed(e, span, Doing::Writing);
+        if self.takes(&data) {
+            return self.disk.write(span.at, data).await.map_err(failed);
+        }
+        for step in span.steps(BOUNCE.max(self.unit)) {
+            let mut scratch = ctx.alloc(len(step));
+            overlay(&mut scratch, 0, &cut(&data, span, step));
+            self.disk.write(step.at, scratch.into()).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Changes a part of one unit.
+    async fn patch(&self, span: Span, data: Bufs, ctx: &Ctx) -> Result<(), Error> {
+        let unit = span.widened(self.unit);
+        let _lock = self.units.lock(unit.at / self.unit).await;
+        let failed = |e| self.failed(e, span, Doing::Writing);
+        let mut whole = self.disk.read(unit.at, ctx.alloc(len(unit))).await.map_err(failed)?;
+        overlay(&mut whole, gap(unit, span), &data);
+        self.disk.write(unit.at, whole.into()).await.map_err(failed)
+    }
+
+    /// Whether the disk takes data from this memory.
+    fn takes(&self, data: &Bufs) -> bool {
+        let (align, unit) = (self.memory_align, self.unit);
+        let fits = |p: &[u8]| {
+            (p.as_ptr().addr() as u64).is_multiple_of(align)
+                && (p.len() as u64).is_multiple_of(unit)
+        };
+        data.iter().all(|p| fits(p))
+    }
+
+    /// Zeroes; frees the space if told to and where that is possible.
+    pub(super) async fn zero(&self, span: Span, free: bool, ctx: &Ctx) -> Result<(), Error> {
+        for part in span.parts(self.granule) {
+            match part {
+                Part::Whole(p) => self.clear(p, free, ctx).await?,
+                Part::Partial(p) => {
+                    self.write(p, &Bufs::zeroes(len(p)), ctx).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Zeroes whole granules in the cheapest way there is.
+    async fn clear(&self, span: Span, free: bool, ctx: &Ctx) -> Result<(), Error> {
+        let failed = |e| self.failed(e, span, Doing::Writing);
+        if free {
+            match self.disk.punch(span.at, span.len()).await {
+                Err(e) if e.kind == DiskErrorKind::Unsupported => {}
+                result => return result.map_err(failed),
+            }
+        }
+        match self.disk.zero(span.at, span.len()).await {
+            Err(e) if e.kind == DiskErrorKind::Unsupported => {}
+            result => return result.map_err(failed),
+        }
+        for step in span.steps(ZERO_STEP) {
+            if ctx.is_aborted() {
+                return Err(Error::Aborted);
+            }
+            let failed = |e| self.failed(e, step, Doing::Writing);
+            self.disk.write(step.at, Bufs::zeroes(len(step))).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    async fn flush(&self) -> Result<(), Error> {
+        let sync = || async {
+            self.disk.sync().await.map_err(|_| {
+                // The disk has said why. Nothing written since the last sync is known to be there.
+                self.dead.set(true);
+                Error::Gone
+            })
+        };
+        self.flushes.flush(sync).await?;
+        if self.dead.get() { Err(Error::Gone) } else { Ok(()) }
+    }
+
+    /// What a failure of the disk means to the caller; logs what it was.
+    fn failed(&self, e: DiskError, span: Span, doing: Doing) -> Error {
+        let (disk, at) = (self.disk.path().display(), span.at);
+        let result = match e.kind {
+            DiskErrorKind::NoSpace => Error::NoSpace,
+            DiskErrorKind::ReadOnly => Error::ReadOnly,
+            // A file that somebody cut short has lost data for good.
+            DiskErrorKind::Gone | DiskErrorKind::PastEnd => Error::Gone,
+            DiskErrorKind::Media
+            | DiskErrorKind::Misaligned
+            | DiskErrorKind::Unsupported
+            | DiskErrorKind::Other => match doing {
+                Doing::Reading => Error::Unreadable { at: self.block_at(at) },
+                Doing::Writing => Error::Unwritable { at: self.block_at(at) },
+            },
+        };
+        match result {
+            Error::Gone if !self.dead.replace(true) => {
+                tracing::error!(%disk, at, error = %e, "the disk is given up");
+            }
+            Error::Gone => {}
+            _ => tracing::warn!(%disk, at, ?doing, error = %e, "a disk operation failed"),
+        }
+        result
+    }
+}
+
+fn len(span: Span) -> usize {
+    usize::try_from(span.len()).expect("a transfer fits memory")
+}
+
+/// How far behind the beginning of `outer` that of `inner` is.
+fn gap(outer: Span, inner: Span) -> usize {
+    usize::try_from(inner.at - outer.at).expect("a transfer fits memory")
+}
+
+/// The part of `data`, which belongs to `span`, that belongs to `part`.
+fn cut(data: &Bufs, span: Span, part: Span) -> Bufs {
+    let skip = gap(span, part);
+    data.slice(skip..skip + len(part))
+}
+
+/// Copies `data` over what lies `skip` bytes into `into`.
+fn overlay(into: &mut BufsMut, mut skip: usize, data: &Bufs) {
+    let mut done = 0;
+    for piece in into {
+        let start = skip.min(piece.len());
+        skip -= start;
+        let n = (piece.len() - start).min(data.len() - done);
+        data.slice(done..done + n).copy_to(&mut piece[start..start + n]);
+        done += n;
+    }
+}

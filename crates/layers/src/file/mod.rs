@@ -1,0 +1,139 @@
+//! A volume in one piece: a file, or a block device, with a label in front of the data.
+//!
+//! * [`File::create`], [`File::open`], [`File::grow`], [`delete`] and [`inspect`] manage images;
+//!   whatever they refuse they name ([`FileError`]).
+//! * A [`File`] is a [`block::Layer`]: block `n` of the volume is at `data offset + n * block size`.
+//!   Where the disk's blocks are larger than the volume's, parts of one are read, changed and
+//!   written back under a lock.
+//! * A thin image takes space when it is written and gives it back when it is unmapped; a full one
+//!   has its space from the beginning and keeps it.
+//! * FUA is a flush ([`block::Dev`] adds it), and flushes are shared. A failed flush ends the
+//!   image: everything after it fails with [`block::Error::Gone`].
+//!
+//! The label's layout is `docs/format/label.md`.
+
+mod error;
+mod foreign;
+mod io;
+mod label;
+mod manage;
+mod slots;
+mod span;
+mod units;
+
+use std::cell::Cell;
+use std::fmt;
+use std::path::Path;
+
+use block::{Account, FlushGate, Info};
+use rt::disk::{Disk, DiskError};
+
+pub use error::{FileError, Reason};
+pub use foreign::Foreign;
+pub use label::{BadLabel, LABEL_BYTES, Label, MAX_BYTES, Provisioning, State};
+pub use manage::{Create, Open, delete, inspect};
+
+use units::UnitLocks;
+
+/// Largest operation that carries data, in bytes.
+const MAX_TRANSFER: u32 = 1 << 20;
+
+/// What file systems allocate at once, and what is worth freeing, in bytes.
+const PAGE: u64 = 4096;
+
+/// A flat image in use. See the [module](self).
+pub struct File {
+    disk: Disk,
+    /// What the label's own reads and writes take memory from.
+    memory: Account,
+    label: Cell<Label>,
+    /// The highest generation that may be on the disk: above the label's after a failed change.
+    generation: Cell<u64>,
+    info: Cell<Info>,
+    data_offset: u64,
+    /// What the disk reads and writes at least, in bytes.
+    unit: u64,
+    /// What is worth freeing, in bytes.
+    granule: u64,
+    memory_align: u64,
+    /// Whether unmapping leaves the space in place.
+    keeps_space: bool,
+    /// Whether a flush has failed or the disk is lost.
+    dead: Cell<bool>,
+    flushes: FlushGate,
+    units: UnitLocks,
+    changing_label: tokio::sync::Mutex<()>,
+}
+
+impl File {
+    fn new(disk: Disk, memory: Account, label: Label, can_free: bool) -> Self {
+        let found = disk.info();
+        let block = label.block_size;
+        if block > found.physical_block {
+            let (disk, medium) = (disk.path().display(), found.physical_block);
+            tracing::warn!(%disk, block, medium, "power loss may tear a block: the medium writes less");
+        }
+        let granule = PAGE.max(u64::from(found.physical_block));
+        let keeps_space = label.provisioning == Provisioning::Full;
+        let frees = can_free && !keeps_space;
+        let overhead = PAGE.max(u64::from(found.logical_block));
+        let info = Info {
+            block_size: block,
+            blocks: label.data_bytes / u64::from(block),
+            physical_block_size: found.physical_block.max(block),
+            max_transfer_blocks: MAX_TRANSFER / block,
+            unmap_granularity_blocks: if frees { blocks_of(granule, block) } else { 0 },
+            unmap_zeroes: true,
+            volatile_cache: found.volatile_cache,
+            native_fua: false,
+            read_only: found.read_only,
+            overhead: u32::try_from(overhead).expect("a block of a disk is small"),
+        };
+        Self {
+            disk,
+            memory,
+            label: Cell::new(label),
+            generation: Cell::new(label.generation),
+            info: Cell::new(info),
+            data_offset: label.data_offset,
+            unit: u64::from(found.logical_block),
+            granule,
+            memory_align: u64::from(found.memory_align),
+            keeps_space,
+            dead: Cell::new(false),
+            flushes: FlushGate::default(),
+            units: UnitLocks::default(),
+            changing_label: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// What its label says.
+    #[must_use]
+    pub fn label(&self) -> Label {
+        self.label.get()
+    }
+
+    /// The file or device.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.disk.path()
+    }
+
+    /// Bytes of space it takes, labels included.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub async fn allocated(&self) -> Result<u64, DiskError> {
+        self.disk.allocated().await
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File").field("disk", &self.disk).field("label", &self.label).finish()
+    }
+}
+
+fn blocks_of(bytes: u64, block_size: u32) -> u32 {
+    u32::try_from(bytes / u64::from(block_size)).unwrap_or(u32::MAX)
+}
