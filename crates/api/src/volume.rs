@@ -83,14 +83,14 @@ impl Default for Protocols {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
 pub enum NewBacking {
-    /// A new file; it must not exist yet. Without a path, one in the node's data directory.
+    /// A file, new or empty. Without a path, a new one in the node's data directory.
     File {
         /// Absolute path.
         #[schema(value_type = Option<String>)]
         #[serde(default)]
         path: Option<PathBuf>,
     },
-    /// A whole block device. Its former contents are lost.
+    /// A whole block device.
     Device {
         /// Absolute path, such as one under `/dev/disk/by-id`.
         #[schema(value_type = String)]
@@ -161,6 +161,9 @@ pub struct CreateVolume {
     /// What iSCSI initiators must prove.
     #[serde(default)]
     pub chap: Option<Chap>,
+    /// Whether to overwrite what the file or device holds. Otherwise it must hold nothing.
+    #[serde(default)]
+    pub force: bool,
 }
 
 fn thin_by_default() -> bool {
@@ -298,7 +301,7 @@ mod tests {
         let json = r#"{"name":"a","size_bytes":1048576,"block_size":4096,"thin":false,
             "backing":{"kind":"device","path":"/dev/x"},"protocols":{"iscsi":true,"nvme":false},
             "allow":["any"],"chap":{"user":"u","secret":"0123456789ab",
-            "mutual":{"user":"m","secret":"ba9876543210"}}}"#;
+            "mutual":{"user":"m","secret":"ba9876543210"}},"force":true}"#;
         let v: CreateVolume = serde_json::from_str(json).unwrap();
         let again = serde_json::from_str(&serde_json::to_string(&v).unwrap()).unwrap();
         assert_eq!(v, again);

@@ -1,1 +1,25 @@
-//! Assembles a node: configuration, store, REST API, metrics.
+//! A node, assembled: configuration, store, control plane, REST API, metrics.
+//!
+//! * [`config`]: the settings, defined once.
+//! * [`meta`] and [`record`]: what the node knows, durably.
+//! * [`reconcile`]: what has to happen to a volume next; pure.
+//! * [`control`]: carries out what the API asks; [`engine`]: the data plane it steers;
+//!   [`publish`]: what initiators are told.
+//! * [`http`] and [`metrics`]: the doors.
+//! * [`node`]: start, serve, stop.
+
+pub mod config;
+pub mod control;
+pub mod data_dir;
+pub mod engine;
+pub mod http;
+pub mod limits;
+pub mod meta;
+pub mod metrics;
+pub mod node;
+pub mod publish;
+pub mod reconcile;
+pub mod record;
+
+pub use config::Config;
+pub use node::{Node, StartError};

@@ -1,0 +1,109 @@
+//! The documentation of the settings, made from their table.
+
+use std::fmt::Write;
+
+use super::settings::{Default, SETTINGS, Setting};
+
+const INTRODUCTION: &str = "\
+# Configuration
+
+`windrose node --config FILE` reads a TOML file; without `--config` it reads
+`/etc/windrose/windrose.toml`, and where there is none it runs with the defaults. Every setting is
+optional. A setting that does not exist, or a value that is not allowed, stops the start with the
+file, the line, the setting and what is allowed. `windrose node --check --config FILE` only looks.
+
+A running node does not notice changes; restart it.
+
+This page is made from the program's own table of settings (`cargo test -p node` checks it).
+";
+
+/// `docs/guides/configuration.md`.
+#[must_use]
+pub fn guide() -> String {
+    let mut page = INTRODUCTION.to_owned();
+    let mut section = "";
+    page.push_str("\n## At the top of the file\n");
+    for setting in SETTINGS {
+        if let Some((of, _)) = setting.key.split_once('.')
+            && of != section
+        {
+            section = of;
+            let _ = write!(page, "\n## `[{of}]`\n");
+        }
+        let _ = write!(page, "\n{}", entry(setting));
+    }
+    let _ = write!(page, "\n## All defaults\n\n```toml\n{}```\n", example());
+    page
+}
+
+fn key_in_section(setting: &Setting) -> &'static str {
+    setting.key.split_once('.').map_or(setting.key, |(_, key)| key)
+}
+
+fn entry(setting: &Setting) -> String {
+    let default = match setting.default {
+        Default::Value(toml) => format!("`{toml}`"),
+        Default::Unset(what) => what.to_owned(),
+    };
+    format!(
+        "### `{}`\n{}\n\n* Allowed: {}\n* Default: {default}\n",
+        key_in_section(setting),
+        setting.about,
+        setting.allowed,
+    )
+}
+
+/// A configuration file with every setting in it, commented out.
+#[must_use]
+pub fn example() -> String {
+    let mut text = String::new();
+    let mut section = "";
+    for setting in SETTINGS {
+        if let Some((of, _)) = setting.key.split_once('.')
+            && of != section
+        {
+            section = of;
+            let _ = write!(text, "\n[{of}]\n");
+        }
+        let key = key_in_section(setting);
+        let _ = match setting.default {
+            Default::Value(toml) => writeln!(text, "#{key} = {toml}"),
+            Default::Unset(what) => writeln!(text, "#{key} =      # {what}"),
+        };
+    }
+    text
+}
+
+/// The manual page windrose.toml(5).
+#[must_use]
+pub fn manual() -> String {
+    let mut page = String::from(
+        ".TH windrose.toml 5\n.SH NAME\nwindrose.toml \\- configuration of a Windrose node\n\
+         .SH DESCRIPTION\nRead by \\fBwindrose node\\fR from /etc/windrose/windrose.toml or from \
+         the file that \\fB\\-\\-config\\fR names. Every setting is optional; a setting that does \
+         not exist or a value that is not allowed stops the start. Keys below are written \
+         SECTION.KEY.\n.SH SETTINGS\n",
+    );
+    for setting in SETTINGS {
+        let default = match setting.default {
+            Default::Value(toml) => toml,
+            Default::Unset(what) => what,
+        };
+        let _ = writeln!(
+            page,
+            ".TP\n\\fB{}\\fR\n{}\n.br\nAllowed: {}.\n.br\nDefault: {}.",
+            roff(setting.key),
+            roff(setting.about),
+            roff(setting.allowed),
+            roff(default),
+        );
+    }
+    page.push_str(".SH SEE ALSO\nwindrose(1), windrose\\-node(1)\n");
+    page
+}
+
+/// `text` as roff shows it: no escapes and no control lines.
+fn roff(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-").replace('`', "");
+    if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
+}

@@ -1,0 +1,441 @@
+//! The table of settings.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use toml::de::{DeTable, DeValue};
+
+use super::error::Flaw;
+use super::value::{
+    address, addresses, authority, choice, count, cpus, flag, is_host_name, node_name, path,
+    seconds, size, whole,
+};
+use super::{
+    Api, ApiTcp, Config, Cores, DiskEngine, Disks, Iscsi, Limits, Log, LogFormat, LogLevel, Nvme,
+};
+
+/// One setting.
+pub(super) struct Setting {
+    /// Its name: the section and the key.
+    pub(super) key: &'static str,
+    /// What holds when it is not set.
+    pub(super) default: Default,
+    /// What is allowed, for messages and documentation.
+    pub(super) allowed: &'static str,
+    /// What it does, for documentation.
+    pub(super) about: &'static str,
+    /// Takes it over.
+    set: fn(&mut Draft, &DeValue<'_>) -> Result<(), String>,
+}
+
+/// What holds when a setting is not set.
+pub(super) enum Default {
+    /// A value, as TOML.
+    Value(&'static str),
+    /// Something that no value says.
+    Unset(&'static str),
+}
+
+/// A configuration in the making. What has a default is filled before anything is read.
+#[derive(Default)]
+pub(super) struct Draft {
+    name: Option<String>,
+    data_dir: PathBuf,
+    shutdown_timeout: Duration,
+    count: Option<usize>,
+    cpus: Vec<usize>,
+    pool_bytes: u64,
+    poll_window: Duration,
+    engine: Option<DiskEngine>,
+    buffered: bool,
+    iscsi_portals: Vec<SocketAddr>,
+    iscsi_authority: String,
+    nvme_portals: Vec<SocketAddr>,
+    nvme_discovery: Vec<SocketAddr>,
+    nvme_authority: String,
+    socket: PathBuf,
+    tcp: Option<SocketAddr>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    token_file: Option<PathBuf>,
+    metrics: Option<SocketAddr>,
+    format: Option<LogFormat>,
+    level: Option<LogLevel>,
+    connections: usize,
+    logins: usize,
+    login_timeout: Duration,
+    send_timeout: Duration,
+    receive_timeout: Duration,
+    admission_timeout: Duration,
+    keep_alive: Duration,
+    commands: u32,
+    volumes: usize,
+    api_connections: usize,
+}
+
+const MIB: u64 = 1 << 20;
+const ADDRESS: &str = "an IP address and a port, such as \"192.0.2.1:3260\" or \"[::]:3260\"";
+const ADDRESSES: &str =
+    "a list of IP addresses and ports, such as [\"192.0.2.1:3260\"]; [] to listen nowhere";
+const FILE: &str = "an absolute path";
+const TIMEOUT: &str = "whole seconds, 1 to 3600";
+
+/// Declares the table: key, default, what is allowed, how it is taken over, what it does.
+macro_rules! settings {
+    ($($key:literal = $default:expr, $allowed:expr, |$draft:ident, $value:ident| $set:expr, $about:literal;)*) => {
+        pub(super) const SETTINGS: &[Setting] = &[$(Setting {
+            key: $key,
+            default: $default,
+            allowed: $allowed,
+            about: $about,
+            set: |$draft, $value| { $set; Ok(()) },
+        }),*];
+    };
+}
+
+use Default::{Unset, Value};
+
+settings! {
+    "name" = Unset("the machine's host name"), "a host name",
+        |d, v| d.name = Some(node_name(v)?),
+        "Name of the node.";
+    "data_dir" = Value("\"/var/lib/windrose\""), FILE,
+        |d, v| d.data_dir = path(v)?,
+        "Directory of the node's store, and of volumes that are created without a path. One node \
+         uses it at a time.";
+    "shutdown_timeout_s" = Value("30"), "whole seconds, 1 to 600",
+        |d, v| d.shutdown_timeout = seconds(v, 1..=600)?,
+        "Longest time a shutdown may take: for initiators to leave, commands to finish and volumes \
+         to be flushed.";
+
+    "cores.count" = Unset("one per processor, at most 4"), "a whole number, 1 to 256",
+        |d, v| d.count = Some(count(v, 1..=256)?),
+        "How many threads serve volumes, each bound to a processor.";
+    "cores.cpus" = Unset("the first ones there are"), "a list of processor numbers, such as [2, 3]",
+        |d, v| d.cpus = cpus(v)?,
+        "The processors that serve volumes, one thread each. Not together with `cores.count`.";
+    "cores.pool" = Value("\"256MiB\""), "a size, 16MiB to 64GiB",
+        |d, v| d.pool_bytes = size(v, 16 * MIB..=65_536 * MIB)?,
+        "Buffer memory of each core. Bounds what all its clients together can occupy.";
+    "cores.poll_window_us" = Value("50"), "whole microseconds, 0 to 10000",
+        |d, v| d.poll_window = Duration::from_micros(whole(v, 0..=10_000)?),
+        "How long a core that has just been active looks for more work before it sleeps: lower \
+         latency for more processor time. An idle node sleeps whatever this is.";
+
+    "disks.engine" = Value("\"auto\""), "\"auto\", \"io_uring\" or \"threads\"",
+        |d, v| d.engine = Some(choice(v, ENGINES)?),
+        "How disks are reached: by io_uring where the system allows it and by threads elsewhere \
+         (`auto`), or by one of them only.";
+    "disks.buffered" = Value("false"), "true or false",
+        |d, v| d.buffered = flag(v)?,
+        "Whether volumes may lie on file systems without direct I/O. They then go through the page \
+         cache, and are as durable as ever after a flush.";
+
+    "iscsi.portals" = Value("[\"[::]:3260\"]"), ADDRESSES,
+        |d, v| d.iscsi_portals = addresses(v)?,
+        "Where iSCSI initiators are served. `[::]` means every address, IPv4 included.";
+    "iscsi.authority" = Value("\"iqn.2026-01.io.windrose\""),
+        "iqn., a year and month, and a domain in reverse, such as \"iqn.2026-01.com.example\"",
+        |d, v| d.iscsi_authority = authority(v, "iqn.")?,
+        "What names of new iSCSI targets begin with; the volume's name follows. Volumes keep the \
+         name they were created with.";
+
+    "nvme.portals" = Value("[\"[::]:4420\"]"), ADDRESSES,
+        |d, v| d.nvme_portals = addresses(v)?,
+        "Where NVMe/TCP hosts are served.";
+    "nvme.discovery" = Value("[\"[::]:8009\"]"), ADDRESSES,
+        |d, v| d.nvme_discovery = addresses(v)?,
+        "Where NVMe/TCP hosts find out what there is.";
+    "nvme.authority" = Value("\"nqn.2026-01.io.windrose\""),
+        "nqn., a year and month, and a domain in reverse, such as \"nqn.2026-01.com.example\"",
+        |d, v| d.nvme_authority = authority(v, "nqn.")?,
+        "What names of new NVMe subsystems begin with; the volume's name follows. Volumes keep the \
+         name they were created with.";
+
+    "api.socket" = Value("\"/run/windrose/api.sock\""), FILE,
+        |d, v| d.socket = path(v)?,
+        "The Unix socket of the API. Its owner and group may use it.";
+    "api.tcp" = Unset("not over TCP"), ADDRESS,
+        |d, v| d.tcp = Some(address(v)?),
+        "Where the API is served over TCP as well. Needs `api.tls_cert`, `api.tls_key` and \
+         `api.token_file`.";
+    "api.tls_cert" = Unset("none"), FILE,
+        |d, v| d.tls_cert = Some(path(v)?),
+        "PEM file of the API's certificate, followed by those of its issuers.";
+    "api.tls_key" = Unset("none"), FILE,
+        |d, v| d.tls_key = Some(path(v)?),
+        "PEM file of the certificate's private key.";
+    "api.token_file" = Unset("none"), FILE,
+        |d, v| d.token_file = Some(path(v)?),
+        "File with the token that clients of the API over TCP have to show: at least 16 printable \
+         characters in one line. Nobody but its owner may read it.";
+
+    "metrics.listen" = Unset("only on the API"), ADDRESS,
+        |d, v| d.metrics = Some(address(v)?),
+        "Where `/metrics` is served to Prometheus over plain HTTP, to whoever asks.";
+
+    "log.format" = Value("\"human\""), "\"human\" or \"json\"",
+        |d, v| d.format = Some(choice(v, FORMATS)?),
+        "The form of log lines on standard error.";
+    "log.level" = Value("\"info\""), "\"error\", \"warn\", \"info\", \"debug\" or \"trace\"",
+        |d, v| d.level = Some(choice(v, LEVELS)?),
+        "The least severe level that is logged.";
+
+    "limits.connections" = Value("4096"), "a whole number, 1 to 1000000",
+        |d, v| d.connections = count(v, 1..=1_000_000)?,
+        "Connections of initiators per core; more are closed at once.";
+    "limits.logins" = Value("512"), "a whole number, 1 to 1000000",
+        |d, v| d.logins = count(v, 1..=1_000_000)?,
+        "Connections per core that have not logged in yet.";
+    "limits.login_timeout_s" = Value("15"), TIMEOUT,
+        |d, v| d.login_timeout = seconds(v, 1..=3600)?,
+        "Time for a login.";
+    "limits.send_timeout_s" = Value("30"), TIMEOUT,
+        |d, v| d.send_timeout = seconds(v, 1..=3600)?,
+        "Time in which a client must take something of what is sent to it.";
+    "limits.receive_timeout_s" = Value("30"), TIMEOUT,
+        |d, v| d.receive_timeout = seconds(v, 1..=3600)?,
+        "Time in which a client must send the rest of what it has begun.";
+    "limits.admission_timeout_ms" = Value("1000"), "whole milliseconds, 1 to 60000",
+        |d, v| d.admission_timeout = Duration::from_millis(whole(v, 1..=60_000)?),
+        "Time that a half-received command may wait for buffer memory before its initiator is \
+         told to try again.";
+    "limits.keep_alive_s" = Value("15"), TIMEOUT,
+        |d, v| d.keep_alive = seconds(v, 1..=3600)?,
+        "Silence after which an iSCSI initiator is asked whether it lives.";
+    "limits.commands" = Value("128"), "a whole number, 1 to 4096",
+        |d, v| d.commands = u32::try_from(whole(v, 1..=4096)?).unwrap_or(u32::MAX),
+        "Commands in flight per iSCSI session.";
+    "limits.volumes" = Value("4096"), "a whole number, 1 to 65536",
+        |d, v| d.volumes = count(v, 1..=65_536)?,
+        "Volumes of the node.";
+    "limits.api_connections" = Value("64"), "a whole number, 1 to 4096",
+        |d, v| d.api_connections = count(v, 1..=4096)?,
+        "Connections to each listener of the API; more wait.";
+}
+
+const ENGINES: &[(&str, DiskEngine)] = &[
+    ("auto", DiskEngine::Auto),
+    ("io_uring", DiskEngine::IoUring),
+    ("threads", DiskEngine::Threads),
+];
+const FORMATS: &[(&str, LogFormat)] = &[("human", LogFormat::Human), ("json", LogFormat::Json)];
+const LEVELS: &[(&str, LogLevel)] = &[
+    ("error", LogLevel::Error),
+    ("warn", LogLevel::Warn),
+    ("info", LogLevel::Info),
+    ("debug", LogLevel::Debug),
+    ("trace", LogLevel::Trace),
+];
+
+/// The configuration that `text` is.
+pub(super) fn parse(text: &str) -> Result<Config, Flaw> {
+    let table = DeTable::parse(text).map_err(|e| Flaw { at: e.span(), message: one_line(&e) })?;
+    let mut draft = defaults()?;
+    for (key, value) in table.get_ref() {
+        let section = key.get_ref().as_ref();
+        match value.get_ref() {
+            DeValue::Table(inner) if is_section(section) => {
+                for (key, value) in inner {
+                    let full = format!("{section}.{}", key.get_ref());
+                    take(&mut draft, &full, key.span(), value.span(), value.get_ref())?;
+                }
+            }
+            DeValue::Table(_) if setting(section).is_none() => {
+                return Err(Flaw::new(key.span(), unknown("section", section, sections())));
+            }
+            other => take(&mut draft, section, key.span(), value.span(), other)?,
+        }
+    }
+    draft.finish()
+}
+
+fn one_line(e: &toml::de::Error) -> String {
+    e.message().lines().collect::<Vec<_>>().join(", ")
+}
+
+/// A draft in which every default has been taken over.
+fn defaults() -> Result<Draft, Flaw> {
+    let mut draft = Draft::default();
+    for setting in SETTINGS {
+        if let Value(toml) = setting.default {
+            let value = DeValue::parse(toml).map_err(|e| Flaw::whole(one_line(&e)))?;
+            (setting.set)(&mut draft, value.get_ref()).map_err(Flaw::whole)?;
+        }
+    }
+    Ok(draft)
+}
+
+fn setting(key: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|s| s.key == key)
+}
+
+fn sections() -> impl Iterator<Item = &'static str> {
+    SETTINGS.iter().filter_map(|s| s.key.split_once('.')).map(|(section, _)| section)
+}
+
+fn is_section(name: &str) -> bool {
+    sections().any(|s| s == name)
+}
+
+fn take(
+    draft: &mut Draft,
+    key: &str,
+    key_at: Range<usize>,
+    value_at: Range<usize>,
+    value: &DeValue<'_>,
+) -> Result<(), Flaw> {
+    let Some(setting) = setting(key) else {
+        return Err(Flaw::new(key_at, unknown("setting", key, SETTINGS.iter().map(|s| s.key))));
+    };
+    (setting.set)(draft, value)
+        .map_err(|why| Flaw::new(value_at, format!("{key}: {why}; use {}", setting.allowed)))
+}
+
+/// "unknown …" with the nearest name there is, or all of the same section.
+fn unknown(what: &str, given: &str, known: impl Iterator<Item = &'static str>) -> String {
+    let given: String = given.chars().take(60).collect();
+    let mut known: Vec<_> = known.collect();
+    known.dedup();
+    let nearest = known.iter().map(|k| (distance(&given, k), k)).min();
+    match nearest {
+        Some((d, name)) if d <= 3 => format!("unknown {what} {given}; did you mean {name}?"),
+        _ => {
+            let section = given.split_once('.').map(|(section, _)| format!("{section}."));
+            let same = |k: &&&str| section.as_ref().is_none_or(|s| k.starts_with(s.as_str()));
+            let list: Vec<_> = known.iter().filter(same).copied().collect();
+            format!("unknown {what} {given}; there are: {}", list.join(", "))
+        }
+    }
+}
+
+/// Levenshtein's distance of two short texts.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.chars().enumerate() {
+            let change = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.chars().count()]
+}
+
+impl Draft {
+    /// The whole, once every setting by itself is right.
+    fn finish(self) -> Result<Config, Flaw> {
+        let tcp = self.api_tcp()?;
+        if self.count.is_some() && !self.cpus.is_empty() {
+            return Err(Flaw::whole("cores.count and cores.cpus exclude each other; set one"));
+        }
+        self.check_listeners()?;
+        if self.logins > self.connections {
+            return Err(Flaw::whole("limits.logins exceeds limits.connections; lower it"));
+        }
+        let (Some(engine), Some(format), Some(level)) = (self.engine, self.format, self.level)
+        else {
+            return Err(Flaw::whole("a setting has no default"));
+        };
+        Ok(Config {
+            name: self.name.unwrap_or_else(host_name),
+            data_dir: self.data_dir,
+            shutdown_timeout: self.shutdown_timeout,
+            cores: Cores {
+                count: self.count,
+                cpus: self.cpus,
+                pool_bytes: self.pool_bytes,
+                poll_window: self.poll_window,
+            },
+            disks: Disks { engine, buffered: self.buffered },
+            iscsi: Iscsi { portals: self.iscsi_portals, authority: self.iscsi_authority },
+            nvme: Nvme {
+                portals: self.nvme_portals,
+                discovery: self.nvme_discovery,
+                authority: self.nvme_authority,
+            },
+            api: Api { socket: self.socket, tcp },
+            metrics: self.metrics,
+            log: Log { format, level },
+            limits: Limits {
+                connections: self.connections,
+                logins: self.logins,
+                login_timeout: self.login_timeout,
+                send_timeout: self.send_timeout,
+                receive_timeout: self.receive_timeout,
+                admission_timeout: self.admission_timeout,
+                keep_alive: self.keep_alive,
+                commands: self.commands,
+                volumes: self.volumes,
+                api_connections: self.api_connections,
+            },
+        })
+    }
+
+    /// The API over TCP: all of its settings or none.
+    fn api_tcp(&self) -> Result<Option<ApiTcp>, Flaw> {
+        let Some(listen) = self.tcp else {
+            let idle = [
+                ("api.tls_cert", &self.tls_cert),
+                ("api.tls_key", &self.tls_key),
+                ("api.token_file", &self.token_file),
+            ];
+            return match idle.into_iter().find(|(_, set)| set.is_some()) {
+                Some((key, _)) => Err(Flaw::whole(format!(
+                    "{key} has no effect without api.tcp; set both or none"
+                ))),
+                None => Ok(None),
+            };
+        };
+        let need = |key: &str, path: &Option<PathBuf>| {
+            path.clone().ok_or_else(|| {
+                Flaw::whole(format!(
+                    "api.tcp needs {key}: over TCP the API is only served with TLS and a token"
+                ))
+            })
+        };
+        Ok(Some(ApiTcp {
+            listen,
+            tls_cert: need("api.tls_cert", &self.tls_cert)?,
+            tls_key: need("api.tls_key", &self.tls_key)?,
+            token_file: need("api.token_file", &self.token_file)?,
+        }))
+    }
+
+    /// Every address is listened at by one service only.
+    fn check_listeners(&self) -> Result<(), Flaw> {
+        let lists = [
+            ("iscsi.portals", &self.iscsi_portals[..]),
+            ("nvme.portals", &self.nvme_portals),
+            ("nvme.discovery", &self.nvme_discovery),
+            ("api.tcp", self.tcp.as_slice()),
+            ("metrics.listen", self.metrics.as_slice()),
+        ];
+        let all: Vec<_> =
+            lists.iter().flat_map(|(key, list)| list.iter().map(move |a| (*key, *a))).collect();
+        for (i, (key, a)) in all.iter().enumerate() {
+            if let Some((other, b)) = all[..i].iter().find(|(_, b)| clash(a, b)) {
+                return Err(Flaw::whole(format!(
+                    "{key} ({a}) and {other} ({b}) need the same port; give each its own"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether one socket cannot be bound while the other is. Port 0 is any free one.
+fn clash(a: &SocketAddr, b: &SocketAddr) -> bool {
+    let wildcard = |x: &SocketAddr| x.ip().is_unspecified();
+    let covers = |x: &SocketAddr, y: &SocketAddr| wildcard(x) && (x.is_ipv6() || y.is_ipv4());
+    a.port() != 0 && a.port() == b.port() && (a.ip() == b.ip() || covers(a, b) || covers(b, a))
+}
+
+fn host_name() -> String {
+    let uname = rustix::system::uname();
+    let name = uname.nodename().to_str().unwrap_or_default();
+    if is_host_name(name) { name.to_owned() } else { "windrose".to_owned() }
+}

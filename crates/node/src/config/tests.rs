@@ -1,0 +1,208 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(Path::new("w.toml"), text)
+}
+
+#[test]
+fn an_empty_file_is_the_defaults() {
+    let config = parse("").unwrap();
+    assert_eq!(config, Config::default());
+    assert_eq!(config.data_dir, Path::new("/var/lib/windrose"));
+    assert_eq!(config.cores.pool_bytes, 256 << 20);
+    assert_eq!(config.iscsi.portals, ["[::]:3260".parse().unwrap()]);
+    assert_eq!(config.nvme.discovery, ["[::]:8009".parse().unwrap()]);
+    assert_eq!(config.limits.login_timeout, Duration::from_secs(15));
+    assert_eq!((config.api.tcp, config.metrics), (None, None));
+    assert!(!config.name.is_empty());
+}
+
+#[test]
+fn every_setting_is_taken_over() {
+    let config = parse(
+        r#"
+        name = "n1"
+        data_dir = "/d"
+        shutdown_timeout_s = 5
+        [cores]
+        cpus = [1, 0]
+        pool = "64M"
+        poll_window_us = 0
+        [disks]
+        engine = "threads"
+        buffered = true
+        [iscsi]
+        portals = ["127.0.0.1:0", "127.0.0.1:0"]
+        authority = "iqn.2001-04.com.example"
+        [nvme]
+        portals = []
+        discovery = []
+        authority = "nqn.2001-04.com.example"
+        [api]
+        socket = "/s"
+        tcp = "127.0.0.1:7443"
+        tls_cert = "/c"
+        tls_key = "/k"
+        token_file = "/t"
+        [metrics]
+        listen = "127.0.0.1:9260"
+        [log]
+        format = "json"
+        level = "debug"
+        [limits]
+        connections = 10
+        logins = 9
+        login_timeout_s = 8
+        send_timeout_s = 7
+        receive_timeout_s = 6
+        admission_timeout_ms = 5
+        keep_alive_s = 4
+        commands = 3
+        volumes = 2
+        api_connections = 1
+        "#,
+    )
+    .unwrap();
+    let fresh = Config::default();
+    assert_eq!(config.name, "n1");
+    assert_eq!(config.cores.cpus, [1, 0]);
+    assert_eq!(config.disks, Disks { engine: DiskEngine::Threads, buffered: true });
+    assert_eq!(config.nvme.authority, "nqn.2001-04.com.example");
+    assert_eq!(config.api.tcp.as_ref().unwrap().tls_key, Path::new("/k"));
+    assert_eq!(config.log, Log { format: LogFormat::Json, level: LogLevel::Debug });
+    assert_eq!(config.limits.admission_timeout, Duration::from_millis(5));
+    assert_eq!(config.limits.api_connections, 1);
+    assert_ne!(config.limits, fresh.limits);
+    assert_ne!(config.iscsi, fresh.iscsi);
+}
+
+/// Text, line to blame (0 for none), what the message must say.
+const BAD: &[(&str, usize, &[&str])] = &[
+    ("nam = \"x\"", 1, &["unknown setting nam", "did you mean name?"]),
+    ("\n\n[cores]\npol = \"1G\"", 4, &["unknown setting cores.pol", "cores.pool?"]),
+    ("[cores]\nfrobnicate = 1", 2, &["cores.frobnicate", "there are: cores.count, cores.cpus"]),
+    ("[core]\n", 1, &["unknown section core", "cores?"]),
+    ("[a.b]\n", 1, &["unknown section a"]),
+    ("cores = 2", 1, &["unknown setting cores"]),
+    ("[name]\nx = 1", 1, &["name: this table is not allowed", "use a host name"]),
+    ("[[cores]]\ncount = 1", 1, &["unknown setting cores"]),
+    ("name = 5", 1, &["name: 5 is not allowed", "use a host name"]),
+    ("name = \"a b\"", 1, &["name: \"a b\" is not allowed"]),
+    ("data_dir = \"x\"", 1, &["data_dir: \"x\"", "an absolute path"]),
+    ("data_dir = \"/a\\u0000b\"", 1, &["data_dir"]),
+    ("shutdown_timeout_s = 0", 1, &["shutdown_timeout_s: 0", "1 to 600"]),
+    ("[cores]\ncount = 0", 2, &["cores.count: 0 is not allowed", "1 to 256"]),
+    ("[cores]\ncount = -1", 2, &["cores.count: -1"]),
+    ("[cores]\ncount = 1.5", 2, &["cores.count: 1.5"]),
+    ("[cores]\ncount = 99999999999999999999", 2, &["cores.count"]),
+    ("[cores]\ncpus = [0, 0]", 2, &["processor 0 is named twice"]),
+    ("[cores]\ncpus = [0, \"x\"]", 2, &["\"x\" is not allowed"]),
+    ("[cores]\ncpus = 1", 2, &["cores.cpus: 1 is not allowed", "a list"]),
+    ("[cores]\ncpus = [1]\ncount = 1", 0, &["cores.count and cores.cpus exclude each other"]),
+    ("[cores]\npool = \"1M\"", 2, &["cores.pool: \"1M\" is not allowed", "16MiB to 64GiB"]),
+    ("[cores]\npool = \"1GB\"", 2, &["decimal units are not used"]),
+    ("[cores]\npool = true", 2, &["cores.pool: true"]),
+    ("[disks]\nengine = \"magic\"", 2, &["\"auto\", \"io_uring\" or \"threads\""]),
+    ("[disks]\nbuffered = \"yes\"", 2, &["disks.buffered: \"yes\"", "true or false"]),
+    ("[iscsi]\nportals = [\"localhost:1\"]", 2, &["iscsi.portals: \"localhost:1\""]),
+    ("[iscsi]\nportals = [\"[::]:1\", \"[::]:1\"]", 2, &["[::]:1 is named twice"]),
+    ("[iscsi]\nauthority = \"nqn.2026-01.io.x\"", 2, &["iscsi.authority"]),
+    ("[iscsi]\nauthority = \"iqn.2026-01.io.x:y\"", 2, &["iscsi.authority"]),
+    ("[iscsi]\nauthority = \"iqn.2026-13.io.x\"", 2, &["iscsi.authority"]),
+    ("[api]\ntcp = \"0.0.0.0:7443\"", 0, &["api.tcp needs api.tls_cert", "TLS and a token"]),
+    (
+        "[api]\ntcp = \"0.0.0.0:7443\"\ntls_cert = \"/c\"\ntls_key = \"/k\"",
+        0,
+        &["api.tcp needs api.token_file"],
+    ),
+    ("[api]\ntoken_file = \"/t\"", 0, &["api.token_file has no effect without api.tcp"]),
+    ("[metrics]\nlisten = \"0.0.0.0:3260\"", 0, &["metrics.listen", "iscsi.portals", "same port"]),
+    ("[log]\nlevel = \"loud\"", 2, &["log.level: \"loud\"", "\"error\""]),
+    ("[limits]\nlogins = 5000", 0, &["limits.logins exceeds limits.connections"]),
+    ("[limits]\nlogins = 1979-05-27", 2, &["this datetime is not allowed"]),
+    ("name = \"a\"\nname = \"b\"", 2, &["duplicate"]),
+    ("name = ", 1, &[]),
+    ("\n{", 2, &[]),
+];
+
+#[test]
+fn bad_configurations_are_told_apart() {
+    for &(text, line, says) in BAD {
+        let error = parse(text).expect_err(text);
+        assert_eq!(error.line.unwrap_or(0), line, "{text:?}: {error}");
+        let shown = error.to_string();
+        let place = if line == 0 { "w.toml: ".into() } else { format!("w.toml:{line}: ") };
+        assert!(shown.starts_with(&place), "{shown}");
+        for part in says {
+            assert!(shown.contains(part), "{text:?}: {shown:?} does not say {part:?}");
+        }
+        assert!(!shown.contains('\n'), "{shown:?}");
+    }
+}
+
+#[test]
+fn addresses_that_do_not_clash_are_accepted() {
+    for text in [
+        "[iscsi]\nportals = [\"127.0.0.1:1\"]\n[nvme]\nportals = [\"127.0.0.2:1\"]",
+        "[iscsi]\nportals = [\"0.0.0.0:1\"]\n[nvme]\nportals = [\"[::1]:1\"]",
+        "[iscsi]\nportals = [\"[::]:0\"]\n[nvme]\nportals = [\"[::]:0\"]",
+    ] {
+        parse(text).unwrap();
+    }
+    parse("[iscsi]\nportals = [\"[::]:1\"]\n[nvme]\nportals = [\"127.0.0.1:1\"]").unwrap_err();
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("no.toml");
+    let error = Config::load(&missing).unwrap_err().to_string();
+    assert!(error.contains("no.toml: cannot be read"), "{error}");
+    let binary = dir.path().join("bin.toml");
+    std::fs::write(&binary, [0xff, 0xfe]).unwrap();
+    assert!(Config::load(&binary).unwrap_err().to_string().contains("is not UTF-8"));
+    let long = dir.path().join("long.toml");
+    std::fs::write(&long, vec![b'#'; 2 << 20]).unwrap();
+    assert!(Config::load(&long).unwrap_err().to_string().contains("is longer than"));
+}
+
+#[test]
+fn the_guide_is_current() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/configuration.md");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::create_dir_all(Path::new(path).parent().unwrap()).unwrap();
+        std::fs::write(path, guide()).unwrap();
+    }
+    let page = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(page == guide(), "run UPDATE=1 cargo test -p node to write configuration.md");
+}
+
+#[test]
+fn the_example_with_its_comments_taken_off_is_the_defaults() {
+    let set: String = example()
+        .lines()
+        .filter(|l| !l.contains("=      #"))
+        .map(|l| format!("{}\n", l.trim_start_matches('#')))
+        .collect();
+    assert_eq!(parse(&set).unwrap(), Config::default());
+    assert_eq!(parse(&example()).unwrap(), Config::default());
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_panic(s in "\\PC{0,200}") {
+        let _ = parse(&s);
+    }
+
+    #[test]
+    fn nothing_like_a_configuration_makes_it_panic(
+        lines in prop::collection::vec(
+            "(\\[|\\[\\[)?(cores|api|limits|x)?(\\]|\\]\\])?|(count|cpus|pool|tcp|name|portals) = (-?[0-9]{1,25}|\"[a-z:.0-9\\[\\]]{0,12}\"|\\[[0-9, ]{0,9}\\]|true|1e9|\\{a=1\\})",
+            0..8,
+        )
+    ) {
+        let _ = parse(&lines.join("\n"));
+    }
+}

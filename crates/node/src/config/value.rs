@@ -1,0 +1,138 @@
+//! Readers of single values. Each says what is wrong with a value; the caller adds what is
+//! allowed.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+/// Most entries that a list may have.
+const MAX_LIST: usize = 256;
+
+/// Longest part of a value that a message repeats, in characters.
+const SHOWN: usize = 60;
+
+type Read<T> = Result<T, String>;
+
+fn shorten(s: &str) -> String {
+    s.chars().take(SHOWN).collect()
+}
+
+/// What a value looks like in a message.
+fn show(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(s) => format!("{:?}", shorten(s)),
+        DeValue::Integer(i) => shorten(i.as_str()),
+        DeValue::Float(f) => shorten(f.as_str()),
+        DeValue::Boolean(b) => b.to_string(),
+        other => format!("this {}", other.type_str()),
+    }
+}
+
+fn refused<T>(value: &DeValue<'_>) -> Read<T> {
+    Err(format!("{} is not allowed", show(value)))
+}
+
+pub(super) fn text(value: &DeValue<'_>) -> Read<String> {
+    value.as_str().map(str::to_owned).map_or_else(|| refused(value), Ok)
+}
+
+pub(super) fn flag(value: &DeValue<'_>) -> Read<bool> {
+    value.as_bool().map_or_else(|| refused(value), Ok)
+}
+
+pub(super) fn whole(value: &DeValue<'_>, allowed: RangeInclusive<u64>) -> Read<u64> {
+    let Some(integer) = value.as_integer() else { return refused(value) };
+    match u64::from_str_radix(integer.as_str(), integer.radix()) {
+        Ok(n) if allowed.contains(&n) => Ok(n),
+        _ => refused(value),
+    }
+}
+
+pub(super) fn count(value: &DeValue<'_>, allowed: RangeInclusive<u64>) -> Read<usize> {
+    let n = whole(value, allowed)?;
+    usize::try_from(n).or_else(|_| refused(value))
+}
+
+pub(super) fn seconds(value: &DeValue<'_>, allowed: RangeInclusive<u64>) -> Read<Duration> {
+    whole(value, allowed).map(Duration::from_secs)
+}
+
+/// Bytes as a number or as text with a unit.
+pub(super) fn size(value: &DeValue<'_>, allowed: RangeInclusive<u64>) -> Read<u64> {
+    let bytes = match value.as_str() {
+        Some(s) => s.parse::<api::Size>().map_err(|e| e.to_string())?.0,
+        None => whole(value, 0..=u64::MAX)?,
+    };
+    if allowed.contains(&bytes) { Ok(bytes) } else { refused(value) }
+}
+
+pub(super) fn path(value: &DeValue<'_>) -> Read<PathBuf> {
+    let path = PathBuf::from(text(value)?);
+    let clean = !path.as_os_str().as_encoded_bytes().contains(&0);
+    if path.is_absolute() && clean { Ok(path) } else { refused(value) }
+}
+
+pub(super) fn address(value: &DeValue<'_>) -> Read<SocketAddr> {
+    text(value)?.parse().or_else(|_| refused(value))
+}
+
+fn list<T>(value: &DeValue<'_>, one: impl Fn(&DeValue<'_>) -> Read<T>) -> Read<Vec<T>> {
+    let Some(array) = value.as_array() else { return refused(value) };
+    if array.len() > MAX_LIST {
+        return Err(format!("{} entries are too many (at most {MAX_LIST})", array.len()));
+    }
+    array.iter().map(|v| one(v.get_ref())).collect()
+}
+
+pub(super) fn addresses(value: &DeValue<'_>) -> Read<Vec<SocketAddr>> {
+    let all = list(value, address)?;
+    match all.iter().enumerate().find(|(i, a)| a.port() != 0 && all[..*i].contains(a)) {
+        Some((_, twice)) => Err(format!("{twice} is named twice")),
+        None => Ok(all),
+    }
+}
+
+pub(super) fn cpus(value: &DeValue<'_>) -> Read<Vec<usize>> {
+    let all = list(value, |v| count(v, 0..=4095))?;
+    match all.iter().enumerate().find(|(i, cpu)| all[..*i].contains(cpu)) {
+        Some((_, twice)) => Err(format!("processor {twice} is named twice")),
+        None => Ok(all),
+    }
+}
+
+pub(super) fn choice<T: Copy>(value: &DeValue<'_>, choices: &[(&str, T)]) -> Read<T> {
+    let given = text(value)?;
+    let found = choices.iter().find(|(word, _)| *word == given);
+    found.map_or_else(|| refused(value), |(_, choice)| Ok(*choice))
+}
+
+/// What names begin with: `iqn` or `nqn`, a year and month, and a domain in reverse.
+pub(super) fn authority(value: &DeValue<'_>, kind: &str) -> Read<String> {
+    let given = text(value)?;
+    let probe = format!("{given}:x");
+    let valid = given.starts_with(kind)
+        && given.len() <= 128
+        && given == given.to_ascii_lowercase()
+        && !given.contains(':')
+        && probe.parse::<api::Initiator>().is_ok();
+    if valid { Ok(given) } else { refused(value) }
+}
+
+pub(super) fn node_name(value: &DeValue<'_>) -> Read<String> {
+    let given = text(value)?;
+    if is_host_name(&given) { Ok(given) } else { refused(value) }
+}
+
+/// A host name as RFC 1123 2.1 has it.
+pub(super) fn is_host_name(s: &str) -> bool {
+    let label = |l: &str| {
+        (1..=63).contains(&l.len())
+            && l.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            && !l.starts_with('-')
+            && !l.ends_with('-')
+    };
+    s.len() <= 253 && s.split('.').all(label)
+}

@@ -1,0 +1,405 @@
+//! The control plane of a node: carries out what the API asks, and keeps what the node does equal
+//! to what the store says.
+//!
+//! # Invariants
+//! * The store decides. A change is in the store, durably, before it is acknowledged and before
+//!   it takes effect; what the node does is derived from there by [`crate::reconcile`].
+//! * Steps for one volume happen one at a time, under its gate; volumes do not wait for each other.
+//! * A client that goes away does not stop what it has asked for.
+
+mod change;
+mod create;
+mod space;
+mod state;
+mod status;
+mod view;
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use api::{ApiError, Code, VolumeName};
+use futures_util::future::join_all;
+use tokio::sync::{Mutex, RwLock};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::engine::{BackingError, Engine, Portals};
+use crate::meta::{Meta, MetaError, Revision};
+use crate::reconcile::{Observed, Step, next_step};
+use crate::record::{self, Stored, VOLUMES};
+use state::State;
+pub use status::{Facts, assess};
+
+/// How often broken volumes are tried again.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// Steps that one volume may take at once; more means that they lead nowhere.
+const MAX_STEPS: usize = 32;
+
+/// What the control plane needs to know of the configuration.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of the node.
+    pub name: String,
+    /// Its data directory.
+    pub data_dir: PathBuf,
+    /// What names of new iSCSI targets begin with.
+    pub iscsi_authority: String,
+    /// What names of new NVMe subsystems begin with.
+    pub nvme_authority: String,
+    /// Most volumes.
+    pub max_volumes: usize,
+    /// Where initiators are served.
+    pub portals: Portals,
+}
+
+impl Settings {
+    /// Those of `config`, with the addresses that are listened at.
+    #[must_use]
+    pub fn new(config: &Config, portals: Portals) -> Self {
+        Self {
+            name: config.name.clone(),
+            data_dir: config.data_dir.clone(),
+            iscsi_authority: config.iscsi.authority.clone(),
+            nvme_authority: config.nvme.authority.clone(),
+            max_volumes: config.limits.volumes,
+            portals,
+        }
+    }
+}
+
+/// The control plane. Cheap to clone.
+#[derive(Clone)]
+pub struct Control(Arc<Inner>);
+
+struct Inner {
+    settings: Settings,
+    meta: Arc<dyn Meta>,
+    engine: Engine,
+    state: State,
+    /// Held while the catalog is made and handed to the cores; counts the catalogs.
+    publishing: Mutex<u64>,
+    /// Held for reading by every change, for writing once there shall be no more.
+    changing: Arc<RwLock<()>>,
+    /// What runs beside the API.
+    tasks: std::sync::Mutex<JoinSet<()>>,
+    started: Instant,
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").field("settings", &self.0.settings).finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    /// The control plane over a store and a data plane. Does nothing until [`Self::start`].
+    #[must_use]
+    pub fn new(settings: Settings, meta: Arc<dyn Meta>, engine: Engine) -> Self {
+        Self(Arc::new(Inner {
+            settings,
+            meta,
+            engine,
+            state: State::default(),
+            publishing: Mutex::new(0),
+            changing: Arc::default(),
+            tasks: std::sync::Mutex::default(),
+            started: Instant::now(),
+        }))
+    }
+
+    /// The data plane.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    /// Opens and exports what the store says, and takes back or finishes what a crash has left
+    /// half done. Volumes that cannot be opened stay offline; [`Self::status`] tells.
+    ///
+    /// # Errors
+    /// [`MetaError`] when the store cannot be read.
+    pub async fn start(&self) -> Result<(), MetaError> {
+        let revision = self.settle_all().await?;
+        self.0.state.set_serving(true);
+        let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.spawn(self.clone().follow(revision));
+        tasks.spawn(self.clone().retry());
+        Ok(())
+    }
+
+    /// Refuses changes from here on, and waits for those that have begun.
+    pub async fn stop(&self) {
+        self.0.state.set_serving(false);
+        let _none = self.0.changing.write().await;
+        let mut tasks = {
+            let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *tasks)
+        };
+        tasks.shutdown().await;
+    }
+
+    /// Whether volumes are open and initiators accepted.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.0.state.is_serving()
+    }
+
+    /// Settles every volume that the store or the node knows; gives the revision it began at.
+    async fn settle_all(&self) -> Result<Revision, MetaError> {
+        let (entries, revision) = self.0.meta.list(VOLUMES).await?;
+        for entry in &entries {
+            match record::decode(entry) {
+                Ok(stored) => self.0.state.learn(stored),
+                Err(error) => tracing::error!(%error, "a volume is left alone"),
+            }
+        }
+        let known = self.0.state.ids();
+        join_all(known.into_iter().map(|id| async move { self.settle(id).await })).await;
+        Ok(revision)
+    }
+
+    /// Follows changes of the store, whoever makes them.
+    async fn follow(self, mut from: Revision) {
+        loop {
+            let mut watch = self.0.meta.watch(VOLUMES, from);
+            loop {
+                match watch.next().await {
+                    Ok(event) => {
+                        from = event.revision;
+                        if let Some(id) = record::volume_of_key(&event.key) {
+                            self.settle_later(id);
+                        }
+                    }
+                    Err(MetaError::Compacted { .. }) => break,
+                    Err(error) => {
+                        tracing::debug!(%error, "changes of the store are followed no longer");
+                        return;
+                    }
+                }
+            }
+            match self.settle_all().await {
+                Ok(revision) => from = revision,
+                Err(error) => {
+                    tracing::error!(%error, "the store cannot be listed; trying again");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    /// Settles a volume without making others wait for it.
+    fn settle_later(&self, id: Uuid) {
+        if let Ok(change) = Arc::clone(&self.0.changing).try_read_owned() {
+            let control = self.clone();
+            tokio::spawn(async move {
+                control.settle(id).await;
+                drop(change);
+            });
+        }
+    }
+
+    /// Tries broken volumes again, for as long as the node serves.
+    async fn retry(self) {
+        loop {
+            tokio::time::sleep(RETRY).await;
+            if !self.is_serving() {
+                return;
+            }
+            for id in self.0.state.broken() {
+                let gate = self.0.state.gate(id);
+                let _held = gate.lock().await;
+                self.0.state.forget_failure(id);
+                self.settle_held(id).await;
+            }
+        }
+    }
+
+    /// Takes steps for a volume until there is nothing left to do.
+    async fn settle(&self, id: Uuid) {
+        let gate = self.0.state.gate(id);
+        let _held = gate.lock().await;
+        self.settle_held(id).await;
+    }
+
+    /// [`Self::settle`] for those who hold the gate.
+    async fn settle_held(&self, id: Uuid) {
+        for _ in 0..MAX_STEPS {
+            let stored = match self.stored(id).await {
+                Ok(stored) => stored,
+                Err(error) => {
+                    tracing::error!(volume = %id, %error, "a volume is left as it is");
+                    return;
+                }
+            };
+            self.0.state.know(id, stored.clone());
+            let step = next_step(stored.as_ref(), &self.0.state.observed(id));
+            if step == Step::Rest {
+                if stored.is_none() {
+                    self.0.state.drop_volume(id);
+                }
+                return;
+            }
+            if let Err(error) = self.take(step, id, stored).await {
+                tracing::error!(volume = %id, ?step, %error, "a volume is left as it is");
+                return;
+            }
+        }
+        tracing::error!(volume = %id, "a volume does not settle");
+    }
+
+    /// The record of a volume, as the store has it now.
+    async fn stored(&self, id: Uuid) -> Result<Option<Stored>, MetaError> {
+        let entry = self.0.meta.get(&record::volume_key(id)).await?;
+        entry.as_ref().map(record::decode).transpose()
+    }
+
+    /// Takes one step. An error is one of the store; those of the backing are remembered.
+    async fn take(&self, step: Step, id: Uuid, stored: Option<Stored>) -> Result<(), MetaError> {
+        let state = &self.0.state;
+        match (step, stored) {
+            (Step::Rest, _) => {}
+            (Step::Close, _) => self.close(id).await,
+            (Step::Publish, _) => self.publish(id).await,
+            (_, None) => {}
+            (Step::Open, Some(stored)) => self.open(&stored).await,
+            (Step::Adopt(image), Some(mut stored)) => {
+                tracing::info!(volume = %stored.record.name, ?image, "it was grown before a crash");
+                stored.record.size_bytes = image.size_bytes;
+                stored.record.image_generation = image.generation;
+                self.0.meta.commit(stored.record.replace(stored.revision)).await?;
+            }
+            (Step::Erase, Some(stored)) => {
+                let erased = self.0.engine.erase(&stored.record).await;
+                state.observe(
+                    id,
+                    match erased {
+                        Ok(()) => Observed::Erased,
+                        Err(e) => {
+                            tracing::warn!(volume = %stored.record.name, error = %e, "not erased");
+                            Observed::Stuck { reason: e.to_string() }
+                        }
+                    },
+                );
+            }
+            (Step::Forget, Some(stored)) => {
+                let name = self.0.meta.get(&record::name_key(&stored.record.name)).await?;
+                let name = name.map(|e| e.revision).unwrap_or_default();
+                self.0.meta.commit(stored.record.remove(stored.revision, name)).await?;
+                state.observe(id, Observed::Closed);
+                tracing::info!(volume = %stored.record.name, %id, "deleted");
+            }
+        }
+        Ok(())
+    }
+
+    async fn open(&self, stored: &Stored) {
+        let record = &stored.record;
+        let observed = match self.0.engine.open(record).await {
+            Ok(opened) => {
+                tracing::info!(volume = %record.name, core = opened.core, "open");
+                Observed::Open { core: opened.core, image: opened.image, published: None }
+            }
+            Err(e) => Observed::Broken { reason: e.to_string() },
+        };
+        if let Observed::Broken { reason } = &observed {
+            tracing::error!(volume = %record.name, reason, "the volume is offline");
+        }
+        self.0.state.observe(record.id, observed);
+    }
+
+    /// Ends the export of a volume and closes it.
+    async fn close(&self, id: Uuid) {
+        let was = self.0.state.observed(id);
+        self.0.state.observe(id, Observed::Closed);
+        if matches!(was, Observed::Open { .. }) {
+            self.push_catalog().await;
+        }
+        if let Err(error) = self.0.engine.close(id).await {
+            tracing::error!(volume = %id, %error, "a volume did not close cleanly");
+        }
+    }
+
+    /// Has a volume served by its record as it is now. One catalog serves all who wait.
+    async fn publish(&self, id: Uuid) {
+        let mut generation = self.0.publishing.lock().await;
+        if !self.0.state.is_published(id) {
+            *generation += 1;
+            self.push(*generation).await;
+        }
+    }
+
+    async fn push_catalog(&self) {
+        let mut generation = self.0.publishing.lock().await;
+        *generation += 1;
+        self.push(*generation).await;
+    }
+
+    async fn push(&self, generation: u64) {
+        let open = self.0.state.open();
+        let portals = &self.0.settings.portals;
+        let served = open.iter().map(|(stored, core)| (&stored.record, *core));
+        let catalog = crate::publish::catalog(served, &portals.iscsi, &portals.nvme, generation);
+        self.0.engine.publish(catalog).await;
+        for (stored, _) in &open {
+            self.0.state.published(stored.record.id, stored.revision);
+        }
+    }
+
+    /// The identity of the volume called `name`.
+    fn find(&self, name: &VolumeName) -> Result<Uuid, ApiError> {
+        self.0.state.find(name).ok_or_else(|| {
+            ApiError::new(Code::NotFound, format!("there is no volume {name}"))
+                .hint("`windrose volume list` shows what there is")
+        })
+    }
+
+    /// Runs a change to its end, even if whoever asked goes away.
+    async fn detached<T, F>(&self, change: F) -> Result<T, ApiError>
+    where
+        F: Future<Output = Result<T, ApiError>> + Send + 'static,
+        T: Send + 'static,
+    {
+        let permit = Arc::clone(&self.0.changing).try_read_owned();
+        let Some(permit) = permit.ok().filter(|_| self.is_serving()) else {
+            return Err(ApiError::new(Code::Unavailable, "the node is starting or stopping")
+                .hint("try again in a moment"));
+        };
+        let change = async move {
+            let answer = change.await;
+            drop(permit);
+            answer
+        };
+        tokio::spawn(change).await.unwrap_or_else(|e| {
+            tracing::error!(error = %e, "a change panicked");
+            Err(ApiError::new(Code::Internal, "the node failed; its log says more"))
+        })
+    }
+}
+
+/// A store that does not work, as the API tells it.
+fn store_error(e: &MetaError) -> ApiError {
+    match e {
+        MetaError::Changed { .. } => {
+            ApiError::new(Code::Conflict, "the volume was changed at the same time")
+                .hint("look at it and try again")
+        }
+        _ => {
+            tracing::error!(error = %e, "the store failed");
+            ApiError::new(Code::Internal, e.to_string())
+                .hint("see the node's log; the data directory may be full or read-only")
+        }
+    }
+}
+
+/// A backing that does not work, as the API tells it.
+fn backing_error(name: &VolumeName, e: &BackingError) -> ApiError {
+    let error = ApiError::new(e.code(), format!("volume {name}: {e}"));
+    match e.hint {
+        Some(hint) => error.hint(hint),
+        None => error,
+    }
+}

@@ -1,0 +1,180 @@
+//! Changing volumes that exist.
+
+use api::{ApiError, Chap, Code, Initiator, Protocols, Volume, VolumeName};
+use uuid::Uuid;
+
+use super::{Control, backing_error, store_error};
+use crate::reconcile::Observed;
+use crate::record::{Stage, Stored, VolumeRecord};
+
+/// Most initiators that a volume may be allowed to.
+const MAX_INITIATORS: usize = 1024;
+
+impl Control {
+    /// Makes a volume larger. Its size already: nothing happens.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] for a smaller size, [`Code::Conflict`] for a volume that is
+    /// offline, what is wrong with the backing.
+    pub async fn grow(&self, name: VolumeName, size_bytes: u64) -> Result<Volume, ApiError> {
+        let control = self.clone();
+        self.detached(async move { control.grow_now(&name, size_bytes).await }).await
+    }
+
+    async fn grow_now(&self, name: &VolumeName, size_bytes: u64) -> Result<Volume, ApiError> {
+        let id = self.find(name)?;
+        let gate = self.0.state.gate(id);
+        let _held = gate.lock().await;
+        let Stored { mut record, revision } = self.ready(id, name).await?;
+        api::check_volume_size(size_bytes, record.block_size)?;
+        if size_bytes < record.size_bytes {
+            let has = api::Size(record.size_bytes);
+            let message = format!("volume {name} has {has} and cannot be made smaller");
+            return Err(ApiError::new(Code::InvalidRequest, message)
+                .hint("create a smaller volume and copy the data"));
+        }
+        if size_bytes == record.size_bytes {
+            return self.show_id(id).await;
+        }
+        let Observed::Open { core, .. } = self.0.state.observed(id) else {
+            return Err(ApiError::new(Code::Conflict, format!("volume {name} is offline"))
+                .hint(format!("`windrose volume show {name}` says why")));
+        };
+        let grown = self.0.engine.grow(id, size_bytes).await;
+        let image = grown.map_err(|e| backing_error(name, &e))?;
+        // From here on a crash is made good at the next start: what the image says is adopted.
+        let published = Some(revision);
+        self.0.state.observe(id, Observed::Open { core, image, published });
+        record.size_bytes = image.size_bytes;
+        record.image_generation = image.generation;
+        let committed = self.0.meta.commit(record.replace(revision)).await;
+        self.settle_held(id).await;
+        committed.map_err(|e| store_error(&e))?;
+        tracing::info!(volume = %name, bytes = size_bytes, "grown");
+        self.show_id(id).await
+    }
+
+    /// Chooses the protocols that export a volume.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`], [`Code::Conflict`], [`Code::InvalidRequest`].
+    pub async fn set_protocols(
+        &self,
+        name: VolumeName,
+        protocols: Protocols,
+    ) -> Result<Volume, ApiError> {
+        self.edit(name, move |record| record.protocols = protocols).await
+    }
+
+    /// Lets initiators reach a volume.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`], [`Code::Conflict`], [`Code::InvalidRequest`].
+    pub async fn allow(
+        &self,
+        name: VolumeName,
+        initiators: Vec<Initiator>,
+    ) -> Result<Volume, ApiError> {
+        self.edit(name, move |record| record.allow.extend(initiators)).await
+    }
+
+    /// Stops initiators from reaching a volume.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`], [`Code::Conflict`].
+    pub async fn deny(
+        &self,
+        name: VolumeName,
+        initiators: Vec<Initiator>,
+    ) -> Result<Volume, ApiError> {
+        self.edit(name, move |record| record.allow.retain(|i| !initiators.contains(i))).await
+    }
+
+    /// Asks iSCSI initiators for CHAP, or for their name alone.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`], [`Code::Conflict`], [`Code::InvalidRequest`].
+    pub async fn set_chap(&self, name: VolumeName, chap: Option<Chap>) -> Result<Volume, ApiError> {
+        self.edit(name, move |record| record.chap = chap).await
+    }
+
+    /// Changes a volume's record and serves by it. Without a difference nothing happens.
+    async fn edit<F>(&self, name: VolumeName, edit: F) -> Result<Volume, ApiError>
+    where
+        F: FnOnce(&mut VolumeRecord) + Send + 'static,
+    {
+        let control = self.clone();
+        self.detached(async move {
+            let id = control.find(&name)?;
+            let gate = control.0.state.gate(id);
+            let _held = gate.lock().await;
+            let Stored { record: before, revision } = control.ready(id, &name).await?;
+            let mut record = before.clone();
+            edit(&mut record);
+            if record != before {
+                check_access(&record)?;
+                let committed = control.0.meta.commit(record.replace(revision)).await;
+                control.settle_held(id).await;
+                committed.map_err(|e| store_error(&e))?;
+                tracing::info!(volume = %name, access = ?record.allow, "access changed");
+            }
+            control.show_id(id).await
+        })
+        .await
+    }
+
+    /// The record of a volume that is neither being created nor deleted.
+    async fn ready(&self, id: Uuid, name: &VolumeName) -> Result<Stored, ApiError> {
+        let stored = self.stored(id).await.map_err(|e| store_error(&e))?;
+        match stored {
+            Some(stored) if stored.record.stage == Stage::Ready => Ok(stored),
+            Some(_) => {
+                Err(ApiError::new(Code::Conflict, format!("volume {name} is being deleted"))
+                    .hint(format!("`windrose volume show {name}` says how far that is")))
+            }
+            None => Err(ApiError::new(Code::NotFound, format!("there is no volume {name}"))
+                .hint("`windrose volume list` shows what there is")),
+        }
+    }
+}
+
+/// Checks that the rules of access of a volume say what they seem to say.
+pub(super) fn check_access(record: &VolumeRecord) -> Result<(), ApiError> {
+    if record.allow.len() > MAX_INITIATORS {
+        let message =
+            format!("volume {} allows more than {MAX_INITIATORS} initiators", record.name);
+        return Err(ApiError::new(Code::InvalidRequest, message));
+    }
+    let any = record.allow.contains(&Initiator::Any);
+    if any && record.chap.is_some() && record.protocols.nvme {
+        let message = format!(
+            "volume {}: CHAP guards iSCSI only, and 'any' would let every NVMe host in",
+            record.name
+        );
+        return Err(ApiError::new(Code::InvalidRequest, message)
+            .hint("export it by iSCSI only, or allow the NVMe hosts by name"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::record;
+
+    #[test]
+    fn chap_with_any_is_refused_where_nvme_would_be_open() {
+        let chap = r#"{"user":"u","secret":"0123456789ab"}"#;
+        let mut record = record("v");
+        record.chap = Some(serde_json::from_str(chap).unwrap());
+        check_access(&record).unwrap();
+        record.allow.insert(Initiator::Any);
+        let refused = check_access(&record).unwrap_err();
+        assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
+        record.protocols.nvme = false;
+        check_access(&record).unwrap();
+        record.protocols.nvme = true;
+        record.chap = None;
+        check_access(&record).unwrap();
+    }
+}

@@ -1,0 +1,331 @@
+//! One answer to "is my data safe?".
+
+use std::collections::HashMap;
+
+use api::{
+    Capacity, Finding, Health, Memory, NodeInfo, Severity, Size, Status, Verdict, VolumeCounts,
+};
+
+use uuid::Uuid;
+
+use super::view::sessions;
+use super::{Control, space};
+use crate::engine::{CoreReport, Scope};
+use crate::reconcile::Observed;
+use crate::record::{Stage, Stored};
+
+/// What the status is made of.
+#[derive(Debug)]
+pub struct Facts {
+    /// The node.
+    pub node: NodeInfo,
+    /// Whether it has opened its volumes and is not about to stop.
+    pub serving: bool,
+    /// Its volumes.
+    pub volumes: Vec<(Stored, Observed)>,
+    /// What its cores do.
+    pub cores: Vec<CoreReport>,
+    /// Bytes that the backings of volumes take, where that is known.
+    pub taken: HashMap<Uuid, u64>,
+    /// Size of the file system of the data directory and free space in it, in bytes; `None` where
+    /// the system does not tell.
+    pub space: Option<(u64, u64)>,
+}
+
+/// Free space in the data directory below which the status warns: this part of it.
+const LOW_SPACE_PART: u64 = 10;
+
+impl Control {
+    /// Whether the node answers and serves.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        Health { version: env!("CARGO_PKG_VERSION").to_owned(), serving: self.is_serving() }
+    }
+
+    /// The node's state.
+    pub async fn status(&self) -> Status {
+        assess(&self.facts(Scope::All).await)
+    }
+
+    /// What status and metrics are made of.
+    pub async fn facts(&self, scope: Scope) -> Facts {
+        let settings = &self.0.settings;
+        let volumes = self.0.state.all();
+        let (cores, taken) = tokio::join!(self.0.engine.report(scope), space::taken(&volumes));
+        let space = rustix::fs::statvfs(&settings.data_dir).ok();
+        Facts {
+            node: NodeInfo {
+                name: settings.name.clone(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                pid: std::process::id(),
+                uptime_s: self.0.started.elapsed().as_secs(),
+                data_dir: settings.data_dir.clone(),
+                cores: u32::try_from(self.0.engine.cores()).unwrap_or(u32::MAX),
+                disk_backend: self.0.engine.disk_backend().to_owned(),
+            },
+            serving: self.is_serving(),
+            volumes,
+            cores,
+            taken,
+            space: space.map(|s| {
+                (s.f_frsize.saturating_mul(s.f_blocks), s.f_frsize.saturating_mul(s.f_bavail))
+            }),
+        }
+    }
+}
+
+/// The status that `facts` are.
+#[must_use]
+pub fn assess(facts: &Facts) -> Status {
+    let mut findings = Vec::new();
+    volume_findings(facts, &mut findings);
+    failure_findings(facts, &mut findings);
+    space_findings(facts, &mut findings);
+    node_findings(facts, &mut findings);
+    findings.sort_by_key(|f: &Finding| std::cmp::Reverse(f.severity));
+    let verdict = match findings.first().map(|f| f.severity) {
+        Some(Severity::Critical) => Verdict::Unavailable,
+        Some(Severity::Warning) => Verdict::AtRisk,
+        Some(Severity::Note) | None => Verdict::Safe,
+    };
+    let online = |(s, o): &&(Stored, Observed)| {
+        s.record.stage == Stage::Ready && matches!(o, Observed::Open { .. })
+    };
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let total = count(facts.volumes.len());
+    let online = count(facts.volumes.iter().filter(online).count());
+    let (data_dir_bytes, data_dir_free_bytes) = facts.space.unwrap_or_default();
+    Status {
+        verdict,
+        findings,
+        node: facts.node.clone(),
+        volumes: VolumeCounts { total, online, offline: total - online },
+        sessions: count(sessions(&facts.volumes, &facts.cores).len()),
+        capacity: Capacity {
+            provisioned_bytes: facts.volumes.iter().map(|(s, _)| s.record.size_bytes).sum(),
+            data_dir_bytes,
+            data_dir_free_bytes,
+        },
+        memory: Memory {
+            pool_bytes: facts.cores.iter().map(|c| c.pool.total).sum(),
+            pool_free_bytes: facts.cores.iter().map(|c| c.pool.free).sum(),
+            waiting: facts.cores.iter().map(|c| c.pool.waiting).sum(),
+        },
+    }
+}
+
+fn finding(
+    severity: Severity,
+    subject: impl Into<String>,
+    message: impl Into<String>,
+    hint: Option<&str>,
+) -> Finding {
+    let (subject, message, hint) = (subject.into(), message.into(), hint.map(Into::into));
+    Finding { severity, subject, message, hint }
+}
+
+/// Volumes that do not serve, or whom nobody may reach.
+fn volume_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    for (stored, observed) in &facts.volumes {
+        let record = &stored.record;
+        let subject = format!("volume {}", record.name);
+        let found = match (record.stage, observed) {
+            (Stage::Ready, Observed::Open { .. }) if record.allow.is_empty() => {
+                let message = "no initiator is allowed to reach it";
+                finding(Severity::Note, subject, message, Some("windrose volume allow"))
+            }
+            (Stage::Ready, Observed::Open { .. }) => continue,
+            (Stage::Ready, Observed::Broken { reason } | Observed::Stuck { reason }) => {
+                let hint = "remove the obstacle; the node tries again every 30 seconds";
+                finding(Severity::Critical, subject, reason, Some(hint))
+            }
+            (Stage::Ready, Observed::Closed | Observed::Erased) => {
+                finding(Severity::Warning, subject, "it is being opened", None)
+            }
+            (_, Observed::Stuck { reason }) => {
+                let hint = "remove the obstacle and delete it again";
+                finding(Severity::Warning, subject, reason, Some(hint))
+            }
+            _ => continue,
+        };
+        findings.push(found);
+    }
+}
+
+/// Volumes whose disks fail commands.
+fn failure_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    for report in facts.cores.iter().flat_map(|c| &c.volumes) {
+        let failed: u64 = report.kinds.iter().map(|k| k.failed).sum();
+        if failed == 0 {
+            continue;
+        }
+        if let Some((stored, _)) = facts.volumes.iter().find(|(s, _)| s.record.id == report.id) {
+            let subject = format!("volume {}", stored.record.name);
+            let path = stored.record.backing.path().display();
+            let message = format!("{failed} commands have failed since it was opened ({path})");
+            let hint = "see the node's log, and look at the disk";
+            findings.push(finding(Severity::Warning, subject, message, Some(hint)));
+        }
+    }
+}
+
+/// Too little space for what has been promised.
+fn space_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    let Some((bytes, free)) = facts.space else { return };
+    let subject = format!("data directory {}", facts.node.data_dir.display());
+    let promised = thin_promises(facts);
+    if promised > 0 && free < bytes / LOW_SPACE_PART {
+        let message = format!(
+            "{} of {} are free, and thin volumes may still take {}",
+            Size(free),
+            Size(bytes),
+            Size(promised)
+        );
+        let hint = "free space before writes fail for want of it";
+        findings.push(finding(Severity::Warning, subject, message, Some(hint)));
+    } else if promised > free {
+        let message =
+            format!("thin volumes may still take {}, {} are free", Size(promised), Size(free));
+        findings.push(finding(Severity::Note, subject, message, None));
+    }
+}
+
+/// What thin volumes in the data directory may still take, in bytes.
+fn thin_promises(facts: &Facts) -> u64 {
+    let taken = |id| facts.taken.get(&id).copied().unwrap_or(0);
+    let thin = facts
+        .volumes
+        .iter()
+        .map(|(s, _)| &s.record)
+        .filter(|r| r.thin && r.backing.path().starts_with(&facts.node.data_dir));
+    thin.map(|r| r.size_bytes.saturating_sub(taken(r.id))).fold(0, u64::saturating_add)
+}
+
+fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    let subject = format!("node {}", facts.node.name);
+    if !facts.serving {
+        let message = "it is starting or stopping";
+        findings.push(finding(Severity::Warning, subject.clone(), message, None));
+    }
+    if facts.node.disk_backend == "threads" {
+        let message = "disks are reached through threads, which costs speed: io_uring is not to be had, or not wanted";
+        findings.push(finding(Severity::Note, subject.clone(), message, None));
+    }
+    if !facts.volumes.is_empty() {
+        let message = "each volume has one copy, on a disk of this node: keep backups";
+        findings.push(finding(Severity::Note, subject, message, None));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{KindReport, VolumeReport};
+    use crate::meta::Revision;
+    use crate::record::tests::record;
+
+    fn facts(volumes: Vec<(Stored, Observed)>) -> Facts {
+        Facts {
+            node: NodeInfo {
+                name: "n".into(),
+                version: "0".into(),
+                pid: 1,
+                uptime_s: 2,
+                data_dir: "/v".into(),
+                cores: 1,
+                disk_backend: "io_uring".into(),
+            },
+            serving: true,
+            volumes,
+            cores: Vec::new(),
+            taken: HashMap::new(),
+            space: Some((100 << 30, 50 << 30)),
+        }
+    }
+
+    fn volume(name: &str, observed: Observed) -> (Stored, Observed) {
+        let mut record = record(name);
+        record.allow.insert(api::Initiator::Any);
+        (Stored { record, revision: Revision(1) }, observed)
+    }
+
+    fn open() -> Observed {
+        let image = crate::engine::Image { size_bytes: 1, generation: 2 };
+        Observed::Open { core: 0, image, published: None }
+    }
+
+    fn verdict(facts: &Facts) -> (Verdict, String) {
+        let status = assess(facts);
+        (status.verdict, status.findings.first().map(|f| f.message.clone()).unwrap_or_default())
+    }
+
+    #[test]
+    fn a_node_whose_volumes_serve_is_safe() {
+        let status = assess(&facts(vec![volume("a", open()), volume("b", open())]));
+        assert_eq!(status.verdict, Verdict::Safe);
+        assert_eq!(status.volumes, VolumeCounts { total: 2, online: 2, offline: 0 });
+        assert_eq!(status.capacity.provisioned_bytes, 2 << 30);
+        assert!(status.findings.iter().any(|f| f.message.contains("one copy")));
+    }
+
+    #[test]
+    fn an_offline_volume_decides() {
+        let broken = Observed::Broken { reason: "/v/b: no such file".into() };
+        let mut facts = facts(vec![volume("a", open()), volume("b", broken)]);
+        facts.serving = false;
+        let status = assess(&facts);
+        assert_eq!(status.verdict, Verdict::Unavailable);
+        assert_eq!(status.findings[0].subject, "volume b");
+        assert_eq!((status.volumes.online, status.volumes.offline), (1, 1));
+    }
+
+    #[test]
+    fn thin_volumes_on_a_full_disk_are_at_risk() {
+        let mut facts = facts(vec![volume("a", open())]);
+        facts.space = Some((100 << 30, 1 << 30));
+        assert_eq!(verdict(&facts).0, Verdict::AtRisk);
+        assert!(verdict(&facts).1.contains("1 GiB of 100 GiB are free"));
+        facts.space = Some((1 << 30, 1 << 29));
+        assert_eq!(verdict(&facts).0, Verdict::Safe, "promised more than there is: a note");
+        facts.volumes[0].0.record.thin = false;
+        facts.space = Some((100 << 30, 0));
+        assert_eq!(verdict(&facts).0, Verdict::Safe, "all space is taken already");
+    }
+
+    #[test]
+    fn failing_disks_are_a_risk() {
+        let mut facts = facts(vec![volume("a", open())]);
+        let failed = KindReport { completed: 3, failed: 2, bytes: 0, latency: None };
+        facts.cores.push(CoreReport {
+            core: 0,
+            sessions: Vec::new(),
+            refused: 0,
+            pool: rt::buf::Pool::new(4096).unwrap().usage(),
+            volumes: vec![VolumeReport {
+                id: facts.volumes[0].0.record.id,
+                kinds: [
+                    failed,
+                    KindReport::default(),
+                    KindReport::default(),
+                    KindReport::default(),
+                ],
+                in_flight: 0,
+                aborts: 0,
+                overlaps: 0,
+                memory_waits: 0,
+            }],
+        });
+        let (verdict, message) = verdict(&facts);
+        assert_eq!(verdict, Verdict::AtRisk);
+        assert!(message.contains("2 commands have failed"), "{message}");
+    }
+
+    #[test]
+    fn nobody_allowed_is_worth_a_note() {
+        let mut facts = facts(vec![volume("a", open())]);
+        facts.volumes[0].0.record.allow.clear();
+        let status = assess(&facts);
+        assert_eq!(status.verdict, Verdict::Safe);
+        assert!(status.findings.iter().any(|f| f.message.contains("no initiator is allowed")));
+    }
+}

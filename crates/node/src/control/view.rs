@@ -1,0 +1,228 @@
+//! Volumes and sessions as they are shown.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+
+use api::{
+    Access, ApiError, Code, IscsiExport, NvmeExport, Protocol, Session, SessionList, Volume,
+    VolumeIo, VolumeList, VolumeName, VolumeState,
+};
+use target::server::Service;
+use uuid::Uuid;
+use volume::Kind;
+
+use super::{Control, space};
+use crate::engine::{CoreReport, Scope, VolumeReport};
+use crate::publish::{LUN, NAMESPACE};
+use crate::reconcile::Observed;
+use crate::record::{Stage, Stored};
+
+impl Control {
+    /// All volumes, by name.
+    pub async fn list(&self) -> VolumeList {
+        let volumes = self.0.state.all();
+        let (reports, space) =
+            tokio::join!(self.0.engine.report(Scope::All), space::taken(&volumes));
+        let usage = Usage::new(&volumes, &reports, space);
+        let show = |(s, o): &(Stored, Observed)| self.show_with(s, o, &usage);
+        VolumeList { volumes: volumes.iter().map(show).collect() }
+    }
+
+    /// One volume.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`].
+    pub async fn show(&self, name: &VolumeName) -> Result<Volume, ApiError> {
+        self.show_id(self.find(name)?).await
+    }
+
+    pub(super) async fn show_id(&self, id: Uuid) -> Result<Volume, ApiError> {
+        let volume = (self.0.state.get(id))
+            .ok_or_else(|| ApiError::new(Code::NotFound, "the volume was deleted just now"))?;
+        let volume = [volume];
+        let (reports, space) =
+            tokio::join!(self.0.engine.report(Scope::One(id)), space::taken(&volume));
+        let usage = Usage::new(&volume, &reports, space);
+        let [(stored, observed)] = &volume;
+        Ok(self.show_with(stored, observed, &usage))
+    }
+
+    fn show_with(&self, stored: &Stored, observed: &Observed, usage: &Usage<'_>) -> Volume {
+        let record = &stored.record;
+        let portals = &self.0.settings.portals;
+        let text = |list: &[SocketAddr]| list.iter().map(ToString::to_string).collect();
+        let report = usage.reports.get(&record.id).copied();
+        Volume {
+            name: record.name.clone(),
+            id: record.id,
+            size_bytes: record.size_bytes,
+            block_size: record.block_size,
+            thin: record.thin,
+            backing: record.backing.clone(),
+            allocated_bytes: usage.space.get(&record.id).copied(),
+            state: volume_state(record.stage, observed),
+            access: Access {
+                initiators: record.allow.iter().cloned().collect(),
+                chap_user: record.chap.as_ref().map(|c| c.user.clone()),
+                chap_mutual_user: (record.chap.as_ref())
+                    .and_then(|c| Some(c.mutual.as_ref()?.user.clone())),
+            },
+            iscsi: record.protocols.iscsi.then(|| IscsiExport {
+                target: record.iscsi_target.clone(),
+                lun: LUN,
+                portals: text(&portals.iscsi),
+            }),
+            nvme: record.protocols.nvme.then(|| NvmeExport {
+                subsystem: record.nvme_subsystem.clone(),
+                namespace: NAMESPACE,
+                portals: text(&portals.nvme),
+            }),
+            sessions: usage.sessions.get(&record.name).copied().unwrap_or(0),
+            created_s: record.created_s,
+            io: report.map(volume_io),
+        }
+    }
+
+    /// All sessions: connections and queues of one initiator to one target together.
+    pub async fn sessions(&self) -> SessionList {
+        let reports = self.0.engine.report(Scope::None).await;
+        SessionList { sessions: sessions(&self.0.state.all(), &reports) }
+    }
+
+    /// The sessions of one volume.
+    pub(super) async fn sessions_of(&self, id: Uuid) -> Vec<Session> {
+        let Some((stored, _)) = self.0.state.get(id) else { return Vec::new() };
+        let mut all = self.sessions().await.sessions;
+        all.retain(|s| s.volume.as_ref() == Some(&stored.record.name));
+        all
+    }
+}
+
+/// What is known of volumes beside their records.
+struct Usage<'a> {
+    reports: HashMap<Uuid, &'a VolumeReport>,
+    space: HashMap<Uuid, u64>,
+    sessions: HashMap<VolumeName, u32>,
+}
+
+impl<'a> Usage<'a> {
+    fn new(
+        volumes: &[(Stored, Observed)],
+        cores: &'a [CoreReport],
+        space: HashMap<Uuid, u64>,
+    ) -> Self {
+        let reports = cores.iter().flat_map(|c| &c.volumes).map(|v| (v.id, v)).collect();
+        let mut counts = HashMap::new();
+        for name in sessions(volumes, cores).into_iter().filter_map(|s| s.volume) {
+            *counts.entry(name).or_default() += 1;
+        }
+        Self { reports, space, sessions: counts }
+    }
+}
+
+fn volume_state(stage: Stage, observed: &Observed) -> VolumeState {
+    match (stage, observed) {
+        (_, Observed::Broken { reason } | Observed::Stuck { reason }) => {
+            VolumeState::Offline { reason: reason.clone() }
+        }
+        (Stage::Creating, _) => VolumeState::Creating,
+        (Stage::Deleting, _) => VolumeState::Deleting,
+        (Stage::Ready, Observed::Open { .. }) => VolumeState::Online,
+        (Stage::Ready, _) => VolumeState::Opening,
+    }
+}
+
+fn volume_io(report: &VolumeReport) -> VolumeIo {
+    let (read, write) = (report.of(Kind::Read), report.of(Kind::Write));
+    VolumeIo {
+        reads: read.completed,
+        read_bytes: read.bytes,
+        writes: write.completed,
+        write_bytes: write.bytes,
+        errors: report.kinds.iter().map(|k| k.failed).sum(),
+    }
+}
+
+/// Connections that have logged in, put together to sessions.
+pub(super) fn sessions(volumes: &[(Stored, Observed)], cores: &[CoreReport]) -> Vec<Session> {
+    let mut names = BTreeMap::new();
+    for (stored, _) in volumes {
+        let record = &stored.record;
+        names.insert(record.iscsi_target.as_str(), &record.name);
+        names.insert(record.nvme_subsystem.as_str(), &record.name);
+    }
+    let mut together = BTreeMap::<_, Session>::new();
+    for connection in cores.iter().flat_map(|core| &core.sessions) {
+        let Some(initiator) = &connection.initiator else { continue };
+        let protocol = match connection.service {
+            Service::Iscsi => Protocol::Iscsi,
+            Service::Nvme => Protocol::Nvme,
+        };
+        let key = (protocol, initiator, &connection.target, connection.peer.ip());
+        let age_s = connection.age.as_secs();
+        let session = together.entry(key).or_insert_with(|| Session {
+            protocol,
+            initiator: initiator.clone(),
+            peer: connection.peer.to_string(),
+            target: connection.target.clone().unwrap_or_default(),
+            volume: (connection.target.as_deref()).and_then(|t| Some((*names.get(t)?).clone())),
+            connections: 0,
+            core: u32::try_from(connection.core).unwrap_or(u32::MAX),
+            age_s,
+        });
+        session.connections += 1;
+        session.age_s = session.age_s.max(age_s);
+    }
+    together.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::meta::Revision;
+    use crate::record::tests::record;
+
+    fn connection(initiator: Option<&str>, target: Option<&str>, port: u16) -> target::Session {
+        target::Session {
+            service: Service::Nvme,
+            peer: ([192, 0, 2, 1], port).into(),
+            local: ([192, 0, 2, 2], 4420).into(),
+            initiator: initiator.map(Into::into),
+            target: target.map(Into::into),
+            queue: port,
+            age: Duration::from_secs(u64::from(port)),
+            core: 0,
+        }
+    }
+
+    #[test]
+    fn queues_of_one_host_are_one_session() {
+        let v = record("v");
+        let nqn = v.nvme_subsystem.clone();
+        let volumes = [(Stored { record: v, revision: Revision(1) }, Observed::Closed)];
+        let pool = rt::buf::Pool::new(4096).unwrap().usage();
+        let core = CoreReport {
+            core: 0,
+            sessions: vec![
+                connection(Some("nqn.h"), Some(&nqn), 1),
+                connection(Some("nqn.h"), Some(&nqn), 2),
+                connection(Some("nqn.other"), Some(&nqn), 3),
+                connection(Some("nqn.h"), None, 4),
+                connection(None, None, 5),
+            ],
+            refused: 0,
+            pool,
+            volumes: Vec::new(),
+        };
+        let shown = sessions(&volumes, &[core]);
+        let brief: Vec<_> = (shown.iter())
+            .map(|s| (s.initiator.as_str(), s.volume.is_some(), s.connections, s.age_s))
+            .collect();
+        assert_eq!(
+            brief,
+            [("nqn.h", false, 1, 4), ("nqn.h", true, 2, 2), ("nqn.other", true, 1, 3)]
+        );
+    }
+}

@@ -1,0 +1,119 @@
+//! The node's data directory: one node at a time, and for its owner only.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Why a data directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DataDirError {
+    /// The system refuses something.
+    #[error("data_dir {}: {why}", path.display())]
+    Refused {
+        /// What it refuses it for.
+        path: PathBuf,
+        /// What it said.
+        why: io::Error,
+    },
+    /// Another node uses it.
+    #[error(
+        "data_dir {}: another node uses it{}; stop that node or change data_dir",
+        path.display(),
+        pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default()
+    )]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+        /// The other node's process, as it says itself.
+        pid: Option<String>,
+    },
+}
+
+/// A data directory that this process holds; free again when it is dropped, or the process ends
+/// in whatever way.
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl DataDir {
+    /// Makes the directory where it is missing, and takes hold of it.
+    ///
+    /// # Errors
+    /// [`DataDirError`].
+    pub fn hold(path: &Path) -> Result<Self, DataDirError> {
+        let refused = |at: &Path, why| DataDirError::Refused { path: at.to_owned(), why };
+        let volumes = path.join("volumes");
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&volumes)
+            .map_err(|e| refused(&volumes, e))?;
+        let name = path.join("lock");
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&name)
+            .map_err(|e| refused(&name, e))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut pid = String::new();
+                let read = lock.take(20).read_to_string(&mut pid).is_ok();
+                let pid = Some(pid.trim().to_owned()).filter(|p| read && !p.is_empty());
+                return Err(DataDirError::InUse { path: path.to_owned(), pid });
+            }
+            Err(TryLockError::Error(e)) => return Err(refused(&name, e)),
+        }
+        let written = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+        written.map_err(|e| refused(&name, e))?;
+        Ok(Self { path: fs::canonicalize(path).map_err(|e| refused(path, e))?, _lock: lock })
+    }
+
+    /// The directory, without links in its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file of the store.
+    #[must_use]
+    pub fn store(&self) -> PathBuf {
+        self.path.join("store.redb")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn one_node_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        let held = DataDir::hold(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(held.path().join("volumes").is_dir());
+        let refused = DataDir::hold(&path).unwrap_err().to_string();
+        let pid = std::process::id();
+        assert!(refused.contains(&format!("another node uses it (process {pid})")), "{refused}");
+        drop(held);
+        DataDir::hold(&path).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_directory_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        let refused = DataDir::hold(&file).unwrap_err().to_string();
+        assert!(refused.contains("data_dir") && refused.contains("file"), "{refused}");
+    }
+}

@@ -1,0 +1,430 @@
+//! The data plane as the control plane sees it: the one place where volumes are put together,
+//! placed on cores and exported.
+//!
+//! Each core has a [`keeper`], which owns the core's server and volumes. The control plane's
+//! threads reach it by sending work; nothing is shared.
+
+mod backing;
+mod keeper;
+mod report;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use rt::{Cores, CoresConfig};
+use target::catalog::Catalog;
+use target::server::{self, Service};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::config::{Config, DiskEngine};
+use crate::record::VolumeRecord;
+pub use backing::{BackingError, Image};
+use keeper::Keeper;
+pub use report::{CoreReport, Histogram, KindReport, LATENCY_BOUNDS_US, Scope, VolumeReport};
+
+/// Work for a keeper; runs as a task of its core.
+type Work = Box<dyn FnOnce(&Rc<Keeper>) + Send>;
+
+/// Pieces of work that may wait for a keeper; the control plane waits beyond that.
+const WORK: usize = 256;
+
+/// Why a node did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The cores did not start.
+    #[error("the cores cannot start: {why}; {hint}")]
+    Cores {
+        /// What the system said.
+        why: String,
+        /// The next step.
+        hint: &'static str,
+    },
+    /// An address cannot be listened at.
+    #[error("{setting}: cannot listen at {at}: {why}")]
+    Listen {
+        /// The setting that names it.
+        setting: &'static str,
+        /// The address.
+        at: SocketAddr,
+        /// What the system said.
+        why: String,
+    },
+    /// A core has stopped.
+    #[error("core {core} has stopped")]
+    Stopped {
+        /// Which one.
+        core: usize,
+    },
+}
+
+/// Addresses that are listened at, with the ports the system chose.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Portals {
+    /// iSCSI.
+    pub iscsi: Vec<SocketAddr>,
+    /// NVMe/TCP I/O controllers.
+    pub nvme: Vec<SocketAddr>,
+    /// NVMe/TCP discovery.
+    pub discovery: Vec<SocketAddr>,
+}
+
+/// A volume that was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// The core it lives on.
+    pub core: usize,
+    /// What its image is.
+    pub image: Image,
+}
+
+/// The data plane. Stop it with [`Self::stop`].
+pub struct Engine {
+    keepers: Vec<mpsc::Sender<Work>>,
+    /// Where each open volume lives.
+    places: Mutex<HashMap<Uuid, usize>>,
+    cores: Mutex<Option<Cores>>,
+    disk_backend: &'static str,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("cores", &self.keepers.len()).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Starts the cores. Nothing is open and nobody listened to yet.
+    ///
+    /// # Errors
+    /// [`EngineError::Cores`].
+    pub async fn start(config: &Config) -> Result<Self, EngineError> {
+        let cores = start_cores(config)?;
+        let limits = limits(config);
+        let buffered = config.disks.buffered;
+        let mut keepers = Vec::new();
+        let mut disk_backend = "threads";
+        let doors = server::doors(cores.handles().len());
+        for (handle, door) in cores.handles().iter().zip(doors) {
+            let (sender, work) = mpsc::channel(WORK);
+            let begun = handle.run(move |core| async move {
+                let engine = core.disk_engine();
+                let keeper = Keeper::new(core, limits, door, buffered);
+                tokio::task::spawn_local(serve(keeper, work));
+                engine
+            });
+            let engine = begun.await.map_err(|_| EngineError::Stopped { core: handle.id() })?;
+            if engine == rt::disk::Engine::Uring {
+                disk_backend = "io_uring";
+            }
+            keepers.push(sender);
+        }
+        Ok(Self { keepers, places: Mutex::default(), cores: Mutex::new(Some(cores)), disk_backend })
+    }
+
+    /// How many cores there are.
+    #[must_use]
+    pub fn cores(&self) -> usize {
+        self.keepers.len()
+    }
+
+    /// How disks are reached: `io_uring` or `threads`.
+    #[must_use]
+    pub fn disk_backend(&self) -> &'static str {
+        self.disk_backend
+    }
+
+    /// Begins to listen at every configured address. Clients wait until [`Self::accept`].
+    ///
+    /// # Errors
+    /// [`EngineError::Listen`] names the setting and the address.
+    pub async fn listen(&self, config: &Config) -> Result<Portals, EngineError> {
+        let listen = |setting, service, at| async move { self.bind(setting, service, at).await };
+        let mut portals = Portals::default();
+        for &at in &config.iscsi.portals {
+            portals.iscsi.push(listen("iscsi.portals", Service::Iscsi, at).await?);
+        }
+        for &at in &config.nvme.portals {
+            portals.nvme.push(listen("nvme.portals", Service::Nvme, at).await?);
+        }
+        for &at in &config.nvme.discovery {
+            portals.discovery.push(listen("nvme.discovery", Service::Nvme, at).await?);
+        }
+        Ok(portals)
+    }
+
+    /// Listens at one address, on every core: the system spreads connections over them.
+    async fn bind(
+        &self,
+        setting: &'static str,
+        service: Service,
+        at: SocketAddr,
+    ) -> Result<SocketAddr, EngineError> {
+        let mut bound = at;
+        for core in 0..self.cores() {
+            let (first, here) = (core == 0, bound);
+            let listening =
+                self.on(core, move |k| async move { k.listen(here, service, first).await });
+            let refused = |why: String| EngineError::Listen { setting, at, why };
+            bound = listening
+                .await
+                .map_err(|_| EngineError::Stopped { core })?
+                .map_err(|e| refused(e.to_string()))?;
+        }
+        Ok(bound)
+    }
+
+    /// Begins to accept clients.
+    pub async fn accept(&self) {
+        self.everywhere(|k| async move { k.accept() }).await;
+    }
+
+    /// Makes the backing of a new volume; with `force` over whatever is there.
+    ///
+    /// # Errors
+    /// [`BackingError`]; nothing is left of what was begun.
+    pub async fn make(&self, record: &VolumeRecord, force: bool) -> Result<Image, BackingError> {
+        let record = record.clone();
+        let core = self.least_loaded();
+        self.on(core, move |k| async move { k.make(&record, force).await }).await?
+    }
+
+    /// Erases the backing of a volume that is not open. Without a backing there is nothing to do.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    pub async fn erase(&self, record: &VolumeRecord) -> Result<(), BackingError> {
+        let record = record.clone();
+        let core = self.least_loaded();
+        self.on(core, |k| async move { k.erase(&record).await }).await?
+    }
+
+    /// Opens a volume on the core that has the fewest.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    pub async fn open(&self, record: &VolumeRecord) -> Result<Opened, BackingError> {
+        let (id, record) = (record.id, record.clone());
+        let core = self.place(id);
+        let opened = self.on(core, |k| async move { k.open(&record).await }).await;
+        match opened {
+            Ok(Ok(image)) => Ok(Opened { core, image }),
+            Ok(Err(e)) => {
+                self.displace(id);
+                Err(e)
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Finishes what a volume is doing, makes it durable and closes it.
+    ///
+    /// # Errors
+    /// [`BackingError`]; the volume is closed all the same.
+    pub async fn close(&self, id: Uuid) -> Result<(), BackingError> {
+        let Some(core) = self.displace(id) else { return Ok(()) };
+        self.on(core, move |k| async move { k.close(id).await }).await?
+    }
+
+    /// Makes an open volume larger and tells its initiators.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    pub async fn grow(&self, id: Uuid, size_bytes: u64) -> Result<Image, BackingError> {
+        let Some(core) = self.places().get(&id).copied() else {
+            return Err(BackingError::refused("the volume is not open"));
+        };
+        self.on(core, move |k| async move { k.grow(id, size_bytes).await }).await?
+    }
+
+    /// Has every core serve by `catalog`.
+    pub async fn publish(&self, catalog: Catalog) {
+        let catalog = Arc::new(catalog);
+        self.everywhere(move |k| {
+            let catalog = Arc::clone(&catalog);
+            async move { k.server().set_catalog(catalog) }
+        })
+        .await;
+    }
+
+    /// What every core does.
+    pub async fn report(&self, scope: Scope) -> Vec<CoreReport> {
+        self.everywhere(move |k| async move { k.report(scope).await }).await
+    }
+
+    /// Takes leave of all clients, finishes what is in flight, closes all volumes and stops the
+    /// cores. Gives up at `deadline`, and says whether every volume was made durable and closed.
+    pub async fn stop(&self, deadline: Instant) -> bool {
+        // Not every initiator leaves when it is asked: part of the time is kept for the rest.
+        let leave_by = leave_by(Instant::now(), deadline);
+        let drained = self.everywhere(move |k| async move { k.drain(leave_by).await });
+        if tokio::time::timeout_at(deadline, drained).await.is_err() {
+            return false;
+        }
+        let closed = self.everywhere(|k| async move { k.close_all().await });
+        let Ok(closed) = tokio::time::timeout_at(deadline, closed).await else { return false };
+        let cores = self.cores.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ended = tokio::task::spawn_blocking(move || cores.map(Cores::stop_now));
+        let ended = tokio::time::timeout_at(deadline, ended).await;
+        ended.is_ok() && closed.into_iter().all(|clean| clean)
+    }
+
+    /// Runs `f` on a core and gives its answer.
+    async fn on<F, Fut, T>(&self, core: usize, f: F) -> Result<T, Stopped>
+    where
+        F: FnOnce(Rc<Keeper>) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+        T: Send + 'static,
+    {
+        let (answer, result) = oneshot::channel();
+        let work: Work = Box::new(move |keeper| {
+            let work = f(Rc::clone(keeper));
+            tokio::task::spawn_local(async move {
+                // Nobody waits any more: the work was done all the same.
+                let _ = answer.send(work.await);
+            });
+        });
+        let stopped = || Stopped { core };
+        let keeper = self.keepers.get(core).ok_or_else(stopped)?;
+        keeper.send(work).await.map_err(|_| stopped())?;
+        result.await.map_err(|_| stopped())
+    }
+
+    /// Runs `f` on every core at once; cores that have stopped give no answer.
+    async fn everywhere<F, Fut, T>(&self, f: F) -> Vec<T>
+    where
+        F: FnOnce(Rc<Keeper>) -> Fut + Clone + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+        T: Send + 'static,
+    {
+        let all = (0..self.cores()).map(|core| self.on(core, f.clone()));
+        join_all(all).await.into_iter().flatten().collect()
+    }
+
+    fn places(&self) -> std::sync::MutexGuard<'_, HashMap<Uuid, usize>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn least_loaded(&self) -> usize {
+        least_loaded(self.cores(), self.places().values().copied())
+    }
+
+    fn place(&self, id: Uuid) -> usize {
+        let mut places = self.places();
+        let core = least_loaded(self.cores(), places.values().copied());
+        places.insert(id, core);
+        core
+    }
+
+    fn displace(&self, id: Uuid) -> Option<usize> {
+        self.places().remove(&id)
+    }
+}
+
+/// A core does not answer.
+#[derive(Clone, Copy, Debug)]
+struct Stopped {
+    core: usize,
+}
+
+impl From<Stopped> for BackingError {
+    fn from(stopped: Stopped) -> Self {
+        Self::refused(format!("core {} has stopped", stopped.core))
+    }
+}
+
+/// The core with the fewest of the volumes placed on `taken`, the first of several.
+fn least_loaded(cores: usize, taken: impl Iterator<Item = usize>) -> usize {
+    let mut load = vec![0_usize; cores];
+    for core in taken {
+        if let Some(n) = load.get_mut(core) {
+            *n += 1;
+        }
+    }
+    load.iter().enumerate().min_by_key(|&(_, n)| n).map_or(0, |(core, _)| core)
+}
+
+async fn serve(keeper: Rc<Keeper>, mut work: mpsc::Receiver<Work>) {
+    while let Some(work) = work.recv().await {
+        work(&keeper);
+    }
+}
+
+fn limits(config: &Config) -> server::Limits {
+    let l = &config.limits;
+    server::Limits {
+        connections: l.connections,
+        logins: l.logins,
+        login_timeout: l.login_timeout,
+        send_timeout: l.send_timeout,
+        receive_timeout: l.receive_timeout,
+        admission_timeout: l.admission_timeout,
+        keep_alive: l.keep_alive,
+        commands: l.commands,
+    }
+}
+
+/// Most cores that are taken when nobody says how many.
+const DEFAULT_CORES: usize = 4;
+
+fn start_cores(config: &Config) -> Result<Cores, EngineError> {
+    let refused = |why: String, hint| EngineError::Cores { why, hint };
+    let usable = usable_cpus();
+    let cpus = if config.cores.cpus.is_empty() {
+        let count = config.cores.count.unwrap_or(usable.len().clamp(1, DEFAULT_CORES));
+        // More cores than processors float.
+        (0..count).map(|i| usable.get(i).copied().filter(|_| count <= usable.len())).collect()
+    } else {
+        if let Some(missing) = config.cores.cpus.iter().find(|cpu| !usable.contains(cpu)) {
+            let why = format!("processor {missing} is not one that the node may use ({usable:?})");
+            return Err(refused(why, "correct cores.cpus"));
+        }
+        config.cores.cpus.iter().copied().map(Some).collect()
+    };
+    let pool_bytes = usize::try_from(config.cores.pool_bytes)
+        .map_err(|e| refused(e.to_string(), "lower cores.pool"))?;
+    let disk_engine = match config.disks.engine {
+        DiskEngine::Auto => rt::DiskEngine::Auto,
+        DiskEngine::IoUring => rt::DiskEngine::Uring,
+        DiskEngine::Threads => rt::DiskEngine::Pool,
+    };
+    let cores = CoresConfig {
+        cpus,
+        pool_bytes_per_core: pool_bytes,
+        poll_window: config.cores.poll_window,
+        disk_engine,
+        ..CoresConfig::default()
+    };
+    let hint = "lower cores.pool or cores.count, or choose disks.engine = \"auto\"";
+    Cores::start(&cores).map_err(|e| refused(e.to_string(), hint))
+}
+
+/// Processors that the process may run on, in order.
+fn usable_cpus() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
+}
+
+/// How long within a shutdown clients may take to leave by themselves.
+fn leave_by(now: Instant, deadline: Instant) -> Instant {
+    now + deadline.saturating_duration_since(now).mul_f32(0.5).min(Duration::from_secs(10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_go_to_the_core_with_the_fewest() {
+        assert_eq!(least_loaded(3, [].into_iter()), 0);
+        assert_eq!(least_loaded(3, [0, 1, 0].into_iter()), 2);
+        assert_eq!(least_loaded(2, [0, 1, 1].into_iter()), 0);
+        assert_eq!(least_loaded(2, [0, 7].into_iter()), 1, "a core that is gone counts nowhere");
+    }
+}

@@ -1,0 +1,170 @@
+//! What volumes lie on: flat images in files and on block devices.
+
+use std::rc::Rc;
+
+use api::{Backing, Code};
+use block::Dev;
+use layers::file::{self, Create, File, FileError, Open, Provisioning, Reason};
+use rt::Core;
+use rt::disk::{DiskErrorKind, OpenReason};
+
+use crate::record::{Stage, VolumeRecord};
+
+/// Why a backing was refused or failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct BackingError {
+    code: Code,
+    message: String,
+    /// The next step, where there is one.
+    pub hint: Option<&'static str>,
+}
+
+/// What is known of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// Size of the volume in it, in bytes.
+    pub size_bytes: u64,
+    /// Number of its label; higher after every change of it.
+    pub generation: u64,
+}
+
+impl BackingError {
+    pub(crate) fn refused(message: impl Into<String>) -> Self {
+        Self { code: Code::Backing, message: message.into(), hint: None }
+    }
+
+    /// The kind of refusal, as the API tells it.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        self.code
+    }
+}
+
+impl From<FileError> for BackingError {
+    fn from(e: FileError) -> Self {
+        let path = e.path.display();
+        match e.reason {
+            // The layer names a flag; here it is a setting of the node.
+            Reason::Open(OpenReason::NoDirectIo) => Self {
+                code: Code::Backing,
+                message: format!("{path}: its file system has no direct I/O (O_DIRECT)"),
+                hint: Some("set disks.buffered = true in the node's configuration to allow it"),
+            },
+            Reason::Disk(error) if error.kind == DiskErrorKind::NoSpace => Self {
+                code: Code::NoSpace,
+                message: format!("{path}: there is not enough space"),
+                hint: Some("free some space, or create a smaller or a thin volume"),
+            },
+            Reason::Open(OpenReason::PermissionDenied) => Self {
+                code: Code::Backing,
+                message: e.to_string(),
+                hint: Some("the node's user needs to read and write it"),
+            },
+            _ => Self::refused(e.to_string()),
+        }
+    }
+}
+
+/// Makes the image of a new volume. What was begun and failed is taken back.
+pub(super) async fn make(
+    core: &Core,
+    record: &VolumeRecord,
+    buffered: bool,
+    force: bool,
+) -> Result<Image, BackingError> {
+    let create = Create {
+        volume: record.id,
+        block_size: record.block_size.bytes(),
+        bytes: (record.size_bytes > 0).then_some(record.size_bytes),
+        provisioning: if record.thin { Provisioning::Thin } else { Provisioning::Full },
+        buffered,
+        force,
+        keep_contents: false,
+    };
+    let file = File::create(core, record.backing.path(), &create).await?;
+    Ok(image(&file))
+}
+
+fn image(file: &File) -> Image {
+    let label = file.label();
+    Image { size_bytes: label.data_bytes, generation: label.generation }
+}
+
+/// Erases the image of a volume. What holds something else is left alone: it is not the volume's.
+pub(super) async fn erase(
+    core: &Core,
+    record: &VolumeRecord,
+    buffered: bool,
+) -> Result<(), BackingError> {
+    let path = record.backing.path();
+    // The name alone says whose it is, even before it has a label.
+    let own = is_own_file(record);
+    match file::delete(core, path, record.id, buffered, own).await {
+        Ok(()) => Ok(()),
+        Err(FileError { reason: Reason::Open(OpenReason::NotFound), .. }) => Ok(()),
+        Err(e) if is_not_ours(&e.reason, record.stage) => {
+            tracing::warn!(volume = %record.name, "left alone: {e}");
+            Ok(())
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Whether there is nothing of the volume to erase.
+fn is_not_ours(reason: &Reason, stage: Stage) -> bool {
+    match reason {
+        Reason::NoLabel | Reason::NotAVolume(_) | Reason::OtherVolume { .. } => true,
+        // Never begun, most likely for that very reason.
+        Reason::TornLabel | Reason::BadLabel(_) | Reason::Open(_) => stage == Stage::Creating,
+        _ => false,
+    }
+}
+
+/// An open image.
+pub(super) struct Backed {
+    dev: Dev,
+    file: Rc<File>,
+}
+
+/// Opens the image of a volume.
+pub(super) async fn open(
+    core: &Core,
+    record: &VolumeRecord,
+    buffered: bool,
+) -> Result<Backed, BackingError> {
+    let what =
+        Open { volume: record.id, generation: record.image_generation, buffered, read_only: false };
+    let file = Rc::new(File::open(core, record.backing.path(), &what).await?);
+    if file.label().block_size != record.block_size.bytes() {
+        let (path, found) = (record.backing.path().display(), file.label().block_size);
+        let message = format!("{path}: its blocks have {found} bytes, the volume's have others");
+        return Err(BackingError::refused(message));
+    }
+    Ok(Backed { dev: Dev::shared(Rc::clone(&file)), file })
+}
+
+impl Backed {
+    /// What a volume works on.
+    pub(super) fn dev(&self) -> Dev {
+        self.dev.clone()
+    }
+
+    /// What is known of it.
+    pub(super) fn image(&self) -> Image {
+        image(&self.file)
+    }
+
+    /// Makes it larger.
+    pub(super) async fn grow(&self, size_bytes: u64) -> Result<Image, BackingError> {
+        self.file.grow(size_bytes).await?;
+        Ok(self.image())
+    }
+}
+
+/// Whether a backing is a file that no other volume ever has.
+fn is_own_file(record: &VolumeRecord) -> bool {
+    let Backing::File { path } = &record.backing else { return false };
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    name.contains(&record.id.to_string())
+}

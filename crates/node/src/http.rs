@@ -1,0 +1,145 @@
+//! The REST API and `/metrics` over HTTP.
+
+mod ask;
+mod auth;
+pub mod listen;
+mod serve;
+mod tls;
+
+use std::future::Future;
+
+use api::endpoint::{
+    AllowInitiators, ClearChap, DeleteVolume, DenyInitiators, Endpoint, GetHealth, GetStatus,
+    GetVolume, GrowVolume, ListSessions, ListVolumes, Nothing, Payload, PostVolume, SetChap,
+    SetProtocols,
+};
+use api::{ApiError, Code};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodFilter, get, on};
+
+use crate::control::Control;
+use crate::engine::Scope;
+use crate::metrics;
+use ask::Ask;
+pub use auth::{Token, TokenError};
+pub use serve::{Door, Server, TlsAcceptorDebug};
+pub use tls::{TlsError, acceptor};
+
+/// The API of a node.
+pub fn router(control: &Control) -> Router {
+    let c = control;
+    let router = Router::new();
+    let router = add::<GetHealth, _, _>(router, c, |c, _| async move { Ok(c.health()) });
+    let router = add::<GetStatus, _, _>(router, c, |c, _| async move { Ok(c.status().await) });
+    let router = add::<ListSessions, _, _>(router, c, |c, _| async move { Ok(c.sessions().await) });
+    let router = add::<ListVolumes, _, _>(router, c, |c, _| async move { Ok(c.list().await) });
+    let router = add::<PostVolume, _, _>(router, c, |c, a| async move { c.create(a.body).await });
+    let router = add::<GetVolume, _, _>(router, c, |c, a| async move { c.show(&a.name()?).await });
+    let router = add::<DeleteVolume, _, _>(router, c, |c, a| async move {
+        let force = a.flag(api::endpoint::FORCE);
+        c.delete(a.name()?, force).await.map(|()| Nothing)
+    });
+    let router = add::<GrowVolume, _, _>(router, c, |c, a| async move {
+        c.grow(a.name()?, a.body.size_bytes).await
+    });
+    let router = add::<SetProtocols, _, _>(router, c, |c, a| async move {
+        c.set_protocols(a.name()?, a.body).await
+    });
+    let router = add::<AllowInitiators, _, _>(router, c, |c, a| async move {
+        c.allow(a.name()?, a.body.initiators).await
+    });
+    let router = add::<DenyInitiators, _, _>(router, c, |c, a| async move {
+        c.deny(a.name()?, a.body.initiators).await
+    });
+    let router =
+        add::<SetChap, _, _>(
+            router,
+            c,
+            |c, a| async move { c.set_chap(a.name()?, Some(a.body)).await },
+        );
+    let router =
+        add::<ClearChap, _, _>(router, c, |c, a| async move { c.set_chap(a.name()?, None).await });
+    router
+        .route(
+            "/v1/openapi.json",
+            get(|| async { json_text(StatusCode::OK, api::openapi::json()) }),
+        )
+        .merge(metrics_router(control))
+        .fallback(|request: Request| async move {
+            refusal(
+                &ApiError::new(Code::NotFound, format!("there is no {}", request.uri().path()))
+                    .hint("GET /v1/openapi.json describes what there is"),
+            )
+        })
+        .method_not_allowed_fallback(|request: Request| async move {
+            let (method, path) = (request.method(), request.uri().path());
+            refusal(
+                &ApiError::new(Code::MethodNotAllowed, format!("{path} does not know {method}"))
+                    .hint("GET /v1/openapi.json describes what there is"),
+            )
+        })
+}
+
+/// Metrics alone.
+pub fn metrics_router(control: &Control) -> Router {
+    let control = control.clone();
+    let answer = move || {
+        let control = control.clone();
+        async move {
+            let page = metrics::render(control.facts(Scope::InFull).await);
+            ([(header::CONTENT_TYPE, metrics::MEDIA_TYPE)], page)
+        }
+    };
+    Router::new().route("/metrics", get(answer))
+}
+
+/// Routes one endpoint; types and path are the endpoint's own.
+fn add<E, F, Fut>(router: Router, control: &Control, answer: F) -> Router
+where
+    E: Endpoint + 'static,
+    F: Fn(Control, Ask<E>) -> Fut + Clone + Send + Sync + 'static,
+    Fut: Future<Output = Result<E::Answer, ApiError>> + Send + 'static,
+{
+    let filter = MethodFilter::try_from(E::METHOD).expect("endpoints use common methods");
+    let control = control.clone();
+    let handler = move |request: Request| {
+        let (control, answer) = (control.clone(), answer.clone());
+        async move {
+            let answered = match Ask::<E>::read(request).await {
+                Ok(ask) => answer(control, ask).await,
+                Err(e) => Err(e),
+            };
+            answered.map_or_else(|e| refusal(&e), |a| respond::<E>(&a))
+        }
+    };
+    router.route(E::PATH, on(filter, handler))
+}
+
+fn respond<E: Endpoint>(answer: &E::Answer) -> Response {
+    let status = StatusCode::from_u16(E::STATUS).unwrap_or(StatusCode::OK);
+    if E::Answer::EMPTY {
+        return status.into_response();
+    }
+    match serde_json::to_string(answer) {
+        Ok(text) => json_text(status, text),
+        Err(error) => {
+            tracing::error!(%error, endpoint = E::ID, "an answer cannot be written");
+            refusal(&ApiError::new(Code::Internal, "the answer cannot be written"))
+        }
+    }
+}
+
+fn json_text(status: StatusCode, text: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], Body::from(text)).into_response()
+}
+
+/// A refusal as it is sent.
+fn refusal(error: &ApiError) -> Response {
+    let status = StatusCode::from_u16(error.code.status());
+    let text = serde_json::to_string(error).expect("three strings always serialise");
+    json_text(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), text)
+}

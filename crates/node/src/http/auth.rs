@@ -1,0 +1,144 @@
+//! The token that clients over TCP have to show.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use api::{ApiError, Code};
+use axum::Router;
+use axum::extract::Request;
+use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderValue};
+use axum::middleware::{Next, from_fn};
+use subtle::ConstantTimeEq;
+
+/// Shortest token, in bytes.
+const MIN: usize = 16;
+
+/// Longest token, in bytes.
+const MAX: usize = 1024;
+
+/// A token. It prints as nothing.
+#[derive(Clone)]
+pub struct Token(Arc<[u8]>);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// Why a token file was refused.
+#[derive(Debug, thiserror::Error)]
+#[error("api.token_file {}: {why}", path.display())]
+pub struct TokenError {
+    path: PathBuf,
+    why: String,
+}
+
+impl Token {
+    /// Reads the token in the file at `path`.
+    ///
+    /// # Errors
+    /// [`TokenError`] for a file that others may read, or whose one line is no token.
+    pub fn read(path: &Path) -> Result<Self, TokenError> {
+        let refused = |why: String| TokenError { path: path.to_owned(), why };
+        let mode = std::fs::metadata(path).map_err(|e| refused(e.to_string()))?.mode();
+        if mode & 0o077 != 0 {
+            let why = format!(
+                "others than its owner may use it (mode {:03o}); chmod 600 it",
+                mode & 0o777
+            );
+            return Err(refused(why));
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| refused(e.to_string()))?;
+        Self::new(text.trim_end()).ok_or_else(|| {
+            refused(format!("use one line of {MIN} to {MAX} printable characters without blanks"))
+        })
+    }
+
+    /// `token` as a token, if it can be one.
+    #[must_use]
+    pub fn new(token: &str) -> Option<Self> {
+        let printable = token.bytes().all(|b| b.is_ascii_graphic());
+        let fits = (MIN..=MAX).contains(&token.len());
+        (printable && fits).then(|| Self(token.as_bytes().into()))
+    }
+
+    /// Whether the headers show the token. Takes the same time wherever a wrong one differs.
+    fn is_shown(&self, headers: &HeaderMap) -> bool {
+        let shown = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+        let shown = shown.and_then(|value| {
+            let (scheme, token) = value.split_at_checked(7)?;
+            scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
+        });
+        shown.is_some_and(|token| bool::from(token.ct_eq(&self.0)))
+    }
+
+    /// The router, for those who show the token.
+    pub fn guard(self, router: Router) -> Router {
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let known = self.is_shown(request.headers());
+            async move {
+                if known {
+                    return next.run(request).await;
+                }
+                let mut response = super::refusal(
+                    &ApiError::new(Code::Unauthorized, "the token is missing or wrong")
+                        .hint("send Authorization: Bearer TOKEN (`windrose --token-file FILE`)"),
+                );
+                response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+                response
+            }
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn token_files_are_private_and_hold_one_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let read = |text: &str, mode: u32| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            Token::read(&path)
+        };
+        read("0123456789abcdef\n", 0o600).unwrap();
+        read("0123456789abcdef", 0o400).unwrap();
+        assert!(read("0123456789abcdef", 0o640).unwrap_err().to_string().contains("chmod 600"));
+        for bad in ["", "short", "0123456789 abcdef", "0123456789abcdef\nmore"] {
+            assert!(read(bad, 0o600).unwrap_err().to_string().contains("one line"), "{bad:?}");
+        }
+        assert!(Token::read(&dir.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn only_the_whole_token_opens() {
+        let token = Token::new("0123456789abcdef").unwrap();
+        let shown = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+            token.is_shown(&headers)
+        };
+        assert!(shown("Bearer 0123456789abcdef") && shown("bearer 0123456789abcdef"));
+        for wrong in [
+            "",
+            "Bearer",
+            "Bearer ",
+            "Bearer 0123456789abcde",
+            "Bearer 0123456789abcdeF",
+            "Bearer 0123456789abcdef0",
+            "Basic 0123456789abcdef",
+        ] {
+            assert!(!shown(wrong), "{wrong:?}");
+        }
+        assert!(!token.is_shown(&HeaderMap::new()));
+        assert_eq!(format!("{token:?}"), "Token(…)");
+    }
+}

@@ -1,0 +1,114 @@
+//! Sockets of the API and of `/metrics`.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use tokio::net::{TcpListener, UnixListener};
+
+/// Who may use the API's socket: its owner and group.
+const SOCKET_MODE: u32 = 0o660;
+
+/// Why a socket could not be had.
+#[derive(Debug, thiserror::Error)]
+#[error("{setting}: cannot listen at {at}: {why}")]
+pub struct ListenError {
+    setting: &'static str,
+    at: String,
+    why: String,
+}
+
+/// A Unix socket that is listened at. Its file goes when it is dropped.
+#[derive(Debug)]
+pub struct UnixSocket {
+    pub(super) listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Drop for UnixSocket {
+    fn drop(&mut self) {
+        // What is left is taken over by the next start.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Listens at the Unix socket at `path`. What a dead node has left there is taken over.
+///
+/// # Errors
+/// [`ListenError`]: another process answers there, something else is there, no permission.
+pub fn unix(path: &Path) -> Result<UnixSocket, ListenError> {
+    let refused =
+        |why: String| ListenError { setting: "api.socket", at: path.display().to_string(), why };
+    let said = |e: io::Error| refused(e.to_string());
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir).map_err(|e| refused(format!("{}: {e}", dir.display())))?;
+    }
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(refused("something that is no socket is there; move it away".to_owned()));
+        }
+        Ok(_) if std::os::unix::net::UnixStream::connect(path).is_ok() => {
+            return Err(refused(
+                "another process answers there; stop it or change api.socket".to_owned(),
+            ));
+        }
+        _ => {}
+    }
+    // Under another name until the mode is right: nobody slips in between.
+    let fresh = path.with_extension(format!("new-{}", std::process::id()));
+    let _ = fs::remove_file(&fresh);
+    let listener = UnixListener::bind(&fresh).map_err(said)?;
+    let placed = fs::set_permissions(&fresh, fs::Permissions::from_mode(SOCKET_MODE))
+        .and_then(|()| fs::rename(&fresh, path));
+    if let Err(e) = placed {
+        let _ = fs::remove_file(&fresh);
+        return Err(said(e));
+    }
+    Ok(UnixSocket { listener, path: path.to_owned() })
+}
+
+/// Listens at `at`, which `setting` names.
+///
+/// # Errors
+/// [`ListenError`].
+pub fn tcp(setting: &'static str, at: SocketAddr) -> Result<TcpListener, ListenError> {
+    let listen = || {
+        let listener = std::net::TcpListener::bind(at)?;
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    };
+    listen().map_err(|e: io::Error| ListenError { setting, at: at.to_string(), why: e.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_is_taken_over_only_from_the_dead() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/api.sock");
+        let socket = unix(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+        let refused = unix(&path).unwrap_err().to_string();
+        assert!(refused.contains("another process answers"), "{refused}");
+        drop(socket);
+        assert!(!path.exists());
+        // A node that was killed leaves its socket behind.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        unix(&path).unwrap();
+        fs::write(&path, "").unwrap();
+        let refused = unix(&path).unwrap_err().to_string();
+        assert!(refused.contains("no socket"), "{refused}");
+        assert_eq!(fs::read_dir(dir.path().join("run")).unwrap().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_busy_port_is_named_with_its_setting() {
+        let first = tcp("metrics.listen", "127.0.0.1:0".parse().unwrap()).unwrap();
+        let refused = tcp("metrics.listen", first.local_addr().unwrap()).unwrap_err().to_string();
+        assert!(refused.starts_with("metrics.listen: cannot listen at 127.0.0.1:"), "{refused}");
+    }
+}

@@ -1,0 +1,178 @@
+//! Connections: bounded in number, in time and in what they may send.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use super::listen::UnixSocket;
+
+/// Time for the head of a request; also the longest pause between two requests.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time for a TLS handshake.
+const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest head of a request, in bytes.
+const MAX_HEAD: usize = 16 << 10;
+
+/// Wait after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Where connections come in.
+#[derive(Debug)]
+pub enum Door {
+    /// A Unix socket.
+    Unix(UnixSocket),
+    /// Plain TCP.
+    Plain(TcpListener),
+    /// TCP with TLS.
+    Tls(TcpListener, TlsAcceptorDebug),
+}
+
+/// A [`TlsAcceptor`] that prints as nothing.
+#[derive(Clone)]
+pub struct TlsAcceptorDebug(pub TlsAcceptor);
+
+impl std::fmt::Debug for TlsAcceptorDebug {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TlsAcceptor")
+    }
+}
+
+/// Everything that serves HTTP.
+#[derive(Debug)]
+pub struct Server {
+    stop: watch::Sender<bool>,
+    doors: JoinSet<()>,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self { stop: watch::Sender::new(false), doors: JoinSet::new() }
+    }
+}
+
+impl Server {
+    /// Serves `router` at `door`, to at most `connections` at a time.
+    pub fn open(&mut self, door: Door, router: Router, connections: usize) {
+        let stop = self.stop.subscribe();
+        self.doors.spawn(accept(door, router, connections, stop));
+    }
+
+    /// Accepts nobody any more, and waits until what is being answered has been.
+    pub async fn close(mut self) {
+        self.stop.send_replace(true);
+        while self.doors.join_next().await.is_some() {}
+    }
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // The sender outlives the doors; without it there is nothing to wait for.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn accept(door: Door, router: Router, connections: usize, mut stop: watch::Receiver<bool>) {
+    let room = Arc::new(Semaphore::new(connections));
+    let mut serving = JoinSet::new();
+    loop {
+        let next = async {
+            let place = Arc::clone(&room).acquire_owned().await;
+            (place, door.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            next = next => next,
+            () = stopped(&mut stop) => break,
+        };
+        while serving.try_join_next().is_some() {}
+        match accepted {
+            Ok(stream) => {
+                let (router, stop) = (router.clone(), stop.clone());
+                serving.spawn(async move {
+                    stream.serve(router, stop).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection to the API could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(door);
+    while serving.join_next().await.is_some() {}
+}
+
+/// A connection that has come in.
+enum Accepted {
+    Unix(tokio::net::UnixStream),
+    Plain(tokio::net::TcpStream),
+    Tls(tokio::net::TcpStream, TlsAcceptor),
+}
+
+impl Door {
+    async fn accept(&self) -> io::Result<Accepted> {
+        match self {
+            Self::Unix(socket) => Ok(Accepted::Unix(socket.listener.accept().await?.0)),
+            Self::Plain(listener) => Ok(Accepted::Plain(listener.accept().await?.0)),
+            Self::Tls(listener, tls) => {
+                Ok(Accepted::Tls(listener.accept().await?.0, tls.0.clone()))
+            }
+        }
+    }
+}
+
+impl Accepted {
+    async fn serve(self, router: Router, stop: watch::Receiver<bool>) {
+        match self {
+            Self::Unix(stream) => converse(stream, router, stop).await,
+            Self::Plain(stream) => converse(stream, router, stop).await,
+            Self::Tls(stream, tls) => {
+                match tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => converse(stream, router, stop).await,
+                    Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+                    Err(_) => tracing::debug!("a TLS handshake took too long"),
+                }
+            }
+        }
+    }
+}
+
+fn converse<S>(
+    stream: S,
+    router: Router,
+    mut stop: watch::Receiver<bool>,
+) -> impl Future<Output = ()>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = TowerToHyperService::new(router);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD)
+        .serve_connection(TokioIo::new(stream), service);
+    async move {
+        let mut connection = std::pin::pin!(connection);
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = stopped(&mut stop) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection to the API ended");
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Metrics for Prometheus, in the OpenMetrics text format, made from the same facts as the status.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NoLabelSet, text,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use volume::Kind;
+
+use crate::control::{Facts, assess};
+use crate::engine::{Histogram, KindReport, LATENCY_BOUNDS_US, VolumeReport};
+use crate::reconcile::Observed;
+use crate::record::Stored;
+
+/// Media type of what [`render`] gives.
+pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The metrics of a node.
+#[must_use]
+pub fn render(facts: Facts) -> String {
+    let mut registry = Registry::with_prefix("windrose");
+    registry.register_collector(Box::new(Metrics::new(facts)));
+    let mut page = String::new();
+    text::encode(&mut page, &registry).expect("a string takes whatever is written to it");
+    page
+}
+
+#[derive(Debug)]
+struct Metrics {
+    facts: Facts,
+    /// Open volumes, by name: places of the volume, of its core and of its report there.
+    open: Vec<(usize, usize, usize)>,
+}
+
+impl Collector for Metrics {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        self.node(&mut to)?;
+        self.cores(&mut to)?;
+        self.volumes(&mut to)?;
+        self.commands(&mut to)
+    }
+}
+
+type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
+
+/// Writes one gauge per item.
+fn gauges<'a, const N: usize, V: EncodeGaugeValue>(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    items: impl Iterator<Item = (Labels<'a, N>, V)>,
+) -> fmt::Result {
+    let mut metric = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (labels, value) in items {
+        labelled(&mut metric, &labels, |m| m.encode_gauge(&value))?;
+    }
+    Ok(())
+}
+
+/// Writes one counter per item.
+fn counters<'a, const N: usize, V: EncodeCounterValue>(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    items: impl Iterator<Item = (Labels<'a, N>, V)>,
+) -> fmt::Result {
+    let mut metric = to.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (labels, value) in items {
+        labelled(&mut metric, &labels, |m| m.encode_counter::<NoLabelSet, _, u64>(&value, None))?;
+    }
+    Ok(())
+}
+
+fn labelled<const N: usize>(
+    metric: &mut MetricEncoder<'_>,
+    labels: &Labels<'_, N>,
+    write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
+) -> fmt::Result {
+    if N == 0 { write(metric) } else { write(&mut metric.encode_family(labels)?) }
+}
+
+fn one<V>(value: V) -> impl Iterator<Item = (Labels<'static, 0>, V)> {
+    std::iter::once(([], value))
+}
+
+impl Metrics {
+    fn new(facts: Facts) -> Self {
+        let mut reports = HashMap::new();
+        for (c, core) in facts.cores.iter().enumerate() {
+            reports.extend(core.volumes.iter().enumerate().map(|(r, report)| (report.id, (c, r))));
+        }
+        let place = |(v, (stored, _)): (usize, &(Stored, Observed))| {
+            reports.get(&stored.record.id).map(|&(c, r)| (v, c, r))
+        };
+        let open = facts.volumes.iter().enumerate().filter_map(place).collect();
+        Self { facts, open }
+    }
+
+    fn node(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let status = assess(&self.facts);
+        let node = &status.node;
+        let info = [("node", node.name.as_str()), ("version", node.version.as_str())];
+        let mut metric =
+            to.encode_descriptor("node", "The node and its version.", None, MetricType::Info)?;
+        metric.encode_info(&info)?;
+        gauges(to, "uptime_seconds", "Time since the start.", one(node.uptime_s))?;
+        let verdict = "0 safe, 1 at risk, 2 data unavailable.";
+        gauges(to, "verdict", verdict, one(status.verdict as i64))?;
+        gauges(to, "sessions", "Sessions of initiators.", one(status.sessions))?;
+        let (bytes, free) = (status.capacity.data_dir_bytes, status.capacity.data_dir_free_bytes);
+        gauges(to, "data_dir_bytes", "Size of the data directory's file system.", one(bytes))?;
+        gauges(to, "data_dir_free_bytes", "Free space in it.", one(free))
+    }
+
+    fn cores(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let names: Vec<_> = self.facts.cores.iter().map(|c| c.core.to_string()).collect();
+        let cores = || {
+            self.facts
+                .cores
+                .iter()
+                .zip(&names)
+                .map(|(core, name)| ([("core", name.as_str())], core))
+        };
+        let help = "Buffer memory.";
+        gauges(to, "pool_bytes", help, cores().map(|(l, c)| (l, c.pool.total)))?;
+        let help = "Buffer memory that is neither held nor promised.";
+        gauges(to, "pool_free_bytes", help, cores().map(|(l, c)| (l, c.pool.free)))?;
+        let help = "Commands that wait for buffer memory.";
+        gauges(to, "pool_waiting", help, cores().map(|(l, c)| (l, c.pool.waiting)))?;
+        let help = "Times a layer took more memory than it was promised; a defect.";
+        counters(to, "pool_overdrafts", help, cores().map(|(l, c)| (l, c.pool.overdrafts)))?;
+        let help = "Connections, those that have not logged in included.";
+        gauges(to, "connections", help, cores().map(|(l, c)| (l, c.sessions.len() as u64)))?;
+        let help = "Connections refused because of a limit.";
+        counters(to, "connections_refused", help, cores().map(|(l, c)| (l, c.refused)))
+    }
+
+    fn volumes(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let volumes =
+            || self.facts.volumes.iter().map(|(s, o)| ([("volume", s.record.name.as_str())], s, o));
+        let help = "Whether the volume serves.";
+        let online = |o: &Observed| i64::from(matches!(o, Observed::Open { .. }));
+        gauges(to, "volume_online", help, volumes().map(|(l, _, o)| (l, online(o))))?;
+        let help = "Size of the volume.";
+        gauges(to, "volume_size_bytes", help, volumes().map(|(l, s, _)| (l, s.record.size_bytes)))?;
+        let help = "Bytes of the backing that hold data.";
+        let taken = |id| self.facts.taken.get(&id).copied();
+        let allocated = volumes().filter_map(|(l, s, _)| Some((l, taken(s.record.id)?)));
+        gauges(to, "volume_allocated_bytes", help, allocated)?;
+        let help = "Commands in flight.";
+        gauges(to, "volume_in_flight", help, self.reports().map(|(l, r)| (l, r.in_flight)))?;
+        let help = "Commands that were asked to abort.";
+        counters(to, "volume_aborts", help, self.reports().map(|(l, r)| (l, r.aborts)))?;
+        let help = "Commands that waited for an overlapping one.";
+        counters(to, "volume_overlaps", help, self.reports().map(|(l, r)| (l, r.overlaps)))?;
+        let help = "Commands that waited for buffer memory.";
+        counters(to, "volume_memory_waits", help, self.reports().map(|(l, r)| (l, r.memory_waits)))
+    }
+
+    fn commands(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Commands completed, failed ones included.";
+        counters(to, "volume_commands", help, self.kinds().map(|(l, k)| (l, k.completed)))?;
+        let help = "Commands that failed.";
+        counters(to, "volume_commands_failed", help, self.kinds().map(|(l, k)| (l, k.failed)))?;
+        let help = "Payload moved.";
+        counters(to, "volume_payload_bytes", help, self.kinds().map(|(l, k)| (l, k.bytes)))?;
+        let help = "Time from acceptance to completion of a command.";
+        let name = "volume_latency_seconds";
+        let mut metric = to.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (labels, kind) in self.kinds() {
+            if let Some(latency) = &kind.latency {
+                labelled(&mut metric, &labels, |m| histogram(m, latency))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The open volumes, by name.
+    fn reports(&self) -> impl Iterator<Item = (Labels<'_, 1>, &VolumeReport)> {
+        self.open.iter().map(|&(v, c, r)| {
+            let (stored, _) = &self.facts.volumes[v];
+            ([("volume", stored.record.name.as_str())], &self.facts.cores[c].volumes[r])
+        })
+    }
+
+    fn kinds(&self) -> impl Iterator<Item = (Labels<'_, 2>, &KindReport)> {
+        self.reports().flat_map(|([volume], report)| {
+            Kind::ALL.map(|kind| ([volume, ("kind", word(kind))], report.of(kind)))
+        })
+    }
+}
+
+fn histogram(metric: &mut MetricEncoder<'_>, latency: &Histogram) -> fmt::Result {
+    // The encoder adds up classes by itself: it wants what each holds alone.
+    let mut below = 0;
+    let mut buckets: Vec<_> = (LATENCY_BOUNDS_US.iter().zip(latency.at_most))
+        .map(|(us, at_most)| {
+            let alone = at_most.saturating_sub(below);
+            below = at_most;
+            (*us as f64 / 1e6, alone)
+        })
+        .collect();
+    buckets.push((f64::INFINITY, latency.count.saturating_sub(below)));
+    metric.encode_histogram::<NoLabelSet>(latency.sum_s, latency.count, &buckets, None)
+}
+
+fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Read => "read",
+        Kind::Write => "write",
+        Kind::Unmap => "unmap",
+        Kind::Flush => "flush",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::NodeInfo;
+
+    use super::*;
+    use crate::engine::CoreReport;
+    use crate::meta::Revision;
+    use crate::record::tests::record;
+
+    #[test]
+    fn latencies_are_told_in_classes_that_add_up() {
+        let record = record("v");
+        let mut at_most = [7; LATENCY_BOUNDS_US.len()];
+        (at_most[0], at_most[1]) = (2, 5);
+        let read = KindReport {
+            completed: 9,
+            failed: 1,
+            bytes: 4096,
+            latency: Some(Histogram { at_most, count: 9, sum_s: 0.5 }),
+        };
+        let report = VolumeReport {
+            id: record.id,
+            kinds: [read, KindReport::default(), KindReport::default(), KindReport::default()],
+            in_flight: 3,
+            aborts: 0,
+            overlaps: 0,
+            memory_waits: 0,
+        };
+        let pool = rt::buf::Pool::new(4096).unwrap().usage();
+        let core =
+            CoreReport { core: 0, sessions: vec![], refused: 4, pool, volumes: vec![report] };
+        let image = crate::engine::Image { size_bytes: 1, generation: 2 };
+        let observed = Observed::Open { core: 0, image, published: None };
+        let node = NodeInfo {
+            name: "n".into(),
+            version: "0".into(),
+            pid: 1,
+            uptime_s: 2,
+            data_dir: "/v".into(),
+            cores: 1,
+            disk_backend: "io_uring".into(),
+        };
+        let volumes = vec![(Stored { record, revision: Revision(1) }, observed)];
+        let taken = [(volumes[0].0.record.id, 12)].into();
+        let (cores, serving, space) = (vec![core], true, None);
+        let page = render(Facts { node, serving, volumes, cores, taken, space });
+        for line in [
+            "windrose_node_info{node=\"n\",version=\"0\"} 1",
+            "windrose_volume_allocated_bytes{volume=\"v\"} 12",
+            "windrose_volume_latency_seconds_bucket{le=\"0.00005\",volume=\"v\",kind=\"read\"} 2",
+            "windrose_volume_latency_seconds_bucket{le=\"0.0001\",volume=\"v\",kind=\"read\"} 5",
+            "windrose_volume_latency_seconds_bucket{le=\"10.0\",volume=\"v\",kind=\"read\"} 7",
+            "windrose_volume_latency_seconds_bucket{le=\"+Inf\",volume=\"v\",kind=\"read\"} 9",
+            "windrose_volume_latency_seconds_count{volume=\"v\",kind=\"read\"} 9",
+            "windrose_connections_refused_total{core=\"0\"} 4",
+        ] {
+            assert_eq!(page.lines().filter(|l| *l == line).count(), 1, "{line}\n{page}");
+        }
+        assert!(!page.contains("kind=\"write\"} 0.0"), "no latencies, no classes");
+    }
+}

@@ -1,0 +1,172 @@
+//! A node's life: start, serve, stop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+
+use crate::config::Config;
+use crate::control::{Control, Settings};
+use crate::data_dir::{DataDir, DataDirError};
+use crate::engine::{Engine, EngineError, Portals, Scope};
+use crate::http::listen::{self, ListenError, UnixSocket};
+use crate::http::{self, Door, Server, TlsAcceptorDebug, TlsError, Token, TokenError};
+use crate::meta::MetaError;
+use crate::meta::embedded::Embedded;
+
+/// Why a node did not start. Says what is wrong with which setting, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The data directory cannot be used.
+    #[error(transparent)]
+    DataDir(#[from] DataDirError),
+    /// The store cannot be used.
+    #[error(transparent)]
+    Store(#[from] MetaError),
+    /// The cores did not start, or an address of initiators cannot be listened at.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// An address of the API cannot be listened at.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The API's certificate or key was refused.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The API's token was refused.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+}
+
+/// A running node.
+pub struct Node {
+    control: Control,
+    http: Server,
+    portals: Portals,
+    shutdown_timeout: Duration,
+    /// Held to the last.
+    _data_dir: DataDir,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("portals", &self.portals).finish_non_exhaustive()
+    }
+}
+
+/// The API's listeners, before anything is served.
+struct ApiSockets {
+    unix: UnixSocket,
+    tls: Option<(TcpListener, TlsAcceptor, Token)>,
+    metrics: Option<TcpListener>,
+}
+
+impl ApiSockets {
+    fn open(config: &Config) -> Result<Self, StartError> {
+        let tls = match &config.api.tcp {
+            None => None,
+            Some(tcp) => {
+                let acceptor = http::acceptor(&tcp.tls_cert, &tcp.tls_key)?;
+                let token = Token::read(&tcp.token_file)?;
+                Some((listen::tcp("api.tcp", tcp.listen)?, acceptor, token))
+            }
+        };
+        let metrics = config.metrics.map(|at| listen::tcp("metrics.listen", at)).transpose()?;
+        Ok(Self { unix: listen::unix(&config.api.socket)?, tls, metrics })
+    }
+
+    fn serve(self, control: &Control, connections: usize) -> Server {
+        let mut server = Server::default();
+        let router: Router = http::router(control);
+        server.open(Door::Unix(self.unix), router.clone(), connections);
+        if let Some((listener, acceptor, token)) = self.tls {
+            log_address("the API is served over TLS", &listener);
+            let door = Door::Tls(listener, TlsAcceptorDebug(acceptor));
+            server.open(door, token.guard(router), connections);
+        }
+        if let Some(listener) = self.metrics {
+            log_address("metrics are served", &listener);
+            server.open(Door::Plain(listener), http::metrics_router(control), connections);
+        }
+        server
+    }
+}
+
+fn log_address(what: &str, listener: &TcpListener) {
+    if let Ok(at) = listener.local_addr() {
+        tracing::info!(%at, "{what}");
+    }
+}
+
+impl Node {
+    /// Starts a node. When this returns its volumes are open (those that can be) and initiators
+    /// are accepted.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing runs then.
+    pub async fn start(config: &Config) -> Result<Self, StartError> {
+        let began = Instant::now();
+        let data_dir = DataDir::hold(&config.data_dir)?;
+        let store = Embedded::open(&data_dir.store())?;
+        let sockets = ApiSockets::open(config)?;
+        let engine = Engine::start(config).await?;
+        let portals = engine.listen(config).await?;
+        let mut settings = Settings::new(config, portals.clone());
+        settings.data_dir = data_dir.path().to_owned();
+        let control = Control::new(settings, Arc::new(store), engine);
+        let http = sockets.serve(&control, config.limits.api_connections);
+        control.start().await?;
+        control.engine().accept().await;
+        let (cores, disks) = (control.engine().cores(), control.engine().disk_backend());
+        let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tracing::info!(
+            name = config.name, cores, disks, took_ms,
+            iscsi = ?portals.iscsi, nvme = ?portals.nvme, discovery = ?portals.discovery,
+            api = %config.api.socket.display(), "serving"
+        );
+        let shutdown_timeout = config.shutdown_timeout;
+        Ok(Self { control, http, portals, shutdown_timeout, _data_dir: data_dir })
+    }
+
+    /// The control plane.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// Where initiators are served.
+    #[must_use]
+    pub fn portals(&self) -> &Portals {
+        &self.portals
+    }
+
+    /// Whether every core still answers.
+    pub async fn is_alive(&self) -> bool {
+        self.control.engine().report(Scope::None).await.len() == self.control.engine().cores()
+    }
+
+    /// Takes leave of initiators, finishes what is in flight, makes every volume durable and
+    /// closes it, in at most the configured time. Says whether all of that was done.
+    pub async fn stop(self) -> Stopped {
+        let deadline = Instant::now() + self.shutdown_timeout;
+        let quiet = async {
+            self.control.stop().await;
+            self.http.close().await;
+        };
+        let quiet = tokio::time::timeout_at(deadline, quiet).await.is_ok();
+        let stopped = self.control.engine().stop(deadline).await;
+        Stopped { clean: quiet && stopped, _control: self.control, _data_dir: self._data_dir }
+    }
+}
+
+/// A node that has stopped, or has run out of time. Then its cores may still run: end the process
+/// while this is alive.
+#[derive(Debug)]
+pub struct Stopped {
+    /// Whether everything was done that a shutdown does.
+    pub clean: bool,
+    _control: Control,
+    _data_dir: DataDir,
+}

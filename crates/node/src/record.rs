@@ -1,0 +1,227 @@
+//! What the store holds of volumes.
+//!
+//! `volumes/ID` holds a volume's record, `names/NAME` the identity of the volume of that name.
+//! Both are written in one commit, so a name belongs to one volume and a volume has its name.
+
+use std::collections::BTreeSet;
+
+use api::{Backing, BlockSize, Chap, Initiator, Protocols, VolumeName};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::meta::{Change, Entry, Expect, MetaError, Revision};
+
+/// Where records of volumes are.
+pub const VOLUMES: &str = "volumes/";
+
+const NAMES: &str = "names/";
+
+/// How far the life of a volume has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// It was asked for; its backing may exist or not. Nobody was told that it exists: after a
+    /// crash it is taken back.
+    Creating,
+    /// It exists.
+    Ready,
+    /// It is to vanish; its backing may exist or not. After a crash that goes on.
+    Deleting,
+}
+
+/// A volume, as the store holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    /// Its identity.
+    pub id: Uuid,
+    /// Its name.
+    pub name: VolumeName,
+    /// How far its life has come.
+    pub stage: Stage,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Size of a logical block.
+    pub block_size: BlockSize,
+    /// Whether space is taken when it is written.
+    pub thin: bool,
+    /// Where its data lives.
+    pub backing: Backing,
+    /// Number of its image's label when it was last seen: an older one is a copy from the past.
+    pub image_generation: u64,
+    /// Protocols that export it.
+    pub protocols: Protocols,
+    /// Its iSCSI target name, whether exported or not.
+    pub iscsi_target: String,
+    /// Its NVMe subsystem name, whether exported or not.
+    pub nvme_subsystem: String,
+    /// Who may reach it.
+    pub allow: BTreeSet<Initiator>,
+    /// What iSCSI initiators must prove.
+    pub chap: Option<Chap>,
+    /// When it was created, in seconds since the Unix epoch.
+    pub created_s: u64,
+}
+
+/// A record and the commit that wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// The record.
+    pub record: VolumeRecord,
+    /// The commit.
+    pub revision: Revision,
+}
+
+/// Key of a volume's record.
+#[must_use]
+pub fn volume_key(id: Uuid) -> String {
+    format!("{VOLUMES}{id}")
+}
+
+/// The identity in a key that [`volume_key`] made.
+#[must_use]
+pub fn volume_of_key(key: &str) -> Option<Uuid> {
+    key.strip_prefix(VOLUMES)?.parse().ok()
+}
+
+/// Key of a name.
+#[must_use]
+pub fn name_key(name: &VolumeName) -> String {
+    format!("{NAMES}{name}")
+}
+
+/// The identity that a name's entry holds.
+///
+/// # Errors
+/// [`MetaError::Failed`] for contents that no version of the program writes.
+pub fn decode_name(entry: &Entry) -> Result<Uuid, MetaError> {
+    let bytes = <[u8; 16]>::try_from(entry.value.as_slice());
+    bytes.map(Uuid::from_bytes).map_err(|_| unreadable(entry, "16 bytes were expected"))
+}
+
+/// The record that a volume's entry holds.
+///
+/// # Errors
+/// [`MetaError::Failed`] for contents that no version of the program writes.
+pub fn decode(entry: &Entry) -> Result<Stored, MetaError> {
+    let record = serde_json::from_slice::<VolumeRecord>(&entry.value)
+        .map_err(|e| unreadable(entry, &e.to_string()))?;
+    if entry.key != volume_key(record.id) {
+        return Err(unreadable(entry, "it is the record of another volume"));
+    }
+    Ok(Stored { record, revision: entry.revision })
+}
+
+fn unreadable(entry: &Entry, why: &str) -> MetaError {
+    MetaError::Failed { path: entry.key.clone(), why: format!("the record is damaged: {why}") }
+}
+
+impl VolumeRecord {
+    fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("names, numbers and lists always serialise")
+    }
+
+    /// The changes that bring a new volume into the store.
+    #[must_use]
+    pub fn insert(&self) -> Vec<Change> {
+        vec![
+            Change {
+                key: name_key(&self.name),
+                expect: Expect::Absent,
+                value: Some(self.id.as_bytes().to_vec()),
+            },
+            Change { key: volume_key(self.id), expect: Expect::Absent, value: Some(self.encode()) },
+        ]
+    }
+
+    /// The changes that replace the record that `at` wrote by this one.
+    #[must_use]
+    pub fn replace(&self, at: Revision) -> Vec<Change> {
+        vec![Change {
+            key: volume_key(self.id),
+            expect: Expect::At(at),
+            value: Some(self.encode()),
+        }]
+    }
+
+    /// The changes that remove the record that `at` wrote, and the name that `name` wrote.
+    #[must_use]
+    pub fn remove(&self, at: Revision, name: Revision) -> Vec<Change> {
+        vec![
+            Change { key: name_key(&self.name), expect: Expect::At(name), value: None },
+            Change { key: volume_key(self.id), expect: Expect::At(at), value: None },
+        ]
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A volume that is ready.
+    pub(crate) fn record(name: &str) -> VolumeRecord {
+        VolumeRecord {
+            id: Uuid::new_v5(&Uuid::NAMESPACE_DNS, name.as_bytes()),
+            name: name.parse().unwrap(),
+            stage: Stage::Ready,
+            size_bytes: 1 << 30,
+            block_size: BlockSize::B512,
+            thin: true,
+            backing: Backing::File { path: format!("/v/{name}").into() },
+            image_generation: 2,
+            protocols: Protocols::default(),
+            iscsi_target: format!("iqn.2026-01.io.windrose:{name}"),
+            nvme_subsystem: format!("nqn.2026-01.io.windrose:{name}"),
+            allow: BTreeSet::new(),
+            chap: None,
+            created_s: 1_700_000_000,
+        }
+    }
+
+    fn entry(record: &VolumeRecord) -> Entry {
+        let revision = Revision(7);
+        Entry { key: volume_key(record.id), value: record.encode(), revision }
+    }
+
+    #[test]
+    fn a_record_reads_back_as_it_was_written() {
+        let chap = r#"{"user":"u","secret":"0123456789ab","mutual":null}"#;
+        let record = VolumeRecord {
+            chap: serde_json::from_str(chap).unwrap(),
+            allow: ["any".parse().unwrap()].into(),
+            ..record("v")
+        };
+        let stored = decode(&entry(&record)).unwrap();
+        assert_eq!(stored, Stored { record: record.clone(), revision: Revision(7) });
+        assert!(!format!("{stored:?}").contains("0123456789ab"), "secrets stay out of logs");
+        assert_eq!(volume_of_key(&volume_key(record.id)), Some(record.id));
+        assert_eq!(volume_of_key("volumes/x"), None);
+    }
+
+    /// What version 1 wrote, every later one reads.
+    #[test]
+    fn the_golden_record_reads() {
+        let golden = r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"ready",
+            "size_bytes":1073741824,"block_size":4096,"thin":false,
+            "backing":{"kind":"device","path":"/dev/sdb"},"image_generation":2,"protocols":{"iscsi":true,"nvme":false},
+            "iscsi_target":"iqn.2026-01.io.windrose:web",
+            "nvme_subsystem":"nqn.2026-01.io.windrose:web",
+            "allow":["any","iqn.1993-08.org.debian:01:x","nqn.2014-08.org.nvmexpress:h"],
+            "chap":{"user":"u","secret":"0123456789ab","mutual":null},"created_s":1700000000}"#;
+        let entry = Entry {
+            key: "volumes/3d813cbb-47fb-32ba-91df-831e1593ac29".into(),
+            value: golden.into(),
+            revision: Revision(1),
+        };
+        let record = decode(&entry).unwrap().record;
+        assert_eq!((record.allow.len(), record.thin), (3, false));
+    }
+
+    #[test]
+    fn damaged_records_are_named() {
+        let good = entry(&record("v"));
+        let bad = Entry { value: b"{}".to_vec(), ..good.clone() };
+        assert!(decode(&bad).unwrap_err().to_string().contains(&good.key));
+        let swapped = Entry { key: "volumes/other".into(), ..good };
+        assert!(decode(&swapped).unwrap_err().to_string().contains("another volume"));
+    }
+}

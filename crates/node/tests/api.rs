@@ -1,0 +1,308 @@
+//! The API as a client sees it: what it does, what it refuses and how it says so.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
+
+mod common;
+
+use api::client::{CallError, Client};
+use api::endpoint::*;
+use api::{ApiError, Code, Grow, Initiators, Protocols, Verdict, VolumeState};
+use common::{ask, create, files, name, show, start};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> ApiError {
+    match result {
+        Err(CallError::Refused(e)) => e,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+async fn allow(client: &Client, volume: &str, who: &[&str]) -> Result<api::Volume, CallError> {
+    let initiators = Initiators { initiators: who.iter().map(|s| s.parse().unwrap()).collect() };
+    client.call_on::<AllowInitiators>(&name(volume), &[], &initiators).await
+}
+
+#[tokio::test]
+async fn a_volume_lives_its_life() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let made = create(&client, "web").await;
+    assert_eq!(made.state, VolumeState::Online);
+    assert!(made.access.initiators.is_empty(), "nobody may reach a new volume");
+    let iscsi = made.iscsi.as_ref().unwrap();
+    assert_eq!(iscsi.target, "iqn.2026-01.io.windrose:web");
+    assert_eq!(iscsi.portals, [node.portals().iscsi[0].to_string()]);
+    assert_eq!(files(dir.path()), [format!("web-{}.img", made.id)]);
+
+    let host = "nqn.2014-08.org.nvmexpress:uuid:1";
+    let allowed = allow(&client, "web", &["iqn.1993-08.org.debian:01:A", host]).await.unwrap();
+    let shown: Vec<_> = allowed.access.initiators.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["iqn.1993-08.org.debian:01:a", host]);
+    let catalog_volume = show(&client, "web").await.unwrap();
+    assert_eq!(catalog_volume.access, allowed.access);
+    let deny = Initiators { initiators: vec![host.parse().unwrap()] };
+    let denied = client.call_on::<DenyInitiators>(&name("web"), &[], &deny).await.unwrap();
+    assert_eq!(denied.access.initiators.len(), 1);
+
+    let nvme_only = Protocols { iscsi: false, nvme: true };
+    let changed = client.call_on::<SetProtocols>(&name("web"), &[], &nvme_only).await.unwrap();
+    assert!(changed.iscsi.is_none() && changed.nvme.is_some());
+
+    let grow = Grow { size_bytes: 8 << 20 };
+    let grown = client.call_on::<GrowVolume>(&name("web"), &[], &grow).await.unwrap();
+    assert_eq!(grown.size_bytes, 8 << 20);
+    let smaller = Grow { size_bytes: 4 << 20 };
+    let refused = refusal(client.call_on::<GrowVolume>(&name("web"), &[], &smaller).await);
+    assert_eq!(refused.code, Code::InvalidRequest);
+    assert!(refused.message.contains("cannot be made smaller"), "{refused}");
+
+    client.call_on::<DeleteVolume>(&name("web"), &[], &Nothing).await.unwrap();
+    assert!(files(dir.path()).is_empty());
+    assert_eq!(show(&client, "web").await, None);
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn everything_survives_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let chap = r#"{"name":"a","size_bytes":1048576,"block_size":4096,"allow":["iqn.2001-04.com.example:x"],
+        "chap":{"user":"u","secret":"0123456789ab","mutual":{"user":"m","secret":"ba9876543210"}}}"#;
+    client.call::<PostVolume>(&ask(chap)).await.unwrap();
+    create(&client, "b").await;
+    let grow = Grow { size_bytes: 16 << 20 };
+    client.call_on::<GrowVolume>(&name("b"), &[], &grow).await.unwrap();
+    let before = [show(&client, "a").await, show(&client, "b").await];
+    assert!(node.stop().await.clean);
+    assert!(!dir.path().join("api.sock").exists());
+    let (node, client) = start(dir.path(), "").await;
+    for (before, volume) in before.into_iter().zip(["a", "b"]) {
+        let mut after = show(&client, volume).await.unwrap();
+        let before = before.unwrap();
+        // The ports are the system's choice each time.
+        after.iscsi.as_mut().unwrap().portals = before.iscsi.as_ref().unwrap().portals.clone();
+        after.nvme.as_mut().unwrap().portals = before.nvme.as_ref().unwrap().portals.clone();
+        assert_eq!(after, before);
+    }
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn creating_twice_is_creating_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let both = tokio::join!(create(&client, "a"), create(&client, "a"));
+    assert_eq!(both.0.id, both.1.id);
+    assert_eq!(create(&client, "a").await.id, both.0.id);
+    let other = ask(r#"{"name":"a","size_bytes":4194304,"block_size":4096}"#);
+    let refused = refusal(client.call::<PostVolume>(&other).await);
+    assert_eq!(refused.code, Code::Exists);
+    assert_eq!(refused.message, "volume a exists with another block size");
+    assert_eq!(files(dir.path()).len(), 1);
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn secrets_go_in_and_never_come_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create(&client, "a").await;
+    let chap =
+        r#"{"user":"u","secret":"hush-hush-hush","mutual":{"user":"m","secret":"hush-hush-back"}}"#;
+    let chap = serde_json::from_str(chap).unwrap();
+    let volume = client.call_on::<SetChap>(&name("a"), &[], &chap).await.unwrap();
+    assert_eq!(volume.access.chap_user.unwrap().as_str(), "u");
+    assert_eq!(volume.access.chap_mutual_user.unwrap().as_str(), "m");
+    for path in ["/v1/volumes", "/v1/volumes/a", "/v1/status", "/v1/sessions", "/metrics"] {
+        let text = client.text(path).await.unwrap();
+        assert!(!text.contains("hush"), "{path}");
+    }
+    let refused = refusal(allow(&client, "a", &["any"]).await);
+    assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
+    let cleared = client.call_on::<ClearChap>(&name("a"), &[], &Nothing).await.unwrap();
+    assert_eq!(cleared.access.chap_user, None);
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn a_broken_volume_is_told_and_does_not_stop_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let status = client.call::<GetStatus>(&Nothing).await.unwrap();
+    assert_eq!(status.verdict, Verdict::Safe);
+    let (a, b) = (create(&client, "a").await, create(&client, "b").await);
+    assert!(node.stop().await.clean);
+    std::fs::remove_file(a.backing.path()).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let status = client.call::<GetStatus>(&Nothing).await.unwrap();
+    assert_eq!(status.verdict, Verdict::Unavailable);
+    assert_eq!(status.findings[0].subject, "volume a");
+    assert!(status.findings[0].message.contains(&*a.backing.path().to_string_lossy()));
+    assert_eq!((status.volumes.online, status.volumes.offline), (1, 1));
+    let VolumeState::Offline { reason } = show(&client, "a").await.unwrap().state else {
+        panic!("a volume without a file is offline")
+    };
+    assert!(reason.contains("no such file"), "{reason}");
+    assert_eq!(show(&client, "b").await.unwrap().state, VolumeState::Online);
+    assert!(b.backing.path().exists());
+    // What is broken can still be deleted.
+    client.call_on::<DeleteVolume>(&name("a"), &[], &Nothing).await.unwrap();
+    let status = client.call::<GetStatus>(&Nothing).await.unwrap();
+    assert_eq!(status.verdict, Verdict::Safe);
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn files_of_others_are_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let precious = dir.path().join("precious");
+    std::fs::write(&precious, "data").unwrap();
+    let json = |volume: &str| {
+        let path = precious.display();
+        format!(
+            r#"{{"name":"{volume}","size_bytes":1048576,"backing":{{"kind":"file","path":"{path}"}}}}"#
+        )
+    };
+    let refused = refusal(client.call::<PostVolume>(&ask(&json("a"))).await);
+    assert_eq!(refused.code, Code::Backing);
+    assert!(refused.message.contains("precious"), "{refused}");
+    assert_eq!(std::fs::read_to_string(&precious).unwrap(), "data");
+    assert_eq!(show(&client, "a").await, None, "a refused volume leaves nothing behind");
+    std::fs::remove_file(&precious).unwrap();
+    client.call::<PostVolume>(&ask(&json("a"))).await.unwrap();
+    let refused = refusal(client.call::<PostVolume>(&ask(&json("b"))).await);
+    assert!(refused.message.contains("belongs to volume a"), "{refused}");
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "[limits]\nvolumes = 1").await;
+    let missing = name("nosuch");
+    let refused = refusal(client.call_on::<GetVolume>(&missing, &[], &Nothing).await);
+    assert_eq!(
+        (refused.code, refused.message.as_str()),
+        (Code::NotFound, "there is no volume nosuch")
+    );
+    assert!(refused.hint.is_some());
+    let deleted = client.call_on::<DeleteVolume>(&missing, &[FORCE], &Nothing).await;
+    assert_eq!(refusal(deleted).code, Code::NotFound);
+    create(&client, "a").await;
+    let refused =
+        refusal(client.call::<PostVolume>(&ask(r#"{"name":"b","size_bytes":1048576}"#)).await);
+    assert!(refused.hint.unwrap().contains("limits.volumes"));
+    assert!(node.stop().await.clean);
+}
+
+/// Request line and body, status, code, what the message says.
+const BAD: &[(&str, &str, u16, &str, &str)] = &[
+    ("GET /v1/nothing", "", 404, "not_found", "there is no /v1/nothing"),
+    ("GET /", "", 404, "not_found", "there is no /"),
+    ("PATCH /v1/volumes", "", 405, "method_not_allowed", "does not know PATCH"),
+    ("GET /v1/volumes/NO", "", 400, "invalid_request", "not a valid volume name"),
+    ("GET /v1/volumes/%ff", "", 400, "invalid_request", "the path"),
+    ("GET /v1/volumes/a%2Fb", "", 400, "invalid_request", "not a valid volume name"),
+    ("GET /v1/volumes?x=1", "", 400, "invalid_request", "there is no parameter \\\"x\\\""),
+    ("DELETE /v1/volumes/a?force=maybe", "", 400, "invalid_request", "true or false"),
+    ("POST /v1/volumes", "", 400, "invalid_request", "the body"),
+    ("POST /v1/volumes", "{", 400, "invalid_request", "the body"),
+    ("POST /v1/volumes", "[]", 400, "invalid_request", "the body"),
+    ("POST /v1/volumes", "{} x", 400, "invalid_request", "missing field `name`"),
+    ("POST /v1/volumes", r#"{"name":"a"}"#, 400, "invalid_request", "volume a needs a size"),
+    (
+        "POST /v1/volumes",
+        r#"{"name":"a","size_bytes":1}"#,
+        400,
+        "invalid_request",
+        "1 MiB to 256 TiB",
+    ),
+    ("POST /v1/volumes", r#"{"name":"a","size_bytes":-1}"#, 400, "invalid_request", "size_bytes:"),
+    (
+        "POST /v1/volumes",
+        r#"{"name":"a","size_bytes":1048577}"#,
+        400,
+        "invalid_request",
+        "multiple",
+    ),
+    ("POST /v1/volumes", r#"{"name":"a","nose":1}"#, 400, "invalid_request", "nose: unknown field"),
+    (
+        "POST /v1/volumes",
+        r#"{"name":"a","size_bytes":1048576,"allow":["any","bob"]}"#,
+        400,
+        "invalid_request",
+        "allow[1]: \\\"bob\\\" is not a valid initiator",
+    ),
+    (
+        "POST /v1/volumes",
+        r#"{"name":"a","size_bytes":1048576,"backing":{"kind":"file","path":"x"}}"#,
+        400,
+        "invalid_request",
+        "x is not an absolute path",
+    ),
+    (
+        "PUT /v1/volumes/a/chap",
+        r#"{"user":"u","secret":"short"}"#,
+        400,
+        "invalid_request",
+        "12 to 255",
+    ),
+    ("POST /v1/volumes/a/grow", r#"{"size_bytes":1048576}"#, 404, "not_found", "no volume a"),
+];
+
+#[tokio::test]
+async fn refusals_have_one_shape() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, _client) = start(dir.path(), "").await;
+    for &(line, body, status, code, says) in BAD {
+        let answer = raw(dir.path(), line, body).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{line} {body}: {answer}");
+        let json = answer.split("\r\n\r\n").nth(1).unwrap();
+        let error: ApiError = serde_json::from_str(json).expect(json);
+        assert_eq!(serde_json::to_value(error.code).unwrap(), code, "{line} {body}");
+        assert!(json.contains(says), "{line} {body}: {json}");
+    }
+    let long = format!("{{\"name\":\"{}\"}}", "x".repeat(600 << 10));
+    let answer = raw(dir.path(), "POST /v1/volumes", &long).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    assert!(node.stop().await.clean);
+}
+
+/// One request, as text.
+async fn raw(dir: &std::path::Path, line: &str, body: &str) -> String {
+    let mut socket = UnixStream::connect(dir.join("api.sock")).await.unwrap();
+    let length = body.len();
+    let head = format!(
+        "{line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    // The server may refuse before it has read everything.
+    let _ = socket.write_all(body.as_bytes()).await;
+    let mut answer = Vec::new();
+    let _ = socket.read_to_end(&mut answer).await;
+    String::from_utf8(answer).unwrap()
+}
+
+#[tokio::test]
+async fn the_description_and_the_metrics_are_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "[metrics]\nlisten = \"127.0.0.1:0\"").await;
+    assert_eq!(client.text("/v1/openapi.json").await.unwrap(), api::openapi::json());
+    create(&client, "a").await;
+    let metrics = client.text("/metrics").await.unwrap();
+    for line in [
+        "windrose_volume_online{volume=\"a\"} 1",
+        "windrose_volume_size_bytes{volume=\"a\"} 4194304",
+        "windrose_volume_commands_total{volume=\"a\",kind=\"read\"} 0",
+        "windrose_pool_bytes{core=\"1\"} 16777216",
+        "windrose_verdict 0",
+        "# EOF",
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
+    }
+    let health = client.call::<GetHealth>(&Nothing).await.unwrap();
+    assert!(health.serving);
+    assert!(node.stop().await.clean);
+}

@@ -1,0 +1,263 @@
+//! The command line: every command and option, and what its help says.
+
+use std::path::PathBuf;
+
+use api::client::Address;
+use api::{BlockSize, Initiator, Size, VolumeName};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done; for `status`: the data is safe
+  1  the node refused or failed; the message says why
+  2  the command line is wrong
+  3  no node answers
+  4  there is no such volume
+  5  for `status`: the data is at risk
+  6  for `status`: data cannot be reached";
+
+/// Block storage over iSCSI and NVMe/TCP.
+#[derive(Debug, Parser)]
+#[command(name = "windrose", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Which node to talk to, and how to show what it says.
+#[derive(Args, Debug)]
+pub(crate) struct Remote {
+    /// Where the node's API is: unix:/path/to/socket or https://host:port.
+    #[arg(
+        long,
+        global = true,
+        env = "WINDROSE_API",
+        value_name = "ADDRESS",
+        default_value = "unix:/run/windrose/api.sock"
+    )]
+    pub(crate) api: Address,
+    /// File with the token that the API asks for over TCP.
+    #[arg(long, global = true, env = "WINDROSE_TOKEN_FILE", value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// PEM file with the certificates to trust instead of the system's.
+    #[arg(long, global = true, env = "WINDROSE_CA_CERT", value_name = "FILE")]
+    pub(crate) ca_cert: Option<PathBuf>,
+    /// Print JSON, for programs.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a node.
+    Node(NodeArgs),
+    /// Manage volumes.
+    #[command(arg_required_else_help = true)]
+    Volume {
+        #[command(subcommand)]
+        command: VolumeCommand,
+    },
+    /// Say whether the data is safe, and why.
+    Status,
+    /// List the sessions of initiators.
+    Sessions,
+    /// Print a completion script for a shell.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Write the manual pages.
+    Man {
+        /// Directory to write them to.
+        dir: PathBuf,
+    },
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct NodeArgs {
+    /// Configuration file; without it /etc/windrose/windrose.toml, or the defaults.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Check the configuration and do nothing else.
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Create a volume. Nobody can reach it until an initiator is allowed.
+    Create(Box<CreateArgs>),
+    /// List the volumes.
+    List,
+    /// Show a volume and how to connect to it.
+    Show {
+        /// Name of the volume.
+        name: VolumeName,
+    },
+    /// Make a volume larger, while it serves.
+    Grow {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Its new size, such as 20G.
+        #[arg(long)]
+        size: Size,
+    },
+    /// Delete a volume and its data.
+    Delete {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+        /// Delete it even while initiators are logged in to it.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Choose the protocols that export a volume.
+    Export {
+        /// Name of the volume.
+        name: VolumeName,
+        /// The protocols.
+        #[arg(long)]
+        via: Via,
+    },
+    /// Let initiators reach a volume.
+    Allow {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Names of initiators (IQN or NQN), or `any` for whoever asks.
+        #[arg(required = true)]
+        initiators: Vec<Initiator>,
+    },
+    /// Stop initiators from reaching a volume, and end their sessions.
+    Deny {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Names of initiators as they were allowed.
+        #[arg(required = true)]
+        initiators: Vec<Initiator>,
+    },
+    /// Ask iSCSI initiators of a volume for CHAP, or no longer.
+    Chap {
+        /// Name of the volume.
+        name: VolumeName,
+        /// User of the initiator and the file with its secret; `-` reads it from standard input.
+        #[arg(value_name = "USER:SECRET-FILE", required_unless_present = "off")]
+        user: Option<UserAndFile>,
+        /// User of the volume and the file with its secret, for mutual CHAP.
+        #[arg(long, value_name = "USER:SECRET-FILE", conflicts_with = "off")]
+        mutual: Option<UserAndFile>,
+        /// Ask for CHAP no longer.
+        #[arg(long, conflicts_with = "user")]
+        off: bool,
+    },
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CreateArgs {
+    /// Name of the volume: a-z, 0-9 and '-'.
+    pub(crate) name: VolumeName,
+    /// Its size, such as 10G. A volume on a device can do without: all of the device.
+    #[arg(long, required_unless_present = "device")]
+    pub(crate) size: Option<Size>,
+    /// Take all of its space now instead of when it is written.
+    #[arg(long)]
+    pub(crate) thick: bool,
+    /// Size of a logical block in bytes: 512 or 4096.
+    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = block_size)]
+    pub(crate) block_size: BlockSize,
+    /// File to hold its data, new or empty (default: one in the node's data directory).
+    #[arg(long, value_name = "FILE", conflicts_with = "device")]
+    pub(crate) path: Option<PathBuf>,
+    /// Block device to hold its data, all of it.
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<PathBuf>,
+    /// Overwrite what the file or device holds.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Protocols that export it.
+    #[arg(long, default_value = "both")]
+    pub(crate) via: Via,
+    /// Initiator that may reach it (IQN or NQN), or `any`. May be repeated.
+    #[arg(long, value_name = "INITIATOR")]
+    pub(crate) allow: Vec<Initiator>,
+    /// User of the initiator and the file with its CHAP secret; `-` reads it from standard input.
+    #[arg(long, value_name = "USER:SECRET-FILE")]
+    pub(crate) chap: Option<UserAndFile>,
+    /// User of the volume and the file with its secret, for mutual CHAP.
+    #[arg(long, value_name = "USER:SECRET-FILE", requires = "chap")]
+    pub(crate) chap_mutual: Option<UserAndFile>,
+}
+
+/// Protocols, as the command line knows them.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Via {
+    /// iSCSI only.
+    Iscsi,
+    /// NVMe/TCP only.
+    Nvme,
+    /// iSCSI and NVMe/TCP.
+    Both,
+    /// Nobody can reach the volume.
+    None,
+}
+
+impl From<Via> for api::Protocols {
+    fn from(via: Via) -> Self {
+        Self {
+            iscsi: matches!(via, Via::Iscsi | Via::Both),
+            nvme: matches!(via, Via::Nvme | Via::Both),
+        }
+    }
+}
+
+/// A user and the file that holds its secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UserAndFile {
+    pub(crate) user: String,
+    pub(crate) file: PathBuf,
+}
+
+impl std::str::FromStr for UserAndFile {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.split_once(':') {
+            Some((user, file)) if !user.is_empty() && !file.is_empty() => {
+                Ok(Self { user: user.to_owned(), file: file.into() })
+            }
+            _ => {
+                Err("use USER:SECRET-FILE; the secret itself has no place on a command line".into())
+            }
+        }
+    }
+}
+
+fn block_size(s: &str) -> Result<BlockSize, String> {
+    let bytes: u32 = s.parse().map_err(|_| "use 512 or 4096".to_owned())?;
+    BlockSize::try_from(bytes).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn secrets_are_named_by_file() {
+        let parsed: UserAndFile = "u:/etc/a:b".parse().unwrap();
+        assert_eq!((parsed.user.as_str(), parsed.file), ("u", "/etc/a:b".into()));
+        for bad in ["u", "u:", ":f", ""] {
+            assert!(bad.parse::<UserAndFile>().unwrap_err().contains("USER:SECRET-FILE"));
+        }
+    }
+}

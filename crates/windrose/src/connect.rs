@@ -1,0 +1,88 @@
+//! How to connect to a volume: lines to copy.
+
+use std::net::SocketAddr;
+
+use api::client::Address;
+use api::{Initiator, Volume};
+
+/// What stands for the node where nobody knows by which name the reader reaches it.
+const NODE: &str = "NODE";
+
+/// Lines that connect to `volume`, and what is in the way if something is.
+pub(crate) fn how(volume: &Volume, api: &Address) -> String {
+    let mut text = String::new();
+    if let Some(obstacle) = obstacle(volume) {
+        text.push_str(&obstacle);
+    }
+    if let Some((iscsi, (host, port))) =
+        volume.iscsi.as_ref().and_then(|e| Some((e, portal(&e.portals, api)?)))
+    {
+        let (target, lun) = (&iscsi.target, iscsi.lun);
+        let escaped = target.replace(':', "%3a");
+        text.push_str(&format!(
+            "\nLinux, iSCSI:\n  \
+             iscsiadm -m discovery -t sendtargets -p {host}:{port}\n"
+        ));
+        if let Some(user) = &volume.access.chap_user {
+            let set = format!("  iscsiadm -m node -T {target} -p {host}:{port} -o update");
+            text.push_str(&format!(
+                "{set} -n node.session.auth.authmethod -v CHAP\n\
+                 {set} -n node.session.auth.username -v {}\n\
+                 {set} -n node.session.auth.password -v SECRET\n",
+                user.as_str()
+            ));
+        }
+        text.push_str(&format!(
+            "  iscsiadm -m node -T {target} -p {host}:{port} --login\n\
+             \nQEMU, iSCSI:\n  \
+             -drive file=iscsi://{host}:{port}/{escaped}/{lun},format=raw,if=virtio,cache=none\n"
+        ));
+    }
+    if let Some((nvme, (host, port))) =
+        volume.nvme.as_ref().and_then(|e| Some((e, portal(&e.portals, api)?)))
+    {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        text.push_str(&format!(
+            "\nLinux, NVMe/TCP:\n  nvme connect -t tcp -a {host} -s {port} -n {}\n",
+            nvme.subsystem
+        ));
+    }
+    if text.contains(NODE) {
+        text.push_str(&format!("\n{NODE} stands for a name or address of this node.\n"));
+    }
+    text
+}
+
+fn obstacle(volume: &Volume) -> Option<String> {
+    let name = &volume.name;
+    let allowed = &volume.access.initiators;
+    if volume.iscsi.is_none() && volume.nvme.is_none() {
+        return Some(format!(
+            "\nIt is not exported. To export it:\n  windrose volume export {name} --via both\n"
+        ));
+    }
+    let iscsi = volume.iscsi.is_some() && allowed.iter().any(Initiator::covers_iscsi);
+    let nvme = volume.nvme.is_some() && allowed.iter().any(Initiator::covers_nvme);
+    (!iscsi && !nvme).then(|| {
+        format!(
+            "\nNobody may reach it yet. To allow an initiator by its name\n\
+             (/etc/iscsi/initiatorname.iscsi, /etc/nvme/hostnqn):\n  \
+             windrose volume allow {name} INITIATOR\n"
+        )
+    })
+}
+
+/// The portal to name: one that is not only for the node itself, if there is one.
+fn portal(portals: &[String], api: &Address) -> Option<(String, u16)> {
+    let mut all: Vec<SocketAddr> = portals.iter().filter_map(|p| p.parse().ok()).collect();
+    all.sort_by_key(|a| a.ip().is_loopback());
+    let first = all.first()?;
+    let host = match (first.ip().is_unspecified(), api) {
+        (false, _) if first.is_ipv6() => format!("[{}]", first.ip()),
+        (false, _) => first.ip().to_string(),
+        (true, Address::Tls { host, .. }) if host.contains(':') => format!("[{host}]"),
+        (true, Address::Tls { host, .. }) => host.clone(),
+        (true, Address::Unix(_)) => NODE.to_owned(),
+    };
+    Some((host, first.port()))
+}

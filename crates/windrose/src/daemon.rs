@@ -1,0 +1,145 @@
+//! `windrose node`: the process around a node.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use node::config::{Config, LogFormat, LogLevel};
+use node::node::{Node, Stopped};
+use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::level_filters::LevelFilter;
+
+use crate::cli::NodeArgs;
+use crate::exit::{FAILED, Failure, USAGE};
+
+/// Runs a node until it is told to stop.
+pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, Failure> {
+    let config = match &args.config {
+        Some(path) => Config::load(path),
+        None => Config::load_default(),
+    };
+    let config = config.map_err(|e| Failure::new(USAGE, e.to_string()))?;
+    if args.check {
+        println!("The configuration is right.");
+        return Ok(ExitCode::SUCCESS);
+    }
+    start_log(&config);
+    crash_on_panic();
+    node::limits::raise();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Failure::new(FAILED, e.to_string()))?;
+    runtime.block_on(live(&config))
+}
+
+async fn live(config: &Config) -> Result<ExitCode, Failure> {
+    let mut signals = Signals::new()?;
+    notify(&[NotifyState::Status("Opening volumes")]);
+    let node = tokio::select! {
+        started = Node::start(config) => started.map_err(|e| {
+            tracing::error!(error = %e, "the node did not start");
+            Failure::new(FAILED, e.to_string())
+        })?,
+        name = signals.next() => {
+            tracing::info!(signal = name, "told to stop while starting");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    notify(&[NotifyState::Ready, NotifyState::Status("Serving")]);
+    let name = tokio::select! {
+        name = signals.next() => name,
+        () = keep_watchdog(&node) => unreachable!("the watchdog is kept for ever"),
+    };
+    tracing::info!(signal = name, "stopping; a second signal ends the process at once");
+    notify(&[NotifyState::Stopping, NotifyState::Status("Stopping")]);
+    let stopped = tokio::select! {
+        stopped = node.stop() => stopped,
+        name = signals.next() => {
+            tracing::warn!(signal = name, "ended before everything was closed");
+            std::process::exit(FAILED.into());
+        }
+    };
+    Ok(end(&stopped))
+}
+
+fn end(stopped: &Stopped) -> ExitCode {
+    if stopped.clean {
+        tracing::info!("stopped; every volume is durable and closed");
+        return ExitCode::SUCCESS;
+    }
+    tracing::error!("ran out of time while stopping, or a volume did not close; see above");
+    // Not by return: threads that hang would be waited for.
+    std::process::exit(FAILED.into());
+}
+
+/// Tells the service manager, where there is one.
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "the service manager cannot be told");
+    }
+}
+
+/// Tells the service manager's watchdog, where there is one, that every core answers.
+async fn keep_watchdog(node: &Node) {
+    let Some(limit) = sd_notify::watchdog_enabled() else {
+        return std::future::pending().await;
+    };
+    let pause = (limit / 3).max(Duration::from_millis(100));
+    loop {
+        if node.is_alive().await {
+            notify(&[NotifyState::Watchdog]);
+        } else {
+            tracing::error!("a core does not answer");
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Signals that end the process in an orderly way.
+struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, Failure> {
+        let listen = |kind| signal(kind).map_err(|e| Failure::new(FAILED, e.to_string()));
+        Ok(Self { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.term.recv() => "SIGTERM",
+            _ = self.int.recv() => "SIGINT",
+        }
+    }
+}
+
+fn start_log(config: &Config) {
+    let level = match config.log.level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
+    match config.log.format {
+        LogFormat::Human => log.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+}
+
+/// A node that has gone wrong stops at once: what it was about to do next cannot be trusted, and
+/// everything that was acknowledged as durable is. In debug builds a panic ends one task, so that
+/// tests see it.
+fn crash_on_panic() {
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let trace = std::backtrace::Backtrace::force_capture();
+        tracing::error!(thread = thread.name(), %panic, %trace, "the program is wrong");
+        if !cfg!(debug_assertions) {
+            std::process::abort();
+        }
+    }));
+}

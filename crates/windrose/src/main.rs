@@ -1,0 +1,37 @@
+//! Windrose: the node and its command line, one program.
+
+mod cli;
+mod connect;
+mod daemon;
+mod exit;
+mod files;
+mod manual;
+mod remote;
+mod show;
+mod volume;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use cli::{Cli, Command};
+use exit::Failure;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Node(args) => daemon::run(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "windrose", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man { dir } => manual::write(&dir).map(|()| ExitCode::SUCCESS),
+        Command::Volume { command } => remote::run(&cli.remote, |r| volume::run(r, command)),
+        Command::Status => remote::run(&cli.remote, show::status),
+        Command::Sessions => remote::run(&cli.remote, show::sessions),
+    };
+    done.unwrap_or_else(|failure: Failure| failure.report())
+}

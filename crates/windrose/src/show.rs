@@ -1,0 +1,233 @@
+//! Answers as people read them.
+
+use std::process::ExitCode;
+
+use api::client::Address;
+use api::endpoint::{GetStatus, ListSessions, Nothing};
+use api::{
+    Protocol, Session, SessionList, Severity, Size, Status, Verdict, Volume, VolumeList,
+    VolumeState,
+};
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+
+use crate::connect;
+use crate::exit::{AT_RISK, Failure, UNAVAILABLE};
+use crate::remote::Remote;
+
+/// `windrose status`.
+pub(crate) async fn status(remote: Remote) -> Result<ExitCode, Failure> {
+    let status = remote.client.call::<GetStatus>(&Nothing).await?;
+    remote.print(&status, status_text)?;
+    Ok(match status.verdict {
+        Verdict::Safe => ExitCode::SUCCESS,
+        Verdict::AtRisk => ExitCode::from(AT_RISK),
+        Verdict::Unavailable => ExitCode::from(UNAVAILABLE),
+    })
+}
+
+/// `windrose sessions`.
+pub(crate) async fn sessions(remote: Remote) -> Result<ExitCode, Failure> {
+    let list = remote.client.call::<ListSessions>(&Nothing).await?;
+    remote.print(&list, sessions_text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(head: &[&str], right: &[usize], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(head);
+    for row in rows {
+        table.add_row(row);
+    }
+    for (i, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if right.contains(&i) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let lines: Vec<_> = table.lines().map(|l| l.trim_end().to_owned()).collect();
+    lines.join("\n")
+}
+
+/// `windrose volume list`.
+pub(crate) fn volumes(list: &VolumeList) -> String {
+    if list.volumes.is_empty() {
+        return "There are no volumes. To create one:\n  windrose volume create NAME --size 10G"
+            .to_owned();
+    }
+    let head = ["NAME", "SIZE", "USED", "STATE", "EXPORTED BY", "ALLOWED", "SESSIONS"];
+    let rows = list.volumes.iter().map(|v| {
+        vec![
+            v.name.to_string(),
+            Size(v.size_bytes).to_string(),
+            v.allocated_bytes.map_or("-".to_owned(), |b| Size(b).to_string()),
+            state(v).to_owned(),
+            exports(v),
+            allowed(v),
+            v.sessions.to_string(),
+        ]
+    });
+    table(&head, &[1, 2, 6], rows)
+}
+
+fn state(volume: &Volume) -> &'static str {
+    match volume.state {
+        VolumeState::Online => "online",
+        VolumeState::Offline { .. } => "OFFLINE",
+        VolumeState::Creating => "creating",
+        VolumeState::Opening => "opening",
+        VolumeState::Deleting => "deleting",
+    }
+}
+
+fn exports(volume: &Volume) -> String {
+    let iscsi = volume.iscsi.as_ref().map(|_| Protocol::Iscsi.to_string());
+    let nvme = volume.nvme.as_ref().map(|_| Protocol::Nvme.to_string());
+    let all: Vec<_> = iscsi.into_iter().chain(nvme).collect();
+    if all.is_empty() { "nothing".to_owned() } else { all.join(", ") }
+}
+
+fn allowed(volume: &Volume) -> String {
+    let chap = if volume.access.chap_user.is_some() { " + CHAP" } else { "" };
+    match volume.access.initiators.as_slice() {
+        [] => "nobody".to_owned(),
+        [one] => format!("{one}{chap}"),
+        many => format!("{} initiators{chap}", many.len()),
+    }
+}
+
+/// `windrose volume show`.
+pub(crate) fn volume(v: &Volume, api: &Address) -> String {
+    let mut facts = vec![
+        ("Volume", v.name.to_string()),
+        ("State", state(v).to_owned()),
+        ("Size", format!("{} ({} bytes)", Size(v.size_bytes), v.size_bytes)),
+        ("Used", v.allocated_bytes.map_or("unknown".to_owned(), |b| Size(b).to_string())),
+        ("Space", if v.thin { "taken when written" } else { "all taken" }.to_owned()),
+        ("Block size", v.block_size.bytes().to_string()),
+        ("Stored in", v.backing.path().display().to_string()),
+        ("Identity", v.id.to_string()),
+        ("Sessions", v.sessions.to_string()),
+    ];
+    if let VolumeState::Offline { reason } = &v.state {
+        facts.insert(2, ("Reason", reason.clone()));
+    }
+    let names: Vec<_> = v.access.initiators.iter().map(ToString::to_string).collect();
+    let names = if names.is_empty() { "nobody".to_owned() } else { names.join("\n") };
+    facts.push(("Allowed", names));
+    if let Some(user) = &v.access.chap_user {
+        let mutual = v.access.chap_mutual_user.as_ref();
+        let mutual = mutual.map(|m| format!(", mutual as {}", m.as_str())).unwrap_or_default();
+        facts.push(("CHAP", format!("user {}{mutual}", user.as_str())));
+    }
+    if let Some(iscsi) = &v.iscsi {
+        facts.push(("iSCSI", format!("{} LUN {}", iscsi.target, iscsi.lun)));
+    }
+    if let Some(nvme) = &v.nvme {
+        facts.push(("NVMe/TCP", format!("{} namespace {}", nvme.subsystem, nvme.namespace)));
+    }
+    format!("{}{}", list(&facts), connect::how(v, api))
+}
+
+/// Names and what they are, one a line; further lines of a value stand below it.
+fn list(facts: &[(&str, String)]) -> String {
+    let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 2;
+    let mut text = String::new();
+    for (name, value) in facts {
+        for (i, line) in value.lines().enumerate() {
+            let name = if i == 0 { name } else { "" };
+            text.push_str(format!("{name:width$}{line}").trim_end());
+            text.push('\n');
+        }
+    }
+    text
+}
+
+fn status_text(s: &Status) -> String {
+    let headline = match s.verdict {
+        Verdict::Safe => "Your data is safe.",
+        Verdict::AtRisk => "Your data can be reached, and is at risk.",
+        Verdict::Unavailable => "Some of your data cannot be reached.",
+    };
+    let mut text = format!("{headline}\n");
+    for finding in &s.findings {
+        let mark = match finding.severity {
+            Severity::Critical => "!!",
+            Severity::Warning => " !",
+            Severity::Note => "  ",
+        };
+        text.push_str(&format!("{mark} {}: {}\n", finding.subject, finding.message));
+        if let Some(hint) = &finding.hint {
+            text.push_str(&format!("     {hint}\n"));
+        }
+    }
+    let free = format!(
+        "{} free of {} in {}",
+        Size(s.capacity.data_dir_free_bytes),
+        Size(s.capacity.data_dir_bytes),
+        s.node.data_dir.display()
+    );
+    let memory = format!(
+        "{} free of {}, {} commands waiting",
+        Size(s.memory.pool_free_bytes),
+        Size(s.memory.pool_bytes),
+        s.memory.waiting
+    );
+    let node = format!(
+        "{}, version {}, process {}, up {}",
+        s.node.name,
+        s.node.version,
+        s.node.pid,
+        duration(s.node.uptime_s)
+    );
+    let volumes = format!(
+        "{} online, {} offline, {} promised",
+        s.volumes.online,
+        s.volumes.offline,
+        Size(s.capacity.provisioned_bytes)
+    );
+    text.push('\n');
+    text.push_str(&list(&[
+        ("Node", node),
+        ("Volumes", volumes),
+        ("Sessions", s.sessions.to_string()),
+        ("Space", free),
+        ("Memory", memory),
+        ("Cores", format!("{}, disks through {}", s.node.cores, s.node.disk_backend)),
+    ]));
+    text
+}
+
+fn sessions_text(sessions: &SessionList) -> String {
+    if sessions.sessions.is_empty() {
+        return "Nobody is logged in.".to_owned();
+    }
+    let head = ["PROTOCOL", "INITIATOR", "FROM", "VOLUME", "CONNECTIONS", "CORE", "SINCE"];
+    let row = |s: &Session| {
+        vec![
+            s.protocol.to_string(),
+            s.initiator.clone(),
+            s.peer.clone(),
+            s.volume.as_ref().map_or("(discovery)".to_owned(), ToString::to_string),
+            s.connections.to_string(),
+            s.core.to_string(),
+            duration(s.age_s),
+        ]
+    };
+    table(&head, &[4, 5], sessions.sessions.iter().map(row))
+}
+
+/// Seconds in the two largest units that are not zero.
+fn duration(seconds: u64) -> String {
+    let (d, h, m, s) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
+    match (d, h, m) {
+        (0, 0, 0) => format!("{s} s"),
+        (0, 0, _) => format!("{m} min {s} s"),
+        (0, _, _) => format!("{h} h {m} min"),
+        _ => format!("{d} d {h} h"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+use api::{Initiator, IscsiExport, NvmeExport};
+
+use super::*;
+
+fn sample(name: &str) -> Volume {
+    Volume {
+        name: name.parse().unwrap(),
+        id: "6f9619ff-8b86-4011-b42d-00c04fc964ff".parse().unwrap(),
+        size_bytes: 10 << 30,
+        block_size: api::BlockSize::B512,
+        thin: true,
+        backing: api::Backing::File { path: "/var/lib/windrose/volumes/web.img".into() },
+        allocated_bytes: Some(3 << 29),
+        state: VolumeState::Online,
+        access: api::Access::default(),
+        iscsi: Some(IscsiExport {
+            target: format!("iqn.2026-01.io.windrose:{name}"),
+            lun: 0,
+            portals: vec!["[::]:3260".into()],
+        }),
+        nvme: Some(NvmeExport {
+            subsystem: format!("nqn.2026-01.io.windrose:{name}"),
+            namespace: 1,
+            portals: vec!["127.0.0.1:4420".into(), "192.0.2.7:4420".into()],
+        }),
+        sessions: 0,
+        created_s: 0,
+        io: None,
+    }
+}
+
+#[test]
+fn a_list_of_volumes() {
+    let mut busy = sample("database-1");
+    busy.sessions = 12;
+    busy.access.initiators = vec![Initiator::Any];
+    busy.nvme = None;
+    let mut broken = sample("web");
+    broken.state = VolumeState::Offline { reason: "gone".into() };
+    broken.allocated_bytes = None;
+    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![busy, broken] }));
+    insta::assert_snapshot!(volumes(&VolumeList::default()));
+}
+
+#[test]
+fn a_volume_that_nobody_may_reach() {
+    insta::assert_snapshot!(volume(&sample("web"), &Address::default()));
+}
+
+#[test]
+fn a_volume_with_chap_seen_from_afar() {
+    let mut v = sample("web");
+    v.state = VolumeState::Offline { reason: "/dev/sdb: no such file or device".into() };
+    v.access.initiators = ["iqn.1993-08.org.debian:01:a", "nqn.2014-08.org.nvmexpress:h"]
+        .map(|s| s.parse().unwrap())
+        .into();
+    v.access.chap_user = Some("u".to_owned().try_into().unwrap());
+    let api = Address::Tls { host: "san1.example.org".into(), port: 7443 };
+    insta::assert_snapshot!(volume(&v, &api));
+}
+
+#[test]
+fn sessions_in_a_table() {
+    let session = Session {
+        protocol: Protocol::Iscsi,
+        initiator: "iqn.1993-08.org.debian:01:a".into(),
+        peer: "192.0.2.9:51234".into(),
+        target: "iqn.2026-01.io.windrose:web".into(),
+        volume: Some("web".parse().unwrap()),
+        connections: 1,
+        core: 0,
+        age_s: 3_725,
+    };
+    let discovery = Session { volume: None, age_s: 3, ..session.clone() };
+    let list = SessionList { sessions: vec![session, discovery] };
+    insta::assert_snapshot!(sessions_text(&list));
+}
+
+#[test]
+fn a_status_says_the_worst_first() {
+    let status = Status {
+        verdict: Verdict::Unavailable,
+        findings: vec![
+            api::Finding {
+                severity: Severity::Critical,
+                subject: "volume web".into(),
+                message: "/dev/sdb: no such file or device".into(),
+                hint: Some("remove the obstacle; the node tries again every 30 seconds".into()),
+            },
+            api::Finding {
+                severity: Severity::Note,
+                subject: "node n1".into(),
+                message: "each volume has one copy, on a disk of this node: keep backups".into(),
+                hint: None,
+            },
+        ],
+        node: api::NodeInfo {
+            name: "n1".into(),
+            version: "0.1.0".into(),
+            pid: 42,
+            uptime_s: 200_000,
+            data_dir: "/var/lib/windrose".into(),
+            cores: 4,
+            disk_backend: "io_uring".into(),
+        },
+        volumes: api::VolumeCounts { total: 2, online: 1, offline: 1 },
+        sessions: 3,
+        capacity: api::Capacity {
+            provisioned_bytes: 20 << 30,
+            data_dir_bytes: 100 << 30,
+            data_dir_free_bytes: 55 << 30,
+        },
+        memory: api::Memory { pool_bytes: 1 << 30, pool_free_bytes: 1 << 30, waiting: 0 },
+    };
+    insta::assert_snapshot!(status_text(&status));
+}
+
+#[test]
+fn durations_have_two_units() {
+    for (seconds, text) in
+        [(0, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3_725, "1 h 2 min"), (200_000, "2 d 7 h")]
+    {
+        assert_eq!(duration(seconds), text);
+    }
+}

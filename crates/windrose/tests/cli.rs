@@ -1,0 +1,125 @@
+//! What the command line says: help, refusals, exit codes.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
+
+mod common;
+
+use common::{Place, cli, texts};
+
+#[test]
+fn without_a_node_it_says_where_it_looked() {
+    let out = cli("unix:/nowhere/api.sock", &["status"]);
+    assert_eq!(out.status.code(), Some(3));
+    let (_, stderr) = texts(&out);
+    insta::assert_snapshot!(stderr, @r"
+    windrose: no node answers at unix:/nowhere/api.sock: No such file or directory (os error 2)
+              is the node running (`systemctl status windrose`), and may you use its socket? --api names another one
+    ");
+}
+
+#[test]
+fn refusals_name_the_thing_and_the_next_step() {
+    let place = Place::new("");
+    let node = place.start();
+    let said = place.fails(4, &["volume", "show", "web"]);
+    insta::assert_snapshot!(said, @r"
+    windrose: there is no volume web
+              `windrose volume list` shows what there is
+    ");
+    place.ok(&["volume", "create", "web", "--size", "10M"]);
+    let said = place.fails(1, &["volume", "create", "web", "--size", "20M"]);
+    insta::assert_snapshot!(said, @r"
+    windrose: volume web exists with another size
+              choose another name, or see `windrose volume show web`
+    ");
+    let said = place.fails(1, &["volume", "grow", "web", "--size", "5M"]);
+    insta::assert_snapshot!(said, @r"
+    windrose: volume web has 10 MiB and cannot be made smaller
+              create a smaller volume and copy the data
+    ");
+    let said = place.fails(2, &["volume", "delete", "web"]);
+    insta::assert_snapshot!(said, @r"
+    windrose: volume web is not deleted: nobody is there to confirm
+              --yes deletes without asking
+    ");
+    assert_eq!(node.stop(), Some(0));
+}
+
+/// Arguments, what standard error must say.
+const WRONG: &[(&[&str], &str)] = &[
+    (&["volume", "create", "Web", "--size", "1G"], "\"Web\" is not a valid volume name"),
+    (&["volume", "create", "web"], "--size <SIZE>"),
+    (&["volume", "create", "web", "--size", "10GB"], "decimal units are not used"),
+    (&["volume", "create", "web", "--size", "1000"], "use 1 MiB to 256 TiB"),
+    (&["volume", "create", "web", "--size", "1G", "--block-size", "1024"], "use 512 or 4096"),
+    (&["volume", "create", "web", "--size", "1G", "--allow", "bob"], "not a valid initiator"),
+    (&["volume", "create", "web", "--size", "1G", "--chap", "secret"], "USER:SECRET-FILE"),
+    (
+        &["volume", "create", "web", "--size", "1G", "--chap", "u:/nowhere"],
+        "/nowhere: No such file",
+    ),
+    (
+        &["volume", "create", "web", "--size", "1G", "--path", "x", "--device", "y"],
+        "cannot be used",
+    ),
+    (&["volume", "allow", "web"], "<INITIATORS>"),
+    (&["volume", "chap", "web"], "USER:SECRET-FILE"),
+    (&["volume", "export", "web", "--via", "fc"], "iscsi, nvme, both, none"),
+    (&["--api", "http://x", "status"], "unix:/path/to/socket or https://host:port"),
+    (&["frobnicate"], "unrecognized subcommand"),
+];
+
+#[test]
+fn wrong_command_lines_are_refused_before_anything_happens() {
+    for (args, says) in WRONG {
+        let out = cli("unix:/nowhere", args);
+        let (_, stderr) = texts(&out);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains(says), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn secrets_come_from_files_and_are_not_shown() {
+    let place = Place::new("");
+    let node = place.start();
+    let (one, two) = (place.path().join("one"), place.path().join("two"));
+    std::fs::write(&one, "hush-hush-hush\n").unwrap();
+    std::fs::write(&two, "hush-hush-back\n").unwrap();
+    let (user, mutual) = (format!("u:{}", one.display()), format!("m:{}", two.display()));
+    let create = ["volume", "create", "web", "--size", "1M", "--via", "iscsi", "--allow", "any"];
+    let shown = place.ok(&[&create[..], &["--chap", &user, "--chap-mutual", &mutual]].concat());
+    assert!(shown.contains("user u, mutual as m") && !shown.contains("hush"), "{shown}");
+    assert!(!place.json(&["volume", "show", "web"]).to_string().contains("hush"));
+    let shown = place.ok(&["volume", "chap", "web", "--off"]);
+    assert!(!shown.contains("CHAP"), "{shown}");
+    assert_eq!(node.stop(), Some(0));
+    assert!(!place.log().contains("hush"));
+}
+
+#[test]
+fn completions_and_manual_pages_are_there() {
+    for shell in ["bash", "zsh", "fish"] {
+        let out = cli("unix:/nowhere", &["completions", shell]);
+        assert!(out.status.success() && texts(&out).0.contains("windrose"), "{shell}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = cli("unix:/nowhere", &["man", dir.path().to_str().unwrap()]);
+    assert!(out.status.success(), "{}", texts(&out).1);
+    for page in ["windrose.1", "windrose-volume-create.1", "windrose-node.1", "windrose.toml.5"] {
+        let text = std::fs::read_to_string(dir.path().join(page)).expect(page);
+        assert!(text.contains(".TH"), "{page}");
+    }
+    let settings = std::fs::read_to_string(dir.path().join("windrose.toml.5")).unwrap();
+    assert!(settings.contains("\\fBcores.poll_window_us\\fR"), "{settings}");
+}
+
+#[test]
+fn help_names_the_exit_codes() {
+    let out = cli("unix:/nowhere", &["--help"]);
+    let (stdout, _) = texts(&out);
+    assert!(out.status.success());
+    for code in ["0  done", "3  no node answers", "6  for `status`: data cannot be reached"] {
+        assert!(stdout.contains(code), "{stdout}");
+    }
+}

@@ -1,0 +1,168 @@
+//! The real program, in a directory of its own, on ports of the system's choice.
+
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_windrose");
+
+/// Longest time a node may take to start or to stop.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn now() -> Instant {
+    #[expect(clippy::disallowed_methods, reason = "real processes live in real time")]
+    Instant::now()
+}
+
+pub(crate) fn pause(ms: u64) {
+    #[expect(clippy::disallowed_methods, reason = "no core is here to be blocked")]
+    std::thread::sleep(Duration::from_millis(ms));
+}
+
+/// A place for a node: its configuration, its data, its log.
+pub(crate) struct Place {
+    dir: tempfile::TempDir,
+    config: PathBuf,
+}
+
+impl Place {
+    /// A place whose configuration ends with `more`.
+    pub(crate) fn new(more: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("windrose.toml");
+        let text = format!(
+            "name = \"test\"\ndata_dir = \"{0}/data\"\nshutdown_timeout_s = 10\n\
+             [cores]\ncount = 2\npool = \"16M\"\n[disks]\nbuffered = true\n\
+             [iscsi]\nportals = [\"127.0.0.1:0\"]\n\
+             [nvme]\nportals = [\"127.0.0.1:0\"]\ndiscovery = [\"127.0.0.1:0\"]\n\
+             [api]\nsocket = \"{0}/api.sock\"\n{more}\n",
+            dir.path().display()
+        );
+        std::fs::write(&config, text).unwrap();
+        Self { dir, config }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Starts a node and waits until it serves.
+    pub(crate) fn start(&self) -> Daemon {
+        let mut daemon = self.launch();
+        let deadline = now() + PATIENCE;
+        while self.cli(&["status"]).status.code().is_none_or(|code| code == 3) {
+            assert!(daemon.child.try_wait().unwrap().is_none(), "the node ended: {}", self.log());
+            assert!(now() < deadline, "the node does not start: {}", self.log());
+            pause(20);
+        }
+        while !self.log().contains("serving") {
+            assert!(now() < deadline, "the node does not serve: {}", self.log());
+            pause(20);
+        }
+        daemon
+    }
+
+    /// Starts a node and does not wait.
+    pub(crate) fn launch(&self) -> Daemon {
+        let log = File::create(self.dir.path().join("log")).unwrap();
+        let child = Command::new(PROGRAM)
+            .args(["node", "--config"])
+            .arg(&self.config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Daemon { child }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+
+    /// Runs a command against the node.
+    pub(crate) fn cli(&self, args: &[&str]) -> Output {
+        cli(&format!("unix:{}/api.sock", self.path().display()), args)
+    }
+
+    /// Runs a command that must succeed; gives what it printed.
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        let out = self.cli(args);
+        let (stdout, stderr) = texts(&out);
+        assert!(out.status.success(), "{args:?}: {stderr}\n{}", self.log());
+        stdout
+    }
+
+    /// Runs a command with `--json`.
+    pub(crate) fn json(&self, args: &[&str]) -> serde_json::Value {
+        let text = self.ok(&[args, &["--json"]].concat());
+        serde_json::from_str(&text).expect(&text)
+    }
+
+    /// Runs a command that must fail with `code`; gives what it said.
+    pub(crate) fn fails(&self, code: i32, args: &[&str]) -> String {
+        let out = self.cli(args);
+        let (stdout, stderr) = texts(&out);
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {stdout}{stderr}");
+        stderr
+    }
+}
+
+/// Runs a command against the API at `api`.
+pub(crate) fn cli(api: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.args(args).env("WINDROSE_API", api).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+pub(crate) fn texts(out: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (text(&out.stdout), text(&out.stderr))
+}
+
+/// A running node; killed when it is dropped.
+pub(crate) struct Daemon {
+    pub(crate) child: Child,
+}
+
+impl Daemon {
+    /// Asks it to stop and gives its exit code.
+    pub(crate) fn stop(mut self) -> Option<i32> {
+        self.signal("TERM");
+        self.wait()
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) fn wait(&mut self) -> Option<i32> {
+        let deadline = now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(now() < deadline, "the node does not end");
+            pause(10);
+        }
+    }
+
+    /// Ends it as a power cut would, as far as a process can tell.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,33 @@
+//! Any bytes as the bodies that the API takes, and as the texts that the command line takes: what
+//! is accepted is valid and comes back the same.
+#![no_main]
+
+use api::{Chap, CreateVolume, Grow, Initiator, Initiators, Protocols, Size, VolumeName};
+use serde::{Serialize, de::DeserializeOwned};
+
+fn body<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<T> {
+    let value: T = serde_json::from_slice(bytes).ok()?;
+    let text = serde_json::to_vec(&value).expect("what was parsed can be written");
+    let again: T = serde_json::from_slice(&text).expect("what was written can be parsed");
+    assert_eq!(value, again);
+    Some(value)
+}
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    if let Some(chap) = body::<CreateVolume>(bytes).and_then(|create| create.chap) {
+        assert!(chap.mutual.is_none_or(|mutual| mutual.secret != chap.secret));
+    }
+    let _ = (body::<Grow>(bytes), body::<Initiators>(bytes), body::<Protocols>(bytes));
+    let _ = body::<Chap>(bytes);
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        if let Ok(name) = text.parse::<VolumeName>() {
+            assert_eq!(name.as_str(), text);
+        }
+        if let Ok(initiator) = text.parse::<Initiator>() {
+            assert_eq!(initiator.to_string().parse(), Ok(initiator));
+        }
+        if let Ok(size) = text.parse::<Size>() {
+            assert_eq!(size.exact().parse(), Ok(size));
+        }
+    }
+});
