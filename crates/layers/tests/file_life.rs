@@ -218,6 +218,32 @@ fn a_torn_label_is_repaired_from_its_other_copy() {
 }
 
 #[test]
+fn who_formats_a_volume_is_not_repaired_away() {
+    with_core(|host, core| async move {
+        let disk = host.add_disk(IMAGE, DiskSetup::device(4 * MIB));
+        let whole = Create { bytes: None, ..thin(0) };
+        let file = Rc::new(File::create(&core, image(), &whole).await.unwrap());
+        let c = client(&core, &file);
+        let mut backup_table = vec![0; 512];
+        backup_table[..8].copy_from_slice(b"EFI PART");
+        c.write(c.dev().info().blocks - 1, &backup_table, true).await.unwrap();
+        drop((c, file));
+        disk.poke(0, &[0; 4096]);
+        drop(
+            File::open(&core, image(), &existing()).await.expect("what guests write is no matter"),
+        );
+        disk.poke(0, &[0; 4096]);
+        disk.poke(1080, &[0x53, 0xef]);
+        let what = Foreign::Known("an ext2, ext3 or ext4 file system");
+        let refused = reason(File::open(&core, image(), &existing()).await);
+        assert_eq!(refused, Reason::Overwritten(what));
+        assert_eq!(disk.peek(1080, 2), [0x53, 0xef]);
+        let refused = reason(delete(&core, image(), VOLUME, false, false).await);
+        assert_eq!(refused, Reason::Overwritten(what));
+    });
+}
+
+#[test]
 fn an_unreadable_copy_is_a_bad_copy() {
     with_core(|host, core| async move {
         drop(File::create(&core, image(), &thin(MIB)).await.unwrap());
@@ -270,11 +296,11 @@ fn an_old_copy_or_a_cut_one_is_refused() {
             reason(File::open(&core, image(), &later).await),
             Reason::Outdated { found: seen.generation, wanted: seen.generation + 1 }
         );
-        host.disk(IMAGE).unwrap().resize(3 * MIB - 4096);
-        assert_eq!(
-            reason(File::open(&core, image(), &seen).await),
-            Reason::Shrunk { bytes: 3 * MIB - 4096, needed: 3 * MIB }
-        );
+        for bytes in [3 * MIB - 4096, MIB, 600_000, 4096] {
+            host.disk(IMAGE).unwrap().resize(bytes);
+            let refused = reason(File::open(&core, image(), &seen).await);
+            assert_eq!(refused, Reason::Shrunk { bytes, needed: 3 * MIB });
+        }
     });
 }
 

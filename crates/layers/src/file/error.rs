@@ -39,6 +39,8 @@ pub enum Reason {
     NoLabel,
     /// Both copies of its label are damaged.
     TornLabel,
+    /// It holds a volume, and something else was put over a copy of its label.
+    Overwritten(Foreign),
     /// Its label is not for us.
     BadLabel(BadLabel),
     /// Its creation was never finished.
@@ -95,6 +97,7 @@ impl fmt::Display for Reason {
             }
             Self::NoLabel => f.write_str("holds no volume"),
             Self::TornLabel => f.write_str("both copies of its label are damaged"),
+            Self::Overwritten(what) => write!(f, "holds what is left of a volume, and it {what}"),
             Self::BadLabel(e) => write!(f, "holds {e}"),
             Self::Unfinished => f.write_str("its creation was never finished; create it again"),
             Self::OtherVolume { found, wanted } => {

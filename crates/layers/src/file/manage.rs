@@ -12,7 +12,9 @@ use uuid::Uuid;
 
 use super::error::{FileError, Reason};
 use super::foreign::{self, Foreign};
-use super::label::{DATA_OFFSET, LABEL_BYTES, Label, MAX_BYTES, Provisioning, SLOTS, State};
+use super::label::{
+    BadLabel, DATA_OFFSET, LABEL_BYTES, Label, MAX_BYTES, Provisioning, SLOTS, State,
+};
 use super::slots::{self, Slots};
 use super::span::Span;
 use super::{File, PAGE};
@@ -328,9 +330,29 @@ async fn look(disk: &Disk, memory: &Account) -> Result<Option<Foreign>, Reason> 
 /// The label that counts, or what is there instead.
 async fn labelled(disk: &Disk, memory: &Account, slots: &Slots) -> Result<Label, Reason> {
     match slots.choose()? {
-        Some(label) => Ok(label),
+        Some(label) => match overwriter(disk, memory, slots).await? {
+            Some(what) => Err(Reason::Overwritten(what)),
+            None => Ok(label),
+        },
         None => Err(look(disk, memory).await?.map_or(Reason::NoLabel, Reason::NotAVolume)),
     }
+}
+
+/// A known format in the place of a lost copy of the label. Somebody uses the disk for something
+/// else; repairing the copy would make that worse.
+async fn overwriter(
+    disk: &Disk,
+    memory: &Account,
+    slots: &Slots,
+) -> Result<Option<Foreign>, Reason> {
+    if !slots.0.contains(&Err(BadLabel::NoMagic)) {
+        return Ok(None);
+    }
+    let whole = disk.info().size / PAGE * PAGE;
+    let len = usize::try_from(whole.min(foreign::LOOK as u64)).expect("a megabyte");
+    let head = slots::read(disk, memory, 0, len).await?;
+    let found = foreign::recognise(&head, &[], disk.info().size);
+    Ok(found.filter(|what| matches!(what, Foreign::Known(_))))
 }
 
 fn check_label(disk: &Disk, label: &Label, what: &Open) -> Result<(), Reason> {
