@@ -151,12 +151,17 @@ impl Control {
     /// Settles every volume that the store or the node knows; gives the revision it began at.
     async fn settle_all(&self) -> Result<Revision, MetaError> {
         let (entries, revision) = self.0.meta.list(VOLUMES).await?;
+        let mut damaged = Vec::new();
         for entry in &entries {
             match record::decode(entry) {
                 Ok(stored) => self.0.state.learn(stored),
-                Err(error) => tracing::error!(%error, "a volume is left alone"),
+                Err(error) => {
+                    tracing::error!(%error, "a volume is left alone");
+                    damaged.push(error.to_string());
+                }
             }
         }
+        self.0.state.set_damaged(damaged);
         let known = self.0.state.ids();
         join_all(known.into_iter().map(|id| async move { self.settle(id).await })).await;
         Ok(revision)

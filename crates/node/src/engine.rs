@@ -213,13 +213,12 @@ impl Engine {
         let (id, record) = (record.id, record.clone());
         let core = self.place(id);
         let opened = self.on(core, |k| async move { k.open(&record).await }).await;
-        match opened {
-            Ok(Ok(image)) => Ok(Opened { core, image }),
-            Ok(Err(e)) => {
+        match opened.map_err(BackingError::from).flatten() {
+            Ok(image) => Ok(Opened { core, image }),
+            Err(e) => {
                 self.displace(id);
                 Err(e)
             }
-            Err(e) => Err(e.into()),
         }
     }
 
@@ -272,7 +271,7 @@ impl Engine {
         let cores = self.cores.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ended = tokio::task::spawn_blocking(move || cores.map(Cores::stop_now));
         let ended = tokio::time::timeout_at(deadline, ended).await;
-        ended.is_ok() && closed.into_iter().all(|clean| clean)
+        ended.is_ok() && closed.len() == self.cores() && closed.into_iter().all(|clean| clean)
     }
 
     /// Runs `f` on a core and gives its answer.

@@ -2,9 +2,14 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises what may be raised: open files, for connections, and locked memory, for the buffers that
-/// the kernel reads and writes directly.
-pub fn raise() {
+use crate::config::Config;
+
+/// Open files that a node needs beside those of its clients and volumes.
+const OWN_FILES: u64 = 256;
+
+/// Raises what may be raised: open files, for connections and volumes, and locked memory, for the
+/// buffers that the kernel reads and writes directly. Says so where that is too little.
+pub fn raise(config: &Config) {
     for resource in [Resource::Nofile, Resource::Memlock] {
         let Rlimit { current, maximum } = getrlimit(resource);
         if current != maximum
@@ -12,5 +17,18 @@ pub fn raise() {
         {
             tracing::warn!(?resource, %error, "a limit of the process cannot be raised");
         }
+    }
+    let cores = config.cores.count.unwrap_or(config.cores.cpus.len()).max(1) as u64;
+    let connections = cores.saturating_mul(config.limits.connections as u64);
+    let needed = connections.saturating_add(config.limits.volumes as u64).saturating_add(OWN_FILES);
+    if let Some(allowed) = getrlimit(Resource::Nofile).current
+        && allowed < needed
+    {
+        tracing::warn!(
+            allowed,
+            needed,
+            "the process may open too few files for limits.connections and limits.volumes; raise \
+             the limit (LimitNOFILE of the service) or lower those"
+        );
     }
 }

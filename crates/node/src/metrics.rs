@@ -262,7 +262,7 @@ mod tests {
         let volumes = vec![(Stored { record, revision: Revision(1) }, observed)];
         let taken = [(volumes[0].0.record.id, 12)].into();
         let (cores, serving, space) = (vec![core], true, None);
-        let page = render(Facts { node, serving, volumes, cores, taken, space });
+        let page = render(Facts { node, serving, volumes, damaged: vec![], cores, taken, space });
         for line in [
             "windrose_node_info{node=\"n\",version=\"0\"} 1",
             "windrose_volume_allocated_bytes{volume=\"v\"} 12",

@@ -26,7 +26,7 @@ pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, Failure> {
     }
     start_log(&config);
     crash_on_panic();
-    node::limits::raise();
+    node::limits::raise(&config);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(FAILED, e.to_string()))?;
     runtime.block_on(live(&config))

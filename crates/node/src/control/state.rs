@@ -16,6 +16,8 @@ use crate::record::{Stage, Stored};
 pub(super) struct State {
     volumes: Mutex<BTreeMap<Uuid, Known>>,
     serving: AtomicBool,
+    /// Records that cannot be read, as errors tell of them.
+    damaged: Mutex<Vec<String>>,
 }
 
 /// One volume.
@@ -37,6 +39,14 @@ impl State {
 
     pub(super) fn is_serving(&self) -> bool {
         self.serving.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_damaged(&self, damaged: Vec<String>) {
+        *self.damaged.lock().unwrap_or_else(PoisonError::into_inner) = damaged;
+    }
+
+    pub(super) fn damaged(&self) -> Vec<String> {
+        self.damaged.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What must be held to take a step for a volume.

@@ -23,6 +23,8 @@ pub struct Facts {
     pub serving: bool,
     /// Its volumes.
     pub volumes: Vec<(Stored, Observed)>,
+    /// Records of the store that cannot be read, as errors tell of them.
+    pub damaged: Vec<String>,
     /// What its cores do.
     pub cores: Vec<CoreReport>,
     /// Bytes that the backings of volumes take, where that is known.
@@ -65,6 +67,7 @@ impl Control {
             },
             serving: self.is_serving(),
             volumes,
+            damaged: self.0.state.damaged(),
             cores,
             taken,
             space: space.map(|s| {
@@ -202,6 +205,10 @@ fn thin_promises(facts: &Facts) -> u64 {
 }
 
 fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    for damage in &facts.damaged {
+        let hint = "its volume is not served; restore the store from a backup";
+        findings.push(finding(Severity::Critical, "store", damage, Some(hint)));
+    }
     let subject = format!("node {}", facts.node.name);
     if !facts.serving {
         let message = "it is starting or stopping";
@@ -237,6 +244,7 @@ mod tests {
             },
             serving: true,
             volumes,
+            damaged: Vec::new(),
             cores: Vec::new(),
             taken: HashMap::new(),
             space: Some((100 << 30, 50 << 30)),
@@ -318,6 +326,15 @@ mod tests {
         let (verdict, message) = verdict(&facts);
         assert_eq!(verdict, Verdict::AtRisk);
         assert!(message.contains("2 commands have failed"), "{message}");
+    }
+
+    #[test]
+    fn a_damaged_record_is_a_volume_that_cannot_be_reached() {
+        let mut facts = facts(vec![volume("a", open())]);
+        facts.damaged.push("volumes/x failed: the record is damaged".into());
+        let (verdict, message) = verdict(&facts);
+        assert_eq!(verdict, Verdict::Unavailable);
+        assert!(message.contains("volumes/x"), "{message}");
     }
 
     #[test]
