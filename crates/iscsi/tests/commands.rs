@@ -1,6 +1,7 @@
 //! SCSI commands: numbering, reads, residuals, statuses (RFC 7143 4.2.2, 11.3, 11.4, 11.7).
 
-use iscsi::pdu::{Opcode, ScsiCommand};
+use frame::Machine;
+use iscsi::pdu::{Opcode, ScsiCommand, TaskFunction};
 use iscsi::target::{Action, Arrived, CloseReason, Config, Direction, Outcome, Tag};
 use iscsi::testing::{BLOCK, Lab, Pdu};
 
@@ -332,4 +333,37 @@ fn clause_4_2_2_1_the_window_can_be_changed() {
     assert!(lab.pump().is_empty());
     let command = lab.initiator.command(&[0], 0, 0, &[]);
     assert_eq!(numbers(&lab.say(&command)[0]), (2, 16), "what was announced stays");
+}
+
+/// Reads that the output has no room for wait as data, keep their place in the window, and can
+/// be aborted; what is small overtakes them.
+#[test]
+fn clause_11_7_reads_wait_for_room() {
+    let mut lab = Lab::logged_in(Config::default(), &[("MaxRecvDataSegmentLength", "512")]);
+    lab.manual = true;
+    let len = 1 << 20;
+    let tags: Vec<_> = (0..4).map(|_| running(&mut lab, &[0x28], R, len)).collect();
+    for (i, tag) in (0..).zip(&tags) {
+        let data = lab.driver.data(&vec![i; len as usize]);
+        lab.target.complete(*tag, &Outcome::good(data));
+        assert!(lab.target.output().len() <= (512 << 10) + 600);
+    }
+    assert_eq!(lab.target.outstanding(), 4);
+    let ping = lab.initiator.ping(b"");
+    assert_eq!(lab.feed(&ping), 0);
+    let abort = lab.initiator.task(TaskFunction::AbortTask, 0x12, 3);
+    assert_eq!(lab.feed(&abort), 0);
+    assert_eq!(lab.target.outstanding(), 3, "it was waiting");
+    let got = lab.pump();
+    let of = |itt: u32| got.iter().filter(move |p| p.itt() == itt);
+    for (itt, byte) in [(0x10, 0), (0x11, 1), (0x13, 3)] {
+        assert_eq!(of(itt).map(|p| p.data.len()).sum::<usize>(), len as usize);
+        assert!(of(itt).all(|p| p.data.iter().all(|&b| b == byte)));
+        let last = of(itt).next_back().expect("a status");
+        assert_eq!((last.header[1], last.header[3]), (0x81, 0));
+    }
+    assert_eq!(of(0x12).count(), 0);
+    let place = |itt: u32| got.iter().position(|p| p.itt() == itt).expect("an answer");
+    assert!(place(0x14) < place(0x11) && place(0x15) < place(0x11));
+    assert_eq!(lab.target.outstanding(), 0);
 }

@@ -1,6 +1,7 @@
 //! The end of a SCSI command: its data and its status.
 
 use arrayvec::ArrayVec;
+use rt::buf::Bufs;
 use zerocopy::big_endian::U32;
 
 use super::Connection;
@@ -15,6 +16,10 @@ const GOOD: u8 = 0x00;
 
 /// SCSI status CHECK CONDITION.
 const CHECK_CONDITION: u8 = 0x02;
+
+/// With so much waiting to be sent, data of reads waits as data rather than as PDUs: short PDUs
+/// cost memory that no pool counts.
+const REFILL: usize = 512 * 1024;
 
 /// Most bytes of sense data (SPC-4 4.5).
 const MAX_SENSE: usize = 252;
@@ -55,6 +60,9 @@ impl Connection {
         if task.phase != Phase::Over || task.expects_data() {
             return;
         }
+        if task.sending.is_some() {
+            return;
+        }
         let parked = task.parked.take();
         match (task.fate, parked) {
             (Fate::Failed(fault), _) => {
@@ -77,6 +85,9 @@ impl Connection {
         if task.numbered {
             self.window.answered();
         }
+        if task.sending.is_some() {
+            self.backlog.retain(|t| *t != tag);
+        }
         let about = match self.subject {
             Subject::Command(t) | Subject::Data(t, _) => t == tag,
             Subject::Ignored | Subject::Request => false,
@@ -89,69 +100,140 @@ impl Connection {
     }
 
     fn answer(&mut self, tag: Tag, outcome: &Outcome<'_>) {
-        let Some(task) = self.remove(tag) else { return };
+        let Some(task) = self.tasks.get(tag) else { return };
         let presented = match task.direction {
             Direction::Write => task.presented,
             Direction::Read | Direction::None => outcome.available.max(outcome.data.len() as u64),
         };
         let residual = Residual::of(task.expected, presented);
-        let pdus = self.send_read(&task, outcome, residual);
-        if let Some(pdus) = pdus {
-            self.send_response(&task, outcome, residual, pdus);
-        }
-    }
-
-    /// Sends the data of a read (RFC 7143 11.7): PDUs as long as the initiator takes them,
-    /// sequences no longer than a burst. Returns how many PDUs there were if a response has to
-    /// follow: a good status travels with the last of them.
-    fn send_read(&mut self, task: &Task, outcome: &Outcome<'_>, residual: Residual) -> Option<u32> {
         let len = match task.direction {
             Direction::Read => outcome.data.len().min(task.expected as usize),
             Direction::Write | Direction::None => 0,
         };
-        let status_inside = outcome.status == GOOD && outcome.sense.is_empty();
-        // Whole words, so that no padding comes between.
-        let segment = self.params.initiator_max_segment as usize & !3;
-        let burst = self.params.max_burst as usize & !3;
-        let (mut at, mut burst_end, mut pdus) = (0, burst, 0);
-        while at < len {
-            let end = (at + segment).min(burst_end).min(len);
-            let mut pdu = DataIn::zeroed();
-            pdu.itt = U32::new(task.itt);
-            pdu.ttt = U32::new(NO_TAG);
-            pdu.data_sn = U32::new(pdus);
-            pdu.offset = U32::new(u32::try_from(at).expect("the expected length has 32 bits"));
-            let mut status = Status::None;
-            if end == burst_end || end == len {
-                pdu.flags |= FINAL;
-                burst_end += burst;
-            }
-            if end == len && status_inside {
-                pdu.flags |= DataIn::STATUS | residual.flags;
-                pdu.status = outcome.status;
-                pdu.residual = U32::new(residual.count);
-                status = Status::Advance;
-            }
-            if end - at == outcome.data.len() {
-                self.send_data(pdu, status, &outcome.data);
-            } else {
-                self.send_data(pdu, status, &outcome.data.slice(at..end));
-            }
-            (at, pdus) = (end, pdus + 1);
+        let end = End { itt: task.itt, status: outcome.status, residual };
+        if len == 0 {
+            let r2ts = task.r2ts;
+            self.remove(tag);
+            return self.send_response(end, outcome.sense, r2ts);
         }
-        (len == 0 || !status_inside).then_some(pdus)
+        let data = if len < outcome.data.len() {
+            outcome.data.slice(0..len)
+        } else {
+            outcome.data.clone()
+        };
+        let sense = outcome.sense.into();
+        let burst_end = self.burst();
+        let mut sending = Sending { end, sense, data, at: 0, burst_end, pdus: 0 };
+        // Reads are sent in the order in which they ended.
+        if self.backlog.is_empty() && self.send_read(tag, &mut sending) {
+            return;
+        }
+        if let Some(task) = self.tasks.get(tag) {
+            task.sending = Some(Box::new(sending));
+            self.backlog.push_back(tag);
+        }
     }
 
-    fn send_response(&mut self, task: &Task, outcome: &Outcome<'_>, residual: Residual, pdus: u32) {
-        let mut pdu = ScsiResponse::zeroed();
-        pdu.flags = FINAL | residual.flags;
-        pdu.response = ScsiResponse::COMPLETED;
-        pdu.status = outcome.status;
-        pdu.itt = U32::new(task.itt);
-        pdu.exp_data_sn = U32::new(pdus + task.r2ts);
-        pdu.residual = U32::new(residual.count);
-        self.send_bytes(pdu, Status::Advance, &sense_segment(outcome.sense));
+    /// Goes on with the reads that wait for room in the output.
+    pub(super) fn refill(&mut self) {
+        while self.output.len() < REFILL
+            && let Some(&tag) = self.backlog.front()
+        {
+            let sending = self.tasks.get(tag).and_then(|t| t.sending.take());
+            let Some(mut sending) = sending else {
+                self.backlog.pop_front();
+                continue;
+            };
+            if self.send_read(tag, &mut sending) {
+                self.backlog.pop_front();
+            } else if let Some(task) = self.tasks.get(tag) {
+                task.sending = Some(sending);
+            }
+        }
     }
+
+    /// Longest sequence of Data-In PDUs: whole words, so that no padding comes between.
+    fn burst(&self) -> usize {
+        self.params.max_burst as usize & !3
+    }
+
+    /// Sends the data of a read as far as the output has room for it, and then its end (RFC 7143
+    /// 11.7): PDUs as long as the initiator takes them, sequences no longer than a burst; a good
+    /// status travels with the last of them. Whether the command is over.
+    fn send_read(&mut self, tag: Tag, sending: &mut Sending) -> bool {
+        let (end, len) = (sending.end, sending.data.len());
+        let status_inside = end.status == GOOD && sending.sense.is_empty();
+        let segment = self.params.initiator_max_segment as usize & !3;
+        while sending.at < len {
+            if self.output.len() >= REFILL {
+                return false;
+            }
+            let at = sending.at;
+            let to = (at + segment).min(sending.burst_end).min(len);
+            let mut pdu = DataIn::zeroed();
+            pdu.itt = U32::new(end.itt);
+            pdu.ttt = U32::new(NO_TAG);
+            pdu.data_sn = U32::new(sending.pdus);
+            pdu.offset = U32::new(u32::try_from(at).expect("the expected length has 32 bits"));
+            let mut status = Status::None;
+            if to == sending.burst_end || to == len {
+                pdu.flags |= FINAL;
+                sending.burst_end += self.burst();
+            }
+            if to == len && status_inside {
+                pdu.flags |= DataIn::STATUS | end.residual.flags;
+                pdu.status = end.status;
+                pdu.residual = U32::new(end.residual.count);
+                status = Status::Advance;
+                self.remove(tag);
+            }
+            if to - at == len {
+                self.send_data(pdu, status, &sending.data);
+            } else {
+                self.send_data(pdu, status, &sending.data.slice(at..to));
+            }
+            sending.at = to;
+            sending.pdus += 1;
+        }
+        if !status_inside {
+            self.remove(tag);
+            self.send_response(end, &sending.sense, sending.pdus);
+        }
+        true
+    }
+
+    fn send_response(&mut self, end: End, sense: &[u8], pdus: u32) {
+        let mut pdu = ScsiResponse::zeroed();
+        pdu.flags = FINAL | end.residual.flags;
+        pdu.response = ScsiResponse::COMPLETED;
+        pdu.status = end.status;
+        pdu.itt = U32::new(end.itt);
+        pdu.exp_data_sn = U32::new(pdus);
+        pdu.residual = U32::new(end.residual.count);
+        self.send_bytes(pdu, Status::Advance, &sense_segment(sense));
+    }
+}
+
+/// How a command ended, as the initiator is told.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    itt: u32,
+    status: u8,
+    residual: Residual,
+}
+
+/// A read whose data is being sent.
+#[derive(Debug)]
+pub(super) struct Sending {
+    end: End,
+    sense: Box<[u8]>,
+    data: Bufs,
+    /// First byte that has not been sent.
+    at: usize,
+    /// Where the current sequence of PDUs ends at the latest.
+    burst_end: usize,
+    /// PDUs sent.
+    pdus: u32,
 }
 
 /// RFC 7143 11.4.7: sense data and, before it, its length.

@@ -134,6 +134,7 @@ impl Connection {
             r2ts: 0,
             since: self.clock.now(),
             parked: None,
+            sending: None,
         };
         (task, fault)
     }

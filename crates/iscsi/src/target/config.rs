@@ -39,7 +39,7 @@ impl Default for Config {
 
 impl Config {
     /// The command window within what sequence numbers can express.
-    pub(crate) fn window(window: u32) -> u32 {
+    pub(crate) fn clamp_window(window: u32) -> u32 {
         window.clamp(1, 0xffff)
     }
 }

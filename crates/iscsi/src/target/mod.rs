@@ -78,6 +78,8 @@ pub struct Connection {
     window: Window,
     params: Params,
     tasks: Tasks,
+    /// Reads that have ended and whose data the output has no room for.
+    backlog: VecDeque<Tag>,
     functions: Functions,
     exchange: Option<Exchange>,
     logout: Option<Logout>,
@@ -115,6 +117,7 @@ impl Connection {
             window: Window::new(Serial(0), config.window),
             params: Params::default(),
             tasks: Tasks::default(),
+            backlog: VecDeque::new(),
             functions: Functions::default(),
             exchange: None,
             logout: None,
@@ -178,6 +181,7 @@ impl Connection {
         self.receiver.stop();
         self.subject = Subject::Ignored;
         self.tasks = Tasks::default();
+        self.backlog.clear();
         self.functions = Functions::default();
         self.exchange = None;
         self.logout = None;
@@ -222,7 +226,9 @@ impl Machine for Connection {
         }
     }
 
+    /// Data of reads is added as the queue gets shorter: ask again after everything was sent.
     fn output(&mut self) -> &mut SendQueue {
+        self.refill();
         &mut self.output
     }
 

@@ -9,6 +9,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use super::action::{Direction, Tag};
+use super::answer::Sending;
 use crate::pdu::NO_TAG;
 
 /// One SCSI command, from its arrival until its status has been sent.
@@ -51,6 +52,8 @@ pub(super) struct Task {
     pub(super) since: Duration,
     /// Its end, while data is still expected.
     pub(super) parked: Option<Parked>,
+    /// Its data, while the output has no room for it.
+    pub(super) sending: Option<Box<Sending>>,
 }
 
 /// How far a command has come.

@@ -29,7 +29,7 @@ impl Window {
         let mut window = Self {
             expected: first,
             max: first.plus(u32::MAX),
-            size: Config::window(size),
+            size: Config::clamp_window(size),
             outstanding: 0,
         };
         window.open();
@@ -58,7 +58,7 @@ impl Window {
 
     /// Changes how many commands may be outstanding; whether that opened the window further.
     pub(super) fn resize(&mut self, size: u32) -> bool {
-        self.size = Config::window(size);
+        self.size = Config::clamp_window(size);
         let before = self.max;
         self.open();
         self.max != before

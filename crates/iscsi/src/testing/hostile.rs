@@ -384,9 +384,9 @@ impl<'a> Room<'a> {
 
     /// Takes what the target sends.
     fn collect(&mut self) {
-        let output = self.target.output();
         let mut bytes = Vec::new();
-        while !output.is_empty() {
+        while !self.target.output().is_empty() {
+            let output = self.target.output();
             let slices = output.gather();
             slices.iter().for_each(|s| bytes.extend_from_slice(s));
             let sent = slices.iter().map(|s| s.len()).sum();
