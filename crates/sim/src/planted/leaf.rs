@@ -10,6 +10,7 @@ use rt::sim::{Host, World};
 
 use super::Variant;
 use crate::scenarios::storage::{self, DISK, Shape, Stack};
+use crate::scenarios::volume;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
@@ -38,6 +39,11 @@ leaf!(no_flush, NoFlush);
 leaf!(no_fua, NoFua);
 leaf!(shared_sector, SharedSector);
 leaf!(zero_too_far, ZeroTooFar);
+
+/// The sound leaf, for scenarios of what stands on it.
+pub(crate) async fn volume_on_leaf(world: World) -> Result<(), String> {
+    volume::play(world, Leaf(Mistake::None)).await
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Leaf(Mistake);

@@ -4,7 +4,7 @@
 
 mod copies;
 mod frames;
-mod leaf;
+pub(crate) mod leaf;
 mod ledger;
 mod pair;
 mod stamps;

@@ -51,7 +51,15 @@ impl Shape {
             (4096, (512, 4096)),
             (4096, (4096, 4096)),
         ]);
-        Self { block_size, disk, bytes: 1 << 20 }
+        let bytes = *world.rng().pick(&[128 << 10, 256 << 10, 1 << 20]);
+        Self { block_size, disk, bytes }
+    }
+}
+
+impl Shape {
+    /// Size of the disk below: room for whatever a stack keeps beside its data.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.bytes + (4 << 20)
     }
 }
 
@@ -64,8 +72,34 @@ pub(crate) trait Stack: Clone + 'static {
     fn open(&self, core: Core, shape: Shape) -> impl Future<Output = Result<Dev, String>>;
 }
 
+/// Opens a stack on a disk that may still be held: the last operation of a killed process takes as
+/// long as a stall does, and the disk is not free before.
+pub(crate) async fn open_patiently(
+    core: &Core,
+    stack: &impl Stack,
+    shape: Shape,
+) -> Result<Dev, String> {
+    let mut attempts = 0;
+    loop {
+        match stack.open(core.clone(), shape).await {
+            Ok(dev) => return Ok(dev),
+            Err(e) if attempts == ATTEMPTS => return Err(e),
+            Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+        }
+        attempts += 1;
+    }
+}
+
+/// Waits for what a killed process has left running on the disk. Were it to fail now, nobody would
+/// learn that a sync had failed, and no stack can defend itself against that.
+pub(crate) async fn settle(disk: &DiskControl) {
+    while disk.in_flight() > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// How much harm is done besides crashes.
-fn draw_faults(world: &World) -> DiskFaults {
+pub(crate) fn draw_faults(world: &World) -> DiskFaults {
     let rng = world.rng();
     let rate = |most: f64| if rng.chance(0.5) { 0.0 } else { most * rng.unit() };
     if rng.chance(0.5) {
@@ -96,8 +130,7 @@ pub(crate) async fn play<S: Stack>(world: World, stack: S) -> Result<(), String>
     let shape = Shape::draw(&world);
     let host = world.add_host("store", HostSetup { pool_bytes: 16 << 20, ..HostSetup::default() });
     let (logical, physical) = shape.disk;
-    // Room for whatever a stack keeps beside its data.
-    let setup = DiskSetup::device(shape.bytes + (4 << 20)).blocks(logical, physical);
+    let setup = DiskSetup::device(shape.disk_bytes()).blocks(logical, physical);
     let disk = host.add_disk(DISK, setup);
     stack.prepare(&host, shape).await?;
     let checker = Checker::new(1, shape.block_size, Initially::Zeroes);
@@ -123,17 +156,7 @@ impl<S: Stack> Bench<S> {
         seed: u64,
     ) -> Result<Workload, String> {
         let pool = core.pool().clone();
-        let mut attempts = 0;
-        let dev = loop {
-            // The last operation of a killed process may take as long as a stall does, and the
-            // disk is not free before.
-            match stack.open(core.clone(), shape).await {
-                Ok(dev) => break dev,
-                Err(e) if attempts == ATTEMPTS => return Err(e),
-                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
-            }
-            attempts += 1;
-        };
+        let dev = open_patiently(&core, &stack, shape).await?;
         let depth = usize::try_from(1 + seed % 12).expect("small");
         Ok(Workload::new(Client::new(&dev, &pool), span, depth, seed))
     }
@@ -141,6 +164,7 @@ impl<S: Stack> Bench<S> {
     /// Load, and a crash at a random moment.
     async fn round(&self) -> Result<(), String> {
         let rng = self.world.rng();
+        settle(&self.disk).await;
         self.disk.set_faults(draw_faults(&self.world));
         let (stack, shape, span, seed) = (self.stack.clone(), self.shape, self.span(), rng.u64());
         let checker = Rc::clone(&self.checker);
@@ -180,6 +204,7 @@ impl<S: Stack> Bench<S> {
 
     /// No faults any more: everything must work, and all memory must come back.
     async fn last_round(&self) -> Result<(), String> {
+        settle(&self.disk).await;
         self.disk.set_faults(DiskFaults::default());
         let (stack, shape, span, seed) =
             (self.stack.clone(), self.shape, self.span(), self.world.rng().u64());
