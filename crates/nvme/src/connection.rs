@@ -330,6 +330,7 @@ impl Connection {
         self.end.get_or_insert(end);
         self.phase = Phase::Closed;
         self.actions.clear();
+        self.commands.forget_ended();
     }
 
     /// Capsules whose slot is taken: in flight, or answered and the answer not sent yet.

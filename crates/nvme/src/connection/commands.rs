@@ -156,6 +156,17 @@ impl Commands {
         command
     }
 
+    /// Frees the slots of commands that the driver has ended and that only wait for their host.
+    pub(super) fn forget_ended(&mut self) {
+        for (slot, index) in self.slots.iter_mut().zip(0u16..) {
+            if slot.as_ref().is_some_and(|c| c.outcome.is_some()) {
+                *slot = None;
+                self.cids[usize::from(index)] = FREE;
+                self.free.push(index);
+            }
+        }
+    }
+
     /// When the longest outstanding R2T was sent.
     pub(super) fn oldest_transfer(&self) -> Option<Duration> {
         let waits = |c: &&Command| c.stage == Stage::Receiving && !c.in_capsule;

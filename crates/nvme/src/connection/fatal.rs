@@ -60,5 +60,6 @@ impl Connection {
         self.end.get_or_insert(End::Violation { error, information });
         self.phase = Phase::Lingering { until: self.now + self.config.linger };
         self.actions.clear();
+        self.commands.forget_ended();
     }
 }

@@ -92,7 +92,7 @@ impl<S: Stack> Bench<S> {
                     }
                 });
             }
-            std::future::pending().await
+            std::future::pending().await;
         });
         let rng = self.world.rng();
         tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(500))).await;
@@ -214,7 +214,7 @@ impl Client {
                     |c| c.begin_zero(range, fua),
                     |_, _| Request::Zero { range, unmap: fua, fua },
                 )
-                .await
+                .await;
             }
             12 | 13 => self.unmap().await,
             14..17 => self.raise_tally().await,
@@ -247,6 +247,7 @@ impl Client {
         result
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "errors are passed as they come")]
     fn object(&self, to: impl ToString) {
         self.shared.violation.borrow_mut().get_or_insert(to.to_string());
     }
