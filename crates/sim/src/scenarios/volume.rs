@@ -92,7 +92,7 @@ impl<S: Stack> Bench<S> {
                     }
                 });
             }
-            std::future::pending().await;
+            std::future::pending::<()>().await;
         });
         let rng = self.world.rng();
         tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(500))).await;
