@@ -526,7 +526,9 @@ impl World {
     fn poll_events(&mut self) {
         let ids: Vec<u16> = self.controllers.iter().map(nvme::Controller::id).collect();
         for id in ids {
-            while let Some(event) = self.controllers.get_mut(id).and_then(|c| c.poll_event()) {
+            while let Some(event) =
+                self.controllers.get_mut(id).and_then(nvme::Controller::poll_event)
+            {
                 let Event::Complete { tag, completion } = event else { continue };
                 let admin =
                     |l: &Link| l.cntlid == Some(id) && l.conn.queue().is_some_and(|q| q.id == 0);
