@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use std::{process::Command, time::Duration};
 
 /// Seeds of every scenario in every run of the tests; many more by `./run sim`.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 2000;
 const LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) fn run(house: &House) -> Result<()> {
