@@ -3,7 +3,7 @@
 use block::{Blocks, Bufs, Lba, Request};
 
 use crate::opcodes::FUA;
-use crate::reply::{Refusal, Transfer};
+use crate::reply::{Refusal, Status, Transfer};
 use crate::sense::Sense;
 use crate::unit::{Command, Incoming, LogicalUnit, Outcome, Todo};
 
@@ -78,7 +78,9 @@ pub(crate) fn compare_and_write(
     unit.check_writable()?;
     let wanted = Transfer::from_initiator(unit.bytes(2 * range.count));
     if cmd.window.data_out != wanted.data_out {
-        return Err(Refusal::window(wanted));
+        // The initiator brings data for another number of blocks than it names.
+        let sense = Some(Sense::field(COUNT_FIELD, None));
+        return Err(Refusal { status: Status::CheckCondition, sense, wanted });
     }
     let todo = Todo::CompareAndWrite { at: range.at, fua: cmd.cdb.has(1, FUA) };
     Ok(unit.accept_data(todo, 2 * range.count, range.count, wanted))

@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::{
     ffi::OsStr,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
-    os::unix::net::UnixStream,
+    os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
     time::{Duration, Instant},
@@ -163,18 +163,25 @@ impl Node {
         })
     }
 
-    /// Starts the node and waits until its API answers.
+    /// Starts the node and waits until it says that it serves, as a service manager would (`sd_notify(3)`).
     pub(crate) fn start(&mut self) -> Result<()> {
+        let (socket, said) = (self.directory.join("notify.sock"), &mut [0; 256]);
+        let _ = std::fs::remove_file(&socket);
+        let manager = UnixDatagram::bind(&socket).context("cannot make a notify socket")?;
+        manager.set_nonblocking(true).context("cannot make a notify socket")?;
         let mut words: Vec<&OsStr> = self.prefix.iter().map(OsStr::new).collect();
         words.push(self.program.as_os_str());
         let mut command = Command::new(words[0]);
         command
             .args(&words[1..])
             .args(["node", "--config"])
-            .arg(self.directory.join("windrose.toml"));
+            .arg(self.directory.join("windrose.toml"))
+            .env("NOTIFY_SOCKET", &socket);
         let mut daemon = Daemon::start(&self.logs, "windrose node", &mut command)?;
-        let socket = self.socket();
-        daemon.wait_until(START_LIMIT, || UnixStream::connect(&socket).is_ok())?;
+        daemon.wait_until(START_LIMIT, || {
+            std::iter::from_fn(|| manager.recv(said).ok().map(|n| said[..n].to_vec()))
+                .any(|message| message.split(|&byte| byte == b'\n').any(|line| line == b"READY=1"))
+        })?;
         self.daemon = Some(daemon);
         Ok(())
     }
