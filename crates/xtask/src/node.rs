@@ -109,7 +109,7 @@ pub(crate) struct Exported {
 }
 
 /// An address nobody listens at; free again when this returns.
-fn free_port() -> Result<u16> {
+pub(crate) fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port is free")?;
     Ok(listener.local_addr()?.port())
 }

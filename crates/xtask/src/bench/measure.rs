@@ -1,6 +1,6 @@
 //! One measurement: the client's own count, the server's processor time from the kernel.
 
-use super::{LOAD_CPU, SERVER_CPU};
+use super::{LOAD_CPU, SERVER_CPU, lean};
 use crate::{house::House, node::processor_time, process::Ended, server::Unit};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -21,6 +21,8 @@ const WRITES_PER_SECOND: [(u32, u64); 2] = [(1, 10_000), (32, 40_000)];
 pub(super) enum Operation {
     /// `iscsi-perf`, random.
     RandomRead,
+    /// A blocking socket, random, one at a time.
+    LeanRead,
     /// `qemu-img bench -w`, one after the other.
     Write,
     /// No storage at all: 72 bytes there, 4 KiB back.
@@ -31,6 +33,7 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::RandomRead => "random read",
+            Self::LeanRead => "random read, lean client",
             Self::Write => "write",
             Self::Echo => "echo",
         })
@@ -48,7 +51,8 @@ pub(super) struct Load {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
     pub(super) per_second: f64,
-    /// Mean time of one, in microseconds: the depth over the rate, since the clients keep the depth filled.
+    /// Time of one, in microseconds. Of the lean client the median; otherwise the mean, which is the depth over the rate, since
+    /// the clients keep the depth filled.
     pub(super) latency_us: f64,
     /// Processor time of the server for one, in microseconds.
     pub(super) server_us: f64,
@@ -89,11 +93,14 @@ impl Sample {
 
 /// Runs `load` against `unit` and looks at what `server` spent on it.
 pub(super) fn run(house: &House, server: u32, unit: &Unit, load: &Load) -> Result<Figures> {
+    if load.operation == Operation::LeanRead {
+        return lean::read(server, unit, load.seconds);
+    }
     let before = processor_time(server)?;
     let begun = Instant::now();
     let (count, took) = match load.operation {
         Operation::Write => write(house, unit, load)?,
-        Operation::RandomRead | Operation::Echo => random_read(house, unit, load, begun)?,
+        _ => random_read(house, unit, load, begun)?,
     };
     let spent = processor_time(server)?.saturating_sub(before);
     let per_second = count / took.as_secs_f64();

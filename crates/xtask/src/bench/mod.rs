@@ -4,6 +4,7 @@
 //! The server has one processor, the load another. Everything is measured once per repetition, in turn, so
 //! that a noisy minute hits both; figures are medians of the repetitions.
 
+mod lean;
 mod machine;
 mod measure;
 mod report;
@@ -15,6 +16,7 @@ use crate::{
     server::{Tgt, Unit},
 };
 use anyhow::{Context, Result, ensure};
+use lean::EchoServer;
 use measure::{Echo, Load, Operation, Sample};
 use probe::{Disk, iscsi::Session, registers::Dice};
 use std::{
@@ -28,7 +30,11 @@ pub(crate) const SERVER_CPU: usize = 0;
 pub(crate) const LOAD_CPU: usize = 1;
 const DISK_MIB: u64 = 512;
 const POOL_MIB: u64 = 64;
-const DEPTHS: [u32; 2] = [1, 32];
+/// The depths, and what is measured at each.
+const LOADS: &[(u32, &[Operation])] = &[
+    (1, &[Operation::LeanRead, Operation::RandomRead, Operation::Write]),
+    (32, &[Operation::RandomRead, Operation::Write]),
+];
 
 /// How much to measure.
 #[derive(Clone, Copy)]
@@ -79,20 +85,26 @@ pub(crate) fn iscsi(house: &House, plan: Plan) -> Result<()> {
         tgt(house, &places, "file", false)?,
         tgt(house, &places, "file", true)?,
     ];
-    let echo = Echo::new(Profile::Release.example(house, "echo"));
+    let program = Profile::Release.example(house, "echo");
+    let (echo, server) = (Echo::new(program.clone()), EchoServer::start(house, &program)?);
     let mut samples = Vec::new();
     for repetition in 1..=plan.repetitions {
         let turn = format!("repetition {repetition} of {}", plan.repetitions);
-        for depth in DEPTHS {
+        for (depth, operations) in LOADS {
             house.display.working(&format!("{turn}: bare echo, depth {depth}"));
-            samples.push(echo.measure(depth, plan.seconds)?);
-            for operation in [Operation::RandomRead, Operation::Write] {
+            let echo = if *depth == 1 {
+                server.measure(plan.seconds)
+            } else {
+                echo.measure(*depth, plan.seconds)
+            };
+            samples.push(echo?);
+            for &operation in *operations {
                 for contender in &contenders {
                     let (server, backing) = (contender.server, contender.backing);
                     house.display.working(&format!(
                         "{turn}: {server}, {backing}, {operation}, depth {depth}"
                     ));
-                    let load = Load { operation, depth, seconds: plan.seconds };
+                    let load = Load { operation, depth: *depth, seconds: plan.seconds };
                     samples.push(contender.measure(house, &load)?);
                 }
             }
