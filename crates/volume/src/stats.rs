@@ -96,7 +96,6 @@ impl Counters {
         took: Duration,
     ) {
         let mut snapshot = self.0.borrow_mut();
-        snapshot.in_flight -= 1;
         let k = &mut snapshot.kinds[kind as usize];
         k.completed += 1;
         k.failed += u64::from(matches!(failure, Some(Failure::Device(_))));

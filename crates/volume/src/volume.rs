@@ -68,19 +68,19 @@ impl Volume {
         let command = Command::default();
         let handle = command.clone();
         self.counters.update(|s| s.in_flight += 1);
-        let (volume, account) = (Rc::clone(self), account.clone());
+        let accepted = Accepted { volume: Rc::clone(self), command, done: Some(done) };
+        let account = account.clone();
         tokio::task::spawn_local(async move {
             let (kind, since) = (Kind::of(&request), Instant::now());
+            let Accepted { volume, command, .. } = &accepted;
             let bytes = request_bytes(&request, volume.info().block_size);
-            let result = volume.run(request, &account, &command).await;
+            let result = volume.run(request, &account, command).await;
             drop(account);
-            command.finish();
             if command.is_aborted() {
                 volume.counters.update(|s| s.aborts += 1);
             }
             volume.counters.completed(kind, bytes, result.as_ref().err().copied(), since.elapsed());
-            done(result);
-            volume.wake_if_idle();
+            accepted.answer(result);
         });
         handle
     }
@@ -174,6 +174,38 @@ impl Volume {
         if self.closed.get() && self.counters.in_flight() == 0 {
             self.idle.take().into_iter().for_each(Waker::wake);
         }
+    }
+}
+
+/// An accepted command. It is in flight as long as this exists, and answered exactly once: one
+/// whose task ends otherwise, by a panic in a layer or with its core, is answered here, for its
+/// client and [`Volume::close`] wait for that.
+struct Accepted<D: FnOnce(Result<Bufs, Failure>)> {
+    volume: Rc<Volume>,
+    command: Command,
+    done: Option<D>,
+}
+
+impl<D: FnOnce(Result<Bufs, Failure>)> Accepted<D> {
+    fn answer(mut self, result: Result<Bufs, Failure>) {
+        self.end(result);
+    }
+
+    fn end(&mut self, result: Result<Bufs, Failure>) {
+        let Some(done) = self.done.take() else { return };
+        self.command.finish();
+        self.volume.counters.update(|s| s.in_flight -= 1);
+        done(result);
+        self.volume.wake_if_idle();
+    }
+}
+
+impl<D: FnOnce(Result<Bufs, Failure>)> Drop for Accepted<D> {
+    fn drop(&mut self) {
+        if self.done.is_some() && std::thread::panicking() {
+            tracing::error!("a command ended by a panic: what it has done is unknown");
+        }
+        self.end(Err(Failure::Device(Error::Gone)));
     }
 }
 

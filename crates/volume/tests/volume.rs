@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::{
     Account, Blocks, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, Info, Layer, Lba, Op, Pool,
@@ -15,6 +16,7 @@ use volume::{Kind, Volume};
 
 const BLOCK: usize = 512;
 const BLOCKS: u64 = 4096;
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A RAM disk that panics on overlapping operations, and that waits for a permit per operation.
 #[derive(Default)]
@@ -24,6 +26,7 @@ struct Watched {
     flushes: Cell<u32>,
     started: Cell<u32>,
     fails: Cell<Option<Error>>,
+    panics: Cell<bool>,
     gate: Option<Semaphore>,
 }
 
@@ -104,6 +107,7 @@ impl Layer for Ram {
             let i = running.iter().position(|e| *e == entry).unwrap();
             running.swap_remove(i);
         }
+        assert!(!self.0.panics.take(), "the panic that the test asked for");
         match self.0.fails.get() {
             Some(error) => Err(error),
             None => Ok(self.apply(&op, &ctx)),
@@ -450,5 +454,48 @@ fn an_aborted_flush_does_not_fail_those_that_share_it() {
         settle().await;
         assert_eq!(*answers.borrow(), [None, None, None]);
         assert_eq!(b.ram.0.flushes.get(), 2);
+    });
+}
+
+/// A command whose layer panics is answered all the same, and is not in flight any more: else its
+/// client, and whoever closes the volume, would wait for ever.
+#[test]
+fn a_panic_in_a_layer_ends_its_command() {
+    local(async || {
+        let b = Bench::new(false);
+        let answers = Rc::new(RefCell::new(Vec::new()));
+        let told = Rc::clone(&answers);
+        b.ram.0.panics.set(true);
+        b.volume.start(b.write(0, 1, 1), &b.account, move |r| told.borrow_mut().push(r.err()));
+        settle().await;
+        assert_eq!(*answers.borrow(), [Some(Failure::Device(Error::Gone))]);
+        assert_eq!(b.volume.stats().in_flight, 0);
+        let close = b.volume.close(&b.account);
+        tokio::time::timeout(PATIENCE, close).await.expect("it closes").unwrap();
+        assert_eq!(b.ram.0.flushes.get(), 1);
+        b.all_memory_is_back();
+    });
+}
+
+/// The task of a command is dropped with its core.
+#[test]
+fn a_command_that_vanishes_is_answered_and_not_in_flight() {
+    let b = Bench::new(true);
+    let answers = Rc::new(RefCell::new(Vec::new()));
+    let told = Rc::clone(&answers);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let core = LocalSet::new();
+    core.block_on(&runtime, async {
+        b.volume.start(b.write(0, 1, 1), &b.account, move |r| told.borrow_mut().push(r.err()));
+        settle().await;
+    });
+    let permit = block::crash::permit();
+    drop(core);
+    drop(permit);
+    assert_eq!(*answers.borrow(), [Some(Failure::Device(Error::Gone))]);
+    b.ram.let_through(1);
+    local(async || {
+        let close = b.volume.close(&b.account);
+        tokio::time::timeout(PATIENCE, close).await.expect("it closes").unwrap();
     });
 }
