@@ -303,6 +303,14 @@ impl Connection {
         }
     }
 
+    /// Ends a command without a response: a controller reset has discarded it.
+    pub fn forget(&mut self, tag: Tag) {
+        if self.commands.get_mut(tag).is_some_and(|c| c.stage == Stage::Running) {
+            self.commands.remove(tag);
+            self.actions.retain(|a| !matches!(a, Action::Run { tag: t, .. } if *t == tag));
+        }
+    }
+
     /// Ends a Connect command with success: from here on this connection is that queue.
     /// Identifies the controller to the host by `result` (NVMe Base 2.0, 6.3).
     pub fn connected(&mut self, tag: Tag, queue: Queue, result: u64) {

@@ -113,6 +113,12 @@ pub enum Event {
         /// How it ends.
         completion: Completion,
     },
+    /// Drop a command that was held on the admin queue: the controller was reset, and the host
+    /// expects no completion ([`crate::Connection::forget`]).
+    Forget {
+        /// The command.
+        tag: Tag,
+    },
     /// The host shuts the controller down: make its writes durable, then say
     /// [`Controller::shut_down`].
     ShutDown,

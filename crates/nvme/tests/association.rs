@@ -253,22 +253,37 @@ fn a_reset_ends_what_is_held_and_forgets_features() {
     s.target.talk(s.admin, &host, &host.command(event_request(30)));
     let sqe = nvme::fabrics::Property::encode(99, CC, false, Some(0x0046_0000));
     let replies = s.target.talk(s.admin, &host, &host.command(sqe));
-    assert!(
-        matches!(
-            replies[..],
-            [
-                Reply::Resp { cid: 99, .. },
-                Reply::Resp { cid: 30, status: Status::ABORTED_SQ_DELETED, .. }
-            ]
-        ),
-        "{replies:?}"
-    );
+    assert!(matches!(replies[..], [Reply::Resp { cid: 99, .. }]), "{replies:?}");
+    assert_eq!(s.target.conn(s.admin).in_flight(), 0, "the request's slot is free");
     assert_eq!(s.target.events[0], Event::Reset);
     assert_eq!(s.target.controllers.get(s.cntlid).unwrap().io_queues(), 0);
     s.set_property(CC, 0x0046_0001).ok();
     let mut get = set_features(1, 0);
     get.opcode = AdminOpcode::GetFeatures.0;
     assert_eq!(s.admin(get).ok().result, 0);
+    assert_eq!(s.target.conn(s.admin).in_flight(), 0);
+}
+
+/// NVMe Base 2.0, 5.2 and 3.7.2: event requests outstanding at a reset are discarded without a
+/// completion, and those after it are counted from none.
+#[test]
+fn event_requests_do_not_outlive_a_reset() {
+    let mut s = Session::ready();
+    let host = s.host;
+    for round in 0..20 {
+        for cid in 0..4 {
+            let held = s.target.talk(s.admin, &host, &host.command(event_request(cid)));
+            assert_eq!(held, [], "round {round}");
+        }
+        let fifth = s.target.talk(s.admin, &host, &host.command(event_request(4)));
+        let Reply::Resp { cid: 4, status, .. } = fifth[0] else { panic!("{fifth:?}") };
+        assert_eq!(status.code(), Status::EVENT_REQUEST_LIMIT);
+        assert_eq!(s.target.conn(s.admin).in_flight(), 4);
+        s.set_property(CC, 0x0046_0000).ok();
+        assert_eq!(s.target.replies(s.admin, &host), []);
+        assert_eq!(s.target.conn(s.admin).in_flight(), 0);
+        s.set_property(CC, 0x0046_0001).ok();
+    }
 }
 
 /// NVMe Base 2.0, 3.9: a silent host is missed; traffic on any queue keeps the association.

@@ -107,13 +107,12 @@ impl Controller {
         }
     }
 
-    /// CC.EN was cleared (NVMe Base 2.0, 3.7.2): what is held ends, the I/O queues are gone, and
-    /// features are what they were at first.
+    /// CC.EN was cleared (NVMe Base 2.0, 3.7.2): what is held is gone without a completion, the
+    /// I/O queues are gone, and features are what they were at first.
     fn reset(&mut self) {
         self.pending.push_back(Event::Reset);
         while let Some(tag) = self.events.take_any() {
-            let completion = Completion::failed(Status::ABORTED_SQ_DELETED);
-            self.pending.push_back(Event::Complete { tag, completion });
+            self.pending.push_back(Event::Forget { tag });
         }
         self.events.reset();
         self.features = super::Features::default();

@@ -83,7 +83,7 @@ impl Events {
         self.requests.remove(i).map(|(tag, _)| tag)
     }
 
-    /// Gives one request back, if there is any: the controller is reset.
+    /// Takes one request out, if there is any: the controller is reset.
     pub(super) fn take_any(&mut self) -> Option<Tag> {
         self.requests.pop_front().map(|(tag, _)| tag)
     }
@@ -136,7 +136,7 @@ impl Events {
         None
     }
 
-    /// A reset forgets everything but what is still held.
+    /// A reset forgets everything; the requests have been taken out.
     pub(super) fn reset(&mut self) {
         self.notices = Default::default();
         self.changed.clear();

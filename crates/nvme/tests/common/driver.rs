@@ -390,11 +390,19 @@ impl Target {
         for id in ids {
             while let Some(event) = self.controllers.get_mut(id).unwrap().poll_event() {
                 self.events.push(event);
-                let Event::Complete { tag, completion } = event else { continue };
                 let admin =
                     |l: &Link| l.cntlid == Some(id) && l.conn.queue().is_some_and(|q| q.id == 0);
                 let link = self.links.iter().position(admin).unwrap();
-                self.end(link, tag, completion, &Bufs::new());
+                match event {
+                    Event::Complete { tag, completion } => {
+                        self.end(link, tag, completion, &Bufs::new());
+                    }
+                    Event::Forget { tag } => {
+                        self.links[link].plans.remove(&tag.index());
+                        self.links[link].conn.forget(tag);
+                    }
+                    Event::ShutDown | Event::Reset | Event::Expired => {}
+                }
             }
         }
     }

@@ -529,11 +529,18 @@ impl World {
             while let Some(event) =
                 self.controllers.get_mut(id).and_then(nvme::Controller::poll_event)
             {
-                let Event::Complete { tag, completion } = event else { continue };
                 let admin =
                     |l: &Link| l.cntlid == Some(id) && l.conn.queue().is_some_and(|q| q.id == 0);
-                if let Some(link) = self.links.iter().position(admin) {
-                    self.complete(link, tag, completion, &Bufs::new());
+                let Some(link) = self.links.iter().position(admin) else { continue };
+                match event {
+                    Event::Complete { tag, completion } => {
+                        self.complete(link, tag, completion, &Bufs::new());
+                    }
+                    Event::Forget { tag } => {
+                        self.links[link].plans.remove(&tag.index());
+                        self.links[link].conn.forget(tag);
+                    }
+                    Event::ShutDown | Event::Reset | Event::Expired => {}
                 }
             }
         }

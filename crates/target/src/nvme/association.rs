@@ -251,6 +251,10 @@ impl Host {
                 nvme::Event::Complete { tag, completion } => {
                     self.complete(tag, completion, &Bufs::new());
                 }
+                nvme::Event::Forget { tag } => {
+                    self.tasks.remove(tag);
+                    self.machine.forget(tag);
+                }
                 nvme::Event::Reset => server.nvme.close_io(seat.cntlid),
                 nvme::Event::ShutDown => self.shut_down(seat.cntlid),
                 nvme::Event::Expired => {
