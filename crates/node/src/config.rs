@@ -163,6 +163,8 @@ pub struct Limits {
     pub connections: usize,
     /// Connections per core that have not logged in yet.
     pub logins: usize,
+    /// Connections per core that only discover.
+    pub discoveries: usize,
     /// Time for a login.
     pub login_timeout: Duration,
     /// Time in which a client must take something of what is sent to it.

@@ -360,6 +360,7 @@ fn limits(config: &Config) -> server::Limits {
     server::Limits {
         connections: l.connections,
         logins: l.logins,
+        discoveries: l.discoveries,
         login_timeout: l.login_timeout,
         send_timeout: l.send_timeout,
         receive_timeout: l.receive_timeout,

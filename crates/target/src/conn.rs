@@ -24,6 +24,11 @@ const STAGING_BYTES: usize = 128 * 1024;
 /// Payload whose remainder is at least this long is read directly into its place.
 const DIRECT_BYTES: usize = 32 * 1024;
 
+/// How long, after everything was sent, the peer may take to close its side. A socket that is
+/// closed over bytes not yet read resets the connection, and takes from the peer what it has not
+/// read either: a refusal, say.
+const PARTING: Duration = Duration::from_secs(1);
+
 /// Rounds of reading and writing before the other tasks of the core get their turn.
 const ROUNDS: usize = 16;
 
@@ -59,6 +64,7 @@ struct InboxState<E> {
     events: RefCell<VecDeque<E>>,
     waker: RefCell<Option<Waker>>,
     closed: Cell<bool>,
+    evicted: Cell<bool>,
 }
 
 impl<E> Clone for Inbox<E> {
@@ -73,6 +79,7 @@ impl<E> Default for Inbox<E> {
             events: RefCell::default(),
             waker: RefCell::default(),
             closed: Cell::new(false),
+            evicted: Cell::new(false),
         }))
     }
 }
@@ -84,6 +91,14 @@ impl<E> Inbox<E> {
             return;
         }
         self.0.events.borrow_mut().push_back(event);
+        if let Some(waker) = self.0.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Ends the connection now, without a word to its peer.
+    pub fn evict(&self) {
+        self.0.evicted.set(true);
         if let Some(waker) = self.0.waker.take() {
             waker.wake();
         }
@@ -133,6 +148,8 @@ pub enum End {
     SendStalled,
     /// The connection broke.
     Broken(io::Error),
+    /// Its place went to another.
+    Evicted,
     /// It goes on at another core.
     Moves(usize),
 }
@@ -155,6 +172,8 @@ pub struct Conn<S, P: Protocol> {
     send_timeout: Duration,
     /// Since when the socket has taken nothing of what waits to be sent.
     stalled: Option<Duration>,
+    /// Until when the peer may close its side; set once this side is closed.
+    parting: Option<Duration>,
     timer: Timer,
 }
 
@@ -200,6 +219,7 @@ where
             staging,
             send_timeout,
             stalled: None,
+            parting: None,
             timer: Timer::default(),
         }
     }
@@ -213,6 +233,9 @@ where
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         self.inbox.0.0.waker.replace(Some(cx.waker().clone()));
+        if self.inbox.0.0.evicted.get() {
+            return Poll::Ready(End::Evicted);
+        }
         for _ in 0..ROUNDS {
             let now = self.began.elapsed();
             self.protocol.machine().on_timer(now);
@@ -230,7 +253,7 @@ where
             }
             let machine = self.protocol.machine();
             if machine.is_closing() && machine.output().is_empty() {
-                return self.finish(cx);
+                return self.finish(cx, now);
             }
             match self.read(cx) {
                 Ok(Read::Some) => busy = true,
@@ -369,7 +392,10 @@ where
     fn sleeps(&mut self, cx: &mut Context<'_>, now: Duration) -> bool {
         let sends = self.stalled.map(|since| since + self.send_timeout);
         let next = [self.protocol.machine().next_timer(), sends].into_iter().flatten().min();
-        let Some(next) = next else { return true };
+        next.is_none_or(|next| self.sleeps_until(cx, now, next))
+    }
+
+    fn sleeps_until(&mut self, cx: &mut Context<'_>, now: Duration, next: Duration) -> bool {
         let timer = &mut self.timer;
         if timer.armed.is_none_or(|armed| next < armed) {
             // A deadline in the past that the machine did not act on must not spin.
@@ -388,11 +414,29 @@ where
         !ended
     }
 
-    fn finish(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        Poll::Ready(match ready!(Pin::new(&mut self.stream).poll_shutdown(cx)) {
-            Ok(()) => End::Done,
-            Err(e) => End::Broken(e),
-        })
+    /// Closes this side, and waits a moment for the peer to close its own; what still comes is
+    /// thrown away.
+    fn finish(&mut self, cx: &mut Context<'_>, now: Duration) -> Poll<End> {
+        let until = match self.parting {
+            Some(until) => until,
+            None => match ready!(Pin::new(&mut self.stream).poll_shutdown(cx)) {
+                Ok(()) => *self.parting.insert(now + PARTING),
+                Err(e) => return Poll::Ready(End::Broken(e)),
+            },
+        };
+        let staging = self.staging.clone();
+        let mut staging = staging.0.borrow_mut();
+        for _ in 0..ROUNDS {
+            match poll_read(&mut self.stream, cx, &mut staging) {
+                // Everything was sent: how the peer leaves is its own affair.
+                Ok(Poll::Ready(0)) | Err(_) => return Poll::Ready(End::Done),
+                Ok(_) if now >= until => return Poll::Ready(End::Done),
+                Ok(Poll::Pending) if self.sleeps_until(cx, now, until) => return Poll::Pending,
+                Ok(_) => {}
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 
@@ -634,6 +678,57 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn an_evicted_connection_ends_at_once() {
+        let (_client, server) = duplex(16);
+        let echo = Echo::default();
+        let inbox = echo.inbox.clone();
+        let mut conn = conn(echo, server);
+        let began = Instant::now();
+        let evict = async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            inbox.evict();
+        };
+        let (end, ()) = tokio::join!(conn.run(), evict);
+        assert!(matches!(end, End::Evicted), "{end:?}");
+        assert_eq!(began.elapsed().as_millis(), 1);
+    }
+
+    /// The rest of what the peer sends is read, so that closing does not reset the connection.
+    #[tokio::test(start_paused = true)]
+    async fn the_peer_may_finish_after_it_was_told_to_go() {
+        let (mut client, server) = duplex(16);
+        let mut conn = conn(Echo::default(), server);
+        let began = Instant::now();
+        let leave = async {
+            client.write_all(&[0; 100_000]).await.expect("it is read to its end");
+            drop(client);
+        };
+        let (end, ()) = tokio::join!(conn.run(), leave);
+        assert!(matches!(end, End::Done), "{end:?}");
+        assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_never_falls_silent_is_not_heard_for_ever() {
+        let (mut client, server) = duplex(16);
+        let mut conn = conn(Echo::default(), server);
+        let began = Instant::now();
+        let talk = async {
+            while client.write_all(&[0; 16]).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let run = async {
+            let end = conn.run().await;
+            drop(conn);
+            end
+        };
+        let (end, ()) = tokio::join!(run, talk);
+        assert!(matches!(end, End::Done), "{end:?}");
+        assert_eq!(began.elapsed().as_secs(), PARTING.as_secs());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_machine_gets_its_timer() {
         let (_client, server) = duplex(16);
         let mut echo = Echo::default();
@@ -642,6 +737,6 @@ mod tests {
         let began = Instant::now();
         assert!(matches!(conn.run().await, End::Done));
         assert!(conn.protocol.toy.expired);
-        assert_eq!(began.elapsed().as_secs(), 5);
+        assert_eq!(began.elapsed(), Duration::from_secs(5) + PARTING, "the peer stays");
     }
 }

@@ -9,7 +9,7 @@ use rt::net::{DetachedStream, Stream};
 use tokio::time::Instant;
 
 use crate::conn::{Conn, End, Inbox, Protocol};
-use crate::server::{Notice, Registration, Server, Service};
+use crate::server::{Line, Notice, Registration, Server, Service};
 
 /// A protocol whose connections live in a [`Server`].
 pub(crate) trait Resident: Protocol + Sized {
@@ -66,6 +66,19 @@ struct Route {
     local: SocketAddr,
 }
 
+/// The inbox of a connection of protocol `P`.
+struct InboxOf<P: Resident>(Inbox<P::Event>);
+
+impl<P: Resident> Line for InboxOf<P> {
+    fn notify(&self, notice: Notice) {
+        self.0.push(P::notice(notice));
+    }
+
+    fn evict(&self) {
+        self.0.evict();
+    }
+}
+
 /// Begins a connection that was accepted on this core.
 pub(crate) fn begin<P: Resident>(
     server: &Rc<Server>,
@@ -81,10 +94,9 @@ pub(crate) fn begin<P: Resident>(
 
 fn settle<P: Resident>(server: &Rc<Server>, stream: Stream, luggage: P::Luggage, route: Route) {
     let inbox = Inbox::default();
-    let notices = inbox.clone();
-    let notify = Rc::new(move |notice| notices.push(P::notice(notice)));
+    let line: Rc<dyn Line> = Rc::new(InboxOf::<P>(inbox.clone()));
     let (peer, local, began) = (route.peer, route.local, route.began);
-    let registration = server.register(P::SERVICE, peer, local, began, notify);
+    let registration = server.register(P::SERVICE, peer, local, began, line);
     let place =
         Place { server: Rc::clone(server), inbox: inbox.clone(), registration, peer, local };
     let protocol = P::settle(place, luggage);

@@ -1,10 +1,11 @@
 //! One core's share of the node: its volumes, its connections, and the doors to other cores.
 
 use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -22,13 +23,27 @@ use crate::catalog::{Catalog, VolumeId};
 use crate::conn::Staging;
 use crate::resident::{self, Resident};
 
+/// Most data that one command moves, in bytes, with either protocol.
+pub const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+
+/// Most buffer memory that one request waits for, in bytes: as much as its data, and at most as
+/// much again for what the volume's layers need.
+pub const MAX_REQUEST_BYTES: u64 = 2 * MAX_TRANSFER_BYTES as u64;
+
+/// Requests of the largest size that a core's pool has to hold: an eighth of it is what one can
+/// count on ([`Class::Immediate`](block::Class::Immediate)).
+pub const MIN_POOL_REQUESTS: u64 = 8;
+
 /// Bounds on what clients may do. All are configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connections per core, those that have not logged in included.
     pub connections: usize,
-    /// Connections per core that have not logged in yet.
+    /// Connections per core that have not logged in yet; one of them makes room for the next.
     pub logins: usize,
+    /// Connections per core that only discover, for which nobody has to show who he is; one of
+    /// them makes room for the next.
+    pub discoveries: usize,
     /// Time for a login, from the first byte to full feature phase.
     pub login_timeout: Duration,
     /// Time in which a client must take something of what is sent to it.
@@ -48,6 +63,7 @@ impl Default for Limits {
         Self {
             connections: 4096,
             logins: 512,
+            discoveries: 256,
             login_timeout: Duration::from_secs(15),
             send_timeout: Duration::from_secs(30),
             receive_timeout: Duration::from_secs(30),
@@ -151,7 +167,8 @@ pub struct Server {
     catalog: RefCell<Arc<Catalog>>,
     served: RefCell<BTreeMap<VolumeId, Rc<Served>>>,
     connections: RefCell<Slab<Entry>>,
-    logins: Cell<usize>,
+    /// Connections by [`Stage`].
+    stages: Cell<[usize; 4]>,
     refused: Cell<u64>,
     draining: Cell<bool>,
     idle: RefCell<Vec<Waker>>,
@@ -163,8 +180,30 @@ pub struct Server {
 struct Entry {
     session: Session,
     since: Instant,
-    logged_in: bool,
-    notify: Rc<dyn Fn(Notice)>,
+    stage: Stage,
+    line: Rc<dyn Line>,
+}
+
+/// How far a connection has come, and so which limit it counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It has not logged in.
+    Login,
+    /// It discovers.
+    Discovery,
+    /// It serves volumes.
+    Full,
+    /// It has made room for another, and is about to go.
+    Evicted,
+}
+
+/// The way to a connection.
+pub(crate) trait Line {
+    /// Tells it something.
+    fn notify(&self, notice: Notice);
+
+    /// Ends it at once.
+    fn evict(&self);
 }
 
 impl fmt::Debug for Server {
@@ -183,7 +222,7 @@ impl Server {
             catalog: RefCell::default(),
             served: RefCell::default(),
             connections: RefCell::default(),
-            logins: Cell::new(0),
+            stages: Cell::default(),
             refused: Cell::new(0),
             draining: Cell::new(false),
             idle: RefCell::default(),
@@ -275,7 +314,7 @@ impl Server {
         self.connections.borrow().iter().map(|(_, e)| age(e)).collect()
     }
 
-    /// Connections refused because a limit was reached, since the start.
+    /// Connections refused, or closed for another, because a limit was reached, since the start.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.get()
@@ -312,11 +351,18 @@ impl Server {
         }
     }
 
-    /// Whether there is no place for one more connection, be it new or from another core.
+    /// Whether there is no place for one more connection, be it new or from another core. Where
+    /// only connections are in the way that have not shown who they are, one of them goes: else
+    /// whoever opens enough of them keeps everybody out.
     pub(crate) fn refuses(&self, service: Service, peer: SocketAddr) -> bool {
-        let full = self.connections.borrow().len() >= self.limits.connections
-            || self.logins.get() >= self.limits.logins;
-        let refuses = full || self.draining.get();
+        let full = || {
+            let going = self.count(Stage::Evicted);
+            self.connections.borrow().len() - going >= self.limits.connections
+        };
+        if full() && !self.evict(Stage::Login) {
+            self.evict(Stage::Discovery);
+        }
+        let refuses = full() || self.draining.get();
         if refuses {
             self.refused.set(self.refused.get() + 1);
             tracing::debug!(%service, %peer, "refused: too many connections, or stopping");
@@ -331,8 +377,9 @@ impl Server {
         peer: SocketAddr,
         local: SocketAddr,
         since: Instant,
-        notify: Rc<dyn Fn(Notice)>,
+        line: Rc<dyn Line>,
     ) -> Registration {
+        self.make_room(Stage::Login, self.limits.logins);
         let session = Session {
             service,
             peer,
@@ -343,10 +390,56 @@ impl Server {
             age: Duration::ZERO,
             core: self.core.id(),
         };
-        let entry = Entry { session, since, logged_in: false, notify };
-        let key = self.connections.borrow_mut().insert(entry);
-        self.logins.set(self.logins.get() + 1);
+        let stage = Stage::Login;
+        let key = self.connections.borrow_mut().insert(Entry { session, since, stage, line });
+        self.adjust(stage, 1);
         Registration { server: Rc::clone(self), key }
+    }
+
+    fn count(&self, stage: Stage) -> usize {
+        self.stages.get()[stage as usize]
+    }
+
+    fn adjust(&self, stage: Stage, by: isize) {
+        let mut stages = self.stages.get();
+        stages[stage as usize] = stages[stage as usize].saturating_add_signed(by);
+        self.stages.set(stages);
+    }
+
+    fn promote(&self, key: usize, to: Stage) {
+        let from = std::mem::replace(&mut self.connections.borrow_mut()[key].stage, to);
+        self.adjust(from, -1);
+        self.adjust(to, 1);
+    }
+
+    /// Makes sure that one more connection of a stage stays within its limit.
+    fn make_room(&self, stage: Stage, limit: usize) {
+        if self.count(stage) >= limit {
+            self.evict(stage);
+        }
+    }
+
+    /// Ends one connection of a stage, if there is any: the oldest of the address that holds most
+    /// of them, so that whoever floods the node is in his own way first.
+    fn evict(&self, stage: Stage) -> bool {
+        let mut by_address: BTreeMap<IpAddr, (usize, Instant, usize)> = BTreeMap::new();
+        for (key, e) in self.connections.borrow().iter().filter(|(_, e)| e.stage == stage) {
+            let of = by_address.entry(e.session.peer.ip()).or_insert((0, e.since, key));
+            let (_, oldest, victim) = *of;
+            let (oldest, victim) = if e.since < oldest { (e.since, key) } else { (oldest, victim) };
+            *of = (of.0 + 1, oldest, victim);
+        }
+        let most = by_address.into_values().max_by_key(|&(n, oldest, _)| (n, Reverse(oldest)));
+        let Some((_, _, key)) = most else { return false };
+        self.promote(key, Stage::Evicted);
+        self.refused.set(self.refused.get() + 1);
+        let (line, peer) = {
+            let entry = &self.connections.borrow()[key];
+            (Rc::clone(&entry.line), entry.session.peer)
+        };
+        tracing::debug!(%peer, ?stage, "closed: too many connections, a newcomer takes its place");
+        line.evict();
+        true
     }
 
     /// Hands work to another core's server, waiting while its door is full.
@@ -383,9 +476,9 @@ impl Server {
     fn notify(&self, notice: Notice) {
         // A connection may answer a notice by leaving: call without holding the book.
         let all: Vec<_> =
-            self.connections.borrow().iter().map(|(_, e)| Rc::clone(&e.notify)).collect();
-        for notify in all {
-            notify(notice);
+            self.connections.borrow().iter().map(|(_, e)| Rc::clone(&e.line)).collect();
+        for line in all {
+            line.notify(notice);
         }
     }
 }
@@ -400,18 +493,24 @@ pub(crate) struct Registration {
 impl Registration {
     /// Records who the client turned out to be. It no longer counts as a pending login.
     pub(crate) fn logged_in(&self, initiator: &str, target: Option<&str>, queue: u16) {
-        let mut book = self.server.connections.borrow_mut();
-        let entry = &mut book[self.key];
-        entry.session.initiator = Some(initiator.into());
-        entry.session.target = target.map(Into::into);
-        entry.session.queue = queue;
-        if !std::mem::replace(&mut entry.logged_in, true) {
-            self.server.logins.set(self.server.logins.get() - 1);
+        let server = &self.server;
+        let stage = {
+            let mut book = server.connections.borrow_mut();
+            let entry = &mut book[self.key];
+            entry.session.initiator = Some(initiator.into());
+            entry.session.target = target.map(Into::into);
+            entry.session.queue = queue;
+            entry.stage
+        };
+        if stage != Stage::Login {
+            return;
         }
+        if target.is_none() {
+            server.make_room(Stage::Discovery, server.limits.discoveries);
+        }
+        server.promote(self.key, if target.is_some() { Stage::Full } else { Stage::Discovery });
     }
-}
 
-impl Registration {
     /// Who the client is, once it has logged in.
     pub(crate) fn initiator(&self) -> Option<String> {
         self.server.connections.borrow()[self.key].session.initiator.clone()
@@ -421,9 +520,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         let entry = self.server.connections.borrow_mut().remove(self.key);
-        if !entry.logged_in {
-            self.server.logins.set(self.server.logins.get() - 1);
-        }
+        self.server.adjust(entry.stage, -1);
         if self.server.connections.borrow().is_empty() {
             self.server.idle.take().into_iter().for_each(Waker::wake);
         }

@@ -1,49 +1,31 @@
 //! iSCSI clients that misbehave, or behave well at a bad moment, against a server on real cores.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::collections::VecDeque;
-use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Class, Dev, Epoch, Mem, MemOptions};
+use common::{POOL, listen, on_core, on_cores};
 use iscsi::pdu::{NO_TAG, Opcode, Stage, TaskFunction};
 use iscsi::testing::{Initiator, Pdu};
-use rt::net::{Listener, Stream};
-use rt::{Core, Cores, CoresConfig};
+use rt::Core;
+use rt::net::Stream;
 use target::{
     Access, Admission, Catalog, IscsiTarget, Limits, Served, Server, Service, VolumeId, doors,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::task::spawn_local;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use volume::Volume;
 
 const TARGET: &str = "iqn.2026-01.com.example:disk";
 const BLOCK: usize = 512;
-const POOL: usize = 8 << 20;
 const WRITE: u8 = 0x20;
 const PATIENCE: Duration = Duration::from_secs(20);
-
-fn on_core<Fut: Future<Output = ()> + 'static>(f: impl FnOnce(Core) -> Fut + Send + 'static) {
-    on_cores(1, f);
-}
-
-/// Runs `f` on the first of `cores` cores.
-fn on_cores<Fut: Future<Output = ()> + 'static>(
-    cores: usize,
-    f: impl FnOnce(Core) -> Fut + Send + 'static,
-) {
-    let cpus = vec![None; cores];
-    let config = CoresConfig { cpus, pool_bytes_per_core: POOL, ..CoresConfig::default() };
-    let cores = Cores::start(&config).unwrap();
-    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let result = wait.block_on(cores.handles()[0].run(f));
-    cores.stop_now();
-    result.expect("the test's core panicked, see above");
-}
 
 fn catalog(core: usize) -> Arc<Catalog> {
     let access = Access { any: Some(Admission::default()), ..Access::default() };
@@ -57,7 +39,7 @@ async fn serve(core: &Core, limits: Limits) -> (Rc<Server>, SocketAddr) {
     let server = Server::new(core.clone(), limits, doors(1).remove(0));
     add_volume(&server);
     server.set_catalog(catalog(0));
-    let address = listen(core, &server).await;
+    let address = listen(core, &server, Service::Iscsi).await;
     (server, address)
 }
 
@@ -66,13 +48,6 @@ fn add_volume(server: &Server) {
     let volume = Volume::new(Dev::new(mem), Epoch::default());
     let (id, name) = (VolumeId([7; 16]), "disk".to_owned());
     server.add_volume(Served { id, name, volume, thin: false });
-}
-
-async fn listen(core: &Core, server: &Rc<Server>) -> SocketAddr {
-    let listener: Listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    spawn_local(Rc::clone(server).serve(listener, Service::Iscsi));
-    address
 }
 
 struct Client {
@@ -99,6 +74,16 @@ impl Client {
         let all: Vec<_> = names.iter().chain(keys).copied().collect();
         let login = self.initiator.login(Stage::Operational, Some(Stage::FullFeature), &all);
         self.send(&login).await;
+    }
+
+    /// Begins a discovery session.
+    async fn discover(&mut self) {
+        let keys =
+            [("InitiatorName", "iqn.2026-01.com.example:host"), ("SessionType", "Discovery")];
+        let login = self.initiator.login(Stage::Operational, Some(Stage::FullFeature), &keys);
+        self.send(&login).await;
+        let answer = self.next().await;
+        assert_eq!(answer.header[36..38], [0, 0], "{answer:?}");
     }
 
     async fn log_in(core: &Core, to: SocketAddr, isid: u8, keys: &[(&str, &str)]) -> Self {
@@ -255,7 +240,7 @@ fn connections_that_come_from_another_core_count() {
         .unwrap();
         let server = Server::new(core.clone(), limits, here);
         server.set_catalog(catalog(1));
-        let at = listen(&core, &server).await;
+        let at = listen(&core, &server, Service::Iscsi).await;
         let mut clients = Vec::new();
         for isid in 0..3 {
             clients.push(Client::log_in(&core, at, isid, &[]).await);
@@ -263,5 +248,93 @@ fn connections_that_come_from_another_core_count() {
         let mut late = Client::dial(&core, at, 3).await;
         late.ask(&[]).await;
         assert_eq!(timeout(PATIENCE, late.receive()).await.expect("it is told"), None);
+    });
+}
+
+/// Connections that never log in keep nobody out, whether they fill the places for logins or all
+/// there are.
+#[test]
+fn silent_connections_make_room() {
+    on_core(async |core| {
+        for (connections, logins) in [(64, 4), (8, 8)] {
+            let limits = Limits { connections, logins, ..Limits::default() };
+            let (server, at) = serve(&core, limits).await;
+            let mut silent = Vec::new();
+            for _ in 0..100 {
+                silent.push(core.dial(at).await.unwrap());
+            }
+            let client = Client::log_in(&core, at, 1, &[]).await;
+            assert!(server.sessions().len() <= logins + 1, "{:?}", server.sessions().len());
+            drop((silent, client));
+            sleep(Duration::from_millis(50)).await;
+            assert_eq!(server.sessions().len(), 0);
+            let mut clients = Vec::new();
+            for isid in 0..4 {
+                clients.push(Client::log_in(&core, at, isid, &[]).await);
+            }
+        }
+    });
+}
+
+/// Discovery asks nobody who he is, and a session that answers every ping never ends by itself:
+/// the oldest makes room, and those that serve volumes stay.
+#[test]
+fn discovery_sessions_make_room() {
+    on_core(async |core| {
+        let limits = Limits { discoveries: 3, ..Limits::default() };
+        let (server, at) = serve(&core, limits).await;
+        let _normal = Client::log_in(&core, at, 100, &[]).await;
+        let mut clients = Vec::new();
+        for isid in 0..10 {
+            let mut client = Client::dial(&core, at, isid).await;
+            client.discover().await;
+            clients.push(client);
+        }
+        sleep(Duration::from_millis(50)).await;
+        let sessions = server.sessions();
+        assert_eq!(sessions.iter().filter(|s| s.target.is_none()).count(), 3);
+        assert_eq!(sessions.iter().filter(|s| s.target.is_some()).count(), 1);
+        for gone in &mut clients[..7] {
+            assert_eq!(timeout(PATIENCE, gone.receive()).await.expect("it is closed"), None);
+        }
+    });
+}
+
+/// A client that has sent more than was read is told all the same why it may not come in.
+#[test]
+fn a_refusal_reaches_a_client_that_went_on_sending() {
+    on_core(async |core| {
+        let (_server, at) = serve(&core, Limits::default()).await;
+        for isid in 0..3 {
+            let mut client = Client::dial(&core, at, isid).await;
+            let keys = [
+                ("InitiatorName", "iqn.2026-01.com.example:host"),
+                ("TargetName", "iqn.2026-01.com.example:none"),
+                ("SessionType", "Normal"),
+            ];
+            let stages = (Stage::Operational, Some(Stage::FullFeature));
+            let mut bytes = client.initiator.login(stages.0, stages.1, &keys);
+            bytes.extend(vec![0; 8 << 20]);
+            client.send(&bytes).await;
+            sleep(Duration::from_millis(5)).await;
+            let answer = client.next().await;
+            assert_eq!(answer.header[36..38], [2, 3], "target not found: {answer:?}");
+        }
+    });
+}
+
+/// A node that stops waits for a write whose data never comes no longer than anybody does.
+#[test]
+fn a_write_without_its_data_does_not_hold_up_a_shutdown() {
+    on_core(async |core| {
+        let receive_timeout = Duration::from_secs(1);
+        let (server, at) = serve(&core, Limits { receive_timeout, ..Limits::default() }).await;
+        let mut client = Client::log_in(&core, at, 1, &[("ImmediateData", "No")]).await;
+        client.write(0, 64, &[]).await;
+        assert_eq!(client.next().await.opcode(), Opcode::R2t);
+        let began = Instant::now();
+        server.drain(began + PATIENCE).await;
+        assert!(began.elapsed() < 5 * receive_timeout, "{:?}", began.elapsed());
+        assert_eq!(server.sessions().len(), 0);
     });
 }

@@ -9,8 +9,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::Flaw;
 use super::value::{
-    address, addresses, authority, choice, count, cpus, flag, is_host_name, node_name, path,
-    seconds, size, whole,
+    address, addresses, authority, choice, count, cpus, flag, is_host_name, node_name, path, pool,
+    seconds, whole,
 };
 use super::{
     Api, ApiTcp, Config, Cores, DiskEngine, Disks, Iscsi, Limits, Log, LogFormat, LogLevel, Nvme,
@@ -65,6 +65,7 @@ pub(super) struct Draft {
     level: Option<LogLevel>,
     connections: usize,
     logins: usize,
+    discoveries: usize,
     login_timeout: Duration,
     send_timeout: Duration,
     receive_timeout: Duration,
@@ -117,8 +118,10 @@ settings! {
         |d, v| d.cpus = cpus(v)?,
         "The processors that serve volumes, one thread each. Not together with `cores.count`.";
     "cores.pool" = Value("\"256MiB\""), "a size, 16MiB to 64GiB",
-        |d, v| d.pool_bytes = size(v, 16 * MIB..=65_536 * MIB)?,
-        "Buffer memory of each core. Bounds what all its clients together can occupy.";
+        |d, v| d.pool_bytes = pool(v, 65_536 * MIB)?,
+        "Buffer memory of each core. Bounds what all its clients together can occupy. It holds at \
+         least 8 requests of the largest size: 2 MiB each, for 1 MiB of data and at most as much \
+         again for what the volume's layers need.";
     "cores.poll_window_us" = Value("50"), "whole microseconds, 0 to 10000",
         |d, v| d.poll_window = Duration::from_micros(whole(v, 0..=10_000)?),
         "How long a core that has just been active looks for more work before it sleeps: lower \
@@ -185,10 +188,16 @@ settings! {
 
     "limits.connections" = Value("4096"), "a whole number, 1 to 1000000",
         |d, v| d.connections = count(v, 1..=1_000_000)?,
-        "Connections of initiators per core; more are closed at once.";
+        "Connections of initiators per core. Where one more comes, the oldest that has not logged in \
+         is closed, else the oldest that only discovers, else the new one.";
     "limits.logins" = Value("512"), "a whole number, 1 to 1000000",
         |d, v| d.logins = count(v, 1..=1_000_000)?,
-        "Connections per core that have not logged in yet.";
+        "Connections per core that have not logged in yet. Where one more comes, the oldest is \
+         closed, of the address that has most of them.";
+    "limits.discoveries" = Value("256"), "a whole number, 1 to 512",
+        |d, v| d.discoveries = count(v, 1..=512)?,
+        "Discovery sessions and discovery controllers per core, for which nobody has to prove who \
+         he is. Where one more comes, the oldest is closed, of the address that has most of them.";
     "limits.login_timeout_s" = Value("15"), TIMEOUT,
         |d, v| d.login_timeout = seconds(v, 1..=3600)?,
         "Time for a login.";
@@ -363,6 +372,7 @@ impl Draft {
             limits: Limits {
                 connections: self.connections,
                 logins: self.logins,
+                discoveries: self.discoveries,
                 login_timeout: self.login_timeout,
                 send_timeout: self.send_timeout,
                 receive_timeout: self.receive_timeout,

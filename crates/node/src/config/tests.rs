@@ -54,6 +54,7 @@ fn every_setting_is_taken_over() {
         [limits]
         connections = 10
         logins = 9
+        discoveries = 9
         login_timeout_s = 8
         send_timeout_s = 7
         receive_timeout_s = 6
@@ -101,7 +102,12 @@ const BAD: &[(&str, usize, &[&str])] = &[
     ("[cores]\ncpus = [0, \"x\"]", 2, &["\"x\" is not allowed"]),
     ("[cores]\ncpus = 1", 2, &["cores.cpus: 1 is not allowed", "a list"]),
     ("[cores]\ncpus = [1]\ncount = 1", 0, &["cores.count and cores.cpus exclude each other"]),
-    ("[cores]\npool = \"1M\"", 2, &["cores.pool: \"1M\" is not allowed", "16MiB to 64GiB"]),
+    (
+        "[cores]\npool = \"15M\"",
+        2,
+        &["cores.pool: 15 MiB cannot hold 8 requests", "2 MiB each", "at least 16 MiB", "64GiB"],
+    ),
+    ("[cores]\npool = \"1T\"", 2, &["cores.pool: \"1T\" is not allowed", "16MiB to 64GiB"]),
     ("[cores]\npool = \"1GB\"", 2, &["decimal units are not used"]),
     ("[cores]\npool = true", 2, &["cores.pool: true"]),
     ("[disks]\nengine = \"magic\"", 2, &["\"auto\", \"io_uring\" or \"threads\""]),

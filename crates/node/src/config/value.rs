@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use target::server::{MAX_REQUEST_BYTES, MIN_POOL_REQUESTS};
 use toml::de::DeValue;
 
 /// Most entries that a list may have.
@@ -67,6 +68,20 @@ pub(super) fn size(value: &DeValue<'_>, allowed: RangeInclusive<u64>) -> Read<u6
         None => whole(value, 0..=u64::MAX)?,
     };
     if allowed.contains(&bytes) { Ok(bytes) } else { refused(value) }
+}
+
+/// Buffer memory of a core: room for enough requests of the largest size.
+pub(super) fn pool(value: &DeValue<'_>, most: u64) -> Read<u64> {
+    let (bytes, least) = (size(value, 0..=most)?, MIN_POOL_REQUESTS * MAX_REQUEST_BYTES);
+    if bytes >= least {
+        return Ok(bytes);
+    }
+    let (request, least) = (api::Size(MAX_REQUEST_BYTES), api::Size(least));
+    let given = api::Size(bytes);
+    Err(format!(
+        "{given} cannot hold {MIN_POOL_REQUESTS} requests of the largest size, {request} each: \
+         at least {least} are needed"
+    ))
 }
 
 pub(super) fn path(value: &DeValue<'_>) -> Read<PathBuf> {

@@ -145,6 +145,7 @@ impl Protocol for Initiator {
                 Action::Close(reason) => self.on_close(reason),
             }
         }
+        self.leave_if_drained();
     }
 
     fn event(&mut self, event: Event) {

@@ -15,10 +15,7 @@ use super::Event;
 use super::login::PORTAL_GROUP;
 use crate::catalog::{Admission, IscsiTarget, VolumeId};
 use crate::conn::Inbox;
-use crate::server::{Served, Server};
-
-/// Most that one command moves, in bytes.
-const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
+use crate::server::{MAX_TRANSFER_BYTES, Served, Server};
 
 /// What all iSCSI connections of a core share.
 #[derive(Debug)]

@@ -12,13 +12,10 @@ use tokio::time::Instant;
 
 use super::{Event, Host, view};
 use crate::conn::Inbox;
-use crate::server::Server;
+use crate::server::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS, Server};
 
 /// Controller identifiers per core: they are unique in the node.
 const IDS_PER_CORE: u16 = 1000;
-
-/// Largest transfer in bytes that any controller offers.
-const MAX_TRANSFER: u32 = 1 << 20;
 
 /// All NVMe controllers of a core.
 #[derive(Debug)]
@@ -81,7 +78,17 @@ impl Shared {
         self.with(seat.cntlid, |c| c.io_disconnected(seat.qid));
         if let Some(association) = self.associations.borrow_mut().get_mut(&seat.cntlid) {
             association.queues.remove(&seat.qid);
+            if let Some(admin) = association.queues.get(&0) {
+                // It may have waited for this one to leave.
+                admin.push(Event::Controller);
+            }
         }
+    }
+
+    /// Whether I/O queues of a controller are connected.
+    pub(super) fn has_io_queues(&self, cntlid: u16) -> bool {
+        let associations = self.associations.borrow();
+        associations.get(&cntlid).is_some_and(|a| a.queues.range(1..).next().is_some())
     }
 
     /// Ends an association: the controller is no more, its connections are closed.
@@ -301,17 +308,17 @@ fn admin(
 /// The largest transfer that one command may ask for: no more than any of the volumes takes, and
 /// than the pool can give to one command.
 fn max_transfer(server: &Server, role: &Role) -> u32 {
-    let pool = server.pool().usage().total / 8;
+    let pool = server.pool().usage().total / MIN_POOL_REQUESTS;
     let volumes = match role {
         Role::Io(namespaces) => namespaces.values().map(|ns| &ns.info),
-        Role::Discovery(_) => return MAX_TRANSFER,
+        Role::Discovery(_) => return MAX_TRANSFER_BYTES,
     };
     let most = volumes
         .map(|info| u64::from(info.max_transfer_blocks) * u64::from(info.block_size))
-        .chain([pool, u64::from(MAX_TRANSFER)])
+        .chain([pool, u64::from(MAX_TRANSFER_BYTES)])
         .min()
         .unwrap_or(0);
-    1 << u32::try_from(most.max(4096)).unwrap_or(MAX_TRANSFER).ilog2()
+    1 << u32::try_from(most.max(4096)).unwrap_or(MAX_TRANSFER_BYTES).ilog2()
 }
 
 /// The class of memory for what an admin command returns: it holds none before.

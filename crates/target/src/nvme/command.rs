@@ -7,8 +7,9 @@ use nvme::fabrics::CONNECT_BYTES;
 use nvme::{Completion, Connect, IoCommand, Sqe, Status, Tag, Verdict};
 
 use super::association::{RETURNED, Seat};
-use super::tasks::{Commands, Running, Task};
+use super::tasks::{Commands, Running, Task, Wait, Whose};
 use super::{Asker, Event, Host};
+use crate::catalog::VolumeId;
 use crate::server::Served;
 
 impl Host {
@@ -16,7 +17,7 @@ impl Host {
         match self.seat {
             // Nothing but Connect comes before the queue is connected.
             None if sqe.data_bytes() == CONNECT_BYTES => {
-                self.tasks.set(tag, Task::Connect { sqe, wait: 0 });
+                self.tasks.set(tag, Task::Connect { sqe, wait: Wait::default() });
                 self.machine.admit(tag, CONNECT_BYTES);
             }
             None => self.complete_failed(tag, Status::DATA_SGL_LENGTH_INVALID.do_not_retry()),
@@ -28,13 +29,26 @@ impl Host {
     fn on_io(&mut self, tag: Tag, sqe: Sqe, seat: Seat) {
         let shared = &self.place.server.nvme;
         match shared.with(seat.cntlid, |c| c.io(seat.qid, &sqe)) {
-            Some(Ok(command)) => {
-                self.tasks.set(tag, Task::Planned { sqe, command, wait: 0 });
-                self.machine.admit(tag, command.data_out);
-            }
+            Some(Ok(command)) => self.plan(tag, sqe, command),
             Some(Err(completion)) => self.complete(tag, completion, &Bufs::new()),
             None => self.complete_failed(tag, Status::ABORTED_SQ_DELETED),
         }
+    }
+
+    fn plan(&mut self, tag: Tag, sqe: Sqe, command: IoCommand) {
+        let whose = match command.is_for_all() {
+            true => Whose::All,
+            false => match self.volume(command.nsid) {
+                Some(served) => Whose::One(served),
+                // It has just been taken away; the controller is about to hear of it.
+                None => {
+                    let status = Status::INVALID_NAMESPACE.do_not_retry();
+                    return self.complete_failed(tag, status);
+                }
+            },
+        };
+        self.tasks.set(tag, Task::Planned { sqe, command, whose, wait: Wait::default() });
+        self.machine.admit(tag, command.data_out);
     }
 
     fn on_admin(&mut self, tag: Tag, sqe: &Sqe, seat: Seat) {
@@ -51,11 +65,11 @@ impl Host {
         match verdict {
             Verdict::Complete(completion) => self.complete(tag, completion, &Bufs::new()),
             Verdict::Receive { bytes } => {
-                self.tasks.set(tag, Task::Consume { sqe, wait: 0 });
+                self.tasks.set(tag, Task::Consume { sqe, wait: Wait::default() });
                 self.machine.admit(tag, bytes);
             }
             Verdict::Produce { bytes } => {
-                self.tasks.set(tag, Task::Produce { sqe, bytes, wait: 0 });
+                self.tasks.set(tag, Task::Produce { sqe, bytes, wait: Wait::default() });
                 self.machine.admit(tag, 0);
             }
             Verdict::Hold => {
@@ -86,12 +100,13 @@ impl Host {
             return self.on_memory(tag, wait, credit.alloc(bytes));
         }
         let (account, inbox) = (self.account.clone(), self.place.inbox.clone());
-        tokio::task::spawn_local(async move {
+        let task = tokio::task::spawn_local(async move {
             inbox.push(match account.credit(bytes, class).await {
                 Ok(credit) => Event::Memory { tag, wait, memory: credit.alloc(bytes) },
                 Err(_) => Event::NoMemory { tag, wait },
             });
         });
+        self.tasks.waits_by(tag, task.abort_handle());
     }
 
     pub(super) fn on_memory(&mut self, tag: Tag, wait: u64, memory: BufsMut) {
@@ -128,9 +143,9 @@ impl Host {
                 let bytes = *bytes;
                 self.on_grant(tag, bytes, RETURNED);
             }
-            Some(Task::Planned { sqe, command, .. }) => {
-                let (sqe, command) = (*sqe, *command);
-                self.on_planned(tag, sqe, command, data);
+            Some(Task::Planned { sqe, command, whose, .. }) => {
+                let (sqe, command, whose) = (*sqe, *command, whose.clone());
+                self.on_planned(tag, sqe, command, whose, data);
             }
             _ => {}
         }
@@ -163,14 +178,12 @@ impl Host {
         answer.unwrap_or(Completion::failed(Status::ABORTED_SQ_DELETED))
     }
 
-    fn on_planned(&mut self, tag: Tag, sqe: Sqe, command: IoCommand, data: Bufs) {
-        if command.is_for_all() {
-            return self.flush_all(tag, sqe);
-        }
-        let Some(served) = self.volume(command.nsid) else {
-            // The namespace went while the data was on the way.
+    fn on_planned(&mut self, tag: Tag, sqe: Sqe, command: IoCommand, whose: Whose, data: Bufs) {
+        let Whose::One(served) = whose else { return self.flush_all(tag, sqe) };
+        if self.behind(command.nsid) != Some(served.id) {
+            // The namespace went, or became another volume's, while the data was on the way.
             return self.complete_failed(tag, Status::INVALID_NAMESPACE.do_not_retry());
-        };
+        }
         match command.request(data, &served.volume.info()) {
             Ok(Some(request)) => {
                 let one = self.start(tag, &served, request);
@@ -186,12 +199,16 @@ impl Host {
         self.tasks.set(tag, Task::Running(running));
     }
 
-    /// The volume behind a namespace.
-    fn volume(&self, nsid: u32) -> Option<Rc<Served>> {
+    /// Whose namespace this is.
+    fn behind(&self, nsid: u32) -> Option<VolumeId> {
         let seat = self.seat?;
         let uuid = |c: &mut nvme::Controller| c.namespaces().get(&nsid).map(|ns| ns.uuid);
-        let uuid = self.server().nvme.with(seat.cntlid, uuid)??;
-        self.server().volume(crate::VolumeId(uuid))
+        self.server().nvme.with(seat.cntlid, uuid)?.map(VolumeId)
+    }
+
+    /// The volume behind a namespace.
+    fn volume(&self, nsid: u32) -> Option<Rc<Served>> {
+        self.server().volume(self.behind(nsid)?)
     }
 
     /// The volumes behind all namespaces that the host sees.
@@ -201,7 +218,7 @@ impl Host {
             c.namespaces().values().map(|ns| ns.uuid).collect()
         };
         let uuids = self.server().nvme.with(seat.cntlid, uuids).unwrap_or_default();
-        uuids.into_iter().filter_map(|id| self.server().volume(crate::VolumeId(id))).collect()
+        uuids.into_iter().filter_map(|id| self.server().volume(VolumeId(id))).collect()
     }
 
     fn start(&self, tag: Tag, served: &Served, request: Request) -> volume::Command {

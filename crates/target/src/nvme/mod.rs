@@ -165,6 +165,7 @@ impl Protocol for Host {
         if frame::Machine::is_closing(&self.machine) {
             self.leave();
         }
+        self.leave_if_drained();
     }
 
     fn event(&mut self, event: Event) {
@@ -214,9 +215,11 @@ impl Host {
         }
     }
 
-    /// Once a stopping node owes this host no answer, it lets it go.
+    /// Once a stopping node owes this host no answer, it lets it go: the admin queue last, for
+    /// with it the controller goes, and the I/O queues.
     fn leave_if_drained(&mut self) {
-        if self.draining && self.tasks.is_idle() {
+        let holds = |s: &Seat| s.qid == 0 && self.place.server.nvme.has_io_queues(s.cntlid);
+        if self.draining && self.tasks.is_idle() && !self.seat.as_ref().is_some_and(holds) {
             self.draining = false;
             self.close("the node stops");
         }

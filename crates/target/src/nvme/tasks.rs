@@ -1,9 +1,13 @@
 //! The commands in flight of one connection, by tag.
 
+use std::rc::Rc;
+
 use block::Failure;
 use nvme::{IoCommand, Sqe, Tag};
+use tokio::task::AbortHandle;
 
 use super::Asker;
+use crate::server::Served;
 
 /// Commands that have arrived and have not been completed.
 #[derive(Debug, Default)]
@@ -19,21 +23,45 @@ pub(super) struct Tasks {
 #[derive(Debug)]
 pub(super) enum Task {
     /// Waits for Connect's data.
-    Connect { sqe: Sqe, wait: u64 },
+    Connect { sqe: Sqe, wait: Wait },
     /// An admin command that waits for its data.
-    Consume { sqe: Sqe, wait: u64 },
+    Consume { sqe: Sqe, wait: Wait },
     /// An admin command that waits for memory to return data in.
-    Produce { sqe: Sqe, bytes: u32, wait: u64 },
+    Produce { sqe: Sqe, bytes: u32, wait: Wait },
     /// An event request.
     Held,
     /// An Abort command that waits for the end of another.
     Aborting,
     /// An I/O command that waits for memory or data.
-    Planned { sqe: Sqe, command: IoCommand, wait: u64 },
+    Planned { sqe: Sqe, command: IoCommand, whose: Whose, wait: Wait },
     /// Volumes work on it.
     Running(Running),
     /// The host has its answer; the volumes' is to be awaited and dropped.
     Answered { left: usize },
+}
+
+/// Which volumes an I/O command was found good for. It goes to these whatever its namespace
+/// identifier has come to mean by the time its data is here.
+#[derive(Clone, Debug)]
+pub(super) enum Whose {
+    One(Rc<Served>),
+    /// A Flush of all namespaces: those that the host sees when it runs.
+    All,
+}
+
+/// A command's wait for memory; whoever waits on its behalf goes with it.
+#[derive(Debug, Default)]
+pub(super) struct Wait {
+    number: u64,
+    task: Option<AbortHandle>,
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
 }
 
 /// A command that volumes work on.
@@ -71,7 +99,7 @@ impl Task {
         !matches!(self, Self::Held)
     }
 
-    fn wait(&mut self) -> Option<&mut u64> {
+    fn wait(&mut self) -> Option<&mut Wait> {
         match self {
             Self::Connect { wait, .. }
             | Self::Consume { wait, .. }
@@ -116,13 +144,21 @@ impl Tasks {
     pub(super) fn begin_wait(&mut self, tag: Tag) -> Option<u64> {
         self.waits += 1;
         let number = self.waits;
-        *self.get(tag)?.wait()? = number;
+        *self.get(tag)?.wait()? = Wait { number, task: None };
         Some(number)
+    }
+
+    /// `task` brings what the command waits for; it ends with the wait.
+    pub(super) fn waits_by(&mut self, tag: Tag, task: AbortHandle) {
+        match self.get(tag).and_then(Task::wait) {
+            Some(wait) => wait.task = Some(task),
+            None => task.abort(),
+        }
     }
 
     /// Whether this is what the command with this tag waits for.
     pub(super) fn is_waiting(&mut self, tag: Tag, number: u64) -> bool {
-        self.get(tag).and_then(Task::wait).is_some_and(|w| *w == number)
+        self.get(tag).and_then(Task::wait).is_some_and(|w| w.number == number)
     }
 
     /// Asks the volumes to abort everything; nobody waits for the answers any more.

@@ -1,0 +1,392 @@
+//! NVMe/TCP hosts that misbehave, or behave well at a bad moment, against a server on real cores.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[allow(dead_code, missing_docs, unreachable_pub)] // what other tests use of it
+#[path = "../../nvme/tests/common/host.rs"]
+mod host;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::testing::faulty::{Effect, Faults, Faulty, Kind, Rule};
+use block::{Blocks, Class, Dev, Epoch, Lba, Mem, MemOptions, Request};
+use common::{POOL, listen, on_core};
+use host::{Host, Reply};
+use nvme::entry::{AdminOpcode, NvmOpcode, Sgl};
+use nvme::fabrics::{CNTLID_DYNAMIC, DISCOVERY_NQN, Property};
+use nvme::{Connect, Sqe, Status};
+use rt::Core;
+use rt::net::Stream;
+use target::{
+    Access, Admission, Catalog, Limits, Served, Server, Service, Subsystem, VolumeId, doors,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{Instant, sleep, timeout};
+use volume::Volume;
+use zerocopy::IntoBytes;
+
+const SUBNQN: &str = "nqn.2026-01.com.example:disk";
+const PATIENCE: Duration = Duration::from_secs(20);
+const A: VolumeId = VolumeId([0xa; 16]);
+const B: VolumeId = VolumeId([0xb; 16]);
+
+/// Namespace 1 is this volume.
+fn catalog(id: VolumeId) -> Arc<Catalog> {
+    let access = Access { any: Some(Admission::default()), ..Access::default() };
+    let namespaces = [(1, id)].into();
+    let subsystem = Subsystem { core: 0, namespaces, serial: "1".into(), access };
+    Arc::new(Catalog { subsystems: [(SUBNQN.to_owned(), subsystem)].into(), ..Catalog::default() })
+}
+
+/// A server whose namespace 1 is volume A, on a disk that can be faulty.
+async fn serve(core: &Core, limits: Limits) -> (Rc<Server>, SocketAddr, Faults) {
+    let server = Server::new(core.clone(), limits, doors(1).remove(0));
+    let (dev, faults) = Faulty::wrap(disk(), 1);
+    add(&server, A, dev);
+    server.set_catalog(catalog(A));
+    let address = listen(core, &server, Service::Nvme).await;
+    (server, address, faults)
+}
+
+fn disk() -> Dev {
+    Dev::new(Mem::new(MemOptions::new(512, 1 << 14)))
+}
+
+fn add(server: &Server, id: VolumeId, dev: Dev) -> Rc<Volume> {
+    let volume = Volume::new(dev, Epoch::default());
+    let served = Rc::clone(&volume);
+    server.add_volume(Served { id, name: format!("{id:?}"), volume, thin: false });
+    served
+}
+
+/// The first byte of the volume.
+async fn first_byte(core: &Core, volume: &Rc<Volume>) -> u8 {
+    let range = Blocks::new(Lba(0), 1);
+    let account = core.pool().account();
+    let read = volume.execute(Request::Read { range }, &account);
+    timeout(PATIENCE, read).await.unwrap().unwrap().to_vec()[0]
+}
+
+fn connect(qid: u16, cntlid: u16) -> Connect {
+    Connect {
+        qid,
+        sqsize: 31,
+        flow_control: true,
+        kato_ms: 0,
+        host_id: [7; 16],
+        hostnqn: "nqn.2014-08.org.nvmexpress:uuid:6d0a3c1e-0000-4000-8000-000000000001".into(),
+        subnqn: SUBNQN.into(),
+        cntlid: if qid == 0 { CNTLID_DYNAMIC } else { cntlid },
+    }
+}
+
+fn discovery() -> Connect {
+    Connect { subnqn: DISCOVERY_NQN.into(), ..connect(0, 0) }
+}
+
+fn rw(opcode: NvmOpcode, cid: u16, blocks: u32) -> Sqe {
+    let mut sqe = Sqe::new(opcode.0, cid, 1);
+    sqe.cdw10[2] = (blocks - 1).into();
+    sqe.sgl = Sgl::transport(blocks * 512);
+    sqe
+}
+
+fn abort(cid: u16, sqid: u16, whom: u16) -> Sqe {
+    let mut sqe = Sqe::new(AdminOpcode::Abort.0, cid, 0);
+    sqe.cdw10[0] = (u32::from(sqid) | u32::from(whom) << 16).into();
+    sqe
+}
+
+/// One queue of a host.
+struct Queue {
+    stream: Stream,
+    host: Host,
+    bytes: Vec<u8>,
+    replies: VecDeque<Reply>,
+    cntlid: u16,
+}
+
+impl Queue {
+    async fn dial(core: &Core, to: SocketAddr) -> Self {
+        let stream = core.dial(to).await.unwrap();
+        let (bytes, replies) = (Vec::new(), VecDeque::new());
+        Self { stream, host: Host::default(), bytes, replies, cntlid: 0 }
+    }
+
+    async fn try_connect(core: &Core, to: SocketAddr, connect: &Connect) -> (Self, Status) {
+        let mut queue = Self::dial(core, to).await;
+        queue.send(&queue.host.ic_req()).await;
+        assert!(matches!(queue.next().await, Reply::IcResp { .. }));
+        let (sqe, data) = connect.encode(0);
+        queue.send(&queue.host.capsule(sqe, data.as_bytes())).await;
+        let Reply::Resp { status, result, .. } = queue.next().await else { panic!("no response") };
+        queue.cntlid = result as u16;
+        (queue, status)
+    }
+
+    async fn connect(core: &Core, to: SocketAddr, connect: &Connect) -> Self {
+        let (queue, status) = Self::try_connect(core, to, connect).await;
+        assert!(status.is_success(), "{status:?}");
+        queue
+    }
+
+    async fn send(&mut self, bytes: &[u8]) {
+        timeout(PATIENCE, self.stream.write_all(bytes)).await.expect("it reads").unwrap();
+    }
+
+    async fn command(&mut self, sqe: Sqe) {
+        self.send(&self.host.command(sqe)).await;
+    }
+
+    async fn next(&mut self) -> Reply {
+        timeout(PATIENCE, self.receive()).await.expect("an answer in time").expect("an answer")
+    }
+
+    /// `None` when the server has closed the connection.
+    async fn receive(&mut self) -> Option<Reply> {
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            if let Some(reply) = self.replies.pop_front() {
+                return Some(reply);
+            }
+            let n = self.stream.read(&mut bytes).await.ok().filter(|n| *n > 0)?;
+            self.bytes.extend(&bytes[..n]);
+            self.replies.extend(self.host.parse(&mut self.bytes));
+        }
+    }
+
+    /// CSTS.SHST.
+    async fn shutdown_status(&mut self) -> u64 {
+        self.command(Property::encode(3, 0x1c, false, None)).await;
+        self.status(3).await.1 >> 2 & 0b11
+    }
+
+    /// How the command ends.
+    async fn status(&mut self, cid: u16) -> (Status, u64) {
+        match self.next().await {
+            Reply::Resp { cid: c, status, result, .. } if c == cid => (status, result),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// An admin queue whose controller is enabled, and an I/O queue.
+async fn associate(core: &Core, to: SocketAddr) -> (Queue, Queue) {
+    let mut admin = Queue::connect(core, to, &connect(0, 0)).await;
+    admin.command(Property::encode(1, 0x14, false, Some(0x0046_0001))).await;
+    assert!(admin.status(1).await.0.is_success());
+    let io = Queue::connect(core, to, &connect(1, admin.cntlid)).await;
+    (admin, io)
+}
+
+/// A namespace may become another volume's while a write's data is on its way: the data is for
+/// the volume that the host meant, or for none.
+#[test]
+fn data_never_reaches_a_volume_that_took_over_the_namespace() {
+    on_core(async |core| {
+        let (server, at, _) = serve(&core, Limits::default()).await;
+        let a = Rc::clone(&server.volume(A).unwrap().volume);
+        let (_admin, mut io) = associate(&core, at).await;
+        io.command(rw(NvmOpcode::Write, 5, 64)).await;
+        let r2t = io.next().await;
+        let b = add(&server, B, disk());
+        server.set_catalog(catalog(B));
+        sleep(Duration::from_millis(20)).await;
+        io.send(&io.host.answer(&r2t, &[0x55; 64 * 512], 1 << 16)).await;
+        let (status, _) = io.status(5).await;
+        assert_eq!(status.code(), Status::INVALID_NAMESPACE);
+        assert_eq!((first_byte(&core, &a).await, first_byte(&core, &b).await), (0, 0));
+    });
+}
+
+/// Likewise when the volume comes back under its identity, as another one on another disk.
+#[test]
+fn data_never_reaches_the_successor_of_a_volume_that_was_closed() {
+    on_core(async |core| {
+        let (server, at, _) = serve(&core, Limits::default()).await;
+        let (_admin, mut io) = associate(&core, at).await;
+        io.command(rw(NvmOpcode::Write, 5, 64)).await;
+        let r2t = io.next().await;
+        let old = server.remove_volume(A).unwrap();
+        old.volume.close(&core.pool().account()).await.unwrap();
+        let new = add(&server, A, disk());
+        io.send(&io.host.answer(&r2t, &[0x55; 64 * 512], 1 << 16)).await;
+        assert!(!io.status(5).await.0.is_success());
+        assert_eq!(first_byte(&core, &new).await, 0);
+        io.command(rw(NvmOpcode::Write, 6, 64)).await;
+        let r2t = io.next().await;
+        io.send(&io.host.answer(&r2t, &[0x66; 64 * 512], 1 << 16)).await;
+        assert!(io.status(6).await.0.is_success());
+        assert_eq!(first_byte(&core, &new).await, 0x66);
+    });
+}
+
+/// Waiting for memory ends with the connection: else a host that comes again leaves more behind
+/// each time.
+#[test]
+fn a_connection_that_goes_leaves_nobody_waiting_for_memory() {
+    on_core(async |core| {
+        let (_server, at, _) = serve(&core, Limits::default()).await;
+        let (mut admin, mut io) = associate(&core, at).await;
+        let hog = core.pool().account();
+        let _all = hog.try_credit(POOL, Class::Immediate).unwrap();
+        for cid in 0..4 {
+            io.command(rw(NvmOpcode::Write, cid, 64)).await;
+        }
+        sleep(Duration::from_millis(20)).await;
+        assert_eq!(core.pool().usage().waiting, 4);
+        admin.command(abort(7, 1, 2)).await;
+        assert_eq!(admin.status(7).await.1, 0, "aborted");
+        assert_eq!(io.status(2).await.0.code(), Status::ABORT_REQUESTED);
+        sleep(Duration::from_millis(20)).await;
+        assert_eq!(core.pool().usage().waiting, 3);
+        drop(io);
+        sleep(Duration::from_millis(20)).await;
+        assert_eq!(core.pool().usage().waiting, 0);
+    });
+}
+
+/// NVMe Base 2.0, 5.1: Abort is answered, also when the queue that it is aimed at goes meanwhile:
+/// before it gets there, at the same time, or while the command is being aborted.
+#[test]
+fn an_abort_is_answered_though_its_queue_goes() {
+    on_core(async |core| {
+        let (_server, at, faults) = serve(&core, Limits::default()).await;
+        faults.add(Rule::new(Effect::Stall));
+        for pause_ms in [0, 0, 0, 1, 20] {
+            for queue_first in [true, false] {
+                let (mut admin, mut io) = associate(&core, at).await;
+                io.command(rw(NvmOpcode::Read, 5, 8)).await;
+                sleep(Duration::from_millis(20)).await;
+                if queue_first {
+                    drop(io);
+                    sleep(Duration::from_millis(pause_ms)).await;
+                    admin.command(abort(7, 1, 5)).await;
+                } else {
+                    admin.command(abort(7, 1, 5)).await;
+                    sleep(Duration::from_millis(pause_ms)).await;
+                    drop(io);
+                }
+                let (status, result) = admin.status(7).await;
+                assert!(!status.is_success() || result == 1, "nothing was aborted: {result}");
+            }
+        }
+        faults.clear();
+        faults.release();
+    });
+}
+
+/// NVMe Base 2.0, 3.6.1: CSTS.SHST says that a shutdown is complete once what was written is
+/// durable, and not before.
+#[test]
+fn a_shutdown_is_complete_once_the_volumes_are_flushed() {
+    on_core(async |core| {
+        let (_server, at, faults) = serve(&core, Limits::default()).await;
+        let (mut admin, _io) = associate(&core, at).await;
+        faults.add(Rule::new(Effect::Stall).on(&[Kind::Flush]));
+        admin.command(Property::encode(2, 0x14, false, Some(0x0046_4001))).await;
+        assert!(admin.status(2).await.0.is_success());
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(admin.shutdown_status().await, 0b01, "shutdown processing occurring");
+        assert_eq!(faults.struck(), 1);
+        faults.clear();
+        faults.release();
+        let began = Instant::now();
+        while admin.shutdown_status().await != 0b10 {
+            assert!(began.elapsed() < PATIENCE, "shutdown processing complete");
+            sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+/// Connections that never connect a queue keep nobody out.
+#[test]
+fn silent_connections_make_room() {
+    on_core(async |core| {
+        let limits = Limits { logins: 4, ..Limits::default() };
+        let (server, at, _) = serve(&core, limits).await;
+        let mut silent = Vec::new();
+        for _ in 0..100 {
+            silent.push(core.dial(at).await.unwrap());
+        }
+        let (_admin, mut io) = associate(&core, at).await;
+        io.command(rw(NvmOpcode::Write, 5, 64)).await;
+        assert!(matches!(io.next().await, Reply::R2t { .. }));
+        assert!(server.sessions().len() <= 6, "{}", server.sessions().len());
+    });
+}
+
+/// Discovery asks nobody who he is, and a host may turn its keep alive off: the controllers that
+/// only discover take no identifier that an I/O controller needs.
+#[test]
+fn discovery_controllers_make_room() {
+    on_core(async |core| {
+        let limits = Limits { discoveries: 8, ..Limits::default() };
+        let (server, at, _) = serve(&core, limits).await;
+        let (_admin, mut io) = associate(&core, at).await;
+        let mut hosts = VecDeque::new();
+        for _ in 0..1100 {
+            hosts.push_back(Queue::connect(&core, at, &discovery()).await);
+            if hosts.len() > 50 {
+                let mut gone = hosts.pop_front().unwrap();
+                assert_eq!(timeout(PATIENCE, gone.receive()).await.expect("it is closed"), None);
+            }
+        }
+        assert_eq!(server.sessions().iter().filter(|s| s.target.is_none()).count(), 8);
+        io.command(rw(NvmOpcode::Write, 5, 64)).await;
+        assert!(matches!(io.next().await, Reply::R2t { .. }));
+        let (_another, _) = associate(&core, at).await;
+    });
+}
+
+/// A node that stops waits for a write whose data never comes no longer than anybody does, and
+/// not at all once the shutdown timeout is over.
+#[test]
+fn a_write_without_its_data_does_not_hold_up_a_shutdown() {
+    on_core(async |core| {
+        for (receive_s, deadline_s) in [(1, 20), (20, 1)] {
+            let receive_timeout = Duration::from_secs(receive_s);
+            let limits = Limits { receive_timeout, ..Limits::default() };
+            let (server, at, _) = serve(&core, limits).await;
+            let (_admin, mut io) = associate(&core, at).await;
+            io.command(rw(NvmOpcode::Write, 5, 64)).await;
+            assert!(matches!(io.next().await, Reply::R2t { .. }));
+            let began = Instant::now();
+            server.drain(began + Duration::from_secs(deadline_s)).await;
+            let took = began.elapsed();
+            assert!(took < Duration::from_secs(5), "{took:?}");
+            sleep(Duration::from_millis(1500)).await;
+            assert_eq!(server.sessions().len(), 0);
+        }
+    });
+}
+
+/// A node that stops answers what it was asked: the idle admin queue does not take the I/O queues
+/// with it, and a command that fails before any volume has it lets the node go like any other.
+#[test]
+fn commands_are_answered_while_the_node_stops() {
+    on_core(async |core| {
+        let (server, at, _) = serve(&core, Limits::default()).await;
+        let (mut admin, mut io) = associate(&core, at).await;
+        let mut trim = Sqe::new(NvmOpcode::DatasetManagement.0, 5, 1);
+        trim.cdw10[1] = 4u32.into();
+        trim.sgl = Sgl::transport(16);
+        io.command(trim).await;
+        let r2t = io.next().await;
+        let began = Instant::now();
+        let finish = async {
+            sleep(Duration::from_millis(50)).await;
+            assert_eq!(server.sessions().len(), 2);
+            io.send(&io.host.answer(&r2t, &[0xff; 16], 16)).await;
+            assert_eq!(io.status(5).await.0.code(), Status::LBA_OUT_OF_RANGE);
+            assert_eq!((io.receive().await, admin.receive().await), (None, None));
+            drop((io, admin));
+        };
+        tokio::join!(server.drain(began + PATIENCE), finish);
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    });
+}
