@@ -119,6 +119,15 @@ pub(crate) fn block_sizes(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     Ok((u32::try_from(logical).map_err(io::Error::other)?, physical))
 }
 
+/// Whether a block device is write-protected (`BLKROGET`, `linux/fs.h`).
+pub(crate) fn is_read_only(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    const BLKROGET: libc::Ioctl = 0x125e;
+    let mut read_only: libc::c_int = 0;
+    // SAFETY: the request writes one integer of the size of the variable given.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), BLKROGET, &raw mut read_only) }.into())?;
+    Ok(read_only != 0)
+}
+
 /// Alignment that direct I/O demands, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DirectAlign {

@@ -7,7 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Dir, KIB, MIB, buffers, fill, is_root, on_core, pattern, program};
+use common::system::{Loop, Mount};
+use common::{Dir, KIB, MIB, buffers, fill, is_root, on_core, pattern};
 use rt::buf::{Bufs, Class};
 use rt::disk::{Disk, DiskErrorKind, DiskKind, Engine, OpenOptions, OpenReason};
 use rt::memory::PAGE;
@@ -277,34 +278,15 @@ fn memory_is_served_inline_and_disks_by_the_core_s_engine() {
     });
 }
 
-/// A mounted memory file system of limited size.
-struct Mount(Dir);
-
-impl Mount {
-    fn new(size: &str) -> Option<Self> {
-        let dir = Dir::on_disk();
-        let at = dir.file("");
-        let options = format!("size={size}");
-        program("mount", &["-t", "tmpfs", "-o", &options, "rt-test", at.to_str().unwrap()])?;
-        Some(Self(dir))
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        program("umount", &[self.0.file("").to_str().unwrap()]);
-    }
-}
-
 #[test]
 fn a_full_file_system_is_named() {
-    let Some(mount) = Mount::new("1m") else {
+    let Some(mount) = Mount::memory("1m") else {
         println!("skipped: no right to mount a file system");
         return;
     };
     on_core(DiskEngine::Auto, move |core| async move {
         let how = OpenOptions::new().create(8 * MIB as u64);
-        let disk = core.open_disk(&mount.0.file("sparse"), how).await.unwrap();
+        let disk = core.open_disk(&mount.file("sparse"), how).await.unwrap();
         let account = core.pool().account();
         let data = pattern(&account, 1, 2 * MIB).await;
         let e = disk.write(0, data.clone()).await.unwrap_err();
@@ -316,38 +298,23 @@ fn a_full_file_system_is_named() {
     });
 }
 
-/// A block device over a file.
-struct Loop(String);
-
-impl Loop {
-    fn new(file: &Path) -> Option<Self> {
-        program("losetup", &["--find", "--show", file.to_str().unwrap()]).map(Self)
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        program("losetup", &["--detach", &self.0]);
-    }
-}
-
 #[test]
 fn a_block_device_is_a_disk() {
     for engine in [DiskEngine::Auto, DiskEngine::Pool] {
         let dir = Dir::in_memory();
         let backing = dir.file("backing");
         std::fs::File::create(&backing).unwrap().set_len(16 * MIB as u64).unwrap();
-        let Some(device) = Loop::new(&backing) else {
+        let Some(device) = Loop::new(&backing, &[]) else {
             println!("skipped: no right to make a loop device");
             return;
         };
-        let path = device.0.clone();
+        let path = device.path().to_owned();
         on_core(engine, move |core| async move {
-            let disk = core.open_disk(Path::new(&path), OpenOptions::new()).await.unwrap();
+            let disk = core.open_disk(&path, OpenOptions::new()).await.unwrap();
             let info = disk.info();
             assert_eq!((info.kind, info.size), (DiskKind::BlockDevice, 16 * MIB as u64));
             assert_eq!(disk.engine(), core.disk_engine());
-            let second = core.open_disk(Path::new(&path), OpenOptions::new()).await;
+            let second = core.open_disk(&path, OpenOptions::new()).await;
             assert_eq!(second.unwrap_err().reason, OpenReason::Busy);
             let account = core.pool().account();
             let data = pattern(&account, 1, 2 * MIB).await;
@@ -364,7 +331,7 @@ fn a_block_device_is_a_disk() {
             let e = disk.set_len(0).await.unwrap_err();
             assert_eq!(e.kind, DiskErrorKind::Unsupported);
             drop(disk);
-            drop(core.open_disk(Path::new(&path), OpenOptions::new()).await.unwrap());
+            drop(core.open_disk(&path, OpenOptions::new()).await.unwrap());
         });
     }
 }
@@ -374,20 +341,20 @@ fn a_block_device_is_a_disk() {
 fn on_a_disk_that_cannot_sync<Fut: Future<Output = ()> + 'static>(
     test: impl FnOnce(Core, Disk) -> Fut + Send + 'static,
 ) {
-    let Some(mount) = Mount::new("1m") else {
+    let Some(mount) = Mount::memory("1m") else {
         println!("skipped: no right to mount a file system");
         return;
     };
-    let backing = mount.0.file("backing");
+    let backing = mount.file("backing");
     std::fs::File::create(&backing).unwrap().set_len(16 * MIB as u64).unwrap();
-    let Some(device) = Loop::new(&backing) else {
+    let Some(device) = Loop::new(&backing, &[]) else {
         println!("skipped: no right to make a loop device");
         return;
     };
-    let path = device.0.clone();
+    let path = device.path().to_owned();
     on_core(DiskEngine::Auto, move |core| async move {
         let how = OpenOptions::new().buffered(true);
-        let disk = core.open_disk(Path::new(&path), how).await.unwrap();
+        let disk = core.open_disk(&path, how).await.unwrap();
         disk.sync().await.unwrap();
         let data = pattern(&core.pool().account(), 1, 4 * MIB).await;
         disk.write(0, data).await.unwrap();

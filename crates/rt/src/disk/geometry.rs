@@ -34,11 +34,18 @@ pub(crate) fn describe(
         DiskKind::File => COMMON_PHYSICAL,
         DiskKind::BlockDevice => OpenReason::of(sys::block_sizes(file.as_fd()))?.1,
     };
+    if align.offset > COMMON_PHYSICAL {
+        return Err(OpenReason::LargeBlocks(align.offset));
+    }
     let block_device = kind == DiskKind::BlockDevice;
+    // Linux opens a write-protected device for writing and refuses the writes.
+    if block_device && !how.read_only && OpenReason::of(sys::is_read_only(file.as_fd()))? {
+        return Err(OpenReason::ReadOnly);
+    }
     Ok(DiskInfo {
         size,
         logical_block: align.offset,
-        physical_block: physical.max(align.offset),
+        physical_block: plausible_physical(physical, align.offset),
         memory_align: align.memory,
         kind,
         can_punch: !block_device || queue.number("write_zeroes_max_bytes") != Some(0),
@@ -51,6 +58,12 @@ pub(crate) fn describe(
         rotational: queue.number("rotational").map(|n| n != 0),
         read_only: how.read_only,
     })
+}
+
+/// What a medium writes at once. Drives have been seen to claim odd numbers (NVMe can name any
+/// multiple of its blocks); whatever is no power of two is taken for what is common.
+fn plausible_physical(claimed: u32, logical: u32) -> u32 {
+    if claimed.is_power_of_two() { claimed.max(logical) } else { COMMON_PHYSICAL.max(logical) }
 }
 
 fn direct_align(
@@ -127,5 +140,25 @@ impl Queue {
 
     fn writes_through(&self) -> bool {
         self.read("write_cache").is_some_and(|s| s.trim() == "write through")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_physical_blocks_are_not_believed() {
+        for (claimed, logical, expected) in [
+            (512, 512, 512),
+            (4096, 512, 4096),
+            (65536, 512, 65536),
+            (512, 4096, 4096),
+            (0, 512, 4096),
+            (1536, 512, 4096),
+            (5120, 512, 4096),
+        ] {
+            assert_eq!(plausible_physical(claimed, logical), expected, "{claimed}");
+        }
     }
 }

@@ -69,6 +69,10 @@ pub enum OpenReason {
     NotAFileOrBlockDevice,
     /// It was to be created and exists.
     Exists,
+    /// It accepts no writes, and is to be written.
+    ReadOnly,
+    /// Its blocks have that many bytes, more than the 4096 that are understood.
+    LargeBlocks(u32),
     /// What the system said (`errno`).
     Io(i32),
 }
@@ -90,6 +94,7 @@ impl OpenReason {
             Some(libc::EACCES | libc::EPERM) => Self::PermissionDenied,
             Some(libc::EBUSY | libc::ETXTBSY) => Self::Busy,
             Some(libc::EEXIST) => Self::Exists,
+            Some(libc::EROFS) => Self::ReadOnly,
             Some(libc::EISDIR) => Self::NotAFileOrBlockDevice,
             errno => Self::Io(errno.unwrap_or(libc::EIO)),
         }
@@ -107,6 +112,10 @@ impl fmt::Display for OpenReason {
             Self::Busy => f.write_str("in use: somebody else has it open"),
             Self::NotAFileOrBlockDevice => f.write_str("neither a file nor a block device"),
             Self::Exists => f.write_str("exists already"),
+            Self::ReadOnly => f.write_str("read-only: it cannot be written"),
+            Self::LargeBlocks(bytes) => {
+                write!(f, "has blocks of {bytes} bytes; more than 4096 are not supported")
+            }
             Self::Io(errno) => io::Error::from_raw_os_error(*errno).fmt(f),
         }
     }

@@ -233,6 +233,14 @@ impl Device {
     }
 
     fn execute(&mut self, op: Op, mark: u64, len: u64) -> Answer {
+        if let Some(kind) = self.is_singled_out() {
+            match &op {
+                Op::Write { at, data } => self.write_in_part(*at, &data.to_vec()),
+                Op::Sync => self.medium.fail_sync(mark, 0.0, &self.rng),
+                _ => {}
+            }
+            return Err(fail(kind));
+        }
         match op {
             Op::Read { at, into } => return self.read(at, into),
             Op::Write { at, data } => self.write(at, &data)?,
@@ -243,6 +251,22 @@ impl Device {
             Op::Sync => self.sync(mark, len)?,
         }
         Ok(BufsMut::new())
+    }
+
+    /// Whether this operation is the one that [`super::DiskFaults::fail_after`] means.
+    fn is_singled_out(&mut self) -> Option<DiskErrorKind> {
+        match &mut self.setup.faults.fail_after {
+            Some((0, kind)) => {
+                let kind = *kind;
+                self.setup.faults.fail_after = None;
+                Some(kind)
+            }
+            Some((spared, _)) => {
+                *spared -= 1;
+                None
+            }
+            None => None,
+        }
     }
 
     /// Takes the next scripted mishap if it is one of those that `fits`.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::medium::Damage;
-use crate::disk::DiskKind;
+use crate::disk::{DiskErrorKind, DiskKind};
 
 /// A disk as the scenario builds it.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,6 +98,9 @@ pub struct DiskFaults {
     pub stall: f64,
     /// How long a stall is.
     pub stall_for: Duration,
+    /// One operation, whatever it is, fails like this after so many were spared: for tests that
+    /// let every operation of a procedure fail in turn. `None` once it has struck.
+    pub fail_after: Option<(u64, DiskErrorKind)>,
 }
 
 impl Default for DiskFaults {
@@ -116,6 +119,7 @@ impl Default for DiskFaults {
             lost_write: 0.0,
             stall: 0.0,
             stall_for: Duration::from_secs(30),
+            fail_after: None,
         }
     }
 }

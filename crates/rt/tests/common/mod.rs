@@ -1,6 +1,8 @@
 //! What the tests of real cores share.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
+pub mod system;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -90,12 +92,6 @@ pub fn is_root() -> bool {
         .unwrap()
         .lines()
         .any(|l| l.starts_with("Uid:") && l.split_whitespace().nth(2) == Some("0"))
-}
-
-/// Runs a program; gives its output, or `None` when it is missing or fails.
-pub fn program(name: &str, args: &[&str]) -> Option<String> {
-    let done = std::process::Command::new(name).args(args).output().ok()?;
-    done.status.success().then(|| String::from_utf8_lossy(&done.stdout).trim().to_owned())
 }
 
 /// Processor time that the threads of this process called `core-…` have used.
