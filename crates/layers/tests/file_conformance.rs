@@ -5,15 +5,17 @@
 mod common;
 
 use std::cell::{Cell, RefCell};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::testing::conformance::{self, MIN_BYTES, Subject};
 use block::testing::faulty::Kind;
-use block::{Dev, Error, Pool};
-use common::{Dir, existing, on_core, succeed, thin};
-use layers::file::{Create, File, Provisioning};
-use rt::disk::DiskKind;
+use block::{Dev, Error, Layer, Pool};
+use common::system::{Loop, Mount, program, text};
+use common::{Dir, core_of, existing, on_core, succeed, thin};
+use layers::file::{Create, File, Provisioning, Reason};
+use rt::disk::{DiskKind, OpenOptions};
 use rt::sim::{DiskControl, DiskSetup, Host, HostSetup, Mishap};
 use rt::{Core, DiskEngine};
 
@@ -107,6 +109,146 @@ fn files_in_memory() {
     real_files_conform(Dir::in_memory, DiskEngine::Auto, thin(MIN_BYTES));
 }
 
+/// A file system on a disk of 4-KiB sectors: direct I/O takes nothing smaller.
+fn real_files_conform_on_large_sectors(mkfs: &'static [&'static str], how: Create) {
+    let memory = Dir::in_memory();
+    let backing = memory.file("backing");
+    std::fs::File::create(&backing).unwrap().set_len(512 << 20).unwrap();
+    let Some(device) = Loop::new(&backing, &["--sector-size", "4096"]) else {
+        println!("skipped: no right to make a loop device");
+        return;
+    };
+    let made = program(mkfs[0], &[&mkfs[1..], &[text(device.path())]].concat());
+    let mounted = made.and_then(|_| Mount::new(&[text(device.path())]));
+    let Some(mount) = mounted else {
+        println!("skipped: {} is not installed, or no right to mount", mkfs[0]);
+        return;
+    };
+    let at = mount.file("");
+    on_core(DiskEngine::Auto, move |core| async move {
+        let dir = Dir::new(at);
+        let disk = core.open_disk(&dir.file("probe"), OpenOptions::new().create(8192)).await;
+        assert_eq!(disk.unwrap().info().logical_block, 4096);
+        let subject = RealFiles { core, dir, how, made: Cell::new(0), last: RefCell::default() };
+        conformance::check(&subject, 2).await;
+    });
+}
+
+#[test]
+fn small_blocks_on_ext4_on_large_sectors() {
+    real_files_conform_on_large_sectors(&["mkfs.ext4", "-q", "-b", "4096"], thin(MIN_BYTES));
+}
+
+#[test]
+fn small_blocks_on_xfs_on_large_sectors() {
+    let how = Create { provisioning: Provisioning::Full, ..thin(MIN_BYTES) };
+    real_files_conform_on_large_sectors(&["mkfs.xfs", "-q"], how);
+}
+
+/// Images on a real block device.
+struct RealDevice {
+    core: Core,
+    device: Loop,
+    backing: PathBuf,
+    how: Create,
+    last: RefCell<Option<Rc<File>>>,
+}
+
+impl RealDevice {
+    fn last(&self) -> Rc<File> {
+        self.last.borrow().clone().unwrap()
+    }
+}
+
+impl Subject for RealDevice {
+    fn pool(&self) -> Pool {
+        self.core.pool().clone()
+    }
+
+    async fn fresh(&self) -> Dev {
+        self.last.take();
+        // What the device held before must not show.
+        let how = Create { force: true, ..self.how };
+        let file = Rc::new(File::create(&self.core, self.device.path(), &how).await.unwrap());
+        self.last.replace(Some(Rc::clone(&file)));
+        Dev::shared(file)
+    }
+
+    async fn grow(&self) -> bool {
+        let file = self.last();
+        let bytes = file.label().data_bytes + MIN_BYTES + 4096;
+        let refused = file.grow(bytes).await.unwrap_err();
+        assert!(matches!(refused.reason, Reason::TooSmall { .. }), "{refused}");
+        let backing = std::fs::File::options().write(true).open(&self.backing).unwrap();
+        backing.set_len(bytes + (1 << 20)).unwrap();
+        self.device.resized();
+        file.grow(bytes).await.unwrap();
+        true
+    }
+
+    /// What the device gives back is missing in the file below it.
+    async fn space_used(&self) -> Option<u64> {
+        let blocks = std::fs::metadata(&self.backing).unwrap().blocks();
+        let gives_back = self.last().info().unmap_granularity_blocks > 0;
+        gives_back.then_some(blocks * 512)
+    }
+
+    async fn cut_power(&self, _seed: u64) -> Option<Dev> {
+        None
+    }
+
+    async fn fail_next(&self, _kind: Kind, _error: Error) -> bool {
+        false
+    }
+}
+
+/// A device of so large sectors over `backing`. Whether it can free space is as expected.
+fn real_devices_conform(
+    backing: PathBuf,
+    sector: u32,
+    engine: DiskEngine,
+    block_size: u32,
+    frees: bool,
+) {
+    std::fs::File::create(&backing).unwrap().set_len(MIN_BYTES + (1 << 20)).unwrap();
+    let Some(device) = Loop::new(&backing, &["--sector-size", &sector.to_string()]) else {
+        println!("skipped: no right to make a loop device");
+        return;
+    };
+    let how = Create { block_size, ..thin(MIN_BYTES) };
+    on_core(engine, move |core| async move {
+        let last = RefCell::default();
+        let subject = RealDevice { core, device, backing, how, last };
+        subject.fresh().await;
+        let file = subject.last();
+        assert_eq!(file.info().unmap_granularity_blocks > 0, frees);
+        assert_eq!(file.info().physical_block_size, sector.max(block_size));
+        drop(file);
+        conformance::check(&subject, 3).await;
+    });
+}
+
+#[test]
+fn block_devices_of_every_geometry() {
+    let memory = Dir::in_memory();
+    for (sector, block_size) in [(512, 512), (512, 4096), (4096, 512), (4096, 4096)] {
+        let backing = memory.file(&format!("{sector}-{block_size}"));
+        real_devices_conform(backing, sector, DiskEngine::Auto, block_size, true);
+    }
+    let backing = memory.file("pool");
+    real_devices_conform(backing, 4096, DiskEngine::Pool, 512, true);
+}
+
+#[test]
+fn block_devices_that_free_nothing() {
+    // ramfs can punch no holes, and neither can a device over it.
+    let Some(mount) = Mount::new(&["-t", "ramfs", "test"]) else {
+        println!("skipped: no right to mount a file system");
+        return;
+    };
+    real_devices_conform(mount.file("backing"), 512, DiskEngine::Auto, 512, false);
+}
+
 /// Images on simulated disks.
 struct SimDisks {
     host: Host,
@@ -119,7 +261,7 @@ struct SimDisks {
 
 impl SimDisks {
     async fn new(host: Host, disk: DiskSetup, how: Create) -> Self {
-        let core = RefCell::new(boot(&host).await);
+        let core = RefCell::new(core_of(&host).await);
         Self { host, disk, how, core, made: Cell::new(0), last: RefCell::default() }
     }
 
@@ -136,11 +278,6 @@ impl SimDisks {
         self.last.replace(Some(Rc::clone(&file)));
         Dev::shared(file)
     }
-}
-
-/// A core of the host, started anew.
-async fn boot(host: &Host) -> Core {
-    host.run(|core| async move { core }).join().await.unwrap()
 }
 
 impl Subject for SimDisks {
@@ -176,7 +313,7 @@ impl Subject for SimDisks {
     async fn cut_power(&self, _seed: u64) -> Option<Dev> {
         self.host.power_cut();
         self.last.take();
-        let core = boot(&self.host).await;
+        let core = core_of(&self.host).await;
         self.core.replace(core.clone());
         Some(self.serve(File::open(&core, &self.path(), &existing()).await.unwrap()))
     }
@@ -249,7 +386,7 @@ fn power_cuts_with_many_seeds() {
 fn the_whole_of_a_device_is_used_where_no_size_is_given() {
     succeed(1, HostSetup::default(), |_, host| async move {
         host.add_disk("/d", DiskSetup::device((9 << 20) + 512));
-        let core = boot(&host).await;
+        let core = core_of(&host).await;
         let whole = Create { bytes: None, ..thin(0) };
         let file = File::create(&core, Path::new("/d"), &whole).await.unwrap();
         assert_eq!(file.label().data_bytes, (8 << 20) + 512);

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use common::{VOLUME, client, essence, existing, play, succeed, thin};
+use common::{VOLUME, client, core_of, essence, existing, play, succeed, thin};
 use layers::file::{
     BadLabel, Create, File, FileError, Foreign, Open, Provisioning, Reason, State, delete, inspect,
 };
@@ -26,10 +26,6 @@ const OTHER: Uuid = Uuid::from_u128(99);
 
 fn image() -> &'static Path {
     Path::new(IMAGE)
-}
-
-async fn core_of(host: &Host) -> Core {
-    host.run(|core| async move { core }).join().await.unwrap()
 }
 
 fn reason<T>(result: Result<T, FileError>) -> Reason {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use block::{Account, Bufs, Class, Ctx, Epoch};
 use rt::Core;
-use rt::disk::{Disk, DiskErrorKind, DiskKind, OpenError, OpenOptions, OpenReason};
+use rt::disk::{Disk, DiskError, DiskErrorKind, DiskKind, OpenError, OpenOptions, OpenReason};
 use uuid::Uuid;
 
 use super::error::{FileError, Reason};
@@ -84,10 +84,8 @@ impl File {
             made => (made?, true),
         };
         let made = fill(core, &disk, &memory, how).await;
-        if let (Err(_), true) = (&made, fresh)
-            && let Err(e) = core.remove_file(path).await
-        {
-            tracing::warn!(path = %path.display(), error = %e, "cannot remove a half-made image");
+        if made.is_err() {
+            take_back(core, &disk, fresh).await;
         }
         let label = made.map_err(refuse)?;
         let can_free = can_free(&disk, &label).await;
@@ -171,13 +169,15 @@ impl File {
         if size < old.end() {
             return Err(Reason::Shrunk { bytes: size, needed: old.end() });
         }
+        // Whole pages first: what somebody appended may end within a block, which cannot be
+        // reached before.
+        let (from, to) = (size, file_length(new.data_bytes));
+        if from < to {
+            lengthen(&self.disk, to).await?;
+        }
         // What an attempt that was cut short, or somebody else, left there.
         if old.end() < size {
             self.zero_new(Span { at: old.end(), end: size.min(new.end()) }).await?;
-        }
-        let (from, to) = (size, file_length(new.data_bytes));
-        if from < to {
-            self.disk.set_len(to).await?;
         }
         if self.keeps_space {
             let space = self.disk.allocate(0, to).await;
@@ -270,6 +270,20 @@ fn check_bytes(bytes: u64, block_size: u32) -> Result<(), Reason> {
     Ok(())
 }
 
+/// Takes back what a creation that failed has made: the file, or the space in it, or the labels of
+/// a device, one of which may already say that it is usable.
+async fn take_back(core: &Core, disk: &Disk, fresh: bool) {
+    let path = disk.path();
+    let taken = match (disk.info().kind, fresh) {
+        (_, true) => core.remove_file(path).await.map_err(DiskError::from),
+        (DiskKind::File, false) => disk.set_len(0).await,
+        (DiskKind::BlockDevice, false) => unlabel(disk).await,
+    };
+    if let Err(e) = taken {
+        tracing::warn!(path = %path.display(), error = %e, "a half-made image is left behind");
+    }
+}
+
 /// Makes sure that a file or device may be overwritten and is large enough; empties a file.
 async fn prepare(disk: &Disk, memory: &Account, how: &Create) -> Result<(), Reason> {
     if !how.force {
@@ -288,9 +302,15 @@ async fn prepare(disk: &Disk, memory: &Account, how: &Create) -> Result<(), Reas
             if size < needed {
                 return Err(Reason::TooSmall { bytes: size, needed });
             }
-            Ok(())
+            check_bytes(data_bytes(disk, how), how.block_size)
         }
     }
+}
+
+/// Size of the volume that is to be created on a disk that is large enough.
+fn data_bytes(disk: &Disk, how: &Create) -> u64 {
+    let block = u64::from(how.block_size);
+    how.bytes.unwrap_or_else(|| (disk.info().size - DATA_OFFSET) / block * block)
 }
 
 /// Refuses whatever holds something.
@@ -384,9 +404,7 @@ async fn repair(disk: &Disk, memory: &Account, slots: &Slots, label: &Label) -> 
 /// Labels a prepared disk, puts space or zeroes behind the volume, and declares it usable.
 async fn fill(core: &Core, disk: &Disk, memory: &Account, how: &Create) -> Result<Label, Reason> {
     let info = disk.info();
-    let block = u64::from(how.block_size);
-    let data_bytes = how.bytes.unwrap_or_else(|| (info.size - DATA_OFFSET) / block * block);
-    check_bytes(data_bytes, how.block_size)?;
+    let data_bytes = data_bytes(disk, how);
     let label = Label {
         generation: 1,
         optional: 0,
@@ -413,7 +431,7 @@ async fn fill(core: &Core, disk: &Disk, memory: &Account, how: &Create) -> Resul
         }
         DiskKind::File => {
             let length = file_length(data_bytes);
-            disk.set_len(length).await?;
+            lengthen(disk, length).await?;
             if how.provisioning == Provisioning::Full {
                 disk.allocate(0, length).await?;
             }
@@ -425,23 +443,43 @@ async fn fill(core: &Core, disk: &Disk, memory: &Account, how: &Create) -> Resul
     Ok(label)
 }
 
+async fn lengthen(disk: &Disk, bytes: u64) -> Result<(), Reason> {
+    disk.set_len(bytes).await.map_err(|e| match e.kind {
+        DiskErrorKind::PastEnd => Reason::Size("the file system has no files that large"),
+        _ => e.into(),
+    })
+}
+
 /// A random UUID (RFC 9562 5.4).
 fn random_uuid(core: &Core) -> Uuid {
     let random = u128::from(core.random_u64()) << 64 | u128::from(core.random_u64());
     uuid::Builder::from_random_bytes(random.to_be_bytes()).into_uuid()
 }
 
-/// Takes the labels off a device and frees its space where that works.
-async fn wipe(disk: &Disk) -> Result<(), Reason> {
-    for at in SLOTS {
+/// Takes the labels off a device.
+async fn unlabel(disk: &Disk) -> Result<(), DiskError> {
+    let size = disk.info().size;
+    // A device that is deleted by force may be too small for labels.
+    for at in SLOTS.into_iter().filter(|at| at + LABEL_BYTES as u64 <= size) {
         disk.write(at, Bufs::zeroes(LABEL_BYTES)).await?;
     }
-    disk.sync().await?;
+    disk.sync().await
+}
+
+/// Takes the labels off a device and frees its space where that works.
+async fn wipe(disk: &Disk) -> Result<(), Reason> {
+    unlabel(disk).await?;
     let size = disk.info().size;
+    // From here on it is deleted. Space that the device does not take back is its own affair.
     for step in (Span { at: 0, end: size }).steps(CLEAR_STEP) {
         match disk.punch(step.at, step.len()).await {
             Err(e) if e.kind == DiskErrorKind::Unsupported => break,
-            result => result?,
+            Err(e) => {
+                let path = disk.path().display();
+                tracing::warn!(%path, error = %e, "space of a deleted volume is not freed");
+                break;
+            }
+            Ok(()) => {}
         }
     }
     Ok(())

@@ -1,6 +1,9 @@
 //! What the tests of layers share.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
+#[path = "../../../rt/tests/common/system.rs"]
+pub mod system;
+
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,6 +32,11 @@ pub fn thin(bytes: u64) -> Create {
 
 pub fn existing() -> Open {
     Open { volume: VOLUME, generation: 0, buffered: false, read_only: false }
+}
+
+/// A core of a simulated host, which is started if it is down.
+pub async fn core_of(host: &Host) -> Core {
+    host.run(|core| async move { core }).join().await.unwrap()
 }
 
 /// A client of the image that `file` is.
@@ -63,7 +71,7 @@ pub fn on_core<Fut: Future<Output = ()> + 'static>(
 pub struct Dir(PathBuf);
 
 impl Dir {
-    fn new(parent: impl AsRef<Path>) -> Self {
+    pub fn new(parent: impl AsRef<Path>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = parent.as_ref().join(format!("layers-{}-{n}", std::process::id()));
