@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Dir, MIB, config, cores_cpu, pattern, wait};
+use common::{Dir, MIB, config, cores_cpu, cores_sleeps, pattern, wait};
 use rt::disk::OpenOptions;
 use rt::{Core, Cores, CoresConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,9 +42,11 @@ fn an_idle_core_sleeps_and_a_polling_one_does_not() {
         }
         sleep(Duration::from_millis(200)).await;
         let before = cores_cpu();
-        assert!(before > Duration::ZERO, "the cores' threads were found");
+        let slept = cores_sleeps();
+        assert!(before > Duration::ZERO && slept > 0, "the cores' threads were found");
         sleep(Duration::from_secs(1)).await;
         let used = cores_cpu() - before;
+        assert_eq!(cores_sleeps() - slept, 0, "nothing wakes an idle core");
         assert!(used < Duration::from_millis(2), "two idle cores used {used:?} in a second");
     });
     cores.stop_now();

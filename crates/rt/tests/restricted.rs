@@ -8,7 +8,7 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use common::{Dir, MIB, buffers, is_root, on_core, pattern};
+use common::{Dir, MIB, buffers, config, is_root, on_core, pattern};
 use rt::buf::Bufs;
 use rt::disk::{Engine, OpenOptions, OpenReason};
 use rt::{Core, Cores, CoresConfig, DiskEngine};
@@ -24,16 +24,17 @@ fn restricted(give_up: impl FnOnce() + Send, f: impl FnOnce() + Send) {
     });
 }
 
-/// Makes `io_uring_setup` fail with EPERM, as the seccomp profiles of container runtimes do.
-fn forbid_io_uring() {
+/// Makes `io_uring_setup` fail: with EPERM as the seccomp profiles of container runtimes do, with
+/// ENOSYS as kernels without it.
+fn forbid_io_uring(errno: i32) {
     const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
-    const REFUSE: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let refuse = libc::SECCOMP_RET_ERRNO | errno as u32;
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [
         // The number of the system call is the first word the filter is given.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, REFUSE),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, refuse),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, ALLOW),
     ];
     let len = program.len() as u16;
@@ -72,16 +73,21 @@ async fn write_and_read(core: Core, path: &Path) {
 
 #[test]
 fn without_io_uring_threads_serve_the_disks() {
-    let dir = Dir::on_disk();
-    restricted(forbid_io_uring, || {
-        let path = dir.file("disk");
-        on_core(DiskEngine::Auto, |core| async move {
-            assert_eq!(core.disk_engine(), Engine::Pool);
-            write_and_read(core, &path).await;
-        });
-        let demanded = CoresConfig { disk_engine: DiskEngine::Uring, ..common::config(1) };
-        assert!(Cores::start(&demanded).is_err(), "no silent replacement for what was demanded");
-    });
+    for errno in [libc::EPERM, libc::ENOSYS] {
+        let dir = Dir::on_disk();
+        restricted(
+            || forbid_io_uring(errno),
+            || {
+                let path = dir.file("disk");
+                on_core(DiskEngine::Auto, |core| async move {
+                    assert_eq!(core.disk_engine(), Engine::Pool);
+                    write_and_read(core, &path).await;
+                });
+                let demanded = CoresConfig { disk_engine: DiskEngine::Uring, ..config(1) };
+                assert!(Cores::start(&demanded).is_err(), "what is demanded is not replaced");
+            },
+        );
+    }
 }
 
 #[test]

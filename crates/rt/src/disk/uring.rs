@@ -68,21 +68,66 @@ impl UringDisk {
             let request = Request { file: Arc::clone(&self.file), what };
             let (result, back) = self.ring.run(request).await;
             what = back.what;
-            match u32::try_from(result) {
-                Ok(moved) if what.advance(moved) => return Ok(what),
-                Ok(0) => return Err(what.stuck()),
-                Ok(_) => {}
-                Err(_) if patience > 0 && passes(-result) => {
-                    patience -= 1;
-                    tokio::task::yield_now().await;
-                }
-                Err(_) => return Err(DiskError::from_errno(-result)),
+            match judge(&mut what, result, &mut patience) {
+                Next::Done => return Ok(what),
+                Next::GoOn => {}
+                Next::TryAgain => tokio::task::yield_now().await,
+                Next::Fail(e) => return Err(e),
             }
         }
+    }
+}
+
+/// What to do after a request came back.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    Done,
+    /// Ask for the rest.
+    GoOn,
+    /// Ask for the same, after whoever else is ready.
+    TryAgain,
+    Fail(DiskError),
+}
+
+fn judge(what: &mut What, result: i32, patience: &mut u32) -> Next {
+    match u32::try_from(result) {
+        Ok(moved) if what.advance(moved) => Next::Done,
+        Ok(0) => Next::Fail(what.stuck()),
+        Ok(_) => Next::GoOn,
+        Err(_) if *patience > 0 && passes(-result) => {
+            *patience -= 1;
+            Next::TryAgain
+        }
+        Err(_) => Next::Fail(DiskError::from_errno(-result)),
     }
 }
 
 /// Whether an error says nothing about the disk.
 fn passes(errno: i32) -> bool {
     matches!(errno, libc::EINTR | libc::EAGAIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::DiskErrorKind;
+
+    #[test]
+    fn a_request_goes_on_tries_again_and_gives_up() {
+        let mut what = What::Write { at: 0, data: Bufs::zeroes(4096), done: 0 };
+        let mut patience = PATIENCE;
+        let mut next = |result| judge(&mut what, result, &mut patience);
+        assert_eq!(next(512), Next::GoOn);
+        for round in 0..PATIENCE {
+            let errno = if round % 2 == 0 { libc::EINTR } else { libc::EAGAIN };
+            assert_eq!(next(-errno), Next::TryAgain);
+        }
+        let tired = DiskError::from_errno(libc::EAGAIN);
+        assert_eq!(next(-libc::EAGAIN), Next::Fail(tired), "not for ever");
+        let full = DiskError::new(DiskErrorKind::NoSpace);
+        assert_eq!(next(0), Next::Fail(full), "nothing was moved");
+        assert_eq!(next(-libc::EIO), Next::Fail(DiskError::from_errno(libc::EIO)));
+        assert_eq!(next(3072), Next::GoOn);
+        assert_eq!(next(512), Next::Done);
+    }
 }

@@ -98,3 +98,24 @@ fn register_all(uring: &IoUring, regions: &[Region]) -> std::io::Result<()> {
     // because `Regions` holds the pools, and lives as long as the ring.
     unsafe { uring.submitter().register_buffers(&vectors) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_found_where_all_of_it_is_registered() {
+        let pool = Pool::new(1 << 20).unwrap();
+        let registered = pieces(&pool);
+        let (start, bytes) = pool.region();
+        let start = start.as_ptr().cast_const();
+        let regions = Regions { registered, _pools: vec![pool] };
+        let len = u32::try_from(bytes).unwrap();
+        assert_eq!(regions.find(start, len), Some(0));
+        assert_eq!(regions.find(start.wrapping_add(4096), 512), Some(0));
+        assert_eq!(regions.find(start.wrapping_add(bytes - 512), 512), Some(0));
+        assert_eq!(regions.find(start.wrapping_add(bytes - 512), 1024), None, "ends behind it");
+        assert_eq!(regions.find(start.wrapping_sub(512), 1024), None, "begins before it");
+        assert_eq!(regions.find(start, len + 1), None);
+    }
+}

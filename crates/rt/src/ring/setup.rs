@@ -42,8 +42,25 @@ pub(super) fn build(submissions: u32, completions: u32) -> io::Result<IoUring> {
             built = older.build(submissions);
         }
     }
-    let uring = built?;
-    complete(&uring).map(|()| uring)
+    let mut uring = built?;
+    complete(&uring)?;
+    try_out(&mut uring)?;
+    Ok(uring)
+}
+
+/// Has the ring do nothing once: a sandbox may allow making rings and forbid using them, and
+/// requests would then wait for ever.
+fn try_out(uring: &mut IoUring) -> io::Result<()> {
+    // SAFETY: the operation names no memory.
+    let pushed = unsafe { uring.submission().push(&opcode::Nop::new().build()) };
+    pushed.expect("a new ring has room");
+    while let Err(e) = uring.submit_and_wait(1) {
+        if e.kind() != io::ErrorKind::Interrupted {
+            return Err(e);
+        }
+    }
+    uring.completion().for_each(drop);
+    Ok(())
 }
 
 /// Refuses rings that lack an operation, as some sandboxes offer them.

@@ -1,6 +1,7 @@
 //! What the tests of real cores share.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
+pub mod supervise;
 pub mod system;
 
 use std::path::{Path, PathBuf};
@@ -96,12 +97,25 @@ pub fn is_root() -> bool {
 
 /// Processor time that the threads of this process called `core-…` have used.
 pub fn cores_cpu() -> std::time::Duration {
+    let used = |text: &str| text.split_whitespace().next()?.parse().ok();
+    std::time::Duration::from_nanos(of_cores("schedstat", used))
+}
+
+/// How often the threads called `core-…` have gone to sleep.
+pub fn cores_sleeps() -> u64 {
+    let sleeps = |text: &str| {
+        text.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
+    };
+    of_cores("status", sleeps)
+}
+
+/// The sum of what the files of this name in `/proc` say about the threads called `core-…`.
+fn of_cores(file: &str, number: impl Fn(&str) -> Option<u64>) -> u64 {
     let of = |task: std::io::Result<std::fs::DirEntry>| {
         let task = task.ok()?.path();
         let name = std::fs::read_to_string(task.join("comm")).ok()?;
-        let used = std::fs::read_to_string(task.join("schedstat")).ok()?;
-        name.starts_with("core-").then(|| used.split_whitespace().next()?.parse::<u64>().ok())?
+        let text = std::fs::read_to_string(task.join(file)).ok()?;
+        name.starts_with("core-").then(|| number(&text))?
     };
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    std::time::Duration::from_nanos(tasks.filter_map(of).sum())
+    std::fs::read_dir("/proc/self/task").unwrap().filter_map(of).sum()
 }
