@@ -140,3 +140,102 @@ impl From<OpenError> for FileError {
         Self { path: e.path, reason: Reason::Open(e.reason) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rt::disk::DiskErrorKind;
+
+    use super::*;
+
+    const VOLUME: Uuid = Uuid::from_u128(1);
+
+    fn check(table: &[(Reason, &str)]) {
+        for (reason, text) in table {
+            let error = reason.at(Path::new("/images/mine"));
+            assert_eq!(error.to_string(), format!("/images/mine: {text}"));
+        }
+    }
+
+    #[test]
+    fn what_the_system_refuses_is_said() {
+        let no_space = DiskError { kind: DiskErrorKind::NoSpace, errno: 28 };
+        check(&[
+            (
+                Reason::Open(OpenReason::NoDirectIo),
+                "its file system has no direct I/O (O_DIRECT); --buffered allows I/O through the \
+                 page cache",
+            ),
+            (Reason::Open(OpenReason::NotFound), "no such file or device"),
+            (Reason::Open(OpenReason::PermissionDenied), "permission denied"),
+            (Reason::Open(OpenReason::Busy), "in use: somebody else has it open"),
+            (Reason::Open(OpenReason::ReadOnly), "read-only: it cannot be written"),
+            (Reason::Open(OpenReason::NotAFileOrBlockDevice), "neither a file nor a block device"),
+            (
+                Reason::Open(OpenReason::LargeBlocks(16384)),
+                "has blocks of 16384 bytes; more than 4096 are not supported",
+            ),
+            (Reason::Open(OpenReason::Io(36)), "File name too long (os error 36)"),
+            (Reason::Disk(no_space), "no space left: No space left on device (os error 28)"),
+            (Reason::Remove(13), "cannot be deleted: Permission denied (os error 13)"),
+        ]);
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_said_and_what_helps() {
+        let foreign = Foreign::Known("an XFS file system");
+        check(&[
+            (Reason::Foreign(foreign), "holds an XFS file system; --force overwrites it"),
+            (
+                Reason::Foreign(Foreign::Unknown { at: 512 }),
+                "holds unknown data (at byte 512); --force overwrites it",
+            ),
+            (
+                Reason::Foreign(Foreign::Space { bytes: 512 }),
+                "has 512 bytes of space with unknown data; --force overwrites it",
+            ),
+            (Reason::NotAVolume(foreign), "holds no volume: it holds an XFS file system"),
+            (
+                Reason::Labelled { volume: VOLUME },
+                "holds volume 00000000-0000-0000-0000-000000000001; --force overwrites it",
+            ),
+            (Reason::NoLabel, "holds no volume"),
+            (Reason::TornLabel, "both copies of its label are damaged"),
+            (
+                Reason::Overwritten(foreign),
+                "holds what is left of a volume, and it holds an XFS file system",
+            ),
+            (
+                Reason::BadLabel(BadLabel::Version(2)),
+                "holds a label of version 2, which this release does not know",
+            ),
+            (
+                Reason::BadLabel(BadLabel::Features(0x10)),
+                "holds a label with features (0x10) that this release does not know",
+            ),
+            (
+                Reason::BadLabel(BadLabel::Field("generation")),
+                "holds a label whose generation makes no sense",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_said() {
+        let (bytes, needed) = (512, 4096);
+        check(&[
+            (Reason::Unfinished, "its creation was never finished; create it again"),
+            (
+                Reason::OtherVolume { found: VOLUME, wanted: Uuid::from_u128(2) },
+                "holds volume 00000000-0000-0000-0000-000000000001, not \
+                 00000000-0000-0000-0000-000000000002",
+            ),
+            (
+                Reason::Outdated { found: 3, wanted: 4 },
+                "is an old copy: its label has generation 3, and had 4 before",
+            ),
+            (Reason::Shrunk { bytes, needed }, "was cut short: it has 512 bytes and had 4096"),
+            (Reason::TooSmall { bytes, needed }, "is too small: it has 512 bytes and needs 4096"),
+            (Reason::Size("the size is above 256 TiB"), "the size is above 256 TiB"),
+        ]);
+    }
+}
