@@ -579,40 +579,56 @@ fn growth_is_cut_off(ms: u64, full: bool, fate: Fate, round: u64) -> bool {
     finished.get()
 }
 
-/// Power fails during a deletion on a device: the image is there whole, or there is none.
+/// Power fails during a deletion on a device: the image is there whole, or there is none, or what is
+/// left of its label takes force.
 #[test]
 fn a_deletion_may_be_cut_off_anywhere() {
-    for ms in 1..12 {
-        for seed in 0..4 {
-            let setup = punctual(&DiskSetup::device(2 * MIB));
-            let files = setup.files.clone();
-            let scenario = |_, host: Host| async move {
-                let disk = host.add_disk(IMAGE, files);
-                let core = core_of(&host).await;
-                let file = Rc::new(File::create(&core, image(), &thin(MIB)).await.unwrap());
-                client(&core, &file).write(9, &[5; 512], true).await.unwrap();
-                drop(file);
-                let deletion = host.run(move |core| async move {
-                    delete(&core, image(), VOLUME, false, false).await.unwrap();
-                });
-                tokio::time::sleep(Duration::from_micros(ms * 1000 - 500)).await;
-                host.power_cut();
-                let finished = deletion.join().await.is_some();
-                let core = core_of(&host).await;
-                match File::open(&core, image(), &existing()).await {
-                    Ok(file) => {
-                        assert!(!finished);
-                        let c = client(&core, &Rc::new(file));
-                        assert_eq!(c.read(9, 1).await.unwrap().to_vec(), [5; 512]);
-                    }
-                    Err(e) => {
-                        let none = matches!(e.reason, Reason::NoLabel | Reason::NotAVolume(_));
-                        assert!(none, "{e}");
-                        assert!(disk.peek(0, 4096).iter().all(|&b| b == 0));
-                    }
-                }
-            };
-            play(seed, setup, scenario).result.unwrap_or_else(|e| panic!("{ms} ms: {e}"));
+    for fate in FATES {
+        for ms in 1..12 {
+            for round in 0..rounds(fate).min(2) {
+                deletion_is_cut_off(ms, fate, round);
+            }
         }
     }
+}
+
+fn deletion_is_cut_off(ms: u64, fate: Fate, round: u64) {
+    let mut faults = punctual_faults();
+    (faults.unsynced, faults.torn, faults.damage) = fate;
+    let device = DiskSetup::device(2 * MIB).faults(faults);
+    let scenario = |_, host: Host| async move {
+        let disk = host.add_disk(IMAGE, device);
+        let core = core_of(&host).await;
+        let file = Rc::new(File::create(&core, image(), &thin(MIB)).await.unwrap());
+        client(&core, &file).write(9, &[5; 512], true).await.unwrap();
+        drop(file);
+        let deletion = host.run(move |core| async move {
+            delete(&core, image(), VOLUME, false, false).await.unwrap();
+        });
+        tokio::time::sleep(Duration::from_micros(ms * 1000 - 500)).await;
+        host.power_cut();
+        let finished = deletion.join().await.is_some();
+        let core = core_of(&host).await;
+        match File::open(&core, image(), &existing()).await.map_err(|e| e.reason) {
+            Ok(file) => {
+                assert!(!finished);
+                let c = client(&core, &Rc::new(file));
+                assert_eq!(c.read(9, 1).await.unwrap().to_vec(), [5; 512]);
+            }
+            Err(Reason::NoLabel | Reason::NotAVolume(_)) => {
+                assert!(fate.1 > 0.0 || disk.peek(0, 4096).iter().all(|&b| b == 0));
+            }
+            Err(e) => {
+                let torn = matches!(e, Reason::TornLabel | Reason::Disk(_));
+                assert!(torn && !finished && fate.1 > 0.0, "{e}");
+            }
+        }
+        delete(&core, image(), VOLUME, false, true).await.unwrap();
+        let gone = File::open(&core, image(), &existing()).await;
+        assert_eq!(reason(gone), Reason::NoLabel);
+        drop(File::create(&core, image(), &thin(MIB)).await.unwrap());
+    };
+    let setup = punctual(&DiskSetup::file(0));
+    let played = play(ms * 100 + round, setup, scenario);
+    played.result.unwrap_or_else(|e| panic!("{ms} ms, {fate:?}: {e}"));
 }

@@ -469,20 +469,23 @@ async fn unlabel(disk: &Disk) -> Result<(), DiskError> {
 /// Takes the labels off a device and frees its space where that works.
 async fn wipe(disk: &Disk) -> Result<(), Reason> {
     unlabel(disk).await?;
-    let size = disk.info().size;
     // From here on it is deleted. Space that the device does not take back is its own affair.
-    for step in (Span { at: 0, end: size }).steps(CLEAR_STEP) {
-        match disk.punch(step.at, step.len()).await {
-            Err(e) if e.kind == DiskErrorKind::Unsupported => break,
-            Err(e) => {
-                let path = disk.path().display();
-                tracing::warn!(%path, error = %e, "space of a deleted volume is not freed");
-                break;
-            }
-            Ok(()) => {}
-        }
+    if let Err(e) = free(disk).await {
+        let path = disk.path().display();
+        tracing::warn!(%path, error = %e, "space of a deleted volume is not freed");
     }
     Ok(())
+}
+
+/// Frees all of a device where that works.
+async fn free(disk: &Disk) -> Result<(), DiskError> {
+    for step in (Span { at: 0, end: disk.info().size }).steps(CLEAR_STEP) {
+        match disk.punch(step.at, step.len()).await {
+            Err(e) if e.kind == DiskErrorKind::Unsupported => return Ok(()),
+            result => result?,
+        }
+    }
+    disk.sync().await
 }
 
 /// Whether the image gives space back, and the disk takes it.
