@@ -184,6 +184,12 @@ impl Host {
         self.state.space.used.get()
     }
 
+    /// Bytes of space that files may take; `None`: any amount.
+    #[must_use]
+    pub fn space_limit(&self) -> Option<u64> {
+        self.state.space.capacity.get()
+    }
+
     /// Gives the host a disk called `path`, all zeroes, in place of what had that name.
     pub fn add_disk(&self, path: impl AsRef<Path>, setup: DiskSetup) -> DiskControl {
         let path = path.as_ref();

@@ -9,7 +9,10 @@ mod ledger;
 mod pair;
 mod stamps;
 
+use rt::sim::World;
+
 use crate::Scenario;
+use crate::scenarios::file::{self, Flushes};
 
 /// A store with and without its mistake.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +52,17 @@ macro_rules! planted {
     };
 }
 
+fn flushes(variant: Variant) -> Flushes {
+    match variant {
+        Variant::Right => Flushes::Honest,
+        Variant::Wrong => Flushes::Skipped,
+    }
+}
+
+async fn file_no_flush(world: World, variant: Variant) -> Result<(), String> {
+    file::play(world, flushes(variant)).await
+}
+
 /// All of them.
 #[must_use]
 pub fn pairs() -> Vec<Planted> {
@@ -57,6 +71,7 @@ pub fn pairs() -> Vec<Planted> {
         planted!("sync-again", 40, "believes a sync after a failed one", ledger::sync_again),
         planted!("two-copies", 40, "writes both copies of a record at once", copies::play),
         planted!("no-flush", 20, "answers a flush and does nothing", leaf::no_flush),
+        planted!("file-no-flush", 20, "an image whose flush does nothing", file_no_flush),
         planted!("no-fua", 20, "calls a write durable that is not", leaf::no_fua),
         planted!("shared-sector", 20, "rewrites the neighbours of a block", leaf::shared_sector),
         planted!("zero-too-far", 20, "zeroes one block too many", leaf::zero_too_far),

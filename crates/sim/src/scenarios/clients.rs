@@ -1,0 +1,317 @@
+//! Clients of a volume whose commands overlap, and what is demanded of the volume in the end.
+//!
+//! The register checker knows of each command when it began and how it ended and judges every
+//! read; a tally that clients raise by COMPARE AND WRITE must in the end have counted every success
+//! once.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::testing::register::{Checker, Initially, Loss, Outcome, Ticket};
+use block::{Account, Blocks, Bufs, Class, Error, Failure, Lba, Request};
+use rt::Core;
+use rt::buf::copy_in;
+use rt::sim::{Rng, World};
+use tokio::sync::oneshot;
+use volume::Volume;
+
+/// Clients at once.
+const CLIENTS: u64 = 6;
+
+/// Commands of each client in the last round.
+const LAST_ROUND: usize = 25;
+
+/// Blocks at the start that hold the tally and nothing else.
+const TALLY: u64 = 1;
+
+/// What all clients of a world share.
+pub(super) struct Shared {
+    checker: RefCell<Checker>,
+    rng: Rng,
+    /// Times the tally was raised for sure, and times nobody knows.
+    raised: Cell<u64>,
+    perhaps: Cell<u64>,
+    violation: RefCell<Option<String>>,
+    errors: RefCell<Vec<Error>>,
+}
+
+impl Shared {
+    pub(super) fn new(world: &World, block_size: u32) -> Rc<Self> {
+        Rc::new(Self {
+            checker: RefCell::new(Checker::new(1, block_size, Initially::Zeroes)),
+            rng: Rng::new(world.seed(), "clients"),
+            raised: Cell::new(0),
+            perhaps: Cell::new(0),
+            violation: RefCell::default(),
+            errors: RefCell::default(),
+        })
+    }
+
+    /// The clients are gone, with their host.
+    pub(super) fn crash(&self, loss: Loss) {
+        self.checker.borrow_mut().crash(loss);
+    }
+
+    /// Blocks that were damaged on purpose.
+    pub(super) fn damaged(&self, range: Blocks) {
+        self.checker.borrow_mut().damaged(range);
+    }
+
+    /// What was noticed so far.
+    pub(super) fn verdict(&self) -> Result<(), String> {
+        self.violation.borrow_mut().take().map_or(Ok(()), Err)
+    }
+}
+
+/// Clients at work on a volume until their host crashes.
+pub(super) fn load(core: &Core, volume: &Rc<Volume>, shared: &Rc<Shared>) {
+    for _ in 0..CLIENTS {
+        let client = Client::new(core, volume, shared);
+        tokio::task::spawn_local(async move {
+            loop {
+                client.command().await;
+            }
+        });
+    }
+}
+
+/// Without faults: every command ends well, the tally is right, every block holds what it may, and
+/// all memory comes back. The volume is closed then.
+pub(super) async fn finish(
+    core: &Core,
+    volume: Rc<Volume>,
+    shared: &Rc<Shared>,
+) -> Result<(), String> {
+    shared.errors.take();
+    let checking = Client::new(core, &volume, shared);
+    checking.audit().await;
+    let before = checking.read_tally().await.map_err(|e| format!("tally: {e}"))?;
+    shared.raised.set(0);
+    shared.perhaps.set(0);
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let client = Client::new(core, &volume, shared);
+            tokio::task::spawn_local(async move {
+                for _ in 0..LAST_ROUND {
+                    client.command().await;
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.map_err(|e| e.to_string())?;
+    }
+    let counted = checking.read_tally().await.map_err(|e| format!("tally: {e}"))? - before;
+    let (raised, perhaps) = (shared.raised.get(), shared.perhaps.get());
+    if !(raised..=raised + perhaps).contains(&counted) {
+        return Err(format!("the tally counted {counted}: {raised} successes, {perhaps} unknown"));
+    }
+    checking.audit().await;
+    let account = core.pool().account();
+    volume.close(&account).await.map_err(|e| format!("close: {e}"))?;
+    if let Some(error) = shared.errors.borrow().first() {
+        return Err(format!("without faults: {error}"));
+    }
+    drop((volume, checking, account));
+    let usage = core.pool().usage();
+    if usage.free != usage.total || usage.overdrafts > 0 {
+        return Err(format!("memory was kept or overdrawn: {usage:?}"));
+    }
+    Ok(())
+}
+
+/// One client: one command at a time.
+pub(super) struct Client {
+    volume: Rc<Volume>,
+    account: Account,
+    shared: Rc<Shared>,
+}
+
+impl Client {
+    pub(super) fn new(core: &Core, volume: &Rc<Volume>, shared: &Rc<Shared>) -> Self {
+        let account = core.pool().account();
+        Self { volume: Rc::clone(volume), account, shared: Rc::clone(shared) }
+    }
+
+    /// Reads everything.
+    pub(super) async fn audit(&self) {
+        let blocks = self.volume.info().blocks;
+        for at in (TALLY..blocks).step_by(8) {
+            self.read(Blocks::new(Lba(at), 8.min(blocks - at)), false).await;
+        }
+    }
+
+    fn block_size(&self) -> usize {
+        self.volume.info().block_size as usize
+    }
+
+    /// A range in which clients meet often.
+    fn range(&self) -> Blocks {
+        let (rng, blocks) = (&self.shared.rng, self.volume.info().blocks);
+        let count = if rng.chance(0.1) { rng.between(1, 40) } else { rng.between(1, 6) };
+        let count = count.min(blocks - TALLY);
+        Blocks::new(Lba(rng.between(TALLY, blocks - count)), count)
+    }
+
+    /// A command at random.
+    pub(super) async fn command(&self) {
+        let (rng, range) = (&self.shared.rng, self.range());
+        let fua = rng.chance(0.2);
+        match rng.below(20) {
+            0..5 => self.read(range, true).await,
+            5..11 => self.write(range, fua).await,
+            11 => {
+                self.change(
+                    range,
+                    |c| c.begin_zero(range, fua),
+                    |_, _| Request::Zero { range, unmap: fua, fua },
+                )
+                .await;
+            }
+            12 | 13 => self.unmap().await,
+            14..17 => self.raise_tally().await,
+            17 => self.verify(range).await,
+            _ => self.flush().await,
+        }
+        if rng.chance(0.1) {
+            tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(20))).await;
+        }
+    }
+
+    /// Sends a request; now and then asks soon afterwards for its abort.
+    async fn send(&self, request: Request, abort: bool) -> Result<Bufs, Failure> {
+        let rng = &self.shared.rng;
+        let (answer, result) = oneshot::channel();
+        let command = self.volume.start(request, &self.account, move |r| {
+            // The host may crash while nobody waits.
+            let _ = answer.send(r);
+        });
+        if abort && rng.chance(0.1) {
+            tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(10))).await;
+            command.abort();
+        }
+        let result = result.await.unwrap_or(Err(Failure::Device(Error::Gone)));
+        if let Err(Failure::Device(e)) = &result
+            && *e != Error::Aborted
+        {
+            self.shared.errors.borrow_mut().push(*e);
+        }
+        result
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "errors are passed as they come")]
+    fn object(&self, to: impl ToString) {
+        self.shared.violation.borrow_mut().get_or_insert(to.to_string());
+    }
+
+    async fn memory(&self, blocks: u64) -> block::Credit {
+        let bytes = usize::try_from(blocks).expect("small") * self.block_size();
+        let credit = self.account.credit(bytes, Class::Immediate).await;
+        credit.expect("the pool is larger than any command")
+    }
+
+    async fn read(&self, range: Blocks, abort: bool) {
+        let ticket = self.shared.checker.borrow_mut().begin_read(range);
+        let result = self.send(Request::Read { range }, abort).await;
+        let mut checker = self.shared.checker.borrow_mut();
+        match result {
+            Ok(data) => {
+                if let Err(violation) = checker.end_read(ticket, &data) {
+                    self.object(violation);
+                }
+            }
+            Err(_) => checker.end(ticket, Outcome::Failed),
+        }
+    }
+
+    async fn write(&self, range: Blocks, fua: bool) {
+        self.change(
+            range,
+            |c| c.begin_write(range, 1, fua),
+            |at, data| Request::Write { at, data, fua },
+        )
+        .await;
+    }
+
+    async fn change(
+        &self,
+        range: Blocks,
+        begin: impl FnOnce(&mut Checker) -> Ticket,
+        request: impl FnOnce(Lba, Bufs) -> Request,
+    ) {
+        let credit = self.memory(range.count).await;
+        let (ticket, data) = {
+            let mut checker = self.shared.checker.borrow_mut();
+            let ticket = begin(&mut checker);
+            (ticket, checker.data(ticket, &credit))
+        };
+        drop(credit);
+        let result = self.send(request(range.at, data), true).await;
+        self.end(&[ticket], &result);
+    }
+
+    fn end(&self, tickets: &[Ticket], result: &Result<Bufs, Failure>) {
+        let outcome = if result.is_ok() { Outcome::Done } else { Outcome::Failed };
+        let mut checker = self.shared.checker.borrow_mut();
+        tickets.iter().for_each(|&t| checker.end(t, outcome));
+    }
+
+    async fn unmap(&self) {
+        let count = self.shared.rng.below(4);
+        let mut ranges: Vec<Blocks> = Vec::new();
+        for _ in 0..count {
+            let range = self.range();
+            // Overlapping ranges of one command are one change to the checker's eyes.
+            if ranges.iter().all(|r| !r.overlaps(&range)) {
+                ranges.push(range);
+            }
+        }
+        let zeroes = self.volume.info().unmap_zeroes;
+        let tickets: Vec<_> = {
+            let mut checker = self.shared.checker.borrow_mut();
+            ranges.iter().map(|&r| checker.begin_unmap(r, zeroes)).collect()
+        };
+        let result = self.send(Request::Unmap { ranges }, true).await;
+        self.end(&tickets, &result);
+    }
+
+    async fn verify(&self, range: Blocks) {
+        let result = self.send(Request::Verify { range }, true).await;
+        if let Err(Failure::Miscompare { .. }) = result {
+            self.object("VERIFY compared something");
+        }
+    }
+
+    async fn flush(&self) {
+        let ticket = self.shared.checker.borrow_mut().begin_flush();
+        let result = self.send(Request::Flush, true).await;
+        self.end(&[ticket], &result);
+    }
+
+    async fn read_tally(&self) -> Result<u64, Failure> {
+        let range = Blocks::new(Lba(0), TALLY);
+        let data = self.send(Request::Read { range }, false).await?.to_vec();
+        let value: [u8; 8] = data[..8].try_into().expect("eight bytes");
+        if data.chunks_exact(8).any(|word| word != value) {
+            self.object("the tally is torn");
+        }
+        Ok(u64::from_le_bytes(value))
+    }
+
+    /// Raises the tally by one, if nobody else does meanwhile.
+    async fn raise_tally(&self) {
+        let Ok(value) = self.read_tally().await else { return };
+        let [compare, write] = [value, value + 1].map(|v| async move {
+            copy_in(&self.memory(1).await, &v.to_le_bytes().repeat(self.block_size() / 8))
+        });
+        let (compare, write) = (compare.await, write.await);
+        let request = Request::CompareAndWrite { at: Lba(0), compare, write, fua: false };
+        let count = |what: &Cell<u64>| what.set(what.get() + 1);
+        match self.send(request, true).await {
+            Ok(_) => count(&self.shared.raised),
+            Err(Failure::Miscompare { .. } | Failure::Device(Error::Aborted)) => {}
+            Err(Failure::Device(_)) => count(&self.shared.perhaps),
+        }
+    }
+}
