@@ -13,6 +13,7 @@ use rt::sim::World;
 
 use crate::Scenario;
 use crate::scenarios::file::{self, Flushes};
+use crate::scenarios::iscsi;
 
 /// A store with and without its mistake.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +64,10 @@ async fn file_no_flush(world: World, variant: Variant) -> Result<(), String> {
     file::play(world, flushes(variant)).await
 }
 
+async fn iscsi_no_flush(world: World, variant: Variant) -> Result<(), String> {
+    iscsi::play(world, flushes(variant)).await
+}
+
 /// All of them.
 #[must_use]
 pub fn pairs() -> Vec<Planted> {
@@ -72,6 +77,7 @@ pub fn pairs() -> Vec<Planted> {
         planted!("two-copies", 40, "writes both copies of a record at once", copies::play),
         planted!("no-flush", 20, "answers a flush and does nothing", leaf::no_flush),
         planted!("file-no-flush", 20, "an image whose flush does nothing", file_no_flush),
+        planted!("iscsi-no-flush", 40, "a node whose flush does nothing", iscsi_no_flush),
         planted!("no-fua", 20, "calls a write durable that is not", leaf::no_fua),
         planted!("shared-sector", 20, "rewrites the neighbours of a block", leaf::shared_sector),
         planted!("zero-too-far", 20, "zeroes one block too many", leaf::zero_too_far),

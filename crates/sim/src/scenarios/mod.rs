@@ -1,12 +1,16 @@
 //! The scenarios, one module each.
 
+mod book;
 mod clients;
 pub(crate) mod file;
+pub(crate) mod iscsi;
+mod node;
 pub(crate) mod storage;
 pub(crate) mod volume;
 
 use crate::Scenario;
 use crate::planted::leaf;
+use file::Flushes;
 
 /// All of them.
 #[must_use]
@@ -23,7 +27,13 @@ pub fn all() -> Vec<Scenario> {
             about: "a volume on a flat image: creation, growth, deletion, overlapping commands, \
                     crashes, torn labels, disk faults, full file systems",
             test_seeds: 200,
-            play: |w| Box::pin(file::play(w, file::Flushes::Honest)),
+            play: |w| Box::pin(file::play(w, Flushes::Honest)),
+        },
+        Scenario {
+            name: "iscsi-node",
+            about: "a node and its iSCSI initiators: crashes, disk faults, cut and slow links",
+            test_seeds: 100,
+            play: |w| Box::pin(iscsi::play(w, Flushes::Honest)),
         },
     ]
 }
