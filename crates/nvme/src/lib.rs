@@ -18,6 +18,8 @@ pub mod identify;
 pub mod log;
 pub mod pdu;
 mod status;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use connection::{Action, Config, Connection, End, IN_CAPSULE_BYTES, Queue, Tag};
 pub use controller::{

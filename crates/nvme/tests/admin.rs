@@ -5,11 +5,11 @@ mod common;
 
 use block::{Error, Failure, Lba};
 use common::driver::{Session, Target};
-use common::host::{Host, Reply};
 use common::{pattern, rw};
 use nvme::entry::{AdminOpcode, NSID_ALL, NvmOpcode, Sgl};
 use nvme::identify::Cns;
 use nvme::log::{ErrorEntry, LogId};
+use nvme::testing::{Host, Reply};
 use nvme::{Sqe, Status};
 use zerocopy::FromBytes;
 

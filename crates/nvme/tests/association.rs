@@ -9,12 +9,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::driver::{Session, Target};
-use common::host::{Host, Reply};
 use common::{SUBNQN, connect, namespace, rw};
 use nvme::entry::{AdminOpcode, NSID_ALL, NvmOpcode, Sgl};
 use nvme::fabrics::DISCOVERY_NQN;
 use nvme::identify::{Cns, IdentifyController, IdentifyNamespace};
 use nvme::log::{AnaState, LogId};
+use nvme::testing::{Host, Reply};
 use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Event, Limits, Sqe, Status};
 use zerocopy::FromBytes;
 

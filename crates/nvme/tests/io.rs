@@ -5,9 +5,9 @@ mod common;
 
 use block::{Error, Failure};
 use common::driver::{Outcome, Session, Target};
-use common::host::Host;
 use common::{BLOCKS, namespace, pattern, rw};
 use nvme::entry::{AdminOpcode, NSID_ALL, NvmOpcode, Sgl};
+use nvme::testing::Host;
 use nvme::{Limits, Sqe, Status};
 
 const FUA: u32 = 1 << 30;

@@ -5,10 +5,10 @@ mod common;
 
 use common::connect;
 use common::driver::{Session, Target};
-use common::host::{Host, Reply};
 use common::{pattern, rw};
 use nvme::Sqe;
 use nvme::entry::NvmOpcode;
+use nvme::testing::{Host, Reply};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 

@@ -6,11 +6,11 @@ mod common;
 use std::time::Duration;
 
 use common::driver::{Session, Target};
-use common::host::{Host, Reply};
 use common::{connect, pattern, rw};
 use frame::Machine;
 use nvme::entry::{AdminOpcode, FLAG_SGL, NvmOpcode, Sgl};
 use nvme::pdu::{CapsuleCmd, Common, Data, FatalError, IcReq, PduType, TermReq};
+use nvme::testing::{Host, Reply};
 use nvme::{Config, End, Sqe, Status};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;

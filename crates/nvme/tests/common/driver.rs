@@ -12,8 +12,8 @@ use nvme::{
     Limits, Namespace, Role, Sqe, Status, Subsystem, Tag, Verdict,
 };
 
-use super::host::{Host, Reply};
 use super::{BLOCKS, HOSTNQN, SUBNQN, info, namespaces};
+use nvme::testing::{Host, Reply};
 
 /// What a command in flight is waiting to do once it runs.
 #[derive(Clone, Copy, Debug)]

@@ -1,9 +1,8 @@
-//! Both sides of a connection for tests: a host that speaks PDUs, and a driver that joins
-//! machines, controllers and one disk in memory.
+//! The controller's side of a connection for tests: a driver that joins machines, controllers and
+//! one disk in memory. The host's side is [`nvme::testing`].
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 pub mod driver;
-pub mod host;
 
 use std::collections::BTreeMap;
 

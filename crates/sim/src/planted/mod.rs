@@ -13,7 +13,7 @@ use rt::sim::World;
 
 use crate::Scenario;
 use crate::scenarios::file::{self, Flushes};
-use crate::scenarios::iscsi;
+use crate::scenarios::{iscsi, nvme};
 
 /// A store with and without its mistake.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +68,10 @@ async fn iscsi_no_flush(world: World, variant: Variant) -> Result<(), String> {
     iscsi::play(world, flushes(variant)).await
 }
 
+async fn nvme_no_flush(world: World, variant: Variant) -> Result<(), String> {
+    nvme::play(world, flushes(variant)).await
+}
+
 /// All of them.
 #[must_use]
 pub fn pairs() -> Vec<Planted> {
@@ -78,6 +82,7 @@ pub fn pairs() -> Vec<Planted> {
         planted!("no-flush", 20, "answers a flush and does nothing", leaf::no_flush),
         planted!("file-no-flush", 20, "an image whose flush does nothing", file_no_flush),
         planted!("iscsi-no-flush", 40, "a node whose flush does nothing", iscsi_no_flush),
+        planted!("nvme-no-flush", 40, "a node whose flush does nothing", nvme_no_flush),
         planted!("no-fua", 20, "calls a write durable that is not", leaf::no_fua),
         planted!("shared-sector", 20, "rewrites the neighbours of a block", leaf::shared_sector),
         planted!("zero-too-far", 20, "zeroes one block too many", leaf::zero_too_far),

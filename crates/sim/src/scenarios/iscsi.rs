@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::book::{Book, Ended, Op, Pending};
 use super::file::Flushes;
-use super::node::{self, Heard, InFlight, Talk};
+use super::node::{self, Farewell, Heard, InFlight, Talk};
 
 const TARGET: &str = "iqn.2026-01.com.example:volume";
 
@@ -162,9 +162,10 @@ impl Talk for Iscsi {
         out.extend(self.initiator.task(function, referenced, number));
     }
 
-    fn farewell(&mut self, out: &mut Vec<u8>) {
+    fn farewell(&mut self, out: &mut Vec<u8>) -> Farewell {
         self.logout = Some(self.initiator.itt);
         out.extend(self.initiator.logout(0, 0));
+        Farewell::Answered
     }
 }
 

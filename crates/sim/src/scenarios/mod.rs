@@ -5,6 +5,7 @@ mod clients;
 pub(crate) mod file;
 pub(crate) mod iscsi;
 mod node;
+pub(crate) mod nvme;
 pub(crate) mod storage;
 pub(crate) mod volume;
 
@@ -34,6 +35,12 @@ pub fn all() -> Vec<Scenario> {
             about: "a node and its iSCSI initiators: crashes, disk faults, cut and slow links",
             test_seeds: 100,
             play: |w| Box::pin(iscsi::play(w, Flushes::Honest)),
+        },
+        Scenario {
+            name: "nvme-node",
+            about: "a node and its NVMe/TCP hosts: crashes, disk faults, cut and slow links",
+            test_seeds: 100,
+            play: |w| Box::pin(nvme::play(w, Flushes::Honest)),
         },
     ]
 }

@@ -88,7 +88,16 @@ pub(super) trait Talk: Sized + 'static {
     fn interject(&mut self, open: &InFlight, out: &mut Vec<u8>);
 
     /// Takes leave.
-    fn farewell(&mut self, out: &mut Vec<u8>);
+    fn farewell(&mut self, out: &mut Vec<u8>) -> Farewell;
+}
+
+/// How a connection is ended in good order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Farewell {
+    /// The node has been asked for it and answers.
+    Answered,
+    /// It is closed.
+    Close,
 }
 
 /// How a connection ended for its client.
@@ -123,7 +132,9 @@ impl<T: Talk> Session<T> {
         let mut heard_at = Instant::now();
         let mut bytes = vec![0; 16 << 10];
         loop {
-            self.issue(depth);
+            if self.issue(depth) == Some(Farewell::Close) {
+                return End::Over;
+            }
             let silence = sleep(patience);
             let rests = self.open.is_empty() && !self.leaving;
             let pause = Duration::from_millis(if rests { 100 } else { 10 });
@@ -157,8 +168,8 @@ impl<T: Talk> Session<T> {
         }
     }
 
-    /// Begins what there is to begin.
-    fn issue(&mut self, depth: usize) {
+    /// Begins what there is to begin; takes leave when there is nothing any more.
+    fn issue(&mut self, depth: usize) -> Option<Farewell> {
         let rng = &Rc::clone(&self.book).rng;
         while !self.leaving && self.open.len() < depth && (self.open.is_empty() || rng.chance(0.6))
         {
@@ -170,9 +181,9 @@ impl<T: Talk> Session<T> {
                 Next::Ask(op) => op,
                 Next::Leave if self.open.is_empty() => {
                     self.leaving = true;
-                    return self.talk.farewell(&mut self.out);
+                    return Some(self.talk.farewell(&mut self.out));
                 }
-                Next::Leave | Next::Rest => return,
+                Next::Leave | Next::Rest => return None,
             };
             let op = if T::COMPARES || op != Op::ReadTally { op } else { Op::Flush };
             self.ask(op);
@@ -180,6 +191,7 @@ impl<T: Talk> Session<T> {
                 self.talk.interject(&self.open, &mut self.out);
             }
         }
+        None
     }
 
     fn ask(&mut self, op: Op) {

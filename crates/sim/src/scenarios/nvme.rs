@@ -1,0 +1,317 @@
+//! A client of the NVMe/TCP door: an association with one I/O queue.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nvme::entry::{AdminOpcode, NvmOpcode, Sgl};
+use nvme::fabrics::{CNTLID_DYNAMIC, Property};
+use nvme::testing::{Host, Reply};
+use nvme::{Connect, IN_CAPSULE_BYTES, Sqe, Status};
+use rt::Core;
+use rt::net::Stream;
+use rt::sim::World;
+use target::{Access, Catalog, Service, Subsystem, VolumeId};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+use zerocopy::IntoBytes;
+
+use super::book::{Book, Ended, Op, Pending};
+use super::file::Flushes;
+use super::node::{self, Farewell, Heard, InFlight, Talk};
+
+const SUBSYSTEM: &str = "nqn.2026-01.com.example:volume";
+
+/// The namespace.
+const NSID: u32 = 1;
+
+/// The I/O queue, and its size in entries, 0's based.
+const QUEUE: u16 = 1;
+const ENTRIES: u16 = 31;
+
+/// Keep alive timeout in milliseconds.
+const KATO_MS: u32 = 10_000;
+
+/// Controller configuration and status.
+const CC: u32 = 0x14;
+const CSTS: u32 = 0x1c;
+const ENABLE: u64 = 0x0046_0001;
+
+/// Bits of command dword 12.
+const FUA: u32 = 1 << 30;
+const DEALLOCATE: u32 = 1 << 25;
+
+/// Plays a node with the NVMe/TCP door.
+pub(crate) async fn play(world: World, flushes: Flushes) -> Result<(), String> {
+    node::play::<Nvme>(world, flushes).await
+}
+
+/// An association; its admin queue has a task of its own.
+pub(super) struct Nvme {
+    host: Host,
+    book: Rc<Book>,
+    received: Vec<u8>,
+    cid: u16,
+    /// Most data in one PDU, in bytes.
+    most: usize,
+    /// I/O commands to be aborted.
+    aborts: mpsc::UnboundedSender<u16>,
+    admin: AbortHandle,
+}
+
+impl Drop for Nvme {
+    fn drop(&mut self) {
+        self.admin.abort();
+    }
+}
+
+/// A queue while it is being connected.
+struct Queue {
+    stream: Stream,
+    host: Host,
+    received: Vec<u8>,
+    most: usize,
+}
+
+impl Queue {
+    async fn new(core: &Core, to: SocketAddr, mut host: Host) -> Option<Self> {
+        let wanted = host;
+        (host.header_digest, host.data_digest) = (false, false);
+        let stream = core.dial(to).await.ok()?;
+        let mut queue = Self { stream, host, received: Vec::new(), most: 0 };
+        queue.stream.write_all(&wanted.ic_req()).await.ok()?;
+        let Reply::IcResp { digest, max_h2c_data } = queue.reply().await? else { return None };
+        assert_eq!(digest, wanted.digest_bits(), "digests are supported");
+        queue.host = wanted;
+        queue.most = usize::try_from(max_h2c_data).ok()?;
+        Some(queue)
+    }
+
+    async fn reply(&mut self) -> Option<Reply> {
+        let mut bytes = [0; 4096];
+        loop {
+            if let Some(reply) = self.host.parse(&mut self.received).pop() {
+                return Some(reply);
+            }
+            let n = self.stream.read(&mut bytes).await.ok().filter(|n| *n > 0)?;
+            self.received.extend(&bytes[..n]);
+        }
+    }
+
+    /// A command's result, if it succeeds.
+    async fn call(&mut self, sqe: Sqe, data: &[u8]) -> Option<u64> {
+        let out = match data {
+            [] => self.host.command(sqe),
+            data => self.host.capsule(sqe, data),
+        };
+        self.stream.write_all(&out).await.ok()?;
+        match self.reply().await? {
+            Reply::Resp { status, result, .. } if status.is_success() => Some(result),
+            _ => None,
+        }
+    }
+
+    /// Connects it to the controller `cntlid`.
+    async fn connect(&mut self, qid: u16, cntlid: u16, client: u8) -> Option<u16> {
+        let connect = Connect {
+            qid,
+            sqsize: ENTRIES,
+            flow_control: true,
+            kato_ms: if qid == 0 { KATO_MS } else { 0 },
+            host_id: [client; 16],
+            hostnqn: format!(
+                "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-{client:012}"
+            ),
+            subnqn: SUBSYSTEM.into(),
+            cntlid,
+        };
+        let (sqe, data) = connect.encode(0);
+        u16::try_from(self.call(sqe, data.as_bytes()).await? & 0xffff).ok()
+    }
+
+    async fn enable(&mut self) -> Option<()> {
+        self.call(Property::encode(1, CC, false, Some(ENABLE)), &[]).await?;
+        while self.call(Property::encode(2, CSTS, false, None), &[]).await? & 1 == 0 {
+            sleep(Duration::from_millis(10)).await;
+        }
+        Some(())
+    }
+
+    /// Keeps the association alive, and has commands aborted.
+    async fn administer(mut self, mut aborts: mpsc::UnboundedReceiver<u16>) {
+        let (mut cid, mut bytes) = (2u16, [0; 4096]);
+        loop {
+            let sqe = tokio::select! {
+                biased;
+                read = self.stream.read(&mut bytes) => match read {
+                    Ok(n) if n > 0 => {
+                        self.received.extend(&bytes[..n]);
+                        drop(self.host.parse(&mut self.received));
+                        continue;
+                    }
+                    // The node ends the I/O queue, too.
+                    _ => return,
+                },
+                abort = aborts.recv() => {
+                    let Some(victim) = abort else { return };
+                    let mut sqe = Sqe::new(AdminOpcode::Abort.0, 0, 0);
+                    sqe.cdw10[0] = (u32::from(victim) << 16 | u32::from(QUEUE)).into();
+                    sqe
+                }
+                () = sleep(Duration::from_millis(u64::from(KATO_MS) / 3)) => {
+                    Sqe::new(AdminOpcode::KeepAlive.0, 0, 0)
+                }
+            };
+            cid = cid.wrapping_add(1);
+            let sqe = Sqe { cid: cid.into(), ..sqe };
+            if self.stream.write_all(&self.host.command(sqe)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Talk for Nvme {
+    const SERVICE: Service = Service::Nvme;
+    const COMPARES: bool = false;
+
+    fn announce(catalog: &mut Catalog, id: VolumeId, access: Access) {
+        let namespaces = [(NSID, id)].into();
+        let subsystem = Subsystem { core: 0, namespaces, serial: "WR0001".into(), access };
+        catalog.subsystems.insert(SUBSYSTEM.to_owned(), subsystem);
+    }
+
+    async fn connect(
+        core: &Core,
+        to: SocketAddr,
+        client: u8,
+        book: &Rc<Book>,
+    ) -> Option<(Self, Stream)> {
+        let rng = &book.rng;
+        let (header_digest, data_digest) = (rng.chance(0.5), rng.chance(0.5));
+        let host = Host { header_digest, data_digest, hpda: *rng.pick(&[0, 0, 7, 31]) };
+        let mut admin = Queue::new(core, to, host).await?;
+        let cntlid = admin.connect(0, CNTLID_DYNAMIC, client).await?;
+        admin.enable().await?;
+        let mut io = Queue::new(core, to, host).await?;
+        io.connect(QUEUE, cntlid, client).await?;
+        let (aborts, asked) = mpsc::unbounded_channel();
+        let admin = tokio::task::spawn_local(admin.administer(asked)).abort_handle();
+        let Queue { stream, received, most, .. } = io;
+        let nvme = Self { host, book: Rc::clone(book), received, cid: 0, most, aborts, admin };
+        Some((nvme, stream))
+    }
+
+    fn ask(&mut self, pending: &Pending, out: &mut Vec<u8>) -> u32 {
+        self.cid = self.cid.wrapping_add(1);
+        let (mut sqe, data) = command(pending);
+        sqe.cid = self.cid.into();
+        let fits = !data.is_empty() && length(data.len()) <= IN_CAPSULE_BYTES;
+        if fits && self.book.rng.chance(0.7) {
+            out.extend(self.host.capsule(sqe, &data));
+        } else {
+            sqe.sgl = Sgl::transport(length(data.len().max(pending.wanted())));
+            out.extend(self.host.command(sqe));
+        }
+        u32::from(self.cid)
+    }
+
+    fn hear(&mut self, bytes: &[u8], open: &mut InFlight, out: &mut Vec<u8>) -> Heard {
+        self.received.extend(bytes);
+        let mut heard = Heard::default();
+        for reply in self.host.parse(&mut self.received) {
+            self.take(&reply, open, out, &mut heard);
+        }
+        heard
+    }
+
+    fn interject(&mut self, open: &InFlight, _out: &mut Vec<u8>) {
+        let tags: Vec<u32> = open.keys().copied().collect();
+        let victim = u16::try_from(*self.book.rng.pick(&tags)).expect("a command identifier");
+        // The admin queue may be gone, and this one soon will be.
+        let _ = self.aborts.send(victim);
+    }
+
+    fn farewell(&mut self, _out: &mut Vec<u8>) -> Farewell {
+        Farewell::Close
+    }
+}
+
+fn length(bytes: usize) -> u32 {
+    u32::try_from(bytes).expect("a small command")
+}
+
+/// The command for an operation, and the data that goes with it.
+fn command(pending: &Pending) -> (Sqe, Vec<u8>) {
+    let blocks = |opcode: NvmOpcode, range: &block::Blocks, flags: u32| {
+        let mut sqe = Sqe::new(opcode.0, 0, NSID);
+        let (at, count) = (range.at.0, u32::try_from(range.count).expect("small"));
+        sqe.cdw10[0] = u32::try_from(at).expect("a small volume").into();
+        sqe.cdw10[2] = ((count - 1) | flags).into();
+        sqe
+    };
+    match &pending.op {
+        Op::Read(range) => (blocks(NvmOpcode::Read, range, 0), Vec::new()),
+        Op::Write { range, fua } => {
+            let flags = if *fua { FUA } else { 0 };
+            (blocks(NvmOpcode::Write, range, flags), pending.data.clone())
+        }
+        Op::Zero { range, unmap } => {
+            let flags = if *unmap { DEALLOCATE } else { 0 };
+            (blocks(NvmOpcode::WriteZeroes, range, flags), Vec::new())
+        }
+        Op::Unmap(ranges) => {
+            let mut sqe = Sqe::new(NvmOpcode::DatasetManagement.0, 0, NSID);
+            sqe.cdw10[0] = length(ranges.len() - 1).into();
+            // Deallocate.
+            sqe.cdw10[1] = 4.into();
+            let mut list = Vec::new();
+            for r in ranges {
+                list.extend([0; 4]);
+                list.extend(u32::try_from(r.count).expect("small").to_le_bytes());
+                list.extend(r.at.0.to_le_bytes());
+            }
+            (sqe, list)
+        }
+        // There is no COMPARE AND WRITE here, so there is no tally.
+        Op::Flush | Op::ReadTally | Op::Raise(_) => {
+            (Sqe::new(NvmOpcode::Flush.0, 0, NSID), Vec::new())
+        }
+    }
+}
+
+impl Nvme {
+    fn take(&self, reply: &Reply, open: &mut InFlight, out: &mut Vec<u8>, heard: &mut Heard) {
+        match reply {
+            Reply::Data { cid, offset, bytes, success, .. } => {
+                let tag = u32::from(*cid);
+                let Some(pending) = open.get_mut(&tag) else { return };
+                if *offset as usize != pending.got.len() {
+                    self.book.world.fail(format!("data out of order: {cid} at {offset}"));
+                }
+                pending.got.extend(bytes);
+                if *success {
+                    heard.ended.push((tag, Ended::Done));
+                }
+            }
+            Reply::R2t { cid, .. } => {
+                let Some(pending) = open.get(&u32::from(*cid)) else { return };
+                let (_, data) = command(pending);
+                let chunk = *self.book.rng.pick(&[512, 4096, self.most]);
+                out.extend(self.host.answer(reply, &data, chunk.min(self.most)));
+            }
+            Reply::Resp { cid, status, .. } => heard.ended.push((u32::from(*cid), ended(*status))),
+            Reply::Term { .. } => {
+                self.book.world.fail(format!("the node finds fault: {reply:?}"));
+            }
+            Reply::IcResp { .. } => self.book.world.fail("a second ICResp"),
+        }
+    }
+}
+
+/// How a command ended.
+fn ended(status: Status) -> Ended {
+    if status.is_success() { Ended::Done } else { Ended::Failed(format!("{status:?}")) }
+}
