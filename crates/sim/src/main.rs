@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::ops::Range;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use sim::{Batch, Failed, Scenario, planted, play_batch, scenarios};
@@ -30,6 +30,9 @@ struct Args {
     /// Stop after so many failures
     #[arg(long, default_value_t = 5)]
     stop_after: usize,
+    /// Begin no seed after so many seconds of each scenario
+    #[arg(long)]
+    seconds: Option<u64>,
     /// List the scenarios
     #[arg(long)]
     list: bool,
@@ -75,6 +78,7 @@ fn play(args: &Args, scenario: Scenario) -> usize {
         twice: args.twice,
         verbose: args.verbose,
         stop_after: args.stop_after,
+        time: args.seconds.map(Duration::from_secs),
     };
     let start = Instant::now();
     let report = play_batch(&batch, |failed| print_failure(scenario, failed));

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rt::sim::{Digest, Failure};
 
@@ -23,6 +24,8 @@ pub struct Batch {
     pub verbose: bool,
     /// Stop after so many failures.
     pub stop_after: usize,
+    /// Begin no seed after so much real time.
+    pub time: Option<Duration>,
 }
 
 /// A seed that failed.
@@ -51,7 +54,9 @@ pub struct Report {
 ///
 /// # Panics
 /// When a thread of its own dies, which no scenario can bring about.
+#[expect(clippy::disallowed_methods, reason = "how long the runner runs, in real time")]
 pub fn play_batch(batch: &Batch, on_failure: impl Fn(&Failed) + Sync) -> Report {
+    let began = Instant::now();
     let next = AtomicU64::new(batch.seeds.start);
     let report = Mutex::new(Report::default());
     let lock = || report.lock().expect("no scenario runs under the lock");
@@ -60,7 +65,9 @@ pub fn play_batch(batch: &Batch, on_failure: impl Fn(&Failed) + Sync) -> Report 
             threads.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= batch.seeds.end || lock().failed.len() >= batch.stop_after {
+                    let late = batch.time.is_some_and(|time| began.elapsed() >= time);
+                    let enough = lock().failed.len() >= batch.stop_after;
+                    if seed >= batch.seeds.end || late || enough {
                         return;
                     }
                     let (digest, ms, failure) = play_seed(batch, seed);

@@ -17,6 +17,7 @@ fn every_planted_mistake_is_found_and_the_innocent_pass() {
             twice: false,
             verbose: false,
             stop_after,
+            time: None,
         };
         let wrong = play_batch(&batch(pair.wrong, usize::MAX), |_| {});
         let right = play_batch(&batch(pair.right, 1), |_| {});

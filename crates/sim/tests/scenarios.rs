@@ -15,6 +15,7 @@ fn every_scenario_holds() {
             twice: false,
             verbose: false,
             stop_after: 1,
+            time: None,
         };
         if let Some(failed) = play_batch(&batch, |_| {}).failed.first() {
             let replay = scenario.replay(failed.seed);

@@ -4,8 +4,10 @@ use crate::{house::House, ledger::skip, node::Profile, process::Ended};
 use anyhow::{Context, Result};
 use std::{process::Command, time::Duration};
 
-/// Seeds of every scenario in every run of the tests; many more by `./run sim`.
-const SEEDS: u64 = 2000;
+/// Seeds of every scenario in every run of the tests at most; many more by `./run sim`.
+const SEEDS: u64 = 5000;
+/// What all scenarios together may take; each as much as the others.
+const BUDGET: Duration = Duration::from_secs(200);
 const LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) fn run(house: &House) -> Result<()> {
@@ -19,10 +21,12 @@ pub(super) fn run(house: &House) -> Result<()> {
     if names.is_empty() {
         return skip("there are no scenarios yet");
     }
+    let share = BUDGET.as_secs() / names.len() as u64;
     for name in names {
         house.display.working(&format!("sim {name}"));
         let mut command = Command::new(&program);
         command.args(["--scenario", name, "--seeds", &format!("0..{SEEDS}")]);
+        command.args(["--seconds", &share.to_string()]);
         match house.run("sim", &mut command, LIMIT).and_then(Ended::ok) {
             Ok(output) => house.pass(1, &format!("sim {}", output.lines().last().unwrap_or(name))),
             Err(error) => house.enter_error(&format!("sim {name}"), &error),
