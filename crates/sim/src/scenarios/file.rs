@@ -15,6 +15,7 @@ use layers::file::{Create, File, FileError, Open, Provisioning, Reason, delete};
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenReason};
 use rt::sim::{Damage, DiskControl, DiskFaults, DiskSetup, Host, HostSetup, Rng, Unsynced, World};
+use tokio::sync::Notify;
 use uuid::Uuid;
 use volume::Volume;
 
@@ -134,6 +135,8 @@ struct Bench {
     flushes: Flushes,
     shared: Rc<Shared>,
     known: Rc<RefCell<Known>>,
+    /// Told when a growth begins.
+    growing: Rc<Notify>,
 }
 
 /// Plays it.
@@ -168,8 +171,10 @@ pub(crate) async fn play(world: World, flushes: Flushes) -> Result<(), String> {
     let known = Known { generation: 0, bytes: FIRST, attempted: Vec::new(), copies_whole: false };
     let known = Rc::new(RefCell::new(known));
     let step = if rng.chance(0.5) { TORN } else { u64::from(block_size) };
-    let bench = Bench { world: world.clone(), host, how, step, flushes, shared, known };
+    let growing = Rc::new(Notify::new());
+    let bench = Bench { world: world.clone(), host, how, step, flushes, shared, known, growing };
     bench.create().await?;
+    bench.leave_old_contents();
     for _ in 0..rng.between(1, 3) {
         bench.round().await?;
     }
@@ -276,6 +281,24 @@ impl Bench {
         }
     }
 
+    /// Behind the volume there is now and then what somebody else left there: what it grows into.
+    fn leave_old_contents(&self) {
+        let Some(disk) = self.disk().filter(|_| self.world.rng().chance(0.5)) else { return };
+        disk.resize(DATA + LARGEST);
+        let len = usize::try_from(LARGEST - FIRST).expect("small");
+        disk.poke(DATA + FIRST, &vec![0xa5; len]);
+    }
+
+    /// Waits for the moment of a crash: any, or one while the image grows.
+    async fn crash_time(&self) {
+        if self.world.rng().chance(0.5) {
+            self.growing.notified().await;
+            self.pause(40).await;
+        } else {
+            std::future::pending::<()>().await;
+        }
+    }
+
     async fn round(&self) -> Result<(), String> {
         self.settle().await;
         let rng = self.world.rng();
@@ -297,6 +320,7 @@ impl Bench {
         let innocent = faults == DiskFaults::default();
         let spacious = self.host.space_limit().is_none();
         let (step, known) = (self.step, Rc::clone(&self.known));
+        let growing = Rc::clone(&self.growing);
         self.host.run(move |core| async move {
             let generation = known.borrow().generation;
             let file = match open(&core, generation).await {
@@ -317,11 +341,15 @@ impl Bench {
                 clients::load(&core, &volume, &shared);
             }
             if world.rng().chance(0.6) {
-                grow(&world, &file, &known, step, innocent && spacious).await;
+                grow(&world, &file, &known, &growing, step, innocent && spacious).await;
             }
             std::future::pending::<()>().await;
         });
-        self.pause(400).await;
+        tokio::select! {
+            biased;
+            () = self.crash_time() => {}
+            () = self.pause(400) => {}
+        }
         let loss = self.crash(&faults);
         if faults.torn > 0.0 && loss == Loss::Unflushed {
             self.known.borrow_mut().copies_whole = false;
@@ -387,6 +415,10 @@ impl Bench {
 
     /// The image is deleted, and that is cut off: it is there whole, or there is none.
     async fn delete(&self) -> Result<(), String> {
+        // Else what a growth left unreadable behind the end hides whether there is anything.
+        if let Some(disk) = self.disk() {
+            disk.heal();
+        }
         let work = self.host.run(move |core| async move {
             delete(&core, Path::new(IMAGE), VOLUME, false, false).await
         });
@@ -456,7 +488,14 @@ async fn make(
 }
 
 /// Lets the image grow once or twice; `must` succeed.
-async fn grow(world: &World, file: &Rc<File>, known: &Rc<RefCell<Known>>, step: u64, must: bool) {
+async fn grow(
+    world: &World,
+    file: &Rc<File>,
+    known: &Rc<RefCell<Known>>,
+    growing: &Notify,
+    step: u64,
+    must: bool,
+) {
     let rng = world.rng();
     for _ in 0..rng.between(1, 2) {
         tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(100))).await;
@@ -466,6 +505,7 @@ async fn grow(world: &World, file: &Rc<File>, known: &Rc<RefCell<Known>>, step: 
         }
         known.borrow_mut().attempted.push(bytes);
         known.borrow_mut().copies_whole = false;
+        growing.notify_waiters();
         match file.grow(bytes).await {
             Ok(()) => known.borrow_mut().acknowledged(file),
             Err(e) if must => world.fail(format!("growth: {e}")),
