@@ -2,7 +2,7 @@
 //! checker, and by a tally that COMPARE AND WRITE raises.
 //!
 //! An operation whose answer is lost with its connection is unknown from then on: it may have
-//! happened, or happen later.
+//! happened, or happen later, until the protocol promises that it cannot any more.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

@@ -122,6 +122,11 @@ impl Talk for Iscsi {
         Some((Self { initiator, agreed, book, numbers, requests, logout: None }, stream))
     }
 
+    fn port(&self) -> Option<u8> {
+        // A session of the same port replaces the last one (RFC 7143 6.3.5).
+        Some(self.initiator.isid[4])
+    }
+
     fn ask(&mut self, pending: &Pending, out: &mut Vec<u8>) -> u32 {
         let (cdb, data) = self.command(pending);
         let tag = self.initiator.itt;

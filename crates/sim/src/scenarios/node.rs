@@ -78,6 +78,9 @@ pub(super) trait Talk: Sized + 'static {
         book: &Rc<Book>,
     ) -> impl Future<Output = Option<(Self, Stream)>>;
 
+    /// The client's port, if no other session of this port can do anything any more.
+    fn port(&self) -> Option<u8>;
+
     /// Asks for an operation; its tag.
     fn ask(&mut self, pending: &Pending, out: &mut Vec<u8>) -> u32;
 
@@ -125,7 +128,7 @@ struct Session<T> {
 }
 
 impl<T: Talk> Session<T> {
-    async fn run(mut self) -> End {
+    async fn run(&mut self) -> End {
         let rng = &Rc::clone(&self.book).rng;
         let depth = usize::try_from(rng.between(1, 10)).expect("small");
         let patience = if self.calm { PATIENCE } else { ANSWER };
@@ -223,6 +226,7 @@ async fn client<T: Talk>(
     book: Rc<Book>,
     over: Rc<Cell<usize>>,
 ) -> Result<(), String> {
+    let mut lost = BTreeMap::<u8, InFlight>::new();
     loop {
         if let Ok(Some((talk, stream))) =
             timeout(CONNECT, T::connect(&core, to, number, &book)).await
@@ -230,12 +234,19 @@ async fn client<T: Talk>(
             let memory = core.pool().account();
             let (book, calm) = (Rc::clone(&book), book.is_calm());
             let (open, out, tally) = (BTreeMap::new(), Vec::new(), None);
-            let session =
+            let mut session =
                 Session { talk, stream, book, memory, open, out, tally, leaving: false, calm };
+            let port = session.talk.port();
+            // What the port's last session left has happened by now, or never will.
+            for (_, pending) in port.and_then(|p| lost.remove(&p)).into_iter().flatten() {
+                pending.end(&Ended::Failed("its session was replaced".into()), &session.memory);
+            }
             if session.run().await == End::Over {
                 over.set(over.get() + 1);
                 return Ok(());
             }
+            // Without a port that is nothing that anybody could know.
+            port.map(|p| lost.insert(p, session.open));
         }
         sleep(book.rng.time(Duration::from_millis(1), Duration::from_millis(300))).await;
     }

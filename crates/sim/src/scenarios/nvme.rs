@@ -204,6 +204,11 @@ impl Talk for Nvme {
         Some((nvme, stream))
     }
 
+    fn port(&self) -> Option<u8> {
+        // Associations of one host live side by side.
+        None
+    }
+
     fn ask(&mut self, pending: &Pending, out: &mut Vec<u8>) -> u32 {
         self.cid = self.cid.wrapping_add(1);
         let (mut sqe, data) = command(pending);
