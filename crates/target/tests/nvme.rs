@@ -2,9 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[allow(dead_code, missing_docs, unreachable_pub)] // what other tests use of it
-#[path = "../../nvme/tests/common/host.rs"]
-mod host;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,9 +12,9 @@ use std::time::Duration;
 use block::testing::faulty::{Effect, Faults, Faulty, Kind, Rule};
 use block::{Blocks, Class, Dev, Epoch, Lba, Mem, MemOptions, Request};
 use common::{POOL, listen, on_core};
-use host::{Host, Reply};
 use nvme::entry::{AdminOpcode, NvmOpcode, Sgl};
 use nvme::fabrics::{CNTLID_DYNAMIC, DISCOVERY_NQN, Property};
+use nvme::testing::{Host, Reply};
 use nvme::{Connect, Sqe, Status};
 use rt::Core;
 use rt::net::Stream;
