@@ -164,7 +164,7 @@ impl<T: Talk> Session<T> {
                 () = pause, if !self.leaving => {}
                 () = silence => {}
             }
-            let gives_up = !self.calm && rng.chance(0.001);
+            let gives_up = !self.calm && rng.chance(0.005);
             if heard_at.elapsed() >= patience && !self.open.is_empty() || gives_up {
                 return End::Lost;
             }
