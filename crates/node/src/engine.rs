@@ -373,11 +373,19 @@ fn limits(config: &Config) -> server::Limits {
 /// Most cores that are taken when nobody says how many.
 const DEFAULT_CORES: usize = 4;
 
+/// How many cores a node with this configuration has.
+pub(crate) fn core_count(config: &Config) -> usize {
+    match config.cores.cpus.len() {
+        0 => config.cores.count.unwrap_or_else(|| usable_cpus().len().clamp(1, DEFAULT_CORES)),
+        named => named,
+    }
+}
+
 fn start_cores(config: &Config) -> Result<Cores, EngineError> {
     let refused = |why: String, hint| EngineError::Cores { why, hint };
     let usable = usable_cpus();
     let cpus = if config.cores.cpus.is_empty() {
-        let count = config.cores.count.unwrap_or(usable.len().clamp(1, DEFAULT_CORES));
+        let count = core_count(config);
         // More cores than processors float.
         (0..count).map(|i| usable.get(i).copied().filter(|_| count <= usable.len())).collect()
     } else {

@@ -18,7 +18,7 @@ pub fn raise(config: &Config) {
             tracing::warn!(?resource, %error, "a limit of the process cannot be raised");
         }
     }
-    let cores = config.cores.count.unwrap_or(config.cores.cpus.len()).max(1) as u64;
+    let cores = crate::engine::core_count(config) as u64;
     let connections = cores.saturating_mul(config.limits.connections as u64);
     let needed = connections.saturating_add(config.limits.volumes as u64).saturating_add(OWN_FILES);
     if let Some(allowed) = getrlimit(Resource::Nofile).current

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use block::{Failure, Request};
+use block::{Error, Failure, Request};
 use hdrhistogram::Histogram;
 
 /// Kinds of commands that are measured apart.
@@ -98,7 +98,9 @@ impl Counters {
         let mut snapshot = self.0.borrow_mut();
         let k = &mut snapshot.kinds[kind as usize];
         k.completed += 1;
-        k.failed += u64::from(matches!(failure, Some(Failure::Device(_))));
+        // An abort is the initiator's wish, not the disk's fault.
+        let faulty = |f| matches!(f, Failure::Device(e) if e != Error::Aborted);
+        k.failed += u64::from(failure.is_some_and(faulty));
         k.bytes += if failure.is_none() { bytes } else { 0 };
         k.total += took;
         let us = u64::try_from(took.as_micros()).unwrap_or(LONGEST_US).clamp(1, LONGEST_US);

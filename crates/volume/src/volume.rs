@@ -70,7 +70,8 @@ impl Volume {
         self.counters.update(|s| s.in_flight += 1);
         let accepted = Accepted { volume: Rc::clone(self), command, done: Some(done) };
         let account = account.clone();
-        tokio::task::spawn_local(async move {
+        // In a box, for a future of more than a kilobyte is otherwise moved six times before it runs.
+        tokio::task::spawn_local(Box::pin(async move {
             let (kind, since) = (Kind::of(&request), Instant::now());
             let Accepted { volume, command, .. } = &accepted;
             let bytes = request_bytes(&request, volume.info().block_size);
@@ -81,7 +82,7 @@ impl Volume {
             }
             volume.counters.completed(kind, bytes, result.as_ref().err().copied(), since.elapsed());
             accepted.answer(result);
-        });
+        }));
         handle
     }
 

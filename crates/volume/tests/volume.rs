@@ -332,6 +332,7 @@ fn an_abort_is_answered_and_undoes_nothing() {
         b.ram.let_through(1);
         assert_eq!(b.byte_at(0).await, 1);
         assert_eq!(b.volume.stats().aborts, 2);
+        assert!(b.volume.stats().kinds.iter().all(|k| k.failed == 0), "an abort is no failure");
         b.all_memory_is_back();
     });
 }

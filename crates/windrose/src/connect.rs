@@ -14,8 +14,15 @@ pub(crate) fn how(volume: &Volume, api: &Address) -> String {
     if let Some(obstacle) = obstacle(volume) {
         text.push_str(&obstacle);
     }
-    if let Some((iscsi, (host, port))) =
-        volume.iscsi.as_ref().and_then(|e| Some((e, portal(&e.portals, api)?)))
+    // With nobody allowed yet both are shown; otherwise what would be refused is not.
+    let allowed = &volume.access.initiators;
+    let some_may =
+        |covers: fn(&Initiator) -> bool| allowed.is_empty() || allowed.iter().any(covers);
+    if let Some((iscsi, (host, port))) = volume
+        .iscsi
+        .as_ref()
+        .filter(|_| some_may(Initiator::covers_iscsi))
+        .and_then(|e| Some((e, portal(&e.portals, api)?)))
     {
         let (target, lun) = (&iscsi.target, iscsi.lun);
         let escaped = target.replace(':', "%3a");
@@ -38,8 +45,11 @@ pub(crate) fn how(volume: &Volume, api: &Address) -> String {
              -drive file=iscsi://{host}:{port}/{escaped}/{lun},format=raw,if=virtio,cache=none\n"
         ));
     }
-    if let Some((nvme, (host, port))) =
-        volume.nvme.as_ref().and_then(|e| Some((e, portal(&e.portals, api)?)))
+    if let Some((nvme, (host, port))) = volume
+        .nvme
+        .as_ref()
+        .filter(|_| some_may(Initiator::covers_nvme))
+        .and_then(|e| Some((e, portal(&e.portals, api)?)))
     {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         text.push_str(&format!(

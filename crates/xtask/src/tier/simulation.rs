@@ -6,6 +6,8 @@ use std::{process::Command, time::Duration};
 
 /// Seeds of every scenario in every run of the tests at most; many more by `./run sim`.
 const SEEDS: u64 = 5000;
+/// Fewer say little.
+const SEEDS_AT_LEAST: u64 = 200;
 /// What all scenarios together may take; each as much as the others.
 const BUDGET: Duration = Duration::from_secs(200);
 const LIMIT: Duration = Duration::from_secs(300);
@@ -28,11 +30,21 @@ pub(super) fn run(house: &House) -> Result<()> {
         command.args(["--scenario", name, "--seeds", &format!("0..{SEEDS}")]);
         command.args(["--seconds", &share.to_string()]);
         match house.run("sim", &mut command, LIMIT).and_then(Ended::ok) {
-            Ok(output) => house.pass(1, &format!("sim {}", output.lines().last().unwrap_or(name))),
+            Ok(output) => told(house, name, output.lines().last().unwrap_or_default()),
             Err(error) => house.enter_error(&format!("sim {name}"), &error),
         }
     }
     Ok(())
+}
+
+/// Enters what a scenario said last: `NAME: 1234 seeds, 0 failed; 50.0 s`.
+fn told(house: &House, name: &str, line: &str) {
+    let seeds = line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0);
+    if seeds < SEEDS_AT_LEAST {
+        house.skip(&format!("sim {name}"), &format!("too few seeds in the time there was: {line}"));
+    } else {
+        house.pass(1, &format!("sim {line}"));
+    }
 }
 
 /// The simulator with whatever it is told, as fast as it gets.
