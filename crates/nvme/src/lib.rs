@@ -6,7 +6,8 @@
 //! * [`Controller`] is what the commands of an association mean: properties, Identify, features,
 //!   logs, events, keep alive, and the way from I/O commands to [`block::Request`]s.
 //!
-//! The driver stands between the two, the sockets and the volumes; `docs/rfd/0006` draws it.
+//! The driver stands between the two, the sockets and the volumes; `docs/rfd/0006-nvme-machine.md`
+//! draws it.
 //! The codecs ([`pdu`], [`entry`], [`fabrics`], [`identify`], [`log`]) serve both roles.
 
 mod connection;
