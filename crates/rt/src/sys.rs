@@ -54,6 +54,15 @@ pub(crate) fn offset(at: u64) -> io::Result<libc::off_t> {
     libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
+/// Forgets what the page cache holds of a file: `posix_fadvise(POSIX_FADV_DONTNEED)`.
+pub(crate) fn drop_cache(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: plain system call on an open descriptor; it gives its error in place of -1.
+    match unsafe { libc::posix_fadvise(fd.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
 /// `fdatasync`.
 pub(crate) fn datasync(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: plain system call on an open descriptor.

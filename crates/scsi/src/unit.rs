@@ -368,6 +368,12 @@ impl LogicalUnit {
         }
     }
 
+    /// Whether the write cache is on, as MODE SELECT left it (WCE, SBC-3 6.4.5).
+    #[must_use]
+    pub fn write_cache(&self) -> bool {
+        self.modes.wce
+    }
+
     /// The request that a command comes to; `None` when there is nothing left to do.
     fn prepare(
         &mut self,
@@ -407,8 +413,13 @@ impl LogicalUnit {
                 (Request::Unmap { ranges }, After::Status)
             }
             Todo::ModeSelect { long_header } => {
+                let cached = self.modes.wce;
                 mode::apply(self, nexus, &data.to_vec(), long_header)?;
-                return Ok(None);
+                if !cached || self.modes.wce {
+                    return Ok(None);
+                }
+                // Who turns the cache off will not flush: what was written before must not need it.
+                (Request::Flush, After::Status)
             }
             Todo::Flush => (Request::Flush, After::Status),
             Todo::Stop => (Request::Flush, After::Stopped),

@@ -316,7 +316,11 @@ fn data_bytes(disk: &Disk, how: &Create) -> u64 {
 /// Refuses whatever holds something.
 async fn check_empty(disk: &Disk, memory: &Account) -> Result<(), Reason> {
     match Slots::read(disk, memory).await?.choose()? {
-        Some(label) if label.state == State::Creating => return Ok(()),
+        // What a creation left that never ended may go; what somebody has put there since may not.
+        Some(label) if label.state == State::Creating => {
+            let known = known_at_start(disk, memory).await?;
+            return known.map_or(Ok(()), |what| Err(Reason::Foreign(what)));
+        }
         Some(label) => return Err(Reason::Labelled { volume: label.volume }),
         None => {}
     }
@@ -368,6 +372,11 @@ async fn overwriter(
     if !slots.0.contains(&Err(BadLabel::NoMagic)) {
         return Ok(None);
     }
+    known_at_start(disk, memory).await
+}
+
+/// What the beginning of a disk is known to be, if it is another's.
+async fn known_at_start(disk: &Disk, memory: &Account) -> Result<Option<Foreign>, Reason> {
     let whole = disk.info().size / PAGE * PAGE;
     let len = usize::try_from(whole.min(foreign::LOOK as u64)).expect("a megabyte");
     let head = slots::read(disk, memory, 0, len).await?;

@@ -65,10 +65,13 @@ impl Embedded {
     /// [`MetaError::Failed`] for everything else: no permission, no space, a damaged file.
     pub fn open(path: &Path) -> Result<Self, MetaError> {
         let failed = |e: redb::Error| failed(path, &e);
-        if !path.exists() {
-            create(path).map_err(failed)?;
+        match fs::symlink_metadata(path) {
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => create(path).map_err(failed)?,
+            // Whether there is a store is not known: a fresh one in its place would lose it.
+            Err(e) => return Err(failed(e.into())),
         }
-        let database = database(path).map_err(failed)?;
+        let database = database(path, false).map_err(failed)?;
         let (format, revision) = facts(&database).map_err(failed)?;
         if format > FORMAT {
             let path = path.display().to_string();
@@ -104,9 +107,9 @@ fn failed(path: &Path, e: &redb::Error) -> MetaError {
     MetaError::Failed { path: path.display().to_string(), why: e.to_string() }
 }
 
-fn database(path: &Path) -> Result<Database, redb::Error> {
+fn database(path: &Path, fresh: bool) -> Result<Database, redb::Error> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.read(true).write(true).create_new(fresh).mode(0o600);
     let file = options.open(path)?;
     Ok(Database::builder().set_cache_size(CACHE).create_file(file)?)
 }
@@ -117,7 +120,7 @@ fn create(path: &Path) -> Result<(), redb::Error> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
         _ => {}
     }
-    let database = database(&fresh)?;
+    let database = database(&fresh, true)?;
     let commit = database.begin_write()?;
     {
         let mut facts = commit.open_table(FACTS)?;
@@ -395,5 +398,15 @@ mod tests {
         fs::write(&path, b"this is no store").unwrap();
         let refused = Embedded::open(&path).unwrap_err().to_string();
         assert!(refused.contains("store.redb failed:"), "{refused}");
+    }
+
+    #[test]
+    fn a_store_that_cannot_be_looked_at_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, away) = (dir.path().join("store.redb"), dir.path().join("not mounted/store"));
+        std::os::unix::fs::symlink(&away, &path).unwrap();
+        let refused = Embedded::open(&path).unwrap_err().to_string();
+        assert!(refused.contains("store.redb failed:"), "{refused}");
+        assert!(fs::symlink_metadata(&path).unwrap().is_symlink());
     }
 }

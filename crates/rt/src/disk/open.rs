@@ -72,6 +72,12 @@ fn open_existing(path: &Path, how: OpenOptions) -> Result<Opened, OpenReason> {
         hold(&file, !how.read_only)?;
     }
     let on_memory = kind == DiskKind::File && OpenReason::of(sys::on_memory(file.as_fd()))?;
+    if how.buffered && !how.read_only {
+        // After a failed sync the kernel keeps pages that never reached the disk, and calls them clean. Whoever held
+        // the file before may have ended with such pages: what is read from here on is what the disk has.
+        OpenReason::of(file.sync_data())?;
+        OpenReason::of(sys::drop_cache(file.as_fd()))?;
+    }
     let size = OpenReason::of(file.seek(SeekFrom::End(0)))?;
     let info = geometry::describe(&file, kind, size, on_memory, how)?;
     Ok(Opened { file, info, on_memory })

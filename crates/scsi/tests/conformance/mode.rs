@@ -146,6 +146,8 @@ fn write_cache_disabled() {
     let mut page = vec![0x08, 18];
     page.resize(20, 0);
     assert_eq!(verdict(&select6(&mut b, i, &page)), "Good");
+    assert_eq!(b.took(), ["flush"], "what was written before is durable, too");
+    assert_eq!(verdict(&select6(&mut b, i, &page)), "Good");
     b.tell(i, &cdb(0x2a, 0, 0, 1), &blocks(1, 0));
     b.tell(i, &cdb(0x41, 8, 0, 4), &blocks(1, 0));
     b.tell(i, &cdb(0x41, 0, 0, 4), &blocks(1, 1));

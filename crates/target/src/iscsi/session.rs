@@ -235,9 +235,10 @@ impl Shared {
 
     fn leave_unit(&self, unit: &Unit) {
         unit.state.borrow_mut().remove_nexus(unit.nexus);
-        let idle = unit.state.borrow().nexuses() == 0;
-        if idle {
-            // Nobody sees it: what the next initiator finds is a unit that was just powered on.
+        // Nobody sees it: what the next initiator finds is a unit that was just powered on. But who turned the write
+        // cache off, and comes back after its connection was lost, does not flush: that stays.
+        let forget = unit.state.borrow().nexuses() == 0 && unit.state.borrow().write_cache();
+        if forget {
             self.units.borrow_mut().remove(&unit.served.id);
         }
     }
