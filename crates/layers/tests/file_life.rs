@@ -514,16 +514,12 @@ fn creation_is_cut_off(ms: u64, disk: &DiskSetup, how: Create, fate: Fate, round
                 );
                 let damaged = fate.1 > 0.0;
                 assert!(harmless || damaged, "{e}");
-                if on_device && harmless {
+                if on_device && harmless && !matches!(fate.2, Damage::Unreadable) {
                     a_file_system_since_then_is_kept(&host, &core, how).await;
                 }
-                let again = match File::create(&core, image(), &how).await {
-                    // Where blocks are damaged nobody can tell what was there: that takes force.
-                    Err(_) if damaged => {
-                        File::create(&core, image(), &Create { force: true, ..how }).await
-                    }
-                    made => made,
-                };
+                // Where blocks are damaged nobody can tell what was there: that takes force.
+                let force = !harmless && damaged;
+                let again = File::create(&core, image(), &Create { force, ..how }).await;
                 drop(again.unwrap());
             }
         }
@@ -539,8 +535,7 @@ async fn a_file_system_since_then_is_kept(host: &Host, core: &Core, how: Create)
     // The magic of ext4 lies behind what a label fills of its page.
     disk.poke(1080, &[0x53, 0xef]);
     let refused = File::create(core, image(), &how).await.unwrap_err().reason;
-    let kept = matches!(refused, Reason::Foreign(_) | Reason::TornLabel | Reason::Disk(_));
-    assert!(kept, "{refused}");
+    assert!(matches!(refused, Reason::Foreign(_) | Reason::TornLabel), "{refused}");
     disk.poke(1080, &[0, 0]);
 }
 

@@ -27,6 +27,8 @@ const ZERO_STEP: u64 = 1 << 20;
 
 /// A page between the labels that is never used: freeing it shows whether space can be freed.
 const PROBE_AT: u64 = 64 << 10;
+/// Where a disk is looked at whose second label cannot be read.
+const NEAR: usize = 256 << 10;
 
 /// What to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -318,7 +320,12 @@ async fn check_empty(disk: &Disk, memory: &Account) -> Result<(), Reason> {
     match Slots::read(disk, memory).await?.choose()? {
         // What a creation left that never ended may go; what somebody has put there since may not.
         Some(label) if label.state == State::Creating => {
-            let known = known_at_start(disk, memory).await?;
+            let known = match known_at_start(disk, memory, foreign::LOOK).await {
+                // A creation that was cut off leaves sectors that cannot be read where its labels lie. Before
+                // the second of them almost everything has its signature.
+                Err(Reason::Disk(_)) => known_at_start(disk, memory, NEAR).await.unwrap_or(None),
+                looked => looked?,
+            };
             return known.map_or(Ok(()), |what| Err(Reason::Foreign(what)));
         }
         Some(label) => return Err(Reason::Labelled { volume: label.volume }),
@@ -372,13 +379,17 @@ async fn overwriter(
     if !slots.0.contains(&Err(BadLabel::NoMagic)) {
         return Ok(None);
     }
-    known_at_start(disk, memory).await
+    known_at_start(disk, memory, foreign::LOOK).await
 }
 
-/// What the beginning of a disk is known to be, if it is another's.
-async fn known_at_start(disk: &Disk, memory: &Account) -> Result<Option<Foreign>, Reason> {
+/// What the first `bytes` of a disk are known to be, if they are another's.
+async fn known_at_start(
+    disk: &Disk,
+    memory: &Account,
+    bytes: usize,
+) -> Result<Option<Foreign>, Reason> {
     let whole = disk.info().size / PAGE * PAGE;
-    let len = usize::try_from(whole.min(foreign::LOOK as u64)).expect("a megabyte");
+    let len = usize::try_from(whole.min(bytes as u64)).expect("a megabyte");
     let head = slots::read(disk, memory, 0, len).await?;
     let found = foreign::recognise(&head, &[], disk.info().size);
     Ok(found.filter(|what| matches!(what, Foreign::Known(_))))

@@ -40,6 +40,8 @@ pub struct Embedded(Arc<Inner>);
 struct Inner {
     path: PathBuf,
     database: Database,
+    /// One commit at a time.
+    commits: Mutex<()>,
     history: Mutex<History>,
     newest: watch::Sender<Revision>,
 }
@@ -81,6 +83,7 @@ impl Embedded {
         Ok(Self(Arc::new(Inner {
             path: path.to_owned(),
             database,
+            commits: Mutex::new(()),
             history: Mutex::new(history),
             newest: watch::Sender::new(revision),
         })))
@@ -170,13 +173,15 @@ impl Inner {
     }
 
     fn commit(&self, changes: &[Change]) -> Result<Revision, MetaError> {
-        // Held from before the commit, so that followers see commits in their order.
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        // Held from before the commit, so that followers see commits in their order. Not the history's own lock: a
+        // follower, which must not block, would wait with it for the disk.
+        let _turn = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
         let revision = match self.write(changes) {
             Ok(Ok(revision)) => revision,
             Ok(Err(key)) => return Err(MetaError::Changed { key }),
             Err(e) => return Err(failed(&self.path, &e)),
         };
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         for change in changes {
             let removed = change.value.is_none();
             history.events.push_back(Event { key: change.key.clone(), removed, revision });

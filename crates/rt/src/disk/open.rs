@@ -33,11 +33,19 @@ pub(crate) fn open(path: &Path, how: OpenOptions) -> Result<Opened, OpenError> {
     // What volumes hold is nobody else's to read.
     let created = File::options().write(true).create_new(true).mode(0o600).open(path);
     let created = OpenReason::of(created).map_err(refuse)?;
-    let opened = OpenReason::of(created.set_len(bytes).and_then(|()| created.sync_all()))
-        .and_then(|()| open_existing(path, how))
+    // Held before it is touched: from the moment it exists another may open it, and fill it.
+    let opened = hold(&created, true)
+        .and_then(|()| OpenReason::of(created.set_len(bytes).and_then(|()| created.sync_all())))
+        .and_then(|()| {
+            drop(created);
+            open_existing(path, how)
+        })
         .and_then(|opened| OpenReason::of(sync_parent(path)).map(|()| opened));
     opened.map_err(|reason| {
-        if let Err(e) = fs::remove_file(path) {
+        // A file that somebody holds is somebody's.
+        if !matches!(reason, OpenReason::Busy)
+            && let Err(e) = fs::remove_file(path)
+        {
             tracing::warn!(path = %path.display(), error = %e, "cannot remove a half-made file");
         }
         refuse(reason)
