@@ -7,22 +7,15 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use block::{Account, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, FlushGate, Info, Request};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::command::Command;
 use crate::locks::RangeLocks;
 use crate::stats::{Counters, Kind, Snapshot};
 
-/// Commands of one volume that run or wait for their range; the others wait in the order in which they came. What a
-/// range lock remembers of its waiters grows with their square, and so does what it costs to enter: a client that keeps
-/// thousands of commands on one block must not fill the memory, or stop the core, with that.
-const COMMANDS_AT_ONCE: usize = 512;
-
 /// One volume on its core.
 pub struct Volume {
     pub(crate) dev: Dev,
-    turns: Semaphore,
     pub(crate) locks: Rc<RangeLocks>,
     pub(crate) flushes: FlushGate,
     pub(crate) counters: Counters,
@@ -43,7 +36,6 @@ impl Volume {
     pub fn new(dev: Dev, epoch: Epoch) -> Rc<Self> {
         Rc::new(Self {
             dev,
-            turns: Semaphore::new(COMMANDS_AT_ONCE),
             locks: Rc::default(),
             flushes: FlushGate::default(),
             counters: Counters::default(),
@@ -149,8 +141,6 @@ impl Volume {
             return Err(Error::Gone.into());
         }
         self.check(&request)?;
-        let turn = command.unless_aborted(self.turns.acquire()).await?;
-        let _turn = turn.map_err(|_| Error::Gone)?;
         let ctx = self.admit(&request, account, command).await?;
         self.compose(request, &ctx, command).await
     }

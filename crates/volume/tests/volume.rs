@@ -306,40 +306,6 @@ fn compare_and_write_is_one_step() {
     });
 }
 
-/// However many commands a client keeps on one block or on many: a bounded number runs or waits for
-/// its range, the others wait for their turn, and an abort ends any of them.
-#[test]
-fn thousands_of_commands_take_turns() {
-    const MOST: u32 = 512;
-    local(async || {
-        let b = Bench::new(true);
-        let ended = Rc::new(Cell::new(0));
-        let start = |at: u64| {
-            let ended = Rc::clone(&ended);
-            let range = Blocks::new(Lba(at), 1);
-            let request = Request::Zero { range, unmap: false, fua: false };
-            b.volume.start(request, &b.account, move |_| ended.set(ended.get() + 1))
-        };
-        let apart: Vec<_> = (0..1000).map(start).collect();
-        settle().await;
-        assert_eq!(b.ram.0.started.get(), MOST, "no more of them run at once");
-        b.ram.let_through(1000);
-        while ended.get() < 1000 {
-            yield_now().await;
-        }
-        drop(apart);
-        let one_block: Vec<_> = (0..3000).map(|_| start(7)).collect();
-        settle().await;
-        assert_eq!(b.ram.0.started.get(), 1001);
-        one_block.iter().for_each(volume::Command::abort);
-        b.ram.let_through(1);
-        while ended.get() < 4000 {
-            yield_now().await;
-        }
-        b.all_memory_is_back();
-    });
-}
-
 #[test]
 fn an_abort_is_answered_and_undoes_nothing() {
     local(async || {
