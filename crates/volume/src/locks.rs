@@ -7,8 +7,16 @@
 //!
 //! To find overlaps without looking at every command in flight, ranges are filed under the
 //! regions they touch; the few ranges that touch many regions are looked at each time.
+//!
+//! The table is bounded, for who waits for whom grows with the square of what is in it, and a
+//! client may keep thousands of commands on one block. Beyond [`PLACES`] commands wait in one
+//! line, unfiled, and move into the table in order of arrival as others leave it: those in the
+//! table are always earlier than those in the line and never wait for them. The table itself
+//! moves them, so there is no turn that someone could be given and lose. Nobody may enter while
+//! holding another range of the same volume: in the line it would wait for itself.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -24,27 +32,87 @@ const REGION_SHIFT: u32 = 10;
 /// A range over more regions than this is filed as wide.
 const NARROW_REGIONS: u64 = 8;
 
+/// Most commands in the table.
+const PLACES: usize = 1024;
+
 /// The locks of one volume.
 #[derive(Debug, Default)]
 pub struct RangeLocks(RefCell<Table>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Table {
     entries: Slab<Entry>,
+    /// The keys of the entries in the table proper; its own keys are their places.
+    places: Slab<usize>,
+    /// The keys of the others, by number in the line. Empty unless all places are taken.
+    line: BTreeMap<u64, usize>,
+    next_in_line: u64,
+    /// How many places there are: [`PLACES`], or fewer in tests.
+    bound: usize,
+    /// Those with a place, by region. Here and below they are listed by place.
     regions: FxHashMap<u64, SmallVec<[usize; 4]>>,
     wide: Vec<usize>,
     writers: usize,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            entries: Slab::new(),
+            places: Slab::new(),
+            line: BTreeMap::new(),
+            next_in_line: 0,
+            bound: PLACES,
+            regions: FxHashMap::default(),
+            wide: Vec::new(),
+            writers: 0,
+        }
+    }
 }
 
 #[derive(Debug)]
 struct Entry {
     range: Blocks,
     writes: bool,
+    at: At,
     /// How many earlier ones this one waits for.
     blockers: usize,
     /// Later ones that wait for this one.
-    followers: SmallVec<[usize; 2]>,
+    followers: Places,
     waker: Option<Waker>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum At {
+    Place(usize),
+    Line(u64),
+}
+
+/// A set of places.
+#[derive(Clone, Debug)]
+struct Places([u64; PLACES / 64]);
+
+impl Places {
+    const NONE: Self = Self([0; PLACES / 64]);
+
+    fn insert(&mut self, place: usize) {
+        self.0[place / 64] |= 1 << (place % 64);
+    }
+
+    fn remove(&mut self, place: usize) {
+        self.0[place / 64] &= !(1 << (place % 64));
+    }
+
+    fn iter(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().enumerate().flat_map(|(i, &word)| {
+            let mut left = word;
+            std::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+                left &= left - 1;
+                Some(i * 64 + bit)
+            })
+        })
+    }
 }
 
 /// A place in the queue for a range; held, or still waiting. Leaves on drop.
@@ -80,14 +148,14 @@ impl RangeLock {
     /// Whether the range is held now.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.locks.0.borrow().entries[self.key].blockers == 0
+        self.locks.0.borrow().entries[self.key].is_held()
     }
 
     /// Waits until the range is held.
     pub async fn held(&self) {
         poll_fn(|cx| {
             let entry = &mut self.locks.0.borrow_mut().entries[self.key];
-            if entry.blockers == 0 {
+            if entry.is_held() {
                 return Poll::Ready(());
             }
             entry.waker = Some(cx.waker().clone());
@@ -110,32 +178,55 @@ fn regions(range: &Blocks) -> Option<std::ops::RangeInclusive<u64>> {
     (last - first < NARROW_REGIONS).then_some(first..=last)
 }
 
+impl Entry {
+    fn is_held(&self) -> bool {
+        self.blockers == 0 && matches!(self.at, At::Place(_))
+    }
+}
+
 impl Table {
     fn enter(&mut self, range: Blocks, writes: bool) -> usize {
-        let earlier = self.conflicts(&range, writes);
-        let blockers = earlier.len();
-        let entry = Entry { range, writes, blockers, followers: SmallVec::new(), waker: None };
+        let at = At::Line(self.next_in_line);
+        let entry = Entry { range, writes, at, blockers: 0, followers: Places::NONE, waker: None };
         let key = self.entries.insert(entry);
-        self.writers += usize::from(writes);
-        for e in earlier {
-            self.entries[e].followers.push(key);
-        }
-        match regions(&range) {
-            Some(regions) => regions.for_each(|r| self.regions.entry(r).or_default().push(key)),
-            None => self.wide.push(key),
+        if self.places.len() < self.bound {
+            self.place(key);
+        } else {
+            self.line.insert(self.next_in_line, key);
+            self.next_in_line += 1;
         }
         key
     }
 
-    fn conflicts(&self, range: &Blocks, writes: bool) -> SmallVec<[usize; 4]> {
-        let mut out = SmallVec::new();
+    /// Moves the entry into the table proper, behind all that are there.
+    fn place(&mut self, key: usize) {
+        let Entry { range, writes, .. } = self.entries[key];
+        let earlier = self.conflicts(&range, writes);
+        // Below the bound: a slab hands out a new key only if it has no vacant one.
+        let place = self.places.insert(key);
+        let mut blockers = 0;
+        for e in earlier.iter() {
+            self.entries[self.places[e]].followers.insert(place);
+            blockers += 1;
+        }
+        let entry = &mut self.entries[key];
+        (entry.at, entry.blockers) = (At::Place(place), blockers);
+        self.writers += usize::from(writes);
+        match regions(&range) {
+            Some(regions) => regions.for_each(|r| self.regions.entry(r).or_default().push(place)),
+            None => self.wide.push(place),
+        }
+    }
+
+    fn conflicts(&self, range: &Blocks, writes: bool) -> Places {
+        let mut out = Places::NONE;
         if !writes && self.writers == 0 {
             return out;
         }
-        let mut look = |key: usize| {
-            let e = &self.entries[key];
-            if (writes || e.writes) && e.range.overlaps(range) && !out.contains(&key) {
-                out.push(key);
+        let mut look = |place: usize| {
+            let e = &self.entries[self.places[place]];
+            if (writes || e.writes) && e.range.overlaps(range) {
+                out.insert(place);
             }
         };
         match regions(range) {
@@ -145,44 +236,59 @@ impl Table {
                     self.regions.get(&r).into_iter().flatten().copied().for_each(&mut look);
                 }
             }
-            None => self.entries.iter().for_each(|(key, _)| look(key)),
+            None => self.places.iter().for_each(|(place, _)| look(place)),
         }
         out
     }
 
     fn leave(&mut self, key: usize) -> SmallVec<[Waker; 2]> {
+        let mut woken = SmallVec::new();
         let gone = self.entries.remove(key);
+        let place = match gone.at {
+            At::Place(place) => place,
+            At::Line(number) => {
+                self.line.remove(&number);
+                return woken;
+            }
+        };
+        self.places.remove(place);
         self.writers -= usize::from(gone.writes);
         match regions(&gone.range) {
-            Some(regions) => regions.for_each(|r| self.unfile(r, key)),
-            None => self.wide.retain(|&k| k != key),
+            Some(regions) => regions.for_each(|r| self.unfile(r, place)),
+            None => self.wide.retain(|&p| p != place),
         }
-        let mut woken = SmallVec::new();
-        for follower in gone.followers {
-            // A follower that gave up has left; its key may even belong to a newcomer by now.
-            // `unfollow` keeps the lists exact, so what is listed here is a waiting follower.
-            let e = &mut self.entries[follower];
+        for follower in gone.followers.iter() {
+            // A follower that gave up has left; its place may even belong to another by now.
+            // `unfollow` keeps the sets exact, so what is listed here is a waiting follower.
+            let e = &mut self.entries[self.places[follower]];
             e.blockers -= 1;
             if e.blockers == 0 {
                 woken.extend(e.waker.take());
             }
         }
         if gone.blockers > 0 {
-            self.unfollow(key);
+            self.unfollow(place);
+        }
+        if let Some((_, next)) = self.line.pop_first() {
+            self.place(next);
+            let e = &mut self.entries[next];
+            if e.is_held() {
+                woken.extend(e.waker.take());
+            }
         }
         woken
     }
 
-    /// Takes one that gave up waiting off the lists of those it waited for.
-    fn unfollow(&mut self, key: usize) {
-        for (_, e) in &mut self.entries {
-            e.followers.retain(|k| *k != key);
+    /// Takes one that gave up waiting out of the sets of those it waited for.
+    fn unfollow(&mut self, place: usize) {
+        for (_, &key) in &self.places {
+            self.entries[key].followers.remove(place);
         }
     }
 
-    fn unfile(&mut self, region: u64, key: usize) {
+    fn unfile(&mut self, region: u64, place: usize) {
         if let Some(list) = self.regions.get_mut(&region) {
-            if let Some(i) = list.iter().position(|&k| k == key) {
+            if let Some(i) = list.iter().position(|&p| p == place) {
                 list.swap_remove(i);
             }
             if list.is_empty() {
@@ -194,6 +300,12 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context, Wake};
+
     use super::*;
     use block::Lba;
 
@@ -232,6 +344,7 @@ mod tests {
         drop((c, reuses_the_key));
         let t = l.0.borrow();
         assert!(t.entries.is_empty() && t.regions.is_empty() && t.wide.is_empty());
+        assert!(t.places.is_empty() && t.line.is_empty());
         assert_eq!(t.writers, 0);
     }
 
@@ -248,29 +361,136 @@ mod tests {
         assert!(later.is_held());
     }
 
-    /// Against the definition: one is held exactly when no earlier one in the table conflicts.
-    #[test]
-    fn agrees_with_the_definition_under_random_traffic() {
+    fn bounded(places: usize) -> Rc<RangeLocks> {
         let l = Rc::new(RangeLocks::default());
-        let mut live: Vec<(RangeLock, Blocks, bool)> = Vec::new();
-        let mut seed = 7u64;
-        let mut next = |n: u64| {
+        l.0.borrow_mut().bound = places;
+        l
+    }
+
+    fn random(mut seed: u64) -> impl FnMut(u64) -> u64 {
+        move |n| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
             (seed >> 33) % n
-        };
-        for _ in 0..20_000 {
-            if live.len() < 40 && next(5) < 3 {
-                let count = if next(20) == 0 { 1 << 20 } else { 1 + next(3000) };
-                let (range, writes) = (r(next(20_000), count), next(2) == 0);
-                live.push((l.enter(range, writes), range, writes));
-            } else if !live.is_empty() {
-                let i = next(live.len() as u64) as usize;
-                live.remove(i);
+        }
+    }
+
+    /// Whether a task that awaits a lock would have been told.
+    struct Told(AtomicBool);
+
+    impl Wake for Told {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    impl Told {
+        /// Waits for `lock` as a task does: told at once if it is held.
+        fn awaits(lock: &RangeLock) -> Arc<Self> {
+            let told = Arc::new(Self(AtomicBool::new(false)));
+            let waker = Waker::from(Arc::clone(&told));
+            let held = pin!(lock.held()).poll(&mut Context::from_waker(&waker)).is_ready();
+            told.0.fetch_or(held, Ordering::Relaxed);
+            told
+        }
+
+        fn get(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn beyond_the_bound_the_order_is_kept() {
+        let l = bounded(2);
+        let mut queue: VecDeque<_> = (0..7).map(|_| l.enter(r(0, 8), true)).collect();
+        let told: Vec<_> = queue.iter().map(Told::awaits).collect();
+        for i in 0..7 {
+            assert!(told.iter().enumerate().all(|(k, t)| t.get() == (k <= i)));
+            assert!(queue.iter().enumerate().all(|(k, lock)| lock.is_held() == (k == 0)));
+            queue.pop_front();
+        }
+        assert!(l.is_empty());
+    }
+
+    #[test]
+    fn one_in_the_line_gets_its_place_when_any_leaves() {
+        let l = bounded(2);
+        let a = l.enter(r(0, 8), true);
+        let b = l.enter(r(0, 8), true);
+        let apart = l.enter(r(100, 8), true);
+        let told = Told::awaits(&apart);
+        assert!(!apart.is_held(), "beyond the bound also those wait that overlap nobody");
+        drop(b);
+        assert!(told.get() && apart.is_held() && a.is_held());
+    }
+
+    /// Given up between the wake-up and the poll, or in the line, nobody behind is forgotten.
+    #[test]
+    fn a_turn_that_is_not_taken_passes_on() {
+        let l = bounded(1);
+        let a = l.enter(r(0, 8), true);
+        let b = l.enter(r(0, 8), true);
+        let c = l.enter(r(0, 8), true);
+        let d = l.enter(r(0, 8), true);
+        let (of_b, of_d) = (Told::awaits(&b), Told::awaits(&d));
+        drop(a);
+        assert!(of_b.get() && !of_d.get());
+        drop(c);
+        drop(b);
+        assert!(of_d.get() && d.is_held());
+        drop(d);
+        let t = l.0.borrow();
+        assert!(t.entries.is_empty() && t.places.is_empty() && t.line.is_empty());
+        assert!(t.regions.is_empty());
+    }
+
+    #[test]
+    fn thousands_on_one_block_end_and_take_little_room() {
+        let l = Rc::new(RangeLocks::default());
+        let first = l.enter(r(0, 8), true);
+        let mut others: Vec<_> = (1..8192).map(|_| l.enter(r(0, 8), true)).collect();
+        let mut next = random(3);
+        while !others.is_empty() {
+            {
+                let t = l.0.borrow();
+                let in_table = (others.len() + 1).min(PLACES);
+                assert_eq!((t.places.len(), t.line.len()), (in_table, others.len() + 1 - in_table));
+                assert!(t.places.capacity() <= 2 * PLACES && t.regions[&0].len() == in_table);
             }
-            for (i, (lock, range, writes)) in live.iter().enumerate() {
-                let blocked =
-                    live[..i].iter().any(|(_, r, w)| (*w || *writes) && r.overlaps(range));
-                assert_eq!(lock.is_held(), !blocked);
+            others.swap_remove(next(others.len() as u64) as usize);
+        }
+        assert!(first.is_held());
+        drop(first);
+        let t = l.0.borrow();
+        assert!(t.entries.is_empty() && t.places.is_empty() && t.line.is_empty());
+        assert!(t.regions.is_empty());
+        assert_eq!(t.writers, 0);
+    }
+
+    /// Against the definition: one is held exactly when it is among the first that have a place
+    /// and no earlier one conflicts; and who waits is told when it is.
+    #[test]
+    fn agrees_with_the_definition_under_random_traffic() {
+        for bound in [1, 2, 7, 30, PLACES] {
+            let l = bounded(bound);
+            let mut live: Vec<(RangeLock, Blocks, bool, Arc<Told>)> = Vec::new();
+            let mut next = random(7);
+            for _ in 0..20_000 {
+                if live.len() < 40 && next(5) < 3 {
+                    let count = if next(20) == 0 { 1 << 20 } else { 1 + next(3000) };
+                    let (range, writes) = (r(next(20_000), count), next(2) == 0);
+                    let lock = l.enter(range, writes);
+                    let told = Told::awaits(&lock);
+                    live.push((lock, range, writes, told));
+                } else if !live.is_empty() {
+                    let i = next(live.len() as u64) as usize;
+                    live.remove(i);
+                }
+                for (i, (lock, range, writes, told)) in live.iter().enumerate() {
+                    let blocked =
+                        live[..i].iter().any(|(_, r, w, _)| (*w || *writes) && r.overlaps(range));
+                    assert_eq!(lock.is_held(), i < bound && !blocked);
+                    assert_eq!(told.get(), lock.is_held());
+                }
             }
         }
     }

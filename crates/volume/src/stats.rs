@@ -63,7 +63,7 @@ pub struct Snapshot {
     pub in_flight: u64,
     /// Commands that were asked to abort.
     pub aborts: u64,
-    /// Commands that had to wait for an overlapping one.
+    /// Commands that had to wait for an overlapping one, or for a place among the range locks.
     pub overlaps: u64,
     /// Commands that had to wait for buffer memory.
     pub memory_waits: u64,

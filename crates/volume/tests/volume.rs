@@ -439,6 +439,71 @@ fn writes_that_fill_their_clients_share_still_finish() {
     });
 }
 
+/// Reads that wait for memory keep nobody back: not the writes whose data is that memory.
+#[test]
+fn however_many_reads_wait_for_memory_writes_that_hold_it_finish() {
+    local(async || {
+        let b = Bench::new(false);
+        let mut data = Vec::new();
+        while let Some(credit) = b.account.try_credit(BLOCK, Class::Solicited) {
+            data.push(copy_in(&credit, &[7; BLOCK]));
+        }
+        let answered = Rc::new(Cell::new(0));
+        let start = |request| {
+            let answered = Rc::clone(&answered);
+            b.volume.start(request, &b.account, move |r| {
+                answered.set(answered.get() + usize::from(r.is_ok()));
+            });
+        };
+        (0..3000).for_each(|_| start(read(0, 64)));
+        settle().await;
+        assert!(b.volume.stats().memory_waits > 0);
+        assert_eq!(answered.get(), 0, "the writes' data is all that their client may have");
+        let all = 3000 + data.len();
+        for data in data {
+            start(Request::Write { at: Lba(0), data, fua: false });
+        }
+        for _ in 0..4 * all {
+            yield_now().await;
+        }
+        assert_eq!(answered.get(), all);
+        b.all_memory_is_back();
+    });
+}
+
+/// An NVMe client may keep as many on one block; those that are aborted end, the others run.
+#[test]
+fn thousands_of_commands_on_one_block_end_in_order() {
+    local(async || {
+        let b = Bench::new(true);
+        let ended = Rc::new(RefCell::new(Vec::new()));
+        let commands: Vec<_> = (0..4000)
+            .map(|i| {
+                let ended = Rc::clone(&ended);
+                let request = Request::Zero { range: range(7, 1), unmap: false, fua: false };
+                b.volume
+                    .start(request, &b.account, move |r| ended.borrow_mut().push((i, r.is_ok())))
+            })
+            .collect();
+        settle().await;
+        assert_eq!(b.ram.0.started.get(), 1);
+        let kept = |i: &usize| *i == 0 || i.is_multiple_of(100);
+        let aborted = || (0..4000).filter(|i| !kept(i));
+        aborted().rev().for_each(|i| commands[i].abort());
+        while ended.borrow().len() < aborted().count() {
+            yield_now().await;
+        }
+        assert!(ended.take().iter().all(|(i, done)| !kept(i) && !done));
+        b.ram.let_through(40);
+        while ended.borrow().len() < 40 {
+            yield_now().await;
+        }
+        let in_order: Vec<_> = (0..4000).filter(kept).map(|i| (i, true)).collect();
+        assert_eq!(*ended.borrow(), in_order);
+        b.all_memory_is_back();
+    });
+}
+
 #[test]
 fn an_aborted_flush_does_not_fail_those_that_share_it() {
     local(async || {
