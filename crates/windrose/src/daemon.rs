@@ -27,7 +27,9 @@ pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, Failure> {
     start_log(&config);
     crash_on_panic();
     node::limits::raise(&config);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    // The control plane's own: the store is read and written on these, and each thread keeps some memory.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(8).build();
     let runtime = runtime.map_err(|e| Failure::new(FAILED, e.to_string()))?;
     runtime.block_on(live(&config))
 }
