@@ -107,20 +107,7 @@ fn linux_brings_a_controller_up() {
         let aer = host.command(event_request(30));
         assert_eq!(s.target.talk(s.admin, &host, &aer), []);
         s.admin(Sqe::new(AdminOpcode::KeepAlive.0, 0, 0)).ok();
-        // nvme_scan_work
-        let list = s.admin(identify(Cns::ActiveNamespaces, 0)).ok().data;
-        assert_eq!(list[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
-        let ids = s.admin(identify(Cns::Descriptors, 1)).ok().data;
-        assert_eq!((ids[0], ids[1], &ids[4..12]), (1, 8, &[0x33; 8][..]), "EUI-64");
-        assert_eq!((ids[12], ids[13], &ids[16..32]), (2, 16, &[0x22; 16][..]), "NGUID");
-        assert_eq!((ids[32], ids[33], &ids[36..52]), (3, 16, &[0x11; 16][..]), "UUID");
-        assert_eq!((ids[52], ids[53], ids[56], ids[57]), (4, 1, 0, 0), "CSI NVM, end");
-        let independent = s.admin(identify(Cns::IndependentNamespace, 1)).ok().data;
-        assert_eq!((independent[1], independent[4], independent[14]), (1, 1, 1), "shared, ready");
-        let data = s.admin(identify(Cns::Namespace, 1)).ok().data;
-        let ns = IdentifyNamespace::read_from_bytes(&data).unwrap();
-        assert_eq!((ns.nsze.get(), ns.ncap.get(), ns.lbaf[0].lbads), (4096, 4096, 9));
-        assert_eq!(ns.dlfeat, 0b1001, "deallocated reads zeroes, Write Zeroes deallocates");
+        linux_scans_namespaces(&mut s);
         for link in links {
             let read = host.command(rw(NvmOpcode::Read, 1, 0, 8));
             let replies = s.target.talk(link, &host, &read);
@@ -136,6 +123,23 @@ fn linux_brings_a_controller_up() {
         let Reply::Resp { status, .. } = late[0] else { panic!("{late:?}") };
         assert_eq!(status.code(), Status::COMMAND_SEQUENCE);
     }
+}
+
+/// nvme_scan_work: the list of namespaces, and what each is.
+fn linux_scans_namespaces(s: &mut Session) {
+    let list = s.admin(identify(Cns::ActiveNamespaces, 0)).ok().data;
+    assert_eq!(list[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
+    let ids = s.admin(identify(Cns::Descriptors, 1)).ok().data;
+    assert_eq!((ids[0], ids[1], &ids[4..12]), (1, 8, &[0x33; 8][..]), "EUI-64");
+    assert_eq!((ids[12], ids[13], &ids[16..32]), (2, 16, &[0x22; 16][..]), "NGUID");
+    assert_eq!((ids[32], ids[33], &ids[36..52]), (3, 16, &[0x11; 16][..]), "UUID");
+    assert_eq!((ids[52], ids[53], ids[56], ids[57]), (4, 1, 0, 0), "CSI NVM, end");
+    let independent = s.admin(identify(Cns::IndependentNamespace, 1)).ok().data;
+    assert_eq!((independent[1], independent[4], independent[14]), (1, 1, 1), "shared, ready");
+    let data = s.admin(identify(Cns::Namespace, 1)).ok().data;
+    let ns = IdentifyNamespace::read_from_bytes(&data).unwrap();
+    assert_eq!((ns.nsze.get(), ns.ncap.get(), ns.lbaf[0].lbads), (4096, 4096, 9));
+    assert_eq!(ns.dlfeat, 0b1001, "deallocated reads zeroes, Write Zeroes deallocates");
 }
 
 /// NVMe Base 2.0, 6.3: what Connect refuses, and where it says the fault is (IPO, IATTR).

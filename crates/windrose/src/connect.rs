@@ -18,12 +18,9 @@ pub(crate) fn how(volume: &Volume, api: &Address) -> String {
     let allowed = &volume.access.initiators;
     let some_may =
         |covers: fn(&Initiator) -> bool| allowed.is_empty() || allowed.iter().any(covers);
-    if let Some((iscsi, (host, port))) = volume
-        .iscsi
-        .as_ref()
-        .filter(|_| some_may(Initiator::covers_iscsi))
-        .and_then(|e| Some((e, portal(&e.portals, api)?)))
-    {
+    let iscsi = volume.iscsi.as_ref().filter(|_| some_may(Initiator::covers_iscsi));
+    let nvme = volume.nvme.as_ref().filter(|_| some_may(Initiator::covers_nvme));
+    if let Some((iscsi, (host, port))) = iscsi.and_then(|e| Some((e, portal(&e.portals, api)?))) {
         let (target, lun) = (&iscsi.target, iscsi.lun);
         let escaped = target.replace(':', "%3a");
         text.push_str(&format!(
@@ -45,12 +42,7 @@ pub(crate) fn how(volume: &Volume, api: &Address) -> String {
              -drive file=iscsi://{host}:{port}/{escaped}/{lun},format=raw,if=virtio,cache=none\n"
         ));
     }
-    if let Some((nvme, (host, port))) = volume
-        .nvme
-        .as_ref()
-        .filter(|_| some_may(Initiator::covers_nvme))
-        .and_then(|e| Some((e, portal(&e.portals, api)?)))
-    {
+    if let Some((nvme, (host, port))) = nvme.and_then(|e| Some((e, portal(&e.portals, api)?))) {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         text.push_str(&format!(
             "\nLinux, NVMe/TCP:\n  nvme connect -t tcp -a {host} -s {port} -n {}\n",

@@ -234,11 +234,11 @@ impl Shared {
     }
 
     fn leave_unit(&self, unit: &Unit) {
-        unit.state.borrow_mut().remove_nexus(unit.nexus);
+        let mut state = unit.state.borrow_mut();
+        state.remove_nexus(unit.nexus);
         // Nobody sees it: what the next initiator finds is a unit that was just powered on. But who turned the write
         // cache off, and comes back after its connection was lost, does not flush: that stays.
-        let forget = unit.state.borrow().nexuses() == 0 && unit.state.borrow().write_cache();
-        if forget {
+        if state.nexuses() == 0 && state.write_cache() {
             self.units.borrow_mut().remove(&unit.served.id);
         }
     }

@@ -14,7 +14,7 @@ use crate::{
 use anyhow::{Context, Result, anyhow};
 use probe::{
     Disk, fault,
-    iscsi::{Session, dial, opcode},
+    iscsi::{HEADER, Session, dial, opcode},
     registers::Dice,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -29,10 +29,8 @@ use std::{
 const BYTES: usize = 4096;
 /// What the echo calls a request.
 const REQUEST: usize = 72;
-/// Of an iSCSI PDU; the echo's answers are read in the same two parts.
-const HEADER: usize = 48;
 const READ_16: u8 = 0x88;
-/// The rate needs the mean, the latency is the median: a client on a busy machine loses its processor now and then.
+/// More than there will be: making room must not take time from the measurement.
 const LATENCIES: usize = 1 << 20;
 
 /// The bare echo as a server of its own.
@@ -54,6 +52,7 @@ impl EchoServer {
     pub(super) fn measure(&self, seconds: u64) -> Result<Sample> {
         let mut stream = dial(self.at).context("cannot reach the echo")?;
         let (request, mut answer) = ([1; REQUEST], [0; BYTES]);
+        // In two parts, as the answers of a target.
         let (head, rest) = answer.split_at_mut(HEADER);
         let figures = one_at_a_time(self.daemon.id(), seconds, || {
             stream.write_all(&request)?;
@@ -141,6 +140,7 @@ fn timed(time: Duration, mut step: impl FnMut() -> io::Result<()>) -> Result<Vec
     Ok(latencies)
 }
 
+/// The rate of all and the median time: a client on a busy machine loses its processor now and then.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
 fn figures(mut latencies: Vec<Duration>, spent: Duration) -> Figures {
     let (count, sum) = (latencies.len() as f64, latencies.iter().sum::<Duration>());
