@@ -312,3 +312,28 @@ fn a_file_may_lose_the_length_it_was_not_synced_with() {
     }
     assert_eq!(sizes.into_iter().collect::<Vec<_>>(), ["16384", "8192"]);
 }
+
+#[test]
+fn a_sync_that_ends_late_takes_no_length_back() {
+    for seed in 0..40 {
+        let outcome = run(Setup::new(seed), |world: World| async move {
+            let host = world.add_host("host", HostSetup::default());
+            let grown = host.run(|core| async move {
+                let how = OpenOptions::new().create(4096);
+                let file = core.open_disk(Path::new("/f"), how).await.unwrap();
+                let early = tokio::task::spawn_local({
+                    let file = file.clone();
+                    async move { file.sync().await }
+                });
+                file.set_len(8192).await.unwrap();
+                file.sync().await.unwrap();
+                early.await.unwrap().unwrap();
+            });
+            grown.join().await.unwrap();
+            host.power_cut();
+            let size = host.disk("/f").unwrap().size();
+            if size == 8192 { Ok(()) } else { Err(format!("{size} bytes")) }
+        });
+        outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    }
+}

@@ -413,8 +413,18 @@ fn check_label(disk: &Disk, label: &Label, what: &Open) -> Result<(), Reason> {
     Ok(())
 }
 
+/// Makes both copies say `label`, durably.
 async fn repair(disk: &Disk, memory: &Account, slots: &Slots, label: &Label) -> Result<(), Reason> {
-    for slot in slots.differing(label) {
+    let mut differing = slots.differing(label).peekable();
+    if differing.peek().is_none() {
+        // Whoever wrote the second copy may have died before its sync.
+        return slots::sync(disk).await.map_err(|e| {
+            let disk = disk.path().display();
+            tracing::error!(%disk, error = %e, "what was written last and never flushed may be lost");
+            e.into()
+        });
+    }
+    for slot in differing {
         tracing::warn!(disk = %disk.path().display(), slot, "a copy of the label is repaired");
         slots::write(disk, memory, label, slot).await?;
     }

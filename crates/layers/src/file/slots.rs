@@ -82,7 +82,7 @@ pub(crate) async fn replace(
     write(disk, memory, label, 1 - first).await
 }
 
-/// Makes one copy durable. A failed sync is reported as [`DiskErrorKind::Gone`]: it ends the disk.
+/// Makes one copy durable. See [`sync`] for failures.
 pub(crate) async fn write(
     disk: &Disk,
     memory: &Account,
@@ -92,6 +92,11 @@ pub(crate) async fn write(
     let bytes = label.to_bytes(slot);
     let credit = memory.credit(LABEL_BYTES, Class::Immediate).await.expect("a pool has a page");
     disk.write(SLOTS[usize::from(slot)], rt::buf::copy_in(&credit, &bytes)).await?;
+    sync(disk).await
+}
+
+/// Makes what was written durable. A failure is reported as [`DiskErrorKind::Gone`]: it ends the disk.
+pub(crate) async fn sync(disk: &Disk) -> Result<(), DiskError> {
     disk.sync().await.map_err(|e| DiskError { kind: DiskErrorKind::Gone, ..e })
 }
 

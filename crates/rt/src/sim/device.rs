@@ -458,6 +458,7 @@ impl Device {
             self.medium.truncate(bytes);
             self.give_space(bytes.div_ceil(GRAIN)..u64::MAX);
             self.durable_len = self.durable_len.min(bytes);
+            self.in_flight.values_mut().for_each(|f| f.len = f.len.min(bytes));
         }
         self.len = bytes;
     }
@@ -476,7 +477,8 @@ impl Device {
             return Err(fail(DiskErrorKind::Media));
         }
         self.medium.sync(mark);
-        self.durable_len = len.min(self.len);
+        // A sync that began later may have ended before.
+        self.durable_len = self.durable_len.max(len);
         Ok(())
     }
 

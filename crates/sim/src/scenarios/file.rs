@@ -20,7 +20,7 @@ use uuid::Uuid;
 use volume::Volume;
 
 use super::clients::{self, Client, Shared};
-use super::storage::{draw_faults, settle};
+use super::storage::{draw_faults, end, settle};
 
 /// Where the image is.
 pub(super) const IMAGE: &str = "/images/volume";
@@ -228,15 +228,8 @@ impl Bench {
         // A failed sync loses what a power cut loses, when the process ends; and a part that was
         // promised to a power cut is not torn by anything else.
         let power = faults.sync_error > 0.0 || faults.torn > 0.0 || self.world.rng().chance(0.75);
-        let loss = if power {
-            self.host.power_cut();
-            Loss::Unflushed
-        } else {
-            self.host.kill();
-            Loss::InFlight
-        };
+        let loss = end(&self.host, &self.world, power);
         self.shared.crash(loss);
-        self.world.note(format!("{loss:?}"));
         loss
     }
 

@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use block::testing::register::Loss;
 use block::{Account, Epoch};
-use layers::file::{Create, File, Provisioning};
+use layers::file::{Create, File, Provisioning, Reason};
 use rt::Core;
+use rt::disk::DiskErrorKind;
 use rt::net::Stream;
 use rt::sim::{DiskFaults, DiskSetup, Host, HostSetup, LinkSetup, World};
 use target::{Access, Admission, Catalog, Limits, Served, Server, Service, VolumeId, doors};
@@ -26,7 +27,7 @@ use volume::Volume;
 
 use super::book::{Book, Ended, Next, Op, Pending};
 use super::file::{Backing, Flushes, IMAGE, VOLUME, open};
-use super::storage::draw_faults;
+use super::storage::{draw_faults, end, settle};
 
 /// Size of the volume in bytes.
 const BYTES: u64 = 64 << 10;
@@ -123,15 +124,15 @@ struct Session<T> {
     /// What the tally was when it was last read.
     tally: Option<u64>,
     leaving: bool,
-    /// Whether nothing can go wrong: what was begun before may still hear from the last process.
-    calm: bool,
+    /// Whether what it begins must succeed: it was begun when nothing went wrong any more.
+    must: bool,
 }
 
 impl<T: Talk> Session<T> {
     async fn run(&mut self) -> End {
         let rng = &Rc::clone(&self.book).rng;
         let depth = usize::try_from(rng.between(1, 10)).expect("small");
-        let patience = if self.calm { PATIENCE } else { ANSWER };
+        let patience = if self.must { PATIENCE } else { ANSWER };
         let mut heard_at = Instant::now();
         let mut bytes = vec![0; 16 << 10];
         loop {
@@ -164,7 +165,7 @@ impl<T: Talk> Session<T> {
                 () = pause, if !self.leaving => {}
                 () = silence => {}
             }
-            let gives_up = !self.calm && rng.chance(0.005);
+            let gives_up = !self.book.is_calm() && rng.chance(0.005);
             if heard_at.elapsed() >= patience && !self.open.is_empty() || gives_up {
                 return End::Lost;
             }
@@ -190,7 +191,7 @@ impl<T: Talk> Session<T> {
             };
             let op = if T::COMPARES || op != Op::ReadTally { op } else { Op::Flush };
             self.ask(op);
-            if rng.chance(0.05) && !self.calm {
+            if rng.chance(0.05) && !self.book.is_calm() {
                 self.talk.interject(&self.open, &mut self.out);
             }
         }
@@ -198,7 +199,7 @@ impl<T: Talk> Session<T> {
     }
 
     fn ask(&mut self, op: Op) {
-        let pending = self.book.begin(op, &self.memory, self.calm);
+        let pending = self.book.begin(op, &self.memory, self.must);
         let tag = self.talk.ask(&pending, &mut self.out);
         self.open.insert(tag, pending);
     }
@@ -228,14 +229,16 @@ async fn client<T: Talk>(
 ) -> Result<(), String> {
     let mut lost = BTreeMap::<u8, InFlight>::new();
     loop {
+        // Who logs in as the last process starts may have reached the one before.
+        let must = book.is_calm();
         if let Ok(Some((talk, stream))) =
             timeout(CONNECT, T::connect(&core, to, number, &book)).await
         {
             let memory = core.pool().account();
-            let (book, calm) = (Rc::clone(&book), book.is_calm());
+            let book = Rc::clone(&book);
             let (open, out, tally) = (BTreeMap::new(), Vec::new(), None);
             let mut session =
-                Session { talk, stream, book, memory, open, out, tally, leaving: false, calm };
+                Session { talk, stream, book, memory, open, out, tally, leaving: false, must };
             let port = session.talk.port();
             // What the port's last session left has happened by now, or never will.
             for (_, pending) in port.and_then(|p| lost.remove(&p)).into_iter().flatten() {
@@ -334,7 +337,13 @@ async fn serve<T: Talk>(
         match open(&core, 0).await {
             Ok(file) => break file,
             Err(e) if book.is_calm() => return Err(format!("without faults: {e}")),
-            Err(_) => sleep(Duration::from_secs(1)).await,
+            Err(e) => {
+                // A failed sync loses what a power cut loses.
+                if matches!(e.reason, Reason::Disk(e) if e.kind == DiskErrorKind::Gone) {
+                    book.crash(Loss::Unflushed);
+                }
+                sleep(Duration::from_secs(1)).await;
+            }
         }
     };
     let volume = Volume::new(Backing::dev(&file, flushes), Epoch::default());
@@ -371,19 +380,11 @@ impl Bench {
         let rng = self.world.rng();
         let fails_syncs = disk.is_some_and(|d| d.faults().sync_error > 0.0);
         // A failed sync loses what a power cut loses, when the process ends.
-        let loss = if fails_syncs || rng.chance(0.6) {
-            self.node.power_cut();
-            Loss::Unflushed
-        } else {
-            self.node.kill();
-            Loss::InFlight
-        };
-        self.book.crash(loss);
-        self.world.note(format!("{loss:?}"));
+        let power = fails_syncs || rng.chance(0.6);
+        self.book.crash(end(&self.node, &self.world, power));
         self.pause(*rng.pick(&[10, 2000, 20_000])).await;
-        // Were what is left in flight to fail now, nobody would learn of it.
-        while self.node.disk(IMAGE).is_some_and(|d| d.in_flight() > 0) {
-            sleep(Duration::from_millis(1)).await;
+        if let Some(disk) = self.node.disk(IMAGE) {
+            settle(&disk).await;
         }
     }
 

@@ -98,6 +98,19 @@ pub(crate) async fn settle(disk: &DiskControl) {
     }
 }
 
+/// Ends the process of `host`, with the power or by force; what that may lose.
+pub(crate) fn end(host: &Host, world: &World, power: bool) -> Loss {
+    let loss = if power {
+        host.power_cut();
+        Loss::Unflushed
+    } else {
+        host.kill();
+        Loss::InFlight
+    };
+    world.note(format!("{loss:?}"));
+    loss
+}
+
 /// How much harm is done besides crashes.
 pub(crate) fn draw_faults(world: &World) -> DiskFaults {
     let rng = world.rng();
@@ -190,16 +203,9 @@ impl<S: Stack> Bench<S> {
     }
 
     fn crash(&self) {
-        let loss = if self.world.rng().chance(0.25) && self.disk.faults().sync_error == 0.0 {
-            self.host.kill();
-            Loss::InFlight
-        } else {
-            // A failed sync loses what a power cut loses, when the process ends.
-            self.host.power_cut();
-            Loss::Unflushed
-        };
-        self.checker.borrow_mut().crash(loss);
-        self.world.note(format!("{loss:?}"));
+        // A failed sync loses what a power cut loses, when the process ends.
+        let kill = self.world.rng().chance(0.25) && self.disk.faults().sync_error == 0.0;
+        self.checker.borrow_mut().crash(end(&self.host, &self.world, !kill));
     }
 
     /// No faults any more: everything must work, and all memory must come back.

@@ -4,12 +4,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Epoch;
-use block::testing::register::Loss;
 use rt::sim::{DiskControl, DiskFaults, DiskSetup, Host, HostSetup, World};
 use volume::Volume;
 
 use super::clients::{self, Shared};
-use super::storage::{self, DISK, Shape, Stack, draw_faults, settle};
+use super::storage::{self, DISK, Shape, Stack, draw_faults, end, settle};
 
 /// Virtual time in which these must end.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -55,15 +54,8 @@ impl<S: Stack> Bench<S> {
         });
         let rng = self.world.rng();
         tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(500))).await;
-        let loss = if may_kill && rng.chance(0.25) {
-            self.host.kill();
-            Loss::InFlight
-        } else {
-            self.host.power_cut();
-            Loss::Unflushed
-        };
-        self.shared.crash(loss);
-        self.world.note(format!("{loss:?}"));
+        let kill = may_kill && rng.chance(0.25);
+        self.shared.crash(end(&self.host, &self.world, !kill));
         self.shared.verdict()
     }
 
