@@ -90,11 +90,13 @@ impl SendQueue {
         self.bytes += bytes.len();
         if let Some(Part::Small(last)) = self.parts.back_mut() {
             let n = bytes.len().min(last.remaining_capacity());
-            last.extend(bytes[..n].iter().copied());
+            last.try_extend_from_slice(&bytes[..n]).expect("no more than there is room for");
             bytes = &bytes[n..];
         }
         for piece in bytes.chunks(SMALL) {
-            self.parts.push_back(Part::Small(piece.iter().copied().collect()));
+            let mut part = ArrayVec::new();
+            part.try_extend_from_slice(piece).expect("no longer than a part");
+            self.parts.push_back(Part::Small(part));
         }
     }
 
@@ -108,11 +110,13 @@ impl SendQueue {
 
     /// The next bytes to send, in order.
     #[must_use]
+    #[inline]
     pub fn gather(&self) -> ArrayVec<IoSlice<'_>, GATHER> {
         let mut out = ArrayVec::new();
-        for (i, part) in self.parts.iter().take(GATHER).enumerate() {
-            let skip = if i == 0 { self.skip } else { 0 };
+        let mut skip = self.skip;
+        for part in self.parts.iter().take(GATHER) {
             out.push(IoSlice::new(&part.bytes()[skip..]));
+            skip = 0;
         }
         out
     }

@@ -14,6 +14,9 @@ pub const MAX_ORDER: u8 = 8;
 
 const NONE: u32 = u32::MAX;
 
+/// Most single pages kept for the next command instead of being merged with their neighbours.
+const SPARE: usize = 32;
+
 /// An anonymous, private mapping; unmapped on drop.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -78,6 +81,9 @@ impl Drop for Mapping {
 pub(crate) struct Buddy {
     heads: [u32; MAX_ORDER as usize + 1],
     links: Vec<Link>,
+    /// Free pages in no list: most commands need one page, and splitting and merging runs for each
+    /// of them costs more than everything else here. They are merged before a run is denied.
+    spare: Vec<u32>,
     free_pages: u32,
 }
 
@@ -96,6 +102,7 @@ impl Buddy {
         let mut buddy = Self {
             heads: [NONE; MAX_ORDER as usize + 1],
             links: vec![Link { next: NONE, prev: NONE, order: NOT_FREE }; pages as usize],
+            spare: Vec::with_capacity(SPARE),
             free_pages: pages,
         };
         // Highest runs first, so that the lists start out in ascending order.
@@ -123,9 +130,19 @@ impl Buddy {
     /// free. Never more than asked for, so that credits counted in pages always suffice.
     pub(crate) fn alloc(&mut self, pages: u32) -> Option<(u32, u8)> {
         let want = order_within(pages).min(MAX_ORDER);
-        let found = (want..=MAX_ORDER)
-            .find(|&o| self.heads[o as usize] != NONE)
-            .or_else(|| (0..want).rev().find(|&o| self.heads[o as usize] != NONE))?;
+        if want == 0
+            && let Some(page) = self.spare.pop()
+        {
+            self.free_pages -= 1;
+            return Some((page, 0));
+        }
+        let fitting = |s: &Self| (want..=MAX_ORDER).find(|&o| s.heads[o as usize] != NONE);
+        let found = fitting(self).or_else(|| {
+            while let Some(page) = self.spare.pop() {
+                self.merge(page, 0);
+            }
+            fitting(self).or_else(|| (0..want).rev().find(|&o| self.heads[o as usize] != NONE))
+        })?;
         let first = self.heads[found as usize];
         self.unlink(first);
         let order = found.min(want);
@@ -138,7 +155,14 @@ impl Buddy {
 
     pub(crate) fn free(&mut self, first: u32, order: u8) {
         self.free_pages += 1 << order;
-        let (mut first, mut order) = (first, order);
+        if order == 0 && self.spare.len() < SPARE {
+            self.spare.push(first);
+        } else {
+            self.merge(first, order);
+        }
+    }
+
+    fn merge(&mut self, mut first: u32, mut order: u8) {
         while order < MAX_ORDER {
             let buddy = first ^ (1 << order);
             if self.links.get(buddy as usize).is_none_or(|l| l.order != order) {

@@ -63,6 +63,8 @@ pub struct Inbox<E>(Rc<InboxState<E>>);
 struct InboxState<E> {
     events: RefCell<VecDeque<E>>,
     waker: RefCell<Option<Waker>>,
+    /// Whether the connection is at work, and looks here before it rests.
+    awake: Cell<bool>,
     closed: Cell<bool>,
     evicted: Cell<bool>,
 }
@@ -78,6 +80,7 @@ impl<E> Default for Inbox<E> {
         Self(Rc::new(InboxState {
             events: RefCell::default(),
             waker: RefCell::default(),
+            awake: Cell::new(false),
             closed: Cell::new(false),
             evicted: Cell::new(false),
         }))
@@ -91,17 +94,13 @@ impl<E> Inbox<E> {
             return;
         }
         self.0.events.borrow_mut().push_back(event);
-        if let Some(waker) = self.0.waker.take() {
-            waker.wake();
-        }
+        self.wake();
     }
 
     /// Ends the connection now, without a word to its peer.
     pub fn evict(&self) {
         self.0.evicted.set(true);
-        if let Some(waker) = self.0.waker.take() {
-            waker.wake();
-        }
+        self.wake();
     }
 
     /// Whether the connection has ended.
@@ -116,8 +115,30 @@ impl<E> Inbox<E> {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
+    fn wake(&self) {
+        if !self.0.awake.get()
+            && let Some(waker) = &*self.0.waker.borrow()
+        {
+            waker.wake_by_ref();
+        }
+    }
+
     fn pop(&self) -> Option<E> {
         self.0.events.borrow_mut().pop_front()
+    }
+
+    /// Whether there is nothing for the connection.
+    fn is_quiet(&self) -> bool {
+        self.0.events.borrow().is_empty() && !self.0.evicted.get()
+    }
+
+    /// From now on the connection is woken by what is left here.
+    fn rest(&self, waker: &Waker) {
+        match &mut *self.0.waker.borrow_mut() {
+            Some(known) => known.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+        self.0.awake.set(false);
     }
 
     fn close(&self) {
@@ -232,15 +253,20 @@ where
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        self.inbox.0.0.waker.replace(Some(cx.waker().clone()));
-        if self.inbox.0.0.evicted.get() {
-            return Poll::Ready(End::Evicted);
-        }
+        self.inbox.0.0.awake.set(true);
+        let polled = self.work(cx);
+        self.inbox.0.rest(cx.waker());
+        polled
+    }
+
+    fn work(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        let now = self.began.elapsed();
+        self.protocol.machine().on_timer(now);
         for _ in 0..ROUNDS {
-            let now = self.began.elapsed();
-            self.protocol.machine().on_timer(now);
-            let mut busy = self.take_events();
-            self.protocol.act();
+            if self.inbox.0.0.evicted.get() {
+                return Poll::Ready(End::Evicted);
+            }
+            let mut busy = self.act();
             // One that has run out of time does not move on.
             if let Some(core) = self.protocol.moves_to()
                 && !self.protocol.machine().is_closing()
@@ -261,7 +287,7 @@ where
                 Ok(Read::End) => return Poll::Ready(End::PeerClosed),
                 Err(e) => return Poll::Ready(End::Broken(e)),
             }
-            if !busy {
+            if !busy && self.inbox.0.is_quiet() {
                 if self.has_stalled(now) {
                     return Poll::Ready(End::SendStalled);
                 }
@@ -274,13 +300,20 @@ where
         Poll::Pending
     }
 
-    fn take_events(&mut self) -> bool {
+    /// Takes what has come and acts on it, and on what commands answer at once; whether anything
+    /// had come.
+    fn act(&mut self) -> bool {
         let mut any = false;
-        while let Some(event) = self.inbox.0.pop() {
-            self.protocol.event(event);
-            any = true;
+        loop {
+            while let Some(event) = self.inbox.0.pop() {
+                self.protocol.event(event);
+                any = true;
+            }
+            self.protocol.act();
+            if self.inbox.0.is_quiet() || self.inbox.0.0.evicted.get() {
+                return any;
+            }
         }
-        any
     }
 
     /// Sends until nothing is left or the socket takes no more; whether anything was sent.

@@ -78,7 +78,7 @@ struct Entry {
     /// How many earlier ones this one waits for.
     blockers: usize,
     /// Later ones that wait for this one.
-    followers: Places,
+    followers: Option<Box<Places>>,
     waker: Option<Waker>,
 }
 
@@ -89,12 +89,10 @@ enum At {
 }
 
 /// A set of places.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Places([u64; PLACES / 64]);
 
 impl Places {
-    const NONE: Self = Self([0; PLACES / 64]);
-
     fn insert(&mut self, place: usize) {
         self.0[place / 64] |= 1 << (place % 64);
     }
@@ -187,7 +185,7 @@ impl Entry {
 impl Table {
     fn enter(&mut self, range: Blocks, writes: bool) -> usize {
         let at = At::Line(self.next_in_line);
-        let entry = Entry { range, writes, at, blockers: 0, followers: Places::NONE, waker: None };
+        let entry = Entry { range, writes, at, blockers: 0, followers: None, waker: None };
         let key = self.entries.insert(entry);
         if self.places.len() < self.bound {
             self.place(key);
@@ -201,12 +199,13 @@ impl Table {
     /// Moves the entry into the table proper, behind all that are there.
     fn place(&mut self, key: usize) {
         let Entry { range, writes, .. } = self.entries[key];
-        let earlier = self.conflicts(&range, writes);
+        let earlier = (writes || self.writers > 0).then(|| self.conflicts(&range, writes));
         // Below the bound: a slab hands out a new key only if it has no vacant one.
         let place = self.places.insert(key);
         let mut blockers = 0;
-        for e in earlier.iter() {
-            self.entries[self.places[e]].followers.insert(place);
+        for e in earlier.iter().flat_map(Places::iter) {
+            let earlier = &mut self.entries[self.places[e]];
+            earlier.followers.get_or_insert_default().insert(place);
             blockers += 1;
         }
         let entry = &mut self.entries[key];
@@ -219,10 +218,7 @@ impl Table {
     }
 
     fn conflicts(&self, range: &Blocks, writes: bool) -> Places {
-        let mut out = Places::NONE;
-        if !writes && self.writers == 0 {
-            return out;
-        }
+        let mut out = Places::default();
         let mut look = |place: usize| {
             let e = &self.entries[self.places[place]];
             if (writes || e.writes) && e.range.overlaps(range) {
@@ -257,7 +253,7 @@ impl Table {
             Some(regions) => regions.for_each(|r| self.unfile(r, place)),
             None => self.wide.retain(|&p| p != place),
         }
-        for follower in gone.followers.iter() {
+        for follower in gone.followers.iter().flat_map(|f| f.iter()) {
             // A follower that gave up has left; its place may even belong to another by now.
             // `unfollow` keeps the sets exact, so what is listed here is a waiting follower.
             let e = &mut self.entries[self.places[follower]];
@@ -282,7 +278,9 @@ impl Table {
     /// Takes one that gave up waiting out of the sets of those it waited for.
     fn unfollow(&mut self, place: usize) {
         for (_, &key) in &self.places {
-            self.entries[key].followers.remove(place);
+            if let Some(followers) = &mut self.entries[key].followers {
+                followers.remove(place);
+            }
         }
     }
 

@@ -38,16 +38,27 @@ impl Layer for File {
         let span = self.span(range);
         match op {
             Op::Read { .. } => return self.read(span, &ctx).await,
-            Op::Write { data, .. } => self.write(span, &data, &ctx).await?,
-            Op::Zero { unmap, .. } => self.zero(span, unmap && !self.keeps_space, &ctx).await?,
-            Op::Unmap { .. } => self.zero(span, !self.keeps_space, &ctx).await?,
-            Op::Flush => {}
+            Op::Write { data, .. } if span.widened(self.unit) == span && self.takes(&data) => {
+                self.write_plain(span, data).await?;
+            }
+            rare => Box::pin(self.submit_rare(rare, span, &ctx)).await?,
         }
         Ok(Bufs::new())
     }
 }
 
 impl File {
+    /// What is rare is in a box, so that the future of a plain read or write stays small.
+    async fn submit_rare(&self, op: Op, span: Span, ctx: &Ctx) -> Result<(), Error> {
+        match op {
+            // Reads and flushes never come here.
+            Op::Read { .. } | Op::Flush => Ok(()),
+            Op::Write { data, .. } => self.write(span, &data, ctx).await,
+            Op::Zero { unmap, .. } => self.zero(span, unmap && !self.keeps_space, ctx).await,
+            Op::Unmap { .. } => self.zero(span, !self.keeps_space, ctx).await,
+        }
+    }
+
     fn span(&self, range: Blocks) -> Span {
         let block = u64::from(self.info.get().block_size);
         let at = self.data_offset + range.at.0 * block;
@@ -81,12 +92,18 @@ impl File {
         Ok(())
     }
 
+    /// Writes whole units, from where the data are.
+    async fn write_plain(&self, span: Span, data: Bufs) -> Result<(), Error> {
+        let failed = |e| self.failed(e, span, Doing::Writing);
+        self.disk.write(span.at, data).await.map_err(failed)
+    }
+
     /// Writes whole units, from scratch memory where the disk does not take the data's own.
     async fn write_whole(&self, span: Span, data: Bufs, ctx: &Ctx) -> Result<(), Error> {
-        let failed = |e| self.failed(e, span, Doing::Writing);
         if self.takes(&data) {
-            return self.disk.write(span.at, data).await.map_err(failed);
+            return self.write_plain(span, data).await;
         }
+        let failed = |e| self.failed(e, span, Doing::Writing);
         for step in span.steps(BOUNCE.max(self.unit)) {
             let mut scratch = ctx.alloc(len(step));
             overlay(&mut scratch, 0, &cut(&data, span, step));

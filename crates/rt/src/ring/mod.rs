@@ -132,7 +132,7 @@ impl Ring {
         loop {
             let mut reaped = Reaped::default();
             let again = self.state.borrow_mut().turn(&mut reaped);
-            reaped.wakers.into_iter().for_each(Waker::wake);
+            reaped.wakers.drain(..).for_each(Waker::wake);
             completed += reaped.count;
             if !again {
                 return completed;
