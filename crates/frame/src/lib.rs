@@ -45,9 +45,6 @@ pub trait Machine: Send {
 /// Longest piece that [`SendQueue::push_bytes`] takes: a header with its digest and padding.
 pub const SMALL: usize = 64;
 
-/// Most pieces that one [`SendQueue::gather`] gives.
-pub const GATHER: usize = 128;
-
 /// Bytes waiting to be sent: headers by value, payload by reference.
 #[derive(Debug, Default)]
 pub struct SendQueue {
@@ -108,17 +105,10 @@ impl SendQueue {
         }
     }
 
-    /// The next bytes to send, in order.
-    #[must_use]
-    #[inline]
-    pub fn gather(&self) -> ArrayVec<IoSlice<'_>, GATHER> {
-        let mut out = ArrayVec::new();
+    /// The bytes to send, in order.
+    pub fn slices(&self) -> impl Iterator<Item = IoSlice<'_>> {
         let mut skip = self.skip;
-        for part in self.parts.iter().take(GATHER) {
-            out.push(IoSlice::new(&part.bytes()[skip..]));
-            skip = 0;
-        }
-        out
+        self.parts.iter().map(move |part| IoSlice::new(&part.bytes()[std::mem::take(&mut skip)..]))
     }
 
     /// The first `n` waiting bytes have been sent.
@@ -158,13 +148,13 @@ mod tests {
         assert_eq!(q.len(), expect.len());
         let (mut got, mut step) = (Vec::<u8>::new(), 1);
         while !q.is_empty() {
-            let flat: Vec<u8> = q.gather().iter().flat_map(|s| s.to_vec()).collect();
+            let flat: Vec<u8> = q.slices().flat_map(|s| s.to_vec()).collect();
             let n = flat.len().min(step);
             got.extend(&flat[..n]);
             q.sent(n);
             step = step * 3 % 4099 + 1;
         }
         assert_eq!(got, expect);
-        assert!(q.gather().is_empty());
+        assert_eq!(q.slices().count(), 0);
     }
 }

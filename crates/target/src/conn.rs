@@ -14,6 +14,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use frame::Machine;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
@@ -28,6 +29,9 @@ const DIRECT_BYTES: usize = 32 * 1024;
 /// closed over bytes not yet read resets the connection, and takes from the peer what it has not
 /// read either: a refusal, say.
 const PARTING: Duration = Duration::from_secs(1);
+
+/// Most pieces that one system call sends.
+const GATHER: usize = 128;
 
 /// Rounds of reading and writing before the other tasks of the core get their turn.
 const ROUNDS: usize = 16;
@@ -325,7 +329,8 @@ where
                 self.stalled = None;
                 return Ok(any);
             }
-            let slices = output.gather();
+            let mut slices = ArrayVec::<_, GATHER>::new();
+            slices.extend(output.slices().take(GATHER));
             match Pin::new(&mut self.stream).poll_write_vectored(cx, &slices) {
                 Poll::Pending => {
                     self.stalled.get_or_insert(now);

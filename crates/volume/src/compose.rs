@@ -153,7 +153,7 @@ impl Volume {
         let lock = self.locks.enter(range, writes);
         if !lock.is_held() {
             self.counters.update(|s| s.overlaps += 1);
-            command.unless_aborted(lock.held()).await?;
+            Box::pin(command.unless_aborted(lock.held())).await?;
         }
         Ok(Some(lock))
     }

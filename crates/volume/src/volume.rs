@@ -165,7 +165,7 @@ impl Volume {
             None => {
                 self.counters.update(|s| s.memory_waits += 1);
                 let credit = account.credit(bytes, class);
-                let credit = command.unless_aborted(credit).await?;
+                let credit = Box::pin(command.unless_aborted(credit)).await?;
                 credit.map_err(|too_large| {
                     tracing::error!(%too_large, "a command can never be admitted");
                     Error::OutOfRange

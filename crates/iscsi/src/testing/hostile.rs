@@ -387,11 +387,8 @@ impl<'a> Room<'a> {
         let mut bytes = Vec::new();
         while !self.target.output().is_empty() {
             let output = self.target.output();
-            let slices = output.gather();
-            slices.iter().for_each(|s| bytes.extend_from_slice(s));
-            let sent = slices.iter().map(|s| s.len()).sum();
-            drop(slices);
-            output.sent(sent);
+            output.slices().for_each(|s| bytes.extend_from_slice(&s));
+            output.sent(output.len());
         }
         for pdu in self.initiator.receive(&bytes) {
             self.heard(&pdu);

@@ -176,12 +176,8 @@ impl Lab {
         let mut bytes = Vec::new();
         while !self.target.output().is_empty() {
             let output = self.target.output();
-            let sent: usize = {
-                let slices = output.gather();
-                slices.iter().for_each(|s| bytes.extend_from_slice(s));
-                slices.iter().map(|s| s.len()).sum()
-            };
-            output.sent(sent);
+            output.slices().for_each(|s| bytes.extend_from_slice(&s));
+            output.sent(output.len());
         }
         self.heard.extend(&bytes);
         bytes

@@ -133,7 +133,7 @@ impl Target {
         let mut out = Vec::new();
         let queue = self.links[link].conn.output();
         while !queue.is_empty() {
-            let flat: Vec<u8> = queue.gather().iter().flat_map(|s| s.to_vec()).collect();
+            let flat: Vec<u8> = queue.slices().flat_map(|s| s.to_vec()).collect();
             let n = portion().clamp(1, flat.len());
             out.extend(&flat[..n]);
             queue.sent(n);

@@ -552,7 +552,7 @@ impl World {
         let mut left = most;
         while left > 0 && !l.conn.output().is_empty() {
             let queue = l.conn.output();
-            let flat: Vec<u8> = queue.gather().iter().flat_map(|s| s.to_vec()).collect();
+            let flat: Vec<u8> = queue.slices().flat_map(|s| s.to_vec()).collect();
             let n = flat.len().min(left);
             queue.sent(n);
             l.sent.extend(&flat[..n]);
