@@ -706,7 +706,7 @@ fn release(run: NonNull<Run>) {
 /// The data of one transfer: buffers in order.
 #[derive(Clone, Debug, Default)]
 pub struct Bufs {
-    parts: SmallVec<[Buf; 2]>,
+    parts: SmallVec<[Buf; 1]>,
     len: usize,
 }
 

@@ -61,45 +61,14 @@ impl Volume {
         data.saturating_add(info.overhead as usize)
     }
 
-    /// Carries out an admitted, checked request.
-    ///
-    /// What is rare is boxed, so that the future of a plain read or write stays small: it is
-    /// moved and allocated once per command.
+    /// Carries out an admitted, checked request that is neither a read nor a write.
     pub(crate) async fn compose(
-        &self,
-        request: Request,
-        ctx: &Ctx,
-        command: &Command,
-    ) -> Result<Bufs, Failure> {
-        match request {
-            Request::Read { range } => {
-                let Some(_lock) = self.lock(range, false, command).await? else {
-                    return Ok(Bufs::new());
-                };
-                Ok(self.read(range, ctx).await?)
-            }
-            Request::Write { at, data, fua } => {
-                let range = self.covered(at, &data);
-                if let Some(_lock) = self.lock(range, true, command).await? {
-                    self.dev.submit(Op::Write { at, data, fua }, ctx).await?;
-                }
-                Ok(Bufs::new())
-            }
-            rare => {
-                Box::pin(self.compose_rare(rare, ctx, command)).await?;
-                Ok(Bufs::new())
-            }
-        }
-    }
-
-    async fn compose_rare(
         &self,
         request: Request,
         ctx: &Ctx,
         command: &Command,
     ) -> Result<(), Failure> {
         match request {
-            // The two that `compose` does itself.
             Request::Read { .. } | Request::Write { .. } => {}
             Request::WriteSame { range, pattern, fua } => {
                 if let Some(_lock) = self.lock(range, true, command).await? {
@@ -141,7 +110,7 @@ impl Volume {
     }
 
     /// Waits for the range; `None` for an empty one, which needs no lock and no work.
-    async fn lock(
+    pub(crate) async fn lock(
         &self,
         range: Blocks,
         writes: bool,
@@ -158,11 +127,11 @@ impl Volume {
         Ok(Some(lock))
     }
 
-    fn covered(&self, at: Lba, data: &Bufs) -> Blocks {
+    pub(crate) fn covered(&self, at: Lba, data: &Bufs) -> Blocks {
         Blocks::new(at, data.len() as u64 / u64::from(self.info().block_size))
     }
 
-    async fn read(&self, range: Blocks, ctx: &Ctx) -> Result<Bufs, Error> {
+    pub(crate) async fn read(&self, range: Blocks, ctx: &Ctx) -> Result<Bufs, Error> {
         let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
         self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await
     }

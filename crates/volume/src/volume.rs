@@ -8,7 +8,9 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use block::{Account, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, FlushGate, Info, Request};
+use block::{
+    Account, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, FlushGate, Info, Op, Request,
+};
 use tokio::time::Instant;
 
 use crate::command::Command;
@@ -133,10 +135,12 @@ impl Volume {
             .await
             .map_err(|_| Failure::Device(Error::Gone))?;
         let ctx = Ctx::new(credit, self.epoch);
-        self.dev.submit(block::Op::Flush, &ctx).await.map_err(Failure::Device)?;
+        self.dev.submit(Op::Flush, &ctx).await.map_err(Failure::Device)?;
         Ok(())
     }
 
+    /// What is rare is in a box, so that the future of a plain read or write, which is moved and
+    /// allocated once per command, stays small.
     async fn run(
         &self,
         request: Request,
@@ -148,7 +152,25 @@ impl Volume {
         }
         self.check(&request)?;
         let ctx = self.admit(&request, account, command).await?;
-        self.compose(request, &ctx, command).await
+        match request {
+            Request::Read { range } => {
+                let Some(_lock) = self.lock(range, false, command).await? else {
+                    return Ok(Bufs::new());
+                };
+                Ok(self.read(range, &ctx).await?)
+            }
+            Request::Write { at, data, fua } => {
+                let range = self.covered(at, &data);
+                if let Some(_lock) = self.lock(range, true, command).await? {
+                    self.dev.submit(Op::Write { at, data, fua }, &ctx).await?;
+                }
+                Ok(Bufs::new())
+            }
+            rare => {
+                Box::pin(self.compose(rare, &ctx, command)).await?;
+                Ok(Bufs::new())
+            }
+        }
     }
 
     /// Waits for the memory that the command may need at worst.
@@ -164,9 +186,8 @@ impl Volume {
             Some(credit) => credit,
             None => {
                 self.counters.update(|s| s.memory_waits += 1);
-                let credit = account.credit(bytes, class);
-                let credit = Box::pin(command.unless_aborted(credit)).await?;
-                credit.map_err(|too_large| {
+                let credit = command.unless_aborted(account.credit(bytes, class));
+                Box::pin(credit).await?.map_err(|too_large| {
                     tracing::error!(%too_large, "a command can never be admitted");
                     Error::OutOfRange
                 })?
