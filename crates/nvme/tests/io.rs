@@ -167,16 +167,19 @@ fn a_write_protected_namespace_refuses_writes() {
     s.io(rw(NvmOpcode::Read, 0, 0, 8), &[]).ok();
 }
 
-/// NVMe Base 2.0, 5.27.1.4: with the cache turned off every write is durable.
+/// NVMe Base 2.0, 5.27.1.4: with the cache turned off every write is durable, also those before.
 #[test]
 fn without_a_write_cache_writes_are_durable() {
     let mut s = Session::ready();
     let mut off = Sqe::new(AdminOpcode::SetFeatures.0, 0, 0);
     off.cdw10[0] = 6.into();
     s.admin(off).ok();
+    // It is off already: there is nothing to be flushed.
+    s.admin(off).ok();
     s.io(rw(NvmOpcode::Write, 0, 0, 8), &pattern(1, 4096)).ok();
     s.io(dataless(NvmOpcode::WriteZeroes, 0, 8), &[]).ok();
-    assert_eq!(s.target.requests, ["write 0+4096 fua true", "zero 0+8 unmap false fua true"]);
+    let expected = ["flush all", "write 0+4096 fua true", "zero 0+8 unmap false fua true"];
+    assert_eq!(s.target.requests, expected);
 }
 
 /// NVM Command Set 1.0, 4.1.5.1: blocks of 4 KiB; WZSL bounds Write Zeroes below what NLB can say.

@@ -300,6 +300,24 @@ fn a_shutdown_is_complete_once_the_volumes_are_flushed() {
     });
 }
 
+/// Who turns the write cache off takes everything for durable once that is answered.
+#[test]
+fn the_write_cache_is_off_once_the_volumes_are_flushed() {
+    on_core(async |core| {
+        let (_server, at, faults) = serve(&core, Limits::default()).await;
+        let (mut admin, _io) = associate(&core, at).await;
+        faults.add(Rule::new(Effect::Stall).on(&[Kind::Flush]));
+        let mut off = Sqe::new(AdminOpcode::SetFeatures.0, 2, 0);
+        off.cdw10[0] = 6.into();
+        admin.command(off).await;
+        assert!(timeout(Duration::from_millis(50), admin.receive()).await.is_err(), "it waits");
+        assert_eq!(faults.struck(), 1);
+        faults.clear();
+        faults.release();
+        assert!(admin.status(2).await.0.is_success());
+    });
+}
+
 /// Connections that never connect a queue keep nobody out.
 #[test]
 fn silent_connections_make_room() {

@@ -27,6 +27,8 @@ pub enum Verdict {
     },
     /// It stays until [`Event::Complete`] ends it: admit it without data.
     Hold,
+    /// Flush all namespaces of the controller; it ends as that does. Admit it without data.
+    Flush,
     /// Abort the command that queue `sqid` of this controller knows as `cid`, then end this one
     /// with [`Controller::abort_finished`].
     Abort {

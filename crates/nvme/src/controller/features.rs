@@ -144,7 +144,12 @@ impl Controller {
             Self::exact_length(sqe, HOST_BEHAVIOR_BYTES)?;
             return Ok(Verdict::Receive { bytes: HOST_BEHAVIOR_BYTES });
         }
+        let cached = self.features.write_cache;
         let result = self.set_feature(feature, sqe)?;
+        if cached && !self.features.write_cache {
+            // From now on the host takes what it has written for durable.
+            return Ok(Verdict::Flush);
+        }
         Ok(Verdict::Complete(Completion::ok(result)))
     }
 

@@ -229,6 +229,10 @@ impl Target {
                 Verdict::Receive { bytes } => (Plan::Consume, bytes),
                 Verdict::Produce { bytes } => (Plan::Produce(bytes), 0),
                 Verdict::Hold => (Plan::Hold, 0),
+                Verdict::Flush => {
+                    self.requests.push("flush all".into());
+                    return self.end(link, tag, Completion::OK, &Bufs::new());
+                }
                 Verdict::Abort { sqid, cid } => {
                     let aborted = self.abort(cntlid, sqid, cid);
                     let controller = self.controllers.get_mut(cntlid).unwrap();

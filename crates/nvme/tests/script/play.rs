@@ -353,6 +353,7 @@ impl World {
                 Verdict::Receive { bytes } => Ok((Plan::Consume(sqe), bytes)),
                 Verdict::Produce { bytes } => Ok((Plan::Produce(sqe, bytes), 0)),
                 Verdict::Hold => Ok((Plan::Hold, 0)),
+                Verdict::Flush => Err(Completion::OK),
                 Verdict::Abort { .. } => Ok((Plan::Abort, 0)),
             }
         } else {

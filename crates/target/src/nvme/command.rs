@@ -76,6 +76,10 @@ impl Host {
                 self.tasks.set(tag, Task::Held);
                 self.machine.admit(tag, 0);
             }
+            Verdict::Flush => {
+                self.tasks.set(tag, Task::Flushing { sqe });
+                self.machine.admit(tag, 0);
+            }
             Verdict::Abort { sqid, cid } => {
                 self.tasks.set(tag, Task::Aborting);
                 self.machine.admit(tag, 0);
@@ -142,6 +146,10 @@ impl Host {
             Some(Task::Produce { bytes, .. }) => {
                 let bytes = *bytes;
                 self.on_grant(tag, bytes, RETURNED);
+            }
+            Some(Task::Flushing { sqe }) => {
+                let sqe = *sqe;
+                self.flush_all(tag, sqe);
             }
             Some(Task::Planned { sqe, command, whose, .. }) => {
                 let (sqe, command, whose) = (*sqe, *command, whose.clone());

@@ -32,6 +32,8 @@ pub(super) enum Task {
     Held,
     /// An Abort command that waits for the end of another.
     Aborting,
+    /// An admin command that ends as a flush of all namespaces does, before that begins.
+    Flushing { sqe: Sqe },
     /// An I/O command that waits for memory or data.
     Planned { sqe: Sqe, command: IoCommand, whose: Whose, wait: Wait },
     /// Volumes work on it.
@@ -105,7 +107,11 @@ impl Task {
             | Self::Consume { wait, .. }
             | Self::Produce { wait, .. }
             | Self::Planned { wait, .. } => Some(wait),
-            Self::Held | Self::Aborting | Self::Running(_) | Self::Answered { .. } => None,
+            Self::Held
+            | Self::Aborting
+            | Self::Flushing { .. }
+            | Self::Running(_)
+            | Self::Answered { .. } => None,
         }
     }
 }
