@@ -8,9 +8,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use block::{
-    Account, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, FlushGate, Info, Op, Request,
-};
+use block::{Account, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, FlushGate, Info, Op, Request};
 use tokio::time::Instant;
 
 use crate::command::Command;

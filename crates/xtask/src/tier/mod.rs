@@ -56,7 +56,7 @@ pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "unit",
         about: "every crate's own tests: pure modules, transcripts, conformance, properties",
-        budget: minutes(8),
+        budget: minutes(12),
         packages: Vec::new,
         processes: false,
         run: unit::run,
@@ -72,7 +72,7 @@ pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "fuzz",
         about: "every parser of outside bytes, a short while each",
-        budget: minutes(7),
+        budget: minutes(8),
         packages: Vec::new,
         processes: false,
         run: fuzz::run,
