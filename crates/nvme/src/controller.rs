@@ -309,7 +309,8 @@ impl Controller {
     /// How a command ends whose request to the volume failed; the failure is logged.
     pub fn failed(&mut self, qid: u16, sqe: &Sqe, failure: Failure) -> Completion {
         let fault = Fault::new(failure.into());
-        Completion::failed(self.errors.note(qid, Some(sqe), sqe.slba(), fault))
+        let lba = if qid == 0 { 0 } else { sqe.slba() };
+        Completion::failed(self.errors.note(qid, Some(sqe), lba, fault))
     }
 
     /// How an Abort command ends that [`Verdict::Abort`] was about.

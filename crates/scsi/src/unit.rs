@@ -413,12 +413,12 @@ impl LogicalUnit {
                 (Request::Unmap { ranges }, After::Status)
             }
             Todo::ModeSelect { long_header } => {
-                let cached = self.modes.wce;
                 mode::apply(self, nexus, &data.to_vec(), long_header)?;
-                if !cached || self.modes.wce {
+                if self.modes.wce {
                     return Ok(None);
                 }
-                // Who turns the cache off will not flush: what was written before must not need it.
+                // Who turns the cache off will not flush: what was written before must not need it. Also
+                // where it is off already: the flush for that may be on its way or have failed.
                 (Request::Flush, After::Status)
             }
             Todo::Flush => (Request::Flush, After::Status),

@@ -128,7 +128,7 @@ impl Controller {
             return Err(Fault::field(field::CDW10));
         }
         if sqid == 0 {
-            // Admin commands end at once, but for those that are held.
+            // Of admin commands only those that are held can be aborted; the others end soon.
             let held = self.events.take(cid);
             if let Some(tag) = held {
                 let completion = Completion::failed(Status::ABORT_REQUESTED);

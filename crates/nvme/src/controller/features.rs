@@ -144,10 +144,10 @@ impl Controller {
             Self::exact_length(sqe, HOST_BEHAVIOR_BYTES)?;
             return Ok(Verdict::Receive { bytes: HOST_BEHAVIOR_BYTES });
         }
-        let cached = self.features.write_cache;
         let result = self.set_feature(feature, sqe)?;
-        if cached && !self.features.write_cache {
-            // From now on the host takes what it has written for durable.
+        if feature == Feature::VolatileWriteCache && !self.features.write_cache {
+            // Once that is answered the host takes what it has written for durable; also where the
+            // cache is off already, because the flush for that may be on its way or have failed.
             return Ok(Verdict::Flush);
         }
         Ok(Verdict::Complete(Completion::ok(result)))
