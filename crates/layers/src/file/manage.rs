@@ -415,16 +415,13 @@ fn check_label(disk: &Disk, label: &Label, what: &Open) -> Result<(), Reason> {
 
 /// Makes both copies say `label`, durably.
 async fn repair(disk: &Disk, memory: &Account, slots: &Slots, label: &Label) -> Result<(), Reason> {
-    let mut differing = slots.differing(label).peekable();
-    if differing.peek().is_none() {
-        // Whoever wrote the second copy may have died before its sync.
-        return slots::sync(disk).await.map_err(|e| {
-            let disk = disk.path().display();
-            tracing::error!(%disk, error = %e, "what was written last and never flushed may be lost");
-            e.into()
-        });
-    }
-    for slot in differing {
+    // Whoever wrote the copy that counts may have died before its sync: until it is durable the other one
+    // must not be touched.
+    slots::sync(disk).await.inspect_err(|e| {
+        let disk = disk.path().display();
+        tracing::error!(%disk, error = %e, "what was written last and never flushed may be lost");
+    })?;
+    for slot in slots.differing(label) {
         tracing::warn!(disk = %disk.path().display(), slot, "a copy of the label is repaired");
         slots::write(disk, memory, label, slot).await?;
     }
