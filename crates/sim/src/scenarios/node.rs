@@ -136,6 +136,9 @@ impl<T: Talk> Session<T> {
         let mut heard_at = Instant::now();
         let mut bytes = vec![0; 16 << 10];
         loop {
+            if self.book.is_calm() && !self.must {
+                return End::Lost;
+            }
             if self.issue(depth) == Some(Farewell::Close) {
                 return End::Over;
             }
