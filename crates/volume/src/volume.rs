@@ -15,6 +15,10 @@ use crate::command::Command;
 use crate::locks::RangeLocks;
 use crate::stats::{Counters, Kind, Snapshot};
 
+/// Longest read or write that begins where it is accepted, in bytes. Whatever takes longer must be a
+/// task: the other tasks of the core wait for the one that accepts.
+const SHORT_BYTES: u64 = 64 * 1024;
+
 /// One volume on its core.
 pub struct Volume {
     pub(crate) dev: Dev,
@@ -23,6 +27,8 @@ pub struct Volume {
     pub(crate) counters: Counters,
     epoch: Epoch,
     closed: Cell<bool>,
+    /// Commands that have been accepted and wait for the first turn of their task.
+    unbegun: Cell<usize>,
     idle: RefCell<Vec<Waker>>,
 }
 
@@ -43,6 +49,7 @@ impl Volume {
             counters: Counters::default(),
             epoch,
             closed: Cell::new(false),
+            unbegun: Cell::new(0),
             idle: RefCell::default(),
         })
     }
@@ -62,8 +69,8 @@ impl Volume {
     /// Accepts `request`: from here on the volume owns it, and answers through `done` exactly
     /// once. Memory beyond the request's own data is charged to `account`.
     ///
-    /// Must be called in a `LocalSet`. A command that need not wait for anything has been answered
-    /// when this returns.
+    /// Must be called in a `LocalSet`. A short read or write that need not wait for anything has
+    /// been answered when this returns.
     pub fn start<D>(self: &Rc<Self>, request: Request, account: &Account, done: D) -> Command
     where
         D: FnOnce(Result<Bufs, Failure>) + 'static,
@@ -73,11 +80,17 @@ impl Volume {
         self.counters.update(|s| s.in_flight += 1);
         let accepted = Accepted { volume: Rc::clone(self), command, done: Some(done) };
         let account = account.clone();
+        let (kind, bytes) = (Kind::of(&request), request_bytes(&request, self.info().block_size));
+        let moves_data = matches!(request, Request::Read { .. } | Request::Write { .. });
+        let short = moves_data && bytes <= SHORT_BYTES;
+        // Commands begin in the order in which they come.
+        let at_once = short && self.unbegun.get() == 0;
+        self.unbegun.update(|n| n + 1);
         // In a box, for a future of more than a kilobyte is otherwise moved six times before it runs.
         let mut running = Box::pin(async move {
-            let (kind, since) = (Kind::of(&request), Instant::now());
+            let since = Instant::now();
             let Accepted { volume, command, .. } = &accepted;
-            let bytes = request_bytes(&request, volume.info().block_size);
+            volume.unbegun.update(|n| n - 1);
             let result = volume.run(request, &account, command).await;
             drop(account);
             if command.is_aborted() {
@@ -86,7 +99,7 @@ impl Volume {
             volume.counters.completed(kind, bytes, result.as_ref().err().copied(), since.elapsed());
             accepted.answer(result);
         });
-        if begin(running.as_mut()).is_pending() {
+        if !at_once || begin(running.as_mut()).is_pending() {
             tokio::task::spawn_local(running);
         }
         handle

@@ -278,6 +278,20 @@ fn overlapping_commands_never_meet_below() {
     });
 }
 
+/// Also where the later one could be answered at once, and the earlier one needs a task.
+#[test]
+fn overlapping_commands_begin_in_the_order_in_which_they_came() {
+    local(async || {
+        let b = Bench::new(false);
+        let all = Request::Zero { range: range(0, 64), unmap: false, fua: false };
+        b.volume.start(all, &b.account, |r| drop(r.unwrap()));
+        b.volume.start(b.write(0, 7, 1), &b.account, |r| drop(r.unwrap()));
+        settle().await;
+        assert_eq!(b.byte_at(0).await, 7);
+        b.all_memory_is_back();
+    });
+}
+
 #[test]
 fn compare_and_write_is_one_step() {
     local(async || {
