@@ -214,7 +214,11 @@ impl Config {
     /// [`ConfigError`], as [`Self::load`].
     pub fn load_default() -> Result<Self, ConfigError> {
         let path = Path::new(DEFAULT_PATH);
-        if path.exists() { Self::load(path) } else { Ok(Self::default()) }
+        match path.try_exists() {
+            Ok(false) => Ok(Self::default()),
+            // What cannot be looked at may be there, and `load` says why it cannot be read.
+            Ok(true) | Err(_) => Self::load(path),
+        }
     }
 
     /// The configuration that `text` is; `path` is what errors call it.

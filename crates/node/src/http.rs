@@ -7,6 +7,7 @@ mod serve;
 mod tls;
 
 use std::future::Future;
+use std::net::SocketAddr;
 
 use api::endpoint::{
     AllowInitiators, ClearChap, DeleteVolume, DenyInitiators, Endpoint, GetHealth, GetStatus,
@@ -28,6 +29,10 @@ use ask::Ask;
 pub use auth::{Token, TokenError};
 pub use serve::{Door, Server, TlsAcceptorDebug};
 pub use tls::{TlsError, acceptor};
+
+/// Who asks over TCP: an extension of the request.
+#[derive(Clone, Copy, Debug)]
+struct Peer(SocketAddr);
 
 /// The API of a node.
 pub fn router(control: &Control) -> Router {

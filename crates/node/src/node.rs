@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::Config;
+use crate::config::{ApiTcp, Config};
 use crate::control::{Control, Settings};
 use crate::data_dir::{DataDir, DataDirError};
 use crate::engine::{Engine, EngineError, Portals, Scope};
@@ -63,13 +63,17 @@ struct ApiSockets {
     metrics: Option<TcpListener>,
 }
 
+/// What the API over TCP shows and wants to be shown, from their files.
+fn credentials(tcp: &ApiTcp) -> Result<(TlsAcceptor, Token), StartError> {
+    Ok((http::acceptor(&tcp.tls_cert, &tcp.tls_key)?, Token::read(&tcp.token_file)?))
+}
+
 impl ApiSockets {
     fn open(config: &Config) -> Result<Self, StartError> {
         let tls = match &config.api.tcp {
             None => None,
             Some(tcp) => {
-                let acceptor = http::acceptor(&tcp.tls_cert, &tcp.tls_key)?;
-                let token = Token::read(&tcp.token_file)?;
+                let (acceptor, token) = credentials(tcp)?;
                 Some((listen::tcp("api.tcp", tcp.listen)?, acceptor, token))
             }
         };
@@ -101,6 +105,14 @@ fn log_address(what: &str, listener: &TcpListener) {
 }
 
 impl Node {
+    /// Looks at the files that `config` names, as a start would, and changes nothing.
+    ///
+    /// # Errors
+    /// [`StartError`]: what a start would stumble over.
+    pub fn check(config: &Config) -> Result<(), StartError> {
+        config.api.tcp.as_ref().map_or(Ok(()), |tcp| credentials(tcp).map(drop))
+    }
+
     /// Starts a node. When this returns its volumes are open (those that can be) and initiators
     /// are accepted.
     ///

@@ -81,7 +81,7 @@ pub(crate) struct NodeArgs {
     /// Configuration file; without it /etc/windrose/windrose.toml, or the defaults.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Check the configuration and do nothing else.
+    /// Check the configuration, and the certificate, key and token that it names, and do nothing else.
     #[arg(long)]
     pub(crate) check: bool,
 }

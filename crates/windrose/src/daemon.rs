@@ -1,17 +1,16 @@
 //! `windrose node`: the process around a node.
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use node::config::{Config, LogFormat, LogLevel};
+use node::config::Config;
 use node::node::{Node, Stopped};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing::level_filters::LevelFilter;
 
 use crate::cli::NodeArgs;
 use crate::exit::{FAILED, Failure, USAGE};
+use crate::log;
 
 /// Runs a node until it is told to stop.
 pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, Failure> {
@@ -21,10 +20,11 @@ pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, Failure> {
     };
     let config = config.map_err(|e| Failure::new(USAGE, e.to_string()))?;
     if args.check {
+        Node::check(&config).map_err(|e| Failure::new(USAGE, e.to_string()))?;
         println!("The configuration is right.");
         return Ok(ExitCode::SUCCESS);
     }
-    start_log(&config);
+    log::start(&config);
     crash_on_panic();
     node::limits::raise(&config);
     // The control plane's own: the store is read and written on these, and each thread keeps some memory.
@@ -114,21 +114,6 @@ impl Signals {
             _ = self.term.recv() => "SIGTERM",
             _ = self.int.recv() => "SIGINT",
         }
-    }
-}
-
-fn start_log(config: &Config) {
-    let level = match config.log.level {
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    };
-    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
-    match config.log.format {
-        LogFormat::Human => log.with_ansi(std::io::stderr().is_terminal()).init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
     }
 }
 

@@ -5,6 +5,7 @@ mod connect;
 mod daemon;
 mod exit;
 mod files;
+mod log;
 mod manual;
 mod remote;
 mod show;

@@ -83,6 +83,41 @@ fn a_bad_configuration_stops_the_start() {
 }
 
 #[test]
+fn a_check_looks_at_what_the_configuration_names() {
+    let files =
+        "tls_cert = \"/nowhere/cert\"\ntls_key = \"/nowhere/key\"\ntoken_file = \"/nowhere/t\"";
+    let place = Place::new("");
+    let config = place.path().join("windrose.toml");
+    let check = ["node", "--check", "--config", config.to_str().unwrap()];
+    assert_eq!(cli("unix:/nowhere", &check).status.code(), Some(0));
+    let text = std::fs::read_to_string(&config).unwrap();
+    let tcp = format!("[api]\ntcp = \"127.0.0.1:0\"\n{files}\n");
+    std::fs::write(&config, text.replace("[api]\n", &tcp)).unwrap();
+    let out = cli("unix:/nowhere", &check);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(texts(&out).1.contains("api.tls_cert"), "{}", texts(&out).1);
+}
+
+/// The journal has its own clock, and filters by priority.
+#[test]
+fn lines_for_the_journal_begin_with_their_priority() {
+    let place = Place::new("");
+    let node = place.start();
+    let lines = place.log();
+    assert!(lines.lines().all(|line| line.starts_with("20")), "{lines}");
+    assert_eq!(node.stop(), Some(0));
+    for (more, wanted) in
+        [("", "<3>windrose::daemon: the node did not start"), ("[log]\nformat = \"json\"", "<3>{")]
+    {
+        let place = Place::new(more);
+        std::fs::write(place.path().join("data"), "in the way").unwrap();
+        assert_eq!(place.launch_for_journal().wait(), Some(1));
+        let log = place.log();
+        assert!(log.lines().any(|line| line.starts_with(wanted)), "{log}");
+    }
+}
+
+#[test]
 fn a_node_that_is_killed_loses_nothing_that_was_acknowledged() {
     let place = Place::new("");
     let mut acknowledged = Vec::new();

@@ -12,6 +12,8 @@ use axum::http::{HeaderMap, HeaderValue};
 use axum::middleware::{Next, from_fn};
 use subtle::ConstantTimeEq;
 
+use super::Peer;
+
 /// Shortest token, in bytes.
 const MIN: usize = 16;
 
@@ -83,6 +85,9 @@ impl Token {
                 if known {
                     return next.run(request).await;
                 }
+                let peer = request.extensions().get::<Peer>().map(|p| tracing::field::display(p.0));
+                let path = request.uri().path();
+                tracing::warn!(peer, path, "a request without the right token was refused");
                 let mut response = super::refusal(
                     &ApiError::new(Code::Unauthorized, "the token is missing or wrong")
                         .hint("send Authorization: Bearer TOKEN (`windrose --token-file FILE`)"),

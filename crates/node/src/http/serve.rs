@@ -2,10 +2,11 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -15,6 +16,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
+use super::Peer;
 use super::listen::UnixSocket;
 
 /// Time for the head of a request; also the longest pause between two requests.
@@ -117,7 +119,7 @@ async fn accept(door: Door, router: Router, connections: usize, mut stop: watch:
 enum Accepted {
     Unix(tokio::net::UnixStream),
     Plain(tokio::net::TcpStream),
-    Tls(tokio::net::TcpStream, TlsAcceptor),
+    Tls(tokio::net::TcpStream, SocketAddr, TlsAcceptor),
 }
 
 impl Door {
@@ -126,7 +128,8 @@ impl Door {
             Self::Unix(socket) => Ok(Accepted::Unix(socket.listener.accept().await?.0)),
             Self::Plain(listener) => Ok(Accepted::Plain(listener.accept().await?.0)),
             Self::Tls(listener, tls) => {
-                Ok(Accepted::Tls(listener.accept().await?.0, tls.0.clone()))
+                let (stream, peer) = listener.accept().await?;
+                Ok(Accepted::Tls(stream, peer, tls.0.clone()))
             }
         }
     }
@@ -137,11 +140,12 @@ impl Accepted {
         match self {
             Self::Unix(stream) => converse(stream, router, stop).await,
             Self::Plain(stream) => converse(stream, router, stop).await,
-            Self::Tls(stream, tls) => {
+            Self::Tls(stream, peer, tls) => {
+                let router = router.layer(Extension(Peer(peer)));
                 match tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await {
                     Ok(Ok(stream)) => converse(stream, router, stop).await,
-                    Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
-                    Err(_) => tracing::debug!("a TLS handshake took too long"),
+                    Ok(Err(error)) => tracing::warn!(%peer, %error, "a TLS handshake failed"),
+                    Err(_) => tracing::warn!(%peer, "a TLS handshake took too long"),
                 }
             }
         }

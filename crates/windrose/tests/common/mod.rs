@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -67,8 +68,22 @@ impl Place {
 
     /// Starts a node and does not wait.
     pub(crate) fn launch(&self) -> Daemon {
+        self.spawn(false)
+    }
+
+    /// Like [`Self::launch`], with the log for the system's journal.
+    pub(crate) fn launch_for_journal(&self) -> Daemon {
+        self.spawn(true)
+    }
+
+    fn spawn(&self, journal: bool) -> Daemon {
         let log = File::create(self.dir.path().join("log")).unwrap();
+        let found = log.metadata().unwrap();
+        let stream =
+            journal.then(|| ("JOURNAL_STREAM", format!("{}:{}", found.dev(), found.ino())));
         let child = Command::new(PROGRAM)
+            .env_remove("JOURNAL_STREAM")
+            .envs(stream)
             .args(["node", "--config"])
             .arg(&self.config)
             .stdin(Stdio::null())
