@@ -30,6 +30,7 @@ use crate::engine::{BackingError, Engine, Portals};
 use crate::meta::{Meta, MetaError, Revision};
 use crate::reconcile::{Observed, Step, next_step};
 use crate::record::{self, Stored, VOLUMES};
+pub use space::{FileSystem, Space};
 use state::State;
 pub use status::{Facts, assess};
 

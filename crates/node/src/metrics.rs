@@ -148,7 +148,7 @@ impl Metrics {
         let help = "Size of the volume.";
         gauges(to, "volume_size_bytes", help, volumes().map(|(l, s, _)| (l, s.record.size_bytes)))?;
         let help = "Bytes of the backing that hold data.";
-        let taken = |id| self.facts.taken.get(&id).copied();
+        let taken = |id| self.facts.space.taken.get(&id).copied();
         let allocated = volumes().filter_map(|(l, s, _)| Some((l, taken(s.record.id)?)));
         gauges(to, "volume_allocated_bytes", help, allocated)?;
         let help = "Commands in flight.";
@@ -222,6 +222,7 @@ mod tests {
     use api::NodeInfo;
 
     use super::*;
+    use crate::control::Space;
     use crate::engine::CoreReport;
     use crate::meta::Revision;
     use crate::record::tests::record;
@@ -261,8 +262,9 @@ mod tests {
         };
         let volumes = vec![(Stored { record, revision: Revision(1) }, observed)];
         let taken = [(volumes[0].0.record.id, 12)].into();
-        let (cores, serving, space) = (vec![core], true, None);
-        let page = render(Facts { node, serving, volumes, damaged: vec![], cores, taken, space });
+        let space = Space { taken, file_systems: vec![] };
+        let (cores, serving, data_dir, damaged) = (vec![core], true, None, vec![]);
+        let page = render(Facts { node, serving, volumes, damaged, cores, space, data_dir });
         for line in [
             "windrose_node_info{node=\"n\",version=\"0\"} 1",
             "windrose_volume_allocated_bytes{volume=\"v\"} 12",

@@ -1,34 +1,125 @@
-//! Space that volumes take.
+//! Space that volumes take, and that is left where they lie.
 
-use std::collections::HashMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
 use crate::reconcile::Observed;
 use crate::record::Stored;
 
-/// Bytes that the backings of `volumes` take, where the system tells: all of a device, and of a
-/// file what is allocated to it. One trip off the control thread for all of them.
-pub(super) async fn taken(volumes: &[(Stored, Observed)]) -> HashMap<Uuid, u64> {
+/// What the system tells about the backings of some volumes.
+#[derive(Clone, Debug, Default)]
+pub struct Space {
+    /// Bytes that each takes, where that is known: all of a device, and of a file what is allocated to it.
+    pub taken: HashMap<Uuid, u64>,
+    /// Where files of them lie.
+    pub file_systems: Vec<FileSystem>,
+}
+
+/// A file system with volumes in it.
+#[derive(Clone, Debug)]
+pub struct FileSystem {
+    /// A directory in it by which people know it.
+    pub path: PathBuf,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Bytes that are free in it.
+    pub free: u64,
+    /// The volumes.
+    pub volumes: Vec<Uuid>,
+}
+
+/// Looks at the backings of `volumes`. One trip off the control thread for all of them.
+pub(super) async fn look(volumes: &[(Stored, Observed)], data_dir: &Path) -> Space {
+    let data_dir = data_dir.to_owned();
     let backings: Vec<_> = (volumes.iter())
         .map(|(s, _)| (s.record.id, s.record.backing.path().to_owned(), s.record.size_bytes))
         .collect();
     let look = move || {
-        let taken = backings
-            .into_iter()
-            .filter_map(|(id, path, bytes)| Some((id, taken_by(&path, bytes)?)));
-        taken.collect()
+        let mut space = Space::default();
+        let mut homes = BTreeMap::<u64, FileSystem>::new();
+        for (id, path, bytes) in backings {
+            let Ok(found) = std::fs::metadata(&path) else { continue };
+            space.taken.extend(taken_by(&found, bytes).map(|taken| (id, taken)));
+            if found.is_file()
+                && let Some(home) = home(&mut homes, &found, &path, &data_dir)
+            {
+                home.volumes.push(id);
+            }
+        }
+        space.file_systems = homes.into_values().collect();
+        space
     };
     tokio::task::spawn_blocking(look).await.unwrap_or_default()
 }
 
-fn taken_by(path: &Path, size_bytes: u64) -> Option<u64> {
-    let found = std::fs::metadata(path).ok()?;
+fn taken_by(found: &Metadata, size_bytes: u64) -> Option<u64> {
     if found.file_type().is_block_device() {
         return Some(size_bytes);
     }
     // `st_blocks` counts 512 bytes each, whatever the file system's blocks are.
     found.blocks().checked_mul(512)
+}
+
+/// The file system of the file at `path`.
+fn home<'a>(
+    homes: &'a mut BTreeMap<u64, FileSystem>,
+    found: &Metadata,
+    path: &Path,
+    data_dir: &Path,
+) -> Option<&'a mut FileSystem> {
+    match homes.entry(found.dev()) {
+        Entry::Occupied(known) => Some(known.into_mut()),
+        Entry::Vacant(vacant) => {
+            let space = rustix::fs::statvfs(path).ok()?;
+            let in_data_dir = std::fs::metadata(data_dir).is_ok_and(|d| d.dev() == found.dev());
+            let known_by = if in_data_dir { data_dir } else { path.parent()? };
+            Some(vacant.insert(FileSystem {
+                path: known_by.to_owned(),
+                bytes: space.f_frsize.saturating_mul(space.f_blocks),
+                free: space.f_frsize.saturating_mul(space.f_bavail),
+                volumes: Vec::new(),
+            }))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::meta::Revision;
+    use crate::record::tests::record;
+    use api::Backing;
+
+    fn volume(name: &str, path: &Path) -> (Stored, Observed) {
+        let mut record = record(name);
+        record.id = Uuid::new_v4();
+        record.backing = Backing::File { path: path.to_owned() };
+        (Stored { record, revision: Revision(1) }, Observed::Closed)
+    }
+
+    /// Files beside the data directory count where they lie; what is not there counts nowhere.
+    #[tokio::test]
+    async fn every_file_system_with_volumes_is_looked_at() {
+        let (here, memory) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+        let paths = [here.path().join("a"), here.path().join("b"), memory.path().join("c")];
+        paths.iter().for_each(|path| std::fs::write(path, [1; 8192]).unwrap());
+        let mut volumes: Vec<_> = paths.iter().map(|path| volume("v", path)).collect();
+        volumes.push(volume("gone", Path::new("/nowhere/v")));
+        let space = look(&volumes, here.path()).await;
+        assert_eq!(space.taken.len(), 3);
+        assert!(space.taken.values().all(|&taken| taken >= 8192), "{space:?}");
+        let found: BTreeSet<_> =
+            space.file_systems.iter().map(|f| (f.path.clone(), f.volumes.len())).collect();
+        let expected = [(here.path().to_owned(), 2), (memory.path().to_owned(), 1)];
+        assert_eq!(found, expected.into());
+        assert!(space.file_systems.iter().all(|f| f.free <= f.bytes && f.bytes > 0), "{space:?}");
+    }
 }

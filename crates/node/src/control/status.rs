@@ -1,15 +1,11 @@
 //! One answer to "is my data safe?".
 
-use std::collections::HashMap;
-
 use api::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Size, Status, Verdict, VolumeCounts,
 };
 
-use uuid::Uuid;
-
 use super::view::sessions;
-use super::{Control, space};
+use super::{Control, FileSystem, Space, space};
 use crate::engine::{CoreReport, Scope};
 use crate::reconcile::Observed;
 use crate::record::{Stage, Stored};
@@ -27,14 +23,14 @@ pub struct Facts {
     pub damaged: Vec<String>,
     /// What its cores do.
     pub cores: Vec<CoreReport>,
-    /// Bytes that the backings of volumes take, where that is known.
-    pub taken: HashMap<Uuid, u64>,
+    /// The space that volumes take and have.
+    pub space: Space,
     /// Size of the file system of the data directory and free space in it, in bytes; `None` where
     /// the system does not tell.
-    pub space: Option<(u64, u64)>,
+    pub data_dir: Option<(u64, u64)>,
 }
 
-/// Free space in the data directory below which the status warns: this part of it.
+/// Free space in a file system below which the status warns: this part of it.
 const LOW_SPACE_PART: u64 = 10;
 
 impl Control {
@@ -53,8 +49,10 @@ impl Control {
     pub async fn facts(&self, scope: Scope) -> Facts {
         let settings = &self.0.settings;
         let volumes = self.0.state.all();
-        let (cores, taken) = tokio::join!(self.0.engine.report(scope), space::taken(&volumes));
-        let space = rustix::fs::statvfs(&settings.data_dir).ok();
+        let (report, look) =
+            (self.0.engine.report(scope), space::look(&volumes, &settings.data_dir));
+        let (cores, space) = tokio::join!(report, look);
+        let data_dir = rustix::fs::statvfs(&settings.data_dir).ok();
         Facts {
             node: NodeInfo {
                 name: settings.name.clone(),
@@ -69,8 +67,8 @@ impl Control {
             volumes,
             damaged: self.0.state.damaged(),
             cores,
-            taken,
-            space: space.map(|s| {
+            space,
+            data_dir: data_dir.map(|s| {
                 (s.f_frsize.saturating_mul(s.f_blocks), s.f_frsize.saturating_mul(s.f_bavail))
             }),
         }
@@ -97,7 +95,7 @@ pub fn assess(facts: &Facts) -> Status {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let total = count(facts.volumes.len());
     let online = count(facts.volumes.iter().filter(online).count());
-    let (data_dir_bytes, data_dir_free_bytes) = facts.space.unwrap_or_default();
+    let (data_dir_bytes, data_dir_free_bytes) = facts.data_dir.unwrap_or_default();
     Status {
         verdict,
         findings,
@@ -174,9 +172,15 @@ fn failure_findings(facts: &Facts, findings: &mut Vec<Finding>) {
 
 /// Too little space for what has been promised.
 fn space_findings(facts: &Facts, findings: &mut Vec<Finding>) {
-    let Some((bytes, free)) = facts.space else { return };
-    let subject = format!("data directory {}", facts.node.data_dir.display());
-    let promised = thin_promises(facts);
+    for home in &facts.space.file_systems {
+        findings.extend(space_finding(facts, home));
+    }
+}
+
+fn space_finding(facts: &Facts, home: &FileSystem) -> Option<Finding> {
+    let FileSystem { bytes, free, .. } = *home;
+    let subject = format!("file system of {}", home.path.display());
+    let promised = thin_promises(facts, home);
     if promised > 0 && free < bytes / LOW_SPACE_PART {
         let message = format!(
             "{} of {} are free, and thin volumes may still take {}",
@@ -185,22 +189,18 @@ fn space_findings(facts: &Facts, findings: &mut Vec<Finding>) {
             Size(promised)
         );
         let hint = "free space before writes fail for want of it";
-        findings.push(finding(Severity::Warning, subject, message, Some(hint)));
-    } else if promised > free {
-        let message =
-            format!("thin volumes may still take {}, {} are free", Size(promised), Size(free));
-        findings.push(finding(Severity::Note, subject, message, None));
+        return Some(finding(Severity::Warning, subject, message, Some(hint)));
     }
+    let message =
+        format!("thin volumes may still take {}, {} are free", Size(promised), Size(free));
+    (promised > free).then(|| finding(Severity::Note, subject, message, None))
 }
 
-/// What thin volumes in the data directory may still take, in bytes.
-fn thin_promises(facts: &Facts) -> u64 {
-    let taken = |id| facts.taken.get(&id).copied().unwrap_or(0);
-    let thin = facts
-        .volumes
-        .iter()
-        .map(|(s, _)| &s.record)
-        .filter(|r| r.thin && r.backing.path().starts_with(&facts.node.data_dir));
+/// What the thin volumes of a file system may still take, in bytes.
+fn thin_promises(facts: &Facts, home: &FileSystem) -> u64 {
+    let taken = |id| facts.space.taken.get(&id).copied().unwrap_or(0);
+    let records = facts.volumes.iter().map(|(s, _)| &s.record);
+    let thin = records.filter(|r| r.thin && home.volumes.contains(&r.id));
     thin.map(|r| r.size_bytes.saturating_sub(taken(r.id))).fold(0, u64::saturating_add)
 }
 
@@ -246,9 +246,16 @@ mod tests {
             volumes,
             damaged: Vec::new(),
             cores: Vec::new(),
-            taken: HashMap::new(),
-            space: Some((100 << 30, 50 << 30)),
+            space: Space::default(),
+            data_dir: Some((100 << 30, 50 << 30)),
         }
+    }
+
+    /// All volumes in one file system.
+    fn with_space(facts: &mut Facts, bytes: u64, free: u64) {
+        let volumes = facts.volumes.iter().map(|(s, _)| s.record.id).collect();
+        let home = FileSystem { path: "/srv".into(), bytes, free, volumes };
+        facts.space.file_systems = vec![home];
     }
 
     fn volume(name: &str, observed: Observed) -> (Stored, Observed) {
@@ -290,13 +297,13 @@ mod tests {
     #[test]
     fn thin_volumes_on_a_full_disk_are_at_risk() {
         let mut facts = facts(vec![volume("a", open())]);
-        facts.space = Some((100 << 30, 1 << 30));
+        with_space(&mut facts, 100 << 30, 1 << 30);
         assert_eq!(verdict(&facts).0, Verdict::AtRisk);
         assert!(verdict(&facts).1.contains("1 GiB of 100 GiB are free"));
-        facts.space = Some((1 << 30, 1 << 29));
+        with_space(&mut facts, 1 << 30, 1 << 29);
         assert_eq!(verdict(&facts).0, Verdict::Safe, "promised more than there is: a note");
         facts.volumes[0].0.record.thin = false;
-        facts.space = Some((100 << 30, 0));
+        with_space(&mut facts, 100 << 30, 0);
         assert_eq!(verdict(&facts).0, Verdict::Safe, "all space is taken already");
     }
 

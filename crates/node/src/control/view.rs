@@ -21,9 +21,9 @@ impl Control {
     /// All volumes, by name.
     pub async fn list(&self) -> VolumeList {
         let volumes = self.0.state.all();
-        let (reports, space) =
-            tokio::join!(self.0.engine.report(Scope::All), space::taken(&volumes));
-        let usage = Usage::new(&volumes, &reports, space);
+        let look = space::look(&volumes, &self.0.settings.data_dir);
+        let (reports, space) = tokio::join!(self.0.engine.report(Scope::All), look);
+        let usage = Usage::new(&volumes, &reports, space.taken);
         let show = |(s, o): &(Stored, Observed)| self.show_with(s, o, &usage);
         VolumeList { volumes: volumes.iter().map(show).collect() }
     }
@@ -40,9 +40,9 @@ impl Control {
         let volume = (self.0.state.get(id))
             .ok_or_else(|| ApiError::new(Code::NotFound, "the volume was deleted just now"))?;
         let volume = [volume];
-        let (reports, space) =
-            tokio::join!(self.0.engine.report(Scope::One(id)), space::taken(&volume));
-        let usage = Usage::new(&volume, &reports, space);
+        let look = space::look(&volume, &self.0.settings.data_dir);
+        let (reports, space) = tokio::join!(self.0.engine.report(Scope::One(id)), look);
+        let usage = Usage::new(&volume, &reports, space.taken);
         let [(stored, observed)] = &volume;
         Ok(self.show_with(stored, observed, &usage))
     }
