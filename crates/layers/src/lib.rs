@@ -1,3 +1,4 @@
 //! The layers of a storage stack.
 
 pub mod file;
+pub mod mirror;

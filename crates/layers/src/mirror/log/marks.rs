@@ -1,0 +1,170 @@
+//! All bits of a log in memory.
+
+use super::cell::{BadCell, CELLS_PER_PAGE, Cell, WORDS_PER_CELL};
+use super::{Geometry, LogId, Region, SLOTS, Slot};
+
+/// Which regions are marked, for each slot.
+///
+/// # Panics
+/// Methods that take a [`Region`] panic if the volume has no such region: regions come from the
+/// same [`Geometry`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marks {
+    geometry: Geometry,
+    /// Whole cells; bits behind the last region are clear.
+    slots: [Box<[u64]>; SLOTS],
+}
+
+impl Marks {
+    /// No region marked.
+    #[must_use]
+    pub fn none(geometry: Geometry) -> Self {
+        let words = geometry.cells() as usize * WORDS_PER_CELL;
+        Self { geometry, slots: std::array::from_fn(|_| vec![0; words].into_boxed_slice()) }
+    }
+
+    /// Every region marked in every slot: what is known of a log that is lost.
+    #[must_use]
+    pub fn all(geometry: Geometry) -> Self {
+        let mut marks = Self::none(geometry);
+        Slot::ALL.into_iter().for_each(|slot| marks.set_all(slot));
+        marks
+    }
+
+    /// How the volume is cut into regions.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Marks `region` in `slot`.
+    pub fn set(&mut self, slot: Slot, region: Region) {
+        let (word, bit) = self.find(region);
+        self.slots[slot.index()][word] |= bit;
+    }
+
+    /// Marks every region in `slot`.
+    pub fn set_all(&mut self, slot: Slot) {
+        self.slots[slot.index()].fill(u64::MAX);
+        self.trim();
+    }
+
+    /// Takes the mark of `region` from `slot`.
+    pub fn clear(&mut self, slot: Slot, region: Region) {
+        let (word, bit) = self.find(region);
+        self.slots[slot.index()][word] &= !bit;
+    }
+
+    /// Whether `region` is marked in `slot`.
+    #[must_use]
+    pub fn is_set(&self, slot: Slot, region: Region) -> bool {
+        let (word, bit) = self.find(region);
+        self.slots[slot.index()][word] & bit != 0
+    }
+
+    /// How many regions are marked in `slot`.
+    #[must_use]
+    pub fn count(&self, slot: Slot) -> u32 {
+        self.slots[slot.index()].iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// The regions that are marked in `slot`, in ascending order.
+    pub fn marked(&self, slot: Slot) -> impl Iterator<Item = Region> + '_ {
+        (0u32..).step_by(64).zip(&self.slots[slot.index()]).flat_map(|(first, word)| {
+            let (mut rest, mut found) = (*word, None);
+            std::iter::from_fn(move || {
+                rest &= !found.map_or(0, |bit: u32| 1 << bit);
+                found = (rest != 0).then(|| rest.trailing_zeros());
+                found.map(|bit| Region(first + bit))
+            })
+        })
+    }
+
+    /// Marks in `slot` what `theirs` has marked in `from`.
+    ///
+    /// Their regions may have another size, as those of an image that has not been converted yet:
+    /// then every region that one of them touches is marked.
+    pub fn union(&mut self, slot: Slot, theirs: &Self, from: Slot) {
+        if self.geometry == theirs.geometry {
+            let own = &mut self.slots[slot.index()];
+            own.iter_mut().zip(&theirs.slots[from.index()]).for_each(|(own, word)| *own |= word);
+            return;
+        }
+        let end = self.geometry.bytes();
+        for range in theirs.marked(from).filter_map(|region| theirs.geometry.bytes_of(region)) {
+            let len = range.end.min(end).saturating_sub(range.start);
+            // What lies behind the smaller volume's end concerns only the larger one.
+            let touched = self.geometry.regions_of(range.start, len);
+            touched.into_iter().flatten().for_each(|region| self.set(slot, region));
+        }
+    }
+
+    /// Marks in `slot` what is marked in any slot: where the marks for an image begin that the log
+    /// has not known.
+    pub fn union_of_all(&mut self, slot: Slot) {
+        for word in 0..self.slots[slot.index()].len() {
+            let any = self.slots.iter().fold(0, |any, words| any | words[word]);
+            self.slots[slot.index()][word] = any;
+        }
+    }
+
+    /// Adds what was found in the places of page number `page`, and says which of the log's cells
+    /// are bad there: all their regions are now marked in all slots. Places behind the log's last
+    /// cell are not looked at.
+    pub fn add_page(
+        &mut self,
+        page: u32,
+        found: &[Result<Cell, BadCell>; CELLS_PER_PAGE],
+    ) -> Vec<(u32, BadCell)> {
+        let first = u64::from(page) * CELLS_PER_PAGE as u64;
+        let places = (first..u64::from(self.geometry.cells())).zip(found);
+        let mut bad = Vec::new();
+        for (index, found) in places {
+            let words = index as usize * WORDS_PER_CELL..(index as usize + 1) * WORDS_PER_CELL;
+            for slot in Slot::ALL {
+                let own = &mut self.slots[slot.index()][words.clone()];
+                match found {
+                    Ok(cell) => {
+                        let theirs = &cell.slots[slot.index()];
+                        own.iter_mut().zip(theirs).for_each(|(own, word)| *own |= word);
+                    }
+                    Err(_) => own.fill(u64::MAX),
+                }
+            }
+            bad.extend(found.as_ref().err().map(|why| (index as u32, *why)));
+        }
+        self.trim();
+        bad
+    }
+
+    /// The bits of cell number `index` as that cell of `log`. `None` if the log has no such cell.
+    #[must_use]
+    pub fn cell(&self, log: LogId, index: u32, generation: u64) -> Option<Cell> {
+        let at = index as usize;
+        let slots = self.slots.each_ref().map(|words| words.as_chunks().0.get(at).copied());
+        let [Some(a), Some(b), Some(c)] = slots else { return None };
+        Some(Cell { log, index, generation, slots: [a, b, c] })
+    }
+
+    /// The word of `region`, and its bit in it.
+    fn find(&self, region: Region) -> (usize, u64) {
+        assert!(region.0 < self.geometry.regions(), "a region of the volume");
+        (region.0 as usize / 64, 1 << (region.0 % 64))
+    }
+
+    /// Clears the bits that belong to no region.
+    fn trim(&mut self) {
+        let regions = self.geometry.regions() as usize;
+        for words in &mut self.slots {
+            let behind = &mut words[regions / 64..];
+            // Empty if the regions fill the last cell.
+            if let Some((partial, rest)) = behind.split_first_mut() {
+                *partial &= (1 << (regions % 64)) - 1;
+                rest.fill(0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
