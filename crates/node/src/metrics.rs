@@ -262,9 +262,9 @@ mod tests {
         };
         let volumes = vec![(Stored { record, revision: Revision(1) }, observed)];
         let taken = [(volumes[0].0.record.id, 12)].into();
-        let space = Space { taken, file_systems: vec![] };
-        let (cores, serving, data_dir, damaged) = (vec![core], true, None, vec![]);
-        let page = render(Facts { node, serving, volumes, damaged, cores, space, data_dir });
+        let space = Space { taken, ..Space::default() };
+        let (cores, serving, damaged) = (vec![core], true, vec![]);
+        let page = render(Facts { node, serving, volumes, damaged, cores, space });
         for line in [
             "windrose_node_info{node=\"n\",version=\"0\"} 1",
             "windrose_volume_allocated_bytes{volume=\"v\"} 12",

@@ -9,6 +9,9 @@ use std::{
 /// Length of a basic header segment (RFC 7143 11.2.1).
 pub const HEADER: usize = 48;
 
+/// Operation code of READ (16) (SBC-3 5.11).
+pub const READ_16: u8 = 0x88;
+
 /// Opcodes (RFC 7143 11.1).
 pub mod opcode {
     #![allow(missing_docs, reason = "the RFC's own names")]
@@ -395,7 +398,7 @@ impl Disk for Session {
     }
 
     fn read(&mut self, lba: u64, into: &mut [u8]) -> io::Result<()> {
-        let cdb = Self::cdb16(0x88, 0, lba, self.count(into.len()));
+        let cdb = Self::cdb16(READ_16, 0, lba, self.count(into.len()));
         self.good(&cdb, &[], into)
     }
 

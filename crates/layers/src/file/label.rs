@@ -6,9 +6,10 @@ use std::fmt;
 use std::time::Duration;
 
 use uuid::Uuid;
-use wire::crc32c;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::seal::{is_sealed, seal};
 
 /// Length in bytes of a label, and of the reserved area of each copy.
 pub const LABEL_BYTES: usize = 4096;
@@ -182,8 +183,7 @@ impl Label {
         };
         let mut out = [0; LABEL_BYTES];
         out[..FIELDS].copy_from_slice(fields.as_bytes());
-        let checksum = crc32c(&out);
-        out[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&checksum.to_le_bytes());
+        seal(&mut out, CHECKSUM_AT);
         out
     }
 
@@ -197,9 +197,7 @@ impl Label {
         if fields.magic != MAGIC {
             return Err(BadLabel::NoMagic);
         }
-        let mut unsigned = *bytes;
-        unsigned[CHECKSUM_AT..CHECKSUM_AT + 4].fill(0);
-        if crc32c(&unsigned) != fields.checksum.get() {
+        if !is_sealed(bytes, CHECKSUM_AT) {
             return Err(BadLabel::Damaged);
         }
         if fields.version.get() != VERSION {

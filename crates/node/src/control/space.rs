@@ -18,6 +18,9 @@ pub struct Space {
     pub taken: HashMap<Uuid, u64>,
     /// Where files of them lie.
     pub file_systems: Vec<FileSystem>,
+    /// Size of the data directory's file system and free space in it, in bytes; `None` where the
+    /// system does not tell.
+    pub data_dir: Option<(u64, u64)>,
 }
 
 /// A file system with volumes in it.
@@ -40,7 +43,7 @@ pub(super) async fn look(volumes: &[(Stored, Observed)], data_dir: &Path) -> Spa
         .map(|(s, _)| (s.record.id, s.record.backing.path().to_owned(), s.record.size_bytes))
         .collect();
     let look = move || {
-        let mut space = Space::default();
+        let mut space = Space { data_dir: size_and_free(&data_dir), ..Space::default() };
         let mut homes = BTreeMap::<u64, FileSystem>::new();
         for (id, path, bytes) in backings {
             let Ok(found) = std::fs::metadata(&path) else { continue };
@@ -75,17 +78,24 @@ fn home<'a>(
     match homes.entry(found.dev()) {
         Entry::Occupied(known) => Some(known.into_mut()),
         Entry::Vacant(vacant) => {
-            let space = rustix::fs::statvfs(path).ok()?;
+            let (bytes, free) = size_and_free(path)?;
             let in_data_dir = std::fs::metadata(data_dir).is_ok_and(|d| d.dev() == found.dev());
             let known_by = if in_data_dir { data_dir } else { path.parent()? };
             Some(vacant.insert(FileSystem {
                 path: known_by.to_owned(),
-                bytes: space.f_frsize.saturating_mul(space.f_blocks),
-                free: space.f_frsize.saturating_mul(space.f_bavail),
+                bytes,
+                free,
                 volumes: Vec::new(),
             }))
         }
     }
+}
+
+/// Of the file system of `path`, in bytes.
+fn size_and_free(path: &Path) -> Option<(u64, u64)> {
+    let space = rustix::fs::statvfs(path).ok()?;
+    let bytes = |blocks| space.f_frsize.saturating_mul(blocks);
+    Some((bytes(space.f_blocks), bytes(space.f_bavail)))
 }
 
 #[cfg(test)]

@@ -25,9 +25,6 @@ pub struct Facts {
     pub cores: Vec<CoreReport>,
     /// The space that volumes take and have.
     pub space: Space,
-    /// Size of the file system of the data directory and free space in it, in bytes; `None` where
-    /// the system does not tell.
-    pub data_dir: Option<(u64, u64)>,
 }
 
 /// Free space in a file system below which the status warns: this part of it.
@@ -52,7 +49,6 @@ impl Control {
         let (report, look) =
             (self.0.engine.report(scope), space::look(&volumes, &settings.data_dir));
         let (cores, space) = tokio::join!(report, look);
-        let data_dir = rustix::fs::statvfs(&settings.data_dir).ok();
         Facts {
             node: NodeInfo {
                 name: settings.name.clone(),
@@ -68,9 +64,6 @@ impl Control {
             damaged: self.0.state.damaged(),
             cores,
             space,
-            data_dir: data_dir.map(|s| {
-                (s.f_frsize.saturating_mul(s.f_blocks), s.f_frsize.saturating_mul(s.f_bavail))
-            }),
         }
     }
 }
@@ -95,7 +88,7 @@ pub fn assess(facts: &Facts) -> Status {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let total = count(facts.volumes.len());
     let online = count(facts.volumes.iter().filter(online).count());
-    let (data_dir_bytes, data_dir_free_bytes) = facts.data_dir.unwrap_or_default();
+    let (data_dir_bytes, data_dir_free_bytes) = facts.space.data_dir.unwrap_or_default();
     Status {
         verdict,
         findings,
@@ -246,8 +239,7 @@ mod tests {
             volumes,
             damaged: Vec::new(),
             cores: Vec::new(),
-            space: Space::default(),
-            data_dir: Some((100 << 30, 50 << 30)),
+            space: Space { data_dir: Some((100 << 30, 50 << 30)), ..Space::default() },
         }
     }
 

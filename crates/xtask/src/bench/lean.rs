@@ -14,7 +14,7 @@ use crate::{
 use anyhow::{Context, Result, anyhow};
 use probe::{
     Disk, fault,
-    iscsi::{HEADER, Session, dial, opcode},
+    iscsi::{HEADER, READ_16, Session, dial, opcode},
     registers::Dice,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -29,7 +29,6 @@ use std::{
 const BYTES: usize = 4096;
 /// What the echo calls a request.
 const REQUEST: usize = 72;
-const READ_16: u8 = 0x88;
 /// More than there will be: making room must not take time from the measurement.
 const LATENCIES: usize = 1 << 20;
 

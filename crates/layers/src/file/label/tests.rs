@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::seal::sealed;
 
 fn label() -> Label {
     Label {
@@ -15,14 +16,6 @@ fn label() -> Label {
         data_bytes: 5 << 30,
         created: Duration::from_nanos(1_700_000_000_123_456_789),
     }
-}
-
-/// `bytes` with the checksum that fits them.
-fn signed(mut bytes: [u8; LABEL_BYTES]) -> [u8; LABEL_BYTES] {
-    bytes[24..28].fill(0);
-    let checksum = crc32c(&bytes);
-    bytes[24..28].copy_from_slice(&checksum.to_le_bytes());
-    bytes
 }
 
 /// The label as `docs/format/label.md` shows it.
@@ -115,12 +108,12 @@ fn what_it_does_not_know_it_refuses() {
     for (at, bytes, expected) in cases {
         let mut strange = label().to_bytes(0);
         strange[at..at + bytes.len()].copy_from_slice(bytes);
-        assert_eq!(Label::parse(&signed(strange), 0), Err(expected), "at {at}");
+        assert_eq!(Label::parse(&sealed(strange, 24), 0), Err(expected), "at {at}");
     }
     // The version comes before everything else: a newer label may look quite different.
     let mut newer = [0xff; LABEL_BYTES];
     newer[..16].copy_from_slice(&MAGIC);
-    assert_eq!(Label::parse(&signed(newer), 0), Err(BadLabel::Version(0xffff)));
+    assert_eq!(Label::parse(&sealed(newer, 24), 0), Err(BadLabel::Version(0xffff)));
 }
 
 proptest! {
@@ -132,7 +125,7 @@ proptest! {
     ) {
         let mut bytes = label().to_bytes(0);
         bytes[keep..FIELDS].copy_from_slice(&noise[keep..]);
-        let bytes = if sign { signed(bytes) } else { bytes };
+        let bytes = if sign { sealed(bytes, 24) } else { bytes };
         if let Ok(parsed) = Label::parse(&bytes, 0) {
             prop_assert_eq!(parsed.to_bytes(0), bytes, "what is understood is written the same");
         }

@@ -1,9 +1,10 @@
 //! Cells: the bits of 1280 regions for all slots in the 512 bytes that no disk tears, and pages of
 //! eight of them.
 
-use wire::crc32c;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::seal::{is_sealed, seal};
 
 use super::{LogId, SLOTS};
 
@@ -92,8 +93,7 @@ impl Cell {
             slots: self.slots.map(|slot| slot.map(U64::new)),
         };
         let mut out: [u8; CELL_BYTES] = zerocopy::transmute!(fields);
-        let checksum = crc32c(&out);
-        out[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&checksum.to_le_bytes());
+        seal(&mut out, CHECKSUM_AT);
         out
     }
 
@@ -106,9 +106,7 @@ impl Cell {
         if fields.magic != MAGIC {
             return Err(BadCell::NoMagic);
         }
-        let mut unsigned = *bytes;
-        unsigned[CHECKSUM_AT..CHECKSUM_AT + 4].fill(0);
-        if crc32c(&unsigned) != fields.checksum.get() {
+        if !is_sealed(bytes, CHECKSUM_AT) {
             return Err(BadCell::Damaged);
         }
         if fields.log.get() != log.0 {

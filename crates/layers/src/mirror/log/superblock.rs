@@ -1,9 +1,10 @@
 //! The superblock of a log: whose it is and what its image has adopted, kept twice.
 
 use uuid::Uuid;
-use wire::crc32c;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::seal::{is_sealed, seal};
 
 use super::geometry::{Geometry, MAX_CELLS, SHIFTS};
 use super::{LogId, SLOTS};
@@ -184,8 +185,7 @@ impl Superblock {
         };
         let mut out = [0; SUPERBLOCK_BYTES];
         out[..FIELDS].copy_from_slice(fields.as_bytes());
-        let checksum = crc32c(&out);
-        out[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&checksum.to_le_bytes());
+        seal(&mut out, CHECKSUM_AT);
         out
     }
 
@@ -199,9 +199,7 @@ impl Superblock {
         if fields.magic != MAGIC {
             return Err(BadSuperblock::NoMagic);
         }
-        let mut unsigned = *bytes;
-        unsigned[CHECKSUM_AT..CHECKSUM_AT + 4].fill(0);
-        if crc32c(&unsigned) != fields.checksum.get() {
+        if !is_sealed(bytes, CHECKSUM_AT) {
             return Err(BadSuperblock::Damaged);
         }
         if fields.version.get() != VERSION {

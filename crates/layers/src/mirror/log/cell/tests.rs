@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::seal::sealed;
 
 const LOG: LogId = LogId(0x0123_4567_89ab_cdef);
 
@@ -12,14 +13,6 @@ fn cell(index: u32, generation: u64) -> Cell {
     slots[1][1] = 1;
     slots[2] = [u64::MAX; WORDS_PER_CELL];
     Cell { log: LOG, index, generation, slots }
-}
-
-/// `bytes` with the checksum that fits them.
-fn signed(mut bytes: [u8; CELL_BYTES]) -> [u8; CELL_BYTES] {
-    bytes[4..8].fill(0);
-    let checksum = crc32c(&bytes);
-    bytes[4..8].copy_from_slice(&checksum.to_le_bytes());
-    bytes
 }
 
 /// The cell as `docs/format/intent.md` shows it.
@@ -69,7 +62,7 @@ fn a_cell_from_elsewhere_is_refused_by_name() {
     assert_eq!(Cell::parse(&[0xff; CELL_BYTES], LOG, 5), Err(BadCell::NoMagic));
     let mut strange = good;
     strange[23] = 1;
-    assert_eq!(Cell::parse(&signed(strange), LOG, 5), Err(BadCell::Field("reserved part")));
+    assert_eq!(Cell::parse(&sealed(strange, 4), LOG, 5), Err(BadCell::Field("reserved part")));
     assert_eq!(Cell::parse(&cell(5, 0).to_bytes(), LOG, 5), Err(BadCell::Field("generation")));
 }
 
@@ -146,7 +139,7 @@ proptest! {
     ) {
         let mut bytes = cell(5, 7).to_bytes();
         bytes[keep..].copy_from_slice(&noise[keep..]);
-        let bytes = if sign { signed(bytes) } else { bytes };
+        let bytes = if sign { sealed(bytes, 4) } else { bytes };
         if let Ok(parsed) = Cell::parse(&bytes, LOG, 5) {
             prop_assert_eq!(parsed.to_bytes(), bytes, "what is understood is written the same");
         }

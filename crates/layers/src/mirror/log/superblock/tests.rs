@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::seal::sealed;
 
 const IMAGE: Uuid = Uuid::from_u128(0xfedc_ba98_7654_4321_8fed_cba9_8765_4321);
 
@@ -24,14 +25,6 @@ fn superblock() -> Superblock {
         ],
         hint: [Some(Uuid::from_u128(0xa)), Some(Uuid::from_u128(0xb)), None],
     }
-}
-
-/// `bytes` with the checksum that fits them.
-fn signed(mut bytes: [u8; SUPERBLOCK_BYTES]) -> [u8; SUPERBLOCK_BYTES] {
-    bytes[24..28].fill(0);
-    let checksum = crc32c(&bytes);
-    bytes[24..28].copy_from_slice(&checksum.to_le_bytes());
-    bytes
 }
 
 /// The superblock as `docs/format/intent.md` shows it.
@@ -140,12 +133,12 @@ fn what_it_does_not_know_it_refuses() {
     for (at, bytes, expected) in cases {
         let mut strange = superblock().to_bytes(0);
         strange[at..at + bytes.len()].copy_from_slice(bytes);
-        assert_eq!(Superblock::parse(&signed(strange), 0), Err(expected), "at {at}");
+        assert_eq!(Superblock::parse(&sealed(strange, 24), 0), Err(expected), "at {at}");
     }
     // The version comes before everything else: a newer superblock may look quite different.
     let mut newer = [0xff; SUPERBLOCK_BYTES];
     newer[..16].copy_from_slice(&MAGIC);
-    let parsed = Superblock::parse(&signed(newer), 0);
+    let parsed = Superblock::parse(&sealed(newer, 24), 0);
     assert_eq!(parsed, Err(BadSuperblock::Version(0xffff)));
 }
 
@@ -258,7 +251,7 @@ proptest! {
     ) {
         let mut bytes = superblock().to_bytes(0);
         bytes[keep..FIELDS].copy_from_slice(&noise[keep..]);
-        let bytes = if sign { signed(bytes) } else { bytes };
+        let bytes = if sign { sealed(bytes, 24) } else { bytes };
         if let Ok(parsed) = Superblock::parse(&bytes, 0) {
             prop_assert_eq!(parsed.to_bytes(0), bytes, "what is understood is written the same");
         }

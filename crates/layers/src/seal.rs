@@ -1,0 +1,31 @@
+//! The checksum that a structure on disk carries within itself: CRC-32C of all its bytes, those of the
+//! checksum being zero, little-endian.
+
+use std::ops::Range;
+
+use wire::{Crc32c, crc32c};
+
+fn field(at: usize) -> Range<usize> {
+    at..at + size_of::<u32>()
+}
+
+/// Puts the checksum of `bytes` at byte `at` of them.
+pub(crate) fn seal(bytes: &mut [u8], at: usize) {
+    bytes[field(at)].fill(0);
+    let checksum = crc32c(bytes);
+    bytes[field(at)].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// Whether the checksum at byte `at` of `bytes` is theirs.
+pub(crate) fn is_sealed(bytes: &[u8], at: usize) -> bool {
+    let Range { start, end } = field(at);
+    let checksum = Crc32c::new().update(&bytes[..start]).update(&[0; 4]).update(&bytes[end..]);
+    bytes[start..end] == checksum.value().to_le_bytes()
+}
+
+/// `bytes` with the checksum that fits them at byte `at`.
+#[cfg(test)]
+pub(crate) fn sealed<const N: usize>(mut bytes: [u8; N], at: usize) -> [u8; N] {
+    seal(&mut bytes, at);
+    bytes
+}
