@@ -1,0 +1,278 @@
+//! The configuration of a mirrored volume, as the metadata store keeps it (RFD 0010, 3.2).
+//!
+//! A record is a JSON object. It is changed whole, by compare-and-put, to the next epoch.
+
+use std::future::Future;
+
+use block::Epoch;
+use peer::{Incarnation, NodeId};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// Most replicas of one volume: three, and one that replaces another.
+pub const MAX_REPLICAS: usize = 4;
+
+/// Longest record in bytes.
+const MAX_BYTES: usize = 4096;
+
+/// Who has the volume, who of them is in sync, and who puts writes in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Record {
+    /// Counts the records of this volume.
+    pub epoch: Epoch,
+    /// Random name of this very record: tells it from another one of the same epoch.
+    pub config: u128,
+    /// All that have an image of the volume, by node.
+    pub replicas: Vec<Replica>,
+    /// Those of them that hold every answered write, by node.
+    pub in_sync: Vec<Member>,
+    /// The one of these that puts writes in order.
+    pub primary: NodeId,
+}
+
+/// An image of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Replica {
+    /// Where it is.
+    pub node: NodeId,
+    /// Its name, as in its label.
+    pub image: Uuid,
+}
+
+/// A replica in sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Member {
+    /// Where it is.
+    pub node: NodeId,
+    /// Its incarnation when it was taken in.
+    pub incarnation: Incarnation,
+}
+
+/// Why a record is not one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRecord {
+    /// It is longer than any.
+    #[error("the record has {0} bytes; the longest has {MAX_BYTES}")]
+    TooLong(usize),
+    /// It is not the JSON that was expected.
+    #[error("the record is not valid: {0}")]
+    Syntax(String),
+    /// It says something that cannot be.
+    #[error("the record contradicts itself: {0}")]
+    Contradiction(&'static str),
+}
+
+impl Record {
+    /// The member on `node`, if it has one.
+    #[must_use]
+    pub fn member(&self, node: NodeId) -> Option<Member> {
+        self.in_sync.iter().copied().find(|m| m.node == node)
+    }
+
+    /// The image on `node`, if it has one.
+    #[must_use]
+    pub fn image(&self, node: NodeId) -> Option<Uuid> {
+        self.replicas.iter().find(|r| r.node == node).map(|r| r.image)
+    }
+
+    /// Whether `node` is in sync under `incarnation`.
+    #[must_use]
+    pub fn has(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.in_sync.contains(&Member { node, incarnation })
+    }
+
+    /// The members but the one on `node`.
+    pub fn others(&self, node: NodeId) -> impl Iterator<Item = Member> + '_ {
+        self.in_sync.iter().copied().filter(move |m| m.node != node)
+    }
+
+    /// As it is stored and sent.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let text = Text::from(self);
+        serde_json::to_vec(&text).expect("numbers and strings have a JSON form")
+    }
+
+    /// Reads what [`Self::to_bytes`] wrote. Bytes come from outside: nothing about them is assumed.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn parse(bytes: &[u8]) -> Result<Self, BadRecord> {
+        if bytes.len() > MAX_BYTES {
+            return Err(BadRecord::TooLong(bytes.len()));
+        }
+        let text: Text =
+            serde_json::from_slice(bytes).map_err(|e| BadRecord::Syntax(e.to_string()))?;
+        let record = text.record()?;
+        record.check().map_err(BadRecord::Contradiction)?;
+        Ok(record)
+    }
+
+    /// What every record holds to.
+    fn check(&self) -> Result<(), &'static str> {
+        let by_node = |nodes: &mut dyn Iterator<Item = NodeId>| {
+            let nodes: Vec<_> = nodes.collect();
+            nodes.is_sorted_by(|a, b| a < b) && nodes.first().is_none_or(|n| n.0 > 0)
+        };
+        if !by_node(&mut self.replicas.iter().map(|r| r.node)) {
+            return Err("replicas are not listed by node, each node once");
+        }
+        if !by_node(&mut self.in_sync.iter().map(|m| m.node)) {
+            return Err("members are not listed by node, each node once");
+        }
+        if self.replicas.len() > MAX_REPLICAS {
+            return Err("too many replicas");
+        }
+        if self.in_sync.iter().any(|m| self.image(m.node).is_none()) {
+            return Err("a member has no image");
+        }
+        if self.member(self.primary).is_none() {
+            return Err("the primary is not a member");
+        }
+        Ok(())
+    }
+}
+
+/// The JSON. Numbers above 2^53 are hexadecimal strings, for other readers' sake.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    epoch: u64,
+    config: String,
+    replicas: Vec<ReplicaText>,
+    in_sync: Vec<MemberText>,
+    primary: u16,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReplicaText {
+    node: u16,
+    image: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemberText {
+    node: u16,
+    incarnation: String,
+}
+
+impl From<&Record> for Text {
+    fn from(r: &Record) -> Self {
+        let replica = |r: &Replica| ReplicaText { node: r.node.0, image: r.image.to_string() };
+        let member = |m: &Member| MemberText {
+            node: m.node.0,
+            incarnation: format!("{:016x}", m.incarnation.0),
+        };
+        Self {
+            epoch: r.epoch.0,
+            config: format!("{:032x}", r.config),
+            replicas: r.replicas.iter().map(replica).collect(),
+            in_sync: r.in_sync.iter().map(member).collect(),
+            primary: r.primary.0,
+        }
+    }
+}
+
+impl Text {
+    fn record(&self) -> Result<Record, BadRecord> {
+        let long = |s: &str| u128::from_str_radix(s, 16);
+        let short = |s: &str| u64::from_str_radix(s, 16);
+        let bad = |e: std::num::ParseIntError| BadRecord::Syntax(e.to_string());
+        let replica = |r: &ReplicaText| {
+            let image = Uuid::parse_str(&r.image).map_err(|e| BadRecord::Syntax(e.to_string()))?;
+            Ok(Replica { node: NodeId(r.node), image })
+        };
+        let member = |m: &MemberText| {
+            let incarnation = Incarnation(short(&m.incarnation).map_err(bad)?);
+            Ok(Member { node: NodeId(m.node), incarnation })
+        };
+        Ok(Record {
+            epoch: Epoch(self.epoch),
+            config: long(&self.config).map_err(bad)?,
+            replicas: self.replicas.iter().map(replica).collect::<Result<_, BadRecord>>()?,
+            in_sync: self.in_sync.iter().map(member).collect::<Result<_, BadRecord>>()?,
+            primary: NodeId(self.primary),
+        })
+    }
+}
+
+/// What became of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// The record is the new one.
+    Done,
+    /// It was not the expected one.
+    Refused,
+    /// No answer: it may take effect now, later or never.
+    Unknown,
+}
+
+/// The store did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the metadata store does not answer")]
+pub struct Unreachable;
+
+/// Where the record of one volume is kept: linearizable, shared by all nodes.
+pub trait Records: 'static {
+    /// The record as it is at some moment between call and answer.
+    ///
+    /// # Errors
+    /// [`Unreachable`], within a bounded time.
+    fn read(&self) -> impl Future<Output = Result<Record, Unreachable>>;
+
+    /// Replaces the record of epoch `after` and name `config` by `record`, or does nothing.
+    fn put(&self, after: Epoch, config: u128, record: &Record) -> impl Future<Output = Put>;
+
+    /// Waits until the record may have changed. May end without cause; bounded in time.
+    fn changed(&self) -> impl Future<Output = ()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            epoch: Epoch(7),
+            config: u128::MAX - 3,
+            replicas: vec![
+                Replica { node: NodeId(1), image: Uuid::from_u128(1) },
+                Replica { node: NodeId(2), image: Uuid::from_u128(2) },
+            ],
+            in_sync: vec![Member { node: NodeId(2), incarnation: Incarnation(u64::MAX) }],
+            primary: NodeId(2),
+        }
+    }
+
+    #[test]
+    fn is_read_as_it_was_written() {
+        assert_eq!(Record::parse(&record().to_bytes()), Ok(record()));
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let cases: [(fn(&mut Record), &str); 5] = [
+            (|r| r.primary = NodeId(1), "the primary is not a member"),
+            (|r| r.replicas.truncate(1), "a member has no image"),
+            (|r| r.replicas.reverse(), "replicas are not listed by node, each node once"),
+            (|r| r.in_sync.push(r.in_sync[0]), "members are not listed by node, each node once"),
+            (|r| r.in_sync.clear(), "the primary is not a member"),
+        ];
+        for (spoil, why) in cases {
+            let mut r = record();
+            spoil(&mut r);
+            assert_eq!(Record::parse(&r.to_bytes()), Err(BadRecord::Contradiction(why)));
+        }
+    }
+
+    #[test]
+    fn foreign_bytes_are_refused() {
+        let whole = record().to_bytes();
+        for n in 0..whole.len() {
+            assert!(matches!(Record::parse(&whole[..n]), Err(BadRecord::Syntax(_))));
+        }
+        assert_eq!(Record::parse(&[b' '; 5000]), Err(BadRecord::TooLong(5000)));
+    }
+}
