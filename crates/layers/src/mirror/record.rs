@@ -251,9 +251,11 @@ mod tests {
         assert_eq!(Record::parse(&record().to_bytes()), Ok(record()));
     }
 
+    type Spoil = fn(&mut Record);
+
     #[test]
     fn contradictions_are_named() {
-        let cases: [(fn(&mut Record), &str); 5] = [
+        let cases: [(Spoil, &str); 5] = [
             (|r| r.primary = NodeId(1), "the primary is not a member"),
             (|r| r.replicas.truncate(1), "a member has no image"),
             (|r| r.replicas.reverse(), "replicas are not listed by node, each node once"),
