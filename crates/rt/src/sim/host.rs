@@ -198,10 +198,15 @@ impl Host {
 
     /// Changes how much faster than true time the host's clock runs ([`Core::now`]), in parts per
     /// million from -1,000,000 to 1,000,000, from now on. The clock does not jump.
+    ///
+    /// # Panics
+    /// When the rate is outside of that.
     pub fn set_clock_drift(&self, drift_ppm: i32) {
-        self.shared.event("drift", &self.state.name, &[u64::from(drift_ppm.cast_unsigned())]);
         self.state.setup.borrow_mut().clock_drift_ppm = drift_ppm;
         self.state.machine.clock.set_drift(self.shared.agenda.now(), drift_ppm);
+        // Events know no negative numbers: the whole rate, true time being a million.
+        let rate_ppm = 1_000_000u64.saturating_add_signed(drift_ppm.into());
+        self.shared.event("clock rate", &self.state.name, &[rate_ppm]);
     }
 
     /// Bytes of space that files take.
