@@ -38,7 +38,7 @@ impl Harm {
 }
 
 impl Host {
-    /// Changes how the host misbehaves by itself, from now on. A rate that its clock has by now is
+    /// Changes how the host misbehaves by itself, from now on and through crashes. A rate that its clock has by now is
     /// kept, and a pause that it is in goes on to its end: [`Self::set_clock_drift`],
     /// [`Self::resume`].
     pub fn set_faults(&self, faults: HostFaults) {

@@ -46,7 +46,8 @@ impl Host {
     /// tasks runs, on any core. Its system goes on: the disks do what was asked of them, bytes that
     /// were handed to sockets travel, those that arrive are acknowledged and wait, as far as the
     /// window goes, and listeners queue who connects. Peers see a connection that is open and
-    /// silent. Clocks run on. Afterwards all that is due runs late.
+    /// silent. Clocks run on. Afterwards all that is due runs late, what [`Self::run`] brought
+    /// meanwhile included.
     ///
     /// What the process had begun and its system would end without it, but is not a disk's or a
     /// connection's (opening, renaming, dialling), waits as well. A process that is stopped already
