@@ -279,6 +279,22 @@ mod tests {
         });
     }
 
+    #[test]
+    fn a_process_killed_in_a_pause_does_not_go_on() {
+        let events = |pause: Duration| {
+            let outcome = run(Setup::new(1), |world: World| async move {
+                let host = world.add_host("host", HostSetup::default());
+                tick(&host);
+                host.pause(pause);
+                host.kill();
+                tokio::time::sleep(10 * SECOND).await;
+                Ok(())
+            });
+            outcome.digest.events
+        };
+        assert_eq!(events(SECOND), events(20 * SECOND), "nothing happens at its end");
+    }
+
     /// A host that stops itself, and another that is stopped at drawn moments.
     fn busy(seed: u64) -> Outcome {
         run(Setup::new(seed), |world: World| async move {
