@@ -163,8 +163,55 @@ impl Core {
         dispatch!(self, s => s.random_u64())
     }
 
+    /// Time since the machine booted, that which it was suspended included. Never goes back; all
+    /// cores of a machine see the same clock.
+    ///
+    /// For *leases*, and for nothing else: for durations that two machines have agreed on and that
+    /// each counts for itself. Limits, keep-alives and pauses of one machine are `tokio::time`'s,
+    /// which is cheaper and stands still while nothing can be heard or said anyway.
+    ///
+    /// `tokio::time` will not do for leases, twice. It counts `CLOCK_MONOTONIC`, which stops while
+    /// the machine is suspended: a lease that ran out meanwhile would come back to life. And all
+    /// hosts of a simulated world share it, so that a lease counted on it is never tried with
+    /// clocks that differ. This clock is the host's own there, with a rate of its own
+    /// (`sim::Host::set_clock_drift`).
+    ///
+    /// A reading says what was, not what is: between it and the next line the process may be
+    /// stopped for any time. Look at the lease *after* the work that it covers.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        dispatch!(self, s => s.now())
+    }
+
+    /// Waits for `how_long` of [`Self::now`]; see [`Self::sleep_until`].
+    pub async fn sleep(&self, how_long: Duration) {
+        self.sleep_until(self.now().saturating_add(how_long)).await;
+    }
+
+    /// Waits until [`Self::now`] is at or after `when`; at once if it is. Never ends early. May end
+    /// late by any time, as all that runs may: who acts on the end of a lease looks at the clock
+    /// again. After a suspend that `when` fell into it ends within a second.
+    ///
+    /// For leases; everything else waits by `tokio::time`.
+    pub async fn sleep_until(&self, when: Duration) {
+        dispatch!(self, s => s.sleep_until(when).await);
+    }
+
+    /// Names the time between two boots of the machine: kept while the machine runs, whatever
+    /// becomes of this process; another one after a power failure or a reboot. Two processes that
+    /// read the same number ran on a machine whose memory, page cache and [`Self::now`] were not
+    /// lost between them.
+    ///
+    /// Where the system does not tell, it is a random number for the life of this process, which
+    /// is the safe answer: another boot. A virtual machine that is restored from a snapshot keeps
+    /// the one it was taken with.
+    #[must_use]
+    pub fn boot_id(&self) -> u128 {
+        dispatch!(self, s => s.boot_id())
+    }
+
     /// Time since the Unix epoch. May jump: for people and certificates, not for intervals
-    /// (those are `tokio::time::Instant`'s).
+    /// (those are `tokio::time::Instant`'s, or [`Self::now`]'s for leases).
     #[must_use]
     pub fn wall_clock(&self) -> Duration {
         dispatch!(self, s => s.wall_clock())

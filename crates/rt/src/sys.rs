@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// File system magic numbers of memory file systems (`statfs(2)`).
 const TMPFS: i64 = 0x0102_1994;
@@ -175,6 +176,17 @@ pub(crate) fn random(out: &mut [u8]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Time since the machine booted, that which it was suspended included: `CLOCK_BOOTTIME`.
+pub(crate) fn since_boot() -> Duration {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure is ours and lives through the call.
+    let r = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut t) };
+    // A clock that fails silently would be a lease that never ends.
+    check(r.into()).expect("every Linux since 2.6.39 has this clock");
+    let nanoseconds = u32::try_from(t.tv_nsec).expect("less than a second");
+    Duration::new(u64::try_from(t.tv_sec).expect("boot was in the past"), nanoseconds)
 }
 
 /// Whether this thread may lock as much memory as it likes.

@@ -132,6 +132,37 @@ fn cores_work_for_each_other() {
 }
 
 #[test]
+fn cores_share_the_clock_and_the_boot_of_their_machine() {
+    let cores = Cores::start(&config(2)).unwrap();
+    let [first, second] = cores.handles() else { panic!("two cores") };
+    let look = |core: Core| async move { (core.now(), core.boot_id()) };
+    let ms = Duration::from_millis;
+    wait(async {
+        let (earlier, boot) = first.run(look).await.unwrap();
+        let (later, same_boot) = second.run(look).await.unwrap();
+        assert!(Duration::ZERO < earlier && earlier <= later && later < earlier + ms(60_000));
+        assert_eq!(boot, same_boot);
+        let woken = first.run(move |core: Core| async move {
+            let begun = core.now();
+            core.sleep(ms(30)).await;
+            let slept = core.now() - begun;
+            // Moments that have passed, the first of all included, are not waited for.
+            tokio::time::timeout(ms(10_000), async {
+                core.sleep_until(begun).await;
+                core.sleep_until(Duration::ZERO).await;
+            })
+            .await
+            .unwrap();
+            let endless = tokio::time::timeout(ms(30), core.sleep(Duration::MAX)).await;
+            assert!(endless.is_err(), "the end of time is not now");
+            slept
+        });
+        assert!(woken.await.unwrap() >= ms(30), "not a moment early");
+    });
+    cores.stop_now();
+}
+
+#[test]
 fn waiting_for_a_core_is_anybody_s_business() {
     fn crosses_threads<T: Send>(t: T) -> T {
         t

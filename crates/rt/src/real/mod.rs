@@ -1,5 +1,6 @@
 //! The real system: threads, files, sockets and clocks of this machine.
 
+mod boot;
 mod cores;
 mod driver;
 mod random;
@@ -16,10 +17,15 @@ use crate::disk::{
 };
 use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 use crate::ring::Ring;
+use crate::sys;
 
 pub use cores::{Cores, CoresConfig, DiskEngine};
 pub(crate) use driver::Pulse;
 use random::Random;
+
+/// Longest wait of one timer towards a moment since boot. tokio's timers stand still while the
+/// machine is suspended, that clock does not: this is how late a suspend is noticed.
+const NAP: Duration = Duration::from_secs(1);
 
 /// One core's share of the system.
 pub(crate) struct RealCore {
@@ -91,6 +97,26 @@ impl RealCore {
 
     pub(crate) fn random_u64(&self) -> u64 {
         self.random.next()
+    }
+
+    #[expect(clippy::unused_self, reason = "the same methods as the simulated system")]
+    pub(crate) fn now(&self) -> Duration {
+        sys::since_boot()
+    }
+
+    pub(crate) async fn sleep_until(&self, when: Duration) {
+        loop {
+            let left = when.saturating_sub(self.now());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left.min(NAP)).await;
+        }
+    }
+
+    #[expect(clippy::unused_self, reason = "the same methods as the simulated system")]
+    pub(crate) fn boot_id(&self) -> u128 {
+        boot::id()
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is where wall-clock time comes from")]

@@ -127,6 +127,18 @@ impl SimCore {
         self.host.rng.u64()
     }
 
+    pub(crate) fn now(&self) -> Duration {
+        self.host.machine.clock.at(self.shared.agenda.now())
+    }
+
+    pub(crate) async fn sleep_until(&self, when: Duration) {
+        self.host.machine.clock.sleep_until(&self.shared.agenda, when).await;
+    }
+
+    pub(crate) fn boot_id(&self) -> u128 {
+        self.host.machine.boot_id.get()
+    }
+
     pub(crate) fn wall_clock(&self) -> Duration {
         EPOCH + self.shared.agenda.now() + self.host.setup.borrow().clock_ahead
     }

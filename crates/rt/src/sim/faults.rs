@@ -1,4 +1,4 @@
-//! What a simulated disk is and how it misbehaves.
+//! What a simulated disk is and how it misbehaves, and how a host does.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -196,4 +196,20 @@ pub enum BadUntil {
     Rewritten,
     /// For so many failures.
     Times(u32),
+}
+
+/// How a host misbehaves by itself; not at all by default. Everything is drawn from streams of the
+/// host's own, and what is off draws nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostFaults {
+    /// Most that its clock ([`crate::Core::now`]) is fast or slow, in parts per million of true
+    /// time, up to 1,000,000. 0: its rate is left alone.
+    pub drift_ppm: u32,
+    /// Longest time until the clock's rate changes again; zero: one rate for ever.
+    pub drift_for: Duration,
+    /// Longest time from one pause of its process ([`crate::sim::Host::pause`]) to the next; zero:
+    /// none.
+    pub pause_every: Duration,
+    /// Longest pause.
+    pub pause_for: Duration,
 }

@@ -19,7 +19,10 @@ use super::core::SimCore;
 use super::device::{Device, Space};
 use super::disk::{DiskControl, Slot};
 use super::faults::DiskSetup;
+use super::harm::Harm;
+use super::machine::Machine;
 use super::net::Goodbye;
+use super::pause::Pause;
 use super::rng::Rng;
 use super::world::Shared;
 use crate::Core;
@@ -55,6 +58,9 @@ pub struct HostSetup {
     pub files: DiskSetup,
     /// How far the wall clock is ahead of true time.
     pub clock_ahead: Duration,
+    /// How much faster than true time the clock runs that [`Core::now`] reads, in parts per
+    /// million: from -1,000,000 (it stands still) to 1,000,000.
+    pub clock_drift_ppm: i32,
 }
 
 impl Default for HostSetup {
@@ -65,6 +71,7 @@ impl Default for HostSetup {
             space: None,
             files: DiskSetup::file(0),
             clock_ahead: Duration::ZERO,
+            clock_drift_ppm: 0,
         }
     }
 }
@@ -79,6 +86,8 @@ pub(crate) struct HostState {
     pub(crate) files: RefCell<BTreeMap<PathBuf, Rc<Slot>>>,
     pub(crate) space: Rc<Space>,
     pub(crate) rng: Rng,
+    pub(crate) machine: Machine,
+    pub(crate) harm: Harm,
     software: RefCell<Option<Rc<Software>>>,
     running: RefCell<Option<Running>>,
 }
@@ -94,16 +103,20 @@ struct Tasks {
     set: RefCell<Option<LocalSet>>,
     /// The host crashed while one of its own tasks was running.
     doomed: Cell<bool>,
+    pause: Rc<Pause>,
 }
 
 impl HostState {
     pub(crate) fn new(shared: &Shared, index: usize, name: &str, setup: HostSetup) -> Self {
         let space = Rc::new(Space::default());
         space.capacity.set(setup.space);
+        let now = shared.agenda.now();
         Self {
             name: name.into(),
             index,
             address: super::net::address(index),
+            machine: Machine::new(shared.seed, name, now, setup.clock_drift_ppm),
+            harm: Harm::new(shared.seed, name),
             setup: RefCell::new(setup),
             files: RefCell::default(),
             space,
@@ -124,13 +137,18 @@ impl HostState {
     pub(crate) fn is_running(&self) -> bool {
         self.running.borrow().is_some()
     }
+
+    /// Whether and how long the process is stopped; `None`: there is none.
+    pub(crate) fn pause(&self) -> Option<Rc<Pause>> {
+        self.running.borrow().as_ref().map(|r| Rc::clone(&r.tasks.pause))
+    }
 }
 
 /// A simulated host. Cheap to clone.
 #[derive(Clone)]
 pub struct Host {
-    shared: Rc<Shared>,
-    state: Rc<HostState>,
+    pub(super) shared: Rc<Shared>,
+    pub(super) state: Rc<HostState>,
 }
 
 impl fmt::Debug for Host {
@@ -176,6 +194,19 @@ impl Host {
         let mut setup = self.state.setup.borrow_mut();
         change(&mut setup);
         self.state.space.capacity.set(setup.space);
+    }
+
+    /// Changes how much faster than true time the host's clock runs ([`Core::now`]), in parts per
+    /// million from -1,000,000 to 1,000,000, from now on. The clock does not jump.
+    ///
+    /// # Panics
+    /// When the rate is outside of that.
+    pub fn set_clock_drift(&self, drift_ppm: i32) {
+        self.state.setup.borrow_mut().clock_drift_ppm = drift_ppm;
+        self.state.machine.clock.set_drift(self.shared.agenda.now(), drift_ppm);
+        // Events know no negative numbers: the whole rate, true time being a million.
+        let rate_ppm = 1_000_000u64.saturating_add_signed(drift_ppm.into());
+        self.shared.event("clock rate", &self.state.name, &[rate_ppm]);
     }
 
     /// Bytes of space that files take.
@@ -241,10 +272,16 @@ impl Host {
     fn boot(&self) {
         assert!(!self.state.is_running(), "{} is running", self.state.name);
         self.shared.event("start", &self.state.name, &[]);
+        let drift_ppm = self.state.setup.borrow().clock_drift_ppm;
+        self.state.machine.up(self.shared.agenda.now(), drift_ppm);
         let boot = Rc::new(Boot { alive: Cell::new(true) });
         let set = LocalSet::new();
         let cores = self.cores(&boot, &set);
-        let tasks = Rc::new(Tasks { set: RefCell::new(Some(set)), doomed: Cell::new(false) });
+        let tasks = Rc::new(Tasks {
+            set: RefCell::new(Some(set)),
+            doomed: Cell::new(false),
+            pause: Rc::default(),
+        });
         tokio::task::spawn_local(poll_tasks(Rc::clone(&tasks), Rc::clone(&self.shared)));
         *self.state.running.borrow_mut() = Some(Running { boot, cores, tasks });
         self.shared.net.host_up(self.state.index);
@@ -300,15 +337,16 @@ impl Host {
     }
 
     /// The power fails: everything that ran is gone without a word to anybody, and of what was
-    /// not synced the seed decides.
+    /// not synced the seed decides. The next start is another boot.
     pub fn power_cut(&self) {
         self.end("power cut", Goodbye::Silent);
+        self.state.machine.power_cut();
         let slots: Vec<_> = self.state.files.borrow().values().cloned().collect();
         slots.iter().for_each(|slot| slot.power_cut());
     }
 
     /// The process is killed: the system closes its connections and finishes what the disks are
-    /// doing; nothing that was written is lost.
+    /// doing; nothing that was written is lost. The next start is in the same boot.
     pub fn kill(&self) {
         self.end("kill", Goodbye::Closed);
         self.state.files.borrow().values().for_each(|slot| slot.killed());
@@ -322,6 +360,7 @@ impl Host {
         }
         self.shared.net.host_down(self.state.index, goodbye);
         let Some(Running { tasks, .. }) = running else { return };
+        tasks.pause.forget();
         match tasks.set.try_borrow_mut() {
             Ok(mut set) => {
                 let _guard = self.shared.crash_guard();
@@ -335,6 +374,9 @@ impl Host {
 /// Runs the tasks of one life of a host.
 async fn poll_tasks(tasks: Rc<Tasks>, shared: Rc<Shared>) {
     poll_fn(|cx| {
+        if tasks.pause.holds(cx) {
+            return Poll::Pending;
+        }
         let mut set = tasks.set.borrow_mut();
         let Some(running) = &mut *set else { return Poll::Ready(()) };
         // Ready means: no task at the moment.

@@ -5,6 +5,7 @@
 mod copies;
 mod frames;
 pub(crate) mod leaf;
+mod lease;
 mod ledger;
 mod pair;
 mod stamps;
@@ -88,6 +89,8 @@ pub fn pairs() -> Vec<Planted> {
         planted!("zero-too-far", 20, "zeroes one block too many", leaf::zero_too_far),
         planted!("stamps", 20, "believes whatever the disk returns", stamps::play),
         planted!("lone-primary", 40, "goes on alone when the backup is silent", pair::play),
+        planted!("lease-before", 40, "looks at its lease before the work", lease::looks_before),
+        planted!("lease-drift", 40, "takes its clock for its peer's", lease::ignores_drift),
         planted!("one-read", 20, "takes one read for one message", frames::play),
     ]
 }

@@ -14,7 +14,7 @@ use block::testing::register::{Checker, Initially, Loss, Violation};
 use block::testing::workload::Workload;
 use block::{Blocks, Dev, Lba};
 use rt::Core;
-use rt::sim::{DiskControl, DiskFaults, DiskSetup, Host, HostSetup, World};
+use rt::sim::{DiskControl, DiskFaults, DiskSetup, Host, HostFaults, HostSetup, Rng, World};
 
 /// Where the disk of the stack is.
 pub(crate) const DISK: &str = "/dev/under-test";
@@ -125,6 +125,18 @@ pub(crate) fn draw_faults(world: &World) -> DiskFaults {
         stall: rate(0.01),
         stall_for: Duration::from_secs(5),
         ..DiskFaults::default()
+    }
+}
+
+/// What befalls a host's clock and process, each of it up to `worst` and some of it not at all.
+/// Draws from a stream of its own, so that what else a seed decides stays as it was.
+pub(crate) fn draw_host_faults(rng: &Rng, worst: HostFaults) -> HostFaults {
+    let some = |most: Duration| if rng.chance(0.4) { Duration::ZERO } else { most };
+    HostFaults {
+        drift_ppm: if rng.chance(0.2) { 0 } else { worst.drift_ppm },
+        drift_for: some(worst.drift_for),
+        pause_every: some(worst.pause_every),
+        pause_for: worst.pause_for,
     }
 }
 
