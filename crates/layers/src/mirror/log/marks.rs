@@ -81,6 +81,11 @@ impl Marks {
         self.slots.iter().fold(u64::MAX, |every, words| every & words[word])
     }
 
+    /// The bits of `slot`, 64 regions a word, whole cells.
+    pub(super) fn words(&self, slot: Slot) -> &[u64] {
+        &self.slots[slot.index()]
+    }
+
     /// How many regions are marked in `slot`.
     #[must_use]
     pub fn count(&self, slot: Slot) -> u32 {
@@ -89,14 +94,14 @@ impl Marks {
 
     /// The regions that are marked in `slot`, in ascending order.
     pub fn marked(&self, slot: Slot) -> impl Iterator<Item = Region> + '_ {
-        (0u32..).step_by(64).zip(&self.slots[slot.index()]).flat_map(|(first, word)| {
-            let (mut rest, mut found) = (*word, None);
-            std::iter::from_fn(move || {
-                rest &= !found.map_or(0, |bit: u32| 1 << bit);
-                found = (rest != 0).then(|| rest.trailing_zeros());
-                found.map(|bit| Region(first + bit))
-            })
-        })
+        self.slots[slot.index()].iter().enumerate().flat_map(|(word, bits)| ones(word, *bits))
+    }
+
+    /// The regions that are marked in any of `slots`, in ascending order.
+    pub(super) fn marked_in_any(&self, slots: &[Slot]) -> impl Iterator<Item = Region> {
+        let any = |word: usize| slots.iter().fold(0, |any, s| any | self.slots[s.index()][word]);
+        let words = self.slots[0].len();
+        (0..words).flat_map(move |word| ones(word, any(word)))
     }
 
     /// Marks in `slot` what `theirs` has marked in `from`.
@@ -210,6 +215,17 @@ impl Marks {
             }
         }
     }
+}
+
+/// The regions whose bits are set in word number `word`.
+fn ones(word: usize, bits: u64) -> impl Iterator<Item = Region> {
+    let first = u32::try_from(word * 64).expect("a word of regions");
+    let (mut rest, mut found) = (bits, None);
+    std::iter::from_fn(move || {
+        rest &= !found.map_or(0, |bit: u32| 1 << bit);
+        found = (rest != 0).then(|| rest.trailing_zeros());
+        found.map(|bit| Region(first + bit))
+    })
 }
 
 #[cfg(test)]
