@@ -60,11 +60,6 @@ impl Activity {
         Self { now: 1, touched: false, floor: 0, ticks: [0; 2], in_flight: 0, blocks }
     }
 
-    /// There are more regions now.
-    pub(super) fn grow(&mut self, regions: u32) {
-        self.blocks.resize((regions as usize).div_ceil(BLOCK), None);
-    }
-
     /// Operations in flight, in whatever region.
     pub(super) fn in_flight(&self) -> u64 {
         self.in_flight

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use block::Error;
 use uuid::Uuid;
 
-use super::super::{SLOTS, SUPERBLOCK_OFFSETS, Slot, SlotEntry, Superblock};
+use super::super::{Marks, SLOTS, SUPERBLOCK_OFFSETS, Slot, SlotEntry, Superblock};
 use super::Inner;
 use super::pages::Pages;
 
@@ -171,10 +171,13 @@ impl Inner {
         for (slot, beginning) in &deal.begin {
             // From now on nothing is taken from it in the name of whoever had it.
             superblock.slots[slot.index()].image = None;
-            changed = changed.and(book.add(*slot, |marks| match beginning {
-                Beginning::Union => marks.union_of_all(*slot),
-                Beginning::All => marks.set_all(*slot),
-            }));
+            changed = book.begin(
+                *slot,
+                match beginning {
+                    Beginning::Union => Marks::union_of_all,
+                    Beginning::All => Marks::set_all,
+                },
+            );
         }
         self.superblock.set(superblock);
         changed

@@ -112,17 +112,22 @@ impl Book {
         was
     }
 
-    /// Changes marks by adding some; the pages that have to go out.
-    pub(super) fn add(&mut self, slot: Slot, add: impl FnOnce(&mut Marks)) -> Pages {
-        let before = self.marks.words(slot).to_vec();
-        add(&mut self.marks);
-        let differs = |page: &u32| {
-            let words = self.words_of(*page);
-            before[words.clone()] != self.marks.words(slot)[words]
-        };
-        let added = self.pages().iter().filter(differs).fold(Pages::NONE, Pages::with);
-        self.dirty = self.dirty.and(added);
-        added
+    /// Adds to `slot` what `theirs` has marked in it; the pages that have to go out for that.
+    ///
+    /// Also those in which nothing is new: a mark that somebody else has just set, or that was taken
+    /// and set again, may not be on the disk.
+    pub(super) fn merge(&mut self, slot: Slot, theirs: &Marks) -> Pages {
+        let mut added = Marks::none(self.geometry());
+        added.union(slot, theirs, slot);
+        self.marks.union(slot, &added, slot);
+        let has = |page: &u32| added.words(slot)[self.words_of(*page)].iter().any(|w| *w != 0);
+        self.pages().iter().filter(has).fold(Pages::NONE, Pages::with)
+    }
+
+    /// Lets `slot` begin with `marks` of its own; all pages have to go out for that.
+    pub(super) fn begin(&mut self, slot: Slot, marks: impl FnOnce(&mut Marks, Slot)) -> Pages {
+        marks(&mut self.marks, slot);
+        self.pages()
     }
 
     /// The bytes of page number `page`, which now go out. No other write of it may be on its way.

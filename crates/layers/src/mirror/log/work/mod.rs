@@ -334,13 +334,7 @@ impl IntentLog {
         let (found, wanted) = (theirs.bits.len(), geometry.bits_len());
         let theirs = Marks::of_bits(geometry, slot, &theirs.bits);
         let theirs = theirs.ok_or(MergeError::Length { found, wanted })?;
-        let add = |marks: &mut Marks| marks.union(slot, &theirs, slot);
-        // Also what was marked before may have been taken, and that be on its way to the disk.
-        let pages = {
-            let book = &mut self.0.rounds.borrow_mut().book;
-            let added = book.add(slot, add);
-            added.and(book.dirty())
-        };
+        let pages = self.0.rounds.borrow_mut().book.merge(slot, &theirs);
         self.0.persist(pages).await?;
         Ok(())
     }
@@ -434,6 +428,3 @@ impl fmt::Debug for IntentLog {
         f.debug_struct("IntentLog").field("superblock", &superblock).finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -143,10 +143,8 @@ impl IntentLog {
                 };
                 // The copy that counts goes last.
                 let slots = found.slots.map(|slot| SlotEntry { all_marked: false, ..slot });
-                let cells = found.cells.max(geometry.cells());
                 let old = log.superblock.get();
-                let new =
-                    Superblock { state: State::Active, boot, opened: true, slots, cells, ..old };
+                let new = Superblock { state: State::Active, boot, opened: true, slots, ..old };
                 log.replace(new, 1 - counts).await?;
                 let same_boot = found.boot == boot && !boot.is_nil();
                 let closed = !found.opened && found.state == State::Active;
@@ -195,7 +193,7 @@ async fn resume(
     book.pages().without(changed).iter().for_each(|page| book.found(page));
     for (slot, entry) in Slot::ALL.into_iter().zip(&found.slots) {
         if entry.all_marked {
-            changed = changed.and(book.add(slot, |marks| marks.set_all(slot)));
+            changed = book.begin(slot, Marks::set_all);
         }
     }
     let log = Inner::new(area, book, found);
