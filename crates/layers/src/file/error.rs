@@ -7,7 +7,7 @@ use rt::disk::{DiskError, OpenError, OpenReason};
 use uuid::Uuid;
 
 use super::foreign::Foreign;
-use super::label::BadLabel;
+use super::label::{BadLabel, LOG_AREA};
 
 /// What went wrong with which file or device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,6 +73,11 @@ pub enum Reason {
         /// The size in bytes it needs.
         needed: u64,
     },
+    /// It has no room for an intent log.
+    NoRoomForLog {
+        /// Where its data begins, in bytes from the start.
+        data_offset: u64,
+    },
     /// No volume has such a size.
     Size(&'static str),
     /// Its new part could not be zeroed; the log has the cause.
@@ -113,6 +118,12 @@ impl fmt::Display for Reason {
             Self::TooSmall { bytes, needed } => {
                 write!(f, "is too small: it has {bytes} bytes and needs {needed}")
             }
+            Self::NoRoomForLog { data_offset } => write!(
+                f,
+                "has no room for an intent log: its data begins at byte {data_offset}, and must not \
+                 before {}",
+                LOG_AREA.end
+            ),
             Self::Size(why) => f.write_str(why),
             Self::Failed(e) => e.fmt(f),
             Self::Remove(errno) => {
@@ -235,6 +246,11 @@ mod tests {
             ),
             (Reason::Shrunk { bytes, needed }, "was cut short: it has 512 bytes and had 4096"),
             (Reason::TooSmall { bytes, needed }, "is too small: it has 512 bytes and needs 4096"),
+            (
+                Reason::NoRoomForLog { data_offset: 528_384 },
+                "has no room for an intent log: its data begins at byte 528384, and must not before \
+                 958464",
+            ),
             (Reason::Size("the size is above 256 TiB"), "the size is above 256 TiB"),
         ]);
     }

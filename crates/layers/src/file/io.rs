@@ -168,7 +168,7 @@ impl File {
         Ok(())
     }
 
-    async fn flush(&self) -> Result<(), Error> {
+    pub(super) async fn flush(&self) -> Result<(), Error> {
         let sync = || async {
             self.disk.sync().await.map_err(|_| {
                 // The disk has said why. Nothing written since the last sync is known to be there.

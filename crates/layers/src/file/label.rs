@@ -3,6 +3,7 @@
 //! The layout is that of `docs/format/label.md`; [`Label::parse`] is total.
 
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -29,8 +30,16 @@ const MAGIC: [u8; 16] = *b"WINDROSE LABEL\r\n";
 /// The only version so far.
 const VERSION: u16 = 1;
 
-/// Everything that readers must know to use an image with such a flag. None yet.
-const KNOWN_REQUIRED: u32 = 0;
+/// The bytes of an image in which its intent log lies, if it has one: behind the second label.
+pub const LOG_AREA: Range<u64> = 516 << 10..936 << 10;
+const _: () = assert!(LOG_AREA.start == SLOTS[1] + LABEL_BYTES as u64);
+const _: () = assert!(LOG_AREA.end <= DATA_OFFSET);
+
+/// Required feature: the image has an intent log, and nobody changes its data but through that.
+const INTENT_LOG: u32 = 1;
+
+/// Everything that readers must know to use an image with such a flag.
+const KNOWN_REQUIRED: u32 = INTENT_LOG;
 
 wire::open_enum! {
     /// Where an image is in its life, as stored.
@@ -99,6 +108,8 @@ pub enum Provisioning {
 pub struct Label {
     /// Counts the changes of the label.
     pub generation: u64,
+    /// Whether the image has an intent log, in [`LOG_AREA`].
+    pub intent_log: bool,
     /// Flags that readers may ignore, kept as they are.
     pub optional: u32,
     /// The volume whose data this is.
@@ -168,7 +179,7 @@ impl Label {
             checksum: U32::ZERO,
             reserved_a: U32::ZERO,
             generation: U64::new(self.generation),
-            required: U32::ZERO,
+            required: U32::new(if self.intent_log { INTENT_LOG } else { 0 }),
             optional: U32::new(self.optional),
             volume: self.volume.into_bytes(),
             image: self.image.into_bytes(),
@@ -231,6 +242,7 @@ impl Label {
         };
         let label = Self {
             generation: fields.generation.get(),
+            intent_log: fields.required.get() & INTENT_LOG != 0,
             optional: fields.optional.get(),
             volume: Uuid::from_bytes(fields.volume),
             image: Uuid::from_bytes(fields.image),
@@ -259,6 +271,8 @@ impl Label {
             || !self.data_offset.is_multiple_of(4096)
         {
             Some("data offset")
+        } else if self.intent_log && !self.has_room_for_log() {
+            Some("data offset, in its intent log,")
         } else if self.data_bytes == 0
             || self.data_bytes > MAX_BYTES
             || !self.data_bytes.is_multiple_of(block)
@@ -269,6 +283,12 @@ impl Label {
         } else {
             None
         }
+    }
+
+    /// Whether the data begins behind [`LOG_AREA`].
+    #[must_use]
+    pub fn has_room_for_log(&self) -> bool {
+        self.data_offset >= LOG_AREA.end
     }
 
     /// Size in bytes of what holds the labels and the data.

@@ -124,12 +124,39 @@ impl File {
     pub async fn grow(&self, bytes: u64) -> Result<(), FileError> {
         let _alone = self.changing_label.lock().await;
         let grown = self.grow_alone(bytes).await;
-        if let Err(Reason::Disk(e)) = grown
+        self.judge(grown)
+    }
+
+    /// Declares in the label that the image has an intent log: releases that do not know about
+    /// logs refuse it from then on. Durable when this returns.
+    ///
+    /// # Errors
+    /// [`FileError`]
+    pub(super) async fn declare_log(&self) -> Result<(), FileError> {
+        let _alone = self.changing_label.lock().await;
+        let old = self.label.get();
+        let new = Label { intent_log: true, generation: self.generation.get() + 1, ..old };
+        let declared = if old.intent_log { Ok(()) } else { self.relabel(new).await };
+        self.judge(declared)
+    }
+
+    /// What a change of the label has come to. One that failed to sync ends the image.
+    fn judge(&self, changed: Result<(), Reason>) -> Result<(), FileError> {
+        if let Err(Reason::Disk(e)) = changed
             && e.kind == DiskErrorKind::Gone
         {
             self.dead.set(true);
         }
-        grown.map_err(|reason| reason.at(self.path()))
+        changed.map_err(|reason| reason.at(self.path()))
+    }
+
+    /// Makes `new` the label. Who calls has `changing_label`.
+    async fn relabel(&self, new: Label) -> Result<(), Reason> {
+        // A failed attempt may leave one copy with its number: the next one takes a higher.
+        self.generation.set(new.generation);
+        slots::replace(&self.disk, &self.memory, &new, 1).await?;
+        self.label.set(new);
+        Ok(())
     }
 
     async fn grow_alone(&self, bytes: u64) -> Result<(), Reason> {
@@ -147,10 +174,7 @@ impl File {
             self.dead.set(true);
             Reason::Disk(e)
         })?;
-        // A failed attempt may leave one copy with its number: the next one takes a higher.
-        self.generation.set(new.generation);
-        slots::replace(&self.disk, &self.memory, &new, 1).await?;
-        self.label.set(new);
+        self.relabel(new).await?;
         let mut info = self.info.get();
         info.blocks = bytes / u64::from(new.block_size);
         self.info.set(info);
@@ -434,6 +458,7 @@ async fn fill(core: &Core, disk: &Disk, memory: &Account, how: &Create) -> Resul
     let data_bytes = data_bytes(disk, how);
     let label = Label {
         generation: 1,
+        intent_log: false,
         optional: 0,
         volume: how.volume,
         image: random_uuid(core),

@@ -9,6 +9,7 @@
 //!   has its space from the beginning and keeps it.
 //! * FUA is a flush ([`block::Dev`] adds it), and flushes are shared. A failed flush ends the
 //!   image: everything after it fails with [`block::Error::Gone`].
+//! * A [`LogArea`] reaches the bytes before the data that are kept for the image's intent log.
 //!
 //! The label's layout is `docs/format/label.md`.
 
@@ -16,6 +17,7 @@ mod error;
 mod foreign;
 mod io;
 mod label;
+mod log_area;
 mod manage;
 mod slots;
 mod span;
@@ -30,7 +32,8 @@ use rt::disk::{Disk, DiskError};
 
 pub use error::{FileError, Reason};
 pub use foreign::Foreign;
-pub use label::{BadLabel, LABEL_BYTES, Label, MAX_BYTES, Provisioning, State};
+pub use label::{BadLabel, LABEL_BYTES, LOG_AREA, Label, MAX_BYTES, Provisioning, State};
+pub use log_area::LogArea;
 pub use manage::{Create, Open, delete, inspect};
 
 use units::UnitLocks;

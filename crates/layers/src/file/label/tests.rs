@@ -6,6 +6,7 @@ use crate::seal::sealed;
 fn label() -> Label {
     Label {
         generation: 7,
+        intent_log: false,
         optional: 0x8000_0001,
         volume: Uuid::from_u128(0x0123_4567_89ab_4def_8123_4567_89ab_cdef),
         image: Uuid::from_u128(0xfedc_ba98_7654_4321_8fed_cba9_8765_4321),
@@ -49,6 +50,34 @@ fn the_golden_image() {
     assert_eq!(shown, golden);
     assert!(bytes[FIELDS..].iter().all(|&b| b == 0));
     assert_eq!(Label::parse(&bytes, 0), Ok(label()));
+}
+
+/// `docs/format/label.md` tells what differs.
+#[test]
+fn an_image_with_an_intent_log_says_so_in_required_feature_0() {
+    let logged = Label { intent_log: true, ..label() };
+    let (with, without) = (logged.to_bytes(0), label().to_bytes(0));
+    let differing: Vec<usize> = (0..LABEL_BYTES).filter(|&at| with[at] != without[at]).collect();
+    assert_eq!(differing, [24, 25, 26, 27, 40]);
+    assert_eq!(with[24..28], [0xae, 0x8c, 0xdb, 0x5a]);
+    assert_eq!(with[40..44], [1, 0, 0, 0]);
+    assert_eq!(Label::parse(&with, 0), Ok(logged));
+    // What a release says that knows no feature at all: the bit is one that nobody may ignore.
+    let mut strange = with;
+    strange[40] = 3;
+    assert_eq!(Label::parse(&sealed(strange, 24), 0), Err(BadLabel::Features(2)));
+}
+
+#[test]
+fn the_data_never_lies_in_the_log() {
+    let crowded = Label { data_offset: LOG_AREA.end - 4096, ..label() };
+    assert!(!crowded.has_room_for_log());
+    assert_eq!(Label::parse(&crowded.to_bytes(0), 0), Ok(crowded));
+    let logged = Label { intent_log: true, ..crowded };
+    let refused = Err(BadLabel::Field("data offset, in its intent log,"));
+    assert_eq!(Label::parse(&logged.to_bytes(0), 0), refused);
+    let tight = Label { data_offset: LOG_AREA.end, ..logged };
+    assert_eq!(Label::parse(&tight.to_bytes(0), 0), Ok(tight));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::cell::{CELLS_PER_PAGE, PAGE_BYTES, REGIONS_PER_CELL};
-use crate::file::MAX_BYTES;
+use crate::file::{LOG_AREA, MAX_BYTES};
 
 /// Most regions that a volume is cut into.
 pub const MAX_REGIONS: u32 = 1 << 20;
@@ -21,7 +21,7 @@ const PAGES_OFFSET: u64 = 524 << 10;
 /// before it has no room for a log.
 pub const LOG_END: u64 =
     PAGES_OFFSET + MAX_CELLS as u64 / CELLS_PER_PAGE as u64 * PAGE_BYTES as u64;
-const _: () = assert!(LOG_END == 936 << 10);
+const _: () = assert!(LOG_END == LOG_AREA.end && SUPERBLOCK_OFFSETS[0] == LOG_AREA.start);
 const _: () = assert!(MAX_REGIONS.div_ceil(REGIONS_PER_CELL) <= MAX_CELLS);
 
 /// The smallest and the largest region: 64 KiB and 256 MiB, as powers of two.
@@ -34,7 +34,7 @@ pub struct Region(pub u32);
 
 /// Regions that follow each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Regions(Range<u32>);
+pub struct Regions(pub(super) Range<u32>);
 
 impl Iterator for Regions {
     type Item = Region;
@@ -129,6 +129,12 @@ impl Geometry {
     #[must_use]
     pub fn regions(self) -> u32 {
         self.regions
+    }
+
+    /// How many bytes hold one bit for each.
+    #[must_use]
+    pub fn bits_len(self) -> usize {
+        self.regions.div_ceil(8) as usize
     }
 
     /// How many cells hold their bits.

@@ -43,6 +43,12 @@ impl Marks {
         self.slots[slot.index()][word] |= bit;
     }
 
+    /// Marks `region` in every slot.
+    pub fn set_everywhere(&mut self, region: Region) {
+        let (word, bit) = self.find(region);
+        self.slots.iter_mut().for_each(|words| words[word] |= bit);
+    }
+
     /// Marks every region in `slot`.
     pub fn set_all(&mut self, slot: Slot) {
         self.slots[slot.index()].fill(u64::MAX);
@@ -62,6 +68,24 @@ impl Marks {
         self.slots[slot.index()][word] & bit != 0
     }
 
+    /// Whether `region` is marked in every slot.
+    #[must_use]
+    pub fn is_set_everywhere(&self, region: Region) -> bool {
+        let (word, bit) = self.find(region);
+        let [a, b, c] = &self.slots;
+        a[word] & b[word] & c[word] & bit != 0
+    }
+
+    /// For word number `word` of 64 regions, those that are marked in every slot.
+    pub(super) fn word_everywhere(&self, word: usize) -> u64 {
+        self.slots.iter().fold(u64::MAX, |every, words| every & words[word])
+    }
+
+    /// The bits of `slot`, 64 regions a word, whole cells.
+    pub(super) fn words(&self, slot: Slot) -> &[u64] {
+        &self.slots[slot.index()]
+    }
+
     /// How many regions are marked in `slot`.
     #[must_use]
     pub fn count(&self, slot: Slot) -> u32 {
@@ -70,14 +94,14 @@ impl Marks {
 
     /// The regions that are marked in `slot`, in ascending order.
     pub fn marked(&self, slot: Slot) -> impl Iterator<Item = Region> + '_ {
-        (0u32..).step_by(64).zip(&self.slots[slot.index()]).flat_map(|(first, word)| {
-            let (mut rest, mut found) = (*word, None);
-            std::iter::from_fn(move || {
-                rest &= !found.map_or(0, |bit: u32| 1 << bit);
-                found = (rest != 0).then(|| rest.trailing_zeros());
-                found.map(|bit| Region(first + bit))
-            })
-        })
+        self.slots[slot.index()].iter().enumerate().flat_map(|(word, bits)| ones(word, *bits))
+    }
+
+    /// The regions that are marked in any of `slots`, in ascending order.
+    pub(super) fn marked_in_any(&self, slots: &[Slot]) -> impl Iterator<Item = Region> {
+        let any = |word: usize| slots.iter().fold(0, |any, s| any | self.slots[s.index()][word]);
+        let words = self.slots[0].len();
+        (0..words).flat_map(move |word| ones(word, any(word)))
     }
 
     /// Marks in `slot` what `theirs` has marked in `from`.
@@ -97,6 +121,33 @@ impl Marks {
             let touched = self.geometry.regions_of(range.start, len);
             touched.into_iter().flatten().for_each(|region| self.set(slot, region));
         }
+    }
+
+    /// The bits of `slot` for somebody else: bit `n % 8` of byte `n / 8` tells whether region `n` is
+    /// marked. As many bytes as the regions need; bits behind the last region are clear.
+    #[must_use]
+    pub fn to_bits(&self, slot: Slot) -> Vec<u8> {
+        let len = self.geometry.bits_len();
+        let bytes = self.slots[slot.index()].iter().flat_map(|word| word.to_le_bytes());
+        bytes.take(len).collect()
+    }
+
+    /// What somebody else's [`Self::to_bits`] say about a volume that is cut into regions like this,
+    /// as the marks of `slot`, with none in the others. Bits behind the last region are not looked at.
+    /// `None` if there are not as many bytes as the regions need.
+    #[must_use]
+    pub fn of_bits(geometry: Geometry, slot: Slot, bits: &[u8]) -> Option<Self> {
+        if bits.len() != geometry.bits_len() {
+            return None;
+        }
+        let mut marks = Self::none(geometry);
+        for (word, bytes) in marks.slots[slot.index()].iter_mut().zip(bits.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_le_bytes(whole);
+        }
+        marks.trim();
+        Some(marks)
     }
 
     /// Marks in `slot` what is marked in any slot: where the marks for an image begin that the log
@@ -164,6 +215,17 @@ impl Marks {
             }
         }
     }
+}
+
+/// The regions whose bits are set in word number `word`.
+fn ones(word: usize, bits: u64) -> impl Iterator<Item = Region> {
+    let first = u32::try_from(word * 64).expect("a word of regions");
+    let (mut rest, mut found) = (bits, None);
+    std::iter::from_fn(move || {
+        rest &= !found.map_or(0, |bit: u32| 1 << bit);
+        found = (rest != 0).then(|| rest.trailing_zeros());
+        found.map(|bit| Region(first + bit))
+    })
 }
 
 #[cfg(test)]

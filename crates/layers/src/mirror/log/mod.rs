@@ -8,13 +8,15 @@
 //! * [`Superblock`]: whose log it is, kept in two copies; [`choose`] says which one counts.
 //! * [`Cell`]: the bits of 1280 regions in 512 bytes; [`parse_page`] reads eight of them.
 //! * [`Marks`]: all bits of a log in memory.
+//! * [`IntentLog`]: the log at work.
 //!
-//! Nothing here does I/O, and what parses is total. The layout is `docs/format/intent.md`.
+//! Nothing but the last does I/O, and what parses is total. The layout is `docs/format/intent.md`.
 
 mod cell;
 mod geometry;
 mod marks;
 mod superblock;
+mod work;
 
 pub use cell::{
     BadCell, CELL_BYTES, CELLS_PER_PAGE, Cell, PAGE_BYTES, REGIONS_PER_CELL, page_to_bytes,
@@ -27,6 +29,10 @@ pub use geometry::{
 pub use marks::Marks;
 pub use superblock::{
     BadSuperblock, BadSuperblocks, SUPERBLOCK_BYTES, SlotEntry, State, Superblock, choose,
+};
+pub use work::{
+    AdoptError, Adopted, Adoption, Bitmap, CloseError, Damage, FlushStamp, Found, IntentLog,
+    LogError, MergeError, Other, Touch,
 };
 
 /// How many other images a log keeps marks for.

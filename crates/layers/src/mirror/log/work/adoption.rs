@@ -1,0 +1,208 @@
+//! Changes of the superblock: what the image adopts, and who has which slot.
+
+use std::rc::Rc;
+
+use block::Error;
+use uuid::Uuid;
+
+use super::super::{Marks, SLOTS, SUPERBLOCK_OFFSETS, Slot, SlotEntry, Superblock};
+use super::Inner;
+use super::pages::Pages;
+
+/// Another image of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Other {
+    /// Which.
+    pub image: Uuid,
+    /// Whether it holds nothing of the volume yet: all regions are marked for it.
+    pub new: bool,
+}
+
+/// A configuration that an image adopts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adoption {
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its name; not nil.
+    pub config: Uuid,
+    /// The images of the other replicas.
+    pub others: Vec<Other>,
+    /// The nodes in sync, for messages.
+    pub hint: [Option<Uuid>; 3],
+}
+
+/// What an image has adopted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    /// The epoch.
+    pub epoch: u64,
+    /// The configuration's name.
+    pub config: Uuid,
+    /// The nodes that were in sync in it, for messages only.
+    pub hint: [Option<Uuid>; 3],
+}
+
+/// Why a configuration is not adopted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AdoptError {
+    /// A later one was adopted before, or another one of that epoch.
+    #[error("epoch {epoch} of configuration {config} was adopted before")]
+    Outdated {
+        /// The adopted epoch.
+        epoch: u64,
+        /// The adopted configuration.
+        config: Uuid,
+    },
+    /// A log keeps marks for three other images.
+    #[error("{0} other images are more than a log has slots for")]
+    TooMany(usize),
+    /// The image itself is among the others, or one is there twice, or a name is nil.
+    #[error("a configuration whose {0} makes no sense")]
+    Senseless(&'static str),
+    /// The log is dead or closed.
+    #[error("the intent log is gone")]
+    Gone,
+}
+
+impl From<Error> for AdoptError {
+    fn from(_: Error) -> Self {
+        Self::Gone
+    }
+}
+
+/// The marks with which a slot begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beginning {
+    /// Those of all slots together.
+    Union,
+    /// All.
+    All,
+}
+
+/// The slots of a new superblock, and which of them begin anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Deal {
+    slots: [Option<Uuid>; SLOTS],
+    begin: Vec<(Slot, Beginning)>,
+}
+
+/// The slot that is taken last. As long as it is free it has the marks of everything that changed since
+/// any image went away, whoever had the other slots meanwhile.
+const LAST: Slot = Slot::ALL[SLOTS - 1];
+
+/// Deals the slots of `old` to `others`.
+fn deal(old: [Option<Uuid>; SLOTS], others: &[Other]) -> Deal {
+    let stays = |image: &Uuid| others.iter().any(|other| other.image == *image);
+    let mut deal = Deal { slots: old.map(|image| image.filter(stays)), begin: Vec::new() };
+    let last_was_free = old[LAST.index()].is_none();
+    for other in others {
+        if deal.slots.contains(&Some(other.image)) {
+            continue;
+        }
+        let Some(slot) = Slot::ALL.into_iter().find(|s| deal.slots[s.index()].is_none()) else {
+            // There are no more images than slots: the caller has counted them.
+            break;
+        };
+        deal.slots[slot.index()] = Some(other.image);
+        // While no slot was free, marks that this image needs may have been taken from all of them.
+        let union = last_was_free && !other.new;
+        deal.begin.push((slot, if union { Beginning::Union } else { Beginning::All }));
+    }
+    if !last_was_free && deal.slots[LAST.index()].is_none() {
+        deal.begin.push((LAST, Beginning::All));
+    }
+    deal
+}
+
+impl Superblock {
+    /// What it says was adopted; `None` if nothing was yet, or nobody knows any more.
+    pub(super) fn adopted(&self) -> Option<Adopted> {
+        let Self { epoch, config, hint, .. } = *self;
+        (!config.is_nil()).then_some(Adopted { epoch, config, hint })
+    }
+
+    /// Whether `next` may be adopted.
+    fn check(&self, next: &Adoption) -> Result<(), AdoptError> {
+        let images = next.others.iter().map(|other| other.image);
+        let mut sorted: Vec<Uuid> = images.collect();
+        sorted.sort_unstable();
+        if sorted.len() > SLOTS {
+            return Err(AdoptError::TooMany(sorted.len()));
+        }
+        if next.config.is_nil() {
+            return Err(AdoptError::Senseless("name"));
+        }
+        let known = |image: &Uuid| image.is_nil() || *image == self.image;
+        if sorted.iter().any(known) || sorted.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(AdoptError::Senseless("other images"));
+        }
+        let (epoch, config) = (self.epoch, self.config);
+        let again = next.epoch == epoch && next.config == config;
+        if self.adopted().is_some() && next.epoch <= epoch && !again {
+            return Err(AdoptError::Outdated { epoch, config });
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Adopts a configuration, durably.
+    pub(super) async fn adopt(self: Rc<Self>, next: Adoption) -> Result<(), AdoptError> {
+        let _alone = self.changing.lock().await;
+        self.check_open()?;
+        let old = self.superblock.get();
+        old.check(&next)?;
+        let deal = deal(old.slots.map(|slot| slot.image), &next.others);
+        let changed = self.begin_slots(&deal);
+        // The marks come first: a slot is nobody's until it has all that its image needs.
+        self.persist(changed).await?;
+        let Adoption { epoch, config, hint, .. } = next;
+        let slots = deal.slots.map(|image| SlotEntry { image, all_marked: false });
+        let new = Superblock { epoch, config, hint, slots, ..self.superblock.get() };
+        self.replace(new, 0).await?;
+        Ok(())
+    }
+
+    /// Gives slots that begin anew their marks; the pages that have to go out.
+    fn begin_slots(&self, deal: &Deal) -> Pages {
+        let mut superblock = self.superblock.get();
+        let mut changed = Pages::NONE;
+        let book = &mut self.rounds.borrow_mut().book;
+        for (slot, beginning) in &deal.begin {
+            // From now on nothing is taken from it in the name of whoever had it.
+            superblock.slots[slot.index()].image = None;
+            changed = book.begin(
+                *slot,
+                match beginning {
+                    Beginning::Union => Marks::union_of_all,
+                    Beginning::All => Marks::set_all,
+                },
+            );
+        }
+        self.superblock.set(superblock);
+        changed
+    }
+
+    /// Makes `new` the superblock under the next generation, durably: copy number `first`, then the
+    /// other. Who calls has `changing`, or the log for himself.
+    pub(super) async fn replace(&self, new: Superblock, first: usize) -> Result<(), Error> {
+        // A failure ends the log, so no generation is tried twice.
+        let generation = self.superblock.get().generation + 1;
+        let new = Superblock { generation, ..new };
+        for copy in [first, 1 - first] {
+            let bytes = new.to_bytes(u16::try_from(copy).expect("0 or 1"));
+            let written = self.area.write(SUPERBLOCK_OFFSETS[copy], &bytes).await;
+            let written = written.map_err(|e| self.failed(e));
+            let durable = match written {
+                Ok(()) => self.area.sync().await,
+                failed => failed,
+            };
+            durable.inspect_err(|_| self.die())?;
+        }
+        self.superblock.set(new);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

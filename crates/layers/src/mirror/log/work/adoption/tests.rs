@@ -1,0 +1,93 @@
+use super::*;
+use crate::mirror::log::{LogId, State};
+
+const fn image(n: u128) -> Uuid {
+    Uuid::from_u128(n)
+}
+
+const A: Option<Uuid> = Some(image(1));
+const B: Option<Uuid> = Some(image(2));
+const C: Option<Uuid> = Some(image(3));
+
+fn others(known: &[u128], new: &[u128]) -> Vec<Other> {
+    let other = |new| move |n: &u128| Other { image: image(*n), new };
+    known.iter().map(other(false)).chain(new.iter().map(other(true))).collect()
+}
+
+fn superblock(epoch: u64, config: u128) -> Superblock {
+    Superblock {
+        state: State::Active,
+        generation: 1,
+        log: LogId(1),
+        image: image(9),
+        region_shift: 16,
+        cells: 1,
+        epoch,
+        config: Uuid::from_u128(config),
+        boot: Uuid::nil(),
+        opened: true,
+        slots: [SlotEntry::default(); SLOTS],
+        hint: [None; 3],
+    }
+}
+
+fn adoption(epoch: u64, config: u128, others: Vec<Other>) -> Adoption {
+    Adoption { epoch, config: Uuid::from_u128(config), others, hint: [None; 3] }
+}
+
+#[test]
+fn images_keep_their_slots_and_others_take_the_first_that_is_free() {
+    let begins = |begin: &[(usize, Beginning)]| -> Vec<(Slot, Beginning)> {
+        begin.iter().map(|(slot, how)| (Slot::ALL[*slot], *how)).collect()
+    };
+    let cases: &[(_, _, _, &[(usize, Beginning)])] = &[
+        (
+            [None; 3],
+            others(&[1], &[2]),
+            [A, B, None],
+            &[(0, Beginning::Union), (1, Beginning::All)],
+        ),
+        ([A, B, None], others(&[2, 1], &[]), [A, B, None], &[]),
+        ([A, B, None], others(&[2], &[]), [None, B, None], &[]),
+        ([A, B, None], others(&[3, 2], &[]), [C, B, None], &[(0, Beginning::Union)]),
+        ([A, B, None], others(&[1, 2, 3], &[]), [A, B, C], &[(2, Beginning::Union)]),
+        // While all slots were taken, marks that the fourth needs may have gone from all of them.
+        ([A, B, C], others(&[1, 4, 3], &[]), [A, Some(image(4)), C], &[(1, Beginning::All)]),
+        // The last slot is for everybody who is away, from now on.
+        ([A, B, C], others(&[1, 2], &[]), [A, B, None], &[(2, Beginning::All)]),
+        ([A, B, C], vec![], [None; 3], &[(2, Beginning::All)]),
+        (
+            [A, B, C],
+            others(&[4, 1], &[]),
+            [A, Some(image(4)), None],
+            &[(1, Beginning::All), (2, Beginning::All)],
+        ),
+    ];
+    for (old, others, slots, begin) in cases {
+        let dealt = deal(*old, others);
+        assert_eq!(dealt, Deal { slots: *slots, begin: begins(begin) }, "{old:?}, {others:?}");
+    }
+}
+
+#[test]
+fn epochs_go_forwards() {
+    let adopted = superblock(5, 50);
+    let outdated = Err(AdoptError::Outdated { epoch: 5, config: Uuid::from_u128(50) });
+    assert_eq!(adopted.check(&adoption(6, 60, vec![])), Ok(()));
+    assert_eq!(adopted.check(&adoption(5, 50, vec![])), Ok(()), "once more");
+    assert_eq!(adopted.check(&adoption(5, 51, vec![])), outdated);
+    assert_eq!(adopted.check(&adoption(4, 50, vec![])), outdated);
+    assert_eq!(superblock(0, 0).check(&adoption(0, 1, vec![])), Ok(()), "the first");
+}
+
+#[test]
+fn senseless_configurations_are_refused() {
+    let refused = |others| superblock(1, 1).check(&adoption(2, 2, others));
+    let senseless = Err(AdoptError::Senseless("other images"));
+    assert_eq!(refused(others(&[1, 2, 3, 4], &[])), Err(AdoptError::TooMany(4)));
+    assert_eq!(refused(others(&[1, 9], &[])), senseless, "the image itself");
+    assert_eq!(refused(others(&[1, 2], &[1])), senseless, "one twice");
+    assert_eq!(refused(others(&[0], &[])), senseless, "nil");
+    let nameless = superblock(1, 1).check(&adoption(2, 0, vec![]));
+    assert_eq!(nameless, Err(AdoptError::Senseless("name")));
+}
