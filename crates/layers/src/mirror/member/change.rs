@@ -1,0 +1,375 @@
+//! How a member comes to change the record (RFD 0010, 5.2 and 5.4 to 5.6).
+//!
+//! Every put is sent while a quorum read is handled that began after its cause: so a store that is
+//! away stops nobody who had no need of it.
+
+use std::time::Duration;
+
+use block::Epoch;
+use peer::{NodeId, Role, Standing};
+
+use super::super::record::{Member as Listed, Put, Record};
+use super::{Action, Change, Member, Peer, Refusal, Say, Seat};
+
+/// Reads of the record, one at a time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Reads {
+    /// One is under way; whether it began too early to judge what has come up since.
+    pub(super) running: Option<Stale>,
+    /// Something says that the record has changed.
+    pub(super) urgent: bool,
+    /// Not before this.
+    pub(super) after: Duration,
+    /// Whether the last one was not answered.
+    pub(super) away: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stale(pub(super) bool);
+
+impl Reads {
+    /// Something has come up that only a read that begins from now on can judge.
+    pub(super) fn evidence(&mut self) {
+        match &mut self.running {
+            Some(stale) => *stale = Stale(true),
+            None if !self.away => self.after = Duration::ZERO,
+            None => {}
+        }
+    }
+
+    /// Something says that the record has changed.
+    pub(super) fn ask(&mut self) {
+        self.urgent = true;
+        self.evidence();
+    }
+}
+
+/// A put whose outcome is not known.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Pending {
+    pub(super) record: Record,
+    /// When it was first sent.
+    pub(super) sent: Duration,
+    /// Whether it takes somebody out.
+    pub(super) excludes: bool,
+    /// Whether the driver has yet to answer.
+    pub(super) running: bool,
+}
+
+/// Changes that somebody asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Wishes {
+    pub(super) leave: bool,
+    pub(super) switch: Option<NodeId>,
+    pub(super) admit: Option<Listed>,
+    pub(super) force: bool,
+}
+
+impl Wishes {
+    fn any(&self) -> bool {
+        self.leave || self.switch.is_some() || self.admit.is_some() || self.force
+    }
+
+    /// These were meant for the configuration that has ended.
+    pub(super) fn epoch_ends(&mut self) {
+        (self.switch, self.admit) = (None, None);
+    }
+}
+
+/// What a wish comes to.
+enum Verdict {
+    Put(Record),
+    NotNow,
+    Never,
+}
+
+impl Member {
+    /// Whether there is a reason to read the record.
+    pub(super) fn wants_read(&self, now: Duration) -> bool {
+        let put = self.put.as_ref();
+        let idle = put.is_none();
+        self.record.is_none() && self.refused.is_none()
+            || self.reads.urgent
+            || put.is_some_and(|p| !p.running)
+            || idle && (self.wishes.any() || self.doubts(now) || self.ripe(now))
+            || idle && (self.leaves_dead() || self.may_lead(now))
+    }
+
+    fn leaves_dead(&self) -> bool {
+        self.leg_dead && self.listed().is_some_and(|r| r.in_sync.len() > 1)
+    }
+
+    /// The record, if it lists this replica as a member.
+    pub(super) fn listed(&self) -> Option<&Record> {
+        self.record.as_ref().filter(|r| r.has(self.me, self.incarnation) && !self.void)
+    }
+
+    /// Whether a member is silent, and has not been given up yet. A lost leg gives up nobody.
+    fn doubts(&self, now: Duration) -> bool {
+        let seat = self.seat.as_ref().filter(|_| !self.leg_dead);
+        let doubted = |p: &Peer| !p.excluded && p.doubted(now, &self.settings);
+        seat.is_some_and(|s| s.peers().iter().any(doubted))
+    }
+
+    /// Whether all that were given up have stopped by now.
+    fn ripe(&self, now: Duration) -> bool {
+        let seat = self.seat.as_ref().filter(|_| !self.leg_dead);
+        let out = || seat.iter().flat_map(|s| s.peers()).filter(|p| p.excluded);
+        out().count() > 0 && out().all(|p| now >= p.released_at(&self.settings))
+    }
+
+    pub(super) fn read(&mut self, now: Duration, record: Record, fresh: u128) {
+        let stale = self.reads.running.take() == Some(Stale(true));
+        self.reads.away = false;
+        let known = self.record.as_ref();
+        if known.is_some_and(|k| k.epoch > record.epoch) {
+            if !stale {
+                let image = known.map_or(self.image.epoch, |k| k.epoch);
+                self.refuse(Refusal::ImageAhead { image, store: record.epoch });
+            }
+            return;
+        }
+        if let Some(why) = self.contradiction(&record).or_else(|| self.overtaken(&record, stale)) {
+            self.reads.urgent = false;
+            self.refuse(why);
+            return;
+        }
+        let new = known.is_none_or(|k| k.epoch < record.epoch) || self.refused.is_some();
+        if new {
+            self.learn(record);
+        }
+        if !stale {
+            self.reads.urgent = false;
+            self.decide(now, fresh);
+            if self.put.is_none() && self.wishes.any() {
+                self.reads.after = now + self.settings.renewal();
+            }
+        }
+    }
+
+    pub(super) fn read_failed(&mut self, now: Duration) {
+        self.reads.running = None;
+        self.reads.away = true;
+        self.reads.after = now + self.settings.renewal();
+        if self.put.is_some() {
+            return;
+        }
+        // It may be this node that is cut off: the others need its promises.
+        let peers = self.seat.iter_mut().filter_map(|s| s.peers.as_mut()).flatten();
+        peers.for_each(|p| p.excluded = false);
+    }
+
+    /// A replica that was linked before the read began knows of an epoch that the store does not.
+    fn overtaken(&self, record: &Record, stale: bool) -> Option<Refusal> {
+        let ahead = |s: &Standing| {
+            s.epoch > record.epoch || s.epoch == record.epoch && s.config != record.config
+        };
+        let (&node, standing) = self.standings.iter().find(|(_, s)| ahead(s))?;
+        (!stale).then_some(Refusal::PeerAhead { node, epoch: standing.epoch })
+    }
+
+    pub(super) fn put_ended(&mut self, outcome: Put) {
+        let Some(put) = &mut self.put else { return };
+        put.running = false;
+        if outcome == Put::Done {
+            let record = put.record.clone();
+            self.learn(record);
+        } else {
+            self.reads.ask();
+        }
+    }
+
+    /// The record is what this replica takes it for, by a read that knows all that has happened.
+    fn decide(&mut self, now: Duration, fresh: u128) {
+        let Some(record) = self.record.clone() else { return };
+        if let Some(put) = &mut self.put {
+            if !put.running {
+                put.running = true;
+                let (epoch, config) = (record.epoch, record.config);
+                let record = put.record.clone();
+                self.actions.push(Action::Put { epoch, config, record });
+            }
+            return;
+        }
+        let next = self.leave(&record).or_else(|| match &self.seat {
+            None => self.alone(now, &record),
+            Some(_) => self.exclude(now, &record).or_else(|| self.planned(&record)),
+        });
+        if let Some(mut next) = next {
+            next.epoch = Epoch(record.epoch.0 + 1);
+            next.config = fresh;
+            let kept = |m: &Listed| next.member(m.node).is_some();
+            let excludes = !record.in_sync.iter().all(kept);
+            let (epoch, config) = (record.epoch, record.config);
+            self.put = Some(Pending { record: next.clone(), sent: now, excludes, running: true });
+            self.actions.push(Action::Put { epoch, config, record: next });
+        }
+    }
+
+    /// Takes this member out: it was asked to, or its leg is lost.
+    fn leave(&mut self, record: &Record) -> Option<Record> {
+        let asked = std::mem::take(&mut self.wishes.leave);
+        if !(asked || self.leg_dead) {
+            return None;
+        }
+        let listed = record.has(self.me, self.incarnation) && !self.void;
+        let heirs: Vec<_> = record.others(self.me).filter(|m| self.fit(m)).collect();
+        let primary = if record.primary == self.me {
+            heirs.first().map(|m| m.node)
+        } else {
+            // The primary may be known to others only: enough for a lost leg, not for a wish.
+            (self.leg_dead || !heirs.is_empty()).then_some(record.primary)
+        };
+        let Some(primary) = primary.filter(|_| listed) else {
+            if asked {
+                self.actions.push(Action::Declined(Change::Leave));
+            }
+            return None;
+        };
+        let in_sync = record.others(self.me).collect();
+        Some(Record { in_sync, primary, ..record.clone() })
+    }
+
+    /// Whether the member listed so is linked, and still what is listed.
+    fn fit(&self, listed: &Listed) -> bool {
+        let is = |s: &Standing| s.role == Role::Member && s.incarnation == listed.incarnation;
+        self.links.contains(&listed.node) && self.standings.get(&listed.node).is_some_and(is)
+    }
+
+    /// 5.5: gives up who is silent, and puts out who was given up and has stopped by now.
+    fn exclude(&mut self, now: Duration, record: &Record) -> Option<Record> {
+        if self.leg_dead {
+            return None;
+        }
+        let settings = self.settings;
+        let seat = self.seat.as_mut()?;
+        for peer in seat.peers.iter_mut().flatten() {
+            peer.excluded |= peer.doubted(now, &settings);
+        }
+        if !self.ripe(now) {
+            return None;
+        }
+        let out = |node| self.excluded().any(|n| n == node);
+        let in_sync = record.in_sync.iter().copied().filter(|m| !out(m.node)).collect();
+        let primary = if out(record.primary) { self.me } else { record.primary };
+        Some(Record { in_sync, primary, ..record.clone() })
+    }
+
+    pub(super) fn excluded(&self) -> impl Iterator<Item = NodeId> + '_ {
+        let peers = self.seat.iter().flat_map(Seat::peers);
+        peers.filter(|p| p.excluded).map(Peer::node)
+    }
+
+    fn planned(&mut self, record: &Record) -> Option<Record> {
+        if let Some(joiner) = self.wishes.admit {
+            match self.admit(record, joiner) {
+                Verdict::NotNow => {}
+                Verdict::Put(next) => return Some(next),
+                Verdict::Never => {
+                    self.wishes.admit = None;
+                    self.actions.push(Action::Declined(Change::Admit(joiner.node)));
+                }
+            }
+        }
+        let to = self.wishes.switch?;
+        match self.switch(record, to) {
+            Verdict::NotNow => None,
+            Verdict::Put(next) => Some(next),
+            Verdict::Never => {
+                self.wishes.switch = None;
+                self.actions.push(Action::Declined(Change::Switch(to)));
+                None
+            }
+        }
+    }
+
+    fn admit(&self, record: &Record, joiner: Listed) -> Verdict {
+        let able = record.image(joiner.node).is_some() && record.member(joiner.node).is_none();
+        if record.primary != self.me || !able || !self.is_open() {
+            return Verdict::Never;
+        }
+        if self.excluded().next().is_some() {
+            return Verdict::NotNow;
+        }
+        let mut next = record.clone();
+        next.in_sync.push(joiner);
+        next.in_sync.sort_unstable_by_key(|m| m.node);
+        Verdict::Put(next)
+    }
+
+    fn switch(&self, record: &Record, to: NodeId) -> Verdict {
+        if record.primary != self.me || to == self.me {
+            return Verdict::Never;
+        }
+        match record.member(to) {
+            Some(listed) if self.fit(&listed) => {}
+            _ => return Verdict::Never,
+        }
+        if self.excluded().next().is_some() || !self.is_open() {
+            return Verdict::NotNow;
+        }
+        Verdict::Put(Record { primary: to, ..record.clone() })
+    }
+
+    /// 5.6: what a replica may do that is no member.
+    fn alone(&mut self, now: Duration, record: &Record) -> Option<Record> {
+        let force = std::mem::take(&mut self.wishes.force);
+        let able = record.image(self.me).is_some() && !self.leg_dead;
+        if force && !able {
+            self.actions.push(Action::Declined(Change::Force));
+        }
+        (able && (force || self.may_lead(now))).then(|| Record {
+            in_sync: vec![Listed { node: self.me, incarnation: self.incarnation }],
+            primary: self.me,
+            ..record.clone()
+        })
+    }
+
+    /// Whether this replica has returned and may lead after a blackout.
+    fn may_lead(&self, now: Duration) -> bool {
+        let Some(record) = self.record.as_ref().filter(|_| self.role() == Role::Returned) else {
+            return false;
+        };
+        let waited = now >= self.born + self.settings.grace();
+        let continuous = record.others(self.me).any(|m| self.says_member(&m));
+        let last = record.in_sync.len() == 1;
+        let heard = || record.others(self.me).all(|m| self.says_lost(&m));
+        let allowed = last || self.image.clean || heard() && self.preferred() == Some(self.me);
+        waited && !continuous && allowed
+    }
+
+    /// Whether the listed one says that it is a member.
+    pub(super) fn says_member(&self, listed: &Listed) -> bool {
+        self.standings.get(&listed.node).is_some_and(|s| s.role == Role::Member)
+    }
+
+    /// Whether the listed one says that it is not continuous any more.
+    pub(super) fn says_lost(&self, listed: &Listed) -> bool {
+        let standing = self.standings.get(&listed.node);
+        standing.is_some_and(|s| matches!(s.role, Role::Returned | Role::Outside))
+    }
+
+    /// 5.6 c: who of the returned leads.
+    pub(super) fn preferred(&self) -> Option<NodeId> {
+        let record = self.record.as_ref()?;
+        let mine = (self.me, self.standing());
+        let others = self.standings.iter().map(|(&n, &s)| (n, s));
+        others
+            .chain([mine])
+            .filter(|(n, s)| s.role == Role::Returned && record.member(*n).is_some())
+            .min_by_key(|(n, s)| (!s.same_boot, *n != record.primary, *n))
+            .map(|(n, _)| n)
+    }
+
+    /// Says what this replica is to those who have not heard.
+    pub(super) fn announce(&mut self) {
+        let standing = self.standing();
+        if self.announced == standing {
+            return;
+        }
+        self.announced = standing;
+        for &node in &self.links {
+            self.actions.push(Action::Send(node, Say::Standing(standing)));
+        }
+    }
+}

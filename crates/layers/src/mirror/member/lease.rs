@@ -1,0 +1,80 @@
+//! What two members owe each other within one epoch (RFD 0010, 5.1).
+
+use std::time::Duration;
+
+use peer::{NodeId, Stamp};
+
+use super::super::record::Member as Listed;
+use super::Settings;
+
+/// Another member, as this one sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Peer {
+    pub(super) listed: Listed,
+    /// When the newest of its promises was asked for.
+    held: Option<Duration>,
+    /// When the epoch began here: stands for a first promise of its where time is granted to it.
+    since: Duration,
+    /// When this member last promised it anything.
+    given: Duration,
+    /// No promise to it from now on; it is going to be put out.
+    pub(super) excluded: bool,
+    /// The data path has lost patience with it.
+    pub(super) stuck: bool,
+}
+
+impl Peer {
+    pub(super) fn new(listed: Listed, now: Duration) -> Self {
+        Self { listed, held: None, since: now, given: now, excluded: false, stuck: false }
+    }
+
+    pub(super) fn node(&self) -> NodeId {
+        self.listed.node
+    }
+
+    /// Whether its promise is fresh: the one thing that lets this member serve beside it.
+    pub(super) fn held(&self, now: Duration, settings: &Settings) -> bool {
+        self.held.is_some_and(|stamp| now < stamp + settings.lease())
+    }
+
+    pub(super) fn stamp(&self) -> Option<Stamp> {
+        self.held.map(to_stamp)
+    }
+
+    /// It has promised, and this member had asked at `stamp`.
+    pub(super) fn promised(&mut self, stamp: Stamp, now: Duration) {
+        let asked = Duration::from_nanos(stamp.0);
+        // A stamp of the future is not one of this life's.
+        if asked <= now {
+            self.held = self.held.max(Some(asked));
+        }
+    }
+
+    /// This member promises now.
+    pub(super) fn promise(&mut self, now: Duration) {
+        self.given = now;
+    }
+
+    /// When its silence makes this member ask the store; a new epoch grants a lease first.
+    pub(super) fn doubted_at(&self, settings: &Settings) -> Duration {
+        self.held.map_or(self.since, |held| held.max(self.since))
+            + settings.lease()
+            + settings.renewal()
+    }
+
+    /// Whether something speaks for going on without it.
+    pub(super) fn doubted(&self, now: Duration, settings: &Settings) -> bool {
+        self.stuck || now >= self.doubted_at(settings)
+    }
+
+    /// When it holds no promise of this member any more, whatever its clock does.
+    pub(super) fn released_at(&self, settings: &Settings) -> Duration {
+        self.given + settings.grace()
+    }
+}
+
+/// This node's clock as others carry it.
+pub(super) fn to_stamp(now: Duration) -> Stamp {
+    // 2^64 ns are 584 years of uptime.
+    Stamp(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
+}
