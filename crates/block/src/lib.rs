@@ -21,6 +21,7 @@
 //!   data itself. A layer keeps no scratch memory of an operation that it has completed, so the
 //!   operations of a command that run one after another need one overhead, not many.
 
+mod compare;
 pub mod crash;
 mod ctx;
 mod dev;
@@ -28,15 +29,18 @@ mod error;
 mod flush;
 mod mem;
 mod op;
+mod range_locks;
 mod request;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use compare::{CompareAndWrite, Compared};
 pub use ctx::{Ctx, Epoch};
 pub use dev::{Dev, Info, Layer, Stats};
 pub use error::Error;
 pub use flush::FlushGate;
 pub use mem::{Mem, MemOptions};
 pub use op::{Blocks, Lba, Op};
+pub use range_locks::{RangeLock, RangeLocks};
 pub use request::{Failure, Request};
 pub use rt::buf::{Account, Buf, BufMut, Bufs, BufsMut, Class, Credit, Pool};

@@ -137,6 +137,12 @@ impl Outbox {
         Some(expected.swap_remove(i).1)
     }
 
+    /// Whether the session has ended.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.closed.get()
+    }
+
     /// Ends the session.
     pub fn close(&self) {
         self.0.close();

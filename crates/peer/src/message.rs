@@ -295,6 +295,8 @@ pub enum Message {
         incarnation: Incarnation,
         /// The epoch it has adopted.
         epoch: Epoch,
+        /// Size of the volume as it has it, in bytes.
+        volume_bytes: u64,
         /// log2 of the bytes of its log's regions.
         region_shift: u32,
         /// Its marks for the primary's image, a bit a region, least significant first.
@@ -318,6 +320,13 @@ pub enum Message {
         view: View,
         /// The flush, of the sender's numbers, that made them durable everywhere.
         request: u64,
+        /// The regions, each first byte and length in bytes.
+        regions: Vec<(u64, u64)>,
+    },
+    /// These regions are marked at a member, and idle: the primary may sweep them.
+    Marked {
+        /// The view.
+        view: View,
         /// The regions, each first byte and length in bytes.
         regions: Vec<(u64, u64)>,
     },

@@ -1,9 +1,8 @@
 //! How each request is made of the five operations.
 
-use block::{Blocks, Buf, Bufs, Ctx, Error, Failure, Lba, Op, Request};
+use block::{Blocks, Buf, Bufs, Ctx, Error, Failure, Lba, Op, RangeLock, Request};
 
 use crate::command::Command;
-use crate::locks::RangeLock;
 use crate::volume::Volume;
 
 /// Longest stretch that one `Zero` or `Unmap` covers, in bytes: keeps every single operation
@@ -95,6 +94,9 @@ impl Volume {
             Request::CompareAndWrite { at, compare, write, fua } => {
                 let range = self.covered(at, &compare);
                 if let Some(_lock) = self.lock(range, true, command).await? {
+                    if let Some(compares) = &self.compares {
+                        return compares.compare_and_write(at, &compare, &write, fua, ctx).await;
+                    }
                     self.compare(range, &compare, ctx).await?;
                     self.dev.submit(Op::Write { at, data: write, fua }, ctx).await?;
                 }

@@ -3,7 +3,7 @@
 //! A [`Volume`] lives on one core and owns every command from the moment it accepts it to its
 //! completion: a connection that dies abandons the answer, never the I/O. It
 //! * admits a command once its worst case of memory is promised ([`block::Credit`]),
-//! * serialises overlapping commands of which one writes, in order of arrival ([`locks`]),
+//! * serialises overlapping commands of which one writes, in order of arrival ([`block::RangeLocks`]),
 //! * composes what front ends ask ([`block::Request`]) from the five operations ([`compose`]),
 //! * shares flushes, aborts on request, counts and measures ([`stats`]).
 //!
@@ -14,11 +14,9 @@
 
 mod command;
 mod compose;
-mod locks;
 mod stats;
 mod volume;
 
 pub use command::Command;
-pub use locks::RangeLocks;
 pub use stats::{Kind, KindStats, Snapshot};
 pub use volume::Volume;

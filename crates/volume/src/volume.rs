@@ -8,11 +8,13 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use block::{Account, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, FlushGate, Info, Op, Request};
+use block::{
+    Account, Bufs, Class, CompareAndWrite, Ctx, Dev, Epoch, Error, Failure, FlushGate, Info, Op,
+    RangeLocks, Request,
+};
 use tokio::time::Instant;
 
 use crate::command::Command;
-use crate::locks::RangeLocks;
 use crate::stats::{Counters, Kind, Snapshot};
 
 /// Longest read or write that begins where it is accepted, in bytes. Whatever takes longer must be a
@@ -22,6 +24,8 @@ const SHORT_BYTES: u64 = 64 * 1024;
 /// One volume on its core.
 pub struct Volume {
     pub(crate) dev: Dev,
+    /// Does COMPARE AND WRITE where holding a range is not enough.
+    pub(crate) compares: Option<Rc<dyn CompareAndWrite>>,
     pub(crate) locks: Rc<RangeLocks>,
     pub(crate) flushes: FlushGate,
     pub(crate) counters: Counters,
@@ -42,8 +46,19 @@ impl Volume {
     /// The owner of `dev`.
     #[must_use]
     pub fn new(dev: Dev, epoch: Epoch) -> Rc<Self> {
+        Self::make(dev, None, epoch)
+    }
+
+    /// The owner, on this node, of a device that other nodes use as well.
+    #[must_use]
+    pub fn shared(dev: Dev, compares: Rc<dyn CompareAndWrite>, epoch: Epoch) -> Rc<Self> {
+        Self::make(dev, Some(compares), epoch)
+    }
+
+    fn make(dev: Dev, compares: Option<Rc<dyn CompareAndWrite>>, epoch: Epoch) -> Rc<Self> {
         Rc::new(Self {
             dev,
+            compares,
             locks: Rc::default(),
             flushes: FlushGate::default(),
             counters: Counters::default(),

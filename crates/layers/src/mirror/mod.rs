@@ -1,14 +1,339 @@
 //! The mirror: one volume on two or three nodes, served by all of them.
 //!
-//! * [`log`]: which regions of an image may differ from other images of the volume.
-//! * [`record`]: who has the volume, who is in sync, who is primary.
-//! * [`member`]: one replica's part: when it serves, and how the record comes to change.
-//! * [`settle`]: what has to be made equal before a view opens.
+//! Why it is as it is, and why it is right: `docs/rfd/0010-the-mirror.md`, whose sections the parts name.
 //!
-//! The plans of reads and writes and resync will stand beside them. Why the mirror is as it is:
-//! `docs/rfd/0010-the-mirror.md`.
+//! Pure modules that decide:
+//! * [`record`]: who has the volume, who is in sync, who is primary (3.2);
+//! * [`member`]: who serves, when, and how the record comes to change (5);
+//! * [`settle`]: what a new view has to make equal (5.8);
+//! * [`log`]: which regions of an image may differ from other images of the volume (6).
+//!
+//! And what carries it out, all methods of one [`Replica`](replica::Replica):
+//! * `write`, `read`, `flush`, `compare`: what clients ask, at whichever member (4);
+//! * `receive`: what other replicas say;
+//! * `opening`: the beginning of a view (5.7);
+//! * `resync`, `join`: bringing a replica in sync, at the primary and at the joiner (6.6);
+//! * `sweep`: taking marks away (6.3); `verify`: comparing the members (9.5);
+//! * `agent`: what the membership machine asks for, and watching what it cannot see.
 
+mod agent;
+mod compare;
+mod entries;
+mod flush;
+mod join;
+mod joiners;
+mod leg;
 pub mod log;
 pub mod member;
+mod opening;
+mod order;
+mod own;
+mod read;
+mod receive;
 pub mod record;
+mod replica;
+mod requests;
+mod resync;
+mod settings;
 pub mod settle;
+mod signal;
+mod sweep;
+mod verify;
+mod write;
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+
+use block::{
+    Account, Blocks, Bufs, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Info, Layer,
+    Lba, Op,
+};
+use peer::{Change, Incarnation, Kind, Link, NodeId, Received, View};
+use rt::Core;
+
+pub use settings::Settings;
+pub use verify::{Difference, Verified};
+
+use leg::Leg;
+use log::{Damage, Found, IntentLog};
+use member::{Event, Image, Member, Why};
+use own::OwnWrites;
+use record::{Record, Records};
+use replica::Replica;
+
+/// One replica of a mirrored volume, as a layer: what is written here is written to all members,
+/// what is read here comes from the own leg.
+#[derive(Clone)]
+pub struct Mirror(Rc<Replica>);
+
+/// What a mirror is made of.
+#[derive(Debug)]
+pub struct Parts<R> {
+    /// This node.
+    pub node: NodeId,
+    /// The core it lives on.
+    pub core: Core,
+    /// What the mirror's own memory is taken from.
+    pub account: Account,
+    /// The member's own stack.
+    pub leg: Dev,
+    /// The leg's write-intent log.
+    pub log: IntentLog,
+    /// What was found when the log was opened.
+    pub found: Found,
+    /// Where the record is kept.
+    pub records: R,
+    /// How long things may take.
+    pub settings: Settings,
+}
+
+/// What a replica says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The record, if it has been read.
+    pub record: Option<Record>,
+    /// The view it is in.
+    pub view: View,
+    /// Why it does not serve; `None` if it does.
+    pub why: Option<Why>,
+    /// The nodes there is a session with.
+    pub linked: Vec<NodeId>,
+    /// Replicas that are being brought in sync from here: bytes copied, and in all.
+    pub resyncs: Vec<(NodeId, u64, u64)>,
+    /// Regions that are marked for each other replica, and their size in bytes.
+    pub marked: Vec<(NodeId, u32)>,
+    /// Size of a region in bytes.
+    pub region_bytes: u64,
+}
+
+impl Mirror {
+    /// A replica whose image and log have just been opened. It begins to act at once; must be
+    /// called in a `LocalSet`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the account's pool is too small for it.
+    pub async fn open<R: Records>(parts: Parts<R>) -> Result<Self, Error> {
+        let Parts { node, core, account, leg, log, found, records, settings } = parts;
+        let info = leg.info();
+        let transfer = info.max_transfer_blocks as usize * info.block_size as usize;
+        let overhead = (info.overhead as usize).max(1);
+        let reserve = ctx(&account, transfer + overhead).await?;
+        let served = ctx(&account, transfer + overhead).await?;
+        let spare = ctx(&account, overhead).await?;
+        let image = image(&log, &found);
+        let incarnation = Incarnation(core.random_u64());
+        let member = Member::new(node, incarnation, settings.member, core.now(), image);
+        let own = OwnWrites::new(node, core.random_u64());
+        let replica = Rc::new(Replica {
+            me: node,
+            core,
+            settings,
+            account,
+            leg: Leg::new(leg, log),
+            locks: Rc::default(),
+            member: RefCell::new(member),
+            links: RefCell::default(),
+            view: Cell::default(),
+            entries: RefCell::default(),
+            own,
+            order: RefCell::default(),
+            gathered: RefCell::default(),
+            joiners: RefCell::default(),
+            requests: requests::Requests::default(),
+            stamps: RefCell::default(),
+            opened: Cell::default(),
+            tidings: RefCell::default(),
+            joining: Cell::default(),
+            store: Box::new(records),
+            timer: signal::Signal::default(),
+            joins: signal::Signal::default(),
+            join_wanted: Cell::default(),
+            retry_at: Cell::default(),
+            began: Cell::default(),
+            lost: RefCell::default(),
+            reported: RefCell::default(),
+            closed: Cell::default(),
+            signal: signal::Signal::default(),
+            spare,
+            reserve: tokio::sync::Mutex::new(reserve),
+            served: tokio::sync::Mutex::new(served),
+        });
+        replica.run();
+        Ok(Self(replica))
+    }
+
+    /// A session with another replica has come up. Nothing more may come from an older one with the
+    /// same node.
+    pub fn up(&self, link: Link) {
+        self.0.up(link);
+    }
+
+    /// The session has ended.
+    pub fn down(&self, node: NodeId, session: u64) {
+        self.0.down(node, session);
+    }
+
+    /// Ends the session with `node`, if there is one: its connections close, and another one may come
+    /// up.
+    pub fn break_link(&self, node: NodeId) {
+        if let Some(link) = self.0.link(node) {
+            link.close();
+        }
+    }
+
+    /// Takes what has come in a session. The lane it came on waits for it; dropped when the session
+    /// ends.
+    pub async fn receive(&self, node: NodeId, session: u64, received: Received) {
+        let Some(link) = self.0.link(node).filter(|l| l.session() == session) else { return };
+        self.0.receive(link, received).await;
+    }
+
+    /// Asks this member to leave: what it has begun ends, and the others go on.
+    pub fn leave(&self) {
+        self.0.event(Event::Leave);
+    }
+
+    /// Asks for `node` to put writes in order. Heeded by the primary.
+    pub fn switch_to(&self, node: NodeId) {
+        self.0.event(Event::Switch(node));
+    }
+
+    /// Makes this replica go on alone, whatever may be lost.
+    pub fn force(&self) {
+        self.0.event(Event::Force);
+    }
+
+    /// Compares all members, at the primary.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] if this is not the primary, or stops being it.
+    pub async fn verify(&self) -> Result<Verified, Error> {
+        self.0.verify().await
+    }
+
+    /// Whether it serves now.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        self.0.serves().is_some()
+    }
+
+    /// What it says of itself.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let this = &self.0;
+        let member = this.member.borrow();
+        let others = member.record().into_iter().flat_map(|r| r.replicas.iter().copied());
+        let others = others.filter(|r| r.node != this.me);
+        let marked = |r: record::Replica| Some((r.node, this.leg.log.marked_count(r.image)?));
+        Status {
+            record: member.record().cloned(),
+            view: this.present_view(),
+            why: member.waits_for(this.core.now()),
+            linked: this.links.borrow().keys().copied().collect(),
+            resyncs: this.joiners.borrow().iter().map(|(n, j)| (n, j.done, j.todo)).collect(),
+            marked: others.filter_map(marked).collect(),
+            region_bytes: this.leg.log.geometry().region_bytes(),
+        }
+    }
+
+    /// Waits until [`Self::status`] may have changed.
+    pub async fn changed(&self) {
+        let mut looked = false;
+        self.0.signal.until(|| std::mem::replace(&mut looked, true).then_some(())).await;
+    }
+
+    /// Ends it: no member any more from here on, whatever the record says. Its log is closed in order if
+    /// nothing is in flight.
+    pub async fn close(&self) {
+        self.0.closed.set(true);
+        self.0.outside();
+        let links = std::mem::take(&mut *self.0.links.borrow_mut());
+        links.values().for_each(Link::close);
+        self.0.timer.raise();
+        self.0.joins.raise();
+        self.0.signal.until(|| self.0.entries.borrow().is_drained().then_some(())).await;
+        if let Err(error) = self.0.leg.log.close().await {
+            tracing::warn!(%error, "an intent log is not closed in order");
+        }
+    }
+
+    async fn zero(
+        &self,
+        at: Lba,
+        blocks: u32,
+        unmap: bool,
+        fua: bool,
+        ctx: &Ctx,
+    ) -> Result<(), Error> {
+        let range = Blocks::new(at, u64::from(blocks));
+        let change = Change { range, kind: Kind::Zero { unmap }, fua, data: Bufs::new() };
+        self.0.write(change, ctx).await
+    }
+}
+
+impl CompareAndWrite for Mirror {
+    fn compare_and_write<'a>(
+        &'a self,
+        at: Lba,
+        compare: &'a Bufs,
+        write: &'a Bufs,
+        fua: bool,
+        ctx: &'a Ctx,
+    ) -> Compared<'a> {
+        Box::pin(self.0.compare_and_write(at, compare, write, fua, ctx))
+    }
+}
+
+impl Layer for Mirror {
+    fn name(&self) -> &'static str {
+        "mirror"
+    }
+
+    fn info(&self) -> Info {
+        let info = self.0.leg.dev.info();
+        // What is freed reads as zeroes at every member, or they would differ.
+        Info { native_fua: true, unmap_zeroes: true, ..info }
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        match op {
+            Op::Read { at, blocks } => self.0.read(Blocks::new(at, u64::from(blocks)), &ctx).await,
+            Op::Write { at, data, fua } => {
+                let block = u64::from(self.0.leg.dev.info().block_size);
+                let range = Blocks::new(at, data.len() as u64 / block);
+                let change = Change { range, kind: Kind::Write, fua, data };
+                self.0.write(change, &ctx).await.map(|()| Bufs::new())
+            }
+            Op::Zero { at, blocks, unmap, fua } => {
+                self.zero(at, blocks, unmap, fua, &ctx).await.map(|()| Bufs::new())
+            }
+            Op::Unmap { at, blocks } => {
+                self.zero(at, blocks, true, false, &ctx).await.map(|()| Bufs::new())
+            }
+            Op::Flush => self.0.flush(&ctx).await.map(|()| Bufs::new()),
+        }
+    }
+}
+
+impl fmt::Debug for Mirror {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Mirror").field(&self.0).finish()
+    }
+}
+
+async fn ctx(account: &Account, bytes: usize) -> Result<Ctx, Error> {
+    let credit = account.credit(bytes, Class::Immediate).await.map_err(|_| Error::OutOfRange)?;
+    Ok(Ctx::new(credit, Epoch::default()))
+}
+
+/// What the image says of its past.
+fn image(log: &IntentLog, found: &Found) -> Image {
+    let adopted = found.adopted;
+    Image {
+        epoch: Epoch(adopted.map_or(0, |a| a.epoch)),
+        config: adopted.map_or(0, |a| a.config.as_u128()),
+        clean: found.damage == Damage::None && log.is_clean(&log.images()),
+        same_boot: found.same_boot,
+    }
+}

@@ -37,6 +37,8 @@ pub struct Replica {
     pub node: NodeId,
     /// Its name, as in its label.
     pub image: Uuid,
+    /// Whether it holds nothing of the volume yet: it was never in sync.
+    pub new: bool,
 }
 
 /// A replica in sync.
@@ -149,6 +151,8 @@ struct Text {
 struct ReplicaText {
     node: u16,
     image: String,
+    #[serde(default)]
+    new: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -160,7 +164,8 @@ struct MemberText {
 
 impl From<&Record> for Text {
     fn from(r: &Record) -> Self {
-        let replica = |r: &Replica| ReplicaText { node: r.node.0, image: r.image.to_string() };
+        let replica =
+            |r: &Replica| ReplicaText { node: r.node.0, image: r.image.to_string(), new: r.new };
         let member = |m: &Member| MemberText {
             node: m.node.0,
             incarnation: format!("{:016x}", m.incarnation.0),
@@ -182,7 +187,7 @@ impl Text {
         let bad = |e: std::num::ParseIntError| BadRecord::Syntax(e.to_string());
         let replica = |r: &ReplicaText| {
             let image = Uuid::parse_str(&r.image).map_err(|e| BadRecord::Syntax(e.to_string()))?;
-            Ok(Replica { node: NodeId(r.node), image })
+            Ok(Replica { node: NodeId(r.node), image, new: r.new })
         };
         let member = |m: &MemberText| {
             let incarnation = Incarnation(short(&m.incarnation).map_err(bad)?);
@@ -238,8 +243,8 @@ mod tests {
             epoch: Epoch(7),
             config: u128::MAX - 3,
             replicas: vec![
-                Replica { node: NodeId(1), image: Uuid::from_u128(1) },
-                Replica { node: NodeId(2), image: Uuid::from_u128(2) },
+                Replica { node: NodeId(1), image: Uuid::from_u128(1), new: true },
+                Replica { node: NodeId(2), image: Uuid::from_u128(2), new: false },
             ],
             in_sync: vec![Member { node: NodeId(2), incarnation: Incarnation(u64::MAX) }],
             primary: NodeId(2),

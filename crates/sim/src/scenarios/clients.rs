@@ -22,6 +22,9 @@ const CLIENTS: u64 = 6;
 /// Commands of each client in the last round.
 const LAST_ROUND: usize = 25;
 
+/// How long a command may still be carried out by others when its node has given it up.
+const DOUBT: Duration = Duration::from_secs(30);
+
 /// Blocks at the start that hold the tally and nothing else.
 const TALLY: u64 = 1;
 
@@ -32,6 +35,9 @@ pub(super) struct Shared {
     /// Times the tally was raised for sure, and times nobody knows.
     raised: Cell<u64>,
     perhaps: Cell<u64>,
+    /// Commands that may yet be carried out, and since when.
+    doubtful: RefCell<Vec<(Duration, Ticket)>>,
+    world: World,
     violation: RefCell<Option<String>>,
     errors: RefCell<Vec<Error>>,
 }
@@ -43,6 +49,8 @@ impl Shared {
             rng: Rng::new(world.seed(), "clients"),
             raised: Cell::new(0),
             perhaps: Cell::new(0),
+            doubtful: RefCell::default(),
+            world: world.clone(),
             violation: RefCell::default(),
             errors: RefCell::default(),
         })
@@ -51,6 +59,20 @@ impl Shared {
     /// The clients are gone, with their host.
     pub(super) fn crash(&self, loss: Loss) {
         self.checker.borrow_mut().crash(loss);
+    }
+
+    /// What nobody has heard of for so long has happened by now, or never will.
+    pub(super) fn settle_doubts(&self) {
+        let before = self.world.now().saturating_sub(DOUBT);
+        let (old, new): (Vec<_>, Vec<_>) =
+            self.doubtful.take().into_iter().partition(|(since, _)| *since < before);
+        self.doubtful.replace(new);
+        let mut checker = self.checker.borrow_mut();
+        old.into_iter().for_each(|(_, ticket)| checker.end(ticket, Outcome::Failed));
+    }
+
+    fn doubt(&self, ticket: Ticket) {
+        self.doubtful.borrow_mut().push((self.world.now(), ticket));
     }
 
     /// Blocks that were damaged on purpose.
@@ -83,15 +105,32 @@ pub(super) async fn finish(
     volume: Rc<Volume>,
     shared: &Rc<Shared>,
 ) -> Result<(), String> {
+    check(core, &volume, shared).await?;
+    let account = core.pool().account();
+    volume.close(&account).await.map_err(|e| format!("close: {e}"))?;
+    drop((volume, account));
+    let usage = core.pool().usage();
+    if usage.free != usage.total || usage.overdrafts > 0 {
+        return Err(format!("memory was kept or overdrawn: {usage:?}"));
+    }
+    Ok(())
+}
+
+/// Without faults: every command ends well, the tally is right, every block holds what it may.
+pub(super) async fn check(
+    core: &Core,
+    volume: &Rc<Volume>,
+    shared: &Rc<Shared>,
+) -> Result<(), String> {
     shared.errors.take();
-    let checking = Client::new(core, &volume, shared);
+    let checking = Client::new(core, volume, shared);
     checking.audit().await;
     let before = checking.read_tally().await.map_err(|e| format!("tally: {e}"))?;
     shared.raised.set(0);
     shared.perhaps.set(0);
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
-            let client = Client::new(core, &volume, shared);
+            let client = Client::new(core, volume, shared);
             tokio::task::spawn_local(async move {
                 for _ in 0..LAST_ROUND {
                     client.command().await;
@@ -108,17 +147,8 @@ pub(super) async fn finish(
         return Err(format!("the tally counted {counted}: {raised} successes, {perhaps} unknown"));
     }
     checking.audit().await;
-    let account = core.pool().account();
-    volume.close(&account).await.map_err(|e| format!("close: {e}"))?;
-    if let Some(error) = shared.errors.borrow().first() {
-        return Err(format!("without faults: {error}"));
-    }
-    drop((volume, checking, account));
-    let usage = core.pool().usage();
-    if usage.free != usage.total || usage.overdrafts > 0 {
-        return Err(format!("memory was kept or overdrawn: {usage:?}"));
-    }
-    Ok(())
+    let error = shared.errors.borrow().first().copied();
+    error.map_or(Ok(()), |error| Err(format!("without faults: {error}")))
 }
 
 /// One client: one command at a time.
@@ -126,12 +156,36 @@ pub(super) struct Client {
     volume: Rc<Volume>,
     account: Account,
     shared: Rc<Shared>,
+    /// What it has begun and not heard of.
+    open: RefCell<Vec<Ticket>>,
+    raising: Cell<bool>,
 }
 
 impl Client {
     pub(super) fn new(core: &Core, volume: &Rc<Volume>, shared: &Rc<Shared>) -> Self {
         let account = core.pool().account();
-        Self { volume: Rc::clone(volume), account, shared: Rc::clone(shared) }
+        let (open, raising) = (RefCell::default(), Cell::default());
+        Self { volume: Rc::clone(volume), account, shared: Rc::clone(shared), open, raising }
+    }
+
+    /// It dies with its host, while others go on: what it has begun may happen or not.
+    pub(super) fn abandon(&self) {
+        self.open.take().into_iter().for_each(|t| self.shared.doubt(t));
+        if self.raising.replace(false) {
+            self.shared.perhaps.update(|n| n + 1);
+        }
+    }
+
+    /// A command begins.
+    fn begin(&self, begin: impl FnOnce(&mut Checker) -> Ticket) -> Ticket {
+        let ticket = begin(&mut self.shared.checker.borrow_mut());
+        self.open.borrow_mut().push(ticket);
+        ticket
+    }
+
+    /// A command has ended.
+    fn close(&self, ticket: Ticket) {
+        self.open.borrow_mut().retain(|t| *t != ticket);
     }
 
     /// Reads everything.
@@ -197,6 +251,10 @@ impl Client {
         {
             self.shared.errors.borrow_mut().push(*e);
         }
+        if matches!(result, Err(Failure::Device(Error::Fenced))) {
+            // As an initiator would: it tries its other path, and this one again in a while.
+            tokio::time::sleep(rng.time(Duration::from_millis(100), Duration::from_secs(1))).await;
+        }
         result
     }
 
@@ -212,8 +270,9 @@ impl Client {
     }
 
     async fn read(&self, range: Blocks, abort: bool) {
-        let ticket = self.shared.checker.borrow_mut().begin_read(range);
+        let ticket = self.begin(|c| c.begin_read(range));
         let result = self.send(Request::Read { range }, abort).await;
+        self.close(ticket);
         let mut checker = self.shared.checker.borrow_mut();
         match result {
             Ok(data) => {
@@ -241,11 +300,8 @@ impl Client {
         request: impl FnOnce(Lba, Bufs) -> Request,
     ) {
         let credit = self.memory(range.count).await;
-        let (ticket, data) = {
-            let mut checker = self.shared.checker.borrow_mut();
-            let ticket = begin(&mut checker);
-            (ticket, checker.data(ticket, &credit))
-        };
+        let ticket = self.begin(begin);
+        let data = self.shared.checker.borrow().data(ticket, &credit);
         drop(credit);
         let result = self.send(request(range.at, data), true).await;
         self.end(&[ticket], &result);
@@ -253,8 +309,15 @@ impl Client {
 
     fn end(&self, tickets: &[Ticket], result: &Result<Bufs, Failure>) {
         let outcome = if result.is_ok() { Outcome::Done } else { Outcome::Failed };
-        let mut checker = self.shared.checker.borrow_mut();
-        tickets.iter().for_each(|&t| checker.end(t, outcome));
+        for &ticket in tickets {
+            self.close(ticket);
+            // Another node may yet carry out what this one began.
+            if matches!(result, Err(Failure::Device(Error::Fenced))) {
+                self.shared.doubt(ticket);
+            } else {
+                self.shared.checker.borrow_mut().end(ticket, outcome);
+            }
+        }
     }
 
     async fn unmap(&self) {
@@ -268,10 +331,8 @@ impl Client {
             }
         }
         let zeroes = self.volume.info().unmap_zeroes;
-        let tickets: Vec<_> = {
-            let mut checker = self.shared.checker.borrow_mut();
-            ranges.iter().map(|&r| checker.begin_unmap(r, zeroes)).collect()
-        };
+        let begin = |&r: &Blocks| self.begin(|c| c.begin_unmap(r, zeroes));
+        let tickets: Vec<_> = ranges.iter().map(begin).collect();
         let result = self.send(Request::Unmap { ranges }, true).await;
         self.end(&tickets, &result);
     }
@@ -284,7 +345,7 @@ impl Client {
     }
 
     async fn flush(&self) {
-        let ticket = self.shared.checker.borrow_mut().begin_flush();
+        let ticket = self.begin(Checker::begin_flush);
         let result = self.send(Request::Flush, true).await;
         self.end(&[ticket], &result);
     }
@@ -308,7 +369,10 @@ impl Client {
         let (compare, write) = (compare.await, write.await);
         let request = Request::CompareAndWrite { at: Lba(0), compare, write, fua: false };
         let count = |what: &Cell<u64>| what.set(what.get() + 1);
-        match self.send(request, true).await {
+        self.raising.set(true);
+        let result = self.send(request, true).await;
+        self.raising.set(false);
+        match result {
             Ok(_) => count(&self.shared.raised),
             Err(Failure::Miscompare { .. } | Failure::Device(Error::Aborted)) => {}
             Err(Failure::Device(_)) => count(&self.shared.perhaps),

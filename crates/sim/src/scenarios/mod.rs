@@ -4,6 +4,7 @@ mod book;
 mod clients;
 pub(crate) mod file;
 pub(crate) mod iscsi;
+pub(crate) mod mirror;
 mod node;
 pub(crate) mod nvme;
 pub(crate) mod storage;
@@ -29,6 +30,13 @@ pub fn all() -> Vec<Scenario> {
                     crashes, torn labels, disk faults, full file systems",
             test_seeds: 200,
             play: |w| Box::pin(file::play(w, Flushes::Honest)),
+        },
+        Scenario {
+            name: "mirror",
+            about: "a mirrored volume on two or three nodes, served by all: crashes, cuts, pauses, \
+                    drifting clocks, a store that comes and goes, planned changes",
+            test_seeds: 100,
+            play: |w| Box::pin(mirror::play(w, mirror::Plan::default())),
         },
         Scenario {
             name: "iscsi-node",

@@ -120,6 +120,7 @@ impl Member {
                 self.reads.evidence();
             }
             Event::Joining(incarnation) => self.joining(incarnation),
+            Event::LegFailed => self.wish(&Event::Leave),
             Event::Leave | Event::Switch(_) | Event::Admit(_) | Event::Force => self.wish(&event),
             Event::Withdraw(node) => {
                 self.wishes.admit = self.wishes.admit.filter(|joiner| joiner.node != node);
@@ -274,6 +275,15 @@ impl Member {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.seat.as_ref().is_some_and(|s| s.stage == Stage::Open)
+    }
+
+    /// At the primary: the linked members that have not answered START.
+    #[must_use]
+    pub fn gathering(&self) -> Vec<NodeId> {
+        let Some(seat) = &self.seat else { return Vec::new() };
+        let Stage::Gathering { started } = &seat.stage else { return Vec::new() };
+        let nodes = seat.peers().iter().map(Peer::node);
+        nodes.filter(|n| self.links.contains(n) && !started.contains(n)).collect()
     }
 
     /// Whether this is a member, and the one that puts writes in order.

@@ -165,6 +165,8 @@ pub enum Event {
     Stuck(NodeId),
     /// The leg has failed, or does not answer: nothing more comes from it.
     LegDead,
+    /// The leg has failed an operation, and is not lost.
+    LegFailed,
     /// Somebody asks to take this member out.
     Leave,
     /// Somebody asks to make the node primary. Heeded by the primary.

@@ -193,6 +193,12 @@ impl IntentLog {
         self.0.activity.borrow_mut().flush_begins()
     }
 
+    /// Whether nothing in the region has been in use since that flush began.
+    #[must_use]
+    pub fn is_quiet_since(&self, region: Region, flush: FlushStamp) -> bool {
+        self.0.activity.borrow().is_quiet_since(region, flush)
+    }
+
     /// Takes the marks of `regions` from the slots of `images`, in memory; they leave the disk some time
     /// later. Regions with an operation in flight, or touched since `flush` began, keep theirs; so do
     /// those the volume does not have, and images that have no slot are passed over. Gives the number

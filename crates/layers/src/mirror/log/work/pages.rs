@@ -13,7 +13,7 @@ impl Pages {
 
     /// The first `count` pages.
     pub(super) fn first(count: u32) -> Self {
-        (0..count).fold(Self::NONE, |pages, page| pages.with(page))
+        (0..count).fold(Self::NONE, Self::with)
     }
 
     /// These and page number `page`.

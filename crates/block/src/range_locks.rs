@@ -21,10 +21,11 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use block::Blocks;
 use rustc_hash::FxHashMap;
 use slab::Slab;
 use smallvec::SmallVec;
+
+use crate::Blocks;
 
 /// Blocks per region: 2^10, that is 4 MiB of 4 KiB blocks.
 const REGION_SHIFT: u32 = 10;
@@ -32,8 +33,11 @@ const REGION_SHIFT: u32 = 10;
 /// A range over more regions than this is filed as wide.
 const NARROW_REGIONS: u64 = 8;
 
-/// Most commands in the table.
+/// Most commands in the table that came in order.
 const PLACES: usize = 1024;
+
+/// Most commands in the table, with those that went ahead.
+const ALL_PLACES: usize = 4 * PLACES;
 
 /// The locks of one volume.
 #[derive(Debug, Default)]
@@ -89,8 +93,14 @@ enum At {
 }
 
 /// A set of places.
-#[derive(Clone, Debug, Default)]
-struct Places([u64; PLACES / 64]);
+#[derive(Clone, Debug)]
+struct Places([u64; ALL_PLACES / 64]);
+
+impl Default for Places {
+    fn default() -> Self {
+        Self([0; ALL_PLACES / 64])
+    }
+}
 
 impl Places {
     fn insert(&mut self, place: usize) {
@@ -126,6 +136,16 @@ impl RangeLocks {
     #[must_use]
     pub fn enter(self: &Rc<Self>, range: Blocks, writes: bool) -> RangeLock {
         let key = self.0.borrow_mut().enter(range, writes);
+        RangeLock { locks: Rc::clone(self), key }
+    }
+
+    /// Goes ahead of all who wait: waits, to write `range`, only for those who hold a part of it
+    /// now. For a write whose turn was decided elsewhere, and for which others wait there. Whoever
+    /// goes ahead must come to an end by itself, and there must be few of them at once; beyond
+    /// three times as many as have places otherwise they wait like everybody else.
+    #[must_use]
+    pub fn enter_ahead(self: &Rc<Self>, range: Blocks) -> RangeLock {
+        let key = self.0.borrow_mut().enter_ahead(range);
         RangeLock { locks: Rc::clone(self), key }
     }
 
@@ -196,6 +216,35 @@ impl Table {
         key
     }
 
+    fn enter_ahead(&mut self, range: Blocks) -> usize {
+        if self.places.len() >= ALL_PLACES {
+            return self.enter(range, true);
+        }
+        let at = At::Line(self.next_in_line);
+        let entry = Entry { range, writes: true, at, blockers: 0, followers: None, waker: None };
+        let key = self.entries.insert(entry);
+        let met = self.conflicts(&range, true);
+        let place = self.places.insert(key);
+        let mut blockers = 0;
+        let mut overtaken = Places::default();
+        for e in met.iter() {
+            let other = &mut self.entries[self.places[e]];
+            if other.is_held() {
+                other.followers.get_or_insert_default().insert(place);
+                blockers += 1;
+            } else {
+                other.blockers += 1;
+                overtaken.insert(e);
+            }
+        }
+        let entry = &mut self.entries[key];
+        (entry.at, entry.blockers) = (At::Place(place), blockers);
+        entry.followers = Some(Box::new(overtaken));
+        self.writers += 1;
+        self.list(place, range);
+        key
+    }
+
     /// Moves the entry into the table proper, behind all that are there.
     fn place(&mut self, key: usize) {
         let Entry { range, writes, .. } = self.entries[key];
@@ -211,6 +260,10 @@ impl Table {
         let entry = &mut self.entries[key];
         (entry.at, entry.blockers) = (At::Place(place), blockers);
         self.writers += usize::from(writes);
+        self.list(place, range);
+    }
+
+    fn list(&mut self, place: usize, range: Blocks) {
         match regions(&range) {
             Some(regions) => regions.for_each(|r| self.regions.entry(r).or_default().push(place)),
             None => self.wide.push(place),
@@ -265,7 +318,9 @@ impl Table {
         if gone.blockers > 0 {
             self.unfollow(place);
         }
-        if let Some((_, next)) = self.line.pop_first() {
+        if self.places.len() < self.bound
+            && let Some((_, next)) = self.line.pop_first()
+        {
             self.place(next);
             let e = &mut self.entries[next];
             if e.is_held() {
@@ -305,7 +360,7 @@ mod tests {
     use std::task::{Context, Wake};
 
     use super::*;
-    use block::Lba;
+    use crate::Lba;
 
     fn r(at: u64, count: u64) -> Blocks {
         Blocks::new(Lba(at), count)
@@ -326,6 +381,45 @@ mod tests {
         assert!(w.is_held() && !late.is_held());
         drop(w);
         assert!(late.is_held());
+    }
+
+    #[test]
+    fn one_that_goes_ahead_waits_for_holders_alone() {
+        let l = Rc::new(RangeLocks::default());
+        let reads = l.enter(r(0, 4), false);
+        let writes = l.enter(r(2, 4), true);
+        let waits = l.enter(r(4, 8), false);
+        assert!(reads.is_held() && !writes.is_held() && !waits.is_held());
+        let ahead = l.enter_ahead(r(6, 2));
+        assert!(ahead.is_held(), "nobody holds any of it");
+        let behind = l.enter_ahead(r(3, 1));
+        assert!(!behind.is_held(), "somebody reads it");
+        drop(reads);
+        assert!(behind.is_held() && !writes.is_held());
+        drop(behind);
+        assert!(writes.is_held() && !waits.is_held());
+        drop(writes);
+        assert!(!waits.is_held(), "it was overtaken");
+        let told = Told::awaits(&waits);
+        drop(ahead);
+        assert!(told.get() && waits.is_held());
+        drop(waits);
+        let t = l.0.borrow();
+        assert!(t.entries.is_empty() && t.regions.is_empty() && t.places.is_empty());
+        assert_eq!(t.writers, 0);
+    }
+
+    #[test]
+    fn going_ahead_needs_no_place_in_the_line() {
+        let l = bounded(1);
+        let a = l.enter(r(0, 8), false);
+        let b = l.enter(r(100, 8), true);
+        let ahead = l.enter_ahead(r(50, 8));
+        assert!(ahead.is_held() && !b.is_held());
+        drop(a);
+        assert!(!b.is_held(), "there is one more than there are places");
+        drop(ahead);
+        assert!(b.is_held());
     }
 
     #[test]

@@ -1,0 +1,271 @@
+//! What carries out the decisions of the membership machine, and watches what it cannot see.
+
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{Epoch, Error};
+use peer::{Link, Message, NodeId, Role, View};
+
+use super::member::{Action, Event};
+use super::record::{Put, Record, Records, Unreachable};
+use super::replica::Replica;
+use super::{join, sweep};
+
+type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// [`Records`] behind a pointer.
+pub(super) trait Store {
+    fn read(&self) -> Answer<'_, Result<Record, Unreachable>>;
+    fn put<'a>(&'a self, after: Epoch, config: u128, record: &'a Record) -> Answer<'a, Put>;
+    fn changed(&self) -> Answer<'_, ()>;
+}
+
+impl<R: Records> Store for R {
+    fn read(&self) -> Answer<'_, Result<Record, Unreachable>> {
+        Box::pin(Records::read(self))
+    }
+
+    fn put<'a>(&'a self, after: Epoch, config: u128, record: &'a Record) -> Answer<'a, Put> {
+        Box::pin(Records::put(self, after, config, record))
+    }
+
+    fn changed(&self) -> Answer<'_, ()> {
+        Box::pin(Records::changed(self))
+    }
+}
+
+impl Replica {
+    /// Tells the membership machine what has happened, and does what it asks for.
+    pub(super) fn event(self: &Rc<Self>, event: Event) {
+        if self.closed.get() {
+            return;
+        }
+        let actions = self.member.borrow_mut().apply(self.core.now(), event);
+        for action in actions {
+            self.act(action);
+        }
+        self.signal.raise();
+        self.timer.raise();
+    }
+
+    fn act(self: &Rc<Self>, action: Action) {
+        match action {
+            Action::ReadRecord => self.read_record(),
+            Action::Put { epoch, config, record } => self.put_record(epoch, config, record),
+            Action::Send(node, say) => {
+                if let Some(link) = self.link(node) {
+                    link.send(say.into());
+                }
+            }
+            Action::Begin { view, record } => self.begin(view, record),
+            Action::SendStarted(view) => self.send_started(view),
+            Action::Settle(view) => self.begin_settling(view),
+            Action::Opened(view) => self.open(view),
+            Action::Outside => {
+                self.outside();
+                self.join_soon();
+            }
+            Action::Refused(why) => {
+                tracing::error!(%why, "this replica must not act");
+                self.outside();
+            }
+            Action::Declined(change) => tracing::warn!(?change, "a change cannot be made"),
+        }
+    }
+
+    fn read_record(self: &Rc<Self>) {
+        let this = Rc::clone(self);
+        self.spawn(async move {
+            let read = this.store.read().await;
+            let fresh =
+                (u128::from(this.core.random_u64()) << 64) | u128::from(this.core.random_u64());
+            this.event(match read {
+                Ok(record) => Event::Read { record, fresh },
+                Err(Unreachable) => Event::ReadFailed,
+            });
+        });
+    }
+
+    fn put_record(self: &Rc<Self>, epoch: Epoch, config: u128, record: Record) {
+        let this = Rc::clone(self);
+        self.spawn(async move {
+            let members = record.in_sync.iter().map(|m| m.node.0).collect::<Vec<_>>();
+            tracing::info!(epoch = record.epoch.0, ?members, "a new configuration is proposed");
+            let put = this.store.put(epoch, config, &record).await;
+            this.event(Event::Put(put));
+        });
+    }
+
+    /// Looks soon whether this replica may join.
+    pub(super) fn join_soon(&self) {
+        self.join_wanted.set(true);
+        self.joins.raise();
+    }
+
+    /// The leg has failed an operation. Says whether this is the last member, whose clients get the
+    /// error; any other leaves, and the rest go on.
+    pub(super) fn leg_failed(self: &Rc<Self>, e: Error) -> bool {
+        let role = self.member.borrow().role();
+        if role != Role::Member {
+            self.attempt_failed();
+        }
+        let alone = role == Role::Member && self.others().is_empty();
+        if e == Error::Gone && !self.leg.is_dead() {
+            tracing::error!("the leg of this replica is lost");
+            self.leg.give_up();
+            self.event(Event::LegDead);
+        } else if role == Role::Member && !alone {
+            tracing::error!(error = %e, "this replica failed a write: it leaves");
+            self.event(Event::LegFailed);
+        }
+        self.signal.raise();
+        alone
+    }
+
+    /// The joiner's leg has failed: the primary need not wait for it.
+    fn attempt_failed(&self) {
+        let Some(joining) = self.joining.take() else { return };
+        self.retry_at.set(self.core.now() + self.settings.rejoin_after_failure);
+        if let Some(link) = self.primary().and_then(|p| self.link(p)) {
+            link.send(Message::Detached { incarnation: joining.incarnation() });
+        }
+    }
+
+    /// A session has come up; the older one with that node, if any, has ended.
+    pub(super) fn up(self: &Rc<Self>, link: Link) {
+        let node = link.node();
+        if let Some(older) = self.links.borrow_mut().insert(node, link) {
+            older.close();
+        }
+        self.lost.borrow_mut().remove(&node);
+        self.drop_joiner(node);
+        self.event(Event::LinkUp(node));
+        self.join_soon();
+    }
+
+    /// The session has ended.
+    pub(super) fn down(self: &Rc<Self>, node: NodeId, session: u64) {
+        let present = self.links.borrow().get(&node).is_some_and(|l| l.session() == session);
+        if !present {
+            return;
+        }
+        if let Some(link) = self.links.borrow_mut().remove(&node) {
+            link.close();
+        }
+        self.lost.borrow_mut().insert(node, self.core.now());
+        self.drop_joiner(node);
+        if self.joining.get().is_some_and(|j| j.session() == session) {
+            self.joining.set(None);
+        }
+        self.event(Event::LinkDown(node));
+    }
+
+    /// Everything that goes on by itself, until the replica is closed.
+    pub(super) fn run(self: &Rc<Self>) {
+        let this = Rc::clone(self);
+        self.spawn(async move { this.keep_time().await });
+        let this = Rc::clone(self);
+        self.spawn(async move { this.follow_record().await });
+        let this = Rc::clone(self);
+        self.spawn(async move { this.keep_joining().await });
+        let this = Rc::clone(self);
+        self.spawn(async move { this.keep_sweeping().await });
+        let this = Rc::clone(self);
+        self.spawn(async move { this.keep_watch().await });
+        self.event(Event::Tick);
+    }
+
+    async fn keep_time(self: Rc<Self>) {
+        while !self.closed.get() {
+            let now = self.core.now();
+            let next = self.member.borrow().next_timer(now);
+            let armed = || {
+                let closed = self.closed.get();
+                closed || self.member.borrow().next_timer(self.core.now()) != next
+            };
+            match next {
+                None => self.timer.until(|| armed().then_some(())).await,
+                Some(next) => {
+                    self.timer.unless(armed, self.core.sleep_until(next)).await;
+                    if self.core.now() >= next {
+                        self.event(Event::Tick);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn follow_record(self: Rc<Self>) {
+        while !self.closed.get() {
+            self.store.changed().await;
+            self.event(Event::Changed);
+        }
+    }
+
+    async fn keep_joining(self: Rc<Self>) {
+        while !self.closed.get() {
+            let wanted = || (self.join_wanted.replace(false) || self.closed.get()).then_some(());
+            // A second later in any case: what was asked may have been lost.
+            let _ = tokio::time::timeout(join::PERIOD, self.joins.until(wanted)).await;
+            if !self.closed.get() && self.core.now() >= self.retry_at.get() {
+                self.join().await;
+            }
+        }
+    }
+
+    async fn keep_sweeping(self: Rc<Self>) {
+        while !self.closed.get() {
+            tokio::time::sleep(sweep::PERIOD).await;
+            if !self.closed.get() && !self.leg.is_dead() {
+                self.sweep().await;
+            }
+        }
+    }
+
+    /// Finds what hangs though nobody has died (RFD 0010, 4.8).
+    async fn keep_watch(self: Rc<Self>) {
+        while !self.closed.get() {
+            tokio::time::sleep(self.settings.stuck / 8).await;
+            let Some(before) = self.core.now().checked_sub(self.settings.stuck) else { continue };
+            if self.leg.oldest().is_some_and(|began| began < before) && !self.leg.is_dead() {
+                tracing::error!("the disk of this replica does not answer: it is given up");
+                self.leg_failed(Error::Gone);
+            }
+            if self.is_primary() {
+                self.watch_members(before);
+            }
+        }
+    }
+
+    fn watch_members(self: &Rc<Self>, before: Duration) {
+        let mut late = self.order.borrow().late(before);
+        late.extend(self.requests.late(before));
+        if self.began.get() < before && self.opened.get() != self.member.borrow().view() {
+            late.extend(self.member.borrow().gathering());
+        }
+        late.extend(self.lost.borrow().iter().filter(|(_, at)| **at < before).map(|(n, _)| *n));
+        late.sort_unstable();
+        late.dedup();
+        for node in late {
+            if self.others().contains(&node) {
+                tracing::warn!(node = node.0, "a replica does not get on though its node lives");
+                self.event(Event::Stuck(node));
+            } else {
+                self.drop_joiner(node);
+            }
+        }
+    }
+
+    /// The joiner says that its attempt has ended.
+    pub(super) fn drop_attempt(self: &Rc<Self>, node: NodeId, incarnation: peer::Incarnation) {
+        if self.joiners.borrow_mut().get(node, incarnation).is_some() {
+            self.drop_joiner(node);
+        }
+    }
+
+    /// The view, for those who log it.
+    pub(super) fn present_view(&self) -> View {
+        self.view.get()
+    }
+}

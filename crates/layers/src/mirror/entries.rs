@@ -1,0 +1,159 @@
+//! The writes of the leg that have a place in the order and are not known to be committed.
+//!
+//! An entry keeps its range locked, so that readers wait for it (RFD 0010, 4.1), and is what a
+//! member tells when a view begins (5.7).
+
+use std::collections::BTreeMap;
+
+use block::{Blocks, Error, RangeLock};
+use peer::{Entry, Seq, Tag, View};
+use smallvec::SmallVec;
+
+use super::log::Touch;
+
+/// A write's name among the entries of all views.
+pub(super) type Place = (View, Seq);
+
+/// The entries of one leg.
+#[derive(Default)]
+pub(super) struct Entries {
+    table: BTreeMap<Place, Held>,
+    /// How many are on their way to the disk.
+    applying: usize,
+}
+
+struct Held {
+    entry: Entry,
+    /// Readers wait behind it. None while the writer itself still waits for it, and none of an
+    /// entry whose range a copy has taken over.
+    lock: Option<RangeLock>,
+    state: State,
+    /// Its regions are in use until it is committed: others may have yet to apply it.
+    _touch: Touch,
+    /// Whether it speaks of contents that the primary keeps anyway: those of a joiner's copies.
+    passing: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Applying,
+    Applied,
+    Failed(Error),
+}
+
+impl Entries {
+    /// A write has got its place; it is on its way to the disk.
+    pub(super) fn insert(
+        &mut self,
+        entry: Entry,
+        lock: Option<RangeLock>,
+        touch: Touch,
+        passing: bool,
+    ) {
+        let held = Held { entry, lock, state: State::Applying, _touch: touch, passing };
+        self.applying += 1;
+        let twin = self.table.insert((entry.view, entry.seq), held);
+        assert!(twin.is_none(), "{entry:?} has the place of another");
+    }
+
+    /// Hands over the lock of a write that had to wait for it.
+    pub(super) fn locked(&mut self, place: Place, lock: RangeLock) {
+        if let Some(held) = self.table.get_mut(&place) {
+            held.lock = Some(lock);
+        }
+    }
+
+    /// The leg has it.
+    pub(super) fn applied(&mut self, place: Place) {
+        self.turns(place, State::Applied);
+        if self.table.get(&place).is_some_and(|h| h.passing) {
+            self.table.remove(&place);
+        }
+    }
+
+    /// The leg refused it: its range holds old and new.
+    pub(super) fn failed(&mut self, place: Place, e: Error) {
+        self.turns(place, State::Failed(e));
+    }
+
+    fn turns(&mut self, place: Place, state: State) {
+        if let Some(held) = self.table.get_mut(&place) {
+            debug_assert_eq!(held.state, State::Applying, "{:?} ends twice", held.entry);
+            held.state = state;
+            self.applying -= 1;
+        }
+    }
+
+    /// All members have it: readers may see it.
+    pub(super) fn commit(&mut self, place: Place) -> Option<Entry> {
+        let held = self.table.remove(&place)?;
+        if held.state == State::Applying {
+            self.applying -= 1;
+        }
+        Some(held.entry)
+    }
+
+    /// The name of the write at `place`.
+    pub(super) fn tag(&self, place: Place) -> Option<Tag> {
+        self.table.get(&place).map(|held| held.entry.tag)
+    }
+
+    /// Those that `range` meets.
+    pub(super) fn overlapped(&self, range: Blocks) -> SmallVec<[Place; 2]> {
+        let met = self.table.iter().filter(|(_, held)| held.entry.range.overlaps(&range));
+        met.map(|(place, _)| *place).collect()
+    }
+
+    /// A copy takes over `range`: those that hold a part of it give up their locks, and stay
+    /// entries. Nobody gets in between, for nobody else may enter before the view is open.
+    pub(super) fn yield_to(&mut self, range: Blocks) {
+        for held in self.table.values_mut().filter(|h| h.entry.range.overlaps(&range)) {
+            held.lock = None;
+        }
+    }
+
+    /// Ends all up to `last`; they are committed, or nobody has them any more.
+    pub(super) fn end_through(&mut self, last: Place) {
+        let later = self.table.split_off(&(last.0, Seq(last.1.0.saturating_add(1))));
+        let ended = std::mem::replace(&mut self.table, later);
+        self.applying -= ended.values().filter(|h| h.state == State::Applying).count();
+    }
+
+    /// Ends those that the leg refused, and tells why: their contents are nobody's.
+    pub(super) fn end_failed(&mut self) -> Vec<(Tag, Error)> {
+        let mut tags = Vec::new();
+        self.table.retain(|_, held| {
+            if let State::Failed(e) = held.state {
+                tags.push((held.entry.tag, e));
+            }
+            !matches!(held.state, State::Failed(_))
+        });
+        tags
+    }
+
+    /// Ends all but those on their way to the disk.
+    pub(super) fn end_applied(&mut self) {
+        self.table.retain(|_, held| held.state == State::Applying);
+    }
+
+    /// Ends all.
+    pub(super) fn clear(&mut self) {
+        self.table.clear();
+        self.applying = 0;
+    }
+
+    /// What is told when a view begins.
+    pub(super) fn list(&self) -> Vec<Entry> {
+        self.table.values().filter(|h| !h.passing).map(|h| h.entry).collect()
+    }
+
+    /// Whether nothing is on its way to the disk.
+    pub(super) fn is_drained(&self) -> bool {
+        self.applying == 0
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+}

@@ -1,0 +1,104 @@
+//! Flushes (RFD 0010, 4.4).
+
+use std::rc::Rc;
+
+use block::{Ctx, Error};
+use futures_util::future::{join, join_all};
+use peer::{Link, Message, NodeId, View};
+
+use super::log::FlushStamp;
+use super::replica::Replica;
+
+impl Replica {
+    pub(super) async fn flush(self: &Rc<Self>, ctx: &Ctx) -> Result<(), Error> {
+        loop {
+            let view = self.serving(ctx).await?;
+            if self.flush_in(view).await?.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Flushes every member in `view`: the number of the flush, and what it covers here. `None` if
+    /// the view is over before all have confirmed.
+    pub(super) async fn flush_in(
+        self: &Rc<Self>,
+        view: View,
+    ) -> Result<Option<(u64, FlushStamp)>, Error> {
+        let request = self.requests.number();
+        let mut nodes = self.others();
+        if self.is_primary() {
+            nodes.extend(self.joiners.borrow().behind_barrier());
+        }
+        let theirs = nodes.into_iter().map(|node| self.flush_as(view, node, request));
+        let own = self.leg.flush(None, &self.spare, self.core.now());
+        let (theirs, own) = join(join_all(theirs), own).await;
+        match own {
+            Err(e) => self.flush_failed(view, e).await,
+            Ok(_) if theirs.contains(&None) => Ok(None),
+            Ok(stamp) => Ok(Some((request, stamp))),
+        }
+    }
+
+    /// The leg is lost; others may finish the flush in another view.
+    async fn flush_failed<T>(self: &Rc<Self>, view: View, e: Error) -> Result<Option<T>, Error> {
+        if self.leg_failed(e) {
+            return Err(e);
+        }
+        self.in_view(view, std::future::pending::<()>()).await;
+        Ok(None)
+    }
+
+    /// Answers a FLUSH.
+    pub(super) async fn serve_flush(
+        self: Rc<Self>,
+        from: NodeId,
+        link: Link,
+        view: View,
+        request: u64,
+    ) {
+        // A CLEAR names flushes of the primary only.
+        let remembered = (Some(from) == self.primary()).then_some(request);
+        if let Err(e) = self.leg.flush(remembered, &self.spare, self.core.now()).await {
+            self.leg_failed(e);
+            return;
+        }
+        if self.is_primary() && self.flush_joiners(view).await.is_none() {
+            return;
+        }
+        link.send(Message::Flushed { view, request });
+    }
+
+    /// Flushes the joiners that take part in flushes; `None` if the view is over first.
+    async fn flush_joiners(&self, view: View) -> Option<()> {
+        let nodes = self.joiners.borrow().behind_barrier();
+        for node in nodes {
+            self.flush_one(view, node).await?;
+        }
+        Some(())
+    }
+
+    /// Has `node` flush; `None` if the view is over first. One that is required no more counts as
+    /// having done it.
+    pub(super) async fn flush_one(&self, view: View, node: NodeId) -> Option<()> {
+        let request = self.requests.number();
+        self.flush_as(view, node, request).await
+    }
+
+    /// The same under a number that others flush under as well. Asks again in each new session:
+    /// to flush twice does no harm.
+    pub(super) async fn flush_as(&self, view: View, node: NodeId, request: u64) -> Option<()> {
+        let asked = self.requests.ask(request, node, self.core.now());
+        let over = || self.view.get() != view || !self.is_required(node);
+        loop {
+            let there = || if over() { Some(None) } else { self.link(node).map(Some) };
+            let Some(link) = self.signal.until(there).await else { break };
+            link.send(Message::Flush { view, request });
+            let vain = || over() || link.is_closed();
+            if self.signal.unless(vain, asked.answered()).await.is_some() {
+                return Some(());
+            }
+        }
+        (self.view.get() == view).then_some(())
+    }
+}

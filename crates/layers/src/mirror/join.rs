@@ -1,0 +1,145 @@
+//! A replica outside asks the primary to bring it in sync (RFD 0010, 6.6).
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::Error;
+use peer::{Incarnation, Message, NodeId, Role, View};
+use uuid::Uuid;
+
+use super::log::{Adoption, Other};
+use super::member::Event;
+use super::record::Record;
+use super::replica::Replica;
+
+/// How often a replica outside looks whether it should ask again.
+pub(super) const PERIOD: Duration = Duration::from_secs(1);
+
+/// How long the primary may take to accept.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// An attempt, at the joiner.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Joining {
+    incarnation: Incarnation,
+    primary: NodeId,
+    session: u64,
+    since: Duration,
+    /// The primary's view, once it has accepted.
+    view: Option<View>,
+}
+
+impl Joining {
+    pub(super) fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    pub(super) fn session(&self) -> u64 {
+        self.session
+    }
+}
+
+impl Replica {
+    /// Whether the primary is bringing this replica in sync.
+    pub(super) fn is_joining(&self) -> bool {
+        self.joining.get().is_some_and(|j| j.view.is_some())
+    }
+
+    /// Whether what `from` says in `view` belongs to the present attempt.
+    pub(super) fn joins_in(&self, from: NodeId, view: View) -> bool {
+        self.joining.get().is_some_and(|j| j.primary == from && j.view == Some(view))
+    }
+
+    /// Begins an attempt, unless one is under way.
+    pub(super) async fn join(self: &Rc<Self>) {
+        let Some((record, link)) = self.to_join() else { return };
+        if let Some(joining) = self.joining.get() {
+            let late = self.core.now() > joining.since + PATIENCE && joining.view.is_none();
+            if joining.session == link.session() && !late {
+                return;
+            }
+        }
+        // Nothing of an earlier attempt is taken from here on, and all of it has reached the disk
+        // before the new one begins.
+        self.joining.set(None);
+        self.view.set(View::default());
+        self.signal.raise();
+        self.signal.until(|| self.entries.borrow().is_drained().then_some(())).await;
+        if self.to_join().is_none_or(|(now, l)| now != record || l.session() != link.session()) {
+            return;
+        }
+        self.entries.borrow_mut().clear();
+        if !self.adopt_outside(&record).await {
+            return;
+        }
+        if self.to_join().is_none_or(|(now, _)| now != record) {
+            return;
+        }
+        let incarnation = Incarnation(self.core.random_u64());
+        self.event(Event::Joining(incarnation));
+        let Some(image) = record.image(record.primary) else { return };
+        let Some(marks) = self.leg.log.export(image) else { return };
+        let (primary, session) = (record.primary, link.session());
+        let since = self.core.now();
+        self.joining.set(Some(Joining { incarnation, primary, session, since, view: None }));
+        link.send(Message::Join {
+            incarnation,
+            epoch: record.epoch,
+            volume_bytes: marks.volume_bytes,
+            region_shift: marks.region_shift,
+            marks: marks.bits,
+        });
+    }
+
+    /// The record and the session with its primary, if this replica is outside and may join.
+    fn to_join(&self) -> Option<(Record, peer::Link)> {
+        let member = self.member.borrow();
+        let record = member.record().filter(|_| member.role() == Role::Outside)?;
+        let fit = !self.leg.is_dead() && record.image(self.me).is_some();
+        let link = self.link(record.primary).filter(|_| fit && record.primary != self.me)?;
+        Some((record.clone(), link))
+    }
+
+    async fn adopt_outside(self: &Rc<Self>, record: &Record) -> bool {
+        let adopted = self.leg.log.adopted().map_or(0, |a| a.epoch);
+        if adopted >= record.epoch.0 {
+            return true;
+        }
+        if let Err(error) = self.leg.log.adopt(self.adoption(record)).await {
+            tracing::error!(%error, epoch = record.epoch.0, "a configuration is not adopted");
+            self.leg_failed(Error::Gone);
+            return false;
+        }
+        true
+    }
+
+    /// What the superblock is to say of `record`.
+    pub(super) fn adoption(&self, record: &Record) -> Adoption {
+        let others = record.replicas.iter().filter(|r| r.node != self.me);
+        Adoption {
+            epoch: record.epoch.0,
+            config: Uuid::from_u128(record.config),
+            others: others.map(|r| Other { image: r.image, new: r.new }).collect(),
+            hint: [None; 3],
+        }
+    }
+
+    /// The primary has begun to send everything here.
+    pub(super) fn take_accept(&self, from: NodeId, view: View, incarnation: Incarnation) {
+        let Some(mut joining) = self.joining.get() else { return };
+        if joining.primary != from || joining.incarnation != incarnation {
+            return;
+        }
+        joining.view = Some(view);
+        self.joining.set(Some(joining));
+        self.view.set(view);
+        self.signal.raise();
+    }
+
+    /// The primary has given the attempt up.
+    pub(super) fn take_detached(&self, incarnation: Incarnation) {
+        if self.joining.get().is_some_and(|j| j.incarnation == incarnation) {
+            self.joining.set(None);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The replicas that the primary is bringing in sync, in its present view (RFD 0010, 6.6).
+
+use std::collections::BTreeMap;
+
+use peer::{Incarnation, NodeId};
+
+/// One attempt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Joiner {
+    pub(super) incarnation: Incarnation,
+    /// Whether it takes part in flushes.
+    pub(super) behind_barrier: bool,
+    /// Whether the record may list it already: it cannot be dropped any more in this view.
+    pub(super) proposed: bool,
+    /// Bytes to copy in all, and copied.
+    pub(super) todo: u64,
+    pub(super) done: u64,
+}
+
+/// All of one primary.
+#[derive(Debug, Default)]
+pub(super) struct Joiners(BTreeMap<NodeId, Joiner>);
+
+impl Joiners {
+    /// `node` begins an attempt: every write goes to it from now on.
+    pub(super) fn attach(&mut self, node: NodeId, incarnation: Incarnation) {
+        let fresh =
+            Joiner { incarnation, behind_barrier: false, proposed: false, todo: 0, done: 0 };
+        self.0.insert(node, fresh);
+    }
+
+    /// The attempt of `node`, if it is this one.
+    pub(super) fn get(&mut self, node: NodeId, incarnation: Incarnation) -> Option<&mut Joiner> {
+        self.0.get_mut(&node).filter(|j| j.incarnation == incarnation)
+    }
+
+    /// The attempt of `node`.
+    pub(super) fn of(&self, node: NodeId) -> Option<Joiner> {
+        self.0.get(&node).copied()
+    }
+
+    /// Whose acknowledgement every write needs beside the members'.
+    pub(super) fn attached(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.0.keys().copied()
+    }
+
+    /// Who takes part in every flush beside the members.
+    pub(super) fn behind_barrier(&self) -> Vec<NodeId> {
+        self.0.iter().filter(|(_, j)| j.behind_barrier).map(|(node, _)| *node).collect()
+    }
+
+    /// Ends the attempt of `node`, unless the record may list it; says whether there was one.
+    pub(super) fn detach(&mut self, node: NodeId) -> Option<Joiner> {
+        if self.0.get(&node).is_none_or(|j| j.proposed) {
+            return None;
+        }
+        self.0.remove(&node)
+    }
+
+    /// The view is over, and all attempts with it.
+    pub(super) fn end(&mut self) {
+        self.0.clear();
+    }
+
+    /// All attempts, for status.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (NodeId, Joiner)> + '_ {
+        self.0.iter().map(|(node, joiner)| (*node, *joiner))
+    }
+}

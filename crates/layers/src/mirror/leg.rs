@@ -1,0 +1,143 @@
+//! A member's own stack: the device, and the log that knows what of it may differ.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
+
+use block::{Blocks, Bufs, Ctx, Dev, Error, Op};
+use peer::{Change, Kind};
+use slab::Slab;
+
+use super::log::{FlushStamp, IntentLog};
+
+/// Flushes whose stamps are remembered, for a CLEAR that names one.
+const REMEMBERED: usize = 8;
+
+/// See the [module](self).
+pub(super) struct Leg {
+    pub(super) dev: Dev,
+    pub(super) log: IntentLog,
+    dead: Cell<bool>,
+    /// When the operations in flight began, in time since boot.
+    running: RefCell<Slab<Duration>>,
+    /// The flushes that were asked for by number, oldest first, and what they cover.
+    flushed: RefCell<VecDeque<(u64, FlushStamp)>>,
+}
+
+impl Leg {
+    pub(super) fn new(dev: Dev, log: IntentLog) -> Self {
+        Self {
+            dev,
+            log,
+            dead: Cell::new(false),
+            running: RefCell::default(),
+            flushed: RefCell::default(),
+        }
+    }
+
+    /// Whether it can be relied on no more.
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.get()
+    }
+
+    /// It cannot be relied on any more.
+    pub(super) fn give_up(&self) {
+        self.dead.set(true);
+    }
+
+    /// Makes `change`, with its regions marked before (RFD 0010, 6.3). The caller holds their
+    /// [`Touch`](super::log::Touch).
+    pub(super) async fn apply(
+        &self,
+        change: &Change,
+        bytes: Range<u64>,
+        ctx: &Ctx,
+        now: Duration,
+    ) -> Result<(), Error> {
+        let _running = self.runs(now);
+        if !self.log.is_hot(bytes.clone()) {
+            Box::pin(self.log.mark(bytes)).await?;
+        }
+        // What has a place in the order happens, whatever its client asks by now.
+        let ctx = ctx.shielded();
+        let Change { range, fua, .. } = *change;
+        match change.kind {
+            Kind::Write => {
+                let data = change.data.clone();
+                self.dev.submit(Op::Write { at: range.at, data, fua }, &ctx).await?;
+            }
+            Kind::Zero { unmap } => self.zero(range, unmap, fua, &ctx).await?,
+        }
+        Ok(())
+    }
+
+    async fn zero(&self, range: Blocks, unmap: bool, fua: bool, ctx: &Ctx) -> Result<(), Error> {
+        let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
+        self.dev.submit(Op::Zero { at: range.at, blocks, unmap, fua }, ctx).await.map(drop)
+    }
+
+    /// Reads `range`.
+    pub(super) async fn read(
+        &self,
+        range: Blocks,
+        ctx: &Ctx,
+        now: Duration,
+    ) -> Result<Bufs, Error> {
+        let _running = self.runs(now);
+        let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
+        self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await
+    }
+
+    /// Makes durable what has completed; `request` is the number it was asked for under, if a
+    /// CLEAR may name it.
+    pub(super) async fn flush(
+        &self,
+        request: Option<u64>,
+        ctx: &Ctx,
+        now: Duration,
+    ) -> Result<FlushStamp, Error> {
+        let _running = self.runs(now);
+        let stamp = self.log.flush_begins();
+        self.dev.submit(Op::Flush, &ctx.shielded()).await?;
+        if let Some(request) = request {
+            let mut flushed = self.flushed.borrow_mut();
+            flushed.push_back((request, stamp));
+            if flushed.len() > REMEMBERED {
+                flushed.pop_front();
+            }
+        }
+        Ok(stamp)
+    }
+
+    /// What the flush of this number covers, if it is remembered.
+    pub(super) fn covered_by(&self, request: u64) -> Option<FlushStamp> {
+        self.flushed.borrow().iter().find(|(r, _)| *r == request).map(|(_, stamp)| *stamp)
+    }
+
+    /// Flushes of an earlier view mean nothing in a new one: its primary numbers anew.
+    pub(super) fn forget_flushes(&self) {
+        self.flushed.borrow_mut().clear();
+    }
+
+    /// When the oldest operation in flight began.
+    pub(super) fn oldest(&self) -> Option<Duration> {
+        self.running.borrow().iter().map(|(_, began)| *began).min()
+    }
+
+    fn runs(&self, now: Duration) -> Running<'_> {
+        Running { leg: self, key: self.running.borrow_mut().insert(now) }
+    }
+}
+
+/// An operation in flight.
+struct Running<'a> {
+    leg: &'a Leg,
+    key: usize,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.leg.running.borrow_mut().remove(self.key);
+    }
+}

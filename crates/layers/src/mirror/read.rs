@@ -1,0 +1,181 @@
+//! Reads: from the own disk, behind writes that are not known to be committed (RFD 0010, 4.3).
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{Blocks, Bufs, Ctx, Error, RangeLock};
+use peer::{Message, NodeId, View};
+
+use super::replica::Replica;
+use super::requests::Answer;
+
+/// How long a read waits for writes before it asks the primary.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// What came of waiting for a range.
+enum Waited {
+    Held,
+    /// The view is over.
+    Over,
+    /// The primary had the contents.
+    Found(Bufs),
+}
+
+impl Replica {
+    pub(super) async fn read(self: &Rc<Self>, range: Blocks, ctx: &Ctx) -> Result<Bufs, Error> {
+        loop {
+            let view = self.serving(ctx).await?;
+            let lock = self.locks.enter(range, false);
+            if !lock.is_held() {
+                self.want(range);
+                match Box::pin(self.wait_for(view, range, &lock, ctx)).await {
+                    Waited::Held => {}
+                    Waited::Over => continue,
+                    Waited::Found(found) => return Ok(found),
+                }
+            }
+            let found = self.leg.read(range, ctx, self.core.now()).await;
+            // Its range must not be held while others are asked: attack 32.
+            drop(lock);
+            // The lease covers what was read only if it still holds now.
+            if self.serves().is_none() {
+                continue;
+            }
+            match found {
+                Err(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
+                    if let Some(found) = Box::pin(self.fetch_elsewhere(view, range, ctx)).await {
+                        self.ask_for_repair(view, range);
+                        return Ok(found);
+                    }
+                    if self.view.get() == view {
+                        return found;
+                    }
+                }
+                Err(Error::Gone) => {
+                    // The last member's client learns why; at any other the command goes elsewhere.
+                    if self.leg_failed(Error::Gone) {
+                        return found;
+                    }
+                }
+                found => return found,
+            }
+        }
+    }
+
+    /// Waits for a range that writes have. Writes may overtake it here for ever; at the primary they
+    /// cannot, so after a while its contents are fetched from there.
+    async fn wait_for(
+        self: &Rc<Self>,
+        view: View,
+        range: Blocks,
+        lock: &RangeLock,
+        ctx: &Ctx,
+    ) -> Waited {
+        loop {
+            match tokio::time::timeout(PATIENCE, self.in_view(view, lock.held())).await {
+                Ok(Some(())) => return Waited::Held,
+                Ok(None) => return Waited::Over,
+                Err(_) if self.is_primary() => {}
+                Err(_) => {
+                    let found = match self.primary() {
+                        Some(primary) => self.fetch(view, primary, range, ctx).await,
+                        None => None,
+                    };
+                    match found {
+                        Some(found) if self.serves().is_some() => return Waited::Found(found),
+                        _ if self.view.get() != view => return Waited::Over,
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells the primary that somebody waits for the commit of what is in the way.
+    fn want(&self, range: Blocks) {
+        if self.is_primary() {
+            return;
+        }
+        let Some(link) = self.primary().and_then(|p| self.link(p)) else { return };
+        for (view, seq) in self.entries.borrow().overlapped(range) {
+            link.send(Message::Want { view, seq });
+        }
+    }
+
+    /// The contents as another member has them. `None` if no other member has them, or the view
+    /// is over.
+    pub(super) async fn fetch_elsewhere(
+        self: &Rc<Self>,
+        view: View,
+        range: Blocks,
+        ctx: &Ctx,
+    ) -> Option<Bufs> {
+        for node in self.others() {
+            if let Some(found) = self.fetch(view, node, range, ctx).await {
+                tracing::warn!(at = range.at.0, node = node.0, "read from another replica");
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// The contents as `node` has them, if it can tell before the view is over.
+    pub(super) async fn fetch(
+        &self,
+        view: View,
+        node: NodeId,
+        range: Blocks,
+        ctx: &Ctx,
+    ) -> Option<Bufs> {
+        let link = self.link(node)?;
+        let request = self.requests.number();
+        let asked = self.requests.ask(request, node, self.core.now());
+        link.expect(request, ctx.clone());
+        link.send(Message::Fetch { view, request, range });
+        let gone = || self.view.get() != view || link.is_closed();
+        match self.signal.unless(gone, asked.answered()).await {
+            Some(Answer::Data(Ok(found))) if found.len() == self.len(range) => Some(found),
+            _ => None,
+        }
+    }
+
+    fn ask_for_repair(self: &Rc<Self>, view: View, range: Blocks) {
+        if self.is_primary() {
+            let this = Rc::clone(self);
+            self.spawn(async move { this.repair(view, range).await });
+        } else if let Some(link) = self.primary().and_then(|p| self.link(p)) {
+            link.send(Message::Repair { view, range });
+        }
+    }
+
+    /// Answers a FETCH.
+    pub(super) async fn serve_fetch(
+        self: Rc<Self>,
+        link: peer::Link,
+        view: View,
+        request: u64,
+        range: Blocks,
+    ) {
+        let result = self.fetch_for_peer(view, range).await;
+        if let Some(result) = result {
+            link.send(Message::Data { view, request, result });
+        }
+    }
+
+    async fn fetch_for_peer(&self, view: View, range: Blocks) -> Option<Result<Bufs, Error>> {
+        let ctx = self.served.lock().await;
+        if !self.is_inside(range) || self.len(range) > self.max_transfer() {
+            return Some(Err(Error::OutOfRange));
+        }
+        // While members are made equal the range is locked by the very entry that is asked for,
+        // and nobody else is at work.
+        if self.opened.get() != Some(view) {
+            return Some(self.leg.read(range, &ctx, self.core.now()).await);
+        }
+        let lock = self.locks.enter(range, false);
+        self.in_view(view, lock.held()).await?;
+        let found = self.leg.read(range, &ctx, self.core.now()).await;
+        // A lease that has run out meanwhile may come back without a new view.
+        Some(if self.serves().is_some() { found } else { Err(Error::Fenced) })
+    }
+}

@@ -1,0 +1,247 @@
+//! One replica of a mirrored volume: what all parts of the mirror on this node share.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{Account, Blocks, Class, Ctx, Error, RangeLocks};
+use peer::{Link, NodeId, Role, Stamp, View};
+use rt::Core;
+use uuid::Uuid;
+
+use super::Settings;
+use super::agent::Store;
+use super::entries::Entries;
+use super::join::Joining;
+use super::joiners::Joiners;
+use super::leg::Leg;
+use super::log::Touch;
+use super::member::Member;
+use super::opening::{Gathered, Tidings};
+use super::order::Order;
+use super::own::OwnWrites;
+use super::requests::Requests;
+use super::signal::Signal;
+
+/// One replica on its core. All of the mirror's parts are methods of this, a file each.
+pub(super) struct Replica {
+    pub(super) me: NodeId,
+    pub(super) core: Core,
+    pub(super) settings: Settings,
+    pub(super) account: Account,
+    pub(super) leg: Leg,
+    /// The second table of RFD 0010, 4.1: who uses which range of the leg. The primary's is the
+    /// order of all writes.
+    pub(super) locks: Rc<RangeLocks>,
+    pub(super) member: RefCell<Member>,
+    pub(super) links: RefCell<BTreeMap<NodeId, Link>>,
+    /// The view whose messages are taken: the member's, as soon as it begins.
+    pub(super) view: Cell<View>,
+    pub(super) entries: RefCell<Entries>,
+    pub(super) own: Rc<OwnWrites>,
+    pub(super) order: RefCell<Order>,
+    pub(super) gathered: RefCell<Gathered>,
+    pub(super) joiners: RefCell<Joiners>,
+    pub(super) requests: Requests,
+    /// By member: when its latest requests for a promise came, and what they were stamped with.
+    pub(super) stamps: RefCell<BTreeMap<NodeId, Stamps>>,
+    /// The view that has been opened last, if it was not ended since.
+    pub(super) opened: Cell<Option<View>>,
+    /// What is known of the present view's opening, until it is open.
+    pub(super) tidings: RefCell<Option<Tidings>>,
+    /// The attempt to join that is under way.
+    pub(super) joining: Cell<Option<Joining>>,
+    pub(super) store: Box<dyn Store>,
+    /// Raised when the membership machine has a new timer.
+    pub(super) timer: Signal,
+    /// Raised when this replica should look whether it may join.
+    pub(super) joins: Signal,
+    pub(super) join_wanted: Cell<bool>,
+    /// Not before this time since boot does it ask again.
+    pub(super) retry_at: Cell<Duration>,
+    /// When the present view was begun here.
+    pub(super) began: Cell<Duration>,
+    /// Since when there has been no session with a node.
+    pub(super) lost: RefCell<BTreeMap<NodeId, Duration>>,
+    /// At the primary: what other members have marked, in bytes.
+    pub(super) reported: RefCell<Vec<(u64, u64)>>,
+    pub(super) closed: Cell<bool>,
+    /// Raised when the view, the role, the lease or a link changes.
+    pub(super) signal: Signal,
+    /// Memory for a flush, which needs none of its own.
+    pub(super) spare: Ctx,
+    /// Memory for reading the leg on behalf of the volume: settling, resync, others' fetches; one
+    /// at a time each.
+    pub(super) reserve: tokio::sync::Mutex<Ctx>,
+    pub(super) served: tokio::sync::Mutex<Ctx>,
+}
+
+/// When the latest requests of one member came.
+#[derive(Debug, Default)]
+pub(super) struct Stamps([(Stamp, Duration); 8], usize);
+
+impl Stamps {
+    /// A request with this stamp has come.
+    pub(super) fn note(&mut self, stamp: Stamp, now: Duration) {
+        self.0[self.1 % 8] = (stamp, now);
+        self.1 += 1;
+    }
+
+    /// Whether what bears `stamp` was sent less than `lease` ago, as far as can be told.
+    pub(super) fn is_fresh(&self, stamp: Stamp, now: Duration, lease: Duration) -> bool {
+        self.0.iter().any(|(s, came)| *s == stamp && now < *came + lease)
+    }
+}
+
+impl Replica {
+    /// The range in bytes of the volume.
+    pub(super) fn bytes(&self, range: Blocks) -> Range<u64> {
+        let block = u64::from(self.leg.dev.info().block_size);
+        let end = range.at.0.saturating_add(range.count);
+        range.at.0.saturating_mul(block)..end.saturating_mul(block)
+    }
+
+    /// Length of the range in bytes.
+    pub(super) fn len(&self, range: Blocks) -> usize {
+        let bytes = self.bytes(range);
+        usize::try_from(bytes.end - bytes.start).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the range lies in the volume.
+    pub(super) fn is_inside(&self, range: Blocks) -> bool {
+        range.count > 0 && range.end().is_some_and(|end| end <= self.leg.dev.info().blocks)
+    }
+
+    /// The link to `node`, while there is a session.
+    pub(super) fn link(&self, node: NodeId) -> Option<Link> {
+        self.links.borrow().get(&node).filter(|link| !link.is_closed()).cloned()
+    }
+
+    /// The members but this one.
+    pub(super) fn others(&self) -> Vec<NodeId> {
+        let member = self.member.borrow();
+        member.record().into_iter().flat_map(|r| r.others(self.me)).map(|m| m.node).collect()
+    }
+
+    /// Who puts writes in order.
+    pub(super) fn primary(&self) -> Option<NodeId> {
+        self.member.borrow().primary()
+    }
+
+    /// Whether this is the primary of the present view.
+    pub(super) fn is_primary(&self) -> bool {
+        self.member.borrow().is_primary()
+    }
+
+    /// Whether this replica is known not to be a member.
+    pub(super) fn is_outside(&self) -> bool {
+        matches!(self.member.borrow().role(), Role::Outside | Role::Returned)
+    }
+
+    /// The replicas that are no members.
+    pub(super) fn outsiders(&self) -> Vec<NodeId> {
+        let member = self.member.borrow();
+        let Some(record) = member.record() else { return Vec::new() };
+        let nodes = record.replicas.iter().map(|r| r.node);
+        nodes.filter(|node| record.member(*node).is_none()).collect()
+    }
+
+    /// The image on `node`.
+    pub(super) fn image(&self, node: NodeId) -> Option<Uuid> {
+        self.member.borrow().record().and_then(|r| r.image(node))
+    }
+
+    /// Whether what happens in the present view waits for `node`.
+    pub(super) fn is_required(&self, node: NodeId) -> bool {
+        self.others().contains(&node) || self.joiners.borrow().of(node).is_some()
+    }
+
+    /// Largest operation with data, in bytes.
+    pub(super) fn max_transfer(&self) -> usize {
+        let info = self.leg.dev.info();
+        info.max_transfer_blocks as usize * info.block_size as usize
+    }
+
+    /// The use of a range's regions begins.
+    pub(super) fn touch(&self, range: Blocks) -> Touch {
+        self.leg.log.begin(self.bytes(range))
+    }
+
+    /// The latest request for a promise that `node` has answered.
+    pub(super) fn answered(&self, node: NodeId) -> Stamp {
+        self.member.borrow().answered(node).unwrap_or_default()
+    }
+
+    /// Waits until the primary has answered another request for a promise, or `view` is over.
+    pub(super) async fn renewed(&self, view: View) {
+        let answered = || self.primary().map(|p| self.answered(p));
+        let before = answered();
+        let look = || (self.view.get() != view || answered() != before).then_some(());
+        self.signal.until(look).await;
+    }
+
+    /// The present view, if this member serves in it now.
+    pub(super) fn serves(&self) -> Option<View> {
+        let member = self.member.borrow();
+        let view = member.view()?;
+        (self.opened.get() == Some(view) && member.serves(self.core.now())).then_some(view)
+    }
+
+    /// Waits until this member serves (RFD 0010, 4.9).
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] when it is outside, or after [`Settings::hold`]; [`Error::Aborted`].
+    pub(super) async fn serving(&self, ctx: &Ctx) -> Result<View, Error> {
+        if let Some(view) = self.serves() {
+            return Ok(view);
+        }
+        let look = || {
+            if ctx.is_aborted() {
+                return Some(Err(Error::Aborted));
+            }
+            if self.leg.is_dead() || self.is_outside() {
+                return Some(Err(Error::Fenced));
+            }
+            self.serves().map(Ok)
+        };
+        let held = tokio::time::timeout(self.settings.hold, self.signal.until(look));
+        Box::pin(held).await.unwrap_or(Err(Error::Fenced))
+    }
+
+    /// Waits for `wait`; `None` once `view` is over.
+    pub(super) async fn in_view<T>(&self, view: View, wait: impl Future<Output = T>) -> Option<T> {
+        self.signal.unless(|| self.view.get() != view, wait).await
+    }
+
+    /// A context with memory for `bytes` beyond what the leg needs for any operation.
+    pub(super) async fn memory(&self, bytes: usize, class: Class) -> Result<Ctx, Error> {
+        let bytes = bytes.saturating_add(self.leg.dev.info().overhead as usize).max(1);
+        let credit = self.account.credit(bytes, class).await.map_err(|_| Error::OutOfRange)?;
+        Ok(Ctx::new(credit, self.view.get().epoch))
+    }
+
+    /// Runs `task` beside everything else, to its end.
+    pub(super) fn spawn(self: &Rc<Self>, task: impl Future<Output = ()> + 'static) {
+        tokio::task::spawn_local(task);
+    }
+}
+
+impl fmt::Debug for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replica")
+            .field("me", &self.me)
+            .field("view", &self.view.get())
+            .field("opened", &self.opened.get())
+            .field("entries", &self.entries.borrow().list())
+            .field("own", &self.own)
+            .field("order", &self.order.borrow())
+            .field("requests", &self.requests)
+            .field("joiners", &self.joiners.borrow())
+            .field("joining", &self.joining.get())
+            .field("ranges", &self.locks.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,267 @@
+//! The primary brings a replica in sync: copies what may differ, mirrors what is new, and has it
+//! admitted (RFD 0010, 6.6).
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{Blocks, Bufs, Class, Ctx, Epoch, Error, Lba};
+use futures_util::StreamExt;
+use futures_util::stream;
+use peer::{Change, Incarnation, Kind, Message, NodeId, Tag, View};
+
+use super::log::Bitmap;
+use super::log::Region;
+use super::member::Event;
+use super::order::{Fate, Order};
+use super::record::Member as Listed;
+use super::replica::Replica;
+
+/// Most that is copied in one piece, in bytes.
+const CHUNK: u64 = 256 * 1024;
+
+/// Pieces under way at once.
+const DEPTH: usize = 4;
+
+/// How often progress is made durable.
+const SAVING: Duration = Duration::from_secs(30);
+
+/// An attempt, as those who work on it name it.
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    view: View,
+    node: NodeId,
+    incarnation: Incarnation,
+}
+
+impl Replica {
+    /// A replica outside asks to be brought in sync.
+    pub(super) fn take_join(
+        self: &Rc<Self>,
+        node: NodeId,
+        incarnation: Incarnation,
+        epoch: Epoch,
+        marks: Bitmap,
+    ) {
+        let known = {
+            let member = self.member.borrow();
+            let record = member.record();
+            record.is_some_and(|r| r.epoch == epoch && r.image(node).is_some())
+        };
+        let Some(view) = self.serves().filter(|_| known && self.is_primary()) else { return };
+        if self.joiners.borrow().of(node).is_some_and(|j| j.proposed) {
+            return;
+        }
+        self.drop_joiner(node);
+        let attempt = Attempt { view, node, incarnation };
+        let this = Rc::clone(self);
+        self.spawn(async move {
+            if let Err(why) = this.resync(attempt, marks).await {
+                tracing::info!(node = node.0, why, "a resync has ended");
+                this.drop_joiner(node);
+            }
+        });
+    }
+
+    /// Ends the attempt of `node`: nothing waits for it any more.
+    pub(super) fn drop_joiner(self: &Rc<Self>, node: NodeId) {
+        let Some(joiner) = self.joiners.borrow_mut().detach(node) else { return };
+        if let Some(link) = self.link(node) {
+            link.send(Message::Detached { incarnation: joiner.incarnation });
+        }
+        let view = self.view.get();
+        let waiting = self.order.borrow().waiting_for(node);
+        waiting.into_iter().for_each(|seq| self.confirmed(view, seq, node));
+        self.signal.raise();
+    }
+
+    async fn resync(self: &Rc<Self>, attempt: Attempt, marks: Bitmap) -> Result<(), &'static str> {
+        let Attempt { view, node, incarnation } = attempt;
+        let link = self.link(node).ok_or("there is no session")?;
+        let image = self.image(node).ok_or("it is no replica any more")?;
+        self.leg.log.merge(image, &marks).await.map_err(|error| {
+            tracing::warn!(%error, node = node.0, "a replica's marks are refused");
+            "its marks are refused"
+        })?;
+        if self.serves() != Some(view) || link.is_closed() {
+            return Err("the view is over");
+        }
+        self.joiners.borrow_mut().attach(node, incarnation);
+        // From here on every write goes there too; those before have marked their regions.
+        let work = self.leg.log.marked(image);
+        if let Some(joiner) = self.joiners.borrow_mut().get(node, incarnation) {
+            joiner.todo = work.len() as u64 * self.leg.log.geometry().region_bytes();
+        }
+        tracing::info!(node = node.0, regions = work.len(), %view, "a resync begins");
+        link.send(Message::Accept { view, incarnation });
+        self.copy_all(attempt, image, work).await?;
+        self.cross_barrier(attempt).await?;
+        self.propose(attempt)
+    }
+
+    /// From here on the joiner takes part in every flush; and all that was written before is
+    /// durable everywhere.
+    async fn cross_barrier(self: &Rc<Self>, attempt: Attempt) -> Result<(), &'static str> {
+        let Attempt { view, node, incarnation } = attempt;
+        match self.joiners.borrow_mut().get(node, incarnation) {
+            Some(joiner) => joiner.behind_barrier = true,
+            None => return Err("it was given up"),
+        }
+        match self.flush_in(view).await {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err("the view is over"),
+            Err(_) => Err("the flush failed"),
+        }
+    }
+
+    fn propose(self: &Rc<Self>, attempt: Attempt) -> Result<(), &'static str> {
+        let Attempt { view, node, incarnation } = attempt;
+        if self.view.get() != view {
+            return Err("the view is over");
+        }
+        match self.joiners.borrow_mut().get(node, incarnation) {
+            Some(joiner) => joiner.proposed = true,
+            None => return Err("it was given up"),
+        }
+        self.event(Event::Admit(Listed { node, incarnation }));
+        Ok(())
+    }
+
+    async fn copy_all(
+        self: &Rc<Self>,
+        attempt: Attempt,
+        image: uuid::Uuid,
+        work: Vec<Region>,
+    ) -> Result<(), &'static str> {
+        let mut saved = self.core.now();
+        let mut copied = Vec::new();
+        let batches = work.chunks(DEPTH * 4);
+        for batch in batches {
+            let mut pieces =
+                stream::iter(batch.iter().flat_map(|r| self.chunks(*r)).collect::<Vec<_>>())
+                    .map(|range| self.copy(attempt, range))
+                    .buffer_unordered(DEPTH);
+            // All come to their end, also those that are in vain: what is under way is not dropped.
+            let mut all = Ok(());
+            while let Some(done) = pieces.next().await {
+                all = all.and(done);
+            }
+            all?;
+            copied.extend_from_slice(batch);
+            if self.core.now() >= saved + SAVING {
+                self.save(attempt, image, &copied).await?;
+                copied.clear();
+                saved = self.core.now();
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the marks of what has been copied, so that the next attempt goes on from there.
+    async fn save(
+        self: &Rc<Self>,
+        attempt: Attempt,
+        image: uuid::Uuid,
+        copied: &[Region],
+    ) -> Result<(), &'static str> {
+        let Attempt { view, node, .. } = attempt;
+        let Ok(Some((_, stamp))) = self.flush_in(view).await else {
+            return Err("the view is over");
+        };
+        // After the stamp: what is quiet since was applied there before this begins.
+        let request = self.requests.number();
+        self.flush_as(view, node, request).await.ok_or("the view is over")?;
+        let log = &self.leg.log;
+        let quiet: Vec<Region> =
+            copied.iter().copied().filter(|r| log.is_quiet_since(*r, stamp)).collect();
+        // At the joiner too, or its own marks bring them back with its next attempt (attack 53).
+        if let Some(link) = self.link(node) {
+            let regions = quiet.iter().filter_map(|r| log.geometry().bytes_of(*r));
+            let regions = regions.map(|b| (b.start, b.end - b.start)).collect();
+            link.send(Message::Clear { view, request, regions });
+        }
+        log.forget(image, quiet, stamp);
+        log.write_back().await.map_err(|_| "the source's log failed")
+    }
+
+    fn chunks(&self, region: Region) -> Vec<Blocks> {
+        let block = u64::from(self.leg.dev.info().block_size);
+        let Some(bytes) = self.leg.log.geometry().bytes_of(region) else { return Vec::new() };
+        let starts = (bytes.start..bytes.end).step_by(CHUNK as usize);
+        starts.map(|at| Blocks::new(Lba(at / block), CHUNK.min(bytes.end - at) / block)).collect()
+    }
+
+    /// Copies one piece: readers go on, writers wait.
+    async fn copy(self: &Rc<Self>, attempt: Attempt, range: Blocks) -> Result<(), &'static str> {
+        let Attempt { view, node, incarnation } = attempt;
+        let began = self.core.now();
+        if self.joiners.borrow_mut().get(node, incarnation).is_none() {
+            return Err("it was given up");
+        }
+        let ctx = self.memory(self.len(range), Class::Read).await.map_err(|_| "no memory")?;
+        let lock = self.locks.enter(range, false);
+        self.in_view(view, lock.held()).await.ok_or("the view is over")?;
+        let change = self.to_copy(view, range, &ctx).await?;
+        if self.joiners.borrow_mut().get(node, incarnation).is_none() {
+            return Err("it was given up");
+        }
+        let link = self.link(node).ok_or("there is no session")?;
+        let seq = self.order.borrow_mut().next();
+        self.order.borrow_mut().await_copies(seq, [node], self.core.now());
+        let tag = Tag { node: NodeId(0), number: 0 };
+        link.send(Message::Write { view, seq, tag, copy: true, change });
+        let fate = Order::fate(&self.order, seq).await;
+        drop(lock);
+        if fate != Fate::Committed {
+            return Err("the view is over");
+        }
+        if let Some(joiner) = self.joiners.borrow_mut().get(node, incarnation) {
+            joiner.done += self.len(range) as u64;
+        }
+        self.yield_to_clients(self.core.now().saturating_sub(began)).await;
+        Ok(())
+    }
+
+    /// The contents to copy, from whoever can read them.
+    async fn to_copy(
+        self: &Rc<Self>,
+        view: View,
+        range: Blocks,
+        ctx: &Ctx,
+    ) -> Result<Change, &'static str> {
+        let kind = Kind::Write;
+        let change = |data: Bufs| Change { range, kind, fua: false, data };
+        match self.leg.read(range, ctx, self.core.now()).await {
+            Ok(data) => Ok(change(data)),
+            Err(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
+                if let Some(data) = self.fetch_elsewhere(view, range, ctx).await {
+                    return Ok(change(data));
+                }
+                // Nobody has it: one rotten sector must not keep the volume on one copy.
+                tracing::error!(
+                    at = range.at.0,
+                    blocks = range.count,
+                    "no replica can read this range; the new one reads it as zeroes"
+                );
+                Ok(Change {
+                    range,
+                    kind: Kind::Zero { unmap: false },
+                    fua: false,
+                    data: Bufs::new(),
+                })
+            }
+            Err(e) => {
+                self.leg_failed(e);
+                Err("the source's disk failed")
+            }
+        }
+    }
+
+    /// Leaves three quarters of the time to clients that are there, down to a floor.
+    async fn yield_to_clients(&self, took: Duration) {
+        if self.own.len() == 0 && self.entries.borrow().len() == 0 {
+            return;
+        }
+        let longest = Duration::from_secs_f64(CHUNK as f64 / self.settings.resync_floor as f64);
+        tokio::time::sleep((took * 3).min(longest)).await;
+    }
+}

@@ -1,0 +1,33 @@
+//! What can be set about a mirror.
+
+use std::time::Duration;
+
+use super::member;
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Leases and grace.
+    pub member: member::Settings,
+    /// How long commands are held while the volume is not served, before initiators are told to
+    /// look elsewhere. More than the grace time and a change of the record take.
+    pub hold: Duration,
+    /// How long a disk or a replica whose node lives may leave an operation unanswered.
+    pub stuck: Duration,
+    /// Bytes a second that a resync copies at least, whatever clients ask for.
+    pub resync_floor: u64,
+    /// How long a replica whose disk failed an attempt to join waits before the next.
+    pub rejoin_after_failure: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            member: member::Settings::default(),
+            hold: Duration::from_secs(5),
+            stuck: Duration::from_secs(5),
+            resync_floor: 8 << 20,
+            rejoin_after_failure: Duration::from_secs(10),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Comparing the members (RFD 0010, 9.5).
+
+use std::rc::Rc;
+
+use block::{Blocks, Error, Lba};
+use peer::{Link, Message, NodeId, View};
+use sha2::{Digest, Sha256};
+
+use super::replica::Replica;
+use super::requests::Answer;
+
+/// What is compared at once, in bytes.
+const STEP: u64 = 256 * 1024;
+
+/// A range that two members have different contents in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Where.
+    pub range: Blocks,
+    /// Who has other contents than the primary.
+    pub node: NodeId,
+}
+
+/// What a comparison found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Blocks that all members were compared in.
+    pub compared: u64,
+    /// Ranges that some member could not read.
+    pub unreadable: u64,
+    /// Where members differ; at most 1024 are kept.
+    pub differences: Vec<Difference>,
+}
+
+impl Replica {
+    /// Compares all members over the whole volume. Readers go on; writers wait for one step.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] if this is not the primary, or stops being it.
+    pub(super) async fn verify(self: &Rc<Self>) -> Result<Verified, Error> {
+        let view = self.serves().filter(|_| self.is_primary()).ok_or(Error::Fenced)?;
+        let info = self.leg.dev.info();
+        let step = STEP / u64::from(info.block_size);
+        let mut verified = Verified::default();
+        let mut at = 0;
+        while at < info.blocks {
+            let range = Blocks::new(Lba(at), step.min(info.blocks - at));
+            self.verify_range(view, range, &mut verified).await?;
+            at += range.count;
+        }
+        Ok(verified)
+    }
+
+    async fn verify_range(
+        self: &Rc<Self>,
+        view: View,
+        range: Blocks,
+        verified: &mut Verified,
+    ) -> Result<(), Error> {
+        let lock = self.locks.enter(range, false);
+        self.in_view(view, lock.held()).await.ok_or(Error::Fenced)?;
+        // Others may wait for commits of what lies before.
+        self.tell(view);
+        let Ok(mine) = self.sum(range).await else {
+            verified.unreadable += 1;
+            return Ok(());
+        };
+        for node in self.others() {
+            match self.sum_of(view, node, range).await? {
+                Ok(theirs) if theirs == mine => {}
+                Ok(_) => {
+                    tracing::error!(at = range.at.0, node = node.0, "replicas differ");
+                    if verified.differences.len() < 1024 {
+                        verified.differences.push(Difference { range, node });
+                    }
+                }
+                Err(_) => verified.unreadable += 1,
+            }
+        }
+        verified.compared += range.count;
+        Ok(())
+    }
+
+    async fn sum_of(
+        self: &Rc<Self>,
+        view: View,
+        node: NodeId,
+        range: Blocks,
+    ) -> Result<Result<[u8; 32], Error>, Error> {
+        let link = self.link(node).ok_or(Error::Fenced)?;
+        let request = self.requests.number();
+        let asked = self.requests.ask(request, node, self.core.now());
+        link.send(Message::Sum { view, request, range });
+        match self.in_view(view, asked.answered()).await {
+            Some(Answer::Sum(result)) => Ok(result),
+            _ => Err(Error::Fenced),
+        }
+    }
+
+    async fn sum(&self, range: Blocks) -> Result<[u8; 32], Error> {
+        let ctx = self.served.lock().await;
+        let data = self.leg.read(range, &ctx, self.core.now()).await?;
+        let mut digest = Sha256::new();
+        data.iter().for_each(|buf| digest.update(&**buf));
+        Ok(digest.finalize().into())
+    }
+
+    /// Answers a SUM.
+    pub(super) async fn serve_sum(
+        self: Rc<Self>,
+        link: Link,
+        view: View,
+        request: u64,
+        range: Blocks,
+    ) {
+        if !self.is_inside(range) || self.len(range) > self.max_transfer() {
+            link.send(Message::Summed { view, request, result: Err(Error::OutOfRange) });
+            return;
+        }
+        let lock = self.locks.enter(range, false);
+        if self.in_view(view, lock.held()).await.is_some() {
+            let result = self.sum(range).await;
+            link.send(Message::Summed { view, request, result });
+        }
+    }
+}

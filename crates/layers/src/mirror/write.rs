@@ -1,0 +1,321 @@
+//! Writes: their place in the order, and their application everywhere (RFD 0010, 4.2).
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{Blocks, Ctx, Error, RangeLock};
+use peer::{Change, Entry, Message, NodeId, Seq, Tag, View};
+
+use super::order::{Fate, Order, Step};
+use super::own::{Own, Verdict};
+use super::replica::Replica;
+
+/// How long a commit may wait for others to be told with it.
+const TELLING: Duration = Duration::from_millis(1);
+
+/// Where the contents of a change are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Brought {
+    /// The node that its tag names has them, and waits for its place.
+    ByOrigin,
+    /// Only the primary has them.
+    Here,
+}
+
+/// What became of a change at the primary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Placed {
+    /// All members have it.
+    Committed,
+    /// The view was over before it had a place.
+    Missed,
+    /// The view is over; the next one knows what became of it.
+    Ended,
+    /// Its leg, the last one, refused it.
+    Failed(Error),
+}
+
+impl Replica {
+    /// A change that enters at this node.
+    pub(super) async fn write(self: &Rc<Self>, change: Change, ctx: &Ctx) -> Result<(), Error> {
+        let own = self.own.begin(Some((change.clone(), ctx.clone())));
+        loop {
+            let view = self.serving(ctx).await?;
+            own.renew();
+            if self.is_primary() {
+                match self.place(view, own.tag(), &change, ctx).await {
+                    Placed::Committed => return Ok(()),
+                    Placed::Failed(e) => return Err(e),
+                    Placed::Missed => continue,
+                    Placed::Ended => {}
+                }
+            } else {
+                self.ask_for_place(view, &own, &change);
+            }
+            match own.verdict().await {
+                Verdict::Committed | Verdict::Outcome(_) => return Ok(()),
+                Verdict::Again => {}
+                Verdict::Late => self.renewed(view).await,
+                Verdict::Fenced => return Err(Error::Fenced),
+                Verdict::Failed(e) => return Err(e),
+            }
+        }
+    }
+
+    fn ask_for_place(&self, view: View, own: &Own, change: &Change) {
+        let Some(link) = self.primary().and_then(|p| self.link(p)) else { return };
+        let (number, stamp) = (own.tag().number, self.answered(link.node()));
+        link.send(Message::Order { view, number, stamp, change: change.clone() });
+    }
+
+    /// An order of another member, at the primary.
+    pub(super) async fn place_for_peer(
+        self: Rc<Self>,
+        view: View,
+        tag: Tag,
+        change: Change,
+        ctx: Ctx,
+    ) {
+        // Whatever becomes of it, its origin learns it by DONE or in the next view.
+        self.place(view, tag, &change, &ctx).await;
+    }
+
+    /// Gives `change` its place and sees it applied by all.
+    pub(super) async fn place(
+        self: &Rc<Self>,
+        view: View,
+        tag: Tag,
+        change: &Change,
+        ctx: &Ctx,
+    ) -> Placed {
+        let lock = self.locks.enter(change.range, true);
+        if !lock.is_held() && Box::pin(self.in_view(view, lock.held())).await.is_none() {
+            return Placed::Missed;
+        }
+        if self.view.get() != view {
+            return Placed::Missed;
+        }
+        if ctx.is_aborted() {
+            return Placed::Failed(Error::Aborted);
+        }
+        self.place_locked(view, tag, Brought::ByOrigin, change, lock, ctx).await
+    }
+
+    /// The same for one who holds the range already.
+    pub(super) async fn place_locked(
+        self: &Rc<Self>,
+        view: View,
+        tag: Tag,
+        brought: Brought,
+        change: &Change,
+        lock: RangeLock,
+        ctx: &Ctx,
+    ) -> Placed {
+        let seq = self.order.borrow_mut().next();
+        let Change { range, kind, fua, .. } = *change;
+        let entry = Entry { view, seq, tag, range, kind, fua };
+        self.entries.borrow_mut().insert(entry, Some(lock), self.touch(range), false);
+        self.announce(view, seq, tag, brought, change);
+        let place = (view, seq);
+        let bytes = self.bytes(range);
+        match self.leg.apply(change, bytes, ctx, self.core.now()).await {
+            Ok(()) => self.entries.borrow_mut().applied(place),
+            Err(e) => {
+                self.entries.borrow_mut().failed(place, e);
+                if self.leg_failed(e) {
+                    self.entries.borrow_mut().commit(place);
+                    self.signal.raise();
+                    return Placed::Failed(e);
+                }
+            }
+        }
+        if self.view.get() != view {
+            // It was applied while the view ended: those who drain look again.
+            self.signal.raise();
+            return Placed::Ended;
+        }
+        if !self.leg.is_dead() {
+            self.confirmed(view, seq, self.me);
+        }
+        match Order::fate(&self.order, seq).await {
+            Fate::Committed => Placed::Committed,
+            Fate::Ended => Placed::Ended,
+        }
+    }
+
+    /// Sends a change with its place to all who must apply it.
+    fn announce(&self, view: View, seq: Seq, tag: Tag, brought: Brought, change: &Change) {
+        let mut nodes = self.others();
+        nodes.extend(self.joiners.borrow().attached());
+        let waits = brought == Brought::ByOrigin && tag.node != self.me;
+        let foreign = waits && nodes.contains(&tag.node);
+        let all = nodes.iter().copied().chain([self.me]);
+        self.order.borrow_mut().await_all(seq, all, foreign.then_some(tag.node), self.core.now());
+        for node in nodes {
+            let Some(link) = self.link(node) else { continue };
+            if foreign && node == tag.node {
+                link.send(Message::Grant { view, number: tag.number, seq });
+            } else {
+                link.send(Message::Write { view, seq, tag, copy: false, change: change.clone() });
+            }
+        }
+    }
+
+    /// `node` has applied the change at `seq`.
+    pub(super) fn confirmed(self: &Rc<Self>, view: View, seq: Seq, node: NodeId) {
+        let step = self.order.borrow_mut().confirmed(seq, node);
+        match step {
+            Step::Waits => {}
+            Step::Done(origin) => self.tell_origin(view, seq, origin),
+            Step::Committed(origin) => {
+                // If it was the first to have it, it has not been told that the others do.
+                if let Some(first) = origin.filter(|origin| *origin != node) {
+                    self.tell_origin(view, seq, first);
+                }
+                self.committed(view, seq, origin);
+            }
+        }
+    }
+
+    fn tell_origin(&self, view: View, seq: Seq, origin: NodeId) {
+        let tag = self.entries.borrow().tag((view, seq));
+        if let (Some(tag), Some(link)) = (tag, self.link(origin)) {
+            link.send(Message::Done { view, number: tag.number });
+        }
+    }
+
+    fn committed(self: &Rc<Self>, view: View, seq: Seq, origin: Option<NodeId>) {
+        let Some(entry) = self.entries.borrow_mut().commit((view, seq)) else { return };
+        // Said at once: if the view ends before its task has its turn, nobody has a trace of it.
+        if let Some(own) = self.own.tagged(entry.tag) {
+            own.ends(Verdict::Committed);
+        }
+        // Its origin knows by itself.
+        let mut nodes = self.others();
+        nodes.retain(|node| Some(*node) != origin);
+        nodes.extend(self.joiners.borrow().attached());
+        if self.order.borrow_mut().tell(seq, nodes) {
+            let this = Rc::clone(self);
+            self.spawn(async move {
+                tokio::time::sleep(TELLING).await;
+                this.tell(view);
+            });
+        }
+    }
+
+    /// Tells the members what has been committed.
+    pub(super) fn tell(&self, view: View) {
+        if self.view.get() != view {
+            return;
+        }
+        let untold = self.order.borrow_mut().untold();
+        for (node, seqs) in untold {
+            if let Some(link) = self.link(node) {
+                link.send(Message::Commit { view, seqs });
+            }
+        }
+    }
+
+    /// A change with its place has come from the primary.
+    pub(super) fn take_write(
+        self: &Rc<Self>,
+        from: NodeId,
+        entry: Entry,
+        copy: bool,
+        change: Change,
+        ctx: Ctx,
+    ) {
+        if copy && !self.is_joining() {
+            self.entries.borrow_mut().yield_to(entry.range);
+        } else {
+            self.settled_by(entry.range);
+        }
+        self.take_place(entry, copy && self.is_joining(), change, ctx, from);
+    }
+
+    /// Our own order has its place.
+    pub(super) fn take_grant(self: &Rc<Self>, from: NodeId, view: View, number: u64, seq: Seq) {
+        let Some(pending) = self.own.get(number) else { return };
+        let Some((change, ctx)) = pending.change.clone() else { return };
+        let tag = Tag { node: self.me, number };
+        let Change { range, kind, fua, .. } = change;
+        pending.granted(view, seq);
+        self.settled_by(range);
+        self.take_place(Entry { view, seq, tag, range, kind, fua }, false, change, ctx, from);
+    }
+
+    /// The primary gives a range out only when the view is open, and all have applied what was
+    /// there: what is there is committed.
+    fn settled_by(&self, range: Blocks) {
+        let before = self.entries.borrow().overlapped(range);
+        before.into_iter().for_each(|(view, seq)| self.learned_commit(view, seq));
+    }
+
+    fn take_place(
+        self: &Rc<Self>,
+        entry: Entry,
+        passing: bool,
+        change: Change,
+        ctx: Ctx,
+        from: NodeId,
+    ) {
+        // It waits for readers that are at work, never for those that wait: they may wait for writes
+        // that wait, elsewhere, for others of the kind (attack 47).
+        let lock = self.locks.enter_ahead(entry.range);
+        self.entries.borrow_mut().insert(entry, None, self.touch(entry.range), passing);
+        let this = Rc::clone(self);
+        self.spawn(async move { this.apply_for_primary(from, entry, change, lock, ctx).await });
+    }
+
+    async fn apply_for_primary(
+        self: Rc<Self>,
+        from: NodeId,
+        entry: Entry,
+        change: Change,
+        lock: RangeLock,
+        ctx: Ctx,
+    ) {
+        let place = (entry.view, entry.seq);
+        lock.held().await;
+        self.entries.borrow_mut().locked(place, lock);
+        let applied = self.leg.apply(&change, self.bytes(entry.range), &ctx, self.core.now()).await;
+        if let Err(e) = applied {
+            self.entries.borrow_mut().failed(place, e);
+            self.leg_failed(e);
+            self.signal.raise();
+            return;
+        }
+        self.entries.borrow_mut().applied(place);
+        if self.view.get() != entry.view {
+            self.signal.raise();
+            return;
+        }
+        if let Some(link) = self.link(from) {
+            link.send(Message::Applied { view: entry.view, seq: entry.seq });
+        }
+        if let Some(own) = self.own.tagged(entry.tag)
+            && own.place() == Some(place)
+            && own.applied()
+        {
+            self.learned_commit(entry.view, entry.seq);
+        }
+    }
+
+    /// All other members have applied our own order.
+    pub(super) fn take_done(&self, number: u64) {
+        let Some(own) = self.own.get(number) else { return };
+        if own.done()
+            && let Some((view, seq)) = own.place()
+        {
+            self.learned_commit(view, seq);
+        }
+    }
+
+    /// All members have applied the change at this place.
+    pub(super) fn learned_commit(&self, view: View, seq: Seq) {
+        let Some(entry) = self.entries.borrow_mut().commit((view, seq)) else { return };
+        if let Some(own) = self.own.tagged(entry.tag) {
+            own.ends(Verdict::Committed);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! A metadata store that all nodes reach: slow, silent at times, and late with what it was asked.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::Epoch;
+use layers::mirror::record::{Put, Record, Records, Unreachable};
+use peer::NodeId;
+use rt::sim::{Rng, World};
+use tokio::sync::Notify;
+
+/// How long a node waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The store, as the world sees it.
+pub(super) struct Store {
+    world: World,
+    rng: Rng,
+    record: RefCell<Record>,
+    /// Nobody gets an answer.
+    away: Cell<bool>,
+    /// These get no answer.
+    cut: RefCell<Vec<NodeId>>,
+    changed: Notify,
+    /// Told of each new record.
+    watcher: RefCell<Option<Watcher>>,
+    /// What happens by and by, whatever becomes of the node that asked for it.
+    due: RefCell<Vec<(Duration, Late)>>,
+}
+
+type Watcher = Box<dyn Fn(&Record)>;
+type Late = Box<dyn FnOnce()>;
+
+impl Store {
+    pub(super) fn new(world: &World, record: Record) -> Rc<Self> {
+        Rc::new(Self {
+            world: world.clone(),
+            rng: Rng::new(world.seed(), "store"),
+            record: RefCell::new(record),
+            away: Cell::new(false),
+            cut: RefCell::default(),
+            changed: Notify::new(),
+            watcher: RefCell::default(),
+            due: RefCell::default(),
+        })
+    }
+
+    pub(super) fn record(&self) -> Record {
+        self.record.borrow().clone()
+    }
+
+    pub(super) fn watch(&self, watcher: impl Fn(&Record) + 'static) {
+        self.watcher.replace(Some(Box::new(watcher)));
+    }
+
+    pub(super) fn set_away(&self, away: bool) {
+        self.world.note(format!("the store is away: {away}"));
+        self.away.set(away);
+    }
+
+    pub(super) fn set_cut(&self, node: NodeId, cut: bool) {
+        self.world.note(format!("node {node} is cut from the store: {cut}"));
+        let mut all = self.cut.borrow_mut();
+        all.retain(|n| *n != node);
+        if cut {
+            all.push(node);
+        }
+    }
+
+    fn answers(&self, node: NodeId) -> bool {
+        !self.away.get() && !self.cut.borrow().contains(&node)
+    }
+
+    /// Takes effect, or not.
+    fn commit(&self, after: Epoch, config: u128, record: &Record) -> bool {
+        let fits = {
+            let now = self.record.borrow();
+            now.epoch == after && now.config == config
+        };
+        if fits {
+            let members: Vec<_> = record
+                .in_sync
+                .iter()
+                .map(|m| format!("{}:{:x}", m.node, m.incarnation.0))
+                .collect();
+            let (epoch, primary) = (record.epoch.0, record.primary);
+            self.world.note(format!("record {epoch}: {members:?}, primary {primary}"));
+            self.record.replace(record.clone());
+            if let Some(watcher) = &*self.watcher.borrow() {
+                watcher(record);
+            }
+            self.changed.notify_waiters();
+        }
+        fits
+    }
+
+    /// Lets what is late take effect; to run beside everything else.
+    pub(super) async fn run(self: Rc<Self>) {
+        loop {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let now = self.world.now();
+            let (ripe, rest): (Vec<_>, Vec<_>) =
+                self.due.take().into_iter().partition(|(at, _)| *at <= now);
+            self.due.borrow_mut().extend(rest);
+            ripe.into_iter().for_each(|(_, commit)| commit());
+        }
+    }
+
+    async fn way(&self) {
+        let most = if self.rng.chance(0.05) { 900 } else { 5 };
+        tokio::time::sleep(self.rng.time(Duration::ZERO, Duration::from_millis(most))).await;
+    }
+}
+
+/// A node's connection to it.
+#[derive(Clone)]
+pub(super) struct Client {
+    pub(super) store: Rc<Store>,
+    pub(super) node: NodeId,
+}
+
+impl Records for Client {
+    async fn read(&self) -> Result<Record, Unreachable> {
+        let read = async {
+            self.store.way().await;
+            if !self.store.answers(self.node) {
+                std::future::pending::<()>().await;
+            }
+            let record = self.store.record();
+            self.store.way().await;
+            record
+        };
+        tokio::time::timeout(PATIENCE, read).await.map_err(|_| Unreachable)
+    }
+
+    async fn put(&self, after: Epoch, config: u128, record: &Record) -> Put {
+        let store = Rc::clone(&self.store);
+        store.way().await;
+        if !store.answers(self.node) {
+            // It may have got through all the same, and take its time.
+            if store.rng.chance(0.3) {
+                let (late, record) = (Rc::clone(&store), record.clone());
+                let at = store.world.now() + store.rng.time(Duration::ZERO, Duration::from_secs(8));
+                let commit = move || {
+                    late.commit(after, config, &record);
+                };
+                store.due.borrow_mut().push((at, Box::new(commit)));
+            }
+            tokio::time::sleep(PATIENCE).await;
+            return Put::Unknown;
+        }
+        let done = store.commit(after, config, record);
+        if store.rng.chance(0.05) {
+            tokio::time::sleep(PATIENCE).await;
+            return Put::Unknown;
+        }
+        store.way().await;
+        if done { Put::Done } else { Put::Refused }
+    }
+
+    async fn changed(&self) {
+        let slow = Duration::from_secs(1);
+        let _ = tokio::time::timeout(slow, self.store.changed.notified()).await;
+        // Watches lag.
+        tokio::time::sleep(self.store.rng.time(Duration::ZERO, Duration::from_millis(50))).await;
+    }
+}
