@@ -18,6 +18,8 @@ mod line;
 mod link;
 mod message;
 pub mod session;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use driver::{End, Handler};
 pub use endpoint::Endpoint;
