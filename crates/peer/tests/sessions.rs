@@ -33,14 +33,17 @@ enum Heard {
     Got(NodeId, u64, String),
 }
 
+/// The sender's count of its session, and what is due on each lane.
+type Due = (Option<u32>, [u64; 3]);
+
 /// A replica that takes everything, and judges as it comes what must hold of every session.
 struct Replica {
     memory: Account,
     world: World,
     heard: RefCell<Vec<Heard>>,
     links: RefCell<BTreeMap<NodeId, Link>>,
-    /// Of the present session with a node: the sender's count, and what is due on each lane.
-    due: RefCell<BTreeMap<NodeId, (Option<u32>, [u64; 3])>>,
+    /// Of the present session with a node.
+    due: RefCell<BTreeMap<NodeId, Due>>,
     /// The sender's count in the last session with a node.
     last: RefCell<BTreeMap<NodeId, u32>>,
     /// While set, messages with data are not taken.
@@ -393,10 +396,9 @@ fn whatever_breaks_nothing_of_an_old_session_is_delivered_in_the_next() {
                         at.0.replica.link(at.1).iter().for_each(Link::close);
                     }
                     _ => {
-                        if world.rng().chance(0.5) {
-                            two.kill()
-                        } else {
-                            two.power_cut()
+                        match world.rng().chance(0.5) {
+                            true => two.kill(),
+                            false => two.power_cut(),
                         }
                         tokio::time::sleep(world.rng().time(ms(0), ms(500))).await;
                         b = node(&world, &two, identity(2), &PORTS).await;
