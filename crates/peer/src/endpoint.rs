@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use ::frame::SendQueue;
 use rt::Core;
-use rt::net::Stream;
 use tokio::sync::{Mutex, Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use crate::driver::{Connection, End, Handler, run};
-use crate::frame::{HandshakeFrame, Refusal, Rules};
+use crate::frame::{HandshakeFrame, Hello, Rules};
 use crate::greeting::{self, Greeting, HANDSHAKE, Unjoined, Whom};
 use crate::session::{Agreed, Assembly, Backoff, Identity, Said};
+use crate::tls::Wire;
 use crate::{Line, Link, NO_SESSION, NodeId};
 
 /// Time in which a connection must take something of what is sent.
@@ -42,7 +42,7 @@ struct Inner<H> {
     handler: Rc<H>,
     began: Instant,
     peers: RefCell<BTreeMap<NodeId, Rc<Peer>>>,
-    pending: RefCell<Assembly<Stream>>,
+    pending: RefCell<Assembly<Wire>>,
     said: RefCell<Said<Whom, String>>,
     /// Number of the last session.
     sessions: Cell<u64>,
@@ -98,7 +98,7 @@ impl Stop {
 
 /// What is proven of a connection.
 struct Proven {
-    stream: Stream,
+    wire: Wire,
     agreed: Agreed,
     line: Line,
     nonce: u128,
@@ -218,40 +218,27 @@ impl<H: Handler> Endpoint<H> {
 
     /// Lets the other side of a connection prove who it is.
     async fn prove(&self, greeting: Greeting) -> (NodeId, Result<Proven, Unjoined>) {
-        let Greeting { mut stream, hello, raw } = greeting;
-        let node = hello.from;
+        let Hello { from: node, line, session: nonce, .. } = greeting.hello;
         let challenge = greeting::challenge(&self.0.core);
         let known = self.0.peers.borrow().contains_key(&node);
-        let identity = &self.0.identity;
-        let handshake = async {
-            // Who is not wanted anyway hears that first.
-            identity.accepts(&hello).map_err(Unjoined::Refused)?;
-            if !known {
-                return Err(Unjoined::Refused(Refusal::Stranger));
-            }
-            greeting::accept(&mut stream, identity, (&hello, &raw), challenge).await
-        };
-        let agreed = timeout(HANDSHAKE, handshake).await.unwrap_or(Err(Unjoined::TimedOut));
-        if let Err(Unjoined::Refused(why)) = agreed {
-            greeting::refuse(&mut stream, why).await;
-        }
-        let (line, nonce) = (hello.line, hello.session);
-        (node, agreed.map(|agreed| Proven { stream, agreed, line, nonce }))
+        let handshake = greeting::accept(greeting, &self.0.identity, known, challenge);
+        let proven = timeout(HANDSHAKE, handshake).await.unwrap_or(Err(Unjoined::TimedOut));
+        (node, proven.map(|(wire, agreed)| Proven { wire, agreed, line, nonce }))
     }
 
     /// Puts a connection where it belongs; a session begins when its last lane is there.
     async fn join(&self, node: NodeId, proven: Proven) {
-        let Proven { stream, agreed, line, nonce } = proven;
+        let Proven { wire, agreed, line, nonce } = proven;
         let peer = self.0.peers.borrow().get(&node).cloned();
         let Some(peer) = peer else { return };
         let Line::Lane(lane) = line else {
-            let mut connection = connection(line, agreed, stream);
+            let mut connection = connection(line, agreed, wire);
             connection.first.push_vec(HandshakeFrame::ready());
             drop(self.start_path(&peer, nonce, connection));
             return;
         };
         let of = (node, nonce, agreed);
-        let lanes = self.0.pending.borrow_mut().add(self.0.began.elapsed(), of, lane, stream);
+        let lanes = self.0.pending.borrow_mut().add(self.0.began.elapsed(), of, lane, wire);
         let Some(lanes) = lanes else {
             tokio::time::sleep(HANDSHAKE).await;
             self.0.pending.borrow_mut().expire(self.0.began.elapsed(), HANDSHAKE);
@@ -269,7 +256,7 @@ impl<H: Handler> Endpoint<H> {
     async fn begin(
         &self,
         peer: &Rc<Peer>,
-        connections: Vec<Connection<Stream>>,
+        connections: Vec<Connection<Wire>>,
     ) -> Option<oneshot::Receiver<()>> {
         // First come, first served: a session that was complete later ends this one.
         let mut slot = peer.session.lock().await;
@@ -307,7 +294,7 @@ impl<H: Handler> Endpoint<H> {
         &self,
         peer: &Rc<Peer>,
         nonce: u128,
-        connection: Connection<Stream>,
+        connection: Connection<Wire>,
     ) -> JoinHandle<()> {
         let (link, outbox) = Link::new(peer.node, NO_SESSION);
         let mut paths = peer.paths.borrow_mut();
@@ -360,7 +347,7 @@ impl<H: Handler> Endpoint<H> {
         &self,
         node: NodeId,
         at: SocketAddr,
-    ) -> Result<Vec<Connection<Stream>>, Unjoined> {
+    ) -> Result<Vec<Connection<Wire>>, Unjoined> {
         let nonce = greeting::nonce(&self.0.core);
         let [control, down, up] = greeting::lanes().map(|line| self.dial(node, at, line, nonce));
         // Together: the other side is ready when it has all of them.
@@ -397,13 +384,13 @@ impl<H: Handler> Endpoint<H> {
         at: SocketAddr,
         line: Line,
         nonce: u128,
-    ) -> Result<Connection<Stream>, Unjoined> {
+    ) -> Result<Connection<Wire>, Unjoined> {
         let Inner { core, identity, .. } = &*self.0;
         let dial = async {
-            let mut stream = core.dial(at).await?;
+            let stream = core.dial(at).await?;
             let hello = identity.hello(node, line, nonce, greeting::challenge(core));
-            let agreed = greeting::dial(&mut stream, identity, &hello).await?;
-            Ok(connection(line, agreed, stream))
+            let (wire, agreed) = greeting::dial(stream, identity, &hello).await?;
+            Ok(connection(line, agreed, wire))
         };
         timeout(HANDSHAKE, dial).await.unwrap_or(Err(Unjoined::TimedOut))
     }
@@ -427,13 +414,13 @@ async fn close(slot: &mut Option<Running>) {
     }
 }
 
-fn connection(line: Line, agreed: Agreed, stream: Stream) -> Connection<Stream> {
+fn connection(line: Line, agreed: Agreed, stream: Wire) -> Connection<Wire> {
     let Agreed { version, max_data_bytes, .. } = agreed;
     let rules = Rules { line, version, max_data_bytes };
     Connection { rules, stream, first: SendQueue::default() }
 }
 
-fn all(lanes: [Stream; 3], agreed: Agreed) -> Vec<Connection<Stream>> {
+fn all(lanes: [Wire; 3], agreed: Agreed) -> Vec<Connection<Wire>> {
     let with_lines = greeting::lanes().into_iter().zip(lanes);
     with_lines.map(|(line, stream)| connection(line, agreed, stream)).collect()
 }

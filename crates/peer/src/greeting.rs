@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::frame::{Bad, HEADER_BYTES, HandshakeFrame, Hello, Refusal};
 use crate::session::{Agreed, Hellos, Identity, Side};
+use crate::tls::{Wire, certificate_name};
 use crate::{Line, NodeId};
 
 /// Time for the whole of a handshake, connecting included.
@@ -141,68 +142,81 @@ pub async fn receive_greetings(listener: &Listener, route: impl Fn(Greeting)) {
     }
 }
 
-/// The dialler's side of a handshake up to its proof, and READY.
+/// The dialler's side of a handshake, from HELLO to READY.
 ///
 /// # Errors
-/// [`Unjoined`]. The caller sets a limit in time.
-pub(crate) async fn dial<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &mut S,
+/// [`Unjoined`]; a refusal was said. The caller sets a limit in time.
+pub(crate) async fn dial(
+    mut stream: Stream,
     identity: &Identity,
     ours: &Hello,
-) -> Result<Agreed, Unjoined> {
+) -> Result<(Wire, Agreed), Unjoined> {
     stream.write_all(&ours.to_frame()).await?;
-    stream.flush().await?;
-    let (theirs, raw) = match receive(stream).await? {
+    let (theirs, raw) = match receive(&mut stream).await? {
         HandshakeFrame::Hello(theirs, raw) => (theirs, raw),
         other => return Err(unexpected(&other)),
     };
-    let proof = match receive(stream).await? {
+    let agreed = match identity.takes(ours, &theirs) {
+        Ok(agreed) => agreed,
+        Err(why) => return Err(refuse_now(&mut stream, why).await),
+    };
+    let mut wire = match &identity.tls {
+        None => Wire::Plain(stream),
+        Some(tls) => tls.dial(stream, certificate_name(identity.cluster, ours.to)).await?,
+    };
+    let proof = match receive(&mut wire).await? {
         HandshakeFrame::Proof(proof) => proof,
         other => return Err(unexpected(&other)),
     };
     let ours_raw = ours.to_bytes();
     let hellos = Hellos { dialler: &ours_raw, acceptor: &raw };
-    let proven = identity.secret.verifies(Side::Acceptor, &hellos, &proof);
-    let agreed = match identity.takes(ours, &theirs) {
-        Ok(agreed) if proven => agreed,
-        Ok(_) => return Err(refuse_now(stream, Refusal::Proof).await),
-        Err(why) => return Err(refuse_now(stream, why).await),
-    };
+    if !identity.secret.verifies(Side::Acceptor, &hellos, &proof) {
+        return Err(refuse_now(&mut wire, Refusal::Proof).await);
+    }
     let proof = identity.secret.prove(Side::Dialler, &hellos);
-    stream.write_all(&HandshakeFrame::proof(proof)).await?;
-    stream.flush().await?;
-    match receive(stream).await? {
-        HandshakeFrame::Ready => Ok(agreed),
+    wire.write_all(&HandshakeFrame::proof(proof)).await?;
+    wire.flush().await?;
+    match receive(&mut wire).await? {
+        HandshakeFrame::Ready => Ok((wire, agreed)),
         other => Err(unexpected(&other)),
     }
 }
 
-/// The acceptor's side of a handshake, from the dialler's HELLO to its proof. READY is left to the
-/// caller.
+/// The acceptor's side of a handshake, from the dialler's HELLO to its proof; `known` is whether its
+/// node has a replica. READY is left to the caller.
 ///
 /// # Errors
-/// [`Unjoined`]. The caller sets a limit in time, and says a refusal.
-pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &mut S,
+/// [`Unjoined`]; a refusal was said. The caller sets a limit in time.
+pub(crate) async fn accept(
+    greeting: Greeting,
     identity: &Identity,
-    (theirs, raw): (&Hello, &[u8]),
+    known: bool,
     challenge: [u8; 32],
-) -> Result<Agreed, Unjoined> {
-    let agreed = identity.accepts(theirs).map_err(Unjoined::Refused)?;
+) -> Result<(Wire, Agreed), Unjoined> {
+    let Greeting { mut stream, hello: theirs, raw } = greeting;
+    let agreed = match identity.accepts(&theirs) {
+        Ok(agreed) if known => agreed,
+        Ok(_) => return Err(refuse_now(&mut stream, Refusal::Stranger).await),
+        Err(why) => return Err(refuse_now(&mut stream, why).await),
+    };
     let ours = identity.hello(theirs.from, theirs.line, theirs.session, challenge);
+    stream.write_all(&ours.to_frame()).await?;
+    let mut wire = match &identity.tls {
+        None => Wire::Plain(stream),
+        Some(tls) => tls.accept(stream, certificate_name(identity.cluster, theirs.from)).await?,
+    };
     let ours_raw = ours.to_bytes();
-    let hellos = Hellos { dialler: raw, acceptor: &ours_raw };
-    let mut bytes = ours.to_frame();
-    bytes.extend(HandshakeFrame::proof(identity.secret.prove(Side::Acceptor, &hellos)));
-    stream.write_all(&bytes).await?;
-    stream.flush().await?;
-    match receive(stream).await? {
+    let hellos = Hellos { dialler: &raw, acceptor: &ours_raw };
+    let proof = identity.secret.prove(Side::Acceptor, &hellos);
+    wire.write_all(&HandshakeFrame::proof(proof)).await?;
+    wire.flush().await?;
+    match receive(&mut wire).await? {
         HandshakeFrame::Proof(proof)
             if identity.secret.verifies(Side::Dialler, &hellos, &proof) =>
         {
-            Ok(agreed)
+            Ok((wire, agreed))
         }
-        HandshakeFrame::Proof(_) => Err(Unjoined::Refused(Refusal::Proof)),
+        HandshakeFrame::Proof(_) => Err(refuse_now(&mut wire, Refusal::Proof).await),
         other => Err(unexpected(&other)),
     }
 }
@@ -222,7 +236,7 @@ pub(crate) fn nonce(core: &Core) -> u128 {
 }
 
 /// Says why, and gives the other side a moment to hear it.
-pub(crate) async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, why: Refusal) {
+async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, why: Refusal) {
     // How the other one leaves is its own affair.
     let _ = timeout(PARTING, async {
         stream.write_all(&HandshakeFrame::refused(why)).await?;

@@ -20,6 +20,7 @@ mod message;
 pub mod session;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod tls;
 
 pub use driver::{End, Handler};
 pub use endpoint::Endpoint;
@@ -29,6 +30,7 @@ pub use line::Line;
 pub use link::{Link, Outbox};
 pub use message::{Change, Entry, Kind, Lane, Message, Outcome, Received, Role, Standing};
 pub use session::{Identity, Secret};
+pub use tls::{BadTls, Tls, certificate_name};
 
 /// The number of no session: that of messages which came over a lease connection. Sessions count
 /// from 1.

@@ -9,6 +9,7 @@ use ring::hmac;
 use uuid::Uuid;
 
 use crate::frame::{Hello, MAX_DATA_BYTES, MAX_VERSION, MIN_VERSION, PROOF_BYTES, Refusal};
+use crate::tls::Tls;
 use crate::{Lane, Line, NodeId};
 
 /// Half-made sessions of one node that are kept; a further one takes the place of the oldest.
@@ -105,8 +106,8 @@ pub struct Identity {
     /// Most bytes of data in a message that it receives, at most [`MAX_DATA_BYTES`]. Twice as many
     /// and what the layers need must fit in memory of class `Ordered`.
     pub max_data_bytes: u32,
-    /// `FEATURE_*`.
-    pub features: u64,
+    /// TLS around all connections, for clusters that want it: all nodes, or none.
+    pub tls: Option<Tls>,
 }
 
 impl Identity {
@@ -120,8 +121,13 @@ impl Identity {
             volume,
             versions: (MIN_VERSION, MAX_VERSION),
             max_data_bytes: MAX_DATA_BYTES,
-            features: 0,
+            tls: None,
         }
+    }
+
+    /// What it can do beyond the version: `FEATURE_*`.
+    fn features(&self) -> u64 {
+        if self.tls.is_some() { FEATURE_TLS } else { 0 }
     }
 
     /// What it says first on a connection to `to`.
@@ -132,7 +138,7 @@ impl Identity {
             max_version: self.versions.1,
             line,
             max_data_bytes: self.max_data_bytes,
-            features: self.features,
+            features: self.features(),
             cluster: self.cluster,
             volume: self.volume,
             session,
@@ -186,11 +192,11 @@ impl Identity {
     fn agree(&self, theirs: &Hello) -> Result<Agreed, Refusal> {
         let versions = (theirs.min_version, theirs.max_version);
         let version = highest_common(self.versions, versions).ok_or(Refusal::Version)?;
-        if (self.features ^ theirs.features) & FEATURE_TLS != 0 {
+        if (self.features() ^ theirs.features) & FEATURE_TLS != 0 {
             return Err(Refusal::Security);
         }
         let max_data_bytes = self.max_data_bytes.min(theirs.max_data_bytes).min(MAX_DATA_BYTES);
-        Ok(Agreed { version, features: self.features & theirs.features, max_data_bytes })
+        Ok(Agreed { version, features: self.features() & theirs.features, max_data_bytes })
     }
 }
 

@@ -10,8 +10,10 @@ use block::{Account, Blocks, Bufs, Class, Ctx, Epoch, Lba};
 use peer::frame::Refusal;
 use peer::{
     Change, Endpoint, Greeting, Handler, Identity, Incarnation, Kind, Lane, Link, Message,
-    NO_SESSION, NodeId, Received, Secret, Seq, Stamp, Tag, View, receive_greetings,
+    NO_SESSION, NodeId, Received, Secret, Seq, Stamp, Tag, Tls, View, certificate_name,
+    receive_greetings,
 };
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rt::Core;
 use rt::sim::{Host, HostSetup, Setup, World, run};
 use tokio::sync::Notify;
@@ -596,4 +598,78 @@ fn a_node_that_is_not_known_has_no_session_until_it_is() {
         both_up(&a, &b).await?;
         stop(&[&a, &b]).await
     });
+}
+
+/// The certificates of a cluster.
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    roots: rustls::RootCertStore,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        let root = params.self_signed(&key).expect("a certificate");
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(root.der().clone()).expect("an authority");
+        Self { issuer: Issuer::new(params, key), roots }
+    }
+
+    /// The replica of `node`, with a certificate in the name of `named`.
+    fn identity(&self, node: u16, named: u16) -> Identity {
+        let identity = identity(node);
+        let names = vec![certificate_name(identity.cluster, NodeId(named))];
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(names).expect("a name");
+        let cert = params.signed_by(&key, &self.issuer).expect("a certificate");
+        let key = rustls::pki_types::PrivateKeyDer::Pkcs8(key.serialize_der().into());
+        let tls = Tls::new(self.roots.clone(), vec![cert.der().clone()], key);
+        Identity { tls: Some(tls.expect("they fit")), ..identity }
+    }
+}
+
+#[test]
+fn a_session_inside_of_tls_is_like_any_other() {
+    play(7, |world| async move {
+        let authority = Authority::new();
+        let [one, two] = hosts(&world);
+        let a = node(&world, &one, authority.identity(1, 1), &PORTS).await;
+        let b = node(&world, &two, authority.identity(2, 2), &PORTS).await;
+        introduce(&a, &b).await;
+        both_up(&a, &b).await?;
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            let link = from.replica.link(to.id).ok_or("no link")?;
+            (0..50).for_each(|number| send(&link, 1, number, BLOCK * (1 + number as usize % 20)));
+        }
+        let all = || a.replica.got().len() == 150 && b.replica.got().len() == 150;
+        until("all messages", Duration::from_secs(60), all).await?;
+        stop(&[&a, &b]).await
+    });
+}
+
+#[test]
+fn another_nodes_certificate_another_authoritys_or_none_is_not_enough() {
+    for case in 0..5 {
+        play(case, |world| async move {
+            let (ours, other) = (Authority::new(), Authority::new());
+            let (one, two) = match case {
+                0 => (ours.identity(1, 1), ours.identity(2, 3)),
+                1 => (ours.identity(1, 3), ours.identity(2, 2)),
+                2 => (ours.identity(1, 1), other.identity(2, 2)),
+                3 => (ours.identity(1, 1), identity(2)),
+                _ => (identity(1), ours.identity(2, 2)),
+            };
+            let hosts = hosts(&world);
+            let a = node(&world, &hosts[0], one, &PORTS).await;
+            let b = node(&world, &hosts[1], two, &PORTS).await;
+            introduce(&a, &b).await;
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            if a.replica.link(2).is_some() || b.replica.link(1).is_some() {
+                return Err("it came in".to_owned());
+            }
+            stop(&[&a, &b]).await
+        });
+    }
 }
