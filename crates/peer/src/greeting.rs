@@ -289,7 +289,7 @@ impl fmt::Display for Whom {
     }
 }
 
-/// The connection's line, for those who made one.
+/// The connections of a session, in the order of [`crate::Lane`].
 pub(crate) fn lanes() -> [Line; 3] {
     use crate::Lane;
     [Lane::Control, Lane::Down, Lane::Up].map(Line::Lane)
