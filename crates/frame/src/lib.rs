@@ -57,6 +57,7 @@ pub struct SendQueue {
 #[derive(Debug)]
 enum Part {
     Small(ArrayVec<u8, SMALL>),
+    Owned(Vec<u8>),
     Data(Buf),
 }
 
@@ -64,6 +65,7 @@ impl Part {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Small(b) => b,
+            Self::Owned(b) => b,
             Self::Data(b) => b,
         }
     }
@@ -94,6 +96,14 @@ impl SendQueue {
             let mut part = ArrayVec::new();
             part.try_extend_from_slice(piece).expect("no longer than a part");
             self.parts.push_back(Part::Small(part));
+        }
+    }
+
+    /// Appends bytes of ordinary memory without copying them: lists, records.
+    pub fn push_vec(&mut self, bytes: Vec<u8>) {
+        if !bytes.is_empty() {
+            self.bytes += bytes.len();
+            self.parts.push_back(Part::Owned(bytes));
         }
     }
 
@@ -144,6 +154,8 @@ mod tests {
             expect.extend(head);
             q.push_data(&Bufs::zeroes(usize::from(i) * 101));
             expect.extend(vec![0; usize::from(i) * 101]);
+            q.push_vec(vec![!i; usize::from(i) * 7]);
+            expect.extend(vec![!i; usize::from(i) * 7]);
         }
         assert_eq!(q.len(), expect.len());
         let (mut got, mut step) = (Vec::<u8>::new(), 1);

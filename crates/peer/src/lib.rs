@@ -2,14 +2,36 @@
 //!
 //! * [`Message`]: what replicas say to each other, as types.
 //! * [`Link`]: where a replica leaves what it says to another one while their session lasts.
+//! * [`Endpoint`]: a replica's end of its sessions; delivers to a [`Handler`].
+//! * [`Greeting`]: a connection that came in, on its way to the replica that it asks for.
+//! * [`frame`]: what goes over the wire, `docs/format/peer.md`.
 //!
 //! Nothing is sent twice: when a connection breaks its session ends, and the primary of the volume
 //! begins a new [`View`] in the next one, in which everything unanswered is asked again.
 
+mod driver;
+mod endpoint;
+pub mod frame;
+mod greeting;
 mod id;
+mod line;
 mod link;
 mod message;
+pub mod session;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod tls;
 
+pub use driver::{End, Handler};
+pub use endpoint::Endpoint;
+pub use greeting::{DetachedGreeting, Greeting, Unjoined, receive_greetings};
 pub use id::{Incarnation, NodeId, Seq, Stamp, Tag, View};
+pub use line::Line;
 pub use link::{Link, Outbox};
 pub use message::{Change, Entry, Kind, Lane, Message, Outcome, Received, Role, Standing};
+pub use session::{Identity, Secret};
+pub use tls::{BadTls, Tls, certificate_name};
+
+/// The number of no session: that of messages which came over a lease connection. Sessions count
+/// from 1.
+pub const NO_SESSION: u64 = 0;

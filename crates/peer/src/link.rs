@@ -25,6 +25,8 @@ struct Shared {
     node: NodeId,
     session: u64,
     closed: Cell<bool>,
+    /// Who waits for the end.
+    mourner: RefCell<Option<Waker>>,
     lanes: [RefCell<Queue>; 3],
     expected: RefCell<Vec<(u64, Ctx)>>,
 }
@@ -43,6 +45,7 @@ impl Link {
             node,
             session,
             closed: Cell::new(false),
+            mourner: RefCell::default(),
             lanes: Default::default(),
             expected: RefCell::default(),
         });
@@ -81,8 +84,11 @@ impl Link {
     }
 
     /// Lays memory ready for the data that answer the fetch numbered `request`, so that they need
-    /// not wait for any.
+    /// not wait for any. Dropped with the session.
     pub fn expect(&self, request: u64, memory: Ctx) {
+        if self.0.closed.get() {
+            return;
+        }
         self.0.expected.borrow_mut().push((request, memory));
     }
 
@@ -143,8 +149,27 @@ impl Outbox {
         self.0.closed.get()
     }
 
+    /// Waits for the end of the session. One task may.
+    pub async fn closed(&self) {
+        poll_fn(|cx| {
+            if self.0.closed.get() {
+                return Poll::Ready(());
+            }
+            *self.0.mourner.borrow_mut() = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
     /// Ends the session.
     pub fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// A session that nobody drives any more has ended.
+impl Drop for Outbox {
+    fn drop(&mut self) {
         self.0.close();
     }
 }
@@ -153,9 +178,12 @@ impl Shared {
     /// What waits is dropped, for it speaks of a session that is over; so is its memory.
     fn close(&self) {
         self.closed.set(true);
-        self.expected.take();
+        drop(self.expected.take());
+        let mourner = self.mourner.take();
+        mourner.into_iter().for_each(Waker::wake);
         for lane in &self.lanes {
             let queue = lane.take();
+            drop(queue.messages);
             queue.waker.into_iter().for_each(Waker::wake);
         }
     }

@@ -41,27 +41,33 @@ pub enum Class {
     /// back only if this is given. The last eighth of the pool is kept for this class, and has to
     /// hold the largest single request.
     Immediate,
+    /// Memory for data that another node has yet to have put in order: a write that is ordered with
+    /// it waits for [`Self::Immediate`] memory on other nodes, never the other way round. Given
+    /// however much the account holds, as behind it stands what clients of other nodes wait for.
+    Ordered,
     /// Memory for data that is on its way, behind which the client's other data waits. Given
     /// however much the account holds, as that may be data that waits behind this.
     Arriving,
     /// Memory for a command that holds none, or next to none: reads. It is held until the client
     /// has taken the data.
     Read,
-    /// Memory for data that a client has yet to send (R2T). Leaves a quarter of the pool alone, so
+    /// Memory for data that a client has yet to send (R2T). Leaves 5/16 of the pool alone, so
     /// that clients which never send cannot stop the ones that do.
     Solicited,
 }
 
 impl Class {
-    const ALL: [Self; 4] = [Self::Immediate, Self::Arriving, Self::Read, Self::Solicited];
+    const ALL: [Self; 5] =
+        [Self::Immediate, Self::Ordered, Self::Arriving, Self::Read, Self::Solicited];
 
     /// Of a pool of `total` pages, those that are left to the classes further up.
     fn leaves(self, total: u32) -> u32 {
         match self {
             Self::Immediate => 0,
-            Self::Arriving => total / 8,
-            Self::Read => total / 16 * 3,
-            Self::Solicited => total / 4,
+            Self::Ordered => total / 8,
+            Self::Arriving => total / 16 * 3,
+            Self::Read => total / 4,
+            Self::Solicited => total / 16 * 5,
         }
     }
 
@@ -920,7 +926,7 @@ mod tests {
         let p = pool(64);
         let hog = p.account();
         let mut held = Vec::new();
-        for class in [Class::Solicited, Class::Read, Class::Arriving] {
+        for class in [Class::Solicited, Class::Read, Class::Arriving, Class::Ordered] {
             while let Some(c) = hog.try_credit(PAGE, class) {
                 held.push(c);
             }
@@ -932,7 +938,7 @@ mod tests {
     }
 
     #[test]
-    fn data_yet_to_arrive_leaves_a_quarter_of_the_pool() {
+    fn data_yet_to_arrive_leaves_a_part_of_the_pool() {
         let p = pool(64);
         let held: Vec<_> = (0..64)
             .filter_map(|_| {
@@ -940,8 +946,23 @@ mod tests {
                 Some((a.try_credit(PAGE, Class::Solicited)?, a))
             })
             .collect();
-        assert_eq!(held.len(), 48);
+        assert_eq!(held.len(), 44);
         assert!(p.account().try_credit(PAGE, Class::Immediate).is_some());
+    }
+
+    #[test]
+    fn each_class_leaves_something_to_the_one_above_it() {
+        let p = pool(64);
+        let mut held = Vec::new();
+        let mut totals = Vec::new();
+        for class in Class::ALL.into_iter().rev() {
+            // Accounts of their own: nobody is at his share.
+            while let Some(c) = p.account().try_credit(PAGE, class) {
+                held.push(c);
+            }
+            totals.push(held.len());
+        }
+        assert_eq!(totals, [44, 48, 52, 56, 64]);
     }
 
     #[test]
@@ -982,12 +1003,12 @@ mod tests {
 
     #[test]
     fn what_can_never_fit_is_refused_at_once() {
-        let p = pool(8);
+        let p = pool(16);
         let a = p.account();
-        let Poll::Ready(r) = poll(Box::pin(a.credit(7 * PAGE, Class::Solicited)).as_mut()) else {
+        let Poll::Ready(r) = poll(Box::pin(a.credit(12 * PAGE, Class::Solicited)).as_mut()) else {
             panic!("must not wait")
         };
-        assert_eq!(r.unwrap_err(), TooLarge { wanted: 7 * PAGE, pool: 6 * PAGE });
+        assert_eq!(r.unwrap_err(), TooLarge { wanted: 12 * PAGE, pool: 11 * PAGE });
     }
 
     #[test]

@@ -1,0 +1,112 @@
+//! STANDING, RENEW, PROMISE and NEWER: who one is, and leases.
+//!
+//! ```text
+//!            epoch    id      second        body
+//! STANDING   adopted          incarnation   24 bytes: config (16, as RFC 9562 4), role, flags
+//!                                           (1 clean, 2 same boot), 6 reserved
+//! RENEW      asked    stamp   incarnation
+//! PROMISE    given    stamp   incarnation
+//! NEWER      newer
+//! ```
+
+use block::Epoch;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::header::{Fields, Type};
+use super::{Bad, Body};
+use crate::{Incarnation, Message, Role, Stamp, Standing};
+
+const CLEAN: u8 = 1;
+const SAME_BOOT: u8 = 2;
+
+wire::open_enum! {
+    /// A role, as it is sent.
+    enum SentRole: u8 {
+        Unknown = 0,
+        Member = 1,
+        Returned = 2,
+        Outside = 3,
+    }
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Sent {
+    config: [u8; 16],
+    role: u8,
+    flags: u8,
+    reserved: [u8; 6],
+}
+
+/// Length of STANDING's body.
+pub(super) const STANDING_BYTES: usize = size_of::<Sent>();
+const _: () = assert!(STANDING_BYTES == 24);
+
+pub(super) fn standing(standing: &Standing) -> Fields {
+    Fields::of_epoch(Type::Standing, standing.epoch).second(standing.incarnation.0)
+}
+
+pub(super) fn standing_body(standing: &Standing) -> Body {
+    let role = match standing.role {
+        Role::Unknown => SentRole::Unknown,
+        Role::Member => SentRole::Member,
+        Role::Returned => SentRole::Returned,
+        Role::Outside => SentRole::Outside,
+    };
+    let flag = |flag, set: bool| if set { flag } else { 0 };
+    let sent = Sent {
+        config: standing.config.to_be_bytes(),
+        role: role.0,
+        flags: flag(CLEAN, standing.clean) | flag(SAME_BOOT, standing.same_boot),
+        reserved: [0; 6],
+    };
+    Body::Bytes(sent.as_bytes().to_vec())
+}
+
+pub(super) fn lease(kind: Type, epoch: Epoch, incarnation: Incarnation, stamp: Stamp) -> Fields {
+    Fields::of_epoch(kind, epoch).id(stamp.0).second(incarnation.0)
+}
+
+pub(super) fn newer(epoch: Epoch) -> Fields {
+    Fields::of_epoch(Type::Newer, epoch)
+}
+
+pub(super) fn parse_standing(fields: &Fields, body: &[u8]) -> Result<Message, Bad> {
+    let sent = Sent::read_from_bytes(body).map_err(|_| fields.bad("body"))?;
+    let role = match SentRole(sent.role) {
+        SentRole::Unknown => Role::Unknown,
+        SentRole::Member => Role::Member,
+        SentRole::Returned => Role::Returned,
+        SentRole::Outside => Role::Outside,
+        _ => return Err(fields.bad("role")),
+    };
+    if sent.reserved != [0; 6] || sent.flags & !(CLEAN | SAME_BOOT) != 0 {
+        return Err(Bad::Reserved(fields.kind));
+    }
+    Ok(Message::Standing(Standing {
+        incarnation: Incarnation(fields.second),
+        epoch: Epoch(fields.epoch),
+        config: u128::from_be_bytes(sent.config),
+        role,
+        clean: sent.flags & CLEAN != 0,
+        same_boot: sent.flags & SAME_BOOT != 0,
+    }))
+}
+
+pub(super) fn parse_renew(fields: &Fields) -> Message {
+    let (epoch, incarnation, stamp) = lease_parts(fields);
+    Message::Renew { epoch, incarnation, stamp }
+}
+
+pub(super) fn parse_promise(fields: &Fields) -> Message {
+    let (epoch, incarnation, stamp) = lease_parts(fields);
+    Message::Promise { epoch, incarnation, stamp }
+}
+
+fn lease_parts(fields: &Fields) -> (Epoch, Incarnation, Stamp) {
+    (Epoch(fields.epoch), Incarnation(fields.second), Stamp(fields.id))
+}
+
+pub(super) fn parse_newer(fields: &Fields) -> Message {
+    Message::Newer { epoch: Epoch(fields.epoch) }
+}

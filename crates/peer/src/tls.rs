@@ -1,0 +1,165 @@
+//! TLS around the connections of a cluster that wants it: both sides show a certificate of the
+//! cluster's own authority, in which their node's name is.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rt::net::Stream;
+use rustls::client::verify_server_name;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+use uuid::Uuid;
+
+use crate::NodeId;
+
+/// A node's certificate and whom it believes. Cheap to clone.
+#[derive(Clone)]
+pub struct Tls {
+    accepts: TlsAcceptor,
+    dials: TlsConnector,
+}
+
+/// Why a certificate or key was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum BadTls {
+    /// The certificate or the key.
+    #[error("the certificate or its key: {0}")]
+    Certificate(#[from] rustls::Error),
+    /// The authority's certificates.
+    #[error("the authority: {0}")]
+    Authority(#[from] VerifierBuilderError),
+}
+
+/// The DNS name that the certificate of `node` must bear: `node-3.CLUSTER.windrose`.
+#[must_use]
+pub fn certificate_name(cluster: Uuid, node: NodeId) -> String {
+    format!("node-{node}.{}.windrose", cluster.hyphenated())
+}
+
+impl Tls {
+    /// TLS 1.3 with a certificate, its own first in the chain, and its key; believes whom
+    /// `authority` has signed.
+    ///
+    /// # Errors
+    /// [`BadTls`].
+    pub fn new(
+        authority: RootCertStore,
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+    ) -> Result<Self, BadTls> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let versions = &[&rustls::version::TLS13];
+        let authority = Arc::new(authority);
+        let builder = WebPkiClientVerifier::builder_with_provider(
+            Arc::clone(&authority),
+            Arc::clone(&provider),
+        );
+        let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(versions)?
+            .with_client_cert_verifier(builder.build()?)
+            .with_single_cert(chain.clone(), key.clone_key())?;
+        let client = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(versions)?
+            .with_root_certificates(authority)
+            .with_client_auth_cert(chain, key)?;
+        let (accepts, dials) = (Arc::new(server).into(), Arc::new(client).into());
+        Ok(Self { accepts, dials })
+    }
+
+    /// The side that dialled; `name` is whom it wants.
+    pub(crate) async fn dial(&self, stream: Stream, name: String) -> io::Result<Wire> {
+        let name = server_name(name)?;
+        let stream = self.dials.connect(name, stream).await?;
+        Ok(Wire::Tls(Box::new(stream.into())))
+    }
+
+    /// The side that was dialled; `name` is who the other claims to be.
+    pub(crate) async fn accept(&self, stream: Stream, name: String) -> io::Result<Wire> {
+        let name = server_name(name)?;
+        let stream = self.accepts.accept(stream).await?;
+        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let shown = shown.ok_or(io::ErrorKind::PermissionDenied)?;
+        let parsed = ParsedCertificate::try_from(shown).map_err(io::Error::other)?;
+        verify_server_name(&parsed, &name).map_err(io::Error::other)?;
+        Ok(Wire::Tls(Box::new(stream.into())))
+    }
+}
+
+fn server_name(name: String) -> io::Result<ServerName<'static>> {
+    ServerName::try_from(name).map_err(io::Error::other)
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tls(..)")
+    }
+}
+
+/// A connection as the session sees it.
+#[derive(Debug)]
+pub(crate) enum Wire {
+    Plain(Stream),
+    Tls(Box<TlsStream<Stream>>),
+}
+
+/// Calls a method of tokio's traits on whichever there is.
+macro_rules! forward {
+    ($self:expr, $s:ident => $call:expr) => {
+        match $self.get_mut() {
+            Wire::Plain(s) => {
+                let $s = Pin::new(s);
+                $call
+            }
+            Wire::Tls(s) => {
+                let $s = Pin::new(&mut **s);
+                $call
+            }
+        }
+    };
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        forward!(self, s => s.poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        forward!(self, s => s.poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        forward!(self, s => s.poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        forward!(self, s => s.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        forward!(self, s => s.poll_shutdown(cx))
+    }
+}

@@ -1,0 +1,675 @@
+//! Sessions between replicas in simulated worlds (RFD 0010, 8.1).
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{Account, Blocks, Bufs, Class, Ctx, Epoch, Lba};
+use peer::frame::Refusal;
+use peer::{
+    Change, Endpoint, Greeting, Handler, Identity, Incarnation, Kind, Lane, Link, Message,
+    NO_SESSION, NodeId, Received, Secret, Seq, Stamp, Tag, Tls, View, certificate_name,
+    receive_greetings,
+};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rt::Core;
+use rt::sim::{Host, HostSetup, Setup, World, run};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+const PORTS: [u16; 2] = [7001, 7002];
+const BLOCK: usize = 4096;
+const POOL: usize = 1 << 20;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// What a replica has heard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Heard {
+    Up(NodeId, u64),
+    Down(NodeId, u64),
+    Got(NodeId, u64, String),
+}
+
+/// The sender's count of its session, and what is due on each lane.
+type Due = (Option<u32>, [u64; 3]);
+
+/// A replica that takes everything, and judges as it comes what must hold of every session.
+struct Replica {
+    memory: Account,
+    world: World,
+    heard: RefCell<Vec<Heard>>,
+    links: RefCell<BTreeMap<NodeId, Link>>,
+    /// Of the present session with a node.
+    due: RefCell<BTreeMap<NodeId, Due>>,
+    /// The sender's count in the last session with a node.
+    last: RefCell<BTreeMap<NodeId, u32>>,
+    /// While set, messages with data are not taken.
+    holds: Cell<bool>,
+    let_go: Notify,
+    dawdles: Cell<bool>,
+    kept: RefCell<Vec<Received>>,
+    keeps: Cell<bool>,
+}
+
+impl Replica {
+    fn new(core: &Core, world: &World) -> Self {
+        Self {
+            memory: core.pool().account(),
+            world: world.clone(),
+            heard: RefCell::default(),
+            links: RefCell::default(),
+            due: RefCell::default(),
+            last: RefCell::default(),
+            holds: Cell::new(false),
+            let_go: Notify::new(),
+            dawdles: Cell::new(false),
+            kept: RefCell::default(),
+            keeps: Cell::new(false),
+        }
+    }
+
+    fn link(&self, node: u16) -> Option<Link> {
+        self.links.borrow().get(&NodeId(node)).cloned()
+    }
+
+    fn got(&self) -> Vec<String> {
+        let heard = self.heard.borrow();
+        let texts = heard.iter().filter_map(|h| match h {
+            Heard::Got(_, _, text) => Some(text.clone()),
+            _ => None,
+        });
+        texts.collect()
+    }
+
+    fn fail(&self, why: String) {
+        self.world.fail(why);
+    }
+
+    /// Numbered messages come in order, from 0 in each session, and of no older session.
+    fn check(&self, node: NodeId, message: &Message) {
+        let (view, number, lane) = match message {
+            Message::Applied { view, seq } => (view, seq.0, Lane::Control),
+            Message::Write { view, seq, .. } => (view, seq.0, Lane::Down),
+            Message::Order { view, number, .. } => (view, *number, Lane::Up),
+            _ => return,
+        };
+        let mut due = self.due.borrow_mut();
+        let (round, next) = due.entry(node).or_default();
+        if *round.get_or_insert(view.round) != view.round {
+            self.fail(format!("a message of session {} in {round:?} of {node}", view.round));
+        }
+        if self.last.borrow().get(&node).is_some_and(|&last| view.round < last) {
+            self.fail(format!("a message of the old session {} of {node}", view.round));
+        }
+        self.last.borrow_mut().insert(node, view.round);
+        let next = &mut next[lane as usize];
+        if number != *next {
+            self.fail(format!("{lane:?} of {node}: {number} where {next} is due"));
+        }
+        *next = number + 1;
+        if let Message::Write { change, .. } | Message::Order { change, .. } = message {
+            let expect = vec![number as u8; change.data.len()];
+            if change.data.to_vec() != expect {
+                self.fail(format!("{lane:?} of {node}: contents of {number}"));
+            }
+        }
+    }
+}
+
+fn name(message: &Message) -> String {
+    match message {
+        Message::Applied { seq, .. } => format!("applied {}", seq.0),
+        Message::Write { seq, .. } => format!("write {}", seq.0),
+        Message::Order { number, .. } => format!("order {number}"),
+        Message::Renew { stamp, .. } => format!("renew {}", stamp.0),
+        Message::Data { request, .. } => format!("data {request}"),
+        other => format!("{other:?}"),
+    }
+}
+
+impl Handler for Replica {
+    fn up(&self, link: Link) {
+        let (node, session) = (link.node(), link.session());
+        self.heard.borrow_mut().push(Heard::Up(node, session));
+        if self.links.borrow_mut().insert(node, link).is_some() {
+            self.fail(format!("two sessions with {node}"));
+        }
+        self.due.borrow_mut().remove(&node);
+    }
+
+    fn down(&self, node: NodeId, session: u64) {
+        self.heard.borrow_mut().push(Heard::Down(node, session));
+        let link = self.links.borrow_mut().remove(&node);
+        if link.is_none_or(|link| link.session() != session || !link.is_closed()) {
+            self.fail(format!("session {session} with {node} is down and was not up"));
+        }
+    }
+
+    async fn deliver(&self, node: NodeId, session: u64, received: Received) {
+        let up = self.links.borrow().get(&node).map(Link::session);
+        if session != NO_SESSION && up != Some(session) {
+            self.fail(format!("a message of session {session} while {up:?} is up"));
+        }
+        self.check(node, &received.message);
+        let with_data = received.ctx.is_some();
+        if self.dawdles.get() && self.world.rng().below(4) == 0 {
+            tokio::time::sleep(self.world.rng().time(ms(0), ms(20))).await;
+        }
+        while with_data && self.holds.get() {
+            self.let_go.notified().await;
+        }
+        let text = name(&received.message);
+        self.heard.borrow_mut().push(Heard::Got(node, session, text));
+        if self.keeps.get() {
+            self.kept.borrow_mut().push(received);
+        }
+    }
+
+    fn memory(&self) -> &Account {
+        &self.memory
+    }
+
+    fn overhead(&self) -> usize {
+        BLOCK
+    }
+}
+
+#[derive(Clone)]
+struct Node {
+    id: u16,
+    host: Host,
+    core: Core,
+    replica: Rc<Replica>,
+    endpoint: Endpoint<Replica>,
+}
+
+fn volume() -> Uuid {
+    Uuid::from_u128(0x77)
+}
+
+fn identity(id: u16) -> Identity {
+    Identity::new(Uuid::from_u128(0x11), Secret::new(&[9; 32]), NodeId(id), volume())
+}
+
+/// A node that listens at both ports and has nobody to talk to.
+async fn node(world: &World, host: &Host, identity: Identity, ports: &'static [u16]) -> Node {
+    let (id, world) = (identity.node.0, world.clone());
+    let started = host.run(move |core| async move {
+        let replica = Rc::new(Replica::new(&core, &world));
+        let endpoint = Endpoint::new(core.clone(), identity, Rc::clone(&replica));
+        for &port in ports {
+            let at = SocketAddr::from(([0, 0, 0, 0], port));
+            let listener = core.listen(at).await.expect("a free port");
+            let (endpoint, core) = (endpoint.clone(), core.clone());
+            tokio::task::spawn_local(async move {
+                receive_greetings(&listener, |greeting| route(&core, &endpoint, greeting)).await;
+            });
+        }
+        (core, replica, endpoint)
+    });
+    let (core, replica, endpoint) = started.join().await.expect("the host runs");
+    Node { id, host: host.clone(), core, replica, endpoint }
+}
+
+/// As a node does it: the connection moves to the core of its volume, here by way of another one.
+fn route(core: &Core, endpoint: &Endpoint<Replica>, greeting: Greeting) {
+    let (core, endpoint) = (core.clone(), endpoint.clone());
+    tokio::task::spawn_local(async move {
+        if greeting.volume() != volume() {
+            return greeting.refuse(Refusal::Volume).await;
+        }
+        let Ok(detached) = greeting.detach() else { return };
+        let other = core.peers().last().expect("there is this one").clone();
+        let moved = other.run(|core| async move { detached.attach(&core)?.detach() }).await;
+        if let Ok(Ok(detached)) = moved
+            && let Ok(greeting) = detached.attach(&core)
+        {
+            endpoint.accept(greeting);
+        }
+    });
+}
+
+/// Makes each known to the other.
+async fn introduce(a: &Node, b: &Node) {
+    for (one, other) in [(a, b), (b, a)] {
+        let ip = other.host.address();
+        let addresses: Vec<_> = PORTS.iter().map(|&port| SocketAddr::new(ip, port)).collect();
+        let (endpoint, id) = (one.endpoint.clone(), NodeId(other.id));
+        one.host.run(move |_| async move { endpoint.add(id, addresses) }).join().await;
+    }
+}
+
+fn hosts(world: &World) -> [Host; 2] {
+    let setup = || HostSetup { cores: 2, pool_bytes: POOL, ..HostSetup::default() };
+    [world.add_host("one", setup()), world.add_host("two", setup())]
+}
+
+async fn until(what: &str, limit: Duration, done: impl Fn() -> bool) -> Result<(), String> {
+    let waits = async {
+        while !done() {
+            tokio::time::sleep(ms(1)).await;
+        }
+    };
+    tokio::time::timeout(limit, waits).await.map_err(|_| format!("waited in vain: {what}"))
+}
+
+async fn both_up(a: &Node, b: &Node) -> Result<(), String> {
+    let up = || a.replica.link(b.id).is_some() && b.replica.link(a.id).is_some();
+    until("both are up", Duration::from_secs(60), up).await
+}
+
+/// Ends both, and looks for what was left.
+async fn stop(nodes: &[&Node]) -> Result<(), String> {
+    for n in nodes {
+        let endpoint = n.endpoint.clone();
+        n.host.run(move |_| async move { endpoint.stop().await }).join().await;
+        if !n.replica.links.borrow().is_empty() {
+            return Err("a session outlived its end".to_owned());
+        }
+        n.replica.kept.take();
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for n in nodes {
+        let usage = n.core.pool().usage();
+        if (usage.free, usage.waiting, usage.overdrafts) != (usage.total, 0, 0) {
+            return Err(format!("node {}: {usage:?}", n.id));
+        }
+    }
+    Ok(())
+}
+
+fn contents(number: u64, len: usize) -> Bufs {
+    let pool = block::Pool::new(len).expect("memory");
+    let credit = pool.account().try_credit(len, Class::Immediate).expect("a fresh pool");
+    rt::buf::copy_in(&credit, &vec![number as u8; len])
+}
+
+fn change(number: u64, len: usize) -> Change {
+    let range = Blocks::new(Lba(number), (len / BLOCK).max(1) as u64);
+    Change { range, kind: Kind::Write, fua: false, data: contents(number, len) }
+}
+
+fn write(round: u32, number: u64, len: usize) -> Message {
+    let view = View { epoch: Epoch(1), round };
+    let tag = Tag { node: NodeId(1), number };
+    Message::Write { view, seq: Seq(number), tag, copy: false, change: change(number, len) }
+}
+
+fn order(round: u32, number: u64, len: usize) -> Message {
+    let view = View { epoch: Epoch(1), round };
+    Message::Order { view, number, stamp: Stamp(number), change: change(number, len) }
+}
+
+fn applied(round: u32, number: u64) -> Message {
+    Message::Applied { view: View { epoch: Epoch(1), round }, seq: Seq(number) }
+}
+
+/// One numbered message on each lane.
+fn send(link: &Link, round: u32, number: u64, len: usize) {
+    link.send(write(round, number, len));
+    link.send(order(round, number, len));
+    link.send(applied(round, number));
+}
+
+fn play<Fut: Future<Output = Result<(), String>>>(seed: u64, scenario: impl FnOnce(World) -> Fut) {
+    let outcome = run(Setup::new(seed), scenario);
+    if let Err(failure) = outcome.result {
+        panic!("seed {seed}: {failure}");
+    }
+}
+
+async fn pair(world: &World) -> Result<[Node; 2], String> {
+    let [one, two] = hosts(world);
+    let a = node(world, &one, identity(1), &PORTS).await;
+    let b = node(world, &two, identity(2), &PORTS).await;
+    introduce(&a, &b).await;
+    both_up(&a, &b).await?;
+    Ok([a, b])
+}
+
+#[test]
+fn two_replicas_meet_and_each_lane_keeps_its_order() {
+    for seed in 0..10 {
+        play(seed, |world| async move {
+            let [a, b] = pair(&world).await?;
+            for (from, to) in [(&a, &b), (&b, &a)] {
+                let link = from.replica.link(to.id).ok_or("no link")?;
+                for number in 0..100 {
+                    send(&link, 1, number, BLOCK * (1 + number as usize % 20));
+                }
+            }
+            let all = || a.replica.got().len() == 300 && b.replica.got().len() == 300;
+            until("all messages", Duration::from_secs(60), all).await?;
+            stop(&[&a, &b]).await
+        });
+    }
+}
+
+/// Sends for ever to whoever is there, counting sessions; survives them.
+fn chatter(node: &Node, to: u16, rounds: Rc<Cell<u32>>) {
+    let (replica, world) = (Rc::clone(&node.replica), node.replica.world.clone());
+    node.host.run(move |_| async move {
+        let mut now: Option<(Link, u32, u64)> = None;
+        loop {
+            tokio::time::sleep(world.rng().time(ms(0), ms(100))).await;
+            if now.as_ref().is_none_or(|(link, ..)| link.is_closed()) {
+                rounds.set(rounds.get() + 1);
+                now = replica.link(to).map(|link| (link, rounds.get(), 0));
+            }
+            let Some((link, round, number)) = &mut now else { continue };
+            send(link, *round, *number, BLOCK * (1 + world.rng().index(3)));
+            *number += 1;
+        }
+    });
+}
+
+/// RFD 0010, 8.1, and attack 41.
+#[test]
+fn whatever_breaks_nothing_of_an_old_session_is_delivered_in_the_next() {
+    for seed in 0..12 {
+        play(seed, |world| async move {
+            let [one, two] = hosts(&world);
+            for (x, y) in [(&one, &two), (&two, &one)] {
+                world.set_link(x, y, |l| {
+                    (l.give_up, l.loss) = (Duration::from_secs(3), 0.02);
+                });
+            }
+            let a = node(&world, &one, identity(1), &PORTS).await;
+            let mut b = node(&world, &two, identity(2), &PORTS).await;
+            introduce(&a, &b).await;
+            let rounds = [Rc::new(Cell::new(0)), Rc::new(Cell::new(0))];
+            chatter(&a, 2, Rc::clone(&rounds[0]));
+            chatter(&b, 1, Rc::clone(&rounds[1]));
+            a.replica.dawdles.set(true);
+            b.replica.dawdles.set(true);
+            for _ in 0..12 {
+                tokio::time::sleep(world.rng().time(ms(10), ms(4000))).await;
+                match world.rng().below(5) {
+                    0 => world.partition(&one, &two),
+                    1 => world.set_link(&one, &two, |l| l.cut = !l.cut),
+                    2 => world.set_link(&two, &one, |l| l.cut = !l.cut),
+                    3 => {
+                        let at = if world.rng().chance(0.5) { (&a, 2) } else { (&b, 1) };
+                        at.0.replica.link(at.1).iter().for_each(Link::close);
+                    }
+                    _ => {
+                        match world.rng().chance(0.5) {
+                            true => two.kill(),
+                            false => two.power_cut(),
+                        }
+                        tokio::time::sleep(world.rng().time(ms(0), ms(500))).await;
+                        b = node(&world, &two, identity(2), &PORTS).await;
+                        introduce(&a, &b).await;
+                        chatter(&b, 1, Rc::clone(&rounds[1]));
+                    }
+                }
+                if world.rng().chance(0.5) {
+                    world.heal(&one, &two);
+                }
+            }
+            world.heal(&one, &two);
+            // A session that was cut may seem alive until its sender has given up.
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            both_up(&a, &b).await?;
+            let before = a.replica.got().len();
+            until("it goes on", Duration::from_secs(30), || a.replica.got().len() > before + 50)
+                .await?;
+            stop(&[&a, &b]).await
+        });
+    }
+}
+
+/// RFD 0010, 4.7 and 7.1.
+#[test]
+fn a_lane_that_waits_for_memory_holds_up_no_other() {
+    play(1, |world| async move {
+        let [a, b] = pair(&world).await?;
+        let hog = b.core.pool().account();
+        // With an eighth free there is room for what is ordered already, not for what is to be.
+        let [most, eighth] = [POOL / 8 * 7, POOL / 8].map(|n| hog.try_credit(n, Class::Immediate));
+        most.as_ref().and(eighth.as_ref()).ok_or("the pool is free")?;
+        let link = a.replica.link(2).ok_or("no link")?;
+        send(&link, 1, 0, 8 * BLOCK);
+        (1..50).for_each(|number| link.send(applied(1, number)));
+        until("control", Duration::from_secs(5), || b.replica.got().len() == 50).await?;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        if b.replica.got().iter().any(|text| !text.starts_with("applied")) {
+            return Err("data came without memory".to_owned());
+        }
+        drop(eighth);
+        let got = |what: &str| b.replica.got().iter().any(|text| text == what);
+        until("the write", Duration::from_secs(5), || got("write 0")).await?;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        if got("order 0") {
+            return Err("an order got what is kept for writes".to_owned());
+        }
+        drop(most);
+        until("the order", Duration::from_secs(5), || got("order 0")).await?;
+        stop(&[&a, &b]).await
+    });
+}
+
+#[test]
+fn a_message_that_is_not_taken_holds_up_its_lane_alone_and_is_dropped_with_the_session() {
+    play(2, |world| async move {
+        let [a, b] = pair(&world).await?;
+        b.replica.holds.set(true);
+        let link = a.replica.link(2).ok_or("no link")?;
+        (0..5).for_each(|number| send(&link, 1, number, BLOCK));
+        until("control", Duration::from_secs(5), || b.replica.got().len() == 5).await?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if b.replica.got().len() != 5 {
+            return Err("something else was taken".to_owned());
+        }
+        link.close();
+        until("the end", Duration::from_secs(5), || b.replica.link(1).is_none()).await?;
+        b.replica.holds.set(false);
+        b.replica.let_go.notify_waiters();
+        both_up(&a, &b).await?;
+        let link = a.replica.link(2).ok_or("no link")?;
+        send(&link, 2, 0, BLOCK);
+        until("the next session", Duration::from_secs(5), || b.replica.got().len() == 8).await?;
+        stop(&[&a, &b]).await
+    });
+}
+
+#[test]
+fn data_that_answer_come_into_the_memory_that_was_laid_ready() {
+    play(3, |world| async move {
+        let [a, b] = pair(&world).await?;
+        a.replica.keeps.set(true);
+        let answer = |request| {
+            let result = Ok(contents(5, 2 * BLOCK));
+            Message::Data { view: View::default(), request, result }
+        };
+        let credit = a.core.pool().account().try_credit(2 * BLOCK, Class::Read).ok_or("free")?;
+        let here = a.replica.link(2).ok_or("no link")?;
+        here.expect(7, Ctx::new(credit, Epoch(3)));
+        b.replica.link(1).ok_or("no link")?.send(answer(7));
+        until("data", Duration::from_secs(5), || a.replica.got() == ["data 7"]).await?;
+        let kept = a.replica.kept.take().pop().ok_or("nothing kept")?;
+        if kept.ctx.as_ref().is_none_or(|ctx| ctx.epoch() != Epoch(3)) {
+            return Err("other memory".to_owned());
+        }
+        drop(kept);
+        b.replica.link(1).ok_or("no link")?.send(answer(8));
+        until("the end", Duration::from_secs(5), || here.is_closed()).await?;
+        both_up(&a, &b).await?;
+        let little = a.core.pool().account().try_credit(BLOCK, Class::Read).ok_or("free")?;
+        let here = a.replica.link(2).ok_or("no link")?;
+        here.expect(9, Ctx::new(little, Epoch(3)));
+        b.replica.link(1).ok_or("no link")?.send(answer(9));
+        until("the end", Duration::from_secs(5), || here.is_closed()).await?;
+        stop(&[&a, &b]).await
+    });
+}
+
+#[test]
+fn leases_go_over_every_address_and_nothing_else_does() {
+    play(4, |world| async move {
+        let [a, b] = pair(&world).await?;
+        let paths = |n: &Node, of: u16| n.endpoint.paths(NodeId(of));
+        let two = || paths(&a, 2).len() == 2 && paths(&b, 1).len() == 2;
+        until("paths", Duration::from_secs(5), two).await?;
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            for (stamp, path) in paths(from, to.id).into_iter().enumerate() {
+                let (epoch, incarnation) = (Epoch(1), Incarnation(2));
+                path.send(Message::Renew { epoch, incarnation, stamp: Stamp(stamp as u64) });
+            }
+        }
+        let heard = |n: &Node, of| {
+            let heard = n.replica.heard.borrow();
+            let on_path = |text: &str| Heard::Got(NodeId(of), NO_SESSION, text.to_owned());
+            ["renew 0", "renew 1"].iter().all(|text| heard.contains(&on_path(text)))
+        };
+        let both = || heard(&a, 2) && heard(&b, 1);
+        until("leases", Duration::from_secs(5), both).await?;
+        let misused = paths(&a, 2).pop().ok_or("no path")?;
+        misused.send(applied(1, 0));
+        until("its end", Duration::from_secs(5), || misused.is_closed()).await?;
+        until("another", Duration::from_secs(5), two).await?;
+        if a.replica.link(2).is_none_or(|link| link.session() != 1) {
+            return Err("the session ended with a lease connection".to_owned());
+        }
+        stop(&[&a, &b]).await
+    });
+}
+
+#[test]
+fn the_next_address_is_tried() {
+    play(5, |world| async move {
+        let [one, two] = hosts(&world);
+        let a = node(&world, &one, identity(1), &PORTS[1..]).await;
+        let b = node(&world, &two, identity(2), &PORTS).await;
+        introduce(&a, &b).await;
+        both_up(&a, &b).await?;
+        stop(&[&a, &b]).await
+    });
+}
+
+/// RFD 0010, 8.2.
+#[test]
+fn who_is_not_wanted_stays_outside() {
+    let strangers: [fn(&mut Identity); 4] = [
+        |id| id.secret = Secret::new(&[8; 32]),
+        |id| id.cluster = Uuid::from_u128(0x12),
+        |id| id.volume = Uuid::from_u128(0x78),
+        |id| id.versions = (2, 3),
+    ];
+    for (seed, stranger) in (0..).zip(strangers) {
+        play(seed, move |world| async move {
+            let [one, two] = hosts(&world);
+            let mut other = identity(2);
+            stranger(&mut other);
+            let a = node(&world, &one, identity(1), &PORTS).await;
+            let b = node(&world, &two, other, &PORTS).await;
+            introduce(&a, &b).await;
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            for n in [&a, &b] {
+                if !n.replica.heard.borrow().is_empty() {
+                    return Err(format!("{:?}", n.replica.heard.borrow()));
+                }
+            }
+            stop(&[&a, &b]).await
+        });
+    }
+}
+
+#[test]
+fn a_node_that_is_not_known_has_no_session_until_it_is() {
+    play(6, |world| async move {
+        let [one, two] = hosts(&world);
+        let a = node(&world, &one, identity(1), &PORTS).await;
+        let b = node(&world, &two, identity(2), &PORTS).await;
+        let at = SocketAddr::new(one.address(), PORTS[0]);
+        let dialler = b.endpoint.clone();
+        two.run(move |_| async move { dialler.add(NodeId(1), vec![at]) }).join().await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        if b.replica.link(1).is_some() {
+            return Err("a stranger came in".to_owned());
+        }
+        let acceptor = a.endpoint.clone();
+        one.run(move |_| async move { acceptor.add(NodeId(2), Vec::new()) }).join().await;
+        both_up(&a, &b).await?;
+        stop(&[&a, &b]).await
+    });
+}
+
+/// The certificates of a cluster.
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    roots: rustls::RootCertStore,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        let root = params.self_signed(&key).expect("a certificate");
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(root.der().clone()).expect("an authority");
+        Self { issuer: Issuer::new(params, key), roots }
+    }
+
+    /// The replica of `node`, with a certificate in the name of `named`.
+    fn identity(&self, node: u16, named: u16) -> Identity {
+        let identity = identity(node);
+        let names = vec![certificate_name(identity.cluster, NodeId(named))];
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(names).expect("a name");
+        let cert = params.signed_by(&key, &self.issuer).expect("a certificate");
+        let key = rustls::pki_types::PrivateKeyDer::Pkcs8(key.serialize_der().into());
+        let tls = Tls::new(self.roots.clone(), vec![cert.der().clone()], key);
+        Identity { tls: Some(tls.expect("they fit")), ..identity }
+    }
+}
+
+#[test]
+fn a_session_inside_of_tls_is_like_any_other() {
+    play(7, |world| async move {
+        let authority = Authority::new();
+        let [one, two] = hosts(&world);
+        let a = node(&world, &one, authority.identity(1, 1), &PORTS).await;
+        let b = node(&world, &two, authority.identity(2, 2), &PORTS).await;
+        introduce(&a, &b).await;
+        both_up(&a, &b).await?;
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            let link = from.replica.link(to.id).ok_or("no link")?;
+            (0..50).for_each(|number| send(&link, 1, number, BLOCK * (1 + number as usize % 20)));
+        }
+        let all = || a.replica.got().len() == 150 && b.replica.got().len() == 150;
+        until("all messages", Duration::from_secs(60), all).await?;
+        stop(&[&a, &b]).await
+    });
+}
+
+#[test]
+fn another_nodes_certificate_another_authoritys_or_none_is_not_enough() {
+    for case in 0..5 {
+        play(case, |world| async move {
+            let (ours, other) = (Authority::new(), Authority::new());
+            let (one, two) = match case {
+                0 => (ours.identity(1, 1), ours.identity(2, 3)),
+                1 => (ours.identity(1, 3), ours.identity(2, 2)),
+                2 => (ours.identity(1, 1), other.identity(2, 2)),
+                3 => (ours.identity(1, 1), identity(2)),
+                _ => (identity(1), ours.identity(2, 2)),
+            };
+            let hosts = hosts(&world);
+            let a = node(&world, &hosts[0], one, &PORTS).await;
+            let b = node(&world, &hosts[1], two, &PORTS).await;
+            introduce(&a, &b).await;
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            if a.replica.link(2).is_some() || b.replica.link(1).is_some() {
+                return Err("it came in".to_owned());
+            }
+            stop(&[&a, &b]).await
+        });
+    }
+}
