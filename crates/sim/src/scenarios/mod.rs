@@ -3,6 +3,7 @@
 mod book;
 mod clients;
 pub(crate) mod file;
+pub(crate) mod intent;
 pub(crate) mod iscsi;
 mod node;
 pub(crate) mod nvme;
@@ -12,6 +13,7 @@ pub(crate) mod volume;
 use crate::Scenario;
 use crate::planted::leaf;
 use file::Flushes;
+use intent::Mistake;
 
 /// All of them.
 #[must_use]
@@ -29,6 +31,13 @@ pub fn all() -> Vec<Scenario> {
                     crashes, torn labels, disk faults, full file systems",
             test_seeds: 200,
             play: |w| Box::pin(file::play(w, Flushes::Honest)),
+        },
+        Scenario {
+            name: "intent-log",
+            about: "the write-intent log of an image: writes, flushes, cleared marks, adopted \
+                    configurations, crashes, torn and rotten pages",
+            test_seeds: 200,
+            play: |w| Box::pin(intent::play(w, Mistake::None)),
         },
         Scenario {
             name: "iscsi-node",
