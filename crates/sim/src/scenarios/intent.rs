@@ -87,16 +87,34 @@ struct Model {
     /// The highest epoch that was adopted for sure, and the highest that was tried.
     adopted: u64,
     tried: u64,
-    /// Whether the image was closed: for sure, or perhaps.
-    closed: bool,
-    closing: bool,
-    /// The machine's boot, and that of the last opening for sure.
+    /// Whether the image was closed; `None`: perhaps.
+    closed: Option<bool>,
+    /// The machine's boot, and the one in which the image was last opened, or was tried to be.
     boot: u128,
     opened: u128,
     /// Copies of the superblock that were damaged since the last opening.
     harmed: [bool; 2],
     /// Whether the power has torn what was being written.
     torn: bool,
+}
+
+/// What is known when the image is opened.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    closed: Option<bool>,
+    boot: u128,
+}
+
+impl Model {
+    /// The image is about to be opened. From now on it may count as in use, and as opened in this boot.
+    fn opens(&mut self) -> Before {
+        let before = Before { closed: self.closed, boot: self.opened };
+        if self.closed != Some(false) {
+            self.closed = None;
+        }
+        self.opened = self.boot;
+        before
+    }
 }
 
 struct Bench {
@@ -148,8 +166,7 @@ pub(crate) async fn play(world: World, mistake: Mistake) -> Result<(), String> {
         made: false,
         adopted: 0,
         tried: 0,
-        closed: false,
-        closing: false,
+        closed: Some(false),
         boot: 1,
         opened: 0,
         harmed: [false; 2],
@@ -263,7 +280,11 @@ impl Bench {
             self.stop.set(true);
         }
         while let Some(ended) = work.join_next().await {
-            ended.map_err(|e| e.to_string())??;
+            if let Err(e) = ended.map_err(|e| e.to_string())? {
+                self.world.fail(e);
+                // The others have operations in flight, which must not be dropped.
+                std::future::pending::<()>().await;
+            }
         }
         if self.stop.get() {
             life.close().await?;
@@ -273,6 +294,7 @@ impl Bench {
 
     /// Opens the image and its log, or makes that.
     async fn open(self: &Rc<Self>, core: &Core) -> Result<Life, String> {
+        let before = self.model.borrow_mut().opens();
         let file = open(core, 0).await.map_err(|e| e.to_string())?;
         let area = file.log_area().await.map_err(|e| e.to_string())?;
         let boot = Uuid::from_u128(self.model.borrow().boot);
@@ -280,7 +302,7 @@ impl Bench {
         let log = if file.label().intent_log {
             let opened = IntentLog::open(core, area, boot).await.map_err(|e| e.to_string());
             let (log, found) = opened?;
-            self.judge_opening(&log, found)?;
+            self.judge_opening(&log, found, before)?;
             log
         } else if self.model.borrow().made {
             return Err("the log has vanished".into());
@@ -289,13 +311,13 @@ impl Bench {
         };
         let mut model = self.model.borrow_mut();
         (model.made, model.torn, model.harmed) = (true, false, [false; 2]);
-        (model.closed, model.closing, model.opened) = (false, false, model.boot);
+        model.closed = Some(false);
         model.busy = [false; BLOCKS];
         Ok(Life { bench: Rc::clone(self), client, log })
     }
 
     /// Whether what was found of the log can be so.
-    fn judge_opening(&self, log: &IntentLog, found: Found) -> Result<(), String> {
+    fn judge_opening(&self, log: &IntentLog, found: Found, before: Before) -> Result<(), String> {
         let mut model = self.model.borrow_mut();
         self.world.note(format!("found {found:?}"));
         if found.damage == Damage::Lost {
@@ -306,10 +328,10 @@ impl Bench {
             model.adopted = 0;
             return Ok(());
         }
-        if found.closed != model.closed && !(found.closed && model.closing) {
-            return Err(format!("{found:?}, and was it closed: {}", model.closed));
+        if before.closed.is_some_and(|closed| found.closed != closed) {
+            return Err(format!("{found:?} after {before:?}"));
         }
-        if found.same_boot && model.boot != model.opened && !model.closing {
+        if found.same_boot && model.boot != before.boot {
             return Err("another boot is taken for the same".into());
         }
         let epoch = found.adopted.map_or(0, |adopted| adopted.epoch);
@@ -392,11 +414,16 @@ impl Life {
         Ok(())
     }
 
+    /// Those of the regions in use that are marked for an image.
+    fn marked(&self, image: Uuid) -> BTreeSet<u32> {
+        REGIONS.into_iter().filter(|r| self.log.is_marked(image, Region(*r))).collect()
+    }
+
     fn judge_marks(&self) -> Result<(), String> {
         let model = self.bench.model.borrow();
         for n in 0..OTHERS {
             let Some(_) = self.log.marked_count(image(n)) else { continue };
-            let marked: BTreeSet<u32> = self.log.marked(image(n)).iter().map(|r| r.0).collect();
+            let marked = self.marked(image(n));
             let peer = &model.peers[n];
             for block in (0..BLOCKS).filter(|block| !model.busy[*block]) {
                 let (has, now) = (peer.has[block], model.now[block]);
@@ -505,7 +532,7 @@ impl Life {
             (0..BLOCKS).any(|b| region_of(b) == region.0 && model.now[b].is_none())
         };
         regions.retain(|region| !unknown(region));
-        let before: Vec<Vec<Region>> = images.iter().map(|i| self.log.marked(*i)).collect();
+        let before: Vec<_> = images.iter().map(|image| self.marked(*image)).collect();
         self.log.clear(images, regions, stamp);
         for (image, before) in images.iter().zip(before) {
             self.cleared(*image, &before)?;
@@ -514,14 +541,14 @@ impl Life {
     }
 
     /// Another image has what this one has, where its marks have gone.
-    fn cleared(&self, image: Uuid, before: &[Region]) -> Result<(), String> {
-        let after: BTreeSet<Region> = self.log.marked(image).into_iter().collect();
+    fn cleared(&self, image: Uuid, before: &BTreeSet<u32>) -> Result<(), String> {
+        let after = self.marked(image);
         let mut model = self.bench.model.borrow_mut();
         let model = &mut *model;
         let n = (0..OTHERS).find(|n| self::image(*n) == image).expect("one of them");
-        for region in before.iter().filter(|region| !after.contains(region)) {
-            model.peers[n].owed.remove(&region.0);
-            for block in (0..BLOCKS).filter(|block| region_of(*block) == region.0) {
+        for region in before.difference(&after) {
+            model.peers[n].owed.remove(region);
+            for block in (0..BLOCKS).filter(|block| region_of(*block) == *region) {
                 if model.busy[block] {
                     return Err(format!("a mark was taken from block {block} while it is written"));
                 }
@@ -562,15 +589,14 @@ impl Life {
         {
             let model = &mut *self.bench.model.borrow_mut();
             for n in others {
-                let new = rng.chance(0.15) && !present.contains(&image(n));
+                // Who was new once, and never got a slot for sure, is new again.
+                let empty = model.peers[n].has == [None; BLOCKS];
+                let new = (empty || rng.chance(0.15)) && !present.contains(&image(n));
                 if new {
                     model.peers[n].has = [None; BLOCKS];
                 }
                 next.others.push(Other { image: image(n), new });
             }
-            // Who goes will tell its marks again when it comes back.
-            let stays = |n: usize| next.others.iter().any(|other| other.image == image(n));
-            (0..OTHERS).filter(|n| !stays(*n)).for_each(|n| model.peers[n].owed.clear());
             model.tried += 1;
             next.epoch = model.tried;
         }
@@ -604,17 +630,17 @@ impl Life {
         let merged = self.log.merge(image(n), &theirs).await;
         if merged.is_ok() {
             // Marks may have been taken since they were set, in memory.
-            let marked: BTreeSet<Region> = self.log.marked(image(n)).into_iter().collect();
-            let still = asked.into_iter().filter(|region| marked.contains(&Region(*region)));
+            let marked = self.marked(image(n));
+            let still = asked.into_iter().filter(|region| marked.contains(region));
             self.bench.model.borrow_mut().peers[n].owed.extend(still);
         }
         merged.is_ok()
     }
 
     async fn close(&self) -> Result<(), String> {
-        self.bench.model.borrow_mut().closing = true;
+        self.bench.model.borrow_mut().closed = None;
         if self.log.close().await.is_ok() {
-            self.bench.model.borrow_mut().closed = true;
+            self.bench.model.borrow_mut().closed = Some(true);
         }
         let hot = REGIONS
             .iter()
@@ -636,15 +662,15 @@ impl Life {
         let stamp = self.log.flush_begins();
         self.client.flush().await.map_err(failed("a flush"))?;
         for image in &images {
-            let before = self.log.marked(*image);
-            self.log.clear(&[*image], before.clone(), stamp);
+            let before = self.marked(*image);
+            self.log.clear(&[*image], self.log.marked(*image), stamp);
             self.cleared(*image, &before)?;
         }
         if !self.log.is_clean(&images) {
             return Err("marks stay for ever".into());
         }
         self.log.close().await.map_err(|e| e.to_string())?;
-        self.bench.model.borrow_mut().closed = true;
+        self.bench.model.borrow_mut().closed = Some(true);
         Ok(())
     }
 }
