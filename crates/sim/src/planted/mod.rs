@@ -98,7 +98,7 @@ pub fn pairs() -> Vec<Planted> {
         planted!("file-no-flush", 20, "an image whose flush does nothing", file_no_flush),
         planted!("iscsi-no-flush", 40, "a node whose flush does nothing", iscsi_no_flush),
         planted!("nvme-no-flush", 40, "a node whose flush does nothing", nvme_no_flush),
-        planted!("intent-unflushed", 20, "takes marks without a flush", intent_unflushed),
+        planted!("intent-unflushed", 200, "takes marks without a flush", intent_unflushed),
         planted!("intent-late", 200, "takes marks of writes during the flush", intent_late),
         planted!("intent-unmarked", 200, "writes while the mark is on its way", intent_unmarked),
         planted!("no-fua", 20, "calls a write durable that is not", leaf::no_fua),
