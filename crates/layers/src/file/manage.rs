@@ -168,6 +168,10 @@ impl File {
         if bytes == old.data_bytes {
             return Ok(());
         }
+        if old.intent_log {
+            // Its log has no cells for the new blocks.
+            return Err(Reason::Size("a volume with an intent log cannot grow"));
+        }
         let new = Label { data_bytes: bytes, generation: self.generation.get() + 1, ..old };
         self.make_room(&old, &new).await?;
         self.disk.sync().await.map_err(|e| {

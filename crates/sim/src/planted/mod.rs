@@ -14,6 +14,7 @@ use rt::sim::World;
 
 use crate::Scenario;
 use crate::scenarios::file::{self, Flushes};
+use crate::scenarios::intent::{self, Mistake};
 use crate::scenarios::{iscsi, nvme};
 
 /// A store with and without its mistake.
@@ -73,6 +74,20 @@ async fn nvme_no_flush(world: World, variant: Variant) -> Result<(), String> {
     nvme::play(world, flushes(variant)).await
 }
 
+/// An owner of an intent log, with one of his mistakes or without.
+macro_rules! intent {
+    ($name:ident, $mistake:ident) => {
+        async fn $name(world: World, variant: Variant) -> Result<(), String> {
+            let wrong = variant == Variant::Wrong;
+            intent::play(world, if wrong { Mistake::$mistake } else { Mistake::None }).await
+        }
+    };
+}
+
+intent!(intent_unflushed, ClearsUnflushed);
+intent!(intent_late, StampsLate);
+intent!(intent_unmarked, WritesUnmarked);
+
 /// All of them.
 #[must_use]
 pub fn pairs() -> Vec<Planted> {
@@ -84,6 +99,9 @@ pub fn pairs() -> Vec<Planted> {
         planted!("file-no-flush", 20, "an image whose flush does nothing", file_no_flush),
         planted!("iscsi-no-flush", 40, "a node whose flush does nothing", iscsi_no_flush),
         planted!("nvme-no-flush", 40, "a node whose flush does nothing", nvme_no_flush),
+        planted!("intent-unflushed", 200, "takes marks without a flush", intent_unflushed),
+        planted!("intent-late", 200, "takes marks of writes during the flush", intent_late),
+        planted!("intent-unmarked", 200, "writes while the mark is on its way", intent_unmarked),
         planted!("no-fua", 20, "calls a write durable that is not", leaf::no_fua),
         planted!("shared-sector", 20, "rewrites the neighbours of a block", leaf::shared_sector),
         planted!("zero-too-far", 20, "zeroes one block too many", leaf::zero_too_far),

@@ -3,6 +3,7 @@
 mod book;
 mod clients;
 pub(crate) mod file;
+pub(crate) mod intent;
 pub(crate) mod iscsi;
 pub(crate) mod mirror;
 mod node;
@@ -13,6 +14,7 @@ pub(crate) mod volume;
 use crate::Scenario;
 use crate::planted::leaf;
 use file::Flushes;
+use intent::Mistake;
 
 /// All of them.
 #[must_use]
@@ -37,6 +39,13 @@ pub fn all() -> Vec<Scenario> {
                     drifting clocks, a store that comes and goes, planned changes",
             test_seeds: 100,
             play: |w| Box::pin(mirror::play(w, mirror::Plan::default())),
+        },
+        Scenario {
+            name: "intent-log",
+            about: "the write-intent log of an image: writes, flushes, cleared marks, adopted \
+                    configurations, crashes, torn and rotten pages",
+            test_seeds: 200,
+            play: |w| Box::pin(intent::play(w, Mistake::None)),
         },
         Scenario {
             name: "iscsi-node",

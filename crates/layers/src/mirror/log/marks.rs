@@ -150,6 +150,13 @@ impl Marks {
         Some(marks)
     }
 
+    /// Marks in `slot` what is marked in `other`.
+    pub fn union_of(&mut self, slot: Slot, other: Slot) {
+        for word in 0..self.slots[slot.index()].len() {
+            self.slots[slot.index()][word] |= self.slots[other.index()][word];
+        }
+    }
+
     /// Marks in `slot` what is marked in any slot: where the marks for an image begin that the log
     /// has not known.
     pub fn union_of_all(&mut self, slot: Slot) {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use block::Error;
 use uuid::Uuid;
 
-use super::super::{Marks, SLOTS, SUPERBLOCK_OFFSETS, Slot, SlotEntry, Superblock};
+use super::super::{SLOTS, SUPERBLOCK_OFFSETS, Slot, SlotEntry, Superblock};
 use super::Inner;
 use super::pages::Pages;
 
@@ -77,6 +77,8 @@ enum Beginning {
     Union,
     /// All.
     All,
+    /// Those that it has, and those of another slot.
+    With(Slot),
 }
 
 /// The slots of a new superblock, and which of them begin anew.
@@ -86,8 +88,9 @@ struct Deal {
     begin: Vec<(Slot, Beginning)>,
 }
 
-/// The slot that is taken last. As long as it is free it has the marks of everything that changed since
-/// any image went away, whoever had the other slots meanwhile.
+/// The slot that is taken last, and from which nothing is taken as long as it is free. Then it has what
+/// any image lacks that has no slot: everything that changed since that went away, and what it lacked
+/// when it went. Whoever has had the other slots meanwhile may have what that one lacks.
 const LAST: Slot = Slot::ALL[SLOTS - 1];
 
 /// Deals the slots of `old` to `others`.
@@ -95,6 +98,8 @@ fn deal(old: [Option<Uuid>; SLOTS], others: &[Other]) -> Deal {
     let stays = |image: &Uuid| others.iter().any(|other| other.image == *image);
     let mut deal = Deal { slots: old.map(|image| image.filter(stays)), begin: Vec::new() };
     let last_was_free = old[LAST.index()].is_none();
+    let goes = |slot: &Slot| deal.slots[slot.index()] != old[slot.index()] && *slot != LAST;
+    let gone: Vec<Slot> = Slot::ALL.into_iter().filter(goes).collect();
     for other in others {
         if deal.slots.contains(&Some(other.image)) {
             continue;
@@ -108,8 +113,14 @@ fn deal(old: [Option<Uuid>; SLOTS], others: &[Other]) -> Deal {
         let union = last_was_free && !other.new;
         deal.begin.push((slot, if union { Beginning::Union } else { Beginning::All }));
     }
-    if !last_was_free && deal.slots[LAST.index()].is_none() {
-        deal.begin.push((LAST, Beginning::All));
+    match (last_was_free, deal.slots[LAST.index()]) {
+        (_, Some(_)) => {}
+        (false, None) => deal.begin.push((LAST, Beginning::All)),
+        (true, None) => {
+            // Before these slots begin anew.
+            let kept = gone.into_iter().map(|slot| (LAST, Beginning::With(slot)));
+            deal.begin.splice(0..0, kept);
+        }
     }
     deal
 }
@@ -165,21 +176,23 @@ impl Inner {
 
     /// Gives slots that begin anew their marks; the pages that have to go out.
     fn begin_slots(&self, deal: &Deal) -> Pages {
+        // From now on nothing is taken in the name of who goes.
         let mut superblock = self.superblock.get();
+        for (entry, image) in superblock.slots.iter_mut().zip(deal.slots) {
+            entry.image = entry.image.filter(|had| Some(*had) == image);
+        }
+        self.superblock.set(superblock);
         let mut changed = Pages::NONE;
         let book = &mut self.rounds.borrow_mut().book;
         for (slot, beginning) in &deal.begin {
             // From now on nothing is taken from it in the name of whoever had it.
             superblock.slots[slot.index()].image = None;
-            changed = book.begin(
-                *slot,
-                match beginning {
-                    Beginning::Union => Marks::union_of_all,
-                    Beginning::All => Marks::set_all,
-                },
-            );
+            changed = book.begin(*slot, |marks, slot| match beginning {
+                Beginning::Union => marks.union_of_all(slot),
+                Beginning::All => marks.set_all(slot),
+                Beginning::With(other) => marks.union_of(slot, *other),
+            });
         }
-        self.superblock.set(superblock);
         changed
     }
 

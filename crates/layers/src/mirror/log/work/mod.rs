@@ -301,6 +301,14 @@ impl IntentLog {
         Some(self.0.rounds.borrow().book.marks().count(self.0.slot_of(image)?))
     }
 
+    /// Whether `region` is marked for `image`; no if that has no slot, or the volume no such region.
+    #[must_use]
+    pub fn is_marked(&self, image: Uuid, region: Region) -> bool {
+        let rounds = self.0.rounds.borrow();
+        let inside = region.0 < rounds.book.geometry().regions();
+        self.0.slot_of(image).is_some_and(|s| inside && rounds.book.marks().is_set(s, region))
+    }
+
     /// The images that have slots.
     #[must_use]
     pub fn images(&self) -> Vec<Uuid> {

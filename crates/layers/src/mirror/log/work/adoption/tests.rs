@@ -40,28 +40,22 @@ fn images_keep_their_slots_and_others_take_the_first_that_is_free() {
     let begins = |begin: &[(usize, Beginning)]| -> Vec<(Slot, Beginning)> {
         begin.iter().map(|(slot, how)| (Slot::ALL[*slot], *how)).collect()
     };
+    let from = |slot: usize| (2, Beginning::With(Slot::ALL[slot]));
+    let (all, union) = (|slot| (slot, Beginning::All), |slot| (slot, Beginning::Union));
+    let four = Some(image(4));
     let cases: &[(_, _, _, &[(usize, Beginning)])] = &[
-        (
-            [None; 3],
-            others(&[1], &[2]),
-            [A, B, None],
-            &[(0, Beginning::Union), (1, Beginning::All)],
-        ),
+        ([None; 3], others(&[1], &[2]), [A, B, None], &[union(0), all(1)]),
         ([A, B, None], others(&[2, 1], &[]), [A, B, None], &[]),
-        ([A, B, None], others(&[2], &[]), [None, B, None], &[]),
-        ([A, B, None], others(&[3, 2], &[]), [C, B, None], &[(0, Beginning::Union)]),
-        ([A, B, None], others(&[1, 2, 3], &[]), [A, B, C], &[(2, Beginning::Union)]),
+        // What somebody lacks who goes is kept for when he comes back, in the last slot.
+        ([A, B, None], others(&[2], &[]), [None, B, None], &[from(0)]),
+        ([A, B, None], others(&[3, 2], &[]), [C, B, None], &[from(0), union(0)]),
+        ([A, B, None], others(&[1, 2, 3], &[]), [A, B, C], &[union(2)]),
         // While all slots were taken, marks that the fourth needs may have gone from all of them.
-        ([A, B, C], others(&[1, 4, 3], &[]), [A, Some(image(4)), C], &[(1, Beginning::All)]),
+        ([A, B, C], others(&[1, 4, 3], &[]), [A, four, C], &[all(1)]),
         // The last slot is for everybody who is away, from now on.
-        ([A, B, C], others(&[1, 2], &[]), [A, B, None], &[(2, Beginning::All)]),
-        ([A, B, C], vec![], [None; 3], &[(2, Beginning::All)]),
-        (
-            [A, B, C],
-            others(&[4, 1], &[]),
-            [A, Some(image(4)), None],
-            &[(1, Beginning::All), (2, Beginning::All)],
-        ),
+        ([A, B, C], others(&[1, 2], &[]), [A, B, None], &[all(2)]),
+        ([A, B, C], vec![], [None; 3], &[all(2)]),
+        ([A, B, C], others(&[4, 1], &[]), [A, four, None], &[all(1), all(2)]),
     ];
     for (old, others, slots, begin) in cases {
         let dealt = deal(*old, others);
