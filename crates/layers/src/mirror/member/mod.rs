@@ -35,7 +35,7 @@ use super::record::Record;
 pub use words::{Action, Change, Event, Image, Refusal, Say, Settings, UnsafeSettings, Why};
 
 /// One replica's part in its volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Member {
     me: NodeId,
     incarnation: Incarnation,

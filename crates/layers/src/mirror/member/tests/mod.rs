@@ -1,1 +1,6 @@
 //! Rules one by one, and the search of all that can happen at small scope.
+
+mod check;
+mod driver;
+mod search;
+mod world;
