@@ -2,5 +2,6 @@
 
 mod check;
 mod driver;
+mod rules;
 mod search;
 mod world;

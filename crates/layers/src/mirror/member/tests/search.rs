@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::RangeInclusive;
 
 use super::world::{Budget, Mistake, Step, World};
 
@@ -81,12 +82,15 @@ impl Scope {
         root
     }
 
-    /// Finds nothing, in about so many states: a guard that kept most of them away would be seen.
-    fn holds(&self, most: usize, states: std::ops::RangeInclusive<usize>) {
-        let found = search(self.root(Mistake::None), most, 64);
+    /// Finds nothing in the first states, or in all if there are fewer. `WINDROSE_SEARCH` is how
+    /// many it looks at instead. How many there are is part of the test: a guard that kept most of
+    /// them away would be seen.
+    fn holds(&self, states: RangeInclusive<usize>) {
+        let more = std::env::var("WINDROSE_SEARCH").ok().and_then(|m| m.parse().ok());
+        let found = search(self.root(Mistake::None), more.unwrap_or(*states.end()), 64);
         println!("{} states", found.states);
-        assert_eq!(found.error, None, "{} states", found.states);
-        assert!(states.contains(&found.states), "{} states", found.states);
+        assert_eq!(found.error, None, "in {} states", found.states);
+        assert!(found.states >= *states.start(), "only {} states", found.states);
     }
 
     fn finds(&self, mistake: Mistake) {
@@ -96,48 +100,47 @@ impl Scope {
     }
 }
 
-/// Sizes of whole searches; a lower bound where time sets the end.
 mod sound {
     use super::*;
 
     #[test]
     fn two_nodes_one_killed() {
-        Scope::new(2, &[1], |b| b.kills = 1).holds(60_000, 1..=60_000);
+        Scope::new(2, &[1], |b| b.kills = 1).holds(1..=60_000);
     }
 
     #[test]
     fn two_nodes_power_lost_twice() {
-        Scope::new(2, &[0], |b| (b.power_cuts, b.flushes) = (2, 1)).holds(60_000, 1..=60_000);
+        Scope::new(2, &[0], |b| (b.power_cuts, b.flushes) = (2, 1)).holds(1..=60_000);
     }
 
     #[test]
     fn two_nodes_session_lost() {
-        Scope::new(2, &[1], |b| b.breaks = 1).holds(60_000, 1..=60_000);
+        Scope::new(2, &[1], |b| b.breaks = 1).holds(1..=60_000);
     }
 
     #[test]
     fn puts_lost_and_late() {
-        Scope::new(2, &[1], |b| (b.lost_puts, b.kills) = (1, 1)).holds(60_000, 1..=60_000);
+        Scope::new(2, &[1], |b| (b.lost_puts, b.kills) = (1, 1)).holds(1..=60_000);
     }
 
     #[test]
     fn planned() {
-        Scope::new(2, &[1], |b| (b.switches, b.leaves) = (1, 1)).holds(60_000, 1..=60_000);
+        Scope::new(2, &[1], |b| (b.switches, b.leaves) = (1, 1)).holds(1..=60_000);
     }
 
     #[test]
     fn joins() {
-        Scope::new(2, &[0], |b| (b.breaks, b.joins) = (1, 1)).apart().holds(60_000, 1..=60_000);
+        Scope::new(2, &[0], |b| (b.breaks, b.joins) = (1, 1)).apart().holds(1..=60_000);
     }
 
     #[test]
     fn three_in_a_moment() {
-        Scope::new(3, &[1], |b| (b.breaks, b.ticks) = (1, false)).holds(60_000, 1..=60_000);
+        Scope::new(3, &[1], |b| (b.breaks, b.ticks) = (1, false)).holds(1..=60_000);
     }
 
     #[test]
     fn three_and_time() {
-        Scope::new(3, &[], |b| b.kills = 1).holds(60_000, 1..=60_000);
+        Scope::new(3, &[], |b| b.kills = 1).holds(1..=60_000);
     }
 }
 
