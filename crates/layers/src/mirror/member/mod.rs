@@ -171,7 +171,8 @@ impl Member {
         self.standings.insert(from, standing);
         self.reads.evidence();
         if let Some(record) = &self.record
-            && (standing.epoch, standing.config) > (record.epoch, record.config)
+            && (standing.epoch > record.epoch
+                || standing.epoch == record.epoch && standing.config != record.config)
         {
             self.reads.ask();
         }

@@ -110,7 +110,7 @@ impl World {
         if self.view(n) != Some(view) && !joined || self.nodes[n].begin.is_some() {
             return;
         }
-        let Some(primary) = self.member(n).and_then(|m| m.primary()).map(at) else { return };
+        let Some(primary) = self.member(n).and_then(Member::primary).map(at) else { return };
         if primary == n {
             self.acknowledged(n, id(n), seq);
         } else {
@@ -167,16 +167,21 @@ impl World {
     }
 
     fn acknowledged(&mut self, n: usize, from: NodeId, seq: u8) {
+        let node = self.node(n);
+        if !node.acks.contains(&from) {
+            node.acks.push(from);
+            node.acks.sort_unstable();
+        }
+        self.commit_if_all(n, seq);
+    }
+
+    fn commit_if_all(&mut self, n: usize, seq: u8) {
+        let Some(view) = self.view(n) else { return };
         let audience = self.audience(n);
         let node = self.node(n);
-        let place = (node.member.as_ref().and_then(Member::view).expect("a member"), seq);
+        let place = (view, seq);
         let Some(&entry) = node.entries.iter().find(|e| (e.view, e.seq) == place) else { return };
-        if node.acks.contains(&from) {
-            return;
-        }
-        node.acks.push(from);
-        node.acks.sort_unstable();
-        if node.acks.len() != audience.len() + 1 {
+        if !audience.iter().chain([&id(n)]).all(|m| node.acks.contains(m)) {
             return;
         }
         if node.settling {
@@ -299,9 +304,9 @@ impl World {
                 self.tell(b, Event::Started(id(a), view));
             }
             Msg::Open { view, through, settled } => {
-                let before = self.member(b).is_some_and(|m| m.is_open());
+                let before = self.member(b).is_some_and(Member::is_open);
                 self.tell(b, Event::Open(id(a), view));
-                let open = self.member(b).is_some_and(|m| m.is_open());
+                let open = self.member(b).is_some_and(Member::is_open);
                 if current(self, view) && open && !before {
                     self.close_settling(b, view, through, &settled);
                 }
@@ -381,7 +386,7 @@ impl World {
     /// The session that an attempt lives in has ended. What the joiner has not acknowledged stays
     /// unanswered if the store may have it admitted already.
     pub(super) fn lose_joiner(&mut self, n: usize, other: NodeId) {
-        let primary = self.member(n).and_then(|m| m.primary());
+        let primary = self.member(n).and_then(Member::primary);
         let burnt = self.member(n).is_some_and(|m| m.put.is_some());
         let node = self.node(n);
         if primary == Some(other) {
@@ -389,7 +394,9 @@ impl World {
         }
         if node.joiner.is_some_and(|j| j.node == other) && !burnt {
             node.joiner = None;
+            let seq = node.seq;
             self.tell(n, Event::Withdraw(other));
+            self.commit_if_all(n, seq);
         }
     }
 }

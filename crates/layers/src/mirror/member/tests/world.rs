@@ -228,7 +228,7 @@ impl World {
         let mut world = Self {
             mistake,
             left,
-            nodes: vec![Rc::new(node); count],
+            nodes: (0..count).map(|_| Rc::new(node.clone())).collect(),
             store,
             puts: Vec::new(),
             links: vec![vec![false; count]; count],
