@@ -105,38 +105,38 @@ mod sound {
 
     #[test]
     fn two_nodes_one_killed() {
-        Scope::new(2, &[1], |b| b.kills = 1).holds(30_000..=30_000);
+        Scope::new(2, &[1], |b| b.kills = 1).holds(20_000..=20_000);
     }
 
     #[test]
     fn two_nodes_power_lost_twice() {
-        Scope::new(2, &[0], |b| (b.power_cuts, b.flushes) = (2, 1)).holds(30_000..=30_000);
+        Scope::new(2, &[0], |b| (b.power_cuts, b.flushes) = (2, 1)).holds(20_000..=20_000);
     }
 
     #[test]
     fn two_nodes_session_lost() {
-        Scope::new(2, &[1], |b| b.breaks = 1).holds(30_000..=30_000);
+        Scope::new(2, &[1], |b| b.breaks = 1).holds(20_000..=20_000);
     }
 
     #[test]
     fn puts_lost_and_late() {
-        Scope::new(2, &[1], |b| (b.lost_puts, b.kills) = (1, 1)).holds(30_000..=30_000);
+        Scope::new(2, &[1], |b| (b.lost_puts, b.kills) = (1, 1)).holds(20_000..=20_000);
     }
 
     #[test]
     fn planned() {
-        Scope::new(2, &[1], |b| (b.switches, b.leaves) = (1, 1)).holds(30_000..=30_000);
+        Scope::new(2, &[1], |b| (b.switches, b.leaves) = (1, 1)).holds(20_000..=20_000);
     }
 
     #[test]
     fn joins() {
-        Scope::new(2, &[0], |b| (b.breaks, b.joins) = (1, 1)).apart().holds(30_000..=30_000);
+        Scope::new(2, &[0], |b| (b.breaks, b.joins) = (1, 1)).apart().holds(20_000..=20_000);
     }
 
     #[test]
     fn three_in_a_moment() {
         Scope::new(3, &[1, 2], |b| (b.breaks, b.kills, b.ticks) = (1, 1, false))
-            .holds(30_000..=30_000);
+            .holds(20_000..=20_000);
     }
 
     /// All there is.
@@ -147,7 +147,7 @@ mod sound {
 
     #[test]
     fn three_and_time() {
-        Scope::new(3, &[], |b| b.kills = 1).holds(30_000..=30_000);
+        Scope::new(3, &[], |b| b.kills = 1).holds(20_000..=20_000);
     }
 }
 
