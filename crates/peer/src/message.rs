@@ -59,7 +59,7 @@ pub struct Entry {
 }
 
 /// What a replica says of itself when a session comes up, and when it changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Standing {
     /// Its present incarnation.
     pub incarnation: Incarnation,
@@ -76,7 +76,7 @@ pub struct Standing {
 }
 
 /// What a replica is, by its own account.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Has not read the record yet, or cannot act on it.
     Unknown,

@@ -141,7 +141,8 @@ impl Member {
         if !stale {
             self.reads.urgent = false;
             self.decide(now, fresh);
-            if self.put.is_none() && self.wishes.any() {
+            if self.wants_read(now) {
+                // What is wished for cannot be done yet.
                 self.reads.after = now + self.settings.renewal();
             }
         }

@@ -37,6 +37,11 @@ impl Peer {
         self.held.is_some_and(|stamp| now < stamp + settings.lease())
     }
 
+    #[cfg(test)]
+    pub(super) fn times(&mut self) -> [Option<&mut Duration>; 3] {
+        [self.held.as_mut(), Some(&mut self.since), Some(&mut self.given)]
+    }
+
     pub(super) fn stamp(&self) -> Option<Stamp> {
         self.held.map(to_stamp)
     }

@@ -35,7 +35,7 @@ use super::record::Record;
 pub use words::{Action, Change, Event, Image, Refusal, Say, Settings, UnsafeSettings, Why};
 
 /// One replica's part in its volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Member {
     me: NodeId,
     incarnation: Incarnation,
@@ -172,7 +172,8 @@ impl Member {
         self.standings.insert(from, standing);
         self.reads.evidence();
         if let Some(record) = &self.record
-            && (standing.epoch, standing.config) > (record.epoch, record.config)
+            && (standing.epoch > record.epoch
+                || standing.epoch == record.epoch && standing.config != record.config)
         {
             self.reads.ask();
         }

@@ -8,7 +8,7 @@ use peer::{Incarnation, Message, NodeId, Stamp, Standing, View};
 use super::super::record::{Member as Listed, Put, Record};
 
 /// How long promises hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Settings {
     lease: Duration,
     grace: Duration,
@@ -36,6 +36,12 @@ impl Settings {
     pub fn new(lease: Duration, grace: Duration) -> Result<Self, UnsafeSettings> {
         let safe = grace * 9 > lease * 11 && !lease.is_zero();
         if safe { Ok(Self { lease, grace }) } else { Err(UnsafeSettings { lease, grace }) }
+    }
+
+    /// A planted mistake: whatever was asked for.
+    #[cfg(test)]
+    pub(super) fn unchecked(lease: Duration, grace: Duration) -> Self {
+        Self { lease, grace }
     }
 
     /// How long a promise is held, from when it was asked for.
@@ -78,7 +84,7 @@ pub struct Image {
 
 /// What one member says to another about membership. All of it but [`Say::Start`] may be lost,
 /// doubled and reordered.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Say {
     /// [`Message::Standing`].
     Standing(Standing),
@@ -185,7 +191,7 @@ pub enum Event {
 }
 
 /// What a member asks its driver to do, in this order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Read the record by a quorum read and answer by [`Event::Read`] or [`Event::ReadFailed`],
     /// within a bounded time. One at a time.
@@ -232,7 +238,7 @@ pub enum Action {
 }
 
 /// A change of the record that somebody asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
     /// [`Event::Leave`]: nobody would remain, or nobody who could be primary.
     Leave,
@@ -246,7 +252,7 @@ pub enum Change {
 
 /// Why a replica must not do anything: the store, or this image, was restored from the past, or
 /// belongs to another history.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
     /// The image has adopted a later epoch.
     #[error("this image has been in epoch {}, the store says {}: was it restored?", image.0, store.0)]

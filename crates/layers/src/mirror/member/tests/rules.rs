@@ -1,0 +1,375 @@
+//! The rules of RFD 0010, 3.2 and 5, one by one. A lease is 2 s, the grace 3 s.
+
+use std::time::Duration;
+
+use block::Epoch;
+use peer::{Incarnation, NodeId, Role, Stamp, Standing, View};
+use uuid::Uuid;
+
+use super::super::super::record::{Member as Listed, Put, Record, Replica};
+use super::super::{Action, Change, Event, Image, Member, Refusal, Say, Settings, Why};
+
+const START: Duration = Duration::from_secs(1000);
+const FRESH: u128 = 77;
+
+fn ms(ms: u64) -> Duration {
+    START + Duration::from_millis(ms)
+}
+
+/// Of nodes 1 to 3, these in sync under incarnation 10 × node; the first is primary.
+fn record(epoch: u64, in_sync: &[u16]) -> Record {
+    let replica = |n: u16| Replica { node: NodeId(n), image: Uuid::from_u128(u128::from(n)) };
+    let mut listed: Vec<_> = in_sync.iter().map(|&n| listed(n, 0)).collect();
+    listed.sort_unstable_by_key(|m| m.node);
+    Record {
+        epoch: Epoch(epoch),
+        config: u128::from(epoch),
+        replicas: (1..=3).map(replica).collect(),
+        in_sync: listed,
+        primary: NodeId(in_sync[0]),
+    }
+}
+
+fn listed(node: u16, life: u64) -> Listed {
+    Listed { node: NodeId(node), incarnation: Incarnation(u64::from(node) * 10 + life) }
+}
+
+fn image(epoch: u64, config: u128) -> Image {
+    Image { epoch: Epoch(epoch), config, clean: false, same_boot: false }
+}
+
+fn boot(me: u16, life: u64, image: Image) -> Member {
+    let incarnation = listed(me, life).incarnation;
+    let mut member = Member::new(NodeId(me), incarnation, Settings::default(), START, image);
+    assert_eq!(member.apply(START, Event::Tick), [Action::ReadRecord]);
+    member
+}
+
+fn read(record: &Record) -> Event {
+    Event::Read { record: record.clone(), fresh: FRESH }
+}
+
+fn renew(epoch: u64, from: u16, life: u64) -> Event {
+    let incarnation = listed(from, life).incarnation;
+    Event::Heard(NodeId(from), Say::Renew { epoch: Epoch(epoch), incarnation, stamp: Stamp(5) })
+}
+
+fn promise(member: &Member, from: u16, asked: Duration) -> Event {
+    let epoch = member.record().unwrap().epoch;
+    let stamp = Stamp(u64::try_from(asked.as_nanos()).unwrap());
+    let incarnation = member.incarnation();
+    Event::Heard(NodeId(from), Say::Promise { epoch, incarnation, stamp })
+}
+
+fn stands(from: u16, life: u64, role: Role) -> Event {
+    let incarnation = listed(from, life).incarnation;
+    let (clean, same_boot) = (false, false);
+    let standing = Standing { incarnation, epoch: Epoch(1), config: 1, role, clean, same_boot };
+    Event::Heard(NodeId(from), Say::Standing(standing))
+}
+
+fn start(view: View, record: &Record) -> Event {
+    Event::Heard(record.primary, Say::Start { view, record: record.clone() })
+}
+
+fn promised(actions: &[Action]) -> bool {
+    actions.iter().any(|a| matches!(a, Action::Send(_, Say::Promise { .. })))
+}
+
+fn reads(actions: &[Action]) -> bool {
+    actions.contains(&Action::ReadRecord)
+}
+
+fn put(actions: &[Action]) -> Option<Record> {
+    actions.iter().find_map(|a| match a {
+        Action::Put { record, .. } => Some(record.clone()),
+        _ => None,
+    })
+}
+
+const FIRST: View = View { epoch: Epoch(1), round: 0 };
+
+/// Node 1, primary of these, linked to all, view open, all promises fresh at `START`.
+fn serving(in_sync: &[u16]) -> Member {
+    let mut member = boot(1, 0, image(0, 0));
+    let mut tell = |event| member.apply(START, event);
+    for &n in &in_sync[1..] {
+        let _ = tell(Event::LinkUp(NodeId(n)));
+        let _ = tell(stands(n, 0, Role::Member));
+    }
+    let begin = Action::Begin { view: FIRST, record: Some(record(1, in_sync)) };
+    assert!(tell(read(&record(1, in_sync))).contains(&begin));
+    let _ = tell(Event::Began(FIRST));
+    for &n in &in_sync[1..] {
+        let _ = tell(Event::Started(NodeId(n), FIRST));
+    }
+    assert_eq!(tell(Event::Settled(FIRST)), [Action::Opened(FIRST)]);
+    // What was learned while a read ran is looked at again.
+    let _ = member.apply(START, read(&record(1, in_sync)));
+    for &n in &in_sync[1..] {
+        let event = promise(&member, n, START);
+        let _ = member.apply(START, event);
+    }
+    assert!(member.serves(START));
+    member
+}
+
+/// 5.1
+#[test]
+fn settings_that_let_two_act_are_refused() {
+    let cases = [(2000, 3000, true), (2000, 2445, true), (2000, 2444, false), (0, 1, false)];
+    for (lease, grace, safe) in cases {
+        let settings = Settings::new(Duration::from_millis(lease), Duration::from_millis(grace));
+        assert_eq!(settings.is_ok(), safe, "{lease} {grace}");
+    }
+}
+
+/// 5.1
+#[test]
+fn who_is_promised_something() {
+    let cases = [
+        ("a member", renew(1, 2, 0), true),
+        ("one that has returned", renew(1, 2, 1), false),
+        ("one outside", renew(1, 3, 0), false),
+        ("a member of an older epoch", renew(0, 2, 0), false),
+        ("a member of a later one", renew(2, 2, 0), false),
+    ];
+    for (who, event, answered) in cases {
+        assert_eq!(promised(&serving(&[1, 2]).apply(ms(1), event)), answered, "{who}");
+    }
+    let below = serving(&[1, 2]).apply(ms(1), renew(0, 2, 0));
+    assert_eq!(below, [Action::Send(NodeId(2), Say::Newer(Epoch(1)))]);
+    assert!(reads(&serving(&[1, 2]).apply(ms(1), renew(2, 2, 0))));
+}
+
+/// 5.3
+#[test]
+fn a_lease_runs_from_when_it_was_asked_for() {
+    let mut member = serving(&[1, 2, 3]);
+    let two = promise(&member, 2, ms(500));
+    let _ = member.apply(ms(1900), two);
+    assert!(member.serves(ms(1999)) && !member.serves(ms(2000)));
+    assert_eq!(member.waits_for(ms(2000)), Some(Why::Lease(vec![NodeId(3)])));
+    let three = promise(&member, 3, ms(1900));
+    let _ = member.apply(ms(2100), three);
+    assert!(member.serves(ms(2499)) && !member.serves(ms(2500)));
+    let alone = serving(&[1]);
+    assert!(alone.serves(ms(1_000_000)));
+}
+
+/// 5.5, and 5.2 for what follows.
+#[test]
+fn a_silent_member_is_given_up_and_then_put_out() {
+    let mut member = serving(&[1, 2]);
+    assert!(promised(&member.apply(ms(1000), renew(1, 2, 0))));
+    assert!(!reads(&member.apply(ms(2499), Event::Tick)));
+    assert!(reads(&member.apply(ms(2500), Event::Tick)));
+    assert!(put(&member.apply(ms(2510), read(&record(1, &[1, 2])))).is_none());
+    assert_eq!(member.waits_for(ms(2510)), Some(Why::Deciding(vec![NodeId(2)])));
+    assert!(!promised(&member.apply(ms(2520), renew(1, 2, 0))));
+    assert!(!reads(&member.apply(ms(3999), Event::Tick)));
+    assert!(reads(&member.apply(ms(4000), Event::Tick)));
+    let next = put(&member.apply(ms(4010), read(&record(1, &[1, 2])))).unwrap();
+    assert_eq!(next, Record { config: FRESH, ..record(2, &[1]) });
+    // Boats are burnt: no outcome is known, so the same is put again.
+    assert!(reads(&member.apply(ms(4100), Event::Put(Put::Unknown))));
+    assert!(!promised(&member.apply(ms(4110), renew(1, 2, 0))));
+    assert_eq!(member.waits_for(ms(4110)), Some(Why::Changing));
+    let again = member.apply(ms(4120), Event::Read { record: record(1, &[1, 2]), fresh: 99 });
+    assert_eq!(put(&again), Some(next.clone()));
+    let begin = Action::Begin { view: View::first(Epoch(2)), record: Some(next) };
+    assert!(member.apply(ms(4200), Event::Put(Put::Done)).contains(&begin));
+}
+
+/// 5.5: it may be this one that is cut off.
+#[test]
+fn without_the_store_promises_go_on() {
+    let mut member = serving(&[1, 2]);
+    assert!(reads(&member.apply(ms(2500), Event::Tick)));
+    let _ = member.apply(ms(2600), Event::ReadFailed);
+    assert!(promised(&member.apply(ms(2610), renew(1, 2, 0))));
+    // Given up, but the store goes before the put: taken back.
+    assert!(reads(&member.apply(ms(3100), Event::Tick)));
+    let _ = member.apply(ms(3110), read(&record(1, &[1, 2])));
+    assert!(!promised(&member.apply(ms(3120), renew(1, 2, 0))));
+    assert!(reads(&member.apply(ms(5610), Event::Tick)));
+    let _ = member.apply(ms(5700), Event::ReadFailed);
+    assert!(promised(&member.apply(ms(5710), renew(1, 2, 0))));
+}
+
+/// 5.2: what excludes nobody lets it serve for a lease.
+#[test]
+fn an_admission_lets_the_primary_serve_on() {
+    let mut member = serving(&[1, 2]);
+    let joiner = listed(3, 4);
+    assert!(reads(&member.apply(ms(1), Event::Admit(joiner))));
+    let next = put(&member.apply(ms(10), read(&record(1, &[1, 2])))).unwrap();
+    assert!(next.has(NodeId(3), joiner.incarnation));
+    let two = promise(&member, 2, ms(1500));
+    let _ = member.apply(ms(1501), two);
+    assert!(member.serves(ms(2009)) && !member.serves(ms(2010)));
+    // A new round of this epoch would forget the joiner, which the store may have let in.
+    let _ = member.apply(ms(20), Event::LinkDown(NodeId(2)));
+    let up = member.apply(ms(30), Event::LinkUp(NodeId(2)));
+    assert!(!up.iter().any(|a| matches!(a, Action::Begin { .. })));
+}
+
+/// 5.4
+#[test]
+fn planned_changes_and_their_guards() {
+    type Case = (&'static str, &'static [u16], Event, Result<(&'static [u16], u16), Change>);
+    let cases: [Case; 6] = [
+        ("switch", &[1, 2], Event::Switch(NodeId(2)), Ok((&[1, 2], 2))),
+        ("to one outside", &[1, 2], Event::Switch(NodeId(3)), Err(Change::Switch(NodeId(3)))),
+        ("to itself", &[1, 2], Event::Switch(NodeId(1)), Err(Change::Switch(NodeId(1)))),
+        ("leave", &[1, 2, 3], Event::Leave, Ok((&[2, 3], 2))),
+        ("the last one leaves", &[1], Event::Leave, Err(Change::Leave)),
+        ("admit a member", &[1, 2], Event::Admit(listed(2, 3)), Err(Change::Admit(NodeId(2)))),
+    ];
+    for (what, members, event, expected) in cases {
+        let mut member = serving(members);
+        assert!(reads(&member.apply(ms(1), event)), "{what}");
+        let actions = member.apply(ms(2), read(&record(1, members)));
+        match expected {
+            Ok((in_sync, primary)) => {
+                let next = put(&actions).expect(what);
+                assert_eq!(next.in_sync, record(2, in_sync).in_sync, "{what}");
+                assert_eq!(next.primary, NodeId(primary), "{what}");
+                assert_eq!(member.serves(ms(2)), what == "switch", "{what}");
+            }
+            Err(change) => {
+                assert!(actions.contains(&Action::Declined(change)), "{what}");
+                assert!(put(&actions).is_none() && member.serves(ms(3)), "{what}");
+            }
+        }
+    }
+}
+
+/// 4.8 and 5.4: a lost leg stops at once and leaves.
+#[test]
+fn a_lost_leg_leaves() {
+    let mut member = serving(&[1, 2]);
+    assert!(reads(&member.apply(ms(1), Event::LegDead)));
+    assert!(!member.serves(ms(1)) && member.role() == Role::Outside);
+    let next = put(&member.apply(ms(2), read(&record(1, &[1, 2])))).unwrap();
+    assert_eq!((next.in_sync, next.primary), (vec![listed(2, 0)], NodeId(2)));
+    let mut last = serving(&[1]);
+    assert!(!reads(&last.apply(ms(1), Event::LegDead)));
+    assert_eq!(last.waits_for(ms(1)), Some(Why::LegDead));
+}
+
+/// 5.6: node 1 has returned into a record that lists it and node 2, or it alone.
+#[test]
+fn who_leads_after_a_blackout() {
+    type Case = (&'static str, &'static [u16], bool, Option<Event>, bool);
+    let cases: [Case; 6] = [
+        ("a: nobody else is listed", &[1], false, None, true),
+        ("b: its log is clean", &[1, 2], true, None, true),
+        ("b: but the other is a member", &[1, 2], true, Some(stands(2, 0, Role::Member)), false),
+        ("c: nobody was heard", &[1, 2], false, None, false),
+        ("c: the other has returned", &[1, 2], false, Some(stands(2, 1, Role::Returned)), true),
+        ("c: the last primary leads", &[2, 1], false, Some(stands(2, 1, Role::Returned)), false),
+    ];
+    for (what, members, clean, heard, leads) in cases {
+        let mut member = boot(1, 1, Image { clean, ..image(1, 1) });
+        let record = record(1, members);
+        assert!(member.apply(START, read(&record)).contains(&Action::Outside), "{what}");
+        let _ = member.apply(START, Event::LinkUp(NodeId(2)));
+        if let Some(heard) = heard {
+            let _ = member.apply(START, heard);
+        }
+        assert!(!reads(&member.apply(ms(2999), Event::Tick)), "{what}");
+        assert_eq!(reads(&member.apply(ms(3000), Event::Tick)), leads, "{what}");
+        if leads {
+            let next = put(&member.apply(ms(3001), read(&record))).expect(what);
+            assert_eq!((next.in_sync, next.primary), (vec![listed(1, 1)], NodeId(1)), "{what}");
+        }
+    }
+}
+
+/// 5.6 d
+#[test]
+fn an_operator_may_force() {
+    let mut member = boot(1, 1, image(1, 1));
+    let _ = member.apply(START, read(&record(1, &[1, 2])));
+    assert_eq!(member.waits_for(START), Some(Why::Blackout(vec![NodeId(2)])));
+    assert!(reads(&member.apply(ms(1), Event::Force)));
+    assert!(put(&member.apply(ms(2), read(&record(1, &[1, 2])))).is_some());
+    assert_eq!(serving(&[1]).apply(ms(1), Event::Force), [Action::Declined(Change::Force)]);
+}
+
+/// 5.7: node 2 under primary 1.
+#[test]
+fn a_start_is_heeded_by_its_view() {
+    let old = record(1, &[1, 2]);
+    let mut member = boot(2, 0, image(0, 0));
+    let _ = member.apply(START, read(&old));
+    let _ = member.apply(START, Event::Began(FIRST));
+    let again = [Action::SendStarted(FIRST)];
+    assert_eq!(member.apply(ms(1), start(FIRST, &old)), again);
+    assert_eq!(member.apply(ms(2), start(FIRST, &old)), again);
+    let next = FIRST.next_round();
+    let begin = [Action::Begin { view: next, record: None }];
+    assert_eq!(member.apply(ms(3), start(next, &old)), begin);
+    assert_eq!(member.apply(ms(4), Event::Open(NodeId(1), next)), [], "not drained yet");
+    assert_eq!(member.apply(ms(5), Event::Began(next)), [Action::SendStarted(next)]);
+    assert_eq!(member.apply(ms(6), Event::Open(NodeId(3), next)), [], "not the primary");
+    assert_eq!(member.apply(ms(7), Event::Open(NodeId(1), next)), [Action::Opened(next)]);
+
+    let new = record(2, &[1, 2]);
+    let view = View { epoch: Epoch(2), round: 3 };
+    let actions = member.apply(ms(8), start(view, &new));
+    assert!(actions.contains(&Action::Begin { view, record: Some(new) }));
+    let below = member.apply(ms(9), start(next, &old));
+    assert!(below.contains(&Action::Send(NodeId(1), Say::Newer(Epoch(2)))));
+}
+
+/// 5.7: a member's session has come up.
+#[test]
+fn a_session_begins_a_round() {
+    let mut member = serving(&[1, 2]);
+    let next = FIRST.next_round();
+    let begin = Action::Begin { view: next, record: None };
+    assert!(member.apply(ms(1), Event::LinkUp(NodeId(2))).contains(&begin));
+    assert!(!member.serves(ms(1)));
+    let again = member.apply(ms(2), Event::LinkUp(NodeId(2)));
+    assert!(!again.contains(&Action::Begin { view: next.next_round(), record: None }));
+    let began = member.apply(ms(3), Event::Began(next));
+    assert_eq!(began.len(), 1, "START to node 2");
+    assert_eq!(member.apply(ms(4), Event::Started(NodeId(2), FIRST)), [], "of an older view");
+    let started = member.apply(ms(5), Event::Started(NodeId(2), next));
+    assert_eq!(started, [Action::Settle(next)]);
+    let outside = serving(&[1, 2]).apply(ms(1), Event::LinkUp(NodeId(3)));
+    assert!(!outside.iter().any(|a| matches!(a, Action::Begin { .. })));
+}
+
+/// 3.2
+#[test]
+fn histories_that_do_not_fit_are_refused() {
+    let (image_is, store) = (Epoch(7), Epoch(5));
+    let cases = [
+        (image(7, 7), Some(Refusal::ImageAhead { image: image_is, store })),
+        (image(5, 6), Some(Refusal::OtherConfig { epoch: store })),
+        (image(5, 5), None),
+        (image(4, 9), None),
+    ];
+    for (image, refusal) in cases {
+        let mut member = boot(1, 0, image);
+        let actions = member.apply(START, read(&record(5, &[1, 2])));
+        let refused = refusal.map(Action::Refused);
+        assert_eq!(refused.is_some_and(|r| actions.contains(&r)), refusal.is_some());
+        assert_eq!(member.waits_for(START) == refusal.map(Why::Refused), refusal.is_some());
+    }
+}
+
+/// Attack 10: another image knows of more than the store.
+#[test]
+fn a_peer_that_is_ahead_stops_it() {
+    let mut member = serving(&[1]);
+    let _ = member.apply(ms(1), Event::LinkUp(NodeId(3)));
+    let ahead = Standing { epoch: Epoch(9), ..member.standing() };
+    assert!(reads(&member.apply(ms(2), Event::Heard(NodeId(3), Say::Standing(ahead)))));
+    let why = Refusal::PeerAhead { node: NodeId(3), epoch: Epoch(9) };
+    assert!(member.apply(ms(3), read(&record(1, &[1]))).contains(&Action::Refused(why)));
+    assert!(!member.serves(ms(3)));
+}

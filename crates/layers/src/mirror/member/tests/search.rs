@@ -1,0 +1,199 @@
+//! Breadth first through everything that may happen.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::RangeInclusive;
+
+use super::world::{Budget, Mistake, Step, World};
+
+struct Found {
+    states: usize,
+    error: Option<(String, Vec<Step>)>,
+}
+
+fn name(world: &World) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    world.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Looks at all states that can be reached from `root`, `most` at most; from one in `sample` it
+/// looks at how life goes on without faults.
+fn search(root: World, most: usize, sample: u64) -> Found {
+    let first = name(&root);
+    let mut came = HashMap::from([(first, None)]);
+    let mut queue = VecDeque::from([(first, root)]);
+    let fail = |came: &HashMap<u64, Option<(u64, Step)>>, at, last: Option<Step>, why: String| {
+        let mut steps: Vec<_> = last.into_iter().collect();
+        let mut at = at;
+        while let Some((before, step)) = came[&at] {
+            steps.push(step);
+            at = before;
+        }
+        steps.reverse();
+        Found { states: came.len(), error: Some((why, steps)) }
+    };
+    while let Some((at, world)) = queue.pop_front() {
+        if at % sample == 0
+            && let Err(why) = world.lives()
+        {
+            return fail(&came, at, None, why);
+        }
+        for step in world.steps() {
+            let mut next = world.clone();
+            if let Err(why) = next.do_step(step) {
+                return fail(&came, at, Some(step), why);
+            }
+            let hash = name(&next);
+            if came.len() < most && !came.contains_key(&hash) {
+                came.insert(hash, Some((at, step)));
+                queue.push_back((hash, next));
+            }
+        }
+    }
+    Found { states: came.len(), error: None }
+}
+
+/// A scope: how many nodes, whether the last one is to join, where writes enter, what may go wrong.
+struct Scope {
+    nodes: usize,
+    apart: bool,
+    writes: &'static [usize],
+    left: Budget,
+}
+
+impl Scope {
+    fn new(nodes: usize, writes: &'static [usize], allow: fn(&mut Budget)) -> Self {
+        let mut left = Budget { ticks: true, ..Budget::default() };
+        allow(&mut left);
+        Self { nodes, apart: false, writes, left }
+    }
+
+    fn apart(mut self) -> Self {
+        self.apart = true;
+        self
+    }
+
+    fn root(&self, mistake: Mistake) -> World {
+        let mut root = World::new(self.nodes, self.writes, self.left, mistake);
+        if self.apart {
+            root.put_last_out().expect("an undisturbed start");
+        }
+        root
+    }
+
+    /// Finds nothing in the first states, or in all if there are fewer. `WINDROSE_SEARCH` is how
+    /// many it looks at instead. How many there are is part of the test: a guard that kept most of
+    /// them away would be seen.
+    fn holds(&self, states: RangeInclusive<usize>) {
+        let more = std::env::var("WINDROSE_SEARCH").ok().and_then(|m| m.parse().ok());
+        let found = search(self.root(Mistake::None), more.unwrap_or(*states.end()), 64);
+        println!("{} states", found.states);
+        assert_eq!(found.error, None, "in {} states", found.states);
+        assert!(found.states >= *states.start(), "only {} states", found.states);
+    }
+
+    fn finds(&self, mistake: Mistake) {
+        let found = search(self.root(mistake), 300_000, u64::MAX);
+        println!("{mistake:?}: {} states, {:?}", found.states, found.error);
+        assert!(found.error.is_some(), "{mistake:?} is not found in {} states", found.states);
+    }
+}
+
+mod sound {
+    use super::*;
+
+    #[test]
+    fn two_nodes_one_killed() {
+        Scope::new(2, &[1], |b| b.kills = 1).holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn two_nodes_power_lost_twice() {
+        Scope::new(2, &[0], |b| (b.power_cuts, b.flushes) = (2, 1)).holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn two_nodes_session_lost() {
+        Scope::new(2, &[1], |b| b.breaks = 1).holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn puts_lost_and_late() {
+        Scope::new(2, &[1], |b| (b.lost_puts, b.kills) = (1, 1)).holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn planned() {
+        Scope::new(2, &[1], |b| (b.switches, b.leaves) = (1, 1)).holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn joins() {
+        Scope::new(2, &[0], |b| (b.breaks, b.joins) = (1, 1)).apart().holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn three_in_a_moment() {
+        Scope::new(3, &[1, 2], |b| (b.breaks, b.kills, b.ticks) = (1, 1, false))
+            .holds(20_000..=20_000);
+    }
+
+    /// All there is.
+    #[test]
+    fn three_and_a_session_lost() {
+        Scope::new(3, &[1], |b| (b.breaks, b.ticks) = (1, false)).holds(700..=2_000);
+    }
+
+    #[test]
+    fn three_and_time() {
+        Scope::new(3, &[], |b| b.kills = 1).holds(20_000..=20_000);
+    }
+}
+
+mod mistakes {
+    use super::*;
+
+    #[test]
+    fn ignores_the_lease() {
+        Scope::new(2, &[], |b| b.breaks = 1).finds(Mistake::IgnoresLease);
+    }
+
+    #[test]
+    fn promises_after_its_put() {
+        Scope::new(2, &[], |_| {}).finds(Mistake::PromisesAfterPut);
+    }
+
+    #[test]
+    fn serves_when_it_has_returned() {
+        Scope::new(2, &[0], |b| b.power_cuts = 1).finds(Mistake::ReturnedServes);
+    }
+
+    #[test]
+    fn opens_without_settling() {
+        Scope::new(2, &[0], |b| b.breaks = 1).finds(Mistake::OpensWithoutSettling);
+    }
+
+    #[test]
+    fn adopts_without_drain() {
+        Scope::new(2, &[0, 1], |b| b.breaks = 1).finds(Mistake::AdoptsWithoutDrain);
+    }
+
+    #[test]
+    fn excludes_before_the_grace_is_over() {
+        Scope::new(2, &[], |_| {}).finds(Mistake::NoGrace);
+    }
+
+    #[test]
+    fn goes_alone_without_what_was_answered() {
+        Scope::new(2, &[0], |b| b.power_cuts = 1).finds(Mistake::LossyGoesAlone);
+    }
+
+    #[test]
+    fn begins_a_round_after_asking_for_an_admission() {
+        // In a moment: without ticks the leases stay.
+        Scope::new(3, &[0], |b| (b.breaks, b.joins, b.ticks) = (1, 1, false))
+            .apart()
+            .finds(Mistake::RoundAfterAdmission);
+    }
+}

@@ -1,0 +1,609 @@
+//! A small world around real members: sessions, a store, legs of one block, and what may happen.
+//!
+//! Time goes in ticks that all clocks share, with a lease of two and a grace of three: the code has
+//! no event "the lease is over", only its own arithmetic over times, and this reaches it. Nothing
+//! depends on when a tick comes: a world in which none comes for a while is one with long ticks.
+//! Times of a member are kept relative to now and cut off where they stop to matter, so the same
+//! situation later is the same state.
+//!
+//! RENEW and PROMISE are exchanged in one step: one that is under way for longer only shortens what
+//! its holder may do. STANDING and NEWER arrive at once or never.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::Epoch;
+use peer::{Incarnation, NodeId, Role, View};
+use uuid::Uuid;
+
+use super::super::super::record::{Member as Listed, Put, Record, Replica};
+use super::super::{Event, Image, Member, Say, Settings, to_stamp};
+
+/// What the world's clock says, always: what is past lies below.
+pub(super) const NOW: Duration = Duration::from_secs(100);
+pub(super) const TICK: Duration = Duration::from_secs(1);
+/// Ages from here on are all alike: the grace is three, a silent one is doubted after two and a half.
+const OLD: u32 = 3;
+
+/// What is done wrongly on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Mistake {
+    None,
+    IgnoresLease,
+    PromisesAfterPut,
+    ReturnedServes,
+    OpensWithoutSettling,
+    AdoptsWithoutDrain,
+    NoGrace,
+    LossyGoesAlone,
+    RoundAfterAdmission,
+}
+
+/// How often what may happen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Budget {
+    pub(super) kills: u8,
+    pub(super) power_cuts: u8,
+    pub(super) breaks: u8,
+    pub(super) lost_puts: u8,
+    pub(super) failed_reads: u8,
+    pub(super) joins: u8,
+    pub(super) flushes: u8,
+    pub(super) switches: u8,
+    pub(super) leaves: u8,
+    pub(super) stuck: u8,
+    /// Whether time passes at all.
+    pub(super) ticks: bool,
+}
+
+/// A write's number is its value, from 1; 0 is what was there before.
+pub(super) type Value = u8;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Held {
+    pub(super) view: View,
+    pub(super) seq: u8,
+    pub(super) write: Value,
+    pub(super) applied: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Msg {
+    Start { view: View, record: Record },
+    Started { view: View, entries: Vec<Held> },
+    Open { view: View, through: u8, settled: Vec<Value> },
+    Order { view: View, write: Value },
+    Write { view: View, seq: u8, write: Value },
+    Applied { view: View, seq: u8 },
+    Commit { view: View, seq: u8 },
+}
+
+impl Msg {
+    /// Lanes keep their order, and know nothing of each other.
+    fn lane(&self) -> usize {
+        usize::from(matches!(self, Self::Order { .. } | Self::Write { .. }))
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Leg {
+    pub(super) volatile: Value,
+    pub(super) durable: Value,
+    pub(super) marked: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Written {
+    /// Not sent by its client yet.
+    Idle,
+    /// Taken in; `asked` in the present view.
+    Taken {
+        asked: bool,
+    },
+    Answered,
+    /// Its client knows nothing: the node died, or said `Fenced`.
+    Failed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Node {
+    pub(super) member: Option<Member>,
+    pub(super) same_boot: bool,
+    pub(super) lives: u64,
+    pub(super) image: (Epoch, u128),
+    pub(super) leg: Leg,
+    pub(super) entries: Vec<Held>,
+    /// BEGIN that waits for the drain.
+    pub(super) begin: Option<(View, Option<Record>)>,
+    pub(super) reading: bool,
+    /// At the primary: what STARTED brought, and who has applied the write that holds the lock.
+    pub(super) told: Vec<(NodeId, Held)>,
+    pub(super) acks: Vec<NodeId>,
+    pub(super) seq: u8,
+    /// Copies end here.
+    pub(super) through: u8,
+    pub(super) settled: Vec<Value>,
+    pub(super) settling: bool,
+    /// The joiner that every write goes to as well.
+    pub(super) joiner: Option<Listed>,
+    /// At the joiner: the view in which it takes writes.
+    pub(super) joined: Option<View>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Request {
+    pub(super) asker: Option<usize>,
+    pub(super) epoch: Epoch,
+    pub(super) config: u128,
+    pub(super) record: Record,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct World {
+    pub(super) mistake: Mistake,
+    pub(super) left: Budget,
+    pub(super) nodes: Vec<Rc<Node>>,
+    pub(super) store: Record,
+    pub(super) puts: Vec<Request>,
+    /// `[a][b]`, a < b: whether there is a session.
+    pub(super) links: Vec<Vec<bool>>,
+    /// `[from][to][lane]`.
+    pub(super) lanes: Vec<Vec<[VecDeque<Msg>; 2]>>,
+    pub(super) writes: Vec<(usize, Written)>,
+    /// Values in the order in which somebody has seen them.
+    pub(super) history: Vec<Value>,
+    /// Where in it the last flush ended.
+    pub(super) flushed: usize,
+    /// Values that a blackout took away.
+    pub(super) gone: Vec<Value>,
+    /// What a step has found wrong.
+    pub(super) errors: Vec<String>,
+}
+
+/// What may happen next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Tick,
+    Lease(usize, usize),
+    Break(usize, usize),
+    Connect(usize, usize),
+    Crash(usize, bool),
+    Restart(usize),
+    Read(usize),
+    ReadFails(usize),
+    Land(usize),
+    LosePut(usize),
+    Deliver(usize, usize, usize),
+    Drain(usize),
+    Apply(usize),
+    Take(usize),
+    Ask(usize),
+    Join(usize, usize),
+    Flush,
+    Switch(usize, usize),
+    Leave(usize),
+    Stuck(usize, usize),
+}
+
+pub(super) fn id(node: usize) -> NodeId {
+    NodeId(u16::try_from(node + 1).expect("few nodes"))
+}
+
+pub(super) fn at(id: NodeId) -> usize {
+    usize::from(id.0) - 1
+}
+
+fn incarnation(node: usize, life: u64) -> Incarnation {
+    Incarnation(u64::from(id(node).0) * 100 + life)
+}
+
+impl World {
+    /// `count` nodes, all in sync and running, with writes that enter at these nodes.
+    pub(super) fn new(count: usize, writes: &[usize], left: Budget, mistake: Mistake) -> Self {
+        let replicas = (0..count)
+            .map(|n| Replica { node: id(n), image: Uuid::from_u128(u128::from(id(n).0)) })
+            .collect();
+        let in_sync =
+            (0..count).map(|n| Listed { node: id(n), incarnation: incarnation(n, 0) }).collect();
+        let store = Record { epoch: Epoch(1), config: 1, replicas, in_sync, primary: NodeId(1) };
+        let node = Node {
+            member: None,
+            same_boot: true,
+            lives: 0,
+            image: (Epoch(0), 0),
+            leg: Leg::default(),
+            entries: Vec::new(),
+            begin: None,
+            reading: false,
+            told: Vec::new(),
+            acks: Vec::new(),
+            seq: 0,
+            through: 0,
+            settled: Vec::new(),
+            settling: false,
+            joiner: None,
+            joined: None,
+        };
+        let mut world = Self {
+            mistake,
+            left,
+            nodes: (0..count).map(|_| Rc::new(node.clone())).collect(),
+            store,
+            puts: Vec::new(),
+            links: vec![vec![false; count]; count],
+            lanes: vec![vec![Default::default(); count]; count],
+            writes: writes.iter().map(|&n| (n, Written::Idle)).collect(),
+            history: vec![0],
+            flushed: 0,
+            gone: Vec::new(),
+            errors: Vec::new(),
+        };
+        (0..count).for_each(|n| world.boot(n));
+        world.calm_down().expect("an undisturbed start");
+        world
+    }
+
+    pub(super) fn node(&mut self, n: usize) -> &mut Node {
+        Rc::make_mut(&mut self.nodes[n])
+    }
+
+    pub(super) fn up(&self, n: usize) -> bool {
+        self.nodes[n].member.is_some()
+    }
+
+    pub(super) fn member(&self, n: usize) -> Option<&Member> {
+        self.nodes[n].member.as_ref()
+    }
+
+    pub(super) fn linked(&self, a: usize, b: usize) -> bool {
+        a != b && self.links[a.min(b)][a.max(b)]
+    }
+
+    pub(super) fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let count = self.nodes.len();
+        (0..count).flat_map(move |a| (0..count).map(move |b| (a, b))).filter(|(a, b)| a != b)
+    }
+
+    /// The process begins: whatever it held in memory is gone.
+    fn boot(&mut self, n: usize) {
+        let settings = match self.mistake {
+            Mistake::NoGrace => Settings::unchecked(TICK * 2, Duration::ZERO),
+            _ => Settings::new(TICK * 2, TICK * 3).expect("safe"),
+        };
+        let lossy = self.mistake == Mistake::LossyGoesAlone;
+        let life = if self.mistake == Mistake::ReturnedServes { 0 } else { self.nodes[n].lives };
+        let node = self.node(n);
+        let (epoch, config) = node.image;
+        let clean = lossy || !node.leg.marked;
+        let image = Image { epoch, config, clean, same_boot: node.same_boot };
+        node.member = Some(Member::new(id(n), incarnation(n, life), settings, NOW, image));
+        self.tell(n, Event::Tick);
+    }
+
+    pub(super) fn send(&mut self, from: usize, to: usize, msg: Msg) {
+        if self.linked(from, to) {
+            let lane = msg.lane();
+            self.lanes[from][to][lane].push_back(msg);
+        }
+    }
+
+    /// Whether the driver lets node `n` answer.
+    pub(super) fn serves(&self, n: usize) -> bool {
+        self.member(n).is_some_and(|m| match self.mistake {
+            Mistake::IgnoresLease => m.is_open(),
+            _ => m.serves(NOW),
+        })
+    }
+
+    /// All that may happen next.
+    pub(super) fn steps(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.left.ticks {
+            steps.push(Step::Tick);
+        }
+        for (a, b) in self.pairs() {
+            self.steps_between(a, b, &mut steps);
+        }
+        for n in 0..self.nodes.len() {
+            self.steps_at(n, &mut steps);
+        }
+        for (k, put) in self.puts.iter().enumerate() {
+            steps.push(Step::Land(k));
+            if put.asker.is_some() && self.left.lost_puts > 0 {
+                steps.push(Step::LosePut(k));
+            }
+        }
+        if self.left.flushes > 0 && self.can_flush() {
+            steps.push(Step::Flush);
+        }
+        steps
+    }
+
+    fn steps_between(&self, a: usize, b: usize, steps: &mut Vec<Step>) {
+        let linked = self.linked(a, b);
+        if self.can_lease(a, b) {
+            steps.push(Step::Lease(a, b));
+        }
+        for lane in 0..2 {
+            if self.can_deliver(a, b, lane) {
+                steps.push(Step::Deliver(a, b, lane));
+            }
+        }
+        if linked && self.left.joins > 0 && self.can_join(a, b) {
+            steps.push(Step::Join(a, b));
+        }
+        let primary = self.member(a).is_some_and(Member::is_primary);
+        if primary && self.left.switches > 0 && self.member(a).is_some_and(Member::is_open) {
+            steps.push(Step::Switch(a, b));
+        }
+        if primary && self.left.stuck > 0 && self.serves(a) {
+            steps.push(Step::Stuck(a, b));
+        }
+        if a > b {
+            return;
+        }
+        if linked && self.left.breaks > 0 {
+            steps.push(Step::Break(a, b));
+        }
+        if !linked && self.up(a) && self.up(b) {
+            steps.push(Step::Connect(a, b));
+        }
+    }
+
+    fn steps_at(&self, n: usize, steps: &mut Vec<Step>) {
+        let node = &self.nodes[n];
+        let Some(member) = &node.member else {
+            steps.push(Step::Restart(n));
+            return;
+        };
+        if self.left.kills > 0 {
+            steps.push(Step::Crash(n, false));
+        }
+        if self.left.power_cuts > 0 {
+            steps.push(Step::Crash(n, true));
+        }
+        if node.reading {
+            steps.push(Step::Read(n));
+            if self.left.failed_reads > 0 {
+                steps.push(Step::ReadFails(n));
+            }
+        }
+        if node.begin.is_some() {
+            steps.push(Step::Drain(n));
+        } else if node.entries.iter().any(|e| !e.applied) {
+            steps.push(Step::Apply(n));
+        }
+        if self.left.leaves > 0 && member.is_open() {
+            steps.push(Step::Leave(n));
+        }
+        for (w, &(_, written)) in self.writes.iter().enumerate().filter(|(_, (at, _))| *at == n) {
+            match written {
+                Written::Idle if member.is_open() => steps.push(Step::Take(w)),
+                Written::Taken { asked: false } if self.can_ask(n) => steps.push(Step::Ask(w)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Whether a asking b for a promise changes anything: an answer at all, and a newer one.
+    fn can_lease(&self, a: usize, b: usize) -> bool {
+        let (Some(x), Some(y)) = (self.member(a), self.member(b)) else { return false };
+        if !self.linked(a, b) || x.role() != Role::Member {
+            return false;
+        }
+        let peer = |m: &Member, of| {
+            m.seat.as_ref().and_then(|s| s.peers().iter().find(|p| p.node() == id(of)).cloned())
+        };
+        let Some(asked) = peer(x, b) else { return false };
+        let epoch = |m: &Member| m.record().map_or(Epoch(0), |r| r.epoch);
+        if epoch(x) != epoch(y) {
+            return !self.nodes[a].reading && !self.nodes[b].reading;
+        }
+        let answers = peer(y, a).is_some_and(|p| {
+            p.listed.incarnation == x.incarnation() && !p.excluded && y.put.is_none()
+        });
+        let wrongly = self.mistake == Mistake::PromisesAfterPut && y.put.is_some();
+        asked.stamp() != Some(to_stamp(NOW)) && (answers || wrongly)
+    }
+
+    pub(super) fn do_step(&mut self, step: Step) -> Result<(), String> {
+        match step {
+            Step::Tick => self.tick(),
+            Step::Lease(a, b) => self.lease(a, b),
+            Step::Break(a, b) => {
+                self.left.breaks -= 1;
+                self.break_link(a, b);
+            }
+            Step::Connect(a, b) => self.connect(a, b),
+            Step::Crash(n, power) => self.crash(n, power),
+            Step::Restart(n) => self.boot(n),
+            Step::Read(n) => {
+                self.node(n).reading = false;
+                let record = self.store.clone();
+                let (epoch, lives) = (record.epoch.0, self.nodes[n].lives);
+                let fresh = u128::from(incarnation(n, lives).0) << 64 | u128::from(epoch);
+                self.tell(n, Event::Read { record, fresh });
+            }
+            Step::ReadFails(n) => {
+                self.left.failed_reads -= 1;
+                self.node(n).reading = false;
+                self.tell(n, Event::ReadFailed);
+            }
+            Step::Land(k) => self.land(k)?,
+            Step::LosePut(k) => {
+                self.left.lost_puts -= 1;
+                let asker = self.puts[k].asker.take().expect("checked");
+                self.tidy_puts();
+                self.tell(asker, Event::Put(Put::Unknown));
+            }
+            Step::Deliver(a, b, lane) => self.deliver(a, b, lane)?,
+            Step::Drain(n) => self.drain(n),
+            Step::Apply(n) => self.apply(n),
+            Step::Take(w) => self.writes[w].1 = Written::Taken { asked: false },
+            Step::Ask(w) => self.ask(w),
+            Step::Join(t, p) => self.join(t, p),
+            Step::Flush => self.flush(),
+            Step::Switch(a, b) => {
+                self.left.switches -= 1;
+                self.tell(a, Event::Switch(id(b)));
+            }
+            Step::Leave(n) => {
+                self.left.leaves -= 1;
+                self.tell(n, Event::Leave);
+            }
+            Step::Stuck(a, b) => {
+                self.left.stuck -= 1;
+                self.tell(a, Event::Stuck(id(b)));
+            }
+        }
+        self.take_errors()?;
+        self.check()
+    }
+
+    /// A put takes effect, or does not, and who asked for it learns which, unless it was cut off.
+    fn land(&mut self, k: usize) -> Result<(), String> {
+        let Request { asker, epoch, config, record } = self.puts.remove(k);
+        let fits = self.store.epoch == epoch && self.store.config == config;
+        if fits {
+            self.blackout(&record)?;
+            self.store = record;
+        }
+        if let Some(asker) = asker {
+            self.tell(asker, Event::Put(if fits { Put::Done } else { Put::Refused }));
+        }
+        Ok(())
+    }
+
+    /// Two requests alike are one, if nobody waits for either; those that can never fit are none.
+    pub(super) fn tidy_puts(&mut self) {
+        let epoch = self.store.epoch;
+        self.puts.retain(|p| p.asker.is_some() || p.epoch == epoch);
+        self.puts.sort_by_key(|p| (p.asker, p.config, p.record.config));
+        self.puts.dedup();
+    }
+
+    fn lease(&mut self, a: usize, b: usize) {
+        let x = self.member(a).expect("checked");
+        let (epoch, incarnation) = (x.record().expect("checked").epoch, x.incarnation());
+        let renew = Say::Renew { epoch, incarnation, stamp: to_stamp(NOW) };
+        self.tell(b, Event::Heard(id(a), renew));
+        let burnt = self.member(b).is_some_and(|m| m.put.is_some());
+        if self.mistake == Mistake::PromisesAfterPut && burnt {
+            let promise = Say::Promise { epoch, incarnation, stamp: to_stamp(NOW) };
+            self.tell(a, Event::Heard(id(b), promise));
+        }
+    }
+
+    fn tick(&mut self) {
+        for n in 0..self.nodes.len() {
+            if let Some(member) = &mut self.node(n).member {
+                member.age();
+                self.tell(n, Event::Tick);
+            }
+        }
+    }
+
+    pub(super) fn break_link(&mut self, a: usize, b: usize) {
+        self.links[a.min(b)][a.max(b)] = false;
+        for (x, y) in [(a, b), (b, a)] {
+            self.lanes[x][y] = Default::default();
+            if self.nodes[x].joined.is_some() || self.nodes[x].joiner.is_some() {
+                self.lose_joiner(x, id(y));
+            }
+            if self.up(x) {
+                self.tell(x, Event::LinkDown(id(y)));
+            }
+        }
+    }
+
+    fn connect(&mut self, a: usize, b: usize) {
+        self.links[a.min(b)][a.max(b)] = true;
+        // Both ends know of the session before anything comes through it.
+        for (x, y) in [(a, b), (b, a)] {
+            let hidden = (self.mistake == Mistake::RoundAfterAdmission)
+                .then(|| self.node(x).member.as_mut().and_then(|m| m.put.take()));
+            self.tell_quietly(x, Event::LinkUp(id(y)));
+            if let Some(hidden) = hidden {
+                self.node(x).member.as_mut().expect("checked").put = hidden;
+            }
+        }
+        for (x, y) in [(a, b), (b, a)] {
+            let standing = self.member(x).expect("checked").standing();
+            self.tell(y, Event::Heard(id(x), Say::Standing(standing)));
+        }
+    }
+
+    fn crash(&mut self, n: usize, power: bool) {
+        if power {
+            self.left.power_cuts -= 1;
+        } else {
+            self.left.kills -= 1;
+        }
+        let node = self.node(n);
+        node.member = None;
+        node.lives += 1;
+        node.same_boot = !power && node.same_boot;
+        node.forget();
+        node.entries.clear();
+        node.reading = false;
+        node.begin = None;
+        if power {
+            node.leg.volatile = node.leg.durable;
+        }
+        self.puts.iter_mut().filter(|p| p.asker == Some(n)).for_each(|p| p.asker = None);
+        self.tidy_puts();
+        self.fail_writes(n);
+        for other in (0..self.nodes.len()).filter(|&o| o != n) {
+            if self.linked(n, other) {
+                self.break_link(n, other);
+            }
+        }
+    }
+
+    pub(super) fn fail_writes(&mut self, n: usize) {
+        for (at, written) in &mut self.writes {
+            if *at == n && matches!(written, Written::Taken { .. }) {
+                *written = Written::Failed;
+            }
+        }
+    }
+}
+
+impl Node {
+    /// What belongs to a view ends with it.
+    pub(super) fn forget(&mut self) {
+        self.told.clear();
+        self.acks.clear();
+        self.settled.clear();
+        self.settling = false;
+        (self.seq, self.through) = (0, 0);
+        (self.joiner, self.joined) = (None, None);
+    }
+}
+
+impl Member {
+    /// A tick goes by: all times lie further back.
+    fn age(&mut self) {
+        let oldest = NOW - TICK * OLD;
+        let back = |time: &mut Duration| *time = (*time).saturating_sub(TICK).max(oldest);
+        back(&mut self.born);
+        self.reads.after = Duration::ZERO.max(self.reads.after.saturating_sub(TICK));
+        if self.reads.after <= NOW {
+            self.reads.after = Duration::ZERO;
+        }
+        if let Some(put) = &mut self.put {
+            back(&mut put.sent);
+        }
+        for peer in self.seat.iter_mut().filter_map(|s| s.peers.as_mut()).flatten() {
+            peer.times().into_iter().flatten().for_each(back);
+        }
+    }
+
+    /// What says nothing about what comes is left out of the state.
+    pub(super) fn normalise(&mut self) {
+        if let Some(seat) = &mut self.seat {
+            seat.renew_at = Duration::ZERO;
+        }
+    }
+}
