@@ -303,10 +303,12 @@ mod tests {
         assert!(refused(&at(&[])).contains("no endpoint"));
         assert!(refused(&at(&["127.0.0.1:2379"])).contains("127.0.0.1:2379 is not"));
         assert!(refused(&at(&["https://a:1"])).contains("https needs a CA"));
-        let mut mixed = at(&["http://a:1"]);
-        mixed.tls = Some(Tls { ca: "/nowhere/ca.pem".into(), identity: None });
-        assert!(refused(&mixed).contains("is not https"));
-        mixed.endpoints = vec!["https://a:1".into()];
-        assert!(refused(&mixed).contains("/nowhere/ca.pem"));
+        let mut secure = at(&["https://a:1"]);
+        secure.tls = Some(Tls { ca: "/nowhere/ca.pem".into(), identity: None });
+        assert!(refused(&secure).contains("/nowhere/ca.pem"));
+        let ca = tempfile::NamedTempFile::new().unwrap();
+        secure.tls = Some(Tls { ca: ca.path().into(), identity: None });
+        secure.endpoints.push("http://b:1".into());
+        assert!(refused(&secure).contains("http://b:1 is not https"));
     }
 }

@@ -327,7 +327,7 @@ fn slot(url: &str, tls: Option<&ClientTlsConfig>, timeout: Duration) -> Result<S
             endpoint.tls_config(tls.clone()).map_err(|e| format!("{url}: {}", innermost(&e)))?
         }
         (true, None) => return Err(format!("{url}: https needs a CA certificate")),
-        (false, Some(_)) => return Err(format!("there are certificates, and {url} is not https")),
+        (false, Some(_)) => return Err(format!("{url} is not https, and there are certificates")),
         (false, None) => endpoint,
     };
     Ok(Slot {
