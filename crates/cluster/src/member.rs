@@ -42,6 +42,9 @@ pub struct Supervisor {
 impl Supervisor {
     /// Starts `program` (`etcd`, or its path) as `member`, in a task of the current runtime.
     ///
+    /// The thread that runs the task should live as long as the process: where the system can, it
+    /// ends the member when that thread ends, so that no member outlives a killed node.
+    ///
     /// # Panics
     /// Outside of a runtime.
     #[must_use]

@@ -166,8 +166,8 @@ pub trait Meta: Send + Sync {
     /// answered. There is at least one change and no key is named twice. A change that expects no
     /// key and removes it is a condition only.
     ///
-    /// After [`MetaError::Unknown`] it may take effect at any time; after [`MetaError::Failed`] it
-    /// may have happened. Read before deciding again.
+    /// After [`MetaError::Unknown`], or if nobody waits for the answer, it may take effect at any
+    /// time; after [`MetaError::Failed`] it may have happened. Read before deciding again.
     fn commit(&self, changes: Vec<Change>) -> Answer<'_, Revision>;
 
     /// The changes of keys that start with `prefix`, from the one after `after` on: each once, in

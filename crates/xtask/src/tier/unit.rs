@@ -20,6 +20,9 @@ pub(super) fn run(house: &House) -> Result<()> {
     for test in &count.ignored {
         house.skip(test, "marked as ignored");
     }
+    for (test, why) in &count.skipped {
+        house.skip(test, why);
+    }
     for test in &count.failed {
         house.fail(test, "");
     }
@@ -40,12 +43,17 @@ struct Count {
     passed: usize,
     failed: Vec<String>,
     ignored: Vec<String>,
+    /// Tests that passed without testing, because something is not installed, and what.
+    skipped: Vec<(String, String)>,
 }
 
 impl Count {
     fn of(output: &str) -> Self {
         let mut count = Self::default();
         for line in output.lines() {
+            if let Some((test, why)) = skipped(line) {
+                count.skipped.push((test.to_owned(), why.to_owned()));
+            }
             let Some(rest) = line.strip_prefix("test ") else { continue };
             match rest.rsplit_once(" ... ") {
                 Some((_, "ok")) => count.passed += 1,
@@ -56,8 +64,14 @@ impl Count {
                 _ => {}
             }
         }
+        count.passed = count.passed.saturating_sub(count.skipped.len());
         count
     }
+}
+
+/// A test that says of itself that it cannot test: `skipped: TEST: WHY`.
+fn skipped(line: &str) -> Option<(&str, &str)> {
+    line.strip_prefix("skipped: ")?.split_once(": ")
 }
 
 #[cfg(test)]
@@ -72,12 +86,15 @@ test buf::tests::fits ... ok
 test buf::tests::grows ... FAILED
 test slow ... ignored, takes an hour
 test src/lib.rs - read (line 3) ... ok
+skipped: heals: etcd is not installed
+test heals ... ok
 test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
 ";
         let expected = Count {
             passed: 2,
             failed: vec!["buf::tests::grows".to_owned()],
             ignored: vec!["slow".to_owned()],
+            skipped: vec![("heals".to_owned(), "etcd is not installed".to_owned())],
         };
         assert_eq!(Count::of(output), expected);
     }

@@ -45,7 +45,7 @@ pub struct MemberStatus {
 }
 
 impl Etcd {
-    /// The members.
+    /// The members. Before etcd 3.5 they are as the member knows them that was asked.
     ///
     /// # Errors
     /// [`MetaError`].

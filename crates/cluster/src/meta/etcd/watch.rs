@@ -86,6 +86,12 @@ impl Follower {
 
     async fn back_off(&mut self) {
         sleep(self.pause).await;
+        if self.pause < LONGEST_PAUSE && self.pause * 2 >= LONGEST_PAUSE {
+            tracing::warn!(
+                store = self.store.pool.name(),
+                "changes of the store are not told; trying on"
+            );
+        }
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
 
@@ -142,13 +148,20 @@ impl Follower {
         }
     }
 
-    /// Whether the store as a whole is behind the follower, not one member only.
-    async fn store_went_back(&self) -> bool {
-        self.store.revision().await.is_ok_and(|at| at < self.seen)
+    /// What to do about a member that is not as far as the follower: to wait for it, unless the
+    /// store as a whole is behind.
+    async fn behind(&self) -> Next {
+        match self.store.revision().await {
+            Ok(at) if at < self.seen => {
+                tracing::warn!(seen = %self.seen, %at, "the store is older than what was read of it");
+                Next::Compacted
+            }
+            Ok(_) => Next::GoOn,
+            Err(_) => Next::Reopen,
+        }
     }
 
     async fn next(&mut self) -> Result<Event, MetaError> {
-        let compacted = |after| Err(MetaError::Compacted { after });
         loop {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(event);
@@ -157,21 +170,19 @@ impl Follower {
                 self.open().await;
                 continue;
             }
-            match self.wait().await {
-                Next::GoOn => {}
-                Next::Compacted => {
-                    self.open = None;
-                    return compacted(self.seen);
-                }
-                Next::Behind if self.store_went_back().await => {
-                    tracing::warn!(seen = %self.seen, "the store is older than what was read of it");
-                    self.open = None;
-                    return compacted(self.seen);
-                }
-                Next::Behind => {}
+            let next = match self.wait().await {
+                Next::Behind => self.behind().await,
+                next => next,
+            };
+            match next {
+                Next::GoOn | Next::Behind => {}
                 Next::Reopen => {
                     self.open = None;
                     self.back_off().await;
+                }
+                Next::Compacted => {
+                    self.open = None;
+                    return Err(MetaError::Compacted { after: self.seen });
                 }
             }
         }
