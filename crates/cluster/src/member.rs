@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, BufReader, Split};
 use tokio::process::{Child, ChildStderr, Command};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -30,6 +30,9 @@ const SETPRIV: &str = "/usr/bin/setpriv";
 
 /// How long the rest of the log of a process that has ended is waited for.
 const LAST_LINES: Duration = Duration::from_secs(1);
+
+/// A member's log, line by line.
+type Log = Split<BufReader<ChildStderr>>;
 
 /// Sees to it that a member runs.
 #[derive(Debug)]
@@ -127,10 +130,7 @@ async fn supervise(
     }
 }
 
-fn spawn(
-    program: &std::path::Path,
-    member: &Member,
-) -> std::io::Result<(Child, Lines<BufReader<ChildStderr>>)> {
+fn spawn(program: &std::path::Path, member: &Member) -> std::io::Result<(Child, Log)> {
     let mut command = if std::path::Path::new(SETPRIV).exists() {
         let mut command = Command::new(SETPRIV);
         command.args(["--pdeathsig", "TERM", "--"]).arg(program);
@@ -148,13 +148,13 @@ fn spawn(
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn()?;
     let log = child.stderr.take().ok_or_else(|| std::io::Error::other("it has no log"))?;
-    Ok((child, BufReader::new(log).lines()))
+    Ok((child, BufReader::new(log).split(b'\n')))
 }
 
 /// Passes on the log of a running member until it has ended, and has it end when told to.
 async fn attend(
     mut child: Child,
-    mut lines: Lines<BufReader<ChildStderr>>,
+    mut lines: Log,
     life: &mut Life,
     report: &watch::Sender<State>,
     stop: &mut oneshot::Receiver<()>,
@@ -168,7 +168,7 @@ async fn attend(
                 stopped = true;
                 terminate(&child);
             }
-            line = lines.next_line(), if !log_ended => match line {
+            line = lines.next_segment(), if !log_ended => match line {
                 Ok(Some(line)) => tell(life, &line, report),
                 Ok(None) | Err(_) => log_ended = true,
             },
@@ -176,7 +176,7 @@ async fn attend(
         }
     };
     let rest = async {
-        while let Ok(Some(line)) = lines.next_line().await {
+        while let Ok(Some(line)) = lines.next_segment().await {
             tell(life, &line, report);
         }
     };
@@ -186,8 +186,8 @@ async fn attend(
     End { stopped, why: life.why(&status) }
 }
 
-fn tell(life: &mut Life, line: &str, report: &watch::Sender<State>) {
-    let line = log::Line::parse(line);
+fn tell(life: &mut Life, line: &[u8], report: &watch::Sender<State>) {
+    let line = log::Line::parse(&String::from_utf8_lossy(line));
     line.pass_on();
     if let Some(state) = life.line(&line) {
         report.send_replace(state);

@@ -323,14 +323,23 @@ async fn a_member_joins_is_removed_and_what_is_wrong_is_named() {
     assert_eq!(down, State::Down(Defect::AlreadyBootstrapped));
     let members = store.members().await.unwrap();
     let id = members.iter().find(|m| m.name == lost.name).unwrap().id;
-    store.remove_member(id).await.unwrap();
+    remove(&store, id).await;
+    remove(&store, added.id).await;
+    let down = reports(&supervisor, |s| matches!(s, State::Down(_))).await;
+    assert_eq!(down, State::Down(Defect::Removed));
+}
+
+/// Removes a member, whatever it takes: one may be down, and the others without a leader.
+async fn remove(store: &Etcd, id: u64) {
     let begun = Instant::now();
-    while let Err(e) = store.remove_member(added.id).await {
+    while let Err(e) = store.remove_member(id).await {
+        // One of the tries that nobody answered was carried out.
+        if e.to_string().contains("member not found") {
+            return;
+        }
         assert!(begun.elapsed() < PATIENCE, "{e}");
         sleep(Duration::from_millis(200)).await;
     }
-    let down = reports(&supervisor, |s| matches!(s, State::Down(_))).await;
-    assert_eq!(down, State::Down(Defect::Removed));
 }
 
 #[tokio::test]

@@ -72,7 +72,7 @@ impl Default for Settings {
     }
 }
 
-/// The store. Cheap to clone.
+/// The store. Cheap to clone. Its connections belong to the runtime that uses it first.
 #[derive(Clone)]
 pub struct Etcd(Arc<Inner>);
 

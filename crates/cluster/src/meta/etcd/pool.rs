@@ -58,13 +58,20 @@ enum Verdict {
     Final(Failure),
 }
 
+/// What a member says before it begins with a request: to those who ask that there be a leader, when
+/// it has too much to do, when the members are not well enough to change who they are.
+const BEFOREHAND: [&str; 3] = ["no leader", "too many requests", "unhealthy cluster"];
+
 /// Reads a member's refusal. Only what certainly was not done is said to be so.
 fn verdict(status: &Status) -> Verdict {
     let why = || status.message().to_owned();
     match status.code() {
         _ if never_connected(status) => Verdict::NotDone,
-        // Said before a request is looked at, to those who ask that there be a leader.
-        Code::Unavailable if status.message().contains("no leader") => Verdict::NotDone,
+        Code::Unavailable | Code::ResourceExhausted
+            if BEFOREHAND.iter().any(|b| status.message().contains(b)) =>
+        {
+            Verdict::NotDone
+        }
         Code::OutOfRange if status.message().contains("compacted") => {
             Verdict::Final(Failure::Compacted)
         }
@@ -359,6 +366,7 @@ mod tests {
         let refused = |why: &str| Verdict::Final(Failure::Refused(why.into()));
         let cases = [
             (Code::Unavailable, "etcdserver: no leader", Verdict::NotDone),
+            (Code::ResourceExhausted, "etcdserver: too many requests", Verdict::NotDone),
             (Code::Unavailable, "etcdserver: request timed out", Verdict::Lost),
             (Code::Unavailable, "etcdserver: leader changed", Verdict::Lost),
             (Code::Unknown, "transport error", Verdict::Lost),
