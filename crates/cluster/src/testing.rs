@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::meta::{Change, Event, Expect, Meta, MetaError, Revision, Watch};
 
@@ -17,6 +17,9 @@ const SOON: Duration = Duration::from_secs(10);
 
 /// Keys of the long list: more than a back end reads at once.
 const MANY: usize = 1300;
+
+/// How soon a store that could not be reached is asked again.
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// A back end under test.
 pub trait Subject {
@@ -235,4 +238,45 @@ async fn followers_from_before_are_told(subject: &impl Subject, store: &Store) {
     let mut watch = store.watch("v", revision);
     let three = store.commit(vec![put("v", Expect::At(two), "")]).await.unwrap();
     assert_eq!(next(&mut watch).await.unwrap().revision, three);
+}
+
+/// Adds one to the counter `n`, exactly once, whatever becomes of calls; gives how often a commit
+/// was in doubt. `mine` is the name of this count and of no other.
+///
+/// A count leaves a trace in the same commit, `done/NAME`. Where a commit is in doubt it is put
+/// again, until its trace is there: it cannot take effect twice, since both expect that there is
+/// no trace yet.
+///
+/// # Panics
+/// When the store says what it must not.
+pub async fn count_once(store: &dyn Meta, mine: &str) -> u64 {
+    let mut doubts = 0;
+    let trace = format!("done/{mine}");
+    loop {
+        let look = async {
+            let done = store.get(&trace).await?.is_some();
+            Ok((done, store.get("n").await?.expect("the counter is there")))
+        };
+        let (done, held) = match look.await {
+            Ok(seen) => seen,
+            Err(MetaError::Unreachable { .. }) => {
+                sleep(AGAIN).await;
+                continue;
+            }
+            Err(e) => panic!("{e}"),
+        };
+        if done {
+            assert!(doubts > 0, "{mine} was counted without being committed");
+            return doubts;
+        }
+        let n: u64 = String::from_utf8(held.value).unwrap().parse().unwrap();
+        let more = put("n", Expect::At(held.revision), &(n + 1).to_string());
+        match store.commit(vec![more, put(&trace, Expect::Absent, "")]).await {
+            Ok(_) => return doubts,
+            Err(MetaError::Changed { .. }) => {}
+            Err(MetaError::Unreachable { .. }) => sleep(AGAIN).await,
+            Err(MetaError::Unknown { .. }) => doubts += 1,
+            Err(e) => panic!("{e}"),
+        }
+    }
 }
