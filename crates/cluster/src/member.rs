@@ -1,7 +1,7 @@
 //! An etcd of our own: a member of the cluster's store as a child process of the node.
 //!
 //! [`Member`] says what it is and [`arguments`](Member::arguments) how etcd is told;
-//! [`Life`](life::Life) reads from its log and its end how it is; both are pure. [`Supervisor`]
+//! `Life` reads from its log and its end how it is; both are pure. [`Supervisor`]
 //! starts it, starts it again when it dies, and stops it.
 //!
 //! What no restart mends is reported by name ([`Defect`]) and left alone: a member whose data is

@@ -3,9 +3,9 @@
 //! * Reads are linearizable. A list is of one revision, however long it is.
 //! * A commit is one transaction and is sent once. If no answer comes it is
 //!   [`MetaError::Unknown`]; nothing here tries again on its own.
-//! * A watch outlives connections, members and outages ([`watch`]).
+//! * A watch outlives connections, members and outages (`watch.rs`).
 //! * Every try is bounded ([`Settings::try_timeout`]). A call tries each member at most once, those
-//!   that answered last first ([`pool`]): a dead member costs one try, once.
+//!   that answered last first (`pool.rs`): a dead member costs one try, once.
 //!
 //! Keys stand below [`Settings::prefix`], so that an etcd can be shared.
 
