@@ -393,7 +393,11 @@ fn store_error(e: &MetaError) -> ApiError {
             ApiError::new(Code::Conflict, "the volume was changed at the same time")
                 .hint("look at it and try again")
         }
-        _ => {
+        MetaError::Unreachable { .. } => ApiError::new(Code::Unavailable, e.to_string())
+            .hint("nothing was changed; try again when the store answers"),
+        MetaError::Unknown { .. } => ApiError::new(Code::Unavailable, e.to_string())
+            .hint("look whether it was done before you try again"),
+        MetaError::Compacted { .. } | MetaError::Newer { .. } | MetaError::Failed { .. } => {
             tracing::error!(error = %e, "the store failed");
             ApiError::new(Code::Internal, e.to_string())
                 .hint("see the node's log; the data directory may be full or read-only")

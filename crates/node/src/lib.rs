@@ -14,7 +14,7 @@ pub mod data_dir;
 pub mod engine;
 pub mod http;
 pub mod limits;
-pub mod meta;
+pub use cluster::meta;
 pub mod metrics;
 pub mod node;
 pub mod publish;

@@ -22,6 +22,8 @@ pub(crate) const LIBISCSI: &[Package] = &[package("libiscsi-bin", "iscsi-test-cu
 /// Namespaces, taps, pinning.
 pub(crate) const NETWORK: &[Package] =
     &[package("iproute2", "ip"), package("util-linux", "unshare")];
+/// The store of a cluster, for the tests of what speaks to it.
+pub(crate) const ETCD: &[Package] = &[package("etcd-server", "etcd")];
 /// The peer of the measurements.
 pub(crate) const TGT: &[Package] = &[package("tgt", "tgtd")];
 /// What the guests' scripts call; they run on this machine's own files.

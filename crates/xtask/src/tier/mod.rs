@@ -55,9 +55,9 @@ pub(crate) const TIERS: &[Tier] = &[
     },
     Tier {
         name: "unit",
-        about: "every crate's own tests: pure modules, transcripts, conformance, properties",
+        about: "every crate's own tests: pure modules, transcripts, conformance, properties; a real etcd",
         budget: minutes(12),
-        packages: Vec::new,
+        packages: || vec![install::ETCD],
         processes: false,
         run: unit::run,
     },

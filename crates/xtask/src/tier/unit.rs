@@ -4,6 +4,9 @@ use crate::{house::House, process};
 use anyhow::Result;
 use std::time::{Duration, Instant};
 
+/// Names the file in which tests say that they could not test, for want of a program.
+const SKIPS: &str = "WINDROSE_SKIPPED_TESTS";
+
 const LIMIT: Duration = Duration::from_secs(1500);
 
 pub(super) fn run(house: &House) -> Result<()> {
@@ -11,14 +14,20 @@ pub(super) fn run(house: &House) -> Result<()> {
     let begun = Instant::now();
     let mut command = house.cargo();
     command.args(["test", "--workspace", "--no-fail-fast", "--locked"]);
+    let skips = house.scratch().join("skipped-tests");
+    command.env(SKIPS, &skips);
     let ended = house.run("cargo test", &mut command, LIMIT)?;
-    let count = Count::of(&ended.output);
+    // No test has skipped itself where there is no file.
+    let count = Count::of(&ended.output, &std::fs::read_to_string(&skips).unwrap_or_default());
     let seconds = begun.elapsed().as_secs();
     if count.passed > 0 {
         house.pass(count.passed, &format!("{} tests of the workspace  {seconds} s", count.passed));
     }
     for test in &count.ignored {
         house.skip(test, "marked as ignored");
+    }
+    for (test, why) in &count.skipped {
+        house.skip(test, why);
     }
     for test in &count.failed {
         house.fail(test, "");
@@ -40,10 +49,14 @@ struct Count {
     passed: usize,
     failed: Vec<String>,
     ignored: Vec<String>,
+    /// Tests that passed without testing, because something is not installed, and what.
+    skipped: Vec<(String, String)>,
 }
 
 impl Count {
-    fn of(output: &str) -> Self {
+    /// `skipped` is what the tests wrote that could not test, each a line `TEST: WHY`. They count as passed in
+    /// `output`.
+    fn of(output: &str, skipped: &str) -> Self {
         let mut count = Self::default();
         for line in output.lines() {
             let Some(rest) = line.strip_prefix("test ") else { continue };
@@ -56,6 +69,9 @@ impl Count {
                 _ => {}
             }
         }
+        let lines = skipped.lines().filter_map(|line| line.split_once(": "));
+        count.skipped = lines.map(|(test, why)| (test.to_owned(), why.to_owned())).collect();
+        count.passed = count.passed.saturating_sub(count.skipped.len());
         count
     }
 }
@@ -72,13 +88,15 @@ test buf::tests::fits ... ok
 test buf::tests::grows ... FAILED
 test slow ... ignored, takes an hour
 test src/lib.rs - read (line 3) ... ok
+test heals ... ok
 test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
 ";
         let expected = Count {
             passed: 2,
             failed: vec!["buf::tests::grows".to_owned()],
             ignored: vec!["slow".to_owned()],
+            skipped: vec![("heals".to_owned(), "etcd is not installed".to_owned())],
         };
-        assert_eq!(Count::of(output), expected);
+        assert_eq!(Count::of(output, "heals: etcd is not installed\n"), expected);
     }
 }

@@ -173,6 +173,7 @@ impl Inner {
     }
 
     fn commit(&self, changes: &[Change]) -> Result<Revision, MetaError> {
+        super::check(&self.path.display().to_string(), changes)?;
         // Held from before the commit, so that followers see commits in their order. Not the history's own lock: a
         // follower, which must not block, would wait with it for the disk.
         let _turn = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,7 +183,7 @@ impl Inner {
             Err(e) => return Err(failed(&self.path, &e)),
         };
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-        for change in changes {
+        for change in changes.iter().filter(|c| !c.is_condition()) {
             let removed = change.value.is_none();
             history.events.push_back(Event { key: change.key.clone(), removed, revision });
         }

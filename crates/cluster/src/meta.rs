@@ -1,11 +1,25 @@
 //! The metadata store: what a node knows, durably.
 //!
 //! One interface, made for two back ends: a store in the node's own data directory
-//! ([`embedded`]), and a cluster's. It has what both can do: keys with revisions, reading one or
-//! all under a prefix, changing several at once if none has changed meanwhile, and following
-//! changes. Nothing is acknowledged before it is durable.
+//! ([`embedded`]), and a cluster's ([`etcd`]). It has what both can do: keys with revisions,
+//! reading one or all under a prefix, changing several at once if none has changed meanwhile, and
+//! following changes. Nothing is acknowledged before it is durable. A third one in memory, with
+//! whatever faults a test wants, is for simulated clusters; all three pass one suite.
+//!
+//! Every call ends within a bounded time, and says what the caller has to reckon with:
+//!
+//! | error | what has happened | what to do |
+//! |---|---|---|
+//! | [`MetaError::Changed`] | nothing | read, decide again |
+//! | [`MetaError::Unreachable`] | nothing | try later |
+//! | [`MetaError::Unknown`] | the commit may take effect now, later or never | read until it is known |
+//! | [`MetaError::Failed`] | the store is broken or refuses | tell a human |
 
 pub mod embedded;
+pub mod etcd;
+pub mod format;
+#[cfg(feature = "testing")]
+pub mod model;
 
 use std::fmt;
 use std::future::Future;
@@ -52,6 +66,13 @@ pub struct Change {
     pub value: Option<Vec<u8>>,
 }
 
+impl Change {
+    /// Whether it only has the commit refused if the key is there.
+    fn is_condition(&self) -> bool {
+        self.expect == Expect::Absent && self.value.is_none()
+    }
+}
+
 /// A change that was committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -91,7 +112,25 @@ pub enum MetaError {
         /// The newest known format.
         known: u64,
     },
-    /// The store does not work.
+    /// The store does not answer. Nothing was changed.
+    #[error("the store {store} cannot be reached: {why}")]
+    Unreachable {
+        /// Which store.
+        store: String,
+        /// What was seen last.
+        why: String,
+    },
+    /// A commit was sent and not answered: it may take effect now, later or never. Read before
+    /// deciding again, and know that what is read may still change by it: only a key that has
+    /// moved past its expectation is safe from it.
+    #[error("the store {store} did not say whether it took a change: {why}")]
+    Unknown {
+        /// Which store.
+        store: String,
+        /// What was seen last.
+        why: String,
+    },
+    /// The store does not work, or refuses what it is asked for.
     #[error("the store {path} failed: {why}")]
     Failed {
         /// Where the store is.
@@ -99,6 +138,17 @@ pub enum MetaError {
         /// What went wrong.
         why: String,
     },
+}
+
+/// Refuses a commit that no store takes: one that changes nothing, or names a key twice.
+fn check(store: &str, changes: &[Change]) -> Result<(), MetaError> {
+    let refused = |why: String| Err(MetaError::Failed { path: store.to_owned(), why });
+    let twice = |(i, c): &(usize, &Change)| changes[..*i].iter().any(|d| d.key == c.key);
+    match changes.iter().enumerate().find(twice) {
+        _ if changes.is_empty() => refused("a commit changes nothing".into()),
+        Some((_, change)) => refused(format!("a commit names {} twice", change.key)),
+        None => Ok(()),
+    }
 }
 
 /// An answer to come.
@@ -112,11 +162,16 @@ pub trait Meta: Send + Sync {
     /// Everything whose key starts with `prefix`, in order of keys, and the revision it is of.
     fn list(&self, prefix: &str) -> Answer<'_, (Vec<Entry>, Revision)>;
 
-    /// Makes all of `changes` or none of them. Durable when it is answered. A commit that failed
-    /// ([`MetaError::Failed`]) may have happened: read before deciding again.
+    /// Makes all of `changes` or none of them, and says which commit that was. Durable when it is
+    /// answered. There is at least one change and no key is named twice. A change that expects no
+    /// key and removes it is a condition only.
+    ///
+    /// After [`MetaError::Unknown`], or if nobody waits for the answer, it may take effect at any
+    /// time; after [`MetaError::Failed`] it may have happened. Read before deciding again.
     fn commit(&self, changes: Vec<Change>) -> Answer<'_, Revision>;
 
-    /// The changes of keys that start with `prefix`, from the one after `after` on.
+    /// The changes of keys that start with `prefix`, from the one after `after` on: each once, in
+    /// order, those of one commit as it named them. Outages of the store interrupt it, they do not end it.
     fn watch(&self, prefix: &str, after: Revision) -> Box<dyn Watch>;
 }
 

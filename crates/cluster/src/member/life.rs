@@ -1,0 +1,205 @@
+//! What a member's log and its end say about it, and what follows.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::log::{Level, Line};
+
+/// First pause before a restart, doubled with every failure up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// A member that ran for so long begins to count anew.
+const STEADY: Duration = Duration::from_secs(30);
+
+/// How a member is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It was started and does not serve yet.
+    Starting,
+    /// It serves its clients.
+    Running,
+    /// It ended, and is started again in a moment.
+    Waiting {
+        /// Why it ended.
+        why: String,
+    },
+    /// No restart helps.
+    Down(Defect),
+    /// It was told to stop and has.
+    Stopped,
+}
+
+/// What no restart mends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Defect {
+    /// The cluster knows this member from before, and its data is not there.
+    AlreadyBootstrapped,
+    /// The cluster has removed it.
+    Removed,
+    /// Its data is damaged.
+    Corrupt {
+        /// What etcd says of it.
+        why: String,
+    },
+}
+
+impl fmt::Display for Defect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AlreadyBootstrapped => f.write_str(
+                "the cluster knows this member, but its data is gone; remove the member from the \
+                 cluster and let it join again",
+            ),
+            Self::Removed => f.write_str(
+                "this member was removed from the cluster; clear its data directory before it \
+                 joins again",
+            ),
+            Self::Corrupt { why } => write!(
+                f,
+                "its data is damaged ({why}); remove the member from the cluster, clear its data \
+                 directory and let it join again"
+            ),
+        }
+    }
+}
+
+/// What damage is called in errors that end etcd, from 3.4 on. Nothing that a busy disk, a lock or
+/// the network could be the cause of: a member that was taken for damaged is not started again.
+const DAMAGE: &[&str] = &[
+    "wal:",
+    "snap:",
+    "crc mismatch",
+    "checksum error",
+    "invalid database",
+    "failed to read WAL",
+    "failed to recover v3 backend",
+    "freepages:",
+];
+
+/// One life of the process.
+#[derive(Debug, Default)]
+pub(super) struct Life {
+    defect: Option<Defect>,
+    /// The last line that told of an end.
+    last: Option<String>,
+}
+
+/// How a life ended.
+#[derive(Debug)]
+pub(super) struct End {
+    /// It was told to.
+    pub(super) stopped: bool,
+    pub(super) why: String,
+}
+
+impl Life {
+    /// Takes a line of the log; gives the state that it tells of.
+    pub(super) fn line(&mut self, line: &Line) -> Option<State> {
+        let text = line.text();
+        if text.contains("has already been bootstrapped") {
+            self.defect = Some(Defect::AlreadyBootstrapped);
+        } else if line.message == "data-dir used by this member must be removed" {
+            self.defect = Some(Defect::Removed);
+        } else if line.level == Level::Fatal && DAMAGE.iter().any(|d| text.contains(d)) {
+            // What etcd says first names the file; what follows is the trace of it.
+            self.defect.get_or_insert(Defect::Corrupt { why: text.clone() });
+        }
+        if line.level == Level::Fatal {
+            self.last.get_or_insert(text);
+        }
+        line.message.starts_with("serving client traffic").then_some(State::Running)
+    }
+
+    /// What no restart mends, once it has ended.
+    pub(super) fn defect(&self) -> Option<Defect> {
+        self.defect.clone()
+    }
+
+    /// Why it ended, with what the system says of it.
+    pub(super) fn why(&self, status: &str) -> String {
+        self.last.as_ref().map_or_else(|| status.to_owned(), |last| format!("{status}: {last}"))
+    }
+}
+
+/// How often it has failed in a row, after one more life of `ran`.
+pub(super) fn failures(before: u32, ran: Duration) -> u32 {
+    if ran >= STEADY { 1 } else { before.saturating_add(1) }
+}
+
+/// How long to wait after so many failures in a row.
+pub(super) fn pause(failures: u32) -> Duration {
+    let doubled = FIRST_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    doubled.min(LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(lines: &[&str]) -> Option<Defect> {
+        let mut life = Life::default();
+        for line in lines {
+            life.line(&Line::parse(line));
+        }
+        life.defect()
+    }
+
+    #[test]
+    fn what_no_restart_mends_is_recognised() {
+        // As etcd 3.4 says it.
+        let known = r#"{"level":"fatal","msg":"discovery failed",
+            "error":"member 20841a002de00821 has already been bootstrapped"}"#;
+        assert_eq!(ended(&[known]), Some(Defect::AlreadyBootstrapped));
+        let removed = [
+            r#"{"level":"warn","msg":"server error",
+                "error":"the member has been permanently removed from the cluster"}"#,
+            r#"{"level":"warn","msg":"data-dir used by this member must be removed"}"#,
+        ];
+        assert_eq!(ended(&removed), Some(Defect::Removed));
+        let wal = r#"{"level":"fatal","msg":"discovery failed",
+            "error":"wal: max entry size limit exceeded"}"#;
+        assert!(matches!(ended(&[wal]), Some(Defect::Corrupt { .. })));
+        let database = [
+            r#"{"level":"panic","msg":"failed to open database","error":"invalid database"}"#,
+            "panic: failed to open database",
+        ];
+        let why = "failed to open database: invalid database".into();
+        assert_eq!(ended(&database), Some(Defect::Corrupt { why }));
+    }
+
+    #[test]
+    fn what_a_restart_may_mend_is_not_a_defect() {
+        let port = r#"{"level":"fatal","msg":"discovery failed",
+            "error":"listen tcp 127.0.0.1:2380: bind: address already in use"}"#;
+        assert_eq!(ended(&[port]), None);
+        let locked = r#"{"level":"panic","msg":"failed to open database","error":"timeout"}"#;
+        assert_eq!(ended(&[locked]), None);
+        // It is the other member that was removed.
+        let other = r#"{"level":"warn","msg":"peer became inactive (message send to peer failed)",
+            "error":"failed to dial (the member has been permanently removed from the cluster)"}"#;
+        assert_eq!(ended(&[other]), None);
+        let mut life = Life::default();
+        life.line(&Line::parse(port));
+        assert!(life.why("exit status: 1").ends_with("address already in use"));
+    }
+
+    #[test]
+    fn it_runs_once_it_serves() {
+        let mut life = Life::default();
+        let serves = "serving client traffic insecurely; this is strongly discouraged!";
+        for (message, state) in [("starting", None), (serves, Some(State::Running))] {
+            let line = Line { level: Level::Debug, message: message.into(), error: String::new() };
+            assert_eq!(life.line(&line), state);
+        }
+    }
+
+    #[test]
+    fn pauses_grow_and_are_forgotten() {
+        assert_eq!(pause(1), FIRST_PAUSE);
+        assert_eq!(pause(2), FIRST_PAUSE * 2);
+        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
+        assert_eq!(failures(7, STEADY), 1);
+        assert_eq!(failures(7, Duration::ZERO), 8);
+    }
+}

@@ -1,0 +1,421 @@
+//! Connections to the members of an etcd cluster, and which of them is asked.
+//!
+//! A call is put to one member after the other until one answers. The one that answered last is
+//! asked first; one that failed is asked last for a while. So a dead member costs one try, once,
+//! and is found alive again only when it is needed.
+
+use std::fmt::Display;
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use http::uri::PathAndQuery;
+use tokio::time::{Instant, timeout_at};
+use tonic::client::Grpc;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, ConnectError, Status};
+use tonic_prost::ProstCodec;
+
+use super::{MetaError, Settings, Tls};
+
+/// Longest message that is taken. A page of keys is far below.
+const MAX_MESSAGE: usize = 32 << 20;
+
+/// How often a call may be put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// To as many members as it takes: it changes nothing, or the same again.
+    Freely,
+    /// Once: to the next member only if this one has certainly not seen it, or has refused to
+    /// look at it.
+    Once,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// No member took it.
+    Unreachable(String),
+    /// A member took it and did not say what became of it.
+    Unknown(String),
+    /// The revision asked for is not kept any more.
+    Compacted,
+    /// What is named is not there: a lease, a member.
+    NotFound(String),
+    /// The cluster said no.
+    Refused(String),
+}
+
+/// What one member's failure means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It did nothing, another one may.
+    NotDone,
+    /// It may have done it.
+    Lost,
+    /// It has answered for all of them.
+    Final(Failure),
+}
+
+/// What a member says before it begins with a request: to those who ask that there be a leader, when
+/// it has too much to do, when the members are not well enough to change who they are.
+const BEFOREHAND: [&str; 3] = ["no leader", "too many requests", "unhealthy cluster"];
+
+/// Reads a member's refusal. Only what certainly was not done is said to be so.
+fn verdict(status: &Status) -> Verdict {
+    let why = || status.message().to_owned();
+    match status.code() {
+        _ if never_connected(status) => Verdict::NotDone,
+        Code::Unavailable | Code::ResourceExhausted
+            if BEFOREHAND.iter().any(|b| status.message().contains(b)) =>
+        {
+            Verdict::NotDone
+        }
+        Code::OutOfRange if status.message().contains("compacted") => {
+            Verdict::Final(Failure::Compacted)
+        }
+        Code::NotFound => Verdict::Final(Failure::NotFound(why())),
+        Code::InvalidArgument
+        | Code::AlreadyExists
+        | Code::PermissionDenied
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::Unauthenticated => Verdict::Final(Failure::Refused(why())),
+        Code::Ok
+        | Code::Cancelled
+        | Code::Unknown
+        | Code::DeadlineExceeded
+        | Code::Aborted
+        | Code::Internal
+        | Code::Unavailable
+        | Code::DataLoss => Verdict::Lost,
+    }
+}
+
+/// Whether there was no connection to send anything through.
+fn never_connected(status: &Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if error.is::<ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// A member.
+struct Slot {
+    url: String,
+    endpoint: Endpoint,
+    /// Held while somebody connects: the others wait for the same connection.
+    channel: tokio::sync::Mutex<Option<Channel>>,
+    shunned_until: Mutex<Option<Instant>>,
+}
+
+impl Slot {
+    fn shunned_until(&self) -> Option<Instant> {
+        *self.shunned_until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shun(&self, until: Option<Instant>) {
+        *self.shunned_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+
+    async fn channel(&self) -> Result<Channel, String> {
+        let mut channel = self.channel.lock().await;
+        if let Some(channel) = &*channel {
+            return Ok(channel.clone());
+        }
+        let fresh = self.endpoint.connect().await.map_err(|e| innermost(&e))?;
+        Ok(channel.insert(fresh).clone())
+    }
+
+    /// The next call connects anew. Calls and streams under way keep what they have.
+    fn disconnect(&self) {
+        // Whoever holds the lock connects anew already.
+        if let Ok(mut channel) = self.channel.try_lock() {
+            *channel = None;
+        }
+    }
+}
+
+/// What is at the bottom of an error: the system's word.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut at = error;
+    while let Some(cause) = at.source() {
+        at = cause;
+    }
+    at.to_string()
+}
+
+/// The members.
+pub(super) struct Pool {
+    name: String,
+    slots: Vec<Slot>,
+    /// Who answered last.
+    preferred: AtomicUsize,
+    try_timeout: Duration,
+    shun: Duration,
+}
+
+impl Pool {
+    pub(super) fn new(settings: &Settings) -> Result<Self, MetaError> {
+        let name = format!("etcd at {}", settings.endpoints.join(", "));
+        let refused = |why: String| MetaError::Failed { path: name.clone(), why };
+        if settings.endpoints.is_empty() {
+            return Err(refused("no endpoint is set".into()));
+        }
+        let tls = settings.tls.as_ref().map(tls).transpose().map_err(refused)?;
+        let slot = |url: &String| slot(url, tls.as_ref(), settings.try_timeout);
+        let slots: Result<Vec<_>, _> = settings.endpoints.iter().map(slot).collect();
+        Ok(Self {
+            slots: slots.map_err(refused)?,
+            name,
+            preferred: AtomicUsize::new(0),
+            try_timeout: settings.try_timeout,
+            shun: settings.shun,
+        })
+    }
+
+    /// What errors call the store.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn try_timeout(&self) -> Duration {
+        self.try_timeout
+    }
+
+    /// A failure as callers of the store see it.
+    pub(super) fn error(&self, failure: Failure) -> MetaError {
+        let store = self.name.clone();
+        match failure {
+            Failure::Unreachable(why) => MetaError::Unreachable { store, why },
+            Failure::Unknown(why) => MetaError::Unknown { store, why },
+            Failure::Compacted => {
+                MetaError::Failed { path: store, why: "it is compacted all the time".into() }
+            }
+            Failure::NotFound(why) | Failure::Refused(why) => {
+                MetaError::Failed { path: store, why }
+            }
+        }
+    }
+
+    /// The members in the order in which they are asked now.
+    fn order(&self) -> Vec<&Slot> {
+        let (now, count) = (Instant::now(), self.slots.len());
+        let first = self.preferred.load(Ordering::Relaxed);
+        let mut order: Vec<_> = (0..count).map(|i| &self.slots[(first + i) % count]).collect();
+        // Stable: those that nothing is known against stay in their order.
+        order.sort_by_key(|slot| slot.shunned_until().filter(|&until| until > now));
+        order
+    }
+
+    fn succeeded(&self, slot: &Slot) {
+        slot.shun(None);
+        if let Some(at) = self.slots.iter().position(|s| std::ptr::eq(s, slot)) {
+            self.preferred.store(at, Ordering::Relaxed);
+        }
+    }
+
+    /// One request, one answer.
+    pub(super) async fn ask<Q, A>(
+        &self,
+        asked: Asked,
+        path: &'static str,
+        request: Q,
+    ) -> Result<A, Failure>
+    where
+        Q: prost::Message + Clone + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        self.try_each(asked, |channel| {
+            let request = request.clone();
+            async move { unary(channel, path, request).await }
+        })
+        .await
+    }
+
+    /// Puts `call` to the members until one has answered.
+    pub(super) async fn try_each<A, F, Fut>(&self, asked: Asked, call: F) -> Result<A, Failure>
+    where
+        F: Fn(Channel) -> Fut,
+        Fut: Future<Output = Result<A, Status>>,
+    {
+        let mut last = String::new();
+        for slot in self.order() {
+            let deadline = Instant::now() + self.try_timeout;
+            let verdict = match timeout_at(deadline, slot.channel()).await {
+                Err(_) => {
+                    last = at(slot, "no connection in time");
+                    Verdict::NotDone
+                }
+                Ok(Err(why)) => {
+                    last = at(slot, why);
+                    Verdict::NotDone
+                }
+                Ok(Ok(channel)) => match timeout_at(deadline, call(channel)).await {
+                    Ok(Ok(answer)) => {
+                        self.succeeded(slot);
+                        return Ok(answer);
+                    }
+                    Ok(Err(status)) => {
+                        last = at(slot, status.message());
+                        verdict(&status)
+                    }
+                    Err(_) => {
+                        last = at(slot, "no answer in time");
+                        Verdict::Lost
+                    }
+                },
+            };
+            match verdict {
+                Verdict::Final(failure) => return Err(failure),
+                Verdict::NotDone | Verdict::Lost => {
+                    tracing::debug!(why = last, "a member of the store does not answer");
+                    slot.shun(Some(Instant::now() + self.shun));
+                    slot.disconnect();
+                }
+            }
+            if verdict == Verdict::Lost && asked == Asked::Once {
+                return Err(Failure::Unknown(last));
+            }
+        }
+        Err(Failure::Unreachable(last))
+    }
+}
+
+fn at(slot: &Slot, why: impl Display) -> String {
+    format!("{}: {why}", slot.url)
+}
+
+/// Speaks with one member. Members that have no leader are to say so instead of waiting for one.
+pub(super) fn request<T>(message: T) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    let _ = request.metadata_mut().insert("hasleader", "true".parse().expect("it is ASCII"));
+    request
+}
+
+pub(super) fn grpc(channel: Channel) -> Grpc<Channel> {
+    Grpc::new(channel).max_decoding_message_size(MAX_MESSAGE)
+}
+
+/// Waits until the channel takes a request.
+pub(super) async fn ready(grpc: &mut Grpc<Channel>) -> Result<(), Status> {
+    grpc.ready().await.map_err(|e| Status::from_error(Box::new(e)))
+}
+
+async fn unary<Q, A>(channel: Channel, path: &'static str, message: Q) -> Result<A, Status>
+where
+    Q: prost::Message + 'static,
+    A: prost::Message + Default + 'static,
+{
+    let mut grpc = grpc(channel);
+    ready(&mut grpc).await?;
+    let path = PathAndQuery::from_static(path);
+    let codec: ProstCodec<Q, A> = ProstCodec::default();
+    grpc.unary(request(message), path, codec).await.map(tonic::Response::into_inner)
+}
+
+fn slot(url: &str, tls: Option<&ClientTlsConfig>, timeout: Duration) -> Result<Slot, String> {
+    let secure = match url.split_once("://") {
+        Some(("http", host)) if !host.is_empty() => false,
+        Some(("https", host)) if !host.is_empty() => true,
+        _ => return Err(format!("{url} is not http://HOST:PORT or https://HOST:PORT")),
+    };
+    let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|e| format!("{url}: {e}"))?;
+    let endpoint = endpoint.connect_timeout(timeout).tcp_nodelay(true);
+    let endpoint = match (secure, tls) {
+        (true, Some(tls)) => {
+            endpoint.tls_config(tls.clone()).map_err(|e| format!("{url}: {}", innermost(&e)))?
+        }
+        (true, None) => return Err(format!("{url}: https needs a CA certificate")),
+        (false, Some(_)) => return Err(format!("{url} is not https, and there are certificates")),
+        (false, None) => endpoint,
+    };
+    Ok(Slot {
+        url: url.to_owned(),
+        endpoint,
+        channel: tokio::sync::Mutex::new(None),
+        shunned_until: Mutex::new(None),
+    })
+}
+
+fn tls(tls: &Tls) -> Result<ClientTlsConfig, String> {
+    let read = |path: &std::path::Path| {
+        std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))
+    };
+    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&tls.ca)?));
+    if let Some((cert, key)) = &tls.identity {
+        config = config.identity(Identity::from_pem(read(cert)?, read(key)?));
+    }
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_certainly_not_done_is_said_to_be_so() {
+        let of = |code, message: &str| verdict(&Status::new(code, message));
+        let refused = |why: &str| Verdict::Final(Failure::Refused(why.into()));
+        let cases = [
+            (Code::Unavailable, "etcdserver: no leader", Verdict::NotDone),
+            (Code::ResourceExhausted, "etcdserver: too many requests", Verdict::NotDone),
+            (Code::Unavailable, "etcdserver: request timed out", Verdict::Lost),
+            (Code::Unavailable, "etcdserver: leader changed", Verdict::Lost),
+            (Code::Unknown, "transport error", Verdict::Lost),
+            (Code::Cancelled, "operation was canceled", Verdict::Lost),
+            (Code::PermissionDenied, "no", refused("no")),
+            (
+                Code::ResourceExhausted,
+                "database space exceeded",
+                refused("database space exceeded"),
+            ),
+            (
+                Code::OutOfRange,
+                "etcdserver: mvcc: required revision has been compacted",
+                Verdict::Final(Failure::Compacted),
+            ),
+        ];
+        for (code, message, expected) in cases {
+            assert_eq!(of(code, message), expected, "{message}");
+        }
+    }
+
+    fn pool(count: usize) -> Pool {
+        let endpoints = (1..=count).map(|i| format!("http://127.0.0.1:{i}")).collect();
+        Pool::new(&Settings { endpoints, ..Default::default() }).unwrap()
+    }
+
+    fn urls(pool: &Pool) -> Vec<usize> {
+        let at = |slot: &&Slot| pool.slots.iter().position(|s| std::ptr::eq(s, *slot)).unwrap();
+        pool.order().iter().map(at).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_answered_is_asked_first_and_who_failed_last_for_a_while() {
+        let pool = pool(3);
+        assert_eq!(urls(&pool), [0, 1, 2]);
+        pool.succeeded(&pool.slots[1]);
+        assert_eq!(urls(&pool), [1, 2, 0]);
+        pool.slots[1].shun(Some(Instant::now() + pool.shun));
+        assert_eq!(urls(&pool), [2, 0, 1]);
+        tokio::time::advance(pool.shun).await;
+        assert_eq!(urls(&pool), [1, 2, 0]);
+    }
+
+    #[tokio::test]
+    async fn where_nobody_listens_nothing_was_sent() {
+        // Ports 1 to 3 of the loopback are nobody's.
+        let pool = pool(3);
+        let path = "/etcdserverpb.KV/Txn";
+        let failed = pool.ask::<_, super::super::Empty>(Asked::Once, path, super::super::Empty {});
+        assert!(matches!(failed.await, Err(Failure::Unreachable(_))));
+    }
+}

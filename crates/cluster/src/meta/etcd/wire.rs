@@ -1,0 +1,286 @@
+//! What is said to etcd: the messages of its API version 3 that are used here, and no more.
+//!
+//! Names and numbers are those of etcd's `rpc.proto` and `kv.proto`. Fields that nobody reads are
+//! left out: a protobuf reader skips what it does not know, a writer leaves out what is zero. They
+//! are written by hand so that building needs no compiler of protobuf; `tests/` holds them
+//! against a real etcd.
+
+use prost::{Message, Oneof};
+
+/// Stands at the head of every answer.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Header {
+    #[prost(uint64, tag = "1")]
+    pub(super) cluster_id: u64,
+    #[prost(uint64, tag = "2")]
+    pub(super) member_id: u64,
+    #[prost(int64, tag = "3")]
+    pub(super) revision: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct KeyValue {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(super) mod_revision: i64,
+    #[prost(bytes = "vec", tag = "5")]
+    pub(super) value: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    /// First key that is not meant; empty: `key` alone.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) range_end: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(super) limit: i64,
+    /// As it was then; 0: now.
+    #[prost(int64, tag = "4")]
+    pub(super) revision: i64,
+    #[prost(bool, tag = "8")]
+    pub(super) keys_only: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RangeResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) kvs: Vec<KeyValue>,
+    #[prost(bool, tag = "3")]
+    pub(super) more: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct PutRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) value: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(super) lease: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct DeleteRangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+}
+
+/// One step of a transaction.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RequestOp {
+    #[prost(oneof = "Request", tags = "1, 2, 3")]
+    pub(super) request: Option<Request>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(super) enum Request {
+    #[prost(message, tag = "1")]
+    Range(RangeRequest),
+    #[prost(message, tag = "2")]
+    Put(PutRequest),
+    #[prost(message, tag = "3")]
+    Delete(DeleteRangeRequest),
+}
+
+/// The outcome of one step; of the others than reading nothing is of interest.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ResponseOp {
+    #[prost(message, optional, tag = "1")]
+    pub(super) range: Option<RangeResponse>,
+}
+
+/// A condition: that a key's last change was of this revision; 0: that there is no such key.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Compare {
+    /// 0: equal.
+    #[prost(int32, tag = "1")]
+    pub(super) result: i32,
+    #[prost(int32, tag = "2")]
+    pub(super) target: i32,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(super) key: Vec<u8>,
+    /// A member of a union: written even if it is 0.
+    #[prost(int64, optional, tag = "6")]
+    pub(super) mod_revision: Option<i64>,
+}
+
+/// [`Compare::target`]: the revision of the last change.
+pub(super) const TARGET_MOD: i32 = 2;
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TxnRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) compare: Vec<Compare>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) success: Vec<RequestOp>,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) failure: Vec<RequestOp>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TxnResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+    #[prost(bool, tag = "2")]
+    pub(super) succeeded: bool,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) responses: Vec<ResponseOp>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct CompactionRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) revision: i64,
+    #[prost(bool, tag = "2")]
+    pub(super) physical: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct WatchRequest {
+    #[prost(oneof = "Watching", tags = "1, 3")]
+    pub(super) request: Option<Watching>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(super) enum Watching {
+    #[prost(message, tag = "1")]
+    Create(WatchCreate),
+    /// Asks for a sign of life.
+    #[prost(message, tag = "3")]
+    Progress(Empty),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct WatchCreate {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) range_end: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(super) start_revision: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct WatchResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+    #[prost(bool, tag = "3")]
+    pub(super) created: bool,
+    #[prost(bool, tag = "4")]
+    pub(super) canceled: bool,
+    /// Not 0: changes up to here are not kept any more.
+    #[prost(int64, tag = "5")]
+    pub(super) compact_revision: i64,
+    #[prost(string, tag = "6")]
+    pub(super) cancel_reason: String,
+    #[prost(message, repeated, tag = "11")]
+    pub(super) events: Vec<WireEvent>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct WireEvent {
+    /// 0: put, 1: removed.
+    #[prost(int32, tag = "1")]
+    pub(super) kind: i32,
+    #[prost(message, optional, tag = "2")]
+    pub(super) kv: Option<KeyValue>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LeaseGrant {
+    #[prost(int64, tag = "1")]
+    pub(super) ttl: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LeaseRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) id: i64,
+}
+
+/// Answers both of a grant and of a sign of life. A lease that is over has no time left.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LeaseResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+    #[prost(int64, tag = "2")]
+    pub(super) id: i64,
+    #[prost(int64, tag = "3")]
+    pub(super) ttl: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Empty {}
+
+/// A member of the etcd cluster.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct WireMember {
+    #[prost(uint64, tag = "1")]
+    pub(super) id: u64,
+    #[prost(string, tag = "2")]
+    pub(super) name: String,
+    #[prost(string, repeated, tag = "3")]
+    pub(super) peer_urls: Vec<String>,
+    #[prost(string, repeated, tag = "4")]
+    pub(super) client_urls: Vec<String>,
+    #[prost(bool, tag = "5")]
+    pub(super) is_learner: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberAddRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub(super) peer_urls: Vec<String>,
+    #[prost(bool, tag = "2")]
+    pub(super) is_learner: bool,
+}
+
+/// Names a member, to remove or to promote it.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberRequest {
+    #[prost(uint64, tag = "1")]
+    pub(super) id: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberListRequest {
+    /// etcd before 3.5 does not know it, and answers from what it has.
+    #[prost(bool, tag = "1")]
+    pub(super) linearizable: bool,
+}
+
+/// Answers of adding, which tells the new member besides, and of listing have the members in
+/// different places.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberListResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) members: Vec<WireMember>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberAddResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+    #[prost(message, optional, tag = "2")]
+    pub(super) member: Option<WireMember>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct StatusResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+    #[prost(string, tag = "2")]
+    pub(super) version: String,
+    #[prost(int64, tag = "3")]
+    pub(super) db_size: i64,
+    /// 0: it knows none.
+    #[prost(uint64, tag = "4")]
+    pub(super) leader: u64,
+}

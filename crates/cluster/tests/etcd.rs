@@ -1,0 +1,314 @@
+//! A real etcd cluster that loses members, its leader, or all of them for a while.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use cluster::member::{Defect, Identity, Origin, State, Supervisor};
+use cluster::meta::etcd::{Etcd, Settings, Tls};
+use cluster::meta::{Expect, Meta, MetaError, Revision, format};
+use cluster::testing::{count_once, put};
+use common::{Cluster, PATIENCE, etcd, free, members, serves};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+const WRITERS: u64 = 4;
+const EACH: u64 = 150;
+
+/// Follows the counter: every revision once, in order, as many as there are counts.
+async fn follow(store: Etcd, begin: Revision) -> Revision {
+    let mut watch = store.watch("n", begin);
+    let mut last = begin;
+    for seen in 0..WRITERS * EACH {
+        let event = timeout(PATIENCE, watch.next()).await;
+        let event = event.unwrap_or_else(|_| panic!("no change after {seen}")).unwrap();
+        assert!(event.revision > last && !event.removed, "{event:?} after {last}");
+        last = event.revision;
+    }
+    last
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_leader_loses_and_doubles_nothing() {
+    let Some(mut cluster) = Cluster::start(3).await else { return };
+    let store = cluster.store();
+    let begin = store.commit(vec![put("n", Expect::Absent, "0")]).await.unwrap();
+    let follower = tokio::spawn(follow(cluster.store(), begin));
+    let (done, unknown) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let mut writers = JoinSet::new();
+    for writer in 1..=WRITERS {
+        let (store, done, unknown) = (cluster.store(), Arc::clone(&done), Arc::clone(&unknown));
+        writers.spawn(async move {
+            for turn in 0..EACH {
+                let doubts = count_once(&store, &format!("{writer} {turn}")).await;
+                unknown.fetch_add(doubts, Ordering::Relaxed);
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    // Twice a leader dies in the middle of the stream; the first one is back before the second.
+    let all = WRITERS * EACH;
+    for part in [all / 4, all / 2] {
+        while done.load(Ordering::Relaxed) < part {
+            sleep(Duration::from_millis(5)).await;
+        }
+        let leader = cluster.leader().await;
+        cluster.kill(leader);
+        sleep(Duration::from_millis(300)).await;
+        cluster.revive(leader);
+    }
+    timeout(PATIENCE, writers.join_all()).await.expect("the writers end");
+    let held = store.get("n").await.unwrap().unwrap();
+    let text = String::from_utf8(held.value).unwrap();
+    assert_eq!(text, all.to_string());
+    assert_eq!(follower.await.unwrap(), held.revision);
+    println!("{} commits were in doubt", unknown.load(Ordering::Relaxed));
+}
+
+#[tokio::test]
+async fn an_outage_of_all_members_is_bounded_and_heals() {
+    let Some(mut cluster) = Cluster::start(3).await else { return };
+    let store = cluster.store();
+    let one = store.commit(vec![put("k", Expect::Absent, "x")]).await.unwrap();
+    let mut watch = store.watch("k", one);
+    let announced = store.announce("alive", b"yes".to_vec(), Duration::from_secs(2));
+    appears(&store, "alive").await;
+    let (_, at) = store.list("").await.unwrap();
+    (0..3).for_each(|at| cluster.kill(at));
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(3) {
+        let call = Instant::now();
+        let read = store.get("k").await;
+        assert!(matches!(read, Err(MetaError::Unreachable { .. })), "{read:?}");
+        let commit = store.commit(vec![put("k", Expect::At(one), "y")]).await;
+        let refused =
+            matches!(commit, Err(MetaError::Unreachable { .. } | MetaError::Unknown { .. }));
+        assert!(refused, "{commit:?}");
+        // Two calls, three members, one second each at the most.
+        assert!(call.elapsed() < Duration::from_secs(7), "{:?}", call.elapsed());
+        let event = timeout(Duration::from_millis(50), watch.next()).await;
+        assert!(event.is_err(), "{event:?}");
+    }
+    (0..3).for_each(|at| cluster.revive(at));
+    serves(&store).await;
+    // Whether a commit of the outage took effect is for the store to say.
+    let held = store.get("k").await.unwrap().unwrap();
+    let two = store.commit(vec![put("k", Expect::At(held.revision), "z")]).await.unwrap();
+    let event = timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
+    assert!(event.revision == two || event.revision == held.revision);
+    assert!(at < two);
+    appears(&store, "alive").await;
+    drop(announced);
+    let begun = Instant::now();
+    while store.get("alive").await.unwrap().is_some() {
+        assert!(begun.elapsed() < PATIENCE, "the key outlives its owner");
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn appears(store: &Etcd, key: &str) {
+    let begun = Instant::now();
+    while !matches!(store.get(key).await, Ok(Some(_))) {
+        assert!(begun.elapsed() < PATIENCE, "{key} does not appear");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_dead_member_costs_one_try_once() {
+    let Some(cluster) = Cluster::start(1).await else { return };
+    // An address that swallows what is sent to it, as a host without power does: a listener whose
+    // queue is full.
+    #[allow(clippy::disallowed_methods, reason = "a test with real processes")]
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let mut settings = cluster.settings();
+    settings.endpoints.insert(0, url);
+    let store = Etcd::new(&settings).unwrap();
+    let begun = Instant::now();
+    store.commit(vec![put("k", Expect::Absent, "")]).await.unwrap_err();
+    let first = begun.elapsed();
+    assert!(first >= settings.try_timeout, "{first:?}");
+    let begun = Instant::now();
+    for _ in 0..20 {
+        store.get("k").await.unwrap();
+    }
+    assert!(begun.elapsed() < settings.try_timeout, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_new_store_gets_its_format_and_a_newer_one_is_refused() {
+    let Some(cluster) = Cluster::start(1).await else { return };
+    let store = cluster.store();
+    format::check(&store, store.name()).await.unwrap();
+    format::check(&store, store.name()).await.unwrap();
+    let held = store.get(format::KEY).await.unwrap().unwrap();
+    let newer =
+        store.commit(vec![put(format::KEY, Expect::At(held.revision), "99")]).await.unwrap();
+    let refused = format::check(&store, store.name()).await;
+    assert!(matches!(refused, Err(MetaError::Newer { found: 99, .. })), "{refused:?}");
+    store.commit(vec![put(format::KEY, Expect::At(newer), "?")]).await.unwrap();
+    let refused = format::check(&store, store.name()).await;
+    assert!(matches!(refused, Err(MetaError::Failed { .. })), "{refused:?}");
+}
+
+/// An authority, and a certificate of it for the loopback.
+fn certificates(dir: &Path) -> Identity {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let ca = params.self_signed(&key).unwrap();
+    let issuer = Issuer::new(params, key);
+    let own = KeyPair::generate().unwrap();
+    let cert = CertificateParams::new(vec!["127.0.0.1".into()]).unwrap();
+    let cert = cert.signed_by(&own, &issuer).unwrap();
+    let write = |name: &str, pem: String| {
+        let path = dir.join(name);
+        std::fs::write(&path, pem).unwrap();
+        path
+    };
+    Identity {
+        ca: write("ca.pem", ca.pem()),
+        cert: write("cert.pem", cert.pem()),
+        key: write("key.pem", own.serialize_pem()),
+    }
+}
+
+/// Waits until the supervisor reports what is `wanted`.
+async fn reports(supervisor: &Supervisor, wanted: impl Fn(&State) -> bool) -> State {
+    let mut state = supervisor.state();
+    let found = timeout(PATIENCE, state.wait_for(|s| wanted(s))).await;
+    found.unwrap_or_else(|_| panic!("still {:?}", supervisor.state().borrow())).unwrap().clone()
+}
+
+#[tokio::test]
+async fn a_supervised_member_serves_over_tls_and_comes_back_when_killed() {
+    let Some(program) = etcd() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut member = members(1, dir.path()).remove(0);
+    let tls = certificates(dir.path());
+    for url in [&mut member.peer_url, &mut member.client_url, &mut member.cluster[0].1] {
+        *url = url.replace("http:", "https:");
+    }
+    member.tls = Some(tls.clone());
+    let supervisor = Supervisor::start(program, member.clone());
+    let identity = Some((tls.cert, tls.key));
+    let settings = Settings {
+        endpoints: vec![member.client_url.clone()],
+        tls: Some(Tls { ca: tls.ca.clone(), identity }),
+        ..Settings::default()
+    };
+    let store = Etcd::new(&settings).unwrap();
+    reports(&supervisor, |s| *s == State::Running).await;
+    serves(&store).await;
+    store.commit(vec![put("k", Expect::Absent, "x")]).await.unwrap();
+    // Without a certificate nobody comes in.
+    let stranger = Tls { ca: tls.ca, identity: None };
+    let stranger = Etcd::new(&Settings { tls: Some(stranger), ..settings }).unwrap();
+    let refused = stranger.get("k").await;
+    assert!(matches!(refused, Err(MetaError::Unreachable { .. })), "{refused:?}");
+    // Exec keeps the number: it is etcd itself that is killed.
+    kill(&member.data_dir);
+    reports(&supervisor, |s| matches!(s, State::Waiting { .. })).await;
+    reports(&supervisor, |s| *s == State::Running).await;
+    serves(&store).await;
+    assert_eq!(store.get("k").await.unwrap().unwrap().value, b"x");
+    let state = supervisor.state();
+    assert!(supervisor.stop(Duration::from_secs(20)).await);
+    assert_eq!(*state.borrow(), State::Stopped);
+}
+
+/// Kills the etcd whose data is in `data_dir`.
+fn kill(data_dir: &Path) {
+    let wanted = format!("--data-dir={}", data_dir.display());
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if line.split(|b| *b == 0).any(|argument| argument == wanted.as_bytes()) {
+            let pid = entry.file_name().to_str().unwrap().parse().unwrap();
+            let pid = rustix::process::Pid::from_raw(pid).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            return;
+        }
+    }
+    panic!("no etcd runs in {}", data_dir.display());
+}
+
+#[tokio::test]
+async fn a_member_joins_is_removed_and_what_is_wrong_is_named() {
+    let Some(mut cluster) = Cluster::start(2).await else { return };
+    let store = cluster.store();
+    let mut third = cluster.members[0].clone();
+    third.name = "third".into();
+    third.data_dir = cluster.dir.path().join("third");
+    third.peer_url = format!("http://{}", free());
+    third.client_url = format!("http://{}", free());
+    third.origin = Origin::Joins;
+    third.cluster.push((third.name.clone(), third.peer_url.clone()));
+    // A cluster refuses to be changed in its first seconds.
+    let begun = Instant::now();
+    let added = loop {
+        match store.add_member(&third.peer_url, false).await {
+            Ok(added) => break added,
+            Err(e) => assert!(begun.elapsed() < PATIENCE, "{e}"),
+        }
+        sleep(Duration::from_millis(200)).await;
+    };
+    let supervisor = Supervisor::start(etcd().unwrap(), third.clone());
+    reports(&supervisor, |s| *s == State::Running).await;
+    // It tells its name once it serves, and the member that is asked may be behind.
+    let begun = Instant::now();
+    while !store.members().await.unwrap().iter().any(|m| m.name == "third" && !m.is_learner) {
+        assert!(begun.elapsed() < PATIENCE, "the third member is not known");
+        sleep(Duration::from_millis(50)).await;
+    }
+    // Its data is lost, and it comes as if the cluster were new.
+    let lost = cluster.members[1].clone();
+    cluster.kill(1);
+    std::fs::remove_dir_all(&lost.data_dir).unwrap();
+    let without = Supervisor::start(etcd().unwrap(), lost.clone());
+    let down = reports(&without, |s| matches!(s, State::Down(_))).await;
+    assert_eq!(down, State::Down(Defect::AlreadyBootstrapped));
+    let members = store.members().await.unwrap();
+    let id = members.iter().find(|m| m.name == lost.name).unwrap().id;
+    remove(&store, id).await;
+    remove(&store, added.id).await;
+    let down = reports(&supervisor, |s| matches!(s, State::Down(_))).await;
+    assert_eq!(down, State::Down(Defect::Removed));
+}
+
+/// Removes a member, whatever it takes: one may be down, and the others without a leader.
+async fn remove(store: &Etcd, id: u64) {
+    let begun = Instant::now();
+    while let Err(e) = store.remove_member(id).await {
+        // One of the tries that nobody answered was carried out.
+        if e.to_string().contains("member not found") {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{e}");
+        sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_member_stays_down() {
+    let Some(mut cluster) = Cluster::start(1).await else { return };
+    cluster.kill(0);
+    let member = cluster.members[0].clone();
+    for file in std::fs::read_dir(member.data_dir.join("member/wal")).unwrap().flatten() {
+        if file.file_name().to_str().unwrap().starts_with("0000") {
+            let mut bytes = std::fs::read(file.path()).unwrap();
+            bytes[200..230].fill(0xff);
+            std::fs::write(file.path(), bytes).unwrap();
+        }
+    }
+    let damaged = Supervisor::start(etcd().unwrap(), member);
+    let down = reports(&damaged, |s| matches!(s, State::Down(_))).await;
+    let corrupt = matches!(down, State::Down(Defect::Corrupt { .. }));
+    assert!(corrupt, "{down:?}");
+}
