@@ -300,7 +300,7 @@ mod tests {
         Record {
             epoch: Epoch(epoch),
             config: u128::from(epoch) * 11,
-            replicas: vec![Replica { node, image: Uuid::from_u128(1) }],
+            replicas: vec![Replica { node, image: Uuid::from_u128(1), new: false }],
             in_sync: vec![Member { node, incarnation: Incarnation(3) }],
             primary: node,
         }

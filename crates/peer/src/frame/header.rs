@@ -99,6 +99,8 @@ wire::open_enum! {
         Detached = 34,
         /// [`crate::Message::Clear`].
         Clear = 35,
+        /// [`crate::Message::Marked`].
+        Marked = 38,
         /// [`crate::Message::Sum`].
         Sum = 36,
         /// [`crate::Message::Summed`].

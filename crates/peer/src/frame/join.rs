@@ -1,10 +1,10 @@
 //! JOIN, ACCEPT and DETACHED: how a replica comes in sync (RFD 0010, 6.6).
 //!
 //! ```text
-//!            epoch     second        blocks         body
-//! JOIN       adopted   incarnation   region shift   marks, at most 131072 bytes
-//! ACCEPT     of view   incarnation
-//! DETACHED             incarnation
+//!            epoch     id             second        blocks         body
+//! JOIN       adopted   volume bytes   incarnation   region shift   marks, at most 131072 bytes
+//! ACCEPT     of view                  incarnation
+//! DETACHED                            incarnation
 //! ```
 
 use block::Epoch;
@@ -13,8 +13,13 @@ use super::header::{Fields, Type};
 use crate::{Incarnation, Message, View};
 
 /// JOIN but for its marks.
-pub(super) fn join(incarnation: Incarnation, epoch: Epoch, region_shift: u32) -> Fields {
-    let fields = Fields::of_epoch(Type::Join, epoch).second(incarnation.0);
+pub(super) fn join(
+    incarnation: Incarnation,
+    epoch: Epoch,
+    volume_bytes: u64,
+    region_shift: u32,
+) -> Fields {
+    let fields = Fields::of_epoch(Type::Join, epoch).id(volume_bytes).second(incarnation.0);
     Fields { blocks: region_shift, ..fields }
 }
 
@@ -30,6 +35,7 @@ pub(super) fn parse_join(fields: &Fields, marks: Vec<u8>) -> Message {
     Message::Join {
         incarnation: Incarnation(fields.second),
         epoch: Epoch(fields.epoch),
+        volume_bytes: fields.id,
         region_shift: fields.blocks,
         marks,
     }

@@ -364,7 +364,7 @@ fn check_length(fields: &Fields, bytes: u64, max_data_bytes: u32) -> Result<(), 
         Type::Started => list(list::ENTRY_BYTES, MAX_ENTRIES),
         Type::Open => list(list::TAG_BYTES, MAX_TAGS),
         Type::Commit => list(list::SEQ_BYTES, MAX_SEQS),
-        Type::Clear => list(list::REGION_BYTES, MAX_REGIONS),
+        Type::Clear | Type::Marked => list(list::REGION_BYTES, MAX_REGIONS),
         Type::Join => (bytes, MAX_MARK_BYTES as u64),
         Type::Summed if !failed => (fetch::DIGEST_BYTES as u64, fetch::DIGEST_BYTES as u64),
         Type::Data if !failed => (bytes, data),
@@ -421,12 +421,13 @@ fn fields(message: &Message) -> Result<Fields, Bad> {
             fetch::answered(Type::Data, *view, *request, result.as_ref().err().copied())
         }
         M::Repair { view, range } => fetch::asked(Type::Repair, *view, 0, *range)?,
-        M::Join { incarnation, epoch, region_shift, .. } => {
-            join::join(*incarnation, *epoch, *region_shift)
+        M::Join { incarnation, epoch, volume_bytes, region_shift, .. } => {
+            join::join(*incarnation, *epoch, *volume_bytes, *region_shift)
         }
         M::Accept { view, incarnation } => join::accept(*view, *incarnation),
         M::Detached { incarnation } => join::detached(*incarnation),
         M::Clear { view, request, regions } => flush::clear(*view, *request, regions.len()),
+        M::Marked { view, regions } => flush::marked(*view, regions.len()),
         M::Sum { view, request, range } => fetch::asked(Type::Sum, *view, *request, *range)?,
         M::Summed { view, request, result } => {
             fetch::answered(Type::Summed, *view, *request, result.err())
@@ -443,7 +444,7 @@ fn body(message: Message) -> Result<Body, Bad> {
         M::Started { entries, .. } => list::entries(&entries)?,
         M::Open { settled, .. } => list::tags(&settled),
         M::Commit { seqs, .. } => list::seqs(&seqs),
-        M::Clear { regions, .. } => list::regions(&regions),
+        M::Clear { regions, .. } | M::Marked { regions, .. } => list::regions(&regions),
         M::Join { marks, .. } => Body::Bytes(marks),
         M::Summed { result, .. } => fetch::digest(&result),
         M::Order { change, .. } | M::Write { change, .. } => Body::Data(change.data),
@@ -506,6 +507,7 @@ fn parse(fields: &Fields, body: Body) -> Result<Message, Bad> {
         Type::Accept => join::parse_accept(fields),
         Type::Detached => join::parse_detached(fields),
         Type::Clear => flush::parse_clear(fields, &body)?,
+        Type::Marked => flush::parse_marked(fields, &body)?,
         Type::Sum => fetch::parse_sum(fields)?,
         Type::Summed => fetch::parse_summed(fields, &body)?,
         kind => return Err(Bad::Type(kind)),

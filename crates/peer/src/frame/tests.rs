@@ -199,7 +199,7 @@ fn ordering() -> impl Strategy<Value = Message> {
 
 fn asking() -> impl Strategy<Value = Message> {
     let contents = contents(1).prop_map(|(_, data)| data);
-    let region = (0..u64::MAX / 2, 1..u64::MAX / 2);
+    let region = || (0..u64::MAX / 2, 1..u64::MAX / 2);
     let marks = (prop::collection::vec(any::<u8>(), 0..300), any::<u64>(), any::<u32>());
     prop_oneof![
         (view(), any::<u64>()).prop_map(|(view, request)| Message::Flush { view, request }),
@@ -212,15 +212,18 @@ fn asking() -> impl Strategy<Value = Message> {
         (view(), any::<u64>(), prop::result::maybe_ok(contents, error()))
             .prop_map(|(view, request, result)| Message::Data { view, request, result }),
         (view(), range()).prop_map(|(view, range)| Message::Repair { view, range }),
-        (any::<u64>(), marks).prop_map(|(incarnation, (marks, epoch, region_shift))| {
+        (any::<u64>(), any::<u64>(), marks).prop_map(|(incarnation, volume_bytes, marks)| {
+            let (marks, epoch, region_shift) = marks;
             let (incarnation, epoch) = (Incarnation(incarnation), Epoch(epoch));
-            Message::Join { incarnation, epoch, region_shift, marks }
+            Message::Join { incarnation, epoch, volume_bytes, region_shift, marks }
         }),
         (view(), any::<u64>())
             .prop_map(|(view, i)| Message::Accept { view, incarnation: Incarnation(i) }),
         any::<u64>().prop_map(|i| Message::Detached { incarnation: Incarnation(i) }),
-        (view(), any::<u64>(), prop::collection::vec(region, 0..9))
+        (view(), any::<u64>(), prop::collection::vec(region(), 0..9))
             .prop_map(|(view, request, regions)| Message::Clear { view, request, regions }),
+        (view(), prop::collection::vec(region(), 0..9))
+            .prop_map(|(view, regions)| Message::Marked { view, regions }),
         (view(), any::<u64>(), range()).prop_map(|(view, request, range)| Message::Sum {
             view,
             request,
@@ -379,6 +382,7 @@ fn bodies_are_bounded_by_their_type() {
         (Type::Open, MAX_TAGS * 16, MAX_TAGS),
         (Type::Commit, MAX_SEQS * 8, MAX_SEQS),
         (Type::Clear, MAX_REGIONS * 16, MAX_REGIONS),
+        (Type::Marked, MAX_REGIONS * 16, MAX_REGIONS),
         (Type::Join, MAX_MARK_BYTES, 20),
         (Type::Write, MAX_DATA as usize, 1),
         (Type::Order, MAX_DATA as usize, 1),
@@ -484,10 +488,17 @@ fn samples() -> Vec<Message> {
         Message::Fetch { view, request, range },
         Message::Data { view, request, result: Err(gone) },
         Message::Repair { view, range },
-        Message::Join { incarnation, epoch: view.epoch, region_shift: 16, marks: vec![0xcc] },
+        Message::Join {
+            incarnation,
+            epoch: view.epoch,
+            volume_bytes: 8 << 16,
+            region_shift: 16,
+            marks: vec![0xcc],
+        },
         Message::Accept { view, incarnation },
         Message::Detached { incarnation },
         Message::Clear { view, request, regions: vec![(0, 0x1_0000)] },
+        Message::Marked { view, regions: vec![(0, 0x1_0000)] },
         Message::Sum { view, request, range },
         Message::Summed { view, request, result: Ok([0xdd; 32]) },
     ]

@@ -339,6 +339,7 @@ impl Bench {
             }
         }
         self.pause(if rng.chance(0.3) { 20_000 } else { 2_000 }).await;
+        self.shared.settle_doubts();
         self.shared.verdict()
     }
 
