@@ -18,7 +18,8 @@ fn ms(ms: u64) -> Duration {
 
 /// Of nodes 1 to 3, these in sync under incarnation 10 × node; the first is primary.
 fn record(epoch: u64, in_sync: &[u16]) -> Record {
-    let replica = |n: u16| Replica { node: NodeId(n), image: Uuid::from_u128(u128::from(n)) };
+    let replica =
+        |n: u16| Replica { node: NodeId(n), image: Uuid::from_u128(u128::from(n)), new: false };
     let mut listed: Vec<_> = in_sync.iter().map(|&n| listed(n, 0)).collect();
     listed.sort_unstable_by_key(|m| m.node);
     Record {

@@ -202,7 +202,11 @@ impl World {
     /// `count` nodes, all in sync and running, with writes that enter at these nodes.
     pub(super) fn new(count: usize, writes: &[usize], left: Budget, mistake: Mistake) -> Self {
         let replicas = (0..count)
-            .map(|n| Replica { node: id(n), image: Uuid::from_u128(u128::from(id(n).0)) })
+            .map(|n| Replica {
+                node: id(n),
+                image: Uuid::from_u128(u128::from(id(n).0)),
+                new: false,
+            })
             .collect();
         let in_sync =
             (0..count).map(|n| Listed { node: id(n), incarnation: incarnation(n, 0) }).collect();
