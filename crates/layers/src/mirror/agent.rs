@@ -153,7 +153,7 @@ impl Replica {
         if let Some(link) = self.links.borrow_mut().remove(&node) {
             link.close();
         }
-        self.lost.borrow_mut().insert(node, self.core.now());
+        self.lost.borrow_mut().insert(node, self.pulse.get());
         self.drop_joiner(node);
         if self.joining.get().is_some_and(|j| j.session() == session) {
             self.joining.set(None);
@@ -226,8 +226,12 @@ impl Replica {
     /// Finds what hangs though nobody has died (RFD 0010, 4.8).
     async fn keep_watch(self: Rc<Self>) {
         while !self.closed.get() {
-            tokio::time::sleep(self.settings.stuck / 8).await;
-            let Some(before) = self.core.now().checked_sub(self.settings.stuck) else { continue };
+            let beat = self.settings.stuck / 8;
+            tokio::time::sleep(beat).await;
+            // Not by the clock: while this process is stopped nothing of it answers, and nothing of it
+            // has to.
+            self.pulse.update(|pulse| pulse + beat);
+            let Some(before) = self.pulse.get().checked_sub(self.settings.stuck) else { continue };
             if self.leg.oldest().is_some_and(|began| began < before) && !self.leg.is_dead() {
                 tracing::error!("the disk of this replica does not answer: it is given up");
                 self.leg_failed(Error::Gone);

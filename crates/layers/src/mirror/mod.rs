@@ -150,6 +150,7 @@ impl Mirror {
             joins: signal::Signal::default(),
             join_wanted: Cell::default(),
             retry_at: Cell::default(),
+            pulse: Cell::default(),
             began: Cell::default(),
             lost: RefCell::default(),
             reported: RefCell::default(),

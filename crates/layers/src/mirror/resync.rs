@@ -206,7 +206,7 @@ impl Replica {
         }
         let link = self.link(node).ok_or("there is no session")?;
         let seq = self.order.borrow_mut().next();
-        self.order.borrow_mut().await_copies(seq, [node], self.core.now());
+        self.order.borrow_mut().await_copies(seq, [node], self.pulse.get());
         let tag = Tag { node: NodeId(0), number: 0 };
         link.send(Message::Write { view, seq, tag, copy: true, change });
         let fate = Order::fate(&self.order, seq).await;
@@ -230,7 +230,7 @@ impl Replica {
     ) -> Result<Change, &'static str> {
         let kind = Kind::Write;
         let change = |data: Bufs| Change { range, kind, fua: false, data };
-        match self.leg.read(range, ctx, self.core.now()).await {
+        match self.leg.read(range, ctx, self.pulse.get()).await {
             Ok(data) => Ok(change(data)),
             Err(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
                 if let Some(data) = self.fetch_elsewhere(view, range, ctx).await {
