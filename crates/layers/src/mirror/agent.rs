@@ -7,6 +7,7 @@ use std::time::Duration;
 use block::{Epoch, Error};
 use peer::{Link, Message, NodeId, Role, View};
 
+use super::link::is_lease;
 use super::member::{Action, Event};
 use super::record::{Put, Record, Records, Unreachable};
 use super::replica::Replica;
@@ -53,11 +54,7 @@ impl Replica {
         match action {
             Action::ReadRecord => self.read_record(),
             Action::Put { epoch, config, record } => self.put_record(epoch, config, record),
-            Action::Send(node, say) => {
-                if let Some(link) = self.link(node) {
-                    link.send(say.into());
-                }
-            }
+            Action::Send(node, say) => self.say(node, say.into()),
             Action::Begin { view, record } => self.begin(view, record),
             Action::SendStarted(view) => self.send_started(view),
             Action::Settle(view) => self.begin_settling(view),
@@ -71,6 +68,18 @@ impl Replica {
                 self.outside();
             }
             Action::Declined(change) => tracing::warn!(?change, "a change cannot be made"),
+        }
+    }
+
+    /// Says something of membership; leases by every way there is.
+    fn say(&self, node: NodeId, message: Message) {
+        if is_lease(&message)
+            && let Some(paths) = &*self.paths.borrow()
+        {
+            paths(node).iter().for_each(|path| path.send(message.clone()));
+        }
+        if let Some(link) = self.link(node) {
+            link.send(message);
         }
     }
 

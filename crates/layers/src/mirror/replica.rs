@@ -71,6 +71,8 @@ pub(super) struct Replica {
     pub(super) lost: RefCell<BTreeMap<NodeId, Duration>>,
     /// At the primary: what other members have marked, in bytes.
     pub(super) reported: RefCell<Vec<(u64, u64)>>,
+    /// Other ways for leases.
+    pub(super) paths: RefCell<Option<Paths>>,
     pub(super) closed: Cell<bool>,
     /// Raised when the view, the role, the lease or a link changes.
     pub(super) signal: Signal,
@@ -81,6 +83,9 @@ pub(super) struct Replica {
     pub(super) reserve: tokio::sync::Mutex<Ctx>,
     pub(super) served: tokio::sync::Mutex<Ctx>,
 }
+
+/// The connections to a node on which leases travel beside its session.
+pub(super) type Paths = Box<dyn Fn(NodeId) -> Vec<Link>>;
 
 /// When the latest requests of one member came.
 #[derive(Debug, Default)]
