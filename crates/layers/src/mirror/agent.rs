@@ -248,6 +248,18 @@ impl Replica {
             if self.is_primary() {
                 self.watch_members(before);
             }
+            self.keep_sessions();
+        }
+    }
+
+    /// Says something where no leases do: a session whose other end has lost its power is found out
+    /// only by what is sent.
+    fn keep_sessions(&self) {
+        let standing = self.member.borrow().standing();
+        let members = if self.serves().is_some() { self.others() } else { Vec::new() };
+        let links: Vec<_> = self.links.borrow().values().cloned().collect();
+        for link in links.iter().filter(|link| !members.contains(&link.node())) {
+            link.send(Message::Standing(standing));
         }
     }
 

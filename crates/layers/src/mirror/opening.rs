@@ -70,7 +70,7 @@ impl Replica {
     /// Makes a new configuration durable.
     async fn adopt(self: &Rc<Self>, record: Option<Record>) -> bool {
         let Some(record) = record else { return true };
-        match self.leg.log.adopt(self.adoption(&record)).await {
+        match self.leg.log.adopt(self.adoption(&record, true)).await {
             Ok(()) => true,
             Err(error) => {
                 tracing::error!(%error, epoch = record.epoch.0, "a configuration is not adopted");

@@ -15,6 +15,7 @@ use super::member::Event;
 use super::order::{Fate, Order};
 use super::record::Member as Listed;
 use super::replica::Replica;
+use super::sweep::send_clear;
 
 /// Most that is copied in one piece, in bytes.
 const CHUNK: u64 = 256 * 1024;
@@ -176,8 +177,8 @@ impl Replica {
         // At the joiner too, or its own marks bring them back with its next attempt (attack 53).
         if let Some(link) = self.link(node) {
             let regions = quiet.iter().filter_map(|r| log.geometry().bytes_of(*r));
-            let regions = regions.map(|b| (b.start, b.end - b.start)).collect();
-            link.send(Message::Clear { view, request, regions });
+            let regions: Vec<_> = regions.map(|b| (b.start, b.end - b.start)).collect();
+            send_clear(&link, view, request, &regions);
         }
         log.forget(image, quiet, stamp);
         log.write_back().await.map_err(|_| "the source's log failed")

@@ -13,6 +13,9 @@ use super::replica::Replica;
 /// How long a commit may wait for others to be told with it.
 const TELLING: Duration = Duration::from_millis(1);
 
+/// Most commits that one message tells.
+const TOLD: usize = 1024;
+
 /// Where the contents of a change are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Brought {
@@ -210,8 +213,9 @@ impl Replica {
         }
         let untold = self.order.borrow_mut().untold();
         for (node, seqs) in untold {
-            if let Some(link) = self.link(node) {
-                link.send(Message::Commit { view, seqs });
+            let Some(link) = self.link(node) else { continue };
+            for seqs in seqs.chunks(TOLD) {
+                link.send(Message::Commit { view, seqs: seqs.to_vec() });
             }
         }
     }

@@ -127,8 +127,7 @@ async fn prepare(node: &Rc<Node>, block_size: u32) -> Result<(), String> {
         let file = File::create(&core, Path::new(IMAGE), &how).await.map_err(|e| e.to_string())?;
         let file = Rc::new(file);
         let area = file.log_area().await.map_err(|e| e.to_string())?;
-        let boot = Uuid::from_u128(core.boot_id());
-        let log = IntentLog::create(&core, area, boot).await.map_err(|e| e.to_string())?;
+        let log = IntentLog::create(&core, area).await.map_err(|e| e.to_string())?;
         log.close().await.map_err(|e| e.to_string())?;
         Ok::<_, String>(file.label().image)
     });
@@ -278,16 +277,7 @@ impl Bench {
         let (a, b) = (self.any(), self.any());
         match rng.below(10) {
             0..3 => self.crash(&a, rng.chance(0.5)).await,
-            3 => {
-                let power = rng.chance(0.5);
-                for node in &self.nodes {
-                    self.stop(node, power);
-                }
-                for node in &self.nodes {
-                    self.pause(2000).await;
-                    self.start(node);
-                }
-            }
+            3 => self.blackout(rng.chance(0.5)).await,
             4 => {
                 if let Some(mirror) = &*a.mirror.borrow() {
                     mirror.break_link(b.id);
@@ -308,20 +298,7 @@ impl Bench {
                 self.cut(&a, &b, false);
                 self.store.set_cut(a.id, false);
             }
-            7 => {
-                for other in &self.nodes {
-                    self.cut(&a, other, true);
-                    self.cut(other, &a, rng.chance(0.7));
-                }
-                let from_store = rng.chance(0.5);
-                self.store.set_cut(a.id, from_store);
-                self.pause(9000).await;
-                for other in &self.nodes {
-                    self.cut(&a, other, false);
-                    self.cut(other, &a, false);
-                }
-                self.store.set_cut(a.id, false);
-            }
+            7 => self.isolate(&a).await,
             8 => {
                 let worst = HostFaults {
                     drift_ppm: 50_000,
@@ -345,6 +322,32 @@ impl Bench {
         self.pause(if rng.chance(0.3) { 20_000 } else { 2_000 }).await;
         self.shared.settle_doubts();
         self.shared.verdict()
+    }
+
+    async fn blackout(&self, power: bool) {
+        for node in &self.nodes {
+            self.stop(node, power);
+        }
+        for node in &self.nodes {
+            self.pause(2000).await;
+            self.start(node);
+        }
+    }
+
+    /// Cuts a node from all others, one way or both, and perhaps from the store.
+    async fn isolate(&self, node: &Node) {
+        let rng = self.world.rng();
+        for other in &self.nodes {
+            self.cut(node, other, true);
+            self.cut(other, node, rng.chance(0.7));
+        }
+        self.store.set_cut(node.id, rng.chance(0.5));
+        self.pause(9000).await;
+        for other in &self.nodes {
+            self.cut(node, other, false);
+            self.cut(other, node, false);
+        }
+        self.store.set_cut(node.id, false);
     }
 
     async fn crash(&self, node: &Rc<Node>, power: bool) {
