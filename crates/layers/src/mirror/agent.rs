@@ -97,12 +97,18 @@ impl Replica {
     }
 
     fn put_record(self: &Rc<Self>, epoch: Epoch, config: u128, record: Record) {
+        let number = self.puts.get() + 1;
+        self.puts.set(number);
         let this = Rc::clone(self);
         self.spawn(async move {
             let members = record.in_sync.iter().map(|m| m.node.0).collect::<Vec<_>>();
             tracing::info!(epoch = record.epoch.0, ?members, "a new configuration is proposed");
             let put = this.store.put(epoch, config, &record).await;
-            this.event(Event::Put(put));
+            // The answer to an earlier one, which was overtaken by what others put, says nothing
+            // about the present one.
+            if this.puts.get() == number {
+                this.event(Event::Put(put));
+            }
         });
     }
 

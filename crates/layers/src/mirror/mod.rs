@@ -26,6 +26,7 @@ mod leg;
 mod link;
 pub mod log;
 pub mod member;
+mod mistake;
 mod opening;
 mod order;
 mod own;
@@ -53,6 +54,7 @@ use block::{
 use peer::{Change, Incarnation, Kind, Link, NodeId, View};
 use rt::Core;
 
+pub use mistake::Mistake;
 pub use settings::Settings;
 pub use verify::{Difference, Verified};
 
@@ -131,7 +133,7 @@ impl Mirror {
             core,
             settings,
             account,
-            leg: Leg::new(leg, log),
+            leg: Leg::new(leg, log, settings.makes(Mistake::SkipsIntentLog)),
             locks: Rc::default(),
             member: RefCell::new(member),
             links: RefCell::default(),
@@ -155,6 +157,7 @@ impl Mirror {
             began: Cell::default(),
             lost: RefCell::default(),
             reported: RefCell::default(),
+            puts: Cell::default(),
             paths: RefCell::default(),
             closed: Cell::default(),
             signal: signal::Signal::default(),

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use block::{Bufs, Ctx, Error};
 use peer::{Change, Entry, Kind, Message, NodeId, Seq, Tag, View};
 
+use super::Mistake;
 use super::member::Event;
 use super::order::{Fate, Order};
 use super::own::Verdict;
@@ -62,7 +63,8 @@ impl Replica {
                 // What it has is nobody's to tell (attack 50).
                 return Some(false);
             }
-            self.entries.borrow().is_drained().then_some(true)
+            let careless = self.settings.makes(Mistake::TellsUndrained);
+            (careless || self.entries.borrow().is_drained()).then_some(true)
         };
         self.signal.until(look).await
     }
@@ -139,8 +141,9 @@ impl Replica {
                 return None;
             }
         };
-        for copy in settlement.copies {
-            self.spread(view, &copy).await?;
+        let equal = self.settings.makes(Mistake::OpensUnequal);
+        for copy in settlement.copies.iter().filter(|_| !equal) {
+            self.spread(view, copy).await?;
         }
         Some(settlement.settled.into_iter().collect())
     }

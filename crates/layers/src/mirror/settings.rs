@@ -18,6 +18,22 @@ pub struct Settings {
     pub resync_floor: u64,
     /// How long a replica whose disk failed an attempt to join waits before the next.
     pub rejoin_after_failure: Duration,
+    /// What is done wrong, to see that it is found.
+    #[cfg(feature = "testing")]
+    pub mistake: super::Mistake,
+}
+
+impl Settings {
+    /// Whether this mistake is to be made; never, but in tests.
+    #[cfg(feature = "testing")]
+    pub(super) fn makes(&self, mistake: super::Mistake) -> bool {
+        self.mistake == mistake
+    }
+
+    #[cfg(not(feature = "testing"))]
+    pub(super) fn makes(&self, _: super::Mistake) -> bool {
+        false
+    }
 }
 
 impl Default for Settings {
@@ -28,6 +44,8 @@ impl Default for Settings {
             stuck: Duration::from_secs(5),
             resync_floor: 8 << 20,
             rejoin_after_failure: Duration::from_secs(10),
+            #[cfg(feature = "testing")]
+            mistake: super::Mistake::None,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use block::{Blocks, Ctx, Error, RangeLock};
 use peer::{Change, Entry, Message, NodeId, Seq, Tag, View};
 
+use super::Mistake;
 use super::order::{Fate, Order, Step};
 use super::own::{Own, Verdict};
 use super::replica::Replica;
@@ -140,6 +141,9 @@ impl Replica {
         if !self.leg.is_dead() {
             self.confirmed(view, seq, self.me);
         }
+        if self.settings.makes(Mistake::AcknowledgesAlone) {
+            return Placed::Committed;
+        }
         match Order::fate(&self.order, seq).await {
             Fate::Committed => Placed::Committed,
             Fate::Ended => Placed::Ended,
@@ -149,7 +153,9 @@ impl Replica {
     /// Sends a change with its place to all who must apply it.
     fn announce(&self, view: View, seq: Seq, tag: Tag, brought: Brought, change: &Change) {
         let mut nodes = self.others();
-        nodes.extend(self.joiners.borrow().attached());
+        if !self.settings.makes(Mistake::ResyncsWithoutNewWrites) {
+            nodes.extend(self.joiners.borrow().attached());
+        }
         let waits = brought == Brought::ByOrigin && tag.node != self.me;
         let foreign = waits && nodes.contains(&tag.node);
         let all = nodes.iter().copied().chain([self.me]);

@@ -346,7 +346,7 @@ impl Type {
             Self::Write | Self::Data => Some(Lane::Down),
             Self::Order | Self::Forward | Self::Join => Some(Lane::Up),
             Self::Hello | Self::Proof | Self::Ready | Self::Refused => None,
-            Self(2..=5 | 7..=8 | 10..=11 | 16..=25 | 27..=37) => Some(Lane::Control),
+            Self(2..=5 | 7..=8 | 10..=11 | 16..=25 | 27..=38) => Some(Lane::Control),
             _ => None,
         }
     }

@@ -15,7 +15,9 @@ use rt::sim::World;
 use crate::Scenario;
 use crate::scenarios::file::{self, Flushes};
 use crate::scenarios::intent::{self, Mistake};
+use crate::scenarios::mirror::{self, Plan};
 use crate::scenarios::{iscsi, nvme};
+use layers::mirror::Mistake as Flaw;
 
 /// A store with and without its mistake.
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +90,25 @@ intent!(intent_unflushed, ClearsUnflushed);
 intent!(intent_late, StampsLate);
 intent!(intent_unmarked, WritesUnmarked);
 
+/// A mirror, with one of its mistakes or without.
+macro_rules! mirror {
+    ($name:ident, $mistake:ident) => {
+        async fn $name(world: World, variant: Variant) -> Result<(), String> {
+            let wrong = variant == Variant::Wrong;
+            let mistake = if wrong { Flaw::$mistake } else { Flaw::None };
+            mirror::play(world, Plan { mistake, ..Plan::default() }).await
+        }
+    };
+}
+
+mirror!(mirror_alone, AcknowledgesAlone);
+mirror!(mirror_unmarked, SkipsIntentLog);
+mirror!(mirror_lease, IgnoresLease);
+mirror!(mirror_resync, ResyncsWithoutNewWrites);
+mirror!(mirror_entries, ReadsThroughEntries);
+mirror!(mirror_unequal, OpensUnequal);
+mirror!(mirror_undrained, TellsUndrained);
+
 /// All of them.
 #[must_use]
 pub fn pairs() -> Vec<Planted> {
@@ -109,6 +130,13 @@ pub fn pairs() -> Vec<Planted> {
         planted!("lone-primary", 40, "goes on alone when the backup is silent", pair::play),
         planted!("lease-before", 40, "looks at its lease before the work", lease::looks_before),
         planted!("lease-drift", 40, "takes its clock for its peer's", lease::ignores_drift),
+        planted!("mirror-alone", 60, "answers when one has it", mirror_alone),
+        planted!("mirror-unmarked", 60, "writes without a mark", mirror_unmarked),
+        planted!("mirror-lease", 60, "serves without a lease", mirror_lease),
+        planted!("mirror-resync", 60, "copies, and forgets what is new", mirror_resync),
+        planted!("mirror-entries", 60, "reads what may not stay", mirror_entries),
+        planted!("mirror-unequal", 60, "opens before all are equal", mirror_unequal),
+        planted!("mirror-undrained", 60, "tells before it has ended", mirror_undrained),
         planted!("one-read", 20, "takes one read for one message", frames::play),
     ]
 }

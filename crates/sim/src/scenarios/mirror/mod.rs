@@ -21,7 +21,7 @@ use block::{Dev, Epoch};
 use layers::file::{Create, File, FileError, Open, Provisioning, Reason};
 use layers::mirror::log::{Damage, IntentLog};
 use layers::mirror::record::{Member, Record, Replica};
-use layers::mirror::{Mirror, Parts, Settings};
+use layers::mirror::{Mirror, Mistake, Parts, Settings};
 use peer::{Incarnation, NodeId};
 use rt::Core;
 use rt::disk::OpenReason;
@@ -48,6 +48,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub(crate) struct Plan {
     /// How many nodes have the volume; 0: the seed decides.
     pub(crate) nodes: usize,
+    pub(crate) mistake: Mistake,
 }
 
 struct Node {
@@ -71,6 +72,7 @@ struct Bench {
     intact: Rc<RefCell<BTreeSet<NodeId>>>,
     /// Clients are at work.
     load: Rc<Cell<bool>>,
+    mistake: Mistake,
 }
 
 /// Plays it.
@@ -83,7 +85,7 @@ pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
     for node in &nodes {
         prepare(node, block_size).await?;
     }
-    let bench = assemble(&world, nodes, block_size).await?;
+    let bench = assemble(&world, nodes, block_size, plan.mistake).await?;
     let network = Rng::new(world.seed(), "network");
     for (a, b) in bench.nodes.iter().flat_map(|a| bench.nodes.iter().map(move |b| (a, b))) {
         wires::draw(&world, &network, &a.host, &b.host);
@@ -137,7 +139,12 @@ async fn prepare(node: &Rc<Node>, block_size: u32) -> Result<(), String> {
     Ok(())
 }
 
-async fn assemble(world: &World, nodes: Vec<Rc<Node>>, block: u32) -> Result<Bench, String> {
+async fn assemble(
+    world: &World,
+    nodes: Vec<Rc<Node>>,
+    block: u32,
+    mistake: Mistake,
+) -> Result<Bench, String> {
     let replica = |n: &Rc<Node>| Replica { node: n.id, image: n.image.get(), new: false };
     let member = |n: &Rc<Node>| Member { node: n.id, incarnation: Incarnation(0) };
     // All have been here before, and nobody is there: it begins like after a blackout.
@@ -163,7 +170,15 @@ async fn assemble(world: &World, nodes: Vec<Rc<Node>>, block: u32) -> Result<Ben
     });
     tokio::task::spawn_local(Rc::clone(&store).run());
     let shared = Shared::new(world, block);
-    Ok(Bench { world: world.clone(), nodes, store, shared, intact, load: Rc::new(Cell::new(true)) })
+    Ok(Bench {
+        world: world.clone(),
+        nodes,
+        store,
+        shared,
+        intact,
+        load: Rc::new(Cell::new(true)),
+        mistake,
+    })
 }
 
 /// Opens the image, waiting while a killed process still has it in use.
@@ -197,6 +212,7 @@ impl Bench {
 
     fn start(&self, node: &Rc<Node>) {
         let all = self.others_of(node);
+        let mistake = self.mistake;
         let (node, store) = (Rc::clone(node), Rc::clone(&self.store));
         let (shared, load) = (Rc::clone(&self.shared), Rc::clone(&self.load));
         let host = node.host.clone();
@@ -204,7 +220,7 @@ impl Bench {
             let (node, store) = (Rc::clone(&node), Rc::clone(&store));
             let (shared, load, all) = (Rc::clone(&shared), Rc::clone(&load), all.clone());
             async move {
-                let mirror = open_mirror(&core, &node, store).await?;
+                let mirror = open_mirror(&core, &node, store, mistake).await?;
                 let compares = Rc::new(mirror.clone());
                 let dev = Dev::new(mirror.clone());
                 let volume = Volume::shared(dev, compares, Epoch::default());
@@ -448,7 +464,12 @@ impl Bench {
     }
 }
 
-async fn open_mirror(core: &Core, node: &Node, store: Rc<Store>) -> Result<Mirror, String> {
+async fn open_mirror(
+    core: &Core,
+    node: &Node,
+    store: Rc<Store>,
+    mistake: Mistake,
+) -> Result<Mirror, String> {
     let file = open(core).await.map_err(|e| e.to_string())?;
     let area = file.log_area().await.map_err(|e| e.to_string())?;
     let boot = Uuid::from_u128(core.boot_id());
@@ -464,7 +485,7 @@ async fn open_mirror(core: &Core, node: &Node, store: Rc<Store>) -> Result<Mirro
         log,
         found,
         records: store::Client { store, node: node.id },
-        settings: Settings::default(),
+        settings: Settings { mistake, ..Settings::default() },
     };
     Mirror::open(parts).await.map_err(|e| e.to_string())
 }

@@ -1,0 +1,23 @@
+//! Mistakes that a mirror can be told to make, so that tests can show that they are found.
+
+/// One mistake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mistake {
+    /// None.
+    #[default]
+    None,
+    /// A write is answered when the primary has it.
+    AcknowledgesAlone,
+    /// Regions are not marked before they are written.
+    SkipsIntentLog,
+    /// A member serves whatever its leases say.
+    IgnoresLease,
+    /// What is written during a resync does not go to the joiner.
+    ResyncsWithoutNewWrites,
+    /// A read does not wait for writes that are not committed.
+    ReadsThroughEntries,
+    /// A view opens though its members differ.
+    OpensUnequal,
+    /// A member tells what it has before all of it has reached its disk.
+    TellsUndrained,
+}
