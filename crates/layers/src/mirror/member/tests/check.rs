@@ -9,6 +9,7 @@
 //! * *Opening*: when the primary says OPEN all legs in its view are equal.
 //! * *Blackout*: who leads has all that was flushed; and all that was answered, while a continuous
 //!   member lives or its log is clean.
+//! * *Leaving*: who goes leaves the volume to nobody that died while it served.
 //! * *Liveness*: once faults end somebody serves, or a refusal names a node that is down.
 
 use std::rc::Rc;
@@ -141,6 +142,18 @@ impl World {
         Ok(())
     }
 
+    /// Node `n` asks for a record without itself: whoever it leaves the volume to was alive when it
+    /// had stopped serving.
+    pub(super) fn handed_over(&mut self, n: usize, record: &Record) {
+        let listed = |i| record.in_sync.iter().any(|m| m.incarnation == i);
+        if self.member(n).is_some_and(|m| listed(m.incarnation())) {
+            return;
+        }
+        if let Some(dead) = self.nodes[n].outlived.iter().find(|&&i| listed(i)) {
+            self.errors.push(format!("node {n} leaves the volume to {dead:?}, which it outlived"));
+        }
+    }
+
     pub(super) fn can_flush(&self) -> bool {
         let Some(p) = (0..self.nodes.len())
             .find(|&n| self.serves(n) && self.member(n).is_some_and(Member::is_primary))
@@ -192,6 +205,7 @@ impl World {
                         | Step::Apply(_)
                         | Step::Ask(_)
                         | Step::Lease(..)
+                        | Step::Notice(..)
                 )
             })?;
             if goal(self) {

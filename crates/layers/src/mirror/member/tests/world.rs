@@ -18,7 +18,7 @@ use peer::{Incarnation, NodeId, Role, View};
 use uuid::Uuid;
 
 use super::super::super::record::{Member as Listed, Put, Record, Replica};
-use super::super::{Event, Image, Member, Say, Settings, to_stamp};
+use super::super::{Event, Image, Leg as State, Member, Say, Settings, to_stamp};
 
 /// What the world's clock says, always: what is past lies below.
 pub(super) const NOW: Duration = Duration::from_secs(100);
@@ -38,6 +38,8 @@ pub(super) enum Mistake {
     NoGrace,
     LossyGoesAlone,
     RoundAfterAdmission,
+    LeavesToTheLinked,
+    FailureIsAWish,
 }
 
 /// How often what may happen.
@@ -53,6 +55,10 @@ pub(super) struct Budget {
     pub(super) switches: u8,
     pub(super) leaves: u8,
     pub(super) stuck: u8,
+    /// Writes that a leg refuses, after it has done some or all of them.
+    pub(super) refusals: u8,
+    /// Whether sessions outlive a power cut until it is noticed.
+    pub(super) lingers: bool,
     /// Whether time passes at all.
     pub(super) ticks: bool,
 }
@@ -129,6 +135,8 @@ pub(super) struct Node {
     pub(super) joiner: Option<Listed>,
     /// At the joiner: the view in which it takes writes.
     pub(super) joined: Option<View>,
+    /// Who died while this one served.
+    pub(super) outlived: Vec<Incarnation>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -184,6 +192,9 @@ pub(super) enum Step {
     Switch(usize, usize),
     Leave(usize),
     Stuck(usize, usize),
+    /// A session with a node that is down ends at last.
+    Notice(usize, usize),
+    Refuse(usize),
 }
 
 pub(super) fn id(node: usize) -> NodeId {
@@ -228,6 +239,7 @@ impl World {
             settling: false,
             joiner: None,
             joined: None,
+            outlived: Vec::new(),
         };
         let mut world = Self {
             mistake,
@@ -271,6 +283,11 @@ impl World {
 
     /// The process begins: whatever it held in memory is gone.
     fn boot(&mut self, n: usize) {
+        for other in (0..self.nodes.len()).filter(|&o| o != n) {
+            if self.linked(n, other) {
+                self.break_link(n, other);
+            }
+        }
         let settings = match self.mistake {
             Mistake::NoGrace => Settings::unchecked(TICK * 2, Duration::ZERO),
             _ => Settings::new(TICK * 2, TICK * 3).expect("safe"),
@@ -286,7 +303,7 @@ impl World {
     }
 
     pub(super) fn send(&mut self, from: usize, to: usize, msg: Msg) {
-        if self.linked(from, to) {
+        if self.linked(from, to) && self.up(to) {
             let lane = msg.lane();
             self.lanes[from][to][lane].push_back(msg);
         }
@@ -350,6 +367,9 @@ impl World {
         if linked && self.left.breaks > 0 {
             steps.push(Step::Break(a, b));
         }
+        if linked && self.up(a) != self.up(b) {
+            steps.push(Step::Notice(a, b));
+        }
         if !linked && self.up(a) && self.up(b) {
             steps.push(Step::Connect(a, b));
         }
@@ -378,6 +398,10 @@ impl World {
         } else if node.entries.iter().any(|e| !e.applied) {
             steps.push(Step::Apply(n));
         }
+        let refusable = node.entries.iter().any(|e| !e.applied) && member.role() == Role::Member;
+        if self.left.refusals > 0 && refusable {
+            steps.push(Step::Refuse(n));
+        }
         if self.left.leaves > 0 && member.is_open() {
             steps.push(Step::Leave(n));
         }
@@ -405,10 +429,13 @@ impl World {
             return !self.nodes[a].reading && !self.nodes[b].reading;
         }
         let answers = peer(y, a).is_some_and(|p| {
-            p.listed.incarnation == x.incarnation() && !p.excluded && y.put.is_none()
+            let able = y.put.is_none() && y.leg == State::Sound;
+            p.listed.incarnation == x.incarnation() && !p.excluded && able
         });
         let wrongly = self.mistake == Mistake::PromisesAfterPut && y.put.is_some();
-        asked.stamp() != Some(to_stamp(NOW)) && (answers || wrongly)
+        let goes = x.seat.as_ref().is_some_and(|s| s.stopped.is_some());
+        let news = asked.stamp() != Some(to_stamp(NOW)) || goes && asked.attested.is_none();
+        news && (answers || wrongly)
     }
 
     pub(super) fn do_step(&mut self, step: Step) -> Result<(), String> {
@@ -456,6 +483,8 @@ impl World {
                 self.left.leaves -= 1;
                 self.tell(n, Event::Leave);
             }
+            Step::Notice(a, b) => self.break_link(a, b),
+            Step::Refuse(n) => self.refuse(n),
             Step::Stuck(a, b) => {
                 self.left.stuck -= 1;
                 self.tell(a, Event::Stuck(id(b)));
@@ -544,6 +573,13 @@ impl World {
         } else {
             self.left.kills -= 1;
         }
+        if let Some(incarnation) = self.member(n).map(Member::incarnation) {
+            for other in 0..self.nodes.len() {
+                if other != n && self.serves(other) {
+                    self.node(other).outlived.push(incarnation);
+                }
+            }
+        }
         let node = self.node(n);
         node.member = None;
         node.lives += 1;
@@ -552,6 +588,7 @@ impl World {
         node.entries.clear();
         node.reading = false;
         node.begin = None;
+        node.outlived.clear();
         if power {
             node.leg.volatile = node.leg.durable;
         }
@@ -559,7 +596,10 @@ impl World {
         self.tidy_puts();
         self.fail_writes(n);
         for other in (0..self.nodes.len()).filter(|&o| o != n) {
-            if self.linked(n, other) {
+            if power && self.left.lingers {
+                self.lanes[n][other] = Default::default();
+                self.lanes[other][n] = Default::default();
+            } else if self.linked(n, other) {
                 self.break_link(n, other);
             }
         }
@@ -589,7 +629,8 @@ impl Node {
 impl Member {
     /// A tick goes by: all times lie further back.
     fn age(&mut self) {
-        let oldest = NOW - TICK * OLD;
+        // A member whose leg has failed is patient.
+        let oldest = NOW - TICK * if self.leg == State::Sound { OLD } else { 2 * OLD };
         let back = |time: &mut Duration| *time = (*time).saturating_sub(TICK).max(oldest);
         back(&mut self.born);
         self.reads.after = Duration::ZERO.max(self.reads.after.saturating_sub(TICK));
@@ -601,6 +642,8 @@ impl Member {
         }
         for peer in self.seat.iter_mut().filter_map(|s| s.peers.as_mut()).flatten() {
             peer.times().into_iter().flatten().for_each(back);
+            // A sign of life is good for half a lease: this tick.
+            peer.attested = None;
         }
     }
 
@@ -608,6 +651,8 @@ impl Member {
     pub(super) fn normalise(&mut self) {
         if let Some(seat) = &mut self.seat {
             seat.renew_at = Duration::ZERO;
+            // Asking and answering are one step: what comes was asked for since.
+            seat.stopped = seat.stopped.and(Some(Duration::ZERO));
         }
     }
 }
