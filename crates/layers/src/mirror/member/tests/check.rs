@@ -10,7 +10,8 @@
 //! * *Blackout*: who leads has all that was flushed; and all that was answered, while a continuous
 //!   member lives or its log is clean.
 //! * *Leaving*: who goes leaves the volume to nobody that died while it served.
-//! * *Liveness*: once faults end somebody serves, or a refusal names a node that is down.
+//! * *Liveness*: once faults end somebody serves, or a refusal names a node that is down; and when
+//!   all are back, writes of those who serve are answered.
 
 use std::rc::Rc;
 
@@ -244,7 +245,12 @@ impl World {
 
     /// From here, faults over: it serves, or says who is missing; and if they return, it serves.
     pub(super) fn lives(&self) -> Result<(), String> {
-        let serves = |w: &Self| (0..w.nodes.len()).any(|n| w.serves(n));
+        let serves = |w: &Self| {
+            let waits = |&(at, written): &(usize, Written)| {
+                w.serves(at) && matches!(written, Written::Taken { .. })
+            };
+            (0..w.nodes.len()).any(|n| w.serves(n)) && !w.writes.iter().any(waits)
+        };
         let mut now = self.clone();
         now.go_on(false, |w| {
             let down = |n: NodeId| !w.up(at(n));

@@ -6,7 +6,7 @@ use peer::{Entry, Incarnation, Kind, NodeId, Seq, Tag, View};
 
 use super::super::super::record::{Member as Listed, Record};
 use super::super::super::settle::settle;
-use super::super::{Action, Event, Member, Say};
+use super::super::{Action, Event, Leg, Member, Say};
 use super::world::{Held, Mistake, Msg, NOW, Request, Value, World, Written, at, id};
 
 impl World {
@@ -14,7 +14,11 @@ impl World {
         if self.mistake == Mistake::LeavesToTheLinked {
             self.take_sessions_for_life(n);
         }
+        let forgets = self.mistake == Mistake::ForgetsTheFailure;
         let Some(member) = &mut self.node(n).member else { return };
+        if forgets && matches!(event, Event::Put(_) | Event::Heard(_, Say::Start { .. })) {
+            member.leg = Leg::Sound;
+        }
         let actions = member.apply(NOW, event);
         member.normalise();
         for action in actions {

@@ -198,6 +198,12 @@ mod mistakes {
     }
 
     #[test]
+    fn forgets_in_the_next_epoch_that_its_leg_has_failed() {
+        Scope::new(2, &[0], |b| (b.refusals, b.switches) = (1, 1))
+            .finds(Mistake::ForgetsTheFailure);
+    }
+
+    #[test]
     fn takes_a_refused_write_for_a_wish_to_leave() {
         Scope::new(2, &[0], |b| (b.refusals, b.breaks) = (1, 1)).finds(Mistake::FailureIsAWish);
     }

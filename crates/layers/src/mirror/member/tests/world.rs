@@ -40,6 +40,7 @@ pub(super) enum Mistake {
     RoundAfterAdmission,
     LeavesToTheLinked,
     FailureIsAWish,
+    ForgetsTheFailure,
 }
 
 /// How often what may happen.
@@ -398,8 +399,10 @@ impl World {
         } else if node.entries.iter().any(|e| !e.applied) {
             steps.push(Step::Apply(n));
         }
-        let refusable = node.entries.iter().any(|e| !e.applied) && member.role() == Role::Member;
-        if self.left.refusals > 0 && refusable {
+        // Who settles alone writes nothing: its leg has all there is.
+        let alone = member.record().is_some_and(|r| r.in_sync.len() == 1);
+        let refusable = member.role() == Role::Member && !(alone && node.settling);
+        if self.left.refusals > 0 && refusable && node.entries.iter().any(|e| !e.applied) {
             steps.push(Step::Refuse(n));
         }
         if self.left.leaves > 0 && member.is_open() {
