@@ -12,10 +12,16 @@ use super::view::Stage;
 use super::{Action, Change, Leg, Member, Peer, Seat};
 
 impl Member {
-    /// The leg has refused an operation. A replica that is alone has nobody to leave the volume to.
+    /// The leg has refused an operation. A replica that is alone has nobody to leave the volume to:
+    /// what it holds is the volume, and no joiner may have got anything else. If it has asked for an
+    /// admission it may not be alone any more.
     pub(super) fn leg_failed(&mut self, now: Duration) {
         let alone = self.listed().is_some_and(|r| r.in_sync.len() == 1);
-        if !alone && self.leg == Leg::Sound {
+        if alone && self.admitting().is_none() {
+            if let Some(joiner) = self.wishes.admit.take() {
+                self.actions.push(Action::Declined(Change::Admit(joiner.node)));
+            }
+        } else if self.leg == Leg::Sound {
             self.leg = Leg::Failed;
             self.step_aside(now);
         }

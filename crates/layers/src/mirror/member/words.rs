@@ -176,7 +176,8 @@ pub enum Event {
     /// From now on this replica takes part in no view beside others and promises nothing; it goes
     /// on asking to be taken out of every record that lists it with others. Forgotten when it turns
     /// out to be the last, and by [`Event::Joining`]. Also to be told of a joiner's leg: the record
-    /// may list it already.
+    /// may list it already. Ignored by one that is alone and has not asked for an admission; its
+    /// driver ends all attempts before anything is answered, for joiners may have what was refused.
     LegFailed,
     /// Somebody asks to take this member out. It stops serving, and goes once all that remain have
     /// shown since then that they live; it serves again if that is declined or the store is away.
@@ -251,7 +252,8 @@ pub enum Change {
     Leave,
     /// [`Event::Switch`]: this is not the primary, or that one is no linked member.
     Switch(NodeId),
-    /// [`Event::Admit`]: this is not the primary, the view has ended, or it has no image here.
+    /// [`Event::Admit`]: this is not the primary, the view has ended, it has no image here, or the
+    /// leg has refused what the joiner may have got. The attempt has to end.
     Admit(NodeId),
     /// [`Event::Withdraw`]: the record may list the joiner already.
     Withdraw(NodeId),

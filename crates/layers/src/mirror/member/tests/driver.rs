@@ -6,7 +6,7 @@ use peer::{Entry, Incarnation, Kind, NodeId, Seq, Tag, View};
 
 use super::super::super::record::{Member as Listed, Record};
 use super::super::super::settle::settle;
-use super::super::{Action, Event, Leg, Member, Say};
+use super::super::{Action, Change, Event, Leg, Member, Say};
 use super::world::{Held, Mistake, Msg, NOW, Request, Value, World, Written, at, id};
 
 impl World {
@@ -74,6 +74,7 @@ impl World {
                 node.forget();
                 self.fail_writes(n);
             }
+            Action::Declined(Change::Admit(_)) => self.node(n).joiner = None,
             Action::Declined(_) => {}
         }
     }

@@ -614,6 +614,34 @@ fn an_admission_cannot_be_taken_back_once_it_is_put() {
     assert_eq!((member.admitting(), member.record()), (None, Some(&next)));
 }
 
+/// 6.6: a lone primary whose leg refuses what its joiner may have got.
+#[test]
+fn a_lone_primary_that_fails_admits_nobody() {
+    let admit = Event::Admit(listed(3, 4));
+    let mut member = serving(&[1]);
+    let _ = member.apply(ms(1), admit.clone());
+    let declined = Action::Declined(Change::Admit(NodeId(3)));
+    assert_eq!(member.apply(ms(2), Event::LegFailed), [declined]);
+    assert!(member.serves(ms(2)));
+    assert_eq!(put(&member.apply(ms(3), read(&record(1, &[1])))), None);
+
+    // It is put: it may not be alone any more.
+    let mut member = serving(&[1]);
+    let _ = member.apply(ms(1), admit);
+    let next = put(&member.apply(ms(2), read(&record(1, &[1])))).unwrap();
+    let _ = member.apply(ms(3), Event::LegFailed);
+    assert!(!member.serves(ms(3)));
+    assert!(member.apply(ms(4), Event::Put(Put::Done)).contains(&Action::Outside));
+    let joiner = Say::Promise {
+        epoch: next.epoch,
+        incarnation: member.incarnation(),
+        stamp: Stamp(u64::try_from(ms(4).as_nanos()).unwrap()),
+    };
+    let _ = member.apply(ms(5), Event::Heard(NodeId(3), joiner));
+    let last = put(&member.apply(ms(6), read(&next))).unwrap();
+    assert_eq!((last.in_sync, last.primary), (vec![listed(3, 4)], NodeId(3)));
+}
+
 /// 5.4: only members that are linked and silent are gathered.
 #[test]
 fn gathering_names_who_is_linked_and_has_not_answered() {

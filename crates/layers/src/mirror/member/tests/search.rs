@@ -152,8 +152,21 @@ mod sound {
     }
 
     #[test]
+    fn joins_and_a_leg_refuses() {
+        Scope::new(2, &[0], |b| (b.refusals, b.joins) = (1, 1)).apart().holds(10_000..=10_000);
+    }
+
+    #[test]
+    fn leaves_and_the_store_is_away() {
+        Scope::new(2, &[0], |b| {
+            (b.leaves, b.power_cuts, b.lingers, b.failed_reads) = (2, 1, true, 1);
+        })
+        .holds(10_000..=10_000);
+    }
+
+    #[test]
     fn three_and_a_leg_that_refuses() {
-        Scope::new(3, &[1], |b| (b.refusals, b.breaks) = (1, 1)).holds(20_000..=20_000);
+        Scope::new(3, &[1], |b| (b.refusals, b.breaks) = (1, 1)).holds(10_000..=10_000);
     }
 
     /// All there is.

@@ -429,7 +429,10 @@ impl World {
         let Some(asked) = peer(x, b) else { return false };
         let epoch = |m: &Member| m.record().map_or(Epoch(0), |r| r.epoch);
         if epoch(x) != epoch(y) {
-            return !self.nodes[a].reading && !self.nodes[b].reading;
+            // Who is behind learns that it should read.
+            let behind = if epoch(x) < epoch(y) { x } else { y };
+            let deaf = behind.record().is_none() || behind.reads.urgent;
+            return !deaf && !self.nodes[a].reading && !self.nodes[b].reading;
         }
         let answers = peer(y, a).is_some_and(|p| {
             let able = y.put.is_none() && y.leg == State::Sound;
