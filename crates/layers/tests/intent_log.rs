@@ -45,7 +45,7 @@ async fn open(core: &Core) -> (IntentLog, Found, Rc<File>) {
 
 fn adoption(epoch: u64, others: &[Uuid]) -> Adoption {
     let others = others.iter().map(|image| Other { image: *image, new: false }).collect();
-    Adoption { epoch, config: Uuid::from_u128(7), others, hint: [None; 3] }
+    Adoption { epoch, config: Uuid::from_u128(7), others, hint: [None; 3], boot: None }
 }
 
 /// A host with an image of `bytes` and a log in which `A` and `B` have slots.
@@ -57,7 +57,7 @@ fn with_log<Fut: Future<Output = ()>>(
         let core = core_of(&host).await;
         let file = create(&core, bytes).await;
         let area = file.log_area().await.unwrap();
-        let log = IntentLog::create(&core, area, BOOT).await.unwrap();
+        let log = IntentLog::create(&core, area).await.unwrap();
         log.adopt(adoption(1, &[A, B])).await.unwrap();
         let disk = host.disk(IMAGE).unwrap();
         scenario(host, core, disk, file, log).await;
@@ -73,7 +73,7 @@ fn a_log_says_how_it_was_left() {
     with_log(10 * MIB, |_, core, _, file, log| async move {
         assert!(file.label().intent_log);
         let area = file.log_area().await.unwrap();
-        let again = IntentLog::create(&core, area, BOOT).await.map(drop);
+        let again = IntentLog::create(&core, area).await.map(drop);
         assert_eq!(again, Err(LogError::Present));
         log.mark(bytes_of(3)).await.unwrap();
         drop((log, file));
@@ -311,7 +311,7 @@ fn a_creation_cut_off_anywhere_leaves_no_log_or_a_whole_one() {
                 let file = create(&core, 10 * MIB).await;
                 drop(host.run(move |core| async move {
                     let area = file.log_area().await.unwrap();
-                    let log = IntentLog::create(&core, area, BOOT).await;
+                    let log = IntentLog::create(&core, area).await;
                     std::future::pending::<()>().await;
                     drop(log);
                 }));
@@ -325,7 +325,7 @@ fn a_creation_cut_off_anywhere_leaves_no_log_or_a_whole_one() {
                     assert_eq!(open(&core).await.1.damage, Damage::None);
                 } else {
                     let area = reopen(&core).await.log_area().await.unwrap();
-                    IntentLog::create(&core, area, BOOT).await.unwrap();
+                    IntentLog::create(&core, area).await.unwrap();
                 }
             }
         });

@@ -7,6 +7,7 @@ use std::time::Duration;
 use block::{Epoch, Error};
 use peer::{Link, Message, NodeId, Role, View};
 
+use super::link::is_lease;
 use super::member::{Action, Event};
 use super::record::{Put, Record, Records, Unreachable};
 use super::replica::Replica;
@@ -53,11 +54,7 @@ impl Replica {
         match action {
             Action::ReadRecord => self.read_record(),
             Action::Put { epoch, config, record } => self.put_record(epoch, config, record),
-            Action::Send(node, say) => {
-                if let Some(link) = self.link(node) {
-                    link.send(say.into());
-                }
-            }
+            Action::Send(node, say) => self.say(node, say.into()),
             Action::Begin { view, record } => self.begin(view, record),
             Action::SendStarted(view) => self.send_started(view),
             Action::Settle(view) => self.begin_settling(view),
@@ -71,6 +68,18 @@ impl Replica {
                 self.outside();
             }
             Action::Declined(change) => tracing::warn!(?change, "a change cannot be made"),
+        }
+    }
+
+    /// Says something of membership; leases by every way there is.
+    fn say(&self, node: NodeId, message: Message) {
+        if is_lease(&message)
+            && let Some(paths) = &*self.paths.borrow()
+        {
+            paths(node).iter().for_each(|path| path.send(message.clone()));
+        }
+        if let Some(link) = self.link(node) {
+            link.send(message);
         }
     }
 
@@ -153,7 +162,7 @@ impl Replica {
         if let Some(link) = self.links.borrow_mut().remove(&node) {
             link.close();
         }
-        self.lost.borrow_mut().insert(node, self.core.now());
+        self.lost.borrow_mut().insert(node, self.pulse.get());
         self.drop_joiner(node);
         if self.joining.get().is_some_and(|j| j.session() == session) {
             self.joining.set(None);
@@ -226,8 +235,12 @@ impl Replica {
     /// Finds what hangs though nobody has died (RFD 0010, 4.8).
     async fn keep_watch(self: Rc<Self>) {
         while !self.closed.get() {
-            tokio::time::sleep(self.settings.stuck / 8).await;
-            let Some(before) = self.core.now().checked_sub(self.settings.stuck) else { continue };
+            let beat = self.settings.stuck / 8;
+            tokio::time::sleep(beat).await;
+            // Not by the clock: while this process is stopped nothing of it answers, and nothing of it
+            // has to.
+            self.pulse.update(|pulse| pulse + beat);
+            let Some(before) = self.pulse.get().checked_sub(self.settings.stuck) else { continue };
             if self.leg.oldest().is_some_and(|began| began < before) && !self.leg.is_dead() {
                 tracing::error!("the disk of this replica does not answer: it is given up");
                 self.leg_failed(Error::Gone);
@@ -235,6 +248,18 @@ impl Replica {
             if self.is_primary() {
                 self.watch_members(before);
             }
+            self.keep_sessions();
+        }
+    }
+
+    /// Says something where no leases do: a session whose other end has lost its power is found out
+    /// only by what is sent.
+    fn keep_sessions(&self) {
+        let standing = self.member.borrow().standing();
+        let members = if self.serves().is_some() { self.others() } else { Vec::new() };
+        let links: Vec<_> = self.links.borrow().values().cloned().collect();
+        for link in links.iter().filter(|link| !members.contains(&link.node())) {
+            link.send(Message::Standing(standing));
         }
     }
 

@@ -143,7 +143,7 @@ impl Replica {
         range: Blocks,
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
-        match self.leg.read(range, ctx, self.core.now()).await {
+        match self.leg.read(range, ctx, self.pulse.get()).await {
             Err(e @ (Error::Unreadable { .. } | Error::Corrupt { .. })) => {
                 // Others may hold the range for writes whose commit they have not been told.
                 self.tell(view);

@@ -30,7 +30,8 @@ struct Held {
     state: State,
     /// Its regions are in use until it is committed: others may have yet to apply it.
     _touch: Touch,
-    /// Whether it speaks of contents that the primary keeps anyway: those of a joiner's copies.
+    /// Whether it ends as soon as the leg has it: nobody asks for it any more, as for a joiner's
+    /// copies.
     passing: bool,
 }
 
@@ -84,13 +85,17 @@ impl Entries {
         }
     }
 
-    /// All members have it: readers may see it.
+    /// All who count have it: readers may see it, once this leg has it as well. (A joiner may be given
+    /// what an attempt of its own brought that nobody waits for any more.)
     pub(super) fn commit(&mut self, place: Place) -> Option<Entry> {
-        let held = self.table.remove(&place)?;
+        let held = self.table.get_mut(&place)?;
+        let entry = held.entry;
         if held.state == State::Applying {
-            self.applying -= 1;
+            held.passing = true;
+        } else {
+            self.table.remove(&place);
         }
-        Some(held.entry)
+        Some(entry)
     }
 
     /// The name of the write at `place`.

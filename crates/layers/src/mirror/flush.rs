@@ -31,7 +31,7 @@ impl Replica {
             nodes.extend(self.joiners.borrow().behind_barrier());
         }
         let theirs = nodes.into_iter().map(|node| self.flush_as(view, node, request));
-        let own = self.leg.flush(None, &self.spare, self.core.now());
+        let own = self.leg.flush(None, &self.spare, self.pulse.get());
         let (theirs, own) = join(join_all(theirs), own).await;
         match own {
             Err(e) => self.flush_failed(view, e).await,
@@ -59,7 +59,7 @@ impl Replica {
     ) {
         // A CLEAR names flushes of the primary only.
         let remembered = (Some(from) == self.primary()).then_some(request);
-        if let Err(e) = self.leg.flush(remembered, &self.spare, self.core.now()).await {
+        if let Err(e) = self.leg.flush(remembered, &self.spare, self.pulse.get()).await {
             self.leg_failed(e);
             return;
         }
@@ -88,7 +88,7 @@ impl Replica {
     /// The same under a number that others flush under as well. Asks again in each new session:
     /// to flush twice does no harm.
     pub(super) async fn flush_as(&self, view: View, node: NodeId, request: u64) -> Option<()> {
-        let asked = self.requests.ask(request, node, self.core.now());
+        let asked = self.requests.ask(request, node, self.pulse.get());
         let over = || self.view.get() != view || !self.is_required(node);
         loop {
             let there = || if over() { Some(None) } else { self.link(node).map(Some) };

@@ -105,7 +105,7 @@ impl Replica {
         if adopted >= record.epoch.0 {
             return true;
         }
-        if let Err(error) = self.leg.log.adopt(self.adoption(record)).await {
+        if let Err(error) = self.leg.log.adopt(self.adoption(record, false)).await {
             tracing::error!(%error, epoch = record.epoch.0, "a configuration is not adopted");
             self.leg_failed(Error::Gone);
             return false;
@@ -113,14 +113,15 @@ impl Replica {
         true
     }
 
-    /// What the superblock is to say of `record`.
-    pub(super) fn adoption(&self, record: &Record) -> Adoption {
+    /// What the superblock is to say of `record`, in which this replica is a member or not.
+    pub(super) fn adoption(&self, record: &Record, member: bool) -> Adoption {
         let others = record.replicas.iter().filter(|r| r.node != self.me);
         Adoption {
             epoch: record.epoch.0,
             config: Uuid::from_u128(record.config),
             others: others.map(|r| Other { image: r.image, new: r.new }).collect(),
             hint: [None; 3],
+            boot: member.then(|| Uuid::from_u128(self.core.boot_id())),
         }
     }
 

@@ -19,7 +19,7 @@ pub(super) struct Leg {
     pub(super) dev: Dev,
     pub(super) log: IntentLog,
     dead: Cell<bool>,
-    /// When the operations in flight began, in time since boot.
+    /// When the operations in flight began, by the replica's pulse.
     running: RefCell<Slab<Duration>>,
     /// The flushes that were asked for by number, oldest first, and what they cover.
     flushed: RefCell<VecDeque<(u64, FlushStamp)>>,

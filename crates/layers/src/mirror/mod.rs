@@ -23,6 +23,7 @@ mod flush;
 mod join;
 mod joiners;
 mod leg;
+mod link;
 pub mod log;
 pub mod member;
 mod opening;
@@ -49,7 +50,7 @@ use block::{
     Account, Blocks, Bufs, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Info, Layer,
     Lba, Op,
 };
-use peer::{Change, Incarnation, Kind, Link, NodeId, Received, View};
+use peer::{Change, Incarnation, Kind, Link, NodeId, View};
 use rt::Core;
 
 pub use settings::Settings;
@@ -150,9 +151,11 @@ impl Mirror {
             joins: signal::Signal::default(),
             join_wanted: Cell::default(),
             retry_at: Cell::default(),
+            pulse: Cell::default(),
             began: Cell::default(),
             lost: RefCell::default(),
             reported: RefCell::default(),
+            paths: RefCell::default(),
             closed: Cell::default(),
             signal: signal::Signal::default(),
             spare,
@@ -163,15 +166,9 @@ impl Mirror {
         Ok(Self(replica))
     }
 
-    /// A session with another replica has come up. Nothing more may come from an older one with the
-    /// same node.
-    pub fn up(&self, link: Link) {
-        self.0.up(link);
-    }
-
-    /// The session has ended.
-    pub fn down(&self, node: NodeId, session: u64) {
-        self.0.down(node, session);
+    /// Where leases travel beside the sessions: the connections to a node that are up now.
+    pub fn set_paths(&self, paths: impl Fn(NodeId) -> Vec<Link> + 'static) {
+        self.0.paths.replace(Some(Box::new(paths)));
     }
 
     /// Ends the session with `node`, if there is one: its connections close, and another one may come
@@ -180,13 +177,6 @@ impl Mirror {
         if let Some(link) = self.0.link(node) {
             link.close();
         }
-    }
-
-    /// Takes what has come in a session. The lane it came on waits for it; dropped when the session
-    /// ends.
-    pub async fn receive(&self, node: NodeId, session: u64, received: Received) {
-        let Some(link) = self.0.link(node).filter(|l| l.session() == session) else { return };
-        self.0.receive(link, received).await;
     }
 
     /// Asks this member to leave: what it has begun ends, and the others go on.

@@ -37,7 +37,7 @@ impl Replica {
     /// told.
     pub(super) fn begin(self: &Rc<Self>, view: View, record: Option<Record>) {
         self.view.set(view);
-        self.began.set(self.core.now());
+        self.began.set(self.pulse.get());
         self.joining.set(None);
         self.order.borrow_mut().end();
         self.joiners.borrow_mut().end();
@@ -70,7 +70,7 @@ impl Replica {
     /// Makes a new configuration durable.
     async fn adopt(self: &Rc<Self>, record: Option<Record>) -> bool {
         let Some(record) = record else { return true };
-        match self.leg.log.adopt(self.adoption(&record)).await {
+        match self.leg.log.adopt(self.adoption(&record, true)).await {
             Ok(()) => true,
             Err(error) => {
                 tracing::error!(%error, epoch = record.epoch.0, "a configuration is not adopted");
@@ -165,7 +165,7 @@ impl Replica {
         let seq = self.order.borrow_mut().next();
         let others = self.others();
         // Nobody is told before OPEN: until then the copy is an entry that names what it carries.
-        self.order.borrow_mut().await_copies(seq, others.iter().copied(), self.core.now());
+        self.order.borrow_mut().await_copies(seq, others.iter().copied(), self.pulse.get());
         for link in others.iter().filter_map(|node| self.link(*node)) {
             let change = change.clone();
             link.send(Message::Write { view, seq, tag, copy: true, change });
@@ -188,7 +188,7 @@ impl Replica {
         lock.held().await;
         self.entries.borrow_mut().locked(place, lock);
         let bytes = self.bytes(entry.range);
-        let applied = self.leg.apply(change, bytes, ctx, self.core.now()).await;
+        let applied = self.leg.apply(change, bytes, ctx, self.pulse.get()).await;
         match applied {
             Ok(()) => {
                 self.entries.borrow_mut().applied(place);
@@ -208,7 +208,7 @@ impl Replica {
     async fn contents(self: &Rc<Self>, view: View, copy: &Copy, ctx: &Ctx) -> Option<Bufs> {
         let range = copy.entry.range;
         if copy.holders.contains(&self.me) {
-            match self.leg.read(range, ctx, self.core.now()).await {
+            match self.leg.read(range, ctx, self.pulse.get()).await {
                 Ok(data) => return Some(data),
                 Err(e) => {
                     // It has written this moments ago (attack 44).

@@ -45,7 +45,7 @@ struct Awaited {
     origin: Option<NodeId>,
     /// Whether it brings nothing new: nobody is told when all have it.
     copies: bool,
-    /// When it got its place, in time since boot.
+    /// When it got its place, by the replica's pulse.
     since: Duration,
     fate: Option<Fate>,
     waker: Option<Waker>,

@@ -34,7 +34,7 @@ impl Replica {
                     Waited::Found(found) => return Ok(found),
                 }
             }
-            let found = self.leg.read(range, ctx, self.core.now()).await;
+            let found = self.leg.read(range, ctx, self.pulse.get()).await;
             // Its range must not be held while others are asked: attack 32.
             drop(lock);
             // The lease covers what was read only if it still holds now.
@@ -129,7 +129,7 @@ impl Replica {
     ) -> Option<Bufs> {
         let link = self.link(node)?;
         let request = self.requests.number();
-        let asked = self.requests.ask(request, node, self.core.now());
+        let asked = self.requests.ask(request, node, self.pulse.get());
         link.expect(request, ctx.clone());
         link.send(Message::Fetch { view, request, range });
         let gone = || self.view.get() != view || link.is_closed();
@@ -170,11 +170,11 @@ impl Replica {
         // While members are made equal the range is locked by the very entry that is asked for,
         // and nobody else is at work.
         if self.opened.get() != Some(view) {
-            return Some(self.leg.read(range, &ctx, self.core.now()).await);
+            return Some(self.leg.read(range, &ctx, self.pulse.get()).await);
         }
         let lock = self.locks.enter(range, false);
         self.in_view(view, lock.held()).await?;
-        let found = self.leg.read(range, &ctx, self.core.now()).await;
+        let found = self.leg.read(range, &ctx, self.pulse.get()).await;
         // A lease that has run out meanwhile may come back without a new view.
         Some(if self.serves().is_some() { found } else { Err(Error::Fenced) })
     }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use block::{Ctx, Failure};
 use peer::{Entry, Link, Message, NodeId, Outcome, Received, Role, Tag, View};
 
+use super::link::is_lease;
 use super::log::Bitmap;
 use super::member::{Event, Say};
 use super::own::Verdict;
@@ -109,6 +110,13 @@ impl Replica {
                 self.requests.answer(request, from, Answer::Sum(result));
             }
             _ => {}
+        }
+    }
+
+    /// What has come beside the session.
+    pub(super) fn take_lease(self: &Rc<Self>, from: NodeId, message: Message) {
+        if is_lease(&message) {
+            self.take_word(from, message);
         }
     }
 

@@ -62,12 +62,17 @@ pub(super) struct Replica {
     pub(super) join_wanted: Cell<bool>,
     /// Not before this time since boot does it ask again.
     pub(super) retry_at: Cell<Duration>,
-    /// When the present view was begun here.
+    /// How long this process has been awake since it began, in large steps: what hangs is measured by
+    /// it.
+    pub(super) pulse: Cell<Duration>,
+    /// When the present view was begun here, by the pulse.
     pub(super) began: Cell<Duration>,
-    /// Since when there has been no session with a node.
+    /// Since when, by the pulse, there has been no session with a node.
     pub(super) lost: RefCell<BTreeMap<NodeId, Duration>>,
     /// At the primary: what other members have marked, in bytes.
     pub(super) reported: RefCell<Vec<(u64, u64)>>,
+    /// Other ways for leases.
+    pub(super) paths: RefCell<Option<Paths>>,
     pub(super) closed: Cell<bool>,
     /// Raised when the view, the role, the lease or a link changes.
     pub(super) signal: Signal,
@@ -78,6 +83,9 @@ pub(super) struct Replica {
     pub(super) reserve: tokio::sync::Mutex<Ctx>,
     pub(super) served: tokio::sync::Mutex<Ctx>,
 }
+
+/// The connections to a node on which leases travel beside its session.
+pub(super) type Paths = Box<dyn Fn(NodeId) -> Vec<Link>>;
 
 /// When the latest requests of one member came.
 #[derive(Debug, Default)]

@@ -15,6 +15,7 @@ use super::member::Event;
 use super::order::{Fate, Order};
 use super::record::Member as Listed;
 use super::replica::Replica;
+use super::sweep::send_clear;
 
 /// Most that is copied in one piece, in bytes.
 const CHUNK: u64 = 256 * 1024;
@@ -176,8 +177,8 @@ impl Replica {
         // At the joiner too, or its own marks bring them back with its next attempt (attack 53).
         if let Some(link) = self.link(node) {
             let regions = quiet.iter().filter_map(|r| log.geometry().bytes_of(*r));
-            let regions = regions.map(|b| (b.start, b.end - b.start)).collect();
-            link.send(Message::Clear { view, request, regions });
+            let regions: Vec<_> = regions.map(|b| (b.start, b.end - b.start)).collect();
+            send_clear(&link, view, request, &regions);
         }
         log.forget(image, quiet, stamp);
         log.write_back().await.map_err(|_| "the source's log failed")
@@ -206,7 +207,7 @@ impl Replica {
         }
         let link = self.link(node).ok_or("there is no session")?;
         let seq = self.order.borrow_mut().next();
-        self.order.borrow_mut().await_copies(seq, [node], self.core.now());
+        self.order.borrow_mut().await_copies(seq, [node], self.pulse.get());
         let tag = Tag { node: NodeId(0), number: 0 };
         link.send(Message::Write { view, seq, tag, copy: true, change });
         let fate = Order::fate(&self.order, seq).await;
@@ -230,7 +231,7 @@ impl Replica {
     ) -> Result<Change, &'static str> {
         let kind = Kind::Write;
         let change = |data: Bufs| Change { range, kind, fua: false, data };
-        match self.leg.read(range, ctx, self.core.now()).await {
+        match self.leg.read(range, ctx, self.pulse.get()).await {
             Ok(data) => Ok(change(data)),
             Err(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
                 if let Some(data) = self.fetch_elsewhere(view, range, ctx).await {

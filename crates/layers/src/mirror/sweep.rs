@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use peer::{Message, View};
+use peer::{Link, Message, View};
 use uuid::Uuid;
 
 use super::log::Region;
@@ -14,6 +14,13 @@ pub(super) const PERIOD: Duration = Duration::from_secs(5);
 
 /// Most regions that are cleared at once.
 const BATCH: usize = 4096;
+
+/// Says that the marks of these regions may go, in as many messages as it takes.
+pub(super) fn send_clear(link: &Link, view: View, request: u64, regions: &[(u64, u64)]) {
+    for regions in regions.chunks(BATCH) {
+        link.send(Message::Clear { view, request, regions: regions.to_vec() });
+    }
+}
 
 impl Replica {
     /// What happens each [`PERIOD`].
@@ -40,6 +47,7 @@ impl Replica {
         idle.extend(theirs.iter().flat_map(|(at, len)| geometry.regions_of(*at, *len)).flatten());
         idle.sort_unstable();
         idle.dedup();
+        idle.truncate(BATCH);
         if idle.is_empty() {
             return;
         }
@@ -54,7 +62,7 @@ impl Replica {
         let regions = quiet.iter().filter_map(|r| geometry.bytes_of(*r));
         let regions: Vec<_> = regions.map(|b| (b.start, b.end - b.start)).collect();
         for link in self.others().into_iter().filter_map(|node| self.link(node)) {
-            link.send(Message::Clear { view, request, regions: regions.clone() });
+            send_clear(&link, view, request, &regions);
         }
         self.leg.log.clear(&images, quiet, stamp);
     }

@@ -89,7 +89,7 @@ impl Replica {
     ) -> Result<Result<[u8; 32], Error>, Error> {
         let link = self.link(node).ok_or(Error::Fenced)?;
         let request = self.requests.number();
-        let asked = self.requests.ask(request, node, self.core.now());
+        let asked = self.requests.ask(request, node, self.pulse.get());
         link.send(Message::Sum { view, request, range });
         match self.in_view(view, asked.answered()).await {
             Some(Answer::Sum(result)) => Ok(result),
@@ -99,7 +99,7 @@ impl Replica {
 
     async fn sum(&self, range: Blocks) -> Result<[u8; 32], Error> {
         let ctx = self.served.lock().await;
-        let data = self.leg.read(range, &ctx, self.core.now()).await?;
+        let data = self.leg.read(range, &ctx, self.pulse.get()).await?;
         let mut digest = Sha256::new();
         data.iter().for_each(|buf| digest.update(&**buf));
         Ok(digest.finalize().into())

@@ -13,6 +13,9 @@ use super::replica::Replica;
 /// How long a commit may wait for others to be told with it.
 const TELLING: Duration = Duration::from_millis(1);
 
+/// Most commits that one message tells.
+const TOLD: usize = 1024;
+
 /// Where the contents of a change are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Brought {
@@ -118,7 +121,7 @@ impl Replica {
         self.announce(view, seq, tag, brought, change);
         let place = (view, seq);
         let bytes = self.bytes(range);
-        match self.leg.apply(change, bytes, ctx, self.core.now()).await {
+        match self.leg.apply(change, bytes, ctx, self.pulse.get()).await {
             Ok(()) => self.entries.borrow_mut().applied(place),
             Err(e) => {
                 self.entries.borrow_mut().failed(place, e);
@@ -150,7 +153,7 @@ impl Replica {
         let waits = brought == Brought::ByOrigin && tag.node != self.me;
         let foreign = waits && nodes.contains(&tag.node);
         let all = nodes.iter().copied().chain([self.me]);
-        self.order.borrow_mut().await_all(seq, all, foreign.then_some(tag.node), self.core.now());
+        self.order.borrow_mut().await_all(seq, all, foreign.then_some(tag.node), self.pulse.get());
         for node in nodes {
             let Some(link) = self.link(node) else { continue };
             if foreign && node == tag.node {
@@ -210,8 +213,9 @@ impl Replica {
         }
         let untold = self.order.borrow_mut().untold();
         for (node, seqs) in untold {
-            if let Some(link) = self.link(node) {
-                link.send(Message::Commit { view, seqs });
+            let Some(link) = self.link(node) else { continue };
+            for seqs in seqs.chunks(TOLD) {
+                link.send(Message::Commit { view, seqs: seqs.to_vec() });
             }
         }
     }
@@ -278,7 +282,8 @@ impl Replica {
         let place = (entry.view, entry.seq);
         lock.held().await;
         self.entries.borrow_mut().locked(place, lock);
-        let applied = self.leg.apply(&change, self.bytes(entry.range), &ctx, self.core.now()).await;
+        let applied =
+            self.leg.apply(&change, self.bytes(entry.range), &ctx, self.pulse.get()).await;
         if let Err(e) = applied {
             self.entries.borrow_mut().failed(place, e);
             self.leg_failed(e);

@@ -250,10 +250,10 @@ impl Bench {
         if rng.chance(0.15) {
             flip(PAGES + rng.below(PAGES_LEN));
         }
-        for copy in 0..2 {
+        for (copy, at) in SUPERBLOCK_OFFSETS.iter().enumerate() {
             if rng.chance(0.1) {
                 self.world.note(format!("copy {copy} of the superblock rots"));
-                flip(SUPERBLOCK_OFFSETS[copy] + rng.below(264));
+                flip(at + rng.below(264));
                 model.harmed[copy] = true;
             }
         }
@@ -307,7 +307,7 @@ impl Bench {
         } else if self.model.borrow().made {
             return Err("the log has vanished".into());
         } else {
-            IntentLog::create(core, area, boot).await.map_err(|e| e.to_string())?
+            IntentLog::create(core, area).await.map_err(|e| e.to_string())?
         };
         let mut model = self.model.borrow_mut();
         (model.made, model.torn, model.harmed) = (true, false, [false; 2]);
@@ -585,6 +585,7 @@ impl Life {
             config: Uuid::from_u128(1 + u128::from(rng.u64())),
             others: Vec::new(),
             hint: [None; 3],
+            boot: None,
         };
         {
             let model = &mut *self.bench.model.borrow_mut();
@@ -608,7 +609,8 @@ impl Life {
         }
         self.bench.model.borrow_mut().adopted = epoch;
         let mut found = self.log.images();
-        (found.sort_unstable(), wanted.sort_unstable());
+        found.sort_unstable();
+        wanted.sort_unstable();
         if found != wanted {
             return Err(format!("slots for {found:?} instead of {wanted:?}"));
         }

@@ -179,7 +179,10 @@ impl Member {
         if !self.links.contains(&from) {
             return;
         }
-        self.standings.insert(from, standing);
+        // It is said again and again where no leases keep the session alive.
+        if self.standings.insert(from, standing) == Some(standing) {
+            return;
+        }
         self.reads.evidence();
         if let Some(record) = &self.record
             && (standing.epoch > record.epoch

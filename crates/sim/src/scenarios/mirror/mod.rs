@@ -7,10 +7,11 @@
 //! and all memory comes back.
 
 mod store;
-mod wire;
+mod wires;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -24,14 +25,13 @@ use layers::mirror::{Mirror, Parts, Settings};
 use peer::{Incarnation, NodeId};
 use rt::Core;
 use rt::disk::OpenReason;
-use rt::sim::{Host, HostFaults, HostSetup, World};
+use rt::sim::{Host, HostFaults, HostSetup, Rng, World};
 use uuid::Uuid;
 use volume::Volume;
 
 use super::clients::{self, Client, Shared};
 use super::storage::draw_host_faults;
 use store::Store;
-use wire::Wires;
 
 const IMAGE: &str = "/images/volume";
 const VOLUME: Uuid = Uuid::from_u128(0x1111_2222_3333_4444_8555_6666_7777_8888);
@@ -66,7 +66,6 @@ struct Bench {
     world: World,
     nodes: Vec<Rc<Node>>,
     store: Rc<Store>,
-    wires: Rc<Wires>,
     shared: Rc<Shared>,
     /// The nodes whose disks hold everything that was acknowledged.
     intact: Rc<RefCell<BTreeSet<NodeId>>>,
@@ -85,6 +84,10 @@ pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
         prepare(node, block_size).await?;
     }
     let bench = assemble(&world, nodes, block_size).await?;
+    let network = Rng::new(world.seed(), "network");
+    for (a, b) in bench.nodes.iter().flat_map(|a| bench.nodes.iter().map(move |b| (a, b))) {
+        wires::draw(&world, &network, &a.host, &b.host);
+    }
     bench.start_all();
     for _ in 0..rng.between(2, 8) {
         bench.mischief().await?;
@@ -124,8 +127,7 @@ async fn prepare(node: &Rc<Node>, block_size: u32) -> Result<(), String> {
         let file = File::create(&core, Path::new(IMAGE), &how).await.map_err(|e| e.to_string())?;
         let file = Rc::new(file);
         let area = file.log_area().await.map_err(|e| e.to_string())?;
-        let boot = Uuid::from_u128(core.boot_id());
-        let log = IntentLog::create(&core, area, boot).await.map_err(|e| e.to_string())?;
+        let log = IntentLog::create(&core, area).await.map_err(|e| e.to_string())?;
         log.close().await.map_err(|e| e.to_string())?;
         Ok::<_, String>(file.label().image)
     });
@@ -161,15 +163,7 @@ async fn assemble(world: &World, nodes: Vec<Rc<Node>>, block: u32) -> Result<Ben
     });
     tokio::task::spawn_local(Rc::clone(&store).run());
     let shared = Shared::new(world, block);
-    Ok(Bench {
-        world: world.clone(),
-        nodes,
-        wires: Wires::new(world),
-        store,
-        shared,
-        intact,
-        load: Rc::new(Cell::new(true)),
-    })
+    Ok(Bench { world: world.clone(), nodes, store, shared, intact, load: Rc::new(Cell::new(true)) })
 }
 
 /// Opens the image, waiting while a killed process still has it in use.
@@ -186,8 +180,15 @@ async fn open(core: &Core) -> Result<Rc<File>, FileError> {
 }
 
 impl Bench {
-    fn ids(&self) -> Vec<NodeId> {
-        self.nodes.iter().map(|n| n.id).collect()
+    fn others_of(&self, node: &Node) -> Vec<(NodeId, SocketAddr)> {
+        let others = self.nodes.iter().filter(|n| n.id != node.id);
+        others.map(|n| (n.id, SocketAddr::new(n.host.address(), 0))).collect()
+    }
+
+    fn cut(&self, from: &Node, to: &Node, cut: bool) {
+        if from.id != to.id {
+            wires::set_cut(&self.world, &from.host, &to.host, cut);
+        }
     }
 
     fn start_all(&self) {
@@ -195,20 +196,19 @@ impl Bench {
     }
 
     fn start(&self, node: &Rc<Node>) {
-        let all = self.ids();
-        let (node, wires, store) =
-            (Rc::clone(node), Rc::clone(&self.wires), Rc::clone(&self.store));
+        let all = self.others_of(node);
+        let (node, store) = (Rc::clone(node), Rc::clone(&self.store));
         let (shared, load) = (Rc::clone(&self.shared), Rc::clone(&self.load));
         let host = node.host.clone();
         host.start(move |core| {
-            let (node, wires, store) = (Rc::clone(&node), Rc::clone(&wires), Rc::clone(&store));
+            let (node, store) = (Rc::clone(&node), Rc::clone(&store));
             let (shared, load, all) = (Rc::clone(&shared), Rc::clone(&load), all.clone());
             async move {
                 let mirror = open_mirror(&core, &node, store).await?;
                 let compares = Rc::new(mirror.clone());
                 let dev = Dev::new(mirror.clone());
                 let volume = Volume::shared(dev, compares, Epoch::default());
-                wires.join(node.id, &mirror, &core, &all);
+                wires::join(&core, node.id, &mirror, &all).await?;
                 node.mirror.replace(Some(mirror));
                 node.volume.replace(Some(Rc::clone(&volume)));
                 node.core.replace(Some(core.clone()));
@@ -244,7 +244,6 @@ impl Bench {
         node.mirror.take();
         node.volume.take();
         node.core.take();
-        self.wires.leave(node.id, !power);
         if power {
             node.host.power_cut();
         } else {
@@ -278,17 +277,12 @@ impl Bench {
         let (a, b) = (self.any(), self.any());
         match rng.below(10) {
             0..3 => self.crash(&a, rng.chance(0.5)).await,
-            3 => {
-                let power = rng.chance(0.5);
-                for node in &self.nodes {
-                    self.stop(node, power);
-                }
-                for node in &self.nodes {
-                    self.pause(2000).await;
-                    self.start(node);
+            3 => self.blackout(rng.chance(0.5)).await,
+            4 => {
+                if let Some(mirror) = &*a.mirror.borrow() {
+                    mirror.break_link(b.id);
                 }
             }
-            4 => self.wires.break_session(a.id, b.id),
             5 => {
                 self.store.set_away(true);
                 self.pause(8000).await;
@@ -299,25 +293,12 @@ impl Bench {
             }
             6 => {
                 self.store.set_cut(a.id, true);
-                self.wires.set_cut(a.id, b.id, true);
+                self.cut(&a, &b, true);
                 self.pause(8000).await;
-                self.wires.set_cut(a.id, b.id, false);
+                self.cut(&a, &b, false);
                 self.store.set_cut(a.id, false);
             }
-            7 => {
-                for other in self.ids() {
-                    self.wires.set_cut(a.id, other, true);
-                    self.wires.set_cut(other, a.id, rng.chance(0.7));
-                }
-                let from_store = rng.chance(0.5);
-                self.store.set_cut(a.id, from_store);
-                self.pause(9000).await;
-                for other in self.ids() {
-                    self.wires.set_cut(a.id, other, false);
-                    self.wires.set_cut(other, a.id, false);
-                }
-                self.store.set_cut(a.id, false);
-            }
+            7 => self.isolate(&a).await,
             8 => {
                 let worst = HostFaults {
                     drift_ppm: 50_000,
@@ -341,6 +322,32 @@ impl Bench {
         self.pause(if rng.chance(0.3) { 20_000 } else { 2_000 }).await;
         self.shared.settle_doubts();
         self.shared.verdict()
+    }
+
+    async fn blackout(&self, power: bool) {
+        for node in &self.nodes {
+            self.stop(node, power);
+        }
+        for node in &self.nodes {
+            self.pause(2000).await;
+            self.start(node);
+        }
+    }
+
+    /// Cuts a node from all others, one way or both, and perhaps from the store.
+    async fn isolate(&self, node: &Node) {
+        let rng = self.world.rng();
+        for other in &self.nodes {
+            self.cut(node, other, true);
+            self.cut(other, node, rng.chance(0.7));
+        }
+        self.store.set_cut(node.id, rng.chance(0.5));
+        self.pause(9000).await;
+        for other in &self.nodes {
+            self.cut(node, other, false);
+            self.cut(other, node, false);
+        }
+        self.store.set_cut(node.id, false);
     }
 
     async fn crash(&self, node: &Rc<Node>, power: bool) {

@@ -29,6 +29,9 @@ pub struct Adoption {
     pub others: Vec<Other>,
     /// The nodes in sync, for messages.
     pub hint: [Option<Uuid>; 3],
+    /// The machine's boot id, if the image is in sync in it: as long as this boot lasts, what it is
+    /// given is not lost with the power.
+    pub boot: Option<Uuid>,
 }
 
 /// What an image has adopted.
@@ -169,7 +172,9 @@ impl Inner {
         self.persist(changed).await?;
         let Adoption { epoch, config, hint, .. } = next;
         let slots = deal.slots.map(|image| SlotEntry { image, all_marked: false });
-        let new = Superblock { epoch, config, hint, slots, ..self.superblock.get() };
+        let old = self.superblock.get();
+        let boot = next.boot.unwrap_or(old.boot);
+        let new = Superblock { epoch, config, hint, slots, boot, ..old };
         self.replace(new, 0).await?;
         Ok(())
     }

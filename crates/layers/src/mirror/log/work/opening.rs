@@ -80,15 +80,14 @@ type Copies = [Result<Superblock, BadSuperblock>; 2];
 
 impl IntentLog {
     /// Makes a log for the image that `area` is part of, with nothing marked and no slot taken, and
-    /// declares it in the label. A crash leaves an image without a log, or with a whole one. `boot` is
-    /// the machine's boot id.
+    /// declares it in the label. A crash leaves an image without a log, or with a whole one.
     ///
     /// No write may be in flight or admitted: what the image holds now counts as known to whoever gets
     /// a slot later without being new.
     ///
     /// # Errors
     /// [`LogError`]
-    pub async fn create(core: &Core, area: LogArea, boot: Uuid) -> Result<Self, LogError> {
+    pub async fn create(core: &Core, area: LogArea) -> Result<Self, LogError> {
         let label = area.label();
         if label.intent_log {
             return Err(LogError::Present);
@@ -104,7 +103,7 @@ impl IntentLog {
             cells: geometry.cells(),
             epoch: 0,
             config: Uuid::nil(),
-            boot,
+            boot: Uuid::nil(),
             opened: true,
             slots: [SlotEntry::default(); 3],
             hint: [None; 3],
@@ -119,7 +118,8 @@ impl IntentLog {
     }
 
     /// Opens the log of the image that `area` is part of, repairs what is bad, and notes durably that
-    /// the image is in use. `boot` is the machine's boot id.
+    /// the image is in use. `boot` is the machine's boot id, to compare
+    /// with: see [`Adoption::boot`](super::Adoption::boot).
     ///
     /// # Errors
     /// [`LogError`]
@@ -133,7 +133,7 @@ impl IntentLog {
         let copies = read_superblocks(&area).await?;
         match choose(copies, label.image) {
             Err(BadSuperblocks::Strange(why)) => Err(LogError::Strange(why)),
-            Err(lost) => rebuild(core, area, boot, lost).await,
+            Err(lost) => rebuild(core, area, lost).await,
             Ok(found) => {
                 let geometry = found.geometry(label.data_bytes).map_err(LogError::Strange)?;
                 let counts = usize::from(copies[0] != Ok(found));
@@ -144,7 +144,8 @@ impl IntentLog {
                 // The copy that counts goes last.
                 let slots = found.slots.map(|slot| SlotEntry { all_marked: false, ..slot });
                 let old = log.superblock.get();
-                let new = Superblock { state: State::Active, boot, opened: true, slots, ..old };
+                // Its boot stays: what the image has been through since it was last in sync counts.
+                let new = Superblock { state: State::Active, opened: true, slots, ..old };
                 log.replace(new, 1 - counts).await?;
                 let same_boot = found.boot == boot && !boot.is_nil();
                 let closed = !found.opened && found.state == State::Active;
@@ -207,7 +208,6 @@ async fn resume(
 async fn rebuild(
     core: &Core,
     area: LogArea,
-    boot: Uuid,
     why: BadSuperblocks,
 ) -> Result<(IntentLog, Found), LogError> {
     tracing::error!(image = %area.path().display(), %why, "the intent log was lost");
@@ -222,7 +222,7 @@ async fn rebuild(
         cells: geometry.cells(),
         epoch: 0,
         config: Uuid::nil(),
-        boot,
+        boot: Uuid::nil(),
         opened: true,
         slots: [SlotEntry::default(); 3],
         hint: [None; 3],

@@ -32,7 +32,7 @@ fn superblock(epoch: u64, config: u128) -> Superblock {
 }
 
 fn adoption(epoch: u64, config: u128, others: Vec<Other>) -> Adoption {
-    Adoption { epoch, config: Uuid::from_u128(config), others, hint: [None; 3] }
+    Adoption { epoch, config: Uuid::from_u128(config), others, hint: [None; 3], boot: None }
 }
 
 #[test]

@@ -1,0 +1,61 @@
+//! The peer link between the nodes, over the simulated network.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use layers::mirror::Mirror;
+use peer::{Endpoint, Identity, NodeId, Secret, receive_greetings};
+use rt::Core;
+use rt::sim::{Host, Rng, World};
+use uuid::Uuid;
+
+use super::VOLUME;
+
+/// Where nodes listen: two ports, so that leases have a path of their own.
+const PORTS: [u16; 2] = [7001, 7002];
+
+const CLUSTER: Uuid = Uuid::from_u128(0x2222_3333_4444_4555_8666_7777_8888_9999);
+
+/// Joins a node that has begun to run with all others.
+pub(super) async fn join(
+    core: &Core,
+    me: NodeId,
+    mirror: &Mirror,
+    others: &[(NodeId, SocketAddr)],
+) -> Result<(), String> {
+    let identity = Identity::new(CLUSTER, Secret::new(&[7; 32]), me, VOLUME);
+    let endpoint = Endpoint::new(core.clone(), identity, Rc::new(mirror.clone()));
+    for port in PORTS {
+        let at = SocketAddr::from(([0, 0, 0, 0], port));
+        let listener = core.listen(at).await.map_err(|e| e.to_string())?;
+        let endpoint = endpoint.clone();
+        tokio::task::spawn_local(async move {
+            receive_greetings(&listener, |greeting| endpoint.accept(greeting)).await;
+        });
+    }
+    for &(node, at) in others {
+        let addresses = PORTS.iter().map(|&port| SocketAddr::new(at.ip(), port)).collect();
+        endpoint.add(node, addresses);
+    }
+    mirror.set_paths(move |node| endpoint.paths(node));
+    Ok(())
+}
+
+/// Cuts the way from one host to another, or heals it.
+pub(super) fn set_cut(world: &World, from: &Host, to: &Host, cut: bool) {
+    world.note(format!("from {} to {} cut: {cut}", from.name(), to.name()));
+    world.set_link(from, to, |link| link.cut = cut);
+}
+
+/// Draws what the network between two hosts is like.
+pub(super) fn draw(world: &World, rng: &Rng, from: &Host, to: &Host) {
+    let us = Duration::from_micros;
+    let slow = rng.chance(0.2);
+    world.set_link(from, to, |link| {
+        link.min = us(rng.between(50, 500));
+        link.max = link.min + us(rng.between(50, if slow { 50_000 } else { 2_000 }));
+        link.loss = if rng.chance(0.3) { 0.01 } else { 0.0 };
+        link.give_up = Duration::from_secs(10);
+    });
+}
