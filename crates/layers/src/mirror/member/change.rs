@@ -9,7 +9,7 @@ use block::Epoch;
 use peer::{NodeId, Role, Standing};
 
 use super::super::record::{Member as Listed, Put, Record};
-use super::{Action, Change, Member, Peer, Refusal, Say, Seat};
+use super::{Action, Change, Leg, Member, Refusal, Say};
 
 /// Reads of the record, one at a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -66,8 +66,9 @@ pub(super) struct Wishes {
 }
 
 impl Wishes {
+    /// Whether any wants to be looked at. Leaving has a course of its own.
     fn any(&self) -> bool {
-        self.leave || self.switch.is_some() || self.admit.is_some() || self.force
+        self.switch.is_some() || self.admit.is_some() || self.force
     }
 
     /// These were meant for the configuration that has ended.
@@ -91,31 +92,13 @@ impl Member {
         self.record.is_none() && self.refused.is_none()
             || self.reads.urgent
             || put.is_some_and(|p| !p.running)
-            || idle && (self.wishes.any() || self.doubts(now) || self.ripe(now))
-            || idle && (self.leaves_dead() || self.may_lead(now))
-    }
-
-    fn leaves_dead(&self) -> bool {
-        self.leg_dead && self.listed().is_some_and(|r| r.in_sync.len() > 1)
+            || idle && (self.wishes.any() || self.wants_to_go() || self.may_lead(now))
+            || idle && (!self.doubted(now).is_empty() || self.remaining(now).is_some())
     }
 
     /// The record, if it lists this replica as a member.
     pub(super) fn listed(&self) -> Option<&Record> {
         self.record.as_ref().filter(|r| r.has(self.me, self.incarnation) && !self.void)
-    }
-
-    /// Whether a member is silent, and has not been given up yet. A lost leg gives up nobody.
-    fn doubts(&self, now: Duration) -> bool {
-        let seat = self.seat.as_ref().filter(|_| !self.leg_dead);
-        let doubted = |p: &Peer| !p.excluded && p.doubted(now, &self.settings);
-        seat.is_some_and(|s| s.peers().iter().any(doubted))
-    }
-
-    /// Whether all that were given up have stopped by now.
-    fn ripe(&self, now: Duration) -> bool {
-        let seat = self.seat.as_ref().filter(|_| !self.leg_dead);
-        let out = || seat.iter().flat_map(|s| s.peers()).filter(|p| p.excluded);
-        out().count() > 0 && out().all(|p| now >= p.released_at(&self.settings))
     }
 
     pub(super) fn read(&mut self, now: Duration, record: Record, fresh: u128) {
@@ -136,7 +119,7 @@ impl Member {
         }
         let new = known.is_none_or(|k| k.epoch < record.epoch) || self.refused.is_some();
         if new {
-            self.learn(record);
+            self.learn(now, record);
         }
         if !stale {
             self.reads.urgent = false;
@@ -155,9 +138,13 @@ impl Member {
         if self.put.is_some() {
             return;
         }
+        let Some(seat) = &mut self.seat else { return };
         // It may be this node that is cut off: the others need its promises.
-        let peers = self.seat.iter_mut().filter_map(|s| s.peers.as_mut()).flatten();
-        peers.for_each(|p| p.excluded = false);
+        seat.peers.iter_mut().flatten().for_each(|p| p.excluded = false);
+        if self.leg == Leg::Sound {
+            // Leaving has to wait, serving need not.
+            seat.stopped = None;
+        }
     }
 
     /// A replica that was linked before the read began knows of an epoch that the store does not.
@@ -169,12 +156,12 @@ impl Member {
         (!stale).then_some(Refusal::PeerAhead { node, epoch: standing.epoch })
     }
 
-    pub(super) fn put_ended(&mut self, outcome: Put) {
+    pub(super) fn put_ended(&mut self, now: Duration, outcome: Put) {
         let Some(put) = &mut self.put else { return };
         put.running = false;
         if outcome == Put::Done {
             let record = put.record.clone();
-            self.learn(record);
+            self.learn(now, record);
         } else {
             self.reads.ask();
         }
@@ -192,10 +179,12 @@ impl Member {
             }
             return;
         }
-        let next = self.leave(&record).or_else(|| match &self.seat {
-            None => self.alone(now, &record),
-            Some(_) => self.exclude(now, &record).or_else(|| self.planned(&record)),
-        });
+        let next = if self.seat.is_some() {
+            self.change_members(now, &record).or_else(|| self.planned(&record))
+        } else {
+            self.decline_to_leave();
+            self.alone(now, &record)
+        };
         if let Some(mut next) = next {
             next.epoch = Epoch(record.epoch.0 + 1);
             next.config = fresh;
@@ -207,61 +196,16 @@ impl Member {
         }
     }
 
-    /// Takes this member out: it was asked to, or its leg is lost.
-    fn leave(&mut self, record: &Record) -> Option<Record> {
-        let asked = std::mem::take(&mut self.wishes.leave);
-        if !(asked || self.leg_dead) {
-            return None;
-        }
-        let listed = record.has(self.me, self.incarnation) && !self.void;
-        let heirs: Vec<_> = record.others(self.me).filter(|m| self.fit(m)).collect();
-        let primary = if record.primary == self.me {
-            heirs.first().map(|m| m.node)
-        } else {
-            // The primary may be known to others only: enough for a lost leg, not for a wish.
-            (self.leg_dead || !heirs.is_empty()).then_some(record.primary)
-        };
-        let Some(primary) = primary.filter(|_| listed) else {
-            if asked {
-                self.actions.push(Action::Declined(Change::Leave));
-            }
-            return None;
-        };
-        let in_sync = record.others(self.me).collect();
-        Some(Record { in_sync, primary, ..record.clone() })
-    }
-
     /// Whether the member listed so is linked, and still what is listed.
-    fn fit(&self, listed: &Listed) -> bool {
+    pub(super) fn fit(&self, listed: &Listed) -> bool {
         let is = |s: &Standing| s.role == Role::Member && s.incarnation == listed.incarnation;
         self.links.contains(&listed.node) && self.standings.get(&listed.node).is_some_and(is)
     }
 
-    /// 5.5: gives up who is silent, and puts out who was given up and has stopped by now.
-    fn exclude(&mut self, now: Duration, record: &Record) -> Option<Record> {
-        if self.leg_dead {
-            return None;
-        }
-        let settings = self.settings;
-        let seat = self.seat.as_mut()?;
-        for peer in seat.peers.iter_mut().flatten() {
-            peer.excluded |= peer.doubted(now, &settings);
-        }
-        if !self.ripe(now) {
-            return None;
-        }
-        let out = |node| self.excluded().any(|n| n == node);
-        let in_sync = record.in_sync.iter().copied().filter(|m| !out(m.node)).collect();
-        let primary = if out(record.primary) { self.me } else { record.primary };
-        Some(Record { in_sync, primary, ..record.clone() })
-    }
-
-    pub(super) fn excluded(&self) -> impl Iterator<Item = NodeId> + '_ {
-        let peers = self.seat.iter().flat_map(Seat::peers);
-        peers.filter(|p| p.excluded).map(Peer::node)
-    }
-
     fn planned(&mut self, record: &Record) -> Option<Record> {
+        if self.seat.as_ref().is_some_and(|s| s.stopped.is_some()) {
+            return None;
+        }
         if let Some(joiner) = self.wishes.admit {
             match self.admit(record, joiner) {
                 Verdict::NotNow => {}
@@ -295,6 +239,9 @@ impl Member {
         let mut next = record.clone();
         next.in_sync.push(joiner);
         next.in_sync.sort_unstable_by_key(|m| m.node);
+        for replica in next.replicas.iter_mut().filter(|r| r.node == joiner.node) {
+            replica.new = false;
+        }
         Verdict::Put(next)
     }
 
@@ -315,7 +262,7 @@ impl Member {
     /// 5.6: what a replica may do that is no member.
     fn alone(&mut self, now: Duration, record: &Record) -> Option<Record> {
         let force = std::mem::take(&mut self.wishes.force);
-        let able = record.image(self.me).is_some() && !self.leg_dead;
+        let able = record.image(self.me).is_some() && self.leg != Leg::Dead;
         if force && !able {
             self.actions.push(Action::Declined(Change::Force));
         }

@@ -17,6 +17,9 @@ pub(super) struct Peer {
     since: Duration,
     /// When this member last promised it anything.
     given: Duration,
+    /// When the newest of its promises was asked for that count for one who goes: it was alive when
+    /// this member had stopped serving.
+    pub(super) attested: Option<Duration>,
     /// No promise to it from now on; it is going to be put out.
     pub(super) excluded: bool,
     /// The data path has lost patience with it.
@@ -25,7 +28,8 @@ pub(super) struct Peer {
 
 impl Peer {
     pub(super) fn new(listed: Listed, now: Duration) -> Self {
-        Self { listed, held: None, since: now, given: now, excluded: false, stuck: false }
+        let (held, attested) = (None, None);
+        Self { listed, held, since: now, given: now, attested, excluded: false, stuck: false }
     }
 
     pub(super) fn node(&self) -> NodeId {
@@ -46,13 +50,22 @@ impl Peer {
         self.held.map(to_stamp)
     }
 
-    /// It has promised, and this member had asked at `stamp`.
-    pub(super) fn promised(&mut self, stamp: Stamp, now: Duration) {
+    /// It has promised, and this member had asked at `stamp`; it may have stopped serving before.
+    pub(super) fn promised(&mut self, stamp: Stamp, now: Duration, stopped: Option<Duration>) {
         let asked = Duration::from_nanos(stamp.0);
         // A stamp of the future is not one of this life's.
         if asked <= now {
             self.held = self.held.max(Some(asked));
+            if stopped.is_some_and(|stopped| asked >= stopped) {
+                self.attested = self.attested.max(Some(asked));
+            }
         }
+    }
+
+    /// Whether the volume may be left to it: it has promised something since this member stopped
+    /// serving, and not long ago.
+    pub(super) fn attests(&self, now: Duration, settings: &Settings) -> bool {
+        self.attested.is_some_and(|asked| now < asked + settings.lease() / 2)
     }
 
     /// This member promises now.
@@ -65,11 +78,6 @@ impl Peer {
         self.held.map_or(self.since, |held| held.max(self.since))
             + settings.lease()
             + settings.renewal()
-    }
-
-    /// Whether something speaks for going on without it.
-    pub(super) fn doubted(&self, now: Duration, settings: &Settings) -> bool {
-        self.stuck || now >= self.doubted_at(settings)
     }
 
     /// When it holds no promise of this member any more, whatever its clock does.

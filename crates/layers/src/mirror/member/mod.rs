@@ -15,6 +15,7 @@
 
 mod change;
 mod lease;
+mod leave;
 mod view;
 mod words;
 
@@ -30,9 +31,19 @@ use peer::{Incarnation, NodeId, Role, Stamp, Standing, View};
 use self::change::{Pending, Reads, Stale, Wishes};
 use self::lease::{Peer, to_stamp};
 use self::view::{Seat, Stage};
-use super::record::Record;
+use super::record::{Member as Listed, Record};
 
 pub use words::{Action, Change, Event, Image, Refusal, Say, Settings, UnsafeSettings, Why};
+
+/// What is known of the leg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Leg {
+    Sound,
+    /// It has refused what others have done: it is not to be taken for holding it.
+    Failed,
+    /// Nothing more comes from it.
+    Dead,
+}
 
 /// One replica's part in its volume.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +54,7 @@ pub struct Member {
     /// When this process began.
     born: Duration,
     image: Image,
-    leg_dead: bool,
+    leg: Leg,
     /// This incarnation has let go of what it held: it is no member whatever the record says.
     void: bool,
     links: BTreeSet<NodeId>,
@@ -77,7 +88,7 @@ impl Member {
             settings,
             born: now,
             image,
-            leg_dead: false,
+            leg: Leg::Sound,
             void: false,
             links: BTreeSet::new(),
             standings: BTreeMap::new(),
@@ -103,7 +114,7 @@ impl Member {
             Event::Changed => self.reads.ask(),
             Event::Read { record, fresh } => self.read(now, record, fresh),
             Event::ReadFailed => self.read_failed(now),
-            Event::Put(outcome) => self.put_ended(outcome),
+            Event::Put(outcome) => self.put_ended(now, outcome),
             Event::LinkUp(node) => self.link_up(node),
             Event::LinkDown(node) => {
                 self.links.remove(&node);
@@ -116,15 +127,13 @@ impl Member {
             Event::Open(from, view) => self.opened(from, view),
             Event::Stuck(node) => self.stuck(node),
             Event::LegDead => {
-                self.leg_dead = true;
-                self.reads.evidence();
+                self.leg = Leg::Dead;
+                self.step_aside(now);
             }
             Event::Joining(incarnation) => self.joining(incarnation),
-            Event::LegFailed => self.wish(&Event::Leave),
+            Event::LegFailed => self.leg_failed(now),
             Event::Leave | Event::Switch(_) | Event::Admit(_) | Event::Force => self.wish(&event),
-            Event::Withdraw(node) => {
-                self.wishes.admit = self.wishes.admit.filter(|joiner| joiner.node != node);
-            }
+            Event::Withdraw(node) => self.withdraw(node),
         }
         self.renew(now);
         self.announce();
@@ -152,8 +161,9 @@ impl Member {
             Say::Promise { epoch, incarnation, stamp } => {
                 let mine = self.record.as_ref().is_some_and(|r| r.epoch == epoch);
                 let seat = self.seat.as_mut().filter(|_| mine && incarnation == self.incarnation);
+                let stopped = seat.as_ref().and_then(|s| s.stopped);
                 if let Some(peer) = seat.and_then(|s| s.peer_mut(from)) {
-                    peer.promised(stamp, now);
+                    peer.promised(stamp, now, stopped);
                 }
             }
             Say::Newer(epoch) => {
@@ -161,7 +171,7 @@ impl Member {
                     self.reads.ask();
                 }
             }
-            Say::Start { view, record } => self.start(from, view, record),
+            Say::Start { view, record } => self.start(now, from, view, record),
         }
     }
 
@@ -191,7 +201,7 @@ impl Member {
         if epoch > record.epoch {
             self.reads.ask();
         }
-        if epoch != record.epoch || self.put.is_some() {
+        if epoch != record.epoch || self.put.is_some() || self.leg != Leg::Sound {
             return;
         }
         let Some(peer) = self.seat.as_mut().and_then(|s| s.peer_mut(from)) else { return };
@@ -227,8 +237,20 @@ impl Member {
         let Some(record) = self.record.as_ref().filter(|_| self.seat.is_none()) else { return };
         self.incarnation = incarnation;
         self.void = false;
+        if self.leg == Leg::Failed {
+            self.leg = Leg::Sound;
+        }
         self.image.clean = false;
         (self.image.epoch, self.image.config) = (record.epoch, record.config);
+    }
+
+    /// What may have been put cannot be taken back: the record may list the joiner already.
+    fn withdraw(&mut self, node: NodeId) {
+        if self.admitting().is_some_and(|joiner| joiner.node == node) {
+            self.actions.push(Action::Declined(Change::Withdraw(node)));
+        } else {
+            self.wishes.admit = self.wishes.admit.filter(|joiner| joiner.node != node);
+        }
     }
 
     fn wish(&mut self, event: &Event) {
@@ -252,8 +274,8 @@ impl Member {
         let read =
             (self.reads.running.is_none() && self.wants_read(now)).then_some(self.reads.after);
         let peers = self.seat.iter().flat_map(Seat::peers);
-        let peers =
-            peers.flat_map(|p| [p.doubted_at(&self.settings), p.released_at(&self.settings)]);
+        let doubted = |p: &Peer| p.doubted_at(&self.settings) + self.patience();
+        let peers = peers.flat_map(|p| [doubted(p), p.released_at(&self.settings)]);
         let renew = self.seat.iter().filter(|s| s.peers.is_some()).map(|s| s.renew_at);
         let lead = (self.role() == Role::Returned).then_some(self.born + grace);
         peers.chain(renew).chain(read).chain(lead).filter(|&at| at > now).min()
@@ -266,7 +288,8 @@ impl Member {
         let put = self.put.as_ref();
         let burnt = put.is_some_and(|p| p.excludes || now >= p.sent + self.settings.lease());
         let promised = |p: &Peer| !p.excluded && p.held(now, &self.settings);
-        seat.stage == Stage::Open && !self.leg_dead && !burnt && seat.peers().iter().all(promised)
+        let stays = seat.stage == Stage::Open && seat.stopped.is_none();
+        stays && !burnt && seat.peers().iter().all(promised)
     }
 
     /// The view whose messages are heeded: the last one that was begun.
@@ -288,6 +311,14 @@ impl Member {
         let Stage::Gathering { started } = &seat.stage else { return Vec::new() };
         let nodes = seat.peers().iter().map(Peer::node);
         nodes.filter(|n| self.links.contains(n) && !started.contains(n)).collect()
+    }
+
+    /// The joiner that a put of unknown outcome takes in. From that put to the next record no round
+    /// begins, and what the joiner has not acknowledged is not answered.
+    #[must_use]
+    pub fn admitting(&self) -> Option<Listed> {
+        let (put, record) = (self.put.as_ref()?, self.record.as_ref()?);
+        put.record.in_sync.iter().copied().find(|m| record.member(m.node).is_none())
     }
 
     /// Whether this is a member, and the one that puts writes in order.
@@ -322,11 +353,12 @@ impl Member {
     }
 
     /// What this replica is, by its own account. One whose leg is lost has nothing to bring:
-    /// outside, though the record may still list it.
+    /// outside, though the record may still list it. One whose leg has failed holds what may be
+    /// nowhere else, and may turn out to be the last: a member as long as it is listed.
     #[must_use]
     pub fn role(&self) -> Role {
         match &self.record {
-            _ if self.leg_dead => Role::Outside,
+            _ if self.leg == Leg::Dead => Role::Outside,
             _ if self.refused.is_some() => Role::Unknown,
             None => Role::Unknown,
             Some(_) if self.seat.is_some() => Role::Member,
@@ -347,7 +379,7 @@ impl Member {
         if self.serves(now) {
             return None;
         }
-        if self.leg_dead {
+        if self.leg == Leg::Dead {
             return Some(Why::LegDead);
         }
         if let Some(why) = self.refused {
@@ -387,6 +419,12 @@ impl Member {
         if !excluded.is_empty() {
             return Why::Deciding(excluded);
         }
+        if seat.stage == Stage::Aside {
+            return Why::LegFailed;
+        }
+        if seat.stopped.is_some() {
+            return Why::Leaving;
+        }
         match &seat.stage {
             Stage::Draining { .. } => Why::Draining,
             Stage::Waiting => Why::Open(record.primary),
@@ -395,7 +433,7 @@ impl Member {
                 Why::Gathering(missing.filter(|n| !started.contains(n)).collect())
             }
             Stage::Settling => Why::Settling,
-            Stage::Open => {
+            Stage::Open | Stage::Aside => {
                 let silent = seat.peers().iter().filter(|p| !p.held(now, &self.settings));
                 Why::Lease(silent.map(Peer::node).collect())
             }

@@ -6,7 +6,7 @@ use peer::{NodeId, View};
 
 use super::super::record::Record;
 use super::lease::Peer;
-use super::{Action, Member, Refusal, Say};
+use super::{Action, Leg, Member, Refusal, Say};
 
 /// A member's place in a view of an epoch that lists it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +17,8 @@ pub(super) struct Seat {
     pub(super) peers: Option<Vec<Peer>>,
     /// When promises are asked for next.
     pub(super) renew_at: Duration,
+    /// Since when it serves no more, because it is about to go (5.4).
+    pub(super) stopped: Option<Duration>,
 }
 
 /// How far a member has come in its view.
@@ -32,12 +34,14 @@ pub(super) enum Stage {
     Settling,
     /// OPEN has been said.
     Open,
+    /// The leg has failed: takes part in nothing, until it is out or the last.
+    Aside,
 }
 
 impl Seat {
     fn new(view: View) -> Self {
         let stage = Stage::Draining { asked: false };
-        Self { view, stage, peers: None, renew_at: Duration::ZERO }
+        Self { view, stage, peers: None, renew_at: Duration::ZERO, stopped: None }
     }
 
     pub(super) fn peers(&self) -> &[Peer] {
@@ -48,28 +52,36 @@ impl Seat {
         self.peers.iter_mut().flatten().find(|p| p.node() == node)
     }
 
-    pub(super) fn draining(&self) -> bool {
-        matches!(self.stage, Stage::Draining { .. })
+    /// Serves no more: what others promise from now on is a sign of life to one who goes.
+    pub(super) fn stop(&mut self, now: Duration) {
+        self.stopped = Some(now);
+        self.renew_at = now;
+        self.peers.iter_mut().flatten().for_each(|p| p.attested = None);
     }
 }
 
 impl Member {
     /// A record above all that were known: from the store, from a START, or of an own put.
-    pub(super) fn learn(&mut self, record: Record) {
+    pub(super) fn learn(&mut self, now: Duration, record: Record) {
         self.put = None;
         self.refused = None;
         self.wishes.epoch_ends();
         self.reads.evidence();
         let view = View::first(record.epoch);
-        let member = record.has(self.me, self.incarnation) && !self.leg_dead && !self.void;
+        let alone = record.in_sync.len() == 1;
         self.record = Some(record);
-        if member {
-            self.seat = Some(Seat::new(view));
-            self.begin(view, false);
-        } else {
-            self.seat = None;
-            self.actions.push(Action::Outside);
+        self.seat = self.listed().map(|_| Seat::new(view));
+        if self.seat.is_some() && alone && self.leg == Leg::Failed {
+            // What it holds is what the volume holds.
+            self.leg = Leg::Sound;
         }
+        if self.seat.is_some() && self.leg == Leg::Sound {
+            self.begin(view, false);
+            return;
+        }
+        self.wishes.leave &= self.seat.is_some();
+        self.step_aside(now);
+        self.actions.push(Action::Outside);
     }
 
     /// Adopts `view`, of the epoch that is known.
@@ -91,7 +103,6 @@ impl Member {
 
     pub(super) fn began(&mut self, now: Duration, view: View) {
         let (Some(seat), Some(record)) = (&mut self.seat, &self.record) else { return };
-        let Stage::Draining { asked } = seat.stage else { return };
         if seat.view != view {
             return;
         }
@@ -101,6 +112,7 @@ impl Member {
         }
         // From here on its leg may be ahead of others.
         self.image.clean = false;
+        let Stage::Draining { asked } = seat.stage else { return };
         if seat.peers.is_none() {
             seat.peers = Some(record.others(self.me).map(|m| Peer::new(m, now)).collect());
             seat.renew_at = now;
@@ -129,12 +141,13 @@ impl Member {
     pub(super) fn next_round(&mut self, node: NodeId) {
         let (Some(seat), Some(record)) = (&self.seat, &self.record) else { return };
         let concerned = record.primary == self.me && record.others(self.me).any(|m| m.node == node);
-        if concerned && self.put.is_none() && !seat.draining() {
+        let busy = matches!(seat.stage, Stage::Draining { .. } | Stage::Aside);
+        if concerned && self.put.is_none() && !busy {
             self.begin(seat.view.next_round(), false);
         }
     }
 
-    pub(super) fn start(&mut self, from: NodeId, view: View, record: Record) {
+    pub(super) fn start(&mut self, now: Duration, from: NodeId, view: View, record: Record) {
         if record.primary != from || record.epoch != view.epoch || from == self.me {
             return;
         }
@@ -148,9 +161,9 @@ impl Member {
             return;
         }
         if self.record.as_ref().is_none_or(|known| known.epoch < record.epoch) {
-            self.learn(record);
+            self.learn(now, record);
         }
-        let Some(seat) = &mut self.seat else { return };
+        let Some(seat) = self.seat.as_mut().filter(|s| s.stage != Stage::Aside) else { return };
         if view > seat.view {
             self.begin(view, true);
         } else if view == seat.view {

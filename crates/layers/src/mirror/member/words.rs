@@ -169,19 +169,26 @@ pub enum Event {
     Open(NodeId, View),
     /// The node has not answered WRITE, FLUSH or START for too long, though its lease lives.
     Stuck(NodeId),
-    /// The leg has failed, or does not answer: nothing more comes from it.
+    /// The leg is lost, or does not answer: nothing more comes from it. This member stops serving
+    /// and promising, and leaves; the last one stays listed, and down.
     LegDead,
-    /// The leg has failed an operation, and is not lost.
+    /// The leg has refused an operation, or cannot read what it has just written, and is not lost.
+    /// From now on this replica takes part in no view beside others and promises nothing; it goes
+    /// on asking to be taken out of every record that lists it with others. Forgotten when it turns
+    /// out to be the last, and by [`Event::Joining`]. Also to be told of a joiner's leg: the record
+    /// may list it already. Ignored by one that is alone and has not asked for an admission; its
+    /// driver ends all attempts before anything is answered, for joiners may have what was refused.
     LegFailed,
-    /// Somebody asks to take this member out.
+    /// Somebody asks to take this member out. It stops serving, and goes once all that remain have
+    /// shown since then that they live; it serves again if that is declined or the store is away.
     Leave,
     /// Somebody asks to make the node primary. Heeded by the primary.
     Switch(NodeId),
     /// The joiner's resync is at its barrier: take it in. Heeded by the primary.
     Admit(Listed),
-    /// The attempt that was to be admitted has ended. Only before [`Action::Put`] of a record that
-    /// lists it: from then on the joiner stays required until the next [`Action::Begin`] or
-    /// [`Action::Outside`].
+    /// The attempt that was to be admitted has ended. Declined after [`Action::Put`] of a record
+    /// that lists it ([`Member::admitting`](super::Member::admitting)): from then on the joiner
+    /// stays required until the next [`Action::Begin`] or [`Action::Outside`].
     Withdraw(NodeId),
     /// The operator orders this replica to go on alone, whatever may be lost.
     Force,
@@ -227,9 +234,10 @@ pub enum Action {
     /// asked again. At the primary: send [`Message::Open`] to all others first, and
     /// [`Message::Rejoin`] to replicas outside.
     Opened(View),
-    /// This replica is not a member (any more): entries are dropped, commands end with `Fenced`;
-    /// join the primary of [`Member::record`](super::Member::record) if it is another node. Said
-    /// again with every new record.
+    /// This replica has no part in the record: entries are dropped, commands end with `Fenced`.
+    /// Join the primary of [`Member::record`](super::Member::record) if it is another node and the
+    /// role is outside: a member whose leg has failed has yet to be taken out. Said again with every
+    /// new record.
     Outside,
     /// This replica must not do anything (3.2). Entries are dropped, commands end.
     Refused(Refusal),
@@ -244,8 +252,11 @@ pub enum Change {
     Leave,
     /// [`Event::Switch`]: this is not the primary, or that one is no linked member.
     Switch(NodeId),
-    /// [`Event::Admit`]: this is not the primary, the view has ended, or it has no image here.
+    /// [`Event::Admit`]: this is not the primary, the view has ended, it has no image here, or the
+    /// leg has refused what the joiner may have got. The attempt has to end.
     Admit(NodeId),
+    /// [`Event::Withdraw`]: the record may list the joiner already.
+    Withdraw(NodeId),
     /// [`Event::Force`]: this replica is a member, or has no image in the record.
     Force,
 }
@@ -288,8 +299,12 @@ pub enum Why {
     },
     /// It must not do anything.
     Refused(Refusal),
-    /// Its leg has failed.
+    /// Its leg is lost.
     LegDead,
+    /// Its leg has failed: it waits to be taken out.
+    LegFailed,
+    /// It is about to leave, and waits for signs of life from the others.
+    Leaving,
     /// It is not in sync; the node is the primary.
     Outside(NodeId),
     /// It was restarted and is still listed: the node, a member, has to put it out first.

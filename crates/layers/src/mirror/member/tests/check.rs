@@ -9,7 +9,9 @@
 //! * *Opening*: when the primary says OPEN all legs in its view are equal.
 //! * *Blackout*: who leads has all that was flushed; and all that was answered, while a continuous
 //!   member lives or its log is clean.
-//! * *Liveness*: once faults end somebody serves, or a refusal names a node that is down.
+//! * *Leaving*: who goes leaves the volume to nobody that died while it served.
+//! * *Liveness*: once faults end somebody serves, or a refusal names a node that is down; and when
+//!   all are back, writes of those who serve are answered.
 
 use std::rc::Rc;
 
@@ -141,6 +143,18 @@ impl World {
         Ok(())
     }
 
+    /// Node `n` asks for a record without itself: whoever it leaves the volume to was alive when it
+    /// had stopped serving.
+    pub(super) fn handed_over(&mut self, n: usize, record: &Record) {
+        let listed = |i| record.in_sync.iter().any(|m| m.incarnation == i);
+        if self.member(n).is_some_and(|m| listed(m.incarnation())) {
+            return;
+        }
+        if let Some(dead) = self.nodes[n].outlived.iter().find(|&&i| listed(i)) {
+            self.errors.push(format!("node {n} leaves the volume to {dead:?}, which it outlived"));
+        }
+    }
+
     pub(super) fn can_flush(&self) -> bool {
         let Some(p) = (0..self.nodes.len())
             .find(|&n| self.serves(n) && self.member(n).is_some_and(Member::is_primary))
@@ -192,6 +206,7 @@ impl World {
                         | Step::Apply(_)
                         | Step::Ask(_)
                         | Step::Lease(..)
+                        | Step::Notice(..)
                 )
             })?;
             if goal(self) {
@@ -230,7 +245,16 @@ impl World {
 
     /// From here, faults over: it serves, or says who is missing; and if they return, it serves.
     pub(super) fn lives(&self) -> Result<(), String> {
-        let serves = |w: &Self| (0..w.nodes.len()).any(|n| w.serves(n));
+        if self.nodes.iter().any(|n| n.dead) {
+            // What a lost leg held may be missed for good.
+            return Ok(());
+        }
+        let serves = |w: &Self| {
+            let waits = |&(at, written): &(usize, Written)| {
+                w.serves(at) && matches!(written, Written::Taken { .. })
+            };
+            (0..w.nodes.len()).any(|n| w.serves(n)) && !w.writes.iter().any(waits)
+        };
         let mut now = self.clone();
         now.go_on(false, |w| {
             let down = |n: NodeId| !w.up(at(n));

@@ -6,16 +6,34 @@ use peer::{Entry, Incarnation, Kind, NodeId, Seq, Tag, View};
 
 use super::super::super::record::{Member as Listed, Record};
 use super::super::super::settle::settle;
-use super::super::{Action, Event, Member, Say};
+use super::super::{Action, Change, Event, Leg, Member, Say};
 use super::world::{Held, Mistake, Msg, NOW, Request, Value, World, Written, at, id};
 
 impl World {
     pub(super) fn tell(&mut self, n: usize, event: Event) {
+        if self.mistake == Mistake::LeavesToTheLinked {
+            self.take_sessions_for_life(n);
+        }
+        let forgets = self.mistake == Mistake::ForgetsTheFailure;
         let Some(member) = &mut self.node(n).member else { return };
+        if forgets && matches!(event, Event::Put(_) | Event::Heard(_, Say::Start { .. })) {
+            member.leg = Leg::Sound;
+        }
         let actions = member.apply(NOW, event);
         member.normalise();
         for action in actions {
             self.perform(n, action);
+        }
+    }
+
+    fn take_sessions_for_life(&mut self, n: usize) {
+        let linked: Vec<_> = (0..self.nodes.len()).filter(|&o| self.linked(n, o)).collect();
+        let Some(member) = &mut self.node(n).member else { return };
+        let Some(seat) = member.seat.as_mut().filter(|s| s.stopped.is_some()) else { return };
+        for other in linked {
+            if let Some(peer) = seat.peer_mut(id(other)) {
+                peer.attested = Some(NOW);
+            }
         }
     }
 
@@ -35,6 +53,7 @@ impl World {
         match action {
             Action::ReadRecord => self.node(n).reading = true,
             Action::Put { epoch, config, record } => {
+                self.handed_over(n, &record);
                 self.puts.push(Request { asker: Some(n), epoch, config, record });
                 self.tidy_puts();
             }
@@ -55,6 +74,7 @@ impl World {
                 node.forget();
                 self.fail_writes(n);
             }
+            Action::Declined(Change::Admit(_)) => self.node(n).joiner = None,
             Action::Declined(_) => {}
         }
     }
@@ -116,6 +136,23 @@ impl World {
         } else {
             self.send(n, primary, Msg::Applied { view, seq });
         }
+    }
+
+    /// The leg has done the oldest write that it was given, or a part of it, and says that it has
+    /// not.
+    pub(super) fn refuse(&mut self, n: usize) {
+        self.left.refusals -= 1;
+        let node = self.node(n);
+        let Some(k) = node.entries.iter().position(|e| !e.applied) else { return };
+        let write = node.entries.remove(k).write;
+        node.leg.volatile = write;
+        node.leg.marked = true;
+        let (at, written) = &mut self.writes[usize::from(write) - 1];
+        if *at == n && matches!(written, Written::Taken { .. }) {
+            *written = Written::Failed;
+        }
+        let wish = self.mistake == Mistake::FailureIsAWish;
+        self.tell(n, if wish { Event::Leave } else { Event::LegFailed });
     }
 
     fn view(&self, n: usize) -> Option<View> {

@@ -88,6 +88,10 @@ fn put(actions: &[Action]) -> Option<Record> {
     })
 }
 
+fn nodes(nodes: &[u16]) -> Vec<NodeId> {
+    nodes.iter().map(|&n| NodeId(n)).collect()
+}
+
 const FIRST: View = View { epoch: Epoch(1), round: 0 };
 
 /// Node 1, primary of these, linked to all, view open, all promises fresh at `START`.
@@ -113,6 +117,16 @@ fn serving(in_sync: &[u16]) -> Member {
     }
     assert!(member.serves(START));
     member
+}
+
+/// These have answered what was asked at `asked`; then the record is read.
+fn hear_all(member: &mut Member, nodes: &[u16], asked: Duration, now: Duration) -> Vec<Action> {
+    for &n in nodes {
+        let event = promise(member, n, asked);
+        let _ = member.apply(now, event);
+    }
+    let record = member.record().unwrap().clone();
+    member.apply(now, read(&record))
 }
 
 /// 5.1
@@ -230,7 +244,11 @@ fn planned_changes_and_their_guards() {
     for (what, members, event, expected) in cases {
         let mut member = serving(members);
         assert!(reads(&member.apply(ms(1), event)), "{what}");
-        let actions = member.apply(ms(2), read(&record(1, members)));
+        let mut actions = member.apply(ms(2), read(&record(1, members)));
+        if what == "leave" {
+            assert!(put(&actions).is_none() && !member.serves(ms(2)), "it asks who lives first");
+            actions = hear_all(&mut member, &members[1..], ms(2), ms(3));
+        }
         match expected {
             Ok((in_sync, primary)) => {
                 let next = put(&actions).expect(what);
@@ -250,9 +268,12 @@ fn planned_changes_and_their_guards() {
 #[test]
 fn a_lost_leg_leaves() {
     let mut member = serving(&[1, 2]);
-    assert!(reads(&member.apply(ms(1), Event::LegDead)));
+    let asked = member.apply(ms(1), Event::LegDead);
+    assert!(asked.iter().any(|a| matches!(a, Action::Send(_, Say::Renew { .. }))));
     assert!(!member.serves(ms(1)) && member.role() == Role::Outside);
-    let next = put(&member.apply(ms(2), read(&record(1, &[1, 2])))).unwrap();
+    assert!(!promised(&member.apply(ms(1), renew(1, 2, 0))));
+    assert!(put(&member.apply(ms(2), read(&record(1, &[1, 2])))).is_none());
+    let next = put(&hear_all(&mut member, &[2], ms(1), ms(3))).unwrap();
     assert_eq!((next.in_sync, next.primary), (vec![listed(2, 0)], NodeId(2)));
     let mut last = serving(&[1]);
     assert!(!reads(&last.apply(ms(1), Event::LegDead)));
@@ -373,4 +394,278 @@ fn a_peer_that_is_ahead_stops_it() {
     let why = Refusal::PeerAhead { node: NodeId(3), epoch: Epoch(9) };
     assert!(member.apply(ms(3), read(&record(1, &[1]))).contains(&Action::Refused(why)));
     assert!(!member.serves(ms(3)));
+}
+
+/// Whom it asks for a promise.
+fn asks(actions: &[Action]) -> Vec<u16> {
+    let asked = |a: &Action| match a {
+        Action::Send(node, Say::Renew { .. }) => Some(node.0),
+        _ => None,
+    };
+    actions.iter().filter_map(asked).collect()
+}
+
+/// Node 2 under primary 1, serving with these.
+fn second(in_sync: &[u16]) -> Member {
+    let mut member = boot(2, 0, image(0, 0));
+    let _ = member.apply(START, Event::LinkUp(NodeId(1)));
+    let _ = member.apply(START, stands(1, 0, Role::Member));
+    let _ = member.apply(START, read(&record(1, in_sync)));
+    let _ = member.apply(START, Event::Began(FIRST));
+    let _ = member.apply(START, start(FIRST, &record(1, in_sync)));
+    let _ = member.apply(START, Event::Open(NodeId(1), FIRST));
+    let _ = member.apply(START, read(&record(1, in_sync)));
+    for &n in in_sync.iter().filter(|n| **n != 2) {
+        let event = promise(&member, n, START);
+        let _ = member.apply(START, event);
+    }
+    assert!(member.serves(START));
+    member
+}
+
+/// 4.8: what the leg has failed, this member is never taken to hold.
+#[test]
+fn a_failed_leg_takes_no_part_beside_others() {
+    let mut member = second(&[1, 2]);
+    assert_eq!(asks(&member.apply(ms(1), Event::LegFailed)), [1]);
+    assert!(!member.serves(ms(1)));
+    assert_eq!(member.waits_for(ms(1)), Some(Why::LegFailed));
+    assert_eq!(member.apply(ms(2), start(FIRST.next_round(), &record(1, &[1, 2]))), []);
+    assert!(!promised(&member.apply(ms(3), renew(1, 1, 0))));
+
+    // The next record still has it.
+    let two = record(2, &[1, 2]);
+    let actions = member.apply(ms(4), start(View::first(Epoch(2)), &two));
+    assert!(actions.contains(&Action::Outside));
+    assert!(!actions.iter().any(|a| matches!(a, Action::Begin { .. } | Action::SendStarted(_))));
+    assert!(!promised(&member.apply(ms(5), renew(2, 1, 0))));
+    assert_eq!(member.role(), Role::Member, "5.6 c: nobody may lead over it");
+    let next = put(&hear_all(&mut member, &[1], ms(4), ms(6))).unwrap();
+    assert_eq!(next, Record { config: FRESH, ..record(3, &[1]) });
+
+    // The put failed: the record went another way, and it is the last.
+    let three = record(3, &[2]);
+    let _ = member.apply(ms(7), Event::Put(Put::Refused));
+    let begin = Action::Begin { view: View::first(Epoch(3)), record: Some(three.clone()) };
+    assert!(member.apply(ms(8), read(&three)).contains(&begin));
+    let _ = member.apply(ms(9), Event::Began(View::first(Epoch(3))));
+    let _ = member.apply(ms(10), Event::Settled(View::first(Epoch(3))));
+    assert!(member.serves(ms(10)));
+    let _ = member.apply(ms(11), Event::LegFailed);
+    assert!(member.serves(ms(11)), "alone, its clients get the error");
+}
+
+/// 5.4: the leaver asks again who lives; who does not answer goes first.
+#[test]
+fn a_leaver_leaves_nothing_to_the_silent() {
+    let mut member = second(&[1, 2, 3]);
+    let all = record(1, &[1, 2, 3]);
+    let early = promise(&member, 1, ms(99));
+    assert!(reads(&member.apply(ms(100), Event::Leave)));
+    assert!(member.serves(ms(100)), "the store may be away");
+    assert_eq!(asks(&member.apply(ms(110), read(&all))), [1, 3]);
+    assert_eq!(member.waits_for(ms(110)), Some(Why::Leaving));
+    assert!(promised(&member.apply(ms(115), renew(1, 1, 0))), "others need it until it goes");
+    assert!(!reads(&member.apply(ms(120), early)), "asked for while it served");
+    assert!(put(&hear_all(&mut member, &[1], ms(110), ms(130))).is_none());
+    // Node 3 is silent: given up at 2500, let go of 3000 after the epoch began.
+    let alive = promise(&member, 1, ms(2490));
+    let _ = member.apply(ms(2495), alive);
+    assert!(reads(&member.apply(ms(2500), Event::Tick)));
+    assert!(put(&member.apply(ms(2510), read(&all))).is_none());
+    assert!(!promised(&member.apply(ms(2520), renew(1, 3, 0))));
+    assert!(reads(&member.apply(ms(3000), Event::Tick)));
+    let next = put(&member.apply(ms(3001), read(&all))).unwrap();
+    assert_eq!(next, Record { config: FRESH, ..record(2, &[1]) });
+    assert!(!promised(&member.apply(ms(3002), renew(1, 1, 0))));
+}
+
+/// 5.4
+#[test]
+fn the_last_one_stays() {
+    let pair = record(1, &[1, 2]);
+    // A wish is declined when the other turns out to be silent, and it serves alone.
+    let mut member = second(&[1, 2]);
+    let _ = member.apply(ms(1), Event::Leave);
+    let _ = member.apply(ms(2), read(&pair));
+    assert!(reads(&member.apply(ms(2500), Event::Tick)));
+    let actions = member.apply(ms(2501), read(&pair));
+    assert!(actions.contains(&Action::Declined(Change::Leave)));
+    assert!(reads(&member.apply(ms(3000), Event::Tick)));
+    assert_eq!(
+        put(&member.apply(ms(3001), read(&pair))),
+        Some(Record { config: FRESH, ..record(2, &[2]) })
+    );
+
+    // A failed leg goes on alone, but gives the others time to go on without it.
+    let mut member = second(&[1, 2]);
+    let _ = member.apply(ms(1), Event::LegFailed);
+    assert!(!reads(&member.apply(ms(5499), Event::Tick)));
+    assert!(reads(&member.apply(ms(5500), Event::Tick)));
+    let next = put(&member.apply(ms(5501), read(&pair)));
+    assert_eq!(next, Some(Record { config: FRESH, ..record(2, &[2]) }));
+
+    // A lost one stays listed.
+    let mut member = second(&[1, 2]);
+    let _ = member.apply(ms(1), Event::LegDead);
+    assert!(!reads(&member.apply(ms(90_000), Event::Tick)));
+    assert_eq!(put(&member.apply(ms(90_001), read(&pair))), None);
+    let next = put(&hear_all(&mut member, &[1], ms(90_001), ms(90_002)));
+    assert_eq!(next, Some(Record { config: FRESH, ..record(2, &[1]) }));
+}
+
+/// 5.4: leaving waits for the store, serving does not.
+#[test]
+fn a_leaver_serves_while_the_store_is_away() {
+    let mut member = second(&[1, 2]);
+    let pair = record(1, &[1, 2]);
+    let _ = member.apply(ms(1), Event::Leave);
+    let _ = member.apply(ms(2), read(&pair));
+    let alive = promise(&member, 1, ms(2));
+    assert!(reads(&member.apply(ms(3), alive)));
+    let _ = member.apply(ms(4), Event::ReadFailed);
+    assert!(member.serves(ms(4)));
+    assert!(reads(&member.apply(ms(504), Event::Tick)));
+    let _ = member.apply(ms(505), read(&pair));
+    assert!(!member.serves(ms(505)));
+    assert!(put(&hear_all(&mut member, &[1], ms(505), ms(506))).is_some());
+}
+
+/// 5.4: it has answered, and then its power went.
+#[test]
+fn a_leaver_leaves_nothing_to_who_has_returned() {
+    let mut member = second(&[1, 2]);
+    let pair = record(1, &[1, 2]);
+    let _ = member.apply(ms(1), Event::LegDead);
+    let alive = promise(&member, 1, ms(1));
+    assert!(reads(&member.apply(ms(2), alive)));
+    let _ = member.apply(ms(3), stands(1, 1, Role::Returned));
+    assert!(put(&member.apply(ms(4), read(&pair))).is_none());
+}
+
+/// The leg dies, or fails, before the first view of an epoch has begun: the driver may never say
+/// that it has, and others must not wait for it.
+#[test]
+fn a_leg_that_is_lost_in_the_drain_is_taken_out() {
+    for event in [Event::LegDead, Event::LegFailed] {
+        let mut member = boot(2, 0, image(0, 0));
+        let _ = member.apply(START, read(&record(1, &[1, 2])));
+        assert_eq!(asks(&member.apply(ms(1), event)), [1]);
+        assert!(!promised(&member.apply(ms(2), renew(1, 1, 0))));
+        assert_eq!(member.apply(ms(3), Event::Began(FIRST)), []);
+        let next = put(&hear_all(&mut member, &[1], ms(1), ms(4)));
+        assert_eq!(next, Some(Record { config: FRESH, ..record(2, &[1]) }));
+    }
+}
+
+/// A joiner's leg refuses what the record may count on already.
+#[test]
+fn a_joiner_that_has_failed_begins_nothing() {
+    let listed = |epoch, life| {
+        let mut record = record(epoch, &[1, 2]);
+        record.in_sync[1] = listed(2, life);
+        record
+    };
+    let mut member = boot(2, 1, image(0, 0));
+    let _ = member.apply(START, read(&record(1, &[1])));
+    let _ = member.apply(START, Event::Joining(Incarnation(22)));
+    let _ = member.apply(ms(1), Event::LegFailed);
+    let actions = member.apply(ms(2), start(View::first(Epoch(2)), &listed(2, 2)));
+    assert!(actions.contains(&Action::Outside));
+    assert_eq!(member.waits_for(ms(2)), Some(Why::LegFailed));
+    let _ = member.apply(ms(3), start(View::first(Epoch(3)), &record(3, &[1])));
+    assert_eq!(member.role(), Role::Outside);
+    // A new attempt copies what was refused.
+    let _ = member.apply(ms(4), Event::Joining(Incarnation(23)));
+    let view = View::first(Epoch(4));
+    let actions = member.apply(ms(5), start(view, &listed(4, 3)));
+    assert!(actions.iter().any(|a| matches!(a, Action::Begin { view: v, .. } if *v == view)));
+}
+
+/// 6.6: the joiner is not new any more, and stays required from the put on.
+#[test]
+fn an_admission_cannot_be_taken_back_once_it_is_put() {
+    let mut pair = record(1, &[1, 2]);
+    pair.replicas[2].new = true;
+    let mut member = boot(1, 0, image(0, 0));
+    let _ = member.apply(START, Event::LinkUp(NodeId(2)));
+    let _ = member.apply(START, read(&pair));
+    let _ = member.apply(START, Event::Began(FIRST));
+    assert_eq!(member.gathering(), nodes(&[2]));
+    let _ = member.apply(START, Event::Started(NodeId(2), FIRST));
+    assert_eq!(member.gathering(), []);
+    let _ = member.apply(START, Event::Settled(FIRST));
+    let _ = member.apply(START, read(&pair));
+    let _ = member.apply(ms(1), Event::Admit(listed(3, 4)));
+    assert_eq!(member.admitting(), None);
+    let next = put(&member.apply(ms(2), read(&pair))).unwrap();
+    assert_eq!(next.replicas.iter().filter(|r| r.new).count(), 0);
+    assert_eq!(member.admitting(), Some(listed(3, 4)));
+    let declined = Action::Declined(Change::Withdraw(NodeId(3)));
+    assert!(member.apply(ms(3), Event::Withdraw(NodeId(3))).contains(&declined));
+    let _ = member.apply(ms(4), Event::Put(Put::Unknown));
+    for event in [Event::LinkUp(NodeId(2)), Event::LinkUp(NodeId(3)), Event::LegFailed] {
+        let actions = member.apply(ms(5), event);
+        assert!(!actions.iter().any(|a| matches!(a, Action::Begin { .. })));
+    }
+    assert_eq!(put(&member.apply(ms(6), read(&pair))), None, "it began before the outcome");
+    assert_eq!(put(&member.apply(ms(7), read(&pair))), Some(next.clone()));
+    let _ = member.apply(ms(8), Event::Put(Put::Done));
+    assert_eq!((member.admitting(), member.record()), (None, Some(&next)));
+}
+
+/// 6.6: a lone primary whose leg refuses what its joiner may have got.
+#[test]
+fn a_lone_primary_that_fails_admits_nobody() {
+    let admit = Event::Admit(listed(3, 4));
+    let mut member = serving(&[1]);
+    let _ = member.apply(ms(1), admit.clone());
+    let declined = Action::Declined(Change::Admit(NodeId(3)));
+    assert_eq!(member.apply(ms(2), Event::LegFailed), [declined]);
+    assert!(member.serves(ms(2)));
+    assert_eq!(put(&member.apply(ms(3), read(&record(1, &[1])))), None);
+
+    // It is put: it may not be alone any more.
+    let mut member = serving(&[1]);
+    let _ = member.apply(ms(1), admit);
+    let next = put(&member.apply(ms(2), read(&record(1, &[1])))).unwrap();
+    let _ = member.apply(ms(3), Event::LegFailed);
+    assert!(!member.serves(ms(3)));
+    assert!(member.apply(ms(4), Event::Put(Put::Done)).contains(&Action::Outside));
+    let joiner = Say::Promise {
+        epoch: next.epoch,
+        incarnation: member.incarnation(),
+        stamp: Stamp(u64::try_from(ms(4).as_nanos()).unwrap()),
+    };
+    let _ = member.apply(ms(5), Event::Heard(NodeId(3), joiner));
+    let last = put(&member.apply(ms(6), read(&next))).unwrap();
+    assert_eq!((last.in_sync, last.primary), (vec![listed(3, 4)], NodeId(3)));
+}
+
+/// 5.4: only members that are linked and silent are gathered.
+#[test]
+fn gathering_names_who_is_linked_and_has_not_answered() {
+    let mut member = serving(&[1, 2, 3]);
+    assert_eq!(member.gathering(), []);
+    let _ = member.apply(ms(1), Event::LinkDown(NodeId(3)));
+    let _ = member.apply(ms(2), Event::LinkUp(NodeId(2)));
+    assert_eq!(member.gathering(), [], "it drains");
+    let _ = member.apply(ms(3), Event::Began(FIRST.next_round()));
+    assert_eq!(member.gathering(), nodes(&[2]));
+    let _ = member.apply(ms(4), Event::Started(NodeId(2), FIRST.next_round()));
+    assert_eq!(member.gathering(), []);
+}
+
+/// 5.6: a replica that has returned beside a member whose leg has failed.
+#[test]
+fn nobody_leads_over_a_member_whose_leg_has_failed() {
+    let mut failed = second(&[1, 2]);
+    let _ = failed.apply(ms(1), Event::LegFailed);
+    let says = Event::Heard(NodeId(2), Say::Standing(failed.standing()));
+    let mut returned = boot(1, 1, Image { clean: true, ..image(1, 1) });
+    let _ = returned.apply(START, read(&record(1, &[1, 2])));
+    let _ = returned.apply(START, Event::LinkUp(NodeId(2)));
+    let _ = returned.apply(START, says);
+    assert!(!reads(&returned.apply(ms(9000), Event::Tick)));
+    assert_eq!(returned.waits_for(ms(9000)), Some(Why::Returned(NodeId(2))));
 }

@@ -139,6 +139,42 @@ mod sound {
             .holds(20_000..=20_000);
     }
 
+    #[test]
+    fn leaves_and_power_lost() {
+        Scope::new(2, &[1], |b| (b.leaves, b.power_cuts, b.lingers) = (1, 1, true))
+            .holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn legs_that_refuse() {
+        Scope::new(2, &[1], |b| (b.refusals, b.power_cuts, b.lingers) = (1, 1, true))
+            .holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn joins_and_a_leg_refuses() {
+        Scope::new(2, &[0], |b| (b.refusals, b.joins) = (1, 1)).apart().holds(10_000..=10_000);
+    }
+
+    #[test]
+    fn leaves_and_the_store_is_away() {
+        Scope::new(2, &[0], |b| {
+            (b.leaves, b.power_cuts, b.lingers, b.failed_reads) = (2, 1, true, 1);
+        })
+        .holds(10_000..=10_000);
+    }
+
+    #[test]
+    fn legs_that_are_lost() {
+        Scope::new(2, &[1], |b| (b.deaths, b.power_cuts, b.lingers) = (1, 1, true))
+            .holds(10_000..=10_000);
+    }
+
+    #[test]
+    fn three_and_a_leg_that_refuses() {
+        Scope::new(3, &[1], |b| (b.refusals, b.breaks) = (1, 1)).holds(10_000..=10_000);
+    }
+
     /// All there is.
     #[test]
     fn three_and_a_session_lost() {
@@ -172,6 +208,23 @@ mod mistakes {
     #[test]
     fn opens_without_settling() {
         Scope::new(2, &[0], |b| b.breaks = 1).finds(Mistake::OpensWithoutSettling);
+    }
+
+    #[test]
+    fn leaves_to_whoever_is_linked() {
+        Scope::new(2, &[0], |b| (b.leaves, b.power_cuts, b.lingers) = (1, 1, true))
+            .finds(Mistake::LeavesToTheLinked);
+    }
+
+    #[test]
+    fn forgets_in_the_next_epoch_that_its_leg_has_failed() {
+        Scope::new(2, &[0], |b| (b.refusals, b.switches) = (1, 1))
+            .finds(Mistake::ForgetsTheFailure);
+    }
+
+    #[test]
+    fn takes_a_refused_write_for_a_wish_to_leave() {
+        Scope::new(2, &[0], |b| (b.refusals, b.breaks) = (1, 1)).finds(Mistake::FailureIsAWish);
     }
 
     #[test]

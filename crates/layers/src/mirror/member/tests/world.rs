@@ -18,7 +18,7 @@ use peer::{Incarnation, NodeId, Role, View};
 use uuid::Uuid;
 
 use super::super::super::record::{Member as Listed, Put, Record, Replica};
-use super::super::{Event, Image, Member, Say, Settings, to_stamp};
+use super::super::{Event, Image, Leg as State, Member, Say, Settings, to_stamp};
 
 /// What the world's clock says, always: what is past lies below.
 pub(super) const NOW: Duration = Duration::from_secs(100);
@@ -38,6 +38,9 @@ pub(super) enum Mistake {
     NoGrace,
     LossyGoesAlone,
     RoundAfterAdmission,
+    LeavesToTheLinked,
+    FailureIsAWish,
+    ForgetsTheFailure,
 }
 
 /// How often what may happen.
@@ -53,6 +56,12 @@ pub(super) struct Budget {
     pub(super) switches: u8,
     pub(super) leaves: u8,
     pub(super) stuck: u8,
+    /// Writes that a leg refuses, after it has done some or all of them.
+    pub(super) refusals: u8,
+    /// Legs that are lost until their process begins again.
+    pub(super) deaths: u8,
+    /// Whether sessions outlive a power cut until it is noticed.
+    pub(super) lingers: bool,
     /// Whether time passes at all.
     pub(super) ticks: bool,
 }
@@ -129,6 +138,10 @@ pub(super) struct Node {
     pub(super) joiner: Option<Listed>,
     /// At the joiner: the view in which it takes writes.
     pub(super) joined: Option<View>,
+    /// Who died while this one served.
+    pub(super) outlived: Vec<Incarnation>,
+    /// Its leg does nothing any more.
+    pub(super) dead: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -184,6 +197,10 @@ pub(super) enum Step {
     Switch(usize, usize),
     Leave(usize),
     Stuck(usize, usize),
+    /// A session with a node that is down ends at last.
+    Notice(usize, usize),
+    Refuse(usize),
+    Die(usize),
 }
 
 pub(super) fn id(node: usize) -> NodeId {
@@ -228,6 +245,8 @@ impl World {
             settling: false,
             joiner: None,
             joined: None,
+            outlived: Vec::new(),
+            dead: false,
         };
         let mut world = Self {
             mistake,
@@ -271,6 +290,11 @@ impl World {
 
     /// The process begins: whatever it held in memory is gone.
     fn boot(&mut self, n: usize) {
+        for other in (0..self.nodes.len()).filter(|&o| o != n) {
+            if self.linked(n, other) {
+                self.break_link(n, other);
+            }
+        }
         let settings = match self.mistake {
             Mistake::NoGrace => Settings::unchecked(TICK * 2, Duration::ZERO),
             _ => Settings::new(TICK * 2, TICK * 3).expect("safe"),
@@ -286,7 +310,7 @@ impl World {
     }
 
     pub(super) fn send(&mut self, from: usize, to: usize, msg: Msg) {
-        if self.linked(from, to) {
+        if self.linked(from, to) && self.up(to) {
             let lane = msg.lane();
             self.lanes[from][to][lane].push_back(msg);
         }
@@ -350,6 +374,9 @@ impl World {
         if linked && self.left.breaks > 0 {
             steps.push(Step::Break(a, b));
         }
+        if linked && self.up(a) != self.up(b) {
+            steps.push(Step::Notice(a, b));
+        }
         if !linked && self.up(a) && self.up(b) {
             steps.push(Step::Connect(a, b));
         }
@@ -373,10 +400,25 @@ impl World {
                 steps.push(Step::ReadFails(n));
             }
         }
-        if node.begin.is_some() {
+        if self.left.deaths > 0 && !node.dead {
+            steps.push(Step::Die(n));
+        }
+        if node.dead {
+            // It does nothing, and nothing is begun.
+        } else if node.begin.is_some() {
             steps.push(Step::Drain(n));
         } else if node.entries.iter().any(|e| !e.applied) {
             steps.push(Step::Apply(n));
+        }
+        // Who settles alone writes nothing: its leg has all there is.
+        let alone = member.record().is_some_and(|r| r.in_sync.len() == 1);
+        let refusable = member.role() == Role::Member && !(alone && node.settling);
+        if self.left.refusals > 0
+            && refusable
+            && !node.dead
+            && node.entries.iter().any(|e| !e.applied)
+        {
+            steps.push(Step::Refuse(n));
         }
         if self.left.leaves > 0 && member.is_open() {
             steps.push(Step::Leave(n));
@@ -402,13 +444,19 @@ impl World {
         let Some(asked) = peer(x, b) else { return false };
         let epoch = |m: &Member| m.record().map_or(Epoch(0), |r| r.epoch);
         if epoch(x) != epoch(y) {
-            return !self.nodes[a].reading && !self.nodes[b].reading;
+            // Who is behind learns that it should read.
+            let behind = if epoch(x) < epoch(y) { x } else { y };
+            let deaf = behind.record().is_none() || behind.reads.urgent;
+            return !deaf && !self.nodes[a].reading && !self.nodes[b].reading;
         }
         let answers = peer(y, a).is_some_and(|p| {
-            p.listed.incarnation == x.incarnation() && !p.excluded && y.put.is_none()
+            let able = y.put.is_none() && y.leg == State::Sound;
+            p.listed.incarnation == x.incarnation() && !p.excluded && able
         });
         let wrongly = self.mistake == Mistake::PromisesAfterPut && y.put.is_some();
-        asked.stamp() != Some(to_stamp(NOW)) && (answers || wrongly)
+        let goes = x.seat.as_ref().is_some_and(|s| s.stopped.is_some());
+        let news = asked.stamp() != Some(to_stamp(NOW)) || goes && asked.attested.is_none();
+        news && (answers || wrongly)
     }
 
     pub(super) fn do_step(&mut self, step: Step) -> Result<(), String> {
@@ -455,6 +503,13 @@ impl World {
             Step::Leave(n) => {
                 self.left.leaves -= 1;
                 self.tell(n, Event::Leave);
+            }
+            Step::Notice(a, b) => self.break_link(a, b),
+            Step::Refuse(n) => self.refuse(n),
+            Step::Die(n) => {
+                self.left.deaths -= 1;
+                self.node(n).dead = true;
+                self.tell(n, Event::LegDead);
             }
             Step::Stuck(a, b) => {
                 self.left.stuck -= 1;
@@ -544,6 +599,13 @@ impl World {
         } else {
             self.left.kills -= 1;
         }
+        if let Some(incarnation) = self.member(n).map(Member::incarnation) {
+            for other in 0..self.nodes.len() {
+                if other != n && self.serves(other) {
+                    self.node(other).outlived.push(incarnation);
+                }
+            }
+        }
         let node = self.node(n);
         node.member = None;
         node.lives += 1;
@@ -552,6 +614,8 @@ impl World {
         node.entries.clear();
         node.reading = false;
         node.begin = None;
+        node.outlived.clear();
+        node.dead = false;
         if power {
             node.leg.volatile = node.leg.durable;
         }
@@ -559,7 +623,10 @@ impl World {
         self.tidy_puts();
         self.fail_writes(n);
         for other in (0..self.nodes.len()).filter(|&o| o != n) {
-            if self.linked(n, other) {
+            if power && self.left.lingers {
+                self.lanes[n][other] = Default::default();
+                self.lanes[other][n] = Default::default();
+            } else if self.linked(n, other) {
                 self.break_link(n, other);
             }
         }
@@ -589,7 +656,8 @@ impl Node {
 impl Member {
     /// A tick goes by: all times lie further back.
     fn age(&mut self) {
-        let oldest = NOW - TICK * OLD;
+        // A member whose leg has failed is patient.
+        let oldest = NOW - TICK * if self.leg == State::Sound { OLD } else { 2 * OLD };
         let back = |time: &mut Duration| *time = (*time).saturating_sub(TICK).max(oldest);
         back(&mut self.born);
         self.reads.after = Duration::ZERO.max(self.reads.after.saturating_sub(TICK));
@@ -601,6 +669,8 @@ impl Member {
         }
         for peer in self.seat.iter_mut().filter_map(|s| s.peers.as_mut()).flatten() {
             peer.times().into_iter().flatten().for_each(back);
+            // A sign of life is good for half a lease: this tick.
+            peer.attested = None;
         }
     }
 
@@ -608,6 +678,8 @@ impl Member {
     pub(super) fn normalise(&mut self) {
         if let Some(seat) = &mut self.seat {
             seat.renew_at = Duration::ZERO;
+            // Asking and answering are one step: what comes was asked for since.
+            seat.stopped = seat.stopped.and(Some(Duration::ZERO));
         }
     }
 }
