@@ -62,6 +62,8 @@ pub enum Attention {
     CommandsCleared,
     /// Another initiator changed mode pages.
     ModeChanged,
+    /// A node is to be used in another way than before (SPC-4 5.15.2.3).
+    AccessChanged,
     /// The capacity has changed.
     CapacityChanged,
     /// INQUIRY would answer differently now.
@@ -70,13 +72,14 @@ pub enum Attention {
     LunsChanged,
 }
 
-const TOLD_IN_ORDER: [Attention; 9] = [
+const TOLD_IN_ORDER: [Attention; 10] = [
     Attention::PowerOn,
     Attention::TargetReset,
     Attention::UnitReset,
     Attention::NexusLoss,
     Attention::CommandsCleared,
     Attention::ModeChanged,
+    Attention::AccessChanged,
     Attention::CapacityChanged,
     Attention::InquiryChanged,
     Attention::LunsChanged,
@@ -93,6 +96,7 @@ impl Attention {
             Self::NexusLoss => Code::NEXUS_LOSS,
             Self::CommandsCleared => Code::COMMANDS_CLEARED,
             Self::ModeChanged => Code::MODE_PARAMETERS_CHANGED,
+            Self::AccessChanged => Code::ASYMMETRIC_ACCESS_STATE_CHANGED,
             Self::CapacityChanged => Code::CAPACITY_DATA_CHANGED,
             Self::InquiryChanged => Code::INQUIRY_DATA_CHANGED,
             Self::LunsChanged => Code::REPORTED_LUNS_CHANGED,
