@@ -25,8 +25,6 @@ pub struct TargetPort {
     pub name: String,
     /// Relative target port identifier, from 1.
     pub relative_id: u16,
-    /// Target port group, where there are any.
-    pub group: Option<u16>,
 }
 
 /// Names an I_T nexus of one unit; never reused.
@@ -235,7 +233,6 @@ mod tests {
             device: "iqn.2025-01.example:t".into(),
             name: "iqn.2025-01.example:t,t,0x0001".into(),
             relative_id: 1,
-            group: None,
         };
         Nexus { initiator_port: format!("iqn.2025-01.example:i{n},i,0x0"), target_port }
     }

@@ -74,6 +74,11 @@ impl LogicalUnit {
         groups.all.iter().find(|g| g.id == groups.own).map(|g| g.access)
     }
 
+    /// The target port group that this node is.
+    pub(crate) fn own_group(&self) -> Option<u16> {
+        self.groups.as_ref().map(|g| g.own)
+    }
+
     pub(crate) fn is_unavailable(&self) -> bool {
         self.access() == Some(Access::Unavailable)
     }

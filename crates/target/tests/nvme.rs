@@ -492,6 +492,8 @@ fn access_states_reach_the_host() {
         assert_eq!(admin.cntlid, 4097, "the second node's first");
         let id = admin.identify(1, 0).await;
         assert_eq!((id[76] & 1 << 3, dword(&id, 344), dword(&id, 348)), (8, 1025, 1025));
+        let (log_bytes, mdts) = (16 + 1025 * 32 + 1024 * 4, id[77]);
+        assert!(log_bytes <= 4096 << mdts, "else Linux goes without");
         assert_eq!(dword(&admin.identify(0, 1).await, 92), 2, "ANAGRPID");
         assert_eq!(io.read().await.field() & 0x7ff, 0x302);
         let log = admin.ana(52).await;

@@ -104,8 +104,7 @@ impl World {
 
     fn join(&mut self) {
         let name = "i".repeat(self.ids.len() % 300);
-        let target_port =
-            TargetPort { device: name.clone(), name: name.clone(), relative_id: 1, group: Some(1) };
+        let target_port = TargetPort { device: name.clone(), name: name.clone(), relative_id: 1 };
         let nexus = Nexus { initiator_port: name, target_port };
         self.ids.push(self.unit.add_nexus(nexus).expect("there is room for a few"));
     }

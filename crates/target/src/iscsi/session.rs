@@ -206,8 +206,7 @@ impl Shared {
     fn enter_unit(&self, session: &Session, served: Rc<Served>, catalog: &Catalog) -> Option<Unit> {
         let state = self.unit(&served);
         set_port_groups(&mut state.borrow_mut(), catalog, &served);
-        let nexus =
-            state.borrow_mut().add_nexus(nexus(session, served.access_in(catalog).is_some()));
+        let nexus = state.borrow_mut().add_nexus(nexus(session));
         match nexus {
             Ok(nexus) => Some(Unit { served, state, nexus }),
             Err(_) => {
@@ -278,18 +277,16 @@ impl Shared {
     }
 }
 
-fn nexus(session: &Session, shared: bool) -> Nexus {
+fn nexus(session: &Session) -> Nexus {
     let mut port = format!("{},i,0x", session.initiator);
     for byte in session.isid {
         let _ = write!(port, "{byte:02x}");
     }
     let device = session.target.as_ref().map_or_else(String::new, ToString::to_string);
-    let relative_id = session.portal_group;
     let target_port = TargetPort {
         name: format!("{device},t,0x{:04x}", session.portal_group),
         device,
-        relative_id,
-        group: shared.then_some(relative_id),
+        relative_id: session.portal_group,
     };
     Nexus { initiator_port: port, target_port }
 }

@@ -60,7 +60,8 @@ impl Shared {
     }
 
     /// Controllers to come get identifiers that no other node gives out. A subsystem lives on one
-    /// core of each node, so the cores of a node need not differ.
+    /// core of each node, so the cores of a node need not differ; of discovery controllers, which
+    /// live on all, nobody compares them.
     pub(crate) fn set_node(&self, catalog: &Catalog) {
         let alone = catalog.node == NodeIndex::default() && catalog.shared.is_empty();
         let ids = if alone { self.own_ids.clone() } else { catalog.node.controllers() };
