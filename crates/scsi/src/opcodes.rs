@@ -163,6 +163,15 @@ impl Entry {
         }
     }
 
+    /// The entry, or what is unknown about it to a unit that does not support it.
+    pub(crate) fn supported(&'static self, traits: Traits) -> Result<&'static Self, Sense> {
+        match self.usage.service_action() {
+            _ if self.is_supported(traits) => Ok(self),
+            Some(_) => Err(NO_SUCH_SERVICE_ACTION),
+            None => Err(NO_SUCH_OPCODE),
+        }
+    }
+
     /// Whether it needs a node through which the unit is to be used. What tells about the unit
     /// does not (SPC-4 5.15.2.4.5 has the least of it), the size included: an initiator that
     /// first meets the unit here knows then what it is once it comes back.
@@ -205,10 +214,13 @@ pub(crate) fn find(opcode: u8, service_action: u8) -> Found {
 pub(crate) fn of(cdb: Cdb) -> Result<&'static Entry, Sense> {
     match find(cdb.opcode(), cdb.byte(1) & SERVICE_ACTION) {
         Found::Command(entry) => Ok(entry),
-        Found::NoSuchServiceAction => Err(Sense::field(1, Some(4))),
-        Found::NoSuchOpcode => Err(Sense::illegal(Code::INVALID_OPERATION_CODE)),
+        Found::NoSuchServiceAction => Err(NO_SUCH_SERVICE_ACTION),
+        Found::NoSuchOpcode => Err(NO_SUCH_OPCODE),
     }
 }
+
+const NO_SUCH_SERVICE_ACTION: Sense = Sense::field(1, Some(4));
+const NO_SUCH_OPCODE: Sense = Sense::illegal(Code::INVALID_OPERATION_CODE);
 
 /// Index of the first entry of each operation code; beyond the table where there is none.
 static FIRST: [u8; 256] = first_entries();

@@ -313,7 +313,7 @@ impl LogicalUnit {
             return Err(Status::TaskAborted.into());
         }
         let traits = self.traits();
-        let entry = opcodes::of(cmd.cdb);
+        let entry = opcodes::of(cmd.cdb).and_then(|e| e.supported(traits));
         self.check_reservation(cmd.nexus, &entry)?;
         if !entry.is_ok_and(|e| !e.tells_attention)
             && let Some(attention) = self.nexuses.take_attention(cmd.nexus)
@@ -321,9 +321,6 @@ impl LogicalUnit {
             return Err(attention.sense().into());
         }
         let entry = entry?;
-        if !entry.is_supported(traits) {
-            return Err(Sense::illegal(Code::INVALID_OPERATION_CODE).into());
-        }
         entry.check(cmd.cdb, traits)?;
         if entry.needs_path() && self.is_unavailable() {
             return Err(failure::UNAVAILABLE.into());

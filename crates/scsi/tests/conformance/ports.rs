@@ -37,7 +37,8 @@ fn report(format: u8, allocation: u8) -> [u8; 12] {
 fn a_unit_of_one_node_has_none() {
     let (mut b, i) = Bench::new();
     let r = b.ask(i, &report(0, 255));
-    assert_eq!(verdict(&r), "05/20/00");
+    let no_such_service_action = Some((true, 1, Some(4)));
+    assert_eq!((verdict(&r).as_str(), pointer(&r)), ("05/24/00", no_such_service_action));
     assert_eq!(data(&b.ask(i, &[0x12, 0, 0, 0, 96, 0]))[5], 0, "TPGS");
     b.unit.set_access(Access::Unavailable);
     assert_eq!((verdict(&b.ask(i, &READY)).as_str(), b.unit.access()), ("Good", None));
