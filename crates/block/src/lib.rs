@@ -21,6 +21,7 @@
 //!   data itself. A layer keeps no scratch memory of an operation that it has completed, so the
 //!   operations of a command that run one after another need one overhead, not many.
 
+mod access;
 mod compare;
 pub mod crash;
 mod ctx;
@@ -34,6 +35,7 @@ mod request;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use access::{Access, AccessState};
 pub use compare::{CompareAndWrite, Compared};
 pub use ctx::{Ctx, Epoch};
 pub use dev::{Dev, Info, Layer, Stats};

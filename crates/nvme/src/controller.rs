@@ -25,7 +25,7 @@ use std::time::Duration;
 use block::Failure;
 
 use crate::connection::Tag;
-use crate::entry::{Completion, Sqe};
+use crate::entry::{Completion, NSID_ALL, Sqe};
 use crate::fabrics::Connect;
 use crate::log::AnaState;
 use crate::status::Status;
@@ -70,7 +70,8 @@ pub struct Limits {
     pub max_transfer_bytes: u32,
     /// Highest namespace identifier, and most namespaces.
     pub namespaces: u32,
-    /// Groups of namespaces with an access state of their own.
+    /// Highest identifier of a group of namespaces with an access state of its own (ANAGRPMAX),
+    /// and most groups.
     pub ana_groups: u32,
 }
 
@@ -152,11 +153,19 @@ pub struct Controller {
     pending: VecDeque<Event>,
 }
 
-/// States of the groups of namespaces, by group identifier.
+/// States of the groups of namespaces.
 #[derive(Debug, Default)]
 struct Ana {
+    /// By group identifier: the groups that have been given a state, with the change count of
+    /// their last change. All others are optimized, and nobody else serves their namespaces.
     groups: BTreeMap<u32, (AnaState, u64)>,
     changes: u64,
+}
+
+impl Ana {
+    fn of(&self, group: u32) -> (AnaState, u64) {
+        self.groups.get(&group).copied().unwrap_or((AnaState::Optimized, 0))
+    }
 }
 
 /// What the health log reports.
@@ -181,7 +190,6 @@ impl Controller {
             Role::Io(namespaces) => (namespaces, None),
             Role::Discovery(log) => (BTreeMap::new(), Some(log)),
         };
-        let groups = (1..=limits.ana_groups).map(|g| (g, (AnaState::Optimized, 0))).collect();
         Self {
             id,
             subsystem,
@@ -193,7 +201,7 @@ impl Controller {
             features: Features::default(),
             events: Events::default(),
             errors: ErrorLog::default(),
-            ana: Ana { groups, changes: 0 },
+            ana: Ana::default(),
             alive: Alive::new(connect.kato_ms, discovery.is_some(), now),
             discovery,
             queues: 1,
@@ -293,12 +301,26 @@ impl Controller {
         }
     }
 
-    /// Changes how this controller reaches the namespaces of a group; the host is told.
+    /// How this controller reaches the namespaces of a group, which other controllers reach too;
+    /// the host is told of a change. Groups beyond [`Limits::ana_groups`] have no state.
     pub fn set_ana(&mut self, group: u32, state: AnaState) {
-        let Some(entry) = self.ana.groups.get_mut(&group).filter(|e| e.0 != state) else { return };
+        if group == 0 || group > self.limits.ana_groups {
+            return;
+        }
+        let (old, change) = self.ana.of(group);
+        if old == state {
+            self.ana.groups.insert(group, (state, change));
+            return;
+        }
         self.ana.changes += 1;
-        *entry = (state, self.ana.changes);
+        self.ana.groups.insert(group, (state, self.ana.changes));
         self.events.notify(Kind::Ana);
+    }
+
+    /// Bounds that the host was told when it connected.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// All writes of a controller that shuts down are durable.
@@ -308,9 +330,23 @@ impl Controller {
 
     /// How a command ends whose request to the volume failed; the failure is logged.
     pub fn failed(&mut self, qid: u16, sqe: &Sqe, failure: Failure) -> Completion {
-        let fault = Fault::new(failure.into());
+        let fault = Fault::new(self.status_of(sqe, failure));
         let lba = if qid == 0 { 0 } else { sqe.slba() };
         Completion::failed(self.errors.note(qid, Some(sqe), lba, fault))
+    }
+
+    fn status_of(&self, sqe: &Sqe, failure: Failure) -> Status {
+        let state = |ns: &Namespace| self.ana.groups.get(&ns.ana_group).map(|&(state, _)| state);
+        let states: Vec<_> = match sqe.nsid.get() {
+            // A Flush of all namespaces fails for the one that is furthest away.
+            NSID_ALL => self.namespaces.values().filter_map(state).collect(),
+            nsid => self.namespaces.get(&nsid).and_then(state).into_iter().collect(),
+        };
+        let closed = states.iter().find(|s| matches!(**s, AnaState::Inaccessible));
+        match closed.or(states.first()) {
+            Some(&state) => Status::on_path(failure, state),
+            None => failure.into(),
+        }
     }
 
     /// How an Abort command ends that [`Verdict::Abort`] was about.

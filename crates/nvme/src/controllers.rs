@@ -40,6 +40,14 @@ impl Controllers {
         Self { live: BTreeMap::new(), ids, next }
     }
 
+    /// From now on new controllers get identifiers out of `ids`, which is as [`Self::new`] wants
+    /// it. Those that live keep theirs.
+    pub fn set_ids(&mut self, ids: RangeInclusive<u16>) {
+        if self.ids != ids {
+            (self.next, self.ids) = (*ids.start(), ids);
+        }
+    }
+
     /// The controllers, in order of their identifiers.
     pub fn iter(&self) -> impl Iterator<Item = &Controller> {
         self.live.values()

@@ -5,6 +5,8 @@ use std::fmt;
 
 use block::{Error, Failure};
 
+use crate::log::AnaState;
+
 /// The status field of a completion, without the phase tag: SC in bits 7:0, SCT in 10:8, CRD in
 /// 12:11, More in 13, Do Not Retry in 14.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -186,6 +188,24 @@ impl From<Failure> for Status {
     }
 }
 
+impl Status {
+    /// What a host is told about a failed request to a namespace that is reached through other
+    /// controllers too; here it is in state `ana` (NVMe Base 2.0, 8.1).
+    ///
+    /// What another node can do is always path related, so that a multipath host goes there and
+    /// reports nothing.
+    #[must_use]
+    pub fn on_path(failure: Failure, ana: AnaState) -> Self {
+        match (failure, ana) {
+            (Failure::Device(Error::Fenced), AnaState::Inaccessible) => Self::ANA_INACCESSIBLE,
+            (Failure::Device(Error::Fenced), AnaState::PersistentLoss) => Self::ANA_PERSISTENT_LOSS,
+            // The others have it still.
+            (Failure::Device(Error::Gone), _) => Self::ANA_INACCESSIBLE,
+            (failure, _) => failure.into(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,6 +228,23 @@ mod tests {
             (Failure::Miscompare { offset: 3 }, 0x4285),
         ] {
             assert_eq!(Status::from(failure).field(), field, "{failure:?}");
+        }
+    }
+
+    /// NVMe Base 2.0, 8.1: what another controller can do is told as a matter of the path.
+    #[test]
+    fn failures_on_one_of_several_paths() {
+        for (error, ana, field) in [
+            (Error::Fenced, AnaState::Optimized, 0x0303),
+            (Error::Fenced, AnaState::Change, 0x0303),
+            (Error::Fenced, AnaState::Inaccessible, 0x0302),
+            (Error::Fenced, AnaState::PersistentLoss, 0x0301),
+            (Error::Gone, AnaState::Optimized, 0x0302),
+            (Error::Gone, AnaState::Change, 0x0302),
+            (Error::NoSpace, AnaState::Inaccessible, 0x4081),
+        ] {
+            let status = Status::on_path(Failure::Device(error), ana);
+            assert_eq!(status.field(), field, "{error} {ana:?}");
         }
     }
 }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use block::{Error, Failure};
 use common::driver::{Session, Target};
 use common::{SUBNQN, connect, namespace, rw};
 use nvme::entry::{AdminOpcode, NSID_ALL, NvmOpcode, Sgl};
@@ -15,7 +16,7 @@ use nvme::fabrics::DISCOVERY_NQN;
 use nvme::identify::{Cns, IdentifyController, IdentifyNamespace};
 use nvme::log::{AnaState, LogId};
 use nvme::testing::{Host, Reply};
-use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Event, Limits, Sqe, Status};
+use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Event, Limits, Namespace, Sqe, Status};
 use zerocopy::FromBytes;
 
 const S: Duration = Duration::from_secs(1);
@@ -222,6 +223,9 @@ fn controller_identifiers_go_round() {
     s.target.controllers.remove(11).unwrap();
     let link = s.initialized();
     assert_eq!(s.connect(link, &connect(0, 0)).ok().result, 11);
+    s.target.controllers.set_ids(12..=13);
+    let link = s.initialized();
+    assert_eq!(s.connect(link, &connect(0, 0)).ok().result, 13, "12 lives");
 }
 
 /// NVMe Base 2.0, 3.1.3: properties that do not exist, or not in that size; CC that asks for what
@@ -467,36 +471,78 @@ fn a_host_hears_of_namespaces_that_change() {
 /// NVMe Base 2.0, 8.1 and 5.16.1.11: access states: the notice, the log, and what I/O is told.
 #[test]
 fn access_states_change() {
-    let target =
-        Target { limits: Limits { ana_groups: 2, ..Limits::default() }, ..Target::default() };
-    let mut s = Session::ready_with(target, Host::default());
-    let host = s.host;
+    let mut s = Session::ready_with(two_groups(), Host::default());
     s.admin(set_features(0x0b, 1 << 11)).ok();
+    let host = s.host;
     s.target.talk(s.admin, &host, &host.command(event_request(30)));
-    let cntlid = s.cntlid;
-    let set = |s: &mut Session, state| {
-        s.target.controllers.get_mut(cntlid).unwrap().set_ana(1, state);
-        s.target.tick(S);
-        s.target.replies(s.admin, &host)
-    };
-    assert_eq!(set(&mut s, AnaState::Optimized), [], "no change");
-    let replies = set(&mut s, AnaState::Inaccessible);
+    assert_eq!(set_ana(&mut s, AnaState::Optimized), [], "no change");
+    let replies = set_ana(&mut s, AnaState::Inaccessible);
     assert!(matches!(replies[..], [Reply::Resp { cid: 30, result: 0x000c_0302, .. }]));
     let read = rw(NvmOpcode::Read, 0, 0, 8);
-    assert_eq!(s.io(read, &[]).code(), Status::ANA_INACCESSIBLE);
-    let groups_only = s.admin(get_log(LogId::Ana, 1, 0, 80)).ok().data;
-    assert_eq!((groups_only[0], groups_only[8]), (1, 2), "change count, groups");
-    assert_eq!((groups_only[16], groups_only[20], groups_only[32]), (1, 0, 3));
-    assert_eq!((groups_only[48], groups_only[64]), (2, 1));
-    for (state, status) in [
-        (AnaState::PersistentLoss, Status::ANA_PERSISTENT_LOSS),
-        (AnaState::Change, Status::ANA_TRANSITION),
-    ] {
-        set(&mut s, state);
-        let refused = s.io(read, &[]);
-        assert_eq!(refused.code(), status);
-        assert!(!refused.status.is_final(), "another path may do it");
-    }
-    set(&mut s, AnaState::NonOptimized);
+    let refused = s.io(read, &[]);
+    assert_eq!(refused.code(), Status::ANA_INACCESSIBLE);
+    assert!(!refused.status.is_final(), "another path may do it");
+    s.io(of_namespace(read, 2), &[]).ok();
+    let log = s.admin(get_log(LogId::Ana, 1, 0, 80)).ok().data;
+    assert_eq!((log[0], log[8]), (1, 2), "groups only: change count, groups");
+    assert_eq!((log[16], log[20], log[24], log[32]), (1, 0, 1, 3), "inaccessible");
+    assert_eq!((log[48], log[52], log[56], log[64]), (2, 0, 0, 1), "optimized");
+    let log = s.admin(get_log(LogId::Ana, 0, 0, 88)).ok().data;
+    assert_eq!((log[20], &log[48..52]), (1, &[1, 0, 0, 0][..]), "namespace 1");
+    assert_eq!((log[52], log[56], &log[84..88]), (2, 1, &[2, 0, 0, 0][..]), "namespace 2");
+    set_ana(&mut s, AnaState::PersistentLoss);
+    assert_eq!(s.io(read, &[]).code(), Status::ANA_PERSISTENT_LOSS);
+    set_ana(&mut s, AnaState::NonOptimized);
     s.io(read, &[]).ok();
+    let unknown = s.admin(get_log(LogId::Ana, 1, 0, 80)).ok().data;
+    let cntlid = s.cntlid;
+    s.target.controllers.get_mut(cntlid).unwrap().set_ana(9, AnaState::Inaccessible);
+    assert_eq!(s.admin(get_log(LogId::Ana, 1, 0, 80)).ok().data, unknown, "no such group");
+}
+
+/// NVMe Base 2.0, 8.1: in a change commands go to the volume, which holds them; those that it
+/// gives back are told the state that the namespace is in by then. What others can do is never
+/// told as a failure of the namespace.
+#[test]
+fn what_the_volume_gives_back_is_told_as_a_matter_of_the_path() {
+    let mut s = Session::ready_with(two_groups(), Host::default());
+    let read = rw(NvmOpcode::Read, 0, 0, 8);
+    for (state, failure, expect) in [
+        (AnaState::Change, None, Status::SUCCESS),
+        (AnaState::Change, Some(Error::Fenced), Status::ANA_TRANSITION),
+        (AnaState::Change, Some(Error::Gone), Status::ANA_INACCESSIBLE),
+        (AnaState::Optimized, Some(Error::Fenced), Status::ANA_TRANSITION),
+        (AnaState::Optimized, Some(Error::NoSpace), Status::CAPACITY_EXCEEDED),
+    ] {
+        set_ana(&mut s, state);
+        s.target.fail = failure.map(Failure::Device);
+        assert_eq!(s.io(read, &[]).code(), expect, "{state:?} {failure:?}");
+    }
+    s.target.fail = Some(Error::Gone.into());
+    let other = s.io(of_namespace(read, 2), &[]);
+    assert_eq!(other.code(), Status::INTERNAL_ERROR, "nobody else serves it");
+    set_ana(&mut s, AnaState::Inaccessible);
+    s.target.fail = Some(Error::Fenced.into());
+    let flush = Sqe::new(NvmOpcode::Flush.0, 0, NSID_ALL);
+    assert_eq!(s.io(flush, &[]).code(), Status::ANA_INACCESSIBLE, "a Flush of all");
+}
+
+/// Namespaces 1 and 2, each in a group of its own.
+fn two_groups() -> Target {
+    let namespaces = [(1, namespace()), (2, Namespace { ana_group: 2, ..namespace() })].into();
+    let limits = Limits { ana_groups: 2, ..Limits::default() };
+    Target { limits, namespaces, ..Target::default() }
+}
+
+fn of_namespace(mut sqe: Sqe, nsid: u32) -> Sqe {
+    sqe.nsid = nsid.into();
+    sqe
+}
+
+/// Sets the state of group 1; what the host then hears.
+fn set_ana(s: &mut Session, state: AnaState) -> Vec<Reply> {
+    let (host, cntlid) = (s.host, s.cntlid);
+    s.target.controllers.get_mut(cntlid).unwrap().set_ana(1, state);
+    s.target.tick(S);
+    s.target.replies(s.admin, &host)
 }

@@ -51,14 +51,14 @@ fn outcome(address: Address, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
     if !answered {
         return Err(refusal.into());
     }
-    opcodes::of(cmd.cdb)?.check(cmd.cdb, false)?;
+    opcodes::of(cmd.cdb)?.check(cmd.cdb, opcodes::Traits::default())?;
     match opcode {
         REPORT_LUNS => inquiry::lun_list(cmd),
         REQUEST_SENSE => Ok(power::sense_data(&sense, cmd)),
         INQUIRY if cmd.cdb.byte(1) != 0 => Err(Sense::field(1, Some(0)).into()),
         INQUIRY if cmd.cdb.byte(2) != 0 => Err(Sense::field(2, None).into()),
         INQUIRY => {
-            let data = inquiry::standard(peripheral, "", "");
+            let data = inquiry::standard(peripheral, "", "", 0);
             Ok(Outcome::data(data, u64::from(cmd.cdb.u16(3))))
         }
         _ => Ok(Outcome::GOOD),

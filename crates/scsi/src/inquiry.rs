@@ -50,12 +50,14 @@ const VERSION_SPC_4: u8 = 0x06;
 const HISUP: u8 = 0x10;
 const RESPONSE_DATA_FORMAT: u8 = 0x02;
 const CMDQUE: u8 = 0x02;
+/// The unit changes the states of target port groups, and nobody else (SPC-4 6.6, TPGS 01b).
+const TPGS_IMPLICIT: u8 = 0x10;
 
 /// SAM-5, SPC-4, SBC-3 and iSCSI, no version claimed (SPC-4 6.6).
 const VERSIONS: [u16; 4] = [0x00a0, 0x0460, 0x04c0, 0x0960];
 
 /// Standard INQUIRY data of a unit of this kind.
-pub(crate) fn standard(peripheral: Peripheral, product: &str, revision: &str) -> Vec<u8> {
+pub(crate) fn standard(peripheral: Peripheral, product: &str, revision: &str, tpgs: u8) -> Vec<u8> {
     let mut versions = [U16::ZERO; 8];
     for (to, version) in versions.iter_mut().zip(VERSIONS) {
         *to = U16::new(version);
@@ -66,7 +68,7 @@ pub(crate) fn standard(peripheral: Peripheral, product: &str, revision: &str) ->
         version: VERSION_SPC_4,
         hisup_and_format: HISUP | RESPONSE_DATA_FORMAT,
         additional_length: (size_of::<Standard>() - 5) as u8,
-        tpgs_and_protect: 0,
+        tpgs_and_protect: tpgs,
         multiport: 0,
         command_queuing: CMDQUE,
         vendor: VENDOR,
@@ -105,7 +107,8 @@ pub(crate) fn inquiry(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outc
     } else if page != 0 {
         return Err(Sense::field(2, None).into());
     } else {
-        standard(Peripheral::Disk, &unit.config.product, &unit.config.revision)
+        let tpgs = if unit.groups.is_some() { TPGS_IMPLICIT } else { 0 };
+        standard(Peripheral::Disk, &unit.config.product, &unit.config.revision, tpgs)
     };
     Ok(Outcome::data(data, allocation))
 }

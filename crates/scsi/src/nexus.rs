@@ -25,8 +25,6 @@ pub struct TargetPort {
     pub name: String,
     /// Relative target port identifier, from 1.
     pub relative_id: u16,
-    /// Target port group, where there are any.
-    pub group: Option<u16>,
 }
 
 /// Names an I_T nexus of one unit; never reused.
@@ -62,6 +60,8 @@ pub enum Attention {
     CommandsCleared,
     /// Another initiator changed mode pages.
     ModeChanged,
+    /// A node is to be used in another way than before (SPC-4 5.15.2.3).
+    AccessChanged,
     /// The capacity has changed.
     CapacityChanged,
     /// INQUIRY would answer differently now.
@@ -70,13 +70,14 @@ pub enum Attention {
     LunsChanged,
 }
 
-const TOLD_IN_ORDER: [Attention; 9] = [
+const TOLD_IN_ORDER: [Attention; 10] = [
     Attention::PowerOn,
     Attention::TargetReset,
     Attention::UnitReset,
     Attention::NexusLoss,
     Attention::CommandsCleared,
     Attention::ModeChanged,
+    Attention::AccessChanged,
     Attention::CapacityChanged,
     Attention::InquiryChanged,
     Attention::LunsChanged,
@@ -93,6 +94,7 @@ impl Attention {
             Self::NexusLoss => Code::NEXUS_LOSS,
             Self::CommandsCleared => Code::COMMANDS_CLEARED,
             Self::ModeChanged => Code::MODE_PARAMETERS_CHANGED,
+            Self::AccessChanged => Code::ASYMMETRIC_ACCESS_STATE_CHANGED,
             Self::CapacityChanged => Code::CAPACITY_DATA_CHANGED,
             Self::InquiryChanged => Code::INQUIRY_DATA_CHANGED,
             Self::LunsChanged => Code::REPORTED_LUNS_CHANGED,
@@ -231,7 +233,6 @@ mod tests {
             device: "iqn.2025-01.example:t".into(),
             name: "iqn.2025-01.example:t,t,0x0001".into(),
             relative_id: 1,
-            group: None,
         };
         Nexus { initiator_port: format!("iqn.2025-01.example:i{n},i,0x0"), target_port }
     }

@@ -7,7 +7,7 @@ use crate::cdb::{CDB_MAX, Cdb};
 use crate::reply::Refusal;
 use crate::sense::{Code, Sense};
 use crate::unit::{Incoming, LogicalUnit, Outcome};
-use crate::{capacity, inquiry, mode, power, provisioning, reserve, rw, supported, verify};
+use crate::{capacity, inquiry, mode, ports, power, provisioning, reserve, rw, supported, verify};
 
 /// What a command does with the unit, for those who have reserved it (SPC-2 5.5, SPC-4 5.12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,14 +36,25 @@ pub(crate) struct Entry {
     pub(crate) run: Handler,
 }
 
-/// What only units with logical block provisioning management have.
+/// What only some units have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
     Nothing,
-    /// The whole command.
+    /// Logical block provisioning management, for the whole command.
     Unmap,
-    /// The UNMAP bit of byte 1.
+    /// The same for the UNMAP bit of byte 1.
     UnmapBit,
+    /// Target port groups.
+    Groups,
+}
+
+/// What a unit has of what not all have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traits {
+    /// Logical block provisioning management.
+    pub(crate) can_unmap: bool,
+    /// Target port groups.
+    pub(crate) has_groups: bool,
 }
 
 /// The UNMAP bit of WRITE SAME (SBC-3 5.43).
@@ -135,25 +146,45 @@ impl Entry {
         self
     }
 
-    /// What a unit looks at that can unmap, or cannot.
-    pub(crate) fn usage(&self, can_unmap: bool) -> Usage {
-        if self.needs == Needs::UnmapBit && !can_unmap {
+    /// What a unit of these traits looks at.
+    pub(crate) fn usage(&self, traits: Traits) -> Usage {
+        if self.needs == Needs::UnmapBit && !traits.can_unmap {
             self.usage.without_unmap_bit()
         } else {
             self.usage
         }
     }
 
-    pub(crate) fn is_supported(&self, can_unmap: bool) -> bool {
-        can_unmap || self.needs != Needs::Unmap
+    pub(crate) fn is_supported(&self, traits: Traits) -> bool {
+        match self.needs {
+            Needs::Nothing | Needs::UnmapBit => true,
+            Needs::Unmap => traits.can_unmap,
+            Needs::Groups => traits.has_groups,
+        }
+    }
+
+    /// The entry, or what is unknown about it to a unit that does not support it.
+    pub(crate) fn supported(&'static self, traits: Traits) -> Result<&'static Self, Sense> {
+        match self.usage.service_action() {
+            _ if self.is_supported(traits) => Ok(self),
+            Some(_) => Err(NO_SUCH_SERVICE_ACTION),
+            None => Err(NO_SUCH_OPCODE),
+        }
+    }
+
+    /// Whether it needs a node through which the unit is to be used. What tells about the unit
+    /// does not (SPC-4 5.15.2.4.5 has the least of it), the size included: an initiator that
+    /// first meets the unit here knows then what it is once it comes back.
+    pub(crate) fn needs_path(&self) -> bool {
+        self.access == Writes || (self.on_medium && self.access == Reads)
     }
 
     /// Checks the length and the reserved bits of a command of this kind.
-    pub(crate) fn check(&self, cdb: Cdb, can_unmap: bool) -> Result<(), Sense> {
+    pub(crate) fn check(&self, cdb: Cdb, traits: Traits) -> Result<(), Sense> {
         if cdb.len() < self.usage.len() {
             return Err(Sense::illegal(Code::INVALID_FIELD_IN_CDB));
         }
-        cdb.check_reserved(self.usage(can_unmap).allowed())
+        cdb.check_reserved(self.usage(traits).allowed())
     }
 }
 
@@ -183,10 +214,13 @@ pub(crate) fn find(opcode: u8, service_action: u8) -> Found {
 pub(crate) fn of(cdb: Cdb) -> Result<&'static Entry, Sense> {
     match find(cdb.opcode(), cdb.byte(1) & SERVICE_ACTION) {
         Found::Command(entry) => Ok(entry),
-        Found::NoSuchServiceAction => Err(Sense::field(1, Some(4))),
-        Found::NoSuchOpcode => Err(Sense::illegal(Code::INVALID_OPERATION_CODE)),
+        Found::NoSuchServiceAction => Err(NO_SUCH_SERVICE_ACTION),
+        Found::NoSuchOpcode => Err(NO_SUCH_OPCODE),
     }
 }
+
+const NO_SUCH_SERVICE_ACTION: Sense = Sense::field(1, Some(4));
+const NO_SUCH_OPCODE: Sense = Sense::illegal(Code::INVALID_OPERATION_CODE);
 
 /// Index of the first entry of each operation code; beyond the table where there is none.
 static FIRST: [u8; 256] = first_entries();
@@ -271,13 +305,16 @@ const COMPARE_AND_WRITE: Usage = Usage::of(&[
 const MODE_SENSE_10: Usage = Usage::of(&[0x5a, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0]);
 const MODE_SELECT_10: Usage = Usage::of(&[0x55, 0x10, 0, 0, 0, 0, 0, 0xff, 0xff, 0]);
 const UNMAP: Usage = Usage::of(&[0x42, 0, 0, 0, 0, 0, 0x1f, 0xff, 0xff, 0]);
+const TARGET_PORT_GROUPS: Usage =
+    Usage::of(&[0xa3, 0x0a | ports::FORMAT, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0])
+        .with_service_action();
 const SUPPORTED_CODES: Usage = listing(0xa3, [0x0c, 0x87, 0xff, 0xff, 0xff]).with_service_action();
 const SUPPORTED_TASK_MANAGEMENT: Usage = listing(0xa3, [0x0d, 0x80, 0, 0, 0]).with_service_action();
 
 use Access::{Free, Reads, Writes};
 
 /// All commands, by operation code and service action.
-pub(crate) static TABLE: [Entry; 41] = [
+pub(crate) static TABLE: [Entry; 42] = [
     Entry::new("TEST UNIT READY", Reads, plain_six(0x00), power::test_unit_ready).on_medium(),
     Entry::new("REQUEST SENSE", Free, REQUEST_SENSE, power::request_sense).despite_attention(),
     Entry::new("READ(6)", Reads, six(0x08), rw::read).on_medium(),
@@ -338,7 +375,8 @@ pub(crate) static TABLE: [Entry; 41] = [
     Entry::new("GET LBA STATUS", Reads, GET_LBA_STATUS, capacity::lba_status).on_medium(),
     Entry::new("REPORT LUNS", Free, listing(0xa0, [0, 0xff, 0, 0, 0]), inquiry::report_luns)
         .despite_attention(),
-    // The seam of asymmetric access: REPORT TARGET PORT GROUPS (A3h/0Ah) goes here.
+    Entry::new("REPORT TARGET PORT GROUPS", Free, TARGET_PORT_GROUPS, ports::report)
+        .needing(Needs::Groups),
     Entry::new(
         "REPORT SUPPORTED OPERATION CODES",
         Reads,
@@ -366,6 +404,9 @@ pub(crate) static TABLE: [Entry; 41] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ALL: Traits = Traits { can_unmap: true, has_groups: true };
+    const NONE: Traits = Traits { can_unmap: false, has_groups: false };
 
     #[test]
     fn the_table_is_in_order_and_every_entry_can_be_found() {
@@ -401,10 +442,10 @@ mod tests {
         for entry in &TABLE {
             let mut bytes = entry.usage.bytes();
             let control = bytes.len() - 1;
-            assert!(entry.check(Cdb::new(&bytes), true).is_ok(), "{}", entry.name);
+            assert!(entry.check(Cdb::new(&bytes), ALL).is_ok(), "{}", entry.name);
             bytes[control] = 0x04;
             let expect = Sense::field(control as u16, Some(2));
-            assert_eq!(entry.check(Cdb::new(&bytes), true), Err(expect), "{}", entry.name);
+            assert_eq!(entry.check(Cdb::new(&bytes), ALL), Err(expect), "{}", entry.name);
         }
     }
 
@@ -412,15 +453,40 @@ mod tests {
     fn what_cannot_unmap_knows_no_unmap() {
         let Ok(same) = of(Cdb::new(&[0x93])) else { panic!("WRITE SAME(16) exists") };
         let cdb = Cdb::new(&[0x93, UNMAP_BIT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
-        assert_eq!(same.check(cdb, true), Ok(()));
-        assert_eq!(same.check(cdb, false), Err(Sense::field(1, Some(3))));
-        assert_eq!((same.usage(false).bytes()[1], same.usage(true).bytes()[1]), (0x01, 0x09));
-        assert!(TABLE.iter().filter(|e| !e.is_supported(false)).map(|e| e.name).eq(["UNMAP"]));
+        assert_eq!(same.check(cdb, ALL), Ok(()));
+        assert_eq!(same.check(cdb, NONE), Err(Sense::field(1, Some(3))));
+        assert_eq!((same.usage(NONE).bytes()[1], same.usage(ALL).bytes()[1]), (0x01, 0x09));
+        let others = TABLE.iter().filter(|e| !e.is_supported(NONE)).map(|e| e.name);
+        assert!(others.eq(["UNMAP", "REPORT TARGET PORT GROUPS"]));
     }
 
     #[test]
     fn a_short_block_is_refused() {
         let Ok(read) = of(Cdb::new(&[0x28])) else { panic!("READ(10) exists") };
-        assert!(read.check(Cdb::new(&[0x28; 9]), true).is_err());
+        assert!(read.check(Cdb::new(&[0x28; 9]), ALL).is_err());
+    }
+
+    /// SPC-4 5.15.2.4.5: what a node must answer through which the unit is not to be used, and
+    /// what it may; nothing else.
+    #[test]
+    fn what_tells_about_the_unit_needs_no_path() {
+        let free = TABLE.iter().filter(|e| !e.needs_path()).map(|e| e.name);
+        assert_eq!(
+            free.collect::<Vec<_>>(),
+            [
+                "REQUEST SENSE",
+                "INQUIRY",
+                "RELEASE(6)",
+                "MODE SENSE(6)",
+                "READ CAPACITY(10)",
+                "RELEASE(10)",
+                "MODE SENSE(10)",
+                "READ CAPACITY(16)",
+                "REPORT LUNS",
+                "REPORT TARGET PORT GROUPS",
+                "REPORT SUPPORTED OPERATION CODES",
+                "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS",
+            ]
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! TEST UNIT READY, REQUEST SENSE, START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.47,
 //! 6.39, SBC-3 5.25, 5.10).
 
+use crate::failure::UNAVAILABLE;
 use crate::reply::Refusal;
 use crate::sense::{Code, Format, Key, Sense};
 use crate::unit::{Incoming, LogicalUnit, NOT_STARTED, Outcome, Todo};
@@ -20,6 +21,7 @@ pub(crate) fn request_sense(
 ) -> Result<Outcome, Refusal> {
     let sense = match unit.nexuses.take_attention(cmd.nexus) {
         Some(attention) => attention.sense(),
+        None if unit.is_unavailable() => UNAVAILABLE,
         None if unit.stopped => NOT_STARTED,
         None => Sense::new(Key::NoSense, Code::NONE),
     };

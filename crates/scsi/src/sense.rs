@@ -37,6 +37,8 @@ impl Code {
     pub const NONE: Self = Self(0x00, 0x00);
     pub const BECOMING_READY: Self = Self(0x04, 0x01);
     pub const INITIALIZING_COMMAND_REQUIRED: Self = Self(0x04, 0x02);
+    pub const ASYMMETRIC_ACCESS_STATE_TRANSITION: Self = Self(0x04, 0x0a);
+    pub const TARGET_PORT_IN_UNAVAILABLE_STATE: Self = Self(0x04, 0x0c);
     pub const WRITE_ERROR: Self = Self(0x0c, 0x00);
     pub const INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT: Self = Self(0x0e, 0x03);
     pub const UNRECOVERED_READ_ERROR: Self = Self(0x11, 0x00);
@@ -56,6 +58,7 @@ impl Code {
     pub const BUS_DEVICE_RESET: Self = Self(0x29, 0x03);
     pub const NEXUS_LOSS: Self = Self(0x29, 0x07);
     pub const MODE_PARAMETERS_CHANGED: Self = Self(0x2a, 0x01);
+    pub const ASYMMETRIC_ACCESS_STATE_CHANGED: Self = Self(0x2a, 0x06);
     pub const CAPACITY_DATA_CHANGED: Self = Self(0x2a, 0x09);
     pub const COMMANDS_CLEARED: Self = Self(0x2f, 0x00);
     pub const SAVING_NOT_SUPPORTED: Self = Self(0x39, 0x00);

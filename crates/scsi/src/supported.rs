@@ -1,7 +1,7 @@
 //! REPORT SUPPORTED OPERATION CODES and TASK MANAGEMENT FUNCTIONS (SPC-4 6.35, 6.36), out of the
 //! table of commands.
 
-use crate::opcodes::{self, Entry, Found, TABLE};
+use crate::opcodes::{self, Entry, Found, TABLE, Traits};
 use crate::reply::Refusal;
 use crate::sense::Sense;
 use crate::unit::{Incoming, LogicalUnit, Outcome};
@@ -16,28 +16,28 @@ pub(crate) fn operation_codes(
     unit: &mut LogicalUnit,
     cmd: &Incoming<'_>,
 ) -> Result<Outcome, Refusal> {
-    let can_unmap = unit.can_unmap();
+    let traits = unit.traits();
     let timeouts = cmd.cdb.has(2, RCTD);
     let (opcode, service_action) = (cmd.cdb.byte(3), cmd.cdb.u16(4));
     let data = match cmd.cdb.byte(2) & 0x07 {
-        0 => all(can_unmap, timeouts),
+        0 => all(traits, timeouts),
         1 => {
             if service_actions(opcode) {
                 return Err(Sense::field(OPCODE_FIELD, None).into());
             }
-            one(look_up(opcode, 0, can_unmap), can_unmap, timeouts)
+            one(look_up(opcode, 0, traits), traits, timeouts)
         }
         2 => {
             if matches!(opcodes::find(opcode, 0), Found::Command(_)) && !service_actions(opcode) {
                 return Err(Sense::field(SERVICE_ACTION_FIELD, None).into());
             }
-            one(look_up(opcode, service_action, can_unmap), can_unmap, timeouts)
+            one(look_up(opcode, service_action, traits), traits, timeouts)
         }
         // Either way: what has no service actions is supported with service action zero only.
         3 => {
-            let entry = look_up(opcode, service_action, can_unmap)
+            let entry = look_up(opcode, service_action, traits)
                 .filter(|_| service_action == 0 || service_actions(opcode));
-            one(entry, can_unmap, timeouts)
+            one(entry, traits, timeouts)
         }
         _ => return Err(Sense::field(OPTIONS_FIELD, Some(2)).into()),
     };
@@ -49,10 +49,10 @@ fn service_actions(opcode: u8) -> bool {
     TABLE.iter().any(|e| e.usage.opcode() == opcode && e.usage.service_action().is_some())
 }
 
-fn look_up(opcode: u8, service_action: u16, can_unmap: bool) -> Option<&'static Entry> {
+fn look_up(opcode: u8, service_action: u16, traits: Traits) -> Option<&'static Entry> {
     let service_action = u8::try_from(service_action).ok()?;
     match opcodes::find(opcode, service_action) {
-        Found::Command(entry) => Some(entry).filter(|e| e.is_supported(can_unmap)),
+        Found::Command(entry) => Some(entry).filter(|e| e.is_supported(traits)),
         Found::NoSuchServiceAction | Found::NoSuchOpcode => None,
     }
 }
@@ -61,11 +61,11 @@ fn look_up(opcode: u8, service_action: u16, can_unmap: bool) -> Option<&'static 
 const TIMEOUTS: [u8; 12] = [0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// All commands (SPC-4 6.35).
-fn all(can_unmap: bool, timeouts: bool) -> Vec<u8> {
+fn all(traits: Traits, timeouts: bool) -> Vec<u8> {
     const CTDP: u8 = 0x02;
     const SERVACTV: u8 = 0x01;
     let mut out = vec![0; 4];
-    for entry in TABLE.iter().filter(|e| e.is_supported(can_unmap)) {
+    for entry in TABLE.iter().filter(|e| e.is_supported(traits)) {
         let service_action = entry.usage.service_action();
         let mut flags = if service_action.is_some() { SERVACTV } else { 0 };
         if timeouts {
@@ -83,12 +83,12 @@ fn all(can_unmap: bool, timeouts: bool) -> Vec<u8> {
 }
 
 /// One command (SPC-4 6.35).
-fn one(entry: Option<&Entry>, can_unmap: bool, timeouts: bool) -> Vec<u8> {
+fn one(entry: Option<&Entry>, traits: Traits, timeouts: bool) -> Vec<u8> {
     const CTDP: u8 = 0x80;
     const NOT_SUPPORTED: u8 = 0x1;
     const AS_THE_STANDARD_HAS_IT: u8 = 0x3;
     let Some(entry) = entry else { return vec![0, NOT_SUPPORTED, 0, 0] };
-    let usage = entry.usage(can_unmap).bytes();
+    let usage = entry.usage(traits).bytes();
     let ctdp = if timeouts { CTDP } else { 0 };
     let mut out = vec![0, ctdp | AS_THE_STANDARD_HAS_IT, 0, usage.len() as u8];
     out.extend(usage);

@@ -11,7 +11,8 @@ use crate::limits::Limits;
 use crate::lun::Lun;
 use crate::mode::Modes;
 use crate::nexus::{Attention, Nexus, NexusId, Nexuses, TooMany, Whom};
-use crate::opcodes::{self, Access, Entry};
+use crate::opcodes::{self, Access, Entry, Traits};
+use crate::ports::Groups;
 use crate::reply::{Data, Refusal, Reply, Status, Transfer};
 use crate::sense::{Code, Format, Key, Sense};
 use crate::{failure, mode, provisioning, verify};
@@ -204,6 +205,8 @@ pub struct LogicalUnit {
     /// Who holds the unit by RESERVE (SPC-2 7.21).
     pub(crate) reserved_by: Option<NexusId>,
     pub(crate) stopped: bool,
+    /// Target port groups, if several nodes serve the unit.
+    pub(crate) groups: Option<Groups>,
 }
 
 impl LogicalUnit {
@@ -219,6 +222,7 @@ impl LogicalUnit {
             nexuses: Nexuses::default(),
             reserved_by: None,
             stopped: false,
+            groups: None,
         }
     }
 
@@ -308,8 +312,8 @@ impl LogicalUnit {
             // The nexus went while its command was on the way: aborted with it (SAM-5 6.3.4).
             return Err(Status::TaskAborted.into());
         }
-        let can_unmap = self.can_unmap();
-        let entry = opcodes::of(cmd.cdb);
+        let traits = self.traits();
+        let entry = opcodes::of(cmd.cdb).and_then(|e| e.supported(traits));
         self.check_reservation(cmd.nexus, &entry)?;
         if !entry.is_ok_and(|e| !e.tells_attention)
             && let Some(attention) = self.nexuses.take_attention(cmd.nexus)
@@ -317,10 +321,10 @@ impl LogicalUnit {
             return Err(attention.sense().into());
         }
         let entry = entry?;
-        if !entry.is_supported(can_unmap) {
-            return Err(Sense::illegal(Code::INVALID_OPERATION_CODE).into());
+        entry.check(cmd.cdb, traits)?;
+        if entry.needs_path() && self.is_unavailable() {
+            return Err(failure::UNAVAILABLE.into());
         }
-        entry.check(cmd.cdb, can_unmap)?;
         if entry.on_medium && self.stopped {
             return Err(NOT_STARTED.into());
         }
@@ -343,6 +347,10 @@ impl LogicalUnit {
 
     pub(crate) fn can_unmap(&self) -> bool {
         self.info.unmap_granularity_blocks > 0
+    }
+
+    pub(crate) fn traits(&self) -> Traits {
+        Traits { can_unmap: self.can_unmap(), has_groups: self.groups.is_some() }
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
@@ -433,7 +441,8 @@ impl LogicalUnit {
         let data = match result {
             Ok(data) => data,
             Err(failure) => {
-                let refusal = Refusal { wanted, ..failure::refusal(failure, self.modes.tas) };
+                let refusal = failure::refusal(failure, self.modes.tas, self.access());
+                let refusal = Refusal { wanted, ..refusal };
                 return Step::Reply(refusal.into_reply(self.sense_format()));
             }
         };

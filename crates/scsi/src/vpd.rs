@@ -29,7 +29,7 @@ pub(crate) fn page(unit: &LogicalUnit, nexus: NexusId, code: u8) -> Option<Vec<u
     let body = match code {
         SUPPORTED => PAGES.to_vec(),
         SERIAL => inquiry::printable(&unit.config.serial, SERIAL_MAX).collect(),
-        IDENTIFICATION => identification(&unit.config.uuid, &unit.nexuses.get(nexus)?.target_port),
+        IDENTIFICATION => identification(unit, &unit.nexuses.get(nexus)?.target_port),
         EXTENDED => extended(unit.info.volatile_cache),
         BLOCK_LIMITS => block_limits(unit).as_bytes().to_vec(),
         CHARACTERISTICS => characteristics(unit.config.solid_state),
@@ -62,7 +62,8 @@ const PORT_GROUP: u8 = 0x5;
 const NAME_STRING: u8 = 0x8;
 
 /// Device identification (SPC-4 7.8).
-fn identification(uuid: &[u8; 16], port: &TargetPort) -> Vec<u8> {
+fn identification(unit: &LogicalUnit, port: &TargetPort) -> Vec<u8> {
+    let uuid = &unit.config.uuid;
     let naa = naa(uuid);
     let mut out = Vec::new();
     designator(&mut out, Of::Unit, NAA, BINARY, &naa);
@@ -72,7 +73,7 @@ fn identification(uuid: &[u8; 16], port: &TargetPort) -> Vec<u8> {
     designator(&mut out, Of::Unit, NAME_STRING, UTF_8, &name(&format!("naa.{}", hex(&naa))));
     let [high, low] = port.relative_id.to_be_bytes();
     designator(&mut out, Of::Port, RELATIVE_PORT, BINARY, &[0, 0, high, low]);
-    if let Some(group) = port.group {
+    if let Some(group) = unit.own_group() {
         let [high, low] = group.to_be_bytes();
         designator(&mut out, Of::Port, PORT_GROUP, BINARY, &[0, 0, high, low]);
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 
 /// Identity of a volume: a UUID, the same on every node and for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,6 +29,68 @@ pub struct Catalog {
     pub nvme_portals: Vec<SocketAddr>,
     /// Changes with every snapshot; the discovery log's generation counter.
     pub generation: u64,
+    /// Which of the nodes this is that serve volumes together.
+    pub node: NodeIndex,
+    /// The nodes that serve a volume, for volumes that several serve; these have an access state
+    /// ([`Served::access`](crate::Served)). What is said here of this node does not count: that
+    /// is its access state's to say.
+    pub shared: BTreeMap<VolumeId, Vec<ServingNode>>,
+}
+
+impl Catalog {
+    /// Whether several nodes serve any of these volumes.
+    pub(crate) fn shares_any<'a>(&self, ids: impl IntoIterator<Item = &'a VolumeId>) -> bool {
+        ids.into_iter().any(|id| self.shared.contains_key(id))
+    }
+}
+
+/// Number of a node among those that may serve volumes together: 0 to 15, each node's own, and
+/// its for as long as it serves any.
+///
+/// What initiators must not see twice is counted from it, and so unique over the nodes without
+/// their talking about it: target port groups, relative target ports and portal groups are the
+/// index plus one; NVMe controller identifiers are `index * 4096 + 1` to `index * 4096 + 4095`
+/// (the last node's end at FFEFh); port identifiers in the discovery log are `index * 256 + 1` and
+/// up. A node that shares no volume is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeIndex(u8);
+
+impl NodeIndex {
+    /// Nodes that may serve volumes together.
+    pub const MAX: u8 = 16;
+
+    /// The index, if it is below [`Self::MAX`].
+    #[must_use]
+    pub fn new(index: u8) -> Option<Self> {
+        (index < Self::MAX).then_some(Self(index))
+    }
+
+    /// Target port group, relative target port identifier and portal group tag of the node.
+    pub(crate) fn port(self) -> u16 {
+        u16::from(self.0) + 1
+    }
+
+    /// Identifiers of NVMe controllers of subsystems whose namespaces are shared.
+    pub(crate) fn controllers(self) -> RangeInclusive<u16> {
+        /// Highest that is not reserved (NVMe Base 2.0, 5.17.2.1).
+        const LAST: u16 = 0xffef;
+        let first = u16::from(self.0) << 12;
+        first + 1..=(first | 0xfff).min(LAST)
+    }
+
+    /// Identifier of its first port in the discovery log.
+    pub(crate) fn first_portal(self) -> u16 {
+        (u16::from(self.0) << 8) + 1
+    }
+}
+
+/// One of the nodes that serve a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServingNode {
+    /// Which.
+    pub node: NodeIndex,
+    /// How the volume is to be used through it.
+    pub access: block::Access,
 }
 
 /// One iSCSI target.
@@ -98,6 +161,19 @@ impl Access {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_two_nodes_count_alike() {
+        let all: Vec<_> = (0..=u8::MAX).map_while(NodeIndex::new).collect();
+        assert_eq!((all.len(), all[0]), (16, NodeIndex::default()));
+        for pair in all.windows(2) {
+            assert!(pair[0].port() < pair[1].port());
+            assert!(pair[0].controllers().end() < pair[1].controllers().start());
+            assert_eq!(pair[1].first_portal() - pair[0].first_portal(), 256);
+        }
+        assert_eq!((all[0].controllers(), all[0].port()), (1..=0xfff, 1));
+        assert_eq!((all[15].controllers(), all[15].port()), (0xf001..=0xffef, 16));
+    }
 
     #[test]
     fn nobody_is_admitted_unless_listed() {

@@ -12,5 +12,7 @@ mod nvme;
 mod resident;
 pub mod server;
 
-pub use catalog::{Access, Admission, Catalog, Chap, IscsiTarget, Subsystem, VolumeId};
+pub use catalog::{
+    Access, Admission, Catalog, Chap, IscsiTarget, NodeIndex, ServingNode, Subsystem, VolumeId,
+};
 pub use server::{Door, Limits, Served, Server, Service, Session, doors};

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use block::{Account, Pool};
+use block::{Access, AccessState, Account, Pool};
 use rt::Core;
 use rt::net::Listener;
 use slab::Slab;
 use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use volume::Volume;
 
@@ -103,6 +104,32 @@ pub struct Served {
     pub volume: Rc<Volume>,
     /// Whether space is allocated only as it is written.
     pub thin: bool,
+    /// How it is to be used through this node, if other nodes serve it too: then it also stands
+    /// in [`Catalog::shared`]. Whoever keeps the volume sets it at any time; initiators are told.
+    pub access: Option<AccessState>,
+}
+
+impl Served {
+    /// How it is to be used through this node; `None` if only this node serves it.
+    pub(crate) fn access_in(&self, catalog: &Catalog) -> Option<Access> {
+        let access = self.access.as_ref().filter(|_| catalog.shared.contains_key(&self.id))?;
+        Some(access.get())
+    }
+}
+
+/// A volume of this core, and what tells its initiators of its access state.
+struct Kept {
+    served: Rc<Served>,
+    _watch: Option<Watch>,
+}
+
+/// A task that ends when this is dropped.
+struct Watch(AbortHandle);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// What connections are told.
@@ -165,7 +192,7 @@ pub struct Server {
     limits: Limits,
     peers: Vec<mpsc::Sender<Parcel>>,
     catalog: RefCell<Arc<Catalog>>,
-    served: RefCell<BTreeMap<VolumeId, Rc<Served>>>,
+    served: RefCell<BTreeMap<VolumeId, Kept>>,
     connections: RefCell<Slab<Entry>>,
     /// Connections by [`Stage`].
     stages: Cell<[usize; 4]>,
@@ -276,30 +303,50 @@ impl Server {
     /// Replaces the catalog and tells every connection. Volumes that it names on this core must
     /// have been added before, and those it no longer names are removed afterwards.
     pub fn set_catalog(&self, catalog: Arc<Catalog>) {
+        self.nvme.set_node(&catalog);
         self.catalog.replace(catalog);
         self.notify(Notice::CatalogChanged);
     }
 
-    /// Makes a volume of this core available to the catalog.
-    pub fn add_volume(&self, served: Served) {
-        self.served.borrow_mut().insert(served.id, Rc::new(served));
+    /// Makes a volume of this core available to the catalog. Must be called in the core's
+    /// `LocalSet`.
+    pub fn add_volume(self: &Rc<Self>, served: Served) {
+        let served = Rc::new(served);
+        let watch = served.access.clone().map(|access| self.watch(served.id, access));
+        self.served.borrow_mut().insert(served.id, Kept { served, _watch: watch });
+    }
+
+    /// Tells the initiators of a volume of each change of its access state.
+    fn watch(self: &Rc<Self>, id: VolumeId, access: AccessState) -> Watch {
+        let server = Rc::downgrade(self);
+        let mut seen = access.get();
+        let task = tokio::task::spawn_local(async move {
+            loop {
+                seen = access.other_than(seen).await;
+                let Some(server) = server.upgrade() else { return };
+                tracing::debug!(?id, access = ?seen, "the access state of a volume has changed");
+                server.iscsi.access_changed(id, seen);
+                server.nvme.access_changed(id, seen);
+            }
+        });
+        Watch(task.abort_handle())
     }
 
     /// Takes a volume away; its owner closes it afterwards.
     pub fn remove_volume(&self, id: VolumeId) -> Option<Rc<Served>> {
-        self.served.borrow_mut().remove(&id)
+        self.served.borrow_mut().remove(&id).map(|kept| kept.served)
     }
 
     /// The volume, if it lives on this core.
     #[must_use]
     pub fn volume(&self, id: VolumeId) -> Option<Rc<Served>> {
-        self.served.borrow().get(&id).cloned()
+        self.served.borrow().get(&id).map(|kept| Rc::clone(&kept.served))
     }
 
     /// All volumes of this core.
     #[must_use]
     pub fn volumes(&self) -> Vec<Rc<Served>> {
-        self.served.borrow().values().cloned().collect()
+        self.served.borrow().values().map(|kept| Rc::clone(&kept.served)).collect()
     }
 
     /// Tells connections that a volume has grown.

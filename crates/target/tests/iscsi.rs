@@ -9,14 +9,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Class, Dev, Epoch, Mem, MemOptions};
+use block::testing::faulty::{Effect, Faults, Faulty, Rule};
+use block::{AccessState, Class, Dev, Epoch, Error, Mem, MemOptions};
 use common::{POOL, listen, on_core, on_cores};
 use iscsi::pdu::{NO_TAG, Opcode, Stage, TaskFunction};
 use iscsi::testing::{Initiator, Pdu};
 use rt::Core;
 use rt::net::Stream;
 use target::{
-    Access, Admission, Catalog, IscsiTarget, Limits, Served, Server, Service, VolumeId, doors,
+    Access, Admission, Catalog, IscsiTarget, Limits, NodeIndex, Served, Server, Service,
+    ServingNode, VolumeId, doors,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
@@ -43,11 +45,11 @@ async fn serve(core: &Core, limits: Limits) -> (Rc<Server>, SocketAddr) {
     (server, address)
 }
 
-fn add_volume(server: &Server) {
+fn add_volume(server: &Rc<Server>) {
     let mem = Mem::new(MemOptions::new(512, 1 << 17));
     let volume = Volume::new(Dev::new(mem), Epoch::default());
     let (id, name) = (VolumeId([7; 16]), "disk".to_owned());
-    server.add_volume(Served { id, name, volume, thin: false });
+    server.add_volume(Served { id, name, volume, thin: false, access: None });
 }
 
 struct Client {
@@ -336,5 +338,112 @@ fn a_write_without_its_data_does_not_hold_up_a_shutdown() {
         server.drain(began + PATIENCE).await;
         assert!(began.elapsed() < 5 * receive_timeout, "{:?}", began.elapsed());
         assert_eq!(server.sessions().len(), 0);
+    });
+}
+
+/// The second of three nodes that serve the volume; the third is in state `third`.
+fn shared(third: block::Access) -> Arc<Catalog> {
+    let node = |n| NodeIndex::new(n).unwrap();
+    let serving = |n, access| ServingNode { node: node(n), access };
+    let own = serving(1, block::Access::Optimized);
+    let nodes = vec![serving(0, block::Access::Optimized), own, serving(2, third)];
+    let shared = [(VolumeId([7; 16]), nodes)].into();
+    Arc::new(Catalog { node: node(1), shared, ..(*catalog(0)).clone() })
+}
+
+/// A server of that node, and where it listens; the volume's state and faults.
+async fn serve_shared(core: &Core) -> (Rc<Server>, SocketAddr, AccessState, Faults) {
+    let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+    let (dev, faults) = Faulty::wrap(Dev::new(Mem::new(MemOptions::new(512, 1 << 17))), 1);
+    let volume = Volume::new(dev, Epoch::default());
+    let (id, name, access) = (VolumeId([7; 16]), "disk".to_owned(), AccessState::default());
+    let served = Served { id, name, volume, thin: false, access: Some(access.clone()) };
+    server.add_volume(served);
+    server.set_catalog(shared(block::Access::Unavailable));
+    let address = listen(core, &server, Service::Iscsi).await;
+    (server, address, access, faults)
+}
+
+impl Client {
+    /// A command that brings nothing: its status, and its data or sense data.
+    async fn ask_for(&mut self, cdb: &[u8], bytes: u32) -> (u8, Vec<u8>) {
+        let read = if bytes > 0 { 0x40 } else { 0 };
+        let command = self.initiator.command(cdb, read, bytes, &[]);
+        self.send(&command).await;
+        let mut data = Vec::new();
+        loop {
+            let pdu = self.next().await;
+            match pdu.opcode() {
+                Opcode::DataIn => data.extend(&pdu.data),
+                _ => data.extend(pdu.data.get(2..).unwrap_or_default()),
+            }
+            // The S bit of Data-In: the status is in it (RFC 7143 11.7.3).
+            if pdu.opcode() != Opcode::DataIn || pdu.header[1] & 1 != 0 {
+                return (pdu.header[3], data);
+            }
+        }
+    }
+
+    /// How TEST UNIT READY, or a read of a block, ends: nothing, or what the sense data says.
+    async fn sense(&mut self, cdb: &[u8], bytes: u32) -> Option<[u8; 3]> {
+        let (status, sense) = self.ask_for(cdb, bytes).await;
+        (status == 2).then(|| [sense[2], sense[12], sense[13]])
+    }
+}
+
+const READY: [u8; 6] = [0; 6];
+const GROUPS: [u8; 12] = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0];
+
+/// SPC-4 5.15.2, RFC 7143 4.2.5.1: a node of several is a portal group, a target port group and a
+/// target port of its own.
+#[test]
+fn a_node_of_several_is_a_port_of_its_own() {
+    on_core(async |core| {
+        let (_server, at, ..) = serve_shared(&core).await;
+        let mut client = Client::dial(&core, at, 1).await;
+        client.ask(&[]).await;
+        let login = client.next().await;
+        let tag = b"TargetPortalGroupTag=2";
+        assert!(login.data.windows(tag.len()).any(|w| w == tag), "{login:?}");
+        let (_, page) = client.ask_for(&[0x12, 1, 0x83, 0, 255, 0], 255).await;
+        let has = |d: &[u8]| page.windows(d.len()).any(|w| w == d);
+        assert!(has(&[0x51, 0x94, 0, 4, 0, 0, 0, 2]), "relative target port");
+        assert!(has(&[0x51, 0x95, 0, 4, 0, 0, 0, 2]), "target port group");
+        assert!(has(b"disk,t,0x0002"), "name of the port");
+        assert_eq!(client.ask_for(&[0x12, 0, 0, 0, 96, 0], 96).await.1[5], 0x10, "TPGS");
+    });
+}
+
+/// SPC-4 5.15.2.3: initiators are told of changes of any node, and what each state answers.
+#[test]
+fn access_states_reach_every_initiator() {
+    on_core(async |core| {
+        let (server, at, access, faults) = serve_shared(&core).await;
+        let mut clients =
+            [Client::log_in(&core, at, 1, &[]).await, Client::log_in(&core, at, 2, &[]).await];
+        access.set(block::Access::Unavailable);
+        sleep(Duration::from_millis(5)).await;
+        for client in &mut clients {
+            assert_eq!(client.sense(&READY, 0).await, Some([6, 0x2a, 0x06]));
+            assert_eq!(client.sense(&cdb(0x28, 0, 1), 512).await, Some([2, 0x04, 0x0c]));
+            let (_, groups) = client.ask_for(&GROUPS, 255).await;
+            assert_eq!((groups[3], groups[4], groups[16], groups[28]), (36, 0, 3, 3));
+        }
+        access.set(block::Access::Transitioning);
+        sleep(Duration::from_millis(5)).await;
+        faults.add(Rule::new(Effect::Fail(Error::Fenced)).times(1));
+        let [client, _] = &mut clients;
+        assert_eq!(client.sense(&READY, 0).await, Some([6, 0x2a, 0x06]));
+        assert_eq!(client.sense(&cdb(0x28, 0, 1), 512).await, Some([2, 0x04, 0x0a]));
+        assert_eq!(client.sense(&cdb(0x28, 0, 1), 512).await, None);
+        server.set_catalog(shared(block::Access::Optimized));
+        access.set(block::Access::Optimized);
+        sleep(Duration::from_millis(5)).await;
+        for client in &mut clients {
+            assert_eq!(client.sense(&READY, 0).await, Some([6, 0x2a, 0x06]), "once for all");
+            assert_eq!(client.sense(&READY, 0).await, None);
+            let (_, groups) = client.ask_for(&GROUPS, 255).await;
+            assert_eq!((groups[4], groups[16], groups[28]), (0, 0, 0));
+        }
     });
 }

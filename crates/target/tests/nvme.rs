@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::testing::faulty::{Effect, Faults, Faulty, Kind, Rule};
-use block::{Blocks, Class, Dev, Epoch, Lba, Mem, MemOptions, Request};
+use block::{AccessState, Blocks, Class, Dev, Epoch, Error, Lba, Mem, MemOptions, Request};
 use common::{POOL, listen, on_core};
 use nvme::entry::{AdminOpcode, NvmOpcode, Sgl};
 use nvme::fabrics::{CNTLID_DYNAMIC, DISCOVERY_NQN, Property};
@@ -19,7 +19,8 @@ use nvme::{Connect, Sqe, Status};
 use rt::Core;
 use rt::net::Stream;
 use target::{
-    Access, Admission, Catalog, Limits, Served, Server, Service, Subsystem, VolumeId, doors,
+    Access, Admission, Catalog, Limits, NodeIndex, Served, Server, Service, ServingNode, Subsystem,
+    VolumeId, doors,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
@@ -53,10 +54,10 @@ fn disk() -> Dev {
     Dev::new(Mem::new(MemOptions::new(512, 1 << 14)))
 }
 
-fn add(server: &Server, id: VolumeId, dev: Dev) -> Rc<Volume> {
+fn add(server: &Rc<Server>, id: VolumeId, dev: Dev) -> Rc<Volume> {
     let volume = Volume::new(dev, Epoch::default());
     let served = Rc::clone(&volume);
-    server.add_volume(Served { id, name: format!("{id:?}"), volume, thin: false });
+    server.add_volume(Served { id, name: format!("{id:?}"), volume, thin: false, access: None });
     served
 }
 
@@ -403,5 +404,137 @@ fn commands_are_answered_while_the_node_stops() {
         };
         tokio::join!(server.drain(began + PATIENCE), finish);
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    });
+}
+
+/// Namespace 1 is volume A, which this node, the second, and another serve.
+fn shared() -> Arc<Catalog> {
+    let access = block::Access::Optimized;
+    let serving = |n| ServingNode { node: NodeIndex::new(n).unwrap(), access };
+    let nodes = vec![serving(0), serving(1)];
+    let node = serving(1).node;
+    Arc::new(Catalog { node, shared: [(A, nodes)].into(), ..(*catalog(A)).clone() })
+}
+
+/// A server of that node, and where it listens; the volume's state and faults.
+async fn serve_shared(core: &Core) -> (Rc<Server>, SocketAddr, AccessState, Faults) {
+    let (server, at, _) = serve(core, Limits::default()).await;
+    let (access, faults) = share(&server);
+    server.set_catalog(shared());
+    (server, at, access, faults)
+}
+
+/// Volume A is one from now on that others serve too.
+fn share(server: &Rc<Server>) -> (AccessState, Faults) {
+    let (dev, faults) = Faulty::wrap(disk(), 1);
+    let (volume, access) = (Volume::new(dev, Epoch::default()), AccessState::default());
+    let (id, name, own) = (A, "A".to_owned(), Some(access.clone()));
+    server.add_volume(Served { id, name, volume, thin: false, access: own });
+    (access, faults)
+}
+
+impl Queue {
+    /// What an admin command returns.
+    async fn fetch(&mut self, mut sqe: Sqe, bytes: u32) -> Vec<u8> {
+        sqe.sgl = Sgl::transport(bytes);
+        self.command(sqe).await;
+        let mut data = Vec::new();
+        loop {
+            match self.next().await {
+                Reply::Data { bytes, success, .. } => {
+                    data.extend(bytes);
+                    if success {
+                        return data;
+                    }
+                }
+                Reply::Resp { status, .. } if status.is_success() => return data,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// The ANA log.
+    async fn ana(&mut self, bytes: u32) -> Vec<u8> {
+        let mut sqe = Sqe::new(AdminOpcode::GetLogPage.0, 9, 0);
+        sqe.cdw10[0] = (0x0c | (bytes / 4 - 1) << 16).into();
+        self.fetch(sqe, bytes).await
+    }
+
+    async fn identify(&mut self, cns: u32, nsid: u32) -> Vec<u8> {
+        let mut sqe = Sqe::new(AdminOpcode::Identify.0, 9, nsid);
+        sqe.cdw10[0] = cns.into();
+        self.fetch(sqe, 4096).await
+    }
+
+    /// How a read of a block ends.
+    async fn read(&mut self) -> Status {
+        self.command(rw(NvmOpcode::Read, 7, 1)).await;
+        match self.next().await {
+            Reply::Data { success: true, .. } => Status::SUCCESS,
+            Reply::Data { .. } => self.status(7).await.0,
+            Reply::Resp { status, .. } => status,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn dword(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+/// NVMe Base 2.0, 8.1: the host hears of a change, and what each state answers.
+#[test]
+fn access_states_reach_the_host() {
+    on_core(async |core| {
+        let (_server, at, access, faults) = serve_shared(&core).await;
+        access.set(block::Access::Unavailable);
+        let (mut admin, mut io) = associate(&core, at).await;
+        assert_eq!(admin.cntlid, 4097, "the second node's first");
+        let id = admin.identify(1, 0).await;
+        assert_eq!((id[76] & 1 << 3, dword(&id, 344), dword(&id, 348)), (8, 1025, 1025));
+        let (log_bytes, mdts) = (16 + 1025 * 32 + 1024 * 4, id[77]);
+        assert!(log_bytes <= 4096 << mdts, "else Linux goes without");
+        assert_eq!(dword(&admin.identify(0, 1).await, 92), 2, "ANAGRPID");
+        assert_eq!(io.read().await.field() & 0x7ff, 0x302);
+        let log = admin.ana(52).await;
+        assert_eq!((log[8], dword(&log, 16), log[32], dword(&log, 48)), (1, 2, 3, 1));
+        let mut events = Sqe::new(AdminOpcode::SetFeatures.0, 8, 0);
+        (events.cdw10[0], events.cdw10[1]) = (0x0b.into(), (1 << 11).into());
+        admin.command(events).await;
+        assert!(admin.status(8).await.0.is_success());
+        for (to, fenced, state, status) in [
+            (block::Access::Transitioning, true, 0xf, 0x303),
+            (block::Access::Optimized, true, 1, 0x303),
+            (block::Access::Unavailable, false, 3, 0x302),
+            (block::Access::Optimized, false, 1, 0),
+        ] {
+            let request = Sqe::new(AdminOpcode::AsyncEventRequest.0, 30, 0);
+            admin.command(request).await;
+            access.set(to);
+            assert_eq!(admin.status(30).await.1, 0x000c_0302, "{to:?}");
+            faults.clear();
+            if fenced {
+                faults.add(Rule::new(Effect::Fail(Error::Fenced)));
+            }
+            assert_eq!(io.read().await.field() & 0x7ff, status, "{to:?}");
+            assert_eq!(admin.ana(52).await[32], state, "{to:?}");
+        }
+    });
+}
+
+/// NVMe Base 2.0, 5.17.2.1: a controller keeps what it has announced. One whose namespace is shared
+/// from now on goes, and the host finds another.
+#[test]
+fn a_controller_goes_when_its_namespace_becomes_one_of_several_nodes() {
+    on_core(async |core| {
+        let (server, at, _) = serve(&core, Limits::default()).await;
+        let (mut admin, _io) = associate(&core, at).await;
+        let id = admin.identify(1, 0).await;
+        assert_eq!((admin.cntlid, dword(&id, 344), dword(&id, 348)), (1, 1, 1), "as ever");
+        share(&server);
+        server.set_catalog(shared());
+        assert!(timeout(PATIENCE, admin.receive()).await.expect("it is told").is_none());
+        let (admin, _io) = associate(&core, at).await;
+        assert_eq!(admin.cntlid, 4097);
     });
 }

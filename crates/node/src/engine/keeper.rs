@@ -88,6 +88,7 @@ impl Keeper {
             name: record.name.to_string(),
             volume: Rc::clone(&volume),
             thin: record.thin,
+            access: None,
         });
         self.open.borrow_mut().insert(record.id, Kept { volume, backed });
         Ok(image)

@@ -170,13 +170,12 @@ impl Controller {
         Ok(IoCommand { nsid, data_out, op })
     }
 
-    /// NVMe Base 2.0, 8.1: what the access state of the group allows.
+    /// NVMe Base 2.0, 8.1: what the access state of the group allows. In the state Change the
+    /// volume holds commands, and answers those that it gives back.
     fn accessible(&self, ns: &Namespace) -> Result<(), Fault> {
-        let state = self.ana.groups.get(&ns.ana_group).map_or(AnaState::Optimized, |g| g.0);
-        Err(Fault::new(match state {
+        Err(Fault::new(match self.ana.of(ns.ana_group).0 {
             AnaState::Inaccessible => Status::ANA_INACCESSIBLE,
             AnaState::PersistentLoss => Status::ANA_PERSISTENT_LOSS,
-            AnaState::Change => Status::ANA_TRANSITION,
             _ => return Ok(()),
         }))
     }

@@ -513,7 +513,7 @@ impl World {
         for c in self.controllers.iter_mut() {
             match what % 4 {
                 0 => c.set_namespaces(BTreeMap::from([(1, namespace(value.into()))])),
-                1 => c.set_ana(1, AnaState(value % 6)),
+                1 => c.set_ana(u32::from(value >> 7) + 1, AnaState(value % 6)),
                 2 => {
                     let log = Discovery { generation: value.into(), entries: Vec::new() };
                     c.set_discovery(Rc::new(log));

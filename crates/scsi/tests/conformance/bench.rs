@@ -43,7 +43,6 @@ pub(crate) fn nexus(n: u32) -> Nexus {
         device: "iqn.2025-01.example:disk".into(),
         name: "iqn.2025-01.example:disk,t,0x0001".into(),
         relative_id: 1,
-        group: None,
     };
     Nexus { initiator_port: format!("iqn.2025-01.example:host,i,{n:#x}"), target_port }
 }

@@ -6,6 +6,7 @@ mod inquiry;
 mod lifecycle;
 mod mode;
 mod oracle;
+mod ports;
 mod provisioning;
 mod random;
 mod rw;

@@ -1,10 +1,10 @@
 //! What must hold whatever initiators send. Shared by the property test here and the fuzz target
 //! `scsi_cdb`: bytes are read as a script of commands, replies of the volume and events.
 
-use block::{Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Pool, Request};
+use block::{Access, Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Pool, Request};
 use scsi::{
-    Admission, Arrival, Attention, LogicalUnit, Lun, LunConfig, Nexus, NexusId, Reply, Reset,
-    Status, Step, TargetPort, Transfer, Whom,
+    Admission, Arrival, Attention, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, Reply,
+    Reset, Status, Step, TargetPort, Transfer, Whom,
 };
 
 const BLOCK: u32 = 512;
@@ -104,8 +104,7 @@ impl World {
 
     fn join(&mut self) {
         let name = "i".repeat(self.ids.len() % 300);
-        let target_port =
-            TargetPort { device: name.clone(), name: name.clone(), relative_id: 1, group: Some(1) };
+        let target_port = TargetPort { device: name.clone(), name: name.clone(), relative_id: 1 };
         let nexus = Nexus { initiator_port: name, target_port };
         self.ids.push(self.unit.add_nexus(nexus).expect("there is room for a few"));
     }
@@ -117,13 +116,26 @@ impl World {
 
     fn event(&mut self, script: &mut Script<'_>) {
         let id = self.somebody(script);
-        match script.byte() % 6 {
+        match script.byte() % 8 {
             0 if self.ids.len() < 1000 => self.join(),
             1 => self.unit.remove_nexus(id),
             2 => self.unit.reset(Reset::Unit),
             3 => self.unit.reset(Reset::Target),
             4 => self.unit.attend(Whom::AllBut(id), Attention::CommandsCleared),
+            5 => self.unit.set_access(access(script.byte())),
+            6 => self.set_port_groups(script.byte()),
             _ => self.unit.attend(Whom::Only(id), Attention::LunsChanged),
+        }
+    }
+
+    fn set_port_groups(&mut self, byte: u8) {
+        let group = |n, access| PortGroup { id: n, port: n, access };
+        match byte % 8 {
+            0 => self.unit.clear_port_groups(),
+            n => {
+                let others: Vec<_> = (0..u16::from(n)).map(|n| group(n, access(byte))).collect();
+                self.unit.set_port_groups(group(1, access(byte >> 4)), &others);
+            }
         }
     }
 
@@ -339,5 +351,13 @@ fn allocation_length(cdb: &[u8; 16]) -> Option<u64> {
         0x9e => Some(number(10, 4)),
         0xa0 | 0xa3 => Some(number(6, 4)),
         _ => None,
+    }
+}
+
+fn access(byte: u8) -> Access {
+    match byte % 3 {
+        0 => Access::Optimized,
+        1 => Access::Transitioning,
+        _ => Access::Unavailable,
     }
 }

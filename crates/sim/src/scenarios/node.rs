@@ -354,7 +354,7 @@ async fn serve<T: Talk>(
     *running.borrow_mut() =
         Running { server: Rc::downgrade(&server), volume: Rc::downgrade(&volume) };
     let id = VolumeId(VOLUME.into_bytes());
-    server.add_volume(Served { id, name: "volume".into(), volume, thin: true });
+    server.add_volume(Served { id, name: "volume".into(), volume, thin: true, access: None });
     let mut catalog = Catalog::default();
     let access = Access { any: Some(Admission::default()), ..Access::default() };
     T::announce(&mut catalog, id, access);

@@ -11,10 +11,17 @@ use iscsi::target::{
 
 use super::Initiator;
 use super::session::Member;
-use crate::catalog::{Admission, Catalog, Chap};
+use crate::catalog::{Admission, Catalog, Chap, IscsiTarget};
 
-/// There is one portal group: every portal reaches every volume.
-pub(super) const PORTAL_GROUP: u16 = 1;
+/// The portal group of discovery, and of targets that only this node serves: every portal reaches
+/// every volume.
+const PORTAL_GROUP: u16 = 1;
+
+/// Tag of this node's portal group at a target. Sessions do not span nodes, so where several serve
+/// a target each is a portal group of its own (RFC 7143 4.2.5.1).
+pub(super) fn portal_group(catalog: &Catalog, target: &IscsiTarget) -> u16 {
+    if catalog.shares_any(target.luns.values()) { catalog.node.port() } else { PORTAL_GROUP }
+}
 
 /// Where a login is decided.
 enum Decision {
@@ -43,8 +50,10 @@ impl Initiator {
     }
 
     fn judge(&self, attempt: &LoginAttempt) -> Decision {
-        let open = LoginGrant { auth: Auth::None, portal_group: PORTAL_GROUP, target_alias: None };
-        let Some(name) = &attempt.target else { return Decision::Here(Ok(open)) };
+        let grant = |auth, portal_group| LoginGrant { auth, portal_group, target_alias: None };
+        let Some(name) = &attempt.target else {
+            return Decision::Here(Ok(grant(Auth::None, PORTAL_GROUP)));
+        };
         let refuse = |status: LoginStatus| Decision::Here(Err(status.into()));
         let catalog = self.server().catalog();
         let Some(target) = catalog.targets.get(name.as_str()) else {
@@ -67,7 +76,7 @@ impl Initiator {
             });
         }
         match self.auth(admission) {
-            Ok(auth) => Decision::Here(Ok(LoginGrant { auth, ..open })),
+            Ok(auth) => Decision::Here(Ok(grant(auth, portal_group(&catalog, target)))),
             Err(status) => refuse(status),
         }
     }
@@ -111,7 +120,7 @@ impl Initiator {
             return self.machine.established(Err(LoginStatus::TargetRemoved.into()));
         };
         let inbox = self.place.inbox.clone();
-        match server.iscsi.begin(&server, who, target, admission, inbox) {
+        match server.iscsi.begin(&server, who, (target, admission), inbox) {
             Ok(session) => {
                 self.place.registration.logged_in(initiator, Some(name.as_str()), who.cid);
                 let tsih = session.tsih;
@@ -141,16 +150,18 @@ fn records(catalog: &Catalog, scope: &Scope, initiator: &Initiator) -> Vec<Targe
         Scope::Named(n) => n.as_str() == name,
         Scope::Session => own == Some(name),
     };
-    let addresses: Vec<_> = portals(catalog, initiator.place.local)
-        .map(|portal| (portal.to_string(), PORTAL_GROUP))
-        .collect();
+    let portals: Vec<_> = portals(catalog, initiator.place.local).collect();
+    let addresses = |target: &IscsiTarget| {
+        let group = portal_group(catalog, target);
+        portals.iter().map(|portal| (portal.to_string(), group)).collect()
+    };
     catalog
         .targets
         .iter()
         .filter(|(name, target)| {
             wanted(name) && asks.as_deref().is_some_and(|i| target.access.admission(i).is_some())
         })
-        .map(|(name, _)| TargetRecord { name: name.clone(), addresses: addresses.clone() })
+        .map(|(name, target)| TargetRecord { name: name.clone(), addresses: addresses(target) })
         .collect()
 }
 

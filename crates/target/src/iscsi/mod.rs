@@ -237,6 +237,9 @@ impl Initiator {
         });
         match target {
             Some(target) if welcome => {
+                if session.portal_group != login::portal_group(&catalog, target) {
+                    return self.close("its target is in another portal group now");
+                }
                 if self.server().iscsi.refresh(self.server(), &session, target) {
                     session.attend(Attention::LunsChanged);
                 }

@@ -6,14 +6,15 @@ use std::fmt::Write as _;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::Access;
 use iscsi::name::Name;
 use iscsi::pdu::LoginStatus;
 use iscsi::target::{Config, LoginAttempt};
-use scsi::{Attention, LogicalUnit, Lun, LunConfig, Nexus, NexusId, TargetPort, Whom};
+use scsi::{Attention, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, TargetPort, Whom};
 
 use super::Event;
-use super::login::PORTAL_GROUP;
-use crate::catalog::{Admission, IscsiTarget, VolumeId};
+use super::login::portal_group;
+use crate::catalog::{Admission, Catalog, IscsiTarget, NodeIndex, VolumeId};
 use crate::conn::Inbox;
 use crate::server::{MAX_TRANSFER_BYTES, Served, Server};
 
@@ -35,6 +36,8 @@ pub(crate) struct Session {
     pub(super) target: Option<Name>,
     /// By which rule it was let in; a session whose rule changes ends.
     pub(super) admission: Admission,
+    /// Tag of the portal group it came through.
+    pub(super) portal_group: u16,
     pub(super) inbox: Inbox<Event>,
     /// Set at the end. Commands that have not been started by then never are: the initiator may
     /// have given them up and written the same blocks through its next session.
@@ -133,8 +136,7 @@ impl Shared {
         &self,
         server: &Server,
         who: &LoginAttempt,
-        target: &IscsiTarget,
-        admission: &Admission,
+        (target, admission): (&IscsiTarget, &Admission),
         inbox: Inbox<Event>,
     ) -> Result<Rc<Session>, LoginStatus> {
         self.replace(who);
@@ -147,6 +149,7 @@ impl Shared {
             isid: who.isid,
             target: who.target.clone(),
             admission: admission.clone(),
+            portal_group: portal_group(&server.catalog(), target),
             inbox,
             ended: Cell::new(false),
             units: RefCell::default(),
@@ -183,13 +186,15 @@ impl Shared {
             }
             stays
         });
+        let catalog = server.catalog();
         for (&number, &id) in &target.luns {
             let Some(lun) = Lun::new(number) else { continue };
-            if units.contains_key(&lun) {
+            if let Some(unit) = units.get(&lun) {
+                set_port_groups(&mut unit.state.borrow_mut(), &catalog, &unit.served);
                 continue;
             }
             let Some(served) = server.volume(id) else { continue };
-            if let Some(unit) = self.enter_unit(session, served) {
+            if let Some(unit) = self.enter_unit(session, served, &catalog) {
                 units.insert(lun, Rc::new(unit));
             }
         }
@@ -198,8 +203,9 @@ impl Shared {
         before != after
     }
 
-    fn enter_unit(&self, session: &Session, served: Rc<Served>) -> Option<Unit> {
+    fn enter_unit(&self, session: &Session, served: Rc<Served>, catalog: &Catalog) -> Option<Unit> {
         let state = self.unit(&served);
+        set_port_groups(&mut state.borrow_mut(), catalog, &served);
         let nexus = state.borrow_mut().add_nexus(nexus(session));
         match nexus {
             Ok(nexus) => Some(Unit { served, state, nexus }),
@@ -231,6 +237,14 @@ impl Shared {
             Rc::new(RefCell::new(LogicalUnit::new(config, info)))
         });
         Rc::clone(unit)
+    }
+
+    /// Tells everybody who sees a unit how it is to be used through this node from now on.
+    pub(crate) fn access_changed(&self, id: VolumeId, access: Access) {
+        let unit = self.units.borrow().get(&id).cloned();
+        if let Some(unit) = unit {
+            unit.borrow_mut().set_access(access);
+        }
     }
 
     fn leave_unit(&self, unit: &Unit) {
@@ -270,12 +284,20 @@ fn nexus(session: &Session) -> Nexus {
     }
     let device = session.target.as_ref().map_or_else(String::new, ToString::to_string);
     let target_port = TargetPort {
-        name: format!("{device},t,0x{PORTAL_GROUP:04x}"),
+        name: format!("{device},t,0x{:04x}", session.portal_group),
         device,
-        relative_id: 1,
-        group: None,
+        relative_id: session.portal_group,
     };
     Nexus { initiator_port: port, target_port }
+}
+
+/// Makes the unit's target port groups those of the catalog; this node's state is its own to know.
+fn set_port_groups(unit: &mut LogicalUnit, catalog: &Catalog, served: &Served) {
+    let Some(access) = served.access_in(catalog) else { return unit.clear_port_groups() };
+    let group = |node: NodeIndex, access| PortGroup { id: node.port(), port: node.port(), access };
+    let nodes = catalog.shared.get(&served.id);
+    let others: Vec<_> = nodes.into_iter().flatten().map(|n| group(n.node, n.access)).collect();
+    unit.set_port_groups(group(catalog.node, access), &others);
 }
 
 /// The volume's identity in hexadecimal.

@@ -2,25 +2,29 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Bufs, Class, Request};
-use nvme::{Completion, Connect, Connected, Controller, Controllers, Limits, Role, Tag};
+use block::{Access, Bufs, Class, Request};
+use nvme::{Completion, Connect, Connected, Controller, Controllers, Limits, Namespace, Role, Tag};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{Event, Host, view};
+use crate::catalog::{Catalog, NodeIndex, VolumeId};
 use crate::conn::Inbox;
 use crate::server::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS, Server};
 
-/// Controller identifiers per core: they are unique in the node.
+/// Controller identifiers per core, while the node shares nothing: they are unique in the node.
 const IDS_PER_CORE: u16 = 1000;
 
 /// All NVMe controllers of a core.
 #[derive(Debug)]
 pub(crate) struct Shared {
     controllers: RefCell<Controllers>,
+    /// Identifiers of controllers while the node shares nothing.
+    own_ids: RangeInclusive<u16>,
     associations: RefCell<BTreeMap<u16, Association>>,
     /// The zero of the controllers' clock.
     began: Instant,
@@ -46,11 +50,54 @@ impl Shared {
     pub(crate) fn new(core: usize) -> Self {
         let core = u16::try_from(core).unwrap_or(u16::MAX);
         let first = core.saturating_mul(IDS_PER_CORE).min(u16::MAX - 2 * IDS_PER_CORE) + 1;
+        let own_ids = first..=first + IDS_PER_CORE - 1;
         Self {
-            controllers: RefCell::new(Controllers::new(first..=first + IDS_PER_CORE - 1)),
+            controllers: RefCell::new(Controllers::new(own_ids.clone())),
+            own_ids,
             associations: RefCell::default(),
             began: Instant::now(),
         }
+    }
+
+    /// Controllers to come get identifiers that no other node gives out. A subsystem lives on one
+    /// core of each node, so the cores of a node need not differ; of discovery controllers, which
+    /// live on all, nobody compares them.
+    pub(crate) fn set_node(&self, catalog: &Catalog) {
+        let alone = catalog.node == NodeIndex::default() && catalog.shared.is_empty();
+        let ids = if alone { self.own_ids.clone() } else { catalog.node.controllers() };
+        self.controllers.borrow_mut().set_ids(ids);
+    }
+
+    /// Tells the hosts of a volume how it is to be used through this node from now on.
+    pub(crate) fn access_changed(&self, id: VolumeId, access: Access) {
+        let mut told = Vec::new();
+        for controller in self.controllers.borrow_mut().iter_mut() {
+            let of = |ns: &&Namespace| ns.uuid == id.0 && ns.ana_group != view::OWN_GROUP;
+            let groups: Vec<_> =
+                controller.namespaces().values().filter(of).map(|ns| ns.ana_group).collect();
+            for group in groups {
+                controller.set_ana(group, view::ana_state(access));
+                told.push(controller.id());
+            }
+        }
+        for cntlid in told {
+            if let Some(admin) = self.queue(Seat { cntlid, qid: 0 }) {
+                admin.push(Event::Controller);
+            }
+        }
+    }
+
+    /// Tells a controller how its namespaces are to be used that other nodes serve too.
+    fn set_states(&self, server: &Server, cntlid: u16) {
+        self.with(cntlid, |controller| {
+            for ns in controller.namespaces().clone().values() {
+                let served = server.volume(VolumeId(ns.uuid));
+                let access = served.and_then(|s| s.access_in(&server.catalog()));
+                if let Some(access) = access.filter(|_| ns.ana_group != view::OWN_GROUP) {
+                    controller.set_ana(ns.ana_group, view::ana_state(access));
+                }
+            }
+        });
     }
 
     /// Calls `f` with a controller, if it lives.
@@ -245,7 +292,11 @@ impl Host {
             return server.nvme.end(seat.cntlid, "the host may not use this subsystem any more");
         }
         let namespaces = view::namespaces(&server, &catalog, &nqn);
+        if server.nvme.with(seat.cntlid, |c| regroups(c, &namespaces)) == Some(true) {
+            return server.nvme.end(seat.cntlid, "its namespaces are in other ANA groups now");
+        }
         server.nvme.with(seat.cntlid, |c| c.set_namespaces(namespaces));
+        server.nvme.set_states(&server, seat.cntlid);
         self.on_controller();
     }
 
@@ -291,6 +342,17 @@ impl Host {
     }
 }
 
+/// Whether a controller has promised otherwise than these namespaces need: more groups than it has
+/// announced, or another group for one that stays (ANACAP; NVMe Base 2.0, 5.17.2.1). The host
+/// connects again and finds a new controller.
+fn regroups(controller: &Controller, namespaces: &BTreeMap<u32, Namespace>) -> bool {
+    namespaces.iter().any(|(nsid, new)| {
+        let old = controller.namespaces().get(nsid).filter(|old| old.uuid == new.uuid);
+        new.ana_group > controller.limits().ana_groups
+            || old.is_some_and(|old| old.ana_group != new.ana_group)
+    })
+}
+
 /// Connects an admin queue.
 fn admin(
     server: &Server,
@@ -300,9 +362,17 @@ fn admin(
 ) -> Result<Connected, Completion> {
     let shared = &server.nvme;
     let max_transfer_bytes = max_transfer(server, &role);
-    let limits = Limits { max_transfer_bytes, ..Limits::default() };
+    let ana_groups = match &role {
+        Role::Io(namespaces) => view::ana_groups(namespaces),
+        Role::Discovery(_) => view::OWN_GROUP,
+    };
+    let limits = Limits { max_transfer_bytes, ana_groups, ..Limits::default() };
     let now = shared.now();
-    shared.controllers.borrow_mut().connect_admin(connect, subsystem, role, limits, now)
+    let mut controllers = shared.controllers.borrow_mut();
+    let connected = controllers.connect_admin(connect, subsystem, role, limits, now)?;
+    drop(controllers);
+    shared.set_states(server, connected.cntlid);
+    Ok(connected)
 }
 
 /// The largest transfer that one command may ask for: no more than any of the volumes takes, and

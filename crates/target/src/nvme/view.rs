@@ -4,18 +4,41 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use block::Access;
 use nvme::fabrics::DISCOVERY_NQN;
-use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Namespace, Subsystem};
+use nvme::log::AnaState;
+use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Limits, Namespace, Subsystem};
 
-use crate::Access;
-use crate::catalog::Catalog;
+use crate::catalog::{self, Catalog};
 use crate::server::Server;
 
-/// The one group of namespaces: all are reached equally well.
-const ANA_GROUP: u32 = 1;
+/// The group of all namespaces that only this node serves.
+pub(super) const OWN_GROUP: u32 = 1;
+
+/// The group of a namespace that several nodes serve: its own, for its state is, and the same on
+/// every node.
+fn shared_group(nsid: u32) -> u32 {
+    nsid.saturating_add(OWN_GROUP)
+}
+
+/// Groups that a controller announces with these namespaces: as many as there may be, or the
+/// one.
+pub(super) fn ana_groups(namespaces: &BTreeMap<u32, Namespace>) -> u32 {
+    let shared = namespaces.values().any(|ns| ns.ana_group != OWN_GROUP);
+    if shared { shared_group(Limits::default().namespaces) } else { OWN_GROUP }
+}
+
+/// How a controller of this node reaches a namespace (NVMe Base 2.0, 8.1).
+pub(super) fn ana_state(access: Access) -> AnaState {
+    match access {
+        Access::Optimized => AnaState::Optimized,
+        Access::Transitioning => AnaState::Change,
+        Access::Unavailable => AnaState::Inaccessible,
+    }
+}
 
 /// CHAP secrets of iSCSI say nothing about an NVMe host: no way to check them, no way in.
-pub(super) fn admits(access: &Access, hostnqn: &str) -> bool {
+pub(super) fn admits(access: &catalog::Access, hostnqn: &str) -> bool {
     access.admission(hostnqn).is_some_and(|a| a.chap.is_none())
 }
 
@@ -45,7 +68,9 @@ pub(super) fn namespaces(
         let served = server.volume(id)?;
         let info = served.volume.info();
         let (uuid, nguid) = (id.0, id.0);
-        let (thin, ana_group) = (served.thin, ANA_GROUP);
+        let shared = served.access_in(catalog).is_some();
+        let ana_group = if shared { shared_group(nsid) } else { OWN_GROUP };
+        let thin = served.thin;
         Some((nsid, Namespace { info, uuid, nguid, eui64: None, thin, ana_group }))
     };
     entry.namespaces.iter().filter_map(namespace).collect()
@@ -60,8 +85,10 @@ pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> 
         portals => portals.to_vec(),
     };
     let mut entries = Vec::new();
-    for (nqn, _) in catalog.subsystems.iter().filter(|(_, s)| admits(&s.access, hostnqn)) {
-        for (port_id, &address) in (1..).zip(&portals) {
+    for (nqn, entry) in catalog.subsystems.iter().filter(|(_, s)| admits(&s.access, hostnqn)) {
+        let shared = catalog.shares_any(entry.namespaces.values());
+        let first = if shared { catalog.node.first_portal() } else { 1 };
+        for (port_id, &address) in (first..).zip(&portals) {
             let kind = DiscoveryKind::Nvm;
             entries.push(DiscoveryEntry { kind, nqn: nqn.clone(), address, port_id });
         }
