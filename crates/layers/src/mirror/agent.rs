@@ -8,7 +8,7 @@ use block::{Epoch, Error};
 use peer::{Link, Message, NodeId, Role, View};
 
 use super::link::is_lease;
-use super::member::{Action, Event};
+use super::member::{Action, Change, Event};
 use super::record::{Put, Record, Records, Unreachable};
 use super::replica::Replica;
 use super::{join, sweep};
@@ -67,7 +67,13 @@ impl Replica {
                 tracing::error!(%why, "this replica must not act");
                 self.outside();
             }
-            Action::Declined(change) => tracing::warn!(?change, "a change cannot be made"),
+            Action::Declined(change) => {
+                tracing::warn!(?change, "a change cannot be made");
+                if let Change::Admit(node) = change {
+                    self.joiners.borrow_mut().not_proposed(node);
+                    self.drop_joiner(node);
+                }
+            }
         }
     }
 
@@ -121,17 +127,23 @@ impl Replica {
     /// The leg has failed an operation. Says whether this is the last member, whose clients get the
     /// error; any other leaves, and the rest go on.
     pub(super) fn leg_failed(self: &Rc<Self>, e: Error) -> bool {
-        let role = self.member.borrow().role();
-        if role != Role::Member {
+        let member = self.member.borrow().role() == Role::Member;
+        if !member {
             self.attempt_failed();
         }
-        let alone = role == Role::Member && self.others().is_empty();
+        let alone =
+            member && self.others().is_empty() && self.member.borrow().admitting().is_none();
+        if alone {
+            // A joiner may have applied what is refused here: it has to begin again.
+            let joiners: Vec<_> = self.joiners.borrow().attached().collect();
+            joiners.into_iter().for_each(|node| self.drop_joiner(node));
+        }
         if e == Error::Gone && !self.leg.is_dead() {
             tracing::error!("the leg of this replica is lost");
             self.leg.give_up();
             self.event(Event::LegDead);
-        } else if role == Role::Member && !alone {
-            tracing::error!(error = %e, "this replica failed a write: it leaves");
+        } else if e != Error::Gone {
+            tracing::error!(error = %e, alone, "the leg of this replica has failed an operation");
             self.event(Event::LegFailed);
         }
         self.signal.raise();

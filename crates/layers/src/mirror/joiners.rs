@@ -49,6 +49,13 @@ impl Joiners {
         self.0.iter().filter(|(_, j)| j.behind_barrier).map(|(node, _)| *node).collect()
     }
 
+    /// The record will not list the attempt of `node`.
+    pub(super) fn not_proposed(&mut self, node: NodeId) {
+        if let Some(joiner) = self.0.get_mut(&node) {
+            joiner.proposed = false;
+        }
+    }
+
     /// Ends the attempt of `node`, unless the record may list it; says whether there was one.
     pub(super) fn detach(&mut self, node: NodeId) -> Option<Joiner> {
         if self.0.get(&node).is_none_or(|j| j.proposed) {

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use block::Epoch;
-use peer::{NodeId, Role, Standing};
+use peer::{Incarnation, NodeId, Role, Standing};
 
 use super::super::record::{Member as Listed, Put, Record};
 use super::{Action, Change, Leg, Member, Refusal, Say};
@@ -183,7 +183,7 @@ impl Member {
             self.change_members(now, &record).or_else(|| self.planned(&record))
         } else {
             self.decline_to_leave();
-            self.alone(now, &record)
+            self.alone(now, &record, fresh)
         };
         if let Some(mut next) = next {
             next.epoch = Epoch(record.epoch.0 + 1);
@@ -260,17 +260,22 @@ impl Member {
     }
 
     /// 5.6: what a replica may do that is no member.
-    fn alone(&mut self, now: Duration, record: &Record) -> Option<Record> {
+    fn alone(&mut self, now: Duration, record: &Record, fresh: u128) -> Option<Record> {
         let force = std::mem::take(&mut self.wishes.force);
         let able = record.image(self.me).is_some() && self.leg != Leg::Dead;
         if force && !able {
             self.actions.push(Action::Declined(Change::Force));
         }
-        (able && (force || self.may_lead(now))).then(|| Record {
-            in_sync: vec![Listed { node: self.me, incarnation: self.incarnation }],
-            primary: self.me,
-            ..record.clone()
-        })
+        if !able || !(force || self.may_lead(now)) {
+            return None;
+        }
+        if std::mem::take(&mut self.void) {
+            // What it was before may still be listed, and is not what leads.
+            let [_, _, _, _, _, _, _, _, low @ ..] = fresh.to_be_bytes();
+            self.incarnation = Incarnation(u64::from_be_bytes(low));
+        }
+        let in_sync = vec![Listed { node: self.me, incarnation: self.incarnation }];
+        Some(Record { in_sync, primary: self.me, ..record.clone() })
     }
 
     /// Whether this replica has returned and may lead after a blackout.
