@@ -5,7 +5,9 @@ use sim::planted;
 #[test]
 fn a_seed_replays_to_the_same_trace_and_another_does_not() {
     let mut busy = sim::scenarios::all();
-    busy.extend(planted::pairs().into_iter().map(|p| p.right));
+    // The innocent mirrors are all the one that is in the list already.
+    let others = planted::pairs().into_iter().map(|p| p.right);
+    busy.extend(others.filter(|right| !right.name.starts_with("mirror-")));
     for scenario in busy {
         for seed in 0..3 {
             let digest = || scenario.seed(seed, false).digest;

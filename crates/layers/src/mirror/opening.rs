@@ -60,7 +60,7 @@ impl Replica {
                 return Some(false);
             }
             if self.leg.is_dead() {
-                // What it has is nobody's to tell (attack 50).
+                // What it has is nobody's to tell (attack 62).
                 return Some(false);
             }
             let careless = self.settings.makes(Mistake::TellsUndrained);

@@ -174,7 +174,7 @@ impl Replica {
         let log = &self.leg.log;
         let quiet: Vec<Region> =
             copied.iter().copied().filter(|r| log.is_quiet_since(*r, stamp)).collect();
-        // At the joiner too, or its own marks bring them back with its next attempt (attack 53).
+        // At the joiner too, or its own marks bring them back with its next attempt (attack 65).
         if let Some(link) = self.link(node) {
             let regions = quiet.iter().filter_map(|r| log.geometry().bytes_of(*r));
             let regions: Vec<_> = regions.map(|b| (b.start, b.end - b.start)).collect();
@@ -237,18 +237,13 @@ impl Replica {
                 if let Some(data) = self.fetch_elsewhere(view, range, ctx).await {
                     return Ok(change(data));
                 }
-                // Nobody has it: one rotten sector must not keep the volume on one copy.
+                // Zeroes in its place would be answered as if they had been written (attack 68).
                 tracing::error!(
                     at = range.at.0,
                     blocks = range.count,
-                    "no replica can read this range; the new one reads it as zeroes"
+                    "no replica can read this range: another cannot be made equal before it is written"
                 );
-                Ok(Change {
-                    range,
-                    kind: Kind::Zero { unmap: false },
-                    fua: false,
-                    data: Bufs::new(),
-                })
+                Err("a range cannot be read anywhere")
             }
             Err(e) => {
                 self.leg_failed(e);

@@ -270,7 +270,7 @@ impl Replica {
         from: NodeId,
     ) {
         // It waits for readers that are at work, never for those that wait: they may wait for writes
-        // that wait, elsewhere, for others of the kind (attack 47).
+        // that wait, elsewhere, for others of the kind (attack 61).
         let lock = self.locks.enter_ahead(entry.range);
         self.entries.borrow_mut().insert(entry, None, self.touch(entry.range), passing);
         let this = Rc::clone(self);

@@ -37,7 +37,7 @@ pub fn all() -> Vec<Scenario> {
             name: "mirror",
             about: "a mirrored volume on two or three nodes, served by all: crashes, cuts, pauses, \
                     drifting clocks, a store that comes and goes, planned changes",
-            test_seeds: 100,
+            test_seeds: 30,
             play: |w| Box::pin(mirror::play(w, mirror::Plan::default())),
         },
         Scenario {
