@@ -78,7 +78,10 @@ fn a_log_says_how_it_was_left() {
         log.mark(bytes_of(3)).await.unwrap();
         drop((log, file));
         let (log, found, file) = open(&core).await;
-        assert!(found.damage == Damage::None && found.same_boot && !found.closed);
+        // It was opened in this boot, and in sync in none.
+        assert!(found.damage == Damage::None && !found.same_boot && !found.closed);
+        let member = Adoption { boot: Some(BOOT), ..adoption(2, &[A, B]) };
+        log.adopt(member).await.unwrap();
         assert_eq!(found.adopted.map(|a| a.epoch), Some(1));
         assert_eq!((log.marked(A), log.marked(B)), (vec![Region(3)], vec![Region(3)]));
         assert!(log.is_hot(bytes_of(3)) && !log.is_hot(bytes_of(4)));
@@ -90,7 +93,7 @@ fn a_log_says_how_it_was_left() {
         assert_eq!(log.mark(bytes_of(3)).await, Err(Error::Gone));
         drop((log, file));
         let (log, found, _file) = open(&core).await;
-        assert!(found.closed && found.damage == Damage::None);
+        assert!(found.closed && found.damage == Damage::None && found.same_boot);
         assert!(!log.is_clean(&[A]) && log.marked_count(A) == Some(1));
     });
 }

@@ -28,11 +28,24 @@ struct Held {
     /// entry whose range a copy has taken over.
     lock: Option<RangeLock>,
     state: State,
+    /// Whether it brings what some members have to all.
+    copy: bool,
     /// Its regions are in use until it is committed: others may have yet to apply it.
     _touch: Touch,
     /// Whether it ends as soon as the leg has it: nobody asks for it any more, as for a joiner's
     /// copies.
     passing: bool,
+}
+
+/// Where an entry comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Of {
+    /// A client's write.
+    Client,
+    /// The settling of a view.
+    Settling,
+    /// A joiner's resync.
+    Resync,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,14 +57,9 @@ enum State {
 
 impl Entries {
     /// A write has got its place; it is on its way to the disk.
-    pub(super) fn insert(
-        &mut self,
-        entry: Entry,
-        lock: Option<RangeLock>,
-        touch: Touch,
-        passing: bool,
-    ) {
-        let held = Held { entry, lock, state: State::Applying, _touch: touch, passing };
+    pub(super) fn insert(&mut self, entry: Entry, lock: Option<RangeLock>, touch: Touch, of: Of) {
+        let (copy, passing) = (of != Of::Client, of == Of::Resync);
+        let held = Held { entry, lock, state: State::Applying, _touch: touch, copy, passing };
         self.applying += 1;
         let twin = self.table.insert((entry.view, entry.seq), held);
         assert!(twin.is_none(), "{entry:?} has the place of another");
@@ -101,6 +109,17 @@ impl Entries {
     /// The name of the write at `place`.
     pub(super) fn tag(&self, place: Place) -> Option<Tag> {
         self.table.get(&place).map(|held| held.entry.tag)
+    }
+
+    /// Whether no write of `view` but copies meets `range`.
+    pub(super) fn are_copies(&self, view: View, range: Blocks) -> bool {
+        let mut met = self.table.range((view, Seq(0))..=(view, Seq(u64::MAX)));
+        !met.any(|(_, held)| !held.copy && held.entry.range.overlaps(&range))
+    }
+
+    /// Whether there is a write at `place`.
+    pub(super) fn has(&self, place: Place) -> bool {
+        self.table.contains_key(&place)
     }
 
     /// Those that `range` meets.

@@ -8,6 +8,7 @@ use peer::{Link, Message, NodeId, View};
 
 use super::log::FlushStamp;
 use super::replica::Replica;
+use super::requests::Answer;
 
 impl Replica {
     pub(super) async fn flush(self: &Rc<Self>, ctx: &Ctx) -> Result<(), Error> {
@@ -95,7 +96,7 @@ impl Replica {
             let Some(link) = self.signal.until(there).await else { break };
             link.send(Message::Flush { view, request });
             let vain = || over() || link.is_closed();
-            if self.signal.unless(vain, asked.answered()).await.is_some() {
+            if let Some(Answer::Flushed) = self.signal.unless(vain, asked.answered()).await {
                 return Some(());
             }
         }

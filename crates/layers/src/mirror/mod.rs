@@ -158,6 +158,7 @@ impl Mirror {
             lost: RefCell::default(),
             reported: RefCell::default(),
             puts: Cell::default(),
+            asked_to_join: RefCell::default(),
             paths: RefCell::default(),
             closed: Cell::default(),
             signal: signal::Signal::default(),
@@ -245,7 +246,12 @@ impl Mirror {
         links.values().for_each(Link::close);
         self.0.timer.raise();
         self.0.joins.raise();
-        self.0.signal.until(|| self.0.entries.borrow().is_drained().then_some(())).await;
+        let drained = || {
+            let ended = self.0.leg.is_dead() || self.0.entries.borrow().is_drained();
+            ended.then_some(())
+        };
+        self.0.signal.until(drained).await;
+        self.0.entries.borrow_mut().clear();
         if let Err(error) = self.0.leg.log.close().await {
             tracing::warn!(%error, "an intent log is not closed in order");
         }

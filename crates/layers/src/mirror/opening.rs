@@ -8,6 +8,7 @@ use block::{Bufs, Ctx, Error};
 use peer::{Change, Entry, Kind, Message, NodeId, Seq, Tag, View};
 
 use super::Mistake;
+use super::entries::Of;
 use super::member::Event;
 use super::order::{Fate, Order};
 use super::own::Verdict;
@@ -103,7 +104,8 @@ impl Replica {
 
     /// A member has told what it has.
     pub(super) fn take_started(self: &Rc<Self>, from: NodeId, view: View, entries: Vec<Entry>) {
-        if view != self.view.get() {
+        let sound = entries.iter().all(|e| self.is_inside(e.range));
+        if view != self.view.get() || !self.others().contains(&from) || !sound {
             return;
         }
         {
@@ -189,7 +191,7 @@ impl Replica {
         let place = (entry.view, entry.seq);
         self.entries.borrow_mut().yield_to(entry.range);
         let lock = self.locks.enter_ahead(entry.range);
-        self.entries.borrow_mut().insert(entry, None, self.touch(entry.range), false);
+        self.entries.borrow_mut().insert(entry, None, self.touch(entry.range), Of::Settling);
         lock.held().await;
         self.entries.borrow_mut().locked(place, lock);
         let bytes = self.bytes(entry.range);

@@ -168,9 +168,14 @@ impl Replica {
         if !self.is_inside(range) || self.len(range) > self.max_transfer() {
             return Some(Err(Error::OutOfRange));
         }
+        if self.view.get() != view {
+            return None;
+        }
         // While members are made equal the range is locked by the very entry that is asked for,
-        // and nobody else is at work.
-        if self.opened.get() != Some(view) {
+        // and nobody else is at work. A write of this view says that it is open, though OPEN is late.
+        let settling =
+            self.opened.get() != Some(view) && self.entries.borrow().are_copies(view, range);
+        if settling {
             return Some(self.leg.read(range, &ctx, self.pulse.get()).await);
         }
         let lock = self.locks.enter(range, false);

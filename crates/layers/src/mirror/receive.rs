@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::{Ctx, Failure};
-use peer::{Entry, Link, Message, NodeId, Outcome, Received, Role, Tag, View};
+use peer::{Change, Entry, Kind, Link, Message, NodeId, Outcome, Received, Role, Tag, View};
 
 use super::link::is_lease;
 use super::log::Bitmap;
@@ -66,7 +66,7 @@ impl Replica {
         match message {
             Message::Order { .. } | Message::Forward { .. } => self.take_order(&link, message, ctx),
             Message::Write { seq, tag, copy, change, .. } => {
-                let (Some(ctx), true) = (ctx, self.is_inside(change.range)) else { return };
+                let (Some(ctx), true) = (ctx, self.is_sound(&change)) else { return };
                 let (range, kind, fua) = (change.range, change.kind, change.fua);
                 let mine = self.member.borrow().role() == Role::Member;
                 if mine && self.primary() == Some(from) || self.joins_in(from, view) {
@@ -165,7 +165,7 @@ impl Replica {
         }
         let tag = Tag { node: from, number };
         match message {
-            Message::Order { change, .. } if self.is_inside(change.range) => {
+            Message::Order { change, .. } if self.is_sound(&change) => {
                 self.spawn(Rc::clone(self).place_for_peer(view, tag, change, ctx));
             }
             Message::Forward { range, fua, data, .. } if self.is_inside(range) => {
@@ -174,6 +174,12 @@ impl Replica {
             }
             _ => tracing::warn!(node = from.0, "an order outside the volume is dropped"),
         }
+    }
+
+    /// Whether a change lies in the volume and brings what it should.
+    fn is_sound(&self, change: &Change) -> bool {
+        let bytes = if change.kind == Kind::Write { self.len(change.range) } else { 0 };
+        self.is_inside(change.range) && change.data.len() == bytes
     }
 
     fn ends(&self, number: u64, verdict: Verdict) {

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{Account, Blocks, Class, Ctx, Error, RangeLocks};
-use peer::{Link, NodeId, Role, Stamp, View};
+use peer::{Incarnation, Link, NodeId, Role, Stamp, View};
 use rt::Core;
 use uuid::Uuid;
 
@@ -73,6 +73,8 @@ pub(super) struct Replica {
     pub(super) reported: RefCell<Vec<(u64, u64)>>,
     /// Counts the puts of records that were sent.
     pub(super) puts: Cell<u64>,
+    /// The latest attempt that each replica outside has asked for.
+    pub(super) asked_to_join: RefCell<BTreeMap<NodeId, Incarnation>>,
     /// Other ways for leases.
     pub(super) paths: RefCell<Option<Paths>>,
     pub(super) closed: Cell<bool>,
@@ -96,6 +98,10 @@ pub(super) struct Stamps([(Stamp, Duration); 8], usize);
 impl Stamps {
     /// A request with this stamp has come.
     pub(super) fn note(&mut self, stamp: Stamp, now: Duration) {
+        // The same request comes by several ways; one that comes late is no newer for that.
+        if self.0.iter().any(|(s, _)| *s >= stamp) {
+            return;
+        }
         self.0[self.1 % 8] = (stamp, now);
         self.1 += 1;
     }
@@ -196,7 +202,7 @@ impl Replica {
     /// The present view, if this member serves in it now.
     pub(super) fn serves(&self) -> Option<View> {
         let member = self.member.borrow();
-        let view = member.view()?;
+        let view = member.view().filter(|view| *view == self.view.get() && !self.closed.get())?;
         let leases = member.serves(self.core.now()) || self.settings.makes(Mistake::IgnoresLease);
         (self.opened.get() == Some(view) && leases).then_some(view)
     }
@@ -213,7 +219,7 @@ impl Replica {
             if ctx.is_aborted() {
                 return Some(Err(Error::Aborted));
             }
-            if self.leg.is_dead() || self.is_outside() {
+            if self.closed.get() || self.leg.is_dead() || self.is_outside() {
                 return Some(Err(Error::Fenced));
             }
             self.serves().map(Ok)

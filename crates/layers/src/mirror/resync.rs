@@ -53,18 +53,26 @@ impl Replica {
             return;
         }
         self.drop_joiner(node);
+        self.asked_to_join.borrow_mut().insert(node, incarnation);
         let attempt = Attempt { view, node, incarnation };
         let this = Rc::clone(self);
         self.spawn(async move {
             if let Err(why) = this.resync(attempt, marks).await {
                 tracing::info!(node = node.0, why, "a resync has ended");
-                this.drop_joiner(node);
+                this.drop_attempt(node, incarnation);
             }
         });
     }
 
     /// Ends the attempt of `node`: nothing waits for it any more.
     pub(super) fn drop_joiner(self: &Rc<Self>, node: NodeId) {
+        let admitting = self.member.borrow().admitting().is_some_and(|m| m.node == node);
+        let proposed = self.joiners.borrow().of(node).is_some_and(|j| j.proposed);
+        if proposed && !admitting {
+            // The store has not been asked yet, and now is not to be.
+            self.joiners.borrow_mut().not_proposed(node);
+            self.event(Event::Withdraw(node));
+        }
         let Some(joiner) = self.joiners.borrow_mut().detach(node) else { return };
         if let Some(link) = self.link(node) {
             link.send(Message::Detached { incarnation: joiner.incarnation });
@@ -85,6 +93,9 @@ impl Replica {
         })?;
         if self.serves() != Some(view) || link.is_closed() {
             return Err("the view is over");
+        }
+        if self.asked_to_join.borrow().get(&node) != Some(&incarnation) {
+            return Err("it has begun anew");
         }
         self.joiners.borrow_mut().attach(node, incarnation);
         // From here on every write goes there too; those before have marked their regions.
@@ -164,13 +175,16 @@ impl Replica {
         image: uuid::Uuid,
         copied: &[Region],
     ) -> Result<(), &'static str> {
-        let Attempt { view, node, .. } = attempt;
+        let Attempt { view, node, incarnation } = attempt;
         let Ok(Some((_, stamp))) = self.flush_in(view).await else {
             return Err("the view is over");
         };
         // After the stamp: what is quiet since was applied there before this begins.
         let request = self.requests.number();
         self.flush_as(view, node, request).await.ok_or("the view is over")?;
+        if self.joiners.borrow_mut().get(node, incarnation).is_none() {
+            return Err("it was given up");
+        }
         let log = &self.leg.log;
         let quiet: Vec<Region> =
             copied.iter().copied().filter(|r| log.is_quiet_since(*r, stamp)).collect();
@@ -215,8 +229,10 @@ impl Replica {
         if fate != Fate::Committed {
             return Err("the view is over");
         }
-        if let Some(joiner) = self.joiners.borrow_mut().get(node, incarnation) {
-            joiner.done += self.len(range) as u64;
+        // Nobody waits for one that was given up: that says nothing about what it has.
+        match self.joiners.borrow_mut().get(node, incarnation) {
+            Some(joiner) => joiner.done += self.len(range) as u64,
+            None => return Err("it was given up"),
         }
         self.yield_to_clients(self.core.now().saturating_sub(began)).await;
         Ok(())

@@ -44,7 +44,8 @@ impl Replica {
         let mut idle = self.leg.log.sweepable(&images, BATCH);
         // What only others have marked: of resyncs, and of times when others were primary.
         let theirs = std::mem::take(&mut *self.reported.borrow_mut());
-        idle.extend(theirs.iter().flat_map(|(at, len)| geometry.regions_of(*at, *len)).flatten());
+        let theirs = theirs.iter().flat_map(|(at, len)| geometry.regions_of(*at, *len));
+        idle.extend(theirs.flatten().take(BATCH));
         idle.sort_unstable();
         idle.dedup();
         idle.truncate(BATCH);

@@ -7,6 +7,7 @@ use block::{Blocks, Ctx, Error, RangeLock};
 use peer::{Change, Entry, Message, NodeId, Seq, Tag, View};
 
 use super::Mistake;
+use super::entries::Of;
 use super::order::{Fate, Order, Step};
 use super::own::{Own, Verdict};
 use super::replica::Replica;
@@ -118,7 +119,7 @@ impl Replica {
         let seq = self.order.borrow_mut().next();
         let Change { range, kind, fua, .. } = *change;
         let entry = Entry { view, seq, tag, range, kind, fua };
-        self.entries.borrow_mut().insert(entry, Some(lock), self.touch(range), false);
+        self.entries.borrow_mut().insert(entry, Some(lock), self.touch(range), Of::Client);
         self.announce(view, seq, tag, brought, change);
         let place = (view, seq);
         let bytes = self.bytes(range);
@@ -126,11 +127,13 @@ impl Replica {
             Ok(()) => self.entries.borrow_mut().applied(place),
             Err(e) => {
                 self.entries.borrow_mut().failed(place, e);
-                if self.leg_failed(e) {
+                let alone = self.leg_failed(e);
+                if alone {
                     self.entries.borrow_mut().commit(place);
-                    self.signal.raise();
-                    return Placed::Failed(e);
                 }
+                self.signal.raise();
+                // What this leg refused it never confirms: the next view goes on without it.
+                return if alone { Placed::Failed(e) } else { Placed::Ended };
             }
         }
         if self.view.get() != view {
@@ -138,9 +141,7 @@ impl Replica {
             self.signal.raise();
             return Placed::Ended;
         }
-        if !self.leg.is_dead() {
-            self.confirmed(view, seq, self.me);
-        }
+        self.confirmed(view, seq, self.me);
         if self.settings.makes(Mistake::AcknowledgesAlone) {
             return Placed::Committed;
         }
@@ -240,7 +241,12 @@ impl Replica {
         } else {
             self.settled_by(entry.range);
         }
-        self.take_place(entry, copy && self.is_joining(), change, ctx, from);
+        let of = match copy {
+            false => Of::Client,
+            true if self.is_joining() => Of::Resync,
+            true => Of::Settling,
+        };
+        self.take_place(entry, of, change, ctx, from);
     }
 
     /// Our own order has its place.
@@ -251,7 +257,7 @@ impl Replica {
         let Change { range, kind, fua, .. } = change;
         pending.granted(view, seq);
         self.settled_by(range);
-        self.take_place(Entry { view, seq, tag, range, kind, fua }, false, change, ctx, from);
+        self.take_place(Entry { view, seq, tag, range, kind, fua }, Of::Client, change, ctx, from);
     }
 
     /// The primary gives a range out only when the view is open, and all have applied what was
@@ -261,18 +267,15 @@ impl Replica {
         before.into_iter().for_each(|(view, seq)| self.learned_commit(view, seq));
     }
 
-    fn take_place(
-        self: &Rc<Self>,
-        entry: Entry,
-        passing: bool,
-        change: Change,
-        ctx: Ctx,
-        from: NodeId,
-    ) {
+    fn take_place(self: &Rc<Self>, entry: Entry, of: Of, change: Change, ctx: Ctx, from: NodeId) {
+        if self.entries.borrow().has((entry.view, entry.seq)) {
+            tracing::error!(node = from.0, "a place in the order is given out twice");
+            return;
+        }
         // It waits for readers that are at work, never for those that wait: they may wait for writes
         // that wait, elsewhere, for others of the kind (attack 61).
         let lock = self.locks.enter_ahead(entry.range);
-        self.entries.borrow_mut().insert(entry, None, self.touch(entry.range), passing);
+        self.entries.borrow_mut().insert(entry, None, self.touch(entry.range), of);
         let this = Rc::clone(self);
         self.spawn(async move { this.apply_for_primary(from, entry, change, lock, ctx).await });
     }

@@ -329,7 +329,7 @@ fn what_is_wrong_is_said_by_name() {
     let kind = Type::Applied;
     assert_eq!(of(0, b'X'), Unread::Bad(Bad::NoMagic));
     assert_eq!(of(2, 2), Unread::Bad(Bad::Version(2)));
-    for unknown in [6, 9, 12, 15, 26, 38, 255] {
+    for unknown in [6, 9, 12, 15, 26, 39, 255] {
         assert_eq!(of(3, unknown), Unread::Bad(Bad::Type(Type(unknown))));
     }
     assert_eq!(of(3, 1), Unread::Bad(Bad::Type(Type::Hello)), "once is enough");
