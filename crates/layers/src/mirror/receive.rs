@@ -126,7 +126,7 @@ impl Replica {
             Message::Standing(standing) => Say::Standing(standing),
             Message::Renew { epoch, incarnation, stamp } => {
                 let now = self.core.now();
-                self.stamps.borrow_mut().entry(from).or_default().note(stamp, now);
+                self.stamps.borrow_mut().entry(from).or_default().note(incarnation, stamp, now);
                 Say::Renew { epoch, incarnation, stamp }
             }
             Message::Promise { epoch, incarnation, stamp } => {

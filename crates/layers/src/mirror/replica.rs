@@ -93,22 +93,30 @@ pub(super) type Paths = Box<dyn Fn(NodeId) -> Vec<Link>>;
 
 /// When the latest requests of one member came.
 #[derive(Debug, Default)]
-pub(super) struct Stamps([(Stamp, Duration); 8], usize);
+pub(super) struct Stamps {
+    /// Whose stamps these are: another one's clock may have begun anew.
+    of: Incarnation,
+    latest: [(Stamp, Duration); 8],
+    count: usize,
+}
 
 impl Stamps {
     /// A request with this stamp has come.
-    pub(super) fn note(&mut self, stamp: Stamp, now: Duration) {
+    pub(super) fn note(&mut self, of: Incarnation, stamp: Stamp, now: Duration) {
+        if self.of != of {
+            *self = Self { of, ..Self::default() };
+        }
         // The same request comes by several ways; one that comes late is no newer for that.
-        if self.0.iter().any(|(s, _)| *s >= stamp) {
+        if self.latest.iter().any(|(s, _)| *s >= stamp) {
             return;
         }
-        self.0[self.1 % 8] = (stamp, now);
-        self.1 += 1;
+        self.latest[self.count % 8] = (stamp, now);
+        self.count += 1;
     }
 
     /// Whether what bears `stamp` was sent less than `lease` ago, as far as can be told.
     pub(super) fn is_fresh(&self, stamp: Stamp, now: Duration, lease: Duration) -> bool {
-        self.0.iter().any(|(s, came)| *s == stamp && now < *came + lease)
+        self.latest.iter().any(|(s, came)| *s == stamp && now < *came + lease)
     }
 }
 
