@@ -196,6 +196,13 @@ impl Client {
         }
     }
 
+    /// Reads something, and goes on doing so where writes would wait.
+    pub(super) async fn look(&self) {
+        self.read(self.range(), false).await;
+        let rng = &self.shared.rng;
+        tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(100))).await;
+    }
+
     fn block_size(&self) -> usize {
         self.volume.info().block_size as usize
     }

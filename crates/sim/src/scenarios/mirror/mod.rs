@@ -228,13 +228,14 @@ impl Bench {
                 node.mirror.replace(Some(mirror));
                 node.volume.replace(Some(Rc::clone(&volume)));
                 node.core.replace(Some(core.clone()));
-                for _ in 0..4 {
+                for n in 0..5 {
                     let client = Rc::new(Client::new(&core, &volume, &shared));
                     node.clients.borrow_mut().push(Rc::clone(&client));
                     let load = Rc::clone(&load);
                     tokio::task::spawn_local(async move {
                         while load.get() {
-                            client.command().await;
+                            // One that only reads is not held up by writes that wait for others.
+                            if n == 0 { client.look().await } else { client.command().await }
                         }
                     });
                 }
@@ -358,7 +359,7 @@ impl Bench {
             self.cut(other, node, rng.chance(0.7));
         }
         self.store.set_cut(node.id, rng.chance(0.5));
-        self.pause(9000).await;
+        self.pause(12_000).await;
         for other in &self.nodes {
             self.cut(node, other, false);
             self.cut(other, node, false);
