@@ -185,7 +185,7 @@ fn what_a_flush_does_not_cover_keeps_its_mark() {
         assert_eq!(log.clear(&[A], (0..4).map(Region), stamp), 2);
         assert_eq!(log.marked(A), [Region(2), Region(3)]);
         assert_eq!(log.marked_count(B), Some(4), "not named");
-        assert_eq!(log.forget(B, [Region(0), Region(2)], stamp), 1);
+        assert_eq!(log.clear(&[B], [Region(0), Region(2)], stamp), 1);
         assert_eq!(log.clear(&[Uuid::from_u128(1)], [Region(2)], stamp), 0);
     });
 }

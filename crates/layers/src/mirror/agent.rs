@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{Epoch, Error};
-use peer::{Link, Message, NodeId, Role, View};
+use peer::{Link, Message, NodeId, Role};
 
 use super::link::is_lease;
 use super::member::{Action, Change, Event};
@@ -154,7 +154,7 @@ impl Replica {
     fn attempt_failed(&self) {
         let Some(joining) = self.joining.take() else { return };
         self.retry_at.set(self.core.now() + self.settings.rejoin_after_failure);
-        if let Some(link) = self.primary().and_then(|p| self.link(p)) {
+        if let Some(link) = self.primary_link() {
             link.send(Message::Detached { incarnation: joining.incarnation() });
         }
     }
@@ -305,10 +305,5 @@ impl Replica {
         if self.joiners.borrow_mut().get(node, incarnation).is_some() {
             self.drop_joiner(node);
         }
-    }
-
-    /// The view, for those who log it.
-    pub(super) fn present_view(&self) -> View {
-        self.view.get()
     }
 }

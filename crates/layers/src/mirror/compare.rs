@@ -71,7 +71,7 @@ impl Replica {
     }
 
     fn forward(&self, view: View, own: &Own, request: &Forwarded) {
-        let Some(link) = self.primary().and_then(|p| self.link(p)) else { return };
+        let Some(link) = self.primary_link() else { return };
         let (number, stamp) = (own.tag().number, self.answered(link.node()));
         let Forwarded { range, fua, .. } = *request;
         let data = request.data.clone();

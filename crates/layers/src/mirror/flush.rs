@@ -74,20 +74,14 @@ impl Replica {
     async fn flush_joiners(&self, view: View) -> Option<()> {
         let nodes = self.joiners.borrow().behind_barrier();
         for node in nodes {
-            self.flush_one(view, node).await?;
+            self.flush_as(view, node, self.requests.number()).await?;
         }
         Some(())
     }
 
-    /// Has `node` flush; `None` if the view is over first. One that is required no more counts as
-    /// having done it.
-    pub(super) async fn flush_one(&self, view: View, node: NodeId) -> Option<()> {
-        let request = self.requests.number();
-        self.flush_as(view, node, request).await
-    }
-
-    /// The same under a number that others flush under as well. Asks again in each new session:
-    /// to flush twice does no harm.
+    /// Has `node` flush, under a number that others may flush under as well; `None` if the view is
+    /// over first. One that is required no more counts as having done it. Asks again in each new
+    /// session: to flush twice does no harm.
     pub(super) async fn flush_as(&self, view: View, node: NodeId, request: u64) -> Option<()> {
         let asked = self.requests.ask(request, node, self.pulse.get());
         let over = || self.view.get() != view || !self.is_required(node);

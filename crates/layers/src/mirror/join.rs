@@ -102,19 +102,21 @@ impl Replica {
 
     async fn adopt_outside(self: &Rc<Self>, record: &Record) -> bool {
         let adopted = self.leg.log.adopted().map_or(0, |a| a.epoch);
-        if adopted >= record.epoch.0 {
-            return true;
-        }
-        if let Err(error) = self.leg.log.adopt(self.adoption(record, false)).await {
+        adopted >= record.epoch.0 || self.adopt(record, false).await
+    }
+
+    /// Makes durable that this replica knows `record`, as a member of it or not.
+    pub(super) async fn adopt(self: &Rc<Self>, record: &Record, member: bool) -> bool {
+        let adopted = self.leg.log.adopt(self.adoption(record, member)).await;
+        if let Err(error) = &adopted {
             tracing::error!(%error, epoch = record.epoch.0, "a configuration is not adopted");
             self.leg_failed(Error::Gone);
-            return false;
         }
-        true
+        adopted.is_ok()
     }
 
     /// What the superblock is to say of `record`, in which this replica is a member or not.
-    pub(super) fn adoption(&self, record: &Record, member: bool) -> Adoption {
+    fn adoption(&self, record: &Record, member: bool) -> Adoption {
         let others = record.replicas.iter().filter(|r| r.node != self.me);
         Adoption {
             epoch: record.epoch.0,

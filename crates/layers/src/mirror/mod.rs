@@ -222,7 +222,7 @@ impl Mirror {
         let marked = |r: record::Replica| Some((r.node, this.leg.log.marked_count(r.image)?));
         Status {
             record: member.record().cloned(),
-            view: this.present_view(),
+            view: this.view.get(),
             why: member.waits_for(this.core.now()),
             linked: this.links.borrow().keys().copied().collect(),
             resyncs: this.joiners.borrow().iter().map(|(n, j)| (n, j.done, j.todo)).collect(),

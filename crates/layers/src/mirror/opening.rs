@@ -48,7 +48,11 @@ impl Replica {
         self.signal.raise();
         let this = Rc::clone(self);
         self.spawn(async move {
-            if this.drain(view).await && this.adopt(record).await {
+            let adopted = async || match &record {
+                Some(record) => this.adopt(record, true).await,
+                None => true,
+            };
+            if this.drain(view).await && adopted().await {
                 this.event(Event::Began(view));
             }
         });
@@ -70,24 +74,11 @@ impl Replica {
         self.signal.until(look).await
     }
 
-    /// Makes a new configuration durable.
-    async fn adopt(self: &Rc<Self>, record: Option<Record>) -> bool {
-        let Some(record) = record else { return true };
-        match self.leg.log.adopt(self.adoption(&record, true)).await {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::error!(%error, epoch = record.epoch.0, "a configuration is not adopted");
-                self.leg_failed(Error::Gone);
-                false
-            }
-        }
-    }
-
     /// Tells the primary what this member has.
     pub(super) fn send_started(&self, view: View) {
         let failed = self.entries.borrow_mut().end_failed();
         self.refused(&failed);
-        if let Some(link) = self.primary().and_then(|p| self.link(p)) {
+        if let Some(link) = self.primary_link() {
             let entries = self.entries.borrow().list();
             link.send(Message::Started { view, entries });
         }
@@ -173,7 +164,7 @@ impl Replica {
         let others = self.others();
         // Nobody is told before OPEN: until then the copy is an entry that names what it carries.
         self.order.borrow_mut().await_copies(seq, others.iter().copied(), self.pulse.get());
-        for link in others.iter().filter_map(|node| self.link(*node)) {
+        for link in self.links_to(others.iter().copied()) {
             let change = change.clone();
             link.send(Message::Write { view, seq, tag, copy: true, change });
         }
@@ -254,11 +245,11 @@ impl Replica {
         let Some(tidings) = self.tidings.take().filter(|t| t.view == view) else { return };
         let Tidings { through, settled, .. } = tidings;
         if self.is_primary() {
-            for link in self.others().into_iter().filter_map(|node| self.link(node)) {
+            for link in self.links_to(self.others()) {
                 let settled = settled.iter().copied().collect();
                 link.send(Message::Open { view, through, settled });
             }
-            for link in self.outsiders().into_iter().filter_map(|node| self.link(node)) {
+            for link in self.links_to(self.outsiders()) {
                 link.send(Message::Rejoin { view });
             }
         }

@@ -97,7 +97,7 @@ impl Replica {
         if self.is_primary() {
             return;
         }
-        let Some(link) = self.primary().and_then(|p| self.link(p)) else { return };
+        let Some(link) = self.primary_link() else { return };
         for (view, seq) in self.entries.borrow().overlapped(range) {
             link.send(Message::Want { view, seq });
         }
@@ -144,7 +144,7 @@ impl Replica {
         if self.is_primary() {
             let this = Rc::clone(self);
             self.spawn(async move { this.repair(view, range).await });
-        } else if let Some(link) = self.primary().and_then(|p| self.link(p)) {
+        } else if let Some(link) = self.primary_link() {
             link.send(Message::Repair { view, range });
         }
     }

@@ -17,7 +17,7 @@ use super::entries::Entries;
 use super::join::Joining;
 use super::joiners::Joiners;
 use super::leg::Leg;
-use super::log::Touch;
+use super::log::{FlushStamp, Region, Touch};
 use super::member::Member;
 use super::opening::{Gathered, Tidings};
 use super::order::Order;
@@ -144,6 +144,19 @@ impl Replica {
         self.links.borrow().get(&node).filter(|link| !link.is_closed()).cloned()
     }
 
+    /// The link to the primary, while there is a session.
+    pub(super) fn primary_link(&self) -> Option<Link> {
+        self.link(self.primary()?)
+    }
+
+    /// The links to those of `nodes` that there is a session with.
+    pub(super) fn links_to(
+        &self,
+        nodes: impl IntoIterator<Item = NodeId>,
+    ) -> impl Iterator<Item = Link> {
+        nodes.into_iter().filter_map(|node| self.link(node))
+    }
+
     /// The members but this one.
     pub(super) fn others(&self) -> Vec<NodeId> {
         let member = self.member.borrow();
@@ -187,6 +200,19 @@ impl Replica {
     pub(super) fn max_transfer(&self) -> usize {
         let info = self.leg.dev.info();
         info.max_transfer_blocks as usize * info.block_size as usize
+    }
+
+    /// Where regions lie, each first byte and length, as messages name them.
+    pub(super) fn extents(&self, regions: &[Region]) -> Vec<(u64, u64)> {
+        let geometry = self.leg.log.geometry();
+        let bytes = regions.iter().filter_map(|r| geometry.bytes_of(*r));
+        bytes.map(|b| (b.start, b.end - b.start)).collect()
+    }
+
+    /// Those of `regions` in which nothing has been in use since that flush began.
+    pub(super) fn quiet(&self, mut regions: Vec<Region>, flush: FlushStamp) -> Vec<Region> {
+        regions.retain(|r| self.leg.log.is_quiet_since(*r, flush));
+        regions
     }
 
     /// The use of a range's regions begins.

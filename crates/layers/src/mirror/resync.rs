@@ -9,6 +9,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use peer::{Change, Incarnation, Kind, Message, NodeId, Tag, View};
 
+use super::joiners::Joiner;
 use super::log::Bitmap;
 use super::log::Region;
 use super::member::Event;
@@ -110,14 +111,21 @@ impl Replica {
         self.propose(attempt)
     }
 
+    /// What is known of the joiner, as long as this attempt lasts.
+    fn joiner<T>(
+        &self,
+        attempt: Attempt,
+        look: impl FnOnce(&mut Joiner) -> T,
+    ) -> Result<T, &'static str> {
+        let mut joiners = self.joiners.borrow_mut();
+        joiners.get(attempt.node, attempt.incarnation).map(look).ok_or("it was given up")
+    }
+
     /// From here on the joiner takes part in every flush; and all that was written before is
     /// durable everywhere.
     async fn cross_barrier(self: &Rc<Self>, attempt: Attempt) -> Result<(), &'static str> {
         let Attempt { view, node, incarnation } = attempt;
-        match self.joiners.borrow_mut().get(node, incarnation) {
-            Some(joiner) => joiner.behind_barrier = true,
-            None => return Err("it was given up"),
-        }
+        self.joiner(attempt, |joiner| joiner.behind_barrier = true)?;
         match self.flush_in(view).await {
             Ok(Some(_)) => Ok(()),
             Ok(None) => Err("the view is over"),
@@ -130,10 +138,7 @@ impl Replica {
         if self.view.get() != view {
             return Err("the view is over");
         }
-        match self.joiners.borrow_mut().get(node, incarnation) {
-            Some(joiner) => joiner.proposed = true,
-            None => return Err("it was given up"),
-        }
+        self.joiner(attempt, |joiner| joiner.proposed = true)?;
         self.event(Event::Admit(Listed { node, incarnation }));
         Ok(())
     }
@@ -160,8 +165,7 @@ impl Replica {
             all?;
             copied.extend_from_slice(batch);
             if self.core.now() >= saved + SAVING {
-                self.save(attempt, image, &copied).await?;
-                copied.clear();
+                self.save(attempt, image, std::mem::take(&mut copied)).await?;
                 saved = self.core.now();
             }
         }
@@ -173,7 +177,7 @@ impl Replica {
         self: &Rc<Self>,
         attempt: Attempt,
         image: uuid::Uuid,
-        copied: &[Region],
+        copied: Vec<Region>,
     ) -> Result<(), &'static str> {
         let Attempt { view, node, incarnation } = attempt;
         let Ok(Some((_, stamp))) = self.flush_in(view).await else {
@@ -182,20 +186,14 @@ impl Replica {
         // After the stamp: what is quiet since was applied there before this begins.
         let request = self.requests.number();
         self.flush_as(view, node, request).await.ok_or("the view is over")?;
-        if self.joiners.borrow_mut().get(node, incarnation).is_none() {
-            return Err("it was given up");
-        }
-        let log = &self.leg.log;
-        let quiet: Vec<Region> =
-            copied.iter().copied().filter(|r| log.is_quiet_since(*r, stamp)).collect();
+        self.joiner(attempt, |_| ())?;
+        let quiet = self.quiet(copied, stamp);
         // At the joiner too, or its own marks bring them back with its next attempt (attack 65).
         if let Some(link) = self.link(node) {
-            let regions = quiet.iter().filter_map(|r| log.geometry().bytes_of(*r));
-            let regions: Vec<_> = regions.map(|b| (b.start, b.end - b.start)).collect();
-            send_clear(&link, view, request, &regions);
+            send_clear(&link, view, request, &self.extents(&quiet));
         }
-        log.forget(image, quiet, stamp);
-        log.write_back().await.map_err(|_| "the source's log failed")
+        self.leg.log.clear(&[image], quiet, stamp);
+        self.leg.log.write_back().await.map_err(|_| "the source's log failed")
     }
 
     fn chunks(&self, region: Region) -> Vec<Blocks> {
@@ -209,16 +207,12 @@ impl Replica {
     async fn copy(self: &Rc<Self>, attempt: Attempt, range: Blocks) -> Result<(), &'static str> {
         let Attempt { view, node, incarnation } = attempt;
         let began = self.core.now();
-        if self.joiners.borrow_mut().get(node, incarnation).is_none() {
-            return Err("it was given up");
-        }
+        self.joiner(attempt, |_| ())?;
         let ctx = self.memory(self.len(range), Class::Read).await.map_err(|_| "no memory")?;
         let lock = self.locks.enter(range, false);
         self.in_view(view, lock.held()).await.ok_or("the view is over")?;
         let change = self.to_copy(view, range, &ctx).await?;
-        if self.joiners.borrow_mut().get(node, incarnation).is_none() {
-            return Err("it was given up");
-        }
+        self.joiner(attempt, |_| ())?;
         let link = self.link(node).ok_or("there is no session")?;
         let seq = self.order.borrow_mut().next();
         self.order.borrow_mut().await_copies(seq, [node], self.pulse.get());
@@ -230,10 +224,7 @@ impl Replica {
             return Err("the view is over");
         }
         // Nobody waits for one that was given up: that says nothing about what it has.
-        match self.joiners.borrow_mut().get(node, incarnation) {
-            Some(joiner) => joiner.done += self.len(range) as u64,
-            None => return Err("it was given up"),
-        }
+        self.joiner(attempt, |joiner| joiner.done += self.len(range) as u64)?;
         self.yield_to_clients(self.core.now().saturating_sub(began)).await;
         Ok(())
     }

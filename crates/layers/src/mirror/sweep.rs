@@ -6,7 +6,6 @@ use std::time::Duration;
 use peer::{Link, Message, View};
 use uuid::Uuid;
 
-use super::log::Region;
 use super::replica::Replica;
 
 /// How often marks are looked at.
@@ -58,11 +57,9 @@ impl Replica {
         }
         // What has been written since stays marked everywhere, even where it came before the
         // flush: members do not agree on which side of it the write was (attack 22).
-        let quiet: Vec<Region> =
-            idle.into_iter().filter(|r| self.leg.log.is_quiet_since(*r, stamp)).collect();
-        let regions = quiet.iter().filter_map(|r| geometry.bytes_of(*r));
-        let regions: Vec<_> = regions.map(|b| (b.start, b.end - b.start)).collect();
-        for link in self.others().into_iter().filter_map(|node| self.link(node)) {
+        let quiet = self.quiet(idle, stamp);
+        let regions = self.extents(&quiet);
+        for link in self.links_to(self.others()) {
             send_clear(&link, view, request, &regions);
         }
         self.leg.log.clear(&images, quiet, stamp);
@@ -70,13 +67,8 @@ impl Replica {
 
     /// Tells the primary which regions are marked here and idle: it may not have marked them.
     fn report_marks(&self, view: View) {
-        let geometry = self.leg.log.geometry();
-        let idle = self.leg.log.sweepable(&self.images_in_sync(), BATCH);
-        let regions = idle.into_iter().filter_map(|r| geometry.bytes_of(r));
-        let regions: Vec<_> = regions.map(|b| (b.start, b.end - b.start)).collect();
-        if let Some(link) =
-            self.primary().and_then(|p| self.link(p)).filter(|_| !regions.is_empty())
-        {
+        let regions = self.extents(&self.leg.log.sweepable(&self.images_in_sync(), BATCH));
+        if let Some(link) = self.primary_link().filter(|_| !regions.is_empty()) {
             link.send(Message::Marked { view, regions });
         }
     }

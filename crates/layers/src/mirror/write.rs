@@ -68,7 +68,7 @@ impl Replica {
     }
 
     fn ask_for_place(&self, view: View, own: &Own, change: &Change) {
-        let Some(link) = self.primary().and_then(|p| self.link(p)) else { return };
+        let Some(link) = self.primary_link() else { return };
         let (number, stamp) = (own.tag().number, self.answered(link.node()));
         link.send(Message::Order { view, number, stamp, change: change.clone() });
     }

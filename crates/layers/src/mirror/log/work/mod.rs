@@ -225,17 +225,6 @@ impl IntentLog {
         cleared
     }
 
-    /// As [`Self::clear`], for one image that is not in sync yet: what a resync has brought there, and
-    /// that image and every member in sync have flushed.
-    pub fn forget(
-        &self,
-        image: Uuid,
-        regions: impl IntoIterator<Item = Region>,
-        flush: FlushStamp,
-    ) -> u32 {
-        self.clear(&[image], regions, flush)
-    }
-
     /// Writes the pages from which marks were taken. They are durable some time later; nobody needs to
     /// wait for that.
     ///

@@ -17,7 +17,7 @@ use super::adoption::Adopted;
 use super::book::Book;
 use super::pages::Pages;
 use super::{Inner, IntentLog};
-use crate::file::{FileError, LogArea};
+use crate::file::{FileError, Label, LogArea};
 
 /// Pages that are read at once.
 const STEP: usize = LogArea::MAX_TRANSFER / PAGE_BYTES;
@@ -93,21 +93,7 @@ impl IntentLog {
             return Err(LogError::Present);
         }
         let geometry = Geometry::new(label.data_bytes)?;
-        let superblock = Superblock {
-            state: State::Empty,
-            // The first one that is written has 1.
-            generation: 0,
-            log: LogId(core.random_u64()),
-            image: label.image,
-            region_shift: geometry.shift(),
-            cells: geometry.cells(),
-            epoch: 0,
-            config: Uuid::nil(),
-            boot: Uuid::nil(),
-            opened: true,
-            slots: [SlotEntry::default(); 3],
-            hint: [None; 3],
-        };
+        let superblock = first(core, &label, geometry);
         let log = Inner::new(area, fresh(Marks::none(geometry), superblock.log), superblock);
         log.replace(superblock, 0).await?;
         let pages = log.rounds.borrow().book.pages();
@@ -203,19 +189,12 @@ async fn resume(
     Ok((log, if bad == 0 { Damage::None } else { Damage::Cells(bad) }))
 }
 
-/// A log whose superblock is lost: everything is marked. All pages come first, then the superblock,
-/// active at once: a crash on the way must not lose the marks.
-async fn rebuild(
-    core: &Core,
-    area: LogArea,
-    why: BadSuperblocks,
-) -> Result<(IntentLog, Found), LogError> {
-    tracing::error!(image = %area.path().display(), %why, "the intent log was lost");
-    let label = area.label();
-    let geometry = Geometry::new(label.data_bytes)?;
-    let superblock = Superblock {
-        state: State::Active,
-        generation: if let BadSuperblocks::Differ(generation) = why { generation } else { 0 },
+/// The superblock of a log that is being made: nothing is adopted, nobody has a slot. The first one
+/// that is written has generation 1.
+fn first(core: &Core, label: &Label, geometry: Geometry) -> Superblock {
+    Superblock {
+        state: State::Empty,
+        generation: 0,
         log: LogId(core.random_u64()),
         image: label.image,
         region_shift: geometry.shift(),
@@ -226,7 +205,22 @@ async fn rebuild(
         opened: true,
         slots: [SlotEntry::default(); 3],
         hint: [None; 3],
-    };
+    }
+}
+
+/// A log whose superblock is lost: everything is marked. All pages come first, then the superblock,
+/// active at once: a crash on the way must not lose the marks.
+async fn rebuild(
+    core: &Core,
+    area: LogArea,
+    why: BadSuperblocks,
+) -> Result<(IntentLog, Found), LogError> {
+    tracing::error!(image = %area.path().display(), %why, "the intent log was lost");
+    let label = area.label();
+    let geometry = Geometry::new(label.data_bytes)?;
+    let generation = if let BadSuperblocks::Differ(generation) = why { generation } else { 0 };
+    let state = State::Active;
+    let superblock = Superblock { state, generation, ..first(core, &label, geometry) };
     let log = Inner::new(area, fresh(Marks::all(geometry), superblock.log), superblock);
     let pages = log.rounds.borrow().book.pages();
     log.persist(pages).await?;
