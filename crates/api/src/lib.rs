@@ -29,6 +29,6 @@ pub use status::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Status, Verdict, VolumeCounts,
 };
 pub use volume::{
-    Backing, BlockSize, CreateVolume, Grow, Initiators, IscsiExport, NewBacking, NvmeExport,
-    Protocols, Volume, VolumeIo, VolumeList, VolumeState,
+    Backing, BlockSize, CopyState, CreateVolume, Grow, Initiators, IscsiExport, NewBacking,
+    NvmeExport, Protocols, Volume, VolumeCopy, VolumeIo, VolumeList, VolumeState,
 };

@@ -243,6 +243,49 @@ pub struct VolumeIo {
     pub errors: u64,
 }
 
+/// How good a copy of a volume is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case", tag = "is")]
+pub enum CopyState {
+    /// It holds everything that was acknowledged.
+    InSync,
+    /// It lacks what was written while it was away, or everything, and is being brought in sync.
+    Resyncing {
+        /// Bytes copied.
+        done_bytes: u64,
+        /// Bytes to copy in all.
+        total_bytes: u64,
+        /// Seconds until it is in sync, where that can be told.
+        eta_s: Option<u64>,
+    },
+    /// It lacks what was written while it was away, and nobody brings it in sync now.
+    Outdated,
+    /// It is being made.
+    BeingMade,
+    /// It is being removed.
+    Leaving,
+    /// It could not be made.
+    Failed {
+        /// Why not.
+        reason: String,
+    },
+    /// The metadata store has not said.
+    Unknown,
+}
+
+/// One copy of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeCopy {
+    /// Name of the node that keeps it.
+    pub node: String,
+    /// Where it lives there.
+    pub backing: Backing,
+    /// How good it is.
+    pub state: CopyState,
+    /// Whether its node puts writes in order.
+    pub primary: bool,
+}
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Volume {
@@ -256,9 +299,9 @@ pub struct Volume {
     pub block_size: BlockSize,
     /// Whether space is taken when it is written.
     pub thin: bool,
-    /// Where the data lives.
-    pub backing: Backing,
-    /// Bytes of the backing that hold data, where that is known.
+    /// Where its data lives: all copies, by node.
+    pub copies: Vec<VolumeCopy>,
+    /// Bytes of this node's copy that hold data, where that is known.
     pub allocated_bytes: Option<u64>,
     /// State it is in.
     pub state: VolumeState,

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use api::{ApiError, Code, VolumeName};
 use futures_util::future::join_all;
+use peer::NodeId;
 use tokio::sync::{Mutex, RwLock};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -29,7 +30,7 @@ use crate::config::Config;
 use crate::engine::{BackingError, Engine, Portals};
 use crate::meta::{Meta, MetaError, Revision};
 use crate::reconcile::{Observed, Step, next_step};
-use crate::record::{self, Stored, VOLUMES};
+use crate::record::{self, FIRST_NODE, Stored, VOLUMES};
 pub use space::{FileSystem, Space};
 use state::State;
 pub use status::{Facts, assess};
@@ -143,6 +144,11 @@ impl Control {
         tasks.shutdown().await;
     }
 
+    /// This node.
+    fn me(&self) -> NodeId {
+        FIRST_NODE
+    }
+
     /// Whether volumes are open and initiators accepted.
     #[must_use]
     pub fn is_serving(&self) -> bool {
@@ -242,7 +248,7 @@ impl Control {
                 }
             };
             self.0.state.know(id, stored.clone());
-            let step = next_step(stored.as_ref(), &self.0.state.observed(id));
+            let step = next_step(stored.as_ref(), self.me(), &self.0.state.observed(id));
             if step == Step::Rest {
                 if stored.is_none() {
                     self.0.state.drop_volume(id);
@@ -273,9 +279,8 @@ impl Control {
             (_, None) => {}
             (Step::Open, Some(stored)) => self.open(&stored).await,
             (Step::Adopt(image), Some(mut stored)) => {
-                tracing::info!(volume = %stored.record.name, ?image, "it was grown before a crash");
-                stored.record.size_bytes = image.size_bytes;
-                stored.record.image_generation = image.generation;
+                tracing::info!(volume = %stored.record.name, ?image, "its image is seen anew");
+                stored.record.see(self.me(), image);
                 self.0.meta.commit(stored.record.replace(stored.revision)).await?;
             }
             (Step::Erase, Some(stored)) => {

@@ -249,7 +249,7 @@ mod tests {
         let pool = rt::buf::Pool::new(4096).unwrap().usage();
         let core =
             CoreReport { core: 0, sessions: vec![], refused: 4, pool, volumes: vec![report] };
-        let image = crate::engine::Image { size_bytes: 1, generation: 2 };
+        let image = crate::engine::Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
         let observed = Observed::Open { core: 0, image, published: None };
         let node = NodeInfo {
             name: "n".into(),

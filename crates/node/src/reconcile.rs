@@ -2,9 +2,11 @@
 //! does. The control plane takes one step after another until there is nothing left to do; after
 //! a crash it begins again from whatever is there.
 
+use peer::NodeId;
+
 use crate::engine::Image;
 use crate::meta::Revision;
-use crate::record::{Stage, Stored};
+use crate::record::{Place, Stage, Stored};
 
 /// What this node does with a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,7 +61,7 @@ pub enum Step {
 /// Whoever creates a volume holds its gate until the record is ready: a record that is still
 /// being created when somebody else gets here was left behind, and is taken back.
 #[must_use]
-pub fn next_step(stored: Option<&Stored>, observed: &Observed) -> Step {
+pub fn next_step(stored: Option<&Stored>, me: NodeId, observed: &Observed) -> Step {
     let Some(Stored { record, revision }) = stored else {
         return match observed {
             Observed::Open { .. } => Step::Close,
@@ -69,7 +71,7 @@ pub fn next_step(stored: Option<&Stored>, observed: &Observed) -> Step {
     match (record.stage, observed) {
         (Stage::Ready, Observed::Closed) => Step::Open,
         (Stage::Ready, Observed::Open { image, .. })
-            if image.generation > record.image_generation =>
+            if record.place(me).is_some_and(|p| is_news(p, image)) =>
         {
             Step::Adopt(*image)
         }
@@ -86,9 +88,15 @@ pub fn next_step(stored: Option<&Stored>, observed: &Observed) -> Step {
     }
 }
 
+/// Whether the record does not know the image as it was seen.
+fn is_news(place: &Place, image: &Image) -> bool {
+    image.generation > place.image_generation || place.image != Some(image.image)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::FIRST_NODE;
     use crate::record::tests::record;
 
     /// A world in which steps work, until the budget of a crash is used up.
@@ -116,8 +124,7 @@ mod tests {
                 }
                 Step::Adopt(image) => {
                     let stored = self.stored.as_mut().unwrap();
-                    stored.record.size_bytes = image.size_bytes;
-                    stored.record.image_generation = image.generation;
+                    stored.record.see(FIRST_NODE, image);
                     stored.revision.0 += 1;
                 }
                 Step::Close => self.observed = Observed::Closed,
@@ -134,7 +141,7 @@ mod tests {
 
         fn settle(&mut self, steps: usize) -> usize {
             for taken in 0..steps {
-                match next_step(self.stored.as_ref(), &self.observed) {
+                match next_step(self.stored.as_ref(), FIRST_NODE, &self.observed) {
                     Step::Rest => return taken,
                     step => self.take(step),
                 }
@@ -149,8 +156,10 @@ mod tests {
     fn it_converges_from_every_crash() {
         let record_of = record;
         let size_bytes = record("v").size_bytes;
-        let same = Image { size_bytes, generation: record("v").image_generation };
-        let grown = Image { size_bytes: 2 * size_bytes, generation: same.generation + 1 };
+        let place = record("v").places.remove(0);
+        let image = place.image.unwrap();
+        let same = Image { image, size_bytes, generation: place.image_generation };
+        let grown = Image { size_bytes: 2 * size_bytes, generation: same.generation + 1, image };
         for stage in [Stage::Creating, Stage::Ready, Stage::Deleting] {
             for image in [None, Some(same), Some(grown)] {
                 for crash_after in 0..6 {
@@ -176,9 +185,9 @@ mod tests {
 
     #[test]
     fn a_volume_without_a_record_is_not_served() {
-        let image = Image { size_bytes: 1, generation: 2 };
+        let image = Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
         let open = Observed::Open { core: 0, image, published: None };
-        assert_eq!(next_step(None, &open), Step::Close);
-        assert_eq!(next_step(None, &Observed::Closed), Step::Rest);
+        assert_eq!(next_step(None, FIRST_NODE, &open), Step::Close);
+        assert_eq!(next_step(None, FIRST_NODE, &Observed::Closed), Step::Rest);
     }
 }

@@ -2,10 +2,14 @@
 //!
 //! `volumes/ID` holds a volume's record, `names/NAME` the identity of the volume of that name.
 //! Both are written in one commit, so a name belongs to one volume and a volume has its name.
+//! Where the copies of a volume are, its [`Place`]s say (RFD 0012, 2.4).
+
+mod text;
 
 use std::collections::BTreeSet;
 
 use api::{Backing, BlockSize, Chap, Initiator, Protocols, VolumeName};
+use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -15,6 +19,12 @@ use crate::meta::{Change, Entry, Expect, MetaError, Revision};
 pub const VOLUMES: &str = "volumes/";
 
 const NAMES: &str = "names/";
+
+/// Most copies of one volume, those that come and go among them.
+pub const MAX_PLACES: usize = layers::mirror::record::MAX_REPLICAS;
+
+/// The number of a node that is in no cluster, and of the one that begins a cluster.
+pub const FIRST_NODE: NodeId = NodeId(1);
 
 /// How far the life of a volume has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,8 +39,58 @@ pub enum Stage {
     Deleting,
 }
 
+/// How far the life of a copy has come (RFD 0012, 2.4).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "is")]
+pub enum PlaceStage {
+    /// It was asked for; its image may exist or not.
+    Wanted {
+        /// Whether to overwrite what the file or device holds.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Its image exists.
+    Made,
+    /// It is to vanish; its image may exist or not.
+    Leaving {
+        /// The node whose copy takes its place: it stays until that one is in sync.
+        #[serde(default, skip_serializing_if = "Option::is_none", with = "text::node")]
+        instead_of: Option<NodeId>,
+    },
+    /// Its image could not be made.
+    Failed {
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// Where one copy of a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// On which node.
+    pub node: NodeId,
+    /// In which file or on which device there.
+    pub backing: Backing,
+    /// The image's own name, once it has been made and seen.
+    pub image: Option<Uuid>,
+    /// Number of the image's label when it was last seen: an older one is a copy from the past.
+    pub image_generation: u64,
+    /// How far its life has come.
+    pub stage: PlaceStage,
+}
+
+/// Who creates a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Creator {
+    /// Which node.
+    pub node: NodeId,
+    /// What its process drew when it started: another one has not begun this.
+    pub life: Uuid,
+}
+
 /// A volume, as the store holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "text::Text", into = "text::Text")]
 pub struct VolumeRecord {
     /// Its identity.
     pub id: Uuid,
@@ -44,10 +104,13 @@ pub struct VolumeRecord {
     pub block_size: BlockSize,
     /// Whether space is taken when it is written.
     pub thin: bool,
-    /// Where its data lives.
-    pub backing: Backing,
-    /// Number of its image's label when it was last seen: an older one is a copy from the past.
-    pub image_generation: u64,
+    /// Where its copies are, by node; at most [`MAX_PLACES`], and one at least until the last one
+    /// has been removed.
+    pub places: Vec<Place>,
+    /// Who creates it, while it is being created.
+    pub creator: Option<Creator>,
+    /// The node that an operator wants to put writes in order, while it is in sync.
+    pub prefer: Option<NodeId>,
     /// Protocols that export it.
     pub protocols: Protocols,
     /// Its iSCSI target name, whether exported or not.
@@ -116,6 +179,32 @@ fn unreadable(entry: &Entry, why: &str) -> MetaError {
 }
 
 impl VolumeRecord {
+    /// The copy on `node`.
+    #[must_use]
+    pub fn place(&self, node: NodeId) -> Option<&Place> {
+        self.places.iter().find(|p| p.node == node)
+    }
+
+    /// The same, to be changed.
+    pub fn place_mut(&mut self, node: NodeId) -> Option<&mut Place> {
+        self.places.iter_mut().find(|p| p.node == node)
+    }
+
+    /// Adds a copy, in its node's place.
+    pub fn add_place(&mut self, place: Place) {
+        let at = self.places.partition_point(|p| p.node < place.node);
+        self.places.insert(at, place);
+    }
+
+    /// What `node` has seen of its image.
+    pub fn see(&mut self, node: NodeId, image: crate::engine::Image) {
+        self.size_bytes = image.size_bytes;
+        if let Some(place) = self.place_mut(node) {
+            place.image = Some(image.image);
+            place.image_generation = image.generation;
+        }
+    }
+
     fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("names, numbers and lists always serialise")
     }
@@ -157,6 +246,17 @@ impl VolumeRecord {
 pub(crate) mod tests {
     use super::*;
 
+    /// A copy that has been made.
+    pub(crate) fn place(node: NodeId, name: &str) -> Place {
+        Place {
+            node,
+            backing: Backing::File { path: format!("/v/{name}").into() },
+            image: Some(Uuid::from_u128(node.0.into())),
+            image_generation: 2,
+            stage: PlaceStage::Made,
+        }
+    }
+
     /// A volume that is ready.
     pub(crate) fn record(name: &str) -> VolumeRecord {
         VolumeRecord {
@@ -166,8 +266,9 @@ pub(crate) mod tests {
             size_bytes: 1 << 30,
             block_size: BlockSize::B512,
             thin: true,
-            backing: Backing::File { path: format!("/v/{name}").into() },
-            image_generation: 2,
+            places: vec![place(FIRST_NODE, name)],
+            creator: None,
+            prefer: None,
             protocols: Protocols::default(),
             iscsi_target: format!("iqn.2026-01.io.windrose:{name}"),
             nvme_subsystem: format!("nqn.2026-01.io.windrose:{name}"),
@@ -214,6 +315,40 @@ pub(crate) mod tests {
         };
         let record = decode(&entry).unwrap().record;
         assert_eq!((record.allow.len(), record.thin), (3, false));
+        let backing = Backing::Device { path: "/dev/sdb".into() };
+        let (image, stage) = (None, PlaceStage::Made);
+        let only = Place { node: FIRST_NODE, backing, image, image_generation: 2, stage };
+        assert_eq!(record.places, [only]);
+    }
+
+    /// What version 2 wrote, every later one reads.
+    #[test]
+    fn the_golden_record_of_a_cluster_reads() {
+        let golden = r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"creating",
+            "size_bytes":1073741824,"block_size":4096,"thin":false,
+            "places":[{"node":1,"backing":{"kind":"file","path":"/a"},"image":"00000000-0000-0000-0000-000000000005",
+                "image_generation":2,"stage":{"is":"made"}},
+                {"node":3,"backing":{"kind":"file","path":"/b"},"stage":{"is":"failed","reason":"full"}},
+                {"node":4,"backing":{"kind":"file","path":"/c"},"stage":{"is":"leaving","instead_of":3}}],
+            "creator":{"node":1,"life":"00000000-0000-0000-0000-000000000007"},"prefer":3,
+            "protocols":{"iscsi":true,"nvme":false},
+            "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web",
+            "allow":[],"chap":null,"created_s":1700000000}"#;
+        let record: VolumeRecord = serde_json::from_str(golden).unwrap();
+        let again: VolumeRecord = serde_json::from_slice(&record.encode()).unwrap();
+        assert_eq!(again, record);
+        assert_eq!(record.places[0].image, Some(Uuid::from_u128(5)));
+        assert_eq!(record.places[1].stage, PlaceStage::Failed { reason: "full".into() });
+        let leaving = PlaceStage::Leaving { instead_of: Some(NodeId(3)) };
+        assert_eq!(record.places[2].stage, leaving);
+        assert_eq!(record.creator, Some(Creator { node: NodeId(1), life: Uuid::from_u128(7) }));
+        assert_eq!(record.prefer, Some(NodeId(3)));
+        let refused = |from: &str, to: &str| {
+            assert!(golden.contains(from), "{from}");
+            serde_json::from_str::<VolumeRecord>(&golden.replace(from, to)).unwrap_err().to_string()
+        };
+        assert!(refused(r#""node":3"#, r#""node":1"#).contains("listed by node"));
+        assert!(refused(r#""node":3"#, r#""node":0"#).contains("listed by node"));
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use api::client::Address;
 use api::endpoint::{GetStatus, ListSessions, Nothing};
 use api::{
-    Protocol, Session, SessionList, Severity, Size, Status, Verdict, Volume, VolumeList,
-    VolumeState,
+    CopyState, Protocol, Session, SessionList, Severity, Size, Status, Verdict, Volume, VolumeCopy,
+    VolumeList, VolumeState,
 };
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -97,6 +97,34 @@ fn allowed(volume: &Volume) -> String {
     }
 }
 
+/// Where copies are: a line for each.
+pub(crate) fn copies(all: &[VolumeCopy]) -> String {
+    let one = |copy: &VolumeCopy| {
+        let (path, node) = (copy.backing.path().display(), &copy.node);
+        let primary = if copy.primary { ", primary" } else { "" };
+        match (&copy.state, all.len()) {
+            (CopyState::InSync, 1) => path.to_string(),
+            (state, _) => format!("{node}: {path} ({}{primary})", copy_state(state)),
+        }
+    };
+    all.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
+fn copy_state(state: &CopyState) -> String {
+    match state {
+        CopyState::InSync => "in sync".into(),
+        CopyState::Resyncing { done_bytes, total_bytes, eta_s } => {
+            let eta = eta_s.map(|s| format!(", {s} s left")).unwrap_or_default();
+            format!("resyncing, {} of {}{eta}", Size(*done_bytes), Size(*total_bytes))
+        }
+        CopyState::Outdated => "outdated".into(),
+        CopyState::BeingMade => "being made".into(),
+        CopyState::Leaving => "being removed".into(),
+        CopyState::Failed { reason } => format!("failed: {reason}"),
+        CopyState::Unknown => "state unknown".into(),
+    }
+}
+
 /// `windrose volume show`.
 pub(crate) fn volume(v: &Volume, api: &Address) -> String {
     let mut facts = vec![
@@ -106,7 +134,7 @@ pub(crate) fn volume(v: &Volume, api: &Address) -> String {
         ("Used", v.allocated_bytes.map_or("unknown".to_owned(), |b| Size(b).to_string())),
         ("Space", if v.thin { "taken when written" } else { "all taken" }.to_owned()),
         ("Block size", v.block_size.bytes().to_string()),
-        ("Stored in", v.backing.path().display().to_string()),
+        ("Stored in", copies(&v.copies)),
         ("Identity", v.id.to_string()),
         ("Sessions", v.sessions.to_string()),
     ];

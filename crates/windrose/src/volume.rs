@@ -123,7 +123,7 @@ fn confirm(volume: &Volume) -> Result<(), Failure> {
     eprint!(
         "This deletes volume {name} ({}) and all data on it ({}).\nType its name to go on: ",
         api::Size(volume.size_bytes),
-        volume.backing.path().display()
+        show::copies(&volume.copies)
     );
     let mut line = String::new();
     let read = std::io::stderr().flush().and_then(|()| std::io::stdin().read_line(&mut line));

@@ -28,7 +28,7 @@ fn a_node_is_used_and_stopped_and_started_again() {
 
     let node = place.start();
     let after = place.json(&["volume", "show", "web"]);
-    for same in ["id", "size_bytes", "access", "backing", "created_s", "state"] {
+    for same in ["id", "size_bytes", "access", "copies", "created_s", "state"] {
         assert_eq!(after[same], before[same], "{same}");
     }
     assert_eq!(place.ok(&["volume", "delete", "web", "--yes"]), "Volume web is deleted.\n");

@@ -124,7 +124,7 @@ impl Replica {
     /// From here on the joiner takes part in every flush; and all that was written before is
     /// durable everywhere.
     async fn cross_barrier(self: &Rc<Self>, attempt: Attempt) -> Result<(), &'static str> {
-        let Attempt { view, node, incarnation } = attempt;
+        let Attempt { view, .. } = attempt;
         self.joiner(attempt, |joiner| joiner.behind_barrier = true)?;
         match self.flush_in(view).await {
             Ok(Some(_)) => Ok(()),
@@ -179,7 +179,7 @@ impl Replica {
         image: uuid::Uuid,
         copied: Vec<Region>,
     ) -> Result<(), &'static str> {
-        let Attempt { view, node, incarnation } = attempt;
+        let Attempt { view, node, .. } = attempt;
         let Ok(Some((_, stamp))) = self.flush_in(view).await else {
             return Err("the view is over");
         };
@@ -205,7 +205,7 @@ impl Replica {
 
     /// Copies one piece: readers go on, writers wait.
     async fn copy(self: &Rc<Self>, attempt: Attempt, range: Blocks) -> Result<(), &'static str> {
-        let Attempt { view, node, incarnation } = attempt;
+        let Attempt { view, node, .. } = attempt;
         let began = self.core.now();
         self.joiner(attempt, |_| ())?;
         let ctx = self.memory(self.len(range), Class::Read).await.map_err(|_| "no memory")?;

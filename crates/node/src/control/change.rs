@@ -45,8 +45,7 @@ impl Control {
         // From here on a crash is made good at the next start: what the image says is adopted.
         let published = Some(revision);
         self.0.state.observe(id, Observed::Open { core, image, published });
-        record.size_bytes = image.size_bytes;
-        record.image_generation = image.generation;
+        record.see(self.me(), image);
         let committed = self.0.meta.commit(record.replace(revision)).await;
         self.settle_held(id).await;
         committed.map_err(|e| store_error(&e))?;

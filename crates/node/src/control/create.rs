@@ -9,7 +9,7 @@ use super::change::check_access;
 use super::{Control, backing_error, store_error};
 use crate::meta::MetaError;
 use crate::reconcile::Observed;
-use crate::record::{self, Stage, Stored, VolumeRecord};
+use crate::record::{self, Place, PlaceStage, Stage, Stored, VolumeRecord};
 
 impl Control {
     /// Creates a volume. Asked for the same again, gives the volume that there is.
@@ -48,8 +48,8 @@ impl Control {
         self.0.state.know(record.id, Some(Stored { record: record.clone(), revision }));
         match self.0.engine.make(&record, ask.force).await {
             Ok(image) => {
-                record.size_bytes = image.size_bytes;
-                record.image_generation = image.generation;
+                record.see(self.me(), image);
+                record.place_mut(self.me()).into_iter().for_each(|p| p.stage = PlaceStage::Made);
             }
             Err(e) => {
                 // There is nothing to erase; takes the record back.
@@ -84,6 +84,8 @@ impl Control {
             NewBacking::File { path: Some(path) } => Backing::File { path: path.clone() },
             NewBacking::Device { path } => Backing::Device { path: path.clone() },
         };
+        let (node, stage) = (self.me(), PlaceStage::Wanted { force: ask.force });
+        let place = Place { node, backing, image: None, image_generation: 0, stage };
         VolumeRecord {
             id,
             name: ask.name.clone(),
@@ -91,8 +93,9 @@ impl Control {
             size_bytes: ask.size_bytes.unwrap_or(0),
             block_size: ask.block_size,
             thin: ask.thin,
-            backing,
-            image_generation: 0,
+            places: vec![place],
+            creator: None,
+            prefer: None,
             protocols: ask.protocols,
             iscsi_target: format!("{}:{}", settings.iscsi_authority, ask.name),
             nvme_subsystem: format!("{}:{}", settings.nvme_authority, ask.name),
@@ -109,9 +112,12 @@ impl Control {
     }
 
     fn check_backing_unused(&self, record: &VolumeRecord) -> Result<(), ApiError> {
-        let path = record.backing.path();
+        let me = self.me();
+        let Some(place) = record.place(me) else { return Ok(()) };
+        let path = place.backing.path();
         let all = self.0.state.all();
-        let user = all.iter().find(|(s, _)| s.record.backing.path() == path);
+        let uses = |s: &Stored| s.record.place(me).is_some_and(|p| p.backing.path() == path);
+        let user = all.iter().find(|(s, _)| uses(s));
         user.map_or(Ok(()), |(stored, _)| {
             let (path, user) = (path.display(), &stored.record.name);
             Err(ApiError::new(Code::Backing, format!("{path} belongs to volume {user}"))
@@ -173,7 +179,7 @@ impl Control {
             (ask.size_bytes.is_some_and(|size| size != record.size_bytes), "size"),
             (ask.block_size != record.block_size, "block size"),
             (ask.thin != record.thin, "provisioning"),
-            (backing != record.backing, "backing"),
+            (record.place(self.me()).is_none_or(|p| p.backing != backing), "backing"),
             (ask.protocols != record.protocols, "choice of protocols"),
             (allow != record.allow, "list of initiators"),
             (ask.chap != record.chap, "CHAP user or secret"),

@@ -6,6 +6,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use peer::NodeId;
 use uuid::Uuid;
 
 use crate::reconcile::Observed;
@@ -37,10 +38,12 @@ pub struct FileSystem {
 }
 
 /// Looks at the backings of `volumes`. One trip off the control thread for all of them.
-pub(super) async fn look(volumes: &[(Stored, Observed)], data_dir: &Path) -> Space {
+pub(super) async fn look(me: NodeId, volumes: &[(Stored, Observed)], data_dir: &Path) -> Space {
     let data_dir = data_dir.to_owned();
     let backings: Vec<_> = (volumes.iter())
-        .map(|(s, _)| (s.record.id, s.record.backing.path().to_owned(), s.record.size_bytes))
+        .filter_map(|(Stored { record: r, .. }, _)| {
+            Some((r.id, r.place(me)?.backing.path().to_owned(), r.size_bytes))
+        })
         .collect();
     let look = move || {
         let mut space = Space { data_dir: size_and_free(&data_dir), ..Space::default() };
@@ -104,13 +107,14 @@ mod tests {
 
     use super::*;
     use crate::meta::Revision;
+    use crate::record::FIRST_NODE;
     use crate::record::tests::record;
     use api::Backing;
 
     fn volume(name: &str, path: &Path) -> (Stored, Observed) {
         let mut record = record(name);
         record.id = Uuid::new_v4();
-        record.backing = Backing::File { path: path.to_owned() };
+        record.places[0].backing = Backing::File { path: path.to_owned() };
         (Stored { record, revision: Revision(1) }, Observed::Closed)
     }
 
@@ -123,7 +127,7 @@ mod tests {
         paths.iter().for_each(|path| std::fs::write(path, [1; 8192]).unwrap());
         let mut volumes: Vec<_> = paths.iter().map(|path| volume("v", path)).collect();
         volumes.push(volume("gone", Path::new("/nowhere/v")));
-        let space = look(&volumes, here.path()).await;
+        let space = look(FIRST_NODE, &volumes, here.path()).await;
         assert_eq!(space.taken.len(), 3);
         assert!(space.taken.values().all(|&taken| taken >= 8192), "{space:?}");
         let found: BTreeSet<_> =

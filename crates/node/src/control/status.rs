@@ -47,7 +47,7 @@ impl Control {
         let settings = &self.0.settings;
         let volumes = self.0.state.all();
         let (report, look) =
-            (self.0.engine.report(scope), space::look(&volumes, &settings.data_dir));
+            (self.0.engine.report(scope), space::look(self.me(), &volumes, &settings.data_dir));
         let (cores, space) = tokio::join!(report, look);
         Facts {
             node: NodeInfo {
@@ -155,8 +155,7 @@ fn failure_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         }
         if let Some((stored, _)) = facts.volumes.iter().find(|(s, _)| s.record.id == report.id) {
             let subject = format!("volume {}", stored.record.name);
-            let path = stored.record.backing.path().display();
-            let message = format!("{failed} commands have failed since it was opened ({path})");
+            let message = format!("{failed} commands have failed since it was opened");
             let hint = "see the node's log, and look at the disk";
             findings.push(finding(Severity::Warning, subject, message, Some(hint)));
         }
@@ -257,7 +256,7 @@ mod tests {
     }
 
     fn open() -> Observed {
-        let image = crate::engine::Image { size_bytes: 1, generation: 2 };
+        let image = crate::engine::Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
         Observed::Open { core: 0, image, published: None }
     }
 

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
 use api::{
-    Access, ApiError, Code, IscsiExport, NvmeExport, Protocol, Session, SessionList, Volume,
-    VolumeIo, VolumeList, VolumeName, VolumeState,
+    Access, ApiError, Code, CopyState, IscsiExport, NvmeExport, Protocol, Session, SessionList,
+    Volume, VolumeCopy, VolumeIo, VolumeList, VolumeName, VolumeState,
 };
 use target::server::Service;
 use uuid::Uuid;
@@ -15,13 +15,13 @@ use super::{Control, space};
 use crate::engine::{CoreReport, Scope, VolumeReport};
 use crate::publish::{LUN, NAMESPACE};
 use crate::reconcile::Observed;
-use crate::record::{Stage, Stored};
+use crate::record::{Place, PlaceStage, Stage, Stored, VolumeRecord};
 
 impl Control {
     /// All volumes, by name.
     pub async fn list(&self) -> VolumeList {
         let volumes = self.0.state.all();
-        let look = space::look(&volumes, &self.0.settings.data_dir);
+        let look = space::look(self.me(), &volumes, &self.0.settings.data_dir);
         let (reports, space) = tokio::join!(self.0.engine.report(Scope::All), look);
         let usage = Usage::new(&volumes, &reports, space.taken);
         let show = |(s, o): &(Stored, Observed)| self.show_with(s, o, &usage);
@@ -40,7 +40,7 @@ impl Control {
         let volume = (self.0.state.get(id))
             .ok_or_else(|| ApiError::new(Code::NotFound, "the volume was deleted just now"))?;
         let volume = [volume];
-        let look = space::look(&volume, &self.0.settings.data_dir);
+        let look = space::look(self.me(), &volume, &self.0.settings.data_dir);
         let (reports, space) = tokio::join!(self.0.engine.report(Scope::One(id)), look);
         let usage = Usage::new(&volume, &reports, space.taken);
         let [(stored, observed)] = &volume;
@@ -58,7 +58,7 @@ impl Control {
             size_bytes: record.size_bytes,
             block_size: record.block_size,
             thin: record.thin,
-            backing: record.backing.clone(),
+            copies: record.places.iter().map(|p| self.copy(record, p)).collect(),
             allocated_bytes: usage.space.get(&record.id).copied(),
             state: volume_state(record.stage, observed),
             access: Access {
@@ -81,6 +81,17 @@ impl Control {
             created_s: record.created_s,
             io: report.map(volume_io),
         }
+    }
+
+    fn copy(&self, record: &VolumeRecord, place: &Place) -> VolumeCopy {
+        let state = match &place.stage {
+            PlaceStage::Wanted { .. } => CopyState::BeingMade,
+            PlaceStage::Made => CopyState::InSync,
+            PlaceStage::Leaving { .. } => CopyState::Leaving,
+            PlaceStage::Failed { reason } => CopyState::Failed { reason: reason.clone() },
+        };
+        let (node, backing) = (self.0.settings.name.clone(), place.backing.clone());
+        VolumeCopy { node, backing, state, primary: record.places.len() == 1 }
     }
 
     /// All sessions: connections and queues of one initiator to one target together.

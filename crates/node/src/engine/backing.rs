@@ -7,8 +7,9 @@ use block::Dev;
 use layers::file::{self, Create, File, FileError, Open, Provisioning, Reason};
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenReason};
+use uuid::Uuid;
 
-use crate::record::{Stage, VolumeRecord};
+use crate::record::{Place, PlaceStage, VolumeRecord};
 
 /// Why a backing was refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,6 +24,8 @@ pub struct BackingError {
 /// What is known of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Image {
+    /// Its own name.
+    pub image: Uuid,
     /// Size of the volume in it, in bytes.
     pub size_bytes: u64,
     /// Number of its label; higher after every change of it.
@@ -70,6 +73,7 @@ impl From<FileError> for BackingError {
 pub(super) async fn make(
     core: &Core,
     record: &VolumeRecord,
+    place: &Place,
     buffered: bool,
     force: bool,
 ) -> Result<Image, BackingError> {
@@ -82,28 +86,29 @@ pub(super) async fn make(
         force,
         keep_contents: false,
     };
-    let file = File::create(core, record.backing.path(), &create).await?;
+    let file = File::create(core, place.backing.path(), &create).await?;
     Ok(image(&file))
 }
 
 fn image(file: &File) -> Image {
     let label = file.label();
-    Image { size_bytes: label.data_bytes, generation: label.generation }
+    Image { image: label.image, size_bytes: label.data_bytes, generation: label.generation }
 }
 
 /// Erases the image of a volume. What holds something else is left alone: it is not the volume's.
 pub(super) async fn erase(
     core: &Core,
     record: &VolumeRecord,
+    place: &Place,
     buffered: bool,
 ) -> Result<(), BackingError> {
-    let path = record.backing.path();
+    let path = place.backing.path();
     // The name alone says whose it is, even before it has a label.
-    let own = is_own_file(record);
+    let own = is_own_file(record.id, place);
     match file::delete(core, path, record.id, buffered, own).await {
         Ok(()) => Ok(()),
         Err(FileError { reason: Reason::Open(OpenReason::NotFound), .. }) => Ok(()),
-        Err(e) if is_not_ours(&e.reason, record.stage) => {
+        Err(e) if is_not_ours(&e.reason, place) => {
             tracing::warn!(volume = %record.name, "left alone: {e}");
             Ok(())
         }
@@ -112,11 +117,13 @@ pub(super) async fn erase(
 }
 
 /// Whether there is nothing of the volume to erase.
-fn is_not_ours(reason: &Reason, stage: Stage) -> bool {
+fn is_not_ours(reason: &Reason, place: &Place) -> bool {
     match reason {
         Reason::NoLabel | Reason::NotAVolume(_) | Reason::OtherVolume { .. } => true,
         // Never begun, most likely for that very reason.
-        Reason::TornLabel | Reason::BadLabel(_) | Reason::Open(_) => stage == Stage::Creating,
+        Reason::TornLabel | Reason::BadLabel(_) | Reason::Open(_) => {
+            matches!(place.stage, PlaceStage::Wanted { .. } | PlaceStage::Failed { .. })
+        }
         _ => false,
     }
 }
@@ -131,13 +138,14 @@ pub(super) struct Backed {
 pub(super) async fn open(
     core: &Core,
     record: &VolumeRecord,
+    place: &Place,
     buffered: bool,
 ) -> Result<Backed, BackingError> {
     let what =
-        Open { volume: record.id, generation: record.image_generation, buffered, read_only: false };
-    let file = Rc::new(File::open(core, record.backing.path(), &what).await?);
+        Open { volume: record.id, generation: place.image_generation, buffered, read_only: false };
+    let file = Rc::new(File::open(core, place.backing.path(), &what).await?);
     if file.label().block_size != record.block_size.bytes() {
-        let (path, found) = (record.backing.path().display(), file.label().block_size);
+        let (path, found) = (place.backing.path().display(), file.label().block_size);
         let message = format!("{path}: its blocks have {found} bytes, the volume's have others");
         return Err(BackingError::refused(message));
     }
@@ -163,8 +171,8 @@ impl Backed {
 }
 
 /// Whether a backing is a file that no other volume ever has.
-fn is_own_file(record: &VolumeRecord) -> bool {
-    let Backing::File { path } = &record.backing else { return false };
+fn is_own_file(volume: Uuid, place: &Place) -> bool {
+    let Backing::File { path } = &place.backing else { return false };
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-    name.contains(&record.id.to_string())
+    name.contains(&volume.to_string())
 }

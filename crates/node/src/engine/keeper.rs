@@ -19,7 +19,7 @@ use volume::Volume;
 use super::backing::{self, Backed, BackingError, Image};
 use super::report::{CoreReport, Scope, VolumeReport};
 use crate::publish::volume_id;
-use crate::record::VolumeRecord;
+use crate::record::{FIRST_NODE, Place, VolumeRecord};
 
 /// Connections that the system takes ahead of us, per listener.
 const BACKLOG: u32 = 4096;
@@ -68,11 +68,11 @@ impl Keeper {
         record: &VolumeRecord,
         force: bool,
     ) -> Result<Image, BackingError> {
-        backing::make(&self.core, record, self.buffered, force).await
+        backing::make(&self.core, record, place(record)?, self.buffered, force).await
     }
 
     pub(super) async fn erase(&self, record: &VolumeRecord) -> Result<(), BackingError> {
-        backing::erase(&self.core, record, self.buffered).await
+        backing::erase(&self.core, record, place(record)?, self.buffered).await
     }
 
     /// Opens a volume and tells what its image is. It is not exported yet.
@@ -80,7 +80,8 @@ impl Keeper {
         if self.stopping.get() {
             return Err(BackingError::refused("the node is stopping"));
         }
-        let backed = Rc::new(backing::open(&self.core, record, self.buffered).await?);
+        let backed =
+            Rc::new(backing::open(&self.core, record, place(record)?, self.buffered).await?);
         let image = backed.image();
         let volume = Volume::new(backed.dev(), Epoch::default());
         self.server.add_volume(Served {
@@ -192,6 +193,11 @@ impl Keeper {
         }));
         closed.await.iter().all(Result::is_ok)
     }
+}
+
+/// The copy of a volume that this node keeps.
+fn place(record: &VolumeRecord) -> Result<&Place, BackingError> {
+    record.place(FIRST_NODE).ok_or_else(|| BackingError::refused("this node keeps no copy of it"))
 }
 
 /// Whether the system has no IPv6 (`EAFNOSUPPORT`, or `EADDRNOTAVAIL` where it is switched off).

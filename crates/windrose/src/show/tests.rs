@@ -9,7 +9,12 @@ fn sample(name: &str) -> Volume {
         size_bytes: 10 << 30,
         block_size: api::BlockSize::B512,
         thin: true,
-        backing: api::Backing::File { path: "/var/lib/windrose/volumes/web.img".into() },
+        copies: vec![VolumeCopy {
+            node: "n".into(),
+            backing: api::Backing::File { path: "/var/lib/windrose/volumes/web.img".into() },
+            state: CopyState::InSync,
+            primary: true,
+        }],
         allocated_bytes: Some(3 << 29),
         state: VolumeState::Online,
         access: api::Access::default(),
