@@ -64,7 +64,71 @@ pub enum BadRecord {
     Contradiction(&'static str),
 }
 
+/// Why replicas are not changed as somebody wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadChange {
+    /// The image is listed already.
+    #[error("image {0} is a replica already")]
+    Listed(Uuid),
+    /// What is on the node is in sync, by the record: it goes by leaving, or when others put it out.
+    #[error("the replica on node {0} is in sync: it has to leave first")]
+    InSync(NodeId),
+    /// The node has no replica.
+    #[error("node {0} has no replica")]
+    Absent(NodeId),
+    /// There are as many as there can be.
+    #[error("there are {MAX_REPLICAS} replicas already")]
+    Full,
+}
+
 impl Record {
+    /// The next record, in which `node` has `image`, which is new: in place of what it had, if that was
+    /// not in sync. `config` is a random number that was never used before; to be put in place of this
+    /// record (RFD 0010, 5.4).
+    ///
+    /// An image that has been a replica once must not come back: nothing knows what it lacks (attack 67).
+    ///
+    /// # Errors
+    /// [`BadChange`]
+    pub fn with_replica(&self, node: NodeId, image: Uuid, config: u128) -> Result<Self, BadChange> {
+        if self.replicas.iter().any(|r| r.image == image) {
+            return Err(BadChange::Listed(image));
+        }
+        if self.member(node).is_some() {
+            return Err(BadChange::InSync(node));
+        }
+        let mut next = self.next(config);
+        next.replicas.retain(|r| r.node != node);
+        if next.replicas.len() >= MAX_REPLICAS {
+            return Err(BadChange::Full);
+        }
+        next.replicas.push(Replica { node, image, new: true });
+        next.replicas.sort_unstable_by_key(|r| r.node);
+        Ok(next)
+    }
+
+    /// The next record, in which `node` has no replica any more; otherwise as
+    /// [`Self::with_replica`].
+    ///
+    /// # Errors
+    /// [`BadChange`]
+    pub fn without_replica(&self, node: NodeId, config: u128) -> Result<Self, BadChange> {
+        if self.image(node).is_none() {
+            return Err(BadChange::Absent(node));
+        }
+        if self.member(node).is_some() {
+            return Err(BadChange::InSync(node));
+        }
+        let mut next = self.next(config);
+        next.replicas.retain(|r| r.node != node);
+        Ok(next)
+    }
+
+    /// The same in the next epoch.
+    pub(super) fn next(&self, config: u128) -> Self {
+        Self { epoch: Epoch(self.epoch.0 + 1), config, ..self.clone() }
+    }
+
     /// The member on `node`, if it has one.
     #[must_use]
     pub fn member(&self, node: NodeId) -> Option<Member> {
@@ -254,6 +318,43 @@ mod tests {
     #[test]
     fn is_read_as_it_was_written() {
         assert_eq!(Record::parse(&record().to_bytes()), Ok(record()));
+    }
+
+    #[test]
+    fn a_replica_is_added_as_a_new_one() {
+        let before = record();
+        let after = before.with_replica(NodeId(3), Uuid::from_u128(3), 9).expect("there is room");
+        let added = Replica { node: NodeId(3), image: Uuid::from_u128(3), new: true };
+        assert_eq!(after.replicas, [&before.replicas[..], &[added]].concat());
+        assert_eq!((after.epoch, after.config), (Epoch(8), 9));
+        assert_eq!((&after.in_sync, after.primary), (&before.in_sync, before.primary));
+        assert_eq!(after.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_replica_that_is_not_in_sync_is_replaced_and_removed() {
+        let before = record();
+        let after = before.with_replica(NodeId(1), Uuid::from_u128(7), 9).expect("not in sync");
+        let [new, old] = after.replicas[..] else { panic!("{after:?}") };
+        assert_eq!(new, Replica { node: NodeId(1), image: Uuid::from_u128(7), new: true });
+        assert_eq!(old, before.replicas[1]);
+        let left = after.without_replica(NodeId(1), 10).expect("not in sync");
+        assert_eq!(left.replicas, [before.replicas[1]]);
+        assert_eq!((left.epoch, left.check()), (Epoch(9), Ok(())));
+    }
+
+    #[test]
+    fn replicas_that_may_not_be_changed_are_named() {
+        let one = Uuid::from_u128;
+        let r = record();
+        assert_eq!(r.with_replica(NodeId(3), one(2), 9), Err(BadChange::Listed(one(2))));
+        assert_eq!(r.with_replica(NodeId(2), one(9), 9), Err(BadChange::InSync(NodeId(2))));
+        assert_eq!(r.without_replica(NodeId(2), 9), Err(BadChange::InSync(NodeId(2))));
+        assert_eq!(r.without_replica(NodeId(3), 9), Err(BadChange::Absent(NodeId(3))));
+        let three = r.with_replica(NodeId(3), one(3), 9).expect("there is room");
+        let full = three.with_replica(NodeId(4), one(4), 10).expect("there is room");
+        assert_eq!(full.with_replica(NodeId(5), one(5), 11), Err(BadChange::Full));
+        assert!(full.with_replica(NodeId(4), one(5), 11).is_ok(), "one for another");
     }
 
     type Spoil = fn(&mut Record);

@@ -124,9 +124,8 @@ impl Replica {
     /// From here on the joiner takes part in every flush; and all that was written before is
     /// durable everywhere.
     async fn cross_barrier(self: &Rc<Self>, attempt: Attempt) -> Result<(), &'static str> {
-        let Attempt { view, .. } = attempt;
         self.joiner(attempt, |joiner| joiner.behind_barrier = true)?;
-        match self.flush_in(view).await {
+        match self.flush_in(attempt.view).await {
             Ok(Some(_)) => Ok(()),
             Ok(None) => Err("the view is over"),
             Err(_) => Err("the flush failed"),

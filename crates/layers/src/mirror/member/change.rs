@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use block::Epoch;
 use peer::{Incarnation, NodeId, Role, Standing};
 
 use super::super::record::{Member as Listed, Put, Record};
@@ -185,9 +184,8 @@ impl Member {
             self.decline_to_leave();
             self.alone(now, &record, fresh)
         };
-        if let Some(mut next) = next {
-            next.epoch = Epoch(record.epoch.0 + 1);
-            next.config = fresh;
+        if let Some(next) = next {
+            let next = next.next(fresh);
             let kept = |m: &Listed| next.member(m.node).is_some();
             let excludes = !record.in_sync.iter().all(kept);
             let (epoch, config) = (record.epoch, record.config);
