@@ -1,0 +1,395 @@
+//! What a node is: a member of a cluster, or on the way into one or out of it. Stands in
+//! `cluster.json` in the node's data directory, `docs/format/cluster.md`; a node without that file is
+//! alone.
+
+mod secret;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use http::Uri;
+use peer::NodeId;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+pub use secret::ClusterSecret;
+
+/// Format of the file that this version writes, and the newest that it reads.
+pub const FORMAT: u64 = 1;
+
+/// Longest file that is read, in bytes.
+const MAX_FILE: u64 = 64 << 10;
+
+/// Most endpoints of the store that are named in a file or a token.
+pub const MAX_ENDPOINTS: usize = 64;
+
+/// Longest URL, in bytes.
+const MAX_URL: usize = 512;
+
+/// Nodes of a cluster.
+pub const MAX_NODES: usize = 16;
+
+/// How far a node has come on its way into the cluster or out of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// It is the first of a new cluster, and takes its records there.
+    Moving,
+    /// It is being made room for.
+    Joining,
+    /// It is one of the nodes.
+    Member,
+    /// It takes its leave.
+    Leaving,
+}
+
+/// What a node is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// It keeps copies of volumes, and serves them.
+    Data,
+    /// It runs a member of the store, and keeps no data.
+    Witness,
+}
+
+/// Number of a node's ports and controllers, 0 to 15. Free again when the node has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct NodeIndex(u8);
+
+impl NodeIndex {
+    /// Every index, from the lowest.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..).take(MAX_NODES).map(Self)
+    }
+
+    /// `number` as an index, if it is one.
+    #[must_use]
+    pub fn new(number: u8) -> Option<Self> {
+        (usize::from(number) < MAX_NODES).then_some(Self(number))
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for NodeIndex {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let number = u8::deserialize(from)?;
+        Self::new(number).ok_or_else(|| serde::de::Error::custom("an index is 0 to 15"))
+    }
+}
+
+/// A member of the store that a node runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnMember {
+    /// Its name among the members.
+    pub name: String,
+    /// Where the other members reach it.
+    pub peer_url: String,
+    /// Where clients reach it.
+    pub client_url: String,
+}
+
+/// What a node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// How far it has come.
+    pub stage: Stage,
+    /// The cluster.
+    pub cluster: Uuid,
+    /// Its number, never 0.
+    pub node: NodeId,
+    /// Its index; every member has one.
+    pub index: Option<NodeIndex>,
+    /// What it is for.
+    pub role: Role,
+    /// What the cluster's nodes know and nobody else.
+    pub secret: ClusterSecret,
+    /// Client URLs of the store's members, at least one.
+    pub endpoints: Vec<String>,
+    /// The member of the store that it runs.
+    pub member: Option<OwnMember>,
+}
+
+/// The file's shape.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    format: u64,
+    stage: Stage,
+    cluster: Uuid,
+    node: u16,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    index: Option<NodeIndex>,
+    role: Role,
+    secret: ClusterSecret,
+    endpoints: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    member: Option<OwnMember>,
+}
+
+/// What tells a newer file before the rest of it is read.
+#[derive(Deserialize)]
+struct Head {
+    format: u64,
+}
+
+/// What is wrong with the contents of a file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadIdentity {
+    /// A newer version of the program wrote it.
+    #[error(
+        "it has format {found}, this version knows up to {FORMAT}; run the version that wrote it, \
+         or a newer one"
+    )]
+    Newer {
+        /// Its format.
+        found: u64,
+    },
+    /// It is damaged, or not ours.
+    #[error("it is damaged: {why}; restore it from a backup")]
+    Damaged {
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// Why the file of a node's identity cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// Its contents.
+    #[error("{}: {why}", path.display())]
+    Bad {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: BadIdentity,
+    },
+    /// The system refuses something.
+    #[error("{}: {why}", path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        why: io::Error,
+    },
+}
+
+/// Whether `url` can be the URL of a member of the store: `http://HOST:PORT` or `https://…`.
+#[must_use]
+pub fn is_url(url: &str) -> bool {
+    let Ok(uri) = url.parse::<Uri>() else { return false };
+    let plain = matches!(uri.path(), "" | "/") && uri.query().is_none();
+    let scheme = matches!(uri.scheme_str(), Some("http" | "https"));
+    let host = uri.host().is_some_and(|host| !host.is_empty()) && uri.port_u16().is_some();
+    url.len() <= MAX_URL && scheme && host && plain
+}
+
+/// Whether `urls` can be the endpoints of a store.
+pub(crate) fn check_endpoints(urls: &[String]) -> Result<(), String> {
+    if urls.is_empty() || urls.len() > MAX_ENDPOINTS {
+        return Err(format!("it has {} endpoints, not 1 to {MAX_ENDPOINTS}", urls.len()));
+    }
+    match urls.iter().find(|url| !is_url(url)) {
+        Some(bad) => Err(format!("{bad:?} is no endpoint")),
+        None => Ok(()),
+    }
+}
+
+impl Identity {
+    /// What `bytes` say.
+    ///
+    /// # Errors
+    /// [`BadIdentity`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, BadIdentity> {
+        let damaged = |why: String| BadIdentity::Damaged { why };
+        let head: Head = serde_json::from_slice(bytes).map_err(|e| damaged(e.to_string()))?;
+        if head.format > FORMAT {
+            return Err(BadIdentity::Newer { found: head.format });
+        }
+        let written = serde_json::from_slice(bytes).map_err(|e| damaged(e.to_string()))?;
+        let Written { format, stage, cluster, node, index, role, secret, endpoints, member } =
+            written;
+        if format != FORMAT || node == 0 {
+            return Err(damaged("its format or the node's number is 0".into()));
+        }
+        if stage == Stage::Member && index.is_none() {
+            return Err(damaged("a member has an index".into()));
+        }
+        check_endpoints(&endpoints).map_err(damaged)?;
+        if let Some(OwnMember { name, peer_url, client_url }) = &member {
+            let named = (1..=MAX_URL).contains(&name.len()) && !name.contains([',', '=']);
+            if !named || !is_url(peer_url) || !is_url(client_url) {
+                return Err(damaged("the member of the store has no name or no address".into()));
+            }
+        }
+        let node = NodeId(node);
+        Ok(Self { stage, cluster, node, index, role, secret, endpoints, member })
+    }
+
+    /// As [`Self::parse`] reads it.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let Self { stage, cluster, node, index, role, secret, endpoints, member } = self.clone();
+        let node = node.0;
+        let format = FORMAT;
+        let written =
+            Written { format, stage, cluster, node, index, role, secret, endpoints, member };
+        let mut text = serde_json::to_vec(&written).expect("names and numbers always serialise");
+        text.push(b'\n');
+        text
+    }
+
+    /// The identity in the file at `path`; `None` where there is no file.
+    ///
+    /// # Errors
+    /// [`IdentityError`].
+    pub fn read(path: &Path) -> Result<Option<Self>, IdentityError> {
+        let refused = |why| IdentityError::Refused { path: path.to_owned(), why };
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(refused(e)),
+        };
+        let mut bytes = Vec::new();
+        file.take(MAX_FILE).read_to_end(&mut bytes).map_err(refused)?;
+        let bad = |why| IdentityError::Bad { path: path.to_owned(), why };
+        Self::parse(&bytes).map(Some).map_err(bad)
+    }
+
+    /// Writes the file at `path` whole, durably, and for its owner only: whoever reads it sees the
+    /// old one or this one, also after a power cut.
+    ///
+    /// # Errors
+    /// [`IdentityError::Refused`]; then it is one of the two.
+    pub fn write(&self, path: &Path) -> Result<(), IdentityError> {
+        let refused = |why| IdentityError::Refused { path: path.to_owned(), why };
+        let new = path.with_extension("json.new");
+        // One that a crash has left may have another mode.
+        match fs::remove_file(&new) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(refused(e)),
+            _ => {}
+        }
+        let write = || {
+            let mut file =
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+            file.write_all(&self.to_bytes())?;
+            file.sync_all()?;
+            fs::rename(&new, path)?;
+            sync_directory(path)
+        };
+        write().map_err(refused)
+    }
+
+    /// Removes the file at `path`, durably: the node is alone. It may be gone already.
+    ///
+    /// # Errors
+    /// [`IdentityError::Refused`].
+    pub fn remove(path: &Path) -> Result<(), IdentityError> {
+        let removed = match fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => sync_directory(path),
+        };
+        removed.map_err(|why| IdentityError::Refused { path: path.to_owned(), why })
+    }
+}
+
+/// Makes the entry of `path` in its directory durable.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn identity() -> Identity {
+        Identity {
+            stage: Stage::Moving,
+            cluster: Uuid::from_u128(0x3d81_3cbb_47fb_32ba_91df_831e_1593_ac29),
+            node: NodeId(1),
+            index: NodeIndex::new(0),
+            role: Role::Data,
+            secret: ClusterSecret::new([0xa5; 32]),
+            endpoints: vec!["http://192.0.2.1:2379".into()],
+            member: Some(OwnMember {
+                name: "node-1".into(),
+                peer_url: "http://192.0.2.1:2380".into(),
+                client_url: "http://192.0.2.1:2379".into(),
+            }),
+        }
+    }
+
+    /// What this version writes, every later one reads.
+    const GOLDEN: &str = concat!(
+        r#"{"format":1,"stage":"moving","cluster":"3d813cbb-47fb-32ba-91df-831e1593ac29","node":1,"#,
+        r#""index":0,"role":"data","#,
+        r#""secret":"a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5","#,
+        r#""endpoints":["http://192.0.2.1:2379"],"member":{"name":"node-1","#,
+        r#""peer_url":"http://192.0.2.1:2380","client_url":"http://192.0.2.1:2379"}}"#,
+        "\n"
+    );
+
+    #[test]
+    fn the_golden_file_reads_and_is_written() {
+        assert_eq!(Identity::parse(GOLDEN.as_bytes()), Ok(identity()));
+        assert_eq!(String::from_utf8(identity().to_bytes()).unwrap(), GOLDEN);
+        assert!(!format!("{:?}", identity()).contains("a5"), "secrets stay out of logs");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_said() {
+        let refused = |from: &str, to: &str| {
+            assert!(GOLDEN.contains(from), "{from}");
+            Identity::parse(GOLDEN.replace(from, to).as_bytes()).unwrap_err().to_string()
+        };
+        assert!(refused("\"format\":1", "\"format\":2,\"new\":[]").contains("has format 2"));
+        assert!(refused("\"format\":1", "\"format\":0").contains("damaged"));
+        assert!(refused("\"node\":1", "\"node\":0").contains("number is 0"));
+        assert!(refused("\"index\":0", "\"index\":16").contains("0 to 15"));
+        assert!(refused("\"stage\":\"moving\"", "\"stage\":\"new\"").contains("unknown variant"));
+        assert!(refused("a5a5\"", "a5\"").contains("64 hex digits"));
+        assert!(refused("a5a5\"", "a5zz\"").contains("64 hex digits"));
+        assert!(refused("[\"http://192.0.2.1:2379\"]", "[]").contains("0 endpoints"));
+        assert!(refused("[\"http://192.0.2.1:2379\"]", "[\"192.0.2.1\"]").contains("no endpoint"));
+        assert!(refused("node-1", "a=b").contains("member of the store"));
+        assert!(refused("\"role\"", "\"rolle\"").contains("rolle"));
+        let member = refused("\"stage\":\"moving\"", "\"stage\":\"member\"}");
+        assert!(member.contains("damaged"), "{member}");
+        let without = GOLDEN.replace("moving", "member").replace("\"index\":0,", "");
+        assert!(Identity::parse(without.as_bytes()).is_err(), "a member has an index");
+        for bytes in [&b""[..], b"{}", b"null", b"\xff"] {
+            assert!(Identity::parse(bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn a_file_is_written_whole_and_for_its_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cluster.json");
+        assert_eq!(Identity::read(&path).unwrap(), None);
+        // As a crash may have left it.
+        fs::write(dir.path().join("cluster.json.new"), "half").unwrap();
+        identity().write(&path).unwrap();
+        let member = Identity { stage: Stage::Member, ..identity() };
+        member.write(&path).unwrap();
+        assert_eq!(Identity::read(&path).unwrap(), Some(member));
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::write(&path, "{").unwrap();
+        let refused = Identity::read(&path).unwrap_err().to_string();
+        assert!(refused.contains("cluster.json: it is damaged"), "{refused}");
+        Identity::remove(&path).unwrap();
+        Identity::remove(&path).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
