@@ -15,7 +15,7 @@ mod status;
 mod view;
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use api::{ApiError, Code, VolumeName};
@@ -28,6 +28,7 @@ use uuid::Uuid;
 
 use crate::config::Config;
 use crate::engine::{BackingError, Engine, Portals};
+use crate::membership::Membership;
 use crate::meta::{Meta, MetaError, Revision};
 use crate::reconcile::{Observed, Step, next_step};
 use crate::record::{self, FIRST_NODE, Stored, VOLUMES};
@@ -82,6 +83,8 @@ struct Inner {
     meta: Arc<dyn Meta>,
     engine: Engine,
     state: State,
+    /// What the node is in its cluster, once it is a member.
+    membership: OnceLock<Membership>,
     /// Held while the catalog is made and handed to the cores; counts the catalogs.
     publishing: Mutex<u64>,
     /// Held for reading by every change, for writing once there shall be no more.
@@ -106,6 +109,7 @@ impl Control {
             meta,
             engine,
             state: State::default(),
+            membership: OnceLock::new(),
             publishing: Mutex::new(0),
             changing: Arc::default(),
             tasks: std::sync::Mutex::default(),
@@ -117,6 +121,13 @@ impl Control {
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.0.engine
+    }
+
+    /// What the node is in its cluster; `None` for one that is alone, or not a member yet. It is
+    /// there before any volume is opened.
+    #[must_use]
+    pub fn membership(&self) -> Option<&Membership> {
+        self.0.membership.get()
     }
 
     /// Opens and exports what the store says, and takes back or finishes what a crash has left

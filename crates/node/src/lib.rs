@@ -5,6 +5,7 @@
 //! * [`reconcile`]: what has to happen to a volume next; pure.
 //! * [`control`]: carries out what the API asks; [`engine`]: the data plane it steers;
 //!   [`publish`]: what initiators are told.
+//! * [`membership`]: what it is in a cluster, for those who need it.
 //! * [`http`] and [`metrics`]: the doors.
 //! * [`node`]: start, serve, stop.
 
@@ -14,6 +15,7 @@ pub mod data_dir;
 pub mod engine;
 pub mod http;
 pub mod limits;
+pub mod membership;
 pub use cluster::meta;
 pub mod metrics;
 pub mod node;
