@@ -35,12 +35,33 @@ pub struct Catalog {
     /// ([`Served::access`](crate::Served)). What is said here of this node does not count: that
     /// is its access state's to say.
     pub shared: BTreeMap<VolumeId, Vec<ServingNode>>,
+    /// Where initiators reach the other nodes: discovery tells it of what those serve too.
+    pub others: BTreeMap<NodeIndex, Portals>,
+}
+
+/// Where initiators reach another node: addresses that they can dial, no wildcards.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Portals {
+    /// iSCSI.
+    pub iscsi: Vec<SocketAddr>,
+    /// NVMe/TCP I/O controllers.
+    pub nvme: Vec<SocketAddr>,
 }
 
 impl Catalog {
     /// Whether several nodes serve any of these volumes.
     pub(crate) fn shares_any<'a>(&self, ids: impl IntoIterator<Item = &'a VolumeId>) -> bool {
         ids.into_iter().any(|id| self.shared.contains_key(id))
+    }
+
+    /// The other nodes that serve any of these volumes, and where they are reached.
+    pub(crate) fn others_serving<'a>(
+        &self,
+        ids: impl IntoIterator<Item = &'a VolumeId>,
+    ) -> BTreeMap<NodeIndex, &Portals> {
+        let serving = ids.into_iter().filter_map(|id| self.shared.get(id)).flatten();
+        let others = serving.map(|s| s.node).filter(|node| *node != self.node);
+        others.filter_map(|node| Some((node, self.others.get(&node)?))).collect()
     }
 }
 

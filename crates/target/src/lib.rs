@@ -13,6 +13,7 @@ mod resident;
 pub mod server;
 
 pub use catalog::{
-    Access, Admission, Catalog, Chap, IscsiTarget, NodeIndex, ServingNode, Subsystem, VolumeId,
+    Access, Admission, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode, Subsystem,
+    VolumeId,
 };
 pub use server::{Door, Limits, Served, Server, Service, Session, doors};

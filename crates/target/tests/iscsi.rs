@@ -17,7 +17,7 @@ use iscsi::testing::{Initiator, Pdu};
 use rt::Core;
 use rt::net::Stream;
 use target::{
-    Access, Admission, Catalog, IscsiTarget, Limits, NodeIndex, Served, Server, Service,
+    Access, Admission, Catalog, IscsiTarget, Limits, NodeIndex, Portals, Served, Server, Service,
     ServingNode, VolumeId, doors,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -411,6 +411,42 @@ fn a_node_of_several_is_a_port_of_its_own() {
         assert!(has(&[0x51, 0x95, 0, 4, 0, 0, 0, 2]), "target port group");
         assert!(has(b"disk,t,0x0002"), "name of the port");
         assert_eq!(client.ask_for(&[0x12, 0, 0, 0, 96, 0], 96).await.1[5], 0x10, "TPGS");
+    });
+}
+
+/// RFC 7143 appendix C: all portals of a target are told, each with the tag of its node's group, of
+/// those nodes that serve it.
+#[test]
+fn send_targets_lists_the_portals_of_every_node_that_serves() {
+    on_core(async |core| {
+        let (server, at, ..) = serve_shared(&core).await;
+        let portals = |text: &str| Portals { iscsi: vec![text.parse().unwrap()], nvme: vec![] };
+        let node = |n| NodeIndex::new(n).unwrap();
+        let others = [
+            (node(0), portals("192.0.2.1:3260")),
+            (node(1), portals("192.0.2.2:3260")),
+            (node(2), portals("[2001:db8::3]:3260")),
+            (node(3), portals("192.0.2.4:3260")),
+        ];
+        let own = vec!["192.0.2.9:3260".parse().unwrap()];
+        let shared = (*shared(block::Access::Unavailable)).clone();
+        let catalog = Catalog { others: others.into(), iscsi_portals: own, ..shared };
+        server.set_catalog(Arc::new(catalog));
+        let mut client = Client::dial(&core, at, 1).await;
+        client.discover().await;
+        let ask = client.initiator.text(NO_TAG, &[("SendTargets", "All")]);
+        client.send(&ask).await;
+        let told = client.next().await.text();
+        let told: Vec<_> = told.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!(
+            told,
+            [
+                ("TargetName", TARGET),
+                ("TargetAddress", "192.0.2.9:3260,2"),
+                ("TargetAddress", "192.0.2.1:3260,1"),
+                ("TargetAddress", "[2001:db8::3]:3260,3"),
+            ]
+        );
     });
 }
 

@@ -19,8 +19,8 @@ use nvme::{Connect, Sqe, Status};
 use rt::Core;
 use rt::net::Stream;
 use target::{
-    Access, Admission, Catalog, Limits, NodeIndex, Served, Server, Service, ServingNode, Subsystem,
-    VolumeId, doors,
+    Access, Admission, Catalog, Limits, NodeIndex, Portals, Served, Server, Service, ServingNode,
+    Subsystem, VolumeId, doors,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
@@ -480,6 +480,44 @@ impl Queue {
 
 fn dword(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+/// NVMe over Fabrics 1.1, 5.3: a record for each portal of each node that serves the subsystem, and a
+/// port identifier for each.
+#[test]
+fn the_discovery_log_lists_the_portals_of_every_node_that_serves() {
+    on_core(async |core| {
+        let (server, at, ..) = serve_shared(&core).await;
+        let portals = |nvme: &[&str]| {
+            let nvme = nvme.iter().map(|text| text.parse().unwrap()).collect();
+            Portals { iscsi: vec![], nvme }
+        };
+        let node = |n| NodeIndex::new(n).unwrap();
+        let others = [
+            (node(0), portals(&["192.0.2.1:4420", "198.51.100.1:4420"])),
+            (node(2), portals(&["192.0.2.3:4420"])),
+        ];
+        let own = vec!["192.0.2.2:4420".parse().unwrap()];
+        let catalog = Catalog { others: others.into(), nvme_portals: own, ..(*shared()).clone() };
+        server.set_catalog(Arc::new(catalog));
+        let mut host = Queue::connect(&core, at, &discovery()).await;
+        host.command(Property::encode(1, 0x14, false, Some(0x0046_0001))).await;
+        assert!(host.status(1).await.0.is_success());
+        let mut page = Sqe::new(AdminOpcode::GetLogPage.0, 9, 0);
+        page.cdw10[0] = (0x70 | (4096 / 4 - 1) << 16).into();
+        let log = host.fetch(page, 4096).await;
+        assert_eq!(log[8], 3, "NUMREC");
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let told: Vec<_> = log[1024..]
+            .chunks_exact(1024)
+            .map(|r| {
+                let port = u16::from_le_bytes([r[4], r[5]]);
+                (port, text(&r[512..768]).trim_end_matches(['\0', ' ']).to_owned())
+            })
+            .collect();
+        let told: Vec<_> = told.iter().map(|(port, at)| (*port, at.as_str())).collect();
+        assert_eq!(told, [(257, "192.0.2.2"), (1, "192.0.2.1"), (2, "198.51.100.1")]);
+    });
 }
 
 /// NVMe Base 2.0, 8.1: the host hears of a change, and what each state answers.

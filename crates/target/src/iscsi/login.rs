@@ -150,10 +150,16 @@ fn records(catalog: &Catalog, scope: &Scope, initiator: &Initiator) -> Vec<Targe
         Scope::Named(n) => n.as_str() == name,
         Scope::Session => own == Some(name),
     };
-    let portals: Vec<_> = portals(catalog, initiator.place.local).collect();
+    let own_portals: Vec<_> = portals(catalog, initiator.place.local).collect();
+    // RFC 7143 appendix C: all portals of a target, each with the tag of its group.
     let addresses = |target: &IscsiTarget| {
-        let group = portal_group(catalog, target);
-        portals.iter().map(|portal| (portal.to_string(), group)).collect()
+        let here = (portal_group(catalog, target), &own_portals);
+        let others = catalog.others_serving(target.luns.values());
+        let others = others.into_iter().map(|(node, portals)| (node.port(), &portals.iscsi));
+        let tagged = |(group, portals): (u16, &Vec<SocketAddr>)| {
+            portals.iter().map(|portal| (portal.to_string(), group)).collect::<Vec<_>>()
+        };
+        std::iter::once(here).chain(others).flat_map(tagged).collect()
     };
     catalog
         .targets

@@ -77,7 +77,7 @@ pub(super) fn namespaces(
 }
 
 /// What discovery tells this host, who came to `local`: the subsystems that it may use, at every
-/// portal.
+/// portal of every node that serves their namespaces.
 pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> Rc<Discovery> {
     let own = SocketAddr::new(local.ip().to_canonical(), local.port());
     let portals: Vec<SocketAddr> = match catalog.nvme_portals.as_slice() {
@@ -87,10 +87,14 @@ pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> 
     let mut entries = Vec::new();
     for (nqn, entry) in catalog.subsystems.iter().filter(|(_, s)| admits(&s.access, hostnqn)) {
         let shared = catalog.shares_any(entry.namespaces.values());
-        let first = if shared { catalog.node.first_portal() } else { 1 };
-        for (port_id, &address) in (first..).zip(&portals) {
-            let kind = DiscoveryKind::Nvm;
-            entries.push(DiscoveryEntry { kind, nqn: nqn.clone(), address, port_id });
+        let here = (if shared { catalog.node.first_portal() } else { 1 }, &portals);
+        let others = catalog.others_serving(entry.namespaces.values());
+        let others = others.into_iter().map(|(node, at)| (node.first_portal(), &at.nvme));
+        for (first, portals) in std::iter::once(here).chain(others) {
+            for (port_id, &address) in (first..).zip(portals) {
+                let kind = DiscoveryKind::Nvm;
+                entries.push(DiscoveryEntry { kind, nqn: nqn.clone(), address, port_id });
+            }
         }
     }
     Rc::new(Discovery { generation: catalog.generation, entries })
