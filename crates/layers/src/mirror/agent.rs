@@ -69,9 +69,13 @@ impl Replica {
             }
             Action::Declined(change) => {
                 tracing::warn!(?change, "a change cannot be made");
-                if let Change::Admit(node) = change {
-                    self.joiners.borrow_mut().not_proposed(node);
-                    self.drop_joiner(node);
+                match change {
+                    Change::Admit(node) => {
+                        self.joiners.borrow_mut().not_proposed(node);
+                        self.drop_joiner(node);
+                    }
+                    Change::Leave => self.stayed.update(|n| n + 1),
+                    _ => {}
                 }
             }
         }
@@ -91,8 +95,12 @@ impl Replica {
 
     fn read_record(self: &Rc<Self>) {
         let this = Rc::clone(self);
+        self.store_asked();
         self.spawn(async move {
             let read = this.store.read().await;
+            if read.is_ok() {
+                this.unanswered.set(None);
+            }
             let fresh =
                 (u128::from(this.core.random_u64()) << 64) | u128::from(this.core.random_u64());
             this.event(match read {
@@ -106,10 +114,14 @@ impl Replica {
         let number = self.puts.get() + 1;
         self.puts.set(number);
         let this = Rc::clone(self);
+        self.store_asked();
         self.spawn(async move {
             let members = record.in_sync.iter().map(|m| m.node.0).collect::<Vec<_>>();
             tracing::info!(epoch = record.epoch.0, ?members, "a new configuration is proposed");
             let put = this.store.put(epoch, config, &record).await;
+            if put != Put::Unknown {
+                this.unanswered.set(None);
+            }
             // The answer to an earlier one, which was overtaken by what others put, says nothing
             // about the present one.
             if this.puts.get() == number {
@@ -225,7 +237,8 @@ impl Replica {
 
     async fn follow_record(self: Rc<Self>) {
         while !self.closed.get() {
-            self.store.changed().await;
+            let over = || self.closed.get();
+            self.signal.unless(over, self.store.changed()).await;
             self.event(Event::Changed);
         }
     }
@@ -235,7 +248,8 @@ impl Replica {
             let wanted = || (self.join_wanted.replace(false) || self.closed.get()).then_some(());
             // A second later in any case: what was asked may have been lost.
             let _ = tokio::time::timeout(join::PERIOD, self.joins.until(wanted)).await;
-            if !self.closed.get() && self.core.now() >= self.retry_at.get() {
+            let may = self.may_join.get() && self.core.now() >= self.retry_at.get();
+            if may && !self.closed.get() {
                 self.join().await;
             }
         }
@@ -243,7 +257,7 @@ impl Replica {
 
     async fn keep_sweeping(self: Rc<Self>) {
         while !self.closed.get() {
-            tokio::time::sleep(sweep::PERIOD).await;
+            self.pause(sweep::PERIOD).await;
             if !self.closed.get() && !self.leg.is_dead() {
                 self.sweep().await;
             }
@@ -254,7 +268,7 @@ impl Replica {
     async fn keep_watch(self: Rc<Self>) {
         while !self.closed.get() {
             let beat = self.settings.stuck / 8;
-            tokio::time::sleep(beat).await;
+            self.pause(beat).await;
             // Not by the clock: while this process is stopped nothing of it answers, and nothing of it
             // has to.
             self.pulse.update(|pulse| pulse + beat);

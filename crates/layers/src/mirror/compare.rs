@@ -109,7 +109,8 @@ impl Replica {
     async fn compare_here(self: &Rc<Self>, view: View, request: &Forwarded, ctx: &Ctx) -> Done {
         let Forwarded { tag, range, fua, ref data } = *request;
         let lock = self.locks.enter(range, true);
-        if self.in_view(view, lock.held()).await.is_none() {
+        let over = || self.view.get() != view || self.turns_away();
+        if self.signal.unless(over, lock.held()).await.is_none() {
             return Done::Missed;
         }
         let found = self.read_ordered(view, range, ctx).await;
@@ -153,20 +154,20 @@ impl Replica {
         }
     }
 
-    /// Writes a good copy of `range` to all members, at the primary.
-    pub(super) async fn repair(self: &Rc<Self>, view: View, range: Blocks) {
+    /// Writes a good copy of `range` to all members, at the primary. Says whether all have it.
+    pub(super) async fn repair(self: &Rc<Self>, view: View, range: Blocks) -> bool {
         let fits = self.is_inside(range) && self.len(range) <= self.max_transfer();
         if !fits || !self.is_primary() || self.serves() != Some(view) {
-            return;
+            return false;
         }
-        let Ok(ctx) = self.memory(self.len(range), block::Class::Read).await else { return };
+        let Ok(ctx) = self.memory(self.len(range), block::Class::Read).await else { return false };
         let lock = self.locks.enter(range, true);
         if self.in_view(view, lock.held()).await.is_none() {
-            return;
+            return false;
         }
         let found = self.read_ordered(view, range, &ctx).await;
         if self.serves() != Some(view) {
-            return;
+            return false;
         }
         match found {
             Ok(data) => {
@@ -175,8 +176,12 @@ impl Replica {
                 let placed =
                     self.place_locked(view, own.tag(), Brought::Here, &change, lock, &ctx).await;
                 tracing::warn!(at = range.at.0, blocks = range.count, ?placed, "repaired");
+                placed == Placed::Committed
             }
-            Err(error) => tracing::error!(at = range.at.0, %error, "no replica can read this"),
+            Err(error) => {
+                tracing::error!(at = range.at.0, %error, "no replica can read this");
+                false
+            }
         }
     }
 }

@@ -84,7 +84,8 @@ impl Replica {
     /// session: to flush twice does no harm.
     pub(super) async fn flush_as(&self, view: View, node: NodeId, request: u64) -> Option<()> {
         let asked = self.requests.ask(request, node, self.pulse.get());
-        let over = || self.view.get() != view || !self.is_required(node);
+        let ended = || self.view.get() != view || self.turns_away();
+        let over = || ended() || !self.is_required(node);
         loop {
             let there = || if over() { Some(None) } else { self.link(node).map(Some) };
             let Some(link) = self.signal.until(there).await else { break };
@@ -94,6 +95,6 @@ impl Replica {
                 return Some(());
             }
         }
-        (self.view.get() == view).then_some(())
+        (!ended()).then_some(())
     }
 }

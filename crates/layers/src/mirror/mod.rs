@@ -46,6 +46,7 @@ mod write;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::{
     Account, Blocks, Bufs, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Info, Layer,
@@ -108,6 +109,8 @@ pub struct Status {
     pub marked: Vec<(NodeId, u32)>,
     /// Size of a region in bytes.
     pub region_bytes: u64,
+    /// How long the store has left a question unanswered; `None` if it has answered the last one.
+    pub unanswered: Option<Duration>,
 }
 
 impl Mirror {
@@ -160,6 +163,10 @@ impl Mirror {
             puts: Cell::default(),
             asked_to_join: RefCell::default(),
             paths: RefCell::default(),
+            holds: Cell::new(true),
+            may_join: Cell::new(true),
+            stayed: Cell::default(),
+            unanswered: Cell::default(),
             closed: Cell::default(),
             signal: signal::Signal::default(),
             spare,
@@ -188,6 +195,30 @@ impl Mirror {
         self.0.event(Event::Leave);
     }
 
+    /// Waits until a wish to leave has been granted or declined: whether this replica is outside.
+    pub async fn has_left(&self) -> bool {
+        let before = self.0.stayed.get();
+        let outside = || self.0.is_outside();
+        let decided = || (outside() || self.0.stayed.get() != before).then(outside);
+        self.0.signal.until(decided).await
+    }
+
+    /// Whether this replica, when it is outside, asks to be brought in sync. It does unless told
+    /// otherwise.
+    pub fn set_may_join(&self, may: bool) {
+        self.0.may_join.set(may);
+        self.0.join_soon();
+    }
+
+    /// Whether what clients ask waits, for [`Settings::hold`] at most, while this replica does not
+    /// serve, as it does at first. If not, clients are to go elsewhere: what they wait for ends with
+    /// [`Error::Fenced`] now, and so does what they ask until it serves again.
+    pub fn set_holds(&self, holds: bool) {
+        if self.0.holds.replace(holds) && !holds {
+            self.0.turn_away();
+        }
+    }
+
     /// Asks for `node` to put writes in order. Heeded by the primary.
     pub fn switch_to(&self, node: NodeId) {
         self.0.event(Event::Switch(node));
@@ -198,12 +229,13 @@ impl Mirror {
         self.0.event(Event::Force);
     }
 
-    /// Compares all members, at the primary.
+    /// Compares all members, at the primary. If `repair`, all get its contents where any differs:
+    /// which of them is right is not known.
     ///
     /// # Errors
     /// [`Error::Fenced`] if this is not the primary, or stops being it.
-    pub async fn verify(&self) -> Result<Verified, Error> {
-        self.0.verify().await
+    pub async fn verify(&self, repair: bool) -> Result<Verified, Error> {
+        self.0.verify(repair).await
     }
 
     /// Whether it serves now.
@@ -217,17 +249,20 @@ impl Mirror {
     pub fn status(&self) -> Status {
         let this = &self.0;
         let member = this.member.borrow();
+        let now = this.core.now();
+        let why = || member.waits_for(now).unwrap_or(Why::Draining);
         let others = member.record().into_iter().flat_map(|r| r.replicas.iter().copied());
         let others = others.filter(|r| r.node != this.me);
         let marked = |r: record::Replica| Some((r.node, this.leg.log.marked_count(r.image)?));
         Status {
             record: member.record().cloned(),
             view: this.view.get(),
-            why: member.waits_for(this.core.now()),
+            why: this.serves().is_none().then(why),
             linked: this.links.borrow().keys().copied().collect(),
             resyncs: this.joiners.borrow().iter().map(|(n, j)| (n, j.done, j.todo)).collect(),
             marked: others.filter_map(marked).collect(),
             region_bytes: this.leg.log.geometry().region_bytes(),
+            unanswered: this.unanswered.get().map(|since| now.saturating_sub(since)),
         }
     }
 
@@ -244,6 +279,7 @@ impl Mirror {
         self.0.outside();
         let links = std::mem::take(&mut *self.0.links.borrow_mut());
         links.values().for_each(Link::close);
+        self.0.paths.take();
         self.0.timer.raise();
         self.0.joins.raise();
         let drained = || {

@@ -150,6 +150,12 @@ impl Order {
         std::mem::take(&mut self.untold)
     }
 
+    /// Nobody waits for the fate of clients' writes any more: the next view learns it.
+    pub(super) fn abandon(&mut self) {
+        let waits = |a: &&mut Awaited| !a.copies && a.fate.is_none();
+        self.awaited.values_mut().filter(waits).for_each(|a| a.ends(Fate::Ended));
+    }
+
     /// The view has ended.
     pub(super) fn end(&mut self) {
         self.untold.clear();

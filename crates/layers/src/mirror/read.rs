@@ -76,6 +76,7 @@ impl Replica {
             match tokio::time::timeout(PATIENCE, self.in_view(view, lock.held())).await {
                 Ok(Some(())) => return Waited::Held,
                 Ok(None) => return Waited::Over,
+                Err(_) if self.turns_away() => return Waited::Over,
                 Err(_) if self.is_primary() => {}
                 Err(_) => {
                     let found = match self.primary() {
@@ -143,7 +144,9 @@ impl Replica {
     fn ask_for_repair(self: &Rc<Self>, view: View, range: Blocks) {
         if self.is_primary() {
             let this = Rc::clone(self);
-            self.spawn(async move { this.repair(view, range).await });
+            self.spawn(async move {
+                let _ = this.repair(view, range).await;
+            });
         } else if let Some(link) = self.primary_link() {
             link.send(Message::Repair { view, range });
         }

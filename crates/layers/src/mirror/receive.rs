@@ -99,7 +99,9 @@ impl Replica {
             }
             Message::Repair { range, .. } => {
                 let this = Rc::clone(self);
-                self.spawn(async move { this.repair(view, range).await });
+                self.spawn(async move {
+                    let _ = this.repair(view, range).await;
+                });
             }
             Message::Clear { request, regions, .. } => self.take_clear(request, &regions),
             Message::Marked { regions, .. } => self.take_marked(regions),

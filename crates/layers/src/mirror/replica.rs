@@ -77,6 +77,14 @@ pub(super) struct Replica {
     pub(super) asked_to_join: RefCell<BTreeMap<NodeId, Incarnation>>,
     /// Other ways for leases.
     pub(super) paths: RefCell<Option<Paths>>,
+    /// Whether clients' commands wait while this replica does not serve.
+    pub(super) holds: Cell<bool>,
+    /// Whether it asks to be brought in sync while it is outside.
+    pub(super) may_join: Cell<bool>,
+    /// Counts the wishes to leave that could not be granted.
+    pub(super) stayed: Cell<u64>,
+    /// When the oldest question was asked that the store has not answered since.
+    pub(super) unanswered: Cell<Option<Duration>>,
     pub(super) closed: Cell<bool>,
     /// Raised when the view, the role, the lease or a link changes.
     pub(super) signal: Signal,
@@ -244,7 +252,8 @@ impl Replica {
     /// Waits until this member serves (RFD 0010, 4.9).
     ///
     /// # Errors
-    /// [`Error::Fenced`] when it is outside, or after [`Settings::hold`]; [`Error::Aborted`].
+    /// [`Error::Fenced`] when it is outside, turns clients away, or after [`Settings::hold`];
+    /// [`Error::Aborted`].
     pub(super) async fn serving(&self, ctx: &Ctx) -> Result<View, Error> {
         if let Some(view) = self.serves() {
             return Ok(view);
@@ -256,10 +265,33 @@ impl Replica {
             if self.closed.get() || self.leg.is_dead() || self.is_outside() {
                 return Some(Err(Error::Fenced));
             }
-            self.serves().map(Ok)
+            let vain = || (!self.holds.get()).then_some(Err(Error::Fenced));
+            self.serves().map(Ok).or_else(vain)
         };
         let held = tokio::time::timeout(self.settings.hold, self.signal.until(look));
         Box::pin(held).await.unwrap_or(Err(Error::Fenced))
+    }
+
+    /// Whether clients are to go elsewhere instead of waiting.
+    pub(super) fn turns_away(&self) -> bool {
+        !self.holds.get() && self.serves().is_none()
+    }
+
+    /// Ends what clients wait for. It may happen all the same, so the sessions end as well: what is
+    /// under way is settled in the next view, and nobody asks for it again. One that is outside has
+    /// done so already, and needs its sessions to join.
+    pub(super) fn turn_away(&self) {
+        if self.serves().is_none() && !self.is_outside() {
+            self.links.borrow().values().for_each(Link::close);
+            self.own.fence();
+            self.order.borrow_mut().abandon();
+            self.signal.raise();
+        }
+    }
+
+    /// The store was asked.
+    pub(super) fn store_asked(&self) {
+        self.unanswered.set(self.unanswered.get().or(Some(self.core.now())));
     }
 
     /// Waits for `wait`; `None` once `view` is over.
@@ -272,6 +304,11 @@ impl Replica {
         let bytes = bytes.saturating_add(self.leg.dev.info().overhead as usize).max(1);
         let credit = self.account.credit(bytes, class).await.map_err(|_| Error::OutOfRange)?;
         Ok(Ctx::new(credit, self.view.get().epoch))
+    }
+
+    /// Waits so long, or until the replica is closed.
+    pub(super) async fn pause(&self, time: Duration) {
+        self.signal.unless(|| self.closed.get(), tokio::time::sleep(time)).await;
     }
 
     /// Runs `task` beside everything else, to its end.

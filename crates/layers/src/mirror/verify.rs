@@ -28,8 +28,10 @@ pub struct Verified {
     pub compared: u64,
     /// Ranges that some member could not read.
     pub unreadable: u64,
-    /// Where members differ; at most 1024 are kept.
+    /// Where members differed; at most 1024 are kept.
     pub differences: Vec<Difference>,
+    /// Blocks that were written to all members since some differed there.
+    pub repaired: u64,
 }
 
 impl Replica {
@@ -37,7 +39,7 @@ impl Replica {
     ///
     /// # Errors
     /// [`Error::Fenced`] if this is not the primary, or stops being it.
-    pub(super) async fn verify(self: &Rc<Self>) -> Result<Verified, Error> {
+    pub(super) async fn verify(self: &Rc<Self>, repair: bool) -> Result<Verified, Error> {
         let view = self.serves().filter(|_| self.is_primary()).ok_or(Error::Fenced)?;
         let info = self.leg.dev.info();
         let step = STEP / u64::from(info.block_size);
@@ -45,30 +47,36 @@ impl Replica {
         let mut at = 0;
         while at < info.blocks {
             let range = Blocks::new(Lba(at), step.min(info.blocks - at));
-            self.verify_range(view, range, &mut verified).await?;
+            let equal = self.verify_range(view, range, &mut verified).await?;
+            if repair && !equal && self.repair(view, range).await {
+                verified.repaired += range.count;
+            }
             at += range.count;
         }
         Ok(verified)
     }
 
+    /// Whether all members have the same there, as far as they can read it.
     async fn verify_range(
         self: &Rc<Self>,
         view: View,
         range: Blocks,
         verified: &mut Verified,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let lock = self.locks.enter(range, false);
         self.in_view(view, lock.held()).await.ok_or(Error::Fenced)?;
         // Others may wait for commits of what lies before.
         self.tell(view);
         let Ok(mine) = self.sum(range).await else {
             verified.unreadable += 1;
-            return Ok(());
+            return Ok(true);
         };
+        let mut equal = true;
         for node in self.others() {
             match self.sum_of(view, node, range).await? {
                 Ok(theirs) if theirs == mine => {}
                 Ok(_) => {
+                    equal = false;
                     tracing::error!(at = range.at.0, node = node.0, "replicas differ");
                     if verified.differences.len() < 1024 {
                         verified.differences.push(Difference { range, node });
@@ -78,7 +86,7 @@ impl Replica {
             }
         }
         verified.compared += range.count;
-        Ok(())
+        Ok(equal)
     }
 
     async fn sum_of(

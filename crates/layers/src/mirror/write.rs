@@ -94,8 +94,11 @@ impl Replica {
         ctx: &Ctx,
     ) -> Placed {
         let lock = self.locks.enter(change.range, true);
-        if !lock.is_held() && Box::pin(self.in_view(view, lock.held())).await.is_none() {
-            return Placed::Missed;
+        if !lock.is_held() {
+            let over = || self.view.get() != view || self.turns_away();
+            if Box::pin(self.signal.unless(over, lock.held())).await.is_none() {
+                return Placed::Missed;
+            }
         }
         if self.view.get() != view {
             return Placed::Missed;
