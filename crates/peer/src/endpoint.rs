@@ -31,6 +31,24 @@ const MAX_UNPROVEN: usize = 64;
 /// Lease connections that one node may have with us; a further one takes the place of the oldest.
 const MAX_PATHS: usize = 8;
 
+/// Where another node is reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeerAddresses {
+    /// For sessions, in the order in which they are tried.
+    pub data: Vec<SocketAddr>,
+    /// For leases alone.
+    pub heartbeat: Vec<SocketAddr>,
+}
+
+impl PeerAddresses {
+    /// Where leases have connections of their own: everywhere, for which of them the session uses
+    /// is not known. With one address the session's control lane takes the same way.
+    fn paths(&self) -> impl Iterator<Item = SocketAddr> {
+        let many = self.data.len() + self.heartbeat.len() > 1;
+        self.data.iter().chain(&self.heartbeat).copied().filter(move |_| many)
+    }
+}
+
 /// A replica's end of its sessions. Cheap to clone; stays on its core.
 ///
 /// [`Self::stop`] ends it. What is merely dropped goes on.
@@ -52,7 +70,7 @@ struct Inner<H> {
 /// Another replica.
 struct Peer {
     node: NodeId,
-    addresses: Vec<SocketAddr>,
+    addresses: PeerAddresses,
     stop: Stop,
     /// The session, and whose turn it is to end it and begin the next.
     session: Mutex<Option<Running>>,
@@ -134,10 +152,9 @@ impl<H: Handler> Endpoint<H> {
     }
 
     /// From now on there are sessions with the replica on `node`: dialled for ever if the number is
-    /// lower than ours, at its `addresses` in turn, else accepted. Does nothing if it is known.
-    ///
-    /// The addresses that a session does not use carry leases; so it is given all of them.
-    pub fn add(&self, node: NodeId, addresses: Vec<SocketAddr>) {
+    /// lower than ours, at its addresses for data in turn, else accepted. Leases travel by all
+    /// addresses. Does nothing if the node is known.
+    pub fn add(&self, node: NodeId, addresses: PeerAddresses) {
         if node == self.0.identity.node || self.0.peers.borrow().contains_key(&node) {
             return;
         }
@@ -150,14 +167,13 @@ impl<H: Handler> Endpoint<H> {
             dialling: RefCell::default(),
         });
         self.0.peers.borrow_mut().insert(node, Rc::clone(&peer));
-        if node > self.0.identity.node || peer.addresses.is_empty() {
+        if node > self.0.identity.node {
             return;
         }
         let mut dialling = peer.dialling.borrow_mut();
         let (this, of) = (self.clone(), Rc::clone(&peer));
         dialling.push(tokio::task::spawn_local(async move { this.dial_sessions(&of).await }));
-        // With one address the session's control lane takes the same way.
-        for &path in peer.addresses.iter().filter(|_| peer.addresses.len() > 1) {
+        for path in peer.addresses.paths() {
             let (this, of) = (self.clone(), Rc::clone(&peer));
             let work = async move { this.dial_path(&of, path).await };
             dialling.push(tokio::task::spawn_local(work));
@@ -322,7 +338,7 @@ impl<H: Handler> Endpoint<H> {
     /// Dials `peer` for ever, one session after another.
     async fn dial_sessions(&self, peer: &Rc<Peer>) {
         let mut backoff = Backoff::default();
-        for &at in peer.addresses.iter().cycle() {
+        for &at in peer.addresses.data.iter().cycle() {
             let Some(dialled) = peer.stop.or(self.dial_session(peer.node, at)).await else {
                 return;
             };

@@ -23,7 +23,7 @@ pub mod testing;
 mod tls;
 
 pub use driver::{End, Handler};
-pub use endpoint::Endpoint;
+pub use endpoint::{Endpoint, PeerAddresses};
 pub use greeting::{DetachedGreeting, Greeting, Unjoined, receive_greetings};
 pub use id::{Incarnation, NodeId, Seq, Stamp, Tag, View};
 pub use line::Line;

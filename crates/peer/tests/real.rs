@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use block::{Account, Blocks, Class, Lba};
 use peer::{
-    Change, Endpoint, Handler, Identity, Kind, Link, Message, NodeId, Received, Secret, Seq, Tag,
-    View, receive_greetings,
+    Change, Endpoint, Handler, Identity, Kind, Link, Message, NodeId, PeerAddresses, Received,
+    Secret, Seq, Tag, View, receive_greetings,
 };
 use rt::{Core, Cores, CoresConfig};
 use uuid::Uuid;
@@ -72,8 +72,8 @@ async fn talk(core: Core) {
     let accepts = one.clone();
     let serve = async move { receive_greetings(&listener, |g| accepts.accept(g)).await };
     let serving = tokio::task::spawn_local(serve);
-    one.add(NodeId(2), Vec::new());
-    two.add(NodeId(1), vec![at]);
+    one.add(NodeId(2), PeerAddresses::default());
+    two.add(NodeId(1), PeerAddresses { data: vec![at], ..PeerAddresses::default() });
     until(|| receiver.link.borrow().is_some() && sender.link.borrow().is_some()).await;
     let account = core.pool().account();
     for seq in 0..WRITES {

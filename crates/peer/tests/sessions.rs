@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use block::{Account, Blocks, Bufs, Class, Ctx, Epoch, Lba};
 use peer::frame::Refusal;
 use peer::{
     Change, Endpoint, Greeting, Handler, Identity, Incarnation, Kind, Lane, Link, Message,
-    NO_SESSION, NodeId, Received, Secret, Seq, Stamp, Tag, Tls, View, certificate_name,
-    receive_greetings,
+    NO_SESSION, NodeId, PeerAddresses, Received, Secret, Seq, Stamp, Tag, Tls, View,
+    certificate_name, receive_greetings,
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rt::Core;
@@ -234,11 +234,17 @@ fn route(core: &Core, endpoint: &Endpoint<Replica>, greeting: Greeting) {
     });
 }
 
+/// A node's addresses, by port.
+fn at(ip: IpAddr, data: &[u16], heartbeat: &[u16]) -> PeerAddresses {
+    let all = |ports: &[u16]| ports.iter().map(|&port| SocketAddr::new(ip, port)).collect();
+    PeerAddresses { data: all(data), heartbeat: all(heartbeat) }
+}
+
 /// Makes each known to the other.
 async fn introduce(a: &Node, b: &Node) {
     for (one, other) in [(a, b), (b, a)] {
         let ip = other.host.address();
-        let addresses: Vec<_> = PORTS.iter().map(|&port| SocketAddr::new(ip, port)).collect();
+        let addresses = at(ip, &PORTS, &[]);
         let (endpoint, id) = (one.endpoint.clone(), NodeId(other.id));
         one.host.run(move |_| async move { endpoint.add(id, addresses) }).join().await;
     }
@@ -540,6 +546,36 @@ fn leases_go_over_every_address_and_nothing_else_does() {
     });
 }
 
+/// A node that is reached for leases alone gets no session.
+#[test]
+fn sessions_go_to_addresses_for_data_alone() {
+    play(8, |world| async move {
+        let [one, two] = hosts(&world);
+        let a = node(&world, &one, identity(1), &PORTS).await;
+        let b = node(&world, &two, identity(2), &[]).await;
+        let meet = async |data: &[u16], heartbeat: &[u16]| {
+            let (dials, accepts) = (b.endpoint.clone(), a.endpoint.clone());
+            let to = at(one.address(), data, heartbeat);
+            let nowhere = PeerAddresses::default();
+            one.run(move |_| async move { accepts.add(NodeId(2), nowhere) }).join().await;
+            two.run(move |_| async move { dials.add(NodeId(1), to) }).join().await;
+        };
+        let paths = |n| b.endpoint.paths(NodeId(1)).len() == n;
+        meet(&[], &PORTS).await;
+        until("paths", Duration::from_secs(5), || paths(2)).await?;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        if b.replica.link(1).is_some() {
+            return Err("a session at an address for leases".to_owned());
+        }
+        let dialler = b.endpoint.clone();
+        two.run(move |_| async move { dialler.remove(NodeId(1)).await }).join().await;
+        meet(&PORTS[..1], &PORTS[1..]).await;
+        both_up(&a, &b).await?;
+        until("paths", Duration::from_secs(5), || paths(2)).await?;
+        stop(&[&a, &b]).await
+    });
+}
+
 #[test]
 fn the_next_address_is_tried() {
     play(5, |world| async move {
@@ -586,15 +622,16 @@ fn a_node_that_is_not_known_has_no_session_until_it_is() {
         let [one, two] = hosts(&world);
         let a = node(&world, &one, identity(1), &PORTS).await;
         let b = node(&world, &two, identity(2), &PORTS).await;
-        let at = SocketAddr::new(one.address(), PORTS[0]);
+        let at = at(one.address(), &PORTS[..1], &[]);
         let dialler = b.endpoint.clone();
-        two.run(move |_| async move { dialler.add(NodeId(1), vec![at]) }).join().await;
+        two.run(move |_| async move { dialler.add(NodeId(1), at) }).join().await;
         tokio::time::sleep(Duration::from_secs(10)).await;
         if b.replica.link(1).is_some() {
             return Err("a stranger came in".to_owned());
         }
         let acceptor = a.endpoint.clone();
-        one.run(move |_| async move { acceptor.add(NodeId(2), Vec::new()) }).join().await;
+        let nowhere = PeerAddresses::default();
+        one.run(move |_| async move { acceptor.add(NodeId(2), nowhere) }).join().await;
         both_up(&a, &b).await?;
         stop(&[&a, &b]).await
     });

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use layers::mirror::Mirror;
-use peer::{Endpoint, Identity, NodeId, Secret, receive_greetings};
+use peer::{Endpoint, Identity, NodeId, PeerAddresses, Secret, receive_greetings};
 use rt::Core;
 use rt::sim::{Host, Rng, World};
 use uuid::Uuid;
@@ -35,8 +35,8 @@ pub(super) async fn join(
         });
     }
     for &(node, at) in others {
-        let addresses = PORTS.iter().map(|&port| SocketAddr::new(at.ip(), port)).collect();
-        endpoint.add(node, addresses);
+        let data = PORTS.iter().map(|&port| SocketAddr::new(at.ip(), port)).collect();
+        endpoint.add(node, PeerAddresses { data, heartbeat: Vec::new() });
     }
     mirror.set_paths(move |node| endpoint.paths(node));
     Ok(())
