@@ -2,11 +2,17 @@
 
 use std::net::SocketAddr;
 
+use ::cluster::nodes::{NodePortals, NodeRecord, Nodes};
 use api::Initiator;
-use target::catalog::{Access, Admission, Catalog, Chap, IscsiTarget, Subsystem, VolumeId};
+use layers::mirror::record::Record;
+use peer::NodeId;
+use target::catalog::{
+    Access, Admission, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode, Subsystem,
+    VolumeId,
+};
 use uuid::Uuid;
 
-use crate::record::VolumeRecord;
+use crate::record::{PlaceStage, VolumeRecord};
 
 /// Logical unit number of a volume's one LUN.
 pub const LUN: u16 = 0;
@@ -55,6 +61,51 @@ pub fn catalog<'a>(
     catalog
 }
 
+/// Adds to a catalog what initiators are told of the nodes of a cluster, of which this is `me`: where
+/// they are reached, and how each of the volumes is to be used there. That stands in the volume's
+/// mirror's record, if it has been read; of itself each node knows better.
+pub fn share<'a>(
+    catalog: &mut Catalog,
+    me: NodeId,
+    nodes: &Nodes,
+    open: impl Iterator<Item = (&'a VolumeRecord, Option<&'a Record>)>,
+) {
+    let index = |node: NodeId| NodeIndex::new(nodes.get(&node)?.record.index.get());
+    catalog.node = index(me).unwrap_or_default();
+    let others = nodes.iter().filter(|(node, _)| **node != me);
+    let others = others.filter_map(|(node, view)| Some((index(*node)?, portals(&view.record))));
+    catalog.others = others.collect();
+    for (record, mirror) in open {
+        let serving = record.places.iter().filter_map(|place| {
+            let has_image = matches!(place.stage, PlaceStage::Made | PlaceStage::Leaving { .. });
+            let node = index(place.node).filter(|_| has_image)?;
+            let in_sync = mirror.is_some_and(|m| m.member(place.node).is_some());
+            let access =
+                if in_sync { block::Access::Optimized } else { block::Access::Unavailable };
+            Some(ServingNode { node, access })
+        });
+        catalog.shared.insert(volume_id(record.id), serving.collect());
+    }
+}
+
+/// Where initiators can dial another node. One that listens everywhere is reached where the other nodes
+/// reach it, if nowhere else.
+fn portals(node: &NodeRecord) -> Portals {
+    let dialled = |all: &[SocketAddr]| {
+        let mut dialled = Vec::new();
+        for at in all {
+            let everywhere = at.ip().is_unspecified();
+            let ips = node.data.iter().map(SocketAddr::ip).filter(|_| everywhere);
+            let own = (!everywhere).then_some(at.ip());
+            dialled.extend(ips.chain(own).map(|ip| SocketAddr::new(ip, at.port())));
+        }
+        dialled.dedup();
+        dialled
+    };
+    let NodePortals { iscsi, nvme, .. } = &node.portals;
+    Portals { iscsi: dialled(iscsi), nvme: dialled(nvme) }
+}
+
 fn iscsi_access(record: &VolumeRecord) -> Access {
     let chap = record.chap.as_ref().map(|chap| Chap {
         user: chap.user.as_str().to_owned(),
@@ -92,8 +143,75 @@ fn nvme_access(record: &VolumeRecord) -> Access {
 
 #[cfg(test)]
 mod tests {
+    use ::cluster::identity::{self, Role};
+    use ::cluster::nodes::NodeView;
+    use block::Epoch;
+    use layers::mirror::record::{Member, Replica};
+    use peer::Incarnation;
+
     use super::*;
-    use crate::record::tests::record;
+    use crate::record::Place;
+    use crate::record::tests::{place, record};
+
+    const NODES: [NodeId; 4] = [NodeId(1), NodeId(4), NodeId(5), NodeId(9)];
+
+    /// Four nodes, whose indices are not their numbers.
+    fn nodes() -> Nodes {
+        let node = |(n, node): (u8, NodeId)| {
+            let record = NodeRecord {
+                node,
+                index: identity::NodeIndex::new(n).unwrap(),
+                name: format!("node{node}"),
+                role: Role::Data,
+                data: [1, 2].map(|net| ([10, 0, net, n], 7480).into()).into(),
+                heartbeat: vec![([10, 0, 3, n], 7480).into()],
+                portals: NodePortals {
+                    iscsi: vec![([192, 0, 2, n], 3260).into()],
+                    nvme: vec![([0, 0, 0, 0], 4420).into()],
+                    discovery: vec![],
+                },
+                failure_domain: String::new(),
+                version: String::new(),
+                drained: false,
+            };
+            (node, NodeView { record, alive: true })
+        };
+        (0..).zip(NODES).map(node).collect()
+    }
+
+    #[test]
+    fn initiators_are_told_of_all_nodes_that_have_a_volume() {
+        let [one, two, three, _] = NODES;
+        let replica = |node| Replica { node, image: Uuid::nil(), new: false };
+        let mirror = Record {
+            epoch: Epoch(3),
+            config: 1,
+            replicas: [one, two].map(replica).into(),
+            in_sync: vec![Member { node: one, incarnation: Incarnation(1) }],
+            primary: one,
+        };
+        let wanted = Place { stage: PlaceStage::Wanted { force: false }, ..place(three, "a") };
+        let places = vec![place(one, "a"), place(two, "a"), wanted];
+        let known = VolumeRecord { places: places.clone(), ..record("a") };
+        let unknown = VolumeRecord { places, ..record("b") };
+        let mut catalog = Catalog::default();
+        let open = [(&known, Some(&mirror)), (&unknown, None)];
+        share(&mut catalog, two, &nodes(), open.into_iter());
+
+        let index = |n| NodeIndex::new(n).unwrap();
+        let serving = |n, access| ServingNode { node: index(n), access };
+        let (good, none) = (block::Access::Optimized, block::Access::Unavailable);
+        assert_eq!(catalog.node, index(1));
+        let told = |record: &VolumeRecord| &catalog.shared[&volume_id(record.id)];
+        assert_eq!(*told(&known), [serving(0, good), serving(1, none)]);
+        assert_eq!(*told(&unknown), [serving(0, none), serving(1, none)]);
+        let others: Vec<_> = catalog.others.keys().copied().collect();
+        assert_eq!(others, [index(0), index(2), index(3)]);
+        let portals = &catalog.others[&index(2)];
+        assert_eq!(portals.iscsi, [([192, 0, 2, 2], 3260).into()]);
+        let reached = [1, 2].map(|net| ([10, 0, net, 2], 4420).into());
+        assert_eq!(portals.nvme, reached, "nobody can dial a wildcard");
+    }
 
     #[test]
     fn a_volume_is_told_to_those_it_is_exported_to() {
