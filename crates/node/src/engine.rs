@@ -4,11 +4,14 @@
 //! Each core has a [`keeper`], which owns the core's server and volumes. The control plane's
 //! threads reach it by sending work; nothing is shared.
 
+mod access;
 mod backing;
 mod keeper;
+mod mirrored;
 mod report;
+mod seat;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -16,6 +19,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use layers::mirror::Verified;
+use peer::NodeId;
 use rt::{Cores, CoresConfig};
 use target::catalog::Catalog;
 use target::server::{self, Service};
@@ -27,7 +32,12 @@ use crate::config::{Config, DiskEngine};
 use crate::record::VolumeRecord;
 pub use backing::{BackingError, Image};
 use keeper::Keeper;
-pub use report::{CoreReport, Histogram, KindReport, LATENCY_BOUNDS_US, Scope, VolumeReport};
+pub use peer::PeerAddresses;
+pub use report::{
+    CoreReport, Histogram, KindReport, LATENCY_BOUNDS_US, MirrorReport, Scope, VolumeReport,
+};
+pub use seat::Seat;
+use seat::{Homes, Router};
 
 /// Work for a keeper; runs as a task of its core.
 type Work = Box<dyn FnOnce(&Rc<Keeper>) + Send>;
@@ -87,8 +97,7 @@ pub struct Opened {
 /// The data plane. Stop it with [`Self::stop`].
 pub struct Engine {
     keepers: Vec<mpsc::Sender<Work>>,
-    /// Where each open volume lives.
-    places: Mutex<HashMap<Uuid, usize>>,
+    homes: Homes,
     cores: Mutex<Option<Cores>>,
     disk_backend: &'static str,
 }
@@ -125,7 +134,8 @@ impl Engine {
             }
             keepers.push(sender);
         }
-        Ok(Self { keepers, places: Mutex::default(), cores: Mutex::new(Some(cores)), disk_backend })
+        let (homes, cores) = (Homes::default(), Mutex::new(Some(cores)));
+        Ok(Self { keepers, homes, cores, disk_backend })
     }
 
     /// How many cores there are.
@@ -157,6 +167,39 @@ impl Engine {
             portals.discovery.push(listen("nvme.discovery", Service::Nvme, at).await?);
         }
         Ok(portals)
+    }
+
+    /// Makes this one of the nodes of a cluster, before any volume is opened: volumes are mirrors from
+    /// now on, and other nodes are listened to. Gives the addresses, with the ports the system chose.
+    ///
+    /// # Errors
+    /// [`EngineError::Listen`] names the setting and the address.
+    pub async fn enter(&self, seat: Seat) -> Result<PeerAddresses, EngineError> {
+        let (listen, heartbeat) = (seat.listen.clone(), seat.heartbeat.clone());
+        self.everywhere(move |k| async move { k.enter(seat) }).await;
+        let data = self.bind_to_peers("cluster.listen", &listen).await?;
+        let heartbeat = self.bind_to_peers("cluster.heartbeat", &heartbeat).await?;
+        Ok(PeerAddresses { data, heartbeat })
+    }
+
+    /// Listens to other nodes, on one core: connections move to the cores of their volumes.
+    async fn bind_to_peers(
+        &self,
+        setting: &'static str,
+        all: &[SocketAddr],
+    ) -> Result<Vec<SocketAddr>, EngineError> {
+        let mut bound = Vec::new();
+        for &at in all {
+            let (homes, keepers) = (self.homes.clone(), self.keepers.clone());
+            let listening = self.on(0, move |k| async move {
+                k.listen_to_peers(at, Router::new(homes, keepers)).await
+            });
+            let listening = listening.await.map_err(|_| EngineError::Stopped { core: 0 })?;
+            let refused =
+                |e: std::io::Error| EngineError::Listen { setting, at, why: e.to_string() };
+            bound.push(listening.map_err(refused)?);
+        }
+        Ok(bound)
     }
 
     /// Listens at one address, on every core: the system spreads connections over them.
@@ -205,7 +248,8 @@ impl Engine {
         self.on(core, |k| async move { k.erase(&record).await }).await?
     }
 
-    /// Opens a volume on the core that has the fewest.
+    /// Opens a volume on the core that has the fewest. In a cluster it is not waited for until it is
+    /// served, and it knows no other node before [`Self::set_peers`].
     ///
     /// # Errors
     /// [`BackingError`].
@@ -236,10 +280,64 @@ impl Engine {
     /// # Errors
     /// [`BackingError`].
     pub async fn grow(&self, id: Uuid, size_bytes: u64) -> Result<Image, BackingError> {
-        let Some(core) = self.places().get(&id).copied() else {
-            return Err(BackingError::refused("the volume is not open"));
-        };
-        self.on(core, move |k| async move { k.grow(id, size_bytes).await }).await?
+        self.on(self.home(id)?, move |k| async move { k.grow(id, size_bytes).await }).await?
+    }
+
+    /// The nodes that keep the other copies of an open volume, from now on: sessions with those that
+    /// are new or have moved begin, those with others end.
+    ///
+    /// # Errors
+    /// [`BackingError`]: it is not open, or this node is in no cluster.
+    pub async fn set_peers(
+        &self,
+        id: Uuid,
+        peers: BTreeMap<NodeId, PeerAddresses>,
+    ) -> Result<(), BackingError> {
+        self.on(self.home(id)?, move |k| async move { k.set_peers(id, peers).await }).await?
+    }
+
+    /// Leaves an open volume to the other nodes, which go on with it at once, and stays out of it until
+    /// [`Self::rejoin`]. Says whether that is done: it is not if no other node is in sync and there, or
+    /// the store does not answer.
+    ///
+    /// # Errors
+    /// As [`Self::set_peers`].
+    pub async fn leave(&self, id: Uuid) -> Result<bool, BackingError> {
+        self.on(self.home(id)?, move |k| async move { k.leave(id).await }).await?
+    }
+
+    /// Has an open volume brought in sync here again, after [`Self::leave`].
+    ///
+    /// # Errors
+    /// As [`Self::set_peers`].
+    pub async fn rejoin(&self, id: Uuid) -> Result<(), BackingError> {
+        self.on(self.home(id)?, move |k| async move { k.rejoin(id) }).await?
+    }
+
+    /// Makes the copy on `node` the primary. Done at the one that is.
+    ///
+    /// # Errors
+    /// As [`Self::set_peers`]; and this is not the primary, or `node` has not taken over.
+    pub async fn switch_to(&self, id: Uuid, node: NodeId) -> Result<(), BackingError> {
+        self.on(self.home(id)?, move |k| async move { k.switch_to(id, node).await }).await?
+    }
+
+    /// Has the copy here go on alone, whatever the others may have that it lacks. What comes of it, its
+    /// [`MirrorReport`] says.
+    ///
+    /// # Errors
+    /// As [`Self::set_peers`].
+    pub async fn force(&self, id: Uuid) -> Result<(), BackingError> {
+        self.on(self.home(id)?, move |k| async move { k.force(id) }).await?
+    }
+
+    /// Compares all copies, and if `repair` makes those that differ like the primary's. Done at the
+    /// primary.
+    ///
+    /// # Errors
+    /// As [`Self::set_peers`]; and this is not the primary, or has stopped being it.
+    pub async fn verify(&self, id: Uuid, repair: bool) -> Result<Verified, BackingError> {
+        self.on(self.home(id)?, move |k| async move { k.verify(id, repair).await }).await?
     }
 
     /// Has every core serve by `catalog`.
@@ -257,9 +355,13 @@ impl Engine {
         self.everywhere(move |k| async move { k.report(scope).await }).await
     }
 
-    /// Takes leave of all clients, finishes what is in flight, closes all volumes and stops the
-    /// cores. Gives up at `deadline`, and says whether every volume was made durable and closed.
+    /// Leaves mirrored volumes to the other nodes, takes leave of all clients, finishes what is in
+    /// flight, closes all volumes and stops the cores. Gives up at `deadline`, and says whether every
+    /// volume was made durable and closed.
     pub async fn stop(&self, deadline: Instant) -> bool {
+        // Those that cannot be left in time are found out by the silence of this node.
+        let left = self.everywhere(|k| async move { k.leave_all().await });
+        let _ = tokio::time::timeout_at(leave_by(Instant::now(), deadline), left).await;
         // Not every initiator leaves when it is asked: part of the time is kept for the rest.
         let leave_by = leave_by(Instant::now(), deadline);
         let drained = self.everywhere(move |k| async move { k.drain(leave_by).await });
@@ -306,23 +408,25 @@ impl Engine {
         join_all(all).await.into_iter().flatten().collect()
     }
 
-    fn places(&self) -> std::sync::MutexGuard<'_, HashMap<Uuid, usize>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The core of an open volume.
+    fn home(&self, id: Uuid) -> Result<usize, BackingError> {
+        let home = self.homes.lock().get(&id).copied();
+        home.ok_or_else(|| BackingError::refused("the volume is not open"))
     }
 
     fn least_loaded(&self) -> usize {
-        least_loaded(self.cores(), self.places().values().copied())
+        least_loaded(self.cores(), self.homes.lock().values().copied())
     }
 
     fn place(&self, id: Uuid) -> usize {
-        let mut places = self.places();
-        let core = least_loaded(self.cores(), places.values().copied());
-        places.insert(id, core);
+        let mut homes = self.homes.lock();
+        let core = least_loaded(self.cores(), homes.values().copied());
+        homes.insert(id, core);
         core
     }
 
     fn displace(&self, id: Uuid) -> Option<usize> {
-        self.places().remove(&id)
+        self.homes.lock().remove(&id)
     }
 }
 

@@ -245,6 +245,7 @@ mod tests {
             aborts: 0,
             overlaps: 0,
             memory_waits: 0,
+            mirror: None,
         };
         let pool = rt::buf::Pool::new(4096).unwrap().usage();
         let core =

@@ -319,6 +319,7 @@ mod tests {
                 aborts: 0,
                 overlaps: 0,
                 memory_waits: 0,
+                mirror: None,
             }],
         });
         let (verdict, message) = verdict(&facts);

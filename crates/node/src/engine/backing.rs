@@ -9,6 +9,7 @@ use rt::Core;
 use rt::disk::{DiskErrorKind, OpenReason};
 use uuid::Uuid;
 
+use super::mirrored;
 use crate::record::{Place, PlaceStage, VolumeRecord};
 
 /// Why a backing was refused or failed.
@@ -69,13 +70,15 @@ impl From<FileError> for BackingError {
     }
 }
 
-/// Makes the image of a new volume. What was begun and failed is taken back.
+/// Makes the image of a new volume, with an intent log if it is `mirrored`. What was begun and failed
+/// is taken back.
 pub(super) async fn make(
     core: &Core,
     record: &VolumeRecord,
     place: &Place,
     buffered: bool,
     force: bool,
+    mirrored: bool,
 ) -> Result<Image, BackingError> {
     let create = Create {
         volume: record.id,
@@ -86,7 +89,12 @@ pub(super) async fn make(
         force,
         keep_contents: false,
     };
-    let file = File::create(core, place.backing.path(), &create).await?;
+    let file = Rc::new(File::create(core, place.backing.path(), &create).await?);
+    if mirrored && let Err(e) = mirrored::make_log(core, &file).await {
+        drop(file);
+        erase(core, record, place, buffered).await?;
+        return Err(e);
+    }
     Ok(image(&file))
 }
 
@@ -130,8 +138,7 @@ fn is_not_ours(reason: &Reason, place: &Place) -> bool {
 
 /// An open image.
 pub(super) struct Backed {
-    dev: Dev,
-    file: Rc<File>,
+    pub(super) file: Rc<File>,
 }
 
 /// Opens the image of a volume.
@@ -149,13 +156,13 @@ pub(super) async fn open(
         let message = format!("{path}: its blocks have {found} bytes, the volume's have others");
         return Err(BackingError::refused(message));
     }
-    Ok(Backed { dev: Dev::shared(Rc::clone(&file)), file })
+    Ok(Backed { file })
 }
 
 impl Backed {
-    /// What a volume works on.
+    /// What a volume works on that only this node has.
     pub(super) fn dev(&self) -> Dev {
-        self.dev.clone()
+        Dev::shared(Rc::clone(&self.file))
     }
 
     /// What is known of it.

@@ -1,13 +1,17 @@
 //! One core's keeper: owns the core's server, the volumes on it and their backings.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::Epoch;
 use futures_util::future::join_all;
+use layers::mirror::Verified;
+use peer::frame::Refusal;
+use peer::{DetachedGreeting, NodeId, PeerAddresses};
 use rt::Core;
 use rt::net::{ListenOptions, Listener};
 use target::server::{Door, Limits, Served, Server, Service};
@@ -17,7 +21,9 @@ use uuid::Uuid;
 use volume::Volume;
 
 use super::backing::{self, Backed, BackingError, Image};
+use super::mirrored::Mirrored;
 use super::report::{CoreReport, Scope, VolumeReport};
+use super::seat::{Router, Seat};
 use crate::publish::volume_id;
 use crate::record::{FIRST_NODE, Place, VolumeRecord};
 
@@ -29,12 +35,19 @@ pub(super) struct Keeper {
     server: Rc<Server>,
     /// Whether file systems without direct I/O may be used.
     buffered: bool,
+    /// Its node's place in a cluster.
+    seat: OnceCell<Seat>,
     open: RefCell<BTreeMap<Uuid, Kept>>,
     /// Listeners that nobody accepts from yet.
     waiting: RefCell<Vec<(Listener, Service)>>,
     accepting: RefCell<Vec<JoinHandle<()>>>,
+    /// Listeners for other nodes.
+    peers: RefCell<Vec<JoinHandle<()>>>,
     stopping: Cell<bool>,
 }
+
+/// How long what has been closed may go on using its image.
+const LETTING_GO: Duration = Duration::from_secs(5);
 
 /// Volumes that are reported on before others have their turn.
 const REPORT_AT_ONCE: usize = 16;
@@ -44,6 +57,7 @@ const REPORT_AT_ONCE: usize = 16;
 struct Kept {
     volume: Rc<Volume>,
     backed: Rc<Backed>,
+    mirrored: Option<Rc<Mirrored>>,
 }
 
 impl Keeper {
@@ -52,9 +66,11 @@ impl Keeper {
             server: Server::new(core.clone(), limits, door),
             core,
             buffered,
+            seat: OnceCell::new(),
             open: RefCell::default(),
             waiting: RefCell::default(),
             accepting: RefCell::default(),
+            peers: RefCell::default(),
             stopping: Cell::new(false),
         })
     }
@@ -63,16 +79,24 @@ impl Keeper {
         &self.server
     }
 
+    /// This node is one of a cluster from now on, if it is not yet.
+    pub(super) fn enter(&self, seat: Seat) {
+        if self.seat.set(seat).is_err() {
+            tracing::error!("the node has a place in a cluster already");
+        }
+    }
+
     pub(super) async fn make(
         &self,
         record: &VolumeRecord,
         force: bool,
     ) -> Result<Image, BackingError> {
-        backing::make(&self.core, record, place(record)?, self.buffered, force).await
+        let (place, mirrored) = (self.place(record)?, self.seat.get().is_some());
+        backing::make(&self.core, record, place, self.buffered, force, mirrored).await
     }
 
     pub(super) async fn erase(&self, record: &VolumeRecord) -> Result<(), BackingError> {
-        backing::erase(&self.core, record, place(record)?, self.buffered).await
+        backing::erase(&self.core, record, self.place(record)?, self.buffered).await
     }
 
     /// Opens a volume and tells what its image is. It is not exported yet.
@@ -80,31 +104,139 @@ impl Keeper {
         if self.stopping.get() {
             return Err(BackingError::refused("the node is stopping"));
         }
-        let backed =
-            Rc::new(backing::open(&self.core, record, place(record)?, self.buffered).await?);
+        let place = self.place(record)?;
+        let backed = Rc::new(backing::open(&self.core, record, place, self.buffered).await?);
+        let mirrored = match self.seat.get() {
+            None => None,
+            Some(seat) => {
+                Some(Rc::new(Mirrored::open(&self.core, seat, record.id, &backed.file).await?))
+            }
+        };
         let image = backed.image();
-        let volume = Volume::new(backed.dev(), Epoch::default());
+        let volume = match &mirrored {
+            None => Volume::new(backed.dev(), Epoch::default()),
+            Some(mirrored) => mirrored.volume(),
+        };
         self.server.add_volume(Served {
             id: volume_id(record.id),
             name: record.name.to_string(),
             volume: Rc::clone(&volume),
             thin: record.thin,
-            access: None,
+            access: mirrored.as_ref().map(|m| m.access()),
         });
-        self.open.borrow_mut().insert(record.id, Kept { volume, backed });
+        self.open.borrow_mut().insert(record.id, Kept { volume, backed, mirrored });
         Ok(image)
     }
 
     pub(super) async fn close(&self, id: Uuid) -> Result<(), BackingError> {
         self.server.remove_volume(volume_id(id));
         let kept = self.open.borrow_mut().remove(&id);
-        let Some(Kept { volume, .. }) = kept else { return Ok(()) };
-        let account = self.core.pool().account();
-        volume.close(&account).await.map_err(|e| {
+        let Some(Kept { volume, backed, mirrored }) = kept else { return Ok(()) };
+        let closed = match &mirrored {
+            None => {
+                let account = self.core.pool().account();
+                volume.close(&account).await.map_err(|e| e.to_string())
+            }
+            Some(mirrored) => {
+                let closed = mirrored.close_volume(&volume, &self.core).await;
+                mirrored.close().await;
+                closed
+            }
+        };
+        drop((volume, mirrored));
+        is_let_go(backed).await;
+        closed.map_err(|why| {
             BackingError::refused(format!(
-                "the last flush failed: {e}; its last writes may be lost"
+                "the last flush failed: {why}; its last writes may be lost"
             ))
         })
+    }
+
+    /// The copy of a volume that this node keeps.
+    fn place<'a>(&self, record: &'a VolumeRecord) -> Result<&'a Place, BackingError> {
+        let node = self.seat.get().map_or(FIRST_NODE, |seat| seat.node);
+        let none = || BackingError::refused("this node keeps no copy of it");
+        record.place(node).ok_or_else(none)
+    }
+
+    fn mirrored(&self, id: Uuid) -> Result<Rc<Mirrored>, BackingError> {
+        let open = self.open.borrow();
+        let Some(kept) = open.get(&id) else {
+            return Err(BackingError::refused("the volume is not open"));
+        };
+        let none = || BackingError::refused("this node is in no cluster");
+        kept.mirrored.clone().ok_or_else(none)
+    }
+
+    /// The nodes that have the other replicas of a volume, from now on.
+    pub(super) async fn set_peers(
+        &self,
+        id: Uuid,
+        peers: BTreeMap<NodeId, PeerAddresses>,
+    ) -> Result<(), BackingError> {
+        self.mirrored(id)?.set_peers(peers).await;
+        Ok(())
+    }
+
+    /// Leaves a volume to the other nodes; says whether it has.
+    pub(super) async fn leave(&self, id: Uuid) -> Result<bool, BackingError> {
+        Ok(self.mirrored(id)?.leave().await)
+    }
+
+    pub(super) fn rejoin(&self, id: Uuid) -> Result<(), BackingError> {
+        self.mirrored(id)?.rejoin();
+        Ok(())
+    }
+
+    pub(super) async fn switch_to(&self, id: Uuid, node: NodeId) -> Result<(), BackingError> {
+        self.mirrored(id)?.switch_to(node).await
+    }
+
+    pub(super) fn force(&self, id: Uuid) -> Result<(), BackingError> {
+        self.mirrored(id)?.force();
+        Ok(())
+    }
+
+    pub(super) async fn verify(&self, id: Uuid, repair: bool) -> Result<Verified, BackingError> {
+        self.mirrored(id)?.verify(repair).await
+    }
+
+    /// Leaves all volumes that others can go on with.
+    pub(super) async fn leave_all(&self) {
+        let open: Vec<_> = self.open.borrow().values().filter_map(|k| k.mirrored.clone()).collect();
+        join_all(open.iter().map(|mirrored| mirrored.leave())).await;
+    }
+
+    /// A connection of another node asks for a volume of this core.
+    pub(super) fn greet(&self, volume: Uuid, greeting: DetachedGreeting) {
+        let greeting = match greeting.attach(&self.core) {
+            Ok(greeting) => greeting,
+            Err(error) => {
+                tracing::warn!(%volume, %error, "a connection of another node was lost moving");
+                return;
+            }
+        };
+        match self.mirrored(volume) {
+            Ok(mirrored) => mirrored.accept(greeting),
+            // It is about to be opened, or has just been closed.
+            Err(_) => drop(tokio::task::spawn_local(greeting.refuse(Refusal::Volume))),
+        }
+    }
+
+    /// Listens to other nodes at `at` and gives the address, with the port the system chose.
+    pub(super) async fn listen_to_peers(
+        &self,
+        at: SocketAddr,
+        router: Router,
+    ) -> io::Result<SocketAddr> {
+        let how = ListenOptions { backlog: BACKLOG, reuse_port: false };
+        let listener = self.core.listen_with(at, how).await?;
+        let bound = listener.local_addr()?;
+        let listening = async move {
+            peer::receive_greetings(&listener, |greeting| router.route(greeting)).await;
+        };
+        self.peers.borrow_mut().push(tokio::task::spawn_local(listening));
+        Ok(bound)
     }
 
     pub(super) async fn grow(&self, id: Uuid, size_bytes: u64) -> Result<Image, BackingError> {
@@ -156,15 +288,16 @@ impl Keeper {
     pub(super) async fn report(&self, scope: Scope) -> CoreReport {
         let open: Vec<_> = (self.open.borrow().iter())
             .filter(|(id, _)| scope.covers(**id))
-            .map(|(id, kept)| (*id, Rc::clone(&kept.volume)))
+            .map(|(id, kept)| (*id, Rc::clone(&kept.volume), kept.mirrored.clone()))
             .collect();
         let mut volumes = Vec::with_capacity(open.len());
-        for (n, (id, volume)) in open.into_iter().enumerate() {
+        for (n, (id, volume, mirrored)) in open.into_iter().enumerate() {
             if n > 0 && n.is_multiple_of(REPORT_AT_ONCE) {
                 // Initiators are not to notice that somebody looks.
                 tokio::task::yield_now().await;
             }
-            volumes.push(VolumeReport::new(id, &volume.stats(), scope));
+            let mirror = mirrored.map(|m| m.report());
+            volumes.push(VolumeReport::new(id, &volume.stats(), mirror, scope));
         }
         CoreReport {
             core: self.core.id(),
@@ -195,9 +328,18 @@ impl Keeper {
     }
 }
 
-/// The copy of a volume that this node keeps.
-fn place(record: &VolumeRecord) -> Result<&Place, BackingError> {
-    record.place(FIRST_NODE).ok_or_else(|| BackingError::refused("this node keeps no copy of it"))
+/// Waits until nobody uses the image any more: it is to be erased, or opened again.
+async fn is_let_go(backed: Rc<Backed>) {
+    let file = Rc::downgrade(&backed.file);
+    drop(backed);
+    let used = async {
+        while file.strong_count() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    if tokio::time::timeout(LETTING_GO, used).await.is_err() {
+        tracing::warn!("an image is still in use after its volume was closed");
+    }
 }
 
 /// Whether the system has no IPv6 (`EAFNOSUPPORT`, or `EADDRNOTAVAIL` where it is switched off).

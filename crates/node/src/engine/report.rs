@@ -1,5 +1,7 @@
 //! What a core tells of itself, in a form that crosses threads.
 
+use block::Access;
+use layers::mirror::Status;
 use rt::buf::Usage;
 use target::server::Session;
 use uuid::Uuid;
@@ -63,6 +65,17 @@ pub struct VolumeReport {
     pub overlaps: u64,
     /// Commands that waited for buffer memory.
     pub memory_waits: u64,
+    /// What its mirror says of itself, in a cluster.
+    pub mirror: Option<MirrorReport>,
+}
+
+/// What the replica of a volume on this node says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MirrorReport {
+    /// Its part in the volume.
+    pub status: Status,
+    /// How the volume is to be used through this node.
+    pub access: Access,
 }
 
 /// What an open volume has done, of one kind.
@@ -91,7 +104,12 @@ pub struct Histogram {
 }
 
 impl VolumeReport {
-    pub(super) fn new(id: Uuid, stats: &Snapshot, scope: Scope) -> Self {
+    pub(super) fn new(
+        id: Uuid,
+        stats: &Snapshot,
+        mirror: Option<MirrorReport>,
+        scope: Scope,
+    ) -> Self {
         let in_full = scope == Scope::InFull;
         Self {
             id,
@@ -100,6 +118,7 @@ impl VolumeReport {
             aborts: stats.aborts,
             overlaps: stats.overlaps,
             memory_waits: stats.memory_waits,
+            mirror,
         }
     }
 

@@ -1,0 +1,317 @@
+//! A mirrored volume on its core: image, intent log, mirror, the sessions with the other replicas,
+//! and what initiators are told of all that.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{AccessState, Dev, Epoch};
+use layers::file::File;
+use layers::mirror::log::{Damage, Found, IntentLog, LogError};
+use layers::mirror::record::Member;
+use layers::mirror::{Mirror, Parts, Status, Verified};
+use peer::{Endpoint, Greeting, NodeId, PeerAddresses};
+use rt::Core;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+use volume::Volume;
+
+use super::access::{Idle, access};
+use super::backing::BackingError;
+use super::report::MirrorReport;
+use super::seat::Seat;
+
+/// How long a mirror may wait for its memory when it is opened.
+const MEMORY: Duration = Duration::from_secs(5);
+
+/// How long the commands of a volume that is closed may take, and so may its sessions and its log: a
+/// disk that answers nothing any more holds up nobody.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// How long a change of the record may take that somebody waits for, beyond the grace time.
+const CHANGE: Duration = Duration::from_secs(5);
+
+/// How often the access state is looked at while the mirror serves beside others: a lease lapses
+/// without a sign.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// How often while it does not serve.
+const LOOK_CLOSELY: Duration = Duration::from_millis(100);
+
+/// How often while there is nobody to lose a lease to.
+const LOOK_SELDOM: Duration = Duration::from_secs(60);
+
+/// An open mirrored volume.
+pub(super) struct Mirrored {
+    me: NodeId,
+    grace: Duration,
+    mirror: Mirror,
+    endpoint: Endpoint<Mirror>,
+    access: AccessState,
+    peers: tokio::sync::Mutex<BTreeMap<NodeId, PeerAddresses>>,
+    telling: RefCell<Option<JoinHandle<()>>>,
+}
+
+/// Makes the intent log of an image that has none.
+pub(super) async fn make_log(core: &Core, file: &Rc<File>) -> Result<(), BackingError> {
+    let refused = |e: LogError| bad_log(file, &e);
+    let log = IntentLog::create(core, file.log_area().await?).await.map_err(refused)?;
+    log.close().await.map_err(|_| bad_log(file, &LogError::Gone))
+}
+
+/// Opens the intent log of an image; one that was made before it was in a cluster gets one now.
+async fn open_log(core: &Core, file: &Rc<File>) -> Result<(IntentLog, Found), BackingError> {
+    if !file.label().intent_log {
+        make_log(core, file).await?;
+    }
+    let boot = Uuid::from_u128(core.boot_id());
+    let opened = IntentLog::open(core, file.log_area().await?, boot).await;
+    let (log, found) = opened.map_err(|e| bad_log(file, &e))?;
+    let path = file.path().display();
+    match found.damage {
+        Damage::None => {}
+        Damage::Cells(cells) => {
+            tracing::warn!(%path, cells, "parts of the intent log were damaged: more is copied");
+        }
+        Damage::Lost => {
+            tracing::error!(%path, "the intent log was lost: it is made anew, all is copied");
+        }
+    }
+    Ok((log, found))
+}
+
+fn bad_log(file: &File, e: &LogError) -> BackingError {
+    BackingError::refused(format!("{}: {e}", file.path().display()))
+}
+
+impl Mirrored {
+    /// Opens the replica of `volume` in `file`. Does not wait until it serves.
+    pub(super) async fn open(
+        core: &Core,
+        seat: &Seat,
+        volume: Uuid,
+        file: &Rc<File>,
+    ) -> Result<Self, BackingError> {
+        let (log, found) = open_log(core, file).await?;
+        let parts = Parts {
+            node: seat.node,
+            core: core.clone(),
+            account: core.pool().account(),
+            leg: Dev::shared(Rc::clone(file)),
+            log,
+            found,
+            records: seat.mirrors.of(volume),
+            settings: seat.settings,
+        };
+        let opened = timeout(MEMORY, Mirror::open(parts)).await;
+        let mirror = opened.ok().and_then(Result::ok).ok_or_else(|| {
+            let why = "there is not enough buffer memory for one more mirror; raise cores.pool";
+            BackingError::refused(why)
+        })?;
+        let handler = Rc::new(mirror.clone());
+        let endpoint = Endpoint::new(core.clone(), seat.identity(volume), handler);
+        let paths = endpoint.clone();
+        mirror.set_paths(move |node| paths.paths(node));
+        let state = AccessState::new(block::Access::Transitioning);
+        let telling = tell_access(mirror.clone(), seat.node, state.clone());
+        Ok(Self {
+            me: seat.node,
+            grace: seat.settings.member.grace(),
+            mirror,
+            endpoint,
+            access: state,
+            peers: tokio::sync::Mutex::default(),
+            telling: RefCell::new(Some(tokio::task::spawn_local(telling))),
+        })
+    }
+
+    /// What owns its commands.
+    pub(super) fn volume(&self) -> Rc<Volume> {
+        let compares = Rc::new(self.mirror.clone());
+        Volume::shared(Dev::new(self.mirror.clone()), compares, Epoch::default())
+    }
+
+    /// How it is to be used through this node.
+    pub(super) fn access(&self) -> AccessState {
+        self.access.clone()
+    }
+
+    /// Takes over a connection of another node.
+    pub(super) fn accept(&self, greeting: Greeting) {
+        self.endpoint.accept(greeting);
+    }
+
+    /// From now on these are the nodes with the other replicas.
+    pub(super) async fn set_peers(&self, peers: BTreeMap<NodeId, PeerAddresses>) {
+        let mut known = self.peers.lock().await;
+        let gone =
+            |(node, at): (&NodeId, &PeerAddresses)| (peers.get(node) != Some(at)).then_some(*node);
+        let gone: Vec<_> = known.iter().filter_map(gone).collect();
+        for node in gone {
+            self.endpoint.remove(node).await;
+            known.remove(&node);
+        }
+        for (node, at) in peers {
+            if node != self.me && !known.contains_key(&node) {
+                self.endpoint.add(node, at.clone());
+                known.insert(node, at);
+            }
+        }
+    }
+
+    /// What it says of itself.
+    pub(super) fn report(&self) -> MirrorReport {
+        MirrorReport { status: self.mirror.status(), access: self.access.get() }
+    }
+
+    /// Leaves the volume to the others, and stays out until [`Self::rejoin`]. Says whether it is
+    /// out: it is not if nobody else is in sync and there to take over.
+    pub(super) async fn leave(&self) -> bool {
+        self.mirror.set_may_join(false);
+        let status = self.mirror.status();
+        if let Some(record) = &status.record
+            && record.others(self.me).next().is_none()
+        {
+            return record.member(self.me).is_none();
+        }
+        self.mirror.leave();
+        // Those that do not answer are excluded first.
+        timeout(self.grace * 2 + CHANGE, self.mirror.has_left()).await.unwrap_or(false)
+    }
+
+    /// Is brought in sync again whenever it is outside.
+    pub(super) fn rejoin(&self) {
+        self.mirror.set_may_join(true);
+    }
+
+    /// Makes the replica on `node` the primary.
+    pub(super) async fn switch_to(&self, node: NodeId) -> Result<(), BackingError> {
+        let leads =
+            |status: &Status, node| status.record.as_ref().is_some_and(|r| r.primary == node);
+        if leads(&self.mirror.status(), node) {
+            return Ok(());
+        }
+        self.leads().await?;
+        self.mirror.switch_to(node);
+        let switched = async {
+            while !leads(&self.mirror.status(), node) {
+                self.mirror.changed().await;
+            }
+        };
+        let refused = || {
+            let why = "it is not in sync, not reached, or a change of another kind is under way";
+            BackingError::refused(format!("node {node} has not taken over: {why}"))
+        };
+        timeout(CHANGE, switched).await.map_err(|_| refused())
+    }
+
+    /// Goes on alone, whatever may be lost.
+    pub(super) fn force(&self) {
+        self.mirror.force();
+    }
+
+    /// Compares all replicas; where they differ, writes the primary's contents to all if `repair`.
+    pub(super) async fn verify(&self, repair: bool) -> Result<Verified, BackingError> {
+        self.leads().await?;
+        let ended = |_| BackingError::refused("the configuration has changed meanwhile");
+        self.mirror.verify(repair).await.map_err(ended)
+    }
+
+    /// Waits until this is the primary and serves: a new view passes by itself.
+    async fn leads(&self) -> Result<(), BackingError> {
+        let decided = async {
+            loop {
+                let status = self.mirror.status();
+                match status.record.map(|r| r.primary) {
+                    Some(node) if node != self.me => return Some(node),
+                    Some(_) if status.why.is_none() => return None,
+                    _ => self.mirror.changed().await,
+                }
+            }
+        };
+        match timeout(CHANGE, decided).await {
+            Ok(None) => Ok(()),
+            Ok(Some(node)) => {
+                Err(BackingError::refused(format!("node {node} is its primary: ask there")))
+            }
+            Err(_) => Err(BackingError::refused("the volume is not served here now")),
+        }
+    }
+
+    /// Ends the commands of its volume, which is told to initiators no more.
+    ///
+    /// # Errors
+    /// What the last flush reports; or that the disk does not answer.
+    pub(super) async fn close_volume(
+        &self,
+        volume: &Rc<Volume>,
+        core: &Core,
+    ) -> Result<(), String> {
+        let account = core.pool().account();
+        let mut closing = Box::pin(volume.close(&account));
+        let ended = match timeout(CLOSING, &mut closing).await {
+            Ok(ended) => Some(ended),
+            Err(_) => {
+                self.mirror.set_holds(false);
+                timeout(CLOSING, closing).await.ok()
+            }
+        };
+        match ended {
+            None => Err("a disk does not answer".to_owned()),
+            // Who is outside has nothing to make durable: the others have it all.
+            Some(Err(_)) if self.is_outside() => Ok(()),
+            Some(ended) => ended.map_err(|e| e.to_string()),
+        }
+    }
+
+    fn is_outside(&self) -> bool {
+        let record = self.mirror.status().record;
+        record.is_some_and(|r| !r.in_sync.iter().any(|m: &Member| m.node == self.me))
+    }
+
+    /// Ends its sessions and the mirror.
+    pub(super) async fn close(&self) {
+        if let Some(telling) = self.telling.take() {
+            telling.abort();
+        }
+        self.access.set(block::Access::Unavailable);
+        let parts = async {
+            self.endpoint.stop().await;
+            self.mirror.close().await;
+        };
+        if timeout(CLOSING, parts).await.is_err() {
+            tracing::error!("a mirror is not closed in order: its disk does not answer");
+        }
+    }
+}
+
+/// Tells how the volume is to be used through node `me`, for as long as the mirror lives.
+async fn tell_access(mirror: Mirror, me: NodeId, state: AccessState) {
+    let (mut served, mut has_served) = (Instant::now(), false);
+    loop {
+        let status = mirror.status();
+        if status.why.is_none() {
+            (served, has_served) = (Instant::now(), true);
+        }
+        let idle = status.why.as_ref().map(|why| Idle {
+            why,
+            since: served.elapsed(),
+            has_served,
+            unanswered: status.unanswered,
+        });
+        let now = access(me, idle);
+        // Told before commands end, so that what they end with sends initiators elsewhere.
+        state.set(now);
+        mirror.set_holds(now != block::Access::Unavailable);
+        let alone = status.record.is_some_and(|r| r.others(me).next().is_none());
+        let soon = match status.why {
+            Some(_) => LOOK_CLOSELY,
+            None if alone => LOOK_SELDOM,
+            None => LOOK,
+        };
+        // Out of time is as good as a change.
+        let _ = timeout(soon, mirror.changed()).await;
+    }
+}
