@@ -3,10 +3,12 @@
 //! * [`meta`]: the store itself; one interface, embedded in a node or kept by etcd.
 //! * [`member`]: an etcd of our own, as a child process.
 //! * [`identity`]: what a node is, in a file of its own; [`token`]: what lets it in.
+//! * [`joining`]: the steps into a cluster and out of it.
 //! * [`nodes`]: the records of the nodes, and who of them is alive.
 //! * [`mirrors`]: the records of mirrored volumes, for the cores that the volumes live on.
 
 pub mod identity;
+pub mod joining;
 pub mod member;
 pub mod meta;
 pub mod mirrors;

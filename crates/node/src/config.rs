@@ -42,6 +42,8 @@ pub struct Config {
     pub api: Api,
     /// Where metrics are served beside the API.
     pub metrics: Option<SocketAddr>,
+    /// How it takes part in a cluster.
+    pub cluster: Cluster,
     /// What is logged.
     pub log: Log,
     /// Bounds on what clients may do.
@@ -121,6 +123,53 @@ pub struct ApiTcp {
     pub tls_key: PathBuf,
     /// File that holds the token.
     pub token_file: PathBuf,
+}
+
+/// Taking part in a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// Where other nodes reach this one, one address for each network; it can be in no cluster if
+    /// empty.
+    pub listen: Vec<SocketAddr>,
+    /// Addresses that carry leases and never data.
+    pub heartbeat: Vec<SocketAddr>,
+    /// How long a lease runs; the same at all nodes.
+    pub lease: Duration,
+    /// How long a lease is waited out; the same at all nodes.
+    pub grace: Duration,
+    /// What the node fails together with; `None` for nothing but itself.
+    pub failure_domain: Option<String>,
+    /// Replicas that are brought up to date at once from one source.
+    pub resyncs: usize,
+    /// The cluster's store.
+    pub store: ClusterStore,
+    /// TLS between nodes and to the store.
+    pub tls: Option<ClusterTls>,
+}
+
+/// The store of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterStore {
+    /// Where the node's own member listens to clients; `None` for the first of
+    /// [`Cluster::listen`], port 2379.
+    pub client: Option<SocketAddr>,
+    /// The same to other members, port 2380.
+    pub peer: Option<SocketAddr>,
+    /// The program of a member.
+    pub program: PathBuf,
+    /// An etcd that is there already, instead of members of the nodes' own; empty for none.
+    pub endpoints: Vec<String>,
+}
+
+/// Whom the nodes of a cluster believe, and what this one shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterTls {
+    /// PEM file of the cluster's authority.
+    pub ca: PathBuf,
+    /// PEM file of the certificate chain.
+    pub cert: PathBuf,
+    /// PEM file of the private key.
+    pub key: PathBuf,
 }
 
 /// What is logged, to standard error.

@@ -9,11 +9,12 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::Flaw;
 use super::value::{
-    address, addresses, authority, choice, count, cpus, flag, is_host_name, node_name, path, pool,
-    seconds, whole,
+    address, addresses, authority, choice, count, cpus, domain, endpoints, flag, is_host_name,
+    millis, node_name, own_address, own_addresses, path, pool, program, seconds, whole,
 };
 use super::{
-    Api, ApiTcp, Config, Cores, DiskEngine, Disks, Iscsi, Limits, Log, LogFormat, LogLevel, Nvme,
+    Api, ApiTcp, Cluster, ClusterStore, ClusterTls, Config, Cores, DiskEngine, Disks, Iscsi,
+    Limits, Log, LogFormat, LogLevel, Nvme,
 };
 
 /// One setting.
@@ -61,6 +62,19 @@ pub(super) struct Draft {
     tls_key: Option<PathBuf>,
     token_file: Option<PathBuf>,
     metrics: Option<SocketAddr>,
+    cluster_listen: Vec<SocketAddr>,
+    cluster_heartbeat: Vec<SocketAddr>,
+    lease: Duration,
+    grace: Duration,
+    failure_domain: Option<String>,
+    resyncs: usize,
+    store_client: Option<SocketAddr>,
+    store_peer: Option<SocketAddr>,
+    store_program: PathBuf,
+    store_endpoints: Vec<String>,
+    cluster_ca: Option<PathBuf>,
+    cluster_cert: Option<PathBuf>,
+    cluster_key: Option<PathBuf>,
     format: Option<LogFormat>,
     level: Option<LogLevel>,
     connections: usize,
@@ -80,6 +94,9 @@ const MIB: u64 = 1 << 20;
 const ADDRESS: &str = "an IP address and a port, such as \"192.0.2.1:3260\" or \"[::]:3260\"";
 const ADDRESSES: &str =
     "a list of IP addresses and ports, such as [\"192.0.2.1:3260\"]; [] to listen nowhere";
+const OWN_ADDRESSES: &str = "a list of IP addresses of this machine and ports, such as \
+    [\"192.0.2.1:7480\"]; no wildcards";
+const OWN_ADDRESS: &str = "an IP address of this machine and a port, such as \"192.0.2.1:2379\"";
 const FILE: &str = "an absolute path";
 const TIMEOUT: &str = "whole seconds, 1 to 3600";
 
@@ -178,6 +195,53 @@ settings! {
     "metrics.listen" = Unset("only on the API"), ADDRESS,
         |d, v| d.metrics = Some(address(v)?),
         "Where `/metrics` is served to Prometheus over plain HTTP, to whoever asks.";
+
+    "cluster.listen" = Value("[]"), OWN_ADDRESSES,
+        |d, v| d.cluster_listen = own_addresses(v)?,
+        "Where other nodes reach this one, one address for each network. Without it the node can be \
+         in no cluster.";
+    "cluster.heartbeat" = Value("[]"), OWN_ADDRESSES,
+        |d, v| d.cluster_heartbeat = own_addresses(v)?,
+        "More addresses where other nodes reach this one, for leases alone and never for data.";
+    "cluster.lease_ms" = Value("2000"), "whole milliseconds, 500 to 60000",
+        |d, v| d.lease = millis(v, 500..=60_000)?,
+        "How long a node may go on serving a volume without hearing from the others. The same at \
+         all nodes.";
+    "cluster.grace_ms" = Value("3000"), "whole milliseconds, 600 to 120000",
+        |d, v| d.grace = millis(v, 600..=120_000)?,
+        "How long the others wait before they go on without a node that is silent: at least a quarter \
+         more than `lease_ms`. The same at all nodes.";
+    "cluster.failure_domain" = Unset("the node's name"), "1 to 64 printable characters",
+        |d, v| d.failure_domain = Some(domain(v)?),
+        "What the node fails together with, such as a rack. Copies of a volume go to different ones \
+         where there are some.";
+    "cluster.resyncs" = Value("2"), "a whole number, 1 to 64",
+        |d, v| d.resyncs = count(v, 1..=64)?,
+        "Volumes that this node brings up to date elsewhere at once; more wait.";
+    "cluster.store_client" = Unset("the first of `listen`, port 2379"), OWN_ADDRESS,
+        |d, v| d.store_client = Some(own_address(v)?),
+        "Where the store's member on this node listens to clients.";
+    "cluster.store_peer" = Unset("the first of `listen`, port 2380"), OWN_ADDRESS,
+        |d, v| d.store_peer = Some(own_address(v)?),
+        "Where the store's member on this node listens to other members.";
+    "cluster.store_program" = Value("\"etcd\""), "a program's name or absolute path",
+        |d, v| d.store_program = program(v)?,
+        "What runs the store's member on this node.";
+    "cluster.store_endpoints" = Value("[]"),
+        "a list of URLs, such as [\"https://192.0.2.1:2379\"]; [] for members of the nodes' own",
+        |d, v| d.store_endpoints = endpoints(v)?,
+        "An etcd that is there already. `windrose cluster init` then uses it as the cluster's store.";
+    "cluster.tls_ca" = Unset("none"), FILE,
+        |d, v| d.cluster_ca = Some(path(v)?),
+        "PEM file of the authority of all nodes and of the store. With `tls_cert` and `tls_key`: \
+         nodes speak with each other and with the store over TLS only.";
+    "cluster.tls_cert" = Unset("none"), FILE,
+        |d, v| d.cluster_cert = Some(path(v)?),
+        "PEM file of this node's certificate, for servers and clients alike, followed by those of its \
+         issuers.";
+    "cluster.tls_key" = Unset("none"), FILE,
+        |d, v| d.cluster_key = Some(path(v)?),
+        "PEM file of the certificate's private key.";
 
     "log.format" = Value("\"human\""), "\"human\" or \"json\"",
         |d, v| d.format = Some(choice(v, FORMATS)?),
@@ -337,7 +401,7 @@ fn distance(a: &str, b: &str) -> usize {
 impl Draft {
     /// The whole, once every setting by itself is right.
     fn finish(self) -> Result<Config, Flaw> {
-        let tcp = self.api_tcp()?;
+        let (tcp, cluster) = (self.api_tcp()?, self.cluster()?);
         if self.count.is_some() && !self.cpus.is_empty() {
             return Err(Flaw::whole("cores.count and cores.cpus exclude each other; set one"));
         }
@@ -368,6 +432,7 @@ impl Draft {
             },
             api: Api { socket: self.socket, tcp },
             metrics: self.metrics,
+            cluster,
             log: Log { format, level },
             limits: Limits {
                 connections: self.connections,
@@ -415,6 +480,43 @@ impl Draft {
         }))
     }
 
+    /// The cluster's settings, which have to suit each other.
+    fn cluster(&self) -> Result<Cluster, Flaw> {
+        if layers::mirror::member::Settings::new(self.lease, self.grace).is_err() {
+            return Err(Flaw::whole(
+                "cluster.grace_ms is too short for cluster.lease_ms; raise it to a quarter more, \
+                 or lower cluster.lease_ms",
+            ));
+        }
+        let tls = match (&self.cluster_ca, &self.cluster_cert, &self.cluster_key) {
+            (None, None, None) => None,
+            (Some(ca), Some(cert), Some(key)) => {
+                Some(ClusterTls { ca: ca.clone(), cert: cert.clone(), key: key.clone() })
+            }
+            _ => {
+                return Err(Flaw::whole(
+                    "cluster.tls_ca, cluster.tls_cert and cluster.tls_key belong together; set all \
+                     three or none",
+                ));
+            }
+        };
+        Ok(Cluster {
+            listen: self.cluster_listen.clone(),
+            heartbeat: self.cluster_heartbeat.clone(),
+            lease: self.lease,
+            grace: self.grace,
+            failure_domain: self.failure_domain.clone(),
+            resyncs: self.resyncs,
+            store: ClusterStore {
+                client: self.store_client,
+                peer: self.store_peer,
+                program: self.store_program.clone(),
+                endpoints: self.store_endpoints.clone(),
+            },
+            tls,
+        })
+    }
+
     /// Every address is listened at by one service only.
     fn check_listeners(&self) -> Result<(), Flaw> {
         let lists = [
@@ -423,6 +525,10 @@ impl Draft {
             ("nvme.discovery", &self.nvme_discovery),
             ("api.tcp", self.tcp.as_slice()),
             ("metrics.listen", self.metrics.as_slice()),
+            ("cluster.listen", &self.cluster_listen),
+            ("cluster.heartbeat", &self.cluster_heartbeat),
+            ("cluster.store_client", self.store_client.as_slice()),
+            ("cluster.store_peer", self.store_peer.as_slice()),
         ];
         let all: Vec<_> =
             lists.iter().flat_map(|(key, list)| list.iter().map(move |a| (*key, *a))).collect();

@@ -48,6 +48,20 @@ fn every_setting_is_taken_over() {
         token_file = "/t"
         [metrics]
         listen = "127.0.0.1:9260"
+        [cluster]
+        listen = ["192.0.2.1:7480", "198.51.100.1:7480"]
+        heartbeat = ["203.0.113.1:7480"]
+        lease_ms = 1000
+        grace_ms = 1500
+        failure_domain = "rack 1"
+        resyncs = 3
+        store_client = "192.0.2.1:12379"
+        store_peer = "192.0.2.1:12380"
+        store_program = "/opt/etcd"
+        store_endpoints = ["https://192.0.2.9:2379"]
+        tls_ca = "/ca"
+        tls_cert = "/cc"
+        tls_key = "/ck"
         [log]
         format = "json"
         level = "debug"
@@ -75,6 +89,12 @@ fn every_setting_is_taken_over() {
     assert_eq!(config.log, Log { format: LogFormat::Json, level: LogLevel::Debug });
     assert_eq!(config.limits.admission_timeout, Duration::from_millis(5));
     assert_eq!(config.limits.api_connections, 1);
+    assert_eq!(config.cluster.listen.len(), 2);
+    assert_eq!(config.cluster.store.endpoints, ["https://192.0.2.9:2379"]);
+    assert_eq!(config.cluster.tls.as_ref().unwrap().cert, Path::new("/cc"));
+    assert_eq!(config.cluster.grace, Duration::from_millis(1500));
+    assert_ne!(config.cluster.heartbeat, fresh.cluster.heartbeat);
+    assert_eq!(fresh.cluster.store.program, Path::new("etcd"));
     assert_ne!(config.limits, fresh.limits);
     assert_ne!(config.iscsi, fresh.iscsi);
 }
@@ -125,6 +145,22 @@ const BAD: &[(&str, usize, &[&str])] = &[
     ),
     ("[api]\ntoken_file = \"/t\"", 0, &["api.token_file has no effect without api.tcp"]),
     ("[metrics]\nlisten = \"0.0.0.0:3260\"", 0, &["metrics.listen", "iscsi.portals", "same port"]),
+    (
+        "[cluster]\nlisten = [\"0.0.0.0:7480\"]",
+        2,
+        &["cluster.listen: \"0.0.0.0:7480\"", "wildcards"],
+    ),
+    ("[cluster]\nstore_peer = \"192.0.2.1:0\"", 2, &["cluster.store_peer"]),
+    ("[cluster]\nstore_program = \"./etcd\"", 2, &["cluster.store_program", "absolute"]),
+    ("[cluster]\nstore_endpoints = [\"192.0.2.1\"]", 2, &["cluster.store_endpoints", "URLs"]),
+    ("[cluster]\nfailure_domain = \"\"", 2, &["cluster.failure_domain"]),
+    ("[cluster]\nlease_ms = 3000", 0, &["cluster.grace_ms is too short"]),
+    ("[cluster]\ntls_ca = \"/ca\"", 0, &["cluster.tls_key", "all three or none"]),
+    (
+        "[cluster]\nlisten = [\"192.0.2.1:1\"]\nheartbeat = [\"192.0.2.1:1\"]",
+        0,
+        &["cluster.heartbeat", "same port"],
+    ),
     ("[log]\nlevel = \"loud\"", 2, &["log.level: \"loud\"", "\"error\""]),
     ("[limits]\nlogins = 5000", 0, &["limits.logins exceeds limits.connections"]),
     ("[limits]\nlogins = 1979-05-27", 2, &["this datetime is not allowed"]),

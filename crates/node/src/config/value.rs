@@ -61,6 +61,10 @@ pub(super) fn seconds(value: &DeValue<'_>, allowed: RangeInclusive<u64>) -> Read
     whole(value, allowed).map(Duration::from_secs)
 }
 
+pub(super) fn millis(value: &DeValue<'_>, allowed: RangeInclusive<u64>) -> Read<Duration> {
+    whole(value, allowed).map(Duration::from_millis)
+}
+
 /// Bytes as a number or as text with a unit.
 pub(super) fn size(value: &DeValue<'_>, allowed: RangeInclusive<u64>) -> Read<u64> {
     let bytes = match value.as_str() {
@@ -94,6 +98,32 @@ pub(super) fn address(value: &DeValue<'_>) -> Read<SocketAddr> {
     text(value)?.parse().or_else(|_| refused(value))
 }
 
+/// An address that others can dial.
+pub(super) fn own_address(value: &DeValue<'_>) -> Read<SocketAddr> {
+    let at = address(value)?;
+    if at.ip().is_unspecified() || at.port() == 0 { refused(value) } else { Ok(at) }
+}
+
+/// The name of a program, or where it is.
+pub(super) fn program(value: &DeValue<'_>) -> Read<PathBuf> {
+    let given = text(value)?;
+    let name = !given.is_empty() && !given.contains(['/', '\0']);
+    if name { Ok(given.into()) } else { path(value) }
+}
+
+pub(super) fn domain(value: &DeValue<'_>) -> Read<String> {
+    let given = text(value)?;
+    let printable = given.chars().all(|c| !c.is_control());
+    if printable && (1..=64).contains(&given.chars().count()) { Ok(given) } else { refused(value) }
+}
+
+pub(super) fn endpoints(value: &DeValue<'_>) -> Read<Vec<String>> {
+    list(value, |v| {
+        let url = text(v)?;
+        if ::cluster::identity::is_url(&url) { Ok(url) } else { refused(v) }
+    })
+}
+
 fn list<T>(value: &DeValue<'_>, one: impl Fn(&DeValue<'_>) -> Read<T>) -> Read<Vec<T>> {
     let Some(array) = value.as_array() else { return refused(value) };
     if array.len() > MAX_LIST {
@@ -103,7 +133,14 @@ fn list<T>(value: &DeValue<'_>, one: impl Fn(&DeValue<'_>) -> Read<T>) -> Read<V
 }
 
 pub(super) fn addresses(value: &DeValue<'_>) -> Read<Vec<SocketAddr>> {
-    let all = list(value, address)?;
+    without_doubles(list(value, address)?)
+}
+
+pub(super) fn own_addresses(value: &DeValue<'_>) -> Read<Vec<SocketAddr>> {
+    without_doubles(list(value, own_address)?)
+}
+
+fn without_doubles(all: Vec<SocketAddr>) -> Read<Vec<SocketAddr>> {
     match all.iter().enumerate().find(|(i, a)| a.port() != 0 && all[..*i].contains(a)) {
         Some((_, twice)) => Err(format!("{twice} is named twice")),
         None => Ok(all),
