@@ -56,7 +56,7 @@ pub enum Role {
 }
 
 /// Number of a node's ports and controllers, 0 to 15. Free again when the node has left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct NodeIndex(u8);
 
 impl NodeIndex {

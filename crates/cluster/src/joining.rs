@@ -245,13 +245,13 @@ pub async fn promote(store: &Etcd, own: &OwnMember) -> Result<(), JoinError> {
     }
 }
 
-/// Removes a node's member from the store, unless it is the only one.
+/// Removes the member called `name` from the store, unless it is the only one.
 ///
 /// # Errors
 /// [`JoinError::Store`].
-pub async fn remove_member(store: &Etcd, own: &OwnMember) -> Result<(), JoinError> {
+pub async fn remove_member(store: &Etcd, name: &str) -> Result<(), JoinError> {
     let members = store.members().await?;
-    match find(&members, own) {
+    match members.iter().find(|m| m.name == name) {
         Some(member) if members.len() > 1 => Ok(store.remove_member(member.id).await?),
         _ => Ok(()),
     }

@@ -105,6 +105,15 @@ impl Etcd {
         self.0.pool.name()
     }
 
+    /// Has the members at `endpoints` asked from now on; [`Self::name`] stays what it was.
+    ///
+    /// # Errors
+    /// [`MetaError::Failed`] for a URL that cannot be; then nothing has changed.
+    pub fn set_endpoints(&self, endpoints: &[String]) -> Result<(), MetaError> {
+        let failed = |why| MetaError::Failed { path: self.name().to_owned(), why };
+        self.0.pool.set_endpoints(endpoints).map_err(failed)
+    }
+
     /// Forgets all changes up to `revision`: whoever follows from before is told so.
     ///
     /// # Errors

@@ -7,7 +7,7 @@
 use std::fmt::Display;
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
@@ -155,9 +155,10 @@ fn innermost(error: &dyn std::error::Error) -> String {
 /// The members.
 pub(super) struct Pool {
     name: String,
-    slots: Vec<Slot>,
+    slots: Mutex<Vec<Arc<Slot>>>,
     /// Who answered last.
     preferred: AtomicUsize,
+    tls: Option<ClientTlsConfig>,
     try_timeout: Duration,
     shun: Duration,
 }
@@ -170,15 +171,34 @@ impl Pool {
             return Err(refused("no endpoint is set".into()));
         }
         let tls = settings.tls.as_ref().map(tls).transpose().map_err(refused)?;
-        let slot = |url: &String| slot(url, tls.as_ref(), settings.try_timeout);
-        let slots: Result<Vec<_>, _> = settings.endpoints.iter().map(slot).collect();
-        Ok(Self {
-            slots: slots.map_err(refused)?,
-            name,
+        let pool = Self {
+            slots: Mutex::default(),
+            name: name.clone(),
             preferred: AtomicUsize::new(0),
+            tls,
             try_timeout: settings.try_timeout,
             shun: settings.shun,
-        })
+        };
+        pool.set_endpoints(&settings.endpoints).map_err(refused)?;
+        Ok(pool)
+    }
+
+    /// Asks the members at `urls` from now on. Those that were asked before keep their connections.
+    pub(super) fn set_endpoints(&self, urls: &[String]) -> Result<(), String> {
+        let mut slots = self.slots();
+        let known = |url: &String| slots.iter().find(|slot| slot.url == *url).map(Arc::clone);
+        let slot = |url| match known(url) {
+            Some(slot) => Ok(slot),
+            None => slot(url, self.tls.as_ref(), self.try_timeout).map(Arc::new),
+        };
+        let new: Result<Vec<_>, String> = urls.iter().map(slot).collect();
+        *slots = new?;
+        self.preferred.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Vec<Arc<Slot>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What errors call the store.
@@ -206,10 +226,10 @@ impl Pool {
     }
 
     /// The members in the order in which they are asked now.
-    fn order(&self) -> Vec<&Slot> {
-        let (now, count) = (Instant::now(), self.slots.len());
-        let first = self.preferred.load(Ordering::Relaxed);
-        let mut order: Vec<_> = (0..count).map(|i| &self.slots[(first + i) % count]).collect();
+    fn order(&self) -> Vec<Arc<Slot>> {
+        let (now, mut order) = (Instant::now(), self.slots().clone());
+        let first = self.preferred.load(Ordering::Relaxed).min(order.len());
+        order.rotate_left(first);
         // Stable: those that nothing is known against stay in their order.
         order.sort_by_key(|slot| slot.shunned_until().filter(|&until| until > now));
         order
@@ -217,7 +237,7 @@ impl Pool {
 
     fn succeeded(&self, slot: &Slot) {
         slot.shun(None);
-        if let Some(at) = self.slots.iter().position(|s| std::ptr::eq(s, slot)) {
+        if let Some(at) = self.slots().iter().position(|s| std::ptr::eq(&**s, slot)) {
             self.preferred.store(at, Ordering::Relaxed);
         }
     }
@@ -251,24 +271,24 @@ impl Pool {
             let deadline = Instant::now() + self.try_timeout;
             let verdict = match timeout_at(deadline, slot.channel()).await {
                 Err(_) => {
-                    last = at(slot, "no connection in time");
+                    last = at(&slot, "no connection in time");
                     Verdict::NotDone
                 }
                 Ok(Err(why)) => {
-                    last = at(slot, why);
+                    last = at(&slot, why);
                     Verdict::NotDone
                 }
                 Ok(Ok(channel)) => match timeout_at(deadline, call(channel)).await {
                     Ok(Ok(answer)) => {
-                        self.succeeded(slot);
+                        self.succeeded(&slot);
                         return Ok(answer);
                     }
                     Ok(Err(status)) => {
-                        last = at(slot, status.message());
+                        last = at(&slot, status.message());
                         verdict(&status)
                     }
                     Err(_) => {
-                        last = at(slot, "no answer in time");
+                        last = at(&slot, "no answer in time");
                         Verdict::Lost
                     }
                 },
@@ -394,7 +414,7 @@ mod tests {
     }
 
     fn urls(pool: &Pool) -> Vec<usize> {
-        let at = |slot: &&Slot| pool.slots.iter().position(|s| std::ptr::eq(s, *slot)).unwrap();
+        let at = |slot: &Arc<Slot>| pool.slots().iter().position(|s| Arc::ptr_eq(s, slot)).unwrap();
         pool.order().iter().map(at).collect()
     }
 
@@ -402,12 +422,17 @@ mod tests {
     async fn who_answered_is_asked_first_and_who_failed_last_for_a_while() {
         let pool = pool(3);
         assert_eq!(urls(&pool), [0, 1, 2]);
-        pool.succeeded(&pool.slots[1]);
+        let second = Arc::clone(&pool.slots()[1]);
+        pool.succeeded(&second);
         assert_eq!(urls(&pool), [1, 2, 0]);
-        pool.slots[1].shun(Some(Instant::now() + pool.shun));
+        second.shun(Some(Instant::now() + pool.shun));
         assert_eq!(urls(&pool), [2, 0, 1]);
         tokio::time::advance(pool.shun).await;
         assert_eq!(urls(&pool), [1, 2, 0]);
+        pool.set_endpoints(&["http://127.0.0.1:9".into(), second.url.clone()]).unwrap();
+        assert!(Arc::ptr_eq(&pool.slots()[1], &second), "it keeps its connection");
+        pool.set_endpoints(&["nowhere".into()]).unwrap_err();
+        assert_eq!(urls(&pool), [0, 1]);
     }
 
     #[tokio::test]
