@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use crate::{
-    Chap, Code, CreateVolume, Grow, Health, Initiators, Protocols, SessionList, Status, Volume,
-    VolumeList,
+    Chap, Cluster, ClusterToken, Code, CreateVolume, Grow, Health, Initiators, JoinCluster,
+    LeaveCluster, Protocols, SessionList, Status, Volume, VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -185,4 +185,39 @@ endpoints! {
     ClearChap DELETE "/v1/volumes/{name}/chap" Nothing => 200 Volume;
         "Lets iSCSI initiators reach a volume by their name alone.";
         refuses [Code::NotFound, Code::Conflict];
+
+    /// The cluster and its nodes.
+    GetCluster GET "/v1/cluster" Nothing => 200 Cluster;
+        "Shows the cluster that the node is of, its nodes and the members of its store.";
+        refuses [];
+
+    /// Begin a cluster.
+    InitCluster POST "/v1/cluster/init" Nothing => 202 Cluster;
+        "Makes this node the first of a new cluster. Its volumes stay; its inside begins again.";
+        refuses [Code::Conflict];
+
+    /// Join a cluster.
+    PostJoin POST "/v1/cluster/join" JoinCluster => 202 Cluster;
+        "Makes this node one of a cluster that is there. Its inside begins again.";
+        refuses [Code::Conflict];
+
+    /// Leave the cluster.
+    PostLeave POST "/v1/cluster/leave" LeaveCluster => 202 Cluster;
+        "Takes this node, or one that does not come back, out of the cluster.";
+        refuses [Code::Conflict, Code::NotFound];
+
+    /// What lets another node in.
+    PostToken POST "/v1/cluster/token" Nothing => 200 ClusterToken;
+        "Gives the token with which another node joins.";
+        refuses [Code::Conflict];
+
+    /// Keep a node out of service.
+    DrainNode POST "/v1/cluster/drain" WhichNode => 200 Cluster;
+        "Keeps a node out of service.";
+        refuses [Code::Conflict, Code::NotFound];
+
+    /// Let a node serve again.
+    ResumeNode POST "/v1/cluster/resume" WhichNode => 200 Cluster;
+        "Lets a drained node serve again.";
+        refuses [Code::Conflict, Code::NotFound];
 }

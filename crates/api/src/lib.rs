@@ -7,6 +7,7 @@
 
 mod access;
 pub mod client;
+mod cluster;
 pub mod endpoint;
 mod error;
 mod initiator;
@@ -19,6 +20,10 @@ mod status;
 mod volume;
 
 pub use access::{Access, Chap, ChapUser, MutualChap, Secret};
+pub use cluster::{
+    Cluster, ClusterNode, ClusterStage, ClusterToken, JoinCluster, LeaveCluster, NodeRole,
+    StoreMember, WhichNode,
+};
 pub use error::{ApiError, Code};
 pub use initiator::Initiator;
 pub use invalid::Invalid;

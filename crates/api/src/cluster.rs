@@ -1,0 +1,135 @@
+//! The cluster that a node is of, or not.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// How far a node has come on its way into a cluster or out of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClusterStage {
+    /// It is in no cluster.
+    Alone,
+    /// It begins a cluster, and takes its volumes there.
+    Moving,
+    /// It joins a cluster.
+    Joining,
+    /// It is one of the cluster's nodes.
+    Member,
+    /// It takes its leave.
+    Leaving,
+}
+
+/// What a node is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeRole {
+    /// It keeps copies of volumes, and serves them.
+    Data,
+    /// It runs a member of the cluster's store, and keeps no data.
+    Witness,
+}
+
+/// A node of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClusterNode {
+    /// Its number.
+    pub node: u16,
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub role: NodeRole,
+    /// Whether it runs, as far as the store knows.
+    pub alive: bool,
+    /// Whether it is kept out of service.
+    pub drained: bool,
+    /// Where other nodes reach it.
+    #[schema(value_type = Vec<String>)]
+    pub addresses: Vec<SocketAddr>,
+    /// What it fails together with.
+    pub failure_domain: String,
+    /// Its version of the program.
+    pub version: String,
+}
+
+/// A member of the cluster's store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StoreMember {
+    /// Its name.
+    pub name: String,
+    /// Where clients reach it.
+    pub urls: Vec<String>,
+    /// Whether it has a vote already.
+    pub votes: bool,
+}
+
+/// The cluster as a node sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Cluster {
+    /// How far this node has come.
+    pub stage: ClusterStage,
+    /// The cluster's identity; nothing for a node that is alone.
+    pub id: Option<Uuid>,
+    /// This node's number.
+    pub node: Option<u16>,
+    /// What this node is for.
+    pub role: Option<NodeRole>,
+    /// What this node waits for, if it does not get on.
+    pub waits_for: Option<String>,
+    /// All nodes.
+    pub nodes: Vec<ClusterNode>,
+    /// The members of the store, where they can be asked.
+    pub store: Vec<StoreMember>,
+}
+
+/// What lets another node into the cluster. Whoever has it can join.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct ClusterToken {
+    /// One word.
+    pub token: String,
+}
+
+impl std::fmt::Debug for ClusterToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ClusterToken(..)")
+    }
+}
+
+/// A node is to join a cluster.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JoinCluster {
+    /// The cluster's token.
+    pub token: String,
+    /// What the node is to be.
+    pub role: NodeRole,
+}
+
+impl std::fmt::Debug for JoinCluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JoinCluster").field("role", &self.role).finish_non_exhaustive()
+    }
+}
+
+/// A node is to leave the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LeaveCluster {
+    /// Number or name of another node than the one that is asked, which does not come back.
+    #[serde(default)]
+    pub node: Option<String>,
+    /// Without the agreement of whoever is to leave or to be left.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Names a node of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WhichNode {
+    /// Its number or name; the node that is asked, if none is given.
+    #[serde(default)]
+    pub node: Option<String>,
+}
