@@ -8,6 +8,7 @@
 //! * A client that goes away does not stop what it has asked for.
 
 mod change;
+mod cluster;
 mod create;
 mod space;
 mod state;
@@ -21,15 +22,16 @@ use std::time::Duration;
 use api::{ApiError, Code, VolumeName};
 use futures_util::future::join_all;
 use peer::NodeId;
-use tokio::sync::{Mutex, RwLock};
+use tokio::sync::{Mutex, RwLock, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::engine::{BackingError, Engine, Portals};
 use crate::membership::Membership;
 use crate::meta::{Meta, MetaError, Revision};
+use crate::part::{Became, Part};
 use crate::reconcile::{Observed, Step, next_step};
 use crate::record::{self, FIRST_NODE, Stored, VOLUMES};
 pub use space::{FileSystem, Space};
@@ -38,6 +40,9 @@ pub use status::{Facts, assess};
 
 /// How often broken volumes are tried again.
 const RETRY: Duration = Duration::from_secs(30);
+
+/// Pause before what a node waits for is tried again.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// Steps that one volume may take at once; more means that they lead nowhere.
 const MAX_STEPS: usize = 32;
@@ -57,6 +62,8 @@ pub struct Settings {
     pub max_volumes: usize,
     /// Where initiators are served.
     pub portals: Portals,
+    /// How it takes part in a cluster.
+    pub cluster: config::Cluster,
 }
 
 impl Settings {
@@ -70,6 +77,7 @@ impl Settings {
             nvme_authority: config.nvme.authority.clone(),
             max_volumes: config.limits.volumes,
             portals,
+            cluster: config.cluster.clone(),
         }
     }
 }
@@ -83,8 +91,14 @@ struct Inner {
     meta: Arc<dyn Meta>,
     engine: Engine,
     state: State,
+    /// The node's part in a cluster; `None` if it is alone.
+    part: Option<Arc<Part>>,
     /// What the node is in its cluster, once it is a member.
     membership: OnceLock<Membership>,
+    /// What a start waits for, if anything.
+    waits_for: std::sync::Mutex<Option<String>>,
+    /// Whether the node's inside is to begin again.
+    restart: watch::Sender<bool>,
     /// Held while the catalog is made and handed to the cores; counts the catalogs.
     publishing: Mutex<u64>,
     /// Held for reading by every change, for writing once there shall be no more.
@@ -104,12 +118,31 @@ impl Control {
     /// The control plane over a store and a data plane. Does nothing until [`Self::start`].
     #[must_use]
     pub fn new(settings: Settings, meta: Arc<dyn Meta>, engine: Engine) -> Self {
+        Self::over(settings, meta, engine, None)
+    }
+
+    /// The control plane of a node that is or becomes part of a cluster.
+    #[must_use]
+    pub(crate) fn of_cluster(settings: Settings, engine: Engine, part: Part) -> Self {
+        let store = Arc::new(part.store().clone());
+        Self::over(settings, store, engine, Some(Arc::new(part)))
+    }
+
+    fn over(
+        settings: Settings,
+        meta: Arc<dyn Meta>,
+        engine: Engine,
+        part: Option<Arc<Part>>,
+    ) -> Self {
         Self(Arc::new(Inner {
             settings,
             meta,
             engine,
             state: State::default(),
+            part,
             membership: OnceLock::new(),
+            waits_for: std::sync::Mutex::default(),
+            restart: watch::Sender::new(false),
             publishing: Mutex::new(0),
             changing: Arc::default(),
             tasks: std::sync::Mutex::default(),
@@ -130,18 +163,92 @@ impl Control {
         self.0.membership.get()
     }
 
-    /// Opens and exports what the store says, and takes back or finishes what a crash has left
-    /// half done. Volumes that cannot be opened stay offline; [`Self::status`] tells.
+    /// Waits until the node's inside is to begin again: it is to be something else in a cluster.
+    pub async fn wants_restart(&self) {
+        // The sender is this node's own; without it there is nothing to wait for.
+        let _ = self.0.restart.subscribe().wait_for(|wanted| *wanted).await;
+    }
+
+    /// Opens and exports what the store says, takes back or finishes what a crash has left half
+    /// done, and accepts initiators. Volumes that cannot be opened stay offline; [`Self::status`]
+    /// tells. In a cluster all of that happens beside the API, as soon as the store answers.
     ///
     /// # Errors
-    /// [`MetaError`] when the store cannot be read.
+    /// [`MetaError`] when the own store cannot be read.
     pub async fn start(&self) -> Result<(), MetaError> {
+        match self.0.part.clone() {
+            None => self.serve().await,
+            Some(part) => {
+                self.spawn(self.clone().take_part(part));
+                Ok(())
+            }
+        }
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(task);
+    }
+
+    async fn serve(&self) -> Result<(), MetaError> {
         let revision = self.settle_all().await?;
         self.0.state.set_serving(true);
-        let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        tasks.spawn(self.clone().follow(revision));
-        tasks.spawn(self.clone().retry());
+        self.0.engine.accept().await;
+        self.wait_for(None);
+        let Settings { name, portals, .. } = &self.0.settings;
+        let (cores, disks) = (self.0.engine.cores(), self.0.engine.disk_backend());
+        let took_ms = u64::try_from(self.0.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tracing::info!(
+            name, cores, disks, took_ms,
+            iscsi = ?portals.iscsi, nvme = ?portals.nvme, discovery = ?portals.discovery,
+            "serving"
+        );
+        self.spawn(self.clone().follow(revision));
+        self.spawn(self.clone().retry());
         Ok(())
+    }
+
+    /// Becomes what the node is to be in the cluster, and serves.
+    async fn take_part(self, part: Arc<Part>) {
+        let became = loop {
+            match part.advance().await {
+                Ok(became) => break became,
+                Err(error) => self.wait_for(Some(error.to_string())),
+            }
+            tokio::time::sleep(PAUSE).await;
+        };
+        let mut tasks = match became {
+            Became::Member(membership, tasks) => {
+                let _ = self.0.membership.set(*membership);
+                tasks
+            }
+            Became::Alone => {
+                self.0.restart.send_replace(true);
+                return;
+            }
+        };
+        if part.own_members() {
+            tasks.spawn(Arc::clone(&part).follow_members());
+        }
+        while let Err(error) = self.serve().await {
+            self.wait_for(Some(error.to_string()));
+            tokio::time::sleep(PAUSE).await;
+        }
+        tasks.join_all().await;
+    }
+
+    /// Says what a start waits for; logs what is new.
+    fn wait_for(&self, what: Option<String>) {
+        let mut waits = self.0.waits_for.lock().unwrap_or_else(PoisonError::into_inner);
+        if *waits != what {
+            if let Some(what) = &what {
+                tracing::info!(what, "the node is not part of its cluster yet");
+            }
+            *waits = what;
+        }
+    }
+
+    pub(super) fn waits_for(&self) -> Option<String> {
+        self.0.waits_for.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Refuses changes from here on, and waits for those that have begun.
@@ -153,11 +260,14 @@ impl Control {
             std::mem::take(&mut *tasks)
         };
         tasks.shutdown().await;
+        if let Some(part) = &self.0.part {
+            part.stop().await;
+        }
     }
 
     /// This node.
     fn me(&self) -> NodeId {
-        FIRST_NODE
+        self.membership().map_or(FIRST_NODE, |membership| membership.node)
     }
 
     /// Whether volumes are open and initiators accepted.

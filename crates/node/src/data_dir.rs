@@ -86,6 +86,51 @@ impl DataDir {
     pub fn store(&self) -> PathBuf {
         self.path.join("store.redb")
     }
+
+    /// The file that says what the node is in a cluster.
+    #[must_use]
+    pub fn identity(&self) -> PathBuf {
+        identity(&self.path)
+    }
+
+    /// Where a member of the cluster's store keeps its data.
+    #[must_use]
+    pub fn member(&self) -> PathBuf {
+        self.path.join("etcd")
+    }
+
+    /// Puts the store of a node by itself aside, once a cluster has all of it.
+    ///
+    /// # Errors
+    /// [`DataDirError::Refused`].
+    pub fn set_store_aside(&self) -> Result<(), DataDirError> {
+        let store = self.store();
+        match fs::rename(&store, self.path.join("store.redb.before-cluster")) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(DataDirError::Refused { path: store, why: e })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes what a member of a store has left that this node runs no longer.
+    ///
+    /// # Errors
+    /// [`DataDirError::Refused`].
+    pub fn clear_member(&self) -> Result<(), DataDirError> {
+        let path = self.member();
+        match fs::remove_dir_all(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(DataDirError::Refused { path, why: e })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The file that says what the node of the data directory at `path` is in a cluster.
+pub(crate) fn identity(path: &Path) -> PathBuf {
+    path.join("cluster.json")
 }
 
 #[cfg(test)]

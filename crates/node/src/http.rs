@@ -10,9 +10,9 @@ use std::future::Future;
 use std::net::SocketAddr;
 
 use api::endpoint::{
-    AllowInitiators, ClearChap, DeleteVolume, DenyInitiators, Endpoint, GetHealth, GetStatus,
-    GetVolume, GrowVolume, ListSessions, ListVolumes, Nothing, Payload, PostVolume, SetChap,
-    SetProtocols,
+    AllowInitiators, ClearChap, DeleteVolume, DenyInitiators, DrainNode, Endpoint, GetCluster,
+    GetHealth, GetStatus, GetVolume, GrowVolume, InitCluster, ListSessions, ListVolumes, Nothing,
+    Payload, PostJoin, PostLeave, PostToken, PostVolume, ResumeNode, SetChap, SetProtocols,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -42,7 +42,10 @@ pub fn router(control: &Control) -> Router {
     let router = add::<GetStatus, _, _>(router, c, |c, _| async move { Ok(c.status().await) });
     let router = add::<ListSessions, _, _>(router, c, |c, _| async move { Ok(c.sessions().await) });
     let router = add::<ListVolumes, _, _>(router, c, |c, _| async move { Ok(c.list().await) });
-    let router = add::<PostVolume, _, _>(router, c, |c, a| async move { c.create(a.body).await });
+    let router = add::<PostVolume, _, _>(router, c, |c, a| async move {
+        c.check_keeps_data()?;
+        c.create(a.body).await
+    });
     let router = add::<GetVolume, _, _>(router, c, |c, a| async move { c.show(&a.name()?).await });
     let router = add::<DeleteVolume, _, _>(router, c, |c, a| async move {
         let force = a.flag(api::endpoint::FORCE);
@@ -68,7 +71,7 @@ pub fn router(control: &Control) -> Router {
         );
     let router =
         add::<ClearChap, _, _>(router, c, |c, a| async move { c.set_chap(a.name()?, None).await });
-    router
+    cluster_routes(router, c)
         .route(
             "/v1/openapi.json",
             get(|| async { json_text(StatusCode::OK, api::openapi::json()) }),
@@ -87,6 +90,26 @@ pub fn router(control: &Control) -> Router {
                     .hint("GET /v1/openapi.json describes what there is"),
             )
         })
+}
+
+/// What concerns the cluster.
+fn cluster_routes(router: Router, c: &Control) -> Router {
+    let router = add::<GetCluster, _, _>(router, c, |c, _| async move { Ok(c.cluster().await) });
+    let router = add::<InitCluster, _, _>(router, c, |c, _| async move { c.init().await });
+    let router = add::<PostJoin, _, _>(router, c, |c, a| async move { c.join(a.body).await });
+    let router = add::<PostLeave, _, _>(router, c, |c, a| async move { c.leave(a.body).await });
+    let router = add::<PostToken, _, _>(router, c, |c, _| async move { c.token() });
+    let router =
+        add::<DrainNode, _, _>(
+            router,
+            c,
+            |c, a| async move { c.set_drained(a.body.node, true).await },
+        );
+    add::<ResumeNode, _, _>(
+        router,
+        c,
+        |c, a| async move { c.set_drained(a.body.node, false).await },
+    )
 }
 
 /// Metrics alone.

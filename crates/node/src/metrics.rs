@@ -265,7 +265,7 @@ mod tests {
         let taken = [(volumes[0].0.record.id, 12)].into();
         let space = Space { taken, ..Space::default() };
         let (cores, serving, damaged) = (vec![core], true, vec![]);
-        let page = render(Facts { node, serving, volumes, damaged, cores, space });
+        let page = render(Facts { node, serving, waits_for: None, volumes, damaged, cores, space });
         for line in [
             "windrose_node_info{node=\"n\",version=\"0\"} 1",
             "windrose_volume_allocated_bytes{volume=\"v\"} 12",

@@ -8,6 +8,8 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
+use ::cluster::identity::{Identity, IdentityError, Role};
+
 use crate::config::{ApiTcp, Config};
 use crate::control::{Control, Settings};
 use crate::data_dir::{DataDir, DataDirError};
@@ -16,6 +18,7 @@ use crate::http::listen::{self, ListenError, UnixSocket};
 use crate::http::{self, Door, Server, TlsAcceptorDebug, TlsError, Token, TokenError};
 use crate::meta::MetaError;
 use crate::meta::embedded::Embedded;
+use crate::part::{Part, PartError};
 
 /// Why a node did not start. Says what is wrong with which setting, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +29,12 @@ pub enum StartError {
     /// The store cannot be used.
     #[error(transparent)]
     Store(#[from] MetaError),
+    /// What the node is in a cluster cannot be read.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// Its part in a cluster cannot be begun.
+    #[error(transparent)]
+    Part(#[from] PartError),
     /// The cores did not start, or an address of initiators cannot be listened at.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -47,13 +56,21 @@ pub struct Node {
     portals: Portals,
     shutdown_timeout: Duration,
     /// Held to the last.
-    _data_dir: DataDir,
+    _data_dir: Arc<DataDir>,
 }
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node").field("portals", &self.portals).finish_non_exhaustive()
     }
+}
+
+/// Where a node's records are.
+enum Records {
+    /// In a store of its own.
+    Alone(Embedded),
+    /// In its cluster's.
+    Cluster(Identity),
 }
 
 /// The API's listeners, before anything is served.
@@ -113,31 +130,40 @@ impl Node {
         config.api.tcp.as_ref().map_or(Ok(()), |tcp| credentials(tcp).map(drop))
     }
 
-    /// Starts a node. When this returns its volumes are open (those that can be) and initiators
-    /// are accepted.
+    /// Starts a node. When this returns and it is alone, its volumes are open (those that can be)
+    /// and initiators are accepted; in a cluster that comes when the store answers.
     ///
     /// # Errors
     /// [`StartError`]; nothing runs then.
     pub async fn start(config: &Config) -> Result<Self, StartError> {
-        let began = Instant::now();
-        let data_dir = DataDir::hold(&config.data_dir)?;
-        let store = Embedded::open(&data_dir.store())?;
+        let data_dir = Arc::new(DataDir::hold(&config.data_dir)?);
+        let identity = Identity::read(&data_dir.identity())?;
+        let records = match identity {
+            None => {
+                data_dir.clear_member()?;
+                Records::Alone(Embedded::open(&data_dir.store())?)
+            }
+            Some(identity) => Records::Cluster(identity),
+        };
         let sockets = ApiSockets::open(config)?;
         let engine = Engine::start(config).await?;
-        let portals = engine.listen(config).await?;
+        let portals = match &records {
+            // A witness serves nobody.
+            Records::Cluster(Identity { role: Role::Witness, .. }) => Portals::default(),
+            Records::Cluster(_) | Records::Alone(_) => engine.listen(config).await?,
+        };
         let mut settings = Settings::new(config, portals.clone());
         settings.data_dir = data_dir.path().to_owned();
-        let control = Control::new(settings, Arc::new(store), engine);
+        let control = match records {
+            Records::Cluster(identity) => {
+                let part = Part::new(config, Arc::clone(&data_dir), identity, portals.clone())?;
+                Control::of_cluster(settings, engine, part)
+            }
+            Records::Alone(store) => Control::new(settings, Arc::new(store), engine),
+        };
         let http = sockets.serve(&control, config.limits.api_connections);
+        tracing::info!(api = %config.api.socket.display(), "the API is served");
         control.start().await?;
-        control.engine().accept().await;
-        let (cores, disks) = (control.engine().cores(), control.engine().disk_backend());
-        let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        tracing::info!(
-            name = config.name, cores, disks, took_ms,
-            iscsi = ?portals.iscsi, nvme = ?portals.nvme, discovery = ?portals.discovery,
-            api = %config.api.socket.display(), "serving"
-        );
         let shutdown_timeout = config.shutdown_timeout;
         Ok(Self { control, http, portals, shutdown_timeout, _data_dir: data_dir })
     }
@@ -152,6 +178,12 @@ impl Node {
     #[must_use]
     pub fn portals(&self) -> &Portals {
         &self.portals
+    }
+
+    /// Waits until the node is to be stopped and started again, because it is to be something else
+    /// in a cluster.
+    pub async fn wants_restart(&self) {
+        self.control.wants_restart().await;
     }
 
     /// Whether every core still answers.
@@ -180,5 +212,5 @@ pub struct Stopped {
     /// Whether everything was done that a shutdown does.
     pub clean: bool,
     _control: Control,
-    _data_dir: DataDir,
+    _data_dir: Arc<DataDir>,
 }

@@ -13,7 +13,7 @@ Exit codes:
   1  the node refused or failed; the message says why
   2  the command line is wrong
   3  no node answers
-  4  there is no such volume
+  4  there is no such volume or node
   5  for `status`: the data is at risk
   6  for `status`: data cannot be reached";
 
@@ -52,8 +52,14 @@ pub(crate) struct Remote {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a node.
+    /// Run a node, or keep one out of service for a while.
     Node(NodeArgs),
+    /// Manage the cluster: several nodes that mirror volumes.
+    #[command(arg_required_else_help = true)]
+    Cluster {
+        #[command(subcommand)]
+        command: ClusterCommand,
+    },
     /// Manage volumes.
     #[command(arg_required_else_help = true)]
     Volume {
@@ -77,6 +83,7 @@ pub(crate) enum Command {
 }
 
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct NodeArgs {
     /// Configuration file; without it /etc/windrose/windrose.toml, or the defaults.
     #[arg(long, value_name = "FILE")]
@@ -84,6 +91,56 @@ pub(crate) struct NodeArgs {
     /// Check the configuration, and the certificate, key and token that it names, and do nothing else.
     #[arg(long)]
     pub(crate) check: bool,
+    #[command(subcommand)]
+    pub(crate) command: Option<NodeCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeCommand {
+    /// Keep a node of the cluster out of service.
+    Drain {
+        /// Its number or name; the node that is asked, if none is given.
+        node: Option<String>,
+    },
+    /// Let a drained node serve again.
+    Resume {
+        /// Its number or name; the node that is asked, if none is given.
+        node: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Make this node the first of a new cluster. Its volumes stay; initiators see a restart.
+    Init,
+    /// Print the token with which other nodes join. Whoever has it can join.
+    Token,
+    /// Make this node one of a cluster, to keep copies of volumes. It must have no volumes.
+    Join(TokenArgs),
+    /// Make this node the witness of a cluster: it has a vote, and keeps no data.
+    Witness(TokenArgs),
+    /// List the nodes and the members of the store.
+    Nodes,
+    /// Take this node out of its cluster.
+    Leave {
+        /// Take out this one, which does not come back: its number or name.
+        #[arg(long)]
+        node: Option<String>,
+        /// Do not ask the others, or the one that is taken out.
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub(crate) struct TokenArgs {
+    /// The token that `windrose cluster token` prints.
+    #[arg(long)]
+    pub(crate) token: Option<String>,
+    /// File that holds the token; `-` reads it from standard input.
+    #[arg(long = "cluster-token-file", value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -34,34 +34,60 @@ pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, Failure> {
     runtime.block_on(live(&config))
 }
 
+/// What ends a life of a node.
+enum Told {
+    Stop(&'static str),
+    BeginAgain,
+}
+
+/// One life after the other: a node that becomes another one in a cluster begins again.
 async fn live(config: &Config) -> Result<ExitCode, Failure> {
     let mut signals = Signals::new()?;
-    notify(&[NotifyState::Status("Opening volumes")]);
-    let node = tokio::select! {
-        started = Node::start(config) => started.map_err(|e| {
-            tracing::error!(error = %e, "the node did not start");
-            Failure::new(FAILED, e.to_string())
-        })?,
-        name = signals.next() => {
-            tracing::info!(signal = name, "told to stop while starting");
-            return Ok(ExitCode::SUCCESS);
+    loop {
+        notify(&[NotifyState::Status("Opening volumes")]);
+        let node = tokio::select! {
+            started = Node::start(config) => started.map_err(|e| {
+                tracing::error!(error = %e, "the node did not start");
+                Failure::new(FAILED, e.to_string())
+            })?,
+            name = signals.next() => {
+                tracing::info!(signal = name, "told to stop while starting");
+                return Ok(ExitCode::SUCCESS);
+            }
+        };
+        notify(&[NotifyState::Ready, NotifyState::Status("Serving")]);
+        let told = tokio::select! {
+            name = signals.next() => Told::Stop(name),
+            () = node.wants_restart() => Told::BeginAgain,
+            () = keep_watchdog(&node) => unreachable!("the watchdog is kept for ever"),
+        };
+        match told {
+            Told::Stop(name) => {
+                tracing::info!(signal = name, "stopping; a second signal ends the process at once");
+                notify(&[NotifyState::Stopping, NotifyState::Status("Stopping")]);
+                return Ok(end(&stop(node, &mut signals).await));
+            }
+            Told::BeginAgain => {
+                tracing::info!("beginning again");
+                notify(&[NotifyState::Status("Beginning again")]);
+                let stopped = stop(node, &mut signals).await;
+                if !stopped.clean {
+                    return Ok(end(&stopped));
+                }
+            }
         }
-    };
-    notify(&[NotifyState::Ready, NotifyState::Status("Serving")]);
-    let name = tokio::select! {
-        name = signals.next() => name,
-        () = keep_watchdog(&node) => unreachable!("the watchdog is kept for ever"),
-    };
-    tracing::info!(signal = name, "stopping; a second signal ends the process at once");
-    notify(&[NotifyState::Stopping, NotifyState::Status("Stopping")]);
-    let stopped = tokio::select! {
+    }
+}
+
+/// Stops a node; a signal meanwhile ends the process.
+async fn stop(node: Node, signals: &mut Signals) -> Stopped {
+    tokio::select! {
         stopped = node.stop() => stopped,
         name = signals.next() => {
             tracing::warn!(signal = name, "ended before everything was closed");
             std::process::exit(FAILED.into());
         }
-    };
-    Ok(end(&stopped))
+    }
 }
 
 fn end(stopped: &Stopped) -> ExitCode {

@@ -1,6 +1,7 @@
 //! Windrose: the node and its command line, one program.
 
 mod cli;
+mod cluster;
 mod connect;
 mod daemon;
 mod exit;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, NodeArgs};
 use exit::Failure;
 
 #[global_allocator]
@@ -24,7 +25,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
+        Command::Node(NodeArgs { command: Some(command), .. }) => {
+            remote::run(&cli.remote, |r| cluster::service(r, command))
+        }
         Command::Node(args) => daemon::run(&args),
+        Command::Cluster { command } => remote::run(&cli.remote, |r| cluster::run(r, command)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "windrose", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use api::client::Address;
 use api::endpoint::{GetStatus, ListSessions, Nothing};
 use api::{
-    CopyState, Protocol, Session, SessionList, Severity, Size, Status, Verdict, Volume, VolumeCopy,
-    VolumeList, VolumeState,
+    Cluster, ClusterNode, ClusterStage, CopyState, NodeRole, Protocol, Session, SessionList,
+    Severity, Size, Status, Verdict, Volume, VolumeCopy, VolumeList, VolumeState,
 };
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -48,6 +48,47 @@ fn table(head: &[&str], right: &[usize], rows: impl Iterator<Item = Vec<String>>
     }
     let lines: Vec<_> = table.lines().map(|l| l.trim_end().to_owned()).collect();
     lines.join("\n")
+}
+
+/// `windrose cluster nodes`.
+pub(crate) fn cluster(cluster: &Cluster) -> String {
+    let mut text = match (cluster.stage, cluster.id) {
+        (ClusterStage::Alone, _) | (_, None) => {
+            return "This node is in no cluster. To begin one:\n  windrose cluster init".to_owned();
+        }
+        (ClusterStage::Member, Some(id)) => format!("Cluster {id}"),
+        (ClusterStage::Moving, Some(id)) => format!("Cluster {id}: this node begins it"),
+        (ClusterStage::Joining, Some(id)) => format!("Cluster {id}: this node joins it"),
+        (ClusterStage::Leaving, Some(id)) => format!("Cluster {id}: this node leaves it"),
+    };
+    if let Some(what) = &cluster.waits_for {
+        text.push_str(&format!("\nThis node waits: {what}"));
+    }
+    let here =
+        |node: &ClusterNode| if Some(node.node) == cluster.node { " (this node)" } else { "" };
+    let rows = cluster.nodes.iter().map(|node| {
+        let role = match node.role {
+            NodeRole::Data => "data",
+            NodeRole::Witness => "witness",
+        };
+        let state = match (node.alive, node.drained) {
+            (false, _) => "GONE",
+            (true, true) => "drained",
+            (true, false) => "alive",
+        };
+        let addresses: Vec<_> = node.addresses.iter().map(ToString::to_string).collect();
+        let name = format!("{}{}", node.name, here(node));
+        let (number, addresses) = (node.node.to_string(), addresses.join(", "));
+        vec![number, name, role.to_owned(), state.to_owned(), addresses]
+    });
+    let head = ["NODE", "NAME", "ROLE", "STATE", "ADDRESSES"];
+    text.push_str(&format!("\n\n{}", table(&head, &[0], rows)));
+    let rows = cluster.store.iter().map(|member| {
+        let vote = if member.votes { "votes" } else { "learns" };
+        vec![member.name.clone(), vote.to_owned(), member.urls.join(", ")]
+    });
+    text.push_str(&format!("\n\n{}", table(&["STORE MEMBER", "VOTE", "ADDRESSES"], &[], rows)));
+    text
 }
 
 /// `windrose volume list`.

@@ -48,20 +48,6 @@ fn every_setting_is_taken_over() {
         token_file = "/t"
         [metrics]
         listen = "127.0.0.1:9260"
-        [cluster]
-        listen = ["192.0.2.1:7480", "198.51.100.1:7480"]
-        heartbeat = ["203.0.113.1:7480"]
-        lease_ms = 1000
-        grace_ms = 1500
-        failure_domain = "rack 1"
-        resyncs = 3
-        store_client = "192.0.2.1:12379"
-        store_peer = "192.0.2.1:12380"
-        store_program = "/opt/etcd"
-        store_endpoints = ["https://192.0.2.9:2379"]
-        tls_ca = "/ca"
-        tls_cert = "/cc"
-        tls_key = "/ck"
         [log]
         format = "json"
         level = "debug"
@@ -89,14 +75,38 @@ fn every_setting_is_taken_over() {
     assert_eq!(config.log, Log { format: LogFormat::Json, level: LogLevel::Debug });
     assert_eq!(config.limits.admission_timeout, Duration::from_millis(5));
     assert_eq!(config.limits.api_connections, 1);
+    assert_ne!(config.limits, fresh.limits);
+    assert_ne!(config.iscsi, fresh.iscsi);
+}
+
+#[test]
+fn every_setting_of_the_cluster_is_taken_over() {
+    let config = parse(
+        r#"
+        [cluster]
+        listen = ["192.0.2.1:7480", "198.51.100.1:7480"]
+        heartbeat = ["203.0.113.1:7480"]
+        lease_ms = 1000
+        grace_ms = 1500
+        failure_domain = "rack 1"
+        resyncs = 3
+        store_client = "192.0.2.1:12379"
+        store_peer = "192.0.2.1:12380"
+        store_program = "/opt/etcd"
+        store_endpoints = ["https://192.0.2.9:2379"]
+        tls_ca = "/ca"
+        tls_cert = "/cc"
+        tls_key = "/ck"
+        "#,
+    )
+    .unwrap();
+    let fresh = Config::default();
     assert_eq!(config.cluster.listen.len(), 2);
     assert_eq!(config.cluster.store.endpoints, ["https://192.0.2.9:2379"]);
     assert_eq!(config.cluster.tls.as_ref().unwrap().cert, Path::new("/cc"));
     assert_eq!(config.cluster.grace, Duration::from_millis(1500));
     assert_ne!(config.cluster.heartbeat, fresh.cluster.heartbeat);
     assert_eq!(fresh.cluster.store.program, Path::new("etcd"));
-    assert_ne!(config.limits, fresh.limits);
-    assert_ne!(config.iscsi, fresh.iscsi);
 }
 
 /// Text, line to blame (0 for none), what the message must say.

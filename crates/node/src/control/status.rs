@@ -17,6 +17,8 @@ pub struct Facts {
     pub node: NodeInfo,
     /// Whether it has opened its volumes and is not about to stop.
     pub serving: bool,
+    /// What its start waits for, if anything.
+    pub waits_for: Option<String>,
     /// Its volumes.
     pub volumes: Vec<(Stored, Observed)>,
     /// Records of the store that cannot be read, as errors tell of them.
@@ -60,6 +62,7 @@ impl Control {
                 disk_backend: self.0.engine.disk_backend().to_owned(),
             },
             serving: self.is_serving(),
+            waits_for: self.waits_for(),
             volumes,
             damaged: self.0.state.damaged(),
             cores,
@@ -202,7 +205,11 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(finding(Severity::Critical, "store", damage, Some(hint)));
     }
     let subject = format!("node {}", facts.node.name);
-    if !facts.serving {
+    if let Some(what) = &facts.waits_for {
+        let hint = "the node tries on by itself; `windrose cluster nodes` shows who there is";
+        let message = format!("it serves nothing yet and waits for its cluster: {what}");
+        findings.push(finding(Severity::Critical, subject.clone(), message, Some(hint)));
+    } else if !facts.serving {
         let message = "it is starting or stopping";
         findings.push(finding(Severity::Warning, subject.clone(), message, None));
     }
@@ -235,6 +242,7 @@ mod tests {
                 disk_backend: "io_uring".into(),
             },
             serving: true,
+            waits_for: None,
             volumes,
             damaged: Vec::new(),
             cores: Vec::new(),

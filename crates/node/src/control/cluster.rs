@@ -1,0 +1,490 @@
+//! What the API asks about the cluster: to begin one, to join, to leave, who there is.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use ::cluster::identity::{ClusterSecret, Identity, NodeIndex, OwnMember, Role, Stage};
+use ::cluster::joining::{self, JoinError, MAX_MEMBERS};
+use ::cluster::meta::etcd::Etcd;
+use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
+use ::cluster::token::Token;
+use api::{
+    ApiError, Cluster, ClusterNode, ClusterStage, ClusterToken, Code, JoinCluster, LeaveCluster,
+    NodeRole, StoreMember,
+};
+use peer::NodeId;
+use uuid::Uuid;
+
+use super::{Control, Settings, store_error};
+use crate::config::ClusterTls;
+use crate::data_dir;
+use crate::meta::{Entry, format};
+use crate::part::{self, Part};
+use crate::record::VOLUMES;
+
+/// Ports of the store's members.
+const CLIENT_PORT: u16 = 2379;
+const PEER_PORT: u16 = 2380;
+
+fn conflict(message: impl Into<String>, hint: &str) -> ApiError {
+    ApiError::new(Code::Conflict, message).hint(hint)
+}
+
+fn join_error(error: &JoinError) -> ApiError {
+    match error {
+        JoinError::Store(error) => store_error(error),
+        error => ApiError::new(Code::Conflict, error.to_string()),
+    }
+}
+
+fn identity_error(error: &impl std::fmt::Display) -> ApiError {
+    ApiError::new(Code::Internal, error.to_string())
+        .hint("the data directory may be full or read-only")
+}
+
+impl Control {
+    /// The cluster as this node sees it.
+    pub async fn cluster(&self) -> Cluster {
+        let Some(part) = &self.0.part else { return alone() };
+        let identity = part.identity();
+        let nodes = self.membership().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
+        let members = match identity.stage {
+            Stage::Member => part.store().members().await.unwrap_or_default(),
+            Stage::Moving | Stage::Joining | Stage::Leaving => Vec::new(),
+        };
+        let member = |m: ::cluster::meta::etcd::MemberInfo| StoreMember {
+            name: m.name,
+            urls: m.client_urls,
+            votes: !m.is_learner,
+        };
+        Cluster {
+            waits_for: self.waits_for(),
+            nodes: nodes.values().map(shown).collect(),
+            store: members.into_iter().map(member).collect(),
+            ..of(&identity)
+        }
+    }
+
+    /// Makes this node the first of a new cluster.
+    ///
+    /// # Errors
+    /// [`Code::Conflict`] says what is in the way.
+    pub async fn init(&self) -> Result<Cluster, ApiError> {
+        let control = self.clone();
+        self.detached(async move {
+            let settings = &control.0.settings;
+            control.check_alone()?;
+            let at = listens(settings)?;
+            let secret = ClusterSecret::random()
+                .ok_or_else(|| ApiError::new(Code::Internal, "the system gives no random bytes"))?;
+            let node = NodeId(1);
+            let (endpoints, member) = if settings.cluster.store.endpoints.is_empty() {
+                let own = own_member(settings, at, node)?;
+                (vec![own.client_url.clone()], Some(own))
+            } else {
+                (settings.cluster.store.endpoints.clone(), None)
+            };
+            control.become_new(&Identity {
+                stage: Stage::Moving,
+                cluster: Uuid::new_v4(),
+                node,
+                index: NodeIndex::new(0),
+                role: Role::Data,
+                secret,
+                endpoints,
+                member,
+            })
+        })
+        .await
+    }
+
+    /// Makes this node one of the cluster that a token names.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] for what is no token; [`Code::Conflict`] says what is in the way.
+    pub async fn join(&self, join: JoinCluster) -> Result<Cluster, ApiError> {
+        let token = Token::parse(&join.token).map_err(|e| {
+            ApiError::new(Code::InvalidRequest, e.to_string())
+                .hint("`windrose cluster token` at a node of the cluster prints it")
+        })?;
+        let role = match join.role {
+            NodeRole::Data => Role::Data,
+            NodeRole::Witness => Role::Witness,
+        };
+        let control = self.clone();
+        self.detached(async move {
+            let settings = &control.0.settings;
+            control.check_alone()?;
+            let at = listens(settings)?;
+            let (volumes, _) = control.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
+            if !volumes.is_empty() {
+                let message = format!("this node has {} volumes of its own", volumes.len());
+                return Err(conflict(message, "copy their data elsewhere and delete them first"));
+            }
+            let store = reach(&token, settings.cluster.tls.as_ref())?;
+            let cluster = look(&store, &token, settings).await?;
+            let runs_member = runs_member(&store, &cluster, role).await?;
+            let node = joining::draw_number(&store, token.cluster).await;
+            let node = node.map_err(|e| join_error(&e))?;
+            let member = runs_member.then(|| own_member(settings, at, node)).transpose()?;
+            // Somebody may have asked for something else meanwhile.
+            control.check_alone()?;
+            control.become_new(&Identity {
+                stage: Stage::Joining,
+                cluster: token.cluster,
+                node,
+                index: None,
+                role,
+                secret: token.secret,
+                endpoints: token.endpoints,
+                member,
+            })
+        })
+        .await
+    }
+
+    /// Writes down what this node is to be, and has its inside begin again.
+    fn become_new(&self, identity: &Identity) -> Result<Cluster, ApiError> {
+        let path = data_dir::identity(&self.0.settings.data_dir);
+        identity.write(&path).map_err(|e| identity_error(&e))?;
+        tracing::info!(cluster = %identity.cluster, node = %identity.node, "it becomes a node of a cluster");
+        self.0.restart.send_replace(true);
+        Ok(of(identity))
+    }
+
+    /// What lets another node in.
+    ///
+    /// # Errors
+    /// [`Code::Conflict`] for a node that is in no cluster.
+    pub fn token(&self) -> Result<ClusterToken, ApiError> {
+        let identity = self.member_part()?.identity();
+        let Identity { cluster, secret, endpoints, .. } = identity;
+        Ok(ClusterToken { token: Token { cluster, secret, endpoints }.to_text() })
+    }
+
+    /// Takes this node, or another one that does not come back, out of the cluster.
+    ///
+    /// # Errors
+    /// [`Code::Conflict`] says what is in the way, [`Code::NotFound`] that there is no such node.
+    pub async fn leave(&self, leave: LeaveCluster) -> Result<Cluster, ApiError> {
+        match leave.node {
+            None if leave.force => self.leave_by_force(),
+            None => self.leave_in_order().await,
+            Some(node) => self.remove(&node, leave.force).await,
+        }
+    }
+
+    async fn leave_in_order(&self) -> Result<Cluster, ApiError> {
+        let control = self.clone();
+        self.detached(async move {
+            let part = control.member_part()?;
+            let identity = part.identity();
+            let (present, _) = nodes::list(part.store()).await.map_err(|e| store_error(&e))?;
+            if present.keys().all(|node| *node == identity.node) {
+                return Err(conflict(
+                    "this node is the last of its cluster, which ends with it",
+                    "`--force` makes it a node by itself, without the volumes of the cluster",
+                ));
+            }
+            control.check_holds_nothing(identity.node).await?;
+            let identity = Identity { stage: Stage::Leaving, ..identity };
+            part.become_other(identity.clone()).map_err(|e| identity_error(&e))?;
+            control.0.restart.send_replace(true);
+            Ok(of(&identity))
+        })
+        .await
+    }
+
+    /// Forgets the cluster. For a node whose cluster is gone, or has removed it.
+    fn leave_by_force(&self) -> Result<Cluster, ApiError> {
+        let part = self.0.part.as_ref().ok_or_else(not_in_one)?;
+        part.forget().map_err(|e| identity_error(&e))?;
+        tracing::warn!("it has left its cluster without a word to the others");
+        self.0.restart.send_replace(true);
+        Ok(alone())
+    }
+
+    async fn remove(&self, which: &str, force: bool) -> Result<Cluster, ApiError> {
+        let part = self.member_part()?;
+        let (present, _) = nodes::list(part.store()).await.map_err(|e| store_error(&e))?;
+        let gone = find(&present, which)?;
+        let (node, name) = (gone.record.node, &gone.record.name);
+        if node == part.identity().node {
+            return Err(conflict(
+                "that is the node that is asked",
+                "`windrose cluster leave` without --node takes it out in order",
+            ));
+        }
+        if gone.alive {
+            let message = format!("node {name} is alive, or was 10 seconds ago");
+            return Err(conflict(message, "`windrose cluster leave` at that node takes it out"));
+        }
+        if !force {
+            let message = format!("node {name} would be removed for ever, with all that it keeps");
+            return Err(conflict(message, "`--force` removes it"));
+        }
+        self.check_holds_nothing(node).await?;
+        let removed = joining::remove_member(part.store(), &member_name(node)).await;
+        removed.map_err(|e| join_error(&e))?;
+        joining::strike(part.store(), node).await.map_err(|e| join_error(&e))?;
+        tracing::warn!(%node, name, "a node was removed from the cluster");
+        Ok(self.cluster().await)
+    }
+
+    /// Keeps a node out of service, or lets it serve again.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`] says that there is no such node.
+    pub async fn set_drained(
+        &self,
+        which: Option<String>,
+        drained: bool,
+    ) -> Result<Cluster, ApiError> {
+        let part = self.member_part()?;
+        let node = match which {
+            None => part.identity().node,
+            Some(which) => {
+                let (present, _) = nodes::list(part.store()).await.map_err(|e| store_error(&e))?;
+                find(&present, &which)?.record.node
+            }
+        };
+        let set = nodes::set_drained(part.store(), node, drained).await;
+        if set.map_err(|e| store_error(&e))? {
+            tracing::info!(%node, drained, "a node is drained, or no longer");
+        }
+        Ok(self.cluster().await)
+    }
+
+    /// Refuses what only a node that keeps data can do.
+    ///
+    /// # Errors
+    /// [`Code::Conflict`] for a witness.
+    pub fn check_keeps_data(&self) -> Result<(), ApiError> {
+        match self.0.part.as_ref().map(|part| part.identity().role) {
+            Some(Role::Witness) => Err(conflict(
+                format!("node {} is a witness and keeps no data", self.0.settings.name),
+                "ask one of the others; `windrose cluster nodes` shows them",
+            )),
+            Some(Role::Data) | None => Ok(()),
+        }
+    }
+
+    /// Refuses what only a node by itself can do.
+    fn check_alone(&self) -> Result<(), ApiError> {
+        let path = data_dir::identity(&self.0.settings.data_dir);
+        match Identity::read(&path) {
+            Ok(None) => Ok(()),
+            Ok(Some(identity)) => Err(conflict(
+                format!("this node is in cluster {} already", identity.cluster),
+                "`windrose cluster leave` takes it out",
+            )),
+            Err(error) => Err(identity_error(&error)),
+        }
+    }
+
+    fn member_part(&self) -> Result<&Part, ApiError> {
+        let part = self.0.part.as_deref().ok_or_else(not_in_one)?;
+        if self.membership().is_some() {
+            return Ok(part);
+        }
+        let why = self.waits_for().unwrap_or_default();
+        Err(ApiError::new(Code::Unavailable, format!("this node is no member yet: {why}"))
+            .hint("try again when `windrose cluster nodes` shows it as one"))
+    }
+
+    /// Refuses to let a node go that keeps a copy of something.
+    async fn check_holds_nothing(&self, node: NodeId) -> Result<(), ApiError> {
+        let (entries, _) = self.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
+        let held: Vec<_> = entries.iter().filter_map(|entry| held_at(entry, node)).collect();
+        if held.is_empty() {
+            return Ok(());
+        }
+        let message = format!("node {node} keeps a copy of volume {}", held.join(", "));
+        Err(conflict(message, "move the copies to other nodes, or delete the volumes, first"))
+    }
+}
+
+/// The name of the volume that `entry` holds, if `node` keeps a copy of it. A record without places
+/// is one of node 1; one that cannot be read may be anywhere.
+fn held_at(entry: &Entry, node: NodeId) -> Option<String> {
+    let Ok(record) = serde_json::from_slice::<serde_json::Value>(&entry.value) else {
+        return Some(entry.key.clone());
+    };
+    let name = record["name"].as_str().unwrap_or(&entry.key).to_owned();
+    let places: BTreeSet<u64> = match record["places"].as_array() {
+        Some(places) => places.iter().filter_map(|place| place["node"].as_u64()).collect(),
+        None => [1].into(),
+    };
+    places.contains(&u64::from(node.0)).then_some(name)
+}
+
+fn alone() -> Cluster {
+    Cluster {
+        stage: ClusterStage::Alone,
+        id: None,
+        node: None,
+        role: None,
+        waits_for: None,
+        nodes: Vec::new(),
+        store: Vec::new(),
+    }
+}
+
+/// What `identity` says.
+fn of(identity: &Identity) -> Cluster {
+    Cluster {
+        stage: match identity.stage {
+            Stage::Moving => ClusterStage::Moving,
+            Stage::Joining => ClusterStage::Joining,
+            Stage::Member => ClusterStage::Member,
+            Stage::Leaving => ClusterStage::Leaving,
+        },
+        id: Some(identity.cluster),
+        node: Some(identity.node.0),
+        role: Some(role(identity.role)),
+        ..alone()
+    }
+}
+
+fn role(role: Role) -> NodeRole {
+    match role {
+        Role::Data => NodeRole::Data,
+        Role::Witness => NodeRole::Witness,
+    }
+}
+
+fn shown(view: &NodeView) -> ClusterNode {
+    let NodeView { record, alive } = view;
+    ClusterNode {
+        node: record.node.0,
+        name: record.name.clone(),
+        role: role(record.role),
+        alive: *alive,
+        drained: record.drained,
+        addresses: record.data.clone(),
+        failure_domain: record.failure_domain.clone(),
+        version: record.version.clone(),
+    }
+}
+
+fn not_in_one() -> ApiError {
+    conflict("this node is in no cluster", "`windrose cluster init` begins one")
+}
+
+/// The node that `which` names, by number or else by name.
+fn find<'a>(present: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError> {
+    let numbered = which.parse().ok().and_then(|number| present.get(&NodeId(number)));
+    let mut named = present.values().filter(|view| view.record.name == which);
+    match (numbered, named.next(), named.next()) {
+        (Some(view), _, _) | (None, Some(view), None) => Ok(view),
+        (None, Some(_), Some(_)) => {
+            Err(conflict(format!("several nodes are called {which}"), "name it by its number"))
+        }
+        (None, None, _) => Err(ApiError::new(Code::NotFound, format!("there is no node {which}"))
+            .hint("`windrose cluster nodes` shows who there is")),
+    }
+}
+
+/// Where other nodes reach this one.
+fn listens(settings: &Settings) -> Result<SocketAddr, ApiError> {
+    settings.cluster.listen.first().copied().ok_or_else(|| {
+        conflict(
+            "cluster.listen is not set: other nodes could not reach this one",
+            "set it in the configuration and restart the node",
+        )
+    })
+}
+
+/// A member's name: that of its node, which is never given twice.
+fn member_name(node: NodeId) -> String {
+    format!("node-{node}")
+}
+
+/// The member of the store that this node is to run.
+fn own_member(settings: &Settings, at: SocketAddr, node: NodeId) -> Result<OwnMember, ApiError> {
+    let store = &settings.cluster.store;
+    if !is_installed(&store.program) {
+        let message = format!("{} is not installed", store.program.display());
+        let hint = "install it (Debian: etcd-server), or name it by cluster.store_program";
+        return Err(conflict(message, hint));
+    }
+    let scheme = if settings.cluster.tls.is_some() { "https" } else { "http" };
+    let url = |set: Option<SocketAddr>, port| {
+        format!("{scheme}://{}", set.unwrap_or_else(|| SocketAddr::new(at.ip(), port)))
+    };
+    Ok(OwnMember {
+        name: member_name(node),
+        peer_url: url(store.peer, PEER_PORT),
+        client_url: url(store.client, CLIENT_PORT),
+    })
+}
+
+fn is_installed(program: &Path) -> bool {
+    if program.is_absolute() {
+        return program.is_file();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+fn reach(token: &Token, tls: Option<&ClusterTls>) -> Result<Etcd, ApiError> {
+    part::store(&token.endpoints, tls).map_err(|e| {
+        ApiError::new(Code::Conflict, e.to_string())
+            .hint("are cluster.tls_ca, tls_cert and tls_key set as at the other nodes?")
+    })
+}
+
+/// Looks whether the cluster of a token is there, and is like this node.
+async fn look(store: &Etcd, token: &Token, settings: &Settings) -> Result<ClusterRecord, ApiError> {
+    format::check(store, store.name()).await.map_err(|e| store_error(&e))?;
+    let cluster = joining::cluster_of(store, token.cluster).await.map_err(|e| join_error(&e))?;
+    let millis = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let (lease, grace) = (millis(settings.cluster.lease), millis(settings.cluster.grace));
+    joining::check_settings(&cluster, lease, grace).map_err(|e| join_error(&e))?;
+    Ok(cluster)
+}
+
+/// Whether a node that joins runs a member of the store.
+async fn runs_member(store: &Etcd, cluster: &ClusterRecord, role: Role) -> Result<bool, ApiError> {
+    let room = cluster.own_members
+        && store.members().await.map_err(|e| store_error(&e))?.len() < MAX_MEMBERS;
+    if role == Role::Witness && !room {
+        let why = if cluster.own_members {
+            format!("the store has {MAX_MEMBERS} members already")
+        } else {
+            "the cluster uses an etcd of somebody else's".to_owned()
+        };
+        return Err(conflict(why, "a witness has nothing to do there"));
+    }
+    Ok(room)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meta::Revision;
+
+    #[test]
+    fn what_a_node_keeps_is_found_in_records_of_any_format() {
+        let entry = |value: &str| Entry {
+            key: "volumes/x".into(),
+            value: value.into(),
+            revision: Revision(1),
+        };
+        let flat = entry(r#"{"name":"web","backing":{}}"#);
+        assert_eq!(held_at(&flat, NodeId(1)), Some("web".into()));
+        assert_eq!(held_at(&flat, NodeId(2)), None);
+        let placed = entry(r#"{"name":"web","places":[{"node":2},{"node":3}]}"#);
+        assert_eq!(held_at(&placed, NodeId(1)), None);
+        assert_eq!(held_at(&placed, NodeId(3)), Some("web".into()));
+        assert_eq!(held_at(&entry("?"), NodeId(9)), Some("volumes/x".into()));
+    }
+
+    #[test]
+    fn programs_are_looked_for_where_a_shell_would() {
+        assert!(is_installed(Path::new("sh")) && is_installed(Path::new("/bin/sh")));
+        assert!(!is_installed(Path::new("no-such-program")));
+        assert!(!is_installed(Path::new("/bin")));
+    }
+}

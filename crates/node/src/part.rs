@@ -1,0 +1,374 @@
+//! A node's part in a cluster: the member of the store that it runs, and the steps that make it a
+//! node of the cluster, or one by itself again (RFD 0012, 2.2).
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ::cluster::identity::{Identity, IdentityError, OwnMember, Stage};
+use ::cluster::joining::{self, JoinError};
+use ::cluster::member::{self, Member, Origin, Supervisor};
+use ::cluster::meta::embedded::Embedded;
+use ::cluster::meta::etcd::{Announced, Etcd, Settings, Tls};
+use ::cluster::meta::{MetaError, format};
+use ::cluster::mirrors::Mirrors;
+use ::cluster::nodes::{self, ALIVE_TTL, ClusterRecord, NodePortals, NodeRecord, Nodes};
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::config::{self, ClusterTls, Config};
+use crate::data_dir::{DataDir, DataDirError};
+use crate::engine::Portals;
+use crate::membership::Membership;
+
+/// How often the leader of the store's members gives a sign of life.
+const HEARTBEAT: Duration = Duration::from_millis(100);
+
+/// How long a member is given to stop in order.
+const MEMBER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often the members are looked at for changes.
+const MEMBERS_PAUSE: Duration = Duration::from_secs(10);
+
+/// Why a node does not get on with becoming what it is to be.
+#[derive(Debug, thiserror::Error)]
+pub enum PartError {
+    /// A step over the store.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// Its file.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// Its data directory.
+    #[error(transparent)]
+    DataDir(#[from] DataDirError),
+    /// The store's member that it runs.
+    #[error("the store's member on this node: {0}")]
+    Member(String),
+    /// A certificate or key.
+    #[error("{}: {why}", path.display())]
+    Tls {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl From<MetaError> for PartError {
+    fn from(e: MetaError) -> Self {
+        Self::Join(e.into())
+    }
+}
+
+/// What the steps have made of a node.
+pub(crate) enum Became {
+    /// A member; the tasks keep what it knows current.
+    Member(Box<Membership>, JoinSet<()>),
+    /// A node by itself, once its inside begins again.
+    Alone,
+}
+
+/// A node's part in a cluster.
+pub(crate) struct Part {
+    data_dir: Arc<DataDir>,
+    name: String,
+    config: config::Cluster,
+    portals: Portals,
+    tls: Option<peer::Tls>,
+    store: Etcd,
+    /// The records that a first node takes with it.
+    local: Mutex<Option<Embedded>>,
+    identity: Mutex<Identity>,
+    supervisor: Mutex<Option<Supervisor>>,
+    announced: Mutex<Option<Announced>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How the store at `endpoints` is reached.
+pub(crate) fn store(endpoints: &[String], tls: Option<&ClusterTls>) -> Result<Etcd, MetaError> {
+    let tls = tls
+        .map(|tls| Tls { ca: tls.ca.clone(), identity: Some((tls.cert.clone(), tls.key.clone())) });
+    Etcd::new(&Settings { endpoints: endpoints.to_vec(), tls, ..Settings::default() })
+}
+
+/// TLS between nodes, from its files.
+fn peer_tls(tls: &ClusterTls) -> Result<peer::Tls, PartError> {
+    let bad = |path: &Path, why: String| PartError::Tls { path: path.to_owned(), why };
+    let certificates = |path: &Path| {
+        let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+        read.map_err(|e: rustls::pki_types::pem::Error| bad(path, e.to_string()))
+    };
+    let mut authority = RootCertStore::empty();
+    let trusted: Vec<CertificateDer<'static>> = certificates(&tls.ca)?;
+    for certificate in trusted {
+        authority.add(certificate).map_err(|e| bad(&tls.ca, e.to_string()))?;
+    }
+    let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|e| bad(&tls.key, e.to_string()))?;
+    let chain = certificates(&tls.cert)?;
+    peer::Tls::new(authority, chain, key).map_err(|e| bad(&tls.cert, e.to_string()))
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Part {
+    /// The part that `identity` says. Its own records are taken from `data_dir`, if it is to move.
+    pub(crate) fn new(
+        config: &Config,
+        data_dir: Arc<DataDir>,
+        identity: Identity,
+        portals: Portals,
+    ) -> Result<Self, PartError> {
+        let tls = config.cluster.tls.as_ref();
+        let local = match identity.stage {
+            Stage::Moving => Some(Embedded::open(&data_dir.store())?),
+            Stage::Joining | Stage::Member | Stage::Leaving => None,
+        };
+        Ok(Self {
+            name: config.name.clone(),
+            tls: tls.map(peer_tls).transpose()?,
+            store: store(&identity.endpoints, tls)?,
+            config: config.cluster.clone(),
+            data_dir,
+            portals,
+            local: Mutex::new(local),
+            identity: Mutex::new(identity),
+            supervisor: Mutex::default(),
+            announced: Mutex::default(),
+        })
+    }
+
+    /// The cluster's store.
+    pub(crate) fn store(&self) -> &Etcd {
+        &self.store
+    }
+
+    /// What the node is now.
+    pub(crate) fn identity(&self) -> Identity {
+        lock(&self.identity).clone()
+    }
+
+    /// Whether the nodes run the store's members.
+    pub(crate) fn own_members(&self) -> bool {
+        self.config.store.endpoints.is_empty()
+    }
+
+    /// Writes down that the node is another one now.
+    pub(crate) fn become_other(&self, identity: Identity) -> Result<(), IdentityError> {
+        identity.write(&self.data_dir.identity())?;
+        *lock(&self.identity) = identity;
+        Ok(())
+    }
+
+    /// Forgets the cluster, without a word to the others.
+    pub(crate) fn forget(&self) -> Result<(), IdentityError> {
+        Identity::remove(&self.data_dir.identity())
+    }
+
+    /// Takes the steps that are left. To be called again after an error.
+    pub(crate) async fn advance(&self) -> Result<Became, PartError> {
+        loop {
+            let identity = self.identity();
+            match identity.stage {
+                Stage::Moving => self.move_in(identity).await?,
+                Stage::Joining => self.join(identity).await?,
+                Stage::Member => return self.take_part(&identity).await,
+                Stage::Leaving => {
+                    self.leave(&identity).await?;
+                    return Ok(Became::Alone);
+                }
+            }
+        }
+    }
+
+    async fn move_in(&self, identity: Identity) -> Result<(), PartError> {
+        if let Some(own) = &identity.member {
+            let all = vec![(own.name.clone(), own.peer_url.clone())];
+            self.run_member(&identity, Origin::New, all)?;
+        }
+        format::check(&self.store, self.store.name()).await?;
+        let record = ClusterRecord {
+            id: identity.cluster,
+            next_node: identity.node.0.saturating_add(1),
+            own_members: self.own_members(),
+            lease_ms: millis(self.config.lease),
+            grace_ms: millis(self.config.grace),
+        };
+        joining::begin(&self.store, &record).await?;
+        let local = lock(&self.local).clone();
+        if let Some(local) = local {
+            joining::copy(&local, &self.store).await?;
+        }
+        let index = joining::enter(&self.store, &self.record(&identity)).await?;
+        self.become_other(Identity { stage: Stage::Member, index: Some(index), ..identity })?;
+        lock(&self.local).take();
+        Ok(())
+    }
+
+    async fn join(&self, identity: Identity) -> Result<(), PartError> {
+        if let Some(own) = &identity.member {
+            let all = joining::make_room(&self.store, own).await?;
+            self.run_member(&identity, Origin::Joins, all)?;
+            joining::promote(&self.store, own).await?;
+        }
+        self.check_cluster(&identity).await?;
+        let index = joining::enter(&self.store, &self.record(&identity)).await?;
+        self.become_other(Identity { stage: Stage::Member, index: Some(index), ..identity })?;
+        Ok(())
+    }
+
+    async fn check_cluster(&self, identity: &Identity) -> Result<(), PartError> {
+        format::check(&self.store, self.store.name()).await?;
+        let cluster = joining::cluster_of(&self.store, identity.cluster).await?;
+        let (lease, grace) = (millis(self.config.lease), millis(self.config.grace));
+        Ok(joining::check_settings(&cluster, lease, grace)?)
+    }
+
+    async fn take_part(&self, identity: &Identity) -> Result<Became, PartError> {
+        self.data_dir.set_store_aside()?;
+        if let Some(own) = &identity.member {
+            if !self.data_dir.member().join("member").exists() {
+                return Err(PartError::Member(member::Defect::AlreadyBootstrapped.to_string()));
+            }
+            let all = vec![(own.name.clone(), own.peer_url.clone())];
+            self.run_member(identity, Origin::Joins, all)?;
+        }
+        self.check_cluster(identity).await?;
+        joining::refresh(&self.store, &self.record(identity)).await?;
+        let (present, _) = nodes::list(&self.store).await?;
+        let own = present.get(&identity.node).ok_or(JoinError::Removed)?;
+        let index = own.record.index;
+        let version = env!("CARGO_PKG_VERSION").as_bytes().to_vec();
+        let announced = self.store.announce(&nodes::alive_key(identity.node), version, ALIVE_TTL);
+        *lock(&self.announced) = Some(announced);
+        let mut tasks = JoinSet::new();
+        let (tell, nodes) = watch::channel::<Nodes>(present);
+        let store = self.store.clone();
+        tasks.spawn(async move { nodes::follow(&store, tell).await });
+        let bound = Settings::default().try_timeout * (1 + u32::from(self.own_members()) * 2);
+        let (mirrors, serve) = Mirrors::new(Arc::new(self.store.clone()), bound);
+        tasks.spawn(serve);
+        let membership = Membership {
+            node: identity.node,
+            index,
+            cluster: identity.cluster,
+            secret: identity.secret.for_peers(),
+            role: identity.role,
+            tls: self.tls.clone(),
+            lease: self.config.lease,
+            grace: self.config.grace,
+            nodes,
+            mirrors,
+        };
+        Ok(Became::Member(Box::new(membership), tasks))
+    }
+
+    async fn leave(&self, identity: &Identity) -> Result<(), PartError> {
+        if let Some(own) = &identity.member
+            && self.data_dir.member().join("member").exists()
+        {
+            let all = vec![(own.name.clone(), own.peer_url.clone())];
+            self.run_member(identity, Origin::Joins, all)?;
+        }
+        joining::strike(&self.store, identity.node).await?;
+        if let Some(own) = &identity.member {
+            joining::remove_member(&self.store, &own.name).await?;
+        }
+        Ok(self.forget()?)
+    }
+
+    /// Has the store's member run, unless it does already.
+    fn run_member(
+        &self,
+        identity: &Identity,
+        origin: Origin,
+        all: Vec<(String, String)>,
+    ) -> Result<(), PartError> {
+        let Some(OwnMember { name, peer_url, client_url }) = identity.member.clone() else {
+            return Ok(());
+        };
+        let mut supervisor = lock(&self.supervisor);
+        if let Some(running) = &*supervisor {
+            return match &*running.state().borrow() {
+                member::State::Down(defect) if identity.stage != Stage::Leaving => {
+                    Err(PartError::Member(defect.to_string()))
+                }
+                member::State::Waiting { why } => Err(PartError::Member(why.clone())),
+                _ => Ok(()),
+            };
+        }
+        let tls = self.config.tls.as_ref().map(|tls| member::Identity {
+            ca: tls.ca.clone(),
+            cert: tls.cert.clone(),
+            key: tls.key.clone(),
+        });
+        let member = Member {
+            name,
+            data_dir: self.data_dir.member(),
+            peer_url,
+            client_url,
+            cluster: all,
+            token: identity.cluster.to_string(),
+            origin,
+            tls,
+            heartbeat: HEARTBEAT,
+        };
+        *supervisor = Some(Supervisor::start(self.config.store.program.clone(), member));
+        Ok(())
+    }
+
+    /// The node's record as it should be; its index is for the store to say.
+    fn record(&self, identity: &Identity) -> NodeRecord {
+        let Portals { iscsi, nvme, discovery } = self.portals.clone();
+        NodeRecord {
+            node: identity.node,
+            index: identity.index.unwrap_or_default(),
+            name: self.name.clone(),
+            role: identity.role,
+            data: self.config.listen.clone(),
+            heartbeat: self.config.heartbeat.clone(),
+            portals: NodePortals { iscsi, nvme, discovery },
+            failure_domain: self.config.failure_domain.clone().unwrap_or_else(|| self.name.clone()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            drained: false,
+        }
+    }
+
+    /// Keeps the addresses of the store's members current, here and in the file, for as long as
+    /// the node is a member.
+    pub(crate) async fn follow_members(self: Arc<Self>) {
+        loop {
+            if let Ok(members) = self.store.members().await {
+                let identity = self.identity();
+                let now = joining::endpoints(&members, identity.member.as_ref());
+                if identity.stage == Stage::Member && !now.is_empty() && now != identity.endpoints {
+                    let set = self.store.set_endpoints(&now).map_err(PartError::from);
+                    let identity = Identity { endpoints: now, ..identity };
+                    if let Err(error) = set.and_then(|()| Ok(self.become_other(identity)?)) {
+                        tracing::warn!(%error, "where the store is cannot be written down");
+                    }
+                }
+            }
+            tokio::time::sleep(MEMBERS_PAUSE).await;
+        }
+    }
+
+    /// Takes its sign of life back and stops the store's member.
+    pub(crate) async fn stop(&self) {
+        lock(&self.announced).take();
+        let supervisor = lock(&self.supervisor).take();
+        if let Some(supervisor) = supervisor
+            && !supervisor.stop(MEMBER_PATIENCE).await
+        {
+            tracing::warn!("the store's member did not stop by itself");
+        }
+    }
+}
