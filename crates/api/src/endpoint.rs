@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use crate::{
-    Chap, Cluster, ClusterToken, Code, CreateVolume, Grow, Health, Initiators, JoinCluster,
-    LeaveCluster, Protocols, SessionList, Status, Volume, VolumeList, WhichNode,
+    AddCopy, Chap, Cluster, ClusterToken, Code, CreateVolume, ForceCopy, Grow, Health, Initiators,
+    JoinCluster, LeaveCluster, Protocols, RemoveCopy, ReplaceCopy, SessionList, Status, SwitchTo,
+    Verification, Verify, Volume, VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -160,6 +161,36 @@ endpoints! {
     GrowVolume POST "/v1/volumes/{name}/grow" Grow => 200 Volume;
         "Makes a volume larger while it serves.";
         refuses [Code::NotFound, Code::Conflict, Code::Backing, Code::NoSpace];
+
+    /// Add a copy of a volume.
+    AddVolumeCopy POST "/v1/volumes/{name}/mirror/add" AddCopy => 200 Volume;
+        "Adds a copy of a volume on another node, and begins to bring it in sync.";
+        refuses [Code::NotFound, Code::Conflict, Code::Backing, Code::NoSpace];
+
+    /// Remove a copy of a volume.
+    RemoveVolumeCopy POST "/v1/volumes/{name}/mirror/remove" RemoveCopy => 200 Volume;
+        "Removes a copy of a volume, unless it is the last one that is in sync.";
+        refuses [Code::NotFound, Code::Conflict];
+
+    /// Replace a copy of a volume.
+    ReplaceVolumeCopy POST "/v1/volumes/{name}/mirror/replace" ReplaceCopy => 200 Volume;
+        "Replaces a copy of a volume by one on another node, or a lost one by a new one.";
+        refuses [Code::NotFound, Code::Conflict, Code::Backing, Code::NoSpace];
+
+    /// Compare the copies of a volume.
+    VerifyVolume POST "/v1/volumes/{name}/mirror/verify" Verify => 200 Verification;
+        "Compares the copies of a volume. To be asked at the node of the primary copy.";
+        refuses [Code::NotFound, Code::Conflict];
+
+    /// Choose who puts writes in order.
+    SwitchVolume POST "/v1/volumes/{name}/switch" SwitchTo => 200 Volume;
+        "Makes the copy of a node the one that puts writes in order, as long as it is in sync.";
+        refuses [Code::NotFound, Code::Conflict];
+
+    /// Go on with one copy, whatever is lost.
+    ForceVolume POST "/v1/volumes/{name}/force" ForceCopy => 200 Volume;
+        "Has the copy of the node that is asked go on alone. Acknowledged writes may be lost.";
+        refuses [Code::NotFound, Code::Conflict];
 
     /// Choose the protocols that export a volume.
     SetProtocols PUT "/v1/volumes/{name}/protocols" Protocols => 200 Volume;

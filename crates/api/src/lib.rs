@@ -12,6 +12,7 @@ pub mod endpoint;
 mod error;
 mod initiator;
 mod invalid;
+mod mirror;
 mod name;
 pub mod openapi;
 mod session;
@@ -27,6 +28,10 @@ pub use cluster::{
 pub use error::{ApiError, Code};
 pub use initiator::Initiator;
 pub use invalid::Invalid;
+pub use mirror::{
+    AddCopy, CopyState, Differing, ForceCopy, RemoveCopy, ReplaceCopy, SwitchTo, Verification,
+    Verify, VolumeCopy,
+};
 pub use name::VolumeName;
 pub use session::{Protocol, Session, SessionList};
 pub use size::{Size, check_volume_size};
@@ -34,6 +39,6 @@ pub use status::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Status, Verdict, VolumeCounts,
 };
 pub use volume::{
-    Backing, BlockSize, CopyState, CreateVolume, Grow, Initiators, IscsiExport, NewBacking,
-    NvmeExport, Protocols, Volume, VolumeCopy, VolumeIo, VolumeList, VolumeState,
+    Backing, BlockSize, CreateVolume, Grow, Initiators, IscsiExport, NewBacking, NvmeExport,
+    Protocols, Volume, VolumeIo, VolumeList, VolumeState,
 };

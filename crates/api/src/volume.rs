@@ -7,7 +7,7 @@ use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
-use crate::{Access, Chap, Initiator, Invalid, VolumeName};
+use crate::{Access, Chap, Initiator, Invalid, VolumeCopy, VolumeName};
 
 /// Size of a logical block.
 #[derive(
@@ -148,9 +148,16 @@ pub struct CreateVolume {
     /// Whether space is taken when it is written (default) or all of it now.
     #[serde(default = "thin_by_default")]
     pub thin: bool,
-    /// Where the data shall live.
+    /// Where the data shall live; with several copies, on each of their nodes.
     #[serde(default)]
     pub backing: NewBacking,
+    /// How many copies there shall be, on as many nodes: 1 (default) to 3.
+    #[serde(default = "one_copy")]
+    pub replicas: u8,
+    /// Names of the nodes that shall keep copies; the cluster chooses the rest.
+    #[serde(default)]
+    #[schema(max_items = 3)]
+    pub on: Vec<String>,
     /// The protocols that export it (default: all).
     #[serde(default)]
     pub protocols: Protocols,
@@ -164,6 +171,10 @@ pub struct CreateVolume {
     /// Whether to overwrite what the file or device holds. Otherwise it must hold nothing.
     #[serde(default)]
     pub force: bool,
+}
+
+fn one_copy() -> u8 {
+    1
 }
 
 fn thin_by_default() -> bool {
@@ -193,6 +204,11 @@ pub struct Initiators {
 pub enum VolumeState {
     /// It serves.
     Online,
+    /// It serves, through other nodes.
+    Elsewhere {
+        /// Why not through this one.
+        reason: String,
+    },
     /// It does not serve.
     Offline {
         /// Why not.
@@ -241,49 +257,6 @@ pub struct VolumeIo {
     pub write_bytes: u64,
     /// Commands that failed.
     pub errors: u64,
-}
-
-/// How good a copy of a volume is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case", tag = "is")]
-pub enum CopyState {
-    /// It holds everything that was acknowledged.
-    InSync,
-    /// It lacks what was written while it was away, or everything, and is being brought in sync.
-    Resyncing {
-        /// Bytes copied.
-        done_bytes: u64,
-        /// Bytes to copy in all.
-        total_bytes: u64,
-        /// Seconds until it is in sync, where that can be told.
-        eta_s: Option<u64>,
-    },
-    /// It lacks what was written while it was away, and nobody brings it in sync now.
-    Outdated,
-    /// It is being made.
-    BeingMade,
-    /// It is being removed.
-    Leaving,
-    /// It could not be made.
-    Failed {
-        /// Why not.
-        reason: String,
-    },
-    /// The metadata store has not said.
-    Unknown,
-}
-
-/// One copy of a volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct VolumeCopy {
-    /// Name of the node that keeps it.
-    pub node: String,
-    /// Where it lives there.
-    pub backing: Backing,
-    /// How good it is.
-    pub state: CopyState,
-    /// Whether its node puts writes in order.
-    pub primary: bool,
 }
 
 /// A volume.
@@ -337,6 +310,7 @@ mod tests {
         assert_eq!(v.backing, NewBacking::File { path: None });
         assert_eq!(v.protocols, Protocols { iscsi: true, nvme: true });
         assert_eq!(v.block_size, BlockSize::B512);
+        assert_eq!((v.replicas, v.on.len()), (1, 0));
     }
 
     #[test]
@@ -344,7 +318,7 @@ mod tests {
         let json = r#"{"name":"a","size_bytes":1048576,"block_size":4096,"thin":false,
             "backing":{"kind":"device","path":"/dev/x"},"protocols":{"iscsi":true,"nvme":false},
             "allow":["any"],"chap":{"user":"u","secret":"0123456789ab",
-            "mutual":{"user":"m","secret":"ba9876543210"}},"force":true}"#;
+            "mutual":{"user":"m","secret":"ba9876543210"}},"force":true,"replicas":2,"on":["b"]}"#;
         let v: CreateVolume = serde_json::from_str(json).unwrap();
         let again = serde_json::from_str(&serde_json::to_string(&v).unwrap()).unwrap();
         assert_eq!(v, again);

@@ -53,6 +53,24 @@ pub fn create(volume: Uuid, record: &Record) -> Change {
     Change { key: key(volume), expect: Expect::Absent, value: Some(record.to_bytes()) }
 }
 
+/// The change that puts `record` in place of the one that `at` wrote.
+#[must_use]
+pub fn replace(volume: Uuid, at: Revision, record: &Record) -> Change {
+    Change { key: key(volume), expect: Expect::At(at), value: Some(record.to_bytes()) }
+}
+
+/// A volume's record, as the store has it now.
+///
+/// # Errors
+/// [`MetaError`]; [`MetaError::Failed`] for a damaged one.
+pub async fn get(meta: &dyn Meta, volume: Uuid) -> Result<Option<(Record, Revision)>, MetaError> {
+    let Some(entry) = meta.get(&key(volume)).await? else { return Ok(None) };
+    match Record::parse(&entry.value) {
+        Ok(record) => Ok(Some((record, entry.revision))),
+        Err(why) => Err(MetaError::Failed { path: entry.key, why: why.to_string() }),
+    }
+}
+
 /// The change that removes the record that `at` wrote.
 #[must_use]
 pub fn remove(volume: Uuid, at: Revision) -> Change {
@@ -203,33 +221,30 @@ async fn reply(meta: &dyn Meta, ask: Ask) {
             let _ = answer.send(read(meta, volume).await.map(|(record, _)| record));
         }
         Ask::Put { volume, put, answer } => {
-            let _ = answer.send(replace(meta, volume, *put).await);
+            let _ = answer.send(self::put(meta, volume, *put).await);
         }
     }
 }
 
 async fn read(meta: &dyn Meta, volume: Uuid) -> Result<(Record, Revision), Unreachable> {
-    let entry = match meta.get(&key(volume)).await {
-        Ok(Some(entry)) => entry,
+    match get(meta, volume).await {
+        Ok(Some(found)) => Ok(found),
         Ok(None) => {
             tracing::warn!(%volume, "the store has no record of the mirror");
-            return Err(Unreachable);
+            Err(Unreachable)
+        }
+        Err(error @ MetaError::Failed { .. }) => {
+            tracing::error!(%volume, %error, "the record of the mirror is damaged");
+            Err(Unreachable)
         }
         Err(error) => {
             tracing::debug!(%volume, %error, "the record of the mirror is not read");
-            return Err(Unreachable);
-        }
-    };
-    match Record::parse(&entry.value) {
-        Ok(record) => Ok((record, entry.revision)),
-        Err(error) => {
-            tracing::error!(%volume, %error, "the record of the mirror is damaged");
             Err(Unreachable)
         }
     }
 }
 
-async fn replace(meta: &dyn Meta, volume: Uuid, new: NewRecord) -> Put {
+async fn put(meta: &dyn Meta, volume: Uuid, new: NewRecord) -> Put {
     // Nothing is sent after a failed read. Still nobody may conclude that the record is another
     // one, which is what the other answer says.
     let Ok((held, revision)) = read(meta, volume).await else { return Put::Unknown };

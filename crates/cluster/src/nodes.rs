@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use peer::NodeId;
@@ -82,6 +83,8 @@ pub struct NodeRecord {
     pub heartbeat: Vec<SocketAddr>,
     /// Where it serves initiators, with the addresses that it listens at.
     pub portals: NodePortals,
+    /// Its data directory, where volumes without a path of their own lie.
+    pub data_dir: PathBuf,
     /// What it fails together with.
     pub failure_domain: String,
     /// Its version of the program.

@@ -8,17 +8,27 @@
 //! * A client that goes away does not stop what it has asked for.
 
 mod change;
+mod chores;
 mod cluster;
+mod copies;
 mod create;
+mod peers;
+mod placement;
+mod report;
 mod space;
 mod state;
 mod status;
+mod steps;
+mod together;
 mod view;
+mod why;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
+use ::cluster::identity::Role;
+use ::cluster::mirrors;
 use api::{ApiError, Code, VolumeName};
 use futures_util::future::join_all;
 use peer::NodeId;
@@ -28,15 +38,17 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::config::{self, Config};
-use crate::engine::{BackingError, Engine, Portals};
+use crate::engine::{BackingError, Engine, PeerAddresses, Portals, Seat};
 use crate::membership::Membership;
 use crate::meta::{Meta, MetaError, Revision};
 use crate::part::{Became, Part};
-use crate::reconcile::{Observed, Step, next_step};
+use crate::publish;
+use crate::reconcile::Me;
 use crate::record::{self, FIRST_NODE, Stored, VOLUMES};
 pub use space::{FileSystem, Space};
 use state::State;
 pub use status::{Facts, assess};
+pub use together::Together;
 
 /// How often broken volumes are tried again.
 const RETRY: Duration = Duration::from_secs(30);
@@ -106,6 +118,8 @@ struct Inner {
     /// What runs beside the API.
     tasks: std::sync::Mutex<JoinSet<()>>,
     started: Instant,
+    /// Tells this life of the node from others.
+    life: Uuid,
 }
 
 impl std::fmt::Debug for Control {
@@ -147,6 +161,7 @@ impl Control {
             changing: Arc::default(),
             tasks: std::sync::Mutex::default(),
             started: Instant::now(),
+            life: Uuid::new_v4(),
         }))
     }
 
@@ -189,6 +204,17 @@ impl Control {
         self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(task);
     }
 
+    /// Has the data plane meet the other nodes. A witness has nothing to meet them for.
+    async fn take_seat(&self, membership: &Membership) -> Result<(), String> {
+        if membership.role == Role::Witness {
+            return Ok(());
+        }
+        let config::Cluster { listen, heartbeat, .. } = &self.0.settings.cluster;
+        let at = PeerAddresses { data: listen.clone(), heartbeat: heartbeat.clone() };
+        let seat = Seat::of(membership, at).map_err(|e| e.to_string())?;
+        self.0.engine.enter(seat).await.map(drop).map_err(|e| e.to_string())
+    }
+
     async fn serve(&self) -> Result<(), MetaError> {
         let revision = self.settle_all().await?;
         self.0.state.set_serving(true);
@@ -202,7 +228,13 @@ impl Control {
             iscsi = ?portals.iscsi, nvme = ?portals.nvme, discovery = ?portals.discovery,
             "serving"
         );
-        self.spawn(self.clone().follow(revision));
+        self.spawn(self.clone().follow(VOLUMES, record::volume_of_key, revision));
+        if let Some(membership) = self.membership() {
+            let nodes = membership.nodes.clone();
+            self.spawn(self.clone().follow(mirrors::PREFIX, mirrors::volume_of_key, revision));
+            self.spawn(self.clone().follow_nodes(nodes));
+            self.spawn(self.clone().do_chores());
+        }
         self.spawn(self.clone().retry());
         Ok(())
     }
@@ -218,6 +250,10 @@ impl Control {
         };
         let mut tasks = match became {
             Became::Member(membership, tasks) => {
+                while let Err(why) = self.take_seat(&membership).await {
+                    self.wait_for(Some(why));
+                    tokio::time::sleep(PAUSE).await;
+                }
                 let _ = self.0.membership.set(*membership);
                 tasks
             }
@@ -267,7 +303,12 @@ impl Control {
 
     /// This node.
     fn me(&self) -> NodeId {
-        self.membership().map_or(FIRST_NODE, |membership| membership.node)
+        self.membership().map_or(FIRST_NODE, |m| m.node)
+    }
+
+    /// This life of this node.
+    fn life(&self) -> Me {
+        Me { node: self.me(), life: self.0.life }
     }
 
     /// Whether volumes are open and initiators accepted.
@@ -295,15 +336,15 @@ impl Control {
         Ok(revision)
     }
 
-    /// Follows changes of the store, whoever makes them.
-    async fn follow(self, mut from: Revision) {
+    /// Follows changes of the records under `prefix`, whoever makes them.
+    async fn follow(self, prefix: &str, of: fn(&str) -> Option<Uuid>, mut from: Revision) {
         loop {
-            let mut watch = self.0.meta.watch(VOLUMES, from);
+            let mut watch = self.0.meta.watch(prefix, from);
             loop {
                 match watch.next().await {
                     Ok(event) => {
                         from = event.revision;
-                        if let Some(id) = record::volume_of_key(&event.key) {
+                        if let Some(id) = of(&event.key) {
                             self.settle_later(id);
                         }
                     }
@@ -342,6 +383,11 @@ impl Control {
             if !self.is_serving() {
                 return;
             }
+            if self.membership().is_some()
+                && let Err(error) = self.settle_all().await
+            {
+                tracing::debug!(%error, "the store cannot be listed; trying again");
+            }
             for id in self.0.state.broken() {
                 let gate = self.0.state.gate(id);
                 let _held = gate.lock().await;
@@ -351,114 +397,12 @@ impl Control {
         }
     }
 
-    /// Takes steps for a volume until there is nothing left to do.
-    async fn settle(&self, id: Uuid) {
-        let gate = self.0.state.gate(id);
-        let _held = gate.lock().await;
-        self.settle_held(id).await;
-    }
-
-    /// [`Self::settle`] for those who hold the gate.
-    async fn settle_held(&self, id: Uuid) {
-        for _ in 0..MAX_STEPS {
-            let stored = match self.stored(id).await {
-                Ok(stored) => stored,
-                Err(error) => {
-                    tracing::error!(volume = %id, %error, "a volume is left as it is");
-                    return;
-                }
-            };
-            self.0.state.know(id, stored.clone());
-            let step = next_step(stored.as_ref(), self.me(), &self.0.state.observed(id));
-            if step == Step::Rest {
-                if stored.is_none() {
-                    self.0.state.drop_volume(id);
-                }
-                return;
-            }
-            if let Err(error) = self.take(step, id, stored).await {
-                tracing::error!(volume = %id, ?step, %error, "a volume is left as it is");
-                return;
-            }
-        }
-        tracing::error!(volume = %id, "a volume does not settle");
-    }
-
-    /// The record of a volume, as the store has it now.
-    async fn stored(&self, id: Uuid) -> Result<Option<Stored>, MetaError> {
-        let entry = self.0.meta.get(&record::volume_key(id)).await?;
-        entry.as_ref().map(record::decode).transpose()
-    }
-
-    /// Takes one step. An error is one of the store; those of the backing are remembered.
-    async fn take(&self, step: Step, id: Uuid, stored: Option<Stored>) -> Result<(), MetaError> {
-        let state = &self.0.state;
-        match (step, stored) {
-            (Step::Rest, _) => {}
-            (Step::Close, _) => self.close(id).await,
-            (Step::Publish, _) => self.publish(id).await,
-            (_, None) => {}
-            (Step::Open, Some(stored)) => self.open(&stored).await,
-            (Step::Adopt(image), Some(mut stored)) => {
-                tracing::info!(volume = %stored.record.name, ?image, "its image is seen anew");
-                stored.record.see(self.me(), image);
-                self.0.meta.commit(stored.record.replace(stored.revision)).await?;
-            }
-            (Step::Erase, Some(stored)) => {
-                let erased = self.0.engine.erase(&stored.record).await;
-                state.observe(
-                    id,
-                    match erased {
-                        Ok(()) => Observed::Erased,
-                        Err(e) => {
-                            tracing::warn!(volume = %stored.record.name, error = %e, "not erased");
-                            Observed::Stuck { reason: e.to_string() }
-                        }
-                    },
-                );
-            }
-            (Step::Forget, Some(stored)) => {
-                let name = self.0.meta.get(&record::name_key(&stored.record.name)).await?;
-                let name = name.map(|e| e.revision).unwrap_or_default();
-                self.0.meta.commit(stored.record.remove(stored.revision, name)).await?;
-                state.observe(id, Observed::Closed);
-                tracing::info!(volume = %stored.record.name, %id, "deleted");
-            }
-        }
-        Ok(())
-    }
-
-    async fn open(&self, stored: &Stored) {
-        let record = &stored.record;
-        let observed = match self.0.engine.open(record).await {
-            Ok(opened) => {
-                tracing::info!(volume = %record.name, core = opened.core, "open");
-                Observed::Open { core: opened.core, image: opened.image, published: None }
-            }
-            Err(e) => Observed::Broken { reason: e.to_string() },
-        };
-        if let Observed::Broken { reason } = &observed {
-            tracing::error!(volume = %record.name, reason, "the volume is offline");
-        }
-        self.0.state.observe(record.id, observed);
-    }
-
-    /// Ends the export of a volume and closes it.
-    async fn close(&self, id: Uuid) {
-        let was = self.0.state.observed(id);
-        self.0.state.observe(id, Observed::Closed);
-        if matches!(was, Observed::Open { .. }) {
-            self.push_catalog().await;
-        }
-        if let Err(error) = self.0.engine.close(id).await {
-            tracing::error!(volume = %id, %error, "a volume did not close cleanly");
-        }
-    }
-
-    /// Has a volume served by its record as it is now. One catalog serves all who wait.
-    async fn publish(&self, id: Uuid) {
+    /// Has a volume served by its records as they are now. One catalog serves all who wait.
+    async fn publish(&self, stored: Option<&Stored>) {
+        let Some(Stored { record, .. }) = stored else { return };
+        self.meet(record).await;
         let mut generation = self.0.publishing.lock().await;
-        if !self.0.state.is_published(id) {
+        if !self.0.state.is_published(record.id) {
             *generation += 1;
             self.push(*generation).await;
         }
@@ -473,11 +417,16 @@ impl Control {
     async fn push(&self, generation: u64) {
         let open = self.0.state.open();
         let portals = &self.0.settings.portals;
-        let served = open.iter().map(|(stored, core)| (&stored.record, *core));
-        let catalog = crate::publish::catalog(served, &portals.iscsi, &portals.nvme, generation);
+        let served = open.iter().map(|o| (&o.stored.record, o.core));
+        let mut catalog = publish::catalog(served, &portals.iscsi, &portals.nvme, generation);
+        if let Some(membership) = self.membership() {
+            let mirrors = open.iter().map(|o| (&o.stored.record, o.mirror.as_ref().map(|m| &m.0)));
+            let nodes = membership.nodes.borrow();
+            publish::share(&mut catalog, membership.node, &nodes, mirrors);
+        }
         self.0.engine.publish(catalog).await;
-        for (stored, _) in &open {
-            self.0.state.published(stored.record.id, stored.revision);
+        for volume in &open {
+            self.0.state.published(volume);
         }
     }
 

@@ -248,6 +248,16 @@ impl Engine {
         self.on(core, |k| async move { k.erase(&record).await }).await?
     }
 
+    /// Finds out what the image of a volume is that is not open.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    pub async fn inspect(&self, record: &VolumeRecord) -> Result<Image, BackingError> {
+        let record = record.clone();
+        let core = self.least_loaded();
+        self.on(core, |k| async move { k.inspect(&record).await }).await?
+    }
+
     /// Opens a volume on the core that has the fewest. In a cluster it is not waited for until it is
     /// served, and it knows no other node before [`Self::set_peers`].
     ///

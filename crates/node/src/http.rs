@@ -10,9 +10,11 @@ use std::future::Future;
 use std::net::SocketAddr;
 
 use api::endpoint::{
-    AllowInitiators, ClearChap, DeleteVolume, DenyInitiators, DrainNode, Endpoint, GetCluster,
-    GetHealth, GetStatus, GetVolume, GrowVolume, InitCluster, ListSessions, ListVolumes, Nothing,
-    Payload, PostJoin, PostLeave, PostToken, PostVolume, ResumeNode, SetChap, SetProtocols,
+    AddVolumeCopy, AllowInitiators, ClearChap, DeleteVolume, DenyInitiators, DrainNode, Endpoint,
+    ForceVolume, GetCluster, GetHealth, GetStatus, GetVolume, GrowVolume, InitCluster,
+    ListSessions, ListVolumes, Nothing, Payload, PostJoin, PostLeave, PostToken, PostVolume,
+    RemoveVolumeCopy, ReplaceVolumeCopy, ResumeNode, SetChap, SetProtocols, SwitchVolume,
+    VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -71,7 +73,7 @@ pub fn router(control: &Control) -> Router {
         );
     let router =
         add::<ClearChap, _, _>(router, c, |c, a| async move { c.set_chap(a.name()?, None).await });
-    cluster_routes(router, c)
+    cluster_routes(with_copies(router, c), c)
         .route(
             "/v1/openapi.json",
             get(|| async { json_text(StatusCode::OK, api::openapi::json()) }),
@@ -90,6 +92,32 @@ pub fn router(control: &Control) -> Router {
                     .hint("GET /v1/openapi.json describes what there is"),
             )
         })
+}
+
+/// What is done with the copies of volumes.
+fn with_copies(router: Router, c: &Control) -> Router {
+    let router =
+        add::<AddVolumeCopy, _, _>(
+            router,
+            c,
+            |c, a| async move { c.add_copy(a.name()?, a.body).await },
+        );
+    let router = add::<RemoveVolumeCopy, _, _>(router, c, |c, a| async move {
+        c.remove_copy(a.name()?, a.body).await
+    });
+    let router = add::<ReplaceVolumeCopy, _, _>(router, c, |c, a| async move {
+        c.replace_copy(a.name()?, a.body).await
+    });
+    let router = add::<VerifyVolume, _, _>(router, c, |c, a| async move {
+        c.verify(&a.name()?, a.body.repair).await
+    });
+    let router =
+        add::<SwitchVolume, _, _>(
+            router,
+            c,
+            |c, a| async move { c.switch(a.name()?, a.body).await },
+        );
+    add::<ForceVolume, _, _>(router, c, |c, a| async move { c.force(a.name()?, a.body).await })
 }
 
 /// What concerns the cluster.

@@ -336,6 +336,7 @@ impl Part {
             data: self.config.listen.clone(),
             heartbeat: self.config.heartbeat.clone(),
             portals: NodePortals { iscsi, nvme, discovery },
+            data_dir: self.data_dir.path().to_owned(),
             failure_domain: self.config.failure_domain.clone().unwrap_or_else(|| self.name.clone()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             drained: false,

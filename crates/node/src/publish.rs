@@ -159,6 +159,7 @@ mod tests {
     fn nodes() -> Nodes {
         let node = |(n, node): (u8, NodeId)| {
             let record = NodeRecord {
+                data_dir: "/v".into(),
                 node,
                 index: identity::NodeIndex::new(n).unwrap(),
                 name: format!("node{node}"),

@@ -1,12 +1,16 @@
-//! What has to happen to a volume next: a pure function of what the store says and what the node
-//! does. The control plane takes one step after another until there is nothing left to do; after
-//! a crash it begins again from whatever is there.
+//! What has to happen to a volume next, at this node: a pure function of what the store says and
+//! what the node does. The control plane takes one step after another until there is nothing left
+//! to do; after a crash it begins again from whatever is there (RFD 0012, 2.4).
+//!
+//! A node acts for its own copy alone. Nodes that want different things meet in the store, which
+//! takes a change only if what it was decided from is still so.
 
+use layers::mirror::record::Record;
 use peer::NodeId;
 
 use crate::engine::Image;
 use crate::meta::Revision;
-use crate::record::{Place, Stage, Stored};
+use crate::record::{Creator, Place, PlaceStage, Stage, Stored, VolumeRecord};
 
 /// What this node does with a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,8 +29,8 @@ pub enum Observed {
         core: usize,
         /// What its image is.
         image: Image,
-        /// The record that initiators are served by.
-        published: Option<Revision>,
+        /// The records that initiators are served by.
+        published: Option<Published>,
     },
     /// The backing is gone.
     Erased,
@@ -37,14 +41,58 @@ pub enum Observed {
     },
 }
 
+/// The commits of a volume's record and its mirror's that initiators are served by.
+pub type Published = (Revision, Option<Revision>);
+
+/// The mirror's record of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mirroring<'a> {
+    /// The node is in no cluster: volumes have none.
+    Alone,
+    /// The store has none yet.
+    Absent,
+    /// The store has this one.
+    Has(&'a Record, Revision),
+}
+
+impl Mirroring<'_> {
+    /// The commit that wrote it.
+    #[must_use]
+    pub fn revision(self) -> Option<Revision> {
+        match self {
+            Self::Has(_, revision) => Some(revision),
+            Self::Alone | Self::Absent => None,
+        }
+    }
+}
+
+/// Who asks: a node, and what its process drew when it started.
+pub type Me = Creator;
+
 /// The next thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing.
     Rest,
+    /// Make the image, over what an earlier attempt has left.
+    Make,
+    /// Record that every copy is made: the volume exists.
+    Finish,
+    /// Record that it is not to be created after all.
+    GiveUp,
+    /// Find out what the image is.
+    Look,
+    /// Begin a mirror of this one copy.
+    Mirror,
+    /// Add this copy to the mirror; it holds nothing yet.
+    Enlist,
+    /// Ask the mirror to go on without this copy.
+    Leave,
+    /// Take this copy out of the mirror.
+    Delist,
     /// Open it and have it served.
     Open,
-    /// Serve it by the record as it is now.
+    /// Serve it by the records as they are now.
     Publish,
     /// Record what the image is: it was grown before a crash.
     Adopt(Image),
@@ -52,39 +100,130 @@ pub enum Step {
     Close,
     /// Erase its backing.
     Erase,
-    /// Remove its record.
+    /// Remove this copy from the record.
+    Vacate,
+    /// Remove the record.
     Forget,
 }
 
-/// The next step for a volume whose record is `stored`.
-///
-/// Whoever creates a volume holds its gate until the record is ready: a record that is still
-/// being created when somebody else gets here was left behind, and is taken back.
+/// The next step of `me` for a volume whose records are `stored` and `mirror`.
 #[must_use]
-pub fn next_step(stored: Option<&Stored>, me: NodeId, observed: &Observed) -> Step {
+pub fn next_step(
+    stored: Option<&Stored>,
+    mirror: Mirroring<'_>,
+    me: Me,
+    observed: &Observed,
+) -> Step {
+    let open = matches!(observed, Observed::Open { .. });
     let Some(Stored { record, revision }) = stored else {
-        return match observed {
-            Observed::Open { .. } => Step::Close,
-            _ => Step::Rest,
-        };
+        return if open { Step::Close } else { Step::Rest };
     };
-    match (record.stage, observed) {
-        (Stage::Ready, Observed::Closed) => Step::Open,
-        (Stage::Ready, Observed::Open { image, .. })
-            if record.place(me).is_some_and(|p| is_news(p, image)) =>
-        {
-            Step::Adopt(*image)
+    let place = record.place(me.node);
+    match record.stage {
+        Stage::Deleting if record.places.is_empty() => Step::Forget,
+        _ if place.is_none() && open => Step::Close,
+        Stage::Creating => creating(record, place, me),
+        Stage::Ready => place.map_or(Step::Rest, |place| {
+            let at = (*revision, mirror.revision());
+            // A mirror of several copies begins with the volume: one that is missing later is lost.
+            let lost = mirror == Mirroring::Absent && record.places.len() > 1;
+            if lost { Step::Rest } else { ready(place, mirror, at, observed) }
+        }),
+        Stage::Deleting => place.map_or(Step::Rest, |place| vacating(place, observed)),
+    }
+}
+
+/// A volume of which every copy is being made. Who creates it under another life has died since,
+/// and nobody was told that the volume exists.
+fn creating(record: &VolumeRecord, place: Option<&Place>, me: Me) -> Step {
+    let abandoned = record.creator.is_none_or(|c| c.node == me.node && c.life != me.life);
+    let failed = record.places.iter().any(|p| matches!(p.stage, PlaceStage::Failed { .. }));
+    let mine = record.creator == Some(me);
+    if abandoned || (mine && failed) {
+        return Step::GiveUp;
+    }
+    match place.map(|p| &p.stage) {
+        Some(PlaceStage::Wanted { .. }) => Step::Make,
+        _ if mine && record.places.iter().all(|p| p.stage == PlaceStage::Made) => Step::Finish,
+        _ => Step::Rest,
+    }
+}
+
+/// A volume that exists.
+fn ready(place: &Place, mirror: Mirroring<'_>, at: Published, observed: &Observed) -> Step {
+    match &place.stage {
+        PlaceStage::Wanted { .. } => making_room(place, mirror, observed).unwrap_or(Step::Make),
+        PlaceStage::Made => serving(place, mirror, at, observed),
+        PlaceStage::Leaving { instead_of: Some(heir) } if !is_in_sync(mirror, *heir) => {
+            serving(place, mirror, at, observed)
         }
-        (Stage::Ready, Observed::Open { published, .. }) if *published != Some(*revision) => {
-            Step::Publish
+        PlaceStage::Leaving { .. } => {
+            let listed = making_room(place, mirror, observed);
+            listed.unwrap_or_else(|| vacating(place, observed))
         }
-        (Stage::Ready, _) => Step::Rest,
-        (Stage::Creating | Stage::Deleting, Observed::Open { .. }) => Step::Close,
-        (Stage::Creating | Stage::Deleting, Observed::Closed | Observed::Broken { .. }) => {
-            Step::Erase
+        PlaceStage::Failed { .. } => Step::Rest,
+    }
+}
+
+fn is_in_sync(mirror: Mirroring<'_>, node: NodeId) -> bool {
+    matches!(mirror, Mirroring::Has(record, _) if record.member(node).is_some())
+}
+
+fn serving(place: &Place, mirror: Mirroring<'_>, at: Published, observed: &Observed) -> Step {
+    let listed = match mirror {
+        Mirroring::Alone => true,
+        Mirroring::Absent => false,
+        Mirroring::Has(record, _) => {
+            place.image.is_some() && record.image(place.node) == place.image
         }
-        (Stage::Creating | Stage::Deleting, Observed::Erased) => Step::Forget,
-        (Stage::Creating | Stage::Deleting, Observed::Stuck { .. }) => Step::Rest,
+    };
+    match observed {
+        Observed::Closed if listed => Step::Open,
+        Observed::Closed if place.image.is_none() => Step::Look,
+        Observed::Closed if mirror == Mirroring::Absent => Step::Mirror,
+        Observed::Closed => Step::Enlist,
+        Observed::Open { image, .. } if is_news(place, image) => Step::Adopt(*image),
+        // Somebody else's image is in its place: it was replaced.
+        Observed::Open { .. } if !listed => Step::Close,
+        Observed::Open { published, .. } if *published != Some(at) => Step::Publish,
+        _ => Step::Rest,
+    }
+}
+
+/// What has to be done until the mirror does not know this node any more; `None` if that is so.
+fn making_room(place: &Place, mirror: Mirroring<'_>, observed: &Observed) -> Option<Step> {
+    let Mirroring::Has(record, _) = mirror else { return None };
+    let node = place.node;
+    let member = record.member(node).is_some();
+    record.image(node)?;
+    Some(match observed {
+        Observed::Open { .. } if member => Step::Leave,
+        // To leave in order, it has to be there. An image that is to be replaced is gone: the
+        // others go on without it by themselves.
+        Observed::Closed if member && place.stage != wanted(place) => Step::Open,
+        _ if member => Step::Rest,
+        Observed::Open { .. } => Step::Close,
+        _ => Step::Delist,
+    })
+}
+
+/// The stage that `place` has if it is wanted.
+fn wanted(place: &Place) -> PlaceStage {
+    match &place.stage {
+        wanted @ PlaceStage::Wanted { .. } => wanted.clone(),
+        _ => PlaceStage::Wanted { force: false },
+    }
+}
+
+/// A copy that is to vanish and that no mirror knows, or whose volume is to vanish.
+fn vacating(place: &Place, observed: &Observed) -> Step {
+    match observed {
+        Observed::Open { .. } => Step::Close,
+        // What could not be made has left nothing.
+        _ if matches!(place.stage, PlaceStage::Failed { .. }) => Step::Vacate,
+        Observed::Closed | Observed::Broken { .. } => Step::Erase,
+        Observed::Erased => Step::Vacate,
+        Observed::Stuck { .. } => Step::Rest,
     }
 }
 
@@ -94,100 +233,4 @@ fn is_news(place: &Place, image: &Image) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::record::FIRST_NODE;
-    use crate::record::tests::record;
-
-    /// A world in which steps work, until the budget of a crash is used up.
-    struct World {
-        stored: Option<Stored>,
-        observed: Observed,
-        image: Option<Image>,
-    }
-
-    impl World {
-        fn take(&mut self, step: Step) {
-            match step {
-                Step::Rest => {}
-                Step::Open => {
-                    self.observed = match self.image {
-                        Some(image) => Observed::Open { core: 0, image, published: None },
-                        None => Observed::Broken { reason: "no file".into() },
-                    }
-                }
-                Step::Publish => {
-                    let at = self.stored.as_ref().map(|s| s.revision);
-                    if let Observed::Open { published, .. } = &mut self.observed {
-                        *published = at;
-                    }
-                }
-                Step::Adopt(image) => {
-                    let stored = self.stored.as_mut().unwrap();
-                    stored.record.see(FIRST_NODE, image);
-                    stored.revision.0 += 1;
-                }
-                Step::Close => self.observed = Observed::Closed,
-                Step::Erase => {
-                    self.image = None;
-                    self.observed = Observed::Erased;
-                }
-                Step::Forget => {
-                    self.stored = None;
-                    self.observed = Observed::Closed;
-                }
-            }
-        }
-
-        fn settle(&mut self, steps: usize) -> usize {
-            for taken in 0..steps {
-                match next_step(self.stored.as_ref(), FIRST_NODE, &self.observed) {
-                    Step::Rest => return taken,
-                    step => self.take(step),
-                }
-            }
-            steps
-        }
-    }
-
-    /// From every stage and every state of the backing, with a crash after any number of steps,
-    /// it ends where it should, and nothing of a deleted volume is left.
-    #[test]
-    fn it_converges_from_every_crash() {
-        let record_of = record;
-        let size_bytes = record("v").size_bytes;
-        let place = record("v").places.remove(0);
-        let image = place.image.unwrap();
-        let same = Image { image, size_bytes, generation: place.image_generation };
-        let grown = Image { size_bytes: 2 * size_bytes, generation: same.generation + 1, image };
-        for stage in [Stage::Creating, Stage::Ready, Stage::Deleting] {
-            for image in [None, Some(same), Some(grown)] {
-                for crash_after in 0..6 {
-                    let record = crate::record::VolumeRecord { stage, ..record_of("v") };
-                    let stored = Some(Stored { record, revision: Revision(1) });
-                    let mut world = World { stored, observed: Observed::Closed, image };
-                    world.settle(crash_after);
-                    world.observed = Observed::Closed;
-                    assert!(world.settle(9) < 9, "{stage:?} {image:?} {crash_after}");
-                    if stage == Stage::Ready {
-                        let serves = matches!(world.observed, Observed::Open { .. });
-                        assert_eq!(serves, image.is_some());
-                        let record = &world.stored.as_ref().unwrap().record;
-                        assert_eq!(record.size_bytes, image.unwrap_or(same).size_bytes);
-                        assert_eq!(world.image, image, "data is never erased");
-                    } else {
-                        assert_eq!((world.stored, world.image), (None, None));
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_volume_without_a_record_is_not_served() {
-        let image = Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
-        let open = Observed::Open { core: 0, image, published: None };
-        assert_eq!(next_step(None, FIRST_NODE, &open), Step::Close);
-        assert_eq!(next_step(None, FIRST_NODE, &Observed::Closed), Step::Rest);
-    }
-}
+mod tests;

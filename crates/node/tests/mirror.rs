@@ -124,6 +124,7 @@ impl Node {
         let Portals { iscsi, nvme, discovery } = self.portals.clone();
         let PeerAddresses { data, heartbeat } = self.addresses.clone();
         let record = NodeRecord {
+            data_dir: "/v".into(),
             node: self.id,
             index: NodeIndex::new(u8::try_from(self.id.0 - 1).unwrap()).unwrap(),
             name: format!("node{}", self.id),
@@ -509,6 +510,7 @@ async fn an_image_from_before_the_cluster_is_taken_over() {
     assert_eq!(opened.image.image, made.image);
     node.until_in_sync(1).await;
     assert!(!node.engine.leave(VOLUME).await.unwrap(), "there is nobody to leave it to");
+    assert!(node.engine.grow(VOLUME, 2 * BYTES).await.is_err(), "not yet");
     node.engine.close(VOLUME).await.unwrap();
     node.engine.erase(&record).await.unwrap();
     assert!(!image(dir.path(), id).exists());

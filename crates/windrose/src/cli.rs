@@ -162,6 +162,28 @@ pub(crate) enum VolumeCommand {
         #[arg(long)]
         size: Size,
     },
+    /// Manage the copies of a volume on the nodes of a cluster.
+    #[command(arg_required_else_help = true)]
+    Mirror {
+        #[command(subcommand)]
+        command: MirrorCommand,
+    },
+    /// Choose the node that puts the writes of a volume in order.
+    Switch {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Name of the node. It keeps a copy, and takes over while that is in sync.
+        #[arg(long, value_name = "NODE")]
+        to: String,
+    },
+    /// Go on with the copy of the node that is asked, whatever the others hold. Acknowledged writes may be lost.
+    Force {
+        /// Name of the volume.
+        name: VolumeName,
+        /// The name once more, instead of typing it when asked.
+        #[arg(long, value_name = "NAME")]
+        confirm: Option<VolumeName>,
+    },
     /// Delete a volume and its data.
     Delete {
         /// Name of the volume.
@@ -213,6 +235,63 @@ pub(crate) enum VolumeCommand {
     },
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum MirrorCommand {
+    /// Add a copy on another node, and bring it in sync.
+    Add {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Name of the node that shall keep it (default: the cluster chooses).
+        #[arg(long, value_name = "NODE")]
+        on: Option<String>,
+        #[command(flatten)]
+        place: PlaceArgs,
+    },
+    /// Remove a copy, unless it is the last one in sync.
+    Remove {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Name of the node that keeps it.
+        #[arg(long, value_name = "NODE")]
+        on: String,
+    },
+    /// Replace a copy: by one on another node, which is brought in sync first, or a lost one by a new one in its place.
+    Replace {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Name of the node that keeps the copy.
+        #[arg(long, value_name = "NODE")]
+        on: String,
+        /// Name of the node that shall keep the new one (default: the same).
+        #[arg(long, value_name = "NODE")]
+        with: Option<String>,
+        #[command(flatten)]
+        place: PlaceArgs,
+    },
+    /// Compare the copies. To be asked at the node that puts writes in order.
+    Verify {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Make all copies like that node's where they differ.
+        #[arg(long)]
+        repair: bool,
+    },
+}
+
+/// Where a copy shall live on its node.
+#[derive(Args, Debug)]
+pub(crate) struct PlaceArgs {
+    /// File to hold it there, new or empty (default: one in the node's data directory).
+    #[arg(long, value_name = "FILE", conflicts_with = "device")]
+    pub(crate) path: Option<PathBuf>,
+    /// Block device to hold it there, all of it.
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<PathBuf>,
+    /// Overwrite what the file or device holds.
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct CreateArgs {
     /// Name of the volume: a-z, 0-9 and '-'.
@@ -235,6 +314,12 @@ pub(crate) struct CreateArgs {
     /// Overwrite what the file or device holds.
     #[arg(long)]
     pub(crate) force: bool,
+    /// How many copies there shall be, on as many nodes of the cluster: 1 to 3.
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=3))]
+    pub(crate) replicas: u8,
+    /// Name of a node that shall keep a copy; the cluster chooses the rest. May be repeated.
+    #[arg(long, value_name = "NODE")]
+    pub(crate) on: Vec<String>,
     /// Protocols that export it.
     #[arg(long, default_value = "both")]
     pub(crate) via: Via,

@@ -6,7 +6,8 @@ use api::client::Address;
 use api::endpoint::{GetStatus, ListSessions, Nothing};
 use api::{
     Cluster, ClusterNode, ClusterStage, CopyState, NodeRole, Protocol, Session, SessionList,
-    Severity, Size, Status, Verdict, Volume, VolumeCopy, VolumeList, VolumeState,
+    Severity, Size, Status, Verdict, Verification, Volume, VolumeCopy, VolumeList, VolumeName,
+    VolumeState,
 };
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -115,6 +116,7 @@ pub(crate) fn volumes(list: &VolumeList) -> String {
 fn state(volume: &Volume) -> &'static str {
     match volume.state {
         VolumeState::Online => "online",
+        VolumeState::Elsewhere { .. } => "elsewhere",
         VolumeState::Offline { .. } => "OFFLINE",
         VolumeState::Creating => "creating",
         VolumeState::Opening => "opening",
@@ -151,6 +153,28 @@ pub(crate) fn copies(all: &[VolumeCopy]) -> String {
     all.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
+/// `windrose volume mirror verify`.
+pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
+    let compared = Size(found.compared_bytes);
+    let mut lines = vec![match found.differing.len() {
+        0 => format!("The copies of volume {name} are equal ({compared} compared)."),
+        n => format!("The copies of volume {name} differ in {n} ranges ({compared} compared):"),
+    }];
+    lines.extend(
+        found
+            .differing
+            .iter()
+            .map(|d| format!("  {} bytes at {} on {}", d.len_bytes, d.at_bytes, d.node)),
+    );
+    if found.unreadable > 0 {
+        lines.push(format!("{} ranges could not be read at some copy.", found.unreadable));
+    }
+    if found.repaired_bytes > 0 {
+        lines.push(format!("{} were written anew to all copies.", Size(found.repaired_bytes)));
+    }
+    lines.join("\n")
+}
+
 fn copy_state(state: &CopyState) -> String {
     match state {
         CopyState::InSync => "in sync".into(),
@@ -179,7 +203,7 @@ pub(crate) fn volume(v: &Volume, api: &Address) -> String {
         ("Identity", v.id.to_string()),
         ("Sessions", v.sessions.to_string()),
     ];
-    if let VolumeState::Offline { reason } = &v.state {
+    if let VolumeState::Offline { reason } | VolumeState::Elsewhere { reason } = &v.state {
         facts.insert(2, ("Reason", reason.clone()));
     }
     let names: Vec<_> = v.access.initiators.iter().map(ToString::to_string).collect();

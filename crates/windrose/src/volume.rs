@@ -5,12 +5,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use api::endpoint::{
-    AllowInitiators, ClearChap, DeleteVolume, DenyInitiators, FORCE, GetVolume, GrowVolume,
-    ListVolumes, Nothing, PostVolume, SetChap, SetProtocols,
+    AddVolumeCopy, AllowInitiators, ClearChap, DeleteVolume, DenyInitiators, FORCE, ForceVolume,
+    GetVolume, GrowVolume, ListVolumes, Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy,
+    SetChap, SetProtocols, SwitchVolume, VerifyVolume,
 };
-use api::{CreateVolume, Grow, Initiators, NewBacking, Volume, VolumeName};
+use api::{
+    AddCopy, CreateVolume, ForceCopy, Grow, Initiators, NewBacking, RemoveCopy, ReplaceCopy,
+    SwitchTo, Verify, Volume, VolumeName,
+};
 
-use crate::cli::{CreateArgs, VolumeCommand};
+use crate::cli::{CreateArgs, MirrorCommand, VolumeCommand};
 use crate::exit::{FAILED, Failure, USAGE};
 use crate::remote::Remote;
 use crate::{files, show};
@@ -35,6 +39,13 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
             let volume = client.call_on::<GrowVolume>(&name, &[], &grow).await?;
             print(&remote, &volume)?;
         }
+        VolumeCommand::Mirror { command } => mirror(&remote, command).await?,
+        VolumeCommand::Switch { name, to } => {
+            let switch = SwitchTo { node: to };
+            let volume = client.call_on::<SwitchVolume>(&name, &[], &switch).await?;
+            print(&remote, &volume)?;
+        }
+        VolumeCommand::Force { name, confirm } => force(&remote, &name, confirm).await?,
         VolumeCommand::Delete { name, yes, force } => delete(&remote, &name, yes, force).await?,
         VolumeCommand::Export { name, via } => {
             let volume = client.call_on::<SetProtocols>(&name, &[], &via.into()).await?;
@@ -64,16 +75,63 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
+/// `windrose volume mirror …`.
+async fn mirror(remote: &Remote, command: MirrorCommand) -> Result<(), Failure> {
+    let client = &remote.client;
+    let volume = match command {
+        MirrorCommand::Add { name, on, place } => {
+            let (force, backing) = (place.force, backing(place.device, place.path)?);
+            let add = AddCopy { node: on, backing, force };
+            client.call_on::<AddVolumeCopy>(&name, &[], &add).await?
+        }
+        MirrorCommand::Remove { name, on } => {
+            let remove = RemoveCopy { node: on };
+            client.call_on::<RemoveVolumeCopy>(&name, &[], &remove).await?
+        }
+        MirrorCommand::Replace { name, on, with, place } => {
+            let (force, backing) = (place.force, backing(place.device, place.path)?);
+            let replace = ReplaceCopy { node: on, with, backing, force };
+            client.call_on::<ReplaceVolumeCopy>(&name, &[], &replace).await?
+        }
+        MirrorCommand::Verify { name, repair } => {
+            let verify = Verify { repair };
+            let found = client.call_on::<VerifyVolume>(&name, &[], &verify).await?;
+            return remote.print(&found, |found| show::verification(&name, found));
+        }
+    };
+    print(remote, &volume)
+}
+
+/// Goes on with one copy, after a human has said that he knows what that costs.
+async fn force(
+    remote: &Remote,
+    name: &VolumeName,
+    confirm: Option<VolumeName>,
+) -> Result<(), Failure> {
+    let confirm = match confirm {
+        Some(confirm) => confirm,
+        None => {
+            // Finds out first whether it is there.
+            let volume = remote.client.call_on::<GetVolume>(name, &[], &Nothing).await?;
+            let what = format!(
+                "Volume {name} goes on with the copy of this node alone. What only other copies hold is LOST, \
+                 acknowledged writes among it:\n{}\nMake sure that the other nodes are off.",
+                show::copies(&volume.copies)
+            );
+            ask_for_name(name, &what, "forced", "--confirm NAME forces it without asking")?;
+            name.clone()
+        }
+    };
+    let volume = remote.client.call_on::<ForceVolume>(name, &[], &ForceCopy { confirm }).await?;
+    print(remote, &volume)
+}
+
 fn print(remote: &Remote, volume: &Volume) -> Result<(), Failure> {
     remote.print(volume, |v| show::volume(v, remote.client.address()))
 }
 
 fn request(args: CreateArgs) -> Result<CreateVolume, Failure> {
-    let backing = match (args.device, args.path) {
-        (Some(path), _) => NewBacking::Device { path: absolute(&path)? },
-        (None, Some(path)) => NewBacking::File { path: Some(absolute(&path)?) },
-        (None, None) => NewBacking::File { path: None },
-    };
+    let backing = backing(args.device, args.path)?;
     let chap = match &args.chap {
         Some(user) => Some(files::chap(user, args.chap_mutual.as_ref())?),
         None => None,
@@ -88,10 +146,20 @@ fn request(args: CreateArgs) -> Result<CreateVolume, Failure> {
         block_size: args.block_size,
         thin: !args.thick,
         backing,
+        replicas: args.replicas,
+        on: args.on,
         protocols: args.via.into(),
         allow: args.allow,
         chap,
         force: args.force,
+    })
+}
+
+fn backing(device: Option<PathBuf>, path: Option<PathBuf>) -> Result<NewBacking, Failure> {
+    Ok(match (device, path) {
+        (Some(path), _) => NewBacking::Device { path: absolute(&path)? },
+        (None, Some(path)) => NewBacking::File { path: Some(absolute(&path)?) },
+        (None, None) => NewBacking::File { path: None },
     })
 }
 
@@ -112,25 +180,25 @@ async fn delete(remote: &Remote, name: &VolumeName, yes: bool, force: bool) -> R
 }
 
 fn confirm(volume: &Volume) -> Result<(), Failure> {
-    let name = &volume.name;
+    let (name, size) = (&volume.name, api::Size(volume.size_bytes));
+    let copies = show::copies(&volume.copies);
+    let what = format!("This deletes volume {name} ({size}) and all data on it ({copies}).");
+    ask_for_name(name, &what, "deleted", "--yes deletes without asking")
+}
+
+/// Has somebody type the name of the volume that is to be `done` something to.
+fn ask_for_name(name: &VolumeName, what: &str, done: &str, hint: &str) -> Result<(), Failure> {
     if !std::io::stdin().is_terminal() {
-        return Err(Failure::new(
-            USAGE,
-            format!("volume {name} is not deleted: nobody is there to confirm"),
-        )
-        .hint("--yes deletes without asking"));
+        let message = format!("volume {name} is not {done}: nobody is there to confirm");
+        return Err(Failure::new(USAGE, message).hint(hint));
     }
-    eprint!(
-        "This deletes volume {name} ({}) and all data on it ({}).\nType its name to go on: ",
-        api::Size(volume.size_bytes),
-        show::copies(&volume.copies)
-    );
+    eprint!("{what}\nType its name to go on: ");
     let mut line = String::new();
     let read = std::io::stderr().flush().and_then(|()| std::io::stdin().read_line(&mut line));
     read.map_err(|e| Failure::new(FAILED, format!("standard input: {e}")))?;
     if line.trim() == name.as_str() {
         Ok(())
     } else {
-        Err(Failure::new(FAILED, format!("volume {name} is not deleted: that was not its name")))
+        Err(Failure::new(FAILED, format!("volume {name} is not {done}: that was not its name")))
     }
 }

@@ -26,6 +26,12 @@ impl Control {
         let gate = self.0.state.gate(id);
         let _held = gate.lock().await;
         let Stored { mut record, revision } = self.ready(id, name).await?;
+        if self.membership().is_some() {
+            let message =
+                format!("volume {name} cannot be made larger while its node is in a cluster");
+            return Err(ApiError::new(Code::Conflict, message)
+                .hint("create a larger volume and copy the data"));
+        }
         api::check_volume_size(size_bytes, record.block_size)?;
         if size_bytes < record.size_bytes {
             let has = api::Size(record.size_bytes);
@@ -43,7 +49,7 @@ impl Control {
         let grown = self.0.engine.grow(id, size_bytes).await;
         let image = grown.map_err(|e| backing_error(name, &e))?;
         // From here on a crash is made good at the next start: what the image says is adopted.
-        let published = Some(revision);
+        let published = Some((revision, None));
         self.0.state.observe(id, Observed::Open { core, image, published });
         record.see(self.me(), image);
         let committed = self.0.meta.commit(record.replace(revision)).await;
@@ -123,7 +129,7 @@ impl Control {
     }
 
     /// The record of a volume that is neither being created nor deleted.
-    async fn ready(&self, id: Uuid, name: &VolumeName) -> Result<Stored, ApiError> {
+    pub(super) async fn ready(&self, id: Uuid, name: &VolumeName) -> Result<Stored, ApiError> {
         let stored = self.stored(id).await.map_err(|e| store_error(&e))?;
         match stored {
             Some(stored) if stored.record.stage == Stage::Ready => Ok(stored),

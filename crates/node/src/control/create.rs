@@ -1,15 +1,31 @@
 //! Creating and deleting volumes.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use api::{ApiError, Backing, Code, CreateVolume, NewBacking, Volume, VolumeName};
+use api::{ApiError, Code, CreateVolume, NewBacking, Volume, VolumeName};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::change::check_access;
+use super::copies::MAX_COPIES;
 use super::{Control, backing_error, store_error};
+use crate::engine::Scope;
 use crate::meta::MetaError;
 use crate::reconcile::Observed;
 use crate::record::{self, Place, PlaceStage, Stage, Stored, VolumeRecord};
+
+/// Longest time until all nodes have made their copies.
+const CREATION: Duration = Duration::from_secs(60);
+
+/// Longest time that a new volume is waited for until it serves.
+const SERVING: Duration = Duration::from_secs(20);
+
+/// Longest time until all nodes have erased their copies.
+const DELETION: Duration = Duration::from_secs(30);
+
+/// How often is looked whether that is so.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 impl Control {
     /// Creates a volume. Asked for the same again, gives the volume that there is.
@@ -32,43 +48,85 @@ impl Control {
             return Err(ApiError::new(Code::Conflict, message)
                 .hint("raise limits.volumes in the configuration, or delete volumes"));
         }
-        let mut record = self.new_record(&ask);
+        let record = self.new_record(&ask).await?;
         check_access(&record)?;
         self.check_backing_unused(&record)?;
-        let gate = self.0.state.gate(record.id);
-        let _held = gate.lock().await;
-        let revision = match self.0.meta.commit(record.insert()).await {
-            Ok(revision) => revision,
+        let committed = self.0.meta.commit(record.insert()).await;
+        match committed {
             Err(MetaError::Changed { .. }) => return self.lost_race(&ask).await,
-            Err(e) => {
-                self.settle_held(record.id).await;
-                return Err(store_error(&e));
-            }
-        };
-        self.0.state.know(record.id, Some(Stored { record: record.clone(), revision }));
-        match self.0.engine.make(&record, ask.force).await {
-            Ok(image) => {
-                record.see(self.me(), image);
-                record.place_mut(self.me()).into_iter().for_each(|p| p.stage = PlaceStage::Made);
-            }
-            Err(e) => {
-                // There is nothing to erase; takes the record back.
-                self.0.state.observe(record.id, Observed::Erased);
-                self.settle_held(record.id).await;
-                return Err(backing_error(&record.name, &e));
+            committed => {
+                // If that failed, nobody knows whether the record is there: this finds out.
+                let settled = self.try_settle(record.id).await;
+                committed.and(settled).map_err(|e| store_error(&e))?;
             }
         }
-        record.stage = Stage::Ready;
-        let committed = self.0.meta.commit(record.replace(revision)).await;
-        // If that failed, nobody knows whether the volume exists: this finds out.
-        self.settle_held(record.id).await;
-        committed.map_err(|e| store_error(&e))?;
-        tracing::info!(volume = %record.name, id = %record.id, bytes = record.size_bytes, "created");
+        self.await_creation(record.id, &ask.name).await?;
         self.opened(record.id, &record.name).await
     }
 
-    /// The volume, if it could be opened.
+    /// Waits until all copies are made and the volume exists. Takes it back if that fails.
+    async fn await_creation(&self, id: Uuid, name: &VolumeName) -> Result<(), ApiError> {
+        let deadline = Instant::now() + CREATION;
+        loop {
+            match self.0.state.get(id) {
+                Some((stored, _)) if stored.record.stage == Stage::Ready => return Ok(()),
+                Some((stored, _)) if stored.record.stage == Stage::Creating => {
+                    if Instant::now() >= deadline {
+                        return Err(self.give_up(id, name, &stored).await);
+                    }
+                }
+                Some((stored, _)) => return Err(self.creation_error(id, name, &stored)),
+                None => return Err(self.not_made(id, name, None)),
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+            self.try_settle(id).await.map_err(|e| store_error(&e))?;
+        }
+    }
+
+    /// Some node has not made its copy in time.
+    async fn give_up(&self, id: Uuid, name: &VolumeName, stored: &Stored) -> ApiError {
+        let late = stored.record.places.iter().filter(|p| p.stage != PlaceStage::Made);
+        let late: Vec<_> = late.map(|p| self.node_name(p.node)).collect();
+        if let Err(e) = self.delete_record(id).await {
+            return e;
+        }
+        self.settle(id).await;
+        let message =
+            format!("volume {name}: node {} has not made its copy in time", late.join(", "));
+        ApiError::new(Code::Backing, message).hint("see that node's log")
+    }
+
+    fn creation_error(&self, id: Uuid, name: &VolumeName, stored: &Stored) -> ApiError {
+        let reason = stored.record.places.iter().find_map(|p| match &p.stage {
+            PlaceStage::Failed { reason } => Some(match p.node {
+                node if node == self.me() => reason.clone(),
+                node => format!("node {}: {reason}", self.node_name(node)),
+            }),
+            _ => None,
+        });
+        self.not_made(id, name, reason)
+    }
+
+    /// Why a volume was not made, as well as that is known.
+    fn not_made(&self, id: Uuid, name: &VolumeName, reason: Option<String>) -> ApiError {
+        match (self.0.state.not_made(id), reason) {
+            (Some(e), _) => backing_error(name, &e),
+            (None, Some(reason)) => {
+                ApiError::new(Code::Backing, format!("volume {name}: {reason}"))
+            }
+            (None, None) => {
+                ApiError::new(Code::Conflict, format!("volume {name} was deleted just now"))
+                    .hint("try again")
+            }
+        }
+    }
+
+    /// The volume, if it could be opened; in a cluster once it serves here, or soon.
     async fn opened(&self, id: Uuid, name: &VolumeName) -> Result<Volume, ApiError> {
+        let deadline = Instant::now() + SERVING;
+        while Instant::now() < deadline && !self.serves(id).await {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
         match self.0.state.observed(id) {
             Observed::Broken { reason } | Observed::Stuck { reason } => {
                 Err(ApiError::new(Code::Backing, format!("volume {name} is offline: {reason}")))
@@ -77,24 +135,38 @@ impl Control {
         }
     }
 
-    fn new_record(&self, ask: &CreateVolume) -> VolumeRecord {
+    /// Whether a volume serves with all its copies in sync, or there is nothing to wait for here.
+    async fn serves(&self, id: Uuid) -> bool {
+        let Some((stored, Observed::Open { .. })) = self.0.state.get(id) else { return true };
+        let reports = self.0.engine.report(Scope::One(id)).await;
+        let mirror = reports.iter().flat_map(|r| &r.volumes).find_map(|v| v.mirror.as_ref());
+        mirror.is_none_or(|m| {
+            let in_sync = m.status.record.as_ref().map_or(0, |r| r.in_sync.len());
+            m.status.why.is_none() && in_sync == stored.record.places.len()
+        })
+    }
+
+    async fn new_record(&self, ask: &CreateVolume) -> Result<VolumeRecord, ApiError> {
         let (id, settings) = (Uuid::new_v4(), &self.0.settings);
-        let backing = match &ask.backing {
-            NewBacking::File { path: None } => self.own_file(&ask.name, id),
-            NewBacking::File { path: Some(path) } => Backing::File { path: path.clone() },
-            NewBacking::Device { path } => Backing::Device { path: path.clone() },
+        let free = self.free_space().await;
+        let count = usize::from(ask.replicas).max(ask.on.len());
+        let nodes = match (ask.on.is_empty(), count) {
+            // Data is nearest where it was asked for.
+            (true, 1) if self.keeps_data() => vec![self.me()],
+            _ => self.choose(&ask.on, count, &[], &free)?,
         };
-        let (node, stage) = (self.me(), PlaceStage::Wanted { force: ask.force });
-        let place = Place { node, backing, image: None, image_generation: 0, stage };
-        VolumeRecord {
+        let place = |node| self.wanted(id, &ask.name, node, &ask.backing, ask.force);
+        let mut places = nodes.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
+        places.sort_by_key(|p| p.node);
+        Ok(VolumeRecord {
             id,
             name: ask.name.clone(),
             stage: Stage::Creating,
             size_bytes: ask.size_bytes.unwrap_or(0),
             block_size: ask.block_size,
             thin: ask.thin,
-            places: vec![place],
-            creator: None,
+            places,
+            creator: Some(self.life()),
             prefer: None,
             protocols: ask.protocols,
             iscsi_target: format!("{}:{}", settings.iscsi_authority, ask.name),
@@ -102,13 +174,7 @@ impl Control {
             allow: ask.allow.iter().cloned().collect(),
             chap: ask.chap.clone(),
             created_s: now_s(),
-        }
-    }
-
-    /// The file of a volume that was not given one. No other volume ever has the same.
-    fn own_file(&self, name: &VolumeName, id: Uuid) -> Backing {
-        let path = self.0.settings.data_dir.join("volumes").join(format!("{name}-{id}.img"));
-        Backing::File { path }
+        })
     }
 
     fn check_backing_unused(&self, record: &VolumeRecord) -> Result<(), ApiError> {
@@ -146,6 +212,9 @@ impl Control {
         // Waits for whoever is creating it.
         self.settle(id).await;
         let name = &ask.name;
+        if matches!(self.0.state.get(id), Some((s, _)) if s.record.stage == Stage::Creating) {
+            self.await_creation(id, name).await?;
+        }
         let Some((stored, _)) = self.0.state.get(id) else {
             return Err(ApiError::new(
                 Code::Conflict,
@@ -169,17 +238,19 @@ impl Control {
 
     /// In what a volume differs from what is asked for.
     fn difference(&self, record: &VolumeRecord, ask: &CreateVolume) -> Option<&'static str> {
-        let backing = match &ask.backing {
-            NewBacking::File { path: None } => self.own_file(&record.name, record.id),
-            NewBacking::File { path: Some(path) } => Backing::File { path: path.clone() },
-            NewBacking::Device { path } => Backing::Device { path: path.clone() },
+        let elsewhere = |place: &Place| {
+            let same = self.wanted(record.id, &record.name, place.node, &ask.backing, ask.force);
+            same.is_ok_and(|same| same.backing != place.backing)
         };
+        let copies = usize::from(ask.replicas).max(ask.on.len());
+        let kept_on = |name: &String| record.places.iter().any(|p| self.node_name(p.node) == *name);
         let allow: BTreeSet<_> = ask.allow.iter().cloned().collect();
         let differences = [
             (ask.size_bytes.is_some_and(|size| size != record.size_bytes), "size"),
             (ask.block_size != record.block_size, "block size"),
             (ask.thin != record.thin, "provisioning"),
-            (record.place(self.me()).is_none_or(|p| p.backing != backing), "backing"),
+            (record.places.iter().any(elsewhere), "backing"),
+            (copies != record.places.len() || !ask.on.iter().all(kept_on), "choice of copies"),
             (ask.protocols != record.protocols, "choice of protocols"),
             (allow != record.allow, "list of initiators"),
             (ask.chap != record.chap, "CHAP user or secret"),
@@ -206,26 +277,50 @@ impl Control {
         if !force {
             self.check_unused(id, name).await?;
         }
+        self.delete_record(id).await?;
+        self.0.state.forget_failure(id);
+        self.settle_held(id).await;
+        self.await_deletion(id, name).await
+    }
+
+    /// Has a volume vanish, whoever has a copy.
+    async fn delete_record(&self, id: Uuid) -> Result<(), ApiError> {
         let stored = self.stored(id).await.map_err(|e| store_error(&e))?;
         if let Some(Stored { mut record, revision }) = stored
-            && record.stage == Stage::Ready
+            && record.stage != Stage::Deleting
         {
             record.stage = Stage::Deleting;
             let committed = self.0.meta.commit(record.replace(revision)).await;
             committed.map_err(|e| store_error(&e))?;
         }
-        self.0.state.forget_failure(id);
-        self.settle_held(id).await;
-        match self.0.state.get(id) {
-            None => Ok(()),
-            Some((_, Observed::Stuck { reason })) => {
-                Err(ApiError::new(Code::Backing, format!("volume {name} is offline, and {reason}"))
-                    .hint("remove the obstacle and delete it again"))
+        Ok(())
+    }
+
+    /// Waits until all copies are gone. For those who hold the gate.
+    async fn await_deletion(&self, id: Uuid, name: &VolumeName) -> Result<(), ApiError> {
+        let deadline = Instant::now() + DELETION;
+        loop {
+            let Some((stored, observed)) = self.0.state.get(id) else { return Ok(()) };
+            if let Observed::Stuck { reason } = observed {
+                let message = format!("volume {name} is offline, and {reason}");
+                return Err(ApiError::new(Code::Backing, message)
+                    .hint("remove the obstacle and delete it again"));
             }
-            Some(_) => {
-                Err(ApiError::new(Code::Internal, format!("volume {name} is not deleted yet"))
-                    .hint("see the node's log, then delete it again"))
+            let others = stored.record.places.iter().filter(|p| p.node != self.me());
+            let others: Vec<_> = others.map(|p| self.node_name(p.node)).collect();
+            if others.is_empty() || stored.record.place(self.me()).is_some() {
+                let message = format!("volume {name} is not deleted yet");
+                return Err(ApiError::new(Code::Internal, message)
+                    .hint("see the node's log, then delete it again"));
             }
+            if Instant::now() >= deadline {
+                let message =
+                    format!("volume {name}: the copy on {} is not erased yet", others.join(", "));
+                return Err(ApiError::new(Code::Conflict, message)
+                    .hint("it goes when that node is there; the name is free then"));
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+            self.settle_held(id).await;
         }
     }
 
@@ -244,6 +339,17 @@ impl Control {
 
 /// Checks what a request says by itself.
 fn check(ask: &CreateVolume) -> Result<(), ApiError> {
+    let copies = usize::from(ask.replicas).max(ask.on.len());
+    if !(1..=MAX_COPIES).contains(&copies) {
+        let message = format!("volume {} cannot have {copies} copies", ask.name);
+        return Err(ApiError::new(Code::InvalidRequest, message)
+            .hint(format!("give replicas from 1 to {MAX_COPIES}")));
+    }
+    if copies > 1 && ask.size_bytes.is_none() {
+        let message = format!("volume {} needs a size, as devices differ", ask.name);
+        return Err(ApiError::new(Code::InvalidRequest, message)
+            .hint("give size_bytes; only a volume with one copy, on a device, can do without"));
+    }
     match (ask.size_bytes, &ask.backing) {
         (Some(size), _) => api::check_volume_size(size, ask.block_size)?,
         (None, NewBacking::Device { .. }) => {}

@@ -6,8 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::VolumeName;
+use layers::mirror::record::Record;
 use uuid::Uuid;
 
+use super::steps::Records;
+use crate::engine::BackingError;
 use crate::meta::Revision;
 use crate::reconcile::Observed;
 use crate::record::{Stage, Stored};
@@ -20,11 +23,24 @@ pub(super) struct State {
     damaged: Mutex<Vec<String>>,
 }
 
+/// A volume that is exported.
+pub(super) struct OpenVolume {
+    /// Its record.
+    pub(super) stored: Stored,
+    /// Its mirror's, in a cluster.
+    pub(super) mirror: Option<(Record, Revision)>,
+    /// The core it lives on.
+    pub(super) core: usize,
+}
+
 /// One volume.
 #[derive(Clone, Default)]
 struct Known {
     stored: Option<Stored>,
+    mirror: Option<(Record, Revision)>,
     observed: Observed,
+    /// Why its image could not be made here.
+    not_made: Option<BackingError>,
     gate: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -68,8 +84,33 @@ impl State {
     }
 
     /// Records what the store says now.
-    pub(super) fn know(&self, id: Uuid, stored: Option<Stored>) {
-        self.volumes().entry(id).or_default().stored = stored;
+    pub(super) fn know(&self, id: Uuid, records: &Records) {
+        let mut volumes = self.volumes();
+        let known = volumes.entry(id).or_default();
+        known.stored.clone_from(&records.stored);
+        known.mirror.clone_from(&records.mirror);
+    }
+
+    /// Records why an image could not be made, or that it was.
+    pub(super) fn make_failed(&self, id: Uuid, why: Option<BackingError>) {
+        self.volumes().entry(id).or_default().not_made = why;
+    }
+
+    /// Why an image could not be made here.
+    pub(super) fn not_made(&self, id: Uuid) -> Option<BackingError> {
+        self.volumes().get(&id)?.not_made.clone()
+    }
+
+    /// All mirrors' records, as last read.
+    pub(super) fn mirrors(&self) -> BTreeMap<Uuid, Record> {
+        let volumes = self.volumes();
+        let known = volumes.iter().filter_map(|(id, k)| Some((*id, k.mirror.as_ref()?.0.clone())));
+        known.collect()
+    }
+
+    /// A volume's mirror's record, as last read.
+    pub(super) fn mirror(&self, id: Uuid) -> Option<Record> {
+        self.volumes().get(&id)?.mirror.as_ref().map(|(record, _)| record.clone())
     }
 
     /// Forgets a volume that is in neither the store nor the data plane, unless somebody waits at
@@ -107,11 +148,12 @@ impl State {
     }
 
     /// Volumes to export: those that are open and ready, and their cores.
-    pub(super) fn open(&self) -> Vec<(Stored, usize)> {
+    pub(super) fn open(&self) -> Vec<OpenVolume> {
         let volumes = self.volumes();
         let open = volumes.values().filter_map(|k| match (&k.stored, &k.observed) {
             (Some(stored), Observed::Open { core, .. }) if stored.record.stage == Stage::Ready => {
-                Some((stored.clone(), *core))
+                let (stored, mirror) = (stored.clone(), k.mirror.clone());
+                Some(OpenVolume { stored, mirror, core: *core })
             }
             _ => None,
         });
@@ -121,18 +163,23 @@ impl State {
     /// Whether initiators are served by the record that is known.
     pub(super) fn is_published(&self, id: Uuid) -> bool {
         match self.volumes().get(&id) {
-            Some(Known { stored: Some(s), observed: Observed::Open { published, .. }, .. }) => {
-                *published == Some(s.revision)
-            }
+            Some(Known {
+                stored: Some(s),
+                mirror,
+                observed: Observed::Open { published, .. },
+                ..
+            }) => *published == Some((s.revision, mirror.as_ref().map(|m| m.1))),
             _ => false,
         }
     }
 
-    pub(super) fn published(&self, id: Uuid, by: Revision) {
+    /// Initiators are served by the records in `volume`.
+    pub(super) fn published(&self, volume: &OpenVolume) {
+        let OpenVolume { stored: Stored { record, revision }, mirror, .. } = volume;
         if let Some(Known { observed: Observed::Open { published, .. }, .. }) =
-            self.volumes().get_mut(&id)
+            self.volumes().get_mut(&record.id)
         {
-            *published = Some(by);
+            *published = Some((*revision, mirror.as_ref().map(|m| m.1)));
         }
     }
 

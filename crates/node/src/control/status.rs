@@ -5,7 +5,7 @@ use api::{
 };
 
 use super::view::sessions;
-use super::{Control, FileSystem, Space, space};
+use super::{Control, FileSystem, Space, Together, space};
 use crate::engine::{CoreReport, Scope};
 use crate::reconcile::Observed;
 use crate::record::{Stage, Stored};
@@ -27,6 +27,8 @@ pub struct Facts {
     pub cores: Vec<CoreReport>,
     /// The space that volumes take and have.
     pub space: Space,
+    /// The cluster, of a node in one.
+    pub together: Option<Together>,
 }
 
 /// Free space in a file system below which the status warns: this part of it.
@@ -51,6 +53,7 @@ impl Control {
         let (report, look) =
             (self.0.engine.report(scope), space::look(self.me(), &volumes, &settings.data_dir));
         let (cores, space) = tokio::join!(report, look);
+        let together = self.together(&cores).await;
         Facts {
             node: NodeInfo {
                 name: settings.name.clone(),
@@ -67,6 +70,7 @@ impl Control {
             damaged: self.0.state.damaged(),
             cores,
             space,
+            together,
         }
     }
 }
@@ -79,6 +83,11 @@ pub fn assess(facts: &Facts) -> Status {
     failure_findings(facts, &mut findings);
     space_findings(facts, &mut findings);
     node_findings(facts, &mut findings);
+    if let Some(together) = &facts.together {
+        together.findings(&mut findings);
+        let records = facts.volumes.iter().map(|(s, _)| &s.record);
+        records.for_each(|record| together.volume_findings(record, &mut findings));
+    }
     findings.sort_by_key(|f: &Finding| std::cmp::Reverse(f.severity));
     let verdict = match findings.first().map(|f| f.severity) {
         Some(Severity::Critical) => Verdict::Unavailable,
@@ -86,7 +95,11 @@ pub fn assess(facts: &Facts) -> Status {
         Some(Severity::Note) | None => Verdict::Safe,
     };
     let online = |(s, o): &&(Stored, Observed)| {
-        s.record.stage == Stage::Ready && matches!(o, Observed::Open { .. })
+        let serves = match &facts.together {
+            Some(together) => !together.served_by(s.record.id).is_empty(),
+            None => matches!(o, Observed::Open { .. }),
+        };
+        s.record.stage == Stage::Ready && serves
     };
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let total = count(facts.volumes.len());
@@ -111,7 +124,7 @@ pub fn assess(facts: &Facts) -> Status {
     }
 }
 
-fn finding(
+pub(super) fn finding(
     severity: Severity,
     subject: impl Into<String>,
     message: impl Into<String>,
@@ -134,9 +147,12 @@ fn volume_findings(facts: &Facts, findings: &mut Vec<Finding>) {
             (Stage::Ready, Observed::Open { .. }) => continue,
             (Stage::Ready, Observed::Broken { reason } | Observed::Stuck { reason }) => {
                 let hint = "remove the obstacle; the node tries again every 30 seconds";
-                finding(Severity::Critical, subject, reason, Some(hint))
+                let elsewhere = facts.together.is_some();
+                let severity = if elsewhere { Severity::Warning } else { Severity::Critical };
+                finding(severity, subject, reason, Some(hint))
             }
-            (Stage::Ready, Observed::Closed | Observed::Erased) => {
+            // In a cluster, other nodes may have it.
+            (Stage::Ready, Observed::Closed | Observed::Erased) if facts.together.is_none() => {
                 finding(Severity::Warning, subject, "it is being opened", None)
             }
             (_, Observed::Stuck { reason }) => {
@@ -217,7 +233,7 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         let message = "disks are reached through threads, which costs speed: io_uring is not to be had, or not wanted";
         findings.push(finding(Severity::Note, subject.clone(), message, None));
     }
-    if !facts.volumes.is_empty() {
+    if !facts.volumes.is_empty() && facts.together.is_none() {
         let message = "each volume has one copy, on a disk of this node: keep backups";
         findings.push(finding(Severity::Note, subject, message, None));
     }
@@ -245,6 +261,7 @@ mod tests {
             waits_for: None,
             volumes,
             damaged: Vec::new(),
+            together: None,
             cores: Vec::new(),
             space: Space { data_dir: Some((100 << 30, 50 << 30)), ..Space::default() },
         }

@@ -7,11 +7,12 @@ use api::{
     Access, ApiError, Code, CopyState, IscsiExport, NvmeExport, Protocol, Session, SessionList,
     Volume, VolumeCopy, VolumeIo, VolumeList, VolumeName, VolumeState,
 };
+use cluster::nodes::NodePortals;
 use target::server::Service;
 use uuid::Uuid;
 use volume::Kind;
 
-use super::{Control, space};
+use super::{Control, Together, space};
 use crate::engine::{CoreReport, Scope, VolumeReport};
 use crate::publish::{LUN, NAMESPACE};
 use crate::reconcile::Observed;
@@ -23,7 +24,7 @@ impl Control {
         let volumes = self.0.state.all();
         let look = space::look(self.me(), &volumes, &self.0.settings.data_dir);
         let (reports, space) = tokio::join!(self.0.engine.report(Scope::All), look);
-        let usage = Usage::new(&volumes, &reports, space.taken);
+        let usage = Usage::new(&volumes, &reports, space.taken, self.together(&reports).await);
         let show = |(s, o): &(Stored, Observed)| self.show_with(s, o, &usage);
         VolumeList { volumes: volumes.iter().map(show).collect() }
     }
@@ -42,15 +43,18 @@ impl Control {
         let volume = [volume];
         let look = space::look(self.me(), &volume, &self.0.settings.data_dir);
         let (reports, space) = tokio::join!(self.0.engine.report(Scope::One(id)), look);
-        let usage = Usage::new(&volume, &reports, space.taken);
+        let usage = Usage::new(&volume, &reports, space.taken, self.together(&reports).await);
         let [(stored, observed)] = &volume;
         Ok(self.show_with(stored, observed, &usage))
     }
 
     fn show_with(&self, stored: &Stored, observed: &Observed, usage: &Usage<'_>) -> Volume {
         let record = &stored.record;
-        let portals = &self.0.settings.portals;
-        let text = |list: &[SocketAddr]| list.iter().map(ToString::to_string).collect();
+        let own = &self.0.settings.portals;
+        let text = |list: &[SocketAddr], all: Vec<String>| match self.membership() {
+            Some(_) => all,
+            None => list.iter().map(ToString::to_string).collect(),
+        };
         let report = usage.reports.get(&record.id).copied();
         Volume {
             name: record.name.clone(),
@@ -58,9 +62,12 @@ impl Control {
             size_bytes: record.size_bytes,
             block_size: record.block_size,
             thin: record.thin,
-            copies: record.places.iter().map(|p| self.copy(record, p)).collect(),
+            copies: match &usage.together {
+                Some(together) => together.copies(record),
+                None => record.places.iter().map(|p| self.only_copy(p)).collect(),
+            },
             allocated_bytes: usage.space.get(&record.id).copied(),
-            state: volume_state(record.stage, observed),
+            state: volume_state(record, observed, usage.together.as_ref()),
             access: Access {
                 initiators: record.allow.iter().cloned().collect(),
                 chap_user: record.chap.as_ref().map(|c| c.user.clone()),
@@ -70,12 +77,12 @@ impl Control {
             iscsi: record.protocols.iscsi.then(|| IscsiExport {
                 target: record.iscsi_target.clone(),
                 lun: LUN,
-                portals: text(&portals.iscsi),
+                portals: text(&own.iscsi, self.portals(record, |p| &p.iscsi)),
             }),
             nvme: record.protocols.nvme.then(|| NvmeExport {
                 subsystem: record.nvme_subsystem.clone(),
                 namespace: NAMESPACE,
-                portals: text(&portals.nvme),
+                portals: text(&own.nvme, self.portals(record, |p| &p.nvme)),
             }),
             sessions: usage.sessions.get(&record.name).copied().unwrap_or(0),
             created_s: record.created_s,
@@ -83,15 +90,28 @@ impl Control {
         }
     }
 
-    fn copy(&self, record: &VolumeRecord, place: &Place) -> VolumeCopy {
+    /// The copy of a volume on a node that is in no cluster.
+    fn only_copy(&self, place: &Place) -> VolumeCopy {
         let state = match &place.stage {
-            PlaceStage::Wanted { .. } => CopyState::BeingMade,
             PlaceStage::Made => CopyState::InSync,
+            PlaceStage::Wanted { .. } => CopyState::BeingMade,
             PlaceStage::Leaving { .. } => CopyState::Leaving,
             PlaceStage::Failed { reason } => CopyState::Failed { reason: reason.clone() },
         };
         let (node, backing) = (self.0.settings.name.clone(), place.backing.clone());
-        VolumeCopy { node, backing, state, primary: record.places.len() == 1 }
+        VolumeCopy { node, backing, state, primary: true }
+    }
+
+    /// Where a volume is reached: at all nodes that keep a copy of it.
+    fn portals(
+        &self,
+        record: &VolumeRecord,
+        of: impl Fn(&NodePortals) -> &[SocketAddr],
+    ) -> Vec<String> {
+        let Some(membership) = self.membership() else { return Vec::new() };
+        let nodes = membership.nodes.borrow();
+        let places = record.places.iter().filter_map(|p| nodes.get(&p.node));
+        places.flat_map(|n| of(&n.record.portals)).map(ToString::to_string).collect()
     }
 
     /// All sessions: connections and queues of one initiator to one target together.
@@ -114,6 +134,7 @@ struct Usage<'a> {
     reports: HashMap<Uuid, &'a VolumeReport>,
     space: HashMap<Uuid, u64>,
     sessions: HashMap<VolumeName, u32>,
+    together: Option<Together>,
 }
 
 impl<'a> Usage<'a> {
@@ -121,25 +142,50 @@ impl<'a> Usage<'a> {
         volumes: &[(Stored, Observed)],
         cores: &'a [CoreReport],
         space: HashMap<Uuid, u64>,
+        together: Option<Together>,
     ) -> Self {
         let reports = cores.iter().flat_map(|c| &c.volumes).map(|v| (v.id, v)).collect();
         let mut counts = HashMap::new();
         for name in sessions(volumes, cores).into_iter().filter_map(|s| s.volume) {
             *counts.entry(name).or_default() += 1;
         }
-        Self { reports, space, sessions: counts }
+        Self { reports, space, sessions: counts, together }
     }
 }
 
-fn volume_state(stage: Stage, observed: &Observed) -> VolumeState {
-    match (stage, observed) {
-        (_, Observed::Broken { reason } | Observed::Stuck { reason }) => {
+fn volume_state(
+    record: &VolumeRecord,
+    observed: &Observed,
+    together: Option<&Together>,
+) -> VolumeState {
+    match (record.stage, observed, together) {
+        (Stage::Creating, ..) => VolumeState::Creating,
+        (Stage::Deleting, Observed::Stuck { reason }, _) => {
             VolumeState::Offline { reason: reason.clone() }
         }
-        (Stage::Creating, _) => VolumeState::Creating,
-        (Stage::Deleting, _) => VolumeState::Deleting,
-        (Stage::Ready, Observed::Open { .. }) => VolumeState::Online,
-        (Stage::Ready, _) => VolumeState::Opening,
+        (Stage::Deleting, ..) => VolumeState::Deleting,
+        (Stage::Ready, observed, Some(together)) => clustered(record, observed, together),
+        (Stage::Ready, Observed::Broken { reason } | Observed::Stuck { reason }, None) => {
+            VolumeState::Offline { reason: reason.clone() }
+        }
+        (Stage::Ready, Observed::Open { .. }, None) => VolumeState::Online,
+        (Stage::Ready, _, None) => VolumeState::Opening,
+    }
+}
+
+/// The state of a volume of a cluster, as it is seen from one node.
+fn clustered(record: &VolumeRecord, observed: &Observed, together: &Together) -> VolumeState {
+    let serving = together.served_by(record.id);
+    if serving.contains(&together.me) {
+        return VolumeState::Online;
+    }
+    let reason = match observed {
+        Observed::Broken { reason } | Observed::Stuck { reason } => reason.clone(),
+        _ => together.why_not(record),
+    };
+    match serving.is_empty() {
+        true => VolumeState::Offline { reason },
+        false => VolumeState::Elsewhere { reason },
     }
 }
 

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use api::{Backing, Code};
 use block::Dev;
-use layers::file::{self, Create, File, FileError, Open, Provisioning, Reason};
+use layers::file::{self, Create, File, FileError, Label, Open, Provisioning, Reason};
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenReason};
 use uuid::Uuid;
@@ -95,11 +95,10 @@ pub(super) async fn make(
         erase(core, record, place, buffered).await?;
         return Err(e);
     }
-    Ok(image(&file))
+    Ok(image(file.label()))
 }
 
-fn image(file: &File) -> Image {
-    let label = file.label();
+fn image(label: Label) -> Image {
     Image { image: label.image, size_bytes: label.data_bytes, generation: label.generation }
 }
 
@@ -122,6 +121,21 @@ pub(super) async fn erase(
         }
         Err(e) => Err(e.into()),
     }
+}
+
+/// What the image of a volume is.
+pub(super) async fn inspect(
+    core: &Core,
+    record: &VolumeRecord,
+    place: &Place,
+    buffered: bool,
+) -> Result<Image, BackingError> {
+    let path = place.backing.path();
+    let label = file::inspect(core, path, buffered).await?;
+    if label.volume != record.id {
+        return Err(BackingError::refused(format!("{}: it is another volume's", path.display())));
+    }
+    Ok(image(label))
 }
 
 /// Whether there is nothing of the volume to erase.
@@ -167,7 +181,7 @@ impl Backed {
 
     /// What is known of it.
     pub(super) fn image(&self) -> Image {
-        image(&self.file)
+        image(self.file.label())
     }
 
     /// Makes it larger.

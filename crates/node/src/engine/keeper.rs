@@ -99,6 +99,10 @@ impl Keeper {
         backing::erase(&self.core, record, self.place(record)?, self.buffered).await
     }
 
+    pub(super) async fn inspect(&self, record: &VolumeRecord) -> Result<Image, BackingError> {
+        backing::inspect(&self.core, record, self.place(record)?, self.buffered).await
+    }
+
     /// Opens a volume and tells what its image is. It is not exported yet.
     pub(super) async fn open(&self, record: &VolumeRecord) -> Result<Image, BackingError> {
         if self.stopping.get() {
@@ -244,6 +248,10 @@ impl Keeper {
         let Some(kept) = kept else {
             return Err(BackingError::refused("the volume is not open"));
         };
+        if kept.mirrored.is_some() {
+            // All replicas and their logs have to grow together (RFD 0010, attack 39).
+            return Err(BackingError::refused("a mirrored volume cannot be made larger yet"));
+        }
         let image = kept.backed.grow(size_bytes).await?;
         self.server.volume_resized(volume_id(id));
         Ok(image)

@@ -9,7 +9,7 @@ use std::time::Duration;
 use block::{AccessState, Dev, Epoch};
 use layers::file::File;
 use layers::mirror::log::{Damage, Found, IntentLog, LogError};
-use layers::mirror::record::Member;
+use layers::mirror::member::Why;
 use layers::mirror::{Mirror, Parts, Status, Verified};
 use peer::{Endpoint, Greeting, NodeId, PeerAddresses};
 use rt::Core;
@@ -260,15 +260,25 @@ impl Mirrored {
         };
         match ended {
             None => Err("a disk does not answer".to_owned()),
-            // Who is outside has nothing to make durable: the others have it all.
-            Some(Err(_)) if self.is_outside() => Ok(()),
+            Some(Err(_)) if self.has_nothing() => Ok(()),
             Some(ended) => ended.map_err(|e| e.to_string()),
         }
     }
 
-    fn is_outside(&self) -> bool {
-        let record = self.mirror.status().record;
-        record.is_some_and(|r| !r.in_sync.iter().any(|m: &Member| m.node == self.me))
+    /// Whether nothing that was answered here has to be made durable here: the others have it all, or
+    /// nothing has been answered yet.
+    fn has_nothing(&self) -> bool {
+        let why = self.mirror.status().why;
+        why.is_some_and(|why| {
+            matches!(
+                why,
+                Why::Outside(_)
+                    | Why::Returned(_)
+                    | Why::Blackout(_)
+                    | Why::Leads(_)
+                    | Why::Unread { .. }
+            )
+        })
     }
 
     /// Ends its sessions and the mirror.

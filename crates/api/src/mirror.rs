@@ -1,0 +1,139 @@
+//! The copies of a volume on the nodes of a cluster, and what can be done with them.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Backing, NewBacking, VolumeName};
+
+/// How good a copy of a volume is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case", tag = "is")]
+pub enum CopyState {
+    /// It holds everything that was acknowledged.
+    InSync,
+    /// It lacks what was written while it was away, or everything, and is being brought in sync.
+    Resyncing {
+        /// Bytes copied.
+        done_bytes: u64,
+        /// Bytes to copy in all.
+        total_bytes: u64,
+        /// Seconds until it is in sync, where that can be told.
+        eta_s: Option<u64>,
+    },
+    /// It lacks what was written while it was away, and nobody brings it in sync now.
+    Outdated,
+    /// It is being made.
+    BeingMade,
+    /// It is being removed.
+    Leaving,
+    /// It could not be made.
+    Failed {
+        /// Why not.
+        reason: String,
+    },
+    /// The metadata store has not said.
+    Unknown,
+}
+
+/// One copy of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeCopy {
+    /// Name of the node that keeps it.
+    pub node: String,
+    /// Where it lives there.
+    pub backing: Backing,
+    /// How good it is.
+    pub state: CopyState,
+    /// Whether its node puts writes in order.
+    pub primary: bool,
+}
+
+/// A copy to be added.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AddCopy {
+    /// Name of the node that shall keep it; the cluster chooses one if there is none.
+    #[serde(default)]
+    pub node: Option<String>,
+    /// Where it shall live there.
+    #[serde(default)]
+    pub backing: NewBacking,
+    /// Whether to overwrite what the file or device holds. Otherwise it must hold nothing.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// A copy to be removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveCopy {
+    /// Name of the node that keeps it.
+    pub node: String,
+}
+
+/// A copy to be replaced: by one on another node, which is brought in sync first, or by a new one
+/// on the same node, whose image is lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplaceCopy {
+    /// Name of the node that keeps it.
+    pub node: String,
+    /// Name of the node that shall keep the new one (default: the same).
+    #[serde(default)]
+    pub with: Option<String>,
+    /// Where the new one shall live.
+    #[serde(default)]
+    pub backing: NewBacking,
+    /// Whether to overwrite what the file or device holds. Otherwise it must hold nothing.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Who shall put writes in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SwitchTo {
+    /// Name of the node.
+    pub node: String,
+}
+
+/// Go on with the copy of this node alone, whatever the others may hold that it lacks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForceCopy {
+    /// The volume's name once more: acknowledged writes may be lost.
+    pub confirm: VolumeName,
+}
+
+/// How to compare the copies of a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Verify {
+    /// Whether all copies get the primary's contents where they differ.
+    #[serde(default)]
+    pub repair: bool,
+}
+
+/// A range in which copies differ.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Differing {
+    /// Where it begins, in bytes.
+    pub at_bytes: u64,
+    /// How long it is, in bytes.
+    pub len_bytes: u64,
+    /// Name of the node whose contents are not the primary's.
+    pub node: String,
+}
+
+/// What comparing the copies of a volume has found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Verification {
+    /// Bytes that were compared.
+    pub compared_bytes: u64,
+    /// Ranges that some copy could not be read in.
+    pub unreadable: u64,
+    /// Where copies differ; the first thousand ranges.
+    pub differing: Vec<Differing>,
+    /// Bytes that were written to all copies because some differed.
+    pub repaired_bytes: u64,
+}

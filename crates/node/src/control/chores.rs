@@ -1,0 +1,178 @@
+//! What a node of a cluster does now and then: it tells of itself, and sees to it that the right
+//! nodes put writes in order.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use peer::NodeId;
+use uuid::Uuid;
+
+use super::report::{self, NodeReport, Progress};
+use super::{Control, space};
+use crate::engine::{CoreReport, Scope};
+use crate::meta::{Change, Expect, MetaError, Revision};
+use crate::reconcile::Observed;
+use crate::record::Stored;
+
+/// How often.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// A node that has just started lets others come back before it hands them anything.
+const SETTLE: Duration = Duration::from_secs(60);
+
+/// A volume whose writes this node puts in order.
+#[derive(Clone, Debug)]
+struct Led {
+    volume: Uuid,
+    /// The other nodes that are in sync and could lead.
+    heirs: Vec<NodeId>,
+    /// The one that an operator wants.
+    prefer: Option<NodeId>,
+}
+
+impl Control {
+    /// Does the chores for as long as the node runs.
+    pub(super) async fn do_chores(self) {
+        let (mut progress, mut told) = (Progress::default(), None);
+        loop {
+            let cores = self.0.engine.report(Scope::All).await;
+            let report = self.own_report(&cores, &mut progress).await;
+            if let Err(error) = self.tell(report, &mut told).await {
+                tracing::debug!(%error, "others are not told of this node now");
+            }
+            self.choose_leaders().await;
+            if self.is_drained() {
+                self.leave_all().await;
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    async fn own_report(&self, cores: &[CoreReport], progress: &mut Progress) -> NodeReport {
+        let nothing: &[(Stored, Observed)] = &[];
+        let space = space::look(self.me(), nothing, &self.0.settings.data_dir).await;
+        let (bytes, free_bytes) = space.data_dir.unwrap_or_default();
+        let mirrors = progress.mirrors(cores, &|node| self.node_name(node));
+        NodeReport { bytes, free_bytes, mirrors }
+    }
+
+    /// Writes the report, if it says something new.
+    async fn tell(
+        &self,
+        report: NodeReport,
+        told: &mut Option<(NodeReport, Revision)>,
+    ) -> Result<(), MetaError> {
+        if told.as_ref().is_some_and(|(before, _)| *before == report) {
+            return Ok(());
+        }
+        let key = report::key(self.me());
+        let found = self.0.meta.get(&key).await?;
+        let expect = found.map_or(Expect::Absent, |e| Expect::At(e.revision));
+        let value = serde_json::to_vec(&report).expect("names and numbers always serialise");
+        let change = Change { key, expect, value: Some(value) };
+        let revision = self.0.meta.commit(vec![change]).await?;
+        *told = Some((report, revision));
+        Ok(())
+    }
+
+    /// What the nodes have told last.
+    ///
+    /// # Errors
+    /// [`MetaError`].
+    pub(super) async fn reports(&self) -> Result<BTreeMap<NodeId, NodeReport>, MetaError> {
+        let (entries, _) = self.0.meta.list(report::REPORTS).await?;
+        let node = |key: &str| key.strip_prefix(report::REPORTS)?.parse().ok().map(NodeId);
+        let all = entries.iter().filter_map(|entry| {
+            Some((node(&entry.key)?, serde_json::from_slice(&entry.value).ok()?))
+        });
+        Ok(all.collect())
+    }
+
+    async fn leave_all(&self) {
+        for volume in self.0.state.open() {
+            self.heed_drain(volume.stored.record.id).await;
+        }
+    }
+
+    /// Hands one volume on, if somebody wants that or another node leads far fewer.
+    async fn choose_leaders(&self) {
+        let Some(membership) = self.membership() else { return };
+        let me = membership.node;
+        let fit = |node: NodeId| {
+            let nodes = membership.nodes.borrow();
+            nodes.get(&node).is_some_and(|n| n.alive && !n.record.drained)
+        };
+        let mut loads = BTreeMap::<NodeId, usize>::new();
+        let mut led = Vec::new();
+        for volume in self.0.state.open() {
+            let Some((mirror, _)) = volume.mirror else { continue };
+            *loads.entry(mirror.primary).or_default() += 1;
+            if mirror.primary == me {
+                let heirs = mirror.others(me).map(|m| m.node).filter(|n| fit(*n)).collect();
+                let (volume, prefer) = (volume.stored.record.id, volume.stored.record.prefer);
+                led.push(Led { volume, heirs, prefer });
+            }
+        }
+        let settled = self.0.started.elapsed() >= SETTLE;
+        for (volume, heir) in handovers(me, &led, &loads, settled) {
+            if let Err(error) = self.0.engine.switch_to(volume, heir).await {
+                tracing::info!(%volume, node = %heir, %error, "it does not take over now");
+            }
+        }
+    }
+}
+
+/// The volumes to hand on, and to whom: all that an operator wants elsewhere, and if `balance` one
+/// that goes to a node which leads at least two fewer.
+fn handovers(
+    me: NodeId,
+    led: &[Led],
+    loads: &BTreeMap<NodeId, usize>,
+    balance: bool,
+) -> Vec<(Uuid, NodeId)> {
+    let wanted = led.iter().filter_map(|l| {
+        let heir = l.prefer.filter(|node| *node != me && l.heirs.contains(node))?;
+        Some((l.volume, heir))
+    });
+    let mut all: Vec<_> = wanted.collect();
+    let load = |node: &NodeId| loads.get(node).copied().unwrap_or(0);
+    let even = led.iter().filter(|l| l.prefer.is_none());
+    let best = even
+        .flat_map(|l| l.heirs.iter().map(move |heir| (l.volume, *heir)))
+        .filter(|(_, heir)| load(heir) + 2 <= load(&me))
+        .min_by_key(|(_, heir)| load(heir));
+    all.extend(best.filter(|_| balance));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ME: NodeId = NodeId(1);
+    const B: NodeId = NodeId(2);
+    const C: NodeId = NodeId(3);
+
+    fn led(volume: u128, heirs: &[NodeId], prefer: Option<NodeId>) -> Led {
+        Led { volume: Uuid::from_u128(volume), heirs: heirs.to_vec(), prefer }
+    }
+
+    #[test]
+    fn one_volume_goes_to_a_node_that_leads_far_fewer() {
+        let all = [led(1, &[B], None), led(2, &[B, C], None)];
+        let two = Uuid::from_u128(2);
+        assert_eq!(handovers(ME, &all, &[(ME, 2), (B, 1)].into(), true), [(two, C)]);
+        assert_eq!(handovers(ME, &all, &[(ME, 2), (B, 1), (C, 1)].into(), true), []);
+        assert_eq!(handovers(ME, &all, &[(ME, 2), (B, 1)].into(), false), []);
+    }
+
+    #[test]
+    fn what_an_operator_wants_goes_first_and_stays() {
+        let one = Uuid::from_u128(1);
+        let even = [(ME, 1), (B, 1)].into();
+        assert_eq!(handovers(ME, &[led(1, &[B], Some(B))], &even, false), [(one, B)]);
+        assert_eq!(handovers(ME, &[led(1, &[C], Some(B))], &even, true), [], "it is not in sync");
+        let heavy = [(ME, 9), (B, 1)].into();
+        assert_eq!(handovers(ME, &[led(1, &[B], Some(ME))], &heavy, true), []);
+    }
+}

@@ -1,0 +1,364 @@
+//! What an administrator does with the copies of a volume.
+
+use std::collections::BTreeMap;
+
+use api::{
+    AddCopy, ApiError, Backing, Code, Differing, ForceCopy, NewBacking, RemoveCopy, ReplaceCopy,
+    SwitchTo, Verification, Volume, VolumeName,
+};
+use cluster::identity::Role;
+use cluster::nodes::NodeView;
+use peer::NodeId;
+use uuid::Uuid;
+
+use super::placement::{self, Candidate};
+use super::{Control, backing_error, store_error};
+use crate::record::{MAX_PLACES, Place, PlaceStage, Stored, VolumeRecord};
+
+/// Most copies of one volume, but while one replaces another.
+pub(super) const MAX_COPIES: usize = 3;
+
+impl Control {
+    /// Adds a copy of a volume.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`]; [`Code::Conflict`] names the node that cannot have one, and why.
+    pub async fn add_copy(&self, name: VolumeName, ask: AddCopy) -> Result<Volume, ApiError> {
+        let on: Vec<_> = ask.node.into_iter().collect();
+        self.change_copies(name, move |control, record, free| {
+            let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
+            if taken.len() >= MAX_COPIES {
+                return Err(conflict(format!("it has its {MAX_COPIES} copies")));
+            }
+            let node = control.choose(&on, 1, &taken, free)?.remove(0);
+            let place = control.wanted(record.id, &record.name, node, &ask.backing, ask.force)?;
+            record.add_place(place);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Removes a copy of a volume, once the others can go on without it.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`]; [`Code::Conflict`] if nothing would be left.
+    pub async fn remove_copy(&self, name: VolumeName, ask: RemoveCopy) -> Result<Volume, ApiError> {
+        self.change_copies(name, move |control, record, _| {
+            let node = control.keeper(record, &ask.node)?;
+            let mirror = control.0.state.mirror(record.id);
+            let others = mirror.is_some_and(|m| m.others(node).next().is_some());
+            let stays = |p: &Place| p.node != node && p.stage == PlaceStage::Made;
+            let listed = mirror_has(control, record.id, node);
+            if !record.places.iter().any(stays) || (listed && !others) {
+                return Err(conflict("no other copy is in sync".into())
+                    .hint("add one first, or wait until one is in sync; `windrose volume delete` removes all"));
+            }
+            match record.place(node).map(|p| &p.stage) {
+                // Nothing is there.
+                Some(PlaceStage::Failed { .. }) => record.places.retain(|p| p.node != node),
+                _ => set_stage(record, node, PlaceStage::Leaving { instead_of: None }),
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Replaces a copy of a volume.
+    ///
+    /// # Errors
+    /// As [`Self::add_copy`]; [`Code::Conflict`] for one in sync that would be replaced in place.
+    pub async fn replace_copy(
+        &self,
+        name: VolumeName,
+        ask: ReplaceCopy,
+    ) -> Result<Volume, ApiError> {
+        self.change_copies(name, move |control, record, free| {
+            let old = control.keeper(record, &ask.node)?;
+            let with = ask.with.clone().filter(|with| *with != ask.node);
+            let Some(with) = with else {
+                if mirror_has(control, record.id, old) {
+                    let message = format!("the copy on {} is in sync", ask.node);
+                    return Err(
+                        conflict(message).hint("replace it with one on another node: --with NODE")
+                    );
+                }
+                let (id, name) = (record.id, record.name.clone());
+                let place = control.wanted(id, &name, old, &ask.backing, ask.force)?;
+                record.place_mut(old).into_iter().for_each(|p| p.clone_from(&place));
+                return Ok(());
+            };
+            let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
+            if taken.len() >= MAX_PLACES {
+                return Err(conflict("another copy is being replaced".into()));
+            }
+            let new = control.choose(&[with], 1, &taken, free)?.remove(0);
+            let place = control.wanted(record.id, &record.name, new, &ask.backing, ask.force)?;
+            record.add_place(place);
+            set_stage(record, old, PlaceStage::Leaving { instead_of: Some(new) });
+            Ok(())
+        })
+        .await
+    }
+
+    /// Has the copy of a node put writes in order whenever it is in sync.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`]; [`Code::Conflict`] for a node without a copy.
+    pub async fn switch(&self, name: VolumeName, ask: SwitchTo) -> Result<Volume, ApiError> {
+        self.change_copies(name, move |control, record, _| {
+            record.prefer = Some(control.keeper(record, &ask.node)?);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Has the copy of this node go on alone, whatever the others may have that it lacks.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] without the volume's name; [`Code::Conflict`] if it serves, or a
+    /// node that may have newer data is alive.
+    pub async fn force(&self, name: VolumeName, ask: ForceCopy) -> Result<Volume, ApiError> {
+        let control = self.clone();
+        self.detached(async move { control.force_now(&name, &ask).await }).await
+    }
+
+    async fn force_now(&self, name: &VolumeName, ask: &ForceCopy) -> Result<Volume, ApiError> {
+        self.in_cluster()?;
+        if ask.confirm != *name {
+            let message = format!("{} is confirmed, and {name} is meant", ask.confirm);
+            return Err(ApiError::new(Code::InvalidRequest, message)
+                .hint("repeat the name of the volume: acknowledged writes may be lost"));
+        }
+        let id = self.find(name)?;
+        let Some(mirror) = self.0.state.mirror(id) else {
+            return Err(conflict(format!("volume {name} has no copies yet")));
+        };
+        let me = self.me();
+        if mirror.image(me).is_none() {
+            return Err(conflict(format!("node {} keeps no copy of {name}", self.node_name(me)))
+                .hint("ask the node whose copy is to go on"));
+        }
+        let alive = mirror.others(me).map(|m| m.node).find(|node| self.is_alive(*node));
+        if let Some(node) = alive {
+            let node = self.node_name(node);
+            return Err(conflict(format!(
+                "node {node} is alive and may have newer data of {name}"
+            ))
+            .hint(format!("let it serve, or switch node {node} off first")));
+        }
+        tracing::warn!(volume = %name, "an operator has this copy go on alone, whatever is lost");
+        let forced = self.0.engine.force(id).await;
+        forced.map_err(|e| backing_error(name, &e))?;
+        self.show_id(id).await
+    }
+
+    /// Compares the copies of a volume, and makes them like the primary's if asked to.
+    ///
+    /// # Errors
+    /// [`Code::Conflict`] names the node to ask, if this is not the primary's.
+    pub async fn verify(&self, name: &VolumeName, repair: bool) -> Result<Verification, ApiError> {
+        self.in_cluster()?;
+        let id = self.find(name)?;
+        let Some((stored, _)) = self.0.state.get(id) else {
+            return Err(ApiError::new(Code::NotFound, "the volume was deleted just now"));
+        };
+        let primary = self.0.state.mirror(id).map(|m| m.primary);
+        if let Some(primary) = primary.filter(|p| *p != self.me()) {
+            let node = self.node_name(primary);
+            return Err(conflict(format!("writes of {name} are put in order by node {node}"))
+                .hint(format!(
+                    "ask there, or `windrose volume switch {name} --to` this node first"
+                )));
+        }
+        let found = self.0.engine.verify(id, repair).await;
+        let found = found.map_err(|e| backing_error(name, &e))?;
+        let block = u64::from(stored.record.block_size.bytes());
+        let differing = found.differences.iter().map(|d| Differing {
+            at_bytes: d.range.at.0 * block,
+            len_bytes: d.range.count * block,
+            node: self.node_name(d.node),
+        });
+        Ok(Verification {
+            compared_bytes: found.compared * block,
+            differing: differing.collect(),
+            unreadable: found.unreadable,
+            repaired_bytes: found.repaired * block,
+        })
+    }
+
+    /// Changes the places of a volume; `change` is told how much space the nodes have.
+    async fn change_copies<F>(&self, name: VolumeName, change: F) -> Result<Volume, ApiError>
+    where
+        F: Fn(&Self, &mut VolumeRecord, &Free) -> Result<(), ApiError> + Send + 'static,
+    {
+        self.in_cluster()?;
+        let control = self.clone();
+        self.detached(async move {
+            let id = control.find(&name)?;
+            let free = control.free_space().await;
+            let gate = control.0.state.gate(id);
+            let _held = gate.lock().await;
+            let Stored { mut record, revision } = control.ready(id, &name).await?;
+            let named = |e: ApiError| {
+                let message = format!("volume {name}: {}", e.message);
+                ApiError { message, ..e }
+            };
+            change(&control, &mut record, &free).map_err(named)?;
+            let committed = control.0.meta.commit(record.replace(revision)).await;
+            control.settle_held(id).await;
+            committed.map_err(|e| store_error(&e))?;
+            control.show_id(id).await
+        })
+        .await
+    }
+
+    /// Free space by node, as they have told.
+    pub(super) async fn free_space(&self) -> Free {
+        let reports = self.reports().await.unwrap_or_default();
+        reports.into_iter().map(|(node, report)| (node, report.free_bytes)).collect()
+    }
+
+    /// The nodes that get `count` copies of a volume which has some on `taken`: those named `on`,
+    /// and others.
+    pub(super) fn choose(
+        &self,
+        on: &[String],
+        count: usize,
+        taken: &[NodeId],
+        free: &Free,
+    ) -> Result<Vec<NodeId>, ApiError> {
+        let candidates = self.candidates(free);
+        let find = |name: &String| candidates.iter().find(|c| c.name == *name).map(|c| c.node);
+        let mut named = Vec::new();
+        for name in on {
+            let node = find(name).ok_or_else(|| {
+                ApiError::new(Code::NotFound, format!("there is no node {name}"))
+                    .hint("`windrose cluster nodes` shows who there is")
+            })?;
+            named.push(node);
+        }
+        placement::choose(&candidates, taken, &named, count)
+            .map_err(|why| conflict(why).hint("`windrose cluster nodes` shows who there is"))
+    }
+
+    fn candidates(&self, free: &Free) -> Vec<Candidate> {
+        let Some(membership) = self.membership() else {
+            return vec![Candidate {
+                node: self.me(),
+                name: self.0.settings.name.clone(),
+                domain: String::new(),
+                unfit: None,
+                free_bytes: 0,
+                copies: 0,
+            }];
+        };
+        let volumes = self.0.state.all();
+        let copies =
+            |node: NodeId| volumes.iter().filter(|(s, _)| s.record.place(node).is_some()).count();
+        let nodes = membership.nodes.borrow();
+        let candidate = |(&node, view): (&NodeId, &NodeView)| Candidate {
+            node,
+            name: view.record.name.clone(),
+            domain: view.record.failure_domain.clone(),
+            unfit: unfit(view),
+            free_bytes: free.get(&node).copied().unwrap_or(0),
+            copies: copies(node),
+        };
+        nodes.iter().map(candidate).collect()
+    }
+
+    /// A copy that `node` shall make.
+    pub(super) fn wanted(
+        &self,
+        volume: Uuid,
+        name: &VolumeName,
+        node: NodeId,
+        backing: &NewBacking,
+        force: bool,
+    ) -> Result<Place, ApiError> {
+        let backing = match backing {
+            NewBacking::File { path: Some(path) } => Backing::File { path: path.clone() },
+            NewBacking::Device { path } => Backing::Device { path: path.clone() },
+            NewBacking::File { path: None } => {
+                let file = format!("{name}-{volume}.img");
+                Backing::File { path: self.data_dir_of(node)?.join("volumes").join(file) }
+            }
+        };
+        let (image, stage) = (None, PlaceStage::Wanted { force });
+        Ok(Place { node, backing, image, image_generation: 0, stage })
+    }
+
+    fn data_dir_of(&self, node: NodeId) -> Result<std::path::PathBuf, ApiError> {
+        if node == self.me() {
+            return Ok(self.0.settings.data_dir.clone());
+        }
+        let nodes = self.membership().map(|m| m.nodes.borrow());
+        let record = nodes.as_ref().and_then(|nodes| nodes.get(&node));
+        let found = record.map(|view| view.record.data_dir.clone());
+        found.ok_or_else(|| ApiError::new(Code::NotFound, format!("there is no node {node}")))
+    }
+
+    /// The node called `name`, which keeps a copy of the volume.
+    fn keeper(&self, record: &VolumeRecord, name: &str) -> Result<NodeId, ApiError> {
+        let keepers = record.places.iter().map(|p| p.node);
+        keepers.into_iter().find(|node| self.node_name(*node) == name).ok_or_else(|| {
+            let all: Vec<_> = record.places.iter().map(|p| self.node_name(p.node)).collect();
+            conflict(format!("node {name} keeps no copy of it"))
+                .hint(format!("its copies are on {}", all.join(", ")))
+        })
+    }
+
+    /// What a node is called.
+    pub(super) fn node_name(&self, node: NodeId) -> String {
+        let nodes = self.membership().map(|m| m.nodes.borrow());
+        let known = nodes.as_ref().and_then(|nodes| Some(nodes.get(&node)?.record.name.clone()));
+        known.unwrap_or_else(|| {
+            if node == self.me() { self.0.settings.name.clone() } else { format!("number {node}") }
+        })
+    }
+
+    /// Whether this node keeps copies of volumes.
+    pub(super) fn keeps_data(&self) -> bool {
+        self.membership().is_none_or(|m| m.role == Role::Data)
+    }
+
+    fn is_alive(&self, node: NodeId) -> bool {
+        self.membership().is_some_and(|m| m.nodes.borrow().get(&node).is_some_and(|n| n.alive))
+    }
+
+    fn in_cluster(&self) -> Result<(), ApiError> {
+        if self.membership().is_some() {
+            return Ok(());
+        }
+        Err(conflict("this node is in no cluster".into())
+            .hint("`windrose cluster init` begins one, `windrose cluster join` joins one"))
+    }
+}
+
+/// Free space by node, in bytes.
+pub(super) type Free = BTreeMap<NodeId, u64>;
+
+fn conflict(message: String) -> ApiError {
+    ApiError::new(Code::Conflict, message)
+}
+
+fn set_stage(record: &mut VolumeRecord, node: NodeId, stage: PlaceStage) {
+    if let Some(place) = record.place_mut(node) {
+        place.stage = stage;
+    }
+}
+
+/// Whether the copy on `node` is in sync.
+fn mirror_has(control: &Control, volume: Uuid, node: NodeId) -> bool {
+    control.0.state.mirror(volume).is_some_and(|m| m.member(node).is_some())
+}
+
+/// Why a node gets no copy now.
+fn unfit(node: &NodeView) -> Option<&'static str> {
+    match () {
+        () if node.record.role == Role::Witness => Some("is a witness"),
+        () if !node.alive => Some("does not run"),
+        () if node.record.drained => Some("is drained"),
+        () => None,
+    }
+}

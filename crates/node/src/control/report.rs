@@ -1,0 +1,127 @@
+//! What nodes tell each other of themselves through the store, for people to see: nothing is
+//! decided by it (RFD 0012, 2.3).
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use layers::mirror::Status;
+use peer::NodeId;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::engine::{CoreReport, MirrorReport};
+
+/// What keys of reports begin with.
+pub(super) const REPORTS: &str = "reports/";
+
+/// How far back the rate of a resync is looked for.
+const RATE_OVER: Duration = Duration::from_secs(60);
+
+/// What a node tells of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// Size of the file system of its data directory, in bytes.
+    pub bytes: u64,
+    /// Free space in it, in bytes.
+    pub free_bytes: u64,
+    /// Its mirrors.
+    pub mirrors: BTreeMap<Uuid, SeenMirror>,
+}
+
+/// A mirror as one of its nodes sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenMirror {
+    /// Whether it serves there.
+    pub serves: bool,
+    /// Why it does not, as [`super::why::sentence`] has it.
+    pub why: Option<String>,
+    /// Nodes whose copies are brought in sync from there.
+    pub resyncs: Vec<Resync>,
+}
+
+/// A copy that is being brought in sync.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resync {
+    /// Number of its node.
+    pub node: u16,
+    /// Bytes copied.
+    pub done_bytes: u64,
+    /// Bytes to copy in all.
+    pub total_bytes: u64,
+    /// Seconds until it is in sync, by the rate of the last minute.
+    pub eta_s: Option<u64>,
+}
+
+/// Key of a node's report.
+pub(super) fn key(node: NodeId) -> String {
+    format!("{REPORTS}{node}")
+}
+
+/// How far resyncs were when they were looked at.
+#[derive(Debug, Default)]
+pub(super) struct Progress(HashMap<(Uuid, NodeId), (Instant, u64)>);
+
+impl Progress {
+    /// Notes how far a resync is, and tells how long the rest will take.
+    fn eta(&mut self, of: (Uuid, NodeId), done: u64, total: u64, now: Instant) -> Option<u64> {
+        let (since, before) = *self.0.entry(of).or_insert((now, done));
+        if before > done || now - since > RATE_OVER {
+            self.0.insert(of, (now, done));
+        }
+        let (copied, millis) = (done.checked_sub(before)?, (now - since).as_millis());
+        let rest = u128::from(total.saturating_sub(done));
+        let left = rest.checked_mul(millis)?.checked_div(u128::from(copied))? / 1000;
+        u64::try_from(left).ok().filter(|_| millis > 0)
+    }
+
+    /// What the mirrors of this node tell.
+    pub(super) fn mirrors(
+        &mut self,
+        cores: &[CoreReport],
+        names: &impl Fn(NodeId) -> String,
+    ) -> BTreeMap<Uuid, SeenMirror> {
+        let now = Instant::now();
+        let volumes = cores.iter().flat_map(|core| &core.volumes);
+        let seen =
+            volumes.filter_map(|v| Some((v.id, self.mirror(v.id, v.mirror.as_ref()?, now, names))));
+        seen.collect()
+    }
+
+    fn mirror(
+        &mut self,
+        volume: Uuid,
+        report: &MirrorReport,
+        now: Instant,
+        names: &impl Fn(NodeId) -> String,
+    ) -> SeenMirror {
+        let Status { why, resyncs, .. } = &report.status;
+        let resyncs = resyncs.iter().map(|&(node, done_bytes, total_bytes)| {
+            let eta_s = self.eta((volume, node), done_bytes, total_bytes, now);
+            Resync { node: node.0, done_bytes, total_bytes, eta_s }
+        });
+        SeenMirror {
+            serves: why.is_none(),
+            resyncs: resyncs.collect(),
+            why: why.as_ref().map(|why| super::why::sentence(why, names)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_is_told_by_the_rate_of_the_last_minute() {
+        let mut progress = Progress::default();
+        let of = (Uuid::nil(), NodeId(1));
+        let begin = Instant::now();
+        let at = |s| begin + Duration::from_secs(s);
+        assert_eq!(progress.eta(of, 0, 1000, at(0)), None, "nothing is known yet");
+        assert_eq!(progress.eta(of, 100, 1000, at(10)), Some(90));
+        assert_eq!(progress.eta(of, 700, 1000, at(70)), Some(30));
+        assert_eq!(progress.eta(of, 700, 1000, at(80)), None, "it stands still");
+        assert_eq!(progress.eta(of, 20, 1000, at(90)), None, "it began again");
+    }
+}

@@ -1,0 +1,219 @@
+//! What a node of a cluster knows of the volumes on all nodes, for people to see.
+
+use std::collections::BTreeMap;
+
+use api::{CopyState, Finding, Severity, VolumeCopy};
+use cluster::nodes::Nodes;
+use layers::mirror::record::Record;
+use peer::NodeId;
+use uuid::Uuid;
+
+use super::Control;
+use super::report::{NodeReport, Resync, SeenMirror};
+use super::status::finding;
+use crate::engine::CoreReport;
+use crate::record::{Place, PlaceStage, Stage, VolumeRecord};
+
+/// Nodes that a cluster needs so that the store outlives any one of them.
+const SAFE_NODES: usize = 3;
+
+/// The cluster as one node sees it.
+#[derive(Clone, Debug, Default)]
+pub struct Together {
+    /// The node that looks.
+    pub me: NodeId,
+    /// All nodes.
+    pub nodes: Nodes,
+    /// Why the store does not answer, if it does not.
+    pub store: Option<String>,
+    /// What the nodes have told of themselves; of this one, as it is now.
+    pub told: BTreeMap<NodeId, NodeReport>,
+    /// The records of mirrors.
+    pub mirrors: BTreeMap<Uuid, Record>,
+}
+
+impl Control {
+    /// The cluster as this node sees it; `None` for one that is in none.
+    pub(super) async fn together(&self, cores: &[CoreReport]) -> Option<Together> {
+        let membership = self.membership()?;
+        let me = membership.node;
+        let (mut told, store) = match self.reports().await {
+            Ok(told) => (told, None),
+            Err(error) => (BTreeMap::new(), Some(error.to_string())),
+        };
+        let names = |node| self.node_name(node);
+        let own = super::report::Progress::default().mirrors(cores, &names);
+        let kept = told.entry(me).or_default();
+        for (id, mut seen) in own {
+            // Only the chores look often enough to know how long a resync takes.
+            let before = kept.mirrors.get(&id).map(|m| m.resyncs.clone()).unwrap_or_default();
+            for resync in &mut seen.resyncs {
+                resync.eta_s = before.iter().find(|r| r.node == resync.node).and_then(|r| r.eta_s);
+            }
+            kept.mirrors.insert(id, seen);
+        }
+        let mirrors = self.0.state.mirrors();
+        let nodes = membership.nodes.borrow().clone();
+        Some(Together { me, nodes, store, told, mirrors })
+    }
+}
+
+impl Together {
+    /// What a node is called.
+    fn name(&self, node: NodeId) -> String {
+        let known = self.nodes.get(&node);
+        known.map_or_else(|| format!("number {node}"), |view| view.record.name.clone())
+    }
+
+    fn is_alive(&self, node: NodeId) -> bool {
+        node == self.me || self.nodes.get(&node).is_some_and(|view| view.alive)
+    }
+
+    /// A volume as a node has told of it, if that runs.
+    fn seen(&self, node: NodeId, volume: Uuid) -> Option<&SeenMirror> {
+        self.told.get(&node).filter(|_| self.is_alive(node))?.mirrors.get(&volume)
+    }
+
+    /// The nodes through which a volume is served.
+    pub(super) fn served_by(&self, volume: Uuid) -> Vec<NodeId> {
+        let Some(mirror) = self.mirrors.get(&volume) else { return Vec::new() };
+        let members = mirror.in_sync.iter().map(|m| m.node);
+        members.filter(|n| self.seen(*n, volume).is_some_and(|s| s.serves)).collect()
+    }
+
+    /// Why a volume is not served by this node.
+    pub(super) fn why_not(&self, record: &VolumeRecord) -> String {
+        if record.place(self.me).is_none() {
+            return format!("{} keeps no copy of it", self.name(self.me));
+        }
+        let here = self.seen(self.me, record.id).and_then(|s| s.why.clone());
+        here.unwrap_or_else(|| "it is being opened".into())
+    }
+
+    /// The copies of a volume.
+    pub(super) fn copies(&self, record: &VolumeRecord) -> Vec<VolumeCopy> {
+        let mirror = self.mirrors.get(&record.id);
+        let primary = mirror.map(|m| m.primary);
+        let copy = |place: &Place| VolumeCopy {
+            node: self.name(place.node),
+            backing: place.backing.clone(),
+            state: self.copy_state(record, place),
+            primary: primary == Some(place.node),
+        };
+        record.places.iter().map(copy).collect()
+    }
+
+    fn copy_state(&self, record: &VolumeRecord, place: &Place) -> CopyState {
+        match &place.stage {
+            PlaceStage::Wanted { .. } => return CopyState::BeingMade,
+            PlaceStage::Failed { reason } => {
+                return CopyState::Failed { reason: reason.clone() };
+            }
+            PlaceStage::Leaving { .. } => return CopyState::Leaving,
+            PlaceStage::Made => {}
+        }
+        let Some(mirror) = self.mirrors.get(&record.id) else { return CopyState::Unknown };
+        if mirror.member(place.node).is_some() {
+            return CopyState::InSync;
+        }
+        match self.resync(mirror, record.id, place.node) {
+            Some(r) => CopyState::Resyncing {
+                done_bytes: r.done_bytes,
+                total_bytes: r.total_bytes,
+                eta_s: r.eta_s,
+            },
+            None => CopyState::Outdated,
+        }
+    }
+
+    fn resync(&self, mirror: &Record, volume: Uuid, node: NodeId) -> Option<&Resync> {
+        self.seen(mirror.primary, volume)?.resyncs.iter().find(|r| r.node == node.0)
+    }
+
+    /// What there is to say of the cluster itself.
+    pub(super) fn findings(&self, findings: &mut Vec<Finding>) {
+        if let Some(why) = &self.store {
+            let message = format!("{why}; volumes that serve go on, and nothing can be changed");
+            let hint = "bring back a majority of the members of the metadata store";
+            findings.push(finding(Severity::Warning, "metadata store", message, Some(hint)));
+        }
+        for (node, view) in &self.nodes {
+            let subject = format!("node {}", view.record.name);
+            if view.record.drained {
+                let hint = format!("windrose node resume {}", view.record.name);
+                let message = "it is drained: it keeps out of service";
+                findings.push(finding(Severity::Note, subject, message, Some(&hint)));
+            } else if !self.is_alive(*node) {
+                let hint = "start it, or take it out (windrose cluster leave --node, --force)";
+                findings.push(finding(Severity::Warning, subject, "it does not run", Some(hint)));
+            }
+        }
+        if self.nodes.len() < SAFE_NODES {
+            let count = self.nodes.len();
+            let message = format!(
+                "it has {count} of the {SAFE_NODES} nodes that it takes to go on without any one of them"
+            );
+            let hint = "add a node (windrose cluster join) or a witness (windrose cluster witness)";
+            findings.push(finding(Severity::Warning, "cluster", message, Some(hint)));
+        }
+    }
+
+    /// What there is to say of a volume that exists.
+    pub(super) fn volume_findings(&self, record: &VolumeRecord, findings: &mut Vec<Finding>) {
+        if record.stage != Stage::Ready {
+            return;
+        }
+        let subject = format!("volume {}", record.name);
+        let serving = self.served_by(record.id);
+        if serving.is_empty() {
+            let message = self.down(record);
+            findings.push(finding(Severity::Critical, subject, message, None));
+            return;
+        }
+        let copies = self.copies(record);
+        let good = copies.iter().filter(|c| c.state == CopyState::InSync).count();
+        let lacking: Vec<_> = copies.iter().filter_map(lack).collect();
+        if !lacking.is_empty() {
+            let message =
+                format!("{good} of {} copies are in sync: {}", copies.len(), lacking.join("; "));
+            findings.push(finding(Severity::Warning, subject, message, None));
+        } else if good == 1 {
+            let hint = format!("windrose volume mirror add {}", record.name);
+            findings.push(finding(Severity::Note, subject, "it has one copy", Some(&hint)));
+        } else if record.place(self.me).is_some() && !serving.contains(&self.me) {
+            let message = format!("not served by this node: {}", self.why_not(record));
+            findings.push(finding(Severity::Warning, subject, message, None));
+        }
+    }
+
+    /// Why a volume is served by nobody, as each node says.
+    fn down(&self, record: &VolumeRecord) -> String {
+        let says = |place: &Place| {
+            let name = self.name(place.node);
+            match self.seen(place.node, record.id) {
+                Some(SeenMirror { why: Some(why), .. }) => format!("{name}: {why}"),
+                Some(_) => format!("{name}: it is being opened"),
+                None if self.is_alive(place.node) => format!("{name}: it is not open"),
+                None => format!("{name}: the node does not run"),
+            }
+        };
+        record.places.iter().map(says).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// What a copy lacks, if it does.
+fn lack(copy: &VolumeCopy) -> Option<String> {
+    let node = &copy.node;
+    match &copy.state {
+        CopyState::InSync | CopyState::Leaving => None,
+        CopyState::Resyncing { done_bytes, total_bytes, eta_s } => {
+            let left = api::Size(total_bytes.saturating_sub(*done_bytes));
+            let eta = eta_s.map(|s| format!(", {s} s")).unwrap_or_default();
+            Some(format!("the one on {node} is being brought in sync ({left} left{eta})"))
+        }
+        CopyState::Outdated => Some(format!("the one on {node} is outdated")),
+        CopyState::BeingMade => Some(format!("the one on {node} is being made")),
+        CopyState::Failed { reason } => Some(format!("the one on {node} was not made: {reason}")),
+        CopyState::Unknown => Some(format!("the one on {node} is not known")),
+    }
+}

@@ -1,0 +1,61 @@
+//! Why a copy does not serve, in words that name who or what helps.
+
+use layers::mirror::member::Why;
+use peer::NodeId;
+
+/// The reason as a sentence; `names` tells what a node is called.
+pub(super) fn sentence(why: &Why, names: &impl Fn(NodeId) -> String) -> String {
+    let list = |nodes: &[NodeId]| nodes.iter().map(|n| names(*n)).collect::<Vec<_>>().join(", ");
+    match why {
+        Why::Unread { away: true } => {
+            "the metadata store does not answer, and without it nobody knows who has the newest \
+             data: bring back a majority of its members"
+                .into()
+        }
+        Why::Unread { away: false } => "its record is being read".into(),
+        Why::Refused(refusal) => refusal.to_string(),
+        Why::LegDead => {
+            "its image is lost here: replace it (windrose volume mirror replace)".into()
+        }
+        Why::LegFailed => "its disk has failed here, and the others are about to go on".into(),
+        Why::Leaving => "this copy is leaving it to the others".into(),
+        Why::Outside(primary) => {
+            format!("this copy is not in sync; {} brings it in sync", names(*primary))
+        }
+        Why::Returned(node) => {
+            format!("the node was restarted; {} has to go on without it first", names(*node))
+        }
+        Why::Blackout(nodes) => format!(
+            "all its nodes were down, and {} may have newer data: start {}, or lose that \
+             (windrose volume force)",
+            list(nodes),
+            if nodes.len() == 1 { "it" } else { "them" },
+        ),
+        Why::Leads(node) => format!("all its nodes were down; {} leads next", names(*node)),
+        Why::Changing => "a change of its record is not answered yet".into(),
+        Why::Draining => "what was begun before is being ended".into(),
+        Why::Gathering(nodes) => format!("it is being opened; {} have yet to come", list(nodes)),
+        Why::Settling => "it is being opened: copies are made equal".into(),
+        Why::Open(primary) => format!("it is being opened by {}", names(*primary)),
+        Why::Deciding(nodes) => {
+            format!("{} cannot be heard; it goes on as soon as their leases are over", list(nodes))
+        }
+        Why::Lease(nodes) => {
+            format!("{} cannot be heard, and may be serving it: look at the network", list(nodes))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_that_helps_is_named() {
+        let name = |node: NodeId| format!("n{node}");
+        let two = Why::Blackout(vec![NodeId(2), NodeId(3)]);
+        assert!(sentence(&two, &name).contains("start them, or lose that (windrose volume force)"));
+        assert!(sentence(&Why::Outside(NodeId(2)), &name).contains("n2 brings it in sync"));
+        assert!(sentence(&Why::Lease(vec![NodeId(3)]), &name).contains("n3 cannot be heard"));
+    }
+}
