@@ -283,6 +283,7 @@ pub(crate) mod tests {
 
     pub(crate) fn record(number: u16, index: u8) -> NodeRecord {
         NodeRecord {
+            data_dir: "/v".into(),
             node: NodeId(number),
             index: NodeIndex::new(index).unwrap(),
             name: format!("n{number}"),

@@ -401,6 +401,9 @@ impl Control {
     async fn publish(&self, stored: Option<&Stored>) {
         let Some(Stored { record, .. }) = stored else { return };
         self.meet(record).await;
+        if record.prefer.is_some_and(|node| node != self.me()) {
+            self.choose_leaders().await;
+        }
         let mut generation = self.0.publishing.lock().await;
         if !self.0.state.is_published(record.id) {
             *generation += 1;

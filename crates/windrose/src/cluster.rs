@@ -84,8 +84,9 @@ async fn settled(remote: &Remote, wanted: ClusterStage) -> Result<(), Failure> {
                 return remote.print(&cluster, show::cluster);
             }
             Ok((cluster, _)) => cluster.waits_for,
-            Err(CallError::Unreachable { .. }) => None,
-            Err(error) => return Err(error.into()),
+            // While its inside begins again, connections end in the middle of whatever they do.
+            Err(CallError::Unreachable { .. } | CallError::Protocol { .. }) => None,
+            Err(error @ CallError::Refused(_)) => return Err(error.into()),
         };
         if waits_for.is_some() && waits_for != said {
             eprintln!("windrose: waiting: {}", waits_for.as_deref().unwrap_or_default());

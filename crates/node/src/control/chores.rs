@@ -95,7 +95,7 @@ impl Control {
     }
 
     /// Hands one volume on, if somebody wants that or another node leads far fewer.
-    async fn choose_leaders(&self) {
+    pub(super) async fn choose_leaders(&self) {
         let Some(membership) = self.membership() else { return };
         let me = membership.node;
         let fit = |node: NodeId| {

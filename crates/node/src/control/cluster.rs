@@ -1,12 +1,13 @@
 //! What the API asks about the cluster: to begin one, to join, to leave, who there is.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use ::cluster::identity::{ClusterSecret, Identity, NodeIndex, OwnMember, Role, Stage};
 use ::cluster::joining::{self, JoinError, MAX_MEMBERS};
 use ::cluster::meta::etcd::Etcd;
+use ::cluster::mirrors;
 use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
 use ::cluster::token::Token;
 use api::{
@@ -14,6 +15,7 @@ use api::{
     NodeRole, StoreMember,
 };
 use peer::NodeId;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Control, Settings, store_error};
@@ -21,11 +23,17 @@ use crate::config::ClusterTls;
 use crate::data_dir;
 use crate::meta::{Entry, format};
 use crate::part::{self, Part};
-use crate::record::VOLUMES;
+use crate::record::{self, Stored, VOLUMES};
 
 /// Ports of the store's members.
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
+
+/// Longest time until the others go on without a node that is drained.
+const DRAINING: Duration = Duration::from_secs(20);
+
+/// How often is looked whether they do.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 fn conflict(message: impl Into<String>, hint: &str) -> ApiError {
     ApiError::new(Code::Conflict, message).hint(hint)
@@ -224,6 +232,7 @@ impl Control {
             let message = format!("node {name} would be removed for ever, with all that it keeps");
             return Err(conflict(message, "`--force` removes it"));
         }
+        self.strip(node, name).await?;
         self.check_holds_nothing(node).await?;
         let removed = joining::remove_member(part.store(), &member_name(node)).await;
         removed.map_err(|e| join_error(&e))?;
@@ -253,7 +262,71 @@ impl Control {
         if set.map_err(|e| store_error(&e))? {
             tracing::info!(%node, drained, "a node is drained, or no longer");
         }
+        if drained {
+            self.await_drain(node).await?;
+        }
         Ok(self.cluster().await)
+    }
+
+    /// Waits until the others go on without the copies of a node.
+    async fn await_drain(&self, node: NodeId) -> Result<(), ApiError> {
+        let deadline = Instant::now() + DRAINING;
+        loop {
+            let mirrors = self.0.state.mirrors();
+            let held = mirrors.iter().filter(|(_, mirror)| mirror.member(node).is_some());
+            let (alone, leaving): (Vec<_>, Vec<_>) =
+                held.partition(|(_, mirror)| mirror.others(node).next().is_none());
+            if leaving.is_empty() && alone.is_empty() {
+                return Ok(());
+            }
+            if leaving.is_empty() || Instant::now() >= deadline {
+                let stay = alone.iter().chain(&leaving).map(|(id, _)| self.volume_name(**id));
+                let names: Vec<_> = stay.collect();
+                let message = format!(
+                    "node {} is drained, but still serves volume {}: nobody else is in sync",
+                    self.node_name(node),
+                    names.join(", ")
+                );
+                return Err(conflict(
+                    message,
+                    "it leaves them as soon as another copy is in sync; see `windrose status`",
+                ));
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Takes the copies of a node that does not come back out of all volumes.
+    async fn strip(&self, node: NodeId, name: &str) -> Result<(), ApiError> {
+        let (entries, _) = self.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
+        for entry in &entries {
+            let Stored { mut record, revision } =
+                record::decode(entry).map_err(|e| store_error(&e))?;
+            if record.place(node).is_none() {
+                continue;
+            }
+            let mirror = mirrors::get(&*self.0.meta, record.id).await;
+            let mirror = mirror.map_err(|e| store_error(&e))?;
+            let volume = record.name.clone();
+            let needed = mirror.as_ref().is_some_and(|(m, _)| m.member(node).is_some());
+            if record.stage == record::Stage::Ready && (needed || record.places.len() == 1) {
+                let message = format!("volume {volume} has its newest data on node {name}");
+                return Err(conflict(
+                    message,
+                    "have another copy go on (windrose volume force), or delete the volume, first",
+                ));
+            }
+            record.places.retain(|place| place.node != node);
+            let mut changes = record.replace(revision);
+            if let Some((held, at)) = mirror
+                && let Ok(next) = held.without_replica(node, Uuid::new_v4().as_u128())
+            {
+                changes.push(mirrors::replace(record.id, at, &next));
+            }
+            self.0.meta.commit(changes).await.map_err(|e| store_error(&e))?;
+            tracing::warn!(%volume, node = name, "a copy that does not come back was taken out");
+        }
+        Ok(())
     }
 
     /// Refuses what only a node that keeps data can do.
@@ -305,18 +378,13 @@ impl Control {
     }
 }
 
-/// The name of the volume that `entry` holds, if `node` keeps a copy of it. A record without places
-/// is one of node 1; one that cannot be read may be anywhere.
+/// The name of the volume that `entry` holds, if `node` keeps a copy of it. One that cannot be read
+/// may be anywhere.
 fn held_at(entry: &Entry, node: NodeId) -> Option<String> {
-    let Ok(record) = serde_json::from_slice::<serde_json::Value>(&entry.value) else {
-        return Some(entry.key.clone());
-    };
-    let name = record["name"].as_str().unwrap_or(&entry.key).to_owned();
-    let places: BTreeSet<u64> = match record["places"].as_array() {
-        Some(places) => places.iter().filter_map(|place| place["node"].as_u64()).collect(),
-        None => [1].into(),
-    };
-    places.contains(&u64::from(node.0)).then_some(name)
+    match record::decode(entry) {
+        Ok(Stored { record, .. }) => record.place(node).map(|_| record.name.to_string()),
+        Err(_) => Some(entry.key.clone()),
+    }
 }
 
 fn alone() -> Cluster {
@@ -439,7 +507,7 @@ fn reach(token: &Token, tls: Option<&ClusterTls>) -> Result<Etcd, ApiError> {
 async fn look(store: &Etcd, token: &Token, settings: &Settings) -> Result<ClusterRecord, ApiError> {
     format::check(store, store.name()).await.map_err(|e| store_error(&e))?;
     let cluster = joining::cluster_of(store, token.cluster).await.map_err(|e| join_error(&e))?;
-    let millis = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let (lease, grace) = (millis(settings.cluster.lease), millis(settings.cluster.grace));
     joining::check_settings(&cluster, lease, grace).map_err(|e| join_error(&e))?;
     Ok(cluster)
@@ -475,10 +543,8 @@ mod tests {
         let flat = entry(r#"{"name":"web","backing":{}}"#);
         assert_eq!(held_at(&flat, NodeId(1)), Some("web".into()));
         assert_eq!(held_at(&flat, NodeId(2)), None);
-        let placed = entry(r#"{"name":"web","places":[{"node":2},{"node":3}]}"#);
-        assert_eq!(held_at(&placed, NodeId(1)), None);
-        assert_eq!(held_at(&placed, NodeId(3)), Some("web".into()));
-        assert_eq!(held_at(&entry("?"), NodeId(9)), Some("volumes/x".into()));
+        let unreadable = Entry { value: b"?".to_vec(), ..flat };
+        assert_eq!(held_at(&unreadable, NodeId(9)), Some(unreadable.key.clone()));
     }
 
     #[test]

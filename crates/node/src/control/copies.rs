@@ -1,6 +1,7 @@
 //! What an administrator does with the copies of a volume.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use api::{
     AddCopy, ApiError, Backing, Code, Differing, ForceCopy, NewBacking, RemoveCopy, ReplaceCopy,
@@ -9,11 +10,18 @@ use api::{
 use cluster::identity::Role;
 use cluster::nodes::NodeView;
 use peer::NodeId;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::placement::{self, Candidate};
 use super::{Control, backing_error, store_error};
 use crate::record::{MAX_PLACES, Place, PlaceStage, Stored, VolumeRecord};
+
+/// Longest time that a node is given to take over, before the answer.
+const SWITCHING: Duration = Duration::from_secs(5);
+
+/// How often is looked whether it has.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Most copies of one volume, but while one replaces another.
 pub(super) const MAX_COPIES: usize = 3;
@@ -105,11 +113,26 @@ impl Control {
     /// # Errors
     /// [`Code::NotFound`]; [`Code::Conflict`] for a node without a copy.
     pub async fn switch(&self, name: VolumeName, ask: SwitchTo) -> Result<Volume, ApiError> {
-        self.change_copies(name, move |control, record, _| {
+        let node = self.node_called(&ask.node)?;
+        self.change_copies(name.clone(), move |control, record, _| {
             record.prefer = Some(control.keeper(record, &ask.node)?);
             Ok(())
         })
-        .await
+        .await?;
+        self.await_switch(&name, node).await;
+        self.show(&name).await
+    }
+
+    /// Gives a node some time to take over. It does later, if it is not in sync now.
+    async fn await_switch(&self, name: &VolumeName, node: NodeId) {
+        let deadline = Instant::now() + SWITCHING;
+        let leads = || {
+            let mirror = self.0.state.mirror(self.find(name).ok()?)?;
+            Some(mirror.primary == node || mirror.member(node).is_none())
+        };
+        while leads() == Some(false) && Instant::now() < deadline {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
     }
 
     /// Has the copy of this node go on alone, whatever the others may have that it lacks.
@@ -134,6 +157,11 @@ impl Control {
             return Err(conflict(format!("volume {name} has no copies yet")));
         };
         let me = self.me();
+        if self.together(&[]).await.is_some_and(|t| !t.served_by(id).is_empty()) {
+            return Err(
+                conflict(format!("volume {name} is served")).hint("there is nothing to force")
+            );
+        }
         if mirror.image(me).is_none() {
             return Err(conflict(format!("node {} keeps no copy of {name}", self.node_name(me)))
                 .hint("ask the node whose copy is to go on"));
@@ -167,7 +195,8 @@ impl Control {
             let node = self.node_name(primary);
             return Err(conflict(format!("writes of {name} are put in order by node {node}"))
                 .hint(format!(
-                    "ask there, or `windrose volume switch {name} --to` this node first"
+                    "ask there, or `windrose volume switch {name} --to {}` first",
+                    self.node_name(self.me())
                 )));
         }
         let found = self.0.engine.verify(id, repair).await;
@@ -231,11 +260,7 @@ impl Control {
         let find = |name: &String| candidates.iter().find(|c| c.name == *name).map(|c| c.node);
         let mut named = Vec::new();
         for name in on {
-            let node = find(name).ok_or_else(|| {
-                ApiError::new(Code::NotFound, format!("there is no node {name}"))
-                    .hint("`windrose cluster nodes` shows who there is")
-            })?;
-            named.push(node);
+            named.push(find(name).map_or_else(|| self.node_called(name), Ok)?);
         }
         placement::choose(&candidates, taken, &named, count)
             .map_err(|why| conflict(why).hint("`windrose cluster nodes` shows who there is"))
@@ -306,6 +331,22 @@ impl Control {
             conflict(format!("node {name} keeps no copy of it"))
                 .hint(format!("its copies are on {}", all.join(", ")))
         })
+    }
+
+    /// The node called `name`.
+    fn node_called(&self, name: &str) -> Result<NodeId, ApiError> {
+        let nodes = self.membership().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
+        let found = nodes.iter().find(|(_, view)| view.record.name == name);
+        found.map(|(node, _)| *node).ok_or_else(|| {
+            ApiError::new(Code::NotFound, format!("there is no node {name}"))
+                .hint("`windrose cluster nodes` shows who there is")
+        })
+    }
+
+    /// What a volume is called.
+    pub(super) fn volume_name(&self, id: Uuid) -> String {
+        let known = self.0.state.get(id);
+        known.map_or_else(|| id.to_string(), |(stored, _)| stored.record.name.to_string())
     }
 
     /// What a node is called.

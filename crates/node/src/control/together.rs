@@ -81,10 +81,21 @@ impl Together {
         members.filter(|n| self.seen(*n, volume).is_some_and(|s| s.serves)).collect()
     }
 
+    /// Whether some node that could serve a volume has not told of it yet.
+    pub(super) fn is_young(&self, volume: Uuid) -> bool {
+        let Some(mirror) = self.mirrors.get(&volume) else { return true };
+        let mut members = mirror.in_sync.iter().map(|m| m.node);
+        members.any(|n| self.is_alive(n) && self.seen(n, volume).is_none())
+    }
+
     /// Why a volume is not served by this node.
     pub(super) fn why_not(&self, record: &VolumeRecord) -> String {
         if record.place(self.me).is_none() {
             return format!("{} keeps no copy of it", self.name(self.me));
+        }
+        if self.nodes.get(&self.me).is_some_and(|view| view.record.drained) {
+            let name = self.name(self.me);
+            return format!("node {name} is drained (windrose node resume {name})");
         }
         let here = self.seen(self.me, record.id).and_then(|s| s.why.clone());
         here.unwrap_or_else(|| "it is being opened".into())
@@ -165,6 +176,10 @@ impl Together {
         }
         let subject = format!("volume {}", record.name);
         let serving = self.served_by(record.id);
+        if serving.is_empty() && self.is_young(record.id) {
+            findings.push(finding(Severity::Note, subject, "it is being opened", None));
+            return;
+        }
         if serving.is_empty() {
             let message = self.down(record);
             findings.push(finding(Severity::Critical, subject, message, None));

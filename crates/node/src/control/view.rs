@@ -184,6 +184,7 @@ fn clustered(record: &VolumeRecord, observed: &Observed, together: &Together) ->
         _ => together.why_not(record),
     };
     match serving.is_empty() {
+        true if together.is_young(record.id) => VolumeState::Opening,
         true => VolumeState::Offline { reason },
         false => VolumeState::Elsewhere { reason },
     }
