@@ -192,13 +192,30 @@ impl Client {
     pub(super) async fn audit(&self) {
         let blocks = self.volume.info().blocks;
         for at in (TALLY..blocks).step_by(8) {
-            self.read(Blocks::new(Lba(at), 8.min(blocks - at)), false).await;
+            // What could not be read is among the errors.
+            let _ = self.read(Blocks::new(Lba(at), 8.min(blocks - at)), false).await;
         }
+    }
+
+    /// Writes what nobody can read any more.
+    pub(super) async fn mend(&self) {
+        let blocks = self.volume.info().blocks;
+        for at in (TALLY..blocks).step_by(8) {
+            let range = Blocks::new(Lba(at), 8.min(blocks - at));
+            if self.read(range, false).await.is_err() {
+                self.write(range, false).await;
+            }
+        }
+    }
+
+    /// Reads one block.
+    pub(super) async fn read_block(&self, block: u64) -> Result<(), Failure> {
+        self.read(Blocks::new(Lba(block), 1), false).await
     }
 
     /// Reads something, and goes on doing so where writes would wait.
     pub(super) async fn look(&self) {
-        self.read(self.range(), false).await;
+        let _ = self.read(self.range(), false).await;
         let rng = &self.shared.rng;
         tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(100))).await;
     }
@@ -220,7 +237,7 @@ impl Client {
         let (rng, range) = (&self.shared.rng, self.range());
         let fua = rng.chance(0.2);
         match rng.below(20) {
-            0..5 => self.read(range, true).await,
+            0..5 => drop(self.read(range, true).await),
             5..11 => self.write(range, fua).await,
             11 => {
                 self.change(
@@ -276,19 +293,20 @@ impl Client {
         credit.expect("the pool is larger than any command")
     }
 
-    async fn read(&self, range: Blocks, abort: bool) {
+    async fn read(&self, range: Blocks, abort: bool) -> Result<(), Failure> {
         let ticket = self.begin(|c| c.begin_read(range));
         let result = self.send(Request::Read { range }, abort).await;
         self.close(ticket);
         let mut checker = self.shared.checker.borrow_mut();
-        match result {
+        match &result {
             Ok(data) => {
-                if let Err(violation) = checker.end_read(ticket, &data) {
+                if let Err(violation) = checker.end_read(ticket, data) {
                     self.object(violation);
                 }
             }
             Err(_) => checker.end(ticket, Outcome::Failed),
         }
+        result.map(drop)
     }
 
     async fn write(&self, range: Blocks, fua: bool) {

@@ -1,17 +1,24 @@
 //! A mirrored volume on two or three nodes, with clients on all of them, under crashes, cuts, pauses,
-//! drifting clocks and a store that comes and goes.
+//! drifting clocks, failing disks, a store that comes and goes, and replicas that come and go.
 //!
 //! The clients of all nodes share one register checker: what is read must be linearizable per block
 //! across nodes, and what was acknowledged must be there as long as one of those that had it keeps its
 //! disk's contents. At the end everything works, all replicas are in sync and equal, no mark is left,
 //! and all memory comes back.
+//!
+//! * `store`: the metadata store; `wires`: the peer link;
+//! * `disks`: what befalls disks, and who gives a node another try;
+//! * `replicas`: the control plane, which adds, removes and replaces replicas;
+//! * `ending`: what is demanded when all faults are over.
 
+mod disks;
+mod ending;
+mod replicas;
 mod store;
 mod wires;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,29 +26,25 @@ use std::time::Duration;
 use block::testing::register::Loss;
 use block::{Dev, Epoch};
 use layers::file::{Create, File, FileError, Open, Provisioning, Reason};
-use layers::mirror::log::{Damage, IntentLog};
+use layers::mirror::log::IntentLog;
 use layers::mirror::record::{Member, Record, Replica};
-use layers::mirror::{Mirror, Mistake, Parts, Settings};
+use layers::mirror::{Mirror, Mistake, Parts, Settings, Status};
 use peer::{Incarnation, NodeId};
 use rt::Core;
 use rt::disk::OpenReason;
-use rt::sim::{Host, HostFaults, HostSetup, Rng, World};
+use rt::sim::{DiskControl, Host, HostFaults, HostSetup, Rng, World};
 use uuid::Uuid;
 use volume::Volume;
 
-use super::clients::{self, Client, Shared};
+use super::clients::{Client, Shared};
 use super::storage::draw_host_faults;
 use store::Store;
 
-const IMAGE: &str = "/images/volume";
 const VOLUME: Uuid = Uuid::from_u128(0x1111_2222_3333_4444_8555_6666_7777_8888);
 const DATA: u64 = 1 << 20;
 
 /// Size of the volume in bytes: sixteen regions.
 const BYTES: u64 = 1 << 20;
-
-/// Virtual time within which all must be well again.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What is done wrong on purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,16 +54,50 @@ pub(crate) struct Plan {
     pub(crate) mistake: Mistake,
 }
 
+/// An image of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Image {
+    name: Uuid,
+    /// Counts the images of its node.
+    number: u32,
+}
+
+impl Image {
+    fn path(self) -> String {
+        format!("/images/{}", self.number)
+    }
+}
+
 struct Node {
     id: NodeId,
     host: Host,
-    image: Cell<Uuid>,
+    /// What it keeps of the volume; without it the node is not started.
+    image: Cell<Option<Image>>,
+    /// How many images it has had.
+    images: Cell<u32>,
     /// Its replica, while its process runs.
     mirror: RefCell<Option<Mirror>>,
     volume: RefCell<Option<Rc<Volume>>>,
     core: RefCell<Option<Core>>,
     /// The clients on it.
     clients: RefCell<Vec<Rc<Client>>>,
+    /// Why its process could not open the image.
+    broken: RefCell<Option<String>>,
+    /// Its disk may have lost what was not synced though the machine has not been booted: whoever gives
+    /// the node another try boots it.
+    tainted: Cell<bool>,
+    /// Whether both copies of its label are whole.
+    labelled: Cell<bool>,
+}
+
+impl Node {
+    fn disk(&self) -> Option<DiskControl> {
+        self.host.disk(self.image.get()?.path())
+    }
+
+    fn status(&self) -> Option<Status> {
+        self.mirror.borrow().as_ref().map(Mirror::status)
+    }
 }
 
 struct Bench {
@@ -68,10 +105,13 @@ struct Bench {
     nodes: Vec<Rc<Node>>,
     store: Rc<Store>,
     shared: Rc<Shared>,
+    block_size: u32,
     /// The nodes whose disks hold everything that was acknowledged.
     intact: Rc<RefCell<BTreeSet<NodeId>>>,
     /// Clients are at work.
     load: Rc<Cell<bool>>,
+    /// The control plane is at work.
+    changing: Cell<bool>,
     mistake: Mistake,
 }
 
@@ -82,19 +122,24 @@ pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
     let count = if plan.nodes == 0 { drawn } else { plan.nodes };
     let block_size = *rng.pick(&[512, 4096]);
     let nodes: Vec<_> = (1..=count).map(|n| node(&world, n)).collect();
-    for node in &nodes {
-        prepare(node, block_size).await?;
+    // Not all of three are there from the start.
+    let first = if rng.chance(0.3) { 2 } else { count };
+    for node in &nodes[..first.min(count)] {
+        node.image.set(Some(prepare(node, block_size, 0).await?));
     }
-    let bench = assemble(&world, nodes, block_size, plan.mistake).await?;
+    let bench = Rc::new(assemble(&world, nodes, block_size, plan.mistake));
     let network = Rng::new(world.seed(), "network");
     for (a, b) in bench.nodes.iter().flat_map(|a| bench.nodes.iter().map(move |b| (a, b))) {
         wires::draw(&world, &network, &a.host, &b.host);
     }
     bench.start_all();
+    tokio::task::spawn_local(Rc::clone(&bench).mend_nodes());
     for _ in 0..rng.between(2, 8) {
         bench.mischief().await?;
     }
     bench.heal();
+    // What was begun on a failing disk comes to its end.
+    tokio::time::sleep(Duration::from_secs(15)).await;
     bench.in_sync().await?;
     bench.last_round().await
 }
@@ -107,15 +152,19 @@ fn node(world: &World, number: usize) -> Rc<Node> {
         id,
         host,
         image: Cell::default(),
+        images: Cell::default(),
         mirror: RefCell::default(),
         volume: RefCell::default(),
         core: RefCell::default(),
         clients: RefCell::default(),
+        broken: RefCell::default(),
+        tainted: Cell::default(),
+        labelled: Cell::new(true),
     })
 }
 
-/// Makes the image and its log.
-async fn prepare(node: &Rc<Node>, block_size: u32) -> Result<(), String> {
+/// Makes an image and its log.
+async fn prepare(node: &Rc<Node>, block_size: u32, number: u32) -> Result<Image, String> {
     let how = Create {
         volume: VOLUME,
         block_size,
@@ -125,67 +174,70 @@ async fn prepare(node: &Rc<Node>, block_size: u32) -> Result<(), String> {
         force: false,
         keep_contents: false,
     };
+    let path = Image { name: Uuid::nil(), number }.path();
     let work = node.host.run(move |core| async move {
-        let file = File::create(&core, Path::new(IMAGE), &how).await.map_err(|e| e.to_string())?;
+        let file = File::create(&core, Path::new(&path), &how).await.map_err(|e| e.to_string())?;
         let file = Rc::new(file);
         let area = file.log_area().await.map_err(|e| e.to_string())?;
         let log = IntentLog::create(&core, area).await.map_err(|e| e.to_string())?;
         log.close().await.map_err(|e| e.to_string())?;
         Ok::<_, String>(file.label().image)
     });
-    let image = work.join().await.ok_or("creation crashed")??;
+    let name = work.join().await.ok_or("creation crashed")??;
     node.host.kill();
-    node.image.set(image);
-    Ok(())
+    Ok(Image { name, number })
 }
 
-async fn assemble(
-    world: &World,
-    nodes: Vec<Rc<Node>>,
-    block: u32,
-    mistake: Mistake,
-) -> Result<Bench, String> {
-    let replica = |n: &Rc<Node>| Replica { node: n.id, image: n.image.get(), new: false };
-    let member = |n: &Rc<Node>| Member { node: n.id, incarnation: Incarnation(0) };
+fn assemble(world: &World, nodes: Vec<Rc<Node>>, block_size: u32, mistake: Mistake) -> Bench {
+    let replicas: Vec<_> = nodes
+        .iter()
+        .filter_map(|n| Some(Replica { node: n.id, image: n.image.get()?.name, new: false }))
+        .collect();
+    let member = |r: &Replica| Member { node: r.node, incarnation: Incarnation(0) };
     // All have been here before, and nobody is there: it begins like after a blackout.
     let record = Record {
         epoch: Epoch(1),
         config: 1,
-        replicas: nodes.iter().map(replica).collect(),
-        in_sync: nodes.iter().map(member).collect(),
+        in_sync: replicas.iter().map(member).collect(),
+        replicas,
         primary: NodeId(1),
     };
     let intact: Rc<RefCell<BTreeSet<_>>> =
-        Rc::new(RefCell::new(nodes.iter().map(|n| n.id).collect()));
+        Rc::new(RefCell::new(record.in_sync.iter().map(|m| m.node).collect()));
     let store = Store::new(world, record);
-    let kept = Rc::clone(&intact);
-    store.watch(move |record| {
+    let shared = Shared::new(world, block_size);
+    let (kept, clients) = (Rc::clone(&intact), Rc::clone(&shared));
+    store.watch(move |old, new| {
         // Who is taken in holds everything; who is put out, nothing that is certain.
-        *kept.borrow_mut() = record
-            .in_sync
-            .iter()
-            .filter(|m| kept.borrow().contains(&m.node) || m.incarnation != Incarnation(0))
-            .map(|m| m.node)
-            .collect();
+        let mut kept = kept.borrow_mut();
+        let taken_in = |m: &&Member| !old.in_sync.contains(m);
+        let stays = new.in_sync.iter().filter(|m| kept.contains(&m.node) || taken_in(m));
+        let stays: BTreeSet<_> = stays.map(|m| m.node).collect();
+        if stays.is_empty() && !kept.is_empty() {
+            // The volume was left to one whose disk failed before it learned of that.
+            clients.crash(Loss::Unflushed);
+        }
+        *kept = stays;
     });
     tokio::task::spawn_local(Rc::clone(&store).run());
-    let shared = Shared::new(world, block);
-    Ok(Bench {
+    Bench {
         world: world.clone(),
         nodes,
         store,
         shared,
+        block_size,
         intact,
         load: Rc::new(Cell::new(true)),
+        changing: Cell::new(false),
         mistake,
-    })
+    }
 }
 
 /// Opens the image, waiting while a killed process still has it in use.
-async fn open(core: &Core) -> Result<Rc<File>, FileError> {
+async fn open(core: &Core, image: Image) -> Result<Rc<File>, FileError> {
     let what = Open { volume: VOLUME, generation: 0, buffered: false, read_only: false };
     loop {
-        match File::open(core, Path::new(IMAGE), &what).await {
+        match File::open(core, Path::new(&image.path()), &what).await {
             Err(e) if e.reason == Reason::Open(OpenReason::Busy) => {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -195,11 +247,6 @@ async fn open(core: &Core) -> Result<Rc<File>, FileError> {
 }
 
 impl Bench {
-    fn others_of(&self, node: &Node) -> Vec<(NodeId, SocketAddr)> {
-        let others = self.nodes.iter().filter(|n| n.id != node.id);
-        others.map(|n| (n.id, SocketAddr::new(n.host.address(), 0))).collect()
-    }
-
     fn cut(&self, from: &Node, to: &Node, cut: bool) {
         if from.id != to.id {
             wires::set_cut(&self.world, &from.host, &to.host, cut);
@@ -210,34 +257,29 @@ impl Bench {
         self.nodes.iter().for_each(|n| self.start(n));
     }
 
+    /// Starts a node that has an image, unless it runs.
     fn start(&self, node: &Rc<Node>) {
-        let all = self.others_of(node);
+        let Some(image) = node.image.get().filter(|_| !node.host.is_running()) else { return };
+        let addresses = wires::addresses(self.nodes.iter().map(|n| (n.id, n.host.address())));
         let mistake = self.mistake;
         let (node, store) = (Rc::clone(node), Rc::clone(&self.store));
         let (shared, load) = (Rc::clone(&self.shared), Rc::clone(&self.load));
-        let host = node.host.clone();
+        let (host, world) = (node.host.clone(), self.world.clone());
         host.start(move |core| {
-            let (node, store) = (Rc::clone(&node), Rc::clone(&store));
-            let (shared, load, all) = (Rc::clone(&shared), Rc::clone(&load), all.clone());
+            let (node, store, world) = (Rc::clone(&node), Rc::clone(&store), world.clone());
+            let (shared, load) = (Rc::clone(&shared), Rc::clone(&load));
+            let addresses = addresses.clone();
             async move {
-                let mirror = open_mirror(&core, &node, store, mistake).await?;
-                let compares = Rc::new(mirror.clone());
-                let dev = Dev::new(mirror.clone());
-                let volume = Volume::shared(dev, compares, Epoch::default());
-                wires::join(&core, node.id, &mirror, &all).await?;
-                node.mirror.replace(Some(mirror));
-                node.volume.replace(Some(Rc::clone(&volume)));
-                node.core.replace(Some(core.clone()));
-                for n in 0..5 {
-                    let client = Rc::new(Client::new(&core, &volume, &shared));
-                    node.clients.borrow_mut().push(Rc::clone(&client));
-                    let load = Rc::clone(&load);
-                    tokio::task::spawn_local(async move {
-                        while load.get() {
-                            // One that only reads is not held up by writes that wait for others.
-                            if n == 0 { client.look().await } else { client.command().await }
-                        }
-                    });
+                match open_mirror(&core, &node, image, store, mistake).await {
+                    Ok(mirror) => {
+                        wires::join(&core, node.id, &mirror, addresses).await?;
+                        serve(&core, &node, mirror, &shared, &load);
+                    }
+                    // Somebody starts it again.
+                    Err(e) => {
+                        world.note(format!("node {} does not open its image: {e}", node.id));
+                        node.broken.replace(Some(e));
+                    }
                 }
                 std::future::pending::<()>().await;
                 Ok(())
@@ -247,11 +289,12 @@ impl Bench {
 
     /// Ends the process of a node, or its power.
     fn stop(&self, node: &Node, power: bool) {
+        let power = power || node.tainted.get();
         if !node.host.is_running() {
             if power {
                 // What the killed process left in memory goes.
                 self.lose(node, power);
-                node.host.power_cut();
+                self.cut_power(node);
             }
             return;
         }
@@ -261,8 +304,9 @@ impl Bench {
         node.mirror.take();
         node.volume.take();
         node.core.take();
+        node.broken.take();
         if power {
-            node.host.power_cut();
+            self.cut_power(node);
         } else {
             node.host.kill();
         }
@@ -274,9 +318,13 @@ impl Bench {
     fn lose(&self, node: &Node, power: bool) {
         let mut intact = self.intact.borrow_mut();
         if power && intact.remove(&node.id) && intact.is_empty() {
-            self.world.note("everybody has lost something");
-            self.shared.crash(Loss::Unflushed);
+            self.lose_unflushed();
         }
+    }
+
+    fn lose_unflushed(&self) {
+        self.world.note("what was not flushed may be gone");
+        self.shared.crash(Loss::Unflushed);
     }
 
     async fn pause(&self, most_ms: u64) {
@@ -289,10 +337,10 @@ impl Bench {
     }
 
     /// One misfortune, its duration, and what follows.
-    async fn mischief(&self) -> Result<(), String> {
+    async fn mischief(self: &Rc<Self>) -> Result<(), String> {
         let rng = self.world.rng();
         let (a, b) = (self.any(), self.any());
-        match rng.below(10) {
+        match rng.below(16) {
             0..3 => self.crash(&a, rng.chance(0.5)).await,
             3 => self.blackout(rng.chance(0.5)).await,
             4 => {
@@ -327,6 +375,9 @@ impl Bench {
                 self.pause(15_000).await;
                 a.host.set_faults(HostFaults::default());
             }
+            9..12 => self.ail(&a).await,
+            12 => self.spoil(&a),
+            13 | 14 => self.change_replicas(),
             _ => {
                 if let Some(mirror) = &*a.mirror.borrow() {
                     match rng.below(2) {
@@ -373,6 +424,9 @@ impl Bench {
         if self.world.rng().chance(0.2) {
             self.stop(node, true);
         }
+        if !node.host.is_running() {
+            self.rot(node);
+        }
         self.start(node);
     }
 
@@ -381,103 +435,43 @@ impl Bench {
         self.store.set_away(false);
         for node in &self.nodes {
             node.host.set_faults(HostFaults::default());
-            if !node.host.is_running() {
-                self.start(node);
+            self.start(node);
+        }
+    }
+}
+
+/// A replica that is open: clients use it.
+fn serve(core: &Core, node: &Rc<Node>, mirror: Mirror, shared: &Rc<Shared>, load: &Rc<Cell<bool>>) {
+    let compares = Rc::new(mirror.clone());
+    let volume = Volume::shared(Dev::new(mirror.clone()), compares, Epoch::default());
+    node.labelled.set(true);
+    node.mirror.replace(Some(mirror));
+    node.volume.replace(Some(Rc::clone(&volume)));
+    node.core.replace(Some(core.clone()));
+    for n in 0..5 {
+        let client = Rc::new(Client::new(core, &volume, shared));
+        node.clients.borrow_mut().push(Rc::clone(&client));
+        let load = Rc::clone(load);
+        tokio::task::spawn_local(async move {
+            while load.get() {
+                // One that only reads is not held up by writes that wait for others.
+                if n == 0 { client.look().await } else { client.command().await }
             }
-        }
-    }
-
-    /// Waits until all replicas are in sync and serve.
-    async fn in_sync(&self) -> Result<(), String> {
-        let all = async {
-            loop {
-                self.pause(200).await;
-                let serve = self
-                    .nodes
-                    .iter()
-                    .all(|n| n.mirror.borrow().as_ref().is_some_and(Mirror::serves));
-                if serve && self.store.record().in_sync.len() == self.nodes.len() {
-                    return;
-                }
-            }
-        };
-        let ended = tokio::time::timeout(PATIENCE, all).await;
-        self.shared.verdict()?;
-        ended.map_err(|_| {
-            let (record, states) = (self.store.record(), self.states());
-            format!("not in sync within {PATIENCE:?}: {record:?}; {states}")
-        })
-    }
-
-    fn states(&self) -> String {
-        let state = |n: &Rc<Node>| {
-            let mirror = n.mirror.borrow();
-            format!("{:?}: {:#?}", mirror, mirror.as_ref().map(Mirror::status))
-        };
-        self.nodes.iter().map(state).collect::<Vec<_>>().join("; ")
-    }
-
-    /// No faults any more.
-    async fn last_round(&self) -> Result<(), String> {
-        self.load.set(false);
-        // Commands that were begun end.
-        tokio::time::sleep(Duration::from_secs(20)).await;
-        self.shared.verdict()?;
-        let node = self.any();
-        let (core, volume) = (node.core.borrow().clone(), node.volume.borrow().clone());
-        let (Some(core), Some(volume)) = (core, volume) else { return Err("it died".into()) };
-        let shared = Rc::clone(&self.shared);
-        let work =
-            node.host.run(move |_| async move { clients::check(&core, &volume, &shared).await });
-        let ended = tokio::time::timeout(PATIENCE, work.join()).await;
-        self.shared.verdict()?;
-        match ended {
-            Ok(Some(result)) => result?,
-            Ok(None) => return Err("the host crashed by itself".into()),
-            Err(_) => return Err(format!("a command did not end: {}", self.states())),
-        }
-        // Marks go when nothing has been written for a while.
-        tokio::time::sleep(Duration::from_secs(60)).await;
-        self.equal()?;
-        self.unmarked()
-    }
-
-    fn equal(&self) -> Result<(), String> {
-        let len = usize::try_from(BYTES).expect("small");
-        let contents: Vec<_> =
-            self.nodes.iter().map(|n| n.host.disk(IMAGE).map(|d| d.peek(DATA, len))).collect();
-        match contents.iter().position(|c| *c != contents[0]) {
-            None => Ok(()),
-            Some(i) => Err(format!("nodes 1 and {} differ at rest", i + 1)),
-        }
-    }
-
-    fn unmarked(&self) -> Result<(), String> {
-        for node in &self.nodes {
-            if let Some(mirror) = &*node.mirror.borrow() {
-                let status = mirror.status();
-                if status.marked.iter().any(|(_, n)| *n > 0) {
-                    return Err(format!("marks are left at rest: node {}: {status:?}", node.id));
-                }
-            }
-        }
-        Ok(())
+        });
     }
 }
 
 async fn open_mirror(
     core: &Core,
     node: &Node,
+    image: Image,
     store: Rc<Store>,
     mistake: Mistake,
 ) -> Result<Mirror, String> {
-    let file = open(core).await.map_err(|e| e.to_string())?;
+    let file = open(core, image).await.map_err(|e| e.to_string())?;
     let area = file.log_area().await.map_err(|e| e.to_string())?;
     let boot = Uuid::from_u128(core.boot_id());
     let (log, found) = IntentLog::open(core, area, boot).await.map_err(|e| e.to_string())?;
-    if found.damage != Damage::None {
-        return Err(format!("the log is damaged: {found:?}"));
-    }
     let parts = Parts {
         node: node.id,
         core: core.clone(),

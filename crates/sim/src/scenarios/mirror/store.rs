@@ -23,13 +23,13 @@ pub(super) struct Store {
     /// These get no answer.
     cut: RefCell<Vec<NodeId>>,
     changed: Notify,
-    /// Told of each new record.
+    /// Told of each new record, and of the one before it.
     watcher: RefCell<Option<Watcher>>,
     /// What happens by and by, whatever becomes of the node that asked for it.
     due: RefCell<Vec<(Duration, Late)>>,
 }
 
-type Watcher = Box<dyn Fn(&Record)>;
+type Watcher = Box<dyn Fn(&Record, &Record)>;
 type Late = Box<dyn FnOnce()>;
 
 impl Store {
@@ -50,7 +50,7 @@ impl Store {
         self.record.borrow().clone()
     }
 
-    pub(super) fn watch(&self, watcher: impl Fn(&Record) + 'static) {
+    pub(super) fn watch(&self, watcher: impl Fn(&Record, &Record) + 'static) {
         self.watcher.replace(Some(Box::new(watcher)));
     }
 
@@ -86,9 +86,9 @@ impl Store {
                 .collect();
             let (epoch, primary) = (record.epoch.0, record.primary);
             self.world.note(format!("record {epoch}: {members:?}, primary {primary}"));
-            self.record.replace(record.clone());
+            let old = self.record.replace(record.clone());
             if let Some(watcher) = &*self.watcher.borrow() {
-                watcher(record);
+                watcher(&old, record);
             }
             self.changed.notify_waiters();
         }

@@ -1,6 +1,7 @@
 //! The peer link between the nodes, over the simulated network.
 
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -17,12 +18,19 @@ const PORTS: [u16; 2] = [7001, 7002];
 
 const CLUSTER: Uuid = Uuid::from_u128(0x2222_3333_4444_4555_8666_7777_8888_9999);
 
-/// Joins a node that has begun to run with all others.
+/// Where each node is.
+pub(super) type Addresses = Rc<BTreeMap<NodeId, IpAddr>>;
+
+pub(super) fn addresses(all: impl Iterator<Item = (NodeId, IpAddr)>) -> Addresses {
+    Rc::new(all.collect())
+}
+
+/// Joins a node that has begun to run with all that are in its record.
 pub(super) async fn join(
     core: &Core,
     me: NodeId,
     mirror: &Mirror,
-    others: &[(NodeId, SocketAddr)],
+    addresses: Addresses,
 ) -> Result<(), String> {
     let identity = Identity::new(CLUSTER, Secret::new(&[7; 32]), me, VOLUME);
     let endpoint = Endpoint::new(core.clone(), identity, Rc::new(mirror.clone()));
@@ -34,12 +42,31 @@ pub(super) async fn join(
             receive_greetings(&listener, |greeting| endpoint.accept(greeting)).await;
         });
     }
-    for &(node, at) in others {
-        let data = PORTS.iter().map(|&port| SocketAddr::new(at.ip(), port)).collect();
-        endpoint.add(node, PeerAddresses { data, heartbeat: Vec::new() });
-    }
-    mirror.set_paths(move |node| endpoint.paths(node));
+    let paths = endpoint.clone();
+    mirror.set_paths(move |node| paths.paths(node));
+    tokio::task::spawn_local(follow(me, mirror.clone(), endpoint, addresses));
     Ok(())
+}
+
+/// Keeps sessions with whoever the record lists.
+async fn follow(me: NodeId, mirror: Mirror, endpoint: Endpoint<Mirror>, addresses: Addresses) {
+    let mut known = BTreeSet::new();
+    loop {
+        if let Some(record) = mirror.status().record {
+            let listed: BTreeSet<_> = record.replicas.iter().map(|r| r.node).collect();
+            for &node in known.difference(&listed) {
+                endpoint.remove(node).await;
+            }
+            for &node in listed.difference(&known).filter(|node| **node != me) {
+                let at = addresses[&node];
+                let data = PORTS.map(|port| SocketAddr::new(at, port)).to_vec();
+                endpoint.add(node, PeerAddresses { data, heartbeat: Vec::new() });
+            }
+            known = listed;
+        }
+        mirror.changed().await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// Cuts the way from one host to another, or heals it.
