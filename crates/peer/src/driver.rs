@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::frame::{self, Bad, Body, HEADER_BYTES, Head, Incoming, Needs, Outgoing, Rules};
-use crate::{Lane, Line, Link, NodeId, Outbox, Received};
+use crate::{Expected, Lane, Line, Link, NodeId, Outbox, Received};
 
 /// Size in bytes of a connection's staging buffer.
 const STAGING_BYTES: usize = 32 * 1024;
@@ -233,29 +233,34 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Reader<S, H> {
             if self.outbox.is_closed() {
                 return Err(End::Closed);
             }
+            let Some(received) = received else { continue };
             self.handler.deliver(self.outbox.node(), self.session, received).await;
         }
     }
 
-    async fn next(&mut self) -> Result<Received, End> {
+    /// The next message; nothing, if it answers what nobody waits for any more.
+    async fn next(&mut self) -> Result<Option<Received>, End> {
         let mut header = [0; HEADER_BYTES];
         self.input.fill(&mut header).await?;
         let head = self.frames.head(&header).map_err(End::Bad)?;
-        let ctx = self.memory(&head).await?;
         let bytes = head.body_bytes();
-        let body = match &ctx {
-            None => {
+        let (body, ctx) = match self.room(&head).await? {
+            Room::Ordinary => {
                 // The header was checked: no type has more than a few hundred KiB.
                 let mut body = vec![0; bytes];
                 self.input.fill(&mut body).await?;
-                Body::Bytes(body)
+                (Body::Bytes(body), None)
             }
-            Some(ctx) => {
+            Room::Pool(ctx) => {
                 let mut data = ctx.alloc(bytes);
                 for piece in &mut data {
                     self.input.fill(piece).await?;
                 }
-                Body::Data(data.into())
+                (Body::Data(data.into()), Some(ctx))
+            }
+            Room::None => {
+                self.input.skip(bytes + frame::padding(bytes)).await?;
+                return Ok(None);
             }
         };
         let mut padding = [0; frame::ALIGN_BYTES];
@@ -263,25 +268,39 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Reader<S, H> {
         self.input.fill(padding).await?;
         frame::check_padding(head.kind(), padding).map_err(End::Bad)?;
         let message = head.message(body).map_err(End::Bad)?;
-        Ok(Received { message, ctx })
+        Ok(Some(Received { message, ctx }))
     }
 
     /// Waits for the memory that a message needs. The caller reads nothing meanwhile.
-    async fn memory(&self, head: &Head) -> Result<Option<Ctx>, End> {
+    async fn room(&self, head: &Head) -> Result<Room, End> {
         let class = match head.needs() {
-            Needs::Nothing => return Ok(None),
-            Needs::Expected(request) => {
-                let ctx = self.outbox.expected(request).ok_or(End::Unexpected(request))?;
-                let enough = ctx.credit().left() >= head.body_bytes();
-                return if enough { Ok(Some(ctx)) } else { Err(End::Unexpected(request)) };
-            }
+            Needs::Nothing => return Ok(Room::Ordinary),
+            Needs::Expected(request) => return self.expected(request, head.body_bytes()),
             Needs::Immediate => Class::Immediate,
             Needs::Ordered => Class::Ordered,
         };
         let bytes = head.body_bytes() + self.handler.overhead();
         let credit = self.handler.memory().credit(bytes, class).await.map_err(End::TooLarge)?;
-        Ok(Some(Ctx::new(credit, head.epoch())))
+        Ok(Room::Pool(Ctx::new(credit, head.epoch())))
     }
+
+    fn expected(&self, request: u64, bytes: usize) -> Result<Room, End> {
+        match self.outbox.expected(request) {
+            Some(Expected::Memory(ctx)) if ctx.credit().left() >= bytes => Ok(Room::Pool(ctx)),
+            Some(Expected::Unwanted) => Ok(Room::None),
+            _ => Err(End::Unexpected(request)),
+        }
+    }
+}
+
+/// Where a message's body goes.
+enum Room {
+    /// Short ones.
+    Ordinary,
+    /// Data.
+    Pool(Ctx),
+    /// Nowhere: nobody waits for it any more.
+    None,
 }
 
 /// What has been read from a connection and not been used.
@@ -299,6 +318,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Input<S> {
             Line::Lane(Lane::Control) | Line::Lease => SMALL_STAGING_BYTES,
         };
         Self { from, staging: vec![0; bytes].into(), at: 0, end: 0 }
+    }
+
+    /// Throws away the next `bytes` bytes.
+    async fn skip(&mut self, mut bytes: usize) -> Result<(), End> {
+        while bytes > 0 {
+            if self.at == self.end {
+                (self.at, self.end) = (0, 0);
+                self.end = read(&mut self.from, &mut self.staging).await?;
+            }
+            let n = bytes.min(self.end - self.at);
+            self.at += n;
+            bytes -= n;
+        }
+        Ok(())
     }
 
     /// Fills `into` with what comes next; what is long is read directly into it.

@@ -27,7 +27,7 @@ pub use endpoint::{Endpoint, PeerAddresses};
 pub use greeting::{DetachedGreeting, Greeting, Unjoined, receive_greetings};
 pub use id::{Incarnation, NodeId, Seq, Stamp, Tag, View};
 pub use line::Line;
-pub use link::{Link, Outbox};
+pub use link::{Expected, Expecting, Link, Outbox};
 pub use message::{Change, Entry, Kind, Lane, Message, Outcome, Received, Role, Standing};
 pub use session::{Identity, Secret};
 pub use tls::{BadTls, Tls, certificate_name};

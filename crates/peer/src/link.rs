@@ -28,7 +28,33 @@ struct Shared {
     /// Who waits for the end.
     mourner: RefCell<Option<Waker>>,
     lanes: [RefCell<Queue>; 3],
-    expected: RefCell<Vec<(u64, Ctx)>>,
+    expected: RefCell<Vec<(u64, Expected)>>,
+}
+
+/// What is there for data that were asked for.
+#[derive(Clone, Debug)]
+pub enum Expected {
+    /// Memory for them.
+    Memory(Ctx),
+    /// Nobody wants them any more.
+    Unwanted,
+}
+
+/// Memory lies ready for an answer; dropped, it goes back, and the answer is thrown away when it comes.
+#[derive(Debug)]
+#[must_use]
+pub struct Expecting {
+    link: Link,
+    request: u64,
+}
+
+impl Drop for Expecting {
+    fn drop(&mut self) {
+        let mut expected = self.link.0.expected.borrow_mut();
+        let answer = expected.iter_mut().find(|(r, _)| *r == self.request);
+        let memory = answer.map(|(_, what)| std::mem::replace(what, Expected::Unwanted));
+        drop((expected, memory));
+    }
 }
 
 #[derive(Default)]
@@ -84,12 +110,14 @@ impl Link {
     }
 
     /// Lays memory ready for the data that answer the fetch numbered `request`, so that they need
-    /// not wait for any. Dropped with the session.
-    pub fn expect(&self, request: u64, memory: Ctx) {
-        if self.0.closed.get() {
-            return;
+    /// not wait for any. It lies there until they come, what this gives is dropped, or the session ends.
+    ///
+    /// Every fetch is answered, or what is remembered of it stays until the session ends.
+    pub fn expect(&self, request: u64, memory: Ctx) -> Expecting {
+        if !self.0.closed.get() {
+            self.0.expected.borrow_mut().push((request, Expected::Memory(memory)));
         }
-        self.0.expected.borrow_mut().push((request, memory));
+        Expecting { link: self.clone(), request }
     }
 
     /// Ends the session: its connections close.
@@ -135,9 +163,9 @@ impl Outbox {
         }
     }
 
-    /// The memory that was laid ready for the answer to `request`, if any.
+    /// What was laid ready for the answer to `request`, if it was asked for.
     #[must_use]
-    pub fn expected(&self, request: u64) -> Option<Ctx> {
+    pub fn expected(&self, request: u64) -> Option<Expected> {
         let mut expected = self.0.expected.borrow_mut();
         let i = expected.iter().position(|(r, _)| *r == request)?;
         Some(expected.swap_remove(i).1)

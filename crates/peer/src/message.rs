@@ -2,7 +2,7 @@
 
 use block::{Blocks, Bufs, Ctx, Epoch, Error};
 
-use crate::{Incarnation, Seq, Stamp, Tag, View};
+use crate::{Incarnation, NodeId, Seq, Stamp, Tag, View};
 
 /// Which of a session's connections a message travels on: nothing that has to wait for memory
 /// stands in front of what frees it (RFD 0010, 8.1).
@@ -329,6 +329,13 @@ pub enum Message {
         view: View,
         /// The regions, each first byte and length in bytes.
         regions: Vec<(u64, u64)>,
+    },
+    /// To the primary: there has been no session with this member for a while.
+    Unreachable {
+        /// The view.
+        view: View,
+        /// The member.
+        node: NodeId,
     },
     /// Asks for the digest of a range.
     Sum {

@@ -495,7 +495,7 @@ fn data_that_answer_come_into_the_memory_that_was_laid_ready() {
         };
         let credit = a.core.pool().account().try_credit(2 * BLOCK, Class::Read).ok_or("free")?;
         let here = a.replica.link(2).ok_or("no link")?;
-        here.expect(7, Ctx::new(credit, Epoch(3)));
+        let _seven = here.expect(7, Ctx::new(credit, Epoch(3)));
         b.replica.link(1).ok_or("no link")?.send(answer(7));
         until("data", Duration::from_secs(5), || a.replica.got() == ["data 7"]).await?;
         let kept = a.replica.kept.take().pop().ok_or("nothing kept")?;
@@ -508,9 +508,35 @@ fn data_that_answer_come_into_the_memory_that_was_laid_ready() {
         both_up(&a, &b).await?;
         let little = a.core.pool().account().try_credit(BLOCK, Class::Read).ok_or("free")?;
         let here = a.replica.link(2).ok_or("no link")?;
-        here.expect(9, Ctx::new(little, Epoch(3)));
+        let _nine = here.expect(9, Ctx::new(little, Epoch(3)));
         b.replica.link(1).ok_or("no link")?.send(answer(9));
         until("the end", Duration::from_secs(5), || here.is_closed()).await?;
+        stop(&[&a, &b]).await
+    });
+}
+
+#[test]
+fn data_that_nobody_waits_for_any_more_are_thrown_away() {
+    play(5, |world| async move {
+        let [a, b] = pair(&world).await?;
+        let free = a.core.pool().usage().free;
+        let here = a.replica.link(2).ok_or("no link")?;
+        for request in [7, 8] {
+            let credit =
+                a.core.pool().account().try_credit(2 * BLOCK, Class::Read).ok_or("full")?;
+            drop(here.expect(request, Ctx::new(credit, Epoch(3))));
+        }
+        if a.core.pool().usage().free != free {
+            return Err("the memory is kept".to_owned());
+        }
+        let there = b.replica.link(1).ok_or("no link")?;
+        let view = View::default();
+        there.send(Message::Data { view, request: 7, result: Ok(contents(5, 2 * BLOCK)) });
+        there.send(Message::Data { view, request: 8, result: Err(block::Error::Fenced) });
+        let credit = a.core.pool().account().try_credit(2 * BLOCK, Class::Read).ok_or("full")?;
+        let _nine = here.expect(9, Ctx::new(credit, Epoch(3)));
+        there.send(Message::Data { view, request: 9, result: Ok(contents(5, 2 * BLOCK)) });
+        until("data", Duration::from_secs(5), || a.replica.got() == ["data 9"]).await?;
         stop(&[&a, &b]).await
     });
 }

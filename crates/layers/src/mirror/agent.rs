@@ -165,7 +165,8 @@ impl Replica {
     /// The joiner's leg has failed: the primary need not wait for it.
     fn attempt_failed(&self) {
         let Some(joining) = self.joining.take() else { return };
-        self.retry_at.set(self.core.now() + self.settings.rejoin_after_failure);
+        let pause = self.settings.rejoin_after_failure;
+        self.attempts.update(|attempts| attempts.end(self.core.now(), pause));
         if let Some(link) = self.primary_link() {
             link.send(Message::Detached { incarnation: joining.incarnation() });
         }
@@ -195,7 +196,7 @@ impl Replica {
         self.lost.borrow_mut().insert(node, self.pulse.get());
         self.drop_joiner(node);
         if self.joining.get().is_some_and(|j| j.session() == session) {
-            self.joining.set(None);
+            self.end_attempt();
         }
         self.event(Event::LinkDown(node));
     }
@@ -248,7 +249,7 @@ impl Replica {
             let wanted = || (self.join_wanted.replace(false) || self.closed.get()).then_some(());
             // A second later in any case: what was asked may have been lost.
             let _ = tokio::time::timeout(join::PERIOD, self.joins.until(wanted)).await;
-            let may = self.may_join.get() && self.core.now() >= self.retry_at.get();
+            let may = self.may_join.get() && self.attempts.get().may_begin(self.core.now());
             if may && !self.closed.get() {
                 self.join().await;
             }
@@ -279,6 +280,8 @@ impl Replica {
             }
             if self.is_primary() {
                 self.watch_members(before);
+            } else {
+                self.report_gaps(before);
             }
             self.keep_sessions();
         }
@@ -302,6 +305,7 @@ impl Replica {
             late.extend(self.member.borrow().gathering());
         }
         late.extend(self.lost.borrow().iter().filter(|(_, at)| **at < before).map(|(n, _)| *n));
+        late.extend(self.gone_astray());
         late.sort_unstable();
         late.dedup();
         for node in late {

@@ -18,6 +18,49 @@ pub(super) const PERIOD: Duration = Duration::from_secs(1);
 /// How long the primary may take to accept.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The pause between an attempt that came to nothing and the next, at first and at most.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// An attempt that begins so long after the one before it is a first one: that has led to something.
+const FRESH: Duration = Duration::from_secs(120);
+
+/// When a replica outside may begin an attempt: one that fails again and again must not take all the time
+/// of disks and network.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Attempts {
+    /// When the last one began.
+    last: Option<Duration>,
+    /// How many in a row came soon after the one before.
+    again: u32,
+    not_before: Duration,
+}
+
+impl Attempts {
+    pub(super) fn may_begin(&self, now: Duration) -> bool {
+        now >= self.not_before
+    }
+
+    /// One begins.
+    fn begin(self, now: Duration) -> Self {
+        let soon = self.last.is_some_and(|last| now < last + FRESH);
+        let again = if soon { self.again.saturating_add(1) } else { 0 };
+        let next = Self { last: Some(now), again, ..self };
+        // It may be admitted, and put out at once.
+        Self { not_before: now + next.pause(), ..next }
+    }
+
+    /// It has come to nothing; the next begins after `pause` at the earliest.
+    pub(super) fn end(self, now: Duration, pause: Duration) -> Self {
+        Self { not_before: self.not_before.max(now + pause.max(self.pause())), ..self }
+    }
+
+    fn pause(&self) -> Duration {
+        let factor = 1 << self.again.saturating_sub(1).min(16);
+        if self.again == 0 { Duration::ZERO } else { (FIRST_PAUSE * factor).min(LONGEST_PAUSE) }
+    }
+}
+
 /// An attempt, at the joiner.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Joining {
@@ -61,7 +104,10 @@ impl Replica {
         }
         // Nothing of an earlier attempt is taken from here on, and all of it has reached the disk
         // before the new one begins.
-        self.joining.set(None);
+        self.end_attempt();
+        if !self.attempts.get().may_begin(self.core.now()) {
+            return;
+        }
         self.view.set(View::default());
         self.signal.raise();
         self.signal.until(|| self.entries.borrow().is_drained().then_some(())).await;
@@ -81,6 +127,7 @@ impl Replica {
         let Some(marks) = self.leg.log.export(image) else { return };
         let (primary, session) = (record.primary, link.session());
         let since = self.core.now();
+        self.attempts.update(|attempts| attempts.begin(since));
         self.joining.set(Some(Joining { incarnation, primary, session, since, view: None }));
         link.send(Message::Join {
             incarnation,
@@ -97,7 +144,15 @@ impl Replica {
         let record = member.record().filter(|_| member.role() == Role::Outside)?;
         let fit = !self.leg.is_dead() && record.image(self.me).is_some();
         let link = self.link(record.primary).filter(|_| fit && record.primary != self.me)?;
-        Some((record.clone(), link))
+        // Members that do not reach each other cannot stay (`reach`).
+        record.in_sync.iter().all(|m| self.link(m.node).is_some()).then(|| (record.clone(), link))
+    }
+
+    /// The attempt that is under way has come to nothing.
+    pub(super) fn end_attempt(&self) {
+        if self.joining.take().is_some() {
+            self.attempts.update(|attempts| attempts.end(self.core.now(), Duration::ZERO));
+        }
     }
 
     async fn adopt_outside(self: &Rc<Self>, record: &Record) -> bool {
@@ -142,7 +197,40 @@ impl Replica {
     /// The primary has given the attempt up.
     pub(super) fn take_detached(&self, incarnation: Incarnation) {
         if self.joining.get().is_some_and(|j| j.incarnation == incarnation) {
-            self.joining.set(None);
+            self.end_attempt();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn attempts_that_fail_again_and_again_become_rare() {
+        let (mut attempts, mut now) = (Attempts::default(), SECOND);
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            assert!(attempts.may_begin(now));
+            attempts = attempts.begin(now);
+            now += SECOND / 10;
+            attempts = attempts.end(now, Duration::ZERO);
+            let ended = now;
+            while !attempts.may_begin(now) {
+                now += SECOND / 10;
+            }
+            pauses.push((now - ended).as_secs());
+        }
+        assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 60, 60]);
+        attempts = attempts.begin(now + FRESH);
+        assert!(attempts.may_begin(now + FRESH), "what has held for long is forgiven");
+    }
+
+    #[test]
+    fn one_that_was_admitted_and_put_out_at_once_waits_as_well() {
+        let attempts = Attempts::default().begin(SECOND).begin(2 * SECOND).begin(3 * SECOND);
+        assert!(!attempts.may_begin(4 * SECOND) && attempts.may_begin(5 * SECOND));
     }
 }

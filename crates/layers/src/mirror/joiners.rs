@@ -19,58 +19,79 @@ pub(super) struct Joiner {
 
 /// All of one primary.
 #[derive(Debug, Default)]
-pub(super) struct Joiners(BTreeMap<NodeId, Joiner>);
+pub(super) struct Joiners {
+    all: BTreeMap<NodeId, Joiner>,
+    /// Bytes to copy in all, and copied, of attempts that have ended.
+    ended: (u64, u64),
+}
 
 impl Joiners {
     /// `node` begins an attempt: every write goes to it from now on.
     pub(super) fn attach(&mut self, node: NodeId, incarnation: Incarnation) {
         let fresh =
             Joiner { incarnation, behind_barrier: false, proposed: false, todo: 0, done: 0 };
-        self.0.insert(node, fresh);
+        if let Some(old) = self.all.insert(node, fresh) {
+            self.count(old);
+        }
     }
 
     /// The attempt of `node`, if it is this one.
     pub(super) fn get(&mut self, node: NodeId, incarnation: Incarnation) -> Option<&mut Joiner> {
-        self.0.get_mut(&node).filter(|j| j.incarnation == incarnation)
+        self.all.get_mut(&node).filter(|j| j.incarnation == incarnation)
     }
 
     /// The attempt of `node`.
     pub(super) fn of(&self, node: NodeId) -> Option<Joiner> {
-        self.0.get(&node).copied()
+        self.all.get(&node).copied()
     }
 
     /// Whose acknowledgement every write needs beside the members'.
     pub(super) fn attached(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.0.keys().copied()
+        self.all.keys().copied()
     }
 
     /// Who takes part in every flush beside the members.
     pub(super) fn behind_barrier(&self) -> Vec<NodeId> {
-        self.0.iter().filter(|(_, j)| j.behind_barrier).map(|(node, _)| *node).collect()
+        self.all.iter().filter(|(_, j)| j.behind_barrier).map(|(node, _)| *node).collect()
     }
 
     /// The record will not list the attempt of `node`.
     pub(super) fn not_proposed(&mut self, node: NodeId) {
-        if let Some(joiner) = self.0.get_mut(&node) {
+        if let Some(joiner) = self.all.get_mut(&node) {
             joiner.proposed = false;
         }
     }
 
     /// Ends the attempt of `node`, unless the record may list it; says whether there was one.
     pub(super) fn detach(&mut self, node: NodeId) -> Option<Joiner> {
-        if self.0.get(&node).is_none_or(|j| j.proposed) {
+        if self.all.get(&node).is_none_or(|j| j.proposed) {
             return None;
         }
-        self.0.remove(&node)
+        let ended = self.all.remove(&node);
+        ended.into_iter().for_each(|joiner| self.count(joiner));
+        ended
+    }
+
+    fn count(&mut self, ended: Joiner) {
+        self.ended.0 += ended.todo;
+        self.ended.1 += ended.done;
     }
 
     /// The view is over, and all attempts with it.
     pub(super) fn end(&mut self) {
-        self.0.clear();
+        let ended = std::mem::take(&mut self.all);
+        ended.into_values().for_each(|joiner| self.count(joiner));
+    }
+
+    /// Bytes to copy in all, and copied, of all attempts that there ever were.
+    #[cfg(feature = "testing")]
+    pub(super) fn totals(&self) -> (u64, u64) {
+        let add = |(todo, done), joiner: &Joiner| (todo + joiner.todo, done + joiner.done);
+        self.all.values().fold(self.ended, add)
     }
 
     /// All attempts, for status.
     pub(super) fn iter(&self) -> impl Iterator<Item = (NodeId, Joiner)> + '_ {
-        self.0.iter().map(|(node, joiner)| (*node, *joiner))
+        self.all.iter().map(|(node, joiner)| (*node, *joiner))
     }
 }

@@ -14,7 +14,8 @@
 //! * `opening`: the beginning of a view (5.7);
 //! * `resync`, `join`: bringing a replica in sync, at the primary and at the joiner (6.6);
 //! * `sweep`: taking marks away (6.3); `verify`: comparing the members (9.5);
-//! * `agent`: what the membership machine asks for, and watching what it cannot see.
+//! * `agent`: what the membership machine asks for, and watching what it cannot see; `reach`: members
+//!   that do not reach each other.
 
 mod agent;
 mod compare;
@@ -30,11 +31,14 @@ mod mistake;
 mod opening;
 mod order;
 mod own;
+mod reach;
 mod read;
 mod receive;
 pub mod record;
 mod replica;
 mod requests;
+#[cfg(feature = "testing")]
+mod rest;
 mod resync;
 mod settings;
 pub mod settle;
@@ -56,6 +60,8 @@ use peer::{Change, Incarnation, Kind, Link, NodeId, View};
 use rt::Core;
 
 pub use mistake::Mistake;
+#[cfg(feature = "testing")]
+pub use rest::{InFlight, Resynced};
 pub use settings::Settings;
 pub use verify::{Difference, Verified};
 
@@ -155,10 +161,11 @@ impl Mirror {
             timer: signal::Signal::default(),
             joins: signal::Signal::default(),
             join_wanted: Cell::default(),
-            retry_at: Cell::default(),
+            attempts: Cell::default(),
             pulse: Cell::default(),
             began: Cell::default(),
             lost: RefCell::default(),
+            gaps: RefCell::default(),
             reported: RefCell::default(),
             puts: Cell::default(),
             asked_to_join: RefCell::default(),

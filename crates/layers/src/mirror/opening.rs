@@ -263,7 +263,7 @@ impl Replica {
     pub(super) fn outside(self: &Rc<Self>) {
         // Nothing of a view is taken any more; what it left on the leg is marked.
         self.view.set(View::default());
-        self.joining.set(None);
+        self.end_attempt();
         self.entries.borrow_mut().end_applied();
         self.own.fence();
         self.order.borrow_mut().end();

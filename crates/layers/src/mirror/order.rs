@@ -156,6 +156,12 @@ impl Order {
         self.awaited.values_mut().filter(waits).for_each(|a| a.ends(Fate::Ended));
     }
 
+    /// How many wait for somebody.
+    #[cfg(feature = "testing")]
+    pub(super) fn len(&self) -> usize {
+        self.awaited.len()
+    }
+
     /// The view has ended.
     pub(super) fn end(&mut self) {
         self.untold.clear();

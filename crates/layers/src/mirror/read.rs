@@ -132,7 +132,7 @@ impl Replica {
         let link = self.link(node)?;
         let request = self.requests.number();
         let asked = self.requests.ask(request, node, self.pulse.get());
-        link.expect(request, ctx.clone());
+        let _memory = link.expect(request, ctx.clone());
         link.send(Message::Fetch { view, request, range });
         let gone = || self.view.get() != view || link.is_closed();
         match self.signal.unless(gone, asked.answered()).await {
@@ -160,31 +160,30 @@ impl Replica {
         request: u64,
         range: Blocks,
     ) {
+        // An answer in any case: the other side keeps in mind that it has asked.
         let result = self.fetch_for_peer(view, range).await;
-        if let Some(result) = result {
-            link.send(Message::Data { view, request, result });
-        }
+        link.send(Message::Data { view, request, result });
     }
 
-    async fn fetch_for_peer(&self, view: View, range: Blocks) -> Option<Result<Bufs, Error>> {
+    async fn fetch_for_peer(&self, view: View, range: Blocks) -> Result<Bufs, Error> {
         let ctx = self.served.lock().await;
         if !self.is_inside(range) || self.len(range) > self.max_transfer() {
-            return Some(Err(Error::OutOfRange));
+            return Err(Error::OutOfRange);
         }
         if self.view.get() != view {
-            return None;
+            return Err(Error::Fenced);
         }
         // While members are made equal the range is locked by the very entry that is asked for,
         // and nobody else is at work. A write of this view says that it is open, though OPEN is late.
         let settling =
             self.opened.get() != Some(view) && self.entries.borrow().are_copies(view, range);
         if settling {
-            return Some(self.leg.read(range, &ctx, self.pulse.get()).await);
+            return self.leg.read(range, &ctx, self.pulse.get()).await;
         }
         let lock = self.locks.enter(range, false);
-        self.in_view(view, lock.held()).await?;
+        self.in_view(view, lock.held()).await.ok_or(Error::Fenced)?;
         let found = self.leg.read(range, &ctx, self.pulse.get()).await;
         // A lease that has run out meanwhile may come back without a new view.
-        Some(if self.serves().is_some() { found } else { Err(Error::Fenced) })
+        if self.serves().is_some() { found } else { Err(Error::Fenced) }
     }
 }

@@ -43,12 +43,16 @@ impl Replica {
                 self.take_open(from, view, through, settled);
             }
             Message::Rejoin { .. } => {
-                self.joining.set(None);
+                self.end_attempt();
                 self.join_soon();
             }
             Message::Join { incarnation, epoch, volume_bytes, region_shift, marks } => {
                 let marks = Bitmap { volume_bytes, region_shift, bits: marks };
                 self.take_join(from, incarnation, epoch, marks);
+            }
+            // It is answered also where its view is over.
+            Message::Fetch { view, request, range } => {
+                self.spawn(Rc::clone(self).serve_fetch(link, view, request, range));
             }
             Message::Accept { view, incarnation } => self.take_accept(from, view, incarnation),
             Message::Detached { incarnation } => {
@@ -91,9 +95,6 @@ impl Replica {
             Message::Flushed { request, .. } => {
                 self.requests.answer(request, from, Answer::Flushed);
             }
-            Message::Fetch { request, range, .. } => {
-                self.spawn(Rc::clone(self).serve_fetch(link, view, request, range));
-            }
             Message::Data { request, result, .. } => {
                 self.requests.answer(request, from, Answer::Data(result));
             }
@@ -105,6 +106,7 @@ impl Replica {
             }
             Message::Clear { request, regions, .. } => self.take_clear(request, &regions),
             Message::Marked { regions, .. } => self.take_marked(regions),
+            Message::Unreachable { node, .. } => self.take_unreachable(from, node),
             Message::Sum { request, range, .. } => {
                 self.spawn(Rc::clone(self).serve_sum(link, view, request, range));
             }
@@ -216,11 +218,11 @@ fn view_of(message: &Message) -> Option<View> {
         | Message::Outcome { view, .. }
         | Message::Flush { view, .. }
         | Message::Flushed { view, .. }
-        | Message::Fetch { view, .. }
         | Message::Data { view, .. }
         | Message::Repair { view, .. }
         | Message::Clear { view, .. }
         | Message::Marked { view, .. }
+        | Message::Unreachable { view, .. }
         | Message::Sum { view, .. }
         | Message::Summed { view, .. } => Some(*view),
         _ => None,

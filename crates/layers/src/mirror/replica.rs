@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::agent::Store;
 use super::entries::Entries;
-use super::join::Joining;
+use super::join::{Attempts, Joining};
 use super::joiners::Joiners;
 use super::leg::Leg;
 use super::log::{FlushStamp, Region, Touch};
@@ -22,6 +22,7 @@ use super::member::Member;
 use super::opening::{Gathered, Tidings};
 use super::order::Order;
 use super::own::OwnWrites;
+use super::reach::Gaps;
 use super::requests::Requests;
 use super::signal::Signal;
 use super::{Mistake, Settings};
@@ -60,8 +61,8 @@ pub(super) struct Replica {
     /// Raised when this replica should look whether it may join.
     pub(super) joins: Signal,
     pub(super) join_wanted: Cell<bool>,
-    /// Not before this time since boot does it ask again.
-    pub(super) retry_at: Cell<Duration>,
+    /// When it may ask again.
+    pub(super) attempts: Cell<Attempts>,
     /// How long this process has been awake since it began, in large steps: what hangs is measured by
     /// it.
     pub(super) pulse: Cell<Duration>,
@@ -69,6 +70,8 @@ pub(super) struct Replica {
     pub(super) began: Cell<Duration>,
     /// Since when, by the pulse, there has been no session with a node.
     pub(super) lost: RefCell<BTreeMap<NodeId, Duration>>,
+    /// At the primary: which members do not reach each other.
+    pub(super) gaps: RefCell<Gaps>,
     /// At the primary: what other members have marked, in bytes.
     pub(super) reported: RefCell<Vec<(u64, u64)>>,
     /// Counts the puts of records that were sent.

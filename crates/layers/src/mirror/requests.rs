@@ -67,6 +67,12 @@ impl Requests {
         late.map(|((_, node), _)| *node).collect()
     }
 
+    /// How many wait for an answer.
+    #[cfg(feature = "testing")]
+    pub(super) fn len(&self) -> usize {
+        self.0.borrow().waiting.len()
+    }
+
     /// An answer has come. One that nobody waits for any more is dropped.
     pub(super) fn answer(&self, number: u64, node: NodeId, answer: Answer) {
         let waker = {

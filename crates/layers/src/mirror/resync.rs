@@ -24,6 +24,10 @@ const CHUNK: u64 = 256 * 1024;
 /// Pieces under way at once.
 const DEPTH: usize = 4;
 
+/// How often it is tried again to read what nobody can read, and most blocks of that kind.
+const LOOKING_AGAIN: Duration = Duration::from_secs(5);
+const MOST_LACKING: usize = 4096;
+
 /// How often progress is made durable.
 const SAVING: Duration = Duration::from_secs(30);
 
@@ -149,7 +153,7 @@ impl Replica {
         work: Vec<Region>,
     ) -> Result<(), &'static str> {
         let mut saved = self.core.now();
-        let mut copied = Vec::new();
+        let (mut copied, mut lacking) = (Vec::new(), Vec::new());
         let batches = work.chunks(DEPTH * 4);
         for batch in batches {
             let mut pieces =
@@ -159,13 +163,49 @@ impl Replica {
             // All come to their end, also those that are in vain: what is under way is not dropped.
             let mut all = Ok(());
             while let Some(done) = pieces.next().await {
-                all = all.and(done);
+                all = all.and(done.map(|left_out| lacking.extend(left_out)));
             }
             all?;
-            copied.extend_from_slice(batch);
+            copied.extend(batch.iter().filter(|r| !self.meets(**r, &lacking)));
             if self.core.now() >= saved + SAVING {
                 self.save(attempt, image, std::mem::take(&mut copied)).await?;
                 saved = self.core.now();
+            }
+        }
+        self.wait_for_contents(attempt, lacking).await
+    }
+
+    fn meets(&self, region: Region, ranges: &[Blocks]) -> bool {
+        let bytes = self.leg.log.geometry().bytes_of(region);
+        let meets = |r: &Blocks| {
+            let (range, region) = (self.bytes(*r), bytes.clone().unwrap_or_default());
+            range.start < region.end && region.start < range.end
+        };
+        ranges.iter().any(meets)
+    }
+
+    /// Nobody has anything in these ranges that could be copied: the joiner has all else, and gets what is
+    /// new. When they have been written it is equal there as well.
+    async fn wait_for_contents(
+        self: &Rc<Self>,
+        attempt: Attempt,
+        mut lacking: Vec<Blocks>,
+    ) -> Result<(), &'static str> {
+        while let Some(first) = lacking.first() {
+            let (node, at, ranges) = (attempt.node.0, first.at.0, lacking.len());
+            tracing::error!(
+                node,
+                at,
+                ranges,
+                "no replica can read this: another is not in sync before it has been written"
+            );
+            if ranges > MOST_LACKING {
+                return Err("too much cannot be read anywhere");
+            }
+            let pause = tokio::time::sleep(LOOKING_AGAIN);
+            self.in_view(attempt.view, pause).await.ok_or("the view is over")?;
+            for range in std::mem::take(&mut lacking) {
+                lacking.extend(self.copy(attempt, range).await?);
             }
         }
         Ok(())
@@ -202,15 +242,42 @@ impl Replica {
         starts.map(|at| Blocks::new(Lba(at / block), CHUNK.min(bytes.end - at) / block)).collect()
     }
 
-    /// Copies one piece: readers go on, writers wait.
-    async fn copy(self: &Rc<Self>, attempt: Attempt, range: Blocks) -> Result<(), &'static str> {
+    /// Copies one piece, but for the blocks that nobody can read: which these are.
+    async fn copy(
+        self: &Rc<Self>,
+        attempt: Attempt,
+        range: Blocks,
+    ) -> Result<Vec<Blocks>, &'static str> {
+        let (mut left, mut lacking) = (vec![range], Vec::new());
+        while let Some(part) = left.pop() {
+            if self.copy_part(attempt, part).await? {
+                continue;
+            }
+            if part.count == 1 {
+                lacking.push(part);
+                continue;
+            }
+            let half = part.count / 2;
+            let rest = Lba(part.at.0 + half);
+            left.push(Blocks::new(rest, part.count - half));
+            left.push(Blocks::new(part.at, half));
+        }
+        Ok(lacking)
+    }
+
+    /// Copies a part of it, unless nobody can read it: readers go on, writers wait.
+    async fn copy_part(
+        self: &Rc<Self>,
+        attempt: Attempt,
+        range: Blocks,
+    ) -> Result<bool, &'static str> {
         let Attempt { view, node, .. } = attempt;
         let began = self.core.now();
         self.joiner(attempt, |_| ())?;
         let ctx = self.memory(self.len(range), Class::Read).await.map_err(|_| "no memory")?;
         let lock = self.locks.enter(range, false);
         self.in_view(view, lock.held()).await.ok_or("the view is over")?;
-        let change = self.to_copy(view, range, &ctx).await?;
+        let Some(change) = self.to_copy(view, range, &ctx).await? else { return Ok(false) };
         self.joiner(attempt, |_| ())?;
         let link = self.link(node).ok_or("there is no session")?;
         let seq = self.order.borrow_mut().next();
@@ -225,31 +292,27 @@ impl Replica {
         // Nobody waits for one that was given up: that says nothing about what it has.
         self.joiner(attempt, |joiner| joiner.done += self.len(range) as u64)?;
         self.yield_to_clients(self.core.now().saturating_sub(began)).await;
-        Ok(())
+        Ok(true)
     }
 
-    /// The contents to copy, from whoever can read them.
+    /// The contents to copy, from whoever can read them; nothing if nobody can. (Zeroes in their place
+    /// would be answered as if they had been written: attack 68.)
     async fn to_copy(
         self: &Rc<Self>,
         view: View,
         range: Blocks,
         ctx: &Ctx,
-    ) -> Result<Change, &'static str> {
+    ) -> Result<Option<Change>, &'static str> {
         let kind = Kind::Write;
         let change = |data: Bufs| Change { range, kind, fua: false, data };
         match self.leg.read(range, ctx, self.pulse.get()).await {
-            Ok(data) => Ok(change(data)),
+            Ok(data) => Ok(Some(change(data))),
             Err(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
-                if let Some(data) = self.fetch_elsewhere(view, range, ctx).await {
-                    return Ok(change(data));
+                let found = self.fetch_elsewhere(view, range, ctx).await;
+                if found.is_none() && self.view.get() != view {
+                    return Err("the view is over");
                 }
-                // Zeroes in its place would be answered as if they had been written (attack 68).
-                tracing::error!(
-                    at = range.at.0,
-                    blocks = range.count,
-                    "no replica can read this range: another cannot be made equal before it is written"
-                );
-                Err("a range cannot be read anywhere")
+                Ok(found.map(change))
             }
             Err(e) => {
                 self.leg_failed(e);

@@ -1,17 +1,18 @@
 //! FLUSH, FLUSHED, CLEAR and MARKED: what is durable, and which marks may go (RFD 0010, 4.4, 6.3
-//! and 6.6).
+//! and 6.6); and UNREACHABLE: who cannot be asked to flush.
 //!
 //! ```text
-//!           id        blocks   body
-//! FLUSH     request
-//! FLUSHED   request
-//! CLEAR     request   count    regions of 16 bytes, at most 8192: first byte (8), bytes (8)
-//! MARKED              count    the same
+//!               id        blocks   node     body
+//! FLUSH         request
+//! FLUSHED       request
+//! CLEAR         request   count             regions of 16 bytes, at most 8192: first byte (8), bytes (8)
+//! MARKED                  count             the same
+//! UNREACHABLE                      member
 //! ```
 
 use super::header::{Fields, Type};
 use super::{Bad, list};
-use crate::{Message, View};
+use crate::{Message, NodeId, View};
 
 /// CLEAR but for its regions.
 pub(super) fn clear(view: View, request: u64, regions: usize) -> Fields {
@@ -21,6 +22,14 @@ pub(super) fn clear(view: View, request: u64, regions: usize) -> Fields {
 /// MARKED but for its regions.
 pub(super) fn marked(view: View, regions: usize) -> Fields {
     Fields::of_view(Type::Marked, view).count(regions)
+}
+
+pub(super) fn unreachable(view: View, node: NodeId) -> Fields {
+    Fields { node: node.0, ..Fields::of_view(Type::Unreachable, view) }
+}
+
+pub(super) fn parse_unreachable(fields: &Fields) -> Message {
+    Message::Unreachable { view: fields.view(), node: NodeId(fields.node) }
 }
 
 pub(super) fn parse_marked(fields: &Fields, body: &[u8]) -> Result<Message, Bad> {

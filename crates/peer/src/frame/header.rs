@@ -105,6 +105,8 @@ wire::open_enum! {
         Sum = 36,
         /// [`crate::Message::Summed`].
         Summed = 37,
+        /// [`crate::Message::Unreachable`].
+        Unreachable = 39,
     }
 }
 

@@ -346,7 +346,7 @@ impl Type {
             Self::Write | Self::Data => Some(Lane::Down),
             Self::Order | Self::Forward | Self::Join => Some(Lane::Up),
             Self::Hello | Self::Proof | Self::Ready | Self::Refused => None,
-            Self(2..=5 | 7..=8 | 10..=11 | 16..=25 | 27..=38) => Some(Lane::Control),
+            Self(2..=5 | 7..=8 | 10..=11 | 16..=25 | 27..=39) => Some(Lane::Control),
             _ => None,
         }
     }
@@ -428,6 +428,7 @@ fn fields(message: &Message) -> Result<Fields, Bad> {
         M::Detached { incarnation } => join::detached(*incarnation),
         M::Clear { view, request, regions } => flush::clear(*view, *request, regions.len()),
         M::Marked { view, regions } => flush::marked(*view, regions.len()),
+        M::Unreachable { view, node } => flush::unreachable(*view, *node),
         M::Sum { view, request, range } => fetch::asked(Type::Sum, *view, *request, *range)?,
         M::Summed { view, request, result } => {
             fetch::answered(Type::Summed, *view, *request, result.err())
@@ -466,6 +467,7 @@ fn body(message: Message) -> Result<Body, Bad> {
         | M::Repair { .. }
         | M::Accept { .. }
         | M::Detached { .. }
+        | M::Unreachable { .. }
         | M::Sum { .. } => Body::NONE,
     })
 }
@@ -508,6 +510,7 @@ fn parse(fields: &Fields, body: Body) -> Result<Message, Bad> {
         Type::Detached => join::parse_detached(fields),
         Type::Clear => flush::parse_clear(fields, &body)?,
         Type::Marked => flush::parse_marked(fields, &body)?,
+        Type::Unreachable => flush::parse_unreachable(fields),
         Type::Sum => fetch::parse_sum(fields)?,
         Type::Summed => fetch::parse_summed(fields, &body)?,
         kind => return Err(Bad::Type(kind)),

@@ -224,6 +224,8 @@ fn asking() -> impl Strategy<Value = Message> {
             .prop_map(|(view, request, regions)| Message::Clear { view, request, regions }),
         (view(), prop::collection::vec(region(), 0..9))
             .prop_map(|(view, regions)| Message::Marked { view, regions }),
+        (view(), any::<u16>())
+            .prop_map(|(view, node)| Message::Unreachable { view, node: NodeId(node) }),
         (view(), any::<u64>(), range()).prop_map(|(view, request, range)| Message::Sum {
             view,
             request,
@@ -329,7 +331,7 @@ fn what_is_wrong_is_said_by_name() {
     let kind = Type::Applied;
     assert_eq!(of(0, b'X'), Unread::Bad(Bad::NoMagic));
     assert_eq!(of(2, 2), Unread::Bad(Bad::Version(2)));
-    for unknown in [6, 9, 12, 15, 26, 39, 255] {
+    for unknown in [6, 9, 12, 15, 26, 40, 255] {
         assert_eq!(of(3, unknown), Unread::Bad(Bad::Type(Type(unknown))));
     }
     assert_eq!(of(3, 1), Unread::Bad(Bad::Type(Type::Hello)), "once is enough");
@@ -499,6 +501,7 @@ fn samples() -> Vec<Message> {
         Message::Detached { incarnation },
         Message::Clear { view, request, regions: vec![(0, 0x1_0000)] },
         Message::Marked { view, regions: vec![(0, 0x1_0000)] },
+        Message::Unreachable { view, node: NodeId(3) },
         Message::Sum { view, request, range },
         Message::Summed { view, request, result: Ok([0xdd; 32]) },
     ]

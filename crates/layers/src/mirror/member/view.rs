@@ -6,7 +6,7 @@ use peer::{NodeId, View};
 
 use super::super::record::Record;
 use super::lease::Peer;
-use super::{Action, Leg, Member, Refusal, Say};
+use super::{Action, Change, Leg, Member, Refusal, Say};
 
 /// A member's place in a view of an epoch that lists it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -66,6 +66,10 @@ impl Member {
         self.put = None;
         self.refused = None;
         self.wishes.epoch_ends();
+        if self.record.is_some() && std::mem::take(&mut self.wishes.force) {
+            // Somebody else may have gone on: that is for the operator to see first.
+            self.actions.push(Action::Declined(Change::Force));
+        }
         self.reads.evidence();
         let view = View::first(record.epoch);
         let alone = record.in_sync.len() == 1;

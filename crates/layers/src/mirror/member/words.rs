@@ -257,7 +257,8 @@ pub enum Change {
     Admit(NodeId),
     /// [`Event::Withdraw`]: the record may list the joiner already.
     Withdraw(NodeId),
-    /// [`Event::Force`]: this replica is a member, or has no image in the record.
+    /// [`Event::Force`]: this replica is a member, or has no image in the record, or the record has changed
+    /// since.
     Force,
 }
 

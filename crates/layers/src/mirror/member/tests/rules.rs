@@ -320,6 +320,17 @@ fn an_operator_may_force() {
     assert_eq!(serving(&[1]).apply(ms(1), Event::Force), [Action::Declined(Change::Force)]);
 }
 
+/// 5.6 d: two are told to go on, and one has done so by the time the other gets to it.
+#[test]
+fn an_order_to_go_on_is_not_for_the_next_configuration() {
+    let mut member = boot(1, 1, image(1, 1));
+    let _ = member.apply(START, read(&record(1, &[1, 2])));
+    assert!(reads(&member.apply(ms(1), Event::Force)));
+    let actions = member.apply(ms(2), read(&record(2, &[2])));
+    assert!(actions.contains(&Action::Declined(Change::Force)));
+    assert_eq!(put(&actions), None);
+}
+
 /// 5.7: node 2 under primary 1.
 #[test]
 fn a_start_is_heeded_by_its_view() {
