@@ -213,6 +213,11 @@ impl Client {
         self.read(Blocks::new(Lba(block), 1), false).await
     }
 
+    /// Writes one block.
+    pub(super) async fn write_block(&self, block: u64) {
+        self.write(Blocks::new(Lba(block), 1), false).await;
+    }
+
     /// Reads something, and goes on doing so where writes would wait.
     pub(super) async fn look(&self) {
         let _ = self.read(self.range(), false).await;
@@ -369,7 +374,8 @@ impl Client {
         }
     }
 
-    async fn flush(&self) {
+    /// Flushes; perhaps somebody asks for its abort.
+    pub(super) async fn flush(&self) {
         let ticket = self.begin(Checker::begin_flush);
         let result = self.send(Request::Flush, true).await;
         self.end(&[ticket], &result);

@@ -92,15 +92,12 @@ impl Bench {
     pub(super) fn cut_power(&self, node: &Node) {
         let rng = self.world.rng();
         let torn = self.block_size == 512 && rng.chance(0.5);
-        let Some(disk) = node.disk().filter(|_| torn) else {
-            node.tainted.set(false);
-            return node.host.power_cut();
-        };
-        let faults = disk.faults();
+        let faults = node.disk().map(|disk| disk.faults()).unwrap_or_default();
+        node.tainted.set(faults.sync_error > 0.0);
+        let Some(disk) = node.disk().filter(|_| torn) else { return node.host.power_cut() };
         let damage = Damage::Mixed { bytes: 512 };
         disk.set_faults(DiskFaults { torn: 0.5, damage, ..faults.clone() });
         node.host.power_cut();
-        node.tainted.set(false);
         disk.set_faults(faults);
     }
 

@@ -1,17 +1,25 @@
 //! What is demanded when all faults are over.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use layers::mirror::Mirror;
+use block::{Error, Failure, Lba};
+use layers::mirror::{InFlight, Mirror};
 use rt::Core;
 use volume::Volume;
 
 use super::super::clients::{self, Client};
-use super::{BYTES, Bench, DATA, Node};
+use super::{BYTES, Bench, DATA, Node, wires};
 
 /// Virtual time within which all must be well again.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Longest time that two members which do not reach each other hold up a flush.
+const APART: Duration = Duration::from_secs(20);
+
+/// Size of a region in bytes.
+const REGION: u64 = 64 << 10;
 
 impl Bench {
     /// Waits until all replicas are in sync and serve.
@@ -79,10 +87,128 @@ impl Bench {
         let ended = self.within_patience("a command does not end", work.join()).await?;
         ended.ok_or("the host crashed by itself")??;
         self.repair().await?;
+        self.at_rest().await?;
+        self.come_back().await?;
+        self.fill_a_hole().await?;
+        self.go_on_apart().await?;
+        self.at_rest().await
+    }
+
+    /// Nothing is left of what was done.
+    async fn at_rest(&self) -> Result<(), String> {
         // Marks go when nothing has been written for a while.
         tokio::time::sleep(Duration::from_secs(60)).await;
         self.equal()?;
-        self.unmarked()
+        self.unmarked()?;
+        for node in self.replicas() {
+            let mirror = node.mirror.borrow().clone().ok_or("it died")?;
+            let (flight, resynced) = (mirror.in_flight(), mirror.resynced());
+            if flight != InFlight::default() {
+                return Err(format!("node {} rests with {flight:?}: {}", node.id, self.states()));
+            }
+            if resynced.copied > resynced.marked {
+                return Err(format!("node {} has copied what was equal: {resynced:?}", node.id));
+            }
+            let usage = opened(&node)?.0.pool().usage();
+            if usage.free != node.free.get() || usage.overdrafts > 0 {
+                let before = node.free.get();
+                return Err(format!("node {} keeps memory: {before} free, now {usage:?}", node.id));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a replica, and waits until others go on without it. `None` if there are none.
+    async fn without(&self, away: &Node, power: bool) -> Result<Option<Rc<Node>>, String> {
+        let others = self.replicas().into_iter().find(|n| n.id != away.id);
+        let Some(node) = others else { return Ok(None) };
+        self.stop(away, power);
+        let alone = async {
+            while self.store.record().member(away.id).is_some()
+                || !node.mirror.borrow().as_ref().is_some_and(Mirror::serves)
+            {
+                self.pause(200).await;
+            }
+        };
+        self.within_patience("nobody goes on", alone).await?;
+        Ok(Some(node))
+    }
+
+    /// Who was away for a while gets what was written meanwhile, and no more.
+    async fn come_back(&self) -> Result<(), String> {
+        let (away, copied) = (self.any_replica(), || {
+            let nodes =
+                self.nodes.iter().filter_map(|n| Some(n.mirror.borrow().as_ref()?.resynced()));
+            nodes.map(|r| r.copied).sum::<u64>()
+        });
+        // With its power it loses that marks were taken which nobody needs any more.
+        let killed = !away.tainted.get();
+        let Some(node) = self.without(&away, !killed).await? else { return Ok(()) };
+        let (rng, before) = (self.world.rng(), copied());
+        let blocks: Vec<_> = (0..rng.between(1, 3))
+            .map(|_| rng.between(1, BYTES / u64::from(self.block_size) - 1))
+            .collect();
+        let regions: BTreeSet<_> =
+            blocks.iter().map(|b| b * u64::from(self.block_size) / REGION).collect();
+        let write = async move |_, client: Client| {
+            for block in blocks {
+                client.write_block(block).await;
+            }
+        };
+        self.at(&node, "a block is not written", write).await?;
+        self.start(&away);
+        self.in_sync().await?;
+        let (copied, written) = (copied() - before, regions.len() as u64 * REGION);
+        if copied < written || killed && copied > written {
+            return Err(format!("{copied} bytes were copied to node {}, not {written}", away.id));
+        }
+        Ok(())
+    }
+
+    /// What nobody can read is an error to clients, and one that has come back is in sync when it has been
+    /// written.
+    async fn fill_a_hole(&self) -> Result<(), String> {
+        let (away, rng) = (self.any_replica(), self.world.rng());
+        let Some(node) = self.without(&away, false).await? else { return Ok(()) };
+        let in_region = REGION / u64::from(self.block_size);
+        let block = rng.between(1, BYTES / u64::from(self.block_size) / in_region - 1) * in_region;
+        let marks = async move |_, client: Client| client.write_block(block + 1).await;
+        self.at(&node, "a block is not written", marks).await?;
+        for other in self.replicas().iter().filter(|n| n.id != away.id) {
+            self.spoil_block(&other.disk().ok_or("its disk is gone")?, block);
+        }
+        self.start(&away);
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let read = async move |_, client: Client| client.read_block(block).await;
+        let found = self.at(&node, "a hole is not read", read).await?;
+        if found != Err(Failure::Device(Error::Unreadable { at: Lba(block) })) {
+            return Err(format!("block {block}, which nobody has: {found:?}"));
+        }
+        if self.store.record().member(away.id).is_some() {
+            return Err(format!("node {} is in sync without block {block}", away.id));
+        }
+        let write = async move |_, client: Client| client.write_block(block).await;
+        self.at(&node, "a hole is not written", write).await?;
+        let filled = tokio::time::timeout(Duration::from_secs(30), self.in_sync()).await;
+        filled.map_err(|_| format!("not in sync though written: {}", self.states()))?
+    }
+
+    /// Two that reach the primary, and not each other, hold up nobody for long.
+    async fn go_on_apart(&self) -> Result<(), String> {
+        let primary = self.store.record().primary;
+        let others: Vec<_> = self.replicas().into_iter().filter(|n| n.id != primary).collect();
+        let [a, b] = &others[..] else { return Ok(()) };
+        self.world.note(format!("nodes {} and {} are apart", a.id, b.id));
+        wires::part(&self.apart, a.id, b.id, true);
+        if let Some(mirror) = &*b.mirror.borrow() {
+            mirror.break_link(a.id);
+        }
+        let flush = async move |_, client: Client| client.flush().await;
+        let flushed = tokio::time::timeout(APART, self.at(a, "no flush", flush)).await;
+        flushed.map_err(|_| format!("no flush within {APART:?}: {}", self.states()))??;
+        self.pause(20_000).await;
+        wires::part(&self.apart, a.id, b.id, false);
+        self.in_sync().await
     }
 
     fn any_replica(&self) -> Rc<Node> {

@@ -88,6 +88,8 @@ struct Node {
     tainted: Cell<bool>,
     /// Whether both copies of its label are whole.
     labelled: Cell<bool>,
+    /// Memory that was free when its replica had been opened.
+    free: Cell<u64>,
 }
 
 impl Node {
@@ -110,6 +112,10 @@ struct Bench {
     intact: Rc<RefCell<BTreeSet<NodeId>>>,
     /// Clients are at work.
     load: Rc<Cell<bool>>,
+    /// Who gets no sessions with whom.
+    apart: wires::Apart,
+    /// The last configuration in which an operator made a replica go on alone.
+    forced: Cell<Epoch>,
     /// The control plane is at work.
     changing: Cell<bool>,
     mistake: Mistake,
@@ -160,6 +166,7 @@ fn node(world: &World, number: usize) -> Rc<Node> {
         broken: RefCell::default(),
         tainted: Cell::default(),
         labelled: Cell::new(true),
+        free: Cell::default(),
     })
 }
 
@@ -228,6 +235,8 @@ fn assemble(world: &World, nodes: Vec<Rc<Node>>, block_size: u32, mistake: Mista
         block_size,
         intact,
         load: Rc::new(Cell::new(true)),
+        apart: wires::Apart::default(),
+        forced: Cell::default(),
         changing: Cell::new(false),
         mistake,
     }
@@ -261,18 +270,18 @@ impl Bench {
     fn start(&self, node: &Rc<Node>) {
         let Some(image) = node.image.get().filter(|_| !node.host.is_running()) else { return };
         let addresses = wires::addresses(self.nodes.iter().map(|n| (n.id, n.host.address())));
-        let mistake = self.mistake;
+        let (mistake, apart) = (self.mistake, Rc::clone(&self.apart));
         let (node, store) = (Rc::clone(node), Rc::clone(&self.store));
         let (shared, load) = (Rc::clone(&self.shared), Rc::clone(&self.load));
         let (host, world) = (node.host.clone(), self.world.clone());
         host.start(move |core| {
             let (node, store, world) = (Rc::clone(&node), Rc::clone(&store), world.clone());
             let (shared, load) = (Rc::clone(&shared), Rc::clone(&load));
-            let addresses = addresses.clone();
+            let (addresses, apart) = (Rc::clone(&addresses), Rc::clone(&apart));
             async move {
                 match open_mirror(&core, &node, image, store, mistake).await {
                     Ok(mirror) => {
-                        wires::join(&core, node.id, &mirror, addresses).await?;
+                        wires::join(&core, node.id, &mirror, addresses, apart).await?;
                         serve(&core, &node, mirror, &shared, &load);
                     }
                     // Somebody starts it again.
@@ -445,6 +454,7 @@ fn serve(core: &Core, node: &Rc<Node>, mirror: Mirror, shared: &Rc<Shared>, load
     let compares = Rc::new(mirror.clone());
     let volume = Volume::shared(Dev::new(mirror.clone()), compares, Epoch::default());
     node.labelled.set(true);
+    node.free.set(core.pool().usage().free);
     node.mirror.replace(Some(mirror));
     node.volume.replace(Some(Rc::clone(&volume)));
     node.core.replace(Some(core.clone()));

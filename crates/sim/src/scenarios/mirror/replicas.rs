@@ -65,9 +65,15 @@ impl Bench {
 
     /// A node gets an image, and it becomes a replica.
     async fn add(&self, node: &Rc<Node>) {
-        let number = node.images.get() + 1;
-        node.images.set(number);
-        let image = prepare(node, self.block_size, number).await.expect("its disk has no faults");
+        // Somebody may end the node meanwhile, or fill its disk.
+        let image = loop {
+            node.images.update(|n| n + 1);
+            match prepare(node, self.block_size, node.images.get()).await {
+                Ok(image) => break image,
+                Err(e) => self.world.note(format!("no image on node {}: {e}", node.id)),
+            }
+            self.pause(2000).await;
+        };
         self.put(|record, config| record.with_replica(node.id, image.name, config)).await;
         node.image.set(Some(image));
         self.start(node);
@@ -140,7 +146,9 @@ impl Bench {
         let intact = |n: &Rc<Node>| self.intact.borrow().contains(&n.id);
         // Everybody is there by now: the best of them goes on.
         let able = self.nodes.iter().filter(waits).max_by_key(|n| intact(n));
+        // One order for each configuration: the first to be obeyed begins another.
         if let Some(node) = able
+            && self.forced.replace(self.store.record().epoch) != self.store.record().epoch
             && let Some(mirror) = &*node.mirror.borrow()
         {
             self.world.note(format!("node {} is made to go on", node.id));

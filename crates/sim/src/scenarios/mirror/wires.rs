@@ -1,12 +1,13 @@
 //! The peer link between the nodes, over the simulated network.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
 use layers::mirror::Mirror;
-use peer::{Endpoint, Identity, NodeId, PeerAddresses, Secret, receive_greetings};
+use peer::{Endpoint, Identity, Line, NodeId, PeerAddresses, Secret, receive_greetings};
 use rt::Core;
 use rt::sim::{Host, Rng, World};
 use uuid::Uuid;
@@ -25,21 +26,44 @@ pub(super) fn addresses(all: impl Iterator<Item = (NodeId, IpAddr)>) -> Addresse
     Rc::new(all.collect())
 }
 
+/// Pairs of nodes between which only leases get through.
+pub(super) type Apart = Rc<RefCell<BTreeSet<(NodeId, NodeId)>>>;
+
+/// Lets only leases through between two nodes from now on, or everything again.
+pub(super) fn part(apart: &Apart, a: NodeId, b: NodeId, parted: bool) {
+    for pair in [(a, b), (b, a)] {
+        let mut apart = apart.borrow_mut();
+        if parted {
+            apart.insert(pair)
+        } else {
+            apart.remove(&pair)
+        };
+    }
+}
+
 /// Joins a node that has begun to run with all that are in its record.
 pub(super) async fn join(
     core: &Core,
     me: NodeId,
     mirror: &Mirror,
     addresses: Addresses,
+    apart: Apart,
 ) -> Result<(), String> {
     let identity = Identity::new(CLUSTER, Secret::new(&[7; 32]), me, VOLUME);
     let endpoint = Endpoint::new(core.clone(), identity, Rc::new(mirror.clone()));
     for port in PORTS {
         let at = SocketAddr::from(([0, 0, 0, 0], port));
         let listener = core.listen(at).await.map_err(|e| e.to_string())?;
-        let endpoint = endpoint.clone();
+        let (endpoint, apart) = (endpoint.clone(), Rc::clone(&apart));
         tokio::task::spawn_local(async move {
-            receive_greetings(&listener, |greeting| endpoint.accept(greeting)).await;
+            receive_greetings(&listener, |greeting| {
+                let from = greeting.hello().from;
+                let parted = apart.borrow().contains(&(from, me));
+                if !parted || greeting.hello().line == Line::Lease {
+                    endpoint.accept(greeting);
+                }
+            })
+            .await;
         });
     }
     let paths = endpoint.clone();
