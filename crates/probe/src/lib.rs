@@ -1,5 +1,5 @@
-//! Initiators for tests with real processes: iSCSI and NVMe/TCP, blocking, one command at a time, and a checker that knows
-//! what every block may hold after a crash.
+//! Initiators for tests with real processes: iSCSI and NVMe/TCP, blocking, one command at a time; a book that knows what every
+//! block may hold after a crash; a client with several paths and a checker of what its like have seen.
 //!
 //! They share no code with the product on purpose: an error made twice in the same way would hide itself. They speak only as
 //! much of the protocols as the tests need, and they let a test say the wrong thing ([`iscsi::Pdu`], raw bytes).
@@ -9,6 +9,7 @@
 )]
 
 mod disk;
+pub mod history;
 pub mod iscsi;
 pub mod nvme;
 pub mod registers;
