@@ -2,8 +2,11 @@
 
 use crate::{Disk, PATIENCE, fault};
 use std::{
-    io::{self, Read, Write},
+    error::Error,
+    fmt,
+    io::{self, ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
 };
 
 /// Length of a basic header segment (RFC 7143 11.2.1).
@@ -166,9 +169,101 @@ impl Limits {
     }
 }
 
+/// How a session takes silence.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// How long the target may say nothing. With `ping` it is asked whether it is there and gets as long again.
+    pub silence: Duration,
+    /// Whether to ask with a NOP-Out (RFC 7143 11.18) before the connection counts as dead: so a target that takes long over a
+    /// command is told from one that is gone.
+    pub ping: bool,
+    /// How long a command may take while its target answers pings.
+    pub command: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { silence: PATIENCE, ping: false, command: PATIENCE }
+    }
+}
+
+/// A command that ended with another status than GOOD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// Operation code of the command.
+    pub operation: u8,
+    /// SCSI status (SAM-5 5.3.1).
+    pub status: u8,
+    /// Sense key, additional sense code and its qualifier (SPC-5 4.5); zeroes without sense data.
+    pub sense: [u8; 3],
+}
+
+impl Refused {
+    fn new(operation: u8, status: u8, sense: &[u8]) -> Self {
+        let at = |index: usize| sense.get(index).copied().unwrap_or(0);
+        let sense = match at(0) & 0x7f {
+            0x70 | 0x71 => [at(2) & 0x0f, at(12), at(13)],
+            0x72 | 0x73 => [at(1) & 0x0f, at(2), at(3)],
+            _ => [0; 3],
+        };
+        Self { operation, status, sense }
+    }
+
+    /// What `error` was, if it was the answer to a command.
+    #[must_use]
+    pub fn of(error: &io::Error) -> Option<Self> {
+        error.get_ref()?.downcast_ref().copied()
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operation, status, sense: [key, code, qualifier] } = self;
+        write!(
+            f,
+            "SCSI status 0x{status:02x} for command 0x{operation:02x}, sense {key:x}/{code:02x}/{qualifier:02x}"
+        )
+    }
+}
+
+impl Error for Refused {}
+
+/// A connection that is read while its target may be silent: asks it once whether it is there.
+struct Watched<'a> {
+    stream: &'a TcpStream,
+    ping: Option<&'a [u8]>,
+    asked: bool,
+    until: Instant,
+}
+
+impl Read for Watched<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.stream.read(into) {
+                Ok(count) => {
+                    self.asked = false;
+                    return Ok(count);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let Some(ping) = self.ping.filter(|_| !self.asked) else { return Err(error) };
+                    if Instant::now() > self.until {
+                        return Err(ErrorKind::TimedOut.into());
+                    }
+                    self.stream.write_all(ping)?;
+                    self.asked = true;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
 /// A logged-in session with one logical unit.
 pub struct Session {
     stream: TcpStream,
+    patience: Patience,
+    told_to_leave: bool,
     lun: u8,
     command: u32,
     tag: u32,
@@ -179,10 +274,10 @@ pub struct Session {
 }
 
 /// Connects with the timeouts a test wants.
-pub fn dial(to: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+pub fn dial(to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&to, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
@@ -196,14 +291,27 @@ impl Session {
         lun: u8,
         isid: u32,
     ) -> io::Result<Self> {
-        let mut stream = dial(portal)?;
+        Self::login_with(portal, initiator, target, lun, isid, Patience::default())
+    }
+
+    /// The same, with another patience than a test's own.
+    pub fn login_with(
+        portal: SocketAddr,
+        initiator: &str,
+        target: &str,
+        lun: u8,
+        isid: u32,
+        patience: Patience,
+    ) -> io::Result<Self> {
+        let mut stream = dial(portal, patience.silence)?;
         let mut request = login_request(&login_text(initiator, target), isid);
         let mut answers = Vec::new();
         let last = loop {
             stream.write_all(&request.bytes())?;
             let answer = Pdu::receive(&mut stream)?;
             if answer.opcode() != opcode::LOGIN_RESPONSE || answer.header[36] != 0 {
-                return Err(fault(format!("login refused: {:02x?}", &answer.header[36..38])));
+                let status = format!("login refused: {:02x?}", &answer.header[36..38]);
+                return Err(io::Error::new(ErrorKind::ConnectionRefused, status));
             }
             answers.extend_from_slice(&answer.data);
             if answer.header[1] & 0x83 == 0x83 {
@@ -214,6 +322,8 @@ impl Session {
         };
         let mut session = Self {
             stream,
+            patience,
+            told_to_leave: false,
             lun,
             command: last.word(28),
             tag: 1,
@@ -230,8 +340,10 @@ impl Session {
     fn attach(&mut self) -> io::Result<()> {
         let test_unit_ready = [0; 16];
         for _ in 0..8 {
-            if self.command(&test_unit_ready, &[], &mut [])? == 0 {
-                break;
+            match self.good(&test_unit_ready, &[], &mut []) {
+                Ok(()) => break,
+                Err(error) if Refused::of(&error).is_some() => {}
+                Err(error) => return Err(error),
             }
         }
         let mut answer = [0; 32];
@@ -269,8 +381,14 @@ impl Session {
         pdu
     }
 
-    /// Runs one command; returns its SCSI status.
-    pub fn command(&mut self, cdb: &[u8; 16], out: &[u8], into: &mut [u8]) -> io::Result<u8> {
+    /// Whether the target has asked this session to end (RFC 7143 11.9, events 1 to 3). The running command is still answered.
+    #[must_use]
+    pub fn told_to_leave(&self) -> bool {
+        self.told_to_leave
+    }
+
+    /// Runs one command; anything but GOOD is an error that holds a [`Refused`].
+    fn good(&mut self, cdb: &[u8; 16], out: &[u8], into: &mut [u8]) -> io::Result<()> {
         let mut pdu = self.scsi_command(cdb, out.len(), into.len());
         let immediate = if self.limits.immediate {
             self.limits.segment.min(self.limits.first_burst)
@@ -282,10 +400,12 @@ impl Session {
         }
         let tag = pdu.word(16);
         self.stream.write_all(&pdu.bytes())?;
+        let until = Instant::now() + self.patience.command;
         loop {
-            let answer = Pdu::receive(&mut self.stream)?;
+            let answer = self.receive(until)?;
             match answer.opcode() {
                 opcode::NOP_IN => self.answer_ping(&answer)?,
+                opcode::ASYNC => self.told_to_leave |= matches!(answer.header[36], 1..=3),
                 opcode::R2T => self.send_burst(tag, &answer, out)?,
                 opcode::DATA_IN => {
                     let at = answer.word(40) as usize;
@@ -294,32 +414,41 @@ impl Session {
                         .ok_or_else(|| fault("data past the buffer"))?
                         .copy_from_slice(&answer.data);
                     if answer.header[1] & 1 != 0 {
-                        self.expected_status = answer.word(24).wrapping_add(1);
-                        return Ok(answer.header[3]);
+                        return self.ended(cdb[0], &answer);
                     }
                 }
-                opcode::SCSI_RESPONSE => {
-                    self.expected_status = answer.word(24).wrapping_add(1);
-                    if answer.header[2] != 0 {
-                        return Err(fault(format!(
-                            "target failure: response {}",
-                            answer.header[2]
-                        )));
-                    }
-                    return Ok(answer.header[3]);
+                opcode::SCSI_RESPONSE if answer.header[2] != 0 => {
+                    return Err(fault(format!("target failure: response {}", answer.header[2])));
                 }
+                opcode::SCSI_RESPONSE => return self.ended(cdb[0], &answer),
                 other => return Err(fault(format!("unexpected PDU 0x{other:02x}"))),
             }
         }
     }
 
-    fn good(&mut self, cdb: &[u8; 16], out: &[u8], into: &mut [u8]) -> io::Result<()> {
-        match self.command(cdb, out, into)? {
+    /// The PDU that ends a command: its status and, behind two bytes of length, its sense data (RFC 7143 11.4.7).
+    fn ended(&mut self, operation: u8, answer: &Pdu) -> io::Result<()> {
+        self.expected_status = answer.word(24).wrapping_add(1);
+        match answer.header[3] {
             0 => Ok(()),
             status => {
-                Err(fault(format!("SCSI status 0x{status:02x} for command 0x{:02x}", cdb[0])))
+                let sense = answer.data.get(2..).unwrap_or_default();
+                Err(io::Error::other(Refused::new(operation, status, sense)))
             }
         }
+    }
+
+    fn receive(&mut self, until: Instant) -> io::Result<Pdu> {
+        // A tag of its own, so that the target answers.
+        let ping = Pdu::new(opcode::NOP_OUT | 0x40, 0x80)
+            .set(8, [0, self.lun])
+            .set(16, 0x5049_4e47u32.to_be_bytes())
+            .set(20, u32::MAX.to_be_bytes())
+            .set(24, self.command.to_be_bytes())
+            .set(28, self.expected_status.to_be_bytes())
+            .bytes();
+        let ping = self.patience.ping.then_some(&ping[..]);
+        Pdu::receive(&mut Watched { stream: &self.stream, ping, asked: false, until })
     }
 
     fn answer_ping(&mut self, ping: &Pdu) -> io::Result<()> {

@@ -12,6 +12,7 @@ mod disk;
 pub mod history;
 pub mod iscsi;
 pub mod nvme;
+pub mod paths;
 pub mod registers;
 
 pub use disk::{Disk, fault};

@@ -96,7 +96,7 @@ fn entry(opcode: u8, namespace: u32, words: [u32; 6]) -> [u8; 64] {
 
 impl Queue {
     fn open(to: SocketAddr) -> io::Result<Self> {
-        let mut stream = dial(to)?;
+        let mut stream = dial(to, PATIENCE)?;
         stream.write_all(&initialize_request())?;
         let mut queue = Self { stream, most_per_pdu: 4096, in_capsule: 8192, next_id: 0 };
         let answer = queue.receive()?;

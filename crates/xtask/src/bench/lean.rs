@@ -13,7 +13,7 @@ use crate::{
 };
 use anyhow::{Context, Result, anyhow};
 use probe::{
-    Disk, fault,
+    Disk, PATIENCE, fault,
     iscsi::{HEADER, READ_16, Session, dial, opcode},
     registers::Dice,
 };
@@ -49,7 +49,7 @@ impl EchoServer {
     }
 
     pub(super) fn measure(&self, seconds: u64) -> Result<Sample> {
-        let mut stream = dial(self.at).context("cannot reach the echo")?;
+        let mut stream = dial(self.at, PATIENCE).context("cannot reach the echo")?;
         let (request, mut answer) = ([1; REQUEST], [0; BYTES]);
         // In two parts, as the answers of a target.
         let (head, rest) = answer.split_at_mut(HEADER);

@@ -40,7 +40,7 @@ pub(super) const ATTACKS: &[Attack] = &[
 ];
 
 fn dial(to: SocketAddr) -> Option<TcpStream> {
-    let stream = iscsi::dial(to).ok()?;
+    let stream = iscsi::dial(to, probe::PATIENCE).ok()?;
     stream.set_read_timeout(Some(Duration::from_millis(200))).ok()?;
     Some(stream)
 }

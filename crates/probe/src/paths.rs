@@ -1,0 +1,464 @@
+//! A client with several paths to one volume, as a multipath driver is one: it stays on a path as long as that answers, goes to
+//! the next when it does not, tries again what was not answered, and records everything for [`history::check`](crate::history::check).
+//!
+//! An attempt without an answer stays open in the history, for it may still take effect; the next attempt writes another value.
+
+use crate::{
+    Disk,
+    history::{Kind, Operation, UNWRITTEN},
+    iscsi::{Patience, Refused, Session},
+    registers::{Dice, fill, sequence_of},
+};
+use std::{
+    io,
+    net::SocketAddr,
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+/// Silence, then a ping, then as much silence again: a path is dead (1 s in all). It may take longer than that over a command if
+/// it answers pings.
+const PATIENCE: Patience =
+    Patience { silence: Duration::from_millis(500), ping: true, command: Duration::from_secs(30) };
+/// Between two attempts on a path that says "not now", and after all paths have been tried in vain.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Blocks of the largest operation.
+const LARGEST: u64 = 16;
+
+/// Where a volume is reached, and as whom.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// One portal of each node.
+    pub portals: Vec<SocketAddr>,
+    /// The initiator's name.
+    pub initiator: String,
+    /// The target's name, the same at every node.
+    pub target: String,
+    /// The unit's number, the same at every node.
+    pub lun: u8,
+}
+
+/// What a refusal or a broken connection asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    /// The same path, after a moment.
+    Again,
+    /// Another path.
+    Elsewhere,
+    /// No path helps: the application sees an error.
+    GiveUp,
+}
+
+/// As Linux does it: SAM-5 5.3 for statuses; SPC-5 5.15.2 for ports that are in transition or unavailable.
+fn next_after(error: &io::Error) -> Next {
+    const BUSY: u8 = 0x08;
+    const TASK_SET_FULL: u8 = 0x28;
+    const NOT_READY: u8 = 0x2;
+    const UNIT_ATTENTION: u8 = 0x6;
+    const ABORTED_COMMAND: u8 = 0xb;
+    let Some(refused) = Refused::of(error) else {
+        return match error.kind() {
+            // A target that breaks its protocol, or data that nobody wrote.
+            io::ErrorKind::Other | io::ErrorKind::InvalidData => Next::GiveUp,
+            _ => Next::Elsewhere,
+        };
+    };
+    match (refused.status, refused.sense) {
+        (BUSY | TASK_SET_FULL, _) => Next::Again,
+        (_, [UNIT_ATTENTION | ABORTED_COMMAND, ..] | [NOT_READY, 0x04, 0x0a]) => Next::Again,
+        (_, [NOT_READY, ..]) => Next::Elsewhere,
+        _ => Next::GiveUp,
+    }
+}
+
+/// One client: one command at a time, one session at a time.
+pub struct Client {
+    number: u64,
+    volume: u64,
+    paths: Paths,
+    /// The path in use, or the next to be tried.
+    path: usize,
+    session: Option<Session>,
+    blocks: Range<u64>,
+    sequence: u64,
+    /// The clock that all clients share.
+    clock: Instant,
+    /// How long an operation may go without success on any path until it is an error of the application.
+    give_up: Duration,
+    operations: Vec<Operation>,
+    /// When the longest operation so far was asked, and how long it took with all its attempts.
+    longest: (Duration, Duration),
+    done: u64,
+}
+
+impl Client {
+    /// Client `number` of several that use `blocks` of one volume (which `volume` names in every block) and share `clock`. It
+    /// starts on the path of its number.
+    #[must_use]
+    pub fn new(number: u64, volume: u64, paths: Paths, blocks: Range<u64>, clock: Instant) -> Self {
+        let mut client = Self {
+            number,
+            volume,
+            paths,
+            path: 0,
+            session: None,
+            blocks,
+            sequence: 0,
+            clock,
+            give_up: Duration::from_secs(120),
+            operations: Vec::new(),
+            longest: Default::default(),
+            done: 0,
+        };
+        client.go_home();
+        client
+    }
+
+    /// Back to the path of its number.
+    pub fn go_home(&mut self) {
+        let paths = self.paths.portals.len() as u64;
+        self.go_to(usize::try_from(self.number % paths).unwrap_or(0));
+    }
+
+    /// To path `path`; the session is not ended in order, as if its node had gone.
+    pub fn go_to(&mut self, path: usize) {
+        if self.path != path {
+            self.session = None;
+            self.path = path;
+        }
+    }
+
+    /// The longest operation since this was last asked: when it began, and how long it took with all its attempts.
+    pub fn take_longest(&mut self) -> (Duration, Duration) {
+        std::mem::take(&mut self.longest)
+    }
+
+    /// Operations that succeeded.
+    #[must_use]
+    pub fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Everything asked so far, block by block.
+    #[must_use]
+    pub fn operations(&self) -> &[Operation] {
+        &self.operations
+    }
+
+    /// One step of load: a write or a read somewhere in its blocks, now and then a flush. An error is one that an application
+    /// would have seen.
+    pub fn step(&mut self, dice: &mut Dice) -> Result<(), String> {
+        let most = LARGEST.min(self.blocks.end - self.blocks.start);
+        let blocks = 1 + dice.below(most);
+        let lba = self.blocks.start + dice.below(self.blocks.end - self.blocks.start - blocks + 1);
+        match dice.below(32) {
+            0 => self.perform(|client| client.session()?.flush()),
+            1..16 => self.perform(|client| client.read(lba, blocks)),
+            roll => self.perform(|client| client.write(lba, blocks, roll < 18)),
+        }
+    }
+
+    /// Reads all of its blocks.
+    pub fn read_all(&mut self) -> Result<(), String> {
+        let Range { start, end } = self.blocks;
+        for lba in (start..end).step_by(usize::try_from(LARGEST).unwrap_or(1)) {
+            self.perform(|client| client.read(lba, LARGEST.min(end - lba)))?;
+        }
+        Ok(())
+    }
+
+    /// Attempts `operation` until it succeeds.
+    fn perform(
+        &mut self,
+        mut operation: impl FnMut(&mut Self) -> io::Result<()>,
+    ) -> Result<(), String> {
+        let begun = self.clock.elapsed();
+        let mut tried = 0;
+        loop {
+            if self.session.as_ref().is_some_and(Session::told_to_leave) {
+                self.next_path();
+            }
+            let Err(error) = operation(self) else { break };
+            let portal = self.paths.portals[self.path];
+            let waited = self.clock.elapsed().saturating_sub(begun);
+            let next = next_after(&error);
+            if next == Next::GiveUp || waited > self.give_up {
+                return Err(format!(
+                    "client {}: {error} at {portal} after {:.1} s",
+                    self.number,
+                    waited.as_secs_f64()
+                ));
+            }
+            tried += 1;
+            if next == Next::Elsewhere {
+                self.next_path();
+            }
+            if next == Next::Again || tried % self.paths.portals.len() == 0 {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        let took = self.clock.elapsed().saturating_sub(begun);
+        if took > self.longest.1 {
+            self.longest = (begun, took);
+        }
+        self.done += 1;
+        Ok(())
+    }
+
+    fn next_path(&mut self) {
+        self.session = None;
+        self.path = (self.path + 1) % self.paths.portals.len();
+    }
+
+    fn session(&mut self) -> io::Result<&mut Session> {
+        let session = match self.session.take() {
+            Some(session) => session,
+            None => {
+                let Paths { portals, initiator, target, lun } = &self.paths;
+                let isid = u32::try_from(self.number).unwrap_or(0) + 1;
+                Session::login_with(portals[self.path], initiator, target, *lun, isid, PATIENCE)?
+            }
+        };
+        Ok(self.session.insert(session))
+    }
+
+    fn write(&mut self, lba: u64, blocks: u64, fua: bool) -> io::Result<()> {
+        let (number, volume) = (self.number, self.volume);
+        self.sequence += 1;
+        let value = (number + 1) << 40 | self.sequence;
+        let session = self.session()?;
+        let size = session.block_bytes();
+        let mut data = vec![0; usize::try_from(blocks).unwrap_or(0) * size];
+        for (block, lba) in data.chunks_mut(size).zip(lba..) {
+            fill(block, volume, lba, value);
+        }
+        let invoked = self.clock.elapsed();
+        let outcome = self.session()?.write(lba, &data, fua);
+        let answered = outcome.is_ok().then(|| self.clock.elapsed());
+        let kind = Kind::Write;
+        self.operations.extend((lba..lba + blocks).map(|lba| Operation {
+            client: number,
+            lba,
+            kind,
+            value,
+            invoked,
+            answered,
+        }));
+        outcome
+    }
+
+    fn read(&mut self, lba: u64, blocks: u64) -> io::Result<()> {
+        let size = self.session()?.block_bytes();
+        let mut data = vec![0; usize::try_from(blocks).unwrap_or(0) * size];
+        let invoked = self.clock.elapsed();
+        self.session()?.read(lba, &mut data)?;
+        let answered = Some(self.clock.elapsed());
+        for (block, lba) in data.chunks(size).zip(lba..) {
+            let value = sequence_of(block, self.volume, lba).map_err(unbelievable)?;
+            let (client, value) = (self.number, value.unwrap_or(UNWRITTEN));
+            let kind = Kind::Read;
+            self.operations.push(Operation { client, lba, kind, value, invoked, answered });
+        }
+        Ok(())
+    }
+}
+
+/// A block that no write explains, as an error that no other path mends.
+fn unbelievable(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        history,
+        iscsi::{Pdu, opcode},
+    };
+    use std::{
+        io::Write,
+        net::{TcpListener, TcpStream},
+        sync::{
+            Arc, Mutex,
+            atomic::{AtomicU8, Ordering},
+        },
+    };
+
+    const BLOCK: usize = 512;
+    const BLOCKS: u64 = 64;
+
+    /// What a node does with commands.
+    const SERVES: u8 = 0;
+    const UNAVAILABLE: u8 = 1;
+    /// Answers pings only.
+    const HOLDS: u8 = 2;
+    /// Answers nothing, as a process that has been stopped.
+    const STOPPED: u8 = 3;
+
+    /// As much of a target as the client needs, over a disk in memory that nodes share.
+    #[derive(Clone)]
+    struct Node {
+        disk: Arc<Mutex<Vec<u8>>>,
+        does: Arc<AtomicU8>,
+    }
+
+    impl Node {
+        fn start(disk: &Arc<Mutex<Vec<u8>>>) -> (SocketAddr, Self) {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let at = listener.local_addr().unwrap();
+            let node = Self { disk: Arc::clone(disk), does: Arc::new(AtomicU8::new(SERVES)) };
+            let this = node.clone();
+            std::thread::spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    let node = this.clone();
+                    std::thread::spawn(move || node.converse(stream));
+                }
+            });
+            (at, node)
+        }
+
+        fn does(&self, what: u8) {
+            self.does.store(what, Ordering::SeqCst);
+        }
+
+        fn converse(&self, mut stream: TcpStream) -> io::Result<()> {
+            loop {
+                let asked = Pdu::receive(&mut stream)?;
+                while self.does.load(Ordering::SeqCst) == STOPPED {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                let answer = match asked.opcode() {
+                    opcode::LOGIN => Pdu::new(opcode::LOGIN_RESPONSE, 0x87),
+                    opcode::NOP_OUT => Pdu::new(opcode::NOP_IN, 0x80).set(20, [0xff; 4]),
+                    _ if self.does.load(Ordering::SeqCst) == HOLDS => {
+                        let node = self.clone();
+                        let mut stream = stream.try_clone()?;
+                        std::thread::spawn(move || {
+                            while node.does.load(Ordering::SeqCst) == HOLDS {
+                                std::thread::sleep(Duration::from_millis(5));
+                            }
+                            stream.write_all(&node.run(&asked).bytes())
+                        });
+                        continue;
+                    }
+                    _ => self.run(&asked),
+                };
+                stream.write_all(&answer.bytes())?;
+            }
+        }
+
+        fn run(&self, asked: &Pdu) -> Pdu {
+            let number = |at: usize| usize::try_from(asked.word(at)).unwrap();
+            let (from, length) = (number(38) * BLOCK, number(42) * BLOCK);
+            let mut disk = self.disk.lock().unwrap();
+            if self.does.load(Ordering::SeqCst) == UNAVAILABLE {
+                let mut sense = vec![0, 18, 0x70, 0, 2, 0, 0, 0, 0, 10, 0, 0, 0, 0, 4, 0x0c];
+                sense.resize(20, 0);
+                let mut answer = Pdu::new(opcode::SCSI_RESPONSE, 0x80).with_data(&sense);
+                answer.header[3] = 2;
+                return answer;
+            }
+            let good = Pdu::new(opcode::DATA_IN, 0x81);
+            match asked.header[32] {
+                0x8a => disk[from..from + length].copy_from_slice(&asked.data),
+                0x88 => return good.with_data(&disk[from..from + length]),
+                0x9e => {
+                    let mut size = [0; 32];
+                    size[..8].copy_from_slice(&(BLOCKS - 1).to_be_bytes());
+                    size[8..12].copy_from_slice(&512u32.to_be_bytes());
+                    return good.with_data(&size);
+                }
+                _ => {}
+            }
+            Pdu::new(opcode::SCSI_RESPONSE, 0x80)
+        }
+    }
+
+    fn two_nodes() -> ([Node; 2], Client) {
+        let disk = Arc::new(Mutex::new(vec![0; 64 * BLOCK]));
+        let (nodes, portals): (Vec<_>, Vec<_>) =
+            (0..2).map(|_| Node::start(&disk)).map(|(at, node)| (node, at)).unzip();
+        let paths = Paths {
+            portals,
+            initiator: "iqn.2026-01.test:client".to_owned(),
+            target: "iqn.2026-01.test:target".to_owned(),
+            lun: 0,
+        };
+        let client = Client::new(0, 7, paths, 0..BLOCKS, Instant::now());
+        (nodes.try_into().map_err(|_| "two nodes").unwrap(), client)
+    }
+
+    fn load(client: &mut Client, steps: usize) {
+        let mut dice = Dice::new(1);
+        for _ in 0..steps {
+            client.step(&mut dice).unwrap();
+        }
+    }
+
+    #[test]
+    fn it_moves_to_the_node_that_serves_and_stays_there() {
+        let ([first, second], mut client) = two_nodes();
+        load(&mut client, 50);
+        assert_eq!(client.path, 0);
+        first.does(UNAVAILABLE);
+        load(&mut client, 50);
+        assert_eq!(client.path, 1);
+        first.does(SERVES);
+        second.does(STOPPED);
+        client.take_longest();
+        load(&mut client, 50);
+        assert_eq!(client.path, 0);
+        let (_, took) = client.take_longest();
+        assert!(took >= Duration::from_millis(900) && took < Duration::from_secs(4), "{took:?}");
+        client.read_all().unwrap();
+        let checked = history::check(client.operations()).unwrap();
+        assert!(checked.answered > 150 && checked.blocks == 64, "{checked:?}");
+    }
+
+    #[test]
+    fn a_node_that_holds_commands_and_answers_pings_is_waited_for() {
+        let ([first, _], mut client) = two_nodes();
+        load(&mut client, 10);
+        first.does(HOLDS);
+        let waker = std::thread::spawn({
+            let first = first.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(1700));
+                first.does(SERVES);
+            }
+        });
+        load(&mut client, 10);
+        waker.join().unwrap();
+        assert_eq!(client.path, 0);
+        assert!(client.take_longest().1 >= Duration::from_millis(1500));
+        history::check(client.operations()).unwrap();
+    }
+
+    #[test]
+    fn an_attempt_without_an_answer_stays_open() {
+        let ([first, _], mut client) = two_nodes();
+        load(&mut client, 10);
+        first.does(STOPPED);
+        client.write(3, 2, false).unwrap_err();
+        assert_eq!(history::check(client.operations()).unwrap().open, 2);
+    }
+
+    #[test]
+    fn without_a_node_that_serves_the_application_sees_an_error_in_the_end() {
+        let ([first, second], mut client) = two_nodes();
+        load(&mut client, 2);
+        first.does(UNAVAILABLE);
+        second.does(UNAVAILABLE);
+        client.give_up = Duration::from_millis(300);
+        let error = client.read_all().unwrap_err();
+        assert!(error.contains("sense 2/04/0c"), "{error}");
+    }
+
+    #[test]
+    fn foreign_data_is_no_matter_of_the_path() {
+        let ([first, _], mut client) = two_nodes();
+        first.disk.lock().unwrap()[..8].fill(1);
+        let error = client.read_all().unwrap_err();
+        assert!(error.contains("not one of ours"), "{error}");
+    }
+}
