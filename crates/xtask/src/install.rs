@@ -22,6 +22,8 @@ pub(crate) const LIBISCSI: &[Package] = &[package("libiscsi-bin", "iscsi-test-cu
 /// Namespaces, taps, pinning.
 pub(crate) const NETWORK: &[Package] =
     &[package("iproute2", "ip"), package("util-linux", "unshare")];
+/// Cuts links of a cluster.
+pub(crate) const FILTER: &[Package] = &[package("nftables", "nft")];
 /// The store of a cluster, for the tests of what speaks to it.
 pub(crate) const ETCD: &[Package] = &[package("etcd-server", "etcd")];
 /// The peer of the measurements.

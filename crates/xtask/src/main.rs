@@ -8,6 +8,7 @@
 
 mod bench;
 mod cleanup;
+mod cluster;
 mod demo;
 mod display;
 mod guest;
@@ -15,6 +16,7 @@ mod house;
 mod install;
 mod ledger;
 mod namespace;
+mod network;
 mod node;
 mod process;
 mod server;
@@ -50,6 +52,14 @@ enum What {
         /// Say which tiers there are
         #[arg(long)]
         list: bool,
+    },
+    /// A cluster of real processes under random trouble, for as long as wanted
+    Chaos {
+        #[arg(long, default_value_t = 30)]
+        rounds: u64,
+        /// The same seed brings the same troubles in the same order
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
     },
     /// Measure against a peer and against the limit of this machine; writes bench/README.md
     Bench {
@@ -109,6 +119,7 @@ fn run() -> Result<ExitCode> {
             }
         }
         What::Test { tiers, .. } => test(&house, &tiers)?,
+        What::Chaos { rounds, seed } => chaos(&house, &tier::Chaos { rounds, seed })?,
         What::Bench { what: Measured::Iscsi, repetitions, seconds } => {
             bench::start(&house, bench::Plan { repetitions, seconds })?;
         }
@@ -147,6 +158,21 @@ fn test(house: &House, only: &[String]) -> Result<()> {
         }
         println!("{}", ledger.verdict());
     });
+    Ok(())
+}
+
+fn chaos(house: &House, plan: &tier::Chaos) -> Result<()> {
+    install::packages(house, &tier::mirror_packages())?;
+    Profile::Dev.build(house, &["-p", "windrose"])?;
+    let (rounds, seed) = (plan.rounds.to_string(), plan.seed.to_string());
+    let again = ["chaos", "--rounds", &rounds, "--seed", &seed];
+    if namespace::inside() || !namespace::run_inside(house, &again)? {
+        tier::chaos(house, plan)?;
+    }
+    if !namespace::inside() {
+        house.display.finish();
+        house.with_ledger(|ledger| println!("{}", ledger.verdict()));
+    }
     Ok(())
 }
 

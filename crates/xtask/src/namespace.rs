@@ -5,7 +5,7 @@
 //! permitted the tests run without; the guests then sit behind QEMU's user network.
 
 use crate::house::House;
-use crate::{cleanup::Group, house};
+use crate::{cleanup::Group, house, process};
 use anyhow::{Context, Result, bail};
 use std::{os::unix::process::CommandExt, process::Command};
 
@@ -76,9 +76,5 @@ pub(crate) fn prepare() -> Result<()> {
 
 /// `ip` from iproute2.
 pub(crate) fn ip(arguments: &[&str]) -> Result<()> {
-    let out = Command::new("ip").args(arguments).output().context("cannot run ip")?;
-    if !out.status.success() {
-        bail!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&out.stderr).trim());
-    }
-    Ok(())
+    process::must(Command::new("ip").args(arguments))
 }

@@ -7,18 +7,21 @@ use crate::{
     server::{Subsystem, Unit},
 };
 use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::{
     ffi::OsStr,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
-    process::{Command, ExitStatus},
+    process::{Command, ExitStatus, Output},
     time::{Duration, Instant},
 };
 
 /// How long a node may take until it answers; the start-up tier measures it, here it is only a limit.
 const START_LIMIT: Duration = Duration::from_secs(30);
+/// How long a command line may take.
+const CALL_LIMIT_S: &str = "120";
 
 /// How the product is built.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -78,13 +81,15 @@ pub(crate) struct Wishes<'a> {
     pub(crate) pool_mib: u64,
     /// More lines for the configuration: whole sections.
     pub(crate) more: &'a str,
-    /// Words before the program: to pin it to a processor, say.
+    /// Words before the program: to pin it to a processor, or to run it in another namespace.
     pub(crate) prefix: &'a [&'a str],
+    /// Where it serves initiators, at the protocols' own ports; without it, on loopback at ports that are free.
+    pub(crate) at: Option<IpAddr>,
 }
 
 impl Default for Wishes<'_> {
     fn default() -> Self {
-        Self { profile: Profile::Dev, cores: 2, pool_mib: 64, more: "", prefix: &[] }
+        Self { profile: Profile::Dev, cores: 2, pool_mib: 64, more: "", prefix: &[], at: None }
     }
 }
 
@@ -92,13 +97,15 @@ impl Default for Wishes<'_> {
 pub(crate) struct Node {
     program: PathBuf,
     prefix: Vec<String>,
-    directory: PathBuf,
+    pub(crate) directory: PathBuf,
     logs: PathBuf,
     /// Where this process reaches its listeners.
-    iscsi: SocketAddr,
+    pub(crate) iscsi: SocketAddr,
     pub(crate) nvme: SocketAddr,
     discovery: SocketAddr,
     daemon: Option<Daemon>,
+    /// Where it says that it serves, as to a service manager (`sd_notify(3)`).
+    manager: Option<UnixDatagram>,
 }
 
 /// A volume as both protocols name it.
@@ -114,6 +121,17 @@ pub(crate) fn free_port() -> Result<u16> {
     Ok(listener.local_addr()?.port())
 }
 
+/// Where a node listens for iSCSI, NVMe/TCP and NVMe discovery.
+fn listeners(at: Option<IpAddr>) -> Result<[SocketAddr; 3]> {
+    match at {
+        Some(address) => Ok([3260, 4420, 8009].map(|port| SocketAddr::new(address, port))),
+        None => {
+            let here = |port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+            Ok([here(free_port()?), here(free_port()?), here(free_port()?)])
+        }
+    }
+}
+
 impl Node {
     /// Writes a configuration into a new directory called `name` below `parent`; starts nothing.
     pub(crate) fn new(
@@ -125,11 +143,11 @@ impl Node {
         let directory = parent.join(name);
         std::fs::create_dir_all(&directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
-        let here = |port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
-        let (iscsi, nvme, discovery) = (here(free_port()?), here(free_port()?), here(free_port()?));
-        // Guests reach the node through a tap of the namespace, or through QEMU's user network, which ends at loopback.
+        let [iscsi, nvme, discovery] = listeners(wishes.at)?;
+        // Guests reach a node on loopback through a tap of the namespace, or through QEMU's user network, which ends there.
         let any = if namespace::inside() { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
-        let at = |address: SocketAddr| SocketAddr::new(IpAddr::V4(any), address.port());
+        let any = wishes.at.unwrap_or(IpAddr::V4(any));
+        let at = |address: SocketAddr| SocketAddr::new(any, address.port());
         let text = format!(
             "data_dir = \"{data}\"\n\
              shutdown_timeout_s = 10\n\
@@ -160,15 +178,23 @@ impl Node {
             nvme,
             discovery,
             daemon: None,
+            manager: None,
         })
     }
 
-    /// Starts the node and waits until it says that it serves, as a service manager would (`sd_notify(3)`).
+    /// Starts the node and waits until it says that it serves.
     pub(crate) fn start(&mut self) -> Result<()> {
-        let (socket, said) = (self.directory.join("notify.sock"), &mut [0; 256]);
+        self.launch()?;
+        self.await_ready()
+    }
+
+    /// Starts the node.
+    pub(crate) fn launch(&mut self) -> Result<()> {
+        let socket = self.directory.join("notify.sock");
         let _ = std::fs::remove_file(&socket);
         let manager = UnixDatagram::bind(&socket).context("cannot make a notify socket")?;
         manager.set_nonblocking(true).context("cannot make a notify socket")?;
+        self.manager = Some(manager);
         let mut words: Vec<&OsStr> = self.prefix.iter().map(OsStr::new).collect();
         words.push(self.program.as_os_str());
         let mut command = Command::new(words[0]);
@@ -177,13 +203,19 @@ impl Node {
             .args(["node", "--config"])
             .arg(self.directory.join("windrose.toml"))
             .env("NOTIFY_SOCKET", &socket);
-        let mut daemon = Daemon::start(&self.logs, "windrose node", &mut command)?;
+        self.daemon = Some(Daemon::start(&self.logs, "windrose node", &mut command)?);
+        Ok(())
+    }
+
+    /// Waits until a node that was launched says that it serves.
+    pub(crate) fn await_ready(&mut self) -> Result<()> {
+        let manager = self.manager.as_ref().context("the node was never started")?;
+        let daemon = self.daemon.as_mut().context("the node is not running")?;
+        let said = &mut [0; 256];
         daemon.wait_until(START_LIMIT, || {
             std::iter::from_fn(|| manager.recv(said).ok().map(|n| said[..n].to_vec()))
                 .any(|message| message.split(|&byte| byte == b'\n').any(|line| line == b"READY=1"))
-        })?;
-        self.daemon = Some(daemon);
-        Ok(())
+        })
     }
 
     fn socket(&self) -> PathBuf {
@@ -219,11 +251,29 @@ impl Node {
         self.daemon.take().context("the node is not running")?.kill()
     }
 
+    /// A hang: SIGSTOP for the node and its children.
+    pub(crate) fn freeze(&self) -> Result<()> {
+        self.daemon()?.signal(Signal::STOP);
+        Ok(())
+    }
+
+    /// The end of a hang.
+    pub(crate) fn thaw(&self) -> Result<()> {
+        self.daemon()?.signal(Signal::CONT);
+        Ok(())
+    }
+
+    /// The product's command line against this node, run to its end whatever that is.
+    pub(crate) fn call(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = Command::new("timeout");
+        command.arg(CALL_LIMIT_S).arg(&self.program);
+        command.arg("--api").arg(format!("unix:{}", self.socket().display())).args(arguments);
+        command.output().context("cannot run windrose")
+    }
+
     /// The product's command line against this node.
     pub(crate) fn command(&self, arguments: &[&str]) -> Result<String> {
-        let mut command = Command::new(&self.program);
-        command.arg("--api").arg(format!("unix:{}", self.socket().display())).args(arguments);
-        let out = command.output().context("cannot run windrose")?;
+        let out = self.call(arguments)?;
         ensure!(
             out.status.success(),
             "windrose {}: {}{}",
@@ -244,7 +294,13 @@ impl Node {
 
     /// Creates a volume that every initiator may reach.
     pub(crate) fn create(&self, name: &str, size: &str) -> Result<Exported> {
-        let volume = self.query(&["volume", "create", name, "--size", size, "--allow", "any"])?;
+        self.create_with(name, size, &[])
+    }
+
+    /// The same, with more words for the command line.
+    pub(crate) fn create_with(&self, name: &str, size: &str, more: &[&str]) -> Result<Exported> {
+        let words = ["volume", "create", name, "--size", size, "--allow", "any"];
+        let volume = self.query(&[&words[..], more].concat())?;
         self.exported(&volume)
     }
 

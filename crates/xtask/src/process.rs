@@ -3,7 +3,7 @@
 
 use crate::{cleanup::Group, display::Display};
 use anyhow::{Context, Result, bail};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use std::{
     fs::File,
     io::{Read, Seek, SeekFrom},
@@ -101,6 +101,15 @@ pub(crate) fn run(
     Ok(Ended { what: what.to_owned(), status, output })
 }
 
+/// Runs a short command that has to succeed.
+pub(crate) fn must(command: &mut Command) -> Result<()> {
+    let out = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    if !out.status.success() {
+        bail!("{command:?}: {}", String::from_utf8_lossy(&out.stderr).trim());
+    }
+    Ok(())
+}
+
 /// The content of a file that may hold anything.
 pub(crate) fn read_lossy(path: &Path) -> Result<String> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -141,6 +150,11 @@ impl Daemon {
         self.child.id()
     }
 
+    /// Sends `signal` to it and its children.
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.group.signal(signal);
+    }
+
     /// What it has printed so far.
     pub(crate) fn output(&self) -> Result<String> {
         read_lossy(&self.log)
@@ -178,7 +192,8 @@ impl Daemon {
 
     /// Asks the program to end (SIGTERM) and returns how it ended.
     pub(crate) fn stop(mut self) -> Result<ExitStatus> {
-        self.group.signal(Signal::TERM);
+        let main = Pid::from_child(&self.child);
+        kill_process(main, Signal::TERM).with_context(|| format!("{}: cannot stop", self.what))?;
         let begun = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().context("cannot wait")? {

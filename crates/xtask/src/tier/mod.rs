@@ -7,6 +7,7 @@ mod fuzz;
 mod hostile;
 mod initiators;
 mod libiscsi;
+mod mirror;
 mod simulation;
 mod style;
 mod unit;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 pub(crate) use clients::{against_peers, peer_packages};
 pub(crate) use fuzz::{Fuzz, fuzz};
 pub(crate) use initiators::{iscsi_variables, nvme_variables};
+pub(crate) use mirror::{Chaos, chaos};
 pub(crate) use simulation::simulate;
 pub(crate) use style::lint;
 
@@ -41,6 +43,11 @@ pub(crate) struct Tier {
 
 const fn minutes(n: u64) -> Duration {
     Duration::from_secs(n * 60)
+}
+
+/// What must be installed for a cluster of real processes.
+pub(crate) fn mirror_packages() -> Vec<&'static [Package]> {
+    vec![install::ETCD, install::NETWORK, install::FILTER]
 }
 
 /// In the order in which they run: what fails fast comes first, what shares a build stands together.
@@ -108,6 +115,14 @@ pub(crate) const TIERS: &[Tier] = &[
         packages: || vec![install::NETWORK],
         processes: true,
         run: crash::run,
+    },
+    Tier {
+        name: "mirror",
+        about: "a volume on two nodes, a witness, real etcd: nodes killed, stopped, cut off and drained under load",
+        budget: minutes(6),
+        packages: mirror_packages,
+        processes: true,
+        run: mirror::run,
     },
     Tier {
         name: "hostile",

@@ -1,0 +1,252 @@
+//! A cluster as processes: two data nodes and a witness, each with networks of its own and a member of a real etcd; formed,
+//! watched and disturbed by nothing but signals, the links between them and the product's command line.
+
+use crate::{
+    house::House,
+    network::Network,
+    node::{Exported, Node, Profile, Wishes},
+    process::read_lossy,
+};
+use anyhow::{Context, Result, bail, ensure};
+use probe::paths::Paths;
+use rustix::process::{Pid, Signal, kill_process};
+use std::{
+    fs::{self, File},
+    net::IpAddr,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// The data nodes and the witness, by their place in [`Cluster::nodes`].
+pub(crate) const A: usize = 0;
+pub(crate) const B: usize = 1;
+pub(crate) const WITNESS: usize = 2;
+const NAMES: [&str; 3] = ["a", "b", "witness"];
+/// The nodes that keep data.
+const DATA_NODES: [usize; 2] = [A, B];
+
+/// How long a cluster may take until everything is safe again: a debug build on two busy cores.
+const RECOVERY: Duration = Duration::from_secs(90);
+const POLL: Duration = Duration::from_millis(200);
+
+/// The cluster, its members running or not.
+pub(crate) struct Cluster {
+    pub(crate) nodes: Vec<Node>,
+    /// After the nodes, so that it goes last.
+    pub(crate) network: Network,
+}
+
+/// A volume with a copy on both data nodes.
+pub(crate) struct Mirrored {
+    name: String,
+    /// As node a exports it.
+    pub(crate) exported: Exported,
+}
+
+impl Cluster {
+    /// Three nodes that know nothing of each other, running.
+    pub(crate) fn start(house: &House, parent: &Path, profile: Profile) -> Result<Self> {
+        let network = Network::new(house, 3)?;
+        let node = |index: usize| -> Result<Node> {
+            let place = &network.places[index];
+            let more = format!(
+                "[cluster]\nlisten = [\"{}:7480\"]\nheartbeat = [\"{}:7480\"]\n",
+                place.data, place.heartbeat
+            );
+            let prefix = place.prefix();
+            let prefix: Vec<&str> = prefix.iter().map(String::as_str).collect();
+            // On loopback guests reach nodes only at its first address, so there ports tell nodes apart.
+            let at = (!prefix.is_empty()).then_some(IpAddr::V4(place.data));
+            let wishes =
+                Wishes { profile, cores: 1, more: &more, prefix: &prefix, at, ..Wishes::default() };
+            Node::new(house, parent, NAMES[index], &wishes)
+        };
+        let mut nodes = (0..NAMES.len()).map(node).collect::<Result<Vec<_>>>()?;
+        nodes.iter_mut().try_for_each(Node::launch)?;
+        nodes.iter_mut().try_for_each(Node::await_ready)?;
+        Ok(Self { nodes, network })
+    }
+
+    /// Makes a cluster of them.
+    pub(crate) fn form(&self) -> Result<()> {
+        self.nodes[A].command(&["cluster", "init"])?;
+        let token = self.nodes[A].command(&["cluster", "token"])?;
+        let token = ["--token", token.trim()];
+        self.nodes[B].command(&[&["cluster", "join"], &token[..]].concat())?;
+        self.nodes[WITNESS].command(&[&["cluster", "witness"], &token[..]].concat())?;
+        Ok(())
+    }
+
+    /// A volume with a copy on both data nodes, for everybody.
+    pub(crate) fn create(&self, name: &str, size: &str) -> Result<Mirrored> {
+        let exported = self.nodes[A].create_with(name, size, &["--replicas", "2"])?;
+        self.await_safe()?;
+        Ok(Mirrored { name: name.to_owned(), exported })
+    }
+
+    /// Where a client finds `volume`: a portal of each data node.
+    pub(crate) fn paths(&self, volume: &Mirrored, initiator: &str) -> Result<Paths> {
+        Ok(Paths {
+            portals: DATA_NODES.map(|node| self.nodes[node].iscsi).to_vec(),
+            initiator: initiator.to_owned(),
+            target: volume.exported.unit.target.clone(),
+            lun: u8::try_from(volume.exported.unit.lun).context("an odd LUN")?,
+        })
+    }
+
+    /// Waits until both data nodes say that all data are safe.
+    pub(crate) fn await_safe(&self) -> Result<()> {
+        let begun = Instant::now();
+        for node in DATA_NODES {
+            loop {
+                let status = self.nodes[node].call(&["status"])?;
+                if status.status.success() {
+                    break;
+                }
+                if begun.elapsed() > RECOVERY {
+                    let said = String::from_utf8_lossy(&status.stdout).into_owned();
+                    let errors = String::from_utf8_lossy(&status.stderr).into_owned();
+                    bail!("node {}: not safe after {RECOVERY:?}\n{said}{errors}", NAMES[node]);
+                }
+                std::thread::sleep(POLL);
+            }
+        }
+        Ok(())
+    }
+
+    /// The members of the store, as processes: children of the nodes.
+    pub(crate) fn store_members(&self) -> Result<Vec<Pid>> {
+        let mut members = Vec::new();
+        for entry in fs::read_dir("/proc").context("no /proc")?.flatten() {
+            let stat = read_lossy(&entry.path().join("stat")).unwrap_or_default();
+            let Some((process, parent)) = etcd_of(&stat) else { continue };
+            let ours = |node: &Node| node.process().is_ok_and(|id| u32::try_from(parent) == Ok(id));
+            if self.nodes.iter().any(ours) {
+                members.extend(Pid::from_raw(process));
+            }
+        }
+        Ok(members)
+    }
+
+    /// Sends `signal` to all members of the store, and to nothing else.
+    pub(crate) fn signal_store(&self, signal: Signal) -> Result<()> {
+        let members = self.store_members()?;
+        ensure!(members.len() == 3, "{} members of the store are running", members.len());
+        for member in members {
+            kill_process(member, signal).context("cannot signal a member of the store")?;
+        }
+        Ok(())
+    }
+
+    /// Compares the data of both copies, byte by byte. No load may run; what was in flight gets a moment to land.
+    pub(crate) fn copies_are_equal(&self, volume: &Mirrored) -> Result<()> {
+        let images = DATA_NODES
+            .iter()
+            .map(|&node| Image::find(&self.nodes[node].directory, &volume.name))
+            .collect::<Result<Vec<_>>>()?;
+        let begun = Instant::now();
+        loop {
+            let Some(different) = images[0].first_difference(&images[1])? else { return Ok(()) };
+            if begun.elapsed() > Duration::from_secs(5) {
+                bail!("the copies of {} differ at byte {different}", volume.name);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+/// Process and parent of a member of the store, from its /proc/PID/stat.
+fn etcd_of(stat: &str) -> Option<(i32, i32)> {
+    let (process, rest) = stat.split_once(" (etcd) ")?;
+    Some((process.parse().ok()?, rest.split_whitespace().nth(1)?.parse().ok()?))
+}
+
+/// A copy of a volume: a file with a label (`docs/format/label.md`).
+struct Image {
+    file: File,
+    data: u64,
+    length: u64,
+}
+
+impl Image {
+    /// The image of `volume` below a node's directory.
+    fn find(node: &Path, volume: &str) -> Result<Self> {
+        let directory = node.join("data/volumes");
+        let entries = fs::read_dir(&directory)
+            .with_context(|| format!("cannot read {}", directory.display()))?;
+        let prefix = format!("{volume}-");
+        let named = |path: &PathBuf| {
+            path.file_name().and_then(|name| name.to_str()).is_some_and(|n| n.starts_with(&prefix))
+        };
+        let found: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(named).collect();
+        let [path] = &found[..] else { bail!("images of {volume}: {found:?}") };
+        Self::open(path).with_context(|| format!("image {}", path.display()))
+    }
+
+    fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path)?;
+        let mut label = [0; 112];
+        file.read_exact_at(&mut label, 0)?;
+        ensure!(label.starts_with(b"WINDROSE LABEL\r\n"), "no label");
+        let word =
+            |at: usize| label[at..at + 8].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
+        Ok(Self { file, data: word(88), length: word(96) })
+    }
+
+    /// The first byte of the volume that differs.
+    fn first_difference(&self, other: &Self) -> Result<Option<u64>> {
+        const STEP: usize = 1 << 20;
+        ensure!(self.length == other.length, "{} and {} bytes", self.length, other.length);
+        let (mut mine, mut theirs) = (vec![0; STEP], vec![0; STEP]);
+        for at in (0..self.length).step_by(STEP) {
+            let left = usize::try_from(self.length - at).unwrap_or(STEP).min(STEP);
+            let (mine, theirs) = (&mut mine[..left], &mut theirs[..left]);
+            self.file.read_exact_at(mine, self.data + at)?;
+            other.file.read_exact_at(theirs, other.data + at)?;
+            if let Some(index) = mine.iter().zip(&*theirs).position(|(mine, their)| mine != their) {
+                return Ok(Some(at + index as u64));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(path: &Path, offset: u64, data: &[u8]) -> Image {
+        let mut bytes = vec![0; usize::try_from(offset).unwrap()];
+        bytes[..16].copy_from_slice(b"WINDROSE LABEL\r\n");
+        bytes[88..96].copy_from_slice(&offset.to_le_bytes());
+        bytes[96..104].copy_from_slice(&(data.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(data);
+        fs::write(path, bytes).unwrap();
+        Image::open(path).unwrap()
+    }
+
+    #[test]
+    fn images_are_compared_by_their_data() {
+        let directory =
+            std::env::temp_dir().join(format!("windrose-images-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let mut data = vec![7; 3 << 20];
+        let one = image(&directory.join("one"), 4096, &data);
+        let moved = image(&directory.join("moved"), 8192, &data);
+        assert_eq!(one.first_difference(&moved).unwrap(), None);
+        data[(2 << 20) + 5] = 8;
+        let other = image(&directory.join("other"), 8192, &data);
+        assert_eq!(one.first_difference(&other).unwrap(), Some((2 << 20) + 5));
+        data.pop();
+        let shorter = image(&directory.join("shorter"), 8192, &data);
+        assert!(one.first_difference(&shorter).is_err());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn members_of_the_store_are_known_by_name_and_parent() {
+        assert_eq!(etcd_of("17 (etcd) S 12 12 1 0"), Some((17, 12)));
+        assert_eq!(etcd_of("17 (sh) S 12 12 1 0"), None);
+    }
+}

@@ -1,0 +1,209 @@
+//! The networks of a cluster on one machine: a network namespace for each node, two bridges (data and heartbeat), and ways to
+//! cut what runs over them. Clients and guests are at the bridge's own address.
+//!
+//! Where namespaces are not permitted every node has loopback addresses of its own; there nothing can be cut.
+
+use crate::{
+    house::House,
+    ledger::skip,
+    namespace::{self, ip},
+    process::{Daemon, must},
+};
+use anyhow::{Context, Result};
+use std::{
+    fs,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+/// The bridges: what nodes and initiators say to each other, and leases.
+const DATA: &str = "data";
+const BEAT: &str = "beat";
+/// How long a namespace may take to come up.
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// What is cut between two nodes. The link between a node and its initiators stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// The network of data, with all that nodes say to each other there.
+    Data,
+    /// The network of leases.
+    Heartbeat,
+    /// What members of the store say to each other, and the nodes to them.
+    Store,
+}
+
+impl Cut {
+    /// As nft writes it, for packets from one node to another.
+    fn matches(self, from: &Place, to: &Place) -> Vec<String> {
+        let data = format!("ip saddr {} ip daddr {}", from.data, to.data);
+        match self {
+            Self::Data => vec![data],
+            Self::Heartbeat => {
+                vec![format!("ip saddr {} ip daddr {}", from.heartbeat, to.heartbeat)]
+            }
+            Self::Store => ["dport", "sport"]
+                .map(|port| format!("{data} tcp {port} {{ 2379, 2380 }}"))
+                .to_vec(),
+        }
+    }
+}
+
+/// Where a node is.
+pub(crate) struct Place {
+    /// Its address for initiators and for data of other nodes.
+    pub(crate) data: Ipv4Addr,
+    /// Its address for leases only.
+    pub(crate) heartbeat: Ipv4Addr,
+    number: u8,
+    /// Keeps the namespace.
+    holder: Option<Daemon>,
+}
+
+impl Place {
+    fn namespace(&self) -> Option<PathBuf> {
+        Some(PathBuf::from(format!("/proc/{}/ns/net", self.holder.as_ref()?.id())))
+    }
+
+    /// Words before a program that is to run there.
+    pub(crate) fn prefix(&self) -> Vec<String> {
+        let enter = |path: PathBuf| vec!["nsenter".to_owned(), format!("--net={}", path.display())];
+        self.namespace().map(enter).unwrap_or_default()
+    }
+}
+
+/// The networks of a cluster.
+pub(crate) struct Network {
+    pub(crate) places: Vec<Place>,
+}
+
+impl Network {
+    /// Networks for `count` nodes.
+    pub(crate) fn new(house: &House, count: u8) -> Result<Self> {
+        if !namespace::inside() {
+            let place = |number| Place {
+                data: Ipv4Addr::new(127, 0, 1, number),
+                heartbeat: Ipv4Addr::new(127, 0, 2, number),
+                number,
+                holder: None,
+            };
+            return Ok(Self { places: (1..=count).map(place).collect() });
+        }
+        for (bridge, address) in [(DATA, "10.98.1.254/24"), (BEAT, "10.98.2.254/24")] {
+            ip(&["link", "add", bridge, "type", "bridge"])?;
+            ip(&["address", "add", address, "dev", bridge])?;
+            ip(&["link", "set", bridge, "up"])?;
+        }
+        // Guests are behind a tap of their own, and reach the nodes over this host.
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("cannot forward packets")?;
+        nft(
+            "add table bridge cuts; add chain bridge cuts forward { type filter hook forward priority 0; }",
+        )?;
+        let places = (1..=count).map(|number| Place::new(house, number)).collect::<Result<_>>()?;
+        Ok(Self { places })
+    }
+
+    /// Whether something can be cut here; skips what needs it where it cannot.
+    pub(crate) fn can_cut(&self) -> Result<()> {
+        if self.places.iter().any(|place| place.holder.is_none()) {
+            return skip("links can only be cut in namespaces");
+        }
+        Ok(())
+    }
+
+    /// From now on nothing of `cut` comes from node `from` to node `to`; the way back stays open.
+    pub(crate) fn cut_one_way(&self, from: usize, to: usize, cut: Cut) -> Result<()> {
+        self.can_cut()?;
+        for what in cut.matches(&self.places[from], &self.places[to]) {
+            nft(&format!("add rule bridge cuts forward {what} drop"))?;
+        }
+        Ok(())
+    }
+
+    /// From now on nothing of `cut` passes between two nodes.
+    pub(crate) fn cut(&self, one: usize, other: usize, cut: Cut) -> Result<()> {
+        self.cut_one_way(one, other, cut)?;
+        self.cut_one_way(other, one, cut)
+    }
+
+    /// Takes all of a node's cables out, those to initiators too.
+    pub(crate) fn unplug(&self, node: usize) -> Result<()> {
+        self.can_cut()?;
+        self.places[node].cables(|cable| ip(&["link", "set", cable, "down"]))
+    }
+
+    /// Mends everything.
+    pub(crate) fn heal(&self) -> Result<()> {
+        if self.can_cut().is_err() {
+            return Ok(());
+        }
+        nft("flush chain bridge cuts forward")?;
+        self.places
+            .iter()
+            .try_for_each(|place| place.cables(|cable| ip(&["link", "set", cable, "up"])))
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        if self.can_cut().is_ok() {
+            // The cables go with their namespaces; the next tier starts with none of this.
+            let _ = nft("delete table bridge cuts");
+            let _ = ip(&["link", "delete", DATA]);
+            let _ = ip(&["link", "delete", BEAT]);
+        }
+    }
+}
+
+impl Place {
+    fn new(house: &House, number: u8) -> Result<Self> {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sleep", "infinity"]);
+        let mut holder = Daemon::start(house.scratch(), "network namespace", &mut command)?;
+        let own = fs::read_link("/proc/self/ns/net").context("no network namespaces")?;
+        let theirs = PathBuf::from(format!("/proc/{}/ns/net", holder.id()));
+        holder.wait_until(START_LIMIT, || {
+            fs::read_link(&theirs).is_ok_and(|namespace| namespace != own)
+        })?;
+        let data = Ipv4Addr::new(10, 98, 1, number);
+        let heartbeat = Ipv4Addr::new(10, 98, 2, number);
+        let place = Self { data, heartbeat, number, holder: Some(holder) };
+        place.wire(DATA, data)?;
+        place.wire(BEAT, heartbeat)?;
+        place.inside(&["ip", "link", "set", "lo", "up"])?;
+        place.inside(&["ip", "route", "add", "default", "via", "10.98.1.254"])?;
+        Ok(place)
+    }
+
+    /// A cable from `bridge` to an interface of the same name in the namespace.
+    fn wire(&self, bridge: &str, address: Ipv4Addr) -> Result<()> {
+        let (cable, holder) = (format!("{bridge}{}", self.number), self.holder()?.to_string());
+        let peer = ["peer", "name", bridge, "netns", &holder];
+        ip(&[&["link", "add", &cable, "type", "veth"][..], &peer[..]].concat())?;
+        ip(&["link", "set", &cable, "master", bridge, "up"])?;
+        self.inside(&["ip", "address", "add", &format!("{address}/24"), "dev", bridge])?;
+        self.inside(&["ip", "link", "set", bridge, "up"])
+    }
+
+    fn holder(&self) -> Result<u32> {
+        Ok(self.holder.as_ref().context("no namespace")?.id())
+    }
+
+    fn cables(&self, each: impl Fn(&str) -> Result<()>) -> Result<()> {
+        [DATA, BEAT].iter().try_for_each(|bridge| each(&format!("{bridge}{}", self.number)))
+    }
+
+    /// Runs a program in the namespace.
+    fn inside(&self, words: &[&str]) -> Result<()> {
+        let prefix = self.prefix();
+        let (program, rest) = prefix.split_first().context("no namespace")?;
+        must(Command::new(Path::new(program)).args(rest).args(words))
+    }
+}
+
+/// nftables, in this tool's own namespace.
+fn nft(script: &str) -> Result<()> {
+    must(Command::new("nft").arg(script))
+}
