@@ -62,9 +62,9 @@ start_iscsid() {
     echo "InitiatorName=$INITIATOR" > /etc/iscsi/initiatorname.iscsi
     cat > /etc/iscsi/iscsid.conf << CONF
 node.startup = manual
-node.session.timeo.replacement_timeout = 60
-node.conn[0].timeo.noop_out_interval = 5
-node.conn[0].timeo.noop_out_timeout = 10
+node.session.timeo.replacement_timeout = ${ISCSI_REPLACEMENT_S:-60}
+node.conn[0].timeo.noop_out_interval = ${ISCSI_NOOP_S:-5}
+node.conn[0].timeo.noop_out_timeout = ${ISCSI_NOOP_S:-10}
 node.conn[0].timeo.login_timeout = 15
 node.session.cmds_max = 128
 node.session.queue_depth = 64

@@ -5,7 +5,7 @@ use crate::{
     house::House,
     network::Network,
     node::{Exported, Node, Profile, Wishes},
-    process::read_lossy,
+    process::{read_lossy, tail},
 };
 use anyhow::{Context, Result, bail, ensure};
 use probe::paths::Paths;
@@ -137,6 +137,23 @@ impl Cluster {
             kill_process(member, signal).context("cannot signal a member of the store")?;
         }
         Ok(())
+    }
+
+    /// Ends all nodes in order, the witness last.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        for (node, name) in self.nodes.iter_mut().zip(NAMES) {
+            let status = node.stop()?;
+            ensure!(status.success(), "node {name} ended with {status}");
+        }
+        Ok(())
+    }
+
+    /// What the nodes have logged last.
+    pub(crate) fn show_logs(&self, house: &House) {
+        for (node, name) in self.nodes.iter().zip(NAMES) {
+            let log = node.log().unwrap_or_else(|why| format!("{why:#}"));
+            house.display.line(&format!("--- log of {name}\n{}", tail(&log)));
+        }
     }
 
     /// Compares the data of both copies, byte by byte. No load may run; what was in flight gets a moment to land.

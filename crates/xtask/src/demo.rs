@@ -1,16 +1,19 @@
-//! `./run demo`: the product's main job from beginning to end, on real input and with other people's clients.
+//! `./run demo`: the product's main job from beginning to end. Two servers keep one volume, a Linux machine uses it through
+//! both, one of the servers dies in the middle, and nobody notices but for a pause.
 
 use crate::{
-    guest::{self, Kernel, Order},
+    cluster::{A, B, Cluster, Mirrored},
+    guest::{self, Kernel, Order, Signs},
     house::House,
     install,
-    node::{Exported, Node, Profile, Wishes},
-    tier::{iscsi_variables, nvme_variables},
+    node::{Node, Profile},
+    tier::{INITIATOR, nvme_host},
 };
 use anyhow::{Context, Result, ensure};
 use probe::registers::Dice;
 use std::{
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -19,24 +22,36 @@ use std::{
 /// The tree: its files, and at least how many bytes they have together.
 const FILES: usize = 1500;
 const TREE_BYTES: u64 = 200_000_000;
-const IMAGE: &str = "400M";
+/// The image of its file system lies at the start of the volume; behind it is what the load writes.
+const IMAGE_MIB: u64 = 400;
+/// What the load writes over each of the two protocols, in writes of 4 KiB, and how many a second.
+const LOAD_MIB: u64 = 24;
+const LOAD_RATE: u64 = 250;
 const LIMIT: Duration = Duration::from_secs(180);
+/// How long the killed node is away.
+const AWAY: Duration = Duration::from_secs(6);
+/// The longest pause that is promised is 4 s: here it may be longer, for the guest shares two cores with the cluster, and finds out
+/// by itself that a path is dead.
+const PAUSE_ALLOWED_S: u64 = 8;
 
 /// What must be installed for the demo.
 pub(crate) fn packages() -> Vec<&'static [install::Package]> {
     let mut packages = guest::packages();
-    packages.extend([install::QEMU_IMG, install::NETWORK]);
+    packages.extend([install::QEMU_IMG, install::NETWORK, install::FILTER]);
+    packages.extend([install::ETCD, install::MULTIPATH]);
     packages
 }
 
 /// Everything between the build and the closing words.
 pub(crate) fn show(house: &House, profile: Profile) -> Result<()> {
-    let mut stage = Stage { house, directory: house.directory("demo")?, node: None, volume: None };
+    let directory = house.directory("demo")?;
+    let stage = Stage { house, directory };
     stage.image()?;
-    stage.serve(profile)?;
-    stage.copy_in()?;
-    stage.guest()?;
-    stage.end()
+    let mut cluster = stage.cluster(profile)?;
+    let volume = stage.volume(&cluster)?;
+    stage.copy_in(&volume)?;
+    stage.guest(&mut cluster, &volume)?;
+    stage.end(cluster, &volume)
 }
 
 /// How to do the same by hand.
@@ -45,19 +60,22 @@ pub(crate) fn closing_words(house: &House) {
     let program = program.strip_prefix(&house.root).unwrap_or(&program).display();
     println!(
         "
-To serve a volume yourself (as root, or with `data_dir` and `api.socket` in a configuration file):
-    {program} node &
-    {program} volume create mine --size 10GiB --allow any
-    {program} volume show mine          # names the target, the subsystem and the portals
+On three machines of your own (two with disks, any third as the witness), with `[cluster] listen` in each configuration file:
+    {program} node &                                   # on each of them
+    {program} cluster init                             # on the first
+    {program} cluster token                            # there too: whoever has it can join
+    {program} cluster join --token TOKEN               # on the second
+    {program} cluster witness --token TOKEN            # on the third
+    {program} volume create mine --size 10GiB --replicas 2 --allow any
+    {program} status                                   # is my data safe?
 
-and to connect the initiator of any Linux machine to it:
-    iscsiadm -m discovery -t sendtargets -p ADDRESS
-    iscsiadm -m node -T TARGET -p ADDRESS --login
+and on any Linux machine, through both:
+    iscsiadm -m discovery -t sendtargets -p FIRST; iscsiadm -m node -T TARGET --login; multipath -ll
 or
-    nvme discover -t tcp -a ADDRESS -s 8009
-    nvme connect -t tcp -a ADDRESS -s 4420 -n SUBSYSTEM
+    nvme connect -t tcp -a FIRST -s 4420 -n SUBSYSTEM; nvme connect -t tcp -a SECOND -s 4420 -n SUBSYSTEM
 
-`--allow any` lets everybody in; `--allow iqn…` or `--allow nqn…` names who may.
+`docs/guides/initiators.md` has the settings of the initiators. `--allow any` lets everybody in; `--allow iqn…` or
+`--allow nqn…` names who may.
 "
     );
 }
@@ -65,22 +83,16 @@ or
 struct Stage<'a> {
     house: &'a House,
     directory: PathBuf,
-    node: Option<Node>,
-    volume: Option<Exported>,
 }
 
 impl Stage<'_> {
-    fn image_file(&self) -> PathBuf {
-        self.directory.join("tree.ext4")
-    }
-
-    fn volume(&self) -> Result<&Exported> {
-        self.volume.as_ref().context("no volume yet")
-    }
-
-    fn step(&self, what: &str, body: impl FnOnce() -> Result<()>) -> Result<()> {
-        ensure!(self.house.check(what, body), "the demo ends here");
-        Ok(())
+    fn step<T>(&self, what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        let mut outcome = None;
+        let passed = self.house.check(what, || {
+            outcome = Some(body()?);
+            Ok(())
+        });
+        outcome.filter(|_| passed).context("the demo ends here")
     }
 
     fn tool(&self, program: &str, arguments: &[&str]) -> Result<()> {
@@ -103,62 +115,116 @@ impl Stage<'_> {
             },
         )?;
         self.step("an ext4 image of it", || {
-            self.tool("mke2fs", &["-q", "-t", "ext4", "-d", "tree", "tree.ext4", IMAGE])?;
+            let size = format!("{IMAGE_MIB}M");
+            self.tool("mke2fs", &["-q", "-t", "ext4", "-d", "tree", "tree.ext4", &size])?;
             fs::remove_dir_all(self.directory.join("tree")).context("cannot remove the tree")
         })
     }
 
-    fn serve(&mut self, profile: Profile) -> Result<()> {
-        let wishes = Wishes { profile, ..Wishes::default() };
-        let mut node = Node::new(self.house, &self.directory, "node", &wishes)?;
-        self.step("a node with its disks in files", || node.start())?;
-        let mut volume = None;
-        self.step("a volume of the image's size, for iSCSI and NVMe/TCP at once", || {
-            let bytes = fs::metadata(self.image_file()).context("no image")?.len();
-            volume = Some(node.create("demo", &bytes.to_string())?);
-            Ok(())
+    fn cluster(&self, profile: Profile) -> Result<Cluster> {
+        let cluster = self.step("three nodes, each with networks of its own", || {
+            Cluster::start(self.house, &self.directory, profile)
         })?;
-        self.node = Some(node);
-        self.volume = volume;
-        Ok(())
+        self.step("they form a cluster: init, join, witness", || cluster.form())?;
+        Ok(cluster)
     }
 
-    fn copy_in(&self) -> Result<()> {
-        let url = self.volume()?.unit.qemu_url();
-        self.step("the image copied in over iSCSI (qemu-img convert)", || {
+    fn volume(&self, cluster: &Cluster) -> Result<Mirrored> {
+        let size = format!("{}MiB", IMAGE_MIB + 2 * LOAD_MIB);
+        self.step("a volume with a copy on both, for iSCSI and NVMe/TCP at once", || {
+            cluster.create("demo", &size)
+        })
+    }
+
+    fn copy_in(&self, volume: &Mirrored) -> Result<()> {
+        let url = volume.exported.unit.qemu_url();
+        self.step("the image copied in at node a over iSCSI (qemu-img convert)", || {
             self.tool("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", "tree.ext4", &url])
-        })?;
-        self.step("volume and image are identical (qemu-img compare)", || {
-            self.tool("qemu-img", &["compare", "-f", "raw", "-F", "raw", "tree.ext4", &url])
         })
     }
 
-    fn guest(&self) -> Result<()> {
+    fn guest(&self, cluster: &mut Cluster, volume: &Mirrored) -> Result<()> {
         let kernel = Kernel::choose(self.house)?;
-        let volume = self.volume()?;
-        let mut variables = iscsi_variables(&volume.unit);
-        variables.extend(nvme_variables(&volume.subsystem, guest::host_address()));
-        variables.push(("SUMS", "sums".to_owned()));
-        variables.push(("FILES", FILES.to_string()));
         let sums = self.directory.join("sums");
-        let files = vec![("sums", sums.as_path())];
-        self.house
-            .display
-            .line(&format!("  a guest ({}) with Linux's own initiators:", kernel.name()));
+        let order = Order {
+            script: "multipath.sh",
+            variables: variables(cluster, volume),
+            files: vec![("sums", sums.as_path())],
+            memory_mib: 768,
+            limit: LIMIT,
+        };
+        self.house.display.line(&format!(
+            "  a guest ({}) on dm-multipath and NVMe multipath; node b is killed in the middle:",
+            kernel.name()
+        ));
         self.house.display.working(&format!("a guest on {}", kernel.name()));
-        let order = Order { script: "tree.sh", variables, files, memory_mib: 768, limit: LIMIT };
-        ensure!(guest::run(self.house, &kernel, &order)?, "the guest found faults");
+        let run = guest::run_beside(self.house, &kernel, &order, |signs| accident(cluster, signs));
+        let (clean, resent) = run.inspect_err(|_| cluster.show_logs(self.house))?;
+        if !clean {
+            cluster.show_logs(self.house);
+        }
+        ensure!(clean, "the guest found faults");
+        if let Some(bytes) = resent {
+            self.step(
+                &format!(
+                    "while node b came back {} MiB went to it, of {} MiB that the volume holds",
+                    bytes >> 20,
+                    IMAGE_MIB + 2 * LOAD_MIB
+                ),
+                || {
+                    // What was written meanwhile, what is being written, the store; a full copy would be the whole image.
+                    ensure!(bytes < TREE_BYTES, "more than changed");
+                    Ok(())
+                },
+            )?;
+        }
         Ok(())
     }
 
-    fn end(mut self) -> Result<()> {
-        let Some(mut node) = self.node.take() else { return Ok(()) };
-        self.step("the node ends in order", || {
-            let status = node.stop()?;
-            ensure!(status.success(), "the node ended with {status}");
-            Ok(())
-        })
+    fn end(self, mut cluster: Cluster, volume: &Mirrored) -> Result<()> {
+        self.step("both copies hold the same bytes", || cluster.copies_are_equal(volume))?;
+        self.step("all nodes end in order", || cluster.stop())
     }
+}
+
+/// Kills node b under the guest's load and starts it again later. Tells how much went to it from then until all was safe, where
+/// that can be counted.
+fn accident(cluster: &mut Cluster, signs: &Signs<'_>) -> Result<Option<u64>> {
+    signs.wait_for("loaded")?;
+    cluster.nodes[B].kill()?;
+    std::thread::sleep(AWAY);
+    let count = |cluster: &Cluster| {
+        cluster.network.is_separate().then(|| cluster.network.bytes_to(B)).transpose()
+    };
+    let before = count(cluster)?;
+    cluster.nodes[B].start()?;
+    cluster.await_safe()?;
+    let after = count(cluster)?;
+    Ok(after.zip(before).map(|(after, before)| after - before))
+}
+
+/// What the guest has to know.
+fn variables(cluster: &Cluster, volume: &Mirrored) -> Vec<(&'static str, String)> {
+    let portals = |of: fn(&Node) -> SocketAddr| {
+        [A, B].map(|node| guest::reaches(of(&cluster.nodes[node])).to_string()).join(" ")
+    };
+    let translated = if cluster.network.is_separate() { "no" } else { "yes" };
+    let mut variables = vec![
+        ("PORTALS", portals(|node| node.iscsi)),
+        ("NVME_PORTALS", portals(|node| node.nvme)),
+        ("TRANSLATED", translated.to_owned()),
+        ("TARGET", volume.exported.unit.target.clone()),
+        ("INITIATOR", INITIATOR.to_owned()),
+        ("SUBSYSTEM", volume.exported.subsystem.nqn.clone()),
+        ("OFFSET", IMAGE_MIB.to_string()),
+        ("MEGABYTES", LOAD_MIB.to_string()),
+        ("RATE", LOAD_RATE.to_string()),
+        ("SECONDS_ALLOWED", PAUSE_ALLOWED_S.to_string()),
+        ("SUMS", "sums".to_owned()),
+        ("FILES", FILES.to_string()),
+    ];
+    variables.extend(nvme_host());
+    variables
 }
 
 /// Writes the tree, the same on every machine; returns its bytes.

@@ -11,12 +11,13 @@ use crate::{
     namespace::{self, ip},
     process,
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::{
     fmt::Write,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -110,6 +111,14 @@ pub(crate) fn host_address() -> IpAddr {
     IpAddr::V4(address)
 }
 
+/// Where a guest finds what listens at `address`: behind QEMU's user network this machine's loopback has another one.
+pub(crate) fn reaches(address: SocketAddr) -> SocketAddr {
+    if address.ip().is_loopback() {
+        return SocketAddr::new(host_address(), address.port());
+    }
+    address
+}
+
 /// A guest's place: memory, share, network.
 struct Seat {
     memory_mib: u32,
@@ -183,15 +192,51 @@ pub(crate) struct Order<'a> {
 
 /// Boots a guest, runs the script, enters every check of its report. True when the guest came to its end and nothing failed.
 pub(crate) fn run(house: &House, kernel: &Kernel, order: &Order<'_>) -> Result<bool> {
+    run_beside(house, kernel, order, |_| Ok(())).map(|(clean, ())| clean)
+}
+
+/// What a running guest has to say to whoever works beside it.
+pub(crate) struct Signs<'a> {
+    share: &'a Path,
+    over: &'a AtomicBool,
+}
+
+impl Signs<'_> {
+    /// Waits until the guest has made a file of that name in its share; an error when it ends without.
+    pub(crate) fn wait_for(&self, name: &str) -> Result<()> {
+        while !self.share.join(name).exists() {
+            ensure!(!self.over.load(Ordering::Relaxed), "the guest ended before it was {name}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+}
+
+/// The same, while `beside` does something else.
+pub(crate) fn run_beside<T: Send>(
+    house: &House,
+    kernel: &Kernel,
+    order: &Order<'_>,
+    beside: impl FnOnce(&Signs<'_>) -> Result<T> + Send,
+) -> Result<(bool, T)> {
     let tap = namespace::inside();
     let share = furnish(house, order, tap)?;
     let seat = Seat { memory_mib: order.memory_mib, share, tap };
     if tap {
         ip(&["tuntap", "add", "dev", TAP, "mode", "tap"])?;
     }
-    let outcome = attach(tap).and_then(|()| {
-        let limit = order.limit * kernel.patience();
-        house.run(order.script, &mut kernel.command(&seat), limit)
+    let over = AtomicBool::new(false);
+    let signs = Signs { share: &seat.share, over: &over };
+    let (outcome, beside) = std::thread::scope(|scope| {
+        let beside = scope.spawn(|| beside(&signs));
+        let outcome = attach(tap).and_then(|()| {
+            let limit = order.limit * kernel.patience();
+            house.run(order.script, &mut kernel.command(&seat), limit)
+        });
+        over.store(true, Ordering::Relaxed);
+        let beside =
+            beside.join().unwrap_or_else(|_| bail!("what went on beside the guest panicked"));
+        (outcome, beside)
     });
     if tap {
         ip(&["link", "delete", TAP])?;
@@ -201,7 +246,7 @@ pub(crate) fn run(house: &House, kernel: &Kernel, order: &Order<'_>) -> Result<b
     let status = std::fs::read_to_string(seat.share.join("status")).unwrap_or_default();
     ensure!(!status.is_empty(), "the guest ended early\n{}", process::tail(&console));
     ensure!(!clean || status.trim() == "0", "{} ended with {}", order.script, status.trim());
-    Ok(clean)
+    Ok((clean, beside?))
 }
 
 fn attach(tap: bool) -> Result<()> {
@@ -251,6 +296,7 @@ fn enter_report(house: &House, share: &Path) -> Result<bool> {
     for line in report.lines() {
         match line.split('\t').collect::<Vec<_>>()[..] {
             ["ok", name, seconds] => house.pass(1, &format!("{name}  {seconds} s")),
+            ["note", text] => house.display.line(&format!("        {text}")),
             ["failed", name, log] => {
                 clean = false;
                 house.fail(name, &process::read_lossy(&share.join(log))?);

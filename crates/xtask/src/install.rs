@@ -41,6 +41,9 @@ pub(crate) const GUEST: &[Package] = &[
     package("util-linux", "unshare"),
     package("xfsprogs", "mkfs.xfs"),
 ];
+/// Several paths to one iSCSI disk, in a guest.
+pub(crate) const MULTIPATH: &[Package] =
+    &[package("multipath-tools", "multipathd"), package("udev", "udevadm")];
 /// The guest without a User Mode Linux kernel: Debian's kernel under QEMU.
 pub(crate) const GUEST_QEMU: &[Package] = &[
     package("linux-image-amd64", "/boot/vmlinuz"),

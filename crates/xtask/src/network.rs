@@ -105,12 +105,17 @@ impl Network {
         Ok(Self { places })
     }
 
-    /// Whether something can be cut here; skips what needs it where it cannot.
-    pub(crate) fn can_cut(&self) -> Result<()> {
-        if self.places.iter().any(|place| place.holder.is_none()) {
-            return skip("links can only be cut in namespaces");
+    /// Whether each node has a network of its own.
+    pub(crate) fn is_separate(&self) -> bool {
+        self.places.iter().all(|place| place.holder.is_some())
+    }
+
+    /// Skips what needs links to cut where there are none.
+    fn can_cut(&self) -> Result<()> {
+        if self.is_separate() {
+            return Ok(());
         }
-        Ok(())
+        skip("links can only be cut in namespaces")
     }
 
     /// From now on nothing of `cut` comes from node `from` to node `to`; the way back stays open.
@@ -134,9 +139,17 @@ impl Network {
         self.places[node].cables(|cable| ip(&["link", "set", cable, "down"]))
     }
 
+    /// Bytes that have gone to `node` over the network of data so far.
+    pub(crate) fn bytes_to(&self, node: usize) -> Result<u64> {
+        self.can_cut()?;
+        let cable = format!("{DATA}{}", self.places[node].number);
+        let counters = fs::read_to_string("/proc/self/net/dev").context("no /proc/self/net/dev")?;
+        sent(&counters, &cable).with_context(|| format!("nothing is known of {cable}"))
+    }
+
     /// Mends everything.
     pub(crate) fn heal(&self) -> Result<()> {
-        if self.can_cut().is_err() {
+        if !self.is_separate() {
             return Ok(());
         }
         nft("flush chain bridge cuts forward")?;
@@ -148,7 +161,7 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        if self.can_cut().is_ok() {
+        if self.is_separate() {
             // The cables go with their namespaces; the next tier starts with none of this.
             let _ = nft("delete table bridge cuts");
             let _ = ip(&["link", "delete", DATA]);
@@ -206,4 +219,25 @@ impl Place {
 /// nftables, in this tool's own namespace.
 fn nft(script: &str) -> Result<()> {
     must(Command::new("nft").arg(script))
+}
+
+/// Bytes that `interface` has sent, by /proc/net/dev: eight counters of what was received, then those of what was sent.
+fn sent(counters: &str, interface: &str) -> Option<u64> {
+    let line = counters
+        .lines()
+        .find_map(|line| line.trim_start().strip_prefix(interface)?.strip_prefix(':'))?;
+    line.split_whitespace().nth(8)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_belong_to_their_interface() {
+        let text = "Inter-| Receive\n face |bytes\n data1: 10 1 0 0 0 0 0 0 77 2 0 0 0 0 0 0\ndata12:5 1 0 0 0 0 0 0 9 2 0 0 0 0 0 0\n";
+        assert_eq!(sent(text, "data1"), Some(77));
+        assert_eq!(sent(text, "data12"), Some(9));
+        assert_eq!(sent(text, "data2"), None);
+    }
 }

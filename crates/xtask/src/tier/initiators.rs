@@ -11,8 +11,7 @@ use std::{net::IpAddr, time::Duration};
 /// The name of every guest's iSCSI initiator.
 pub(crate) const INITIATOR: &str = "iqn.2026-01.test:guest";
 /// The name of every guest's NVMe host.
-pub(crate) const HOST_NQN: &str =
-    "nqn.2014-08.org.nvmexpress:uuid:8f5b4a52-5d1c-4f6e-9a53-0c7d7c6f2a11";
+const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:8f5b4a52-5d1c-4f6e-9a53-0c7d7c6f2a11";
 const HOST_ID: &str = "8f5b4a52-5d1c-4f6e-9a53-0c7d7c6f2a11";
 
 /// How thoroughly a guest works on a disk.
@@ -30,24 +29,26 @@ pub(crate) const FULL: Load = Load { megabytes: 24, kinds: "ext4 xfs", digests: 
 pub(crate) const SMOKE: Load = Load { megabytes: 4, kinds: "ext4", digests: false };
 
 /// What a guest has to know to reach `unit`, as seen from inside.
-pub(crate) fn iscsi_variables(unit: &Unit) -> Vec<(&'static str, String)> {
+fn iscsi_variables(unit: &Unit) -> Vec<(&'static str, String)> {
     let portal = format!("{}:{}", guest::host_address(), unit.portal.port());
     vec![("PORTAL", portal), ("TARGET", unit.target.clone()), ("INITIATOR", INITIATOR.to_owned())]
 }
 
 /// What a guest has to know to reach `subsystem` at `address`.
-pub(crate) fn nvme_variables(
-    subsystem: &Subsystem,
-    address: IpAddr,
-) -> Vec<(&'static str, String)> {
-    vec![
+fn nvme_variables(subsystem: &Subsystem, address: IpAddr) -> Vec<(&'static str, String)> {
+    let mut variables = vec![
         ("ADDRESS", address.to_string()),
         ("DISCOVERY_PORT", subsystem.discovery_port.to_string()),
         ("IO_PORT", subsystem.io_port.to_string()),
         ("SUBSYSTEM", subsystem.nqn.clone()),
-        ("HOSTNQN", HOST_NQN.to_owned()),
-        ("HOSTID", HOST_ID.to_owned()),
-    ]
+    ];
+    variables.extend(nvme_host());
+    variables
+}
+
+/// Who a guest is as an NVMe host.
+pub(crate) fn nvme_host() -> [(&'static str, String); 2] {
+    [("HOSTNQN", HOST_NQN.to_owned()), ("HOSTID", HOST_ID.to_owned())]
 }
 
 fn load_variables(load: Load, digests: &str) -> Vec<(&'static str, String)> {

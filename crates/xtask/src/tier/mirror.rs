@@ -9,7 +9,6 @@ use crate::{
     house::House,
     network::{Cut, Network},
     node::{Node, Profile},
-    process::tail,
 };
 use anyhow::{Result, anyhow, ensure};
 use probe::{history, paths::Client, registers::Dice};
@@ -188,13 +187,7 @@ pub(super) fn run(house: &House) -> Result<()> {
             return Ok(());
         }
     }
-    house.check("all nodes end in order", || {
-        cluster.nodes.iter_mut().try_for_each(|node| {
-            let status = node.stop()?;
-            ensure!(status.success(), "a node ended with {status}");
-            Ok(())
-        })
-    });
+    house.check("all nodes end in order", || cluster.stop());
     Ok(())
 }
 
@@ -222,7 +215,7 @@ pub(crate) fn chaos(house: &House, chaos: &Chaos) -> Result<()> {
 }
 
 fn prepare(house: &House) -> Result<Option<(Cluster, Mirrored)>> {
-    let mut cluster = Cluster::start(house, &house.directory("mirror")?, Profile::Dev)?;
+    let cluster = Cluster::start(house, &house.directory("mirror")?, Profile::Dev)?;
     let formed = house.check("two data nodes and a witness form a cluster", || cluster.form());
     let mut volume = None;
     let created = formed
@@ -231,7 +224,7 @@ fn prepare(house: &House) -> Result<Option<(Cluster, Mirrored)>> {
             Ok(())
         });
     if !created {
-        show_logs(house, &mut cluster);
+        cluster.show_logs(house);
     }
     Ok(volume.map(|volume| (cluster, volume)))
 }
@@ -266,7 +259,7 @@ fn trial(
     });
     house.display.line(&format!("        {figures}"));
     if !passed {
-        show_logs(house, cluster);
+        cluster.show_logs(house);
     }
     passed || cluster.network.heal().and_then(|()| cluster.await_safe()).is_ok()
 }
@@ -331,11 +324,4 @@ fn verify(clients: &mut [Client]) -> Result<()> {
     let checked = history::check(&operations).map_err(|why| anyhow!("{why}"))?;
     ensure!(checked.blocks == usize::try_from(SHARED)?, "only {checked:?}");
     Ok(())
-}
-
-fn show_logs(house: &House, cluster: &mut Cluster) {
-    for (node, name) in cluster.nodes.iter().zip(["a", "b", "witness"]) {
-        let log = node.log().unwrap_or_else(|why| format!("{why:#}"));
-        house.display.line(&format!("--- log of {name}\n{}", tail(&log)));
-    }
 }

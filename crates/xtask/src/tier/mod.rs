@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use clients::{against_peers, peer_packages};
 pub(crate) use fuzz::{Fuzz, fuzz};
-pub(crate) use initiators::{iscsi_variables, nvme_variables};
+pub(crate) use initiators::{INITIATOR, nvme_host};
 pub(crate) use mirror::{Chaos, chaos};
 pub(crate) use simulation::simulate;
 pub(crate) use style::lint;
