@@ -9,7 +9,7 @@ use crate::{
     namespace::{self, ip},
     process::{Daemon, must},
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use std::{
     fs,
     net::Ipv4Addr,
@@ -139,6 +139,37 @@ impl Network {
         self.places[node].cables(|cable| ip(&["link", "set", cable, "down"]))
     }
 
+    /// Shows that each cut cuts what it names and nothing else, and that mending mends. Needs no process at the other end: that a
+    /// connection is refused shows that packets pass.
+    pub(crate) fn prove_cuts(&self) -> Result<()> {
+        self.can_cut()?;
+        let [first, second, ..] = &self.places[..] else { bail!("too few nodes") };
+        let roads = |expected: [bool; 4], when: &str| -> Result<()> {
+            let found = [
+                first.reaches(second.data, 9)?,
+                first.reaches(second.data, 2379)?,
+                first.reaches(second.heartbeat, 9)?,
+                second.reaches(first.data, 9)?,
+            ];
+            ensure!(found == expected, "{when}: data, store, heartbeat, data back: {found:?}");
+            Ok(())
+        };
+        roads([true; 4], "nothing cut")?;
+        for (cut, expected) in [
+            (Cut::Data, [false, false, true, false]),
+            (Cut::Heartbeat, [true, true, false, true]),
+            (Cut::Store, [true, false, true, true]),
+        ] {
+            self.cut(0, 1, cut)?;
+            roads(expected, &format!("{cut:?}"))?;
+            self.heal()?;
+        }
+        self.unplug(1)?;
+        roads([false; 4], "unplugged")?;
+        self.heal()?;
+        roads([true; 4], "mended")
+    }
+
     /// Bytes that have gone to `node` over the network of data so far.
     pub(crate) fn bytes_to(&self, node: usize) -> Result<u64> {
         self.can_cut()?;
@@ -206,6 +237,22 @@ impl Place {
 
     fn cables(&self, each: impl Fn(&str) -> Result<()>) -> Result<()> {
         [DATA, BEAT].iter().try_for_each(|bridge| each(&format!("{bridge}{}", self.number)))
+    }
+
+    /// Whether a connection from here is accepted or refused there, rather than unanswered.
+    fn reaches(&self, address: Ipv4Addr, port: u16) -> Result<bool> {
+        /// What timeout(1) ends with when it was needed.
+        const TOO_LATE: i32 = 124;
+        let prefix = self.prefix();
+        let (program, rest) = prefix.split_first().context("no namespace")?;
+        let dial = format!("exec 3<> /dev/tcp/{address}/{port}");
+        let out = Command::new(program)
+            .args(rest)
+            .args(["timeout", "1", "bash", "-c", &dial])
+            .output()
+            .context("cannot run bash")?;
+        let said = String::from_utf8_lossy(&out.stderr);
+        Ok(out.status.code() != Some(TOO_LATE) && !said.contains("No route to host"))
     }
 
     /// Runs a program in the namespace.

@@ -149,7 +149,8 @@ impl Node {
         let any = wishes.at.unwrap_or(IpAddr::V4(any));
         let at = |address: SocketAddr| SocketAddr::new(any, address.port());
         let text = format!(
-            "data_dir = \"{data}\"\n\
+            "name = \"{name}\"\n\
+             data_dir = \"{data}\"\n\
              shutdown_timeout_s = 10\n\
              [cores]\ncount = {cores}\npool = \"{pool}MiB\"\n\
              [iscsi]\nportals = [\"{iscsi}\"]\n\

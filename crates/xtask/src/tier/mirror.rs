@@ -216,6 +216,7 @@ pub(crate) fn chaos(house: &House, chaos: &Chaos) -> Result<()> {
 
 fn prepare(house: &House) -> Result<Option<(Cluster, Mirrored)>> {
     let cluster = Cluster::start(house, &house.directory("mirror")?, Profile::Dev)?;
+    house.check("links are cut and mended", || cluster.network.prove_cuts());
     let formed = house.check("two data nodes and a witness form a cluster", || cluster.form());
     let mut volume = None;
     let created = formed
