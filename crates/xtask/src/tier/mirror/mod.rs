@@ -4,15 +4,16 @@
 //! must explain all that they saw (`probe::history`), afterwards both copies hold the same bytes, and no operation may have taken
 //! longer than the kind of trouble allows.
 
+mod scenarios;
+
 use crate::{
-    cluster::{A, B, Cluster, Mirrored, WITNESS},
+    cluster::{A, B, Cluster, Mirrored},
     house::House,
-    network::{Cut, Network},
-    node::{Node, Profile},
+    node::Profile,
 };
 use anyhow::{Result, anyhow, ensure};
 use probe::{history, paths::Client, registers::Dice};
-use rustix::process::Signal;
+use scenarios::{Pause, SCENARIOS, Scenario, WORSE};
 use std::{
     ops::Range,
     sync::atomic::{AtomicBool, Ordering},
@@ -32,152 +33,6 @@ const CALM: Duration = Duration::from_secs(1);
 /// How long a trouble lasts in the tier: long enough for a node to be voted out.
 const HOLD: Duration = Duration::from_secs(5);
 const VOLUME: u64 = 0x6d69_7272_6f72;
-
-/// How long an operation may take.
-#[derive(Clone, Copy)]
-enum Pause {
-    /// Nothing that serves has gone.
-    None,
-    /// A node leaves in order.
-    Planned,
-    /// A node that serves has gone: its leases have to run out.
-    Unplanned,
-    /// All nodes were away: as long as that.
-    Outage,
-}
-
-impl Pause {
-    /// What is promised, and what is allowed on a machine that may build something at the same time. The first is what
-    /// to compare with; the second only tells a slow machine from a mirror that waits for nothing.
-    fn bounds(self) -> Option<(Duration, Duration)> {
-        let milliseconds = |promised, allowed| {
-            Some((Duration::from_millis(promised), Duration::from_millis(allowed)))
-        };
-        match self {
-            Self::None | Self::Planned => milliseconds(200, 1500),
-            Self::Unplanned => milliseconds(4000, 6000),
-            Self::Outage => None,
-        }
-    }
-}
-
-/// Something that happens to a cluster under load.
-struct Scenario {
-    name: &'static str,
-    pause: Pause,
-    /// Brings the trouble, lets it last as long as told, takes it away.
-    happens: fn(&mut Cluster, Duration) -> Result<()>,
-}
-
-const SCENARIOS: &[Scenario] = &[
-    Scenario {
-        name: "kill -9 of node a",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| kill(cluster, A, hold),
-    },
-    Scenario {
-        name: "kill -9 of node b",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| kill(cluster, B, hold),
-    },
-    Scenario {
-        name: "kill -9 of the witness",
-        pause: Pause::None,
-        happens: |cluster, hold| kill(cluster, WITNESS, hold),
-    },
-    Scenario {
-        name: "node a stops for 10 s (SIGSTOP)",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| freeze(cluster, A, hold * 2),
-    },
-    Scenario {
-        name: "no data between the data nodes",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| cut(cluster, hold, |network| network.cut(A, B, Cut::Data)),
-    },
-    Scenario {
-        name: "no data from node a to node b, but back",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| cut(cluster, hold, |network| network.cut_one_way(A, B, Cut::Data)),
-    },
-    Scenario {
-        name: "no heartbeats between the data nodes",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| cut(cluster, hold, |network| network.cut(A, B, Cut::Heartbeat)),
-    },
-    Scenario {
-        name: "node a without the store",
-        pause: Pause::None,
-        happens: |cluster, hold| {
-            cut(cluster, hold, |network| {
-                network.cut(A, B, Cut::Store)?;
-                network.cut(A, WITNESS, Cut::Store)
-            })
-        },
-    },
-    Scenario {
-        name: "node b alone, without any cable",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| cut(cluster, hold, |network| network.unplug(B)),
-    },
-    Scenario { name: "node b drained and resumed", pause: Pause::Planned, happens: drain },
-    Scenario {
-        name: "node a stopped in order and started",
-        pause: Pause::Planned,
-        happens: restart,
-    },
-    Scenario {
-        name: "no store at all for a minute",
-        pause: Pause::None,
-        happens: |cluster, hold| store_outage(cluster, hold * 12),
-    },
-    Scenario { name: "kill -9 of all three at once", pause: Pause::Outage, happens: blackout },
-];
-
-fn kill(cluster: &mut Cluster, node: usize, hold: Duration) -> Result<()> {
-    cluster.nodes[node].kill()?;
-    std::thread::sleep(hold);
-    cluster.nodes[node].start()
-}
-
-fn freeze(cluster: &mut Cluster, node: usize, hold: Duration) -> Result<()> {
-    cluster.nodes[node].freeze()?;
-    std::thread::sleep(hold);
-    cluster.nodes[node].thaw()
-}
-
-fn cut(cluster: &mut Cluster, hold: Duration, what: impl Fn(&Network) -> Result<()>) -> Result<()> {
-    let done = what(&cluster.network);
-    std::thread::sleep(hold);
-    cluster.network.heal()?;
-    done
-}
-
-fn drain(cluster: &mut Cluster, hold: Duration) -> Result<()> {
-    cluster.nodes[B].command(&["node", "drain"])?;
-    std::thread::sleep(hold);
-    cluster.nodes[B].command(&["node", "resume"]).map(|_| ())
-}
-
-fn restart(cluster: &mut Cluster, hold: Duration) -> Result<()> {
-    let status = cluster.nodes[A].stop()?;
-    ensure!(status.success(), "the node ended with {status}");
-    std::thread::sleep(hold);
-    cluster.nodes[A].start()
-}
-
-fn store_outage(cluster: &mut Cluster, hold: Duration) -> Result<()> {
-    cluster.signal_store(Signal::STOP)?;
-    std::thread::sleep(hold);
-    cluster.signal_store(Signal::CONT)
-}
-
-fn blackout(cluster: &mut Cluster, hold: Duration) -> Result<()> {
-    cluster.nodes.iter_mut().try_for_each(Node::kill)?;
-    std::thread::sleep(hold);
-    cluster.nodes.iter_mut().try_for_each(Node::launch)?;
-    cluster.nodes.iter_mut().try_for_each(Node::await_ready)
-}
 
 /// The tier: every scenario once.
 pub(super) fn run(house: &House) -> Result<()> {
@@ -204,10 +59,11 @@ pub(crate) fn chaos(house: &House, chaos: &Chaos) -> Result<()> {
     house.display.line(&format!("chaos: {rounds} rounds, seed {seed}"));
     let Some((mut cluster, volume)) = prepare(house)? else { return Ok(()) };
     let mut dice = Dice::new(seed);
+    let all: Vec<&Scenario> = SCENARIOS.iter().chain(WORSE).collect();
     for number in 0..rounds {
-        let index = usize::try_from(dice.below(SCENARIOS.len() as u64)).unwrap_or(0);
+        let index = usize::try_from(dice.below(all.len() as u64)).unwrap_or(0);
         let hold = Duration::from_millis(200 + dice.below(8000));
-        if !trial(house, &mut cluster, &volume, number, &SCENARIOS[index], hold) {
+        if !trial(house, &mut cluster, &volume, number, all[index], hold) {
             return Ok(());
         }
     }
