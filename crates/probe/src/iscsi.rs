@@ -1,6 +1,6 @@
 //! An iSCSI initiator (RFC 7143): one connection, one command at a time, no digests, no authentication.
 
-use crate::{Disk, PATIENCE, fault};
+use crate::{Disk, Patience, fault};
 use std::{
     error::Error,
     fmt,
@@ -166,24 +166,6 @@ impl Limits {
             }
         }
         limits
-    }
-}
-
-/// How a session takes silence.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// How long the target may say nothing. With `ping` it is asked whether it is there and gets as long again.
-    pub silence: Duration,
-    /// Whether to ask with a NOP-Out (RFC 7143 11.18) before the connection counts as dead: so a target that takes long over a
-    /// command is told from one that is gone.
-    pub ping: bool,
-    /// How long a command may take while its target answers pings.
-    pub command: Duration,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self { silence: PATIENCE, ping: false, command: PATIENCE }
     }
 }
 

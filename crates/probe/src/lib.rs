@@ -21,3 +21,21 @@ use std::time::Duration;
 
 /// How long a client waits for an answer before it calls the connection dead.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a client takes silence.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// How long the other side may say nothing. With `ping` it is asked whether it is there and gets as long again.
+    pub silence: Duration,
+    /// Whether to ask (NOP-Out, RFC 7143 11.18; Keep Alive, NVMe Base 2.0 5.16) before the connection counts as dead: so one that
+    /// takes long over a command is told from one that is gone.
+    pub ping: bool,
+    /// How long a command may take while pings are answered.
+    pub command: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { silence: PATIENCE, ping: false, command: PATIENCE }
+    }
+}

@@ -1,10 +1,13 @@
 //! An NVMe/TCP host (NVMe Base 2.0, NVMe over Fabrics; TCP transport 1.0): an admin queue and one I/O queue, one command
 //! at a time, no digests.
 
-use crate::{Disk, PATIENCE, fault, iscsi::dial};
+use crate::{Disk, PATIENCE, Patience, fault, iscsi::dial};
 use std::{
-    io::{self, Read, Write},
+    error::Error,
+    fmt,
+    io::{self, ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
+    time::Instant,
 };
 
 /// PDU types (TCP transport 1.0, 3.6.1).
@@ -80,6 +83,64 @@ struct Queue {
     /// The most data a command capsule may carry.
     in_capsule: usize,
     next_id: u16,
+    patience: Patience,
+    /// The admin queue, of an I/O queue: it keeps the controller, and tells whether that is there.
+    admin: Option<Box<Queue>>,
+}
+
+/// A command that ended with another status than success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// The status field without the phase tag (NVMe Base 2.0, 3.3.3.2.1): code, type, and above them the bits for retries.
+    pub status: u16,
+}
+
+impl Failed {
+    /// What `error` was, if it was the answer to a command.
+    #[must_use]
+    pub fn of(error: &io::Error) -> Option<Self> {
+        error.get_ref()?.downcast_ref().copied()
+    }
+
+    /// Status code type and status code.
+    #[must_use]
+    pub fn code(self) -> (u8, u8) {
+        let [kind, code] = self.status.to_be_bytes();
+        (kind & 0x07, code)
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NVMe status 0x{:04x}", self.status)
+    }
+}
+
+impl Error for Failed {}
+
+/// A connection that is read while the controller may be silent: its admin queue is asked whether it is there.
+struct Watched<'a> {
+    stream: &'a TcpStream,
+    admin: Option<&'a mut Queue>,
+    until: Instant,
+}
+
+impl Read for Watched<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.stream.read(into) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let Some(admin) = &mut self.admin else { return Err(error) };
+                    if Instant::now() > self.until {
+                        return Err(ErrorKind::TimedOut.into());
+                    }
+                    admin.command(entry(0x18, 0, [0; 6]), Payload::None)?;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                outcome => return outcome,
+            }
+        }
+    }
 }
 
 /// A submission queue entry without its data pointer.
@@ -95,11 +156,12 @@ fn entry(opcode: u8, namespace: u32, words: [u32; 6]) -> [u8; 64] {
 }
 
 impl Queue {
-    fn open(to: SocketAddr) -> io::Result<Self> {
-        let mut stream = dial(to, PATIENCE)?;
+    fn open(to: SocketAddr, patience: Patience) -> io::Result<Self> {
+        let mut stream = dial(to, patience.silence)?;
         stream.write_all(&initialize_request())?;
-        let mut queue = Self { stream, most_per_pdu: 4096, in_capsule: 8192, next_id: 0 };
-        let answer = queue.receive()?;
+        let (most_per_pdu, in_capsule, next_id) = (4096, 8192, 0);
+        let mut queue = Self { stream, most_per_pdu, in_capsule, next_id, patience, admin: None };
+        let answer = queue.receive(Instant::now())?;
         if answer.kind != pdu::IC_RESPONSE {
             return Err(fault(format!("expected ICResp, got PDU 0x{:02x}", answer.kind)));
         }
@@ -107,16 +169,18 @@ impl Queue {
         Ok(queue)
     }
 
-    fn receive(&mut self) -> io::Result<Received> {
+    fn receive(&mut self, until: Instant) -> io::Result<Received> {
+        let admin = self.admin.as_deref_mut().filter(|_| self.patience.ping);
+        let mut stream = Watched { stream: &self.stream, admin, until };
         let mut common = [0; COMMON_HEADER];
-        self.stream.read_exact(&mut common)?;
+        stream.read_exact(&mut common)?;
         let [kind, flags, header_length, offset, ..] = common;
         let total = u32::from_le_bytes([common[4], common[5], common[6], common[7]]) as usize;
         if total < usize::from(header_length) || total > 64 << 20 {
             return Err(fault(format!("PDU of {total} bytes")));
         }
         let mut rest = vec![0; total - COMMON_HEADER];
-        self.stream.read_exact(&mut rest)?;
+        stream.read_exact(&mut rest)?;
         let start = usize::from(offset).max(usize::from(header_length)) - COMMON_HEADER;
         let data = rest.split_off(start.min(rest.len()));
         Ok(Received { kind, flags, header: rest, data })
@@ -141,8 +205,9 @@ impl Queue {
         entry[32..36].copy_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
         entry[39] = kind;
         self.stream.write_all(&pdu(pdu::COMMAND, 0, &entry, capsule))?;
+        let until = Instant::now() + self.patience.command;
         loop {
-            let answer = self.receive()?;
+            let answer = self.receive(until)?;
             match answer.kind {
                 pdu::RESPONSE => return completion(&answer, id),
                 pdu::READY_TO_TRANSFER => self.send_data(&answer, &payload)?,
@@ -193,15 +258,13 @@ fn completion(response: &Received, id: u16) -> io::Result<u64> {
         return Err(fault(format!("completion of command {}, expected {id}", response.half(12))));
     }
     if status != 0 {
-        return Err(fault(format!("NVMe status 0x{status:04x}")));
+        return Err(io::Error::other(Failed { status }));
     }
     Ok(u64::from(response.word(0)) | u64::from(response.word(4)) << 32)
 }
 
 /// A controller with one namespace, ready for I/O.
 pub struct Controller {
-    /// Kept open: the controller ends with its admin connection.
-    _admin: Queue,
     io: Queue,
     block_bytes: usize,
     blocks: u64,
@@ -242,9 +305,19 @@ fn property_get(queue: &mut Queue, offset: u32) -> io::Result<u64> {
 impl Controller {
     /// Connects to `subsystem` as `host` and attaches to its namespace 1.
     pub fn connect(to: SocketAddr, host: &str, subsystem: &str) -> io::Result<Self> {
+        Self::connect_with(to, host, subsystem, Patience::default())
+    }
+
+    /// The same, with another patience than a test's own.
+    pub fn connect_with(
+        to: SocketAddr,
+        host: &str,
+        subsystem: &str,
+        patience: Patience,
+    ) -> io::Result<Self> {
         const CONFIGURATION: u32 = 0x14;
         const STATUS: u32 = 0x1c;
-        let mut admin = Queue::open(to)?;
+        let mut admin = Queue::open(to, patience)?;
         let keep_alive_ms = u32::try_from(PATIENCE.as_millis() * 10).unwrap_or(u32::MAX);
         let answer = connect(&mut admin, 0, &connect_data(host, subsystem, 0xffff), keep_alive_ms)?;
         let controller = u16::try_from(answer & 0xffff).unwrap_or(0);
@@ -265,10 +338,11 @@ impl Controller {
         let blocks = u64::from_le_bytes(namespace[..8].try_into().unwrap_or_default());
         let format = 128 + usize::from(namespace[26] & 0x0f) * 4;
         let block_bytes = 1 << namespace[format + 2];
-        let mut io = Queue::open(to)?;
+        let mut io = Queue::open(to, patience)?;
         io.in_capsule = in_capsule;
         connect(&mut io, 1, &connect_data(host, subsystem, controller), 0)?;
-        Ok(Self { _admin: admin, io, block_bytes, blocks })
+        io.admin = Some(Box::new(admin));
+        Ok(Self { io, block_bytes, blocks })
     }
 
     /// An entry for a range of blocks; `control` is the upper half of its word 12.

@@ -4,9 +4,10 @@
 //! An attempt without an answer stays open in the history, for it may still take effect; the next attempt writes another value.
 
 use crate::{
-    Disk,
+    Disk, Patience,
     history::{Kind, Operation, UNWRITTEN},
-    iscsi::{Patience, Refused, Session},
+    iscsi::{Refused, Session},
+    nvme::{Controller, Failed},
     registers::{Dice, fill, sequence_of},
 };
 use std::{
@@ -25,17 +26,67 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Blocks of the largest operation.
 const LARGEST: u64 = 16;
 
-/// Where a volume is reached, and as whom.
+/// Where a volume is reached, and how.
 #[derive(Clone, Debug)]
 pub struct Paths {
     /// One portal of each node.
     pub portals: Vec<SocketAddr>,
-    /// The initiator's name.
-    pub initiator: String,
-    /// The target's name, the same at every node.
-    pub target: String,
-    /// The unit's number, the same at every node.
-    pub lun: u8,
+    /// The volume's names, the same at every node.
+    pub volume: Volume,
+}
+
+/// A volume as a protocol names it, and as whom to reach it.
+#[derive(Clone, Debug)]
+pub enum Volume {
+    /// Over iSCSI.
+    Unit {
+        /// The initiator's name.
+        initiator: String,
+        /// The target's name.
+        target: String,
+        /// The number of the unit.
+        lun: u8,
+    },
+    /// Over NVMe/TCP.
+    Subsystem {
+        /// The host's name.
+        host: String,
+        /// The subsystem's name; its namespace 1 is meant.
+        subsystem: String,
+    },
+}
+
+/// A connection of one of the protocols.
+enum Connection {
+    Session(Session),
+    Controller(Controller),
+}
+
+impl Connection {
+    /// Connects; `number` tells sessions of one initiator apart.
+    fn open(paths: &Paths, path: usize, number: u32) -> io::Result<Self> {
+        let at = paths.portals[path];
+        match &paths.volume {
+            Volume::Unit { initiator, target, lun } => {
+                Session::login_with(at, initiator, target, *lun, number, PATIENCE)
+                    .map(Self::Session)
+            }
+            Volume::Subsystem { host, subsystem } => {
+                Controller::connect_with(at, host, subsystem, PATIENCE).map(Self::Controller)
+            }
+        }
+    }
+
+    fn disk(&mut self) -> &mut dyn Disk {
+        match self {
+            Self::Session(session) => session,
+            Self::Controller(controller) => controller,
+        }
+    }
+
+    fn told_to_leave(&self) -> bool {
+        matches!(self, Self::Session(session) if session.told_to_leave())
+    }
 }
 
 /// What a refusal or a broken connection asks for.
@@ -49,20 +100,27 @@ enum Next {
     GiveUp,
 }
 
-/// As Linux does it: SAM-5 5.3 for statuses; SPC-5 5.15.2 for ports that are in transition or unavailable.
 fn next_after(error: &io::Error) -> Next {
+    if let Some(refused) = Refused::of(error) {
+        return after_refusal(refused);
+    }
+    if let Some(failed) = Failed::of(error) {
+        return after_failure(failed);
+    }
+    match error.kind() {
+        // A target that breaks its protocol, or data that nobody wrote.
+        io::ErrorKind::Other | io::ErrorKind::InvalidData => Next::GiveUp,
+        _ => Next::Elsewhere,
+    }
+}
+
+/// As Linux does it: SAM-5 5.3 for statuses; SPC-5 5.15.2 for ports that are in transition or unavailable.
+fn after_refusal(refused: Refused) -> Next {
     const BUSY: u8 = 0x08;
     const TASK_SET_FULL: u8 = 0x28;
     const NOT_READY: u8 = 0x2;
     const UNIT_ATTENTION: u8 = 0x6;
     const ABORTED_COMMAND: u8 = 0xb;
-    let Some(refused) = Refused::of(error) else {
-        return match error.kind() {
-            // A target that breaks its protocol, or data that nobody wrote.
-            io::ErrorKind::Other | io::ErrorKind::InvalidData => Next::GiveUp,
-            _ => Next::Elsewhere,
-        };
-    };
     match (refused.status, refused.sense) {
         (BUSY | TASK_SET_FULL, _) => Next::Again,
         (_, [UNIT_ATTENTION | ABORTED_COMMAND, ..] | [NOT_READY, 0x04, 0x0a]) => Next::Again,
@@ -71,14 +129,28 @@ fn next_after(error: &io::Error) -> Next {
     }
 }
 
-/// One client: one command at a time, one session at a time.
+/// As Linux does it: NVMe Base 2.0, 3.3.3.2.1 and 8.1.4.
+fn after_failure(failed: Failed) -> Next {
+    const GENERIC: u8 = 0;
+    const COMMAND_SPECIFIC: u8 = 1;
+    const PATH: u8 = 3;
+    match failed.code() {
+        // A path in transition; a namespace that is not ready; a command that was interrupted.
+        (PATH, 0x03) | (GENERIC, 0x82 | 0x21) => Next::Again,
+        // Any other trouble of the path; a queue that went away under the command; a refused Connect.
+        (PATH, _) | (GENERIC, 0x07 | 0x08) | (COMMAND_SPECIFIC, 0x80..=0x84) => Next::Elsewhere,
+        _ => Next::GiveUp,
+    }
+}
+
+/// One client: one command at a time, one connection at a time.
 pub struct Client {
     number: u64,
     volume: u64,
     paths: Paths,
     /// The path in use, or the next to be tried.
     path: usize,
-    session: Option<Session>,
+    connection: Option<Connection>,
     blocks: Range<u64>,
     sequence: u64,
     /// The clock that all clients share.
@@ -101,7 +173,7 @@ impl Client {
             volume,
             paths,
             path: 0,
-            session: None,
+            connection: None,
             blocks,
             sequence: 0,
             clock,
@@ -120,10 +192,10 @@ impl Client {
         self.go_to(usize::try_from(self.number % paths).unwrap_or(0));
     }
 
-    /// To path `path`; the session is not ended in order, as if its node had gone.
+    /// To path `path`; the connection is not ended in order, as if its node had gone.
     pub fn go_to(&mut self, path: usize) {
         if self.path != path {
-            self.session = None;
+            self.connection = None;
             self.path = path;
         }
     }
@@ -152,7 +224,7 @@ impl Client {
         let blocks = 1 + dice.below(most);
         let lba = self.blocks.start + dice.below(self.blocks.end - self.blocks.start - blocks + 1);
         match dice.below(32) {
-            0 => self.perform(|client| client.session()?.flush()),
+            0 => self.perform(|client| client.disk()?.flush()),
             1..16 => self.perform(|client| client.read(lba, blocks)),
             roll => self.perform(|client| client.write(lba, blocks, roll < 18)),
         }
@@ -175,7 +247,7 @@ impl Client {
         let begun = self.clock.elapsed();
         let mut tried = 0;
         loop {
-            if self.session.as_ref().is_some_and(Session::told_to_leave) {
+            if self.connection.as_ref().is_some_and(Connection::told_to_leave) {
                 self.next_path();
             }
             let Err(error) = operation(self) else { break };
@@ -206,34 +278,32 @@ impl Client {
     }
 
     fn next_path(&mut self) {
-        self.session = None;
+        self.connection = None;
         self.path = (self.path + 1) % self.paths.portals.len();
     }
 
-    fn session(&mut self) -> io::Result<&mut Session> {
-        let session = match self.session.take() {
-            Some(session) => session,
+    fn disk(&mut self) -> io::Result<&mut dyn Disk> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
             None => {
-                let Paths { portals, initiator, target, lun } = &self.paths;
-                let isid = u32::try_from(self.number).unwrap_or(0) + 1;
-                Session::login_with(portals[self.path], initiator, target, *lun, isid, PATIENCE)?
+                let number = u32::try_from(self.number).unwrap_or(0) + 1;
+                Connection::open(&self.paths, self.path, number)?
             }
         };
-        Ok(self.session.insert(session))
+        Ok(self.connection.insert(connection).disk())
     }
 
     fn write(&mut self, lba: u64, blocks: u64, fua: bool) -> io::Result<()> {
         let (number, volume) = (self.number, self.volume);
         self.sequence += 1;
         let value = (number + 1) << 40 | self.sequence;
-        let session = self.session()?;
-        let size = session.block_bytes();
+        let size = self.disk()?.block_bytes();
         let mut data = vec![0; usize::try_from(blocks).unwrap_or(0) * size];
         for (block, lba) in data.chunks_mut(size).zip(lba..) {
             fill(block, volume, lba, value);
         }
         let invoked = self.clock.elapsed();
-        let outcome = self.session()?.write(lba, &data, fua);
+        let outcome = self.disk()?.write(lba, &data, fua);
         let answered = outcome.is_ok().then(|| self.clock.elapsed());
         let kind = Kind::Write;
         self.operations.extend((lba..lba + blocks).map(|lba| Operation {
@@ -248,10 +318,10 @@ impl Client {
     }
 
     fn read(&mut self, lba: u64, blocks: u64) -> io::Result<()> {
-        let size = self.session()?.block_bytes();
+        let size = self.disk()?.block_bytes();
         let mut data = vec![0; usize::try_from(blocks).unwrap_or(0) * size];
         let invoked = self.clock.elapsed();
-        self.session()?.read(lba, &mut data)?;
+        self.disk()?.read(lba, &mut data)?;
         let answered = Some(self.clock.elapsed());
         for (block, lba) in data.chunks(size).zip(lba..) {
             let value = sequence_of(block, self.volume, lba).map_err(unbelievable)?;
@@ -380,9 +450,11 @@ mod tests {
             (0..2).map(|_| Node::start(&disk)).map(|(at, node)| (node, at)).unzip();
         let paths = Paths {
             portals,
-            initiator: "iqn.2026-01.test:client".to_owned(),
-            target: "iqn.2026-01.test:target".to_owned(),
-            lun: 0,
+            volume: Volume::Unit {
+                initiator: "iqn.2026-01.test:client".to_owned(),
+                target: "iqn.2026-01.test:target".to_owned(),
+                lun: 0,
+            },
         };
         let client = Client::new(0, 7, paths, 0..BLOCKS, Instant::now());
         (nodes.try_into().map_err(|_| "two nodes").unwrap(), client)
@@ -452,6 +524,14 @@ mod tests {
         client.give_up = Duration::from_millis(300);
         let error = client.read_all().unwrap_err();
         assert!(error.contains("sense 2/04/0c"), "{error}");
+    }
+
+    #[test]
+    fn statuses_of_nvme_send_where_linux_goes() {
+        let next = |status| next_after(&io::Error::other(Failed { status }));
+        assert_eq!([0x0303, 0x0082].map(next), [Next::Again, Next::Again]);
+        assert_eq!([0x0302, 0x4301, 0x0008, 0x4182].map(next), [(); 4].map(|()| Next::Elsewhere));
+        assert_eq!([0x0281, 0x0006].map(next), [Next::GiveUp, Next::GiveUp]);
     }
 
     #[test]

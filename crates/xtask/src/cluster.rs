@@ -8,11 +8,11 @@ use crate::{
     process::{read_lossy, tail},
 };
 use anyhow::{Context, Result, bail, ensure};
-use probe::paths::Paths;
+use probe::paths::{Paths, Volume};
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
     fs::{self, File},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -85,13 +85,19 @@ impl Cluster {
         Ok(Mirrored { name: name.to_owned(), exported })
     }
 
-    /// Where a client finds `volume`: a portal of each data node.
-    pub(crate) fn paths(&self, volume: &Mirrored, initiator: &str) -> Result<Paths> {
-        Ok(Paths {
-            portals: DATA_NODES.map(|node| self.nodes[node].iscsi).to_vec(),
-            initiator: initiator.to_owned(),
-            target: volume.exported.unit.target.clone(),
-            lun: u8::try_from(volume.exported.unit.lun).context("an odd LUN")?,
+    /// Where client `number` finds `volume`: a portal of each data node, of iSCSI for half of the clients.
+    pub(crate) fn paths(&self, volume: &Mirrored, number: u64) -> Result<Paths> {
+        let portals = |of: fn(&Node) -> SocketAddr| DATA_NODES.map(|n| of(&self.nodes[n])).to_vec();
+        let Exported { unit, subsystem } = &volume.exported;
+        Ok(if (number / 2).is_multiple_of(2) {
+            let initiator = format!("iqn.2026-01.test:client{number}");
+            let lun = u8::try_from(unit.lun).context("an odd LUN")?;
+            let volume = Volume::Unit { initiator, target: unit.target.clone(), lun };
+            Paths { portals: portals(|node| node.iscsi), volume }
+        } else {
+            let host = format!("nqn.2026-01.test:client{number}");
+            let volume = Volume::Subsystem { host, subsystem: subsystem.nqn.clone() };
+            Paths { portals: portals(|node| node.nvme), volume }
         })
     }
 

@@ -20,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Half of them begin at either node, half of them speak iSCSI, the others NVMe/TCP.
 const CLIENTS: u64 = 4;
 /// Blocks that the clients of one trial share: few, so that they meet.
 const SHARED: u64 = 64;
@@ -138,7 +139,7 @@ fn clients(cluster: &Cluster, volume: &Mirrored, blocks: &Range<u64>) -> Result<
     let clock = Instant::now();
     (0..CLIENTS)
         .map(|number| {
-            let paths = cluster.paths(volume, &format!("iqn.2026-01.test:client{number}"))?;
+            let paths = cluster.paths(volume, number)?;
             Ok(Client::new(number, VOLUME, paths, blocks.clone(), clock))
         })
         .collect()
