@@ -370,7 +370,10 @@ impl Session {
     }
 
     /// Runs one command; anything but GOOD is an error that holds a [`Refused`].
-    fn good(&mut self, cdb: &[u8; 16], out: &[u8], into: &mut [u8]) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// That, and what the connection reports.
+    pub fn good(&mut self, cdb: &[u8; 16], out: &[u8], into: &mut [u8]) -> io::Result<()> {
         let mut pdu = self.scsi_command(cdb, out.len(), into.len());
         let immediate = if self.limits.immediate {
             self.limits.segment.min(self.limits.first_burst)
