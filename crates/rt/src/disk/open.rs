@@ -37,8 +37,9 @@ pub(crate) fn open(path: &Path, how: OpenOptions) -> Result<Opened, OpenError> {
     let opened = hold(&created, true)
         .and_then(|()| OpenReason::of(created.set_len(bytes).and_then(|()| created.sync_all())))
         .and_then(|()| {
+            // A process that is just being started has a copy of it until it runs its program.
             drop(created);
-            open_existing(path, how)
+            open_when_free(path, how)
         })
         .and_then(|opened| OpenReason::of(sync_parent(path)).map(|()| opened));
     opened.map_err(|reason| {
