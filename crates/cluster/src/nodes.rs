@@ -302,7 +302,7 @@ pub(crate) mod tests {
     fn the_golden_records_read() {
         let node = r#"{"node":3,"index":1,"name":"n3","role":"data","data":["192.0.2.1:7480"],
             "heartbeat":[],"portals":{"iscsi":["192.0.2.1:3260"],"nvme":[],"discovery":[]},
-            "failure_domain":"rack","version":"1","drained":false}"#;
+            "data_dir":"/v","failure_domain":"rack","version":"1","drained":false}"#;
         let mut expected = record(3, 1);
         expected.portals.iscsi.push("192.0.2.1:3260".parse().unwrap());
         let entry =

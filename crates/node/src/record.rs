@@ -278,7 +278,8 @@ pub(crate) mod tests {
         }
     }
 
-    fn entry(record: &VolumeRecord) -> Entry {
+    /// What the store has of it.
+    pub(crate) fn entry(record: &VolumeRecord) -> Entry {
         let revision = Revision(7);
         Entry { key: volume_key(record.id), value: record.encode(), revision }
     }

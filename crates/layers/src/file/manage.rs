@@ -306,12 +306,19 @@ async fn take_back(core: &Core, disk: &Disk, fresh: bool) {
     let path = disk.path();
     let taken = match (disk.info().kind, fresh) {
         (_, true) => core.remove_file(path).await.map_err(DiskError::from),
-        (DiskKind::File, false) => disk.set_len(0).await,
+        (DiskKind::File, false) => empty(disk).await,
         (DiskKind::BlockDevice, false) => unlabel(disk).await,
     };
     if let Err(e) = taken {
         tracing::warn!(path = %path.display(), error = %e, "a half-made image is left behind");
     }
+}
+
+/// Empties a file. What it held can be used once that is durable: file systems with a journal keep it
+/// until then.
+async fn empty(disk: &Disk) -> Result<(), DiskError> {
+    disk.set_len(0).await?;
+    disk.sync().await
 }
 
 /// Makes sure that a file or device may be overwritten and is large enough; empties a file.
@@ -323,7 +330,7 @@ async fn prepare(disk: &Disk, memory: &Account, how: &Create) -> Result<(), Reas
     match (disk.info().kind, how.bytes) {
         (DiskKind::File, None) => Err(Reason::Size("a file needs a size")),
         (DiskKind::File, Some(_)) => {
-            disk.set_len(0).await?;
+            empty(disk).await?;
             disk.set_len(DATA_OFFSET).await?;
             Ok(())
         }

@@ -531,16 +531,10 @@ async fn runs_member(store: &Etcd, cluster: &ClusterRecord, role: Role) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meta::Revision;
 
     #[test]
     fn what_a_node_keeps_is_found_in_records_of_any_format() {
-        let entry = |value: &str| Entry {
-            key: "volumes/x".into(),
-            value: value.into(),
-            revision: Revision(1),
-        };
-        let flat = entry(r#"{"name":"web","backing":{}}"#);
+        let flat = record::tests::entry(&record::tests::record("web"));
         assert_eq!(held_at(&flat, NodeId(1)), Some("web".into()));
         assert_eq!(held_at(&flat, NodeId(2)), None);
         let unreadable = Entry { value: b"?".to_vec(), ..flat };
