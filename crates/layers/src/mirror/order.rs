@@ -156,6 +156,11 @@ impl Order {
         self.awaited.values_mut().filter(waits).for_each(|a| a.ends(Fate::Ended));
     }
 
+    /// The write at `seq` has failed where it got its place: its fate is known, and nobody asks for it.
+    pub(super) fn forget(&mut self, seq: Seq) {
+        self.awaited.remove(&seq);
+    }
+
     /// How many wait for somebody.
     #[cfg(feature = "testing")]
     pub(super) fn len(&self) -> usize {

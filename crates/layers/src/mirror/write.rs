@@ -130,6 +130,9 @@ impl Replica {
             Ok(()) => self.entries.borrow_mut().applied(place),
             Err(e) => {
                 self.entries.borrow_mut().failed(place, e);
+                if self.view.get() == view {
+                    self.order.borrow_mut().forget(seq);
+                }
                 let alone = self.leg_failed(e);
                 if alone {
                     self.entries.borrow_mut().commit(place);
