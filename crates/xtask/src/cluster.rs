@@ -5,7 +5,7 @@ use crate::{
     house::House,
     network::Network,
     node::{Exported, Node, Profile, Wishes},
-    process::{read_lossy, tail},
+    process::read_lossy,
 };
 use anyhow::{Context, Result, bail, ensure};
 use probe::paths::{Paths, Volume};
@@ -154,13 +154,16 @@ impl Cluster {
         Ok(())
     }
 
-    /// What the nodes have logged last, but for the coming and going of initiators.
+    /// What the nodes have logged last, but for the coming and going of initiators and what their stores say.
     pub(crate) fn show_logs(&self, house: &House) {
+        const LINES: usize = 25;
+        const LEFT_OUT: [&str; 2] = [" INFO target::", " WARN etcd: "];
         for (node, name) in self.nodes.iter().zip(NAMES) {
             let log = node.log().unwrap_or_else(|why| format!("{why:#}"));
-            let told: Vec<&str> =
-                log.lines().filter(|line| !line.contains("INFO target::iscsi")).collect();
-            house.display.line(&format!("--- log of {name}\n{}", tail(&told.join("\n"))));
+            let told = |line: &&str| !LEFT_OUT.iter().any(|words| line.contains(words));
+            let told: Vec<&str> = log.lines().filter(told).collect();
+            let last = told[told.len().saturating_sub(LINES)..].join("\n");
+            house.display.line(&format!("--- log of {name}\n{last}"));
         }
     }
 

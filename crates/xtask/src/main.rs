@@ -60,6 +60,9 @@ enum What {
         /// The same seed brings the same troubles in the same order
         #[arg(long, default_value_t = 1)]
         seed: u64,
+        /// Only scenarios whose name contains this
+        #[arg(long, default_value = "")]
+        only: String,
     },
     /// Measure against a peer and against the limit of this machine; writes bench/README.md
     Bench {
@@ -119,7 +122,7 @@ fn run() -> Result<ExitCode> {
             }
         }
         What::Test { tiers, .. } => test(&house, &tiers)?,
-        What::Chaos { rounds, seed } => chaos(&house, &tier::Chaos { rounds, seed })?,
+        What::Chaos { rounds, seed, only } => chaos(&house, &tier::Chaos { rounds, seed, only })?,
         What::Bench { what: Measured::Iscsi, repetitions, seconds } => {
             bench::start(&house, bench::Plan { repetitions, seconds })?;
         }
@@ -165,7 +168,7 @@ fn chaos(house: &House, plan: &tier::Chaos) -> Result<()> {
     install::packages(house, &tier::mirror_packages())?;
     Profile::Dev.build(house, &["-p", "windrose"])?;
     let (rounds, seed) = (plan.rounds.to_string(), plan.seed.to_string());
-    let again = ["chaos", "--rounds", &rounds, "--seed", &seed];
+    let again = ["chaos", "--rounds", &rounds, "--seed", &seed, "--only", &plan.only];
     if namespace::inside() || !namespace::run_inside(house, &again)? {
         tier::chaos(house, plan)?;
     }

@@ -48,20 +48,25 @@ pub(super) fn run(house: &House) -> Result<()> {
 }
 
 /// How long [`chaos`] goes on, and with which dice.
+#[derive(Clone, Debug)]
 pub(crate) struct Chaos {
     pub(crate) rounds: u64,
     pub(crate) seed: u64,
+    /// Only scenarios whose name contains this.
+    pub(crate) only: String,
 }
 
 /// Scenarios at random, of random length, for as many rounds as wanted.
 pub(crate) fn chaos(house: &House, chaos: &Chaos) -> Result<()> {
-    let Chaos { rounds, seed } = *chaos;
-    ensure!(rounds <= TRIALS, "at most {TRIALS} rounds");
+    let Chaos { rounds, seed, only } = chaos;
+    let all: Vec<&Scenario> =
+        SCENARIOS.iter().chain(WORSE).filter(|one| one.name.contains(only)).collect();
+    ensure!(!all.is_empty(), "no scenario's name contains \"{only}\"");
+    ensure!(*rounds <= TRIALS, "at most {TRIALS} rounds");
     house.display.line(&format!("chaos: {rounds} rounds, seed {seed}"));
     let Some((mut cluster, volume)) = prepare(house)? else { return Ok(()) };
-    let mut dice = Dice::new(seed);
-    let all: Vec<&Scenario> = SCENARIOS.iter().chain(WORSE).collect();
-    for number in 0..rounds {
+    let mut dice = Dice::new(*seed);
+    for number in 0..*rounds {
         let index = usize::try_from(dice.below(all.len() as u64)).unwrap_or(0);
         let hold = Duration::from_millis(200 + dice.below(8000));
         if !trial(house, &mut cluster, &volume, number, all[index], hold) {
@@ -119,7 +124,11 @@ fn trial(
     if !passed {
         cluster.show_logs(house);
     }
-    passed || cluster.network.heal().and_then(|()| cluster.await_safe()).is_ok()
+    let again = cluster.network.heal().and_then(|()| cluster.await_safe());
+    if let Err(why) = &again {
+        house.display.line(&format!("        no further trial: {why:#}"));
+    }
+    again.is_ok()
 }
 
 fn describe(pause: Pause, longest: Duration, clients: &[Client]) -> String {

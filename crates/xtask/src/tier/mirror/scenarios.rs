@@ -18,6 +18,9 @@ pub(super) enum Pause {
     Planned,
     /// A node that serves has gone: its leases have to run out.
     Unplanned,
+    /// The nodes renew each other's leases and do not reach each other's data: one has to be called stuck (5 s) before
+    /// its leases are left to run out (RFD 0010, 4.8).
+    Stuck,
     /// All nodes were away: as long as that.
     Outage,
 }
@@ -32,6 +35,7 @@ impl Pause {
         match self {
             Self::None | Self::Planned => milliseconds(200, 1500),
             Self::Unplanned => milliseconds(4000, 6000),
+            Self::Stuck => milliseconds(8000, 10000),
             Self::Outage => None,
         }
     }
@@ -68,12 +72,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "no data between the data nodes",
-        pause: Pause::Unplanned,
+        pause: Pause::Stuck,
         happens: |cluster, hold| cut(cluster, hold, |network| network.cut(A, B, Cut::Data)),
     },
     Scenario {
         name: "no data from node a to node b, but back",
-        pause: Pause::Unplanned,
+        pause: Pause::Stuck,
         happens: |cluster, hold| cut(cluster, hold, |network| network.cut_one_way(A, B, Cut::Data)),
     },
     Scenario {
