@@ -98,8 +98,9 @@ impl Counters {
         let mut snapshot = self.0.borrow_mut();
         let k = &mut snapshot.kinds[kind as usize];
         k.completed += 1;
-        // An abort is the initiator's wish, not the disk's fault.
-        let faulty = |f| matches!(f, Failure::Device(e) if e != Error::Aborted);
+        // An abort is the initiator's wish, and who is fenced sends it to another node: neither is the disk's fault.
+        let faulty =
+            |f| matches!(f, Failure::Device(e) if !matches!(e, Error::Aborted | Error::Fenced));
         k.failed += u64::from(failure.is_some_and(faulty));
         k.bytes += if failure.is_none() { bytes } else { 0 };
         k.total += took;

@@ -416,6 +416,8 @@ fn errors_from_below_reach_the_caller_as_they_are() {
             Error::Unwritable { at: Lba(3) },
             Error::NoSpace,
             Error::Gone,
+            // Another node serves: counted as no failure.
+            Error::Fenced,
         ] {
             b.ram.0.fails.set(Some(error));
             for request in [b.write(0, 1, 1), read(0, 1), Request::Flush] {
