@@ -151,7 +151,7 @@ impl Node {
         let text = format!(
             "name = \"{name}\"\n\
              data_dir = \"{data}\"\n\
-             shutdown_timeout_s = 10\n\
+             shutdown_timeout_s = 20\n\
              [cores]\ncount = {cores}\npool = \"{pool}MiB\"\n\
              [iscsi]\nportals = [\"{iscsi}\"]\n\
              [nvme]\nportals = [\"{nvme}\"]\ndiscovery = [\"{discovery}\"]\n\

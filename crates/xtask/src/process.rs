@@ -18,8 +18,8 @@ use std::{
 const POLL: Duration = Duration::from_millis(20);
 /// How much of a program's output an error message carries.
 const TAIL_LINES: usize = 60;
-/// How long a daemon may take to end after SIGTERM.
-const GRACE: Duration = Duration::from_secs(10);
+/// How long a daemon may take to end after SIGTERM: a node waits for initiators that are gone, and for its member of the store.
+const GRACE: Duration = Duration::from_secs(25);
 
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
