@@ -42,7 +42,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// Show the main job: a volume filled over iSCSI, read by Linux over NVMe/TCP and over iSCSI
+    /// Show the main job: a volume on two nodes, one of which dies while Linux uses both
     Demo,
     /// Everything that must hold, tier by tier; installs what it needs
     Test {

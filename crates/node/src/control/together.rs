@@ -232,3 +232,131 @@ fn lack(copy: &VolumeCopy) -> Option<String> {
         CopyState::Unknown => Some(format!("the one on {node} is not known")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use block::Epoch;
+    use cluster::identity::{NodeIndex, Role};
+    use cluster::nodes::{NodePortals, NodeRecord, NodeView};
+    use layers::mirror::record::{Member, Replica};
+    use peer::Incarnation;
+
+    use super::*;
+    use crate::record::tests::{place, record};
+
+    const A: NodeId = NodeId(1);
+    const B: NodeId = NodeId(2);
+
+    fn node(id: NodeId, alive: bool) -> (NodeId, NodeView) {
+        let record = NodeRecord {
+            node: id,
+            index: NodeIndex::new(0).unwrap(),
+            name: format!("n{id}"),
+            role: Role::Data,
+            data: Vec::new(),
+            heartbeat: Vec::new(),
+            portals: NodePortals::default(),
+            data_dir: "/v".into(),
+            failure_domain: String::new(),
+            version: String::new(),
+            drained: false,
+        };
+        (id, NodeView { record, alive })
+    }
+
+    fn serves(why: Option<&str>) -> SeenMirror {
+        SeenMirror { serves: why.is_none(), why: why.map(Into::into), resyncs: Vec::new() }
+    }
+
+    /// Node 1 looks at a volume on nodes 1 and 2, of which `in_sync` are.
+    fn look(in_sync: &[NodeId], told: &[(NodeId, SeenMirror)]) -> (Together, VolumeRecord) {
+        let mut volume = record("v");
+        volume.places = vec![place(A, "v"), place(B, "v")];
+        let image = |node: NodeId| Uuid::from_u128(node.0.into());
+        let replica = |&node: &NodeId| Replica { node, image: image(node), new: false };
+        let mirror = Record {
+            epoch: Epoch(1),
+            config: 1,
+            replicas: [A, B].iter().map(replica).collect(),
+            in_sync: in_sync
+                .iter()
+                .map(|&node| Member { node, incarnation: Incarnation(1) })
+                .collect(),
+            primary: in_sync[0],
+        };
+        let report = |(node, seen): &(NodeId, SeenMirror)| {
+            let mirrors = [(volume.id, seen.clone())].into();
+            (*node, NodeReport { mirrors, ..NodeReport::default() })
+        };
+        let together = Together {
+            me: A,
+            nodes: [node(A, true), node(B, true), node(NodeId(3), true)].into(),
+            store: None,
+            told: told.iter().map(report).collect(),
+            mirrors: [(volume.id, mirror)].into(),
+        };
+        (together, volume)
+    }
+
+    fn found(together: &Together, volume: &VolumeRecord) -> Vec<(Severity, String)> {
+        let mut findings = Vec::new();
+        together.findings(&mut findings);
+        together.volume_findings(volume, &mut findings);
+        findings.into_iter().map(|f| (f.severity, f.message)).collect()
+    }
+
+    #[test]
+    fn all_is_well_when_both_serve() {
+        let (together, volume) = look(&[A, B], &[(A, serves(None)), (B, serves(None))]);
+        assert_eq!(found(&together, &volume), []);
+        assert_eq!(together.served_by(volume.id), [A, B]);
+        let copies = together.copies(&volume);
+        assert!(copies.iter().all(|c| c.state == CopyState::InSync));
+        assert!(copies[0].primary && !copies[1].primary);
+    }
+
+    #[test]
+    fn a_copy_that_is_brought_in_sync_says_how_long_that_takes() {
+        let resync = Resync { node: 2, done_bytes: 1 << 20, total_bytes: 3 << 20, eta_s: Some(9) };
+        let source = SeenMirror { resyncs: vec![resync], ..serves(None) };
+        let (together, volume) = look(&[A], &[(A, source), (B, serves(Some("not in sync")))]);
+        let [(Severity::Warning, message)] = &found(&together, &volume)[..] else {
+            panic!("one finding")
+        };
+        assert!(message.starts_with("1 of 2 copies are in sync"), "{message}");
+        assert!(message.contains("n2") && message.contains("2 MiB left, 9 s"), "{message}");
+        let done_bytes = 1 << 20;
+        let state = CopyState::Resyncing { done_bytes, total_bytes: 3 << 20, eta_s: Some(9) };
+        assert_eq!(together.copies(&volume)[1].state, state);
+    }
+
+    #[test]
+    fn a_node_that_is_gone_tells_nothing() {
+        let (mut together, volume) =
+            look(&[A, B], &[(A, serves(Some("waiting for n2"))), (B, serves(None))]);
+        together.nodes.get_mut(&B).unwrap().alive = false;
+        let all = found(&together, &volume);
+        assert!(all.contains(&(Severity::Warning, "it does not run".into())), "{all:?}");
+        let down = "n1: waiting for n2; n2: the node does not run";
+        assert!(all.contains(&(Severity::Critical, down.into())), "{all:?}");
+    }
+
+    #[test]
+    fn who_has_not_told_yet_is_given_a_moment() {
+        let (together, volume) = look(&[A, B], &[(A, serves(Some("it is being opened")))]);
+        assert!(together.is_young(volume.id));
+        let opening = (Severity::Note, "it is being opened".to_owned());
+        assert_eq!(found(&together, &volume), [opening]);
+    }
+
+    #[test]
+    fn a_cluster_that_cannot_lose_a_node_says_so() {
+        let (mut together, volume) = look(&[A, B], &[(A, serves(None)), (B, serves(None))]);
+        together.nodes.remove(&NodeId(3));
+        together.store = Some("it does not answer".into());
+        let all = found(&together, &volume);
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert!(all[0].1.contains("volumes that serve go on"));
+        assert!(all[1].1.contains("2 of the 3 nodes"));
+    }
+}
