@@ -117,6 +117,8 @@ struct Inner {
     changing: Arc<RwLock<()>>,
     /// What runs beside the API.
     tasks: std::sync::Mutex<JoinSet<()>>,
+    /// What keeps a member's knowledge of its cluster current: the engine stops before it does.
+    beneath: std::sync::Mutex<JoinSet<()>>,
     started: Instant,
     /// Tells this life of the node from others.
     life: Uuid,
@@ -160,6 +162,7 @@ impl Control {
             publishing: Mutex::new(0),
             changing: Arc::default(),
             tasks: std::sync::Mutex::default(),
+            beneath: std::sync::Mutex::default(),
             started: Instant::now(),
             life: Uuid::new_v4(),
         }))
@@ -265,11 +268,11 @@ impl Control {
         if part.own_members() {
             tasks.spawn(Arc::clone(&part).follow_members());
         }
+        *self.0.beneath.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
         while let Err(error) = self.serve().await {
             self.wait_for(Some(error.to_string()));
             tokio::time::sleep(PAUSE).await;
         }
-        tasks.join_all().await;
     }
 
     /// Says what a start waits for; logs what is new.
@@ -296,6 +299,13 @@ impl Control {
             std::mem::take(&mut *tasks)
         };
         tasks.shutdown().await;
+    }
+
+    /// Takes leave of the store, once the engine needs it no more: it leaves mirrors by their records.
+    pub async fn end(&self) {
+        let mut beneath =
+            std::mem::take(&mut *self.0.beneath.lock().unwrap_or_else(PoisonError::into_inner));
+        beneath.shutdown().await;
         if let Some(part) = &self.0.part {
             part.stop().await;
         }

@@ -201,7 +201,12 @@ impl Node {
         };
         let quiet = tokio::time::timeout_at(deadline, quiet).await.is_ok();
         let stopped = self.control.engine().stop(deadline).await;
-        Stopped { clean: quiet && stopped, _control: self.control, _data_dir: self._data_dir }
+        let ended = tokio::time::timeout_at(deadline, self.control.end()).await.is_ok();
+        Stopped {
+            clean: quiet && stopped && ended,
+            _control: self.control,
+            _data_dir: self._data_dir,
+        }
     }
 }
 
