@@ -80,9 +80,13 @@ impl Entries {
         }
     }
 
-    /// The leg refused it: its range holds old and new.
+    /// The leg refused it: its range holds old and new. One that nobody asks for any more ends: what
+    /// stands behind it would never get its turn.
     pub(super) fn failed(&mut self, place: Place, e: Error) {
         self.turns(place, State::Failed(e));
+        if self.table.get(&place).is_some_and(|h| h.passing) {
+            self.table.remove(&place);
+        }
     }
 
     fn turns(&mut self, place: Place, state: State) {
