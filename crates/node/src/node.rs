@@ -199,7 +199,8 @@ impl Node {
             self.control.stop().await;
             self.http.close().await;
         };
-        let quiet = tokio::time::timeout_at(deadline, quiet).await.is_ok();
+        // Changes that wait for something do not take the time that volumes need to be left and closed.
+        let quiet = tokio::time::timeout(self.shutdown_timeout / 3, quiet).await.is_ok();
         let stopped = self.control.engine().stop(deadline).await;
         let ended = tokio::time::timeout_at(deadline, self.control.end()).await.is_ok();
         Stopped {

@@ -125,8 +125,10 @@ pub fn next_step(
         Stage::Creating => creating(record, place, me),
         Stage::Ready => place.map_or(Step::Rest, |place| {
             let at = (*revision, mirror.revision());
-            // A mirror of several copies begins with the volume: one that is missing later is lost.
-            let lost = mirror == Mirroring::Absent && record.places.len() > 1;
+            // A mirror of several copies begins with the volume: one that is missing later is lost. One
+            // copy may begin a mirror, if it holds the volume.
+            let holds = record.places.len() == 1 && place.stage == PlaceStage::Made;
+            let lost = mirror == Mirroring::Absent && !holds;
             if lost { Step::Rest } else { ready(place, mirror, at, observed) }
         }),
         Stage::Deleting => place.map_or(Step::Rest, |place| vacating(place, observed)),
@@ -144,9 +146,13 @@ fn creating(record: &VolumeRecord, place: Option<&Place>, me: Me) -> Step {
     }
     match place.map(|p| &p.stage) {
         Some(PlaceStage::Wanted { .. }) => Step::Make,
-        _ if mine && record.places.iter().all(|p| p.stage == PlaceStage::Made) => Step::Finish,
+        _ if mine && is_made(record) => Step::Finish,
         _ => Step::Rest,
     }
+}
+
+fn is_made(record: &VolumeRecord) -> bool {
+    !record.places.is_empty() && record.places.iter().all(|p| p.stage == PlaceStage::Made)
 }
 
 /// A volume that exists.

@@ -308,7 +308,7 @@ impl Control {
             let mirror = mirrors::get(&*self.0.meta, record.id).await;
             let mirror = mirror.map_err(|e| store_error(&e))?;
             let volume = record.name.clone();
-            let needed = mirror.as_ref().is_some_and(|(m, _)| m.member(node).is_some());
+            let needed = mirror.as_ref().is_none_or(|(m, _)| m.member(node).is_some());
             if record.stage == record::Stage::Ready && (needed || record.places.len() == 1) {
                 let message = format!("volume {volume} has its newest data on node {name}");
                 return Err(conflict(

@@ -8,7 +8,9 @@ use api::{
     SwitchTo, Verification, Volume, VolumeName,
 };
 use cluster::identity::Role;
+use cluster::mirrors;
 use cluster::nodes::NodeView;
+use layers::mirror::record::Record;
 use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -33,7 +35,7 @@ impl Control {
     /// [`Code::NotFound`]; [`Code::Conflict`] names the node that cannot have one, and why.
     pub async fn add_copy(&self, name: VolumeName, ask: AddCopy) -> Result<Volume, ApiError> {
         let on: Vec<_> = ask.node.into_iter().collect();
-        self.change_copies(name, move |control, record, free| {
+        self.change_copies(name, move |control, record, Scene { free, .. }| {
             let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
             if taken.len() >= MAX_COPIES {
                 return Err(conflict(format!("it has its {MAX_COPIES} copies")));
@@ -51,13 +53,11 @@ impl Control {
     /// # Errors
     /// [`Code::NotFound`]; [`Code::Conflict`] if nothing would be left.
     pub async fn remove_copy(&self, name: VolumeName, ask: RemoveCopy) -> Result<Volume, ApiError> {
-        self.change_copies(name, move |control, record, _| {
+        self.change_copies(name, move |control, record, Scene { mirror, .. }| {
             let node = control.keeper(record, &ask.node)?;
-            let mirror = control.0.state.mirror(record.id);
-            let others = mirror.is_some_and(|m| m.others(node).next().is_some());
+            let others = mirror.others(node).next().is_some();
             let stays = |p: &Place| p.node != node && p.stage == PlaceStage::Made;
-            let listed = mirror_has(control, record.id, node);
-            if !record.places.iter().any(stays) || (listed && !others) {
+            if !record.places.iter().any(stays) || !others {
                 return Err(conflict("no other copy is in sync".into())
                     .hint("add one first, or wait until one is in sync; `windrose volume delete` removes all"));
             }
@@ -80,11 +80,11 @@ impl Control {
         name: VolumeName,
         ask: ReplaceCopy,
     ) -> Result<Volume, ApiError> {
-        self.change_copies(name, move |control, record, free| {
+        self.change_copies(name, move |control, record, Scene { free, mirror }| {
             let old = control.keeper(record, &ask.node)?;
             let with = ask.with.clone().filter(|with| *with != ask.node);
             let Some(with) = with else {
-                if mirror_has(control, record.id, old) {
+                if mirror.member(old).is_some() {
                     let message = format!("the copy on {} is in sync", ask.node);
                     return Err(
                         conflict(message).hint("replace it with one on another node: --with NODE")
@@ -162,6 +162,13 @@ impl Control {
                 conflict(format!("volume {name} is served")).hint("there is nothing to force")
             );
         }
+        if mirror.replicas.iter().any(|r| r.node == me && r.new) {
+            return Err(conflict(format!(
+                "the copy of {name} on node {} was never in sync: it holds a part at most",
+                self.node_name(me)
+            ))
+            .hint("ask the node of another copy"));
+        }
         if mirror.image(me).is_none() {
             return Err(conflict(format!("node {} keeps no copy of {name}", self.node_name(me)))
                 .hint("ask the node whose copy is to go on"));
@@ -215,10 +222,10 @@ impl Control {
         })
     }
 
-    /// Changes the places of a volume; `change` is told how much space the nodes have.
+    /// Changes the places of a volume, as its mirror is at that moment.
     async fn change_copies<F>(&self, name: VolumeName, change: F) -> Result<Volume, ApiError>
     where
-        F: Fn(&Self, &mut VolumeRecord, &Free) -> Result<(), ApiError> + Send + 'static,
+        F: Fn(&Self, &mut VolumeRecord, &Scene) -> Result<(), ApiError> + Send + 'static,
     {
         self.in_cluster()?;
         let control = self.clone();
@@ -228,12 +235,21 @@ impl Control {
             let gate = control.0.state.gate(id);
             let _held = gate.lock().await;
             let Stored { mut record, revision } = control.ready(id, &name).await?;
+            let mirror = mirrors::get(&*control.0.meta, id).await;
+            let Some((mirror, at)) = mirror.map_err(|e| store_error(&e))? else {
+                return Err(conflict(format!("volume {name} has no mirror yet"))
+                    .hint("its node has to open it first; see `windrose status`"));
+            };
             let named = |e: ApiError| {
                 let message = format!("volume {name}: {}", e.message);
                 ApiError { message, ..e }
             };
-            change(&control, &mut record, &free).map_err(named)?;
-            let committed = control.0.meta.commit(record.replace(revision)).await;
+            let scene = Scene { free, mirror };
+            change(&control, &mut record, &scene).map_err(named)?;
+            let mut changes = record.replace(revision);
+            // As it was: what has just been put out or taken in decides anew.
+            changes.push(mirrors::replace(id, at, &scene.mirror));
+            let committed = control.0.meta.commit(changes).await;
             control.settle_held(id).await;
             committed.map_err(|e| store_error(&e))?;
             control.show_id(id).await
@@ -376,6 +392,12 @@ impl Control {
     }
 }
 
+/// What a change of copies is decided by.
+struct Scene {
+    free: Free,
+    mirror: Record,
+}
+
 /// Free space by node, in bytes.
 pub(super) type Free = BTreeMap<NodeId, u64>;
 
@@ -387,11 +409,6 @@ fn set_stage(record: &mut VolumeRecord, node: NodeId, stage: PlaceStage) {
     if let Some(place) = record.place_mut(node) {
         place.stage = stage;
     }
-}
-
-/// Whether the copy on `node` is in sync.
-fn mirror_has(control: &Control, volume: Uuid, node: NodeId) -> bool {
-    control.0.state.mirror(volume).is_some_and(|m| m.member(node).is_some())
 }
 
 /// Why a node gets no copy now.

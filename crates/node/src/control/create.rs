@@ -72,7 +72,7 @@ impl Control {
                 Some((stored, _)) if stored.record.stage == Stage::Ready => return Ok(()),
                 Some((stored, _)) if stored.record.stage == Stage::Creating => {
                     if Instant::now() >= deadline {
-                        return Err(self.give_up(id, name, &stored).await);
+                        return Err(self.give_up(id, name).await);
                     }
                 }
                 Some((stored, _)) => return Err(self.creation_error(id, name, &stored)),
@@ -83,14 +83,28 @@ impl Control {
         }
     }
 
-    /// Some node has not made its copy in time.
-    async fn give_up(&self, id: Uuid, name: &VolumeName, stored: &Stored) -> ApiError {
-        let late = stored.record.places.iter().filter(|p| p.stage != PlaceStage::Made);
+    /// Some node has not made its copy in time. Only who creates the volume takes it back.
+    async fn give_up(&self, id: Uuid, name: &VolumeName) -> ApiError {
+        let gate = self.0.state.gate(id);
+        let _held = gate.lock().await;
+        let stored = match self.stored(id).await {
+            Ok(Some(stored)) if stored.record.stage == Stage::Creating => stored,
+            Ok(_) => {
+                return ApiError::new(Code::Conflict, format!("volume {name} has just changed"))
+                    .hint(format!("see `windrose volume show {name}`"));
+            }
+            Err(e) => return store_error(&e),
+        };
+        let Stored { mut record, revision } = stored;
+        let late = record.places.iter().filter(|p| p.stage != PlaceStage::Made);
         let late: Vec<_> = late.map(|p| self.node_name(p.node)).collect();
-        if let Err(e) = self.delete_record(id).await {
-            return e;
+        if record.creator == Some(self.life()) {
+            record.stage = Stage::Deleting;
+            if let Err(e) = self.0.meta.commit(record.replace(revision)).await {
+                return store_error(&e);
+            }
+            self.settle_held(id).await;
         }
-        self.settle(id).await;
         let message =
             format!("volume {name}: node {} has not made its copy in time", late.join(", "));
         ApiError::new(Code::Backing, message).hint("see that node's log")

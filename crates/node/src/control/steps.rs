@@ -2,13 +2,13 @@
 
 use block::Epoch;
 use cluster::mirrors;
-use layers::mirror::record::{BadChange, Member, Record, Replica};
+use layers::mirror::record::{Member, Record, Replica};
 use peer::{Incarnation, NodeId};
 use uuid::Uuid;
 
 use super::{Control, MAX_STEPS};
 use crate::engine::{BackingError, Image};
-use crate::meta::{Change, MetaError, Revision};
+use crate::meta::{MetaError, Revision};
 use crate::reconcile::{Mirroring, Observed, Step, next_step};
 use crate::record::{self, PlaceStage, Stage, Stored, VolumeRecord};
 
@@ -122,7 +122,7 @@ impl Control {
                 self.change(stored, |record| record.see(self.me(), image)).await?;
             }
             (Step::Mirror | Step::Enlist | Step::Delist, Some(stored)) => {
-                self.enrol(step, &stored.record, mirror).await?;
+                return self.enrol(step, &stored.record, mirror).await;
             }
             (Step::Leave, Some(stored)) => return Ok(self.leave_mirror(&stored.record).await),
             (Step::Erase, Some(stored)) => self.erase(&stored.record).await,
@@ -245,7 +245,7 @@ impl Control {
         step: Step,
         record: &VolumeRecord,
         mirror: Option<(Record, Revision)>,
-    ) -> Result<(), MetaError> {
+    ) -> Result<Taken, MetaError> {
         let me = self.me();
         let image = record.place(me).and_then(|place| place.image);
         let change = match (step, mirror, image) {
@@ -258,16 +258,15 @@ impl Control {
                 let next = held.without_replica(me, random());
                 next.map(|next| mirrors::replace(record.id, at, &next))
             }
-            _ => return Ok(()),
+            _ => return Ok(Taken::Later),
         };
         match change {
-            Ok(change) => self.commit_one(change).await,
-            Err(error) => Err(refused(record.id, error)),
+            Ok(change) => self.0.meta.commit(vec![change]).await.map(|_| Taken::Done),
+            Err(why) => {
+                tracing::warn!(volume = %record.name, %why, "its replicas are not changed now");
+                Ok(Taken::Later)
+            }
         }
-    }
-
-    async fn commit_one(&self, change: Change) -> Result<(), MetaError> {
-        self.0.meta.commit(vec![change]).await.map(drop)
     }
 
     /// Asks the mirror to go on without this copy; the mirror declines if it is the last.
@@ -352,10 +351,4 @@ fn first_mirror(record: &VolumeRecord) -> Record {
 
 fn random() -> u128 {
     Uuid::new_v4().as_u128()
-}
-
-/// A change of a mirror that cannot be now; what has changed meanwhile is looked at again.
-fn refused(volume: Uuid, why: BadChange) -> MetaError {
-    tracing::debug!(%volume, %why, "a mirror's replicas are not changed now");
-    MetaError::Changed { key: mirrors::key(volume) }
 }

@@ -165,6 +165,17 @@ pub(super) async fn open(
     let what =
         Open { volume: record.id, generation: place.image_generation, buffered, read_only: false };
     let file = Rc::new(File::open(core, place.backing.path(), &what).await?);
+    let found = file.label().image;
+    if let Some(image) = place.image.filter(|image| *image != found) {
+        let path = place.backing.path().display();
+        let message = format!("{path}: it is image {found}, the volume's on this node is {image}");
+        return Err(BackingError {
+            hint: Some(
+                "put the file back, or have the copy replaced (windrose volume mirror replace)",
+            ),
+            ..BackingError::refused(message)
+        });
+    }
     if file.label().block_size != record.block_size.bytes() {
         let (path, found) = (place.backing.path().display(), file.label().block_size);
         let message = format!("{path}: its blocks have {found} bytes, the volume's have others");

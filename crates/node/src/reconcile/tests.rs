@@ -439,3 +439,21 @@ fn a_volume_without_a_record_or_a_place_is_not_served() {
     world.record().places.remove(1);
     assert_eq!(world.next(OTHER), Step::Close);
 }
+
+#[test]
+fn nothing_is_made_or_erased_while_the_mirror_is_not_there() {
+    let mut world = World::new(record("v"), true);
+    let (wanted, leaving) =
+        (PlaceStage::Wanted { force: false }, PlaceStage::Leaving { instead_of: None });
+    for stage in [wanted, leaving] {
+        world.place(FIRST_NODE).stage = stage;
+        assert_eq!(world.next(FIRST_NODE), Step::Rest);
+    }
+    world.place(FIRST_NODE).stage = PlaceStage::Made;
+    world.record().add_place(place(OTHER, "v"));
+    assert_eq!(world.next(FIRST_NODE), Step::Rest, "which of two begins is not known");
+    world.record().places.clear();
+    world.record().stage = Stage::Creating;
+    world.record().creator = Some(Creator { node: FIRST_NODE, life: life(1) });
+    assert_eq!(world.next(FIRST_NODE), Step::Rest, "nothing is finished that has no copies");
+}

@@ -260,7 +260,12 @@ impl Member {
     /// 5.6: what a replica may do that is no member.
     fn alone(&mut self, now: Duration, record: &Record, fresh: u128) -> Option<Record> {
         let force = std::mem::take(&mut self.wishes.force);
-        let able = record.image(self.me).is_some() && self.leg != Leg::Dead;
+        let replica = record.replicas.iter().find(|r| r.node == self.me);
+        // What was never in sync holds nothing that is worth going on with; and whom a listed one
+        // tells that it is a member, there is nothing to force.
+        let meant = replica.is_some_and(|r| !r.new)
+            && !record.others(self.me).any(|m| self.says_member(&m));
+        let able = replica.is_some() && self.leg != Leg::Dead && (meant || !force);
         if force && !able {
             self.actions.push(Action::Declined(Change::Force));
         }

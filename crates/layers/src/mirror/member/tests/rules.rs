@@ -320,6 +320,25 @@ fn an_operator_may_force() {
     assert_eq!(serving(&[1]).apply(ms(1), Event::Force), [Action::Declined(Change::Force)]);
 }
 
+/// 5.6 d: neither a copy that was never in sync goes on, nor one beside a member that is there.
+#[test]
+fn an_order_to_go_on_has_its_limits() {
+    let mut new = record(1, &[2]);
+    new.replicas.iter_mut().filter(|r| r.node == NodeId(1)).for_each(|r| r.new = true);
+    let mut member = boot(1, 1, image(0, 0));
+    let _ = member.apply(START, read(&new));
+    assert!(reads(&member.apply(ms(1), Event::Force)));
+    let actions = member.apply(ms(2), read(&new));
+    assert!(actions.contains(&Action::Declined(Change::Force)), "{actions:?}");
+
+    let mut member = boot(1, 1, image(1, 1));
+    let _ = member.apply(START, read(&record(1, &[1, 2])));
+    let _ = member.apply(START, stands(2, 0, Role::Member));
+    assert!(reads(&member.apply(ms(1), Event::Force)));
+    let actions = member.apply(ms(2), read(&record(1, &[1, 2])));
+    assert!(actions.contains(&Action::Declined(Change::Force)), "{actions:?}");
+}
+
 /// 5.6 d: two are told to go on, and one has done so by the time the other gets to it.
 #[test]
 fn an_order_to_go_on_is_not_for_the_next_configuration() {
