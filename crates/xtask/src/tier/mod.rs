@@ -143,7 +143,7 @@ pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "demo",
         about: "what ./run demo shows, with the tests' build",
-        budget: minutes(2),
+        budget: minutes(4),
         packages: demo::packages,
         processes: true,
         run: |house| demo::show(house, Profile::Dev),
