@@ -51,6 +51,22 @@ fn nodes(place: &Place, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
     }
 }
 
+/// Waits until a node serves all of its volumes: mirrors are opened when leases of an earlier life are
+/// over.
+fn all_online(place: &Place, count: usize) {
+    let deadline = now() + PATIENCE;
+    loop {
+        let list = place.json(&["volume", "list"]);
+        let volumes = list["volumes"].as_array().unwrap();
+        assert_eq!(volumes.len(), count, "{list}");
+        if volumes.iter().all(|v| v["state"]["is"] == "online") {
+            return;
+        }
+        assert!(now() < deadline, "still {list}: {}", place.log());
+        pause(100);
+    }
+}
+
 fn alive(nodes: &[Value]) -> Vec<u64> {
     let alive = nodes.iter().filter(|n| n["alive"] == true);
     alive.map(|n| n["node"].as_u64().unwrap()).collect()
@@ -68,10 +84,7 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     }
     assert!(a.fails(1, &["cluster", "token"]).contains("in no cluster"));
     a.ok(&["cluster", "init"]);
-    let volumes = a.json(&["volume", "list"]);
-    let states: Vec<_> = volumes["volumes"].as_array().unwrap().iter().collect();
-    assert_eq!(states.len(), 2, "{volumes}");
-    assert!(states.iter().all(|v| v["state"]["is"] == "online"), "{volumes}");
+    all_online(&a, 2);
     assert!(a.path().join("data/store.redb.before-cluster").exists());
     assert!(a.fails(1, &["cluster", "init"]).contains("in cluster"));
 

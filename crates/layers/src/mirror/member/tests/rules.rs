@@ -333,6 +333,7 @@ fn an_order_to_go_on_has_its_limits() {
 
     let mut member = boot(1, 1, image(1, 1));
     let _ = member.apply(START, read(&record(1, &[1, 2])));
+    let _ = member.apply(START, Event::LinkUp(NodeId(2)));
     let _ = member.apply(START, stands(2, 0, Role::Member));
     assert!(reads(&member.apply(ms(1), Event::Force)));
     let actions = member.apply(ms(2), read(&record(1, &[1, 2])));
