@@ -278,13 +278,13 @@ pub(crate) enum MirrorCommand {
     },
 }
 
-/// Where a copy shall live on its node.
+/// Where a copy of a volume shall live on its node.
 #[derive(Args, Debug)]
 pub(crate) struct PlaceArgs {
-    /// File to hold it there, new or empty (default: one in the node's data directory).
+    /// File to hold the data, new or empty (default: one in the node's data directory).
     #[arg(long, value_name = "FILE", conflicts_with = "device")]
     pub(crate) path: Option<PathBuf>,
-    /// Block device to hold it there, all of it.
+    /// Block device to hold the data, all of it.
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<PathBuf>,
     /// Overwrite what the file or device holds.
@@ -305,15 +305,8 @@ pub(crate) struct CreateArgs {
     /// Size of a logical block in bytes: 512 or 4096.
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = block_size)]
     pub(crate) block_size: BlockSize,
-    /// File to hold its data, new or empty (default: one in the node's data directory).
-    #[arg(long, value_name = "FILE", conflicts_with = "device")]
-    pub(crate) path: Option<PathBuf>,
-    /// Block device to hold its data, all of it.
-    #[arg(long, value_name = "DEVICE")]
-    pub(crate) device: Option<PathBuf>,
-    /// Overwrite what the file or device holds.
-    #[arg(long)]
-    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
     /// How many copies there shall be, on as many nodes of the cluster: 1 to 3.
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=3))]
     pub(crate) replicas: u8,

@@ -14,7 +14,7 @@ use api::{
     SwitchTo, Verify, Volume, VolumeName,
 };
 
-use crate::cli::{CreateArgs, MirrorCommand, VolumeCommand};
+use crate::cli::{CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand};
 use crate::exit::{FAILED, Failure, USAGE};
 use crate::remote::Remote;
 use crate::{files, show};
@@ -80,7 +80,7 @@ async fn mirror(remote: &Remote, command: MirrorCommand) -> Result<(), Failure> 
     let client = &remote.client;
     let volume = match command {
         MirrorCommand::Add { name, on, place } => {
-            let (force, backing) = (place.force, backing(place.device, place.path)?);
+            let (force, backing) = (place.force, backing(place)?);
             let add = AddCopy { node: on, backing, force };
             client.call_on::<AddVolumeCopy>(&name, &[], &add).await?
         }
@@ -89,7 +89,7 @@ async fn mirror(remote: &Remote, command: MirrorCommand) -> Result<(), Failure> 
             client.call_on::<RemoveVolumeCopy>(&name, &[], &remove).await?
         }
         MirrorCommand::Replace { name, on, with, place } => {
-            let (force, backing) = (place.force, backing(place.device, place.path)?);
+            let (force, backing) = (place.force, backing(place)?);
             let replace = ReplaceCopy { node: on, with, backing, force };
             client.call_on::<ReplaceVolumeCopy>(&name, &[], &replace).await?
         }
@@ -131,7 +131,8 @@ fn print(remote: &Remote, volume: &Volume) -> Result<(), Failure> {
 }
 
 fn request(args: CreateArgs) -> Result<CreateVolume, Failure> {
-    let backing = backing(args.device, args.path)?;
+    let force = args.place.force;
+    let backing = backing(args.place)?;
     let chap = match &args.chap {
         Some(user) => Some(files::chap(user, args.chap_mutual.as_ref())?),
         None => None,
@@ -151,12 +152,12 @@ fn request(args: CreateArgs) -> Result<CreateVolume, Failure> {
         protocols: args.via.into(),
         allow: args.allow,
         chap,
-        force: args.force,
+        force,
     })
 }
 
-fn backing(device: Option<PathBuf>, path: Option<PathBuf>) -> Result<NewBacking, Failure> {
-    Ok(match (device, path) {
+fn backing(place: PlaceArgs) -> Result<NewBacking, Failure> {
+    Ok(match (place.device, place.path) {
         (Some(path), _) => NewBacking::Device { path: absolute(&path)? },
         (None, Some(path)) => NewBacking::File { path: Some(absolute(&path)?) },
         (None, None) => NewBacking::File { path: None },
