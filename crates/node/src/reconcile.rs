@@ -206,19 +206,13 @@ fn making_room(place: &Place, mirror: Mirroring<'_>, observed: &Observed) -> Opt
         Observed::Open { .. } if member => Step::Leave,
         // To leave in order, it has to be there. An image that is to be replaced is gone: the
         // others go on without it by themselves.
-        Observed::Closed if member && place.stage != wanted(place) => Step::Open,
+        Observed::Closed if member && !matches!(place.stage, PlaceStage::Wanted { .. }) => {
+            Step::Open
+        }
         _ if member => Step::Rest,
         Observed::Open { .. } => Step::Close,
         _ => Step::Delist,
     })
-}
-
-/// The stage that `place` has if it is wanted.
-fn wanted(place: &Place) -> PlaceStage {
-    match &place.stage {
-        wanted @ PlaceStage::Wanted { .. } => wanted.clone(),
-        _ => PlaceStage::Wanted { force: false },
-    }
 }
 
 /// A copy that is to vanish and that no mirror knows, or whose volume is to vanish.

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::report::{self, NodeReport, Progress};
 use super::{Control, space};
 use crate::engine::{CoreReport, Scope};
-use crate::meta::{Change, Expect, MetaError, Revision};
+use crate::meta::{Change, Expect, MetaError};
 use crate::reconcile::Observed;
 use crate::record::Stored;
 
@@ -42,7 +42,7 @@ impl Control {
             }
             self.choose_leaders().await;
             if self.is_drained() {
-                self.leave_all().await;
+                self.heed_drain_everywhere().await;
             }
             tokio::time::sleep(EVERY).await;
         }
@@ -60,9 +60,9 @@ impl Control {
     async fn tell(
         &self,
         report: NodeReport,
-        told: &mut Option<(NodeReport, Revision)>,
+        told: &mut Option<NodeReport>,
     ) -> Result<(), MetaError> {
-        if told.as_ref().is_some_and(|(before, _)| *before == report) {
+        if told.as_ref() == Some(&report) {
             return Ok(());
         }
         let key = report::key(self.me());
@@ -70,8 +70,8 @@ impl Control {
         let expect = found.map_or(Expect::Absent, |e| Expect::At(e.revision));
         let value = serde_json::to_vec(&report).expect("names and numbers always serialise");
         let change = Change { key, expect, value: Some(value) };
-        let revision = self.0.meta.commit(vec![change]).await?;
-        *told = Some((report, revision));
+        self.0.meta.commit(vec![change]).await?;
+        *told = Some(report);
         Ok(())
     }
 
@@ -86,12 +86,6 @@ impl Control {
             Some((node(&entry.key)?, serde_json::from_slice(&entry.value).ok()?))
         });
         Ok(all.collect())
-    }
-
-    async fn leave_all(&self) {
-        for volume in self.0.state.open() {
-            self.heed_drain(volume.stored.record.id).await;
-        }
     }
 
     /// Hands one volume on, if somebody wants that or another node leads far fewer.

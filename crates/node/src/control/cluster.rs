@@ -18,7 +18,7 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Control, Settings, store_error};
+use super::{Control, Settings, steps, store_error};
 use crate::config::ClusterTls;
 use crate::data_dir;
 use crate::meta::{Entry, format};
@@ -319,7 +319,7 @@ impl Control {
             record.places.retain(|place| place.node != node);
             let mut changes = record.replace(revision);
             if let Some((held, at)) = mirror
-                && let Ok(next) = held.without_replica(node, Uuid::new_v4().as_u128())
+                && let Ok(next) = held.without_replica(node, steps::random())
             {
                 changes.push(mirrors::replace(record.id, at, &next));
             }

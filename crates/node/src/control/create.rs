@@ -128,10 +128,7 @@ impl Control {
             (None, Some(reason)) => {
                 ApiError::new(Code::Backing, format!("volume {name}: {reason}"))
             }
-            (None, None) => {
-                ApiError::new(Code::Conflict, format!("volume {name} was deleted just now"))
-                    .hint("try again")
-            }
+            (None, None) => deleted_just_now(name),
         }
     }
 
@@ -213,11 +210,7 @@ impl Control {
                 let id = record::decode_name(&entry).map_err(|e| store_error(&e))?;
                 self.existing(id, ask).await
             }
-            None => Err(ApiError::new(
-                Code::Conflict,
-                format!("volume {} was deleted just now", ask.name),
-            )
-            .hint("try again")),
+            None => Err(deleted_just_now(&ask.name)),
         }
     }
 
@@ -230,11 +223,7 @@ impl Control {
             self.await_creation(id, name).await?;
         }
         let Some((stored, _)) = self.0.state.get(id) else {
-            return Err(ApiError::new(
-                Code::Conflict,
-                format!("volume {name} was deleted just now"),
-            )
-            .hint("try again"));
+            return Err(deleted_just_now(name));
         };
         if stored.record.stage != Stage::Ready {
             return Err(ApiError::new(Code::Conflict, format!("volume {name} is being deleted"))
@@ -349,6 +338,10 @@ impl Control {
         Err(ApiError::new(Code::InUse, message)
             .hint("log out there first, or delete with --force (`force=true`)"))
     }
+}
+
+fn deleted_just_now(name: &VolumeName) -> ApiError {
+    ApiError::new(Code::Conflict, format!("volume {name} was deleted just now")).hint("try again")
 }
 
 /// Checks what a request says by itself.

@@ -31,9 +31,7 @@ impl Control {
             }
             self.push_catalog().await;
             if std::mem::replace(&mut drained, self.is_drained()) != drained {
-                for volume in self.0.state.open() {
-                    self.heed_drain(volume.stored.record.id).await;
-                }
+                self.heed_drain_everywhere().await;
             }
         }
     }
@@ -42,6 +40,13 @@ impl Control {
     pub(super) fn is_drained(&self) -> bool {
         self.membership()
             .is_some_and(|m| m.nodes.borrow().get(&m.node).is_some_and(|node| node.record.drained))
+    }
+
+    /// [`Self::heed_drain`] for all open volumes.
+    pub(super) async fn heed_drain_everywhere(&self) {
+        for volume in self.0.state.open() {
+            self.heed_drain(volume.stored.record.id).await;
+        }
     }
 
     /// Leaves an open volume to the others if this node is drained, and joins them again if not.

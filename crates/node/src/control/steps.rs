@@ -349,6 +349,7 @@ fn first_mirror(record: &VolumeRecord) -> Record {
     }
 }
 
-fn random() -> u128 {
+/// A name for a record of a mirror that no other has.
+pub(super) fn random() -> u128 {
     Uuid::new_v4().as_u128()
 }
