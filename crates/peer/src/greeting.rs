@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::frame::{Bad, HEADER_BYTES, HandshakeFrame, Hello, Refusal};
 use crate::session::{Agreed, Hellos, Identity, Side};
-use crate::tls::{Wire, certificate_name};
+use crate::tls::Wire;
 use crate::{Line, NodeId};
 
 /// Time for the whole of a handshake, connecting included.
@@ -162,7 +162,7 @@ pub(crate) async fn dial(
     };
     let mut wire = match &identity.tls {
         None => Wire::Plain(stream),
-        Some(tls) => tls.dial(stream, certificate_name(identity.cluster, ours.to)).await?,
+        Some(tls) => tls.dial(stream).await?,
     };
     let proof = match receive(&mut wire).await? {
         HandshakeFrame::Proof(proof) => proof,
@@ -203,7 +203,7 @@ pub(crate) async fn accept(
     stream.write_all(&ours.to_frame()).await?;
     let mut wire = match &identity.tls {
         None => Wire::Plain(stream),
-        Some(tls) => tls.accept(stream, certificate_name(identity.cluster, theirs.from)).await?,
+        Some(tls) => tls.accept(stream).await?,
     };
     let ours_raw = ours.to_bytes();
     let hellos = Hellos { dialler: &raw, acceptor: &ours_raw };

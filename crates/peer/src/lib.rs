@@ -30,7 +30,7 @@ pub use line::Line;
 pub use link::{Expected, Expecting, Link, Outbox};
 pub use message::{Change, Entry, Kind, Lane, Message, Outcome, Received, Role, Standing};
 pub use session::{Identity, Secret};
-pub use tls::{BadTls, Tls, certificate_name};
+pub use tls::{BadTls, Tls};
 
 /// The number of no session: that of messages which came over a lease connection. Sessions count
 /// from 1.

@@ -1,5 +1,8 @@
 //! TLS around the connections of a cluster that wants it: both sides show a certificate of the
-//! cluster's own authority, in which their node's name is.
+//! cluster's own authority; that of the side that was dialled bears its address.
+//!
+//! Certificates are those that any authority makes for a server. That the other side is the node that it
+//! claims to be is proven afterwards, by the cluster's secret.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -8,15 +11,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use rt::net::Stream;
-use rustls::client::verify_server_name;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::server::{ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
-use uuid::Uuid;
-
-use crate::NodeId;
 
 /// A node's certificate and whom it believes. Cheap to clone.
 #[derive(Clone)]
@@ -34,12 +33,6 @@ pub enum BadTls {
     /// The authority's certificates.
     #[error("the authority: {0}")]
     Authority(#[from] VerifierBuilderError),
-}
-
-/// The DNS name that the certificate of `node` must bear: `node-3.CLUSTER.windrose`.
-#[must_use]
-pub fn certificate_name(cluster: Uuid, node: NodeId) -> String {
-    format!("node-{node}.{}.windrose", cluster.hyphenated())
 }
 
 impl Tls {
@@ -72,27 +65,18 @@ impl Tls {
         Ok(Self { accepts, dials })
     }
 
-    /// The side that dialled; `name` is whom it wants.
-    pub(crate) async fn dial(&self, stream: Stream, name: String) -> io::Result<Wire> {
-        let name = server_name(name)?;
+    /// The side that dialled.
+    pub(crate) async fn dial(&self, stream: Stream) -> io::Result<Wire> {
+        let name = ServerName::IpAddress(stream.peer_addr()?.ip().into());
         let stream = self.dials.connect(name, stream).await?;
         Ok(Wire::Tls(Box::new(stream.into())))
     }
 
-    /// The side that was dialled; `name` is who the other claims to be.
-    pub(crate) async fn accept(&self, stream: Stream, name: String) -> io::Result<Wire> {
-        let name = server_name(name)?;
+    /// The side that was dialled.
+    pub(crate) async fn accept(&self, stream: Stream) -> io::Result<Wire> {
         let stream = self.accepts.accept(stream).await?;
-        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let shown = shown.ok_or(io::ErrorKind::PermissionDenied)?;
-        let parsed = ParsedCertificate::try_from(shown).map_err(io::Error::other)?;
-        verify_server_name(&parsed, &name).map_err(io::Error::other)?;
         Ok(Wire::Tls(Box::new(stream.into())))
     }
-}
-
-fn server_name(name: String) -> io::Result<ServerName<'static>> {
-    ServerName::try_from(name).map_err(io::Error::other)
 }
 
 impl fmt::Debug for Tls {

@@ -11,7 +11,7 @@ use peer::frame::Refusal;
 use peer::{
     Change, Endpoint, Greeting, Handler, Identity, Incarnation, Kind, Lane, Link, Message,
     NO_SESSION, NodeId, PeerAddresses, Received, Secret, Seq, Stamp, Tag, Tls, View,
-    certificate_name, receive_greetings,
+    receive_greetings,
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rt::Core;
@@ -680,10 +680,10 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), roots }
     }
 
-    /// The replica of `node`, with a certificate in the name of `named`.
-    fn identity(&self, node: u16, named: u16) -> Identity {
+    /// The replica of `node`, with a certificate for the address of `host`.
+    fn identity(&self, node: u16, host: &Host) -> Identity {
         let identity = identity(node);
-        let names = vec![certificate_name(identity.cluster, NodeId(named))];
+        let names = vec![host.address().to_string()];
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new(names).expect("a name");
         let cert = params.signed_by(&key, &self.issuer).expect("a certificate");
@@ -698,8 +698,8 @@ fn a_session_inside_of_tls_is_like_any_other() {
     play(7, |world| async move {
         let authority = Authority::new();
         let [one, two] = hosts(&world);
-        let a = node(&world, &one, authority.identity(1, 1), &PORTS).await;
-        let b = node(&world, &two, authority.identity(2, 2), &PORTS).await;
+        let a = node(&world, &one, authority.identity(1, &one), &PORTS).await;
+        let b = node(&world, &two, authority.identity(2, &two), &PORTS).await;
         introduce(&a, &b).await;
         both_up(&a, &b).await?;
         for (from, to) in [(&a, &b), (&b, &a)] {
@@ -713,18 +713,19 @@ fn a_session_inside_of_tls_is_like_any_other() {
 }
 
 #[test]
-fn another_nodes_certificate_another_authoritys_or_none_is_not_enough() {
+fn another_hosts_certificate_another_authoritys_or_none_is_not_enough() {
     for case in 0..5 {
         play(case, |world| async move {
             let (ours, other) = (Authority::new(), Authority::new());
-            let (one, two) = match case {
-                0 => (ours.identity(1, 1), ours.identity(2, 3)),
-                1 => (ours.identity(1, 3), ours.identity(2, 2)),
-                2 => (ours.identity(1, 1), other.identity(2, 2)),
-                3 => (ours.identity(1, 1), identity(2)),
-                _ => (identity(1), ours.identity(2, 2)),
-            };
             let hosts = hosts(&world);
+            let [first, second] = &hosts;
+            let (one, two) = match case {
+                0 => (ours.identity(1, second), ours.identity(2, second)),
+                1 => (other.identity(1, first), ours.identity(2, second)),
+                2 => (ours.identity(1, first), other.identity(2, second)),
+                3 => (ours.identity(1, first), identity(2)),
+                _ => (identity(1), ours.identity(2, second)),
+            };
             let a = node(&world, &hosts[0], one, &PORTS).await;
             let b = node(&world, &hosts[1], two, &PORTS).await;
             introduce(&a, &b).await;

@@ -4,9 +4,12 @@
 
 mod common;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use common::{Place, now, pause};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
 
 /// How long a cluster may take to notice something; the machine may be busy.
@@ -29,12 +32,51 @@ fn has_etcd() -> bool {
     false
 }
 
-/// A place for a node with an address of its own on the loopback, so that every store's member has
-/// the usual ports.
-fn place(number: u8) -> Place {
+/// An address of its own on the loopback for a node, so that every store's member has the usual ports.
+fn address(number: u8) -> String {
     let pid = std::process::id();
-    let ip = format!("127.{}.{}.{number}", 64 + (pid >> 8) % 64, pid % 256);
-    Place::new(&format!("[cluster]\nlisten = [\"{ip}:7480\"]\n"))
+    format!("127.{}.{}.{number}", 64 + (pid >> 8) % 64, pid % 256)
+}
+
+fn place(number: u8) -> Place {
+    Place::new(&format!("[cluster]\nlisten = [\"{}:7480\"]\n", address(number)))
+}
+
+/// Who signs the certificates of a cluster, in a directory of its own.
+struct Authority {
+    dir: tempfile::TempDir,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let root = params.self_signed(&key).unwrap();
+        std::fs::write(dir.path().join("ca.pem"), root.pem()).unwrap();
+        Self { dir, issuer: Issuer::new(params, key) }
+    }
+
+    /// A place like any other, of a cluster that wants TLS.
+    fn place(&self, number: u8) -> Place {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![address(number)]).unwrap();
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
+        let path = |name: &str| self.dir.path().join(name).display().to_string();
+        let (cert_path, key_path) = (format!("cert{number}.pem"), format!("key{number}.pem"));
+        let (cert_path, key_path) = (path(&cert_path), path(&key_path));
+        std::fs::write(&cert_path, cert.pem()).unwrap();
+        std::fs::write(&key_path, key.serialize_pem()).unwrap();
+        std::fs::set_permissions(&key_path, Permissions::from_mode(0o600)).unwrap();
+        Place::new(&format!(
+            "[cluster]\nlisten = [\"{}:7480\"]\ntls_ca = \"{}\"\ntls_cert = \"{cert_path}\"\n\
+             tls_key = \"{key_path}\"\n",
+            address(number),
+            path("ca.pem"),
+        ))
+    }
 }
 
 /// The nodes that `place` sees, once they are as `wanted`.
@@ -137,4 +179,45 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     nodes(&a, |nodes| nodes.len() == 1);
     assert!(a.fails(1, &["cluster", "leave"]).contains("the last of its cluster"));
     assert_eq!(a.json(&["cluster", "nodes"])["store"].as_array().unwrap().len(), 1);
+}
+
+/// Waits until `place` says that all data are safe.
+fn safe(place: &Place) {
+    let deadline = now() + PATIENCE;
+    while !place.cli(&["status"]).status.success() {
+        assert!(now() < deadline, "{}\n{}", place.ok(&["volume", "list"]), place.log());
+        pause(100);
+    }
+}
+
+#[test]
+fn nodes_of_one_authority_mirror_over_tls() {
+    if !has_etcd() {
+        return;
+    }
+    let authority = Authority::new();
+    let (a, b, w) = (authority.place(11), authority.place(12), authority.place(13));
+    let (_a, node_b, _w) = (a.start(), b.start(), w.start());
+    a.ok(&["cluster", "init"]);
+    let token = a.ok(&["cluster", "token"]);
+    let token = token.trim();
+
+    // Who has the token and no certificate, or that of another authority, gets nowhere.
+    let other = Authority::new();
+    for (stranger, why) in [(place(14), "tls_ca"), (other.place(14), "certificate")] {
+        let _stranger = stranger.start();
+        let refused = stranger.fails(1, &["cluster", "join", "--token", token]);
+        assert!(refused.contains(why), "{refused}");
+    }
+
+    b.ok(&["cluster", "join", "--token", token]);
+    w.ok(&["cluster", "witness", "--token", token]);
+    a.ok(&["volume", "create", "web", "--size", "4M", "--replicas", "2"]);
+    for place in [&a, &b] {
+        safe(place);
+        assert!(place.log().contains("a session is up"), "{}", place.log());
+    }
+    node_b.kill();
+    let _b = b.start();
+    safe(&b);
 }

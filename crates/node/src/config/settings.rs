@@ -237,8 +237,8 @@ settings! {
          nodes speak with each other and with the store over TLS only.";
     "cluster.tls_cert" = Unset("none"), FILE,
         |d, v| d.cluster_cert = Some(path(v)?),
-        "PEM file of this node's certificate, for servers and clients alike, followed by those of its \
-         issuers.";
+        "PEM file of this node's certificate, followed by those of its issuers: for servers and clients \
+         alike, bearing all addresses in `listen`, `heartbeat`, `store_client` and `store_peer`.";
     "cluster.tls_key" = Unset("none"), FILE,
         |d, v| d.cluster_key = Some(path(v)?),
         "PEM file of the certificate's private key.";
