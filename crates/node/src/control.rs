@@ -212,9 +212,9 @@ impl Control {
         if membership.role == Role::Witness {
             return Ok(());
         }
-        let config::Cluster { listen, heartbeat, .. } = &self.0.settings.cluster;
+        let config::Cluster { listen, heartbeat, resyncs, .. } = &self.0.settings.cluster;
         let at = PeerAddresses { data: listen.clone(), heartbeat: heartbeat.clone() };
-        let seat = Seat::of(membership, at).map_err(|e| e.to_string())?;
+        let seat = Seat::of(membership, at, *resyncs).map_err(|e| e.to_string())?;
         self.0.engine.enter(seat).await.map(drop).map_err(|e| e.to_string())
     }
 

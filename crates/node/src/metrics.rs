@@ -41,6 +41,7 @@ impl Collector for Metrics {
         self.node(&mut to)?;
         self.cores(&mut to)?;
         self.volumes(&mut to)?;
+        self.copies(&mut to)?;
         self.commands(&mut to)
     }
 }
@@ -161,6 +162,21 @@ impl Metrics {
         counters(to, "volume_memory_waits", help, self.reports().map(|(l, r)| (l, r.memory_waits)))
     }
 
+    fn copies(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mirrors = || {
+            let status = |(l, r): (_, &VolumeReport)| Some((l, r.mirror.as_ref()?.status.clone()));
+            self.reports().filter_map(status)
+        };
+        let records = || mirrors().filter_map(|(l, s)| Some((l, s.record?)));
+        let help = "Copies that the volume has.";
+        gauges(to, "volume_copies", help, records().map(|(l, r)| (l, r.replicas.len() as u64)))?;
+        let help = "Copies that are in sync.";
+        let in_sync = records().map(|(l, r)| (l, r.in_sync.len() as u64));
+        gauges(to, "volume_copies_in_sync", help, in_sync)?;
+        let help = "Copied from here to bring copies in sync.";
+        counters(to, "volume_resynced_bytes", help, mirrors().map(|(l, s)| (l, s.resynced)))
+    }
+
     fn commands(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Commands completed, failed ones included.";
         counters(to, "volume_commands", help, self.kinds().map(|(l, k)| (l, k.completed)))?;
@@ -220,12 +236,36 @@ fn word(kind: Kind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use api::NodeInfo;
+    use block::{Access, Epoch};
+    use layers::mirror::Status;
+    use layers::mirror::record::{Member, Record, Replica};
+    use peer::{Incarnation, NodeId, View};
 
     use super::*;
     use crate::control::Space;
-    use crate::engine::CoreReport;
+    use crate::engine::{CoreReport, MirrorReport};
     use crate::meta::Revision;
     use crate::record::tests::record;
+
+    /// Of two copies, one in sync.
+    fn mirror() -> MirrorReport {
+        let replica = |n| Replica { node: NodeId(n), image: uuid::Uuid::nil(), new: false };
+        let in_sync = vec![Member { node: NodeId(1), incarnation: Incarnation(1) }];
+        let replicas = vec![replica(1), replica(2)];
+        let record = Record { epoch: Epoch(1), config: 1, replicas, in_sync, primary: NodeId(1) };
+        let status = Status {
+            record: Some(record),
+            view: View::default(),
+            why: None,
+            linked: Vec::new(),
+            resyncs: Vec::new(),
+            resynced: 77,
+            marked: Vec::new(),
+            region_bytes: 65536,
+            unanswered: None,
+        };
+        MirrorReport { status, access: Access::Optimized }
+    }
 
     #[test]
     fn latencies_are_told_in_classes_that_add_up() {
@@ -245,7 +285,7 @@ mod tests {
             aborts: 0,
             overlaps: 0,
             memory_waits: 0,
-            mirror: None,
+            mirror: Some(mirror()),
         };
         let pool = rt::buf::Pool::new(4096).unwrap().usage();
         let core =
@@ -276,6 +316,9 @@ mod tests {
             "windrose_volume_latency_seconds_bucket{le=\"10.0\",volume=\"v\",kind=\"read\"} 7",
             "windrose_volume_latency_seconds_bucket{le=\"+Inf\",volume=\"v\",kind=\"read\"} 9",
             "windrose_volume_latency_seconds_count{volume=\"v\",kind=\"read\"} 9",
+            "windrose_volume_copies{volume=\"v\"} 2",
+            "windrose_volume_copies_in_sync{volume=\"v\"} 1",
+            "windrose_volume_resynced_bytes_total{volume=\"v\"} 77",
             "windrose_connections_refused_total{core=\"0\"} 4",
         ] {
             assert_eq!(page.lines().filter(|l| *l == line).count(), 1, "{line}\n{page}");

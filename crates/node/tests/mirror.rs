@@ -29,6 +29,7 @@ use node::record::{Place, PlaceStage, Stage, VolumeRecord};
 use peer::{Incarnation, NodeId, Secret};
 use probe::Disk;
 use probe::iscsi::{Refused, Session};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -110,6 +111,7 @@ impl Node {
             tls: None,
             mirrors,
             settings: Settings::default(),
+            turns: Arc::new(Semaphore::new(2)),
             listen: loopback.clone(),
             heartbeat: loopback,
         };

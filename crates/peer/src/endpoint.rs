@@ -204,8 +204,9 @@ impl<H: Handler> Endpoint<H> {
     }
 
     /// The lease connections with `node` that are up, besides its session. They carry
-    /// [`crate::Message::Renew`], [`crate::Message::Promise`] and [`crate::Message::Newer`] and
-    /// nothing else: anything else ends them. The first copy to arrive counts.
+    /// [`crate::Message::Renew`], [`crate::Message::Promise`], [`crate::Message::Newer`],
+    /// [`crate::Message::Yield`] and [`crate::Message::Yielded`] and nothing else: anything else ends
+    /// them. The first copy to arrive counts.
     #[must_use]
     pub fn paths(&self, node: NodeId) -> Vec<Link> {
         let peers = self.0.peers.borrow();

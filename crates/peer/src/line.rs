@@ -19,7 +19,10 @@ impl Line {
     pub(crate) fn carries(self, lane: Lane, kind: Type) -> bool {
         match self {
             Self::Lane(own) => own == lane,
-            Self::Lease => matches!(kind, Type::Renew | Type::Promise | Type::Newer),
+            Self::Lease => matches!(
+                kind,
+                Type::Renew | Type::Promise | Type::Newer | Type::Yield | Type::Yielded
+            ),
         }
     }
 }

@@ -130,6 +130,20 @@ pub enum Message {
         /// Its number.
         epoch: Epoch,
     },
+    /// The primary goes on without a member that lives: it is to serve no more in this view.
+    Yield {
+        /// The primary's view.
+        view: View,
+        /// Whom it is said to.
+        incarnation: Incarnation,
+    },
+    /// Answers [`Message::Yield`]: the member serves no more in this view, nor in any before it.
+    Yielded {
+        /// As asked.
+        view: View,
+        /// The member's.
+        incarnation: Incarnation,
+    },
     /// The primary begins a view.
     Start {
         /// The view.

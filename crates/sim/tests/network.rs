@@ -262,6 +262,28 @@ fn dialling_is_refused_delayed_or_given_up() {
 }
 
 #[test]
+fn a_cut_port_cuts_its_connections_only() {
+    play(5, |world, client, server| async move {
+        let to = start(&server, echo);
+        let cut = |port| {
+            world.set_link(&client, &server, |l| l.cut_port = port);
+        };
+        cut(Some(PORT + 1));
+        let talk = async move |core: Core| {
+            let mut stream = dial(&core, to).await;
+            let talk = there_and_back(&mut stream, b"hello?");
+            timeout(60 * SECOND, talk).await.is_ok()
+        };
+        assert!(done(client.run(talk)).await, "another port is cut");
+        cut(Some(PORT));
+        let dialled = client.run(move |core| async move { core.dial(to).await.map(drop) });
+        assert_eq!(done(dialled).await.unwrap_err().kind(), ErrorKind::TimedOut);
+        cut(None);
+        assert!(done(client.run(talk)).await, "it is healed");
+    });
+}
+
+#[test]
 fn a_reader_that_stops_stops_the_writer() {
     play(10, |world, client, server| async move {
         let to = start(&server, |mut stream: Stream| async move {

@@ -121,6 +121,11 @@ impl Cluster {
         Ok(())
     }
 
+    /// Bytes that have gone to `node` over the network of data so far, where that can be counted.
+    pub(crate) fn bytes_to(&self, node: usize) -> Result<Option<u64>> {
+        self.network.is_separate().then(|| self.network.bytes_to(node)).transpose()
+    }
+
     /// The members of the store, as processes: children of the nodes.
     pub(crate) fn store_members(&self) -> Result<Vec<Pid>> {
         let mut members = Vec::new();
@@ -232,8 +237,9 @@ impl Image {
             let (mine, theirs) = (&mut mine[..left], &mut theirs[..left]);
             self.file.read_exact_at(mine, self.data + at)?;
             other.file.read_exact_at(theirs, other.data + at)?;
-            if let Some(index) = mine.iter().zip(&*theirs).position(|(mine, their)| mine != their) {
-                return Ok(Some(at + index as u64));
+            if mine != theirs {
+                let index = mine.iter().zip(&*theirs).position(|(mine, their)| mine != their);
+                return Ok(index.map(|index| at + index as u64));
             }
         }
         Ok(None)

@@ -200,13 +200,10 @@ impl Stage<'_> {
 fn accident(cluster: &mut Cluster) -> Result<Option<u64>> {
     cluster.nodes[B].kill()?;
     std::thread::sleep(AWAY);
-    let count = |cluster: &Cluster| {
-        cluster.network.is_separate().then(|| cluster.network.bytes_to(B)).transpose()
-    };
-    let before = count(cluster)?;
+    let before = cluster.bytes_to(B)?;
     cluster.nodes[B].start()?;
     cluster.await_safe()?;
-    let after = count(cluster)?;
+    let after = cluster.bytes_to(B)?;
     Ok(after.zip(before).map(|(after, before)| after - before))
 }
 

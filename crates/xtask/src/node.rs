@@ -11,8 +11,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::{
     ffi::OsStr,
+    io::{Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
-    os::unix::net::UnixDatagram,
+    os::unix::net::{UnixDatagram, UnixStream},
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Output},
     time::{Duration, Instant},
@@ -322,6 +323,17 @@ impl Node {
             discovery_port: self.discovery.port(),
         };
         Ok(Exported { unit, subsystem })
+    }
+
+    /// A metric of this node, by its name and labels as they are written.
+    pub(crate) fn metric(&self, name: &str) -> Result<u64> {
+        let mut stream = UnixStream::connect(self.socket()).context("cannot reach the API")?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut page = String::new();
+        stream.read_to_string(&mut page).context("no metrics")?;
+        let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = value.with_context(|| format!("no {name} in\n{page}"))?;
+        value.trim().parse().with_context(|| format!("{name} is {value}"))
     }
 
     /// How many volumes are being served.

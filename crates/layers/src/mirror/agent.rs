@@ -11,7 +11,7 @@ use super::link::is_lease;
 use super::member::{Action, Change, Event};
 use super::record::{Put, Record, Records, Unreachable};
 use super::replica::Replica;
-use super::{join, sweep};
+use super::{join, reach, sweep};
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
@@ -175,6 +175,7 @@ impl Replica {
     /// A session has come up; the older one with that node, if any, has ended.
     pub(super) fn up(self: &Rc<Self>, link: Link) {
         let node = link.node();
+        self.hears(node);
         if let Some(older) = self.links.borrow_mut().insert(node, link) {
             older.close();
         }
@@ -268,20 +269,22 @@ impl Replica {
     /// Finds what hangs though nobody has died (RFD 0010, 4.8).
     async fn keep_watch(self: Rc<Self>) {
         while !self.closed.get() {
-            let beat = self.settings.stuck / 8;
-            self.pause(beat).await;
+            self.pause(reach::BEAT).await;
             // Not by the clock: while this process is stopped nothing of it answers, and nothing of it
             // has to.
-            self.pulse.update(|pulse| pulse + beat);
-            let Some(before) = self.pulse.get().checked_sub(self.settings.stuck) else { continue };
-            if self.leg.oldest().is_some_and(|began| began < before) && !self.leg.is_dead() {
+            self.pulse.update(|pulse| pulse + reach::BEAT);
+            let ago = |time| self.pulse.get().saturating_sub(time);
+            let (stuck, absent) = (ago(self.settings.stuck), ago(self.settings.absent));
+            if self.leg.oldest().is_some_and(|began| began < stuck) && !self.leg.is_dead() {
                 tracing::error!("the disk of this replica does not answer: it is given up");
                 self.leg_failed(Error::Gone);
             }
+            self.break_silent();
             if self.is_primary() {
-                self.watch_members(before);
+                self.watch_members(stuck, absent);
             } else {
-                self.report_gaps(before);
+                // Later than the primary knows whom nobody reaches.
+                self.report_gaps(ago(2 * self.settings.absent));
             }
             self.keep_sessions();
         }
@@ -298,13 +301,15 @@ impl Replica {
         }
     }
 
-    fn watch_members(self: &Rc<Self>, before: Duration) {
-        let mut late = self.order.borrow().late(before);
-        late.extend(self.requests.late(before));
-        if self.began.get() < before && self.opened.get() != self.member.borrow().view() {
+    /// Gives up members that have not answered since `stuck`, or were not reached since `absent`.
+    fn watch_members(self: &Rc<Self>, stuck: Duration, absent: Duration) {
+        let mut late = self.order.borrow().late(stuck);
+        late.extend(self.requests.late(stuck));
+        late.extend(self.silent_joiners());
+        if self.began.get() < stuck && self.opened.get() != self.member.borrow().view() {
             late.extend(self.member.borrow().gathering());
         }
-        late.extend(self.lost.borrow().iter().filter(|(_, at)| **at < before).map(|(n, _)| *n));
+        late.extend(self.lost.borrow().iter().filter(|(_, at)| **at < absent).map(|(n, _)| *n));
         late.extend(self.gone_astray());
         late.sort_unstable();
         late.dedup();

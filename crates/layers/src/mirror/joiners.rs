@@ -84,7 +84,6 @@ impl Joiners {
     }
 
     /// Bytes to copy in all, and copied, of all attempts that there ever were.
-    #[cfg(feature = "testing")]
     pub(super) fn totals(&self) -> (u64, u64) {
         let add = |(todo, done), joiner: &Joiner| (todo + joiner.todo, done + joiner.done);
         self.all.values().fold(self.ended, add)

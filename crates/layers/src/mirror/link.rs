@@ -34,5 +34,12 @@ impl Handler for Mirror {
 
 /// Whether it may travel on any connection between two nodes.
 pub(super) fn is_lease(message: &Message) -> bool {
-    matches!(message, Message::Renew { .. } | Message::Promise { .. } | Message::Newer { .. })
+    matches!(
+        message,
+        Message::Renew { .. }
+            | Message::Promise { .. }
+            | Message::Newer { .. }
+            | Message::Yield { .. }
+            | Message::Yielded { .. }
+    )
 }

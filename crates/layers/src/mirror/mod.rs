@@ -50,6 +50,7 @@ mod write;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
@@ -58,6 +59,7 @@ use block::{
 };
 use peer::{Change, Incarnation, Kind, Link, NodeId, View};
 use rt::Core;
+use tokio::sync::Semaphore;
 
 pub use mistake::Mistake;
 #[cfg(feature = "testing")]
@@ -96,6 +98,9 @@ pub struct Parts<R> {
     pub records: R,
     /// How long things may take.
     pub settings: Settings,
+    /// Whose permits let a primary copy to a replica outside: so many resyncs go on at once, of all mirrors
+    /// that share them.
+    pub turns: Arc<Semaphore>,
 }
 
 /// What a replica says of itself.
@@ -111,6 +116,8 @@ pub struct Status {
     pub linked: Vec<NodeId>,
     /// Replicas that are being brought in sync from here: bytes copied, and in all.
     pub resyncs: Vec<(NodeId, u64, u64)>,
+    /// Bytes that were copied from here to bring replicas in sync, since it was opened.
+    pub resynced: u64,
     /// Regions that are marked for each other replica, and their size in bytes.
     pub marked: Vec<(NodeId, u32)>,
     /// Size of a region in bytes.
@@ -126,7 +133,7 @@ impl Mirror {
     /// # Errors
     /// [`Error::OutOfRange`] if the account's pool is too small for it.
     pub async fn open<R: Records>(parts: Parts<R>) -> Result<Self, Error> {
-        let Parts { node, core, account, leg, log, found, records, settings } = parts;
+        let Parts { node, core, account, leg, log, found, records, settings, turns } = parts;
         let info = leg.info();
         let transfer = info.max_transfer_blocks as usize * info.block_size as usize;
         let overhead = (info.overhead as usize).max(1);
@@ -157,6 +164,7 @@ impl Mirror {
             opened: Cell::default(),
             tidings: RefCell::default(),
             joining: Cell::default(),
+            turns,
             store: Box::new(records),
             timer: signal::Signal::default(),
             joins: signal::Signal::default(),
@@ -165,6 +173,7 @@ impl Mirror {
             pulse: Cell::default(),
             began: Cell::default(),
             lost: RefCell::default(),
+            heard: RefCell::default(),
             gaps: RefCell::default(),
             reported: RefCell::default(),
             puts: Cell::default(),
@@ -267,6 +276,7 @@ impl Mirror {
             why: this.serves().is_none().then(why),
             linked: this.links.borrow().keys().copied().collect(),
             resyncs: this.joiners.borrow().iter().map(|(n, j)| (n, j.done, j.todo)).collect(),
+            resynced: this.joiners.borrow().totals().1,
             marked: others.filter_map(marked).collect(),
             region_bytes: this.leg.log.geometry().region_bytes(),
             unanswered: this.unanswered.get().map(|since| now.saturating_sub(since)),

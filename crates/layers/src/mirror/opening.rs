@@ -43,6 +43,8 @@ impl Replica {
         self.joining.set(None);
         self.order.borrow_mut().end();
         self.joiners.borrow_mut().end();
+        // Members were others when these were reported, or have sessions by now.
+        self.gaps.take();
         self.leg.forget_flushes();
         // Readers and orders that still wait leave the queue.
         self.signal.raise();

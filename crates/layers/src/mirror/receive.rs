@@ -19,6 +19,7 @@ impl Replica {
     /// drops the message.
     pub(super) async fn receive(self: &Rc<Self>, link: Link, received: Received) {
         let Received { message, ctx } = received;
+        self.hears(link.node());
         if let Some(view) = data_view(&message)
             && view > self.view.get()
         {
@@ -37,6 +38,8 @@ impl Replica {
             | Message::Renew { .. }
             | Message::Promise { .. }
             | Message::Newer { .. }
+            | Message::Yield { .. }
+            | Message::Yielded { .. }
             | Message::Start { .. } => self.take_word(from, message),
             Message::Started { view, entries } => self.take_started(from, view, entries),
             Message::Open { view, through, settled } => {
@@ -120,6 +123,7 @@ impl Replica {
     /// What has come beside the session.
     pub(super) fn take_lease(self: &Rc<Self>, from: NodeId, message: Message) {
         if is_lease(&message) {
+            self.hears_beside(from);
             self.take_word(from, message);
         }
     }
@@ -137,6 +141,8 @@ impl Replica {
                 Say::Promise { epoch, incarnation, stamp }
             }
             Message::Newer { epoch } => Say::Newer(epoch),
+            Message::Yield { view, incarnation } => Say::Yield { view, incarnation },
+            Message::Yielded { view, incarnation } => Say::Yielded { view, incarnation },
             Message::Start { view, record } => match Record::parse(&record) {
                 Ok(record) => Say::Start { view, record },
                 Err(error) => {

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Account, Blocks, Class, Ctx, Error, RangeLocks};
 use peer::{Incarnation, Link, NodeId, Role, Stamp, View};
 use rt::Core;
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::agent::Store;
@@ -22,7 +24,7 @@ use super::member::Member;
 use super::opening::{Gathered, Tidings};
 use super::order::Order;
 use super::own::OwnWrites;
-use super::reach::Gaps;
+use super::reach::{Gaps, Heard};
 use super::requests::Requests;
 use super::signal::Signal;
 use super::{Mistake, Settings};
@@ -55,6 +57,8 @@ pub(super) struct Replica {
     pub(super) tidings: RefCell<Option<Tidings>>,
     /// The attempt to join that is under way.
     pub(super) joining: Cell<Option<Joining>>,
+    /// Whose turn it is to copy, among this primary and others on its node.
+    pub(super) turns: Arc<Semaphore>,
     pub(super) store: Box<dyn Store>,
     /// Raised when the membership machine has a new timer.
     pub(super) timer: Signal,
@@ -70,6 +74,8 @@ pub(super) struct Replica {
     pub(super) began: Cell<Duration>,
     /// Since when, by the pulse, there has been no session with a node.
     pub(super) lost: RefCell<BTreeMap<NodeId, Duration>>,
+    /// What was last heard of each other replica.
+    pub(super) heard: RefCell<BTreeMap<NodeId, Heard>>,
     /// At the primary: which members do not reach each other.
     pub(super) gaps: RefCell<Gaps>,
     /// At the primary: what other members have marked, in bytes.

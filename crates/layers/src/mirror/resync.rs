@@ -110,7 +110,8 @@ impl Replica {
         }
         tracing::info!(node = node.0, regions = work.len(), %view, "a resync begins");
         link.send(Message::Accept { view, incarnation });
-        self.copy_all(attempt, image, work).await?;
+        let lacking = self.copy_all(attempt, image, work).await?;
+        self.wait_for_contents(attempt, lacking).await?;
         self.cross_barrier(attempt).await?;
         self.propose(attempt)
     }
@@ -146,12 +147,15 @@ impl Replica {
         Ok(())
     }
 
+    /// Copies what the joiner lacks, when it is this mirror's turn; returns what nobody can read.
     async fn copy_all(
         self: &Rc<Self>,
         attempt: Attempt,
         image: uuid::Uuid,
         work: Vec<Region>,
-    ) -> Result<(), &'static str> {
+    ) -> Result<Vec<Blocks>, &'static str> {
+        let turn = Box::pin(self.in_view(attempt.view, self.turns.acquire())).await;
+        let _turn = turn.ok_or("the view is over")?.map_err(|_| "nobody copies any more")?;
         let mut saved = self.core.now();
         let (mut copied, mut lacking) = (Vec::new(), Vec::new());
         let batches = work.chunks(DEPTH * 4);
@@ -172,7 +176,7 @@ impl Replica {
                 saved = self.core.now();
             }
         }
-        self.wait_for_contents(attempt, lacking).await
+        Ok(lacking)
     }
 
     fn meets(&self, region: Region, ranges: &[Blocks]) -> bool {

@@ -14,6 +14,8 @@ pub struct Settings {
     pub hold: Duration,
     /// How long a disk or a replica whose node lives may leave an operation unanswered.
     pub stuck: Duration,
+    /// How long a member whose node lives may be without a session.
+    pub absent: Duration,
     /// Bytes a second that a resync copies at least, whatever clients ask for.
     pub resync_floor: u64,
     /// How long a replica whose disk failed an attempt to join waits before the next.
@@ -42,6 +44,7 @@ impl Default for Settings {
             member: member::Settings::default(),
             hold: Duration::from_secs(5),
             stuck: Duration::from_secs(5),
+            absent: Duration::from_secs(1),
             resync_floor: 8 << 20,
             rejoin_after_failure: Duration::from_secs(10),
             #[cfg(feature = "testing")]

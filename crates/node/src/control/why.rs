@@ -19,6 +19,9 @@ pub(super) fn sentence(why: &Why, names: &impl Fn(NodeId) -> String) -> String {
         }
         Why::LegFailed => "its disk has failed here, and the others are about to go on".into(),
         Why::Leaving => "this copy is leaving it to the others".into(),
+        Why::Yielded(primary) => {
+            format!("{} goes on without this copy, which does not keep up", names(*primary))
+        }
         Why::Outside(primary) => {
             format!("this copy is not in sync; {} brings it in sync", names(*primary))
         }

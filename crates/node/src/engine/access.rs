@@ -39,6 +39,7 @@ pub(super) fn access(me: NodeId, idle: Option<Idle<'_>>) -> Access {
         | Why::LegFailed
         | Why::Outside(_)
         | Why::Returned(_)
+        | Why::Yielded(_)
         | Why::Blackout(_) => Access::Unavailable,
         Why::Leads(node) if *node != me => Access::Unavailable,
         Why::Unread { .. }

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::{AccessState, Dev, Epoch};
@@ -104,6 +105,7 @@ impl Mirrored {
             found,
             records: seat.mirrors.of(volume),
             settings: seat.settings,
+            turns: Arc::clone(&seat.turns),
         };
         let opened = timeout(MEMORY, Mirror::open(parts)).await;
         let mirror = opened.ok().and_then(Result::ok).ok_or_else(|| {

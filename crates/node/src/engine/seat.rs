@@ -12,7 +12,7 @@ use layers::mirror::Settings;
 use layers::mirror::member::{self, UnsafeSettings};
 use peer::frame::Refusal;
 use peer::{Greeting, Identity, NodeId, PeerAddresses, Secret, Tls};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use uuid::Uuid;
 
 use super::Work;
@@ -37,6 +37,8 @@ pub struct Seat {
     pub mirrors: Mirrors,
     /// How long things may take.
     pub settings: Settings,
+    /// So many volumes are brought up to date from here at once.
+    pub turns: Arc<Semaphore>,
     /// Where other nodes reach this one, for data and leases.
     pub listen: Vec<SocketAddr>,
     /// Where they reach it for leases alone.
@@ -44,11 +46,15 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// That of a member which listens at these addresses.
+    /// That of a member which listens at these addresses, and brings so many volumes up to date at once.
     ///
     /// # Errors
     /// [`UnsafeSettings`]: the cluster's lease and grace time.
-    pub fn of(membership: &Membership, at: PeerAddresses) -> Result<Self, UnsafeSettings> {
+    pub fn of(
+        membership: &Membership,
+        at: PeerAddresses,
+        resyncs: usize,
+    ) -> Result<Self, UnsafeSettings> {
         let Membership { cluster, secret, node, tls, lease, grace, mirrors, .. } =
             membership.clone();
         let settings = Settings {
@@ -58,7 +64,8 @@ impl Seat {
             ..Settings::default()
         };
         let PeerAddresses { data: listen, heartbeat } = at;
-        Ok(Self { cluster, secret, node, tls, mirrors, settings, listen, heartbeat })
+        let turns = Arc::new(Semaphore::new(resyncs));
+        Ok(Self { cluster, secret, node, tls, mirrors, settings, turns, listen, heartbeat })
     }
 
     /// Who the replica of `volume` on this node is.

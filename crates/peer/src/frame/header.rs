@@ -107,6 +107,10 @@ wire::open_enum! {
         Summed = 37,
         /// [`crate::Message::Unreachable`].
         Unreachable = 39,
+        /// [`crate::Message::Yield`].
+        Yield = 40,
+        /// [`crate::Message::Yielded`].
+        Yielded = 41,
     }
 }
 

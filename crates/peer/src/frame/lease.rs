@@ -1,4 +1,4 @@
-//! STANDING, RENEW, PROMISE and NEWER: who one is, and leases.
+//! STANDING, RENEW, PROMISE, NEWER, YIELD and YIELDED: who one is, and leases.
 //!
 //! ```text
 //!            epoch    id      second        body
@@ -7,6 +7,8 @@
 //! RENEW      asked    stamp   incarnation
 //! PROMISE    given    stamp   incarnation
 //! NEWER      newer
+//! YIELD      view              incarnation
+//! YIELDED    view              incarnation
 //! ```
 
 use block::Epoch;
@@ -14,7 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::header::{Fields, Type};
 use super::{Bad, Body};
-use crate::{Incarnation, Message, Role, Stamp, Standing};
+use crate::{Incarnation, Message, Role, Stamp, Standing, View};
 
 const CLEAN: u8 = 1;
 const SAME_BOOT: u8 = 2;
@@ -67,6 +69,10 @@ pub(super) fn lease(kind: Type, epoch: Epoch, incarnation: Incarnation, stamp: S
     Fields::of_epoch(kind, epoch).id(stamp.0).second(incarnation.0)
 }
 
+pub(super) fn yielding(kind: Type, view: View, incarnation: Incarnation) -> Fields {
+    Fields::of_view(kind, view).second(incarnation.0)
+}
+
 pub(super) fn newer(epoch: Epoch) -> Fields {
     Fields::of_epoch(Type::Newer, epoch)
 }
@@ -109,4 +115,12 @@ fn lease_parts(fields: &Fields) -> (Epoch, Incarnation, Stamp) {
 
 pub(super) fn parse_newer(fields: &Fields) -> Message {
     Message::Newer { epoch: Epoch(fields.epoch) }
+}
+
+pub(super) fn parse_yield(fields: &Fields) -> Message {
+    Message::Yield { view: fields.view(), incarnation: Incarnation(fields.second) }
+}
+
+pub(super) fn parse_yielded(fields: &Fields) -> Message {
+    Message::Yielded { view: fields.view(), incarnation: Incarnation(fields.second) }
 }

@@ -346,7 +346,7 @@ impl Type {
             Self::Write | Self::Data => Some(Lane::Down),
             Self::Order | Self::Forward | Self::Join => Some(Lane::Up),
             Self::Hello | Self::Proof | Self::Ready | Self::Refused => None,
-            Self(2..=5 | 7..=8 | 10..=11 | 16..=25 | 27..=39) => Some(Lane::Control),
+            Self(2..=5 | 7..=8 | 10..=11 | 16..=25 | 27..=41) => Some(Lane::Control),
             _ => None,
         }
     }
@@ -396,6 +396,8 @@ fn fields(message: &Message) -> Result<Fields, Bad> {
             lease::lease(Type::Promise, *epoch, *incarnation, *stamp)
         }
         M::Newer { epoch } => lease::newer(*epoch),
+        M::Yield { view, incarnation } => lease::yielding(Type::Yield, *view, *incarnation),
+        M::Yielded { view, incarnation } => lease::yielding(Type::Yielded, *view, *incarnation),
         M::Start { view, .. } => opening::start(*view),
         M::Started { view, entries } => opening::started(*view, entries.len()),
         M::Open { view, through, settled } => opening::open(*view, *through, settled.len()),
@@ -454,6 +456,8 @@ fn body(message: Message) -> Result<Body, Bad> {
         M::Renew { .. }
         | M::Promise { .. }
         | M::Newer { .. }
+        | M::Yield { .. }
+        | M::Yielded { .. }
         | M::Rejoin { .. }
         | M::Grant { .. }
         | M::Done { .. }
@@ -490,6 +494,8 @@ fn parse(fields: &Fields, body: Body) -> Result<Message, Bad> {
         Type::Renew => lease::parse_renew(fields),
         Type::Promise => lease::parse_promise(fields),
         Type::Newer => lease::parse_newer(fields),
+        Type::Yield => lease::parse_yield(fields),
+        Type::Yielded => lease::parse_yielded(fields),
         Type::Start => opening::parse_start(fields, body),
         Type::Started => opening::parse_started(fields, &body)?,
         Type::Open => opening::parse_open(fields, &body)?,

@@ -144,6 +144,10 @@ fn opening() -> impl Strategy<Value = Message> {
         lease(|epoch, incarnation, stamp| Message::Renew { epoch, incarnation, stamp }),
         lease(|epoch, incarnation, stamp| Message::Promise { epoch, incarnation, stamp }),
         any::<u64>().prop_map(|epoch| Message::Newer { epoch: Epoch(epoch) }),
+        (view(), any::<u64>())
+            .prop_map(|(view, i)| Message::Yield { view, incarnation: Incarnation(i) }),
+        (view(), any::<u64>())
+            .prop_map(|(view, i)| Message::Yielded { view, incarnation: Incarnation(i) }),
         (view(), prop::collection::vec(any::<u8>(), 0..300))
             .prop_map(|(view, record)| Message::Start { view, record }),
         (view(), prop::collection::vec(entry(), 0..9))
@@ -280,7 +284,7 @@ proptest! {
     #[test]
     fn bytes_have_one_meaning(
         mut bytes in prop::collection::vec(any::<u8>(), 64..400),
-        kind in 0..40u8,
+        kind in 0..42u8,
         lane in 0..4usize,
         sparse: bool,
     ) {
@@ -331,7 +335,7 @@ fn what_is_wrong_is_said_by_name() {
     let kind = Type::Applied;
     assert_eq!(of(0, b'X'), Unread::Bad(Bad::NoMagic));
     assert_eq!(of(2, 2), Unread::Bad(Bad::Version(2)));
-    for unknown in [6, 9, 12, 15, 26, 40, 255] {
+    for unknown in [6, 9, 12, 15, 26, 42, 255] {
         assert_eq!(of(3, unknown), Unread::Bad(Bad::Type(Type(unknown))));
     }
     assert_eq!(of(3, 1), Unread::Bad(Bad::Type(Type::Hello)), "once is enough");
@@ -471,6 +475,8 @@ fn samples() -> Vec<Message> {
         Message::Renew { epoch: view.epoch, incarnation, stamp },
         Message::Promise { epoch: view.epoch, incarnation, stamp },
         Message::Newer { epoch: view.epoch },
+        Message::Yield { view, incarnation },
+        Message::Yielded { view, incarnation },
         Message::Start { view, record: b"{}".to_vec() },
         Message::Started { view, entries: vec![entry] },
         Message::Open { view, through: seq, settled: vec![tag] },

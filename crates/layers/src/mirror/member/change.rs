@@ -139,10 +139,18 @@ impl Member {
         }
         let Some(seat) = &mut self.seat else { return };
         // It may be this node that is cut off: the others need its promises.
-        seat.peers.iter_mut().flatten().for_each(|p| p.excluded = false);
+        let mut back = Vec::new();
+        for peer in seat.peers.iter_mut().flatten().filter(|p| p.excluded) {
+            (peer.excluded, peer.yielded) = (false, false);
+            back.push(peer.node());
+        }
         if self.leg == Leg::Sound {
             // Leaving has to wait, serving need not.
             seat.stopped = None;
+        }
+        // Who was asked to yield serves again only in another view.
+        if let Some(node) = back.into_iter().find(|node| self.links.contains(node)) {
+            self.next_round(node);
         }
     }
 

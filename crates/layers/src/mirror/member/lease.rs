@@ -24,12 +24,22 @@ pub(super) struct Peer {
     pub(super) excluded: bool,
     /// The data path has lost patience with it.
     pub(super) stuck: bool,
+    /// Excluded, it has said that it serves no more in this view.
+    pub(super) yielded: bool,
 }
 
 impl Peer {
     pub(super) fn new(listed: Listed, now: Duration) -> Self {
-        let (held, attested) = (None, None);
-        Self { listed, held, since: now, given: now, attested, excluded: false, stuck: false }
+        Self {
+            listed,
+            held: None,
+            since: now,
+            given: now,
+            attested: None,
+            excluded: false,
+            stuck: false,
+            yielded: false,
+        }
     }
 
     pub(super) fn node(&self) -> NodeId {
@@ -83,6 +93,16 @@ impl Peer {
     /// When it holds no promise of this member any more, whatever its clock does.
     pub(super) fn released_at(&self, settings: &Settings) -> Duration {
         self.given + settings.grace()
+    }
+
+    /// Whether it has stopped serving for certain.
+    pub(super) fn is_released(&self, now: Duration, settings: &Settings) -> bool {
+        self.yielded || now >= self.released_at(settings)
+    }
+
+    /// Whoever is in the new view is taken back in.
+    pub(super) fn take_back(&mut self) {
+        (self.excluded, self.stuck, self.yielded) = (false, false, false);
     }
 }
 

@@ -101,7 +101,10 @@ impl Member {
     /// 5.5: gives up who is silent.
     fn give_up(&mut self, now: Duration) {
         for node in self.doubted(now) {
-            if let Some(peer) = self.seat.as_mut().and_then(|s| s.peer_mut(node)) {
+            let Some(seat) = &mut self.seat else { return };
+            // It is asked to yield at once.
+            seat.renew_at = now;
+            if let Some(peer) = seat.peer_mut(node) {
                 peer.excluded = true;
             }
         }
@@ -131,7 +134,7 @@ impl Member {
     /// were given up have stopped by now, and all that a leaver leaves behind are alive.
     pub(super) fn remaining(&self, now: Duration) -> Option<Vec<Listed>> {
         let (seat, record) = (self.seat.as_ref()?, self.record.as_ref()?);
-        let released = |p: &Peer| now >= p.released_at(&self.settings);
+        let released = |p: &Peer| p.is_released(now, &self.settings);
         if !seat.peers().iter().filter(|p| p.excluded).all(released) {
             return None;
         }

@@ -18,6 +18,7 @@ mod lease;
 mod leave;
 mod view;
 mod words;
+mod yielding;
 
 #[cfg(test)]
 mod tests;
@@ -171,6 +172,8 @@ impl Member {
                     self.reads.ask();
                 }
             }
+            Say::Yield { view, incarnation } => self.asked_to_yield(from, view, incarnation),
+            Say::Yielded { view, incarnation } => self.has_yielded(from, view, incarnation),
             Say::Start { view, record } => self.start(now, from, view, record),
         }
     }
@@ -223,6 +226,7 @@ impl Member {
             let say = Say::Renew { epoch, incarnation, stamp: to_stamp(now) };
             self.actions.push(Action::Send(peer.node(), say));
         }
+        self.ask_to_yield();
     }
 
     fn stuck(&mut self, node: NodeId) {
@@ -288,7 +292,7 @@ impl Member {
         let put = self.put.as_ref();
         let burnt = put.is_some_and(|p| p.excludes || now >= p.sent + self.settings.lease());
         let promised = |p: &Peer| !p.excluded && p.held(now, &self.settings);
-        let stays = seat.stage == Stage::Open && seat.stopped.is_none();
+        let stays = seat.stage == Stage::Open && seat.stopped.is_none() && !seat.has_yielded();
         stays && !burnt && seat.peers().iter().all(promised)
     }
 
@@ -424,6 +428,9 @@ impl Member {
         }
         if seat.stopped.is_some() {
             return Why::Leaving;
+        }
+        if seat.has_yielded() {
+            return Why::Yielded(record.primary);
         }
         match &seat.stage {
             Stage::Draining { .. } => Why::Draining,

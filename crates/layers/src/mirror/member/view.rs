@@ -19,6 +19,8 @@ pub(super) struct Seat {
     pub(super) renew_at: Duration,
     /// Since when it serves no more, because it is about to go (5.4).
     pub(super) stopped: Option<Duration>,
+    /// The last view in which it was told to serve no more (5.5).
+    pub(super) yielded: Option<View>,
 }
 
 /// How far a member has come in its view.
@@ -41,7 +43,12 @@ pub(super) enum Stage {
 impl Seat {
     fn new(view: View) -> Self {
         let stage = Stage::Draining { asked: false };
-        Self { view, stage, peers: None, renew_at: Duration::ZERO, stopped: None }
+        Self { view, stage, peers: None, renew_at: Duration::ZERO, stopped: None, yielded: None }
+    }
+
+    /// Whether it has been told to serve no more in its view.
+    pub(super) fn has_yielded(&self) -> bool {
+        self.yielded.is_some_and(|view| view >= self.view)
     }
 
     pub(super) fn peers(&self) -> &[Peer] {
@@ -96,10 +103,7 @@ impl Member {
         seat.view = view;
         seat.stage = Stage::Draining { asked };
         if !burnt {
-            // Whoever is in the new view is taken back in.
-            for peer in seat.peers.iter_mut().flatten() {
-                (peer.excluded, peer.stuck) = (false, false);
-            }
+            seat.peers.iter_mut().flatten().for_each(Peer::take_back);
             self.wishes.admit = None;
         }
         self.actions.push(Action::Begin { view, record });

@@ -108,6 +108,20 @@ pub enum Say {
     },
     /// [`Message::Newer`].
     Newer(Epoch),
+    /// [`Message::Yield`]. May travel on any connection between the two.
+    Yield {
+        /// The primary's view.
+        view: View,
+        /// Whom it is said to.
+        incarnation: Incarnation,
+    },
+    /// [`Message::Yielded`]. May travel on any connection between the two.
+    Yielded {
+        /// As asked.
+        view: View,
+        /// The member's.
+        incarnation: Incarnation,
+    },
     /// [`Message::Start`]. Only over the session.
     Start {
         /// The view.
@@ -126,6 +140,8 @@ impl From<Say> for Message {
                 Self::Promise { epoch, incarnation, stamp }
             }
             Say::Newer(epoch) => Self::Newer { epoch },
+            Say::Yield { view, incarnation } => Self::Yield { view, incarnation },
+            Say::Yielded { view, incarnation } => Self::Yielded { view, incarnation },
             Say::Start { view, record } => Self::Start { view, record: record.to_bytes() },
         }
     }
@@ -329,4 +345,6 @@ pub enum Why {
     Deciding(Vec<NodeId>),
     /// The promises of these have run out.
     Lease(Vec<NodeId>),
+    /// The node, the primary, goes on without this member, and has been told that it may.
+    Yielded(NodeId),
 }

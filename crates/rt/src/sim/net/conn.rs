@@ -95,6 +95,11 @@ impl Conn {
     fn hosts(&self, side: usize) -> (usize, usize) {
         (self.ends[side].host, self.ends[1 - side].host)
     }
+
+    /// The port that it was made to.
+    fn port(&self) -> u16 {
+        self.ends[1].address.port()
+    }
 }
 
 impl Net {
@@ -125,7 +130,7 @@ impl Net {
         let state = &mut *guard;
         let Some(conn) = state.conns.get(&number) else { return };
         let (from, to) = conn.hosts(side);
-        let passes = state.passes(from, to);
+        let passes = state.passes(from, to, conn.port());
         let link = state.link(from, to);
         let Some(conn) = state.conns.get_mut(&number) else { return };
         let pipe = &mut conn.pipes[side];
@@ -180,7 +185,8 @@ impl Net {
             for side in 0..2 {
                 let Some(conn) = state.conns.get(&number) else { continue };
                 let (from, to) = conn.hosts(side);
-                let (there, back) = (state.passes(from, to), state.passes(to, from));
+                let port = conn.port();
+                let (there, back) = (state.passes(from, to, port), state.passes(to, from, port));
                 let again = self.0.agenda.now() + state.link(from, to).resent(&self.0.rng);
                 let Some(conn) = state.conns.get_mut(&number) else { continue };
                 let pipe = &mut conn.pipes[side];
@@ -275,7 +281,7 @@ impl Net {
             return Poll::Ready(Err(io::ErrorKind::NotConnected.into()));
         };
         let (us, them) = conn.hosts(side);
-        let back = state.passes(us, them);
+        let back = state.passes(us, them, conn.port());
         let Some(conn) = state.conns.get_mut(&number) else { return Poll::Pending };
         let end = &mut conn.ends[side];
         let available = end.inbox.len().min(room);

@@ -9,6 +9,8 @@ use crate::sim::rng::Rng;
 pub struct LinkSetup {
     /// Nothing gets through.
     pub cut: bool,
+    /// Nothing of connections that were made to this port gets through.
+    pub cut_port: Option<u16>,
     /// The fastest a segment arrives, in whole milliseconds.
     pub min: Duration,
     /// The slowest, unless it is lost.
@@ -28,6 +30,7 @@ impl Default for LinkSetup {
     fn default() -> Self {
         Self {
             cut: false,
+            cut_port: None,
             min: Duration::from_millis(1),
             max: Duration::from_millis(3),
             loss: 0.0,

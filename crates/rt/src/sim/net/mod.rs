@@ -96,9 +96,11 @@ impl State {
         self.links.get(&(from, to)).copied().unwrap_or_default()
     }
 
-    /// Whether what `from` sends reaches `to` now.
-    fn passes(&self, from: usize, to: usize) -> bool {
-        self.hosts[to].powered && (from == to || !self.link(from, to).cut)
+    /// Whether what `from` sends to `to` arrives now, of a connection that was made to `port`.
+    fn passes(&self, from: usize, to: usize, port: u16) -> bool {
+        let link = self.link(from, to);
+        let barred = link.cut || link.cut_port == Some(port);
+        self.hosts[to].powered && (from == to || !barred)
     }
 }
 
@@ -131,7 +133,8 @@ impl Net {
         change(&mut link);
         state.links.insert((from, to), link);
         drop(state);
-        self.event("link", from, &[to as u64, u64::from(link.cut)]);
+        let cut = u64::from(link.cut_port.unwrap_or_default()) << 1 | u64::from(link.cut);
+        self.event("link", from, &[to as u64, cut]);
         self.wake_pipes();
     }
 
@@ -239,7 +242,8 @@ impl Net {
     fn knock(&self, host: &HostState, boot: &Rc<Boot>, target: usize, to: SocketAddr) -> Knock {
         let from = host.index;
         let mut state = self.0.state.borrow_mut();
-        if !(state.passes(from, target) && state.passes(target, from)) {
+        let port = to.port();
+        if !(state.passes(from, target, port) && state.passes(target, from, port)) {
             return Knock::Unanswered;
         }
         let listening: Vec<u64> = state.hosts[target]

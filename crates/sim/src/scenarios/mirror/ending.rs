@@ -15,6 +15,9 @@ use super::{BYTES, Bench, DATA, Node, wires};
 /// Virtual time within which all must be well again.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// Longest time that a write waits where leases get through and data do not.
+const NO_DATA: Duration = Duration::from_secs(4);
+
 /// Longest time that two members which do not reach each other hold up a flush.
 const APART: Duration = Duration::from_secs(20);
 
@@ -91,6 +94,7 @@ impl Bench {
         self.come_back().await?;
         self.fill_a_hole().await?;
         self.go_on_apart().await?;
+        self.go_on_without_data().await?;
         self.at_rest().await
     }
 
@@ -208,6 +212,27 @@ impl Bench {
         flushed.map_err(|_| format!("no flush within {APART:?}: {}", self.states()))??;
         self.pause(20_000).await;
         wires::part(&self.apart, a.id, b.id, false);
+        self.in_sync().await
+    }
+
+    /// Leases get through between two, and data do not: writes do not wait until leases are over.
+    async fn go_on_without_data(&self) -> Result<(), String> {
+        let primary = self.store.record().primary;
+        let (of, others): (Vec<_>, Vec<_>) =
+            self.replicas().into_iter().partition(|n| n.id == primary);
+        let ([primary], [other, ..]) = (&of[..], &others[..]) else { return Ok(()) };
+        let both_ways = self.world.rng().chance(0.7);
+        self.store.set_prompt(true);
+        self.cut_data(primary, other, true);
+        self.cut_data(other, primary, both_ways);
+        let write = async move |_, client: Client| client.write_block(0).await;
+        let written = self.at(primary, "no write", write);
+        let written = tokio::time::timeout(NO_DATA, written).await;
+        written.map_err(|_| format!("no write within {NO_DATA:?}: {}", self.states()))??;
+        self.store.set_prompt(false);
+        self.pause(5_000).await;
+        self.cut_data(primary, other, false);
+        self.cut_data(other, primary, false);
         self.in_sync().await
     }
 

@@ -21,6 +21,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::testing::register::Loss;
@@ -33,12 +34,14 @@ use peer::{Incarnation, NodeId};
 use rt::Core;
 use rt::disk::OpenReason;
 use rt::sim::{DiskControl, Host, HostFaults, HostSetup, Rng, World};
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 use volume::Volume;
 
 use super::clients::{Client, Shared};
 use super::storage::draw_host_faults;
 use store::Store;
+use wires::Ports;
 
 const VOLUME: Uuid = Uuid::from_u128(0x1111_2222_3333_4444_8555_6666_7777_8888);
 const DATA: u64 = 1 << 20;
@@ -114,6 +117,7 @@ struct Bench {
     load: Rc<Cell<bool>>,
     /// Who gets no sessions with whom.
     apart: wires::Apart,
+    ports: Ports,
     /// The last configuration in which an operator made a replica go on alone.
     forced: Cell<Epoch>,
     /// The control plane is at work.
@@ -133,7 +137,8 @@ pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
     for node in &nodes[..first.min(count)] {
         node.image.set(Some(prepare(node, block_size, 0).await?));
     }
-    let bench = Rc::new(assemble(&world, nodes, block_size, plan.mistake));
+    let ports = if rng.chance(0.5) { Ports::Alike } else { Ports::Apart };
+    let bench = Rc::new(assemble(&world, nodes, block_size, ports, plan.mistake));
     let network = Rng::new(world.seed(), "network");
     for (a, b) in bench.nodes.iter().flat_map(|a| bench.nodes.iter().map(move |b| (a, b))) {
         wires::draw(&world, &network, &a.host, &b.host);
@@ -195,7 +200,13 @@ async fn prepare(node: &Rc<Node>, block_size: u32, number: u32) -> Result<Image,
     Ok(Image { name, number })
 }
 
-fn assemble(world: &World, nodes: Vec<Rc<Node>>, block_size: u32, mistake: Mistake) -> Bench {
+fn assemble(
+    world: &World,
+    nodes: Vec<Rc<Node>>,
+    block_size: u32,
+    ports: Ports,
+    mistake: Mistake,
+) -> Bench {
     let replicas: Vec<_> = nodes
         .iter()
         .filter_map(|n| Some(Replica { node: n.id, image: n.image.get()?.name, new: false }))
@@ -236,6 +247,7 @@ fn assemble(world: &World, nodes: Vec<Rc<Node>>, block_size: u32, mistake: Mista
         intact,
         load: Rc::new(Cell::new(true)),
         apart: wires::Apart::default(),
+        ports,
         forced: Cell::default(),
         changing: Cell::new(false),
         mistake,
@@ -262,6 +274,13 @@ impl Bench {
         }
     }
 
+    /// Cuts the way that data take from one node to another, or heals it.
+    fn cut_data(&self, from: &Node, to: &Node, cut: bool) {
+        if from.id != to.id {
+            wires::set_port_cut(&self.world, &from.host, &to.host, cut);
+        }
+    }
+
     fn start_all(&self) {
         self.nodes.iter().for_each(|n| self.start(n));
     }
@@ -269,7 +288,8 @@ impl Bench {
     /// Starts a node that has an image, unless it runs.
     fn start(&self, node: &Rc<Node>) {
         let Some(image) = node.image.get().filter(|_| !node.host.is_running()) else { return };
-        let addresses = wires::addresses(self.nodes.iter().map(|n| (n.id, n.host.address())));
+        let all = self.nodes.iter().map(|n| (n.id, n.host.address()));
+        let addresses = (wires::addresses(all), self.ports);
         let (mistake, apart) = (self.mistake, Rc::clone(&self.apart));
         let (node, store) = (Rc::clone(node), Rc::clone(&self.store));
         let (shared, load) = (Rc::clone(&self.shared), Rc::clone(&self.load));
@@ -277,7 +297,7 @@ impl Bench {
         host.start(move |core| {
             let (node, store, world) = (Rc::clone(&node), Rc::clone(&store), world.clone());
             let (shared, load) = (Rc::clone(&shared), Rc::clone(&load));
-            let (addresses, apart) = (Rc::clone(&addresses), Rc::clone(&apart));
+            let (addresses, apart) = (addresses.clone(), Rc::clone(&apart));
             async move {
                 match open_mirror(&core, &node, image, store, mistake).await {
                     Ok(mirror) => {
@@ -349,7 +369,7 @@ impl Bench {
     async fn mischief(self: &Rc<Self>) -> Result<(), String> {
         let rng = self.world.rng();
         let (a, b) = (self.any(), self.any());
-        match rng.below(16) {
+        match rng.below(17) {
             0..3 => self.crash(&a, rng.chance(0.5)).await,
             3 => self.blackout(rng.chance(0.5)).await,
             4 => {
@@ -387,6 +407,13 @@ impl Bench {
             9..12 => self.ail(&a).await,
             12 => self.spoil(&a),
             13 | 14 => self.change_replicas(),
+            15 => {
+                self.cut_data(&a, &b, true);
+                self.cut_data(&b, &a, rng.chance(0.7));
+                self.pause(8000).await;
+                self.cut_data(&a, &b, false);
+                self.cut_data(&b, &a, false);
+            }
             _ => {
                 if let Some(mirror) = &*a.mirror.borrow() {
                     match rng.below(2) {
@@ -491,6 +518,7 @@ async fn open_mirror(
         found,
         records: store::Client { store, node: node.id },
         settings: Settings { mistake, ..Settings::default() },
+        turns: Arc::new(Semaphore::new(1)),
     };
     Mirror::open(parts).await.map_err(|e| e.to_string())
 }

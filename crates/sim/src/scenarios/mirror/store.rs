@@ -20,6 +20,8 @@ pub(super) struct Store {
     record: RefCell<Record>,
     /// Nobody gets an answer.
     away: Cell<bool>,
+    /// It takes no more time than it must.
+    prompt: Cell<bool>,
     /// These get no answer.
     cut: RefCell<Vec<NodeId>>,
     changed: Notify,
@@ -39,6 +41,7 @@ impl Store {
             rng: Rng::new(world.seed(), "store"),
             record: RefCell::new(record),
             away: Cell::new(false),
+            prompt: Cell::new(false),
             cut: RefCell::default(),
             changed: Notify::new(),
             watcher: RefCell::default(),
@@ -57,6 +60,10 @@ impl Store {
     pub(super) fn set_away(&self, away: bool) {
         self.world.note(format!("the store is away: {away}"));
         self.away.set(away);
+    }
+
+    pub(super) fn set_prompt(&self, prompt: bool) {
+        self.prompt.set(prompt);
     }
 
     pub(super) fn set_cut(&self, node: NodeId, cut: bool) {
@@ -108,7 +115,8 @@ impl Store {
     }
 
     async fn way(&self) {
-        let most = if self.rng.chance(0.05) { 900 } else { 5 };
+        let slow = self.rng.chance(0.05) && !self.prompt.get();
+        let most = if slow { 900 } else { 5 };
         tokio::time::sleep(self.rng.time(Duration::ZERO, Duration::from_millis(most))).await;
     }
 }

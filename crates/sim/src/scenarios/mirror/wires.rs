@@ -17,6 +17,25 @@ use super::VOLUME;
 /// Where nodes listen: two ports, so that leases have a path of their own.
 const PORTS: [u16; 2] = [7001, 7002];
 
+/// What the ports are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ports {
+    /// Both are for everything.
+    Alike,
+    /// The second is for leases only.
+    Apart,
+}
+
+impl Ports {
+    fn addresses(self, of: IpAddr) -> PeerAddresses {
+        let all = PORTS.map(|port| SocketAddr::new(of, port)).to_vec();
+        match self {
+            Self::Alike => PeerAddresses { data: all, heartbeat: Vec::new() },
+            Self::Apart => PeerAddresses { data: all[..1].to_vec(), heartbeat: all[1..].to_vec() },
+        }
+    }
+}
+
 const CLUSTER: Uuid = Uuid::from_u128(0x2222_3333_4444_4555_8666_7777_8888_9999);
 
 /// Where each node is.
@@ -46,7 +65,7 @@ pub(super) async fn join(
     core: &Core,
     me: NodeId,
     mirror: &Mirror,
-    addresses: Addresses,
+    (addresses, ports): (Addresses, Ports),
     apart: Apart,
 ) -> Result<(), String> {
     let identity = Identity::new(CLUSTER, Secret::new(&[7; 32]), me, VOLUME);
@@ -68,12 +87,18 @@ pub(super) async fn join(
     }
     let paths = endpoint.clone();
     mirror.set_paths(move |node| paths.paths(node));
-    tokio::task::spawn_local(follow(me, mirror.clone(), endpoint, addresses));
+    tokio::task::spawn_local(follow(me, mirror.clone(), endpoint, addresses, ports));
     Ok(())
 }
 
 /// Keeps sessions with whoever the record lists.
-async fn follow(me: NodeId, mirror: Mirror, endpoint: Endpoint<Mirror>, addresses: Addresses) {
+async fn follow(
+    me: NodeId,
+    mirror: Mirror,
+    endpoint: Endpoint<Mirror>,
+    addresses: Addresses,
+    ports: Ports,
+) {
     let mut known = BTreeSet::new();
     loop {
         if let Some(record) = mirror.status().record {
@@ -82,9 +107,7 @@ async fn follow(me: NodeId, mirror: Mirror, endpoint: Endpoint<Mirror>, addresse
                 endpoint.remove(node).await;
             }
             for &node in listed.difference(&known).filter(|node| **node != me) {
-                let at = addresses[&node];
-                let data = PORTS.map(|port| SocketAddr::new(at, port)).to_vec();
-                endpoint.add(node, PeerAddresses { data, heartbeat: Vec::new() });
+                endpoint.add(node, ports.addresses(addresses[&node]));
             }
             known = listed;
         }
@@ -97,6 +120,12 @@ async fn follow(me: NodeId, mirror: Mirror, endpoint: Endpoint<Mirror>, addresse
 pub(super) fn set_cut(world: &World, from: &Host, to: &Host, cut: bool) {
     world.note(format!("from {} to {} cut: {cut}", from.name(), to.name()));
     world.set_link(from, to, |link| link.cut = cut);
+}
+
+/// Cuts the way of the first port from one host to another, or heals it.
+pub(super) fn set_port_cut(world: &World, from: &Host, to: &Host, cut: bool) {
+    world.note(format!("from {} to {} data cut: {cut}", from.name(), to.name()));
+    world.set_link(from, to, |link| link.cut_port = cut.then_some(PORTS[0]));
 }
 
 /// Draws what the network between two hosts is like.

@@ -4,6 +4,7 @@
 //! must explain all that they saw (`probe::history`), afterwards both copies hold the same bytes, and no operation may have taken
 //! longer than the kind of trouble allows.
 
+mod resync;
 mod scenarios;
 
 use crate::{
@@ -43,6 +44,7 @@ pub(super) fn run(house: &House) -> Result<()> {
             return Ok(());
         }
     }
+    resync::run(house, &mut cluster);
     house.check("all nodes end in order", || cluster.stop());
     Ok(())
 }

@@ -49,7 +49,7 @@ impl World {
         }
     }
 
-    fn perform(&mut self, n: usize, action: Action) {
+    pub(super) fn perform(&mut self, n: usize, action: Action) {
         match action {
             Action::ReadRecord => self.node(n).reading = true,
             Action::Put { epoch, config, record } => {
@@ -82,7 +82,7 @@ impl World {
     fn say(&mut self, n: usize, to: NodeId, say: Say) {
         match say {
             // Exchanged by a step of its own.
-            Say::Renew { .. } => {}
+            Say::Renew { .. } | Say::Yield { .. } | Say::Yielded { .. } => {}
             Say::Start { view, record } => self.send(n, at(to), Msg::Start { view, record }),
             say if self.linked(n, at(to)) => self.tell(at(to), Event::Heard(id(n), say)),
             _ => {}

@@ -700,3 +700,77 @@ fn nobody_leads_over_a_member_whose_leg_has_failed() {
     assert!(!reads(&returned.apply(ms(9000), Event::Tick)));
     assert_eq!(returned.waits_for(ms(9000)), Some(Why::Returned(NodeId(2))));
 }
+
+fn yielded(from: u16, life: u64, view: View) -> Event {
+    let incarnation = listed(from, life).incarnation;
+    Event::Heard(NodeId(from), Say::Yielded { view, incarnation })
+}
+
+/// 5.5: nobody waits for the leases of one that says that it serves no more.
+#[test]
+fn who_hangs_is_put_out_as_soon_as_it_has_yielded() {
+    let pair = record(1, &[1, 2]);
+    let mut member = serving(&[1, 2]);
+    assert!(reads(&member.apply(ms(100), Event::Stuck(NodeId(2)))));
+    let actions = member.apply(ms(101), read(&pair));
+    let incarnation = listed(2, 0).incarnation;
+    let asks = Action::Send(NodeId(2), Say::Yield { view: FIRST, incarnation });
+    assert!(actions.contains(&asks));
+    assert!(!member.serves(ms(101)));
+    for other in [yielded(2, 1, FIRST), yielded(2, 0, FIRST.next_round())] {
+        assert!(!reads(&member.apply(ms(102), other)));
+    }
+    assert!(member.apply(ms(601), Event::Tick).contains(&asks), "it is said again");
+    assert!(reads(&member.apply(ms(602), yielded(2, 0, FIRST))));
+    let next = put(&member.apply(ms(603), read(&pair))).unwrap();
+    assert_eq!(next.in_sync, [listed(1, 0)]);
+}
+
+/// 5.5: a member that was told to yield.
+#[test]
+fn who_has_yielded_serves_again_in_another_view() {
+    let pair = record(1, &[1, 2]);
+    let mut member = second(&[1, 2]);
+    let told = |from, life, view| {
+        let incarnation = listed(2, life).incarnation;
+        Event::Heard(NodeId(from), Say::Yield { view, incarnation })
+    };
+    let stale = View { epoch: Epoch(0), round: 9 };
+    for in_vain in [told(1, 1, FIRST), told(3, 0, FIRST), told(1, 0, stale)] {
+        assert_eq!(member.apply(START, in_vain), []);
+        assert!(member.serves(START));
+    }
+    let incarnation = listed(2, 0).incarnation;
+    let says = Action::Send(NodeId(1), Say::Yielded { view: FIRST, incarnation });
+    for _ in 0..2 {
+        assert_eq!(member.apply(START, told(1, 0, FIRST)), [says.clone()]);
+        assert_eq!(member.waits_for(START), Some(Why::Yielded(NodeId(1))));
+    }
+    let next = FIRST.next_round();
+    for event in [start(next, &pair), Event::Began(next), Event::Open(NodeId(1), next)] {
+        assert!(!member.serves(START));
+        let _ = member.apply(START, event);
+    }
+    assert!(member.serves(START));
+    assert_eq!(member.apply(START, told(1, 0, FIRST)), [], "that view is over");
+    assert!(member.serves(START));
+}
+
+/// 5.5: what the store is away for is undone, and who has yielded serves in a new view.
+#[test]
+fn whom_it_cannot_put_out_it_takes_back() {
+    let pair = record(1, &[1, 2]);
+    for linked in [true, false] {
+        let mut member = serving(&[1, 2]);
+        let _ = member.apply(ms(100), Event::Stuck(NodeId(2)));
+        let _ = member.apply(ms(101), read(&pair));
+        if !linked {
+            let _ = member.apply(ms(102), Event::LinkDown(NodeId(2)));
+        }
+        assert!(reads(&member.apply(ms(103), yielded(2, 0, FIRST))));
+        let actions = member.apply(ms(104), Event::ReadFailed);
+        let begins = Action::Begin { view: FIRST.next_round(), record: None };
+        assert_eq!(actions.contains(&begins), linked);
+        assert_eq!(member.serves(ms(104)), !linked, "it may, as far as it knows");
+    }
+}

@@ -175,6 +175,22 @@ mod sound {
         Scope::new(3, &[1], |b| (b.refusals, b.breaks) = (1, 1)).holds(10_000..=10_000);
     }
 
+    #[test]
+    fn one_that_hangs_yields() {
+        Scope::new(2, &[1], |b| (b.stuck, b.yields, b.breaks) = (1, 2, 1)).holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn one_that_hangs_yields_and_the_store_is_away() {
+        Scope::new(2, &[0], |b| (b.stuck, b.yields, b.failed_reads) = (2, 2, 1))
+            .holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn three_and_one_that_hangs_yields() {
+        Scope::new(3, &[1], |b| (b.stuck, b.yields, b.kills) = (1, 1, 1)).holds(20_000..=20_000);
+    }
+
     /// All there is.
     #[test]
     fn three_and_a_session_lost() {
@@ -198,6 +214,11 @@ mod mistakes {
     #[test]
     fn promises_after_its_put() {
         Scope::new(2, &[], |_| {}).finds(Mistake::PromisesAfterPut);
+    }
+
+    #[test]
+    fn serves_when_it_has_yielded() {
+        Scope::new(2, &[], |b| (b.stuck, b.yields) = (1, 1)).finds(Mistake::ServesWhenItHasYielded);
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //! situation later is the same state.
 //!
 //! RENEW and PROMISE are exchanged in one step: one that is under way for longer only shortens what
-//! its holder may do. STANDING and NEWER arrive at once or never.
+//! its holder may do. So are YIELD and YIELDED, by a way of their own, if the answer is not lost. STANDING
+//! and NEWER arrive at once or never.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -18,7 +19,7 @@ use peer::{Incarnation, NodeId, Role, View};
 use uuid::Uuid;
 
 use super::super::super::record::{Member as Listed, Put, Record, Replica};
-use super::super::{Event, Image, Leg as State, Member, Say, Settings, to_stamp};
+use super::super::{Action, Event, Image, Leg as State, Member, Say, Settings, Stage, to_stamp};
 
 /// What the world's clock says, always: what is past lies below.
 pub(super) const NOW: Duration = Duration::from_secs(100);
@@ -41,6 +42,7 @@ pub(super) enum Mistake {
     LeavesToTheLinked,
     FailureIsAWish,
     ForgetsTheFailure,
+    ServesWhenItHasYielded,
 }
 
 /// How often what may happen.
@@ -56,6 +58,8 @@ pub(super) struct Budget {
     pub(super) switches: u8,
     pub(super) leaves: u8,
     pub(super) stuck: u8,
+    /// Times that a member may be told to yield.
+    pub(super) yields: u8,
     /// Writes that a leg refuses, after it has done some or all of them.
     pub(super) refusals: u8,
     /// Legs that are lost until their process begins again.
@@ -197,6 +201,8 @@ pub(super) enum Step {
     Switch(usize, usize),
     Leave(usize),
     Stuck(usize, usize),
+    /// The first tells the second to yield, and hears the answer or does not.
+    Yield(usize, usize, bool),
     /// A session with a node that is down ends at last.
     Notice(usize, usize),
     Refuse(usize),
@@ -320,6 +326,11 @@ impl World {
     pub(super) fn serves(&self, n: usize) -> bool {
         self.member(n).is_some_and(|m| match self.mistake {
             Mistake::IgnoresLease => m.is_open(),
+            Mistake::ServesWhenItHasYielded => {
+                let mut deaf = m.clone();
+                deaf.seat.iter_mut().for_each(|s| s.yielded = None);
+                deaf.serves(NOW)
+            }
             _ => m.serves(NOW),
         })
     }
@@ -367,6 +378,9 @@ impl World {
         }
         if primary && self.left.stuck > 0 && self.serves(a) {
             steps.push(Step::Stuck(a, b));
+        }
+        if self.left.yields > 0 && self.can_yield(a, b) {
+            steps.extend([Step::Yield(a, b, true), Step::Yield(a, b, false)]);
         }
         if a > b {
             return;
@@ -459,6 +473,40 @@ impl World {
         news && (answers || wrongly)
     }
 
+    /// Whether a waits for b to yield.
+    fn can_yield(&self, a: usize, b: usize) -> bool {
+        let Some(seat) = self.member(a).filter(|m| m.is_primary()).and_then(|m| m.seat.as_ref())
+        else {
+            return false;
+        };
+        let told = !matches!(seat.stage, Stage::Draining { .. } | Stage::Aside);
+        told && self.up(b)
+            && seat.peers().iter().any(|p| p.node() == id(b) && p.excluded && !p.yielded)
+    }
+
+    fn yields(&mut self, a: usize, b: usize, heard: bool) {
+        self.left.yields -= 1;
+        let view = self.member(a).and_then(Member::view).expect("checked");
+        let seat = self.member(a).and_then(|m| m.seat.as_ref()).expect("checked");
+        let listed = seat.peers().iter().find(|p| p.node() == id(b)).expect("checked").listed;
+        let incarnation = listed.incarnation;
+        let Some(member) = &mut self.node(b).member else { return };
+        let asked = Event::Heard(id(a), Say::Yield { view, incarnation });
+        let actions = member.apply(NOW, asked);
+        member.normalise();
+        let (answers, rest): (Vec<_>, Vec<_>) = actions
+            .into_iter()
+            .partition(|action| matches!(action, Action::Send(_, Say::Yielded { .. })));
+        rest.into_iter().for_each(|action| self.perform(b, action));
+        for answer in answers {
+            if let Action::Send(_, say) = answer
+                && heard
+            {
+                self.tell(a, Event::Heard(id(b), say));
+            }
+        }
+    }
+
     pub(super) fn do_step(&mut self, step: Step) -> Result<(), String> {
         match step {
             Step::Tick => self.tick(),
@@ -504,6 +552,7 @@ impl World {
                 self.left.leaves -= 1;
                 self.tell(n, Event::Leave);
             }
+            Step::Yield(a, b, heard) => self.yields(a, b, heard),
             Step::Notice(a, b) => self.break_link(a, b),
             Step::Refuse(n) => self.refuse(n),
             Step::Die(n) => {
