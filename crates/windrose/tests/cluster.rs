@@ -62,7 +62,8 @@ impl Authority {
     /// A place like any other, of a cluster that wants TLS.
     fn place(&self, number: u8) -> Place {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![address(number)]).unwrap();
+        // Members of the store want the address as well that a connection comes from.
+        let params = CertificateParams::new(vec![address(number), "127.0.0.1".into()]).unwrap();
         let cert = params.signed_by(&key, &self.issuer).unwrap();
         let path = |name: &str| self.dir.path().join(name).display().to_string();
         let (cert_path, key_path) = (format!("cert{number}.pem"), format!("key{number}.pem"));

@@ -168,6 +168,10 @@ impl Member {
         put.running = false;
         if outcome == Put::Done {
             let record = put.record.clone();
+            // Nobody has to wait until the store gets round to it.
+            for replica in record.replicas.iter().filter(|r| r.node != self.me) {
+                self.actions.push(Action::Send(replica.node, Say::Newer(record.epoch)));
+            }
             self.learn(now, record);
         } else {
             self.reads.ask();

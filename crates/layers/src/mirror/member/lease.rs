@@ -51,6 +51,11 @@ impl Peer {
         self.held.is_some_and(|stamp| now < stamp + settings.lease())
     }
 
+    /// Whether nothing it has promised in this epoch has come.
+    pub(super) fn has_never_promised(&self) -> bool {
+        self.held.is_none()
+    }
+
     #[cfg(test)]
     pub(super) fn times(&mut self) -> [Option<&mut Duration>; 3] {
         [self.held.as_mut(), Some(&mut self.since), Some(&mut self.given)]

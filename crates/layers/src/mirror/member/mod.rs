@@ -207,11 +207,16 @@ impl Member {
         if epoch != record.epoch || self.put.is_some() || self.leg != Leg::Sound {
             return;
         }
-        let Some(peer) = self.seat.as_mut().and_then(|s| s.peer_mut(from)) else { return };
+        let Some(seat) = &mut self.seat else { return };
+        let Some(peer) = seat.peer_mut(from) else { return };
         if peer.listed.incarnation == inc && !peer.excluded {
             peer.promise(now);
             let say = Say::Promise { epoch, incarnation: inc, stamp };
             self.actions.push(Action::Send(from, say));
+            if peer.has_never_promised() {
+                // What was asked before it had adopted the epoch it could not answer.
+                seat.renew_at = now;
+            }
         }
     }
 

@@ -6,7 +6,11 @@ use crate::{
     server::Unit,
 };
 use anyhow::{Context, Result, ensure};
-use probe::{Disk, iscsi::Session, registers::Dice};
+use probe::{
+    Disk,
+    iscsi::{Refused, Session},
+    registers::Dice,
+};
 use std::{
     collections::BTreeSet,
     time::{Duration, Instant},
@@ -67,7 +71,11 @@ fn write(unit: &Unit) -> Result<u64> {
     let block = session.block_bytes() as u64;
     for at in pieces.iter().flat_map(|piece| (*piece..piece + PIECE).step_by(BLOCK)) {
         data[..8].copy_from_slice(&at.to_le_bytes());
-        session.write(at / block, &data, false)?;
+        while let Err(error) = session.write(at / block, &data, false) {
+            // The access state has changed when node b was gone: that is said once.
+            let told = Refused::of(&error).is_some_and(|refused| refused.sense[0] == 6);
+            ensure!(told, error);
+        }
     }
     session.logout().context("cannot log out")?;
     Ok(wanted * PIECE)

@@ -774,3 +774,20 @@ fn whom_it_cannot_put_out_it_takes_back() {
         assert_eq!(member.serves(ms(104)), !linked, "it may, as far as it knows");
     }
 }
+
+/// 5.1: a request that came before its epoch was adopted is made again as soon as the other has adopted it.
+#[test]
+fn who_asks_after_its_adoption_is_asked_back_at_once() {
+    let pair = record(1, &[1, 2]);
+    let mut member = boot(1, 0, image(0, 0));
+    let _ = member.apply(START, Event::LinkUp(NodeId(2)));
+    let _ = member.apply(START, read(&pair));
+    assert_eq!(asks(&member.apply(START, Event::Began(FIRST))), [2]);
+    assert!(asks(&member.apply(ms(1), Event::Tick)).is_empty());
+    let actions = member.apply(ms(2), renew(1, 2, 0));
+    assert!(promised(&actions));
+    assert_eq!(asks(&actions), [2], "it had nothing to answer with before");
+    let event = promise(&member, 2, ms(2));
+    let _ = member.apply(ms(3), event);
+    assert!(asks(&member.apply(ms(4), renew(1, 2, 0))).is_empty(), "once is enough");
+}
