@@ -9,7 +9,11 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use probe::paths::{Paths, Volume};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    fs::SeekFrom,
+    io::Errno,
+    process::{Pid, Signal, kill_process},
+};
 use std::{
     fs::{self, File},
     net::{IpAddr, SocketAddr},
@@ -227,12 +231,23 @@ impl Image {
         Ok(Self { file, data: word(88), length: word(96) })
     }
 
+    /// The first byte of the volume from `at` on that is not in a hole of the file.
+    fn next_data(&self, at: u64) -> Result<Option<u64>> {
+        match rustix::fs::seek(&self.file, SeekFrom::Data(self.data + at)) {
+            Ok(found) => Ok(Some(found - self.data).filter(|found| *found < self.length)),
+            Err(Errno::NXIO) => Ok(None),
+            Err(error) => Err(error).context("holes cannot be told from data"),
+        }
+    }
+
     /// The first byte of the volume that differs.
     fn first_difference(&self, other: &Self) -> Result<Option<u64>> {
         const STEP: usize = 1 << 20;
         ensure!(self.length == other.length, "{} and {} bytes", self.length, other.length);
         let (mut mine, mut theirs) = (vec![0; STEP], vec![0; STEP]);
-        for at in (0..self.length).step_by(STEP) {
+        let mut next = 0;
+        while let Some(at) = self.next_data(next)?.into_iter().chain(other.next_data(next)?).min() {
+            next = at + STEP as u64;
             let left = usize::try_from(self.length - at).unwrap_or(STEP).min(STEP);
             let (mine, theirs) = (&mut mine[..left], &mut theirs[..left]);
             self.file.read_exact_at(mine, self.data + at)?;
