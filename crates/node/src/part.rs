@@ -13,6 +13,7 @@ use ::cluster::meta::etcd::{Announced, Etcd, Settings, Tls};
 use ::cluster::meta::{MetaError, format};
 use ::cluster::mirrors::Mirrors;
 use ::cluster::nodes::{self, ALIVE_TTL, ClusterRecord, NodePortals, NodeRecord, Nodes};
+use rt::fault::{self, Point};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -203,12 +204,16 @@ impl Part {
             grace_ms: millis(self.config.grace),
         };
         joining::begin(&self.store, &record).await?;
+        fault::pass(Point::InitBegun);
         let local = lock(&self.local).clone();
         if let Some(local) = local {
             joining::copy(&local, &self.store).await?;
         }
+        fault::pass(Point::InitCopied);
         let index = joining::enter(&self.store, &self.record(&identity)).await?;
+        fault::pass(Point::InitEntered);
         self.become_other(Identity { stage: Stage::Member, index: Some(index), ..identity })?;
+        fault::pass(Point::MemberWritten);
         lock(&self.local).take();
         Ok(())
     }
@@ -216,11 +221,14 @@ impl Part {
     async fn join(&self, identity: Identity) -> Result<(), PartError> {
         if let Some(own) = &identity.member {
             let all = joining::make_room(&self.store, own).await?;
+            fault::pass(Point::JoinRoom);
             self.run_member(&identity, Origin::Joins, all)?;
             joining::promote(&self.store, own).await?;
         }
+        fault::pass(Point::JoinPromoted);
         self.check_cluster(&identity).await?;
         let index = joining::enter(&self.store, &self.record(&identity)).await?;
+        fault::pass(Point::JoinEntered);
         self.become_other(Identity { stage: Stage::Member, index: Some(index), ..identity })?;
         Ok(())
     }
@@ -279,9 +287,11 @@ impl Part {
             self.run_member(identity, Origin::Joins, all)?;
         }
         joining::strike(&self.store, identity.node).await?;
+        fault::pass(Point::LeaveStruck);
         if let Some(own) = &identity.member {
             joining::remove_member(&self.store, &own.name).await?;
         }
+        fault::pass(Point::LeaveRemoved);
         Ok(self.forget()?)
     }
 

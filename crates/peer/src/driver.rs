@@ -212,6 +212,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Writer<S> {
         };
         drop(slices);
         self.queue.sent(sent);
+        rt::fault::sent();
         Ok(())
     }
 }

@@ -7,6 +7,7 @@
 pub mod buf;
 mod core;
 pub mod disk;
+pub mod fault;
 mod mailbox;
 pub mod memory;
 pub mod net;

@@ -189,6 +189,15 @@ pub(crate) fn since_boot() -> Duration {
     Duration::new(u64::try_from(t.tv_sec).expect("boot was in the past"), nanoseconds)
 }
 
+/// Ends this process as `kill -9` does.
+#[cfg(feature = "fault-points")]
+pub(crate) fn end_at_once() -> ! {
+    // SAFETY: plain system calls about the process itself.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    // Nobody outlives that signal.
+    std::process::abort()
+}
+
 /// Whether this thread may lock as much memory as it likes.
 pub(crate) fn locks_freely() -> bool {
     /// `CAP_IPC_LOCK` (`linux/capability.h`).

@@ -19,12 +19,16 @@ pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, Failure> {
         None => Config::load_default(),
     };
     let config = config.map_err(|e| Failure::new(USAGE, e.to_string()))?;
+    let fault = rt::fault::arm().map_err(|e| Failure::new(USAGE, e.to_string()))?;
     if args.check {
         Node::check(&config).map_err(|e| Failure::new(USAGE, e.to_string()))?;
         println!("The configuration is right.");
         return Ok(ExitCode::SUCCESS);
     }
     log::start(&config);
+    if let Some(fault) = fault {
+        tracing::warn!(%fault, "this process ends by itself, as by kill -9");
+    }
     crash_on_panic();
     node::limits::raise(&config);
     // The control plane's own: the store is read and written on these, and each thread keeps some memory.

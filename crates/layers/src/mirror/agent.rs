@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use block::{Epoch, Error};
 use peer::{Link, Message, NodeId, Role};
+use rt::fault::{self, Point};
 
 use super::link::is_lease;
 use super::member::{Action, Change, Event};
@@ -118,7 +119,9 @@ impl Replica {
         self.spawn(async move {
             let members = record.in_sync.iter().map(|m| m.node.0).collect::<Vec<_>>();
             tracing::info!(epoch = record.epoch.0, ?members, "a new configuration is proposed");
+            fault::pass(Point::RecordPutting);
             let put = this.store.put(epoch, config, &record).await;
+            fault::pass(Point::RecordPut);
             if put != Put::Unknown {
                 this.unanswered.set(None);
             }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use block::{Ctx, Error};
 use futures_util::future::{join, join_all};
 use peer::{Link, Message, NodeId, View};
+use rt::fault::{self, Point};
 
 use super::log::FlushStamp;
 use super::replica::Replica;
@@ -67,6 +68,7 @@ impl Replica {
         if self.is_primary() && self.flush_joiners(view).await.is_none() {
             return;
         }
+        fault::pass(Point::MemberFlushed);
         link.send(Message::Flushed { view, request });
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use block::Error;
 use peer::{Incarnation, Message, NodeId, Role, View};
+use rt::fault::{self, Point};
 use uuid::Uuid;
 
 use super::log::{Adoption, Other};
@@ -162,7 +163,9 @@ impl Replica {
 
     /// Makes durable that this replica knows `record`, as a member of it or not.
     pub(super) async fn adopt(self: &Rc<Self>, record: &Record, member: bool) -> bool {
+        fault::pass(Point::EpochAdopting);
         let adopted = self.leg.log.adopt(self.adoption(record, member)).await;
+        fault::pass(Point::EpochAdopted);
         if let Err(error) = &adopted {
             tracing::error!(%error, epoch = record.epoch.0, "a configuration is not adopted");
             self.leg_failed(Error::Gone);
@@ -188,6 +191,7 @@ impl Replica {
         if joining.primary != from || joining.incarnation != incarnation {
             return;
         }
+        fault::pass(Point::JoinerAccepted);
         joining.view = Some(view);
         self.joining.set(Some(joining));
         self.view.set(view);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use block::{Blocks, Bufs, Ctx, Dev, Error, Op};
 use peer::{Change, Kind};
+use rt::fault::{self, Point};
 use slab::Slab;
 
 use super::log::{FlushStamp, IntentLog};
@@ -61,6 +62,7 @@ impl Leg {
         let _running = self.runs(now);
         if !self.careless && !self.log.is_hot(bytes.clone()) {
             Box::pin(self.log.mark(bytes)).await?;
+            fault::pass(Point::LegMarked);
         }
         // What has a place in the order happens, whatever its client asks by now.
         let ctx = ctx.shielded();

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use block::{Bufs, Ctx, Error};
 use peer::{Change, Entry, Kind, Message, NodeId, Seq, Tag, View};
+use rt::fault::{self, Point};
 
 use super::Mistake;
 use super::entries::Of;
@@ -83,6 +84,7 @@ impl Replica {
         if let Some(link) = self.primary_link() {
             let entries = self.entries.borrow().list();
             link.send(Message::Started { view, entries });
+            fault::pass_when_sent(Point::ViewStarted);
         }
     }
 
@@ -116,6 +118,7 @@ impl Replica {
         let this = Rc::clone(self);
         self.spawn(async move {
             let Some(settled) = this.settle(view).await else { return };
+            fault::pass(Point::ViewSettled);
             let through = this.order.borrow().last();
             this.tidings.replace(Some(Tidings { view, through, settled }));
             this.event(Event::Settled(view));
@@ -169,6 +172,7 @@ impl Replica {
         for link in self.links_to(others.iter().copied()) {
             let change = change.clone();
             link.send(Message::Write { view, seq, tag, copy: true, change });
+            fault::pass_when_sent(Point::ViewCopying);
         }
         if !copy.holders.contains(&self.me) {
             self.take_copy(Entry { view, seq, tag, range, kind, fua }, &change, &ctx).await?;
@@ -250,6 +254,7 @@ impl Replica {
             for link in self.links_to(self.others()) {
                 let settled = settled.iter().copied().collect();
                 link.send(Message::Open { view, through, settled });
+                fault::pass_when_sent(Point::ViewOpened);
             }
             for link in self.links_to(self.outsiders()) {
                 link.send(Message::Rejoin { view });

@@ -8,6 +8,7 @@ use block::{Blocks, Bufs, Class, Ctx, Epoch, Error, Lba};
 use futures_util::StreamExt;
 use futures_util::stream;
 use peer::{Change, Incarnation, Kind, Message, NodeId, Tag, View};
+use rt::fault::{self, Point};
 
 use super::joiners::Joiner;
 use super::log::Bitmap;
@@ -113,6 +114,7 @@ impl Replica {
         let lacking = self.copy_all(attempt, image, work).await?;
         self.wait_for_contents(attempt, lacking).await?;
         self.cross_barrier(attempt).await?;
+        fault::pass(Point::ResyncFlushed);
         self.propose(attempt)
     }
 
@@ -288,6 +290,7 @@ impl Replica {
         self.order.borrow_mut().await_copies(seq, [node], self.pulse.get());
         let tag = Tag { node: NodeId(0), number: 0 };
         link.send(Message::Write { view, seq, tag, copy: true, change });
+        fault::pass_when_sent(Point::ResyncSent);
         let fate = Order::fate(&self.order, seq).await;
         drop(lock);
         if fate != Fate::Committed {

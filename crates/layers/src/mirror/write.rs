@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use block::{Blocks, Ctx, Error, RangeLock};
 use peer::{Change, Entry, Message, NodeId, Seq, Tag, View};
+use rt::fault::{self, Point};
 
 use super::Mistake;
 use super::entries::Of;
@@ -44,6 +45,7 @@ impl Replica {
     /// A change that enters at this node.
     pub(super) async fn write(self: &Rc<Self>, change: Change, ctx: &Ctx) -> Result<(), Error> {
         let own = self.own.begin(Some((change.clone(), ctx.clone())));
+        fault::pass(Point::EnteringTaken);
         loop {
             let view = self.serving(ctx).await?;
             own.renew();
@@ -71,6 +73,7 @@ impl Replica {
         let Some(link) = self.primary_link() else { return };
         let (number, stamp) = (own.tag().number, self.answered(link.node()));
         link.send(Message::Order { view, number, stamp, change: change.clone() });
+        fault::pass_when_sent(Point::EnteringOrdered);
     }
 
     /// An order of another member, at the primary.
@@ -119,6 +122,7 @@ impl Replica {
         lock: RangeLock,
         ctx: &Ctx,
     ) -> Placed {
+        fault::pass(Point::PrimaryAsked);
         let seq = self.order.borrow_mut().next();
         let Change { range, kind, fua, .. } = *change;
         let entry = Entry { view, seq, tag, range, kind, fua };
@@ -147,6 +151,7 @@ impl Replica {
             self.signal.raise();
             return Placed::Ended;
         }
+        fault::pass(Point::PrimaryApplied);
         self.confirmed(view, seq, self.me);
         if self.settings.makes(Mistake::AcknowledgesAlone) {
             return Placed::Committed;
@@ -174,6 +179,7 @@ impl Replica {
             } else {
                 link.send(Message::Write { view, seq, tag, copy: false, change: change.clone() });
             }
+            fault::pass_when_sent(Point::PrimaryAnnounced);
         }
     }
 
@@ -202,6 +208,7 @@ impl Replica {
 
     fn committed(self: &Rc<Self>, view: View, seq: Seq, origin: Option<NodeId>) {
         let Some(entry) = self.entries.borrow_mut().commit((view, seq)) else { return };
+        fault::pass(Point::PrimaryCommitted);
         // Said at once: if the view ends before its task has its turn, nobody has a trace of it.
         if let Some(own) = self.own.tagged(entry.tag) {
             own.ends(Verdict::Committed);
@@ -247,6 +254,7 @@ impl Replica {
         } else {
             self.settled_by(entry.range);
         }
+        fault::pass(Point::MemberReceived);
         let of = match copy {
             false => Of::Client,
             true if self.is_joining() => Of::Resync,
@@ -259,6 +267,7 @@ impl Replica {
     pub(super) fn take_grant(self: &Rc<Self>, from: NodeId, view: View, number: u64, seq: Seq) {
         let Some(pending) = self.own.get(number) else { return };
         let Some((change, ctx)) = pending.change.clone() else { return };
+        fault::pass(Point::EnteringGranted);
         let tag = Tag { node: self.me, number };
         let Change { range, kind, fua, .. } = change;
         pending.granted(view, seq);
@@ -299,6 +308,7 @@ impl Replica {
         self.entries.borrow_mut().locked(place, lock);
         let applied =
             self.leg.apply(&change, self.bytes(entry.range), &ctx, self.pulse.get()).await;
+        fault::pass(if self.is_joining() { Point::JoinerCopied } else { Point::MemberApplied });
         if let Err(e) = applied {
             self.entries.borrow_mut().failed(place, e);
             self.leg_failed(e);
@@ -312,6 +322,7 @@ impl Replica {
         }
         if let Some(link) = self.link(from) {
             link.send(Message::Applied { view: entry.view, seq: entry.seq });
+            fault::pass_when_sent(Point::MemberConfirmed);
         }
         if let Some(own) = self.own.tagged(entry.tag)
             && own.place() == Some(place)
@@ -324,6 +335,7 @@ impl Replica {
     /// All other members have applied our own order.
     pub(super) fn take_done(&self, number: u64) {
         let Some(own) = self.own.get(number) else { return };
+        fault::pass(Point::EnteringDone);
         if own.done()
             && let Some((view, seq)) = own.place()
         {

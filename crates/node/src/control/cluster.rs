@@ -15,6 +15,7 @@ use api::{
     NodeRole, StoreMember,
 };
 use peer::NodeId;
+use rt::fault::{self, Point};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -135,6 +136,7 @@ impl Control {
             let runs_member = runs_member(&store, &cluster, role).await?;
             let node = joining::draw_number(&store, token.cluster).await;
             let node = node.map_err(|e| join_error(&e))?;
+            fault::pass(Point::JoinDrawn);
             let member = runs_member.then(|| own_member(settings, at, node)).transpose()?;
             // Somebody may have asked for something else meanwhile.
             control.check_alone()?;
@@ -156,6 +158,8 @@ impl Control {
     fn become_new(&self, identity: &Identity) -> Result<Cluster, ApiError> {
         let path = data_dir::identity(&self.0.settings.data_dir);
         identity.write(&path).map_err(|e| identity_error(&e))?;
+        let joins = identity.stage == Stage::Joining;
+        fault::pass(if joins { Point::JoinWritten } else { Point::InitWritten });
         tracing::info!(cluster = %identity.cluster, node = %identity.node, "it becomes a node of a cluster");
         self.0.restart.send_replace(true);
         Ok(of(identity))
@@ -198,6 +202,7 @@ impl Control {
             control.check_holds_nothing(identity.node).await?;
             let identity = Identity { stage: Stage::Leaving, ..identity };
             part.become_other(identity.clone()).map_err(|e| identity_error(&e))?;
+            fault::pass(Point::LeaveWritten);
             control.0.restart.send_replace(true);
             Ok(of(&identity))
         })

@@ -4,6 +4,7 @@ use block::Epoch;
 use cluster::mirrors;
 use layers::mirror::record::{Member, Record, Replica};
 use peer::{Incarnation, NodeId};
+use rt::fault::{self, Point};
 use uuid::Uuid;
 
 use super::{Control, MAX_STEPS};
@@ -154,6 +155,7 @@ impl Control {
             Err(e) => Err(e),
         };
         self.0.state.observe(record.id, Observed::Closed);
+        fault::pass(Point::VolumeMade);
         self.made(stored, made).await
     }
 
@@ -192,7 +194,9 @@ impl Control {
         if self.membership().is_some() {
             changes.push(mirrors::create(record.id, &first_mirror(&record)));
         }
+        fault::pass(Point::VolumeFinishing);
         self.0.meta.commit(changes).await?;
+        fault::pass(Point::VolumeFinished);
         tracing::info!(volume = %record.name, id = %record.id, bytes = record.size_bytes, "created");
         Ok(())
     }
@@ -292,6 +296,7 @@ impl Control {
                 Observed::Stuck { reason: e.to_string() }
             }
         };
+        fault::pass(Point::VolumeErased);
         self.0.state.observe(record.id, observed);
     }
 
