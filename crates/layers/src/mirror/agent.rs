@@ -159,6 +159,7 @@ impl Replica {
             self.event(Event::LegDead);
         } else if e != Error::Gone {
             tracing::error!(error = %e, alone, "the leg of this replica has failed an operation");
+            self.refused.set(Some(e));
             self.event(Event::LegFailed);
         }
         self.signal.raise();

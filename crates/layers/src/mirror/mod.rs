@@ -124,6 +124,8 @@ pub struct Status {
     pub region_bytes: u64,
     /// How long the store has left a question unanswered; `None` if it has answered the last one.
     pub unanswered: Option<Duration>,
+    /// What its leg has refused, if it has not served since.
+    pub refused: Option<Error>,
 }
 
 impl Mirror {
@@ -184,6 +186,7 @@ impl Mirror {
             stayed: Cell::default(),
             unanswered: Cell::default(),
             closed: Cell::default(),
+            refused: Cell::default(),
             signal: signal::Signal::default(),
             spare,
             reserve: tokio::sync::Mutex::new(reserve),
@@ -280,6 +283,7 @@ impl Mirror {
             marked: others.filter_map(marked).collect(),
             region_bytes: this.leg.log.geometry().region_bytes(),
             unanswered: this.unanswered.get().map(|since| now.saturating_sub(since)),
+            refused: this.refused.get(),
         }
     }
 

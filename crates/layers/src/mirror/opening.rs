@@ -261,6 +261,7 @@ impl Replica {
             }
         }
         self.opened.set(Some(view));
+        self.refused.set(None);
         self.entries.borrow_mut().end_through((view, through));
         self.own.opened(&settled);
         self.signal.raise();

@@ -95,6 +95,8 @@ pub(super) struct Replica {
     /// When the oldest question was asked that the store has not answered since.
     pub(super) unanswered: Cell<Option<Duration>>,
     pub(super) closed: Cell<bool>,
+    /// What the leg has refused since a view was open here.
+    pub(super) refused: Cell<Option<Error>>,
     /// Raised when the view, the role, the lease or a link changes.
     pub(super) signal: Signal,
     /// Memory for a flush, which needs none of its own.

@@ -36,6 +36,9 @@ pub struct SeenMirror {
     pub serves: bool,
     /// Why it does not, as [`super::why::sentence`] has it.
     pub why: Option<String>,
+    /// What its disk has refused, if it has not served since.
+    #[serde(default)]
+    pub refused: Option<String>,
     /// Nodes whose copies are brought in sync from there.
     pub resyncs: Vec<Resync>,
 }
@@ -95,7 +98,7 @@ impl Progress {
         now: Instant,
         names: &impl Fn(NodeId) -> String,
     ) -> SeenMirror {
-        let Status { why, resyncs, .. } = &report.status;
+        let Status { why, resyncs, refused, .. } = &report.status;
         let resyncs = resyncs.iter().map(|&(node, done_bytes, total_bytes)| {
             let eta_s = self.eta((volume, node), done_bytes, total_bytes, now);
             Resync { node: node.0, done_bytes, total_bytes, eta_s }
@@ -104,6 +107,7 @@ impl Progress {
             serves: why.is_none(),
             resyncs: resyncs.collect(),
             why: why.as_ref().map(|why| super::why::sentence(why, names)),
+            refused: refused.map(|error| error.to_string()),
         }
     }
 }

@@ -187,7 +187,9 @@ impl Together {
         }
         let copies = self.copies(record);
         let good = copies.iter().filter(|c| c.state == CopyState::InSync).count();
-        let lacking: Vec<_> = copies.iter().filter_map(lack).collect();
+        let refused = |place: &Place| self.seen(place.node, record.id)?.refused.as_deref();
+        let refused = record.places.iter().map(refused);
+        let lacking: Vec<_> = copies.iter().zip(refused).filter_map(lack).collect();
         if !lacking.is_empty() {
             let message =
                 format!("{good} of {} copies are in sync: {}", copies.len(), lacking.join("; "));
@@ -216,17 +218,19 @@ impl Together {
     }
 }
 
-/// What a copy lacks, if it does.
-fn lack(copy: &VolumeCopy) -> Option<String> {
+/// What a copy lacks, if it does; with it, what its disk has refused.
+fn lack((copy, refused): (&VolumeCopy, Option<&str>)) -> Option<String> {
     let node = &copy.node;
+    let refused = refused.map(|why| format!(": its disk has failed an operation ({why})"));
+    let refused = refused.unwrap_or_default();
     match &copy.state {
         CopyState::InSync | CopyState::Leaving => None,
         CopyState::Resyncing { done_bytes, total_bytes, eta_s } => {
             let left = api::Size(total_bytes.saturating_sub(*done_bytes));
             let eta = eta_s.map(|s| format!(", {s} s")).unwrap_or_default();
-            Some(format!("the one on {node} is being brought in sync ({left} left{eta})"))
+            Some(format!("the one on {node} is being brought in sync ({left} left{eta}){refused}"))
         }
-        CopyState::Outdated => Some(format!("the one on {node} is outdated")),
+        CopyState::Outdated => Some(format!("the one on {node} is outdated{refused}")),
         CopyState::BeingMade => Some(format!("the one on {node} is being made")),
         CopyState::Failed { reason } => Some(format!("the one on {node} was not made: {reason}")),
         CopyState::Unknown => Some(format!("the one on {node} is not known")),
@@ -265,7 +269,8 @@ mod tests {
     }
 
     fn serves(why: Option<&str>) -> SeenMirror {
-        SeenMirror { serves: why.is_none(), why: why.map(Into::into), resyncs: Vec::new() }
+        let why: Option<String> = why.map(Into::into);
+        SeenMirror { serves: why.is_none(), why, ..SeenMirror::default() }
     }
 
     /// Node 1 looks at a volume on nodes 1 and 2, of which `in_sync` are.
@@ -328,6 +333,16 @@ mod tests {
         let done_bytes = 1 << 20;
         let state = CopyState::Resyncing { done_bytes, total_bytes: 3 << 20, eta_s: Some(9) };
         assert_eq!(together.copies(&volume)[1].state, state);
+    }
+
+    #[test]
+    fn what_the_disk_of_a_copy_has_refused_is_told_at_every_node() {
+        let refused = Some("no space left".to_owned());
+        let full = SeenMirror { refused, ..serves(Some("not in sync")) };
+        let (together, volume) = look(&[A], &[(A, serves(None)), (B, full)]);
+        let message = "1 of 2 copies are in sync: the one on n2 is outdated: its disk has failed an \
+                       operation (no space left)";
+        assert_eq!(found(&together, &volume), [(Severity::Warning, message.to_owned())]);
     }
 
     #[test]
