@@ -14,6 +14,7 @@ use rustix::{
     io::Errno,
     process::{Pid, Signal, kill_process},
 };
+use serde_json::Value;
 use std::{
     fs::{self, File},
     net::{IpAddr, SocketAddr},
@@ -39,6 +40,15 @@ pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Node>,
     /// After the nodes, so that it goes last.
     pub(crate) network: Network,
+}
+
+/// How far a node has come into a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Alone,
+    Member,
+    /// On its way in or out.
+    Between,
 }
 
 /// A volume with a copy on both data nodes.
@@ -76,10 +86,14 @@ impl Cluster {
     pub(crate) fn form(&self) -> Result<()> {
         self.nodes[A].command(&["cluster", "init"])?;
         let token = self.nodes[A].command(&["cluster", "token"])?;
-        let token = ["--token", token.trim()];
-        self.nodes[B].command(&[&["cluster", "join"], &token[..]].concat())?;
-        self.nodes[WITNESS].command(&[&["cluster", "witness"], &token[..]].concat())?;
-        Ok(())
+        self.nodes[B].command(&["cluster", "join", "--token", token.trim()])?;
+        self.add_witness()
+    }
+
+    /// Takes the witness into the cluster of node a.
+    pub(crate) fn add_witness(&self) -> Result<()> {
+        let token = self.nodes[A].command(&["cluster", "token"])?;
+        self.nodes[WITNESS].command(&["cluster", "witness", "--token", token.trim()]).map(drop)
     }
 
     /// A volume with a copy on both data nodes, for everybody.
@@ -109,15 +123,10 @@ impl Cluster {
     pub(crate) fn await_safe(&self) -> Result<()> {
         let begun = Instant::now();
         for node in DATA_NODES {
-            loop {
-                let status = self.nodes[node].call(&["status"])?;
-                if status.status.success() {
-                    break;
-                }
+            while !self.says_safe(node)? {
                 if begun.elapsed() > RECOVERY {
-                    let said = String::from_utf8_lossy(&status.stdout).into_owned();
-                    let errors = String::from_utf8_lossy(&status.stderr).into_owned();
-                    bail!("node {}: not safe after {RECOVERY:?}\n{said}{errors}", NAMES[node]);
+                    let said = self.status(node)?;
+                    bail!("node {}: not safe after {RECOVERY:?}\n{said}", NAMES[node]);
                 }
                 std::thread::sleep(POLL);
             }
@@ -128,6 +137,53 @@ impl Cluster {
     /// Bytes that have gone to `node` over the network of data so far, where that can be counted.
     pub(crate) fn bytes_to(&self, node: usize) -> Result<Option<u64>> {
         self.network.is_separate().then(|| self.network.bytes_to(node)).transpose()
+    }
+
+    /// Whether both data nodes say that all data are safe.
+    pub(crate) fn is_safe(&self) -> Result<bool> {
+        for node in DATA_NODES {
+            if !self.says_safe(node)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn says_safe(&self, node: usize) -> Result<bool> {
+        Ok(self.nodes[node].call(&["status"])?.status.success())
+    }
+
+    /// What a node says of itself and the cluster, whatever that is.
+    pub(crate) fn status(&self, node: usize) -> Result<String> {
+        let status = self.nodes[node].call(&["status"])?;
+        let (said, errors) = (status.stdout, status.stderr);
+        Ok(format!("{}{}", String::from_utf8_lossy(&said), String::from_utf8_lossy(&errors)))
+    }
+
+    /// Asks node `at` to have node `to` put the writes of `volume` in order whenever it is in sync.
+    pub(crate) fn switch(&self, volume: &Mirrored, at: usize, to: usize) -> Result<()> {
+        self.nodes[at].command(&["volume", "switch", &volume.name, "--to", NAMES[to]]).map(drop)
+    }
+
+    /// How far a node has come; an error while it does not answer.
+    pub(crate) fn stage(&self, node: usize) -> Result<Stage> {
+        let cluster = self.nodes[node].query(&["cluster", "nodes"])?;
+        let waits = cluster.get("waits_for").is_some_and(|why| !why.is_null());
+        Ok(match cluster.get("stage").and_then(Value::as_str) {
+            Some("alone") => Stage::Alone,
+            Some("member") if !waits => Stage::Member,
+            _ => Stage::Between,
+        })
+    }
+
+    /// How many nodes, and members of the store with a vote, a node sees.
+    pub(crate) fn counts(&self, node: usize) -> Result<(usize, usize)> {
+        let cluster = self.nodes[node].query(&["cluster", "nodes"])?;
+        let list = |key| cluster.get(key).and_then(Value::as_array).context("an odd answer");
+        let votes = |m: &&Value| m.get("votes").and_then(Value::as_bool) == Some(true);
+        let members = list("store")?;
+        ensure!(members.iter().filter(votes).count() == members.len(), "somebody has no vote");
+        Ok((list("nodes")?.len(), members.len()))
     }
 
     /// The members of the store, as processes: children of the nodes.
@@ -178,10 +234,11 @@ impl Cluster {
 
     /// Compares the data of both copies, byte by byte. No load may run; what was in flight gets a moment to land.
     pub(crate) fn copies_are_equal(&self, volume: &Mirrored) -> Result<()> {
-        let images = DATA_NODES
-            .iter()
-            .map(|&node| Image::find(&self.nodes[node].directory, &volume.name))
-            .collect::<Result<Vec<_>>>()?;
+        let open = |&node: &usize| {
+            let path = find_image(&self.nodes[node].directory, &volume.name)?;
+            Image::open(&path).with_context(|| format!("image {}", path.display()))
+        };
+        let images = DATA_NODES.iter().map(open).collect::<Result<Vec<_>>>()?;
         let begun = Instant::now();
         loop {
             let Some(different) = images[0].first_difference(&images[1])? else { return Ok(()) };
@@ -206,21 +263,25 @@ struct Image {
     length: u64,
 }
 
-impl Image {
-    /// The image of `volume` below a node's directory.
-    fn find(node: &Path, volume: &str) -> Result<Self> {
-        let directory = node.join("data/volumes");
-        let entries = fs::read_dir(&directory)
-            .with_context(|| format!("cannot read {}", directory.display()))?;
-        let prefix = format!("{volume}-");
-        let named = |path: &PathBuf| {
-            path.file_name().and_then(|name| name.to_str()).is_some_and(|n| n.starts_with(&prefix))
-        };
-        let found: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(named).collect();
-        let [path] = &found[..] else { bail!("images of {volume}: {found:?}") };
-        Self::open(path).with_context(|| format!("image {}", path.display()))
-    }
+/// The images of `volume` below a node's directory.
+pub(crate) fn images_of(node: &Path, volume: &str) -> Result<Vec<PathBuf>> {
+    let directory = node.join("data/volumes");
+    let entries =
+        fs::read_dir(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    let prefix = format!("{volume}-");
+    let named = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|n| n.starts_with(&prefix))
+    };
+    Ok(entries.flatten().map(|entry| entry.path()).filter(named).collect())
+}
 
+fn find_image(node: &Path, volume: &str) -> Result<PathBuf> {
+    let mut found = images_of(node, volume)?;
+    ensure!(found.len() == 1, "images of {volume}: {found:?}");
+    Ok(found.remove(0))
+}
+
+impl Image {
     fn open(path: &Path) -> Result<Self> {
         let file = File::open(path)?;
         let mut label = [0; 112];

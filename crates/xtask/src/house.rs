@@ -26,6 +26,8 @@ pub(crate) struct House {
     /// Where cargo builds.
     pub(crate) target: PathBuf,
     pub(crate) display: Display,
+    /// Only checks with this in their names are wanted, in tiers that heed it.
+    pub(crate) only: String,
     scratch: Scratch,
     /// Directories elsewhere that go with this run.
     more: RefCell<Vec<Scratch>>,
@@ -46,10 +48,16 @@ impl House {
             root,
             target,
             display: Display::new(),
+            only: String::new(),
             scratch,
             more: RefCell::default(),
             ledger,
         })
+    }
+
+    /// Whether the check or part called `name` is wanted.
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        name.contains(&self.only)
     }
 
     /// Where this run may write; gone when it ends.

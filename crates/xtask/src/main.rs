@@ -49,6 +49,9 @@ enum What {
         /// Only these tiers
         #[arg(long = "tier", value_name = "NAME", value_delimiter = ',')]
         tiers: Vec<String>,
+        /// Only checks whose name contains this; heeded by tier mirror
+        #[arg(long, default_value = "")]
+        only: String,
         /// Say which tiers there are
         #[arg(long)]
         list: bool,
@@ -113,7 +116,7 @@ fn run() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     cleanup::install()?;
     namespace::prepare()?;
-    let house = House::open()?;
+    let mut house = House::open()?;
     match arguments.command {
         What::Demo => demonstrate(&house)?,
         What::Test { list: true, .. } => {
@@ -121,7 +124,10 @@ fn run() -> Result<ExitCode> {
                 println!("{:<12} {}", tier.name, tier.about);
             }
         }
-        What::Test { tiers, .. } => test(&house, &tiers)?,
+        What::Test { tiers, only, .. } => {
+            house.only = only;
+            test(&house, &tiers)?;
+        }
         What::Chaos { rounds, seed, only } => chaos(&house, &tier::Chaos { rounds, seed, only })?,
         What::Bench { what: Measured::Iscsi, repetitions, seconds } => {
             bench::start(&house, bench::Plan { repetitions, seconds })?;

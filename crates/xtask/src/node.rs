@@ -3,7 +3,7 @@
 use crate::{
     house::House,
     namespace,
-    process::{Daemon, read_lossy},
+    process::{Daemon, read_lossy, tail},
     server::{Subsystem, Unit},
 };
 use anyhow::{Context, Result, ensure};
@@ -13,7 +13,10 @@ use std::{
     ffi::OsStr,
     io::{Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
-    os::unix::net::{UnixDatagram, UnixStream},
+    os::unix::{
+        net::{UnixDatagram, UnixStream},
+        process::ExitStatusExt,
+    },
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Output},
     time::{Duration, Instant},
@@ -21,14 +24,21 @@ use std::{
 
 /// How long a node may take until it answers; the start-up tier measures it, here it is only a limit.
 const START_LIMIT: Duration = Duration::from_secs(30);
+/// Says where a node is to die.
+const FAULT: &str = "WINDROSE_FAULT";
 /// How long a command line may take.
 const CALL_LIMIT_S: &str = "120";
+
+/// The program that can be told to die, once it is built.
+const WITH_POINTS: &str = "windrose-fault-points";
 
 /// How the product is built.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// With debug assertions and overflow checks: what tests want.
     Dev,
+    /// The same, with the points at which it can be told to die (`rt::fault`): a program beside the other.
+    Points,
     /// As it is shipped: what measurements and the demo want.
     Release,
 }
@@ -36,14 +46,15 @@ pub(crate) enum Profile {
 impl Profile {
     fn directory(self) -> &'static str {
         match self {
-            Self::Dev => "debug",
+            Self::Dev | Self::Points => "debug",
             Self::Release => "release",
         }
     }
 
     /// Where the product's program lies once it is built.
     pub(crate) fn program(self, house: &House) -> PathBuf {
-        self.sibling(house, "windrose")
+        let name = if self == Self::Points { WITH_POINTS } else { "windrose" };
+        self.sibling(house, name)
     }
 
     /// Where another program of the workspace lies once it is built.
@@ -72,6 +83,19 @@ impl Profile {
         house.display.line(&format!("  built {}  {} s", what.join(" "), begun.elapsed().as_secs()));
         Ok(())
     }
+
+    /// Builds the product twice: with points, which is put beside, and as it is.
+    pub(crate) fn build_both(house: &House) -> Result<()> {
+        if namespace::inside() {
+            return Ok(());
+        }
+        Self::Points.build(house, &["-p", "windrose", "--features", "fault-points"])?;
+        let built = Self::Dev.program(house);
+        // Not over one that may be running.
+        let _ = std::fs::remove_file(Self::Points.program(house));
+        std::fs::copy(&built, Self::Points.program(house)).context("cannot copy the program")?;
+        Self::Dev.build(house, &["-p", "windrose"])
+    }
 }
 
 /// What a test wants of a node.
@@ -97,6 +121,8 @@ impl Default for Wishes<'_> {
 /// A node with a directory of its own, running or not.
 pub(crate) struct Node {
     program: PathBuf,
+    /// The same with points at which it can be told to die.
+    with_points: PathBuf,
     prefix: Vec<String>,
     pub(crate) directory: PathBuf,
     logs: PathBuf,
@@ -173,6 +199,7 @@ impl Node {
             .context("cannot write the configuration")?;
         Ok(Self {
             program: wishes.profile.program(house),
+            with_points: Profile::Points.program(house),
             prefix: wishes.prefix.iter().map(|&word| word.to_owned()).collect(),
             directory,
             logs: house.scratch().to_owned(),
@@ -192,19 +219,31 @@ impl Node {
 
     /// Starts the node.
     pub(crate) fn launch(&mut self) -> Result<()> {
+        let program = self.program.clone();
+        self.launch_as(&program, None)
+    }
+
+    /// Starts the node, which ends as by `kill -9` when it passes a point for the count-th time (`rt::fault`).
+    pub(crate) fn launch_to_die(&mut self, point: &str, count: u64) -> Result<()> {
+        let program = self.with_points.clone();
+        self.launch_as(&program, Some(format!("{point}:{count}")))
+    }
+
+    fn launch_as(&mut self, program: &Path, fault: Option<String>) -> Result<()> {
         let socket = self.directory.join("notify.sock");
         let _ = std::fs::remove_file(&socket);
         let manager = UnixDatagram::bind(&socket).context("cannot make a notify socket")?;
         manager.set_nonblocking(true).context("cannot make a notify socket")?;
         self.manager = Some(manager);
         let mut words: Vec<&OsStr> = self.prefix.iter().map(OsStr::new).collect();
-        words.push(self.program.as_os_str());
+        words.push(program.as_os_str());
         let mut command = Command::new(words[0]);
         command
             .args(&words[1..])
             .args(["node", "--config"])
             .arg(self.directory.join("windrose.toml"))
-            .env("NOTIFY_SOCKET", &socket);
+            .env("NOTIFY_SOCKET", &socket)
+            .envs(fault.map(|fault| (FAULT, fault)));
         self.daemon = Some(Daemon::start(&self.logs, "windrose node", &mut command)?);
         Ok(())
     }
@@ -218,6 +257,33 @@ impl Node {
             std::iter::from_fn(|| manager.recv(said).ok().map(|n| said[..n].to_vec()))
                 .any(|message| message.split(|&byte| byte == b'\n').any(|line| line == b"READY=1"))
         })
+    }
+
+    /// The points at which the node can be told to die, as the program itself lists them.
+    pub(crate) fn points(&self) -> Result<Vec<String>> {
+        let mut command = Command::new(&self.with_points);
+        command.args(["node", "--check", "--config"]).arg(self.directory.join("windrose.toml"));
+        let out = command.env(FAULT, "none:1").output().context("cannot run windrose")?;
+        let said = String::from_utf8_lossy(&out.stderr);
+        ensure!(!out.status.success(), "an unknown point is no error");
+        let list = said.split_once("there is no point none; there are ");
+        let (_, list) = list.with_context(|| format!("no list of points: {said}"))?;
+        let list = list.lines().next().unwrap_or_default();
+        Ok(list.split(", ").map(str::to_owned).collect())
+    }
+
+    /// Whether the node has died by itself, as by SIGKILL; any other end is an error.
+    pub(crate) fn has_died(&mut self) -> Result<bool> {
+        let daemon = self.daemon.as_mut().context("the node is not running")?;
+        let Some(status) = daemon.ended()? else { return Ok(false) };
+        ensure!(
+            status.signal() == Some(Signal::KILL.as_raw()),
+            "the node has ended: {status}\n{}",
+            tail(&daemon.output()?)
+        );
+        // With its child, the member of the store.
+        self.daemon = None;
+        Ok(true)
     }
 
     fn socket(&self) -> PathBuf {
@@ -267,10 +333,20 @@ impl Node {
 
     /// The product's command line against this node, run to its end whatever that is.
     pub(crate) fn call(&self, arguments: &[&str]) -> Result<Output> {
+        self.command_line(arguments).output().context("cannot run windrose")
+    }
+
+    /// The product's command line against this node, while other things happen.
+    pub(crate) fn begin(&self, arguments: &[&str]) -> Result<Daemon> {
+        let what = format!("windrose {}", arguments[..arguments.len().min(2)].join(" "));
+        Daemon::start(&self.logs, &what, &mut self.command_line(arguments))
+    }
+
+    fn command_line(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("timeout");
         command.arg(CALL_LIMIT_S).arg(&self.program);
         command.arg("--api").arg(format!("unix:{}", self.socket().display())).args(arguments);
-        command.output().context("cannot run windrose")
+        command
     }
 
     /// The product's command line against this node.

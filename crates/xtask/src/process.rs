@@ -162,9 +162,29 @@ impl Daemon {
 
     /// Fails when the program has ended by itself.
     pub(crate) fn alive(&mut self) -> Result<()> {
-        match self.child.try_wait().context("cannot look after a program")? {
+        match self.ended()? {
             None => Ok(()),
             Some(status) => bail!("{} has ended: {status}\n{}", self.what, tail(&self.output()?)),
+        }
+    }
+
+    /// How the program has ended, if it has.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().context("cannot look after a program")
+    }
+
+    /// Waits until the program has ended by itself; fails when `limit` passes.
+    pub(crate) fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.ended()? {
+                return Ok(status);
+            }
+            if begun.elapsed() > limit {
+                let (what, output) = (&self.what, tail(&self.output()?));
+                bail!("{what}: not done after {} s\n{output}", limit.as_secs());
+            }
+            std::thread::sleep(POLL);
         }
     }
 

@@ -38,6 +38,8 @@ pub(crate) struct Tier {
     packages: fn() -> Vec<&'static [Package]>,
     /// Whether it starts real nodes: these tiers share the product's build and run in a namespace.
     pub(crate) processes: bool,
+    /// Whether some of these nodes are told to die at points that only a build of their own has.
+    points: bool,
     run: fn(&House) -> Result<()>,
 }
 
@@ -58,6 +60,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(8),
         packages: Vec::new,
         processes: false,
+        points: false,
         run: style::run,
     },
     Tier {
@@ -66,6 +69,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(12),
         packages: || vec![install::ETCD],
         processes: false,
+        points: false,
         run: unit::run,
     },
     Tier {
@@ -74,6 +78,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(4),
         packages: Vec::new,
         processes: false,
+        points: false,
         run: simulation::run,
     },
     Tier {
@@ -82,6 +87,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(8),
         packages: Vec::new,
         processes: false,
+        points: false,
         run: fuzz::run,
     },
     Tier {
@@ -90,6 +96,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(2),
         packages: || vec![install::LIBISCSI, install::NETWORK],
         processes: true,
+        points: false,
         run: clients::suite,
     },
     Tier {
@@ -98,6 +105,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(3),
         packages: || [guest::packages(), vec![install::NETWORK]].concat(),
         processes: true,
+        points: false,
         run: clients::initiators,
     },
     Tier {
@@ -106,6 +114,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(2),
         packages: || vec![install::GUEST, install::GUEST_QEMU, install::NETWORK],
         processes: true,
+        points: false,
         run: clients::emulated,
     },
     Tier {
@@ -114,14 +123,16 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(1),
         packages: || vec![install::NETWORK],
         processes: true,
+        points: false,
         run: crash::run,
     },
     Tier {
         name: "mirror",
-        about: "a volume on two nodes, a witness, real etcd: nodes killed, stopped, cut off and drained under load",
-        budget: minutes(6),
+        about: "a volume on two nodes, a witness, real etcd: nodes killed at every phase of a write, stopped, cut off and drained under load",
+        budget: minutes(12),
         packages: mirror_packages,
         processes: true,
+        points: true,
         run: mirror::run,
     },
     Tier {
@@ -130,6 +141,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(3),
         packages: || vec![install::NETWORK],
         processes: true,
+        points: false,
         run: hostile::run,
     },
     Tier {
@@ -138,6 +150,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(2),
         packages: || vec![install::NETWORK],
         processes: true,
+        points: false,
         run: footprint::run,
     },
     Tier {
@@ -146,6 +159,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(4),
         packages: demo::packages,
         processes: true,
+        points: false,
         run: |house| demo::show(house, Profile::Dev),
     },
 ];
@@ -173,13 +187,18 @@ pub(crate) fn run_all(house: &House, tiers: &[&Tier]) -> Result<()> {
     if ready.is_empty() {
         return Ok(());
     }
-    if let Err(error) = Profile::Dev.build(house, &["-p", "windrose"]) {
+    let built = match ready.iter().any(|tier| tier.points) {
+        true => Profile::build_both(house),
+        false => Profile::Dev.build(house, &["-p", "windrose"]),
+    };
+    if let Err(error) = built {
         house.enter_error("build of windrose", &error);
         return Ok(());
     }
     let names: Vec<&str> = ready.iter().map(|tier| tier.name).collect();
     let names = names.join(",");
-    if namespace::inside() || !namespace::run_inside(house, &["test", "--tier", &names])? {
+    let again = ["test", "--tier", &names, "--only", &house.only];
+    if namespace::inside() || !namespace::run_inside(house, &again)? {
         for tier in ready {
             run(house, tier);
         }

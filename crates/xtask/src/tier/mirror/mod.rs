@@ -4,49 +4,85 @@
 //! must explain all that they saw (`probe::history`), afterwards both copies hold the same bytes, and no operation may have taken
 //! longer than the kind of trouble allows.
 
+mod faults;
+mod load;
+mod moves;
 mod resync;
 mod scenarios;
 
 use crate::{
-    cluster::{A, B, Cluster, Mirrored},
+    cluster::{Cluster, Mirrored},
     house::House,
     node::Profile,
 };
-use anyhow::{Result, anyhow, ensure};
-use probe::{history, paths::Client, registers::Dice};
+use anyhow::{Result, ensure};
+use load::{clients, under_load, verify};
+use probe::{paths::Client, registers::Dice};
 use scenarios::{Pause, SCENARIOS, Scenario, WORSE};
 use std::{
     ops::Range,
-    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
-/// Half of them begin at either node, half of them speak iSCSI, the others NVMe/TCP.
-const CLIENTS: u64 = 4;
 /// Blocks that the clients of one trial share: few, so that they meet.
 const SHARED: u64 = 64;
 const SIZE: &str = "256MiB";
 /// Trials that fit into a volume of that size, each with blocks that nobody has written before.
 const TRIALS: u64 = (256 << 20) / 512 / SHARED;
-/// Between two operations of a client: two cores also have to run the nodes.
-const THINKING: Duration = Duration::from_millis(2);
-/// Load before something happens, and after everything is safe again.
-const CALM: Duration = Duration::from_secs(1);
 /// How long a trouble lasts in the tier: long enough for a node to be voted out.
 const HOLD: Duration = Duration::from_secs(5);
-const VOLUME: u64 = 0x6d69_7272_6f72;
 
-/// The tier: every scenario once.
+/// A part of the tier beside the scenarios, on the same cluster: false when that is not fit for another one. It has the blocks
+/// from those of trial `number` on to itself.
+type Part = fn(&House, &mut Cluster, &Mirrored, u64) -> bool;
+
+/// The parts, by what `--only` calls them, and how many trials' blocks each may use.
+const PARTS: [(&str, Part, u64); 1] = [("fault points", faults::run, faults::TRIALS)];
+
+/// The tier: every scenario once, then the other parts, then nodes that die on their way into a cluster and out of it.
 pub(super) fn run(house: &House) -> Result<()> {
-    let Some((mut cluster, volume)) = prepare(house)? else { return Ok(()) };
-    for (scenario, number) in SCENARIOS.iter().zip(0..) {
-        if !trial(house, &mut cluster, &volume, number, scenario, HOLD) {
-            return Ok(());
-        }
+    if !on_one_cluster(house)? {
+        return Ok(());
     }
-    resync::run(house, &mut cluster);
-    house.check("all nodes end in order", || cluster.stop());
+    on_another(house)
+}
+
+/// A cluster that is formed by nodes that die.
+fn on_another(house: &House) -> Result<()> {
+    if house.wants("moves") {
+        let mut cluster = Cluster::start(house, &house.directory("moves")?, Profile::Dev)?;
+        moves::run(house, &mut cluster);
+    }
     Ok(())
+}
+
+/// Whether all went so far that another cluster is worth while.
+fn on_one_cluster(house: &House) -> Result<bool> {
+    let wanted = |name: &&str| house.wants(name);
+    let scenarios = SCENARIOS.iter().map(|scenario| scenario.name);
+    if !scenarios.chain(PARTS.iter().map(|(name, ..)| *name)).any(|name| wanted(&name)) {
+        return Ok(true);
+    }
+    let Some((mut cluster, volume)) = prepare(house)? else { return Ok(false) };
+    let mut number = 0;
+    for scenario in SCENARIOS.iter().filter(|scenario| wanted(&scenario.name)) {
+        if !trial(house, &mut cluster, &volume, number, scenario, HOLD) {
+            return Ok(false);
+        }
+        number += 1;
+    }
+    for (_, part, trials) in PARTS.iter().filter(|(name, ..)| wanted(name)) {
+        if !part(house, &mut cluster, &volume, number) {
+            return Ok(false);
+        }
+        number += trials;
+    }
+    Ok(house.check("all nodes end in order", || cluster.stop()))
+}
+
+/// The blocks of trial `number`.
+fn blocks(number: u64) -> Range<u64> {
+    number * SHARED..(number + 1) * SHARED
 }
 
 /// How long [`chaos`] goes on, and with which dice.
@@ -105,17 +141,16 @@ fn trial(
 ) -> bool {
     let mut figures = String::new();
     let passed = house.check(scenario.name, || {
-        let blocks = number * SHARED..(number + 1) * SHARED;
-        let mut clients = clients(cluster, volume, &blocks)?;
-        let happened = under_load(&mut clients, || {
+        let blocks = blocks(number);
+        let mut clients = clients(cluster, volume, &blocks, Instant::now())?;
+        let happened = under_load(&mut clients, |_| {
             (scenario.happens)(cluster, hold)?;
             cluster.await_safe()
         });
-        let longest = clients.iter_mut().map(|client| client.take_longest().1).max();
-        let longest = longest.unwrap_or_default();
+        let (_, longest) = longest(&mut clients);
         figures = describe(scenario.pause, longest, &clients);
         happened?;
-        verify(&mut clients)?;
+        verify(&mut clients, &blocks)?;
         cluster.copies_are_equal(volume)?;
         if let Some((promised, allowed)) = scenario.pause.bounds() {
             ensure!(longest <= allowed, "an operation took {longest:?}, promised {promised:?}");
@@ -123,6 +158,11 @@ fn trial(
         Ok(())
     });
     house.display.line(&format!("        {figures}"));
+    is_fit(house, cluster, passed)
+}
+
+/// Whether the cluster is fit for another trial after one that has passed, or not.
+fn is_fit(house: &House, cluster: &Cluster, passed: bool) -> bool {
     if !passed {
         cluster.show_logs(house);
     }
@@ -131,6 +171,12 @@ fn trial(
         house.display.line(&format!("        no further trial: {why:#}"));
     }
     again.is_ok()
+}
+
+/// The longest operation of all: when it began, and how long it took.
+fn longest(clients: &mut [Client]) -> (Duration, Duration) {
+    let all = clients.iter_mut().map(Client::take_longest);
+    all.max_by_key(|(_, took)| *took).unwrap_or_default()
 }
 
 fn describe(pause: Pause, longest: Duration, clients: &[Client]) -> String {
@@ -144,53 +190,4 @@ fn describe(pause: Pause, longest: Duration, clients: &[Client]) -> String {
         None => "as long as nobody was there".to_owned(),
     };
     format!("longest pause {:.2} s ({promise}); {operations} operations", longest.as_secs_f64())
-}
-
-fn clients(cluster: &Cluster, volume: &Mirrored, blocks: &Range<u64>) -> Result<Vec<Client>> {
-    let clock = Instant::now();
-    (0..CLIENTS)
-        .map(|number| {
-            let paths = cluster.paths(volume, number)?;
-            Ok(Client::new(number, VOLUME, paths, blocks.clone(), clock))
-        })
-        .collect()
-}
-
-/// Runs `body` while all clients work; fails if one of them has seen an error.
-fn under_load(clients: &mut [Client], body: impl FnOnce() -> Result<()>) -> Result<()> {
-    let stop = &AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let work = |(client, seed)| scope.spawn(move || load(client, seed, stop));
-        let running: Vec<_> = clients.iter_mut().zip(0..).map(work).collect();
-        std::thread::sleep(CALM);
-        let outcome = body();
-        std::thread::sleep(CALM);
-        stop.store(true, Ordering::Relaxed);
-        for client in running {
-            let ended = client.join().map_err(|_| anyhow!("a client panicked"))?;
-            ended.map_err(|error| anyhow!("the application saw an error: {error}"))?;
-        }
-        outcome
-    })
-}
-
-fn load(client: &mut Client, seed: u64, stop: &AtomicBool) -> Result<(), String> {
-    let mut dice = Dice::new(seed);
-    while !stop.load(Ordering::Relaxed) {
-        client.step(&mut dice)?;
-        std::thread::sleep(THINKING);
-    }
-    Ok(())
-}
-
-/// Every block is read through both nodes, and then some order must explain everything.
-fn verify(clients: &mut [Client]) -> Result<()> {
-    for (client, path) in clients.iter_mut().zip([A, B]) {
-        client.go_to(path);
-        client.read_all().map_err(|error| anyhow!("reading all at the end: {error}"))?;
-    }
-    let operations: Vec<_> = clients.iter().flat_map(Client::operations).copied().collect();
-    let checked = history::check(&operations).map_err(|why| anyhow!("{why}"))?;
-    ensure!(checked.blocks == usize::try_from(SHARED)?, "only {checked:?}");
-    Ok(())
 }
