@@ -26,6 +26,8 @@ pub(crate) const NETWORK: &[Package] =
 pub(crate) const FILTER: &[Package] = &[package("nftables", "nft")];
 /// The store of a cluster, for the tests of what speaks to it.
 pub(crate) const ETCD: &[Package] = &[package("etcd-server", "etcd")];
+/// Another wall clock for a process.
+pub(crate) const CLOCK: &[Package] = &[package("faketime", "faketime")];
 /// The peer of the measurements.
 pub(crate) const TGT: &[Package] = &[package("tgt", "tgtd")];
 /// What the guests' scripts call; they run on this machine's own files.

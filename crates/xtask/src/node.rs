@@ -124,6 +124,8 @@ pub(crate) struct Node {
     /// The same with points at which it can be told to die.
     with_points: PathBuf,
     prefix: Vec<String>,
+    /// What is added to its environment when it is started.
+    environment: Vec<(String, String)>,
     pub(crate) directory: PathBuf,
     logs: PathBuf,
     /// Where this process reaches its listeners.
@@ -201,6 +203,7 @@ impl Node {
             program: wishes.profile.program(house),
             with_points: Profile::Points.program(house),
             prefix: wishes.prefix.iter().map(|&word| word.to_owned()).collect(),
+            environment: Vec::new(),
             directory,
             logs: house.scratch().to_owned(),
             iscsi,
@@ -243,6 +246,7 @@ impl Node {
             .args(["node", "--config"])
             .arg(self.directory.join("windrose.toml"))
             .env("NOTIFY_SOCKET", &socket)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .envs(fault.map(|fault| (FAULT, fault)));
         self.daemon = Some(Daemon::start(&self.logs, "windrose node", &mut command)?);
         Ok(())
@@ -257,6 +261,11 @@ impl Node {
             std::iter::from_fn(|| manager.recv(said).ok().map(|n| said[..n].to_vec()))
                 .any(|message| message.split(|&byte| byte == b'\n').any(|line| line == b"READY=1"))
         })
+    }
+
+    /// From its next start on, the node has `environment` beside this process's own.
+    pub(crate) fn set_environment(&mut self, environment: Vec<(String, String)>) {
+        self.environment = environment;
     }
 
     /// The points at which the node can be told to die, as the program itself lists them.

@@ -130,7 +130,7 @@ pub(crate) const TIERS: &[Tier] = &[
         name: "mirror",
         about: "a volume on two nodes, a witness, real etcd: nodes killed at every phase of a write, stopped, cut off and drained under load",
         budget: minutes(12),
-        packages: mirror_packages,
+        packages: || [mirror_packages(), vec![install::CLOCK]].concat(),
         processes: true,
         points: true,
         run: mirror::run,

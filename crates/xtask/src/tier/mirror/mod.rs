@@ -4,11 +4,14 @@
 //! must explain all that they saw (`probe::history`), afterwards both copies hold the same bytes, and no operation may have taken
 //! longer than the kind of trouble allows.
 
+mod clock;
 mod faults;
 mod load;
 mod moves;
+mod past;
 mod resync;
 mod scenarios;
+mod space;
 
 use crate::{
     cluster::{Cluster, Mirrored},
@@ -37,7 +40,11 @@ const HOLD: Duration = Duration::from_secs(5);
 type Part = fn(&House, &mut Cluster, &Mirrored, u64) -> bool;
 
 /// The parts, by what `--only` calls them, and how many trials' blocks each may use.
-const PARTS: [(&str, Part, u64); 1] = [("fault points", faults::run, faults::TRIALS)];
+const PARTS: [(&str, Part, u64); 3] = [
+    ("fault points", faults::run, faults::TRIALS),
+    ("a store from the past", past::run, 1),
+    ("a clock that is stepped", clock::run, 1),
+];
 
 /// The tier: every scenario once, then the other parts, then nodes that die on their way into a cluster and out of it.
 pub(super) fn run(house: &House) -> Result<()> {
@@ -47,11 +54,19 @@ pub(super) fn run(house: &House) -> Result<()> {
     on_another(house)
 }
 
-/// A cluster that is formed by nodes that die.
+/// A cluster that is formed by nodes that die, and another kind of trouble for it.
 fn on_another(house: &House) -> Result<()> {
-    if house.wants("moves") {
-        let mut cluster = Cluster::start(house, &house.directory("moves")?, Profile::Dev)?;
-        moves::run(house, &mut cluster);
+    let (moves, space) = (house.wants("moves"), house.wants("a full disk"));
+    if !moves && !space {
+        return Ok(());
+    }
+    let mut cluster = Cluster::start(house, &house.directory("moves")?, Profile::Dev)?;
+    let formed = match moves {
+        true => moves::run(house, &mut cluster),
+        false => house.check("two data nodes and a witness form a cluster", || cluster.form()),
+    };
+    if formed && space {
+        space::run(house, &mut cluster);
     }
     Ok(())
 }
@@ -157,8 +172,15 @@ fn trial(
         }
         Ok(())
     });
-    house.display.line(&format!("        {figures}"));
+    show(house, &figures);
     is_fit(house, cluster, passed)
+}
+
+/// What a trial has measured, if it came so far.
+fn show(house: &House, figures: &str) {
+    if !figures.is_empty() {
+        house.display.line(&format!("        {figures}"));
+    }
 }
 
 /// Whether the cluster is fit for another trial after one that has passed, or not.
