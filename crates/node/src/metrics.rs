@@ -262,6 +262,7 @@ mod tests {
             resynced: 77,
             marked: Vec::new(),
             region_bytes: 65536,
+            refused: None,
             unanswered: None,
         };
         MirrorReport { status, access: Access::Optimized }

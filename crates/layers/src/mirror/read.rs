@@ -79,9 +79,13 @@ impl Replica {
                 Err(_) if self.turns_away() => return Waited::Over,
                 Err(_) if self.is_primary() => {}
                 Err(_) => {
-                    let found = match self.primary() {
-                        Some(primary) => self.fetch(view, primary, range, ctx).await,
-                        None => None,
+                    let Some(primary) = self.primary() else { continue };
+                    let found = tokio::select! {
+                        biased;
+                        // The next writer here waits for whoever has the range, and the primary's
+                        // answer stands behind that writer: attack 84.
+                        () = lock.held() => return Waited::Held,
+                        found = self.fetch(view, primary, range, ctx) => found,
                     };
                     match found {
                         Some(found) if self.serves().is_some() => return Waited::Found(found),

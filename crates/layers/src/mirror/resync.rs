@@ -310,8 +310,7 @@ impl Replica {
         range: Blocks,
         ctx: &Ctx,
     ) -> Result<Option<Change>, &'static str> {
-        let kind = Kind::Write;
-        let change = |data: Bufs| Change { range, kind, fua: false, data };
+        let change = |data| bringing(range, data);
         match self.leg.read(range, ctx, self.pulse.get()).await {
             Ok(data) => Ok(Some(change(data))),
             Err(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
@@ -335,5 +334,34 @@ impl Replica {
         }
         let longest = Duration::from_secs_f64(CHUNK as f64 / self.settings.resync_floor as f64);
         tokio::time::sleep((took * 3).min(longest)).await;
+    }
+}
+
+/// What brings `data` to `range`. Zeroes need neither a way nor a place on the disk: a copy of a thin volume is
+/// as thin.
+fn bringing(range: Blocks, data: Bufs) -> Change {
+    // Without a branch for each byte.
+    let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |any, byte| any | byte) == 0;
+    let empty = data.iter().all(|piece| piece.chunks(4096).all(is_zero));
+    let (kind, data) =
+        if empty { (Kind::Zero { unmap: true }, Bufs::new()) } else { (Kind::Write, data) };
+    Change { range, kind, fua: false, data }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroes_travel_as_zeroes_and_one_byte_among_them_as_data() {
+        let range = Blocks::new(Lba(3), 16);
+        let change = bringing(range, Bufs::zeroes(8192));
+        assert_eq!((change.kind, change.data.len()), (Kind::Zero { unmap: true }, 0));
+        let mut bytes = vec![0; 8192];
+        bytes[8191] = 1;
+        let pool = rt::buf::Pool::new(1 << 20).unwrap();
+        let credit = pool.account().try_credit(8192, Class::Read).unwrap();
+        let change = bringing(range, rt::buf::copy_in(&credit, &bytes));
+        assert_eq!((change.kind, change.data.len()), (Kind::Write, 8192));
     }
 }

@@ -40,10 +40,11 @@ const HOLD: Duration = Duration::from_secs(5);
 type Part = fn(&House, &mut Cluster, &Mirrored, u64) -> bool;
 
 /// The parts, by what `--only` calls them, and how many trials' blocks each may use.
-const PARTS: [(&str, Part, u64); 3] = [
+const PARTS: [(&str, Part, u64); 4] = [
     ("fault points", faults::run, faults::TRIALS),
     ("a store from the past", past::run, 1),
     ("a clock that is stepped", clock::run, 1),
+    ("a minute away", resync::run, 0),
 ];
 
 /// The tier: every scenario once, then the other parts, then nodes that die on their way into a cluster and out of it.

@@ -1,7 +1,7 @@
 //! A node that was away gets what was written meanwhile, and next to nothing else (RFD 0010, 6).
 
 use crate::{
-    cluster::{A, B, Cluster},
+    cluster::{A, B, Cluster, Mirrored},
     house::House,
     server::Unit,
 };
@@ -28,34 +28,40 @@ const COPIED: u64 = 3;
 const BLOCK: usize = 64 << 10;
 const METRIC: &str = "windrose_volume_resynced_bytes_total{volume=\"resync\"}";
 
-/// Node b is away for a minute.
-pub(super) fn run(house: &House, cluster: &mut Cluster) {
+/// Node b is away for a minute, and has a copy of a larger volume.
+pub(super) fn run(house: &House, cluster: &mut Cluster, _: &Mirrored, _: u64) -> bool {
     let mut figures = String::new();
-    house.check("a minute without node b brings it what was written, and no more", || {
-        let volume = cluster.create("resync", SIZE)?;
-        cluster.nodes[B].kill()?;
-        let left = Instant::now();
-        let written = write(&volume.exported.unit)?;
-        std::thread::sleep((left + AWAY).saturating_duration_since(Instant::now()));
-        let before = cluster.nodes[A].metric(METRIC)?;
-        let (sent, returned) = (cluster.bytes_to(B)?, Instant::now());
-        cluster.nodes[B].start()?;
-        cluster.await_safe()?;
-        let copied = cluster.nodes[A].metric(METRIC)? - before;
-        figures = format!(
-            "written {} MiB, copied {} MiB of {SIZE}; safe {:.1} s after its start",
-            written >> 20,
-            copied >> 20,
-            returned.elapsed().as_secs_f64(),
-        );
-        ensure!(copied >= written, "{copied} bytes were copied, of {written} that it lacks");
-        ensure!(copied * 100 < BYTES * COPIED, "{copied} bytes were copied");
-        if let Some((before, after)) = sent.zip(cluster.bytes_to(B)?) {
-            ensure!((after - before) * 100 < BYTES * COPIED, "{} bytes went to it", after - before);
-        }
-        cluster.copies_are_equal(&volume)
-    });
+    let passed =
+        house.check("a minute without node b brings it what was written, and no more", || {
+            let volume = cluster.create("resync", SIZE)?;
+            cluster.nodes[B].kill()?;
+            let left = Instant::now();
+            let written = write(&volume.exported.unit)?;
+            std::thread::sleep((left + AWAY).saturating_duration_since(Instant::now()));
+            let before = cluster.nodes[A].metric(METRIC)?;
+            let (sent, returned) = (cluster.bytes_to(B)?, Instant::now());
+            cluster.nodes[B].start()?;
+            cluster.await_safe()?;
+            let copied = cluster.nodes[A].metric(METRIC)? - before;
+            figures = format!(
+                "written {} MiB, copied {} MiB of {SIZE}; safe {:.1} s after its start",
+                written >> 20,
+                copied >> 20,
+                returned.elapsed().as_secs_f64(),
+            );
+            ensure!(copied >= written, "{copied} bytes were copied, of {written} that it lacks");
+            ensure!(copied * 100 < BYTES * COPIED, "{copied} bytes were copied");
+            if let Some((before, after)) = sent.zip(cluster.bytes_to(B)?) {
+                ensure!(
+                    (after - before) * 100 < BYTES * COPIED,
+                    "{} bytes went to it",
+                    after - before
+                );
+            }
+            cluster.copies_are_equal(&volume)
+        });
     house.display.line(&format!("        {figures}"));
+    passed
 }
 
 /// Writes all of [`WRITTEN`] hundredths of the volume; returns how many bytes that are.

@@ -743,7 +743,7 @@ fn who_has_yielded_serves_again_in_another_view() {
     let incarnation = listed(2, 0).incarnation;
     let says = Action::Send(NodeId(1), Say::Yielded { view: FIRST, incarnation });
     for _ in 0..2 {
-        assert_eq!(member.apply(START, told(1, 0, FIRST)), [says.clone()]);
+        assert_eq!(member.apply(START, told(1, 0, FIRST)), std::slice::from_ref(&says));
         assert_eq!(member.waits_for(START), Some(Why::Yielded(NodeId(1))));
     }
     let next = FIRST.next_round();
