@@ -15,6 +15,9 @@ pub const HEADER: usize = 48;
 /// Operation code of READ (16) (SBC-3 5.11).
 pub const READ_16: u8 = 0x88;
 
+/// Operation code of WRITE (16) (SBC-3 5.32).
+pub const WRITE_16: u8 = 0x8a;
+
 /// Opcodes (RFC 7143 11.1).
 pub mod opcode {
     #![allow(missing_docs, reason = "the RFC's own names")]
@@ -517,7 +520,7 @@ impl Disk for Session {
     }
 
     fn write(&mut self, lba: u64, data: &[u8], fua: bool) -> io::Result<()> {
-        let cdb = Self::cdb16(0x8a, if fua { 8 } else { 0 }, lba, self.count(data.len()));
+        let cdb = Self::cdb16(WRITE_16, if fua { 8 } else { 0 }, lba, self.count(data.len()));
         self.good(&cdb, data, &mut [])
     }
 

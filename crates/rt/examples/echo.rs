@@ -1,9 +1,10 @@
-//! The bare echo: 72 bytes asked, 4 KiB answered, over TCP and nothing else. What this machine's
-//! network costs a storage protocol before the storage: the limit that benchmarks compare with.
+//! The bare echo: 72 bytes asked, 4 KiB answered, or the other way round, over TCP and nothing else.
+//! What this machine's network costs a storage protocol before the storage: the limit that benchmarks
+//! compare with.
 //!
 //! ```text
 //! echo [connections=1] [depth=1] [seconds=2] [window_us=50] [client_window_us=0]
-//!      [server_cpu=0] [client_cpu=1] [serve=ADDR | to=ADDR]
+//!      [server_cpu=0] [client_cpu=1] [request=72] [reply=4096] [serve=ADDR | to=ADDR]
 //! ```
 //! `serve` and `to` run only the server or only the client, in processes of their own. The
 //! server's processor time is that of its core's thread.
@@ -21,10 +22,13 @@ use rt::{Core, CoreHandle, Cores, CoresConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
-/// Bytes of a request: a protocol header with its extended command.
-const REQUEST: usize = 72;
-/// Bytes of a reply.
-const REPLY: usize = 4096;
+/// What is asked and answered, in bytes.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Unless told otherwise, a protocol header with its extended command.
+    request: usize,
+    reply: usize,
+}
 /// Most replies sent with one call.
 const BATCH: usize = 64;
 
@@ -37,6 +41,11 @@ impl Settings {
 
     fn number(&self, name: &str, default: u64) -> u64 {
         self.get(name).map_or(default, |s| s.parse().unwrap())
+    }
+
+    fn sizes(&self) -> Sizes {
+        let bytes = |name, default| usize::try_from(self.number(name, default)).unwrap();
+        Sizes { request: bytes("request", 72), reply: bytes("reply", 4096) }
     }
 }
 
@@ -52,7 +61,7 @@ fn main() {
         match (settings.get("serve"), settings.get("to")) {
             (Some(at), _) => {
                 let cores = one_core(&settings, "server_cpu", 0, "window_us", 50);
-                let at = serve(&cores.handles()[0], at.parse().unwrap()).await;
+                let at = serve(&cores.handles()[0], at.parse().unwrap(), settings.sizes()).await;
                 println!("serving at {at}");
                 std::future::pending::<()>().await;
             }
@@ -63,7 +72,9 @@ fn main() {
             (None, None) => {
                 let server = one_core(&settings, "server_cpu", 0, "window_us", 50);
                 let client = one_core(&settings, "client_cpu", 1, "client_window_us", 0);
-                let at = serve(&server.handles()[0], "127.0.0.1:0".parse().unwrap()).await;
+                let at =
+                    serve(&server.handles()[0], "127.0.0.1:0".parse().unwrap(), settings.sizes())
+                        .await;
                 report(&client.handles()[0], at, &settings, Some(&server.handles()[0])).await;
             }
         }
@@ -81,25 +92,26 @@ fn one_core(settings: &Settings, cpu: &str, default: u64, window: &str, us: u64)
 }
 
 /// Starts the server on `core`; gives its address.
-async fn serve(core: &CoreHandle, at: SocketAddr) -> SocketAddr {
+async fn serve(core: &CoreHandle, at: SocketAddr, sizes: Sizes) -> SocketAddr {
     let listening = core.run(move |core| async move {
         let listener = core.listen(at).await.unwrap();
         let at = listener.local_addr().unwrap();
-        tokio::task::spawn_local(accept(listener));
+        tokio::task::spawn_local(accept(listener, sizes));
         at
     });
     listening.await.unwrap()
 }
 
-async fn accept(listener: Listener) {
+async fn accept(listener: Listener, sizes: Sizes) {
     while let Ok((stream, _)) = listener.accept().await {
-        tokio::task::spawn_local(answer(stream));
+        tokio::task::spawn_local(answer(stream, sizes));
     }
 }
 
 /// Answers requests until the client goes.
-async fn answer(mut stream: Stream) -> std::io::Result<()> {
-    let page = vec![7u8; REPLY];
+async fn answer(mut stream: Stream, sizes: Sizes) -> std::io::Result<()> {
+    let Sizes { request, reply } = sizes;
+    let page = vec![7u8; reply];
     let mut received = vec![0; 64 << 10];
     let mut held = 0;
     loop {
@@ -108,12 +120,12 @@ async fn answer(mut stream: Stream) -> std::io::Result<()> {
             return Ok(());
         }
         held += n;
-        let mut left = held / REQUEST * REPLY;
-        held %= REQUEST;
+        let mut left = held / request * reply;
+        held %= request;
         while left > 0 {
-            let first = (left - 1) % REPLY + 1;
-            let mut parts = vec![IoSlice::new(&page[REPLY - first..])];
-            let whole = (left - first) / REPLY;
+            let first = (left - 1) % reply + 1;
+            let mut parts = vec![IoSlice::new(&page[reply - first..])];
+            let whole = (left - first) / reply;
             parts.extend((0..whole.min(BATCH - 1)).map(|_| IoSlice::new(&page)));
             left -= stream.write_vectored(&parts).await?;
         }
@@ -135,7 +147,8 @@ async fn report(
         None => Duration::ZERO,
     };
     let before = cpu().await;
-    let load = core.run(move |core| ask(core, to, connections, depth, time));
+    let sizes = settings.sizes();
+    let load = core.run(move |core| ask(core, to, sizes, (connections, depth), time));
     let mut latencies = load.await.unwrap();
     let cpu = cpu().await - before;
     latencies.sort_unstable();
@@ -157,33 +170,46 @@ fn thread_cpu() -> Duration {
 }
 
 /// Keeps `depth` requests in flight on each connection; gives every latency in nanoseconds.
-async fn ask(core: Core, to: SocketAddr, connections: u64, depth: u64, time: Duration) -> Vec<u32> {
+async fn ask(
+    core: Core,
+    to: SocketAddr,
+    sizes: Sizes,
+    (connections, depth): (u64, u64),
+    time: Duration,
+) -> Vec<u32> {
     let latencies = Rc::new(RefCell::new(Vec::with_capacity(1 << 20)));
     let end = Instant::now() + time;
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..connections {
         let stream = core.dial(to).await.unwrap();
-        tasks.spawn_local(ask_one(stream, depth, end, Rc::clone(&latencies)));
+        tasks.spawn_local(ask_one(stream, sizes, depth, end, Rc::clone(&latencies)));
     }
     while tasks.join_next().await.is_some() {}
     latencies.take()
 }
 
-async fn ask_one(mut stream: Stream, depth: u64, end: Instant, out: Rc<RefCell<Vec<u32>>>) {
-    let requests = vec![1u8; REQUEST * usize::try_from(depth).unwrap()];
+async fn ask_one(
+    mut stream: Stream,
+    sizes: Sizes,
+    depth: u64,
+    end: Instant,
+    out: Rc<RefCell<Vec<u32>>>,
+) {
+    let Sizes { request, reply } = sizes;
+    let requests = vec![1u8; request * usize::try_from(depth).unwrap()];
     let mut received = vec![0; 256 << 10];
     let mut asked = VecDeque::new();
-    let (mut held, mut due) = (0, requests.len() / REQUEST);
+    let (mut held, mut due) = (0, requests.len() / request);
     loop {
         if due > 0 {
             let now = Instant::now();
-            stream.write_all(&requests[..due * REQUEST]).await.unwrap();
+            stream.write_all(&requests[..due * request]).await.unwrap();
             asked.extend(std::iter::repeat_n(now, due));
         }
         held += stream.read(&mut received).await.unwrap();
         let now = Instant::now();
-        due = held / REPLY;
-        held %= REPLY;
+        due = held / reply;
+        held %= reply;
         let mut out = out.borrow_mut();
         for _ in 0..due {
             let asked = asked.pop_front().expect("one reply to a request");

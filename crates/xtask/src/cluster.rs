@@ -61,6 +61,16 @@ pub(crate) struct Mirrored {
 impl Cluster {
     /// Three nodes that know nothing of each other, running.
     pub(crate) fn start(house: &House, parent: &Path, profile: Profile) -> Result<Self> {
+        Self::pinned(house, parent, profile, [None; 3])
+    }
+
+    /// The same, each on the processor that it is given, with its member of the store.
+    pub(crate) fn pinned(
+        house: &House,
+        parent: &Path,
+        profile: Profile,
+        processors: [Option<usize>; 3],
+    ) -> Result<Self> {
         let network = Network::new(house, 3)?;
         let node = |index: usize| -> Result<Node> {
             let place = &network.places[index];
@@ -68,10 +78,10 @@ impl Cluster {
                 "[cluster]\nlisten = [\"{}:7480\"]\nheartbeat = [\"{}:7480\"]\n",
                 place.data, place.heartbeat
             );
-            let prefix = place.prefix();
+            let prefix = place.prefix_on(processors[index]);
             let prefix: Vec<&str> = prefix.iter().map(String::as_str).collect();
             // On loopback guests reach nodes only at its first address, so there ports tell nodes apart.
-            let at = (!prefix.is_empty()).then_some(IpAddr::V4(place.data));
+            let at = place.is_separate().then_some(IpAddr::V4(place.data));
             let wishes =
                 Wishes { profile, cores: 1, more: &more, prefix: &prefix, at, ..Wishes::default() };
             Node::new(house, parent, NAMES[index], &wishes)
@@ -101,6 +111,19 @@ impl Cluster {
         let exported = self.nodes[A].create_with(name, size, &["--replicas", "2"])?;
         self.await_safe()?;
         Ok(Mirrored { name: name.to_owned(), exported })
+    }
+
+    /// Has `node` put the writes of `volume` in order.
+    pub(crate) fn lead(&self, volume: &Mirrored, node: usize) -> Result<()> {
+        self.nodes[A].command(&["volume", "switch", &volume.name, "--to", NAMES[node]])?;
+        self.await_safe()
+    }
+
+    /// How many pages the intent logs of both copies have written so far.
+    pub(crate) fn log_writes(&self, volume: &Mirrored) -> Result<[u64; 2]> {
+        let written =
+            |node: usize| Image::find(&self.nodes[node].directory, &volume.name)?.log_writes();
+        Ok([written(A)?, written(B)?])
     }
 
     /// Where client `number` finds `volume`: a portal of each data node, of iSCSI for half of the clients.
@@ -287,9 +310,23 @@ impl Image {
         let mut label = [0; 112];
         file.read_exact_at(&mut label, 0)?;
         ensure!(label.starts_with(b"WINDROSE LABEL\r\n"), "no label");
-        let word =
-            |at: usize| label[at..at + 8].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
-        Ok(Self { file, data: word(88), length: word(96) })
+        Ok(Self { file, data: word(&label, 88), length: word(&label, 96) })
+    }
+
+    /// How many pages its intent log has written (`docs/format/intent.md`): each cell counts its own writes, and those of a page
+    /// are written together.
+    fn log_writes(&self) -> Result<u64> {
+        const PAGES: std::ops::Range<u64> = 0x83000..0xea000;
+        const PAGE: usize = 4096;
+        let mut written = 0;
+        for at in PAGES.step_by(PAGE) {
+            let mut cell = [0; 32];
+            self.file.read_exact_at(&mut cell, at)?;
+            if cell.starts_with(b"WRIC") {
+                written += word(&cell, 24);
+            }
+        }
+        Ok(written)
     }
 
     /// The first byte of the volume from `at` on that is not in a hole of the file.
@@ -320,6 +357,11 @@ impl Image {
         }
         Ok(None)
     }
+}
+
+/// The little-endian number at `at`.
+fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..at + 8].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
 }
 
 #[cfg(test)]

@@ -67,10 +67,10 @@ enum What {
         #[arg(long, default_value = "")]
         only: String,
     },
-    /// Measure against a peer and against the limit of this machine; writes bench/README.md
+    /// Measure side by side, against the limits of this machine; writes bench/README.md
     Bench {
         /// What to measure
-        what: Measured,
+        what: bench::Subject,
         /// How often everything is measured
         #[arg(long, default_value_t = 5)]
         repetitions: usize,
@@ -94,12 +94,6 @@ enum What {
         #[arg(long, default_value_t = 300)]
         seconds: u64,
     },
-}
-
-/// What can be measured.
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Measured {
-    Iscsi,
 }
 
 fn main() -> ExitCode {
@@ -129,8 +123,8 @@ fn run() -> Result<ExitCode> {
             test(&house, &tiers)?;
         }
         What::Chaos { rounds, seed, only } => chaos(&house, &tier::Chaos { rounds, seed, only })?,
-        What::Bench { what: Measured::Iscsi, repetitions, seconds } => {
-            bench::start(&house, bench::Plan { repetitions, seconds })?;
+        What::Bench { what, repetitions, seconds } => {
+            bench::start(&house, what, bench::Plan { repetitions, seconds })?;
         }
         What::Peers => {
             install::packages(&house, &tier::peer_packages())?;

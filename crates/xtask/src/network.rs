@@ -72,6 +72,17 @@ impl Place {
         let enter = |path: PathBuf| vec!["nsenter".to_owned(), format!("--net={}", path.display())];
         self.namespace().map(enter).unwrap_or_default()
     }
+
+    /// The same for one that is to run there on `processor`.
+    pub(crate) fn prefix_on(&self, processor: Option<usize>) -> Vec<String> {
+        let pinned = |cpu: usize| ["taskset".to_owned(), "-c".to_owned(), cpu.to_string()];
+        self.prefix().into_iter().chain(processor.into_iter().flat_map(pinned)).collect()
+    }
+
+    /// Whether it is a network of its own.
+    pub(crate) fn is_separate(&self) -> bool {
+        self.holder.is_some()
+    }
 }
 
 /// The networks of a cluster.
@@ -82,32 +93,42 @@ pub(crate) struct Network {
 impl Network {
     /// Networks for `count` nodes.
     pub(crate) fn new(house: &House, count: u8) -> Result<Self> {
-        if !namespace::inside() {
-            let place = |number| Place {
-                data: Ipv4Addr::new(127, 0, 1, number),
-                heartbeat: Ipv4Addr::new(127, 0, 2, number),
-                number,
-                holder: None,
-            };
-            return Ok(Self { places: (1..=count).map(place).collect() });
+        let mut network = Self { places: Vec::new() };
+        if namespace::inside() {
+            Self::build()?;
         }
+        (0..count).try_for_each(|_| network.add(house).map(drop))?;
+        Ok(network)
+    }
+
+    /// What the cables lead to.
+    fn build() -> Result<()> {
         for (bridge, address) in [(DATA, "10.98.1.254/24"), (BEAT, "10.98.2.254/24")] {
             ip(&["link", "add", bridge, "type", "bridge"])?;
             ip(&["address", "add", address, "dev", bridge])?;
             ip(&["link", "set", bridge, "up"])?;
         }
+        // A switch between two machines asks no firewall of theirs. Not there where this was never wanted.
+        let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
         // Guests are behind a tap of their own, and reach the nodes over this host.
         fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("cannot forward packets")?;
         nft(
             "add table bridge cuts; add chain bridge cuts forward { type filter hook forward priority 0; }",
-        )?;
-        let places = (1..=count).map(|number| Place::new(house, number)).collect::<Result<_>>()?;
-        Ok(Self { places })
+        )
+    }
+
+    /// A place for one more node.
+    pub(crate) fn add(&mut self, house: &House) -> Result<&Place> {
+        let number = u8::try_from(self.places.len() + 1).context("too many nodes")?;
+        let inside = namespace::inside();
+        let place = if inside { Place::new(house, number)? } else { Place::on_loopback(number) };
+        self.places.push(place);
+        self.places.last().context("no place")
     }
 
     /// Whether each node has a network of its own.
     pub(crate) fn is_separate(&self) -> bool {
-        self.places.iter().all(|place| place.holder.is_some())
+        self.places.iter().all(Place::is_separate)
     }
 
     /// Skips what needs links to cut where there are none.
@@ -210,6 +231,12 @@ impl Drop for Network {
 }
 
 impl Place {
+    fn on_loopback(number: u8) -> Self {
+        let data = Ipv4Addr::new(127, 0, 1, number);
+        let heartbeat = Ipv4Addr::new(127, 0, 2, number);
+        Self { data, heartbeat, number, holder: None }
+    }
+
     fn new(house: &House, number: u8) -> Result<Self> {
         let mut command = Command::new("unshare");
         command.args(["--net", "sleep", "infinity"]);

@@ -1,154 +1,219 @@
-//! One at a time, asked by the leanest client there is: a blocking socket that writes a request and reads its answer. The
-//! bare echo and the targets get the very same client, so that what differs is the server.
+//! Random reads and writes by the leanest client there is: a blocking socket on which a few commands are kept in flight.
+//! What is asked and answered with one call is what came together. One at a time, it writes a request and reads its answer;
+//! the bare echo and the targets get the very same client then, so that what differs is the server.
 
-use super::{
-    LOAD_CPU, SERVER_CPU,
-    measure::{Figures, Load, Operation, Sample},
-};
-use crate::{
-    house::House,
-    node::{free_port, processor_time},
-    process::Daemon,
-    server::Unit,
-};
+use super::measure::{Figures, Load, Operation};
+use crate::{node::processor_time, server::Unit};
 use anyhow::{Context, Result, anyhow};
 use probe::{
-    Disk, PATIENCE, fault,
-    iscsi::{HEADER, READ_16, Session, dial, opcode},
+    Disk, fault,
+    iscsi::{HEADER, READ_16, Session, WRITE_16, opcode},
     registers::Dice,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::{
-    io::{self, Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpStream},
-    path::Path,
-    process::Command,
+    io::{self, BufReader, Read, Write},
+    net::TcpStream,
     time::{Duration, Instant},
 };
 
-const BYTES: usize = 4096;
-/// What the echo calls a request.
-const REQUEST: usize = 72;
+pub(super) const BYTES: usize = 4096;
 /// More than there will be: making room must not take time from the measurement.
 const LATENCIES: usize = 1 << 20;
+/// What is read from the socket with one call at most.
+const BUFFER: usize = 64 << 10;
 
-/// The bare echo as a server of its own.
-pub(super) struct EchoServer {
-    daemon: Daemon,
-    at: SocketAddr,
+/// Who serves, all whose processor time counts, and where the load runs.
+#[derive(Clone, Copy)]
+pub(super) struct Setting<'a> {
+    pub(super) servers: &'a [u32],
+    pub(super) load_cpu: usize,
 }
 
-impl EchoServer {
-    pub(super) fn start(house: &House, program: &Path) -> Result<Self> {
-        let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), free_port()?);
-        let mut command = Command::new(program);
-        command.args([format!("serve={at}"), format!("server_cpu={SERVER_CPU}")]);
-        let mut daemon = Daemon::start(house.scratch(), "bare echo", &mut command)?;
-        daemon.wait_until(Duration::from_secs(10), || TcpStream::connect(at).is_ok())?;
-        Ok(Self { daemon, at })
+/// What a client saw.
+pub(super) struct Run {
+    latencies: Vec<Duration>,
+    depth: u32,
+    /// Processor time of the servers.
+    spent: Duration,
+}
+
+impl Run {
+    /// How many commands were answered.
+    pub(super) fn count(&self) -> usize {
+        self.latencies.len()
     }
 
-    pub(super) fn measure(&self, seconds: u64) -> Result<Sample> {
-        let mut stream = dial(self.at, PATIENCE).context("cannot reach the echo")?;
-        let (request, mut answer) = ([1; REQUEST], [0; BYTES]);
-        // In two parts, as the answers of a target.
-        let (head, rest) = answer.split_at_mut(HEADER);
-        let figures = one_at_a_time(self.daemon.id(), seconds, || {
-            stream.write_all(&request)?;
-            stream.read_exact(head)?;
-            stream.read_exact(rest)
-        })?;
-        let load = Load { operation: Operation::Echo, depth: 1, seconds };
-        Ok(Sample::new("bare echo", "none", &load, figures))
-    }
-}
-
-/// Random reads of `unit`, one after the other.
-pub(super) fn read(server: u32, unit: &Unit, seconds: u64) -> Result<Figures> {
-    let lun = u8::try_from(unit.lun).context("an odd LUN")?;
-    let mut session = Session::login(unit.portal, "iqn.2026-01.test:lean", &unit.target, lun, 7)?;
-    let per_read = u32::try_from(BYTES / session.block_bytes()).context("odd blocks")?;
-    let places = session.blocks() / u64::from(per_read);
-    let cdb = Session::cdb16(READ_16, 0, 0, per_read);
-    let command = session.scsi_command(&cdb, 0, BYTES);
-    let (mut tag, mut number) = (command.word(16), command.word(24));
-    let mut pdu = command.header;
-    let mut stream = session.into_stream();
-    let (mut dice, mut data) = (Dice::new(3), [0; BYTES]);
-    one_at_a_time(server, seconds, || {
-        let lba = dice.below(places) * u64::from(per_read);
-        pdu[16..20].copy_from_slice(&tag.to_be_bytes());
-        pdu[24..28].copy_from_slice(&number.to_be_bytes());
-        pdu[34..42].copy_from_slice(&lba.to_be_bytes());
-        (tag, number) = (tag.wrapping_add(1), number.wrapping_add(1));
-        stream.write_all(&pdu)?;
-        let status = answer(&mut stream, &mut data)?;
-        pdu[28..32].copy_from_slice(&status.wrapping_add(1).to_be_bytes());
-        Ok(())
-    })
-}
-
-/// Receives the data and the status of one read; returns its StatSN.
-fn answer(stream: &mut TcpStream, data: &mut [u8; BYTES]) -> io::Result<u32> {
-    loop {
-        let mut header = [0; HEADER];
-        stream.read_exact(&mut header)?;
-        let length = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
-        let into = data.get_mut(..length).ok_or_else(|| fault("more data than asked for"))?;
-        stream.read_exact(into)?;
-        let ends = match header[0] & 0x3f {
-            opcode::DATA_IN => header[1] & 1 != 0,
-            opcode::SCSI_RESPONSE => true,
-            other => return Err(fault(format!("PDU {other:#x} in place of data"))),
-        };
-        if ends && header[3] != 0 {
-            return Err(fault(format!("SCSI status {:#x}", header[3])));
-        }
-        if ends {
-            return Ok(u32::from_be_bytes([header[24], header[25], header[26], header[27]]));
+    /// The rate of all and the median time: a client on a busy machine loses its processor now and then.
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    pub(super) fn figures(mut self) -> Figures {
+        let count = self.latencies.len() as f64;
+        let sum = self.latencies.iter().sum::<Duration>().as_secs_f64();
+        self.latencies.sort_unstable();
+        let median = self.latencies.get(self.latencies.len() / 2).copied().unwrap_or_default();
+        Figures {
+            per_second: count * f64::from(self.depth) / sum,
+            latency_us: median.as_secs_f64() * 1e6,
+            server_us: self.spent.as_secs_f64() * 1e6 / count,
         }
     }
 }
 
-/// Repeats `step` for `seconds` on the load's processor.
-fn one_at_a_time(
-    server: u32,
+/// Runs `load` against `unit`.
+pub(super) fn run(setting: Setting<'_>, unit: &Unit, load: &Load) -> Result<Run> {
+    let mut client = Client::login(unit, load)?;
+    let run = measured(setting, load.depth, load.seconds, |latencies| client.turn(latencies))?;
+    client.finish().context("what was asked last was not answered")?;
+    Ok(run)
+}
+
+/// Repeats `step` for `seconds`; it notes how long each command took.
+pub(super) fn measured(
+    setting: Setting<'_>,
+    depth: u32,
     seconds: u64,
-    step: impl FnMut() -> io::Result<()> + Send,
-) -> Result<Figures> {
-    let before = processor_time(server)?;
+    step: impl FnMut(&mut Vec<Duration>) -> io::Result<()> + Send,
+) -> Result<Run> {
+    let time = || setting.servers.iter().map(|&id| processor_time(id)).sum::<Result<Duration>>();
+    let before = time()?;
     let latencies = std::thread::scope(|scope| {
-        let load = scope.spawn(|| timed(Duration::from_secs(seconds), step));
+        let load = scope.spawn(|| timed(setting.load_cpu, Duration::from_secs(seconds), step));
         load.join().map_err(|_| anyhow!("the client panicked"))?
     })?;
-    let spent = processor_time(server)?.saturating_sub(before);
-    Ok(figures(latencies, spent))
+    Ok(Run { latencies, depth, spent: time()?.saturating_sub(before) })
 }
 
-fn timed(time: Duration, mut step: impl FnMut() -> io::Result<()>) -> Result<Vec<Duration>> {
+fn timed(
+    cpu: usize,
+    time: Duration,
+    mut step: impl FnMut(&mut Vec<Duration>) -> io::Result<()>,
+) -> Result<Vec<Duration>> {
     let mut own = CpuSet::new();
-    own.set(LOAD_CPU);
+    own.set(cpu);
     sched_setaffinity(None, &own).context("cannot choose a processor")?;
     let mut latencies = Vec::with_capacity(LATENCIES);
     let begun = Instant::now();
     while begun.elapsed() < time {
-        let asked = Instant::now();
-        step()?;
-        latencies.push(asked.elapsed());
+        step(&mut latencies)?;
     }
     Ok(latencies)
 }
 
-/// The rate of all and the median time: a client on a busy machine loses its processor now and then.
-#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-fn figures(mut latencies: Vec<Duration>, spent: Duration) -> Figures {
-    let (count, sum) = (latencies.len() as f64, latencies.iter().sum::<Duration>());
-    latencies.sort_unstable();
-    let median = latencies.get(latencies.len() / 2).copied().unwrap_or_default();
-    Figures {
-        per_second: count / sum.as_secs_f64(),
-        latency_us: median.as_secs_f64() * 1e6,
-        server_us: spent.as_secs_f64() * 1e6 / count,
+/// A session with as many commands in flight as it has places.
+struct Client {
+    stream: BufReader<TcpStream>,
+    /// The command, but for what differs from one to the next.
+    header: [u8; HEADER],
+    /// What each of them writes; nothing if it reads.
+    data: Vec<u8>,
+    /// What is to be sent next.
+    out: Vec<u8>,
+    /// When the command of each place was sent. Its place is its tag.
+    asked: Vec<Instant>,
+    free: Vec<usize>,
+    /// Number of the next command.
+    number: u32,
+    dice: Dice,
+    places: u64,
+    blocks: u32,
+}
+
+impl Client {
+    fn login(unit: &Unit, load: &Load) -> Result<Self> {
+        let lun = u8::try_from(unit.lun).context("an odd LUN")?;
+        let name = "iqn.2026-01.test:lean";
+        let mut session = Session::login(unit.portal, name, &unit.target, lun, 7)?;
+        let blocks = u32::try_from(BYTES / session.block_bytes()).context("odd blocks")?;
+        let places = session.blocks() / u64::from(blocks);
+        let (operation, bytes) = match load.operation {
+            Operation::LeanWrite => (WRITE_16, BYTES),
+            _ => (READ_16, 0),
+        };
+        let mut dice = Dice::new(3);
+        let data = (0..bytes / 8).flat_map(|_| dice.roll().to_le_bytes()).collect::<Vec<_>>();
+        let cdb = Session::cdb16(operation, 0, 0, blocks);
+        let command = session.scsi_command(&cdb, bytes, BYTES - bytes).with_data(&data);
+        let depth = load.depth as usize;
+        Ok(Self {
+            number: command.word(24),
+            header: command.header,
+            stream: BufReader::with_capacity(BUFFER, session.into_stream()),
+            out: Vec::with_capacity(depth * (HEADER + bytes)),
+            data,
+            asked: vec![Instant::now(); depth],
+            free: (0..depth).collect(),
+            dice,
+            places,
+            blocks,
+        })
+    }
+
+    /// Sends a command for each place that is free, and takes the answers that have come, one at least.
+    fn turn(&mut self, latencies: &mut Vec<Duration>) -> io::Result<()> {
+        self.out.clear();
+        let now = Instant::now();
+        for place in std::mem::take(&mut self.free) {
+            self.asked[place] = now;
+            self.ask(place);
+        }
+        self.stream.get_mut().write_all(&self.out)?;
+        loop {
+            let place = self.answer()?;
+            let asked = self.asked.get(place).ok_or_else(|| fault("an answer to nothing"))?;
+            latencies.push(asked.elapsed());
+            self.free.push(place);
+            if self.stream.buffer().len() < HEADER {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes the answers that are due.
+    fn finish(&mut self) -> io::Result<()> {
+        while self.free.len() < self.asked.len() {
+            let place = self.answer()?;
+            self.free.push(place);
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, place: usize) {
+        let tag = u32::try_from(place).unwrap_or(u32::MAX);
+        let lba = self.dice.below(self.places) * u64::from(self.blocks);
+        self.header[16..20].copy_from_slice(&tag.to_be_bytes());
+        self.header[24..28].copy_from_slice(&self.number.to_be_bytes());
+        self.header[34..42].copy_from_slice(&lba.to_be_bytes());
+        self.number = self.number.wrapping_add(1);
+        self.out.extend_from_slice(&self.header);
+        self.out.extend_from_slice(&self.data);
+    }
+
+    /// Receives what ends a command; gives its place.
+    fn answer(&mut self) -> io::Result<usize> {
+        let mut into = [0; BYTES];
+        loop {
+            let mut header = [0; HEADER];
+            self.stream.read_exact(&mut header)?;
+            let length = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
+            let into = into.get_mut(..length).ok_or_else(|| fault("more data than asked for"))?;
+            self.stream.read_exact(into)?;
+            let ends = match header[0] & 0x3f {
+                opcode::DATA_IN => header[1] & 1 != 0,
+                opcode::SCSI_RESPONSE => true,
+                other => return Err(fault(format!("PDU {other:#x} in place of data"))),
+            };
+            if !ends {
+                continue;
+            }
+            if header[3] != 0 {
+                return Err(fault(format!("SCSI status {:#x}", header[3])));
+            }
+            let word = |at: usize| {
+                u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+            };
+            self.header[28..32].copy_from_slice(&word(24).wrapping_add(1).to_be_bytes());
+            return Ok(word(16) as usize);
+        }
     }
 }
 
@@ -159,9 +224,13 @@ mod tests {
     #[test]
     fn the_latency_is_the_median_and_the_rate_that_of_all() {
         let latencies = [10, 20, 70].map(Duration::from_micros).to_vec();
-        let figures = figures(latencies, Duration::from_micros(30));
-        assert!((figures.latency_us - 20.0).abs() < 1e-6);
-        assert!((figures.per_second - 30_000.0).abs() < 1e-6);
-        assert!((figures.server_us - 10.0).abs() < 1e-6);
+        let run = |depth| {
+            let latencies = latencies.clone();
+            Run { latencies, depth, spent: Duration::from_micros(30) }.figures()
+        };
+        assert!((run(1).latency_us - 20.0).abs() < 1e-6);
+        assert!((run(1).per_second - 30_000.0).abs() < 1e-6);
+        assert!((run(1).server_us - 10.0).abs() < 1e-6);
+        assert!((run(2).per_second - 60_000.0).abs() < 1e-6);
     }
 }

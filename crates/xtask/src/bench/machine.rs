@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-/// The machine and the programs, one fact a line.
-pub(super) fn describe() -> Vec<String> {
+/// The machine and the programs, one fact a line; `others` are those that are not ours.
+pub(super) fn describe(others: &str) -> Vec<String> {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = value_of(&cpuinfo, "model name").unwrap_or("unknown");
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -16,18 +16,24 @@ pub(super) fn describe() -> Vec<String> {
     vec![
         format!("{processors} processors, {model}; {} GiB of memory", memory_kib.div_ceil(1 << 20)),
         format!("Linux {kernel}, Debian {}", debian.trim()),
-        format!(
-            "tgt {}, libiscsi {}, {}",
-            package("tgt"),
-            package("libiscsi-bin"),
-            first_line("qemu-img", &["--version"])
-        ),
+        others.to_owned(),
         format!(
             "{}, commit {}",
             first_line("rustc", &["--version"]),
             first_line("git", &["describe", "--always", "--dirty"])
         ),
     ]
+}
+
+/// The peer and the initiators of `./run bench iscsi`.
+pub(super) fn initiators() -> String {
+    let qemu = first_line("qemu-img", &["--version"]);
+    format!("tgt {}, libiscsi {}, {qemu}", package("tgt"), package("libiscsi-bin"))
+}
+
+/// The store of a cluster.
+pub(super) fn store() -> String {
+    first_line("etcd", &["--version"])
 }
 
 fn value_of<'a>(text: &'a str, key: &str) -> Option<&'a str> {

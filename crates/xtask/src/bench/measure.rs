@@ -1,12 +1,14 @@
 //! One measurement: the client's own count, the server's processor time from the kernel.
 
-use super::{LOAD_CPU, SERVER_CPU, lean};
+use super::{
+    LOAD_CPU,
+    lean::{self, Setting},
+};
 use crate::{house::House, node::processor_time, process::Ended, server::Unit};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::{
     fmt,
-    path::PathBuf,
     process::Command,
     time::{Duration, Instant},
 };
@@ -21,11 +23,13 @@ const WRITES_PER_SECOND: [(u32, u64); 2] = [(1, 10_000), (32, 40_000)];
 pub(super) enum Operation {
     /// `iscsi-perf`, random.
     RandomRead,
-    /// A blocking socket, random, one at a time.
+    /// A blocking socket, random.
     LeanRead,
+    /// The same.
+    LeanWrite,
     /// `qemu-img bench -w`, one after the other.
     Write,
-    /// No storage at all: 72 bytes there, 4 KiB back.
+    /// No storage at all.
     Echo,
 }
 
@@ -34,6 +38,7 @@ impl fmt::Display for Operation {
         f.write_str(match self {
             Self::RandomRead => "random read",
             Self::LeanRead => "random read, lean client",
+            Self::LeanWrite => "random write, lean client",
             Self::Write => "write",
             Self::Echo => "echo",
         })
@@ -94,7 +99,8 @@ impl Sample {
 /// Runs `load` against `unit` and looks at what `server` spent on it.
 pub(super) fn run(house: &House, server: u32, unit: &Unit, load: &Load) -> Result<Figures> {
     if load.operation == Operation::LeanRead {
-        return lean::read(server, unit, load.seconds);
+        let setting = Setting { servers: &[server], load_cpu: LOAD_CPU };
+        return Ok(lean::run(setting, unit, load)?.figures());
     }
     let before = processor_time(server)?;
     let begun = Instant::now();
@@ -160,44 +166,6 @@ fn completed_in(output: &str) -> Option<f64> {
     after.split_whitespace().next()?.parse().ok()
 }
 
-/// The bare echo.
-pub(super) struct Echo {
-    program: PathBuf,
-}
-
-impl Echo {
-    pub(super) fn new(program: PathBuf) -> Self {
-        Self { program }
-    }
-
-    pub(super) fn measure(&self, depth: u32, seconds: u64) -> Result<Sample> {
-        let mut command = Command::new(&self.program);
-        command.args(["connections=1", &format!("depth={depth}"), &format!("seconds={seconds}")]);
-        command.args([format!("server_cpu={SERVER_CPU}"), format!("client_cpu={LOAD_CPU}")]);
-        let out = command.output().context("cannot run the echo")?;
-        let output = String::from_utf8_lossy(&out.stdout).into_owned();
-        let figures = echo_figures(&output, depth)
-            .with_context(|| format!("the echo printed no figures\n{output}"))?;
-        Ok(Sample {
-            server: "bare echo",
-            backing: "none",
-            operation: Operation::Echo,
-            depth,
-            figures,
-        })
-    }
-}
-
-/// `1 x 32: 412345 per second, p50 77.1 us, p99 99.0 us, server CPU 1.42 us each`
-fn echo_figures(output: &str, depth: u32) -> Option<Figures> {
-    let number_before = |mark: &str| -> Option<f64> {
-        output.split_once(mark)?.0.split_whitespace().next_back()?.parse().ok()
-    };
-    let per_second = number_before(" per second")?;
-    let server_us = number_before(" us each")?;
-    Some(Figures { per_second, latency_us: f64::from(depth) * 1e6 / per_second, server_us })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,11 +175,5 @@ mod tests {
         let perf = "00:00:01 - lba 4, iops current 32, iops average 32077 (125 MB/s)\riops average 33180 (129 MB/s) \n\nfinished.\n";
         assert_eq!(last_average(perf), Some(33180.0));
         assert_eq!(completed_in("Sending 2\nRun completed in 0.636 seconds.\n"), Some(0.636));
-        let echo = "1 x 32: 412345 per second, p50 77.1 us, p99 99.0 us, server CPU 1.42 us each\n";
-        let figures = echo_figures(echo, 32).unwrap();
-        assert!((figures.per_second - 412_345.0).abs() < 0.5);
-        assert!((figures.server_us - 1.42).abs() < 1e-9);
-        assert!((figures.latency_us - 77.6).abs() < 0.1);
-        assert!(echo_figures("", 1).is_none());
     }
 }

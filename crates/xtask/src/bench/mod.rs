@@ -1,40 +1,27 @@
-//! `./run bench iscsi`: our iSCSI target and Debian's tgt side by side, in one run, with the same neutral clients, and
-//! the bare echo of this machine as the limit.
+//! `./run bench`: what is measured side by side, in one run, and what limits it on this machine.
 //!
-//! The server has one processor, the load another. Everything is measured once per repetition, in turn, so
-//! that a noisy minute hits both; figures are medians of the repetitions.
+//! Everything is measured once per repetition, in turn, so that a noisy minute hits all alike; figures are medians of the
+//! repetitions. [`iscsi`] compares with another target, [`mirror`] a volume on two nodes with one on a node by itself.
 
+mod echo;
+mod iscsi;
 mod lean;
 mod machine;
 mod measure;
+mod mirror;
+mod page;
 mod report;
+mod verdict;
 
-use crate::{
-    house::House,
-    install, namespace,
-    node::{Node, Profile, Wishes},
-    server::{Tgt, Unit},
-};
+use crate::{house::House, install, namespace, node::Profile, server::Unit, tier};
 use anyhow::{Context, Result, ensure};
-use lean::EchoServer;
-use measure::{Echo, Load, Operation, Sample};
 use probe::{Disk, iscsi::Session, registers::Dice};
-use std::{
-    fs::{self, File},
-    net::{Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
-};
+use std::fs;
 
 /// The processor of the server, and that of the load.
 pub(crate) const SERVER_CPU: usize = 0;
 pub(crate) const LOAD_CPU: usize = 1;
 const DISK_MIB: u64 = 512;
-const POOL_MIB: u64 = 64;
-/// The depths, and what is measured at each.
-const LOADS: &[(u32, &[Operation])] = &[
-    (1, &[Operation::LeanRead, Operation::RandomRead, Operation::Write]),
-    (32, &[Operation::RandomRead, Operation::Write]),
-];
 
 /// How much to measure.
 #[derive(Clone, Copy)]
@@ -43,143 +30,52 @@ pub(crate) struct Plan {
     pub(crate) seconds: u64,
 }
 
-/// What must be installed.
-pub(crate) fn packages() -> Vec<&'static [install::Package]> {
-    vec![install::TGT, install::LIBISCSI, install::QEMU_IMG, install::NETWORK]
+/// What can be measured.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Subject {
+    /// Our iSCSI target beside Debian's tgt
+    Iscsi,
+    /// A volume on two nodes beside one on a node by itself
+    Mirror,
 }
 
-/// A server with one disk that is full of data.
-struct Contender {
-    server: &'static str,
-    backing: &'static str,
-    process: u32,
-    unit: Unit,
-    /// Keeps it running.
-    _running: Running,
-}
-
-#[expect(dead_code, reason = "held so that the server lives, never looked at")]
-enum Running {
-    Node(Node),
-    Tgt(Tgt),
-}
-
-/// Builds what is measured.
-pub(crate) fn build(house: &House) -> Result<()> {
-    Profile::Release.build(house, &["-p", "windrose"])?;
-    Profile::Release.build(house, &["-p", "rt", "--example", "echo"])
-}
-
-/// Measures and writes `bench/README.md` and `bench/results/iscsi.json`.
-pub(crate) fn iscsi(house: &House, plan: Plan) -> Result<()> {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    ensure!(
-        processors > LOAD_CPU,
-        "two processors are needed: one for the server, one for the load"
-    );
-    let places = Places::new(house)?;
-    let contenders = [
-        windrose(house, &places, "RAM")?,
-        tgt(house, &places, "RAM", false)?,
-        windrose(house, &places, "file")?,
-        tgt(house, &places, "file", false)?,
-        tgt(house, &places, "file", true)?,
-    ];
-    let program = Profile::Release.example(house, "echo");
-    let (echo, server) = (Echo::new(program.clone()), EchoServer::start(house, &program)?);
-    let mut samples = Vec::new();
-    for repetition in 1..=plan.repetitions {
-        let turn = format!("repetition {repetition} of {}", plan.repetitions);
-        for (depth, operations) in LOADS {
-            house.display.working(&format!("{turn}: bare echo, depth {depth}"));
-            let echo = if *depth == 1 {
-                server.measure(plan.seconds)
-            } else {
-                echo.measure(*depth, plan.seconds)
-            };
-            samples.push(echo?);
-            for &operation in *operations {
-                for contender in &contenders {
-                    let (server, backing) = (contender.server, contender.backing);
-                    house.display.working(&format!(
-                        "{turn}: {server}, {backing}, {operation}, depth {depth}"
-                    ));
-                    let load = Load { operation, depth: *depth, seconds: plan.seconds };
-                    samples.push(contender.measure(house, &load)?);
-                }
-            }
+impl Subject {
+    /// As the command line, the page and the file of figures call it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Iscsi => "iscsi",
+            Self::Mirror => "mirror",
         }
-        house.display.line(&format!("  {turn} done"));
     }
-    report::write(house, plan, &samples)
-}
 
-impl Contender {
-    fn measure(&self, house: &House, load: &Load) -> Result<Sample> {
-        let (server, backing) = (self.server, self.backing);
-        measure::run(house, self.process, &self.unit, load)
-            .map(|figures| Sample::new(server, backing, load, figures))
-            .with_context(|| {
-                format!("{server}, {backing}, {}, depth {}", load.operation, load.depth)
-            })
+    /// What must be installed.
+    fn packages(self) -> Vec<&'static [install::Package]> {
+        match self {
+            Self::Iscsi => iscsi::packages(),
+            Self::Mirror => tier::mirror_packages(),
+        }
     }
 }
 
-/// Where disks lie.
-struct Places {
-    ram: PathBuf,
-    file: PathBuf,
-}
-
-impl Places {
-    /// A directory on a memory file system and one beside the build, on whatever disk that is.
-    fn new(house: &House) -> Result<Self> {
-        let ram = house.memory_directory()?;
-        let file = house.build_directory()?;
-        Ok(Self { ram, file })
+/// Measures, inside the namespace if there can be one, and writes `bench/README.md` and the figures in `bench/results`.
+pub(crate) fn start(house: &House, subject: Subject, plan: Plan) -> Result<()> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    ensure!(processors > LOAD_CPU, "two processors are needed: the load must not be in the way");
+    if !namespace::inside() {
+        install::packages(house, &subject.packages())?;
+        Profile::Release.build(house, &["-p", "windrose"])?;
+        Profile::Release.build(house, &["-p", "rt", "--example", "echo"])?;
+        let (repetitions, seconds) = (plan.repetitions.to_string(), plan.seconds.to_string());
+        let words = ["bench", subject.name(), "--repetitions", &repetitions, "--seconds", &seconds];
+        if namespace::run_inside(house, &words)? {
+            return Ok(());
+        }
     }
-
-    fn of(&self, backing: &str) -> &Path {
-        if backing == "RAM" { &self.ram } else { &self.file }
+    fs::create_dir_all(house.root.join("bench/results")).context("cannot create bench/results")?;
+    match subject {
+        Subject::Iscsi => iscsi::run(house, plan),
+        Subject::Mirror => mirror::run(house, plan),
     }
-}
-
-fn windrose(house: &House, places: &Places, backing: &'static str) -> Result<Contender> {
-    let pinned = ["taskset", "-c", "0"];
-    let wishes = Wishes {
-        profile: Profile::Release,
-        cores: 1,
-        pool_mib: POOL_MIB,
-        more: "[log]\nlevel = \"warn\"\n",
-        prefix: &pinned,
-        at: None,
-    };
-    let mut node = Node::new(house, places.of(backing), &format!("windrose-{backing}"), &wishes)?;
-    node.start()?;
-    let unit = node.create("bench", &format!("{DISK_MIB}MiB"))?.unit;
-    fill(house, "windrose", &unit)?;
-    let process = node.process()?;
-    Ok(Contender { server: "windrose", backing, process, unit, _running: Running::Node(node) })
-}
-
-fn tgt(house: &House, places: &Places, backing: &'static str, direct: bool) -> Result<Contender> {
-    let server = if direct { "tgt, direct" } else { "tgt" };
-    let port = if direct {
-        3263
-    } else if backing == "RAM" {
-        3261
-    } else {
-        3262
-    };
-    let disk = places.of(backing).join(format!("tgt-{port}"));
-    let file = File::create(&disk).with_context(|| format!("cannot create {}", disk.display()))?;
-    file.set_len(DISK_MIB << 20).context("cannot size the disk")?;
-    let portal = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
-    let mut tgt = Tgt::start(house, portal, &["taskset", "-c", "0"])?;
-    let unit = tgt.offer(&disk, direct)?;
-    fill(house, server, &unit)?;
-    let process = tgt.process();
-    Ok(Contender { server, backing, process, unit, _running: Running::Tgt(tgt) })
 }
 
 /// Writes the whole disk with data that does not compress: a file of holes would be read many times too fast.
@@ -196,19 +92,4 @@ fn fill(house: &House, server: &str, unit: &Unit) -> Result<()> {
     }
     session.flush()?;
     session.logout().context("cannot log out")
-}
-
-/// Runs the measurement inside the namespace if there can be one.
-pub(crate) fn start(house: &House, plan: Plan) -> Result<()> {
-    if !namespace::inside() {
-        install::packages(house, &packages())?;
-        build(house)?;
-        let (repetitions, seconds) = (plan.repetitions.to_string(), plan.seconds.to_string());
-        let words = ["bench", "iscsi", "--repetitions", &repetitions, "--seconds", &seconds];
-        if namespace::run_inside(house, &words)? {
-            return Ok(());
-        }
-    }
-    fs::create_dir_all(house.root.join("bench/results")).context("cannot create bench/results")?;
-    iscsi(house, plan)
 }

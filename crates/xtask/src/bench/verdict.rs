@@ -1,0 +1,230 @@
+//! What mirroring costs beside what it may cost.
+
+use super::{
+    Plan, machine,
+    measure::{Figures, Operation, Sample},
+    mirror::{ALONE, AT_A, AT_B, BACKING, LOADS, ONE_COPY},
+    page::{PAGE, head, medians, publish},
+};
+use crate::house::House;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// A mirrored write may take so many times the processor time of one that is not, at both nodes together,
+const CPU: f64 = 3.0;
+/// and so many times its time beyond an echo between the nodes.
+const LATENCY: f64 = 1.3;
+/// So much apart may the ways in be, either way.
+const APART: f64 = 1.15;
+/// So much of a difference between two figures that are the same is noise.
+const NOISE: f64 = 1.05;
+/// So many operations, and bytes, may the intent log write for each that clients write.
+const LOG: f64 = 0.03;
+
+/// What an intent log has written while clients wrote.
+#[derive(Clone, Debug)]
+pub(super) struct LogCost {
+    pub(super) node: &'static str,
+    pub(super) depth: u32,
+    /// Of clients.
+    pub(super) writes: u64,
+    /// Of the log. A page is as long as what clients write, so bytes have the same share.
+    pub(super) pages: u64,
+}
+
+impl LogCost {
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    fn share(&self) -> f64 {
+        self.pages as f64 / self.writes as f64
+    }
+
+    fn json(&self) -> Value {
+        let Self { node, depth, writes, pages } = self;
+        json!({ "node": node, "depth": depth, "client_writes": writes, "log_writes": pages })
+    }
+}
+
+/// A limit, and what was measured.
+struct Verdict {
+    what: String,
+    /// What the limit is made of.
+    made_of: String,
+    limit: f64,
+    measured: f64,
+    unit: &'static str,
+}
+
+impl Verdict {
+    fn word(&self) -> &'static str {
+        if self.measured <= self.limit { "held" } else { "**missed**" }
+    }
+
+    fn json(&self) -> Value {
+        let Self { what, limit, measured, unit, .. } = self;
+        let held = measured <= limit;
+        json!({ "what": what, "limit": limit, "measured": measured, "unit": unit, "held": held })
+    }
+}
+
+/// Writes the figures and the page, and shows what the page says.
+pub(super) fn write(house: &House, plan: Plan, samples: &[Sample], logs: &[LogCost]) -> Result<()> {
+    let machine = machine::describe(&machine::store());
+    let verdicts = verdicts(samples, logs).context("something was not measured")?;
+    let figures = json!({
+        "machine": machine,
+        "repetitions": plan.repetitions,
+        "seconds": plan.seconds,
+        "samples": samples.iter().map(Sample::json).collect::<Vec<_>>(),
+        "intent_log": logs.iter().map(LogCost::json).collect::<Vec<_>>(),
+        "verdicts": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
+    });
+    let mut text = head(&machine, plan) + "; ratio = this row / a node by itself\n";
+    limits(&mut text, &verdicts);
+    LOADS.iter().for_each(|&(operation, depth)| table(&mut text, samples, operation, depth));
+    text.push('\n');
+    publish(house, "mirror", &figures, &text)?;
+    let held = verdicts.iter().filter(|v| v.measured <= v.limit).count();
+    let line = format!("{held} of {} limits held, written to {PAGE}", verdicts.len());
+    house.pass(samples.len(), &line);
+    Ok(())
+}
+
+fn verdicts(samples: &[Sample], logs: &[LogCost]) -> Option<Vec<Verdict>> {
+    let of = |server, operation, depth| medians(samples, server, BACKING, operation, depth);
+    let echo = medians(samples, "bare echo", "none", Operation::Echo, 1)?.latency_us;
+    let mut all = Vec::new();
+    let mut judge = |what: String, made_of: String, limit, measured, unit| {
+        all.push(Verdict { what, made_of, limit, measured, unit });
+    };
+    for depth in [32, 1] {
+        let alone = of(ALONE, Operation::LeanWrite, depth)?.server_us;
+        for at in [AT_A, AT_B] {
+            let spent = of(at, Operation::LeanWrite, depth)?.server_us;
+            let what = format!("CPU of both nodes, write, depth {depth}, {at}");
+            judge(what, format!("{CPU} × {alone:.2}"), CPU * alone, spent, "µs");
+        }
+    }
+    let alone = of(ALONE, Operation::LeanWrite, 1)?.latency_us;
+    let [a, b] = [of(AT_A, Operation::LeanWrite, 1)?, of(AT_B, Operation::LeanWrite, 1)?];
+    for (at, figures) in [(AT_A, a), (AT_B, b)] {
+        let (what, limit) = (format!("latency, write, depth 1, {at}"), echo + LATENCY * alone);
+        judge(what, format!("{echo:.1} + {LATENCY} × {alone:.1}"), limit, figures.latency_us, "µs");
+    }
+    let apart = (a.latency_us / b.latency_us).max(b.latency_us / a.latency_us);
+    let what = "the ways in apart, latency, write, depth 1".to_owned();
+    judge(what, "15 %".to_owned(), APART, apart, "times");
+    for at in [AT_A, AT_B] {
+        let latency = |server| Some(of(server, Operation::LeanRead, 1)?.latency_us);
+        let cpu = |server| Some(of(server, Operation::LeanRead, 32)?.server_us);
+        for (what, own, alone) in [
+            (format!("CPU, read, depth 32, {at}"), cpu(at)?, cpu(ALONE)?),
+            (format!("latency, read, depth 1, {at}"), latency(at)?, latency(ALONE)?),
+        ] {
+            judge(what, format!("{NOISE} × {alone:.2}"), NOISE * alone, own, "µs");
+        }
+    }
+    for log in logs {
+        let what = format!("writes of the log, depth {}, node {}", log.depth, log.node);
+        let made_of = format!("{} / {}", log.pages, log.writes);
+        judge(what, made_of, LOG * 100.0, log.share() * 100.0, "%");
+    }
+    Some(all)
+}
+
+fn limits(text: &mut String, verdicts: &[Verdict]) {
+    text.push_str(
+        "\n### Limits\n\n| what | made of | limit | measured | |\n|---|---|---:|---:|---|\n",
+    );
+    for verdict in verdicts {
+        let Verdict { what, made_of, limit, measured, unit } = verdict;
+        let word = verdict.word();
+        let _ = writeln!(
+            text,
+            "| {what} | {made_of} | {limit:.2} {unit} | {measured:.2} {unit} | {word} |"
+        );
+    }
+}
+
+fn table(text: &mut String, samples: &[Sample], operation: Operation, depth: u32) {
+    let _ = writeln!(text, "\n### 4 KiB {operation}, depth {depth}, mirror\n");
+    text.push_str("| volume | per second | latency µs | CPU of all servers µs each | ratio: latency | CPU |\n");
+    text.push_str("|---|---:|---:|---:|---:|---:|\n");
+    let alone = medians(samples, ALONE, BACKING, operation, depth);
+    for server in [ALONE, ONE_COPY, AT_A, AT_B] {
+        if let Some(figures) = medians(samples, server, BACKING, operation, depth) {
+            row(text, server, figures, alone.filter(|_| server != ALONE));
+        }
+    }
+    let echo = medians(samples, "bare echo", "none", Operation::Echo, depth);
+    if let Some(echo) = echo.filter(|_| operation == Operation::LeanWrite) {
+        let Figures { per_second, latency_us, .. } = echo;
+        let _ = writeln!(text, "| bare echo | {per_second:.0} | {latency_us:.1} |  |  |  |");
+    }
+}
+
+fn row(text: &mut String, server: &str, this: Figures, alone: Option<Figures>) {
+    let ratio = |pick: fn(&Figures) -> f64| {
+        alone.map_or_else(String::new, |alone| format!("{:.2}", pick(&this) / pick(&alone)))
+    };
+    let Figures { per_second, latency_us, server_us } = this;
+    let (latency, cpu) = (ratio(|f| f.latency_us), ratio(|f| f.server_us));
+    let _ = writeln!(
+        text,
+        "| {server} | {per_second:.0} | {latency_us:.1} | {server_us:.2} | {latency} | {cpu} |"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::measure::Load;
+
+    /// Everything measured: at a node by itself 10 µs, mirrored so many times that.
+    fn samples(mirrored: f64) -> Vec<Sample> {
+        let sample = |server, backing, (operation, depth), time: f64| {
+            let load = Load { operation, depth, seconds: 1 };
+            let figures = Figures { per_second: 1e6 / time, latency_us: time, server_us: time };
+            Sample::new(server, backing, &load, figures)
+        };
+        let mut samples = vec![sample("bare echo", "none", (Operation::Echo, 1), 5.0)];
+        for load in LOADS {
+            let mirrored = if load.0 == Operation::LeanWrite { mirrored } else { 1.0 };
+            for (server, times) in [(ALONE, 1.0), (AT_A, mirrored), (AT_B, mirrored)] {
+                samples.push(sample(server, BACKING, load, 10.0 * times));
+            }
+        }
+        samples
+    }
+
+    fn missed(samples: &[Sample], pages: u64) -> Vec<String> {
+        let log = LogCost { node: "a", depth: 32, writes: 1000, pages };
+        let verdicts = verdicts(samples, &[log]).unwrap();
+        verdicts.into_iter().filter(|v| v.measured > v.limit).map(|v| v.what).collect()
+    }
+
+    #[test]
+    fn limits_are_held_up_to_their_value() {
+        assert_eq!(missed(&samples(1.8), 30), Vec::<String>::new());
+        assert_eq!(missed(&samples(1.8), 31), ["writes of the log, depth 32, node a"]);
+        let late =
+            ["latency, write, depth 1, mirrored, at a", "latency, write, depth 1, mirrored, at b"];
+        assert_eq!(missed(&samples(1.9), 30), late);
+        assert_eq!(missed(&samples(3.1), 30).len(), 6);
+        assert!(verdicts(&samples(1.0)[1..], &[]).is_none());
+    }
+
+    #[test]
+    fn the_page_says_limits_and_ratios() {
+        let samples = samples(2.0);
+        let mut text = String::new();
+        limits(&mut text, &verdicts(&samples, &[]).unwrap());
+        let held = "| CPU of both nodes, write, depth 32, mirrored, at a | 3 × 10.00 | 30.00 µs | 20.00 µs | held |";
+        assert!(text.contains(held), "{text}");
+        let missed = "| 5.0 + 1.3 × 10.0 | 18.00 µs | 20.00 µs | **missed** |";
+        assert!(text.contains(missed), "{text}");
+        table(&mut text, &samples, Operation::LeanWrite, 1);
+        assert!(text.contains("| mirrored, at a | 50000 | 20.0 | 20.00 | 2.00 | 2.00 |"), "{text}");
+        assert!(text.contains("| bare echo | 200000 | 5.0 |  |  |  |"), "{text}");
+    }
+}
