@@ -123,6 +123,9 @@ impl Places {
     }
 }
 
+/// Places that a newcomer meets, each once: next to none as a rule.
+type Met = SmallVec<[usize; 4]>;
+
 /// A place in the queue for a range; held, or still waiting. Leaves on drop.
 #[derive(Debug)]
 pub struct RangeLock {
@@ -226,20 +229,20 @@ impl Table {
         let met = self.conflicts(&range, true);
         let place = self.places.insert(key);
         let mut blockers = 0;
-        let mut overtaken = Places::default();
-        for e in met.iter() {
+        let mut overtaken: Option<Box<Places>> = None;
+        for e in met {
             let other = &mut self.entries[self.places[e]];
             if other.is_held() {
                 other.followers.get_or_insert_default().insert(place);
                 blockers += 1;
             } else {
                 other.blockers += 1;
-                overtaken.insert(e);
+                overtaken.get_or_insert_default().insert(e);
             }
         }
         let entry = &mut self.entries[key];
         (entry.at, entry.blockers) = (At::Place(place), blockers);
-        entry.followers = Some(Box::new(overtaken));
+        entry.followers = overtaken;
         self.writers += 1;
         self.list(place, range);
         key
@@ -248,11 +251,12 @@ impl Table {
     /// Moves the entry into the table proper, behind all that are there.
     fn place(&mut self, key: usize) {
         let Entry { range, writes, .. } = self.entries[key];
-        let earlier = (writes || self.writers > 0).then(|| self.conflicts(&range, writes));
+        let met = writes || self.writers > 0;
+        let earlier = if met { self.conflicts(&range, writes) } else { Met::new() };
         // Below the bound: a slab hands out a new key only if it has no vacant one.
         let place = self.places.insert(key);
         let mut blockers = 0;
-        for e in earlier.iter().flat_map(Places::iter) {
+        for e in earlier {
             let earlier = &mut self.entries[self.places[e]];
             earlier.followers.get_or_insert_default().insert(place);
             blockers += 1;
@@ -270,12 +274,12 @@ impl Table {
         }
     }
 
-    fn conflicts(&self, range: &Blocks, writes: bool) -> Places {
-        let mut out = Places::default();
+    fn conflicts(&self, range: &Blocks, writes: bool) -> Met {
+        let mut out = Met::new();
         let mut look = |place: usize| {
             let e = &self.entries[self.places[place]];
             if (writes || e.writes) && e.range.overlaps(range) {
-                out.insert(place);
+                out.push(place);
             }
         };
         match regions(range) {
@@ -287,6 +291,9 @@ impl Table {
             }
             None => self.places.iter().for_each(|(place, _)| look(place)),
         }
+        // One that touches several regions is met in each of them.
+        out.sort_unstable();
+        out.dedup();
         out
     }
 
