@@ -6,6 +6,7 @@ use std::time::Duration;
 use peer::{Link, Message, View};
 use uuid::Uuid;
 
+use super::log::Region;
 use super::replica::Replica;
 
 /// How often marks are looked at.
@@ -43,8 +44,9 @@ impl Replica {
         let mut idle = self.leg.log.sweepable(&images, BATCH);
         // What only others have marked: of resyncs, and of times when others were primary.
         let theirs = std::mem::take(&mut *self.reported.borrow_mut());
-        let theirs = theirs.iter().flat_map(|(at, len)| geometry.regions_of(*at, *len));
-        idle.extend(theirs.flatten().take(BATCH));
+        let theirs = theirs.iter().flat_map(|(at, len)| geometry.regions_of(*at, *len)).flatten();
+        let marked = |r: &Region| images.iter().any(|image| self.leg.log.is_marked(*image, *r));
+        idle.extend(theirs.filter(|region| !marked(region)).take(BATCH));
         idle.sort_unstable();
         idle.dedup();
         idle.truncate(BATCH);

@@ -13,6 +13,7 @@
 //! * `activity`: what is in flight in which region, and when it was last;
 //! * `book`: the bits, in memory and on the disk;
 //! * `rounds`: how pages get to the disk;
+//! * `thrift`: how many marks may be taken, so that few come back;
 //! * `adoption`: changes of the superblock, and who has which slot;
 //! * `opening`: making and opening.
 
@@ -22,6 +23,7 @@ mod book;
 mod opening;
 mod pages;
 mod rounds;
+mod thrift;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -42,6 +44,7 @@ pub use opening::{Damage, Found, LogError};
 use activity::Activity;
 use book::Book;
 use rounds::{Life, Rounds};
+use thrift::Thrift;
 
 /// Fewest regions that the hot limit is for, however small the volume.
 const LEAST_HOT_LIMIT: u32 = 4096;
@@ -56,6 +59,7 @@ struct Inner {
     area: LogArea,
     rounds: RefCell<Rounds>,
     activity: RefCell<Activity>,
+    thrift: RefCell<Thrift>,
     superblock: Cell<Superblock>,
     /// Held by who changes the superblock.
     changing: tokio::sync::Mutex<()>,
@@ -174,6 +178,7 @@ impl IntentLog {
             (regions, round)
         };
         let Some(round) = round else { return Ok(()) };
+        regions.clone().for_each(|region| self.0.thrift.borrow_mut().set(Region(region)));
         let _touch = self.0.touch(regions);
         self.0.until(round).await
     }
@@ -183,6 +188,7 @@ impl IntentLog {
     pub fn begin(&self, range: Range<u64>) -> Touch {
         let geometry = self.geometry();
         let inside = range.start.min(geometry.bytes())..range.end.min(geometry.bytes());
+        self.0.thrift.borrow_mut().operates();
         self.0.touch(regions_of(geometry, &inside).unwrap_or_default())
     }
 
@@ -214,13 +220,18 @@ impl IntentLog {
     ) -> u32 {
         let slots: Vec<Slot> = images.iter().filter_map(|image| self.0.slot_of(*image)).collect();
         let (mut rounds, activity) = (self.0.rounds.borrow_mut(), self.0.activity.borrow());
+        let mut thrift = self.0.thrift.borrow_mut();
         let count = rounds.book.geometry().regions();
         let mut cleared = 0;
         for region in regions {
             if region.0 >= count || !activity.is_quiet_since(region, flush) {
                 continue;
             }
-            cleared += slots.iter().map(|s| u32::from(rounds.book.clear(*s, region))).sum::<u32>();
+            let marks = slots.iter().map(|s| u32::from(rounds.book.clear(*s, region))).sum::<u32>();
+            if marks > 0 {
+                thrift.taken(region);
+            }
+            cleared += marks;
         }
         cleared
     }
@@ -237,11 +248,13 @@ impl IntentLog {
     /// Time passes: to be called every few seconds.
     pub fn tick(&self) {
         self.0.activity.borrow_mut().tick();
+        self.0.thrift.borrow_mut().tick();
     }
 
     /// At most `limit` regions that are marked for any of `images`, have nothing in flight, and were not
-    /// touched for two ticks. If more are marked than the hot limit, the quarter of them that was not
-    /// touched for longest is included, however short that is.
+    /// touched for two ticks, those first that were left alone for longest. If more are marked than the hot
+    /// limit, the quarter of them that was not touched for longest is included, however short that is.
+    /// Fewer where marks that were taken of late had to be set again.
     #[must_use]
     pub fn sweepable(&self, images: &[Uuid], limit: usize) -> Vec<Region> {
         let slots: Vec<Slot> = images.iter().filter_map(|image| self.0.slot_of(*image)).collect();
@@ -252,15 +265,12 @@ impl IntentLog {
             marked += 1;
             idle.extend(activity.idle(region).map(|(last, long)| (last, long, region)));
         }
+        idle.sort_unstable();
         let crowded = marked > self.0.hot_limit.get() as usize;
-        if crowded {
-            idle.sort_unstable();
-            let quarter = marked.div_ceil(4);
-            let mut place = 0..;
-            idle.retain(|(_, long, _)| place.next().is_some_and(|n| *long || n < quarter));
-        } else {
-            idle.retain(|(_, long, _)| *long);
-        }
+        let recent = if crowded { marked.div_ceil(4) } else { 0 };
+        let mut place = 0..;
+        idle.retain(|(_, long, _)| place.next().is_some_and(|n| *long || n < recent));
+        let limit = limit.min(self.0.thrift.borrow().allowance());
         idle.into_iter().take(limit).map(|(_, _, region)| region).collect()
     }
 
@@ -361,6 +371,7 @@ impl Inner {
             area,
             rounds: RefCell::new(Rounds::new(book)),
             activity: RefCell::new(Activity::new(regions)),
+            thrift: RefCell::new(Thrift::new(regions)),
             superblock: Cell::new(superblock),
             changing: tokio::sync::Mutex::default(),
             hot_limit: Cell::new((regions / 4).max(LEAST_HOT_LIMIT)),
