@@ -11,7 +11,7 @@ use rt::fault::{self, Point};
 use super::link::is_lease;
 use super::member::{Action, Change, Event};
 use super::record::{Put, Record, Records, Unreachable};
-use super::replica::Replica;
+use super::replica::{Nodes, Replica};
 use super::{join, reach, sweep};
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -298,7 +298,7 @@ impl Replica {
     /// only by what is sent.
     fn keep_sessions(&self) {
         let standing = self.member.borrow().standing();
-        let members = if self.serves().is_some() { self.others() } else { Vec::new() };
+        let members = if self.serves().is_some() { self.others() } else { Nodes::new() };
         let links: Vec<_> = self.links.borrow().values().cloned().collect();
         for link in links.iter().filter(|link| !members.contains(&link.node())) {
             link.send(Message::Standing(standing));

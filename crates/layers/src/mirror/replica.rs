@@ -6,11 +6,13 @@ use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use block::{Account, Blocks, Class, Ctx, Error, RangeLocks};
 use peer::{Incarnation, Link, NodeId, Role, Stamp, View};
 use rt::Core;
+use smallvec::SmallVec;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
@@ -107,6 +109,9 @@ pub(super) struct Replica {
     pub(super) served: tokio::sync::Mutex<Ctx>,
 }
 
+/// Some nodes of a volume: three at most have it.
+pub(super) type Nodes = SmallVec<[NodeId; 4]>;
+
 /// The connections to a node on which leases travel beside its session.
 pub(super) type Paths = Box<dyn Fn(NodeId) -> Vec<Link>>;
 
@@ -177,7 +182,7 @@ impl Replica {
     }
 
     /// The members but this one.
-    pub(super) fn others(&self) -> Vec<NodeId> {
+    pub(super) fn others(&self) -> Nodes {
         let member = self.member.borrow();
         member.record().into_iter().flat_map(|r| r.others(self.me)).map(|m| m.node).collect()
     }
@@ -320,6 +325,15 @@ impl Replica {
     /// Waits so long, or until the replica is closed.
     pub(super) async fn pause(&self, time: Duration) {
         self.signal.unless(|| self.closed.get(), tokio::time::sleep(time)).await;
+    }
+
+    /// Runs `task` as far as it gets at once, which may be its end, and the rest beside everything else.
+    pub(super) fn start(self: &Rc<Self>, task: impl Future<Output = ()> + 'static) {
+        let mut task = Box::pin(task);
+        // Nobody is woken for it: the task that goes on with it looks again first.
+        if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            tokio::task::spawn_local(task);
+        }
     }
 
     /// Runs `task` beside everything else, to its end.

@@ -12,6 +12,7 @@ use super::entries::Of;
 use super::order::{Fate, Order, Step};
 use super::own::{Own, Verdict};
 use super::replica::Replica;
+use super::signal::give_way;
 
 /// How long a commit may wait for others to be told with it.
 const TELLING: Duration = Duration::from_millis(1);
@@ -127,7 +128,10 @@ impl Replica {
         let Change { range, kind, fua, .. } = *change;
         let entry = Entry { view, seq, tag, range, kind, fua };
         self.entries.borrow_mut().insert(entry, Some(lock), self.touch(range), Of::Client);
-        self.announce(view, seq, tag, brought, change);
+        if self.announce(view, seq, tag, brought, change) {
+            // What is said gets on its way before the own disk is asked, which may answer at once.
+            give_way().await;
+        }
         let place = (view, seq);
         let bytes = self.bytes(range);
         match self.leg.apply(change, bytes, ctx, self.pulse.get()).await {
@@ -162,8 +166,8 @@ impl Replica {
         }
     }
 
-    /// Sends a change with its place to all who must apply it.
-    fn announce(&self, view: View, seq: Seq, tag: Tag, brought: Brought, change: &Change) {
+    /// Sends a change with its place to all who must apply it; says whether there is anybody.
+    fn announce(&self, view: View, seq: Seq, tag: Tag, brought: Brought, change: &Change) -> bool {
         let mut nodes = self.others();
         if !self.settings.makes(Mistake::ResyncsWithoutNewWrites) {
             nodes.extend(self.joiners.borrow().attached());
@@ -172,6 +176,7 @@ impl Replica {
         let foreign = waits && nodes.contains(&tag.node);
         let all = nodes.iter().copied().chain([self.me]);
         self.order.borrow_mut().await_all(seq, all, foreign.then_some(tag.node), self.pulse.get());
+        let anybody = !nodes.is_empty();
         for node in nodes {
             let Some(link) = self.link(node) else { continue };
             if foreign && node == tag.node {
@@ -181,6 +186,7 @@ impl Replica {
             }
             fault::pass_when_sent(Point::PrimaryAnnounced);
         }
+        anybody
     }
 
     /// `node` has applied the change at `seq`.
@@ -291,8 +297,7 @@ impl Replica {
         // that wait, elsewhere, for others of the kind (attack 61).
         let lock = self.locks.enter_ahead(entry.range);
         self.entries.borrow_mut().insert(entry, None, self.touch(entry.range), of);
-        let this = Rc::clone(self);
-        self.spawn(async move { this.apply_for_primary(from, entry, change, lock, ctx).await });
+        self.start(Rc::clone(self).apply_for_primary(from, entry, change, lock, ctx));
     }
 
     async fn apply_for_primary(
