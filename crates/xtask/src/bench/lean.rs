@@ -10,10 +10,11 @@ use probe::{
     iscsi::{HEADER, READ_16, Session, WRITE_16, opcode},
     registers::Dice,
 };
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use std::{
     io::{self, BufReader, Read, Write},
     net::TcpStream,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -77,20 +78,32 @@ pub(super) fn measured(
     let time = || setting.servers.iter().map(|&id| processor_time(id)).sum::<Result<Duration>>();
     let before = time()?;
     let latencies = std::thread::scope(|scope| {
-        let load = scope.spawn(|| timed(setting.load_cpu, Duration::from_secs(seconds), step));
+        let load = scope.spawn(|| {
+            settle(setting.load_cpu, depth)?;
+            timed(Duration::from_secs(seconds), step)
+        });
         load.join().map_err(|_| anyhow!("the client panicked"))?
     })?;
     Ok(Run { latencies, depth, spent: time()?.saturating_sub(before) })
 }
 
-fn timed(
-    cpu: usize,
-    time: Duration,
-    mut step: impl FnMut(&mut Vec<Duration>) -> io::Result<()>,
-) -> Result<Vec<Duration>> {
+/// Gives this thread its processor. One command at a time is the work of one party at a time: the load then goes before
+/// whoever polls there, where that is permitted, as if it had a processor of its own.
+fn settle(cpu: usize, depth: u32) -> Result<()> {
     let mut own = CpuSet::new();
     own.set(cpu);
     sched_setaffinity(None, &own).context("cannot choose a processor")?;
+    if depth == 1 {
+        let thread = gettid().as_raw_nonzero().to_string();
+        let _ = Command::new("chrt").args(["--fifo", "--pid", "1", &thread]).output();
+    }
+    Ok(())
+}
+
+fn timed(
+    time: Duration,
+    mut step: impl FnMut(&mut Vec<Duration>) -> io::Result<()>,
+) -> Result<Vec<Duration>> {
     let mut latencies = Vec::with_capacity(LATENCIES);
     let begun = Instant::now();
     while begun.elapsed() < time {
