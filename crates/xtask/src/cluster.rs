@@ -115,14 +115,15 @@ impl Cluster {
 
     /// Has `node` put the writes of `volume` in order.
     pub(crate) fn lead(&self, volume: &Mirrored, node: usize) -> Result<()> {
-        self.nodes[A].command(&["volume", "switch", &volume.name, "--to", NAMES[node]])?;
+        self.switch(volume, A, node)?;
         self.await_safe()
     }
 
     /// How many pages the intent logs of both copies have written so far.
     pub(crate) fn log_writes(&self, volume: &Mirrored) -> Result<[u64; 2]> {
-        let written =
-            |node: usize| Image::find(&self.nodes[node].directory, &volume.name)?.log_writes();
+        let written = |node: usize| {
+            Image::open(&find_image(&self.nodes[node].directory, &volume.name)?)?.log_writes()
+        };
         Ok([written(A)?, written(B)?])
     }
 
