@@ -80,11 +80,15 @@ impl Replica {
                 Err(_) if self.is_primary() => {}
                 Err(_) => {
                     let Some(primary) = self.primary() else { continue };
+                    let left = ctx.credit().left();
                     let found = tokio::select! {
                         biased;
                         // The next writer here waits for whoever has the range, and the primary's
                         // answer stands behind that writer: attack 84.
-                        () = lock.held() => return Waited::Held,
+                        () = lock.held() => {
+                            regain(ctx, left).await;
+                            return Waited::Held;
+                        }
                         found = self.fetch(view, primary, range, ctx) => found,
                     };
                     match found {
@@ -134,15 +138,21 @@ impl Replica {
         ctx: &Ctx,
     ) -> Option<Bufs> {
         let link = self.link(node)?;
-        let request = self.requests.number();
-        let asked = self.requests.ask(request, node, self.pulse.get());
-        let _memory = link.expect(request, ctx.clone());
-        link.send(Message::Fetch { view, request, range });
-        let gone = || self.view.get() != view || link.is_closed();
-        match self.signal.unless(gone, asked.answered()).await {
-            Some(Answer::Data(Ok(found))) if found.len() == self.len(range) => Some(found),
-            _ => None,
+        let left = ctx.credit().left();
+        let answer = {
+            let request = self.requests.number();
+            let asked = self.requests.ask(request, node, self.pulse.get());
+            let _memory = link.expect(request, ctx.clone());
+            link.send(Message::Fetch { view, request, range });
+            let gone = || self.view.get() != view || link.is_closed();
+            self.signal.unless(gone, asked.answered()).await
+        };
+        match answer {
+            Some(Answer::Data(Ok(found))) if found.len() == self.len(range) => return Some(found),
+            answer => drop(answer),
         }
+        regain(ctx, left).await;
+        None
     }
 
     fn ask_for_repair(self: &Rc<Self>, view: View, range: Blocks) {
@@ -189,5 +199,13 @@ impl Replica {
         let found = self.leg.read(range, &ctx, self.pulse.get()).await;
         // A lease that has run out meanwhile may come back without a new view.
         if self.serves().is_some() { found } else { Err(Error::Fenced) }
+    }
+}
+
+/// Waits until `ctx` has so much memory again. Contents that nobody wants any more may be half received: what they
+/// lie in is free when they have come, or with the end of the session.
+async fn regain(ctx: &Ctx, left: usize) {
+    while ctx.credit().left() < left {
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
