@@ -54,9 +54,7 @@ impl Replica {
                 }
                 Err(Error::Gone) => {
                     // The last member's client learns why; at any other the command goes elsewhere.
-                    if self.leg_failed(Error::Gone) {
-                        return found;
-                    }
+                    return if self.leg_failed(Error::Gone) { found } else { Err(Error::Fenced) };
                 }
                 found => return found,
             }
