@@ -96,15 +96,20 @@ intent!(intent_unmarked, WritesUnmarked);
 /// A mirror, with one of its mistakes or without.
 macro_rules! mirror {
     ($name:ident, $mistake:ident) => {
+        mirror!($name, $mistake, mirror::play);
+    };
+    ($name:ident, $mistake:ident, $play:path) => {
         async fn $name(world: World, variant: Variant) -> Result<(), String> {
             let wrong = variant == Variant::Wrong;
             let mistake = if wrong { Flaw::$mistake } else { Flaw::None };
-            mirror::play(world, Plan { mistake, ..Plan::default() }).await
+            $play(world, Plan { mistake, ..Plan::default() }).await
         }
     };
 }
 
 mirror!(mirror_alone, AcknowledgesAlone);
+mirror!(initiators_alone, AcknowledgesAlone, mirror::initiators::play);
+
 mirror!(mirror_unmarked, SkipsIntentLog);
 mirror!(mirror_lease, IgnoresLease);
 mirror!(mirror_resync, ResyncsWithoutNewWrites);
@@ -134,6 +139,13 @@ pub fn pairs() -> Vec<Planted> {
         planted!("lease-before", 40, "looks at its lease before the work", lease::looks_before),
         planted!("lease-drift", 40, "takes its clock for its peer's", lease::ignores_drift),
         planted!("mirror-alone", 60, 2, "answers when one has it", mirror_alone),
+        planted!(
+            "initiators-alone",
+            200,
+            2,
+            "answers initiators when one has it",
+            initiators_alone
+        ),
         planted!("mirror-unmarked", 60, 2, "writes without a mark", mirror_unmarked),
         planted!("mirror-lease", 60, 2, "serves without a lease", mirror_lease),
         planted!("mirror-resync", 60, 2, "copies, and forgets what is new", mirror_resync),

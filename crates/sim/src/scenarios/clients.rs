@@ -40,7 +40,11 @@ pub(super) struct Shared {
     world: World,
     violation: RefCell<Option<String>>,
     errors: RefCell<Vec<Error>>,
+    /// Told of every crash.
+    crashed: RefCell<Option<Watcher>>,
 }
+
+type Watcher = Box<dyn Fn(Loss)>;
 
 impl Shared {
     pub(super) fn new(world: &World, block_size: u32) -> Rc<Self> {
@@ -53,12 +57,21 @@ impl Shared {
             world: world.clone(),
             violation: RefCell::default(),
             errors: RefCell::default(),
+            crashed: RefCell::default(),
         })
+    }
+
+    /// Has `told` told of every crash.
+    pub(super) fn on_crash(&self, told: impl Fn(Loss) + 'static) {
+        self.crashed.replace(Some(Box::new(told)));
     }
 
     /// The clients are gone, with their host.
     pub(super) fn crash(&self, loss: Loss) {
         self.checker.borrow_mut().crash(loss);
+        if let Some(told) = &*self.crashed.borrow() {
+            told(loss);
+        }
     }
 
     /// What nobody has heard of for so long has happened by now, or never will.

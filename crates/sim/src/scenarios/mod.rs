@@ -41,6 +41,12 @@ pub fn all() -> Vec<Scenario> {
             play: |w| Box::pin(mirror::play(w, mirror::Plan::default())),
         },
         Scenario {
+            name: "mirror-initiators",
+            about: "the same volume, used by iSCSI and NVMe/TCP initiators that go from node to node",
+            test_seeds: 30,
+            play: |w| Box::pin(mirror::initiators::play(w, mirror::Plan::default())),
+        },
+        Scenario {
             name: "intent-log",
             about: "the write-intent log of an image: writes, flushes, cleared marks, adopted \
                     configurations, crashes, torn and rotten pages",

@@ -33,11 +33,11 @@ use super::storage::{draw_faults, end, settle};
 const BYTES: u64 = 64 << 10;
 
 /// Where the node listens.
-const PORT: u16 = 3260;
+pub(super) const PORT: u16 = 3260;
 
 /// Operations between one mishap and the next at most, and without faults at the end.
-const ROUND: u64 = 100;
-const LAST: u64 = 60;
+pub(super) const ROUND: u64 = 100;
+pub(super) const LAST: u64 = 60;
 
 /// Virtual time in which the end must come.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -95,6 +95,9 @@ pub(super) trait Talk: Sized + 'static {
     fn farewell(&mut self, out: &mut Vec<u8>) -> Farewell;
 }
 
+/// Where a volume is reached: each address another node.
+pub(super) type Paths = Rc<RefCell<Vec<SocketAddr>>>;
+
 /// How a connection is ended in good order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Farewell {
@@ -124,6 +127,8 @@ struct Session<T> {
     /// What the tally was when it was last read.
     tally: Option<u64>,
     leaving: bool,
+    /// Whether other nodes serve the volume too.
+    several: bool,
     /// Whether what it begins must succeed: it was begun when nothing went wrong any more.
     must: bool,
 }
@@ -210,6 +215,10 @@ impl<T: Talk> Session<T> {
     fn took(&mut self, heard: Heard) -> Option<End> {
         for (tag, how) in heard.ended {
             let Some(pending) = self.open.remove(&tag) else { continue };
+            if self.several && !self.must && matches!(how, Ended::Failed(_)) {
+                // Others may carry it out yet: nobody knows. It is asked for at another node.
+                return Some(End::Lost);
+            }
             let again = (how == Ended::Again).then(|| pending.op.clone());
             if let Some(tally) = pending.end(&how, &self.memory) {
                 self.tally = Some(tally);
@@ -223,15 +232,19 @@ impl<T: Talk> Session<T> {
 }
 
 /// A client: connects again and again, until there is nothing left to be done.
-async fn client<T: Talk>(
+pub(super) async fn client<T: Talk>(
     core: Core,
-    to: SocketAddr,
+    paths: Paths,
     number: u8,
     book: Rc<Book>,
     over: Rc<Cell<usize>>,
 ) -> Result<(), String> {
     let mut lost = BTreeMap::<u8, InFlight>::new();
-    loop {
+    for turn in 0.. {
+        let (to, several) = {
+            let paths = paths.borrow();
+            (paths[turn % paths.len()], paths.len() > 1)
+        };
         // Who logs in as the last process starts may have reached the one before.
         let must = book.is_calm();
         if let Ok(Some((talk, stream))) =
@@ -240,9 +253,11 @@ async fn client<T: Talk>(
             let memory = core.pool().account();
             let book = Rc::clone(&book);
             let (open, out, tally) = (BTreeMap::new(), Vec::new(), None);
+            let leaving = false;
             let mut session =
-                Session { talk, stream, book, memory, open, out, tally, leaving: false, must };
-            let port = session.talk.port();
+                Session { talk, stream, book, memory, open, out, tally, leaving, several, must };
+            // What takes over a session at one node ends nothing at another.
+            let port = session.talk.port().filter(|_| !several);
             // What the port's last session left has happened by now, or never will.
             for (_, pending) in port.and_then(|p| lost.remove(&p)).into_iter().flatten() {
                 pending.end(&Ended::Failed("its session was replaced".into()), &session.memory);
@@ -256,6 +271,7 @@ async fn client<T: Talk>(
         }
         sleep(book.rng.time(Duration::from_millis(1), Duration::from_millis(300))).await;
     }
+    Ok(())
 }
 
 /// What runs on the node now, for the judgement in the end.
@@ -287,7 +303,7 @@ pub(super) async fn play<T: Talk>(world: World, flushes: Flushes) -> Result<(), 
     let files = DiskSetup::file(0).blocks(logical, physical);
     let pool_bytes = *rng.pick(&[4 << 20, 16 << 20]);
     let node = world.add_host("node", HostSetup { pool_bytes, files, ..HostSetup::default() });
-    let at = SocketAddr::new(node.address(), PORT);
+    let at = Rc::new(RefCell::new(vec![SocketAddr::new(node.address(), PORT)]));
     let book = Book::new(&world, block_size, BYTES);
     let running = Rc::<RefCell<Running>>::default();
     create(&node, block_size).await?;
@@ -297,8 +313,10 @@ pub(super) async fn play<T: Talk>(world: World, flushes: Flushes) -> Result<(), 
     let clients = (1..=u8::try_from(rng.between(1, 3)).expect("small")).map(|number| {
         let setup = HostSetup { pool_bytes: 4 << 20, ..HostSetup::default() };
         let host = world.add_host(&format!("client{number}"), setup);
-        let (book, over) = (Rc::clone(&book), Rc::clone(&over));
-        host.start(move |core| client::<T>(core, at, number, Rc::clone(&book), Rc::clone(&over)));
+        let (at, book, over) = (Rc::clone(&at), Rc::clone(&book), Rc::clone(&over));
+        host.start(move |core| {
+            client::<T>(core, Rc::clone(&at), number, Rc::clone(&book), Rc::clone(&over))
+        });
         host
     });
     let clients = clients.collect();
@@ -350,15 +368,27 @@ async fn serve<T: Talk>(
         }
     };
     let volume = Volume::new(Backing::dev(&file, flushes), Epoch::default());
-    let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+    let server = server::<T>(&core, &volume);
     *running.borrow_mut() =
         Running { server: Rc::downgrade(&server), volume: Rc::downgrade(&volume) };
-    let id = VolumeId(VOLUME.into_bytes());
+    drop(volume);
+    listen::<T>(&core, server).await
+}
+
+/// A server of the volume for everybody.
+pub(super) fn server<T: Talk>(core: &Core, volume: &Rc<Volume>) -> Rc<Server> {
+    let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+    let (id, volume) = (VolumeId(VOLUME.into_bytes()), Rc::clone(volume));
     server.add_volume(Served { id, name: "volume".into(), volume, thin: true, access: None });
     let mut catalog = Catalog::default();
     let access = Access { any: Some(Admission::default()), ..Access::default() };
     T::announce(&mut catalog, id, access);
     server.set_catalog(Arc::new(catalog));
+    server
+}
+
+/// Serves whoever comes.
+pub(super) async fn listen<T: Talk>(core: &Core, server: Rc<Server>) -> Result<(), String> {
     let at = SocketAddr::from(([0, 0, 0, 0], PORT));
     let listener = core.listen(at).await.map_err(|e| e.to_string())?;
     server.serve(listener, T::SERVICE).await;

@@ -66,7 +66,7 @@ impl Bench {
     }
 
     /// The nodes that have a replica.
-    fn replicas(&self) -> Vec<Rc<Node>> {
+    pub(super) fn replicas(&self) -> Vec<Rc<Node>> {
         let record = self.store.record();
         self.nodes.iter().filter(|n| record.image(n.id).is_some()).cloned().collect()
     }
@@ -96,6 +96,16 @@ impl Bench {
         self.go_on_apart().await?;
         self.go_on_without_data().await?;
         self.at_rest().await
+    }
+
+    /// All replicas are in sync and equal, and no marks are left.
+    pub(super) async fn settled(&self) -> Result<(), String> {
+        self.in_sync().await?;
+        self.verified().await?;
+        // Marks go when nothing has been written for a while.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        self.equal()?;
+        self.unmarked()
     }
 
     /// Nothing is left of what was done.

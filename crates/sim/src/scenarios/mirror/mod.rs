@@ -9,10 +9,12 @@
 //! * `store`: the metadata store; `wires`: the peer link;
 //! * `disks`: what befalls disks, and who gives a node another try;
 //! * `replicas`: the control plane, which adds, removes and replaces replicas;
-//! * `ending`: what is demanded when all faults are over.
+//! * `ending`: what is demanded when all faults are over;
+//! * `initiators`: the same with initiators on other hosts for clients.
 
 mod disks;
 mod ending;
+pub(crate) mod initiators;
 mod replicas;
 mod store;
 mod wires;
@@ -123,36 +125,44 @@ struct Bench {
     /// The control plane is at work.
     changing: Cell<bool>,
     mistake: Mistake,
+    /// What a node does with the volume; without it clients on the node use it.
+    offer: Option<Offer>,
 }
+
+/// Offers the volume of a node to others.
+type Offer = Rc<dyn Fn(&Core, &Rc<Volume>)>;
 
 /// Plays it.
 pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
+    let bench = set_up(&world, plan, None).await?;
+    bench.begin();
+    for _ in 0..world.rng().between(2, 8) {
+        bench.mischief().await?;
+    }
+    bench.calm_down().await?;
+    bench.last_round().await
+}
+
+/// The nodes, none of them running.
+async fn set_up(world: &World, plan: Plan, offer: Option<Offer>) -> Result<Rc<Bench>, String> {
     let rng = world.rng();
     let drawn = if rng.chance(0.6) { 2 } else { 3 };
     let count = if plan.nodes == 0 { drawn } else { plan.nodes };
     let block_size = *rng.pick(&[512, 4096]);
-    let nodes: Vec<_> = (1..=count).map(|n| node(&world, n)).collect();
+    let nodes: Vec<_> = (1..=count).map(|n| node(world, n)).collect();
     // Not all of three are there from the start.
     let first = if rng.chance(0.3) { 2 } else { count };
     for node in &nodes[..first.min(count)] {
         node.image.set(Some(prepare(node, block_size, 0).await?));
     }
     let ports = if rng.chance(0.5) { Ports::Alike } else { Ports::Apart };
-    let bench = Rc::new(assemble(&world, nodes, block_size, ports, plan.mistake));
+    let bench = assemble(world, nodes, block_size, ports, plan.mistake);
+    let bench = Rc::new(Bench { offer, ..bench });
     let network = Rng::new(world.seed(), "network");
     for (a, b) in bench.nodes.iter().flat_map(|a| bench.nodes.iter().map(move |b| (a, b))) {
-        wires::draw(&world, &network, &a.host, &b.host);
+        wires::draw(world, &network, &a.host, &b.host);
     }
-    bench.start_all();
-    tokio::task::spawn_local(Rc::clone(&bench).mend_nodes());
-    for _ in 0..rng.between(2, 8) {
-        bench.mischief().await?;
-    }
-    bench.heal();
-    // What was begun on a failing disk comes to its end.
-    tokio::time::sleep(Duration::from_secs(15)).await;
-    bench.in_sync().await?;
-    bench.last_round().await
+    Ok(bench)
 }
 
 fn node(world: &World, number: usize) -> Rc<Node> {
@@ -251,6 +261,7 @@ fn assemble(
         forced: Cell::default(),
         changing: Cell::new(false),
         mistake,
+        offer: None,
     }
 }
 
@@ -281,8 +292,17 @@ impl Bench {
         }
     }
 
-    fn start_all(&self) {
+    fn begin(self: &Rc<Self>) {
         self.nodes.iter().for_each(|n| self.start(n));
+        tokio::task::spawn_local(Rc::clone(self).mend_nodes());
+    }
+
+    /// Faults end, and all replicas come in sync.
+    async fn calm_down(&self) -> Result<(), String> {
+        self.heal();
+        // What was begun on a failing disk comes to its end.
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        self.in_sync().await
     }
 
     /// Starts a node that has an image, unless it runs.
@@ -293,16 +313,21 @@ impl Bench {
         let (mistake, apart) = (self.mistake, Rc::clone(&self.apart));
         let (node, store) = (Rc::clone(node), Rc::clone(&self.store));
         let (shared, load) = (Rc::clone(&self.shared), Rc::clone(&self.load));
-        let (host, world) = (node.host.clone(), self.world.clone());
+        let (host, world, offer) = (node.host.clone(), self.world.clone(), self.offer.clone());
         host.start(move |core| {
             let (node, store, world) = (Rc::clone(&node), Rc::clone(&store), world.clone());
             let (shared, load) = (Rc::clone(&shared), Rc::clone(&load));
             let (addresses, apart) = (addresses.clone(), Rc::clone(&apart));
+            let offer = offer.clone();
             async move {
                 match open_mirror(&core, &node, image, store, mistake).await {
                     Ok(mirror) => {
                         wires::join(&core, node.id, &mirror, addresses, apart).await?;
-                        serve(&core, &node, mirror, &shared, &load);
+                        let volume = serve(&core, &node, mirror);
+                        match offer {
+                            Some(offer) => offer(&core, &volume),
+                            None => load_up(&core, &node, &volume, &shared, &load),
+                        }
                     }
                     // Somebody starts it again.
                     Err(e) => {
@@ -405,7 +430,8 @@ impl Bench {
                 a.host.set_faults(HostFaults::default());
             }
             9..12 => self.ail(&a).await,
-            12 => self.spoil(&a),
+            // What is on several disks and on none is for clients that can mend it.
+            12 if self.offer.is_none() => self.spoil(&a),
             13 | 14 => self.change_replicas(),
             15 => {
                 self.cut_data(&a, &b, true);
@@ -476,8 +502,8 @@ impl Bench {
     }
 }
 
-/// A replica that is open: clients use it.
-fn serve(core: &Core, node: &Rc<Node>, mirror: Mirror, shared: &Rc<Shared>, load: &Rc<Cell<bool>>) {
+/// A replica that is open.
+fn serve(core: &Core, node: &Rc<Node>, mirror: Mirror) -> Rc<Volume> {
     let compares = Rc::new(mirror.clone());
     let volume = Volume::shared(Dev::new(mirror.clone()), compares, Epoch::default());
     node.labelled.set(true);
@@ -485,8 +511,19 @@ fn serve(core: &Core, node: &Rc<Node>, mirror: Mirror, shared: &Rc<Shared>, load
     node.mirror.replace(Some(mirror));
     node.volume.replace(Some(Rc::clone(&volume)));
     node.core.replace(Some(core.clone()));
+    volume
+}
+
+/// Clients on the node use the volume.
+fn load_up(
+    core: &Core,
+    node: &Rc<Node>,
+    volume: &Rc<Volume>,
+    shared: &Rc<Shared>,
+    load: &Rc<Cell<bool>>,
+) {
     for n in 0..5 {
-        let client = Rc::new(Client::new(core, &volume, shared));
+        let client = Rc::new(Client::new(core, volume, shared));
         node.clients.borrow_mut().push(Rc::clone(&client));
         let load = Rc::clone(load);
         tokio::task::spawn_local(async move {
