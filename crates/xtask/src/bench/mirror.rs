@@ -9,7 +9,8 @@ use super::{
     fill,
     lean::{self, Setting},
     measure::{Load, Operation, Sample},
-    verdict::{self, LogCost},
+    page,
+    verdict::{self, LogCost, Resync},
 };
 use crate::{
     cluster::{A, B, Cluster, Mirrored},
@@ -18,10 +19,11 @@ use crate::{
     node::{Node, Profile, Wishes},
     server::Unit,
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 /// What is compared: a volume of a node that is in no cluster; of node a of the cluster, with no other copy; on both nodes,
@@ -45,6 +47,10 @@ pub(super) const LOADS: [(Operation, u32); 4] = [
 const WARM_UP_S: u64 = 16;
 /// How long the log is looked at: four sweeps.
 const STEADY_S: u64 = 20;
+/// How long node a has until it goes on alone, and all that initiators are told of it has been told.
+const ALONE_AFTER: Duration = Duration::from_secs(6);
+/// How long a resync may take here.
+const RESYNC_LIMIT: Duration = Duration::from_secs(120);
 /// Where the echo listens.
 const ECHO_PORT: u16 = 7007;
 
@@ -69,7 +75,7 @@ struct Scene {
 
 /// Measures and writes `bench/README.md` and `bench/results/mirror.json`.
 pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
-    let scene = Scene::new(house)?;
+    let mut scene = Scene::new(house)?;
     let mut samples = Vec::new();
     for repetition in 1..=plan.repetitions {
         let turn = format!("repetition {repetition} of {}", plan.repetitions);
@@ -87,7 +93,8 @@ pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
     }
     let logs = [1, 32].map(|depth| scene.log(house, depth)).into_iter();
     let logs = logs.collect::<Result<Vec<_>>>()?.concat();
-    verdict::write(house, plan, &samples, &logs)
+    let resync = scene.resync(house)?;
+    verdict::write(house, plan, &samples, &logs, resync)
 }
 
 impl Scene {
@@ -135,10 +142,37 @@ impl Scene {
         .measure(house, seconds)
     }
 
+    fn at_a(&self) -> Result<&Contender> {
+        self.contenders.iter().find(|c| c.server == AT_A).context("no mirror")
+    }
+
+    /// What one write at a time takes at node a while all of node b's copy is written anew, and before. What ends together
+    /// with the resync is not counted.
+    fn resync(&mut self, house: &House) -> Result<Resync> {
+        let load = |seconds| Load { operation: Operation::LeanWrite, depth: 1, seconds };
+        let quiet_us = self.at_a()?.run(&load(3))?.figures().latency_us;
+        self.cluster.nodes[B].kill()?;
+        std::thread::sleep(ALONE_AFTER);
+        fill(house, "the mirror without node b", &self.at_a()?.unit)?;
+        house.display.working("writes while node b is brought in sync");
+        self.cluster.nodes[B].start()?;
+        let (mut during, begun) = (Vec::new(), Instant::now());
+        while begun.elapsed() < RESYNC_LIMIT {
+            let run = self.at_a()?.run(&load(1));
+            if self.cluster.is_safe()? {
+                break;
+            }
+            during.push(run?.figures().latency_us);
+        }
+        self.cluster.await_safe()?;
+        ensure!(!during.is_empty(), "it was over before anything was measured");
+        Ok(Resync { quiet_us, during_us: page::median(during) })
+    }
+
     /// What the intent logs of both nodes write while random writes enter at node a, once what they write is their share and
     /// no more.
     fn log(&self, house: &House, depth: u32) -> Result<Vec<LogCost>> {
-        let contender = self.contenders.iter().find(|c| c.server == AT_A).context("no mirror")?;
+        let contender = self.at_a()?;
         let load = |seconds| Load { operation: Operation::LeanWrite, depth, seconds };
         house.display.working(&format!("the intent log under random writes, depth {depth}"));
         contender.run(&load(WARM_UP_S))?;

@@ -22,6 +22,18 @@ const NOISE: f64 = 1.05;
 /// So many operations, and bytes, may the intent log write for each that clients write.
 const LOG: f64 = 0.03;
 
+/// So many times its time may a write take while another copy is brought in sync.
+const RESYNC: f64 = 2.0;
+
+/// What one write at a time takes, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Resync {
+    /// With both copies in sync.
+    pub(super) quiet_us: f64,
+    /// While one is brought in sync.
+    pub(super) during_us: f64,
+}
+
 /// What an intent log has written while clients wrote.
 #[derive(Clone, Debug)]
 pub(super) struct LogCost {
@@ -68,9 +80,15 @@ impl Verdict {
 }
 
 /// Writes the figures and the page, and shows what the page says.
-pub(super) fn write(house: &House, plan: Plan, samples: &[Sample], logs: &[LogCost]) -> Result<()> {
+pub(super) fn write(
+    house: &House,
+    plan: Plan,
+    samples: &[Sample],
+    logs: &[LogCost],
+    resync: Resync,
+) -> Result<()> {
     let machine = machine::describe(&machine::store());
-    let verdicts = verdicts(samples, logs).context("something was not measured")?;
+    let verdicts = verdicts(samples, logs, resync).context("something was not measured")?;
     let figures = json!({
         "machine": machine,
         "repetitions": plan.repetitions,
@@ -90,7 +108,7 @@ pub(super) fn write(house: &House, plan: Plan, samples: &[Sample], logs: &[LogCo
     Ok(())
 }
 
-fn verdicts(samples: &[Sample], logs: &[LogCost]) -> Option<Vec<Verdict>> {
+fn verdicts(samples: &[Sample], logs: &[LogCost], resync: Resync) -> Option<Vec<Verdict>> {
     let of = |server, operation, depth| medians(samples, server, BACKING, operation, depth);
     let echo = medians(samples, "bare echo", "none", Operation::Echo, 1)?.latency_us;
     let mut all = Vec::new();
@@ -129,6 +147,9 @@ fn verdicts(samples: &[Sample], logs: &[LogCost]) -> Option<Vec<Verdict>> {
         let made_of = format!("{} / {}", log.pages, log.writes);
         judge(what, made_of, LOG * 100.0, log.share() * 100.0, "%");
     }
+    let Resync { quiet_us, during_us } = resync;
+    let what = "latency, write, depth 1, at a, while b is brought in sync".to_owned();
+    judge(what, format!("{RESYNC} × {quiet_us:.1}"), RESYNC * quiet_us, during_us, "µs");
     Some(all)
 }
 
@@ -180,6 +201,8 @@ mod tests {
     use super::*;
     use crate::bench::measure::Load;
 
+    const QUIET: Resync = Resync { quiet_us: 10.0, during_us: 20.0 };
+
     /// Everything measured: at a node by itself 10 µs, mirrored so many times that.
     fn samples(mirrored: f64) -> Vec<Sample> {
         let sample = |server, backing, (operation, depth), time: f64| {
@@ -199,7 +222,7 @@ mod tests {
 
     fn missed(samples: &[Sample], pages: u64) -> Vec<String> {
         let log = LogCost { node: "a", depth: 32, writes: 1000, pages };
-        let verdicts = verdicts(samples, &[log]).unwrap();
+        let verdicts = verdicts(samples, &[log], QUIET).unwrap();
         verdicts.into_iter().filter(|v| v.measured > v.limit).map(|v| v.what).collect()
     }
 
@@ -211,14 +234,17 @@ mod tests {
             ["latency, write, depth 1, mirrored, at a", "latency, write, depth 1, mirrored, at b"];
         assert_eq!(missed(&samples(1.9), 30), late);
         assert_eq!(missed(&samples(3.1), 30).len(), 6);
-        assert!(verdicts(&samples(1.0)[1..], &[]).is_none());
+        assert!(verdicts(&samples(1.0)[1..], &[], QUIET).is_none());
+        let slow = Resync { during_us: 20.1, ..QUIET };
+        let last = verdicts(&samples(1.0), &[], slow).unwrap().pop().unwrap();
+        assert_eq!(last.word(), "**missed**");
     }
 
     #[test]
     fn the_page_says_limits_and_ratios() {
         let samples = samples(2.0);
         let mut text = String::new();
-        limits(&mut text, &verdicts(&samples, &[]).unwrap());
+        limits(&mut text, &verdicts(&samples, &[], QUIET).unwrap());
         let held = "| CPU of both nodes, write, depth 32, mirrored, at a | 3 × 10.00 | 30.00 µs | 20.00 µs | held |";
         assert!(text.contains(held), "{text}");
         let missed = "| 5.0 + 1.3 × 10.0 | 18.00 µs | 20.00 µs | **missed** |";
