@@ -163,11 +163,8 @@ impl Metrics {
     }
 
     fn copies(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let mirrors = || {
-            let status = |(l, r): (_, &VolumeReport)| Some((l, r.mirror.as_ref()?.status.clone()));
-            self.reports().filter_map(status)
-        };
-        let records = || mirrors().filter_map(|(l, s)| Some((l, s.record?)));
+        let mirrors = || self.reports().filter_map(|(l, r)| Some((l, &r.mirror.as_ref()?.status)));
+        let records = || mirrors().filter_map(|(l, s)| Some((l, s.record.as_ref()?)));
         let help = "Copies that the volume has.";
         gauges(to, "volume_copies", help, records().map(|(l, r)| (l, r.replicas.len() as u64)))?;
         let help = "Copies that are in sync.";

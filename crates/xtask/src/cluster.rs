@@ -184,6 +184,27 @@ impl Cluster {
         Ok(format!("{}{}", String::from_utf8_lossy(&said), String::from_utf8_lossy(&errors)))
     }
 
+    /// Waits until the status of `node` says `words`.
+    pub(crate) fn await_words(&self, node: usize, words: &str, limit: Duration) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let status = self.status(node)?;
+            if status.contains(words) {
+                return Ok(());
+            }
+            ensure!(begun.elapsed() < limit, "its status does not say \"{words}\":\n{status}");
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Ends all nodes at once, and starts them after `meanwhile`.
+    pub(crate) fn blackout(&mut self, meanwhile: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
+        self.nodes.iter_mut().try_for_each(Node::kill)?;
+        meanwhile(self)?;
+        self.nodes.iter_mut().try_for_each(Node::launch)?;
+        self.nodes.iter_mut().try_for_each(Node::await_ready)
+    }
+
     /// Asks node `at` to have node `to` put the writes of `volume` in order whenever it is in sync.
     pub(crate) fn switch(&self, volume: &Mirrored, at: usize, to: usize) -> Result<()> {
         self.nodes[at].command(&["volume", "switch", &volume.name, "--to", NAMES[to]]).map(drop)

@@ -232,7 +232,7 @@ impl<T: Talk> Session<T> {
 }
 
 /// A client: connects again and again, until there is nothing left to be done.
-pub(super) async fn client<T: Talk>(
+async fn client<T: Talk>(
     core: Core,
     paths: Paths,
     number: u8,
@@ -274,6 +274,45 @@ pub(super) async fn client<T: Talk>(
     Ok(())
 }
 
+/// Clients on hosts of their own, as many as the seed says. `over` counts those that are through.
+pub(super) fn clients<T: Talk>(
+    paths: &Paths,
+    book: &Rc<Book>,
+    over: &Rc<Cell<usize>>,
+) -> Vec<Host> {
+    let world = &book.world;
+    let count = u8::try_from(world.rng().between(1, 3)).expect("small");
+    let start = |number| {
+        let setup = HostSetup { pool_bytes: 4 << 20, ..HostSetup::default() };
+        let host = world.add_host(&format!("client{number}"), setup);
+        let (paths, book, over) = (Rc::clone(paths), Rc::clone(book), Rc::clone(over));
+        host.start(move |core| {
+            client::<T>(core, Rc::clone(&paths), number, Rc::clone(&book), Rc::clone(&over))
+        });
+        host
+    };
+    (1..=count).map(start).collect()
+}
+
+/// Waits until all of `count` clients are through, and nothing is left to be done.
+pub(super) async fn all_through(
+    book: &Book,
+    over: &Cell<usize>,
+    count: usize,
+) -> Result<(), String> {
+    let all = async {
+        while over.get() < count {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let end = timeout(PATIENCE, all).await;
+    if end.is_err() || !book.is_over() {
+        return Err(format!("{} of {count} clients are through after {PATIENCE:?}", over.get()));
+    }
+    book.world.note(format!("{} operations succeeded", book.successes()));
+    Ok(())
+}
+
 /// What runs on the node now, for the judgement in the end.
 #[derive(Default)]
 struct Running {
@@ -310,16 +349,7 @@ pub(super) async fn play<T: Talk>(world: World, flushes: Flushes) -> Result<(), 
     let (serving, its_book) = (Rc::clone(&running), Rc::clone(&book));
     node.start(move |core| serve::<T>(core, flushes, Rc::clone(&its_book), Rc::clone(&serving)));
     let over = Rc::new(Cell::new(0));
-    let clients = (1..=u8::try_from(rng.between(1, 3)).expect("small")).map(|number| {
-        let setup = HostSetup { pool_bytes: 4 << 20, ..HostSetup::default() };
-        let host = world.add_host(&format!("client{number}"), setup);
-        let (at, book, over) = (Rc::clone(&at), Rc::clone(&book), Rc::clone(&over));
-        host.start(move |core| {
-            client::<T>(core, Rc::clone(&at), number, Rc::clone(&book), Rc::clone(&over))
-        });
-        host
-    });
-    let clients = clients.collect();
+    let clients = clients::<T>(&at, &book, &over);
     let bench = Bench { world: world.clone(), node, clients, book, running, over };
     for _ in 0..rng.between(1, 6) {
         bench.mishap().await;
@@ -485,17 +515,7 @@ impl Bench {
         self.book.calm();
         self.book.allow(LAST);
         self.node.restart();
-        let all = async {
-            while self.over.get() < self.clients.len() {
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let end = timeout(PATIENCE, all).await;
-        if end.is_err() || !self.book.is_over() {
-            let (over, all) = (self.over.get(), self.clients.len());
-            return Err(format!("{over} of {all} clients are through after {PATIENCE:?}"));
-        }
-        self.world.note(format!("{} operations succeeded", self.book.successes()));
+        all_through(&self.book, &self.over, self.clients.len()).await?;
         let running = Rc::clone(&self.running);
         let judged = self.node.run(move |core| judge(core, running));
         let judged = timeout(PATIENCE, judged.join()).await;

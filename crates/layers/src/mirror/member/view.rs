@@ -46,6 +46,12 @@ impl Seat {
         Self { view, stage, peers: None, renew_at: Duration::ZERO, stopped: None, yielded: None }
     }
 
+    /// Whether the others, as far as there are sessions, know of its view; of one that takes no part any more
+    /// there is nothing to know.
+    pub(super) fn is_announced(&self) -> bool {
+        !matches!(self.stage, Stage::Draining { .. } | Stage::Aside)
+    }
+
     /// Whether it has been told to serve no more in its view.
     pub(super) fn has_yielded(&self) -> bool {
         self.yielded.is_some_and(|view| view >= self.view)
@@ -149,8 +155,7 @@ impl Member {
     pub(super) fn next_round(&mut self, node: NodeId) {
         let (Some(seat), Some(record)) = (&self.seat, &self.record) else { return };
         let concerned = record.primary == self.me && record.others(self.me).any(|m| m.node == node);
-        let busy = matches!(seat.stage, Stage::Draining { .. } | Stage::Aside);
-        if concerned && self.put.is_none() && !busy {
+        if concerned && self.put.is_none() && seat.is_announced() {
             self.begin(seat.view.next_round(), false);
         }
     }

@@ -5,7 +5,6 @@
 
 use peer::{Incarnation, NodeId, View};
 
-use super::view::Stage;
 use super::{Action, Member, Say};
 
 impl Member {
@@ -15,10 +14,7 @@ impl Member {
         if !self.is_primary() {
             return;
         }
-        let Some(seat) = &self.seat else { return };
-        if matches!(seat.stage, Stage::Draining { .. } | Stage::Aside) {
-            return;
-        }
+        let Some(seat) = self.seat.as_ref().filter(|s| s.is_announced()) else { return };
         let view = seat.view;
         for peer in seat.peers().iter().filter(|p| p.excluded && !p.yielded) {
             let say = Say::Yield { view, incarnation: peer.listed.incarnation };

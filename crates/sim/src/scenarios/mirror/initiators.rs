@@ -6,18 +6,14 @@
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::Duration;
 
-use rt::sim::{HostSetup, Rng, World};
+use rt::sim::{Rng, World};
 
 use super::super::book::Book;
 use super::super::iscsi::Iscsi;
 use super::super::node::{self, LAST, PORT, Paths, ROUND, Talk};
 use super::super::nvme::Nvme;
-use super::{BYTES, Bench, Node, Offer, Plan, set_up};
-
-/// Virtual time in which the last commands must end.
-const PATIENCE: Duration = Duration::from_secs(300);
+use super::{BYTES, Node, Offer, Plan, set_up};
 
 /// Plays it, with one of the protocols.
 pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
@@ -39,15 +35,7 @@ async fn with<T: Talk>(world: World, plan: Plan) -> Result<(), String> {
     bench.begin();
     let paths: Paths = Rc::new(RefCell::new(addresses(&bench.nodes)));
     let (over, rng) = (Rc::new(Cell::new(0)), world.rng());
-    let clients = rng.between(1, 3);
-    for number in 1..=u8::try_from(clients).expect("small") {
-        let setup = HostSetup { pool_bytes: 4 << 20, ..HostSetup::default() };
-        let host = world.add_host(&format!("client{number}"), setup);
-        let (paths, book, over) = (Rc::clone(&paths), Rc::clone(&book), Rc::clone(&over));
-        host.start(move |core| {
-            node::client::<T>(core, Rc::clone(&paths), number, Rc::clone(&book), Rc::clone(&over))
-        });
-    }
+    let clients = node::clients::<T>(&paths, &book, &over);
     for _ in 0..rng.between(2, 8) {
         book.allow(ROUND);
         bench.mischief().await?;
@@ -57,30 +45,12 @@ async fn with<T: Talk>(world: World, plan: Plan) -> Result<(), String> {
     paths.replace(addresses(&bench.replicas()));
     book.calm();
     book.allow(LAST);
-    finish(&bench, &book, &over, clients).await
+    // Without faults: everything is carried out, read once more, and equal everywhere.
+    node::all_through(&book, &over, clients.len()).await?;
+    bench.settled().await
 }
 
 /// Where initiators reach the nodes.
 fn addresses(nodes: &[Rc<Node>]) -> Vec<SocketAddr> {
     nodes.iter().map(|node| SocketAddr::new(node.host.address(), PORT)).collect()
-}
-
-/// Without faults: everything is carried out, read once more, and equal everywhere.
-async fn finish(
-    bench: &Rc<Bench>,
-    book: &Book,
-    over: &Cell<usize>,
-    clients: u64,
-) -> Result<(), String> {
-    let all = async {
-        while (over.get() as u64) < clients {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let end = tokio::time::timeout(PATIENCE, all).await;
-    if end.is_err() || !book.is_over() {
-        return Err(format!("{} of {clients} clients are through after {PATIENCE:?}", over.get()));
-    }
-    bench.world.note(format!("{} operations succeeded", book.successes()));
-    bench.settled().await
 }

@@ -177,10 +177,7 @@ impl Trial<'_> {
             verify(&mut clients, &self.blocks)?;
             cluster.copies_are_equal(self.volume)?;
             ensure!(told.missed.is_empty(), "never reached: {}", told.missed.join(", "));
-            if let Some((promised, allowed)) = self.group.pause.bounds() {
-                ensure!(longest <= allowed, "an operation took {longest:?}, promised {promised:?}");
-            }
-            Ok(())
+            self.group.pause.check(longest)
         });
         house.display.line(&format!("        died at {}", told.reached.join(", ")));
         house.display.line(&format!("        {figures}"));

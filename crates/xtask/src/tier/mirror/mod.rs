@@ -168,10 +168,7 @@ fn trial(
         happened?;
         verify(&mut clients, &blocks)?;
         cluster.copies_are_equal(volume)?;
-        if let Some((promised, allowed)) = scenario.pause.bounds() {
-            ensure!(longest <= allowed, "an operation took {longest:?}, promised {promised:?}");
-        }
-        Ok(())
+        scenario.pause.check(longest)
     });
     show(house, &figures);
     is_fit(house, cluster, passed)

@@ -20,7 +20,6 @@ use std::{
 
 /// How long the nodes may take to say what is wrong: they have to find each other, and read the store.
 const SAYING: Duration = Duration::from_secs(40);
-const POLL: Duration = Duration::from_millis(200);
 /// What they say (RFD 0010, 3.2).
 const REFUSAL: &str = "restored?";
 
@@ -29,7 +28,7 @@ pub(super) fn run(house: &House, cluster: &mut Cluster, volume: &Mirrored, numbe
     let passed = house.check("a store from the past is refused, and nothing is lost", || {
         let blocks = blocks(number);
         let mut clients = clients(cluster, volume, &blocks, Instant::now())?;
-        blackout(cluster, |cluster| each(cluster, |node| copy(node, "etcd", "etcd.past")))?;
+        cluster.blackout(|cluster| each(cluster, |node| copy(node, "etcd", "etcd.past")))?;
         cluster.await_safe()?;
         // A configuration or two that the copy does not know, and writes in them.
         under_load(&mut clients, |_| {
@@ -38,12 +37,12 @@ pub(super) fn run(house: &House, cluster: &mut Cluster, volume: &Mirrored, numbe
             cluster.nodes[B].start()?;
             cluster.await_safe()
         })?;
-        blackout(cluster, |cluster| {
+        cluster.blackout(|cluster| {
             each(cluster, |node| rename(node, "etcd", "etcd.newest"))?;
             each(cluster, |node| rename(node, "etcd.past", "etcd"))
         })?;
         let refused = [A, B].iter().try_for_each(|node| await_refusal(cluster, *node));
-        blackout(cluster, |cluster| {
+        cluster.blackout(|cluster| {
             each(cluster, |node| rename(node, "etcd", "etcd.refused"))?;
             each(cluster, |node| rename(node, "etcd.newest", "etcd"))
         })?;
@@ -53,14 +52,6 @@ pub(super) fn run(house: &House, cluster: &mut Cluster, volume: &Mirrored, numbe
         cluster.copies_are_equal(volume)
     });
     is_fit(house, cluster, passed)
-}
-
-/// Ends all nodes at once, and starts them after `meanwhile`.
-fn blackout(cluster: &mut Cluster, meanwhile: impl FnOnce(&Cluster) -> Result<()>) -> Result<()> {
-    cluster.nodes.iter_mut().try_for_each(Node::kill)?;
-    meanwhile(cluster)?;
-    cluster.nodes.iter_mut().try_for_each(Node::launch)?;
-    cluster.nodes.iter_mut().try_for_each(Node::await_ready)
 }
 
 fn each(cluster: &Cluster, what: impl Fn(&Node) -> Result<()>) -> Result<()> {
@@ -79,14 +70,7 @@ fn rename(node: &Node, from: &str, to: &str) -> Result<()> {
 
 /// Waits until a node says that it refuses what the store says, and serves nothing.
 fn await_refusal(cluster: &Cluster, node: usize) -> Result<()> {
-    let begun = Instant::now();
-    loop {
-        let status = cluster.status(node)?;
-        if status.contains(REFUSAL) {
-            ensure!(cluster.nodes[node].volumes_online()? == 0, "it serves all the same");
-            return Ok(());
-        }
-        ensure!(begun.elapsed() < SAYING, "it does not refuse the store:\n{status}");
-        std::thread::sleep(POLL);
-    }
+    cluster.await_words(node, REFUSAL, SAYING)?;
+    ensure!(cluster.nodes[node].volumes_online()? == 0, "it serves all the same");
+    Ok(())
 }

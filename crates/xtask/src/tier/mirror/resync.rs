@@ -1,5 +1,6 @@
 //! A node that was away gets what was written meanwhile, and next to nothing else (RFD 0010, 6).
 
+use super::{is_fit, show};
 use crate::{
     cluster::{A, B, Cluster, Mirrored},
     house::House,
@@ -60,8 +61,8 @@ pub(super) fn run(house: &House, cluster: &mut Cluster, _: &Mirrored, _: u64) ->
             }
             cluster.copies_are_equal(&volume)
         });
-    house.display.line(&format!("        {figures}"));
-    passed
+    show(house, &figures);
+    is_fit(house, cluster, passed)
 }
 
 /// Writes all of [`WRITTEN`] hundredths of the volume; returns how many bytes that are.

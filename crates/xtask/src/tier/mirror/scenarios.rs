@@ -3,7 +3,6 @@
 use crate::{
     cluster::{A, B, Cluster, WITNESS},
     network::{Cut, Network},
-    node::Node,
 };
 use anyhow::{Result, ensure};
 use rustix::process::{Signal, kill_process};
@@ -35,6 +34,14 @@ impl Pause {
             Self::Unplanned => milliseconds(4000, 6000),
             Self::Outage => None,
         }
+    }
+
+    /// Fails if an operation took longer than is allowed.
+    pub(super) fn check(self, longest: Duration) -> Result<()> {
+        if let Some((promised, allowed)) = self.bounds() {
+            ensure!(longest <= allowed, "an operation took {longest:?}, promised {promised:?}");
+        }
+        Ok(())
     }
 }
 
@@ -195,8 +202,8 @@ fn store_outage(cluster: &mut Cluster, hold: Duration) -> Result<()> {
 }
 
 fn blackout(cluster: &mut Cluster, hold: Duration) -> Result<()> {
-    cluster.nodes.iter_mut().try_for_each(Node::kill)?;
-    std::thread::sleep(hold);
-    cluster.nodes.iter_mut().try_for_each(Node::launch)?;
-    cluster.nodes.iter_mut().try_for_each(Node::await_ready)
+    cluster.blackout(|_| {
+        std::thread::sleep(hold);
+        Ok(())
+    })
 }

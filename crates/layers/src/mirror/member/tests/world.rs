@@ -19,7 +19,7 @@ use peer::{Incarnation, NodeId, Role, View};
 use uuid::Uuid;
 
 use super::super::super::record::{Member as Listed, Put, Record, Replica};
-use super::super::{Action, Event, Image, Leg as State, Member, Say, Settings, Stage, to_stamp};
+use super::super::{Action, Event, Image, Leg as State, Member, Say, Settings, to_stamp};
 
 /// What the world's clock says, always: what is past lies below.
 pub(super) const NOW: Duration = Duration::from_secs(100);
@@ -479,8 +479,8 @@ impl World {
         else {
             return false;
         };
-        let told = !matches!(seat.stage, Stage::Draining { .. } | Stage::Aside);
-        told && self.up(b)
+        seat.is_announced()
+            && self.up(b)
             && seat.peers().iter().any(|p| p.node() == id(b) && p.excluded && !p.yielded)
     }
 
