@@ -23,6 +23,7 @@ use std::fmt;
 
 use rt::buf::{Bufs, Credit};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::{Contents, Stamp};
 use crate::{Blocks, Lba};
@@ -210,11 +211,13 @@ impl Register {
     fn prune(&mut self, horizon: Time, reading: Time) {
         if self.0.len() > 1 {
             let all = std::mem::take(&mut self.0);
+            // Few of many, as long as nobody flushes: not every one is held against every other.
+            let replaces = |d: &&Candidate| d.is_durable(horizon) && d.seen < reading;
+            let durable: SmallVec<[&Candidate; 4]> = all.iter().filter(replaces).collect();
             let gone = |c: &Candidate| {
-                all.iter().filter(|d| d.certain && d.born != c.born).any(|d| {
-                    let replaced = d.is_durable(horizon) && d.seen < reading && c.is_before(d);
-                    replaced || !c.certain && c.contradicts(d)
-                })
+                let replaced = durable.iter().any(|d| d.born != c.born && c.is_before(d));
+                let refutes = |d: &Candidate| d.certain && d.born != c.born && c.contradicts(d);
+                replaced || !c.certain && all.iter().any(refutes)
             };
             self.0 = all.iter().filter(|c| !gone(c)).copied().collect();
         }
