@@ -142,7 +142,8 @@ settings! {
     "cores.poll_window_us" = Value("50"), "whole microseconds, 0 to 10000",
         |d, v| d.poll_window = Duration::from_micros(whole(v, 0..=10_000)?),
         "How long a core that has just been active looks for more work before it sleeps: lower \
-         latency for more processor time. An idle node sleeps whatever this is.";
+         latency for more processor time. A core for which nothing came in that time after most of \
+         its last pauses sleeps at once, and an idle node sleeps whatever this is.";
 
     "disks.engine" = Value("\"auto\""), "\"auto\", \"io_uring\" or \"threads\"",
         |d, v| d.engine = Some(choice(v, ENGINES)?),

@@ -38,7 +38,8 @@ pub struct CoresConfig {
     pub cpus: Vec<Option<usize>>,
     /// Buffer memory of each core in bytes.
     pub pool_bytes_per_core: usize,
-    /// How long a core that has just done something keeps looking for more before it sleeps.
+    /// How long a core that has just done something keeps looking for more before it sleeps, if it keeps looking: where
+    /// nothing came in that time of late, it does not.
     pub poll_window: Duration,
     /// How disks are served.
     pub disk_engine: DiskEngine,

@@ -4,11 +4,11 @@
 //! tasks that are ready; when its turn comes, what all of them queued goes to the kernel in one
 //! system call. Completions wake it through the ring's descriptor.
 //!
-//! *Adaptive polling.* Waking a sleeping core costs more than most requests. While the last
-//! activity (bytes received, a disk request or a job of another core completed) is younger than
-//! the poll window, the driver asks for another turn each time; the scheduler then looks at
-//! sockets and timers without sleeping, and the core catches what comes within the window at
-//! once. Without activity the driver waits, and the core sleeps.
+//! *Adaptive polling.* Waking a sleeping core costs more than most requests. After activity (bytes
+//! received, a disk request or a job of another core completed) the driver asks for another turn
+//! each time, for as long as [`Polling`] says; the scheduler then looks at sockets and timers without
+//! sleeping, and the core catches what comes at once. Without activity the driver waits, and the
+//! core sleeps.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use tokio::io::unix::AsyncFd;
 
+use super::polling::Polling;
 use crate::ring::Ring;
 
 /// What the rest of a core tells its driver.
@@ -66,14 +67,16 @@ impl Pulse {
 struct Driver {
     pulse: Rc<Pulse>,
     disks: Option<(Rc<Ring>, AsyncFd<OwnedFd>)>,
-    window: Duration,
-    last_active: Option<Instant>,
+    polling: Polling,
+    /// Where its clock begins.
+    began: Instant,
 }
 
-/// Drives a core for as long as it lives. `window` is how long it polls after activity; 0: never.
+/// Drives a core for as long as it lives. `window` is how long it polls after activity at most; 0: never.
 ///
 /// # Errors
 /// What the system reports when the ring's descriptor is to be watched.
+#[expect(clippy::disallowed_methods, reason = "real cores only; not a matter of protocol time")]
 pub(super) fn drive(
     pulse: Rc<Pulse>,
     ring: Option<Rc<Ring>>,
@@ -86,7 +89,7 @@ pub(super) fn drive(
             Some((ring, readiness))
         }
     };
-    let mut driver = Driver { pulse, disks, window, last_active: None };
+    let mut driver = Driver { pulse, disks, polling: Polling::new(window), began: Instant::now() };
     Ok(poll_fn(move |cx| driver.turn(cx)))
 }
 
@@ -100,8 +103,8 @@ impl Driver {
             }
             again = ring.wants_turn();
         }
-        again |= self.keeps_polling();
-        self.pulse.wanted.set(!again && !self.window.is_zero());
+        again |= self.polling.goes_on(self.pulse.active.take(), || self.began.elapsed());
+        self.pulse.wanted.set(!again && !self.polling.is_off());
         if again {
             // A future that has yielded once: it asks for a wake-up behind the next look at
             // sockets and timers, which does not sleep then.
@@ -110,21 +113,6 @@ impl Driver {
             self.watch_ring(cx);
         }
         Poll::Pending
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "real cores only; not a matter of protocol time")]
-    fn keeps_polling(&mut self) -> bool {
-        if self.window.is_zero() {
-            return false;
-        }
-        if self.pulse.active.take() {
-            self.last_active = Some(Instant::now());
-            return true;
-        }
-        if self.last_active.is_some_and(|at| at.elapsed() >= self.window) {
-            self.last_active = None;
-        }
-        self.last_active.is_some()
     }
 
     /// Asks to be woken when completions come. Readiness noted so far is older than this turn,

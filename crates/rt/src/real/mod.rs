@@ -3,6 +3,7 @@
 mod boot;
 mod cores;
 mod driver;
+mod polling;
 mod random;
 
 use std::io;
