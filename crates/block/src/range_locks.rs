@@ -152,6 +152,14 @@ impl RangeLocks {
         RangeLock { locks: Rc::clone(self), key }
     }
 
+    /// Whether nobody holds any part of `range` or waits for it. Not told of those in the line: false while there
+    /// are any.
+    #[must_use]
+    pub fn is_free(&self, range: Blocks) -> bool {
+        let table = self.0.borrow();
+        table.line.is_empty() && table.conflicts(&range, true).is_empty()
+    }
+
     /// How many ranges are held or waited for.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -388,6 +396,21 @@ mod tests {
         assert!(w.is_held() && !late.is_held());
         drop(w);
         assert!(late.is_held());
+    }
+
+    #[test]
+    fn a_range_is_free_when_nobody_has_or_wants_any_of_it() {
+        let l = Rc::new(RangeLocks::default());
+        let reads = l.enter(r(0, 4), false);
+        let waits = l.enter(r(2, 4), true);
+        assert!(!l.is_free(r(3, 1)) && !l.is_free(r(5, 9)) && l.is_free(r(6, 9)));
+        drop((reads, waits));
+        assert!(l.is_free(r(0, 9)));
+        l.0.borrow_mut().bound = 1;
+        let first = l.enter(r(0, 1), true);
+        let in_line = l.enter(r(5, 1), true);
+        assert!(!l.is_free(r(7, 1)), "who is in the line is not looked up");
+        drop((first, in_line));
     }
 
     #[test]

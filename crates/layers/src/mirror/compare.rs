@@ -43,7 +43,7 @@ impl Replica {
         let block = u64::from(self.leg.dev.info().block_size);
         let range = Blocks::new(at, write.len() as u64 / block);
         let data: Bufs = compare.iter().chain(write.iter()).cloned().collect();
-        let own = self.own.begin(None);
+        let own = self.own.begin();
         let request = Forwarded { tag: own.tag(), range, fua, data };
         loop {
             let view = self.serving(ctx).await?;
@@ -171,7 +171,7 @@ impl Replica {
         }
         match found {
             Ok(data) => {
-                let own = self.own.begin(None);
+                let own = self.own.begin();
                 let change = Change { range, kind: Kind::Write, fua: true, data };
                 let placed =
                     self.place_locked(view, own.tag(), Brought::Here, &change, lock, &ctx).await;

@@ -3,7 +3,7 @@
 //! An entry keeps its range locked, so that readers wait for it (RFD 0010, 4.1), and is what a
 //! member tells when a view begins (5.7).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 
 use block::{Blocks, Error, RangeLock};
 use peer::{Entry, Seq, Tag, View};
@@ -20,6 +20,8 @@ pub(super) struct Entries {
     table: BTreeMap<Place, Held>,
     /// How many are on their way to the disk.
     applying: usize,
+    /// Whether there may be some whose range a copy has taken over.
+    yielded: bool,
 }
 
 struct Held {
@@ -58,6 +60,7 @@ enum State {
 impl Entries {
     /// A write has got its place; it is on its way to the disk.
     pub(super) fn insert(&mut self, entry: Entry, lock: Option<RangeLock>, touch: Touch, of: Of) {
+        self.yielded &= !self.table.is_empty();
         let (copy, passing) = (of != Of::Client, of == Of::Resync);
         let held = Held { entry, lock, state: State::Applying, _touch: touch, copy, passing };
         self.applying += 1;
@@ -75,37 +78,36 @@ impl Entries {
     /// The leg has it.
     pub(super) fn applied(&mut self, place: Place) {
         self.turns(place, State::Applied);
-        if self.table.get(&place).is_some_and(|h| h.passing) {
-            self.table.remove(&place);
-        }
     }
 
-    /// The leg refused it: its range holds old and new. One that nobody asks for any more ends: what
-    /// stands behind it would never get its turn.
+    /// The leg refused it: its range holds old and new.
     pub(super) fn failed(&mut self, place: Place, e: Error) {
         self.turns(place, State::Failed(e));
-        if self.table.get(&place).is_some_and(|h| h.passing) {
-            self.table.remove(&place);
-        }
     }
 
+    /// One that nobody asks for any more ends, whatever became of it: what stands behind it would never get its
+    /// turn.
     fn turns(&mut self, place: Place, state: State) {
-        if let Some(held) = self.table.get_mut(&place) {
-            debug_assert_eq!(held.state, State::Applying, "{:?} ends twice", held.entry);
-            held.state = state;
-            self.applying -= 1;
+        let btree_map::Entry::Occupied(mut at) = self.table.entry(place) else { return };
+        let held = at.get_mut();
+        debug_assert_eq!(held.state, State::Applying, "{:?} ends twice", held.entry);
+        held.state = state;
+        self.applying -= 1;
+        if held.passing {
+            at.remove();
         }
     }
 
     /// All who count have it: readers may see it, once this leg has it as well. (A joiner may be given
     /// what an attempt of its own brought that nobody waits for any more.)
     pub(super) fn commit(&mut self, place: Place) -> Option<Entry> {
-        let held = self.table.get_mut(&place)?;
+        let btree_map::Entry::Occupied(mut at) = self.table.entry(place) else { return None };
+        let held = at.get_mut();
         let entry = held.entry;
         if held.state == State::Applying {
             held.passing = true;
         } else {
-            self.table.remove(&place);
+            at.remove();
         }
         Some(entry)
     }
@@ -126,6 +128,11 @@ impl Entries {
         self.table.contains_key(&place)
     }
 
+    /// Whether a range that nobody has locked may have entries all the same.
+    pub(super) fn have_yielded(&self) -> bool {
+        self.yielded
+    }
+
     /// Those that `range` meets.
     pub(super) fn overlapped(&self, range: Blocks) -> SmallVec<[Place; 2]> {
         let met = self.table.iter().filter(|(_, held)| held.entry.range.overlaps(&range));
@@ -135,6 +142,7 @@ impl Entries {
     /// A copy takes over `range`: those that hold a part of it give up their locks, and stay
     /// entries. Nobody gets in between, for nobody else may enter before the view is open.
     pub(super) fn yield_to(&mut self, range: Blocks) {
+        self.yielded = !self.table.is_empty();
         for held in self.table.values_mut().filter(|h| h.entry.range.overlaps(&range)) {
             held.lock = None;
         }

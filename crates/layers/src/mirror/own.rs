@@ -45,8 +45,9 @@ pub(super) struct Own {
 #[derive(Debug)]
 pub(super) struct Pending {
     number: u64,
-    /// What it changes; a forwarded request, which this node never applies itself, has none.
-    pub(super) change: Option<(Change, Ctx)>,
+    /// What it changes, while another node is asked for its place. A forwarded request, which this node never
+    /// applies itself, has none.
+    change: RefCell<Option<(Change, Ctx)>>,
     place: Cell<Option<(View, Seq)>>,
     applied: Cell<bool>,
     done: Cell<bool>,
@@ -62,12 +63,12 @@ impl OwnWrites {
     }
 
     /// A new one.
-    pub(super) fn begin(self: &Rc<Self>, change: Option<(Change, Ctx)>) -> Own {
+    pub(super) fn begin(self: &Rc<Self>) -> Own {
         let number = self.next.get();
         self.next.set(number + 1);
         let pending = Rc::new(Pending {
             number,
-            change,
+            change: RefCell::default(),
             place: Cell::default(),
             applied: Cell::default(),
             done: Cell::default(),
@@ -114,6 +115,11 @@ impl Own {
         Tag { node: self.all.node, number: self.pending.number }
     }
 
+    /// Another node is about to be asked for its place: what it changes is kept for then.
+    pub(super) fn waits_with(&self, change: Change, ctx: Ctx) {
+        self.pending.change.replace(Some((change, ctx)));
+    }
+
     /// It is asked for in a new view.
     pub(super) fn renew(&self) {
         self.pending.verdict.set(None);
@@ -142,9 +148,11 @@ impl Drop for Own {
 }
 
 impl Pending {
-    /// It has its place.
-    pub(super) fn granted(&self, view: View, seq: Seq) {
+    /// It has its place; what it changes, if that is to be applied here.
+    pub(super) fn granted(&self, view: View, seq: Seq) -> Option<(Change, Ctx)> {
+        let change = self.change.take()?;
         self.place.set(Some((view, seq)));
+        Some(change)
     }
 
     /// Its place, if it was told.

@@ -45,7 +45,7 @@ pub(super) enum Placed {
 impl Replica {
     /// A change that enters at this node.
     pub(super) async fn write(self: &Rc<Self>, change: Change, ctx: &Ctx) -> Result<(), Error> {
-        let own = self.own.begin(Some((change.clone(), ctx.clone())));
+        let own = self.own.begin();
         fault::pass(Point::EnteringTaken);
         loop {
             let view = self.serving(ctx).await?;
@@ -58,7 +58,7 @@ impl Replica {
                     Placed::Ended => {}
                 }
             } else {
-                self.ask_for_place(view, &own, &change);
+                self.ask_for_place(view, &own, &change, ctx);
             }
             match own.verdict().await {
                 Verdict::Committed | Verdict::Outcome(_) => return Ok(()),
@@ -70,8 +70,9 @@ impl Replica {
         }
     }
 
-    fn ask_for_place(&self, view: View, own: &Own, change: &Change) {
+    fn ask_for_place(&self, view: View, own: &Own, change: &Change, ctx: &Ctx) {
         let Some(link) = self.primary_link() else { return };
+        own.waits_with(change.clone(), ctx.clone());
         let (number, stamp) = (own.tag().number, self.answered(link.node()));
         link.send(Message::Order { view, number, stamp, change: change.clone() });
         fault::pass_when_sent(Point::EnteringOrdered);
@@ -272,11 +273,10 @@ impl Replica {
     /// Our own order has its place.
     pub(super) fn take_grant(self: &Rc<Self>, from: NodeId, view: View, number: u64, seq: Seq) {
         let Some(pending) = self.own.get(number) else { return };
-        let Some((change, ctx)) = pending.change.clone() else { return };
+        let Some((change, ctx)) = pending.granted(view, seq) else { return };
         fault::pass(Point::EnteringGranted);
         let tag = Tag { node: self.me, number };
         let Change { range, kind, fua, .. } = change;
-        pending.granted(view, seq);
         self.settled_by(range);
         self.take_place(Entry { view, seq, tag, range, kind, fua }, Of::Client, change, ctx, from);
     }
@@ -284,6 +284,10 @@ impl Replica {
     /// The primary gives a range out only when the view is open, and all have applied what was
     /// there: what is there is committed.
     fn settled_by(&self, range: Blocks) {
+        if self.locks.is_free(range) && !self.entries.borrow().have_yielded() {
+            debug_assert!(self.entries.borrow().overlapped(range).is_empty(), "without a lock");
+            return;
+        }
         let before = self.entries.borrow().overlapped(range);
         before.into_iter().for_each(|(view, seq)| self.learned_commit(view, seq));
     }
@@ -296,21 +300,25 @@ impl Replica {
         // It waits for readers that are at work, never for those that wait: they may wait for writes
         // that wait, elsewhere, for others of the kind (attack 61).
         let lock = self.locks.enter_ahead(entry.range);
-        self.entries.borrow_mut().insert(entry, None, self.touch(entry.range), of);
-        self.start(Rc::clone(self).apply_for_primary(from, entry, change, lock, ctx));
+        let (held, awaited) = if lock.is_held() { (Some(lock), None) } else { (None, Some(lock)) };
+        self.entries.borrow_mut().insert(entry, held, self.touch(entry.range), of);
+        self.start(Rc::clone(self).apply_for_primary(from, entry, change, awaited, ctx));
     }
 
+    /// Applies a change that has its place, once it has its range: `awaited`, if it does not yet.
     async fn apply_for_primary(
         self: Rc<Self>,
         from: NodeId,
         entry: Entry,
         change: Change,
-        lock: RangeLock,
+        awaited: Option<RangeLock>,
         ctx: Ctx,
     ) {
         let place = (entry.view, entry.seq);
-        lock.held().await;
-        self.entries.borrow_mut().locked(place, lock);
+        if let Some(lock) = awaited {
+            lock.held().await;
+            self.entries.borrow_mut().locked(place, lock);
+        }
         let applied =
             self.leg.apply(&change, self.bytes(entry.range), &ctx, self.pulse.get()).await;
         fault::pass(if self.is_joining() { Point::JoinerCopied } else { Point::MemberApplied });
