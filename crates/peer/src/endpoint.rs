@@ -134,6 +134,15 @@ impl<H> fmt::Debug for Endpoint<H> {
     }
 }
 
+impl<H> Inner<H> {
+    fn paths(&self, node: NodeId) -> Vec<Link> {
+        let peers = self.peers.borrow();
+        let Some(peer) = peers.get(&node) else { return Vec::new() };
+        let paths = peer.paths.borrow();
+        paths.iter().map(|(_, link)| link.clone()).filter(|link| !link.is_closed()).collect()
+    }
+}
+
 impl<H: Handler> Endpoint<H> {
     /// The end of the replica `identity` on `core`, with nobody to talk to yet.
     #[must_use]
@@ -209,10 +218,13 @@ impl<H: Handler> Endpoint<H> {
     /// them. The first copy to arrive counts.
     #[must_use]
     pub fn paths(&self, node: NodeId) -> Vec<Link> {
-        let peers = self.0.peers.borrow();
-        let Some(peer) = peers.get(&node) else { return Vec::new() };
-        let paths = peer.paths.borrow();
-        paths.iter().map(|(_, link)| link.clone()).filter(|link| !link.is_closed()).collect()
+        self.0.paths(node)
+    }
+
+    /// [`Self::paths`] for its handler to keep, which the end has a share of: once the end is gone there are none.
+    pub fn paths_for_handler(&self) -> impl Fn(NodeId) -> Vec<Link> + use<H> {
+        let inner = Rc::downgrade(&self.0);
+        move |node| inner.upgrade().map_or_else(Vec::new, |inner| inner.paths(node))
     }
 
     /// Takes over a connection that asks for this replica, on this core. It is refused by name if it

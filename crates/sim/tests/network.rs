@@ -432,3 +432,21 @@ fn a_panic_in_any_task_and_endless_waiting_fail_the_world() {
     });
     assert_eq!(outcome.result.unwrap_err().what, "host: no disk");
 }
+
+#[test]
+fn what_software_holds_goes_with_its_world() {
+    let held = Rc::new(());
+    let left = Rc::downgrade(&held);
+    let outcome = run(Setup::new(1), |world: World| async move {
+        let host = world.add_host("a", HostSetup::default());
+        // As a scenario's notion of its node has it: the host, and what runs on it.
+        let own = (host.clone(), held);
+        host.start(move |_| {
+            let _own = own.clone();
+            std::future::pending()
+        });
+        Ok(())
+    });
+    assert_eq!(outcome.result, Ok(()));
+    assert!(left.upgrade().is_none());
+}

@@ -114,8 +114,7 @@ impl Mirrored {
         })?;
         let handler = Rc::new(mirror.clone());
         let endpoint = Endpoint::new(core.clone(), seat.identity(volume), handler);
-        let paths = endpoint.clone();
-        mirror.set_paths(move |node| paths.paths(node));
+        mirror.set_paths(endpoint.paths_for_handler());
         let state = AccessState::new(block::Access::Transitioning);
         let telling = tell_access(mirror.clone(), seat.node, state.clone());
         Ok(Self {

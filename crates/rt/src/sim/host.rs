@@ -107,6 +107,11 @@ struct Tasks {
 }
 
 impl HostState {
+    /// It is not started again.
+    pub(crate) fn forget_software(&self) {
+        drop(self.software.take());
+    }
+
     pub(crate) fn new(shared: &Shared, index: usize, name: &str, setup: HostSetup) -> Self {
         let space = Rc::new(Space::default());
         space.capacity.set(setup.space);

@@ -253,9 +253,11 @@ fn end_world(shared: &Rc<Shared>, tasks: LocalSet, runtime: &tokio::runtime::Run
     let _guard = shared.crash_guard();
     let _entered = runtime.enter();
     let hosts = std::mem::take(&mut *shared.hosts.borrow_mut());
-    for state in hosts {
-        Host::new(Rc::clone(shared), state).power_cut();
+    for state in &hosts {
+        Host::new(Rc::clone(shared), Rc::clone(state)).power_cut();
     }
     drop(tasks);
+    // It may hold its own host, by way of what the scenario knows of it.
+    hosts.iter().for_each(|state| state.forget_software());
     shared.agenda.clear();
 }

@@ -85,8 +85,7 @@ pub(super) async fn join(
             .await;
         });
     }
-    let paths = endpoint.clone();
-    mirror.set_paths(move |node| paths.paths(node));
+    mirror.set_paths(endpoint.paths_for_handler());
     tokio::task::spawn_local(follow(me, mirror.clone(), endpoint, addresses, ports));
     Ok(())
 }
