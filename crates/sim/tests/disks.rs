@@ -238,6 +238,7 @@ fn a_disk_that_stalls_and_one_that_is_pulled_out() {
         control.pull_out();
         assert_eq!(kind(disk.sync().await), DiskErrorKind::Gone);
         control.plug_in();
+        assert_eq!(kind(disk.sync().await), DiskErrorKind::Gone, "its cache is lost");
         drop(disk);
         with_disk(&host, |core, disk| async move {
             let byte = read(&core, &disk, 0).await.unwrap();

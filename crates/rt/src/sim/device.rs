@@ -106,6 +106,8 @@ pub enum Mishap {
 #[derive(Debug)]
 struct InFlight {
     op: Op,
+    /// How often the disk had been pulled out when its owner opened it.
+    opened: u64,
     /// What a sync has to make durable: changes up to this one and this length.
     mark: u64,
     len: u64,
@@ -125,6 +127,8 @@ pub(crate) struct Device {
     in_flight: BTreeMap<u64, InFlight>,
     next_id: u64,
     present: bool,
+    /// How often it was pulled out: what was opened before is another disk to the system from then on.
+    pulled: u64,
     rng: Rng,
 }
 
@@ -151,6 +155,7 @@ impl Device {
             in_flight: BTreeMap::new(),
             next_id: 0,
             present: true,
+            pulled: 0,
             rng,
             setup,
         }
@@ -190,8 +195,9 @@ impl Device {
         self.in_flight.len()
     }
 
-    /// Takes an operation: its number and the time it will take.
-    pub(crate) fn submit(&mut self, op: Op) -> (u64, Duration, Report) {
+    /// Takes an operation of one who has opened it when it had been pulled out so often: its number and the time it will
+    /// take.
+    pub(crate) fn submit(&mut self, op: Op, opened: u64) -> (u64, Duration, Report) {
         let id = self.next_id;
         self.next_id += 1;
         let range = op.range();
@@ -203,7 +209,8 @@ impl Device {
         let numbers = [id, range.start, range.end - range.start, hash];
         let report = Report { what: op.name(), numbers };
         let delay = self.latency();
-        self.in_flight.insert(id, InFlight { op, mark: self.medium.mark(), len: self.len });
+        let in_flight = InFlight { op, opened, mark: self.medium.mark(), len: self.len };
+        self.in_flight.insert(id, in_flight);
         (id, delay, report)
     }
 
@@ -222,9 +229,12 @@ impl Device {
 
     /// Finishes an operation; `None` when a power cut has swallowed it.
     pub(crate) fn finish(&mut self, id: u64) -> Option<(Answer, Report)> {
-        let InFlight { op, mark, len } = self.in_flight.remove(&id)?;
-        let answer =
-            if self.present { self.execute(op, mark, len) } else { Err(fail(DiskErrorKind::Gone)) };
+        let InFlight { op, opened, mark, len } = self.in_flight.remove(&id)?;
+        let answer = if self.present && opened == self.pulled {
+            self.execute(op, mark, len)
+        } else {
+            Err(fail(DiskErrorKind::Gone))
+        };
         let (code, hash) = match &answer {
             Ok(bufs) => (0, bufs.iter().fold(0, |h: u64, b| h.rotate_left(9) ^ content(b))),
             Err(e) => (1 + e.kind as u64, 0),
@@ -558,11 +568,12 @@ impl Device {
         }
     }
 
-    /// A process opens the disk again: what a failed sync left in view may have gone.
-    pub(crate) fn reopened(&mut self) {
+    /// A process opens the disk again: what a failed sync left in view may have gone. How often it has been pulled out.
+    pub(crate) fn reopened(&mut self) -> u64 {
         if self.rng.chance(0.5) {
             self.medium.evict();
         }
+        self.pulled
     }
 
     /// Pulls the disk out, which cuts its power, or plugs it in again.
@@ -572,6 +583,7 @@ impl Device {
             self.power_cut();
             // Their owner still waits for an answer.
             self.in_flight = waiting;
+            self.pulled += 1;
         }
         self.present = present;
     }

@@ -69,8 +69,8 @@ impl Slot {
         self.trace.event(self.agenda.now(), report.what, &self.name, &report.numbers);
     }
 
-    fn submit(self: &Rc<Self>, op: Op) -> oneshot::Receiver<Answer> {
-        let (id, delay, report) = self.device.borrow_mut().submit(op);
+    fn submit(self: &Rc<Self>, op: Op, opened: u64) -> oneshot::Receiver<Answer> {
+        let (id, delay, report) = self.device.borrow_mut().submit(op, opened);
         self.report(report);
         let (answer, receiver) = oneshot::channel();
         self.waiting.borrow_mut().insert(id, answer);
@@ -140,6 +140,8 @@ pub(crate) struct SimDisk {
     slot: Rc<Slot>,
     boot: Rc<Boot>,
     read_only: bool,
+    /// How often the disk had been pulled out by then.
+    opened: u64,
 }
 
 impl Drop for SimDisk {
@@ -157,8 +159,8 @@ impl Drop for SimDisk {
 impl SimDisk {
     /// Opens `slot`, whose lock the caller has taken.
     pub(crate) fn new(slot: Rc<Slot>, boot: Rc<Boot>, read_only: bool) -> Self {
-        slot.device.borrow_mut().reopened();
-        Self { slot, boot, read_only }
+        let opened = slot.device.borrow_mut().reopened();
+        Self { slot, boot, read_only, opened }
     }
 
     pub(crate) fn info(&self) -> DiskInfo {
@@ -182,7 +184,7 @@ impl SimDisk {
         if !self.boot.is_alive() {
             return Err(DiskError::new(DiskErrorKind::Gone));
         }
-        let answer = self.slot.submit(op);
+        let answer = self.slot.submit(op, self.opened);
         answer.await.unwrap_or(Err(DiskError::new(DiskErrorKind::Gone)))
     }
 
@@ -275,7 +277,8 @@ impl DiskControl {
         self.0.release();
     }
 
-    /// Pulls the disk out: every operation fails as gone, and its cache is lost.
+    /// Pulls the disk out: every operation fails as gone, and its cache is lost. Who has it open has to open it again once it
+    /// is back.
     pub fn pull_out(&self) {
         self.0.device.borrow_mut().set_present(false);
     }
