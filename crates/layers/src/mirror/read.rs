@@ -177,7 +177,7 @@ impl Replica {
         link.send(Message::Data { view, request, result });
     }
 
-    async fn fetch_for_peer(&self, view: View, range: Blocks) -> Result<Bufs, Error> {
+    async fn fetch_for_peer(self: &Rc<Self>, view: View, range: Blocks) -> Result<Bufs, Error> {
         let ctx = self.served.lock().await;
         if !self.is_inside(range) || self.len(range) > self.max_transfer() {
             return Err(Error::OutOfRange);
@@ -190,7 +190,14 @@ impl Replica {
         let settling =
             self.opened.get() != Some(view) && self.entries.borrow().are_copies(view, range);
         if settling {
-            return self.leg.read(range, &ctx, self.pulse.get()).await;
+            let found = self.leg.read(range, &ctx, self.pulse.get()).await;
+            if let Err(e) = found
+                && !self.entries.borrow().overlapped(range).is_empty()
+            {
+                // It has written this moments ago (attack 86).
+                self.leg_failed(e);
+            }
+            return found;
         }
         let lock = self.locks.enter(range, false);
         self.in_view(view, lock.held()).await.ok_or(Error::Fenced)?;

@@ -26,6 +26,8 @@ pub(super) struct Peer {
     pub(super) stuck: bool,
     /// Excluded, it has said that it serves no more in this view.
     pub(super) yielded: bool,
+    /// It has been asked because it asked.
+    asked_back: bool,
 }
 
 impl Peer {
@@ -39,6 +41,7 @@ impl Peer {
             excluded: false,
             stuck: false,
             yielded: false,
+            asked_back: false,
         }
     }
 
@@ -51,9 +54,11 @@ impl Peer {
         self.held.is_some_and(|stamp| now < stamp + settings.lease())
     }
 
-    /// Whether nothing it has promised in this epoch has come.
-    pub(super) fn has_never_promised(&self) -> bool {
-        self.held.is_none()
+    /// Whether it is to be asked because it has asked: nothing it has promised in this epoch has come, and what
+    /// it was asked before it had adopted the epoch it could not answer. Once: where its answers do not come,
+    /// those who ask each other would never end.
+    pub(super) fn is_asked_back(&mut self) -> bool {
+        self.held.is_none() && !std::mem::replace(&mut self.asked_back, true)
     }
 
     #[cfg(test)]

@@ -213,9 +213,10 @@ impl Member {
             peer.promise(now);
             let say = Say::Promise { epoch, incarnation: inc, stamp };
             self.actions.push(Action::Send(from, say));
-            if peer.has_never_promised() {
-                // What was asked before it had adopted the epoch it could not answer.
-                seat.renew_at = now;
+            if peer.is_asked_back() {
+                let stamp = to_stamp(now);
+                let say = Say::Renew { epoch, incarnation: self.incarnation, stamp };
+                self.actions.push(Action::Send(from, say));
             }
         }
     }

@@ -787,7 +787,8 @@ fn who_asks_after_its_adoption_is_asked_back_at_once() {
     let actions = member.apply(ms(2), renew(1, 2, 0));
     assert!(promised(&actions));
     assert_eq!(asks(&actions), [2], "it had nothing to answer with before");
+    assert!(asks(&member.apply(ms(3), renew(1, 2, 0))).is_empty(), "attack 85");
     let event = promise(&member, 2, ms(2));
-    let _ = member.apply(ms(3), event);
-    assert!(asks(&member.apply(ms(4), renew(1, 2, 0))).is_empty(), "once is enough");
+    let _ = member.apply(ms(4), event);
+    assert!(asks(&member.apply(ms(5), renew(1, 2, 0))).is_empty(), "it has answered");
 }
