@@ -32,16 +32,20 @@ pub(super) const ALONE: &str = "a node by itself";
 pub(super) const ONE_COPY: &str = "one copy";
 pub(super) const AT_A: &str = "mirrored, at a";
 pub(super) const AT_B: &str = "mirrored, at b";
-/// Where all disks lie.
-pub(super) const BACKING: &str = "RAM";
+/// Where the disks lie: in memory, where a disk costs next to nothing and everything else shows; and on a disk of this
+/// machine.
+pub(super) const RAM: &str = "RAM";
+pub(super) const FILE: &str = "file";
 
-/// What is measured, at which depth.
+/// What is measured in memory, at which depth,
 pub(super) const LOADS: [(Operation, u32); 4] = [
     (Operation::LeanWrite, 1),
     (Operation::LeanWrite, 32),
     (Operation::LeanRead, 1),
     (Operation::LeanRead, 32),
 ];
+/// and what on a disk.
+pub(super) const LOADS_ON_DISK: [(Operation, u32); 1] = [(Operation::LeanWrite, 32)];
 
 /// How long a random load runs until the marks it finds are its own: three sweeps.
 const WARM_UP_S: u64 = 16;
@@ -57,6 +61,7 @@ const ECHO_PORT: u16 = 7007;
 /// A volume as it is used through one node.
 struct Contender {
     server: &'static str,
+    backing: &'static str,
     unit: Unit,
     /// All who work for it.
     servers: Vec<u32>,
@@ -75,40 +80,37 @@ struct Scene {
 
 /// Measures and writes `bench/README.md` and `bench/results/mirror.json`.
 pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
-    let mut scene = Scene::new(house)?;
     let mut samples = Vec::new();
+    let mut scene = Scene::new(house, &house.memory_directory()?, RAM)?;
     for repetition in 1..=plan.repetitions {
         let turn = format!("repetition {repetition} of {}", plan.repetitions);
         house.display.working(&format!("{turn}: bare echo"));
         samples.push(scene.echo(house, plan.seconds)?);
-        for (operation, depth) in LOADS {
-            let load = Load { operation, depth, seconds: plan.seconds };
-            for contender in &scene.contenders {
-                let what = format!("{}, {operation}, depth {depth}", contender.server);
-                house.display.working(&format!("{turn}: {what}"));
-                samples.push(contender.measure(&load).context(what)?);
-            }
-        }
-        house.display.line(&format!("  {turn} done"));
+        samples.extend(scene.measure(house, &turn, &LOADS, plan.seconds)?);
     }
     let logs = [1, 32].map(|depth| scene.log(house, depth)).into_iter();
     let logs = logs.collect::<Result<Vec<_>>>()?.concat();
     let resync = scene.resync(house)?;
+    drop(scene);
+    let scene = Scene::new(house, &house.build_directory()?, FILE)?;
+    for repetition in 1..=plan.repetitions {
+        let turn = format!("repetition {repetition} of {} on disk", plan.repetitions);
+        samples.extend(scene.measure(house, &turn, &LOADS_ON_DISK, plan.seconds)?);
+    }
     verdict::write(house, plan, &samples, &logs, resync)
 }
 
 impl Scene {
-    fn new(house: &House) -> Result<Self> {
-        let directory = house.memory_directory()?;
+    fn new(house: &House, directory: &Path, backing: &'static str) -> Result<Self> {
         house.display.working("form a cluster");
         let processors = [Some(SERVER_CPU), Some(LOAD_CPU), None];
-        let mut cluster = Cluster::pinned(house, &directory, Profile::Release, processors)?;
+        let mut cluster = Cluster::pinned(house, directory, Profile::Release, processors)?;
         cluster.form()?;
         let size = format!("{DISK_MIB}MiB");
         let one = cluster.nodes[A].create_with("one", &size, &["--on", "a"])?.unit;
         let volume = cluster.create("two", &size)?;
         cluster.lead(&volume, A)?;
-        let mut alone = alone(house, &directory, cluster.network.add(house)?)?;
+        let mut alone = alone(house, directory, cluster.network.add(house)?)?;
         alone.start()?;
         let unit = alone.create("alone", &size)?.unit;
         let at_a = volume.exported.unit.clone();
@@ -117,8 +119,13 @@ impl Scene {
         for (server, unit) in [(ALONE, &unit), (ONE_COPY, &one), ("the mirror", &at_a)] {
             fill(house, server, unit)?;
         }
-        let contender =
-            |server, unit, servers, load_cpu| Contender { server, unit, servers, load_cpu };
+        let contender = |server, unit, servers, load_cpu| Contender {
+            server,
+            backing,
+            unit,
+            servers,
+            load_cpu,
+        };
         let contenders = vec![
             contender(ALONE, unit, vec![alone.process()?], LOAD_CPU),
             contender(ONE_COPY, one, vec![a], LOAD_CPU),
@@ -127,6 +134,27 @@ impl Scene {
         ];
         let echo = Profile::Release.example(house, "echo");
         Ok(Self { cluster, volume, contenders, echo, _alone: alone })
+    }
+
+    /// Every load, with every contender in turn.
+    fn measure(
+        &self,
+        house: &House,
+        turn: &str,
+        loads: &[(Operation, u32)],
+        seconds: u64,
+    ) -> Result<Vec<Sample>> {
+        let mut samples = Vec::new();
+        for &(operation, depth) in loads {
+            let load = Load { operation, depth, seconds };
+            for contender in &self.contenders {
+                let what = format!("{}, {operation}, depth {depth}", contender.server);
+                house.display.working(&format!("{turn}: {what}"));
+                samples.push(contender.measure(&load).context(what)?);
+            }
+        }
+        house.display.line(&format!("  {turn} done"));
+        Ok(samples)
     }
 
     /// The bare echo, from node a to node b.
@@ -192,7 +220,7 @@ impl Contender {
     }
 
     fn measure(&self, load: &Load) -> Result<Sample> {
-        Ok(Sample::new(self.server, BACKING, load, self.run(load)?.figures()))
+        Ok(Sample::new(self.server, self.backing, load, self.run(load)?.figures()))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{
     Plan, machine,
     measure::{Figures, Operation, Sample},
-    mirror::{ALONE, AT_A, AT_B, BACKING, LOADS, ONE_COPY},
+    mirror::{ALONE, AT_A, AT_B, FILE, LOADS, LOADS_ON_DISK, ONE_COPY, RAM},
     page::{PAGE, head, medians, publish},
 };
 use crate::house::House;
@@ -99,7 +99,11 @@ pub(super) fn write(
     });
     let mut text = head(&machine, plan) + "; ratio = this row / a node by itself\n";
     limits(&mut text, &verdicts);
-    LOADS.iter().for_each(|&(operation, depth)| table(&mut text, samples, operation, depth));
+    for (backing, loads) in [(RAM, &LOADS[..]), (FILE, &LOADS_ON_DISK)] {
+        for &(operation, depth) in loads {
+            table(&mut text, samples, backing, operation, depth);
+        }
+    }
     text.push('\n');
     publish(house, "mirror", &figures, &text)?;
     let held = verdicts.iter().filter(|v| v.measured <= v.limit).count();
@@ -109,17 +113,20 @@ pub(super) fn write(
 }
 
 fn verdicts(samples: &[Sample], logs: &[LogCost], resync: Resync) -> Option<Vec<Verdict>> {
-    let of = |server, operation, depth| medians(samples, server, BACKING, operation, depth);
+    let of = |server, operation, depth| medians(samples, server, RAM, operation, depth);
     let echo = medians(samples, "bare echo", "none", Operation::Echo, 1)?.latency_us;
     let mut all = Vec::new();
     let mut judge = |what: String, made_of: String, limit, measured, unit| {
         all.push(Verdict { what, made_of, limit, measured, unit });
     };
-    for depth in [32, 1] {
-        let alone = of(ALONE, Operation::LeanWrite, depth)?.server_us;
+    for (backing, depth) in [(FILE, 32), (RAM, 32), (RAM, 1)] {
+        let spent = |server| {
+            Some(medians(samples, server, backing, Operation::LeanWrite, depth)?.server_us)
+        };
+        let alone = spent(ALONE)?;
         for at in [AT_A, AT_B] {
-            let spent = of(at, Operation::LeanWrite, depth)?.server_us;
-            let what = format!("CPU of both nodes, write, depth {depth}, {at}");
+            let spent = spent(at)?;
+            let what = format!("CPU of both nodes, {backing}, write, depth {depth}, {at}");
             judge(what, format!("{CPU} × {alone:.2}"), CPU * alone, spent, "µs");
         }
     }
@@ -167,13 +174,13 @@ fn limits(text: &mut String, verdicts: &[Verdict]) {
     }
 }
 
-fn table(text: &mut String, samples: &[Sample], operation: Operation, depth: u32) {
-    let _ = writeln!(text, "\n### 4 KiB {operation}, depth {depth}, mirror\n");
+fn table(text: &mut String, samples: &[Sample], backing: &str, operation: Operation, depth: u32) {
+    let _ = writeln!(text, "\n### 4 KiB {operation}, depth {depth}, {backing}, mirror\n");
     text.push_str("| volume | per second | latency µs | CPU of all servers µs each | ratio: latency | CPU |\n");
     text.push_str("|---|---:|---:|---:|---:|---:|\n");
-    let alone = medians(samples, ALONE, BACKING, operation, depth);
+    let alone = medians(samples, ALONE, backing, operation, depth);
     for server in [ALONE, ONE_COPY, AT_A, AT_B] {
-        if let Some(figures) = medians(samples, server, BACKING, operation, depth) {
+        if let Some(figures) = medians(samples, server, backing, operation, depth) {
             row(text, server, figures, alone.filter(|_| server != ALONE));
         }
     }
@@ -211,10 +218,11 @@ mod tests {
             Sample::new(server, backing, &load, figures)
         };
         let mut samples = vec![sample("bare echo", "none", (Operation::Echo, 1), 5.0)];
-        for load in LOADS {
+        let in_memory = LOADS.map(|load| (RAM, load)).into_iter();
+        for (backing, load) in in_memory.chain(LOADS_ON_DISK.map(|load| (FILE, load))) {
             let mirrored = if load.0 == Operation::LeanWrite { mirrored } else { 1.0 };
             for (server, times) in [(ALONE, 1.0), (AT_A, mirrored), (AT_B, mirrored)] {
-                samples.push(sample(server, BACKING, load, 10.0 * times));
+                samples.push(sample(server, backing, load, 10.0 * times));
             }
         }
         samples
@@ -233,7 +241,7 @@ mod tests {
         let late =
             ["latency, write, depth 1, mirrored, at a", "latency, write, depth 1, mirrored, at b"];
         assert_eq!(missed(&samples(1.9), 30), late);
-        assert_eq!(missed(&samples(3.1), 30).len(), 6);
+        assert_eq!(missed(&samples(3.1), 30).len(), 8);
         assert!(verdicts(&samples(1.0)[1..], &[], QUIET).is_none());
         let slow = Resync { during_us: 20.1, ..QUIET };
         let last = verdicts(&samples(1.0), &[], slow).unwrap().pop().unwrap();
@@ -245,11 +253,11 @@ mod tests {
         let samples = samples(2.0);
         let mut text = String::new();
         limits(&mut text, &verdicts(&samples, &[], QUIET).unwrap());
-        let held = "| CPU of both nodes, write, depth 32, mirrored, at a | 3 × 10.00 | 30.00 µs | 20.00 µs | held |";
+        let held = "| CPU of both nodes, RAM, write, depth 32, mirrored, at a | 3 × 10.00 | 30.00 µs | 20.00 µs | held |";
         assert!(text.contains(held), "{text}");
         let missed = "| 5.0 + 1.3 × 10.0 | 18.00 µs | 20.00 µs | **missed** |";
         assert!(text.contains(missed), "{text}");
-        table(&mut text, &samples, Operation::LeanWrite, 1);
+        table(&mut text, &samples, RAM, Operation::LeanWrite, 1);
         assert!(text.contains("| mirrored, at a | 50000 | 20.0 | 20.00 | 2.00 | 2.00 |"), "{text}");
         assert!(text.contains("| bare echo | 200000 | 5.0 |  |  |  |"), "{text}");
     }
