@@ -37,9 +37,13 @@ async fn reopen(core: &Core) -> Rc<File> {
 }
 
 async fn open(core: &Core) -> (IntentLog, Found, Rc<File>) {
+    open_in(core, BOOT).await
+}
+
+async fn open_in(core: &Core, boot: Uuid) -> (IntentLog, Found, Rc<File>) {
     let file = reopen(core).await;
     let area = file.log_area().await.unwrap();
-    let (log, found) = IntentLog::open(core, area, BOOT).await.unwrap();
+    let (log, found) = IntentLog::open(core, area, boot).await.unwrap();
     (log, found, file)
 }
 
@@ -95,6 +99,38 @@ fn a_log_says_how_it_was_left() {
         let (log, found, _file) = open(&core).await;
         assert!(found.closed && found.damage == Damage::None && found.same_boot);
         assert!(!log.is_clean(&[A]) && log.marked_count(A) == Some(1));
+    });
+}
+
+#[test]
+fn an_image_that_was_not_trusted_once_counts_as_of_another_boot_until_it_is_in_sync() {
+    with_log(10 * MIB, |_, core, _, file, log| async move {
+        log.adopt(Adoption { boot: Some(BOOT), ..adoption(2, &[A, B]) }).await.unwrap();
+        drop((log, file));
+        let (log, found, file) = open_in(&core, Uuid::nil()).await;
+        assert!(!found.same_boot);
+        drop((log, file));
+        let (log, found, file) = open(&core).await;
+        assert!(!found.same_boot, "it is noted");
+        log.adopt(Adoption { boot: Some(BOOT), ..adoption(3, &[A, B]) }).await.unwrap();
+        drop((log, file));
+        assert!(open(&core).await.1.same_boot);
+    });
+}
+
+#[test]
+fn a_disk_that_was_pulled_out_is_in_another_boot_when_it_is_back() {
+    with_log(10 * MIB, |_, core, disk, file, log| async move {
+        let before = log.boot(&core);
+        drop((log, file));
+        let file = reopen(&core).await;
+        assert_eq!(file.log_area().await.unwrap().boot(&core), before);
+        disk.pull_out();
+        disk.plug_in();
+        // For who has it open it never came back.
+        assert_eq!(file.log_area().await.unwrap().boot(&core), before);
+        drop(file);
+        assert_ne!(reopen(&core).await.log_area().await.unwrap().boot(&core), before);
     });
 }
 

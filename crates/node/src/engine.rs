@@ -6,6 +6,7 @@
 
 mod access;
 mod backing;
+mod distrust;
 mod keeper;
 mod mirrored;
 mod report;
@@ -31,6 +32,7 @@ use uuid::Uuid;
 use crate::config::{Config, DiskEngine};
 use crate::record::VolumeRecord;
 pub use backing::{BackingError, Image};
+use distrust::Distrust;
 use keeper::Keeper;
 pub use peer::PeerAddresses;
 pub use report::{
@@ -117,14 +119,16 @@ impl Engine {
         let cores = start_cores(config)?;
         let limits = limits(config);
         let buffered = config.disks.buffered;
+        let distrust = Arc::new(Distrust::of(&config.data_dir));
         let mut keepers = Vec::new();
         let mut disk_backend = "threads";
         let doors = server::doors(cores.handles().len());
         for (handle, door) in cores.handles().iter().zip(doors) {
             let (sender, work) = mpsc::channel(WORK);
+            let distrust = Arc::clone(&distrust);
             let begun = handle.run(move |core| async move {
                 let engine = core.disk_engine();
-                let keeper = Keeper::new(core, limits, door, buffered);
+                let keeper = Keeper::new(core, limits, door, buffered, distrust);
                 tokio::task::spawn_local(serve(keeper, work));
                 engine
             });

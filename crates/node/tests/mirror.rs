@@ -462,6 +462,34 @@ async fn who_is_cut_off_sends_its_initiators_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_image_whose_disk_was_lost_is_noted_until_it_is_opened_again() {
+    let mut cluster = Cluster::start(2).await;
+    let two = NodeId(2);
+    let name = cluster.record.place(two).unwrap().image.unwrap().to_string();
+    let note = cluster.dir.path().join("node2/data/distrusted-images").join(name);
+    cluster.kill(two);
+    std::fs::create_dir_all(note.parent().unwrap()).unwrap();
+    std::fs::write(&note, "").unwrap();
+    cluster.restart(two).await;
+    cluster.node(two).until_in_sync(2).await;
+    assert!(!note.exists(), "its own log says it");
+    cluster.publish().await;
+
+    let path = cluster.record.place(two).unwrap().backing.path();
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(DATA).unwrap();
+    let mut session = cluster.node(two).log_in(1).await;
+    // The other node answers, or its initiators are sent there.
+    let reading = tokio::task::spawn_blocking(move || session.read(64, &mut [0; 8192]));
+    cluster.node(two).until("lost", |m| m.status.why == Some(Why::LegDead)).await;
+    let began = Instant::now();
+    while !note.exists() {
+        assert!(began.elapsed() < PATIENCE, "it is not noted");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let _ = reading.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn differences_are_found_and_repaired() {
     let cluster = Cluster::start(2).await;
     let ids = [1, 2].map(NodeId);

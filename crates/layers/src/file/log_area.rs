@@ -6,8 +6,10 @@ use std::path::Path;
 use std::rc::Rc;
 
 use block::{Bufs, Class, Credit};
+use rt::Core;
 use rt::disk::{DiskError, DiskErrorKind};
 use tokio::sync::{Semaphore, SemaphorePermit};
+use uuid::Uuid;
 
 use super::label::LOG_AREA;
 use super::{File, FileError, Label, PAGE, Reason};
@@ -97,6 +99,14 @@ impl LogArea {
             return Err(block::Error::Gone);
         }
         self.file.flush().await
+    }
+
+    /// Names what the image's disk has been through since the machine was booted: as long as the name is the same,
+    /// it has kept what it had completed, unless a sync has failed.
+    #[must_use]
+    pub fn boot(&self, core: &Core) -> Uuid {
+        let attachment = self.file.disk.info().attachment;
+        Uuid::from_u128(core.boot_id() ^ u128::from(attachment))
     }
 
     /// Declares in the image's label that there is a log. Durable when this returns.

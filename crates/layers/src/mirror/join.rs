@@ -181,7 +181,7 @@ impl Replica {
             config: Uuid::from_u128(record.config),
             others: others.map(|r| Other { image: r.image, new: r.new }).collect(),
             hint: [None; 3],
-            boot: member.then(|| Uuid::from_u128(self.core.boot_id())),
+            boot: member.then(|| self.leg.log.boot(&self.core)),
         }
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::Epoch;
@@ -21,6 +22,7 @@ use uuid::Uuid;
 use volume::Volume;
 
 use super::backing::{self, Backed, BackingError, Image};
+use super::distrust::Distrust;
 use super::mirrored::Mirrored;
 use super::report::{CoreReport, Scope, VolumeReport};
 use super::seat::{Router, Seat};
@@ -35,6 +37,7 @@ pub(super) struct Keeper {
     server: Rc<Server>,
     /// Whether file systems without direct I/O may be used.
     buffered: bool,
+    distrust: Arc<Distrust>,
     /// Its node's place in a cluster.
     seat: OnceCell<Seat>,
     open: RefCell<BTreeMap<Uuid, Kept>>,
@@ -61,11 +64,18 @@ struct Kept {
 }
 
 impl Keeper {
-    pub(super) fn new(core: Core, limits: Limits, door: Door, buffered: bool) -> Rc<Self> {
+    pub(super) fn new(
+        core: Core,
+        limits: Limits,
+        door: Door,
+        buffered: bool,
+        distrust: Arc<Distrust>,
+    ) -> Rc<Self> {
         Rc::new(Self {
             server: Server::new(core.clone(), limits, door),
             core,
             buffered,
+            distrust,
             seat: OnceCell::new(),
             open: RefCell::default(),
             waiting: RefCell::default(),
@@ -113,7 +123,9 @@ impl Keeper {
         let mirrored = match self.seat.get() {
             None => None,
             Some(seat) => {
-                Some(Rc::new(Mirrored::open(&self.core, seat, record.id, &backed.file).await?))
+                let distrust = &self.distrust;
+                let opening = Mirrored::open(&self.core, seat, distrust, record.id, &backed.file);
+                Some(Rc::new(opening.await?))
             }
         };
         let image = backed.image();

@@ -21,6 +21,7 @@ use volume::Volume;
 
 use super::access::{Idle, access};
 use super::backing::BackingError;
+use super::distrust::Distrust;
 use super::report::MirrorReport;
 use super::seat::Seat;
 
@@ -52,7 +53,15 @@ pub(super) struct Mirrored {
     endpoint: Endpoint<Mirror>,
     access: AccessState,
     peers: tokio::sync::Mutex<BTreeMap<NodeId, PeerAddresses>>,
+    doubt: Doubt,
     telling: RefCell<Option<JoinHandle<()>>>,
+}
+
+/// Where it is noted that the image of a mirror has lost its disk: who opens it next must know.
+#[derive(Clone)]
+struct Doubt {
+    distrust: Arc<Distrust>,
+    image: Uuid,
 }
 
 /// Makes the intent log of an image that has none.
@@ -63,14 +72,28 @@ pub(super) async fn make_log(core: &Core, file: &Rc<File>) -> Result<(), Backing
 }
 
 /// Opens the intent log of an image; one that was made before it was in a cluster gets one now.
-async fn open_log(core: &Core, file: &Rc<File>) -> Result<(IntentLog, Found), BackingError> {
+async fn open_log(
+    core: &Core,
+    distrust: &Arc<Distrust>,
+    file: &Rc<File>,
+) -> Result<(IntentLog, Found), BackingError> {
     if !file.label().intent_log {
         make_log(core, file).await?;
     }
-    let boot = Uuid::from_u128(core.boot_id());
-    let opened = IntentLog::open(core, file.log_area().await?, boot).await;
+    let (path, image) = (file.path().display(), file.label().image);
+    let area = file.log_area().await?;
+    let distrusted = distrust.has(image);
+    let boot = if distrusted { Uuid::nil() } else { area.boot(core) };
+    let opened = IntentLog::open(core, area, boot).await;
     let (log, found) = opened.map_err(|e| bad_log(file, &e))?;
-    let path = file.path().display();
+    if distrusted {
+        tracing::warn!(%path, "its disk may have lost what it had completed");
+        let distrust = Arc::clone(distrust);
+        let forgotten = tokio::task::spawn_blocking(move || distrust.forget(image)).await;
+        if let Ok(Err(error)) = forgotten {
+            tracing::warn!(%path, %error, "it stays noted that its disk may have lost something");
+        }
+    }
     match found.damage {
         Damage::None => {}
         Damage::Cells(cells) => {
@@ -92,10 +115,11 @@ impl Mirrored {
     pub(super) async fn open(
         core: &Core,
         seat: &Seat,
+        distrust: &Arc<Distrust>,
         volume: Uuid,
         file: &Rc<File>,
     ) -> Result<Self, BackingError> {
-        let (log, found) = open_log(core, file).await?;
+        let (log, found) = open_log(core, distrust, file).await?;
         let parts = Parts {
             node: seat.node,
             core: core.clone(),
@@ -117,6 +141,11 @@ impl Mirrored {
         mirror.set_paths(endpoint.paths_for_handler());
         let state = AccessState::new(block::Access::Transitioning);
         let telling = tell_access(mirror.clone(), seat.node, state.clone());
+        let doubt = Doubt { distrust: Arc::clone(distrust), image: file.label().image };
+        let noting = doubt.clone().note_loss(mirror.clone());
+        let telling = async move {
+            tokio::join!(telling, noting);
+        };
         Ok(Self {
             me: seat.node,
             grace: seat.settings.member.grace(),
@@ -124,6 +153,7 @@ impl Mirrored {
             endpoint,
             access: state,
             peers: tokio::sync::Mutex::default(),
+            doubt,
             telling: RefCell::new(Some(tokio::task::spawn_local(telling))),
         })
     }
@@ -292,8 +322,31 @@ impl Mirrored {
             self.endpoint.stop().await;
             self.mirror.close().await;
         };
-        if timeout(CLOSING, parts).await.is_err() {
+        let ended = timeout(CLOSING, parts).await;
+        if self.mirror.status().why == Some(Why::LegDead) {
+            self.doubt.note().await;
+        }
+        if ended.is_err() {
             tracing::error!("a mirror is not closed in order: its disk does not answer");
+        }
+    }
+}
+
+impl Doubt {
+    /// Waits until the leg of `mirror` is lost, and notes it.
+    async fn note_loss(self, mirror: Mirror) {
+        while mirror.status().why != Some(Why::LegDead) {
+            mirror.changed().await;
+        }
+        self.note().await;
+    }
+
+    async fn note(&self) {
+        let Self { distrust, image } = self.clone();
+        let noted = tokio::task::spawn_blocking(move || distrust.note(image)).await;
+        if let Ok(Err(error)) = noted {
+            let what = "it cannot be noted that an image has lost its disk";
+            tracing::error!(%image, %error, "{what}: boot this machine before it is used again");
         }
     }
 }

@@ -57,6 +57,7 @@ pub(crate) fn describe(
         },
         rotational: queue.number("rotational").map(|n| n != 0),
         read_only: how.read_only,
+        attachment: queue.attachment(),
     })
 }
 
@@ -136,6 +137,15 @@ impl Queue {
 
     fn number(&self, name: &str) -> Option<u64> {
         self.read(name)?.trim().parse().ok()
+    }
+
+    /// Every disk that appears gets another number (`diskseq`, Linux 5.15), also one that was there before.
+    fn attachment(&self) -> u64 {
+        let (major, minor) = (libc::major(self.device), libc::minor(self.device));
+        let told = ["diskseq", "../diskseq"].iter().find_map(|name| {
+            fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{name}")).ok()
+        });
+        told.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
     }
 
     fn writes_through(&self) -> bool {

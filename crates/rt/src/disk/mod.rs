@@ -61,6 +61,9 @@ pub struct DiskInfo {
     pub rotational: Option<bool>,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Which of the times this is that the medium has been attached since the machine was booted: two openings
+    /// with different numbers have had its power cut between them. 0 where the system does not tell.
+    pub attachment: u64,
 }
 
 /// What serves a disk.

@@ -177,6 +177,7 @@ impl SimDisk {
             volatile_cache: true,
             rotational: None,
             read_only: self.read_only,
+            attachment: self.opened,
         }
     }
 

@@ -104,7 +104,8 @@ pub struct Superblock {
     pub epoch: u64,
     /// The name of the configuration that it has adopted.
     pub config: Uuid,
-    /// The boot id of the machine on which the image was last opened.
+    /// [`LogArea::boot`](crate::file::LogArea::boot) in which the image was last in sync; nil if its disk may not
+    /// have kept what it had completed then.
     pub boot: Uuid,
     /// Whether the image is in use; if not, it was closed after a flush.
     pub opened: bool,

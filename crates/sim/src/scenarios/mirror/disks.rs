@@ -34,7 +34,9 @@ impl Bench {
             }
         }
         self.world.note(format!("the disk of node {} ails: {faults:?}", node.id));
-        node.tainted.set(node.tainted.get() || faults.sync_error > 0.0);
+        let unsynced = faults.sync_error > 0.0;
+        node.unsynced.set(node.unsynced.get() || unsynced);
+        node.tainted.set(node.tainted.get() || unsynced);
         disk.set_faults(faults);
         self.pause(10_000).await;
         self.world.note(format!("the disk of node {} is well", node.id));
@@ -94,6 +96,7 @@ impl Bench {
         let torn = self.block_size == 512 && rng.chance(0.5);
         let faults = node.disk().map(|disk| disk.faults()).unwrap_or_default();
         node.tainted.set(faults.sync_error > 0.0);
+        node.unsynced.set(faults.sync_error > 0.0);
         let Some(disk) = node.disk().filter(|_| torn) else { return node.host.power_cut() };
         let damage = Damage::Mixed { bytes: 512 };
         disk.set_faults(DiskFaults { torn: 0.5, damage, ..faults.clone() });

@@ -88,9 +88,11 @@ struct Node {
     clients: RefCell<Vec<Rc<Client>>>,
     /// Why its process could not open the image.
     broken: RefCell<Option<String>>,
-    /// Its disk may have lost what was not synced though the machine has not been booted: whoever gives
-    /// the node another try boots it.
+    /// Its disk may have lost what was not synced though the machine has not been booted.
     tainted: Cell<bool>,
+    /// So it has because a sync failed, which only the process knows that asked for it: whoever gives the node another
+    /// try boots it.
+    unsynced: Cell<bool>,
     /// Whether both copies of its label are whole.
     labelled: Cell<bool>,
     /// Memory that was free when its replica had been opened.
@@ -180,6 +182,7 @@ fn node(world: &World, number: usize) -> Rc<Node> {
         clients: RefCell::default(),
         broken: RefCell::default(),
         tainted: Cell::default(),
+        unsynced: Cell::default(),
         labelled: Cell::new(true),
         free: Cell::default(),
     })
@@ -343,7 +346,7 @@ impl Bench {
 
     /// Ends the process of a node, or its power.
     fn stop(&self, node: &Node, power: bool) {
-        let power = power || node.tainted.get();
+        let power = power || node.unsynced.get();
         if !node.host.is_running() {
             if power {
                 // What the killed process left in memory goes.
@@ -544,7 +547,7 @@ async fn open_mirror(
 ) -> Result<Mirror, String> {
     let file = open(core, image).await.map_err(|e| e.to_string())?;
     let area = file.log_area().await.map_err(|e| e.to_string())?;
-    let boot = Uuid::from_u128(core.boot_id());
+    let boot = area.boot(core);
     let (log, found) = IntentLog::open(core, area, boot).await.map_err(|e| e.to_string())?;
     let parts = Parts {
         node: node.id,

@@ -29,8 +29,8 @@ pub struct Adoption {
     pub others: Vec<Other>,
     /// The nodes in sync, for messages.
     pub hint: [Option<Uuid>; 3],
-    /// The machine's boot id, if the image is in sync in it: as long as this boot lasts, what it is
-    /// given is not lost with the power.
+    /// [`LogArea::boot`](crate::file::LogArea::boot), if the image is in sync in it: as long as it lasts, what the
+    /// image is given is not lost with the power.
     pub boot: Option<Uuid>,
 }
 

@@ -31,6 +31,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::Error;
+use rt::Core;
 use rt::disk::DiskError;
 use uuid::Uuid;
 
@@ -134,6 +135,12 @@ impl IntentLog {
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.0.rounds.borrow().book.geometry()
+    }
+
+    /// [`LogArea::boot`] of its area.
+    #[must_use]
+    pub fn boot(&self, core: &Core) -> Uuid {
+        self.0.area.boot(core)
     }
 
     /// What the image has adopted; `None` if nothing yet, or if that was lost.

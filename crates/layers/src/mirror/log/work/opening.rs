@@ -104,8 +104,8 @@ impl IntentLog {
     }
 
     /// Opens the log of the image that `area` is part of, repairs what is bad, and notes durably that
-    /// the image is in use. `boot` is the machine's boot id, to compare
-    /// with: see [`Adoption::boot`](super::Adoption::boot).
+    /// the image is in use. `boot` is [`LogArea::boot`], to compare with what the image was in sync in; nil if its
+    /// disk may not have kept what it had completed, which is noted as well.
     ///
     /// # Errors
     /// [`LogError`]
@@ -130,10 +130,11 @@ impl IntentLog {
                 // The copy that counts goes last.
                 let slots = found.slots.map(|slot| SlotEntry { all_marked: false, ..slot });
                 let old = log.superblock.get();
-                // Its boot stays: what the image has been through since it was last in sync counts.
-                let new = Superblock { state: State::Active, opened: true, slots, ..old };
-                log.replace(new, 1 - counts).await?;
                 let same_boot = found.boot == boot && !boot.is_nil();
+                // It stays as it is: what the image has been through since it was last in sync counts.
+                let boot = if boot.is_nil() { boot } else { old.boot };
+                let new = Superblock { state: State::Active, opened: true, slots, boot, ..old };
+                log.replace(new, 1 - counts).await?;
                 let closed = !found.opened && found.state == State::Active;
                 let adopted = found.adopted();
                 Ok((Self(log), Found { damage, same_boot, closed, adopted }))
