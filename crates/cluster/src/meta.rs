@@ -12,6 +12,7 @@
 //! |---|---|---|
 //! | [`MetaError::Changed`] | nothing | read, decide again |
 //! | [`MetaError::Unreachable`] | nothing | try later |
+//! | [`MetaError::Untrusted`] | nothing | tell a human; trying again does not help |
 //! | [`MetaError::Unknown`] | the commit may take effect now, later or never | read until it is known |
 //! | [`MetaError::Failed`] | the store is broken or refuses | tell a human |
 
@@ -118,6 +119,15 @@ pub enum MetaError {
         /// Which store.
         store: String,
         /// What was seen last.
+        why: String,
+    },
+    /// Nobody of the store could be spoken with, and at least one connection failed for a certificate.
+    /// Nothing was changed.
+    #[error("the store {store} cannot be reached: {why}")]
+    Untrusted {
+        /// Which store.
+        store: String,
+        /// What was wrong.
         why: String,
     },
     /// A commit was sent and not answered: it may take effect now, later or never. Read before

@@ -59,6 +59,10 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Steps that one volume may take at once; more means that they lead nowhere.
 const MAX_STEPS: usize = 32;
 
+/// What to do about a store that is not trusted, or does not trust this node.
+const DISTRUST: &str = "nothing was changed; cluster.tls_cert and the certificates of the store's members have to be \
+    of the authority in cluster.tls_ca, valid today, and name the addresses of their machines";
+
 /// What the control plane needs to know of the configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -483,6 +487,9 @@ fn store_error(e: &MetaError) -> ApiError {
         }
         MetaError::Unreachable { .. } => ApiError::new(Code::Unavailable, e.to_string())
             .hint("nothing was changed; try again when the store answers"),
+        MetaError::Untrusted { .. } => {
+            ApiError::new(Code::Unavailable, e.to_string()).hint(DISTRUST)
+        }
         MetaError::Unknown { .. } => ApiError::new(Code::Unavailable, e.to_string())
             .hint("look whether it was done before you try again"),
         MetaError::Compacted { .. } | MetaError::Newer { .. } | MetaError::Failed { .. } => {
@@ -499,5 +506,21 @@ fn backing_error(name: &VolumeName, e: &BackingError) -> ApiError {
     match e.hint {
         Some(hint) => error.hint(hint),
         None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_is_not_trusted_is_not_waited_for() {
+        let (store, why) = ("etcd".to_owned(), "invalid peer certificate: Expired".to_owned());
+        let away = MetaError::Unreachable { store: store.clone(), why: why.clone() };
+        let hint = |e: &MetaError| store_error(e).hint.unwrap_or_default();
+        assert!(hint(&away).contains("when the store answers"), "{}", hint(&away));
+        let bad = MetaError::Untrusted { store, why };
+        assert!(hint(&bad).contains("cluster.tls_ca") && !hint(&bad).contains("try again"));
+        assert!(store_error(&bad).message.contains("Expired"));
     }
 }

@@ -37,6 +37,8 @@ pub(super) enum Asked {
 pub(super) enum Failure {
     /// No member took it.
     Unreachable(String),
+    /// No member took it, and one of them for want of trust.
+    Untrusted(String),
     /// A member took it and did not say what became of it.
     Unknown(String),
     /// The revision asked for is not kept any more.
@@ -125,12 +127,12 @@ impl Slot {
         *self.shunned_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
     }
 
-    async fn channel(&self) -> Result<Channel, String> {
+    async fn channel(&self) -> Result<Channel, tonic::transport::Error> {
         let mut channel = self.channel.lock().await;
         if let Some(channel) = &*channel {
             return Ok(channel.clone());
         }
-        let fresh = self.endpoint.connect().await.map_err(|e| innermost(&e))?;
+        let fresh = self.endpoint.connect().await?;
         Ok(channel.insert(fresh).clone())
     }
 
@@ -150,6 +152,33 @@ fn innermost(error: &dyn std::error::Error) -> String {
         at = cause;
     }
     at.to_string()
+}
+
+/// What a failed call says: the member's own words, or those of whatever is between.
+fn words(status: &Status) -> String {
+    match std::error::Error::source(status) {
+        Some(cause) => innermost(cause),
+        None => status.message().to_owned(),
+    }
+}
+
+/// Whether TLS is what failed: one side does not trust the other, or speaks no TLS at all.
+fn is_distrust(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(at) = cause {
+        // What an I/O error was made of is not among its causes, only what caused that.
+        let made_of = at.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        if let Some(made_of) = made_of
+            && made_of.is::<rustls::Error>()
+        {
+            return true;
+        }
+        if at.is::<rustls::Error>() {
+            return true;
+        }
+        cause = at.source();
+    }
+    false
 }
 
 /// The members.
@@ -215,6 +244,7 @@ impl Pool {
         let store = self.name.clone();
         match failure {
             Failure::Unreachable(why) => MetaError::Unreachable { store, why },
+            Failure::Untrusted(why) => MetaError::Untrusted { store, why },
             Failure::Unknown(why) => MetaError::Unknown { store, why },
             Failure::Compacted => {
                 MetaError::Failed { path: store, why: "it is compacted all the time".into() }
@@ -266,7 +296,7 @@ impl Pool {
         F: Fn(Channel) -> Fut,
         Fut: Future<Output = Result<A, Status>>,
     {
-        let mut last = String::new();
+        let (mut last, mut distrust) = (String::new(), None);
         for slot in self.order() {
             let deadline = Instant::now() + self.try_timeout;
             let verdict = match timeout_at(deadline, slot.channel()).await {
@@ -274,8 +304,9 @@ impl Pool {
                     last = at(&slot, "no connection in time");
                     Verdict::NotDone
                 }
-                Ok(Err(why)) => {
-                    last = at(&slot, why);
+                Ok(Err(error)) => {
+                    last = at(&slot, innermost(&error));
+                    distrust = distrust.or_else(|| is_distrust(&error).then(|| last.clone()));
                     Verdict::NotDone
                 }
                 Ok(Ok(channel)) => match timeout_at(deadline, call(channel)).await {
@@ -284,7 +315,8 @@ impl Pool {
                         return Ok(answer);
                     }
                     Ok(Err(status)) => {
-                        last = at(&slot, status.message());
+                        last = at(&slot, words(&status));
+                        distrust = distrust.or_else(|| is_distrust(&status).then(|| last.clone()));
                         verdict(&status)
                     }
                     Err(_) => {
@@ -305,7 +337,7 @@ impl Pool {
                 return Err(Failure::Unknown(last));
             }
         }
-        Err(Failure::Unreachable(last))
+        Err(distrust.map_or(Failure::Unreachable(last), Failure::Untrusted))
     }
 }
 
@@ -406,6 +438,18 @@ mod tests {
         for (code, message, expected) in cases {
             assert_eq!(of(code, message), expected, "{message}");
         }
+    }
+
+    #[test]
+    fn distrust_is_found_at_the_bottom_of_errors() {
+        let bad = rustls::Error::AlertReceived(rustls::AlertDescription::BadCertificate);
+        let io = std::io::Error::new(std::io::ErrorKind::InvalidData, bad);
+        let status = Status::from_error(Box::new(io));
+        assert!(is_distrust(&status));
+        assert!(words(&status).contains("BadCertificate"), "{}", words(&status));
+        let gone = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        assert!(!is_distrust(&Status::from_error(Box::new(gone))));
+        assert_eq!(words(&Status::unavailable("etcdserver: no leader")), "etcdserver: no leader");
     }
 
     fn pool(count: usize) -> Pool {
