@@ -57,12 +57,14 @@ pub struct ClusterNode {
 /// A member of the cluster's store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoreMember {
-    /// Its name.
+    /// Its name; where the others would reach it, if it has never started.
     pub name: String,
     /// Where clients reach it.
     pub urls: Vec<String>,
     /// Whether it has a vote already.
     pub votes: bool,
+    /// What is the matter with it, if anything, as it was seen a few seconds ago.
+    pub problem: Option<String>,
 }
 
 /// The cluster as a node sees it.

@@ -232,6 +232,15 @@ pub async fn make_room(store: &Etcd, own: &OwnMember) -> Result<Vec<(String, Str
     Ok(named.collect())
 }
 
+/// What a member is called: where the others would reach it, if it has never started.
+#[must_use]
+pub fn called(member: &MemberInfo) -> &str {
+    match &*member.name {
+        "" => member.peer_urls.first().map_or("without an address", String::as_str),
+        name => name,
+    }
+}
+
 /// Gives a member its vote, which it gets when it has learnt enough.
 ///
 /// # Errors

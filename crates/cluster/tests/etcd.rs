@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cluster::member::{Defect, Identity, Origin, State, Supervisor};
-use cluster::meta::etcd::{Etcd, Settings, Tls};
+use cluster::meta::etcd::{Etcd, MemberAnswer, MemberHealth, Settings, Tls};
 use cluster::meta::{Expect, Meta, MetaError, Revision, format};
 use cluster::testing::{count_once, put};
 use common::{Cluster, PATIENCE, etcd, free, members, serves};
@@ -303,6 +303,43 @@ async fn remove(store: &Etcd, id: u64) {
         assert!(begun.elapsed() < PATIENCE, "{e}");
         sleep(Duration::from_millis(200)).await;
     }
+}
+
+/// The members as `store` sees them, once they are as `wanted`.
+async fn health(store: &Etcd, wanted: impl Fn(&[MemberHealth]) -> bool) -> Vec<MemberHealth> {
+    let (begun, mut seen) = (Instant::now(), Vec::new());
+    loop {
+        seen = store.health(&seen, true).await;
+        if wanted(&seen) {
+            return seen;
+        }
+        assert!(begun.elapsed() < PATIENCE, "still {seen:?}");
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test]
+async fn members_that_are_down_and_the_want_of_a_leader_are_seen() {
+    let Some(mut cluster) = Cluster::start(3).await else { return };
+    let store = cluster.store();
+    let leads = |h: &MemberHealth| matches!(&h.answer, MemberAnswer::Runs { leader: Some(_), .. });
+    let silent = |h: &MemberHealth| matches!(&h.answer, MemberAnswer::Silent { .. });
+    health(&store, |all| all.len() == 3 && all.iter().all(leads)).await;
+    cluster.kill(1);
+    let all = health(&store, |all| all.iter().filter(|h| leads(h)).count() == 2).await;
+    let down = all.iter().find(|h| silent(h)).unwrap();
+    assert_eq!(down.member.name, cluster.members[1].name);
+    cluster.kill(2);
+    // Nobody answers a question to the store as a whole; who is left still says how it is.
+    let alone = |h: &MemberHealth| matches!(&h.answer, MemberAnswer::Runs { leader: None, .. });
+    let all = health(&store, |all| all.iter().any(alone)).await;
+    assert_eq!(all.iter().filter(|h| silent(h)).count(), 2, "{all:?}");
+    cluster.kill(0);
+    let begun = Instant::now();
+    let dead = store.health(&all, true).await;
+    assert!(dead.len() == 3 && dead.iter().all(silent), "{dead:?}");
+    // Each member's second for who there is, and one for how all of them are.
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

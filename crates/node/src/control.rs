@@ -12,6 +12,7 @@ mod chores;
 mod cluster;
 mod copies;
 mod create;
+mod members;
 mod peers;
 mod placement;
 mod report;
@@ -269,6 +270,7 @@ impl Control {
                 return;
             }
         };
+        tasks.spawn(Arc::clone(&part).follow_health());
         if part.own_members() {
             tasks.spawn(Arc::clone(&part).follow_members());
         }

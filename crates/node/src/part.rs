@@ -9,7 +9,7 @@ use ::cluster::identity::{Identity, IdentityError, OwnMember, Stage};
 use ::cluster::joining::{self, JoinError};
 use ::cluster::member::{self, Member, Origin, Supervisor};
 use ::cluster::meta::embedded::Embedded;
-use ::cluster::meta::etcd::{Announced, Etcd, Settings, Tls};
+use ::cluster::meta::etcd::{Announced, Etcd, MemberHealth, Settings, Tls};
 use ::cluster::meta::{MetaError, format};
 use ::cluster::mirrors::Mirrors;
 use ::cluster::nodes::{self, ALIVE_TTL, ClusterRecord, NodePortals, NodeRecord, Nodes};
@@ -33,6 +33,9 @@ const MEMBER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often the members are looked at for changes.
 const MEMBERS_PAUSE: Duration = Duration::from_secs(10);
+
+/// How often the members are asked how they are.
+const HEALTH_PAUSE: Duration = Duration::from_secs(3);
 
 /// Why a node does not get on with becoming what it is to be.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +89,8 @@ pub(crate) struct Part {
     identity: Mutex<Identity>,
     supervisor: Mutex<Option<Supervisor>>,
     announced: Mutex<Option<Announced>>,
+    /// How the store's members were when they were last asked.
+    health: Mutex<Vec<MemberHealth>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -144,6 +149,7 @@ impl Part {
             identity: Mutex::new(identity),
             supervisor: Mutex::default(),
             announced: Mutex::default(),
+            health: Mutex::default(),
         })
     }
 
@@ -350,6 +356,27 @@ impl Part {
             failure_domain: self.config.failure_domain.clone().unwrap_or_else(|| self.name.clone()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             drained: false,
+        }
+    }
+
+    /// How the store's members were a few seconds ago; nothing before they were first asked.
+    pub(crate) fn health(&self) -> Vec<MemberHealth> {
+        lock(&self.health).clone()
+    }
+
+    /// Asks the store's members how they are.
+    pub(crate) async fn look_at_health(&self) -> Vec<MemberHealth> {
+        let known = self.health();
+        let health = self.store.health(&known, self.own_members()).await;
+        lock(&self.health).clone_from(&health);
+        health
+    }
+
+    /// Keeps current what is known of the store's members, for as long as the node is a member.
+    pub(crate) async fn follow_health(self: Arc<Self>) {
+        loop {
+            self.look_at_health().await;
+            tokio::time::sleep(HEALTH_PAUSE).await;
         }
     }
 

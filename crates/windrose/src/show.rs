@@ -86,9 +86,11 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
     text.push_str(&format!("\n\n{}", table(&head, &[0], rows)));
     let rows = cluster.store.iter().map(|member| {
         let vote = if member.votes { "votes" } else { "learns" };
-        vec![member.name.clone(), vote.to_owned(), member.urls.join(", ")]
+        let state = member.problem.clone().unwrap_or_else(|| "well".to_owned());
+        vec![member.name.clone(), vote.to_owned(), member.urls.join(", "), state]
     });
-    text.push_str(&format!("\n\n{}", table(&["STORE MEMBER", "VOTE", "ADDRESSES"], &[], rows)));
+    let head = ["STORE MEMBER", "VOTE", "ADDRESSES", "STATE"];
+    text.push_str(&format!("\n\n{}", table(&head, &[], rows)));
     text
 }
 

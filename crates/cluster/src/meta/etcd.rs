@@ -9,6 +9,7 @@
 //!
 //! Keys stand below [`Settings::prefix`], so that an etcd can be shared.
 
+mod health;
 mod lease;
 mod members;
 mod pool;
@@ -20,6 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use health::{MemberAnswer, MemberHealth};
 pub use lease::Announced;
 pub use members::{MemberInfo, MemberStatus};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ::cluster::identity::{ClusterSecret, Identity, NodeIndex, OwnMember, Role, Stage};
 use ::cluster::joining::{self, JoinError, MAX_MEMBERS};
-use ::cluster::meta::etcd::Etcd;
+use ::cluster::meta::etcd::{Etcd, MemberInfo};
 use ::cluster::mirrors;
 use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
 use ::cluster::token::Token;
@@ -19,7 +19,7 @@ use rt::fault::{self, Point};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Control, Settings, steps, store_error};
+use super::{Control, Settings, members, steps, store_error};
 use crate::config::ClusterTls;
 use crate::data_dir;
 use crate::meta::{Entry, format};
@@ -58,21 +58,12 @@ impl Control {
         let Some(part) = &self.0.part else { return alone() };
         let identity = part.identity();
         let nodes = self.membership().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
-        let members = match identity.stage {
-            Stage::Member => part.store().members().await.unwrap_or_default(),
+        let store = match identity.stage {
+            Stage::Member => store_members(part).await,
             Stage::Moving | Stage::Joining | Stage::Leaving => Vec::new(),
         };
-        let member = |m: ::cluster::meta::etcd::MemberInfo| StoreMember {
-            name: m.name,
-            urls: m.client_urls,
-            votes: !m.is_learner,
-        };
-        Cluster {
-            waits_for: self.waits_for(),
-            nodes: nodes.values().map(shown).collect(),
-            store: members.into_iter().map(member).collect(),
-            ..of(&identity)
-        }
+        let nodes = nodes.values().map(shown).collect();
+        Cluster { waits_for: self.waits_for(), nodes, store, ..of(&identity) }
     }
 
     /// Makes this node the first of a new cluster.
@@ -445,6 +436,20 @@ fn not_in_one() -> ApiError {
     conflict("this node is in no cluster", "`windrose cluster init` begins one")
 }
 
+/// The store's members: who they are now, and how they were a few seconds ago.
+async fn store_members(part: &Part) -> Vec<StoreMember> {
+    let health = part.health();
+    let known = || health.iter().map(|h| h.member.clone()).collect();
+    let now = part.store().members().await.unwrap_or_else(|_| known());
+    let shown = |m: MemberInfo| StoreMember {
+        problem: health.iter().find(|h| h.member.id == m.id).and_then(members::problem),
+        name: joining::called(&m).to_owned(),
+        urls: m.client_urls,
+        votes: !m.is_learner,
+    };
+    now.into_iter().map(shown).collect()
+}
+
 /// The node that `which` names, by number or else by name.
 fn find<'a>(present: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError> {
     let numbered = which.parse().ok().and_then(|number| present.get(&NodeId(number)));
@@ -470,7 +475,7 @@ fn listens(settings: &Settings) -> Result<SocketAddr, ApiError> {
 }
 
 /// A member's name: that of its node, which is never given twice.
-fn member_name(node: NodeId) -> String {
+pub(super) fn member_name(node: NodeId) -> String {
     format!("node-{node}")
 }
 

@@ -9,13 +9,11 @@ use peer::NodeId;
 use uuid::Uuid;
 
 use super::Control;
+use super::members::Store;
 use super::report::{NodeReport, Resync, SeenMirror};
 use super::status::finding;
 use crate::engine::CoreReport;
 use crate::record::{Place, PlaceStage, Stage, VolumeRecord};
-
-/// Nodes that a cluster needs so that the store outlives any one of them.
-const SAFE_NODES: usize = 3;
 
 /// The cluster as one node sees it.
 #[derive(Clone, Debug, Default)]
@@ -24,8 +22,8 @@ pub struct Together {
     pub me: NodeId,
     /// All nodes.
     pub nodes: Nodes,
-    /// Why the store does not answer, if it does not.
-    pub store: Option<String>,
+    /// The store.
+    pub store: Store,
     /// What the nodes have told of themselves; of this one, as it is now.
     pub told: BTreeMap<NodeId, NodeReport>,
     /// The records of mirrors.
@@ -37,10 +35,14 @@ impl Control {
     pub(super) async fn together(&self, cores: &[CoreReport]) -> Option<Together> {
         let membership = self.membership()?;
         let me = membership.node;
-        let (mut told, store) = match self.reports().await {
+        let (mut told, error) = match self.reports().await {
             Ok(told) => (told, None),
-            Err(error) => (BTreeMap::new(), Some(error.to_string())),
+            Err(error) => (BTreeMap::new(), Some(error)),
         };
+        let part = self.0.part.as_ref();
+        let own_members = part.is_some_and(|part| part.own_members());
+        let members = part.map(|part| part.health()).unwrap_or_default();
+        let store = Store { error, own_members, members };
         let names = |node| self.node_name(node);
         let own = super::report::Progress::default().mirrors(cores, &names);
         let kept = told.entry(me).or_default();
@@ -143,11 +145,7 @@ impl Together {
 
     /// What there is to say of the cluster itself.
     pub(super) fn findings(&self, findings: &mut Vec<Finding>) {
-        if let Some(why) = &self.store {
-            let message = format!("{why}; volumes that serve go on, and nothing can be changed");
-            let hint = "bring back a majority of the members of the metadata store";
-            findings.push(finding(Severity::Warning, "metadata store", message, Some(hint)));
-        }
+        self.store.findings(&self.nodes, findings);
         for (node, view) in &self.nodes {
             let subject = format!("node {}", view.record.name);
             if view.record.drained {
@@ -158,14 +156,6 @@ impl Together {
                 let hint = "start it, or take it out (windrose cluster leave --node, --force)";
                 findings.push(finding(Severity::Warning, subject, "it does not run", Some(hint)));
             }
-        }
-        if self.nodes.len() < SAFE_NODES {
-            let count = self.nodes.len();
-            let message = format!(
-                "it has {count} of the {SAFE_NODES} nodes that it takes to go on without any one of them"
-            );
-            let hint = "add a node (windrose cluster join) or a witness (windrose cluster witness)";
-            findings.push(finding(Severity::Warning, "cluster", message, Some(hint)));
         }
     }
 
@@ -240,8 +230,8 @@ fn lack((copy, refused): (&VolumeCopy, Option<&str>)) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use block::Epoch;
-    use cluster::identity::{NodeIndex, Role};
-    use cluster::nodes::{NodePortals, NodeRecord, NodeView};
+    use cluster::meta::MetaError;
+    use cluster::nodes::NodeView;
     use layers::mirror::record::{Member, Replica};
     use peer::Incarnation;
 
@@ -252,20 +242,7 @@ mod tests {
     const B: NodeId = NodeId(2);
 
     fn node(id: NodeId, alive: bool) -> (NodeId, NodeView) {
-        let record = NodeRecord {
-            node: id,
-            index: NodeIndex::new(0).unwrap(),
-            name: format!("n{id}"),
-            role: Role::Data,
-            data: Vec::new(),
-            heartbeat: Vec::new(),
-            portals: NodePortals::default(),
-            data_dir: "/v".into(),
-            failure_domain: String::new(),
-            version: String::new(),
-            drained: false,
-        };
-        (id, NodeView { record, alive })
+        crate::control::members::tests::node(id.0, &format!("n{id}"), alive)
     }
 
     fn serves(why: Option<&str>) -> SeenMirror {
@@ -296,7 +273,7 @@ mod tests {
         let together = Together {
             me: A,
             nodes: [node(A, true), node(B, true), node(NodeId(3), true)].into(),
-            store: None,
+            store: Store { own_members: true, ..Store::default() },
             told: told.iter().map(report).collect(),
             mirrors: [(volume.id, mirror)].into(),
         };
@@ -368,7 +345,8 @@ mod tests {
     fn a_cluster_that_cannot_lose_a_node_says_so() {
         let (mut together, volume) = look(&[A, B], &[(A, serves(None)), (B, serves(None))]);
         together.nodes.remove(&NodeId(3));
-        together.store = Some("it does not answer".into());
+        let (store, why) = ("etcd".into(), "it does not answer".into());
+        together.store.error = Some(MetaError::Unreachable { store, why });
         let all = found(&together, &volume);
         assert_eq!(all.len(), 2, "{all:?}");
         assert!(all[0].1.contains("volumes that serve go on"));

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tonic::client::Grpc;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, ConnectError, Status};
@@ -339,6 +339,45 @@ impl Pool {
         }
         Err(distrust.map_or(Failure::Unreachable(last), Failure::Untrusted))
     }
+
+    /// Where the members are asked.
+    pub(super) fn urls(&self) -> Vec<String> {
+        self.slots().iter().map(|slot| slot.url.clone()).collect()
+    }
+
+    /// One request to the member at `url`, be it one of the pool's or not, which answers for itself.
+    /// What comes of it changes nothing in the order in which members are asked.
+    pub(super) async fn ask_at<Q, A>(
+        &self,
+        url: &str,
+        path: &'static str,
+        request: Q,
+    ) -> Result<A, Failure>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let unreachable = |why: String| Failure::Unreachable(why);
+        let known = self.slots().iter().find(|slot| slot.url == url).map(Arc::clone);
+        let slot = match known {
+            Some(slot) => slot,
+            None => Arc::new(slot(url, self.tls.as_ref(), self.try_timeout).map_err(unreachable)?),
+        };
+        let call = async {
+            let channel = slot.channel().await.map_err(|e| unreachable(innermost(&e)))?;
+            let answer = local(channel, path, request).await;
+            answer.map_err(|status| match verdict(&status) {
+                Verdict::Final(failure) => failure,
+                Verdict::NotDone | Verdict::Lost => unreachable(words(&status)),
+            })
+        };
+        let late = || Err(unreachable("no answer in time".into()));
+        let answer = timeout(self.try_timeout, call).await.unwrap_or_else(|_| late());
+        if matches!(answer, Err(Failure::Unreachable(_))) {
+            slot.disconnect();
+        }
+        answer
+    }
 }
 
 fn at(slot: &Slot, why: impl Display) -> String {
@@ -366,11 +405,36 @@ where
     Q: prost::Message + 'static,
     A: prost::Message + Default + 'static,
 {
+    call(channel, path, request(message)).await
+}
+
+/// The same of a member that shall answer from what it knows itself, with a leader or without.
+pub(super) async fn local<Q, A>(
+    channel: Channel,
+    path: &'static str,
+    message: Q,
+) -> Result<A, Status>
+where
+    Q: prost::Message + 'static,
+    A: prost::Message + Default + 'static,
+{
+    call(channel, path, tonic::Request::new(message)).await
+}
+
+async fn call<Q, A>(
+    channel: Channel,
+    path: &'static str,
+    request: tonic::Request<Q>,
+) -> Result<A, Status>
+where
+    Q: prost::Message + 'static,
+    A: prost::Message + Default + 'static,
+{
     let mut grpc = grpc(channel);
     ready(&mut grpc).await?;
     let path = PathAndQuery::from_static(path);
     let codec: ProstCodec<Q, A> = ProstCodec::default();
-    grpc.unary(request(message), path, codec).await.map(tonic::Response::into_inner)
+    grpc.unary(request, path, codec).await.map(tonic::Response::into_inner)
 }
 
 fn slot(url: &str, tls: Option<&ClientTlsConfig>, timeout: Duration) -> Result<Slot, String> {

@@ -283,4 +283,7 @@ pub(super) struct StatusResponse {
     /// 0: it knows none.
     #[prost(uint64, tag = "4")]
     pub(super) leader: u64,
+    /// Alarms, and that there is no leader.
+    #[prost(string, repeated, tag = "8")]
+    pub(super) errors: Vec<String>,
 }
