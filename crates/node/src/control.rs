@@ -15,6 +15,7 @@ mod create;
 mod members;
 mod peers;
 mod placement;
+mod questions;
 mod report;
 mod space;
 mod state;
@@ -120,6 +121,8 @@ struct Inner {
     publishing: Mutex<u64>,
     /// Held for reading by every change, for writing once there shall be no more.
     changing: Arc<RwLock<()>>,
+    /// The last question to this node that it has heard of, [`questions`].
+    asked: watch::Sender<u64>,
     /// What runs beside the API.
     tasks: std::sync::Mutex<JoinSet<()>>,
     /// What keeps a member's knowledge of its cluster current: the engine stops before it does.
@@ -166,6 +169,7 @@ impl Control {
             restart: watch::Sender::new(false),
             publishing: Mutex::new(0),
             changing: Arc::default(),
+            asked: watch::Sender::new(0),
             tasks: std::sync::Mutex::default(),
             beneath: std::sync::Mutex::default(),
             started: Instant::now(),
@@ -241,6 +245,7 @@ impl Control {
             let nodes = membership.nodes.clone();
             self.spawn(self.clone().follow(mirrors::PREFIX, mirrors::volume_of_key, revision));
             self.spawn(self.clone().follow_nodes(nodes));
+            self.spawn(self.clone().hear_questions());
             self.spawn(self.clone().do_chores());
         }
         self.spawn(self.clone().retry());

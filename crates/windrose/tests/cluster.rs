@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use common::{Place, now, pause};
+use probe::iscsi::Session;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
 
@@ -205,6 +206,56 @@ fn finding(place: &Place, subject: &str, words: &str) -> Value {
             return found.clone();
         }
         assert!(now() < deadline, "{words}: {status}");
+        pause(200);
+    }
+}
+
+#[test]
+fn a_volume_that_is_used_at_another_node_is_not_deleted() {
+    const INITIATOR: &str = "iqn.1993-08.org.debian:01:a";
+    if !has_etcd() {
+        return;
+    }
+    let (a, b, w) = (place(21), place(22), place(23));
+    let (_a, node_b, _w) = (a.start(), b.start(), w.start());
+    a.ok(&["cluster", "init"]);
+    let token = a.ok(&["cluster", "token"]);
+    b.ok(&["cluster", "join", "--token", token.trim()]);
+    w.ok(&["cluster", "witness", "--token", token.trim()]);
+    nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
+    a.ok(&["volume", "create", "web", "--size", "4M", "--replicas", "2"]);
+    a.ok(&["volume", "allow", "web", INITIATOR]);
+    for place in [&a, &b] {
+        all_online(place, 1);
+    }
+    let volume = a.json(&["volume", "show", "web"]);
+    let (target, portals) = (&volume["iscsi"]["target"], &volume["iscsi"]["portals"]);
+    let at_b = portals[1].as_str().unwrap().parse().unwrap();
+    let deadline = now() + PATIENCE;
+    let session = loop {
+        match Session::login(at_b, INITIATOR, target.as_str().unwrap(), 0, 1) {
+            Ok(session) => break session,
+            Err(error) => assert!(now() < deadline, "{error}: {}", b.log()),
+        }
+        pause(100);
+    };
+    let delete = ["volume", "delete", "web", "--yes"];
+    // At once, and from either side: what was reported before the login counts for nothing.
+    for place in [&a, &b] {
+        let refused = place.fails(1, &delete);
+        assert!(refused.contains("volume web is in use by"), "{refused}");
+    }
+    assert!(a.fails(1, &delete).contains("1 session at node test"));
+    drop(session);
+    node_b.kill();
+    // Whether it is taken for alive or not, it does not say.
+    let refused = a.fails(1, &delete);
+    assert!(refused.contains("may be in use at node test"), "{refused}");
+    let _b = b.start();
+    nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
+    let deadline = now() + PATIENCE;
+    while !a.cli(&delete).status.success() {
+        assert!(now() < deadline, "{}", a.fails(1, &delete));
         pause(200);
     }
 }

@@ -34,9 +34,14 @@ impl Control {
     /// Does the chores for as long as the node runs.
     pub(super) async fn do_chores(self) {
         let (mut progress, mut told) = (Progress::default(), None);
+        let mut questions = self.0.asked.subscribe();
         loop {
+            // Before it looks: what it tells is not older than the question.
+            let asked = *questions.borrow_and_update();
             let cores = self.0.engine.report(Scope::All).await;
-            let report = self.own_report(&cores, &mut progress).await;
+            // A core that does not tell may have sessions that nobody knows of.
+            let asked = if cores.len() == self.0.engine.cores() { asked } else { 0 };
+            let report = NodeReport { asked, ..self.own_report(&cores, &mut progress).await };
             if let Err(error) = self.tell(report, &mut told).await {
                 tracing::debug!(%error, "others are not told of this node now");
             }
@@ -44,7 +49,8 @@ impl Control {
             if self.is_drained() {
                 self.heed_drain_everywhere().await;
             }
-            tokio::time::sleep(EVERY).await;
+            // The control plane holds the sender: it changes, or time is up.
+            let _ = tokio::time::timeout(EVERY, questions.changed()).await;
         }
     }
 
@@ -53,7 +59,8 @@ impl Control {
         let space = space::look(self.me(), nothing, &self.0.settings.data_dir).await;
         let (bytes, free_bytes) = space.data_dir.unwrap_or_default();
         let mirrors = progress.mirrors(cores, &|node| self.node_name(node));
-        NodeReport { bytes, free_bytes, mirrors }
+        let sessions = self.session_counts(cores);
+        NodeReport { bytes, free_bytes, mirrors, sessions, ..NodeReport::default() }
     }
 
     /// Writes the report, if it says something new.

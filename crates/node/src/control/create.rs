@@ -264,7 +264,7 @@ impl Control {
     /// Deletes a volume and its data.
     ///
     /// # Errors
-    /// [`Code::InUse`] while initiators are logged in, unless `force`; [`Code::Backing`] when the
+    /// [`Code::InUse`] while initiators are logged in at any node, or may be, unless `force`; [`Code::Backing`] when the
     /// backing cannot be erased: the volume is then offline and can be deleted again.
     pub async fn delete(&self, name: VolumeName, force: bool) -> Result<(), ApiError> {
         let control = self.clone();
@@ -279,6 +279,7 @@ impl Control {
         self.find(name)?;
         if !force {
             self.check_unused(id, name).await?;
+            self.check_unused_elsewhere(id, name).await?;
         }
         self.delete_record(id).await?;
         self.0.state.forget_failure(id);

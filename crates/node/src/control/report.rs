@@ -1,5 +1,5 @@
 //! What nodes tell each other of themselves through the store, for people to see: nothing is
-//! decided by it (RFD 0012, 2.3).
+//! decided by it (RFD 0012, 2.3) but whether a volume may be deleted without force.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -15,6 +15,9 @@ use crate::engine::{CoreReport, MirrorReport};
 /// What keys of reports begin with.
 pub(super) const REPORTS: &str = "reports/";
 
+/// What keys of questions begin with.
+const QUESTIONS: &str = "questions/";
+
 /// How far back the rate of a resync is looked for.
 const RATE_OVER: Duration = Duration::from_secs(60);
 
@@ -27,6 +30,12 @@ pub struct NodeReport {
     pub free_bytes: u64,
     /// Its mirrors.
     pub mirrors: BTreeMap<Uuid, SeenMirror>,
+    /// Sessions of initiators, of volumes that have any.
+    #[serde(default)]
+    pub sessions: BTreeMap<Uuid, u32>,
+    /// The question, by the commit that put it, after which it has looked at all of this.
+    #[serde(default)]
+    pub asked: u64,
 }
 
 /// A mirror as one of its nodes sees it.
@@ -59,6 +68,11 @@ pub struct Resync {
 /// Key of a node's report.
 pub(super) fn key(node: NodeId) -> String {
     format!("{REPORTS}{node}")
+}
+
+/// Key of what a node is asked: to look and to report at once.
+pub(super) fn question_key(node: NodeId) -> String {
+    format!("{QUESTIONS}{node}")
 }
 
 /// How far resyncs were when they were looked at.
