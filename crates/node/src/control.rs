@@ -117,6 +117,8 @@ struct Inner {
     waits_for: std::sync::Mutex<Option<String>>,
     /// Whether the node's inside is to begin again.
     restart: watch::Sender<bool>,
+    /// Held for reading while a volume is created, for writing while the node becomes one of a cluster.
+    creating: Arc<RwLock<()>>,
     /// Held while the catalog is made and handed to the cores; counts the catalogs.
     publishing: Mutex<u64>,
     /// Held for reading by every change, for writing once there shall be no more.
@@ -167,6 +169,7 @@ impl Control {
             membership: OnceLock::new(),
             waits_for: std::sync::Mutex::default(),
             restart: watch::Sender::new(false),
+            creating: Arc::default(),
             publishing: Mutex::new(0),
             changing: Arc::default(),
             asked: watch::Sender::new(0),

@@ -4,9 +4,15 @@
 
 mod common;
 
+use std::time::Duration;
+
 use api::client::{CallError, Client};
 use api::endpoint::*;
-use api::{ApiError, Code, Grow, Initiators, Protocols, Verdict, VolumeState};
+use api::{
+    ApiError, Code, Grow, Initiators, JoinCluster, NodeRole, Protocols, Verdict, VolumeState,
+};
+use cluster::identity::ClusterSecret;
+use cluster::token::Token;
 use common::{ask, create, files, name, show, start};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -304,5 +310,50 @@ async fn the_description_and_the_metrics_are_served() {
     }
     let health = client.call::<GetHealth>(&Nothing).await.unwrap();
     assert!(health.serving);
+    assert!(node.stop().await.clean);
+}
+
+/// A token of a cluster whose store takes connections and says nothing. It does so while the listener
+/// lives.
+fn silent_cluster() -> (std::net::TcpListener, JoinCluster) {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let token = Token {
+        cluster: uuid::Uuid::nil(),
+        secret: ClusterSecret::new([7; 32]),
+        endpoints: vec![format!("http://{}", silent.local_addr().unwrap())],
+    };
+    (silent, JoinCluster { token: token.to_text(), role: NodeRole::Data })
+}
+
+#[tokio::test]
+async fn no_volume_is_created_while_a_node_joins() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "[cluster]\nlisten = [\"127.0.0.1:7480\"]").await;
+    let (_silent, join) = silent_cluster();
+    // Side by side, the creation a little later each time: before, at and after the beginning of the join.
+    for turn in 0..12_u64 {
+        let request = ask(&format!(r#"{{"name":"v{turn}","size_bytes":4194304}}"#));
+        let later = async {
+            tokio::time::sleep(Duration::from_micros(turn * 700)).await;
+            client.call::<PostVolume>(&request).await
+        };
+        let (joined, created) = tokio::join!(client.call::<PostJoin>(&join), later);
+        let refused = refusal(joined);
+        match created {
+            // The join has seen it, made or in the making.
+            Ok(volume) => {
+                assert_eq!(refused.code, Code::Conflict, "{turn}: {refused}");
+                client.call_on::<DeleteVolume>(&volume.name, &[], &Nothing).await.unwrap();
+            }
+            Err(_) => {
+                assert_eq!(refused.code, Code::Unavailable, "{turn}: {refused}");
+                let created = refusal(created);
+                assert_eq!(created.code, Code::Conflict, "{turn}: {created}");
+                assert!(created.message.contains("become part of a cluster"), "{created}");
+            }
+        }
+    }
+    // A join that came to nothing leaves a node that creates volumes.
+    create(&client, "web").await;
     assert!(node.stop().await.clean);
 }

@@ -117,6 +117,8 @@ impl Control {
             let settings = &control.0.settings;
             control.check_alone()?;
             let at = listens(settings)?;
+            // Until it is over, one way or the other, what is looked for next cannot come about.
+            let _none = control.0.creating.try_write().map_err(|_| creates())?;
             let (volumes, _) = control.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
             if !volumes.is_empty() {
                 let message = format!("this node has {} volumes of its own", volumes.len());
@@ -430,6 +432,13 @@ fn shown(view: &NodeView) -> ClusterNode {
         failure_domain: record.failure_domain.clone(),
         version: record.version.clone(),
     }
+}
+
+fn creates() -> ApiError {
+    conflict(
+        "a volume is being created at this node, or it joins a cluster already",
+        "try again when that is over; a node that joins has no volumes of its own",
+    )
 }
 
 fn not_in_one() -> ApiError {

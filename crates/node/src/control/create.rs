@@ -1,9 +1,11 @@
 //! Creating and deleting volumes.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::{ApiError, Code, CreateVolume, NewBacking, Volume, VolumeName};
+use tokio::sync::OwnedRwLockReadGuard;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -40,6 +42,7 @@ impl Control {
 
     async fn create_now(&self, ask: CreateVolume) -> Result<Volume, ApiError> {
         check(&ask)?;
+        let _leave = self.may_create()?;
         if let Some(id) = self.0.state.find(&ask.name) {
             return self.existing(id, &ask).await;
         }
@@ -338,6 +341,17 @@ impl Control {
         };
         Err(ApiError::new(Code::InUse, message)
             .hint("log out there first, or delete with --force (`force=true`)"))
+    }
+
+    /// Leave to create a volume, for as long as the answer is held.
+    fn may_create(&self) -> Result<OwnedRwLockReadGuard<()>, ApiError> {
+        // What a node creates while it becomes another one would be in a store that it leaves behind.
+        let leave = Arc::clone(&self.0.creating).try_read_owned().ok();
+        leave.filter(|_| !*self.0.restart.borrow()).ok_or_else(|| {
+            let message = "this node is about to become part of a cluster, or to leave one";
+            ApiError::new(Code::Conflict, message)
+                .hint("create the volume when `windrose cluster nodes` shows what has become of it")
+        })
     }
 }
 
