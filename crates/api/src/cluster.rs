@@ -119,7 +119,8 @@ impl std::fmt::Debug for JoinCluster {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeaveCluster {
-    /// Number or name of another node than the one that is asked, which does not come back.
+    /// Number or name of another node than the one that is asked, which does not come back; or name or
+    /// peer address of a member of the store whose node never became one of the cluster.
     #[serde(default)]
     pub node: Option<String>,
     /// Without the agreement of whoever is to leave or to be left.

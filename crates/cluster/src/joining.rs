@@ -49,6 +49,15 @@ pub enum JoinError {
         /// Its value at the others.
         there: u64,
     },
+    /// Another member has not learnt enough yet; etcd takes one learner at a time.
+    #[error(
+        "member {which} of the store has not learnt enough to vote, and only one learns at a time; if it does \
+         not get on, `windrose cluster leave --node {which} --force` at a node of the cluster removes it"
+    )]
+    Learning {
+        /// Its name, or where the others would reach it if it has never started.
+        which: String,
+    },
     /// The node's record is gone.
     #[error(
         "this node was removed from the cluster and serves nothing; `windrose cluster leave --force` \
@@ -217,10 +226,13 @@ fn find<'a>(members: &'a [MemberInfo], own: &OwnMember) -> Option<&'a MemberInfo
 /// Gives all members as it has to be told them.
 ///
 /// # Errors
-/// [`JoinError::Store`]; a store that has somebody else learn already refuses for that time.
+/// [`JoinError::Store`]; [`JoinError::Learning`] for as long as somebody else learns.
 pub async fn make_room(store: &Etcd, own: &OwnMember) -> Result<Vec<(String, String)>, JoinError> {
     let mut members = store.members().await?;
     if find(&members, own).is_none() {
+        if let Some(other) = members.iter().find(|m| m.is_learner) {
+            return Err(JoinError::Learning { which: called(other).to_owned() });
+        }
         store.add_member(&own.peer_url, true).await?;
         members = store.members().await?;
     }
@@ -239,6 +251,16 @@ pub fn called(member: &MemberInfo) -> &str {
         "" => member.peer_urls.first().map_or("without an address", String::as_str),
         name => name,
     }
+}
+
+/// The member that `which` names: by its name, or by where the others reach it.
+#[must_use]
+pub fn member_called<'a>(members: &'a [MemberInfo], which: &str) -> Option<&'a MemberInfo> {
+    let at =
+        |url: &String| url == which || url.split_once("://").is_some_and(|(_, at)| at == which);
+    let named =
+        |m: &&MemberInfo| (m.name == which && !which.is_empty()) || m.peer_urls.iter().any(at);
+    members.iter().find(named)
 }
 
 /// Gives a member its vote, which it gets when it has learnt enough.
@@ -442,6 +464,23 @@ mod tests {
         check_settings(&cluster(), 2000, 3000).unwrap();
         let other = check_settings(&cluster(), 2000, 4000).unwrap_err().to_string();
         assert!(other.contains("cluster.grace_ms is 4000 here and 3000"), "{other}");
+    }
+
+    #[test]
+    fn members_are_called_by_name_or_by_address() {
+        let member = |name: &str, at: &str| MemberInfo {
+            id: 1,
+            name: name.into(),
+            peer_urls: vec![format!("https://{at}")],
+            client_urls: Vec::new(),
+            is_learner: true,
+        };
+        let members = [member("node-1", "a:2380"), member("", "b:2380")];
+        let found = |which| member_called(&members, which).map(called);
+        assert_eq!(found("node-1"), Some("node-1"));
+        assert_eq!(found("b:2380"), Some("https://b:2380"));
+        assert_eq!(found("https://b:2380"), Some("https://b:2380"));
+        assert_eq!((found(""), found("b"), found("2380")), (None, None, None));
     }
 
     #[test]

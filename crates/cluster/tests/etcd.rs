@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use cluster::identity::OwnMember;
+use cluster::joining::{self, JoinError};
 use cluster::member::{Defect, Identity, Origin, State, Supervisor};
 use cluster::meta::etcd::{Etcd, MemberAnswer, MemberHealth, Settings, Tls};
 use cluster::meta::{Expect, Meta, MetaError, Revision, format};
@@ -340,6 +342,28 @@ async fn members_that_are_down_and_the_want_of_a_leader_are_seen() {
     assert!(dead.len() == 3 && dead.iter().all(silent), "{dead:?}");
     // Each member's second for who there is, and one for how all of them are.
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_learner_that_never_started_is_named_and_removed() {
+    let Some(cluster) = Cluster::start(1).await else { return };
+    let store = cluster.store();
+    let own = |at: String| OwnMember {
+        name: "node-9".into(),
+        peer_url: format!("http://{at}"),
+        client_url: format!("http://{}", free()),
+    };
+    let (never, late) = (own(free()), own(free()));
+    joining::make_room(&store, &never).await.unwrap();
+    // Once more is as once.
+    joining::make_room(&store, &never).await.unwrap();
+    let refused = joining::make_room(&store, &late).await.unwrap_err();
+    assert_eq!(refused, JoinError::Learning { which: never.peer_url.clone() });
+    assert!(refused.to_string().contains(&format!("--node {}", never.peer_url)), "{refused}");
+    let members = store.members().await.unwrap();
+    let found = joining::member_called(&members, &never.peer_url).unwrap();
+    store.remove_member(found.id).await.unwrap();
+    joining::make_room(&store, &late).await.unwrap();
 }
 
 #[tokio::test]

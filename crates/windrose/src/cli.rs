@@ -123,7 +123,8 @@ pub(crate) enum ClusterCommand {
     Nodes,
     /// Take this node out of its cluster.
     Leave {
-        /// Take out this one, which does not come back: its number or name.
+        /// Take out this one, which does not come back: its number or name. Or a member of the store whose
+        /// node never came: its name or address.
         #[arg(long)]
         node: Option<String>,
         /// Do not ask the others, or the one that is taken out.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ::cluster::identity::{ClusterSecret, Identity, NodeIndex, OwnMember, Role, Stage};
 use ::cluster::joining::{self, JoinError, MAX_MEMBERS};
-use ::cluster::meta::etcd::{Etcd, MemberInfo};
+use ::cluster::meta::etcd::{Etcd, MemberAnswer, MemberInfo};
 use ::cluster::mirrors;
 use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
 use ::cluster::token::Token;
@@ -214,7 +214,10 @@ impl Control {
     async fn remove(&self, which: &str, force: bool) -> Result<Cluster, ApiError> {
         let part = self.member_part()?;
         let (present, _) = nodes::list(part.store()).await.map_err(|e| store_error(&e))?;
-        let gone = find(&present, which)?;
+        let gone = match find(&present, which) {
+            Ok(gone) => gone,
+            Err(unknown) => return self.remove_stray(&present, which, force, unknown).await,
+        };
         let (node, name) = (gone.record.node, &gone.record.name);
         if node == part.identity().node {
             return Err(conflict(
@@ -236,6 +239,37 @@ impl Control {
         removed.map_err(|e| join_error(&e))?;
         joining::strike(part.store(), node).await.map_err(|e| join_error(&e))?;
         tracing::warn!(%node, name, "a node was removed from the cluster");
+        Ok(self.cluster().await)
+    }
+
+    /// Removes a member of the store that a node asked room for which never became one of the cluster;
+    /// `unknown` if there is none that `which` names.
+    async fn remove_stray(
+        &self,
+        present: &Nodes,
+        which: &str,
+        force: bool,
+        unknown: ApiError,
+    ) -> Result<Cluster, ApiError> {
+        let part = self.member_part()?;
+        if !part.own_members() {
+            return Err(unknown);
+        }
+        let members = part.store().members().await.map_err(|e| store_error(&e))?;
+        let Some(stray) = stray(&members, present, which) else { return Err(unknown) };
+        let name = joining::called(stray);
+        let health = part.look_at_health().await;
+        let health = health.iter().find(|h| h.member.id == stray.id);
+        if health.is_some_and(|h| matches!(h.answer, MemberAnswer::Runs { .. })) {
+            let message = format!("member {name} of the store runs: its node is about to join");
+            return Err(conflict(message, "if it does not get on, stop that node first"));
+        }
+        if !force {
+            let message = format!("member {name} of the store would be removed for ever");
+            return Err(conflict(message, "`--force` removes it; its node has to ask anew then"));
+        }
+        part.store().remove_member(stray.id).await.map_err(|e| store_error(&e))?;
+        tracing::warn!(member = name, "a member of the store without a node was removed");
         Ok(self.cluster().await)
     }
 
@@ -383,6 +417,14 @@ fn held_at(entry: &Entry, node: NodeId) -> Option<String> {
         Ok(Stored { record, .. }) => record.place(node).map(|_| record.name.to_string()),
         Err(_) => Some(entry.key.clone()),
     }
+}
+
+/// The member of the store that `which` names, if it belongs to none of the nodes.
+fn stray<'a>(members: &'a [MemberInfo], present: &Nodes, which: &str) -> Option<&'a MemberInfo> {
+    let numbered = which.parse().ok().map(|number| member_name(NodeId(number)));
+    let found = joining::member_called(members, numbered.as_deref().unwrap_or(which))?;
+    let belongs = present.keys().any(|node| member_name(*node) == found.name);
+    (!belongs).then_some(found)
 }
 
 fn alone() -> Cluster {
@@ -558,6 +600,24 @@ mod tests {
         assert_eq!(held_at(&flat, NodeId(2)), None);
         let unreadable = Entry { value: b"?".to_vec(), ..flat };
         assert_eq!(held_at(&unreadable, NodeId(9)), Some(unreadable.key.clone()));
+    }
+
+    #[test]
+    fn a_member_is_a_stray_only_if_it_is_of_no_node() {
+        let member = |name: &str, at: &str| MemberInfo {
+            id: 1,
+            name: name.into(),
+            peer_urls: vec![format!("http://{at}")],
+            client_urls: Vec::new(),
+            is_learner: true,
+        };
+        let members =
+            [member("node-1", "a:2380"), member("node-3", "c:2380"), member("", "d:2380")];
+        let present = [members::tests::node(1, "a", true)].into();
+        let found = |which| stray(&members, &present, which).map(joining::called);
+        assert_eq!((found("1"), found("node-1"), found("a:2380")), (None, None, None));
+        assert_eq!((found("3"), found("node-3")), (Some("node-3"), Some("node-3")));
+        assert_eq!((found("d:2380"), found("")), (Some("http://d:2380"), None));
     }
 
     #[test]
