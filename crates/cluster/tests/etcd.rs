@@ -327,6 +327,12 @@ async fn members_that_are_down_and_the_want_of_a_leader_are_seen() {
     let leads = |h: &MemberHealth| matches!(&h.answer, MemberAnswer::Runs { leader: Some(_), .. });
     let silent = |h: &MemberHealth| matches!(&h.answer, MemberAnswer::Silent { .. });
     health(&store, |all| all.len() == 3 && all.iter().all(leads)).await;
+    // Who may ask at one address only knows of the others, and does not say that they are down.
+    let endpoints = vec![cluster.members[0].client_url.clone()];
+    let one = Etcd::new(&Settings { endpoints, ..cluster.settings() }).unwrap();
+    let seen = one.health(&[], false).await;
+    let asked: Vec<_> = seen.iter().filter(|h| h.answer != MemberAnswer::NotAsked).collect();
+    assert!(seen.len() == 3 && asked.len() == 1 && leads(asked[0]), "{seen:?}");
     cluster.kill(1);
     let all = health(&store, |all| all.iter().filter(|h| leads(h)).count() == 2).await;
     let down = all.iter().find(|h| silent(h)).unwrap();

@@ -8,6 +8,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
+use cluster::meta::etcd::{Etcd, Settings};
 use common::{Place, now, pause};
 use probe::iscsi::Session;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -258,6 +259,45 @@ fn a_volume_that_is_used_at_another_node_is_not_deleted() {
         assert!(now() < deadline, "{}", a.fails(1, &delete));
         pause(200);
     }
+}
+
+/// Makes room in the store of node `number` for a member at `peer_url` that learns first.
+fn add_learner(number: u8, peer_url: &str) {
+    let endpoints = vec![format!("http://{}:2379", address(number))];
+    let store = Etcd::new(&Settings { endpoints, ..Settings::default() }).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(store.add_member(peer_url, true)).unwrap();
+}
+
+#[test]
+fn a_learner_that_never_came_is_named_and_removed() {
+    if !has_etcd() {
+        return;
+    }
+    let (a, b) = (place(31), place(32));
+    let (_a, _b) = (a.start(), b.start());
+    a.ok(&["cluster", "init"]);
+    let token = a.ok(&["cluster", "token"]);
+    let never = format!("http://{}:2380", address(33));
+    add_learner(31, &never);
+    std::thread::scope(|scope| {
+        let joined = scope.spawn(|| b.ok(&["cluster", "join", "--token", token.trim()]));
+        let found = finding(&a, "metadata store", &never);
+        assert_eq!(found["severity"], "note");
+        let remove = ["cluster", "leave", "--node", &never, "--force"];
+        let command = format!("windrose {}", remove.join(" "));
+        assert!(found["hint"].as_str().unwrap().contains(&command), "{found}");
+        let deadline = now() + PATIENCE;
+        while !b.log().contains(&format!("member {never} of the store has not learnt enough")) {
+            assert!(now() < deadline, "{}", b.log());
+            pause(100);
+        }
+        assert!(a.fails(4, &["cluster", "leave", "--node", "nobody"]).contains("no node nobody"));
+        assert!(a.fails(1, &remove[..4]).contains("--force"));
+        a.ok(&remove);
+        joined.join().unwrap();
+    });
+    nodes(&a, |nodes| alive(nodes) == [1, 2]);
 }
 
 /// Waits until `place` says that all data are safe.
