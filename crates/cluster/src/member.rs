@@ -8,11 +8,13 @@
 //! lost or damaged must not come back under its old name with other data.
 
 mod arguments;
+mod clock;
 mod life;
 mod log;
 
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, BufReader, Split};
@@ -22,6 +24,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 pub use arguments::{Identity, Member, Origin};
+pub use clock::Behind;
+use clock::Clocks;
 pub use life::{Defect, State};
 use life::{End, Life};
 
@@ -38,6 +42,7 @@ type Log = Split<BufReader<ChildStderr>>;
 #[derive(Debug)]
 pub struct Supervisor {
     state: watch::Receiver<State>,
+    clocks: Arc<Clocks>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
@@ -54,14 +59,22 @@ impl Supervisor {
     pub fn start(program: PathBuf, member: Member) -> Self {
         let (report, state) = watch::channel(State::Starting);
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(supervise(program, member, report, stopped));
-        Self { state, stop: Some(stop), task }
+        let clocks = Arc::<Clocks>::default();
+        let told = Told { report, clocks: Arc::clone(&clocks) };
+        let task = tokio::spawn(supervise(program, member, told, stopped));
+        Self { state, clocks, stop: Some(stop), task }
     }
 
     /// How it is, and how it will be.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<State> {
         self.state.clone()
+    }
+
+    /// The members whose clocks are behind this one's by more than a second.
+    #[must_use]
+    pub fn behind(&self) -> Vec<Behind> {
+        self.clocks.behind()
     }
 
     /// Has it stop in order, and kills it if it has not within `patience`. Says whether it
@@ -84,13 +97,15 @@ impl Drop for Supervisor {
     }
 }
 
-/// Keeps the member running until it is told to stop or a restart does not help.
-async fn supervise(
-    program: PathBuf,
-    member: Member,
+/// What a member tells of itself and of the others.
+struct Told {
     report: watch::Sender<State>,
-    mut stop: oneshot::Receiver<()>,
-) {
+    clocks: Arc<Clocks>,
+}
+
+/// Keeps the member running until it is told to stop or a restart does not help.
+async fn supervise(program: PathBuf, member: Member, told: Told, mut stop: oneshot::Receiver<()>) {
+    let report = &told.report;
     let mut failures = 0;
     loop {
         let begun = Instant::now();
@@ -98,8 +113,7 @@ async fn supervise(
         let mut life = Life::default();
         let why = match spawn(&program, &member) {
             Ok((child, lines)) => {
-                let End { stopped, why } =
-                    attend(child, lines, &mut life, &report, &mut stop).await;
+                let End { stopped, why } = attend(child, lines, &mut life, &told, &mut stop).await;
                 if stopped {
                     report.send_replace(State::Stopped);
                     return;
@@ -156,7 +170,7 @@ async fn attend(
     mut child: Child,
     mut lines: Log,
     life: &mut Life,
-    report: &watch::Sender<State>,
+    told: &Told,
     stop: &mut oneshot::Receiver<()>,
 ) -> End {
     let mut stopped = false;
@@ -169,7 +183,7 @@ async fn attend(
                 terminate(&child);
             }
             line = lines.next_segment(), if !log_ended => match line {
-                Ok(Some(line)) => tell(life, &line, report),
+                Ok(Some(line)) => tell(life, &line, told),
                 Ok(None) | Err(_) => log_ended = true,
             },
             status = child.wait() => break status,
@@ -177,7 +191,7 @@ async fn attend(
     };
     let rest = async {
         while let Ok(Some(line)) = lines.next_segment().await {
-            tell(life, &line, report);
+            tell(life, &line, told);
         }
     };
     // A grandchild could hold the pipe open.
@@ -186,11 +200,13 @@ async fn attend(
     End { stopped, why: life.why(&status) }
 }
 
-fn tell(life: &mut Life, line: &[u8], report: &watch::Sender<State>) {
-    let line = log::Line::parse(&String::from_utf8_lossy(line));
+fn tell(life: &mut Life, line: &[u8], told: &Told) {
+    let text = String::from_utf8_lossy(line);
+    told.clocks.line(&text);
+    let line = log::Line::parse(&text);
     line.pass_on();
     if let Some(state) = life.line(&line) {
-        report.send_replace(state);
+        told.report.send_replace(state);
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod change;
 mod chores;
+mod clocks;
 mod cluster;
 mod copies;
 mod create;

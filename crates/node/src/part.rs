@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ::cluster::identity::{Identity, IdentityError, OwnMember, Stage};
 use ::cluster::joining::{self, JoinError};
-use ::cluster::member::{self, Member, Origin, Supervisor};
+use ::cluster::member::{self, Behind, Member, Origin, Supervisor};
 use ::cluster::meta::embedded::Embedded;
 use ::cluster::meta::etcd::{Announced, Etcd, MemberHealth, Settings, Tls};
 use ::cluster::meta::{MetaError, format};
@@ -362,6 +362,11 @@ impl Part {
     /// How the store's members were a few seconds ago; nothing before they were first asked.
     pub(crate) fn health(&self) -> Vec<MemberHealth> {
         lock(&self.health).clone()
+    }
+
+    /// The members of the store whose clocks are behind this node's, as its own member sees them.
+    pub(crate) fn clocks_behind(&self) -> Vec<Behind> {
+        lock(&self.supervisor).as_ref().map(Supervisor::behind).unwrap_or_default()
     }
 
     /// Asks the store's members how they are.

@@ -8,7 +8,7 @@ use peer::NodeId;
 use uuid::Uuid;
 
 use super::report::{self, NodeReport, Progress};
-use super::{Control, space};
+use super::{Control, clocks, space};
 use crate::engine::{CoreReport, Scope};
 use crate::meta::{Change, Expect, MetaError};
 use crate::reconcile::Observed;
@@ -60,7 +60,11 @@ impl Control {
         let (bytes, free_bytes) = space.data_dir.unwrap_or_default();
         let mirrors = progress.mirrors(cores, &|node| self.node_name(node));
         let sessions = self.session_counts(cores);
-        NodeReport { bytes, free_bytes, mirrors, sessions, ..NodeReport::default() }
+        let part = self.0.part.as_ref();
+        let behind = part
+            .map(|part| clocks::behind(&part.clocks_behind(), &part.health()))
+            .unwrap_or_default();
+        NodeReport { bytes, free_bytes, mirrors, sessions, behind, asked: 0 }
     }
 
     /// Writes the report, if it says something new.

@@ -30,6 +30,9 @@ use crate::record::{self, Stored, VOLUMES};
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
 
+/// What names of members of the store begin with.
+const MEMBER: &str = "node-";
+
 /// Longest time until the others go on without a node that is drained.
 const DRAINING: Duration = Duration::from_secs(20);
 
@@ -527,7 +530,12 @@ fn listens(settings: &Settings) -> Result<SocketAddr, ApiError> {
 
 /// A member's name: that of its node, which is never given twice.
 pub(super) fn member_name(node: NodeId) -> String {
-    format!("node-{node}")
+    format!("{MEMBER}{node}")
+}
+
+/// The node whose member has this name.
+pub(super) fn node_of_member(name: &str) -> Option<NodeId> {
+    name.strip_prefix(MEMBER)?.parse().ok().map(NodeId)
 }
 
 /// The member of the store that this node is to run.

@@ -33,6 +33,9 @@ pub struct NodeReport {
     /// Sessions of initiators, of volumes that have any.
     #[serde(default)]
     pub sessions: BTreeMap<Uuid, u32>,
+    /// By how many seconds the clocks of other nodes are behind its own, where that is much.
+    #[serde(default)]
+    pub behind: BTreeMap<u16, u64>,
     /// The question, by the commit that put it, after which it has looked at all of this.
     #[serde(default)]
     pub asked: u64,

@@ -8,10 +8,10 @@ use layers::mirror::record::Record;
 use peer::NodeId;
 use uuid::Uuid;
 
-use super::Control;
 use super::members::Store;
 use super::report::{NodeReport, Resync, SeenMirror};
 use super::status::finding;
+use super::{Control, clocks};
 use crate::engine::CoreReport;
 use crate::record::{Place, PlaceStage, Stage, VolumeRecord};
 
@@ -146,6 +146,7 @@ impl Together {
     /// What there is to say of the cluster itself.
     pub(super) fn findings(&self, findings: &mut Vec<Finding>) {
         self.store.findings(&self.nodes, findings);
+        findings.extend(clocks::findings(&self.told, &self.nodes));
         for (node, view) in &self.nodes {
             let subject = format!("node {}", view.record.name);
             if view.record.drained {
