@@ -3,10 +3,11 @@
 //! An entry keeps its range locked, so that readers wait for it (RFD 0010, 4.1), and is what a
 //! member tells when a view begins (5.7).
 
-use std::collections::{BTreeMap, btree_map};
+use std::collections::hash_map;
 
 use block::{Blocks, Error, RangeLock};
 use peer::{Entry, Seq, Tag, View};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::log::Touch;
@@ -17,7 +18,8 @@ pub(super) type Place = (View, Seq);
 /// The entries of one leg.
 #[derive(Default)]
 pub(super) struct Entries {
-    table: BTreeMap<Place, Held>,
+    /// In no order: each is looked up several times while it is here, and they are listed when a view begins.
+    table: FxHashMap<Place, Held>,
     /// How many are on their way to the disk.
     applying: usize,
     /// Whether there may be some whose range a copy has taken over.
@@ -88,7 +90,7 @@ impl Entries {
     /// One that nobody asks for any more ends, whatever became of it: what stands behind it would never get its
     /// turn.
     fn turns(&mut self, place: Place, state: State) {
-        let btree_map::Entry::Occupied(mut at) = self.table.entry(place) else { return };
+        let hash_map::Entry::Occupied(mut at) = self.table.entry(place) else { return };
         let held = at.get_mut();
         debug_assert_eq!(held.state, State::Applying, "{:?} ends twice", held.entry);
         held.state = state;
@@ -101,7 +103,7 @@ impl Entries {
     /// All who count have it: readers may see it, once this leg has it as well. (A joiner may be given
     /// what an attempt of its own brought that nobody waits for any more.)
     pub(super) fn commit(&mut self, place: Place) -> Option<Entry> {
-        let btree_map::Entry::Occupied(mut at) = self.table.entry(place) else { return None };
+        let hash_map::Entry::Occupied(mut at) = self.table.entry(place) else { return None };
         let held = at.get_mut();
         let entry = held.entry;
         if held.state == State::Applying {
@@ -119,8 +121,8 @@ impl Entries {
 
     /// Whether no write of `view` but copies meets `range`.
     pub(super) fn are_copies(&self, view: View, range: Blocks) -> bool {
-        let mut met = self.table.range((view, Seq(0))..=(view, Seq(u64::MAX)));
-        !met.any(|(_, held)| !held.copy && held.entry.range.overlaps(&range))
+        let of_view = |held: &&Held| held.entry.view == view && !held.copy;
+        !self.table.values().filter(of_view).any(|held| held.entry.range.overlaps(&range))
     }
 
     /// Whether there is a write at `place`.
@@ -133,10 +135,12 @@ impl Entries {
         self.yielded
     }
 
-    /// Those that `range` meets.
+    /// Those that `range` meets, in their order.
     pub(super) fn overlapped(&self, range: Blocks) -> SmallVec<[Place; 2]> {
         let met = self.table.iter().filter(|(_, held)| held.entry.range.overlaps(&range));
-        met.map(|(place, _)| *place).collect()
+        let mut places: SmallVec<_> = met.map(|(place, _)| *place).collect();
+        places.sort_unstable();
+        places
     }
 
     /// A copy takes over `range`: those that hold a part of it give up their locks, and stay
@@ -150,21 +154,23 @@ impl Entries {
 
     /// Ends all up to `last`; they are committed, or nobody has them any more.
     pub(super) fn end_through(&mut self, last: Place) {
-        let later = self.table.split_off(&(last.0, Seq(last.1.0.saturating_add(1))));
-        let ended = std::mem::replace(&mut self.table, later);
-        self.applying -= ended.values().filter(|h| h.state == State::Applying).count();
+        self.table.retain(|place, _| *place > last);
+        // What is left are writes of the view that is open now: copies came before them.
+        self.yielded = false;
+        self.applying = self.table.values().filter(|h| h.state == State::Applying).count();
     }
 
-    /// Ends those that the leg refused, and tells why: their contents are nobody's.
+    /// Ends those that the leg refused, and tells why, in their order: their contents are nobody's.
     pub(super) fn end_failed(&mut self) -> Vec<(Tag, Error)> {
-        let mut tags = Vec::new();
-        self.table.retain(|_, held| {
+        let mut failed = Vec::new();
+        self.table.retain(|place, held| {
             if let State::Failed(e) = held.state {
-                tags.push((held.entry.tag, e));
+                failed.push((*place, held.entry.tag, e));
             }
             !matches!(held.state, State::Failed(_))
         });
-        tags
+        failed.sort_unstable_by_key(|(place, ..)| *place);
+        failed.into_iter().map(|(_, tag, e)| (tag, e)).collect()
     }
 
     /// Ends all but those on their way to the disk.
@@ -178,9 +184,12 @@ impl Entries {
         self.applying = 0;
     }
 
-    /// What is told when a view begins.
+    /// What is told when a view begins, in its order.
     pub(super) fn list(&self) -> Vec<Entry> {
-        self.table.values().filter(|h| !h.passing).map(|h| h.entry).collect()
+        let told = self.table.values().filter(|h| !h.passing);
+        let mut entries: Vec<_> = told.map(|h| h.entry).collect();
+        entries.sort_unstable_by_key(|entry| (entry.view, entry.seq));
+        entries
     }
 
     /// Whether nothing is on its way to the disk.

@@ -6,6 +6,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use peer::{NodeId, Seq};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 /// What became of a write that got a place.
@@ -32,7 +33,7 @@ pub(super) enum Step {
 #[derive(Debug, Default)]
 pub(super) struct Order {
     last: u64,
-    awaited: BTreeMap<Seq, Awaited>,
+    awaited: FxHashMap<Seq, Awaited>,
     /// By member: commits that it has not been told.
     untold: BTreeMap<NodeId, Vec<Seq>>,
 }
@@ -108,9 +109,12 @@ impl Order {
         }
     }
 
-    /// The writes that wait for `node`, which is required no more.
+    /// The writes that wait for `node`, which is required no more, in their order.
     pub(super) fn waiting_for(&self, node: NodeId) -> Vec<Seq> {
-        self.awaited.iter().filter(|(_, a)| a.left.contains(&node)).map(|(seq, _)| *seq).collect()
+        let waiting = self.awaited.iter().filter(|(_, a)| a.left.contains(&node));
+        let mut seqs: Vec<_> = waiting.map(|(seq, _)| *seq).collect();
+        seqs.sort_unstable();
+        seqs
     }
 
     /// Who has not applied what got its place before `before`.
@@ -152,8 +156,7 @@ impl Order {
 
     /// Nobody waits for the fate of clients' writes any more: the next view learns it.
     pub(super) fn abandon(&mut self) {
-        let waits = |a: &&mut Awaited| !a.copies && a.fate.is_none();
-        self.awaited.values_mut().filter(waits).for_each(|a| a.ends(Fate::Ended));
+        self.end_those(|awaited| !awaited.copies && awaited.fate.is_none());
     }
 
     /// The write at `seq` has failed where it got its place: its fate is known, and nobody asks for it.
@@ -170,11 +173,16 @@ impl Order {
     /// The view has ended.
     pub(super) fn end(&mut self) {
         self.untold.clear();
-        for awaited in self.awaited.values_mut() {
-            awaited.ends(Fate::Ended);
-        }
+        self.end_those(|_| true);
         self.awaited.clear();
         self.last = 0;
+    }
+
+    /// The fate of these is that the view has ended; they learn it in their order.
+    fn end_those(&mut self, which: impl Fn(&Awaited) -> bool) {
+        let mut ended: Vec<_> = self.awaited.iter_mut().filter(|(_, a)| which(a)).collect();
+        ended.sort_unstable_by_key(|(seq, _)| **seq);
+        ended.into_iter().for_each(|(_, awaited)| awaited.ends(Fate::Ended));
     }
 }
 

@@ -1,13 +1,14 @@
 //! The writes that entered at this node and are not answered yet.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use block::{Ctx, Error};
 use peer::{Change, NodeId, Outcome, Seq, Tag, View};
+use rustc_hash::FxHashMap;
 
 /// What became of a write in a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub(super) enum Verdict {
 pub(super) struct OwnWrites {
     node: NodeId,
     next: Cell<u64>,
-    pending: RefCell<BTreeMap<u64, Rc<Pending>>>,
+    pending: RefCell<FxHashMap<u64, Rc<Pending>>>,
 }
 
 /// One write, from its acceptance to its answer.
@@ -89,10 +90,10 @@ impl OwnWrites {
         (tag.node == self.node).then(|| self.get(tag.number)).flatten()
     }
 
-    /// A view is open: those in `settled` are committed, all others ask again.
+    /// A view is open: those in `settled` are committed, all others ask again, first come, first served.
     pub(super) fn opened(&self, settled: &BTreeSet<Tag>) {
-        for (&number, pending) in &*self.pending.borrow() {
-            let tag = Tag { node: self.node, number };
+        for pending in self.in_order() {
+            let tag = Tag { node: self.node, number: pending.number };
             let found = settled.contains(&tag);
             pending.ends(if found { Verdict::Committed } else { Verdict::Again });
         }
@@ -100,7 +101,13 @@ impl OwnWrites {
 
     /// This node has to do with none of them any more.
     pub(super) fn fence(&self) {
-        self.pending.borrow().values().for_each(|p| p.ends(Verdict::Fenced));
+        self.in_order().iter().for_each(|p| p.ends(Verdict::Fenced));
+    }
+
+    fn in_order(&self) -> Vec<Rc<Pending>> {
+        let mut all: Vec<_> = self.pending.borrow().values().map(Rc::clone).collect();
+        all.sort_unstable_by_key(|pending| pending.number);
+        all
     }
 
     /// How many are not answered.

@@ -173,11 +173,16 @@ impl Replica {
         range: Blocks,
     ) {
         // An answer in any case: the other side keeps in mind that it has asked.
-        let result = self.fetch_for_peer(view, range).await;
+        let result = self.fetch_for_peer(link.node(), view, range).await;
         link.send(Message::Data { view, request, result });
     }
 
-    async fn fetch_for_peer(self: &Rc<Self>, view: View, range: Blocks) -> Result<Bufs, Error> {
+    async fn fetch_for_peer(
+        self: &Rc<Self>,
+        from: NodeId,
+        view: View,
+        range: Blocks,
+    ) -> Result<Bufs, Error> {
         let ctx = self.served.lock().await;
         if !self.is_inside(range) || self.len(range) > self.max_transfer() {
             return Err(Error::OutOfRange);
@@ -186,9 +191,11 @@ impl Replica {
             return Err(Error::Fenced);
         }
         // While members are made equal the range is locked by the very entry that is asked for,
-        // and nobody else is at work. A write of this view says that it is open, though OPEN is late.
-        let settling =
-            self.opened.get() != Some(view) && self.entries.borrow().are_copies(view, range);
+        // and nobody else is at work. A write of this view says that it is open, though OPEN is late; so does
+        // whoever asks and is not the primary, whose OPEN another's request may overtake.
+        let settling = self.primary() == Some(from)
+            && self.opened.get() != Some(view)
+            && self.entries.borrow().are_copies(view, range);
         if settling {
             let found = self.leg.read(range, &ctx, self.pulse.get()).await;
             if let Err(e) = found

@@ -130,7 +130,8 @@ impl Replica {
         let entry = Entry { view, seq, tag, range, kind, fua };
         self.entries.borrow_mut().insert(entry, Some(lock), self.touch(range), Of::Client);
         if self.announce(view, seq, tag, brought, change) {
-            // What is said gets on its way before the own disk is asked, which may answer at once.
+            // The contents get on their way before the own disk is asked, which may answer at once. Who has them is told
+            // its place along with that answer.
             give_way().await;
         }
         let place = (view, seq);
@@ -167,7 +168,7 @@ impl Replica {
         }
     }
 
-    /// Sends a change with its place to all who must apply it; says whether there is anybody.
+    /// Sends a change with its place to all who must apply it; says whether there is anybody who did not have it.
     fn announce(&self, view: View, seq: Seq, tag: Tag, brought: Brought, change: &Change) -> bool {
         let mut nodes = self.others();
         if !self.settings.makes(Mistake::ResyncsWithoutNewWrites) {
@@ -177,17 +178,18 @@ impl Replica {
         let foreign = waits && nodes.contains(&tag.node);
         let all = nodes.iter().copied().chain([self.me]);
         self.order.borrow_mut().await_all(seq, all, foreign.then_some(tag.node), self.pulse.get());
-        let anybody = !nodes.is_empty();
+        let mut sent = false;
         for node in nodes {
             let Some(link) = self.link(node) else { continue };
             if foreign && node == tag.node {
                 link.send(Message::Grant { view, number: tag.number, seq });
             } else {
                 link.send(Message::Write { view, seq, tag, copy: false, change: change.clone() });
+                sent = true;
             }
             fault::pass_when_sent(Point::PrimaryAnnounced);
         }
-        anybody
+        sent
     }
 
     /// `node` has applied the change at `seq`.
