@@ -119,13 +119,13 @@ impl Engine {
         let cores = start_cores(config)?;
         let limits = limits(config);
         let buffered = config.disks.buffered;
-        let distrust = Arc::new(Distrust::of(&config.data_dir));
+        let distrust = Distrust::of(&config.data_dir);
         let mut keepers = Vec::new();
         let mut disk_backend = "threads";
         let doors = server::doors(cores.handles().len());
         for (handle, door) in cores.handles().iter().zip(doors) {
             let (sender, work) = mpsc::channel(WORK);
-            let distrust = Arc::clone(&distrust);
+            let distrust = distrust.clone();
             let begun = handle.run(move |core| async move {
                 let engine = core.disk_engine();
                 let keeper = Keeper::new(core, limits, door, buffered, distrust);

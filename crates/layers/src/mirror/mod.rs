@@ -68,7 +68,7 @@ pub use settings::Settings;
 pub use verify::{Difference, Verified};
 
 use leg::Leg;
-use log::{Damage, Found, IntentLog};
+use log::{CloseError, Damage, Found, IntentLog};
 use member::{Event, Image, Member, Why};
 use own::OwnWrites;
 use record::{Record, Records};
@@ -293,9 +293,15 @@ impl Mirror {
         self.0.signal.until(|| std::mem::replace(&mut looked, true).then_some(())).await;
     }
 
+    /// Whether its leg cannot be relied on any more: its disk may not have kept what it was given.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.0.leg.is_dead()
+    }
+
     /// Ends it: no member any more from here on, whatever the record says. Its log is closed in order if
-    /// nothing is in flight.
-    pub async fn close(&self) {
+    /// nothing is in flight. Says whether its disk has kept what it was given, as far as is known.
+    pub async fn close(&self) -> bool {
         self.0.closed.set(true);
         self.0.outside();
         let links = std::mem::take(&mut *self.0.links.borrow_mut());
@@ -309,9 +315,11 @@ impl Mirror {
         };
         self.0.signal.until(drained).await;
         self.0.entries.borrow_mut().clear();
-        if let Err(error) = self.0.leg.log.close().await {
+        let closed = self.0.leg.log.close().await;
+        if let Err(error) = &closed {
             tracing::warn!(%error, "an intent log is not closed in order");
         }
+        !self.is_lost() && closed != Err(CloseError::Gone)
     }
 
     async fn zero(

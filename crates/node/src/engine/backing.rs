@@ -1,5 +1,7 @@
 //! What volumes lie on: flat images in files and on block devices.
 
+use std::fmt::Display;
+use std::path::Path;
 use std::rc::Rc;
 
 use api::{Backing, Code};
@@ -20,6 +22,8 @@ pub struct BackingError {
     message: String,
     /// The next step, where there is one.
     pub hint: Option<&'static str>,
+    /// Whether the disk may have lost what it had completed: a sync has failed, or it is gone.
+    pub(super) lost: bool,
 }
 
 /// What is known of an image.
@@ -35,7 +39,12 @@ pub struct Image {
 
 impl BackingError {
     pub(crate) fn refused(message: impl Into<String>) -> Self {
-        Self { code: Code::Backing, message: message.into(), hint: None }
+        Self { code: Code::Backing, message: message.into(), hint: None, lost: false }
+    }
+
+    /// The image at `path` was given up while it was opened.
+    pub(super) fn lost(path: &Path, why: &impl Display) -> Self {
+        Self { lost: true, ..Self::refused(format!("{}: {why}", path.display())) }
     }
 
     /// The kind of refusal, as the API tells it.
@@ -54,16 +63,22 @@ impl From<FileError> for BackingError {
                 code: Code::Backing,
                 message: format!("{path}: its file system has no direct I/O (O_DIRECT)"),
                 hint: Some("set disks.buffered = true in the node's configuration to allow it"),
+                lost: false,
             },
+            Reason::Disk(error) if error.kind == DiskErrorKind::Gone => {
+                Self { lost: true, ..Self::refused(e.to_string()) }
+            }
             Reason::Disk(error) if error.kind == DiskErrorKind::NoSpace => Self {
                 code: Code::NoSpace,
                 message: format!("{path}: there is not enough space"),
                 hint: Some("free some space, or create a smaller or a thin volume"),
+                lost: false,
             },
             Reason::Open(OpenReason::PermissionDenied) => Self {
                 code: Code::Backing,
                 message: e.to_string(),
                 hint: Some("the node's user needs to read and write it"),
+                lost: false,
             },
             _ => Self::refused(e.to_string()),
         }

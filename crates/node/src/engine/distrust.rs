@@ -8,51 +8,100 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::time::timeout;
 use uuid::Uuid;
 
-/// The images that are not trusted, by name: an empty file for each. Calls wait for the disk of the data directory.
-#[derive(Debug)]
+/// How long the data directory may take for an answer. It may be on the disk that fails.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The images that are not trusted, of all cores of a node.
+#[derive(Clone, Debug)]
 pub(super) struct Distrust {
-    directory: PathBuf,
+    notes: Arc<Notes>,
+    /// One thread at a time waits for the directory's disk: other calls need threads as well.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    patience: Duration,
 }
 
 impl Distrust {
     /// Those noted in `data_dir`.
     pub(super) fn of(data_dir: &Path) -> Self {
-        Self { directory: data_dir.join("distrusted-images") }
+        let notes = Notes { directory: data_dir.join("distrusted-images") };
+        Self { notes: Arc::new(notes), turn: Arc::default(), patience: PATIENCE }
     }
 
     /// Notes `image`, durably.
-    pub(super) fn note(&self, image: Uuid) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        File::create(self.path(image))?.sync_all()?;
-        self.sync()?;
-        // The directory itself may be new.
-        self.directory.parent().map_or(Ok(()), sync)
+    ///
+    /// # Errors
+    /// What the data directory refuses; also that it takes too long.
+    pub(super) async fn note(&self, image: Uuid) -> io::Result<()> {
+        self.ask(move |notes| notes.note(image)).await
     }
 
     /// Whether `image` is noted. What cannot be found out counts as noted: then somebody else leads, if there is
     /// anybody.
-    pub(super) fn has(&self, image: Uuid) -> bool {
-        self.path(image).try_exists().unwrap_or(true)
+    pub(super) async fn has(&self, image: Uuid) -> bool {
+        self.ask(move |notes| notes.has(image)).await.unwrap_or(true)
     }
 
-    /// The image's own log says it from now on.
-    pub(super) fn forget(&self, image: Uuid) -> io::Result<()> {
+    /// Something else says it from now on, or the image is no more.
+    ///
+    /// # Errors
+    /// As [`Self::note`].
+    pub(super) async fn forget(&self, image: Uuid) -> io::Result<()> {
+        self.ask(move |notes| notes.forget(image)).await
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&Notes) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let asked = async {
+            let turn = Arc::clone(&self.turn).lock_owned().await;
+            let notes = Arc::clone(&self.notes);
+            let asking = tokio::task::spawn_blocking(move || {
+                let answer = what(&notes);
+                drop(turn);
+                answer
+            });
+            asking.await.map_err(io::Error::other)?
+        };
+        timeout(self.patience, asked).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+}
+
+/// An empty file for each image, by its name. Calls wait for the disk of the data directory.
+#[derive(Debug)]
+struct Notes {
+    directory: PathBuf,
+}
+
+impl Notes {
+    fn note(&self, image: Uuid) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        File::create(self.path(image))?.sync_all()?;
+        sync(&self.directory)?;
+        // The directory itself may be new.
+        self.directory.parent().map_or(Ok(()), sync)
+    }
+
+    fn has(&self, image: Uuid) -> io::Result<bool> {
+        self.path(image).try_exists()
+    }
+
+    fn forget(&self, image: Uuid) -> io::Result<()> {
         match fs::remove_file(self.path(image)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(e) => Err(e),
-            Ok(()) => self.sync(),
+            Ok(()) => sync(&self.directory),
         }
     }
 
     fn path(&self, image: Uuid) -> PathBuf {
         self.directory.join(image.to_string())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        sync(&self.directory)
     }
 }
 
@@ -64,27 +113,38 @@ fn sync(directory: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_image_is_noted_until_it_is_forgotten() {
+    #[tokio::test]
+    async fn an_image_is_noted_until_it_is_forgotten() {
         let data_dir = tempfile::tempdir().unwrap();
         let (one, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
         let distrust = Distrust::of(data_dir.path());
-        assert!(!distrust.has(one));
-        distrust.forget(one).unwrap();
-        distrust.note(one).unwrap();
-        distrust.note(one).unwrap();
+        assert!(!distrust.has(one).await);
+        distrust.forget(one).await.unwrap();
+        distrust.note(one).await.unwrap();
+        distrust.note(one).await.unwrap();
         // Another process of the node finds it.
         let distrust = Distrust::of(data_dir.path());
-        assert!(distrust.has(one) && !distrust.has(other));
-        distrust.forget(one).unwrap();
-        assert!(!distrust.has(one));
+        assert!(distrust.has(one).await && !distrust.has(other).await);
+        distrust.forget(one).await.unwrap();
+        assert!(!distrust.has(one).await);
     }
 
-    #[test]
-    fn what_cannot_be_found_out_counts_as_noted() {
+    #[tokio::test]
+    async fn what_cannot_be_found_out_counts_as_noted() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let distrust = Distrust::of(file.path());
-        assert!(distrust.has(Uuid::from_u128(1)));
-        distrust.note(Uuid::from_u128(1)).unwrap_err();
+        assert!(distrust.has(Uuid::from_u128(1)).await);
+        distrust.note(Uuid::from_u128(1)).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_hangs_holds_up_nobody() {
+        let data_dir = tempfile::tempdir().unwrap();
+        let patience = Duration::from_millis(10);
+        let distrust = Distrust { patience, ..Distrust::of(data_dir.path()) };
+        let _hangs = distrust.turn.lock().await;
+        assert!(distrust.has(Uuid::from_u128(1)).await);
+        let refused = distrust.note(Uuid::from_u128(1)).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use block::Epoch;
@@ -37,7 +36,7 @@ pub(super) struct Keeper {
     server: Rc<Server>,
     /// Whether file systems without direct I/O may be used.
     buffered: bool,
-    distrust: Arc<Distrust>,
+    distrust: Distrust,
     /// Its node's place in a cluster.
     seat: OnceCell<Seat>,
     open: RefCell<BTreeMap<Uuid, Kept>>,
@@ -69,7 +68,7 @@ impl Keeper {
         limits: Limits,
         door: Door,
         buffered: bool,
-        distrust: Arc<Distrust>,
+        distrust: Distrust,
     ) -> Rc<Self> {
         Rc::new(Self {
             server: Server::new(core.clone(), limits, door),
@@ -106,7 +105,13 @@ impl Keeper {
     }
 
     pub(super) async fn erase(&self, record: &VolumeRecord) -> Result<(), BackingError> {
-        backing::erase(&self.core, record, self.place(record)?, self.buffered).await
+        let place = self.place(record)?;
+        backing::erase(&self.core, record, place, self.buffered).await?;
+        if let Some(image) = place.image {
+            // Nobody looks for the note of an image that is no more.
+            let _ = self.distrust.forget(image).await;
+        }
+        Ok(())
     }
 
     pub(super) async fn inspect(&self, record: &VolumeRecord) -> Result<Image, BackingError> {
@@ -119,15 +124,13 @@ impl Keeper {
             return Err(BackingError::refused("the node is stopping"));
         }
         let place = self.place(record)?;
-        let backed = Rc::new(backing::open(&self.core, record, place, self.buffered).await?);
-        let mirrored = match self.seat.get() {
-            None => None,
-            Some(seat) => {
-                let distrust = &self.distrust;
-                let opening = Mirrored::open(&self.core, seat, distrust, record.id, &backed.file);
-                Some(Rc::new(opening.await?))
-            }
-        };
+        let opened = self.open_image(record, place).await;
+        if let (Err(BackingError { lost: true, .. }), Some(image)) = (&opened, place.image)
+            && let Err(error) = self.distrust.note(image).await
+        {
+            tracing::error!(%image, %error, "it cannot be noted that an image has lost its disk");
+        }
+        let (backed, mirrored) = opened?;
         let image = backed.image();
         let volume = match &mirrored {
             None => Volume::new(backed.dev(), Epoch::default()),
@@ -142,6 +145,19 @@ impl Keeper {
         });
         self.open.borrow_mut().insert(record.id, Kept { volume, backed, mirrored });
         Ok(image)
+    }
+
+    /// Opens an image, and the mirror that it is a copy of.
+    async fn open_image(
+        &self,
+        record: &VolumeRecord,
+        place: &Place,
+    ) -> Result<(Rc<Backed>, Option<Rc<Mirrored>>), BackingError> {
+        let backed = Rc::new(backing::open(&self.core, record, place, self.buffered).await?);
+        let Some(seat) = self.seat.get() else { return Ok((backed, None)) };
+        let distrust = &self.distrust;
+        let mirrored = Mirrored::open(&self.core, seat, distrust, record.id, &backed.file).await?;
+        Ok((backed, Some(Rc::new(mirrored))))
     }
 
     pub(super) async fn close(&self, id: Uuid) -> Result<(), BackingError> {

@@ -35,6 +35,9 @@ const CLOSING: Duration = Duration::from_secs(5);
 /// How long a change of the record may take that somebody waits for, beyond the grace time.
 const CHANGE: Duration = Duration::from_secs(5);
 
+/// How long after an attempt to note that an image has lost its disk there is another.
+const AGAIN: Duration = Duration::from_secs(10);
+
 /// How often the access state is looked at while the mirror serves beside others: a lease lapses
 /// without a sign.
 const LOOK: Duration = Duration::from_millis(250);
@@ -60,7 +63,7 @@ pub(super) struct Mirrored {
 /// Where it is noted that the image of a mirror has lost its disk: who opens it next must know.
 #[derive(Clone)]
 struct Doubt {
-    distrust: Arc<Distrust>,
+    distrust: Distrust,
     image: Uuid,
 }
 
@@ -74,7 +77,7 @@ pub(super) async fn make_log(core: &Core, file: &Rc<File>) -> Result<(), Backing
 /// Opens the intent log of an image; one that was made before it was in a cluster gets one now.
 async fn open_log(
     core: &Core,
-    distrust: &Arc<Distrust>,
+    distrust: &Distrust,
     file: &Rc<File>,
 ) -> Result<(IntentLog, Found), BackingError> {
     if !file.label().intent_log {
@@ -82,15 +85,13 @@ async fn open_log(
     }
     let (path, image) = (file.path().display(), file.label().image);
     let area = file.log_area().await?;
-    let distrusted = distrust.has(image);
+    let distrusted = distrust.has(image).await;
     let boot = if distrusted { Uuid::nil() } else { area.boot(core) };
     let opened = IntentLog::open(core, area, boot).await;
     let (log, found) = opened.map_err(|e| bad_log(file, &e))?;
     if distrusted {
         tracing::warn!(%path, "its disk may have lost what it had completed");
-        let distrust = Arc::clone(distrust);
-        let forgotten = tokio::task::spawn_blocking(move || distrust.forget(image)).await;
-        if let Ok(Err(error)) = forgotten {
+        if let Err(error) = distrust.forget(image).await {
             tracing::warn!(%path, %error, "it stays noted that its disk may have lost something");
         }
     }
@@ -107,7 +108,10 @@ async fn open_log(
 }
 
 fn bad_log(file: &File, e: &LogError) -> BackingError {
-    BackingError::refused(format!("{}: {e}", file.path().display()))
+    match e {
+        LogError::Gone => BackingError::lost(file.path(), e),
+        _ => BackingError::refused(format!("{}: {e}", file.path().display())),
+    }
 }
 
 impl Mirrored {
@@ -115,7 +119,7 @@ impl Mirrored {
     pub(super) async fn open(
         core: &Core,
         seat: &Seat,
-        distrust: &Arc<Distrust>,
+        distrust: &Distrust,
         volume: Uuid,
         file: &Rc<File>,
     ) -> Result<Self, BackingError> {
@@ -141,7 +145,7 @@ impl Mirrored {
         mirror.set_paths(endpoint.paths_for_handler());
         let state = AccessState::new(block::Access::Transitioning);
         let telling = tell_access(mirror.clone(), seat.node, state.clone());
-        let doubt = Doubt { distrust: Arc::clone(distrust), image: file.label().image };
+        let doubt = Doubt { distrust: distrust.clone(), image: file.label().image };
         let noting = doubt.clone().note_loss(mirror.clone());
         let telling = async move {
             tokio::join!(telling, noting);
@@ -320,34 +324,38 @@ impl Mirrored {
         self.access.set(block::Access::Unavailable);
         let parts = async {
             self.endpoint.stop().await;
-            self.mirror.close().await;
+            self.mirror.close().await
         };
-        let ended = timeout(CLOSING, parts).await;
-        if self.mirror.status().why == Some(Why::LegDead) {
-            self.doubt.note().await;
-        }
-        if ended.is_err() {
+        let kept = timeout(CLOSING, parts).await.unwrap_or_else(|_| {
             tracing::error!("a mirror is not closed in order: its disk does not answer");
+            false
+        });
+        if !kept {
+            self.doubt.note().await;
         }
     }
 }
 
 impl Doubt {
-    /// Waits until the leg of `mirror` is lost, and notes it.
+    /// Waits until the leg of `mirror` is lost, and notes it, however long that takes.
     async fn note_loss(self, mirror: Mirror) {
-        while mirror.status().why != Some(Why::LegDead) {
+        while !mirror.is_lost() {
             mirror.changed().await;
         }
-        self.note().await;
+        while !self.note().await {
+            tokio::time::sleep(AGAIN).await;
+        }
     }
 
-    async fn note(&self) {
-        let Self { distrust, image } = self.clone();
-        let noted = tokio::task::spawn_blocking(move || distrust.note(image)).await;
-        if let Ok(Err(error)) = noted {
+    /// Notes the image; says whether that was possible.
+    async fn note(&self) -> bool {
+        let Self { distrust, image } = self;
+        let noted = distrust.note(*image).await;
+        if let Err(error) = &noted {
             let what = "it cannot be noted that an image has lost its disk";
             tracing::error!(%image, %error, "{what}: boot this machine before it is used again");
         }
+        noted.is_ok()
     }
 }
 
