@@ -184,7 +184,9 @@ pub struct Refused {
 }
 
 impl Refused {
-    fn new(operation: u8, status: u8, sense: &[u8]) -> Self {
+    /// The end of a command, with its sense data.
+    #[must_use]
+    pub fn new(operation: u8, status: u8, sense: &[u8]) -> Self {
         let at = |index: usize| sense.get(index).copied().unwrap_or(0);
         let sense = match at(0) & 0x7f {
             0x70 | 0x71 => [at(2) & 0x0f, at(12), at(13)],
@@ -192,6 +194,12 @@ impl Refused {
             _ => [0; 3],
         };
         Self { operation, status, sense }
+    }
+
+    /// Whether it tells of a change and asks for the command again (SAM-5 5.14).
+    #[must_use]
+    pub fn is_unit_attention(&self) -> bool {
+        self.sense[0] == 6
     }
 
     /// What `error` was, if it was the answer to a command.

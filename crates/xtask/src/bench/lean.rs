@@ -7,7 +7,7 @@ use crate::{node::processor_time, server::Unit};
 use anyhow::{Context, Result, anyhow};
 use probe::{
     Disk, fault,
-    iscsi::{HEADER, READ_16, Session, WRITE_16, opcode},
+    iscsi::{HEADER, READ_16, Refused, Session, WRITE_16, opcode},
     registers::Dice,
 };
 use rustix::thread::{CpuSet, gettid, sched_setaffinity};
@@ -219,7 +219,13 @@ impl Client {
                 continue;
             }
             if header[3] != 0 {
-                return Err(fault(format!("SCSI status {:#x}", header[3])));
+                // The data begin with the length of the sense data (RFC 7143, 11.4.7).
+                let refused =
+                    Refused::new(self.header[32], header[3], into.get(2..).unwrap_or(&[]));
+                // What tells of a change of the paths ends the turn of its place, as an answer does.
+                if !refused.is_unit_attention() {
+                    return Err(io::Error::other(refused));
+                }
             }
             let word = |at: usize| {
                 u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
