@@ -3,7 +3,7 @@
 //! compare with.
 //!
 //! ```text
-//! echo [connections=1] [depth=1] [seconds=2] [window_us=50] [client_window_us=0]
+//! echo [connections=1] [depth=1] [seconds=2] [window_us=100] [client_window_us=0]
 //!      [server_cpu=0] [client_cpu=1] [request=72] [reply=4096] [serve=ADDR | to=ADDR]
 //! ```
 //! `serve` and `to` run only the server or only the client, in processes of their own. The
@@ -60,7 +60,7 @@ fn main() {
     runtime.block_on(async {
         match (settings.get("serve"), settings.get("to")) {
             (Some(at), _) => {
-                let cores = one_core(&settings, "server_cpu", 0, "window_us", 50);
+                let cores = one_core(&settings, "server_cpu", 0, "window_us", 100);
                 let at = serve(&cores.handles()[0], at.parse().unwrap(), settings.sizes()).await;
                 println!("serving at {at}");
                 std::future::pending::<()>().await;
@@ -70,7 +70,7 @@ fn main() {
                 report(&cores.handles()[0], to.parse().unwrap(), &settings, None).await;
             }
             (None, None) => {
-                let server = one_core(&settings, "server_cpu", 0, "window_us", 50);
+                let server = one_core(&settings, "server_cpu", 0, "window_us", 100);
                 let client = one_core(&settings, "client_cpu", 1, "client_window_us", 0);
                 let at =
                     serve(&server.handles()[0], "127.0.0.1:0".parse().unwrap(), settings.sizes())

@@ -139,7 +139,7 @@ settings! {
         "Buffer memory of each core. Bounds what all its clients together can occupy. It holds at \
          least 8 requests of the largest size: 2 MiB each, for 1 MiB of data and at most as much \
          again for what the volume's layers need.";
-    "cores.poll_window_us" = Value("50"), "whole microseconds, 0 to 10000",
+    "cores.poll_window_us" = Value("100"), "whole microseconds, 0 to 10000",
         |d, v| d.poll_window = Duration::from_micros(whole(v, 0..=10_000)?),
         "How long a core that has just been active looks for more work before it sleeps: lower \
          latency for more processor time. A core for which nothing came in that time after most of \

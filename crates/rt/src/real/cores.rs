@@ -54,7 +54,7 @@ impl Default for CoresConfig {
         Self {
             cpus: vec![None],
             pool_bytes_per_core: 64 << 20,
-            poll_window: Duration::from_micros(50),
+            poll_window: Duration::from_micros(100),
             disk_engine: DiskEngine::Auto,
             mailbox_len: 256,
             blocking_threads: 8,

@@ -58,7 +58,7 @@ impl Between<'_> {
         let _server = serving(house, command.args(&sizes), self.server)?;
         let mut command = self.end(0);
         // A node polls at either end of a session, as long as a server does.
-        command.args([format!("to={}", self.server), "client_window_us=50".to_owned()]);
+        command.args([format!("to={}", self.server), "client_window_us=100".to_owned()]);
         command.args([format!("client_cpu={}", self.cpus[0]), format!("seconds={seconds}")]);
         let output = said(command.args(&sizes))?;
         let figures =
