@@ -75,7 +75,7 @@ pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "sim",
         about: "the simulator's scenarios: crashes, lost and torn sectors, bad networks, seed by seed",
-        budget: minutes(4),
+        budget: minutes(6),
         packages: Vec::new,
         processes: false,
         points: false,
