@@ -164,15 +164,7 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     for place in [&a, &w] {
         nodes(place, |nodes| alive(nodes) == [1, 3]);
     }
-    for place in [&a, &w] {
-        let lost = finding(place, "metadata store", "member node-2 is down");
-        let hint = "start windrose on node test; one more loss stops changes (I/O goes on)";
-        assert_eq!((&lost["severity"], &lost["hint"]), (&"warning".into(), &hint.into()));
-    }
-    let cluster = a.json(&["cluster", "nodes"]);
-    let two = cluster["store"].as_array().unwrap().iter().find(|m| m["name"] == "node-2");
-    let problem = two.unwrap()["problem"].as_str().unwrap();
-    assert!(problem.contains("does not answer"), "{cluster}");
+    [&a, &w].into_iter().for_each(tells_that_the_second_member_is_down);
     assert_eq!(a.json(&["volume", "list"])["volumes"].as_array().unwrap().len(), 2);
     assert!(a.fails(1, &["cluster", "leave", "--node", "2"]).contains("--force"));
     a.ok(&["cluster", "leave", "--node", "2", "--force"]);
@@ -191,6 +183,16 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     nodes(&a, |nodes| nodes.len() == 1);
     assert!(a.fails(1, &["cluster", "leave"]).contains("the last of its cluster"));
     assert_eq!(a.json(&["cluster", "nodes"])["store"].as_array().unwrap().len(), 1);
+}
+
+fn tells_that_the_second_member_is_down(place: &Place) {
+    let lost = finding(place, "metadata store", "member node-2 is down");
+    let hint = "start windrose on node test; one more loss stops changes (I/O goes on)";
+    assert_eq!((&lost["severity"], &lost["hint"]), (&"warning".into(), &hint.into()));
+    let cluster = place.json(&["cluster", "nodes"]);
+    let two = cluster["store"].as_array().unwrap().iter().find(|m| m["name"] == "node-2");
+    let problem = two.unwrap()["problem"].as_str().unwrap();
+    assert!(problem.contains("does not answer"), "{cluster}");
 }
 
 /// What the status of `place` says of `subject` with `words` in it, once it does.

@@ -11,7 +11,7 @@ use super::status::finding;
 
 /// Members with a vote that a store needs to outlive any one of them, and nodes of a cluster that run
 /// them.
-pub(super) const SAFE_MEMBERS: usize = 3;
+const SAFE_MEMBERS: usize = 3;
 
 /// What findings of this kind are about.
 const SUBJECT: &str = "metadata store";

@@ -33,12 +33,14 @@ impl Distrust {
         Self { notes: Arc::new(notes), turn: Arc::default(), patience: PATIENCE }
     }
 
-    /// Notes `image`, durably.
-    ///
-    /// # Errors
-    /// What the data directory refuses; also that it takes too long.
-    pub(super) async fn note(&self, image: Uuid) -> io::Result<()> {
-        self.ask(move |notes| notes.note(image)).await
+    /// Notes `image`, durably; says whether the data directory took it in time.
+    pub(super) async fn note(&self, image: Uuid) -> bool {
+        let noted = self.ask(move |notes| notes.note(image)).await;
+        if let Err(error) = &noted {
+            let what = "it cannot be noted that an image has lost its disk";
+            tracing::error!(%image, %error, "{what}: boot this machine before it is used again");
+        }
+        noted.is_ok()
     }
 
     /// Whether `image` is noted. What cannot be found out counts as noted: then somebody else leads, if there is
@@ -50,7 +52,7 @@ impl Distrust {
     /// Something else says it from now on, or the image is no more.
     ///
     /// # Errors
-    /// As [`Self::note`].
+    /// What the data directory refuses; also that it takes too long.
     pub(super) async fn forget(&self, image: Uuid) -> io::Result<()> {
         self.ask(move |notes| notes.forget(image)).await
     }
@@ -120,8 +122,7 @@ mod tests {
         let distrust = Distrust::of(data_dir.path());
         assert!(!distrust.has(one).await);
         distrust.forget(one).await.unwrap();
-        distrust.note(one).await.unwrap();
-        distrust.note(one).await.unwrap();
+        assert!(distrust.note(one).await && distrust.note(one).await);
         // Another process of the node finds it.
         let distrust = Distrust::of(data_dir.path());
         assert!(distrust.has(one).await && !distrust.has(other).await);
@@ -134,7 +135,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let distrust = Distrust::of(file.path());
         assert!(distrust.has(Uuid::from_u128(1)).await);
-        distrust.note(Uuid::from_u128(1)).await.unwrap_err();
+        assert!(!distrust.note(Uuid::from_u128(1)).await);
     }
 
     #[tokio::test]
@@ -144,7 +145,8 @@ mod tests {
         let distrust = Distrust { patience, ..Distrust::of(data_dir.path()) };
         let _hangs = distrust.turn.lock().await;
         assert!(distrust.has(Uuid::from_u128(1)).await);
-        let refused = distrust.note(Uuid::from_u128(1)).await.unwrap_err();
+        assert!(!distrust.note(Uuid::from_u128(1)).await);
+        let refused = distrust.forget(Uuid::from_u128(1)).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::TimedOut);
     }
 }

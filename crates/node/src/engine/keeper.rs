@@ -125,10 +125,8 @@ impl Keeper {
         }
         let place = self.place(record)?;
         let opened = self.open_image(record, place).await;
-        if let (Err(BackingError { lost: true, .. }), Some(image)) = (&opened, place.image)
-            && let Err(error) = self.distrust.note(image).await
-        {
-            tracing::error!(%image, %error, "it cannot be noted that an image has lost its disk");
+        if let (Err(BackingError { lost: true, .. }), Some(image)) = (&opened, place.image) {
+            self.distrust.note(image).await;
         }
         let (backed, mirrored) = opened?;
         let image = backed.image();

@@ -56,15 +56,10 @@ pub(super) struct Mirrored {
     endpoint: Endpoint<Mirror>,
     access: AccessState,
     peers: tokio::sync::Mutex<BTreeMap<NodeId, PeerAddresses>>,
-    doubt: Doubt,
-    telling: RefCell<Option<JoinHandle<()>>>,
-}
-
-/// Where it is noted that the image of a mirror has lost its disk: who opens it next must know.
-#[derive(Clone)]
-struct Doubt {
+    /// Where it is noted if the image has lost its disk: who opens it next must know.
     distrust: Distrust,
     image: Uuid,
+    telling: RefCell<Option<JoinHandle<()>>>,
 }
 
 /// Makes the intent log of an image that has none.
@@ -145,8 +140,8 @@ impl Mirrored {
         mirror.set_paths(endpoint.paths_for_handler());
         let state = AccessState::new(block::Access::Transitioning);
         let telling = tell_access(mirror.clone(), seat.node, state.clone());
-        let doubt = Doubt { distrust: distrust.clone(), image: file.label().image };
-        let noting = doubt.clone().note_loss(mirror.clone());
+        let (distrust, image) = (distrust.clone(), file.label().image);
+        let noting = note_loss(mirror.clone(), distrust.clone(), image);
         let telling = async move {
             tokio::join!(telling, noting);
         };
@@ -157,7 +152,8 @@ impl Mirrored {
             endpoint,
             access: state,
             peers: tokio::sync::Mutex::default(),
-            doubt,
+            distrust,
+            image,
             telling: RefCell::new(Some(tokio::task::spawn_local(telling))),
         })
     }
@@ -331,31 +327,18 @@ impl Mirrored {
             false
         });
         if !kept {
-            self.doubt.note().await;
+            self.distrust.note(self.image).await;
         }
     }
 }
 
-impl Doubt {
-    /// Waits until the leg of `mirror` is lost, and notes it, however long that takes.
-    async fn note_loss(self, mirror: Mirror) {
-        while !mirror.is_lost() {
-            mirror.changed().await;
-        }
-        while !self.note().await {
-            tokio::time::sleep(AGAIN).await;
-        }
+/// Waits until the leg of `mirror`, which is `image`, is lost, and notes it, however long that takes.
+async fn note_loss(mirror: Mirror, distrust: Distrust, image: Uuid) {
+    while !mirror.is_lost() {
+        mirror.changed().await;
     }
-
-    /// Notes the image; says whether that was possible.
-    async fn note(&self) -> bool {
-        let Self { distrust, image } = self;
-        let noted = distrust.note(*image).await;
-        if let Err(error) = &noted {
-            let what = "it cannot be noted that an image has lost its disk";
-            tracing::error!(%image, %error, "{what}: boot this machine before it is used again");
-        }
-        noted.is_ok()
+    while !distrust.note(image).await {
+        tokio::time::sleep(AGAIN).await;
     }
 }
 

@@ -117,7 +117,7 @@ fn probe(file: &File, size: u64) -> Result<u32, OpenReason> {
     }
 }
 
-/// The attributes of a block device's request queue in sysfs; none where there is no such device.
+/// The attributes of a block device and of its request queue in sysfs; none where there is no such device.
 struct Queue {
     device: u64,
 }
@@ -127,12 +127,16 @@ impl Queue {
         Self { device }
     }
 
-    fn read(&self, name: &str) -> Option<String> {
+    /// What the device itself has, or for a partition its disk, one directory up.
+    fn of_disk(&self, name: &str) -> Option<String> {
         let (major, minor) = (libc::major(self.device), libc::minor(self.device));
-        // A partition's queue is its disk's, one directory up.
-        ["queue", "../queue"].iter().find_map(|dir| {
-            fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{dir}/{name}")).ok()
+        ["", "../"].iter().find_map(|up| {
+            fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{up}{name}")).ok()
         })
+    }
+
+    fn read(&self, name: &str) -> Option<String> {
+        self.of_disk(&format!("queue/{name}"))
     }
 
     fn number(&self, name: &str) -> Option<u64> {
@@ -141,11 +145,7 @@ impl Queue {
 
     /// Every disk that appears gets another number (`diskseq`, Linux 5.15), also one that was there before.
     fn attachment(&self) -> u64 {
-        let (major, minor) = (libc::major(self.device), libc::minor(self.device));
-        let told = ["diskseq", "../diskseq"].iter().find_map(|name| {
-            fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{name}")).ok()
-        });
-        told.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+        self.of_disk("diskseq").and_then(|number| number.trim().parse().ok()).unwrap_or(0)
     }
 
     fn writes_through(&self) -> bool {

@@ -28,15 +28,13 @@ impl Bench {
             4 => self.fill(node, Some(rng.below(16))),
             _ => {
                 disk.pull_out();
-                node.tainted.set(true);
+                node.pulled.set(true);
                 // What it had not written is lost with its power.
                 self.lose(node, true);
             }
         }
         self.world.note(format!("the disk of node {} ails: {faults:?}", node.id));
-        let unsynced = faults.sync_error > 0.0;
-        node.unsynced.set(node.unsynced.get() || unsynced);
-        node.tainted.set(node.tainted.get() || unsynced);
+        node.unsynced.set(node.unsynced.get() || faults.sync_error > 0.0);
         disk.set_faults(faults);
         self.pause(10_000).await;
         self.world.note(format!("the disk of node {} is well", node.id));
@@ -95,7 +93,7 @@ impl Bench {
         let rng = self.world.rng();
         let torn = self.block_size == 512 && rng.chance(0.5);
         let faults = node.disk().map(|disk| disk.faults()).unwrap_or_default();
-        node.tainted.set(faults.sync_error > 0.0);
+        node.pulled.set(false);
         node.unsynced.set(faults.sync_error > 0.0);
         let Some(disk) = node.disk().filter(|_| torn) else { return node.host.power_cut() };
         let damage = Damage::Mixed { bytes: 512 };

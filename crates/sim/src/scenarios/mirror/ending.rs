@@ -156,7 +156,7 @@ impl Bench {
             nodes.map(|r| r.copied).sum::<u64>()
         });
         // With its power it loses that marks were taken which nobody needs any more.
-        let killed = !away.tainted.get();
+        let killed = !away.is_tainted();
         let Some(node) = self.without(&away, !killed).await? else { return Ok(()) };
         let (rng, before) = (self.world.rng(), copied());
         let blocks: Vec<_> = (0..rng.between(1, 3))

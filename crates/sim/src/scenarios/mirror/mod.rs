@@ -88,10 +88,10 @@ struct Node {
     clients: RefCell<Vec<Rc<Client>>>,
     /// Why its process could not open the image.
     broken: RefCell<Option<String>>,
-    /// Its disk may have lost what was not synced though the machine has not been booted.
-    tainted: Cell<bool>,
-    /// So it has because a sync failed, which only the process knows that asked for it: whoever gives the node another
-    /// try boots it.
+    /// Its disk was pulled out since the machine was booted.
+    pulled: Cell<bool>,
+    /// Syncs of its disk may have failed since then, which only the process knows that asked for them: whoever gives the
+    /// node another try boots it.
     unsynced: Cell<bool>,
     /// Whether both copies of its label are whole.
     labelled: Cell<bool>,
@@ -100,6 +100,11 @@ struct Node {
 }
 
 impl Node {
+    /// Whether its disk may have lost what was not synced though the machine has not been booted.
+    fn is_tainted(&self) -> bool {
+        self.pulled.get() || self.unsynced.get()
+    }
+
     fn disk(&self) -> Option<DiskControl> {
         self.host.disk(self.image.get()?.path())
     }
@@ -181,7 +186,7 @@ fn node(world: &World, number: usize) -> Rc<Node> {
         core: RefCell::default(),
         clients: RefCell::default(),
         broken: RefCell::default(),
-        tainted: Cell::default(),
+        pulled: Cell::default(),
         unsynced: Cell::default(),
         labelled: Cell::new(true),
         free: Cell::default(),
