@@ -14,7 +14,7 @@ mod log;
 
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, BufReader, Split};
@@ -27,7 +27,7 @@ pub use arguments::{Identity, Member, Origin};
 pub use clock::Behind;
 use clock::Clocks;
 pub use life::{Defect, State};
-use life::{End, Life};
+use life::{End, Life, Record};
 
 /// What starts etcd so that it does not outlive the node, where the system has it.
 const SETPRIV: &str = "/usr/bin/setpriv";
@@ -43,6 +43,7 @@ type Log = Split<BufReader<ChildStderr>>;
 pub struct Supervisor {
     state: watch::Receiver<State>,
     clocks: Arc<Clocks>,
+    record: Arc<Mutex<Record>>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
@@ -59,16 +60,26 @@ impl Supervisor {
     pub fn start(program: PathBuf, member: Member) -> Self {
         let (report, state) = watch::channel(State::Starting);
         let (stop, stopped) = oneshot::channel();
-        let clocks = Arc::<Clocks>::default();
-        let told = Told { report, clocks: Arc::clone(&clocks) };
+        let (clocks, record) = (Arc::<Clocks>::default(), Arc::<Mutex<Record>>::default());
+        let told = Told { report, clocks: Arc::clone(&clocks), record: Arc::clone(&record) };
         let task = tokio::spawn(supervise(program, member, told, stopped));
-        Self { state, clocks, stop: Some(stop), task }
+        Self { state, clocks, record, stop: Some(stop), task }
     }
 
     /// How it is, and how it will be.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<State> {
         self.state.clone()
+    }
+
+    /// Why it does not keep running: what is wrong with it, or what it ended with before it was started again, until it
+    /// has run for a while.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        if let State::Down(defect) = &*self.state.borrow() {
+            return Some(defect.to_string());
+        }
+        lock(&self.record).trouble(Instant::now())
     }
 
     /// The members whose clocks are behind this one's by more than a second.
@@ -97,18 +108,22 @@ impl Drop for Supervisor {
     }
 }
 
+fn lock(record: &Mutex<Record>) -> std::sync::MutexGuard<'_, Record> {
+    record.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What a member tells of itself and of the others.
 struct Told {
     report: watch::Sender<State>,
     clocks: Arc<Clocks>,
+    record: Arc<Mutex<Record>>,
 }
 
 /// Keeps the member running until it is told to stop or a restart does not help.
 async fn supervise(program: PathBuf, member: Member, told: Told, mut stop: oneshot::Receiver<()>) {
     let report = &told.report;
-    let mut failures = 0;
     loop {
-        let begun = Instant::now();
+        lock(&told.record).begins(Instant::now());
         report.send_replace(State::Starting);
         let mut life = Life::default();
         let why = match spawn(&program, &member) {
@@ -127,8 +142,7 @@ async fn supervise(program: PathBuf, member: Member, told: Told, mut stop: onesh
             report.send_replace(State::Down(defect));
             return;
         }
-        failures = life::failures(failures, begun.elapsed());
-        let pause = life::pause(failures);
+        let pause = lock(&told.record).ended(Instant::now(), why.clone());
         tracing::warn!(
             member = member.name,
             why,

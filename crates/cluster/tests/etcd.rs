@@ -388,4 +388,5 @@ async fn a_damaged_member_stays_down() {
     let down = reports(&damaged, |s| matches!(s, State::Down(_))).await;
     let corrupt = matches!(down, State::Down(Defect::Corrupt { .. }));
     assert!(corrupt, "{down:?}");
+    assert!(damaged.trouble().unwrap().contains("its data is damaged"));
 }

@@ -364,6 +364,11 @@ impl Part {
         lock(&self.health).clone()
     }
 
+    /// Why the store's member that this node runs does not keep running.
+    pub(crate) fn member_trouble(&self) -> Option<String> {
+        lock(&self.supervisor).as_ref().and_then(Supervisor::trouble)
+    }
+
     /// The members of the store whose clocks are behind this node's, as its own member sees them.
     pub(crate) fn clocks_behind(&self) -> Vec<Behind> {
         lock(&self.supervisor).as_ref().map(Supervisor::behind).unwrap_or_default()

@@ -233,16 +233,17 @@ impl Cluster {
 
     /// The members of the store, as processes: children of the nodes.
     pub(crate) fn store_members(&self) -> Result<Vec<Pid>> {
-        let mut members = Vec::new();
-        for entry in fs::read_dir("/proc").context("no /proc")?.flatten() {
-            let stat = read_lossy(&entry.path().join("stat")).unwrap_or_default();
-            let Some((process, parent)) = etcd_of(&stat) else { continue };
-            let ours = |node: &Node| node.process().is_ok_and(|id| u32::try_from(parent) == Ok(id));
-            if self.nodes.iter().any(ours) {
-                members.extend(Pid::from_raw(process));
-            }
-        }
-        Ok(members)
+        let members = self.nodes.iter().map(store_members_of).collect::<Result<Vec<_>>>()?;
+        Ok(members.concat())
+    }
+
+    /// Ends the member of the store that `node` runs, as `kill -9` does, unless it has ended by itself.
+    pub(crate) fn kill_store_member(&self, node: usize) -> Result<()> {
+        let members = store_members_of(&self.nodes[node])?;
+        members.into_iter().try_for_each(|member| match kill_process(member, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(error).context("cannot kill a member of the store"),
+        })
     }
 
     /// Sends `signal` to all members of the store, and to nothing else.
@@ -293,6 +294,20 @@ impl Cluster {
             std::thread::sleep(POLL);
         }
     }
+}
+
+/// The members of the store that `node` runs: one, or none yet or any more.
+fn store_members_of(node: &Node) -> Result<Vec<Pid>> {
+    let Ok(node) = node.process() else { return Ok(Vec::new()) };
+    let mut members = Vec::new();
+    for entry in fs::read_dir("/proc").context("no /proc")?.flatten() {
+        let stat = read_lossy(&entry.path().join("stat")).unwrap_or_default();
+        let Some((process, parent)) = etcd_of(&stat) else { continue };
+        if u32::try_from(parent) == Ok(node) {
+            members.extend(Pid::from_raw(process));
+        }
+    }
+    Ok(members)
 }
 
 /// Process and parent of a member of the store, from its /proc/PID/stat.

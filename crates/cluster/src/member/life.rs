@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::log::{Level, Line};
 
 /// First pause before a restart, doubled with every failure up to the longest.
@@ -65,7 +67,7 @@ impl fmt::Display for Defect {
 }
 
 /// What damage is called in errors that end etcd, from 3.4 on. Nothing that a busy disk, a lock or
-/// the network could be the cause of: a member that was taken for damaged is not started again.
+/// the network could be the cause of: a member that was taken for damaged stays down until somebody looks.
 const DAMAGE: &[&str] = &[
     "wal:",
     "snap:",
@@ -75,6 +77,18 @@ const DAMAGE: &[&str] = &[
     "failed to read WAL",
     "failed to recover v3 backend",
     "freepages:",
+];
+
+/// What the system refuses, as Go names it. etcd may say that it could not read its data for that; they are whole, and it
+/// runs again once there is room, say.
+const REFUSED: &[&str] = &[
+    "no space left on device",
+    "disk quota exceeded",
+    "read-only file system",
+    "permission denied",
+    "too many open files",
+    "cannot allocate memory",
+    "input/output error",
 ];
 
 /// One life of the process.
@@ -101,7 +115,7 @@ impl Life {
             self.defect = Some(Defect::AlreadyBootstrapped);
         } else if line.message == "data-dir used by this member must be removed" {
             self.defect = Some(Defect::Removed);
-        } else if line.level == Level::Fatal && DAMAGE.iter().any(|d| text.contains(d)) {
+        } else if line.level == Level::Fatal && is_damage(&text) {
             // What etcd says first names the file; what follows is the trace of it.
             self.defect.get_or_insert(Defect::Corrupt { why: text.clone() });
         }
@@ -122,13 +136,47 @@ impl Life {
     }
 }
 
-/// How often it has failed in a row, after one more life of `ran`.
-pub(super) fn failures(before: u32, ran: Duration) -> u32 {
-    if ran >= STEADY { 1 } else { before.saturating_add(1) }
+fn is_damage(text: &str) -> bool {
+    let says = |words: &[&str]| words.iter().any(|w| text.contains(w));
+    says(DAMAGE) && !says(REFUSED)
+}
+
+/// How its lives went.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    /// When the present one began.
+    began: Option<Instant>,
+    /// How many in a row failed before it.
+    failures: u32,
+    /// Why the last of them ended.
+    why: Option<String>,
+}
+
+impl Record {
+    /// It is started.
+    pub(super) fn begins(&mut self, now: Instant) {
+        self.began = Some(now);
+    }
+
+    /// It has ended for this reason; how long to wait before it is started again.
+    pub(super) fn ended(&mut self, now: Instant, why: String) -> Duration {
+        self.failures = if self.is_steady(now) { 1 } else { self.failures.saturating_add(1) };
+        (self.began, self.why) = (None, Some(why));
+        pause(self.failures)
+    }
+
+    /// Why it ended last, unless it has run for long since then.
+    pub(super) fn trouble(&self, now: Instant) -> Option<String> {
+        self.why.clone().filter(|_| !self.is_steady(now))
+    }
+
+    fn is_steady(&self, now: Instant) -> bool {
+        self.began.is_some_and(|began| now.duration_since(began) >= STEADY)
+    }
 }
 
 /// How long to wait after so many failures in a row.
-pub(super) fn pause(failures: u32) -> Duration {
+fn pause(failures: u32) -> Duration {
     let doubled = FIRST_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16));
     doubled.min(LONGEST_PAUSE)
 }
@@ -175,6 +223,10 @@ mod tests {
         assert_eq!(ended(&[port]), None);
         let locked = r#"{"level":"panic","msg":"failed to open database","error":"timeout"}"#;
         assert_eq!(ended(&[locked]), None);
+        // It would make its log as long as it is to become before it reads on.
+        let full = r#"{"level":"fatal","msg":"failed to read WAL, cannot be repaired",
+            "error":"no space left on device"}"#;
+        assert_eq!(ended(&[full]), None);
         // It is the other member that was removed.
         let other = r#"{"level":"warn","msg":"peer became inactive (message send to peer failed)",
             "error":"failed to dial (the member has been permanently removed from the cluster)"}"#;
@@ -199,7 +251,17 @@ mod tests {
         assert_eq!(pause(1), FIRST_PAUSE);
         assert_eq!(pause(2), FIRST_PAUSE * 2);
         assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
-        assert_eq!(failures(7, STEADY), 1);
-        assert_eq!(failures(7, Duration::ZERO), 8);
+        let (mut record, mut now) = (Record::default(), Instant::now());
+        let mut live = |ran, why: &str| {
+            record.begins(now);
+            now += ran;
+            (record.trouble(now), record.ended(now, why.into()), record.trouble(now))
+        };
+        assert_eq!(live(STEADY * 2, "one"), (None, FIRST_PAUSE, Some("one".into())));
+        assert_eq!(
+            live(STEADY / 2, "two"),
+            (Some("one".into()), FIRST_PAUSE * 2, Some("two".into()))
+        );
+        assert_eq!(live(STEADY, "three"), (None, FIRST_PAUSE, Some("three".into())));
     }
 }

@@ -64,7 +64,8 @@ impl Control {
         let behind = part
             .map(|part| clocks::behind(&part.clocks_behind(), &part.health()))
             .unwrap_or_default();
-        NodeReport { bytes, free_bytes, mirrors, sessions, behind, asked: 0 }
+        let member_trouble = part.and_then(|part| part.member_trouble());
+        NodeReport { bytes, free_bytes, mirrors, sessions, behind, member_trouble, asked: 0 }
     }
 
     /// Writes the report, if it says something new.

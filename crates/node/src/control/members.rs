@@ -1,10 +1,13 @@
 //! What there is to say of the members of the cluster's store.
 
+use std::collections::BTreeMap;
+
 use api::{Finding, Severity};
 use cluster::joining;
 use cluster::meta::MetaError;
 use cluster::meta::etcd::{MemberAnswer, MemberHealth};
 use cluster::nodes::Nodes;
+use peer::NodeId;
 
 use super::cluster::member_name;
 use super::status::finding;
@@ -25,6 +28,8 @@ pub struct Store {
     pub own_members: bool,
     /// Its members, as they were a few seconds ago; none before they were first asked.
     pub members: Vec<MemberHealth>,
+    /// The nodes whose member does not keep running, and why.
+    pub troubles: BTreeMap<NodeId, String>,
 }
 
 /// What is the matter with a member, if anything.
@@ -56,6 +61,7 @@ impl Store {
         let (down, up): (Vec<_>, Vec<_>) = voters.partition(|health| is_down(health));
         let votes = Votes { all: down.len() + up.len(), up: up.len() };
         findings.extend(down.iter().map(|health| self.down(health, votes, nodes)));
+        findings.extend(up.iter().filter_map(|health| self.unsteady(health, nodes)));
         self.leader_findings(&up, findings);
         findings.extend(self.too_few(votes, nodes));
         findings.extend(self.alarms());
@@ -72,6 +78,15 @@ impl Store {
         finding(Severity::Warning, SUBJECT, message, Some(&hint))
     }
 
+    /// A member that answers has ended not long ago.
+    fn unsteady(&self, health: &MemberHealth, nodes: &Nodes) -> Option<Finding> {
+        let name = joining::called(&health.member);
+        let (node, view) = nodes.iter().find(|(node, _)| member_name(**node) == name)?;
+        let message = format!("member {name} does not keep running: {}", self.troubles.get(node)?);
+        let hint = format!("windrose on node {} starts it again until it stays", view.record.name);
+        Some(finding(Severity::Warning, SUBJECT, message, Some(&hint)))
+    }
+
     /// How to get a member back.
     fn next_step(&self, health: &MemberHealth, nodes: &Nodes) -> String {
         let name = joining::called(&health.member);
@@ -79,10 +94,16 @@ impl Store {
             return "start it".into();
         }
         let node = nodes.iter().find(|(node, _)| member_name(**node) == name);
+        let trouble = node.and_then(|(node, _)| self.troubles.get(node));
         match node.map(|(_, view)| (view.record.name.as_str(), view.alive)) {
-            Some((node, true)) => {
-                format!("windrose runs on node {node}: its log says why its member does not answer")
-            }
+            Some((node, true)) => match trouble {
+                Some(why) => format!("windrose on node {node} says of its member: {why}"),
+                None => {
+                    format!(
+                        "windrose runs on node {node}: its log says why its member does not answer"
+                    )
+                }
+            },
             Some((node, false)) => format!("start windrose on node {node}"),
             None => format!(
                 "no node of the cluster runs it; `windrose cluster leave --node {name} --force` removes it"
@@ -253,7 +274,7 @@ pub(super) mod tests {
 
     fn store(answers: impl IntoIterator<Item = MemberAnswer>) -> Store {
         let members = (1..).zip(answers).map(|(number, answer)| member(number, answer)).collect();
-        Store { error: None, own_members: true, members }
+        Store { error: None, own_members: true, members, troubles: BTreeMap::new() }
     }
 
     /// Severity, and message and hint as one text.
@@ -290,6 +311,19 @@ pub(super) mod tests {
         without.extend([node(4, "d", true)]);
         let (_, text) = only(&store, &without);
         assert!(text.contains("cluster leave --node node-3 --force"), "{text}");
+    }
+
+    #[test]
+    fn a_member_that_keeps_ending_is_told_with_what_it_says() {
+        let mut store = store([RUNS, RUNS, silent()]);
+        store.troubles = [(NodeId(3), "no space left".into())].into();
+        let (_, text) = only(&store, &nodes(true));
+        assert!(text.contains("(windrose on node c says of its member: no space left; "), "{text}");
+        // It may answer for a moment.
+        store.members[2].answer = RUNS;
+        let text = "metadata store: member node-3 does not keep running: no space left \
+                    (windrose on node c starts it again until it stays)";
+        assert_eq!(only(&store, &nodes(true)), (Severity::Warning, text.to_owned()));
     }
 
     #[test]

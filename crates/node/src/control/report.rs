@@ -36,6 +36,9 @@ pub struct NodeReport {
     /// By how many seconds the clocks of other nodes are behind its own, where that is much.
     #[serde(default)]
     pub behind: BTreeMap<u16, u64>,
+    /// Why the store's member that it runs does not keep running.
+    #[serde(default)]
+    pub member_trouble: Option<String>,
     /// The question, by the commit that put it, after which it has looked at all of this.
     #[serde(default)]
     pub asked: u64,

@@ -42,7 +42,6 @@ impl Control {
         let part = self.0.part.as_ref();
         let own_members = part.is_some_and(|part| part.own_members());
         let members = part.map(|part| part.health()).unwrap_or_default();
-        let store = Store { error, own_members, members };
         let names = |node| self.node_name(node);
         let own = super::report::Progress::default().mirrors(cores, &names);
         let kept = told.entry(me).or_default();
@@ -54,8 +53,14 @@ impl Control {
             }
             kept.mirrors.insert(id, seen);
         }
+        kept.member_trouble = part.and_then(|part| part.member_trouble());
         let mirrors = self.0.state.mirrors();
         let nodes = membership.nodes.borrow().clone();
+        let of_those_alive =
+            told.iter().filter(|(node, _)| nodes.get(node).is_some_and(|view| view.alive));
+        let troubles =
+            of_those_alive.filter_map(|(node, r)| Some((*node, r.member_trouble.clone()?)));
+        let store = Store { error, own_members, members, troubles: troubles.collect() };
         Some(Together { me, nodes, store, told, mirrors })
     }
 }
