@@ -8,14 +8,15 @@
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use ::frame::SendQueue;
 use arrayvec::ArrayVec;
 use block::{Account, Class, Ctx};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -181,12 +182,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Writer<S> {
     async fn run(mut self) -> Result<Infallible, End> {
         loop {
             if self.queue.is_empty() {
-                timeout(self.stall, self.to.flush())
-                    .await
-                    .map_err(|_| End::Stalled)?
-                    .map_err(End::Broken)?;
+                let to = &mut self.to;
+                in_time(self.stall, poll_fn(|cx| Pin::new(&mut *to).poll_flush(cx))).await?;
                 let message = self.outbox.next(self.lane).await.ok_or(End::Closed)?;
                 self.frames.push(message, &mut self.queue).map_err(End::Unsendable)?;
+                if self.lane == Lane::Control {
+                    // Who is ready may have more to say, and a client's answer is more urgent than what is
+                    // said of it.
+                    rt::give_way().await;
+                }
             }
             while self.queue.len() < OUTPUT_HIGH_BYTES
                 && let Some(message) = self.outbox.take(self.lane)
@@ -203,18 +207,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Writer<S> {
         slices.extend(self.queue.slices().take(GATHER));
         let to = &mut self.to;
         let write = poll_fn(|cx| Pin::new(&mut *to).poll_write_vectored(cx, &slices));
-        let sent = match timeout(self.stall, write).await {
-            Err(_) => return Err(End::Stalled),
-            Ok(Ok(0)) => return Err(End::Broken(io::ErrorKind::WriteZero.into())),
-            Ok(Ok(n)) => n,
-            Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => 0,
-            Ok(Err(e)) => return Err(End::Broken(e)),
+        let sent = match in_time(self.stall, write).await {
+            Ok(0) => return Err(End::Broken(io::ErrorKind::WriteZero.into())),
+            Ok(n) => n,
+            Err(End::Broken(e)) if e.kind() == io::ErrorKind::Interrupted => 0,
+            Err(end) => return Err(end),
         };
         drop(slices);
         self.queue.sent(sent);
         rt::fault::sent();
         Ok(())
     }
+}
+
+/// What `work` on a connection gives, unless it takes longer than `limit`. Nearly all of it is done at once: a timer is
+/// for the rest.
+async fn in_time<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) -> Result<T, End> {
+    let mut work = pin!(work);
+    let done = match poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
+        Poll::Ready(done) => done,
+        Poll::Pending => timeout(limit, work).await.map_err(|_| End::Stalled)?,
+    };
+    done.map_err(End::Broken)
 }
 
 /// The receiving side of a connection.

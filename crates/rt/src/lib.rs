@@ -16,7 +16,9 @@ mod ring;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod sys;
+mod turn;
 
 pub use crate::core::Core;
 pub use mailbox::{CoreHandle, NotTaken, Stopped};
 pub use real::{Cores, CoresConfig, DiskEngine};
+pub use turn::give_way;

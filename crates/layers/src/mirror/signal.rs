@@ -5,19 +5,6 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-/// Lets those go first who are ready.
-pub(super) async fn give_way() {
-    let mut given = false;
-    poll_fn(|cx| {
-        if std::mem::replace(&mut given, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
-}
-
 /// Wakes all who wait whenever anything has changed: they look again.
 #[derive(Debug, Default)]
 pub(super) struct Signal(RefCell<Vec<Waker>>);

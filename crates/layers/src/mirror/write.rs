@@ -12,7 +12,6 @@ use super::entries::Of;
 use super::order::{Fate, Order, Step};
 use super::own::{Own, Verdict};
 use super::replica::Replica;
-use super::signal::give_way;
 
 /// How long a commit may wait for others to be told with it.
 const TELLING: Duration = Duration::from_millis(1);
@@ -132,7 +131,7 @@ impl Replica {
         if self.announce(view, seq, tag, brought, change) {
             // The contents get on their way before the own disk is asked, which may answer at once. Who has them is told
             // its place along with that answer.
-            give_way().await;
+            rt::give_way().await;
         }
         let place = (view, seq);
         let bytes = self.bytes(range);
@@ -335,15 +334,16 @@ impl Replica {
             self.signal.raise();
             return;
         }
-        if let Some(link) = self.link(from) {
-            link.send(Message::Applied { view: entry.view, seq: entry.seq });
-            fault::pass_when_sent(Point::MemberConfirmed);
-        }
+        // Its client first, who waits for it.
         if let Some(own) = self.own.tagged(entry.tag)
             && own.place() == Some(place)
             && own.applied()
         {
             self.learned_commit(entry.view, entry.seq);
+        }
+        if let Some(link) = self.link(from) {
+            link.send(Message::Applied { view: entry.view, seq: entry.seq });
+            fault::pass_when_sent(Point::MemberConfirmed);
         }
     }
 
