@@ -37,15 +37,13 @@ pub(super) const AT_B: &str = "mirrored, at b";
 pub(super) const RAM: &str = "RAM";
 pub(super) const FILE: &str = "file";
 
-/// What is measured in memory, at which depth,
+/// What is measured, at which depth.
 pub(super) const LOADS: [(Operation, u32); 4] = [
     (Operation::LeanWrite, 1),
     (Operation::LeanWrite, 32),
     (Operation::LeanRead, 1),
     (Operation::LeanRead, 32),
 ];
-/// and what on a disk.
-pub(super) const LOADS_ON_DISK: [(Operation, u32); 1] = [(Operation::LeanWrite, 32)];
 
 /// How long a random load runs until the marks it finds are its own: three sweeps.
 const WARM_UP_S: u64 = 16;
@@ -87,7 +85,7 @@ pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
         let turn = format!("repetition {repetition} of {}", plan.repetitions);
         house.display.working(&format!("{turn}: bare echo"));
         samples.push(scene.echo(house, plan.seconds)?);
-        samples.extend(scene.measure(house, &turn, &LOADS, plan.seconds)?);
+        samples.extend(scene.measure(house, &turn, plan.seconds)?);
     }
     let logs = [1, 32].map(|depth| scene.log(house, depth)).into_iter();
     let logs = logs.collect::<Result<Vec<_>>>()?.concat();
@@ -96,7 +94,7 @@ pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
     let scene = Scene::new(house, &house.build_directory()?, FILE)?;
     for repetition in 1..=plan.repetitions {
         let turn = format!("repetition {repetition} of {} on disk", plan.repetitions);
-        samples.extend(scene.measure(house, &turn, &LOADS_ON_DISK, plan.seconds)?);
+        samples.extend(scene.measure(house, &turn, plan.seconds)?);
     }
     verdict::write(house, plan, &samples, &logs, resync)
 }
@@ -138,15 +136,9 @@ impl Scene {
     }
 
     /// Every load, with every contender in turn.
-    fn measure(
-        &self,
-        house: &House,
-        turn: &str,
-        loads: &[(Operation, u32)],
-        seconds: u64,
-    ) -> Result<Vec<Sample>> {
+    fn measure(&self, house: &House, turn: &str, seconds: u64) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
-        for &(operation, depth) in loads {
+        for (operation, depth) in LOADS {
             let load = Load { operation, depth, seconds };
             for contender in &self.contenders {
                 let what = format!("{}, {operation}, depth {depth}", contender.server);

@@ -3,7 +3,7 @@
 use super::{
     Plan, machine,
     measure::{Figures, Operation, Sample},
-    mirror::{ALONE, AT_A, AT_B, FILE, LOADS, LOADS_ON_DISK, ONE_COPY, RAM},
+    mirror::{ALONE, AT_A, AT_B, FILE, LOADS, ONE_COPY, RAM},
     page::{PAGE, head, medians, publish},
 };
 use crate::house::House;
@@ -99,8 +99,8 @@ pub(super) fn write(
     });
     let mut text = head(&machine, plan) + "; ratio = this row / a node by itself\n";
     limits(&mut text, &verdicts);
-    for (backing, loads) in [(RAM, &LOADS[..]), (FILE, &LOADS_ON_DISK)] {
-        for &(operation, depth) in loads {
+    for backing in [FILE, RAM] {
+        for (operation, depth) in LOADS {
             table(&mut text, samples, backing, operation, depth);
         }
     }
@@ -113,42 +113,16 @@ pub(super) fn write(
 }
 
 fn verdicts(samples: &[Sample], logs: &[LogCost], resync: Resync) -> Option<Vec<Verdict>> {
-    let of = |server, operation, depth| medians(samples, server, RAM, operation, depth);
-    let echo = medians(samples, "bare echo", "none", Operation::Echo, 1)?.latency_us;
+    let echo_us = medians(samples, "bare echo", "none", Operation::Echo, 1)?.latency_us;
     let mut all = Vec::new();
+    for backing in [FILE, RAM] {
+        all.extend(processor_time(samples, backing)?);
+        all.extend(latency(samples, backing, echo_us)?);
+        all.extend(reads(samples, backing)?);
+    }
     let mut judge = |what: String, made_of: String, limit, measured, unit| {
         all.push(Verdict { what, made_of, limit, measured, unit });
     };
-    for (backing, depth) in [(FILE, 32), (RAM, 32), (RAM, 1)] {
-        let spent = |server| {
-            Some(medians(samples, server, backing, Operation::LeanWrite, depth)?.server_us)
-        };
-        let alone = spent(ALONE)?;
-        for at in [AT_A, AT_B] {
-            let spent = spent(at)?;
-            let what = format!("CPU of both nodes, {backing}, write, depth {depth}, {at}");
-            judge(what, format!("{CPU} × {alone:.2}"), CPU * alone, spent, "µs");
-        }
-    }
-    let alone = of(ALONE, Operation::LeanWrite, 1)?.latency_us;
-    let [a, b] = [of(AT_A, Operation::LeanWrite, 1)?, of(AT_B, Operation::LeanWrite, 1)?];
-    for (at, figures) in [(AT_A, a), (AT_B, b)] {
-        let (what, limit) = (format!("latency, write, depth 1, {at}"), echo + LATENCY * alone);
-        judge(what, format!("{echo:.1} + {LATENCY} × {alone:.1}"), limit, figures.latency_us, "µs");
-    }
-    let apart = (a.latency_us / b.latency_us).max(b.latency_us / a.latency_us);
-    let what = "the ways in apart, latency, write, depth 1".to_owned();
-    judge(what, "15 %".to_owned(), APART, apart, "times");
-    for at in [AT_A, AT_B] {
-        let latency = |server| Some(of(server, Operation::LeanRead, 1)?.latency_us);
-        let cpu = |server| Some(of(server, Operation::LeanRead, 32)?.server_us);
-        for (what, own, alone) in [
-            (format!("CPU, read, depth 32, {at}"), cpu(at)?, cpu(ALONE)?),
-            (format!("latency, read, depth 1, {at}"), latency(at)?, latency(ALONE)?),
-        ] {
-            judge(what, format!("{NOISE} × {alone:.2}"), NOISE * alone, own, "µs");
-        }
-    }
     for log in logs {
         let what = format!("writes of the log, depth {}, node {}", log.depth, log.node);
         let made_of = format!("{} / {}", log.pages, log.writes);
@@ -157,6 +131,72 @@ fn verdicts(samples: &[Sample], logs: &[LogCost], resync: Resync) -> Option<Vec<
     let Resync { quiet_us, during_us } = resync;
     let what = "latency, write, depth 1, at a, while b is brought in sync".to_owned();
     judge(what, format!("{RESYNC} × {quiet_us:.1}"), RESYNC * quiet_us, during_us, "µs");
+    Some(all)
+}
+
+/// Of writes, at both nodes together.
+fn processor_time(samples: &[Sample], backing: &str) -> Option<Vec<Verdict>> {
+    let mut all = Vec::new();
+    for depth in [1, 32] {
+        let spent = |server| {
+            Some(medians(samples, server, backing, Operation::LeanWrite, depth)?.server_us)
+        };
+        let alone = spent(ALONE)?;
+        for at in [AT_A, AT_B] {
+            all.push(Verdict {
+                what: format!("CPU of both nodes, {backing}, write, depth {depth}, {at}"),
+                made_of: format!("{CPU} × {alone:.2}"),
+                limit: CPU * alone,
+                measured: spent(at)?,
+                unit: "µs",
+            });
+        }
+    }
+    Some(all)
+}
+
+/// Of writes, one at a time.
+fn latency(samples: &[Sample], backing: &str, echo_us: f64) -> Option<Vec<Verdict>> {
+    let takes =
+        |server| Some(medians(samples, server, backing, Operation::LeanWrite, 1)?.latency_us);
+    let (alone, a, b) = (takes(ALONE)?, takes(AT_A)?, takes(AT_B)?);
+    let beside_alone = |(at, measured)| Verdict {
+        what: format!("latency, {backing}, write, depth 1, {at}"),
+        made_of: format!("{echo_us:.1} + {LATENCY} × {alone:.1}"),
+        limit: echo_us + LATENCY * alone,
+        measured,
+        unit: "µs",
+    };
+    let mut all: Vec<_> = [(AT_A, a), (AT_B, b)].map(beside_alone).into();
+    all.push(Verdict {
+        what: format!("the ways in apart, latency, {backing}, write, depth 1"),
+        made_of: "15 %".to_owned(),
+        limit: APART,
+        measured: (a / b).max(b / a),
+        unit: "times",
+    });
+    Some(all)
+}
+
+/// They cost what they cost at a node by itself.
+fn reads(samples: &[Sample], backing: &str) -> Option<Vec<Verdict>> {
+    let of = |server, depth| medians(samples, server, backing, Operation::LeanRead, depth);
+    let mut all = Vec::new();
+    for at in [AT_A, AT_B] {
+        let cpu = (of(at, 32)?.server_us, of(ALONE, 32)?.server_us);
+        let latency = (of(at, 1)?.latency_us, of(ALONE, 1)?.latency_us);
+        for (what, (measured, alone)) in
+            [("CPU, read, depth 32", cpu), ("latency, read, depth 1", latency)]
+        {
+            all.push(Verdict {
+                what: format!("{what}, {backing}, {at}"),
+                made_of: format!("{NOISE} × {alone:.2}"),
+                limit: NOISE * alone,
+                measured,
+                unit: "µs",
+            });
+        }
+    }
     Some(all)
 }
 
@@ -218,8 +258,8 @@ mod tests {
             Sample::new(server, backing, &load, figures)
         };
         let mut samples = vec![sample("bare echo", "none", (Operation::Echo, 1), 5.0)];
-        let in_memory = LOADS.map(|load| (RAM, load)).into_iter();
-        for (backing, load) in in_memory.chain(LOADS_ON_DISK.map(|load| (FILE, load))) {
+        let all = [FILE, RAM].into_iter().flat_map(|backing| LOADS.map(|load| (backing, load)));
+        for (backing, load) in all {
             let mirrored = if load.0 == Operation::LeanWrite { mirrored } else { 1.0 };
             for (server, times) in [(ALONE, 1.0), (AT_A, mirrored), (AT_B, mirrored)] {
                 samples.push(sample(server, backing, load, 10.0 * times));
@@ -238,10 +278,11 @@ mod tests {
     fn limits_are_held_up_to_their_value() {
         assert_eq!(missed(&samples(1.8), 30), Vec::<String>::new());
         assert_eq!(missed(&samples(1.8), 31), ["writes of the log, depth 32, node a"]);
-        let late =
-            ["latency, write, depth 1, mirrored, at a", "latency, write, depth 1, mirrored, at b"];
-        assert_eq!(missed(&samples(1.9), 30), late);
-        assert_eq!(missed(&samples(3.1), 30).len(), 8);
+        let late = [FILE, RAM].into_iter().flat_map(|backing| {
+            [AT_A, AT_B].map(|at| format!("latency, {backing}, write, depth 1, {at}"))
+        });
+        assert_eq!(missed(&samples(1.9), 30), late.collect::<Vec<_>>());
+        assert_eq!(missed(&samples(3.1), 30).len(), 12);
         assert!(verdicts(&samples(1.0)[1..], &[], QUIET).is_none());
         let slow = Resync { during_us: 20.1, ..QUIET };
         let last = verdicts(&samples(1.0), &[], slow).unwrap().pop().unwrap();
