@@ -141,7 +141,7 @@ fn test(
         if full == DATA {
             // It may have ended by itself, and cannot come back before there is room.
             cluster.kill_store_member(B)?;
-            cluster.await_words(A, "member node-2", SAYING)?;
+            cluster.await_words(A, "metadata store: member", SAYING)?;
             // Nor is a node kept from beginning by it.
             cluster.nodes[B].kill()?;
             cluster.nodes[B].start()?;
