@@ -14,7 +14,7 @@ mod log;
 
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, BufReader, Split};
@@ -43,7 +43,7 @@ type Log = Split<BufReader<ChildStderr>>;
 pub struct Supervisor {
     state: watch::Receiver<State>,
     clocks: Arc<Clocks>,
-    record: Arc<Mutex<Record>>,
+    record: watch::Receiver<Record>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
@@ -60,8 +60,9 @@ impl Supervisor {
     pub fn start(program: PathBuf, member: Member) -> Self {
         let (report, state) = watch::channel(State::Starting);
         let (stop, stopped) = oneshot::channel();
-        let (clocks, record) = (Arc::<Clocks>::default(), Arc::<Mutex<Record>>::default());
-        let told = Told { report, clocks: Arc::clone(&clocks), record: Arc::clone(&record) };
+        let (keep, record) = watch::channel(Record::default());
+        let clocks = Arc::<Clocks>::default();
+        let told = Told { report, clocks: Arc::clone(&clocks), record: keep };
         let task = tokio::spawn(supervise(program, member, told, stopped));
         Self { state, clocks, record, stop: Some(stop), task }
     }
@@ -79,7 +80,7 @@ impl Supervisor {
         if let State::Down(defect) = &*self.state.borrow() {
             return Some(defect.to_string());
         }
-        lock(&self.record).trouble(Instant::now())
+        self.record.borrow().trouble(Instant::now())
     }
 
     /// The members whose clocks are behind this one's by more than a second.
@@ -108,22 +109,18 @@ impl Drop for Supervisor {
     }
 }
 
-fn lock(record: &Mutex<Record>) -> std::sync::MutexGuard<'_, Record> {
-    record.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// What a member tells of itself and of the others.
 struct Told {
     report: watch::Sender<State>,
     clocks: Arc<Clocks>,
-    record: Arc<Mutex<Record>>,
+    record: watch::Sender<Record>,
 }
 
 /// Keeps the member running until it is told to stop or a restart does not help.
 async fn supervise(program: PathBuf, member: Member, told: Told, mut stop: oneshot::Receiver<()>) {
     let report = &told.report;
     loop {
-        lock(&told.record).begins(Instant::now());
+        told.record.send_modify(|record| record.begins(Instant::now()));
         report.send_replace(State::Starting);
         let mut life = Life::default();
         let why = match spawn(&program, &member) {
@@ -142,7 +139,8 @@ async fn supervise(program: PathBuf, member: Member, told: Told, mut stop: onesh
             report.send_replace(State::Down(defect));
             return;
         }
-        let pause = lock(&told.record).ended(Instant::now(), why.clone());
+        told.record.send_modify(|record| record.ended(Instant::now(), why.clone()));
+        let pause = told.record.borrow().pause();
         tracing::warn!(
             member = member.name,
             why,

@@ -158,10 +158,14 @@ impl Record {
         self.began = Some(now);
     }
 
-    /// It has ended for this reason; how long to wait before it is started again.
-    pub(super) fn ended(&mut self, now: Instant, why: String) -> Duration {
+    /// It has ended for this reason.
+    pub(super) fn ended(&mut self, now: Instant, why: String) {
         self.failures = if self.is_steady(now) { 1 } else { self.failures.saturating_add(1) };
         (self.began, self.why) = (None, Some(why));
+    }
+
+    /// How long to wait before it is started again.
+    pub(super) fn pause(&self) -> Duration {
         pause(self.failures)
     }
 
@@ -255,7 +259,9 @@ mod tests {
         let mut live = |ran, why: &str| {
             record.begins(now);
             now += ran;
-            (record.trouble(now), record.ended(now, why.into()), record.trouble(now))
+            let before = record.trouble(now);
+            record.ended(now, why.into());
+            (before, record.pause(), record.trouble(now))
         };
         assert_eq!(live(STEADY * 2, "one"), (None, FIRST_PAUSE, Some("one".into())));
         assert_eq!(

@@ -6,7 +6,7 @@ use api::{Finding, Severity};
 use cluster::joining;
 use cluster::meta::MetaError;
 use cluster::meta::etcd::{MemberAnswer, MemberHealth};
-use cluster::nodes::Nodes;
+use cluster::nodes::{NodeView, Nodes};
 use peer::NodeId;
 
 use super::cluster::member_name;
@@ -40,6 +40,12 @@ pub(super) fn problem(health: &MemberHealth) -> Option<String> {
         MemberAnswer::NotAsked if has_never_started(health) => Some("it has never started".into()),
         MemberAnswer::Runs { .. } | MemberAnswer::NotAsked => None,
     }
+}
+
+/// The node that runs a member.
+fn runner<'a>(health: &MemberHealth, nodes: &'a Nodes) -> Option<(&'a NodeId, &'a NodeView)> {
+    let name = joining::called(&health.member);
+    nodes.iter().find(|(node, _)| member_name(**node) == name)
 }
 
 fn has_never_started(health: &MemberHealth) -> bool {
@@ -80,8 +86,8 @@ impl Store {
 
     /// A member that answers has ended not long ago.
     fn unsteady(&self, health: &MemberHealth, nodes: &Nodes) -> Option<Finding> {
+        let (node, view) = runner(health, nodes)?;
         let name = joining::called(&health.member);
-        let (node, view) = nodes.iter().find(|(node, _)| member_name(**node) == name)?;
         let message = format!("member {name} does not keep running: {}", self.troubles.get(node)?);
         let hint = format!("windrose on node {} starts it again until it stays", view.record.name);
         Some(finding(Severity::Warning, SUBJECT, message, Some(&hint)))
@@ -93,21 +99,18 @@ impl Store {
         if !self.own_members {
             return "start it".into();
         }
-        let node = nodes.iter().find(|(node, _)| member_name(**node) == name);
-        let trouble = node.and_then(|(node, _)| self.troubles.get(node));
-        match node.map(|(_, view)| (view.record.name.as_str(), view.alive)) {
-            Some((node, true)) => match trouble {
-                Some(why) => format!("windrose on node {node} says of its member: {why}"),
-                None => {
-                    format!(
-                        "windrose runs on node {node}: its log says why its member does not answer"
-                    )
-                }
-            },
-            Some((node, false)) => format!("start windrose on node {node}"),
-            None => format!(
+        let Some((number, view)) = runner(health, nodes) else {
+            return format!(
                 "no node of the cluster runs it; `windrose cluster leave --node {name} --force` removes it"
-            ),
+            );
+        };
+        let node = &view.record.name;
+        match self.troubles.get(number) {
+            _ if !view.alive => format!("start windrose on node {node}"),
+            Some(why) => format!("windrose on node {node} says of its member: {why}"),
+            None => {
+                format!("windrose runs on node {node}: its log says why its member does not answer")
+            }
         }
     }
 
@@ -226,8 +229,7 @@ fn learner(health: &MemberHealth) -> Finding {
 pub(super) mod tests {
     use cluster::identity::{NodeIndex, Role};
     use cluster::meta::etcd::MemberInfo;
-    use cluster::nodes::{NodePortals, NodeRecord, NodeView};
-    use peer::NodeId;
+    use cluster::nodes::{NodePortals, NodeRecord};
 
     use super::*;
 

@@ -68,6 +68,12 @@ struct Verdict {
 }
 
 impl Verdict {
+    /// At most so many `times` what it is at a node by itself.
+    fn beside_alone(what: String, times: f64, alone: f64, measured: f64) -> Self {
+        let made_of = format!("{times} × {alone:.2}");
+        Self { what, made_of, limit: times * alone, measured, unit: "µs" }
+    }
+
     fn word(&self) -> &'static str {
         if self.measured <= self.limit { "held" } else { "**missed**" }
     }
@@ -143,13 +149,8 @@ fn processor_time(samples: &[Sample], backing: &str) -> Option<Vec<Verdict>> {
         };
         let alone = spent(ALONE)?;
         for at in [AT_A, AT_B] {
-            all.push(Verdict {
-                what: format!("CPU of both nodes, {backing}, write, depth {depth}, {at}"),
-                made_of: format!("{CPU} × {alone:.2}"),
-                limit: CPU * alone,
-                measured: spent(at)?,
-                unit: "µs",
-            });
+            let what = format!("CPU of both nodes, {backing}, write, depth {depth}, {at}");
+            all.push(Verdict::beside_alone(what, CPU, alone, spent(at)?));
         }
     }
     Some(all)
@@ -160,14 +161,14 @@ fn latency(samples: &[Sample], backing: &str, echo_us: f64) -> Option<Vec<Verdic
     let takes =
         |server| Some(medians(samples, server, backing, Operation::LeanWrite, 1)?.latency_us);
     let (alone, a, b) = (takes(ALONE)?, takes(AT_A)?, takes(AT_B)?);
-    let beside_alone = |(at, measured)| Verdict {
+    let judge = |(at, measured)| Verdict {
         what: format!("latency, {backing}, write, depth 1, {at}"),
         made_of: format!("{echo_us:.1} + {LATENCY} × {alone:.1}"),
         limit: echo_us + LATENCY * alone,
         measured,
         unit: "µs",
     };
-    let mut all: Vec<_> = [(AT_A, a), (AT_B, b)].map(beside_alone).into();
+    let mut all: Vec<_> = [(AT_A, a), (AT_B, b)].map(judge).into();
     all.push(Verdict {
         what: format!("the ways in apart, latency, {backing}, write, depth 1"),
         made_of: "15 %".to_owned(),
@@ -188,13 +189,8 @@ fn reads(samples: &[Sample], backing: &str) -> Option<Vec<Verdict>> {
         for (what, (measured, alone)) in
             [("CPU, read, depth 32", cpu), ("latency, read, depth 1", latency)]
         {
-            all.push(Verdict {
-                what: format!("{what}, {backing}, {at}"),
-                made_of: format!("{NOISE} × {alone:.2}"),
-                limit: NOISE * alone,
-                measured,
-                unit: "µs",
-            });
+            let what = format!("{what}, {backing}, {at}");
+            all.push(Verdict::beside_alone(what, NOISE, alone, measured));
         }
     }
     Some(all)

@@ -46,25 +46,20 @@ pub(super) fn run(house: &House, cluster: &mut Cluster) {
         Ok(())
     });
     let turns = [
-        ("a full disk of a member, and one that has room again", A),
-        ("a full disk of the primary, and one that has room again", B),
+        ("a full disk of a member, and one that has room again", VOLUMES, A),
+        ("a full disk of the primary, and one that has room again", VOLUMES, B),
+        ("a full disk with all that a node has, its member of the store too", DATA, B),
     ];
     let mut passed = prepared;
-    for ((name, primary), turn) in turns.into_iter().zip(0..) {
+    for ((name, full, primary), turn) in turns.into_iter().zip(0..) {
         let Some(volume) = volume.as_ref().filter(|_| passed) else { break };
         let mut figures = String::new();
         passed = house.check(name, || {
+            if full == DATA {
+                gather(cluster)?;
+            }
             cluster.switch(volume, A, primary)?;
-            test(cluster, volume, VOLUMES, turn, &mut figures)
-        });
-        super::show(house, &figures);
-    }
-    if let Some(volume) = volume.as_ref().filter(|_| passed) {
-        let mut figures = String::new();
-        let name = "a full disk with all that a node has, its member of the store too";
-        passed = house.check(name, || {
-            gather(cluster)?;
-            test(cluster, volume, DATA, 2, &mut figures)
+            test(cluster, volume, full, turn, &mut figures)
         });
         super::show(house, &figures);
     }
