@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use rt::buf::Bufs;
 
-use crate::{Blocks, Ctx, Error, Op, crash};
+use crate::{ASIDE, ASIDE_BYTES, Blocks, Ctx, Error, Op, crash};
 
 /// What a device is, as of now. Only [`Info::blocks`] changes while it lives, and only upwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct Info {
     pub block_size: u32,
     /// Size of the device in logical blocks.
     pub blocks: u64,
+    /// Blocks beside it, from [`ASIDE`] on: as many as [`ASIDE_BYTES`](crate::ASIDE_BYTES) are, or none.
+    pub aside_blocks: u32,
     /// Size in bytes of what the medium writes at once; a multiple of `block_size`. Smaller or
     /// misaligned writes work and cost more.
     pub physical_block_size: u32,
@@ -46,12 +48,24 @@ impl Info {
         self.blocks.saturating_mul(u64::from(self.block_size))
     }
 
+    /// Whether `range` is not empty and lies in the device, or beside it.
+    #[must_use]
+    pub fn has(&self, range: Blocks) -> bool {
+        let within = |first: u64, count: u64| {
+            let last = first.checked_add(count);
+            range.at.0 >= first && range.end().is_some_and(|end| last.is_some_and(|l| end <= l))
+        };
+        let aside = || within(ASIDE.0, u64::from(self.aside_blocks));
+        range.count > 0 && (within(0, self.blocks) || aside())
+    }
+
     fn is_consistent(&self) -> bool {
         let transfer = u64::from(self.max_transfer_blocks) * u64::from(self.block_size);
         matches!(self.block_size, 512 | 4096)
             && self.physical_block_size.is_multiple_of(self.block_size)
             && self.physical_block_size > 0
-            && self.blocks.checked_mul(u64::from(self.block_size)).is_some()
+            && self.blocks <= ASIDE.0
+            && [0, ASIDE_BYTES / self.block_size].contains(&self.aside_blocks)
             && (1..=u64::from(u32::MAX)).contains(&transfer)
             && self.overhead.is_multiple_of(4096)
     }
@@ -283,8 +297,7 @@ fn count_op(s: &mut Stats, op: &Op, block_size: u32) {
 
 fn check(op: &Op, info: &Info) -> Result<(), Error> {
     if let Some(range) = op.range(info.block_size) {
-        let inside = range.end().is_some_and(|end| end <= info.blocks);
-        if range.count == 0 || !inside {
+        if !info.has(range) {
             return Err(Error::OutOfRange);
         }
         let carries_data = matches!(op, Op::Read { .. } | Op::Write { .. });

@@ -22,6 +22,7 @@
 //!   operations of a command that run one after another need one overhead, not many.
 
 mod access;
+mod aside;
 mod compare;
 pub mod crash;
 mod ctx;
@@ -36,6 +37,7 @@ mod request;
 pub mod testing;
 
 pub use access::{Access, AccessState};
+pub use aside::{ASIDE, ASIDE_BYTES, Aside};
 pub use compare::{CompareAndWrite, Compared};
 pub use ctx::{Ctx, Epoch};
 pub use dev::{Dev, Info, Layer, Stats};

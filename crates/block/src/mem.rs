@@ -6,7 +6,7 @@ use std::fmt;
 use rt::buf::Bufs;
 use rustc_hash::FxHashMap;
 
-use crate::{Blocks, Ctx, Error, Info, Layer, Op};
+use crate::{ASIDE_BYTES, Blocks, Ctx, Error, Info, Layer, Op};
 
 /// Granularity of allocation in bytes.
 const PAGE: usize = 4096;
@@ -216,6 +216,7 @@ impl Layer for Mem {
         Info {
             block_size,
             blocks: self.state.borrow().blocks,
+            aside_blocks: ASIDE_BYTES / block_size,
             physical_block_size: PAGE as u32,
             max_transfer_blocks: MAX_TRANSFER_BYTES / block_size,
             unmap_granularity_blocks: page,

@@ -318,6 +318,7 @@ mod tests {
             replicas: vec![Replica { node, image: Uuid::from_u128(1), new: false }],
             in_sync: vec![Member { node, incarnation: Incarnation(3) }],
             primary: node,
+            born: Epoch::default(),
         }
     }
 

@@ -249,7 +249,14 @@ mod tests {
         let replica = |n| Replica { node: NodeId(n), image: uuid::Uuid::nil(), new: false };
         let in_sync = vec![Member { node: NodeId(1), incarnation: Incarnation(1) }];
         let replicas = vec![replica(1), replica(2)];
-        let record = Record { epoch: Epoch(1), config: 1, replicas, in_sync, primary: NodeId(1) };
+        let record = Record {
+            epoch: Epoch(1),
+            config: 1,
+            replicas,
+            in_sync,
+            primary: NodeId(1),
+            born: Epoch::default(),
+        };
         let status = Status {
             record: Some(record),
             view: View::default(),

@@ -190,6 +190,7 @@ mod tests {
             replicas: [one, two].map(replica).into(),
             in_sync: vec![Member { node: one, incarnation: Incarnation(1) }],
             primary: one,
+            born: Epoch::default(),
         };
         let wanted = Place { stage: PlaceStage::Wanted { force: false }, ..place(three, "a") };
         let places = vec![place(one, "a"), place(two, "a"), wanted];

@@ -200,6 +200,7 @@ impl Cluster {
             replicas: record.places.iter().map(replica).collect(),
             in_sync: record.places.iter().map(member).collect(),
             primary: ids[0],
+            born: Epoch::default(),
         };
         let store = model.client(STORE, Box::new(|_| Fate::WELL));
         store.commit(vec![mirrors::create(VOLUME, &first)]).await.unwrap();
@@ -531,6 +532,7 @@ async fn an_image_from_before_the_cluster_is_taken_over() {
         replicas: vec![Replica { node: id, image: made.image, new: false }],
         in_sync: vec![Member { node: id, incarnation: Incarnation(0) }],
         primary: id,
+        born: Epoch::default(),
     };
     let store = model.client(STORE, Box::new(|_| Fate::WELL));
     store.commit(vec![mirrors::create(VOLUME, &first)]).await.unwrap();

@@ -84,6 +84,7 @@ impl Layer for Ram {
         Info {
             block_size: BLOCK as u32,
             blocks: BLOCKS,
+            aside_blocks: 0,
             physical_block_size: 4096,
             max_transfer_blocks: 64,
             unmap_granularity_blocks: 8,

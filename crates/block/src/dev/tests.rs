@@ -39,6 +39,7 @@ impl Layer for Probe {
 const INFO: Info = Info {
     block_size: 512,
     blocks: 100,
+    aside_blocks: 0,
     physical_block_size: 4096,
     max_transfer_blocks: 16,
     unmap_granularity_blocks: 8,

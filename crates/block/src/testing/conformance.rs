@@ -13,7 +13,7 @@ use super::faulty::Kind;
 use super::register::{Checker, Initially, Loss};
 use super::workload::Workload;
 use super::{Client, Rng};
-use crate::{Blocks, Dev, Error, Info, Lba, Op, crash};
+use crate::{ASIDE, Blocks, Dev, Error, Info, Lba, Op, crash};
 
 /// Smallest device, in bytes, that the suite can use.
 pub const MIN_BYTES: u64 = 4 << 20;
@@ -61,6 +61,8 @@ pub async fn check(subject: &impl Subject, seed: u64) {
     unmapping(subject, &Bench::new(subject).await).await;
     settled(subject).await;
     random_operations(&Bench::new(subject).await, seed).await;
+    settled(subject).await;
+    beside_the_volume(&Bench::new(subject).await, seed).await;
     settled(subject).await;
     abort_and_loss_of_interest(&Bench::new(subject).await).await;
     settled(subject).await;
@@ -129,6 +131,34 @@ fn noise(rng: &mut Rng, len: usize) -> Vec<u8> {
     }
     out.truncate(len);
     out
+}
+
+/// What lies beside a volume is zeroes at first, holds what it is given, and is no part of the volume.
+async fn beside_the_volume(b: &Bench, seed: u64) {
+    let count = b.info.aside_blocks;
+    let far = [ASIDE.0 - 1, ASIDE.0 + u64::from(count)];
+    for at in far {
+        assert_eq!(b.client.read(at, 1).await.map(drop), Err(Error::OutOfRange));
+    }
+    if count == 0 || count > b.info.max_transfer_blocks {
+        return;
+    }
+    let len = b.bytes(u64::from(count));
+    b.expect(ASIDE.0, &vec![0; len]).await;
+    let mut rng = Rng::new(seed);
+    let (inside, beside) = (noise(&mut rng, b.block()), noise(&mut rng, len));
+    for at in [0, b.info.blocks - 1] {
+        b.client.write(at, &inside, false).await.expect("write");
+    }
+    b.client.write(ASIDE.0, &beside, true).await.expect("write beside the volume");
+    b.expect(ASIDE.0, &beside).await;
+    for at in [0, b.info.blocks - 1] {
+        b.expect(at, &inside).await;
+    }
+    let half = count / 2;
+    b.client.zero(ASIDE.0, half, false).await.expect("zero beside the volume");
+    let zeroes = vec![0; b.bytes(u64::from(half))];
+    b.expect(ASIDE.0, &[&zeroes[..], &beside[zeroes.len()..]].concat()).await;
 }
 
 /// Every start within two physical blocks, lengths around it and the largest, neighbours intact.

@@ -1,9 +1,10 @@
 //! The data path of a flat image: from blocks to what its disk takes.
 
-use block::{Blocks, Bufs, BufsMut, Ctx, Error, Layer, Lba, Op};
+use block::{ASIDE, Blocks, Bufs, BufsMut, Ctx, Error, Layer, Lba, Op};
 use rt::disk::{DiskError, DiskErrorKind};
 
 use super::File;
+use super::label::ASIDE_OFFSET;
 use super::span::{Part, Span};
 
 /// Most that one write of zeroes covers, in bytes.
@@ -61,13 +62,20 @@ impl File {
 
     fn span(&self, range: Blocks) -> Span {
         let block = u64::from(self.info.get().block_size);
-        let at = self.data_offset + range.at.0 * block;
+        let at = match range.at.0.checked_sub(ASIDE.0) {
+            None => self.data_offset + range.at.0 * block,
+            Some(behind) => ASIDE_OFFSET + behind * block,
+        };
         Span { at, end: at + range.count * block }
     }
 
     /// The block that holds the byte at `at` of the disk.
     fn block_at(&self, at: u64) -> Lba {
-        Lba(at.saturating_sub(self.data_offset) / u64::from(self.info.get().block_size))
+        let block = u64::from(self.info.get().block_size);
+        match at.checked_sub(self.data_offset) {
+            Some(behind) => Lba(behind / block),
+            None => Lba(ASIDE.0 + at.saturating_sub(ASIDE_OFFSET) / block),
+        }
     }
 
     async fn read(&self, span: Span, ctx: &Ctx) -> Result<Bufs, Error> {

@@ -6,6 +6,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
+use block::ASIDE_BYTES;
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -33,7 +34,10 @@ const VERSION: u16 = 1;
 /// The bytes of an image in which its intent log lies, if it has one: behind the second label.
 pub const LOG_AREA: Range<u64> = 516 << 10..936 << 10;
 const _: () = assert!(LOG_AREA.start == SLOTS[1] + LABEL_BYTES as u64);
-const _: () = assert!(LOG_AREA.end <= DATA_OFFSET);
+
+/// Where the blocks beside the volume lie, in bytes from the start: behind the log.
+pub(super) const ASIDE_OFFSET: u64 = LOG_AREA.end;
+const _: () = assert!(ASIDE_OFFSET + ASIDE_BYTES as u64 == DATA_OFFSET);
 
 /// Required feature: the image has an intent log, and nobody changes its data but through that.
 const INTENT_LOG: u32 = 1;
@@ -289,6 +293,11 @@ impl Label {
     #[must_use]
     pub fn has_room_for_log(&self) -> bool {
         self.data_offset >= LOG_AREA.end
+    }
+
+    /// Whether the data begins behind the room for what lies beside the volume.
+    pub(super) fn has_room_aside(&self) -> bool {
+        self.data_offset >= ASIDE_OFFSET + u64::from(ASIDE_BYTES)
     }
 
     /// Size in bytes of what holds the labels and the data.

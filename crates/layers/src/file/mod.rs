@@ -9,6 +9,7 @@
 //!   has its space from the beginning and keeps it.
 //! * FUA is a flush ([`block::Dev`] adds it), and flushes are shared. A failed flush ends the
 //!   image: everything after it fails with [`block::Error::Gone`].
+//! * The blocks [beside](block::ASIDE) the volume are the last before the data.
 //! * A [`LogArea`] reaches the bytes before the data that are kept for the image's intent log.
 //!
 //! The label's layout is `docs/format/label.md`.
@@ -27,7 +28,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::path::Path;
 
-use block::{Account, FlushGate, Info};
+use block::{ASIDE_BYTES, Account, FlushGate, Info};
 use rt::disk::{Disk, DiskError};
 
 pub use error::{FileError, Reason};
@@ -83,6 +84,7 @@ impl File {
         let info = Info {
             block_size: block,
             blocks: label.data_bytes / u64::from(block),
+            aside_blocks: if label.has_room_aside() { ASIDE_BYTES / block } else { 0 },
             physical_block_size: found.physical_block.max(block),
             max_transfer_blocks: MAX_TRANSFER / block,
             unmap_granularity_blocks: if frees { blocks_of(granule, block) } else { 0 },

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use block::{Ctx, Error};
 use futures_util::future::{join, join_all};
-use peer::{Link, Message, NodeId, View};
+use peer::{Link, Message, NodeId, Role, View};
 use rt::fault::{self, Point};
 
 use super::log::FlushStamp;
@@ -33,13 +33,25 @@ impl Replica {
             nodes.extend(self.joiners.borrow().behind_barrier());
         }
         let theirs = nodes.into_iter().map(|node| self.flush_as(view, node, request));
-        let own = self.leg.flush(None, &self.spare, self.pulse.get());
+        let own = async {
+            self.settle_aside(view).await?;
+            Some(self.leg.flush(None, &self.spare, self.pulse.get()).await)
+        };
         let (theirs, own) = join(join_all(theirs), own).await;
         match own {
-            Err(e) => self.flush_failed(view, e).await,
-            Ok(_) if theirs.contains(&None) => Ok(None),
-            Ok(stamp) => Ok(Some((request, stamp))),
+            Some(Err(e)) => self.flush_failed(view, e).await,
+            Some(Ok(stamp)) if !theirs.contains(&None) => Ok(Some((request, stamp))),
+            _ => Ok(None),
         }
+    }
+
+    /// Waits until what has changed beside the volume is in force here; `None` if the view is over first. Who
+    /// is about to become a member has no clients whom it concerns, and cannot know yet.
+    async fn settle_aside(&self, view: View) -> Option<()> {
+        if self.member.borrow().role() != Role::Member {
+            return Some(());
+        }
+        self.in_view(view, self.keeper.settled()).await
     }
 
     /// The leg is lost; others may finish the flush in another view.
@@ -61,6 +73,9 @@ impl Replica {
     ) {
         // A CLEAR names flushes of the primary only.
         let remembered = (Some(from) == self.primary()).then_some(request);
+        if self.settle_aside(view).await.is_none() {
+            return;
+        }
         if let Err(e) = self.leg.flush(remembered, &self.spare, self.pulse.get()).await {
             self.leg_failed(e);
             return;

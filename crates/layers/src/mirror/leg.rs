@@ -3,14 +3,16 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Blocks, Bufs, Ctx, Dev, Error, Op};
+use block::{Aside, Blocks, Bufs, Ctx, Dev, Error, Op};
 use peer::{Change, Kind};
 use rt::fault::{self, Point};
 use slab::Slab;
 
 use super::log::{FlushStamp, IntentLog};
+use super::replica::is_aside;
 
 /// Flushes whose stamps are remembered, for a CLEAR that names one.
 const REMEMBERED: usize = 8;
@@ -19,6 +21,8 @@ const REMEMBERED: usize = 8;
 pub(super) struct Leg {
     pub(super) dev: Dev,
     pub(super) log: IntentLog,
+    /// Who is told what changes beside the volume.
+    keeper: Rc<dyn Aside>,
     dead: Cell<bool>,
     /// Whether nothing is marked: a mistake, for tests.
     careless: bool,
@@ -29,10 +33,11 @@ pub(super) struct Leg {
 }
 
 impl Leg {
-    pub(super) fn new(dev: Dev, log: IntentLog, careless: bool) -> Self {
+    pub(super) fn new(dev: Dev, log: IntentLog, keeper: Rc<dyn Aside>, careless: bool) -> Self {
         Self {
             dev,
             log,
+            keeper,
             dead: Cell::new(false),
             careless,
             running: RefCell::default(),
@@ -73,6 +78,10 @@ impl Leg {
                 self.dev.submit(Op::Write { at: range.at, data, fua }, &ctx).await?;
             }
             Kind::Zero { unmap } => self.zero(range, unmap, fua, &ctx).await?,
+        }
+        if is_aside(range) {
+            // Before anybody hears that it is here.
+            self.keeper.changed(range, &change.data);
         }
         Ok(())
     }

@@ -54,8 +54,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
-    Account, Blocks, Bufs, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Info, Layer,
-    Lba, Op,
+    Account, Aside, Blocks, Bufs, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Info,
+    Layer, Lba, Op,
 };
 use peer::{Change, Incarnation, Kind, Link, NodeId, View};
 use rt::Core;
@@ -94,6 +94,8 @@ pub struct Parts<R> {
     pub log: IntentLog,
     /// What was found when the log was opened.
     pub found: Found,
+    /// Who keeps something beside the volume.
+    pub keeper: Rc<dyn Aside>,
     /// Where the record is kept.
     pub records: R,
     /// How long things may take.
@@ -135,7 +137,8 @@ impl Mirror {
     /// # Errors
     /// [`Error::OutOfRange`] if the account's pool is too small for it.
     pub async fn open<R: Records>(parts: Parts<R>) -> Result<Self, Error> {
-        let Parts { node, core, account, leg, log, found, records, settings, turns } = parts;
+        let Parts { node, core, account, leg, log, found, keeper, records, settings, turns } =
+            parts;
         let info = leg.info();
         let transfer = info.max_transfer_blocks as usize * info.block_size as usize;
         let overhead = (info.overhead as usize).max(1);
@@ -151,7 +154,8 @@ impl Mirror {
             core,
             settings,
             account,
-            leg: Leg::new(leg, log, settings.makes(Mistake::SkipsIntentLog)),
+            leg: Leg::new(leg, log, Rc::clone(&keeper), settings.makes(Mistake::SkipsIntentLog)),
+            keeper,
             locks: Rc::default(),
             member: RefCell::new(member),
             links: RefCell::default(),

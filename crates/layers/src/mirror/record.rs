@@ -28,6 +28,9 @@ pub struct Record {
     pub in_sync: Vec<Member>,
     /// The one of these that puts writes in order.
     pub primary: NodeId,
+    /// The latest epoch that began after all members had ended, with all that lived in memory alone;
+    /// zero: none has.
+    pub born: Epoch,
 }
 
 /// An image of the volume.
@@ -192,6 +195,9 @@ impl Record {
         if self.in_sync.iter().any(|m| self.image(m.node).is_none()) {
             return Err("a member has no image");
         }
+        if self.born > self.epoch {
+            return Err("it was born after itself");
+        }
         if self.member(self.primary).is_none() {
             return Err("the primary is not a member");
         }
@@ -208,6 +214,8 @@ struct Text {
     replicas: Vec<ReplicaText>,
     in_sync: Vec<MemberText>,
     primary: u16,
+    #[serde(default)]
+    born: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -240,6 +248,7 @@ impl From<&Record> for Text {
             replicas: r.replicas.iter().map(replica).collect(),
             in_sync: r.in_sync.iter().map(member).collect(),
             primary: r.primary.0,
+            born: r.born.0,
         }
     }
 }
@@ -263,6 +272,7 @@ impl Text {
             replicas: self.replicas.iter().map(replica).collect::<Result<_, BadRecord>>()?,
             in_sync: self.in_sync.iter().map(member).collect::<Result<_, BadRecord>>()?,
             primary: NodeId(self.primary),
+            born: Epoch(self.born),
         })
     }
 }
@@ -312,6 +322,7 @@ mod tests {
             ],
             in_sync: vec![Member { node: NodeId(2), incarnation: Incarnation(u64::MAX) }],
             primary: NodeId(2),
+            born: Epoch(3),
         }
     }
 
@@ -361,7 +372,8 @@ mod tests {
 
     #[test]
     fn contradictions_are_named() {
-        let cases: [(Spoil, &str); 5] = [
+        let cases: [(Spoil, &str); 6] = [
+            (|r| r.born = Epoch(8), "it was born after itself"),
             (|r| r.primary = NodeId(1), "the primary is not a member"),
             (|r| r.replicas.truncate(1), "a member has no image"),
             (|r| r.replicas.reverse(), "replicas are not listed by node, each node once"),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use block::{Account, Blocks, Class, Ctx, Error, RangeLocks};
+use block::{ASIDE, Account, Aside, Blocks, Class, Ctx, Error, RangeLocks};
 use peer::{Incarnation, Link, NodeId, Role, Stamp, View};
 use rt::Core;
 use smallvec::SmallVec;
@@ -38,6 +38,8 @@ pub(super) struct Replica {
     pub(super) settings: Settings,
     pub(super) account: Account,
     pub(super) leg: Leg,
+    /// Who keeps something beside the volume.
+    pub(super) keeper: Rc<dyn Aside>,
     /// The second table of RFD 0010, 4.1: who uses which range of the leg. The primary's is the
     /// order of all writes.
     pub(super) locks: Rc<RangeLocks>,
@@ -144,23 +146,38 @@ impl Stamps {
     }
 }
 
+/// Whether the range lies beside the volume.
+pub(super) fn is_aside(range: Blocks) -> bool {
+    range.at >= ASIDE
+}
+
 impl Replica {
-    /// The range in bytes of the volume.
+    /// The bytes of the volume that the range is marked by: its own. What lies beside the volume goes with
+    /// its first block.
     pub(super) fn bytes(&self, range: Blocks) -> Range<u64> {
         let block = u64::from(self.leg.dev.info().block_size);
+        if is_aside(range) {
+            return 0..block;
+        }
         let end = range.at.0.saturating_add(range.count);
         range.at.0.saturating_mul(block)..end.saturating_mul(block)
     }
 
     /// Length of the range in bytes.
     pub(super) fn len(&self, range: Blocks) -> usize {
-        let bytes = self.bytes(range);
-        usize::try_from(bytes.end - bytes.start).unwrap_or(usize::MAX)
+        let block = u64::from(self.leg.dev.info().block_size);
+        usize::try_from(range.count.saturating_mul(block)).unwrap_or(usize::MAX)
     }
 
-    /// Whether the range lies in the volume.
+    /// Whether the range lies in the volume or beside it.
     pub(super) fn is_inside(&self, range: Blocks) -> bool {
-        range.count > 0 && range.end().is_some_and(|end| end <= self.leg.dev.info().blocks)
+        self.leg.dev.info().has(range)
+    }
+
+    /// What lies beside the volume, if anything does.
+    pub(super) fn aside(&self) -> Option<Blocks> {
+        let blocks = self.leg.dev.info().aside_blocks;
+        (blocks > 0).then(|| Blocks::new(ASIDE, u64::from(blocks)))
     }
 
     /// The link to `node`, while there is a session.

@@ -245,7 +245,10 @@ impl Replica {
         let block = u64::from(self.leg.dev.info().block_size);
         let Some(bytes) = self.leg.log.geometry().bytes_of(region) else { return Vec::new() };
         let starts = (bytes.start..bytes.end).step_by(CHUNK as usize);
-        starts.map(|at| Blocks::new(Lba(at / block), CHUNK.min(bytes.end - at) / block)).collect()
+        let inside = |at| Blocks::new(Lba(at / block), CHUNK.min(bytes.end - at) / block);
+        // What lies beside the volume is marked with its first block.
+        let aside = self.aside().filter(|_| bytes.start == 0);
+        aside.into_iter().chain(starts.map(inside)).collect()
     }
 
     /// Copies one piece, but for the blocks that nobody can read: which these are.

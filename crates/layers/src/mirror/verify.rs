@@ -44,14 +44,13 @@ impl Replica {
         let info = self.leg.dev.info();
         let step = STEP / u64::from(info.block_size);
         let mut verified = Verified::default();
-        let mut at = 0;
-        while at < info.blocks {
-            let range = Blocks::new(Lba(at), step.min(info.blocks - at));
+        let starts = (0..info.blocks).step_by(usize::try_from(step).unwrap_or(usize::MAX));
+        let inside = starts.map(|at| Blocks::new(Lba(at), step.min(info.blocks - at)));
+        for range in inside.chain(self.aside()) {
             let equal = self.verify_range(view, range, &mut verified).await?;
             if repair && !equal && self.repair(view, range).await {
                 verified.repaired += range.count;
             }
-            at += range.count;
         }
         Ok(verified)
     }

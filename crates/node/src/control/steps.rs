@@ -349,6 +349,7 @@ fn first_mirror(record: &VolumeRecord) -> Record {
         epoch: Epoch(1),
         config: random(),
         primary: replicas.get(first).map_or(NodeId(0), |r| r.node),
+        born: Epoch::default(),
         in_sync: in_sync.collect(),
         replicas,
     }

@@ -271,6 +271,7 @@ mod tests {
                 .map(|&node| Member { node, incarnation: Incarnation(1) })
                 .collect(),
             primary: in_sync[0],
+            born: Epoch::default(),
         };
         let report = |(node, seen): &(NodeId, SeenMirror)| {
             let mirrors = [(volume.id, seen.clone())].into();

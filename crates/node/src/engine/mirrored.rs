@@ -126,6 +126,7 @@ impl Mirrored {
             leg: Dev::shared(Rc::clone(file)),
             log,
             found,
+            keeper: Rc::new(()),
             records: seat.mirrors.of(volume),
             settings: seat.settings,
             turns: Arc::clone(&seat.turns),

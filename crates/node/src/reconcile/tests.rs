@@ -251,6 +251,7 @@ fn mirror(epoch: u64, images: &[(NodeId, Uuid)], in_sync: &[NodeId]) -> Record {
         replicas: images.iter().map(|&(node, image)| Replica { node, image, new: false }).collect(),
         in_sync: in_sync.iter().map(|&node| Member { node, incarnation }).collect(),
         primary: in_sync[0],
+        born: Epoch::default(),
     }
 }
 

@@ -20,6 +20,7 @@ pub fn info() -> Info {
     Info {
         block_size: 512,
         blocks: BLOCKS,
+        aside_blocks: 0,
         physical_block_size: 4096,
         max_transfer_blocks: 2048,
         unmap_granularity_blocks: 8,

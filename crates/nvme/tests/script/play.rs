@@ -82,6 +82,7 @@ fn namespace(blocks: u64) -> Namespace {
     let info = Info {
         block_size: 512,
         blocks,
+        aside_blocks: 0,
         physical_block_size: 4096,
         max_transfer_blocks: 64,
         unmap_granularity_blocks: 8,

@@ -14,6 +14,7 @@ pub(crate) fn info() -> Info {
     Info {
         block_size: BLOCK as u32,
         blocks: BLOCKS,
+        aside_blocks: 0,
         physical_block_size: 4096,
         max_transfer_blocks: MAX_TRANSFER,
         unmap_granularity_blocks: 8,

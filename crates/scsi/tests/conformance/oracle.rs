@@ -77,6 +77,7 @@ impl World {
         let info = Info {
             block_size: BLOCK,
             blocks,
+            aside_blocks: 0,
             physical_block_size: [512, 4096, 1536][usize::from(flags >> 6) % 3],
             max_transfer_blocks: MAX_TRANSFER,
             unmap_granularity_blocks: u32::from(flags & 1) * 8,

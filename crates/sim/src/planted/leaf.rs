@@ -75,6 +75,7 @@ impl Layer for Bare {
         Info {
             block_size: self.shape.block_size,
             blocks: self.shape.bytes / u64::from(self.shape.block_size),
+            aside_blocks: 0,
             physical_block_size: self.shape.disk.1.max(self.shape.block_size),
             max_transfer_blocks: (1 << 20) / self.shape.block_size,
             unmap_granularity_blocks: 1,

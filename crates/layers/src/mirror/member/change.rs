@@ -290,7 +290,8 @@ impl Member {
             self.incarnation = Incarnation(u64::from_be_bytes(low));
         }
         let in_sync = vec![Listed { node: self.me, incarnation: self.incarnation }];
-        Some(Record { in_sync, primary: self.me, ..record.clone() })
+        let born = record.next(fresh).epoch;
+        Some(Record { in_sync, primary: self.me, born, ..record.clone() })
     }
 
     /// Whether this replica has returned and may lead after a blackout.

@@ -237,6 +237,7 @@ fn assemble(
         in_sync: replicas.iter().map(member).collect(),
         replicas,
         primary: NodeId(1),
+        born: Epoch::default(),
     };
     let intact: Rc<RefCell<BTreeSet<_>>> =
         Rc::new(RefCell::new(record.in_sync.iter().map(|m| m.node).collect()));
@@ -561,6 +562,7 @@ async fn open_mirror(
         leg: Dev::shared(file),
         log,
         found,
+        keeper: Rc::new(()),
         records: store::Client { store, node: node.id },
         settings: Settings { mistake, ..Settings::default() },
         turns: Arc::new(Semaphore::new(1)),

@@ -28,6 +28,7 @@ fn record(epoch: u64, in_sync: &[u16]) -> Record {
         replicas: (1..=3).map(replica).collect(),
         in_sync: listed,
         primary: NodeId(in_sync[0]),
+        born: Epoch::default(),
     }
 }
 

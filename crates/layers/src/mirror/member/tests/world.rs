@@ -233,7 +233,14 @@ impl World {
             .collect();
         let in_sync =
             (0..count).map(|n| Listed { node: id(n), incarnation: incarnation(n, 0) }).collect();
-        let store = Record { epoch: Epoch(1), config: 1, replicas, in_sync, primary: NodeId(1) };
+        let store = Record {
+            epoch: Epoch(1),
+            config: 1,
+            replicas,
+            in_sync,
+            primary: NodeId(1),
+            born: Epoch::default(),
+        };
         let node = Node {
             member: None,
             same_boot: true,
