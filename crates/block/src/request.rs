@@ -83,4 +83,7 @@ pub enum Failure {
         /// Offset in bytes, from the start of the compared data, of the first difference.
         offset: u64,
     },
+    /// A reservation keeps the caller from it; nothing has been done.
+    #[error("it conflicts with a reservation")]
+    Conflict,
 }

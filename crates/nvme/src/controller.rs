@@ -247,6 +247,12 @@ impl Controller {
         (self.queues & !1).count_ones()
     }
 
+    /// The host that it is for (NVMe over Fabrics 1.1, 3.3: HOSTID).
+    #[must_use]
+    pub fn host_id(&self) -> [u8; 16] {
+        self.host_id
+    }
+
     /// Namespaces that the host sees, by identifier.
     #[must_use]
     pub fn namespaces(&self) -> &BTreeMap<u32, Namespace> {

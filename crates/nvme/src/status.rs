@@ -96,6 +96,8 @@ impl Status {
     /// Connect Invalid Host.
     pub const CONNECT_INVALID_HOST: Self = specific(0x84);
 
+    /// Reservation Conflict.
+    pub const RESERVATION_CONFLICT: Self = generic(0x83);
     /// Write Fault.
     pub const WRITE_FAULT: Self = media(0x80);
     /// Unrecovered Read Error.
@@ -184,6 +186,7 @@ impl From<Failure> for Status {
             Failure::Device(Error::Aborted) => Self::ABORT_REQUESTED,
             Failure::Device(Error::Gone) => Self::INTERNAL_ERROR.do_not_retry(),
             Failure::Miscompare { .. } => Self::COMPARE_FAILURE.do_not_retry(),
+            Failure::Conflict => Self::RESERVATION_CONFLICT.do_not_retry(),
         }
     }
 }

@@ -24,6 +24,7 @@ pub fn answer(address: Address, arrival: &Arrival<'_>) -> Reply {
         nexus: NexusId::NOBODY,
         window: arrival.window,
         luns: arrival.luns,
+        rights: arrival.known.rights,
     };
     match outcome(address, &cmd) {
         Ok(Outcome::Done { data, wanted }) => Reply::good(data, wanted, cmd.window.data_in),

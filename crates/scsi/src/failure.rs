@@ -11,6 +11,7 @@ pub(crate) fn refusal(failure: Failure, tas: bool, access: Option<Access>) -> Re
     match failure {
         Failure::Device(Error::Aborted) if tas => Status::TaskAborted.into(),
         Failure::Device(error) => sense(error, access).into(),
+        Failure::Conflict => Status::ReservationConflict.into(),
         Failure::Miscompare { offset } => {
             Sense::new(Key::Miscompare, Code::MISCOMPARE_DURING_VERIFY)
                 .with_information(offset)

@@ -26,11 +26,11 @@ mod lun;
 mod mode;
 mod nexus;
 mod opcodes;
+mod persistent;
 mod ports;
 mod power;
 mod provisioning;
 mod reply;
-mod reserve;
 mod rw;
 mod sense;
 mod supported;
@@ -44,7 +44,7 @@ pub use nexus::{Attention, MAX_NEXUSES, Nexus, NexusId, TargetPort, TooMany, Who
 pub use ports::PortGroup;
 pub use reply::{Data, Reply, Status, Transfer};
 pub use sense::{Code, FieldPointer, Format, Key, SENSE_MAX, Sense, SenseBytes};
-pub use unit::{Admission, Arrival, Command, LogicalUnit, LunConfig, Reset, Running, Step};
+pub use unit::{Admission, Arrival, Command, Known, LogicalUnit, LunConfig, Running, Step};
 
 /// What the command that begins with these bytes is called, for logs and traces.
 #[must_use]

@@ -1,10 +1,9 @@
 //! Mode pages: MODE SENSE and MODE SELECT (SPC-4 6.11 to 6.14, 7.5; SBC-3 6.4).
 //!
-//! The pages are shared by all initiators and not saved: a reset brings back the defaults.
+//! The pages are shared by all initiators, at all nodes, and not saved: a reset brings back the defaults.
 
 use arrayvec::ArrayVec;
 
-use crate::nexus::{Attention, NexusId, Whom};
 use crate::reply::Refusal;
 use crate::sense::{Code, Sense};
 use crate::unit::{Incoming, LogicalUnit, Outcome, Todo};
@@ -25,6 +24,19 @@ pub(crate) struct Modes {
 impl Default for Modes {
     fn default() -> Self {
         Self { d_sense: false, swp: false, tas: false, wce: true }
+    }
+}
+
+impl Modes {
+    /// As all nodes keep them: a one for each that is not the default.
+    pub(crate) fn bits(self) -> u32 {
+        let bit = |set: bool, n: u32| u32::from(set) << n;
+        bit(self.d_sense, 0) | bit(self.swp, 1) | bit(self.tas, 2) | bit(!self.wce, 3)
+    }
+
+    pub(crate) fn from_bits(bits: u32) -> Self {
+        let bit = |n: u32| bits >> n & 1 == 1;
+        Self { d_sense: bit(0), swp: bit(1), tas: bit(2), wce: !bit(3) }
     }
 }
 
@@ -226,14 +238,8 @@ pub(crate) fn select(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outco
 
 const TOO_SHORT: Sense = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
 
-/// Changes the mode pages as a parameter list says, all or nothing, and has the other initiators
-/// told.
-pub(crate) fn apply(
-    unit: &mut LogicalUnit,
-    nexus: NexusId,
-    list: &[u8],
-    long_header: bool,
-) -> Result<(), Sense> {
+/// The mode pages as a parameter list wants them: all of it or nothing.
+pub(crate) fn wanted(unit: &LogicalUnit, list: &[u8], long_header: bool) -> Result<Modes, Sense> {
     let mut at = unit.check_header(list, long_header)?;
     let mut modes = unit.modes;
     while at < list.len() {
@@ -242,11 +248,7 @@ pub(crate) fn apply(
         modes = with_page(modes, id, page, unit.info.volatile_cache);
         at += page.len();
     }
-    if modes != unit.modes {
-        unit.modes = modes;
-        unit.attend(Whom::AllBut(nexus), Attention::ModeChanged);
-    }
-    Ok(())
+    Ok(modes)
 }
 
 /// The page that begins at `at`, with its header.

@@ -60,6 +60,12 @@ pub enum Attention {
     CommandsCleared,
     /// Another initiator changed mode pages.
     ModeChanged,
+    /// Another initiator cleared all registrations.
+    ReservationsPreempted,
+    /// The reservation that gave this initiator rights is gone, or another.
+    ReservationsReleased,
+    /// Another initiator removed this one's registration.
+    RegistrationsPreempted,
     /// A node is to be used in another way than before (SPC-4 5.15.2.3).
     AccessChanged,
     /// The capacity has changed.
@@ -70,13 +76,16 @@ pub enum Attention {
     LunsChanged,
 }
 
-const TOLD_IN_ORDER: [Attention; 10] = [
+const TOLD_IN_ORDER: [Attention; 13] = [
     Attention::PowerOn,
     Attention::TargetReset,
     Attention::UnitReset,
     Attention::NexusLoss,
     Attention::CommandsCleared,
     Attention::ModeChanged,
+    Attention::ReservationsPreempted,
+    Attention::ReservationsReleased,
+    Attention::RegistrationsPreempted,
     Attention::AccessChanged,
     Attention::CapacityChanged,
     Attention::InquiryChanged,
@@ -94,6 +103,9 @@ impl Attention {
             Self::NexusLoss => Code::NEXUS_LOSS,
             Self::CommandsCleared => Code::COMMANDS_CLEARED,
             Self::ModeChanged => Code::MODE_PARAMETERS_CHANGED,
+            Self::ReservationsPreempted => Code::RESERVATIONS_PREEMPTED,
+            Self::ReservationsReleased => Code::RESERVATIONS_RELEASED,
+            Self::RegistrationsPreempted => Code::REGISTRATIONS_PREEMPTED,
             Self::AccessChanged => Code::ASYMMETRIC_ACCESS_STATE_CHANGED,
             Self::CapacityChanged => Code::CAPACITY_DATA_CHANGED,
             Self::InquiryChanged => Code::INQUIRY_DATA_CHANGED,

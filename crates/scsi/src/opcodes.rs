@@ -7,13 +7,17 @@ use crate::cdb::{CDB_MAX, Cdb};
 use crate::reply::Refusal;
 use crate::sense::{Code, Sense};
 use crate::unit::{Incoming, LogicalUnit, Outcome};
-use crate::{capacity, inquiry, mode, ports, power, provisioning, reserve, rw, supported, verify};
+use crate::{
+    capacity, inquiry, mode, persistent, ports, power, provisioning, rw, supported, verify,
+};
 
 /// What a command does with the unit, for those who have reserved it (SPC-2 5.5, SPC-4 5.12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Asks about the unit and never conflicts.
+    /// Asks about the unit, or the reservations judge it by themselves: never conflicts.
     Free,
+    /// Conflicts with RESERVE alone.
+    Alone,
     /// Reads contents or state.
     Reads,
     /// Changes contents or state.
@@ -46,6 +50,8 @@ pub(crate) enum Needs {
     UnmapBit,
     /// Target port groups.
     Groups,
+    /// Reservations that all nodes keep.
+    Reservations,
 }
 
 /// What a unit has of what not all have.
@@ -55,6 +61,8 @@ pub(crate) struct Traits {
     pub(crate) can_unmap: bool,
     /// Target port groups.
     pub(crate) has_groups: bool,
+    /// Reservations that all nodes keep.
+    pub(crate) keeps_reservations: bool,
 }
 
 /// The UNMAP bit of WRITE SAME (SBC-3 5.43).
@@ -160,6 +168,7 @@ impl Entry {
             Needs::Nothing | Needs::UnmapBit => true,
             Needs::Unmap => traits.can_unmap,
             Needs::Groups => traits.has_groups,
+            Needs::Reservations => traits.keeps_reservations,
         }
     }
 
@@ -172,11 +181,23 @@ impl Entry {
         }
     }
 
+    /// What this command of the kind does with the unit. To allow the removal of the medium and to start the unit takes
+    /// nothing from anybody (SPC-4 5.12.1, SBC-3 4.17).
+    pub(crate) fn access_of(&self, cdb: Cdb) -> Access {
+        let harmless = match self.usage.opcode() {
+            0x1e => cdb.byte(4) & 0x03 == 0,
+            0x1b => cdb.byte(4) & 0xf1 == 0x01,
+            _ => false,
+        };
+        if harmless { Alone } else { self.access }
+    }
+
     /// Whether it needs a node through which the unit is to be used. What tells about the unit
     /// does not (SPC-4 5.15.2.4.5 has the least of it), the size included: an initiator that
     /// first meets the unit here knows then what it is once it comes back.
     pub(crate) fn needs_path(&self) -> bool {
-        self.access == Writes || (self.on_medium && self.access == Reads)
+        let on_medium = self.on_medium && matches!(self.access, Reads | Alone);
+        self.access == Writes || on_medium || self.needs == Needs::Reservations
     }
 
     /// Checks the length and the reserved bits of a command of this kind.
@@ -286,6 +307,14 @@ const fn listing(opcode: u8, middle: [u8; 5]) -> Usage {
     Usage::of(&[opcode, a, b, c, d, e, 0xff, 0xff, 0xff, 0xff, 0, 0])
 }
 
+const fn reserve_in(service_action: u8) -> Usage {
+    Usage::of(&[0x5e, service_action, 0, 0, 0, 0, 0, 0xff, 0xff, 0]).with_service_action()
+}
+
+const fn reserve_out(service_action: u8) -> Usage {
+    Usage::of(&[0x5f, service_action, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0]).with_service_action()
+}
+
 const REQUEST_SENSE: Usage = Usage::of(&[0x03, 0x01, 0, 0, 0xff, 0]);
 const INQUIRY: Usage = Usage::of(&[0x12, 0x01, 0xff, 0xff, 0xff, 0]);
 const MODE_SELECT_6: Usage = Usage::of(&[0x15, 0x10, 0, 0, 0xff, 0]);
@@ -311,18 +340,20 @@ const TARGET_PORT_GROUPS: Usage =
 const SUPPORTED_CODES: Usage = listing(0xa3, [0x0c, 0x87, 0xff, 0xff, 0xff]).with_service_action();
 const SUPPORTED_TASK_MANAGEMENT: Usage = listing(0xa3, [0x0d, 0x80, 0, 0, 0]).with_service_action();
 
-use Access::{Free, Reads, Writes};
+use Access::{Alone, Free, Reads, Writes};
 
 /// All commands, by operation code and service action.
-pub(crate) static TABLE: [Entry; 42] = [
-    Entry::new("TEST UNIT READY", Reads, plain_six(0x00), power::test_unit_ready).on_medium(),
+pub(crate) static TABLE: [Entry; 54] = [
+    Entry::new("TEST UNIT READY", Alone, plain_six(0x00), power::test_unit_ready).on_medium(),
     Entry::new("REQUEST SENSE", Free, REQUEST_SENSE, power::request_sense).despite_attention(),
     Entry::new("READ(6)", Reads, six(0x08), rw::read).on_medium(),
     Entry::new("WRITE(6)", Writes, six(0x0a), rw::write).on_medium(),
     Entry::new("INQUIRY", Free, INQUIRY, inquiry::inquiry).despite_attention(),
     Entry::new("MODE SELECT(6)", Writes, MODE_SELECT_6, mode::select),
-    Entry::new("RESERVE(6)", Writes, plain_six(0x16), reserve::reserve),
-    Entry::new("RELEASE(6)", Free, plain_six(0x17), reserve::release),
+    Entry::new("RESERVE(6)", Alone, plain_six(0x16), persistent::reserve)
+        .needing(Needs::Reservations),
+    Entry::new("RELEASE(6)", Free, plain_six(0x17), persistent::release)
+        .needing(Needs::Reservations),
     Entry::new("MODE SENSE(6)", Reads, MODE_SENSE_6, mode::sense),
     Entry::new("START STOP UNIT", Writes, START_STOP, power::start_stop),
     Entry::new("PREVENT ALLOW MEDIUM REMOVAL", Writes, PREVENT_ALLOW, power::prevent_allow),
@@ -340,9 +371,90 @@ pub(crate) static TABLE: [Entry; 42] = [
         .needing(Needs::UnmapBit),
     Entry::new("UNMAP", Writes, UNMAP, provisioning::unmap).on_medium().needing(Needs::Unmap),
     Entry::new("MODE SELECT(10)", Writes, MODE_SELECT_10, mode::select),
-    Entry::new("RESERVE(10)", Writes, plain_ten(0x56), reserve::reserve),
-    Entry::new("RELEASE(10)", Free, plain_ten(0x57), reserve::release),
+    Entry::new("RESERVE(10)", Alone, plain_ten(0x56), persistent::reserve)
+        .needing(Needs::Reservations),
+    Entry::new("RELEASE(10)", Free, plain_ten(0x57), persistent::release)
+        .needing(Needs::Reservations),
     Entry::new("MODE SENSE(10)", Reads, MODE_SENSE_10, mode::sense),
+    Entry::new("PERSISTENT RESERVE IN: READ KEYS", Alone, reserve_in(0), persistent::read_keys)
+        .needing(Needs::Reservations),
+    Entry::new(
+        "PERSISTENT RESERVE IN: READ RESERVATION",
+        Alone,
+        reserve_in(1),
+        persistent::read_reservation,
+    )
+    .needing(Needs::Reservations),
+    Entry::new(
+        "PERSISTENT RESERVE IN: REPORT CAPABILITIES",
+        Alone,
+        reserve_in(2),
+        persistent::report_capabilities,
+    )
+    .needing(Needs::Reservations),
+    Entry::new(
+        "PERSISTENT RESERVE IN: READ FULL STATUS",
+        Alone,
+        reserve_in(3),
+        persistent::read_full_status,
+    )
+    .needing(Needs::Reservations),
+    Entry::new(
+        "PERSISTENT RESERVE OUT: REGISTER",
+        Alone,
+        reserve_out(0),
+        persistent::persistent_reserve_out,
+    )
+    .needing(Needs::Reservations),
+    Entry::new(
+        "PERSISTENT RESERVE OUT: RESERVE",
+        Alone,
+        reserve_out(1),
+        persistent::persistent_reserve_out,
+    )
+    .needing(Needs::Reservations),
+    Entry::new(
+        "PERSISTENT RESERVE OUT: RELEASE",
+        Alone,
+        reserve_out(2),
+        persistent::persistent_reserve_out,
+    )
+    .needing(Needs::Reservations),
+    Entry::new(
+        "PERSISTENT RESERVE OUT: CLEAR",
+        Alone,
+        reserve_out(3),
+        persistent::persistent_reserve_out,
+    )
+    .needing(Needs::Reservations),
+    Entry::new(
+        "PERSISTENT RESERVE OUT: PREEMPT",
+        Alone,
+        reserve_out(4),
+        persistent::persistent_reserve_out,
+    )
+    .needing(Needs::Reservations),
+    Entry::new(
+        "PERSISTENT RESERVE OUT: PREEMPT AND ABORT",
+        Alone,
+        reserve_out(5),
+        persistent::persistent_reserve_out,
+    )
+    .needing(Needs::Reservations),
+    Entry::new(
+        "PERSISTENT RESERVE OUT: REGISTER AND IGNORE EXISTING KEY",
+        Alone,
+        reserve_out(6),
+        persistent::persistent_reserve_out,
+    )
+    .needing(Needs::Reservations),
+    Entry::new(
+        "PERSISTENT RESERVE OUT: REGISTER AND MOVE",
+        Alone,
+        reserve_out(7),
+        persistent::persistent_reserve_out,
+    )
+    .needing(Needs::Reservations),
     Entry::new("READ(16)", Reads, sixteen(0x88, DPO_FUA), rw::read).on_medium(),
     Entry::new("COMPARE AND WRITE", Writes, COMPARE_AND_WRITE, verify::compare_and_write)
         .on_medium(),
@@ -405,8 +517,8 @@ pub(crate) static TABLE: [Entry; 42] = [
 mod tests {
     use super::*;
 
-    const ALL: Traits = Traits { can_unmap: true, has_groups: true };
-    const NONE: Traits = Traits { can_unmap: false, has_groups: false };
+    const ALL: Traits = Traits { can_unmap: true, has_groups: true, keeps_reservations: true };
+    const NONE: Traits = Traits { can_unmap: false, has_groups: false, keeps_reservations: false };
 
     #[test]
     fn the_table_is_in_order_and_every_entry_can_be_found() {
@@ -456,7 +568,8 @@ mod tests {
         assert_eq!(same.check(cdb, ALL), Ok(()));
         assert_eq!(same.check(cdb, NONE), Err(Sense::field(1, Some(3))));
         assert_eq!((same.usage(NONE).bytes()[1], same.usage(ALL).bytes()[1]), (0x01, 0x09));
-        let others = TABLE.iter().filter(|e| !e.is_supported(NONE)).map(|e| e.name);
+        let others = TABLE.iter().filter(|e| !e.is_supported(NONE));
+        let others = others.filter(|e| e.needs != Needs::Reservations).map(|e| e.name);
         assert!(others.eq(["UNMAP", "REPORT TARGET PORT GROUPS"]));
     }
 
@@ -476,10 +589,8 @@ mod tests {
             [
                 "REQUEST SENSE",
                 "INQUIRY",
-                "RELEASE(6)",
                 "MODE SENSE(6)",
                 "READ CAPACITY(10)",
-                "RELEASE(10)",
                 "MODE SENSE(10)",
                 "READ CAPACITY(16)",
                 "REPORT LUNS",

@@ -33,6 +33,13 @@ pub(crate) struct Groups {
     all: Vec<PortGroup>,
 }
 
+impl Groups {
+    /// The relative target port identifiers of all nodes.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = u16> {
+        self.all.iter().map(|group| group.port)
+    }
+}
+
 impl LogicalUnit {
     /// Several nodes serve the unit: this one, which is `own`, and `others`. What differs from
     /// before is told to every initiator.

@@ -50,6 +50,7 @@ impl Code {
     pub const INVALID_FIELD_IN_CDB: Self = Self(0x24, 0x00);
     pub const LOGICAL_UNIT_NOT_SUPPORTED: Self = Self(0x25, 0x00);
     pub const INVALID_FIELD_IN_PARAMETER_LIST: Self = Self(0x26, 0x00);
+    pub const INVALID_RELEASE_OF_PERSISTENT_RESERVATION: Self = Self(0x26, 0x04);
     pub const WRITE_PROTECTED: Self = Self(0x27, 0x00);
     pub const SOFTWARE_WRITE_PROTECTED: Self = Self(0x27, 0x02);
     pub const SPACE_ALLOCATION_FAILED: Self = Self(0x27, 0x07);
@@ -58,6 +59,9 @@ impl Code {
     pub const BUS_DEVICE_RESET: Self = Self(0x29, 0x03);
     pub const NEXUS_LOSS: Self = Self(0x29, 0x07);
     pub const MODE_PARAMETERS_CHANGED: Self = Self(0x2a, 0x01);
+    pub const RESERVATIONS_PREEMPTED: Self = Self(0x2a, 0x03);
+    pub const RESERVATIONS_RELEASED: Self = Self(0x2a, 0x04);
+    pub const REGISTRATIONS_PREEMPTED: Self = Self(0x2a, 0x05);
     pub const ASYMMETRIC_ACCESS_STATE_CHANGED: Self = Self(0x2a, 0x06);
     pub const CAPACITY_DATA_CHANGED: Self = Self(0x2a, 0x09);
     pub const COMMANDS_CLEARED: Self = Self(0x2f, 0x00);
@@ -66,6 +70,7 @@ impl Code {
     pub const INQUIRY_DATA_CHANGED: Self = Self(0x3f, 0x03);
     pub const REPORTED_LUNS_CHANGED: Self = Self(0x3f, 0x0e);
     pub const DATA_PHASE_ERROR: Self = Self(0x4b, 0x00);
+    pub const INSUFFICIENT_REGISTRATION_RESOURCES: Self = Self(0x55, 0x04);
 }
 
 /// Where the wrong field is (SPC-4 4.5.2.4.2).

@@ -5,6 +5,7 @@
 //! asked for. Each may end it. Nothing here waits, reads a clock or touches the volume.
 
 use block::{Blocks, Bufs, Failure, Info, Lba, Request};
+use reservation::{Change, Rights, Table};
 
 use crate::cdb::Cdb;
 use crate::limits::Limits;
@@ -12,6 +13,7 @@ use crate::lun::Lun;
 use crate::mode::Modes;
 use crate::nexus::{Attention, Nexus, NexusId, Nexuses, TooMany, Whom};
 use crate::opcodes::{self, Access, Entry, Traits};
+use crate::persistent::{self, Order, Question};
 use crate::ports::Groups;
 use crate::reply::{Data, Refusal, Reply, Status, Transfer};
 use crate::sense::{Code, Format, Key, Sense};
@@ -36,15 +38,8 @@ pub struct LunConfig {
     pub solid_state: bool,
     /// Most blocks that one command may move; a smaller limit of the device prevails.
     pub max_transfer_blocks: u32,
-}
-
-/// What was reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reset {
-    /// This logical unit.
-    Unit,
-    /// All units of the target.
-    Target,
+    /// Whether persistent reservations are kept, by all nodes that serve it.
+    pub keeps_reservations: bool,
 }
 
 /// A command that came in.
@@ -57,6 +52,22 @@ pub struct Arrival<'a> {
     pub window: Transfer,
     /// The units that this initiator sees at this target, in ascending order.
     pub luns: &'a [Lun],
+    /// What all nodes know of the unit, as far as this initiator is concerned.
+    pub known: Known,
+}
+
+/// What all nodes that serve a unit know of it alike (crate `reservation`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// What the initiator may do, by the reservations.
+    pub rights: Rights,
+    /// What of the mode pages is not as it was at first (`Table::modes`).
+    pub modes: u32,
+}
+
+impl Known {
+    /// Of a unit that nobody has reserved or changed.
+    pub const NOTHING: Self = Self { rights: Rights::ALL, modes: 0 };
 }
 
 /// What to do with a command that came in.
@@ -75,6 +86,12 @@ pub enum Step {
     Reply(Reply),
     /// Have the volume do this, then [`LogicalUnit::finish`] it with what became of it.
     Run(Request, Running),
+    /// Change what all nodes know on behalf of the initiator, then [`LogicalUnit::finish`] it, without data, with
+    /// what became of it, or [`LogicalUnit::refused`].
+    Alter(Change, Running),
+    /// Look up what all nodes know, then [`LogicalUnit::consulted`], or [`LogicalUnit::finish`] it
+    /// with why that failed.
+    Consult(Running),
 }
 
 /// An admitted command: checked, and waiting for its data if it has any.
@@ -147,6 +164,22 @@ pub(crate) enum Todo {
     },
     Flush,
     Stop,
+    PersistentReserve(Order),
+    ReserveUnit,
+    ReleaseUnit,
+    Ask {
+        question: Question,
+        allocation: u16,
+    },
+}
+
+/// What a command that has its data comes to.
+enum Prepared {
+    Run(Request, After),
+    Alter(Change, After),
+    Consult(After),
+    /// There is nothing left to do.
+    Done,
 }
 
 /// A command that the volume works on.
@@ -163,6 +196,8 @@ enum After {
     Data,
     Verify(Request),
     Stopped,
+    Modes(Modes),
+    Answer { question: Question, allocation: u16 },
 }
 
 /// [`Arrival`], taken apart.
@@ -171,6 +206,7 @@ pub(crate) struct Incoming<'a> {
     pub(crate) nexus: NexusId,
     pub(crate) window: Transfer,
     pub(crate) luns: &'a [Lun],
+    pub(crate) rights: Rights,
 }
 
 /// What a command's own code makes of it.
@@ -202,8 +238,6 @@ pub struct LogicalUnit {
     pub(crate) limits: Limits,
     pub(crate) modes: Modes,
     pub(crate) nexuses: Nexuses,
-    /// Who holds the unit by RESERVE (SPC-2 7.21).
-    pub(crate) reserved_by: Option<NexusId>,
     pub(crate) stopped: bool,
     /// Target port groups, if several nodes serve the unit.
     pub(crate) groups: Option<Groups>,
@@ -220,7 +254,6 @@ impl LogicalUnit {
             limits,
             modes: Modes::default(),
             nexuses: Nexuses::default(),
-            reserved_by: None,
             stopped: false,
             groups: None,
         }
@@ -243,12 +276,9 @@ impl LogicalUnit {
         self.nexuses.add(nexus)
     }
 
-    /// An initiator left or was lost; what it had reserved is free (SAM-5 6.3.4).
+    /// An initiator left or was lost (SAM-5 6.3.4).
     pub fn remove_nexus(&mut self, id: NexusId) {
         self.nexuses.remove(id);
-        if self.reserved_by == Some(id) {
-            self.reserved_by = None;
-        }
     }
 
     /// Initiators at present.
@@ -257,18 +287,10 @@ impl LogicalUnit {
         self.nexuses.len()
     }
 
-    /// The unit was reset, alone or with its target: reservations, mode pages and power condition
-    /// are as at the beginning, and everybody is told (SAM-5 6.3.2, 6.3.3). Commands in flight
-    /// are the transport's to abort.
-    pub fn reset(&mut self, what: Reset) {
-        self.modes = Modes::default();
-        self.reserved_by = None;
+    /// The unit was reset, with what all nodes know of it: it runs (SAM-5 6.3.2, 6.3.3). Commands in flight are
+    /// the transport's to abort, and it has everybody told.
+    pub fn reset(&mut self) {
         self.stopped = false;
-        let attention = match what {
-            Reset::Unit => Attention::UnitReset,
-            Reset::Target => Attention::TargetReset,
-        };
-        self.nexuses.raise(Whom::All, attention);
     }
 
     /// Has `whom` told `what` with their next command.
@@ -292,11 +314,13 @@ impl LogicalUnit {
 
     /// Decides about a command that came in.
     pub fn admit(&mut self, nexus: NexusId, arrival: &Arrival<'_>) -> Admission {
+        self.set_modes(arrival.known.modes);
         let cmd = Incoming {
             cdb: Cdb::new(arrival.cdb),
             nexus,
             window: arrival.window,
             luns: arrival.luns,
+            rights: arrival.known.rights,
         };
         match self.consider(&cmd) {
             Ok(Outcome::Accept(command)) => Admission::Accept(command),
@@ -314,7 +338,7 @@ impl LogicalUnit {
         }
         let traits = self.traits();
         let entry = opcodes::of(cmd.cdb).and_then(|e| e.supported(traits));
-        self.check_reservation(cmd.nexus, &entry)?;
+        check_reservation(cmd, entry)?;
         if !entry.is_ok_and(|e| !e.tells_attention)
             && let Some(attention) = self.nexuses.take_attention(cmd.nexus)
         {
@@ -331,26 +355,16 @@ impl LogicalUnit {
         (entry.run)(self, cmd)
     }
 
-    /// RESERVATION CONFLICT goes before every CHECK CONDITION (SAM-5 5.3.3). Persistent
-    /// reservations will decide here by [`Access`].
-    fn check_reservation(
-        &self,
-        nexus: NexusId,
-        entry: &Result<&Entry, Sense>,
-    ) -> Result<(), Refusal> {
-        let free = entry.is_ok_and(|e| e.access == Access::Free);
-        match self.reserved_by {
-            Some(holder) if holder != nexus && !free => Err(Status::ReservationConflict.into()),
-            _ => Ok(()),
-        }
-    }
-
     pub(crate) fn can_unmap(&self) -> bool {
         self.info.unmap_granularity_blocks > 0
     }
 
     pub(crate) fn traits(&self) -> Traits {
-        Traits { can_unmap: self.can_unmap(), has_groups: self.groups.is_some() }
+        Traits {
+            can_unmap: self.can_unmap(),
+            has_groups: self.groups.is_some(),
+            keeps_reservations: self.config.keeps_reservations,
+        }
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
@@ -366,14 +380,20 @@ impl LogicalUnit {
         } else {
             Err(Sense::new(Key::AbortedCommand, Code::DATA_PHASE_ERROR))
         };
+        let running = |after| Running { after, wanted, window_in };
         match prepared {
-            Ok(Some((request, after))) => Step::Run(request, Running { after, wanted, window_in }),
-            Ok(None) => Step::Reply(Reply::good(Data::None, wanted, window_in)),
-            Err(sense) => {
-                let refusal = Refusal { wanted, ..sense.into() };
-                Step::Reply(refusal.into_reply(self.sense_format()))
-            }
+            Ok(Prepared::Run(request, after)) => Step::Run(request, running(after)),
+            Ok(Prepared::Alter(change, after)) => Step::Alter(change, running(after)),
+            Ok(Prepared::Consult(after)) => Step::Consult(running(after)),
+            Ok(Prepared::Done) => Step::Reply(Reply::good(Data::None, wanted, window_in)),
+            Err(sense) => self.ends(wanted, sense.into()),
         }
+    }
+
+    /// A command that has started ends so.
+    fn ends(&self, wanted: Transfer, refusal: Refusal) -> Step {
+        let refusal = Refusal { wanted, ..refusal };
+        Step::Reply(refusal.into_reply(self.sense_format()))
     }
 
     /// Whether the write cache is on, as MODE SELECT left it (WCE, SBC-3 6.4.5).
@@ -382,57 +402,102 @@ impl LogicalUnit {
         self.modes.wce
     }
 
-    /// The request that a command comes to; `None` when there is nothing left to do.
-    fn prepare(
-        &mut self,
-        nexus: NexusId,
-        todo: Todo,
-        data: Bufs,
-    ) -> Result<Option<(Request, After)>, Sense> {
-        let through = self.info.volatile_cache && !self.modes.wce;
+    fn set_modes(&mut self, bits: u32) {
+        self.modes = Modes::from_bits(bits);
+    }
+
+    /// What a command comes to.
+    fn prepare(&mut self, nexus: NexusId, todo: Todo, data: Bufs) -> Result<Prepared, Sense> {
         let (request, after) = match todo {
-            Todo::Read(range) => (Request::Read { range }, After::Data),
-            Todo::Write { at, fua } => {
-                (Request::Write { at, data, fua: fua || through }, After::Status)
+            Todo::ModeSelect { long_header } => return self.select_modes(&data, long_header),
+            Todo::PersistentReserve(order) => {
+                let change = persistent::change(order, &data.to_vec(), &self.ports(nexus))?;
+                return Ok(Prepared::Alter(change, After::Status));
             }
-            Todo::WriteAndVerify { at, compare } => {
-                let verify = verify::written(at, &data, compare, self.info.block_size);
-                (Request::Write { at, data, fua: true }, After::Verify(verify))
-            }
-            Todo::Verify(range) => (Request::Verify { range }, After::Status),
-            Todo::Compare(range) => {
-                let data = verify::repeated(data, range, self.info.block_size);
-                (Request::Compare { at: range.at, data }, After::Status)
-            }
-            Todo::CompareAndWrite { at, fua } => {
-                (verify::compare_then_write(at, &data, fua || through), After::Status)
-            }
-            Todo::WriteSame { range, unmap } => {
-                (provisioning::fill(range, data, unmap, through), After::Status)
-            }
-            Todo::Zero { range, unmap } => {
-                (Request::Zero { range, unmap, fua: through }, After::Status)
+            Todo::ReserveUnit => return Ok(Prepared::Alter(Change::ReserveUnit, After::Status)),
+            Todo::ReleaseUnit => return Ok(Prepared::Alter(Change::ReleaseUnit, After::Status)),
+            Todo::Ask { question, allocation } => {
+                return Ok(Prepared::Consult(After::Answer { question, allocation }));
             }
             Todo::Unmap => {
                 let ranges = provisioning::ranges(&data, &self.limits, self.info.blocks)?;
                 if ranges.is_empty() {
-                    return Ok(None);
+                    return Ok(Prepared::Done);
                 }
                 (Request::Unmap { ranges }, After::Status)
             }
-            Todo::ModeSelect { long_header } => {
-                mode::apply(self, nexus, &data.to_vec(), long_header)?;
-                if self.modes.wce {
-                    return Ok(None);
-                }
-                // Who turns the cache off will not flush: what was written before must not need it. Also
-                // where it is off already: the flush for that may be on its way or have failed.
-                (Request::Flush, After::Status)
-            }
+            Todo::Read(range) => (Request::Read { range }, After::Data),
+            Todo::Verify(range) => (Request::Verify { range }, After::Status),
             Todo::Flush => (Request::Flush, After::Status),
             Todo::Stop => (Request::Flush, After::Stopped),
+            writing => self.prepare_data(writing, data),
         };
-        Ok(Some((request, after)))
+        Ok(Prepared::Run(request, after))
+    }
+
+    /// The same for what compares or writes blocks.
+    fn prepare_data(&self, todo: Todo, data: Bufs) -> (Request, After) {
+        let through = self.info.volatile_cache && !self.modes.wce;
+        let request = match todo {
+            Todo::Write { at, fua } => Request::Write { at, data, fua: fua || through },
+            Todo::WriteAndVerify { at, compare } => {
+                let verify = verify::written(at, &data, compare, self.info.block_size);
+                return (Request::Write { at, data, fua: true }, After::Verify(verify));
+            }
+            Todo::Compare(range) => {
+                let data = verify::repeated(data, range, self.info.block_size);
+                Request::Compare { at: range.at, data }
+            }
+            Todo::CompareAndWrite { at, fua } => {
+                verify::compare_then_write(at, &data, fua || through)
+            }
+            Todo::WriteSame { range, unmap } => provisioning::fill(range, data, unmap, through),
+            Todo::Zero { range, unmap } => Request::Zero { range, unmap, fua: through },
+            _ => Request::Flush,
+        };
+        (request, After::Status)
+    }
+
+    /// MODE SELECT. Who turns the write cache off will not flush: what was written before must not need it.
+    /// So it is flushed also where it is off already: the flush for that may be on its way or have
+    /// failed.
+    fn select_modes(&self, list: &Bufs, long_header: bool) -> Result<Prepared, Sense> {
+        let modes = mode::wanted(self, &list.to_vec(), long_header)?;
+        if modes != self.modes {
+            return Ok(Prepared::Alter(Change::Modes(modes.bits()), After::Modes(modes)));
+        }
+        Ok(match modes.wce {
+            true => Prepared::Done,
+            false => Prepared::Run(Request::Flush, After::Status),
+        })
+    }
+
+    /// The relative target port identifiers of the target that an initiator came to.
+    fn ports(&self, nexus: NexusId) -> Vec<u16> {
+        match &self.groups {
+            Some(groups) => groups.ports().collect(),
+            None => {
+                self.nexuses.get(nexus).map(|n| n.target_port.relative_id).into_iter().collect()
+            }
+        }
+    }
+
+    /// A change was refused that a [`Step::Alter`] asked for.
+    #[expect(clippy::needless_pass_by_value, reason = "a command ends once")]
+    pub fn refused(&mut self, running: Running, why: reservation::Refusal) -> Step {
+        self.ends(running.wanted, persistent::refused(why))
+    }
+
+    /// What all nodes know is this, which a [`Step::Consult`] asked for.
+    #[expect(clippy::needless_pass_by_value, reason = "a command ends once")]
+    pub fn consulted(&mut self, running: Running, table: &Table) -> Step {
+        let After::Answer { question, allocation } = running.after else {
+            return self.ends(running.wanted, Status::Busy.into());
+        };
+        let mut data = persistent::answer(question, table);
+        data.truncate(usize::from(allocation));
+        let wanted = Transfer::to_initiator(data.len() as u64);
+        Step::Reply(Reply::good(Data::Bytes(data), wanted, running.window_in))
     }
 
     /// The volume has done what a [`Step::Run`] asked for, with this result.
@@ -442,15 +507,22 @@ impl LogicalUnit {
             Ok(data) => data,
             Err(failure) => {
                 let refusal = failure::refusal(failure, self.modes.tas, self.access());
-                let refusal = Refusal { wanted, ..refusal };
-                return Step::Reply(refusal.into_reply(self.sense_format()));
+                return self.ends(wanted, refusal);
             }
         };
         let data = match after {
             After::Data => Data::Bufs(data),
-            After::Status => Data::None,
+            After::Status | After::Answer { .. } => Data::None,
             After::Stopped => {
                 self.stopped = true;
+                Data::None
+            }
+            After::Modes(modes) => {
+                self.modes = modes;
+                if !modes.wce {
+                    let after = After::Status;
+                    return Step::Run(Request::Flush, Running { after, wanted, window_in });
+                }
                 Data::None
             }
             After::Verify(request) => {
@@ -459,6 +531,20 @@ impl LogicalUnit {
         };
         Step::Reply(Reply::good(data, wanted, window_in))
     }
+}
+
+/// RESERVATION CONFLICT goes before every CHECK CONDITION (SAM-5 5.3.3). The volume judges once more, what reads or
+/// writes, when it begins.
+fn check_reservation(cmd: &Incoming<'_>, entry: Result<&Entry, Sense>) -> Result<(), Refusal> {
+    let rights = cmd.rights;
+    let access = entry.map_or(Access::Alone, |entry| entry.access_of(cmd.cdb));
+    let conflicts = match access {
+        Access::Free => false,
+        Access::Alone => !rights.sole,
+        Access::Reads => !rights.sole || !rights.reads,
+        Access::Writes => !rights.sole || !rights.writes,
+    };
+    if conflicts { Err(Status::ReservationConflict.into()) } else { Ok(()) }
 }
 
 /// What a unit says that START STOP UNIT has stopped (SBC-3 5.25).

@@ -15,6 +15,8 @@ pub struct Command(Rc<State>);
 #[derive(Debug, Default)]
 struct State {
     aborted: Cell<bool>,
+    /// By a reservation.
+    revoked: Cell<bool>,
     /// Set while the command has its memory; a handle that outlives the command holds none.
     ctx: RefCell<Option<Ctx>>,
     waker: RefCell<Option<Waker>>,
@@ -37,6 +39,16 @@ impl Command {
     #[must_use]
     pub fn is_aborted(&self) -> bool {
         self.0.aborted.get()
+    }
+
+    /// Its caller may not do that any more: ends it as an abort does.
+    pub(crate) fn revoke(&self) {
+        self.0.revoked.set(true);
+        self.abort();
+    }
+
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.0.revoked.get()
     }
 
     pub(crate) fn set_ctx(&self, ctx: &Ctx) {

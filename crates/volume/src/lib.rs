@@ -5,18 +5,24 @@
 //! * admits a command once its worst case of memory is promised ([`block::Credit`]),
 //! * serialises overlapping commands of which one writes, in order of arrival ([`block::RangeLocks`]),
 //! * composes what front ends ask ([`block::Request`]) from the five operations ([`compose`]),
+//! * judges every command by the reservations of all nodes ([`Gate`], RFD 0013),
 //! * shares flushes, aborts on request, counts and measures ([`stats`]).
 //!
 //! # Invariants
 //! * Below a volume no two overlapping operations run at once if one of them writes.
 //! * COMPARE AND WRITE holds its range from the comparison to the end of the write.
+//! * A change of the reservations is answered when nothing that it forbids is under way any more, at any node.
 //! * Every accepted command is answered exactly once, also when it was aborted.
 
 mod command;
 mod compose;
+mod gate;
+mod reservations;
 mod stats;
 mod volume;
 
 pub use command::Command;
+pub use gate::{Caller, Gate, Listener, Need, Standing};
+pub use reservations::Unaltered;
 pub use stats::{Kind, KindStats, Snapshot};
 pub use volume::Volume;

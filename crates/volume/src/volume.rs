@@ -1,6 +1,6 @@
 //! Acceptance, admission and the end of commands.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,6 +15,8 @@ use block::{
 use tokio::time::Instant;
 
 use crate::command::Command;
+use crate::gate::{Caller, Flight, Gate, Need};
+use crate::reservations::Keeping;
 use crate::stats::{Counters, Kind, Snapshot};
 
 /// Longest read or write that begins where it is accepted, in bytes. Whatever takes longer must be a
@@ -29,6 +31,8 @@ pub struct Volume {
     pub(crate) locks: Rc<RangeLocks>,
     pub(crate) flushes: FlushGate,
     pub(crate) counters: Counters,
+    /// Its reservations, if it keeps any.
+    pub(crate) keeping: OnceCell<Keeping>,
     epoch: Epoch,
     closed: Cell<bool>,
     /// Commands that have been accepted and wait for the first turn of their task.
@@ -62,6 +66,7 @@ impl Volume {
             locks: Rc::default(),
             flushes: FlushGate::default(),
             counters: Counters::default(),
+            keeping: OnceCell::new(),
             epoch,
             closed: Cell::new(false),
             unbegun: Cell::new(0),
@@ -81,12 +86,26 @@ impl Volume {
         self.counters.snapshot()
     }
 
-    /// Accepts `request`: from here on the volume owns it, and answers through `done` exactly
+    /// [`Self::start_for`] the node itself, which no reservation binds.
+    pub fn start<D>(self: &Rc<Self>, request: Request, account: &Account, done: D) -> Command
+    where
+        D: FnOnce(Result<Bufs, Failure>) + 'static,
+    {
+        self.start_for(&Gate::node(), request, account, done)
+    }
+
+    /// Accepts `request` of a caller: from here on the volume owns it, and answers through `done` exactly
     /// once. Memory beyond the request's own data is charged to `account`.
     ///
     /// Must be called in a `LocalSet`. A short read or write that need not wait for anything has
     /// been answered when this returns.
-    pub fn start<D>(self: &Rc<Self>, request: Request, account: &Account, done: D) -> Command
+    pub fn start_for<D>(
+        self: &Rc<Self>,
+        caller: &Rc<Caller>,
+        request: Request,
+        account: &Account,
+        done: D,
+    ) -> Command
     where
         D: FnOnce(Result<Bufs, Failure>) + 'static,
     {
@@ -95,6 +114,7 @@ impl Volume {
         self.counters.update(|s| s.in_flight += 1);
         let accepted = Accepted { volume: Rc::clone(self), command, done: Some(done) };
         let account = account.clone();
+        let flight = caller.begins(Need::of(&request), &handle);
         let (kind, bytes) = (Kind::of(&request), request_bytes(&request, self.info().block_size));
         let moves_data = matches!(request, Request::Read { .. } | Request::Write { .. });
         let short = moves_data && bytes <= SHORT_BYTES;
@@ -106,8 +126,13 @@ impl Volume {
             let since = Instant::now();
             let Accepted { volume, command, .. } = &accepted;
             volume.unbegun.update(|n| n - 1);
-            let result = volume.run(request, &account, command).await;
-            drop(account);
+            let result = match volume.run(request, &account, &flight, command).await {
+                Err(Failure::Device(Error::Aborted)) if command.is_revoked() => {
+                    Err(Failure::Conflict)
+                }
+                result => result,
+            };
+            drop((account, flight));
             if command.is_aborted() {
                 volume.counters.update(|s| s.aborts += 1);
             }
@@ -171,12 +196,16 @@ impl Volume {
         &self,
         request: Request,
         account: &Account,
+        flight: &Flight,
         command: &Command,
     ) -> Result<Bufs, Failure> {
         if self.closed.get() {
             return Err(Error::Gone.into());
         }
         self.check(&request)?;
+        if let Some(keeping) = self.keeping.get() {
+            keeping.gate.admit(flight, command).await?;
+        }
         let ctx = self.admit(&request, account, command).await?;
         match request {
             Request::Read { range } => {
@@ -224,7 +253,12 @@ impl Volume {
         Ok(ctx)
     }
 
-    fn wake_if_idle(&self) {
+    /// Whether it takes no commands any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    pub(crate) fn wake_if_idle(&self) {
         if self.closed.get() && self.counters.in_flight() == 0 {
             self.idle.take().into_iter().for_each(Waker::wake);
         }

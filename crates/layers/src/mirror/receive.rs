@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use block::{Ctx, Failure};
+use block::{Ctx, Error, Failure};
 use peer::{Change, Entry, Kind, Link, Message, NodeId, Outcome, Received, Role, Tag, View};
 
 use super::link::is_lease;
@@ -241,5 +241,7 @@ pub(super) fn outcome(result: Result<(), Failure>) -> Outcome {
         Ok(()) => Outcome::Done,
         Err(Failure::Miscompare { offset }) => Outcome::Miscompare { offset },
         Err(Failure::Device(e)) => Outcome::Failed(e),
+        // Reservations are judged above the mirror: nothing here finds any.
+        Err(Failure::Conflict) => Outcome::Failed(Error::Aborted),
     }
 }

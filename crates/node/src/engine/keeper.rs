@@ -18,7 +18,7 @@ use target::server::{Door, Limits, Served, Server, Service};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use uuid::Uuid;
-use volume::Volume;
+use volume::{Gate, Standing, Volume};
 
 use super::backing::{self, Backed, BackingError, Image};
 use super::distrust::Distrust;
@@ -131,8 +131,8 @@ impl Keeper {
         let (backed, mirrored) = opened?;
         let image = backed.image();
         let volume = match &mirrored {
-            None => Volume::new(backed.dev(), Epoch::default()),
-            Some(mirrored) => mirrored.volume(),
+            None => self.volume_of(&backed),
+            Some(mirrored) => mirrored.volume(&self.core),
         };
         self.server.add_volume(Served {
             id: volume_id(record.id),
@@ -143,6 +143,16 @@ impl Keeper {
         });
         self.open.borrow_mut().insert(record.id, Kept { volume, backed, mirrored });
         Ok(image)
+    }
+
+    /// What owns the commands of a volume that only this node has. Power is lost, as far as initiators can tell,
+    /// whenever it is closed.
+    fn volume_of(&self, backed: &Backed) -> Rc<Volume> {
+        let volume = Volume::new(backed.dev(), Epoch::default());
+        let (gate, seat) = (Rc::new(Gate::default()), self.core.random_u64());
+        gate.set_standing(Standing { era: seat, seat, seats: vec![seat] });
+        volume.keep_reservations(gate, self.core.pool().account());
+        volume
     }
 
     /// Opens an image, and the mirror that it is a copy of.

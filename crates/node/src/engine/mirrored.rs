@@ -11,13 +11,14 @@ use block::{AccessState, Dev, Epoch};
 use layers::file::File;
 use layers::mirror::log::{Damage, Found, IntentLog, LogError};
 use layers::mirror::member::Why;
+use layers::mirror::record::Record;
 use layers::mirror::{Mirror, Parts, Status, Verified};
 use peer::{Endpoint, Greeting, NodeId, PeerAddresses};
 use rt::Core;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
-use volume::Volume;
+use volume::{Gate, Standing, Volume};
 
 use super::access::{Idle, access};
 use super::backing::BackingError;
@@ -53,6 +54,8 @@ pub(super) struct Mirrored {
     me: NodeId,
     grace: Duration,
     mirror: Mirror,
+    /// What judges its commands by reservations.
+    gate: Rc<Gate>,
     endpoint: Endpoint<Mirror>,
     access: AccessState,
     peers: tokio::sync::Mutex<BTreeMap<NodeId, PeerAddresses>>,
@@ -119,6 +122,7 @@ impl Mirrored {
         file: &Rc<File>,
     ) -> Result<Self, BackingError> {
         let (log, found) = open_log(core, distrust, file).await?;
+        let gate = Rc::new(Gate::default());
         let parts = Parts {
             node: seat.node,
             core: core.clone(),
@@ -126,7 +130,7 @@ impl Mirrored {
             leg: Dev::shared(Rc::clone(file)),
             log,
             found,
-            keeper: Rc::new(()),
+            keeper: Rc::clone(&gate) as Rc<dyn block::Aside>,
             records: seat.mirrors.of(volume),
             settings: seat.settings,
             turns: Arc::clone(&seat.turns),
@@ -140,7 +144,7 @@ impl Mirrored {
         let endpoint = Endpoint::new(core.clone(), seat.identity(volume), handler);
         mirror.set_paths(endpoint.paths_for_handler());
         let state = AccessState::new(block::Access::Transitioning);
-        let telling = tell_access(mirror.clone(), seat.node, state.clone());
+        let telling = tell_access(mirror.clone(), seat.node, state.clone(), Rc::clone(&gate));
         let (distrust, image) = (distrust.clone(), file.label().image);
         let noting = note_loss(mirror.clone(), distrust.clone(), image);
         let telling = async move {
@@ -150,6 +154,7 @@ impl Mirrored {
             me: seat.node,
             grace: seat.settings.member.grace(),
             mirror,
+            gate,
             endpoint,
             access: state,
             peers: tokio::sync::Mutex::default(),
@@ -160,9 +165,11 @@ impl Mirrored {
     }
 
     /// What owns its commands.
-    pub(super) fn volume(&self) -> Rc<Volume> {
+    pub(super) fn volume(&self, core: &Core) -> Rc<Volume> {
         let compares = Rc::new(self.mirror.clone());
-        Volume::shared(Dev::new(self.mirror.clone()), compares, Epoch::default())
+        let volume = Volume::shared(Dev::new(self.mirror.clone()), compares, Epoch::default());
+        volume.keep_reservations(Rc::clone(&self.gate), core.pool().account());
+        volume
     }
 
     /// How it is to be used through this node.
@@ -343,8 +350,15 @@ async fn note_loss(mirror: Mirror, distrust: Distrust, image: Uuid) {
     }
 }
 
+/// What of its reservations holds, by this record.
+fn standing(record: &Record, me: NodeId) -> Standing {
+    let seats = record.in_sync.iter().map(|m| m.incarnation.0).collect();
+    let seat = record.member(me).map_or(0, |m| m.incarnation.0);
+    Standing { era: record.born.0, seat, seats }
+}
+
 /// Tells how the volume is to be used through node `me`, for as long as the mirror lives.
-async fn tell_access(mirror: Mirror, me: NodeId, state: AccessState) {
+async fn tell_access(mirror: Mirror, me: NodeId, state: AccessState, gate: Rc<Gate>) {
     let (mut served, mut has_served) = (Instant::now(), false);
     loop {
         let status = mirror.status();
@@ -358,6 +372,9 @@ async fn tell_access(mirror: Mirror, me: NodeId, state: AccessState) {
             unanswered: status.unanswered,
         });
         let now = access(me, idle);
+        if let Some(record) = &status.record {
+            gate.set_standing(standing(record, me));
+        }
         // Told before commands end, so that what they end with sends initiators elsewhere.
         state.set(now);
         mirror.set_holds(now != block::Access::Unavailable);

@@ -1,9 +1,10 @@
 //! A unit on a workbench: a volume in memory behind it, initiators in front of it.
 
 use block::{Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Pool, Request};
+use reservation::{Change, Initiator, Party, Refusal, Table};
 use scsi::{
-    Admission, Arrival, Command, Data, LogicalUnit, Lun, LunConfig, Nexus, NexusId, Reply, Status,
-    Step, TargetPort, Transfer,
+    Admission, Arrival, Command, Data, Known, LogicalUnit, Lun, LunConfig, Nexus, NexusId, Reply,
+    Status, Step, TargetPort, Transfer,
 };
 
 pub(crate) const BLOCK: u64 = 512;
@@ -36,7 +37,15 @@ pub(crate) fn config() -> LunConfig {
         thin: true,
         solid_state: true,
         max_transfer_blocks: 1 << 20,
+        keeps_reservations: true,
     }
+}
+
+/// What the nexus is called among those who reserve.
+pub(crate) fn party(n: u32) -> Party {
+    let [_, _, isid @ ..] = u64::from(n).to_be_bytes();
+    let name = "iqn.2025-01.example:host".to_owned();
+    Party { initiator: Initiator::Iscsi { name, isid }, port: 1 }
 }
 
 pub(crate) fn nexus(n: u32) -> Nexus {
@@ -120,6 +129,10 @@ pub(crate) struct Bench {
     /// What the volume answers instead of doing anything.
     pub(crate) fail: Option<Failure>,
     pub(crate) luns: Vec<Lun>,
+    /// What all nodes know.
+    pub(crate) table: Table,
+    /// Who the initiators are.
+    parties: Vec<(NexusId, Party)>,
     account: Account,
 }
 
@@ -136,6 +149,8 @@ impl Bench {
             log: Vec::new(),
             fail: None,
             luns: vec![Lun::new(0).expect("a small number")],
+            table: Table::default(),
+            parties: Vec::new(),
             account: Pool::new(8 << 20).expect("a small pool").account(),
         };
         let id = bench.join(1);
@@ -144,14 +159,41 @@ impl Bench {
 
     /// One more initiator that has been told of the power-on.
     pub(crate) fn join(&mut self, n: u32) -> NexusId {
-        let id = self.unit.add_nexus(nexus(n)).expect("there is room");
+        let id = self.join_waiting(n);
         assert_eq!(verdict(&self.ask(id, &[0; 6])), "06/29/00");
         id
     }
 
     /// One more initiator that has not been told yet.
     pub(crate) fn join_waiting(&mut self, n: u32) -> NexusId {
-        self.unit.add_nexus(nexus(n)).expect("there is room")
+        let id = self.unit.add_nexus(nexus(n)).expect("there is room");
+        self.parties.push((id, party(n)));
+        id
+    }
+
+    /// An initiator is lost.
+    pub(crate) fn part(&mut self, id: NexusId) {
+        self.unit.remove_nexus(id);
+        self.alter(id, &Change::Leave).expect("nobody can be kept from that");
+    }
+
+    fn party(&self, id: NexusId) -> Party {
+        let found = self.parties.iter().find(|(other, _)| *other == id);
+        found.map_or(Party::NOBODY, |(_, party)| party.clone())
+    }
+
+    fn known(&self, id: NexusId) -> Known {
+        Known { rights: self.table.rights(&self.party(id)), modes: self.table.modes }
+    }
+
+    /// As a volume changes what all nodes know; who aborts is told to nobody.
+    pub(crate) fn alter(&mut self, by: NexusId, change: &Change) -> Result<(), Refusal> {
+        let Some(next) = self.table.change(&self.party(by), 1, change)? else { return Ok(()) };
+        for (id, party) in &self.parties {
+            self.unit.told(*id, Table::notices(&self.table, &next, party));
+        }
+        self.table = next;
+        Ok(())
     }
 
     pub(crate) fn bufs(&self, bytes: &[u8]) -> Bufs {
@@ -160,7 +202,8 @@ impl Bench {
     }
 
     pub(crate) fn arrive(&mut self, id: NexusId, cdb: &[u8], window: Transfer) -> Admission {
-        self.unit.admit(id, &Arrival { cdb, window, luns: &self.luns })
+        let known = self.known(id);
+        self.unit.admit(id, &Arrival { cdb, window, luns: &self.luns, known })
     }
 
     /// A command that brings no data and takes what it gets.
@@ -191,6 +234,13 @@ impl Bench {
                     let result = self.execute(request);
                     step = self.unit.finish(running, result);
                 }
+                Step::Alter(change, running) => {
+                    step = match self.alter(id, &change) {
+                        Ok(()) => self.unit.finish(running, Ok(Bufs::new())),
+                        Err(why) => self.unit.refused(running, why),
+                    };
+                }
+                Step::Consult(running) => step = self.unit.consulted(running, &self.table),
             }
         }
     }

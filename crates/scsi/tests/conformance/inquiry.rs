@@ -1,6 +1,6 @@
 //! SPC-4 6.6 INQUIRY, 7.8 VPD pages, 6.33 REPORT LUNS.
 
-use scsi::{Address, Arrival, Lun, Transfer, answer_absent};
+use scsi::{Address, Arrival, Known, Lun, Transfer, answer_absent};
 
 use crate::bench::{Bench, config, data, info, pointer, verdict};
 
@@ -176,7 +176,10 @@ fn report_luns() {
 
 fn absent(address: Address, cdb: &[u8]) -> scsi::Reply {
     let luns = [Lun::new(3).expect("a small number")];
-    answer_absent(address, &Arrival { cdb, window: Transfer::to_initiator(256), luns: &luns })
+    answer_absent(
+        address,
+        &Arrival { cdb, window: Transfer::to_initiator(256), luns: &luns, known: Known::NOTHING },
+    )
 }
 
 /// SAM-5 5.11: commands to a unit that is not there.

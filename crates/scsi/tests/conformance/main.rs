@@ -6,6 +6,7 @@ mod inquiry;
 mod lifecycle;
 mod mode;
 mod oracle;
+mod persistent;
 mod ports;
 mod provisioning;
 mod random;

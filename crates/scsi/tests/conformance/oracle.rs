@@ -2,9 +2,10 @@
 //! `scsi_cdb`: bytes are read as a script of commands, replies of the volume and events.
 
 use block::{Access, Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Pool, Request};
+use reservation::{Change, Initiator, Party, Table};
 use scsi::{
-    Admission, Arrival, Attention, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, Reply,
-    Reset, Status, Step, TargetPort, Transfer, Whom,
+    Admission, Arrival, Attention, Known, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup,
+    Reply, Status, Step, TargetPort, Transfer, Whom,
 };
 
 const BLOCK: u32 = 512;
@@ -54,6 +55,8 @@ struct World {
     unit: LogicalUnit,
     blocks: u64,
     ids: Vec<NexusId>,
+    /// What all nodes know.
+    table: Table,
     account: Account,
 }
 
@@ -96,9 +99,16 @@ impl World {
             thin: flags & 32 != 0,
             solid_state: true,
             max_transfer_blocks: u32::MAX,
+            keeps_reservations: flags & 8 == 0,
         };
         let account = ACCOUNT.with(Account::clone);
-        let mut world = Self { unit: LogicalUnit::new(config, info), blocks, ids: vec![], account };
+        let mut world = Self {
+            unit: LogicalUnit::new(config, info),
+            blocks,
+            ids: vec![],
+            table: Table::default(),
+            account,
+        };
         world.join();
         world
     }
@@ -120,13 +130,28 @@ impl World {
         match script.byte() % 8 {
             0 if self.ids.len() < 1000 => self.join(),
             1 => self.unit.remove_nexus(id),
-            2 => self.unit.reset(Reset::Unit),
-            3 => self.unit.reset(Reset::Target),
+            2 => self.alter(id, &Change::Reset { target: false }),
+            3 => self.alter(id, &Change::Evict),
             4 => self.unit.attend(Whom::AllBut(id), Attention::CommandsCleared),
             5 => self.unit.set_access(access(script.byte())),
             6 => self.set_port_groups(script.byte()),
             _ => self.unit.attend(Whom::Only(id), Attention::LunsChanged),
         }
+    }
+
+    /// Of which initiators there are four to the reservations.
+    fn party(&self, id: NexusId) -> Party {
+        let at = self.ids.iter().position(|other| *other == id).unwrap_or(0);
+        let name = format!("iqn.{}", at % 4);
+        Party { initiator: Initiator::Iscsi { name, isid: [0; 6] }, port: 1 }
+    }
+
+    fn alter(&mut self, by: NexusId, change: &Change) {
+        let Ok(Some(next)) = self.table.change(&self.party(by), 1, change) else { return };
+        for id in self.ids.clone() {
+            self.unit.told(id, Table::notices(&self.table, &next, &self.party(id)));
+        }
+        self.table = next;
     }
 
     fn set_port_groups(&mut self, byte: u8) {
@@ -148,7 +173,8 @@ impl World {
         let data_out = if out < 128 { exact } else { window(out) };
         let window = Transfer { data_out, data_in: window(into) };
         let luns = [Lun::new(0), Lun::new(u16::from(out))].map(|l| l.expect("small numbers"));
-        let arrival = Arrival { cdb: &cdb, window, luns: &luns };
+        let known = Known { rights: self.table.rights(&self.party(id)), modes: self.table.modes };
+        let arrival = Arrival { cdb: &cdb, window, luns: &luns, known };
         match self.unit.admit(id, &arrival) {
             Admission::Reply(reply) => check_reply(&reply, &cdb, window),
             Admission::Accept(command) => {
@@ -163,7 +189,7 @@ impl World {
                     self.shape_list(&mut data);
                 }
                 let step = self.unit.start(id, command, self.bufs(&data));
-                let reply = self.drive(step, data_in, script);
+                let reply = self.drive(id, step, data_in, script);
                 check_reply(&reply, &cdb, window);
             }
         }
@@ -230,7 +256,13 @@ impl World {
         rt::buf::copy_in(&credit, bytes)
     }
 
-    fn drive(&mut self, mut step: Step, data_in: usize, script: &mut Script<'_>) -> Reply {
+    fn drive(
+        &mut self,
+        id: NexusId,
+        mut step: Step,
+        data_in: usize,
+        script: &mut Script<'_>,
+    ) -> Reply {
         for _ in 0..3 {
             match step {
                 Step::Reply(reply) => return reply,
@@ -238,6 +270,16 @@ impl World {
                     self.check_request(&request, data_in);
                     step = self.unit.finish(running, result(&request, script));
                 }
+                Step::Alter(change, running) => {
+                    step = match self.table.change(&self.party(id), 1, &change) {
+                        Err(why) => self.unit.refused(running, why),
+                        Ok(_) => {
+                            self.alter(id, &change);
+                            self.unit.finish(running, Ok(Bufs::new()))
+                        }
+                    };
+                }
+                Step::Consult(running) => step = self.unit.consulted(running, &self.table),
             }
         }
         panic!("a command takes at most two requests")

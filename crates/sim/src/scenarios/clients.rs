@@ -418,7 +418,9 @@ impl Client {
         self.raising.set(false);
         match result {
             Ok(_) => count(&self.shared.raised),
-            Err(Failure::Miscompare { .. } | Failure::Device(Error::Aborted)) => {}
+            Err(
+                Failure::Miscompare { .. } | Failure::Conflict | Failure::Device(Error::Aborted),
+            ) => {}
             Err(Failure::Device(_)) => count(&self.shared.perhaps),
         }
     }

@@ -19,7 +19,9 @@ use std::sync::Arc;
 
 use block::{Account, Bufs, BufsMut, Failure};
 use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId};
+use reservation::Table;
 use scsi::Attention;
+use volume::Unaltered;
 
 use crate::catalog::VolumeId;
 use crate::conn::{End, Protocol};
@@ -41,7 +43,11 @@ pub(crate) enum Event {
     /// Memory that a command waited for did not come in time.
     NoMemory { ticket: Ticket },
     /// Another session wants the commands for a unit, or for all, ended.
-    Abort { unit: Option<VolumeId>, barrier: Rc<Barrier> },
+    Abort { unit: Option<VolumeId>, barrier: Option<Rc<Barrier>> },
+    /// What all nodes know was changed, or was not.
+    Altered { ticket: Ticket, result: Result<(), Unaltered> },
+    /// What all nodes know.
+    Consulted { ticket: Ticket, result: Result<Table, block::Error> },
     /// All that a task management request had to wait for has ended.
     TaskManagementDone { id: RequestId },
     /// The same initiator port has logged in again.
@@ -153,7 +159,9 @@ impl Protocol for Initiator {
             Event::Done { ticket, result } => self.on_done(ticket, result),
             Event::Memory { ticket, memory } => self.on_memory(ticket, memory),
             Event::NoMemory { ticket } => self.on_no_memory(ticket),
-            Event::Abort { unit, barrier } => self.abort_for(unit, &barrier),
+            Event::Abort { unit, barrier } => self.abort_for(unit, barrier.as_ref()),
+            Event::Altered { ticket, result } => self.on_altered(ticket, result),
+            Event::Consulted { ticket, result } => self.on_consulted(ticket, result),
             Event::TaskManagementDone { id } => self.managed(id),
             Event::Replaced => self.close("the initiator has logged in again"),
             Event::Notice(notice) => self.on_notice(notice),

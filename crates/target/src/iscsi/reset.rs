@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use iscsi::pdu::{TaskFunction, TaskOutcome};
 use iscsi::target::RequestId;
-use scsi::{Address, Attention, Reset, Whom};
+use reservation::Change;
+use scsi::{Address, Attention, Whom};
 
 use super::session::{Session, Unit};
 use super::{Event, Initiator};
@@ -40,13 +41,11 @@ impl Initiator {
             (TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset, _) => {
                 let barrier = barrier();
                 for unit in session.units() {
-                    self.abort_others(&session, &unit, &barrier);
-                    unit.state.borrow_mut().reset(Reset::Target);
+                    self.reset(&session, &unit, true, &barrier);
                 }
             }
             (TaskFunction::LogicalUnitReset, Some(unit)) => {
-                self.abort_others(&session, &unit, &barrier());
-                unit.state.borrow_mut().reset(Reset::Unit);
+                self.reset(&session, &unit, false, &barrier());
             }
             (TaskFunction::ClearTaskSet, Some(unit)) => {
                 self.abort_others(&session, &unit, &barrier());
@@ -62,10 +61,24 @@ impl Initiator {
         }
     }
 
+    /// Resets a unit: here at once, at all nodes by what they know together.
+    fn reset(&self, session: &Rc<Session>, unit: &Unit, target: bool, barrier: &Rc<Barrier>) {
+        self.abort_others(session, unit, barrier);
+        if let Some(party) = unit.caller.party().cloned() {
+            let barrier = Rc::clone(barrier);
+            let done = move |_| drop(barrier);
+            return unit.served.volume.alter(party, Change::Reset { target }, done);
+        }
+        let what = if target { Attention::TargetReset } else { Attention::UnitReset };
+        let mut state = unit.state.borrow_mut();
+        state.reset();
+        state.attend(Whom::All, what);
+    }
+
     fn abort_others(&self, session: &Rc<Session>, unit: &Unit, barrier: &Rc<Barrier>) {
         let id = unit.served.id;
         for other in self.server().iscsi.others(session, id) {
-            let barrier = Rc::clone(barrier);
+            let barrier = Some(Rc::clone(barrier));
             other.inbox.push(Event::Abort { unit: Some(id), barrier });
         }
     }

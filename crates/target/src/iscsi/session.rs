@@ -10,7 +10,11 @@ use block::Access;
 use iscsi::name::Name;
 use iscsi::pdu::LoginStatus;
 use iscsi::target::{Config, LoginAttempt};
-use scsi::{Attention, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, TargetPort, Whom};
+use reservation::{Initiator, Party};
+use scsi::{
+    Attention, Known, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, TargetPort, Whom,
+};
+use volume::{Caller, Gate};
 
 use super::Event;
 use super::login::portal_group;
@@ -72,6 +76,15 @@ pub(crate) struct Unit {
     pub(super) served: Rc<Served>,
     pub(super) state: Rc<RefCell<LogicalUnit>>,
     pub(super) nexus: NexusId,
+    /// The nexus as the volume knows it.
+    pub(super) caller: Rc<Caller>,
+}
+
+impl Unit {
+    /// What all nodes know of the unit.
+    pub(super) fn known(&self) -> Known {
+        Known { rights: self.caller.rights(), modes: self.caller.modes() }
+    }
 }
 
 impl Session {
@@ -208,7 +221,10 @@ impl Shared {
         set_port_groups(&mut state.borrow_mut(), catalog, &served);
         let nexus = state.borrow_mut().add_nexus(nexus(session));
         match nexus {
-            Ok(nexus) => Some(Unit { served, state, nexus }),
+            Ok(nexus) => {
+                let caller = caller(session, &served, &state, nexus);
+                Some(Unit { served, state, nexus, caller })
+            }
             Err(_) => {
                 tracing::warn!(volume = served.name, "too many initiators; one does not see it");
                 None
@@ -233,6 +249,7 @@ impl Shared {
                 thin: served.thin,
                 solid_state: true,
                 max_transfer_blocks: MAX_TRANSFER_BYTES / info.block_size,
+                keeps_reservations: served.volume.gate().is_some(),
             };
             Rc::new(RefCell::new(LogicalUnit::new(config, info)))
         });
@@ -250,9 +267,8 @@ impl Shared {
     fn leave_unit(&self, unit: &Unit) {
         let mut state = unit.state.borrow_mut();
         state.remove_nexus(unit.nexus);
-        // Nobody sees it: what the next initiator finds is a unit that was just powered on. But who turned the write
-        // cache off, and comes back after its connection was lost, does not flush: that stays.
-        if state.nexuses() == 0 && state.write_cache() {
+        // Nobody sees it: what the next initiator finds is a unit that was just powered on, but for what all nodes know.
+        if state.nexuses() == 0 {
             self.units.borrow_mut().remove(&unit.served.id);
         }
     }
@@ -275,6 +291,30 @@ impl Shared {
         let sees = |s: &&Rc<Session>| !Rc::ptr_eq(s, than) && s.unit(id).is_some();
         self.sessions.borrow().values().filter(sees).cloned().collect()
     }
+}
+
+/// The nexus as the volume knows it. What a change of the reservations means to the initiator it is told
+/// by unit attentions; its commands end where they have to.
+fn caller(
+    session: &Session,
+    served: &Served,
+    state: &Rc<RefCell<LogicalUnit>>,
+    nexus: NexusId,
+) -> Rc<Caller> {
+    let Some(gate) = served.volume.gate() else { return Gate::node() };
+    let initiator =
+        Initiator::Iscsi { name: session.initiator.as_str().to_owned(), isid: session.isid };
+    let party = Party { initiator, port: session.portal_group };
+    let (state, inbox, unit) = (Rc::downgrade(state), session.inbox.clone(), Some(served.id));
+    gate.enter(
+        party,
+        Box::new(move |notices| {
+            let Some(state) = state.upgrade() else { return };
+            if state.borrow_mut().told(nexus, notices) {
+                inbox.push(Event::Abort { unit, barrier: None });
+            }
+        }),
+    )
 }
 
 fn nexus(session: &Session) -> Nexus {

@@ -4,9 +4,13 @@ use std::rc::Rc;
 
 use block::{Bufs, BufsMut, Class, Failure};
 use iscsi::target::{Arrived, Direction, Outcome, Tag};
+use reservation::{Change, Table};
 use rt::buf::copy_in;
-use scsi::{Address, Admission, Arrival, Command, Data, Reply, Running, Status, Step, Transfer};
+use scsi::{
+    Address, Admission, Arrival, Command, Data, Known, Reply, Running, Status, Step, Transfer,
+};
 use tokio::task::AbortHandle;
+use volume::Unaltered;
 
 use super::reset::Barrier;
 use super::session::Unit;
@@ -65,6 +69,8 @@ enum Stage {
     Admitted(Command),
     /// The volume works on it.
     Running(Running, volume::Command),
+    /// It changes what all nodes know, or looks it up: cannot be aborted.
+    Asking(Running),
     /// Between two of its steps.
     Between,
 }
@@ -146,7 +152,12 @@ impl Initiator {
             return self.complete_with(tag, Status::TaskAborted);
         };
         let luns = session.luns();
-        let arrival = Arrival { cdb: &arrived.cdb, window: window(arrived), luns: &luns };
+        let mut arrival = Arrival {
+            cdb: &arrived.cdb,
+            window: window(arrived),
+            luns: &luns,
+            known: Known::NOTHING,
+        };
         let address = Address::parse(arrived.lun);
         let unit = match address {
             Address::Unit(lun) => session.at(lun),
@@ -156,6 +167,7 @@ impl Initiator {
             let reply = scsi::answer_absent(address, &arrival);
             return self.complete(tag, &reply);
         };
+        arrival.known = unit.known();
         let admission = unit.state.borrow_mut().admit(unit.nexus, &arrival);
         match admission {
             Admission::Reply(reply) => {
@@ -243,7 +255,9 @@ impl Initiator {
 
     fn step(&mut self, tag: Tag, unit: &Unit, step: Step) {
         match step {
-            Step::Run(..) if self.session.as_ref().is_none_or(|s| s.has_ended()) => {
+            Step::Run(..) | Step::Alter(..) | Step::Consult(_)
+                if self.session.as_ref().is_none_or(|s| s.has_ended()) =>
+            {
                 self.complete_with(tag, Status::TaskAborted);
             }
             Step::Reply(reply) => self.complete(tag, &reply),
@@ -251,10 +265,74 @@ impl Initiator {
                 let Some(ticket) = self.tasks.ticket(tag) else { return };
                 let inbox = self.place.inbox.clone();
                 let done = move |result| inbox.push(Event::Done { ticket, result });
-                let command = unit.served.volume.start(request, &self.account, done);
+                let (volume, account) = (&unit.served.volume, &self.account);
+                let command = volume.start_for(&unit.caller, request, account, done);
                 if let Some(task) = self.tasks.get(tag) {
                     task.stage = Stage::Running(running, command);
                 }
+            }
+            Step::Alter(change, running) => self.alter(tag, unit, change, running),
+            Step::Consult(running) => self.consult(tag, unit, running),
+        }
+    }
+
+    /// Has all nodes change what they know.
+    fn alter(&mut self, tag: Tag, unit: &Unit, change: Change, running: Running) {
+        let Some(ticket) = self.tasks.ticket(tag) else { return };
+        let Some(party) = unit.caller.party().cloned() else {
+            // Units that keep no reservations have mode pages all the same.
+            return self.complete_with(tag, Status::Busy);
+        };
+        if let Some(task) = self.tasks.get(tag) {
+            task.stage = Stage::Asking(running);
+        }
+        let inbox = self.place.inbox.clone();
+        let done = move |result| inbox.push(Event::Altered { ticket, result });
+        unit.served.volume.alter(party, change, done);
+    }
+
+    /// Looks up what all nodes know.
+    fn consult(&mut self, tag: Tag, unit: &Unit, running: Running) {
+        let Some(ticket) = self.tasks.ticket(tag) else { return };
+        if let Some(task) = self.tasks.get(tag) {
+            task.stage = Stage::Asking(running);
+        }
+        let (inbox, volume) = (self.place.inbox.clone(), Rc::clone(&unit.served.volume));
+        tokio::task::spawn_local(async move {
+            let result = volume.reservations().await;
+            inbox.push(Event::Consulted { ticket, result });
+        });
+    }
+
+    pub(super) fn on_altered(&mut self, ticket: Ticket, result: Result<(), Unaltered>) {
+        let Some((tag, unit, running)) = self.asked(ticket) else { return };
+        let step = match result {
+            Ok(()) => unit.state.borrow_mut().finish(running, Ok(Bufs::new())),
+            Err(Unaltered::Refused(why)) => unit.state.borrow_mut().refused(running, why),
+            Err(Unaltered::Failed(e)) => unit.state.borrow_mut().finish(running, Err(e.into())),
+        };
+        self.step(tag, &unit, step);
+    }
+
+    pub(super) fn on_consulted(&mut self, ticket: Ticket, result: Result<Table, block::Error>) {
+        let Some((tag, unit, running)) = self.asked(ticket) else { return };
+        let step = match result {
+            Ok(table) => unit.state.borrow_mut().consulted(running, &table),
+            Err(e) => unit.state.borrow_mut().finish(running, Err(e.into())),
+        };
+        self.step(tag, &unit, step);
+    }
+
+    /// The command that waits for what all nodes know.
+    fn asked(&mut self, ticket: Ticket) -> Option<(Tag, Rc<Unit>, Running)> {
+        let tag = self.tasks.current(ticket)?;
+        let task = self.tasks.get(tag)?;
+        let unit = Rc::clone(&task.unit);
+        match std::mem::replace(&mut task.stage, Stage::Between) {
+            Stage::Asking(running) => Some((tag, unit, running)),
+            other => {
+                task.stage = other;
+                None
             }
         }
     }
@@ -264,6 +342,7 @@ impl Initiator {
     pub(super) fn on_abort(&mut self, tag: Tag) {
         match self.tasks.get(tag).map(|t| &t.stage) {
             Some(Stage::Running(_, command)) => command.abort(),
+            Some(Stage::Asking(_)) => {}
             Some(Stage::Admitted(_) | Stage::Between) | None => {
                 self.complete_with(tag, Status::TaskAborted);
             }
@@ -271,9 +350,9 @@ impl Initiator {
     }
 
     /// Ends the commands for a unit, or all, on behalf of another session.
-    pub(super) fn abort_for(&mut self, unit: Option<VolumeId>, barrier: &Rc<Barrier>) {
+    pub(super) fn abort_for(&mut self, unit: Option<VolumeId>, barrier: Option<&Rc<Barrier>>) {
         for tag in self.tasks.of(unit) {
-            if let Some(task) = self.tasks.get(tag) {
+            if let (Some(task), Some(barrier)) = (self.tasks.get(tag), barrier) {
                 task.awaited.push(Rc::clone(barrier));
             }
             self.on_abort(tag);

@@ -6,6 +6,9 @@ use block::{Bufs, BufsMut, Class, Failure, Request};
 use nvme::fabrics::CONNECT_BYTES;
 use nvme::{Completion, Connect, IoCommand, Sqe, Status, Tag, Verdict};
 
+use reservation::{Initiator, Party};
+use volume::{Caller, Gate};
+
 use super::association::{RETURNED, Seat};
 use super::tasks::{Commands, Running, Task, Wait, Whose};
 use super::{Asker, Event, Host};
@@ -232,7 +235,22 @@ impl Host {
     fn start(&self, tag: Tag, served: &Served, request: Request) -> volume::Command {
         let inbox = self.place.inbox.clone();
         let done = move |result| inbox.push(Event::Done { tag, result });
-        served.volume.start(request, &self.account, done)
+        served.volume.start_for(&self.caller(served), request, &self.account, done)
+    }
+
+    /// The host as this volume knows it.
+    fn caller(&self, served: &Served) -> Rc<Caller> {
+        let Some(gate) = served.volume.gate() else { return Gate::node() };
+        let mut callers = self.callers.borrow_mut();
+        if let Some(caller) = callers.get(&served.id).filter(|c| c.is_of(gate)) {
+            return Rc::clone(caller);
+        }
+        let host_id = |c: &mut nvme::Controller| c.host_id();
+        let host = self.seat.and_then(|seat| self.server().nvme.with(seat.cntlid, host_id));
+        let party = Party { initiator: Initiator::Host(host.unwrap_or_default()), port: 0 };
+        let caller = gate.enter(party, Box::new(|_| {}));
+        callers.insert(served.id, Rc::clone(&caller));
+        caller
     }
 
     fn flush_all(&mut self, tag: Tag, sqe: Sqe) {

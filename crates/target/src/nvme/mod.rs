@@ -13,12 +13,17 @@ mod command;
 mod tasks;
 mod view;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
 use block::{Account, Bufs, BufsMut, Failure};
 use nvme::{Action, Config, Connect, Connection, Tag};
 
+use volume::Caller;
+
+use crate::catalog::VolumeId;
 use crate::conn::{End, Inbox, Protocol};
 use crate::resident::{Place, Resident};
 use crate::server::{Limits, Notice, Server, Service};
@@ -84,6 +89,8 @@ pub(crate) struct Host {
     /// The controller and the queue it serves, once it is connected.
     seat: Option<Seat>,
     tasks: Tasks,
+    /// The host, as the volumes know it that it has used.
+    callers: RefCell<BTreeMap<VolumeId, Rc<Caller>>>,
     draining: bool,
     has_ended: bool,
 }
@@ -118,6 +125,7 @@ impl Resident for Host {
             moving: None,
             seat: None,
             tasks: Tasks::default(),
+            callers: RefCell::default(),
             draining: false,
             has_ended: false,
             place,

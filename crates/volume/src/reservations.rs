@@ -1,0 +1,298 @@
+//! The table of reservations beside a volume: reading and changing it (RFD 0013, 4).
+
+use std::fmt;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use block::{
+    ASIDE, ASIDE_BYTES, Account, Blocks, Bufs, Class, Ctx, Epoch, Error, Failure, Lba, Op, Request,
+};
+use reservation::{COPY_BYTES, Change, Party, Refusal, Table};
+use rt::buf::copy_in;
+use tokio::task::AbortHandle;
+
+use crate::command::Command;
+use crate::gate::Gate;
+use crate::volume::Volume;
+
+/// Both copies lie beside the volume.
+const _: () = assert!(2 * COPY_BYTES == ASIDE_BYTES as usize);
+
+/// Memory for one change: what is read, and for each comparison what is expected, what is new and what is
+/// found. Of the latter two only one is under way.
+const MEMORY: usize = 5 * COPY_BYTES;
+
+/// How long after an attempt to read the table that came to nothing there is another.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Why the table was not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unaltered {
+    /// By the rules of reservations.
+    Refused(Refusal),
+    /// The device failed; what was asked for may have happened.
+    Failed(Error),
+}
+
+/// What a volume that keeps reservations has for them.
+pub(crate) struct Keeping {
+    pub(crate) gate: Rc<Gate>,
+    account: Account,
+    /// One change at a time.
+    turn: tokio::sync::Mutex<()>,
+    task: AbortHandle,
+}
+
+impl fmt::Debug for Keeping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.gate.fmt(f)
+    }
+}
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Both copies, as they were read.
+struct Found {
+    copies: [Bufs; 2],
+    table: Table,
+    /// The copy that does not hold it.
+    stale: Option<usize>,
+}
+
+impl Volume {
+    /// Keeps reservations beside the volume from now on, if there is room. `gate` is the one that a mirror
+    /// below tells of changes; it judges commands once it has a standing. Memory comes from `account`. To be
+    /// called once, in a `LocalSet`, before there are callers.
+    pub fn keep_reservations(self: &Rc<Self>, gate: Rc<Gate>, account: Account) {
+        if self.info().aside_blocks == 0 {
+            return;
+        }
+        let task = tokio::task::spawn_local(keep(Rc::downgrade(self), Rc::clone(&gate)));
+        let task = task.abort_handle();
+        let keeping = Keeping { gate, account, turn: tokio::sync::Mutex::default(), task };
+        if self.keeping.set(keeping).is_err() {
+            tracing::error!("a volume keeps its reservations already");
+        }
+    }
+
+    /// Its gate, if it keeps reservations.
+    #[must_use]
+    pub fn gate(&self) -> Option<&Rc<Gate>> {
+        self.keeping.get().map(|k| &k.gate)
+    }
+
+    /// The table as all nodes have agreed on it.
+    ///
+    /// # Errors
+    /// What the device reports; [`Error::Corrupt`] if it cannot be made out.
+    pub async fn reservations(self: &Rc<Self>) -> Result<Table, Error> {
+        let keeping = self.keeping.get().ok_or(Error::ReadOnly)?;
+        let _busy = self.open_and_busy()?;
+        let ctx = self.memory(keeping).await?;
+        let found = self.read_table(&ctx).await?;
+        self.holding(found.table)
+    }
+
+    /// Changes the table on behalf of `by`, and calls `done` when that is in force at all nodes, whatever
+    /// becomes of whoever asked.
+    pub fn alter<D>(self: &Rc<Self>, by: Party, change: Change, done: D)
+    where
+        D: FnOnce(Result<(), Unaltered>) + 'static,
+    {
+        let volume = Rc::clone(self);
+        tokio::task::spawn_local(async move {
+            let result = volume.alter_now(&by, &change).await;
+            done(result);
+        });
+    }
+
+    async fn alter_now(self: &Rc<Self>, by: &Party, change: &Change) -> Result<(), Unaltered> {
+        let keeping = self.keeping.get().ok_or(Unaltered::Failed(Error::ReadOnly))?;
+        let _busy = self.open_and_busy()?;
+        let _turn = keeping.turn.lock().await;
+        // Before the same party, back again, reserves anew.
+        for gone in keeping.gate.left() {
+            self.change(keeping, &gone, &Change::Leave).await?;
+        }
+        self.change(keeping, by, change).await
+    }
+
+    async fn change(
+        self: &Rc<Self>,
+        keeping: &Keeping,
+        by: &Party,
+        change: &Change,
+    ) -> Result<(), Unaltered> {
+        let ctx = self.memory(keeping).await?;
+        loop {
+            let found = self.read_table(&ctx).await?;
+            if let Some(stale) = found.stale {
+                self.finish(found, stale, &ctx).await?;
+                continue;
+            }
+            let standing = keeping.gate.standing().ok_or(Error::Fenced)?;
+            let table = self.holding(found.table.clone())?;
+            let Some(next) = table.change(by, standing.seat, change).map_err(Unaltered::Refused)?
+            else {
+                return Ok(());
+            };
+            let bytes = copy_in(ctx.credit(), &next.encode());
+            if self.replace(0, &found.copies[0], &bytes, &ctx).await? {
+                // If it is another one by now, somebody has finished this change, and gone on.
+                self.replace(1, &found.copies[1], &bytes, &ctx).await?;
+                break;
+            }
+        }
+        drop(ctx);
+        self.in_force(keeping).await
+    }
+
+    /// Waits until what has been written is in force at all nodes.
+    async fn in_force(&self, keeping: &Keeping) -> Result<(), Unaltered> {
+        if self.compares.is_none() {
+            block::Aside::settled(&*keeping.gate).await;
+            return Ok(());
+        }
+        let overhead = self.info().overhead as usize;
+        let credit = keeping.account.credit(overhead.max(1), Class::Immediate).await;
+        let credit = credit.map_err(|_| Unaltered::Failed(Error::OutOfRange))?;
+        self.dev.submit(Op::Flush, &Ctx::new(credit, Epoch::default())).await?;
+        Ok(())
+    }
+
+    /// Makes both copies the same: somebody has not come to do it.
+    async fn finish(&self, found: Found, stale: usize, ctx: &Ctx) -> Result<(), Unaltered> {
+        let bytes = copy_in(ctx.credit(), &found.table.encode());
+        self.replace(stale, &found.copies[stale], &bytes, ctx).await.map(drop)
+    }
+
+    /// Writes a copy, if it is still what was read.
+    async fn replace(
+        &self,
+        copy: usize,
+        expected: &Bufs,
+        bytes: &Bufs,
+        ctx: &Ctx,
+    ) -> Result<bool, Unaltered> {
+        let at = self.place(copy);
+        let (compare, write) = (expected.clone(), bytes.clone());
+        let request = Request::CompareAndWrite { at, compare, write, fua: true };
+        match self.compose(request, ctx, &Command::default()).await {
+            Ok(()) => {}
+            Err(Failure::Miscompare { .. } | Failure::Conflict) => return Ok(false),
+            Err(Failure::Device(e)) => return Err(Unaltered::Failed(e)),
+        }
+        if self.compares.is_none()
+            && let Some(keeping) = self.keeping.get()
+        {
+            block::Aside::changed(&*keeping.gate, self.covered(at, bytes), bytes);
+        }
+        Ok(true)
+    }
+
+    fn place(&self, copy: usize) -> Lba {
+        Lba(ASIDE.0 + (copy * COPY_BYTES) as u64 / u64::from(self.info().block_size))
+    }
+
+    async fn memory(&self, keeping: &Keeping) -> Result<Ctx, Error> {
+        let bytes = MEMORY + self.info().overhead as usize;
+        let credit = keeping.account.credit(bytes, Class::Read).await;
+        Ok(Ctx::new(credit.map_err(|_| Error::OutOfRange)?, Epoch::default()))
+    }
+
+    async fn read_table(&self, ctx: &Ctx) -> Result<Found, Error> {
+        let range = Blocks::new(ASIDE, u64::from(self.info().aside_blocks));
+        let lock = self.lock(range, false, &Command::default()).await?;
+        let bytes = self.read(range, ctx).await?;
+        drop(lock);
+        let copies = [bytes.slice(0..COPY_BYTES), bytes.slice(COPY_BYTES..2 * COPY_BYTES)];
+        let (first, second) = (copies[0].to_vec(), copies[1].to_vec());
+        let (table, stale) = Table::choose(&first, &second).map_err(|damaged| {
+            tracing::error!(%damaged, "the table of reservations cannot be made out");
+            Error::Corrupt { at: ASIDE }
+        })?;
+        Ok(Found { copies, table, stale })
+    }
+
+    fn holding(&self, table: Table) -> Result<Table, Error> {
+        let standing = self.gate().and_then(|gate| gate.standing()).ok_or(Error::Fenced)?;
+        Ok(table.as_of(standing.era, |seat| standing.seats.contains(&seat)))
+    }
+
+    /// Something is under way that the volume's end waits for.
+    fn busy(self: &Rc<Self>) -> Busy {
+        self.counters.update(|s| s.in_flight += 1);
+        Busy(Rc::clone(self))
+    }
+
+    fn open_and_busy(self: &Rc<Self>) -> Result<Busy, Error> {
+        if self.is_closed() { Err(Error::Gone) } else { Ok(self.busy()) }
+    }
+
+    /// Reads the table for the gate until nothing has changed meanwhile, and gives up what parties held that are gone.
+    async fn look(self: &Rc<Self>, keeping: &Keeping) {
+        let _busy = self.busy();
+        while keeping.gate.is_stale() {
+            let serial = keeping.gate.reading();
+            let read = async {
+                let ctx = self.memory(keeping).await?;
+                self.read_table(&ctx).await.map(|found| found.table)
+            };
+            match read.await {
+                Err(Error::Fenced) if !self.is_closed() => tokio::time::sleep(AGAIN).await,
+                Err(e) => return keeping.gate.found(serial, Err(e)),
+                Ok(table) => keeping.gate.found(serial, Ok(table)),
+            }
+        }
+        for party in keeping.gate.left() {
+            self.give_up(party);
+        }
+    }
+
+    /// Gives up what ended with `party`, in a task of its own: a change waits for the table to be read.
+    fn give_up(self: &Rc<Self>, party: Party) {
+        let (volume, gone) = (Rc::clone(self), party.clone());
+        self.alter(party, Change::Leave, move |left| {
+            if let Err(why) = left {
+                tracing::debug!(?why, "what a lost initiator has reserved is not given up yet");
+                tokio::task::spawn_local(async move {
+                    tokio::time::sleep(AGAIN).await;
+                    if let Some(gate) = volume.gate().filter(|_| !volume.is_closed()) {
+                        gate.leaves(gone);
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// See [`Volume::busy`].
+struct Busy(Rc<Volume>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.counters.update(|s| s.in_flight -= 1);
+        self.0.wake_if_idle();
+    }
+}
+
+impl From<Error> for Unaltered {
+    fn from(e: Error) -> Self {
+        Self::Failed(e)
+    }
+}
+
+/// Reads the table whenever it is wanted, for as long as the volume lives.
+async fn keep(volume: Weak<Volume>, gate: Rc<Gate>) {
+    loop {
+        gate.wanted().await;
+        let Some(volume) = volume.upgrade() else { return };
+        if let Some(keeping) = volume.keeping.get() {
+            Box::pin(volume.look(keeping)).await;
+        }
+    }
+}
