@@ -243,9 +243,10 @@ impl Gate {
         let told = {
             let mut state = self.state.borrow_mut();
             let before = state.committed.take();
-            state.committed = state.holding(state.read.as_ref().and_then(|r| r.as_ref().ok()));
+            state.committed = state.holding(state.last_read());
             // Its nexus was lost while the reservation was on its way.
-            if let Some(gone) = state.gone().filter(|gone| !state.left.contains(gone)) {
+            let gone = state.last_read().and_then(|table| state.gone(table));
+            if let Some(gone) = gone.filter(|gone| !state.left.contains(gone)) {
                 state.left.push(gone);
                 self.stale.notify_one();
             }
@@ -325,13 +326,17 @@ impl State {
     /// Whether `party` has the unit for itself, by any table that may hold.
     fn sole_of(&self, party: &Party) -> bool {
         let applied = self.applied.iter().filter_map(|a| a.table.as_ref());
-        let mut tables = self.committed.iter().chain(applied);
+        let mut tables = self.last_read().into_iter().chain(applied);
         tables.any(|t| t.sole.as_ref().is_some_and(|sole| sole.party == *party))
     }
 
-    /// Who has the unit for itself through this node, and is not here any more.
-    fn gone(&self) -> Option<Party> {
-        let sole = self.committed.as_ref()?.sole.as_ref()?;
+    fn last_read(&self) -> Option<&Table> {
+        self.read.as_ref()?.as_ref().ok()
+    }
+
+    /// Who has the unit for itself by `table`, through this node, and is not here any more.
+    fn gone(&self, table: &Table) -> Option<Party> {
+        let sole = table.sole.as_ref()?;
         let mine = self.standing.as_ref().is_some_and(|s| s.seat == sole.seat);
         let mut callers = self.callers.iter().filter_map(|(_, c)| c.upgrade());
         let here = callers.any(|c| c.party.as_ref() == Some(&sole.party));
@@ -342,7 +347,12 @@ impl State {
     fn holding(&self, table: Option<&Table>) -> Option<Table> {
         let standing = self.standing.as_ref()?;
         let seated = |seat| standing.seats.contains(&seat);
-        Some(table?.clone().as_of(standing.era, seated))
+        let mut table = table?.clone().as_of(standing.era, seated);
+        if self.gone(&table).is_some() {
+            // With its nexus goes what it had; that others learn of it takes a moment.
+            table.sole = None;
+        }
+        Some(table)
     }
 }
 
@@ -441,9 +451,10 @@ impl Drop for Caller {
     fn drop(&mut self) {
         let (Some(gate), Some(party)) = (self.gate.upgrade(), self.party.take()) else { return };
         gate.state.borrow_mut().callers.try_remove(self.key.get());
-        // What it has asked for may still be on its way: there is always something to give up.
-        if gate.state.borrow().sole_of(&party) {
+        let held = gate.state.borrow().sole_of(&party);
+        if held {
             gate.leaves(party);
+            gate.judge_anew();
         }
     }
 }

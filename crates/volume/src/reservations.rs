@@ -5,7 +5,8 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use block::{
-    ASIDE, ASIDE_BYTES, Account, Blocks, Bufs, Class, Ctx, Epoch, Error, Failure, Lba, Op, Request,
+    ASIDE, ASIDE_BYTES, Account, Aside, Blocks, Bufs, Class, Ctx, Epoch, Error, Failure, Lba, Op,
+    Request,
 };
 use reservation::{COPY_BYTES, Change, Party, Refusal, Table};
 use rt::buf::copy_in;
@@ -129,7 +130,13 @@ impl Volume {
     ) -> Result<(), Unaltered> {
         let ctx = self.memory(keeping).await?;
         loop {
-            let found = self.read_table(&ctx).await?;
+            let found = match self.read_table(&ctx).await {
+                Err(Error::Corrupt { at: ASIDE }) if *change == Change::Evict => {
+                    self.begin_anew(&ctx).await?;
+                    continue;
+                }
+                found => found?,
+            };
             if let Some(stale) = found.stale {
                 self.finish(found, stale, &ctx).await?;
                 continue;
@@ -154,13 +161,25 @@ impl Volume {
     /// Waits until what has been written is in force at all nodes.
     async fn in_force(&self, keeping: &Keeping) -> Result<(), Unaltered> {
         if self.compares.is_none() {
-            block::Aside::settled(&*keeping.gate).await;
+            keeping.gate.settled().await;
             return Ok(());
         }
         let overhead = self.info().overhead as usize;
         let credit = keeping.account.credit(overhead.max(1), Class::Immediate).await;
         let credit = credit.map_err(|_| Unaltered::Failed(Error::OutOfRange))?;
         self.dev.submit(Op::Flush, &Ctx::new(credit, Epoch::default())).await?;
+        Ok(())
+    }
+
+    /// Puts an empty table in the place of one that cannot be made out. Nobody else changes what nobody can read.
+    async fn begin_anew(&self, ctx: &Ctx) -> Result<(), Unaltered> {
+        tracing::warn!("the table of reservations is made anew: all registrations are gone");
+        let blocks = self.info().aside_blocks;
+        let (range, command) = (Blocks::new(ASIDE, u64::from(blocks)), Command::default());
+        let _lock = self.lock(range, true, &command).await?;
+        let zero = Op::Zero { at: ASIDE, blocks, unmap: false, fua: true };
+        self.dev.submit(zero, ctx).await?;
+        self.note(range, &Bufs::new());
         Ok(())
     }
 
@@ -186,12 +205,15 @@ impl Volume {
             Err(Failure::Miscompare { .. } | Failure::Conflict) => return Ok(false),
             Err(Failure::Device(e)) => return Err(Unaltered::Failed(e)),
         }
-        if self.compares.is_none()
-            && let Some(keeping) = self.keeping.get()
-        {
-            block::Aside::changed(&*keeping.gate, self.covered(at, bytes), bytes);
-        }
+        self.note(self.covered(at, bytes), bytes);
         Ok(true)
+    }
+
+    /// Tells the gate what was written, where no mirror does.
+    fn note(&self, range: Blocks, bytes: &Bufs) {
+        if let (None, Some(keeping)) = (&self.compares, self.keeping.get()) {
+            keeping.gate.changed(range, bytes);
+        }
     }
 
     fn place(&self, copy: usize) -> Lba {
