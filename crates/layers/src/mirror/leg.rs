@@ -13,6 +13,7 @@ use slab::Slab;
 
 use super::log::{FlushStamp, IntentLog};
 use super::replica::is_aside;
+use super::{Mistake, Settings};
 
 /// Flushes whose stamps are remembered, for a CLEAR that names one.
 const REMEMBERED: usize = 8;
@@ -24,8 +25,9 @@ pub(super) struct Leg {
     /// Who is told what changes beside the volume.
     keeper: Rc<dyn Aside>,
     dead: Cell<bool>,
-    /// Whether nothing is marked: a mistake, for tests.
+    /// Mistakes, for tests: nothing is marked; the keeper is told late.
     careless: bool,
+    tells_late: bool,
     /// When the operations in flight began, by the replica's pulse.
     running: RefCell<Slab<Duration>>,
     /// The flushes that were asked for by number, oldest first, and what they cover.
@@ -33,13 +35,14 @@ pub(super) struct Leg {
 }
 
 impl Leg {
-    pub(super) fn new(dev: Dev, log: IntentLog, keeper: Rc<dyn Aside>, careless: bool) -> Self {
+    pub(super) fn new(dev: Dev, log: IntentLog, keeper: Rc<dyn Aside>, settings: Settings) -> Self {
         Self {
             dev,
             log,
             keeper,
             dead: Cell::new(false),
-            careless,
+            careless: settings.makes(Mistake::SkipsIntentLog),
+            tells_late: settings.makes(Mistake::TellsAsideLate),
             running: RefCell::default(),
             flushed: RefCell::default(),
         }
@@ -81,9 +84,20 @@ impl Leg {
         }
         if is_aside(range) {
             // Before anybody hears that it is here.
-            self.keeper.changed(range, &change.data);
+            self.tell_keeper(range, &change.data);
         }
         Ok(())
+    }
+
+    fn tell_keeper(&self, range: Blocks, data: &Bufs) {
+        if !self.tells_late {
+            return self.keeper.changed(range, data);
+        }
+        let (keeper, data) = (Rc::clone(&self.keeper), data.clone());
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            keeper.changed(range, &data);
+        });
     }
 
     async fn zero(&self, range: Blocks, unmap: bool, fua: bool, ctx: &Ctx) -> Result<(), Error> {

@@ -20,4 +20,8 @@ pub enum Mistake {
     OpensUnequal,
     /// A member tells what it has before all of it has reached its disk.
     TellsUndrained,
+    /// A flush does not wait until what has changed beside the volume is in force.
+    FlushesUnsettled,
+    /// What changes beside the volume is told when it is committed, not before.
+    TellsAsideLate,
 }

@@ -154,7 +154,7 @@ impl Mirror {
             core,
             settings,
             account,
-            leg: Leg::new(leg, log, Rc::clone(&keeper), settings.makes(Mistake::SkipsIntentLog)),
+            leg: Leg::new(leg, log, Rc::clone(&keeper), settings),
             keeper,
             locks: Rc::default(),
             member: RefCell::new(member),

@@ -16,7 +16,7 @@ use super::log::Region;
 use super::member::Event;
 use super::order::{Fate, Order};
 use super::record::Member as Listed;
-use super::replica::Replica;
+use super::replica::{Replica, is_aside};
 use super::sweep::send_clear;
 
 /// Most that is copied in one piece, in bytes.
@@ -300,7 +300,9 @@ impl Replica {
             return Err("the view is over");
         }
         // Nobody waits for one that was given up: that says nothing about what it has.
-        self.joiner(attempt, |joiner| joiner.done += self.len(range) as u64)?;
+        // What lies beside the volume is no part of what was marked.
+        let copied = if is_aside(range) { 0 } else { self.len(range) as u64 };
+        self.joiner(attempt, |joiner| joiner.done += copied)?;
         self.yield_to_clients(self.core.now().saturating_sub(began)).await;
         Ok(true)
     }

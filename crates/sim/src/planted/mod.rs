@@ -110,6 +110,9 @@ macro_rules! mirror {
 mirror!(mirror_alone, AcknowledgesAlone);
 mirror!(initiators_alone, AcknowledgesAlone, mirror::initiators::play);
 
+mirror!(fencing_unsettled, FlushesUnsettled, mirror::fencing::play);
+mirror!(fencing_late, TellsAsideLate, mirror::fencing::play);
+
 mirror!(mirror_unmarked, SkipsIntentLog);
 mirror!(mirror_lease, IgnoresLease);
 mirror!(mirror_resync, ResyncsWithoutNewWrites);
@@ -146,6 +149,14 @@ pub fn pairs() -> Vec<Planted> {
             "answers initiators when one has it",
             initiators_alone
         ),
+        planted!(
+            "fencing-unsettled",
+            60,
+            2,
+            "answers while the loser's writes are under way",
+            fencing_unsettled
+        ),
+        planted!("fencing-late", 60, 2, "takes rights after the commit", fencing_late),
         planted!("mirror-unmarked", 60, 2, "writes without a mark", mirror_unmarked),
         planted!("mirror-lease", 60, 2, "serves without a lease", mirror_lease),
         planted!("mirror-resync", 60, 2, "copies, and forgets what is new", mirror_resync),

@@ -47,6 +47,12 @@ pub fn all() -> Vec<Scenario> {
             play: |w| Box::pin(mirror::initiators::play(w, mirror::Plan::default())),
         },
         Scenario {
+            name: "mirror-reservations",
+            about: "the same volume, and hosts that take it from each other by persistent reservations",
+            test_seeds: 30,
+            play: |w| Box::pin(mirror::fencing::play(w, mirror::Plan::default())),
+        },
+        Scenario {
             name: "intent-log",
             about: "the write-intent log of an image: writes, flushes, cleared marks, adopted \
                     configurations, crashes, torn and rotten pages",

@@ -24,7 +24,7 @@ pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
 }
 
 async fn with<T: Talk>(world: World, plan: Plan) -> Result<(), String> {
-    let offer: Offer = Rc::new(|core, volume| {
+    let offer: Offer = Rc::new(|core, _, volume| {
         let (core, server) = (core.clone(), node::server::<T>(core, volume));
         tokio::task::spawn_local(async move { node::listen::<T>(&core, server).await });
     });

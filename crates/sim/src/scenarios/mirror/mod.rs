@@ -10,10 +10,12 @@
 //! * `disks`: what befalls disks, and who gives a node another try;
 //! * `replicas`: the control plane, which adds, removes and replaces replicas;
 //! * `ending`: what is demanded when all faults are over;
-//! * `initiators`: the same with initiators on other hosts for clients.
+//! * `initiators`: the same with initiators on other hosts for clients;
+//! * `fencing`: the same with hosts that take the volume from each other by reservations.
 
 mod disks;
 mod ending;
+pub(crate) mod fencing;
 pub(crate) mod initiators;
 mod replicas;
 mod store;
@@ -27,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::testing::register::Loss;
-use block::{Dev, Epoch};
+use block::{Aside, Dev, Epoch};
 use layers::file::{Create, File, FileError, Open, Provisioning, Reason};
 use layers::mirror::log::IntentLog;
 use layers::mirror::record::{Member, Record, Replica};
@@ -38,7 +40,7 @@ use rt::disk::OpenReason;
 use rt::sim::{DiskControl, Host, HostFaults, HostSetup, Rng, World};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
-use volume::Volume;
+use volume::{Gate, Standing, Volume};
 
 use super::clients::{Client, Shared};
 use super::storage::draw_host_faults;
@@ -137,7 +139,7 @@ struct Bench {
 }
 
 /// Offers the volume of a node to others.
-type Offer = Rc<dyn Fn(&Core, &Rc<Volume>)>;
+type Offer = Rc<dyn Fn(&Core, NodeId, &Rc<Volume>)>;
 
 /// Plays it.
 pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
@@ -330,11 +332,11 @@ impl Bench {
             let offer = offer.clone();
             async move {
                 match open_mirror(&core, &node, image, store, mistake).await {
-                    Ok(mirror) => {
+                    Ok((mirror, gate)) => {
                         wires::join(&core, node.id, &mirror, addresses, apart).await?;
-                        let volume = serve(&core, &node, mirror);
+                        let volume = serve(&core, &node, mirror, gate);
                         match offer {
-                            Some(offer) => offer(&core, &volume),
+                            Some(offer) => offer(&core, node.id, &volume),
                             None => load_up(&core, &node, &volume, &shared, &load),
                         }
                     }
@@ -512,15 +514,29 @@ impl Bench {
 }
 
 /// A replica that is open.
-fn serve(core: &Core, node: &Rc<Node>, mirror: Mirror) -> Rc<Volume> {
+fn serve(core: &Core, node: &Rc<Node>, mirror: Mirror, gate: Rc<Gate>) -> Rc<Volume> {
     let compares = Rc::new(mirror.clone());
     let volume = Volume::shared(Dev::new(mirror.clone()), compares, Epoch::default());
+    volume.keep_reservations(Rc::clone(&gate), core.pool().account());
+    tokio::task::spawn_local(stand(mirror.clone(), node.id, gate));
     node.labelled.set(true);
     node.free.set(core.pool().usage().free);
     node.mirror.replace(Some(mirror));
     node.volume.replace(Some(Rc::clone(&volume)));
     node.core.replace(Some(core.clone()));
     volume
+}
+
+/// Tells a gate what holds of the reservations.
+async fn stand(mirror: Mirror, me: NodeId, gate: Rc<Gate>) {
+    loop {
+        if let Some(record) = mirror.status().record {
+            let seats = record.in_sync.iter().map(|m| m.incarnation.0).collect();
+            let seat = record.member(me).map_or(0, |m| m.incarnation.0);
+            gate.set_standing(Standing { era: record.born.0, seat, seats });
+        }
+        mirror.changed().await;
+    }
 }
 
 /// Clients on the node use the volume.
@@ -550,11 +566,12 @@ async fn open_mirror(
     image: Image,
     store: Rc<Store>,
     mistake: Mistake,
-) -> Result<Mirror, String> {
+) -> Result<(Mirror, Rc<Gate>), String> {
     let file = open(core, image).await.map_err(|e| e.to_string())?;
     let area = file.log_area().await.map_err(|e| e.to_string())?;
     let boot = area.boot(core);
     let (log, found) = IntentLog::open(core, area, boot).await.map_err(|e| e.to_string())?;
+    let gate = Rc::new(Gate::default());
     let parts = Parts {
         node: node.id,
         core: core.clone(),
@@ -562,10 +579,11 @@ async fn open_mirror(
         leg: Dev::shared(file),
         log,
         found,
-        keeper: Rc::new(()),
+        keeper: Rc::clone(&gate) as Rc<dyn Aside>,
         records: store::Client { store, node: node.id },
         settings: Settings { mistake, ..Settings::default() },
         turns: Arc::new(Semaphore::new(1)),
     };
-    Mirror::open(parts).await.map_err(|e| e.to_string())
+    let mirror = Mirror::open(parts).await.map_err(|e| e.to_string())?;
+    Ok((mirror, gate))
 }
