@@ -5,7 +5,7 @@ use crate::party::Party;
 use crate::table::{Kind, Reservation, Table, What};
 
 impl Table {
-    /// SPC-4 5.12.11.2.4, table 72.
+    /// SPC-4 5.12.11.2.4.1: whose key it is decides what goes.
     pub(crate) fn preempt(
         &mut self,
         by: &Party,
