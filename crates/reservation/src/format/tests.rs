@@ -170,6 +170,22 @@ fn senseless_fields_are_refused() {
     assert_eq!(with(&reserved(), 80, &[4]).map(|table| table.sole.map(|s| s.seat)), Ok(Some(4)));
 }
 
+/// A table without room for what is not a registration.
+#[test]
+fn a_table_that_is_too_full_is_refused() {
+    let name = |n: usize| format!("{n:0>223}");
+    let most = (COPY_BYTES - FIELDS - SPARE) / (REGISTRANT + NAME_HEADER + MAX_NAME);
+    let registrant = |n| Registrant { party: iscsi(&name(n), 1, 1), key: 1, all_ports: false };
+    let of = |n| Table {
+        generation: 1,
+        registrants: (0..n).map(registrant).collect(),
+        ..Table::default()
+    };
+    assert_eq!(Table::parse(&of(most).encode()), Ok(of(most)));
+    let full = Table::parse(&of(most + 1).encode());
+    assert_eq!(full, Err(Damaged::Field("number of registrations")));
+}
+
 /// Names stand once each, in their order, and belong to somebody.
 #[test]
 fn there_is_one_way_to_write_names() {

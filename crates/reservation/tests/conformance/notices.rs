@@ -79,6 +79,17 @@ fn another_era_is_a_reset() {
     assert_eq!(missed(&old, &world, &a()), all);
 }
 
+/// Even if the table behind it is the next one by its number.
+#[test]
+fn another_era_has_no_successor() {
+    let mut world = World::of(&[(a(), 1)]);
+    let old = world.table.clone();
+    world.table = world.table.as_of(1, |_| true);
+    world.done(&b(), &register(0, 2));
+    let all = [Notice::TargetReset].into_iter().chain(PREEMPTED).collect::<Vec<_>>();
+    assert_eq!(missed(&old, &world, &a()), all);
+}
+
 #[test]
 fn notices_are_a_set() {
     let some: Notices = [Notice::Modes, Notice::Aborted, Notice::Modes].into_iter().collect();

@@ -479,8 +479,8 @@ impl World {
                 new_key: number(script),
                 ignore_key: script.byte() < 64,
                 persists: script.flag(),
-                ports: (0..u16::from(script.byte().saturating_sub(252))).collect(),
-                also: (0..script.byte().saturating_sub(252))
+                ports: (0..u16::from(script.byte().saturating_sub(220) / 9)).collect(),
+                also: (0..script.byte().saturating_sub(220) / 12)
                     .map(|_| self.somebody(script).initiator)
                     .collect(),
             },
