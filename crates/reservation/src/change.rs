@@ -152,9 +152,8 @@ impl Table {
             Change::Register { key, new_key, ignore_key, persists, ports, also } => {
                 let key = (!ignore_key).then_some(*key);
                 let ask = Registering { by, key, new_key: *new_key, ports, also };
-                let what = self.register(&ask)?;
-                self.persists = if what.is_some() { *persists } else { self.persists };
-                Ok(what)
+                self.persists = *persists;
+                self.register(&ask)
             }
             Change::Move { key, new_key, to, unregister, persists } => {
                 self.move_to(by, *key, *new_key, to, *unregister)?;

@@ -476,3 +476,6 @@ fn parse_party(stored: &StoredParty, names: &[Initiator]) -> Result<Option<Party
     }
     Ok(Some(Party { initiator, port: stored.port.get() }))
 }
+
+#[cfg(test)]
+mod tests;

@@ -148,7 +148,8 @@ fn difference(old: &Table, new: &Table, party: &Party) -> Notices {
     notices.add(Notice::RegistrationsPreempted, had && !has);
     notices.add(Notice::ReservationsPreempted, had && !has);
     notices.add(Notice::ReservationsReleased, had && has && ended);
-    notices.add(Notice::Aborted, had && new.aborted > old.generation);
+    // Whose commands is not known. A write of the wrong one is worse than a command sent twice.
+    notices.add(Notice::Aborted, new.aborted > old.generation);
     notices
 }
 

@@ -5,7 +5,7 @@ use crate::party::Party;
 use crate::table::{Kind, Reservation, Table, What};
 
 impl Table {
-    /// SPC-4 5.12.11.2.4, table 72.
+    /// SPC-4 5.12.11.2.4.1: whose key it is decides what goes.
     pub(crate) fn preempt(
         &mut self,
         by: &Party,
@@ -15,11 +15,8 @@ impl Table {
     ) -> Result<What, Refusal> {
         let held = self.reservation.as_ref().map(|held| held.kind);
         let changed = match held {
-            Some(held) if held.is_all_registrants() && victim != 0 => {
-                self.remove_registrations(victim)?;
-                false
-            }
-            Some(held) if held.is_all_registrants() || self.holder_key() == victim => {
+            // The holder's key, which is 0 where all registrants hold it.
+            Some(held) if self.holder_key() == victim => {
                 let kind = kind.ok_or(Refusal::Parameter(Field::Kind))?;
                 self.replace(by, victim, kind);
                 kind != held

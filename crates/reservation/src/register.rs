@@ -23,14 +23,14 @@ impl Registering<'_> {
         self.key.is_none_or(|key| key == registrant.key)
     }
 
-    /// The target ports that it applies to (SPC-4 table 69).
+    /// The target ports that it applies to (SPC-4 5.12.7).
     fn ports(&self) -> BTreeSet<u16> {
         self.ports.iter().copied().chain([self.by.port]).collect()
     }
 }
 
 impl Table {
-    /// SPC-4 5.12.7, tables 67 and 68.
+    /// SPC-4 5.12.7.
     pub(crate) fn register(&mut self, ask: &Registering<'_>) -> Result<Option<What>, Refusal> {
         match (self.registrant(ask.by), ask.key) {
             (None, Some(0)) if ask.new_key == 0 => return Ok(None),
@@ -111,7 +111,7 @@ impl Table {
         }
     }
 
-    /// SPC-4 5.12.8, table 70.
+    /// SPC-4 5.12.8.
     pub(crate) fn move_to(
         &mut self,
         by: &Party,

@@ -207,7 +207,7 @@ impl Table {
         self.reservation.is_none() && self.sole.is_none()
     }
 
-    /// What `party` may do (SPC-4 5.12.1 table 65, SPC-2 5.5.1).
+    /// What `party` may do (SPC-4 5.12.1, SPC-2 5.5.1).
     #[must_use]
     pub fn rights(&self, party: &Party) -> Rights {
         let registered = self.registrant(party).is_some();

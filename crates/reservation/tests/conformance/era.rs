@@ -1,0 +1,72 @@
+//! What outlives a loss of power, and the death of a node (5.12.5.1).
+
+use reservation::{Change, Kind, Table};
+
+use crate::world::{SEAT, World, a, b, reserve};
+
+fn persisting(persists: bool) -> World {
+    let mut world = World::default();
+    let change = Change::Register {
+        key: 0,
+        new_key: 1,
+        ignore_key: false,
+        persists,
+        ports: vec![],
+        also: vec![],
+    };
+    world.table = world.table.as_of(1, |_| true);
+    world.done(&a(), &change);
+    world.done(&a(), &reserve(1, Kind::ExclusiveAccess));
+    world.done(&b(), &Change::Modes(5));
+    world
+}
+
+/// In the same era nothing changes.
+#[test]
+fn the_era_goes_on() {
+    for persists in [false, true] {
+        let table = persisting(persists).table;
+        assert_eq!(table.clone().as_of(1, |_| false), table);
+    }
+}
+
+/// 5.12.5.1: APTPL was one.
+#[test]
+fn clause_5_12_5_1_registrations_persist() {
+    let old = persisting(true).table;
+    let new = old.clone().as_of(2, |_| true);
+    assert_eq!(new.registrants(), old.registrants());
+    assert_eq!((&new.reservation, new.persists), (&old.reservation, true));
+    // 6.15.2: but PRgeneration is 0, and mode pages were not saved.
+    assert_eq!((new.pr_generation, new.modes, &new.last), (0, 0, &None));
+    assert_eq!((new.generation, new.era), (old.generation, 2));
+}
+
+/// 5.12.11.2.1: APTPL was zero.
+#[test]
+fn clause_5_12_11_2_1_registrations_do_not_persist() {
+    let new = persisting(false).table.as_of(2, |_| true);
+    assert_eq!(new.registrants(), []);
+    assert!(new.is_free() && new.pr_generation == 0);
+}
+
+/// SPC-2 7.21: a RESERVEd unit is free after a loss of power, and once the nexus is lost because
+/// its node is.
+#[test]
+fn spc_2_clause_7_21_the_unit_is_free_without_its_nexus() {
+    let mut world = World::default();
+    world.done(&a(), &Change::ReserveUnit);
+    let table = world.table;
+    assert_eq!(table.clone().as_of(0, |seat| seat == SEAT), table);
+    assert!(table.clone().as_of(0, |seat| seat != SEAT).is_free());
+    assert!(table.as_of(1, |_| true).is_free());
+}
+
+/// A table that was never changed is empty in every era.
+#[test]
+fn nothing_persists_of_nothing() {
+    let table = Table::default().as_of(9, |_| true);
+    let mut expected = Table::default();
+    expected.era = 9;
+    assert_eq!(table, expected);
+}
