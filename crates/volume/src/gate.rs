@@ -79,8 +79,11 @@ struct Applied {
 #[derive(Default)]
 struct State {
     standing: Option<Standing>,
-    /// As it was read.
-    read: Option<Result<Table, Error>>,
+    /// As it was read last.
+    read: Option<Table>,
+    /// Counts reads that came to nothing, and why the last one did.
+    failures: u64,
+    failure: Option<Error>,
     /// What of it holds.
     committed: Option<Table>,
     /// What was applied here and is not known to be committed.
@@ -199,15 +202,17 @@ impl Gate {
     /// # Errors
     /// Why the table cannot be read.
     async fn opened(&self) -> Result<(), Error> {
+        let before = self.state.borrow().failures;
         loop {
             let changed = self.changed.notified();
             if self.is_open() {
                 return Ok(());
             }
-            self.stale.notify_one();
-            if let Some(Err(e)) = self.state.borrow().read {
-                return Err(e);
+            let failed = Some(self.state.borrow()).filter(|state| state.failures != before);
+            if let Some(failure) = failed.and_then(|state| state.failure) {
+                return Err(failure);
             }
+            self.stale.notify_one();
             changed.await;
         }
     }
@@ -220,7 +225,7 @@ impl Gate {
     /// Whether what was read before is not all there is.
     pub(crate) fn is_stale(&self) -> bool {
         let state = self.state.borrow();
-        !state.applied.is_empty() || !matches!(state.read, Some(Ok(_)))
+        !state.applied.is_empty() || state.read.is_none()
     }
 
     /// A read of the table begins; what it finds is told to [`Self::found`] with this.
@@ -229,13 +234,22 @@ impl Gate {
     }
 
     /// A read that began at `serial` has found this.
-    pub(crate) fn found(&self, serial: u64, read: Result<Table, Error>) {
+    pub(crate) fn found(&self, serial: u64, table: Table) {
         {
             let mut state = self.state.borrow_mut();
             state.applied.retain(|a| a.serial > serial);
-            state.read = Some(read);
+            (state.read, state.failure) = (Some(table), None);
         }
         self.judge_anew();
+    }
+
+    /// It could not be read: commands that wait for that end.
+    pub(crate) fn failed(&self, e: Error) {
+        let mut state = self.state.borrow_mut();
+        state.failures += 1;
+        state.failure = Some(e);
+        drop(state);
+        self.changed.notify_waiters();
     }
 
     /// Everybody's rights, by what is known now.
@@ -243,9 +257,9 @@ impl Gate {
         let told = {
             let mut state = self.state.borrow_mut();
             let before = state.committed.take();
-            state.committed = state.holding(state.last_read());
+            state.committed = state.holding(state.read.as_ref());
             // Its nexus was lost while the reservation was on its way.
-            let gone = state.last_read().and_then(|table| state.gone(table));
+            let gone = state.read.as_ref().and_then(|table| state.gone(table));
             if let Some(gone) = gone.filter(|gone| !state.left.contains(gone)) {
                 state.left.push(gone);
                 self.stale.notify_one();
@@ -326,12 +340,8 @@ impl State {
     /// Whether `party` has the unit for itself, by any table that may hold.
     fn sole_of(&self, party: &Party) -> bool {
         let applied = self.applied.iter().filter_map(|a| a.table.as_ref());
-        let mut tables = self.last_read().into_iter().chain(applied);
+        let mut tables = self.read.iter().chain(applied);
         tables.any(|t| t.sole.as_ref().is_some_and(|sole| sole.party == *party))
-    }
-
-    fn last_read(&self) -> Option<&Table> {
-        self.read.as_ref()?.as_ref().ok()
     }
 
     /// Who has the unit for itself by `table`, through this node, and is not here any more.

@@ -265,9 +265,14 @@ impl Volume {
                 self.read_table(&ctx).await.map(|found| found.table)
             };
             match read.await {
-                Err(Error::Fenced) if !self.is_closed() => tokio::time::sleep(AGAIN).await,
-                Err(e) => return keeping.gate.found(serial, Err(e)),
-                Ok(table) => keeping.gate.found(serial, Ok(table)),
+                Ok(table) => keeping.gate.found(serial, table),
+                Err(e) => {
+                    keeping.gate.failed(e);
+                    if e != Error::Fenced || self.is_closed() {
+                        return;
+                    }
+                    tokio::time::sleep(AGAIN).await;
+                }
             }
         }
         for party in keeping.gate.left() {
