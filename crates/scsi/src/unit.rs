@@ -15,7 +15,8 @@ use crate::opcodes::{self, Access, Entry, Traits};
 use crate::ports::Groups;
 use crate::reply::{Data, Refusal, Reply, Status, Transfer};
 use crate::sense::{Code, Format, Key, Sense};
-use crate::{failure, mode, provisioning, verify};
+use crate::space::Space;
+use crate::{diagnose, failure, format, mode, provisioning, verify};
 
 /// What a unit is, for as long as it lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,6 +148,16 @@ pub(crate) enum Todo {
     },
     Flush,
     Stop,
+    OrWrite {
+        at: Lba,
+        fua: bool,
+    },
+    /// With or without a parameter list; if with one, whether its header is the long one.
+    Format {
+        list: Option<bool>,
+    },
+    SelfTest,
+    Diagnostic,
 }
 
 /// A command that the volume works on.
@@ -163,6 +174,7 @@ enum After {
     Data,
     Verify(Request),
     Stopped,
+    Tested,
 }
 
 /// [`Arrival`], taken apart.
@@ -207,6 +219,8 @@ pub struct LogicalUnit {
     pub(crate) stopped: bool,
     /// Target port groups, if several nodes serve the unit.
     pub(crate) groups: Option<Groups>,
+    /// What space it takes and has, if somebody measures that.
+    pub(crate) space: Option<Space>,
 }
 
 impl LogicalUnit {
@@ -218,11 +232,12 @@ impl LogicalUnit {
             config,
             info,
             limits,
-            modes: Modes::default(),
+            modes: Modes::default(&info),
             nexuses: Nexuses::default(),
             reserved_by: None,
             stopped: false,
             groups: None,
+            space: None,
         }
     }
 
@@ -261,7 +276,8 @@ impl LogicalUnit {
     /// are as at the beginning, and everybody is told (SAM-5 6.3.2, 6.3.3). Commands in flight
     /// are the transport's to abort.
     pub fn reset(&mut self, what: Reset) {
-        self.modes = Modes::default();
+        self.modes = Modes::default(&self.info);
+        self.rearm();
         self.reserved_by = None;
         self.stopped = false;
         let attention = match what {
@@ -350,7 +366,11 @@ impl LogicalUnit {
     }
 
     pub(crate) fn traits(&self) -> Traits {
-        Traits { can_unmap: self.can_unmap(), has_groups: self.groups.is_some() }
+        Traits {
+            can_unmap: self.can_unmap(),
+            has_groups: self.groups.is_some(),
+            writes_atomically: self.limits.atomic > 0,
+        }
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
@@ -431,6 +451,18 @@ impl LogicalUnit {
             }
             Todo::Flush => (Request::Flush, After::Status),
             Todo::Stop => (Request::Flush, After::Stopped),
+            Todo::OrWrite { at, fua } => {
+                (Request::OrWrite { at, data, fua: fua || through }, After::Status)
+            }
+            Todo::Format { list } => {
+                if let Some(long_header) = list {
+                    format::check(&data.to_vec(), long_header, self.info.block_size)?;
+                }
+                let Some(request) = format::request(self, through) else { return Ok(None) };
+                (request, After::Status)
+            }
+            Todo::SelfTest => (diagnose::self_test(), After::Tested),
+            Todo::Diagnostic => return diagnose::check(&data.to_vec()).map(|()| None),
         };
         Ok(Some((request, after)))
     }
@@ -441,6 +473,11 @@ impl LogicalUnit {
         let data = match result {
             Ok(data) => data,
             Err(failure) => {
+                let fault =
+                    if matches!(after, After::Tested) { diagnose::found(failure) } else { None };
+                if let Some(sense) = fault {
+                    return Step::Reply(Reply::check(&sense, self.sense_format()));
+                }
                 let refusal = failure::refusal(failure, self.modes.tas, self.access());
                 let refusal = Refusal { wanted, ..refusal };
                 return Step::Reply(refusal.into_reply(self.sense_format()));
@@ -448,7 +485,7 @@ impl LogicalUnit {
         };
         let data = match after {
             After::Data => Data::Bufs(data),
-            After::Status => Data::None,
+            After::Status | After::Tested => Data::None,
             After::Stopped => {
                 self.stopped = true;
                 Data::None
