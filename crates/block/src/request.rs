@@ -67,6 +67,15 @@ pub enum Request {
         /// Durable when it completes.
         fua: bool,
     },
+    /// Sets the bits that are set in `data`, as one step: what overlaps comes before or after.
+    OrWrite {
+        /// First block.
+        at: Lba,
+        /// Bits to set, a whole number of blocks.
+        data: Bufs,
+        /// Durable when it completes.
+        fua: bool,
+    },
     /// Makes durable every write completed before this was submitted.
     Flush,
 }

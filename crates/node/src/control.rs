@@ -253,6 +253,7 @@ impl Control {
             self.spawn(self.clone().do_chores());
         }
         self.spawn(self.clone().retry());
+        self.spawn(self.clone().follow_space());
         Ok(())
     }
 
@@ -429,6 +430,8 @@ impl Control {
         if record.prefer.is_some_and(|node| node != self.me()) {
             self.choose_leaders().await;
         }
+        // Before initiators come: else what they are told of the unit changes under them.
+        self.tell_space_of(record.id).await;
         let mut generation = self.0.publishing.lock().await;
         if !self.0.state.is_published(record.id) {
             *generation += 1;

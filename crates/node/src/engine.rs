@@ -12,7 +12,7 @@ mod mirrored;
 mod report;
 mod seat;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ use layers::mirror::Verified;
 use peer::NodeId;
 use rt::{Cores, CoresConfig};
 use target::catalog::Catalog;
-use target::server::{self, Service};
+use target::server::{self, Service, Space};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -362,6 +362,12 @@ impl Engine {
             async move { k.server().set_catalog(catalog) }
         })
         .await;
+    }
+
+    /// Tells initiators of open volumes about their space.
+    pub async fn tell_space(&self, spaces: HashMap<Uuid, Space>) {
+        let spaces = Arc::new(spaces);
+        self.everywhere(move |k| async move { k.tell_space(&spaces) }).await;
     }
 
     /// What every core does.

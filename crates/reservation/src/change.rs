@@ -73,7 +73,7 @@ pub enum Change {
     /// The nexus is lost (SAM-5 6.3.4). Registrations outlive it.
     Leave,
     /// The mode pages are these now.
-    Modes(u32),
+    Modes(u128),
     /// The unit was reset (SAM-5 6.3.2, 6.3.3). Registrations and the reservation outlive it.
     Reset {
         /// With all units of its target.
@@ -274,7 +274,7 @@ impl Table {
         self.sole.take_if(|sole| sole.party == *by).map(|_| What::Quiet)
     }
 
-    fn set_modes(&mut self, modes: u32) -> Option<What> {
+    fn set_modes(&mut self, modes: u128) -> Option<What> {
         (std::mem::replace(&mut self.modes, modes) != modes).then_some(What::Modes)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use wire::{Crc32c, crc32c};
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::party::{Initiator, MAX_NAME, Party};
@@ -92,7 +92,7 @@ struct Stored {
     generation: U64,
     era: U64,
     aborted: U64,
-    modes: U32,
+    reserved2: U32,
     resets: U32,
     flags: u8,
     kind: u8,
@@ -105,10 +105,11 @@ struct Stored {
     holder: StoredParty,
     sole: StoredParty,
     author: StoredParty,
-    reserved2: U32,
+    reserved3: U32,
+    modes: U128,
 }
 
-const FIELDS: usize = 128;
+const FIELDS: usize = 144;
 const _: () = assert!(size_of::<Stored>() == FIELDS);
 const CHECKSUM_AT: usize = std::mem::offset_of!(Stored, checksum);
 const BEHIND_CHECKSUM: usize = CHECKSUM_AT + size_of::<U32>();
@@ -288,7 +289,7 @@ impl Table {
             generation: U64::new(self.generation),
             era: U64::new(self.era),
             aborted: U64::new(self.aborted),
-            modes: U32::new(self.modes),
+            modes: U128::new(self.modes),
             resets: U32::new(self.resets),
             flags: if self.persists { PERSISTS } else { 0 },
             kind: self.reservation.as_ref().map_or(0, |held| held.kind.scsi()),
@@ -302,6 +303,7 @@ impl Table {
             sole: names.stored(self.sole.as_ref().map(|sole| &sole.party)),
             author: names.stored(self.last.as_ref().and_then(|last| last.by.as_ref())),
             reserved2: U32::ZERO,
+            reserved3: U32::ZERO,
         }
     }
 

@@ -158,7 +158,7 @@ pub struct Table {
     /// Who RESERVEd the unit.
     pub sole: Option<Sole>,
     /// What the mode pages say that can be changed, opaque here; 0 are the defaults.
-    pub modes: u32,
+    pub modes: u128,
     /// Counts resets of the unit; wraps.
     pub resets: u32,
     /// The last change.

@@ -59,7 +59,7 @@ fn outcome(address: Address, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
         INQUIRY if cmd.cdb.byte(1) != 0 => Err(Sense::field(1, Some(0)).into()),
         INQUIRY if cmd.cdb.byte(2) != 0 => Err(Sense::field(2, None).into()),
         INQUIRY => {
-            let data = inquiry::standard(peripheral, "", "", 0);
+            let data = inquiry::standard(peripheral, "", "", false);
             Ok(Outcome::data(data, u64::from(cmd.cdb.u16(3))))
         }
         _ => Ok(Outcome::GOOD),

@@ -52,12 +52,19 @@ const RESPONSE_DATA_FORMAT: u8 = 0x02;
 const CMDQUE: u8 = 0x02;
 /// The unit changes the states of target port groups, and nobody else (SPC-4 6.6, TPGS 01b).
 const TPGS_IMPLICIT: u8 = 0x10;
+/// There are several target ports.
+const MULTIP: u8 = 0x10;
 
 /// SAM-5, SPC-4, SBC-3 and iSCSI, no version claimed (SPC-4 6.6).
 const VERSIONS: [u16; 4] = [0x00a0, 0x0460, 0x04c0, 0x0960];
 
-/// Standard INQUIRY data of a unit of this kind.
-pub(crate) fn standard(peripheral: Peripheral, product: &str, revision: &str, tpgs: u8) -> Vec<u8> {
+/// Standard INQUIRY data of a unit of this kind; `several`: nodes serve it, each of them a port.
+pub(crate) fn standard(
+    peripheral: Peripheral,
+    product: &str,
+    revision: &str,
+    several: bool,
+) -> Vec<u8> {
     let mut versions = [U16::ZERO; 8];
     for (to, version) in versions.iter_mut().zip(VERSIONS) {
         *to = U16::new(version);
@@ -68,8 +75,8 @@ pub(crate) fn standard(peripheral: Peripheral, product: &str, revision: &str, tp
         version: VERSION_SPC_4,
         hisup_and_format: HISUP | RESPONSE_DATA_FORMAT,
         additional_length: (size_of::<Standard>() - 5) as u8,
-        tpgs_and_protect: tpgs,
-        multiport: 0,
+        tpgs_and_protect: if several { TPGS_IMPLICIT } else { 0 },
+        multiport: if several { MULTIP } else { 0 },
         command_queuing: CMDQUE,
         vendor: VENDOR,
         product: ascii(product),
@@ -107,8 +114,8 @@ pub(crate) fn inquiry(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outc
     } else if page != 0 {
         return Err(Sense::field(2, None).into());
     } else {
-        let tpgs = if unit.groups.is_some() { TPGS_IMPLICIT } else { 0 };
-        standard(Peripheral::Disk, &unit.config.product, &unit.config.revision, tpgs)
+        let (config, several) = (&unit.config, unit.groups.is_some());
+        standard(Peripheral::Disk, &config.product, &config.revision, several)
     };
     Ok(Outcome::data(data, allocation))
 }

@@ -28,11 +28,15 @@ pub(crate) struct Limits {
     /// Zero where the unit cannot unmap.
     pub(crate) max_unmap_descriptors: u16,
     pub(crate) max_write_same: u32,
+    /// What the medium writes as one: the length and the alignment of WRITE ATOMIC. Zero where the
+    /// command cannot name that much.
+    pub(crate) atomic: u32,
 }
 
 impl Limits {
     pub(crate) fn new(config: &LunConfig, info: &Info) -> Self {
         let max_transfer = config.max_transfer_blocks.min(info.max_transfer_blocks).max(1);
+        let medium = info.physical_block_size / info.block_size.max(1);
         let can_unmap = info.unmap_granularity_blocks > 0;
         Self {
             max_transfer,
@@ -40,6 +44,7 @@ impl Limits {
             max_unmap: if can_unmap { MAX_UNMAP_BLOCKS } else { 0 },
             max_unmap_descriptors: if can_unmap { MAX_UNMAP_DESCRIPTORS } else { 0 },
             max_write_same: MAX_WRITE_SAME_BLOCKS,
+            atomic: if medium <= max_transfer.min(u32::from(u16::MAX)) { medium } else { 0 },
         }
     }
 }

@@ -2,143 +2,19 @@
 //!
 //! The pages are shared by all initiators, at all nodes, and not saved: a reset brings back the defaults.
 
+mod pages;
+
 use arrayvec::ArrayVec;
+
+use pages::{Id, Ids};
+pub(crate) use pages::{Modes, THRESHOLDS, Threshold};
 
 use crate::reply::Refusal;
 use crate::sense::{Code, Sense};
 use crate::unit::{Incoming, LogicalUnit, Outcome, Todo};
 
-/// What can be changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Modes {
-    /// Sense data in descriptor format.
-    pub(crate) d_sense: bool,
-    /// Software write protect.
-    pub(crate) swp: bool,
-    /// TASK ABORTED for commands that another initiator aborts.
-    pub(crate) tas: bool,
-    /// Writes may complete in a volatile cache, where there is one.
-    pub(crate) wce: bool,
-}
-
-impl Default for Modes {
-    fn default() -> Self {
-        Self { d_sense: false, swp: false, tas: false, wce: true }
-    }
-}
-
-impl Modes {
-    /// As all nodes keep them: a one for each that is not the default.
-    pub(crate) fn bits(self) -> u32 {
-        let bit = |set: bool, n: u32| u32::from(set) << n;
-        bit(self.d_sense, 0) | bit(self.swp, 1) | bit(self.tas, 2) | bit(!self.wce, 3)
-    }
-
-    pub(crate) fn from_bits(bits: u32) -> Self {
-        let bit = |n: u32| bits >> n & 1 == 1;
-        Self { d_sense: bit(0), swp: bit(1), tas: bit(2), wce: !bit(3) }
-    }
-}
-
-/// Page code and subpage code.
-type Id = (u8, u8);
-
-const RECOVERY: Id = (0x01, 0x00);
-const CACHING: Id = (0x08, 0x00);
-const CONTROL: Id = (0x0a, 0x00);
-const CONTROL_EXTENSION: Id = (0x0a, 0x01);
-const EXCEPTIONS: Id = (0x1c, 0x00);
-
-/// In ascending order (SPC-4 6.13).
-const PAGES: [Id; 5] = [RECOVERY, CACHING, CONTROL, CONTROL_EXTENSION, EXCEPTIONS];
-
 const ALL_PAGES: u8 = 0x3f;
 const ALL_SUBPAGES: u8 = 0xff;
-
-const WCE: u8 = 0x04;
-const D_SENSE: u8 = 0x04;
-const SWP: u8 = 0x08;
-const TAS: u8 = 0x40;
-
-const PAGE_MAX: usize = 32;
-type Page = ArrayVec<u8, PAGE_MAX>;
-
-/// A page's header and zeroes behind it; `len` in bytes, all told.
-fn blank((code, subpage): Id, len: u8) -> Page {
-    const SPF: u8 = 0x40;
-    let mut page = Page::new();
-    if subpage == 0 {
-        page.extend([code, len - 2]);
-    } else {
-        page.extend([SPF | code, subpage, 0, len - 4]);
-    }
-    while page.len() < usize::from(len) {
-        page.push(0);
-    }
-    page
-}
-
-/// A page with these values. `cache`: whether there is a volatile cache.
-fn values(id: Id, modes: Modes, cache: bool) -> Page {
-    const AWRE_ARRE: u8 = 0xc0;
-    const GLTSD: u8 = 0x02;
-    const UNRESTRICTED_REORDERING: u8 = 0x10;
-    const DEXCPT: u8 = 0x08;
-    let mut page = changeable_values(id, modes, cache);
-    match id {
-        RECOVERY => page[2] = AWRE_ARRE,
-        CONTROL => {
-            page[2] |= GLTSD;
-            page[3] |= UNRESTRICTED_REORDERING;
-            page[8..10].fill(0xff); // commands may be refused with BUSY without limit of time
-        }
-        EXCEPTIONS => page[2] = DEXCPT,
-        _ => {}
-    }
-    page
-}
-
-/// A page with a one for each bit that can be changed.
-fn changeable(id: Id, cache: bool) -> Page {
-    let everything = Modes { d_sense: true, swp: true, tas: true, wce: true };
-    changeable_values(id, everything, cache)
-}
-
-/// A page with the bits that can be changed as `modes` has them, and zeroes else.
-fn changeable_values(id: Id, modes: Modes, cache: bool) -> Page {
-    let bit = |set: bool, bit: u8| if set { bit } else { 0 };
-    match id {
-        RECOVERY => blank(id, 12),
-        CACHING => {
-            let mut page = blank(id, 20);
-            page[2] = bit(cache && modes.wce, WCE);
-            page
-        }
-        CONTROL => {
-            let mut page = blank(id, 12);
-            page[2] = bit(modes.d_sense, D_SENSE);
-            page[4] = bit(modes.swp, SWP);
-            page[5] = bit(modes.tas, TAS);
-            page
-        }
-        CONTROL_EXTENSION => blank(id, 32),
-        _ => blank(id, 12),
-    }
-}
-
-/// `modes` as a page whose changeable bits have been checked says.
-fn with_page(mut modes: Modes, id: Id, page: &[u8], cache: bool) -> Modes {
-    match id {
-        CACHING if cache => modes.wce = page[2] & WCE != 0,
-        CONTROL => {
-            modes.d_sense = page[2] & D_SENSE != 0;
-            modes.swp = page[4] & SWP != 0;
-            modes.tas = page[5] & TAS != 0;
-        }
-        _ => {}
-    }
-    modes
-}
 
 const MODE_SENSE_10: u8 = 0x5a;
 const MODE_SELECT_10: u8 = 0x55;
@@ -149,17 +25,17 @@ pub(crate) fn sense(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcom
     const LLBAA: u8 = 0x10;
     let long_header = cmd.cdb.opcode() == MODE_SENSE_10;
     let (control, code, subpage) = (cmd.cdb.byte(2) >> 6, cmd.cdb.byte(2) & 0x3f, cmd.cdb.byte(3));
-    let wanted = selected(code, subpage)?;
+    let wanted = selected(&unit.pages(), code, subpage)?;
     let long_descriptor = long_header && cmd.cdb.has(1, LLBAA);
     let descriptor =
         if cmd.cdb.has(1, DBD) { ArrayVec::new() } else { unit.block_descriptor(long_descriptor) };
-    let cache = unit.info.volatile_cache;
+    let has = unit.has();
     let mut pages = Vec::new();
     for id in wanted {
         pages.extend(match control {
-            0 => values(id, unit.modes, cache),
-            1 => changeable(id, cache),
-            2 => values(id, Modes::default(), cache),
+            0 => pages::values(id, &unit.modes, has),
+            1 => pages::changeable(id, has),
+            2 => pages::values(id, &Modes::default(&unit.info), has),
             _ => return Err(Sense::illegal(Code::SAVING_NOT_SUPPORTED).into()),
         });
     }
@@ -170,17 +46,17 @@ pub(crate) fn sense(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcom
 }
 
 /// The pages that a page code and a subpage code ask for (SPC-4 6.13).
-fn selected(code: u8, subpage: u8) -> Result<ArrayVec<Id, { PAGES.len() }>, Sense> {
+fn selected(all: &Ids, code: u8, subpage: u8) -> Result<Ids, Sense> {
     let all_subpages = subpage == ALL_SUBPAGES;
     if code == ALL_PAGES && subpage != 0 && !all_subpages {
         return Err(Sense::field(3, None));
     }
     let asked = |&(c, s): &Id| (code == ALL_PAGES || c == code) && (all_subpages || s == subpage);
-    let pages: ArrayVec<Id, { PAGES.len() }> = PAGES.into_iter().filter(asked).collect();
+    let pages: Ids = all.iter().copied().filter(asked).collect();
     if !pages.is_empty() {
         return Ok(pages);
     }
-    let known = PAGES.iter().any(|&(c, _)| c == code);
+    let known = all.iter().any(|&(c, _)| c == code);
     Err(if known { Sense::field(3, None) } else { Sense::field(2, Some(5)) })
 }
 
@@ -242,17 +118,18 @@ const TOO_SHORT: Sense = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
 pub(crate) fn wanted(unit: &LogicalUnit, list: &[u8], long_header: bool) -> Result<Modes, Sense> {
     let mut at = unit.check_header(list, long_header)?;
     let mut modes = unit.modes;
+    let known = unit.pages();
     while at < list.len() {
-        let (id, page) = next_page(list, at)?;
-        unit.check_page(id, page, at, modes)?;
-        modes = with_page(modes, id, page, unit.info.volatile_cache);
+        let (id, page) = next_page(&known, list, at)?;
+        unit.check_page(id, page, at, &modes)?;
+        modes = pages::with_page(modes, id, page, unit.has());
         at += page.len();
     }
     Ok(modes)
 }
 
 /// The page that begins at `at`, with its header.
-fn next_page(list: &[u8], at: usize) -> Result<(Id, &[u8]), Sense> {
+fn next_page<'a>(known: &Ids, list: &'a [u8], at: usize) -> Result<(Id, &'a [u8]), Sense> {
     const SPF: u8 = 0x40;
     let rest = list.get(at..).unwrap_or_default();
     let (id, len) = match *rest {
@@ -262,8 +139,7 @@ fn next_page(list: &[u8], at: usize) -> Result<(Id, &[u8]), Sense> {
         [code, len, ..] if code & SPF == 0 => ((code, 0), 2 + usize::from(len)),
         _ => return Err(TOO_SHORT),
     };
-    let known = PAGES.contains(&id);
-    if !known {
+    if !known.contains(&id) {
         return Err(wrong(at));
     }
     Ok((id, rest.get(..len).ok_or(TOO_SHORT)?))
@@ -309,9 +185,9 @@ impl LogicalUnit {
     }
 
     /// Checks that a page differs from what is in effect in nothing but changeable bits.
-    fn check_page(&self, id: Id, page: &[u8], at: usize, modes: Modes) -> Result<(), Sense> {
-        let current = values(id, modes, self.info.volatile_cache);
-        let mask = changeable(id, self.info.volatile_cache);
+    fn check_page(&self, id: Id, page: &[u8], at: usize, modes: &Modes) -> Result<(), Sense> {
+        let current = pages::values(id, modes, self.has());
+        let mask = pages::changeable(id, self.has());
         let header = if id.1 == 0 { 2 } else { 4 };
         if page.len() != current.len() {
             return Err(wrong(at + header - 1));

@@ -2,6 +2,7 @@
 
 use slab::Slab;
 
+use crate::mode::THRESHOLDS;
 use crate::sense::{Code, Key, Sense};
 
 /// Most I_T nexuses of one unit.
@@ -74,9 +75,13 @@ pub enum Attention {
     InquiryChanged,
     /// REPORT LUNS would answer differently now.
     LunsChanged,
+    /// There is less space left for a thin unit than an initiator wants.
+    SpaceLow,
+    /// A thin unit takes more space than an initiator wants.
+    SpaceTaken,
 }
 
-const TOLD_IN_ORDER: [Attention; 13] = [
+const TOLD_IN_ORDER: [Attention; 15] = [
     Attention::PowerOn,
     Attention::TargetReset,
     Attention::UnitReset,
@@ -90,6 +95,8 @@ const TOLD_IN_ORDER: [Attention; 13] = [
     Attention::CapacityChanged,
     Attention::InquiryChanged,
     Attention::LunsChanged,
+    Attention::SpaceLow,
+    Attention::SpaceTaken,
 ];
 
 impl Attention {
@@ -110,8 +117,15 @@ impl Attention {
             Self::CapacityChanged => Code::CAPACITY_DATA_CHANGED,
             Self::InquiryChanged => Code::INQUIRY_DATA_CHANGED,
             Self::LunsChanged => Code::REPORTED_LUNS_CHANGED,
+            Self::SpaceLow | Self::SpaceTaken => Code::THIN_PROVISIONING_SOFT_THRESHOLD_REACHED,
         };
-        Sense::new(Key::UnitAttention, code)
+        let sense = Sense::new(Key::UnitAttention, code);
+        match self {
+            // Which threshold: where its descriptor is in the mode page (SBC-3 4.7.3.7).
+            Self::SpaceLow => sense.with_information(THRESHOLDS[0] as u64),
+            Self::SpaceTaken => sense.with_information(THRESHOLDS[1] as u64),
+            _ => sense,
+        }
     }
 
     fn bit(self) -> u16 {

@@ -8,7 +8,8 @@ use crate::reply::Refusal;
 use crate::sense::{Code, Sense};
 use crate::unit::{Incoming, LogicalUnit, Outcome};
 use crate::{
-    capacity, inquiry, mode, persistent, ports, power, provisioning, rw, supported, verify,
+    capacity, defects, diagnose, format, inquiry, log, mode, persistent, ports, power,
+    provisioning, rw, supported, verify,
 };
 
 /// What a command does with the unit, for those who have reserved it (SPC-2 5.5, SPC-4 5.12).
@@ -52,6 +53,8 @@ pub(crate) enum Needs {
     Groups,
     /// Reservations that all nodes keep.
     Reservations,
+    /// Writes that are all there or not at all.
+    AtomicWrites,
 }
 
 /// What a unit has of what not all have.
@@ -63,6 +66,8 @@ pub(crate) struct Traits {
     pub(crate) has_groups: bool,
     /// Reservations that all nodes keep.
     pub(crate) keeps_reservations: bool,
+    /// Writes that are all there or not at all.
+    pub(crate) writes_atomically: bool,
 }
 
 /// The UNMAP bit of WRITE SAME (SBC-3 5.43).
@@ -169,6 +174,7 @@ impl Entry {
             Needs::Unmap => traits.can_unmap,
             Needs::Groups => traits.has_groups,
             Needs::Reservations => traits.keeps_reservations,
+            Needs::AtomicWrites => traits.writes_atomically,
         }
     }
 
@@ -315,6 +321,17 @@ const fn reserve_out(service_action: u8) -> Usage {
     Usage::of(&[0x5f, service_action, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0]).with_service_action()
 }
 
+const FORMAT_UNIT: Usage = Usage::of(&[0x04, format::OPTIONS, 0, 0, 0, 0]);
+const RECEIVE_DIAGNOSTIC: Usage = Usage::of(&[0x1c, diagnose::PCV, 0xff, 0xff, 0xff, 0]);
+const SEND_DIAGNOSTIC: Usage =
+    Usage::of(&[0x1d, diagnose::PF | diagnose::SELF_TEST | 0x03, 0, 0xff, 0xff, 0]);
+const READ_DEFECTS_10: Usage = Usage::of(&[0x37, 0, defects::ASKED, 0, 0, 0, 0, 0xff, 0xff, 0]);
+const READ_DEFECTS_12: Usage =
+    Usage::of(&[0xb7, defects::ASKED, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]);
+const LOG_SENSE: Usage = Usage::of(&[0x4d, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0]);
+const WRITE_ATOMIC: Usage = Usage::of(&[
+    0x9c, DPO_FUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0xff, 0xff, 0x1f, 0,
+]);
 const REQUEST_SENSE: Usage = Usage::of(&[0x03, 0x01, 0, 0, 0xff, 0]);
 const INQUIRY: Usage = Usage::of(&[0x12, 0x01, 0xff, 0xff, 0xff, 0]);
 const MODE_SELECT_6: Usage = Usage::of(&[0x15, 0x10, 0, 0, 0xff, 0]);
@@ -343,9 +360,10 @@ const SUPPORTED_TASK_MANAGEMENT: Usage = listing(0xa3, [0x0d, 0x80, 0, 0, 0]).wi
 use Access::{Alone, Free, Reads, Writes};
 
 /// All commands, by operation code and service action.
-pub(crate) static TABLE: [Entry; 54] = [
+pub(crate) static TABLE: [Entry; 62] = [
     Entry::new("TEST UNIT READY", Alone, plain_six(0x00), power::test_unit_ready).on_medium(),
     Entry::new("REQUEST SENSE", Free, REQUEST_SENSE, power::request_sense).despite_attention(),
+    Entry::new("FORMAT UNIT", Writes, FORMAT_UNIT, format::format).on_medium(),
     Entry::new("READ(6)", Reads, six(0x08), rw::read).on_medium(),
     Entry::new("WRITE(6)", Writes, six(0x0a), rw::write).on_medium(),
     Entry::new("INQUIRY", Free, INQUIRY, inquiry::inquiry).despite_attention(),
@@ -356,6 +374,8 @@ pub(crate) static TABLE: [Entry; 54] = [
         .needing(Needs::Reservations),
     Entry::new("MODE SENSE(6)", Reads, MODE_SENSE_6, mode::sense),
     Entry::new("START STOP UNIT", Writes, START_STOP, power::start_stop),
+    Entry::new("RECEIVE DIAGNOSTIC RESULTS", Reads, RECEIVE_DIAGNOSTIC, diagnose::receive),
+    Entry::new("SEND DIAGNOSTIC", Writes, SEND_DIAGNOSTIC, diagnose::send),
     Entry::new("PREVENT ALLOW MEDIUM REMOVAL", Writes, PREVENT_ALLOW, power::prevent_allow),
     Entry::new("READ CAPACITY(10)", Free, plain_ten(0x25), capacity::ten).on_medium(),
     Entry::new("READ(10)", Reads, ten(0x28, DPO_FUA), rw::read).on_medium(),
@@ -366,10 +386,12 @@ pub(crate) static TABLE: [Entry; 54] = [
     Entry::new("PRE-FETCH(10)", Reads, ten(0x34, IMMED), rw::pre_fetch).on_medium(),
     Entry::new("SYNCHRONIZE CACHE(10)", Writes, ten(0x35, SYNC_NV_IMMED), rw::synchronize_cache)
         .on_medium(),
+    Entry::new("READ DEFECT DATA(10)", Reads, READ_DEFECTS_10, defects::ten).on_medium(),
     Entry::new("WRITE SAME(10)", Writes, ten(0x41, UNMAP_BIT), provisioning::write_same)
         .on_medium()
         .needing(Needs::UnmapBit),
     Entry::new("UNMAP", Writes, UNMAP, provisioning::unmap).on_medium().needing(Needs::Unmap),
+    Entry::new("LOG SENSE", Free, LOG_SENSE, log::sense),
     Entry::new("MODE SELECT(10)", Writes, MODE_SELECT_10, mode::select),
     Entry::new("RESERVE(10)", Alone, plain_ten(0x56), persistent::reserve)
         .needing(Needs::Reservations),
@@ -459,6 +481,7 @@ pub(crate) static TABLE: [Entry; 54] = [
     Entry::new("COMPARE AND WRITE", Writes, COMPARE_AND_WRITE, verify::compare_and_write)
         .on_medium(),
     Entry::new("WRITE(16)", Writes, sixteen(0x8a, DPO_FUA), rw::write).on_medium(),
+    Entry::new("ORWRITE(16)", Writes, sixteen(0x8b, DPO_FUA), rw::or_write).on_medium(),
     Entry::new(
         "WRITE AND VERIFY(16)",
         Writes,
@@ -483,6 +506,9 @@ pub(crate) static TABLE: [Entry; 54] = [
     )
     .on_medium()
     .needing(Needs::UnmapBit),
+    Entry::new("WRITE ATOMIC(16)", Writes, WRITE_ATOMIC, rw::write_atomic)
+        .on_medium()
+        .needing(Needs::AtomicWrites),
     Entry::new("READ CAPACITY(16)", Free, READ_CAPACITY_16, capacity::sixteen).on_medium(),
     Entry::new("GET LBA STATUS", Reads, GET_LBA_STATUS, capacity::lba_status).on_medium(),
     Entry::new("REPORT LUNS", Free, listing(0xa0, [0, 0xff, 0, 0, 0]), inquiry::report_luns)
@@ -511,14 +537,25 @@ pub(crate) static TABLE: [Entry; 54] = [
     )
     .on_medium(),
     Entry::new("VERIFY(12)", Reads, twelve(0xaf, DPO_BYTCHK), verify::verify).on_medium(),
+    Entry::new("READ DEFECT DATA(12)", Reads, READ_DEFECTS_12, defects::twelve).on_medium(),
 ];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: Traits = Traits { can_unmap: true, has_groups: true, keeps_reservations: true };
-    const NONE: Traits = Traits { can_unmap: false, has_groups: false, keeps_reservations: false };
+    const ALL: Traits = Traits {
+        can_unmap: true,
+        has_groups: true,
+        keeps_reservations: true,
+        writes_atomically: true,
+    };
+    const NONE: Traits = Traits {
+        can_unmap: false,
+        has_groups: false,
+        keeps_reservations: false,
+        writes_atomically: false,
+    };
 
     #[test]
     fn the_table_is_in_order_and_every_entry_can_be_found() {
@@ -570,7 +607,7 @@ mod tests {
         assert_eq!((same.usage(NONE).bytes()[1], same.usage(ALL).bytes()[1]), (0x01, 0x09));
         let others = TABLE.iter().filter(|e| !e.is_supported(NONE));
         let others = others.filter(|e| e.needs != Needs::Reservations).map(|e| e.name);
-        assert!(others.eq(["UNMAP", "REPORT TARGET PORT GROUPS"]));
+        assert!(others.eq(["UNMAP", "WRITE ATOMIC(16)", "REPORT TARGET PORT GROUPS"]));
     }
 
     #[test]
@@ -590,7 +627,9 @@ mod tests {
                 "REQUEST SENSE",
                 "INQUIRY",
                 "MODE SENSE(6)",
+                "RECEIVE DIAGNOSTIC RESULTS",
                 "READ CAPACITY(10)",
+                "LOG SENSE",
                 "MODE SENSE(10)",
                 "READ CAPACITY(16)",
                 "REPORT LUNS",

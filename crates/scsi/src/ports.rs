@@ -15,12 +15,14 @@ use crate::sense::Sense;
 use crate::unit::{Incoming, LogicalUnit, Outcome};
 
 /// One node that serves a unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortGroup {
     /// Target port group identifier.
     pub id: u16,
     /// Relative target port identifier of its one port, from 1; no other group's.
     pub port: u16,
+    /// SCSI name string of that port; iSCSI: `NAME,t,0xTPGT`.
+    pub name: String,
     /// How the unit is to be used through it.
     pub access: Access,
 }
@@ -30,7 +32,7 @@ pub struct PortGroup {
 pub(crate) struct Groups {
     /// Identifier of the one that this node is; always in the list.
     own: u16,
-    all: Vec<PortGroup>,
+    pub(crate) all: Vec<PortGroup>,
 }
 
 impl Groups {
@@ -44,10 +46,11 @@ impl LogicalUnit {
     /// Several nodes serve the unit: this one, which is `own`, and `others`. What differs from
     /// before is told to every initiator.
     pub fn set_port_groups(&mut self, own: PortGroup, others: &[PortGroup]) {
-        let mut all: Vec<_> = others.iter().copied().filter(|g| g.id != own.id).collect();
+        let mut all: Vec<_> = others.iter().filter(|g| g.id != own.id).cloned().collect();
+        let own_id = own.id;
         all.push(own);
         all.sort_unstable_by_key(|g| g.id);
-        let groups = Groups { own: own.id, all };
+        let groups = Groups { own: own_id, all };
         match self.groups.replace(groups) {
             // TPGS and the designators are others now.
             None => self.nexuses.raise(Whom::All, Attention::InquiryChanged),

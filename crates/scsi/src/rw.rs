@@ -1,5 +1,5 @@
-//! READ, WRITE, PRE-FETCH and SYNCHRONIZE CACHE (SBC-3 5.8, 5.9, 5.11 to 5.13, 5.26, 5.27, 5.33 to
-//! 5.35; SBC-2 5.5, 5.24), and what all commands on ranges of blocks have in common.
+//! READ, WRITE, ORWRITE, WRITE ATOMIC, PRE-FETCH and SYNCHRONIZE CACHE (SBC-3 5.7 to 5.9, 5.11 to 5.13,
+//! 5.26, 5.27, 5.33 to 5.35; SBC-2 5.5, 5.24; SBC-4 WRITE ATOMIC), and what all commands on ranges of blocks have in common.
 
 use block::Blocks;
 
@@ -33,6 +33,40 @@ pub(crate) fn write(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcom
     let wanted = Transfer::from_initiator(unit.bytes(range.count));
     let blocks = unit.blocks_in_window(wanted, cmd)?;
     Ok(unit.accept_data(Todo::Write { at: range.at, fua }, blocks, 0, wanted))
+}
+
+/// ORWRITE(16): sets the bits that it brings.
+pub(crate) fn or_write(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+    let range = unit.transfer(cmd.cdb.extent())?;
+    unit.check_writable()?;
+    let wanted = Transfer::from_initiator(unit.bytes(range.count));
+    let blocks = unit.blocks_in_window(wanted, cmd)?;
+    let todo = Todo::OrWrite { at: range.at, fua: cmd.cdb.has(1, FUA) };
+    Ok(unit.accept_data(todo, blocks, blocks, wanted))
+}
+
+/// WRITE ATOMIC(16): what the medium writes as one is all there or not at all, and so is what is a
+/// whole one of these. ATOMIC BOUNDARY is refused as a reserved field: there are no several.
+pub(crate) fn write_atomic(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+    const AT_FIELD: u16 = 2;
+    const COUNT_FIELD: u16 = 12;
+    let count = u32::from(cmd.cdb.u16(u32::from(COUNT_FIELD)));
+    let extent = Extent { count, count_field: COUNT_FIELD, ..cmd.cdb.extent() };
+    let range = unit.range(extent)?;
+    let whole = unit.limits.atomic;
+    if !range.at.0.is_multiple_of(u64::from(whole)) {
+        return Err(Sense::field(AT_FIELD, None).into());
+    }
+    if count > whole || !count.is_multiple_of(whole) {
+        return Err(Sense::field(COUNT_FIELD, None).into());
+    }
+    unit.check_writable()?;
+    let wanted = Transfer::from_initiator(unit.bytes(range.count));
+    if cmd.window.data_out < wanted.data_out {
+        return Err(Refusal::window(wanted));
+    }
+    let todo = Todo::Write { at: range.at, fua: cmd.cdb.has(1, FUA) };
+    Ok(unit.accept_data(todo, range.count, 0, wanted))
 }
 
 /// PRE-FETCH(10), (16): the address is checked and nothing is fetched, as GOOD (and not CONDITION

@@ -65,8 +65,10 @@ impl Code {
     pub const ASYMMETRIC_ACCESS_STATE_CHANGED: Self = Self(0x2a, 0x06);
     pub const CAPACITY_DATA_CHANGED: Self = Self(0x2a, 0x09);
     pub const COMMANDS_CLEARED: Self = Self(0x2f, 0x00);
+    pub const THIN_PROVISIONING_SOFT_THRESHOLD_REACHED: Self = Self(0x38, 0x07);
     pub const SAVING_NOT_SUPPORTED: Self = Self(0x39, 0x00);
     pub const LOGICAL_UNIT_FAILURE: Self = Self(0x3e, 0x01);
+    pub const LOGICAL_UNIT_FAILED_SELF_TEST: Self = Self(0x3e, 0x03);
     pub const INQUIRY_DATA_CHANGED: Self = Self(0x3f, 0x03);
     pub const REPORTED_LUNS_CHANGED: Self = Self(0x3f, 0x0e);
     pub const DATA_PHASE_ERROR: Self = Self(0x4b, 0x00);

@@ -17,7 +17,8 @@ use crate::persistent::{self, Order, Question};
 use crate::ports::Groups;
 use crate::reply::{Data, Refusal, Reply, Status, Transfer};
 use crate::sense::{Code, Format, Key, Sense};
-use crate::{failure, mode, provisioning, verify};
+use crate::space::Space;
+use crate::{diagnose, failure, format, mode, provisioning, verify};
 
 /// What a unit is, for as long as it lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +63,7 @@ pub struct Known {
     /// What the initiator may do, by the reservations.
     pub rights: Rights,
     /// What of the mode pages is not as it was at first (`Table::modes`).
-    pub modes: u32,
+    pub modes: u128,
 }
 
 impl Known {
@@ -171,6 +172,16 @@ pub(crate) enum Todo {
         question: Question,
         allocation: u16,
     },
+    OrWrite {
+        at: Lba,
+        fua: bool,
+    },
+    /// With or without a parameter list; if with one, whether its header is the long one.
+    Format {
+        list: Option<bool>,
+    },
+    SelfTest,
+    Diagnostic,
 }
 
 /// What a command that has its data comes to.
@@ -198,6 +209,7 @@ enum After {
     Stopped,
     Modes(Modes),
     Answer { question: Question, allocation: u16 },
+    Tested,
 }
 
 /// [`Arrival`], taken apart.
@@ -241,6 +253,8 @@ pub struct LogicalUnit {
     pub(crate) stopped: bool,
     /// Target port groups, if several nodes serve the unit.
     pub(crate) groups: Option<Groups>,
+    /// What space it takes and has, if somebody measures that.
+    pub(crate) space: Option<Space>,
 }
 
 impl LogicalUnit {
@@ -252,10 +266,11 @@ impl LogicalUnit {
             config,
             info,
             limits,
-            modes: Modes::default(),
+            modes: Modes::default(&info),
             nexuses: Nexuses::default(),
             stopped: false,
             groups: None,
+            space: None,
         }
     }
 
@@ -290,6 +305,7 @@ impl LogicalUnit {
     /// The unit was reset, with what all nodes know of it: it runs (SAM-5 6.3.2, 6.3.3). Commands in flight are
     /// the transport's to abort, and it has everybody told.
     pub fn reset(&mut self) {
+        self.rearm();
         self.stopped = false;
     }
 
@@ -364,6 +380,7 @@ impl LogicalUnit {
             can_unmap: self.can_unmap(),
             has_groups: self.groups.is_some(),
             keeps_reservations: self.config.keeps_reservations,
+            writes_atomically: self.limits.atomic > 0,
         }
     }
 
@@ -402,8 +419,12 @@ impl LogicalUnit {
         self.modes.wce
     }
 
-    fn set_modes(&mut self, bits: u32) {
-        self.modes = Modes::from_bits(bits);
+    fn set_modes(&mut self, bits: u128) {
+        let modes = Modes::from_bits(bits, &self.info);
+        if modes != self.modes {
+            self.modes = modes;
+            self.rearm();
+        }
     }
 
     /// What a command comes to.
@@ -430,6 +451,18 @@ impl LogicalUnit {
             Todo::Verify(range) => (Request::Verify { range }, After::Status),
             Todo::Flush => (Request::Flush, After::Status),
             Todo::Stop => (Request::Flush, After::Stopped),
+            Todo::Format { list } => {
+                if let Some(long_header) = list {
+                    format::check(&data.to_vec(), long_header, self.info.block_size)?;
+                }
+                let through = self.info.volatile_cache && !self.modes.wce;
+                let Some(request) = format::request(self, through) else {
+                    return Ok(Prepared::Done);
+                };
+                (request, After::Status)
+            }
+            Todo::SelfTest => (diagnose::self_test(), After::Tested),
+            Todo::Diagnostic => return diagnose::check(&data.to_vec()).map(|()| Prepared::Done),
             writing => self.prepare_data(writing, data),
         };
         Ok(Prepared::Run(request, after))
@@ -451,6 +484,7 @@ impl LogicalUnit {
             Todo::CompareAndWrite { at, fua } => {
                 verify::compare_then_write(at, &data, fua || through)
             }
+            Todo::OrWrite { at, fua } => Request::OrWrite { at, data, fua: fua || through },
             Todo::WriteSame { range, unmap } => provisioning::fill(range, data, unmap, through),
             Todo::Zero { range, unmap } => Request::Zero { range, unmap, fua: through },
             _ => Request::Flush,
@@ -464,7 +498,7 @@ impl LogicalUnit {
     fn select_modes(&self, list: &Bufs, long_header: bool) -> Result<Prepared, Sense> {
         let modes = mode::wanted(self, &list.to_vec(), long_header)?;
         if modes != self.modes {
-            return Ok(Prepared::Alter(Change::Modes(modes.bits()), After::Modes(modes)));
+            return Ok(Prepared::Alter(Change::Modes(modes.bits(&self.info)), After::Modes(modes)));
         }
         Ok(match modes.wce {
             true => Prepared::Done,
@@ -506,19 +540,25 @@ impl LogicalUnit {
         let data = match result {
             Ok(data) => data,
             Err(failure) => {
+                let fault =
+                    if matches!(after, After::Tested) { diagnose::found(failure) } else { None };
+                if let Some(sense) = fault {
+                    return Step::Reply(Reply::check(&sense, self.sense_format()));
+                }
                 let refusal = failure::refusal(failure, self.modes.tas, self.access());
                 return self.ends(wanted, refusal);
             }
         };
         let data = match after {
             After::Data => Data::Bufs(data),
-            After::Status | After::Answer { .. } => Data::None,
+            After::Status | After::Tested | After::Answer { .. } => Data::None,
             After::Stopped => {
                 self.stopped = true;
                 Data::None
             }
             After::Modes(modes) => {
                 self.modes = modes;
+                self.rearm();
                 if !modes.wce {
                     let after = After::Status;
                     return Step::Run(Request::Flush, Running { after, wanted, window_in });

@@ -8,19 +8,31 @@ use zerocopy::{Immutable, IntoBytes, Unaligned};
 use crate::inquiry::{self, VENDOR};
 use crate::nexus::{NexusId, TargetPort};
 use crate::sense::SENSE_MAX;
+use crate::space::threshold_exponent;
 use crate::unit::LogicalUnit;
 
 const SUPPORTED: u8 = 0x00;
 const SERIAL: u8 = 0x80;
 const IDENTIFICATION: u8 = 0x83;
 const EXTENDED: u8 = 0x86;
+const MODE_POLICY: u8 = 0x87;
+const PORTS: u8 = 0x88;
 const BLOCK_LIMITS: u8 = 0xb0;
 const CHARACTERISTICS: u8 = 0xb1;
 const PROVISIONING: u8 = 0xb2;
 
 /// In ascending order (SPC-4 7.8, supported VPD pages).
-const PAGES: [u8; 7] =
-    [SUPPORTED, SERIAL, IDENTIFICATION, EXTENDED, BLOCK_LIMITS, CHARACTERISTICS, PROVISIONING];
+const PAGES: [u8; 9] = [
+    SUPPORTED,
+    SERIAL,
+    IDENTIFICATION,
+    EXTENDED,
+    MODE_POLICY,
+    PORTS,
+    BLOCK_LIMITS,
+    CHARACTERISTICS,
+    PROVISIONING,
+];
 
 const SERIAL_MAX: usize = 64;
 
@@ -31,6 +43,8 @@ pub(crate) fn page(unit: &LogicalUnit, nexus: NexusId, code: u8) -> Option<Vec<u
         SERIAL => inquiry::printable(&unit.config.serial, SERIAL_MAX).collect(),
         IDENTIFICATION => identification(unit, &unit.nexuses.get(nexus)?.target_port),
         EXTENDED => extended(unit.info.volatile_cache),
+        MODE_POLICY => mode_policy(),
+        PORTS => ports(unit, &unit.nexuses.get(nexus)?.target_port),
         BLOCK_LIMITS => block_limits(unit).as_bytes().to_vec(),
         CHARACTERISTICS => characteristics(unit.config.solid_state),
         PROVISIONING => provisioning(unit),
@@ -80,6 +94,36 @@ fn identification(unit: &LogicalUnit, port: &TargetPort) -> Vec<u8> {
     designator(&mut out, Of::Port, NAME_STRING, UTF_8, &name(&port.name));
     designator(&mut out, Of::Target, NAME_STRING, UTF_8, &name(&port.device));
     out
+}
+
+/// Mode page policy (SPC-4 7.8): all pages and subpages are shared by all initiators.
+fn mode_policy() -> Vec<u8> {
+    const ALL_PAGES: u8 = 0x3f;
+    const ALL_SUBPAGES: u8 = 0xff;
+    const SHARED: u8 = 0x00;
+    vec![ALL_PAGES, ALL_SUBPAGES, SHARED, 0]
+}
+
+/// SCSI ports (SPC-4 7.8): those of all nodes that serve the unit, or the one asked through.
+fn ports(unit: &LogicalUnit, asked: &TargetPort) -> Vec<u8> {
+    let mut out = Vec::new();
+    match &unit.groups {
+        Some(groups) => groups.all.iter().for_each(|g| port(&mut out, g.port, &g.name)),
+        None => port(&mut out, asked.relative_id, &asked.name),
+    }
+    out
+}
+
+/// Appends the descriptor of a target port. Nothing is known of its initiator ports.
+fn port(out: &mut Vec<u8>, relative_id: u16, port_name: &str) {
+    let mut designators = Vec::new();
+    designator(&mut designators, Of::Port, NAME_STRING, UTF_8, &name(port_name));
+    let length = u16::try_from(designators.len()).expect("a designator is at most 256 bytes");
+    out.extend([0; 2]);
+    out.extend(relative_id.to_be_bytes());
+    out.extend([0; 6]);
+    out.extend(length.to_be_bytes());
+    out.extend(designators);
 }
 
 /// Appends a designator; those of ports and targets carry the protocol, iSCSI.
@@ -140,7 +184,7 @@ fn extended(volatile_cache: bool) -> Vec<u8> {
     body
 }
 
-/// Block limits (SBC-3 6.5), without the header.
+/// Block limits (SBC-3 6.5, SBC-4 for atomic writes), without the header.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct BlockLimits {
@@ -155,8 +199,11 @@ struct BlockLimits {
     optimal_unmap_granularity: U32,
     unmap_alignment: U32,
     max_write_same: U64,
-    /// Atomic writes and more of SBC-4.
-    reserved: [u8; 20],
+    max_atomic_transfer: U32,
+    atomic_alignment: U32,
+    atomic_granularity: U32,
+    max_atomic_transfer_with_boundary: U32,
+    max_atomic_boundary: U32,
 }
 
 const _: () = assert!(size_of::<BlockLimits>() == 60);
@@ -178,7 +225,11 @@ fn block_limits(unit: &LogicalUnit) -> BlockLimits {
         optimal_unmap_granularity: U32::new(info.unmap_granularity_blocks),
         unmap_alignment: U32::new(if unit.can_unmap() { UGAVALID } else { 0 }),
         max_write_same: U64::new(u64::from(limits.max_write_same)),
-        reserved: [0; 20],
+        max_atomic_transfer: U32::new(limits.atomic),
+        atomic_alignment: U32::new(limits.atomic),
+        atomic_granularity: U32::new(limits.atomic),
+        max_atomic_transfer_with_boundary: U32::ZERO,
+        max_atomic_boundary: U32::ZERO,
     }
 }
 
@@ -204,7 +255,11 @@ fn provisioning(unit: &LogicalUnit) -> Vec<u8> {
         flags = LBPU_LBPWS_LBPWS10 | if unit.info.unmap_zeroes { LBPRZ } else { 0 };
         kind = if unit.config.thin { THIN } else { RESOURCE };
     }
-    vec![0, flags, kind, 0]
+    let exponent = match unit.space {
+        Some(_) => threshold_exponent(unit.info.block_size) as u8,
+        None => 0,
+    };
+    vec![exponent, flags, kind, 0]
 }
 
 #[cfg(test)]

@@ -16,4 +16,4 @@ pub use catalog::{
     Access, Admission, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode, Subsystem,
     VolumeId,
 };
-pub use server::{Door, Limits, Served, Server, Service, Session, doors};
+pub use server::{Door, Limits, Served, Server, Service, Session, Space, doors};

@@ -117,9 +117,19 @@ impl Served {
     }
 }
 
+/// Space that a thin volume takes and that is left for it, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// What it takes.
+    pub used: u64,
+    /// What is left where it lies; other volumes may take it as well.
+    pub available: u64,
+}
+
 /// A volume of this core, and what tells its initiators of its access state.
 struct Kept {
     served: Rc<Served>,
+    space: Cell<Option<Space>>,
     _watch: Option<Watch>,
 }
 
@@ -313,7 +323,25 @@ impl Server {
     pub fn add_volume(self: &Rc<Self>, served: Served) {
         let served = Rc::new(served);
         let watch = served.access.clone().map(|access| self.watch(served.id, access));
-        self.served.borrow_mut().insert(served.id, Kept { served, _watch: watch });
+        let space = Cell::default();
+        self.served.borrow_mut().insert(served.id, Kept { served, space, _watch: watch });
+    }
+
+    /// Tells initiators of a thin volume about its space. Whoever measures it does so now and then,
+    /// and first before initiators come.
+    pub fn set_space(&self, id: VolumeId, space: Space) {
+        let known = match self.served.borrow().get(&id) {
+            Some(kept) => kept.space.replace(Some(space)),
+            None => return,
+        };
+        if known != Some(space) {
+            self.iscsi.space_changed(id, space);
+        }
+    }
+
+    /// What is known of a volume's space.
+    pub(crate) fn space(&self, id: VolumeId) -> Option<Space> {
+        self.served.borrow().get(&id)?.space.get()
     }
 
     /// Tells the initiators of a volume of each change of its access state.

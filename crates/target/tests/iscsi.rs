@@ -18,7 +18,7 @@ use rt::Core;
 use rt::net::Stream;
 use target::{
     Access, Admission, Catalog, IscsiTarget, Limits, NodeIndex, Portals, Served, Server, Service,
-    ServingNode, VolumeId, doors,
+    ServingNode, Space, VolumeId, doors,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
@@ -411,6 +411,41 @@ fn a_node_of_several_is_a_port_of_its_own() {
         assert!(has(&[0x51, 0x95, 0, 4, 0, 0, 0, 2]), "target port group");
         assert!(has(b"disk,t,0x0002"), "name of the port");
         assert_eq!(client.ask_for(&[0x12, 0, 0, 0, 96, 0], 96).await.1[5], 0x10, "TPGS");
+        let (_, page) = client.ask_for(&[0x12, 1, 0x88, 0, 255, 0], 255).await;
+        for name in [b"disk,t,0x0001", b"disk,t,0x0002", b"disk,t,0x0003"] {
+            assert!(page.windows(name.len()).any(|w| w == name), "SCSI ports: all nodes'");
+        }
+    });
+}
+
+/// SBC-3 4.7.3.7: what is measured of a thin volume reaches its initiators, those that come later too.
+#[test]
+fn space_reaches_every_initiator() {
+    on_core(async |core| {
+        let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+        let mem = Mem::new(MemOptions::new(512, 1 << 17));
+        let volume = Volume::new(Dev::new(mem), Epoch::default());
+        let (id, name) = (VolumeId([7; 16]), "disk".to_owned());
+        server.add_volume(Served { id, name, volume, thin: true, access: None });
+        server.set_catalog(catalog(0));
+        let at = listen(&core, &server, Service::Iscsi).await;
+        let space =
+            |used: u64, available: u64| Space { used: used << 20, available: available << 20 };
+        server.set_space(id, space(3, 40));
+        let log = [0x4d, 0, 0x4c, 0, 0, 0, 0, 0, 255, 0];
+        let mut first = Client::log_in(&core, at, 1, &[]).await;
+        let (_, page) = first.ask_for(&log, 255).await;
+        assert_eq!((page[3], page[11], page[23]), (24, 40, 3), "{page:?}");
+        // A tenth of 64 MiB: 6 sets.
+        server.set_space(id, space(60, 7));
+        assert_eq!(first.sense(&READY, 0).await, None);
+        server.set_space(id, space(62, 6));
+        server.set_space(id, space(62, 5));
+        assert_eq!(first.sense(&READY, 0).await, Some([6, 0x38, 0x07]));
+        assert_eq!(first.sense(&READY, 0).await, None, "once");
+        let mut late = Client::log_in(&core, at, 2, &[]).await;
+        assert_eq!(late.ask_for(&log, 255).await.1[11], 5);
+        assert_eq!(late.sense(&READY, 0).await, None);
     });
 }
 

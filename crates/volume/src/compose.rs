@@ -12,6 +12,9 @@ const ZERO_STEP_BYTES: u64 = 1 << 30;
 /// Most that VERIFY reads at once, and the longest repetition WRITE SAME builds, in bytes.
 const STEP_BYTES: usize = 256 * 1024;
 
+/// What memory comes in, in bytes: counts where a command takes it in several portions.
+const PAGE: usize = 4096;
+
 impl Volume {
     /// Refuses what the contract of [`Request`] forbids, before any memory is taken.
     pub(crate) fn check(&self, request: &Request) -> Result<(), Error> {
@@ -31,7 +34,9 @@ impl Volume {
                 pattern.len() == info.block_size as usize && inside(range)
             }
             Request::Unmap { ranges } => ranges.iter().all(inside),
-            Request::Write { at, data, .. } | Request::Compare { at, data } => carried(*at, data),
+            Request::Write { at, data, .. }
+            | Request::Compare { at, data }
+            | Request::OrWrite { at, data, .. } => carried(*at, data),
             Request::CompareAndWrite { at, compare, write, .. } => {
                 compare.len() == write.len() && carried(*at, write)
             }
@@ -51,6 +56,10 @@ impl Volume {
             }
             Request::Compare { data, .. } => data.len(),
             Request::CompareAndWrite { compare, .. } => compare.len(),
+            Request::OrWrite { data, .. } => {
+                let copy = data.len().min(self.or_step_bytes()).next_multiple_of(PAGE);
+                copy.saturating_mul(self.or_copies())
+            }
             Request::WriteSame { .. } => STEP_BYTES,
             Request::Write { .. }
             | Request::Zero { .. }
@@ -101,6 +110,12 @@ impl Volume {
                     self.dev.submit(Op::Write { at, data: write, fua }, ctx).await?;
                 }
             }
+            Request::OrWrite { at, data, fua } => {
+                let range = self.covered(at, &data);
+                if let Some(_lock) = self.lock(range, true, command).await? {
+                    self.or_write(range, &data, fua, ctx).await?;
+                }
+            }
             Request::Flush => {
                 // It stands in for flushes of others, who have not asked for any abort.
                 let ctx = &ctx.shielded();
@@ -143,6 +158,64 @@ impl Volume {
         match expect.first_difference(&found) {
             None => Ok(()),
             Some(offset) => Err(Failure::Miscompare { offset: offset as u64 }),
+        }
+    }
+
+    /// Longest stretch that is read, changed and written at once, in bytes. One of another node's writes
+    /// may come between two of them, so where there are other nodes they are as long as a COMPARE
+    /// AND WRITE may be, which brings its data twice.
+    fn or_step_bytes(&self) -> usize {
+        let info = self.info();
+        let most = info.max_transfer_blocks as usize * info.block_size as usize;
+        let step = if self.compares.is_some() { most / 2 } else { most.min(STEP_BYTES) };
+        step.next_multiple_of(info.block_size as usize)
+    }
+
+    /// How often a step of OR WRITE is in memory: as it was and as it shall be; and once more where
+    /// it is compared again.
+    fn or_copies(&self) -> usize {
+        if self.compares.is_some() { 3 } else { 2 }
+    }
+
+    /// Sets the bits of `data` in a range that is held.
+    async fn or_write(
+        &self,
+        range: Blocks,
+        data: &Bufs,
+        fua: bool,
+        ctx: &Ctx,
+    ) -> Result<(), Failure> {
+        let block = self.info().block_size as usize;
+        let mut from = 0;
+        for piece in pieces(range, (self.or_step_bytes() / block) as u64) {
+            let bytes = usize::try_from(piece.count).map_err(|_| Error::OutOfRange)? * block;
+            let bits = data.slice(from..from + bytes);
+            self.or_piece(piece, &bits, fua, ctx).await?;
+            from += bytes;
+        }
+        Ok(())
+    }
+
+    async fn or_piece(
+        &self,
+        piece: Blocks,
+        bits: &Bufs,
+        fua: bool,
+        ctx: &Ctx,
+    ) -> Result<(), Failure> {
+        loop {
+            let found = self.read(piece, ctx).await?;
+            let write = or(&found, bits, ctx);
+            let Some(compares) = &self.compares else {
+                self.dev.submit(Op::Write { at: piece.at, data: write, fua }, ctx).await?;
+                return Ok(());
+            };
+            match compares.compare_and_write(piece.at, &found, &write, fua, ctx).await {
+                // Another node has written meanwhile, so somebody has got on.
+                Err(Failure::Miscompare { .. }) if !ctx.is_aborted() => {}
+                Err(Failure::Miscompare { .. }) => return Err(Error::Aborted.into()),
+                done => return done,
+            }
         }
     }
 
@@ -209,6 +282,24 @@ fn pieces(range: Blocks, step: u64) -> impl Iterator<Item = Blocks> {
         at += count;
         (count > 0).then_some(piece)
     })
+}
+
+/// `bits` set in `found`, which is as long.
+fn or(found: &Bufs, bits: &Bufs, ctx: &Ctx) -> Bufs {
+    let mut runs = ctx.alloc(bits.len());
+    let mut at = 0;
+    for run in &mut runs {
+        let span = at..at + run.len();
+        at = span.end;
+        found.slice(span.clone()).copy_to(run);
+        let mut rest = &mut run[..];
+        for bits in bits.slice(span).iter() {
+            let (now, later) = rest.split_at_mut(bits.len());
+            now.iter_mut().zip(bits.iter()).for_each(|(byte, bits)| *byte |= bits);
+            rest = later;
+        }
+    }
+    runs.into_iter().map(|run| -> Buf { run.freeze() }).collect()
 }
 
 /// `times` copies of one block, in whole runs so that disks can take them directly.

@@ -44,6 +44,7 @@ impl Need {
             | Request::WriteSame { .. }
             | Request::Zero { .. }
             | Request::Unmap { .. }
+            | Request::OrWrite { .. }
             | Request::CompareAndWrite { .. } => Self::Write,
             Request::Flush => Self::Nothing,
         }
@@ -115,7 +116,7 @@ pub struct Caller {
     gate: Weak<Gate>,
     key: Cell<usize>,
     rights: Cell<Rights>,
-    modes: Cell<u32>,
+    modes: Cell<u128>,
     in_flight: RefCell<Slab<InFlight>>,
     listener: Listener,
 }
@@ -290,7 +291,7 @@ impl Gate {
         self.changed.notify_waiters();
     }
 
-    fn modes(&self) -> u32 {
+    fn modes(&self) -> u128 {
         self.state.borrow().committed.as_ref().map_or(0, |t| t.modes)
     }
 
@@ -409,7 +410,7 @@ impl Caller {
 
     /// What of the mode pages is not as it was at first (`Table::modes`).
     #[must_use]
-    pub fn modes(&self) -> u32 {
+    pub fn modes(&self) -> u128 {
         self.modes.get()
     }
 

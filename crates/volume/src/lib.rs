@@ -10,8 +10,9 @@
 //!
 //! # Invariants
 //! * Below a volume no two overlapping operations run at once if one of them writes.
-//! * COMPARE AND WRITE holds its range from the comparison to the end of the write.
 //! * A change of the reservations is answered when nothing that it forbids is under way any more, at any node.
+//! * COMPARE AND WRITE holds its range from the comparison to the end of the write, OR WRITE from the
+//!   reading. Where other nodes use the device too, OR WRITE compares and writes what it has read.
 //! * Every accepted command is answered exactly once, also when it was aborted.
 
 mod command;

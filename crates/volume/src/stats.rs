@@ -11,7 +11,7 @@ use hdrhistogram::Histogram;
 pub enum Kind {
     /// Read, compare and verify.
     Read,
-    /// Write, write same, zero and compare-and-write.
+    /// Write, write same, zero, compare-and-write and or-write.
     Write,
     /// Unmap.
     Unmap,
@@ -31,7 +31,8 @@ impl Kind {
             Request::Write { .. }
             | Request::WriteSame { .. }
             | Request::Zero { .. }
-            | Request::CompareAndWrite { .. } => Self::Write,
+            | Request::CompareAndWrite { .. }
+            | Request::OrWrite { .. } => Self::Write,
             Request::Unmap { .. } => Self::Unmap,
             Request::Flush => Self::Flush,
         }

@@ -315,6 +315,7 @@ fn class_for(request: &Request) -> Class {
         | Request::Unmap { .. }
         | Request::Compare { .. }
         | Request::CompareAndWrite { .. }
+        | Request::OrWrite { .. }
         | Request::Flush => Class::Immediate,
     }
 }
@@ -325,7 +326,9 @@ fn request_bytes(request: &Request, block_size: u32) -> u64 {
         Request::Read { range } | Request::Verify { range } => {
             range.count.saturating_mul(u64::from(block_size))
         }
-        Request::Write { data, .. } | Request::Compare { data, .. } => data.len() as u64,
+        Request::Write { data, .. }
+        | Request::Compare { data, .. }
+        | Request::OrWrite { data, .. } => data.len() as u64,
         Request::CompareAndWrite { write, .. } => write.len() as u64,
         Request::WriteSame { .. }
         | Request::Zero { .. }

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{
-    Account, Blocks, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, Info, Layer, Lba, Op, Pool,
-    Request,
+    Account, Blocks, Bufs, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Failure, Info,
+    Layer, Lba, Op, Pool, Request,
 };
 use rt::buf::copy_in;
 use tokio::sync::Semaphore;
@@ -317,6 +317,133 @@ fn compare_and_write_is_one_step() {
         })
         .await;
         assert_eq!(b.byte_at(8).await, 100);
+        b.all_memory_is_back();
+    });
+}
+
+/// SBC-3 5.7: the longest transfer is more than one step, and every bit that was set stays.
+#[test]
+fn or_write_sets_bits_and_clears_none() {
+    local(async || {
+        let b = Bench::new(false);
+        b.run(b.write(0, 0x0f, 64)).await.unwrap();
+        b.run(Request::OrWrite { at: Lba(1), data: b.data(0x30, 62), fua: false }).await.unwrap();
+        for (at, byte) in [(0, 0x0f), (1, 0x3f), (62, 0x3f), (63, 0x0f)] {
+            assert_eq!(b.byte_at(at).await, byte, "block {at}");
+        }
+        let too_long = Request::OrWrite { at: Lba(0), data: b.data(1, 65), fua: false };
+        assert_eq!(b.run(too_long).await.unwrap_err(), Error::OutOfRange.into());
+        let outside = Request::OrWrite { at: Lba(BLOCKS - 1), data: b.data(1, 2), fua: false };
+        assert_eq!(b.run(outside).await.unwrap_err(), Error::OutOfRange.into());
+        let nothing = Request::OrWrite { at: Lba(BLOCKS), data: Bufs::new(), fua: false };
+        assert_eq!(b.run(nothing).await.unwrap().len(), 0);
+        b.all_memory_is_back();
+    });
+}
+
+/// Eight contenders set a bit each, in a block that they all have to read first.
+#[test]
+fn or_write_is_one_step() {
+    local(async || {
+        let b = Bench::new(false);
+        let bits = (0..8).map(|bit| {
+            let data = b.data(1 << bit, 3);
+            b.run(Request::OrWrite { at: Lba(7), data, fua: false })
+        });
+        futures_joined(bits.collect()).await;
+        assert_eq!(b.byte_at(8).await, 0xff);
+        b.all_memory_is_back();
+    });
+}
+
+async fn futures_joined<T>(all: Vec<impl Future<Output = Result<T, Failure>>>) {
+    let mut all: Vec<_> = all.into_iter().map(Box::pin).collect();
+    std::future::poll_fn(|cx| {
+        all.retain_mut(|f| match f.as_mut().poll(cx) {
+            std::task::Poll::Ready(done) => {
+                done.map(drop).unwrap();
+                false
+            }
+            std::task::Poll::Pending => true,
+        });
+        if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+}
+
+/// What several nodes use: each of the first comparisons finds that another node was faster.
+struct Contended {
+    ram: Ram,
+    others: Cell<u32>,
+    abort: RefCell<Option<volume::Command>>,
+}
+
+impl CompareAndWrite for Contended {
+    fn compare_and_write<'a>(
+        &'a self,
+        at: Lba,
+        compare: &'a Bufs,
+        write: &'a Bufs,
+        _fua: bool,
+        ctx: &'a Ctx,
+    ) -> Compared<'a> {
+        Box::pin(async move {
+            yield_now().await;
+            let from = at.0 as usize * BLOCK;
+            let mut bytes = self.ram.0.bytes.borrow_mut();
+            let here = &mut bytes[from..from + compare.len()];
+            if self.others.get() > 0 {
+                self.others.update(|n| n - 1);
+                here.iter_mut().for_each(|byte| *byte ^= 0x80 >> self.others.get());
+            }
+            if let Some(command) = self.abort.take() {
+                command.abort();
+            }
+            // As the mirror does: the comparison has its memory beside what is compared.
+            let found = copy_in(ctx.credit(), here);
+            if let Some(offset) = compare.first_difference(&found) {
+                return Err(Failure::Miscompare { offset: offset as u64 });
+            }
+            write.copy_to(here);
+            Ok(())
+        })
+    }
+}
+
+fn contended(b: &Bench, others: u32) -> (Rc<Contended>, Rc<Volume>) {
+    let abort = RefCell::default();
+    let contended = Rc::new(Contended { ram: b.ram.clone(), others: Cell::new(others), abort });
+    let compares = Rc::clone(&contended) as Rc<dyn CompareAndWrite>;
+    let volume = Volume::shared(Dev::new(b.ram.clone()), compares, Epoch::default());
+    (contended, volume)
+}
+
+#[test]
+fn or_write_is_one_step_over_several_nodes() {
+    local(async || {
+        let b = Bench::new(false);
+        let (_contended, volume) = contended(&b, 3);
+        let set = Request::OrWrite { at: Lba(0), data: b.data(0x01, 64), fua: true };
+        volume.execute(set, &b.account).await.unwrap();
+        // The others' three writes hit the first of two steps; none of them is lost.
+        for (at, byte) in [(0, 0xe1), (31, 0xe1), (32, 0x01), (63, 0x01)] {
+            assert_eq!(b.byte_at(at).await, byte, "block {at}");
+        }
+        b.all_memory_is_back();
+    });
+}
+
+#[test]
+fn or_write_that_others_keep_from_getting_on_can_be_aborted() {
+    local(async || {
+        let b = Bench::new(false);
+        let (contended, volume) = contended(&b, 1);
+        let (sender, answer) = tokio::sync::oneshot::channel();
+        let set = Request::OrWrite { at: Lba(0), data: b.data(0x01, 1), fua: false };
+        let command = volume.start(set, &b.account, |result| drop(sender.send(result)));
+        contended.abort.replace(Some(command));
+        assert_eq!(answer.await.unwrap().unwrap_err(), Error::Aborted.into());
+        assert_eq!(b.byte_at(0).await, 0x80);
         b.all_memory_is_back();
     });
 }

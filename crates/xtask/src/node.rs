@@ -391,6 +391,14 @@ impl Node {
         self.exported(&volume)
     }
 
+    /// Has a volume ask its iSCSI initiators for CHAP.
+    pub(crate) fn ask_for_chap(&self, volume: &str, user: &str, secret: &str) -> Result<()> {
+        let file = self.directory.join("chap-secret");
+        std::fs::write(&file, secret).context("cannot write a secret")?;
+        let user = format!("{user}:{}", file.display());
+        self.query(&["volume", "chap", volume, &user]).map(drop)
+    }
+
     fn exported(&self, volume: &Value) -> Result<Exported> {
         let text = |path: &str| -> Result<String> {
             let value = volume.pointer(path).and_then(Value::as_str);

@@ -26,6 +26,11 @@ impl Unit {
         format!("iscsi://{}/{}/{}", self.portal, self.target, self.lun)
     }
 
+    /// As libiscsi writes it for a user with a secret.
+    pub(crate) fn url_as(&self, user: &str, secret: &str) -> String {
+        format!("iscsi://{user}%{secret}@{}/{}/{}", self.portal, self.target, self.lun)
+    }
+
     /// As QEMU's tools want it: colons of the target name escaped.
     pub(crate) fn qemu_url(&self) -> String {
         format!("iscsi://{}/{}/{}", self.portal, self.target.replace(':', "%3a"), self.lun)

@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use peer::NodeId;
 use uuid::Uuid;
 
+use super::Control;
 use crate::reconcile::Observed;
 use crate::record::Stored;
 
@@ -35,6 +37,47 @@ pub struct FileSystem {
     pub free: u64,
     /// The volumes.
     pub volumes: Vec<Uuid>,
+}
+
+/// How often initiators of thin volumes are told of their space.
+const TELL_EVERY: Duration = Duration::from_secs(15);
+
+impl Control {
+    /// Tells initiators of thin volumes how much space these take and have, for as long as the node
+    /// serves.
+    pub(super) async fn follow_space(self) {
+        loop {
+            tokio::time::sleep(TELL_EVERY).await;
+            self.tell_space(self.0.state.all()).await;
+        }
+    }
+
+    /// The same of one volume, at once.
+    pub(super) async fn tell_space_of(&self, id: Uuid) {
+        self.tell_space(self.0.state.get(id).into_iter().collect()).await;
+    }
+
+    async fn tell_space(&self, mut volumes: Vec<(Stored, Observed)>) {
+        volumes.retain(|(s, o)| s.record.thin && matches!(o, Observed::Open { .. }));
+        if volumes.is_empty() {
+            return;
+        }
+        let space = look(self.me(), &volumes, &self.0.settings.data_dir).await;
+        self.0.engine.tell_space(space.of_each()).await;
+    }
+}
+
+impl Space {
+    /// What each volume takes of its file system and finds there. A device is its volume's alone.
+    fn of_each(&self) -> HashMap<Uuid, target::Space> {
+        let homes = self.file_systems.iter();
+        let each = homes.flat_map(|home| home.volumes.iter().map(|&id| (id, home.free)));
+        let with_taken = |(id, available)| {
+            let used = *self.taken.get(&id)?;
+            Some((id, target::Space { used, available }))
+        };
+        each.filter_map(with_taken).collect()
+    }
 }
 
 /// Looks at the backings of `volumes`. One trip off the control thread for all of them.
@@ -135,5 +178,8 @@ mod tests {
         let expected = [(here.path().to_owned(), 2), (memory.path().to_owned(), 1)];
         assert_eq!(found, expected.into());
         assert!(space.file_systems.iter().all(|f| f.free <= f.bytes && f.bytes > 0), "{space:?}");
+        let each = space.of_each();
+        assert_eq!(each.len(), 3, "{each:?}");
+        assert!(each.values().all(|s| s.used >= 8192 && s.available > 0), "{each:?}");
     }
 }

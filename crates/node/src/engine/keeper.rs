@@ -1,7 +1,7 @@
 //! One core's keeper: owns the core's server, the volumes on it and their backings.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use peer::frame::Refusal;
 use peer::{DetachedGreeting, NodeId, PeerAddresses};
 use rt::Core;
 use rt::net::{ListenOptions, Listener};
-use target::server::{Door, Limits, Served, Server, Service};
+use target::server::{Door, Limits, Served, Server, Service, Space};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -320,6 +320,12 @@ impl Keeper {
             other => other?,
         };
         listener.local_addr()
+    }
+
+    pub(super) fn tell_space(&self, spaces: &HashMap<Uuid, Space>) {
+        for (id, space) in spaces {
+            self.server.set_space(volume_id(*id), *space);
+        }
     }
 
     pub(super) fn accept(&self) {

@@ -366,7 +366,9 @@ impl Target {
                 ranges.into_iter().for_each(|r| self.disk[blocks(r)].fill(0));
             }
             Request::Verify { .. } | Request::Flush => {}
-            Request::WriteSame { .. } | Request::CompareAndWrite { .. } => {
+            Request::WriteSame { .. }
+            | Request::CompareAndWrite { .. }
+            | Request::OrWrite { .. } => {
                 return Err(Failure::Device(Error::Gone));
             }
         }

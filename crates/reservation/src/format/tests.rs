@@ -24,7 +24,7 @@ fn example() -> Table {
     let host = Party { initiator: Initiator::Host([0x11; 16]), port: 0 };
     let mut table = Table::default().as_of(0x0102_0304_0506_0708, |_| true);
     (table.generation, table.pr_generation) = (5, 7);
-    (table.modes, table.resets) = (0x0a0b, 0x0c0d);
+    (table.modes, table.resets) = (0x0a0b << 100 | 0x0e0f, 0x0c0d);
     table = ask(&table, &one, &register(0xabcd_ef01, true, &[1, 2]));
     table = ask(&table, &two, &register(0x2222, true, &[]));
     table = ask(&table, &host, &register(0x3333, true, &[]));
@@ -57,7 +57,7 @@ fn shown() -> Vec<u8> {
 #[test]
 fn the_golden_image() {
     let (bytes, golden) = (example().encode(), shown());
-    assert_eq!(golden.len(), 223);
+    assert_eq!(golden.len(), 239);
     assert_eq!(bytes[..golden.len()], golden);
     assert!(is_blank(&bytes[golden.len()..]));
     assert_eq!(bytes.len(), COPY_BYTES);

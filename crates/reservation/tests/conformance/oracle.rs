@@ -25,7 +25,7 @@ struct Model {
     aptpl: bool,
     pr_generation: u32,
     sole: Option<(Party, u64)>,
-    modes: u32,
+    modes: u128,
     resets: u32,
 }
 
@@ -83,7 +83,7 @@ impl Model {
             })
             .collect();
         let names: usize = names.iter().map(|name| name.len() + 1).sum();
-        self.keys.len() > 1024 || 128 + 24 * self.keys.len() + names + 450 > 45056
+        self.keys.len() > 1024 || 144 + 24 * self.keys.len() + names + 450 > 45056
     }
 
     /// 5.12.11.2.1 and 5.12.10: a reservation whose holders are gone is released; the type it had.
@@ -511,7 +511,7 @@ impl World {
             215..=224 => Change::ReserveUnit,
             225..=234 => Change::ReleaseUnit,
             235..=239 => Change::Leave,
-            240..=246 => Change::Modes(u32::from(script.byte() % 3)),
+            240..=246 => Change::Modes(u128::from(script.byte() % 3)),
             247..=251 => Change::Reset { target: script.flag() },
             _ => Change::Evict,
         }

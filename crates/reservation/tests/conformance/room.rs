@@ -61,7 +61,7 @@ fn clause_5_12_7_long_names_fill_it_before() {
         }
     };
     assert_eq!(full, Refusal::Full);
-    assert_eq!(table.registrants().len(), (COPY_BYTES - 128 - 2 * 225) / (24 + 225));
+    assert_eq!(table.registrants().len(), (COPY_BYTES - 144 - 2 * 225) / (24 + 225));
     nothing_else_is_full(&table);
     // A known name has room where a new one has not.
     let world = World { table, ..World::default() };

@@ -81,6 +81,9 @@ pub(crate) fn shape(request: &Request) -> String {
         Request::CompareAndWrite { at, compare, fua, .. } => {
             format!("cas {}{}", blocks(at, compare), flag(*fua, " fua"))
         }
+        Request::OrWrite { at, data, fua } => {
+            format!("or {}{}", blocks(at, data), flag(*fua, " fua"))
+        }
         Request::Flush => "flush".into(),
     }
 }
@@ -269,6 +272,11 @@ impl Bench {
             Request::CompareAndWrite { at, compare, write, .. } => {
                 self.compare(at, &compare.to_vec())?;
                 self.put(at, &write.to_vec())?;
+            }
+            Request::OrWrite { at, data, .. } => {
+                let here = self.slice(Blocks::new(at, data.len() as u64 / BLOCK))?;
+                let both: Vec<u8> = here.iter().zip(data.to_vec()).map(|(a, b)| a | b).collect();
+                self.put(at, &both)?;
             }
             Request::Flush => {}
         }

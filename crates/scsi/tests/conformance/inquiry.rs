@@ -64,7 +64,7 @@ fn wrong_pages_are_refused() {
 fn vpd_supported_pages() {
     let (mut b, i) = Bench::new();
     let d = data(&b.ask(i, &vpd(0x00)));
-    assert_eq!(d, [0, 0, 0, 7, 0x00, 0x80, 0x83, 0x86, 0xb0, 0xb1, 0xb2]);
+    assert_eq!(d, [0, 0, 0, 9, 0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0xb0, 0xb1, 0xb2]);
     for page in &d[4..] {
         let d = data(&b.ask(i, &vpd(*page)));
         assert_eq!((d[0], d[1]), (0, *page));
@@ -115,6 +115,17 @@ fn vpd_identification() {
         "name of the target"
     );
     assert_eq!(designators.len(), 6);
+}
+
+/// SPC-4 7.8, mode page policy and SCSI ports: everything is shared; a unit of one node has one port.
+#[test]
+fn vpd_mode_page_policy_and_ports() {
+    let (mut b, i) = Bench::new();
+    assert_eq!(data(&b.ask(i, &vpd(0x87))), [0, 0x87, 0, 4, 0x3f, 0xff, 0, 0]);
+    let name = b"iqn.2025-01.example:disk,t,0x0001\0\0\0";
+    let port = [&[0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 40, 0x53, 0x98, 0, 36][..], name].concat();
+    let page = data(&b.ask(i, &vpd(0x88)));
+    assert_eq!((&page[..4], &page[4..]), (&[0, 0x88, 0, 52][..], &port[..]));
 }
 
 /// SBC-3 6.5, block limits: what the limits are is what commands obey.

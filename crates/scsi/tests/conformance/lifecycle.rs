@@ -190,7 +190,7 @@ fn prevent_allow_medium_removal() {
 #[test]
 fn unknown_and_short_commands() {
     let (mut b, i) = Bench::new();
-    for opcode in [0x04, 0x7f, 0x8b, 0x9c, 0xc0, 0xff] {
+    for opcode in [0x02, 0x48, 0x4c, 0x7f, 0xc0, 0xff] {
         assert_eq!(verdict(&b.ask(i, &[opcode; 16])), "05/20/00", "{opcode:x}");
     }
     for short in [&[][..], &[0x28, 0], &[0x88; 15]] {

@@ -1,5 +1,6 @@
 //! The unit as an initiator sees it, clause by clause. `docs/conformance/scsi.md` is the index.
 
+mod atomic;
 mod bench;
 mod capacity;
 mod inquiry;
@@ -11,5 +12,7 @@ mod ports;
 mod provisioning;
 mod random;
 mod rw;
+mod service;
+mod space;
 mod supported;
 mod verify;

@@ -52,9 +52,11 @@ fn pages() {
     let mut together = Vec::new();
     for (page, subpage, expect) in [
         (0x01, 0, vec![0x01, 10, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        (0x02, 0, [&[0x02, 14][..], &[0; 14]].concat()),
         (0x08, 0, [&[0x08, 18, 0x04][..], &[0; 17]].concat()),
         (0x0a, 0, control(0, 0, 0).to_vec()),
         (0x0a, 1, [&[0x4a, 1, 0, 28][..], &[0; 28]].concat()),
+        (0x1a, 0, [&[0x1a, 38][..], &[0; 38]].concat()),
         (0x1c, 0, vec![0x1c, 10, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
     ] {
         assert_eq!(data(&b.ask(i, &sense6(page, subpage)))[4..], expect, "{page:x} {subpage}");
@@ -78,7 +80,7 @@ fn pages() {
 fn unknown_pages() {
     let (mut b, i) = Bench::new();
     for (page, subpage, at) in
-        [(0x02, 0, (2, Some(5))), (0x0a, 2, (3, None)), (0x3f, 1, (3, None)), (0, 0, (2, Some(5)))]
+        [(0x03, 0, (2, Some(5))), (0x0a, 2, (3, None)), (0x3f, 1, (3, None)), (0, 0, (2, Some(5)))]
     {
         let r = b.ask(i, &sense6(page, subpage));
         let expect = Some((true, at.0, at.1));

@@ -18,9 +18,9 @@ const COMPARE_AND_WRITE: u8 = 0x89;
 const WRITE_SAME_16: u8 = 0x93;
 
 /// Commands on blocks.
-const OPCODES: [u8; 25] = [
+const OPCODES: [u8; 29] = [
     0x08, 0x0a, 0x28, 0x2a, 0x2e, 0x2f, 0x34, 0x35, 0x41, 0x42, 0x88, 0x89, 0x8a, 0x8e, 0x8f, 0x90,
-    0x91, 0x93, 0x9e, 0xa8, 0xaa, 0xae, 0xaf, 0x1b, 0x15,
+    0x91, 0x93, 0x9e, 0xa8, 0xaa, 0xae, 0xaf, 0x1b, 0x15, 0x04, 0x1d, 0x8b, 0x9c,
 ];
 
 /// Bytes of a script; zeroes once it has ended.
@@ -127,7 +127,7 @@ impl World {
 
     fn event(&mut self, script: &mut Script<'_>) {
         let id = self.somebody(script);
-        match script.byte() % 8 {
+        match script.byte() % 9 {
             0 if self.ids.len() < 1000 => self.join(),
             1 => self.unit.remove_nexus(id),
             2 => self.alter(id, &Change::Reset { target: false }),
@@ -135,6 +135,7 @@ impl World {
             4 => self.unit.attend(Whom::AllBut(id), Attention::CommandsCleared),
             5 => self.unit.set_access(access(script.byte())),
             6 => self.set_port_groups(script.byte()),
+            7 => self.unit.set_space(self.place(script.byte()), self.place(script.byte())),
             _ => self.unit.attend(Whom::Only(id), Attention::LunsChanged),
         }
     }
@@ -155,7 +156,7 @@ impl World {
     }
 
     fn set_port_groups(&mut self, byte: u8) {
-        let group = |n, access| PortGroup { id: n, port: n, access };
+        let group = |n, access| PortGroup { id: n, port: n, name: "n".repeat(n.into()), access };
         match byte % 8 {
             0 => self.unit.clear_port_groups(),
             n => {
@@ -300,7 +301,9 @@ impl World {
                 inside(range.at, range.count);
                 assert_eq!(range.count * u64::from(BLOCK), data_in as u64);
             }
-            Request::Write { at, data, .. } | Request::Compare { at, data } => {
+            Request::Write { at, data, .. }
+            | Request::Compare { at, data }
+            | Request::OrWrite { at, data, .. } => {
                 inside(*at, whole(data));
             }
             Request::CompareAndWrite { at, compare, write, .. } => {
@@ -389,10 +392,10 @@ fn allocation_length(cdb: &[u8; 16]) -> Option<u64> {
     };
     match cdb[0] {
         0x03 | 0x1a => Some(number(4, 1)),
-        0x12 => Some(number(3, 2)),
-        0x5a => Some(number(7, 2)),
+        0x12 | 0x1c => Some(number(3, 2)),
+        0x37 | 0x4d | 0x5a => Some(number(7, 2)),
         0x9e => Some(number(10, 4)),
-        0xa0 | 0xa3 => Some(number(6, 4)),
+        0xa0 | 0xa3 | 0xb7 => Some(number(6, 4)),
         _ => None,
     }
 }

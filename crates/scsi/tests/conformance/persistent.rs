@@ -181,7 +181,8 @@ fn register_for_others() {
 #[test]
 fn register_through_all_ports() {
     let (mut b, i) = Bench::new();
-    let group = |n| PortGroup { id: n, port: n, access: block::Access::Optimized };
+    let (name, access) = (String::new(), block::Access::Optimized);
+    let group = |n| PortGroup { id: n, port: n, name: name.clone(), access };
     b.unit.set_port_groups(group(1), &[group(2), group(5)]);
     assert_eq!(verdict(&b.ask(i, &READY)), "06/3f/03");
     assert_eq!(b.out(i, REGISTER, 0, &list(0, 0xa, 0x04)), "Good");

@@ -9,18 +9,17 @@ use crate::bench::{Bench, blocks, cdb, config, data, info, nexus, pointer, verdi
 const READY: [u8; 6] = [0; 6];
 
 fn group(n: u16, access: Access) -> PortGroup {
-    PortGroup { id: n, port: n, access }
+    PortGroup { id: n, port: n, name: format!("iqn.2025-01.example:disk,t,0x{n:04x}"), access }
 }
 
-const OTHERS: [PortGroup; 2] = [
-    PortGroup { id: 3, port: 3, access: Access::Unavailable },
-    PortGroup { id: 1, port: 1, access: Access::Optimized },
-];
+fn others() -> [PortGroup; 2] {
+    [group(3, Access::Unavailable), group(1, Access::Optimized)]
+}
 
 /// A unit in this state, and an initiator that has been told everything.
 fn bench(access: Access) -> (Bench, NexusId) {
     let (mut b, _) = Bench::with(config(), info());
-    b.unit.set_port_groups(group(2, access), &OTHERS);
+    b.unit.set_port_groups(group(2, access), &others());
     let mut through = nexus(9);
     through.target_port.relative_id = 2;
     let i = b.unit.add_nexus(through).expect("there is room");
@@ -77,6 +76,10 @@ fn inquiry_tells_the_port_and_its_group() {
     let has = |d: &[u8]| page.windows(d.len()).any(|w| w == d);
     assert!(has(&[0x51, 0x94, 0, 4, 0, 0, 0, 2]), "relative target port");
     assert!(has(&[0x51, 0x95, 0, 4, 0, 0, 0, 2]), "target port group");
+    let ports = data(&b.ask(i, &[0x12, 1, 0x88, 0, 255, 0]));
+    let ids: Vec<_> = ports[4..].chunks(52).map(|port| (port[3], port[16 + 32])).collect();
+    assert_eq!(ids, [(1, b'1'), (2, b'2'), (3, b'3')], "SCSI ports: relative identifiers, names");
+    assert_eq!(data(&b.ask(i, &[0x12, 0, 0, 0, 96, 0]))[6], 0x10, "MULTIP");
     let (mut alone, j) = Bench::new();
     let of_unit = |page: &[u8]| {
         page[4..page.windows(2).position(|w| w == [0x51, 0x94]).expect("it is there")].to_vec()
@@ -132,7 +135,7 @@ fn changes_are_told() {
         }
     };
     b.unit.set_access(Access::Optimized);
-    b.unit.set_port_groups(group(2, Access::Optimized), &OTHERS);
+    b.unit.set_port_groups(group(2, Access::Optimized), &others());
     told(&mut b, "Good");
     b.unit.set_access(Access::Transitioning);
     b.unit.set_access(Access::Unavailable);

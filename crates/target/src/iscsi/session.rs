@@ -20,7 +20,7 @@ use super::Event;
 use super::login::portal_group;
 use crate::catalog::{Admission, Catalog, IscsiTarget, NodeIndex, VolumeId};
 use crate::conn::Inbox;
-use crate::server::{MAX_TRANSFER_BYTES, Served, Server};
+use crate::server::{MAX_TRANSFER_BYTES, Served, Server, Space};
 
 /// What all iSCSI connections of a core share.
 #[derive(Debug)]
@@ -203,11 +203,11 @@ impl Shared {
         for (&number, &id) in &target.luns {
             let Some(lun) = Lun::new(number) else { continue };
             if let Some(unit) = units.get(&lun) {
-                set_port_groups(&mut unit.state.borrow_mut(), &catalog, &unit.served);
+                set_port_groups(&mut unit.state.borrow_mut(), &catalog, &unit.served, session);
                 continue;
             }
             let Some(served) = server.volume(id) else { continue };
-            if let Some(unit) = self.enter_unit(session, served, &catalog) {
+            if let Some(unit) = self.enter_unit(session, served, server) {
                 units.insert(lun, Rc::new(unit));
             }
         }
@@ -216,9 +216,12 @@ impl Shared {
         before != after
     }
 
-    fn enter_unit(&self, session: &Session, served: Rc<Served>, catalog: &Catalog) -> Option<Unit> {
+    fn enter_unit(&self, session: &Session, served: Rc<Served>, server: &Server) -> Option<Unit> {
         let state = self.unit(&served);
-        set_port_groups(&mut state.borrow_mut(), catalog, &served);
+        set_port_groups(&mut state.borrow_mut(), &server.catalog(), &served, session);
+        if let Some(space) = server.space(served.id) {
+            set_space(&mut state.borrow_mut(), &served, space);
+        }
         let nexus = state.borrow_mut().add_nexus(nexus(session));
         match nexus {
             Ok(nexus) => {
@@ -254,6 +257,15 @@ impl Shared {
             Rc::new(RefCell::new(LogicalUnit::new(config, info)))
         });
         Rc::clone(unit)
+    }
+
+    /// A unit takes other space than before, or there is other space left for it.
+    pub(crate) fn space_changed(&self, id: VolumeId, space: Space) {
+        let sees = |s: &Rc<Session>| s.unit(id);
+        let seen = self.sessions.borrow().values().find_map(sees);
+        if let Some(unit) = seen {
+            set_space(&mut unit.state.borrow_mut(), &unit.served, space);
+        }
     }
 
     /// Tells everybody who sees a unit how it is to be used through this node from now on.
@@ -322,19 +334,34 @@ fn nexus(session: &Session) -> Nexus {
     for byte in session.isid {
         let _ = write!(port, "{byte:02x}");
     }
-    let device = session.target.as_ref().map_or_else(String::new, ToString::to_string);
     let target_port = TargetPort {
-        name: format!("{device},t,0x{:04x}", session.portal_group),
-        device,
+        name: port_name(session, session.portal_group),
+        device: session.target.as_ref().map_or_else(String::new, ToString::to_string),
         relative_id: session.portal_group,
     };
     Nexus { initiator_port: port, target_port }
 }
 
+/// Name of a port of the session's target (RFC 7143 4.2.7.6).
+fn port_name(session: &Session, portal_group: u16) -> String {
+    let device = session.target.as_ref().map_or("", Name::as_str);
+    format!("{device},t,0x{portal_group:04x}")
+}
+
+/// In blocks, as units count: what is taken in part is taken.
+fn set_space(unit: &mut LogicalUnit, served: &Served, space: Space) {
+    let block = u64::from(served.volume.info().block_size);
+    unit.set_space(space.used.div_ceil(block), space.available / block);
+}
+
 /// Makes the unit's target port groups those of the catalog; this node's state is its own to know.
-fn set_port_groups(unit: &mut LogicalUnit, catalog: &Catalog, served: &Served) {
+fn set_port_groups(unit: &mut LogicalUnit, catalog: &Catalog, served: &Served, session: &Session) {
     let Some(access) = served.access_in(catalog) else { return unit.clear_port_groups() };
-    let group = |node: NodeIndex, access| PortGroup { id: node.port(), port: node.port(), access };
+    let group = |node: NodeIndex, access| {
+        // Where several nodes serve a target, each is a portal group of its own.
+        let name = port_name(session, node.port());
+        PortGroup { id: node.port(), port: node.port(), name, access }
+    };
     let nodes = catalog.shared.get(&served.id);
     let others: Vec<_> = nodes.into_iter().flatten().map(|n| group(n.node, n.access)).collect();
     unit.set_port_groups(group(catalog.node, access), &others);

@@ -21,8 +21,16 @@ fn listen_address() -> IpAddr {
 
 /// libiscsi's suite.
 pub(super) fn suite(house: &House) -> Result<()> {
-    let (_node, volume) = one_volume(house, "libiscsi")?;
-    libiscsi::suite(house, &volume.unit)
+    let (node, volume) = one_volume(house, "libiscsi")?;
+    let guarded = node.create("guarded", "64MiB")?.unit;
+    // CHAP guards iSCSI only: the product refuses it for what every NVMe host may reach.
+    node.command(&["volume", "export", "guarded", "--via", "iscsi"])?;
+    let guard = |user: &str| {
+        const SECRET: &str = "a-secret-of-tests";
+        node.ask_for_chap("guarded", user, SECRET)?;
+        Ok(guarded.url_as(user, SECRET))
+    };
+    libiscsi::suite(house, &volume.unit, Some(&guard))
 }
 
 /// The kernel's initiators at full length.
@@ -66,7 +74,7 @@ pub(crate) fn against_peers(house: &House) -> Result<()> {
     let mut tgt = Tgt::start(house, SocketAddr::new(listen_address(), 3260), &[])?;
     let mut unit = tgt.offer(&disk, false)?;
     unit.portal.set_ip(Ipv4Addr::LOCALHOST.into());
-    libiscsi::suite(house, &unit)?;
+    libiscsi::suite(house, &unit, None)?;
     let kernel = Kernel::choose(house)?;
     initiators::iscsi(house, &kernel, &unit, initiators::FULL)?;
     initiators::nvme_stand_in(house, &kernel, initiators::FULL)?;

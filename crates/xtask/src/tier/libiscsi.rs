@@ -1,17 +1,20 @@
 //! libiscsi's conformance suite, test by test, against a volume.
 //!
-//! `tests/libiscsi-expected-failures.txt` names the tests that do not pass yet. The list may only shrink: a test on it that
-//! passes fails the run, and so does a test that fails, or skips itself, without being on it.
+//! `tests/libiscsi-skips.txt` names the tests that are not simply passed, each with its kind and its reason. A test that
+//! skips itself for want of what a disk legitimately lacks has to skip itself; one that fails by a mistake of libiscsi's own
+//! may pass with a newer release; what is missing yet may only shrink. Everything else has to pass, also tests that a newer
+//! release brings.
 
 use crate::{house::House, process::Ended, server::Unit};
 use anyhow::{Context, Result, bail, ensure};
+use probe::iscsi::Session;
 use std::{
     collections::{BTreeMap, BTreeSet},
     process::Command,
     time::Duration,
 };
 
-const EXPECTED: &str = "tests/libiscsi-expected-failures.txt";
+const LIST: &str = "tests/libiscsi-skips.txt";
 const TEST_LIMIT: Duration = Duration::from_secs(30);
 /// Debian's libiscsi has this many; far fewer means that the list was not understood.
 const TESTS_AT_LEAST: usize = 200;
@@ -27,40 +30,58 @@ enum Outcome {
     Failed(String),
 }
 
-/// Runs the suite against `unit`, whose content it destroys.
-pub(super) fn suite(house: &House, unit: &Unit) -> Result<()> {
-    let expected = Expected::parse(&read_list(house)?)?;
+/// Why a test is on the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// It asks for what a disk legitimately lacks.
+    Lacks,
+    /// It is wrong itself.
+    Mistake,
+    /// It asks for what is not there yet.
+    Missing,
+}
+
+/// What to make of a test.
+#[derive(Debug, PartialEq, Eq)]
+enum Entry {
+    Pass,
+    Skip(String),
+    Fail(String),
+}
+
+/// Has a unit of its own ask for CHAP from a user of this name; its address, with the user's secret.
+pub(super) type Guard<'a> = &'a dyn Fn(&str) -> Result<String>;
+
+/// Runs the suite against `unit`, whose content it destroys; tests of CHAP where `guard` says, if at all.
+pub(super) fn suite(house: &House, unit: &Unit, guard: Option<Guard<'_>>) -> Result<()> {
+    let list = List::parse(&read_list(house)?)?;
     let tests = names()?;
     ensure!(tests.len() >= TESTS_AT_LEAST, "iscsi-test-cu lists only {} tests", tests.len());
-    for unknown in expected.reasons.keys().filter(|name| !tests.contains(*name)) {
-        house.fail(
-            &format!("libiscsi {unknown}"),
-            "on the list, but there is no such test: remove it",
-        );
+    for absent in list.0.keys().filter(|name| !tests.contains(*name)) {
+        house.display.line(&format!("  libiscsi {absent}: not in this build of the suite"));
     }
-    let simplest = run_one(house, unit, SIMPLEST)?.ok()?;
+    let simplest = run_one(house, &unit.url(), SIMPLEST)?.ok()?;
     let housekeeping = skips(&simplest);
     let mut passed = 0;
     for test in &tests {
         house.display.working(&format!("libiscsi {test}"));
-        let name = format!("libiscsi {test}");
-        let outcome = match run_one(house, unit, test) {
+        let ended = match (wanted_user(test), guard) {
+            (Some(user), Some(guard)) => guard(user).and_then(|url| run_one(house, &url, test)),
+            _ if wants_protection(test) => run_protected(house, unit, test),
+            _ => run_one(house, &unit.url(), test),
+        };
+        let outcome = match ended {
             Ok(ended) => {
                 let around = housekeeping.repeat(paths(test));
                 verdict(&ended.output, ended.status.success(), &around)
             }
             Err(error) => Outcome::Failed(format!("{error:#}")),
         };
-        match (outcome, expected.reasons.get(test)) {
-            (Outcome::Passed, None) => passed += 1,
-            (Outcome::Passed, Some(_)) => {
-                house.fail(&name, &format!("passes: remove it from {EXPECTED}"));
-            }
-            (Outcome::Skipped(_) | Outcome::Failed(_), Some(reason)) => {
-                house.skip(&name, &format!("expected: {reason}"));
-            }
-            (Outcome::Skipped(why), None) => house.fail(&name, &format!("skipped itself: {why}")),
-            (Outcome::Failed(why), None) => house.fail(&name, &why),
+        let name = format!("libiscsi {test}");
+        match list.entry(test, outcome) {
+            Entry::Pass => passed += 1,
+            Entry::Skip(why) => house.skip(&name, &why),
+            Entry::Fail(why) => house.fail(&name, &why),
         }
     }
     if passed > 0 {
@@ -70,30 +91,71 @@ pub(super) fn suite(house: &House, unit: &Unit) -> Result<()> {
 }
 
 fn read_list(house: &House) -> Result<String> {
-    std::fs::read_to_string(house.root.join(EXPECTED))
-        .with_context(|| format!("cannot read {EXPECTED}"))
+    std::fs::read_to_string(house.root.join(LIST)).with_context(|| format!("cannot read {LIST}"))
 }
 
-/// The tests that are known not to pass, each with its reason.
-struct Expected {
-    reasons: BTreeMap<String, String>,
-}
+/// The tests that are not simply passed, each with its kind and its reason.
+struct List(BTreeMap<String, (Kind, String)>);
 
-impl Expected {
-    /// One test on a line: its name, white space, the reason. `#` starts a comment.
+impl List {
+    /// One test on a line: its name, white space, the kind, a colon, the reason. `#` starts a comment.
     fn parse(text: &str) -> Result<Self> {
-        let mut reasons = BTreeMap::new();
+        let mut all = BTreeMap::new();
         for line in
             text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
         {
-            let Some((name, reason)) = line.split_once(char::is_whitespace) else {
-                bail!("{EXPECTED}: {line} has no reason");
+            let parts = line.split_once(char::is_whitespace).and_then(|(name, rest)| {
+                let (kind, reason) = rest.split_once(':')?;
+                Some((name, kind.trim(), reason.trim()))
+            });
+            let Some((name, kind, reason)) = parts else {
+                bail!("{LIST}: {line} has no reason");
             };
-            if reasons.insert(name.to_owned(), reason.trim().to_owned()).is_some() {
-                bail!("{EXPECTED}: {name} is there twice");
+            let kind = match kind {
+                "lacks" => Kind::Lacks,
+                "mistake" => Kind::Mistake,
+                "missing" => Kind::Missing,
+                other => bail!("{LIST}: {other} is no kind"),
+            };
+            if all.insert(name.to_owned(), (kind, reason.to_owned())).is_some() {
+                bail!("{LIST}: {name} is there twice");
             }
         }
-        Ok(Self { reasons })
+        Ok(Self(all))
+    }
+
+    /// What to make of a test that has ended so.
+    fn entry(&self, test: &str, outcome: Outcome) -> Entry {
+        let Some((kind, reason)) = self.0.get(test) else {
+            return match outcome {
+                Outcome::Passed => Entry::Pass,
+                Outcome::Skipped(why) => Entry::Fail(format!("skipped itself: {why}")),
+                Outcome::Failed(why) => Entry::Fail(why),
+            };
+        };
+        match (kind, outcome) {
+            (Kind::Lacks, Outcome::Skipped(_))
+            | (Kind::Mistake, Outcome::Failed(_))
+            | (Kind::Missing, Outcome::Skipped(_) | Outcome::Failed(_)) => {
+                Entry::Skip(format!("{}: {reason}", kind.told()))
+            }
+            (Kind::Mistake, Outcome::Passed) => Entry::Pass,
+            (Kind::Lacks | Kind::Missing, Outcome::Passed) => {
+                Entry::Fail(format!("passes: remove it from {LIST}"))
+            }
+            (Kind::Lacks, Outcome::Failed(why)) => Entry::Fail(why),
+            (Kind::Mistake, Outcome::Skipped(why)) => Entry::Fail(format!("skipped itself: {why}")),
+        }
+    }
+}
+
+impl Kind {
+    fn told(self) -> &'static str {
+        match self {
+            Self::Lacks => "a disk lacks it",
+            Self::Mistake => "libiscsi's mistake",
+            Self::Missing => "not there yet",
+        }
     }
 }
 
@@ -110,11 +172,53 @@ fn paths(test: &str) -> usize {
     if test.starts_with("MultipathIO.") { 2 } else { 1 }
 }
 
-fn run_one(house: &House, unit: &Unit, test: &str) -> Result<Ended> {
+fn run_one(house: &House, url: &str, test: &str) -> Result<Ended> {
     let mut command = Command::new("iscsi-test-cu");
     command.args(["--dataloss", "--normal", "-t", &format!("ALL.{test}")]);
-    command.args(std::iter::repeat_n(unit.url(), paths(test)));
+    command.args(std::iter::repeat_n(url, paths(test)));
     house.run(test, &mut command, TEST_LIMIT)
+}
+
+/// The CHAP user that a test wants: some want one whose name looks like a number.
+fn wanted_user(test: &str) -> Option<&'static str> {
+    match test.strip_prefix("iSCSICHAP.")? {
+        "HexName" => Some("0x74657374"),
+        "Base64Name" => Some("0bdGVzdA"),
+        _ => Some("test"),
+    }
+}
+
+/// Whether a test is of units that nobody may write.
+fn wants_protection(test: &str) -> bool {
+    test.starts_with("ReadOnly.")
+}
+
+/// Runs a test while the unit is write-protected by its control mode page, which all initiators share.
+fn run_protected(house: &House, unit: &Unit, test: &str) -> Result<Ended> {
+    let lun = u8::try_from(unit.lun).context("a small LUN")?;
+    let initiator = "iqn.2026-01.test:protector";
+    let mut session = Session::login(unit.portal, initiator, &unit.target, lun, 1)?;
+    protect(&mut session, true).context("cannot write-protect the unit")?;
+    let ended = run_one(house, &unit.url(), test);
+    protect(&mut session, false).context("the unit stays write-protected")?;
+    ended
+}
+
+/// Sets or clears SWP (SPC-4 7.5.8).
+fn protect(session: &mut Session, swp: bool) -> Result<()> {
+    const LIST_BYTES: usize = 16;
+    const PAGE: usize = 4;
+    const SWP: u8 = 0x08;
+    let mut list = [0; LIST_BYTES];
+    let mut cdb = [0; 16];
+    cdb[..5].copy_from_slice(&[0x1a, 0x08, 0x0a, 0, LIST_BYTES as u8]);
+    session.good(&cdb, &[], &mut list)?;
+    // What MODE SENSE says in the header is reserved in a list for MODE SELECT.
+    list[..PAGE].fill(0);
+    list[PAGE + 4] = if swp { list[PAGE + 4] | SWP } else { list[PAGE + 4] & !SWP };
+    cdb[..5].copy_from_slice(&[0x15, 0x10, 0, 0, LIST_BYTES as u8]);
+    session.good(&cdb, &list, &mut [])?;
+    Ok(())
 }
 
 /// Reads CUnit's report of one test. `housekeeping` are the reasons for skipping that the program gives before and after
@@ -186,11 +290,30 @@ Run Summary:    Type  Total    Ran Passed Failed Inactive
     }
 
     #[test]
-    fn the_list_wants_reasons_and_no_twins() {
-        let list = Expected::parse("# head\n\nA.B  not yet\nA.C   later\n").unwrap();
-        assert_eq!(list.reasons["A.B"], "not yet");
-        assert_eq!(list.reasons.len(), 2);
-        assert!(Expected::parse("A.B\n").is_err());
-        assert!(Expected::parse("A.B x\nA.B y\n").is_err());
+    fn the_list_wants_kinds_and_reasons_and_no_twins() {
+        let list = List::parse("# head\n\nA.B  missing: not yet\nA.C   lacks:   it all\n").unwrap();
+        assert_eq!(list.0["A.B"], (Kind::Missing, "not yet".to_owned()));
+        assert_eq!(list.0.len(), 2);
+        for wrong in ["A.B\n", "A.B no reason\n", "A.B some: x\n", "A.B lacks: x\nA.B lacks: y\n"] {
+            assert!(List::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn each_kind_forgives_what_it_is_for() {
+        let list = List::parse("L  lacks: a\nK  mistake: b\nM  missing: c\n").unwrap();
+        let skipped = || Outcome::Skipped("s".into());
+        let failed = || Outcome::Failed("f".into());
+        let ends = |test| {
+            [Outcome::Passed, skipped(), failed()].map(|o| match list.entry(test, o) {
+                Entry::Pass => "pass",
+                Entry::Skip(_) => "skip",
+                Entry::Fail(_) => "fail",
+            })
+        };
+        assert_eq!(ends("L"), ["fail", "skip", "fail"]);
+        assert_eq!(ends("K"), ["pass", "fail", "skip"]);
+        assert_eq!(ends("M"), ["fail", "skip", "skip"]);
+        assert_eq!(ends("other"), ["pass", "fail", "fail"]);
     }
 }

@@ -173,6 +173,7 @@ impl Judge {
         }
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "errors are passed as they come")]
     fn object(&self, what: impl ToString) {
         self.violation.borrow_mut().get_or_insert(what.to_string());
     }

@@ -1,0 +1,249 @@
+//! The mode pages: what they say, and what of it can be changed (SPC-4 7.5, SBC-3 6.5).
+
+use arrayvec::ArrayVec;
+use block::Info;
+
+use crate::space::default_thresholds;
+use crate::unit::LogicalUnit;
+
+/// What can be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Modes {
+    /// Sense data in descriptor format.
+    pub(crate) d_sense: bool,
+    /// Software write protect.
+    pub(crate) swp: bool,
+    /// TASK ABORTED for commands that another initiator aborts.
+    pub(crate) tas: bool,
+    /// Writes may complete in a volatile cache, where there is one.
+    pub(crate) wce: bool,
+    /// Thresholds of space are told (LBPERE).
+    pub(crate) reports_thresholds: bool,
+    /// One for space that is left, one for space that is taken.
+    pub(crate) thresholds: [Threshold; 2],
+}
+
+/// A threshold of space, in threshold sets (SBC-3 4.7.3.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Threshold {
+    pub(crate) enabled: bool,
+    pub(crate) count: u32,
+}
+
+impl Modes {
+    /// What holds at the beginning and after a reset.
+    pub(crate) fn default(info: &Info) -> Self {
+        Self {
+            d_sense: false,
+            swp: false,
+            tas: false,
+            wce: true,
+            reports_thresholds: true,
+            thresholds: default_thresholds(info.blocks, info.block_size),
+        }
+    }
+
+    /// As all nodes keep them: zeroes where they are the defaults. Thresholds take 33 bits each, with one that says
+    /// that they are not the default ones.
+    pub(crate) fn bits(&self, info: &Info) -> u128 {
+        let bit = |set: bool, n: u32| u128::from(set) << n;
+        let default = Self::default(info);
+        let thresholds = (0..2).map(|n| {
+            let own = self.thresholds[n];
+            let bits = 1 | bit(own.enabled, 1) | u128::from(own.count) << 2;
+            if own == default.thresholds[n] { 0 } else { bits << (8 + 40 * n) }
+        });
+        bit(self.d_sense, 0)
+            | bit(self.swp, 1)
+            | bit(self.tas, 2)
+            | bit(!self.wce, 3)
+            | bit(!self.reports_thresholds, 4)
+            | thresholds.fold(0, |all, one| all | one)
+    }
+
+    /// What [`Self::bits`] has packed.
+    pub(crate) fn from_bits(bits: u128, info: &Info) -> Self {
+        let bit = |n: u32| bits >> n & 1 == 1;
+        let mut modes = Self::default(info);
+        for (threshold, n) in modes.thresholds.iter_mut().zip([8, 48]) {
+            if bit(n) {
+                let count = (bits >> (n + 2)) as u32;
+                *threshold = Threshold { enabled: bit(n + 1), count };
+            }
+        }
+        Self {
+            d_sense: bit(0),
+            swp: bit(1),
+            tas: bit(2),
+            wce: !bit(3),
+            reports_thresholds: !bit(4),
+            ..modes
+        }
+    }
+
+    /// Everything that can be changed, with all its bits set.
+    fn everything() -> Self {
+        let threshold = Threshold { enabled: true, count: u32::MAX };
+        Self {
+            d_sense: true,
+            swp: true,
+            tas: true,
+            wce: true,
+            reports_thresholds: true,
+            thresholds: [threshold; 2],
+        }
+    }
+}
+
+/// Page code and subpage code.
+pub(super) type Id = (u8, u8);
+
+const RECOVERY: Id = (0x01, 0x00);
+const RECONNECT: Id = (0x02, 0x00);
+const CACHING: Id = (0x08, 0x00);
+const CONTROL: Id = (0x0a, 0x00);
+const CONTROL_EXTENSION: Id = (0x0a, 0x01);
+const POWER: Id = (0x1a, 0x00);
+const EXCEPTIONS: Id = (0x1c, 0x00);
+const PROVISIONING: Id = (0x1c, 0x02);
+
+/// In ascending order (SPC-4 6.13).
+const PAGES: [Id; 8] =
+    [RECOVERY, RECONNECT, CACHING, CONTROL, CONTROL_EXTENSION, POWER, EXCEPTIONS, PROVISIONING];
+
+pub(super) type Ids = ArrayVec<Id, { PAGES.len() }>;
+
+const LBPERE: u8 = 0x80;
+const WCE: u8 = 0x04;
+const D_SENSE: u8 = 0x04;
+const SWP: u8 = 0x08;
+const TAS: u8 = 0x40;
+const ENABLED: u8 = 0x80;
+
+/// Where the threshold descriptors are in [`PROVISIONING`], and how long each is.
+pub(crate) const THRESHOLDS: [usize; 2] = [16, 24];
+
+const PAGE_MAX: usize = 40;
+pub(super) type Page = ArrayVec<u8, PAGE_MAX>;
+
+/// What a unit has that makes pages differ.
+#[derive(Clone, Copy)]
+pub(super) struct Has {
+    /// A volatile cache.
+    cache: bool,
+    /// Space that is measured.
+    space: bool,
+}
+
+impl LogicalUnit {
+    pub(super) fn has(&self) -> Has {
+        Has { cache: self.info.volatile_cache, space: self.space.is_some() }
+    }
+
+    /// The pages of this unit, in ascending order.
+    pub(super) fn pages(&self) -> Ids {
+        let has_space = self.space.is_some();
+        PAGES.into_iter().filter(|&page| page != PROVISIONING || has_space).collect()
+    }
+}
+
+/// A page's header and zeroes behind it; `len` in bytes, all told.
+fn blank((code, subpage): Id, len: u8) -> Page {
+    const SPF: u8 = 0x40;
+    let mut page = Page::new();
+    if subpage == 0 {
+        page.extend([code, len - 2]);
+    } else {
+        page.extend([SPF | code, subpage, 0, len - 4]);
+    }
+    while page.len() < usize::from(len) {
+        page.push(0);
+    }
+    page
+}
+
+/// A page with these values.
+pub(super) fn values(id: Id, modes: &Modes, has: Has) -> Page {
+    const AWRE_ARRE: u8 = 0xc0;
+    const GLTSD: u8 = 0x02;
+    const UNRESTRICTED_REORDERING: u8 = 0x10;
+    const DEXCPT: u8 = 0x08;
+    const AVAILABLE: u8 = 0x01;
+    const USED: u8 = 0x02;
+    const ARMED_INCREASING: u8 = 0x01;
+    let mut page = changeable_values(id, modes, has);
+    match id {
+        RECOVERY => page[2] = AWRE_ARRE,
+        CONTROL => {
+            page[2] |= GLTSD;
+            page[3] |= UNRESTRICTED_REORDERING;
+            page[8..10].fill(0xff); // commands may be refused with BUSY without limit of time
+        }
+        EXCEPTIONS => page[2] = DEXCPT,
+        PROVISIONING => {
+            let [low, taken] = THRESHOLDS;
+            page[low + 1] = AVAILABLE;
+            page[taken] |= ARMED_INCREASING;
+            page[taken + 1] = USED;
+        }
+        _ => {}
+    }
+    page
+}
+
+/// A page with a one for each bit that can be changed.
+pub(super) fn changeable(id: Id, has: Has) -> Page {
+    changeable_values(id, &Modes::everything(), has)
+}
+
+/// A page with the bits that can be changed as `modes` has them, and zeroes else.
+fn changeable_values(id: Id, modes: &Modes, has: Has) -> Page {
+    let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+    let len = match id {
+        CACHING => 20,
+        RECONNECT => 16,
+        CONTROL_EXTENSION | PROVISIONING => 32,
+        POWER => 40,
+        _ => 12,
+    };
+    let mut page = blank(id, len);
+    match id {
+        RECOVERY => page[7] = bit(has.space && modes.reports_thresholds, LBPERE),
+        CACHING => page[2] = bit(has.cache && modes.wce, WCE),
+        CONTROL => {
+            page[2] = bit(modes.d_sense, D_SENSE);
+            page[4] = bit(modes.swp, SWP);
+            page[5] = bit(modes.tas, TAS);
+        }
+        PROVISIONING => {
+            for (at, threshold) in THRESHOLDS.into_iter().zip(modes.thresholds) {
+                page[at] = bit(threshold.enabled, ENABLED);
+                page[at + 4..at + 8].copy_from_slice(&threshold.count.to_be_bytes());
+            }
+        }
+        _ => {}
+    }
+    page
+}
+
+/// `modes` as a page whose changeable bits have been checked says.
+pub(super) fn with_page(mut modes: Modes, id: Id, page: &[u8], has: Has) -> Modes {
+    match id {
+        RECOVERY if has.space => modes.reports_thresholds = page[7] & LBPERE != 0,
+        CACHING if has.cache => modes.wce = page[2] & WCE != 0,
+        CONTROL => {
+            modes.d_sense = page[2] & D_SENSE != 0;
+            modes.swp = page[4] & SWP != 0;
+            modes.tas = page[5] & TAS != 0;
+        }
+        PROVISIONING => {
+            for (at, threshold) in THRESHOLDS.into_iter().zip(&mut modes.thresholds) {
+                let count = page[at + 4..at + 8].iter();
+                threshold.enabled = page[at] & ENABLED != 0;
+                threshold.count = count.fold(0, |sum, byte| sum << 8 | u32::from(*byte));
+            }
+        }
+        _ => {}
+    }
+    modes
+}

@@ -1,0 +1,99 @@
+//! SBC-3 5.7 ORWRITE(16), and SBC-4 WRITE ATOMIC(16) with its limits in VPD page B0h.
+
+use scsi::Transfer;
+
+use crate::bench::{
+    BLOCK, BLOCKS, Bench, MAX_TRANSFER, blocks, cdb, config, data, info, pointer, verdict,
+};
+
+/// WRITE ATOMIC(16): flags, first block, boundary, count.
+fn atomic(flags: u8, at: u64, boundary: u16, count: u16) -> Vec<u8> {
+    let mut cdb = vec![0x9c, flags];
+    cdb.extend(at.to_be_bytes());
+    cdb.extend(boundary.to_be_bytes());
+    cdb.extend(count.to_be_bytes());
+    cdb.extend([0, 0]);
+    cdb
+}
+
+/// SBC-3 5.7: bits are set and none is cleared; flags, ranges and lengths are WRITE's.
+#[test]
+fn orwrite_sets_bits() {
+    let (mut b, i) = Bench::new();
+    b.contents.fill(0x11);
+    assert_eq!(verdict(&b.tell(i, &cdb(0x8b, 0, 5, 3), &blocks(3, 0x22))), "Good");
+    assert_eq!(verdict(&b.tell(i, &cdb(0x8b, 0x18, 7, 1), &blocks(1, 0x44))), "Good");
+    assert_eq!(b.took(), ["or 5+3", "or 7+1 fua"]);
+    let at = |block: u64| b.contents[(block * BLOCK) as usize];
+    assert_eq!((at(4), at(5), at(6), at(7), at(8)), (0x11, 0x33, 0x33, 0x77, 0x11));
+    assert_eq!(verdict(&b.tell(i, &cdb(0x8b, 0, BLOCKS, 0), &[])), "Good");
+    for (cdb, expect, at) in [
+        (cdb(0x8b, 0, BLOCKS, 1), "05/21/00", None),
+        (cdb(0x8b, 0, u64::MAX, 0), "05/21/00", None),
+        (cdb(0x8b, 0x20, 0, 1), "05/24/00", Some((true, 1, Some(5)))),
+        (cdb(0x8b, 0, 0, MAX_TRANSFER + 1), "05/24/00", Some((true, 10, None))),
+    ] {
+        let r = b.tell(i, &cdb, &blocks(1, 1));
+        assert_eq!((verdict(&r).as_str(), pointer(&r)), (expect, at), "{cdb:x?}");
+    }
+    let r = b.run(i, &cdb(0x8b, 0, 0, 2), Transfer::from_initiator(BLOCK), &blocks(1, 1));
+    assert_eq!((verdict(&r).as_str(), r.wanted.data_out), ("Good", 2 * BLOCK), "a residual");
+    assert_eq!(b.took(), ["or 0+1"]);
+}
+
+/// SPC-4 7.5.8, SBC-3 4.18: neither command writes what is protected.
+#[test]
+fn write_protection() {
+    let mut c = config();
+    c.read_only = true;
+    let (mut b, i) = Bench::with(c, info());
+    assert_eq!(verdict(&b.tell(i, &cdb(0x8b, 0, 0, 1), &blocks(1, 1))), "07/27/00");
+    assert_eq!(verdict(&b.tell(i, &atomic(0, 0, 0, 8), &blocks(8, 1))), "07/27/00");
+}
+
+/// SBC-4: as much as the medium writes as one, where it does; all of it or nothing.
+#[test]
+fn write_atomic() {
+    let (mut b, i) = Bench::new();
+    assert_eq!(verdict(&b.tell(i, &atomic(0, 8, 0, 8), &blocks(8, 5))), "Good");
+    assert_eq!(verdict(&b.tell(i, &atomic(0x18, 0, 0, 8), &blocks(8, 5))), "Good");
+    assert_eq!(b.took(), ["write 8+8", "write 0+8 fua"]);
+    assert_eq!(verdict(&b.tell(i, &atomic(0, 16, 0, 0), &[])), "Good", "nothing is no error");
+    for (cdb, expect, at) in [
+        (atomic(0, 4, 0, 8), "05/24/00", Some((true, 2, None))),
+        (atomic(0, 8, 0, 4), "05/24/00", Some((true, 12, None))),
+        (atomic(0, 8, 0, 16), "05/24/00", Some((true, 12, None))),
+        (atomic(0, 8, 8, 8), "05/24/00", Some((true, 11, Some(3)))),
+        (atomic(0x20, 8, 0, 8), "05/24/00", Some((true, 1, Some(5)))),
+        (atomic(0, BLOCKS, 0, 8), "05/21/00", None),
+        (atomic(0, BLOCKS + 8, 0, 0), "05/21/00", None),
+    ] {
+        let r = b.tell(i, &cdb, &blocks(16, 1));
+        assert_eq!((verdict(&r).as_str(), pointer(&r)), (expect, at), "{cdb:x?}");
+    }
+    let less = Transfer::from_initiator(7 * BLOCK);
+    assert_eq!(verdict(&b.run(i, &atomic(0, 8, 0, 8), less, &blocks(7, 1))), "05/0e/03");
+    assert_eq!(b.took(), [""; 0]);
+}
+
+/// SBC-4 block limits: what WRITE ATOMIC obeys; the command is not there where a medium writes more at
+/// once than a command may bring.
+#[test]
+fn atomic_limits() {
+    let limits = |physical_block_size| {
+        let (mut b, i) = Bench::with(config(), scsi_info(physical_block_size));
+        let d = data(&b.ask(i, &[0x12, 1, 0xb0, 0, 255, 0]));
+        let fields: Vec<u32> = d[44..64]
+            .chunks(4)
+            .map(|f| u32::from_be_bytes(f.try_into().expect("four bytes")))
+            .collect();
+        (fields, verdict(&b.tell(i, &atomic(0, 0, 0, 0), &[])))
+    };
+    assert_eq!(limits(4096), (vec![8, 8, 8, 0, 0], "Good".into()));
+    assert_eq!(limits(512), (vec![1, 1, 1, 0, 0], "Good".into()));
+    assert_eq!(limits(65536), (vec![0; 5], "05/20/00".into()), "64 blocks are the most");
+}
+
+fn scsi_info(physical_block_size: u32) -> block::Info {
+    block::Info { physical_block_size, ..info() }
+}
