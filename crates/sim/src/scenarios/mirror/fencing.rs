@@ -103,12 +103,19 @@ pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
     };
     let taken = tokio::time::timeout(PATIENCE, taken).await;
     judge.verdict()?;
-    taken.map_err(|_| format!("nobody takes over within {PATIENCE:?}"))?;
+    taken.map_err(|_| format!("nobody takes over within {PATIENCE:?}: {}", gates(&bench)))?;
     world.note(format!("{} hosts were fenced", judge.fenced.get()));
     judge.load.set(false);
     tokio::time::sleep(Duration::from_secs(20)).await;
     judge.verdict()?;
     bench.settled().await
+}
+
+/// What the nodes know, for the reader of a report.
+fn gates(bench: &Bench) -> String {
+    let gate = |volume: &Rc<Volume>| format!("{:?}", volume.gate());
+    let of = |node: &Rc<super::Node>| (node.id, node.volume.borrow().as_ref().map(gate));
+    format!("{:?}", bench.nodes.iter().map(of).collect::<Vec<_>>())
 }
 
 impl Judge {
@@ -284,7 +291,9 @@ impl Path {
         let key = Self::key(self.host);
         if !self.judge.reserved.get() {
             let reserved = self.alter(Change::Reserve { key, kind: self.judge.kind }).await;
-            if reserved.is_ok() {
+            // The answer of whoever did it may have been lost with its node.
+            let found = self.volume.reservations().await;
+            if reserved.is_ok() || found.is_ok_and(|table| table.reservation.is_some()) {
                 self.judge.reserved.set(true);
             }
             return;
