@@ -9,10 +9,10 @@ again() {
     marked "$(iscsi_disk)"
 }
 
-check "iSCSI: iscsid" start_iscsid || exit 1
-check "iSCSI: SendTargets names the target" iscsi_discover || exit 1
+must "iSCSI: iscsid" start_iscsid
+must "iSCSI: SendTargets names the target" iscsi_discover
 for digest in $DIGESTS; do
-    check "iSCSI, digest $digest: login" iscsi_login "$digest" || exit 1
+    must "iSCSI, digest $digest: login" iscsi_login "$digest"
     disk=$(iscsi_disk)
     for kind in $KINDS; do
         check "iSCSI, digest $digest: $kind, written, remounted, trimmed, clean" file_system_life "$kind" "$disk" "$MEGABYTES"

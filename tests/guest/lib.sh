@@ -26,6 +26,12 @@ check() {
     return $status
 }
 
+# must NAME COMMAND...: a check without which the rest is pointless.
+must() {
+    check "$@"
+    [ $? = 0 ] || exit "$checks_failed"
+}
+
 seconds_since() {
     awk -v a="$1" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }'
 }

@@ -153,13 +153,13 @@ verify() {
 
 modules nvme-core nvme-tcp crc32c
 export ISCSI_NOOP_S=1 ISCSI_REPLACEMENT_S=2
-check "udev" start_udev || exit 1
-check "iSCSI: iscsid" start_iscsid || exit 1
-[ "${TRANSLATED:-}" = yes ] || check "iSCSI: SendTargets at one node names both" iscsi_names_all_portals
-check "iSCSI: login at both nodes" iscsi_login_everywhere || exit 1
-check "iSCSI: multipathd" start_multipathd || exit 1
-check "iSCSI: one disk with two active paths" two_iscsi_paths || exit 1
-check "NVMe/TCP: one namespace with two live paths" nvme_connect_everywhere || exit 1
+must "udev" start_udev
+must "iSCSI: iscsid" start_iscsid
+if [ "${TRANSLATED:-}" != yes ]; then check "iSCSI: SendTargets at one node names both" iscsi_names_all_portals; fi
+must "iSCSI: login at both nodes" iscsi_login_everywhere
+must "iSCSI: multipathd" start_multipathd
+must "iSCSI: one disk with two active paths" two_iscsi_paths
+must "NVMe/TCP: one namespace with two live paths" nvme_connect_everywhere
 start_load
 wait $iscsi_load
 iscsi_status=$?

@@ -66,11 +66,11 @@ stand_in() {
 }
 
 modules nvme-core nvme-tcp crc32c
-[ "${STAND_IN:-}" != nvmet ] || check "NVMe/TCP: the kernel's own target" stand_in || exit 1
-check "NVMe/TCP: discovery names the subsystem" nvme_discover || exit 1
+if [ "${STAND_IN:-}" = nvmet ]; then must "NVMe/TCP: the kernel's own target" stand_in; fi
+must "NVMe/TCP: discovery names the subsystem" nvme_discover
 for digest in $DIGESTS; do
     # shellcheck disable=SC2046
-    check "NVMe/TCP, digests $digest: connect" nvme_connect $(options "$digest") || exit 1
+    must "NVMe/TCP, digests $digest: connect" nvme_connect $(options "$digest")
     disk=$(nvme_disk)
     check "NVMe/TCP, digests $digest: identify controller and namespace" identity
     check "NVMe/TCP, digests $digest: flush, write, read, write zeroes, deallocate" commands

@@ -210,6 +210,11 @@ impl Signs<'_> {
         }
         Ok(())
     }
+
+    /// Makes a file of that name in the guest's share, for the guest to see.
+    pub(crate) fn tell(&self, name: &str) -> Result<()> {
+        std::fs::write(self.share.join(name), "").with_context(|| format!("cannot tell {name}"))
+    }
 }
 
 /// The same, while `beside` does something else.

@@ -43,6 +43,8 @@ pub(crate) const GUEST: &[Package] = &[
     package("util-linux", "unshare"),
     package("xfsprogs", "mkfs.xfs"),
 ];
+/// SCSI commands of all kinds, in a guest.
+pub(crate) const SG: &[Package] = &[package("sg3-utils", "sg_persist")];
 /// Several paths to one iSCSI disk, in a guest.
 pub(crate) const MULTIPATH: &[Package] =
     &[package("multipath-tools", "multipathd"), package("udev", "udevadm")];

@@ -8,6 +8,7 @@ mod hostile;
 mod initiators;
 mod libiscsi;
 mod mirror;
+mod scsi;
 mod simulation;
 mod style;
 mod unit;
@@ -98,6 +99,18 @@ pub(crate) const TIERS: &[Tier] = &[
         processes: true,
         points: false,
         run: clients::suite,
+    },
+    Tier {
+        name: "scsi",
+        about: "a mirrored volume through both nodes: libiscsi's suite, reservations while nodes die",
+        budget: minutes(7),
+        packages: || {
+            let tools = vec![install::LIBISCSI, install::SG];
+            [guest::packages(), mirror_packages(), tools].concat()
+        },
+        processes: true,
+        points: false,
+        run: scsi::run,
     },
     Tier {
         name: "initiators",

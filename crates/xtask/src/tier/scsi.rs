@@ -1,0 +1,99 @@
+//! A mirrored volume as SCSI initiators see it, through both of its nodes: libiscsi's suite, and what cluster software and
+//! dm-multipath do in a guest while nodes die, are cut off and are drained.
+
+use super::{INITIATOR, libiscsi};
+use crate::{
+    cluster::{A, B, Cluster, Mirrored},
+    guest::{self, Kernel, Order, Signs},
+    house::House,
+    node::Profile,
+};
+use anyhow::Result;
+use std::time::Duration;
+
+const SIZE: &str = "1GiB";
+const LIMIT: Duration = Duration::from_secs(400);
+
+/// Steps of `reservations.sh` in which a node dies.
+const STEPS: usize = 6;
+/// How long a killed node is away.
+const AWAY: Duration = Duration::from_secs(1);
+
+pub(super) fn run(house: &House) -> Result<()> {
+    let directory = house.directory("scsi")?;
+    let mut cluster = Cluster::start(house, &directory, Profile::Dev)?;
+    if !house.check("two data nodes and a witness form a cluster", || cluster.form()) {
+        return Ok(());
+    }
+    let volume = cluster.create("scsi", SIZE)?;
+    if house.wants("libiscsi") {
+        suites(house, &cluster, &volume)?;
+    }
+    let kernel = Kernel::choose(house)?;
+    if house.wants("reservations") {
+        reservations(house, &kernel, &mut cluster, &volume)?;
+    }
+    house.check("both copies hold the same bytes", || cluster.copies_are_equal(&volume));
+    house.check("all nodes end in order", || cluster.stop());
+    Ok(())
+}
+
+/// libiscsi's suite through either node.
+fn suites(house: &House, cluster: &Cluster, volume: &Mirrored) -> Result<()> {
+    for node in [A, B] {
+        let mut unit = volume.exported.unit.clone();
+        unit.portal = cluster.nodes[node].iscsi;
+        libiscsi::suite(house, &unit, None)?;
+    }
+    Ok(())
+}
+
+/// Persistent reservations by two hosts, while nodes die in the middle of each step.
+fn reservations(
+    house: &House,
+    kernel: &Kernel,
+    cluster: &mut Cluster,
+    volume: &Mirrored,
+) -> Result<()> {
+    let order = order("reservations.sh", cluster, volume);
+    house.display.working(&format!("{}: persistent reservations", kernel.name()));
+    let ran = guest::run_beside(house, kernel, &order, |signs| accidents(cluster, signs));
+    let clean = ran.is_ok_and(|(clean, ())| clean);
+    if !clean {
+        cluster.show_logs(house);
+        house.fail("reservations in a guest", "it did not come to its end");
+    }
+    Ok(())
+}
+
+/// Kills a node at each step that the guest begins, in turn, and both where it wants that.
+fn accidents(cluster: &mut Cluster, signs: &Signs<'_>) -> Result<()> {
+    for step in 1..=STEPS {
+        signs.wait_for(&format!("step-{step}"))?;
+        // Another moment each time.
+        std::thread::sleep(Duration::from_millis(17 * (step as u64 - 1)));
+        let node = if step % 2 == 1 { A } else { B };
+        cluster.nodes[node].kill()?;
+        std::thread::sleep(AWAY);
+        cluster.nodes[node].start()?;
+        cluster.await_safe()?;
+        signs.tell(&format!("back-{step}"))?;
+    }
+    for time in 1..=2 {
+        signs.wait_for(&format!("dark-{time}"))?;
+        cluster.blackout(|_| Ok(()))?;
+        cluster.await_safe()?;
+        signs.tell(&format!("light-{time}"))?;
+    }
+    Ok(())
+}
+
+fn order<'a>(script: &'a str, cluster: &Cluster, volume: &Mirrored) -> Order<'a> {
+    let portals = [A, B].map(|n| guest::reaches(cluster.nodes[n].iscsi).to_string()).join(" ");
+    let variables = vec![
+        ("PORTALS", portals),
+        ("TARGET", volume.exported.unit.target.clone()),
+        ("INITIATOR", INITIATOR.to_owned()),
+    ];
+    Order { script, variables, files: Vec::new(), memory_mib: 512, limit: LIMIT }
+}
