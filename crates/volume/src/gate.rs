@@ -124,6 +124,8 @@ pub struct Caller {
 struct InFlight {
     need: Need,
     command: Command,
+    /// It has been let through.
+    begun: bool,
     /// It has to end before what was changed is in force.
     ends: bool,
 }
@@ -195,7 +197,11 @@ impl Gate {
         if !self.is_open() && need != Need::Nothing {
             Box::pin(command.unless_aborted(self.opened())).await??;
         }
-        if caller.may(need) { Ok(()) } else { Err(Failure::Conflict) }
+        if !caller.may(need) {
+            return Err(Failure::Conflict);
+        }
+        flight.begins();
+        Ok(())
     }
 
     /// Waits until commands can be judged.
@@ -244,13 +250,15 @@ impl Gate {
         self.judge_anew();
     }
 
-    /// It could not be read: commands that wait for that end.
-    pub(crate) fn failed(&self, e: Error) {
-        let mut state = self.state.borrow_mut();
-        state.failures += 1;
-        state.failure = Some(e);
-        drop(state);
+    /// It could not be read: commands that wait for that end. Whether that is news.
+    pub(crate) fn failed(&self, e: Error) -> bool {
+        let news = {
+            let mut state = self.state.borrow_mut();
+            state.failures += 1;
+            state.failure.replace(e) != Some(e)
+        };
         self.changed.notify_waiters();
+        news
     }
 
     /// Everybody's rights, by what is known now.
@@ -305,8 +313,14 @@ impl Gate {
     /// Whether all that was changed is in force.
     fn is_settled(&self) -> bool {
         let state = self.state.borrow();
-        let ended = |c: &Weak<Caller>| c.upgrade().is_none_or(|c| !c.awaits_end());
-        state.applied.is_empty() && state.callers.iter().all(|(_, c)| ended(c))
+        // Where nobody can read what was applied, nothing begins, and nothing must be under way: flushes go on.
+        let unread = state.failure.is_some_and(|e| e != Error::Fenced);
+        if !state.applied.is_empty() && !unread {
+            return false;
+        }
+        let all_end = !state.applied.is_empty();
+        let ended = |c: &Weak<Caller>| c.upgrade().is_none_or(|c| !c.awaits_end(all_end));
+        state.callers.iter().all(|(_, c)| ended(c))
     }
 
     /// Parties that have left with something that ends with them; each is told once.
@@ -423,7 +437,7 @@ impl Caller {
         if self.party.is_none() {
             return Flight(None);
         }
-        let flight = InFlight { need, command: command.clone(), ends: false };
+        let flight = InFlight { need, command: command.clone(), begun: false, ends: false };
         let key = self.in_flight.borrow_mut().insert(flight);
         Flight(Some((Rc::clone(self), key)))
     }
@@ -446,15 +460,18 @@ impl Caller {
         let ends = [Notice::Aborted, Notice::UnitReset, Notice::TargetReset];
         if ends.into_iter().any(|notice| notices.contains(notice)) {
             for (_, flight) in self.in_flight.borrow_mut().iter_mut() {
-                flight.ends = true;
+                // A flush has nothing that could come too late, and may be what waits for the others to end.
+                flight.ends |= flight.need != Need::Nothing;
                 flight.command.abort();
             }
         }
         (self.listener)(notices);
     }
 
-    fn awaits_end(&self) -> bool {
-        self.in_flight.borrow().iter().any(|(_, flight)| flight.ends)
+    /// Whether anything is under way that has to end, or anything at all.
+    fn awaits_end(&self, all_end: bool) -> bool {
+        let begun = |flight: &InFlight| all_end && flight.begun && flight.need != Need::Nothing;
+        self.in_flight.borrow().iter().any(|(_, flight)| flight.ends || begun(flight))
     }
 }
 
@@ -471,6 +488,15 @@ impl Drop for Caller {
 }
 
 impl Flight {
+    /// It has been let through.
+    fn begins(&self) {
+        if let Some((caller, key)) = &self.0
+            && let Some(flight) = caller.in_flight.borrow_mut().get_mut(*key)
+        {
+            flight.begun = true;
+        }
+    }
+
     /// Who is to be judged, and for what; nobody if it is the node itself.
     fn judged(&self) -> Option<(&Rc<Caller>, Need)> {
         let (caller, key) = self.0.as_ref()?;
@@ -483,8 +509,8 @@ impl Drop for Flight {
     fn drop(&mut self) {
         let Some((caller, key)) = self.0.take() else { return };
         let ended = caller.in_flight.borrow_mut().remove(key);
-        if ended.ends
-            && let Some(gate) = caller.gate.upgrade()
+        if let Some(gate) = caller.gate.upgrade()
+            && (ended.ends || !gate.is_open())
         {
             gate.changed.notify_waiters();
         }

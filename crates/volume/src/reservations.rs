@@ -26,6 +26,9 @@ const MEMORY: usize = 5 * COPY_BYTES;
 /// How long after an attempt to read the table that came to nothing there is another.
 const AGAIN: Duration = Duration::from_millis(50);
 
+/// The same where the disk has failed, or the table cannot be made out.
+const LATER: Duration = Duration::from_secs(1);
+
 /// Why the table was not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unaltered {
@@ -233,10 +236,8 @@ impl Volume {
         drop(lock);
         let copies = [bytes.slice(0..COPY_BYTES), bytes.slice(COPY_BYTES..2 * COPY_BYTES)];
         let (first, second) = (copies[0].to_vec(), copies[1].to_vec());
-        let (table, stale) = Table::choose(&first, &second).map_err(|damaged| {
-            tracing::error!(%damaged, "the table of reservations cannot be made out");
-            Error::Corrupt { at: ASIDE }
-        })?;
+        let chosen = Table::choose(&first, &second);
+        let (table, stale) = chosen.map_err(|_damaged| Error::Corrupt { at: ASIDE })?;
         Ok(Found { copies, table, stale })
     }
 
@@ -267,11 +268,14 @@ impl Volume {
             match read.await {
                 Ok(table) => keeping.gate.found(serial, table),
                 Err(e) => {
-                    keeping.gate.failed(e);
-                    if e != Error::Fenced || self.is_closed() {
+                    if keeping.gate.failed(e) && e != Error::Fenced {
+                        tracing::error!(error = %e, "reservations cannot be read: nobody may use the volume");
+                    }
+                    if self.is_closed() {
                         return;
                     }
-                    tokio::time::sleep(AGAIN).await;
+                    let passes = e == Error::Fenced;
+                    tokio::time::sleep(if passes { AGAIN } else { LATER }).await;
                 }
             }
         }

@@ -24,6 +24,8 @@ const BLOCK: usize = 512;
 struct Held {
     dev: Dev,
     through: Option<Rc<Semaphore>>,
+    /// Whether it holds back flushes as well.
+    flushes: Rc<Cell<bool>>,
 }
 
 impl Layer for Held {
@@ -36,7 +38,8 @@ impl Layer for Held {
     }
 
     async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
-        let inside = op.range(BLOCK as u32).is_some_and(|range| range.at < ASIDE);
+        let range = op.range(BLOCK as u32);
+        let inside = range.map_or(self.flushes.get(), |range| range.at < ASIDE);
         if let (true, Some(through)) = (inside, &self.through) {
             through.acquire().await.unwrap().forget();
         }
@@ -48,6 +51,7 @@ impl Layer for Held {
 struct Bench {
     disk: Dev,
     through: Rc<Semaphore>,
+    hold_flushes: Rc<Cell<bool>>,
     gate: Rc<Gate>,
     volume: Rc<Volume>,
     pool: Pool,
@@ -76,12 +80,14 @@ impl Bench {
     fn over(disk: Dev, held: bool) -> Self {
         let pool = Pool::new(16 << 20).unwrap();
         let through = Rc::new(Semaphore::new(0));
-        let layer = Held { dev: disk.clone(), through: held.then(|| Rc::clone(&through)) };
+        let hold_flushes = Rc::<Cell<bool>>::default();
+        let flushes = Rc::clone(&hold_flushes);
+        let layer = Held { dev: disk.clone(), through: held.then(|| Rc::clone(&through)), flushes };
         let volume = Volume::new(Dev::new(layer), Epoch::default());
         let (gate, account) = (Rc::new(Gate::default()), pool.account());
         volume.keep_reservations(Rc::clone(&gate), pool.account());
         let told = Rc::default();
-        Self { disk, through, gate, volume, pool, account, told }
+        Self { disk, through, hold_flushes, gate, volume, pool, account, told }
     }
 
     fn enter(&self, n: u8) -> Rc<Caller> {
@@ -228,6 +234,27 @@ async fn preempt_and_abort_waits_for_readers() {
         b.through.add_permits(1);
         preempting.await.unwrap().unwrap();
         assert!(ended.get());
+    })
+    .await;
+}
+
+/// A reset ends what is under way. Flushes wait for that, so it does not wait for them (seed 400005 of the
+/// simulator).
+#[tokio::test]
+async fn a_reset_does_not_wait_for_flushes() {
+    local(async {
+        let b = Bench::new();
+        let two = b.enter(2);
+        b.hold_flushes.set(true);
+        let flushed = Rc::new(Cell::new(false));
+        let seen = Rc::clone(&flushed);
+        b.volume.start_for(&two, Request::Flush, &b.account, move |_| seen.set(true));
+        quiet().await;
+        assert_eq!(b.alter(1, Change::Reset { target: false }).await, Ok(()));
+        assert!(!flushed.get());
+        b.through.add_permits(1);
+        quiet().await;
+        assert!(flushed.get());
     })
     .await;
 }

@@ -60,7 +60,10 @@ impl Bench {
     fn states(&self) -> String {
         let state = |n: &Rc<Node>| {
             let (mirror, broken) = (n.mirror.borrow(), n.broken.borrow());
-            format!("{broken:?} {mirror:?}: {:#?}", mirror.as_ref().map(Mirror::status))
+            let volume = n.volume.borrow();
+            let gate = volume.as_ref().and_then(|v| v.gate());
+            let status = mirror.as_ref().map(Mirror::status);
+            format!("{broken:?} {mirror:?}: {gate:?} {status:#?}")
         };
         self.nodes.iter().map(state).collect::<Vec<_>>().join("; ")
     }
