@@ -116,6 +116,85 @@ iscsi_logout() {
     iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout
 }
 
+# ---- dm-multipath over iSCSI ------------------------------------------------------------------------------------------
+
+start_udev() {
+    mkdir -p /run/udev
+    /lib/systemd/systemd-udevd --daemon
+    udevadm trigger
+    udevadm settle -t 20
+}
+
+# start_multipathd [SELECTOR]: how it chooses among paths that are as good as each other.
+start_multipathd() {
+    modules dm_multipath dm_round_robin dm_service_time scsi_dh_alua
+    cat > /etc/multipath.conf << CONF
+defaults {
+    user_friendly_names no
+    find_multipaths no
+    polling_interval 1
+    max_polling_interval 2
+}
+blacklist {
+    devnode "^nvme"
+}
+devices {
+    device {
+        vendor "WINDROSE"
+        product ".*"
+        path_grouping_policy group_by_prio
+        path_selector "${1:-service-time 0}"
+        prio alua
+        hardware_handler "1 alua"
+        path_checker tur
+        failback immediate
+        no_path_retry queue
+        fast_io_fail_tmo 2
+    }
+}
+CONF
+    multipathd -d -s > /run/multipathd.log 2>&1 &
+    try 10 multipathd show daemon
+}
+
+iscsi_login_everywhere() {
+    local portal
+    for portal in $PORTALS; do
+        iscsiadm -m node -o new -T "$TARGET" -p "$portal"
+        iscsiadm -m node -T "$TARGET" -p "$portal" --login
+    done
+    udevadm settle -t 20
+}
+
+# SendTargets at one node names the portals of all.
+iscsi_names_all_portals() {
+    local portal
+    iscsiadm -m discovery -t sendtargets -p "${PORTALS%% *}" | tee /run/discovered
+    for portal in $PORTALS; do
+        grep -q "^$portal,.* $TARGET\$" /run/discovered
+    done
+}
+
+multipath_disk() {
+    local name
+    name=$(multipathd show maps raw format "%n" | head -n 1)
+    [ -n "$name" ] && [ -b "/dev/mapper/$name" ] && echo "/dev/mapper/$name"
+}
+
+multipath_paths() {
+    [ "$(multipath -ll | grep -c 'active  *ready  *running')" = "$1" ]
+}
+
+two_iscsi_paths() {
+    try 20 multipath_disk
+    try 20 multipath_paths 2 || {
+        multipath -ll
+        cat /run/multipathd.log
+        return 1
+    }
+    multipath -ll
+}
+
 # ---- NVMe/TCP --------------------------------------------------------------------------------------------------------
 
 nvme_discover() {

@@ -105,7 +105,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "a mirrored volume through both nodes: libiscsi's suite, reservations while nodes die",
         budget: minutes(7),
         packages: || {
-            let tools = vec![install::LIBISCSI, install::SG];
+            let tools = vec![install::LIBISCSI, install::SG, install::MULTIPATH];
             [guest::packages(), mirror_packages(), tools].concat()
         },
         processes: true,
