@@ -30,6 +30,7 @@ const TASK_SET_FULL: u8 = 0x28;
 
 /// Sense keys (SPC-4 4.5.6).
 const UNIT_ATTENTION: u8 = 0x6;
+const ABORTED_COMMAND: u8 = 0xb;
 const MISCOMPARE: u8 = 0xe;
 
 /// Plays a node with the iSCSI door.
@@ -334,7 +335,8 @@ fn ended(pdu: &Pdu) -> Ended {
     match (response, status, key) {
         (0, GOOD, _) => Ended::Done,
         (0, BUSY | TASK_SET_FULL, _) => Ended::Again,
-        (0, CHECK_CONDITION, Some(UNIT_ATTENTION)) => Ended::Again,
+        // A reset that another initiator asked for, at any node, when that one had gone.
+        (0, CHECK_CONDITION, Some(UNIT_ATTENTION | ABORTED_COMMAND)) => Ended::Again,
         (0, CHECK_CONDITION, Some(MISCOMPARE)) => Ended::Miscompare,
         _ => Ended::Failed(format!("{pdu:?} {:02x?}", pdu.data)),
     }
