@@ -4,7 +4,7 @@
 # INITIATOR (the hosts are INITIATOR1 and INITIATOR2).
 #
 # Each step that changes something makes a file `step-N` in the share when it begins: the host kills a node then, and makes `back-N`
-# when all is well again. `dark-1` and `dark-2` ask for the loss of all nodes at once, answered by `light-1` and `light-2`.
+# when all is well again. `operator-wanted` asks for `windrose volume reservations --clear`, answered by `operator-done`. `dark-1` and `dark-2` ask for the loss of all nodes at once, answered by `light-1` and `light-2`.
 . "${0%/*}/lib.sh"
 
 read -r FIRST SECOND <<< "$PORTALS"
@@ -223,6 +223,18 @@ fencing() {
     out 1 --clear --param-rk="${KEY[1]}"
 }
 
+# What a host has left that does not come back, an operator takes away.
+operator() {
+    register 2
+    through="a b"
+    out 2 --reserve --param-rk="${KEY[2]}" --prout-type=3
+    try 20 refused 1
+    touch "$GUEST_SHARE/operator-wanted"
+    try 30 test -e "$GUEST_SHARE/operator-done"
+    keys_are
+    writes 1
+}
+
 dark() {
     touch "$GUEST_SHARE/dark-$1"
     try 120 test -e "$GUEST_SHARE/light-$1"
@@ -259,6 +271,7 @@ must "PREEMPT from the other node, a node killed meanwhile: the loser is refused
 must "PREEMPT AND ABORT of a host that writes, a node killed meanwhile" preempting_and_aborting
 must "CLEAR, a node killed meanwhile" clearing
 must "fence_scsi: on, off, unfence" fencing
+must "an operator takes away what a host has left" operator
 must "APTPL: kill -9 of both nodes changes nothing" with_power_loss
 must "without APTPL: kill -9 of both nodes frees the volume" without_power_loss
 exit "${checks_failed:-0}"

@@ -6,8 +6,8 @@ use utoipa::ToSchema;
 
 use crate::{
     AddCopy, Chap, Cluster, ClusterToken, Code, CreateVolume, ForceCopy, Grow, Health, Initiators,
-    JoinCluster, LeaveCluster, Protocols, RemoveCopy, ReplaceCopy, SessionList, Status, SwitchTo,
-    Verification, Verify, Volume, VolumeList, WhichNode,
+    JoinCluster, LeaveCluster, Protocols, RemoveCopy, ReplaceCopy, Reservations, SessionList,
+    Status, SwitchTo, Verification, Verify, Volume, VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -216,6 +216,16 @@ endpoints! {
     ClearChap DELETE "/v1/volumes/{name}/chap" Nothing => 200 Volume;
         "Lets iSCSI initiators reach a volume by their name alone.";
         refuses [Code::NotFound, Code::Conflict];
+
+    /// Who has reserved a volume?
+    GetReservations GET "/v1/volumes/{name}/reservations" Nothing => 200 Reservations;
+        "Shows the reservations of a volume. To be asked at a node that serves it.";
+        refuses [Code::NotFound, Code::Backing];
+
+    /// Take the reservations of a volume away.
+    ClearReservations DELETE "/v1/volumes/{name}/reservations" Nothing => 200 Reservations;
+        "Takes all registrations and reservations of a volume away, whoever holds them.";
+        refuses [Code::NotFound, Code::Backing];
 
     /// The cluster and its nodes.
     GetCluster GET "/v1/cluster" Nothing => 200 Cluster;

@@ -15,6 +15,7 @@ mod invalid;
 mod mirror;
 mod name;
 pub mod openapi;
+mod reservation;
 mod session;
 mod size;
 mod status;
@@ -33,6 +34,7 @@ pub use mirror::{
     Verify, VolumeCopy,
 };
 pub use name::VolumeName;
+pub use reservation::{Registration, Reservations};
 pub use session::{Protocol, Session, SessionList};
 pub use size::{Size, check_volume_size};
 pub use status::{

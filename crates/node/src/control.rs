@@ -18,6 +18,7 @@ mod peers;
 mod placement;
 mod questions;
 mod report;
+mod reservations;
 mod space;
 mod state;
 mod status;

@@ -22,6 +22,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use layers::mirror::Verified;
 use peer::NodeId;
+use reservation::Table;
 use rt::{Cores, CoresConfig};
 use target::catalog::Catalog;
 use target::server::{self, Service, Space};
@@ -352,6 +353,22 @@ impl Engine {
     /// As [`Self::set_peers`]; and this is not the primary, or has stopped being it.
     pub async fn verify(&self, id: Uuid, repair: bool) -> Result<Verified, BackingError> {
         self.on(self.home(id)?, move |k| async move { k.verify(id, repair).await }).await?
+    }
+
+    /// The reservations of a volume.
+    ///
+    /// # Errors
+    /// As [`Self::set_peers`]; and it cannot be read now.
+    pub async fn reservations(&self, id: Uuid) -> Result<Table, BackingError> {
+        self.on(self.home(id)?, move |k| async move { k.reservations(id).await }).await?
+    }
+
+    /// Takes all reservations of a volume away.
+    ///
+    /// # Errors
+    /// As [`Self::reservations`].
+    pub async fn clear_reservations(&self, id: Uuid) -> Result<(), BackingError> {
+        self.on(self.home(id)?, move |k| async move { k.clear_reservations(id).await }).await?
     }
 
     /// Has every core serve by `catalog`.

@@ -10,11 +10,11 @@ use std::future::Future;
 use std::net::SocketAddr;
 
 use api::endpoint::{
-    AddVolumeCopy, AllowInitiators, ClearChap, DeleteVolume, DenyInitiators, DrainNode, Endpoint,
-    ForceVolume, GetCluster, GetHealth, GetStatus, GetVolume, GrowVolume, InitCluster,
-    ListSessions, ListVolumes, Nothing, Payload, PostJoin, PostLeave, PostToken, PostVolume,
-    RemoveVolumeCopy, ReplaceVolumeCopy, ResumeNode, SetChap, SetProtocols, SwitchVolume,
-    VerifyVolume,
+    AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeleteVolume, DenyInitiators,
+    DrainNode, Endpoint, ForceVolume, GetCluster, GetHealth, GetReservations, GetStatus, GetVolume,
+    GrowVolume, InitCluster, ListSessions, ListVolumes, Nothing, Payload, PostJoin, PostLeave,
+    PostToken, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, ResumeNode, SetChap, SetProtocols,
+    SwitchVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -73,6 +73,15 @@ pub fn router(control: &Control) -> Router {
         );
     let router =
         add::<ClearChap, _, _>(router, c, |c, a| async move { c.set_chap(a.name()?, None).await });
+    let router =
+        add::<GetReservations, _, _>(
+            router,
+            c,
+            |c, a| async move { c.reservations(&a.name()?).await },
+        );
+    let router = add::<ClearReservations, _, _>(router, c, |c, a| async move {
+        c.clear_reservations(&a.name()?).await
+    });
     cluster_routes(with_copies(router, c), c)
         .route(
             "/v1/openapi.json",

@@ -185,6 +185,17 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_name = "NAME")]
         confirm: Option<VolumeName>,
     },
+    /// Show who has reserved a volume (SCSI and NVMe), or take the reservations of hosts away that are no more.
+    Reservations {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Take all registrations and reservations away. Hosts that keep each other out by them no longer do.
+        #[arg(long)]
+        clear: bool,
+        /// Do not ask.
+        #[arg(long, requires = "clear")]
+        yes: bool,
+    },
     /// Delete a volume and its data.
     Delete {
         /// Name of the volume.

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use api::client::Address;
 use api::endpoint::{GetStatus, ListSessions, Nothing};
 use api::{
-    Cluster, ClusterNode, ClusterStage, CopyState, NodeRole, Protocol, Session, SessionList,
-    Severity, Size, Status, Verdict, Verification, Volume, VolumeCopy, VolumeList, VolumeName,
-    VolumeState,
+    Cluster, ClusterNode, ClusterStage, CopyState, NodeRole, Protocol, Reservations, Session,
+    SessionList, Severity, Size, Status, Verdict, Verification, Volume, VolumeCopy, VolumeList,
+    VolumeName, VolumeState,
 };
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -175,6 +175,24 @@ pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
         lines.push(format!("{} were written anew to all copies.", Size(found.repaired_bytes)));
     }
     lines.join("\n")
+}
+
+/// `windrose volume reservations`.
+pub(crate) fn reservations(name: &VolumeName, found: &Reservations) -> String {
+    if let Some(initiator) = &found.reserved_by {
+        return format!("{initiator} has volume {name} for itself (RESERVE).");
+    }
+    if found.registrations.is_empty() {
+        return format!("Nobody has reserved volume {name} or registered with it.");
+    }
+    let kind = found.kind.as_deref().unwrap_or("none, only registrations");
+    let ends = if found.persists { "outlives" } else { "ends with" };
+    let rows = found.registrations.iter().map(|r| {
+        let holds = if r.holds { "yes" } else { "" };
+        vec![r.initiator.clone(), r.port.to_string(), r.key.clone(), holds.to_owned()]
+    });
+    let table = table(&["INITIATOR", "PORT", "KEY", "HOLDS"], &[1], rows);
+    format!("Reservation of volume {name}: {kind}; {ends} a loss of power of all nodes.\n{table}")
 }
 
 fn copy_state(state: &CopyState) -> String {

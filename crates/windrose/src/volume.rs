@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use api::endpoint::{
-    AddVolumeCopy, AllowInitiators, ClearChap, DeleteVolume, DenyInitiators, FORCE, ForceVolume,
-    GetVolume, GrowVolume, ListVolumes, Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy,
-    SetChap, SetProtocols, SwitchVolume, VerifyVolume,
+    AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeleteVolume, DenyInitiators,
+    FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes, Nothing, PostVolume,
+    RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetProtocols, SwitchVolume, VerifyVolume,
 };
 use api::{
     AddCopy, CreateVolume, ForceCopy, Grow, Initiators, NewBacking, RemoveCopy, ReplaceCopy,
@@ -46,6 +46,9 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
             print(&remote, &volume)?;
         }
         VolumeCommand::Force { name, confirm } => force(&remote, &name, confirm).await?,
+        VolumeCommand::Reservations { name, clear, yes } => {
+            reservations(&remote, &name, clear, yes).await?;
+        }
         VolumeCommand::Delete { name, yes, force } => delete(&remote, &name, yes, force).await?,
         VolumeCommand::Export { name, via } => {
             let volume = client.call_on::<SetProtocols>(&name, &[], &via.into()).await?;
@@ -124,6 +127,30 @@ async fn force(
     };
     let volume = remote.client.call_on::<ForceVolume>(name, &[], &ForceCopy { confirm }).await?;
     print(remote, &volume)
+}
+
+/// Shows the reservations of a volume; takes them away first, after a human has said that he knows what
+/// that means.
+async fn reservations(
+    remote: &Remote,
+    name: &VolumeName,
+    clear: bool,
+    yes: bool,
+) -> Result<(), Failure> {
+    let client = &remote.client;
+    if clear && !yes {
+        let found = client.call_on::<GetReservations>(name, &[], &Nothing).await?;
+        let what = format!(
+            "{}\nThis takes them away: hosts that keep each other out by them no longer do, and may write at once.",
+            show::reservations(name, &found)
+        );
+        ask_for_name(name, &what, "freed", "--yes frees it without asking")?;
+    }
+    let found = match clear {
+        true => client.call_on::<ClearReservations>(name, &[], &Nothing).await?,
+        false => client.call_on::<GetReservations>(name, &[], &Nothing).await?,
+    };
+    remote.print(&found, |found| show::reservations(name, found))
 }
 
 fn print(remote: &Remote, volume: &Volume) -> Result<(), Failure> {

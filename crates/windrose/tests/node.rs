@@ -23,6 +23,9 @@ fn a_node_is_used_and_stopped_and_started_again() {
     assert_eq!(before["access"]["initiators"][0], "any");
     assert!(place.ok(&["status"]).starts_with("Your data is safe."));
     assert_eq!(place.ok(&["sessions"]), "Nobody is logged in.\n");
+    let nobody = "Nobody has reserved volume web or registered with it.\n";
+    assert_eq!(place.ok(&["volume", "reservations", "web"]), nobody);
+    assert_eq!(place.ok(&["volume", "reservations", "web", "--clear", "--yes"]), nobody);
     assert_eq!(node.stop(), Some(0));
     assert!(place.log().contains("every volume is durable and closed"));
 

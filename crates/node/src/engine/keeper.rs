@@ -12,13 +12,15 @@ use futures_util::future::join_all;
 use layers::mirror::Verified;
 use peer::frame::Refusal;
 use peer::{DetachedGreeting, NodeId, PeerAddresses};
+use reservation::{Change, Party, Table};
 use rt::Core;
 use rt::net::{ListenOptions, Listener};
 use target::server::{Door, Limits, Served, Server, Service, Space};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use uuid::Uuid;
-use volume::{Gate, Standing, Volume};
+use volume::{Gate, Standing, Unaltered, Volume};
 
 use super::backing::{self, Backed, BackingError, Image};
 use super::distrust::Distrust;
@@ -237,6 +239,29 @@ impl Keeper {
         Ok(())
     }
 
+    pub(super) async fn reservations(&self, id: Uuid) -> Result<Table, BackingError> {
+        self.volume(id)?.reservations().await.map_err(|e| unreserved(&e))
+    }
+
+    pub(super) async fn clear_reservations(&self, id: Uuid) -> Result<(), BackingError> {
+        let (done, answer) = oneshot::channel();
+        self.volume(id)?.alter(Party::NOBODY, Change::Evict, move |result| {
+            // Nobody waits any more: it is done all the same.
+            let _ = done.send(result);
+        });
+        match answer.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(Unaltered::Failed(e))) => Err(unreserved(&e)),
+            _ => Err(unreserved(&block::Error::Gone)),
+        }
+    }
+
+    fn volume(&self, id: Uuid) -> Result<Rc<Volume>, BackingError> {
+        let open = self.open.borrow();
+        let kept = open.get(&id).ok_or_else(|| BackingError::refused("the volume is not open"))?;
+        Ok(Rc::clone(&kept.volume))
+    }
+
     pub(super) async fn verify(&self, id: Uuid, repair: bool) -> Result<Verified, BackingError> {
         self.mirrored(id)?.verify(repair).await
     }
@@ -396,4 +421,9 @@ async fn is_let_go(backed: Rc<Backed>) {
 fn is_no_ipv6(e: &io::Error) -> bool {
     let none = rustix::io::Errno::AFNOSUPPORT.raw_os_error();
     e.raw_os_error() == Some(none) || e.kind() == io::ErrorKind::AddrNotAvailable
+}
+
+/// Why reservations cannot be read or changed here now.
+fn unreserved(e: &block::Error) -> BackingError {
+    BackingError::refused(format!("its reservations cannot be reached here now: {e}"))
 }

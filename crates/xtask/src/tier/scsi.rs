@@ -8,9 +8,10 @@ use crate::{
     house::House,
     node::Profile,
 };
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use std::time::Duration;
 
+const VOLUME: &str = "scsi";
 const SIZE: &str = "1GiB";
 const LIMIT: Duration = Duration::from_secs(400);
 
@@ -29,7 +30,7 @@ pub(super) fn run(house: &House) -> Result<()> {
     if !house.check("two data nodes and a witness form a cluster", || cluster.form()) {
         return Ok(());
     }
-    let volume = cluster.create("scsi", SIZE)?;
+    let volume = cluster.create(VOLUME, SIZE)?;
     if house.wants("libiscsi") {
         suites(house, &cluster, &volume)?;
     }
@@ -86,6 +87,11 @@ fn accidents(cluster: &mut Cluster, signs: &Signs<'_>) -> Result<()> {
         cluster.await_safe()?;
         signs.tell(&format!("back-{step}"))?;
     }
+    signs.wait_for("operator-wanted")?;
+    let shown = cluster.nodes[B].command(&["volume", "reservations", VOLUME])?;
+    ensure!(shown.contains("exclusive access"), "{shown}");
+    cluster.nodes[A].command(&["volume", "reservations", VOLUME, "--clear", "--yes"])?;
+    signs.tell("operator-done")?;
     for time in 1..=2 {
         signs.wait_for(&format!("dark-{time}"))?;
         cluster.blackout(|_| Ok(()))?;
