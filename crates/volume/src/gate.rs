@@ -99,12 +99,17 @@ struct State {
 #[derive(Default)]
 pub struct Gate {
     state: RefCell<State>,
+    /// Knows what holds now.
+    source: RefCell<Option<Source>>,
     open: Cell<bool>,
     /// The table is to be read.
     stale: Notify,
     /// Rights, or what is in flight, may have changed.
     changed: Notify,
 }
+
+/// Says what of a table holds now; nothing as long as that is not known.
+pub type Source = Box<dyn Fn() -> Option<Standing>>;
 
 /// Who is told what a change means to him.
 pub type Listener = Box<dyn Fn(Notices)>;
@@ -144,8 +149,22 @@ impl Gate {
         }
     }
 
-    /// This node's seat; none before it has a standing.
+    /// What holds of tables is what `source` says whenever one is read, so that none is judged by what held
+    /// before. Between reads [`Self::set_standing`] tells of changes.
+    pub fn set_source(&self, source: Source) {
+        self.source.replace(Some(source));
+    }
+
+    pub(crate) fn forget_source(&self) {
+        self.source.take();
+    }
+
+    /// What of a table holds that has just been read; nothing before that is known.
     pub(crate) fn standing(&self) -> Option<Standing> {
+        let now = self.source.borrow().as_ref().and_then(|source| source());
+        if let Some(now) = now {
+            self.set_standing(now);
+        }
         self.state.borrow().standing.clone()
     }
 
@@ -242,6 +261,8 @@ impl Gate {
 
     /// A read that began at `serial` has found this.
     pub(crate) fn found(&self, serial: u64, table: Table) {
+        // Asked for first: it may be another one since power was lost.
+        let _ = self.standing();
         {
             let mut state = self.state.borrow_mut();
             state.applied.retain(|a| a.serial > serial);

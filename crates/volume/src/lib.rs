@@ -23,7 +23,7 @@ mod stats;
 mod volume;
 
 pub use command::Command;
-pub use gate::{Caller, Gate, Listener, Need, Standing};
+pub use gate::{Caller, Gate, Listener, Need, Source, Standing};
 pub use reservations::Unaltered;
 pub use stats::{Kind, KindStats, Snapshot};
 pub use volume::Volume;

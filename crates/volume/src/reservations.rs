@@ -23,6 +23,9 @@ const _: () = assert!(2 * COPY_BYTES == ASIDE_BYTES as usize);
 /// found. Of the latter two only one is under way.
 const MEMORY: usize = 5 * COPY_BYTES;
 
+/// Memory to read it.
+const READING: usize = ASIDE_BYTES as usize;
+
 /// How long after an attempt to read the table that came to nothing there is another.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -56,6 +59,8 @@ impl fmt::Debug for Keeping {
 impl Drop for Keeping {
     fn drop(&mut self) {
         self.task.abort();
+        // It may know of what knows the gate.
+        self.gate.forget_source();
     }
 }
 
@@ -96,7 +101,7 @@ impl Volume {
     pub async fn reservations(self: &Rc<Self>) -> Result<Table, Error> {
         let keeping = self.keeping.get().ok_or(Error::ReadOnly)?;
         let _busy = self.open_and_busy()?;
-        let ctx = self.memory(keeping).await?;
+        let ctx = self.memory(keeping, READING).await?;
         let found = self.read_table(&ctx).await?;
         self.holding(found.table)
     }
@@ -131,7 +136,7 @@ impl Volume {
         by: &Party,
         change: &Change,
     ) -> Result<(), Unaltered> {
-        let ctx = self.memory(keeping).await?;
+        let ctx = self.memory(keeping, MEMORY).await?;
         loop {
             let found = match self.read_table(&ctx).await {
                 Err(Error::Corrupt { at: ASIDE }) if *change == Change::Evict => {
@@ -223,8 +228,8 @@ impl Volume {
         Lba(ASIDE.0 + (copy * COPY_BYTES) as u64 / u64::from(self.info().block_size))
     }
 
-    async fn memory(&self, keeping: &Keeping) -> Result<Ctx, Error> {
-        let bytes = MEMORY + self.info().overhead as usize;
+    async fn memory(&self, keeping: &Keeping, bytes: usize) -> Result<Ctx, Error> {
+        let bytes = bytes + self.info().overhead as usize;
         let credit = keeping.account.credit(bytes, Class::Read).await;
         Ok(Ctx::new(credit.map_err(|_| Error::OutOfRange)?, Epoch::default()))
     }
@@ -262,7 +267,7 @@ impl Volume {
         while keeping.gate.is_stale() {
             let serial = keeping.gate.reading();
             let read = async {
-                let ctx = self.memory(keeping).await?;
+                let ctx = self.memory(keeping, READING).await?;
                 self.read_table(&ctx).await.map(|found| found.table)
             };
             match read.await {

@@ -168,6 +168,9 @@ impl Mirrored {
     pub(super) fn volume(&self, core: &Core) -> Rc<Volume> {
         let compares = Rc::new(self.mirror.clone());
         let volume = Volume::shared(Dev::new(self.mirror.clone()), compares, Epoch::default());
+        let (mirror, me) = (self.mirror.clone(), self.me);
+        let record = move || mirror.status().record;
+        self.gate.set_source(Box::new(move || record().map(|record| standing(&record, me))));
         volume.keep_reservations(Rc::clone(&self.gate), core.pool().account());
         volume
     }

@@ -121,6 +121,8 @@ fn multipath(
     cluster: &mut Cluster,
     volume: &Mirrored,
 ) -> Result<()> {
+    // Whatever was left before.
+    cluster.nodes[A].command(&["volume", "reservations", VOLUME, "--clear", "--yes"])?;
     let mut order = order("alua.sh", cluster, volume);
     let names = TROUBLES.map(|(name, ..)| name).join(" ");
     order.variables.extend([

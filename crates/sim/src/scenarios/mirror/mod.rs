@@ -517,6 +517,8 @@ impl Bench {
 fn serve(core: &Core, node: &Rc<Node>, mirror: Mirror, gate: Rc<Gate>) -> Rc<Volume> {
     let compares = Rc::new(mirror.clone());
     let volume = Volume::shared(Dev::new(mirror.clone()), compares, Epoch::default());
+    let (asked, me) = (mirror.clone(), node.id);
+    gate.set_source(Box::new(move || asked.status().record.map(|r| standing(&r, me))));
     volume.keep_reservations(Rc::clone(&gate), core.pool().account());
     tokio::task::spawn_local(stand(mirror.clone(), node.id, gate));
     node.labelled.set(true);
@@ -531,12 +533,17 @@ fn serve(core: &Core, node: &Rc<Node>, mirror: Mirror, gate: Rc<Gate>) -> Rc<Vol
 async fn stand(mirror: Mirror, me: NodeId, gate: Rc<Gate>) {
     loop {
         if let Some(record) = mirror.status().record {
-            let seats = record.in_sync.iter().map(|m| m.incarnation.0).collect();
-            let seat = record.member(me).map_or(0, |m| m.incarnation.0);
-            gate.set_standing(Standing { era: record.born.0, seat, seats });
+            gate.set_standing(standing(&record, me));
         }
         mirror.changed().await;
     }
+}
+
+/// What of the reservations holds, by this record.
+fn standing(record: &Record, me: NodeId) -> Standing {
+    let seats = record.in_sync.iter().map(|m| m.incarnation.0).collect();
+    let seat = record.member(me).map_or(0, |m| m.incarnation.0);
+    Standing { era: record.born.0, seat, seats }
 }
 
 /// Clients on the node use the volume.
