@@ -159,6 +159,13 @@ impl Volume {
             if self.replace(0, &found.copies[0], &bytes, &ctx).await? {
                 // If it is another one by now, somebody has finished this change, and gone on.
                 self.replace(1, &found.copies[1], &bytes, &ctx).await?;
+                tracing::info!(
+                    generation = next.generation,
+                    era = next.era,
+                    ?by,
+                    ?change,
+                    "reservations have changed"
+                );
                 break;
             }
         }
