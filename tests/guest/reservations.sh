@@ -47,13 +47,20 @@ disk() {
     return 1
 }
 
-# persist HOST NODE OPTION...: once more if the unit had something to tell first.
+# persist HOST NODE OPTION...: once more if the unit had something to tell first. sg_persist ends with 0 also where the path was
+# lost, and says no more than which status the host gave it.
 persist() {
-    local disk
+    local disk status lost
     disk=$(disk "$1" "$2") || return 1
     shift 2
     for _ in 1 2 3 4; do
-        timeout 8 sg_persist --no-inquiry "$@" "$disk" > /run/persist 2>&1 && return 0
+        status=0
+        timeout 8 sg_persist --no-inquiry --verbose "$@" "$disk" > /run/persist 2>&1 || status=$?
+        if [ $status = 0 ]; then
+            lost=$(grep -i -m 1 "host_status\|transport" /run/persist) || return 0
+            printf 'note\tsg_persist ended with 0, and: %s\n' "$lost" >> "$GUEST_SHARE/report"
+            return 1
+        fi
         grep -qi "unit attention" /run/persist || return 1
     done
     return 1
