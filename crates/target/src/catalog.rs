@@ -159,7 +159,7 @@ pub struct Admission {
 pub struct Chap {
     /// The name the initiator gives.
     pub user: String,
-    /// Its secret.
+    /// Its secret. Empty if it is not known: then nobody gets in.
     pub secret: Vec<u8>,
     /// Name and secret with which the target answers back, for mutual CHAP.
     pub mutual: Option<(String, Vec<u8>)>,

@@ -85,7 +85,7 @@ impl Initiator {
         let Some(Chap { user, secret, mutual }) = &admission.chap else { return Ok(Auth::None) };
         let secret_of = |bytes: &[u8]| {
             Secret::new(bytes).map_err(|error| {
-                tracing::error!(%error, "a CHAP secret in the configuration cannot be used");
+                tracing::error!(%error, "a CHAP secret cannot be used; `windrose status` says why");
                 LoginStatus::TargetError
             })
         };
