@@ -65,6 +65,10 @@ impl Initiator {
         if target.core != self.server().core().id() {
             return Decision::AtCore(target.core);
         }
+        if let Some(portal) = self.moved_to(&catalog, target).filter(|_| attempt.tsih == 0) {
+            let (status, moved_to) = (LoginStatus::MovedTemporarily, Some(portal.to_string()));
+            return Decision::Here(Err(LoginReject { status, moved_to }));
+        }
         if self.draining {
             return refuse(LoginStatus::ServiceUnavailable);
         }
@@ -79,6 +83,13 @@ impl Initiator {
             Ok(auth) => Decision::Here(Ok(grant(auth, portal_group(&catalog, target)))),
             Err(status) => refuse(status),
         }
+    }
+
+    /// Where an initiator is better off that wants a session with `target` here (RFC 7143 11.13.5), if that is to be told.
+    fn moved_to(&self, catalog: &Catalog, target: &IscsiTarget) -> Option<SocketAddr> {
+        let ids = target.luns.values();
+        let portal = catalog.elsewhere(ids, self.place.local, self.draining);
+        portal.filter(|_| catalog.redirect)
     }
 
     fn auth(&self, admission: &Admission) -> Result<Auth, LoginStatus> {
