@@ -3,7 +3,7 @@
 # node dies and comes back. From the order: PORTALS and NVME_PORTALS (ADDRESS:PORT of each node), TARGET, INITIATOR, SUBSYSTEM,
 # HOSTNQN, HOSTID, OFFSET, MEGABYTES (written over each protocol, behind the first OFFSET megabytes), RATE (writes a second),
 # SECONDS_ALLOWED (the longest pause); SUMS, a file in the share, and FILES, how many it names: the checksums of an ext4 file system
-# that begins the volume. The settings are those of docs/guides/initiators.md.
+# that begins the volume. The settings are those of docs/guides/initiators-linux.md.
 #
 # When the load runs, the file `loaded` appears in the share: from then on the host may do its worst.
 . "${0%/*}/lib.sh"

@@ -3,6 +3,7 @@
 //! * [`meta`]: the store itself; one interface, embedded in a node or kept by etcd.
 //! * [`member`]: an etcd of our own, as a child process.
 //! * [`identity`]: what a node is, in a file of its own; [`token`]: what lets it in.
+//! * [`vault`]: keys, and secrets that are sealed by them.
 //! * [`joining`]: the steps into a cluster and out of it.
 //! * [`nodes`]: the records of the nodes, and who of them is alive.
 //! * [`mirrors`]: the records of mirrored volumes, for the cores that the volumes live on.
@@ -16,3 +17,4 @@ pub mod nodes;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod token;
+pub mod vault;

@@ -19,6 +19,7 @@ mod placement;
 mod questions;
 mod report;
 mod reservations;
+mod secrets;
 mod space;
 mod state;
 mod status;
@@ -49,6 +50,9 @@ use crate::part::{Became, Part};
 use crate::publish;
 use crate::reconcile::Me;
 use crate::record::{self, FIRST_NODE, Stored, VOLUMES};
+pub use secrets::SecretsError;
+use secrets::Vault;
+pub(crate) use secrets::hand_over;
 pub use space::{FileSystem, Space};
 use state::State;
 pub use status::{Facts, assess};
@@ -111,6 +115,8 @@ struct Inner {
     meta: Arc<dyn Meta>,
     engine: Engine,
     state: State,
+    /// What the secrets in the store are sealed by.
+    vault: Vault,
     /// The node's part in a cluster; `None` if it is alone.
     part: Option<Arc<Part>>,
     /// What the node is in its cluster, once it is a member.
@@ -162,7 +168,10 @@ impl Control {
         engine: Engine,
         part: Option<Arc<Part>>,
     ) -> Self {
+        let identity = part.as_ref().map(|part| part.identity());
+        let vault = Vault::new(&settings.data_dir, identity.as_ref());
         Self(Arc::new(Inner {
+            vault,
             settings,
             meta,
             engine,
@@ -254,6 +263,7 @@ impl Control {
             self.spawn(self.clone().do_chores());
         }
         self.spawn(self.clone().retry());
+        self.spawn(self.clone().keep_sealed());
         self.spawn(self.clone().follow_space());
         Ok(())
     }
@@ -450,7 +460,9 @@ impl Control {
         let open = self.0.state.open();
         let portals = &self.0.settings.portals;
         let served = open.iter().map(|o| (&o.stored.record, o.core));
-        let mut catalog = publish::catalog(served, &portals.iscsi, &portals.nvme, generation);
+        let ring = self.keys_for(open.iter().map(|o| &o.stored.record)).await;
+        let mut catalog =
+            publish::catalog(served, &ring, &portals.iscsi, &portals.nvme, generation);
         if let Some(membership) = self.membership() {
             let mirrors = open.iter().map(|o| (&o.stored.record, o.mirror.as_ref().map(|m| &m.0)));
             let nodes = membership.nodes.borrow();

@@ -128,6 +128,11 @@ impl DataDir {
     }
 }
 
+/// The file with the keys of the secrets in the store of a node by itself.
+pub(crate) fn secrets(path: &Path) -> PathBuf {
+    path.join("secrets.key")
+}
+
 /// The file that says what the node of the data directory at `path` is in a cluster.
 pub(crate) fn identity(path: &Path) -> PathBuf {
     path.join("cluster.json")

@@ -310,9 +310,18 @@ mod tests {
         let taken = [(volumes[0].0.record.id, 12)].into();
         let space = Space { taken, ..Space::default() };
         let (cores, serving, damaged) = (vec![core], true, vec![]);
-        let (together, waits_for) = (None, None);
-        let page =
-            render(Facts { node, serving, waits_for, volumes, damaged, cores, space, together });
+        let (together, waits_for, locked) = (None, None, vec![]);
+        let page = render(Facts {
+            node,
+            serving,
+            waits_for,
+            volumes,
+            damaged,
+            locked,
+            cores,
+            space,
+            together,
+        });
         for line in [
             "windrose_node_info{node=\"n\",version=\"0\"} 1",
             "windrose_volume_allocated_bytes{volume=\"v\"} 12",

@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::config::{self, ClusterTls, Config};
+use crate::control::{SecretsError, hand_over};
 use crate::data_dir::{DataDir, DataDirError};
 use crate::engine::Portals;
 use crate::membership::Membership;
@@ -43,6 +44,9 @@ pub enum PartError {
     /// A step over the store.
     #[error(transparent)]
     Join(#[from] JoinError),
+    /// What secrets are sealed by.
+    #[error(transparent)]
+    Secrets(#[from] SecretsError),
     /// Its file.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -214,6 +218,8 @@ impl Part {
         let local = lock(&self.local).clone();
         if let Some(local) = local {
             joining::copy(&local, &self.store).await?;
+            // No record was read by anybody yet: nobody is a member.
+            hand_over(self.data_dir.path(), &self.store, &identity).await?;
         }
         fault::pass(Point::InitCopied);
         let index = joining::enter(&self.store, &self.record(&identity)).await?;

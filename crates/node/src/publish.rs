@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use ::cluster::nodes::{NodePortals, NodeRecord, Nodes};
+use ::cluster::vault::Ring;
 use api::Initiator;
 use layers::mirror::record::Record;
 use peer::NodeId;
@@ -30,9 +31,10 @@ pub fn volume_id(id: Uuid) -> VolumeId {
     VolumeId(*id.as_bytes())
 }
 
-/// The catalog of the volumes that are open, each on its core.
+/// The catalog of the volumes that are open, each on its core. `ring` opens what initiators have to prove.
 pub fn catalog<'a>(
     open: impl Iterator<Item = (&'a VolumeRecord, usize)>,
+    ring: &Ring,
     iscsi_portals: &[SocketAddr],
     nvme_portals: &[SocketAddr],
     generation: u64,
@@ -46,7 +48,7 @@ pub fn catalog<'a>(
     for (record, core) in open {
         let id = volume_id(record.id);
         if record.protocols.iscsi {
-            let access = iscsi_access(record);
+            let access = iscsi_access(record, ring);
             let target = IscsiTarget { core, luns: [(LUN, id)].into(), access };
             catalog.targets.insert(record.iscsi_target.clone(), target);
         }
@@ -106,13 +108,22 @@ fn portals(node: &NodeRecord) -> Portals {
     Portals { iscsi: dialled(iscsi), nvme: dialled(nvme) }
 }
 
-fn iscsi_access(record: &VolumeRecord) -> Access {
-    let chap = record.chap.as_ref().map(|chap| Chap {
-        user: chap.user.as_str().to_owned(),
-        secret: chap.secret.expose().as_bytes().to_vec(),
-        mutual: (chap.mutual.as_ref())
-            .map(|m| (m.user.as_str().to_owned(), m.secret.expose().as_bytes().to_vec())),
-    });
+/// What an initiator has to prove. If that cannot be read, nobody proves it.
+fn proof(record: &VolumeRecord, ring: &Ring) -> Option<Chap> {
+    let held = record.chap.as_ref()?;
+    Some(match held.open(record.id, ring) {
+        Ok(chap) => Chap {
+            user: chap.user.as_str().to_owned(),
+            secret: chap.secret.expose().as_bytes().to_vec(),
+            mutual: (chap.mutual.as_ref())
+                .map(|m| (m.user.as_str().to_owned(), m.secret.expose().as_bytes().to_vec())),
+        },
+        Err(_) => Chap { user: held.user().as_str().to_owned(), secret: vec![], mutual: None },
+    })
+}
+
+fn iscsi_access(record: &VolumeRecord, ring: &Ring) -> Access {
+    let chap = proof(record, ring);
     let admission = Admission { chap };
     let mut access = Access::default();
     for initiator in &record.allow {
@@ -150,8 +161,8 @@ mod tests {
     use peer::Incarnation;
 
     use super::*;
-    use crate::record::Place;
-    use crate::record::tests::{place, record};
+    use crate::record::tests::{chap, place, record, ring};
+    use crate::record::{Place, StoredChap};
 
     const NODES: [NodeId; 4] = [NodeId(1), NodeId(4), NodeId(5), NodeId(9)];
 
@@ -221,10 +232,7 @@ mod tests {
         let nqn = "nqn.2014-08.org.nvmexpress:h";
         let named = VolumeRecord {
             allow: [iqn, nqn].map(|s| s.parse().unwrap()).into(),
-            chap: serde_json::from_str(
-                r#"{"user":"u","secret":"0123456789ab","mutual":{"user":"m","secret":"ba9876543210"}}"#,
-            )
-            .unwrap(),
+            chap: Some(StoredChap::seal(&chap(), record("a").id, &ring(1)).unwrap()),
             ..record("a")
         };
         let open = VolumeRecord {
@@ -234,7 +242,7 @@ mod tests {
         };
         let closed = record("c");
         let all = [(&named, 0), (&open, 1), (&closed, 0)];
-        let catalog = catalog(all.into_iter(), &[], &[], 3);
+        let catalog = catalog(all.into_iter(), &ring(1), &[], &[], 3);
 
         let target = &catalog.targets[&named.iscsi_target];
         let chap = target.access.admission(iqn).unwrap().chap.as_ref().unwrap();
@@ -252,5 +260,18 @@ mod tests {
         assert!(catalog.subsystems[&open.nvme_subsystem].access.admission("x").is_some());
         assert!(catalog.targets[&closed.iscsi_target].access.admission(iqn).is_none());
         assert_eq!(catalog.generation, 3);
+    }
+
+    #[test]
+    fn nobody_proves_what_cannot_be_read() {
+        let locked = VolumeRecord {
+            allow: ["any".parse().unwrap()].into(),
+            chap: Some(StoredChap::seal(&chap(), record("a").id, &ring(1)).unwrap()),
+            ..record("a")
+        };
+        let catalog = catalog([(&locked, 0)].into_iter(), &ring(2), &[], &[], 1);
+        let admission = catalog.targets[&locked.iscsi_target].access.admission("iqn.x").unwrap();
+        let chap = admission.chap.as_ref().expect("it still asks for a proof");
+        assert_eq!((chap.user.as_str(), chap.secret.len()), ("u", 0));
     }
 }

@@ -4,14 +4,17 @@
 //! Both are written in one commit, so a name belongs to one volume and a volume has its name.
 //! Where the copies of a volume are, its [`Place`]s say (RFD 0012, 2.4).
 
+mod chap;
 mod text;
 
 use std::collections::BTreeSet;
 
-use api::{Backing, BlockSize, Chap, Initiator, Protocols, VolumeName};
+use api::{Backing, BlockSize, Initiator, Protocols, VolumeName};
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+
+pub use chap::StoredChap;
 
 use crate::meta::{Change, Entry, Expect, MetaError, Revision};
 
@@ -120,7 +123,7 @@ pub struct VolumeRecord {
     /// Who may reach it.
     pub allow: BTreeSet<Initiator>,
     /// What iSCSI initiators must prove.
-    pub chap: Option<Chap>,
+    pub chap: Option<StoredChap>,
     /// When it was created, in seconds since the Unix epoch.
     pub created_s: u64,
 }
@@ -244,6 +247,7 @@ impl VolumeRecord {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    pub(crate) use super::chap::tests::{chap, ring};
     use super::*;
 
     /// A copy that has been made.
@@ -286,9 +290,9 @@ pub(crate) mod tests {
 
     #[test]
     fn a_record_reads_back_as_it_was_written() {
-        let chap = r#"{"user":"u","secret":"0123456789ab","mutual":null}"#;
+        let old = r#"{"user":"u","secret":"0123456789ab","mutual":null}"#;
         let record = VolumeRecord {
-            chap: serde_json::from_str(chap).unwrap(),
+            chap: serde_json::from_str(old).unwrap(),
             allow: ["any".parse().unwrap()].into(),
             ..record("v")
         };

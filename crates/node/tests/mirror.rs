@@ -19,6 +19,7 @@ use cluster::meta::Meta;
 use cluster::meta::model::{Fate, Model};
 use cluster::mirrors::{self, Mirrors};
 use cluster::nodes::{NodePortals, NodeRecord, NodeView, Nodes};
+use cluster::vault::Ring;
 use layers::mirror::Settings;
 use layers::mirror::member::Why;
 use layers::mirror::record::{Member, Record, Records, Replica};
@@ -246,7 +247,8 @@ impl Cluster {
             let core = self.core_of(node).await;
             let open = [(&self.record, core)].into_iter();
             let Portals { iscsi, nvme, .. } = &node.portals;
-            let mut catalog = publish::catalog(open, iscsi, nvme, self.generation);
+            let mut catalog =
+                publish::catalog(open, &Ring::default(), iscsi, nvme, self.generation);
             let open = [(&self.record, Some(&mirror))].into_iter();
             publish::share(&mut catalog, node.id, &nodes, open);
             node.engine.publish(catalog).await;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
 /// Identity of a volume: a UUID, the same on every node and for ever.
@@ -37,6 +37,8 @@ pub struct Catalog {
     pub shared: BTreeMap<VolumeId, Vec<ServingNode>>,
     /// Where initiators reach the other nodes: discovery tells it of what those serve too.
     pub others: BTreeMap<NodeIndex, Portals>,
+    /// Whether a login to a target whose volumes this node is out of is sent to a node that serves them.
+    pub redirect: bool,
 }
 
 /// Where initiators reach another node: addresses that they can dial, no wildcards.
@@ -62,6 +64,40 @@ impl Catalog {
         let serving = ids.into_iter().filter_map(|id| self.shared.get(id)).flatten();
         let others = serving.map(|s| s.node).filter(|node| *node != self.node);
         others.filter_map(|node| Some((node, self.others.get(&node)?))).collect()
+    }
+
+    /// Where else all of these volumes are served for good, for somebody who came to `local`: the portal whose address has
+    /// most in common with it. `None` unless this node is out of one of them, or goes.
+    ///
+    /// Who is out is taken from the record that all nodes share ([`Self::shared`]), not from this node's own state: two nodes
+    /// that both do not serve for the moment would send an initiator to and fro.
+    pub(crate) fn elsewhere<'a>(
+        &self,
+        ids: impl IntoIterator<Item = &'a VolumeId>,
+        local: SocketAddr,
+        goes: bool,
+    ) -> Option<SocketAddr> {
+        let serving: Option<Vec<_>> = ids.into_iter().map(|id| self.shared.get(id)).collect();
+        let serving = serving.filter(|all| !all.is_empty())?;
+        let serves = |node: NodeIndex, all: &Vec<ServingNode>| {
+            all.iter().any(|s| s.node == node && s.access == block::Access::Optimized)
+        };
+        if !goes && serving.iter().all(|all| serves(self.node, all)) {
+            return None;
+        }
+        let others = self.others.iter().filter(|(node, _)| **node != self.node);
+        let all_served = others.filter(|(node, _)| serving.iter().all(|all| serves(**node, all)));
+        let portals = all_served.flat_map(|(_, portals)| portals.iscsi.iter().copied());
+        portals.rev().max_by_key(|portal| in_common(portal.ip(), local.ip()))
+    }
+}
+
+/// Leading bits that two addresses have in common; those of different families have none.
+fn in_common(a: IpAddr, b: IpAddr) -> u32 {
+    match (a.to_canonical(), b.to_canonical()) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        _ => 0,
     }
 }
 
@@ -159,7 +195,7 @@ pub struct Admission {
 pub struct Chap {
     /// The name the initiator gives.
     pub user: String,
-    /// Its secret.
+    /// Its secret. Empty if it is not known: then nobody gets in.
     pub secret: Vec<u8>,
     /// Name and secret with which the target answers back, for mutual CHAP.
     pub mutual: Option<(String, Vec<u8>)>,
@@ -194,6 +230,42 @@ mod tests {
         }
         assert_eq!((all[0].controllers(), all[0].port()), (1..=0xfff, 1));
         assert_eq!((all[15].controllers(), all[15].port()), (0xf001..=0xffef, 16));
+    }
+
+    #[test]
+    fn who_is_out_of_a_volume_knows_who_serves_it() {
+        use block::Access::{Optimized, Unavailable};
+        let node = |n| NodeIndex::new(n).unwrap();
+        let (a, b) = (VolumeId([1; 16]), VolumeId([2; 16]));
+        let catalog = |own, second, third| {
+            let serving = |n, access| ServingNode { node: node(n), access };
+            let all = vec![serving(0, own), serving(1, second), serving(2, third)];
+            let portals = |list: &[&str]| Portals {
+                iscsi: list.iter().map(|at| at.parse().unwrap()).collect(),
+                nvme: vec![],
+            };
+            let others = [
+                (node(1), portals(&["192.0.2.2:3260", "198.51.100.2:3260", "[2001:db8::2]:3260"])),
+                (node(2), portals(&["192.0.2.3:3260"])),
+            ];
+            Catalog { shared: [(a, all)].into(), others: others.into(), ..Catalog::default() }
+        };
+        let local: SocketAddr = "198.51.100.1:3260".parse().unwrap();
+        let at = |text: &str| Some(text.parse().unwrap());
+        let out = catalog(Unavailable, Optimized, Optimized);
+        assert_eq!(out.elsewhere([&a], local, false), at("198.51.100.2:3260"), "the same network");
+        let v6 = "[2001:db8::1]:3260".parse().unwrap();
+        assert_eq!(out.elsewhere([&a], v6, false), at("[2001:db8::2]:3260"));
+        assert_eq!(out.elsewhere([&b], local, false), None, "nobody else has it");
+        assert_eq!(out.elsewhere([&a, &b], local, false), None);
+        assert_eq!(out.elsewhere([], local, true), None);
+        let third = catalog(Unavailable, Unavailable, Optimized);
+        assert_eq!(third.elsewhere([&a], local, false), at("192.0.2.3:3260"));
+        let none = catalog(Unavailable, Unavailable, Unavailable);
+        assert_eq!(none.elsewhere([&a], local, true), None);
+        let serves = catalog(Optimized, Optimized, Optimized);
+        assert_eq!(serves.elsewhere([&a], local, false), None, "it serves itself");
+        assert_eq!(serves.elsewhere([&a], local, true), at("198.51.100.2:3260"), "and goes");
     }
 
     #[test]

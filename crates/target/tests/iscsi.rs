@@ -253,6 +253,72 @@ fn connections_that_come_from_another_core_count() {
     });
 }
 
+/// RFC 7143 6.3.5: a login of the same initiator port ends the session that it had with the target, and no other one.
+#[test]
+fn clause_6_3_5_a_port_that_logs_in_again_reinstates_its_session() {
+    on_core(async |core| {
+        let (server, at) = serve(&core, Limits::default()).await;
+        let mut old = Client::log_in(&core, at, 1, &[]).await;
+        let mut other = Client::log_in(&core, at, 2, &[]).await;
+        let mut new = Client::log_in(&core, at, 1, &[]).await;
+        let told = old.next().await;
+        assert_eq!((told.opcode(), told.header[36]), (Opcode::AsyncMessage, 3), "it is dropped");
+        assert!(old.receive().await.is_none());
+        for client in [&mut other, &mut new] {
+            assert_eq!(client.ask_for(&READY, 0).await.0, 0);
+        }
+        drop(old);
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(server.sessions().len(), 2);
+        // Discovery sessions end nobody's.
+        let mut discovery = Client::dial(&core, at, 2).await;
+        discovery.discover().await;
+        assert_eq!(other.ask_for(&READY, 0).await.0, 0);
+    });
+}
+
+/// RFC 7143 6.3.1, 11.13.5: a connection for a session that is not there, and one more for a session that is.
+#[test]
+fn clause_6_3_1_connections_are_not_added_to_sessions() {
+    on_core(async |core| {
+        let (_server, at) = serve(&core, Limits::default()).await;
+        let mut client = Client::dial(&core, at, 1).await;
+        client.ask(&[]).await;
+        let login = client.next().await;
+        let tsih = u16::from_be_bytes([login.header[14], login.header[15]]);
+        assert_ne!(tsih, 0);
+        for (tsih, cid, status) in [(tsih, 1, [2, 6]), (tsih, 0, [2, 6]), (tsih + 1, 0, [2, 10])] {
+            let mut more = Client::dial(&core, at, 1).await;
+            (more.initiator.tsih, more.initiator.cid) = (tsih, cid);
+            more.ask(&[]).await;
+            assert_eq!(more.next().await.header[36..38], status, "TSIH {tsih}, CID {cid}");
+        }
+        // Its first command fetches what every new initiator is told.
+        assert_eq!(client.ask_for(&READY, 0).await.0, 2);
+        assert_eq!(client.ask_for(&READY, 0).await.0, 0, "the session lives");
+    });
+}
+
+/// RFC 7143 4.2.3.2: a reset of the unit ends the commands of all sessions; the others are told by a unit attention.
+#[test]
+fn clause_4_2_3_2_a_reset_ends_the_commands_of_other_sessions() {
+    on_core(async |core| {
+        let (_server, at) = serve(&core, Limits::default()).await;
+        let mut one = Client::log_in(&core, at, 1, &[]).await;
+        let mut other = Client::log_in(&core, at, 2, &[("ImmediateData", "No")]).await;
+        other.write(0, 64, &[]).await;
+        assert_eq!(other.next().await.opcode(), Opcode::R2t);
+        let reset = one.initiator.task(TaskFunction::LogicalUnitReset, NO_TAG, 0);
+        one.send(&reset).await;
+        let answer = one.next().await;
+        assert_eq!((answer.opcode(), answer.header[2]), (Opcode::TaskResponse, 0));
+        // The write is gone without a word (TAS is zero); what comes next is told why.
+        let [key, asc, _] = other.sense(&READY, 0).await.expect("a unit attention");
+        assert_eq!((key & 0xf, asc), (6, 0x29));
+        assert_eq!(other.ask_for(&READY, 0).await.0, 0);
+    });
+}
+
 /// Connections that never log in keep nobody out, whether they fill the places for logins or all
 /// there are.
 #[test]
@@ -446,6 +512,50 @@ fn space_reaches_every_initiator() {
         let mut late = Client::log_in(&core, at, 2, &[]).await;
         assert_eq!(late.ask_for(&log, 255).await.1[11], 5);
         assert_eq!(late.sense(&READY, 0).await, None);
+    });
+}
+
+/// RFC 7143 11.13.5: who logs in at a node that is out of the volume is sent to one that serves it, if the administrator wants
+/// that, and not otherwise: multipathing wants its session here.
+#[test]
+fn clause_11_13_5_a_node_that_is_out_redirects_if_it_is_to() {
+    on_core(async |core| {
+        let (server, at, ..) = serve_shared(&core).await;
+        let node = |n| NodeIndex::new(n).unwrap();
+        let serving = |n, access| ServingNode { node: node(n), access };
+        let catalog = |redirect, own, other| {
+            let nodes = vec![serving(0, other), serving(1, own)];
+            let portals = vec!["192.0.2.1:3260".parse().unwrap()];
+            let others = [(node(0), Portals { iscsi: portals, nvme: vec![] })].into();
+            let map = [(VolumeId([7; 16]), nodes)].into();
+            Arc::new(Catalog {
+                redirect,
+                shared: map,
+                others,
+                ..(*shared(block::Access::Unavailable)).clone()
+            })
+        };
+        let (yes, no) = (block::Access::Optimized, block::Access::Unavailable);
+        for (redirect, own, other, moved) in [
+            (true, no, yes, true),
+            (false, no, yes, false),
+            (true, yes, yes, false),
+            (true, no, no, false),
+        ] {
+            server.set_catalog(catalog(redirect, own, other));
+            let mut client = Client::dial(&core, at, 1).await;
+            client.ask(&[]).await;
+            let answer = client.next().await;
+            let status = answer.header[36..38].to_vec();
+            assert_eq!(status, [u8::from(moved); 2], "{redirect} {own:?} {other:?}");
+            let address = answer.value("TargetAddress");
+            assert_eq!(address.as_deref(), moved.then_some("192.0.2.1:3260"));
+            if moved {
+                assert!(client.receive().await.is_none(), "the connection ends");
+            }
+            let mut client = Client::dial(&core, at, 2).await;
+            client.discover().await;
+        }
     });
 }
 

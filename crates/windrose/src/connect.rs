@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use api::client::Address;
-use api::{Initiator, Volume};
+use api::{Access, Initiator, Volume};
 
 /// What stands for the node where nobody knows by which name the reader reaches it.
 const NODE: &str = "NODE";
@@ -27,15 +27,8 @@ pub(crate) fn how(volume: &Volume, api: &Address) -> String {
             "\nLinux, iSCSI:\n  \
              iscsiadm -m discovery -t sendtargets -p {host}:{port}\n"
         ));
-        if let Some(user) = &volume.access.chap_user {
-            let set = format!("  iscsiadm -m node -T {target} -p {host}:{port} -o update");
-            text.push_str(&format!(
-                "{set} -n node.session.auth.authmethod -v CHAP\n\
-                 {set} -n node.session.auth.username -v {}\n\
-                 {set} -n node.session.auth.password -v SECRET\n",
-                user.as_str()
-            ));
-        }
+        let set = format!("  iscsiadm -m node -T {target} -p {host}:{port} -o update");
+        text.push_str(&chap_lines(&volume.access, &set));
         text.push_str(&format!(
             "  iscsiadm -m node -T {target} -p {host}:{port} --login\n\
              \nQEMU, iSCSI:\n  \
@@ -53,6 +46,26 @@ pub(crate) fn how(volume: &Volume, api: &Address) -> String {
         text.push_str(&format!("\n{NODE} stands for a name or address of this node.\n"));
     }
     text
+}
+
+/// What an initiator has to be told of CHAP, each line by `set`. Secrets are for whoever copies the lines to fill in: two
+/// different ones where both sides prove themselves.
+fn chap_lines(access: &Access, set: &str) -> String {
+    let Some(user) = &access.chap_user else { return String::new() };
+    let auth = "node.session.auth";
+    let mut lines = format!(
+        "{set} -n {auth}.authmethod -v CHAP\n\
+         {set} -n {auth}.username -v {}\n\
+         {set} -n {auth}.password -v SECRET\n",
+        user.as_str()
+    );
+    if let Some(mutual) = &access.chap_mutual_user {
+        lines.push_str(&format!(
+            "{set} -n {auth}.username_in -v {}\n{set} -n {auth}.password_in -v MUTUAL-SECRET\n",
+            mutual.as_str()
+        ));
+    }
+    lines
 }
 
 fn obstacle(volume: &Volume) -> Option<String> {

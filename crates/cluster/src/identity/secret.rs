@@ -2,8 +2,12 @@
 
 use std::fmt::{self, Write};
 
+use ring::hkdf::{HKDF_SHA256, Salt};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use uuid::Uuid;
+
+use crate::vault::Key;
 
 /// What all nodes of a cluster know and nobody else: 32 random bytes, written as hex digits. Shows
 /// nothing of itself.
@@ -23,6 +27,16 @@ impl ClusterSecret {
         let mut bytes = [0; 32];
         SystemRandom::new().fill(&mut bytes).ok()?;
         Some(Self(bytes))
+    }
+
+    /// What wraps the keys of the secrets in the store of `cluster`.
+    pub(crate) fn wrapping_key(&self, cluster: Uuid) -> Key {
+        let drawn = Salt::new(HKDF_SHA256, cluster.as_bytes()).extract(&self.0);
+        let mut bytes = [0; 32];
+        let filled = drawn.expand(&[b"windrose wrapping key 1"], HKDF_SHA256);
+        let filled = filled.and_then(|key| key.fill(&mut bytes));
+        filled.expect("32 bytes are what one step of this function gives");
+        Key::new(bytes)
     }
 
     /// As the links between nodes want it.

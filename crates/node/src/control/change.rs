@@ -68,7 +68,11 @@ impl Control {
         name: VolumeName,
         protocols: Protocols,
     ) -> Result<Volume, ApiError> {
-        self.edit(name, move |record| record.protocols = protocols).await
+        self.edit(name, move |record| {
+            record.protocols = protocols;
+            Ok(())
+        })
+        .await
     }
 
     /// Lets initiators reach a volume.
@@ -80,7 +84,11 @@ impl Control {
         name: VolumeName,
         initiators: Vec<Initiator>,
     ) -> Result<Volume, ApiError> {
-        self.edit(name, move |record| record.allow.extend(initiators)).await
+        self.edit(name, move |record| {
+            record.allow.extend(initiators);
+            Ok(())
+        })
+        .await
     }
 
     /// Stops initiators from reaching a volume.
@@ -92,7 +100,11 @@ impl Control {
         name: VolumeName,
         initiators: Vec<Initiator>,
     ) -> Result<Volume, ApiError> {
-        self.edit(name, move |record| record.allow.retain(|i| !initiators.contains(i))).await
+        self.edit(name, move |record| {
+            record.allow.retain(|i| !initiators.contains(i));
+            Ok(())
+        })
+        .await
     }
 
     /// Asks iSCSI initiators for CHAP, or for their name alone.
@@ -100,13 +112,27 @@ impl Control {
     /// # Errors
     /// [`Code::NotFound`], [`Code::Conflict`], [`Code::InvalidRequest`].
     pub async fn set_chap(&self, name: VolumeName, chap: Option<Chap>) -> Result<Volume, ApiError> {
-        self.edit(name, move |record| record.chap = chap).await
+        let Some(chap) = chap else {
+            return self
+                .edit(name, |record| {
+                    record.chap = None;
+                    Ok(())
+                })
+                .await;
+        };
+        let (control, ring) = (self.clone(), self.sealing_keys().await?);
+        self.edit(name, move |record| {
+            let held = (record.id, record.chap.as_ref());
+            record.chap = Some(control.sealed(&chap, held, &ring)?);
+            Ok(())
+        })
+        .await
     }
 
     /// Changes a volume's record and serves by it. Without a difference nothing happens.
     async fn edit<F>(&self, name: VolumeName, edit: F) -> Result<Volume, ApiError>
     where
-        F: FnOnce(&mut VolumeRecord) + Send + 'static,
+        F: FnOnce(&mut VolumeRecord) -> Result<(), ApiError> + Send + 'static,
     {
         let control = self.clone();
         self.detached(async move {
@@ -115,7 +141,7 @@ impl Control {
             let _held = gate.lock().await;
             let Stored { record: before, revision } = control.ready(id, &name).await?;
             let mut record = before.clone();
-            edit(&mut record);
+            edit(&mut record)?;
             if record != before {
                 check_access(&record)?;
                 let committed = control.0.meta.commit(record.replace(revision)).await;

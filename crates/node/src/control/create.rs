@@ -172,6 +172,10 @@ impl Control {
         let place = |node| self.wanted(id, &ask.name, node, &ask.backing, ask.force);
         let mut places = nodes.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
         places.sort_by_key(|p| p.node);
+        let chap = match &ask.chap {
+            Some(chap) => Some(self.sealed(chap, (id, None), &self.sealing_keys().await?)?),
+            None => None,
+        };
         Ok(VolumeRecord {
             id,
             name: ask.name.clone(),
@@ -186,7 +190,7 @@ impl Control {
             iscsi_target: format!("{}:{}", settings.iscsi_authority, ask.name),
             nvme_subsystem: format!("{}:{}", settings.nvme_authority, ask.name),
             allow: ask.allow.iter().cloned().collect(),
-            chap: ask.chap.clone(),
+            chap,
             created_s: now_s(),
         })
     }
@@ -248,6 +252,10 @@ impl Control {
             let same = self.wanted(record.id, &record.name, place.node, &ask.backing, ask.force);
             same.is_ok_and(|same| same.backing != place.backing)
         };
+        let ring = self.0.vault.known();
+        // What cannot be read is not what is asked for, as far as anybody can know.
+        let chap = record.chap.as_ref().and_then(|chap| chap.open(record.id, &ring).ok());
+        let unknown = record.chap.is_some() && chap.is_none();
         let copies = usize::from(ask.replicas).max(ask.on.len());
         let kept_on = |name: &String| record.places.iter().any(|p| self.node_name(p.node) == *name);
         let allow: BTreeSet<_> = ask.allow.iter().cloned().collect();
@@ -259,7 +267,7 @@ impl Control {
             (copies != record.places.len() || !ask.on.iter().all(kept_on), "choice of copies"),
             (ask.protocols != record.protocols, "choice of protocols"),
             (allow != record.allow, "list of initiators"),
-            (ask.chap != record.chap, "CHAP user or secret"),
+            (unknown || ask.chap != chap, "CHAP user or secret"),
         ];
         differences.into_iter().find(|(differs, _)| *differs).map(|(_, what)| what)
     }

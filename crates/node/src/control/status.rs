@@ -23,6 +23,8 @@ pub struct Facts {
     pub volumes: Vec<(Stored, Observed)>,
     /// Records of the store that cannot be read, as errors tell of them.
     pub damaged: Vec<String>,
+    /// Volumes whose CHAP secrets cannot be read, and why not.
+    pub locked: Vec<(api::VolumeName, String)>,
     /// What its cores do.
     pub cores: Vec<CoreReport>,
     /// The space that volumes take and have.
@@ -68,6 +70,7 @@ impl Control {
             waits_for: self.waits_for(),
             volumes,
             damaged: self.0.state.damaged(),
+            locked: self.locked(),
             cores,
             space,
             together,
@@ -81,6 +84,7 @@ pub fn assess(facts: &Facts) -> Status {
     let mut findings = Vec::new();
     volume_findings(facts, &mut findings);
     failure_findings(facts, &mut findings);
+    secret_findings(facts, &mut findings);
     space_findings(facts, &mut findings);
     node_findings(facts, &mut findings);
     if let Some(together) = &facts.together {
@@ -162,6 +166,18 @@ fn volume_findings(facts: &Facts, findings: &mut Vec<Finding>) {
             _ => continue,
         };
         findings.push(found);
+    }
+}
+
+/// Volumes whose initiators cannot prove who they are, because nobody knows what they have to prove.
+fn secret_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    for (name, why) in &facts.locked {
+        let message = format!("{why}; no iSCSI initiator can log in to it");
+        let hint = format!(
+            "restore the keys, or set CHAP again: windrose volume chap {name} USER:SECRET-FILE"
+        );
+        let subject = format!("volume {name}");
+        findings.push(finding(Severity::Critical, subject, message, Some(&hint)));
     }
 }
 
@@ -261,6 +277,7 @@ mod tests {
             waits_for: None,
             volumes,
             damaged: Vec::new(),
+            locked: Vec::new(),
             together: None,
             cores: Vec::new(),
             space: Space { data_dir: Some((100 << 30, 50 << 30)), ..Space::default() },

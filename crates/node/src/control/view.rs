@@ -70,9 +70,8 @@ impl Control {
             state: volume_state(record, observed, usage.together.as_ref()),
             access: Access {
                 initiators: record.allow.iter().cloned().collect(),
-                chap_user: record.chap.as_ref().map(|c| c.user.clone()),
-                chap_mutual_user: (record.chap.as_ref())
-                    .and_then(|c| Some(c.mutual.as_ref()?.user.clone())),
+                chap_user: record.chap.as_ref().map(|c| c.user().clone()),
+                chap_mutual_user: (record.chap.as_ref()).and_then(|c| c.mutual_user().cloned()),
             },
             iscsi: record.protocols.iscsi.then(|| IscsiExport {
                 target: record.iscsi_target.clone(),

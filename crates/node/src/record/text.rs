@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use api::{Backing, BlockSize, Chap, Initiator, Protocols, VolumeName};
+use api::{Backing, BlockSize, Initiator, Protocols, VolumeName};
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Creator, FIRST_NODE, MAX_PLACES, Place, PlaceStage, Stage, VolumeRecord};
+use super::{Creator, FIRST_NODE, MAX_PLACES, Place, PlaceStage, Stage, StoredChap, VolumeRecord};
 
 /// A record as it is written. Format 1 had one copy, in `backing` and `image_generation`.
 #[derive(Clone, Serialize, Deserialize)]
@@ -32,7 +32,7 @@ pub(super) struct Text {
     iscsi_target: String,
     nvme_subsystem: String,
     allow: BTreeSet<Initiator>,
-    chap: Option<Chap>,
+    chap: Option<StoredChap>,
     created_s: u64,
 }
 

@@ -65,6 +65,10 @@ impl Initiator {
         if target.core != self.server().core().id() {
             return Decision::AtCore(target.core);
         }
+        if let Some(portal) = self.moved_to(&catalog, target).filter(|_| attempt.tsih == 0) {
+            let (status, moved_to) = (LoginStatus::MovedTemporarily, Some(portal.to_string()));
+            return Decision::Here(Err(LoginReject { status, moved_to }));
+        }
         if self.draining {
             return refuse(LoginStatus::ServiceUnavailable);
         }
@@ -81,11 +85,18 @@ impl Initiator {
         }
     }
 
+    /// Where an initiator is better off that wants a session with `target` here (RFC 7143 11.13.5), if that is to be told.
+    fn moved_to(&self, catalog: &Catalog, target: &IscsiTarget) -> Option<SocketAddr> {
+        let ids = target.luns.values();
+        let portal = catalog.elsewhere(ids, self.place.local, self.draining);
+        portal.filter(|_| catalog.redirect)
+    }
+
     fn auth(&self, admission: &Admission) -> Result<Auth, LoginStatus> {
         let Some(Chap { user, secret, mutual }) = &admission.chap else { return Ok(Auth::None) };
         let secret_of = |bytes: &[u8]| {
             Secret::new(bytes).map_err(|error| {
-                tracing::error!(%error, "a CHAP secret in the configuration cannot be used");
+                tracing::error!(%error, "a CHAP secret cannot be used; `windrose status` says why");
                 LoginStatus::TargetError
             })
         };

@@ -64,6 +64,16 @@ fn a_volume_with_chap_seen_from_afar() {
     insta::assert_snapshot!(volume(&v, &api));
 }
 
+/// Both directions have lines: without the second the initiator would believe any target.
+#[test]
+fn a_volume_with_mutual_chap() {
+    let mut v = sample("web");
+    v.access.initiators = vec!["iqn.1993-08.org.debian:01:a".parse().unwrap()];
+    v.access.chap_user = Some("u".to_owned().try_into().unwrap());
+    v.access.chap_mutual_user = Some("web".to_owned().try_into().unwrap());
+    insta::assert_snapshot!(volume(&v, &Address::default()));
+}
+
 #[test]
 fn sessions_in_a_table() {
     let session = Session {

@@ -1,0 +1,265 @@
+//! What a record holds of CHAP: names as they are, secrets sealed (RFD 0016). Records of older versions hold secrets as they
+//! are; they are read, and written sealed when they are next written.
+
+use ::cluster::vault::{CannotOpen, NoRandom, Place, Ring, Sealed, Whose};
+use api::{Chap, ChapUser, MutualChap, Secret};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// A secret as a record has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Held {
+    /// As it is: an older version wrote it.
+    Clear(Secret),
+    /// Sealed. What is damaged in it shows when it is opened: the rest of the record is good.
+    Sealed(String),
+}
+
+/// A name and the secret that proves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Credentials {
+    user: ChapUser,
+    held: Held,
+}
+
+/// What iSCSI initiators of a volume must prove, and what it proves to them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Text", into = "Text")]
+pub struct StoredChap {
+    initiator: Credentials,
+    mutual: Option<Credentials>,
+}
+
+impl Credentials {
+    fn seal(user: &ChapUser, secret: &Secret, to: (Uuid, Whose, &Ring)) -> Result<Self, NoRandom> {
+        let (volume, whose, ring) = to;
+        let place = Place { volume, whose, user: user.as_str() };
+        let held = match ring.seal(place, secret.expose().as_bytes())? {
+            Some(sealed) => Held::Sealed(sealed.to_text()),
+            None => Held::Clear(secret.clone()),
+        };
+        Ok(Self { user: user.clone(), held })
+    }
+
+    fn open(&self, volume: Uuid, whose: Whose, ring: &Ring) -> Result<Secret, CannotOpen> {
+        match &self.held {
+            Held::Clear(secret) => Ok(secret.clone()),
+            Held::Sealed(text) => {
+                let place = Place { volume, whose, user: self.user.as_str() };
+                let bytes = ring.open(place, &Sealed::parse(text)?)?;
+                let text = String::from_utf8(bytes).map_err(|_| CannotOpen::Wrong)?;
+                Secret::try_from(text).map_err(|_| CannotOpen::Wrong)
+            }
+        }
+    }
+
+    /// Whether it is as `ring` would seal it now.
+    fn is_sealed_by(&self, ring: &Ring) -> bool {
+        match &self.held {
+            Held::Clear(_) => false,
+            // What cannot be read is left alone.
+            Held::Sealed(text) => {
+                Sealed::parse(text).map_or(true, |sealed| Some(sealed.key) == ring.seals_by())
+            }
+        }
+    }
+}
+
+impl StoredChap {
+    /// `chap` of a volume, sealed. A ring without keys leaves it as it is.
+    ///
+    /// # Errors
+    /// [`NoRandom`].
+    pub fn seal(chap: &Chap, volume: Uuid, ring: &Ring) -> Result<Self, NoRandom> {
+        let Chap { user, secret, mutual } = chap;
+        let initiator = Credentials::seal(user, secret, (volume, Whose::Initiator, ring))?;
+        let mutual = mutual.as_ref();
+        let mutual = mutual
+            .map(|m| Credentials::seal(&m.user, &m.secret, (volume, Whose::Volume, ring)))
+            .transpose()?;
+        Ok(Self { initiator, mutual })
+    }
+
+    /// What was sealed for a volume.
+    ///
+    /// # Errors
+    /// [`CannotOpen`].
+    pub fn open(&self, volume: Uuid, ring: &Ring) -> Result<Chap, CannotOpen> {
+        let secret = self.initiator.open(volume, Whose::Initiator, ring)?;
+        let open = |m: &Credentials| {
+            let secret = m.open(volume, Whose::Volume, ring)?;
+            Ok(MutualChap { user: m.user.clone(), secret })
+        };
+        let mutual = self.mutual.as_ref().map(open).transpose()?;
+        Chap::new(self.initiator.user.clone(), secret, mutual).map_err(|_| CannotOpen::Wrong)
+    }
+
+    /// Whether all of it is as `ring` would seal it now, or cannot be read.
+    #[must_use]
+    pub fn is_sealed_by(&self, ring: &Ring) -> bool {
+        self.credentials().all(|c| c.is_sealed_by(ring))
+    }
+
+    /// Whether it is sealed by a key that `ring` lacks.
+    #[must_use]
+    pub fn lacks_key(&self, ring: &Ring) -> bool {
+        self.credentials().any(|c| match &c.held {
+            Held::Clear(_) => false,
+            Held::Sealed(text) => Sealed::parse(text).is_ok_and(|sealed| !ring.has(sealed.key)),
+        })
+    }
+
+    fn credentials(&self) -> impl Iterator<Item = &Credentials> {
+        std::iter::once(&self.initiator).chain(&self.mutual)
+    }
+
+    /// The name that initiators prove.
+    #[must_use]
+    pub fn user(&self) -> &ChapUser {
+        &self.initiator.user
+    }
+
+    /// The name that the volume proves, if it does.
+    #[must_use]
+    pub fn mutual_user(&self) -> Option<&ChapUser> {
+        self.mutual.as_ref().map(|m| &m.user)
+    }
+}
+
+/// How it is written. Older versions refuse `sealed`, and with it the record, rather than believe that there is no CHAP.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    user: ChapUser,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    secret: Option<Secret>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sealed: Option<String>,
+    mutual: Option<MutualText>,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MutualText {
+    user: ChapUser,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    secret: Option<Secret>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sealed: Option<String>,
+}
+
+fn credentials(
+    user: ChapUser,
+    secret: Option<Secret>,
+    sealed: Option<String>,
+) -> Result<Credentials, &'static str> {
+    let held = match (secret, sealed) {
+        (Some(secret), None) => Held::Clear(secret),
+        (None, Some(text)) => Held::Sealed(text),
+        _ => return Err("CHAP has one secret for each user, as it is or sealed"),
+    };
+    Ok(Credentials { user, held })
+}
+
+impl TryFrom<Text> for StoredChap {
+    type Error = &'static str;
+
+    fn try_from(text: Text) -> Result<Self, &'static str> {
+        let initiator = credentials(text.user, text.secret, text.sealed)?;
+        let mutual = text.mutual.map(|m| credentials(m.user, m.secret, m.sealed)).transpose()?;
+        Ok(Self { initiator, mutual })
+    }
+}
+
+impl From<StoredChap> for Text {
+    fn from(chap: StoredChap) -> Self {
+        let split = |held| match held {
+            Held::Clear(secret) => (Some(secret), None),
+            Held::Sealed(text) => (None, Some(text)),
+        };
+        let (secret, sealed) = split(chap.initiator.held);
+        let mutual = chap.mutual.map(|m| {
+            let (secret, sealed) = split(m.held);
+            MutualText { user: m.user, secret, sealed }
+        });
+        Self { user: chap.initiator.user, secret, sealed, mutual }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use ::cluster::vault::Key;
+
+    use super::*;
+
+    const VOLUME: Uuid = Uuid::from_u128(7);
+
+    pub(crate) fn ring(byte: u8) -> Ring {
+        Ring::new(vec![Key::new([byte; 32])]).unwrap()
+    }
+
+    pub(crate) fn chap() -> Chap {
+        serde_json::from_str(
+            r#"{"user":"u","secret":"0123456789ab","mutual":{"user":"m","secret":"ba9876543210"}}"#,
+        )
+        .unwrap()
+    }
+
+    fn json(chap: &StoredChap) -> String {
+        serde_json::to_string(chap).unwrap()
+    }
+
+    #[test]
+    fn what_is_sealed_says_the_names_and_no_secret() {
+        let sealed = StoredChap::seal(&chap(), VOLUME, &ring(1)).unwrap();
+        let text = json(&sealed);
+        assert!(text.contains(r#""user":"u""#) && text.contains(r#""user":"m""#), "{text}");
+        assert!(!text.contains("0123456789ab") && !text.contains("\"secret\""), "{text}");
+        assert_eq!(serde_json::from_str::<StoredChap>(&text).unwrap(), sealed);
+        assert_eq!(sealed.open(VOLUME, &ring(1)), Ok(chap()));
+        assert!(serde_json::from_str::<Chap>(&text).is_err(), "older versions refuse it");
+    }
+
+    #[test]
+    fn both_directions_are_bound_to_their_volume_and_place() {
+        let sealed = StoredChap::seal(&chap(), VOLUME, &ring(1)).unwrap();
+        assert_eq!(sealed.open(Uuid::from_u128(8), &ring(1)), Err(CannotOpen::Wrong));
+        let StoredChap { initiator, mutual } = sealed.clone();
+        let mutual = mutual.unwrap();
+        let swapped = StoredChap {
+            initiator: Credentials { held: mutual.held.clone(), ..initiator.clone() },
+            mutual: Some(Credentials { held: initiator.held, ..mutual.clone() }),
+        };
+        assert_eq!(swapped.open(VOLUME, &ring(1)), Err(CannotOpen::Wrong));
+        assert!(matches!(sealed.open(VOLUME, &ring(2)), Err(CannotOpen::NoKey(_))));
+        assert!(sealed.lacks_key(&ring(2)) && !sealed.lacks_key(&ring(1)));
+    }
+
+    #[test]
+    fn a_record_of_an_older_version_reads_and_wants_to_be_sealed() {
+        let old =
+            r#"{"user":"u","secret":"0123456789ab","mutual":{"user":"m","secret":"ba9876543210"}}"#;
+        let old: StoredChap = serde_json::from_str(old).unwrap();
+        assert_eq!(old.open(VOLUME, &Ring::default()), Ok(chap()), "no key is needed for it");
+        assert!(!old.is_sealed_by(&ring(1)));
+        let new = StoredChap::seal(&chap(), VOLUME, &ring(1)).unwrap();
+        assert!(new.is_sealed_by(&ring(1)) && !new.is_sealed_by(&ring(2)));
+    }
+
+    #[test]
+    fn a_damaged_secret_damages_nothing_else() {
+        let text = r#"{"user":"u","sealed":"1.0000000000000001.AAAA","mutual":null}"#;
+        let damaged: StoredChap = serde_json::from_str(text).unwrap();
+        assert_eq!(damaged.open(VOLUME, &ring(1)), Err(CannotOpen::Damaged));
+        assert!(damaged.is_sealed_by(&ring(1)), "it is left as it is");
+        assert!(!damaged.lacks_key(&ring(1)));
+        for bad in [
+            r#"{"user":"u","mutual":null}"#,
+            r#"{"user":"u","secret":"0123456789ab","sealed":"1","mutual":null}"#,
+            r#"{"user":"u","sealed":"1","mutual":{"user":"m"}}"#,
+            r#"{"user":"u","sealed":"1","mutual":null,"more":1}"#,
+        ] {
+            assert!(serde_json::from_str::<StoredChap>(bad).is_err(), "{bad}");
+        }
+    }
+}

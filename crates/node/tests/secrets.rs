@@ -1,0 +1,269 @@
+//! CHAP secrets at rest (RFD 0016), seen from outside: what the disk holds, who gets in, and what is said when a key is lost.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
+
+mod common;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use api::client::Client;
+use api::endpoint::*;
+use api::{Severity, Verdict, VolumeState};
+use cluster::meta::embedded::Embedded;
+use cluster::meta::{Change, Expect, Meta};
+use common::{ask, create, name, show, start};
+use probe::iscsi::{Pdu, dial, login_request};
+use sha2::{Digest, Sha256};
+
+const INITIATOR: &str = "iqn.2001-04.com.example:x";
+const PATIENCE: Duration = Duration::from_secs(10);
+const SECRET: &str = "hush-hush-hush";
+
+/// Status class and detail of a login (RFC 7143 11.13.5).
+type Status = [u8; 2];
+
+const IN: Status = [0, 0];
+const NOT_PROVED: Status = [2, 1];
+const TARGET_ERROR: Status = [3, 0];
+
+/// Proves to a target by CHAP with SHA-256 that it knows `secret`, as RFC 7143 12.1.3 has it.
+fn prove(to: SocketAddr, target: &str, secret: &str) -> Status {
+    let mut stream = dial(to, PATIENCE).unwrap();
+    let mut ask = |flags: u8, pairs: &[(&str, &str)]| {
+        use std::io::Write;
+        let text: Vec<u8> =
+            pairs.iter().flat_map(|(k, v)| format!("{k}={v}\0").into_bytes()).collect();
+        let mut request = login_request(&text, 1);
+        request.header[1] = flags;
+        stream.write_all(&request.bytes()).unwrap();
+        Pdu::receive(&mut stream).unwrap()
+    };
+    let status = |answer: &Pdu| [answer.header[36], answer.header[37]];
+    let names = [
+        ("InitiatorName", INITIATOR),
+        ("SessionType", "Normal"),
+        ("TargetName", target),
+        ("AuthMethod", "CHAP"),
+    ];
+    let answer = ask(0, &names);
+    if status(&answer) != IN {
+        return status(&answer);
+    }
+    let answer = ask(0, &[("CHAP_A", "7")]);
+    let text = String::from_utf8(answer.data).unwrap();
+    let value = |key: &str| text.split('\0').find_map(|p| p.strip_prefix(key)).unwrap();
+    let id: u8 = value("CHAP_I=").parse().unwrap();
+    let hex = value("CHAP_C=0x");
+    let challenge: Vec<u8> = (0..hex.len())
+        .step_by(2)
+        .map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap())
+        .collect();
+    let hash = Sha256::new().chain_update([id]).chain_update(secret).chain_update(challenge);
+    let proof = hash.finalize().iter().fold("0x".to_owned(), |h, b| format!("{h}{b:02x}"));
+    status(&ask(0x81, &[("CHAP_N", "u"), ("CHAP_R", &proof)]))
+}
+
+async fn proves(client: &Client, volume: &str, secret: &'static str) -> Status {
+    let shown = show(client, volume).await.unwrap();
+    let iscsi = shown.iscsi.unwrap();
+    let to = iscsi.portals[0].parse().unwrap();
+    tokio::task::spawn_blocking(move || prove(to, &iscsi.target, secret)).await.unwrap()
+}
+
+async fn create_guarded(client: &Client, volume: &str) {
+    let json = format!(
+        r#"{{"name":"{volume}","size_bytes":4194304,"allow":["{INITIATOR}"],
+            "chap":{{"user":"u","secret":"{SECRET}","mutual":{{"user":"m","secret":"hush-hush-back"}}}}}}"#
+    );
+    client.call::<PostVolume>(&ask(&json)).await.unwrap();
+}
+
+async fn set_again(client: &Client, volume: &str) {
+    let chap = format!(r#"{{"user":"u","secret":"{SECRET}"}}"#);
+    let chap = serde_json::from_str(&chap).unwrap();
+    client.call_on::<SetChap>(&name(volume), &[], &chap).await.unwrap();
+}
+
+/// What is critical in the status.
+async fn critical(client: &Client) -> Vec<(String, String)> {
+    let status = client.call::<GetStatus>(&Nothing).await.unwrap();
+    let critical = status.findings.into_iter().filter(|f| f.severity == Severity::Critical);
+    critical
+        .map(|f| (f.subject, format!("{}; {}", f.message, f.hint.unwrap_or_default())))
+        .collect()
+}
+
+/// The record of the only volume, as the store has it.
+async fn record(dir: &Path) -> (Embedded, cluster::meta::Entry) {
+    let store = Embedded::open(&dir.join("data/store.redb")).unwrap();
+    let (mut entries, _) = store.list("volumes/").await.unwrap();
+    (store, entries.remove(0))
+}
+
+fn key_file(dir: &Path) -> std::path::PathBuf {
+    dir.join("data/secrets.key")
+}
+
+#[tokio::test]
+async fn no_file_but_the_key_says_anything() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create(&client, "plain").await;
+    assert!(!key_file(dir.path()).exists(), "no key where there is no secret");
+    create_guarded(&client, "a").await;
+    assert_eq!(proves(&client, "a", SECRET).await, IN);
+    assert_eq!(proves(&client, "a", "another-secret").await, NOT_PROVED);
+    create_guarded(&client, "a").await;
+    assert!(node.stop().await.clean);
+    let mode = fs::metadata(key_file(dir.path())).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let store = fs::read(dir.path().join("data/store.redb")).unwrap();
+    let shows = |what: &[u8]| store.windows(what.len()).any(|w| w == what);
+    assert!(!shows(b"hush-hush"), "the store shows a secret");
+    let key = fs::read_to_string(key_file(dir.path())).unwrap();
+    let key = key.lines().last().unwrap();
+    assert!(!shows(key.as_bytes()), "the store shows the key");
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(proves(&client, "a", SECRET).await, IN, "it opens after a restart");
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn records_of_older_versions_are_sealed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create(&client, "a").await;
+    common_allow(&client).await;
+    assert!(node.stop().await.clean);
+    let (store, entry) = record(dir.path()).await;
+    let old = String::from_utf8(entry.value).unwrap();
+    let chap = format!(r#""chap":{{"user":"u","secret":"{SECRET}","mutual":null}}"#);
+    assert!(old.contains(r#""chap":null"#), "{old}");
+    let value = Some(old.replace(r#""chap":null"#, &chap).into_bytes());
+    let change = Change { key: entry.key, expect: Expect::At(entry.revision), value };
+    store.commit(vec![change]).await.unwrap();
+    drop(store);
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(proves(&client, "a", SECRET).await, IN, "what is not sealed yet is good as well");
+    let sealed = async {
+        while !key_file(dir.path()).exists() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, sealed).await.expect("it is sealed soon after the start");
+    // Whoever changes the volume waits for the commit that seals.
+    common_allow(&client).await;
+    assert_eq!(proves(&client, "a", SECRET).await, IN);
+    assert!(node.stop().await.clean);
+    let (_store, entry) = record(dir.path()).await;
+    let now = String::from_utf8(entry.value).unwrap();
+    assert!(now.contains(r#""sealed":"1."#) && !now.contains(SECRET), "{now}");
+}
+
+async fn common_allow(client: &Client) {
+    let initiators = api::Initiators { initiators: vec![INITIATOR.parse().unwrap()] };
+    client.call_on::<AllowInitiators>(&name("a"), &[], &initiators).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lost_key_is_named_and_locks_nobody_else_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create_guarded(&client, "a").await;
+    create(&client, "plain").await;
+    assert!(node.stop().await.clean);
+    let kept = fs::read(key_file(dir.path())).unwrap();
+    fs::remove_file(key_file(dir.path())).unwrap();
+
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(proves(&client, "a", SECRET).await, TARGET_ERROR);
+    for volume in ["a", "plain"] {
+        assert_eq!(show(&client, volume).await.unwrap().state, VolumeState::Online);
+    }
+    let found = critical(&client).await;
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].0, "volume a");
+    for part in ["data/secrets.key", "sealed by key", "windrose volume chap a"] {
+        assert!(found[0].1.contains(part), "{found:?}");
+    }
+    assert!(!key_file(dir.path()).exists(), "no other key comes in its place by itself");
+    set_again(&client, "a").await;
+    assert_eq!(proves(&client, "a", SECRET).await, IN, "set again, it is good");
+    let status = client.call::<GetStatus>(&Nothing).await.unwrap();
+    assert_eq!(status.verdict, Verdict::Safe);
+    assert!(node.stop().await.clean);
+
+    // The old key was found: a line of the file, behind the one that seals now.
+    let mut both = fs::read(key_file(dir.path())).unwrap();
+    both.extend(kept);
+    fs::write(key_file(dir.path()), both).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(proves(&client, "a", SECRET).await, IN);
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_used_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create_guarded(&client, "a").await;
+    assert!(node.stop().await.clean);
+    let good = fs::read_to_string(key_file(dir.path())).unwrap();
+    let set = |text: &str, mode: u32| {
+        fs::write(key_file(dir.path()), text).unwrap();
+        let mode = fs::Permissions::from_mode(mode);
+        fs::set_permissions(key_file(dir.path()), mode).unwrap();
+    };
+    for (text, mode, why) in
+        [(&*good, 0o644, "chmod 600"), ("garbage\n", 0o600, "line 1 is no key")]
+    {
+        set(text, mode);
+        let (node, client) = start(dir.path(), "").await;
+        assert_eq!(proves(&client, "a", SECRET).await, TARGET_ERROR);
+        let found = critical(&client).await;
+        assert!(found[0].1.contains("secrets.key") && found[0].1.contains(why), "{found:?}");
+        let chap = serde_json::from_str(r#"{"user":"u","secret":"0123456789ab"}"#).unwrap();
+        let refused = client.call_on::<SetChap>(&name("a"), &[], &chap).await.unwrap_err();
+        assert!(refused.to_string().contains(why), "nothing is sealed by a guess: {refused}");
+        assert!(node.stop().await.clean);
+        assert_eq!(fs::read_to_string(key_file(dir.path())).unwrap(), text, "it is left alone");
+    }
+    set(&good, 0o600);
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(proves(&client, "a", SECRET).await, IN);
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn a_new_key_in_front_seals_everything_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create_guarded(&client, "a").await;
+    assert!(node.stop().await.clean);
+    let old = fs::read_to_string(key_file(dir.path())).unwrap();
+    let (store, before) = record(dir.path()).await;
+    drop(store);
+    fs::write(key_file(dir.path()), format!("{}\n{old}", "5a".repeat(32))).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(proves(&client, "a", SECRET).await, IN);
+    // Its first round is at once; the gate of the volume is free when it is over.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    common_allow(&client).await;
+    assert_eq!(proves(&client, "a", SECRET).await, IN);
+    assert!(node.stop().await.clean);
+    let (store, after) = record(dir.path()).await;
+    drop(store);
+    let key = |entry: &cluster::meta::Entry| {
+        let text = String::from_utf8(entry.value.clone()).unwrap();
+        text.split("\"sealed\":\"").nth(1).unwrap()[..18].to_owned()
+    };
+    assert_ne!(key(&before), key(&after));
+    fs::write(key_file(dir.path()), format!("{}\n", "5a".repeat(32))).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(proves(&client, "a", SECRET).await, IN, "the old key is not needed any more");
+    assert!(node.stop().await.clean);
+}
