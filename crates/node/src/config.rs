@@ -90,6 +90,10 @@ pub struct Iscsi {
     pub portals: Vec<SocketAddr>,
     /// What target names begin with (RFC 7143 4.2.7.4).
     pub authority: String,
+    /// Whether logins at a node that is out of a volume are sent to one that serves it (RFC 7143 11.13.5).
+    pub redirect: bool,
+    /// The iSNS server to register with, as `host:port`; `None` for none.
+    pub isns: Option<String>,
 }
 
 /// NVMe/TCP.

@@ -13,6 +13,7 @@ mod clocks;
 mod cluster;
 mod copies;
 mod create;
+mod isns;
 mod members;
 mod peers;
 mod placement;
@@ -78,6 +79,10 @@ pub struct Settings {
     pub name: String,
     /// Its data directory.
     pub data_dir: PathBuf,
+    /// Whether iSCSI logins are sent to nodes that serve a volume, from here where it is not.
+    pub redirect: bool,
+    /// The iSNS server to register with.
+    pub isns: Option<String>,
     /// What names of new iSCSI targets begin with.
     pub iscsi_authority: String,
     /// What names of new NVMe subsystems begin with.
@@ -97,6 +102,8 @@ impl Settings {
         Self {
             name: config.name.clone(),
             data_dir: config.data_dir.clone(),
+            redirect: config.iscsi.redirect,
+            isns: config.iscsi.isns.clone(),
             iscsi_authority: config.iscsi.authority.clone(),
             nvme_authority: config.nvme.authority.clone(),
             max_volumes: config.limits.volumes,
@@ -117,6 +124,8 @@ struct Inner {
     state: State,
     /// What the secrets in the store are sealed by.
     vault: Vault,
+    /// What an iSNS server has of this node.
+    registered: std::sync::Mutex<Option<isns::Registered>>,
     /// The node's part in a cluster; `None` if it is alone.
     part: Option<Arc<Part>>,
     /// What the node is in its cluster, once it is a member.
@@ -172,6 +181,7 @@ impl Control {
         let vault = Vault::new(&settings.data_dir, identity.as_ref());
         Self(Arc::new(Inner {
             vault,
+            registered: std::sync::Mutex::default(),
             settings,
             meta,
             engine,
@@ -264,6 +274,9 @@ impl Control {
         }
         self.spawn(self.clone().retry());
         self.spawn(self.clone().keep_sealed());
+        if let Some(server) = self.0.settings.isns.clone() {
+            self.spawn(self.clone().keep_registered(server));
+        }
         self.spawn(self.clone().follow_space());
         Ok(())
     }
@@ -326,6 +339,7 @@ impl Control {
             std::mem::take(&mut *tasks)
         };
         tasks.shutdown().await;
+        self.take_registration_back().await;
     }
 
     /// Takes leave of the store, once the engine needs it no more: it leaves mirrors by their records.
@@ -463,6 +477,7 @@ impl Control {
         let ring = self.keys_for(open.iter().map(|o| &o.stored.record)).await;
         let mut catalog =
             publish::catalog(served, &ring, &portals.iscsi, &portals.nvme, generation);
+        catalog.redirect = self.0.settings.redirect;
         if let Some(membership) = self.membership() {
             let mirrors = open.iter().map(|o| (&o.stored.record, o.mirror.as_ref().map(|m| &m.0)));
             let nodes = membership.nodes.borrow();

@@ -92,7 +92,7 @@ pub fn share<'a>(
 
 /// Where initiators can dial another node. One that listens everywhere is reached where the other nodes
 /// reach it, if nowhere else.
-fn portals(node: &NodeRecord) -> Portals {
+pub(crate) fn portals(node: &NodeRecord) -> Portals {
     let dialled = |all: &[SocketAddr]| {
         let mut dialled = Vec::new();
         for at in all {

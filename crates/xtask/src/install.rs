@@ -26,6 +26,9 @@ pub(crate) const NETWORK: &[Package] =
 pub(crate) const FILTER: &[Package] = &[package("nftables", "nft")];
 /// The store of a cluster, for the tests of what speaks to it.
 pub(crate) const ETCD: &[Package] = &[package("etcd-server", "etcd")];
+/// A name server of iSCSI, and what asks it.
+pub(crate) const ISNS: &[Package] =
+    &[package("open-isns-server", "isnsd"), package("open-isns-utils", "isnsadm")];
 /// Another wall clock for a process.
 pub(crate) const CLOCK: &[Package] = &[package("faketime", "faketime")];
 /// The peer of the measurements.

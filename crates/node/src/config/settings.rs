@@ -9,8 +9,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::Flaw;
 use super::value::{
-    address, addresses, authority, choice, count, cpus, domain, endpoints, flag, is_host_name,
-    millis, node_name, own_address, own_addresses, path, pool, program, seconds, whole,
+    address, addresses, authority, choice, count, cpus, domain, endpoints, flag, host_and_port,
+    is_host_name, millis, node_name, own_address, own_addresses, path, pool, program, seconds,
+    whole,
 };
 use super::{
     Api, ApiTcp, Cluster, ClusterStore, ClusterTls, Config, Cores, DiskEngine, Disks, Iscsi,
@@ -53,6 +54,8 @@ pub(super) struct Draft {
     buffered: bool,
     iscsi_portals: Vec<SocketAddr>,
     iscsi_authority: String,
+    redirect: bool,
+    isns: Option<String>,
     nvme_portals: Vec<SocketAddr>,
     nvme_discovery: Vec<SocketAddr>,
     nvme_authority: String,
@@ -162,6 +165,15 @@ settings! {
         |d, v| d.iscsi_authority = authority(v, "iqn.")?,
         "What names of new iSCSI targets begin with; the volume's name follows. Volumes keep the \
          name they were created with.";
+    "iscsi.redirect" = Value("false"), "true or false",
+        |d, v| d.redirect = flag(v)?,
+        "Whether an initiator that logs in here to a volume of which this node is out (drained, or \
+         its copy is not in sync) is sent to a node that serves it. For initiators that have one \
+         path only. Leave it off where there is multipathing: that wants a session with every node, \
+         and would have two with one. The same at all nodes.";
+    "iscsi.isns" = Unset("none"), "a host name or IP address and a port, such as \"isns.example.com:3205\"",
+        |d, v| d.isns = Some(host_and_port(v)?),
+        "The iSNS server at which the node registers its portals and targets.";
 
     "nvme.portals" = Value("[\"[::]:4420\"]"), ADDRESSES,
         |d, v| d.nvme_portals = addresses(v)?,
@@ -425,7 +437,12 @@ impl Draft {
                 poll_window: self.poll_window,
             },
             disks: Disks { engine, buffered: self.buffered },
-            iscsi: Iscsi { portals: self.iscsi_portals, authority: self.iscsi_authority },
+            iscsi: Iscsi {
+                portals: self.iscsi_portals,
+                authority: self.iscsi_authority,
+                redirect: self.redirect,
+                isns: self.isns,
+            },
             nvme: Nvme {
                 portals: self.nvme_portals,
                 discovery: self.nvme_discovery,

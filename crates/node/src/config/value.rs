@@ -117,6 +117,24 @@ pub(super) fn domain(value: &DeValue<'_>) -> Read<String> {
     if printable && (1..=64).contains(&given.chars().count()) { Ok(given) } else { refused(value) }
 }
 
+/// A server: a name or an address (IPv6 in brackets), and a port.
+pub(super) fn host_and_port(value: &DeValue<'_>) -> Read<String> {
+    let given = text(value)?;
+    let good = given.rsplit_once(':').is_some_and(|(host, port)| {
+        let port = port.parse::<u16>().is_ok_and(|port| port != 0);
+        let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        let host = match literal {
+            Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
+            None => {
+                let allowed = |b: u8| b.is_ascii_alphanumeric() || b == b'.' || b == b'-';
+                (1..=253).contains(&host.len()) && host.bytes().all(allowed)
+            }
+        };
+        port && host
+    });
+    if good { Ok(given) } else { refused(value) }
+}
+
 pub(super) fn endpoints(value: &DeValue<'_>) -> Read<Vec<String>> {
     list(value, |v| {
         let url = text(v)?;

@@ -100,7 +100,11 @@ impl Vault {
     /// Reads the keys.
     pub(super) async fn read(&self, meta: &dyn Meta) -> Result<Ring, SecretsError> {
         let read = self.read_home(meta).await;
-        *lock(&self.trouble) = read.as_ref().err().map(ToString::to_string);
+        let now = read.as_ref().err().map(ToString::to_string);
+        let before = std::mem::replace(&mut *lock(&self.trouble), now.clone());
+        if let Some(error) = now.filter(|now| before.as_ref() != Some(now)) {
+            tracing::error!(error, "the keys of CHAP secrets cannot be read");
+        }
         let ring = read?;
         lock(&self.known).clone_from(&ring);
         Ok(ring)
@@ -230,17 +234,18 @@ impl Control {
         let ring = self.0.vault.known();
         let lacks =
             |record: &VolumeRecord| record.chap.as_ref().is_some_and(|chap| chap.lacks_key(&ring));
-        if { records }.any(lacks)
-            && let Err(error) = self.0.vault.read(&*self.0.meta).await
-        {
-            tracing::error!(%error, "the keys of CHAP secrets cannot be read");
+        if { records }.any(lacks) {
+            // What is wrong with them, if anything, is in the log and in the status.
+            let _ = self.0.vault.read(&*self.0.meta).await;
         }
         self.0.vault.known()
     }
 
     /// The volumes whose CHAP secrets cannot be read, and why not.
-    pub(super) fn locked(&self) -> Vec<(VolumeName, String)> {
+    pub(super) async fn locked(&self) -> Vec<(VolumeName, String)> {
         let all = self.0.state.all();
+        // A volume may have been created elsewhere by a key that is newer than what is known.
+        self.keys_for(all.iter().map(|(stored, _)| &stored.record)).await;
         let records = all.iter().map(|(stored, _)| &stored.record);
         records.filter_map(|r| Some((r.name.clone(), self.0.vault.obstacle(r)?))).collect()
     }

@@ -70,7 +70,7 @@ impl Control {
             waits_for: self.waits_for(),
             volumes,
             damaged: self.0.state.damaged(),
-            locked: self.locked(),
+            locked: self.locked().await,
             cores,
             space,
             together,

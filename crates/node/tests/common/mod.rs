@@ -12,6 +12,11 @@ use node::node::Node;
 
 /// The configuration of a node in `dir`, with `more` at its end.
 pub(crate) fn config(dir: &Path, more: &str) -> Config {
+    config_with(dir, "[iscsi]\nportals = [\"127.0.0.1:0\"]", more)
+}
+
+/// The same with another section for iSCSI.
+fn config_with(dir: &Path, iscsi: &str, more: &str) -> Config {
     let text = format!(
         r#"
         name = "test"
@@ -22,8 +27,7 @@ pub(crate) fn config(dir: &Path, more: &str) -> Config {
         pool = "16M"
         [disks]
         buffered = true
-        [iscsi]
-        portals = ["127.0.0.1:0"]
+        {iscsi}
         [nvme]
         portals = ["127.0.0.1:0"]
         discovery = ["127.0.0.1:0"]
@@ -39,6 +43,12 @@ pub(crate) fn config(dir: &Path, more: &str) -> Config {
 /// A node and its client.
 pub(crate) async fn start(dir: &Path, more: &str) -> (Node, Client) {
     let node = Node::start(&config(dir, more)).await.unwrap();
+    (node, Client::new(Address::Unix(dir.join("api.sock"))))
+}
+
+/// The same with another section for iSCSI.
+pub(crate) async fn start_with(dir: &Path, iscsi: &str) -> (Node, Client) {
+    let node = Node::start(&config_with(dir, iscsi, "")).await.unwrap();
     (node, Client::new(Address::Unix(dir.join("api.sock"))))
 }
 

@@ -66,9 +66,9 @@ pub(crate) const TIERS: &[Tier] = &[
     },
     Tier {
         name: "unit",
-        about: "every crate's own tests: pure modules, transcripts, conformance, properties; a real etcd",
+        about: "every crate's own tests: pure modules, transcripts, conformance, properties; a real etcd, a real iSNS server",
         budget: minutes(12),
-        packages: || vec![install::ETCD],
+        packages: || vec![install::ETCD, install::ISNS],
         processes: false,
         points: false,
         run: unit::run,
