@@ -2,6 +2,7 @@
 
 use slab::Slab;
 
+use crate::copy::Copies;
 use crate::mode::THRESHOLDS;
 use crate::sense::{Code, Key, Sense};
 
@@ -169,6 +170,7 @@ struct Entry {
     serial: u64,
     nexus: Nexus,
     waiting: Waiting,
+    copies: Copies,
 }
 
 /// All nexuses of a unit.
@@ -187,7 +189,7 @@ impl Nexuses {
         self.next_serial += 1;
         let mut waiting = Waiting::default();
         waiting.raise(Attention::PowerOn);
-        let slot = self.entries.insert(Entry { serial, nexus, waiting });
+        let slot = self.entries.insert(Entry { serial, nexus, waiting, copies: Copies::default() });
         Ok(NexusId { slot, serial })
     }
 
@@ -200,6 +202,23 @@ impl Nexuses {
     pub(crate) fn get(&self, id: NexusId) -> Option<&Nexus> {
         let entry = self.entries.get(id.slot)?;
         (entry.serial == id.serial).then_some(&entry.nexus)
+    }
+
+    /// The third-party copies that this initiator has asked for.
+    pub(crate) fn copies(&mut self, id: NexusId) -> Option<&mut Copies> {
+        let entry = self.entries.get_mut(id.slot)?;
+        (entry.serial == id.serial).then_some(&mut entry.copies)
+    }
+
+    /// Ends all third-party copies, and forgets them.
+    pub(crate) fn reset_copies(&mut self) {
+        self.entries.iter_mut().for_each(|(_, entry)| entry.copies.reset());
+    }
+
+    /// A nexus of the initiator port of this name.
+    pub(crate) fn by_port(&self, name: &str) -> Option<NexusId> {
+        let (slot, entry) = self.entries.iter().find(|(_, e)| e.nexus.initiator_port == name)?;
+        Some(NexusId { slot, serial: entry.serial })
     }
 
     pub(crate) fn len(&self) -> usize {

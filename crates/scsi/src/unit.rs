@@ -4,9 +4,12 @@
 //! its data has, and [`LogicalUnit::finish`] each time the volume has done what a [`Step::Run`]
 //! asked for. Each may end it. Nothing here waits, reads a clock or touches the volume.
 
+use std::rc::Rc;
+
 use block::{Blocks, Bufs, Failure, Info, Lba, Request};
 
 use crate::cdb::Cdb;
+use crate::copy::{CopyPlan, Operation};
 use crate::limits::Limits;
 use crate::lun::Lun;
 use crate::mode::Modes;
@@ -76,6 +79,8 @@ pub enum Step {
     Reply(Reply),
     /// Have the volume do this, then [`LogicalUnit::finish`] it with what became of it.
     Run(Request, Running),
+    /// Copy this between volumes, then [`LogicalUnit::finish_copy`] it with what became of it.
+    Copy(CopyPlan, Running),
 }
 
 /// An admitted command: checked, and waiting for its data if it has any.
@@ -158,23 +163,28 @@ pub(crate) enum Todo {
     },
     SelfTest,
     Diagnostic,
+    /// With a parameter list of the long format, or of the short one.
+    Copy {
+        long: bool,
+    },
 }
 
 /// A command that the volume works on.
 #[derive(Debug)]
 pub struct Running {
-    after: After,
-    wanted: Transfer,
-    window_in: u64,
+    pub(crate) after: After,
+    pub(crate) wanted: Transfer,
+    pub(crate) window_in: u64,
 }
 
 #[derive(Debug)]
-enum After {
+pub(crate) enum After {
     Status,
     Data,
     Verify(Request),
     Stopped,
     Tested,
+    Copied(Rc<Operation>),
 }
 
 /// [`Arrival`], taken apart.
@@ -280,6 +290,7 @@ impl LogicalUnit {
         self.rearm();
         self.reserved_by = None;
         self.stopped = false;
+        self.nexuses.reset_copies();
         let attention = match what {
             Reset::Unit => Attention::UnitReset,
             Reset::Target => Attention::TargetReset,
@@ -349,7 +360,7 @@ impl LogicalUnit {
 
     /// RESERVATION CONFLICT goes before every CHECK CONDITION (SAM-5 5.3.3). Persistent
     /// reservations will decide here by [`Access`].
-    fn check_reservation(
+    pub(crate) fn check_reservation(
         &self,
         nexus: NexusId,
         entry: &Result<&Entry, Sense>,
@@ -381,6 +392,11 @@ impl LogicalUnit {
     #[expect(clippy::needless_pass_by_value, reason = "an admitted command starts once")]
     pub fn start(&mut self, nexus: NexusId, command: Command, data: Bufs) -> Step {
         let Command { todo, data_out, wanted, window_in, .. } = command;
+        if let Todo::Copy { long } = todo
+            && data.len() == data_out
+        {
+            return self.start_copy(nexus, long, &data, wanted);
+        }
         let prepared = if data.len() == data_out {
             self.prepare(nexus, todo, data)
         } else {
@@ -402,6 +418,11 @@ impl LogicalUnit {
         self.modes.wce
     }
 
+    /// Whether every write has to be durable when it completes (WCE).
+    pub(crate) fn writes_through(&self) -> bool {
+        self.info.volatile_cache && !self.modes.wce
+    }
+
     /// The request that a command comes to; `None` when there is nothing left to do.
     fn prepare(
         &mut self,
@@ -409,7 +430,7 @@ impl LogicalUnit {
         todo: Todo,
         data: Bufs,
     ) -> Result<Option<(Request, After)>, Sense> {
-        let through = self.info.volatile_cache && !self.modes.wce;
+        let through = self.writes_through();
         let (request, after) = match todo {
             Todo::Read(range) => (Request::Read { range }, After::Data),
             Todo::Write { at, fua } => {
@@ -462,6 +483,7 @@ impl LogicalUnit {
                 (request, After::Status)
             }
             Todo::SelfTest => (diagnose::self_test(), After::Tested),
+            Todo::Copy { .. } => return Ok(None), // starts elsewhere
             Todo::Diagnostic => return diagnose::check(&data.to_vec()).map(|()| None),
         };
         Ok(Some((request, after)))
@@ -485,7 +507,7 @@ impl LogicalUnit {
         };
         let data = match after {
             After::Data => Data::Bufs(data),
-            After::Status | After::Tested => Data::None,
+            After::Status | After::Tested | After::Copied(_) => Data::None,
             After::Stopped => {
                 self.stopped = true;
                 Data::None

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "iscsi/copy.rs"]
+mod copy;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -410,7 +412,7 @@ fn a_node_of_several_is_a_port_of_its_own() {
         assert!(has(&[0x51, 0x94, 0, 4, 0, 0, 0, 2]), "relative target port");
         assert!(has(&[0x51, 0x95, 0, 4, 0, 0, 0, 2]), "target port group");
         assert!(has(b"disk,t,0x0002"), "name of the port");
-        assert_eq!(client.ask_for(&[0x12, 0, 0, 0, 96, 0], 96).await.1[5], 0x10, "TPGS");
+        assert_eq!(client.ask_for(&[0x12, 0, 0, 0, 96, 0], 96).await.1[5], 0x18, "TPGS, 3PC");
         let (_, page) = client.ask_for(&[0x12, 1, 0x88, 0, 255, 0], 255).await;
         for name in [b"disk,t,0x0001", b"disk,t,0x0002", b"disk,t,0x0003"] {
             assert!(page.windows(name.len()).any(|w| w == name), "SCSI ports: all nodes'");

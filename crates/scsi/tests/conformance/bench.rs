@@ -2,8 +2,8 @@
 
 use block::{Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Pool, Request};
 use scsi::{
-    Admission, Arrival, Command, Data, LogicalUnit, Lun, LunConfig, Nexus, NexusId, Reply, Status,
-    Step, TargetPort, Transfer,
+    Admission, Arrival, Command, CopyFault, CopyOutcome, CopyPlan, CopySegment, Data, LogicalUnit,
+    Lun, LunConfig, Nexus, NexusId, Reply, Side, Status, Step, TargetPort, Transfer, Whose,
 };
 
 pub(crate) const BLOCK: u64 = 512;
@@ -121,6 +121,8 @@ pub(crate) struct Bench {
     pub(crate) log: Vec<String>,
     /// What the volume answers instead of doing anything.
     pub(crate) fail: Option<Failure>,
+    /// How the next copy ends, without anything copied.
+    pub(crate) copies: Option<CopyOutcome>,
     pub(crate) luns: Vec<Lun>,
     account: Account,
 }
@@ -137,6 +139,7 @@ impl Bench {
             contents: vec![0; (info.blocks.min(BLOCKS) * u64::from(info.block_size)) as usize],
             log: Vec::new(),
             fail: None,
+            copies: None,
             luns: vec![Lun::new(0).expect("a small number")],
             account: Pool::new(8 << 20).expect("a small pool").account(),
         };
@@ -193,8 +196,48 @@ impl Bench {
                     let result = self.execute(request);
                     step = self.unit.finish(running, result);
                 }
+                Step::Copy(plan, running) => {
+                    let outcome = self.copies.take().unwrap_or_else(|| self.copy(&plan));
+                    return self.unit.finish_copy(running, outcome);
+                }
             }
         }
+    }
+
+    /// Copies within the one unit that there is.
+    fn copy(&mut self, plan: &CopyPlan) -> CopyOutcome {
+        for (n, segment) in (0..).zip(plan.segments()) {
+            plan.segment_begins(segment);
+            if let Err(fault) = self.copy_segment(plan, segment) {
+                return CopyOutcome::Failed { segment: n, fault, commanded: true };
+            }
+        }
+        CopyOutcome::Done
+    }
+
+    fn copy_segment(&mut self, plan: &CopyPlan, segment: &CopySegment) -> Result<(), CopyFault> {
+        for side in [Side::Source, Side::Destination] {
+            match plan.end(segment, side) {
+                Some(Whose::Commanded) => {}
+                Some(Whose::Named(end)) if !end.names(&config().uuid) => {
+                    return Err(CopyFault::Unreachable(side));
+                }
+                Some(Whose::Named(end)) if !end.is_of(BLOCK as u32) => {
+                    return Err(CopyFault::Mismatch(side));
+                }
+                Some(Whose::Named(_)) => {}
+                None => return Err(CopyFault::Unreachable(side)),
+            }
+        }
+        let extent = segment.extent(&info(), &info())?;
+        self.log.push(format!("copy {}+{} to {}", extent.from, extent.bytes / BLOCK, extent.to));
+        let from = (extent.from.0 * BLOCK) as usize;
+        let bytes = self.contents[from..from + extent.bytes as usize].to_vec();
+        self.put(extent.to, &bytes).expect("the extent fits");
+        plan.segment_is(extent.bytes, BLOCK as u32);
+        plan.wrote(0, extent.bytes);
+        plan.command_done();
+        Ok(())
     }
 
     /// What the log holds, which is empty afterwards.

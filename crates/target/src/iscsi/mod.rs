@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use block::{Account, Bufs, BufsMut, Failure};
 use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId};
-use scsi::Attention;
+use scsi::{Attention, CopyOutcome};
 
 use crate::catalog::VolumeId;
 use crate::conn::{End, Protocol};
@@ -36,6 +36,8 @@ use task::{Tasks, Ticket};
 pub(crate) enum Event {
     /// The volume has answered.
     Done { ticket: Ticket, result: Result<Bufs, Failure> },
+    /// A third-party copy has ended.
+    Copied { ticket: Ticket, outcome: CopyOutcome },
     /// Memory that a command waited for.
     Memory { ticket: Ticket, memory: BufsMut },
     /// Memory that a command waited for did not come in time.
@@ -151,6 +153,7 @@ impl Protocol for Initiator {
     fn event(&mut self, event: Event) {
         match event {
             Event::Done { ticket, result } => self.on_done(ticket, result),
+            Event::Copied { ticket, outcome } => self.on_copied(ticket, outcome),
             Event::Memory { ticket, memory } => self.on_memory(ticket, memory),
             Event::NoMemory { ticket } => self.on_no_memory(ticket),
             Event::Abort { unit, barrier } => self.abort_for(unit, &barrier),

@@ -10,12 +10,16 @@ use block::Access;
 use iscsi::name::Name;
 use iscsi::pdu::LoginStatus;
 use iscsi::target::{Config, LoginAttempt};
-use scsi::{Attention, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, TargetPort, Whom};
+use scsi::{
+    Attention, CopyTrouble, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, TargetPort,
+    Whom,
+};
 
 use super::Event;
 use super::login::portal_group;
 use crate::catalog::{Admission, Catalog, IscsiTarget, NodeIndex, VolumeId};
 use crate::conn::Inbox;
+use crate::copying::Principal;
 use crate::server::{MAX_TRANSFER_BYTES, Served, Server, Space};
 
 /// What all iSCSI connections of a core share.
@@ -251,6 +255,20 @@ impl Shared {
         }
     }
 
+    /// Whether a copy on behalf of the initiator port called `port` may read or write a volume now; of
+    /// a write, whether it must be durable. A unit that nobody sees is as it was when it was new.
+    pub(crate) fn admits_copy(
+        &self,
+        id: VolumeId,
+        port: &str,
+        writes: bool,
+    ) -> Result<bool, CopyTrouble> {
+        match self.units.borrow().get(&id) {
+            Some(unit) => unit.borrow().admits_copy(port, writes),
+            None => Ok(false),
+        }
+    }
+
     /// Tells everybody who sees a unit how it is to be used through this node from now on.
     pub(crate) fn access_changed(&self, id: VolumeId, access: Access) {
         let unit = self.units.borrow().get(&id).cloned();
@@ -289,17 +307,32 @@ impl Shared {
     }
 }
 
-fn nexus(session: &Session) -> Nexus {
+impl Session {
+    /// On whose behalf its commands copy.
+    pub(super) fn principal(&self) -> Principal {
+        Principal {
+            initiator: self.initiator.to_string(),
+            port: initiator_port(self),
+            admission: self.admission.clone(),
+        }
+    }
+}
+
+fn initiator_port(session: &Session) -> String {
     let mut port = format!("{},i,0x", session.initiator);
     for byte in session.isid {
         let _ = write!(port, "{byte:02x}");
     }
+    port
+}
+
+fn nexus(session: &Session) -> Nexus {
     let target_port = TargetPort {
         name: port_name(session, session.portal_group),
         device: session.target.as_ref().map_or_else(String::new, ToString::to_string),
         relative_id: session.portal_group,
     };
-    Nexus { initiator_port: port, target_port }
+    Nexus { initiator_port: initiator_port(session), target_port }
 }
 
 /// Name of a port of the session's target (RFC 7143 4.2.7.6).

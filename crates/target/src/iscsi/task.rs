@@ -5,13 +5,17 @@ use std::rc::Rc;
 use block::{Bufs, BufsMut, Class, Failure};
 use iscsi::target::{Arrived, Direction, Outcome, Tag};
 use rt::buf::copy_in;
-use scsi::{Address, Admission, Arrival, Command, Data, Reply, Running, Status, Step, Transfer};
+use scsi::{
+    Address, Admission, Arrival, Command, CopyHandle, CopyOutcome, CopyPlan, Data, Reply, Running,
+    Status, Step, Transfer,
+};
 use tokio::task::AbortHandle;
 
 use super::reset::Barrier;
 use super::session::Unit;
 use super::{Event, Initiator};
 use crate::catalog::VolumeId;
+use crate::copying::{self, Promise};
 
 /// A command for whoever answers later: tags come again, and what comes late for a command that
 /// has ended must not meet the next one with its tag.
@@ -65,6 +69,8 @@ enum Stage {
     Admitted(Command),
     /// The volume works on it.
     Running(Running, volume::Command),
+    /// It copies between volumes.
+    Copying(Running, CopyHandle),
     /// Between two of its steps.
     Between,
 }
@@ -121,8 +127,10 @@ impl Tasks {
     /// Asks the volumes to abort everything; nobody waits for the answers any more.
     pub(super) fn abort_all(&mut self) {
         for task in self.by_tag.drain(..).flatten() {
-            if let Stage::Running(_, command) = task.stage {
-                command.abort();
+            match task.stage {
+                Stage::Running(_, command) => command.abort(),
+                Stage::Copying(_, copy) => copy.abort(),
+                Stage::Admitted(_) | Stage::Between => {}
             }
         }
         self.len = 0;
@@ -243,7 +251,9 @@ impl Initiator {
 
     fn step(&mut self, tag: Tag, unit: &Unit, step: Step) {
         match step {
-            Step::Run(..) if self.session.as_ref().is_none_or(|s| s.has_ended()) => {
+            Step::Run(..) | Step::Copy(..)
+                if self.session.as_ref().is_none_or(|s| s.has_ended()) =>
+            {
                 self.complete_with(tag, Status::TaskAborted);
             }
             Step::Reply(reply) => self.complete(tag, &reply),
@@ -256,7 +266,35 @@ impl Initiator {
                     task.stage = Stage::Running(running, command);
                 }
             }
+            Step::Copy(plan, running) => self.copy(tag, unit, plan, running),
         }
+    }
+
+    /// Begins a third-party copy, which tells when it has ended.
+    fn copy(&mut self, tag: Tag, unit: &Unit, plan: CopyPlan, running: Running) {
+        let Some(principal) = self.session.as_ref().map(|s| s.principal()) else { return };
+        let Some(ticket) = self.tasks.ticket(tag) else { return };
+        if let Some(task) = self.tasks.get(tag) {
+            task.stage = Stage::Copying(running, plan.handle());
+        }
+        let inbox = self.place.inbox.clone();
+        let promise = Promise::new(move |outcome| inbox.push(Event::Copied { ticket, outcome }));
+        let server = Rc::clone(&self.place.server);
+        let work = copying::carry_out(server, principal, unit.served.id, plan);
+        tokio::task::spawn_local(async move { promise.keep(work.await) });
+    }
+
+    pub(super) fn on_copied(&mut self, ticket: Ticket, outcome: CopyOutcome) {
+        let Some(tag) = self.tasks.current(ticket) else { return };
+        let Some(task) = self.tasks.get(tag) else { return };
+        let (unit, stage) =
+            (Rc::clone(&task.unit), std::mem::replace(&mut task.stage, Stage::Between));
+        let Stage::Copying(running, _) = stage else {
+            task.stage = stage;
+            return;
+        };
+        let reply = unit.state.borrow_mut().finish_copy(running, outcome);
+        self.complete(tag, &reply);
     }
 
     /// Ends a command as soon as it can be: at once before the volume has it, else when the
@@ -264,6 +302,7 @@ impl Initiator {
     pub(super) fn on_abort(&mut self, tag: Tag) {
         match self.tasks.get(tag).map(|t| &t.stage) {
             Some(Stage::Running(_, command)) => command.abort(),
+            Some(Stage::Copying(_, copy)) => copy.abort(),
             Some(Stage::Admitted(_) | Stage::Between) | None => {
                 self.complete_with(tag, Status::TaskAborted);
             }
