@@ -18,6 +18,9 @@ for digest in $DIGESTS; do
         check "iSCSI, digest $digest: $kind, written, remounted, trimmed, clean" file_system_life "$kind" "$disk" "$MEGABYTES"
     done
     check "iSCSI, digest $digest: mixed writes and discards verified" raw_life "$disk" "$MEGABYTES"
+    if copies_itself "$disk"; then
+        check "iSCSI, digest $digest: EXTENDED COPY moves no data over the network" copied_there "$disk" "$MEGABYTES"
+    fi
     check "iSCSI, digest $digest: a discarded disk reads as zeroes" discard_all "$disk"
     check "iSCSI, digest $digest: data survives logout and login" again "$digest"
     check "iSCSI, digest $digest: logout" iscsi_logout

@@ -157,10 +157,12 @@ CONF
     try 10 multipathd show daemon
 }
 
+# A portal that SendTargets has told of has a record already: a second one would log in twice.
 iscsi_login_everywhere() {
     local portal
     for portal in $PORTALS; do
-        iscsiadm -m node -o new -T "$TARGET" -p "$portal"
+        iscsiadm -m node -T "$TARGET" -p "$portal" > /dev/null 2>&1 \
+            || iscsiadm -m node -o new -T "$TARGET" -p "$portal"
         iscsiadm -m node -T "$TARGET" -p "$portal" --login
     done
     udevadm settle -t 20
@@ -193,6 +195,34 @@ two_iscsi_paths() {
         return 1
     }
     multipath -ll
+}
+
+# ---- Copies by the disk -----------------------------------------------------------------------------------------------
+
+# Whether the disk copies by itself (3PC). Not every server that these scripts run against does.
+copies_itself() {
+    sg_inq "$1" | grep -q '3PC=1'
+}
+
+network_bytes() {
+    cat /sys/class/net/[ev]*/statistics/[rt]x_bytes | awk '{ sum += $1 } END { printf "%d", sum }'
+}
+
+# copied_there DISK MEGABYTES: EXTENDED COPY to another place of the disk. The network carries the commands, not the data.
+copied_there() {
+    local block count generic moved
+    generic=/dev/$(ls "/sys/block/${1##*/}/device/scsi_generic")
+    block=$(cat "/sys/block/${1##*/}/queue/logical_block_size")
+    count=$(($2 * 1048576 / block))
+    dd if=/dev/urandom of="$1" bs=1M count="$2" oflag=direct conv=fsync status=none
+    moved=$(network_bytes)
+    sg_xcopy if="$generic" of="$generic" bs="$block" bpt=8192 count=$count seek=$((2 * count))
+    moved=$(($(network_bytes) - moved))
+    echo "$moved bytes moved"
+    [ $moved -lt 65536 ]
+    dd if="$1" bs=1M count="$2" skip=$((2 * $2)) iflag=direct status=none > /run/copy
+    dd if="$1" bs=1M count="$2" iflag=direct status=none | cmp - /run/copy
+    rm /run/copy
 }
 
 # ---- NVMe/TCP --------------------------------------------------------------------------------------------------------

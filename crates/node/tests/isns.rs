@@ -161,7 +161,28 @@ fn skipped(why: &str) {
     std::io::Write::write_all(&mut file, format!("{test}: {why}\n").as_bytes()).unwrap();
 }
 
-fn isnsd(dir: &Path, port: u16) -> Isnsd {
+/// Starts a server, and says at which port. A port that was free may be taken, and the server ends: then another.
+async fn isnsd(dir: &Path) -> (Isnsd, u16) {
+    for _ in 0..10 {
+        #[allow(clippy::disallowed_methods, reason = "a port that nobody has")]
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let mut server = isnsd_at(dir, port);
+        for _ in 0..150 {
+            if server.0.try_wait().unwrap().is_some() {
+                break;
+            }
+            if dir.join("isnsctl").exists() && !listed(dir).contains("onnect") {
+                return (server, port);
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+    panic!("{}", std::fs::read_to_string(dir.join("isnsd.log")).unwrap());
+}
+
+fn isnsd_at(dir: &Path, port: u16) -> Isnsd {
     let config = dir.join("isnsd.conf");
     let text = format!(
         "SourceName = iqn.2001-04.com.example:isns\nSecurity = 0\nDefaultDiscoveryDomain = 1\n\
@@ -189,8 +210,10 @@ fn listed(dir: &Path) -> String {
         if Path::new("/usr/sbin/isnsadm").is_file() { "/usr/sbin/isnsadm" } else { "isnsadm" };
     let mut text = String::new();
     for what in ["entities", "nodes", "portals", "pgs"] {
-        let mut command = Command::new(program);
-        command.arg("-c").arg(dir.join("isnsd.conf")).args(["--local", "--list", what]);
+        // It keeps trying for minutes where nobody answers.
+        let mut command = Command::new("timeout");
+        command.args(["5", program, "-c"]).arg(dir.join("isnsd.conf"));
+        command.args(["--local", "--list", what]);
         let output = command.output().unwrap();
         text.push_str(&String::from_utf8_lossy(&output.stdout));
         text.push_str(&String::from_utf8_lossy(&output.stderr));
@@ -217,10 +240,7 @@ async fn debians_server_lists_what_is_served() {
         return skipped("isnsd is not installed (Debian: open-isns-server, open-isns-utils)");
     }
     let dir = tempfile::tempdir().unwrap();
-    #[allow(clippy::disallowed_methods, reason = "a port that nobody has")]
-    let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
-    let _server = isnsd(dir.path(), port);
-    until(dir.path(), |text| !text.contains("onnect")).await;
+    let (_server, port) = isnsd(dir.path()).await;
     let (node, client) = common::start_with(dir.path(), &isns(&format!("127.0.0.1:{port}"))).await;
     let portal = node.portals().iscsi[0].port();
     create(&client, "a").await;

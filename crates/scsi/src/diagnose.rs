@@ -1,4 +1,4 @@
-//! SEND DIAGNOSTIC and RECEIVE DIAGNOSTIC RESULTS (SPC-4 6.42, 6.29): the default self-test, and the
+//! SEND DIAGNOSTIC and RECEIVE DIAGNOSTIC RESULTS (SPC-4 6.42, 6.28): the default self-test, and the
 //! one page that says that there are no others (SPC-4 7.2).
 
 use block::{Blocks, Error, Failure, Lba, Request};

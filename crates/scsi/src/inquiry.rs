@@ -54,6 +54,8 @@ const CMDQUE: u8 = 0x02;
 const TPGS_IMPLICIT: u8 = 0x10;
 /// There are several target ports.
 const MULTIP: u8 = 0x10;
+/// The unit copies between units by itself (3PC).
+const THIRD_PARTY_COPY: u8 = 0x08;
 
 /// SAM-5, SPC-4, SBC-3 and iSCSI, no version claimed (SPC-4 6.6).
 const VERSIONS: [u16; 4] = [0x00a0, 0x0460, 0x04c0, 0x0960];
@@ -75,7 +77,8 @@ pub(crate) fn standard(
         version: VERSION_SPC_4,
         hisup_and_format: HISUP | RESPONSE_DATA_FORMAT,
         additional_length: (size_of::<Standard>() - 5) as u8,
-        tpgs_and_protect: if several { TPGS_IMPLICIT } else { 0 },
+        tpgs_and_protect: if several { TPGS_IMPLICIT } else { 0 }
+            | if peripheral == Peripheral::Disk { THIRD_PARTY_COPY } else { 0 },
         multiport: if several { MULTIP } else { 0 },
         command_queuing: CMDQUE,
         vendor: VENDOR,

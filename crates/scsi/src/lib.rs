@@ -12,6 +12,9 @@
 //! finish(running, result) -> Reply | Run(request)       what is to be said?
 //! ```
 //!
+//! A copy between volumes is no request of one: `start` gives [`Step::Copy`] with a plan, and
+//! [`LogicalUnit::finish_copy`] says how it ended.
+//!
 //! Commands for addresses without a unit are answered by [`answer_absent`]. Every command and
 //! every bit it looks at stands in one table (`opcodes`), which parsing goes by and REPORT
 //! SUPPORTED OPERATION CODES reports. `docs/conformance/scsi.md` says which clause is tested where.
@@ -19,6 +22,7 @@
 mod absent;
 mod capacity;
 mod cdb;
+mod copy;
 mod defects;
 mod diagnose;
 mod failure;
@@ -44,11 +48,17 @@ mod verify;
 mod vpd;
 
 pub use absent::answer as answer_absent;
+pub use copy::{
+    CopyEnd, CopyExtent, CopyFault, CopyHandle, CopyOutcome, CopyPlan, CopySegment, CopyTrouble,
+    Side, Whose,
+};
 pub use lun::{Address, Lun};
 pub use nexus::{Attention, MAX_NEXUSES, Nexus, NexusId, TargetPort, TooMany, Whom};
 pub use ports::PortGroup;
 pub use reply::{Data, Reply, Status, Transfer};
-pub use sense::{Code, FieldPointer, Format, Key, SENSE_MAX, Sense, SenseBytes};
+pub use sense::{
+    Code, CopyAnswer, CopyField, CopyPoint, FieldPointer, Format, Key, SENSE_MAX, Sense, SenseBytes,
+};
 pub use unit::{Admission, Arrival, Command, Known, LogicalUnit, LunConfig, Running, Step};
 
 /// What the command that begins with these bytes is called, for logs and traces.

@@ -1,4 +1,4 @@
-//! LOG SENSE (SPC-4 6.8, 7.3; SBC-3 6.4). Nothing is counted since a point in time that an initiator
+//! LOG SENSE (SPC-4 6.8, 7.3; SBC-3 6.3). Nothing is counted since a point in time that an initiator
 //! could set, so there is no LOG SELECT.
 
 use crate::reply::Refusal;
@@ -88,7 +88,7 @@ impl LogicalUnit {
         }
     }
 
-    /// Available and used LBA mapping resources, in threshold sets (SBC-3 6.4.5). Other volumes lie on
+    /// Available and used LBA mapping resources, in threshold sets (SBC-3 6.3). Other volumes lie on
     /// the same disks.
     fn resources(&self, space: &Space) -> [Parameter; 2] {
         const AVAILABLE: u16 = 0x0001;

@@ -2,6 +2,7 @@
 
 use slab::Slab;
 
+use crate::copy::Copies;
 use crate::mode::THRESHOLDS;
 use crate::sense::{Code, Key, Sense};
 
@@ -181,6 +182,7 @@ struct Entry {
     serial: u64,
     nexus: Nexus,
     waiting: Waiting,
+    copies: Copies,
 }
 
 /// All nexuses of a unit.
@@ -199,7 +201,7 @@ impl Nexuses {
         self.next_serial += 1;
         let mut waiting = Waiting::default();
         waiting.raise(Attention::PowerOn);
-        let slot = self.entries.insert(Entry { serial, nexus, waiting });
+        let slot = self.entries.insert(Entry { serial, nexus, waiting, copies: Copies::default() });
         Ok(NexusId { slot, serial })
     }
 
@@ -212,6 +214,17 @@ impl Nexuses {
     pub(crate) fn get(&self, id: NexusId) -> Option<&Nexus> {
         let entry = self.entries.get(id.slot)?;
         (entry.serial == id.serial).then_some(&entry.nexus)
+    }
+
+    /// The third-party copies that this initiator has asked for.
+    pub(crate) fn copies(&mut self, id: NexusId) -> Option<&mut Copies> {
+        let entry = self.entries.get_mut(id.slot)?;
+        (entry.serial == id.serial).then_some(&mut entry.copies)
+    }
+
+    /// Ends all third-party copies, and forgets them.
+    pub(crate) fn reset_copies(&mut self) {
+        self.entries.iter_mut().for_each(|(_, entry)| entry.copies.reset());
     }
 
     pub(crate) fn len(&self) -> usize {

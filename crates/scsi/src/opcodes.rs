@@ -8,7 +8,7 @@ use crate::reply::Refusal;
 use crate::sense::{Code, Sense};
 use crate::unit::{Incoming, LogicalUnit, Outcome};
 use crate::{
-    capacity, defects, diagnose, format, inquiry, log, mode, persistent, ports, power,
+    capacity, copy, defects, diagnose, format, inquiry, log, mode, persistent, ports, power,
     provisioning, rw, supported, verify,
 };
 
@@ -348,6 +348,38 @@ const GET_LBA_STATUS: Usage = Usage::of(&[
 const COMPARE_AND_WRITE: Usage = Usage::of(&[
     0x89, DPO_FUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0x1f, 0,
 ]);
+/// Sixteen bytes with a service action, then `middle`, and a length from byte 10 on.
+const fn third_party(opcode: u8, service_action: u8, middle: [u8; 4]) -> Usage {
+    let [a, b, c, d] = middle;
+    Usage::of(&[opcode, service_action, a, b, c, d, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0])
+        .with_service_action()
+}
+
+const COPY_LID1: Usage = third_party(0x83, copy::EXTENDED_COPY_LID1, [0; 4]);
+const COPY_LID4: Usage = third_party(0x83, copy::EXTENDED_COPY_LID4, [0; 4]);
+const COPY_ABORT: Usage = Usage::of(&[
+    0x83,
+    copy::COPY_OPERATION_ABORT,
+    0xff,
+    0xff,
+    0xff,
+    0xff,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+])
+.with_service_action();
+const COPY_STATUS_LID1: Usage = third_party(0x84, copy::COPY_STATUS_LID1, [0xff, 0, 0, 0]);
+const COPY_PARAMETERS: Usage = third_party(0x84, copy::OPERATING_PARAMETERS, [0; 4]);
+const COPY_DETAILS: Usage = third_party(0x84, copy::FAILED_SEGMENT_DETAILS, [0xff, 0, 0, 0]);
+const COPY_STATUS_LID4: Usage = third_party(0x84, copy::COPY_STATUS_LID4, [0xff; 4]);
 const MODE_SENSE_10: Usage = Usage::of(&[0x5a, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0]);
 const MODE_SELECT_10: Usage = Usage::of(&[0x55, 0x10, 0, 0, 0, 0, 0, 0xff, 0xff, 0]);
 const UNMAP: Usage = Usage::of(&[0x42, 0, 0, 0, 0, 0, 0x1f, 0xff, 0xff, 0]);
@@ -360,7 +392,7 @@ const SUPPORTED_TASK_MANAGEMENT: Usage = listing(0xa3, [0x0d, 0x80, 0, 0, 0]).wi
 use Access::{Alone, Free, Reads, Writes};
 
 /// All commands, by operation code and service action.
-pub(crate) static TABLE: [Entry; 62] = [
+pub(crate) static TABLE: [Entry; 69] = [
     Entry::new("TEST UNIT READY", Alone, plain_six(0x00), power::test_unit_ready).on_medium(),
     Entry::new("REQUEST SENSE", Free, REQUEST_SENSE, power::request_sense).despite_attention(),
     Entry::new("FORMAT UNIT", Writes, FORMAT_UNIT, format::format).on_medium(),
@@ -477,6 +509,18 @@ pub(crate) static TABLE: [Entry; 62] = [
         persistent::persistent_reserve_out,
     )
     .needing(Needs::Reservations),
+    Entry::new("EXTENDED COPY(LID1)", Writes, COPY_LID1, copy::extended_copy).on_medium(),
+    Entry::new("EXTENDED COPY(LID4)", Writes, COPY_LID4, copy::extended_copy).on_medium(),
+    Entry::new("COPY OPERATION ABORT", Writes, COPY_ABORT, copy::abort),
+    Entry::new("RECEIVE COPY STATUS(LID1)", Reads, COPY_STATUS_LID1, copy::status_lid1),
+    Entry::new(
+        "RECEIVE COPY OPERATING PARAMETERS",
+        Free,
+        COPY_PARAMETERS,
+        copy::operating_parameters,
+    ),
+    Entry::new("RECEIVE COPY FAILURE DETAILS", Reads, COPY_DETAILS, copy::failed_segment_details),
+    Entry::new("RECEIVE COPY STATUS(LID4)", Reads, COPY_STATUS_LID4, copy::status_lid4),
     Entry::new("READ(16)", Reads, sixteen(0x88, DPO_FUA), rw::read).on_medium(),
     Entry::new("COMPARE AND WRITE", Writes, COMPARE_AND_WRITE, verify::compare_and_write)
         .on_medium(),
@@ -631,6 +675,10 @@ mod tests {
                 "READ CAPACITY(10)",
                 "LOG SENSE",
                 "MODE SENSE(10)",
+                "RECEIVE COPY STATUS(LID1)",
+                "RECEIVE COPY OPERATING PARAMETERS",
+                "RECEIVE COPY FAILURE DETAILS",
+                "RECEIVE COPY STATUS(LID4)",
                 "READ CAPACITY(16)",
                 "REPORT LUNS",
                 "REPORT TARGET PORT GROUPS",

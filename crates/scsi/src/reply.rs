@@ -99,7 +99,8 @@ impl Data {
 pub struct Reply {
     /// Status.
     pub status: Status,
-    /// Sense data; empty unless the status is [`Status::CheckCondition`].
+    /// Sense data; empty unless the status is [`Status::CheckCondition`], or a copy that went well has
+    /// been asked to tell of it.
     pub sense: SenseBytes,
     /// What the initiator gets: never more than the command's allocation length and never more
     /// than the transport's window ([`crate::Arrival::window`]).

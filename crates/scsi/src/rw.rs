@@ -1,4 +1,4 @@
-//! READ, WRITE, ORWRITE, WRITE ATOMIC, PRE-FETCH and SYNCHRONIZE CACHE (SBC-3 5.7 to 5.9, 5.11 to 5.13,
+//! READ, WRITE, ORWRITE, WRITE ATOMIC, PRE-FETCH and SYNCHRONIZE CACHE (SBC-3 5.5, 5.8, 5.9, 5.11 to 5.13,
 //! 5.26, 5.27, 5.33 to 5.35; SBC-2 5.5, 5.24; SBC-4 WRITE ATOMIC), and what all commands on ranges of blocks have in common.
 
 use block::Blocks;

@@ -4,6 +4,8 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
+use crate::reply::Status;
+
 /// What kind of trouble it is (SPC-4 4.5.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -22,10 +24,14 @@ pub enum Key {
     UnitAttention = 0x6,
     /// The medium may not be written.
     DataProtect = 0x7,
+    /// A third-party copy was given up.
+    CopyAborted = 0xa,
     /// The command was aborted; it may be sent again.
     AbortedCommand = 0xb,
     /// A comparison found a difference.
     Miscompare = 0xe,
+    /// The command is done, and there is something to tell about it.
+    Completed = 0xf,
 }
 
 /// Additional sense code and qualifier, under the names of SPC-4 annex F.2.
@@ -35,11 +41,17 @@ pub struct Code(pub u8, pub u8);
 #[allow(missing_docs)] // the names are the standard's own
 impl Code {
     pub const NONE: Self = Self(0x00, 0x00);
+    pub const OPERATION_IN_PROGRESS: Self = Self(0x00, 0x16);
+    pub const EXTENDED_COPY_INFORMATION_AVAILABLE: Self = Self(0x00, 0x20);
     pub const BECOMING_READY: Self = Self(0x04, 0x01);
     pub const INITIALIZING_COMMAND_REQUIRED: Self = Self(0x04, 0x02);
     pub const ASYMMETRIC_ACCESS_STATE_TRANSITION: Self = Self(0x04, 0x0a);
     pub const TARGET_PORT_IN_UNAVAILABLE_STATE: Self = Self(0x04, 0x0c);
+    pub const UNREACHABLE_COPY_TARGET: Self = Self(0x08, 0x04);
     pub const WRITE_ERROR: Self = Self(0x0c, 0x00);
+    pub const THIRD_PARTY_DEVICE_FAILURE: Self = Self(0x0d, 0x01);
+    pub const COPY_TARGET_DEVICE_NOT_REACHABLE: Self = Self(0x0d, 0x02);
+    pub const INCORRECT_COPY_TARGET_DEVICE_TYPE: Self = Self(0x0d, 0x03);
     pub const INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT: Self = Self(0x0e, 0x03);
     pub const UNRECOVERED_READ_ERROR: Self = Self(0x11, 0x00);
     pub const MISCORRECTED_ERROR: Self = Self(0x11, 0x0a);
@@ -51,6 +63,12 @@ impl Code {
     pub const LOGICAL_UNIT_NOT_SUPPORTED: Self = Self(0x25, 0x00);
     pub const INVALID_FIELD_IN_PARAMETER_LIST: Self = Self(0x26, 0x00);
     pub const INVALID_RELEASE_OF_PERSISTENT_RESERVATION: Self = Self(0x26, 0x04);
+    pub const TOO_MANY_TARGET_DESCRIPTORS: Self = Self(0x26, 0x06);
+    pub const UNSUPPORTED_TARGET_DESCRIPTOR_TYPE: Self = Self(0x26, 0x07);
+    pub const TOO_MANY_SEGMENT_DESCRIPTORS: Self = Self(0x26, 0x08);
+    pub const UNSUPPORTED_SEGMENT_DESCRIPTOR_TYPE: Self = Self(0x26, 0x09);
+    pub const UNEXPECTED_INEXACT_SEGMENT: Self = Self(0x26, 0x0a);
+    pub const INLINE_DATA_LENGTH_EXCEEDED: Self = Self(0x26, 0x0b);
     pub const WRITE_PROTECTED: Self = Self(0x27, 0x00);
     pub const SOFTWARE_WRITE_PROTECTED: Self = Self(0x27, 0x02);
     pub const SPACE_ALLOCATION_FAILED: Self = Self(0x27, 0x07);
@@ -65,6 +83,7 @@ impl Code {
     pub const ASYMMETRIC_ACCESS_STATE_CHANGED: Self = Self(0x2a, 0x06);
     pub const CAPACITY_DATA_CHANGED: Self = Self(0x2a, 0x09);
     pub const COMMANDS_CLEARED: Self = Self(0x2f, 0x00);
+    pub const COMMANDS_CLEARED_BY_DEVICE_SERVER: Self = Self(0x2f, 0x02);
     pub const THIN_PROVISIONING_SOFT_THRESHOLD_REACHED: Self = Self(0x38, 0x07);
     pub const SAVING_NOT_SUPPORTED: Self = Self(0x39, 0x00);
     pub const LOGICAL_UNIT_FAILURE: Self = Self(0x3e, 0x01);
@@ -98,19 +117,56 @@ pub struct Sense {
     pub information: Option<u64>,
     /// The wrong field.
     pub field: Option<FieldPointer>,
+    /// How far a third-party copy came.
+    pub copy: Option<CopyPoint>,
+}
+
+/// Where a third-party copy was given up (SPC-4 5.17.7.4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CopyPoint {
+    /// Number of the segment.
+    pub segment: u16,
+    /// What the trouble is with.
+    pub field: Option<CopyField>,
+    /// What one of its ends has answered.
+    pub answer: Option<CopyAnswer>,
+}
+
+/// First byte of a field that a third-party copy was given up for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CopyField {
+    /// Of the parameter list.
+    List(u16),
+    /// Of the segment's descriptor.
+    Segment(u16),
+}
+
+/// What an end of a third-party copy has answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CopyAnswer {
+    /// Whether it is the destination, else the source.
+    pub destination: bool,
+    /// Its status.
+    pub status: Status,
+    /// What its sense data says, if it has any.
+    pub sense: Option<(Key, Code)>,
 }
 
 /// How sense data is laid out (SPC-4 4.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// 18 bytes; blocks beyond 2^32 cannot be told.
+    /// 18 bytes, and the status and sense data of an end of a copy; blocks beyond 2^32 cannot be told.
     Fixed,
     /// A header of 8 bytes and what descriptors there are.
     Descriptor,
 }
 
-/// Longest sense data: a header, an information and a field pointer descriptor.
-pub const SENSE_MAX: usize = 28;
+/// Length in fixed format.
+const FIXED: usize = 18;
+
+/// Longest sense data: a header, descriptors of information, command-specific information and a field
+/// pointer, and forwarded sense data.
+pub const SENSE_MAX: usize = 8 + 12 + 12 + 8 + 4 + FIXED;
 
 /// Sense data as it goes out; empty where there is none.
 pub type SenseBytes = ArrayVec<u8, SENSE_MAX>;
@@ -119,7 +175,7 @@ impl Sense {
     /// Sense of `key` and `code` alone.
     #[must_use]
     pub const fn new(key: Key, code: Code) -> Self {
-        Self { key, code, information: None, field: None }
+        Self { key, code, information: None, field: None, copy: None }
     }
 
     /// ILLEGAL REQUEST with `code`.
@@ -151,6 +207,22 @@ impl Sense {
         self
     }
 
+    /// COPY ABORTED with `code`, at `point`.
+    #[must_use]
+    pub const fn copy_aborted(code: Code, point: CopyPoint) -> Self {
+        let mut sense = Self::new(Key::CopyAborted, code);
+        sense.copy = Some(point);
+        sense
+    }
+
+    /// What a copy of so many segments that went well tells who asked for it (SPC-4 6.4.2).
+    #[must_use]
+    pub const fn copy_done(segments: u16) -> Self {
+        let mut sense = Self::new(Key::Completed, Code::EXTENDED_COPY_INFORMATION_AVAILABLE);
+        sense.copy = Some(CopyPoint { segment: segments, field: None, answer: None });
+        sense
+    }
+
     /// The bytes in `format`.
     #[must_use]
     pub fn to_bytes(&self, format: Format) -> SenseBytes {
@@ -162,17 +234,35 @@ impl Sense {
 
     /// SPC-4 4.5.3. Information of more than four bytes leaves VALID at zero.
     fn fixed(&self) -> SenseBytes {
-        const ADDITIONAL_LENGTH: u8 = 10;
+        const BEFORE_ADDITIONAL: usize = 8;
         let mut out = SenseBytes::new();
+        let answer = self.copy.and_then(|c| c.answer);
         let information = self.information.and_then(|i| u32::try_from(i).ok());
         out.push(0x70 | if information.is_some() { 0x80 } else { 0 });
         out.extend([0, self.key as u8]);
         out.extend(information.unwrap_or(0).to_be_bytes());
-        out.push(ADDITIONAL_LENGTH);
-        out.extend([0; 4]);
+        out.push(0);
+        out.extend(self.command_specific(FIXED as u8));
         out.extend([self.code.0, self.code.1, 0]);
         out.extend(self.key_specific());
+        if let Some(answer) = answer {
+            out.push(answer.status as u8);
+            out.extend(answer.sense_bytes().into_iter().flatten());
+        }
+        out[BEFORE_ADDITIONAL - 1] = (out.len() - BEFORE_ADDITIONAL) as u8;
         out
+    }
+
+    /// COMMAND-SPECIFIC INFORMATION of a copy: where in the sense data the answer of the source or that
+    /// of the destination begins (`at`), and the number of the segment.
+    fn command_specific(&self, at: u8) -> [u8; 4] {
+        let Some(CopyPoint { segment, answer, .. }) = self.copy else { return [0; 4] };
+        let [high, low] = segment.to_be_bytes();
+        match answer {
+            None => [0, 0, high, low],
+            Some(CopyAnswer { destination: false, .. }) => [at, 0, high, low],
+            Some(CopyAnswer { destination: true, .. }) => [0, at, high, low],
+        }
     }
 
     /// SPC-4 4.5.2.
@@ -183,21 +273,51 @@ impl Sense {
             out.extend([0x00, 0x0a, 0x80, 0]);
             out.extend(information.to_be_bytes());
         }
-        if self.field.is_some() {
+        if self.copy.is_some() {
+            out.extend([0x01, 0x0a, 0, 0, 0, 0, 0, 0]);
+            out.extend(self.command_specific(0));
+        }
+        if self.field.is_some() || self.copy.is_some_and(|c| c.field.is_some()) {
             out.extend([0x02, 0x06, 0, 0]);
             out.extend(self.key_specific());
             out.push(0);
         }
+        if let Some(answer) = self.copy.and_then(|c| c.answer) {
+            let (bytes, from) = (answer.sense_bytes(), if answer.destination { 2 } else { 1 });
+            let len = 2 + bytes.map_or(0, |bytes| bytes.len());
+            out.extend([0x0c, len as u8, from, answer.status as u8]);
+            out.extend(bytes.into_iter().flatten());
+        }
         let additional = out.len() - 8;
-        out[7] = u8::try_from(additional).expect("at most 20 bytes of descriptors");
+        out[7] = u8::try_from(additional).expect("descriptors are few");
         out
     }
 
     fn key_specific(&self) -> [u8; 3] {
+        if let Some(field) = self.copy.and_then(|c| c.field) {
+            // Segment pointer: SKSV, and SD for a byte of the segment (SPC-4 4.5.2.4.5).
+            let (place, byte) = match field {
+                CopyField::List(byte) => (0x80, byte),
+                CopyField::Segment(byte) => (0xa0, byte),
+            };
+            let [high, low] = byte.to_be_bytes();
+            return [place, high, low];
+        }
         let Some(FieldPointer { in_cdb, byte, bit }) = self.field else { return [0; 3] };
         let [high, low] = byte.to_be_bytes();
         let place = if in_cdb { 0xc0 } else { 0x80 };
         [place | bit.map_or(0, |b| 0x08 | (b & 7)), high, low]
+    }
+}
+
+impl CopyAnswer {
+    /// Its sense data in fixed format.
+    fn sense_bytes(&self) -> Option<[u8; FIXED]> {
+        let (key, code) = self.sense?;
+        let mut bytes = [0; FIXED];
+        (bytes[0], bytes[2], bytes[7]) = (0x70, key as u8, 10);
+        (bytes[12], bytes[13]) = (code.0, code.1);
+        Some(bytes)
     }
 }
 
@@ -240,9 +360,55 @@ mod tests {
         assert_eq!(bytes[..8], [0x72, 3, 0x11, 0, 0, 0, 0, 12]);
         assert_eq!(bytes[8..], [0, 10, 0x80, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
         let bytes = Sense::field(7, None).with_information(1).to_bytes(Format::Descriptor);
-        assert_eq!((bytes.len(), bytes[7]), (SENSE_MAX, 20));
+        assert_eq!((bytes.len(), bytes[7]), (28, 20));
         assert_eq!(bytes[20..], [2, 6, 0, 0, 0xc0, 0, 7, 0]);
         let bytes = Sense::new(Key::NoSense, Code::NONE).to_bytes(Format::Descriptor);
         assert_eq!(bytes[..], [0x72, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    fn aborted(answer: Option<CopyAnswer>) -> Sense {
+        let point = CopyPoint { segment: 0x0102, field: Some(CopyField::Segment(6)), answer };
+        Sense::copy_aborted(Code::THIRD_PARTY_DEVICE_FAILURE, point)
+    }
+
+    const PROTECTED: CopyAnswer = CopyAnswer {
+        destination: true,
+        status: Status::CheckCondition,
+        sense: Some((Key::DataProtect, Code::WRITE_PROTECTED)),
+    };
+
+    /// SPC-4 5.17.7.4, 4.5.2.4.5: the segment, the field in it, and an end's own answer behind.
+    #[test]
+    fn a_copy_tells_where_it_was_given_up() {
+        let bytes = aborted(None).to_bytes(Format::Fixed);
+        assert_eq!(bytes[7..], [10, 0, 0, 1, 2, 0x0d, 1, 0, 0xa0, 0, 6]);
+        let bytes = aborted(Some(PROTECTED)).to_bytes(Format::Fixed);
+        assert_eq!((bytes.len(), bytes[7]), (37, 29));
+        assert_eq!(bytes[8..12], [0, 18, 1, 2], "the destination's is at 18");
+        assert_eq!(
+            (&bytes[18..20], bytes[21], bytes[26], bytes[31]),
+            (&[2, 0x70][..], 7, 10, 0x27)
+        );
+        let source = CopyAnswer { destination: false, ..PROTECTED };
+        assert_eq!(aborted(Some(source)).to_bytes(Format::Fixed)[8..12], [18, 0, 1, 2]);
+        let conflict = CopyAnswer { status: Status::ReservationConflict, sense: None, ..PROTECTED };
+        let bytes = aborted(Some(conflict)).to_bytes(Format::Fixed);
+        assert_eq!((bytes.len(), bytes[9], bytes[18]), (19, 18, 0x18));
+        let point = CopyPoint { field: Some(CopyField::List(48)), ..CopyPoint::default() };
+        let sense = Sense::copy_aborted(Code::UNREACHABLE_COPY_TARGET, point);
+        assert_eq!(sense.to_bytes(Format::Fixed)[15..], [0x80, 0, 48], "SD is zero");
+    }
+
+    /// SPC-4 4.5.2: command-specific information, segment pointer, forwarded sense data.
+    #[test]
+    fn descriptors_of_a_copy() {
+        let bytes = aborted(Some(PROTECTED)).with_information(1).to_bytes(Format::Descriptor);
+        assert_eq!((bytes.len(), usize::from(bytes[7])), (SENSE_MAX, SENSE_MAX - 8));
+        assert_eq!(bytes[20..32], [1, 10, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]);
+        assert_eq!(bytes[32..40], [2, 6, 0, 0, 0xa0, 0, 6, 0]);
+        assert_eq!((&bytes[40..45], bytes[56]), (&[0x0c, 20, 2, 2, 0x70][..], 0x27));
+        let conflict = CopyAnswer { status: Status::ReservationConflict, sense: None, ..PROTECTED };
+        let bytes = aborted(Some(conflict)).to_bytes(Format::Descriptor);
+        assert_eq!(bytes[8 + 12 + 8..], [0x0c, 2, 2, 0x18]);
     }
 }

@@ -1,5 +1,5 @@
 //! Space that a thin unit takes and has left, and the thresholds at which initiators are told
-//! (SBC-3 4.7.3.7, 6.5.8).
+//! (SBC-3 4.7.3.7, 6.4).
 
 use crate::mode::{Modes, Threshold};
 use crate::nexus::{Attention, Whom};
@@ -61,7 +61,7 @@ impl LogicalUnit {
     }
 }
 
-/// THRESHOLD EXPONENT: how many blocks are in a threshold set, as a power of two (SBC-3 6.6.4).
+/// THRESHOLD EXPONENT: how many blocks are in a threshold set, as a power of two (SBC-3 6.5).
 pub(crate) fn threshold_exponent(block_size: u32) -> u32 {
     (SET_BYTES / block_size.max(1)).checked_ilog2().unwrap_or(0).max(1)
 }

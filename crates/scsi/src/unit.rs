@@ -4,10 +4,13 @@
 //! its data has, and [`LogicalUnit::finish`] each time the volume has done what a [`Step::Run`]
 //! asked for. Each may end it. Nothing here waits, reads a clock or touches the volume.
 
+use std::rc::Rc;
+
 use block::{Blocks, Bufs, Failure, Info, Lba, Request};
 use reservation::{Change, Rights, Table};
 
 use crate::cdb::Cdb;
+use crate::copy::{CopyPlan, Operation};
 use crate::limits::Limits;
 use crate::lun::Lun;
 use crate::mode::Modes;
@@ -93,6 +96,8 @@ pub enum Step {
     /// Look up what all nodes know, then [`LogicalUnit::consulted`], or [`LogicalUnit::finish`] it
     /// with why that failed.
     Consult(Running),
+    /// Copy this between volumes, then [`LogicalUnit::finish_copy`] it with what became of it.
+    Copy(CopyPlan, Running),
 }
 
 /// An admitted command: checked, and waiting for its data if it has any.
@@ -182,13 +187,18 @@ pub(crate) enum Todo {
     },
     SelfTest,
     Diagnostic,
+    /// With a parameter list of the long format, or of the short one.
+    Copy {
+        long: bool,
+    },
 }
 
 /// What a command that has its data comes to.
-enum Prepared {
+pub(crate) enum Prepared {
     Run(Request, After),
     Alter(Change, After),
     Consult(After),
+    Copy(CopyPlan, After),
     /// There is nothing left to do.
     Done,
 }
@@ -196,13 +206,13 @@ enum Prepared {
 /// A command that the volume works on.
 #[derive(Debug)]
 pub struct Running {
-    after: After,
-    wanted: Transfer,
-    window_in: u64,
+    pub(crate) after: After,
+    pub(crate) wanted: Transfer,
+    pub(crate) window_in: u64,
 }
 
 #[derive(Debug)]
-enum After {
+pub(crate) enum After {
     Status,
     Data,
     Verify(Request),
@@ -210,6 +220,7 @@ enum After {
     Modes(Modes),
     Answer { question: Question, allocation: u16 },
     Tested,
+    Copied(Rc<Operation>),
 }
 
 /// [`Arrival`], taken apart.
@@ -307,6 +318,7 @@ impl LogicalUnit {
     pub fn reset(&mut self) {
         self.rearm();
         self.stopped = false;
+        self.nexuses.reset_copies();
     }
 
     /// Has `whom` told `what` with their next command.
@@ -395,15 +407,16 @@ impl LogicalUnit {
         let prepared = if data.len() == data_out {
             self.prepare(nexus, todo, data)
         } else {
-            Err(Sense::new(Key::AbortedCommand, Code::DATA_PHASE_ERROR))
+            Err(Sense::new(Key::AbortedCommand, Code::DATA_PHASE_ERROR).into())
         };
         let running = |after| Running { after, wanted, window_in };
         match prepared {
             Ok(Prepared::Run(request, after)) => Step::Run(request, running(after)),
             Ok(Prepared::Alter(change, after)) => Step::Alter(change, running(after)),
             Ok(Prepared::Consult(after)) => Step::Consult(running(after)),
+            Ok(Prepared::Copy(plan, after)) => Step::Copy(plan, running(after)),
             Ok(Prepared::Done) => Step::Reply(Reply::good(Data::None, wanted, window_in)),
-            Err(sense) => self.ends(wanted, sense.into()),
+            Err(refusal) => self.ends(wanted, refusal),
         }
     }
 
@@ -419,7 +432,7 @@ impl LogicalUnit {
         self.modes.wce
     }
 
-    fn set_modes(&mut self, bits: u128) {
+    pub(crate) fn set_modes(&mut self, bits: u128) {
         let modes = Modes::from_bits(bits, &self.info);
         if modes != self.modes {
             self.modes = modes;
@@ -427,10 +440,15 @@ impl LogicalUnit {
         }
     }
 
+    /// Whether every write has to be durable when it completes (WCE).
+    pub(crate) fn writes_through(&self) -> bool {
+        self.info.volatile_cache && !self.modes.wce
+    }
+
     /// What a command comes to.
-    fn prepare(&mut self, nexus: NexusId, todo: Todo, data: Bufs) -> Result<Prepared, Sense> {
+    fn prepare(&mut self, nexus: NexusId, todo: Todo, data: Bufs) -> Result<Prepared, Refusal> {
         let (request, after) = match todo {
-            Todo::ModeSelect { long_header } => return self.select_modes(&data, long_header),
+            Todo::ModeSelect { long_header } => return Ok(self.select_modes(&data, long_header)?),
             Todo::PersistentReserve(order) => {
                 let change = persistent::change(order, &data.to_vec(), &self.ports(nexus))?;
                 return Ok(Prepared::Alter(change, After::Status));
@@ -455,14 +473,18 @@ impl LogicalUnit {
                 if let Some(long_header) = list {
                     format::check(&data.to_vec(), long_header, self.info.block_size)?;
                 }
-                let through = self.info.volatile_cache && !self.modes.wce;
+                let through = self.writes_through();
                 let Some(request) = format::request(self, through) else {
                     return Ok(Prepared::Done);
                 };
                 (request, After::Status)
             }
             Todo::SelfTest => (diagnose::self_test(), After::Tested),
-            Todo::Diagnostic => return diagnose::check(&data.to_vec()).map(|()| Prepared::Done),
+            Todo::Copy { long } => return self.plan_copy(nexus, long, &data),
+            Todo::Diagnostic => {
+                diagnose::check(&data.to_vec())?;
+                return Ok(Prepared::Done);
+            }
             writing => self.prepare_data(writing, data),
         };
         Ok(Prepared::Run(request, after))
@@ -470,7 +492,7 @@ impl LogicalUnit {
 
     /// The same for what compares or writes blocks.
     fn prepare_data(&self, todo: Todo, data: Bufs) -> (Request, After) {
-        let through = self.info.volatile_cache && !self.modes.wce;
+        let through = self.writes_through();
         let request = match todo {
             Todo::Write { at, fua } => Request::Write { at, data, fua: fua || through },
             Todo::WriteAndVerify { at, compare } => {
@@ -551,7 +573,7 @@ impl LogicalUnit {
         };
         let data = match after {
             After::Data => Data::Bufs(data),
-            After::Status | After::Tested | After::Answer { .. } => Data::None,
+            After::Status | After::Tested | After::Answer { .. } | After::Copied(_) => Data::None,
             After::Stopped => {
                 self.stopped = true;
                 Data::None

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes, Unaligned};
 
+use crate::copy;
 use crate::inquiry::{self, VENDOR};
 use crate::nexus::{NexusId, TargetPort};
 use crate::sense::SENSE_MAX;
@@ -17,18 +18,20 @@ const IDENTIFICATION: u8 = 0x83;
 const EXTENDED: u8 = 0x86;
 const MODE_POLICY: u8 = 0x87;
 const PORTS: u8 = 0x88;
+const THIRD_PARTY_COPY: u8 = 0x8f;
 const BLOCK_LIMITS: u8 = 0xb0;
 const CHARACTERISTICS: u8 = 0xb1;
 const PROVISIONING: u8 = 0xb2;
 
 /// In ascending order (SPC-4 7.8, supported VPD pages).
-const PAGES: [u8; 9] = [
+const PAGES: [u8; 10] = [
     SUPPORTED,
     SERIAL,
     IDENTIFICATION,
     EXTENDED,
     MODE_POLICY,
     PORTS,
+    THIRD_PARTY_COPY,
     BLOCK_LIMITS,
     CHARACTERISTICS,
     PROVISIONING,
@@ -45,6 +48,7 @@ pub(crate) fn page(unit: &LogicalUnit, nexus: NexusId, code: u8) -> Option<Vec<u
         EXTENDED => extended(unit.info.volatile_cache),
         MODE_POLICY => mode_policy(),
         PORTS => ports(unit, &unit.nexuses.get(nexus)?.target_port),
+        THIRD_PARTY_COPY => copy::page(),
         BLOCK_LIMITS => block_limits(unit).as_bytes().to_vec(),
         CHARACTERISTICS => characteristics(unit.config.solid_state),
         PROVISIONING => provisioning(unit),
@@ -75,16 +79,32 @@ const RELATIVE_PORT: u8 = 0x4;
 const PORT_GROUP: u8 = 0x5;
 const NAME_STRING: u8 = 0x8;
 
-/// Device identification (SPC-4 7.8).
-fn identification(unit: &LogicalUnit, port: &TargetPort) -> Vec<u8> {
-    let uuid = &unit.config.uuid;
+/// A designator of a unit.
+pub(crate) struct Designator {
+    pub(crate) kind: u8,
+    pub(crate) code_set: u8,
+    pub(crate) id: Vec<u8>,
+}
+
+/// All designators of the unit of a volume.
+pub(crate) fn unit_designators(uuid: &[u8; 16]) -> [Designator; 3] {
     let naa = naa(uuid);
-    let mut out = Vec::new();
-    designator(&mut out, Of::Unit, NAA, BINARY, &naa);
     let mut vendor_id = VENDOR.to_vec();
     vendor_id.extend(hex(uuid).into_bytes());
-    designator(&mut out, Of::Unit, T10_VENDOR_ID, ASCII, &vendor_id);
-    designator(&mut out, Of::Unit, NAME_STRING, UTF_8, &name(&format!("naa.{}", hex(&naa))));
+    let unit_name = name(&format!("naa.{}", hex(&naa)));
+    [
+        Designator { kind: NAA, code_set: BINARY, id: naa.to_vec() },
+        Designator { kind: T10_VENDOR_ID, code_set: ASCII, id: vendor_id },
+        Designator { kind: NAME_STRING, code_set: UTF_8, id: unit_name },
+    ]
+}
+
+/// Device identification (SPC-4 7.8).
+fn identification(unit: &LogicalUnit, port: &TargetPort) -> Vec<u8> {
+    let mut out = Vec::new();
+    for d in unit_designators(&unit.config.uuid) {
+        designator(&mut out, Of::Unit, d.kind, d.code_set, &d.id);
+    }
     let [high, low] = port.relative_id.to_be_bytes();
     designator(&mut out, Of::Port, RELATIVE_PORT, BINARY, &[0, 0, high, low]);
     if let Some(group) = unit.own_group() {

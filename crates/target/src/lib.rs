@@ -4,9 +4,11 @@
 //! * [`server`]: one core's volumes and connections, and the doors to the other cores.
 //! * `resident`: the life of a connection, from core to core.
 //! * [`conn`]: the driver of one connection, the same for every protocol.
+//! * `copying`: third-party copies between volumes.
 
 pub mod catalog;
 pub mod conn;
+mod copying;
 mod iscsi;
 mod nvme;
 mod resident;

@@ -15,13 +15,14 @@ use block::{Access, AccessState, Account, Pool};
 use rt::Core;
 use rt::net::Listener;
 use slab::Slab;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use volume::Volume;
 
 use crate::catalog::{Catalog, VolumeId};
 use crate::conn::Staging;
+use crate::copying;
 use crate::resident::{self, Resident};
 
 /// Most data that one command moves, in bytes, with either protocol.
@@ -210,6 +211,9 @@ pub struct Server {
     draining: Cell<bool>,
     idle: RefCell<Vec<Waker>>,
     staging: Staging,
+    /// Memory for third-party copies: together they are one client.
+    copying: Account,
+    copies: Rc<Semaphore>,
     pub(crate) iscsi: crate::iscsi::Shared,
     pub(crate) nvme: crate::nvme::Shared,
 }
@@ -264,6 +268,8 @@ impl Server {
             draining: Cell::new(false),
             idle: RefCell::default(),
             staging: Staging::default(),
+            copying: core.pool().account(),
+            copies: Rc::new(Semaphore::new(copying::AT_ONCE)),
             iscsi: crate::iscsi::Shared::new(crate::iscsi::config(&limits)),
             nvme: crate::nvme::Shared::new(core.id()),
             core,
@@ -298,6 +304,16 @@ impl Server {
 
     pub(crate) fn account(&self) -> Account {
         self.core.pool().account()
+    }
+
+    /// What third-party copies take their memory from.
+    pub(crate) fn copying(&self) -> Account {
+        self.copying.clone()
+    }
+
+    /// Turns to copy.
+    pub(crate) fn copies(&self) -> Rc<Semaphore> {
+        Rc::clone(&self.copies)
     }
 
     pub(crate) fn staging(&self) -> Staging {

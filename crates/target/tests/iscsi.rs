@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "iscsi/copy.rs"]
+mod copy;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -22,7 +24,7 @@ use target::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
-use volume::Volume;
+use volume::{Gate, Standing, Volume};
 
 const TARGET: &str = "iqn.2026-01.com.example:disk";
 const BLOCK: usize = 512;
@@ -68,9 +70,13 @@ impl Client {
 
     /// Asks for a session.
     async fn ask(&mut self, keys: &[(&str, &str)]) {
+        self.ask_at(TARGET, keys).await;
+    }
+
+    async fn ask_at(&mut self, target: &str, keys: &[(&str, &str)]) {
         let names = [
             ("InitiatorName", "iqn.2026-01.com.example:host"),
-            ("TargetName", TARGET),
+            ("TargetName", target),
             ("SessionType", "Normal"),
         ];
         let all: Vec<_> = names.iter().chain(keys).copied().collect();
@@ -89,8 +95,18 @@ impl Client {
     }
 
     async fn log_in(core: &Core, to: SocketAddr, isid: u8, keys: &[(&str, &str)]) -> Self {
+        Self::log_in_at(core, to, isid, TARGET, keys).await
+    }
+
+    async fn log_in_at(
+        core: &Core,
+        to: SocketAddr,
+        isid: u8,
+        target: &str,
+        keys: &[(&str, &str)],
+    ) -> Self {
         let mut client = Self::dial(core, to, isid).await;
-        client.ask(keys).await;
+        client.ask_at(target, keys).await;
         let answer = client.next().await;
         assert_eq!(answer.header[36..38], [0, 0], "{answer:?}");
         // TEST UNIT READY fetches what every new initiator is told.
@@ -476,7 +492,7 @@ fn a_node_of_several_is_a_port_of_its_own() {
         assert!(has(&[0x51, 0x94, 0, 4, 0, 0, 0, 2]), "relative target port");
         assert!(has(&[0x51, 0x95, 0, 4, 0, 0, 0, 2]), "target port group");
         assert!(has(b"disk,t,0x0002"), "name of the port");
-        assert_eq!(client.ask_for(&[0x12, 0, 0, 0, 96, 0], 96).await.1[5], 0x10, "TPGS");
+        assert_eq!(client.ask_for(&[0x12, 0, 0, 0, 96, 0], 96).await.1[5], 0x18, "TPGS, 3PC");
         let (_, page) = client.ask_for(&[0x12, 1, 0x88, 0, 255, 0], 255).await;
         for name in [b"disk,t,0x0001", b"disk,t,0x0002", b"disk,t,0x0003"] {
             assert!(page.windows(name.len()).any(|w| w == name), "SCSI ports: all nodes'");

@@ -118,6 +118,8 @@ pub type Listener = Box<dyn Fn(Notices)>;
 pub struct Caller {
     /// None: the node itself, which no reservation binds.
     party: Option<Party>,
+    /// Whether what ends with the party's nexus ends with this.
+    is_nexus: bool,
     gate: Weak<Gate>,
     key: Cell<usize>,
     rights: Cell<Rights>,
@@ -172,9 +174,26 @@ impl Gate {
     /// volume works, and must not call back.
     #[must_use]
     pub fn enter(self: &Rc<Self>, party: Party, listener: Listener) -> Rc<Caller> {
+        self.admit_caller(party, true, listener)
+    }
+
+    /// A party has something done beside the nexus that it has with the volume, if it has one: for a command that it
+    /// sent elsewhere. It is bound as with its own commands; it is told nothing, and nothing ends with this.
+    #[must_use]
+    pub fn on_behalf_of(self: &Rc<Self>, party: Party) -> Rc<Caller> {
+        self.admit_caller(party, false, Box::new(|_| {}))
+    }
+
+    fn admit_caller(
+        self: &Rc<Self>,
+        party: Party,
+        is_nexus: bool,
+        listener: Listener,
+    ) -> Rc<Caller> {
         let rights = self.rights(&party);
         let caller = Rc::new(Caller {
             party: Some(party),
+            is_nexus,
             gate: Rc::downgrade(self),
             key: Cell::new(usize::MAX),
             rights: Cell::new(rights),
@@ -194,6 +213,7 @@ impl Gate {
     pub fn node() -> Rc<Caller> {
         Rc::new(Caller {
             party: None,
+            is_nexus: false,
             gate: Weak::new(),
             key: Cell::new(usize::MAX),
             rights: Cell::new(Rights::ALL),
@@ -385,7 +405,7 @@ impl State {
         let sole = table.sole.as_ref()?;
         let mine = self.standing.as_ref().is_some_and(|s| s.seat == sole.seat);
         let mut callers = self.callers.iter().filter_map(|(_, c)| c.upgrade());
-        let here = callers.any(|c| c.party.as_ref() == Some(&sole.party));
+        let here = callers.any(|c| c.is_nexus && c.party.as_ref() == Some(&sole.party));
         (mine && !here).then(|| sole.party.clone())
     }
 
@@ -500,7 +520,7 @@ impl Drop for Caller {
     fn drop(&mut self) {
         let (Some(gate), Some(party)) = (self.gate.upgrade(), self.party.take()) else { return };
         gate.state.borrow_mut().callers.try_remove(self.key.get());
-        let held = gate.state.borrow().sole_of(&party);
+        let held = self.is_nexus && gate.state.borrow().sole_of(&party);
         if held {
             gate.leaves(party);
             gate.judge_anew();

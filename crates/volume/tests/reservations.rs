@@ -281,6 +281,48 @@ async fn reserve_ends_with_its_nexus() {
     .await;
 }
 
+/// Who has something done beside its nexus is bound as the nexus is, and ends nothing with that.
+#[tokio::test]
+async fn what_is_done_on_behalf_of_a_nexus_ends_without_it() {
+    local(async {
+        let b = Bench::new();
+        let _one = b.enter(1);
+        b.alter(1, Change::ReserveUnit).await.unwrap();
+        let for_one = b.gate.on_behalf_of(party(1));
+        let for_two = b.gate.on_behalf_of(party(2));
+        assert_eq!(b.read(&for_one).await, Ok(()));
+        assert_eq!(b.read(&for_two).await, Err(Failure::Conflict));
+        drop((for_one, for_two));
+        quiet().await;
+        assert_eq!(b.read(&b.gate.on_behalf_of(party(2))).await, Err(Failure::Conflict));
+    })
+    .await;
+}
+
+/// What is done on behalf of a nexus is waited for, and cut off, as what it does itself.
+#[tokio::test]
+async fn what_is_done_on_behalf_of_a_nexus_is_preempted() {
+    local(async {
+        let b = Bench::new();
+        b.register(1, false).await;
+        b.register(2, false).await;
+        b.alter(2, reserve(2, Kind::WriteExclusiveRegistrants)).await.unwrap();
+        let for_one = b.gate.on_behalf_of(party(1));
+        let mut under_way = b.write(&for_one, 0);
+        let waits = b.write(&for_one, 0);
+        quiet().await;
+        let mut preempting = b.begin(2, preempt(2, 1, true));
+        assert!(waits.await.unwrap().is_err(), "it had not begun");
+        quiet().await;
+        assert!(under_way.try_recv().is_err() && preempting.try_recv().is_err());
+        assert_eq!(b.write(&for_one, 8).await.unwrap(), Err(Failure::Conflict), "already");
+        b.through.add_permits(1);
+        assert_eq!(preempting.await.unwrap(), Ok(()));
+        assert!(under_way.try_recv().is_ok(), "before PREEMPT AND ABORT is answered");
+    })
+    .await;
+}
+
 /// Before it is known what holds, commands wait.
 #[tokio::test]
 async fn commands_wait_until_the_table_is_read() {

@@ -321,7 +321,7 @@ fn compare_and_write_is_one_step() {
     });
 }
 
-/// SBC-3 5.7: the longest transfer is more than one step, and every bit that was set stays.
+/// SBC-3 5.5: the longest transfer is more than one step, and every bit that was set stays.
 #[test]
 fn or_write_sets_bits_and_clears_none() {
     local(async || {

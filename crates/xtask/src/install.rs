@@ -43,6 +43,7 @@ pub(crate) const GUEST: &[Package] = &[
     package("kmod", "modprobe"),
     package("nvme-cli", "nvme"),
     package("open-iscsi", "iscsiadm"),
+    package("sg3-utils", "sg_xcopy"),
     package("util-linux", "unshare"),
     package("xfsprogs", "mkfs.xfs"),
 ];

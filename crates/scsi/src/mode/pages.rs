@@ -1,4 +1,4 @@
-//! The mode pages: what they say, and what of it can be changed (SPC-4 7.5, SBC-3 6.5).
+//! The mode pages: what they say, and what of it can be changed (SPC-4 7.5, SBC-3 6.4).
 
 use arrayvec::ArrayVec;
 use block::Info;

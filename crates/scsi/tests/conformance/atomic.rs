@@ -1,4 +1,4 @@
-//! SBC-3 5.7 ORWRITE(16), and SBC-4 WRITE ATOMIC(16) with its limits in VPD page B0h.
+//! SBC-3 5.5 ORWRITE(16), and SBC-4 WRITE ATOMIC(16) with its limits in VPD page B0h.
 
 use scsi::Transfer;
 
@@ -16,7 +16,7 @@ fn atomic(flags: u8, at: u64, boundary: u16, count: u16) -> Vec<u8> {
     cdb
 }
 
-/// SBC-3 5.7: bits are set and none is cleared; flags, ranges and lengths are WRITE's.
+/// SBC-3 5.5: bits are set and none is cleared; flags, ranges and lengths are WRITE's.
 #[test]
 fn orwrite_sets_bits() {
     let (mut b, i) = Bench::new();

@@ -3,8 +3,9 @@
 use block::{Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Pool, Request};
 use reservation::{Change, Initiator, Party, Refusal, Table};
 use scsi::{
-    Admission, Arrival, Command, Data, Known, LogicalUnit, Lun, LunConfig, Nexus, NexusId, Reply,
-    Status, Step, TargetPort, Transfer,
+    Admission, Arrival, Command, CopyFault, CopyOutcome, CopyPlan, CopySegment, Data, Known,
+    LogicalUnit, Lun, LunConfig, Nexus, NexusId, Reply, Side, Status, Step, TargetPort, Transfer,
+    Whose,
 };
 
 pub(crate) const BLOCK: u64 = 512;
@@ -131,6 +132,8 @@ pub(crate) struct Bench {
     pub(crate) log: Vec<String>,
     /// What the volume answers instead of doing anything.
     pub(crate) fail: Option<Failure>,
+    /// How the next copy ends, without anything copied.
+    pub(crate) copies: Option<CopyOutcome>,
     pub(crate) luns: Vec<Lun>,
     /// What all nodes know.
     pub(crate) table: Table,
@@ -151,6 +154,7 @@ impl Bench {
             contents: vec![0; (info.blocks.min(BLOCKS) * u64::from(info.block_size)) as usize],
             log: Vec::new(),
             fail: None,
+            copies: None,
             luns: vec![Lun::new(0).expect("a small number")],
             table: Table::default(),
             parties: Vec::new(),
@@ -185,7 +189,7 @@ impl Bench {
         found.map_or(Party::NOBODY, |(_, party)| party.clone())
     }
 
-    fn known(&self, id: NexusId) -> Known {
+    pub(crate) fn known(&self, id: NexusId) -> Known {
         Known { rights: self.table.rights(&self.party(id)), modes: self.table.modes }
     }
 
@@ -244,8 +248,48 @@ impl Bench {
                     };
                 }
                 Step::Consult(running) => step = self.unit.consulted(running, &self.table),
+                Step::Copy(plan, running) => {
+                    let outcome = self.copies.take().unwrap_or_else(|| self.copy(&plan));
+                    return self.unit.finish_copy(running, outcome);
+                }
             }
         }
+    }
+
+    /// Copies within the one unit that there is.
+    fn copy(&mut self, plan: &CopyPlan) -> CopyOutcome {
+        for (n, segment) in (0..).zip(plan.segments()) {
+            plan.segment_begins(segment);
+            if let Err(fault) = self.copy_segment(plan, segment) {
+                return CopyOutcome::Failed { segment: n, fault, commanded: true };
+            }
+        }
+        CopyOutcome::Done
+    }
+
+    fn copy_segment(&mut self, plan: &CopyPlan, segment: &CopySegment) -> Result<(), CopyFault> {
+        for side in [Side::Source, Side::Destination] {
+            match plan.end(segment, side) {
+                Some(Whose::Commanded) => {}
+                Some(Whose::Named(end)) if !end.names(&config().uuid) => {
+                    return Err(CopyFault::Unreachable(side));
+                }
+                Some(Whose::Named(end)) if !end.is_of(BLOCK as u32) => {
+                    return Err(CopyFault::Mismatch(side));
+                }
+                Some(Whose::Named(_)) => {}
+                None => return Err(CopyFault::Unreachable(side)),
+            }
+        }
+        let extent = segment.extent(&info(), &info())?;
+        self.log.push(format!("copy {}+{} to {}", extent.from, extent.bytes / BLOCK, extent.to));
+        let from = (extent.from.0 * BLOCK) as usize;
+        let bytes = self.contents[from..from + extent.bytes as usize].to_vec();
+        self.put(extent.to, &bytes).expect("the extent fits");
+        plan.segment_is(extent.bytes, BLOCK as u32);
+        plan.wrote(0, extent.bytes);
+        plan.command_done();
+        Ok(())
     }
 
     /// What the log holds, which is empty afterwards.

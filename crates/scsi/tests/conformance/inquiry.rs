@@ -14,7 +14,7 @@ fn standard_data() {
     let (mut b, i) = Bench::new();
     let d = data(&b.ask(i, &[0x12, 0, 0, 0x10, 0, 0]));
     assert_eq!(d.len(), 96);
-    assert_eq!(d[..8], [0, 0, 6, 0x12, 91, 0, 0, 0x02], "disk, SPC-4, HISUP, CMDQUE");
+    assert_eq!(d[..8], [0, 0, 6, 0x12, 91, 0x08, 0, 0x02], "disk, SPC-4, HISUP, 3PC, CMDQUE");
     assert_eq!(&d[8..36], b"WINDROSEVolume          0.1 ");
     let versions: Vec<u16> =
         d[58..74].chunks(2).map(|v| u16::from_be_bytes([v[0], v[1]])).collect();
@@ -64,7 +64,7 @@ fn wrong_pages_are_refused() {
 fn vpd_supported_pages() {
     let (mut b, i) = Bench::new();
     let d = data(&b.ask(i, &vpd(0x00)));
-    assert_eq!(d, [0, 0, 0, 9, 0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0xb0, 0xb1, 0xb2]);
+    assert_eq!(d, [0, 0, 0, 10, 0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0x8f, 0xb0, 0xb1, 0xb2]);
     for page in &d[4..] {
         let d = data(&b.ask(i, &vpd(*page)));
         assert_eq!((d[0], d[1]), (0, *page));
@@ -151,7 +151,7 @@ fn vpd_characteristics_provisioning_and_extended() {
     assert_eq!((d.len(), d[4], d[5]), (64, 0, 1), "does not rotate");
     assert_eq!(data(&b.ask(i, &vpd(0xb2))), [0, 0xb2, 0, 4, 0, 0xe4, 2, 0], "thin");
     let d = data(&b.ask(i, &vpd(0x86)));
-    assert_eq!((d.len(), d[5], d[6], d[13]), (64, 0x01, 0x01, 28));
+    assert_eq!((d.len(), d[5], d[6], d[13]), (64, 0x01, 0x01, 62));
 }
 
 /// SBC-3 6.5: nothing is promised that cannot be done.

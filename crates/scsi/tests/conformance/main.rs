@@ -3,6 +3,8 @@
 mod atomic;
 mod bench;
 mod capacity;
+mod copy;
+mod copy_oracle;
 mod inquiry;
 mod lifecycle;
 mod mode;

@@ -4,8 +4,9 @@
 use block::{Access, Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Pool, Request};
 use reservation::{Change, Initiator, Party, Table};
 use scsi::{
-    Admission, Arrival, Attention, Known, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup,
-    Reply, Status, Step, TargetPort, Transfer, Whom,
+    Admission, Arrival, Attention, CopyFault, CopyOutcome, CopyPlan, CopyTrouble, Known,
+    LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, Reply, SENSE_MAX, Side, Status, Step,
+    TargetPort, Transfer, Whom,
 };
 
 const BLOCK: u32 = 512;
@@ -16,6 +17,7 @@ const WRITE_SAME_10: u8 = 0x41;
 const UNMAP: u8 = 0x42;
 const COMPARE_AND_WRITE: u8 = 0x89;
 const WRITE_SAME_16: u8 = 0x93;
+const EXTENDED_COPY: u8 = 0x83;
 
 /// Commands on blocks.
 const OPCODES: [u8; 29] = [
@@ -186,8 +188,10 @@ impl World {
                 assert!(command.data_in() <= bound && command.read_back() <= bound);
                 let data_in = command.data_in();
                 let mut data = script.data(command.data_out());
-                if shaped < 192 && cdb[0] == UNMAP {
-                    self.shape_list(&mut data);
+                match cdb[0] {
+                    UNMAP if shaped < 192 => self.shape_list(&mut data),
+                    EXTENDED_COPY => shape_copy(&mut data, cdb[1] & 1 != 0),
+                    _ => {}
                 }
                 let step = self.unit.start(id, command, self.bufs(&data));
                 let reply = self.drive(id, step, data_in, script);
@@ -281,6 +285,11 @@ impl World {
                     };
                 }
                 Step::Consult(running) => step = self.unit.consulted(running, &self.table),
+                Step::Copy(plan, running) => {
+                    assert!(plan.segments().len() <= 128);
+                    let outcome = copied(&plan, script);
+                    return self.unit.finish_copy(running, outcome);
+                }
             }
         }
         panic!("a command takes at most two requests")
@@ -327,6 +336,30 @@ impl World {
     }
 }
 
+/// Makes a parameter list with one end, if that fits, and segments between that and the unit itself.
+fn shape_copy(list: &mut [u8], long: bool) {
+    let header = if long { 48 } else { 16 };
+    let Some((head, rest)) = list.split_at_mut_checked(header) else { return };
+    let Some((end, segments)) = rest.split_at_mut_checked(32) else { return };
+    let count = segments.len() / 28;
+    let length = (28 * count) as u16;
+    let flags = head[15];
+    head[..header].fill(0);
+    if long {
+        head[15] = flags & 3;
+        (head[0], head[3], head[16], head[43]) = (1, 0x20, 0xff, 32);
+        head[44..46].copy_from_slice(&length.to_be_bytes());
+    } else {
+        head[3] = 32;
+        head[10..12].copy_from_slice(&length.to_be_bytes());
+    }
+    (end[0], end[1], end[5], end[7]) = (0xe4, 0, 0x03, end[7] % 22);
+    for segment in segments.chunks_exact_mut(28) {
+        let flags = segment[1] & 3;
+        segment[..4].copy_from_slice(&[2, flags, 0, 24]);
+    }
+}
+
 /// None, tiny, less than a block, blocks, more than any command wants.
 fn window(code: u8) -> u64 {
     match code {
@@ -363,13 +396,38 @@ fn result(request: &Request, script: &mut Script<'_>) -> Result<Bufs, Failure> {
     Err(Failure::Device(error))
 }
 
+fn copied(plan: &CopyPlan, script: &mut Script<'_>) -> CopyOutcome {
+    let [what, segment, wrote] = script.bytes();
+    for segment in plan.segments().iter().take(usize::from(segment)) {
+        plan.segment_begins(segment);
+        plan.segment_is(u64::MAX, BLOCK);
+        plan.wrote(u64::from(wrote >> 6), u64::from(wrote) << 30);
+        plan.command_done();
+    }
+    let (segment, side) =
+        (u16::from(segment), if what > 127 { Side::Source } else { Side::Destination });
+    let fault = match what % 8 {
+        0 => return CopyOutcome::Aborted,
+        1 => CopyFault::Unreachable(side),
+        2 => CopyFault::OutOfRange(side),
+        3 => CopyFault::Failed(side, CopyTrouble::Conflict),
+        4 => CopyFault::Failed(side, CopyTrouble::Elsewhere),
+        5 => CopyFault::Failed(side, CopyTrouble::Failed(Error::NoSpace.into())),
+        6 => CopyFault::Failed(side, CopyTrouble::Failed(Error::Fenced.into())),
+        _ => return CopyOutcome::Done,
+    };
+    CopyOutcome::Failed { segment, fault, commanded: what & 8 != 0 }
+}
+
 fn check_reply(reply: &Reply, cdb: &[u8; 16], window: Transfer) {
     let len = reply.data.len() as u64;
     assert!(len <= window.data_in && len <= reply.wanted.data_in);
     if let Some(allocation) = allocation_length(cdb) {
         assert!(reply.wanted.data_in <= allocation, "{cdb:x?}");
     }
-    assert_eq!(reply.status == Status::CheckCondition, !reply.sense.is_empty());
+    if reply.status != Status::Good || cdb[0] != 0x83 {
+        assert_eq!(reply.status == Status::CheckCondition, !reply.sense.is_empty());
+    }
     if reply.status == Status::Good {
         assert_eq!(len, reply.wanted.data_in.min(window.data_in), "{cdb:x?}");
     } else {
@@ -380,6 +438,7 @@ fn check_reply(reply: &Reply, cdb: &[u8; 16], window: Transfer) {
         [format, rest @ ..] => {
             let additional = usize::from(rest[6]);
             assert_eq!(reply.sense.len(), 8 + additional);
+            assert!(reply.sense.len() <= SENSE_MAX);
             assert!(matches!(format, 0x70 | 0xf0 | 0x72));
         }
     }
@@ -394,7 +453,7 @@ fn allocation_length(cdb: &[u8; 16]) -> Option<u64> {
         0x03 | 0x1a => Some(number(4, 1)),
         0x12 | 0x1c => Some(number(3, 2)),
         0x37 | 0x4d | 0x5a => Some(number(7, 2)),
-        0x9e => Some(number(10, 4)),
+        0x84 | 0x9e => Some(number(10, 4)),
         0xa0 | 0xa3 | 0xb7 => Some(number(6, 4)),
         _ => None,
     }

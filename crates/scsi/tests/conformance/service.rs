@@ -1,4 +1,4 @@
-//! What keeps an eye on a disk: SBC-3 5.17, 5.18 READ DEFECT DATA, SPC-4 6.42, 6.29 SEND DIAGNOSTIC and
+//! What keeps an eye on a disk: SBC-3 5.17, 5.18 READ DEFECT DATA, SPC-4 6.42, 6.28 SEND DIAGNOSTIC and
 //! RECEIVE DIAGNOSTIC RESULTS, SPC-4 6.8, 7.3 LOG SENSE; and SBC-3 5.3 FORMAT UNIT.
 
 use block::{Error, Lba};
@@ -49,7 +49,7 @@ fn self_test() {
     assert_eq!(verdict(&b.ask(i, &[0x1d, 0x04, 0, 0, 0, 0])), "Good");
 }
 
-/// SPC-4 6.42, 6.29, 7.2: the page that lists the pages is the only one.
+/// SPC-4 6.42, 6.28, 7.2: the page that lists the pages is the only one.
 #[test]
 fn diagnostic_pages() {
     let (mut b, i) = Bench::new();

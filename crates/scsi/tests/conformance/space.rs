@@ -1,4 +1,4 @@
-//! SBC-3 4.7.3.7, 6.5.8, 6.6.4: space of a thin unit, and thresholds that are told. What is counted are
+//! SBC-3 4.7.3.7, 6.4, 6.5: space of a thin unit, and thresholds that are told. What is counted are
 //! sets of 1 MiB; the unit has a thousand.
 
 use block::Info;
@@ -40,7 +40,7 @@ fn select(b: &mut Bench, i: NexusId, page: &[u8]) -> String {
     verdict(&b.tell(i, &[0x15, 0x10, 0, 0, list.len() as u8, 0], &list))
 }
 
-/// SBC-3 6.6.4, 6.5.8: the exponent, and the page with its changeable and default values.
+/// SBC-3 6.5, 6.4: the exponent, and the page with its changeable and default values.
 #[test]
 fn provisioning_mode_page() {
     let (mut b, i) = bench();
@@ -107,7 +107,7 @@ fn thresholds_that_are_not_told() {
     assert_eq!(told(&mut b, i), "Good");
 }
 
-/// SBC-3 6.6.4: only of thin units.
+/// SBC-3 6.5: only of thin units.
 #[test]
 fn units_that_are_not_thin_have_no_space() {
     let mut c = config();

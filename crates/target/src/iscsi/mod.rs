@@ -20,7 +20,7 @@ use std::sync::Arc;
 use block::{Account, Bufs, BufsMut, Failure};
 use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId};
 use reservation::Table;
-use scsi::Attention;
+use scsi::{Attention, CopyOutcome};
 use volume::Unaltered;
 
 use crate::catalog::VolumeId;
@@ -28,6 +28,7 @@ use crate::conn::{End, Protocol};
 use crate::resident::{Place, Resident};
 use crate::server::{Limits, Notice, Server, Service};
 
+pub(crate) use login::portal_group;
 use reset::Barrier;
 pub(crate) use session::Shared;
 use session::{Member, Session};
@@ -38,6 +39,8 @@ use task::{Tasks, Ticket};
 pub(crate) enum Event {
     /// The volume has answered.
     Done { ticket: Ticket, result: Result<Bufs, Failure> },
+    /// A third-party copy has ended.
+    Copied { ticket: Ticket, outcome: CopyOutcome },
     /// Memory that a command waited for.
     Memory { ticket: Ticket, memory: BufsMut },
     /// Memory that a command waited for did not come in time.
@@ -157,6 +160,7 @@ impl Protocol for Initiator {
     fn event(&mut self, event: Event) {
         match event {
             Event::Done { ticket, result } => self.on_done(ticket, result),
+            Event::Copied { ticket, outcome } => self.on_copied(ticket, outcome),
             Event::Memory { ticket, memory } => self.on_memory(ticket, memory),
             Event::NoMemory { ticket } => self.on_no_memory(ticket),
             Event::Abort { unit, barrier } => self.abort_for(unit, barrier.as_ref()),
@@ -245,7 +249,7 @@ impl Initiator {
         });
         match target {
             Some(target) if welcome => {
-                if session.portal_group != login::portal_group(&catalog, target) {
+                if session.portal_group != portal_group(&catalog, target) {
                     return self.close("its target is in another portal group now");
                 }
                 if self.server().iscsi.refresh(self.server(), &session, target) {

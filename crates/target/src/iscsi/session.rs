@@ -12,7 +12,8 @@ use iscsi::pdu::LoginStatus;
 use iscsi::target::{Config, LoginAttempt};
 use reservation::{Initiator, Party};
 use scsi::{
-    Attention, Known, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, TargetPort, Whom,
+    Attention, CopyTrouble, Known, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup,
+    TargetPort, Whom,
 };
 use volume::{Caller, Gate};
 
@@ -20,6 +21,7 @@ use super::Event;
 use super::login::portal_group;
 use crate::catalog::{Admission, Catalog, IscsiTarget, NodeIndex, VolumeId};
 use crate::conn::Inbox;
+use crate::copying::Principal;
 use crate::server::{MAX_TRANSFER_BYTES, Served, Server, Space};
 
 /// What all iSCSI connections of a core share.
@@ -83,7 +85,7 @@ pub(crate) struct Unit {
 impl Unit {
     /// What all nodes know of the unit.
     pub(super) fn known(&self) -> Known {
-        Known { rights: self.caller.rights(), modes: self.caller.modes() }
+        known(&self.caller)
     }
 }
 
@@ -242,21 +244,8 @@ impl Shared {
             // The volume may have come back as another one than it went.
             unit.borrow_mut().set_info(info);
         }
-        let unit = units.entry(served.id).or_insert_with(|| {
-            let config = LunConfig {
-                uuid: served.id.0,
-                product: "VOLUME".into(),
-                revision: revision(),
-                serial: serial(served.id),
-                read_only: info.read_only,
-                thin: served.thin,
-                solid_state: true,
-                max_transfer_blocks: MAX_TRANSFER_BYTES / info.block_size,
-                keeps_reservations: served.volume.gate().is_some(),
-            };
-            Rc::new(RefCell::new(LogicalUnit::new(config, info)))
-        });
-        Rc::clone(unit)
+        let new = || Rc::new(RefCell::new(new_unit(served)));
+        Rc::clone(units.entry(served.id).or_insert_with(new))
     }
 
     /// A unit takes other space than before, or there is other space left for it.
@@ -266,6 +255,28 @@ impl Shared {
         if let Some(unit) = seen {
             set_space(&mut unit.state.borrow_mut(), &unit.served, space);
         }
+    }
+
+    /// Whether a copy on behalf of `principal`, which would reach the volume through portal group `port`, may read
+    /// or write it now: as whom it does, and of a write, whether it must be durable.
+    pub(crate) fn admits_copy(
+        &self,
+        served: &Served,
+        principal: &Principal,
+        port: u16,
+        writes: bool,
+    ) -> Result<(Rc<Caller>, bool), CopyTrouble> {
+        let caller = match served.volume.gate() {
+            Some(gate) => gate.on_behalf_of(party(&principal.initiator, principal.isid, port)),
+            None => Gate::node(),
+        };
+        let seen = self.units.borrow().get(&served.id).cloned();
+        let durable = match seen {
+            Some(unit) => unit.borrow_mut().admits_copy(known(&caller), writes)?,
+            // Nobody sees it: it is new, but for what all nodes know.
+            None => new_unit(served).admits_copy(known(&caller), writes)?,
+        };
+        Ok((caller, durable))
     }
 
     /// Tells everybody who sees a unit how it is to be used through this node from now on.
@@ -314,9 +325,7 @@ fn caller(
     nexus: NexusId,
 ) -> Rc<Caller> {
     let Some(gate) = served.volume.gate() else { return Gate::node() };
-    let initiator =
-        Initiator::Iscsi { name: session.initiator.as_str().to_owned(), isid: session.isid };
-    let party = Party { initiator, port: session.portal_group };
+    let party = party(&session.initiator, session.isid, session.portal_group);
     let (state, inbox, unit) = (Rc::downgrade(state), session.inbox.clone(), Some(served.id));
     gate.enter(
         party,
@@ -329,17 +338,58 @@ fn caller(
     )
 }
 
-fn nexus(session: &Session) -> Nexus {
+/// A nexus, as reservations know it.
+fn party(initiator: &Name, isid: [u8; 6], port: u16) -> Party {
+    Party { initiator: Initiator::Iscsi { name: initiator.as_str().to_owned(), isid }, port }
+}
+
+/// What all nodes know of the unit of a caller.
+fn known(caller: &Caller) -> Known {
+    Known { rights: caller.rights(), modes: caller.modes() }
+}
+
+impl Session {
+    /// On whose behalf its commands copy.
+    pub(super) fn principal(&self) -> Principal {
+        Principal {
+            initiator: self.initiator.clone(),
+            isid: self.isid,
+            admission: self.admission.clone(),
+        }
+    }
+}
+
+fn initiator_port(session: &Session) -> String {
     let mut port = format!("{},i,0x", session.initiator);
     for byte in session.isid {
         let _ = write!(port, "{byte:02x}");
     }
+    port
+}
+
+fn new_unit(served: &Served) -> LogicalUnit {
+    let info = served.volume.info();
+    let config = LunConfig {
+        uuid: served.id.0,
+        product: "VOLUME".into(),
+        revision: revision(),
+        serial: serial(served.id),
+        read_only: info.read_only,
+        thin: served.thin,
+        solid_state: true,
+        max_transfer_blocks: MAX_TRANSFER_BYTES / info.block_size,
+        keeps_reservations: served.volume.gate().is_some(),
+    };
+    LogicalUnit::new(config, info)
+}
+
+fn nexus(session: &Session) -> Nexus {
     let target_port = TargetPort {
         name: port_name(session, session.portal_group),
         device: session.target.as_ref().map_or_else(String::new, ToString::to_string),
         relative_id: session.portal_group,
     };
-    Nexus { initiator_port: port, target_port }
+    Nexus { initiator_port: initiator_port(session), target_port }
 }
 
 /// Name of a port of the session's target (RFC 7143 4.2.7.6).

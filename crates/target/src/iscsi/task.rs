@@ -7,7 +7,8 @@ use iscsi::target::{Arrived, Direction, Outcome, Tag};
 use reservation::{Change, Table};
 use rt::buf::copy_in;
 use scsi::{
-    Address, Admission, Arrival, Command, Data, Known, Reply, Running, Status, Step, Transfer,
+    Address, Admission, Arrival, Command, CopyHandle, CopyOutcome, CopyPlan, Data, Known, Reply,
+    Running, Status, Step, Transfer,
 };
 use tokio::task::AbortHandle;
 use volume::Unaltered;
@@ -16,6 +17,7 @@ use super::reset::Barrier;
 use super::session::Unit;
 use super::{Event, Initiator};
 use crate::catalog::VolumeId;
+use crate::copying::{self, Promise};
 
 /// A command for whoever answers later: tags come again, and what comes late for a command that
 /// has ended must not meet the next one with its tag.
@@ -71,6 +73,8 @@ enum Stage {
     Running(Running, volume::Command),
     /// It changes what all nodes know, or looks it up: cannot be aborted.
     Asking(Running),
+    /// It copies between volumes.
+    Copying(Running, CopyHandle),
     /// Between two of its steps.
     Between,
 }
@@ -127,8 +131,10 @@ impl Tasks {
     /// Asks the volumes to abort everything; nobody waits for the answers any more.
     pub(super) fn abort_all(&mut self) {
         for task in self.by_tag.drain(..).flatten() {
-            if let Stage::Running(_, command) = task.stage {
-                command.abort();
+            match task.stage {
+                Stage::Running(_, command) => command.abort(),
+                Stage::Copying(_, copy) => copy.abort(),
+                Stage::Admitted(_) | Stage::Asking(_) | Stage::Between => {}
             }
         }
         self.len = 0;
@@ -255,7 +261,7 @@ impl Initiator {
 
     fn step(&mut self, tag: Tag, unit: &Unit, step: Step) {
         match step {
-            Step::Run(..) | Step::Alter(..) | Step::Consult(_)
+            Step::Run(..) | Step::Alter(..) | Step::Consult(_) | Step::Copy(..)
                 if self.session.as_ref().is_none_or(|s| s.has_ended()) =>
             {
                 self.complete_with(tag, Status::TaskAborted);
@@ -273,6 +279,7 @@ impl Initiator {
             }
             Step::Alter(change, running) => self.alter(tag, unit, change, running),
             Step::Consult(running) => self.consult(tag, unit, running),
+            Step::Copy(plan, running) => self.copy(tag, unit, plan, running),
         }
     }
 
@@ -305,7 +312,7 @@ impl Initiator {
     }
 
     pub(super) fn on_altered(&mut self, ticket: Ticket, result: Result<(), Unaltered>) {
-        let Some((tag, unit, running)) = self.asked(ticket) else { return };
+        let Some((tag, unit, running)) = self.waiting(ticket) else { return };
         let step = match result {
             Ok(()) => unit.state.borrow_mut().finish(running, Ok(Bufs::new())),
             Err(Unaltered::Refused(why)) => unit.state.borrow_mut().refused(running, why),
@@ -315,7 +322,7 @@ impl Initiator {
     }
 
     pub(super) fn on_consulted(&mut self, ticket: Ticket, result: Result<Table, block::Error>) {
-        let Some((tag, unit, running)) = self.asked(ticket) else { return };
+        let Some((tag, unit, running)) = self.waiting(ticket) else { return };
         let step = match result {
             Ok(table) => unit.state.borrow_mut().consulted(running, &table),
             Err(e) => unit.state.borrow_mut().finish(running, Err(e.into())),
@@ -323,13 +330,33 @@ impl Initiator {
         self.step(tag, &unit, step);
     }
 
-    /// The command that waits for what all nodes know.
-    fn asked(&mut self, ticket: Ticket) -> Option<(Tag, Rc<Unit>, Running)> {
+    /// Begins a third-party copy, which tells when it has ended.
+    fn copy(&mut self, tag: Tag, unit: &Unit, plan: CopyPlan, running: Running) {
+        let Some(principal) = self.session.as_ref().map(|s| s.principal()) else { return };
+        let Some(ticket) = self.tasks.ticket(tag) else { return };
+        if let Some(task) = self.tasks.get(tag) {
+            task.stage = Stage::Copying(running, plan.handle());
+        }
+        let inbox = self.place.inbox.clone();
+        let promise = Promise::new(move |outcome| inbox.push(Event::Copied { ticket, outcome }));
+        let server = Rc::clone(&self.place.server);
+        let work = copying::carry_out(server, principal, unit.served.id, plan);
+        tokio::task::spawn_local(async move { promise.keep(work.await) });
+    }
+
+    pub(super) fn on_copied(&mut self, ticket: Ticket, outcome: CopyOutcome) {
+        let Some((tag, unit, running)) = self.waiting(ticket) else { return };
+        let reply = unit.state.borrow_mut().finish_copy(running, outcome);
+        self.complete(tag, &reply);
+    }
+
+    /// The command that waits for what all nodes know, or for its copy.
+    fn waiting(&mut self, ticket: Ticket) -> Option<(Tag, Rc<Unit>, Running)> {
         let tag = self.tasks.current(ticket)?;
         let task = self.tasks.get(tag)?;
         let unit = Rc::clone(&task.unit);
         match std::mem::replace(&mut task.stage, Stage::Between) {
-            Stage::Asking(running) => Some((tag, unit, running)),
+            Stage::Asking(running) | Stage::Copying(running, _) => Some((tag, unit, running)),
             other => {
                 task.stage = other;
                 None
@@ -343,6 +370,7 @@ impl Initiator {
         match self.tasks.get(tag).map(|t| &t.stage) {
             Some(Stage::Running(_, command)) => command.abort(),
             Some(Stage::Asking(_)) => {}
+            Some(Stage::Copying(_, copy)) => copy.abort(),
             Some(Stage::Admitted(_) | Stage::Between) | None => {
                 self.complete_with(tag, Status::TaskAborted);
             }

@@ -2,8 +2,7 @@
 //!
 //! `tests/libiscsi-skips.txt` names the tests that are not simply passed, each with its kind and its reason. A test that
 //! skips itself for want of what a disk legitimately lacks has to skip itself; one that fails by a mistake of libiscsi's own
-//! may pass with a newer release; what is missing yet may only shrink. Everything else has to pass, also tests that a newer
-//! release brings.
+//! may pass with a newer release. Everything else has to pass, also tests that a newer release brings.
 
 use crate::{house::House, process::Ended, server::Unit};
 use anyhow::{Context, Result, bail, ensure};
@@ -37,8 +36,6 @@ enum Kind {
     Lacks,
     /// It is wrong itself.
     Mistake,
-    /// It asks for what is not there yet.
-    Missing,
 }
 
 /// What to make of a test.
@@ -114,7 +111,6 @@ impl List {
             let kind = match kind {
                 "lacks" => Kind::Lacks,
                 "mistake" => Kind::Mistake,
-                "missing" => Kind::Missing,
                 other => bail!("{LIST}: {other} is no kind"),
             };
             if all.insert(name.to_owned(), (kind, reason.to_owned())).is_some() {
@@ -134,15 +130,11 @@ impl List {
             };
         };
         match (kind, outcome) {
-            (Kind::Lacks, Outcome::Skipped(_))
-            | (Kind::Mistake, Outcome::Failed(_))
-            | (Kind::Missing, Outcome::Skipped(_) | Outcome::Failed(_)) => {
+            (Kind::Lacks, Outcome::Skipped(_)) | (Kind::Mistake, Outcome::Failed(_)) => {
                 Entry::Skip(format!("{}: {reason}", kind.told()))
             }
             (Kind::Mistake, Outcome::Passed) => Entry::Pass,
-            (Kind::Lacks | Kind::Missing, Outcome::Passed) => {
-                Entry::Fail(format!("passes: remove it from {LIST}"))
-            }
+            (Kind::Lacks, Outcome::Passed) => Entry::Fail(format!("passes: remove it from {LIST}")),
             (Kind::Lacks, Outcome::Failed(why)) => Entry::Fail(why),
             (Kind::Mistake, Outcome::Skipped(why)) => Entry::Fail(format!("skipped itself: {why}")),
         }
@@ -154,7 +146,6 @@ impl Kind {
         match self {
             Self::Lacks => "a disk lacks it",
             Self::Mistake => "libiscsi's mistake",
-            Self::Missing => "not there yet",
         }
     }
 }
@@ -291,8 +282,9 @@ Run Summary:    Type  Total    Ran Passed Failed Inactive
 
     #[test]
     fn the_list_wants_kinds_and_reasons_and_no_twins() {
-        let list = List::parse("# head\n\nA.B  missing: not yet\nA.C   lacks:   it all\n").unwrap();
-        assert_eq!(list.0["A.B"], (Kind::Missing, "not yet".to_owned()));
+        let list =
+            List::parse("# head\n\nA.B  mistake: of its own\nA.C   lacks:   it all\n").unwrap();
+        assert_eq!(list.0["A.B"], (Kind::Mistake, "of its own".to_owned()));
         assert_eq!(list.0.len(), 2);
         for wrong in ["A.B\n", "A.B no reason\n", "A.B some: x\n", "A.B lacks: x\nA.B lacks: y\n"] {
             assert!(List::parse(wrong).is_err(), "{wrong}");
@@ -301,7 +293,7 @@ Run Summary:    Type  Total    Ran Passed Failed Inactive
 
     #[test]
     fn each_kind_forgives_what_it_is_for() {
-        let list = List::parse("L  lacks: a\nK  mistake: b\nM  missing: c\n").unwrap();
+        let list = List::parse("L  lacks: a\nK  mistake: b\n").unwrap();
         let skipped = || Outcome::Skipped("s".into());
         let failed = || Outcome::Failed("f".into());
         let ends = |test| {
@@ -313,7 +305,6 @@ Run Summary:    Type  Total    Ran Passed Failed Inactive
         };
         assert_eq!(ends("L"), ["fail", "skip", "fail"]);
         assert_eq!(ends("K"), ["pass", "fail", "skip"]);
-        assert_eq!(ends("M"), ["fail", "skip", "skip"]);
         assert_eq!(ends("other"), ["pass", "fail", "fail"]);
     }
 }

@@ -1,0 +1,272 @@
+//! Parameter lists of EXTENDED COPY (SPC-4 6.4, 6.5).
+
+use arrayvec::ArrayVec;
+use block::Lba;
+use zerocopy::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use super::plan::{CopyEnd, CopySegment, DESIGNATOR_MAX};
+use super::{MAX_DESCRIPTORS, MAX_ENDS, MAX_SEGMENTS};
+use crate::sense::{Code, Sense};
+
+const G_SENSE: u8 = 0x02;
+const IMMED: u8 = 0x01;
+
+const TOO_SHORT: Sense = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
+
+/// Header of the format with list identifiers of one byte (SPC-4 6.5).
+#[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Short {
+    id: u8,
+    /// STR, LIST ID USAGE (18h), PRIORITY.
+    usage: u8,
+    ends_length: U16,
+    _reserved: [u8; 4],
+    segments_length: U32,
+    inline_length: U32,
+}
+
+/// Header of the format with list identifiers of four bytes (SPC-4 6.4).
+#[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Long {
+    format: u8,
+    usage: u8,
+    header_length: U16,
+    _reserved: [u8; 11],
+    /// G_SENSE (02h), IMMED (01h).
+    flags: u8,
+    header_type: u8,
+    _reserved_too: [u8; 3],
+    id: U32,
+    _reserved_more: [u8; 18],
+    ends_length: U16,
+    segments_length: U16,
+    inline_length: U16,
+}
+
+/// Identification descriptor of a copy source or copy destination (SPC-4 6.4).
+#[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct End {
+    kind: u8,
+    /// LU ID TYPE, which is ignored (SPC-4), and PERIPHERAL DEVICE TYPE (1Fh).
+    peripheral: u8,
+    _relative_initiator_port: U16,
+    code_set: u8,
+    /// ASSOCIATION (30h) and DESIGNATOR TYPE (0Fh).
+    designator: u8,
+    _reserved: u8,
+    length: u8,
+    id: [u8; DESIGNATOR_MAX],
+    /// PAD: matters for inexact segments only, and these are refused.
+    _pad: u8,
+    block_length: [u8; 3],
+}
+
+/// Block device to block device segment descriptor (SPC-4 6.4).
+#[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Segment {
+    kind: u8,
+    /// DC (02h) and CAT.
+    flags: u8,
+    length: U16,
+    source: U16,
+    destination: U16,
+    _reserved: U16,
+    count: U16,
+    from: U64,
+    to: U64,
+}
+
+pub(super) const END_LEN: usize = size_of::<End>();
+pub(super) const SEGMENT_LEN: usize = size_of::<Segment>();
+
+const _: () = assert!(size_of::<Short>() == 16 && size_of::<Long>() == 48);
+const _: () = assert!(END_LEN == 32 && SEGMENT_LEN == 28);
+
+/// Fields of a segment descriptor, for field pointers.
+pub(super) const SOURCE_FIELD: u16 = 4;
+pub(super) const DESTINATION_FIELD: u16 = 6;
+pub(super) const COUNT_FIELD: u16 = 10;
+pub(super) const FROM_FIELD: u16 = 12;
+pub(super) const TO_FIELD: u16 = 20;
+
+/// Types of descriptors that are understood.
+pub(super) const IDENTIFICATION: u8 = 0xe4;
+pub(super) const BLOCK_TO_BLOCK: u8 = 0x02;
+
+/// A list that can be carried out.
+#[derive(Debug)]
+pub(super) struct List {
+    /// By which it can be asked about, if at all.
+    pub(super) id: Option<u32>,
+    /// Where that is in the list.
+    pub(super) id_field: u16,
+    /// Whether success is told in sense data.
+    pub(super) tells: bool,
+    pub(super) ends: Vec<CopyEnd>,
+    /// Where they begin in the list.
+    pub(super) ends_at: u16,
+    pub(super) segments: Vec<CopySegment>,
+}
+
+/// What both headers say.
+struct Header {
+    id: u32,
+    id_field: u16,
+    usage: u8,
+    flags: u8,
+    /// Length of the header.
+    len: usize,
+    ends: usize,
+    ends_field: u16,
+    segments: usize,
+    inline: usize,
+}
+
+/// Takes a parameter list apart: nothing of it is done yet, so what is wrong is ILLEGAL REQUEST
+/// (SPC-4 5.17.7.3).
+pub(super) fn parse(list: &[u8], long: bool) -> Result<List, Sense> {
+    let header = if long { long_header(list)? } else { short_header(list)? };
+    let id = identifier(&header)?;
+    let tells = header.flags & G_SENSE != 0;
+    // Accepted, and the status comes when the copy is done all the same.
+    if header.flags & IMMED != 0 && (tells || id.is_none()) {
+        return Err(Sense::illegal(Code::INVALID_FIELD_IN_CDB));
+    }
+    let descriptors = header.ends.saturating_add(header.segments);
+    if descriptors > MAX_DESCRIPTORS {
+        return Err(TOO_SHORT);
+    }
+    if header.inline > 0 {
+        return Err(Sense::illegal(Code::INLINE_DATA_LENGTH_EXCEEDED));
+    }
+    let body = list.get(header.len..).and_then(|b| b.get(..descriptors)).ok_or(TOO_SHORT)?;
+    let (ends, segments) = body.split_at(header.ends);
+    if !ends.len().is_multiple_of(END_LEN) {
+        return Err(Sense::parameter(header.ends_field, None));
+    }
+    let ends = parse_ends(ends, header.len)?;
+    let segments = parse_segments(segments, header.len + header.ends)?;
+    let (id_field, ends_at) = (header.id_field, header.len as u16);
+    Ok(List { id, id_field, tells, ends, ends_at, segments })
+}
+
+fn short_header(list: &[u8]) -> Result<Header, Sense> {
+    let (header, _) = Short::ref_from_prefix(list).map_err(|_| TOO_SHORT)?;
+    let bytes = |length: U32| usize::try_from(length.get()).unwrap_or(usize::MAX);
+    Ok(Header {
+        id: u32::from(header.id),
+        id_field: 0,
+        usage: header.usage,
+        flags: 0,
+        len: size_of::<Short>(),
+        ends: usize::from(header.ends_length.get()),
+        ends_field: 2,
+        segments: bytes(header.segments_length),
+        inline: bytes(header.inline_length),
+    })
+}
+
+fn long_header(list: &[u8]) -> Result<Header, Sense> {
+    const FORMAT: u8 = 0x01;
+    const HEADER_LENGTH: u16 = 0x20;
+    const HEADER_TYPE: u8 = 0xff;
+    let (header, _) = Long::ref_from_prefix(list).map_err(|_| TOO_SHORT)?;
+    if header.format != FORMAT {
+        return Err(Sense::parameter(0, None));
+    }
+    if header.header_length.get() != HEADER_LENGTH {
+        return Err(Sense::parameter(2, None));
+    }
+    if header.header_type != HEADER_TYPE {
+        return Err(Sense::parameter(16, None));
+    }
+    Ok(Header {
+        id: header.id.get(),
+        id_field: 20,
+        usage: header.usage,
+        flags: header.flags,
+        len: size_of::<Long>(),
+        ends: usize::from(header.ends_length.get()),
+        ends_field: 42,
+        segments: usize::from(header.segments_length.get()),
+        inline: usize::from(header.inline_length.get()),
+    })
+}
+
+/// LIST ID USAGE: the identifier, if there is one. Whether data may be discarded matters not: none is held.
+fn identifier(header: &Header) -> Result<Option<u32>, Sense> {
+    const RESERVED: u8 = 1;
+    const NONE: u8 = 3;
+    match header.usage >> 3 & 3 {
+        RESERVED => Err(Sense::parameter(1, Some(4))),
+        NONE if header.id != 0 => Err(Sense::parameter(header.id_field, None)),
+        NONE => Ok(None),
+        _ => Ok(Some(header.id)),
+    }
+}
+
+fn parse_ends(list: &[u8], at: usize) -> Result<Vec<CopyEnd>, Sense> {
+    const ASSOCIATION: u8 = 0x30;
+    const DESIGNATOR_TYPE: u8 = 0x0f;
+    const CODE_SET: u8 = 0x0f;
+    const PERIPHERAL: u8 = 0x1f;
+    let ends = <[End]>::ref_from_bytes(list).map_err(|_| TOO_SHORT)?;
+    if ends.len() > MAX_ENDS {
+        return Err(Sense::illegal(Code::TOO_MANY_TARGET_DESCRIPTORS));
+    }
+    let parse = |(n, end): (usize, &End)| {
+        let wrong = |byte: usize, bit| Err(Sense::parameter((at + n * END_LEN + byte) as u16, bit));
+        if end.kind != IDENTIFICATION {
+            return Err(Sense::illegal(Code::UNSUPPORTED_TARGET_DESCRIPTOR_TYPE));
+        }
+        if end.designator & ASSOCIATION != 0 {
+            return wrong(5, Some(5)); // of a logical unit, or of none
+        }
+        let id = match end.id.get(..usize::from(end.length)) {
+            Some(id) if !id.is_empty() => id,
+            _ => return wrong(7, None),
+        };
+        let [high, middle, low] = end.block_length;
+        Ok(CopyEnd {
+            kind: end.designator & DESIGNATOR_TYPE,
+            code_set: end.code_set & CODE_SET,
+            id: id.iter().copied().collect::<ArrayVec<_, DESIGNATOR_MAX>>(),
+            peripheral: end.peripheral & PERIPHERAL,
+            block_length: u32::from_be_bytes([0, high, middle, low]),
+        })
+    };
+    ends.iter().enumerate().map(parse).collect()
+}
+
+fn parse_segments(mut list: &[u8], mut at: usize) -> Result<Vec<CopySegment>, Sense> {
+    const DC: u8 = 0x02;
+    const LENGTH: u16 = SEGMENT_LEN as u16 - 4;
+    let mut segments = Vec::with_capacity(list.len() / SEGMENT_LEN);
+    while let Some(&kind) = list.first() {
+        if segments.len() == MAX_SEGMENTS {
+            return Err(Sense::illegal(Code::TOO_MANY_SEGMENT_DESCRIPTORS));
+        }
+        if kind != BLOCK_TO_BLOCK {
+            return Err(Sense::illegal(Code::UNSUPPORTED_SEGMENT_DESCRIPTOR_TYPE));
+        }
+        let (segment, rest) = Segment::ref_from_prefix(list).map_err(|_| TOO_SHORT)?;
+        if segment.length.get() != LENGTH {
+            return Err(Sense::parameter(at as u16 + 2, None));
+        }
+        segments.push(CopySegment {
+            source: segment.source.get(),
+            destination: segment.destination.get(),
+            count: segment.count.get(),
+            counts_destination: segment.flags & DC != 0,
+            from: Lba(segment.from.get()),
+            to: Lba(segment.to.get()),
+        });
+        (list, at) = (rest, at + SEGMENT_LEN);
+    }
+    Ok(segments)
+}

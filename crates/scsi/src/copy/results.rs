@@ -1,0 +1,272 @@
+//! RECEIVE COPY RESULTS, COPY OPERATION ABORT, and VPD page 8Fh (SPC-4 6.22 to 6.25, 6.3, 7.8.17).
+
+use std::rc::Rc;
+
+use zerocopy::IntoBytes;
+use zerocopy::big_endian::{U16, U32, U64};
+use zerocopy::{Immutable, Unaligned};
+
+use super::operation::{Operation, State};
+use super::{
+    COPY_OPERATION_ABORT, COPY_STATUS_LID1, COPY_STATUS_LID4, EXTENDED_COPY_LID1,
+    EXTENDED_COPY_LID4, FAILED_SEGMENT_DETAILS, MAX_DESCRIPTORS, MAX_ENDS, MAX_OPERATIONS,
+    MAX_SEGMENT_BYTES, MAX_SEGMENTS, OPERATING_PARAMETERS, TOTAL_OPERATIONS, list,
+};
+use crate::reply::{Refusal, Status};
+use crate::sense::Sense;
+use crate::unit::{Incoming, LogicalUnit, Outcome};
+
+/// Types of descriptors that are understood, in ascending order.
+const DESCRIPTORS: [u8; 2] = [list::BLOCK_TO_BLOCK, list::IDENTIFICATION];
+
+/// The operation of this initiator that byte 2 names, in one byte or four.
+fn operation(
+    unit: &mut LogicalUnit,
+    cmd: &Incoming<'_>,
+    id: u32,
+) -> Result<Rc<Operation>, Refusal> {
+    let copies = unit.nexuses.copies(cmd.nexus).ok_or(Status::TaskAborted)?;
+    copies.find(id).ok_or(Sense::field(2, None).into())
+}
+
+/// COPY OPERATION ABORT (SPC-4 6.3, 5.17.4.7). The command that is aborted is answered when nothing of
+/// it moves any more, this one at once.
+pub(crate) fn abort(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+    let operation = operation(unit, cmd, cmd.cdb.u32(2))?;
+    if !operation.is_running() {
+        return Err(Sense::field(2, None).into());
+    }
+    operation.clear();
+    Ok(Outcome::GOOD)
+}
+
+/// Parameter data of RECEIVE COPY STATUS(LID1) (SPC-4 6.25).
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+struct StatusLid1 {
+    available: U32,
+    status: u8,
+    segments: U16,
+    units: u8,
+    transferred: U32,
+}
+
+const _: () = assert!(size_of::<StatusLid1>() == 12);
+
+/// COPY COMMAND STATUS.
+const IN_PROGRESS: u8 = 0x00;
+const DONE: u8 = 0x01;
+const FAILED: u8 = 0x02;
+
+/// TRANSFER COUNT UNITS.
+const BYTES: u8 = 0x00;
+const MEBIBYTES: u8 = 0x02;
+
+/// RECEIVE COPY STATUS(LID1). What has ended is told once.
+pub(crate) fn status_lid1(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+    let operation = operation(unit, cmd, u32::from(cmd.cdb.byte(2)))?;
+    let status = match *operation.state.borrow() {
+        State::Running => IN_PROGRESS,
+        State::Done => DONE,
+        State::Aborted { .. } | State::Failed { .. } => FAILED,
+    };
+    if status != IN_PROGRESS && operation.status_told.replace(true) {
+        return Err(Sense::field(2, None).into());
+    }
+    let bytes = operation.bytes.get();
+    let (units, transferred) = match u32::try_from(bytes) {
+        Ok(bytes) => (BYTES, bytes),
+        Err(_) => (MEBIBYTES, u32::try_from(bytes >> 20).unwrap_or(u32::MAX)),
+    };
+    let data = StatusLid1 {
+        available: U32::new((size_of::<StatusLid1>() - 4) as u32),
+        status,
+        segments: U16::new(operation.segments.get()),
+        units,
+        transferred: U32::new(transferred),
+    };
+    Ok(Outcome::data(data.as_bytes().to_vec(), u64::from(cmd.cdb.u32(10))))
+}
+
+/// RECEIVE COPY FAILURE DETAILS(LID1) (SPC-4 6.23): the status and the sense data that the command
+/// ended with. Once they are told all of it, or nobody wants them, they are gone.
+pub(crate) fn failed_segment_details(
+    unit: &mut LogicalUnit,
+    cmd: &Incoming<'_>,
+) -> Result<Outcome, Refusal> {
+    const STATUS_AT: usize = 56;
+    let operation = operation(unit, cmd, u32::from(cmd.cdb.byte(2)))?;
+    if operation.is_running() || operation.service_action != EXTENDED_COPY_LID1 {
+        return Err(Sense::field(2, None).into());
+    }
+    let mut data = vec![0; 4];
+    if let State::Failed { status, sense } | State::Aborted { status, sense } =
+        &*operation.state.borrow()
+        && !operation.details_told.get()
+    {
+        data.resize(STATUS_AT, 0);
+        data.extend([*status as u8, 0]);
+        data.extend((sense.len() as u16).to_be_bytes());
+        data.extend(sense.iter());
+        let available = (data.len() - 4) as u32;
+        data[..4].copy_from_slice(&available.to_be_bytes());
+    }
+    let allocation = u64::from(cmd.cdb.u32(10));
+    if allocation == 0 || allocation >= data.len() as u64 {
+        operation.details_told.set(true);
+    }
+    Ok(Outcome::data(data, allocation))
+}
+
+/// Parameter data of RECEIVE COPY STATUS(LID4) (SPC-4 6.24), without the sense data behind it.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+struct StatusLid4 {
+    available: U32,
+    service_action: u8,
+    status: u8,
+    counter: U16,
+    delay_ms: U32,
+    completion: u8,
+    sense_field: u8,
+    sense_length: u8,
+    units: u8,
+    transferred: U64,
+    segments: U16,
+    reserved: [u8; 6],
+}
+
+const _: () = assert!(size_of::<StatusLid4>() == 32);
+
+/// RECEIVE COPY STATUS(LID4).
+pub(crate) fn status_lid4(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+    const IN_FOREGROUND: u8 = 0x11;
+    const TERMINATED: u8 = 0x60;
+    const NOTHING_NEW_COMES: u32 = 0xffff_fffe;
+    const NO_ESTIMATE: u32 = 0xffff_ffff;
+    let operation = operation(unit, cmd, cmd.cdb.u32(2))?;
+    let (status, completion, mut sense) = match &*operation.state.borrow() {
+        State::Running => (IN_FOREGROUND, 0, Vec::new()),
+        State::Done => (DONE, Status::Good as u8, Vec::new()),
+        State::Aborted { .. } => (TERMINATED, Status::TaskAborted as u8, Vec::new()),
+        State::Failed { status, sense } => (FAILED, *status as u8, sense.to_vec()),
+    };
+    let sense_length = sense.len();
+    sense.resize(sense_length.next_multiple_of(4), 0);
+    let delay = if status == IN_FOREGROUND { NO_ESTIMATE } else { NOTHING_NEW_COMES };
+    let header = StatusLid4 {
+        available: U32::new((size_of::<StatusLid4>() - 4 + sense.len()) as u32),
+        service_action: operation.service_action,
+        status,
+        counter: U16::new(operation.commands.get()),
+        delay_ms: U32::new(delay),
+        completion,
+        sense_field: sense.len() as u8,
+        sense_length: sense_length as u8,
+        units: BYTES,
+        transferred: U64::new(operation.bytes.get()),
+        segments: U16::new(operation.segments.get()),
+        reserved: [0; 6],
+    };
+    let data = [header.as_bytes(), &sense].concat();
+    Ok(Outcome::data(data, u64::from(cmd.cdb.u32(10))))
+}
+
+/// Parameter data of RECEIVE COPY OPERATING PARAMETERS (SPC-4 6.22), without the list of descriptors.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+struct Parameters {
+    available: U32,
+    snlid: u8,
+    reserved: [u8; 3],
+    max_ends: U16,
+    max_segments: U16,
+    max_descriptors: U32,
+    max_segment_bytes: U32,
+    max_inline: U32,
+    held_data: U32,
+    max_stream: U32,
+    reserved_too: U16,
+    total_copies: U16,
+    max_copies: u8,
+    granularities: [u8; 3],
+    reserved_more: [u8; 3],
+    descriptors: u8,
+}
+
+const _: () = assert!(size_of::<Parameters>() == 44);
+
+/// RECEIVE COPY OPERATING PARAMETERS.
+pub(crate) fn operating_parameters(
+    _unit: &mut LogicalUnit,
+    cmd: &Incoming<'_>,
+) -> Result<Outcome, Refusal> {
+    const SNLID: u8 = 0x01;
+    let header = Parameters {
+        available: U32::new((size_of::<Parameters>() - 4 + DESCRIPTORS.len()) as u32),
+        snlid: SNLID,
+        reserved: [0; 3],
+        max_ends: U16::new(MAX_ENDS as u16),
+        max_segments: U16::new(MAX_SEGMENTS as u16),
+        max_descriptors: U32::new(MAX_DESCRIPTORS as u32),
+        max_segment_bytes: U32::new(MAX_SEGMENT_BYTES),
+        max_inline: U32::ZERO,
+        held_data: U32::ZERO,
+        max_stream: U32::ZERO,
+        reserved_too: U16::ZERO,
+        total_copies: U16::new(TOTAL_OPERATIONS),
+        max_copies: MAX_OPERATIONS as u8,
+        granularities: [0; 3],
+        reserved_more: [0; 3],
+        descriptors: DESCRIPTORS.len() as u8,
+    };
+    let data = [header.as_bytes(), &DESCRIPTORS].concat();
+    Ok(Outcome::data(data, u64::from(cmd.cdb.u32(10))))
+}
+
+/// Third-party copy VPD page (SPC-4 7.8.17), without the header.
+pub(crate) fn page() -> Vec<u8> {
+    const COMMANDS: u16 = 0x0001;
+    const PARAMETERS: u16 = 0x0004;
+    const TYPES: u16 = 0x0008;
+    const END_IDS: u16 = 0x000c;
+    const GENERAL: u16 = 0x8001;
+    let supported = [
+        &[0x83, 3, EXTENDED_COPY_LID1, EXTENDED_COPY_LID4, COPY_OPERATION_ABORT][..],
+        &[
+            0x84,
+            4,
+            COPY_STATUS_LID1,
+            OPERATING_PARAMETERS,
+            FAILED_SEGMENT_DETAILS,
+            COPY_STATUS_LID4,
+        ],
+    ]
+    .concat();
+    let mut out = Vec::new();
+    descriptor(&mut out, COMMANDS, &[&[supported.len() as u8][..], &supported].concat());
+    let mut parameters = vec![0; 4];
+    parameters.extend((MAX_ENDS as u16).to_be_bytes());
+    parameters.extend((MAX_SEGMENTS as u16).to_be_bytes());
+    parameters.extend((MAX_DESCRIPTORS as u32).to_be_bytes());
+    parameters.extend([0; 16]); // no inline data
+    descriptor(&mut out, PARAMETERS, &parameters);
+    descriptor(&mut out, TYPES, &[&[DESCRIPTORS.len() as u8][..], &DESCRIPTORS].concat());
+    // Beside the indexes of a list: the unit itself.
+    descriptor(&mut out, END_IDS, &[0, 2, 0xff, 0xff]);
+    let mut general = u32::from(TOTAL_OPERATIONS).to_be_bytes().to_vec();
+    general.extend((MAX_OPERATIONS as u32).to_be_bytes());
+    general.extend(MAX_SEGMENT_BYTES.to_be_bytes());
+    general.extend([0; 20]);
+    descriptor(&mut out, GENERAL, &general);
+    out
+}
+
+/// Appends a third-party copy descriptor, filled to a multiple of four bytes.
+fn descriptor(out: &mut Vec<u8>, kind: u16, body: &[u8]) {
+    let length = body.len().next_multiple_of(4);
+    out.extend(kind.to_be_bytes());
+    out.extend((length as u16).to_be_bytes());
+    out.extend(body);
+    out.extend(std::iter::repeat_n(0, length - body.len()));
+}

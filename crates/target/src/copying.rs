@@ -1,0 +1,549 @@
+//! Third-party copies, carried out: ordinary reads and writes of volumes, in pieces, each on the core of
+//! its volume (RFD 0014).
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::ops::Range;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{Blocks, Buf, Bufs, Class, Error, Failure, Info, Lba, Request};
+use iscsi::name::Name;
+use scsi::{
+    CopyEnd, CopyExtent, CopyFault, CopyOutcome, CopyPlan, CopySegment, CopyTrouble, Side, Whose,
+};
+use tokio::sync::{oneshot, watch};
+
+use crate::catalog::{Admission, Catalog, IscsiTarget, VolumeId};
+use crate::iscsi::portal_group;
+use crate::server::{Served, Server};
+
+/// Most that is read, and then written, at once, in bytes.
+const PIECE: u64 = 512 * 1024;
+
+/// What zeroes are looked for in, in bytes: space is saved in no smaller portions.
+const GRAIN: usize = 64 * 1024;
+
+/// Copies that run on a core at a time; others wait.
+pub(crate) const AT_ONCE: usize = 4;
+
+/// On whose behalf something is copied.
+#[derive(Debug)]
+pub(crate) struct Principal {
+    /// The initiator's name.
+    pub(crate) initiator: Name,
+    /// What its name and this make the name of its port.
+    pub(crate) isid: [u8; 6],
+    /// What its session was asked, and has proved.
+    pub(crate) admission: Admission,
+}
+
+impl Principal {
+    /// Whether it could log in to `target` with what it has proved already.
+    fn may_use(&self, target: &IscsiTarget) -> bool {
+        let Some(asks) = target.access.admission(self.initiator.as_str()) else { return false };
+        match (&asks.chap, &self.admission.chap) {
+            (None, _) => true,
+            (Some(asks), Some(has)) => (&asks.user, &asks.secret) == (&has.user, &has.secret),
+            (Some(_), None) => false,
+        }
+    }
+
+    /// A volume that it may use.
+    fn find(&self, catalog: &Catalog, wanted: impl Fn(VolumeId) -> bool) -> Option<Place> {
+        let usable = catalog.targets.iter().filter(|(_, t)| self.may_use(t));
+        let mut volumes =
+            usable.flat_map(|(name, t)| t.luns.values().map(move |&id| (id, name, t)));
+        let (id, name, target) = volumes.find(|&(id, ..)| wanted(id))?;
+        Some(Place { id, core: target.core, target: name.as_str().into() })
+    }
+
+    /// Whether it may use a volume as it did when that was found: no search.
+    fn may_still_use(&self, catalog: &Catalog, place: &Place) -> bool {
+        catalog.targets.get(&*place.target).is_some_and(|t| {
+            let has = t.core == place.core && t.luns.values().any(|&id| id == place.id);
+            has && self.may_use(t)
+        })
+    }
+}
+
+/// Where a volume lives, and the target that makes it usable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    id: VolumeId,
+    core: usize,
+    target: Arc<str>,
+}
+
+/// One end of a segment, found.
+#[derive(Clone, Debug)]
+struct End {
+    side: Side,
+    place: Place,
+    info: Info,
+    thin: bool,
+}
+
+/// Why a segment is not copied.
+enum Stop {
+    Aborted,
+    Fault { fault: CopyFault, commanded: bool },
+}
+
+/// Why a volume has not done what a copy wants.
+#[derive(Clone, Copy, Debug)]
+enum Refused {
+    /// It is not there, or not for this initiator.
+    NotThere,
+    Aborted,
+    Trouble(CopyTrouble),
+}
+
+impl From<Failure> for Refused {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Device(Error::Aborted) => Self::Aborted,
+            failure => Self::Trouble(CopyTrouble::Failed(failure)),
+        }
+    }
+}
+
+/// Copies what `plan` says for `principal`, who has sent it to the unit of `commanded`. Ends soon after
+/// an abort; what it has begun by then is done when this is.
+pub(crate) async fn carry_out(
+    server: Rc<Server>,
+    principal: Principal,
+    commanded: VolumeId,
+    plan: CopyPlan,
+) -> CopyOutcome {
+    let handle = plan.handle();
+    let (stop, stopped) = watch::channel(false);
+    let principal = Arc::new(principal);
+    let job = Job { server, principal, commanded, stopped, found: RefCell::default() };
+    let mut work = pin!(job.run(&plan));
+    poll_fn(|cx| {
+        if handle.poll_aborted(cx).is_ready() && !*stop.borrow() {
+            stop.send_replace(true);
+        }
+        work.as_mut().poll(cx)
+    })
+    .await
+}
+
+struct Job {
+    server: Rc<Server>,
+    principal: Arc<Principal>,
+    commanded: VolumeId,
+    /// Whether it is to be given up.
+    stopped: watch::Receiver<bool>,
+    /// The ends that were found already.
+    found: RefCell<Vec<(CopyEnd, Place)>>,
+}
+
+impl Job {
+    fn is_stopped(&self) -> bool {
+        *self.stopped.borrow()
+    }
+
+    async fn run(&self, plan: &CopyPlan) -> CopyOutcome {
+        let copies = self.server.copies();
+        let mut stopped = self.stopped.clone();
+        let _turn = tokio::select! {
+            biased;
+            _ = stopped.wait_for(|stopped| *stopped) => return CopyOutcome::Aborted,
+            turn = copies.acquire() => turn,
+        };
+        for (segment, what) in (0..).zip(plan.segments()) {
+            plan.segment_begins(what);
+            match self.segment(plan, what).await {
+                Ok(()) => {}
+                Err(Stop::Aborted) => return CopyOutcome::Aborted,
+                Err(Stop::Fault { fault, commanded }) => {
+                    tracing::debug!(segment, ?fault, "a third-party copy is given up");
+                    return CopyOutcome::Failed { segment, fault, commanded };
+                }
+            }
+        }
+        CopyOutcome::Done
+    }
+
+    async fn segment(&self, plan: &CopyPlan, segment: &CopySegment) -> Result<(), Stop> {
+        let source = self.end(plan, segment, Side::Source).await?;
+        let destination = self.end(plan, segment, Side::Destination).await?;
+        let extent = segment.extent(&source.info, &destination.info).map_err(|fault| {
+            let failed = match fault {
+                CopyFault::OutOfRange(Side::Destination) => &destination,
+                _ => &source,
+            };
+            self.fault(failed.place.id, fault)
+        })?;
+        plan.segment_is(extent.bytes, destination.info.block_size);
+        let same = source.place.id == destination.place.id;
+        let within = same.then_some(source.info.block_size);
+        let pieces = RefCell::new(extent.pieces(step(&source.info, &destination.info), within));
+        let first_fault = Cell::new(None);
+        let work = || async {
+            while !self.is_stopped() {
+                let next = pieces.borrow_mut().next();
+                let Some(piece) = next else { break };
+                if let Err(stop) = self.piece(plan, &source, &destination, &extent, piece).await {
+                    first_fault.set(first_fault.take().or(Some(stop)));
+                    // The other one stops behind the piece it has.
+                    pieces.borrow_mut().by_ref().for_each(drop);
+                }
+            }
+        };
+        if extent.overlaps(within) {
+            work().await;
+        } else {
+            tokio::join!(work(), work());
+        }
+        match first_fault.take() {
+            Some(stop) => Err(stop),
+            None if self.is_stopped() => Err(Stop::Aborted),
+            None => Ok(()),
+        }
+    }
+
+    fn fault(&self, id: VolumeId, fault: CopyFault) -> Stop {
+        Stop::Fault { fault, commanded: id == self.commanded }
+    }
+
+    /// Finds whom a segment means by `side`.
+    async fn end(&self, plan: &CopyPlan, segment: &CopySegment, side: Side) -> Result<End, Stop> {
+        let nobody = || Stop::Fault { fault: CopyFault::Unreachable(side), commanded: false };
+        let whose = plan.end(segment, side).ok_or_else(nobody)?;
+        let place = self.place(whose).ok_or_else(nobody)?;
+        let there = place.clone();
+        let found = self.at(place.core, move |server, principal, _| async move {
+            let (served, _) = permitted(&server, &principal, &there)?;
+            Ok((served.volume.info(), served.thin))
+        });
+        let (info, thin) = found.await.map_err(|refused| self.stop(place.id, side, refused))?;
+        match whose {
+            Whose::Named(end) if !end.is_of(info.block_size) => {
+                Err(self.fault(place.id, CopyFault::Mismatch(side)))
+            }
+            _ => Ok(End { side, place, info, thin }),
+        }
+    }
+
+    fn place(&self, whose: Whose<'_>) -> Option<Place> {
+        let (catalog, principal) = (self.server.catalog(), &self.principal);
+        let end = match whose {
+            Whose::Commanded => return principal.find(&catalog, |id| id == self.commanded),
+            Whose::Named(end) => end,
+        };
+        let mut found = self.found.borrow_mut();
+        found.retain(|(_, place)| principal.may_still_use(&catalog, place));
+        if let Some((_, place)) = found.iter().find(|(known, _)| known == end) {
+            return Some(place.clone());
+        }
+        let place = principal.find(&catalog, |id| end.names(&id.0))?;
+        found.push((end.clone(), place.clone()));
+        Some(place)
+    }
+
+    fn stop(&self, id: VolumeId, side: Side, refused: Refused) -> Stop {
+        match refused {
+            Refused::Aborted => Stop::Aborted,
+            Refused::NotThere => self.fault(id, CopyFault::Unreachable(side)),
+            Refused::Trouble(trouble) => self.fault(id, CopyFault::Failed(side, trouble)),
+        }
+    }
+
+    /// Reads a piece, and writes it.
+    async fn piece(
+        &self,
+        plan: &CopyPlan,
+        source: &End,
+        destination: &End,
+        extent: &CopyExtent,
+        (at, len): (u64, u64),
+    ) -> Result<(), Stop> {
+        let range = blocks(source, extent.from, at, len);
+        let data = self.request(source, Request::Read { range }, true).await?;
+        plan.command_done();
+        let own_memory = source.place.core == destination.place.core;
+        for (part, is_zero) in parts(&data) {
+            let at = at + part.start as u64;
+            let len = part.len() as u64;
+            let range = blocks(destination, extent.to, at, len);
+            let request = if is_zero {
+                Request::Zero { range, unmap: destination.thin, fua: false }
+            } else {
+                Request::Write { at: range.at, data: data.slice(part), fua: false }
+            };
+            self.request(destination, request, own_memory).await?;
+            plan.command_done();
+            plan.wrote(at, len);
+        }
+        Ok(())
+    }
+
+    /// Has the volume of `end` do `request`. `own_memory`: what it writes is in its core's pool.
+    async fn request(&self, end: &End, request: Request, own_memory: bool) -> Result<Bufs, Stop> {
+        let place = end.place.clone();
+        let done = self.at(place.core, move |server, principal, stopped| async move {
+            request_here(&server, &principal, &place, request, own_memory, stopped).await
+        });
+        done.await.map_err(|refused| self.stop(end.place.id, end.side, refused))
+    }
+
+    /// Runs `work` on a core, here or behind its door, and gives its answer.
+    async fn at<T, F, Fut>(&self, core: usize, work: F) -> Result<T, Refused>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Server>, Arc<Principal>, watch::Receiver<bool>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, Refused>> + 'static,
+    {
+        let (principal, stopped) = (Arc::clone(&self.principal), self.stopped.clone());
+        if core == self.server.core().id() {
+            return work(Rc::clone(&self.server), principal, stopped).await;
+        }
+        let (answer, answered) = oneshot::channel();
+        let parcel = move |server: &Rc<Server>| {
+            let work = work(Rc::clone(server), principal, stopped);
+            tokio::task::spawn_local(async move {
+                // Whoever asked may be gone with its core; the work was done all the same.
+                let _ = answer.send(work.await);
+            });
+        };
+        self.server.send(core, Box::new(parcel)).await;
+        // A core that has stopped has no volumes any more.
+        answered.await.unwrap_or(Err(Refused::NotThere))
+    }
+}
+
+/// The volume of this core, if `principal` may use it now, and the portal group that it would come through.
+fn permitted(
+    server: &Server,
+    principal: &Principal,
+    place: &Place,
+) -> Result<(Rc<Served>, u16), Refused> {
+    let catalog = server.catalog();
+    let target = if principal.may_still_use(&catalog, place) {
+        Some(Arc::clone(&place.target))
+    } else {
+        // The target may be another one now.
+        let now = principal.find(&catalog, |id| id == place.id);
+        now.filter(|now| now.core == place.core).map(|now| now.target)
+    };
+    let target = target.and_then(|name| catalog.targets.get(&*name)).ok_or(Refused::NotThere)?;
+    let served = server.volume(place.id).ok_or(Refused::NotThere)?;
+    Ok((served, portal_group(&catalog, target)))
+}
+
+/// Does one request of a copy on this core, if it may be done now.
+async fn request_here(
+    server: &Rc<Server>,
+    principal: &Principal,
+    place: &Place,
+    request: Request,
+    own_memory: bool,
+    mut stopped: watch::Receiver<bool>,
+) -> Result<Bufs, Refused> {
+    let account = server.copying();
+    let writes = !matches!(request, Request::Read { .. });
+    let request = match request {
+        Request::Write { at, data, .. } if !own_memory => {
+            // Further up than the memory that the data is in: no circle of waiting closes.
+            let credit = tokio::select! {
+                biased;
+                _ = stopped.wait_for(|stopped| *stopped) => return Err(Refused::Aborted),
+                credit = account.credit(data.len(), Class::Arriving) => credit,
+            };
+            let credit = credit.map_err(|_| Failure::Device(Error::OutOfRange))?;
+            Request::Write { at, data: copied(&credit, &data), fua: false }
+        }
+        other => other,
+    };
+    // Decided last: nothing is waited for between this and the volume.
+    let (served, port) = permitted(server, principal, place)?;
+    let admitted = server.iscsi.admits_copy(&served, principal, port, writes);
+    let (caller, durable) = admitted.map_err(Refused::Trouble)?;
+    let request = match request {
+        Request::Write { at, data, .. } => Request::Write { at, data, fua: durable },
+        Request::Zero { range, unmap, .. } => Request::Zero { range, unmap, fua: durable },
+        other => other,
+    };
+    let (answer, answered) = oneshot::channel();
+    let done = |result| drop(answer.send(result));
+    let command = served.volume.start_for(&caller, request, &account, done);
+    let mut answered = pin!(answered);
+    let result = tokio::select! {
+        biased;
+        result = &mut answered => result,
+        _ = stopped.wait_for(|stopped| *stopped) => {
+            command.abort();
+            // What has begun is over when the volume says so.
+            answered.await
+        }
+    };
+    Ok(result.unwrap_or(Err(Failure::Device(Error::Gone)))?)
+}
+
+/// Bytes of a piece: what both volumes take at once, a multiple of both block sizes.
+fn step(source: &Info, destination: &Info) -> u64 {
+    let most = |info: &Info| u64::from(info.max_transfer_blocks) * u64::from(info.block_size);
+    let block = u64::from(source.block_size.max(destination.block_size));
+    let step = PIECE.min(most(source)).min(most(destination));
+    (step - step % block).max(block)
+}
+
+/// `len` bytes from byte `at` of a segment on that begins at `first`, as blocks of `end`.
+fn blocks(end: &End, first: Lba, at: u64, len: u64) -> Blocks {
+    let block = u64::from(end.info.block_size);
+    Blocks::new(Lba(first.0 + at / block), len / block)
+}
+
+/// `data` in parts that are all zeroes, or not.
+fn parts(data: &Bufs) -> Vec<(Range<usize>, bool)> {
+    let mut parts: Vec<(Range<usize>, bool)> = Vec::new();
+    for start in (0..data.len()).step_by(GRAIN) {
+        let end = data.len().min(start + GRAIN);
+        let zero = data.slice(start..end).iter().all(is_zero);
+        match parts.last_mut() {
+            Some((part, same)) if *same == zero => part.end = end,
+            _ => parts.push((start..end, zero)),
+        }
+    }
+    parts
+}
+
+fn is_zero(buf: &Buf) -> bool {
+    buf.chunks(64).all(|chunk| chunk.iter().fold(0, |any, byte| any | byte) == 0)
+}
+
+/// `data` in memory of `credit`.
+fn copied(credit: &block::Credit, data: &Bufs) -> Bufs {
+    let mut runs = credit.alloc(data.len());
+    let mut at = 0;
+    for run in &mut runs {
+        let end = at + run.len();
+        data.slice(at..end).copy_to(run);
+        at = end;
+    }
+    runs.into()
+}
+
+/// Tells how a copy has ended, however that came: a command waits for it.
+pub(crate) struct Promise<F: FnOnce(CopyOutcome)>(Option<F>);
+
+impl<F: FnOnce(CopyOutcome)> Promise<F> {
+    pub(crate) fn new(tell: F) -> Self {
+        Self(Some(tell))
+    }
+
+    pub(crate) fn keep(mut self, outcome: CopyOutcome) {
+        self.tell(outcome);
+    }
+
+    fn tell(&mut self, outcome: CopyOutcome) {
+        if let Some(tell) = self.0.take() {
+            tell(outcome);
+        }
+    }
+}
+
+impl<F: FnOnce(CopyOutcome)> Drop for Promise<F> {
+    fn drop(&mut self) {
+        self.tell(CopyOutcome::Aborted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::catalog::{Access, Chap};
+
+    use super::*;
+
+    fn chap(secret: &str) -> Option<Chap> {
+        Some(Chap { user: "u".into(), secret: secret.into(), mutual: None })
+    }
+
+    fn target(core: usize, id: u8, chap: Option<Chap>) -> IscsiTarget {
+        let mut access = Access::default();
+        access.named.insert("iqn.2026-01.com.example:a".into(), Admission { chap });
+        IscsiTarget { core, luns: [(0, VolumeId([id; 16]))].into(), access }
+    }
+
+    /// RFD 0014, 5: a name proves nothing where a secret is asked for.
+    #[test]
+    fn a_session_reaches_what_it_has_proved_itself_for() {
+        let targets = [
+            ("open".to_owned(), target(1, 1, None)),
+            ("same".to_owned(), target(2, 2, chap("one"))),
+            ("other".to_owned(), target(3, 3, chap("two"))),
+        ];
+        let catalog = Catalog { targets: targets.into(), ..Catalog::default() };
+        let reached = |initiator: &str, chap| {
+            let initiator = initiator.parse().unwrap();
+            let principal = Principal { initiator, isid: [0; 6], admission: Admission { chap } };
+            let of = |n: u8| principal.find(&catalog, |id| id == VolumeId([n; 16]));
+            [1, 2, 3].map(|n| {
+                let place = of(n)?;
+                assert!(principal.may_still_use(&catalog, &place));
+                assert!(!principal.may_still_use(&Catalog::default(), &place));
+                Some(place.core)
+            })
+        };
+        assert_eq!(reached("iqn.2026-01.com.example:a", None), [Some(1), None, None]);
+        assert_eq!(reached("iqn.2026-01.com.example:a", chap("one")), [Some(1), Some(2), None]);
+        assert_eq!(reached("iqn.2026-01.com.example:b", chap("one")), [None; 3]);
+    }
+
+    #[test]
+    fn zeroes_are_found_in_grains() {
+        let pool = block::Pool::new(1 << 20).unwrap();
+        let mut bytes = vec![0; 3 * GRAIN + 512];
+        let of = |bytes: &[u8]| {
+            let credit = pool.account().try_credit(bytes.len(), Class::Immediate).unwrap();
+            parts(&rt::buf::copy_in(&credit, bytes))
+        };
+        assert_eq!(of(&bytes), [(0..3 * GRAIN + 512, true)]);
+        bytes[GRAIN] = 1;
+        assert_eq!(
+            of(&bytes),
+            [(0..GRAIN, true), (GRAIN..2 * GRAIN, false), (2 * GRAIN..3 * GRAIN + 512, true)]
+        );
+        bytes[3 * GRAIN] = 1;
+        bytes[2 * GRAIN] = 1;
+        assert_eq!(of(&bytes), [(0..GRAIN, true), (GRAIN..3 * GRAIN + 512, false)]);
+        assert_eq!(of(&[]), []);
+    }
+
+    #[test]
+    fn a_piece_is_whole_blocks_of_both() {
+        let info = |block_size, max_transfer_blocks| Info {
+            block_size,
+            blocks: 1,
+            physical_block_size: 4096,
+            max_transfer_blocks,
+            unmap_granularity_blocks: 0,
+            unmap_zeroes: true,
+            volatile_cache: false,
+            native_fua: true,
+            read_only: false,
+            overhead: 0,
+            aside_blocks: 0,
+        };
+        assert_eq!(step(&info(512, 2048), &info(4096, 256)), PIECE);
+        assert_eq!(step(&info(512, 9), &info(4096, 256)), 4096);
+        assert_eq!(step(&info(512, 7), &info(512, 64)), 7 * 512);
+    }
+
+    #[test]
+    fn a_promise_is_kept_even_if_it_is_lost() {
+        let told = Rc::new(Cell::new(None));
+        let tell = |told: &Rc<Cell<_>>| {
+            let told = Rc::clone(told);
+            Promise::new(move |outcome| told.set(Some(outcome)))
+        };
+        tell(&told).keep(CopyOutcome::Done);
+        assert_eq!(told.take(), Some(CopyOutcome::Done));
+        drop(tell(&told));
+        assert_eq!(told.take(), Some(CopyOutcome::Aborted));
+    }
+}
