@@ -65,7 +65,7 @@ fn targets(all: &[Target<'_>]) -> Arc<Catalog> {
             secret.map(|s| Chap { user: "u".into(), secret: s.to_owned().into(), mutual: None });
         let access = Access { any: Some(Admission { chap }), ..Access::default() };
         let luns = (1..).zip(luns.iter().map(|&n| VolumeId([n; 16]))).collect();
-        (name.to_owned(), IscsiTarget { core, luns, access })
+        (name.to_owned(), IscsiTarget { core, luns, access, ..IscsiTarget::default() })
     };
     Arc::new(Catalog { targets: all.iter().map(target).collect(), ..Catalog::default() })
 }
@@ -394,6 +394,8 @@ fn reservations_bind_copies() {
 fn preempt_and_abort_ends_copies() {
     on_core(async |core| {
         let (server, disks, at, mut client) = rig(&core).await;
+        client.reserve(2, REGISTER, [0, 0xc]).await;
+        assert_eq!(client.next().await.header[3], 2, "the unit is new to it");
         client.reserves(2, REGISTER, [0, 0xc]).await;
         let mut rival = Client::log_in(&core, at, 2, &[]).await;
         rival.reserve(2, REGISTER, [0, 0xd]).await;
