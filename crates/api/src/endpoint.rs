@@ -6,8 +6,8 @@ use utoipa::ToSchema;
 
 use crate::{
     AddCopy, Chap, Cluster, ClusterToken, Code, CreateVolume, ForceCopy, Grow, Health, Initiators,
-    JoinCluster, LeaveCluster, Protocols, RemoveCopy, ReplaceCopy, Reservations, SessionList,
-    Status, SwitchTo, Verification, Verify, Volume, VolumeList, WhichNode,
+    JoinCluster, LeaveCluster, MapVolume, Protocols, RemoveCopy, ReplaceCopy, Reservations,
+    SessionList, Status, SwitchTo, Verification, Verify, Volume, VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -120,6 +120,10 @@ macro_rules! endpoints {
 pub const FORCE: Flag =
     Flag { name: "force", about: "Delete the volume even while initiators are logged in to it." };
 
+/// The flag of [`MapTarget`].
+pub const MAP_FORCE: Flag =
+    Flag { name: "force", about: "Do it even while initiators are logged in to the volume." };
+
 endpoints! {
     /// Is the node there?
     GetHealth GET "/v1/health" Nothing => 200 Health;
@@ -196,6 +200,12 @@ endpoints! {
     SetProtocols PUT "/v1/volumes/{name}/protocols" Protocols => 200 Volume;
         "Chooses the protocols that export a volume.";
         refuses [Code::NotFound, Code::Conflict];
+
+    /// Choose the target and the number of a volume.
+    MapTarget PUT "/v1/volumes/{name}/target" MapVolume => 200 Volume;
+        "Puts a volume behind the iSCSI target of another one, or its own, or gives it another number.";
+        flag MAP_FORCE;
+        refuses [Code::NotFound, Code::InUse, Code::Conflict];
 
     /// Let initiators reach a volume.
     AllowInitiators POST "/v1/volumes/{name}/allow" Initiators => 200 Volume;

@@ -5,6 +5,7 @@
 //! Where the copies of a volume are, its [`Place`]s say (RFD 0012, 2.4).
 
 mod chap;
+pub mod mapping;
 mod text;
 
 use std::collections::BTreeSet;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 pub use chap::StoredChap;
+pub use mapping::Mapping;
 
 use crate::meta::{Change, Entry, Expect, MetaError, Revision};
 
@@ -118,6 +120,8 @@ pub struct VolumeRecord {
     pub protocols: Protocols,
     /// Its iSCSI target name, whether exported or not.
     pub iscsi_target: String,
+    /// Behind which target it stands, and what stands behind its own.
+    pub mapping: Mapping,
     /// Its NVMe subsystem name, whether exported or not.
     pub nvme_subsystem: String,
     /// Who may reach it.
@@ -275,6 +279,7 @@ pub(crate) mod tests {
             prefer: None,
             protocols: Protocols::default(),
             iscsi_target: format!("iqn.2026-01.io.windrose:{name}"),
+            mapping: Mapping::default(),
             nvme_subsystem: format!("nqn.2026-01.io.windrose:{name}"),
             allow: BTreeSet::new(),
             chap: None,
@@ -354,6 +359,30 @@ pub(crate) mod tests {
         };
         assert!(refused(r#""node":3"#, r#""node":1"#).contains("listed by node"));
         assert!(refused(r#""node":3"#, r#""node":0"#).contains("listed by node"));
+    }
+
+    /// What a volume behind another's target looks like, every later version reads. Older ones refuse it.
+    #[test]
+    fn the_golden_record_of_a_volume_behind_another_target_reads() {
+        let golden = r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"ready",
+            "size_bytes":1073741824,"block_size":4096,"thin":false,
+            "places":[{"node":1,"backing":{"kind":"file","path":"/a"},"image_generation":2,"stage":{"is":"made"}}],
+            "protocols":{"iscsi":true,"nvme":false,"lun":3,"behind":{
+                "volume":"00000000-0000-0000-0000-000000000009","target":"iqn.2026-01.io.windrose:a"}},
+            "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web",
+            "guests":{"7":"00000000-0000-0000-0000-000000000008"},"allow":[],"chap":null,"created_s":1700000000}"#;
+        let guest: VolumeRecord = serde_json::from_str(golden).unwrap();
+        assert_eq!((guest.owner(), guest.mapping.lun), (Uuid::from_u128(9), 3));
+        assert_eq!(guest.target(), "iqn.2026-01.io.windrose:a");
+        assert_eq!(guest.mapping.guests, [(7, Uuid::from_u128(8))].into());
+        let text = serde_json::to_value(&guest).unwrap();
+        assert_eq!(text["protocols"]["lun"], 3);
+        assert!(serde_json::from_value::<Protocols>(text["protocols"].clone()).is_err());
+        let again: VolumeRecord = serde_json::from_value(text).unwrap();
+        assert_eq!(again, guest);
+        let plain = serde_json::to_value(record("v")).unwrap();
+        serde_json::from_value::<Protocols>(plain["protocols"].clone()).unwrap();
+        assert!(plain.get("guests").is_none(), "a record without is as ever");
     }
 
     #[test]

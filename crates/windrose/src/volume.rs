@@ -6,12 +6,13 @@ use std::process::ExitCode;
 
 use api::endpoint::{
     AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeleteVolume, DenyInitiators,
-    FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes, Nothing, PostVolume,
-    RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetProtocols, SwitchVolume, VerifyVolume,
+    FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes, MAP_FORCE, MapTarget,
+    Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetProtocols, SwitchVolume,
+    VerifyVolume,
 };
 use api::{
-    AddCopy, CreateVolume, ForceCopy, Grow, Initiators, NewBacking, RemoveCopy, ReplaceCopy,
-    SwitchTo, Verify, Volume, VolumeName,
+    AddCopy, CreateVolume, ForceCopy, Grow, Initiators, MapVolume, NewBacking, RemoveCopy,
+    ReplaceCopy, SwitchTo, Verify, Volume, VolumeName,
 };
 
 use crate::cli::{CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand};
@@ -52,6 +53,13 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
         VolumeCommand::Delete { name, yes, force } => delete(&remote, &name, yes, force).await?,
         VolumeCommand::Export { name, via } => {
             let volume = client.call_on::<SetProtocols>(&name, &[], &via.into()).await?;
+            print(&remote, &volume)?;
+        }
+        VolumeCommand::Target { name, join, own, lun, force } => {
+            let own = own.then(|| name.to_string());
+            let map = MapVolume { target: join.or(own), lun };
+            let flags: &[_] = if force { &[MAP_FORCE] } else { &[] };
+            let volume = client.call_on::<MapTarget>(&name, flags, &map).await?;
             print(&remote, &volume)?;
         }
         VolumeCommand::Allow { name, initiators } => {

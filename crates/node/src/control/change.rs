@@ -122,6 +122,9 @@ impl Control {
         };
         let (control, ring) = (self.clone(), self.sealing_keys().await?);
         self.edit(name, move |record| {
+            if record.owner() != record.id {
+                return Err(control.no_chap_of_its_own(record));
+            }
             let held = (record.id, record.chap.as_ref());
             record.chap = Some(control.sealed(&chap, held, &ring)?);
             Ok(())
@@ -143,7 +146,7 @@ impl Control {
             let mut record = before.clone();
             edit(&mut record)?;
             if record != before {
-                check_access(&record)?;
+                control.check_target(&record)?;
                 let committed = control.0.meta.commit(record.replace(revision)).await;
                 control.settle_held(id).await;
                 committed.map_err(|e| store_error(&e))?;
@@ -152,6 +155,25 @@ impl Control {
             control.show_id(id).await
         })
         .await
+    }
+
+    /// [`check_access`] of a volume and of those behind its target.
+    fn check_target(&self, record: &VolumeRecord) -> Result<(), ApiError> {
+        let of = |id: &Uuid| self.0.state.get(*id).map(|(stored, _)| stored.record);
+        if record.owner() != record.id {
+            return check_access(record, of(&record.owner()).is_some_and(|r| r.chap.is_some()));
+        }
+        let guarded = record.chap.is_some();
+        check_access(record, guarded)?;
+        let mut guests = record.mapping.guests.values().filter_map(of);
+        guests.try_for_each(|guest| check_access(&guest, guarded))
+    }
+
+    fn no_chap_of_its_own(&self, record: &VolumeRecord) -> ApiError {
+        let (name, owner) = (&record.name, self.name_of(record.owner()));
+        let message = format!("volume {name} stands behind the target of volume {owner}");
+        ApiError::new(Code::Conflict, message)
+            .hint(format!("that one's CHAP is asked for: `windrose volume chap {owner} …`"))
     }
 
     /// The record of a volume that is neither being created nor deleted.
@@ -169,15 +191,15 @@ impl Control {
     }
 }
 
-/// Checks that the rules of access of a volume say what they seem to say.
-pub(super) fn check_access(record: &VolumeRecord) -> Result<(), ApiError> {
+/// Checks that the rules of access of a volume, which CHAP guards or not, say what they seem to say.
+pub(super) fn check_access(record: &VolumeRecord, guarded: bool) -> Result<(), ApiError> {
     if record.allow.len() > MAX_INITIATORS {
         let message =
             format!("volume {} allows more than {MAX_INITIATORS} initiators", record.name);
         return Err(ApiError::new(Code::InvalidRequest, message));
     }
     let any = record.allow.contains(&Initiator::Any);
-    if any && record.chap.is_some() && record.protocols.nvme {
+    if any && guarded && record.protocols.nvme {
         let message = format!(
             "volume {}: CHAP guards iSCSI only, and 'any' would let every NVMe host in",
             record.name
@@ -198,14 +220,14 @@ mod tests {
         let chap = r#"{"user":"u","secret":"0123456789ab"}"#;
         let mut record = record("v");
         record.chap = Some(serde_json::from_str(chap).unwrap());
-        check_access(&record).unwrap();
+        check_access(&record, record.chap.is_some()).unwrap();
         record.allow.insert(Initiator::Any);
-        let refused = check_access(&record).unwrap_err();
+        let refused = check_access(&record, record.chap.is_some()).unwrap_err();
         assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
         record.protocols.nvme = false;
-        check_access(&record).unwrap();
+        check_access(&record, record.chap.is_some()).unwrap();
         record.protocols.nvme = true;
         record.chap = None;
-        check_access(&record).unwrap();
+        check_access(&record, record.chap.is_some()).unwrap();
     }
 }
