@@ -394,10 +394,12 @@ fn reservations_bind_copies() {
 fn preempt_and_abort_ends_copies() {
     on_core(async |core| {
         let (server, disks, at, mut client) = rig(&core).await;
-        client.reserves(2, REGISTER, [0, 0xc]).await;
         let mut rival = Client::log_in(&core, at, 2, &[]).await;
-        rival.reserve(2, REGISTER, [0, 0xd]).await;
-        assert_eq!(rival.next().await.header[3], 2, "the unit is new to it");
+        for client in [&mut client, &mut rival] {
+            client.reserve(2, REGISTER, [0, 0xc]).await;
+            assert_eq!(client.next().await.header[3], 2, "the unit is new to it");
+        }
+        client.reserves(2, REGISTER, [0, 0xc]).await;
         rival.reserves(2, REGISTER, [0, 0xd]).await;
         rival.reserves(2, [1, 5], [0xd, 0]).await;
         begin_many(&mut client, &disks).await;
