@@ -24,10 +24,7 @@ impl Disk {
     fn add(server: &Rc<Server>, n: u8, options: MemOptions, thin: bool) -> Self {
         let mem = Rc::new(Mem::new(options));
         let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
-        let volume = Volume::new(dev, Epoch::default());
-        let gate = Rc::new(Gate::default());
-        gate.set_standing(Standing { era: 1, seat: 1, seats: vec![1] });
-        volume.keep_reservations(gate, server.pool().account());
+        let volume = volume_on(server, dev);
         let (id, name) = (VolumeId([n; 16]), format!("disk{n}"));
         server.add_volume(Served { id, name, volume, thin, access: None });
         Self { server: Rc::clone(server), n, mem, faults }
