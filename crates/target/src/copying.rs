@@ -475,7 +475,8 @@ mod tests {
     fn target(core: usize, id: u8, chap: Option<Chap>) -> IscsiTarget {
         let mut access = Access::default();
         access.named.insert("iqn.2026-01.com.example:a".into(), Admission { chap });
-        IscsiTarget { core, luns: [(0, VolumeId([id; 16]))].into(), access }
+        let luns = [(0, VolumeId([id; 16]))].into();
+        IscsiTarget { core, luns, access, ..IscsiTarget::default() }
     }
 
     /// RFD 0014, 5: a name proves nothing where a secret is asked for.

@@ -15,7 +15,7 @@ mod resident;
 pub mod server;
 
 pub use catalog::{
-    Access, Admission, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode, Subsystem,
-    VolumeId,
+    Access, Admission, Away, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode,
+    Subsystem, VolumeId,
 };
 pub use server::{Door, Limits, Served, Server, Service, Session, Space, doors};

@@ -4,6 +4,8 @@
 mod common;
 #[path = "iscsi/copy.rs"]
 mod copy;
+#[path = "iscsi/mapping.rs"]
+mod mapping;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -34,7 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 fn catalog(core: usize) -> Arc<Catalog> {
     let access = Access { any: Some(Admission::default()), ..Access::default() };
     let luns = [(1, VolumeId([7; 16]))].into();
-    let targets = [(TARGET.to_owned(), IscsiTarget { core, luns, access })].into();
+    let targets =
+        [(TARGET.to_owned(), IscsiTarget { core, luns, access, ..IscsiTarget::default() })].into();
     Arc::new(Catalog { targets, ..Catalog::default() })
 }
 

@@ -33,9 +33,9 @@ impl Initiator {
         // Made only where its end is the one answer: a second one could end the next request
         // that gets this id.
         let barrier = || Rc::new(Barrier { inbox: self.place.inbox.clone(), id });
-        let unit = match Address::parse(lun) {
-            Address::Unit(lun) => session.at(lun),
-            Address::ReportLuns | Address::Nowhere => None,
+        let (unit, away) = match Address::parse(lun) {
+            Address::Unit(lun) => (session.at(lun), session.away(lun)),
+            Address::ReportLuns | Address::Nowhere => (None, None),
         };
         match (function, unit) {
             (TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset, _) => {
@@ -52,6 +52,8 @@ impl Initiator {
             }
             // Only this session's tasks: the machine has seen to them.
             (TaskFunction::AbortTaskSet, Some(_)) => self.managed(id),
+            // It has no commands, and comes back as if it was just powered on.
+            (_, None) if away.is_some() => self.managed(id),
             (_, None) => {
                 self.machine.task_management_done(id, TaskOutcome::NoLun);
             }

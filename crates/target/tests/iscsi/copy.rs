@@ -62,7 +62,7 @@ fn targets(all: &[Target<'_>]) -> Arc<Catalog> {
             secret.map(|s| Chap { user: "u".into(), secret: s.to_owned().into(), mutual: None });
         let access = Access { any: Some(Admission { chap }), ..Access::default() };
         let luns = (1..).zip(luns.iter().map(|&n| VolumeId([n; 16]))).collect();
-        (name.to_owned(), IscsiTarget { core, luns, access })
+        (name.to_owned(), IscsiTarget { core, luns, access, ..IscsiTarget::default() })
     };
     Arc::new(Catalog { targets: all.iter().map(target).collect(), ..Catalog::default() })
 }
