@@ -48,9 +48,7 @@ impl Initiator {
                 self.reset(&session, &unit, false, &barrier());
             }
             (TaskFunction::ClearTaskSet, Some(unit)) => {
-                self.abort_others(&session, &unit, &barrier());
-                let others = Whom::AllBut(unit.nexus);
-                unit.state.borrow_mut().attend(others, Attention::CommandsCleared);
+                self.clear_tasks(&session, &unit, &barrier());
             }
             // Only this session's tasks: the machine has seen to them.
             (TaskFunction::AbortTaskSet, Some(_)) => self.managed(id),
@@ -61,6 +59,17 @@ impl Initiator {
             }
             (_, Some(_)) => self.machine.task_management_done(id, TaskOutcome::Unsupported),
         }
+    }
+
+    /// Ends everybody's commands to a unit: here at once, at all nodes by what they know together.
+    fn clear_tasks(&self, session: &Rc<Session>, unit: &Unit, barrier: &Rc<Barrier>) {
+        self.abort_others(session, unit, barrier);
+        if let Some(party) = unit.caller.party().cloned() {
+            let barrier = Rc::clone(barrier);
+            return unit.served.volume.alter(party, Change::ClearTasks, move |_| drop(barrier));
+        }
+        let others = Whom::AllBut(unit.nexus);
+        unit.state.borrow_mut().attend(others, Attention::CommandsCleared);
     }
 
     /// Resets a unit: here at once, at all nodes by what they know together.
@@ -81,7 +90,7 @@ impl Initiator {
         let id = unit.served.id;
         for other in self.server().iscsi.others(session, id) {
             let barrier = Some(Rc::clone(barrier));
-            other.inbox.push(Event::Abort { unit: Some(id), barrier });
+            other.tell(Event::Abort { unit: Some(id), barrier });
         }
     }
 
