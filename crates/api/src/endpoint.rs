@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use crate::{
-    AddCopy, Chap, Cluster, ClusterToken, Code, CreateVolume, ForceCopy, Grow, Health, Initiators,
-    JoinCluster, LeaveCluster, MapVolume, Protocols, RemoveCopy, ReplaceCopy, Reservations,
-    SessionList, Status, SwitchTo, Verification, Verify, Volume, VolumeList, WhichNode,
+    AddCopy, Chap, Cluster, ClusterToken, Code, CreateVolume, ForceCopy, Grow, Health,
+    InitiatorChap, Initiators, JoinCluster, LeaveCluster, MapVolume, Protocols, RemoveCopy,
+    ReplaceCopy, Reservations, SessionList, Status, SwitchTo, Verification, Verify, Volume,
+    VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -225,6 +226,11 @@ endpoints! {
     /// Ask no longer.
     ClearChap DELETE "/v1/volumes/{name}/chap" Nothing => 200 Volume;
         "Lets iSCSI initiators reach a volume by their name alone.";
+        refuses [Code::NotFound, Code::Conflict];
+
+    /// Ask one iSCSI initiator of a volume for CHAP of its own.
+    SetInitiatorChap PUT "/v1/volumes/{name}/chap/initiator" InitiatorChap => 200 Volume;
+        "Asks one iSCSI initiator of a volume for a user and secret of its own, or no longer.";
         refuses [Code::NotFound, Code::Conflict];
 
     /// Who has reserved a volume?

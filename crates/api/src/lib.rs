@@ -21,7 +21,7 @@ mod size;
 mod status;
 mod volume;
 
-pub use access::{Access, Chap, ChapUser, MutualChap, Secret};
+pub use access::{Access, Chap, ChapUser, InitiatorChap, InitiatorUser, MutualChap, Secret};
 pub use cluster::{
     Cluster, ClusterNode, ClusterStage, ClusterToken, JoinCluster, LeaveCluster, NodeRole,
     StoreMember, WhichNode,

@@ -14,7 +14,7 @@ use api::endpoint::{
     DrainNode, Endpoint, ForceVolume, GetCluster, GetHealth, GetReservations, GetStatus, GetVolume,
     GrowVolume, InitCluster, ListSessions, ListVolumes, MapTarget, Nothing, Payload, PostJoin,
     PostLeave, PostToken, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, ResumeNode, SetChap,
-    SetProtocols, SwitchVolume, VerifyVolume,
+    SetInitiatorChap, SetProtocols, SwitchVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -77,6 +77,9 @@ pub fn router(control: &Control) -> Router {
         );
     let router =
         add::<ClearChap, _, _>(router, c, |c, a| async move { c.set_chap(a.name()?, None).await });
+    let router = add::<SetInitiatorChap, _, _>(router, c, |c, a| async move {
+        c.set_initiator_chap(a.name()?, a.body).await
+    });
     let router =
         add::<GetReservations, _, _>(
             router,

@@ -114,18 +114,24 @@ fn admit(
     owner: Option<&VolumeRecord>,
     ring: &Ring,
 ) {
-    let chap = match owner {
-        Some(owner) => proof(owner, ring),
-        // Nobody knows what has to be proved: nobody proves it.
-        None => Some(Chap { user: String::new(), secret: vec![], mutual: None }),
+    let admission = |initiator: Option<&str>| Admission {
+        chap: match owner {
+            Some(owner) => proof(owner, initiator, ring),
+            // Nobody knows what has to be proved: nobody proves it.
+            None => Some(Chap { user: String::new(), secret: vec![], mutual: None }),
+        },
     };
-    let admission = Admission { chap };
     let mut named = BTreeSet::new();
     for initiator in &record.allow {
         match initiator {
-            Initiator::Any => target.access.any = Some(admission.clone()),
+            Initiator::Any => {
+                target.access.any = Some(admission(None));
+                for name in owner.into_iter().flat_map(|owner| owner.proofs.keys()) {
+                    target.access.named.insert(name.clone(), admission(Some(name)));
+                }
+            }
             Initiator::Iscsi(name) => {
-                target.access.named.insert(name.clone(), admission.clone());
+                target.access.named.insert(name.clone(), admission(Some(name)));
                 named.insert(name.clone());
             }
             Initiator::Nvme(_) => {}
@@ -181,10 +187,10 @@ pub(crate) fn portals(node: &NodeRecord) -> Portals {
     Portals { iscsi: dialled(iscsi), nvme: dialled(nvme) }
 }
 
-/// What an initiator has to prove. If that cannot be read, nobody proves it.
-fn proof(record: &VolumeRecord, ring: &Ring) -> Option<Chap> {
-    let held = record.chap.as_ref()?;
-    Some(match held.open(record.id, ring) {
+/// What an initiator has to prove, or those that are not named. If that cannot be read, nobody proves it.
+fn proof(record: &VolumeRecord, initiator: Option<&str>, ring: &Ring) -> Option<Chap> {
+    let (of, held) = record.proof_of(initiator)?;
+    Some(match held.open(of, ring) {
         Ok(chap) => Chap {
             user: chap.user.as_str().to_owned(),
             secret: chap.secret.expose().as_bytes().to_vec(),
@@ -220,7 +226,7 @@ mod tests {
     use super::*;
     use crate::record::mapping::remap;
     use crate::record::tests::{chap, place, record, ring};
-    use crate::record::{Place, StoredChap};
+    use crate::record::{Of, Place, StoredChap};
 
     const NODES: [NodeId; 4] = [NodeId(1), NodeId(4), NodeId(5), NodeId(9)];
 
@@ -366,6 +372,32 @@ mod tests {
         let alone = catalog([(&records[&b], open(0))].into_iter(), &ring(1), &[], &[], 1).targets;
         let target = &alone[&records[&a].iscsi_target];
         assert!(target.access.admission(two).unwrap().chap.as_ref().unwrap().secret.is_empty());
+    }
+
+    /// RFD 0016, 6: its own goes before everybody's, also where anybody may come in.
+    #[test]
+    fn an_initiator_proves_its_own_secret() {
+        let (own, other) = ("iqn.2026-01.com.example:own", "iqn.2026-01.com.example:other");
+        let second = r#"{"user":"second","secret":"another-secret"}"#;
+        let second: api::Chap = serde_json::from_str(second).unwrap();
+        for allow in [vec![own, other], vec!["any"]] {
+            let mut record = record("a");
+            record.allow = allow.iter().map(|s| s.parse().unwrap()).collect();
+            let of = Of { volume: record.id, initiator: Some(own) };
+            let sealed = StoredChap::seal(&second, of, &ring(1)).unwrap();
+            record.proofs.insert(own.to_owned(), sealed);
+            let user = |record: &VolumeRecord, who: &str| {
+                let here = Here::Open { core: 0 };
+                let all = catalog([(record, here)].into_iter(), &ring(1), &[], &[], 1);
+                let access = &all.targets[&record.iscsi_target].access;
+                access.admission(who).unwrap().chap.as_ref().map(|chap| chap.user.clone())
+            };
+            assert_eq!(user(&record, own).as_deref(), Some("second"));
+            assert_eq!(user(&record, other), None, "nobody asks it for anything");
+            record.chap = Some(StoredChap::seal(&chap(), record.id, &ring(1)).unwrap());
+            assert_eq!(user(&record, own).as_deref(), Some("second"));
+            assert_eq!(user(&record, other).as_deref(), Some("u"), "what all have to prove");
+        }
     }
 
     /// RFD 0017, 2: only what is gone for good is left out.

@@ -8,14 +8,14 @@ mod chap;
 pub mod mapping;
 mod text;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::{Backing, BlockSize, Initiator, Protocols, VolumeName};
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-pub use chap::StoredChap;
+pub use chap::{Of, StoredChap};
 pub use mapping::Mapping;
 
 use crate::meta::{Change, Entry, Expect, MetaError, Revision};
@@ -128,6 +128,8 @@ pub struct VolumeRecord {
     pub allow: BTreeSet<Initiator>,
     /// What iSCSI initiators must prove.
     pub chap: Option<StoredChap>,
+    /// What single ones of them must prove instead, by name.
+    pub proofs: BTreeMap<String, StoredChap>,
     /// When it was created, in seconds since the Unix epoch.
     pub created_s: u64,
 }
@@ -283,6 +285,7 @@ pub(crate) mod tests {
             nvme_subsystem: format!("nqn.2026-01.io.windrose:{name}"),
             allow: BTreeSet::new(),
             chap: None,
+            proofs: BTreeMap::new(),
             created_s: 1_700_000_000,
         }
     }
@@ -380,6 +383,12 @@ pub(crate) mod tests {
         assert!(serde_json::from_value::<Protocols>(text["protocols"].clone()).is_err());
         let again: VolumeRecord = serde_json::from_value(text).unwrap();
         assert_eq!(again, guest);
+        let own = r#""lun":3,"proofs":{"iqn.a":{"user":"u","sealed":"x","mutual":null}}"#;
+        let guarded: VolumeRecord =
+            serde_json::from_str(&golden.replace(r#""lun":3"#, own)).unwrap();
+        assert_eq!((guarded.proofs.len(), guarded.has_chap()), (1, true));
+        let text = serde_json::to_value(&guarded).unwrap();
+        assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), guarded);
         let plain = serde_json::to_value(record("v")).unwrap();
         serde_json::from_value::<Protocols>(plain["protocols"].clone()).unwrap();
         assert!(plain.get("guests").is_none(), "a record without is as ever");

@@ -90,6 +90,7 @@ fn volume(dir: &Path, nodes: &[NodeId]) -> VolumeRecord {
         nvme_subsystem: "nqn.2026-01.io.windrose:web".to_owned(),
         allow: ["any".parse().unwrap()].into(),
         chap: None,
+        proofs: BTreeMap::new(),
         created_s: 0,
     }
 }

@@ -508,6 +508,25 @@ mod tests {
         assert_eq!(reached("iqn.2026-01.com.example:b", chap("one")), [None; 3]);
     }
 
+    /// RFD 0016, 6: what one initiator has proved is nothing at a target that asks it for a secret of its own.
+    #[test]
+    fn a_session_reaches_nothing_by_another_secret_than_its_own() {
+        let initiator = "iqn.2026-01.com.example:a";
+        let mut own = target(1, 1, chap("own"));
+        own.access.any = Some(Admission { chap: chap("everybody's") });
+        let targets = [("own".to_owned(), own)].into();
+        let catalog = Catalog { targets, ..Catalog::default() };
+        let reaches = |initiator: &str, secret| {
+            let (initiator, isid) = (initiator.parse().unwrap(), [0; 6]);
+            let principal =
+                Principal { initiator, isid, admission: Admission { chap: chap(secret) } };
+            principal.find(&catalog, |_| true).is_some()
+        };
+        assert!(reaches(initiator, "own") && !reaches(initiator, "everybody's"));
+        let other = "iqn.2026-01.com.example:b";
+        assert!(reaches(other, "everybody's") && !reaches(other, "own"));
+    }
+
     /// RFD 0017, 3: nobody copies what is masked from him, though he may log in to its target.
     #[test]
     fn a_session_reaches_no_unit_that_it_does_not_see() {

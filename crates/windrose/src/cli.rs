@@ -259,9 +259,12 @@ pub(crate) enum VolumeCommand {
         /// User of the volume and the file with its secret, for mutual CHAP.
         #[arg(long, value_name = "USER:SECRET-FILE", conflicts_with = "off")]
         mutual: Option<UserAndFile>,
-        /// Ask for CHAP no longer.
+        /// Ask for CHAP no longer; with --initiator, ask that one for what all are asked for.
         #[arg(long, conflicts_with = "user")]
         off: bool,
+        /// Only this initiator (IQN), which has a user and secret of its own then.
+        #[arg(long, value_name = "INITIATOR")]
+        initiator: Option<Initiator>,
     },
 }
 

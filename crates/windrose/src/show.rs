@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use api::client::Address;
 use api::endpoint::{GetStatus, ListSessions, Nothing};
 use api::{
-    Cluster, ClusterNode, ClusterStage, CopyState, IscsiExport, NodeRole, Protocol, Reservations,
-    Session, SessionList, Severity, Size, Status, Verdict, Verification, Volume, VolumeCopy,
-    VolumeList, VolumeName, VolumeState,
+    Cluster, ClusterNode, ClusterStage, CopyState, InitiatorUser, IscsiExport, NodeRole, Protocol,
+    Reservations, Session, SessionList, Severity, Size, Status, Verdict, Verification, Volume,
+    VolumeCopy, VolumeList, VolumeName, VolumeState,
 };
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -137,7 +137,9 @@ fn exports(volume: &Volume) -> String {
 }
 
 fn allowed(volume: &Volume) -> String {
-    let chap = if volume.access.chap_user.is_some() { " + CHAP" } else { "" };
+    let access = &volume.access;
+    let guarded = access.chap_user.is_some() || !access.chap_initiators.is_empty();
+    let chap = if guarded { " + CHAP" } else { "" };
     match volume.access.initiators.as_slice() {
         [] => "nobody".to_owned(),
         [one] => format!("{one}{chap}"),
@@ -236,6 +238,14 @@ pub(crate) fn volume(v: &Volume, api: &Address) -> String {
         let mutual = v.access.chap_mutual_user.as_ref();
         let mutual = mutual.map(|m| format!(", mutual as {}", m.as_str())).unwrap_or_default();
         facts.push(("CHAP", format!("user {}{mutual}", user.as_str())));
+    }
+    let own = |o: &InitiatorUser| {
+        let mutual = o.mutual_user.as_ref().map(|m| format!(", mutual as {}", m.as_str()));
+        format!("{}: user {}{}", o.initiator, o.user.as_str(), mutual.unwrap_or_default())
+    };
+    if !v.access.chap_initiators.is_empty() {
+        let all: Vec<_> = v.access.chap_initiators.iter().map(own).collect();
+        facts.push(("Own CHAP", all.join("\n")));
     }
     if let Some(iscsi) = &v.iscsi {
         facts.push(("iSCSI", unit(v, iscsi)));

@@ -1,11 +1,11 @@
 //! Changing volumes that exist.
 
-use api::{ApiError, Chap, Code, Initiator, Protocols, Volume, VolumeName};
+use api::{ApiError, Chap, Code, Initiator, InitiatorChap, Protocols, Volume, VolumeName};
 use uuid::Uuid;
 
 use super::{Control, backing_error, store_error};
 use crate::reconcile::Observed;
-use crate::record::{Stage, Stored, VolumeRecord};
+use crate::record::{Of, Stage, Stored, VolumeRecord};
 
 /// Most initiators that a volume may be allowed to.
 const MAX_INITIATORS: usize = 1024;
@@ -125,8 +125,49 @@ impl Control {
             if record.owner() != record.id {
                 return Err(control.no_chap_of_its_own(record));
             }
-            let held = (record.id, record.chap.as_ref());
+            let held = (record.id.into(), record.chap.as_ref());
             record.chap = Some(control.sealed(&chap, held, &ring)?);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Asks one iSCSI initiator for CHAP of its own, or for what all are asked for.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`], [`Code::Conflict`], [`Code::InvalidRequest`].
+    pub async fn set_initiator_chap(
+        &self,
+        name: VolumeName,
+        ask: InitiatorChap,
+    ) -> Result<Volume, ApiError> {
+        let InitiatorChap { initiator, chap } = ask;
+        let Initiator::Iscsi(initiator) = initiator else {
+            let message = format!("{initiator} is not the name of one iSCSI initiator");
+            return Err(ApiError::new(Code::InvalidRequest, message)
+                .hint("CHAP guards iSCSI only; give an IQN, EUI or NAA name"));
+        };
+        let ring = match &chap {
+            Some(_) => Some(self.sealing_keys().await?),
+            None => None,
+        };
+        let control = self.clone();
+        self.edit(name, move |record| {
+            let (Some(chap), Some(ring)) = (&chap, &ring) else {
+                record.proofs.remove(&initiator);
+                return Ok(());
+            };
+            if record.owner() != record.id {
+                return Err(control.no_chap_of_its_own(record));
+            }
+            if record.proofs.len() >= MAX_INITIATORS && !record.proofs.contains_key(&initiator) {
+                let message =
+                    format!("volume {} has secrets of {MAX_INITIATORS} initiators", record.name);
+                return Err(ApiError::new(Code::InvalidRequest, message));
+            }
+            let of = Of { volume: record.id, initiator: Some(&initiator) };
+            let sealed = control.sealed(chap, (of, record.proofs.get(&initiator)), ring)?;
+            record.proofs.insert(initiator, sealed);
             Ok(())
         })
         .await
@@ -161,9 +202,9 @@ impl Control {
     fn check_target(&self, record: &VolumeRecord) -> Result<(), ApiError> {
         let of = |id: &Uuid| self.0.state.get(*id).map(|(stored, _)| stored.record);
         if record.owner() != record.id {
-            return check_access(record, of(&record.owner()).is_some_and(|r| r.chap.is_some()));
+            return check_access(record, of(&record.owner()).is_some_and(|r| r.has_chap()));
         }
-        let guarded = record.chap.is_some();
+        let guarded = record.has_chap();
         check_access(record, guarded)?;
         let mut guests = record.mapping.guests.values().filter_map(of);
         guests.try_for_each(|guest| check_access(&guest, guarded))

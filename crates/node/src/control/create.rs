@@ -1,6 +1,6 @@
 //! Creating and deleting volumes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ impl Control {
                 .hint("raise limits.volumes in the configuration, or delete volumes"));
         }
         let record = self.new_record(&ask).await?;
-        check_access(&record, record.chap.is_some())?;
+        check_access(&record, record.has_chap())?;
         self.check_backing_unused(&record)?;
         let committed = self.0.meta.commit(record.insert()).await;
         match committed {
@@ -173,7 +173,9 @@ impl Control {
         let mut places = nodes.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
         places.sort_by_key(|p| p.node);
         let chap = match &ask.chap {
-            Some(chap) => Some(self.sealed(chap, (id, None), &self.sealing_keys().await?)?),
+            Some(chap) => {
+                Some(self.sealed(chap, (id.into(), None), &self.sealing_keys().await?)?)
+            }
             None => None,
         };
         Ok(VolumeRecord {
@@ -192,6 +194,7 @@ impl Control {
             nvme_subsystem: format!("{}:{}", settings.nvme_authority, ask.name),
             allow: ask.allow.iter().cloned().collect(),
             chap,
+            proofs: BTreeMap::new(),
             created_s: now_s(),
         })
     }

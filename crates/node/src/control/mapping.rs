@@ -117,7 +117,7 @@ impl Control {
         owner: Uuid,
     ) -> Result<(), ApiError> {
         match (after.get(&id), after.get(&owner)) {
-            (Some(volume), Some(owner)) => check_access(volume, owner.chap.is_some()),
+            (Some(volume), Some(owner)) => check_access(volume, owner.has_chap()),
             _ => Ok(()),
         }
     }

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
 use api::{
-    Access, ApiError, Code, CopyState, Initiator, IscsiExport, NvmeExport, Protocol, Session,
-    SessionList, TargetUnit, Volume, VolumeCopy, VolumeIo, VolumeList, VolumeName, VolumeState,
+    Access, ApiError, Code, CopyState, Initiator, InitiatorUser, IscsiExport, NvmeExport, Protocol,
+    Session, SessionList, TargetUnit, Volume, VolumeCopy, VolumeIo, VolumeList, VolumeName,
+    VolumeState,
 };
 use cluster::nodes::NodePortals;
 use target::server::Service;
@@ -16,7 +17,7 @@ use super::{Control, Together, space};
 use crate::engine::{CoreReport, Scope, VolumeReport};
 use crate::publish::NAMESPACE;
 use crate::reconcile::Observed;
-use crate::record::{Place, PlaceStage, Stage, Stored, VolumeRecord};
+use crate::record::{Place, PlaceStage, Stage, Stored, StoredChap, VolumeRecord};
 
 impl Control {
     /// All volumes, by name.
@@ -57,7 +58,8 @@ impl Control {
         };
         let report = usage.reports.get(&record.id).copied();
         let owner = self.owner(record);
-        let chap = owner.as_ref().map_or(record.chap.as_ref(), |o| o.chap.as_ref());
+        let guard = owner.as_ref().unwrap_or(record);
+        let chap = guard.chap.as_ref();
         Volume {
             name: record.name.clone(),
             id: record.id,
@@ -74,6 +76,7 @@ impl Control {
                 initiators: record.allow.iter().cloned().collect(),
                 chap_user: chap.map(|c| c.user().clone()),
                 chap_mutual_user: chap.and_then(|c| c.mutual_user().cloned()),
+                chap_initiators: chap_initiators(guard),
             },
             iscsi: record.protocols.iscsi.then(|| IscsiExport {
                 target: record.target().to_owned(),
@@ -223,6 +226,16 @@ fn volume_io(report: &VolumeReport) -> VolumeIo {
         write_bytes: write.bytes,
         errors: report.kinds.iter().map(|k| k.failed).sum(),
     }
+}
+
+/// Who has a secret of its own.
+fn chap_initiators(record: &VolumeRecord) -> Vec<InitiatorUser> {
+    let user = |(initiator, held): (&String, &StoredChap)| InitiatorUser {
+        initiator: Initiator::Iscsi(initiator.clone()),
+        user: held.user().clone(),
+        mutual_user: held.mutual_user().cloned(),
+    };
+    record.proofs.iter().map(user).collect()
 }
 
 /// Whether a volume is a unit of iSCSI sessions of `initiator`. Sessions outlive that (RFD 0017, 2).

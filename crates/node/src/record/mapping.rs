@@ -83,7 +83,7 @@ pub fn remap(
     if owner != id && to.mapping.behind.is_some() {
         return Err(NotMapped::IsGuest);
     }
-    if owner != id && volume.chap.is_some() {
+    if owner != id && volume.has_chap() {
         return Err(NotMapped::HasChap);
     }
     let mut taken = to.mapping.guests.clone();

@@ -39,8 +39,8 @@ pub(super) struct Text {
     created_s: u64,
 }
 
-/// The protocols, and as what. An older program must not serve a volume at its own target that stands behind another: it takes
-/// no unknown field here.
+/// The protocols, as what, and to whom. An older program must not serve a volume at its own target that stands behind another,
+/// nor without the proof that an initiator has to give: it takes no unknown field here.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProtocolsText {
@@ -50,6 +50,8 @@ struct ProtocolsText {
     lun: u16,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     behind: Option<Behind>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    proofs: BTreeMap<String, StoredChap>,
 }
 
 // As serde wants it.
@@ -98,6 +100,7 @@ impl From<VolumeRecord> for Text {
                 nvme: r.protocols.nvme,
                 lun: r.mapping.lun,
                 behind: r.mapping.behind,
+                proofs: r.proofs,
             },
             guests: r.mapping.guests,
             iscsi_target: r.iscsi_target,
@@ -125,6 +128,7 @@ impl TryFrom<Text> for VolumeRecord {
             creator: t.creator.map(|c| Creator { node: NodeId(c.node), life: c.life }),
             prefer: t.prefer.map(NodeId),
             protocols: Protocols { iscsi: t.protocols.iscsi, nvme: t.protocols.nvme },
+            proofs: t.protocols.proofs,
             mapping: Mapping { behind: t.protocols.behind, lun: t.protocols.lun, guests: t.guests },
             iscsi_target: t.iscsi_target,
             nvme_subsystem: t.nvme_subsystem,
