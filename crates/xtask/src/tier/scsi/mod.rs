@@ -2,6 +2,7 @@
 //! dm-multipath do in a guest while nodes die, are cut off and are drained, and what the array does by itself.
 
 mod offload;
+mod targets;
 
 use super::{INITIATOR, libiscsi};
 use crate::{
@@ -45,6 +46,9 @@ pub(super) fn run(house: &House) -> Result<()> {
     }
     if house.wants("offload") {
         offload::run(house, &kernel, &cluster)?;
+    }
+    if house.wants("targets") {
+        targets::run(house, &cluster);
     }
     house.check("both copies hold the same bytes", || cluster.copies_are_equal(&volume));
     house.check("all nodes end in order", || cluster.stop());

@@ -118,7 +118,7 @@ fn qemu_frees(house: &House, cluster: &Cluster, volume: &Mirrored) -> Result<()>
     Ok(())
 }
 
-fn io(house: &House, url: &str, commands: &[&str]) -> Result<()> {
+pub(super) fn io(house: &House, url: &str, commands: &[&str]) -> Result<()> {
     let commands = commands.iter().flat_map(|command| ["-c", *command]);
     let words: Vec<&str> = ["-f", "raw"].into_iter().chain(commands).chain([url]).collect();
     let said = tool(house, "qemu-io", &words)?;
@@ -127,7 +127,7 @@ fn io(house: &House, url: &str, commands: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn tool(house: &House, program: &str, words: &[&str]) -> Result<String> {
+pub(super) fn tool(house: &House, program: &str, words: &[&str]) -> Result<String> {
     let mut command = Command::new(program);
     house.run(program, command.args(words), TOOL_LIMIT).and_then(Ended::ok)
 }
