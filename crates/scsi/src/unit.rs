@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use block::{Blocks, Bufs, Failure, Info, Lba, Request};
+use block::{Blocks, Bufs, Failure, Info, Lba, Request, Run};
 use reservation::{Change, Rights, Table};
 
 use crate::cdb::Cdb;
@@ -21,7 +21,7 @@ use crate::ports::Groups;
 use crate::reply::{Data, Refusal, Reply, Status, Transfer};
 use crate::sense::{Code, Format, Key, Sense};
 use crate::space::Space;
-use crate::{diagnose, failure, format, mode, provisioning, verify};
+use crate::{capacity, diagnose, failure, format, mode, provisioning, verify};
 
 /// What a unit is, for as long as it lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,6 +187,12 @@ pub(crate) enum Todo {
     },
     SelfTest,
     Diagnostic,
+    /// Tell what has space.
+    Map {
+        range: Blocks,
+        most: u16,
+        allocation: u32,
+    },
     /// With a parameter list of the long format, or of the short one.
     Copy {
         long: bool,
@@ -220,6 +226,7 @@ pub(crate) enum After {
     Modes(Modes),
     Answer { question: Question, allocation: u16 },
     Tested,
+    Mapped { range: Blocks, allocation: u32 },
     Copied(Rc<Operation>),
 }
 
@@ -467,6 +474,9 @@ impl LogicalUnit {
             }
             Todo::Read(range) => (Request::Read { range }, After::Data),
             Todo::Verify(range) => (Request::Verify { range }, After::Status),
+            Todo::Map { range, most, allocation } => {
+                (Request::Map { range, most }, After::Mapped { range, allocation })
+            }
             Todo::Flush => (Request::Flush, After::Status),
             Todo::Stop => (Request::Flush, After::Stopped),
             Todo::Format { list } => {
@@ -573,6 +583,12 @@ impl LogicalUnit {
         };
         let data = match after {
             After::Data => Data::Bufs(data),
+            After::Mapped { range, allocation } => {
+                let mut told = capacity::statuses(range, &Run::all_of(&data));
+                told.truncate(usize::try_from(allocation).unwrap_or(usize::MAX));
+                let wanted = Transfer::to_initiator(told.len() as u64);
+                return Step::Reply(Reply::good(Data::Bytes(told), wanted, window_in));
+            }
             After::Status | After::Tested | After::Answer { .. } | After::Copied(_) => Data::None,
             After::Stopped => {
                 self.stopped = true;

@@ -1,6 +1,6 @@
-//! How each request is made of the five operations.
+//! How each request is made of the six operations.
 
-use block::{Blocks, Buf, Bufs, Ctx, Error, Failure, Lba, Op, RangeLock, Request};
+use block::{Blocks, Buf, Bufs, Ctx, Error, Failure, Lba, Op, RangeLock, Request, Run};
 
 use crate::command::Command;
 use crate::volume::Volume;
@@ -11,6 +11,11 @@ const ZERO_STEP_BYTES: u64 = 1 << 30;
 
 /// Most that VERIFY reads at once, and the longest repetition WRITE SAME builds, in bytes.
 const STEP_BYTES: usize = 256 * 1024;
+
+/// Most that one command looks for space in, in bytes, and most looks it takes: a file system may have an extent for
+/// every page.
+const MAP_BYTES: u64 = 4 << 30;
+const MAP_LOOKS: usize = 64;
 
 /// What memory comes in, in bytes: counts where a command takes it in several portions.
 const PAGE: usize = 4096;
@@ -29,7 +34,9 @@ impl Volume {
             Request::Read { range } => {
                 range.count <= u64::from(info.max_transfer_blocks) && inside(range)
             }
-            Request::Verify { range } | Request::Zero { range, .. } => inside(range),
+            Request::Verify { range }
+            | Request::Zero { range, .. }
+            | Request::Map { range, .. } => inside(range),
             Request::WriteSame { range, pattern, .. } => {
                 pattern.len() == info.block_size as usize && inside(range)
             }
@@ -60,6 +67,8 @@ impl Volume {
                 let copy = data.len().min(self.or_step_bytes()).next_multiple_of(PAGE);
                 copy.saturating_mul(self.or_copies())
             }
+            // What a look finds, and what all have found.
+            Request::Map { .. } => 2 * PAGE,
             Request::WriteSame { .. } => STEP_BYTES,
             Request::Write { .. }
             | Request::Zero { .. }
@@ -77,7 +86,7 @@ impl Volume {
         command: &Command,
     ) -> Result<(), Failure> {
         match request {
-            Request::Read { .. } | Request::Write { .. } => {}
+            Request::Read { .. } | Request::Write { .. } | Request::Map { .. } => {}
             Request::WriteSame { range, pattern, fua } => {
                 if let Some(_lock) = self.lock(range, true, command).await? {
                     self.write_same(range, &pattern, fua, ctx).await?;
@@ -151,6 +160,32 @@ impl Volume {
     pub(crate) async fn read(&self, range: Blocks, ctx: &Ctx) -> Result<Bufs, Error> {
         let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
         self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await
+    }
+
+    /// How `range` begins. It holds no range: nothing is lost if what it finds changes at once.
+    pub(crate) async fn map(&self, range: Blocks, most: u16, ctx: &Ctx) -> Result<Bufs, Error> {
+        let step = MAP_BYTES / u64::from(self.info().block_size);
+        let (mut at, end) = (range.at.0, range.at.0 + range.count.min(step));
+        let mut runs: Vec<Run> = Vec::new();
+        for _ in 0..MAP_LOOKS {
+            let blocks = u32::try_from(end - at).unwrap_or(u32::MAX);
+            if blocks == 0 || ctx.is_aborted() {
+                break;
+            }
+            let found = self.dev.submit(Op::Map { at: Lba(at), blocks }, ctx).await?;
+            let Some(&run) = Run::all_of(&found).first() else { break };
+            let full = runs.len() >= usize::from(most.max(1));
+            match runs.last_mut() {
+                Some(last) if last.mapped == run.mapped => last.blocks += run.blocks,
+                _ if full => break,
+                _ => runs.push(run),
+            }
+            at += u64::from(run.blocks);
+        }
+        if ctx.is_aborted() {
+            return Err(Error::Aborted);
+        }
+        Ok(Run::all_into_bufs(&runs, ctx))
     }
 
     async fn compare(&self, range: Blocks, expect: &Bufs, ctx: &Ctx) -> Result<(), Failure> {

@@ -221,6 +221,7 @@ impl Volume {
                 }
                 Ok(Bufs::new())
             }
+            Request::Map { range, most } => Ok(Box::pin(self.map(range, most, &ctx)).await?),
             rare => {
                 Box::pin(self.compose(rare, &ctx, command)).await?;
                 Ok(Bufs::new())
@@ -309,7 +310,10 @@ impl<D: FnOnce(Result<Bufs, Failure>)> Drop for Accepted<D> {
 /// waits, so it must not wait for its client's share.
 fn class_for(request: &Request) -> Class {
     match request {
-        Request::Read { .. } | Request::Verify { .. } | Request::WriteSame { .. } => Class::Read,
+        Request::Read { .. }
+        | Request::Verify { .. }
+        | Request::Map { .. }
+        | Request::WriteSame { .. } => Class::Read,
         Request::Write { .. }
         | Request::Zero { .. }
         | Request::Unmap { .. }
@@ -333,6 +337,7 @@ fn request_bytes(request: &Request, block_size: u32) -> u64 {
         Request::WriteSame { .. }
         | Request::Zero { .. }
         | Request::Unmap { .. }
+        | Request::Map { .. }
         | Request::Flush => 0,
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use block::{
     Account, Blocks, Bufs, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Failure, Info,
-    Layer, Lba, Op, Pool, Request,
+    Layer, Lba, Op, Pool, Request, Run,
 };
 use rt::buf::copy_in;
 use tokio::sync::Semaphore;
@@ -68,6 +68,9 @@ impl Ram {
             }
             Op::Zero { at, blocks, .. } | Op::Unmap { at, blocks } => {
                 bytes[span(*at, u64::from(*blocks))].fill(0);
+            }
+            Op::Map { blocks, .. } => {
+                return Run { blocks: *blocks, mapped: true }.into_bufs(ctx);
             }
             Op::Flush => self.0.flushes.set(self.0.flushes.get() + 1),
         }

@@ -379,6 +379,10 @@ impl Layer for Mirror {
             Op::Unmap { at, blocks } => {
                 self.zero(at, blocks, true, false, &ctx).await.map(|()| Bufs::new())
             }
+            Op::Map { at, blocks } => {
+                let run = self.0.map(Blocks::new(at, u64::from(blocks)), &ctx).await?;
+                Ok(run.into_bufs(&ctx))
+            }
             Op::Flush => self.0.flush(&ctx).await.map(|()| Bufs::new()),
         }
     }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Blocks, Bufs, Ctx, Error, RangeLock};
+use block::{Blocks, Bufs, Ctx, Error, RangeLock, Run};
 use peer::{Message, NodeId, View};
 
 use super::Mistake;
@@ -59,6 +59,41 @@ impl Replica {
                 found => return found,
             }
         }
+    }
+
+    /// How a range begins, by the own disk, which has what every member has while it serves. What is not known to be
+    /// committed may yet turn out not to have happened: its blocks are mapped, whatever they are by now.
+    pub(super) async fn map(self: &Rc<Self>, range: Blocks, ctx: &Ctx) -> Result<Run, Error> {
+        loop {
+            let view = self.serving(ctx).await?;
+            let found = self.leg.map(range, ctx, self.pulse.get()).await;
+            // The opening of another view may have put back what was freed.
+            if self.serves() != Some(view) {
+                continue;
+            }
+            return match found {
+                Ok(run) if run.mapped => Ok(run),
+                Ok(run) => Ok(self.as_committed(range, run)),
+                Err(Error::Gone) if !self.leg_failed(Error::Gone) => Err(Error::Fenced),
+                // Nothing can be told: nothing is free.
+                Err(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
+                    let blocks = u32::try_from(range.count).unwrap_or(u32::MAX);
+                    Ok(Run { blocks, mapped: true })
+                }
+                Err(e) => Err(e),
+            };
+        }
+    }
+
+    /// What of `run`, which `range` begins with and has nothing in it, is known to be so at all members.
+    fn as_committed(&self, range: Blocks, run: Run) -> Run {
+        let Some(next) = self.entries.borrow().next(range.at) else { return run };
+        let blocks = |count: u64| u32::try_from(count).unwrap_or(u32::MAX).min(run.blocks);
+        if next.at > range.at {
+            return Run { blocks: blocks(next.at.0 - range.at.0), mapped: false };
+        }
+        let end = next.end().unwrap_or(u64::MAX);
+        Run { blocks: blocks(end - range.at.0), mapped: true }
     }
 
     /// Waits for a range that writes have. Writes may overtake it here for ever; at the primary they

@@ -368,7 +368,8 @@ impl Target {
             Request::Verify { .. } | Request::Flush => {}
             Request::WriteSame { .. }
             | Request::CompareAndWrite { .. }
-            | Request::OrWrite { .. } => {
+            | Request::OrWrite { .. }
+            | Request::Map { .. } => {
                 return Err(Failure::Device(Error::Gone));
             }
         }

@@ -85,6 +85,7 @@ pub(crate) fn shape(request: &Request) -> String {
         Request::OrWrite { at, data, fua } => {
             format!("or {}{}", blocks(at, data), flag(*fua, " fua"))
         }
+        Request::Map { range, most } => format!("map {} most {most}", span(range)),
         Request::Flush => "flush".into(),
     }
 }
@@ -322,9 +323,34 @@ impl Bench {
                 let both: Vec<u8> = here.iter().zip(data.to_vec()).map(|(a, b)| a | b).collect();
                 self.put(at, &both)?;
             }
+            Request::Map { range, most } => {
+                let runs = self.map(range, most);
+                return Ok(self.bufs(&runs));
+            }
             Request::Flush => {}
         }
         Ok(Bufs::new())
+    }
+
+    /// Eight blocks in a row that are zeroes have no space, at an address that is a multiple of that.
+    fn map(&self, range: Blocks, most: u16) -> Vec<u8> {
+        let end = (range.at.0 + range.count).min(BLOCKS);
+        let mut runs: Vec<(u32, u8)> = Vec::new();
+        for at in range.at.0..end {
+            let page = at / 8 * 8 * BLOCK;
+            let page = &self.contents[page as usize..][..(8 * BLOCK) as usize];
+            let mapped = u8::from(page.iter().any(|byte| *byte != 0));
+            let full = runs.len() == usize::from(most);
+            match runs.last_mut() {
+                Some(last) if last.1 == mapped => last.0 += 1,
+                _ if full => break,
+                _ => runs.push((1, mapped)),
+            }
+        }
+        let bytes = |&(count, mapped): &(u32, u8)| -> Vec<u8> {
+            [&count.to_be_bytes()[..], &[mapped, 0, 0, 0]].concat()
+        };
+        runs.iter().flat_map(bytes).collect()
     }
 
     fn slice(&self, range: Blocks) -> Result<&[u8], Failure> {

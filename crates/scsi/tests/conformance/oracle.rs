@@ -331,6 +331,10 @@ impl World {
                 ranges.iter().for_each(|r| inside(r.at, r.count));
                 assert!(ranges.iter().map(|r| r.count).sum::<u64>() <= 1 << 20);
             }
+            Request::Map { range, most } => {
+                assert!(*most > 0);
+                inside(range.at, range.count);
+            }
             Request::Flush => {}
         }
     }
