@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use rt::buf::Bufs;
 
-use crate::{ASIDE, ASIDE_BYTES, Blocks, Ctx, Error, Op, Run, crash};
+use crate::{ASIDE, ASIDE_BYTES, Blocks, Changes, Ctx, Error, Op, Run, crash};
 
 /// What a device is, as of now. Only [`Info::blocks`] changes while it lives, and only upwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +142,7 @@ pub struct Dev {
 #[derive(Default)]
 struct Shared {
     stats: Cell<Stats>,
+    changes: Changes,
     /// What is in flight and whether it writes; kept in debug builds only.
     ranges: RefCell<Vec<(Blocks, bool)>>,
 }
@@ -242,6 +243,12 @@ impl Dev {
         self.shared.stats.get()
     }
 
+    /// What is changed of it through this and its clones.
+    #[must_use]
+    pub fn changes(&self) -> Changes {
+        self.shared.changes.clone()
+    }
+
     /// Does `op`; poll it to completion.
     ///
     /// # Errors
@@ -261,6 +268,7 @@ impl Dev {
             _ => 0,
         };
         let flight = InFlight::begin(self, &op, &info);
+        self.shared.changes.begins(&op, info.block_size);
         let (op, flush_after) = split_fua(op, &info);
         let mut result = Rc::clone(&self.layer).submit(op, ctx.clone()).await;
         if result.is_ok() && flush_after {

@@ -23,6 +23,7 @@
 
 mod access;
 mod aside;
+mod changes;
 mod compare;
 pub mod crash;
 mod ctx;
@@ -39,7 +40,8 @@ pub mod testing;
 
 pub use access::{Access, AccessState};
 pub use aside::{ASIDE, ASIDE_BYTES, Aside};
-pub use compare::{CompareAndWrite, Compared};
+pub use changes::{Changes, Watch};
+pub use compare::{CompareAndWrite, Compared, Settled};
 pub use ctx::{Ctx, Epoch};
 pub use dev::{Dev, Info, Layer, Stats};
 pub use error::Error;

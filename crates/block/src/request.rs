@@ -76,6 +76,11 @@ pub enum Request {
         /// Durable when it completes.
         fua: bool,
     },
+    /// Ends once no change of the ranges is under way that was accepted before.
+    Settle {
+        /// Which blocks.
+        ranges: Vec<Blocks>,
+    },
     /// Returns the [`Run`](crate::Run)s that the range begins with, each other than the one before, as data. They cover
     /// one block at least, unless there is none, and not always all.
     Map {

@@ -10,7 +10,7 @@ use block::{Blocks, Bufs, Failure, Info, Lba, Request, Run};
 use reservation::{Change, Rights, Table};
 
 use crate::cdb::Cdb;
-use crate::copy::{CopyPlan, Operation};
+use crate::copy::{CopyPlan, Operation, TokenPlan};
 use crate::limits::Limits;
 use crate::lun::Lun;
 use crate::mode::Modes;
@@ -98,6 +98,8 @@ pub enum Step {
     Consult(Running),
     /// Copy this between volumes, then [`LogicalUnit::finish_copy`] it with what became of it.
     Copy(CopyPlan, Running),
+    /// Make a token or write what it stands for, then [`LogicalUnit::finish_token`] it with what became of it.
+    Token(TokenPlan, Running),
 }
 
 /// An admitted command: checked, and waiting for its data if it has any.
@@ -197,6 +199,14 @@ pub(crate) enum Todo {
     Copy {
         long: bool,
     },
+    /// Make a token for what a parameter list names, under this list identifier.
+    PopulateToken {
+        id: u32,
+    },
+    /// Write what a token stands for.
+    WriteUsingToken {
+        id: u32,
+    },
 }
 
 /// What a command that has its data comes to.
@@ -205,6 +215,7 @@ pub(crate) enum Prepared {
     Alter(Change, After),
     Consult(After),
     Copy(CopyPlan, After),
+    Token(TokenPlan, After),
     /// There is nothing left to do.
     Done,
 }
@@ -228,6 +239,7 @@ pub(crate) enum After {
     Tested,
     Mapped { range: Blocks, allocation: u32 },
     Copied(Rc<Operation>),
+    Token(Rc<Operation>),
 }
 
 /// [`Arrival`], taken apart.
@@ -421,6 +433,7 @@ impl LogicalUnit {
             Ok(Prepared::Run(request, after)) => Step::Run(request, running(after)),
             Ok(Prepared::Alter(change, after)) => Step::Alter(change, running(after)),
             Ok(Prepared::Consult(after)) => Step::Consult(running(after)),
+            Ok(Prepared::Token(plan, after)) => Step::Token(plan, running(after)),
             Ok(Prepared::Copy(plan, after)) => Step::Copy(plan, running(after)),
             Ok(Prepared::Done) => Step::Reply(Reply::good(Data::None, wanted, window_in)),
             Err(refusal) => self.ends(wanted, refusal),
@@ -490,6 +503,8 @@ impl LogicalUnit {
                 (request, After::Status)
             }
             Todo::SelfTest => (diagnose::self_test(), After::Tested),
+            Todo::PopulateToken { id } => return self.plan_populate(nexus, id, &data),
+            Todo::WriteUsingToken { id } => return self.plan_write(nexus, id, &data),
             Todo::Copy { long } => return self.plan_copy(nexus, long, &data),
             Todo::Diagnostic => {
                 diagnose::check(&data.to_vec())?;
@@ -589,7 +604,11 @@ impl LogicalUnit {
                 let wanted = Transfer::to_initiator(told.len() as u64);
                 return Step::Reply(Reply::good(Data::Bytes(told), wanted, window_in));
             }
-            After::Status | After::Tested | After::Answer { .. } | After::Copied(_) => Data::None,
+            After::Status
+            | After::Tested
+            | After::Answer { .. }
+            | After::Copied(_)
+            | After::Token(_) => Data::None,
             After::Stopped => {
                 self.stopped = true;
                 Data::None

@@ -4,6 +4,8 @@
 mod common;
 #[path = "iscsi/copy.rs"]
 mod copy;
+#[path = "iscsi/token.rs"]
+mod token;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -40,7 +40,7 @@ impl Volume {
             Request::WriteSame { range, pattern, .. } => {
                 pattern.len() == info.block_size as usize && inside(range)
             }
-            Request::Unmap { ranges } => ranges.iter().all(inside),
+            Request::Unmap { ranges } | Request::Settle { ranges } => ranges.iter().all(inside),
             Request::Write { at, data, .. }
             | Request::Compare { at, data }
             | Request::OrWrite { at, data, .. } => carried(*at, data),
@@ -73,6 +73,7 @@ impl Volume {
             Request::Write { .. }
             | Request::Zero { .. }
             | Request::Unmap { .. }
+            | Request::Settle { .. }
             | Request::Flush => 0,
         };
         data.saturating_add(info.overhead as usize)
@@ -119,6 +120,7 @@ impl Volume {
                     self.dev.submit(Op::Write { at, data: write, fua }, ctx).await?;
                 }
             }
+            Request::Settle { ranges } => self.settle(ranges, ctx, command).await?,
             Request::OrWrite { at, data, fua } => {
                 let range = self.covered(at, &data);
                 if let Some(_lock) = self.lock(range, true, command).await? {
@@ -130,6 +132,17 @@ impl Volume {
                 let ctx = &ctx.shielded();
                 let flush = || async { self.dev.submit(Op::Flush, ctx).await.map(|_| ()) };
                 self.flushes.flush(flush).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the changes of each range that are under way.
+    async fn settle(&self, ranges: Vec<Blocks>, ctx: &Ctx, command: &Command) -> Result<(), Error> {
+        for range in ranges {
+            let Some(_lock) = self.lock(range, false, command).await? else { continue };
+            if let Some(compares) = &self.compares {
+                command.unless_aborted(compares.settle(range, ctx)).await??;
             }
         }
         Ok(())

@@ -42,7 +42,8 @@ impl Need {
             Request::Read { .. }
             | Request::Compare { .. }
             | Request::Verify { .. }
-            | Request::Map { .. } => Self::Read,
+            | Request::Map { .. }
+            | Request::Settle { .. } => Self::Read,
             Request::Write { .. }
             | Request::WriteSame { .. }
             | Request::Zero { .. }

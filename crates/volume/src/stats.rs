@@ -30,7 +30,8 @@ impl Kind {
             Request::Read { .. }
             | Request::Compare { .. }
             | Request::Verify { .. }
-            | Request::Map { .. } => Self::Read,
+            | Request::Map { .. }
+            | Request::Settle { .. } => Self::Read,
             Request::Write { .. }
             | Request::WriteSame { .. }
             | Request::Zero { .. }

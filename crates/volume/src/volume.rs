@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use block::{
-    Account, Bufs, Class, CompareAndWrite, Ctx, Dev, Epoch, Error, Failure, FlushGate, Info, Op,
-    RangeLocks, Request,
+    Account, Bufs, Changes, Class, CompareAndWrite, Ctx, Dev, Epoch, Error, Failure, FlushGate,
+    Info, Op, RangeLocks, Request,
 };
 use tokio::time::Instant;
 
@@ -78,6 +78,13 @@ impl Volume {
     #[must_use]
     pub fn info(&self) -> Info {
         self.dev.info()
+    }
+
+    /// What is changed of it, whoever changes it, on this node or another one: by the time that a change is known to
+    /// have happened, its watchers here have seen it.
+    #[must_use]
+    pub fn changes(&self) -> Changes {
+        self.compares.as_ref().map_or_else(|| self.dev.changes(), |shared| shared.changes())
     }
 
     /// What the volume has done.
@@ -320,6 +327,7 @@ fn class_for(request: &Request) -> Class {
         | Request::Compare { .. }
         | Request::CompareAndWrite { .. }
         | Request::OrWrite { .. }
+        | Request::Settle { .. }
         | Request::Flush => Class::Immediate,
     }
 }
@@ -338,6 +346,7 @@ fn request_bytes(request: &Request, block_size: u32) -> u64 {
         | Request::Zero { .. }
         | Request::Unmap { .. }
         | Request::Map { .. }
+        | Request::Settle { .. }
         | Request::Flush => 0,
     }
 }

@@ -54,8 +54,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
-    Account, Aside, Blocks, Bufs, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Info,
-    Layer, Lba, Op,
+    Account, Aside, Blocks, Bufs, Changes, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch,
+    Error, Info, Layer, Lba, Op, Settled,
 };
 use peer::{Change, Incarnation, Kind, Link, NodeId, View};
 use rt::Core;
@@ -350,6 +350,15 @@ impl CompareAndWrite for Mirror {
         ctx: &'a Ctx,
     ) -> Compared<'a> {
         Box::pin(self.0.compare_and_write(at, compare, write, fua, ctx))
+    }
+
+    fn changes(&self) -> Changes {
+        // A change is committed once the leg of every member has it, so this leg as well.
+        self.0.leg.dev.changes()
+    }
+
+    fn settle<'a>(&'a self, range: Blocks, ctx: &'a Ctx) -> Settled<'a> {
+        Box::pin(self.0.settle_range(range, ctx))
     }
 }
 

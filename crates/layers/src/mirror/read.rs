@@ -13,6 +13,9 @@ use super::requests::Answer;
 /// How long a read waits for writes before it asks the primary.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// How often it is looked for a moment without writes.
+const LOOKS: usize = 100;
+
 /// What came of waiting for a range.
 enum Waited {
     Held,
@@ -83,6 +86,30 @@ impl Replica {
                 Err(e) => Err(e),
             };
         }
+    }
+
+    /// Waits until no write of `range` that this leg has, or is about to get, may yet turn out not to have happened.
+    pub(super) async fn settle_range(
+        self: &Rc<Self>,
+        range: Blocks,
+        ctx: &Ctx,
+    ) -> Result<(), Error> {
+        for _ in 0..LOOKS {
+            let view = self.serving(ctx).await?;
+            let lock = self.locks.enter(range, false);
+            if !lock.is_held() {
+                self.want(range);
+                let held = self.in_view(view, lock.held());
+                if !matches!(tokio::time::timeout(PATIENCE, held).await, Ok(Some(()))) {
+                    continue;
+                }
+            }
+            if self.serves() == Some(view) {
+                return Ok(());
+            }
+        }
+        // Others' writes of the range do not end, or views do not last.
+        Err(Error::Fenced)
     }
 
     /// What of `run`, which `range` begins with and has nothing in it, is known to be so at all members.

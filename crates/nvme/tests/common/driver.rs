@@ -369,7 +369,8 @@ impl Target {
             Request::WriteSame { .. }
             | Request::CompareAndWrite { .. }
             | Request::OrWrite { .. }
-            | Request::Map { .. } => {
+            | Request::Map { .. }
+            | Request::Settle { .. } => {
                 return Err(Failure::Device(Error::Gone));
             }
         }

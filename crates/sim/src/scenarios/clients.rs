@@ -270,6 +270,7 @@ impl Client {
             17 => {
                 self.verify(range).await;
                 self.map(range).await;
+                self.keep_watch(range).await;
             }
             _ => self.flush().await,
         }
@@ -407,6 +408,30 @@ impl Client {
                 checker.end(ticket, Outcome::Failed);
             } else if let Err(violation) = checker.end_read(ticket, &zeroes) {
                 self.object(violation);
+            }
+        }
+    }
+
+    /// Watches blocks as whoever makes a token of them does: as long as nobody is seen to change them, they stay as they
+    /// are, whichever node writes and whatever fails.
+    async fn keep_watch(&self, range: Blocks) {
+        let watch = self.volume.changes().watch(vec![range]);
+        if self.send(Request::Settle { ranges: vec![range] }, false).await.is_err() {
+            return;
+        }
+        let Ok(before) = self.send(Request::Read { range }, false).await else { return };
+        if !watch.is_intact() {
+            return;
+        }
+        let before = before.to_vec();
+        for _ in 0..4 {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            let Ok(after) = self.send(Request::Read { range }, false).await else { return };
+            if !watch.is_intact() {
+                return;
+            }
+            if after.to_vec() != before {
+                self.object("blocks have changed unseen");
             }
         }
     }
