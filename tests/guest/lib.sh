@@ -103,6 +103,21 @@ iscsi_login() {
     try 10 iscsi_disk
 }
 
+# session_disk ATTRIBUTE VALUE PORTAL: the disk of the session with a portal whose attribute (initiatorname, targetname) is so.
+session_disk() {
+    local session connection path
+    for session in /sys/class/iscsi_session/session*; do
+        [ "$(cat "$session/$1" 2> /dev/null)" = "$2" ] || continue
+        for connection in "$session"/device/connection*/iscsi_connection/*; do
+            [ "$(cat "$connection/persistent_address"):$(cat "$connection/persistent_port")" = "$3" ] || continue
+            for path in "$session"/device/target*/*/block/*; do
+                [ -b "/dev/${path##*/}" ] && echo "/dev/${path##*/}" && return 0
+            done
+        done
+    done
+    return 1
+}
+
 # The disk of the one session there is.
 iscsi_disk() {
     local path

@@ -33,18 +33,7 @@ login_hosts() {
 
 # disk HOST NODE: the disk of this host's session with this node.
 disk() {
-    local session connection at path
-    at=$(portal "$2")
-    for session in /sys/class/iscsi_session/session*; do
-        [ "$(cat "$session/initiatorname" 2> /dev/null)" = "$INITIATOR$1" ] || continue
-        for connection in "$session"/device/connection*/iscsi_connection/*; do
-            [ "$(cat "$connection/persistent_address"):$(cat "$connection/persistent_port")" = "$at" ] || continue
-            for path in "$session"/device/target*/*/block/*; do
-                [ -b "/dev/${path##*/}" ] && echo "/dev/${path##*/}" && return 0
-            done
-        done
-    done
-    return 1
+    session_disk initiatorname "$INITIATOR$1" "$(portal "$2")"
 }
 
 # persist HOST NODE OPTION...: once more if the unit had something to tell first. sg_persist ends with 0 also where the path was

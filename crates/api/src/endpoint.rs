@@ -204,7 +204,7 @@ endpoints! {
 
     /// Stop initiators from reaching a volume.
     DenyInitiators POST "/v1/volumes/{name}/deny" Initiators => 200 Volume;
-        "Stops initiators from reaching a volume and ends their sessions.";
+        "Stops initiators from reaching a volume, those that are logged in too.";
         refuses [Code::NotFound, Code::Conflict];
 
     /// Ask iSCSI initiators of a volume for CHAP.

@@ -39,7 +39,7 @@ pub struct Session {
     pub peer: String,
     /// Name of the target or subsystem it is logged in to.
     pub target: String,
-    /// The volume it reaches; nothing for a discovery session.
+    /// The volume it reaches; nothing for a discovery session, and for one whose volume was taken away.
     pub volume: Option<VolumeName>,
     /// Connections (iSCSI) or queues (NVMe/TCP) of the session.
     pub connections: u32,

@@ -470,23 +470,32 @@ impl Control {
         self.push(*generation).await;
     }
 
+    /// Has initiators hear what has become of a volume that is not open.
+    async fn tell_where(&self, id: Uuid) {
+        if !self.0.state.is_told(id, self.me()) {
+            let mut generation = self.0.publishing.lock().await;
+            if !self.0.state.is_told(id, self.me()) {
+                *generation += 1;
+                self.push(*generation).await;
+            }
+        }
+    }
+
     async fn push(&self, generation: u64) {
-        let open = self.0.state.open();
+        let all = self.0.state.listed(self.me());
         let portals = &self.0.settings.portals;
-        let served = open.iter().map(|o| (&o.stored.record, o.core));
-        let ring = self.keys_for(open.iter().map(|o| &o.stored.record)).await;
+        let listed = all.iter().map(|l| (&l.stored.record, l.here));
+        let ring = self.keys_for(all.iter().map(|l| &l.stored.record)).await;
         let mut catalog =
-            publish::catalog(served, &ring, &portals.iscsi, &portals.nvme, generation);
+            publish::catalog(listed, &ring, &portals.iscsi, &portals.nvme, generation);
         catalog.redirect = self.0.settings.redirect;
         if let Some(membership) = self.membership() {
-            let mirrors = open.iter().map(|o| (&o.stored.record, o.mirror.as_ref().map(|m| &m.0)));
+            let mirrors = all.iter().map(|l| (&l.stored.record, l.mirror.as_ref().map(|m| &m.0)));
             let nodes = membership.nodes.borrow();
             publish::share(&mut catalog, membership.node, &nodes, mirrors);
         }
         self.0.engine.publish(catalog).await;
-        for volume in &open {
-            self.0.state.published(volume);
-        }
+        self.0.state.published(&all);
     }
 
     /// The identity of the volume called `name`.

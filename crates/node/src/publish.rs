@@ -8,8 +8,8 @@ use api::Initiator;
 use layers::mirror::record::Record;
 use peer::NodeId;
 use target::catalog::{
-    Access, Admission, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode, Subsystem,
-    VolumeId,
+    Access, Admission, Away, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode,
+    Subsystem, VolumeId,
 };
 use uuid::Uuid;
 
@@ -31,9 +31,24 @@ pub fn volume_id(id: Uuid) -> VolumeId {
     VolumeId(*id.as_bytes())
 }
 
-/// The catalog of the volumes that are open, each on its core. `ring` opens what initiators have to prove.
+/// Where a volume is, for this node's initiators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Here {
+    /// Open, on this core.
+    Open {
+        /// Which.
+        core: usize,
+    },
+    /// Its copy here is not open for now.
+    Away(Away),
+    /// No copy of it is kept here.
+    Nowhere,
+}
+
+/// The catalog of these volumes. `ring` opens what initiators have to prove. A volume that is away keeps its place in it: what
+/// the catalog does not have is gone for good, and initiators are told so.
 pub fn catalog<'a>(
-    open: impl Iterator<Item = (&'a VolumeRecord, usize)>,
+    volumes: impl Iterator<Item = (&'a VolumeRecord, Here)>,
     ring: &Ring,
     iscsi_portals: &[SocketAddr],
     nvme_portals: &[SocketAddr],
@@ -45,14 +60,21 @@ pub fn catalog<'a>(
         generation,
         ..Catalog::default()
     };
-    for (record, core) in open {
+    for (record, here) in volumes {
         let id = volume_id(record.id);
-        if record.protocols.iscsi {
+        if record.protocols.iscsi && here != Here::Nowhere {
             let access = iscsi_access(record, ring);
-            let target = IscsiTarget { core, luns: [(LUN, id)].into(), access };
-            catalog.targets.insert(record.iscsi_target.clone(), target);
+            let target = IscsiTarget { luns: [(LUN, id)].into(), access, ..IscsiTarget::default() };
+            let target = catalog.targets.entry(record.iscsi_target.clone()).or_insert(target);
+            match here {
+                Here::Open { core } => target.core = core,
+                Here::Away(away) => drop(target.away.insert(LUN, away)),
+                Here::Nowhere => {}
+            }
         }
-        if record.protocols.nvme {
+        if let Here::Open { core } = here
+            && record.protocols.nvme
+        {
             let mut serial = record.id.simple().to_string();
             serial.truncate(SERIAL);
             let (namespaces, access) = ([(NAMESPACE, id)].into(), nvme_access(record));
@@ -242,6 +264,7 @@ mod tests {
         };
         let closed = record("c");
         let all = [(&named, 0), (&open, 1), (&closed, 0)];
+        let all = all.map(|(record, core)| (record, Here::Open { core }));
         let catalog = catalog(all.into_iter(), &ring(1), &[], &[], 3);
 
         let target = &catalog.targets[&named.iscsi_target];
@@ -262,6 +285,18 @@ mod tests {
         assert_eq!(catalog.generation, 3);
     }
 
+    /// RFD 0017, 2: only what is gone for good is left out.
+    #[test]
+    fn what_is_away_keeps_its_place() {
+        let (away, elsewhere) = (record("a"), record("b"));
+        let all = [(&away, Here::Away(Away::Returning)), (&elsewhere, Here::Nowhere)];
+        let catalog = catalog(all.into_iter(), &Ring::default(), &[], &[], 1);
+        let target = &catalog.targets[&away.iscsi_target];
+        assert_eq!(target.luns[&LUN], volume_id(away.id));
+        assert_eq!(target.away, [(LUN, Away::Returning)].into());
+        assert_eq!((catalog.targets.len(), catalog.subsystems.len()), (1, 0));
+    }
+
     #[test]
     fn nobody_proves_what_cannot_be_read() {
         let locked = VolumeRecord {
@@ -269,7 +304,8 @@ mod tests {
             chap: Some(StoredChap::seal(&chap(), record("a").id, &ring(1)).unwrap()),
             ..record("a")
         };
-        let catalog = catalog([(&locked, 0)].into_iter(), &ring(2), &[], &[], 1);
+        let catalog =
+            catalog([(&locked, Here::Open { core: 0 })].into_iter(), &ring(2), &[], &[], 1);
         let admission = catalog.targets[&locked.iscsi_target].access.admission("iqn.x").unwrap();
         let chap = admission.chap.as_ref().expect("it still asks for a proof");
         assert_eq!((chap.user.as_str(), chap.secret.len()), ("u", 0));

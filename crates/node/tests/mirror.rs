@@ -245,7 +245,7 @@ impl Cluster {
         self.generation += 1;
         for node in self.nodes.values() {
             let core = self.core_of(node).await;
-            let open = [(&self.record, core)].into_iter();
+            let open = [(&self.record, publish::Here::Open { core })].into_iter();
             let Portals { iscsi, nvme, .. } = &node.portals;
             let mut catalog =
                 publish::catalog(open, &Ring::default(), iscsi, nvme, self.generation);

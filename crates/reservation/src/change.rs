@@ -74,6 +74,8 @@ pub enum Change {
     Leave,
     /// The mode pages are these now.
     Modes(u128),
+    /// All commands of the unit are aborted (CLEAR TASK SET, SAM-5 7.5).
+    ClearTasks,
     /// The unit was reset (SAM-5 6.3.2, 6.3.3). Registrations and the reservation outlive it.
     Reset {
         /// With all units of its target.
@@ -130,7 +132,7 @@ impl Table {
         let mut next = self.clone();
         let Some(what) = next.apply(by, seat, change)? else { return Ok(None) };
         next.generation = self.generation.checked_add(1).ok_or(Refusal::Full)?;
-        if let What::Preempted { abort: true, .. } = what {
+        if let What::Preempted { abort: true, .. } | What::TasksCleared = what {
             next.aborted = next.generation;
         }
         let for_all = matches!(change, Change::Reset { .. } | Change::Evict);
@@ -144,6 +146,7 @@ impl Table {
             Change::ReleaseUnit => self.release_unit(by),
             Change::Leave => Ok(self.leave(by)),
             Change::Modes(modes) => Ok(self.set_modes(*modes)),
+            Change::ClearTasks => Ok(Some(What::TasksCleared)),
             Change::Reset { target } => Ok(Some(self.reset(*target))),
             Change::Evict => Ok(self.evict()),
             // While the unit is RESERVEd even its holder may not make persistent reservations

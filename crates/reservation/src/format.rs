@@ -40,6 +40,7 @@ wire::open_enum! {
         Modes = 5,
         UnitReset = 6,
         TargetReset = 7,
+        TasksCleared = 8,
     }
 }
 
@@ -220,6 +221,7 @@ impl What {
                 (StoredWhat::Preempted, flags, victim)
             }
             Self::Modes => (StoredWhat::Modes, 0, 0),
+            Self::TasksCleared => (StoredWhat::TasksCleared, 0, 0),
             Self::Reset { target: false } => (StoredWhat::UnitReset, 0, 0),
             Self::Reset { target: true } => (StoredWhat::TargetReset, 0, 0),
         }
@@ -237,6 +239,7 @@ impl What {
                 abort: stored.what_flags & ABORT != 0,
             },
             StoredWhat::Modes => Self::Modes,
+            StoredWhat::TasksCleared => Self::TasksCleared,
             StoredWhat::UnitReset => Self::Reset { target: false },
             StoredWhat::TargetReset => Self::Reset { target: true },
             _ => return Err(Damaged::Field("last change")),

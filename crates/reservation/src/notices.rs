@@ -127,6 +127,8 @@ fn told(old: &Table, new: &Table, party: &Party, what: What, is_author: bool) ->
         }
         // SPC-4 6.11 and SAM-5 6.3.
         What::Modes => notices.add(Notice::Modes, !is_author),
+        // SAM-5 5.3.1: who asks for it sees to its own commands.
+        What::TasksCleared => notices.add(Notice::Aborted, !is_author),
         What::Reset { target } => {
             notices.add(if target { Notice::TargetReset } else { Notice::UnitReset }, true);
         }

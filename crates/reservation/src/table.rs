@@ -132,6 +132,8 @@ pub enum What {
     },
     /// Mode pages changed.
     Modes,
+    /// All commands were aborted; whose they were is told.
+    TasksCleared,
     /// The unit was reset.
     Reset {
         /// As all units of the target were.

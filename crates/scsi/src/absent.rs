@@ -1,7 +1,8 @@
-//! Commands for addresses where there is no logical unit, and for the well-known logical unit
-//! REPORT LUNS (SAM-5 5.11, SPC-4 clause 8).
+//! Commands for addresses where there is no logical unit, or none for now, and for the well-known
+//! logical unit REPORT LUNS (SAM-5 5.11, SPC-4 clause 8).
 
 use crate::cdb::Cdb;
+use crate::failure;
 use crate::inquiry::{self, Peripheral};
 use crate::lun::Address;
 use crate::nexus::NexusId;
@@ -16,9 +17,66 @@ const REPORT_LUNS: u8 = 0xa0;
 const REQUEST_SENSE: u8 = 0x03;
 const TEST_UNIT_READY: u8 = 0x00;
 
+/// Why a unit that is mapped cannot be spoken to. It is not gone: initiators that hear that it is give it up for good
+/// (RFD 0017, 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Away {
+    /// For a moment: it is being opened.
+    Returning,
+    /// Nobody knows for how long: it cannot be opened here.
+    Unavailable,
+}
+
+impl Away {
+    fn sense(self) -> Sense {
+        match self {
+            Self::Returning => Sense::new(Key::NotReady, Code::BECOMING_READY),
+            Self::Unavailable => failure::UNAVAILABLE,
+        }
+    }
+}
+
+/// Who a command meets, where it meets no unit.
+struct Stand {
+    peripheral: Peripheral,
+    /// How commands end that are not answered.
+    refusal: Sense,
+    /// What REQUEST SENSE tells.
+    sense: Sense,
+    /// Whether TEST UNIT READY ends well.
+    ready: bool,
+}
+
 /// Answers a command whose address is not that of a unit in [`Arrival::luns`].
 #[must_use]
 pub fn answer(address: Address, arrival: &Arrival<'_>) -> Reply {
+    reply(
+        arrival,
+        &match address {
+            Address::ReportLuns => Stand {
+                peripheral: Peripheral::WellKnown,
+                refusal: Sense::illegal(Code::INVALID_OPERATION_CODE),
+                sense: Sense::new(Key::NoSense, Code::NONE),
+                ready: true,
+            },
+            Address::Unit(_) | Address::Nowhere => Stand {
+                peripheral: Peripheral::Absent,
+                refusal: NOT_THERE,
+                sense: NOT_THERE,
+                ready: false,
+            },
+        },
+    )
+}
+
+/// Answers a command for a unit of [`Arrival::luns`] that is not there for now.
+#[must_use]
+pub fn answer_away(away: Away, arrival: &Arrival<'_>) -> Reply {
+    let (peripheral, sense) = (Peripheral::Away, away.sense());
+    reply(arrival, &Stand { peripheral, refusal: sense, sense, ready: false })
+}
+
+fn reply(arrival: &Arrival<'_>, stand: &Stand) -> Reply {
     let cmd = Incoming {
         cdb: Cdb::new(arrival.cdb),
         nexus: NexusId::NOBODY,
@@ -26,27 +84,21 @@ pub fn answer(address: Address, arrival: &Arrival<'_>) -> Reply {
         luns: arrival.luns,
         rights: arrival.known.rights,
     };
-    match outcome(address, &cmd) {
+    match outcome(stand, &cmd) {
         Ok(Outcome::Done { data, wanted }) => Reply::good(data, wanted, cmd.window.data_in),
-        Ok(Outcome::Accept(_)) => Reply::check(&NOT_THERE, Format::Fixed),
+        Ok(Outcome::Accept(_)) => Reply::check(&stand.refusal, Format::Fixed),
         Err(refusal) => refusal.into_reply(Format::Fixed),
     }
 }
 
 const NOT_THERE: Sense = Sense::illegal(Code::LOGICAL_UNIT_NOT_SUPPORTED);
 
-fn outcome(address: Address, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
-    let well_known = address == Address::ReportLuns;
-    let (peripheral, refusal, sense) = if well_known {
-        let no_sense = Sense::new(Key::NoSense, Code::NONE);
-        (Peripheral::WellKnown, Sense::illegal(Code::INVALID_OPERATION_CODE), no_sense)
-    } else {
-        (Peripheral::Absent, NOT_THERE, NOT_THERE)
-    };
+fn outcome(stand: &Stand, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+    let &Stand { peripheral, refusal, sense, ready } = stand;
     let opcode = cmd.cdb.opcode();
     let answered = match opcode {
         INQUIRY | REPORT_LUNS | REQUEST_SENSE => true,
-        TEST_UNIT_READY => well_known,
+        TEST_UNIT_READY => ready,
         _ => false,
     };
     if !answered {

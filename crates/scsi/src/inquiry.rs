@@ -19,6 +19,8 @@ pub(crate) const VENDOR: [u8; 8] = *b"WINDROSE";
 pub(crate) enum Peripheral {
     Disk = 0x00,
     WellKnown = 0x1e,
+    /// There is a disk, and it is not connected here for now.
+    Away = 0x20,
     /// There can be a unit here, but none is, or its type is unknown.
     Absent = 0x7f,
 }

@@ -15,7 +15,8 @@
 //! A copy between volumes is no request of one: `start` gives [`Step::Copy`] with a plan, and
 //! [`LogicalUnit::finish_copy`] says how it ended.
 //!
-//! Commands for addresses without a unit are answered by [`answer_absent`]. Every command and
+//! Commands for addresses without a unit are answered by [`answer_absent`], those for a unit that is
+//! not there for now by [`answer_away`]. Every command and
 //! every bit it looks at stands in one table (`opcodes`), which parsing goes by and REPORT
 //! SUPPORTED OPERATION CODES reports. `docs/conformance/scsi.md` says which clause is tested where.
 
@@ -47,7 +48,7 @@ mod unit;
 mod verify;
 mod vpd;
 
-pub use absent::answer as answer_absent;
+pub use absent::{Away, answer as answer_absent, answer_away};
 pub use copy::{
     CopyEnd, CopyExtent, CopyFault, CopyHandle, CopyOutcome, CopyPlan, CopySegment, CopyTrouble,
     Presented, ROD_TOKEN_LEN, RodToken, Side, TOKEN_LIFETIME_S, TokenFault, TokenOutcome,

@@ -5,6 +5,8 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
+pub use scsi::Away;
+
 /// Identity of a volume: a UUID, the same on every node and for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId(pub [u8; 16]);
@@ -157,8 +159,17 @@ pub struct IscsiTarget {
     pub core: usize,
     /// Volumes by logical unit number.
     pub luns: BTreeMap<u16, VolumeId>,
+    /// Those of them that this node does not serve for now: initiators keep them, and are told so.
+    pub away: BTreeMap<u16, Away>,
     /// Who may log in.
     pub access: Access,
+}
+
+impl IscsiTarget {
+    /// Whether this node serves any of its volumes.
+    pub(crate) fn serves(&self) -> bool {
+        self.luns.len() > self.away.len()
+    }
 }
 
 /// One NVMe subsystem.

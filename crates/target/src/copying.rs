@@ -197,7 +197,8 @@ impl Job {
         plan.segment_is(extent.bytes, destination.info.block_size);
         let same = source.place.id == destination.place.id;
         let within = same.then_some(source.info.block_size);
-        let pieces = RefCell::new(extent.pieces(step(&source.info, &destination.info), within));
+        let (first, step) = steps(&source.info, &destination.info, extent.to);
+        let pieces = RefCell::new(extent.pieces(first, step, within));
         let first_fault = Cell::new(None);
         let work = || async {
             while !self.is_stopped() {
@@ -282,7 +283,8 @@ impl Job {
         let data = self.request(source, Request::Read { range }, true).await?;
         plan.command_done();
         let own_memory = source.place.core == destination.place.core;
-        for (part, is_zero) in parts(&data) {
+        let begins = extent.to.0 * u64::from(destination.info.block_size) + at;
+        for (part, is_zero) in parts(&data, begins) {
             let at = at + part.start as u64;
             let len = part.len() as u64;
             let range = blocks(destination, extent.to, at, len);
@@ -411,12 +413,17 @@ pub(crate) async fn request_here(
     Ok(result.unwrap_or(Err(Failure::Device(Error::Gone)))?)
 }
 
-/// Bytes of a piece: what both volumes take at once, a multiple of both block sizes.
-fn step(source: &Info, destination: &Info) -> u64 {
+/// Bytes of the first piece and of the others: what both volumes take at once, a multiple of both block sizes. Behind the
+/// first they begin at multiples of that at the destination, as far as its blocks allow it, so grains lie as its file
+/// system's blocks do.
+fn steps(source: &Info, destination: &Info, to: Lba) -> (u64, u64) {
     let most = |info: &Info| u64::from(info.max_transfer_blocks) * u64::from(info.block_size);
     let block = u64::from(source.block_size.max(destination.block_size));
     let step = PIECE.min(most(source)).min(most(destination));
-    (step - step % block).max(block)
+    let step = (step - step % block).max(block);
+    let first = step - (to.0 * u64::from(destination.block_size)) % step;
+    let first = first - first % block;
+    (if first == 0 { step } else { first }, step)
 }
 
 /// `len` bytes from byte `at` of a segment on that begins at `first`, as blocks of `end`.
@@ -425,16 +432,18 @@ fn blocks(end: &End, first: Lba, at: u64, len: u64) -> Blocks {
     Blocks::new(Lba(first.0 + at / block), len / block)
 }
 
-/// `data` in parts that are all zeroes, or not.
-pub(crate) fn parts(data: &Bufs) -> Vec<(Range<usize>, bool)> {
+/// `data` in parts that are all zeroes, or not. It goes to byte `begins` of a volume: grains are the volume's.
+pub(crate) fn parts(data: &Bufs, begins: u64) -> Vec<(Range<usize>, bool)> {
     let mut parts: Vec<(Range<usize>, bool)> = Vec::new();
-    for start in (0..data.len()).step_by(GRAIN) {
-        let end = data.len().min(start + GRAIN);
+    let (mut start, mut grain) = (0, GRAIN - (begins % GRAIN as u64) as usize);
+    while start < data.len() {
+        let end = data.len().min(start + grain);
         let zero = data.slice(start..end).iter().all(is_zero);
         match parts.last_mut() {
             Some((part, same)) if *same == zero => part.end = end,
             _ => parts.push((start..end, zero)),
         }
+        (start, grain) = (end, GRAIN);
     }
     parts
 }
@@ -492,7 +501,8 @@ mod tests {
     fn target(core: usize, id: u8, chap: Option<Chap>) -> IscsiTarget {
         let mut access = Access::default();
         access.named.insert("iqn.2026-01.com.example:a".into(), Admission { chap });
-        IscsiTarget { core, luns: [(0, VolumeId([id; 16]))].into(), access }
+        let luns = [(0, VolumeId([id; 16]))].into();
+        IscsiTarget { core, luns, access, ..IscsiTarget::default() }
     }
 
     /// RFD 0014, 5: a name proves nothing where a secret is asked for.
@@ -526,7 +536,7 @@ mod tests {
         let mut bytes = vec![0; 3 * GRAIN + 512];
         let of = |bytes: &[u8]| {
             let credit = pool.account().try_credit(bytes.len(), Class::Immediate).unwrap();
-            parts(&rt::buf::copy_in(&credit, bytes))
+            parts(&rt::buf::copy_in(&credit, bytes), 3 << 20)
         };
         assert_eq!(of(&bytes), [(0..3 * GRAIN + 512, true)]);
         bytes[GRAIN] = 1;
@@ -538,6 +548,12 @@ mod tests {
         bytes[2 * GRAIN] = 1;
         assert_eq!(of(&bytes), [(0..GRAIN, true), (GRAIN..3 * GRAIN + 512, false)]);
         assert_eq!(of(&[]), []);
+        let credit = pool.account().try_credit(GRAIN, Class::Immediate).unwrap();
+        let mut bytes = vec![0; GRAIN];
+        bytes[511] = 1;
+        let data = rt::buf::copy_in(&credit, &bytes);
+        let begins = (5 * GRAIN - 512) as u64;
+        assert_eq!(parts(&data, begins), [(0..512, false), (512..GRAIN, true)]);
     }
 
     #[test]
@@ -555,9 +571,15 @@ mod tests {
             overhead: 0,
             aside_blocks: 0,
         };
-        assert_eq!(step(&info(512, 2048), &info(4096, 256)), PIECE);
-        assert_eq!(step(&info(512, 9), &info(4096, 256)), 4096);
-        assert_eq!(step(&info(512, 7), &info(512, 64)), 7 * 512);
+        let small = || info(512, 2048);
+        assert_eq!(steps(&small(), &info(4096, 256), Lba(0)), (PIECE, PIECE));
+        assert_eq!(steps(&small(), &info(4096, 256), Lba(127)), (4096, PIECE));
+        assert_eq!(steps(&info(512, 9), &info(4096, 256), Lba(3)), (4096, 4096));
+        assert_eq!(steps(&info(512, 7), &info(512, 64), Lba(8)), (6 * 512, 7 * 512));
+        assert_eq!(steps(&small(), &small(), Lba(65_535)), (512, PIECE));
+        // The source's blocks are larger than what the destination begins at.
+        assert_eq!(steps(&info(4096, 256), &small(), Lba(1)), (PIECE - 4096, PIECE));
+        assert_eq!(steps(&info(4096, 256), &small(), Lba(1023)), (PIECE, PIECE));
     }
 
     #[test]

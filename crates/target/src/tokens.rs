@@ -358,7 +358,7 @@ impl Job {
         let data = read.unwrap_or(Err(Stop::Fault(TokenFault::Unknown)))?;
         plan.command_done();
         let own_memory = source.core == self.place.core;
-        for (part, is_zero) in copying::parts(&data) {
+        for (part, is_zero) in copying::parts(&data, piece.to.0 * block) {
             let (at, len) = (part.start as u64, part.len() as u64);
             let range = Blocks::new(Lba(piece.to.0 + at / block), len / block);
             let request = if is_zero {
@@ -414,7 +414,10 @@ fn pieces(from: Option<&[Blocks]>, offset: u64, to: &[Blocks], step: u64) -> Vec
                     None => return pieces,
                 },
             };
-            let count = step.max(1).min(range.count - at).min(most);
+            let step = step.max(1);
+            // Behind the first of a range they begin at multiples of that, so grains lie as the file system's blocks do.
+            let step = step - (range.at.0 + at) % step;
+            let count = step.min(range.count - at).min(most);
             pieces.push(Piece { from, to: Lba(range.at.0 + at), count, done });
             at += count;
             done += count;
@@ -453,8 +456,8 @@ mod tests {
             [
                 piece(Some(103), 0, 4, 0),
                 piece(Some(107), 1000, 3, 4),
-                piece(Some(50), 1003, 5, 7),
-                piece(Some(55), 1008, 1, 12),
+                piece(Some(50), 1003, 2, 7),
+                piece(Some(52), 1005, 4, 9),
             ]
         );
         assert_eq!(

@@ -4,6 +4,8 @@
 mod common;
 #[path = "iscsi/copy.rs"]
 mod copy;
+#[path = "iscsi/mapping.rs"]
+mod mapping;
 #[path = "iscsi/token.rs"]
 mod token;
 
@@ -36,7 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 fn catalog(core: usize) -> Arc<Catalog> {
     let access = Access { any: Some(Admission::default()), ..Access::default() };
     let luns = [(1, VolumeId([7; 16]))].into();
-    let targets = [(TARGET.to_owned(), IscsiTarget { core, luns, access })].into();
+    let targets =
+        [(TARGET.to_owned(), IscsiTarget { core, luns, access, ..IscsiTarget::default() })].into();
     Arc::new(Catalog { targets, ..Catalog::default() })
 }
 
@@ -51,9 +54,18 @@ async fn serve(core: &Core, limits: Limits) -> (Rc<Server>, SocketAddr) {
 
 fn add_volume(server: &Rc<Server>) {
     let mem = Mem::new(MemOptions::new(512, 1 << 17));
-    let volume = Volume::new(Dev::new(mem), Epoch::default());
+    let volume = volume_on(server, Dev::new(mem));
     let (id, name) = (VolumeId([7; 16]), "disk".to_owned());
     server.add_volume(Served { id, name, volume, thin: false, access: None });
+}
+
+/// A volume that only this node has.
+fn volume_on(server: &Rc<Server>, dev: Dev) -> Rc<Volume> {
+    let volume = Volume::new(dev, Epoch::default());
+    let gate = Rc::new(Gate::default());
+    gate.set_standing(Standing { era: 1, seat: 1, seats: vec![1] });
+    volume.keep_reservations(gate, server.pool().account());
+    volume
 }
 
 struct Client {
@@ -334,6 +346,25 @@ fn clause_4_2_3_2_a_reset_ends_the_commands_of_other_sessions() {
         let [key, asc, _] = other.sense(&READY, 0).await.expect("a unit attention");
         assert_eq!((key & 0xf, asc), (6, 0x29));
         assert_eq!(other.ask_for(&READY, 0).await.0, 0);
+    });
+}
+
+/// SAM-5 7.5: CLEAR TASK SET ends the commands of other sessions, and tells them.
+#[test]
+fn sam_5_clause_7_5_clear_task_set_ends_the_commands_of_other_sessions() {
+    on_core(async |core| {
+        let (_server, at) = serve(&core, Limits::default()).await;
+        let mut one = Client::log_in(&core, at, 1, &[]).await;
+        let mut other = Client::log_in(&core, at, 2, &[("ImmediateData", "No")]).await;
+        other.write(0, 64, &[]).await;
+        assert_eq!(other.next().await.opcode(), Opcode::R2t);
+        let clear = one.initiator.task(TaskFunction::ClearTaskSet, NO_TAG, 0);
+        one.send(&clear).await;
+        let answer = one.next().await;
+        assert_eq!((answer.opcode(), answer.header[2]), (Opcode::TaskResponse, 0));
+        assert_eq!(other.sense(&READY, 0).await, Some([6, 0x2f, 0]), "COMMANDS CLEARED");
+        assert_eq!(other.ask_for(&READY, 0).await.0, 0);
+        assert_eq!(one.ask_for(&READY, 0).await.0, 0, "who cleared is told nothing");
     });
 }
 

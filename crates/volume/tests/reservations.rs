@@ -238,6 +238,27 @@ async fn preempt_and_abort_waits_for_readers() {
     .await;
 }
 
+/// CLEAR TASK SET waits for what it ends, whosever it is and whatever right it has.
+#[tokio::test]
+async fn clear_task_set_waits_for_what_it_ends() {
+    local(async {
+        let b = Bench::new();
+        let two = b.enter(2);
+        let mut under_way = b.write(&two, 0);
+        quiet().await;
+        let mut clearing = b.begin(1, Change::ClearTasks);
+        quiet().await;
+        assert!(under_way.try_recv().is_err() && clearing.try_recv().is_err());
+        b.through.add_permits(1);
+        assert_eq!(clearing.await.unwrap(), Ok(()));
+        assert!(under_way.try_recv().is_ok());
+        assert!(b.told.borrow().iter().any(|(n, all)| *n == 2 && all.contains(Notice::Aborted)));
+        b.through.add_permits(1);
+        assert_eq!(b.write(&two, 0).await.unwrap(), Ok(()), "it goes on");
+    })
+    .await;
+}
+
 /// A reset ends what is under way. Flushes wait for that, so it does not wait for them (seed 400005 of the
 /// simulator).
 #[tokio::test]

@@ -376,38 +376,36 @@ async fn futures_joined<T>(all: Vec<impl Future<Output = Result<T, Failure>>>) {
 
 /// What is under way when it is asked for has ended when it is answered; reads are not in its way, nor is what comes later in
 /// others'.
-#[tokio::test(flavor = "current_thread")]
-async fn settling_waits_for_writes() {
-    LocalSet::new()
-        .run_until(async {
-            let b = Bench::new(true);
-            let seen = Rc::new(RefCell::new(Vec::new()));
-            let note = |name: &'static str| {
-                let seen = Rc::clone(&seen);
-                move |result: Result<Bufs, Failure>| {
-                    result.unwrap();
-                    seen.borrow_mut().push(name);
-                }
-            };
-            let settle = |at| Request::Settle { ranges: vec![range(at, 2), range(40, 1)] };
-            b.volume.start(b.write(8, 1, 1), &b.account, note("write"));
-            b.volume.start(read(20, 1), &b.account, note("read"));
-            b.volume.start(settle(20), &b.account, note("beside"));
-            b.volume.start(settle(7), &b.account, note("behind"));
-            for _ in 0..20 {
-                yield_now().await;
+#[test]
+fn settling_waits_for_writes() {
+    local(async || {
+        let b = Bench::new(true);
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let note = |name: &'static str| {
+            let seen = Rc::clone(&seen);
+            move |result: Result<Bufs, Failure>| {
+                result.unwrap();
+                seen.borrow_mut().push(name);
             }
-            assert_eq!(*seen.borrow(), ["beside"]);
-            b.ram.0.gate.as_ref().unwrap().add_permits(9);
-            for _ in 0..20 {
-                yield_now().await;
-            }
-            seen.borrow_mut().sort_unstable();
-            assert_eq!(*seen.borrow(), ["behind", "beside", "read", "write"]);
-            let outside = Request::Settle { ranges: vec![range(BLOCKS, 1)] };
-            assert_eq!(b.run(outside).await, Err(Error::OutOfRange.into()));
-        })
-        .await;
+        };
+        let settle = |at| Request::Settle { ranges: vec![range(at, 2), range(40, 1)] };
+        b.volume.start(b.write(8, 1, 1), &b.account, note("write"));
+        b.volume.start(read(20, 1), &b.account, note("read"));
+        b.volume.start(settle(20), &b.account, note("beside"));
+        b.volume.start(settle(7), &b.account, note("behind"));
+        for _ in 0..20 {
+            yield_now().await;
+        }
+        assert_eq!(*seen.borrow(), ["beside"]);
+        b.ram.0.gate.as_ref().unwrap().add_permits(9);
+        for _ in 0..20 {
+            yield_now().await;
+        }
+        seen.borrow_mut().sort_unstable();
+        assert_eq!(*seen.borrow(), ["behind", "beside", "read", "write"]);
+        let outside = Request::Settle { ranges: vec![range(BLOCKS, 1)] };
+        assert_eq!(b.run(outside).await.map(drop), Err(Error::OutOfRange.into()));
+    });
 }
 
 /// What several nodes use: each of the first comparisons finds that another node was faster.

@@ -223,7 +223,7 @@ pub(crate) enum VolumeCommand {
         #[arg(required = true)]
         initiators: Vec<Initiator>,
     },
-    /// Stop initiators from reaching a volume, and end their sessions.
+    /// Stop initiators from reaching a volume, those that are logged in too.
     Deny {
         /// Name of the volume.
         name: VolumeName,

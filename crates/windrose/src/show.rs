@@ -322,7 +322,11 @@ fn sessions_text(sessions: &SessionList) -> String {
             s.protocol.to_string(),
             s.initiator.clone(),
             s.peer.clone(),
-            s.volume.as_ref().map_or("(discovery)".to_owned(), ToString::to_string),
+            match &s.volume {
+                Some(volume) => volume.to_string(),
+                None if s.target.is_empty() => "(discovery)".to_owned(),
+                None => "(none any more)".to_owned(),
+            },
             s.connections.to_string(),
             s.core.to_string(),
             duration(s.age_s),

@@ -1,6 +1,8 @@
 //! A cluster as processes: two data nodes and a witness, each with networks of its own and a member of a real etcd; formed,
 //! watched and disturbed by nothing but signals, the links between them and the product's command line.
 
+mod image;
+
 use crate::{
     house::House,
     network::Network,
@@ -8,17 +10,16 @@ use crate::{
     process::read_lossy,
 };
 use anyhow::{Context, Result, bail, ensure};
+use image::Image;
 use probe::paths::{Paths, Volume};
 use rustix::{
-    fs::SeekFrom,
     io::Errno,
     process::{Pid, Signal, kill_process},
 };
 use serde_json::Value;
 use std::{
-    fs::{self, File},
+    fs,
     net::{IpAddr, SocketAddr},
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -121,9 +122,7 @@ impl Cluster {
 
     /// How many pages the intent logs of both copies have written so far.
     pub(crate) fn log_writes(&self, volume: &Mirrored) -> Result<[u64; 2]> {
-        let written = |node: usize| {
-            Image::open(&find_image(&self.nodes[node].directory, &volume.name)?)?.log_writes()
-        };
+        let written = |node: usize| self.image(volume, node)?.log_writes();
         Ok([written(A)?, written(B)?])
     }
 
@@ -278,13 +277,31 @@ impl Cluster {
         }
     }
 
+    /// How many bytes of `volume` each copy keeps, holes not counted.
+    pub(crate) fn allocated(&self, volume: &Mirrored) -> Result<[u64; 2]> {
+        let of = |node: usize| self.image(volume, node)?.allocated();
+        Ok([of(A)?, of(B)?])
+    }
+
+    /// Compares the data of two volumes at each node, byte by byte.
+    pub(crate) fn volumes_are_equal(&self, one: &Mirrored, other: &Mirrored) -> Result<()> {
+        for node in DATA_NODES {
+            let different = self.image(one, node)?.first_difference(&self.image(other, node)?)?;
+            if let Some(at) = different {
+                bail!("{} and {} differ at byte {at} at {}", one.name, other.name, NAMES[node]);
+            }
+        }
+        Ok(())
+    }
+
+    fn image(&self, volume: &Mirrored, node: usize) -> Result<Image> {
+        let path = find_image(&self.nodes[node].directory, &volume.name)?;
+        Image::open(&path).with_context(|| format!("image {}", path.display()))
+    }
+
     /// Compares the data of both copies, byte by byte. No load may run; what was in flight gets a moment to land.
     pub(crate) fn copies_are_equal(&self, volume: &Mirrored) -> Result<()> {
-        let open = |&node: &usize| {
-            let path = find_image(&self.nodes[node].directory, &volume.name)?;
-            Image::open(&path).with_context(|| format!("image {}", path.display()))
-        };
-        let images = DATA_NODES.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let images = [self.image(volume, A)?, self.image(volume, B)?];
         let begun = Instant::now();
         loop {
             let Some(different) = images[0].first_difference(&images[1])? else { return Ok(()) };
@@ -316,13 +333,6 @@ fn etcd_of(stat: &str) -> Option<(i32, i32)> {
     Some((process.parse().ok()?, rest.split_whitespace().nth(1)?.parse().ok()?))
 }
 
-/// A copy of a volume: a file with a label (`docs/format/label.md`).
-struct Image {
-    file: File,
-    data: u64,
-    length: u64,
-}
-
 /// The images of `volume` below a node's directory.
 pub(crate) fn images_of(node: &Path, volume: &str) -> Result<Vec<PathBuf>> {
     let directory = node.join("data/volumes");
@@ -341,97 +351,9 @@ fn find_image(node: &Path, volume: &str) -> Result<PathBuf> {
     Ok(found.remove(0))
 }
 
-impl Image {
-    fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path)?;
-        let mut label = [0; 112];
-        file.read_exact_at(&mut label, 0)?;
-        ensure!(label.starts_with(b"WINDROSE LABEL\r\n"), "no label");
-        Ok(Self { file, data: word(&label, 88), length: word(&label, 96) })
-    }
-
-    /// How many pages its intent log has written (`docs/format/intent.md`): each cell counts its own writes, and those of a page
-    /// are written together.
-    fn log_writes(&self) -> Result<u64> {
-        const PAGES: std::ops::Range<u64> = 0x83000..0xea000;
-        const PAGE: usize = 4096;
-        let mut written = 0;
-        for at in PAGES.step_by(PAGE) {
-            let mut cell = [0; 32];
-            self.file.read_exact_at(&mut cell, at)?;
-            if cell.starts_with(b"WRIC") {
-                written += word(&cell, 24);
-            }
-        }
-        Ok(written)
-    }
-
-    /// The first byte of the volume from `at` on that is not in a hole of the file.
-    fn next_data(&self, at: u64) -> Result<Option<u64>> {
-        match rustix::fs::seek(&self.file, SeekFrom::Data(self.data + at)) {
-            Ok(found) => Ok(Some(found - self.data).filter(|found| *found < self.length)),
-            Err(Errno::NXIO) => Ok(None),
-            Err(error) => Err(error).context("holes cannot be told from data"),
-        }
-    }
-
-    /// The first byte of the volume that differs.
-    fn first_difference(&self, other: &Self) -> Result<Option<u64>> {
-        const STEP: usize = 1 << 20;
-        ensure!(self.length == other.length, "{} and {} bytes", self.length, other.length);
-        let (mut mine, mut theirs) = (vec![0; STEP], vec![0; STEP]);
-        let mut next = 0;
-        while let Some(at) = self.next_data(next)?.into_iter().chain(other.next_data(next)?).min() {
-            next = at + STEP as u64;
-            let left = usize::try_from(self.length - at).unwrap_or(STEP).min(STEP);
-            let (mine, theirs) = (&mut mine[..left], &mut theirs[..left]);
-            self.file.read_exact_at(mine, self.data + at)?;
-            other.file.read_exact_at(theirs, other.data + at)?;
-            if mine != theirs {
-                let index = mine.iter().zip(&*theirs).position(|(mine, their)| mine != their);
-                return Ok(index.map(|index| at + index as u64));
-            }
-        }
-        Ok(None)
-    }
-}
-
-/// The little-endian number at `at`.
-fn word(bytes: &[u8], at: usize) -> u64 {
-    bytes[at..at + 8].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn image(path: &Path, offset: u64, data: &[u8]) -> Image {
-        let mut bytes = vec![0; usize::try_from(offset).unwrap()];
-        bytes[..16].copy_from_slice(b"WINDROSE LABEL\r\n");
-        bytes[88..96].copy_from_slice(&offset.to_le_bytes());
-        bytes[96..104].copy_from_slice(&(data.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(data);
-        fs::write(path, bytes).unwrap();
-        Image::open(path).unwrap()
-    }
-
-    #[test]
-    fn images_are_compared_by_their_data() {
-        let directory =
-            std::env::temp_dir().join(format!("windrose-images-{}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
-        let mut data = vec![7; 3 << 20];
-        let one = image(&directory.join("one"), 4096, &data);
-        let moved = image(&directory.join("moved"), 8192, &data);
-        assert_eq!(one.first_difference(&moved).unwrap(), None);
-        data[(2 << 20) + 5] = 8;
-        let other = image(&directory.join("other"), 8192, &data);
-        assert_eq!(one.first_difference(&other).unwrap(), Some((2 << 20) + 5));
-        data.pop();
-        let shorter = image(&directory.join("shorter"), 8192, &data);
-        assert!(one.first_difference(&shorter).is_err());
-        fs::remove_dir_all(&directory).unwrap();
-    }
 
     #[test]
     fn members_of_the_store_are_known_by_name_and_parent() {

@@ -204,16 +204,35 @@ pub(crate) struct Signs<'a> {
 impl Signs<'_> {
     /// Waits until the guest has made a file of that name in its share; an error when it ends without.
     pub(crate) fn wait_for(&self, name: &str) -> Result<()> {
-        while !self.share.join(name).exists() {
-            ensure!(!self.over.load(Ordering::Relaxed), "the guest ended before it was {name}");
+        while !self.has_come(name) {
+            ensure!(!self.is_over(), "the guest ended before it was {name}");
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
 
+    /// Whether the guest has made a file of that name in its share.
+    pub(crate) fn has_come(&self, name: &str) -> bool {
+        self.share.join(name).exists()
+    }
+
+    /// Whether the guest has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
     /// Makes a file of that name in the guest's share, for the guest to see.
     pub(crate) fn tell(&self, name: &str) -> Result<()> {
-        std::fs::write(self.share.join(name), "").with_context(|| format!("cannot tell {name}"))
+        self.tell_that(name, "")
+    }
+
+    /// Makes a file of that name and text in the guest's share; it is whole when it appears.
+    pub(crate) fn tell_that(&self, name: &str, text: &str) -> Result<()> {
+        let at = self.share.join(name);
+        let half = at.with_extension("half");
+        std::fs::write(&half, text)
+            .and_then(|()| std::fs::rename(&half, &at))
+            .with_context(|| format!("cannot tell {name}"))
     }
 }
 

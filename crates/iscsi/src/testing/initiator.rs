@@ -73,6 +73,8 @@ pub struct Initiator {
     pub data_digest: bool,
     /// Session identifier.
     pub isid: [u8; 6],
+    /// The unit that commands and requests are for.
+    pub lun: [u8; 8],
     /// Session to be joined.
     pub tsih: u16,
     /// Connection identifier.
@@ -90,6 +92,7 @@ impl Default for Initiator {
             itt: 0x10,
             header_digest: false,
             data_digest: false,
+            lun: [0, 1, 0, 0, 0, 0, 0, 0],
             isid: [0x40, 0, 1, 0x37, 0, 0],
             tsih: 0,
             cid: 0,
@@ -173,7 +176,7 @@ impl Initiator {
     pub fn command_header(&mut self, cdb: &[u8], flags: u8, expected_len: u32) -> ScsiCommand {
         let mut pdu = ScsiCommand::zeroed();
         pdu.flags = FINAL | flags;
-        pdu.lun = [0, 1, 0, 0, 0, 0, 0, 0];
+        pdu.lun = self.lun;
         pdu.itt = U32::new(self.itt);
         pdu.expected_len = U32::new(expected_len);
         pdu.cmd_sn = U32::new(self.cmd_sn);
@@ -256,7 +259,7 @@ impl Initiator {
         let mut pdu = TaskRequest::zeroed();
         pdu.first |= IMMEDIATE;
         pdu.flags = FINAL | function.0;
-        pdu.lun = [0, 1, 0, 0, 0, 0, 0, 0];
+        pdu.lun = self.lun;
         pdu.itt = U32::new(self.next_itt());
         pdu.referenced = U32::new(referenced);
         pdu.cmd_sn = U32::new(self.cmd_sn);

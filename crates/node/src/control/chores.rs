@@ -110,7 +110,7 @@ impl Control {
         };
         let mut loads = BTreeMap::<NodeId, usize>::new();
         let mut led = Vec::new();
-        for volume in self.0.state.open() {
+        for volume in self.0.state.open(me) {
             let Some((mirror, _)) = volume.mirror else { continue };
             *loads.entry(mirror.primary).or_default() += 1;
             if mirror.primary == me {

@@ -26,7 +26,7 @@ impl Control {
     pub(super) async fn follow_nodes(self, mut nodes: watch::Receiver<Nodes>) {
         let mut drained = self.is_drained();
         while nodes.changed().await.is_ok() {
-            for volume in self.0.state.open() {
+            for volume in self.0.state.open(self.me()) {
                 self.meet(&volume.stored.record).await;
             }
             self.push_catalog().await;
@@ -44,7 +44,7 @@ impl Control {
 
     /// [`Self::heed_drain`] for all open volumes.
     pub(super) async fn heed_drain_everywhere(&self) {
-        for volume in self.0.state.open() {
+        for volume in self.0.state.open(self.me()) {
             self.heed_drain(volume.stored.record.id).await;
         }
     }

@@ -7,13 +7,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::VolumeName;
 use layers::mirror::record::Record;
+use peer::NodeId;
+use target::catalog::Away;
 use uuid::Uuid;
 
 use super::steps::Records;
 use crate::engine::BackingError;
 use crate::meta::Revision;
+use crate::publish::Here;
 use crate::reconcile::Observed;
-use crate::record::{Stage, Stored};
+use crate::record::{PlaceStage, Stage, Stored};
 
 #[derive(Default)]
 pub(super) struct State {
@@ -23,14 +26,14 @@ pub(super) struct State {
     damaged: Mutex<Vec<String>>,
 }
 
-/// A volume that is exported.
-pub(super) struct OpenVolume {
+/// A volume that is ready.
+pub(super) struct Listed {
     /// Its record.
     pub(super) stored: Stored,
     /// Its mirror's, in a cluster.
     pub(super) mirror: Option<(Record, Revision)>,
-    /// The core it lives on.
-    pub(super) core: usize,
+    /// Where it is, for this node's initiators.
+    pub(super) here: Here,
 }
 
 /// One volume.
@@ -39,9 +42,30 @@ struct Known {
     stored: Option<Stored>,
     mirror: Option<(Record, Revision)>,
     observed: Observed,
+    /// By which record, and what, initiators were told last of where it is.
+    told: Option<(Revision, Here)>,
     /// Why its image could not be made here.
     not_made: Option<BackingError>,
     gate: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Known {
+    /// Where the volume is, for the initiators of node `me`.
+    fn here(&self, me: NodeId) -> Here {
+        let place = self.stored.as_ref().and_then(|s| s.record.place(me)).map(|p| &p.stage);
+        match (&self.observed, place) {
+            (Observed::Open { core, .. }, _) => Here::Open { core: *core },
+            (Observed::Closed, Some(PlaceStage::Made)) => Here::Away(Away::Returning),
+            (Observed::Broken { .. }, Some(PlaceStage::Made | PlaceStage::Leaving { .. })) => {
+                Here::Away(Away::Unavailable)
+            }
+            _ => Here::Nowhere,
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        self.stored.as_ref().is_some_and(|s| s.record.stage == Stage::Ready)
+    }
 }
 
 impl State {
@@ -147,17 +171,31 @@ impl State {
         }
     }
 
-    /// Volumes to export: those that are open and ready, and their cores.
-    pub(super) fn open(&self) -> Vec<OpenVolume> {
+    /// The volumes that are ready, as node `me` tells of them.
+    pub(super) fn listed(&self, me: NodeId) -> Vec<Listed> {
         let volumes = self.volumes();
-        let open = volumes.values().filter_map(|k| match (&k.stored, &k.observed) {
-            (Some(stored), Observed::Open { core, .. }) if stored.record.stage == Stage::Ready => {
-                let (stored, mirror) = (stored.clone(), k.mirror.clone());
-                Some(OpenVolume { stored, mirror, core: *core })
-            }
-            _ => None,
+        let ready = volumes.values().filter(|k| k.is_ready());
+        let listed = ready.filter_map(|k| {
+            let (stored, mirror) = (k.stored.clone()?, k.mirror.clone());
+            Some(Listed { stored, mirror, here: k.here(me) })
         });
-        open.collect()
+        listed.collect()
+    }
+
+    /// Those of them that are open here.
+    pub(super) fn open(&self, me: NodeId) -> Vec<Listed> {
+        let mut all = self.listed(me);
+        all.retain(|l| matches!(l.here, Here::Open { .. }));
+        all
+    }
+
+    /// Whether initiators know what there is to know of where a volume is.
+    pub(super) fn is_told(&self, id: Uuid, me: NodeId) -> bool {
+        let volumes = self.volumes();
+        let Some(known) = volumes.get(&id) else { return true };
+        let ready = known.stored.as_ref().filter(|_| known.is_ready());
+        let now = ready.map(|s| (s.revision, known.here(me)));
+        now.filter(|(_, here)| *here != Here::Nowhere) == known.told
     }
 
     /// Whether initiators are served by the record that is known.
@@ -173,13 +211,18 @@ impl State {
         }
     }
 
-    /// Initiators are served by the records in `volume`.
-    pub(super) fn published(&self, volume: &OpenVolume) {
-        let OpenVolume { stored: Stored { record, revision }, mirror, .. } = volume;
-        if let Some(Known { observed: Observed::Open { published, .. }, .. }) =
-            self.volumes().get_mut(&record.id)
-        {
-            *published = Some((*revision, mirror.as_ref().map(|m| m.1)));
+    /// Initiators are served by these records, and by no others.
+    pub(super) fn published(&self, all: &[Listed]) {
+        let mut volumes = self.volumes();
+        volumes.values_mut().for_each(|known| known.told = None);
+        for Listed { stored: Stored { record, revision }, mirror, here } in all {
+            let Some(known) = volumes.get_mut(&record.id) else { continue };
+            known.told = Some((*revision, *here)).filter(|_| *here != Here::Nowhere);
+            if let (Observed::Open { published, .. }, Here::Open { .. }) =
+                (&mut known.observed, here)
+            {
+                *published = Some((*revision, mirror.as_ref().map(|m| m.1)));
+            }
         }
     }
 

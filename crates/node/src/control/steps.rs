@@ -62,6 +62,9 @@ impl Control {
             let mirror = self.mirroring(&records);
             let observed = self.0.state.observed(id);
             let step = next_step(records.stored.as_ref(), mirror, self.life(), &observed);
+            if matches!(step, Step::Rest | Step::Erase | Step::Vacate | Step::Forget) {
+                self.tell_where(id).await;
+            }
             if step == Step::Rest {
                 if records.stored.is_none() {
                     self.0.state.drop_volume(id);
@@ -233,11 +236,8 @@ impl Control {
 
     /// Ends the export of a volume and closes it.
     async fn close(&self, id: Uuid) {
-        let was = self.0.state.observed(id);
         self.0.state.observe(id, Observed::Closed);
-        if matches!(was, Observed::Open { .. }) {
-            self.push_catalog().await;
-        }
+        self.tell_where(id).await;
         if let Err(error) = self.0.engine.close(id).await {
             tracing::error!(volume = %id, %error, "a volume did not close cleanly");
         }

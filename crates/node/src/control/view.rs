@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
 use api::{
-    Access, ApiError, Code, CopyState, IscsiExport, NvmeExport, Protocol, Session, SessionList,
-    Volume, VolumeCopy, VolumeIo, VolumeList, VolumeName, VolumeState,
+    Access, ApiError, Code, CopyState, Initiator, IscsiExport, NvmeExport, Protocol, Session,
+    SessionList, Volume, VolumeCopy, VolumeIo, VolumeList, VolumeName, VolumeState,
 };
 use cluster::nodes::NodePortals;
 use target::server::Service;
@@ -200,14 +200,26 @@ fn volume_io(report: &VolumeReport) -> VolumeIo {
     }
 }
 
+/// Whether a volume is a unit of iSCSI sessions of `initiator`. Sessions outlive that (RFD 0017, 2).
+fn maps_to(record: &VolumeRecord, initiator: &str) -> bool {
+    let allows = |i: &Initiator| match i {
+        Initiator::Any => true,
+        Initiator::Iscsi(name) => name == initiator,
+        Initiator::Nvme(_) => false,
+    };
+    record.stage == Stage::Ready && record.protocols.iscsi && record.allow.iter().any(allows)
+}
+
 /// Connections that have logged in, put together to sessions.
 pub(super) fn sessions(volumes: &[(Stored, Observed)], cores: &[CoreReport]) -> Vec<Session> {
-    let mut names = BTreeMap::new();
-    for (stored, _) in volumes {
-        let record = &stored.record;
-        names.insert(record.iscsi_target.as_str(), &record.name);
-        names.insert(record.nvme_subsystem.as_str(), &record.name);
-    }
+    let reached = |protocol, initiator: &str, target: &str| {
+        let records = volumes.iter().map(|(stored, _)| &stored.record);
+        let reaches = |r: &&VolumeRecord| match protocol {
+            Protocol::Iscsi => r.iscsi_target == target && maps_to(r, initiator),
+            Protocol::Nvme => r.nvme_subsystem == target,
+        };
+        records.filter(reaches).map(|r| r.name.clone()).next()
+    };
     let mut together = BTreeMap::<_, Session>::new();
     for connection in cores.iter().flat_map(|core| &core.sessions) {
         let Some(initiator) = &connection.initiator else { continue };
@@ -222,7 +234,7 @@ pub(super) fn sessions(volumes: &[(Stored, Observed)], cores: &[CoreReport]) -> 
             initiator: initiator.clone(),
             peer: connection.peer.to_string(),
             target: connection.target.clone().unwrap_or_default(),
-            volume: (connection.target.as_deref()).and_then(|t| Some((*names.get(t)?).clone())),
+            volume: (connection.target.as_deref()).and_then(|t| reached(protocol, initiator, t)),
             connections: 0,
             core: u32::try_from(connection.core).unwrap_or(u32::MAX),
             age_s,

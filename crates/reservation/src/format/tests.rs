@@ -126,7 +126,7 @@ fn senseless_fields_are_refused() {
         (65, &[2], "type of reservation"), // an unknown type
         (65, &[0], "filling"),             // no reservation, and a holder
         (65, &[7], "holder"),              // of all registrants, and a holder
-        (66, &[8], "last change"),         // an unknown change
+        (66, &[9], "last change"),         // an unknown change
         (66, &[0], "filling"),             // no change, and an author
         (66, &[1], "filling"),             // a victim of something else than PREEMPT
         (67, &[4], "filling"),             // an unknown flag of PREEMPT

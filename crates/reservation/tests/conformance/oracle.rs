@@ -125,6 +125,7 @@ impl Model {
                 self.become_of(|model| model.sole = if mine { None } else { model.sole.take() })
             }
             Change::Modes(modes) => self.become_of(|model| model.modes = *modes),
+            Change::ClearTasks => Verdict::Done,
             Change::Reset { .. } => {
                 self.sole = None;
                 self.modes = 0;
@@ -445,7 +446,7 @@ impl World {
             Ok(Some(next)) => next,
         };
         assert_eq!(verdict, Verdict::Done, "{change:?}");
-        if matches!(change, Change::Modes(_) | Change::Reset { .. }) {
+        if matches!(change, Change::Modes(_) | Change::ClearTasks | Change::Reset { .. }) {
             told = self.told_to_all(&by, &change);
         }
         let old = std::mem::replace(&mut self.table, next);
@@ -461,10 +462,12 @@ impl World {
     fn told_to_all(&self, by: &Party, change: &Change) -> Told {
         let notice = match change {
             Change::Modes(_) => Notice::Modes,
+            Change::ClearTasks => Notice::Aborted,
             Change::Reset { target: true } => Notice::TargetReset,
             _ => Notice::UnitReset,
         };
-        let all = self.parties.iter().filter(|who| notice != Notice::Modes || *who != by);
+        let all_but_one = matches!(notice, Notice::Modes | Notice::Aborted);
+        let all = self.parties.iter().filter(|who| !all_but_one || *who != by);
         all.map(|who| (who.clone(), notice as u8)).collect()
     }
 
@@ -512,7 +515,8 @@ impl World {
             225..=234 => Change::ReleaseUnit,
             235..=239 => Change::Leave,
             240..=246 => Change::Modes(u128::from(script.byte() % 3)),
-            247..=251 => Change::Reset { target: script.flag() },
+            247..=248 => Change::ClearTasks,
+            249..=251 => Change::Reset { target: script.flag() },
             _ => Change::Evict,
         }
     }

@@ -130,6 +130,21 @@ fn sam_5_clause_6_3_resets() {
     }
 }
 
+/// SAM-5 7.5: CLEAR TASK SET ends the others' commands, whoever holds what, and nothing else.
+#[test]
+fn sam_5_clause_7_5_clear_task_set() {
+    let told: &[Notice] = &[Notice::Aborted];
+    let mut world = World::reserved(Kind::ExclusiveAccess, &[(a(), 1), (b(), 2)]);
+    let (keys, held) = (world.keys(), world.table.reservation.clone());
+    world.done(&c(), &Change::ClearTasks);
+    assert_eq!((world.keys(), &world.table.reservation, world.counted()), (keys, &held, 0));
+    world.told_only(&[(a(), told), (b(), told), (host(), told)]);
+    let mut world = World::default();
+    world.done(&a(), &ALONE);
+    world.done(&b(), &Change::ClearTasks);
+    assert!(!world.table.is_free());
+}
+
 /// An administrator does what CLEAR does, from outside: everybody is told.
 #[test]
 fn an_administrator_frees_the_volume() {

@@ -277,14 +277,21 @@ impl CopySegment {
 }
 
 impl CopyExtent {
-    /// Where pieces of at most `step` bytes begin, and how long each is. Within one unit of blocks of
-    /// `overlaps` bytes they come from the end that is not overwritten before it is read.
-    pub fn pieces(&self, step: u64, overlaps: Option<u32>) -> impl Iterator<Item = (u64, u64)> {
+    /// Where pieces of `step` bytes begin, and how long each is; the first is of `first` bytes, the last of what is left.
+    /// Within one unit of blocks of `overlaps` bytes they come from the end that is not overwritten before it is read.
+    pub fn pieces(
+        &self,
+        first: u64,
+        step: u64,
+        overlaps: Option<u32>,
+    ) -> impl Iterator<Item = (u64, u64)> {
         let backwards = self.overlaps(overlaps) && self.to > self.from;
-        let (bytes, count) = (self.bytes, self.bytes.div_ceil(step));
+        let bytes = self.bytes;
+        let count = u64::from(bytes > 0) + bytes.saturating_sub(first).div_ceil(step);
         (0..count).map(move |n| {
-            let at = step * if backwards { count - 1 - n } else { n };
-            (at, step.min(bytes - at))
+            let n = if backwards { count - 1 - n } else { n };
+            let (at, most) = if n == 0 { (0, first) } else { (first + (n - 1) * step, step) };
+            (at, most.min(bytes - at))
         })
     }
 

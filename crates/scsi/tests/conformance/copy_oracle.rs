@@ -125,7 +125,8 @@ fn check(plan: &CopyPlan, sizes: u8) {
             assert!(at.0 + extent.bytes / size <= info.blocks);
         }
         let step = 1 << 19;
-        let mut all: Vec<_> = extent.pieces(step, bit(4).then_some(512)).collect();
+        let first = if bit(5) { 4096 } else { step };
+        let mut all: Vec<_> = extent.pieces(first, step, bit(4).then_some(512)).collect();
         all.sort_unstable();
         let mut end = 0;
         for (at, len) in all {

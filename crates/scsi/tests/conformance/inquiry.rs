@@ -1,6 +1,6 @@
 //! SPC-4 6.6 INQUIRY, 7.8 VPD pages, 6.33 REPORT LUNS.
 
-use scsi::{Address, Arrival, Known, Lun, Transfer, answer_absent};
+use scsi::{Address, Arrival, Away, Known, Lun, Transfer, answer_absent, answer_away};
 
 use crate::bench::{Bench, config, data, info, pointer, verdict};
 
@@ -207,6 +207,31 @@ fn incorrect_logical_unit_number() {
         assert_eq!(verdict(&absent(Address::Nowhere, cdb)), "05/25/00");
     }
     assert_eq!(verdict(&absent(nowhere, &[0x12, 1, 0x83, 0, 96, 0])), "05/24/00");
+}
+
+/// SPC-4 6.6, SAM-5 5.11: a unit that is mapped and not there for now is not called unsupported, whatever is asked: initiators
+/// give up for good what is.
+#[test]
+fn a_unit_that_is_away_is_not_ready() {
+    let luns = [Lun::new(3).expect("a small number")];
+    let known = Known::NOTHING;
+    for (away, sense) in [(Away::Returning, "02/04/01"), (Away::Unavailable, "02/04/0c")] {
+        let ask = |cdb: &[u8]| {
+            let window = Transfer::to_initiator(256);
+            answer_away(away, &Arrival { cdb, window, luns: &luns, known })
+        };
+        assert_eq!(data(&ask(&[0x12, 0, 0, 0, 96, 0]))[0], 0x20, "a disk that is not connected");
+        assert_eq!(data(&ask(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0]))[9], 3, "it is listed");
+        let told = data(&ask(&[0x03, 0, 0, 0, 18, 0]));
+        assert_eq!((told[2], told[12]), (2, 4));
+        for opcode in 0..=0xff {
+            let reply = ask(&[opcode; 16]);
+            assert!(!verdict(&reply).starts_with("05/25"), "{opcode:02x}");
+        }
+        for cdb in [&[0; 6][..], &[0x28; 10], &[0x2a; 10], &[0xff; 16], &[]] {
+            assert_eq!(verdict(&ask(cdb)).to_lowercase(), sense);
+        }
+    }
 }
 
 /// SPC-4 clause 8: the well-known unit REPORT LUNS.

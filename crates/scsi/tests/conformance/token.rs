@@ -67,11 +67,11 @@ fn information(b: &mut Bench, i: NexusId, id: u32) -> (u8, u8, u64, Vec<u8>) {
     assert_eq!(d[..4], (d.len() as u32 - 4).to_be_bytes());
     assert_eq!(d[15], 0xf1, "blocks");
     let field = 32 + usize::from(d[13]);
-    let descriptors = u32::from_be_bytes(d[field..field + 4].try_into().unwrap());
+    let descriptors = u32::from_be_bytes(d[field..field + 4].try_into().expect("four bytes"));
     let behind = &d[field + 4..];
     assert_eq!(behind.len(), descriptors as usize);
     let token = behind.get(2..).unwrap_or_default().to_vec();
-    (d[4], d[5], u64::from_be_bytes(d[16..24].try_into().unwrap()), token)
+    (d[4], d[5], u64::from_be_bytes(d[16..24].try_into().expect("eight bytes")), token)
 }
 
 fn made(b: &mut Bench, i: NexusId, all: Ranges<'_>) -> Vec<u8> {
@@ -97,7 +97,10 @@ fn tokens_are_made_told_and_used() {
     let block = |b: &Bench, at: u64| b.contents[(at * BLOCK) as usize];
     assert_eq!([500, 600, 601, 602, 603].map(|at| block(&b, at)), [12, 13, 20, 21, 603u64 as u8]);
     let cut = data(&ask(&mut b, i, 5, 40));
-    assert_eq!((cut.len(), u32::from_be_bytes(cut[..4].try_into().unwrap())), (40, 546));
+    assert_eq!(
+        (cut.len(), u32::from_be_bytes(cut[..4].try_into().expect("four bytes"))),
+        (40, 546)
+    );
 }
 
 /// SBC-3 5.49: the zero token, which nobody makes.

@@ -69,7 +69,7 @@ impl Talk for Iscsi {
     const COMPARES: bool = true;
 
     fn announce(catalog: &mut Catalog, id: VolumeId, access: Access) {
-        let target = IscsiTarget { core: 0, luns: [(1, id)].into(), access };
+        let target = IscsiTarget { luns: [(1, id)].into(), access, ..IscsiTarget::default() };
         catalog.targets.insert(TARGET.to_owned(), target);
     }
 

@@ -62,14 +62,15 @@ impl Initiator {
         let Some(admission) = target.access.admission(attempt.initiator.as_str()) else {
             return refuse(LoginStatus::AuthorizationFailure);
         };
-        if target.core != self.server().core().id() {
+        if target.serves() && target.core != self.server().core().id() {
             return Decision::AtCore(target.core);
         }
         if let Some(portal) = self.moved_to(&catalog, target).filter(|_| attempt.tsih == 0) {
             let (status, moved_to) = (LoginStatus::MovedTemporarily, Some(portal.to_string()));
             return Decision::Here(Err(LoginReject { status, moved_to }));
         }
-        if self.draining {
+        // "Not found" would be for good, and it is not.
+        if self.draining || !target.serves() {
             return refuse(LoginStatus::ServiceUnavailable);
         }
         if attempt.tsih != 0 {
@@ -130,6 +131,9 @@ impl Initiator {
         let Some((target, admission)) = admitted else {
             return self.machine.established(Err(LoginStatus::TargetRemoved.into()));
         };
+        if target.core != server.core().id() || !target.serves() {
+            return self.machine.established(Err(LoginStatus::ServiceUnavailable.into()));
+        }
         let inbox = self.place.inbox.clone();
         match server.iscsi.begin(&server, who, (target, admission), inbox) {
             Ok(session) => {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use block::{Account, Bufs, BufsMut, Failure};
 use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId};
 use reservation::Table;
-use scsi::{Attention, CopyOutcome, TokenOutcome};
+use scsi::{CopyOutcome, TokenOutcome};
 use volume::Unaltered;
 
 use crate::catalog::VolumeId;
@@ -240,26 +240,28 @@ impl Initiator {
         }
     }
 
-    /// Whoever is not welcome any more leaves; whose units are others now is told.
+    /// Whose units are others now is told, and who has to log in anew leaves. A session that has lost its last unit stands:
+    /// that the unit is gone for good is what its initiator has to hear (RFD 0017, 2).
     fn on_catalog(&mut self) {
         let Some(session) = self.session.clone() else { return };
         let catalog = self.server().catalog();
         let Some(name) = &session.target else { return };
         let target = catalog.targets.get(name.as_str());
-        let welcome = target.is_some_and(|t| {
-            t.core == self.server().core().id()
-                && t.access.admission(session.initiator.as_str()) == Some(&session.admission)
-        });
-        match target {
-            Some(target) if welcome => {
-                if session.portal_group != portal_group(&catalog, target) {
-                    return self.close("its target is in another portal group now");
-                }
-                if self.server().iscsi.refresh(self.server(), &session, target) {
-                    session.attend(Attention::LunsChanged);
-                }
+        let admitted =
+            target.and_then(|t| Some((t, t.access.admission(session.initiator.as_str())?)));
+        if let Some((target, admission)) = admitted {
+            if *admission != session.admission {
+                return self.close("it has to prove itself in another way");
             }
-            _ => self.close("it may not use this target any more"),
+            if target.serves() && target.core != self.server().core().id() {
+                return self.close("its target is on another core now");
+            }
+            if session.portal_group != portal_group(&catalog, target) {
+                return self.close("its target is in another portal group now");
+            }
         }
+        let target = admitted.map(|(target, _)| target);
+        let lost = self.server().iscsi.refresh(self.server(), &session, target);
+        lost.iter().for_each(|unit| self.end_tasks_of(unit));
     }
 }

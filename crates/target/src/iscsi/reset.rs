@@ -33,9 +33,9 @@ impl Initiator {
         // Made only where its end is the one answer: a second one could end the next request
         // that gets this id.
         let barrier = || Rc::new(Barrier { inbox: self.place.inbox.clone(), id });
-        let unit = match Address::parse(lun) {
-            Address::Unit(lun) => session.at(lun),
-            Address::ReportLuns | Address::Nowhere => None,
+        let (unit, away) = match Address::parse(lun) {
+            Address::Unit(lun) => (session.at(lun), session.away(lun)),
+            Address::ReportLuns | Address::Nowhere => (None, None),
         };
         match (function, unit) {
             (TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset, _) => {
@@ -48,17 +48,28 @@ impl Initiator {
                 self.reset(&session, &unit, false, &barrier());
             }
             (TaskFunction::ClearTaskSet, Some(unit)) => {
-                self.abort_others(&session, &unit, &barrier());
-                let others = Whom::AllBut(unit.nexus);
-                unit.state.borrow_mut().attend(others, Attention::CommandsCleared);
+                self.clear_tasks(&session, &unit, &barrier());
             }
             // Only this session's tasks: the machine has seen to them.
             (TaskFunction::AbortTaskSet, Some(_)) => self.managed(id),
+            // It has no commands, and comes back as if it was just powered on.
+            (_, None) if away.is_some() => self.managed(id),
             (_, None) => {
                 self.machine.task_management_done(id, TaskOutcome::NoLun);
             }
             (_, Some(_)) => self.machine.task_management_done(id, TaskOutcome::Unsupported),
         }
+    }
+
+    /// Ends everybody's commands to a unit: here at once, at all nodes by what they know together.
+    fn clear_tasks(&self, session: &Rc<Session>, unit: &Unit, barrier: &Rc<Barrier>) {
+        self.abort_others(session, unit, barrier);
+        if let Some(party) = unit.caller.party().cloned() {
+            let barrier = Rc::clone(barrier);
+            return unit.served.volume.alter(party, Change::ClearTasks, move |_| drop(barrier));
+        }
+        let others = Whom::AllBut(unit.nexus);
+        unit.state.borrow_mut().attend(others, Attention::CommandsCleared);
     }
 
     /// Resets a unit: here at once, at all nodes by what they know together.

@@ -19,7 +19,7 @@ use volume::{Caller, Gate};
 
 use super::Event;
 use super::login::portal_group;
-use crate::catalog::{Admission, Catalog, IscsiTarget, NodeIndex, VolumeId};
+use crate::catalog::{Admission, Away, Catalog, IscsiTarget, NodeIndex, VolumeId};
 use crate::conn::Inbox;
 use crate::copying::Principal;
 use crate::server::{MAX_TRANSFER_BYTES, Served, Server, Space};
@@ -48,7 +48,11 @@ pub(crate) struct Session {
     /// Set at the end. Commands that have not been started by then never are: the initiator may
     /// have given them up and written the same blocks through its next session.
     ended: Cell<bool>,
+    /// What its target maps for it.
+    map: RefCell<BTreeMap<Lun, VolumeId>>,
+    /// The units of the map that are there; all but those in `away`.
     units: RefCell<BTreeMap<Lun, Rc<Unit>>>,
+    away: RefCell<BTreeMap<Lun, Away>>,
     luns: RefCell<Rc<[Lun]>>,
 }
 
@@ -75,6 +79,7 @@ impl Drop for Member {
 /// A logical unit as one session sees it.
 #[derive(Debug)]
 pub(crate) struct Unit {
+    pub(super) lun: Lun,
     pub(super) served: Rc<Served>,
     pub(super) state: Rc<RefCell<LogicalUnit>>,
     pub(super) nexus: NexusId,
@@ -98,6 +103,16 @@ impl Session {
         self.units.borrow().get(&lun).cloned()
     }
 
+    /// Why the unit of a number that is mapped is not there.
+    pub(super) fn away(&self, lun: Lun) -> Option<Away> {
+        self.away.borrow().get(&lun).copied()
+    }
+
+    /// Whether a unit is one of the session's still.
+    pub(super) fn has(&self, unit: &Unit) -> bool {
+        self.units.borrow().get(&unit.lun).is_some_and(|u| std::ptr::eq(&**u, unit))
+    }
+
     pub(super) fn unit(&self, id: VolumeId) -> Option<Rc<Unit>> {
         self.units.borrow().values().find(|u| u.served.id == id).cloned()
     }
@@ -106,16 +121,9 @@ impl Session {
         self.units.borrow().values().cloned().collect()
     }
 
-    /// The units of the session in ascending order.
+    /// The numbers that its target maps for the session, in ascending order.
     pub(super) fn luns(&self) -> Rc<[Lun]> {
         Rc::clone(&self.luns.borrow())
-    }
-
-    /// Has this initiator told something through each of its units.
-    pub(super) fn attend(&self, what: Attention) {
-        for unit in self.units() {
-            unit.state.borrow_mut().attend(Whom::Only(unit.nexus), what);
-        }
     }
 }
 
@@ -167,10 +175,12 @@ impl Shared {
             portal_group: portal_group(&server.catalog(), target),
             inbox,
             ended: Cell::new(false),
+            map: RefCell::default(),
             units: RefCell::default(),
+            away: RefCell::default(),
             luns: RefCell::new(Rc::new([])),
         });
-        self.refresh(server, &session, target);
+        self.refresh(server, &session, Some(target));
         self.sessions.borrow_mut().insert(session.tsih, Rc::clone(&session));
         Ok(session)
     }
@@ -189,36 +199,60 @@ impl Shared {
         }
     }
 
-    /// Makes the session's units those of the target; whether that changed any.
-    pub(super) fn refresh(&self, server: &Server, session: &Session, target: &IscsiTarget) -> bool {
+    /// Makes the session's units those that `target` maps for it: none, if there is no such target for it any more. Those that
+    /// stay tell of it. Gives those that it has no more: commands for them end.
+    pub(super) fn refresh(
+        &self,
+        server: &Server,
+        session: &Session,
+        target: Option<&IscsiTarget>,
+    ) -> Vec<Rc<Unit>> {
+        let none = IscsiTarget::default();
+        let target = target.unwrap_or(&none);
+        let mapped = target.luns.iter().filter_map(|(&n, &id)| Some((Lun::new(n)?, id)));
+        let mut map: BTreeMap<_, _> = mapped.collect();
+        let is_away = |lun: Lun| target.away.get(&lun.get()).copied();
+        let stays = |lun: &Lun, unit: &Unit| {
+            map.get(lun) == Some(&unit.served.id)
+                && is_away(*lun).is_none()
+                && server.volume(unit.served.id).is_some_and(|s| Rc::ptr_eq(&s, &unit.served))
+        };
         let mut units = session.units.borrow_mut();
-        let before: Vec<_> = units.iter().map(|(lun, u)| (*lun, u.served.id)).collect();
-        units.retain(|lun, unit| {
-            let stays = target.luns.get(&lun.get()) == Some(&unit.served.id)
-                && server.volume(unit.served.id).is_some_and(|s| Rc::ptr_eq(&s, &unit.served));
-            if !stays {
-                self.leave_unit(unit);
-            }
-            stays
-        });
-        let catalog = server.catalog();
-        for (&number, &id) in &target.luns {
-            let Some(lun) = Lun::new(number) else { continue };
+        let lost: Vec<_> = units.extract_if(.., |lun, unit| !stays(lun, unit)).collect();
+        lost.iter().for_each(|(_, unit)| self.leave_unit(unit));
+        let kept: Vec<_> = units.values().cloned().collect();
+        let (catalog, mut away) = (server.catalog(), BTreeMap::new());
+        map.retain(|&lun, &mut id| {
             if let Some(unit) = units.get(&lun) {
                 set_port_groups(&mut unit.state.borrow_mut(), &catalog, &unit.served, session);
-                continue;
+                return true;
             }
-            let Some(served) = server.volume(id) else { continue };
-            if let Some(unit) = self.enter_unit(session, served, server) {
-                units.insert(lun, Rc::new(unit));
+            let served = server.volume(id).filter(|_| is_away(lun).is_none());
+            let Some(served) = served else {
+                away.insert(lun, is_away(lun).unwrap_or(Away::Returning));
+                return true;
+            };
+            let unit = self.enter_unit(session, lun, served, server);
+            unit.map(|unit| units.insert(lun, Rc::new(unit))).is_some()
+        });
+        *session.luns.borrow_mut() = map.keys().copied().collect();
+        session.away.replace(away);
+        let before = session.map.replace(map);
+        if before != *session.map.borrow() {
+            for unit in kept {
+                unit.state.borrow_mut().attend(Whom::Only(unit.nexus), Attention::LunsChanged);
             }
         }
-        *session.luns.borrow_mut() = units.keys().copied().collect();
-        let after: Vec<_> = units.iter().map(|(lun, u)| (*lun, u.served.id)).collect();
-        before != after
+        lost.into_iter().map(|(_, unit)| unit).collect()
     }
 
-    fn enter_unit(&self, session: &Session, served: Rc<Served>, server: &Server) -> Option<Unit> {
+    fn enter_unit(
+        &self,
+        session: &Session,
+        lun: Lun,
+        served: Rc<Served>,
+        server: &Server,
+    ) -> Option<Unit> {
         let state = self.unit(&served);
         set_port_groups(&mut state.borrow_mut(), &server.catalog(), &served, session);
         if let Some(space) = server.space(served.id) {
@@ -228,7 +262,7 @@ impl Shared {
         match nexus {
             Ok(nexus) => {
                 let caller = caller(session, &served, &state, nexus);
-                Some(Unit { served, state, nexus, caller })
+                Some(Unit { lun, served, state, nexus, caller })
             }
             Err(_) => {
                 tracing::warn!(volume = served.name, "too many initiators; one does not see it");

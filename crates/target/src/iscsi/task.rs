@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use volume::Unaltered;
 
 use super::reset::Barrier;
-use super::session::Unit;
+use super::session::{Session, Unit};
 use super::{Event, Initiator};
 use crate::catalog::VolumeId;
 use crate::copying::{self, Promise};
@@ -129,6 +129,12 @@ impl Tasks {
         tagged.filter(|(t, _)| t.as_ref().is_some_and(concerns)).map(|(_, i)| Tag(i)).collect()
     }
 
+    fn of_unit(&self, unit: &Rc<Unit>) -> Vec<Tag> {
+        let tagged = self.by_tag.iter().zip(0..);
+        let of = |t: &Option<Task>| t.as_ref().is_some_and(|t| Rc::ptr_eq(&t.unit, unit));
+        tagged.filter(|(t, _)| of(t)).map(|(_, i)| Tag(i)).collect()
+    }
+
     /// Asks the volumes to abort everything; nobody waits for the answers any more.
     pub(super) fn abort_all(&mut self) {
         for task in self.by_tag.drain(..).flatten() {
@@ -148,6 +154,18 @@ fn window(arrived: &Arrived) -> Transfer {
         Direction::None => Transfer::NONE,
         Direction::Read => Transfer::to_initiator(bytes),
         Direction::Write => Transfer::from_initiator(bytes),
+    }
+}
+
+/// What a command hears that is for no unit, or for one that is away.
+fn answer_without_unit(session: &Session, address: Address, arrival: &Arrival<'_>) -> Reply {
+    let away = match address {
+        Address::Unit(lun) => session.away(lun),
+        Address::ReportLuns | Address::Nowhere => None,
+    };
+    match away {
+        Some(away) => scsi::answer_away(away, arrival),
+        None => scsi::answer_absent(address, arrival),
     }
 }
 
@@ -171,7 +189,7 @@ impl Initiator {
             Address::ReportLuns | Address::Nowhere => None,
         };
         let Some(unit) = unit else {
-            let reply = scsi::answer_absent(address, &arrival);
+            let reply = answer_without_unit(session, address, &arrival);
             return self.complete(tag, &reply);
         };
         arrival.known = unit.known();
@@ -256,11 +274,42 @@ impl Initiator {
             task.stage = stage;
             return;
         };
+        // Why it failed does not count where the unit has gone: that is what there is to say.
+        if let Some(lost) = self.lost(&unit).filter(|_| result.is_err()) {
+            return self.complete(tag, &lost);
+        }
         let step = unit.state.borrow_mut().finish(running, result);
         self.step(tag, &unit, step);
     }
 
+    /// What commands for a unit hear that the session has no more; `None` if it has it.
+    fn lost(&self, unit: &Unit) -> Option<Reply> {
+        let session = self.session.as_ref().filter(|s| !s.has_ended() && !s.has(unit))?;
+        let luns = session.luns();
+        let arrival =
+            Arrival { cdb: &[], window: Transfer::NONE, luns: &luns, known: Known::NOTHING };
+        Some(answer_without_unit(session, Address::Unit(unit.lun), &arrival))
+    }
+
+    /// Ends the commands for a unit that the session has no more: at once those that the volume does not have, the others when
+    /// it says so. If the unit is only away, its volume finishes what it has begun.
+    pub(super) fn end_tasks_of(&mut self, unit: &Rc<Unit>) {
+        let Some(lost) = self.lost(unit) else { return };
+        let is_away = self.session.as_ref().is_some_and(|s| s.away(unit.lun).is_some());
+        for tag in self.tasks.of_unit(unit) {
+            match self.tasks.get(tag).map(|t| &t.stage) {
+                Some(Stage::Admitted(_)) => self.complete(tag, &lost),
+                _ if is_away => {}
+                _ => self.on_abort(tag),
+            }
+        }
+    }
+
     fn step(&mut self, tag: Tag, unit: &Unit, step: Step) {
+        let goes_on = !matches!(step, Step::Reply(_));
+        if let Some(lost) = self.lost(unit).filter(|_| goes_on) {
+            return self.complete(tag, &lost);
+        }
         match step {
             Step::Run(..)
             | Step::Alter(..)

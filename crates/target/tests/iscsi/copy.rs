@@ -24,10 +24,7 @@ impl Disk {
     fn add(server: &Rc<Server>, n: u8, options: MemOptions, thin: bool) -> Self {
         let mem = Rc::new(Mem::new(options));
         let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
-        let volume = Volume::new(dev, Epoch::default());
-        let gate = Rc::new(Gate::default());
-        gate.set_standing(Standing { era: 1, seat: 1, seats: vec![1] });
-        volume.keep_reservations(gate, server.pool().account());
+        let volume = volume_on(server, dev);
         let (id, name) = (VolumeId([n; 16]), format!("disk{n}"));
         server.add_volume(Served { id, name, volume, thin, access: None });
         Self { server: Rc::clone(server), n, mem, faults }
@@ -69,7 +66,7 @@ pub(super) fn targets(all: &[Target<'_>]) -> Arc<Catalog> {
             secret.map(|s| Chap { user: "u".into(), secret: s.to_owned().into(), mutual: None });
         let access = Access { any: Some(Admission { chap }), ..Access::default() };
         let luns = (1..).zip(luns.iter().map(|&n| VolumeId([n; 16]))).collect();
-        (name.to_owned(), IscsiTarget { core, luns, access })
+        (name.to_owned(), IscsiTarget { core, luns, access, ..IscsiTarget::default() })
     };
     Arc::new(Catalog { targets: all.iter().map(target).collect(), ..Catalog::default() })
 }
@@ -398,10 +395,12 @@ fn reservations_bind_copies() {
 fn preempt_and_abort_ends_copies() {
     on_core(async |core| {
         let (server, disks, at, mut client) = rig(&core).await;
-        client.reserves(2, REGISTER, [0, 0xc]).await;
         let mut rival = Client::log_in(&core, at, 2, &[]).await;
-        rival.reserve(2, REGISTER, [0, 0xd]).await;
-        assert_eq!(rival.next().await.header[3], 2, "the unit is new to it");
+        for client in [&mut client, &mut rival] {
+            client.reserve(2, REGISTER, [0, 0xc]).await;
+            assert_eq!(client.next().await.header[3], 2, "the unit is new to it");
+        }
+        client.reserves(2, REGISTER, [0, 0xc]).await;
         rival.reserves(2, REGISTER, [0, 0xd]).await;
         rival.reserves(2, [1, 5], [0xd, 0]).await;
         begin_many(&mut client, &disks).await;

@@ -102,11 +102,11 @@ pub(crate) const TIERS: &[Tier] = &[
     },
     Tier {
         name: "scsi",
-        about: "a mirrored volume through both nodes: libiscsi's suite, reservations while nodes die",
-        budget: minutes(7),
+        about: "a mirrored volume through both nodes: libiscsi's suite, reservations and multipath while nodes die, offloads",
+        budget: minutes(9),
         packages: || {
-            let tools = vec![install::LIBISCSI, install::SG, install::MULTIPATH];
-            [guest::packages(), mirror_packages(), tools].concat()
+            let tools = [install::LIBISCSI, install::SG, install::MULTIPATH, install::QEMU_IMG];
+            [guest::packages(), mirror_packages(), tools.to_vec()].concat()
         },
         processes: true,
         points: false,

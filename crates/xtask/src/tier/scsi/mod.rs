@@ -1,5 +1,7 @@
-//! A mirrored volume as SCSI initiators see it, through both of its nodes: libiscsi's suite, and what cluster software and
-//! dm-multipath do in a guest while nodes die, are cut off and are drained.
+//! A mirrored volume as SCSI initiators see it, through both of its nodes: libiscsi's suite, what cluster software and
+//! dm-multipath do in a guest while nodes die, are cut off and are drained, and what the array does by itself.
+
+mod offload;
 
 use super::{INITIATOR, libiscsi};
 use crate::{
@@ -40,6 +42,9 @@ pub(super) fn run(house: &House) -> Result<()> {
     }
     if house.wants("multipath") {
         multipath(house, &kernel, &mut cluster, &volume)?;
+    }
+    if house.wants("offload") {
+        offload::run(house, &kernel, &cluster)?;
     }
     house.check("both copies hold the same bytes", || cluster.copies_are_equal(&volume));
     house.check("all nodes end in order", || cluster.stop());

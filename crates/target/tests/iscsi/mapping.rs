@@ -1,0 +1,193 @@
+//! Units that are added, taken away and not there for now, as sessions see it (RFD 0017).
+
+use super::*;
+use target::{Away, Chap};
+
+const HOST: &str = "iqn.2026-01.com.example:host";
+
+/// A target with these volumes, whoever asks.
+fn mapped(luns: &[(u16, u8)]) -> IscsiTarget {
+    let access = Access { any: Some(Admission::default()), ..Access::default() };
+    let luns = luns.iter().map(|&(lun, id)| (lun, VolumeId([id; 16]))).collect();
+    IscsiTarget { luns, access, ..IscsiTarget::default() }
+}
+
+fn publish(server: &Rc<Server>, target: Option<IscsiTarget>) {
+    let targets = target.map(|t| (TARGET.to_owned(), t)).into_iter().collect();
+    server.set_catalog(Arc::new(Catalog { targets, ..Catalog::default() }));
+}
+
+/// A server with these volumes, as a target of which all are units.
+async fn serve_all(core: &Core, luns: &[(u16, u8)]) -> (Rc<Server>, SocketAddr) {
+    let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+    for &(_, id) in luns {
+        add(&server, id);
+    }
+    publish(&server, Some(mapped(luns)));
+    let address = listen(core, &server, Service::Iscsi).await;
+    (server, address)
+}
+
+fn add(server: &Rc<Server>, id: u8) {
+    let mem = Mem::new(MemOptions::new(512, 1 << 17));
+    let volume = Volume::new(Dev::new(mem), Epoch::default());
+    let (id, name) = (VolumeId([id; 16]), format!("disk-{id}"));
+    server.add_volume(Served { id, name, volume, thin: false, access: None });
+}
+
+impl Client {
+    /// The numbers that REPORT LUNS lists.
+    async fn luns(&mut self, lun: u8) -> Vec<u8> {
+        self.initiator.lun = [0, lun, 0, 0, 0, 0, 0, 0];
+        let list = self.ask_for(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0], 255).await.1;
+        list[8..].chunks(8).map(|entry| entry[1]).collect()
+    }
+
+    /// How TEST UNIT READY of a unit ends.
+    async fn ready(&mut self, lun: u8) -> Option<[u8; 3]> {
+        self.initiator.lun = [0, lun, 0, 0, 0, 0, 0, 0];
+        self.sense(&READY, 0).await
+    }
+}
+
+async fn login_status(core: &Core, at: SocketAddr) -> [u8; 2] {
+    let mut client = Client::dial(core, at, 99).await;
+    client.ask(&[]).await;
+    let header = client.next().await.header;
+    [header[36], header[37]]
+}
+
+const NOT_SUPPORTED: Option<[u8; 3]> = Some([5, 0x25, 0]);
+const LUNS_CHANGED: Option<[u8; 3]> = Some([6, 0x3f, 0x0e]);
+const POWER_ON: Option<[u8; 3]> = Some([6, 0x29, 0]);
+
+/// SAM-5 5.11, SPC-4 6.33: a unit that is taken away is not supported, whatever is in flight; the others tell of it, and of
+/// one that comes.
+#[test]
+fn a_unit_that_is_taken_away_is_not_supported_and_the_others_tell() {
+    on_core(async |core| {
+        let (server, at) = serve_all(&core, &[(1, 7), (2, 8), (3, 9)]).await;
+        publish(&server, Some(mapped(&[(1, 7), (2, 8)])));
+        let mut client = Client::log_in(&core, at, 1, &[("ImmediateData", "No")]).await;
+        assert_eq!(client.ready(2).await, POWER_ON);
+        client.write(0, 8, &[]).await;
+        let r2t = client.next().await;
+        assert_eq!(r2t.opcode(), Opcode::R2t);
+        publish(&server, Some(mapped(&[(1, 7)])));
+        client.answer(&r2t).await;
+        let ended = client.next().await;
+        assert_eq!((ended.itt(), ended.header[3]), (r2t.itt(), 2), "{ended:?}");
+        assert_eq!((ended.data[4], ended.data[14]), (5, 0x25));
+        assert_eq!(client.ready(2).await, NOT_SUPPORTED);
+        assert_eq!(client.ready(1).await, LUNS_CHANGED);
+        assert_eq!(client.ready(1).await, None, "it is told once");
+        assert_eq!(client.luns(1).await, [1]);
+        assert_eq!(client.ask_for(&[0x12, 0, 0, 0, 96, 0], 96).await.1[0], 0);
+        // One that comes, and another volume at a number that is known.
+        publish(&server, Some(mapped(&[(1, 7), (2, 9)])));
+        assert_eq!(client.ready(1).await, LUNS_CHANGED);
+        assert_eq!(client.luns(1).await, [1, 2]);
+        assert_eq!(client.ready(2).await, POWER_ON);
+        publish(&server, Some(mapped(&[(1, 7), (2, 8)])));
+        assert_eq!(client.ready(1).await, LUNS_CHANGED);
+        assert_eq!(client.ready(2).await, POWER_ON, "it is another unit");
+    });
+}
+
+/// RFD 0017, 2: a session that loses its last unit stands, and tells that it is gone. A new one is refused.
+#[test]
+fn a_session_outlives_its_last_unit() {
+    on_core(async |core| {
+        let denied = || IscsiTarget { access: Access::default(), ..mapped(&[(1, 7)]) };
+        for (after, status) in [(None, [2, 3]), (Some(denied()), [2, 2])] {
+            let (server, at) = serve_all(&core, &[(1, 7)]).await;
+            let mut client = Client::log_in(&core, at, 1, &[]).await;
+            publish(&server, after);
+            for _ in 0..2 {
+                assert_eq!(client.ready(1).await, NOT_SUPPORTED);
+                assert_eq!(client.sense(&cdb(0x2a, 0, 0), 0).await, NOT_SUPPORTED);
+            }
+            assert_eq!(client.luns(1).await, [0; 0]);
+            assert_eq!(client.ask_for(&[0x12, 0, 0, 0, 96, 0], 96).await.1[0], 0x7f);
+            assert_eq!(login_status(&core, at).await, status);
+            // It comes back as a unit that was just powered on.
+            publish(&server, Some(mapped(&[(1, 7)])));
+            assert_eq!(client.ready(1).await, POWER_ON);
+            assert_eq!(client.ready(1).await, None);
+        }
+    });
+}
+
+/// Only who is denied loses it.
+#[test]
+fn who_is_denied_loses_its_units_and_nobody_else() {
+    on_core(async |core| {
+        let (server, at) = serve_all(&core, &[(1, 7)]).await;
+        let mut client = Client::log_in(&core, at, 1, &[]).await;
+        let only = |name: &str| {
+            let named = [(name.to_owned(), Admission::default())].into();
+            Some(IscsiTarget { access: Access { any: None, named }, ..mapped(&[(1, 7)]) })
+        };
+        publish(&server, only(HOST));
+        assert_eq!(client.ready(1).await, None);
+        publish(&server, only("iqn.2026-01.com.example:other"));
+        assert_eq!(client.ready(1).await, NOT_SUPPORTED);
+    });
+}
+
+/// Who has to prove itself in another way logs in anew: its units are there.
+#[test]
+fn a_session_whose_secret_changes_ends() {
+    on_core(async |core| {
+        let (server, at) = serve_all(&core, &[(1, 7)]).await;
+        let mut client = Client::log_in(&core, at, 1, &[]).await;
+        let chap = Chap { user: "u".into(), secret: b"0123456789ab".to_vec(), mutual: None };
+        let any = Some(Admission { chap: Some(chap) });
+        let access = Access { any, ..Access::default() };
+        publish(&server, Some(IscsiTarget { access, ..mapped(&[(1, 7)]) }));
+        let told = client.next().await;
+        assert_eq!((told.opcode(), told.header[36]), (Opcode::AsyncMessage, 3));
+        assert!(client.receive().await.is_none());
+    });
+}
+
+/// RFD 0017, 2: what this node does not serve for now is never said to be gone, and stays in the list.
+#[test]
+fn a_unit_that_is_away_is_not_gone() {
+    on_core(async |core| {
+        let (server, at) = serve_all(&core, &[(1, 7), (2, 8)]).await;
+        let mut client = Client::log_in(&core, at, 1, &[("ImmediateData", "No")]).await;
+        assert_eq!(client.ready(2).await, POWER_ON);
+        client.write(0, 8, &[]).await;
+        let r2t = client.next().await;
+        let without = |luns: &[u16], away| {
+            let away = luns.iter().map(|lun| (*lun, away)).collect();
+            Some(IscsiTarget { away, ..mapped(&[(1, 7), (2, 8)]) })
+        };
+        publish(&server, without(&[2], Away::Returning));
+        client.answer(&r2t).await;
+        let ended = client.next().await;
+        assert_eq!((ended.itt(), ended.data[4], ended.data[14]), (r2t.itt(), 2, 4), "{ended:?}");
+        server.remove_volume(VolumeId([8; 16]));
+        assert_eq!(client.ready(2).await, Some([2, 4, 1]));
+        assert_eq!(client.sense(&cdb(0x2a, 0, 0), 0).await, Some([2, 4, 1]));
+        publish(&server, without(&[2], Away::Unavailable));
+        assert_eq!(client.ready(2).await, Some([2, 4, 0x0c]));
+        assert_eq!(client.ready(1).await, None, "the list is the same");
+        assert_eq!(client.luns(1).await, [1, 2]);
+        assert_eq!(client.luns(2).await, [1, 2]);
+        let reset = client.initiator.task(TaskFunction::LogicalUnitReset, NO_TAG, 0);
+        client.send(&reset).await;
+        assert_eq!(client.next().await.header[2], 0);
+        assert_eq!(login_status(&core, at).await, [0, 0]);
+        // Where nothing is served nobody new comes in, and that is not for good.
+        publish(&server, without(&[1, 2], Away::Unavailable));
+        assert_eq!(client.ready(1).await, Some([2, 4, 0x0c]));
+        assert_eq!(login_status(&core, at).await, [3, 1]);
+        add(&server, 8);
+        publish(&server, without(&[], Away::Unavailable));
+        assert_eq!(client.ready(2).await, POWER_ON);
+        assert_eq!(client.ready(2).await, None);
+        assert_eq!(client.ready(1).await, POWER_ON);
+    });
+}
