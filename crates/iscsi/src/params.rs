@@ -291,6 +291,19 @@ impl Params {
         })
     }
 
+    /// What a further connection of the session begins with: digests and lengths of segments are each connection's own.
+    #[must_use]
+    pub fn of_session(&self) -> Self {
+        let own = Self::default();
+        Self {
+            header_digest: own.header_digest,
+            data_digest: own.data_digest,
+            initiator_max_segment: own.initiator_max_segment,
+            target_max_segment: own.target_max_segment,
+            ..self.clone()
+        }
+    }
+
     /// Makes what was agreed consistent (RFC 7143 13.14: the first burst is within a burst).
     pub fn settle(&mut self) {
         self.first_burst = self.first_burst.min(self.max_burst);

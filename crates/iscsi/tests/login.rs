@@ -1,7 +1,7 @@
 //! The login phase, clause by clause (RFC 7143 6, 11.12, 11.13, 13).
 
 use iscsi::pdu::{LoginStatus, Opcode, Stage};
-use iscsi::target::{Action, CloseReason, Config, LoginReject};
+use iscsi::target::{Action, CloseReason, Config, LoginGrant, LoginReject};
 use iscsi::testing::{Lab, Pdu, Portions};
 
 const NAMES: [(&str, &str); 3] = [
@@ -367,6 +367,44 @@ fn clause_11_13_5_the_driver_decides() {
     }
 }
 
+/// RFC 7143 6.3.4: a connection that goes on with a session begins with what that has agreed on, but for its own.
+#[test]
+fn clause_6_3_4_a_session_keeps_its_parameters() {
+    let agreed = iscsi::params::Params {
+        header_digest: true,
+        data_digest: true,
+        initial_r2t: false,
+        immediate_data: false,
+        initiator_max_segment: 4096,
+        target_max_segment: 4096,
+        max_burst: 65_536,
+        first_burst: 4096,
+        max_outstanding_r2t: 3,
+        time2wait: 7,
+        time2retain: 0,
+    };
+    let mut lab = Lab { manual: true, ..Lab::default() };
+    lab.initiator.tsih = 77;
+    let offers = [NAMES[0], NAMES[1], ("DataDigest", "CRC32C"), ("MaxBurstLength", "8192")];
+    let login = lab.initiator.login(O, Some(F), &offers);
+    lab.say(&login);
+    lab.action();
+    let grant = LoginGrant { session: Some(agreed.clone()), ..lab.driver.login_grant() };
+    lab.target.login_decision(Ok(grant));
+    let Action::Establish(session) = lab.action() else { panic!("no session") };
+    let own = iscsi::params::Params::default();
+    let expected = iscsi::params::Params {
+        header_digest: false,
+        data_digest: true,
+        initiator_max_segment: own.initiator_max_segment,
+        target_max_segment: session.params.target_max_segment,
+        max_burst: 8192,
+        ..agreed
+    };
+    assert_eq!(session.params, expected);
+    assert_eq!(session.params.target_max_segment, 256 * 1024, "it was declared");
+}
+
 /// RFC 7143 11.13.5 and 13.8: redirection names the other place.
 #[test]
 fn clause_11_13_5_redirection_names_the_address() {
@@ -391,7 +429,7 @@ fn clause_13_9_the_first_response_names_the_portal_group() {
     lab.say(&login);
     lab.action();
     let alias = Some("the disk".to_string());
-    lab.target.login_decision(Ok(iscsi::target::LoginGrant {
+    lab.target.login_decision(Ok(LoginGrant {
         target_alias: alias,
         portal_group: 3,
         ..lab.driver.login_grant()

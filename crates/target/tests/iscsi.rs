@@ -68,6 +68,15 @@ fn volume_on(server: &Rc<Server>, dev: Dev) -> Rc<Volume> {
     volume
 }
 
+async fn until(what: impl Fn() -> bool) {
+    let all = async {
+        while !what() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, all).await.expect("it comes about");
+}
+
 struct Client {
     stream: Stream,
     initiator: Initiator,
@@ -317,8 +326,9 @@ fn clause_6_3_1_connections_are_not_added_to_sessions() {
         let login = client.next().await;
         let tsih = u16::from_be_bytes([login.header[14], login.header[15]]);
         assert_ne!(tsih, 0);
-        for (tsih, cid, status) in [(tsih, 1, [2, 6]), (tsih, 0, [2, 6]), (tsih + 1, 0, [2, 10])] {
-            let mut more = Client::dial(&core, at, 1).await;
+        let cases = [(tsih, 1, 1, [2, 6]), (tsih + 1, 0, 1, [2, 10]), (tsih, 0, 2, [2, 10])];
+        for (tsih, cid, isid, status) in cases {
+            let mut more = Client::dial(&core, at, isid).await;
             (more.initiator.tsih, more.initiator.cid) = (tsih, cid);
             more.ask(&[]).await;
             assert_eq!(more.next().await.header[36..38], status, "TSIH {tsih}, CID {cid}");
@@ -326,6 +336,50 @@ fn clause_6_3_1_connections_are_not_added_to_sessions() {
         // Its first command fetches what every new initiator is told.
         assert_eq!(client.ask_for(&READY, 0).await.0, 2);
         assert_eq!(client.ask_for(&READY, 0).await.0, 0, "the session lives");
+    });
+}
+
+/// RFC 7143 6.3.4: a connection takes the place of its session's. The session and its nexuses live; tasks do not.
+#[test]
+fn clause_6_3_4_a_connection_is_reinstated() {
+    on_core(async |core| {
+        let (server, at) = serve(&core, Limits::default()).await;
+        let mut old = Client::dial(&core, at, 1).await;
+        old.ask(&[("InitialR2T", "No"), ("ImmediateData", "No")]).await;
+        let login = old.next().await;
+        assert_eq!(old.sense(&READY, 0).await.map(|[key, ..]| key), Some(6), "it is new");
+        assert_eq!(old.ask_for(&[0x16, 0, 0, 0, 0, 0], 0).await.0, 0, "RESERVE");
+        // A write whose data does not come.
+        old.write(0, 8, &[]).await;
+        assert_eq!(old.next().await.opcode(), Opcode::R2t);
+        let mut new = Client::dial(&core, at, 1).await;
+        new.initiator.tsih = u16::from_be_bytes([login.header[14], login.header[15]]);
+        new.initiator.cmd_sn = old.initiator.cmd_sn;
+        new.ask(&[]).await;
+        let again = new.next().await;
+        assert_eq!(again.header[36..38], [0, 0], "{again:?}");
+        assert_eq!(again.header[8..16], login.header[8..16], "ISID and TSIH");
+        assert_eq!(old.next().await.opcode(), Opcode::AsyncMessage);
+        assert!(old.receive().await.is_none(), "it is closed");
+        until(|| server.sessions().len() == 1).await;
+        assert_eq!(new.ask_for(&READY, 0).await.0, 0, "no nexus was lost, nothing is told");
+        let mut rival = Client::log_in(&core, at, 2, &[]).await;
+        assert_eq!(rival.ask_for(&cdb(0x28, 0, 1), 512).await.0, 0x18, "it is RESERVEd still");
+        // What was agreed on holds: data comes without being asked for.
+        let itt = new.initiator.itt;
+        let mut write = new.initiator.command(&cdb(0x2a, 8, 1), WRITE, BLOCK as u32, &[]);
+        write[1] &= 0x7f; // F: data follows
+        new.send(&write).await;
+        let data = new.initiator.data_out(itt, NO_TAG, 0, 0, true, &[7; BLOCK]);
+        new.send(&data).await;
+        let status = new.next().await;
+        assert_eq!((status.opcode(), status.header[3]), (Opcode::ScsiResponse, 0), "{status:?}");
+        assert_eq!(new.ask_for(&cdb(0x28, 8, 1), 512).await, (0, vec![7; BLOCK]));
+        drop(new);
+        until(|| server.sessions().len() == 1).await;
+        // The conflict went before what every new initiator is told.
+        assert_eq!(rival.sense(&READY, 0).await, Some([6, 0x29, 0]));
+        assert_eq!(rival.ask_for(&cdb(0x28, 0, 1), 512).await.0, 0, "now it is lost");
     });
 }
 

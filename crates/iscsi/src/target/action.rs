@@ -105,6 +105,8 @@ pub struct LoginGrant {
     pub portal_group: u16,
     /// A name for people.
     pub target_alias: Option<String>,
+    /// What the session has agreed on that the connection goes on with (RFC 7143 6.3.4).
+    pub session: Option<Params>,
 }
 
 /// How an initiator has to prove who it is.

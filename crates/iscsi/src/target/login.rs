@@ -131,6 +131,9 @@ impl Login {
 
     /// The driver lets the initiator try.
     pub(super) fn decided(&mut self, grant: LoginGrant, limits: &Limits) -> Step {
+        if let Some(session) = &grant.session {
+            self.params = session.of_session();
+        }
         self.grant = Some(grant);
         self.negotiate(limits)
     }

@@ -71,7 +71,7 @@ impl Driver {
     /// What [`crate::target::Action::Login`] is answered with.
     #[must_use]
     pub fn login_grant(&self) -> LoginGrant {
-        LoginGrant { auth: self.auth.clone(), portal_group: 1, target_alias: None }
+        LoginGrant { auth: self.auth.clone(), portal_group: 1, target_alias: None, session: None }
     }
 
     /// Does one action; `false` for [`Action::Close`].

@@ -50,9 +50,14 @@ impl Initiator {
     }
 
     fn judge(&self, attempt: &LoginAttempt) -> Decision {
-        let grant = |auth, portal_group| LoginGrant { auth, portal_group, target_alias: None };
+        let grant = |auth, portal_group, session| LoginGrant {
+            auth,
+            portal_group,
+            target_alias: None,
+            session,
+        };
         let Some(name) = &attempt.target else {
-            return Decision::Here(Ok(grant(Auth::None, PORTAL_GROUP)));
+            return Decision::Here(Ok(grant(Auth::None, PORTAL_GROUP, None)));
         };
         let refuse = |status: LoginStatus| Decision::Here(Err(status.into()));
         let catalog = self.server().catalog();
@@ -73,15 +78,16 @@ impl Initiator {
         if self.draining || !target.serves() {
             return refuse(LoginStatus::ServiceUnavailable);
         }
-        if attempt.tsih != 0 {
-            // One connection a session: a further one for a session that lives is one too many.
-            return refuse(match self.server().iscsi.has(attempt.tsih) {
-                true => LoginStatus::TooManyConnections,
-                false => LoginStatus::NoSession,
-            });
-        }
+        let group = portal_group(&catalog, target);
+        let old = (attempt.tsih != 0).then(|| self.server().iscsi.reinstated(attempt, group));
+        let old = match old.transpose() {
+            Ok(old) => old,
+            Err(status) => return refuse(status),
+        };
         match self.auth(admission) {
-            Ok(auth) => Decision::Here(Ok(grant(auth, portal_group(&catalog, target)))),
+            Ok(auth) => {
+                Decision::Here(Ok(grant(auth, group, old.map(|session| session.params.clone()))))
+            }
             Err(status) => refuse(status),
         }
     }
@@ -135,7 +141,7 @@ impl Initiator {
             return self.machine.established(Err(LoginStatus::ServiceUnavailable.into()));
         }
         let inbox = self.place.inbox.clone();
-        match server.iscsi.begin(&server, who, (target, admission), inbox) {
+        match server.iscsi.begin(&server, negotiated, (target, admission), inbox) {
             Ok(session) => {
                 self.place.registration.logged_in(initiator, Some(name.as_str()), who.cid);
                 let tsih = session.tsih;

@@ -243,7 +243,7 @@ impl Initiator {
     /// Whose units are others now is told, and who has to log in anew leaves. A session that has lost its last unit stands:
     /// that the unit is gone for good is what its initiator has to hear (RFD 0017, 2).
     fn on_catalog(&mut self) {
-        let Some(session) = self.session.clone() else { return };
+        let Some(session) = self.session.clone().filter(|s| !s.has_ended()) else { return };
         let catalog = self.server().catalog();
         let Some(name) = &session.target else { return };
         let target = catalog.targets.get(name.as_str());

@@ -90,7 +90,7 @@ impl Initiator {
         let id = unit.served.id;
         for other in self.server().iscsi.others(session, id) {
             let barrier = Some(Rc::clone(barrier));
-            other.inbox.push(Event::Abort { unit: Some(id), barrier });
+            other.tell(Event::Abort { unit: Some(id), barrier });
         }
     }
 

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use block::Access;
 use iscsi::name::Name;
+use iscsi::params::Params;
 use iscsi::pdu::LoginStatus;
-use iscsi::target::{Config, LoginAttempt};
+use iscsi::target::{Config, LoginAttempt, Session as Negotiated};
 use reservation::{Initiator, Party};
 use scsi::{
     Attention, CopyTrouble, Known, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup,
@@ -37,6 +38,9 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(super) tsih: u16,
+    /// Of its one connection.
+    cid: u16,
+    pub(super) params: Params,
     pub(super) initiator: Name,
     pub(super) isid: [u8; 6],
     pub(super) target: Option<Name>,
@@ -44,7 +48,8 @@ pub(crate) struct Session {
     pub(super) admission: Admission,
     /// Tag of the portal group it came through.
     pub(super) portal_group: u16,
-    pub(super) inbox: Inbox<Event>,
+    /// Of its connection: its units' notices go there, through whichever connection it was begun.
+    inbox: Rc<RefCell<Inbox<Event>>>,
     /// Set at the end. Commands that have not been started by then never are: the initiator may
     /// have given them up and written the same blocks through its next session.
     ended: Cell<bool>,
@@ -97,6 +102,40 @@ impl Unit {
 impl Session {
     pub(super) fn has_ended(&self) -> bool {
         self.ended.get()
+    }
+
+    /// Whether it is that of the same initiator port with the same target.
+    fn is_of(&self, who: &LoginAttempt) -> bool {
+        (&self.initiator, self.isid, &self.target) == (&who.initiator, who.isid, &who.target)
+    }
+
+    /// Gives its connection something to do.
+    pub(super) fn tell(&self, what: Event) {
+        self.inbox.borrow().push(what);
+    }
+
+    /// The same session through another connection. What came through this one ends: its tasks, and itself. Its nexuses do
+    /// not.
+    fn go_on(&self, admission: &Admission, params: &Params, inbox: Inbox<Event>) -> Self {
+        self.tell(Event::Replaced);
+        self.ended.set(true);
+        self.inbox.replace(inbox);
+        Self {
+            tsih: self.tsih,
+            cid: self.cid,
+            params: params.clone(),
+            initiator: self.initiator.clone(),
+            isid: self.isid,
+            target: self.target.clone(),
+            admission: admission.clone(),
+            portal_group: self.portal_group,
+            inbox: Rc::clone(&self.inbox),
+            ended: Cell::new(false),
+            map: RefCell::new(self.map.take()),
+            units: RefCell::new(self.units.take()),
+            away: RefCell::new(self.away.take()),
+            luns: RefCell::new(self.luns()),
+        }
     }
 
     pub(super) fn at(&self, lun: Lun) -> Option<Rc<Unit>> {
@@ -154,26 +193,50 @@ impl Shared {
         }
     }
 
-    /// Begins a session, ending the one that it replaces (RFC 7143 6.3.5).
+    /// The session whose connection a login asks to reinstate (RFC 7143 6.3.4), in portal group `group`.
+    pub(super) fn reinstated(
+        &self,
+        who: &LoginAttempt,
+        group: u16,
+    ) -> Result<Rc<Session>, LoginStatus> {
+        let is_it = |s: &&Rc<Session>| s.is_of(who) && s.portal_group == group;
+        let session = self.sessions.borrow().get(&who.tsih).filter(is_it).cloned();
+        let session = session.ok_or(LoginStatus::NoSession)?;
+        // One connection a session: another one is one too many.
+        if session.cid == who.cid { Ok(session) } else { Err(LoginStatus::TooManyConnections) }
+    }
+
+    /// Begins a session, ending the one that it replaces (RFC 7143 6.3.5), or goes on with one through another connection
+    /// (6.3.4).
     pub(super) fn begin(
         &self,
         server: &Server,
-        who: &LoginAttempt,
+        negotiated: &Negotiated,
         (target, admission): (&IscsiTarget, &Admission),
         inbox: Inbox<Event>,
     ) -> Result<Rc<Session>, LoginStatus> {
+        let who = &negotiated.who;
+        if who.tsih != 0 {
+            let old = self.reinstated(who, portal_group(&server.catalog(), target))?;
+            let session = Rc::new(old.go_on(admission, &negotiated.params, inbox));
+            self.refresh(server, &session, Some(target));
+            self.sessions.borrow_mut().insert(session.tsih, Rc::clone(&session));
+            return Ok(session);
+        }
         self.replace(who);
         if self.sessions.borrow().len() >= usize::from(u16::MAX) - 1 {
             return Err(LoginStatus::OutOfResources);
         }
         let session = Rc::new(Session {
             tsih: self.next_tsih(),
+            cid: who.cid,
+            params: negotiated.params.clone(),
             initiator: who.initiator.clone(),
             isid: who.isid,
             target: who.target.clone(),
             admission: admission.clone(),
             portal_group: portal_group(&server.catalog(), target),
-            inbox,
+            inbox: Rc::new(RefCell::new(inbox)),
             ended: Cell::new(false),
             map: RefCell::default(),
             units: RefCell::default(),
@@ -187,14 +250,9 @@ impl Shared {
 
     /// Ends the session that the same initiator port has with the same target.
     fn replace(&self, who: &LoginAttempt) {
-        let old = self
-            .sessions
-            .borrow()
-            .values()
-            .find(|s| s.initiator == who.initiator && s.isid == who.isid && s.target == who.target)
-            .cloned();
+        let old = self.sessions.borrow().values().find(|s| s.is_of(who)).cloned();
         if let Some(old) = old {
-            old.inbox.push(Event::Replaced);
+            old.tell(Event::Replaced);
             self.end(&old);
         }
     }
@@ -360,13 +418,14 @@ fn caller(
 ) -> Rc<Caller> {
     let Some(gate) = served.volume.gate() else { return Gate::node() };
     let party = party(&session.initiator, session.isid, session.portal_group);
-    let (state, inbox, unit) = (Rc::downgrade(state), session.inbox.clone(), Some(served.id));
+    let (inbox, unit) = (Rc::clone(&session.inbox), Some(served.id));
+    let state = Rc::downgrade(state);
     gate.enter(
         party,
         Box::new(move |notices| {
             let Some(state) = state.upgrade() else { return };
             if state.borrow_mut().told(nexus, notices) {
-                inbox.push(Event::Abort { unit, barrier: None });
+                inbox.borrow().push(Event::Abort { unit, barrier: None });
             }
         }),
     )

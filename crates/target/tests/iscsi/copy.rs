@@ -152,15 +152,6 @@ fn long() -> Vec<u8> {
     list(&[end(8, 512)], &[((0xffff, 0), 8192, 0, 0)])
 }
 
-pub(super) async fn until(what: impl Fn() -> bool) {
-    let all = async {
-        while !what() {
-            sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(PATIENCE, all).await.expect("it comes about");
-}
-
 pub(super) fn noise(blocks: u64, salt: u8) -> Vec<u8> {
     (0..blocks * 512).map(|i| (i % 251) as u8 ^ (i >> 9) as u8 ^ salt | 1).collect()
 }

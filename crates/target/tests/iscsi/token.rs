@@ -6,7 +6,7 @@ use block::testing::faulty::Kind;
 use block::{Blocks, Lba, Request};
 use iscsi::pdu::TaskFunction;
 
-use super::copy::{DISK, Disk, OTHER, noise, rig, targets, until};
+use super::copy::{DISK, Disk, OTHER, noise, rig, targets};
 use super::*;
 
 const PIECE: u64 = 1024;
