@@ -151,6 +151,28 @@ impl Chap {
     }
 }
 
+/// What one iSCSI initiator must prove instead of what all others of a volume must. Write-only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InitiatorChap {
+    /// Its name.
+    pub initiator: Initiator,
+    /// User and secret; without them it has to prove what all have to, from now on.
+    #[serde(default)]
+    pub chap: Option<Chap>,
+}
+
+/// The users of an iSCSI initiator that has a secret of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InitiatorUser {
+    /// Its name.
+    pub initiator: Initiator,
+    /// User name that it authenticates with.
+    pub user: ChapUser,
+    /// Name that the volume authenticates itself with to it, where CHAP is mutual.
+    pub mutual_user: Option<ChapUser>,
+}
+
 /// Who may reach a volume, as it is shown: names, never secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Access {
@@ -160,6 +182,9 @@ pub struct Access {
     pub chap_user: Option<ChapUser>,
     /// Name that the volume authenticates itself with, where CHAP is mutual.
     pub chap_mutual_user: Option<ChapUser>,
+    /// Initiators that have to prove something else than the others.
+    #[serde(default)]
+    pub chap_initiators: Vec<InitiatorUser>,
 }
 
 #[cfg(test)]

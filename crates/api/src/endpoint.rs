@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use crate::{
-    AddCopy, Chap, Cluster, ClusterToken, Code, CreateVolume, ForceCopy, Grow, Health, Initiators,
-    JoinCluster, LeaveCluster, Protocols, RemoveCopy, ReplaceCopy, Reservations, SessionList,
-    Status, SwitchTo, Verification, Verify, Volume, VolumeList, WhichNode,
+    AddCopy, Chap, Cluster, ClusterToken, Code, CreateVolume, ForceCopy, Grow, Health,
+    InitiatorChap, Initiators, JoinCluster, LeaveCluster, MapVolume, Protocols, RemoveCopy,
+    ReplaceCopy, Reservations, SessionList, Status, SwitchTo, Verification, Verify, Volume,
+    VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -120,6 +121,10 @@ macro_rules! endpoints {
 pub const FORCE: Flag =
     Flag { name: "force", about: "Delete the volume even while initiators are logged in to it." };
 
+/// The flag of [`MapTarget`].
+pub const MAP_FORCE: Flag =
+    Flag { name: "force", about: "Do it even while initiators are logged in to the volume." };
+
 endpoints! {
     /// Is the node there?
     GetHealth GET "/v1/health" Nothing => 200 Health;
@@ -197,6 +202,12 @@ endpoints! {
         "Chooses the protocols that export a volume.";
         refuses [Code::NotFound, Code::Conflict];
 
+    /// Choose the target and the number of a volume.
+    MapTarget PUT "/v1/volumes/{name}/target" MapVolume => 200 Volume;
+        "Puts a volume behind the iSCSI target of another one, or its own, or gives it another number.";
+        flag MAP_FORCE;
+        refuses [Code::NotFound, Code::InUse, Code::Conflict];
+
     /// Let initiators reach a volume.
     AllowInitiators POST "/v1/volumes/{name}/allow" Initiators => 200 Volume;
         "Lets initiators reach a volume.";
@@ -215,6 +226,11 @@ endpoints! {
     /// Ask no longer.
     ClearChap DELETE "/v1/volumes/{name}/chap" Nothing => 200 Volume;
         "Lets iSCSI initiators reach a volume by their name alone.";
+        refuses [Code::NotFound, Code::Conflict];
+
+    /// Ask one iSCSI initiator of a volume for CHAP of its own.
+    SetInitiatorChap PUT "/v1/volumes/{name}/chap/initiator" InitiatorChap => 200 Volume;
+        "Asks one iSCSI initiator of a volume for a user and secret of its own, or no longer.";
         refuses [Code::NotFound, Code::Conflict];
 
     /// Who has reserved a volume?

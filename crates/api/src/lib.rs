@@ -21,7 +21,7 @@ mod size;
 mod status;
 mod volume;
 
-pub use access::{Access, Chap, ChapUser, MutualChap, Secret};
+pub use access::{Access, Chap, ChapUser, InitiatorChap, InitiatorUser, MutualChap, Secret};
 pub use cluster::{
     Cluster, ClusterNode, ClusterStage, ClusterToken, JoinCluster, LeaveCluster, NodeRole,
     StoreMember, WhichNode,
@@ -41,6 +41,6 @@ pub use status::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Status, Verdict, VolumeCounts,
 };
 pub use volume::{
-    Backing, BlockSize, CreateVolume, Grow, Initiators, IscsiExport, NewBacking, NvmeExport,
-    Protocols, Volume, VolumeIo, VolumeList, VolumeState,
+    Backing, BlockSize, CreateVolume, Grow, Initiators, IscsiExport, MapVolume, NewBacking,
+    NvmeExport, Protocols, TargetUnit, Volume, VolumeIo, VolumeList, VolumeState,
 };

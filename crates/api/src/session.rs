@@ -39,8 +39,8 @@ pub struct Session {
     pub peer: String,
     /// Name of the target or subsystem it is logged in to.
     pub target: String,
-    /// The volume it reaches; nothing for a discovery session, and for one whose volume was taken away.
-    pub volume: Option<VolumeName>,
+    /// The volumes it reaches; none for a discovery session, and for one whose volumes were taken away.
+    pub volumes: Vec<VolumeName>,
     /// Connections (iSCSI) or queues (NVMe/TCP) of the session.
     pub connections: u32,
     /// Core that serves it.

@@ -222,6 +222,30 @@ pub enum VolumeState {
     Deleting,
 }
 
+/// Another volume of a target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TargetUnit {
+    /// Logical unit number.
+    pub lun: u16,
+    /// Its name.
+    pub volume: VolumeName,
+}
+
+/// Which iSCSI target a volume shall stand behind, and as what.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MapVolume {
+    /// The name of the target, or of the volume that it belongs to: the volume's own name for its own target. Without one it
+    /// stays where it is.
+    #[serde(default)]
+    #[schema(max_length = 223)]
+    pub target: Option<String>,
+    /// Logical unit number, 0 to 255. Without one it stays, or is the lowest that is free at another target.
+    #[serde(default)]
+    #[schema(maximum = 255)]
+    pub lun: Option<u16>,
+}
+
 /// How iSCSI initiators reach a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IscsiExport {
@@ -229,6 +253,10 @@ pub struct IscsiExport {
     pub target: String,
     /// Logical unit number.
     pub lun: u16,
+    /// The volume whose target that is: this one, unless it was put behind another's.
+    pub owner: VolumeName,
+    /// The other units of the target.
+    pub others: Vec<TargetUnit>,
     /// Addresses the node listens at, `ip:port`.
     pub portals: Vec<String>,
 }

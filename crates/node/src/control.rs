@@ -14,6 +14,7 @@ mod cluster;
 mod copies;
 mod create;
 mod isns;
+mod mapping;
 mod members;
 mod peers;
 mod placement;

@@ -40,7 +40,7 @@ pub use report::{
     CoreReport, Histogram, KindReport, LATENCY_BOUNDS_US, MirrorReport, Scope, VolumeReport,
 };
 pub use seat::Seat;
-use seat::{Homes, Router};
+use seat::{Home, Homes, Router};
 
 /// Work for a keeper; runs as a task of its core.
 type Work = Box<dyn FnOnce(&Rc<Keeper>) + Send>;
@@ -270,7 +270,7 @@ impl Engine {
     /// [`BackingError`].
     pub async fn open(&self, record: &VolumeRecord) -> Result<Opened, BackingError> {
         let (id, record) = (record.id, record.clone());
-        let core = self.place(id);
+        let core = self.place(id, record.owner());
         let opened = self.on(core, |k| async move { k.open(&record).await }).await;
         match opened.map_err(BackingError::from).flatten() {
             Ok(image) => Ok(Opened { core, image }),
@@ -447,23 +447,40 @@ impl Engine {
 
     /// The core of an open volume.
     fn home(&self, id: Uuid) -> Result<usize, BackingError> {
-        let home = self.homes.lock().get(&id).copied();
+        let home = self.homes.lock().get(&id).map(|home| home.core);
         home.ok_or_else(|| BackingError::refused("the volume is not open"))
     }
 
     fn least_loaded(&self) -> usize {
-        least_loaded(self.cores(), self.homes.lock().values().copied())
+        least_loaded(self.cores(), self.homes.lock().values().map(|home| home.core))
     }
 
-    fn place(&self, id: Uuid) -> usize {
+    /// Volumes of one target live together: a session has one core.
+    fn place(&self, id: Uuid, target: Uuid) -> usize {
         let mut homes = self.homes.lock();
-        let core = least_loaded(self.cores(), homes.values().copied());
-        homes.insert(id, core);
+        let together = homes.values().find(|home| home.target == target).map(|home| home.core);
+        let taken = homes.values().map(|home| home.core);
+        let core = together.unwrap_or_else(|| least_loaded(self.cores(), taken));
+        homes.insert(id, Home { core, target });
         core
     }
 
+    /// Whether an open volume has to be closed and opened again, to live with the others of the target of volume `target`.
+    pub fn has_to_move(&self, id: Uuid, target: Uuid) -> bool {
+        let mut homes = self.homes.lock();
+        let mut others =
+            homes.iter().filter(|(other, home)| **other != id && home.target == target);
+        let together = others.next().map(|(_, home)| home.core);
+        let Some(home) = homes.get_mut(&id) else { return false };
+        let stays = together.is_none_or(|core| core == home.core);
+        if stays {
+            home.target = target;
+        }
+        !stays
+    }
+
     fn displace(&self, id: Uuid) -> Option<usize> {
-        self.homes.lock().remove(&id)
+        self.homes.lock().remove(&id).map(|home| home.core)
     }
 }
 

@@ -12,9 +12,9 @@ use std::net::SocketAddr;
 use api::endpoint::{
     AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeleteVolume, DenyInitiators,
     DrainNode, Endpoint, ForceVolume, GetCluster, GetHealth, GetReservations, GetStatus, GetVolume,
-    GrowVolume, InitCluster, ListSessions, ListVolumes, Nothing, Payload, PostJoin, PostLeave,
-    PostToken, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, ResumeNode, SetChap, SetProtocols,
-    SwitchVolume, VerifyVolume,
+    GrowVolume, InitCluster, ListSessions, ListVolumes, MapTarget, Nothing, Payload, PostJoin,
+    PostLeave, PostToken, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, ResumeNode, SetChap,
+    SetInitiatorChap, SetProtocols, SwitchVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -59,6 +59,10 @@ pub fn router(control: &Control) -> Router {
     let router = add::<SetProtocols, _, _>(router, c, |c, a| async move {
         c.set_protocols(a.name()?, a.body).await
     });
+    let router = add::<MapTarget, _, _>(router, c, |c, a| async move {
+        let force = a.flag(api::endpoint::MAP_FORCE);
+        c.map(a.name()?, a.body, force).await
+    });
     let router = add::<AllowInitiators, _, _>(router, c, |c, a| async move {
         c.allow(a.name()?, a.body.initiators).await
     });
@@ -73,6 +77,9 @@ pub fn router(control: &Control) -> Router {
         );
     let router =
         add::<ClearChap, _, _>(router, c, |c, a| async move { c.set_chap(a.name()?, None).await });
+    let router = add::<SetInitiatorChap, _, _>(router, c, |c, a| async move {
+        c.set_initiator_chap(a.name()?, a.body).await
+    });
     let router =
         add::<GetReservations, _, _>(
             router,

@@ -1,5 +1,6 @@
 //! What initiators are told is there: the catalog, made from records.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use ::cluster::nodes::{NodePortals, NodeRecord, Nodes};
@@ -14,9 +15,6 @@ use target::catalog::{
 use uuid::Uuid;
 
 use crate::record::{PlaceStage, VolumeRecord};
-
-/// Logical unit number of a volume's one LUN.
-pub const LUN: u16 = 0;
 
 /// Namespace identifier of a volume's one namespace.
 pub const NAMESPACE: u32 = 1;
@@ -60,29 +58,88 @@ pub fn catalog<'a>(
         generation,
         ..Catalog::default()
     };
+    let volumes: Vec<_> = volumes.collect();
+    catalog.targets = targets(&volumes, ring);
     for (record, here) in volumes {
-        let id = volume_id(record.id);
-        if record.protocols.iscsi && here != Here::Nowhere {
-            let access = iscsi_access(record, ring);
-            let target = IscsiTarget { luns: [(LUN, id)].into(), access, ..IscsiTarget::default() };
-            let target = catalog.targets.entry(record.iscsi_target.clone()).or_insert(target);
-            match here {
-                Here::Open { core } => target.core = core,
-                Here::Away(away) => drop(target.away.insert(LUN, away)),
-                Here::Nowhere => {}
-            }
-        }
         if let Here::Open { core } = here
             && record.protocols.nvme
         {
             let mut serial = record.id.simple().to_string();
             serial.truncate(SERIAL);
-            let (namespaces, access) = ([(NAMESPACE, id)].into(), nvme_access(record));
-            let subsystem = Subsystem { core, namespaces, serial, access };
+            let namespaces = [(NAMESPACE, volume_id(record.id))].into();
+            let subsystem = Subsystem { core, namespaces, serial, access: nvme_access(record) };
             catalog.subsystems.insert(record.nvme_subsystem.clone(), subsystem);
         }
     }
     catalog
+}
+
+/// The iSCSI targets of these volumes, each with the units that have a copy here (RFD 0017, 3).
+fn targets(volumes: &[(&VolumeRecord, Here)], ring: &Ring) -> BTreeMap<String, IscsiTarget> {
+    let owners: BTreeMap<_, _> = volumes.iter().map(|(record, _)| (record.id, *record)).collect();
+    let exported =
+        |(record, here): &&(&VolumeRecord, Here)| record.protocols.iscsi && *here != Here::Nowhere;
+    let mut units: Vec<_> = volumes.iter().filter(exported).collect();
+    // A session lives on the core of the owner, or of the first unit that is open.
+    units.sort_by_key(|(record, _)| (record.owner() != record.id, record.mapping.lun));
+    let mut targets = BTreeMap::<String, (IscsiTarget, Option<usize>)>::new();
+    for &&(record, here) in &units {
+        let (target, home) = targets.entry(record.target().to_owned()).or_default();
+        let lun = record.mapping.lun;
+        if target.luns.contains_key(&lun) {
+            // Records are read one after the other: one of the two is about to be read again.
+            tracing::debug!(volume = %record.name, lun, "its number is taken, for the moment");
+            continue;
+        }
+        target.luns.insert(lun, volume_id(record.id));
+        match here {
+            Here::Open { core } if *home.get_or_insert(core) == core => {}
+            // It is about to move there.
+            Here::Open { .. } => drop(target.away.insert(lun, Away::Returning)),
+            Here::Away(away) => drop(target.away.insert(lun, away)),
+            Here::Nowhere => {}
+        }
+        admit(target, record, owners.get(&record.owner()).copied(), ring);
+    }
+    let at_home = |(name, (target, home)): (String, (IscsiTarget, Option<usize>))| {
+        (name, IscsiTarget { core: home.unwrap_or_default(), ..target })
+    };
+    targets.into_iter().map(at_home).collect()
+}
+
+/// Lets the initiators of a volume in to its target, by the proof that the owner asks for, and has nobody else see it.
+fn admit(
+    target: &mut IscsiTarget,
+    record: &VolumeRecord,
+    owner: Option<&VolumeRecord>,
+    ring: &Ring,
+) {
+    let admission = |initiator: Option<&str>| Admission {
+        chap: match owner {
+            Some(owner) => proof(owner, initiator, ring),
+            // Nobody knows what has to be proved: nobody proves it.
+            None => Some(Chap { user: String::new(), secret: vec![], mutual: None }),
+        },
+    };
+    let mut named = BTreeSet::new();
+    for initiator in &record.allow {
+        match initiator {
+            Initiator::Any => {
+                target.access.any = Some(admission(None));
+                for name in owner.into_iter().flat_map(|owner| owner.proofs.keys()) {
+                    target.access.named.insert(name.clone(), admission(Some(name)));
+                }
+            }
+            Initiator::Iscsi(name) => {
+                target.access.named.insert(name.clone(), admission(Some(name)));
+                named.insert(name.clone());
+            }
+            Initiator::Nvme(_) => {}
+        }
+    }
+    if !record.allow.contains(&Initiator::Any) {
+        target.masks.insert(record.mapping.lun, named);
+    }
 }
 
 /// Adds to a catalog what initiators are told of the nodes of a cluster, of which this is `me`: where
@@ -130,10 +187,10 @@ pub(crate) fn portals(node: &NodeRecord) -> Portals {
     Portals { iscsi: dialled(iscsi), nvme: dialled(nvme) }
 }
 
-/// What an initiator has to prove. If that cannot be read, nobody proves it.
-fn proof(record: &VolumeRecord, ring: &Ring) -> Option<Chap> {
-    let held = record.chap.as_ref()?;
-    Some(match held.open(record.id, ring) {
+/// What an initiator has to prove, or those that are not named. If that cannot be read, nobody proves it.
+fn proof(record: &VolumeRecord, initiator: Option<&str>, ring: &Ring) -> Option<Chap> {
+    let (of, held) = record.proof_of(initiator)?;
+    Some(match held.open(of, ring) {
         Ok(chap) => Chap {
             user: chap.user.as_str().to_owned(),
             secret: chap.secret.expose().as_bytes().to_vec(),
@@ -142,22 +199,6 @@ fn proof(record: &VolumeRecord, ring: &Ring) -> Option<Chap> {
         },
         Err(_) => Chap { user: held.user().as_str().to_owned(), secret: vec![], mutual: None },
     })
-}
-
-fn iscsi_access(record: &VolumeRecord, ring: &Ring) -> Access {
-    let chap = proof(record, ring);
-    let admission = Admission { chap };
-    let mut access = Access::default();
-    for initiator in &record.allow {
-        match initiator {
-            Initiator::Any => access.any = Some(admission.clone()),
-            Initiator::Iscsi(name) => {
-                access.named.insert(name.clone(), admission.clone());
-            }
-            Initiator::Nvme(_) => {}
-        }
-    }
-    access
 }
 
 fn nvme_access(record: &VolumeRecord) -> Access {
@@ -183,8 +224,9 @@ mod tests {
     use peer::Incarnation;
 
     use super::*;
+    use crate::record::mapping::remap;
     use crate::record::tests::{chap, place, record, ring};
-    use crate::record::{Place, StoredChap};
+    use crate::record::{Of, Place, StoredChap};
 
     const NODES: [NodeId; 4] = [NodeId(1), NodeId(4), NodeId(5), NodeId(9)];
 
@@ -272,7 +314,7 @@ mod tests {
         assert_eq!((chap.user.as_str(), &chap.secret[..]), ("u", &b"0123456789ab"[..]));
         assert_eq!(chap.mutual, Some(("m".into(), b"ba9876543210".to_vec())));
         assert!(target.access.admission(nqn).is_none());
-        assert_eq!(target.luns[&LUN], volume_id(named.id));
+        assert_eq!(target.luns[&0], volume_id(named.id));
         let subsystem = &catalog.subsystems[&named.nvme_subsystem];
         assert_eq!(subsystem.access.admission(nqn), Some(&Admission::default()));
         assert!(subsystem.access.admission(iqn).is_none());
@@ -285,6 +327,79 @@ mod tests {
         assert_eq!(catalog.generation, 3);
     }
 
+    /// RFD 0017, 3: who may come in is for the volumes to say, what he proves for the owner.
+    #[test]
+    fn volumes_of_one_target_share_its_door_and_not_their_initiators() {
+        let (one, two) = ("iqn.2026-01.com.example:one", "iqn.2026-01.com.example:two");
+        let allow = |names: &[&str]| names.iter().map(|n| n.parse().unwrap()).collect();
+        let mut records: BTreeMap<_, _> =
+            ["a", "b", "c"].map(record).into_iter().map(|r| (r.id, r)).collect();
+        let [a, b, c] = ["a", "b", "c"].map(|name| record(name).id);
+        remap(&mut records, b, a, Some(5)).unwrap();
+        remap(&mut records, c, a, Some(6)).unwrap();
+        let sealed = StoredChap::seal(&chap(), a, &ring(1)).unwrap();
+        records.get_mut(&a).unwrap().chap = Some(sealed);
+        records.get_mut(&a).unwrap().allow = allow(&[one]);
+        records.get_mut(&b).unwrap().allow = allow(&[one, two]);
+        let made = |a_here, b_here, c_here| {
+            let here = [(&records[&a], a_here), (&records[&b], b_here), (&records[&c], c_here)];
+            catalog(here.into_iter(), &ring(1), &[], &[], 1).targets
+        };
+        let open = |core| Here::Open { core };
+        let targets = made(open(1), open(1), open(0));
+        assert_eq!(targets.len(), 1);
+        let target = &targets[&records[&a].iscsi_target];
+        let luns: Vec<_> = target.luns.iter().map(|(lun, id)| (*lun, *id)).collect();
+        assert_eq!(luns, [(0, volume_id(a)), (5, volume_id(b)), (6, volume_id(c))]);
+        assert_eq!((target.core, &target.away), (1, &[(6, Away::Returning)].into()), "it moves");
+        let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
+        assert_eq!(
+            target.masks,
+            [(0, names(&[one])), (5, names(&[one, two])), (6, names(&[]))].into()
+        );
+        for name in [one, two] {
+            let admission = target.access.admission(name).unwrap();
+            assert_eq!(admission.chap.as_ref().unwrap().user, "u");
+        }
+        assert!(target.access.admission("iqn.2026-01.com.example:three").is_none());
+        // The owner has no copy here: what it asks for counts all the same.
+        let targets = made(Here::Nowhere, open(0), Here::Away(Away::Unavailable));
+        let target = &targets[&records[&a].iscsi_target];
+        assert_eq!(target.luns.keys().copied().collect::<Vec<_>>(), [5, 6]);
+        assert_eq!((target.core, target.away.len()), (0, 1));
+        assert_eq!(target.access.admission(two).unwrap().chap.as_ref().unwrap().user, "u");
+        // Its record cannot be read: nobody proves what is not known.
+        let alone = catalog([(&records[&b], open(0))].into_iter(), &ring(1), &[], &[], 1).targets;
+        let target = &alone[&records[&a].iscsi_target];
+        assert!(target.access.admission(two).unwrap().chap.as_ref().unwrap().secret.is_empty());
+    }
+
+    /// RFD 0016, 6: its own goes before everybody's, also where anybody may come in.
+    #[test]
+    fn an_initiator_proves_its_own_secret() {
+        let (own, other) = ("iqn.2026-01.com.example:own", "iqn.2026-01.com.example:other");
+        let second = r#"{"user":"second","secret":"another-secret"}"#;
+        let second: api::Chap = serde_json::from_str(second).unwrap();
+        for allow in [vec![own, other], vec!["any"]] {
+            let mut record = record("a");
+            record.allow = allow.iter().map(|s| s.parse().unwrap()).collect();
+            let of = Of { volume: record.id, initiator: Some(own) };
+            let sealed = StoredChap::seal(&second, of, &ring(1)).unwrap();
+            record.proofs.insert(own.to_owned(), sealed);
+            let user = |record: &VolumeRecord, who: &str| {
+                let here = Here::Open { core: 0 };
+                let all = catalog([(record, here)].into_iter(), &ring(1), &[], &[], 1);
+                let access = &all.targets[&record.iscsi_target].access;
+                access.admission(who).unwrap().chap.as_ref().map(|chap| chap.user.clone())
+            };
+            assert_eq!(user(&record, own).as_deref(), Some("second"));
+            assert_eq!(user(&record, other), None, "nobody asks it for anything");
+            record.chap = Some(StoredChap::seal(&chap(), record.id, &ring(1)).unwrap());
+            assert_eq!(user(&record, own).as_deref(), Some("second"));
+            assert_eq!(user(&record, other).as_deref(), Some("u"), "what all have to prove");
+        }
+    }
+
     /// RFD 0017, 2: only what is gone for good is left out.
     #[test]
     fn what_is_away_keeps_its_place() {
@@ -292,8 +407,8 @@ mod tests {
         let all = [(&away, Here::Away(Away::Returning)), (&elsewhere, Here::Nowhere)];
         let catalog = catalog(all.into_iter(), &Ring::default(), &[], &[], 1);
         let target = &catalog.targets[&away.iscsi_target];
-        assert_eq!(target.luns[&LUN], volume_id(away.id));
-        assert_eq!(target.away, [(LUN, Away::Returning)].into());
+        assert_eq!(target.luns[&0], volume_id(away.id));
+        assert_eq!(target.away, [(0, Away::Returning)].into());
         assert_eq!((catalog.targets.len(), catalog.subsystems.len()), (1, 0));
     }
 

@@ -5,16 +5,18 @@
 //! Where the copies of a volume are, its [`Place`]s say (RFD 0012, 2.4).
 
 mod chap;
+pub mod mapping;
 mod text;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::{Backing, BlockSize, Initiator, Protocols, VolumeName};
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-pub use chap::StoredChap;
+pub use chap::{Of, StoredChap};
+pub use mapping::Mapping;
 
 use crate::meta::{Change, Entry, Expect, MetaError, Revision};
 
@@ -118,12 +120,16 @@ pub struct VolumeRecord {
     pub protocols: Protocols,
     /// Its iSCSI target name, whether exported or not.
     pub iscsi_target: String,
+    /// Behind which target it stands, and what stands behind its own.
+    pub mapping: Mapping,
     /// Its NVMe subsystem name, whether exported or not.
     pub nvme_subsystem: String,
     /// Who may reach it.
     pub allow: BTreeSet<Initiator>,
     /// What iSCSI initiators must prove.
     pub chap: Option<StoredChap>,
+    /// What single ones of them must prove instead, by name.
+    pub proofs: BTreeMap<String, StoredChap>,
     /// When it was created, in seconds since the Unix epoch.
     pub created_s: u64,
 }
@@ -275,9 +281,11 @@ pub(crate) mod tests {
             prefer: None,
             protocols: Protocols::default(),
             iscsi_target: format!("iqn.2026-01.io.windrose:{name}"),
+            mapping: Mapping::default(),
             nvme_subsystem: format!("nqn.2026-01.io.windrose:{name}"),
             allow: BTreeSet::new(),
             chap: None,
+            proofs: BTreeMap::new(),
             created_s: 1_700_000_000,
         }
     }
@@ -354,6 +362,36 @@ pub(crate) mod tests {
         };
         assert!(refused(r#""node":3"#, r#""node":1"#).contains("listed by node"));
         assert!(refused(r#""node":3"#, r#""node":0"#).contains("listed by node"));
+    }
+
+    /// What a volume behind another's target looks like, every later version reads. Older ones refuse it.
+    #[test]
+    fn the_golden_record_of_a_volume_behind_another_target_reads() {
+        let golden = r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"ready",
+            "size_bytes":1073741824,"block_size":4096,"thin":false,
+            "places":[{"node":1,"backing":{"kind":"file","path":"/a"},"image_generation":2,"stage":{"is":"made"}}],
+            "protocols":{"iscsi":true,"nvme":false,"lun":3,"behind":{
+                "volume":"00000000-0000-0000-0000-000000000009","target":"iqn.2026-01.io.windrose:a"}},
+            "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web",
+            "guests":{"7":"00000000-0000-0000-0000-000000000008"},"allow":[],"chap":null,"created_s":1700000000}"#;
+        let guest: VolumeRecord = serde_json::from_str(golden).unwrap();
+        assert_eq!((guest.owner(), guest.mapping.lun), (Uuid::from_u128(9), 3));
+        assert_eq!(guest.target(), "iqn.2026-01.io.windrose:a");
+        assert_eq!(guest.mapping.guests, [(7, Uuid::from_u128(8))].into());
+        let text = serde_json::to_value(&guest).unwrap();
+        assert_eq!(text["protocols"]["lun"], 3);
+        assert!(serde_json::from_value::<Protocols>(text["protocols"].clone()).is_err());
+        let again: VolumeRecord = serde_json::from_value(text).unwrap();
+        assert_eq!(again, guest);
+        let own = r#""lun":3,"proofs":{"iqn.a":{"user":"u","sealed":"x","mutual":null}}"#;
+        let guarded: VolumeRecord =
+            serde_json::from_str(&golden.replace(r#""lun":3"#, own)).unwrap();
+        assert_eq!((guarded.proofs.len(), guarded.has_chap()), (1, true));
+        let text = serde_json::to_value(&guarded).unwrap();
+        assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), guarded);
+        let plain = serde_json::to_value(record("v")).unwrap();
+        serde_json::from_value::<Protocols>(plain["protocols"].clone()).unwrap();
+        assert!(plain.get("guests").is_none(), "a record without is as ever");
     }
 
     #[test]

@@ -86,9 +86,11 @@ fn volume(dir: &Path, nodes: &[NodeId]) -> VolumeRecord {
         prefer: None,
         protocols: Protocols::default(),
         iscsi_target: TARGET.to_owned(),
+        mapping: node::record::Mapping::default(),
         nvme_subsystem: "nqn.2026-01.io.windrose:web".to_owned(),
         allow: ["any".parse().unwrap()].into(),
         chap: None,
+        proofs: BTreeMap::new(),
         created_s: 0,
     }
 }

@@ -5,14 +5,14 @@
 mod common;
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use api::client::Client;
 use api::endpoint::*;
-use api::{Severity, Verdict, VolumeState};
+use api::{InitiatorChap, Severity, Verdict, VolumeState};
 use cluster::meta::embedded::Embedded;
 use cluster::meta::{Change, Expect, Meta};
 use common::{ask, create, name, show, start};
@@ -32,6 +32,16 @@ const TARGET_ERROR: Status = [3, 0];
 
 /// Proves to a target by CHAP with SHA-256 that it knows `secret`, as RFC 7143 12.1.3 has it.
 fn prove(to: SocketAddr, target: &str, secret: &str) -> Status {
+    prove_as(to, target, INITIATOR, ["u", secret]).0
+}
+
+/// The same as somebody, by a user and a secret; and the session, if there is one now.
+fn prove_as(
+    to: SocketAddr,
+    target: &str,
+    initiator: &str,
+    [user, secret]: [&str; 2],
+) -> (Status, TcpStream) {
     let mut stream = dial(to, PATIENCE).unwrap();
     let mut ask = |flags: u8, pairs: &[(&str, &str)]| {
         use std::io::Write;
@@ -44,14 +54,14 @@ fn prove(to: SocketAddr, target: &str, secret: &str) -> Status {
     };
     let status = |answer: &Pdu| [answer.header[36], answer.header[37]];
     let names = [
-        ("InitiatorName", INITIATOR),
+        ("InitiatorName", initiator),
         ("SessionType", "Normal"),
         ("TargetName", target),
         ("AuthMethod", "CHAP"),
     ];
     let answer = ask(0, &names);
     if status(&answer) != IN {
-        return status(&answer);
+        return (status(&answer), stream);
     }
     let answer = ask(0, &[("CHAP_A", "7")]);
     let text = String::from_utf8(answer.data).unwrap();
@@ -64,7 +74,8 @@ fn prove(to: SocketAddr, target: &str, secret: &str) -> Status {
         .collect();
     let hash = Sha256::new().chain_update([id]).chain_update(secret).chain_update(challenge);
     let proof = hash.finalize().iter().fold("0x".to_owned(), |h, b| format!("{h}{b:02x}"));
-    status(&ask(0x81, &[("CHAP_N", "u"), ("CHAP_R", &proof)]))
+    let status = status(&ask(0x83, &[("CHAP_N", user), ("CHAP_R", &proof)]));
+    (status, stream)
 }
 
 async fn proves(client: &Client, volume: &str, secret: &'static str) -> Status {
@@ -106,6 +117,62 @@ async fn record(dir: &Path) -> (Embedded, cluster::meta::Entry) {
 
 fn key_file(dir: &Path) -> std::path::PathBuf {
     dir.join("data/secrets.key")
+}
+
+/// RFD 0016, 6: an initiator with a secret of its own gets in by that alone, the others by everybody's; what becomes of one's
+/// is no other's business.
+#[tokio::test]
+async fn an_initiator_has_its_own_secret() {
+    const OTHER: &str = "iqn.2001-04.com.example:y";
+    const OWN: &str = "hush-hush-own";
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create_guarded(&client, "a").await;
+    let initiators = api::Initiators { initiators: vec![OTHER.parse().unwrap()] };
+    client.call_on::<AllowInitiators>(&name("a"), &[], &initiators).await.unwrap();
+    let own = |chap: Option<&str>| InitiatorChap {
+        initiator: INITIATOR.parse().unwrap(),
+        chap: chap.map(|chap| serde_json::from_str(chap).unwrap()),
+    };
+    let set = own(Some(&format!(r#"{{"user":"one","secret":"{OWN}"}}"#)));
+    let shown = client.call_on::<SetInitiatorChap>(&name("a"), &[], &set).await.unwrap();
+    let [user] = &shown.access.chap_initiators[..] else { panic!("{shown:?}") };
+    assert_eq!((user.initiator.to_string().as_str(), user.user.as_str()), (INITIATOR, "one"));
+    assert!(node.stop().await.clean);
+    let store = fs::read(dir.path().join("data/store.redb")).unwrap();
+    assert!(!store.windows(9).any(|w| w == b"hush-hush"), "the store shows a secret");
+
+    let (node, client) = start(dir.path(), "").await;
+    let iscsi = show(&client, "a").await.unwrap().iscsi.unwrap();
+    let to: SocketAddr = iscsi.portals[0].parse().unwrap();
+    let log_in = async |who: &'static str, proof: [&'static str; 2]| {
+        let target = iscsi.target.clone();
+        let login = move || prove_as(to, &target, who, proof);
+        tokio::task::spawn_blocking(login).await.unwrap()
+    };
+    assert_eq!(log_in(INITIATOR, ["u", SECRET]).await.0, NOT_PROVED, "everybody's is not its");
+    assert_eq!(log_in(INITIATOR, ["one", SECRET]).await.0, NOT_PROVED);
+    assert_eq!(log_in(OTHER, ["one", OWN]).await.0, NOT_PROVED, "nor is its anybody's");
+    let (in_by_own, mut one) = log_in(INITIATOR, ["one", OWN]).await;
+    let (in_by_all, mut other) = log_in(OTHER, ["u", SECRET]).await;
+    assert_eq!((in_by_own, in_by_all), (IN, IN));
+
+    let shown = client.call_on::<SetInitiatorChap>(&name("a"), &[], &own(None)).await.unwrap();
+    assert!(shown.access.chap_initiators.is_empty() && shown.access.chap_user.is_some());
+    let heard = move || {
+        other.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        (Pdu::receive(&mut one).map(|pdu| pdu.opcode()), Pdu::receive(&mut other).is_err())
+    };
+    let (one, silent) = tokio::task::spawn_blocking(heard).await.unwrap();
+    assert_eq!(one.unwrap(), 0x32, "its session is dropped");
+    assert!(silent, "and no other");
+    assert_eq!(log_in(INITIATOR, ["one", OWN]).await.0, NOT_PROVED);
+    assert_eq!(log_in(INITIATOR, ["u", SECRET]).await.0, IN);
+    let nvme =
+        InitiatorChap { initiator: "nqn.2014-08.org.nvmexpress:h".parse().unwrap(), chap: None };
+    let refused = client.call_on::<SetInitiatorChap>(&name("a"), &[], &nvme).await.unwrap_err();
+    assert!(refused.to_string().contains("not the name of one iSCSI initiator"), "{refused}");
+    assert!(node.stop().await.clean);
 }
 
 #[tokio::test]

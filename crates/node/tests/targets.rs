@@ -6,9 +6,9 @@ mod common;
 
 use std::net::SocketAddr;
 
-use api::Protocols;
-use api::client::Client;
+use api::client::{CallError, Client};
 use api::endpoint::*;
+use api::{ApiError, Code, MapVolume, Protocols, TargetUnit, Volume};
 use common::{ask, name, show, start};
 use probe::iscsi::{Refused, Session};
 
@@ -82,5 +82,140 @@ async fn sessions_hear_that_a_volume_is_gone() {
     client.call_on::<DeleteVolume>(&name("a"), &[FORCE], &Nothing).await.unwrap();
     assert_eq!(host.ready().await, Some(NOT_SUPPORTED));
     assert!(Host::log_in(at, "a", 0).await.is_err());
+    assert!(node.stop().await.clean);
+}
+
+async fn map(
+    client: &Client,
+    volume: &str,
+    target: Option<&str>,
+    lun: Option<u16>,
+) -> Result<Volume, ApiError> {
+    map_with(client, volume, target, lun, &[]).await
+}
+
+async fn map_with(
+    client: &Client,
+    volume: &str,
+    target: Option<&str>,
+    lun: Option<u16>,
+    flags: &[Flag],
+) -> Result<Volume, ApiError> {
+    let ask = MapVolume { target: target.map(str::to_owned), lun };
+    match client.call_on::<MapTarget>(&name(volume), flags, &ask).await {
+        Ok(volume) => Ok(volume),
+        Err(CallError::Refused(e)) => Err(e),
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// RFD 0017, 3: volumes join a target in use and leave it, and initiators of both see what they should.
+#[tokio::test]
+async fn volumes_share_a_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let at = node.portals().iscsi[0];
+    for volume in ["a", "b", "c"] {
+        make(&client, volume).await;
+    }
+    let mut a = Host::log_in(at, "a", 0).await.unwrap();
+    let mut b = Host::log_in(at, "b", 0).await.unwrap();
+    let refused = map(&client, "b", Some("a"), Some(1)).await.unwrap_err();
+    assert_eq!(refused.code, Code::InUse, "{refused}");
+    let joined = map_with(&client, "b", Some("a"), Some(1), &[MAP_FORCE]).await.unwrap();
+    let iscsi = joined.iscsi.unwrap();
+    assert_eq!((iscsi.target, iscsi.lun, iscsi.owner), (target("a"), 1, name("a")));
+    assert_eq!(iscsi.others, [TargetUnit { lun: 0, volume: name("a") }]);
+    assert_eq!(b.ready().await, Some(NOT_SUPPORTED), "it is gone where it was");
+    assert_eq!(a.ready().await, None);
+    let b = Host::log_in(at, "a", 1).await.unwrap();
+    let sessions = client.call::<ListSessions>(&Nothing).await.unwrap().sessions;
+    let both = sessions.iter().filter(|s| s.volumes == [name("a"), name("b")]);
+    assert_eq!(both.count(), 1, "{sessions:?}");
+
+    let taken = map(&client, "c", Some(&target("a")), Some(1)).await.unwrap_err();
+    assert_eq!(
+        (taken.code, taken.message.as_str()),
+        (Code::Conflict, "LUN 1 of that target is volume b")
+    );
+    let beyond = map(&client, "c", Some("a"), Some(256)).await.unwrap_err();
+    assert_eq!(beyond.code, Code::InvalidRequest);
+    let nowhere = map(&client, "c", Some("x"), None).await.unwrap_err();
+    assert_eq!(nowhere.code, Code::NotFound);
+    // A volume that stands behind another one means that one's target.
+    assert_eq!(map(&client, "c", Some("b"), None).await.unwrap().iscsi.unwrap().lun, 2);
+    map_with(&client, "a", Some("c"), None, &[]).await.expect("there it is already");
+    make(&client, "d").await;
+    let owner = map_with(&client, "a", Some("d"), None, &[MAP_FORCE]).await.unwrap_err();
+    assert!(owner.message.contains("other volumes stand behind"), "{owner}");
+    let deleted = client.call_on::<DeleteVolume>(&name("a"), &[FORCE], &Nothing).await;
+    assert!(deleted.unwrap_err().to_string().contains("b, c"));
+    assert!(node.stop().await.clean);
+    drop((a, b));
+
+    let (node, client) = start(dir.path(), "").await;
+    let at = node.portals().iscsi[0];
+    let mut b = Host::log_in(at, "a", 1).await.unwrap();
+    let mut c = Host::log_in(at, "a", 2).await.unwrap();
+    assert_eq!(b.ready().await, None, "after a restart too");
+    let own = map_with(&client, "b", Some("b"), None, &[MAP_FORCE]).await.unwrap();
+    let iscsi = own.iscsi.unwrap();
+    assert_eq!((iscsi.target, iscsi.lun, iscsi.others), (target("b"), 0, vec![]));
+    assert_eq!(b.ready().await, Some(NOT_SUPPORTED));
+    assert_eq!(Host::log_in(at, "b", 0).await.unwrap().ready().await, None);
+    client.call_on::<DeleteVolume>(&name("c"), &[FORCE], &Nothing).await.unwrap();
+    assert_eq!(c.ready().await, Some(NOT_SUPPORTED));
+    drop((b, c));
+    client.call_on::<DeleteVolume>(&name("a"), &[FORCE], &Nothing).await.unwrap();
+    assert!(node.stop().await.clean);
+}
+
+/// RFD 0017, 3: units are masked by volume.
+#[tokio::test]
+async fn an_initiator_sees_the_units_that_it_is_allowed_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let at = node.portals().iscsi[0];
+    make(&client, "a").await;
+    make(&client, "b").await;
+    map(&client, "b", Some("a"), Some(1)).await.unwrap();
+    let initiators = api::Initiators { initiators: vec![HOST.parse().unwrap()] };
+    client.call_on::<DenyInitiators>(&name("a"), &[], &initiators).await.unwrap();
+    let mut b = Host::log_in(at, "a", 1).await.expect("one of them is enough");
+    assert_eq!(b.ready().await, None);
+    assert!(Host::log_in(at, "a", 0).await.is_err());
+    client.call_on::<DenyInitiators>(&name("b"), &[], &initiators).await.unwrap();
+    assert_eq!(b.ready().await, Some(NOT_SUPPORTED));
+    drop(b);
+    let chap = r#"{"user":"u","secret":"0123456789ab"}"#;
+    let chap: api::Chap = serde_json::from_str(chap).unwrap();
+    let refused = client.call_on::<SetChap>(&name("b"), &[], &chap).await.unwrap_err();
+    assert!(refused.to_string().contains("stands behind the target of volume a"), "{refused}");
+    let guarded = client.call_on::<SetChap>(&name("a"), &[], &chap).await.unwrap();
+    let user = guarded.access.chap_user;
+    assert_eq!(show(&client, "b").await.unwrap().access.chap_user, user, "it is guarded too");
+    let any = api::Initiators { initiators: vec!["any".parse().unwrap()] };
+    let refused = client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap_err();
+    assert!(refused.to_string().contains("CHAP guards iSCSI only"), "{refused}");
+    assert!(node.stop().await.clean);
+}
+
+/// A number is given once, whoever asks at the same time.
+#[tokio::test]
+async fn two_volumes_do_not_get_one_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    for volume in ["a", "b", "c"] {
+        make(&client, volume).await;
+    }
+    for lun in 1..5 {
+        let (b, c) = tokio::join!(
+            map(&client, "b", Some("a"), Some(lun)),
+            map(&client, "c", Some("a"), Some(lun))
+        );
+        assert!(b.is_ok() != c.is_ok(), "{b:?} {c:?}");
+        let others = show(&client, "a").await.unwrap().iscsi.unwrap().others;
+        assert_eq!(others.iter().filter(|unit| unit.lun == lun).count(), 1);
+    }
     assert!(node.stop().await.clean);
 }

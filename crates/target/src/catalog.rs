@@ -1,6 +1,6 @@
 //! What is served to whom: an immutable snapshot, replaced as a whole when anything changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -161,11 +161,22 @@ pub struct IscsiTarget {
     pub luns: BTreeMap<u16, VolumeId>,
     /// Those of them that this node does not serve for now: initiators keep them, and are told so.
     pub away: BTreeMap<u16, Away>,
+    /// Who sees one of them, by name; whoever may log in, where there is no such list.
+    pub masks: BTreeMap<u16, BTreeSet<String>>,
     /// Who may log in.
     pub access: Access,
 }
 
 impl IscsiTarget {
+    /// The volumes that `initiator` sees, by number.
+    pub(crate) fn maps<'a>(
+        &'a self,
+        initiator: &'a str,
+    ) -> impl Iterator<Item = (u16, VolumeId)> + 'a {
+        let sees = move |lun: u16| self.masks.get(&lun).is_none_or(|m| m.contains(initiator));
+        self.luns.iter().map(|(&lun, &id)| (lun, id)).filter(move |(lun, _)| sees(*lun))
+    }
+
     /// Whether this node serves any of its volumes.
     pub(crate) fn serves(&self) -> bool {
         self.luns.len() > self.away.len()

@@ -58,8 +58,9 @@ impl Principal {
         wanted: impl Fn(VolumeId) -> bool,
     ) -> Option<Place> {
         let usable = catalog.targets.iter().filter(|(_, t)| self.may_use(t));
+        let initiator = self.initiator.as_str();
         let mut volumes =
-            usable.flat_map(|(name, t)| t.luns.values().map(move |&id| (id, name, t)));
+            usable.flat_map(|(name, t)| t.maps(initiator).map(move |(_, id)| (id, name, t)));
         let (id, name, target) = volumes.find(|&(id, ..)| wanted(id))?;
         Some(Place { id, core: target.core, target: name.as_str().into() })
     }
@@ -67,7 +68,8 @@ impl Principal {
     /// Whether it may use a volume as it did when that was found: no search.
     fn may_still_use(&self, catalog: &Catalog, place: &Place) -> bool {
         catalog.targets.get(&*place.target).is_some_and(|t| {
-            let has = t.core == place.core && t.luns.values().any(|&id| id == place.id);
+            let mut maps = t.maps(self.initiator.as_str());
+            let has = t.core == place.core && maps.any(|(_, id)| id == place.id);
             has && self.may_use(t)
         })
     }
@@ -490,6 +492,8 @@ impl<T, F: FnOnce(T)> Drop for Promise<T, F> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use crate::catalog::{Access, Chap};
 
     use super::*;
@@ -528,6 +532,48 @@ mod tests {
         assert_eq!(reached("iqn.2026-01.com.example:a", None), [Some(1), None, None]);
         assert_eq!(reached("iqn.2026-01.com.example:a", chap("one")), [Some(1), Some(2), None]);
         assert_eq!(reached("iqn.2026-01.com.example:b", chap("one")), [None; 3]);
+    }
+
+    /// RFD 0016, 6: what one initiator has proved is nothing at a target that asks it for a secret of its own.
+    #[test]
+    fn a_session_reaches_nothing_by_another_secret_than_its_own() {
+        let initiator = "iqn.2026-01.com.example:a";
+        let mut own = target(1, 1, chap("own"));
+        own.access.any = Some(Admission { chap: chap("everybody's") });
+        let targets = [("own".to_owned(), own)].into();
+        let catalog = Catalog { targets, ..Catalog::default() };
+        let reaches = |initiator: &str, secret| {
+            let (initiator, isid) = (initiator.parse().unwrap(), [0; 6]);
+            let principal =
+                Principal { initiator, isid, admission: Admission { chap: chap(secret) } };
+            principal.find(&catalog, |_| true).is_some()
+        };
+        assert!(reaches(initiator, "own") && !reaches(initiator, "everybody's"));
+        let other = "iqn.2026-01.com.example:b";
+        assert!(reaches(other, "everybody's") && !reaches(other, "own"));
+    }
+
+    /// RFD 0017, 3: nobody copies what is masked from him, though he may log in to its target.
+    #[test]
+    fn a_session_reaches_no_unit_that_it_does_not_see() {
+        let initiator = "iqn.2026-01.com.example:a";
+        let mut both = target(1, 1, None);
+        both.luns.insert(1, VolumeId([2; 16]));
+        both.masks.insert(1, ["iqn.2026-01.com.example:b".to_owned()].into());
+        let catalog = |both: &IscsiTarget| Catalog {
+            targets: [("both".to_owned(), both.clone())].into(),
+            ..Catalog::default()
+        };
+        let admission = Admission { chap: None };
+        let principal =
+            Principal { initiator: initiator.parse().unwrap(), isid: [0; 6], admission };
+        let find = |catalog: &Catalog, n: u8| principal.find(catalog, |id| id == VolumeId([n; 16]));
+        assert!(find(&catalog(&both), 1).is_some());
+        assert_eq!(find(&catalog(&both), 2), None);
+        both.masks.clear();
+        let place = find(&catalog(&both), 2).unwrap();
+        both.masks.insert(1, BTreeSet::new());
+        assert!(!principal.may_still_use(&catalog(&both), &place));
     }
 
     #[test]

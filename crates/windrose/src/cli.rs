@@ -215,6 +215,24 @@ pub(crate) enum VolumeCommand {
         #[arg(long)]
         via: Via,
     },
+    /// Choose the iSCSI target that a volume stands behind, and its LUN there.
+    #[command(group(clap::ArgGroup::new("choice").args(["join", "own", "lun"]).required(true).multiple(true)))]
+    Target {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Stand behind the target of this volume (its name, or the target's), with its CHAP.
+        #[arg(long, value_name = "VOLUME", conflicts_with = "own")]
+        join: Option<String>,
+        /// Stand behind its own target again.
+        #[arg(long)]
+        own: bool,
+        /// Logical unit number (default: the lowest that is free).
+        #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(0..=255))]
+        lun: Option<u16>,
+        /// Do it even while initiators are logged in to the volume: they lose it where it was.
+        #[arg(long)]
+        force: bool,
+    },
     /// Let initiators reach a volume.
     Allow {
         /// Name of the volume.
@@ -241,9 +259,12 @@ pub(crate) enum VolumeCommand {
         /// User of the volume and the file with its secret, for mutual CHAP.
         #[arg(long, value_name = "USER:SECRET-FILE", conflicts_with = "off")]
         mutual: Option<UserAndFile>,
-        /// Ask for CHAP no longer.
+        /// Ask for CHAP no longer; with --initiator, ask that one for what all are asked for.
         #[arg(long, conflicts_with = "user")]
         off: bool,
+        /// Only this initiator (IQN), which has a user and secret of its own then.
+        #[arg(long, value_name = "INITIATOR")]
+        initiator: Option<Initiator>,
     },
 }
 

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use api::client::Address;
 use api::endpoint::{GetStatus, ListSessions, Nothing};
 use api::{
-    Cluster, ClusterNode, ClusterStage, CopyState, NodeRole, Protocol, Reservations, Session,
-    SessionList, Severity, Size, Status, Verdict, Verification, Volume, VolumeCopy, VolumeList,
-    VolumeName, VolumeState,
+    Cluster, ClusterNode, ClusterStage, CopyState, InitiatorUser, IscsiExport, NodeRole, Protocol,
+    Reservations, Session, SessionList, Severity, Size, Status, Verdict, Verification, Volume,
+    VolumeCopy, VolumeList, VolumeName, VolumeState,
 };
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -127,14 +127,19 @@ fn state(volume: &Volume) -> &'static str {
 }
 
 fn exports(volume: &Volume) -> String {
-    let iscsi = volume.iscsi.as_ref().map(|_| Protocol::Iscsi.to_string());
+    let iscsi = volume.iscsi.as_ref().map(|iscsi| match &iscsi.owner {
+        owner if *owner == volume.name => Protocol::Iscsi.to_string(),
+        owner => format!("{} (LUN {} of {owner})", Protocol::Iscsi, iscsi.lun),
+    });
     let nvme = volume.nvme.as_ref().map(|_| Protocol::Nvme.to_string());
     let all: Vec<_> = iscsi.into_iter().chain(nvme).collect();
     if all.is_empty() { "nothing".to_owned() } else { all.join(", ") }
 }
 
 fn allowed(volume: &Volume) -> String {
-    let chap = if volume.access.chap_user.is_some() { " + CHAP" } else { "" };
+    let access = &volume.access;
+    let guarded = access.chap_user.is_some() || !access.chap_initiators.is_empty();
+    let chap = if guarded { " + CHAP" } else { "" };
     match volume.access.initiators.as_slice() {
         [] => "nobody".to_owned(),
         [one] => format!("{one}{chap}"),
@@ -234,13 +239,34 @@ pub(crate) fn volume(v: &Volume, api: &Address) -> String {
         let mutual = mutual.map(|m| format!(", mutual as {}", m.as_str())).unwrap_or_default();
         facts.push(("CHAP", format!("user {}{mutual}", user.as_str())));
     }
+    let own = |o: &InitiatorUser| {
+        let mutual = o.mutual_user.as_ref().map(|m| format!(", mutual as {}", m.as_str()));
+        format!("{}: user {}{}", o.initiator, o.user.as_str(), mutual.unwrap_or_default())
+    };
+    if !v.access.chap_initiators.is_empty() {
+        let all: Vec<_> = v.access.chap_initiators.iter().map(own).collect();
+        facts.push(("Own CHAP", all.join("\n")));
+    }
     if let Some(iscsi) = &v.iscsi {
-        facts.push(("iSCSI", format!("{} LUN {}", iscsi.target, iscsi.lun)));
+        facts.push(("iSCSI", unit(v, iscsi)));
     }
     if let Some(nvme) = &v.nvme {
         facts.push(("NVMe/TCP", format!("{} namespace {}", nvme.subsystem, nvme.namespace)));
     }
     format!("{}{}", list(&facts), connect::how(v, api))
+}
+
+/// What a volume is at its target, and what else is there.
+fn unit(v: &Volume, iscsi: &IscsiExport) -> String {
+    let owner = match &iscsi.owner {
+        owner if *owner == v.name => String::new(),
+        owner => format!(", target of volume {owner}"),
+    };
+    let mut text = format!("{} LUN {}{owner}", iscsi.target, iscsi.lun);
+    for other in &iscsi.others {
+        text.push_str(&format!("\nLUN {} there is volume {}", other.lun, other.volume));
+    }
+    text
 }
 
 /// Names and what they are, one a line; further lines of a value stand below it.
@@ -322,10 +348,10 @@ fn sessions_text(sessions: &SessionList) -> String {
             s.protocol.to_string(),
             s.initiator.clone(),
             s.peer.clone(),
-            match &s.volume {
-                Some(volume) => volume.to_string(),
-                None if s.target.is_empty() => "(discovery)".to_owned(),
-                None => "(none any more)".to_owned(),
+            match s.volumes.as_slice() {
+                [] if s.target.is_empty() => "(discovery)".to_owned(),
+                [] => "(none any more)".to_owned(),
+                volumes => volumes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             },
             s.connections.to_string(),
             s.core.to_string(),

@@ -6,12 +6,13 @@ use std::process::ExitCode;
 
 use api::endpoint::{
     AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeleteVolume, DenyInitiators,
-    FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes, Nothing, PostVolume,
-    RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetProtocols, SwitchVolume, VerifyVolume,
+    FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes, MAP_FORCE, MapTarget,
+    Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetInitiatorChap,
+    SetProtocols, SwitchVolume, VerifyVolume,
 };
 use api::{
-    AddCopy, CreateVolume, ForceCopy, Grow, Initiators, NewBacking, RemoveCopy, ReplaceCopy,
-    SwitchTo, Verify, Volume, VolumeName,
+    AddCopy, CreateVolume, ForceCopy, Grow, InitiatorChap, Initiators, MapVolume, NewBacking,
+    RemoveCopy, ReplaceCopy, SwitchTo, Verify, Volume, VolumeName,
 };
 
 use crate::cli::{CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand};
@@ -54,6 +55,13 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
             let volume = client.call_on::<SetProtocols>(&name, &[], &via.into()).await?;
             print(&remote, &volume)?;
         }
+        VolumeCommand::Target { name, join, own, lun, force } => {
+            let own = own.then(|| name.to_string());
+            let map = MapVolume { target: join.or(own), lun };
+            let flags: &[_] = if force { &[MAP_FORCE] } else { &[] };
+            let volume = client.call_on::<MapTarget>(&name, flags, &map).await?;
+            print(&remote, &volume)?;
+        }
         VolumeCommand::Allow { name, initiators } => {
             let initiators = Initiators { initiators };
             let volume = client.call_on::<AllowInitiators>(&name, &[], &initiators).await?;
@@ -64,13 +72,15 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
             let volume = client.call_on::<DenyInitiators>(&name, &[], &initiators).await?;
             print(&remote, &volume)?;
         }
-        VolumeCommand::Chap { name, user, mutual, off: _ } => {
-            let volume = match user {
-                Some(user) => {
-                    let chap = files::chap(&user, mutual.as_ref())?;
-                    client.call_on::<SetChap>(&name, &[], &chap).await?
+        VolumeCommand::Chap { name, user, mutual, off: _, initiator } => {
+            let chap = user.map(|user| files::chap(&user, mutual.as_ref())).transpose()?;
+            let volume = match (initiator, chap) {
+                (Some(initiator), chap) => {
+                    let ask = InitiatorChap { initiator, chap };
+                    client.call_on::<SetInitiatorChap>(&name, &[], &ask).await?
                 }
-                None => client.call_on::<ClearChap>(&name, &[], &Nothing).await?,
+                (None, Some(chap)) => client.call_on::<SetChap>(&name, &[], &chap).await?,
+                (None, None) => client.call_on::<ClearChap>(&name, &[], &Nothing).await?,
             };
             print(&remote, &volume)?;
         }

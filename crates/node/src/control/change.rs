@@ -1,11 +1,11 @@
 //! Changing volumes that exist.
 
-use api::{ApiError, Chap, Code, Initiator, Protocols, Volume, VolumeName};
+use api::{ApiError, Chap, Code, Initiator, InitiatorChap, Protocols, Volume, VolumeName};
 use uuid::Uuid;
 
 use super::{Control, backing_error, store_error};
 use crate::reconcile::Observed;
-use crate::record::{Stage, Stored, VolumeRecord};
+use crate::record::{Of, Stage, Stored, VolumeRecord};
 
 /// Most initiators that a volume may be allowed to.
 const MAX_INITIATORS: usize = 1024;
@@ -122,8 +122,52 @@ impl Control {
         };
         let (control, ring) = (self.clone(), self.sealing_keys().await?);
         self.edit(name, move |record| {
-            let held = (record.id, record.chap.as_ref());
+            if record.owner() != record.id {
+                return Err(control.no_chap_of_its_own(record));
+            }
+            let held = (record.id.into(), record.chap.as_ref());
             record.chap = Some(control.sealed(&chap, held, &ring)?);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Asks one iSCSI initiator for CHAP of its own, or for what all are asked for.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`], [`Code::Conflict`], [`Code::InvalidRequest`].
+    pub async fn set_initiator_chap(
+        &self,
+        name: VolumeName,
+        ask: InitiatorChap,
+    ) -> Result<Volume, ApiError> {
+        let InitiatorChap { initiator, chap } = ask;
+        let Initiator::Iscsi(initiator) = initiator else {
+            let message = format!("{initiator} is not the name of one iSCSI initiator");
+            return Err(ApiError::new(Code::InvalidRequest, message)
+                .hint("CHAP guards iSCSI only; give an IQN, EUI or NAA name"));
+        };
+        let ring = match &chap {
+            Some(_) => Some(self.sealing_keys().await?),
+            None => None,
+        };
+        let control = self.clone();
+        self.edit(name, move |record| {
+            let (Some(chap), Some(ring)) = (&chap, &ring) else {
+                record.proofs.remove(&initiator);
+                return Ok(());
+            };
+            if record.owner() != record.id {
+                return Err(control.no_chap_of_its_own(record));
+            }
+            if record.proofs.len() >= MAX_INITIATORS && !record.proofs.contains_key(&initiator) {
+                let message =
+                    format!("volume {} has secrets of {MAX_INITIATORS} initiators", record.name);
+                return Err(ApiError::new(Code::InvalidRequest, message));
+            }
+            let of = Of { volume: record.id, initiator: Some(&initiator) };
+            let sealed = control.sealed(chap, (of, record.proofs.get(&initiator)), ring)?;
+            record.proofs.insert(initiator, sealed);
             Ok(())
         })
         .await
@@ -143,7 +187,7 @@ impl Control {
             let mut record = before.clone();
             edit(&mut record)?;
             if record != before {
-                check_access(&record)?;
+                control.check_target(&record)?;
                 let committed = control.0.meta.commit(record.replace(revision)).await;
                 control.settle_held(id).await;
                 committed.map_err(|e| store_error(&e))?;
@@ -152,6 +196,25 @@ impl Control {
             control.show_id(id).await
         })
         .await
+    }
+
+    /// [`check_access`] of a volume and of those behind its target.
+    fn check_target(&self, record: &VolumeRecord) -> Result<(), ApiError> {
+        let of = |id: &Uuid| self.0.state.get(*id).map(|(stored, _)| stored.record);
+        if record.owner() != record.id {
+            return check_access(record, of(&record.owner()).is_some_and(|r| r.has_chap()));
+        }
+        let guarded = record.has_chap();
+        check_access(record, guarded)?;
+        let mut guests = record.mapping.guests.values().filter_map(of);
+        guests.try_for_each(|guest| check_access(&guest, guarded))
+    }
+
+    fn no_chap_of_its_own(&self, record: &VolumeRecord) -> ApiError {
+        let (name, owner) = (&record.name, self.name_of(record.owner()));
+        let message = format!("volume {name} stands behind the target of volume {owner}");
+        ApiError::new(Code::Conflict, message)
+            .hint(format!("that one's CHAP is asked for: `windrose volume chap {owner} …`"))
     }
 
     /// The record of a volume that is neither being created nor deleted.
@@ -169,15 +232,15 @@ impl Control {
     }
 }
 
-/// Checks that the rules of access of a volume say what they seem to say.
-pub(super) fn check_access(record: &VolumeRecord) -> Result<(), ApiError> {
+/// Checks that the rules of access of a volume, which CHAP guards or not, say what they seem to say.
+pub(super) fn check_access(record: &VolumeRecord, guarded: bool) -> Result<(), ApiError> {
     if record.allow.len() > MAX_INITIATORS {
         let message =
             format!("volume {} allows more than {MAX_INITIATORS} initiators", record.name);
         return Err(ApiError::new(Code::InvalidRequest, message));
     }
     let any = record.allow.contains(&Initiator::Any);
-    if any && record.chap.is_some() && record.protocols.nvme {
+    if any && guarded && record.protocols.nvme {
         let message = format!(
             "volume {}: CHAP guards iSCSI only, and 'any' would let every NVMe host in",
             record.name
@@ -198,14 +261,14 @@ mod tests {
         let chap = r#"{"user":"u","secret":"0123456789ab"}"#;
         let mut record = record("v");
         record.chap = Some(serde_json::from_str(chap).unwrap());
-        check_access(&record).unwrap();
+        check_access(&record, record.chap.is_some()).unwrap();
         record.allow.insert(Initiator::Any);
-        let refused = check_access(&record).unwrap_err();
+        let refused = check_access(&record, record.chap.is_some()).unwrap_err();
         assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
         record.protocols.nvme = false;
-        check_access(&record).unwrap();
+        check_access(&record, record.chap.is_some()).unwrap();
         record.protocols.nvme = true;
         record.chap = None;
-        check_access(&record).unwrap();
+        check_access(&record, record.chap.is_some()).unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! Creating and deleting volumes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{Control, backing_error, store_error};
 use crate::engine::Scope;
 use crate::meta::MetaError;
 use crate::reconcile::Observed;
-use crate::record::{self, Place, PlaceStage, Stage, Stored, VolumeRecord};
+use crate::record::{self, Mapping, Place, PlaceStage, Stage, Stored, VolumeRecord};
 
 /// Longest time until all nodes have made their copies.
 const CREATION: Duration = Duration::from_secs(60);
@@ -52,7 +52,7 @@ impl Control {
                 .hint("raise limits.volumes in the configuration, or delete volumes"));
         }
         let record = self.new_record(&ask).await?;
-        check_access(&record)?;
+        check_access(&record, record.has_chap())?;
         self.check_backing_unused(&record)?;
         let committed = self.0.meta.commit(record.insert()).await;
         match committed {
@@ -173,7 +173,9 @@ impl Control {
         let mut places = nodes.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
         places.sort_by_key(|p| p.node);
         let chap = match &ask.chap {
-            Some(chap) => Some(self.sealed(chap, (id, None), &self.sealing_keys().await?)?),
+            Some(chap) => {
+                Some(self.sealed(chap, (id.into(), None), &self.sealing_keys().await?)?)
+            }
             None => None,
         };
         Ok(VolumeRecord {
@@ -188,9 +190,11 @@ impl Control {
             prefer: None,
             protocols: ask.protocols,
             iscsi_target: format!("{}:{}", settings.iscsi_authority, ask.name),
+            mapping: Mapping::default(),
             nvme_subsystem: format!("{}:{}", settings.nvme_authority, ask.name),
             allow: ask.allow.iter().cloned().collect(),
             chap,
+            proofs: BTreeMap::new(),
             created_s: now_s(),
         })
     }
@@ -301,14 +305,40 @@ impl Control {
     /// Has a volume vanish, whoever has a copy.
     async fn delete_record(&self, id: Uuid) -> Result<(), ApiError> {
         let stored = self.stored(id).await.map_err(|e| store_error(&e))?;
-        if let Some(Stored { mut record, revision }) = stored
-            && record.stage != Stage::Deleting
-        {
-            record.stage = Stage::Deleting;
-            let committed = self.0.meta.commit(record.replace(revision)).await;
-            committed.map_err(|e| store_error(&e))?;
+        let Some(Stored { mut record, revision }) = stored else { return Ok(()) };
+        if record.stage == Stage::Deleting {
+            return Ok(());
+        }
+        self.check_no_guests(&record)?;
+        record.stage = Stage::Deleting;
+        // Its number is free for another volume from here on.
+        let left = std::mem::take(&mut record.mapping).behind.map(|b| b.volume);
+        let mut changes = record.replace(revision);
+        if let Some(owner) = left {
+            let stored = self.stored(owner).await.map_err(|e| store_error(&e))?;
+            if let Some(Stored { record: mut owner, revision }) = stored {
+                owner.mapping.guests.retain(|_, by| *by != id);
+                changes.extend(owner.replace(revision));
+            }
+        }
+        let committed = self.0.meta.commit(changes).await;
+        committed.map_err(|e| store_error(&e))?;
+        if let Some(owner) = left {
+            self.settle_later(owner);
         }
         Ok(())
+    }
+
+    fn check_no_guests(&self, record: &VolumeRecord) -> Result<(), ApiError> {
+        let guests = &record.mapping.guests;
+        if guests.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<_> = guests.values().map(|id| self.name_of(*id)).collect();
+        let (name, names) = (&record.name, names.join(", "));
+        let message = format!("the target of volume {name} is that of other volumes too: {names}");
+        Err(ApiError::new(Code::Conflict, message)
+            .hint("give each of them another target first (`windrose volume target`)"))
     }
 
     /// Waits until all copies are gone. For those who hold the gate.
@@ -339,7 +369,7 @@ impl Control {
         }
     }
 
-    async fn check_unused(&self, id: Uuid, name: &VolumeName) -> Result<(), ApiError> {
+    pub(super) async fn check_unused(&self, id: Uuid, name: &VolumeName) -> Result<(), ApiError> {
         let sessions = self.sessions_of(id).await;
         let Some(first) = sessions.first() else { return Ok(()) };
         let (count, who) = (sessions.len(), &first.initiator);

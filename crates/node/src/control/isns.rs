@@ -4,6 +4,7 @@
 //! What is registered is one entity for whoever serves a target together, as the server knows a name of a target once: the node,
 //! or the whole cluster, for which the first of its living data nodes speaks.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
@@ -135,6 +136,17 @@ fn speaks(nodes: &Nodes, me: NodeId) -> bool {
     nodes.values().find(candidate).is_some_and(|view| view.record.node == me)
 }
 
+/// Each target once, with the portals of all of its volumes.
+fn together(targets: impl Iterator<Item = Target>) -> Vec<Target> {
+    let mut together = BTreeMap::<String, BTreeSet<Portal>>::new();
+    for target in targets {
+        together.entry(target.name).or_default().extend(target.portals);
+    }
+    let target =
+        |(name, portals): (_, BTreeSet<_>)| Target { name, portals: portals.into_iter().collect() };
+    together.into_iter().map(target).collect()
+}
+
 /// The targets of a cluster, each with the portals of all nodes that have a copy.
 fn shared_targets<'a>(
     records: impl Iterator<Item = &'a VolumeRecord>,
@@ -149,9 +161,9 @@ fn shared_targets<'a>(
         let has_image = |s: &PlaceStage| matches!(s, PlaceStage::Made | PlaceStage::Leaving { .. });
         let places = record.places.iter().filter(|p| has_image(&p.stage));
         let portals = places.filter_map(|p| of_place(p.node)).flatten().collect();
-        Target { name: record.iscsi_target.clone(), portals }
+        Target { name: record.target().to_owned(), portals }
     };
-    records.map(target).collect()
+    together(records.map(target))
 }
 
 /// The targets of a node by itself. A wildcard is reached where the server is reached from.
@@ -168,10 +180,10 @@ fn own_targets<'a>(
     portals.sort();
     portals.dedup();
     let target = |record: &VolumeRecord| Target {
-        name: record.iscsi_target.clone(),
+        name: record.target().to_owned(),
         portals: portals.clone(),
     };
-    records.map(target).collect()
+    together(records.map(target))
 }
 
 impl Control {

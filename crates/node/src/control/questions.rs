@@ -62,7 +62,7 @@ impl Control {
         let ids: BTreeMap<_, _> =
             volumes.iter().map(|(s, _)| (&s.record.name, s.record.id)).collect();
         let mut counts = BTreeMap::new();
-        for name in sessions(&volumes, cores).iter().filter_map(|s| s.volume.as_ref()) {
+        for name in sessions(&volumes, cores).iter().flat_map(|s| &s.volumes) {
             if let Some(id) = ids.get(name) {
                 *counts.entry(*id).or_default() += 1;
             }

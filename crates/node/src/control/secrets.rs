@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{Control, RETRY};
 use crate::data_dir;
 use crate::meta::{Change, Expect, Meta, MetaError};
-use crate::record::{Stored, StoredChap, VolumeRecord};
+use crate::record::{Of, Stored, StoredChap, VolumeRecord};
 
 /// Why there are no keys.
 #[derive(Debug, thiserror::Error)]
@@ -152,7 +152,8 @@ impl Vault {
 
     /// Why the CHAP secrets of a volume cannot be read; `None` if they can, or if there are none.
     fn obstacle(&self, record: &VolumeRecord) -> Option<String> {
-        let why = record.chap.as_ref()?.open(record.id, &self.known()).err()?;
+        let ring = self.known();
+        let why = record.all_proofs().find_map(|(of, held)| held.open(of, &ring).err())?;
         let mut text = format!("its CHAP secrets cannot be read: {why}");
         if let CannotOpen::NoKey(_) = why {
             text.push_str(&format!(", which is not in {}", self.place()));
@@ -207,16 +208,14 @@ impl Control {
     pub(super) fn sealed(
         &self,
         chap: &api::Chap,
-        (volume, held): (Uuid, Option<&StoredChap>),
+        (of, held): (Of<'_>, Option<&StoredChap>),
         ring: &Ring,
     ) -> Result<StoredChap, ApiError> {
         match held {
-            Some(held)
-                if held.is_sealed_by(ring) && held.open(volume, ring).as_ref() == Ok(chap) =>
-            {
+            Some(held) if held.is_sealed_by(ring) && held.open(of, ring).as_ref() == Ok(chap) => {
                 Ok(held.clone())
             }
-            _ => StoredChap::seal(chap, volume, ring)
+            _ => StoredChap::seal(chap, of, ring)
                 .map_err(|error| api_error(&SecretsError::Random(error))),
         }
     }
@@ -233,7 +232,7 @@ impl Control {
     ) -> Ring {
         let ring = self.0.vault.known();
         let lacks =
-            |record: &VolumeRecord| record.chap.as_ref().is_some_and(|chap| chap.lacks_key(&ring));
+            |record: &VolumeRecord| record.all_proofs().any(|(_, held)| held.lacks_key(&ring));
         if { records }.any(lacks) {
             // What is wrong with them, if anything, is in the log and in the status.
             let _ = self.0.vault.read(&*self.0.meta).await;
@@ -262,14 +261,15 @@ impl Control {
 
     async fn seal_all(&self) -> Result<(), SecretsError> {
         let all = self.0.state.all();
-        if all.iter().all(|(s, _)| s.record.chap.is_none()) {
+        if all.iter().all(|(s, _)| !s.record.has_chap()) {
             return Ok(());
         }
         let ring = self.0.vault.read(&*self.0.meta).await?;
         // What cannot be read is for status to tell, and no reason to make a key.
         let stale = |(s, _): &(Stored, _)| {
-            let chap = s.record.chap.as_ref()?;
-            let stale = !chap.is_sealed_by(&ring) && chap.open(s.record.id, &ring).is_ok();
+            let mut all = s.record.all_proofs();
+            let stale =
+                all.any(|(of, held)| !held.is_sealed_by(&ring) && held.open(of, &ring).is_ok());
             stale.then_some(s.record.id)
         };
         let stale: Vec<_> = all.iter().filter_map(stale).collect();
@@ -288,11 +288,15 @@ impl Control {
         let gate = self.0.state.gate(id);
         let _held = gate.lock().await;
         let Some(Stored { mut record, revision }) = self.stored(id).await? else { return Ok(()) };
-        let Some(chap) = record.chap.as_ref().filter(|chap| !chap.is_sealed_by(ring)) else {
+        let before = record.clone();
+        for (of, held) in record.all_proofs_mut().filter(|(_, held)| !held.is_sealed_by(ring)) {
+            if let Ok(clear) = held.open(of, ring) {
+                *held = StoredChap::seal(&clear, of, ring)?;
+            }
+        }
+        if record == before {
             return Ok(());
-        };
-        let Ok(clear) = chap.open(id, ring) else { return Ok(()) };
-        record.chap = Some(StoredChap::seal(&clear, id, ring)?);
+        }
         match self.0.meta.commit(record.replace(revision)).await {
             Ok(_) => tracing::info!(volume = %record.name, "its CHAP secrets are sealed now"),
             // Another node was faster.

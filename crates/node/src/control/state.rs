@@ -68,6 +68,12 @@ impl Known {
     }
 }
 
+/// What of a record matters to this node's initiators: nothing, if neither the volume nor one behind its target is here.
+fn told(stored: &Stored, here: Here) -> Option<(Revision, Here)> {
+    let matters = here != Here::Nowhere || !stored.record.mapping.guests.is_empty();
+    matters.then_some((stored.revision, here))
+}
+
 impl State {
     fn volumes(&self) -> MutexGuard<'_, BTreeMap<Uuid, Known>> {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
@@ -194,8 +200,7 @@ impl State {
         let volumes = self.volumes();
         let Some(known) = volumes.get(&id) else { return true };
         let ready = known.stored.as_ref().filter(|_| known.is_ready());
-        let now = ready.map(|s| (s.revision, known.here(me)));
-        now.filter(|(_, here)| *here != Here::Nowhere) == known.told
+        ready.and_then(|s| told(s, known.here(me))) == known.told
     }
 
     /// Whether initiators are served by the record that is known.
@@ -215,9 +220,10 @@ impl State {
     pub(super) fn published(&self, all: &[Listed]) {
         let mut volumes = self.volumes();
         volumes.values_mut().for_each(|known| known.told = None);
-        for Listed { stored: Stored { record, revision }, mirror, here } in all {
+        for Listed { stored, mirror, here } in all {
+            let Stored { record, revision } = stored;
             let Some(known) = volumes.get_mut(&record.id) else { continue };
-            known.told = Some((*revision, *here)).filter(|_| *here != Here::Nowhere);
+            known.told = told(stored, *here);
             if let (Observed::Open { published, .. }, Here::Open { .. }) =
                 (&mut known.observed, here)
             {

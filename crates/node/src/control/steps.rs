@@ -61,6 +61,10 @@ impl Control {
             self.0.state.know(id, &records);
             let mirror = self.mirroring(&records);
             let observed = self.0.state.observed(id);
+            if self.has_to_move(&records, &observed) {
+                self.move_to_target(id).await;
+                continue;
+            }
             let step = next_step(records.stored.as_ref(), mirror, self.life(), &observed);
             if matches!(step, Step::Rest | Step::Erase | Step::Vacate | Step::Forget) {
                 self.tell_where(id).await;
@@ -80,6 +84,25 @@ impl Control {
         }
         tracing::error!(volume = %id, "a volume does not settle");
         Ok(())
+    }
+
+    /// Whether a volume is open on another core than its target.
+    fn has_to_move(&self, records: &Records, observed: &Observed) -> bool {
+        let record = records.stored.as_ref().map(|stored| &stored.record);
+        matches!(observed, Observed::Open { .. })
+            && record.is_some_and(|r| {
+                r.stage == Stage::Ready && self.0.engine.has_to_move(r.id, r.owner())
+            })
+    }
+
+    /// Closes a volume that is to be opened on another core. The other nodes go on without a pause.
+    async fn move_to_target(&self, id: Uuid) {
+        if self.membership().is_some()
+            && let Err(error) = self.0.engine.leave(id).await
+        {
+            tracing::debug!(volume = %id, %error, "its mirror is not left before it moves");
+        }
+        self.close(id).await;
     }
 
     /// The records of a volume, as the store has them now.

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
 use api::{
-    Access, ApiError, Code, CopyState, Initiator, IscsiExport, NvmeExport, Protocol, Session,
-    SessionList, Volume, VolumeCopy, VolumeIo, VolumeList, VolumeName, VolumeState,
+    Access, ApiError, Code, CopyState, Initiator, InitiatorUser, IscsiExport, NvmeExport, Protocol,
+    Session, SessionList, TargetUnit, Volume, VolumeCopy, VolumeIo, VolumeList, VolumeName,
+    VolumeState,
 };
 use cluster::nodes::NodePortals;
 use target::server::Service;
@@ -14,9 +15,9 @@ use volume::Kind;
 
 use super::{Control, Together, space};
 use crate::engine::{CoreReport, Scope, VolumeReport};
-use crate::publish::{LUN, NAMESPACE};
+use crate::publish::NAMESPACE;
 use crate::reconcile::Observed;
-use crate::record::{Place, PlaceStage, Stage, Stored, VolumeRecord};
+use crate::record::{Place, PlaceStage, Stage, Stored, StoredChap, VolumeRecord};
 
 impl Control {
     /// All volumes, by name.
@@ -56,6 +57,9 @@ impl Control {
             None => list.iter().map(ToString::to_string).collect(),
         };
         let report = usage.reports.get(&record.id).copied();
+        let owner = self.owner(record);
+        let guard = owner.as_ref().unwrap_or(record);
+        let chap = guard.chap.as_ref();
         Volume {
             name: record.name.clone(),
             id: record.id,
@@ -70,12 +74,15 @@ impl Control {
             state: volume_state(record, observed, usage.together.as_ref()),
             access: Access {
                 initiators: record.allow.iter().cloned().collect(),
-                chap_user: record.chap.as_ref().map(|c| c.user().clone()),
-                chap_mutual_user: (record.chap.as_ref()).and_then(|c| c.mutual_user().cloned()),
+                chap_user: chap.map(|c| c.user().clone()),
+                chap_mutual_user: chap.and_then(|c| c.mutual_user().cloned()),
+                chap_initiators: chap_initiators(guard),
             },
             iscsi: record.protocols.iscsi.then(|| IscsiExport {
-                target: record.iscsi_target.clone(),
-                lun: LUN,
+                target: record.target().to_owned(),
+                lun: record.mapping.lun,
+                owner: owner.as_ref().unwrap_or(record).name.clone(),
+                others: self.others(record, owner.as_ref()),
                 portals: text(&own.iscsi, self.portals(record, |p| &p.iscsi)),
             }),
             nvme: record.protocols.nvme.then(|| NvmeExport {
@@ -87,6 +94,27 @@ impl Control {
             created_s: record.created_s,
             io: report.map(volume_io),
         }
+    }
+
+    /// The volume behind whose target another one stands; `None` for its own.
+    fn owner(&self, record: &VolumeRecord) -> Option<VolumeRecord> {
+        let behind = record.mapping.behind.as_ref()?;
+        self.0.state.get(behind.volume).map(|(stored, _)| stored.record)
+    }
+
+    /// The other units of a volume's target.
+    fn others(&self, record: &VolumeRecord, owner: Option<&VolumeRecord>) -> Vec<TargetUnit> {
+        let target = owner.unwrap_or(record);
+        let own = (target.mapping.lun, target.id);
+        let guests = target.mapping.guests.iter().map(|(lun, id)| (*lun, *id));
+        let others = std::iter::once(own).chain(guests).filter(|(_, id)| *id != record.id);
+        let unit = |(lun, id)| {
+            let volume = self.0.state.get(id)?.0.record.name;
+            Some(TargetUnit { lun, volume })
+        };
+        let mut others: Vec<_> = others.filter_map(unit).collect();
+        others.sort_by_key(|unit| unit.lun);
+        others
     }
 
     /// The copy of a volume on a node that is in no cluster.
@@ -123,7 +151,7 @@ impl Control {
     pub(super) async fn sessions_of(&self, id: Uuid) -> Vec<Session> {
         let Some((stored, _)) = self.0.state.get(id) else { return Vec::new() };
         let mut all = self.sessions().await.sessions;
-        all.retain(|s| s.volume.as_ref() == Some(&stored.record.name));
+        all.retain(|s| s.volumes.contains(&stored.record.name));
         all
     }
 }
@@ -145,7 +173,7 @@ impl<'a> Usage<'a> {
     ) -> Self {
         let reports = cores.iter().flat_map(|c| &c.volumes).map(|v| (v.id, v)).collect();
         let mut counts = HashMap::new();
-        for name in sessions(volumes, cores).into_iter().filter_map(|s| s.volume) {
+        for name in sessions(volumes, cores).into_iter().flat_map(|s| s.volumes) {
             *counts.entry(name).or_default() += 1;
         }
         Self { reports, space, sessions: counts, together }
@@ -200,6 +228,16 @@ fn volume_io(report: &VolumeReport) -> VolumeIo {
     }
 }
 
+/// Who has a secret of its own.
+fn chap_initiators(record: &VolumeRecord) -> Vec<InitiatorUser> {
+    let user = |(initiator, held): (&String, &StoredChap)| InitiatorUser {
+        initiator: Initiator::Iscsi(initiator.clone()),
+        user: held.user().clone(),
+        mutual_user: held.mutual_user().cloned(),
+    };
+    record.proofs.iter().map(user).collect()
+}
+
 /// Whether a volume is a unit of iSCSI sessions of `initiator`. Sessions outlive that (RFD 0017, 2).
 fn maps_to(record: &VolumeRecord, initiator: &str) -> bool {
     let allows = |i: &Initiator| match i {
@@ -215,10 +253,10 @@ pub(super) fn sessions(volumes: &[(Stored, Observed)], cores: &[CoreReport]) -> 
     let reached = |protocol, initiator: &str, target: &str| {
         let records = volumes.iter().map(|(stored, _)| &stored.record);
         let reaches = |r: &&VolumeRecord| match protocol {
-            Protocol::Iscsi => r.iscsi_target == target && maps_to(r, initiator),
+            Protocol::Iscsi => r.target() == target && maps_to(r, initiator),
             Protocol::Nvme => r.nvme_subsystem == target,
         };
-        records.filter(reaches).map(|r| r.name.clone()).next()
+        records.filter(reaches).map(|r| r.name.clone()).collect()
     };
     let mut together = BTreeMap::<_, Session>::new();
     for connection in cores.iter().flat_map(|core| &core.sessions) {
@@ -234,7 +272,8 @@ pub(super) fn sessions(volumes: &[(Stored, Observed)], cores: &[CoreReport]) -> 
             initiator: initiator.clone(),
             peer: connection.peer.to_string(),
             target: connection.target.clone().unwrap_or_default(),
-            volume: (connection.target.as_deref()).and_then(|t| reached(protocol, initiator, t)),
+            volumes: (connection.target.as_deref())
+                .map_or_else(Vec::new, |t| reached(protocol, initiator, t)),
             connections: 0,
             core: u32::try_from(connection.core).unwrap_or(u32::MAX),
             age_s,
@@ -287,7 +326,7 @@ mod tests {
         };
         let shown = sessions(&volumes, &[core]);
         let brief: Vec<_> = (shown.iter())
-            .map(|s| (s.initiator.as_str(), s.volume.is_some(), s.connections, s.age_s))
+            .map(|s| (s.initiator.as_str(), !s.volumes.is_empty(), s.connections, s.age_s))
             .collect();
         assert_eq!(
             brief,

@@ -75,12 +75,21 @@ impl Seat {
     }
 }
 
+/// Where an open volume lives.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Home {
+    /// On which core.
+    pub(super) core: usize,
+    /// Behind the target of which volume.
+    pub(super) target: Uuid,
+}
+
 /// On which core each open volume lives.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Homes(Arc<Mutex<HashMap<Uuid, usize>>>);
+pub(super) struct Homes(Arc<Mutex<HashMap<Uuid, Home>>>);
 
 impl Homes {
-    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, usize>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Home>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -100,7 +109,7 @@ impl Router {
     /// Takes one there, or refuses it by name.
     pub(super) fn route(&self, greeting: Greeting) {
         let volume = greeting.volume();
-        let core = self.homes.lock().get(&volume).copied();
+        let core = self.homes.lock().get(&volume).map(|home| home.core);
         let Some(keeper) = core.and_then(|core| self.keepers.get(core)) else {
             return refuse(&self.refusing, greeting);
         };

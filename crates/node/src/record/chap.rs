@@ -6,6 +6,8 @@ use api::{Chap, ChapUser, MutualChap, Secret};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::VolumeRecord;
+
 /// A secret as a record has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Held {
@@ -30,10 +32,39 @@ pub struct StoredChap {
     mutual: Option<Credentials>,
 }
 
+/// Whose proof it is: of all initiators of a volume, or of one.
+#[derive(Clone, Copy, Debug)]
+pub struct Of<'a> {
+    /// The volume.
+    pub volume: Uuid,
+    /// The one initiator.
+    pub initiator: Option<&'a str>,
+}
+
+impl From<Uuid> for Of<'_> {
+    fn from(volume: Uuid) -> Self {
+        Self { volume, initiator: None }
+    }
+}
+
+impl Of<'_> {
+    /// What binds a secret beside the volume: the user, and the initiator if it is one's own. No user has a comma.
+    fn user(&self, user: &ChapUser) -> String {
+        match self.initiator {
+            None => user.as_str().to_owned(),
+            Some(initiator) => format!("{},{initiator}", user.as_str()),
+        }
+    }
+}
+
 impl Credentials {
-    fn seal(user: &ChapUser, secret: &Secret, to: (Uuid, Whose, &Ring)) -> Result<Self, NoRandom> {
-        let (volume, whose, ring) = to;
-        let place = Place { volume, whose, user: user.as_str() };
+    fn seal(
+        user: &ChapUser,
+        secret: &Secret,
+        to: (Of<'_>, Whose, &Ring),
+    ) -> Result<Self, NoRandom> {
+        let (of, whose, ring) = to;
+        let place = Place { volume: of.volume, whose, user: &of.user(user) };
         let held = match ring.seal(place, secret.expose().as_bytes())? {
             Some(sealed) => Held::Sealed(sealed.to_text()),
             None => Held::Clear(secret.clone()),
@@ -41,11 +72,11 @@ impl Credentials {
         Ok(Self { user: user.clone(), held })
     }
 
-    fn open(&self, volume: Uuid, whose: Whose, ring: &Ring) -> Result<Secret, CannotOpen> {
+    fn open(&self, of: Of<'_>, whose: Whose, ring: &Ring) -> Result<Secret, CannotOpen> {
         match &self.held {
             Held::Clear(secret) => Ok(secret.clone()),
             Held::Sealed(text) => {
-                let place = Place { volume, whose, user: self.user.as_str() };
+                let place = Place { volume: of.volume, whose, user: &of.user(&self.user) };
                 let bytes = ring.open(place, &Sealed::parse(text)?)?;
                 let text = String::from_utf8(bytes).map_err(|_| CannotOpen::Wrong)?;
                 Secret::try_from(text).map_err(|_| CannotOpen::Wrong)
@@ -70,12 +101,13 @@ impl StoredChap {
     ///
     /// # Errors
     /// [`NoRandom`].
-    pub fn seal(chap: &Chap, volume: Uuid, ring: &Ring) -> Result<Self, NoRandom> {
+    pub fn seal<'a>(chap: &Chap, of: impl Into<Of<'a>>, ring: &Ring) -> Result<Self, NoRandom> {
+        let of = of.into();
         let Chap { user, secret, mutual } = chap;
-        let initiator = Credentials::seal(user, secret, (volume, Whose::Initiator, ring))?;
+        let initiator = Credentials::seal(user, secret, (of, Whose::Initiator, ring))?;
         let mutual = mutual.as_ref();
         let mutual = mutual
-            .map(|m| Credentials::seal(&m.user, &m.secret, (volume, Whose::Volume, ring)))
+            .map(|m| Credentials::seal(&m.user, &m.secret, (of, Whose::Volume, ring)))
             .transpose()?;
         Ok(Self { initiator, mutual })
     }
@@ -84,10 +116,11 @@ impl StoredChap {
     ///
     /// # Errors
     /// [`CannotOpen`].
-    pub fn open(&self, volume: Uuid, ring: &Ring) -> Result<Chap, CannotOpen> {
-        let secret = self.initiator.open(volume, Whose::Initiator, ring)?;
+    pub fn open<'a>(&self, of: impl Into<Of<'a>>, ring: &Ring) -> Result<Chap, CannotOpen> {
+        let of = of.into();
+        let secret = self.initiator.open(of, Whose::Initiator, ring)?;
         let open = |m: &Credentials| {
-            let secret = m.open(volume, Whose::Volume, ring)?;
+            let secret = m.open(of, Whose::Volume, ring)?;
             Ok(MutualChap { user: m.user.clone(), secret })
         };
         let mutual = self.mutual.as_ref().map(open).transpose()?;
@@ -123,6 +156,37 @@ impl StoredChap {
     #[must_use]
     pub fn mutual_user(&self) -> Option<&ChapUser> {
         self.mutual.as_ref().map(|m| &m.user)
+    }
+}
+
+impl VolumeRecord {
+    /// Whether any initiator has to prove anything.
+    #[must_use]
+    pub fn has_chap(&self) -> bool {
+        self.chap.is_some() || !self.proofs.is_empty()
+    }
+
+    /// What `initiator` has to prove: its own, else what all have to.
+    #[must_use]
+    pub fn proof_of<'a>(&'a self, initiator: Option<&'a str>) -> Option<(Of<'a>, &'a StoredChap)> {
+        let own = initiator.and_then(|i| Some((Some(i), self.proofs.get(i)?)));
+        let (initiator, held) = own.or_else(|| Some((None, self.chap.as_ref()?)))?;
+        Some((Of { volume: self.id, initiator }, held))
+    }
+
+    /// All that is to be proved of it.
+    pub fn all_proofs(&self) -> impl Iterator<Item = (Of<'_>, &StoredChap)> {
+        let own = self.proofs.iter().map(|(initiator, held)| (Some(initiator.as_str()), held));
+        let all = self.chap.iter().map(|held| (None, held)).chain(own);
+        all.map(|(initiator, held)| (Of { volume: self.id, initiator }, held))
+    }
+
+    /// The same, to be changed.
+    pub fn all_proofs_mut(&mut self) -> impl Iterator<Item = (Of<'_>, &mut StoredChap)> {
+        let volume = self.id;
+        let own = self.proofs.iter_mut().map(|(initiator, held)| (Some(initiator.as_str()), held));
+        let all = self.chap.iter_mut().map(|held| (None, held)).chain(own);
+        all.map(move |(initiator, held)| (Of { volume, initiator }, held))
     }
 }
 
@@ -233,6 +297,19 @@ pub(crate) mod tests {
         assert_eq!(swapped.open(VOLUME, &ring(1)), Err(CannotOpen::Wrong));
         assert!(matches!(sealed.open(VOLUME, &ring(2)), Err(CannotOpen::NoKey(_))));
         assert!(sealed.lacks_key(&ring(2)) && !sealed.lacks_key(&ring(1)));
+    }
+
+    /// RFD 0016, 1: a secret is one initiator's, and no other's.
+    #[test]
+    fn the_secret_of_one_initiator_opens_for_it_alone() {
+        let of = |initiator| Of { volume: VOLUME, initiator };
+        let own = StoredChap::seal(&chap(), of(Some("iqn.a")), &ring(1)).unwrap();
+        assert_eq!(own.open(of(Some("iqn.a")), &ring(1)), Ok(chap()));
+        for other in [Some("iqn.b"), None] {
+            assert_eq!(own.open(of(other), &ring(1)), Err(CannotOpen::Wrong));
+        }
+        let everybodys = StoredChap::seal(&chap(), VOLUME, &ring(1)).unwrap();
+        assert_eq!(everybodys.open(of(Some("iqn.a")), &ring(1)), Err(CannotOpen::Wrong));
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! The JSON of a volume's record.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::{Backing, BlockSize, Initiator, Protocols, VolumeName};
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::mapping::{Behind, Mapping};
 use super::{Creator, FIRST_NODE, MAX_PLACES, Place, PlaceStage, Stage, StoredChap, VolumeRecord};
 
 /// A record as it is written. Format 1 had one copy, in `backing` and `image_generation`.
@@ -28,12 +29,35 @@ pub(super) struct Text {
     creator: Option<CreatorText>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     prefer: Option<u16>,
-    protocols: Protocols,
+    protocols: ProtocolsText,
     iscsi_target: String,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    guests: BTreeMap<u16, Uuid>,
     nvme_subsystem: String,
     allow: BTreeSet<Initiator>,
     chap: Option<StoredChap>,
     created_s: u64,
+}
+
+/// The protocols, as what, and to whom. An older program must not serve a volume at its own target that stands behind another,
+/// nor without the proof that an initiator has to give: it takes no unknown field here.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProtocolsText {
+    iscsi: bool,
+    nvme: bool,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    lun: u16,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    behind: Option<Behind>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    proofs: BTreeMap<String, StoredChap>,
+}
+
+// As serde wants it.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(lun: &u16) -> bool {
+    *lun == 0
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -71,7 +95,14 @@ impl From<VolumeRecord> for Text {
             image_generation: 0,
             creator: r.creator.map(|c| CreatorText { node: c.node.0, life: c.life }),
             prefer: r.prefer.map(|node| node.0),
-            protocols: r.protocols,
+            protocols: ProtocolsText {
+                iscsi: r.protocols.iscsi,
+                nvme: r.protocols.nvme,
+                lun: r.mapping.lun,
+                behind: r.mapping.behind,
+                proofs: r.proofs,
+            },
+            guests: r.mapping.guests,
             iscsi_target: r.iscsi_target,
             nvme_subsystem: r.nvme_subsystem,
             allow: r.allow,
@@ -96,7 +127,9 @@ impl TryFrom<Text> for VolumeRecord {
             places,
             creator: t.creator.map(|c| Creator { node: NodeId(c.node), life: c.life }),
             prefer: t.prefer.map(NodeId),
-            protocols: t.protocols,
+            protocols: Protocols { iscsi: t.protocols.iscsi, nvme: t.protocols.nvme },
+            proofs: t.protocols.proofs,
+            mapping: Mapping { behind: t.protocols.behind, lun: t.protocols.lun, guests: t.guests },
             iscsi_target: t.iscsi_target,
             nvme_subsystem: t.nvme_subsystem,
             allow: t.allow,

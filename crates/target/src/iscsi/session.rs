@@ -267,7 +267,8 @@ impl Shared {
     ) -> Vec<Rc<Unit>> {
         let none = IscsiTarget::default();
         let target = target.unwrap_or(&none);
-        let mapped = target.luns.iter().filter_map(|(&n, &id)| Some((Lun::new(n)?, id)));
+        let mapped = target.maps(session.initiator.as_str());
+        let mapped = mapped.filter_map(|(n, id)| Some((Lun::new(n)?, id)));
         let mut map: BTreeMap<_, _> = mapped.collect();
         let is_away = |lun: Lun| target.away.get(&lun.get()).copied();
         let stays = |lun: &Lun, unit: &Unit| {

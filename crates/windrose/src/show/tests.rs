@@ -1,4 +1,4 @@
-use api::{Initiator, IscsiExport, NvmeExport};
+use api::{Initiator, NvmeExport};
 
 use super::*;
 
@@ -21,6 +21,8 @@ fn sample(name: &str) -> Volume {
         iscsi: Some(IscsiExport {
             target: format!("iqn.2026-01.io.windrose:{name}"),
             lun: 0,
+            owner: name.parse().unwrap(),
+            others: Vec::new(),
             portals: vec!["[::]:3260".into()],
         }),
         nvme: Some(NvmeExport {
@@ -81,12 +83,12 @@ fn sessions_in_a_table() {
         initiator: "iqn.1993-08.org.debian:01:a".into(),
         peer: "192.0.2.9:51234".into(),
         target: "iqn.2026-01.io.windrose:web".into(),
-        volume: Some("web".parse().unwrap()),
+        volumes: vec!["web".parse().unwrap()],
         connections: 1,
         core: 0,
         age_s: 3_725,
     };
-    let discovery = Session { volume: None, age_s: 3, ..session.clone() };
+    let discovery = Session { volumes: vec![], target: String::new(), age_s: 3, ..session.clone() };
     let list = SessionList { sessions: vec![session, discovery] };
     insta::assert_snapshot!(sessions_text(&list));
 }
