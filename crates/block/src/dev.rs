@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use rt::buf::Bufs;
 
-use crate::{ASIDE, ASIDE_BYTES, Blocks, Ctx, Error, Op, crash};
+use crate::{ASIDE, ASIDE_BYTES, Blocks, Changes, Ctx, Error, Op, Run, crash};
 
 /// What a device is, as of now. Only [`Info::blocks`] changes while it lives, and only upwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub trait Layer: 'static {
     /// What the device is now.
     fn info(&self) -> Info;
 
-    /// Does `op`; a read returns its data, everything else nothing.
+    /// Does `op`; a read returns its data, [`Op::Map`] a [`Run`], everything else nothing.
     fn submit(&self, op: Op, ctx: Ctx) -> impl Future<Output = Result<Bufs, Error>>;
 }
 
@@ -142,6 +142,7 @@ pub struct Dev {
 #[derive(Default)]
 struct Shared {
     stats: Cell<Stats>,
+    changes: Changes,
     /// What is in flight and whether it writes; kept in debug builds only.
     ranges: RefCell<Vec<(Blocks, bool)>>,
 }
@@ -163,7 +164,8 @@ struct InFlight<'a> {
 
 impl<'a> InFlight<'a> {
     fn begin(dev: &'a Dev, op: &Op, info: &Info) -> Self {
-        let range = op.range(info.block_size).map(|r| (r, op.writes()));
+        let uses = !matches!(op, Op::Map { .. });
+        let range = op.range(info.block_size).filter(|_| uses).map(|r| (r, op.writes()));
         if cfg!(debug_assertions)
             && let Some((new, writes)) = range
         {
@@ -241,6 +243,12 @@ impl Dev {
         self.shared.stats.get()
     }
 
+    /// What is changed of it through this and its clones.
+    #[must_use]
+    pub fn changes(&self) -> Changes {
+        self.shared.changes.clone()
+    }
+
     /// Does `op`; poll it to completion.
     ///
     /// # Errors
@@ -254,12 +262,13 @@ impl Dev {
         if ctx.is_aborted() {
             return Err(Error::Aborted);
         }
-        let bytes = if let Op::Read { blocks, .. } = op {
-            blocks as usize * info.block_size as usize
-        } else {
-            0
+        let bytes = match op {
+            Op::Read { blocks, .. } => blocks as usize * info.block_size as usize,
+            Op::Map { .. } => Run::BYTES,
+            _ => 0,
         };
         let flight = InFlight::begin(self, &op, &info);
+        self.shared.changes.begins(&op, info.block_size);
         let (op, flush_after) = split_fua(op, &info);
         let mut result = Rc::clone(&self.layer).submit(op, ctx.clone()).await;
         if result.is_ok() && flush_after {
@@ -291,6 +300,7 @@ fn count_op(s: &mut Stats, op: &Op, block_size: u32) {
             s.write_bytes += data.len() as u64;
         }
         Op::Zero { .. } | Op::Unmap { .. } => s.zeroes += 1,
+        Op::Map { .. } => {}
         Op::Flush => s.flushes += 1,
     }
 }
@@ -324,7 +334,7 @@ fn split_fua(mut op: Op, info: &Info) -> (Op, bool) {
             *fua &= info.native_fua;
             (op, emulate && info.volatile_cache)
         }
-        Op::Read { .. } | Op::Unmap { .. } | Op::Flush => (op, false),
+        Op::Read { .. } | Op::Unmap { .. } | Op::Map { .. } | Op::Flush => (op, false),
     }
 }
 

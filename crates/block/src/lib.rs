@@ -7,7 +7,7 @@
 //!   submitted. `fua` makes that one write durable and nothing else.
 //! * **Order.** Concurrent operations are unordered. Overlapping operations of which one writes
 //!   never run at once below a volume: the volume serialises them, layers rely on it.
-//!   Debug builds panic on an overlap.
+//!   Debug builds panic on an overlap. [`Op::Map`] overlaps whatever it likes.
 //! * **Atomicity.** One logical block is never torn: after a crash it holds the old or the new
 //!   contents. A larger write may be partly done.
 //! * **Failure.** A write that failed or was aborted leaves its range with the old or the new
@@ -23,6 +23,7 @@
 
 mod access;
 mod aside;
+mod changes;
 mod compare;
 pub mod crash;
 mod ctx;
@@ -33,12 +34,14 @@ mod mem;
 mod op;
 mod range_locks;
 mod request;
+mod run;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
 pub use access::{Access, AccessState};
 pub use aside::{ASIDE, ASIDE_BYTES, Aside};
-pub use compare::{CompareAndWrite, Compared};
+pub use changes::{Changes, Watch};
+pub use compare::{CompareAndWrite, Compared, Settled};
 pub use ctx::{Ctx, Epoch};
 pub use dev::{Dev, Info, Layer, Stats};
 pub use error::Error;
@@ -48,3 +51,4 @@ pub use op::{Blocks, Lba, Op};
 pub use range_locks::{RangeLock, RangeLocks};
 pub use request::{Failure, Request};
 pub use rt::buf::{Account, Buf, BufMut, Bufs, BufsMut, Class, Credit, Pool};
+pub use run::Run;

@@ -6,10 +6,13 @@ use std::fmt;
 use rt::buf::Bufs;
 use rustc_hash::FxHashMap;
 
-use crate::{ASIDE_BYTES, Blocks, Ctx, Error, Info, Layer, Op};
+use crate::{ASIDE_BYTES, Blocks, Ctx, Error, Info, Layer, Op, Run};
 
 /// Granularity of allocation in bytes.
 const PAGE: usize = 4096;
+
+/// Most pages that one look at what has space goes through.
+const MAPPED_AT_ONCE: usize = 4096;
 
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
@@ -129,6 +132,18 @@ impl Mem {
         Ok(())
     }
 
+    /// How a range begins.
+    fn map(&self, range: Blocks) -> Run {
+        let (span, state) = (self.span(range), self.state.borrow());
+        let mapped = |n: u64| state.pages.contains_key(&n);
+        let first = mapped(span.at / PAGE as u64);
+        let alike = |(n, _): &(u64, std::ops::Range<usize>)| mapped(*n) == first;
+        let bytes: usize =
+            span.pages().take(MAPPED_AT_ONCE).take_while(alike).map(|(_, part)| part.len()).sum();
+        let blocks = bytes as u64 / u64::from(self.options.block_size);
+        Run { blocks: blocks.min(range.count) as u32, mapped: first }
+    }
+
     fn remember(&self, state: &mut State, range: Blocks, durable: bool) {
         for lba in range.at.0..range.at.0 + range.count {
             if durable {
@@ -235,6 +250,9 @@ impl Layer for Mem {
         };
         if op.writes() {
             return self.change(&op, range).map(|()| Bufs::new());
+        }
+        if let Op::Map { .. } = op {
+            return Ok(self.map(range).into_bufs(&ctx));
         }
         let span = self.span(range);
         let len = (span.end - span.at) as usize;

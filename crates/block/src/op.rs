@@ -1,4 +1,4 @@
-//! The five operations.
+//! The six operations.
 
 use std::fmt;
 
@@ -91,6 +91,17 @@ pub enum Op {
         /// How many blocks.
         blocks: u32,
     },
+    /// Says how the range begins: the [`Run`](crate::Run) of blocks from `at` on that have space behind them, or
+    /// have none. What a completed write has brought is mapped; what is not mapped reads as zeroes. A
+    /// block that reads as zeroes may be mapped, and a run may end before it has to.
+    ///
+    /// Contents are not looked at, so a write of the same blocks may be under way: it counts, or not.
+    Map {
+        /// First block.
+        at: Lba,
+        /// How many blocks, at most as many as a run can have.
+        blocks: u32,
+    },
     /// Makes durable every write that completed before this was submitted.
     Flush,
 }
@@ -102,6 +113,7 @@ impl Op {
         match *self {
             Self::Read { at, blocks }
             | Self::Zero { at, blocks, .. }
+            | Self::Map { at, blocks }
             | Self::Unmap { at, blocks } => Some(Blocks::new(at, u64::from(blocks))),
             Self::Write { at, ref data, .. } => {
                 Some(Blocks::new(at, data.len() as u64 / u64::from(block_size)))
@@ -115,7 +127,7 @@ impl Op {
     pub fn writes(&self) -> bool {
         match self {
             Self::Write { .. } | Self::Zero { .. } | Self::Unmap { .. } => true,
-            Self::Read { .. } | Self::Flush => false,
+            Self::Read { .. } | Self::Map { .. } | Self::Flush => false,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a front end asks of a volume. The volume composes it from the five operations.
+//! What a front end asks of a volume. The volume composes it from the six operations.
 
 use rt::buf::Bufs;
 
@@ -75,6 +75,19 @@ pub enum Request {
         data: Bufs,
         /// Durable when it completes.
         fua: bool,
+    },
+    /// Ends once no change of the ranges is under way that was accepted before.
+    Settle {
+        /// Which blocks.
+        ranges: Vec<Blocks>,
+    },
+    /// Returns the [`Run`](crate::Run)s that the range begins with, each other than the one before, as data. They cover
+    /// one block at least, unless there is none, and not always all.
+    Map {
+        /// What to tell about.
+        range: Blocks,
+        /// Most runs that are wanted, one at least.
+        most: u16,
     },
     /// Makes durable every write completed before this was submitted.
     Flush,

@@ -77,6 +77,29 @@ pub(crate) fn fallocate(fd: BorrowedFd<'_>, mode: i32, at: u64, bytes: u64) -> i
     check(unsafe { libc::fallocate(fd.as_raw_fd(), mode, at, bytes) }.into()).map(drop)
 }
 
+/// What to look for in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seeking {
+    /// What may be other than zeroes.
+    Data,
+    /// What has nothing behind it; the end counts as such.
+    Hole,
+}
+
+/// The first byte from `at` on that is `what`: `lseek`. `ENXIO` where there is no data up to the end.
+pub(crate) fn seek(fd: BorrowedFd<'_>, what: Seeking, at: u64) -> io::Result<u64> {
+    let (at, whence) = (
+        offset(at)?,
+        match what {
+            Seeking::Data => libc::SEEK_DATA,
+            Seeking::Hole => libc::SEEK_HOLE,
+        },
+    );
+    // SAFETY: plain system call on an open descriptor, whose position nobody uses.
+    let found = check(unsafe { libc::lseek(fd.as_raw_fd(), at, whence) })?;
+    u64::try_from(found).map_err(io::Error::other)
+}
+
 /// Whether the file lies on a file system that keeps its data in memory.
 pub(crate) fn on_memory(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut s = MaybeUninit::<libc::statfs>::zeroed();

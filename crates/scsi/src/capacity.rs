@@ -1,11 +1,12 @@
 //! READ CAPACITY and GET LBA STATUS (SBC-3 5.4, 5.15, 5.16).
 
+use block::{Blocks, Lba, Run};
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes, Unaligned};
 
-use crate::reply::Refusal;
+use crate::reply::{Refusal, Transfer};
 use crate::sense::{Code, Sense};
-use crate::unit::{Incoming, LogicalUnit, Outcome};
+use crate::unit::{Command, Incoming, LogicalUnit, Outcome, Todo};
 
 impl LogicalUnit {
     fn last_block(&self) -> u64 {
@@ -59,35 +60,76 @@ pub(crate) fn sixteen(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outc
     Ok(Outcome::data(data.as_bytes().to_vec(), u64::from(cmd.cdb.u32(10))))
 }
 
-/// GET LBA STATUS data with one descriptor (SBC-3 5.4).
+/// Header of GET LBA STATUS data (SBC-3 5.4).
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+struct LbaStatusHeader {
+    /// Bytes behind this field.
+    length: U32,
+    reserved: [u8; 4],
+}
+
+/// LBA status descriptor (SBC-3 5.4).
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct LbaStatus {
-    length: U32,
-    reserved: [u8; 4],
     at: U64,
     count: U32,
-    /// 0: mapped, or the state is unknown.
-    status: u8,
-    reserved_too: [u8; 3],
+    provisioning_status: u8,
+    reserved: [u8; 3],
 }
 
-const _: () = assert!(size_of::<LbaStatus>() == 24);
+const _: () = assert!(size_of::<LbaStatusHeader>() == 8 && size_of::<LbaStatus>() == 16);
 
-/// GET LBA STATUS: all blocks from the named one on are mapped or of unknown state.
+/// Mapped, or the state is unknown.
+const MAPPED: u8 = 0;
+const DEALLOCATED: u8 = 1;
+
+/// Most descriptors of one answer.
+const MAX_DESCRIPTORS: u16 = 64;
+
+/// GET LBA STATUS. The volume tells what has space; where nothing can be freed, all is mapped.
 pub(crate) fn lba_status(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
-    let at = cmd.cdb.u64(2);
+    let (at, allocation) = (cmd.cdb.u64(2), cmd.cdb.u32(10));
     let left = unit.info.blocks.saturating_sub(at);
     if left == 0 {
         return Err(Sense::illegal(Code::LBA_OUT_OF_RANGE).into());
     }
-    let data = LbaStatus {
-        length: U32::new((size_of::<LbaStatus>() - size_of::<U32>()) as u32),
-        reserved: [0; 4],
-        at: U64::new(at),
-        count: U32::new(u32::try_from(left).unwrap_or(u32::MAX)),
-        status: 0,
-        reserved_too: [0; 3],
+    let range = Blocks::new(Lba(at), left.min(u64::from(u32::MAX)));
+    if !unit.can_unmap() {
+        return Ok(Outcome::data(statuses(range, &[]), u64::from(allocation)));
+    }
+    let room = (allocation as usize).saturating_sub(size_of::<LbaStatusHeader>());
+    let most = u16::try_from(room / size_of::<LbaStatus>()).unwrap_or(u16::MAX);
+    let command = Command {
+        todo: Todo::Map { range, most: most.clamp(1, MAX_DESCRIPTORS), allocation },
+        data_out: 0,
+        data_in: 0,
+        read_back: 0,
+        wanted: Transfer::to_initiator(u64::from(allocation)),
+        window_in: cmd.window.data_in,
     };
-    Ok(Outcome::data(data.as_bytes().to_vec(), u64::from(cmd.cdb.u32(10))))
+    Ok(Outcome::Accept(command))
+}
+
+/// GET LBA STATUS data of a range that begins with `runs`; if they say nothing, all of it is mapped.
+pub(crate) fn statuses(range: Blocks, runs: &[Run]) -> Vec<u8> {
+    let all = Run { blocks: u32::try_from(range.count).unwrap_or(u32::MAX), mapped: true };
+    let runs = if runs.is_empty() { std::slice::from_ref(&all) } else { runs };
+    let length =
+        size_of::<LbaStatusHeader>() - size_of::<U32>() + runs.len() * size_of::<LbaStatus>();
+    let header = LbaStatusHeader { length: U32::new(length as u32), reserved: [0; 4] };
+    let mut data = header.as_bytes().to_vec();
+    let mut at = range.at.0;
+    for run in runs {
+        let status = LbaStatus {
+            at: U64::new(at),
+            count: U32::new(run.blocks),
+            provisioning_status: if run.mapped { MAPPED } else { DEALLOCATED },
+            reserved: [0; 3],
+        };
+        data.extend(status.as_bytes());
+        at += u64::from(run.blocks);
+    }
+    data
 }

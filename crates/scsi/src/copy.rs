@@ -6,11 +6,15 @@
 //! | `plan` | what a driver is to copy, and how that can fail |
 //! | `operation` | what initiators can ask of a copy, while it runs and afterwards |
 //! | `results` | the answers |
+//! | `token` | POPULATE TOKEN and WRITE USING TOKEN (SBC-3 5.7, 5.49; RFD 0018) |
+//! | `rod` | tokens |
 
 mod list;
 mod operation;
 mod plan;
 mod results;
+mod rod;
+mod token;
 
 use std::rc::Rc;
 
@@ -23,8 +27,12 @@ pub use plan::{
     Side, Whose,
 };
 pub(crate) use results::{
-    abort, failed_segment_details, operating_parameters, page, status_lid1, status_lid4,
+    abort, failed_segment_details, operating_parameters, page, rod_token_information, status_lid1,
+    status_lid4,
 };
+pub use rod::{Presented, ROD_TOKEN_LEN, RodToken};
+pub use token::{TOKEN_LIFETIME_S, TokenFault, TokenOutcome, TokenPlan, TokenWork};
+pub(crate) use token::{populate_token, write_using_token};
 
 use crate::failure;
 use crate::nexus::NexusId;
@@ -58,11 +66,14 @@ const CLEARED: Sense = Sense::new(Key::CopyAborted, Code::COMMANDS_CLEARED_BY_DE
 /// Service actions.
 pub(crate) const EXTENDED_COPY_LID1: u8 = 0x00;
 pub(crate) const EXTENDED_COPY_LID4: u8 = 0x01;
+pub(crate) const POPULATE_TOKEN: u8 = 0x10;
+pub(crate) const WRITE_USING_TOKEN: u8 = 0x11;
 pub(crate) const COPY_OPERATION_ABORT: u8 = 0x1c;
 pub(crate) const COPY_STATUS_LID1: u8 = 0x00;
 pub(crate) const OPERATING_PARAMETERS: u8 = 0x03;
 pub(crate) const FAILED_SEGMENT_DETAILS: u8 = 0x04;
 pub(crate) const COPY_STATUS_LID4: u8 = 0x05;
+pub(crate) const ROD_TOKEN_INFORMATION: u8 = 0x07;
 
 /// EXTENDED COPY(LID1), (LID4).
 pub(crate) fn extended_copy(

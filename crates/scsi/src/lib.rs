@@ -51,7 +51,8 @@ mod vpd;
 pub use absent::{Away, answer as answer_absent, answer_away};
 pub use copy::{
     CopyEnd, CopyExtent, CopyFault, CopyHandle, CopyOutcome, CopyPlan, CopySegment, CopyTrouble,
-    Side, Whose,
+    Presented, ROD_TOKEN_LEN, RodToken, Side, TOKEN_LIFETIME_S, TokenFault, TokenOutcome,
+    TokenPlan, TokenWork, Whose,
 };
 pub use lun::{Address, Lun};
 pub use nexus::{Attention, MAX_NEXUSES, Nexus, NexusId, TargetPort, TooMany, Whom};

@@ -376,6 +376,24 @@ const COPY_ABORT: Usage = Usage::of(&[
     0,
 ])
 .with_service_action();
+/// Sixteen bytes with a service action, a list identifier, the length of a parameter list and a group number.
+const fn token(service_action: u8) -> Usage {
+    let mut usage = [0xff; CDB_MAX];
+    usage[0] = 0x83;
+    usage[1] = service_action;
+    let mut reserved = 2;
+    while reserved < 6 {
+        usage[reserved] = 0;
+        reserved += 1;
+    }
+    usage[14] = 0x1f;
+    usage[15] = 0;
+    Usage::of(&usage).with_service_action()
+}
+
+const POPULATE_TOKEN: Usage = token(copy::POPULATE_TOKEN);
+const WRITE_USING_TOKEN: Usage = token(copy::WRITE_USING_TOKEN);
+const TOKEN_INFORMATION: Usage = third_party(0x84, copy::ROD_TOKEN_INFORMATION, [0xff; 4]);
 const COPY_STATUS_LID1: Usage = third_party(0x84, copy::COPY_STATUS_LID1, [0xff, 0, 0, 0]);
 const COPY_PARAMETERS: Usage = third_party(0x84, copy::OPERATING_PARAMETERS, [0; 4]);
 const COPY_DETAILS: Usage = third_party(0x84, copy::FAILED_SEGMENT_DETAILS, [0xff, 0, 0, 0]);
@@ -392,7 +410,7 @@ const SUPPORTED_TASK_MANAGEMENT: Usage = listing(0xa3, [0x0d, 0x80, 0, 0, 0]).wi
 use Access::{Alone, Free, Reads, Writes};
 
 /// All commands, by operation code and service action.
-pub(crate) static TABLE: [Entry; 69] = [
+pub(crate) static TABLE: [Entry; 72] = [
     Entry::new("TEST UNIT READY", Alone, plain_six(0x00), power::test_unit_ready).on_medium(),
     Entry::new("REQUEST SENSE", Free, REQUEST_SENSE, power::request_sense).despite_attention(),
     Entry::new("FORMAT UNIT", Writes, FORMAT_UNIT, format::format).on_medium(),
@@ -511,6 +529,8 @@ pub(crate) static TABLE: [Entry; 69] = [
     .needing(Needs::Reservations),
     Entry::new("EXTENDED COPY(LID1)", Writes, COPY_LID1, copy::extended_copy).on_medium(),
     Entry::new("EXTENDED COPY(LID4)", Writes, COPY_LID4, copy::extended_copy).on_medium(),
+    Entry::new("POPULATE TOKEN", Reads, POPULATE_TOKEN, copy::populate_token).on_medium(),
+    Entry::new("WRITE USING TOKEN", Writes, WRITE_USING_TOKEN, copy::write_using_token).on_medium(),
     Entry::new("COPY OPERATION ABORT", Writes, COPY_ABORT, copy::abort),
     Entry::new("RECEIVE COPY STATUS(LID1)", Reads, COPY_STATUS_LID1, copy::status_lid1),
     Entry::new(
@@ -521,6 +541,12 @@ pub(crate) static TABLE: [Entry; 69] = [
     ),
     Entry::new("RECEIVE COPY FAILURE DETAILS", Reads, COPY_DETAILS, copy::failed_segment_details),
     Entry::new("RECEIVE COPY STATUS(LID4)", Reads, COPY_STATUS_LID4, copy::status_lid4),
+    Entry::new(
+        "RECEIVE ROD TOKEN INFORMATION",
+        Reads,
+        TOKEN_INFORMATION,
+        copy::rod_token_information,
+    ),
     Entry::new("READ(16)", Reads, sixteen(0x88, DPO_FUA), rw::read).on_medium(),
     Entry::new("COMPARE AND WRITE", Writes, COMPARE_AND_WRITE, verify::compare_and_write)
         .on_medium(),
@@ -679,6 +705,7 @@ mod tests {
                 "RECEIVE COPY OPERATING PARAMETERS",
                 "RECEIVE COPY FAILURE DETAILS",
                 "RECEIVE COPY STATUS(LID4)",
+                "RECEIVE ROD TOKEN INFORMATION",
                 "READ CAPACITY(16)",
                 "REPORT LUNS",
                 "REPORT TARGET PORT GROUPS",

@@ -59,6 +59,11 @@ impl Code {
     pub const MISCOMPARE_DURING_VERIFY: Self = Self(0x1d, 0x00);
     pub const INVALID_OPERATION_CODE: Self = Self(0x20, 0x00);
     pub const LBA_OUT_OF_RANGE: Self = Self(0x21, 0x00);
+    pub const INVALID_TOKEN_OPERATION: Self = Self(0x23, 0x00);
+    pub const UNSUPPORTED_TOKEN_TYPE: Self = Self(0x23, 0x01);
+    pub const TOKEN_UNKNOWN: Self = Self(0x23, 0x04);
+    pub const TOKEN_CANCELLED: Self = Self(0x23, 0x08);
+    pub const INVALID_TOKEN_LENGTH: Self = Self(0x23, 0x0a);
     pub const INVALID_FIELD_IN_CDB: Self = Self(0x24, 0x00);
     pub const LOGICAL_UNIT_NOT_SUPPORTED: Self = Self(0x25, 0x00);
     pub const INVALID_FIELD_IN_PARAMETER_LIST: Self = Self(0x26, 0x00);
@@ -92,6 +97,7 @@ impl Code {
     pub const REPORTED_LUNS_CHANGED: Self = Self(0x3f, 0x0e);
     pub const DATA_PHASE_ERROR: Self = Self(0x4b, 0x00);
     pub const INSUFFICIENT_REGISTRATION_RESOURCES: Self = Self(0x55, 0x04);
+    pub const INSUFFICIENT_RESOURCES_TO_CREATE_ROD_TOKEN: Self = Self(0x55, 0x0d);
 }
 
 /// Where the wrong field is (SPC-4 4.5.2.4.2).

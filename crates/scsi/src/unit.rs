@@ -6,11 +6,11 @@
 
 use std::rc::Rc;
 
-use block::{Blocks, Bufs, Failure, Info, Lba, Request};
+use block::{Blocks, Bufs, Failure, Info, Lba, Request, Run};
 use reservation::{Change, Rights, Table};
 
 use crate::cdb::Cdb;
-use crate::copy::{CopyPlan, Operation};
+use crate::copy::{CopyPlan, Operation, TokenPlan};
 use crate::limits::Limits;
 use crate::lun::Lun;
 use crate::mode::Modes;
@@ -21,7 +21,7 @@ use crate::ports::Groups;
 use crate::reply::{Data, Refusal, Reply, Status, Transfer};
 use crate::sense::{Code, Format, Key, Sense};
 use crate::space::Space;
-use crate::{diagnose, failure, format, mode, provisioning, verify};
+use crate::{capacity, diagnose, failure, format, mode, provisioning, verify};
 
 /// What a unit is, for as long as it lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +98,8 @@ pub enum Step {
     Consult(Running),
     /// Copy this between volumes, then [`LogicalUnit::finish_copy`] it with what became of it.
     Copy(CopyPlan, Running),
+    /// Make a token or write what it stands for, then [`LogicalUnit::finish_token`] it with what became of it.
+    Token(TokenPlan, Running),
 }
 
 /// An admitted command: checked, and waiting for its data if it has any.
@@ -187,9 +189,23 @@ pub(crate) enum Todo {
     },
     SelfTest,
     Diagnostic,
+    /// Tell what has space.
+    Map {
+        range: Blocks,
+        most: u16,
+        allocation: u32,
+    },
     /// With a parameter list of the long format, or of the short one.
     Copy {
         long: bool,
+    },
+    /// Make a token for what a parameter list names, under this list identifier.
+    PopulateToken {
+        id: u32,
+    },
+    /// Write what a token stands for.
+    WriteUsingToken {
+        id: u32,
     },
 }
 
@@ -199,6 +215,7 @@ pub(crate) enum Prepared {
     Alter(Change, After),
     Consult(After),
     Copy(CopyPlan, After),
+    Token(TokenPlan, After),
     /// There is nothing left to do.
     Done,
 }
@@ -220,7 +237,9 @@ pub(crate) enum After {
     Modes(Modes),
     Answer { question: Question, allocation: u16 },
     Tested,
+    Mapped { range: Blocks, allocation: u32 },
     Copied(Rc<Operation>),
+    Token(Rc<Operation>),
 }
 
 /// [`Arrival`], taken apart.
@@ -414,6 +433,7 @@ impl LogicalUnit {
             Ok(Prepared::Run(request, after)) => Step::Run(request, running(after)),
             Ok(Prepared::Alter(change, after)) => Step::Alter(change, running(after)),
             Ok(Prepared::Consult(after)) => Step::Consult(running(after)),
+            Ok(Prepared::Token(plan, after)) => Step::Token(plan, running(after)),
             Ok(Prepared::Copy(plan, after)) => Step::Copy(plan, running(after)),
             Ok(Prepared::Done) => Step::Reply(Reply::good(Data::None, wanted, window_in)),
             Err(refusal) => self.ends(wanted, refusal),
@@ -467,6 +487,9 @@ impl LogicalUnit {
             }
             Todo::Read(range) => (Request::Read { range }, After::Data),
             Todo::Verify(range) => (Request::Verify { range }, After::Status),
+            Todo::Map { range, most, allocation } => {
+                (Request::Map { range, most }, After::Mapped { range, allocation })
+            }
             Todo::Flush => (Request::Flush, After::Status),
             Todo::Stop => (Request::Flush, After::Stopped),
             Todo::Format { list } => {
@@ -480,6 +503,8 @@ impl LogicalUnit {
                 (request, After::Status)
             }
             Todo::SelfTest => (diagnose::self_test(), After::Tested),
+            Todo::PopulateToken { id } => return self.plan_populate(nexus, id, &data),
+            Todo::WriteUsingToken { id } => return self.plan_write(nexus, id, &data),
             Todo::Copy { long } => return self.plan_copy(nexus, long, &data),
             Todo::Diagnostic => {
                 diagnose::check(&data.to_vec())?;
@@ -573,7 +598,17 @@ impl LogicalUnit {
         };
         let data = match after {
             After::Data => Data::Bufs(data),
-            After::Status | After::Tested | After::Answer { .. } | After::Copied(_) => Data::None,
+            After::Mapped { range, allocation } => {
+                let mut told = capacity::statuses(range, &Run::all_of(&data));
+                told.truncate(usize::try_from(allocation).unwrap_or(usize::MAX));
+                let wanted = Transfer::to_initiator(told.len() as u64);
+                return Step::Reply(Reply::good(Data::Bytes(told), wanted, window_in));
+            }
+            After::Status
+            | After::Tested
+            | After::Answer { .. }
+            | After::Copied(_)
+            | After::Token(_) => Data::None,
             After::Stopped => {
                 self.stopped = true;
                 Data::None

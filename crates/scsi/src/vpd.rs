@@ -48,7 +48,7 @@ pub(crate) fn page(unit: &LogicalUnit, nexus: NexusId, code: u8) -> Option<Vec<u
         EXTENDED => extended(unit.info.volatile_cache),
         MODE_POLICY => mode_policy(),
         PORTS => ports(unit, &unit.nexuses.get(nexus)?.target_port),
-        THIRD_PARTY_COPY => copy::page(),
+        THIRD_PARTY_COPY => copy::page(unit.info.block_size),
         BLOCK_LIMITS => block_limits(unit).as_bytes().to_vec(),
         CHARACTERISTICS => characteristics(unit.config.solid_state),
         PROVISIONING => provisioning(unit),

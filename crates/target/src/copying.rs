@@ -11,7 +11,8 @@ use std::sync::Arc;
 use block::{Blocks, Buf, Bufs, Class, Error, Failure, Info, Lba, Request};
 use iscsi::name::Name;
 use scsi::{
-    CopyEnd, CopyExtent, CopyFault, CopyOutcome, CopyPlan, CopySegment, CopyTrouble, Side, Whose,
+    CopyEnd, CopyExtent, CopyFault, CopyHandle, CopyOutcome, CopyPlan, CopySegment, CopyTrouble,
+    Side, Whose,
 };
 use tokio::sync::{oneshot, watch};
 
@@ -20,7 +21,7 @@ use crate::iscsi::portal_group;
 use crate::server::{Served, Server};
 
 /// Most that is read, and then written, at once, in bytes.
-const PIECE: u64 = 512 * 1024;
+pub(crate) const PIECE: u64 = 512 * 1024;
 
 /// What zeroes are looked for in, in bytes: space is saved in no smaller portions.
 const GRAIN: usize = 64 * 1024;
@@ -51,7 +52,11 @@ impl Principal {
     }
 
     /// A volume that it may use.
-    fn find(&self, catalog: &Catalog, wanted: impl Fn(VolumeId) -> bool) -> Option<Place> {
+    pub(crate) fn find(
+        &self,
+        catalog: &Catalog,
+        wanted: impl Fn(VolumeId) -> bool,
+    ) -> Option<Place> {
         let usable = catalog.targets.iter().filter(|(_, t)| self.may_use(t));
         let initiator = self.initiator.as_str();
         let mut volumes =
@@ -72,9 +77,9 @@ impl Principal {
 
 /// Where a volume lives, and the target that makes it usable.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
-    id: VolumeId,
-    core: usize,
+pub(crate) struct Place {
+    pub(crate) id: VolumeId,
+    pub(crate) core: usize,
     target: Arc<str>,
 }
 
@@ -95,7 +100,7 @@ enum Stop {
 
 /// Why a volume has not done what a copy wants.
 #[derive(Clone, Copy, Debug)]
-enum Refused {
+pub(crate) enum Refused {
     /// It is not there, or not for this initiator.
     NotThere,
     Aborted,
@@ -120,10 +125,21 @@ pub(crate) async fn carry_out(
     plan: CopyPlan,
 ) -> CopyOutcome {
     let handle = plan.handle();
-    let (stop, stopped) = watch::channel(false);
     let principal = Arc::new(principal);
-    let job = Job { server, principal, commanded, stopped, found: RefCell::default() };
-    let mut work = pin!(job.run(&plan));
+    let work = |stopped| async {
+        let job = Job { server, principal, commanded, stopped, found: RefCell::default() };
+        job.run(&plan).await
+    };
+    heeding(&handle, work).await
+}
+
+/// Does `work`, which is shown when somebody asks for its end.
+pub(crate) async fn heeding<Fut: Future>(
+    handle: &CopyHandle,
+    work: impl FnOnce(watch::Receiver<bool>) -> Fut,
+) -> Fut::Output {
+    let (stop, stopped) = watch::channel(false);
+    let mut work = pin!(work(stopped));
     poll_fn(|cx| {
         if handle.poll_aborted(cx).is_ready() && !*stop.borrow() {
             stop.send_replace(true);
@@ -303,25 +319,36 @@ impl Job {
         Fut: Future<Output = Result<T, Refused>> + 'static,
     {
         let (principal, stopped) = (Arc::clone(&self.principal), self.stopped.clone());
-        if core == self.server.core().id() {
-            return work(Rc::clone(&self.server), principal, stopped).await;
-        }
-        let (answer, answered) = oneshot::channel();
-        let parcel = move |server: &Rc<Server>| {
-            let work = work(Rc::clone(server), principal, stopped);
-            tokio::task::spawn_local(async move {
-                // Whoever asked may be gone with its core; the work was done all the same.
-                let _ = answer.send(work.await);
-            });
-        };
-        self.server.send(core, Box::new(parcel)).await;
+        let work = move |server| work(server, principal, stopped);
         // A core that has stopped has no volumes any more.
-        answered.await.unwrap_or(Err(Refused::NotThere))
+        on_core(&self.server, core, work).await.unwrap_or(Err(Refused::NotThere))
     }
 }
 
+/// Runs `work` on a core, here or behind its door, and gives its answer; none from a core that has stopped.
+pub(crate) async fn on_core<T, F, Fut>(here: &Rc<Server>, core: usize, work: F) -> Option<T>
+where
+    T: Send + 'static,
+    F: FnOnce(Rc<Server>) -> Fut + Send + 'static,
+    Fut: Future<Output = T> + 'static,
+{
+    if core == here.core().id() {
+        return Some(work(Rc::clone(here)).await);
+    }
+    let (answer, answered) = oneshot::channel();
+    let parcel = move |server: &Rc<Server>| {
+        let work = work(Rc::clone(server));
+        tokio::task::spawn_local(async move {
+            // Whoever asked may be gone with its core; the work was done all the same.
+            let _ = answer.send(work.await);
+        });
+    };
+    here.send(core, Box::new(parcel)).await;
+    answered.await.ok()
+}
+
 /// The volume of this core, if `principal` may use it now, and the portal group that it would come through.
-fn permitted(
+pub(crate) fn permitted(
     server: &Server,
     principal: &Principal,
     place: &Place,
@@ -340,7 +367,7 @@ fn permitted(
 }
 
 /// Does one request of a copy on this core, if it may be done now.
-async fn request_here(
+pub(crate) async fn request_here(
     server: &Rc<Server>,
     principal: &Principal,
     place: &Place,
@@ -349,7 +376,7 @@ async fn request_here(
     mut stopped: watch::Receiver<bool>,
 ) -> Result<Bufs, Refused> {
     let account = server.copying();
-    let writes = !matches!(request, Request::Read { .. });
+    let writes = !matches!(request, Request::Read { .. } | Request::Settle { .. });
     let request = match request {
         Request::Write { at, data, .. } if !own_memory => {
             // Further up than the memory that the data is in: no circle of waiting closes.
@@ -408,7 +435,7 @@ fn blocks(end: &End, first: Lba, at: u64, len: u64) -> Blocks {
 }
 
 /// `data` in parts that are all zeroes, or not. It goes to byte `begins` of a volume: grains are the volume's.
-fn parts(data: &Bufs, begins: u64) -> Vec<(Range<usize>, bool)> {
+pub(crate) fn parts(data: &Bufs, begins: u64) -> Vec<(Range<usize>, bool)> {
     let mut parts: Vec<(Range<usize>, bool)> = Vec::new();
     let (mut start, mut grain) = (0, GRAIN - (begins % GRAIN as u64) as usize);
     while start < data.len() {
@@ -440,27 +467,26 @@ fn copied(credit: &block::Credit, data: &Bufs) -> Bufs {
 }
 
 /// Tells how a copy has ended, however that came: a command waits for it.
-pub(crate) struct Promise<F: FnOnce(CopyOutcome)>(Option<F>);
+pub(crate) struct Promise<T, F: FnOnce(T)>(Option<(T, F)>);
 
-impl<F: FnOnce(CopyOutcome)> Promise<F> {
-    pub(crate) fn new(tell: F) -> Self {
-        Self(Some(tell))
+impl<T, F: FnOnce(T)> Promise<T, F> {
+    /// `lost` is told if nothing else is.
+    pub(crate) fn new(lost: T, tell: F) -> Self {
+        Self(Some((lost, tell)))
     }
 
-    pub(crate) fn keep(mut self, outcome: CopyOutcome) {
-        self.tell(outcome);
-    }
-
-    fn tell(&mut self, outcome: CopyOutcome) {
-        if let Some(tell) = self.0.take() {
+    pub(crate) fn keep(mut self, outcome: T) {
+        if let Some((_, tell)) = self.0.take() {
             tell(outcome);
         }
     }
 }
 
-impl<F: FnOnce(CopyOutcome)> Drop for Promise<F> {
+impl<T, F: FnOnce(T)> Drop for Promise<T, F> {
     fn drop(&mut self) {
-        self.tell(CopyOutcome::Aborted);
+        if let Some((lost, tell)) = self.0.take() {
+            tell(lost);
+        }
     }
 }
 
@@ -607,7 +633,7 @@ mod tests {
         let told = Rc::new(Cell::new(None));
         let tell = |told: &Rc<Cell<_>>| {
             let told = Rc::clone(told);
-            Promise::new(move |outcome| told.set(Some(outcome)))
+            Promise::new(CopyOutcome::Aborted, move |outcome| told.set(Some(outcome)))
         };
         tell(&told).keep(CopyOutcome::Done);
         assert_eq!(told.take(), Some(CopyOutcome::Done));

@@ -5,6 +5,7 @@
 //! * `resident`: the life of a connection, from core to core.
 //! * [`conn`]: the driver of one connection, the same for every protocol.
 //! * `copying`: third-party copies between volumes.
+//! * `tokens`: the same by tokens.
 
 pub mod catalog;
 pub mod conn;
@@ -13,6 +14,7 @@ mod iscsi;
 mod nvme;
 mod resident;
 pub mod server;
+mod tokens;
 
 pub use catalog::{
     Access, Admission, Away, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode,

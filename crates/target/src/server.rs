@@ -24,6 +24,7 @@ use crate::catalog::{Catalog, VolumeId};
 use crate::conn::Staging;
 use crate::copying;
 use crate::resident::{self, Resident};
+use crate::tokens::Tokens;
 
 /// Most data that one command moves, in bytes, with either protocol.
 pub const MAX_TRANSFER_BYTES: u32 = 1 << 20;
@@ -214,6 +215,7 @@ pub struct Server {
     /// Memory for third-party copies: together they are one client.
     copying: Account,
     copies: Rc<Semaphore>,
+    tokens: Tokens,
     pub(crate) iscsi: crate::iscsi::Shared,
     pub(crate) nvme: crate::nvme::Shared,
 }
@@ -270,6 +272,7 @@ impl Server {
             staging: Staging::default(),
             copying: core.pool().account(),
             copies: Rc::new(Semaphore::new(copying::AT_ONCE)),
+            tokens: Tokens::default(),
             iscsi: crate::iscsi::Shared::new(crate::iscsi::config(&limits)),
             nvme: crate::nvme::Shared::new(core.id()),
             core,
@@ -314,6 +317,11 @@ impl Server {
     /// Turns to copy.
     pub(crate) fn copies(&self) -> Rc<Semaphore> {
         Rc::clone(&self.copies)
+    }
+
+    /// What stands for blocks of its volumes.
+    pub(crate) fn tokens(&self) -> &Tokens {
+        &self.tokens
     }
 
     pub(crate) fn staging(&self) -> Staging {

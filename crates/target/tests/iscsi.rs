@@ -6,6 +6,8 @@ mod common;
 mod copy;
 #[path = "iscsi/mapping.rs"]
 mod mapping;
+#[path = "iscsi/token.rs"]
+mod token;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

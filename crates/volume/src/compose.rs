@@ -1,6 +1,6 @@
-//! How each request is made of the five operations.
+//! How each request is made of the six operations.
 
-use block::{Blocks, Buf, Bufs, Ctx, Error, Failure, Lba, Op, RangeLock, Request};
+use block::{Blocks, Buf, Bufs, Ctx, Error, Failure, Lba, Op, RangeLock, Request, Run};
 
 use crate::command::Command;
 use crate::volume::Volume;
@@ -11,6 +11,11 @@ const ZERO_STEP_BYTES: u64 = 1 << 30;
 
 /// Most that VERIFY reads at once, and the longest repetition WRITE SAME builds, in bytes.
 const STEP_BYTES: usize = 256 * 1024;
+
+/// Most that one command looks for space in, in bytes, and most looks it takes: a file system may have an extent for
+/// every page.
+const MAP_BYTES: u64 = 4 << 30;
+const MAP_LOOKS: usize = 64;
 
 /// What memory comes in, in bytes: counts where a command takes it in several portions.
 const PAGE: usize = 4096;
@@ -29,11 +34,13 @@ impl Volume {
             Request::Read { range } => {
                 range.count <= u64::from(info.max_transfer_blocks) && inside(range)
             }
-            Request::Verify { range } | Request::Zero { range, .. } => inside(range),
+            Request::Verify { range }
+            | Request::Zero { range, .. }
+            | Request::Map { range, .. } => inside(range),
             Request::WriteSame { range, pattern, .. } => {
                 pattern.len() == info.block_size as usize && inside(range)
             }
-            Request::Unmap { ranges } => ranges.iter().all(inside),
+            Request::Unmap { ranges } | Request::Settle { ranges } => ranges.iter().all(inside),
             Request::Write { at, data, .. }
             | Request::Compare { at, data }
             | Request::OrWrite { at, data, .. } => carried(*at, data),
@@ -60,10 +67,13 @@ impl Volume {
                 let copy = data.len().min(self.or_step_bytes()).next_multiple_of(PAGE);
                 copy.saturating_mul(self.or_copies())
             }
+            // What a look finds, and what all have found.
+            Request::Map { .. } => 2 * PAGE,
             Request::WriteSame { .. } => STEP_BYTES,
             Request::Write { .. }
             | Request::Zero { .. }
             | Request::Unmap { .. }
+            | Request::Settle { .. }
             | Request::Flush => 0,
         };
         data.saturating_add(info.overhead as usize)
@@ -77,7 +87,7 @@ impl Volume {
         command: &Command,
     ) -> Result<(), Failure> {
         match request {
-            Request::Read { .. } | Request::Write { .. } => {}
+            Request::Read { .. } | Request::Write { .. } | Request::Map { .. } => {}
             Request::WriteSame { range, pattern, fua } => {
                 if let Some(_lock) = self.lock(range, true, command).await? {
                     self.write_same(range, &pattern, fua, ctx).await?;
@@ -110,6 +120,7 @@ impl Volume {
                     self.dev.submit(Op::Write { at, data: write, fua }, ctx).await?;
                 }
             }
+            Request::Settle { ranges } => self.settle(ranges, ctx, command).await?,
             Request::OrWrite { at, data, fua } => {
                 let range = self.covered(at, &data);
                 if let Some(_lock) = self.lock(range, true, command).await? {
@@ -121,6 +132,17 @@ impl Volume {
                 let ctx = &ctx.shielded();
                 let flush = || async { self.dev.submit(Op::Flush, ctx).await.map(|_| ()) };
                 self.flushes.flush(flush).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the changes of each range that are under way.
+    async fn settle(&self, ranges: Vec<Blocks>, ctx: &Ctx, command: &Command) -> Result<(), Error> {
+        for range in ranges {
+            let Some(_lock) = self.lock(range, false, command).await? else { continue };
+            if let Some(compares) = &self.compares {
+                command.unless_aborted(compares.settle(range, ctx)).await??;
             }
         }
         Ok(())
@@ -151,6 +173,32 @@ impl Volume {
     pub(crate) async fn read(&self, range: Blocks, ctx: &Ctx) -> Result<Bufs, Error> {
         let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
         self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await
+    }
+
+    /// How `range` begins. It holds no range: nothing is lost if what it finds changes at once.
+    pub(crate) async fn map(&self, range: Blocks, most: u16, ctx: &Ctx) -> Result<Bufs, Error> {
+        let step = MAP_BYTES / u64::from(self.info().block_size);
+        let (mut at, end) = (range.at.0, range.at.0 + range.count.min(step));
+        let mut runs: Vec<Run> = Vec::new();
+        for _ in 0..MAP_LOOKS {
+            let blocks = u32::try_from(end - at).unwrap_or(u32::MAX);
+            if blocks == 0 || ctx.is_aborted() {
+                break;
+            }
+            let found = self.dev.submit(Op::Map { at: Lba(at), blocks }, ctx).await?;
+            let Some(&run) = Run::all_of(&found).first() else { break };
+            let full = runs.len() >= usize::from(most.max(1));
+            match runs.last_mut() {
+                Some(last) if last.mapped == run.mapped => last.blocks += run.blocks,
+                _ if full => break,
+                _ => runs.push(run),
+            }
+            at += u64::from(run.blocks);
+        }
+        if ctx.is_aborted() {
+            return Err(Error::Aborted);
+        }
+        Ok(Run::all_into_bufs(&runs, ctx))
     }
 
     async fn compare(&self, range: Blocks, expect: &Bufs, ctx: &Ctx) -> Result<(), Failure> {

@@ -39,7 +39,11 @@ impl Need {
     #[must_use]
     pub fn of(request: &Request) -> Self {
         match request {
-            Request::Read { .. } | Request::Compare { .. } | Request::Verify { .. } => Self::Read,
+            Request::Read { .. }
+            | Request::Compare { .. }
+            | Request::Verify { .. }
+            | Request::Map { .. }
+            | Request::Settle { .. } => Self::Read,
             Request::Write { .. }
             | Request::WriteSame { .. }
             | Request::Zero { .. }

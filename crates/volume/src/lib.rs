@@ -4,7 +4,7 @@
 //! completion: a connection that dies abandons the answer, never the I/O. It
 //! * admits a command once its worst case of memory is promised ([`block::Credit`]),
 //! * serialises overlapping commands of which one writes, in order of arrival ([`block::RangeLocks`]),
-//! * composes what front ends ask ([`block::Request`]) from the five operations ([`compose`]),
+//! * composes what front ends ask ([`block::Request`]) from the six operations ([`compose`]),
 //! * judges every command by the reservations of all nodes ([`Gate`], RFD 0013),
 //! * shares flushes, aborts on request, counts and measures ([`stats`]).
 //!

@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 /// Kinds of commands that are measured apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Read, compare and verify.
+    /// Read, compare, verify and map.
     Read,
     /// Write, write same, zero, compare-and-write and or-write.
     Write,
@@ -27,7 +27,11 @@ impl Kind {
     #[must_use]
     pub fn of(request: &Request) -> Self {
         match request {
-            Request::Read { .. } | Request::Compare { .. } | Request::Verify { .. } => Self::Read,
+            Request::Read { .. }
+            | Request::Compare { .. }
+            | Request::Verify { .. }
+            | Request::Map { .. }
+            | Request::Settle { .. } => Self::Read,
             Request::Write { .. }
             | Request::WriteSame { .. }
             | Request::Zero { .. }

@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use block::{
-    Account, Bufs, Class, CompareAndWrite, Ctx, Dev, Epoch, Error, Failure, FlushGate, Info, Op,
-    RangeLocks, Request,
+    Account, Bufs, Changes, Class, CompareAndWrite, Ctx, Dev, Epoch, Error, Failure, FlushGate,
+    Info, Op, RangeLocks, Request,
 };
 use tokio::time::Instant;
 
@@ -78,6 +78,13 @@ impl Volume {
     #[must_use]
     pub fn info(&self) -> Info {
         self.dev.info()
+    }
+
+    /// What is changed of it, whoever changes it, on this node or another one: by the time that a change is known to
+    /// have happened, its watchers here have seen it.
+    #[must_use]
+    pub fn changes(&self) -> Changes {
+        self.compares.as_ref().map_or_else(|| self.dev.changes(), |shared| shared.changes())
     }
 
     /// What the volume has done.
@@ -221,6 +228,7 @@ impl Volume {
                 }
                 Ok(Bufs::new())
             }
+            Request::Map { range, most } => Ok(Box::pin(self.map(range, most, &ctx)).await?),
             rare => {
                 Box::pin(self.compose(rare, &ctx, command)).await?;
                 Ok(Bufs::new())
@@ -309,13 +317,17 @@ impl<D: FnOnce(Result<Bufs, Failure>)> Drop for Accepted<D> {
 /// waits, so it must not wait for its client's share.
 fn class_for(request: &Request) -> Class {
     match request {
-        Request::Read { .. } | Request::Verify { .. } | Request::WriteSame { .. } => Class::Read,
+        Request::Read { .. }
+        | Request::Verify { .. }
+        | Request::Map { .. }
+        | Request::WriteSame { .. } => Class::Read,
         Request::Write { .. }
         | Request::Zero { .. }
         | Request::Unmap { .. }
         | Request::Compare { .. }
         | Request::CompareAndWrite { .. }
         | Request::OrWrite { .. }
+        | Request::Settle { .. }
         | Request::Flush => Class::Immediate,
     }
 }
@@ -333,6 +345,8 @@ fn request_bytes(request: &Request, block_size: u32) -> u64 {
         Request::WriteSame { .. }
         | Request::Zero { .. }
         | Request::Unmap { .. }
+        | Request::Map { .. }
+        | Request::Settle { .. }
         | Request::Flush => 0,
     }
 }

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{
-    Account, Blocks, Bufs, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Failure, Info,
-    Layer, Lba, Op, Pool, Request,
+    Account, Blocks, Bufs, Changes, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error,
+    Failure, Info, Layer, Lba, Op, Pool, Request, Run, Settled,
 };
 use rt::buf::copy_in;
 use tokio::sync::Semaphore;
@@ -68,6 +68,9 @@ impl Ram {
             }
             Op::Zero { at, blocks, .. } | Op::Unmap { at, blocks } => {
                 bytes[span(*at, u64::from(*blocks))].fill(0);
+            }
+            Op::Map { blocks, .. } => {
+                return Run { blocks: *blocks, mapped: true }.into_bufs(ctx);
             }
             Op::Flush => self.0.flushes.set(self.0.flushes.get() + 1),
         }
@@ -371,6 +374,40 @@ async fn futures_joined<T>(all: Vec<impl Future<Output = Result<T, Failure>>>) {
     .await;
 }
 
+/// What is under way when it is asked for has ended when it is answered; reads are not in its way, nor is what comes later in
+/// others'.
+#[test]
+fn settling_waits_for_writes() {
+    local(async || {
+        let b = Bench::new(true);
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let note = |name: &'static str| {
+            let seen = Rc::clone(&seen);
+            move |result: Result<Bufs, Failure>| {
+                result.unwrap();
+                seen.borrow_mut().push(name);
+            }
+        };
+        let settle = |at| Request::Settle { ranges: vec![range(at, 2), range(40, 1)] };
+        b.volume.start(b.write(8, 1, 1), &b.account, note("write"));
+        b.volume.start(read(20, 1), &b.account, note("read"));
+        b.volume.start(settle(20), &b.account, note("beside"));
+        b.volume.start(settle(7), &b.account, note("behind"));
+        for _ in 0..20 {
+            yield_now().await;
+        }
+        assert_eq!(*seen.borrow(), ["beside"]);
+        b.ram.0.gate.as_ref().unwrap().add_permits(9);
+        for _ in 0..20 {
+            yield_now().await;
+        }
+        seen.borrow_mut().sort_unstable();
+        assert_eq!(*seen.borrow(), ["behind", "beside", "read", "write"]);
+        let outside = Request::Settle { ranges: vec![range(BLOCKS, 1)] };
+        assert_eq!(b.run(outside).await.map(drop), Err(Error::OutOfRange.into()));
+    });
+}
+
 /// What several nodes use: each of the first comparisons finds that another node was faster.
 struct Contended {
     ram: Ram,
@@ -407,6 +444,14 @@ impl CompareAndWrite for Contended {
             write.copy_to(here);
             Ok(())
         })
+    }
+
+    fn changes(&self) -> Changes {
+        Changes::default()
+    }
+
+    fn settle<'a>(&'a self, _range: Blocks, _ctx: &'a Ctx) -> Settled<'a> {
+        Box::pin(std::future::ready(Ok(())))
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rt::buf::{Account, Bufs, Class, Pool, copy_in};
 
-use crate::{Ctx, Dev, Epoch, Error, Lba, Op};
+use crate::{Ctx, Dev, Epoch, Error, Lba, Op, Run};
 
 /// Submits operations the way a volume does.
 #[derive(Clone, Debug)]
@@ -80,6 +80,21 @@ impl Client {
     /// What the device reports.
     pub async fn unmap(&self, at: u64, blocks: u32) -> Result<(), Error> {
         self.submit(Op::Unmap { at: Lba(at), blocks }).await
+    }
+
+    /// How a range begins.
+    ///
+    /// # Errors
+    /// What the device reports.
+    ///
+    /// # Panics
+    /// If the device breaks the contract.
+    pub async fn map(&self, at: u64, blocks: u32) -> Result<Run, Error> {
+        let ctx = self.ctx(Run::BYTES).await;
+        let data = self.dev.submit(Op::Map { at: Lba(at), blocks }, &ctx).await?;
+        let run = Run::all_of(&data)[0];
+        assert!((1..=blocks).contains(&run.blocks), "{run:?} of {blocks} blocks");
+        Ok(run)
     }
 
     /// Flushes.

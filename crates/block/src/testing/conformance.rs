@@ -60,6 +60,8 @@ pub async fn check(subject: &impl Subject, seed: u64) {
     settled(subject).await;
     unmapping(subject, &Bench::new(subject).await).await;
     settled(subject).await;
+    mapping(&Bench::new(subject).await).await;
+    settled(subject).await;
     random_operations(&Bench::new(subject).await, seed).await;
     settled(subject).await;
     beside_the_volume(&Bench::new(subject).await, seed).await;
@@ -306,6 +308,39 @@ async fn unmapping(subject: &impl Subject, b: &Bench) {
     assert!(after <= empty + RECORDS, "unmapping frees: {empty} {full} {after}");
 }
 
+/// Whatever was written is mapped, what is not mapped reads as zeroes, and the runs of a range cover it.
+async fn mapping(b: &Bench) {
+    let granule = u64::from(b.info.unmap_granularity_blocks).clamp(8, 64);
+    let window = (8 * granule).min(b.info.blocks);
+    let data = noise(&mut Rng::new(7), b.block());
+    let mut written = Vec::new();
+    for at in [0, 3, granule, 3 * granule + 1, window - 1, b.info.blocks - 1] {
+        b.client.write(at, &data, false).await.expect("write");
+        written.push(at);
+    }
+    let freed = u32::try_from(2 * granule).expect("small");
+    b.client.unmap(3 * granule, freed).await.expect("unmap");
+    written.retain(|at| !(3 * granule..5 * granule).contains(at));
+    for start in [0, 1, 4 * granule] {
+        let mut at = start;
+        while at < window {
+            let left = u32::try_from(window - at).expect("small");
+            let run = b.client.map(at, left).await.expect("map");
+            let end = at + u64::from(run.blocks);
+            if !run.mapped {
+                assert!(!written.iter().any(|w| (at..end).contains(w)), "{run:?} at {at}");
+                for at in at..end {
+                    b.expect(at, &vec![0; b.block()]).await;
+                }
+            }
+            at = end;
+        }
+    }
+    let last = b.info.blocks - 1;
+    assert!(b.client.map(last, 1).await.expect("map").mapped);
+    assert_eq!(b.client.map(last, 2).await, Err(Error::OutOfRange));
+}
+
 /// Random operations, one at a time and many, against the checker.
 async fn random_operations(b: &Bench, seed: u64) {
     let checker = RefCell::new(Checker::new(1, b.info.block_size, Initially::Zeroes));
@@ -360,6 +395,7 @@ fn operation(kind: Kind, at: u64, data: Bufs) -> Op {
         Kind::Write => Op::Write { at, data, fua: true },
         Kind::Zero => Op::Zero { at, blocks: 1, unmap: false, fua: false },
         Kind::Unmap => Op::Unmap { at, blocks: 1 },
+        Kind::Map => Op::Map { at, blocks: 1 },
         Kind::Flush => Op::Flush,
     }
 }
@@ -383,7 +419,7 @@ async fn errors_are_passed_on(subject: &impl Subject) {
         let result = match kind {
             Kind::Read => b.client.read(16, 8).await.map(drop),
             Kind::Write => b.client.write(16, &data, false).await,
-            Kind::Zero | Kind::Unmap | Kind::Flush => b.client.flush().await,
+            Kind::Zero | Kind::Unmap | Kind::Map | Kind::Flush => b.client.flush().await,
         };
         let found = result.expect_err("the medium failed");
         match (found, error) {

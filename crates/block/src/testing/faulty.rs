@@ -28,13 +28,16 @@ pub enum Kind {
     Zero,
     /// [`Op::Unmap`].
     Unmap,
+    /// [`Op::Map`].
+    Map,
     /// [`Op::Flush`].
     Flush,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::Zero, Self::Unmap, Self::Flush];
+    pub const ALL: [Self; 6] =
+        [Self::Read, Self::Write, Self::Zero, Self::Unmap, Self::Map, Self::Flush];
 
     /// The kind of `op`.
     #[must_use]
@@ -44,6 +47,7 @@ impl Kind {
             Op::Write { .. } => Self::Write,
             Op::Zero { .. } => Self::Zero,
             Op::Unmap { .. } => Self::Unmap,
+            Op::Map { .. } => Self::Map,
             Op::Flush => Self::Flush,
         }
     }
@@ -266,6 +270,8 @@ impl Faulty {
                 Op::Read { blocks, .. } => {
                     Ok(Bufs::zeroes(blocks as usize * info.block_size as usize))
                 }
+                // Nobody may be told what was not looked at, least of all that there is nothing.
+                Op::Map { .. } => self.below.submit(op, ctx).await,
                 _ => Ok(Bufs::new()),
             },
             Effect::Misdirect(by) => self.below.submit(shifted(op, by, &info), ctx).await,
@@ -327,7 +333,7 @@ fn first_half(op: Op, block_size: u32) -> Option<Op> {
         Op::Zero { at, blocks, unmap, fua } => {
             (blocks > 1).then_some(Op::Zero { at, blocks: blocks / 2, unmap, fua })
         }
-        Op::Read { .. } | Op::Unmap { .. } | Op::Flush => None,
+        Op::Read { .. } | Op::Unmap { .. } | Op::Map { .. } | Op::Flush => None,
     }
 }
 

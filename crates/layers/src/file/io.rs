@@ -1,6 +1,6 @@
 //! The data path of a flat image: from blocks to what its disk takes.
 
-use block::{ASIDE, Blocks, Bufs, BufsMut, Ctx, Error, Layer, Lba, Op};
+use block::{ASIDE, Blocks, Bufs, BufsMut, Ctx, Error, Layer, Lba, Op, Run};
 use rt::disk::{DiskError, DiskErrorKind};
 
 use super::File;
@@ -39,6 +39,9 @@ impl Layer for File {
         let span = self.span(range);
         match op {
             Op::Read { .. } => return self.read(span, &ctx).await,
+            Op::Map { blocks, .. } => {
+                return Ok(Box::pin(self.map(span, blocks)).await?.into_bufs(&ctx));
+            }
             Op::Write { data, .. } if span.widened(self.unit) == span && self.takes(&data) => {
                 self.write_plain(span, data).await?;
             }
@@ -52,8 +55,8 @@ impl File {
     /// What is rare is in a box, so that the future of a plain read or write stays small.
     async fn submit_rare(&self, op: Op, span: Span, ctx: &Ctx) -> Result<(), Error> {
         match op {
-            // Reads and flushes never come here.
-            Op::Read { .. } | Op::Flush => Ok(()),
+            // What does not change contents never comes here.
+            Op::Read { .. } | Op::Map { .. } | Op::Flush => Ok(()),
             Op::Write { data, .. } => self.write(span, &data, ctx).await,
             Op::Zero { unmap, .. } => self.zero(span, unmap && !self.keeps_space, ctx).await,
             Op::Unmap { .. } => self.zero(span, !self.keeps_space, ctx).await,
@@ -87,6 +90,24 @@ impl File {
             return Ok(data);
         }
         Ok(cut(&data, wide, span))
+    }
+
+    /// How `span`, which is `blocks` long, begins. A full image has its space, whatever the file system calls it.
+    async fn map(&self, span: Span, blocks: u32) -> Result<Run, Error> {
+        if self.keeps_space {
+            return Ok(Run { blocks, mapped: true });
+        }
+        let stretch = self.disk.stretch(span.at, span.len()).await;
+        let stretch = stretch.map_err(|e| self.failed(e, span, Doing::Reading))?;
+        let block = u64::from(self.info.get().block_size);
+        let whole = u32::try_from(stretch.bytes / block).unwrap_or(blocks);
+        Ok(if stretch.hole && whole > 0 {
+            Run { blocks: whole, mapped: false }
+        } else {
+            // A block that has a hole in a part of it has something in another.
+            let touched = u32::try_from(stretch.bytes.div_ceil(block)).unwrap_or(blocks);
+            Run { blocks: touched.min(blocks), mapped: true }
+        })
     }
 
     async fn write(&self, span: Span, data: &Bufs, ctx: &Ctx) -> Result<(), Error> {

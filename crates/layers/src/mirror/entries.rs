@@ -5,7 +5,7 @@
 
 use std::collections::hash_map;
 
-use block::{Blocks, Error, RangeLock};
+use block::{Blocks, Error, Lba, RangeLock};
 use peer::{Entry, Seq, Tag, View};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -141,6 +141,12 @@ impl Entries {
         let mut places: SmallVec<_> = met.map(|(place, _)| *place).collect();
         places.sort_unstable();
         places
+    }
+
+    /// The first range from `at` on that one of them changes.
+    pub(super) fn next(&self, at: Lba) -> Option<Blocks> {
+        let ranges = self.table.values().map(|held| held.entry.range);
+        ranges.filter(|r| r.end().is_none_or(|end| end > at.0)).min_by_key(|r| r.at)
     }
 
     /// A copy takes over `range`: those that hold a part of it give up their locks, and stay

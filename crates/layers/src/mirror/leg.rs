@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Aside, Blocks, Bufs, Ctx, Dev, Error, Op};
+use block::{Aside, Blocks, Bufs, Ctx, Dev, Error, Op, Run};
 use peer::{Change, Kind};
 use rt::fault::{self, Point};
 use slab::Slab;
@@ -115,6 +115,14 @@ impl Leg {
         let _running = self.runs(now);
         let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
         self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await
+    }
+
+    /// How `range` begins.
+    pub(super) async fn map(&self, range: Blocks, ctx: &Ctx, now: Duration) -> Result<Run, Error> {
+        let _running = self.runs(now);
+        let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
+        let found = self.dev.submit(Op::Map { at: range.at, blocks }, ctx).await?;
+        Ok(Run::all_of(&found).first().copied().unwrap_or(Run { blocks, mapped: true }))
     }
 
     /// Makes durable what has completed; `request` is the number it was asked for under, if a

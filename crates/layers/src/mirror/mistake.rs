@@ -24,4 +24,6 @@ pub enum Mistake {
     FlushesUnsettled,
     /// What changes beside the volume is told when it is committed, not before.
     TellsAsideLate,
+    /// Whoever watches blocks is not told of their changes.
+    HidesChanges,
 }

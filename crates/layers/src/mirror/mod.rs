@@ -54,8 +54,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
-    Account, Aside, Blocks, Bufs, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Info,
-    Layer, Lba, Op,
+    Account, Aside, Blocks, Bufs, Changes, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch,
+    Error, Info, Layer, Lba, Op, Settled,
 };
 use peer::{Change, Incarnation, Kind, Link, NodeId, View};
 use rt::Core;
@@ -351,6 +351,18 @@ impl CompareAndWrite for Mirror {
     ) -> Compared<'a> {
         Box::pin(self.0.compare_and_write(at, compare, write, fua, ctx))
     }
+
+    fn changes(&self) -> Changes {
+        if self.0.settings.makes(Mistake::HidesChanges) {
+            return Changes::default();
+        }
+        // A change is committed once the leg of every member has it, so this leg as well.
+        self.0.leg.dev.changes()
+    }
+
+    fn settle<'a>(&'a self, range: Blocks, ctx: &'a Ctx) -> Settled<'a> {
+        Box::pin(self.0.settle_range(range, ctx))
+    }
 }
 
 impl Layer for Mirror {
@@ -378,6 +390,10 @@ impl Layer for Mirror {
             }
             Op::Unmap { at, blocks } => {
                 self.zero(at, blocks, true, false, &ctx).await.map(|()| Bufs::new())
+            }
+            Op::Map { at, blocks } => {
+                let run = self.0.map(Blocks::new(at, u64::from(blocks)), &ctx).await?;
+                Ok(run.into_bufs(&ctx))
             }
             Op::Flush => self.0.flush(&ctx).await.map(|()| Bufs::new()),
         }

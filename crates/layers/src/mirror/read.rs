@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Blocks, Bufs, Ctx, Error, RangeLock};
+use block::{Blocks, Bufs, Ctx, Error, RangeLock, Run};
 use peer::{Message, NodeId, View};
 
 use super::Mistake;
@@ -12,6 +12,9 @@ use super::requests::Answer;
 
 /// How long a read waits for writes before it asks the primary.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+/// How often it is looked for a moment without writes.
+const LOOKS: usize = 100;
 
 /// What came of waiting for a range.
 enum Waited {
@@ -59,6 +62,65 @@ impl Replica {
                 found => return found,
             }
         }
+    }
+
+    /// How a range begins, by the own disk, which has what every member has while it serves. What is not known to be
+    /// committed may yet turn out not to have happened: its blocks are mapped, whatever they are by now.
+    pub(super) async fn map(self: &Rc<Self>, range: Blocks, ctx: &Ctx) -> Result<Run, Error> {
+        loop {
+            let view = self.serving(ctx).await?;
+            let found = self.leg.map(range, ctx, self.pulse.get()).await;
+            // The opening of another view may have put back what was freed.
+            if self.serves() != Some(view) {
+                continue;
+            }
+            return match found {
+                Ok(run) if run.mapped => Ok(run),
+                Ok(run) => Ok(self.as_committed(range, run)),
+                Err(Error::Gone) if !self.leg_failed(Error::Gone) => Err(Error::Fenced),
+                // Nothing can be told: nothing is free.
+                Err(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
+                    let blocks = u32::try_from(range.count).unwrap_or(u32::MAX);
+                    Ok(Run { blocks, mapped: true })
+                }
+                Err(e) => Err(e),
+            };
+        }
+    }
+
+    /// Waits until no write of `range` that this leg has, or is about to get, may yet turn out not to have happened.
+    pub(super) async fn settle_range(
+        self: &Rc<Self>,
+        range: Blocks,
+        ctx: &Ctx,
+    ) -> Result<(), Error> {
+        for _ in 0..LOOKS {
+            let view = self.serving(ctx).await?;
+            let lock = self.locks.enter(range, false);
+            if !lock.is_held() {
+                self.want(range);
+                let held = self.in_view(view, lock.held());
+                if !matches!(tokio::time::timeout(PATIENCE, held).await, Ok(Some(()))) {
+                    continue;
+                }
+            }
+            if self.serves() == Some(view) {
+                return Ok(());
+            }
+        }
+        // Others' writes of the range do not end, or views do not last.
+        Err(Error::Fenced)
+    }
+
+    /// What of `run`, which `range` begins with and has nothing in it, is known to be so at all members.
+    fn as_committed(&self, range: Blocks, run: Run) -> Run {
+        let Some(next) = self.entries.borrow().next(range.at) else { return run };
+        let blocks = |count: u64| u32::try_from(count).unwrap_or(u32::MAX).min(run.blocks);
+        if next.at > range.at {
+            return Run { blocks: blocks(next.at.0 - range.at.0), mapped: false };
+        }
+        let end = next.end().unwrap_or(u64::MAX);
+        Run { blocks: blocks(end - range.at.0), mapped: true }
     }
 
     /// Waits for a range that writes have. Writes may overtake it here for ever; at the primary they

@@ -368,7 +368,9 @@ impl Target {
             Request::Verify { .. } | Request::Flush => {}
             Request::WriteSame { .. }
             | Request::CompareAndWrite { .. }
-            | Request::OrWrite { .. } => {
+            | Request::OrWrite { .. }
+            | Request::Map { .. }
+            | Request::Settle { .. } => {
                 return Err(Failure::Device(Error::Gone));
             }
         }

@@ -9,9 +9,9 @@ use std::os::unix::fs::MetadataExt;
 
 use smallvec::SmallVec;
 
-use super::{DiskError, DiskErrorKind};
+use super::{DiskError, DiskErrorKind, Stretch};
 use crate::buf::{Bufs, BufsMut};
-use crate::sys::{self, Direction};
+use crate::sys::{self, Direction, Seeking};
 
 /// Most pieces of memory the system takes in one call (`UIO_MAXIOV`).
 pub(crate) const MAX_VECTORS: usize = 1024;
@@ -85,6 +85,28 @@ impl FileDisk {
     pub(crate) fn allocated(&self) -> Result<u64, DiskError> {
         // `st_blocks` counts 512 bytes each, whatever the file system's blocks are (`stat(3type)`).
         Ok(self.0.metadata()?.blocks() * 512)
+    }
+
+    /// How `bytes` from `at` on begin, at least one.
+    pub(crate) fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {
+        let data = match retry(|| sys::seek(self.fd(), Seeking::Data, at)) {
+            Ok(data) => data,
+            // There is none behind this, unless somebody has cut the file short.
+            Err(e) if e.raw_os_error() == Some(libc::ENXIO) => match self.size()? {
+                size if at.checked_add(bytes).is_some_and(|end| end <= size) => u64::MAX,
+                _ => return Err(DiskError::new(DiskErrorKind::PastEnd)),
+            },
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+                return Ok(Stretch { bytes, hole: false });
+            }
+            Err(e) => return Err(e.into()),
+        };
+        if data > at {
+            return Ok(Stretch { bytes: bytes.min(data - at), hole: true });
+        }
+        let hole = retry(|| sys::seek(self.fd(), Seeking::Hole, at))?;
+        // One that came between the two looks is no data any more, and counts as it was.
+        Ok(Stretch { bytes: bytes.min((hole - at).max(1)), hole: false })
     }
 
     /// Size in bytes. A block device's is known to a seek, not to its metadata.

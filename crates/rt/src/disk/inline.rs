@@ -3,8 +3,8 @@
 //! Such files do not wait for a device (unless memory is swapped out), and no other engine reaches them as cheaply: they do not
 //! support non-blocking submission, so an io_uring hands every operation to a worker thread.
 
-use super::DiskError;
 use super::file::{ALLOCATE, FileDisk, PUNCH, ZERO};
+use super::{DiskError, Stretch};
 use crate::buf::{Bufs, BufsMut};
 
 /// Longest range handled before other tasks get their turn, in bytes: some milliseconds of work.
@@ -49,6 +49,10 @@ impl InlineDisk {
 
     pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
         self.0.allocated()
+    }
+
+    pub(crate) async fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {
+        self.0.stretch(at, STEP.min(bytes))
     }
 
     pub(crate) async fn size(&self) -> Result<u64, DiskError> {

@@ -66,6 +66,15 @@ pub struct DiskInfo {
     pub attachment: u64,
 }
 
+/// How a range of a disk begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// So many bytes of it are alike, one at least.
+    pub bytes: u64,
+    /// Whether there is nothing behind them: they read as zeroes.
+    pub hole: bool,
+}
+
 /// What serves a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
@@ -79,7 +88,7 @@ pub enum Engine {
     Sim,
 }
 
-/// The implementations behind a [`Disk`]. Each has the same nine inherent methods; they are
+/// The implementations behind a [`Disk`]. Each has the same ten inherent methods; they are
 /// called with checked arguments and need not know about earlier failures.
 #[derive(Debug)]
 pub(crate) enum Backend {
@@ -267,6 +276,19 @@ impl Disk {
         match self.info().kind {
             DiskKind::BlockDevice => Ok(self.info().size),
             DiskKind::File => dispatch!(&self.0.backend, b => b.allocated().await),
+        }
+    }
+
+    /// How a range that is not empty begins: with a hole, or not, and for how long. What is no hole may read as zeroes
+    /// all the same; a disk that does not tell has none. What changes meanwhile counts, or not.
+    ///
+    /// # Errors
+    /// [`DiskErrorKind::PastEnd`], and what the system reports.
+    pub async fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {
+        check_inside(at, bytes, self.info().size)?;
+        match self.info().kind {
+            DiskKind::BlockDevice => Ok(Stretch { bytes, hole: false }),
+            DiskKind::File => dispatch!(&self.0.backend, b => b.stretch(at, bytes).await),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::file::{ALLOCATE, FileDisk, PUNCH, ZERO};
-use super::{DiskError, DiskErrorKind};
+use super::{DiskError, DiskErrorKind, Stretch};
 use crate::buf::{Bufs, BufsMut};
 
 #[derive(Debug)]
@@ -44,6 +44,10 @@ impl PoolDisk {
 
     pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
         run(&self.0, FileDisk::allocated).await
+    }
+
+    pub(crate) async fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {
+        run(&self.0, move |file| file.stretch(at, bytes)).await
     }
 
     pub(crate) async fn size(&self) -> Result<u64, DiskError> {

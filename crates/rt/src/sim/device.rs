@@ -13,7 +13,7 @@ use super::medium::{Fate, Losses, Medium};
 use super::rng::Rng;
 use super::trace::content;
 use crate::buf::{Bufs, BufsMut};
-use crate::disk::{DiskError, DiskErrorKind, DiskKind};
+use crate::disk::{DiskError, DiskErrorKind, DiskKind, Stretch};
 
 /// Space is given to files in pieces of this many bytes.
 const GRAIN: u64 = 4096;
@@ -188,6 +188,25 @@ impl Device {
             DiskKind::BlockDevice => self.len,
             DiskKind::File => self.allocated.count(0..u64::MAX) * GRAIN,
         }
+    }
+
+    /// How a range of a file begins. Contents that came back have no space before the next power cut, and count all the same.
+    pub(crate) fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {
+        if !self.present {
+            return Err(fail(DiskErrorKind::Gone));
+        }
+        let mut data = self.allocated.clone();
+        for r in self.medium.filled() {
+            data.insert(r.start / GRAIN..r.end.div_ceil(GRAIN));
+        }
+        let next = data.next(at / GRAIN).map(|r| r.start * GRAIN..r.end * GRAIN);
+        Ok(match next {
+            Some(next) if next.start <= at => {
+                Stretch { bytes: bytes.min(next.end - at), hole: false }
+            }
+            Some(next) => Stretch { bytes: bytes.min(next.start - at), hole: true },
+            None => Stretch { bytes, hole: true },
+        })
     }
 
     /// Operations that are not finished.

@@ -15,7 +15,7 @@ use super::faults::{Bad, DiskFaults};
 use super::host::Boot;
 use super::trace::Trace;
 use crate::buf::{Bufs, BufsMut};
-use crate::disk::{DiskError, DiskErrorKind, DiskInfo};
+use crate::disk::{DiskError, DiskErrorKind, DiskInfo, Stretch};
 
 /// Alignment of buffers that the simulator demands: as strict as any real disk.
 const MEMORY_ALIGN: u32 = 512;
@@ -224,6 +224,11 @@ impl SimDisk {
     #[expect(clippy::unused_async, reason = "the same methods as every other backend")]
     pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
         Ok(self.slot.device.borrow().allocated())
+    }
+
+    #[expect(clippy::unused_async, reason = "the same methods as every other backend")]
+    pub(crate) async fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {
+        self.slot.device.borrow().stretch(at, bytes)
     }
 
     #[expect(clippy::unused_async, reason = "the same methods as every other backend")]

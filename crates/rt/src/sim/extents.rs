@@ -15,6 +15,12 @@ impl Extents {
             .sum()
     }
 
+    /// The first range that ends behind `from`.
+    pub(crate) fn next(&self, from: u64) -> Option<Range<u64>> {
+        let around = self.0.range(..=from).next_back().filter(|&(_, &end)| end > from);
+        around.or_else(|| self.0.range(from..).next()).map(|(&start, &end)| start..end)
+    }
+
     /// Adds `range`; returns how many numbers were new.
     pub(crate) fn insert(&mut self, range: Range<u64>) -> u64 {
         if range.is_empty() {
@@ -82,6 +88,9 @@ mod tests {
             }
             let spans: u64 = ours.0.iter().map(|(s, e)| e - s).sum();
             assert_eq!(spans, plain.len() as u64);
+            let from = rng.below(72);
+            let next = ours.next(from).map(|r| r.start.max(from));
+            assert_eq!(next, plain.range(from..).next().copied());
             let (a, b) = (rng.below(30), 30 + rng.below(30));
             assert_eq!(ours.count(a..b), plain.range(a..b).count() as u64);
         }

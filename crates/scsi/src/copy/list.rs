@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use super::plan::{CopyEnd, CopySegment, DESIGNATOR_MAX};
 use super::{MAX_DESCRIPTORS, MAX_ENDS, MAX_SEGMENTS};
 use crate::sense::{Code, Sense};
+use crate::vpd::Designator;
 
 const G_SENSE: u8 = 0x02;
 const IMMED: u8 = 0x01;
@@ -241,6 +242,21 @@ fn parse_ends(list: &[u8], at: usize) -> Result<Vec<CopyEnd>, Sense> {
         })
     };
     ends.iter().enumerate().map(parse).collect()
+}
+
+/// An identification descriptor by itself.
+pub(super) fn parse_end(descriptor: &[u8; END_LEN]) -> Option<CopyEnd> {
+    parse_ends(descriptor, 0).ok()?.pop()
+}
+
+/// The identification descriptor of a unit with blocks of `block_size` bytes.
+pub(super) fn identification(unit: &Designator, block_size: u32) -> [u8; END_LEN] {
+    let mut out = [0; END_LEN];
+    let len = unit.id.len().min(DESIGNATOR_MAX);
+    (out[0], out[4], out[5], out[7]) = (IDENTIFICATION, unit.code_set, unit.kind, len as u8);
+    out[8..8 + len].copy_from_slice(&unit.id[..len]);
+    out[29..].copy_from_slice(&block_size.to_be_bytes()[1..]);
+    out
 }
 
 fn parse_segments(mut list: &[u8], mut at: usize) -> Result<Vec<CopySegment>, Sense> {

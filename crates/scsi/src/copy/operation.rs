@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use super::MAX_OPERATIONS;
+use super::{MAX_OPERATIONS, RodToken};
 use crate::reply::{Refusal, Reply, Status};
 use crate::sense::{Code, CopyField, Sense, SenseBytes};
 
@@ -30,6 +30,8 @@ pub(crate) struct Operation {
     pub(super) status_told: Cell<bool>,
     /// Whether RECEIVE COPY FAILURE DETAILS(LID1) has.
     pub(super) details_told: Cell<bool>,
+    /// The token that it has made.
+    pub(super) token: RefCell<Option<RodToken>>,
     aborted: Cell<bool>,
     /// Whether COPY OPERATION ABORT has ended it.
     cleared: Cell<bool>,
@@ -109,6 +111,7 @@ impl Operation {
             state: RefCell::new(State::Running),
             status_told: Cell::new(false),
             details_told: Cell::new(false),
+            token: RefCell::default(),
             aborted: Cell::new(false),
             cleared: Cell::new(false),
             waker: RefCell::default(),

@@ -207,6 +207,10 @@ impl Drop for CopyPlan {
 pub struct CopyHandle(Rc<Operation>);
 
 impl CopyHandle {
+    pub(super) fn new(operation: Rc<Operation>) -> Self {
+        Self(operation)
+    }
+
     /// Asks for the copy to be given up.
     pub fn abort(&self) {
         self.0.abort();

@@ -10,7 +10,8 @@ use super::operation::{Operation, State};
 use super::{
     COPY_OPERATION_ABORT, COPY_STATUS_LID1, COPY_STATUS_LID4, EXTENDED_COPY_LID1,
     EXTENDED_COPY_LID4, FAILED_SEGMENT_DETAILS, MAX_DESCRIPTORS, MAX_ENDS, MAX_OPERATIONS,
-    MAX_SEGMENT_BYTES, MAX_SEGMENTS, OPERATING_PARAMETERS, TOTAL_OPERATIONS, list,
+    MAX_SEGMENT_BYTES, MAX_SEGMENTS, OPERATING_PARAMETERS, POPULATE_TOKEN, ROD_TOKEN_INFORMATION,
+    ROD_TOKEN_LEN, TOTAL_OPERATIONS, WRITE_USING_TOKEN, list, rod, token,
 };
 use crate::reply::{Refusal, Status};
 use crate::sense::Sense;
@@ -61,6 +62,7 @@ const FAILED: u8 = 0x02;
 /// TRANSFER COUNT UNITS.
 const BYTES: u8 = 0x00;
 const MEBIBYTES: u8 = 0x02;
+const BLOCKS: u8 = 0xf1;
 
 /// RECEIVE COPY STATUS(LID1). What has ended is told once.
 pub(crate) fn status_lid1(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
@@ -138,13 +140,44 @@ struct StatusLid4 {
 
 const _: () = assert!(size_of::<StatusLid4>() == 32);
 
+/// RECEIVE ROD TOKEN INFORMATION (SPC-4 6.26): what RECEIVE COPY STATUS(LID4) has, counted in blocks, and behind it
+/// the token that was made, if one was.
+pub(crate) fn rod_token_information(
+    unit: &mut LogicalUnit,
+    cmd: &Incoming<'_>,
+) -> Result<Outcome, Refusal> {
+    let operation = operation(unit, cmd, cmd.cdb.u32(2))?;
+    if ![POPULATE_TOKEN, WRITE_USING_TOKEN].contains(&operation.service_action) {
+        return Err(Sense::field(2, None).into());
+    }
+    let mut data = status(&operation, BLOCKS);
+    match &*operation.token.borrow() {
+        Some(token) => {
+            // Two bytes that say nothing of a block device, and the token.
+            data.extend((2 + ROD_TOKEN_LEN as u32).to_be_bytes());
+            data.extend([0, 0]);
+            data.extend(token.bytes());
+        }
+        None => data.extend([0; 4]),
+    }
+    let available = (data.len() - 4) as u32;
+    data[..4].copy_from_slice(&available.to_be_bytes());
+    Ok(Outcome::data(data, u64::from(cmd.cdb.u32(10))))
+}
+
 /// RECEIVE COPY STATUS(LID4).
 pub(crate) fn status_lid4(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+    let operation = operation(unit, cmd, cmd.cdb.u32(2))?;
+    Ok(Outcome::data(status(&operation, BYTES), u64::from(cmd.cdb.u32(10))))
+}
+
+/// How far an operation is, and how it has ended; what it has moved in `units`.
+fn status(operation: &Operation, units: u8) -> Vec<u8> {
     const IN_FOREGROUND: u8 = 0x11;
     const TERMINATED: u8 = 0x60;
     const NOTHING_NEW_COMES: u32 = 0xffff_fffe;
     const NO_ESTIMATE: u32 = 0xffff_ffff;
-    let operation = operation(unit, cmd, cmd.cdb.u32(2))?;
+    let unit = if units == BLOCKS { operation.current.borrow().block_size.max(1) } else { 1 };
     let (status, completion, mut sense) = match &*operation.state.borrow() {
         State::Running => (IN_FOREGROUND, 0, Vec::new()),
         State::Done => (DONE, Status::Good as u8, Vec::new()),
@@ -163,13 +196,12 @@ pub(crate) fn status_lid4(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<
         completion,
         sense_field: sense.len() as u8,
         sense_length: sense_length as u8,
-        units: BYTES,
-        transferred: U64::new(operation.bytes.get()),
+        units,
+        transferred: U64::new(operation.bytes.get() / u64::from(unit)),
         segments: U16::new(operation.segments.get()),
         reserved: [0; 6],
     };
-    let data = [header.as_bytes(), &sense].concat();
-    Ok(Outcome::data(data, u64::from(cmd.cdb.u32(10))))
+    [header.as_bytes(), &sense].concat()
 }
 
 /// Parameter data of RECEIVE COPY OPERATING PARAMETERS (SPC-4 6.22), without the list of descriptors.
@@ -225,25 +257,35 @@ pub(crate) fn operating_parameters(
 }
 
 /// Third-party copy VPD page (SPC-4 7.8.17), without the header.
-pub(crate) fn page() -> Vec<u8> {
+pub(crate) fn page(block_size: u32) -> Vec<u8> {
     const COMMANDS: u16 = 0x0001;
     const PARAMETERS: u16 = 0x0004;
     const TYPES: u16 = 0x0008;
     const END_IDS: u16 = 0x000c;
     const GENERAL: u16 = 0x8001;
     let supported = [
-        &[0x83, 3, EXTENDED_COPY_LID1, EXTENDED_COPY_LID4, COPY_OPERATION_ABORT][..],
+        &[
+            0x83,
+            5,
+            EXTENDED_COPY_LID1,
+            EXTENDED_COPY_LID4,
+            POPULATE_TOKEN,
+            WRITE_USING_TOKEN,
+            COPY_OPERATION_ABORT,
+        ][..],
         &[
             0x84,
-            4,
+            5,
             COPY_STATUS_LID1,
             OPERATING_PARAMETERS,
             FAILED_SEGMENT_DETAILS,
             COPY_STATUS_LID4,
+            ROD_TOKEN_INFORMATION,
         ],
     ]
     .concat();
     let mut out = Vec::new();
+    token_limits(&mut out, block_size);
     descriptor(&mut out, COMMANDS, &[&[supported.len() as u8][..], &supported].concat());
     let mut parameters = vec![0; 4];
     parameters.extend((MAX_ENDS as u16).to_be_bytes());
@@ -254,12 +296,60 @@ pub(crate) fn page() -> Vec<u8> {
     descriptor(&mut out, TYPES, &[&[DESCRIPTORS.len() as u8][..], &DESCRIPTORS].concat());
     // Beside the indexes of a list: the unit itself.
     descriptor(&mut out, END_IDS, &[0, 2, 0xff, 0xff]);
+    token_features(&mut out);
     let mut general = u32::from(TOTAL_OPERATIONS).to_be_bytes().to_vec();
     general.extend((MAX_OPERATIONS as u32).to_be_bytes());
     general.extend(MAX_SEGMENT_BYTES.to_be_bytes());
     general.extend([0; 20]);
     descriptor(&mut out, GENERAL, &general);
     out
+}
+
+/// Block device ROD token limits (SBC-3 6.5).
+fn token_limits(out: &mut Vec<u8>, block_size: u32) {
+    const LIMITS: u16 = 0x0000;
+    let mut limits = vec![0; 6];
+    limits.extend((token::MAX_RANGES as u16).to_be_bytes());
+    limits.extend(token::MAX_INACTIVITY_S.to_be_bytes());
+    limits.extend(token::DEFAULT_INACTIVITY_S.to_be_bytes());
+    let most = token::most_blocks(block_size);
+    // The most at once is the best: every command has its price.
+    limits.extend([most.to_be_bytes(), most.to_be_bytes()].concat());
+    descriptor(out, LIMITS, &limits);
+}
+
+/// ROD token features and supported ROD types (SPC-4 7.8.17).
+fn token_features(out: &mut Vec<u8>) {
+    const FEATURES: u16 = 0x0106;
+    const TYPES: u16 = 0x0108;
+    const BLOCK_DEVICE: [u8; 4] = [0, 0, 0, 0x2c];
+    const TOKEN_IN: u8 = 0x02;
+    const TOKEN_OUT: u8 = 0x01;
+    const TYPE_LEN: usize = 64;
+    // REMOTE TOKENS is zero: those of other copy managers are unknown here.
+    let mut features = vec![0; 12];
+    // A change or a restart may end a token at once.
+    features.extend(
+        [0, token::TOKEN_LIFETIME_S, token::MAX_INACTIVITY_S].map(u32::to_be_bytes).concat(),
+    );
+    features.extend([0; 18]);
+    let mut blocks = BLOCK_DEVICE.to_vec();
+    blocks.extend([0; 4]); // no granularity
+    blocks.extend([token::MAX_BYTES; 4].map(u64::to_be_bytes).concat());
+    blocks.extend([0; 8]);
+    features.extend((blocks.len() as u16).to_be_bytes());
+    features.extend(blocks);
+    descriptor(out, FEATURES, &features);
+    let supported = [(rod::CHANGE_VULNERABLE, TOKEN_IN | TOKEN_OUT), (rod::ZEROES, TOKEN_IN)];
+    let mut types = vec![0; 2];
+    types.extend(((supported.len() * TYPE_LEN) as u16).to_be_bytes());
+    for (kind, how) in supported {
+        let mut body = kind.to_be_bytes().to_vec();
+        body.push(how);
+        body.resize(TYPE_LEN, 0);
+        types.extend(body);
+    }
+    descriptor(out, TYPES, &types);
 }
 
 /// Appends a third-party copy descriptor, filled to a multiple of four bytes.

@@ -4,8 +4,8 @@ use block::{Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Pool, Reque
 use reservation::{Change, Initiator, Party, Refusal, Table};
 use scsi::{
     Admission, Arrival, Command, CopyFault, CopyOutcome, CopyPlan, CopySegment, Data, Known,
-    LogicalUnit, Lun, LunConfig, Nexus, NexusId, Reply, Side, Status, Step, TargetPort, Transfer,
-    Whose,
+    LogicalUnit, Lun, LunConfig, Nexus, NexusId, Presented, Reply, RodToken, Side, Status, Step,
+    TargetPort, TokenFault, TokenOutcome, TokenPlan, TokenWork, Transfer, Whose,
 };
 
 pub(crate) const BLOCK: u64 = 512;
@@ -85,6 +85,10 @@ pub(crate) fn shape(request: &Request) -> String {
         Request::OrWrite { at, data, fua } => {
             format!("or {}{}", blocks(at, data), flag(*fua, " fua"))
         }
+        Request::Map { range, most } => format!("map {} most {most}", span(range)),
+        Request::Settle { ranges } => {
+            format!("settle {}", ranges.iter().map(span).collect::<Vec<_>>().join(","))
+        }
         Request::Flush => "flush".into(),
     }
 }
@@ -134,6 +138,11 @@ pub(crate) struct Bench {
     pub(crate) fail: Option<Failure>,
     /// How the next copy ends, without anything copied.
     pub(crate) copies: Option<CopyOutcome>,
+    /// How the next transfer by a token ends, and how much of it is done by then, in bytes.
+    pub(crate) tokened: Option<TokenOutcome>,
+    pub(crate) wrote: u64,
+    /// Tokens, and what they stand for.
+    tokens: Vec<(RodToken, Vec<u8>)>,
     pub(crate) luns: Vec<Lun>,
     /// What all nodes know.
     pub(crate) table: Table,
@@ -155,6 +164,9 @@ impl Bench {
             log: Vec::new(),
             fail: None,
             copies: None,
+            tokened: None,
+            wrote: 0,
+            tokens: Vec::new(),
             luns: vec![Lun::new(0).expect("a small number")],
             table: Table::default(),
             parties: Vec::new(),
@@ -248,10 +260,49 @@ impl Bench {
                     };
                 }
                 Step::Consult(running) => step = self.unit.consulted(running, &self.table),
+                Step::Token(plan, running) => {
+                    let outcome = self.tokened.take().inspect(|_| plan.wrote(0, self.wrote));
+                    let outcome = outcome.unwrap_or_else(|| self.token(&plan));
+                    return self.unit.finish_token(running, outcome);
+                }
                 Step::Copy(plan, running) => {
                     let outcome = self.copies.take().unwrap_or_else(|| self.copy(&plan));
                     return self.unit.finish_copy(running, outcome);
                 }
+            }
+        }
+    }
+
+    /// Makes and uses tokens of the one unit that there is.
+    fn token(&mut self, plan: &TokenPlan) -> TokenOutcome {
+        let span = |r: &Blocks| (r.at.0 * BLOCK) as usize..((r.at.0 + r.count) * BLOCK) as usize;
+        match plan.work() {
+            TokenWork::Populate { ranges, .. } => {
+                let data: Vec<u8> =
+                    ranges.iter().flat_map(|r| self.contents[span(r)].to_vec()).collect();
+                let random = [self.tokens.len() as u64; 5];
+                let token = RodToken::new(&config().uuid, data.len() as u64, BLOCK as u32, random);
+                self.tokens.push((token.clone(), data));
+                TokenOutcome::Made(token)
+            }
+            TokenWork::Write { token, offset, ranges, .. } => {
+                let known = |token| self.tokens.iter().find(|(known, _)| known == token);
+                let data = match token {
+                    Presented::Zeroes => vec![0; self.contents.len()],
+                    Presented::Data(token) => match known(token) {
+                        Some((_, data)) => data.clone(),
+                        None => return TokenOutcome::Invalid(TokenFault::Unknown),
+                    },
+                };
+                let mut from = (offset * BLOCK) as usize;
+                for range in ranges {
+                    let to = span(range);
+                    let next = from + to.len();
+                    plan.wrote((from as u64) - offset * BLOCK, to.len() as u64);
+                    self.contents[to].copy_from_slice(&data[from..next]);
+                    from = next;
+                }
+                TokenOutcome::Written
             }
         }
     }
@@ -322,9 +373,34 @@ impl Bench {
                 let both: Vec<u8> = here.iter().zip(data.to_vec()).map(|(a, b)| a | b).collect();
                 self.put(at, &both)?;
             }
-            Request::Flush => {}
+            Request::Map { range, most } => {
+                let runs = self.map(range, most);
+                return Ok(self.bufs(&runs));
+            }
+            Request::Settle { .. } | Request::Flush => {}
         }
         Ok(Bufs::new())
+    }
+
+    /// Eight blocks in a row that are zeroes have no space, at an address that is a multiple of that.
+    fn map(&self, range: Blocks, most: u16) -> Vec<u8> {
+        let end = (range.at.0 + range.count).min(BLOCKS);
+        let mut runs: Vec<(u32, u8)> = Vec::new();
+        for at in range.at.0..end {
+            let page = at / 8 * 8 * BLOCK;
+            let page = &self.contents[page as usize..][..(8 * BLOCK) as usize];
+            let mapped = u8::from(page.iter().any(|byte| *byte != 0));
+            let full = runs.len() == usize::from(most);
+            match runs.last_mut() {
+                Some(last) if last.1 == mapped => last.0 += 1,
+                _ if full => break,
+                _ => runs.push((1, mapped)),
+            }
+        }
+        let bytes = |&(count, mapped): &(u32, u8)| -> Vec<u8> {
+            [&count.to_be_bytes()[..], &[mapped, 0, 0, 0]].concat()
+        };
+        runs.iter().flat_map(bytes).collect()
     }
 
     fn slice(&self, range: Blocks) -> Result<&[u8], Failure> {

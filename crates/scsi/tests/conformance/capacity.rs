@@ -1,6 +1,8 @@
 //! SBC-3 5.4 GET LBA STATUS, 5.15 and 5.16 READ CAPACITY.
 
-use crate::bench::{BLOCKS, Bench, config, data, info, pointer, verdict};
+use block::{Error, Failure, Lba};
+
+use crate::bench::{BLOCK, BLOCKS, Bench, config, data, info, pointer, verdict};
 
 fn sixteen(allocation: u8) -> [u8; 16] {
     let mut cdb = [0; 16];
@@ -59,7 +61,9 @@ fn read_capacity_16_of_other_devices() {
 /// SBC-3 5.4.
 #[test]
 fn get_lba_status() {
-    let (mut b, i) = Bench::new();
+    let mut thick = info();
+    thick.unmap_granularity_blocks = 0;
+    let (mut b, i) = Bench::with(config(), thick);
     let d = data(&b.ask(i, &lba_status(10, 24)));
     assert_eq!(d[..8], [0, 0, 0, 20, 0, 0, 0, 0]);
     assert_eq!(d[8..16], 10u64.to_be_bytes());
@@ -69,6 +73,38 @@ fn get_lba_status() {
         assert_eq!(verdict(&b.ask(i, &lba_status(at, 24))), "05/21/00");
     }
     assert_eq!(verdict(&b.ask(i, &lba_status(BLOCKS - 1, 24))), "Good");
+}
+
+/// SBC-3 5.4: what has space and what has not, from the block that is asked for, as many extents as fit the allocation
+/// length.
+#[test]
+fn get_lba_status_of_a_thin_unit() {
+    let (mut b, i) = Bench::new();
+    let descriptor = |at: u64, count: u32, status: u8| {
+        [&at.to_be_bytes()[..], &count.to_be_bytes(), &[status, 0, 0, 0]].concat()
+    };
+    b.contents.fill(0);
+    b.contents[(20 * BLOCK) as usize] = 1;
+    let all = [descriptor(3, 13, 1), descriptor(16, 8, 0), descriptor(24, 976, 1)];
+    for (allocation, told) in [(0, 1), (7, 1), (24, 1), (39, 1), (40, 2), (56, 3), (255, 3)] {
+        let mut expected = vec![0, 0, 0, 4 + 16 * told as u8, 0, 0, 0, 0];
+        expected.extend(all[..told].concat());
+        expected.truncate(usize::from(allocation));
+        let reply = b.ask(i, &lba_status(3, allocation));
+        assert_eq!((verdict(&reply).as_str(), data(&reply)), ("Good", expected));
+        assert_eq!(
+            reply.wanted.data_in,
+            data(&reply).len() as u64,
+            "the residual is of what there is"
+        );
+    }
+    b.contents.fill(0xa5);
+    assert_eq!(data(&b.ask(i, &lba_status(8, 255)))[8..], descriptor(8, 992, 0));
+    for at in [BLOCKS, u64::MAX] {
+        assert_eq!(verdict(&b.ask(i, &lba_status(at, 24))), "05/21/00");
+    }
+    b.fail = Some(Failure::Device(Error::Unreadable { at: Lba(9) }));
+    assert_eq!(verdict(&b.ask(i, &lba_status(8, 24))), "03/11/00");
 }
 
 /// SPC-4 4.2.5.2: an unknown service action of a known operation code.

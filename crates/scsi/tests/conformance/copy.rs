@@ -388,7 +388,7 @@ fn operating_parameters_and_page() {
     assert_eq!((&d[8..12], &d[12..16]), (&[0, 8, 0, 128][..], &3840u32.to_be_bytes()[..]));
     assert_eq!(d[16..20], (65_535u32 * 4096).to_be_bytes());
     assert_eq!((d[36], &d[43..]), (16, &[2, 0x02, 0xe4][..]));
-    let page = data(&b.ask(i, &[0x12, 1, 0x8f, 0, 255, 0]));
+    let page = data(&b.ask(i, &[0x12, 1, 0x8f, 2, 0, 0]));
     let mut rest = &page[4..];
     let mut kinds = Vec::new();
     while let [a, b, c, d, tail @ ..] = rest {
@@ -397,11 +397,25 @@ fn operating_parameters_and_page() {
         kinds.push((u16::from_be_bytes([*a, *b]), tail[..length].to_vec()));
         rest = &tail[length..];
     }
-    let commands = [11, 0x83, 3, 0, 1, 0x1c, 0x84, 4, 0, 3, 4, 5];
+    let mut limits = vec![0; 6];
+    limits.extend([0, 64, 0, 0, 2, 0x58, 0, 0, 0, 60]);
+    limits.extend([(256u64 << 20) / 512; 2].map(u64::to_be_bytes).concat());
+    assert_eq!(kinds.remove(0), (0x0000, limits));
+    let commands = [14, 0x83, 5, 0, 1, 0x10, 0x11, 0x1c, 0x84, 5, 0, 3, 4, 5, 7, 0];
     assert_eq!(kinds[0], (0x0001, commands.to_vec()));
     assert_eq!((kinds[1].0, &kinds[1].1[4..8]), (0x0004, &[0, 8, 0, 128][..]));
     assert_eq!(kinds[2], (0x0008, vec![2, 2, 0xe4, 0]));
     assert_eq!(kinds[3], (0x000c, vec![0, 2, 0xff, 0xff]));
+    let (features, types) = (kinds.remove(4), kinds.remove(4));
+    assert_eq!(
+        (features.0, features.1.len(), &features.1[42..48]),
+        (0x0106, 92, &[0, 48, 0, 0, 0, 0x2c][..])
+    );
+    assert_eq!(
+        (types.0, types.1.len(), &types.1[..9]),
+        (0x0108, 132, &[0, 0, 0, 128, 0, 0x80, 0, 1, 3][..])
+    );
+    assert_eq!(types.1[68..73], [0xff, 0xff, 0, 1, 2]);
     assert_eq!((kinds[4].0, kinds[4].1.len()), (0x8001, 32));
 }
 

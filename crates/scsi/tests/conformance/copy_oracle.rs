@@ -4,7 +4,7 @@
 use block::{Class, Info, Pool};
 use scsi::{
     Admission, Arrival, CopyOutcome, CopyPlan, Known, LogicalUnit, Lun, LunConfig, Nexus, NexusId,
-    Side, Status, Step, TargetPort, Transfer, Whose,
+    Presented, Side, Status, Step, TargetPort, TokenOutcome, TokenWork, Transfer, Whose,
 };
 
 /// Sends the bytes as lists of both formats; the first of them chooses the ends' sizes.
@@ -13,7 +13,11 @@ pub(crate) fn play(bytes: &[u8]) {
     let list = &list[..list.len().min(4096)];
     for long in [false, true] {
         let (mut unit, nexus) = unit();
-        send(&mut unit, nexus, list, long, sizes);
+        send(&mut unit, nexus, list, &[0x83, u8::from(long)], sizes);
+    }
+    for action in [0x10, 0x11] {
+        let (mut unit, nexus) = unit();
+        send(&mut unit, nexus, list, &[0x83, action], sizes);
     }
 }
 
@@ -55,9 +59,9 @@ fn unit() -> (LogicalUnit, NexusId) {
     (unit, nexus)
 }
 
-fn send(unit: &mut LogicalUnit, nexus: NexusId, list: &[u8], long: bool, sizes: u8) {
+fn send(unit: &mut LogicalUnit, nexus: NexusId, list: &[u8], command: &[u8; 2], sizes: u8) {
     let [a, b, c, d] = (list.len() as u32).to_be_bytes();
-    let cdb = [0x83, u8::from(long), 0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d, 0, 0];
+    let cdb = [command[0], command[1], 0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d, 0, 0];
     let window = Transfer::from_initiator(list.len() as u64);
     let luns = [Lun::new(0).expect("a small number")];
     let arrival = Arrival { cdb: &cdb, window, luns: &luns, known: Known::NOTHING };
@@ -75,12 +79,32 @@ fn send(unit: &mut LogicalUnit, nexus: NexusId, list: &[u8], long: bool, sizes: 
             assert_eq!(reply.status, Status::CheckCondition);
             assert_eq!(reply.sense[2], 0x05, "ILLEGAL REQUEST: nothing was begun");
         }
+        Step::Token(plan, running) => {
+            check_token(plan.work());
+            let reply = unit.finish_token(running, TokenOutcome::Written);
+            assert_eq!(reply.status, Status::Good);
+        }
         Step::Copy(plan, running) => {
             check(&plan, sizes);
             let reply = unit.finish_copy(running, CopyOutcome::Done);
             assert_eq!(reply.status, Status::Good);
         }
         Step::Run(..) | Step::Alter(..) | Step::Consult(_) => panic!("a copy is no request"),
+    }
+}
+
+/// Ranges lie in the unit, whose blocks have 512 bytes, and do not meet; what a token says of itself can be read.
+fn check_token(work: &TokenWork) {
+    let (TokenWork::Populate { ranges, .. } | TokenWork::Write { ranges, .. }) = work;
+    let blocks = info(false, false).blocks;
+    for (n, range) in ranges.iter().enumerate() {
+        assert!(range.count > 0 && range.end().is_some_and(|end| end <= blocks));
+        assert!(ranges[..n].iter().all(|other| !other.overlaps(range)));
+    }
+    let total: u64 = ranges.iter().map(|range| range.count).sum();
+    assert!(ranges.len() <= 64 && total <= (256 << 20) / 512);
+    if let TokenWork::Write { token: Presented::Data(token), .. } = work {
+        let _ = token.creator().is_some_and(|creator| creator.names(&[3; 16]));
     }
 }
 

@@ -5,7 +5,7 @@ use scsi::{Address, Arrival, Away, Known, Lun, Transfer, answer_absent, answer_a
 use crate::bench::{Bench, config, data, info, pointer, verdict};
 
 fn vpd(page: u8) -> [u8; 6] {
-    [0x12, 1, page, 0, 0xff, 0]
+    [0x12, 1, page, 2, 0, 0]
 }
 
 /// SPC-4 6.6.

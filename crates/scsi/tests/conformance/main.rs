@@ -17,4 +17,5 @@ mod rw;
 mod service;
 mod space;
 mod supported;
+mod token;
 mod verify;

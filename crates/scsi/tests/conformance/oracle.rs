@@ -5,8 +5,8 @@ use block::{Access, Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Poo
 use reservation::{Change, Initiator, Party, Table};
 use scsi::{
     Admission, Arrival, Attention, CopyFault, CopyOutcome, CopyPlan, CopyTrouble, Known,
-    LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, Reply, SENSE_MAX, Side, Status, Step,
-    TargetPort, Transfer, Whom,
+    LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, Reply, RodToken, SENSE_MAX, Side,
+    Status, Step, TargetPort, TokenFault, TokenOutcome, TokenPlan, TokenWork, Transfer, Whom,
 };
 
 const BLOCK: u32 = 512;
@@ -285,6 +285,11 @@ impl World {
                     };
                 }
                 Step::Consult(running) => step = self.unit.consulted(running, &self.table),
+                Step::Token(plan, running) => {
+                    self.check_token(plan.work());
+                    let outcome = tokened(&plan, script);
+                    return self.unit.finish_token(running, outcome);
+                }
                 Step::Copy(plan, running) => {
                     assert!(plan.segments().len() <= 128);
                     let outcome = copied(&plan, script);
@@ -293,6 +298,17 @@ impl World {
             }
         }
         panic!("a command takes at most two requests")
+    }
+
+    fn check_token(&self, work: &TokenWork) {
+        let (TokenWork::Populate { ranges, .. } | TokenWork::Write { ranges, .. }) = work;
+        let mut total = 0;
+        for (n, range) in ranges.iter().enumerate() {
+            assert!(range.count > 0 && range.end().is_some_and(|end| end <= self.blocks));
+            assert!(ranges[..n].iter().all(|other| !other.overlaps(range)));
+            total += range.count;
+        }
+        assert!(ranges.len() <= 64 && total <= (256 << 20) / u64::from(BLOCK));
     }
 
     fn check_request(&self, request: &Request, data_in: usize) {
@@ -331,6 +347,11 @@ impl World {
                 ranges.iter().for_each(|r| inside(r.at, r.count));
                 assert!(ranges.iter().map(|r| r.count).sum::<u64>() <= 1 << 20);
             }
+            Request::Map { range, most } => {
+                assert!(*most > 0);
+                inside(range.at, range.count);
+            }
+            Request::Settle { .. } => panic!("no command is only that"),
             Request::Flush => {}
         }
     }
@@ -394,6 +415,24 @@ fn result(request: &Request, script: &mut Script<'_>) -> Result<Bufs, Failure> {
         }
     };
     Err(Failure::Device(error))
+}
+
+fn tokened(plan: &TokenPlan, script: &mut Script<'_>) -> TokenOutcome {
+    let [what, wrote] = script.bytes();
+    plan.command_done();
+    let making = matches!(plan.work(), TokenWork::Populate { .. });
+    match what {
+        0 => return TokenOutcome::Aborted,
+        1 => return TokenOutcome::Invalid(TokenFault::NoRoom),
+        _ if making => return TokenOutcome::Made(RodToken::new(&[0; 16], 1, BLOCK, [1; 5])),
+        2 => return TokenOutcome::Written,
+        _ => plan.wrote(u64::from(what) * u64::from(BLOCK), u64::from(wrote)),
+    }
+    match what % 3 {
+        0 => TokenOutcome::Invalid(TokenFault::Cancelled),
+        1 => TokenOutcome::Failed(Side::Source, CopyTrouble::Conflict),
+        _ => TokenOutcome::Failed(Side::Destination, CopyTrouble::Elsewhere),
+    }
 }
 
 fn copied(plan: &CopyPlan, script: &mut Script<'_>) -> CopyOutcome {

@@ -25,7 +25,7 @@ fn listed(d: &[u8]) -> Vec<(u8, Option<u16>, u8)> {
 fn every_command_is_reported_alone_as_in_the_list() {
     let (mut b, i) = Bench::new();
     let list = listed(&data(&b.ask(i, &codes(0, 0, 0))));
-    assert_eq!(list.len(), 68);
+    assert_eq!(list.len(), 71);
     assert!(list.contains(&(0x9e, Some(0x10), 16)) && list.contains(&(0x28, None, 10)));
     for (opcode, service_action, len) in list {
         let (right, wrong) = if service_action.is_some() { (2, 1) } else { (1, 2) };

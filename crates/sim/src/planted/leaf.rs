@@ -104,6 +104,9 @@ impl Layer for Bare {
                 let zero = self.disk.zero(at.0 * size, (end - at.0) * size).await;
                 zero.map_err(|_| Error::Unwritable { at })?;
             }
+            Op::Map { blocks, .. } => {
+                return Ok(block::Run { blocks, mapped: true }.into_bufs(&ctx));
+            }
             Op::Flush if self.mistake == Mistake::NoFlush => {}
             Op::Flush => self.disk.sync().await.map_err(|_| Error::Gone)?,
         }

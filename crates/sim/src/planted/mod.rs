@@ -119,6 +119,7 @@ mirror!(mirror_resync, ResyncsWithoutNewWrites);
 mirror!(mirror_entries, ReadsThroughEntries);
 mirror!(mirror_unequal, OpensUnequal);
 mirror!(mirror_undrained, TellsUndrained);
+mirror!(mirror_unseen, HidesChanges);
 
 /// All of them.
 #[must_use]
@@ -163,6 +164,7 @@ pub fn pairs() -> Vec<Planted> {
         planted!("mirror-entries", 60, 2, "reads what may not stay", mirror_entries),
         planted!("mirror-unequal", 60, 2, "opens before all are equal", mirror_unequal),
         planted!("mirror-undrained", 60, 2, "tells before it has ended", mirror_undrained),
+        planted!("mirror-unseen", 60, 2, "changes blocks behind a watcher's back", mirror_unseen),
         planted!("one-read", 20, "takes one read for one message", frames::play),
     ]
 }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::testing::register::{Checker, Initially, Loss, Outcome, Ticket};
-use block::{Account, Blocks, Bufs, Class, Error, Failure, Lba, Request};
+use block::{Account, Blocks, Bufs, Class, Error, Failure, Lba, Request, Run};
 use rt::Core;
 use rt::buf::copy_in;
 use rt::sim::{Rng, World};
@@ -267,7 +267,11 @@ impl Client {
             }
             12 | 13 => self.unmap().await,
             14..17 => self.raise_tally().await,
-            17 => self.verify(range).await,
+            17 => {
+                self.verify(range).await;
+                self.map(range).await;
+                self.keep_watch(range).await;
+            }
             _ => self.flush().await,
         }
         if rng.chance(0.1) {
@@ -384,6 +388,51 @@ impl Client {
         let result = self.send(Request::Verify { range }, true).await;
         if let Err(Failure::Miscompare { .. }) = result {
             self.object("VERIFY compared something");
+        }
+    }
+
+    /// Asks which blocks have nothing behind them: whoever is told so has read zeroes.
+    async fn map(&self, range: Blocks) {
+        let block = |n| Blocks::new(Lba(range.at.0 + n), 1);
+        let tickets: Vec<_> =
+            (0..range.count).map(|n| self.begin(|c| c.begin_read(block(n)))).collect();
+        let result = self.send(Request::Map { range, most: 4 }, false).await;
+        let runs = result.map(|data| Run::all_of(&data)).unwrap_or_default();
+        let mapped = runs.iter().flat_map(|r| std::iter::repeat_n(r.mapped, r.blocks as usize));
+        let told = mapped.chain(std::iter::repeat(true));
+        let zeroes = Bufs::zeroes(self.block_size());
+        for (ticket, mapped) in tickets.into_iter().zip(told) {
+            self.close(ticket);
+            let mut checker = self.shared.checker.borrow_mut();
+            if mapped {
+                checker.end(ticket, Outcome::Failed);
+            } else if let Err(violation) = checker.end_read(ticket, &zeroes) {
+                self.object(violation);
+            }
+        }
+    }
+
+    /// Watches blocks as whoever makes a token of them does: as long as nobody is seen to change them, they stay as they
+    /// are, whichever node writes and whatever fails.
+    async fn keep_watch(&self, range: Blocks) {
+        let watch = self.volume.changes().watch(vec![range]);
+        if self.send(Request::Settle { ranges: vec![range] }, false).await.is_err() {
+            return;
+        }
+        let Ok(before) = self.send(Request::Read { range }, false).await else { return };
+        if !watch.is_intact() {
+            return;
+        }
+        let before = before.to_vec();
+        for _ in 0..4 {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            let Ok(after) = self.send(Request::Read { range }, false).await else { return };
+            if !watch.is_intact() {
+                return;
+            }
+            if after.to_vec() != before {
+                self.object("blocks have changed unseen");
+            }
         }
     }
 

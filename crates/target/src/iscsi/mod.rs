@@ -20,7 +20,7 @@ use std::sync::Arc;
 use block::{Account, Bufs, BufsMut, Failure};
 use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId};
 use reservation::Table;
-use scsi::CopyOutcome;
+use scsi::{CopyOutcome, TokenOutcome};
 use volume::Unaltered;
 
 use crate::catalog::VolumeId;
@@ -41,6 +41,8 @@ pub(crate) enum Event {
     Done { ticket: Ticket, result: Result<Bufs, Failure> },
     /// A third-party copy has ended.
     Copied { ticket: Ticket, outcome: CopyOutcome },
+    /// A token was made or used, or was not.
+    Tokened { ticket: Ticket, outcome: TokenOutcome },
     /// Memory that a command waited for.
     Memory { ticket: Ticket, memory: BufsMut },
     /// Memory that a command waited for did not come in time.
@@ -161,6 +163,7 @@ impl Protocol for Initiator {
         match event {
             Event::Done { ticket, result } => self.on_done(ticket, result),
             Event::Copied { ticket, outcome } => self.on_copied(ticket, outcome),
+            Event::Tokened { ticket, outcome } => self.on_tokened(ticket, outcome),
             Event::Memory { ticket, memory } => self.on_memory(ticket, memory),
             Event::NoMemory { ticket } => self.on_no_memory(ticket),
             Event::Abort { unit, barrier } => self.abort_for(unit, barrier.as_ref()),

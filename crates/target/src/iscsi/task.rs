@@ -8,7 +8,7 @@ use reservation::{Change, Table};
 use rt::buf::copy_in;
 use scsi::{
     Address, Admission, Arrival, Command, CopyHandle, CopyOutcome, CopyPlan, Data, Known, Reply,
-    Running, Status, Step, Transfer,
+    Running, Status, Step, TokenOutcome, TokenPlan, Transfer,
 };
 use tokio::task::AbortHandle;
 use volume::Unaltered;
@@ -18,6 +18,7 @@ use super::session::{Session, Unit};
 use super::{Event, Initiator};
 use crate::catalog::VolumeId;
 use crate::copying::{self, Promise};
+use crate::tokens;
 
 /// A command for whoever answers later: tags come again, and what comes late for a command that
 /// has ended must not meet the next one with its tag.
@@ -310,7 +311,11 @@ impl Initiator {
             return self.complete(tag, &lost);
         }
         match step {
-            Step::Run(..) | Step::Alter(..) | Step::Consult(_) | Step::Copy(..)
+            Step::Run(..)
+            | Step::Alter(..)
+            | Step::Consult(_)
+            | Step::Copy(..)
+            | Step::Token(..)
                 if self.session.as_ref().is_none_or(|s| s.has_ended()) =>
             {
                 self.complete_with(tag, Status::TaskAborted);
@@ -329,6 +334,7 @@ impl Initiator {
             Step::Alter(change, running) => self.alter(tag, unit, change, running),
             Step::Consult(running) => self.consult(tag, unit, running),
             Step::Copy(plan, running) => self.copy(tag, unit, plan, running),
+            Step::Token(plan, running) => self.token(tag, unit, plan, running),
         }
     }
 
@@ -387,7 +393,8 @@ impl Initiator {
             task.stage = Stage::Copying(running, plan.handle());
         }
         let inbox = self.place.inbox.clone();
-        let promise = Promise::new(move |outcome| inbox.push(Event::Copied { ticket, outcome }));
+        let tell = move |outcome| inbox.push(Event::Copied { ticket, outcome });
+        let promise = Promise::new(CopyOutcome::Aborted, tell);
         let server = Rc::clone(&self.place.server);
         let work = copying::carry_out(server, principal, unit.served.id, plan);
         tokio::task::spawn_local(async move { promise.keep(work.await) });
@@ -396,6 +403,27 @@ impl Initiator {
     pub(super) fn on_copied(&mut self, ticket: Ticket, outcome: CopyOutcome) {
         let Some((tag, unit, running)) = self.waiting(ticket) else { return };
         let reply = unit.state.borrow_mut().finish_copy(running, outcome);
+        self.complete(tag, &reply);
+    }
+
+    /// Begins to make or to use a token, which tells when it has ended.
+    fn token(&mut self, tag: Tag, unit: &Unit, plan: TokenPlan, running: Running) {
+        let Some(principal) = self.session.as_ref().map(|s| s.principal()) else { return };
+        let Some(ticket) = self.tasks.ticket(tag) else { return };
+        if let Some(task) = self.tasks.get(tag) {
+            task.stage = Stage::Copying(running, plan.handle());
+        }
+        let inbox = self.place.inbox.clone();
+        let tell = move |outcome| inbox.push(Event::Tokened { ticket, outcome });
+        let promise = Promise::new(TokenOutcome::Aborted, tell);
+        let server = Rc::clone(&self.place.server);
+        let work = tokens::carry_out(server, principal, unit.served.id, plan);
+        tokio::task::spawn_local(async move { promise.keep(work.await) });
+    }
+
+    pub(super) fn on_tokened(&mut self, ticket: Ticket, outcome: TokenOutcome) {
+        let Some((tag, unit, running)) = self.waiting(ticket) else { return };
+        let reply = unit.state.borrow_mut().finish_token(running, outcome);
         self.complete(tag, &reply);
     }
 

@@ -9,15 +9,15 @@ use target::Chap;
 use super::*;
 
 const PIECE: u64 = 1024;
-const DISK: &str = "iqn.2026-01.com.example:disk";
-const OTHER: &str = "iqn.2026-01.com.example:other";
+pub(super) const DISK: &str = "iqn.2026-01.com.example:disk";
+pub(super) const OTHER: &str = "iqn.2026-01.com.example:other";
 
 /// A volume whose identifier is all `n`.
-struct Disk {
+pub(super) struct Disk {
     server: Rc<Server>,
     n: u8,
-    mem: Rc<Mem>,
-    faults: Faults,
+    pub(super) mem: Rc<Mem>,
+    pub(super) faults: Faults,
 }
 
 impl Disk {
@@ -30,22 +30,26 @@ impl Disk {
         Self { server: Rc::clone(server), n, mem, faults }
     }
 
-    fn plain(server: &Rc<Server>, n: u8) -> Self {
+    pub(super) fn plain(server: &Rc<Server>, n: u8) -> Self {
         Self::add(server, n, MemOptions::new(512, 1 << 15), false)
     }
 
-    fn volume(&self) -> Rc<Volume> {
+    pub(super) fn volume(&self) -> Rc<Volume> {
         Rc::clone(&self.server.volume(VolumeId([self.n; 16])).unwrap().volume)
     }
 
-    async fn put(&self, at: u64, bytes: &[u8]) {
+    pub(super) fn account(&self) -> block::Account {
+        self.server.pool().account()
+    }
+
+    pub(super) async fn put(&self, at: u64, bytes: &[u8]) {
         let account = self.server.pool().account();
         let data = copy_in(&account.credit(bytes.len(), Class::Arriving).await.unwrap(), bytes);
         let write = Request::Write { at: Lba(at), data, fua: false };
         self.volume().execute(write, &account).await.unwrap();
     }
 
-    async fn get(&self, at: u64, count: u64) -> Vec<u8> {
+    pub(super) async fn get(&self, at: u64, count: u64) -> Vec<u8> {
         let account = self.server.pool().account();
         let read = Request::Read { range: Blocks::new(Lba(at), count) };
         let data = self.volume().execute(read, &account).await.unwrap();
@@ -54,9 +58,9 @@ impl Disk {
 }
 
 /// A target: name, core, volumes as logical units 1 and up, secret.
-type Target<'a> = (&'a str, usize, &'a [u8], Option<&'a str>);
+pub(super) type Target<'a> = (&'a str, usize, &'a [u8], Option<&'a str>);
 
-fn targets(all: &[Target<'_>]) -> Arc<Catalog> {
+pub(super) fn targets(all: &[Target<'_>]) -> Arc<Catalog> {
     let target = |&(name, core, luns, secret): &Target<'_>| {
         let chap =
             secret.map(|s| Chap { user: "u".into(), secret: s.to_owned().into(), mutual: None });
@@ -68,7 +72,7 @@ fn targets(all: &[Target<'_>]) -> Arc<Catalog> {
 }
 
 /// A server of one core with volume 7, and 8 that the target has too; a client of 7.
-async fn rig(core: &Core) -> (Rc<Server>, [Disk; 2], SocketAddr, Client) {
+pub(super) async fn rig(core: &Core) -> (Rc<Server>, [Disk; 2], SocketAddr, Client) {
     let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
     let disks = [Disk::plain(&server, 7), Disk::plain(&server, 8)];
     server.set_catalog(targets(&[(DISK, 0, &[7, 8], None)]));
@@ -148,7 +152,7 @@ fn long() -> Vec<u8> {
     list(&[end(8, 512)], &[((0xffff, 0), 8192, 0, 0)])
 }
 
-fn noise(blocks: u64, salt: u8) -> Vec<u8> {
+pub(super) fn noise(blocks: u64, salt: u8) -> Vec<u8> {
     (0..blocks * 512).map(|i| (i % 251) as u8 ^ (i >> 9) as u8 ^ salt | 1).collect()
 }
 
@@ -339,7 +343,7 @@ impl Client {
         self.send(&command).await;
     }
 
-    async fn reserves(&mut self, lun: u8, what: [u8; 2], keys: [u64; 2]) {
+    pub(super) async fn reserves(&mut self, lun: u8, what: [u8; 2], keys: [u64; 2]) {
         self.reserve(lun, what, keys).await;
         let answer = self.next().await;
         assert_eq!(answer.header[3], 0, "{answer:?}");

@@ -1,0 +1,161 @@
+//! ROD tokens: what stands for data that initiators hand about (SPC-4 5.17.6; RFD 0018).
+
+use std::fmt;
+
+use zerocopy::big_endian::{U16, U32, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::list;
+use super::plan::CopyEnd;
+use crate::vpd;
+
+/// Length of a token in bytes.
+pub const ROD_TOKEN_LEN: usize = 512;
+
+/// Point in time copy, change vulnerable: a token of the type goes with the first change of what it stands for.
+pub(super) const CHANGE_VULNERABLE: u32 = 0x0080_0001;
+
+/// Any point in time copy, whichever the copy manager likes.
+pub(super) const ANY_POINT_IN_TIME: u32 = 0x0080_ffff;
+
+/// Block device zero ROD token: stands for zeroes, and nobody has made it (SBC-3).
+pub(super) const ZEROES: u32 = 0xffff_0001;
+
+/// ROD TOKEN LENGTH: what is behind that field.
+const LENGTH: u16 = ROD_TOKEN_LEN as u16 - 8;
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[repr(C)]
+struct Layout {
+    kind: U32,
+    reserved: [u8; 2],
+    length: U16,
+    id: U64,
+    /// Identification descriptor of the unit that has the data.
+    creator: [u8; list::END_LEN],
+    bytes: U128,
+    reserved_too: [u8; 32],
+    /// Of a block device: LOGICAL BLOCK LENGTH first.
+    block_length: U32,
+    device: [u8; 28],
+    target_device: [u8; 128],
+    /// Extended ROD token data: nobody can guess it.
+    secret: [U64; 4],
+    rest: [u8; 224],
+}
+
+const _: () = assert!(size_of::<Layout>() == ROD_TOKEN_LEN);
+
+/// What stands for data of a volume. The copy manager that has made it knows which; everybody else may carry it about.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RodToken(Box<[u8; ROD_TOKEN_LEN]>);
+
+/// What a token presented by an initiator says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Presented {
+    /// Zeroes, as many as one likes.
+    Zeroes,
+    /// Data of a volume, if somebody knows the token.
+    Data(RodToken),
+}
+
+impl RodToken {
+    /// Length of a token in bytes.
+    pub const LEN: usize = ROD_TOKEN_LEN;
+
+    /// A token for `bytes` bytes of the volume with this identity, in blocks of `block_size` bytes. `random`: the first
+    /// number tells tokens apart, and none must be guessed.
+    #[must_use]
+    pub fn new(uuid: &[u8; 16], bytes: u64, block_size: u32, random: [u64; 5]) -> Self {
+        let [id, secret @ ..] = random;
+        let layout = Layout {
+            kind: U32::new(CHANGE_VULNERABLE),
+            reserved: [0; 2],
+            length: U16::new(LENGTH),
+            id: U64::new(id),
+            creator: list::identification(&vpd::unit_designators(uuid)[0], block_size),
+            bytes: U128::new(u128::from(bytes)),
+            reserved_too: [0; 32],
+            block_length: U32::new(block_size),
+            device: [0; 28],
+            target_device: [0; 128],
+            secret: secret.map(U64::new),
+            rest: [0; 224],
+        };
+        let mut token = Box::new([0; ROD_TOKEN_LEN]);
+        token.copy_from_slice(layout.as_bytes());
+        Self(token)
+    }
+
+    /// The bytes that initiators see.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8; ROD_TOKEN_LEN] {
+        &self.0
+    }
+
+    /// The unit that it says has its data.
+    #[must_use]
+    pub fn creator(&self) -> Option<CopyEnd> {
+        let layout = Layout::ref_from_bytes(&self.0[..]).ok()?;
+        list::parse_end(&layout.creator)
+    }
+}
+
+impl fmt::Debug for RodToken {
+    /// Not its secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RodToken").field(&&self.0[8..16]).finish()
+    }
+}
+
+/// Why a token is no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoToken {
+    Type,
+    Length,
+}
+
+/// What an initiator presents.
+pub(super) fn parse(bytes: &[u8; ROD_TOKEN_LEN]) -> Result<Presented, NoToken> {
+    let layout = Layout::ref_from_bytes(&bytes[..]).map_err(|_| NoToken::Length)?;
+    match layout.kind.get() {
+        ZEROES | CHANGE_VULNERABLE if layout.length.get() != LENGTH => Err(NoToken::Length),
+        ZEROES => Ok(Presented::Zeroes),
+        CHANGE_VULNERABLE => Ok(Presented::Data(RodToken(Box::new(*bytes)))),
+        _ => Err(NoToken::Type),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SPC-4 5.17.6: where the fields are.
+    #[test]
+    fn a_token_is_what_the_standard_says() {
+        let token = RodToken::new(&[7; 16], 8192, 512, [1, 2, 3, 4, 5]);
+        let bytes = token.bytes();
+        assert_eq!(bytes[..8], [0, 0x80, 0, 1, 0, 0, 0x01, 0xf8]);
+        assert_eq!(bytes[8..16], 1u64.to_be_bytes());
+        assert_eq!(bytes[16..24], [0xe4, 0, 0, 0, 1, 3, 0, 16]);
+        assert_eq!(bytes[48..64], 8192u128.to_be_bytes());
+        assert_eq!(bytes[96..100], 512u32.to_be_bytes());
+        assert_eq!(parse(bytes), Ok(Presented::Data(token.clone())));
+        let creator = token.creator().expect("a descriptor");
+        assert!(creator.names(&[7; 16]) && !creator.names(&[8; 16]));
+        assert!(!format!("{token:?}").contains('5'), "nothing of the secret");
+    }
+
+    #[test]
+    fn what_is_no_token_is_told() {
+        let mut bytes = [0; ROD_TOKEN_LEN];
+        assert_eq!(parse(&bytes), Err(NoToken::Type));
+        bytes[..4].copy_from_slice(&ZEROES.to_be_bytes());
+        assert_eq!(parse(&bytes), Err(NoToken::Length));
+        bytes[6..8].copy_from_slice(&LENGTH.to_be_bytes());
+        assert_eq!(parse(&bytes), Ok(Presented::Zeroes));
+        bytes[..4].copy_from_slice(&CHANGE_VULNERABLE.to_be_bytes());
+        let Ok(Presented::Data(token)) = parse(&bytes) else { panic!("a token") };
+        assert_eq!(token.creator(), None);
+    }
+}
