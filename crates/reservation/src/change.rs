@@ -145,6 +145,8 @@ impl Table {
             Change::ReserveUnit => self.reserve_unit(by, seat),
             Change::ReleaseUnit => self.release_unit(by),
             Change::Leave => Ok(self.leave(by)),
+            // It was judged when it came; others may have reserved meanwhile.
+            Change::Modes(_) if !self.rights(by).may_write() => Err(Refusal::Conflict),
             Change::Modes(modes) => Ok(self.set_modes(*modes)),
             Change::ClearTasks => Ok(Some(What::TasksCleared)),
             Change::Reset { target } => Ok(Some(self.reset(*target))),

@@ -89,7 +89,9 @@ impl Table {
     #[must_use]
     pub fn notices(old: &Self, new: &Self, party: &Party) -> Notices {
         if (old.generation, old.era) == (new.generation, new.era) {
-            return Notices::NONE;
+            // With the seat through which it came a RESERVE is gone, though nobody has changed the table.
+            let lost = is_sole(old, party) && !is_sole(new, party);
+            return lost.then_some(Notice::ReservationsPreempted).into_iter().collect();
         }
         let successor = old.era == new.era && old.generation.checked_add(1) == Some(new.generation);
         match &new.last {

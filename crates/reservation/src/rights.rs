@@ -17,6 +17,12 @@ impl Rights {
     /// Everything; it changes nothing that it meets.
     pub const ALL: Self = Self { reads: true, writes: true, registered: true, sole: true };
 
+    /// Whether it may change anything now.
+    #[must_use]
+    pub const fn may_write(self) -> bool {
+        self.sole && self.writes
+    }
+
     /// What both allow.
     #[must_use]
     pub const fn meet(self, other: Self) -> Self {

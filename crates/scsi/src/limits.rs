@@ -17,6 +17,10 @@ pub(crate) const MAX_WRITE_SAME_BLOCKS: u32 = 1 << 15;
 /// Longest parameter list of any command, in bytes.
 pub(crate) const MAX_PARAMETER_LIST: u32 = 4096;
 
+/// What any medium writes as one, in bytes. Of images in files, and of the other copies of a mirror, it is not known whether theirs
+/// writes more.
+const SECTOR: u32 = 512;
+
 /// Limits in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
@@ -28,15 +32,14 @@ pub(crate) struct Limits {
     /// Zero where the unit cannot unmap.
     pub(crate) max_unmap_descriptors: u16,
     pub(crate) max_write_same: u32,
-    /// What the medium writes as one: the length and the alignment of WRITE ATOMIC. Zero where the
-    /// command cannot name that much.
+    /// What every medium below writes as one: the length and the alignment of WRITE ATOMIC. Zero where that is less than a
+    /// block.
     pub(crate) atomic: u32,
 }
 
 impl Limits {
     pub(crate) fn new(config: &LunConfig, info: &Info) -> Self {
         let max_transfer = config.max_transfer_blocks.min(info.max_transfer_blocks).max(1);
-        let medium = info.physical_block_size / info.block_size.max(1);
         let can_unmap = info.unmap_granularity_blocks > 0;
         Self {
             max_transfer,
@@ -44,7 +47,7 @@ impl Limits {
             max_unmap: if can_unmap { MAX_UNMAP_BLOCKS } else { 0 },
             max_unmap_descriptors: if can_unmap { MAX_UNMAP_DESCRIPTORS } else { 0 },
             max_write_same: MAX_WRITE_SAME_BLOCKS,
-            atomic: if medium <= max_transfer.min(u32::from(u16::MAX)) { medium } else { 0 },
+            atomic: SECTOR / info.block_size.max(1),
         }
     }
 }

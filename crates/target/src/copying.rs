@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::{Blocks, Buf, Bufs, Class, Error, Failure, Info, Lba, Request};
 use iscsi::name::Name;
@@ -120,7 +121,7 @@ impl From<Failure> for Refused {
 /// an abort; what it has begun by then is done when this is.
 pub(crate) async fn carry_out(
     server: Rc<Server>,
-    principal: Principal,
+    (principal, session): (Principal, Ended),
     commanded: VolumeId,
     plan: CopyPlan,
 ) -> CopyOutcome {
@@ -130,16 +131,50 @@ pub(crate) async fn carry_out(
         let job = Job { server, principal, commanded, stopped, found: RefCell::default() };
         job.run(&plan).await
     };
-    heeding(&handle, work).await
+    heeding(&handle, session, work).await
+}
+
+/// Whether a session has ended, for whoever works for it, on any core. It says so before the initiator can have begun
+/// another one in its place: what has not begun by then never does.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ended(Arc<AtomicBool>);
+
+impl Ended {
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Whether work is to be given up: because somebody asks for that, or its session has ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Stopped {
+    asked: watch::Receiver<bool>,
+    session: Ended,
+}
+
+impl Stopped {
+    pub(crate) fn is_asked(&self) -> bool {
+        *self.asked.borrow() || self.session.get()
+    }
+
+    /// Waits until somebody asks; whose session ends is asked soon after.
+    pub(crate) async fn asked(&mut self) {
+        let _ = self.asked.wait_for(|asked| *asked).await;
+    }
 }
 
 /// Does `work`, which is shown when somebody asks for its end.
 pub(crate) async fn heeding<Fut: Future>(
     handle: &CopyHandle,
-    work: impl FnOnce(watch::Receiver<bool>) -> Fut,
+    session: Ended,
+    work: impl FnOnce(Stopped) -> Fut,
 ) -> Fut::Output {
-    let (stop, stopped) = watch::channel(false);
-    let mut work = pin!(work(stopped));
+    let (stop, asked) = watch::channel(false);
+    let mut work = pin!(work(Stopped { asked, session }));
     poll_fn(|cx| {
         if handle.poll_aborted(cx).is_ready() && !*stop.borrow() {
             stop.send_replace(true);
@@ -154,14 +189,14 @@ struct Job {
     principal: Arc<Principal>,
     commanded: VolumeId,
     /// Whether it is to be given up.
-    stopped: watch::Receiver<bool>,
+    stopped: Stopped,
     /// The ends that were found already.
     found: RefCell<Vec<(CopyEnd, Place)>>,
 }
 
 impl Job {
     fn is_stopped(&self) -> bool {
-        *self.stopped.borrow()
+        self.stopped.is_asked()
     }
 
     async fn run(&self, plan: &CopyPlan) -> CopyOutcome {
@@ -169,7 +204,7 @@ impl Job {
         let mut stopped = self.stopped.clone();
         let _turn = tokio::select! {
             biased;
-            _ = stopped.wait_for(|stopped| *stopped) => return CopyOutcome::Aborted,
+            () = stopped.asked() => return CopyOutcome::Aborted,
             turn = copies.acquire() => turn,
         };
         for (segment, what) in (0..).zip(plan.segments()) {
@@ -315,7 +350,7 @@ impl Job {
     async fn at<T, F, Fut>(&self, core: usize, work: F) -> Result<T, Refused>
     where
         T: Send + 'static,
-        F: FnOnce(Rc<Server>, Arc<Principal>, watch::Receiver<bool>) -> Fut + Send + 'static,
+        F: FnOnce(Rc<Server>, Arc<Principal>, Stopped) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, Refused>> + 'static,
     {
         let (principal, stopped) = (Arc::clone(&self.principal), self.stopped.clone());
@@ -373,7 +408,7 @@ pub(crate) async fn request_here(
     place: &Place,
     request: Request,
     own_memory: bool,
-    mut stopped: watch::Receiver<bool>,
+    mut stopped: Stopped,
 ) -> Result<Bufs, Refused> {
     let account = server.copying();
     let writes = !matches!(request, Request::Read { .. } | Request::Settle { .. });
@@ -382,7 +417,7 @@ pub(crate) async fn request_here(
             // Further up than the memory that the data is in: no circle of waiting closes.
             let credit = tokio::select! {
                 biased;
-                _ = stopped.wait_for(|stopped| *stopped) => return Err(Refused::Aborted),
+                () = stopped.asked() => return Err(Refused::Aborted),
                 credit = account.credit(data.len(), Class::Arriving) => credit,
             };
             let credit = credit.map_err(|_| Failure::Device(Error::OutOfRange))?;
@@ -392,6 +427,9 @@ pub(crate) async fn request_here(
     };
     // Decided last: nothing is waited for between this and the volume.
     let (served, port) = permitted(server, principal, place)?;
+    if stopped.is_asked() {
+        return Err(Refused::Aborted);
+    }
     let admitted = server.iscsi.admits_copy(&served, principal, port, writes);
     let (caller, durable) = admitted.map_err(Refused::Trouble)?;
     let request = match request {
@@ -406,7 +444,7 @@ pub(crate) async fn request_here(
     let result = tokio::select! {
         biased;
         result = &mut answered => result,
-        _ = stopped.wait_for(|stopped| *stopped) => {
+        () = stopped.asked() => {
             command.abort();
             // What has begun is over when the volume says so.
             answered.await

@@ -11,12 +11,13 @@ use scsi::{
     CopyTrouble, Presented, RodToken, Side, TOKEN_LIFETIME_S, TokenFault, TokenOutcome, TokenPlan,
     TokenWork,
 };
-use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::catalog::VolumeId;
-use crate::copying::{self, PIECE, Place, Principal, Refused, permitted, request_here};
+use crate::copying::{
+    self, Ended, PIECE, Place, Principal, Refused, Stopped, permitted, request_here,
+};
 use crate::server::{Served, Server};
 
 /// Most tokens of a core, and of one volume.
@@ -153,7 +154,7 @@ impl From<Stop> for TokenOutcome {
 /// begun by then is done when this is.
 pub(crate) async fn carry_out(
     server: Rc<Server>,
-    principal: Principal,
+    (principal, session): (Principal, Ended),
     commanded: VolumeId,
     plan: TokenPlan,
 ) -> TokenOutcome {
@@ -176,7 +177,7 @@ pub(crate) async fn carry_out(
         };
         done.unwrap_or_else(TokenOutcome::from)
     };
-    copying::heeding(&handle, work).await
+    copying::heeding(&handle, session, work).await
 }
 
 struct Job {
@@ -184,7 +185,7 @@ struct Job {
     principal: Arc<Principal>,
     /// The unit that was commanded.
     place: Place,
-    stopped: watch::Receiver<bool>,
+    stopped: Stopped,
 }
 
 /// What is to be written.
@@ -264,7 +265,7 @@ impl Job {
         let mut stopped = self.stopped.clone();
         let _turn = tokio::select! {
             biased;
-            _ = stopped.wait_for(|stopped| *stopped) => return Err(Stop::Aborted),
+            () = stopped.asked() => return Err(Stop::Aborted),
             turn = copies.acquire() => turn,
         };
         let destination = |refused| Stop::of(Side::Destination, refused);
@@ -281,7 +282,7 @@ impl Job {
         let rest = RefCell::new(all.into_iter());
         let failed = Cell::new(None);
         let work = || async {
-            while !*self.stopped.borrow() {
+            while !self.stopped.is_asked() {
                 let next = rest.borrow_mut().next();
                 let Some(piece) = next else { break };
                 if let Err(stop) = self.piece(plan, source.as_ref(), piece, block_size, thin).await
@@ -294,7 +295,7 @@ impl Job {
         tokio::join!(work(), work());
         match failed.take() {
             Some(stop) => return Err(stop),
-            None if *self.stopped.borrow() => return Err(Stop::Aborted),
+            None if self.stopped.is_asked() => return Err(Stop::Aborted),
             None => {}
         }
         if let Some(Source { token, core, .. }) = source.filter(|_| forgets) {
@@ -386,7 +387,7 @@ async fn read(
     server: Rc<Server>,
     token: RodToken,
     range: Blocks,
-    stopped: watch::Receiver<bool>,
+    stopped: Stopped,
 ) -> Result<Bufs, Stop> {
     let known = server.tokens().find(&server, &token).map_err(Stop::Fault)?;
     let request = Request::Read { range };

@@ -58,7 +58,7 @@ impl Need {
         match self {
             Self::Nothing => true,
             Self::Read => rights.sole && rights.reads,
-            Self::Write => rights.sole && rights.writes,
+            Self::Write => rights.may_write(),
         }
     }
 }
@@ -371,6 +371,21 @@ impl Gate {
     /// Parties that have left with something that ends with them; each is told once.
     pub(crate) fn left(&self) -> Vec<Party> {
         std::mem::take(&mut self.state.borrow_mut().left)
+    }
+
+    /// These have left still.
+    pub(crate) fn still_left(&self, parties: Vec<Party>) {
+        let mut state = self.state.borrow_mut();
+        for party in parties {
+            if !state.left.contains(&party) {
+                state.left.push(party);
+            }
+        }
+    }
+
+    /// Somebody shall see to who has left.
+    pub(crate) fn look_again(&self) {
+        self.stale.notify_one();
     }
 
     /// `party` has left.

@@ -94,7 +94,7 @@ impl Volume {
         self.keeping.get().map(|k| &k.gate)
     }
 
-    /// The table as all nodes have agreed on it.
+    /// The table as it is in force at all nodes: whoever finds a party gone may rely on it as if he had preempted it.
     ///
     /// # Errors
     /// What the device reports; [`Error::Corrupt`] if it cannot be made out.
@@ -103,31 +103,48 @@ impl Volume {
         let _busy = self.open_and_busy()?;
         let ctx = self.memory(keeping, READING).await?;
         let found = self.read_table(&ctx).await?;
+        drop(ctx);
+        self.in_force(keeping).await?;
         self.holding(found.table)
     }
 
-    /// Changes the table on behalf of `by`, and calls `done` when that is in force at all nodes, whatever
-    /// becomes of whoever asked.
-    pub fn alter<D>(self: &Rc<Self>, by: Party, change: Change, done: D)
-    where
+    /// Changes the table on behalf of `by`, and calls `done` when that is in force at all nodes. Nothing is changed any more
+    /// once it is not `wanted`: whoever asked may have given it up with his session.
+    pub fn alter<D>(
+        self: &Rc<Self>,
+        by: Party,
+        change: Change,
+        wanted: impl Fn() -> bool + 'static,
+        done: D,
+    ) where
         D: FnOnce(Result<(), Unaltered>) + 'static,
     {
         let volume = Rc::clone(self);
         tokio::task::spawn_local(async move {
-            let result = volume.alter_now(&by, &change).await;
+            let result = volume.alter_now(&by, &change, &wanted).await;
             done(result);
         });
     }
 
-    async fn alter_now(self: &Rc<Self>, by: &Party, change: &Change) -> Result<(), Unaltered> {
+    async fn alter_now(
+        self: &Rc<Self>,
+        by: &Party,
+        change: &Change,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<(), Unaltered> {
         let keeping = self.keeping.get().ok_or(Unaltered::Failed(Error::ReadOnly))?;
         let _busy = self.open_and_busy()?;
         let _turn = keeping.turn.lock().await;
         // Before the same party, back again, reserves anew.
-        for gone in keeping.gate.left() {
-            self.change(keeping, &gone, &Change::Leave).await?;
+        let mut left = keeping.gate.left();
+        while let Some(gone) = left.pop() {
+            if let Err(why) = self.change(keeping, &gone, &Change::Leave, &|| true).await {
+                left.push(gone);
+                keeping.gate.still_left(left);
+                return Err(why);
+            }
         }
-        self.change(keeping, by, change).await
+        self.change(keeping, by, change, wanted).await
     }
 
     async fn change(
@@ -135,8 +152,10 @@ impl Volume {
         keeping: &Keeping,
         by: &Party,
         change: &Change,
+        wanted: &dyn Fn() -> bool,
     ) -> Result<(), Unaltered> {
         let ctx = self.memory(keeping, MEMORY).await?;
+        let mut patience = Patience::default();
         loop {
             let found = match self.read_table(&ctx).await {
                 Err(Error::Corrupt { at: ASIDE }) if *change == Change::Evict => {
@@ -145,6 +164,7 @@ impl Volume {
                 }
                 found => found?,
             };
+            patience.with(&found).await?;
             if let Some(stale) = found.stale {
                 self.finish(found, stale, &ctx).await?;
                 continue;
@@ -153,8 +173,12 @@ impl Volume {
             let table = self.holding(found.table.clone())?;
             let Some(next) = table.change(by, standing.seat, change).map_err(Unaltered::Refused)?
             else {
-                return Ok(());
+                // It may be another node's change that is not in force yet.
+                break;
             };
+            if !wanted() || self.is_closed() {
+                return Err(Unaltered::Failed(Error::Aborted));
+            }
             let bytes = copy_in(ctx.credit(), &next.encode());
             if self.replace(0, &found.copies[0], &bytes, &ctx).await? {
                 // If it is another one by now, somebody has finished this change, and gone on.
@@ -170,18 +194,18 @@ impl Volume {
             }
         }
         drop(ctx);
-        self.in_force(keeping).await
+        Ok(self.in_force(keeping).await?)
     }
 
     /// Waits until what has been written is in force at all nodes.
-    async fn in_force(&self, keeping: &Keeping) -> Result<(), Unaltered> {
+    async fn in_force(&self, keeping: &Keeping) -> Result<(), Error> {
         if self.compares.is_none() {
             keeping.gate.settled().await;
             return Ok(());
         }
         let overhead = self.info().overhead as usize;
         let credit = keeping.account.credit(overhead.max(1), Class::Immediate).await;
-        let credit = credit.map_err(|_| Unaltered::Failed(Error::OutOfRange))?;
+        let credit = credit.map_err(|_| Error::OutOfRange)?;
         self.dev.submit(Op::Flush, &Ctx::new(credit, Epoch::default())).await?;
         Ok(())
     }
@@ -198,10 +222,14 @@ impl Volume {
         Ok(())
     }
 
-    /// Makes both copies the same: somebody has not come to do it.
+    /// Makes both copies the same: somebody has not come to do it. Or it is the same already where it is compared, and has
+    /// rotted at this node alone: then it is written as it is, which mends it here.
     async fn finish(&self, found: Found, stale: usize, ctx: &Ctx) -> Result<(), Unaltered> {
         let bytes = copy_in(ctx.credit(), &found.table.encode());
-        self.replace(stale, &found.copies[stale], &bytes, ctx).await.map(drop)
+        if self.replace(stale, &found.copies[stale], &bytes, ctx).await? {
+            return Ok(());
+        }
+        self.replace(stale, &found.copies[1 - stale], &bytes, ctx).await.map(drop)
     }
 
     /// Writes a copy, if it is still what was read.
@@ -236,8 +264,12 @@ impl Volume {
     }
 
     async fn memory(&self, keeping: &Keeping, bytes: usize) -> Result<Ctx, Error> {
+        self.memory_of(Class::Read, keeping, bytes).await
+    }
+
+    async fn memory_of(&self, class: Class, keeping: &Keeping, bytes: usize) -> Result<Ctx, Error> {
         let bytes = bytes + self.info().overhead as usize;
-        let credit = keeping.account.credit(bytes, Class::Read).await;
+        let credit = keeping.account.credit(bytes, class).await;
         Ok(Ctx::new(credit.map_err(|_| Error::OutOfRange)?, Epoch::default()))
     }
 
@@ -274,7 +306,8 @@ impl Volume {
         while keeping.gate.is_stale() {
             let serial = keeping.gate.reading();
             let read = async {
-                let ctx = self.memory(keeping, READING).await?;
+                // Not of the class of what may wait for this: commands whose data has arrived wait at the gate.
+                let ctx = self.memory_of(Class::Immediate, keeping, READING).await?;
                 self.read_table(&ctx).await.map(|found| found.table)
             };
             match read.await {
@@ -299,17 +332,56 @@ impl Volume {
     /// Gives up what ended with `party`, in a task of its own: a change waits for the table to be read.
     fn give_up(self: &Rc<Self>, party: Party) {
         let (volume, gone) = (Rc::clone(self), party.clone());
-        self.alter(party, Change::Leave, move |left| {
-            if let Err(why) = left {
-                tracing::debug!(?why, "what a lost initiator has reserved is not given up yet");
-                tokio::task::spawn_local(async move {
-                    tokio::time::sleep(AGAIN).await;
-                    if let Some(gate) = volume.gate().filter(|_| !volume.is_closed()) {
-                        gate.leaves(gone);
-                    }
-                });
-            }
-        });
+        self.alter(
+            party,
+            Change::Leave,
+            || true,
+            move |left| {
+                let Some(gate) = volume.gate().cloned() else { return };
+                if let Err(why) = left {
+                    tracing::debug!(?why, "what a lost initiator has reserved is not given up yet");
+                    // Whoever changes something next does it first: the party may be back, and reserve anew.
+                    gate.still_left(vec![gone]);
+                    tokio::task::spawn_local(async move {
+                        tokio::time::sleep(AGAIN).await;
+                        if !volume.is_closed() {
+                            gate.look_again();
+                        }
+                    });
+                }
+            },
+        );
+    }
+}
+
+/// For how long a change is tried that others come in the way of. Each time they do the table is another one: if it is not,
+/// this node has something else than is compared with, and no try will do.
+#[derive(Default)]
+struct Patience {
+    last: Option<[Vec<u8>; 2]>,
+    unchanged: u32,
+}
+
+impl Patience {
+    const TRIES: u32 = 20;
+
+    /// # Errors
+    /// [`Error::Corrupt`] when it is over.
+    async fn with(&mut self, found: &Found) -> Result<(), Error> {
+        let copies = [found.copies[0].to_vec(), found.copies[1].to_vec()];
+        if self.last.as_ref() != Some(&copies) {
+            *self = Self { last: Some(copies), unchanged: 0 };
+            return Ok(());
+        }
+        self.unchanged += 1;
+        if self.unchanged > Self::TRIES {
+            tracing::error!(
+                "this node's table of reservations is not the one that is compared with"
+            );
+            return Err(Error::Corrupt { at: ASIDE });
+        }
+        tokio::time::sleep(AGAIN).await;
+        Ok(())
     }
 }
 

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{
-    ASIDE, Account, Aside, Blocks, Bufs, Class, Ctx, Dev, Epoch, Error, Failure, Info, Layer, Lba,
-    Mem, MemOptions, Op, Pool, Request,
+    ASIDE, Account, Aside, Blocks, Bufs, Changes, Class, CompareAndWrite, Compared, Ctx, Dev,
+    Epoch, Error, Failure, Info, Layer, Lba, Mem, MemOptions, Op, Pool, Request, Settled,
 };
 use futures_util::FutureExt;
 use reservation::{COPY_BYTES, Change, Initiator, Kind, Notice, Notices, Party, Refusal, Table};
@@ -18,6 +18,102 @@ use tokio::task::{LocalSet, yield_now};
 use volume::{Caller, Gate, Standing, Unaltered, Volume};
 
 const BLOCK: usize = 512;
+
+/// This node's copy of a disk: of the first table a byte has rotted here, as long as nobody writes it anew.
+struct Rotten {
+    dev: Dev,
+    rot: Rc<Cell<bool>>,
+}
+
+impl Layer for Rotten {
+    fn name(&self) -> &'static str {
+        "rotten"
+    }
+
+    fn info(&self) -> Info {
+        self.dev.info()
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        let table = matches!(op, Op::Read { at, .. } if at == ASIDE);
+        let found = self.dev.submit(op, &ctx).await?;
+        if !table || !self.rot.get() {
+            return Ok(found);
+        }
+        let mut bytes = found.to_vec();
+        bytes[100] ^= 1;
+        Ok(copy_in(ctx.credit(), &bytes))
+    }
+}
+
+/// Whoever puts the writes in order: another node, whose copy is well, or not.
+struct Primary {
+    dev: Dev,
+    mends: Option<Rc<Cell<bool>>>,
+    refuses: bool,
+}
+
+impl std::fmt::Debug for Primary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Primary")
+    }
+}
+
+impl CompareAndWrite for Primary {
+    fn compare_and_write<'a>(
+        &'a self,
+        at: Lba,
+        compare: &'a Bufs,
+        write: &'a Bufs,
+        fua: bool,
+        ctx: &'a Ctx,
+    ) -> Compared<'a> {
+        Box::pin(async move {
+            if self.refuses {
+                return Err(Failure::Miscompare { offset: 0 });
+            }
+            let blocks = (write.len() / BLOCK) as u32;
+            let found = self.dev.submit(Op::Read { at, blocks }, ctx).await?;
+            if let Some(offset) = compare.first_difference(&found) {
+                return Err(Failure::Miscompare { offset: offset as u64 });
+            }
+            self.dev.submit(Op::Write { at, data: write.clone(), fua }, ctx).await?;
+            self.mends.iter().filter(|_| at == ASIDE).for_each(|rot| rot.set(false));
+            Ok(())
+        })
+    }
+
+    fn changes(&self) -> Changes {
+        Changes::default()
+    }
+
+    fn settle<'a>(&'a self, _range: Blocks, _ctx: &'a Ctx) -> Settled<'a> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+/// A disk that refuses to write beside the volume for now.
+struct Failing {
+    dev: Dev,
+    fails: Rc<Cell<bool>>,
+}
+
+impl Layer for Failing {
+    fn name(&self) -> &'static str {
+        "failing"
+    }
+
+    fn info(&self) -> Info {
+        self.dev.info()
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        if self.fails.get() && matches!(op, Op::Write { at, .. } if at >= ASIDE) {
+            return Err(Error::Fenced);
+        }
+        self.dev.submit(op, &ctx).await
+    }
+}
 
 /// A disk in memory that holds back what is done to the volume itself until it is let through.
 #[derive(Clone)]
@@ -76,6 +172,15 @@ impl Bench {
         bench
     }
 
+    /// A volume of this device.
+    fn of(volume: Rc<Volume>) -> Self {
+        let disk = Dev::new(Mem::new(MemOptions::new(BLOCK as u32, 8)));
+        let bench = Self { volume, ..Self::over(disk, false) };
+        bench.volume.keep_reservations(Rc::clone(&bench.gate), bench.pool.account());
+        bench.gate.set_standing(standing(1));
+        bench
+    }
+
     /// A node that opens the volume: with no standing as yet.
     fn over(disk: Dev, held: bool) -> Self {
         let pool = Pool::new(16 << 20).unwrap();
@@ -123,7 +228,7 @@ impl Bench {
 
     fn begin(&self, n: u8, change: Change) -> oneshot::Receiver<Result<(), Unaltered>> {
         let (answer, answered) = oneshot::channel();
-        self.volume.alter(party(n), change, move |r| answer.send(r).unwrap_or(()));
+        self.volume.alter(party(n), change, || true, move |r| answer.send(r).unwrap_or(()));
         answered
     }
 
@@ -255,6 +360,174 @@ async fn clear_task_set_waits_for_what_it_ends() {
         assert!(b.told.borrow().iter().any(|(n, all)| *n == 2 && all.contains(Notice::Aborted)));
         b.through.add_permits(1);
         assert_eq!(b.write(&two, 0).await.unwrap(), Ok(()), "it goes on");
+    })
+    .await;
+}
+
+/// Who finds a key gone may rely on it as on a PREEMPT of his own: READ KEYS tells what is in force.
+#[tokio::test]
+async fn keys_are_gone_when_nothing_is_under_way() {
+    local(async {
+        let b = Bench::new();
+        let (_one, two) = (b.enter(1), b.enter(2));
+        for n in [1, 2] {
+            b.register(n, false).await;
+        }
+        b.alter(2, reserve(2, Kind::WriteExclusive)).await.unwrap();
+        let mut under_way = b.write(&two, 0);
+        quiet().await;
+        let preempting = b.begin(1, preempt(1, 2, true));
+        quiet().await;
+        let volume = Rc::clone(&b.volume);
+        let reading = tokio::task::spawn_local(async move { volume.reservations().await });
+        // What would be answered at once, for it changes nothing, is no sooner in force.
+        let again = b.begin(1, reserve(1, Kind::WriteExclusive));
+        quiet().await;
+        assert!(under_way.try_recv().is_err() && !reading.is_finished());
+        b.through.add_permits(1);
+        let table = reading.await.unwrap().unwrap();
+        assert!(under_way.try_recv().is_ok());
+        assert!(table.registrants().iter().all(|r| r.key == 1));
+        assert_eq!((preempting.await.unwrap(), again.await.unwrap()), (Ok(()), Ok(())));
+    })
+    .await;
+}
+
+/// Commands that wait at a closed gate have all memory that such commands may have. The gate opens.
+#[tokio::test]
+async fn a_closed_gate_opens_whatever_waits_at_it() {
+    local(async {
+        let b = Bench::new();
+        b.through.add_permits(1_000_000);
+        let one = b.enter(1);
+        b.register(1, false).await;
+        // A piece of a table, as a resync writes it.
+        b.gate.changed(Blocks::new(Lba(ASIDE.0 + 1), 1), &Bufs::zeroes(BLOCK));
+        let answered = Rc::new(Cell::new(0));
+        for n in 0..26 {
+            let account = b.pool.account();
+            let credit = account.try_credit(512 << 10, Class::Arriving).unwrap();
+            let data = copy_in(&credit, &vec![1; 512 << 10]);
+            drop(credit);
+            let write = Request::Write { at: Lba(n % 2 * 1024), data, fua: false };
+            let answered = Rc::clone(&answered);
+            b.volume.start_for(&one, write, &account, move |_| answered.update(|n| n + 1));
+        }
+        for _ in 0..100 {
+            quiet().await;
+        }
+        assert_eq!(answered.get(), 26, "{:?}", b.pool.usage());
+    })
+    .await;
+}
+
+/// A byte of a table that has rotted at one node, which others compare with a good one: it is mended by the next change.
+#[tokio::test]
+async fn a_rotten_table_at_one_node_is_mended() {
+    local(async {
+        let disk = Dev::new(Mem::new(MemOptions::new(BLOCK as u32, 4096)));
+        let rot = Rc::new(Cell::new(false));
+        let own = Dev::new(Rotten { dev: disk.clone(), rot: Rc::clone(&rot) });
+        let primary = Primary { dev: disk, mends: Some(Rc::clone(&rot)), refuses: false };
+        let b = Bench::of(Volume::shared(own, Rc::new(primary), Epoch::default()));
+        b.register(1, false).await;
+        rot.set(true);
+        b.alter(1, reserve(1, Kind::WriteExclusive)).await.unwrap();
+        assert!(!rot.get());
+    })
+    .await;
+}
+
+/// If it can not be mended, changes end with that.
+#[tokio::test(start_paused = true)]
+async fn a_table_that_never_compares_is_told() {
+    local(async {
+        let disk = Dev::new(Mem::new(MemOptions::new(BLOCK as u32, 4096)));
+        let primary = Primary { dev: disk.clone(), mends: None, refuses: true };
+        let b = Bench::of(Volume::shared(disk, Rc::new(primary), Epoch::default()));
+        let corrupt = Error::Corrupt { at: ASIDE };
+        assert_eq!(b.alter(1, register(1, false)).await, Err(Unaltered::Failed(corrupt)));
+    })
+    .await;
+}
+
+/// What its initiator has given up with its session does not happen later.
+#[tokio::test]
+async fn a_change_that_nobody_wants_any_more_is_not_made() {
+    local(async {
+        let b = Bench::new();
+        let wanted = Rc::new(Cell::new(true));
+        let (answer, answered) = oneshot::channel();
+        let first = b.begin(1, register(1, false));
+        let asks = Rc::clone(&wanted);
+        let done = move |r| answer.send(r).unwrap_or(());
+        b.volume.alter(party(2), register(2, false), move || asks.get(), done);
+        wanted.set(false);
+        first.await.unwrap().unwrap();
+        assert_eq!(answered.await.unwrap(), Err(Unaltered::Failed(Error::Aborted)));
+        assert_eq!(b.volume.reservations().await.unwrap().registrants().len(), 1);
+    })
+    .await;
+}
+
+/// MODE SELECT of one that has lost its right while it waited.
+#[tokio::test]
+async fn mode_pages_are_changed_by_right() {
+    local(async {
+        let b = Bench::new();
+        let (_one, two) = (b.enter(1), b.enter(2));
+        b.register(1, false).await;
+        let reserving = b.begin(1, reserve(1, Kind::WriteExclusive));
+        let selecting = b.begin(2, Change::Modes(2));
+        assert_eq!(reserving.await.unwrap(), Ok(()));
+        let selected = selecting.await.unwrap();
+        assert!(!two.rights().writes);
+        assert_eq!(selected, Err(Unaltered::Refused(Refusal::Conflict)));
+    })
+    .await;
+}
+
+/// A RESERVE goes with the seat through which it came: its holder is told, if it is there still.
+#[tokio::test]
+async fn a_lost_reserve_is_told() {
+    local(async {
+        let b = Bench::new();
+        let (_one, two) = (b.enter(1), b.enter(2));
+        b.alter(1, Change::ReserveUnit).await.unwrap();
+        b.told.borrow_mut().clear();
+        // The node was put out, and is a member again as another incarnation.
+        b.gate.set_standing(Standing { era: 1, seat: 5, seats: vec![5, 9] });
+        quiet().await;
+        assert!(two.rights().sole);
+        let expected = [(1, [Notice::ReservationsPreempted].into_iter().collect::<Notices>())];
+        let told: Vec<_> = b.told.borrow().iter().filter(|(_, n)| !n.is_empty()).copied().collect();
+        assert_eq!(told, expected);
+    })
+    .await;
+}
+
+/// A nexus is lost while nothing can be written, and its initiator is back and reserves anew before that is over.
+#[tokio::test(start_paused = true)]
+async fn a_late_leave_takes_no_new_reserve() {
+    local(async {
+        let disk = Dev::new(Mem::new(MemOptions::new(BLOCK as u32, 4096)));
+        let fails = Rc::new(Cell::new(false));
+        let failing = Failing { dev: disk, fails: Rc::clone(&fails) };
+        let b = Bench::of(Volume::new(Dev::new(failing), Epoch::default()));
+        let (one, two) = (b.enter(1), b.enter(2));
+        b.alter(1, Change::ReserveUnit).await.unwrap();
+        fails.set(true);
+        drop(one);
+        quiet().await;
+        fails.set(false);
+        let one = b.enter(1);
+        b.alter(1, Change::ReserveUnit).await.unwrap();
+        assert!(one.rights().sole && !two.rights().sole);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(one.rights().sole && !two.rights().sole, "the new one stays");
+        drop(one);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(two.rights().sole);
     })
     .await;
 }

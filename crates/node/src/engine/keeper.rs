@@ -245,10 +245,15 @@ impl Keeper {
 
     pub(super) async fn clear_reservations(&self, id: Uuid) -> Result<(), BackingError> {
         let (done, answer) = oneshot::channel();
-        self.volume(id)?.alter(Party::NOBODY, Change::Evict, move |result| {
-            // Nobody waits any more: it is done all the same.
-            let _ = done.send(result);
-        });
+        self.volume(id)?.alter(
+            Party::NOBODY,
+            Change::Evict,
+            || true,
+            move |result| {
+                // Nobody waits any more: it is done all the same.
+                let _ = done.send(result);
+            },
+        );
         match answer.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(Unaltered::Failed(e))) => Err(unreserved(&e)),

@@ -39,7 +39,7 @@ fn example() -> Table {
 fn reserved() -> Table {
     let one = iscsi("iqn.2024-01.net.example:one", 1, 1);
     let two = iscsi("iqn.2024-01.net.example:two", 2, 2);
-    ask(&ask(&Table::default(), &one, &Change::ReserveUnit), &two, &Change::Modes(4))
+    ask(&ask(&Table::default(), &one, &Change::ReserveUnit), &two, &Change::ClearTasks)
 }
 
 /// The bytes that `docs/format/reservations.md` shows as the example: hexadecimal digits up to the
@@ -69,7 +69,7 @@ fn the_golden_image() {
 fn who_reserved_the_unit_is_kept() {
     let (table, bytes) = (reserved(), reserved().encode());
     assert_eq!(Table::parse(&bytes), Ok(table));
-    assert_eq!(bytes[64..72], [0, 0, 5, 0, 0, 0, 2, 0]);
+    assert_eq!(bytes[64..72], [0, 0, 8, 0, 0, 0, 2, 0]);
     assert_eq!(bytes[80..88], [3, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(bytes[88..100], [255, 255, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(bytes[100..112], [0, 0, 1, 0, 0x80, 0, 0, 0, 0, 1, 0, 0]);
@@ -259,7 +259,7 @@ fn mended(copies: &[Vec<u8>; 2], expected: &Table) {
 
 #[test]
 fn what_no_crash_explains_is_decided_for_safety() {
-    let (old, new) = (example(), ask(&example(), &iscsi("iqn.a", 1, 1), &Change::Modes(1)));
+    let (old, new) = (example(), ask(&example(), &iscsi("iqn.a", 1, 1), &Change::ClearTasks));
     let (zeroes, torn) = (vec![0; COPY_BYTES], vec![7; COPY_BYTES]);
     let choose = |a: &[u8], b: &[u8]| Table::choose(a, b);
     assert_eq!(choose(&zeroes, &zeroes), Ok((Table::default(), None)));

@@ -2,7 +2,7 @@
 
 use reservation::{Change, Kind, Table};
 
-use crate::world::{SEAT, World, a, b, reserve};
+use crate::world::{SEAT, World, a, reserve};
 
 fn persisting(persists: bool) -> World {
     let mut world = World::default();
@@ -17,7 +17,7 @@ fn persisting(persists: bool) -> World {
     world.table = world.table.as_of(1, |_| true);
     world.done(&a(), &change);
     world.done(&a(), &reserve(1, Kind::ExclusiveAccess));
-    world.done(&b(), &Change::Modes(5));
+    world.done(&a(), &Change::Modes(5));
     world
 }
 

@@ -67,6 +67,17 @@ impl Model {
         }
     }
 
+    /// 5.12.1: whether MODE SELECT is no conflict, of the unit's RESERVE as well.
+    fn may_write(&self, by: &Party) -> bool {
+        let kept_by_another = self.sole.as_ref().is_some_and(|(party, _)| party != by);
+        let allowed = match &self.held {
+            None => true,
+            Some((1 | 3, _)) => self.holders().contains(by),
+            Some(_) => self.keys.contains_key(by),
+        };
+        !kept_by_another && allowed
+    }
+
     /// Everybody registered but one.
     fn others(&self, than: &Party) -> Vec<Party> {
         self.keys.keys().filter(|party| *party != than).cloned().collect()
@@ -124,6 +135,7 @@ impl Model {
                 let mine = self.sole.as_ref().is_some_and(|(party, _)| party == by);
                 self.become_of(|model| model.sole = if mine { None } else { model.sole.take() })
             }
+            Change::Modes(_) if !self.may_write(by) => CONFLICT,
             Change::Modes(modes) => self.become_of(|model| model.modes = *modes),
             Change::ClearTasks => Verdict::Done,
             Change::Reset { .. } => {

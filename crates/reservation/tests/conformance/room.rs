@@ -31,13 +31,13 @@ fn nothing_else_is_full(full: &Table) {
     };
     ask(full, &holder, register(1, 2));
     let held = ask(full, &holder, reserve(1, Kind::WriteExclusive));
-    ask(&held, &stranger, Change::Modes(1));
+    ask(&held, &holder, Change::Modes(1));
     ask(&held, &stranger, Change::Reset { target: true });
     ask(&held, &holder, Change::Clear { key: 1 });
     let unregistered = ask(&held, &holder, register(1, 0));
     assert_eq!(unregistered.registrants().len() + 1, full.registrants().len());
     let freed = ask(&unregistered, &stranger, Change::Evict);
-    ask(&ask(&freed, &stranger, Change::ReserveUnit), &holder, Change::Modes(1));
+    ask(&ask(&freed, &stranger, Change::ReserveUnit), &stranger, Change::Modes(1));
 }
 
 #[test]

@@ -106,6 +106,11 @@ fn clause_6_11_mode_pages() {
     let told: &[Notice] = &[Notice::Modes];
     world.told_only(&[(b(), told), (c(), told), (host(), told)]);
     world.nothing(&b(), &Change::Modes(5));
+    // Not by whoever has lost the right while it waited.
+    let mut world = World::reserved(Kind::WriteExclusive, &[(a(), 1), (b(), 2)]);
+    world.done(&a(), &Change::Modes(5));
+    world.conflict(&b(), &Change::Modes(6));
+    world.conflict(&c(), &Change::Modes(6));
 }
 
 /// SAM-5 6.3.2, 6.3.3: a reset frees the unit and brings back the defaults, and everybody is told;

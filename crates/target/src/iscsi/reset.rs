@@ -66,7 +66,8 @@ impl Initiator {
         self.abort_others(session, unit, barrier);
         if let Some(party) = unit.caller.party().cloned() {
             let barrier = Rc::clone(barrier);
-            return unit.served.volume.alter(party, Change::ClearTasks, move |_| drop(barrier));
+            let (change, wanted) = (Change::ClearTasks, session.lives());
+            return unit.served.volume.alter(party, change, wanted, move |_| drop(barrier));
         }
         let others = Whom::AllBut(unit.nexus);
         unit.state.borrow_mut().attend(others, Attention::CommandsCleared);
@@ -78,7 +79,8 @@ impl Initiator {
         if let Some(party) = unit.caller.party().cloned() {
             let barrier = Rc::clone(barrier);
             let done = move |_| drop(barrier);
-            return unit.served.volume.alter(party, Change::Reset { target }, done);
+            let (change, wanted) = (Change::Reset { target }, session.lives());
+            return unit.served.volume.alter(party, change, wanted, done);
         }
         let what = if target { Attention::TargetReset } else { Attention::UnitReset };
         let mut state = unit.state.borrow_mut();

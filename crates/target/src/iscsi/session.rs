@@ -22,7 +22,7 @@ use super::Event;
 use super::login::portal_group;
 use crate::catalog::{Admission, Away, Catalog, IscsiTarget, NodeIndex, VolumeId};
 use crate::conn::Inbox;
-use crate::copying::Principal;
+use crate::copying::{Ended, Principal};
 use crate::server::{MAX_TRANSFER_BYTES, Served, Server, Space};
 
 /// What all iSCSI connections of a core share.
@@ -52,7 +52,7 @@ pub(crate) struct Session {
     inbox: Rc<RefCell<Inbox<Event>>>,
     /// Set at the end. Commands that have not been started by then never are: the initiator may
     /// have given them up and written the same blocks through its next session.
-    ended: Cell<bool>,
+    pub(super) ended: Ended,
     /// What its target maps for it.
     map: RefCell<BTreeMap<Lun, VolumeId>>,
     /// The units of the map that are there; all but those in `away`.
@@ -118,7 +118,7 @@ impl Session {
     /// not.
     fn go_on(&self, admission: &Admission, params: &Params, inbox: Inbox<Event>) -> Self {
         self.tell(Event::Replaced);
-        self.ended.set(true);
+        self.ended.set();
         self.inbox.replace(inbox);
         Self {
             tsih: self.tsih,
@@ -130,12 +130,18 @@ impl Session {
             admission: admission.clone(),
             portal_group: self.portal_group,
             inbox: Rc::clone(&self.inbox),
-            ended: Cell::new(false),
+            ended: Ended::default(),
             map: RefCell::new(self.map.take()),
             units: RefCell::new(self.units.take()),
             away: RefCell::new(self.away.take()),
             luns: RefCell::new(self.luns()),
         }
+    }
+
+    /// Whether it has not ended, for those that outlive it.
+    pub(super) fn lives(&self) -> impl Fn() -> bool + use<> {
+        let ended = self.ended.clone();
+        move || !ended.get()
     }
 
     pub(super) fn at(&self, lun: Lun) -> Option<Rc<Unit>> {
@@ -237,7 +243,7 @@ impl Shared {
             admission: admission.clone(),
             portal_group: portal_group(&server.catalog(), target),
             inbox: Rc::new(RefCell::new(inbox)),
-            ended: Cell::new(false),
+            ended: Ended::default(),
             map: RefCell::default(),
             units: RefCell::default(),
             away: RefCell::default(),
@@ -391,7 +397,7 @@ impl Shared {
 
     /// Ends a session; once, however often it is told to.
     pub(super) fn end(&self, session: &Rc<Session>) {
-        session.ended.set(true);
+        session.ended.set();
         let mut sessions = self.sessions.borrow_mut();
         if sessions.get(&session.tsih).is_some_and(|s| Rc::ptr_eq(s, session)) {
             sessions.remove(&session.tsih);
@@ -443,13 +449,14 @@ fn known(caller: &Caller) -> Known {
 }
 
 impl Session {
-    /// On whose behalf its commands copy.
-    pub(super) fn principal(&self) -> Principal {
-        Principal {
+    /// On whose behalf its commands copy, and for how long.
+    pub(super) fn principal(&self) -> (Principal, Ended) {
+        let principal = Principal {
             initiator: self.initiator.clone(),
             isid: self.isid,
             admission: self.admission.clone(),
-        }
+        };
+        (principal, self.ended.clone())
     }
 }
 

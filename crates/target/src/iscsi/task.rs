@@ -345,12 +345,14 @@ impl Initiator {
             // Units that keep no reservations have mode pages all the same.
             return self.complete_with(tag, Status::Busy);
         };
+        // What its initiator has given up with its session must not happen later.
+        let Some(wanted) = self.session.as_ref().map(|s| s.lives()) else { return };
         if let Some(task) = self.tasks.get(tag) {
             task.stage = Stage::Asking(running);
         }
         let inbox = self.place.inbox.clone();
         let done = move |result| inbox.push(Event::Altered { ticket, result });
-        unit.served.volume.alter(party, change, done);
+        unit.served.volume.alter(party, change, wanted, done);
     }
 
     /// Looks up what all nodes know.

@@ -487,3 +487,62 @@ fn a_volume_that_goes_away_ends_the_copy() {
         drop(volume);
     });
 }
+
+/// A disk whose reads take long once they have begun: aborts come too late then.
+struct Slow {
+    dev: Dev,
+    through: Rc<tokio::sync::Semaphore>,
+    begun: Rc<std::cell::Cell<u32>>,
+}
+
+impl block::Layer for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn info(&self) -> block::Info {
+        self.dev.info()
+    }
+
+    async fn submit(&self, op: block::Op, ctx: block::Ctx) -> Result<block::Bufs, Error> {
+        if matches!(op, block::Op::Read { at, .. } if at < block::ASIDE) {
+            self.begun.update(|n| n + 1);
+            self.through.acquire().await.unwrap().forget();
+        }
+        self.dev.submit(op, &ctx.shielded()).await
+    }
+}
+
+/// 6: what a session has read is not written once it has ended: its initiator may have written there since, in another one.
+#[test]
+fn a_copy_writes_nothing_after_its_session() {
+    on_core(async |core| {
+        let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+        let (through, begun) = (Rc::new(tokio::sync::Semaphore::new(0)), Rc::default());
+        let dev = Dev::new(Mem::new(MemOptions::new(512, 1 << 15)));
+        let slow = Slow { dev, through: Rc::clone(&through), begun: Rc::clone(&begun) };
+        let volume = volume_on(&server, Dev::new(slow));
+        let (id, name) = (VolumeId([7; 16]), "disk7".to_owned());
+        let served = Served { id, name, volume: Rc::clone(&volume), thin: false, access: None };
+        server.add_volume(served);
+        let two = Disk::plain(&server, 8);
+        server.set_catalog(targets(&[(DISK, 0, &[7, 8], None)]));
+        let at = listen(&core, &server, Service::Iscsi).await;
+        let mut client = Client::log_in(&core, at, 1, &[]).await;
+        let account = server.pool().account();
+        let data = copy_in(&account.credit(8 * 512, Class::Arriving).await.unwrap(), &noise(8, 0));
+        let write = Request::Write { at: Lba(0), data, fua: false };
+        volume.execute(write, &account).await.unwrap();
+        begun.set(0);
+        client.begin_copy(&list(&[end(8, 512)], &[((0xffff, 0), 8, 0, 0)])).await;
+        until(|| begun.get() == 1).await;
+        drop(client);
+        until(|| server.sessions().is_empty()).await;
+        // The same initiator port in its next session; what it writes is answered.
+        let _again = Client::log_in(&core, at, 1, &[]).await;
+        two.put(0, &noise(8, 7)).await;
+        through.add_permits(100);
+        sleep(Duration::from_millis(100)).await;
+        assert!(two.get(0, 8).await == noise(8, 7));
+    });
+}

@@ -270,10 +270,15 @@ impl Path {
 
     async fn alter(&self, change: Change) -> Result<(), Unaltered> {
         let (answer, answered) = oneshot::channel();
-        self.volume.alter(self.party.clone(), change, move |r| {
-            // Its node may die while nobody waits.
-            let _ = answer.send(r);
-        });
+        self.volume.alter(
+            self.party.clone(),
+            change,
+            || true,
+            move |r| {
+                // Its node may die while nobody waits.
+                let _ = answer.send(r);
+            },
+        );
         answered.await.unwrap_or(Err(Unaltered::Failed(Error::Gone)))
     }
 
