@@ -313,8 +313,19 @@ impl Path {
         let preempt = Change::Preempt { key, victim: victim_key, kind, abort };
         match self.alter(preempt).await {
             Ok(()) => self.judge.preempted(victim, before),
-            Err(Unaltered::Refused(Refusal::Conflict) | Unaltered::Failed(_)) => {}
+            Err(Unaltered::Refused(Refusal::Conflict) | Unaltered::Failed(_)) => {
+                self.look_for(victim, before).await;
+            }
             Err(other) => self.judge.object(format!("PREEMPT ends with {other:?}")),
+        }
+    }
+
+    /// As fence agents do: a key that is gone is as good as one that was preempted.
+    async fn look_for(&self, victim: usize, before: u64) {
+        let Ok(table) = self.volume.reservations().await else { return };
+        let is_gone = table.registrants().iter().all(|r| r.key != Self::key(victim));
+        if is_gone && table.reservation.is_some() && !self.judge.may_register(victim) {
+            self.judge.preempted(victim, before);
         }
     }
 
