@@ -105,7 +105,8 @@ pub enum Failure {
         /// Offset in bytes, from the start of the compared data, of the first difference.
         offset: u64,
     },
-    /// A reservation keeps the caller from it; nothing has been done.
+    /// A reservation keeps the caller from it. Nothing has been done, or, of a command in several pieces (WRITE SAME, UNMAP) that
+    /// had begun before the reservation, some of them.
     #[error("it conflicts with a reservation")]
     Conflict,
 }

@@ -234,11 +234,17 @@ impl Gate {
     /// Judges a command that begins, once it can.
     ///
     /// # Errors
-    /// [`Failure::Conflict`]; why the table cannot be read.
+    /// [`Failure::Conflict`]; why the table cannot be read; [`Error::Fenced`] for a write that was made up by other mode pages
+    /// than hold, which its initiator sends again.
     pub(crate) async fn admit(&self, flight: &Flight, command: &Command) -> Result<(), Failure> {
         let Some((caller, need)) = flight.judged() else { return Ok(()) };
         if !self.is_open() && need != Need::Nothing {
+            let modes = caller.modes();
             Box::pin(command.unless_aborted(self.opened())).await??;
+            // Whether it is durable, and allowed at all, was decided by what was known when it came.
+            if need == Need::Write && caller.modes() != modes {
+                return Err(Error::Fenced.into());
+            }
         }
         if !caller.may(need) {
             return Err(Failure::Conflict);

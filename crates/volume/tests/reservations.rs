@@ -638,6 +638,26 @@ async fn commands_wait_until_the_table_is_read() {
     .await;
 }
 
+/// A write that came before it is known that the write cache is off, or that nobody may write, is not carried out as if it
+/// were not so.
+#[tokio::test]
+async fn writes_are_not_carried_out_by_other_mode_pages() {
+    local(async {
+        let first = Bench::new();
+        let _one = first.enter(1);
+        first.alter(1, Change::Modes(5)).await.unwrap();
+        let b = Bench::over(first.disk.clone(), false);
+        let two = b.enter(2);
+        let (early, read) = (b.write(&two, 0), b.read(&two));
+        b.gate.set_standing(standing(1));
+        assert_eq!(read.await, Ok(()));
+        assert_eq!(early.await.unwrap(), Err(Failure::Device(Error::Fenced)));
+        assert_eq!(two.modes(), 5);
+        assert_eq!(b.write(&two, 0).await.unwrap(), Ok(()));
+    })
+    .await;
+}
+
 /// SPC-4 5.12.5: with APTPL a loss of power changes nothing, without it all is gone.
 #[tokio::test]
 async fn registrations_and_power() {
