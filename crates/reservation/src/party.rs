@@ -7,7 +7,7 @@ pub const MAX_NAME: usize = 223;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Initiator {
     /// An iSCSI initiator port: the initiator's name and its part of the session's identity (RFC
-    /// 7143 4.2.7.6).
+    /// 7143 4.4.1).
     Iscsi {
         /// The name in the form in which names are compared: lower case.
         name: String,

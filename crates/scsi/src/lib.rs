@@ -12,8 +12,8 @@
 //! finish(running, result) -> Reply | Run(request)       what is to be said?
 //! ```
 //!
-//! A copy between volumes is no request of one: `start` gives [`Step::Copy`] with a plan, and
-//! [`LogicalUnit::finish_copy`] says how it ended.
+//! What is no request of one volume (a change or a look at what all nodes know, a copy, a token) is a [`Step`] of its own,
+//! which says what is to come back.
 //!
 //! Commands for addresses without a unit are answered by [`answer_absent`], those for a unit that is
 //! not there for now by [`answer_away`]. Every command and

@@ -12,7 +12,7 @@ pub const MAX_NEXUSES: usize = 4096;
 /// An initiator port that talks to the unit through a target port (SAM-5 4.8).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nexus {
-    /// Name of the initiator port; iSCSI: `NAME,i,0xISID` (RFC 7143 4.2.7.6).
+    /// Name of the initiator port; iSCSI: `NAME,i,0xISID` (RFC 7143 4.4.1).
     pub initiator_port: String,
     /// The target port it comes through.
     pub target_port: TargetPort,

@@ -5,8 +5,6 @@
 //! Of RESERVE and RELEASE third parties and extents are not supported; their fields are refused as
 //! reserved bits.
 
-use std::fmt::Write;
-
 use reservation::{
     Change, Field, Initiator, Kind, Notice, Notices, Party, Refusal, Registrant, Table,
 };
@@ -18,6 +16,7 @@ use crate::nexus::{Attention, NexusId, Whom};
 use crate::reply::{self, Status, Transfer};
 use crate::sense::{Code, Sense};
 use crate::unit::{Command, Incoming, LogicalUnit, Outcome, Todo};
+use crate::vpd::hex;
 
 /// What PERSISTENT RESERVE IN asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -321,13 +320,6 @@ fn to_transport_id(initiator: &Initiator) -> Vec<u8> {
     out.extend(text.into_bytes());
     out.resize(4 + length, 0);
     out
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut out, byte| {
-        write!(out, "{byte:02x}").expect("a string takes everything");
-        out
-    })
 }
 
 /// The answer to PERSISTENT RESERVE IN.

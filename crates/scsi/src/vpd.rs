@@ -177,7 +177,7 @@ fn naa(uuid: &[u8; 16]) -> [u8; 16] {
     })
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut out, byte| {
         write!(out, "{byte:02x}").expect("a string takes everything");
         out

@@ -113,12 +113,6 @@ impl<E> Inbox<E> {
         self.0.closed.get()
     }
 
-    /// Whether both are one connection's.
-    #[must_use]
-    pub fn is_same(&self, other: &Self) -> bool {
-        Rc::ptr_eq(&self.0, &other.0)
-    }
-
     fn wake(&self) {
         if !self.0.awake.get()
             && let Some(waker) = &*self.0.waker.borrow()

@@ -563,7 +563,7 @@ impl Client {
 const READY: [u8; 6] = [0; 6];
 const GROUPS: [u8; 12] = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0];
 
-/// SPC-4 5.15.2, RFC 7143 4.2.5.1: a node of several is a portal group, a target port group and a
+/// SPC-4 5.15.2, RFC 7143 4.4.1: a node of several is a portal group, a target port group and a
 /// target port of its own.
 #[test]
 fn a_node_of_several_is_a_port_of_its_own() {

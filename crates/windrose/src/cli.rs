@@ -185,7 +185,7 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_name = "NAME")]
         confirm: Option<VolumeName>,
     },
-    /// Show who has reserved a volume (SCSI and NVMe), or take the reservations of hosts away that are no more.
+    /// Show who has reserved a volume (SCSI), or take the reservations of hosts away that are no more.
     Reservations {
         /// Name of the volume.
         name: VolumeName,

@@ -60,9 +60,6 @@ pub enum Presented {
 }
 
 impl RodToken {
-    /// Length of a token in bytes.
-    pub const LEN: usize = ROD_TOKEN_LEN;
-
     /// A token for `bytes` bytes of the volume with this identity, in blocks of `block_size` bytes. `random`: the first
     /// number tells tokens apart, and none must be guessed.
     #[must_use]

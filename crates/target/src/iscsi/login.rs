@@ -18,7 +18,7 @@ use crate::catalog::{Admission, Catalog, Chap, IscsiTarget};
 const PORTAL_GROUP: u16 = 1;
 
 /// Tag of this node's portal group at a target. Sessions do not span nodes, so where several serve
-/// a target each is a portal group of its own (RFC 7143 4.2.5.1).
+/// a target each is a portal group of its own (RFC 7143 4.4.1).
 pub(crate) fn portal_group(catalog: &Catalog, target: &IscsiTarget) -> u16 {
     if catalog.shares_any(target.luns.values()) { catalog.node.port() } else { PORTAL_GROUP }
 }

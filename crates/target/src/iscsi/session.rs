@@ -493,7 +493,7 @@ fn nexus(session: &Session) -> Nexus {
     Nexus { initiator_port: initiator_port(session), target_port }
 }
 
-/// Name of a port of the session's target (RFC 7143 4.2.7.6).
+/// Name of a port of the session's target (RFC 7143 4.4.1).
 fn port_name(session: &Session, portal_group: u16) -> String {
     let device = session.target.as_ref().map_or("", Name::as_str);
     format!("{device},t,0x{portal_group:04x}")
