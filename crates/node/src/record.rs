@@ -371,9 +371,9 @@ pub(crate) mod tests {
             "size_bytes":1073741824,"block_size":4096,"thin":false,
             "places":[{"node":1,"backing":{"kind":"file","path":"/a"},"image_generation":2,"stage":{"is":"made"}}],
             "protocols":{"iscsi":true,"nvme":false,"lun":3,"behind":{
-                "volume":"00000000-0000-0000-0000-000000000009","target":"iqn.2026-01.io.windrose:a"}},
-            "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web",
-            "guests":{"7":"00000000-0000-0000-0000-000000000008"},"allow":[],"chap":null,"created_s":1700000000}"#;
+                "volume":"00000000-0000-0000-0000-000000000009","target":"iqn.2026-01.io.windrose:a"},
+                "guests":{"7":"00000000-0000-0000-0000-000000000008"}},
+            "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web","allow":[],"chap":null,"created_s":1700000000}"#;
         let guest: VolumeRecord = serde_json::from_str(golden).unwrap();
         assert_eq!((guest.owner(), guest.mapping.lun), (Uuid::from_u128(9), 3));
         assert_eq!(guest.target(), "iqn.2026-01.io.windrose:a");
@@ -391,7 +391,7 @@ pub(crate) mod tests {
         assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), guarded);
         let plain = serde_json::to_value(record("v")).unwrap();
         serde_json::from_value::<Protocols>(plain["protocols"].clone()).unwrap();
-        assert!(plain.get("guests").is_none(), "a record without is as ever");
+        assert!(plain["protocols"].get("guests").is_none(), "a record without is as ever");
     }
 
     #[test]

@@ -55,7 +55,10 @@ impl Known {
         let place = self.stored.as_ref().and_then(|s| s.record.place(me)).map(|p| &p.stage);
         match (&self.observed, place) {
             (Observed::Open { core, .. }, _) => Here::Open { core: *core },
-            (Observed::Closed, Some(PlaceStage::Made)) => Here::Away(Away::Returning),
+            (
+                Observed::Closed,
+                Some(PlaceStage::Made | PlaceStage::Leaving { instead_of: Some(_) }),
+            ) => Here::Away(Away::Returning),
             (Observed::Broken { .. }, Some(PlaceStage::Made | PlaceStage::Leaving { .. })) => {
                 Here::Away(Away::Unavailable)
             }

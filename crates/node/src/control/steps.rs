@@ -78,7 +78,11 @@ impl Control {
             match self.take(step, id, records).await {
                 // Somebody else was faster with something: what is there now decides.
                 Ok(Taken::Done) | Err(MetaError::Changed { .. }) => {}
-                Ok(Taken::Later) => return Ok(()),
+                Ok(Taken::Later) => {
+                    // Who may use it now does not wait for that.
+                    self.tell_where(id).await;
+                    return Ok(());
+                }
                 Err(error) => return Err(error),
             }
         }

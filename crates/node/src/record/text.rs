@@ -31,8 +31,6 @@ pub(super) struct Text {
     prefer: Option<u16>,
     protocols: ProtocolsText,
     iscsi_target: String,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    guests: BTreeMap<u16, Uuid>,
     nvme_subsystem: String,
     allow: BTreeSet<Initiator>,
     chap: Option<StoredChap>,
@@ -40,7 +38,8 @@ pub(super) struct Text {
 }
 
 /// The protocols, as what, and to whom. An older program must not serve a volume at its own target that stands behind another,
-/// nor without the proof that an initiator has to give: it takes no unknown field here.
+/// nor without the proof that an initiator has to give, nor forget who stands behind a volume when it writes the record: it
+/// takes no unknown field here.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProtocolsText {
@@ -50,6 +49,8 @@ struct ProtocolsText {
     lun: u16,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     behind: Option<Behind>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    guests: BTreeMap<u16, Uuid>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     proofs: BTreeMap<String, StoredChap>,
 }
@@ -100,9 +101,9 @@ impl From<VolumeRecord> for Text {
                 nvme: r.protocols.nvme,
                 lun: r.mapping.lun,
                 behind: r.mapping.behind,
+                guests: r.mapping.guests,
                 proofs: r.proofs,
             },
-            guests: r.mapping.guests,
             iscsi_target: r.iscsi_target,
             nvme_subsystem: r.nvme_subsystem,
             allow: r.allow,
@@ -129,7 +130,11 @@ impl TryFrom<Text> for VolumeRecord {
             prefer: t.prefer.map(NodeId),
             protocols: Protocols { iscsi: t.protocols.iscsi, nvme: t.protocols.nvme },
             proofs: t.protocols.proofs,
-            mapping: Mapping { behind: t.protocols.behind, lun: t.protocols.lun, guests: t.guests },
+            mapping: Mapping {
+                behind: t.protocols.behind,
+                lun: t.protocols.lun,
+                guests: t.protocols.guests,
+            },
             iscsi_target: t.iscsi_target,
             nvme_subsystem: t.nvme_subsystem,
             allow: t.allow,

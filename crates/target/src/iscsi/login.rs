@@ -49,7 +49,7 @@ impl Initiator {
         }
     }
 
-    fn judge(&self, attempt: &LoginAttempt) -> Decision {
+    fn judge(&mut self, attempt: &LoginAttempt) -> Decision {
         let grant = |auth, portal_group, session| LoginGrant {
             auth,
             portal_group,
@@ -86,6 +86,7 @@ impl Initiator {
         };
         match self.auth(admission) {
             Ok(auth) => {
+                self.asked = Some(admission.clone());
                 Decision::Here(Ok(grant(auth, group, old.map(|session| session.params.clone()))))
             }
             Err(status) => refuse(status),
@@ -137,6 +138,10 @@ impl Initiator {
         let Some((target, admission)) = admitted else {
             return self.machine.established(Err(LoginStatus::TargetRemoved.into()));
         };
+        // What it has proved is no longer what it has to prove.
+        if self.asked.as_ref() != Some(admission) {
+            return self.machine.established(Err(LoginStatus::AuthenticationFailure.into()));
+        }
         if target.core != server.core().id() || !target.serves() {
             return self.machine.established(Err(LoginStatus::ServiceUnavailable.into()));
         }

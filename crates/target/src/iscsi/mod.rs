@@ -23,7 +23,7 @@ use reservation::Table;
 use scsi::{CopyOutcome, TokenOutcome};
 use volume::Unaltered;
 
-use crate::catalog::VolumeId;
+use crate::catalog::{Admission, VolumeId};
 use crate::conn::{End, Protocol};
 use crate::resident::{Place, Resident};
 use crate::server::{Limits, Notice, Server, Service};
@@ -69,6 +69,8 @@ pub(crate) struct Initiator {
     account: Account,
     /// A login that is decided on another core.
     moving: Option<(usize, Box<LoginAttempt>)>,
+    /// What its login was asked to prove.
+    asked: Option<Admission>,
     session: Option<Rc<Session>>,
     member: Option<Member>,
     tasks: Tasks,
@@ -107,6 +109,7 @@ impl Resident for Initiator {
             account,
             machine: luggage.machine,
             moving: None,
+            asked: None,
             session: None,
             member: None,
             tasks: Tasks::default(),

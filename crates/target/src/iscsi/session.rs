@@ -55,6 +55,9 @@ pub(crate) struct Session {
     pub(super) ended: Ended,
     /// What its target maps for it.
     map: RefCell<BTreeMap<Lun, VolumeId>>,
+    /// Which volume was the first that a number has named, of those that it names no more. Its initiator may have a disk of
+    /// that number still, and what it writes there must not reach another volume.
+    retired: RefCell<BTreeMap<Lun, VolumeId>>,
     /// The units of the map that are there; all but those in `away`.
     units: RefCell<BTreeMap<Lun, Rc<Unit>>>,
     away: RefCell<BTreeMap<Lun, Away>>,
@@ -132,6 +135,7 @@ impl Session {
             inbox: Rc::clone(&self.inbox),
             ended: Ended::default(),
             map: RefCell::new(self.map.take()),
+            retired: RefCell::new(self.retired.take()),
             units: RefCell::new(self.units.take()),
             away: RefCell::new(self.away.take()),
             luns: RefCell::new(self.luns()),
@@ -245,6 +249,7 @@ impl Shared {
             inbox: Rc::new(RefCell::new(inbox)),
             ended: Ended::default(),
             map: RefCell::default(),
+            retired: RefCell::default(),
             units: RefCell::default(),
             away: RefCell::default(),
             luns: RefCell::new(Rc::new([])),
@@ -276,6 +281,12 @@ impl Shared {
         let mapped = target.maps(session.initiator.as_str());
         let mapped = mapped.filter_map(|(n, id)| Some((Lun::new(n)?, id)));
         let mut map: BTreeMap<_, _> = mapped.collect();
+        let mut retired = session.retired.borrow_mut();
+        for (lun, id) in session.map.borrow().iter().filter(|&(lun, id)| map.get(lun) != Some(id)) {
+            retired.entry(*lun).or_insert(*id);
+        }
+        map.retain(|lun, id| retired.get(lun).is_none_or(|before| before == id));
+        drop(retired);
         let is_away = |lun: Lun| target.away.get(&lun.get()).copied();
         let stays = |lun: &Lun, unit: &Unit| {
             map.get(lun) == Some(&unit.served.id)

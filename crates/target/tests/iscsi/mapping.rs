@@ -83,14 +83,69 @@ fn a_unit_that_is_taken_away_is_not_supported_and_the_others_tell() {
         assert_eq!(client.ready(1).await, None, "it is told once");
         assert_eq!(client.luns(1).await, [1]);
         assert_eq!(client.ask_for(&[0x12, 0, 0, 0, 96, 0], 96).await.1[0], 0);
-        // One that comes, and another volume at a number that is known.
-        publish(&server, Some(mapped(&[(1, 7), (2, 9)])));
+        // One that comes.
+        publish(&server, Some(mapped(&[(1, 7), (3, 9)])));
         assert_eq!(client.ready(1).await, LUNS_CHANGED);
-        assert_eq!(client.luns(1).await, [1, 2]);
-        assert_eq!(client.ready(2).await, POWER_ON);
+        assert_eq!(client.luns(1).await, [1, 3]);
+        assert_eq!(client.ready(3).await, POWER_ON);
         publish(&server, Some(mapped(&[(1, 7), (2, 8)])));
         assert_eq!(client.ready(1).await, LUNS_CHANGED);
         assert_eq!(client.ready(2).await, POWER_ON, "it is another unit");
+    });
+}
+
+/// RFD 0017, attack 10: a number does not become another volume's under a disk that an initiator still has.
+#[test]
+fn a_number_names_one_volume_in_a_session() {
+    on_core(async |core| {
+        let (server, at) = serve_all(&core, &[(1, 7), (2, 8), (3, 9)]).await;
+        publish(&server, Some(mapped(&[(1, 7), (2, 8)])));
+        let mut client = Client::log_in(&core, at, 1, &[]).await;
+        assert_eq!(client.ready(2).await, POWER_ON);
+        for gone in [true, false] {
+            if gone {
+                publish(&server, Some(mapped(&[(1, 7)])));
+                assert_eq!(client.ready(1).await, LUNS_CHANGED);
+            }
+            publish(&server, Some(mapped(&[(1, 7), (2, 9)])));
+            for _ in 0..2 {
+                assert_eq!(client.ready(2).await, NOT_SUPPORTED);
+            }
+            client.ready(1).await;
+            assert_eq!(client.luns(1).await, [1]);
+            let mut fresh = Client::log_in(&core, at, 2, &[]).await;
+            assert_eq!(fresh.luns(1).await, [1, 2], "whoever comes now sees it");
+            publish(&server, Some(mapped(&[(1, 7), (2, 8)])));
+            assert_eq!(client.ready(1).await, LUNS_CHANGED);
+            assert_eq!(client.ready(2).await, POWER_ON, "it is the same volume again");
+        }
+    });
+}
+
+/// RFD 0017, attack 11: who has begun to log in before secrets were changed does not come in by the old ones.
+#[test]
+fn a_login_is_judged_by_the_secrets_of_its_end() {
+    on_core(async |core| {
+        let (server, at) = serve_all(&core, &[(1, 7)]).await;
+        let mut client = Client::dial(&core, at, 1).await;
+        let names = [
+            ("InitiatorName", "iqn.2026-01.com.example:host"),
+            ("TargetName", TARGET),
+            ("SessionType", "Normal"),
+            ("AuthMethod", "None"),
+        ];
+        let begun = client.initiator.login(Stage::Security, Some(Stage::Operational), &names);
+        client.send(&begun).await;
+        assert_eq!(client.next().await.header[36..38], [0, 0]);
+        let chap = target::Chap { user: "u".into(), secret: "s".repeat(12).into(), mutual: None };
+        let any = Some(Admission { chap: Some(chap) });
+        let guarded =
+            IscsiTarget { access: Access { any, ..Access::default() }, ..mapped(&[(1, 7)]) };
+        publish(&server, Some(guarded));
+        let end = client.initiator.login(Stage::Operational, Some(Stage::FullFeature), &[]);
+        client.send(&end).await;
+        assert_eq!(client.next().await.header[36..38], [2, 1], "authentication failure");
+        assert!(server.sessions().len() <= 1);
     });
 }
 

@@ -9,7 +9,7 @@ const SEEDS: u64 = 5000;
 /// Fewer say little.
 const SEEDS_AT_LEAST: u64 = 200;
 /// What all scenarios together may take.
-const BUDGET: Duration = Duration::from_secs(240);
+const BUDGET: Duration = Duration::from_secs(300);
 const LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) fn run(house: &House) -> Result<()> {
