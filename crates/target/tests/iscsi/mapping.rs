@@ -137,7 +137,7 @@ fn a_login_is_judged_by_the_secrets_of_its_end() {
         let begun = client.initiator.login(Stage::Security, Some(Stage::Operational), &names);
         client.send(&begun).await;
         assert_eq!(client.next().await.header[36..38], [0, 0]);
-        let chap = target::Chap { user: "u".into(), secret: "s".repeat(12).into(), mutual: None };
+        let chap = Chap { user: "u".into(), secret: "s".repeat(12).into(), mutual: None };
         let any = Some(Admission { chap: Some(chap) });
         let guarded =
             IscsiTarget { access: Access { any, ..Access::default() }, ..mapped(&[(1, 7)]) };
