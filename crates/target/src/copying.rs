@@ -15,7 +15,7 @@ use scsi::{
     CopyEnd, CopyExtent, CopyFault, CopyHandle, CopyOutcome, CopyPlan, CopySegment, CopyTrouble,
     Side, Whose,
 };
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot};
 
 use crate::catalog::{Admission, Catalog, IscsiTarget, VolumeId};
 use crate::iscsi::portal_group;
@@ -149,21 +149,31 @@ impl Ended {
     }
 }
 
+/// Whether somebody has asked for an end; who waits for that is woken in order.
+#[derive(Debug, Default)]
+struct Asked {
+    is: AtomicBool,
+    told: Notify,
+}
+
 /// Whether work is to be given up: because somebody asks for that, or its session has ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Stopped {
-    asked: watch::Receiver<bool>,
+    asked: Arc<Asked>,
     session: Ended,
 }
 
 impl Stopped {
     pub(crate) fn is_asked(&self) -> bool {
-        *self.asked.borrow() || self.session.get()
+        self.asked.is.load(Ordering::Acquire) || self.session.get()
     }
 
     /// Waits until somebody asks; whose session ends is asked soon after.
     pub(crate) async fn asked(&mut self) {
-        let _ = self.asked.wait_for(|asked| *asked).await;
+        let told = self.asked.told.notified();
+        if !self.asked.is.load(Ordering::Acquire) {
+            told.await;
+        }
     }
 }
 
@@ -173,11 +183,11 @@ pub(crate) async fn heeding<Fut: Future>(
     session: Ended,
     work: impl FnOnce(Stopped) -> Fut,
 ) -> Fut::Output {
-    let (stop, asked) = watch::channel(false);
-    let mut work = pin!(work(Stopped { asked, session }));
+    let asked = Arc::<Asked>::default();
+    let mut work = pin!(work(Stopped { asked: Arc::clone(&asked), session }));
     poll_fn(|cx| {
-        if handle.poll_aborted(cx).is_ready() && !*stop.borrow() {
-            stop.send_replace(true);
+        if handle.poll_aborted(cx).is_ready() && !asked.is.swap(true, Ordering::AcqRel) {
+            asked.told.notify_waiters();
         }
         work.as_mut().poll(cx)
     })
