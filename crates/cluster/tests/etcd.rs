@@ -15,12 +15,12 @@ use cluster::member::{Defect, Identity, Origin, State, Supervisor};
 use cluster::meta::etcd::{Etcd, MemberAnswer, MemberHealth, Settings, Tls};
 use cluster::meta::{Expect, Meta, MetaError, Revision, format};
 use cluster::testing::{count_once, put};
-use common::{Cluster, PATIENCE, etcd, free, members, serves};
+use common::{Cluster, PATIENCE, answered, etcd, free, laid, members, serves};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 const WRITERS: u64 = 4;
-const EACH: u64 = 150;
+const EACH: u64 = 80;
 
 /// Follows the counter: every revision once, in order, as many as there are counts.
 async fn follow(store: Etcd, begin: Revision) -> Revision {
@@ -39,7 +39,7 @@ async fn follow(store: Etcd, begin: Revision) -> Revision {
 async fn a_killed_leader_loses_and_doubles_nothing() {
     let Some(mut cluster) = Cluster::start(3).await else { return };
     let store = cluster.store();
-    let begin = store.commit(vec![put("n", Expect::Absent, "0")]).await.unwrap();
+    let begin = laid(&store, "n", "0").await;
     let follower = tokio::spawn(follow(cluster.store(), begin));
     let (done, unknown) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut writers = JoinSet::new();
@@ -65,7 +65,7 @@ async fn a_killed_leader_loses_and_doubles_nothing() {
         cluster.revive(leader);
     }
     timeout(PATIENCE, writers.join_all()).await.expect("the writers end");
-    let held = store.get("n").await.unwrap().unwrap();
+    let held = answered(async || store.get("n").await).await.unwrap();
     let text = String::from_utf8(held.value).unwrap();
     assert_eq!(text, all.to_string());
     assert_eq!(follower.await.unwrap(), held.revision);
@@ -76,11 +76,11 @@ async fn a_killed_leader_loses_and_doubles_nothing() {
 async fn an_outage_of_all_members_is_bounded_and_heals() {
     let Some(mut cluster) = Cluster::start(3).await else { return };
     let store = cluster.store();
-    let one = store.commit(vec![put("k", Expect::Absent, "x")]).await.unwrap();
+    let one = laid(&store, "k", "x").await;
     let mut watch = store.watch("k", one);
     let announced = store.announce("alive", b"yes".to_vec(), Duration::from_secs(2));
     appears(&store, "alive").await;
-    let (_, at) = store.list("").await.unwrap();
+    let (_, at) = answered(async || store.list("").await).await;
     (0..3).for_each(|at| cluster.kill(at));
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(3) {
@@ -99,15 +99,16 @@ async fn an_outage_of_all_members_is_bounded_and_heals() {
     (0..3).for_each(|at| cluster.revive(at));
     serves(&store).await;
     // Whether a commit of the outage took effect is for the store to say.
-    let held = store.get("k").await.unwrap().unwrap();
-    let two = store.commit(vec![put("k", Expect::At(held.revision), "z")]).await.unwrap();
+    let held = answered(async || store.get("k").await).await.unwrap();
+    let change = || vec![put("k", Expect::At(held.revision), "z")];
+    let two = answered(async || store.commit(change()).await).await;
     let event = timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
     assert!(event.revision == two || event.revision == held.revision);
     assert!(at < two);
     appears(&store, "alive").await;
     drop(announced);
     let begun = Instant::now();
-    while store.get("alive").await.unwrap().is_some() {
+    while answered(async || store.get("alive").await).await.is_some() {
         assert!(begun.elapsed() < PATIENCE, "the key outlives its owner");
         sleep(Duration::from_millis(100)).await;
     }
@@ -209,7 +210,7 @@ async fn a_supervised_member_serves_over_tls_and_comes_back_when_killed() {
     let store = Etcd::new(&settings).unwrap();
     reports(&supervisor, |s| *s == State::Running).await;
     serves(&store).await;
-    store.commit(vec![put("k", Expect::Absent, "x")]).await.unwrap();
+    laid(&store, "k", "x").await;
     // Without a certificate nobody comes in.
     let stranger = Tls { ca: tls.ca, identity: None };
     let stranger = Etcd::new(&Settings { tls: Some(stranger), ..settings.clone() }).unwrap();
@@ -230,7 +231,8 @@ async fn a_supervised_member_serves_over_tls_and_comes_back_when_killed() {
     reports(&supervisor, |s| matches!(s, State::Waiting { .. })).await;
     reports(&supervisor, |s| *s == State::Running).await;
     serves(&store).await;
-    assert_eq!(store.get("k").await.unwrap().unwrap().value, b"x");
+    let held = answered(async || store.get("k").await).await.unwrap();
+    assert_eq!(held.value, b"x");
     let state = supervisor.state();
     assert!(supervisor.stop(Duration::from_secs(20)).await);
     assert_eq!(*state.borrow(), State::Stopped);
@@ -275,7 +277,8 @@ async fn a_member_joins_is_removed_and_what_is_wrong_is_named() {
     reports(&supervisor, |s| *s == State::Running).await;
     // It tells its name once it serves, and the member that is asked may be behind.
     let begun = Instant::now();
-    while !store.members().await.unwrap().iter().any(|m| m.name == "third" && !m.is_learner) {
+    let members = async || store.members().await;
+    while !answered(members).await.iter().any(|m| m.name == "third" && !m.is_learner) {
         assert!(begun.elapsed() < PATIENCE, "the third member is not known");
         sleep(Duration::from_millis(50)).await;
     }
@@ -286,8 +289,8 @@ async fn a_member_joins_is_removed_and_what_is_wrong_is_named() {
     let without = Supervisor::start(etcd().unwrap(), lost.clone());
     let down = reports(&without, |s| matches!(s, State::Down(_))).await;
     assert_eq!(down, State::Down(Defect::AlreadyBootstrapped));
-    let members = store.members().await.unwrap();
-    let id = members.iter().find(|m| m.name == lost.name).unwrap().id;
+    let known = answered(members).await;
+    let id = known.iter().find(|m| m.name == lost.name).unwrap().id;
     remove(&store, id).await;
     remove(&store, added.id).await;
     let down = reports(&supervisor, |s| matches!(s, State::Down(_))).await;

@@ -7,15 +7,27 @@
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicU16;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use cluster::member::{Member, Origin};
-use cluster::meta::Meta;
 use cluster::meta::etcd::{Etcd, Settings};
+use cluster::meta::{Expect, Meta, MetaError, Revision};
+use cluster::testing::put;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 
-/// How long a cluster may take to serve; the machine may be busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a cluster may take to serve, or to work off what a test asks of it; the machine may be
+/// busy, and its disk slow.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Clusters run one after the other: members that wait for a core lose their leader to it.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+/// Ports that are tried are from here, below those that the system gives to outgoing connections: a
+/// member that was killed finds its own free when it comes back.
+static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
 
 /// Says that this test could not test: in the file that `./run test` looks at, or to whoever watches.
 fn skipped(why: &str) {
@@ -37,16 +49,20 @@ pub(crate) fn etcd() -> Option<PathBuf> {
     found
 }
 
-/// An address that nobody listens at now.
+/// An address that nobody listens at now, and that no outgoing connection takes.
 pub(crate) fn free() -> String {
-    let listener = {
+    // Processes begin at places of their own.
+    let own = (std::process::id() % 100) as u16 * 100;
+    loop {
+        let at = format!("127.0.0.1:{}", 20_000 + (own + NEXT_PORT.fetch_add(1, Relaxed)) % 10_000);
         #[allow(clippy::disallowed_methods, reason = "a test with real processes")]
-        TcpListener::bind("127.0.0.1:0").unwrap()
-    };
-    listener.local_addr().unwrap().to_string()
+        if TcpListener::bind(&at).is_ok() {
+            return at;
+        }
+    }
 }
 
-/// `count` members in the making. An election takes them half a second.
+/// `count` members in the making. An election takes them a second.
 pub(crate) fn members(count: usize, dir: &std::path::Path) -> Vec<Member> {
     let peers: Vec<_> =
         (0..count).map(|i| (format!("m{i}"), format!("http://{}", free()))).collect();
@@ -59,7 +75,7 @@ pub(crate) fn members(count: usize, dir: &std::path::Path) -> Vec<Member> {
         token: "test".into(),
         origin: Origin::New,
         tls: None,
-        heartbeat: Duration::from_millis(50),
+        heartbeat: Duration::from_millis(100),
     };
     peers.iter().map(member).collect()
 }
@@ -70,15 +86,17 @@ pub(crate) struct Cluster {
     pub members: Vec<Member>,
     program: PathBuf,
     processes: Vec<Option<Child>>,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Cluster {
     /// A cluster that serves; `None` without an etcd.
     pub(crate) async fn start(count: usize) -> Option<Self> {
         let program = etcd()?;
+        let alone = ALONE.lock().await;
         let dir = tempfile::tempdir().unwrap();
         let members = members(count, dir.path());
-        let mut cluster = Self { dir, members, program, processes: Vec::new() };
+        let mut cluster = Self { dir, members, program, processes: Vec::new(), _alone: alone };
         cluster.processes.resize_with(count, || None);
         (0..count).for_each(|at| cluster.revive(at));
         let store = cluster.store();
@@ -142,9 +160,33 @@ impl Drop for Cluster {
 
 /// Waits until `store` answers.
 pub(crate) async fn serves(store: &Etcd) {
+    answered(async || store.get("nothing").await).await;
+}
+
+/// Asks until somebody answers: a busy machine has elections of its own.
+pub(crate) async fn answered<T>(ask: impl AsyncFn() -> Result<T, MetaError>) -> T {
     let begun = Instant::now();
-    while let Err(error) = store.get("nothing").await {
-        assert!(begun.elapsed() < PATIENCE, "the store does not serve: {error}");
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(MetaError::Unreachable { .. }) if begun.elapsed() < PATIENCE => {}
+            Err(error) => panic!("the store does not serve: {error}"),
+        }
         sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Puts what nobody has put; which revision that has.
+pub(crate) async fn laid(store: &Etcd, key: &str, value: &str) -> Revision {
+    loop {
+        match store.commit(vec![put(key, Expect::Absent, value)]).await {
+            Ok(revision) => return revision,
+            Err(MetaError::Unreachable { .. } | MetaError::Unknown { .. }) => serves(store).await,
+            // What was in doubt was done.
+            Err(MetaError::Changed { .. }) => {
+                return answered(async || store.get(key).await).await.unwrap().revision;
+            }
+            Err(error) => panic!("{error}"),
+        }
     }
 }
