@@ -63,6 +63,30 @@ pub fn router(control: &Control) -> Router {
         let force = a.flag(api::endpoint::MAP_FORCE);
         c.map(a.name()?, a.body, force).await
     });
+    let router = with_access(with_copies(router, c), c);
+    cluster_routes(router, c)
+        .route(
+            "/v1/openapi.json",
+            get(|| async { json_text(StatusCode::OK, api::openapi::json()) }),
+        )
+        .merge(metrics_router(control))
+        .fallback(|request: Request| async move {
+            refusal(
+                &ApiError::new(Code::NotFound, format!("there is no {}", request.uri().path()))
+                    .hint("GET /v1/openapi.json describes what there is"),
+            )
+        })
+        .method_not_allowed_fallback(|request: Request| async move {
+            let (method, path) = (request.method(), request.uri().path());
+            refusal(
+                &ApiError::new(Code::MethodNotAllowed, format!("{path} does not know {method}"))
+                    .hint("GET /v1/openapi.json describes what there is"),
+            )
+        })
+}
+
+/// Adds what says who may use a volume, and who has reserved it.
+fn with_access(router: Router, c: &Control) -> Router {
     let router = add::<AllowInitiators, _, _>(router, c, |c, a| async move {
         c.allow(a.name()?, a.body.initiators).await
     });
@@ -86,28 +110,9 @@ pub fn router(control: &Control) -> Router {
             c,
             |c, a| async move { c.reservations(&a.name()?).await },
         );
-    let router = add::<ClearReservations, _, _>(router, c, |c, a| async move {
+    add::<ClearReservations, _, _>(router, c, |c, a| async move {
         c.clear_reservations(&a.name()?).await
-    });
-    cluster_routes(with_copies(router, c), c)
-        .route(
-            "/v1/openapi.json",
-            get(|| async { json_text(StatusCode::OK, api::openapi::json()) }),
-        )
-        .merge(metrics_router(control))
-        .fallback(|request: Request| async move {
-            refusal(
-                &ApiError::new(Code::NotFound, format!("there is no {}", request.uri().path()))
-                    .hint("GET /v1/openapi.json describes what there is"),
-            )
-        })
-        .method_not_allowed_fallback(|request: Request| async move {
-            let (method, path) = (request.method(), request.uri().path());
-            refusal(
-                &ApiError::new(Code::MethodNotAllowed, format!("{path} does not know {method}"))
-                    .hint("GET /v1/openapi.json describes what there is"),
-            )
-        })
+    })
 }
 
 /// What is done with the copies of volumes.

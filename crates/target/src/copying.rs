@@ -169,11 +169,47 @@ impl Stopped {
     }
 
     /// Waits until somebody asks; whose session ends is asked soon after.
-    pub(crate) async fn asked(&mut self) {
+    async fn asked(&self) {
         let told = self.asked.told.notified();
         if !self.asked.is.load(Ordering::Acquire) {
             told.await;
         }
+    }
+
+    /// What `wait` gives, or nothing once somebody asks.
+    pub(crate) async fn or<T>(&self, wait: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.asked() => None,
+            given = wait => Some(given),
+        }
+    }
+
+    /// Does `work` on every one of `pieces`, in order, `abreast` on two at a time, until somebody asks; whether on all. When
+    /// one has failed no more begin; what has begun has ended when this does.
+    pub(crate) async fn each<T, E, Fut: Future<Output = Result<(), E>>>(
+        &self,
+        pieces: impl Iterator<Item = T>,
+        abreast: bool,
+        work: impl Fn(T) -> Fut,
+    ) -> Result<bool, E> {
+        let (rest, failed) = (RefCell::new(pieces), Cell::new(None));
+        let worker = || async {
+            while !self.is_asked() {
+                let next = rest.borrow_mut().next();
+                let Some(piece) = next else { break };
+                if let Err(e) = work(piece).await {
+                    failed.set(failed.take().or(Some(e)));
+                    rest.borrow_mut().by_ref().for_each(drop);
+                }
+            }
+        };
+        if abreast {
+            tokio::join!(worker(), worker());
+        } else {
+            worker().await;
+        }
+        failed.take().map_or_else(|| Ok(!self.is_asked()), Err)
     }
 }
 
@@ -205,18 +241,10 @@ struct Job {
 }
 
 impl Job {
-    fn is_stopped(&self) -> bool {
-        self.stopped.is_asked()
-    }
-
     async fn run(&self, plan: &CopyPlan) -> CopyOutcome {
         let copies = self.server.copies();
-        let mut stopped = self.stopped.clone();
-        let _turn = tokio::select! {
-            biased;
-            () = stopped.asked() => return CopyOutcome::Aborted,
-            turn = copies.acquire() => turn,
-        };
+        let turn = self.stopped.or(copies.acquire()).await;
+        let Some(_turn) = turn else { return CopyOutcome::Aborted };
         for (segment, what) in (0..).zip(plan.segments()) {
             plan.segment_begins(what);
             match self.segment(plan, what).await {
@@ -245,29 +273,11 @@ impl Job {
         let same = source.place.id == destination.place.id;
         let within = same.then_some(source.info.block_size);
         let (first, step) = steps(&source.info, &destination.info, extent.to);
-        let pieces = RefCell::new(extent.pieces(first, step, within));
-        let first_fault = Cell::new(None);
-        let work = || async {
-            while !self.is_stopped() {
-                let next = pieces.borrow_mut().next();
-                let Some(piece) = next else { break };
-                if let Err(stop) = self.piece(plan, &source, &destination, &extent, piece).await {
-                    first_fault.set(first_fault.take().or(Some(stop)));
-                    // The other one stops behind the piece it has.
-                    pieces.borrow_mut().by_ref().for_each(drop);
-                }
-            }
-        };
-        if extent.overlaps(within) {
-            work().await;
-        } else {
-            tokio::join!(work(), work());
-        }
-        match first_fault.take() {
-            Some(stop) => Err(stop),
-            None if self.is_stopped() => Err(Stop::Aborted),
-            None => Ok(()),
-        }
+        let pieces = extent.pieces(first, step, within);
+        let abreast = !extent.overlaps(within);
+        let work = |piece| self.piece(plan, &source, &destination, &extent, piece);
+        let is_whole = self.stopped.each(pieces, abreast, work).await?;
+        if is_whole { Ok(()) } else { Err(Stop::Aborted) }
     }
 
     fn fault(&self, id: VolumeId, fault: CopyFault) -> Stop {
@@ -418,19 +428,16 @@ pub(crate) async fn request_here(
     place: &Place,
     request: Request,
     own_memory: bool,
-    mut stopped: Stopped,
+    stopped: Stopped,
 ) -> Result<Bufs, Refused> {
     let account = server.copying();
     let writes = !matches!(request, Request::Read { .. } | Request::Settle { .. });
     let request = match request {
         Request::Write { at, data, .. } if !own_memory => {
             // Further up than the memory that the data is in: no circle of waiting closes.
-            let credit = tokio::select! {
-                biased;
-                () = stopped.asked() => return Err(Refused::Aborted),
-                credit = account.credit(data.len(), Class::Arriving) => credit,
-            };
-            let credit = credit.map_err(|_| Failure::Device(Error::OutOfRange))?;
+            let credit = stopped.or(account.credit(data.len(), Class::Arriving)).await;
+            let credit =
+                credit.ok_or(Refused::Aborted)?.map_err(|_| Failure::Device(Error::OutOfRange))?;
             Request::Write { at, data: copied(&credit, &data), fua: false }
         }
         other => other,

@@ -16,8 +16,8 @@ use rt::Core;
 use rt::net::Listener;
 use slab::Slab;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 use volume::Volume;
 
 use crate::catalog::{Catalog, VolumeId};
@@ -132,16 +132,7 @@ pub struct Space {
 struct Kept {
     served: Rc<Served>,
     space: Cell<Option<Space>>,
-    _watch: Option<Watch>,
-}
-
-/// A task that ends when this is dropped.
-struct Watch(AbortHandle);
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    _watch: Option<AbortOnDropHandle<()>>,
 }
 
 /// What connections are told.
@@ -369,7 +360,7 @@ impl Server {
     }
 
     /// Tells the initiators of a volume of each change of its access state.
-    fn watch(self: &Rc<Self>, id: VolumeId, access: AccessState) -> Watch {
+    fn watch(self: &Rc<Self>, id: VolumeId, access: AccessState) -> AbortOnDropHandle<()> {
         let server = Rc::downgrade(self);
         let mut seen = access.get();
         let task = tokio::task::spawn_local(async move {
@@ -381,7 +372,7 @@ impl Server {
                 server.nvme.access_changed(id, seen);
             }
         });
-        Watch(task.abort_handle())
+        AbortOnDropHandle::new(task)
     }
 
     /// Takes a volume away; its owner closes it afterwards.

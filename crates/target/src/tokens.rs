@@ -11,8 +11,8 @@ use scsi::{
     CopyTrouble, Presented, RodToken, Side, TOKEN_LIFETIME_S, TokenFault, TokenOutcome, TokenPlan,
     TokenWork,
 };
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::catalog::VolumeId;
 use crate::copying::{
@@ -46,17 +46,7 @@ struct Known {
     inactivity: Duration,
     made: Instant,
     used: Cell<Instant>,
-    clock: OnceCell<Clock>,
-}
-
-/// A task that ends when this is dropped.
-#[derive(Debug)]
-struct Clock(AbortHandle);
-
-impl Drop for Clock {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    clock: OnceCell<AbortOnDropHandle<()>>,
 }
 
 impl Known {
@@ -94,7 +84,7 @@ impl Tokens {
                 tokio::time::sleep_until(ends).await;
             }
         });
-        known.clock.get_or_init(|| Clock(clock.abort_handle()));
+        known.clock.get_or_init(|| AbortOnDropHandle::new(clock));
         self.0.borrow_mut().push(known);
     }
 
@@ -262,12 +252,8 @@ impl Job {
         forgets: bool,
     ) -> Result<(), Stop> {
         let copies = self.server.copies();
-        let mut stopped = self.stopped.clone();
-        let _turn = tokio::select! {
-            biased;
-            () = stopped.asked() => return Err(Stop::Aborted),
-            turn = copies.acquire() => turn,
-        };
+        let turn = self.stopped.or(copies.acquire()).await;
+        let _turn = turn.ok_or(Stop::Aborted)?;
         let destination = |refused| Stop::of(Side::Destination, refused);
         let (served, _) =
             permitted(&self.server, &self.principal, &self.place).map_err(destination)?;
@@ -279,24 +265,10 @@ impl Job {
         let step = if source.is_some() { PIECE } else { ZEROES } / u64::from(block_size);
         let from = source.as_ref().map(|source| &source.ranges[..]);
         let all = pieces(from, wanted.offset, wanted.ranges, step);
-        let rest = RefCell::new(all.into_iter());
-        let failed = Cell::new(None);
-        let work = || async {
-            while !self.stopped.is_asked() {
-                let next = rest.borrow_mut().next();
-                let Some(piece) = next else { break };
-                if let Err(stop) = self.piece(plan, source.as_ref(), piece, block_size, thin).await
-                {
-                    failed.set(failed.take().or(Some(stop)));
-                    rest.borrow_mut().by_ref().for_each(drop);
-                }
-            }
-        };
-        tokio::join!(work(), work());
-        match failed.take() {
-            Some(stop) => return Err(stop),
-            None if self.stopped.is_asked() => return Err(Stop::Aborted),
-            None => {}
+        let work = |piece| self.piece(plan, source.as_ref(), piece, block_size, thin);
+        let is_whole = self.stopped.each(all.into_iter(), true, work).await?;
+        if !is_whole {
+            return Err(Stop::Aborted);
         }
         if let Some(Source { token, core, .. }) = source.filter(|_| forgets) {
             let forget = move |server: Rc<Server>| async move { server.tokens().forget(&token) };

@@ -10,7 +10,7 @@ use block::{
 };
 use reservation::{COPY_BYTES, Change, Party, Refusal, Table};
 use rt::buf::copy_in;
-use tokio::task::AbortHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::command::Command;
 use crate::gate::Gate;
@@ -47,7 +47,7 @@ pub(crate) struct Keeping {
     account: Account,
     /// One change at a time.
     turn: tokio::sync::Mutex<()>,
-    task: AbortHandle,
+    _task: AbortOnDropHandle<()>,
 }
 
 impl fmt::Debug for Keeping {
@@ -58,7 +58,6 @@ impl fmt::Debug for Keeping {
 
 impl Drop for Keeping {
     fn drop(&mut self) {
-        self.task.abort();
         // It may know of what knows the gate.
         self.gate.forget_source();
     }
@@ -81,8 +80,12 @@ impl Volume {
             return;
         }
         let task = tokio::task::spawn_local(keep(Rc::downgrade(self), Rc::clone(&gate)));
-        let task = task.abort_handle();
-        let keeping = Keeping { gate, account, turn: tokio::sync::Mutex::default(), task };
+        let keeping = Keeping {
+            gate,
+            account,
+            turn: tokio::sync::Mutex::default(),
+            _task: AbortOnDropHandle::new(task),
+        };
         if self.keeping.set(keeping).is_err() {
             tracing::error!("a volume keeps its reservations already");
         }

@@ -112,6 +112,16 @@ impl Session {
         (&self.initiator, self.isid, &self.target) == (&who.initiator, who.isid, &who.target)
     }
 
+    /// On whose behalf its commands copy, and for how long.
+    pub(super) fn principal(&self) -> (Principal, Ended) {
+        let principal = Principal {
+            initiator: self.initiator.clone(),
+            isid: self.isid,
+            admission: self.admission.clone(),
+        };
+        (principal, self.ended.clone())
+    }
+
     /// Gives its connection something to do.
     pub(super) fn tell(&self, what: Event) {
         self.inbox.borrow().push(what);
@@ -459,26 +469,6 @@ fn known(caller: &Caller) -> Known {
     Known { rights: caller.rights(), modes: caller.modes() }
 }
 
-impl Session {
-    /// On whose behalf its commands copy, and for how long.
-    pub(super) fn principal(&self) -> (Principal, Ended) {
-        let principal = Principal {
-            initiator: self.initiator.clone(),
-            isid: self.isid,
-            admission: self.admission.clone(),
-        };
-        (principal, self.ended.clone())
-    }
-}
-
-fn initiator_port(session: &Session) -> String {
-    let mut port = format!("{},i,0x", session.initiator);
-    for byte in session.isid {
-        let _ = write!(port, "{byte:02x}");
-    }
-    port
-}
-
 fn new_unit(served: &Served) -> LogicalUnit {
     let info = served.volume.info();
     let config = LunConfig {
@@ -501,7 +491,12 @@ fn nexus(session: &Session) -> Nexus {
         device: session.target.as_ref().map_or_else(String::new, ToString::to_string),
         relative_id: session.portal_group,
     };
-    Nexus { initiator_port: initiator_port(session), target_port }
+    // Its name as 4.4.1 has it.
+    let mut initiator_port = format!("{},i,0x", session.initiator);
+    for byte in session.isid {
+        let _ = write!(initiator_port, "{byte:02x}");
+    }
+    Nexus { initiator_port, target_port }
 }
 
 /// Name of a port of the session's target (RFC 7143 4.4.1).

@@ -10,14 +10,15 @@ use scsi::{
     Address, Admission, Arrival, Command, CopyHandle, CopyOutcome, CopyPlan, Data, Known, Reply,
     Running, Status, Step, TokenOutcome, TokenPlan, Transfer,
 };
-use tokio::task::AbortHandle;
+use tokio_util::task::AbortOnDropHandle;
 use volume::Unaltered;
 
 use super::reset::Barrier;
 use super::session::{Session, Unit};
 use super::{Event, Initiator};
 use crate::catalog::VolumeId;
-use crate::copying::{self, Promise};
+use crate::copying::{self, Ended, Principal, Promise};
+use crate::server::Server;
 use crate::tokens;
 
 /// A command for whoever answers later: tags come again, and what comes late for a command that
@@ -43,7 +44,7 @@ struct Task {
     unit: Rc<Unit>,
     stage: Stage,
     /// Waits for memory on its behalf, and goes with it.
-    wait: Option<Wait>,
+    wait: Option<AbortOnDropHandle<()>>,
     /// Whether it holds memory with data in it.
     holds_memory: bool,
     /// Those who wait for its end.
@@ -53,16 +54,6 @@ struct Task {
 impl Drop for Tasks {
     fn drop(&mut self) {
         self.abort_all();
-    }
-}
-
-/// A task that ends when this is dropped.
-#[derive(Debug)]
-struct Wait(AbortHandle);
-
-impl Drop for Wait {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
@@ -232,7 +223,7 @@ impl Initiator {
                 Some(Err(_)) | None => Event::NoMemory { ticket },
             });
         });
-        task.wait = Some(Wait(wait.abort_handle()));
+        task.wait = Some(AbortOnDropHandle::new(wait));
     }
 
     pub(super) fn on_memory(&mut self, ticket: Ticket, memory: BufsMut) {
@@ -387,18 +378,32 @@ impl Initiator {
         self.step(tag, &unit, step);
     }
 
-    /// Begins a third-party copy, which tells when it has ended.
+    /// Begins to copy between volumes, which tells when it has ended.
     fn copy(&mut self, tag: Tag, unit: &Unit, plan: CopyPlan, running: Running) {
+        let (handle, of) = (plan.handle(), unit.served.id);
+        let tell = |ticket, outcome| Event::Copied { ticket, outcome };
+        self.offload(tag, (running, handle), CopyOutcome::Aborted, tell, |server, principal| {
+            copying::carry_out(server, principal, of, plan)
+        });
+    }
+
+    /// Begins `work`, whose end comes by `event`; it is `aborted` if its core ends before it.
+    fn offload<T: 'static, Fut: Future<Output = T> + 'static>(
+        &mut self,
+        tag: Tag,
+        (running, handle): (Running, CopyHandle),
+        aborted: T,
+        event: fn(Ticket, T) -> Event,
+        work: impl FnOnce(Rc<Server>, (Principal, Ended)) -> Fut,
+    ) {
         let Some(principal) = self.session.as_ref().map(|s| s.principal()) else { return };
         let Some(ticket) = self.tasks.ticket(tag) else { return };
         if let Some(task) = self.tasks.get(tag) {
-            task.stage = Stage::Copying(running, plan.handle());
+            task.stage = Stage::Copying(running, handle);
         }
         let inbox = self.place.inbox.clone();
-        let tell = move |outcome| inbox.push(Event::Copied { ticket, outcome });
-        let promise = Promise::new(CopyOutcome::Aborted, tell);
-        let server = Rc::clone(&self.place.server);
-        let work = copying::carry_out(server, principal, unit.served.id, plan);
+        let promise = Promise::new(aborted, move |outcome| inbox.push(event(ticket, outcome)));
+        let work = work(Rc::clone(&self.place.server), principal);
         tokio::task::spawn_local(async move { promise.keep(work.await) });
     }
 
@@ -410,17 +415,11 @@ impl Initiator {
 
     /// Begins to make or to use a token, which tells when it has ended.
     fn token(&mut self, tag: Tag, unit: &Unit, plan: TokenPlan, running: Running) {
-        let Some(principal) = self.session.as_ref().map(|s| s.principal()) else { return };
-        let Some(ticket) = self.tasks.ticket(tag) else { return };
-        if let Some(task) = self.tasks.get(tag) {
-            task.stage = Stage::Copying(running, plan.handle());
-        }
-        let inbox = self.place.inbox.clone();
-        let tell = move |outcome| inbox.push(Event::Tokened { ticket, outcome });
-        let promise = Promise::new(TokenOutcome::Aborted, tell);
-        let server = Rc::clone(&self.place.server);
-        let work = tokens::carry_out(server, principal, unit.served.id, plan);
-        tokio::task::spawn_local(async move { promise.keep(work.await) });
+        let (handle, of) = (plan.handle(), unit.served.id);
+        let tell = |ticket, outcome| Event::Tokened { ticket, outcome };
+        self.offload(tag, (running, handle), TokenOutcome::Aborted, tell, |server, principal| {
+            tokens::carry_out(server, principal, of, plan)
+        });
     }
 
     pub(super) fn on_tokened(&mut self, ticket: Ticket, outcome: TokenOutcome) {
