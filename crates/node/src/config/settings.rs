@@ -382,7 +382,12 @@ fn take(
 
 /// "unknown …" with the nearest name there is, or all of the same section.
 fn unknown(what: &str, given: &str, known: impl Iterator<Item = &'static str>) -> String {
-    let given: String = given.chars().take(60).collect();
+    // A quoted key may hold anything; a message is one line.
+    let shown = |c: char| match c.is_control() {
+        true => c.escape_default().collect(),
+        false => String::from(c),
+    };
+    let given: String = given.chars().take(60).map(shown).collect();
     let mut known: Vec<_> = known.collect();
     known.dedup();
     let nearest = known.iter().map(|k| (distance(&given, k), k)).min();

@@ -116,6 +116,8 @@ const BAD: &[(&str, usize, &[&str])] = &[
     ("[cores]\nfrobnicate = 1", 2, &["cores.frobnicate", "there are: cores.count, cores.cpus"]),
     ("[core]\n", 1, &["unknown section core", "cores?"]),
     ("[a.b]\n", 1, &["unknown section a"]),
+    ("\"a\\nb\" = 1", 1, &["unknown setting a\\nb"]),
+    ("[\"a\\nb\"]\n", 1, &["unknown section a\\nb"]),
     ("cores = 2", 1, &["unknown setting cores"]),
     ("[name]\nx = 1", 1, &["name: this table is not allowed", "use a host name"]),
     ("[[cores]]\ncount = 1", 1, &["unknown setting cores"]),
