@@ -15,14 +15,17 @@ const CRTO: u32 = 0x68;
 
 /// CAP: contiguous queues required; always so over fabrics.
 const CAP_CQR: u64 = 1 << 16;
-/// CAP.TO: the controller is ready within 10 s (in units of 500 ms).
-const CAP_TO: u64 = 20 << 24;
+/// The controller is ready within 10 s, in units of 500 ms.
+const READY_WITHIN: u64 = 20;
+/// CAP.TO.
+const CAP_TO: u64 = READY_WITHIN << 24;
 /// CAP.CSS: the NVM command set, and a choice by command set identifier.
 const CAP_CSS: u64 = (1 << 0 | 1 << 6) << 37;
 /// CAP.CRMS: ready means with media.
 const CAP_CRWMS: u64 = 1 << 59;
-/// CRTO.CRWMT: ready with media within 500 ms.
-const CRTO_VALUE: u64 = 1;
+/// CRTO.CRWMT: ready with media. It is not below CAP.TO (NVMe Base 2.0, 3.1.3.19); Linux complains of
+/// another one.
+const CRTO_VALUE: u64 = READY_WITHIN;
 
 const CC_EN: u32 = 1 << 0;
 const CSTS_RDY: u32 = 1 << 0;
