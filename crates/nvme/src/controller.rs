@@ -16,6 +16,7 @@ mod io;
 mod logs;
 mod namespace;
 mod properties;
+mod reservations;
 mod window;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -35,10 +36,12 @@ use alive::Alive;
 use errors::{ErrorLog, Fault};
 use events::{Events, Kind};
 use features::Features;
-pub use io::{IoCommand, IoOp};
+pub use io::{IoCommand, IoOp, Work};
 pub use logs::{Discovery, DiscoveryEntry, DiscoveryKind};
 pub use namespace::Namespace;
 use properties::Properties;
+use reservations::Told;
+pub use reservations::{ReservationOp, write_report};
 
 /// Most I/O queues of a controller that the queue map has room for.
 pub const MAX_IO_QUEUES: u16 = 127;
@@ -144,6 +147,7 @@ pub struct Controller {
     features: Features,
     events: Events,
     errors: ErrorLog,
+    told: Told,
     ana: Ana,
     alive: Alive,
     /// Connected queues: bit 0 is the admin queue.
@@ -201,6 +205,7 @@ impl Controller {
             features: Features::default(),
             events: Events::default(),
             errors: ErrorLog::default(),
+            told: Told::default(),
             ana: Ana::default(),
             alive: Alive::new(connect.kato_ms, discovery.is_some(), now),
             discovery,

@@ -30,7 +30,7 @@ wire::open_enum! {
 }
 
 wire::open_enum! {
-    /// Opcodes of the NVM command set (NVM Command Set 1.0, 3.2).
+    /// Opcodes of the NVM command set (NVM Command Set 1.0, 3.2; NVMe Base 2.0, 7).
     pub enum NvmOpcode: u8 {
         /// Flush.
         Flush = 0x00,
@@ -46,6 +46,14 @@ wire::open_enum! {
         DatasetManagement = 0x09,
         /// Verify.
         Verify = 0x0c,
+        /// Reservation Register.
+        ReservationRegister = 0x0d,
+        /// Reservation Report.
+        ReservationReport = 0x0e,
+        /// Reservation Acquire.
+        ReservationAcquire = 0x11,
+        /// Reservation Release.
+        ReservationRelease = 0x15,
     }
 }
 

@@ -91,7 +91,7 @@ impl Connect {
         let wrong_length = Completion::failed(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
         let data = ConnectData::read_from_bytes(data).map_err(|_| wrong_length)?;
         let [sqsize, attributes] = halves(sqe.cdw(1));
-        Ok(Self {
+        let connect = Self {
             qid: halves(sqe.cdw(0))[1],
             sqsize,
             flow_control: u32::from(attributes) & CATTR_NO_FLOW_CONTROL == 0,
@@ -100,7 +100,12 @@ impl Connect {
             hostnqn: nqn(&data.hostnqn).ok_or(invalid_data(at::DATA_HOSTNQN))?,
             subnqn: nqn(&data.subnqn).ok_or(invalid_data(at::DATA_SUBNQN))?,
             cntlid: data.cntlid.get(),
-        })
+        };
+        // Reservations know hosts by their identifiers, and nobody by this one.
+        if connect.host_id == [0; 16] && !connect.is_discovery() {
+            return Err(invalid_data(at::DATA_HOST_ID));
+        }
+        Ok(connect)
     }
 
     /// The command and data of this Connect, as a host sends them.

@@ -8,7 +8,7 @@
 //!
 //! The driver stands between the two, the sockets and the volumes; `docs/rfd/0006-nvme-machine.md`
 //! draws it.
-//! The codecs ([`pdu`], [`entry`], [`fabrics`], [`identify`], [`log`]) serve both roles.
+//! The codecs ([`pdu`], [`entry`], [`fabrics`], [`identify`], [`log`], [`reserving`]) serve both roles.
 
 mod connection;
 mod controller;
@@ -18,6 +18,7 @@ pub mod fabrics;
 pub mod identify;
 pub mod log;
 pub mod pdu;
+pub mod reserving;
 mod status;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -25,7 +26,7 @@ pub mod testing;
 pub use connection::{Action, Config, Connection, End, IN_CAPSULE_BYTES, Queue, Tag};
 pub use controller::{
     Controller, Discovery, DiscoveryEntry, DiscoveryKind, Event, IoCommand, IoOp, Limits,
-    MAX_IO_QUEUES, Namespace, Role, Subsystem, Verdict,
+    MAX_IO_QUEUES, Namespace, ReservationOp, Role, Subsystem, Verdict, Work, write_report,
 };
 pub use controllers::{Connected, Controllers};
 pub use entry::{Completion, Sqe};

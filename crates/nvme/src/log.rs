@@ -28,6 +28,8 @@ wire::open_enum! {
         ManagementEffects = 0x13,
         /// Discovery.
         Discovery = 0x70,
+        /// Reservation Notification.
+        Reservations = 0x80,
     }
 }
 
@@ -144,6 +146,39 @@ pub struct AnaGroup {
     pub reserved: [u8; 15],
 }
 const _: () = assert!(size_of::<AnaGroup>() == 32);
+
+/// Reservation Notification (LID 80h).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ReservationEntry {
+    /// Counts the entries of the controller, from 1; 0 if there is none.
+    pub count: U64,
+    /// A [`ReservationNotice`].
+    pub kind: u8,
+    /// How many entries there are behind this one.
+    pub available: u8,
+    /// Reserved.
+    pub reserved: [u8; 2],
+    /// Namespace concerned.
+    pub nsid: U32,
+    /// Reserved.
+    pub reserved16: [u8; 48],
+}
+const _: () = assert!(size_of::<ReservationEntry>() == 64);
+
+wire::open_enum! {
+    /// What has become of a host's registration or reservation (NVMe Base 2.0, 5.16.1.24).
+    pub enum ReservationNotice: u8 {
+        /// There is no entry.
+        None = 0,
+        /// Registration Preempted.
+        RegistrationPreempted = 1,
+        /// Reservation Released.
+        ReservationReleased = 2,
+        /// Reservation Preempted.
+        ReservationPreempted = 3,
+    }
+}
 
 wire::open_enum! {
     /// How a controller reaches the namespaces of a group (NVMe Base 2.0, 2.4.1).

@@ -64,12 +64,16 @@ impl Status {
     pub const SGL_OFFSET_INVALID: Self = generic(0x16);
     /// Keep Alive Timeout Expired.
     pub const KEEP_ALIVE_EXPIRED: Self = generic(0x18);
+    /// Command Aborted due to Preempt and Abort.
+    pub const PREEMPTED_AND_ABORTED: Self = generic(0x1a);
     /// Namespace is Write Protected.
     pub const WRITE_PROTECTED: Self = generic(0x20);
     /// Command Interrupted: the controller could not process it now.
     pub const INTERRUPTED: Self = generic(0x21);
     /// Transient Transport Error.
     pub const TRANSIENT_TRANSPORT: Self = generic(0x22);
+    /// Host Identifier Inconsistent Format.
+    pub const HOST_ID_FORMAT: Self = generic(0x24);
     /// LBA Out of Range.
     pub const LBA_OUT_OF_RANGE: Self = generic(0x80);
     /// Capacity Exceeded.

@@ -23,6 +23,16 @@ pub enum Change {
         /// SPEC_I_PT: the initiators to register besides. Empty: none.
         also: Vec<Initiator>,
     },
+    /// Reservation Register of an NVMe host (NVMe Base 2.0, 7.3).
+    Enlist {
+        /// RREGA with its keys.
+        action: Enlisting,
+        /// CPTPL: whether registrations outlive a loss of power from now on; `None` leaves it as it
+        /// is.
+        persists: Option<bool>,
+    },
+    /// Whether registrations outlive a loss of power (NVMe Base 2.0, 5.27.1.27).
+    Persist(bool),
     /// RESERVE (SPC-4 5.12.9).
     Reserve {
         /// RESERVATION KEY.
@@ -84,6 +94,28 @@ pub enum Change {
     /// An administrator frees the volume of all registrations and reservations. Who asks makes no
     /// difference.
     Evict,
+}
+
+/// What Reservation Register does. A key that is `None` is not looked at (IEKEY).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enlisting {
+    /// Register: a host that has registered may say so again, with its key.
+    Register {
+        /// NRKEY.
+        new_key: u64,
+    },
+    /// Unregister.
+    Unregister {
+        /// CRKEY.
+        key: Option<u64>,
+    },
+    /// Replace.
+    Replace {
+        /// CRKEY.
+        key: Option<u64>,
+        /// NRKEY.
+        new_key: u64,
+    },
 }
 
 /// Why nothing was changed.
@@ -160,6 +192,12 @@ impl Table {
                 self.persists = *persists;
                 self.register(&ask)
             }
+            Change::Enlist { action, persists } => {
+                let what = self.enlist(by, *action)?;
+                let persisted = persists.and_then(|persists| self.persist(persists));
+                Ok(what.or(persisted))
+            }
+            Change::Persist(persists) => Ok(self.persist(*persists)),
             Change::Move { key, new_key, to, unregister, persists } => {
                 self.move_to(by, *key, *new_key, to, *unregister)?;
                 self.persists = *persists;
@@ -277,6 +315,10 @@ impl Table {
 
     fn leave(&mut self, by: &Party) -> Option<What> {
         self.sole.take_if(|sole| sole.party == *by).map(|_| What::Quiet)
+    }
+
+    fn persist(&mut self, persists: bool) -> Option<What> {
+        (std::mem::replace(&mut self.persists, persists) != persists).then_some(What::Quiet)
     }
 
     fn set_modes(&mut self, modes: u128) -> Option<What> {

@@ -24,7 +24,7 @@ mod register;
 mod rights;
 mod table;
 
-pub use change::{Change, Field, Refusal};
+pub use change::{Change, Enlisting, Field, Refusal};
 pub use format::{COPY_BYTES, Damaged, MAX_REGISTRANTS};
 pub use notices::{Notice, Notices};
 pub use party::{Initiator, MAX_NAME, Party};

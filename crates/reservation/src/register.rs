@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::change::{Field, Refusal};
+use crate::change::{Enlisting, Field, Refusal};
 use crate::format::MAX_REGISTRANTS;
 use crate::party::{Initiator, Party};
 use crate::table::{Registrant, Table, What};
@@ -43,6 +43,27 @@ impl Table {
             _ => {}
         }
         if ask.new_key == 0 { self.unregister(ask) } else { self.enroll(ask).map(Some) }
+    }
+
+    /// NVMe Base 2.0, 7.3 and 8.19: only a registrant unregisters, or takes another key, and
+    /// registering is no way to take one.
+    pub(crate) fn enlist(
+        &mut self,
+        by: &Party,
+        action: Enlisting,
+    ) -> Result<Option<What>, Refusal> {
+        let own = self.registrant(by).map(|own| own.key);
+        let (key, new_key) = match (action, own) {
+            (Enlisting::Register { new_key: 0 } | Enlisting::Replace { new_key: 0, .. }, _) => {
+                return Err(Refusal::Parameter(Field::NewKey));
+            }
+            (Enlisting::Register { new_key }, None) => (None, new_key),
+            (Enlisting::Register { new_key }, Some(own)) if own == new_key => (Some(own), new_key),
+            (Enlisting::Unregister { key }, Some(_)) => (key, 0),
+            (Enlisting::Replace { key, new_key }, Some(_)) => (key, new_key),
+            _ => return Err(Refusal::Conflict),
+        };
+        self.register(&Registering { by, key, new_key, ports: &[], also: &[] })
     }
 
     /// SPC-4 5.12.11.2.3.

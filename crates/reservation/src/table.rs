@@ -45,6 +45,25 @@ impl Kind {
         self as u8
     }
 
+    /// The type with NVMe's code `code` (RTYPE; NVMe Base 2.0, 7.2).
+    #[must_use]
+    pub fn from_nvme(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.nvme() == code)
+    }
+
+    /// NVMe's code.
+    #[must_use]
+    pub const fn nvme(self) -> u8 {
+        match self {
+            Self::WriteExclusive => 1,
+            Self::ExclusiveAccess => 2,
+            Self::WriteExclusiveRegistrants => 3,
+            Self::ExclusiveAccessRegistrants => 4,
+            Self::WriteExclusiveAll => 5,
+            Self::ExclusiveAccessAll => 6,
+        }
+    }
+
     /// Whether one registrant holds it and all registrants have its rights.
     #[must_use]
     pub const fn is_registrants_only(self) -> bool {

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "nvme/reservations.rs"]
+mod reservations;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -138,6 +138,9 @@ impl Volume {
         let keeping = self.keeping.get().ok_or(Unaltered::Failed(Error::ReadOnly))?;
         let _busy = self.open_and_busy()?;
         let _turn = keeping.turn.lock().await;
+        if !wanted() {
+            return Err(Unaltered::Failed(Error::Aborted));
+        }
         // Before the same party, back again, reserves anew.
         let mut left = keeping.gate.left();
         while let Some(gone) = left.pop() {

@@ -29,6 +29,20 @@ pub enum Verdict {
     Hold,
     /// Flush all namespaces of the controller; it ends as that does. Admit it without data.
     Flush,
+    /// Have registrations of a namespace that keeps them, or of all (NSID FFFFFFFFh), outlive a
+    /// loss of power or not; ends with success once that is in force. Admit it without data.
+    Persist {
+        /// Namespace.
+        nsid: u32,
+        /// Whether they do.
+        persists: bool,
+    },
+    /// Ends with 1 if registrations of a namespace outlive a loss of power, else with 0. Admit it
+    /// without data.
+    TellPersistence {
+        /// Namespace.
+        nsid: u32,
+    },
     /// Abort the command that queue `sqid` of this controller knows as `cid`, then end this one
     /// with [`Controller::abort_finished`].
     Abort {
@@ -118,6 +132,7 @@ impl Controller {
         }
         self.events.reset();
         self.features = super::Features::default();
+        self.told = super::Told::default();
         self.queues = 1;
     }
 

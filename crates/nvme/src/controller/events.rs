@@ -15,6 +15,8 @@ pub(super) const LIMIT: usize = 4;
 
 /// Event type: notice.
 const TYPE_NOTICE: u64 = 0b010;
+/// Event type: I/O command specific status.
+const TYPE_IO_COMMAND: u64 = 0b110;
 
 /// What a notice is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,28 +27,37 @@ pub(super) enum Kind {
     Ana,
     /// Discovery Log Page Change.
     Discovery,
+    /// Reservation Log Page Available.
+    Reservations,
 }
 
-const KINDS: [Kind; 3] = [Kind::Namespaces, Kind::Ana, Kind::Discovery];
+const KINDS: [Kind; 4] = [Kind::Namespaces, Kind::Ana, Kind::Discovery, Kind::Reservations];
 
 impl Kind {
-    /// Bit of the Asynchronous Event Configuration, and of OAES.
+    /// Bit of the Asynchronous Event Configuration, and of OAES; none for what is told unless it
+    /// is masked by a feature of its own.
     pub(super) const fn bit(self) -> u32 {
         match self {
             Self::Namespaces => 1 << 8,
             Self::Ana => 1 << 11,
             Self::Discovery => 1 << 31,
+            Self::Reservations => 0,
         }
+    }
+
+    fn is_wanted(self, config: u32) -> bool {
+        self.bit() == 0 || config & self.bit() != 0
     }
 
     /// Dword 0 of the completion: type, information, log page.
     fn result(self) -> u64 {
-        let (information, log) = match self {
-            Self::Namespaces => (0x00, LogId::ChangedNamespaces),
-            Self::Ana => (0x03, LogId::Ana),
-            Self::Discovery => (0xf0, LogId::Discovery),
+        let (kind, information, log) = match self {
+            Self::Namespaces => (TYPE_NOTICE, 0x00, LogId::ChangedNamespaces),
+            Self::Ana => (TYPE_NOTICE, 0x03, LogId::Ana),
+            Self::Discovery => (TYPE_NOTICE, 0xf0, LogId::Discovery),
+            Self::Reservations => (TYPE_IO_COMMAND, 0x00, LogId::Reservations),
         };
-        TYPE_NOTICE | information << 8 | u64::from(log.0) << 16
+        kind | information << 8 | u64::from(log.0) << 16
     }
 }
 
@@ -127,7 +138,7 @@ impl Events {
     pub(super) fn poll(&mut self) -> Option<(Tag, Completion)> {
         for kind in KINDS {
             let notice = &mut self.notices[kind as usize];
-            if notice.pending && !notice.told && self.config & kind.bit() != 0 {
+            if notice.pending && !notice.told && kind.is_wanted(self.config) {
                 let (tag, _) = self.requests.pop_front()?;
                 *notice = Notice { pending: false, told: true };
                 return Some((tag, Completion::ok(kind.result())));

@@ -26,11 +26,13 @@ wire::open_enum! {
         KeepAlive = 0x0f,
         HostBehavior = 0x16,
         HostId = 0x81,
+        ReservationMask = 0x82,
+        ReservationPersistence = 0x83,
     }
 }
 
 /// All features of an I/O controller.
-pub(super) const IO_FEATURES: [Feature; 11] = [
+pub(super) const IO_FEATURES: [Feature; 13] = [
     Feature::Arbitration,
     Feature::Power,
     Feature::TemperatureThreshold,
@@ -42,6 +44,8 @@ pub(super) const IO_FEATURES: [Feature; 11] = [
     Feature::KeepAlive,
     Feature::HostBehavior,
     Feature::HostId,
+    Feature::ReservationMask,
+    Feature::ReservationPersistence,
 ];
 
 /// Those of a discovery controller.
@@ -144,6 +148,11 @@ impl Controller {
             Self::exact_length(sqe, HOST_BEHAVIOR_BYTES)?;
             return Ok(Verdict::Receive { bytes: HOST_BEHAVIOR_BYTES });
         }
+        if feature == Feature::ReservationPersistence {
+            let nsid = sqe.nsid.get();
+            self.keepers(nsid, true)?;
+            return Ok(Verdict::Persist { nsid, persists: sqe.cdw(1) & 1 != 0 });
+        }
         let result = self.set_feature(feature, sqe)?;
         if feature == Feature::VolatileWriteCache && !self.features.write_cache {
             // Once that is answered the host takes what it has written for durable; also where the
@@ -171,6 +180,7 @@ impl Controller {
             Feature::WriteAtomicity => self.features.disable_normal = value & 1 != 0,
             Feature::AsyncEvents => self.set_async_events(value)?,
             Feature::KeepAlive => self.alive.set_kato_ms(value),
+            Feature::ReservationMask => self.mask_notices(sqe.nsid.get(), value)?,
             // Over fabrics the host identifier comes with Connect (NVMe Base 2.0, 5.27.1.25).
             Feature::HostId => return Err(Fault::at(Status::COMMAND_SEQUENCE, field::CDW10)),
             _ => return Err(Fault::field(field::CDW10)),
@@ -263,6 +273,11 @@ impl Controller {
             Self::exact_length(sqe, bytes)?;
             return Ok(Verdict::Produce { bytes });
         }
+        if feature == Feature::ReservationPersistence && select == Select::Current {
+            let nsid = sqe.nsid.get();
+            self.keepers(nsid, false)?;
+            return Ok(Verdict::TellPersistence { nsid });
+        }
         let result = self.get_feature(feature, select, sqe)?;
         Ok(Verdict::Complete(Completion::ok(result)))
     }
@@ -284,6 +299,14 @@ impl Controller {
             Feature::Queues => self.queues_granted(),
             Feature::WriteAtomicity => of.disable_normal.into(),
             Feature::AsyncEvents => if current { self.events.config() } else { 0 }.into(),
+            Feature::ReservationMask => {
+                self.keepers(sqe.nsid.get(), false)?;
+                if current { self.told.mask(sqe.nsid.get()) } else { 0 }.into()
+            }
+            Feature::ReservationPersistence => {
+                self.keepers(sqe.nsid.get(), false)?;
+                0
+            }
             Feature::KeepAlive => if current { self.alive.kato_ms() } else { 0 }.into(),
             _ => return Err(Fault::field(field::CDW10)),
         })
@@ -325,7 +348,9 @@ fn data_bytes(feature: Feature) -> Option<u32> {
 fn capabilities(feature: Feature) -> u64 {
     match feature {
         Feature::HostId => 0,
-        Feature::ErrorRecovery => CAP_CHANGEABLE | CAP_NAMESPACE,
+        Feature::ErrorRecovery | Feature::ReservationMask | Feature::ReservationPersistence => {
+            CAP_CHANGEABLE | CAP_NAMESPACE
+        }
         _ => CAP_CHANGEABLE,
     }
 }

@@ -1,12 +1,14 @@
-//! Commands of the NVM command set (NVM Command Set 1.0, 3.2), on their way to a volume.
+//! Commands of the NVM command set (NVM Command Set 1.0, 3.2; NVMe Base 2.0, 7), on their way to a
+//! volume.
 
 use block::{Blocks, Bufs, Info, Lba, Request};
+use reservation::Change;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::errors::{Fault, field};
 use super::identify::MAX_DATALESS_BYTES;
-use super::{Controller, Namespace};
+use super::{Controller, Namespace, ReservationOp};
 use crate::entry::{Completion, NSID_ALL, NvmOpcode, Sqe};
 use crate::log::AnaState;
 use crate::status::Status;
@@ -81,6 +83,29 @@ pub enum IoOp {
     Hints,
     /// Flush.
     Flush,
+    /// A reservation command that changes what holds.
+    Reserve(ReservationOp),
+    /// Reservation Report.
+    Report {
+        /// Data to the host in bytes.
+        bytes: u32,
+    },
+}
+
+/// What is to be done for an [`IoCommand`].
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Nothing.
+    Nothing,
+    /// The volume does it.
+    Volume(Request),
+    /// The table of reservations changes; refusals are told by [`Controller::refused`].
+    Change(Change),
+    /// The table of reservations is told as [`super::write_report`] has it.
+    Report {
+        /// How many bytes of it.
+        bytes: u32,
+    },
 }
 
 impl IoCommand {
@@ -90,13 +115,12 @@ impl IoCommand {
         self.nsid == NSID_ALL
     }
 
-    /// The request to the volume; `None` if there is nothing to do. `data` is what the host sent,
-    /// `info` the device's.
+    /// What is to be done. `data` is what the host sent, `info` the device's.
     ///
     /// # Errors
     /// The status that ends the command.
-    pub fn request(self, data: Bufs, info: &Info) -> Result<Option<Request>, Status> {
-        Ok(Some(match self.op {
+    pub fn work(self, data: Bufs, info: &Info) -> Result<Work, Status> {
+        Ok(Work::Volume(match self.op {
             IoOp::Read(range) => Request::Read { range },
             IoOp::Write { at, fua } => Request::Write { at, data, fua },
             IoOp::Compare { at } => Request::Compare { at, data },
@@ -105,12 +129,14 @@ impl IoCommand {
             IoOp::Deallocate { ranges } => {
                 let ranges = deallocation(&data, ranges, info)?;
                 if ranges.is_empty() {
-                    return Ok(None);
+                    return Ok(Work::Nothing);
                 }
                 Request::Unmap { ranges }
             }
-            IoOp::Hints => return Ok(None),
+            IoOp::Hints => return Ok(Work::Nothing),
             IoOp::Flush => Request::Flush,
+            IoOp::Reserve(op) => return op.change(&data.to_vec()).map(Work::Change),
+            IoOp::Report { bytes } => return Ok(Work::Report { bytes }),
         }))
     }
 }
@@ -164,7 +190,10 @@ impl Controller {
         self.accessible(&ns)?;
         let op = self.op(opcode, sqe, &ns)?;
         let data_out = match op {
-            IoOp::Write { .. } | IoOp::Compare { .. } | IoOp::Deallocate { .. } => sqe.data_bytes(),
+            IoOp::Write { .. }
+            | IoOp::Compare { .. }
+            | IoOp::Deallocate { .. }
+            | IoOp::Reserve(_) => sqe.data_bytes(),
             _ => 0,
         };
         Ok(IoCommand { nsid, data_out, op })
@@ -213,8 +242,32 @@ impl Controller {
             NvmOpcode::Verify => Ok(IoOp::Verify(dataless(sqe, ns)?)),
             NvmOpcode::DatasetManagement => dataset_management(sqe, ns),
             NvmOpcode::Flush => Ok(IoOp::Flush),
+            NvmOpcode::ReservationRegister
+            | NvmOpcode::ReservationAcquire
+            | NvmOpcode::ReservationRelease
+                if ns.keeps_reservations =>
+            {
+                let op = ReservationOp::parse(opcode, sqe)?;
+                op.check_length(sqe)?;
+                Ok(IoOp::Reserve(op))
+            }
+            NvmOpcode::ReservationReport if ns.keeps_reservations => self.report(sqe),
             _ => Err(Fault::at(Status::INVALID_OPCODE, 0)),
         }
+    }
+
+    fn report(&self, sqe: &Sqe) -> Result<IoOp, Fault> {
+        /// Dword 11: the extended data structure.
+        const EDS: u32 = 1 << 0;
+        if sqe.cdw(1) & EDS == 0 {
+            // Over fabrics host identifiers have 128 bits.
+            return Err(Fault::at(Status::HOST_ID_FORMAT, field::CDW11));
+        }
+        let bytes = (u64::from(sqe.cdw(0)) + 1) * 4;
+        let bytes = u32::try_from(bytes).ok().filter(|n| *n <= self.limits.max_transfer_bytes);
+        let bytes = bytes.ok_or(Fault::field(field::CDW10))?;
+        Self::exact_length(sqe, bytes)?;
+        Ok(IoOp::Report { bytes })
     }
 
     /// The range of a command whose data is as long as the range.

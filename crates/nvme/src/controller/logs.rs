@@ -17,7 +17,7 @@ use super::window::Window;
 use crate::entry::{AdminOpcode, Completion, NSID_ALL, NvmOpcode, Sqe};
 use crate::log::{
     AnaGroup, AnaHeader, DiscoveryHeader, DiscoveryRecord, EFFECTS_BYTES, ErrorEntry,
-    FIRMWARE_BYTES, Health, LogId, MAX_CHANGED,
+    FIRMWARE_BYTES, Health, LogId, MAX_CHANGED, ReservationEntry,
 };
 use crate::status::Status;
 
@@ -128,6 +128,7 @@ impl Controller {
             }
             LogId::FeatureEffects => Some(1024),
             LogId::ManagementEffects => Some(4096),
+            LogId::Reservations => Some(size_of::<ReservationEntry>() as u64),
             _ => None,
         }
     }
@@ -165,10 +166,21 @@ impl Controller {
                 self.write_discovery(&mut window);
                 shows = Some(Kind::Discovery);
             }
+            LogId::Reservations => {
+                self.told.write(&mut window);
+                shows = Some(Kind::Reservations);
+            }
             _ => {}
         }
-        if let Some(kind) = shows.filter(|_| !request.retain) {
+        // A notice is one page: who has read a part of it has not read it.
+        let whole = request.offset == 0 && request.bytes as usize >= size_of::<ReservationEntry>();
+        let is_read = |kind: &Kind| !request.retain && (whole || *kind != Kind::Reservations);
+        if let Some(kind) = shows.filter(is_read) {
             self.events.log_read(kind);
+            // The next one is an event of its own.
+            if kind == Kind::Reservations && self.told.was_read() {
+                self.events.notify(kind);
+            }
         }
         Ok(Completion::OK)
     }
@@ -255,7 +267,9 @@ impl Controller {
             if self.is_discovery() { &DISCOVERY_FEATURES } else { &IO_FEATURES };
         for feature in known {
             let scope = match *feature {
-                Feature::ErrorRecovery => NAMESPACE_SCOPE,
+                Feature::ErrorRecovery
+                | Feature::ReservationMask
+                | Feature::ReservationPersistence => NAMESPACE_SCOPE,
                 _ => CONTROLLER_SCOPE,
             };
             window.put(u64::from(feature.0) * 4, U32::new(FSUPP | scope).as_bytes());
@@ -335,6 +349,10 @@ fn write_effects(window: &mut Window<'_>) {
         (NvmOpcode::WriteZeroes, CSUPP | LBCC),
         (NvmOpcode::DatasetManagement, CSUPP | LBCC),
         (NvmOpcode::Verify, CSUPP),
+        (NvmOpcode::ReservationRegister, CSUPP),
+        (NvmOpcode::ReservationReport, CSUPP),
+        (NvmOpcode::ReservationAcquire, CSUPP),
+        (NvmOpcode::ReservationRelease, CSUPP),
     ] {
         window.put(IO_AT + u64::from(opcode.0) * 4, U32::new(effects).as_bytes());
     }

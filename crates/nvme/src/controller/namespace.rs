@@ -12,6 +12,8 @@ const NSFEAT_UIDREUSE: u8 = 1 << 3;
 const NSFEAT_OPTPERF: u8 = 1 << 4;
 /// NMIC: may be reached through several controllers.
 const NMIC_SHARED: u8 = 1 << 0;
+/// RESCAP: all types, which may outlive a loss of power; IEKEY as since 1.3.
+const RESCAP: u8 = 0xff;
 /// NSATTR: write protected.
 const NSATTR_WRITE_PROTECTED: u8 = 1 << 0;
 /// DLFEAT: deallocated blocks read as zeroes.
@@ -34,6 +36,8 @@ pub struct Namespace {
     pub eui64: Option<[u8; 8]>,
     /// Whether space is allocated only as it is written.
     pub thin: bool,
+    /// Whether it keeps reservations.
+    pub keeps_reservations: bool,
     /// Group of namespaces that share an access state.
     pub ana_group: u32,
 }
@@ -48,6 +52,10 @@ impl Namespace {
         if self.info.read_only { NSATTR_WRITE_PROTECTED } else { 0 }
     }
 
+    fn reservations(&self) -> u8 {
+        if self.keeps_reservations { RESCAP } else { 0 }
+    }
+
     pub(super) fn identify(&self) -> IdentifyNamespace {
         let info = &self.info;
         let physical = info.physical_block_size / info.block_size.max(1);
@@ -59,6 +67,7 @@ impl Namespace {
         id.nuse = info.blocks.into();
         id.nsfeat = self.features();
         id.nmic = NMIC_SHARED;
+        id.rescap = self.reservations();
         id.dlfeat = DLFEAT_WRITE_ZEROES | if info.unmap_zeroes { DLFEAT_ZEROES } else { 0 };
         id.npwg = write_granularity.into();
         id.npwa = write_granularity.into();
@@ -77,7 +86,7 @@ impl Namespace {
         IndependentNamespace {
             nsfeat: self.features(),
             nmic: NMIC_SHARED,
-            rescap: 0,
+            rescap: self.reservations(),
             fpi: 0,
             anagrpid: self.ana_group.into(),
             nsattr: self.attributes(),

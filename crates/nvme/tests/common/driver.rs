@@ -9,8 +9,10 @@ use frame::Machine;
 use nvme::fabrics::CONNECT_BYTES;
 use nvme::{
     Action, Completion, Config, Connect, Connection, Controllers, Discovery, Event, IoCommand,
-    Limits, Namespace, Role, Sqe, Status, Subsystem, Tag, Verdict,
+    Limits, Namespace, Role, Sqe, Status, Subsystem, Tag, Verdict, Work, write_report,
 };
+
+use reservation::{Change, Initiator, Party, Table};
 
 use super::{BLOCKS, HOSTNQN, SUBNQN, info, namespaces};
 use nvme::testing::{Host, Reply};
@@ -54,6 +56,8 @@ pub struct Target {
     pub withhold: bool,
     pub wanting: Vec<(usize, Tag, u32, Class)>,
     pub events: Vec<Event>,
+    /// The reservations of namespace 1.
+    pub table: Table,
     pub account: Account,
 }
 
@@ -81,6 +85,7 @@ impl Default for Target {
             withhold: false,
             wanting: Vec::new(),
             events: Vec::new(),
+            table: Table::default(),
             account: Pool::new(64 << 20).unwrap().account(),
         }
     }
@@ -233,6 +238,15 @@ impl Target {
                     self.requests.push("flush all".into());
                     return self.end(link, tag, Completion::OK, &Bufs::new());
                 }
+                Verdict::Persist { persists, .. } => {
+                    let by = party(controller.host_id());
+                    self.alter(&by, &Change::Persist(persists)).unwrap();
+                    return self.end(link, tag, Completion::OK, &Bufs::new());
+                }
+                Verdict::TellPersistence { .. } => {
+                    let result = self.table.persists.into();
+                    return self.end(link, tag, Completion::ok(result), &Bufs::new());
+                }
                 Verdict::Abort { sqid, cid } => {
                     let aborted = self.abort(cntlid, sqid, cid);
                     let controller = self.controllers.get_mut(cntlid).unwrap();
@@ -325,9 +339,24 @@ impl Target {
     fn carry_out(&mut self, link: usize, tag: Tag, data: Bufs) {
         let (sqe, plan) = self.links[link].plans[&tag.index()];
         let Plan::Io(command) = plan else { panic!("{plan:?} is no I/O command") };
-        let request = match command.request(data, &info()) {
-            Ok(Some(request)) => request,
-            Ok(None) => return self.end(link, tag, Completion::OK, &Bufs::new()),
+        let request = match command.work(data, &info()) {
+            Ok(Work::Volume(request)) => request,
+            Ok(Work::Nothing) => return self.end(link, tag, Completion::OK, &Bufs::new()),
+            Ok(Work::Change(change)) => {
+                let by = party(self.controller(link).host_id());
+                let completion = match self.alter(&by, &change) {
+                    Ok(()) => Completion::OK,
+                    Err(why) => self.controller(link).refused(1, &sqe, why),
+                };
+                return self.end(link, tag, completion, &Bufs::new());
+            }
+            Ok(Work::Report { bytes }) => {
+                let mut buffers = self.alloc(bytes as usize, Class::Immediate);
+                write_report(&self.table, &mut buffers);
+                let mut data = Bufs::new();
+                buffers.into_iter().for_each(|b| data.push(b.freeze()));
+                return self.end(link, tag, Completion::OK, &data);
+            }
             Err(status) => {
                 return self.end(link, tag, Completion::failed(status), &Bufs::new());
             }
@@ -345,6 +374,17 @@ impl Target {
                 self.end(link, tag, completion, &Bufs::new());
             }
         }
+    }
+
+    /// Changes the table, and tells all controllers.
+    pub fn alter(&mut self, by: &Party, change: &Change) -> Result<(), reservation::Refusal> {
+        let Some(next) = self.table.change(by, 1, change)? else { return Ok(()) };
+        for controller in self.controllers.iter_mut() {
+            let notices = Table::notices(&self.table, &next, &party(controller.host_id()));
+            controller.reservations_changed(1, notices);
+        }
+        self.table = next;
+        Ok(())
     }
 
     fn on_disk(&mut self, request: Request) -> Result<Bufs, Failure> {
@@ -414,6 +454,11 @@ impl Target {
             }
         }
     }
+}
+
+/// A host, as tables know it.
+pub fn party(host_id: [u8; 16]) -> Party {
+    Party { initiator: Initiator::Host(host_id), port: 0 }
 }
 
 fn describe(request: &Request) -> String {

@@ -34,7 +34,15 @@ pub fn info() -> Info {
 
 pub fn namespace() -> Namespace {
     let (uuid, nguid) = ([0x11; 16], [0x22; 16]);
-    Namespace { info: info(), uuid, nguid, eui64: Some([0x33; 8]), thin: true, ana_group: 1 }
+    Namespace {
+        info: info(),
+        uuid,
+        nguid,
+        eui64: Some([0x33; 8]),
+        thin: true,
+        keeps_reservations: true,
+        ana_group: 1,
+    }
 }
 
 pub fn namespaces() -> BTreeMap<u32, Namespace> {

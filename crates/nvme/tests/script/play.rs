@@ -20,8 +20,9 @@ use nvme::log::AnaState;
 use nvme::pdu::{CapsuleCmd, Common, DIGEST_DATA, DIGEST_HEADER, Data, IcReq, PduType, R2t};
 use nvme::{
     Action, Completion, Config, Connect, Connection, Controllers, Discovery, Event, IoCommand,
-    Limits, Namespace, Role, Sqe, Status, Subsystem, Tag, Verdict,
+    Limits, Namespace, Role, Sqe, Status, Subsystem, Tag, Verdict, Work,
 };
+use reservation::{Change, Initiator, Party, Table};
 use zerocopy::{FromBytes, IntoBytes};
 
 const SUBNQN: &str = "nqn.a";
@@ -74,6 +75,7 @@ struct World {
     account: Account,
     now: Duration,
     portion: usize,
+    table: Table,
     /// Whether memory comes and commands end at once.
     eager: bool,
 }
@@ -92,7 +94,15 @@ fn namespace(blocks: u64) -> Namespace {
         read_only: blocks == 13,
         overhead: 0,
     };
-    Namespace { info, uuid: [1; 16], nguid: [2; 16], eui64: None, thin: true, ana_group: 1 }
+    Namespace {
+        info,
+        uuid: [1; 16],
+        nguid: [2; 16],
+        eui64: None,
+        thin: true,
+        keeps_reservations: true,
+        ana_group: 1,
+    }
 }
 
 /// Plays `script`.
@@ -111,6 +121,7 @@ pub(crate) fn play(script: &[u8]) {
         account: Pool::new(16 << 20).unwrap().account(),
         now: Duration::ZERO,
         portion: usize::MAX,
+        table: Table::default(),
         eager: script.byte() & 1 == 0,
     };
     world.open();
@@ -240,7 +251,7 @@ impl World {
             }
         }
         let length =
-            [0u32, 16, 512, 1024, 4096, 8192, 16384, 32768][usize::from(script.byte() % 8)];
+            [0u32, 16, 512, 1024, 4096, 8192, 16384, 32768, 8, 64][usize::from(script.byte() % 10)];
         let in_capsule = shape & 0x80 != 0 && length <= 8192;
         let data = if in_capsule { vec![0x5a; length as usize] } else { Vec::new() };
         sqe.sgl = if in_capsule { Sgl::in_capsule(length) } else { Sgl::transport(length) };
@@ -354,7 +365,9 @@ impl World {
                 Verdict::Receive { bytes } => Ok((Plan::Consume(sqe), bytes)),
                 Verdict::Produce { bytes } => Ok((Plan::Produce(sqe, bytes), 0)),
                 Verdict::Hold => Ok((Plan::Hold, 0)),
-                Verdict::Flush => Err(Completion::OK),
+                Verdict::Flush | Verdict::Persist { .. } | Verdict::TellPersistence { .. } => {
+                    Err(Completion::OK)
+                }
                 Verdict::Abort { .. } => Ok((Plan::Abort, 0)),
             }
         } else {
@@ -428,16 +441,49 @@ impl World {
                 }
                 let info = c.namespaces().get(&command.nsid).map(|ns| ns.info);
                 let Some(info) = info else { return (Some(Completion::OK), none) };
-                match command.request(data, &info) {
-                    Ok(Some(block::Request::Read { range })) => {
+                match command.work(data, &info) {
+                    Ok(Work::Volume(block::Request::Read { range })) => {
                         (Some(Completion::OK), Bufs::zeroes(range.count as usize * 512))
                     }
+                    Ok(Work::Change(change)) => (Some(self.alter(link, &sqe, &change)), none),
+                    Ok(Work::Report { bytes }) => (Some(Completion::OK), self.report(bytes)),
                     Ok(_) => (Some(Completion::OK), none),
                     Err(status) => (Some(Completion::failed(status)), none),
                 }
             }
             _ => (Some(Completion::failed(Status::ABORTED_SQ_DELETED)), none),
         }
+    }
+
+    /// Changes the table on behalf of a link's host, and tells all controllers.
+    fn alter(&mut self, link: usize, sqe: &Sqe, change: &Change) -> Completion {
+        let cntlid = self.links[link].cntlid;
+        let Some(controller) = cntlid.and_then(|id| self.controllers.get_mut(id)) else {
+            return Completion::failed(Status::ABORTED_SQ_DELETED);
+        };
+        let by = Party { initiator: Initiator::Host(controller.host_id()), port: 0 };
+        match self.table.change(&by, 1, change) {
+            Err(why) => return controller.refused(1, sqe, why),
+            Ok(None) => {}
+            Ok(Some(next)) => {
+                for controller in self.controllers.iter_mut() {
+                    let host = Initiator::Host(controller.host_id());
+                    let notices =
+                        Table::notices(&self.table, &next, &Party { initiator: host, port: 0 });
+                    controller.reservations_changed(1, notices);
+                }
+                self.table = next;
+            }
+        }
+        Completion::OK
+    }
+
+    fn report(&self, bytes: u32) -> Bufs {
+        let mut buffers = self.alloc(bytes);
+        nvme::write_report(&self.table, &mut buffers);
+        let mut out = Bufs::new();
+        buffers.into_iter().for_each(|b| out.push(b.freeze()));
+        out
     }
 
     fn try_connect(&mut self, link: usize, tag: Tag, sqe: &Sqe, data: &Bufs) -> Option<Completion> {

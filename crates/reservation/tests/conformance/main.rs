@@ -1,6 +1,7 @@
 //! Every rule of the table by its clause. Clauses are those of SPC-4 r37, unless they say
 //! otherwise.
 
+mod enlist;
 mod era;
 mod moving;
 mod notices;

@@ -4,7 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use reservation::{Change, Field, Initiator, Kind, Notice, Notices, Party, Refusal, Rights, Table};
+use reservation::{
+    Change, Enlisting, Field, Initiator, Kind, Notice, Notices, Party, Refusal, Rights, Table,
+};
 
 /// What was said to whom.
 type Told = BTreeSet<(Party, u8)>;
@@ -173,6 +175,15 @@ impl Model {
         if let Change::Register { .. } = change {
             return self.register(by, change, told);
         }
+        if let Change::Enlist { action, persists } = change {
+            let verdict = self.enlist(by, *action, told);
+            let kept = matches!(verdict, Verdict::Refused(_));
+            self.aptpl = persists.filter(|_| !kept).unwrap_or(self.aptpl);
+            return verdict;
+        }
+        if let Change::Persist(persists) = change {
+            return self.become_of(|model| model.aptpl = *persists);
+        }
         let given = match change {
             Change::Reserve { key, .. }
             | Change::Release { key, .. }
@@ -275,6 +286,49 @@ impl Model {
             }
         }
         self.aptpl = *persists;
+        self.counted()
+    }
+
+    /// NVMe Base 2.0, 7.3.
+    fn enlist(&mut self, by: &Party, action: Enlisting, told: &mut Told) -> Verdict {
+        let (given, new) = match action {
+            Enlisting::Register { new_key } => (None, Some(new_key)),
+            Enlisting::Unregister { key } => (key, None),
+            Enlisting::Replace { key, new_key } => (key, Some(new_key)),
+        };
+        if new == Some(0) {
+            return invalid(Field::NewKey);
+        }
+        let own = self.keys.get(by).copied();
+        let registers = matches!(action, Enlisting::Register { .. });
+        let fits = match own {
+            None => registers,
+            Some(own) => {
+                if registers {
+                    new == Some(own)
+                } else {
+                    given.is_none_or(|key| key == own)
+                }
+            }
+        };
+        if !fits {
+            return CONFLICT;
+        }
+        match new {
+            Some(new) => {
+                self.keys.insert(by.clone(), new);
+                if self.overflows() {
+                    return FULL;
+                }
+            }
+            None => {
+                self.keys.remove(by);
+                if self.release_orphan().is_some_and(registrants_only) {
+                    let left = self.others(by).into_iter();
+                    told.extend(left.map(|who| (who, Notice::ReservationsReleased as u8)));
+                }
+            }
+        }
         self.counted()
     }
 
@@ -489,7 +543,12 @@ impl World {
         let key = if script.byte() < 220 { own } else { number(script) };
         let kind = Kind::ALL[usize::from(script.byte()) % 6];
         match what {
-            0..=89 => Change::Register {
+            85..=89 => Change::Persist(script.flag()),
+            70..=84 => Change::Enlist {
+                action: self.enlisting(key, script),
+                persists: script.flag().then(|| script.flag()),
+            },
+            0..=69 => Change::Register {
                 key,
                 new_key: number(script),
                 ignore_key: script.byte() < 64,
@@ -530,6 +589,16 @@ impl World {
             247..=248 => Change::ClearTasks,
             249..=251 => Change::Reset { target: script.flag() },
             _ => Change::Evict,
+        }
+    }
+
+    fn enlisting(&self, key: u64, script: &mut Script<'_>) -> Enlisting {
+        let key = Some(key).filter(|_| script.byte() < 200);
+        let new_key = u64::from(script.byte() % 4);
+        match script.byte() % 3 {
+            0 => Enlisting::Register { new_key },
+            1 => Enlisting::Unregister { key },
+            _ => Enlisting::Replace { key, new_key },
         }
     }
 

@@ -1,6 +1,6 @@
 //! A table, those who ask things of it, and what came of the last change.
 
-use reservation::{Change, Initiator, Kind, Notice, Party, Refusal, Table};
+use reservation::{Change, Enlisting, Initiator, Kind, Notice, Party, Refusal, Table};
 
 /// The node's incarnation through which everything comes that does not say otherwise.
 pub(crate) const SEAT: u64 = 7;
@@ -72,6 +72,11 @@ pub(crate) fn register_also(key: u64, new_key: u64, with: &[Initiator]) -> Chang
         unreachable!()
     };
     Change::Register { key, new_key, ignore_key, persists, ports, also: with.to_vec() }
+}
+
+/// Reservation Register.
+pub(crate) fn enlist(action: Enlisting) -> Change {
+    Change::Enlist { action, persists: None }
 }
 
 pub(crate) fn reserve(key: u64, kind: Kind) -> Change {

@@ -120,7 +120,7 @@ impl Queue {
             sqsize: ENTRIES,
             flow_control: true,
             kato_ms: if qid == 0 { KATO_MS } else { 0 },
-            host_id: [client; 16],
+            host_id: [client + 1; 16],
             hostnqn: format!(
                 "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-{client:012}"
             ),

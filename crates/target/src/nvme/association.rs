@@ -240,6 +240,7 @@ impl Host {
         self.seat = Some(Seat { cntlid: connected.cntlid, qid: connect.qid });
         self.tasks.remove(tag);
         self.machine.connected(tag, connected.queue, u64::from(connected.cntlid));
+        self.listen();
     }
 
     fn judge(&self, connect: &Connect) -> Decision {
@@ -297,6 +298,7 @@ impl Host {
         }
         server.nvme.with(seat.cntlid, |c| c.set_namespaces(namespaces));
         server.nvme.set_states(&server, seat.cntlid);
+        self.listen();
         self.on_controller();
     }
 

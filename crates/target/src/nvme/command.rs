@@ -4,13 +4,14 @@ use std::rc::Rc;
 
 use block::{Bufs, BufsMut, Class, Failure, Request};
 use nvme::fabrics::CONNECT_BYTES;
-use nvme::{Completion, Connect, IoCommand, Sqe, Status, Tag, Verdict};
+use nvme::{Completion, Connect, IoCommand, Sqe, Status, Tag, Verdict, Work};
 
 use reservation::{Initiator, Party};
 use volume::{Caller, Gate};
 
 use super::association::{RETURNED, Seat};
-use super::tasks::{Commands, Running, Task, Wait, Whose};
+use super::reservations::report;
+use super::tasks::{Commands, Consultation, Running, Task, Wait, Whose};
 use super::{Asker, Event, Host};
 use crate::catalog::VolumeId;
 use crate::server::Served;
@@ -42,7 +43,11 @@ impl Host {
         let whose = match command.is_for_all() {
             true => Whose::All,
             false => match self.volume(command.nsid) {
-                Some(served) => Whose::One(served),
+                Some(served) => {
+                    // Who waits for data hears of Preempt and Abort as well.
+                    self.caller(&served);
+                    Whose::One(served)
+                }
                 // It has just been taken away; the controller is about to hear of it.
                 None => {
                     let status = Status::INVALID_NAMESPACE.do_not_retry();
@@ -81,6 +86,16 @@ impl Host {
             }
             Verdict::Flush => {
                 self.tasks.set(tag, Task::Flushing { sqe });
+                self.machine.admit(tag, 0);
+            }
+            Verdict::Persist { nsid, persists } => {
+                let what = Consultation::Persist { nsid, persists };
+                self.tasks.set(tag, Task::Consulting { sqe, what });
+                self.machine.admit(tag, 0);
+            }
+            Verdict::TellPersistence { nsid } => {
+                let what = Consultation::TellPersistence { nsid };
+                self.tasks.set(tag, Task::Consulting { sqe, what });
                 self.machine.admit(tag, 0);
             }
             Verdict::Abort { sqid, cid } => {
@@ -124,6 +139,10 @@ impl Host {
             let sqe = *sqe;
             return self.produce(tag, &sqe, memory);
         }
+        if let Some(Task::Reporting { table, .. }) = self.tasks.get(tag) {
+            let data = report(table, memory);
+            return self.complete(tag, Completion::OK, &data);
+        }
         self.machine.grant(tag, memory);
     }
 
@@ -150,6 +169,10 @@ impl Host {
                 let bytes = *bytes;
                 self.on_grant(tag, bytes, RETURNED);
             }
+            Some(Task::Consulting { sqe, what }) => {
+                let (sqe, what) = (*sqe, *what);
+                self.on_consultation(tag, sqe, what);
+            }
             Some(Task::Flushing { sqe }) => {
                 let sqe = *sqe;
                 self.flush_all(tag, sqe);
@@ -171,21 +194,25 @@ impl Host {
 
     fn consume(&mut self, tag: Tag, sqe: &Sqe, data: &Bufs) {
         let data = data.to_vec();
-        let completion = self.controller(|c| c.consume(sqe, &data));
+        let completion = self.controller(|c, _| c.consume(sqe, &data));
         self.complete(tag, completion, &Bufs::new());
     }
 
     fn produce(&mut self, tag: Tag, sqe: &Sqe, mut memory: BufsMut) {
-        let completion = self.controller(|c| c.produce(sqe, &mut memory));
+        let completion = self.controller(|c, _| c.produce(sqe, &mut memory));
         let mut data = Bufs::new();
         memory.into_iter().for_each(|buffer| data.push(buffer.freeze()));
         self.complete(tag, completion, &data);
         self.on_controller();
     }
 
-    /// What the controller answers; it may have gone meanwhile.
-    fn controller(&self, f: impl FnOnce(&mut nvme::Controller) -> Completion) -> Completion {
-        let answer = self.seat.and_then(|seat| self.server().nvme.with(seat.cntlid, f));
+    /// What the controller answers to a command of this queue; it may have gone meanwhile.
+    pub(super) fn controller(
+        &self,
+        f: impl FnOnce(&mut nvme::Controller, u16) -> Completion,
+    ) -> Completion {
+        let with = |seat: Seat| self.server().nvme.with(seat.cntlid, |c| f(c, seat.qid));
+        let answer = self.seat.and_then(with);
         answer.unwrap_or(Completion::failed(Status::ABORTED_SQ_DELETED))
     }
 
@@ -195,30 +222,33 @@ impl Host {
             // The namespace went, or became another volume's, while the data was on the way.
             return self.complete_failed(tag, Status::INVALID_NAMESPACE.do_not_retry());
         }
-        match command.request(data, &served.volume.info()) {
-            Ok(Some(request)) => {
+        match command.work(data, &served.volume.info()) {
+            Ok(Work::Volume(request)) => {
                 let one = self.start(tag, &served, request);
                 self.runs(tag, sqe, 1, Commands::One(one));
             }
-            Ok(None) => self.complete(tag, Completion::OK, &Bufs::new()),
+            Ok(Work::Change(change)) => self.alter(tag, sqe, &[served], change),
+            Ok(Work::Report { bytes }) => self.consult(tag, sqe, &served, Some(bytes)),
+            Ok(Work::Nothing) => self.complete(tag, Completion::OK, &Bufs::new()),
             Err(status) => self.complete_failed(tag, status),
         }
     }
 
     fn runs(&mut self, tag: Tag, sqe: Sqe, left: usize, commands: Commands) {
-        let running = Running { sqe, left, failure: None, commands, asked_by: None };
+        let running =
+            Running { sqe, left, failure: None, commands, asked_by: None, is_preempted: false };
         self.tasks.set(tag, Task::Running(running));
     }
 
     /// Whose namespace this is.
-    fn behind(&self, nsid: u32) -> Option<VolumeId> {
+    pub(super) fn behind(&self, nsid: u32) -> Option<VolumeId> {
         let seat = self.seat?;
         let uuid = |c: &mut nvme::Controller| c.namespaces().get(&nsid).map(|ns| ns.uuid);
         self.server().nvme.with(seat.cntlid, uuid)?.map(VolumeId)
     }
 
     /// The volume behind a namespace.
-    fn volume(&self, nsid: u32) -> Option<Rc<Served>> {
+    pub(super) fn volume(&self, nsid: u32) -> Option<Rc<Served>> {
         self.server().volume(self.behind(nsid)?)
     }
 
@@ -239,7 +269,7 @@ impl Host {
     }
 
     /// The host as this volume knows it.
-    fn caller(&self, served: &Served) -> Rc<Caller> {
+    pub(super) fn caller(&self, served: &Served) -> Rc<Caller> {
         let Some(gate) = served.volume.gate() else { return Gate::node() };
         let mut callers = self.callers.borrow_mut();
         if let Some(caller) = callers.get(&served.id).filter(|c| c.is_of(gate)) {
@@ -248,7 +278,9 @@ impl Host {
         let host_id = |c: &mut nvme::Controller| c.host_id();
         let host = self.seat.and_then(|seat| self.server().nvme.with(seat.cntlid, host_id));
         let party = Party { initiator: Initiator::Host(host.unwrap_or_default()), port: 0 };
-        let caller = gate.enter(party, Box::new(|_| {}));
+        let (inbox, volume) = (self.place.inbox.clone(), served.id);
+        let tell = move |notices| inbox.push(Event::Told { volume, notices });
+        let caller = gate.enter(party, Box::new(tell));
         callers.insert(served.id, Rc::clone(&caller));
         caller
     }
@@ -287,13 +319,12 @@ impl Host {
             return;
         }
         let (sqe, failure, asked_by) = (running.sqe, running.failure, running.asked_by.take());
+        let is_preempted = running.is_preempted;
         let aborted = failure == Some(Failure::Device(block::Error::Aborted));
         let completion = match failure {
             None => Completion::OK,
-            Some(failure) => {
-                let qid = self.seat.map_or(0, |s| s.qid);
-                self.controller(|c| c.failed(qid, &sqe, failure))
-            }
+            Some(_) if aborted && is_preempted => self.controller(|c, qid| c.preempted(qid, &sqe)),
+            Some(failure) => self.controller(|c, qid| c.failed(qid, &sqe, failure)),
         };
         self.complete(tag, completion, &data);
         if let Some(asker) = asked_by {
@@ -319,7 +350,7 @@ impl Host {
 
     pub(super) fn on_abort_answer(&mut self, tag: Tag, aborted: bool) {
         if matches!(self.tasks.get(tag), Some(Task::Aborting)) {
-            let completion = self.controller(|c| c.abort_finished(aborted));
+            let completion = self.controller(|c, _| c.abort_finished(aborted));
             self.complete(tag, completion, &Bufs::new());
         }
     }

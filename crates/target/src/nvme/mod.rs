@@ -5,23 +5,25 @@
 //! |---|---|
 //! | `association` | the controllers of one core, Connect, keep alive, shutdown |
 //! | `command` | a command from its arrival to its completion |
+//! | `reservations` | commands that change or tell reservations, and what hosts hear of changes |
 //! | `tasks` | the commands in flight of one connection |
 //! | `view` | what a host sees of the catalog |
 
 mod association;
 mod command;
+mod reservations;
 mod tasks;
 mod view;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use block::{Account, Bufs, BufsMut, Failure};
+use block::{Account, Bufs, BufsMut, Error, Failure};
 use nvme::{Action, Config, Connect, Connection, Tag};
-
-use volume::Caller;
+use reservation::{Notices, Table};
+use volume::{Caller, Unaltered};
 
 use crate::catalog::VolumeId;
 use crate::conn::{End, Inbox, Protocol};
@@ -41,6 +43,12 @@ pub(crate) enum Event {
     Memory { tag: Tag, wait: u64, memory: BufsMut },
     /// Memory that a command waited for can never come.
     NoMemory { tag: Tag, wait: u64 },
+    /// Reservations were changed, or not; `wait` says for which command.
+    Altered { tag: Tag, wait: u64, result: Result<(), Unaltered> },
+    /// Reservations were looked up.
+    Consulted { tag: Tag, wait: u64, result: Result<Table, Error> },
+    /// What a change of a volume's reservations means to the host.
+    Told { volume: VolumeId, notices: Notices },
     /// The admin queue wants a command of this queue aborted.
     Abort { cid: u16, asked_by: Asker },
     /// What became of it.
@@ -93,6 +101,8 @@ pub(crate) struct Host {
     callers: RefCell<BTreeMap<VolumeId, Rc<Caller>>>,
     draining: bool,
     has_ended: bool,
+    /// For what is done on its behalf later, if it still lives by then.
+    lives: Rc<Cell<bool>>,
 }
 
 /// What travels between cores.
@@ -128,6 +138,7 @@ impl Resident for Host {
             callers: RefCell::default(),
             draining: false,
             has_ended: false,
+            lives: Rc::new(Cell::new(true)),
             place,
         };
         if let Some((tag, connect)) = luggage.connect {
@@ -181,6 +192,9 @@ impl Protocol for Host {
             Event::Done { tag, result } => self.on_done(tag, result),
             Event::Memory { tag, wait, memory } => self.on_memory(tag, wait, memory),
             Event::NoMemory { tag, wait } => self.on_no_memory(tag, wait),
+            Event::Altered { tag, wait, result } => self.on_altered(tag, wait, result),
+            Event::Consulted { tag, wait, result } => self.on_consulted(tag, wait, result),
+            Event::Told { volume, notices } => self.on_told(volume, notices),
             Event::Abort { cid, asked_by } => self.abort(cid, asked_by),
             Event::AbortAnswer { tag, aborted } => self.on_abort_answer(tag, aborted),
             Event::Controller => self.on_controller(),
@@ -209,6 +223,7 @@ impl Host {
     /// The queue is gone; commands in the volumes go on without it.
     fn leave(&mut self) {
         self.has_ended = true;
+        self.lives.set(false);
         self.tasks.abort_all();
         if let Some(seat) = self.seat.take() {
             self.server().nvme.leave(seat);

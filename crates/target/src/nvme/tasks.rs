@@ -1,9 +1,11 @@
 //! The commands in flight of one connection, by tag.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use block::Failure;
 use nvme::{IoCommand, Sqe, Tag};
+use reservation::Table;
 use tokio::task::AbortHandle;
 
 use super::Asker;
@@ -12,7 +14,7 @@ use crate::server::Served;
 /// Commands that have arrived and have not been completed.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
-    by_tag: Vec<Option<Task>>,
+    by_tag: Vec<Option<(Tag, Task)>>,
     /// Those that somebody waits for: all but event requests.
     busy: usize,
     /// Numbers the waits for memory: a tag may be another command's by the time it comes.
@@ -34,12 +36,26 @@ pub(super) enum Task {
     Aborting,
     /// An admin command that ends as a flush of all namespaces does, before that begins.
     Flushing { sqe: Sqe },
+    /// An admin command about reservations, before it begins.
+    Consulting { sqe: Sqe, what: Consultation },
+    /// It changes reservations, or looks them up: cannot be aborted. What is not `wanted` any more
+    /// is not begun.
+    Asking { sqe: Sqe, report: Option<u32>, wanted: Rc<Cell<bool>>, wait: Wait },
+    /// A Reservation Report that waits for memory to return data in.
+    Reporting { table: Table, wait: Wait },
     /// An I/O command that waits for memory or data.
     Planned { sqe: Sqe, command: IoCommand, whose: Whose, wait: Wait },
     /// Volumes work on it.
     Running(Running),
     /// The host has its answer; the volumes' is to be awaited and dropped.
     Answered { left: usize },
+}
+
+/// What an admin command wants of the reservations of a namespace, or of all.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Consultation {
+    Persist { nsid: u32, persists: bool },
+    TellPersistence { nsid: u32 },
 }
 
 /// Which volumes an I/O command was found good for. It goes to these whatever its namespace
@@ -78,6 +94,8 @@ pub(super) struct Running {
     pub(super) commands: Commands,
     /// Who wants it aborted.
     pub(super) asked_by: Option<Asker>,
+    /// It gives way to Preempt and Abort.
+    pub(super) is_preempted: bool,
 }
 
 /// Handles to the volumes' commands.
@@ -106,10 +124,13 @@ impl Task {
             Self::Connect { wait, .. }
             | Self::Consume { wait, .. }
             | Self::Produce { wait, .. }
+            | Self::Asking { wait, .. }
+            | Self::Reporting { wait, .. }
             | Self::Planned { wait, .. } => Some(wait),
             Self::Held
             | Self::Aborting
             | Self::Flushing { .. }
+            | Self::Consulting { .. }
             | Self::Running(_)
             | Self::Answered { .. } => None,
         }
@@ -129,11 +150,11 @@ impl Tasks {
             self.by_tag.resize_with(i + 1, || None);
         }
         self.busy += usize::from(task.is_busy());
-        self.by_tag[i] = Some(task);
+        self.by_tag[i] = Some((tag, task));
     }
 
     pub(super) fn get(&mut self, tag: Tag) -> Option<&mut Task> {
-        self.by_tag.get_mut(tag.index())?.as_mut()
+        self.by_tag.get_mut(tag.index())?.as_mut().map(|(_, task)| task)
     }
 
     pub(super) fn remove(&mut self, tag: Tag) {
@@ -141,9 +162,9 @@ impl Tasks {
     }
 
     pub(super) fn take(&mut self, tag: Tag) -> Option<Task> {
-        let task = self.by_tag.get_mut(tag.index())?.take();
-        self.busy -= usize::from(task.as_ref().is_some_and(Task::is_busy));
-        task
+        let (_, task) = self.by_tag.get_mut(tag.index())?.take()?;
+        self.busy -= usize::from(task.is_busy());
+        Some(task)
     }
 
     /// The command begins to wait for memory: the number that what comes has to bear.
@@ -167,9 +188,23 @@ impl Tasks {
         self.get(tag).and_then(Task::wait).is_some_and(|w| w.number == number)
     }
 
+    /// The commands for namespace `nsid` that wait for data, that volumes work on, or that change
+    /// its reservations.
+    pub(super) fn io_of(&self, nsid: u32) -> Vec<Tag> {
+        let of = |(tag, task): &(Tag, Task)| {
+            let sqe = match task {
+                Task::Planned { sqe, .. } | Task::Asking { sqe, .. } => sqe,
+                Task::Running(running) => &running.sqe,
+                _ => return None,
+            };
+            (sqe.nsid.get() == nsid).then_some(*tag)
+        };
+        self.by_tag.iter().flatten().filter_map(of).collect()
+    }
+
     /// Asks the volumes to abort everything; nobody waits for the answers any more.
     pub(super) fn abort_all(&mut self) {
-        for task in self.by_tag.drain(..).flatten() {
+        for (_, task) in self.by_tag.drain(..).flatten() {
             if let Task::Running(running) = task {
                 running.commands.abort();
             }

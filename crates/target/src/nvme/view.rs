@@ -70,8 +70,10 @@ pub(super) fn namespaces(
         let (uuid, nguid) = (id.0, id.0);
         let shared = served.access_in(catalog).is_some();
         let ana_group = if shared { shared_group(nsid) } else { OWN_GROUP };
-        let thin = served.thin;
-        Some((nsid, Namespace { info, uuid, nguid, eui64: None, thin, ana_group }))
+        let (thin, keeps_reservations) = (served.thin, served.volume.gate().is_some());
+        let namespace =
+            Namespace { info, uuid, nguid, eui64: None, thin, keeps_reservations, ana_group };
+        Some((nsid, namespace))
     };
     entry.namespaces.iter().filter_map(namespace).collect()
 }

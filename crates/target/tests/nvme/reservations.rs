@@ -1,0 +1,214 @@
+//! Hosts that fence each other (NVMe Base 2.0, 8.19), through one server and a volume that keeps
+//! reservations.
+
+use block::ASIDE;
+use reservation::Kind as Type;
+use volume::{Gate, Standing};
+
+use super::*;
+
+/// Where the hosts write: elsewhere than the table lies.
+const DATA: Blocks = Blocks { at: Lba(0), count: 64 };
+
+/// A server whose namespace 1 keeps reservations, where it listens, and the faults of its disk.
+async fn keeping(core: &Core) -> (Rc<Server>, SocketAddr, Faults) {
+    let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+    let (dev, faults) = Faulty::wrap(disk(), 1);
+    let volume = add(&server, A, dev);
+    let gate = Rc::new(Gate::default());
+    gate.set_standing(Standing { era: 1, seat: 1, seats: vec![1] });
+    volume.keep_reservations(gate, server.pool().account());
+    server.set_catalog(catalog(A));
+    let address = listen(core, &server, Service::Nvme).await;
+    (server, address, faults)
+}
+
+/// A host: its key is its number.
+struct Node {
+    n: u8,
+    admin: Queue,
+    io: Queue,
+}
+
+impl Node {
+    async fn new(core: &Core, to: SocketAddr, n: u8) -> Self {
+        let own = |qid, cntlid| {
+            let hostnqn = format!("nqn.2026-01.com.example:host-{n}");
+            Connect { host_id: [n; 16], hostnqn, ..connect(qid, cntlid) }
+        };
+        let mut admin = Queue::connect(core, to, &own(0, 0)).await;
+        admin.command(Property::encode(1, 0x14, false, Some(0x0046_0001))).await;
+        assert!(admin.status(1).await.0.is_success());
+        let io = Queue::connect(core, to, &own(1, admin.cntlid)).await;
+        Self { n, admin, io }
+    }
+
+    /// Sends a reservation command.
+    async fn send(&mut self, opcode: NvmOpcode, dword: u32, keys: &[u64]) {
+        let data: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
+        let mut sqe = Sqe::new(opcode.0, 40, 1);
+        sqe.cdw10[0] = dword.into();
+        let capsule = self.io.host.capsule(sqe, &data);
+        self.io.send(&capsule).await;
+    }
+
+    async fn ask(&mut self, opcode: NvmOpcode, dword: u32, keys: &[u64]) -> Status {
+        self.send(opcode, dword, keys).await;
+        self.io.status(40).await.0.code()
+    }
+
+    async fn register(&mut self) -> Status {
+        let key = self.n.into();
+        self.ask(NvmOpcode::ReservationRegister, 0, &[0, key]).await
+    }
+
+    async fn acquire(&mut self, kind: Type) -> Status {
+        let dword = u32::from(kind.nvme()) << 8;
+        self.ask(NvmOpcode::ReservationAcquire, dword, &[self.n.into(), 0]).await
+    }
+
+    /// Preempts, with Preempt and Abort.
+    async fn preempt(&mut self, victim: u8) {
+        let dword = 2 | u32::from(Type::WriteExclusive.nvme()) << 8;
+        let keys = [self.n.into(), victim.into()];
+        self.send(NvmOpcode::ReservationAcquire, dword, &keys).await;
+    }
+
+    /// How a write of 8 blocks ends.
+    async fn write(&mut self) -> Status {
+        let sqe = rw(NvmOpcode::Write, 41, 8);
+        let capsule = self.io.host.capsule(sqe, &[self.n; 8 * 512]);
+        self.io.send(&capsule).await;
+        self.io.status(41).await.0.code()
+    }
+
+    /// Generation, type, whether registrations persist, and keys.
+    async fn report(&mut self) -> (u8, u8, u8, Vec<u8>) {
+        let mut sqe = Sqe::new(NvmOpcode::ReservationReport.0, 42, 1);
+        (sqe.cdw10[0], sqe.cdw10[1]) = ((1024u32 / 4 - 1).into(), 1.into());
+        let told = self.io.fetch(sqe, 1024).await;
+        let count = usize::from(told[5]);
+        let keys = told[64..].chunks(64).take(count).map(|r| r[8]).collect();
+        (told[0], told[4], told[9], keys)
+    }
+
+    /// A feature with this value; how that ends, and what it returns.
+    async fn feature(&mut self, opcode: AdminOpcode, fid: u32, value: u32) -> (Status, u64) {
+        let mut sqe = Sqe::new(opcode.0, 43, 1);
+        (sqe.cdw10[0], sqe.cdw10[1]) = (fid.into(), value.into());
+        self.admin.command(sqe).await;
+        self.admin.status(43).await
+    }
+}
+
+/// 8.19, 7.2: who is preempted writes no more, is told, and can read why.
+#[test]
+fn hosts_fence_each_other() {
+    on_core(async |core| {
+        let (_server, at, _) = keeping(&core).await;
+        let (mut a, mut b) = (Node::new(&core, at, 1).await, Node::new(&core, at, 2).await);
+        assert_eq!(a.acquire(Type::WriteExclusive).await, Status::RESERVATION_CONFLICT);
+        assert_eq!(a.register().await, Status::SUCCESS);
+        assert_eq!(a.acquire(Type::WriteExclusive).await, Status::SUCCESS);
+        assert_eq!(
+            (a.write().await, b.write().await),
+            (Status::SUCCESS, Status::RESERVATION_CONFLICT)
+        );
+        assert_eq!(b.io.read().await, Status::SUCCESS);
+        assert_eq!(b.acquire(Type::WriteExclusive).await, Status::RESERVATION_CONFLICT);
+        assert_eq!(b.register().await, Status::SUCCESS);
+        assert_eq!(b.report().await, (2, 1, 0, vec![1, 2]));
+        a.admin.command(Sqe::new(AdminOpcode::AsyncEventRequest.0, 30, 0)).await;
+        b.preempt(1).await;
+        assert_eq!(b.io.status(40).await.0, Status::SUCCESS);
+        assert_eq!(
+            (b.write().await, a.write().await),
+            (Status::SUCCESS, Status::RESERVATION_CONFLICT)
+        );
+        assert_eq!(b.report().await, (3, 1, 0, vec![2]));
+        assert_eq!(a.admin.status(30).await.1, 0x0080_0006);
+        let mut log = Sqe::new(AdminOpcode::GetLogPage.0, 9, 0);
+        log.cdw10[0] = (0x80 | 15 << 16).into();
+        let log = a.admin.fetch(log, 64).await;
+        assert_eq!((log[0], log[8], dword(&log, 12)), (1, 1, 1), "registration preempted");
+    });
+}
+
+/// 7.2: Preempt and Abort is answered when nothing of the loser can reach the medium any more; what
+/// waits for data ends without a request to the volume, what the disk has when the disk says so.
+#[test]
+fn preempt_and_abort_waits_for_what_is_in_flight() {
+    on_core(async |core| {
+        let (_server, at, faults) = keeping(&core).await;
+        let (mut a, mut b) = (Node::new(&core, at, 1).await, Node::new(&core, at, 2).await);
+        assert_eq!((a.register().await, b.register().await), (Status::SUCCESS, Status::SUCCESS));
+        assert_eq!(a.acquire(Type::WriteExclusiveRegistrants).await, Status::SUCCESS);
+        faults.add(Rule::new(Effect::Stall).within(DATA));
+        let stalled = a.io.host.capsule(rw(NvmOpcode::Write, 5, 8), &[1; 8 * 512]);
+        a.io.send(&stalled).await;
+        a.io.command(rw(NvmOpcode::Write, 6, 64)).await;
+        let r2t = a.io.next().await;
+        assert!(matches!(r2t, Reply::R2t { .. }), "{r2t:?}");
+        b.preempt(1).await;
+        sleep(Duration::from_millis(50)).await;
+        a.io.send(&a.io.host.answer(&r2t, &[1; 64 * 512], 1 << 16)).await;
+        let (status, _) = a.io.status(6).await;
+        assert_eq!(status.code(), Status::PREEMPTED_AND_ABORTED);
+        assert!(!status.is_final(), "a host that has lost nothing may send it again");
+        let early = timeout(Duration::from_millis(50), b.io.receive()).await;
+        assert!(early.is_err(), "a write of the loser is at the disk: {early:?}");
+        faults.clear();
+        faults.release();
+        // What the disk had done by then is done; what the gate took back is a conflict.
+        let (status, _) = a.io.status(5).await;
+        let ends = [Status::SUCCESS, Status::PREEMPTED_AND_ABORTED, Status::RESERVATION_CONFLICT];
+        assert!(ends.contains(&status.code()), "{status:?}");
+        assert_eq!(b.io.status(40).await.0, Status::SUCCESS);
+        assert_eq!(
+            (b.write().await, a.write().await),
+            (Status::SUCCESS, Status::RESERVATION_CONFLICT)
+        );
+    });
+}
+
+/// 5.27.1.27: the feature is the table's, for all controllers.
+#[test]
+fn persistence_is_the_namespaces() {
+    on_core(async |core| {
+        let (_server, at, _) = keeping(&core).await;
+        let (mut a, mut b) = (Node::new(&core, at, 1).await, Node::new(&core, at, 2).await);
+        assert_eq!(b.feature(AdminOpcode::GetFeatures, 0x83, 0).await, (Status::SUCCESS, 0));
+        assert_eq!(a.feature(AdminOpcode::SetFeatures, 0x83, 1).await, (Status::SUCCESS, 0));
+        assert_eq!(b.feature(AdminOpcode::GetFeatures, 0x83, 0).await, (Status::SUCCESS, 1));
+        assert_eq!(b.report().await, (0, 0, 1, vec![]));
+    });
+}
+
+/// What a host has asked for does not happen once its connection is gone: it may have come back,
+/// and seen that it did not.
+#[test]
+fn a_change_does_not_outlive_its_connection() {
+    on_core(async |core| {
+        let (server, at, faults) = keeping(&core).await;
+        let mut a = Node::new(&core, at, 1).await;
+        assert_eq!(a.write().await, Status::SUCCESS, "the gate has read its table");
+        faults.add(Rule::new(Effect::Stall).within(Blocks::new(ASIDE, 176)));
+        a.send(NvmOpcode::ReservationRegister, 0, &[0, 1]).await;
+        let struck = async {
+            while faults.struck() == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(PATIENCE, struck).await.expect("the table is being read");
+        let Node { io, admin, .. } = a;
+        drop(io);
+        sleep(Duration::from_millis(100)).await;
+        faults.clear();
+        faults.release();
+        // Changes are made one after the other: behind this one, that one was made or never is.
+        let mut b = Node::new(&core, at, 2).await;
+        assert_eq!(b.register().await, Status::SUCCESS);
+        assert_eq!(b.report().await.3, [2]);
+        drop((admin, server));
+    });
+}
