@@ -154,6 +154,7 @@ impl Stage<'_> {
             script: "multipath.sh",
             variables: variables(cluster, volume),
             files: vec![("sums", sums.as_path())],
+            kernel: &[],
             memory_mib: 768,
             limit: LIMIT,
         };

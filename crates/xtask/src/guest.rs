@@ -71,10 +71,10 @@ impl Kernel {
         }
     }
 
-    fn command(&self, seat: &Seat) -> Command {
+    fn command(&self, seat: &Seat, options: &[&str]) -> Command {
         match self {
-            Self::UserMode(kernel) => user_mode(kernel, seat),
-            Self::Qemu { image, initramfs } => qemu(image, initramfs, seat),
+            Self::UserMode(kernel) => user_mode(kernel, seat, options),
+            Self::Qemu { image, initramfs } => qemu(image, initramfs, seat, options),
         }
     }
 }
@@ -127,7 +127,7 @@ struct Seat {
     tap: bool,
 }
 
-fn user_mode(kernel: &Path, seat: &Seat) -> Command {
+fn user_mode(kernel: &Path, seat: &Seat, options: &[&str]) -> Command {
     let share = seat.share.display();
     let mut command = Command::new(kernel);
     command.args([
@@ -148,10 +148,11 @@ fn user_mode(kernel: &Path, seat: &Seat) -> Command {
         &format!("init={share}/init"),
         &format!("windrose.share={share}"),
     ]);
+    command.args(options);
     command
 }
 
-fn qemu(image: &Path, initramfs: &Path, seat: &Seat) -> Command {
+fn qemu(image: &Path, initramfs: &Path, seat: &Seat, options: &[&str]) -> Command {
     let share = seat.share.display();
     let mut command = Command::new("qemu-system-x86_64");
     command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-M", "pc"]);
@@ -161,7 +162,8 @@ fn qemu(image: &Path, initramfs: &Path, seat: &Seat) -> Command {
     command.arg("-kernel").arg(image).arg("-initrd").arg(initramfs);
     command.arg("-append").arg(format!(
         "console=ttyS0 quiet no_timer_check panic=-1 mitigations=off nokaslr tsc=reliable audit=0 apparmor=0 \
-         windrose.share={share}"
+         windrose.share={share} {}",
+        options.join(" ")
     ));
     command
         .args(["-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"]);
@@ -185,6 +187,8 @@ pub(crate) struct Order<'a> {
     pub(crate) variables: Vec<(&'a str, String)>,
     /// Files the guest finds in its share.
     pub(crate) files: Vec<(&'a str, &'a Path)>,
+    /// Options of the kernel, besides its own.
+    pub(crate) kernel: &'a [&'a str],
     pub(crate) memory_mib: u32,
     /// On the processor itself; an emulated one gets more.
     pub(crate) limit: Duration,
@@ -255,7 +259,7 @@ pub(crate) fn run_beside<T: Send>(
         let beside = scope.spawn(|| beside(&signs));
         let outcome = attach(tap).and_then(|()| {
             let limit = order.limit * kernel.patience();
-            house.run(order.script, &mut kernel.command(&seat), limit)
+            house.run(order.script, &mut kernel.command(&seat, order.kernel), limit)
         });
         over.store(true, Ordering::Relaxed);
         let beside =

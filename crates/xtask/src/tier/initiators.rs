@@ -98,6 +98,6 @@ fn run(
     variables: Vec<(&'static str, String)>,
 ) -> Result<bool> {
     let limit = Duration::from_secs(180);
-    let order = Order { script, variables, files: Vec::new(), memory_mib: 768, limit };
+    let order = Order { script, variables, files: Vec::new(), kernel: &[], memory_mib: 768, limit };
     guest::run(house, kernel, &order)
 }

@@ -1,5 +1,6 @@
 //! The tiers of `./run test`: each proves one kind of thing, has a time budget and says what it needs installed and built.
 
+mod accidents;
 mod clients;
 mod crash;
 mod footprint;
@@ -8,6 +9,7 @@ mod hostile;
 mod initiators;
 mod libiscsi;
 mod mirror;
+mod nvme;
 mod scsi;
 mod simulation;
 mod style;
@@ -67,7 +69,7 @@ pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "unit",
         about: "every crate's own tests: pure modules, transcripts, conformance, properties; a real etcd, a real iSNS server",
-        budget: minutes(12),
+        budget: minutes(13),
         packages: || vec![install::ETCD, install::ISNS],
         processes: false,
         points: false,
@@ -111,6 +113,15 @@ pub(crate) const TIERS: &[Tier] = &[
         processes: true,
         points: false,
         run: scsi::run,
+    },
+    Tier {
+        name: "nvme",
+        about: "a mirrored volume through both nodes: reservations of two NVMe hosts while nodes die",
+        budget: minutes(3),
+        packages: || [guest::packages(), mirror_packages()].concat(),
+        processes: true,
+        points: false,
+        run: nvme::run,
     },
     Tier {
         name: "initiators",

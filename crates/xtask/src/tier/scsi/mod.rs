@@ -4,7 +4,7 @@
 mod offload;
 mod targets;
 
-use super::{INITIATOR, libiscsi};
+use super::{INITIATOR, accidents, libiscsi};
 use crate::{
     cluster::{A, B, Cluster, Mirrored},
     guest::{self, Kernel, Order, Signs},
@@ -24,8 +24,6 @@ const STEPS: usize = 6;
 /// and finds out by itself that a path is dead.
 const RATE: u64 = 200;
 const PAUSE_ALLOWED_S: u64 = 8;
-/// How long a killed node is away.
-const AWAY: Duration = Duration::from_secs(1);
 
 pub(super) fn run(house: &House) -> Result<()> {
     let directory = house.directory("scsi")?;
@@ -83,31 +81,15 @@ fn reservations(
     Ok(())
 }
 
-/// Kills a node at each step that the guest begins, in turn, and both where it wants that.
+/// Kills a node at each step that the guest begins, and both where it wants that.
 fn accidents(cluster: &mut Cluster, signs: &Signs<'_>) -> Result<()> {
-    for step in 1..=STEPS {
-        signs.wait_for(&format!("step-{step}"))?;
-        // Another moment each time.
-        std::thread::sleep(Duration::from_millis(17 * (step as u64 - 1)));
-        let node = if step % 2 == 1 { A } else { B };
-        cluster.nodes[node].kill()?;
-        std::thread::sleep(AWAY);
-        cluster.nodes[node].start()?;
-        cluster.await_safe()?;
-        signs.tell(&format!("back-{step}"))?;
-    }
+    accidents::of_nodes(cluster, signs, STEPS)?;
     signs.wait_for("operator-wanted")?;
     let shown = cluster.nodes[B].command(&["volume", "reservations", VOLUME])?;
     ensure!(shown.contains("exclusive access"), "{shown}");
     cluster.nodes[A].command(&["volume", "reservations", VOLUME, "--clear", "--yes"])?;
     signs.tell("operator-done")?;
-    for time in 1..=2 {
-        signs.wait_for(&format!("dark-{time}"))?;
-        cluster.blackout(|_| Ok(()))?;
-        cluster.await_safe()?;
-        signs.tell(&format!("light-{time}"))?;
-    }
-    Ok(())
+    accidents::of_power(cluster, signs, 2)
 }
 
 /// What happens to a node, as the guest calls it, and how it is mended.
@@ -172,5 +154,5 @@ fn order<'a>(script: &'a str, cluster: &Cluster, volume: &Mirrored) -> Order<'a>
         ("TARGET", volume.exported.unit.target.clone()),
         ("INITIATOR", INITIATOR.to_owned()),
     ];
-    Order { script, variables, files: Vec::new(), memory_mib: 512, limit: LIMIT }
+    Order { script, variables, files: Vec::new(), kernel: &[], memory_mib: 512, limit: LIMIT }
 }

@@ -1,0 +1,38 @@
+//! What happens to the nodes of a cluster while a guest works on a volume of theirs, when it says so.
+
+use crate::{
+    cluster::{A, B, Cluster},
+    guest::Signs,
+};
+use anyhow::Result;
+use std::time::Duration;
+
+/// How long a killed node is away.
+const AWAY: Duration = Duration::from_secs(1);
+
+/// Kills a node at each of so many steps that the guest begins, in turn.
+pub(super) fn of_nodes(cluster: &mut Cluster, signs: &Signs<'_>, steps: usize) -> Result<()> {
+    for step in 1..=steps {
+        signs.wait_for(&format!("step-{step}"))?;
+        // Another moment each time.
+        std::thread::sleep(Duration::from_millis(17 * (step as u64 - 1)));
+        let node = if step % 2 == 1 { A } else { B };
+        cluster.nodes[node].kill()?;
+        std::thread::sleep(AWAY);
+        cluster.nodes[node].start()?;
+        cluster.await_safe()?;
+        signs.tell(&format!("back-{step}"))?;
+    }
+    Ok(())
+}
+
+/// Kills all nodes at once, so many times, when the guest wants that.
+pub(super) fn of_power(cluster: &mut Cluster, signs: &Signs<'_>, times: usize) -> Result<()> {
+    for time in 1..=times {
+        signs.wait_for(&format!("dark-{time}"))?;
+        cluster.blackout(|_| Ok(()))?;
+        cluster.await_safe()?;
+        signs.tell(&format!("light-{time}"))?;
+    }
+    Ok(())
+}
