@@ -260,6 +260,8 @@ impl Place {
     fn wire(&self, bridge: &str, address: Ipv4Addr) -> Result<()> {
         let (cable, holder) = (format!("{bridge}{}", self.number), self.holder()?.to_string());
         let peer = ["peer", "name", bridge, "netns", &holder];
+        // That of the tier before goes with its namespace, whenever the kernel gets round to it.
+        let _ = ip(&["link", "delete", &cable]);
         ip(&[&["link", "add", &cable, "type", "veth"][..], &peer[..]].concat())?;
         ip(&["link", "set", &cable, "master", bridge, "up"])?;
         self.inside(&["ip", "address", "add", &format!("{address}/24"), "dev", bridge])?;
