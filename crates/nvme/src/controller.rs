@@ -8,6 +8,7 @@
 
 mod admin;
 mod alive;
+mod copy;
 mod errors;
 mod events;
 mod features;
@@ -33,10 +34,11 @@ use crate::status::Status;
 
 pub use admin::Verdict;
 use alive::Alive;
+pub use copy::CopyWork;
 use errors::{ErrorLog, Fault};
 use events::{Events, Kind};
 use features::Features;
-pub use io::{IoCommand, IoOp, Work};
+pub use io::{IoCommand, IoOp, Unfused, Work};
 pub use logs::{Discovery, DiscoveryEntry, DiscoveryKind};
 pub use namespace::Namespace;
 use properties::Properties;

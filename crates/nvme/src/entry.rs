@@ -54,6 +54,8 @@ wire::open_enum! {
         ReservationAcquire = 0x11,
         /// Reservation Release.
         ReservationRelease = 0x15,
+        /// Copy.
+        Copy = 0x19,
     }
 }
 
@@ -124,6 +126,19 @@ pub enum Direction {
     Both,
 }
 
+/// What a command is in a fused operation (NVMe Base 2.0, 3.4.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fuse {
+    /// It is no part of one.
+    None,
+    /// The first command.
+    First,
+    /// The second command, which comes next to the first.
+    Second,
+    /// No value of the specification.
+    Reserved,
+}
+
 /// Where a command's data is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
@@ -166,10 +181,15 @@ impl Sqe {
         u64::from(self.cdw(0)) | u64::from(self.cdw(1)) << 32
     }
 
-    /// Whether this is half of a fused operation.
+    /// Which half of a fused operation this is, if any (FUSE).
     #[must_use]
-    pub fn is_fused(&self) -> bool {
-        self.flags & 0b11 != 0
+    pub fn fuse(&self) -> Fuse {
+        match self.flags & 0b11 {
+            0b00 => Fuse::None,
+            0b01 => Fuse::First,
+            0b10 => Fuse::Second,
+            _ => Fuse::Reserved,
+        }
     }
 
     /// Type of a fabrics command; `None` for all others.

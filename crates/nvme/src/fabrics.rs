@@ -86,7 +86,7 @@ impl Connect {
     pub fn parse(sqe: &Sqe, data: &[u8]) -> Result<Self, Completion> {
         let format = sqe.cdw(0) & 0xffff;
         if format != 0 {
-            return Err(Completion::failed(Status::CONNECT_FORMAT.do_not_retry()));
+            return Err(Completion::failed(Status::FABRICS_FORMAT.do_not_retry()));
         }
         let wrong_length = Completion::failed(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
         let data = ConnectData::read_from_bytes(data).map_err(|_| wrong_length)?;
@@ -206,6 +206,12 @@ fn nqn(field: &[u8; 256]) -> Option<String> {
     fits.then(|| name.to_owned())
 }
 
+/// Reads a Disconnect command (NVMe Base 2.0, 6.4); false if it has a format that does not exist.
+pub(crate) fn disconnects(sqe: &Sqe) -> bool {
+    let [record_format, _] = halves(sqe.cdw(0));
+    record_format == 0
+}
+
 /// What a Property Get or Set is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Property {
@@ -287,6 +293,6 @@ mod tests {
         assert_eq!(refused, Err(512 | 1 << 16));
         sqe.cdw10[0] = 1.into();
         let refused = Connect::parse(&sqe, data.as_bytes()).map_err(|c| c.status.code());
-        assert_eq!(refused, Err(Status::CONNECT_FORMAT));
+        assert_eq!(refused, Err(Status::FABRICS_FORMAT));
     }
 }

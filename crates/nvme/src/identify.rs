@@ -89,7 +89,7 @@ pub struct IdentifyController {
     pub icsvscc: u8,
     pub nwpc: u8,
     pub acwu: U16,
-    pub reserved534: [u8; 2],
+    pub ocfs: U16,
     pub sgls: U32,
     pub mnan: U32,
     pub reserved544: [u8; 224],
@@ -148,7 +148,10 @@ pub struct IdentifyNamespace {
     pub npdg: U16,
     pub npda: U16,
     pub nows: U16,
-    pub reserved74: [u8; 18],
+    pub mssrl: U16,
+    pub mcl: U32,
+    pub msrc: u8,
+    pub reserved81: [u8; 11],
     pub anagrpid: U32,
     pub reserved96: [u8; 3],
     pub nsattr: u8,
@@ -160,6 +163,7 @@ pub struct IdentifyNamespace {
     pub vendor: [u8; 3712],
 }
 const _: () = assert!(size_of::<IdentifyNamespace>() == IDENTIFY_BYTES as usize);
+const _: () = assert!(offset_of!(IdentifyNamespace, mssrl) == 74);
 const _: () = assert!(offset_of!(IdentifyNamespace, anagrpid) == 92);
 const _: () = assert!(offset_of!(IdentifyNamespace, nguid) == 104);
 const _: () = assert!(offset_of!(IdentifyNamespace, lbaf) == 128);

@@ -52,6 +52,10 @@ impl Status {
     pub const ABORT_REQUESTED: Self = generic(0x07);
     /// Command Aborted due to SQ Deletion.
     pub const ABORTED_SQ_DELETED: Self = generic(0x08);
+    /// Command Aborted due to Failed Fused Command.
+    pub const FAILED_FUSED: Self = generic(0x09);
+    /// Command Aborted due to Missing Fused Command.
+    pub const MISSING_FUSED: Self = generic(0x0a);
     /// Invalid Namespace or Format.
     pub const INVALID_NAMESPACE: Self = generic(0x0b);
     /// Command Sequence Error.
@@ -60,6 +64,8 @@ impl Status {
     pub const DATA_SGL_LENGTH_INVALID: Self = generic(0x0f);
     /// SGL Descriptor Type Invalid.
     pub const SGL_DESCRIPTOR_TYPE_INVALID: Self = generic(0x11);
+    /// Atomic Write Unit Exceeded.
+    pub const ATOMIC_WRITE_UNIT: Self = generic(0x14);
     /// SGL Offset Invalid.
     pub const SGL_OFFSET_INVALID: Self = generic(0x16);
     /// Keep Alive Timeout Expired.
@@ -91,14 +97,18 @@ impl Status {
     pub const FEATURE_NOT_SAVEABLE: Self = specific(0x0d);
     /// Feature Not Changeable.
     pub const FEATURE_NOT_CHANGEABLE: Self = specific(0x0e);
-    /// Connect Incompatible Format.
-    pub const CONNECT_FORMAT: Self = specific(0x80);
+    /// Incompatible Format, of Connect and of Disconnect.
+    pub const FABRICS_FORMAT: Self = specific(0x80);
     /// Connect Controller Busy.
     pub const CONNECT_BUSY: Self = specific(0x81);
     /// Connect Invalid Parameters.
     pub const CONNECT_INVALID_PARAMETERS: Self = specific(0x82);
     /// Connect Invalid Host.
     pub const CONNECT_INVALID_HOST: Self = specific(0x84);
+    /// Invalid Queue Type.
+    pub const INVALID_QUEUE_TYPE: Self = specific(0x85);
+    /// Command Size Limit Exceeded, of commands of the NVM command set.
+    pub const COMMAND_SIZE_LIMIT: Self = specific(0x83);
 
     /// Reservation Conflict.
     pub const RESERVATION_CONFLICT: Self = generic(0x83);

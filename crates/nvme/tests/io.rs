@@ -141,15 +141,87 @@ fn namespaces_and_opcodes_are_checked() {
     assert_eq!(s.io(on(2), &[]).code(), Status::INVALID_FIELD, "inactive");
     assert_eq!(s.io(on(1025), &[]).code(), Status::INVALID_NAMESPACE);
     assert_eq!(s.io(on(NSID_ALL), &[]).code(), Status::INVALID_NAMESPACE);
-    for opcode in [0x04, 0x0f, 0x19, 0x7d, 0x80, 0xff] {
+    for opcode in [0x04, 0x0f, 0x1d, 0x7d, 0x80, 0xff] {
         let refused = s.io(Sqe::new(opcode, 0, 1), &[]);
         assert_eq!(refused.code(), Status::INVALID_OPCODE, "{opcode:#x}");
     }
-    for fuse in 1..=3 {
-        let mut sqe = rw(NvmOpcode::Compare, 0, 0, 8);
+    for (opcode, fuse, blocks, status) in [
+        (NvmOpcode::Read, 1, 8, Status::INVALID_FIELD),
+        (NvmOpcode::Read, 2, 8, Status::INVALID_FIELD),
+        (NvmOpcode::Write, 1, 8, Status::INVALID_FIELD),
+        (NvmOpcode::Compare, 2, 8, Status::INVALID_FIELD),
+        (NvmOpcode::Compare, 3, 8, Status::INVALID_FIELD),
+        (NvmOpcode::Compare, 1, 17, Status::ATOMIC_WRITE_UNIT),
+        (NvmOpcode::Write, 2, 17, Status::ATOMIC_WRITE_UNIT),
+    ] {
+        let mut sqe = rw(opcode, 0, 0, blocks);
         sqe.flags |= fuse;
-        assert_eq!(s.io(sqe, &[]).code(), Status::INVALID_FIELD, "FUSES is 0");
+        assert_eq!(s.io(sqe, &[]).code(), status, "{opcode:?} {fuse}");
     }
+}
+
+/// Source ranges of a Copy; `bytes` of data in all.
+fn copy(s: &mut Session, to: u64, ranges: &[(u64, u16)], bytes: usize) -> Outcome {
+    let mut data: Vec<u8> = ranges
+        .iter()
+        .flat_map(|(at, n)| {
+            let zeroes = [0xee; 14];
+            [&[0xee; 8][..], &at.to_le_bytes(), &(n - 1).to_le_bytes(), &zeroes].concat()
+        })
+        .collect();
+    data.resize(bytes, 0xee);
+    let mut sqe = Sqe::new(NvmOpcode::Copy.0, 0, 1);
+    (sqe.cdw10[0], sqe.cdw10[1]) = ((to as u32).into(), ((to >> 32) as u32).into());
+    sqe.cdw10[2] = (ranges.len() as u32 - 1).into();
+    s.io(sqe, &data)
+}
+
+/// NVM Command Set 1.0, 3.2.2: what a copy may ask for, and what Identify says of that.
+#[test]
+fn copies_are_checked() {
+    let mut s = Session::ready();
+    copy(&mut s, 100, &[(0, 8), (BLOCKS - 1, 1)], 64).ok();
+    copy(&mut s, 0, &[(0, 8)], 4096).ok();
+    assert_eq!(s.target.requests, ["copy 0+8 4095+1 to 100 fua false", "copy 0+8 to 0 fua false"]);
+    let most: Vec<_> = (0..128).map(|_| (0, 8)).collect();
+    copy(&mut s, 0, &most, 4096).ok();
+    s.target.requests.clear();
+    let mut identify = Sqe::new(AdminOpcode::Identify.0, 0, 1);
+    identify.sgl = Sgl::transport(4096);
+    let id = s.admin(identify).ok().data;
+    assert_eq!(id[74..81], [0xff, 0xff, 0, 0, 2, 0, 127], "MSSRL, MCL, MSRC");
+    for (to, ranges, bytes, status) in [
+        (0, &[(BLOCKS - 7, 8)][..], 32, Status::LBA_OUT_OF_RANGE),
+        (0, &[(0, 1), (u64::MAX, 1)], 64, Status::LBA_OUT_OF_RANGE),
+        (BLOCKS - 8, &[(0, 8), (0, 1)], 64, Status::LBA_OUT_OF_RANGE),
+        (u64::MAX, &[(0, 1)], 32, Status::LBA_OUT_OF_RANGE),
+        (0, &[(0, 1), (0, 1)], 32, Status::DATA_SGL_LENGTH_INVALID),
+        (0, &[(0, 1)], 4128, Status::DATA_SGL_LENGTH_INVALID),
+        (0, &[(0, 1); 129], 4096, Status::COMMAND_SIZE_LIMIT),
+    ] {
+        let refused = copy(&mut s, to, ranges, bytes);
+        assert_eq!(refused.code(), status, "{to} {ranges:?}");
+        assert!(refused.status.is_final());
+    }
+    let mut other = Sqe::new(NvmOpcode::Copy.0, 0, 1);
+    other.cdw10[2] = (1 << 8).into();
+    other.sgl = Sgl::transport(32);
+    assert_eq!(s.io(other, &[]).code(), Status::INVALID_FIELD, "a format that is not offered");
+    assert!(s.target.requests.is_empty());
+}
+
+/// 3.2.2: a copy is as long as MSSRL and MCL have it, whatever the namespace has room for.
+#[test]
+fn long_copies_are_refused() {
+    let mut target = Target::default();
+    let mut ns = namespace();
+    (ns.info.block_size, ns.info.blocks) = (4096, 1 << 20);
+    target.namespaces.insert(1, ns);
+    let mut s = Session::ready_with(target, Host::default());
+    assert_eq!(copy(&mut s, 0, &[(0, 8193)], 32).code(), Status::COMMAND_SIZE_LIMIT);
+    let three = [(0, 8192), (0, 8192), (0, 1)];
+    assert_eq!(copy(&mut s, 0, &three, 96).code(), Status::COMMAND_SIZE_LIMIT);
+    copy(&mut s, 0, &three[..2], 64).ok();
 }
 
 /// NVMe Base 2.0, 8.12: a namespace that is write protected.
@@ -164,6 +236,7 @@ fn a_write_protected_namespace_refuses_writes() {
         assert_eq!(s.io(sqe, &[]).code(), Status::WRITE_PROTECTED);
     }
     assert_eq!(deallocate(&mut s, &[(0, 8)], 16).code(), Status::WRITE_PROTECTED);
+    assert_eq!(copy(&mut s, 0, &[(8, 8)], 32).code(), Status::WRITE_PROTECTED);
     s.io(rw(NvmOpcode::Read, 0, 0, 8), &[]).ok();
 }
 

@@ -9,13 +9,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use block::{Blocks, Buf, Bufs, Class, Error, Failure, Info, Lba, Request};
+use block::{Account, Blocks, Buf, Bufs, Class, Error, Failure, Info, Lba, Request};
 use iscsi::name::Name;
 use scsi::{
     CopyEnd, CopyExtent, CopyFault, CopyHandle, CopyOutcome, CopyPlan, CopySegment, CopyTrouble,
     Side, Whose,
 };
 use tokio::sync::{Notify, oneshot};
+use volume::Caller;
 
 use crate::catalog::{Admission, Catalog, IscsiTarget, VolumeId};
 use crate::iscsi::portal_group;
@@ -157,13 +158,24 @@ struct Asked {
 }
 
 /// Whether work is to be given up: because somebody asks for that, or its session has ended.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Stopped {
     asked: Arc<Asked>,
     session: Ended,
 }
 
 impl Stopped {
+    fn new(session: Ended) -> Self {
+        Self { session, ..Self::default() }
+    }
+
+    /// Asks for the work to be given up.
+    pub(crate) fn ask(&self) {
+        if !self.asked.is.swap(true, Ordering::AcqRel) {
+            self.asked.told.notify_waiters();
+        }
+    }
+
     pub(crate) fn is_asked(&self) -> bool {
         self.asked.is.load(Ordering::Acquire) || self.session.get()
     }
@@ -219,11 +231,11 @@ pub(crate) async fn heeding<Fut: Future>(
     session: Ended,
     work: impl FnOnce(Stopped) -> Fut,
 ) -> Fut::Output {
-    let asked = Arc::<Asked>::default();
-    let mut work = pin!(work(Stopped { asked: Arc::clone(&asked), session }));
+    let stopped = Stopped::new(session);
+    let mut work = pin!(work(stopped.clone()));
     poll_fn(|cx| {
-        if handle.poll_aborted(cx).is_ready() && !asked.is.swap(true, Ordering::AcqRel) {
-            asked.told.notify_waiters();
+        if handle.poll_aborted(cx).is_ready() {
+            stopped.ask();
         }
         work.as_mut().poll(cx)
     })
@@ -454,9 +466,20 @@ pub(crate) async fn request_here(
         Request::Zero { range, unmap, .. } => Request::Zero { range, unmap, fua: durable },
         other => other,
     };
+    Ok(heeded(&served, &caller, request, &account, &stopped).await?)
+}
+
+/// What a volume answers to `request`, which is aborted once somebody asks.
+pub(crate) async fn heeded(
+    served: &Served,
+    caller: &Rc<Caller>,
+    request: Request,
+    account: &Account,
+    stopped: &Stopped,
+) -> Result<Bufs, Failure> {
     let (answer, answered) = oneshot::channel();
     let done = |result| drop(answer.send(result));
-    let command = served.volume.start_for(&caller, request, &account, done);
+    let command = served.volume.start_for(caller, request, account, done);
     let mut answered = pin!(answered);
     let result = tokio::select! {
         biased;
@@ -467,13 +490,13 @@ pub(crate) async fn request_here(
             answered.await
         }
     };
-    Ok(result.unwrap_or(Err(Failure::Device(Error::Gone)))?)
+    result.unwrap_or(Err(Failure::Device(Error::Gone)))
 }
 
 /// Bytes of the first piece and of the others: what both volumes take at once, a multiple of both block sizes. Behind the
 /// first they begin at multiples of that at the destination, as far as its blocks allow it, so grains lie as its file
 /// system's blocks do.
-fn steps(source: &Info, destination: &Info, to: Lba) -> (u64, u64) {
+pub(crate) fn steps(source: &Info, destination: &Info, to: Lba) -> (u64, u64) {
     let most = |info: &Info| u64::from(info.max_transfer_blocks) * u64::from(info.block_size);
     let block = u64::from(source.block_size.max(destination.block_size));
     let step = PIECE.min(most(source)).min(most(destination));

@@ -1,6 +1,8 @@
 //! NVMe/TCP hosts that misbehave, or behave well at a bad moment, against a server on real cores.
 #![allow(clippy::unwrap_used)]
 
+#[path = "nvme/commands.rs"]
+mod commands;
 mod common;
 #[path = "nvme/reservations.rs"]
 mod reservations;

@@ -6,7 +6,7 @@ use super::errors::{Fault, field};
 use super::properties::Change;
 use super::{ABORT_LIMIT, Controller, Event};
 use crate::connection::Tag;
-use crate::entry::{AdminOpcode, Completion, FabricsType, Sqe};
+use crate::entry::{AdminOpcode, Completion, FabricsType, Fuse, Sqe};
 use crate::fabrics::Property;
 use crate::status::Status;
 
@@ -89,7 +89,7 @@ impl Controller {
         if !self.properties.is_enabled() {
             return Err(Fault::at(Status::COMMAND_SEQUENCE, 0));
         }
-        if sqe.is_fused() {
+        if sqe.fuse() != Fuse::None {
             return Err(Fault::field(field::FLAGS));
         }
         match AdminOpcode(sqe.opcode) {
@@ -119,6 +119,7 @@ impl Controller {
                 }
                 Ok(Completion::OK)
             }
+            FabricsType::Disconnect => Err(Fault::at(Status::INVALID_QUEUE_TYPE, field::NSID)),
             _ => Err(Fault::at(Status::INVALID_OPCODE, field::NSID)),
         }
     }

@@ -22,8 +22,14 @@ const CTRATT: u32 = 1 << 0 | 1 << 6;
 const FRMW: u8 = 1 << 0 | 1 << 1;
 /// LPA: effects log, offsets in logs, the logs of supported logs and features.
 const LPA: u8 = 1 << 1 | 1 << 2 | 1 << 5;
-/// ONCS: Compare, Dataset Management, Write Zeroes, Save and Select, reservations, Verify.
-const ONCS: u16 = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 7;
+/// ONCS: Compare, Dataset Management, Write Zeroes, Save and Select, reservations, Verify, Copy.
+const ONCS: u16 = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8;
+/// FUSES: Compare and Write.
+const FUSES: u16 = 1 << 0;
+/// OCFS: format 0, for namespaces without protection information.
+const OCFS: u16 = 1 << 0;
+/// OFCS: Disconnect.
+const OFCS: u16 = 1 << 0;
 /// VWC: there may be a volatile cache, and Flush takes the broadcast NSID.
 const VWC: u8 = 1 << 0 | 0b11 << 1;
 /// SGLS: SGLs, offsets into the capsule, transport data blocks.
@@ -191,6 +197,9 @@ impl Controller {
         id.nn = self.limits.namespaces.into();
         id.mnan = self.limits.namespaces.into();
         id.oncs = ONCS.into();
+        id.fuses = FUSES.into();
+        id.ocfs = OCFS.into();
+        id.ofcs = OFCS.into();
         id.vwc = VWC;
         id.psd0_mp = POWER.into();
     }

@@ -6,10 +6,12 @@ use reservation::Change;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::copy::{self, CopyWork};
 use super::errors::{Fault, field};
 use super::identify::MAX_DATALESS_BYTES;
 use super::{Controller, Namespace, ReservationOp};
-use crate::entry::{Completion, NSID_ALL, NvmOpcode, Sqe};
+use crate::entry::{Completion, Fuse, NSID_ALL, NvmOpcode, Sqe};
+use crate::fabrics;
 use crate::log::AnaState;
 use crate::status::Status;
 
@@ -21,6 +23,10 @@ const DEAC: u32 = 1 << 25;
 const NSZ: u32 = 1 << 23;
 /// Dword 11 of Dataset Management: deallocate.
 const DEALLOCATE: u32 = 1 << 2;
+
+/// Most data of each half of a Compare and Write in bytes: a host that never sends the second half
+/// holds no more than twice that on a queue.
+const MAX_FUSED_BYTES: u32 = 8192;
 
 /// Most ranges of a Dataset Management command.
 const MAX_RANGES: usize = 256;
@@ -81,6 +87,15 @@ pub enum IoOp {
     },
     /// Dataset Management without: hints, which are not taken.
     Hints,
+    /// Copy.
+    Copy {
+        /// Number of source ranges in the data.
+        ranges: u16,
+        /// First block of the destination.
+        to: Lba,
+        /// Durable when it completes.
+        fua: bool,
+    },
     /// Flush.
     Flush,
     /// A reservation command that changes what holds.
@@ -99,6 +114,8 @@ pub enum Work {
     Nothing,
     /// The volume does it.
     Volume(Request),
+    /// Blocks of the volume are read and written elsewhere on it.
+    Copy(CopyWork),
     /// The table of reservations changes; refusals are told by [`Controller::refused`].
     Change(Change),
     /// The table of reservations is told as [`super::write_report`] has it.
@@ -113,6 +130,19 @@ impl IoCommand {
     #[must_use]
     pub fn is_for_all(&self) -> bool {
         self.nsid == NSID_ALL
+    }
+
+    /// If this and `second` are the halves of a Compare and Write: where that begins, and whether it
+    /// is to be durable when it completes.
+    #[must_use]
+    pub fn fused_with(&self, second: &Self) -> Option<(Lba, bool)> {
+        let alike = self.nsid == second.nsid && self.data_out == second.data_out;
+        match (self.op, second.op) {
+            (IoOp::Compare { at }, IoOp::Write { at: to, fua }) if alike && at == to => {
+                Some((at, fua))
+            }
+            _ => None,
+        }
     }
 
     /// What is to be done. `data` is what the host sent, `info` the device's.
@@ -134,6 +164,9 @@ impl IoCommand {
                 Request::Unmap { ranges }
             }
             IoOp::Hints => return Ok(Work::Nothing),
+            IoOp::Copy { ranges, to, fua } => {
+                return CopyWork::parse(&data, ranges, to, fua, info).map(Work::Copy);
+            }
             IoOp::Flush => Request::Flush,
             IoOp::Reserve(op) => return op.change(&data.to_vec()).map(Work::Change),
             IoOp::Report { bytes } => return Ok(Work::Report { bytes }),
@@ -163,7 +196,38 @@ fn deallocation(data: &Bufs, count: u16, info: &Info) -> Result<Vec<Blocks>, Sta
     Ok(ranges)
 }
 
+/// Why a fused operation is not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfused {
+    /// One half has come without the other.
+    Missing,
+    /// The halves are not of the same blocks.
+    Unlike,
+}
+
 impl Controller {
+    /// How a half of a fused operation ends that is not carried out (NVMe Base 2.0, 3.4.2).
+    pub fn unfused(&mut self, qid: u16, sqe: &Sqe, why: Unfused) -> Completion {
+        let fault = match why {
+            Unfused::Missing => Fault::at(Status::MISSING_FUSED, field::FLAGS),
+            Unfused::Unlike => Fault::field(field::CDW10),
+        };
+        self.refuse(qid, sqe, fault)
+    }
+
+    /// How a Disconnect of I/O queue `qid` ends: with success once no other command of it is under
+    /// way (NVMe Base 2.0, 6.4).
+    ///
+    /// # Errors
+    /// The completion that refuses it.
+    pub fn disconnect(&mut self, qid: u16, sqe: &Sqe) -> Result<(), Completion> {
+        if fabrics::disconnects(sqe) {
+            return Ok(());
+        }
+        let fault = Fault::at(Status::FABRICS_FORMAT, field::CDW10);
+        Err(self.refuse(qid, sqe, fault))
+    }
+
     /// A command has arrived on I/O queue `qid`.
     ///
     /// # Errors
@@ -177,11 +241,13 @@ impl Controller {
         if !self.is_ready() {
             return Err(Fault::at(Status::COMMAND_SEQUENCE, 0));
         }
-        if sqe.is_fused() {
-            return Err(Fault::field(field::FLAGS));
-        }
         let nsid = sqe.nsid.get();
         let opcode = NvmOpcode(sqe.opcode);
+        let is_fused = match (sqe.fuse(), opcode) {
+            (Fuse::None, _) => false,
+            (Fuse::First, NvmOpcode::Compare) | (Fuse::Second, NvmOpcode::Write) => true,
+            _ => return Err(Fault::field(field::FLAGS)),
+        };
         if opcode == NvmOpcode::Flush && nsid == NSID_ALL {
             return Ok(IoCommand { nsid, data_out: 0, op: IoOp::Flush });
         }
@@ -193,9 +259,13 @@ impl Controller {
             IoOp::Write { .. }
             | IoOp::Compare { .. }
             | IoOp::Deallocate { .. }
+            | IoOp::Copy { .. }
             | IoOp::Reserve(_) => sqe.data_bytes(),
             _ => 0,
         };
+        if is_fused && data_out > MAX_FUSED_BYTES {
+            return Err(Fault::at(Status::ATOMIC_WRITE_UNIT, field::CDW12));
+        }
         Ok(IoCommand { nsid, data_out, op })
     }
 
@@ -241,6 +311,10 @@ impl Controller {
             }
             NvmOpcode::Verify => Ok(IoOp::Verify(dataless(sqe, ns)?)),
             NvmOpcode::DatasetManagement => dataset_management(sqe, ns),
+            NvmOpcode::Copy => {
+                writable(ns)?;
+                copy::parse(sqe, fua)
+            }
             NvmOpcode::Flush => Ok(IoOp::Flush),
             NvmOpcode::ReservationRegister
             | NvmOpcode::ReservationAcquire

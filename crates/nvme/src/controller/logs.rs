@@ -353,6 +353,7 @@ fn write_effects(window: &mut Window<'_>) {
         (NvmOpcode::ReservationReport, CSUPP),
         (NvmOpcode::ReservationAcquire, CSUPP),
         (NvmOpcode::ReservationRelease, CSUPP),
+        (NvmOpcode::Copy, CSUPP | LBCC),
     ] {
         window.put(IO_AT + u64::from(opcode.0) * 4, U32::new(effects).as_bytes());
     }

@@ -2,6 +2,7 @@
 
 use block::Info;
 
+use super::copy;
 use crate::identify::{IdentifyNamespace, IndependentNamespace};
 
 /// NSFEAT: thin provisioning.
@@ -74,6 +75,8 @@ impl Namespace {
         id.npdg = unmap_granularity.into();
         id.npda = unmap_granularity.into();
         id.nows = write_granularity.into();
+        (id.mssrl, id.mcl) = (copy::longest_range(info).into(), copy::longest(info).into());
+        id.msrc = copy::MAX_RANGES - 1;
         id.anagrpid = self.ana_group.into();
         id.nsattr = self.attributes();
         id.nguid = self.nguid;

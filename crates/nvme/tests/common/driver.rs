@@ -8,8 +8,8 @@ use block::{Account, Bufs, BufsMut, Class, Error, Failure, Pool, Request};
 use frame::Machine;
 use nvme::fabrics::CONNECT_BYTES;
 use nvme::{
-    Action, Completion, Config, Connect, Connection, Controllers, Discovery, Event, IoCommand,
-    Limits, Namespace, Role, Sqe, Status, Subsystem, Tag, Verdict, Work, write_report,
+    Action, Completion, Config, Connect, Connection, Controllers, CopyWork, Discovery, Event,
+    IoCommand, Limits, Namespace, Role, Sqe, Status, Subsystem, Tag, Verdict, Work, write_report,
 };
 
 use reservation::{Change, Initiator, Party, Table};
@@ -339,9 +339,17 @@ impl Target {
     fn carry_out(&mut self, link: usize, tag: Tag, data: Bufs) {
         let (sqe, plan) = self.links[link].plans[&tag.index()];
         let Plan::Io(command) = plan else { panic!("{plan:?} is no I/O command") };
-        let request = match command.work(data, &info()) {
+        let known = self.namespaces.get(&command.nsid).map_or_else(info, |ns| ns.info);
+        let request = match command.work(data, &known) {
             Ok(Work::Volume(request)) => request,
             Ok(Work::Nothing) => return self.end(link, tag, Completion::OK, &Bufs::new()),
+            Ok(Work::Copy(work)) => {
+                let CopyWork { sources, to, fua } = &work;
+                let sources: String =
+                    sources.iter().map(|r| format!(" {}+{}", r.at, r.count)).collect();
+                self.requests.push(format!("copy{sources} to {to} fua {fua}"));
+                return self.end(link, tag, Completion::OK, &Bufs::new());
+            }
             Ok(Work::Change(change)) => {
                 let by = party(self.controller(link).host_id());
                 let completion = match self.alter(&by, &change) {

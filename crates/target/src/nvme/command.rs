@@ -2,9 +2,10 @@
 
 use std::rc::Rc;
 
-use block::{Bufs, BufsMut, Class, Failure, Request};
+use block::{Bufs, BufsMut, Class, Credit, Failure, Request};
+use nvme::entry::{FabricsType, Fuse};
 use nvme::fabrics::CONNECT_BYTES;
-use nvme::{Completion, Connect, IoCommand, Sqe, Status, Tag, Verdict, Work};
+use nvme::{Completion, Connect, CopyWork, IoCommand, Sqe, Status, Tag, Verdict, Work};
 
 use reservation::{Initiator, Party};
 use volume::{Caller, Gate};
@@ -12,8 +13,9 @@ use volume::{Caller, Gate};
 use super::association::{RETURNED, Seat};
 use super::reservations::report;
 use super::tasks::{Commands, Consultation, Running, Task, Wait, Whose};
-use super::{Asker, Event, Host};
+use super::{Asker, Event, Host, copy};
 use crate::catalog::VolumeId;
+use crate::copying::Stopped;
 use crate::server::Served;
 
 impl Host {
@@ -31,6 +33,15 @@ impl Host {
     }
 
     fn on_io(&mut self, tag: Tag, sqe: Sqe, seat: Seat) {
+        if self.disconnecting.is_some() {
+            return self.complete_failed(tag, Status::ABORTED_SQ_DELETED);
+        }
+        if !self.begins(tag, &sqe) {
+            return;
+        }
+        if sqe.fabrics() == Some(FabricsType::Disconnect) {
+            return self.on_disconnect(tag, &sqe);
+        }
         let shared = &self.place.server.nvme;
         match shared.with(seat.cntlid, |c| c.io(seat.qid, &sqe)) {
             Some(Ok(command)) => self.plan(tag, sqe, command),
@@ -55,8 +66,33 @@ impl Host {
                 }
             },
         };
+        if let (Fuse::First, Whose::One(served)) = (sqe.fuse(), &whose) {
+            return self.on_first(tag, sqe, command, Rc::clone(served));
+        }
         self.tasks.set(tag, Task::Planned { sqe, command, whose, wait: Wait::default() });
         self.machine.admit(tag, command.data_out);
+    }
+
+    /// The host gives the queue up: commands that are under way end, one way or the other, and then
+    /// it is gone (NVMe Base 2.0, 6.4).
+    fn on_disconnect(&mut self, tag: Tag, sqe: &Sqe) {
+        let with =
+            |seat: Seat| self.server().nvme.with(seat.cntlid, |c| c.disconnect(seat.qid, sqe));
+        if let Some(Err(refused)) = self.seat.and_then(with) {
+            return self.complete(tag, refused, &Bufs::new());
+        }
+        for other in self.tasks.tags() {
+            match self.tasks.get(other) {
+                Some(Task::Running(running)) => running.commands.abort(),
+                Some(Task::Asking { wanted, .. }) => wanted.set(false),
+                Some(Task::Planned { .. } | Task::Half(_) | Task::Reporting { .. }) => {
+                    self.complete_failed(other, Status::ABORTED_SQ_DELETED);
+                }
+                _ => {}
+            }
+        }
+        self.tasks.set(tag, Task::Disconnecting);
+        self.disconnecting = Some(tag);
     }
 
     fn on_admin(&mut self, tag: Tag, sqe: &Sqe, seat: Seat) {
@@ -117,33 +153,42 @@ impl Host {
     /// command, so no command waits for memory while it holds some.
     pub(super) fn on_grant(&mut self, tag: Tag, bytes: u32, class: Class) {
         let bytes = bytes as usize;
+        let wanted = match self.tasks.get(tag) {
+            Some(&mut Task::Joined { first }) => return self.grant_second(first, tag),
+            // Each half is as long as the other.
+            Some(Task::Half(_)) => 2 * bytes,
+            _ => bytes,
+        };
         let Some(wait) = self.tasks.begin_wait(tag) else { return };
-        if let Some(credit) = self.account.try_credit(bytes, class) {
-            return self.on_memory(tag, wait, credit.alloc(bytes));
+        if let Some(credit) = self.account.try_credit(wanted, class) {
+            return self.on_memory(tag, wait, &credit, bytes);
         }
         let (account, inbox) = (self.account.clone(), self.place.inbox.clone());
         let task = tokio::task::spawn_local(async move {
-            inbox.push(match account.credit(bytes, class).await {
-                Ok(credit) => Event::Memory { tag, wait, memory: credit.alloc(bytes) },
+            inbox.push(match account.credit(wanted, class).await {
+                Ok(credit) => Event::Memory { tag, wait, credit, bytes },
                 Err(_) => Event::NoMemory { tag, wait },
             });
         });
         self.tasks.waits_by(tag, task.abort_handle());
     }
 
-    pub(super) fn on_memory(&mut self, tag: Tag, wait: u64, memory: BufsMut) {
+    pub(super) fn on_memory(&mut self, tag: Tag, wait: u64, credit: &Credit, bytes: usize) {
         if self.has_ended || !self.tasks.is_waiting(tag, wait) {
             return;
         }
-        if let Some(Task::Produce { sqe, .. }) = self.tasks.get(tag) {
-            let sqe = *sqe;
-            return self.produce(tag, &sqe, memory);
+        match self.tasks.get(tag) {
+            Some(Task::Produce { sqe, .. }) => {
+                let sqe = *sqe;
+                self.produce(tag, &sqe, credit.alloc(bytes));
+            }
+            Some(Task::Reporting { table, .. }) => {
+                let data = report(table, credit.alloc(bytes));
+                self.complete(tag, Completion::OK, &data);
+            }
+            Some(Task::Half(_)) => self.on_memory_of_both(tag, credit, bytes),
+            _ => self.machine.grant(tag, credit.alloc(bytes)),
         }
-        if let Some(Task::Reporting { table, .. }) = self.tasks.get(tag) {
-            let data = report(table, memory);
-            return self.complete(tag, Completion::OK, &data);
-        }
-        self.machine.grant(tag, memory);
     }
 
     pub(super) fn on_no_memory(&mut self, tag: Tag, wait: u64) {
@@ -181,6 +226,8 @@ impl Host {
                 let (sqe, command, whose) = (*sqe, *command, whose.clone());
                 self.on_planned(tag, sqe, command, whose, data);
             }
+            Some(Task::Half(_)) => self.on_half(tag, data, true),
+            Some(&mut Task::Joined { first }) => self.on_half(first, data, false),
             _ => {}
         }
     }
@@ -227,6 +274,7 @@ impl Host {
                 let one = self.start(tag, &served, request);
                 self.runs(tag, sqe, 1, Commands::One(one));
             }
+            Ok(Work::Copy(work)) => self.copy(tag, sqe, served, work),
             Ok(Work::Change(change)) => self.alter(tag, sqe, &[served], change),
             Ok(Work::Report { bytes }) => self.consult(tag, sqe, &served, Some(bytes)),
             Ok(Work::Nothing) => self.complete(tag, Completion::OK, &Bufs::new()),
@@ -234,10 +282,28 @@ impl Host {
         }
     }
 
-    fn runs(&mut self, tag: Tag, sqe: Sqe, left: usize, commands: Commands) {
+    pub(super) fn runs(&mut self, tag: Tag, sqe: Sqe, left: usize, commands: Commands) {
+        let (failure, result, asked_by, is_preempted, second) = (None, 0, None, false, None);
         let running =
-            Running { sqe, left, failure: None, commands, asked_by: None, is_preempted: false };
+            Running { sqe, left, failure, result, commands, asked_by, is_preempted, second };
         self.tasks.set(tag, Task::Running(running));
+    }
+
+    fn copy(&mut self, tag: Tag, sqe: Sqe, served: Rc<Served>, work: CopyWork) {
+        let (server, inbox) = (Rc::clone(self.server()), self.place.inbox.clone());
+        let (caller, stopped) = (self.caller(&served), Stopped::default());
+        self.runs(tag, sqe, 1, Commands::Copy(stopped.clone()));
+        tokio::task::spawn_local(async move {
+            let result = copy::carry_out(server, (served, caller), work, stopped).await;
+            inbox.push(Event::Copied { tag, result });
+        });
+    }
+
+    pub(super) fn on_copied(&mut self, tag: Tag, result: Result<(), (u64, Failure)>) {
+        if let (Err((number, _)), Some(Task::Running(running))) = (result, self.tasks.get(tag)) {
+            running.result = number;
+        }
+        self.on_done(tag, result.map(|()| Bufs::new()).map_err(|(_, failure)| failure));
     }
 
     /// Whose namespace this is.
@@ -262,7 +328,7 @@ impl Host {
         uuids.into_iter().filter_map(|id| self.server().volume(VolumeId(id))).collect()
     }
 
-    fn start(&self, tag: Tag, served: &Served, request: Request) -> volume::Command {
+    pub(super) fn start(&self, tag: Tag, served: &Served, request: Request) -> volume::Command {
         let inbox = self.place.inbox.clone();
         let done = move |result| inbox.push(Event::Done { tag, result });
         served.volume.start_for(&self.caller(served), request, &self.account, done)
@@ -319,14 +385,14 @@ impl Host {
             return;
         }
         let (sqe, failure, asked_by) = (running.sqe, running.failure, running.asked_by.take());
-        let is_preempted = running.is_preempted;
+        let (is_preempted, result) = (running.is_preempted, running.result);
         let aborted = failure == Some(Failure::Device(block::Error::Aborted));
         let completion = match failure {
             None => Completion::OK,
             Some(_) if aborted && is_preempted => self.controller(|c, qid| c.preempted(qid, &sqe)),
             Some(failure) => self.controller(|c, qid| c.failed(qid, &sqe, failure)),
         };
-        self.complete(tag, completion, &data);
+        self.complete(tag, Completion { result, ..completion }, &data);
         if let Some(asker) = asked_by {
             asker.answer(aborted);
         }
@@ -335,12 +401,16 @@ impl Host {
     /// Asks for the abort of a command of this queue (NVMe Base 2.0, 5.1).
     pub(super) fn abort(&mut self, cid: u16, asked_by: Asker) {
         let Some(tag) = self.machine.find(cid) else { return asked_by.answer(false) };
+        let tag = match self.tasks.get(tag) {
+            Some(&mut Task::Joined { first }) => first,
+            _ => tag,
+        };
         match self.tasks.get(tag) {
             Some(Task::Running(running)) if running.asked_by.is_none() => {
                 running.commands.abort();
                 running.asked_by = Some(asked_by);
             }
-            Some(Task::Planned { .. }) => {
+            Some(Task::Planned { .. } | Task::Half(_)) => {
                 self.complete_failed(tag, Status::ABORT_REQUESTED);
                 asked_by.answer(true);
             }
@@ -362,7 +432,8 @@ impl Host {
                 let left = running.left;
                 self.tasks.set(tag, Task::Answered { left });
             }
-            _ => self.complete(tag, Completion::OK, &Bufs::new()),
+            // For the other half of it, if it has one.
+            _ => self.complete_failed(tag, Status::TRANSIENT_TRANSPORT),
         }
     }
 
@@ -371,7 +442,10 @@ impl Host {
     }
 
     pub(super) fn complete(&mut self, tag: Tag, completion: Completion, data: &Bufs) {
-        self.tasks.remove(tag);
+        let task = self.tasks.take(tag);
         self.machine.complete(tag, completion, data);
+        if let Some(task) = task {
+            self.end_other_half(tag, &task, completion);
+        }
     }
 }

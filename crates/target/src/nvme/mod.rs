@@ -5,12 +5,16 @@
 //! |---|---|
 //! | `association` | the controllers of one core, Connect, keep alive, shutdown |
 //! | `command` | a command from its arrival to its completion |
+//! | `copy` | Copy, carried out |
+//! | `fused` | Compare and Write |
 //! | `reservations` | commands that change or tell reservations, and what hosts hear of changes |
 //! | `tasks` | the commands in flight of one connection |
 //! | `view` | what a host sees of the catalog |
 
 mod association;
 mod command;
+mod copy;
+mod fused;
 mod reservations;
 mod tasks;
 mod view;
@@ -20,8 +24,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use block::{Account, Bufs, BufsMut, Error, Failure};
-use nvme::{Action, Config, Connect, Connection, Tag};
+use block::{Account, Bufs, Credit, Error, Failure};
+use nvme::{Action, Completion, Config, Connect, Connection, Tag};
 use reservation::{Notices, Table};
 use volume::{Caller, Unaltered};
 
@@ -32,6 +36,7 @@ use crate::server::{Limits, Notice, Server, Service};
 
 use association::Seat;
 pub(crate) use association::Shared;
+use fused::Before;
 use tasks::Tasks;
 
 /// What comes to a connection from elsewhere.
@@ -39,8 +44,10 @@ use tasks::Tasks;
 pub(crate) enum Event {
     /// A volume has answered.
     Done { tag: Tag, result: Result<Bufs, Failure> },
-    /// Memory that a command waited for; `wait` says which waiting this ends.
-    Memory { tag: Tag, wait: u64, memory: BufsMut },
+    /// A copy has ended; with the number of the first range that is not copied.
+    Copied { tag: Tag, result: Result<(), (u64, Failure)> },
+    /// Memory of so many bytes that a command waited for; `wait` says which waiting this ends.
+    Memory { tag: Tag, wait: u64, credit: Credit, bytes: usize },
     /// Memory that a command waited for can never come.
     NoMemory { tag: Tag, wait: u64 },
     /// Reservations were changed, or not; `wait` says for which command.
@@ -97,6 +104,10 @@ pub(crate) struct Host {
     /// The controller and the queue it serves, once it is connected.
     seat: Option<Seat>,
     tasks: Tasks,
+    /// What came before the next command, for halves of fused operations.
+    before: Before,
+    /// The Disconnect that waits for the end of the other commands.
+    disconnecting: Option<Tag>,
     /// The host, as the volumes know it that it has used.
     callers: RefCell<BTreeMap<VolumeId, Rc<Caller>>>,
     draining: bool,
@@ -135,6 +146,8 @@ impl Resident for Host {
             moving: None,
             seat: None,
             tasks: Tasks::default(),
+            before: Before::default(),
+            disconnecting: None,
             callers: RefCell::default(),
             draining: false,
             has_ended: false,
@@ -190,7 +203,10 @@ impl Protocol for Host {
     fn event(&mut self, event: Event) {
         match event {
             Event::Done { tag, result } => self.on_done(tag, result),
-            Event::Memory { tag, wait, memory } => self.on_memory(tag, wait, memory),
+            Event::Copied { tag, result } => self.on_copied(tag, result),
+            Event::Memory { tag, wait, credit, bytes } => {
+                self.on_memory(tag, wait, &credit, bytes);
+            }
             Event::NoMemory { tag, wait } => self.on_no_memory(tag, wait),
             Event::Altered { tag, wait, result } => self.on_altered(tag, wait, result),
             Event::Consulted { tag, wait, result } => self.on_consulted(tag, wait, result),
@@ -238,9 +254,15 @@ impl Host {
         }
     }
 
-    /// Once a stopping node owes this host no answer, it lets it go: the admin queue last, for
+    /// Once nothing is owed to a queue that its host disconnects, it goes. Once a stopping node owes this host no answer, it lets it go: the admin queue last, for
     /// with it the controller goes, and the I/O queues.
     fn leave_if_drained(&mut self) {
+        if self.tasks.is_idle()
+            && let Some(tag) = self.disconnecting.take()
+        {
+            self.complete(tag, Completion::OK, &Bufs::new());
+            return self.close("its host has disconnected the queue");
+        }
         let holds = |s: &Seat| s.qid == 0 && self.place.server.nvme.has_io_queues(s.cntlid);
         if self.draining && self.tasks.is_idle() && !self.seat.as_ref().is_some_and(holds) {
             self.draining = false;

@@ -68,8 +68,8 @@ impl Host {
                 }
                 // What the loser asked for before must not undo what was done to it.
                 Some(Task::Asking { wanted, .. }) => wanted.set(false),
-                Some(Task::Planned { sqe, .. }) => {
-                    let sqe = *sqe;
+                Some(task @ (Task::Planned { .. } | Task::Half(_))) => {
+                    let Some(sqe) = task.sqe() else { continue };
                     let completion = self.controller(|c, qid| c.preempted(qid, &sqe));
                     self.complete(tag, completion, &Bufs::new());
                 }

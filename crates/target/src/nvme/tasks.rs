@@ -9,6 +9,8 @@ use reservation::Table;
 use tokio::task::AbortHandle;
 
 use super::Asker;
+use super::fused::Half;
+use crate::copying::Stopped;
 use crate::server::Served;
 
 /// Commands that have arrived and have not been completed.
@@ -43,6 +45,12 @@ pub(super) enum Task {
     Asking { sqe: Sqe, report: Option<u32>, wanted: Rc<Cell<bool>>, wait: Wait },
     /// A Reservation Report that waits for memory to return data in.
     Reporting { table: Table, wait: Wait },
+    /// The first half of a fused operation that is not all there.
+    Half(Box<Half>),
+    /// The second half; what becomes of it is the first's.
+    Joined { first: Tag },
+    /// The last command of its queue, which waits for the others.
+    Disconnecting,
     /// An I/O command that waits for memory or data.
     Planned { sqe: Sqe, command: IoCommand, whose: Whose, wait: Wait },
     /// Volumes work on it.
@@ -90,12 +98,16 @@ pub(super) struct Running {
     pub(super) left: usize,
     /// The first failure.
     pub(super) failure: Option<Failure>,
+    /// Dwords 0 and 1 of the completion.
+    pub(super) result: u64,
     /// For aborts: one command, or one of each volume that a Flush of all goes to.
     pub(super) commands: Commands,
     /// Who wants it aborted.
     pub(super) asked_by: Option<Asker>,
     /// It gives way to Preempt and Abort.
     pub(super) is_preempted: bool,
+    /// The second half of a fused operation, which ends with it.
+    pub(super) second: Option<Tag>,
 }
 
 /// Handles to the volumes' commands.
@@ -103,6 +115,7 @@ pub(super) struct Running {
 pub(super) enum Commands {
     One(volume::Command),
     Many(Vec<volume::Command>),
+    Copy(Stopped),
 }
 
 impl Commands {
@@ -110,13 +123,24 @@ impl Commands {
         match self {
             Self::One(command) => command.abort(),
             Self::Many(commands) => commands.iter().for_each(volume::Command::abort),
+            Self::Copy(stopped) => stopped.ask(),
         }
     }
 }
 
 impl Task {
     fn is_busy(&self) -> bool {
-        !matches!(self, Self::Held)
+        !matches!(self, Self::Held | Self::Disconnecting)
+    }
+
+    /// The command, if it is one of a namespace that is not answered yet.
+    pub(super) fn sqe(&self) -> Option<Sqe> {
+        match self {
+            Self::Planned { sqe, .. } | Self::Asking { sqe, .. } => Some(*sqe),
+            Self::Running(running) => Some(running.sqe),
+            Self::Half(half) => Some(half.sqe),
+            _ => None,
+        }
     }
 
     fn wait(&mut self) -> Option<&mut Wait> {
@@ -127,7 +151,10 @@ impl Task {
             | Self::Asking { wait, .. }
             | Self::Reporting { wait, .. }
             | Self::Planned { wait, .. } => Some(wait),
+            Self::Half(half) => Some(&mut half.wait),
             Self::Held
+            | Self::Joined { .. }
+            | Self::Disconnecting
             | Self::Aborting
             | Self::Flushing { .. }
             | Self::Consulting { .. }
@@ -188,16 +215,16 @@ impl Tasks {
         self.get(tag).and_then(Task::wait).is_some_and(|w| w.number == number)
     }
 
+    /// All commands.
+    pub(super) fn tags(&self) -> Vec<Tag> {
+        self.by_tag.iter().flatten().map(|(tag, _)| *tag).collect()
+    }
+
     /// The commands for namespace `nsid` that wait for data, that volumes work on, or that change
     /// its reservations.
     pub(super) fn io_of(&self, nsid: u32) -> Vec<Tag> {
         let of = |(tag, task): &(Tag, Task)| {
-            let sqe = match task {
-                Task::Planned { sqe, .. } | Task::Asking { sqe, .. } => sqe,
-                Task::Running(running) => &running.sqe,
-                _ => return None,
-            };
-            (sqe.nsid.get() == nsid).then_some(*tag)
+            task.sqe().filter(|sqe| sqe.nsid.get() == nsid).map(|_| *tag)
         };
         self.by_tag.iter().flatten().filter_map(of).collect()
     }

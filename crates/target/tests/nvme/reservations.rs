@@ -212,3 +212,40 @@ fn a_change_does_not_outlive_its_connection() {
         drop((admin, server));
     });
 }
+
+/// RFD 0019: halves of a Compare and Write, and copies, are bound by reservations as all writes are.
+#[test]
+fn fused_commands_and_copies_are_judged() {
+    on_core(async |core| {
+        let (_server, at, faults) = keeping(&core).await;
+        let (mut a, mut b) = (Node::new(&core, at, 1).await, Node::new(&core, at, 2).await);
+        assert_eq!((a.register().await, b.register().await), (Status::SUCCESS, Status::SUCCESS));
+        assert_eq!(a.acquire(Type::WriteExclusiveRegistrants).await, Status::SUCCESS);
+        assert_eq!(b.io.compare_and_write(0, 1).await, (Status::SUCCESS, Status::SUCCESS));
+        // A half that waits for the other, and a copy that the disk holds up.
+        faults.add(Rule::new(Effect::Stall).on(&[Kind::Read]).within(DATA));
+        b.io.send_copy(22, 32, &[(0, 8)]).await;
+        b.io.with_data(commands::half(commands::FIRST, 11), &[1; 8 * 512]).await;
+        sleep(Duration::from_millis(20)).await;
+        let dword = 2 | u32::from(Type::WriteExclusiveRegistrants.nvme()) << 8;
+        a.send(NvmOpcode::ReservationAcquire, dword, &[1, 2]).await;
+        assert_eq!(b.io.status(11).await.0.code(), Status::PREEMPTED_AND_ABORTED);
+        assert!(
+            b.io.is_silent().await && a.io.is_silent().await,
+            "a read of the loser is at the disk"
+        );
+        faults.clear();
+        faults.release();
+        let (status, range) = b.io.status(22).await;
+        let ends = [Status::PREEMPTED_AND_ABORTED, Status::RESERVATION_CONFLICT];
+        assert!(ends.contains(&status.code()) && range == 0, "{status:?}");
+        assert_eq!(a.io.status(40).await.0, Status::SUCCESS);
+        b.io.with_data(commands::half(commands::SECOND, 12), &[2; 8 * 512]).await;
+        assert_eq!(b.io.status(12).await.0.code(), Status::FAILED_FUSED);
+        let refused = (Status::RESERVATION_CONFLICT, Status::FAILED_FUSED);
+        assert_eq!(b.io.compare_and_write(1, 2).await, refused);
+        assert_eq!(b.io.copy(32, &[(0, 8)]).await.0.code(), Status::RESERVATION_CONFLICT);
+        assert_eq!(a.io.bytes(0, 8).await, [1; 8 * 512]);
+        assert_eq!(a.io.bytes(32, 8).await, [0; 8 * 512]);
+    });
+}
