@@ -32,6 +32,11 @@ commands() {
     nvme write "$disk" "${range[@]}" --data-size=4096 --data=/run/block
     nvme read "$disk" "${range[@]}" --data-size=4096 --data=/run/back
     cmp /run/block /run/back
+    if [ "${STAND_IN:-}" != nvmet ]; then # which has no Copy
+        nvme copy "$disk" --sdlba=$((3 * blocks)) --slbs=$blocks,$blocks --blocks=$((blocks - 1)),$((blocks - 1))
+        nvme read "$disk" --start-block=$((4 * blocks)) --block-count=$((blocks - 1)) --data-size=4096 --data=/run/back
+        cmp /run/block /run/back
+    fi
     if [ "${STAND_IN:-}" != nvmet ]; then # whose file is on tmpfs, which cannot zero a range
         nvme write-zeroes "$disk" "${range[@]}"
         nvme read "$disk" "${range[@]}" --data-size=4096 --data=/run/back
@@ -73,7 +78,7 @@ for digest in $DIGESTS; do
     must "NVMe/TCP, digests $digest: connect" nvme_connect $(options "$digest")
     disk=$(nvme_disk)
     check "NVMe/TCP, digests $digest: identify controller and namespace" identity
-    check "NVMe/TCP, digests $digest: flush, write, read, write zeroes, deallocate" commands
+    check "NVMe/TCP, digests $digest: flush, write, read, copy, write zeroes, deallocate" commands
     for kind in $KINDS; do
         check "NVMe/TCP, digests $digest: $kind, written, remounted, trimmed, clean" file_system_life "$kind" "$disk" "$MEGABYTES"
     done
