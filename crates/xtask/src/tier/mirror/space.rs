@@ -35,6 +35,10 @@ const VOLUMES: &str = "data/volumes";
 /// Blocks where nobody has written before: those of turn 0 begin here.
 const FRESH: u64 = 65_536;
 const FRESH_BLOCKS: u64 = 8192;
+/// Behind those of all turns, in pieces.
+const SPARE: u64 = FRESH + 3 * FRESH_BLOCKS;
+const SPARE_BLOCKS: u64 = 2048;
+const SPARES: u64 = 16;
 /// How long the node may take to say what is wrong.
 const SAYING: Duration = Duration::from_secs(20);
 
@@ -128,7 +132,8 @@ fn test(
     let fresh = fresh..fresh + FRESH_BLOCKS;
     let mut clients = clients(cluster, volume, &shared, Instant::now())?;
     let happened = under_load(&mut clients, |_| {
-        let filler = fill(&room.join("filler"))?;
+        let mut filler = File::create(room.join("filler")).context("cannot make a file")?;
+        fill(&mut filler)?;
         // Where nobody has written before: that takes space.
         touch(cluster, volume, &fresh, 60)?;
         cluster.await_words(B, "no space left", SAYING)?;
@@ -140,7 +145,7 @@ fn test(
             // Nor is a node kept from beginning by it.
             cluster.nodes[B].kill()?;
             cluster.nodes[B].start()?;
-            cluster.await_words(B, "no space left", SAYING)?;
+            await_full_again(cluster, volume, &mut filler)?;
         }
         std::thread::sleep(HOLD);
         drop(filler);
@@ -155,9 +160,24 @@ fn test(
     Pause::Planned.check(longest)
 }
 
-/// Writes a file until nothing more fits.
-fn fill(path: &Path) -> Result<File> {
-    let mut file = File::create(path).context("cannot make a file")?;
+/// Waits until node b says again that there is no space. Its member of the store may have given back
+/// what it had reserved, so that the copy has found room and is in sync.
+fn await_full_again(cluster: &Cluster, volume: &Mirrored, filler: &mut File) -> Result<()> {
+    let mut said = Ok(());
+    for piece in 0..SPARES {
+        fill(filler)?;
+        said = cluster.await_words(B, "no space left", SAYING / 10);
+        if said.is_ok() {
+            break;
+        }
+        let begins = SPARE + piece * SPARE_BLOCKS;
+        touch(cluster, volume, &(begins..begins + SPARE_BLOCKS), 20)?;
+    }
+    said
+}
+
+/// Writes to a file until nothing more fits.
+fn fill(file: &mut File) -> Result<()> {
     let mut piece = &[1; 1 << 20][..];
     while !piece.is_empty() {
         match file.write(piece) {
@@ -167,5 +187,5 @@ fn fill(path: &Path) -> Result<File> {
             Err(e) => return Err(e).context("cannot fill a file system"),
         }
     }
-    Ok(file)
+    Ok(())
 }
