@@ -29,7 +29,7 @@ use std::time::Duration;
 use block::{Bufs, BufsMut, Class};
 use frame::{Machine, SendQueue};
 
-use crate::entry::{Completion, Sqe};
+use crate::entry::{Completion, Fuse, Sqe};
 use crate::status::Status;
 use commands::{Commands, Stage};
 pub use fatal::End;
@@ -117,6 +117,14 @@ pub enum Action {
         tag: Tag,
         /// Data from the host.
         data: Bufs,
+    },
+    /// The machine has refused a command that has not arrived, for it breaks the transport's rules.
+    /// Others may have been waiting for it.
+    Refused {
+        /// Which half of a fused operation it would have been.
+        fuse: Fuse,
+        /// What the host was told.
+        status: Status,
     },
     /// The machine has answered the command itself; complete it with anything.
     Abort {

@@ -469,7 +469,7 @@ pub(crate) async fn request_here(
     Ok(heeded(&served, &caller, request, &account, &stopped).await?)
 }
 
-/// What a volume answers to `request`, which is aborted once somebody asks.
+/// What a volume answers to `request`, which is aborted once somebody asks, and does not begin after that.
 pub(crate) async fn heeded(
     served: &Served,
     caller: &Rc<Caller>,
@@ -477,6 +477,9 @@ pub(crate) async fn heeded(
     account: &Account,
     stopped: &Stopped,
 ) -> Result<Bufs, Failure> {
+    if stopped.is_asked() {
+        return Err(Failure::Device(Error::Aborted));
+    }
     let (answer, answered) = oneshot::channel();
     let done = |result| drop(answer.send(result));
     let command = served.volume.start_for(caller, request, account, done);

@@ -348,6 +348,7 @@ impl Connection {
         let cid = sqe.cid.get();
         if let Err(status) = self.acceptable(&sqe, length) {
             self.respond(cid, Completion::failed(status));
+            self.actions.push_back(Action::Refused { fuse: sqe.fuse(), status });
             self.receive(payload, None);
             return Ok(());
         }

@@ -183,6 +183,7 @@ impl Target {
                     }
                 }
                 Action::Run { tag, data } => self.run(link, tag, data),
+                Action::Refused { .. } => {}
                 Action::Abort { tag } => self.end(link, tag, Completion::OK, &Bufs::new()),
             }
         }

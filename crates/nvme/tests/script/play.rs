@@ -343,6 +343,7 @@ impl World {
                         self.end_one(link, &mut Script(&[]));
                     }
                 }
+                Action::Refused { .. } => {}
                 Action::Abort { tag } => self.complete(link, tag, Completion::OK, &Bufs::new()),
             }
         }

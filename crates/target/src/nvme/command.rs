@@ -11,11 +11,12 @@ use reservation::{Initiator, Party};
 use volume::{Caller, Gate};
 
 use super::association::{RETURNED, Seat};
+use super::fused::of_both;
 use super::reservations::report;
 use super::tasks::{Commands, Consultation, Running, Task, Wait, Whose};
 use super::{Asker, Event, Host, copy};
 use crate::catalog::VolumeId;
-use crate::copying::Stopped;
+use crate::copying::{Promise, Stopped};
 use crate::server::Served;
 
 impl Host {
@@ -45,7 +46,10 @@ impl Host {
         let shared = &self.place.server.nvme;
         match shared.with(seat.cntlid, |c| c.io(seat.qid, &sqe)) {
             Some(Ok(command)) => self.plan(tag, sqe, command),
-            Some(Err(completion)) => self.complete(tag, completion, &Bufs::new()),
+            Some(Err(completion)) => {
+                self.has_failed(sqe.fuse(), completion.status);
+                self.complete(tag, completion, &Bufs::new());
+            }
             None => self.complete_failed(tag, Status::ABORTED_SQ_DELETED),
         }
     }
@@ -62,6 +66,7 @@ impl Host {
                 // It has just been taken away; the controller is about to hear of it.
                 None => {
                     let status = Status::INVALID_NAMESPACE.do_not_retry();
+                    self.has_failed(sqe.fuse(), status);
                     return self.complete_failed(tag, status);
                 }
             },
@@ -153,11 +158,10 @@ impl Host {
     /// command, so no command waits for memory while it holds some.
     pub(super) fn on_grant(&mut self, tag: Tag, bytes: u32, class: Class) {
         let bytes = bytes as usize;
-        let wanted = match self.tasks.get(tag) {
+        let (wanted, class) = match self.tasks.get(tag) {
             Some(&mut Task::Joined { first }) => return self.grant_second(first, tag),
-            // Each half is as long as the other.
-            Some(Task::Half(_)) => 2 * bytes,
-            _ => bytes,
+            Some(Task::Half(_)) => of_both(bytes),
+            _ => (bytes, class),
         };
         let Some(wait) = self.tasks.begin_wait(tag) else { return };
         if let Some(credit) = self.account.try_credit(wanted, class) {
@@ -290,12 +294,15 @@ impl Host {
     }
 
     fn copy(&mut self, tag: Tag, sqe: Sqe, served: Rc<Served>, work: CopyWork) {
+        let Some(Seat { cntlid, .. }) = self.seat else { return };
         let (server, inbox) = (Rc::clone(self.server()), self.place.inbox.clone());
         let (caller, stopped) = (self.caller(&served), Stopped::default());
         self.runs(tag, sqe, 1, Commands::Copy(stopped.clone()));
+        let tell = move |result| inbox.push(Event::Copied { tag, result });
+        let promise = Promise::new(Err((0, copy::ABORTED)), tell);
+        let end = copy::End { server, served, caller, cntlid, nsid: sqe.nsid.get() };
         tokio::task::spawn_local(async move {
-            let result = copy::carry_out(server, (served, caller), work, stopped).await;
-            inbox.push(Event::Copied { tag, result });
+            promise.keep(copy::carry_out(end, work, stopped).await);
         });
     }
 

@@ -2,17 +2,21 @@
 //! (NVMe Base 2.0, 3.4.2; RFD 0019).
 //!
 //! What has come of such a pair is kept with its first half ([`Half`]). Memory for the data of both
-//! is got when the first half needs it: a half that holds some would else wait for more. However one
-//! half ends, it takes the other along.
+//! is got when the first half needs it: a half that holds some would else wait for more; and as the
+//! second may stand in front of all that its host sends, it is got as such data's. However one half
+//! ends, it takes the other along.
 
 use std::rc::Rc;
 
-use block::{Bufs, BufsMut, Credit, Lba, Request};
+use block::{Bufs, BufsMut, Class, Credit, Lba, Request};
 use nvme::entry::Fuse;
 use nvme::{Completion, IoCommand, Sqe, Status, Tag, Unfused};
+use rt::memory::PAGE;
+use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
 
-use super::Host;
 use super::tasks::{Commands, Task, Wait};
+use super::{Event, Host};
 use crate::server::Served;
 
 /// What the command was that came last on a queue.
@@ -23,8 +27,8 @@ pub(super) enum Before {
     Other,
     /// A first half.
     First(Tag),
-    /// A first half that has failed.
-    Failed,
+    /// A first half that has failed so.
+    Failed(Status),
 }
 
 /// A first half, and what has come of the second.
@@ -38,6 +42,9 @@ pub(super) struct Half {
     /// Memory for the data of the second.
     spare: Option<BufsMut>,
     second: Option<Second>,
+    /// Tells when the second has not come for too long.
+    number: u64,
+    _patience: AbortOnDropHandle<()>,
 }
 
 /// The second half.
@@ -57,6 +64,11 @@ fn along(other: Status) -> Status {
     if other.is_final() { Status::FAILED_FUSED.do_not_retry() } else { Status::FAILED_FUSED }
 }
 
+/// Memory for the data of both halves, of `bytes` each, and for which use it is.
+pub(super) fn of_both(bytes: usize) -> (usize, Class) {
+    (2 * bytes.next_multiple_of(PAGE), Class::Arriving)
+}
+
 impl Host {
     /// A command has arrived. Ends what it has no part in; false if it is ended itself, or has been
     /// taken as the second half.
@@ -64,25 +76,46 @@ impl Host {
         let before = std::mem::take(&mut self.before);
         match (sqe.fuse(), before) {
             (Fuse::Second, Before::First(first)) => self.on_second(first, tag, sqe),
-            (Fuse::Second, Before::Failed) => {
-                self.complete_failed(tag, Status::FAILED_FUSED.do_not_retry());
-            }
+            (Fuse::Second, Before::Failed(status)) => self.complete_failed(tag, along(status)),
             (Fuse::Second, Before::Other) => {
                 let completion = self.controller(|c, qid| c.unfused(qid, sqe, Unfused::Missing));
                 self.complete(tag, completion, &Bufs::new());
             }
-            (fuse, before) => {
+            (_, before) => {
                 if let Before::First(first) = before {
                     self.unfused(first, Unfused::Missing);
-                }
-                if fuse == Fuse::First {
-                    // Until it is found good.
-                    self.before = Before::Failed;
                 }
                 return true;
             }
         }
         false
+    }
+
+    /// A command that came next has failed before it could wait for another one.
+    pub(super) fn has_failed(&mut self, fuse: Fuse, status: Status) {
+        if fuse == Fuse::First {
+            self.before = Before::Failed(status);
+        }
+    }
+
+    /// A command has come that the transport has refused.
+    pub(super) fn on_refused(&mut self, fuse: Fuse, status: Status) {
+        match std::mem::take(&mut self.before) {
+            Before::First(first) if fuse == Fuse::Second => {
+                self.complete_failed(first, along(status));
+            }
+            Before::First(first) => self.unfused(first, Unfused::Missing),
+            Before::Other | Before::Failed(_) => {}
+        }
+        self.has_failed(fuse, status);
+    }
+
+    /// The host has sent a first half, and nothing after it: what that holds is for others.
+    pub(super) fn on_alone(&mut self, first: Tag, number: u64) {
+        if matches!(self.tasks.get(first), Some(Task::Half(h)) if h.number == number && h.second.is_none())
+        {
+            self.unfused(first, Unfused::Missing);
+        }
     }
 
     /// Ends a first half that is waiting for the second.
@@ -97,7 +130,14 @@ impl Host {
     pub(super) fn on_first(&mut self, tag: Tag, sqe: Sqe, command: IoCommand, served: Rc<Served>) {
         self.before = Before::First(tag);
         let (wait, data, spare, second) = (Wait::default(), None, None, None);
-        let half = Half { sqe, command, served, wait, data, spare, second };
+        let number = self.tasks.number();
+        let (inbox, patience) = (self.place.inbox.clone(), self.server().limits().receive_timeout);
+        let patience = tokio::task::spawn_local(async move {
+            sleep(patience).await;
+            inbox.push(Event::Alone { first: tag, number });
+        });
+        let _patience = AbortOnDropHandle::new(patience);
+        let half = Half { sqe, command, served, wait, data, spare, second, number, _patience };
         self.tasks.set(tag, Task::Half(Box::new(half)));
         self.machine.admit(tag, command.data_out);
     }
@@ -191,7 +231,7 @@ impl Host {
                 Some(second) => second.tag,
                 None => {
                     if matches!(self.before, Before::First(first) if first == tag) {
-                        self.before = Before::Failed;
+                        self.before = Before::Failed(completion.status);
                     }
                     return;
                 }

@@ -44,6 +44,8 @@ use tasks::Tasks;
 pub(crate) enum Event {
     /// A volume has answered.
     Done { tag: Tag, result: Result<Bufs, Failure> },
+    /// The second half of a fused operation has not come for too long.
+    Alone { first: Tag, number: u64 },
     /// A copy has ended; with the number of the first range that is not copied.
     Copied { tag: Tag, result: Result<(), (u64, Failure)> },
     /// Memory of so many bytes that a command waited for; `wait` says which waiting this ends.
@@ -191,6 +193,7 @@ impl Protocol for Host {
                 Action::Arrived { tag, sqe } => self.on_arrived(tag, sqe),
                 Action::Grant { tag, bytes, class } => self.on_grant(tag, bytes, class),
                 Action::Run { tag, data } => self.on_run(tag, data),
+                Action::Refused { fuse, status } => self.on_refused(fuse, status),
                 Action::Abort { tag } => self.on_answered(tag),
             }
         }
@@ -203,6 +206,7 @@ impl Protocol for Host {
     fn event(&mut self, event: Event) {
         match event {
             Event::Done { tag, result } => self.on_done(tag, result),
+            Event::Alone { first, number } => self.on_alone(first, number),
             Event::Copied { tag, result } => self.on_copied(tag, result),
             Event::Memory { tag, wait, credit, bytes } => {
                 self.on_memory(tag, wait, &credit, bytes);

@@ -194,10 +194,15 @@ impl Tasks {
         Some(task)
     }
 
+    /// A number that nothing else has.
+    pub(super) fn number(&mut self) -> u64 {
+        self.waits += 1;
+        self.waits
+    }
+
     /// The command begins to wait for memory: the number that what comes has to bear.
     pub(super) fn begin_wait(&mut self, tag: Tag) -> Option<u64> {
-        self.waits += 1;
-        let number = self.waits;
+        let number = self.number();
         *self.get(tag)?.wait()? = Wait { number, task: None };
         Some(number)
     }

@@ -1,7 +1,11 @@
 //! Commands that are more than one request to a volume, or none: fused Compare and Write, Copy,
 //! Disconnect.
 
+use std::cell::Cell;
+
+use block::{Bufs, Ctx, Info, Layer, Op};
 use nvme::entry::{FLAG_SGL, FabricsType};
+use tokio::sync::Notify;
 
 use super::*;
 
@@ -179,7 +183,7 @@ fn the_data_of_both_halves_is_asked_for() {
             Reply::R2t { cid, .. } => *cid,
             other => panic!("{other:?}"),
         };
-        // The second halves first, all of them but one in the wrong order.
+        // The second halves first.
         asked.sort_by_key(|r2t| (cid(r2t) % 2, cid(r2t)));
         for r2t in &asked {
             let byte = if cid(r2t) % 2 == 1 { 0 } else { cid(r2t) as u8 };
@@ -229,6 +233,105 @@ fn aborts_are_of_both_halves() {
     });
 }
 
+/// Blocks that are smaller than a page of memory, as ESXi locks them.
+#[test]
+fn a_pair_has_the_memory_that_it_takes() {
+    on_core(async |core| {
+        let (_server, to, _) = serve(&core, Limits::default()).await;
+        let (_admin, mut io) = associate(&core, to).await;
+        for (blocks, written) in [(1, 1), (9, 2), (16, 3)] {
+            let half = |fuse, cid| {
+                let sqe = half(fuse, cid);
+                let bare = rw(NvmOpcode(sqe.opcode), cid, blocks);
+                at(Sqe { flags: sqe.flags, ..bare }, 100 * written)
+            };
+            let data = |byte| vec![byte; blocks as usize * 512];
+            io.with_data(half(FIRST, 11), &data(0)).await;
+            io.with_data(half(SECOND, 12), &data(1)).await;
+            assert_eq!((io.code(11).await, io.code(12).await), (Status::SUCCESS, Status::SUCCESS));
+            assert_eq!(io.bytes(100 * written, blocks).await, data(1));
+        }
+        assert_eq!(core.pool().usage().overdrafts, 0);
+    });
+}
+
+/// A second half in a capsule stands in front of data that others wait for: its memory is not what those
+/// have yet to give back.
+#[test]
+fn a_pair_does_not_wait_for_what_is_behind_it() {
+    on_core(async |core| {
+        let (_server, to, _) = serve(&core, Limits::default()).await;
+        let (_admin, mut io) = associate(&core, to).await;
+        let mut asked = Vec::new();
+        for cid in 1..=4 {
+            io.command(at(rw(NvmOpcode::Write, cid, 2048), 4096)).await;
+            asked.push(io.next().await);
+        }
+        io.command(half(FIRST, 11)).await;
+        io.with_data(half(SECOND, 12), &[1; PAGE]).await;
+        for r2t in &asked {
+            let data = io.host.answer(r2t, &vec![3; 1 << 20], 1 << 18);
+            io.send(&data).await;
+        }
+        let mut ended = 0;
+        while ended < 6 {
+            match io.next().await {
+                r2t @ Reply::R2t { .. } => {
+                    let data = io.host.answer(&r2t, &[0; PAGE], PAGE);
+                    io.send(&data).await;
+                }
+                Reply::Resp { status, .. } => {
+                    assert!(status.is_success(), "{status:?}");
+                    ended += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+}
+
+/// A half that the transport refuses is one that has failed: what comes after it is not next to its other
+/// half.
+#[test]
+fn a_half_that_the_transport_refuses_ends_the_other() {
+    on_core(async |core| {
+        let (_server, to, _) = serve(&core, Limits::default()).await;
+        let (_admin, mut io) = associate(&core, to).await;
+        let no_sgl = |fuse, cid| Sqe { flags: fuse, ..half(fuse, cid) };
+        io.with_data(half(FIRST, 11), &[0; PAGE]).await;
+        io.with_data(no_sgl(SECOND, 12), &[1; PAGE]).await;
+        let ended = (io.code(12).await, io.code(11).await);
+        assert_eq!(ended, (Status::INVALID_FIELD, Status::FAILED_FUSED));
+        io.with_data(half(SECOND, 12), &[1; PAGE]).await;
+        assert_eq!(io.code(12).await, Status::MISSING_FUSED);
+        io.with_data(no_sgl(FIRST, 11), &[0; PAGE]).await;
+        io.with_data(half(SECOND, 12), &[1; PAGE]).await;
+        let ended = (io.code(11).await, io.code(12).await);
+        assert_eq!(ended, (Status::INVALID_FIELD, Status::FAILED_FUSED));
+        io.with_data(half(FIRST, 11), &[0; PAGE]).await;
+        let other = Sqe { flags: 0, ..rw(NvmOpcode::Write, 13, 8) };
+        io.with_data(other, &[1; PAGE]).await;
+        let ended = (io.code(13).await, io.code(11).await);
+        assert_eq!(ended, (Status::INVALID_FIELD, Status::MISSING_FUSED));
+        assert_eq!(io.bytes(0, 8).await, [0; PAGE]);
+    });
+}
+
+/// A first half after which nothing comes is not kept for ever.
+#[test]
+fn a_lone_half_ends() {
+    on_core(async |core| {
+        let receive_timeout = Duration::from_millis(50);
+        let (_server, to, _) = serve(&core, Limits { receive_timeout, ..Limits::default() }).await;
+        let (_admin, mut io) = associate(&core, to).await;
+        io.with_data(half(FIRST, 11), &[0; PAGE]).await;
+        assert_eq!(io.code(11).await, Status::MISSING_FUSED);
+        all_is_free(&core).await;
+        io.with_data(half(SECOND, 12), &[1; PAGE]).await;
+        assert_eq!(io.code(12).await, Status::FAILED_FUSED);
+    });
+}
+
 /// A first half whose second never comes holds its memory as long as its queue lives, no longer, and
 /// a queue does not have two of them.
 #[test]
@@ -249,7 +352,9 @@ fn what_a_lone_half_holds_is_bounded() {
         assert_eq!(admin.status(7).await.1, 0, "aborted");
         assert_eq!(io.code(19).await, Status::ABORT_REQUESTED);
         io.with_data(half(SECOND, 12), &[9; PAGE]).await;
-        assert_eq!(io.code(12).await, Status::FAILED_FUSED, "its first half is gone");
+        let (status, _) = io.status(12).await;
+        assert_eq!(status.code(), Status::FAILED_FUSED, "its first half is gone");
+        assert!(!status.is_final(), "as little as the abort was");
         io.with_data(half(FIRST, 11), &[0; PAGE]).await;
         sleep(Duration::from_millis(20)).await;
         drop(io);
@@ -336,34 +441,74 @@ fn a_copy_tells_where_it_failed() {
     });
 }
 
-/// A copy gives up when it is aborted, or when its queue goes, and writes nothing after that.
+/// The next read is done at once and told of later, as a disk does what cannot be taken back.
+struct Late {
+    below: Dev,
+    next: Cell<bool>,
+    has_read: Rc<Notify>,
+    tells: Rc<Notify>,
+}
+
+impl Layer for Late {
+    fn name(&self) -> &'static str {
+        "late"
+    }
+
+    fn info(&self) -> Info {
+        self.below.info()
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        let is_late = matches!(op, Op::Read { .. }) && self.next.take();
+        let done = self.below.submit(op, &ctx).await;
+        if is_late {
+            self.has_read.notify_one();
+            self.tells.notified().await;
+        }
+        done
+    }
+}
+
+/// A copy writes nothing once it is aborted, once its queue has gone, or its namespace: the host may have
+/// written there meanwhile. It was at the disk then, which could not be stopped.
 #[test]
 fn a_copy_ends_when_nobody_wants_it() {
-    on_core(async |core| {
-        let (server, to, faults) = serve(&core, Limits::default()).await;
-        let (mut admin, mut io) = associate(&core, to).await;
-        let volume = Rc::clone(&server.volume(A).unwrap().volume);
-        io.fill(1000, 8, 7).await;
-        for goes in [false, true] {
-            faults.add(Rule::new(Effect::Stall).on(&[Kind::Read]));
+    for cause in ["abort", "queue", "namespace"] {
+        on_core(async move |core| {
+            let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+            let (has_read, tells) = <(Rc<Notify>, Rc<Notify>)>::default();
+            let (below, next) = (disk(), Cell::new(true));
+            let (read, told) = (Rc::clone(&has_read), Rc::clone(&tells));
+            let late = Late { below, next, has_read: read, tells: told };
+            let volume = add(&server, A, Dev::new(late));
+            server.set_catalog(catalog(A));
+            let to = listen(&core, &server, Service::Nvme).await;
+            let (mut admin, mut io) = associate(&core, to).await;
+            io.fill(1000, 8, 7).await;
             io.send_copy(22, 0, &[(1000, 8)]).await;
-            sleep(Duration::from_millis(20)).await;
-            if goes {
-                io = Queue::connect(&core, to, &connect(2, admin.cntlid)).await;
-            } else {
-                admin.command(abort(7, 1, 22)).await;
+            timeout(PATIENCE, has_read.notified()).await.unwrap();
+            match cause {
+                "abort" => admin.command(abort(7, 1, 22)).await,
+                "queue" => io = Queue::connect(&core, to, &connect(2, admin.cntlid)).await,
+                _ => {
+                    drop(add(&server, B, disk()));
+                    server.set_catalog(catalog(B));
+                }
             }
-            sleep(Duration::from_millis(20)).await;
-            faults.clear();
-            faults.release();
-            if !goes {
-                assert_eq!(admin.status(7).await.1, 0, "aborted");
-                assert_eq!(io.code(22).await, Status::ABORT_REQUESTED);
+            sleep(Duration::from_millis(50)).await;
+            tells.notify_one();
+            match cause {
+                "abort" => {
+                    assert_eq!(admin.status(7).await.1, 0, "aborted");
+                    assert_eq!(io.code(22).await, Status::ABORT_REQUESTED);
+                }
+                "namespace" => assert_eq!(io.code(22).await, Status::INTERNAL_ERROR),
+                _ => {}
             }
             all_is_free(&core).await;
-            assert_eq!(first_byte(&core, &volume).await, 0);
-        }
-    });
+            assert_eq!(first_byte(&core, &volume).await, 0, "{cause}");
+        });
+    }
 }
 
 /// NVMe Base 2.0, 6.4: a queue that its host disconnects goes when its commands have ended, and may be

@@ -226,6 +226,12 @@ fn fused_commands_and_copies_are_judged() {
         faults.add(Rule::new(Effect::Stall).on(&[Kind::Read]).within(DATA));
         b.io.send_copy(22, 32, &[(0, 8)]).await;
         b.io.with_data(commands::half(commands::FIRST, 11), &[1; 8 * 512]).await;
+        // Both are under way: the copy is at the disk, and the half was sent right behind it.
+        let began = Instant::now();
+        while core.pool().usage().free == core.pool().usage().total || faults.struck() == 0 {
+            assert!(began.elapsed() < PATIENCE, "they come");
+            sleep(Duration::from_millis(5)).await;
+        }
         sleep(Duration::from_millis(20)).await;
         let dword = 2 | u32::from(Type::WriteExclusiveRegistrants.nvme()) << 8;
         a.send(NvmOpcode::ReservationAcquire, dword, &[1, 2]).await;
