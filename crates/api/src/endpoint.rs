@@ -204,7 +204,7 @@ endpoints! {
 
     /// Choose the target and the number of a volume.
     MapTarget PUT "/v1/volumes/{name}/target" MapVolume => 200 Volume;
-        "Puts a volume behind the iSCSI target of another one, or its own, or gives it another number.";
+        "Puts a volume behind the iSCSI target and the NVMe subsystem of another one, or its own, or gives it another number.";
         flag MAP_FORCE;
         refuses [Code::NotFound, Code::InUse, Code::Conflict];
 

@@ -231,7 +231,7 @@ pub struct TargetUnit {
     pub volume: VolumeName,
 }
 
-/// Which iSCSI target a volume shall stand behind, and as what.
+/// Which target and subsystem a volume shall stand behind, and as what.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MapVolume {
@@ -240,7 +240,7 @@ pub struct MapVolume {
     #[serde(default)]
     #[schema(max_length = 223)]
     pub target: Option<String>,
-    /// Logical unit number, 0 to 255. Without one it stays, or is the lowest that is free at another target.
+    /// Logical unit number, 0 to 255, one less than the namespace identifier. Without one it stays, or is the lowest that is free at another target.
     #[serde(default)]
     #[schema(maximum = 255)]
     pub lun: Option<u16>,

@@ -9,15 +9,12 @@ use api::Initiator;
 use layers::mirror::record::Record;
 use peer::NodeId;
 use target::catalog::{
-    Access, Admission, Away, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode,
-    Subsystem, VolumeId,
+    Admission, Away, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode, Subsystem,
+    VolumeId,
 };
 use uuid::Uuid;
 
 use crate::record::{PlaceStage, VolumeRecord};
-
-/// Namespace identifier of a volume's one namespace.
-pub const NAMESPACE: u32 = 1;
 
 /// Length of a serial number of an NVMe subsystem (NVMe Base 2.0, Identify Controller bytes 04 to
 /// 23).
@@ -59,52 +56,102 @@ pub fn catalog<'a>(
         ..Catalog::default()
     };
     let volumes: Vec<_> = volumes.collect();
-    catalog.targets = targets(&volumes, ring);
-    for (record, here) in volumes {
-        if let Here::Open { core } = here
-            && record.protocols.nvme
-        {
-            let mut serial = record.id.simple().to_string();
-            serial.truncate(SERIAL);
-            let namespaces = [(NAMESPACE, volume_id(record.id))].into();
-            let subsystem = Subsystem { core, namespaces, serial, access: nvme_access(record) };
-            catalog.subsystems.insert(record.nvme_subsystem.clone(), subsystem);
-        }
-    }
+    let owners = owners(&volumes);
+    catalog.targets = targets(&volumes, &owners, ring);
+    catalog.subsystems = subsystems(&volumes, &owners);
     catalog
 }
 
-/// The iSCSI targets of these volumes, each with the units that have a copy here (RFD 0017, 3).
-fn targets(volumes: &[(&VolumeRecord, Here)], ring: &Ring) -> BTreeMap<String, IscsiTarget> {
-    let owners: BTreeMap<_, _> = volumes.iter().map(|(record, _)| (record.id, *record)).collect();
-    let exported =
-        |(record, here): &&(&VolumeRecord, Here)| record.protocols.iscsi && *here != Here::Nowhere;
-    let mut units: Vec<_> = volumes.iter().filter(exported).collect();
-    // A session lives on the core of the owner, or of the first unit that is open.
+/// Those whose targets and subsystems others may stand behind.
+type Owners<'a> = BTreeMap<Uuid, &'a VolumeRecord>;
+
+fn owners<'a>(volumes: &[(&'a VolumeRecord, Here)]) -> Owners<'a> {
+    volumes.iter().map(|(record, _)| (record.id, *record)).collect()
+}
+
+/// The volumes behind one target, or one subsystem, that have a copy here.
+struct Door<'a> {
+    /// The volume that it belongs to.
+    owner: Uuid,
+    /// Where the volumes are open, if any is.
+    core: Option<usize>,
+    /// By number; with why it is not served for now.
+    units: BTreeMap<u16, (&'a VolumeRecord, Option<Away>)>,
+}
+
+/// The doors of the volumes that are exported (RFD 0017, 3).
+fn doors<'a>(
+    volumes: &[(&'a VolumeRecord, Here)],
+    is_exported: impl Fn(&VolumeRecord) -> bool,
+) -> Vec<Door<'a>> {
+    let mut units: Vec<_> = volumes.iter().filter(|(record, _)| is_exported(record)).collect();
+    // Sessions live on the core of the owner, or of the first unit that is open.
     units.sort_by_key(|(record, _)| (record.owner() != record.id, record.mapping.lun));
-    let mut targets = BTreeMap::<String, (IscsiTarget, Option<usize>)>::new();
+    let mut doors = BTreeMap::<Uuid, Door<'a>>::new();
     for &&(record, here) in &units {
-        let (target, home) = targets.entry(record.target().to_owned()).or_default();
-        let lun = record.mapping.lun;
-        if target.luns.contains_key(&lun) {
+        let (owner, lun) = (record.owner(), record.mapping.lun);
+        let new = || Door { owner, core: None, units: BTreeMap::new() };
+        let door = doors.entry(owner).or_insert_with(new);
+        if door.units.contains_key(&lun) {
             // Records are read one after the other: one of the two is about to be read again.
             tracing::debug!(volume = %record.name, lun, "its number is taken, for the moment");
             continue;
         }
-        target.luns.insert(lun, volume_id(record.id));
-        match here {
-            Here::Open { core } if *home.get_or_insert(core) == core => {}
+        let away = match here {
+            Here::Nowhere => continue,
+            Here::Open { core } if *door.core.get_or_insert(core) == core => None,
             // It is about to move there.
-            Here::Open { .. } => drop(target.away.insert(lun, Away::Returning)),
-            Here::Away(away) => drop(target.away.insert(lun, away)),
-            Here::Nowhere => {}
-        }
-        admit(target, record, owners.get(&record.owner()).copied(), ring);
+            Here::Open { .. } => Some(Away::Returning),
+            Here::Away(away) => Some(away),
+        };
+        door.units.insert(lun, (record, away));
     }
-    let at_home = |(name, (target, home)): (String, (IscsiTarget, Option<usize>))| {
-        (name, IscsiTarget { core: home.unwrap_or_default(), ..target })
-    };
-    targets.into_iter().map(at_home).collect()
+    doors.into_values().filter(|door| !door.units.is_empty()).collect()
+}
+
+/// The iSCSI targets of these volumes, each with the units that have a copy here.
+fn targets(
+    volumes: &[(&VolumeRecord, Here)],
+    owners: &Owners<'_>,
+    ring: &Ring,
+) -> BTreeMap<String, IscsiTarget> {
+    let mut targets = BTreeMap::new();
+    for door in doors(volumes, |record| record.protocols.iscsi) {
+        let core = door.core.unwrap_or_default();
+        for (lun, (record, away)) in door.units {
+            let target: &mut IscsiTarget = targets
+                .entry(record.target().to_owned())
+                .or_insert_with(|| IscsiTarget { core, ..IscsiTarget::default() });
+            target.luns.insert(lun, volume_id(record.id));
+            target.away.extend(away.map(|away| (lun, away)));
+            admit(target, record, owners.get(&door.owner).copied(), ring);
+        }
+    }
+    targets
+}
+
+/// The NVMe subsystems of these volumes, each with the namespaces that have a copy here. What the
+/// owner's record says of it is needed, so it is none where that cannot be read.
+fn subsystems(
+    volumes: &[(&VolumeRecord, Here)],
+    owners: &Owners<'_>,
+) -> BTreeMap<String, Subsystem> {
+    let mut subsystems = BTreeMap::new();
+    for door in doors(volumes, |record| record.protocols.nvme) {
+        let Some(owner) = owners.get(&door.owner) else { continue };
+        let mut serial = owner.id.simple().to_string();
+        serial.truncate(SERIAL);
+        let core = door.core.unwrap_or_default();
+        let mut subsystem = Subsystem { core, serial, ..Subsystem::default() };
+        for (record, away) in door.units.into_values() {
+            let nsid = record.namespace();
+            subsystem.namespaces.insert(nsid, volume_id(record.id));
+            subsystem.away.extend(away.map(|_| nsid));
+            admit_hosts(&mut subsystem, nsid, record);
+        }
+        subsystems.insert(owner.nvme_subsystem.clone(), subsystem);
+    }
+    subsystems
 }
 
 /// Lets the initiators of a volume in to its target, by the proof that the owner asks for, and has nobody else see it.
@@ -201,18 +248,22 @@ fn proof(record: &VolumeRecord, initiator: Option<&str>, ring: &Ring) -> Option<
     })
 }
 
-fn nvme_access(record: &VolumeRecord) -> Access {
-    let mut access = Access::default();
+/// Lets the hosts of a volume in to its subsystem, and has nobody else see it.
+fn admit_hosts(subsystem: &mut Subsystem, nsid: u32, record: &VolumeRecord) {
+    let mut named = BTreeSet::new();
     for initiator in &record.allow {
         match initiator {
-            Initiator::Any => access.any = Some(Admission::default()),
+            Initiator::Any => subsystem.access.any = Some(Admission::default()),
             Initiator::Nvme(name) => {
-                access.named.insert(name.clone(), Admission::default());
+                subsystem.access.named.insert(name.clone(), Admission::default());
+                named.insert(name.clone());
             }
             Initiator::Iscsi(_) => {}
         }
     }
-    access
+    if !record.allow.contains(&Initiator::Any) {
+        subsystem.masks.insert(nsid, named);
+    }
 }
 
 #[cfg(test)]
@@ -374,6 +425,38 @@ mod tests {
         assert!(target.access.admission(two).unwrap().chap.as_ref().unwrap().secret.is_empty());
     }
 
+    /// RFD 0019, 4: as behind a target, so behind a subsystem.
+    #[test]
+    fn volumes_of_one_target_share_its_subsystem() {
+        let (one, two) = ("nqn.2026-01.com.example:one", "nqn.2026-01.com.example:two");
+        let mut records: BTreeMap<_, _> =
+            ["a", "b"].map(record).into_iter().map(|r| (r.id, r)).collect();
+        let [a, b] = ["a", "b"].map(|name| record(name).id);
+        remap(&mut records, b, a, Some(5)).unwrap();
+        records.get_mut(&a).unwrap().allow = [one.parse().unwrap()].into();
+        records.get_mut(&b).unwrap().allow = [two.parse().unwrap()].into();
+        let made = |here: &[(Uuid, Here)]| {
+            let all = here.iter().map(|(id, here)| (&records[id], *here));
+            catalog(all, &ring(1), &[], &[], 1).subsystems
+        };
+        let open = |core| Here::Open { core };
+        let subsystems = made(&[(a, open(1)), (b, open(0))]);
+        assert_eq!(subsystems.len(), 1);
+        let subsystem = &subsystems[&records[&a].nvme_subsystem];
+        assert_eq!(subsystem.namespaces, [(1, volume_id(a)), (6, volume_id(b))].into());
+        assert_eq!((subsystem.core, &subsystem.away), (1, &[6].into()), "it moves");
+        let names = |name: &str| [name.to_owned()].into();
+        assert_eq!(subsystem.masks, [(1, names(one)), (6, names(two))].into());
+        assert!([one, two].iter().all(|nqn| subsystem.access.admission(nqn).is_some()));
+        assert_eq!(subsystem.serial, a.simple().to_string()[..20], "the owner's");
+        // The owner has no copy here, or its record cannot be read.
+        let subsystems = made(&[(a, Here::Nowhere), (b, open(0))]);
+        let subsystem = &subsystems[&records[&a].nvme_subsystem];
+        assert_eq!((subsystem.core, subsystem.namespaces.len()), (0, 1));
+        assert!(subsystem.access.admission(one).is_none());
+        assert!(made(&[(b, open(0))]).is_empty());
+    }
+
     /// RFD 0016, 6: its own goes before everybody's, also where anybody may come in.
     #[test]
     fn an_initiator_proves_its_own_secret() {
@@ -409,7 +492,10 @@ mod tests {
         let target = &catalog.targets[&away.iscsi_target];
         assert_eq!(target.luns[&0], volume_id(away.id));
         assert_eq!(target.away, [(0, Away::Returning)].into());
-        assert_eq!((catalog.targets.len(), catalog.subsystems.len()), (1, 0));
+        let subsystem = &catalog.subsystems[&away.nvme_subsystem];
+        assert_eq!(subsystem.namespaces, [(1, volume_id(away.id))].into());
+        assert_eq!(subsystem.away, [1].into());
+        assert_eq!((catalog.targets.len(), catalog.subsystems.len()), (1, 1));
     }
 
     #[test]

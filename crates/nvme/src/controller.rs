@@ -73,22 +73,14 @@ pub struct Limits {
     pub queue_entries: u16,
     /// Most data of one command in bytes: a power of two times 4096.
     pub max_transfer_bytes: u32,
-    /// Highest namespace identifier, and most namespaces.
+    /// Highest namespace identifier, and most namespaces. Each is a group with an access state of
+    /// its own (ANAGRPID), which has its number.
     pub namespaces: u32,
-    /// Highest identifier of a group of namespaces with an access state of its own (ANAGRPMAX),
-    /// and most groups.
-    pub ana_groups: u32,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            io_queues: 64,
-            queue_entries: 128,
-            max_transfer_bytes: 1 << 20,
-            namespaces: 1024,
-            ana_groups: 1,
-        }
+        Self { io_queues: 64, queue_entries: 128, max_transfer_bytes: 1 << 20, namespaces: 1024 }
     }
 }
 
@@ -159,18 +151,18 @@ pub struct Controller {
     pending: VecDeque<Event>,
 }
 
-/// States of the groups of namespaces.
+/// Access states of namespaces.
 #[derive(Debug, Default)]
 struct Ana {
-    /// By group identifier: the groups that have been given a state, with the change count of
-    /// their last change. All others are optimized, and nobody else serves their namespaces.
-    groups: BTreeMap<u32, (AnaState, u64)>,
+    /// By namespace: those whose state has changed, with the change count of their last change. All
+    /// others are optimized.
+    states: BTreeMap<u32, (AnaState, u64)>,
     changes: u64,
 }
 
 impl Ana {
-    fn of(&self, group: u32) -> (AnaState, u64) {
-        self.groups.get(&group).copied().unwrap_or((AnaState::Optimized, 0))
+    fn of(&self, nsid: u32) -> (AnaState, u64) {
+        self.states.get(&nsid).copied().unwrap_or((AnaState::Optimized, 0))
     }
 }
 
@@ -303,6 +295,7 @@ impl Controller {
         }
         for nsid in old.keys().filter(|n| !self.namespaces.contains_key(n)) {
             self.events.namespace_changed(*nsid);
+            self.ana.states.remove(nsid);
         }
     }
 
@@ -314,19 +307,15 @@ impl Controller {
         }
     }
 
-    /// How this controller reaches the namespaces of a group, which other controllers reach too;
-    /// the host is told of a change. Groups beyond [`Limits::ana_groups`] have no state.
-    pub fn set_ana(&mut self, group: u32, state: AnaState) {
-        if group == 0 || group > self.limits.ana_groups {
-            return;
-        }
-        let (old, change) = self.ana.of(group);
-        if old == state {
-            self.ana.groups.insert(group, (state, change));
+    /// How this controller reaches a namespace; the host is told of a change. A namespace that the
+    /// host does not see has no state.
+    pub fn set_ana(&mut self, nsid: u32, state: AnaState) {
+        let (old, _) = self.ana.of(nsid);
+        if old == state || !self.namespaces.contains_key(&nsid) {
             return;
         }
         self.ana.changes += 1;
-        self.ana.groups.insert(group, (state, self.ana.changes));
+        self.ana.states.insert(nsid, (state, self.ana.changes));
         self.events.notify(Kind::Ana);
     }
 
@@ -349,11 +338,14 @@ impl Controller {
     }
 
     fn status_of(&self, sqe: &Sqe, failure: Failure) -> Status {
-        let state = |ns: &Namespace| self.ana.groups.get(&ns.ana_group).map(|&(state, _)| state);
+        let state = |(nsid, ns): (&u32, &Namespace)| {
+            let (state, _) = self.ana.of(*nsid);
+            (ns.is_shared || state != AnaState::Optimized).then_some(state)
+        };
         let states: Vec<_> = match sqe.nsid.get() {
             // A Flush of all namespaces fails for the one that is furthest away.
-            NSID_ALL => self.namespaces.values().filter_map(state).collect(),
-            nsid => self.namespaces.get(&nsid).and_then(state).into_iter().collect(),
+            NSID_ALL => self.namespaces.iter().filter_map(state).collect(),
+            nsid => self.namespaces.get_key_value(&nsid).and_then(state).into_iter().collect(),
         };
         let closed = states.iter().find(|s| matches!(**s, AnaState::Inaccessible));
         match closed.or(states.first()) {

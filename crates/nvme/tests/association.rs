@@ -16,7 +16,7 @@ use nvme::fabrics::DISCOVERY_NQN;
 use nvme::identify::{Cns, IdentifyController, IdentifyNamespace};
 use nvme::log::{AnaState, LogId};
 use nvme::testing::{Host, Reply};
-use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Event, Limits, Namespace, Sqe, Status};
+use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Event, Namespace, Sqe, Status};
 use zerocopy::FromBytes;
 
 const S: Duration = Duration::from_secs(1);
@@ -497,7 +497,7 @@ fn access_states_change() {
     let unknown = s.admin(get_log(LogId::Ana, 1, 0, 80)).ok().data;
     let cntlid = s.cntlid;
     s.target.controllers.get_mut(cntlid).unwrap().set_ana(9, AnaState::Inaccessible);
-    assert_eq!(s.admin(get_log(LogId::Ana, 1, 0, 80)).ok().data, unknown, "no such group");
+    assert_eq!(s.admin(get_log(LogId::Ana, 1, 0, 80)).ok().data, unknown, "no such namespace");
 }
 
 /// NVMe Base 2.0, 8.1: in a change commands go to the volume, which holds them; those that it
@@ -527,11 +527,10 @@ fn what_the_volume_gives_back_is_told_as_a_matter_of_the_path() {
     assert_eq!(s.io(flush, &[]).code(), Status::ANA_INACCESSIBLE, "a Flush of all");
 }
 
-/// Namespaces 1 and 2, each in a group of its own.
+/// Namespace 1, which other controllers serve too, and 2.
 fn two_groups() -> Target {
-    let namespaces = [(1, namespace()), (2, Namespace { ana_group: 2, ..namespace() })].into();
-    let limits = Limits { ana_groups: 2, ..Limits::default() };
-    Target { limits, namespaces, ..Target::default() }
+    let namespaces = [(1, Namespace { is_shared: true, ..namespace() }), (2, namespace())].into();
+    Target { namespaces, ..Target::default() }
 }
 
 fn of_namespace(mut sqe: Sqe, nsid: u32) -> Sqe {
@@ -539,7 +538,7 @@ fn of_namespace(mut sqe: Sqe, nsid: u32) -> Sqe {
     sqe
 }
 
-/// Sets the state of group 1; what the host then hears.
+/// Sets the state of namespace 1; what the host then hears.
 fn set_ana(s: &mut Session, state: AnaState) -> Vec<Reply> {
     let (host, cntlid) = (s.host, s.cntlid);
     s.target.controllers.get_mut(cntlid).unwrap().set_ana(1, state);

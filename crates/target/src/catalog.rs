@@ -173,14 +173,23 @@ impl IscsiTarget {
         &'a self,
         initiator: &'a str,
     ) -> impl Iterator<Item = (u16, VolumeId)> + 'a {
-        let sees = move |lun: u16| self.masks.get(&lun).is_none_or(|m| m.contains(initiator));
-        self.luns.iter().map(|(&lun, &id)| (lun, id)).filter(move |(lun, _)| sees(*lun))
+        unmasked(&self.luns, &self.masks, initiator)
     }
 
     /// Whether this node serves any of its volumes.
     pub(crate) fn serves(&self) -> bool {
         self.luns.len() > self.away.len()
     }
+}
+
+/// The volumes that `initiator` sees, by number.
+fn unmasked<'a, N: Copy + Ord>(
+    volumes: &'a BTreeMap<N, VolumeId>,
+    masks: &'a BTreeMap<N, BTreeSet<String>>,
+    initiator: &'a str,
+) -> impl Iterator<Item = (N, VolumeId)> + 'a {
+    let sees = move |n: &N| masks.get(n).is_none_or(|m| m.contains(initiator));
+    volumes.iter().map(|(&n, &id)| (n, id)).filter(move |(n, _)| sees(n))
 }
 
 /// One NVMe subsystem.
@@ -190,10 +199,26 @@ pub struct Subsystem {
     pub core: usize,
     /// Volumes by namespace identifier (from 1).
     pub namespaces: BTreeMap<u32, VolumeId>,
+    /// Those of them that this node does not serve for now: hosts keep them, and are told so.
+    pub away: BTreeSet<u32>,
+    /// Who sees one of them, by NQN; whoever may connect, where there is no such list.
+    pub masks: BTreeMap<u32, BTreeSet<String>>,
     /// Serial number: up to 20 ASCII characters.
     pub serial: String,
     /// Who may connect.
     pub access: Access,
+}
+
+impl Subsystem {
+    /// The volumes that `host` sees, by namespace identifier.
+    pub(crate) fn maps<'a>(&'a self, host: &'a str) -> impl Iterator<Item = (u32, VolumeId)> + 'a {
+        unmasked(&self.namespaces, &self.masks, host)
+    }
+
+    /// Whether this node serves any of its volumes.
+    pub(crate) fn serves(&self) -> bool {
+        self.namespaces.len() > self.away.len()
+    }
 }
 
 /// Who may reach a target: nobody, unless listed.

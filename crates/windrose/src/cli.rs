@@ -215,15 +215,16 @@ pub(crate) enum VolumeCommand {
         #[arg(long)]
         via: Via,
     },
-    /// Choose the iSCSI target that a volume stands behind, and its LUN there.
+    /// Choose the target that a volume stands behind, and its number there: LUN of the iSCSI target, and one less than the
+    /// namespace identifier in the NVMe subsystem.
     #[command(group(clap::ArgGroup::new("choice").args(["join", "own", "lun"]).required(true).multiple(true)))]
     Target {
         /// Name of the volume.
         name: VolumeName,
-        /// Stand behind the target of this volume (its name, or the target's), with its CHAP.
+        /// Stand behind the target and subsystem of this volume (its name, or the target's), with its CHAP.
         #[arg(long, value_name = "VOLUME", conflicts_with = "own")]
         join: Option<String>,
-        /// Stand behind its own target again.
+        /// Stand behind its own target and subsystem again.
         #[arg(long)]
         own: bool,
         /// Logical unit number (default: the lowest that is free).

@@ -15,7 +15,6 @@ use volume::Kind;
 
 use super::{Control, Together, space};
 use crate::engine::{CoreReport, Scope, VolumeReport};
-use crate::publish::NAMESPACE;
 use crate::reconcile::Observed;
 use crate::record::{Place, PlaceStage, Stage, Stored, StoredChap, VolumeRecord};
 
@@ -86,8 +85,8 @@ impl Control {
                 portals: text(&own.iscsi, self.portals(record, |p| &p.iscsi)),
             }),
             nvme: record.protocols.nvme.then(|| NvmeExport {
-                subsystem: record.nvme_subsystem.clone(),
-                namespace: NAMESPACE,
+                subsystem: guard.nvme_subsystem.clone(),
+                namespace: record.namespace(),
                 portals: text(&own.nvme, self.portals(record, |p| &p.nvme)),
             }),
             sessions: usage.sessions.get(&record.name).copied().unwrap_or(0),
@@ -238,25 +237,33 @@ fn chap_initiators(record: &VolumeRecord) -> Vec<InitiatorUser> {
     record.proofs.iter().map(user).collect()
 }
 
-/// Whether a volume is a unit of iSCSI sessions of `initiator`. Sessions outlive that (RFD 0017, 2).
-fn maps_to(record: &VolumeRecord, initiator: &str) -> bool {
-    let allows = |i: &Initiator| match i {
-        Initiator::Any => true,
-        Initiator::Iscsi(name) => name == initiator,
-        Initiator::Nvme(_) => false,
+/// Whether a volume is a unit of sessions of `initiator`. Those of iSCSI outlive that (RFD 0017, 2).
+fn maps_to(record: &VolumeRecord, protocol: Protocol, initiator: &str) -> bool {
+    let allows = |i: &Initiator| match (i, protocol) {
+        (Initiator::Any, _) => true,
+        (Initiator::Iscsi(name), Protocol::Iscsi) | (Initiator::Nvme(name), Protocol::Nvme) => {
+            name == initiator
+        }
+        (Initiator::Iscsi(_) | Initiator::Nvme(_), _) => false,
     };
-    record.stage == Stage::Ready && record.protocols.iscsi && record.allow.iter().any(allows)
+    let is_exported = match protocol {
+        Protocol::Iscsi => record.protocols.iscsi,
+        Protocol::Nvme => record.protocols.nvme,
+    };
+    record.stage == Stage::Ready && is_exported && record.allow.iter().any(allows)
 }
 
 /// Connections that have logged in, put together to sessions.
 pub(super) fn sessions(volumes: &[(Stored, Observed)], cores: &[CoreReport]) -> Vec<Session> {
+    let records = || volumes.iter().map(|(stored, _)| &stored.record);
+    let subsystems: BTreeMap<_, _> = records().map(|r| (r.id, r.nvme_subsystem.as_str())).collect();
     let reached = |protocol, initiator: &str, target: &str| {
-        let records = volumes.iter().map(|(stored, _)| &stored.record);
-        let reaches = |r: &&VolumeRecord| match protocol {
-            Protocol::Iscsi => r.target() == target && maps_to(r, initiator),
-            Protocol::Nvme => r.nvme_subsystem == target,
+        let stands_behind = |r: &VolumeRecord| match protocol {
+            Protocol::Iscsi => r.target() == target,
+            Protocol::Nvme => subsystems.get(&r.owner()) == Some(&target),
         };
-        records.filter(reaches).map(|r| r.name.clone()).collect()
+        let reaches = |r: &&VolumeRecord| stands_behind(r) && maps_to(r, protocol, initiator);
+        records().filter(reaches).map(|r| r.name.clone()).collect()
     };
     let mut together = BTreeMap::<_, Session>::new();
     for connection in cores.iter().flat_map(|core| &core.sessions) {
@@ -307,7 +314,7 @@ mod tests {
 
     #[test]
     fn queues_of_one_host_are_one_session() {
-        let v = record("v");
+        let v = VolumeRecord { allow: ["any".parse().unwrap()].into(), ..record("v") };
         let nqn = v.nvme_subsystem.clone();
         let volumes = [(Stored { record: v, revision: Revision(1) }, Observed::Closed)];
         let pool = rt::buf::Pool::new(4096).unwrap().usage();

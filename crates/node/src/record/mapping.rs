@@ -1,4 +1,5 @@
-//! Behind which target a volume stands, and what stands behind its own (RFD 0017, 3).
+//! Behind which target and subsystem a volume stands, and what stands behind its own (RFD 0017, 3;
+//! RFD 0019, 4).
 
 use std::collections::BTreeMap;
 
@@ -42,6 +43,12 @@ impl VolumeRecord {
     #[must_use]
     pub fn target(&self) -> &str {
         self.mapping.behind.as_ref().map_or(&self.iscsi_target, |b| &b.target)
+    }
+
+    /// Its namespace identifier in the subsystem of that volume: they count from 1.
+    #[must_use]
+    pub fn namespace(&self) -> u32 {
+        u32::from(self.mapping.lun) + 1
     }
 }
 

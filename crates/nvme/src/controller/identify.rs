@@ -76,14 +76,14 @@ impl Controller {
         sqe: &Sqe,
         buffers: &mut BufsMut,
     ) -> Result<Completion, Fault> {
-        let page = self.identify_page(sqe)?;
+        let (page, nsid) = (self.identify_page(sqe)?, sqe.nsid.get());
         let mut window = Window::new(0, buffers);
         match page {
             Page::Namespace(ns) => {
-                let id = ns.map_or_else(IdentifyNamespace::zeroed, Namespace::identify);
+                let id = ns.map_or_else(IdentifyNamespace::zeroed, |ns| ns.identify(nsid));
                 window.put(0, id.as_bytes());
             }
-            Page::Independent(Some(ns)) => window.put(0, ns.independent().as_bytes()),
+            Page::Independent(Some(ns)) => window.put(0, ns.independent(nsid).as_bytes()),
             Page::Independent(None) | Page::NvmNamespace => {}
             Page::Descriptors(ns) => window.put(0, &ns.descriptors()),
             Page::Controller => window.put(0, self.identify_controller().as_bytes()),
@@ -190,8 +190,8 @@ impl Controller {
         id.oaes = (Kind::Namespaces.bit() | Kind::Ana.bit()).into();
         id.anatt = ANATT;
         id.anacap = ANACAP;
-        id.anagrpmax = self.limits.ana_groups.into();
-        id.nanagrpid = self.limits.ana_groups.into();
+        id.anagrpmax = self.limits.namespaces.into();
+        id.nanagrpid = self.limits.namespaces.into();
         id.sqes = 0x66;
         id.cqes = 0x44;
         id.nn = self.limits.namespaces.into();

@@ -253,7 +253,7 @@ impl Controller {
         }
         // NVMe Base 2.0, 3.2.1.4: an inactive identifier is an invalid field.
         let ns = *self.valid(nsid)?.ok_or(Fault::field(field::NSID))?;
-        self.accessible(&ns)?;
+        self.accessible(nsid)?;
         let op = self.op(opcode, sqe, &ns)?;
         let data_out = match op {
             IoOp::Write { .. }
@@ -269,10 +269,10 @@ impl Controller {
         Ok(IoCommand { nsid, data_out, op })
     }
 
-    /// NVMe Base 2.0, 8.1: what the access state of the group allows. In the state Change the
+    /// NVMe Base 2.0, 8.1: what the access state allows. In the state Change the
     /// volume holds commands, and answers those that it gives back.
-    fn accessible(&self, ns: &Namespace) -> Result<(), Fault> {
-        Err(Fault::new(match self.ana.of(ns.ana_group).0 {
+    fn accessible(&self, nsid: u32) -> Result<(), Fault> {
+        Err(Fault::new(match self.ana.of(nsid).0 {
             AnaState::Inaccessible => Status::ANA_INACCESSIBLE,
             AnaState::PersistentLoss => Status::ANA_PERSISTENT_LOSS,
             _ => return Ok(()),

@@ -1,6 +1,5 @@
 //! Get Log Page (NVMe Base 2.0, 5.16).
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use block::BufsMut;
@@ -122,7 +121,7 @@ impl Controller {
             LogId::ChangedNamespaces => Some(MAX_CHANGED as u64 * 4),
             LogId::Effects => Some(EFFECTS_BYTES),
             LogId::Ana => {
-                let (groups, namespaces) = (self.groups().len(), self.namespaces.len());
+                let (groups, namespaces) = (self.namespaces.len(), self.namespaces.len());
                 let bytes = size_of::<AnaHeader>() + groups * size_of::<AnaGroup>();
                 Some((bytes + namespaces * 4) as u64)
             }
@@ -216,43 +215,28 @@ impl Controller {
         }
     }
 
-    /// The groups that have namespaces, and which those are. A controller whose namespaces are
-    /// all in one group has that group also when there are none.
-    fn groups(&self) -> BTreeMap<u32, Vec<u32>> {
-        let mut groups = BTreeMap::<u32, Vec<u32>>::new();
-        if self.limits.ana_groups == 1 {
-            groups.insert(1, Vec::new());
-        }
-        for (&nsid, ns) in &self.namespaces {
-            groups.entry(ns.ana_group).or_default().push(nsid);
-        }
-        groups
-    }
-
     /// Asymmetric Namespace Access (NVMe Base 2.0, 5.16.1.11): the groups that contain
-    /// namespaces.
+    /// namespaces, each one of its own.
     fn write_ana(&self, window: &mut Window<'_>, groups_only: bool) {
-        let groups = self.groups();
         let header = AnaHeader {
             change_count: self.ana.changes.into(),
-            groups: u16::try_from(groups.len()).unwrap_or(u16::MAX).into(),
+            groups: u16::try_from(self.namespaces.len()).unwrap_or(u16::MAX).into(),
             reserved: [0; 6],
         };
         window.put(0, header.as_bytes());
         let mut at = size_of::<AnaHeader>() as u64;
-        for (group, namespaces) in groups {
-            let namespaces = if groups_only { Vec::new() } else { namespaces };
-            let (state, change_count) = self.ana.of(group);
+        for &nsid in self.namespaces.keys() {
+            let (state, change_count) = self.ana.of(nsid);
             let descriptor = AnaGroup {
-                group: group.into(),
-                namespaces: u32::try_from(namespaces.len()).unwrap_or(u32::MAX).into(),
+                group: nsid.into(),
+                namespaces: u32::from(!groups_only).into(),
                 change_count: change_count.into(),
                 state: state.0,
                 reserved: [0; 15],
             };
             window.put(at, descriptor.as_bytes());
             at += size_of::<AnaGroup>() as u64;
-            for nsid in namespaces {
+            if !groups_only {
                 window.put(at, U32::new(nsid).as_bytes());
                 at += 4;
             }

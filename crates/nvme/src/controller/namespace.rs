@@ -39,8 +39,8 @@ pub struct Namespace {
     pub thin: bool,
     /// Whether it keeps reservations.
     pub keeps_reservations: bool,
-    /// Group of namespaces that share an access state.
-    pub ana_group: u32,
+    /// Whether controllers of other nodes reach it too.
+    pub is_shared: bool,
 }
 
 impl Namespace {
@@ -57,7 +57,7 @@ impl Namespace {
         if self.keeps_reservations { RESCAP } else { 0 }
     }
 
-    pub(super) fn identify(&self) -> IdentifyNamespace {
+    pub(super) fn identify(&self, nsid: u32) -> IdentifyNamespace {
         let info = &self.info;
         let physical = info.physical_block_size / info.block_size.max(1);
         let write_granularity = zero_based(physical);
@@ -77,7 +77,7 @@ impl Namespace {
         id.nows = write_granularity.into();
         (id.mssrl, id.mcl) = (copy::longest_range(info).into(), copy::longest(info).into());
         id.msrc = copy::MAX_RANGES - 1;
-        id.anagrpid = self.ana_group.into();
+        id.anagrpid = nsid.into();
         id.nsattr = self.attributes();
         id.nguid = self.nguid;
         id.eui64 = self.eui64.unwrap_or_default();
@@ -85,13 +85,13 @@ impl Namespace {
         id
     }
 
-    pub(super) fn independent(&self) -> IndependentNamespace {
+    pub(super) fn independent(&self, nsid: u32) -> IndependentNamespace {
         IndependentNamespace {
             nsfeat: self.features(),
             nmic: NMIC_SHARED,
             rescap: self.reservations(),
             fpi: 0,
-            anagrpid: self.ana_group.into(),
+            anagrpid: nsid.into(),
             nsattr: self.attributes(),
             reserved9: 0,
             nvmsetid: 0.into(),

@@ -41,7 +41,7 @@ pub fn namespace() -> Namespace {
         eui64: Some([0x33; 8]),
         thin: true,
         keeps_reservations: true,
-        ana_group: 1,
+        is_shared: false,
     }
 }
 

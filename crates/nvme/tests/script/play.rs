@@ -101,7 +101,7 @@ fn namespace(blocks: u64) -> Namespace {
         eui64: None,
         thin: true,
         keeps_reservations: true,
-        ana_group: 1,
+        is_shared: false,
     }
 }
 

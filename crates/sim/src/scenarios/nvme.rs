@@ -179,7 +179,8 @@ impl Talk for Nvme {
 
     fn announce(catalog: &mut Catalog, id: VolumeId, access: Access) {
         let namespaces = [(NSID, id)].into();
-        let subsystem = Subsystem { core: 0, namespaces, serial: "WR0001".into(), access };
+        let serial = "WR0001".into();
+        let subsystem = Subsystem { namespaces, serial, access, ..Subsystem::default() };
         catalog.subsystems.insert(SUBSYSTEM.to_owned(), subsystem);
     }
 

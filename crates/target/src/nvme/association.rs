@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{Event, Host, view};
-use crate::catalog::{Catalog, NodeIndex, VolumeId};
+use crate::catalog::{Catalog, NodeIndex, Subsystem, VolumeId};
 use crate::conn::Inbox;
 use crate::server::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS, Server};
 
@@ -72,11 +72,11 @@ impl Shared {
     pub(crate) fn access_changed(&self, id: VolumeId, access: Access) {
         let mut told = Vec::new();
         for controller in self.controllers.borrow_mut().iter_mut() {
-            let of = |ns: &&Namespace| ns.uuid == id.0 && ns.ana_group != view::OWN_GROUP;
-            let groups: Vec<_> =
-                controller.namespaces().values().filter(of).map(|ns| ns.ana_group).collect();
-            for group in groups {
-                controller.set_ana(group, view::ana_state(access));
+            let of = |(_, ns): &(&u32, &Namespace)| ns.uuid == id.0 && ns.is_shared;
+            let namespaces: Vec<_> =
+                controller.namespaces().iter().filter(of).map(|(nsid, _)| *nsid).collect();
+            for nsid in namespaces {
+                controller.set_ana(nsid, view::ana_state(access));
                 told.push(controller.id());
             }
         }
@@ -87,15 +87,16 @@ impl Shared {
         }
     }
 
-    /// Tells a controller how its namespaces are to be used that other nodes serve too.
+    /// Tells a controller how its namespaces are to be used.
     fn set_states(&self, server: &Server, cntlid: u16) {
         self.with(cntlid, |controller| {
-            for ns in controller.namespaces().clone().values() {
-                let served = server.volume(VolumeId(ns.uuid));
-                let access = served.and_then(|s| s.access_in(&server.catalog()));
-                if let Some(access) = access.filter(|_| ns.ana_group != view::OWN_GROUP) {
-                    controller.set_ana(ns.ana_group, view::ana_state(access));
-                }
+            for (nsid, ns) in controller.namespaces().clone() {
+                let access = match server.volume(VolumeId(ns.uuid)) {
+                    // Nobody but this node serves it, and it does.
+                    Some(served) => served.access_in(&server.catalog()).unwrap_or_default(),
+                    None => Access::Unavailable,
+                };
+                controller.set_ana(nsid, view::ana_state(access));
             }
         });
     }
@@ -260,6 +261,10 @@ impl Host {
         if !view::admits(&entry.access, &connect.hostnqn) {
             return Decision::Here(Err(Connect::refuse_host()));
         }
+        if !entry.serves() {
+            // Nothing of it is here for now: the host is to come again.
+            return Decision::Here(Err(Connect::refuse_busy()));
+        }
         if entry.core != server.core().id() {
             return Decision::AtCore(entry.core);
         }
@@ -267,7 +272,8 @@ impl Host {
             return Decision::Here(server.nvme.controllers.borrow_mut().connect_io(connect));
         }
         let subsystem = view::subsystem(&connect.subnqn, &entry.serial);
-        let role = Role::Io(view::namespaces(server, &catalog, &connect.subnqn));
+        let who = (connect.subnqn.as_str(), connect.hostnqn.as_str());
+        let role = Role::Io(view::namespaces(server, &catalog, who, &BTreeMap::new()));
         Decision::Here(admin(server, connect, &subsystem, role))
     }
 
@@ -292,9 +298,16 @@ impl Host {
         if !welcome {
             return server.nvme.end(seat.cntlid, "the host may not use this subsystem any more");
         }
-        let namespaces = view::namespaces(&server, &catalog, &nqn);
-        if server.nvme.with(seat.cntlid, |c| regroups(c, &namespaces)) == Some(true) {
-            return server.nvme.end(seat.cntlid, "its namespaces are in other ANA groups now");
+        if !catalog.subsystems.get(&nqn).is_some_and(Subsystem::serves) {
+            // A host without multipathing waits for a connection, and not for a namespace.
+            return server.nvme.end(seat.cntlid, "nothing of its subsystem is served for now");
+        }
+        let before = server.nvme.with(seat.cntlid, |c| c.namespaces().clone());
+        let who = (nqn.as_str(), hostnqn.as_str());
+        let namespaces = view::namespaces(&server, &catalog, who, &before.unwrap_or_default());
+        let is_shared = namespaces.values().any(|ns| ns.is_shared);
+        if is_shared && !catalog.node.controllers().contains(&seat.cntlid) {
+            return server.nvme.end(seat.cntlid, "another node may have its identifier now");
         }
         server.nvme.with(seat.cntlid, |c| c.set_namespaces(namespaces));
         server.nvme.set_states(&server, seat.cntlid);
@@ -344,17 +357,6 @@ impl Host {
     }
 }
 
-/// Whether a controller has promised otherwise than these namespaces need: more groups than it has
-/// announced, or another group for one that stays (ANACAP; NVMe Base 2.0, 5.17.2.1). The host
-/// connects again and finds a new controller.
-fn regroups(controller: &Controller, namespaces: &BTreeMap<u32, Namespace>) -> bool {
-    namespaces.iter().any(|(nsid, new)| {
-        let old = controller.namespaces().get(nsid).filter(|old| old.uuid == new.uuid);
-        new.ana_group > controller.limits().ana_groups
-            || old.is_some_and(|old| old.ana_group != new.ana_group)
-    })
-}
-
 /// Connects an admin queue.
 fn admin(
     server: &Server,
@@ -364,11 +366,7 @@ fn admin(
 ) -> Result<Connected, Completion> {
     let shared = &server.nvme;
     let max_transfer_bytes = max_transfer(server, &role);
-    let ana_groups = match &role {
-        Role::Io(namespaces) => view::ana_groups(namespaces),
-        Role::Discovery(_) => view::OWN_GROUP,
-    };
-    let limits = Limits { max_transfer_bytes, ana_groups, ..Limits::default() };
+    let limits = Limits { max_transfer_bytes, ..Limits::default() };
     let now = shared.now();
     let mut controllers = shared.controllers.borrow_mut();
     let connected = controllers.connect_admin(connect, subsystem, role, limits, now)?;

@@ -63,9 +63,8 @@ impl Host {
                     self.caller(&served);
                     Whose::One(served)
                 }
-                // It has just been taken away; the controller is about to hear of it.
                 None => {
-                    let status = Status::INVALID_NAMESPACE.do_not_retry();
+                    let status = self.not_here(command.nsid);
                     self.has_failed(sqe.fuse(), status);
                     return self.complete_failed(tag, status);
                 }
@@ -318,6 +317,17 @@ impl Host {
         let seat = self.seat?;
         let uuid = |c: &mut nvme::Controller| c.namespaces().get(&nsid).map(|ns| ns.uuid);
         self.server().nvme.with(seat.cntlid, uuid)?.map(VolumeId)
+    }
+
+    /// What is told of a namespace whose volume is not here, before the controller has heard of that:
+    /// it was taken away, or this node does not serve it for now.
+    pub(super) fn not_here(&self, nsid: u32) -> Status {
+        let catalog = self.server().catalog();
+        let listed = |id| catalog.subsystems.values().any(|s| s.namespaces.get(&nsid) == Some(&id));
+        match self.behind(nsid) {
+            Some(id) if listed(id) => Status::ANA_TRANSITION,
+            _ => Status::INVALID_NAMESPACE.do_not_retry(),
+        }
     }
 
     /// The volume behind a namespace.

@@ -80,18 +80,17 @@ impl Host {
 
     /// An admin command about reservations begins.
     pub(super) fn on_consultation(&mut self, tag: Tag, sqe: Sqe, what: Consultation) {
-        let gone = Status::INVALID_NAMESPACE.do_not_retry();
         match what {
             Consultation::TellPersistence { nsid } => match self.volume(nsid) {
                 Some(served) => self.consult(tag, sqe, &served, None),
-                None => self.complete_failed(tag, gone),
+                None => self.complete_failed(tag, self.not_here(nsid)),
             },
             Consultation::Persist { nsid, persists } => {
                 let all = nsid == NSID_ALL;
                 let volumes =
                     if all { self.volumes() } else { self.volume(nsid).into_iter().collect() };
                 if volumes.is_empty() && !all {
-                    return self.complete_failed(tag, gone);
+                    return self.complete_failed(tag, self.not_here(nsid));
                 }
                 self.alter(tag, sqe, &volumes, Change::Persist(persists));
             }

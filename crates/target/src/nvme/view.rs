@@ -7,26 +7,10 @@ use std::rc::Rc;
 use block::Access;
 use nvme::fabrics::DISCOVERY_NQN;
 use nvme::log::AnaState;
-use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Limits, Namespace, Subsystem};
+use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Namespace, Subsystem};
 
-use crate::catalog::{self, Catalog};
+use crate::catalog::{self, Catalog, VolumeId};
 use crate::server::Server;
-
-/// The group of all namespaces that only this node serves.
-pub(super) const OWN_GROUP: u32 = 1;
-
-/// The group of a namespace that several nodes serve: its own, for its state is, and the same on
-/// every node.
-fn shared_group(nsid: u32) -> u32 {
-    nsid.saturating_add(OWN_GROUP)
-}
-
-/// Groups that a controller announces with these namespaces: as many as there may be, or the
-/// one.
-pub(super) fn ana_groups(namespaces: &BTreeMap<u32, Namespace>) -> u32 {
-    let shared = namespaces.values().any(|ns| ns.ana_group != OWN_GROUP);
-    if shared { shared_group(Limits::default().namespaces) } else { OWN_GROUP }
-}
 
 /// How a controller of this node reaches a namespace (NVMe Base 2.0, 8.1).
 pub(super) fn ana_state(access: Access) -> AnaState {
@@ -57,25 +41,29 @@ pub(super) fn discovery_subsystem() -> Rc<Subsystem> {
     subsystem(DISCOVERY_NQN, "discovery")
 }
 
-/// The namespaces of a subsystem, as the catalog and the volumes of this core have them.
+/// The namespaces of a subsystem that a host sees, as the catalog and the volumes of this core have
+/// them; those that are not here for now as they were `before`.
 pub(super) fn namespaces(
     server: &Server,
     catalog: &Catalog,
-    nqn: &str,
+    (nqn, hostnqn): (&str, &str),
+    before: &BTreeMap<u32, Namespace>,
 ) -> BTreeMap<u32, Namespace> {
     let Some(entry) = catalog.subsystems.get(nqn) else { return BTreeMap::new() };
-    let namespace = |(&nsid, &id)| {
-        let served = server.volume(id)?;
+    let namespace = |(nsid, id): (u32, VolumeId)| {
+        let Some(served) = server.volume(id) else {
+            let before = before.get(&nsid).filter(|before| before.uuid == id.0)?;
+            return Some((nsid, *before));
+        };
         let info = served.volume.info();
         let (uuid, nguid) = (id.0, id.0);
-        let shared = served.access_in(catalog).is_some();
-        let ana_group = if shared { shared_group(nsid) } else { OWN_GROUP };
+        let is_shared = served.access_in(catalog).is_some();
         let (thin, keeps_reservations) = (served.thin, served.volume.gate().is_some());
         let namespace =
-            Namespace { info, uuid, nguid, eui64: None, thin, keeps_reservations, ana_group };
+            Namespace { info, uuid, nguid, eui64: None, thin, keeps_reservations, is_shared };
         Some((nsid, namespace))
     };
-    entry.namespaces.iter().filter_map(namespace).collect()
+    entry.maps(hostnqn).filter_map(namespace).collect()
 }
 
 /// What discovery tells this host, who came to `local`: the subsystems that it may use, at every
@@ -87,10 +75,12 @@ pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> 
         portals => portals.to_vec(),
     };
     let mut entries = Vec::new();
-    for (nqn, entry) in catalog.subsystems.iter().filter(|(_, s)| admits(&s.access, hostnqn)) {
-        let shared = catalog.shares_any(entry.namespaces.values());
+    let admits = |(_, s): &(&String, &catalog::Subsystem)| s.serves() && admits(&s.access, hostnqn);
+    for (nqn, entry) in catalog.subsystems.iter().filter(admits) {
+        let seen: Vec<_> = entry.maps(hostnqn).map(|(_, id)| id).collect();
+        let shared = catalog.shares_any(&seen);
         let here = (if shared { catalog.node.first_portal() } else { 1 }, &portals);
-        let others = catalog.others_serving(entry.namespaces.values());
+        let others = catalog.others_serving(&seen);
         let others = others.into_iter().map(|(node, at)| (node.first_portal(), &at.nvme));
         for (first, portals) in std::iter::once(here).chain(others) {
             for (port_id, &address) in (first..).zip(portals) {

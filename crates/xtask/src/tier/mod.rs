@@ -116,7 +116,7 @@ pub(crate) const TIERS: &[Tier] = &[
     },
     Tier {
         name: "nvme",
-        about: "a mirrored volume through both nodes: reservations of two NVMe hosts while nodes die",
+        about: "a mirrored volume through both nodes: reservations of two NVMe hosts, and namespaces that come and go, while nodes die",
         budget: minutes(3),
         packages: || [guest::packages(), mirror_packages()].concat(),
         processes: true,

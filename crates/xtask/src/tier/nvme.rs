@@ -1,9 +1,9 @@
-//! A mirrored volume as NVMe hosts see it, through both of its nodes.
+//! Mirrored volumes as NVMe hosts see them, through both of their nodes.
 
 use super::accidents;
 use crate::{
     cluster::{A, B, Cluster, Mirrored},
-    guest::{self, Kernel, Order},
+    guest::{self, Kernel, Order, Signs},
     house::House,
     node::Profile,
 };
@@ -17,6 +17,15 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// Steps of `nvme-reservations.sh` in which a node dies.
 const STEPS: usize = 5;
 
+/// The volumes of `nvme-namespaces.sh`, and how many steps of it a node dies in.
+const FIRST: &str = "first";
+const SECOND: &str = "second";
+const DEATHS: usize = 2;
+/// The second one's LUN, and its namespace identifier.
+const LUN: &str = "7";
+const NSID: &str = "8";
+const MEGABYTES: usize = 16;
+
 pub(super) fn run(house: &House) -> Result<()> {
     let directory = house.directory("nvme")?;
     let mut cluster = Cluster::start(house, &directory, Profile::Dev)?;
@@ -27,8 +36,61 @@ pub(super) fn run(house: &House) -> Result<()> {
     let kernel = Kernel::choose(house)?;
     reservations(house, &kernel, &mut cluster, &volume);
     house.check("both copies hold the same bytes", || cluster.copies_are_equal(&volume));
+    let first = cluster.create(FIRST, SIZE)?;
+    cluster.create(SECOND, SIZE)?;
+    namespaces(house, &kernel, &mut cluster, &first);
     house.check("all nodes end in order", || cluster.stop());
     Ok(())
+}
+
+/// A subsystem that gets a second namespace and loses it again, while nodes die.
+fn namespaces(house: &House, kernel: &Kernel, cluster: &mut Cluster, first: &Mirrored) {
+    let portals = [A, B].map(|n| guest::reaches(cluster.nodes[n].nvme).to_string()).join(" ");
+    let text = |text: &str| text.to_owned();
+    let variables = vec![
+        ("PORTALS", portals),
+        ("SUBSYSTEM", first.exported.subsystem.nqn.clone()),
+        ("HOSTNQN", text("nqn.2026-01.net.example:host-3")),
+        ("HOSTID", text("00000000-0000-4000-8000-000000000003")),
+        ("NSID", text(NSID)),
+        ("MEGABYTES", MEGABYTES.to_string()),
+    ];
+    let order = Order {
+        script: "nvme-namespaces.sh",
+        variables,
+        files: Vec::new(),
+        kernel: &[],
+        memory_mib: 512,
+        limit: LIMIT,
+    };
+    house.display.working(&format!("{}: namespaces of a subsystem", kernel.name()));
+    let ran = guest::run_beside(house, kernel, &order, |signs| {
+        asks(signs, "join-1", "joined-1", || {
+            let words = ["volume", "target", SECOND, "--join", FIRST, "--lun", LUN];
+            cluster.nodes[B].command(&words).map(drop)
+        })?;
+        accidents::of_nodes(cluster, signs, DEATHS)?;
+        asks(signs, "part-1", "parted-1", || {
+            let words = ["volume", "target", SECOND, "--own", "--force"];
+            cluster.nodes[A].command(&words).map(drop)
+        })
+    });
+    if !ran.is_ok_and(|(clean, ())| clean) {
+        cluster.show_logs(house);
+        house.fail("namespaces of a subsystem", "the guest did not come to its end");
+    }
+}
+
+/// Does something when the guest wants it.
+fn asks(
+    signs: &Signs<'_>,
+    wants: &str,
+    done: &str,
+    act: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    signs.wait_for(wants)?;
+    act()?;
+    signs.tell(done)
 }
 
 /// Reservations of two hosts, while nodes die in the middle of each step.

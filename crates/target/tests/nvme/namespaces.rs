@@ -1,0 +1,186 @@
+//! Subsystems with several namespaces: who sees which, and what a host hears when one comes, goes, or is
+//! not served for now (RFD 0019, 4).
+
+use super::*;
+
+/// A subsystem with volumes A and B as namespaces 1 and 6.
+fn both() -> Subsystem {
+    let access = Access { any: Some(Admission::default()), ..Access::default() };
+    let namespaces = [(1, A), (6, B)].into();
+    Subsystem { namespaces, serial: "1".into(), access, ..Subsystem::default() }
+}
+
+/// A server of volumes A and B, in a subsystem with these namespaces, and where it listens.
+async fn serve_both(core: &Core, subsystem: Subsystem) -> (Rc<Server>, SocketAddr) {
+    let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+    for id in [A, B] {
+        add(&server, id, disk());
+    }
+    server.set_catalog(of(subsystem));
+    let at = listen(core, &server, Service::Nvme).await;
+    (server, at)
+}
+
+fn on(nsid: u32, sqe: Sqe) -> Sqe {
+    Sqe { nsid: nsid.into(), ..sqe }
+}
+
+impl Queue {
+    /// The active namespaces.
+    async fn namespaces(&mut self) -> Vec<u32> {
+        let list = self.identify(2, 0).await;
+        let ids = list.chunks_exact(4).map(|id| dword(id, 0));
+        ids.take_while(|id| *id != 0).collect()
+    }
+
+    /// How a write of a block of a namespace ends.
+    async fn write_to(&mut self, nsid: u32, byte: u8) -> Status {
+        let capsule = self.host.capsule(on(nsid, rw(NvmOpcode::Write, 7, 1)), &[byte; 512]);
+        self.send(&capsule).await;
+        self.status(7).await.0
+    }
+
+    /// Has it tell of namespaces and access states.
+    async fn wants_events(&mut self) {
+        let mut events = Sqe::new(AdminOpcode::SetFeatures.0, 8, 0);
+        (events.cdw10[0], events.cdw10[1]) = (0x0b.into(), (1 << 11 | 1 << 8).into());
+        self.command(events).await;
+        assert!(self.status(8).await.0.is_success());
+    }
+
+    /// The next event, once `cause` has happened.
+    async fn event(&mut self, cause: impl FnOnce()) -> u64 {
+        self.command(Sqe::new(AdminOpcode::AsyncEventRequest.0, 30, 0)).await;
+        cause();
+        self.status(30).await.1
+    }
+
+    /// The log of changed namespaces.
+    async fn changed(&mut self) -> u32 {
+        let mut log = Sqe::new(AdminOpcode::GetLogPage.0, 9, 0);
+        log.cdw10[0] = (0x04 | 1023 << 16).into();
+        dword(&self.fetch(log, 4096).await, 0)
+    }
+}
+
+const NAMESPACE_CHANGED: u64 = 0x0004_0002;
+const ANA_CHANGED: u64 = 0x000c_0302;
+
+/// NVMe Base 2.0, 2.1: each volume is a namespace, and a host sees those that it is allowed to.
+#[test]
+fn volumes_are_namespaces_of_one_subsystem() {
+    on_core(async |core| {
+        let (server, at) = serve_both(&core, both()).await;
+        let (mut admin, mut io) = associate(&core, at).await;
+        assert_eq!(admin.namespaces().await, [1, 6]);
+        let groups =
+            (dword(&admin.identify(0, 1).await, 92), dword(&admin.identify(0, 6).await, 92));
+        assert_eq!(groups, (1, 6), "ANAGRPID");
+        assert_eq!(io.write_to(6, 0x66).await, Status::SUCCESS);
+        let [a, b] = [A, B].map(|id| Rc::clone(&server.volume(id).unwrap().volume));
+        assert_eq!((first_byte(&core, &a).await, first_byte(&core, &b).await), (0, 0x66));
+        // B is for somebody else from now on.
+        admin.wants_events().await;
+        let masks = [(6, ["nqn.2026-01.com.example:other".to_owned()].into())].into();
+        let hide = || server.set_catalog(of(Subsystem { masks, ..both() }));
+        assert_eq!(admin.event(hide).await, NAMESPACE_CHANGED);
+        assert_eq!((admin.changed().await, admin.namespaces().await), (6, vec![1]));
+        assert_eq!(io.write_to(6, 1).await.code(), Status::INVALID_FIELD, "inactive");
+        assert_eq!(io.write_to(1, 0x11).await, Status::SUCCESS);
+        let (mut admin, mut io) = associate(&core, at).await;
+        assert_eq!(admin.namespaces().await, [1]);
+        assert_eq!(io.write_to(6, 1).await.code(), Status::INVALID_FIELD);
+        assert_eq!((first_byte(&core, &a).await, first_byte(&core, &b).await), (0x11, 0x66));
+    });
+}
+
+/// 5.2: namespaces come and go while the host is there.
+#[test]
+fn namespaces_come_and_go() {
+    on_core(async |core| {
+        let (server, at) = serve_both(&core, catalog(A).subsystems[SUBNQN].clone()).await;
+        let (mut admin, mut io) = associate(&core, at).await;
+        admin.wants_events().await;
+        assert_eq!(admin.namespaces().await, [1]);
+        assert_eq!(admin.event(|| server.set_catalog(of(both()))).await, NAMESPACE_CHANGED);
+        assert_eq!((admin.changed().await, admin.namespaces().await), (6, vec![1, 6]));
+        assert_eq!(io.write_to(6, 1).await, Status::SUCCESS);
+        let last = || server.set_catalog(of(Subsystem { namespaces: [(6, B)].into(), ..both() }));
+        assert_eq!(admin.event(last).await, NAMESPACE_CHANGED);
+        assert_eq!((admin.changed().await, admin.namespaces().await), (1, vec![6]));
+        assert_eq!(io.write_to(1, 1).await.code(), Status::INVALID_FIELD);
+        assert_eq!(io.write_to(6, 1).await, Status::SUCCESS);
+    });
+}
+
+/// 8.1: what the node does not serve for now is there, and not to be used through it; what it is told
+/// from the moment on that its volume has gone has another path tried, or waited for.
+#[test]
+fn a_namespace_that_is_away_is_inaccessible() {
+    on_core(async |core| {
+        let (server, at) = serve_both(&core, both()).await;
+        let (mut admin, mut io) = associate(&core, at).await;
+        admin.wants_events().await;
+        let old = server.remove_volume(B).unwrap();
+        old.volume.close(&core.pool().account()).await.unwrap();
+        let early = io.write_to(6, 1).await;
+        assert_eq!((early.code(), early.is_final()), (Status::ANA_TRANSITION, false));
+        let goes = || server.set_catalog(of(Subsystem { away: [6].into(), ..both() }));
+        assert_eq!(admin.event(goes).await, ANA_CHANGED);
+        let log = admin.ana(16 + 2 * 36).await;
+        assert_eq!(
+            (log[8], log[32], dword(&log, 52), log[68]),
+            (2, 1, 6, 3),
+            "optimized, inaccessible"
+        );
+        assert_eq!(admin.namespaces().await, [1, 6]);
+        assert_eq!(io.write_to(6, 1).await.code(), Status::ANA_INACCESSIBLE);
+        assert_eq!(io.write_to(1, 1).await, Status::SUCCESS);
+        // One that comes meanwhile has not seen it, and hears when it is back.
+        let (mut late, _late_io) = associate(&core, at).await;
+        late.wants_events().await;
+        assert_eq!(late.namespaces().await, [1]);
+        let back = || {
+            add(&server, B, disk());
+            server.set_catalog(of(both()));
+        };
+        assert_eq!(admin.event(back).await, ANA_CHANGED);
+        assert_eq!(admin.ana(16 + 2 * 36).await[68], 1, "optimized");
+        assert_eq!(io.write_to(6, 1).await, Status::SUCCESS);
+        let request = Sqe::new(AdminOpcode::AsyncEventRequest.0, 30, 0);
+        late.command(request).await;
+        assert_eq!(late.status(30).await.1, NAMESPACE_CHANGED);
+        assert_eq!(late.namespaces().await, [1, 6]);
+    });
+}
+
+/// 6.3: a subsystem of which nothing is served for now ends its associations, and has hosts come again:
+/// a refusal for good would have Linux give the path up.
+#[test]
+fn a_subsystem_that_is_away_asks_its_hosts_to_come_again() {
+    on_core(async |core| {
+        let (server, at) = serve_both(&core, both()).await;
+        let (mut admin, _io) = associate(&core, at).await;
+        for id in [A, B] {
+            server.remove_volume(id).unwrap();
+        }
+        server.set_catalog(of(Subsystem { away: [1, 6].into(), core: 7, ..both() }));
+        assert!(timeout(PATIENCE, admin.receive()).await.expect("it is told").is_none());
+        let (_, status) = Queue::try_connect(&core, at, &connect(0, 0)).await;
+        assert_eq!((status.code(), status.is_final()), (Status::CONNECT_BUSY, false));
+        let mut discoverer = Queue::connect(&core, at, &discovery()).await;
+        discoverer.command(Property::encode(1, 0x14, false, Some(0x0046_0001))).await;
+        assert!(discoverer.status(1).await.0.is_success());
+        let mut page = Sqe::new(AdminOpcode::GetLogPage.0, 9, 0);
+        page.cdw10[0] = (0x70 | (1024 / 4 - 1) << 16).into();
+        assert_eq!(discoverer.fetch(page, 1024).await[8], 0, "NUMREC");
+        for id in [A, B] {
+            add(&server, id, disk());
+        }
+        server.set_catalog(of(both()));
+        assert_eq!(discoverer.fetch(page, 1024).await[8], 1, "NUMREC");
+        let (mut admin, mut io) = associate(&core, at).await;
+        assert_eq!(admin.namespaces().await, [1, 6]);
+        assert_eq!(io.write_to(1, 1).await, Status::SUCCESS);
+    });
+}
