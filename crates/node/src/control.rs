@@ -490,6 +490,7 @@ impl Control {
         let mut catalog =
             publish::catalog(listed, &ring, &portals.iscsi, &portals.nvme, generation);
         catalog.redirect = self.0.settings.redirect;
+        catalog.is_incomplete = !self.0.state.damaged().is_empty();
         if let Some(membership) = self.membership() {
             let mirrors = all.iter().map(|l| (&l.stored.record, l.mirror.as_ref().map(|m| &m.0)));
             let nodes = membership.nodes.borrow();

@@ -9,8 +9,8 @@ use api::Initiator;
 use layers::mirror::record::Record;
 use peer::NodeId;
 use target::catalog::{
-    Admission, Away, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode, Subsystem,
-    VolumeId,
+    Absent, Admission, Away, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode,
+    Subsystem, VolumeId,
 };
 use uuid::Uuid;
 
@@ -146,8 +146,8 @@ fn subsystems(
         for (record, away) in door.units.into_values() {
             let nsid = record.namespace();
             subsystem.namespaces.insert(nsid, volume_id(record.id));
-            subsystem.away.extend(away.map(|_| nsid));
-            admit_hosts(&mut subsystem, nsid, record);
+            subsystem.away.extend(away.map(|_| (nsid, absent(record))));
+            admit_hosts(&mut subsystem, nsid, record, owner);
         }
         subsystems.insert(owner.nvme_subsystem.clone(), subsystem);
     }
@@ -248,11 +248,21 @@ fn proof(record: &VolumeRecord, initiator: Option<&str>, ring: &Ring) -> Option<
     })
 }
 
-/// Lets the hosts of a volume in to its subsystem, and has nobody else see it.
-fn admit_hosts(subsystem: &mut Subsystem, nsid: u32, record: &VolumeRecord) {
+fn absent(record: &VolumeRecord) -> Absent {
+    let block_size = record.block_size.bytes();
+    let blocks = record.size_bytes / u64::from(block_size);
+    Absent { block_size, blocks, thin: record.thin }
+}
+
+/// Lets the hosts of a volume in to its subsystem, and has nobody else see it. Where somebody has to prove
+/// who he is, nobody comes in unnamed: NVMe has no such proof (RFD 0008, 6). It is refused to ask for
+/// both, by two records that may have changed at once.
+fn admit_hosts(subsystem: &mut Subsystem, nsid: u32, record: &VolumeRecord, owner: &VolumeRecord) {
+    let guarded = record.has_chap() || owner.has_chap();
     let mut named = BTreeSet::new();
     for initiator in &record.allow {
         match initiator {
+            Initiator::Any if guarded => {}
             Initiator::Any => subsystem.access.any = Some(Admission::default()),
             Initiator::Nvme(name) => {
                 subsystem.access.named.insert(name.clone(), Admission::default());
@@ -261,7 +271,7 @@ fn admit_hosts(subsystem: &mut Subsystem, nsid: u32, record: &VolumeRecord) {
             Initiator::Iscsi(_) => {}
         }
     }
-    if !record.allow.contains(&Initiator::Any) {
+    if guarded || !record.allow.contains(&Initiator::Any) {
         subsystem.masks.insert(nsid, named);
     }
 }
@@ -444,7 +454,8 @@ mod tests {
         assert_eq!(subsystems.len(), 1);
         let subsystem = &subsystems[&records[&a].nvme_subsystem];
         assert_eq!(subsystem.namespaces, [(1, volume_id(a)), (6, volume_id(b))].into());
-        assert_eq!((subsystem.core, &subsystem.away), (1, &[6].into()), "it moves");
+        let away: Vec<_> = subsystem.away.keys().copied().collect();
+        assert_eq!((subsystem.core, away), (1, vec![6]), "it moves");
         let names = |name: &str| [name.to_owned()].into();
         assert_eq!(subsystem.masks, [(1, names(one)), (6, names(two))].into());
         assert!([one, two].iter().all(|nqn| subsystem.access.admission(nqn).is_some()));
@@ -455,6 +466,15 @@ mod tests {
         assert_eq!((subsystem.core, subsystem.namespaces.len()), (0, 1));
         assert!(subsystem.access.admission(one).is_none());
         assert!(made(&[(b, open(0))]).is_empty());
+        // Two changes at once: the owner asks for CHAP, and its guest lets anybody in.
+        let sealed = StoredChap::seal(&chap(), a, &ring(1)).unwrap();
+        records.get_mut(&a).unwrap().chap = Some(sealed);
+        records.get_mut(&b).unwrap().allow = ["any", two].map(|who| who.parse().unwrap()).into();
+        let here = [(&records[&a], open(0)), (&records[&b], open(0))];
+        let subsystems = catalog(here.into_iter(), &ring(1), &[], &[], 1).subsystems;
+        let subsystem = &subsystems[&records[&a].nvme_subsystem];
+        assert!(subsystem.access.any.is_none());
+        assert_eq!(subsystem.masks[&6], names(two));
     }
 
     /// RFD 0016, 6: its own goes before everybody's, also where anybody may come in.
@@ -494,7 +514,8 @@ mod tests {
         assert_eq!(target.away, [(0, Away::Returning)].into());
         let subsystem = &catalog.subsystems[&away.nvme_subsystem];
         assert_eq!(subsystem.namespaces, [(1, volume_id(away.id))].into());
-        assert_eq!(subsystem.away, [1].into());
+        let absent = Absent { block_size: 512, blocks: (1 << 30) / 512, thin: true };
+        assert_eq!(subsystem.away, [(1, absent)].into());
         assert_eq!((catalog.targets.len(), catalog.subsystems.len()), (1, 1));
     }
 

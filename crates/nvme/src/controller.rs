@@ -155,7 +155,8 @@ pub struct Controller {
 #[derive(Debug, Default)]
 struct Ana {
     /// By namespace: those whose state has changed, with the change count of their last change. All
-    /// others are optimized.
+    /// others are optimized. What the host was told of one that has gone is what it knows when it is
+    /// back.
     states: BTreeMap<u32, (AnaState, u64)>,
     changes: u64,
 }
@@ -295,7 +296,6 @@ impl Controller {
         }
         for nsid in old.keys().filter(|n| !self.namespaces.contains_key(n)) {
             self.events.namespace_changed(*nsid);
-            self.ana.states.remove(nsid);
         }
     }
 

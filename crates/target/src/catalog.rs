@@ -39,6 +39,8 @@ pub struct Catalog {
     pub shared: BTreeMap<VolumeId, Vec<ServingNode>>,
     /// Where initiators reach the other nodes: discovery tells it of what those serve too.
     pub others: BTreeMap<NodeIndex, Portals>,
+    /// Whether there are records that this node cannot read: what it does not know may be all the same.
+    pub is_incomplete: bool,
     /// Whether a login to a target whose volumes this node is out of is sent to a node that serves them.
     pub redirect: bool,
 }
@@ -200,7 +202,7 @@ pub struct Subsystem {
     /// Volumes by namespace identifier (from 1).
     pub namespaces: BTreeMap<u32, VolumeId>,
     /// Those of them that this node does not serve for now: hosts keep them, and are told so.
-    pub away: BTreeSet<u32>,
+    pub away: BTreeMap<u32, Absent>,
     /// Who sees one of them, by NQN; whoever may connect, where there is no such list.
     pub masks: BTreeMap<u32, BTreeSet<String>>,
     /// Serial number: up to 20 ASCII characters.
@@ -215,10 +217,21 @@ impl Subsystem {
         unmasked(&self.namespaces, &self.masks, host)
     }
 
-    /// Whether this node serves any of its volumes.
-    pub(crate) fn serves(&self) -> bool {
-        self.namespaces.len() > self.away.len()
+    /// Whether this node serves any of the volumes that `host` sees.
+    pub(crate) fn serves(&self, host: &str) -> bool {
+        self.maps(host).any(|(nsid, _)| !self.away.contains_key(&nsid))
     }
+}
+
+/// What hosts are told of a volume that is not served here for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Absent {
+    /// Size of a logical block in bytes.
+    pub block_size: u32,
+    /// Size in logical blocks.
+    pub blocks: u64,
+    /// Whether space is allocated only as it is written.
+    pub thin: bool,
 }
 
 /// Who may reach a target: nobody, unless listed.

@@ -24,7 +24,8 @@ impl Control {
         let volumes = self.0.state.all();
         let look = space::look(self.me(), &volumes, &self.0.settings.data_dir);
         let (reports, space) = tokio::join!(self.0.engine.report(Scope::All), look);
-        let usage = Usage::new(&volumes, &reports, space.taken, self.together(&reports).await);
+        let sessions = sessions(&volumes, &reports);
+        let usage = Usage::new(&sessions, &reports, space.taken, self.together(&reports).await);
         let show = |(s, o): &(Stored, Observed)| self.show_with(s, o, &usage);
         VolumeList { volumes: volumes.iter().map(show).collect() }
     }
@@ -43,7 +44,8 @@ impl Control {
         let volume = [volume];
         let look = space::look(self.me(), &volume, &self.0.settings.data_dir);
         let (reports, space) = tokio::join!(self.0.engine.report(Scope::One(id)), look);
-        let usage = Usage::new(&volume, &reports, space.taken, self.together(&reports).await);
+        let sessions = sessions(&self.0.state.all(), &reports);
+        let usage = Usage::new(&sessions, &reports, space.taken, self.together(&reports).await);
         let [(stored, observed)] = &volume;
         Ok(self.show_with(stored, observed, &usage))
     }
@@ -165,15 +167,15 @@ struct Usage<'a> {
 
 impl<'a> Usage<'a> {
     fn new(
-        volumes: &[(Stored, Observed)],
+        sessions: &[Session],
         cores: &'a [CoreReport],
         space: HashMap<Uuid, u64>,
         together: Option<Together>,
     ) -> Self {
         let reports = cores.iter().flat_map(|c| &c.volumes).map(|v| (v.id, v)).collect();
         let mut counts = HashMap::new();
-        for name in sessions(volumes, cores).into_iter().flat_map(|s| s.volumes) {
-            *counts.entry(name).or_default() += 1;
+        for name in sessions.iter().flat_map(|s| &s.volumes) {
+            *counts.entry(name.clone()).or_default() += 1;
         }
         Self { reports, space, sessions: counts, together }
     }

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{Event, Host, view};
-use crate::catalog::{Catalog, NodeIndex, Subsystem, VolumeId};
+use crate::catalog::{Catalog, NodeIndex, VolumeId};
 use crate::conn::Inbox;
 use crate::server::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS, Server};
 
@@ -90,10 +90,13 @@ impl Shared {
     /// Tells a controller how its namespaces are to be used.
     fn set_states(&self, server: &Server, cntlid: u16) {
         self.with(cntlid, |controller| {
+            let catalog = server.catalog();
+            let entry = catalog.subsystems.get(&controller.subsystem().nqn);
             for (nsid, ns) in controller.namespaces().clone() {
-                let access = match server.volume(VolumeId(ns.uuid)) {
+                let is_away = entry.is_some_and(|entry| entry.away.contains_key(&nsid));
+                let access = match server.volume(VolumeId(ns.uuid)).filter(|_| !is_away) {
                     // Nobody but this node serves it, and it does.
-                    Some(served) => served.access_in(&server.catalog()).unwrap_or_default(),
+                    Some(served) => served.access_in(&catalog).unwrap_or_default(),
                     None => Access::Unavailable,
                 };
                 controller.set_ana(nsid, view::ana_state(access));
@@ -256,13 +259,16 @@ impl Host {
             return Decision::Here(admin(server, connect, &subsystem, role));
         }
         let Some(entry) = catalog.subsystems.get(&connect.subnqn) else {
-            return Decision::Here(Err(Connect::refuse_subsystem()));
+            // What a record says that cannot be read for now is no reason to give a path up.
+            let unknown = catalog.is_incomplete;
+            let refuse = if unknown { Connect::refuse_busy } else { Connect::refuse_subsystem };
+            return Decision::Here(Err(refuse()));
         };
         if !view::admits(&entry.access, &connect.hostnqn) {
             return Decision::Here(Err(Connect::refuse_host()));
         }
-        if !entry.serves() {
-            // Nothing of it is here for now: the host is to come again.
+        if !entry.serves(&connect.hostnqn) {
+            // Nothing that the host sees of it is here for now: the host is to come again.
             return Decision::Here(Err(Connect::refuse_busy()));
         }
         if entry.core != server.core().id() {
@@ -298,7 +304,7 @@ impl Host {
         if !welcome {
             return server.nvme.end(seat.cntlid, "the host may not use this subsystem any more");
         }
-        if !catalog.subsystems.get(&nqn).is_some_and(Subsystem::serves) {
+        if !catalog.subsystems.get(&nqn).is_some_and(|entry| entry.serves(&hostnqn)) {
             // A host without multipathing waits for a connection, and not for a namespace.
             return server.nvme.end(seat.cntlid, "nothing of its subsystem is served for now");
         }

@@ -335,7 +335,19 @@ impl Host {
         self.server().volume(self.behind(nsid)?)
     }
 
-    /// The volumes behind all namespaces that the host sees.
+    /// The volumes behind all namespaces that the host sees, if all are here: what is asked of all of them
+    /// is else for a node that has them.
+    pub(super) fn all_volumes(&self) -> Result<Vec<Rc<Served>>, Status> {
+        let count = |c: &mut nvme::Controller| c.namespaces().len();
+        let seen = self.seat.and_then(|seat| self.server().nvme.with(seat.cntlid, count));
+        let volumes = self.volumes();
+        if volumes.len() == seen.unwrap_or_default() {
+            return Ok(volumes);
+        }
+        Err(Status::ANA_INACCESSIBLE)
+    }
+
+    /// The volumes behind the namespaces that the host sees, as far as they are here.
     pub(super) fn volumes(&self) -> Vec<Rc<Served>> {
         let Some(seat) = self.seat else { return Vec::new() };
         let uuids = |c: &mut nvme::Controller| -> Vec<[u8; 16]> {
@@ -369,7 +381,10 @@ impl Host {
     }
 
     fn flush_all(&mut self, tag: Tag, sqe: Sqe) {
-        let volumes = self.volumes();
+        let volumes = match self.all_volumes() {
+            Ok(volumes) => volumes,
+            Err(status) => return self.complete_failed(tag, status),
+        };
         if volumes.is_empty() {
             return self.complete(tag, Completion::OK, &Bufs::new());
         }

@@ -86,13 +86,12 @@ impl Host {
                 None => self.complete_failed(tag, self.not_here(nsid)),
             },
             Consultation::Persist { nsid, persists } => {
-                let all = nsid == NSID_ALL;
-                let volumes =
-                    if all { self.volumes() } else { self.volume(nsid).into_iter().collect() };
-                if volumes.is_empty() && !all {
-                    return self.complete_failed(tag, self.not_here(nsid));
+                let one = || self.volume(nsid).map(|one| vec![one]).ok_or(self.not_here(nsid));
+                let volumes = if nsid == NSID_ALL { self.all_volumes() } else { one() };
+                match volumes {
+                    Ok(volumes) => self.alter(tag, sqe, &volumes, Change::Persist(persists)),
+                    Err(status) => self.complete_failed(tag, status),
                 }
-                self.alter(tag, sqe, &volumes, Change::Persist(persists));
             }
         }
     }

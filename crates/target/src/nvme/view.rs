@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use block::Access;
+use block::{Access, Info};
 use nvme::fabrics::DISCOVERY_NQN;
 use nvme::log::AnaState;
 use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Namespace, Subsystem};
 
-use crate::catalog::{self, Catalog, VolumeId};
-use crate::server::Server;
+use crate::catalog::{self, Absent, Catalog, VolumeId};
+use crate::server::{MAX_TRANSFER_BYTES, Served, Server};
 
 /// How a controller of this node reaches a namespace (NVMe Base 2.0, 8.1).
 pub(super) fn ana_state(access: Access) -> AnaState {
@@ -42,7 +42,8 @@ pub(super) fn discovery_subsystem() -> Rc<Subsystem> {
 }
 
 /// The namespaces of a subsystem that a host sees, as the catalog and the volumes of this core have
-/// them; those that are not here for now as they were `before`.
+/// them; those that are not here for now as they were `before`, or as they are known to be. A host takes
+/// one that is not listed for gone.
 pub(super) fn namespaces(
     server: &Server,
     catalog: &Catalog,
@@ -51,19 +52,46 @@ pub(super) fn namespaces(
 ) -> BTreeMap<u32, Namespace> {
     let Some(entry) = catalog.subsystems.get(nqn) else { return BTreeMap::new() };
     let namespace = |(nsid, id): (u32, VolumeId)| {
-        let Some(served) = server.volume(id) else {
-            let before = before.get(&nsid).filter(|before| before.uuid == id.0)?;
-            return Some((nsid, *before));
+        let served = server.volume(id).filter(|_| !entry.away.contains_key(&nsid));
+        let before = before.get(&nsid).filter(|before| before.uuid == id.0);
+        let namespace = match (served, before, entry.away.get(&nsid)) {
+            (Some(served), ..) => present(&served, catalog),
+            (None, Some(before), _) => *before,
+            (None, None, Some(absent)) => absent_as(id, absent, catalog),
+            (None, None, None) => return None,
         };
-        let info = served.volume.info();
-        let (uuid, nguid) = (id.0, id.0);
-        let is_shared = served.access_in(catalog).is_some();
-        let (thin, keeps_reservations) = (served.thin, served.volume.gate().is_some());
-        let namespace =
-            Namespace { info, uuid, nguid, eui64: None, thin, keeps_reservations, is_shared };
         Some((nsid, namespace))
     };
     entry.maps(hostnqn).filter_map(namespace).collect()
+}
+
+fn present(served: &Served, catalog: &Catalog) -> Namespace {
+    let (uuid, nguid) = (served.id.0, served.id.0);
+    let info = served.volume.info();
+    let is_shared = served.access_in(catalog).is_some();
+    let (thin, keeps_reservations) = (served.thin, served.volume.gate().is_some());
+    Namespace { info, uuid, nguid, eui64: None, thin, keeps_reservations, is_shared }
+}
+
+/// A namespace whose volume is not open: what else there is to know of it the host hears when it is.
+fn absent_as(id: VolumeId, absent: &Absent, catalog: &Catalog) -> Namespace {
+    let Absent { block_size, blocks, thin } = *absent;
+    let info = Info {
+        block_size,
+        blocks,
+        aside_blocks: 0,
+        physical_block_size: block_size,
+        max_transfer_blocks: MAX_TRANSFER_BYTES / block_size.max(1),
+        unmap_granularity_blocks: 0,
+        unmap_zeroes: false,
+        volatile_cache: true,
+        native_fua: true,
+        read_only: false,
+        overhead: 0,
+    };
+    let is_shared = catalog.shared.contains_key(&id);
+    let (uuid, nguid, keeps_reservations) = (id.0, id.0, true);
+    Namespace { info, uuid, nguid, eui64: None, thin, keeps_reservations, is_shared }
 }
 
 /// What discovery tells this host, who came to `local`: the subsystems that it may use, at every
@@ -75,13 +103,13 @@ pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> 
         portals => portals.to_vec(),
     };
     let mut entries = Vec::new();
-    let admits = |(_, s): &(&String, &catalog::Subsystem)| s.serves() && admits(&s.access, hostnqn);
-    for (nqn, entry) in catalog.subsystems.iter().filter(admits) {
+    for (nqn, entry) in catalog.subsystems.iter().filter(|(_, s)| admits(&s.access, hostnqn)) {
         let seen: Vec<_> = entry.maps(hostnqn).map(|(_, id)| id).collect();
         let shared = catalog.shares_any(&seen);
-        let here = (if shared { catalog.node.first_portal() } else { 1 }, &portals);
+        let own = if entry.serves(hostnqn) { portals.as_slice() } else { &[] };
+        let here = (if shared { catalog.node.first_portal() } else { 1 }, own);
         let others = catalog.others_serving(&seen);
-        let others = others.into_iter().map(|(node, at)| (node.first_portal(), &at.nvme));
+        let others = others.into_iter().map(|(node, at)| (node.first_portal(), at.nvme.as_slice()));
         for (first, portals) in std::iter::once(here).chain(others) {
             for (port_id, &address) in (first..).zip(portals) {
                 let kind = DiscoveryKind::Nvm;

@@ -1,6 +1,8 @@
 //! Subsystems with several namespaces: who sees which, and what a host hears when one comes, goes, or is
 //! not served for now (RFD 0019, 4).
 
+use target::Absent;
+
 use super::*;
 
 /// A subsystem with volumes A and B as namespaces 1 and 6.
@@ -113,44 +115,83 @@ fn namespaces_come_and_go() {
     });
 }
 
-/// 8.1: what the node does not serve for now is there, and not to be used through it; what it is told
-/// from the moment on that its volume has gone has another path tried, or waited for.
+/// What is known of a volume that is away.
+const ABSENT: Absent = Absent { block_size: 512, blocks: 1 << 14, thin: false };
+
+fn away(nsids: &[u32]) -> Subsystem {
+    Subsystem { away: nsids.iter().map(|nsid| (*nsid, ABSENT)).collect(), ..both() }
+}
+
+/// 8.1: what the node does not serve for now is there, and not to be used through it, also for who comes
+/// meanwhile: he would take it for gone.
 #[test]
 fn a_namespace_that_is_away_is_inaccessible() {
     on_core(async |core| {
         let (server, at) = serve_both(&core, both()).await;
         let (mut admin, mut io) = associate(&core, at).await;
         admin.wants_events().await;
-        let old = server.remove_volume(B).unwrap();
-        old.volume.close(&core.pool().account()).await.unwrap();
-        let early = io.write_to(6, 1).await;
-        assert_eq!((early.code(), early.is_final()), (Status::ANA_TRANSITION, false));
-        let goes = || server.set_catalog(of(Subsystem { away: [6].into(), ..both() }));
-        assert_eq!(admin.event(goes).await, ANA_CHANGED);
+        assert_eq!(admin.event(|| server.set_catalog(of(away(&[6])))).await, ANA_CHANGED);
         let log = admin.ana(16 + 2 * 36).await;
         assert_eq!(
             (log[8], log[32], dword(&log, 52), log[68]),
             (2, 1, 6, 3),
             "optimized, inaccessible"
         );
-        assert_eq!(admin.namespaces().await, [1, 6]);
-        assert_eq!(io.write_to(6, 1).await.code(), Status::ANA_INACCESSIBLE);
-        assert_eq!(io.write_to(1, 1).await, Status::SUCCESS);
-        // One that comes meanwhile has not seen it, and hears when it is back.
-        let (mut late, _late_io) = associate(&core, at).await;
-        late.wants_events().await;
-        assert_eq!(late.namespaces().await, [1]);
+        let old = server.remove_volume(B).unwrap();
+        old.volume.close(&core.pool().account()).await.unwrap();
+        let (mut late, mut late_io) = associate(&core, at).await;
+        for (admin, io) in [(&mut admin, &mut io), (&mut late, &mut late_io)] {
+            assert_eq!(admin.namespaces().await, [1, 6]);
+            let size = admin.identify(0, 6).await[..8].to_vec();
+            assert_eq!(size, (1u64 << 14).to_le_bytes(), "NSZE");
+            assert_eq!(io.write_to(6, 1).await.code(), Status::ANA_INACCESSIBLE);
+            assert_eq!(io.write_to(1, 1).await, Status::SUCCESS);
+            io.command(Sqe::new(NvmOpcode::Flush.0, 5, nvme::entry::NSID_ALL)).await;
+            assert_eq!(io.status(5).await.0.code(), Status::ANA_INACCESSIBLE, "not of all");
+        }
         let back = || {
             add(&server, B, disk());
             server.set_catalog(of(both()));
         };
         assert_eq!(admin.event(back).await, ANA_CHANGED);
         assert_eq!(admin.ana(16 + 2 * 36).await[68], 1, "optimized");
+        for io in [&mut io, &mut late_io] {
+            assert_eq!(io.write_to(6, 1).await, Status::SUCCESS);
+        }
+    });
+}
+
+/// A volume that has gone before the catalog says so is another path's, or a matter of time.
+#[test]
+fn a_volume_that_has_just_gone_is_tried_again() {
+    on_core(async |core| {
+        let (server, at) = serve_both(&core, both()).await;
+        let (_admin, mut io) = associate(&core, at).await;
+        server.remove_volume(B).unwrap();
+        let early = io.write_to(6, 1).await;
+        assert_eq!((early.code(), early.is_final()), (Status::ANA_TRANSITION, false));
+    });
+}
+
+/// 8.1: a host knows what it was told last of a namespace that it has lost; when that is back in another
+/// state it hears so.
+#[test]
+fn an_access_state_is_told_though_its_namespace_was_gone_meanwhile() {
+    on_core(async |core| {
+        let (server, at) = serve_both(&core, both()).await;
+        let (mut admin, mut io) = associate(&core, at).await;
+        admin.wants_events().await;
+        assert_eq!(admin.event(|| server.set_catalog(of(away(&[6])))).await, ANA_CHANGED);
+        assert_eq!(admin.ana(16 + 2 * 36).await[68], 3, "inaccessible");
+        let alone = || (*catalog(A)).clone().subsystems[SUBNQN].clone();
+        assert_eq!(admin.event(|| server.set_catalog(of(alone()))).await, NAMESPACE_CHANGED);
+        assert_eq!(admin.changed().await, 6);
+        let mut events = vec![admin.event(|| server.set_catalog(of(both()))).await];
+        while events.last() != Some(&ANA_CHANGED) {
+            assert_eq!((events.len(), admin.changed().await), (1, 6), "{events:x?}");
+            events.push(admin.event(|| {}).await);
+        }
         assert_eq!(io.write_to(6, 1).await, Status::SUCCESS);
-        let request = Sqe::new(AdminOpcode::AsyncEventRequest.0, 30, 0);
-        late.command(request).await;
-        assert_eq!(late.status(30).await.1, NAMESPACE_CHANGED);
-        assert_eq!(late.namespaces().await, [1, 6]);
     });
 }
 
@@ -164,10 +205,9 @@ fn a_subsystem_that_is_away_asks_its_hosts_to_come_again() {
         for id in [A, B] {
             server.remove_volume(id).unwrap();
         }
-        server.set_catalog(of(Subsystem { away: [1, 6].into(), core: 7, ..both() }));
+        server.set_catalog(of(Subsystem { core: 7, ..away(&[1, 6]) }));
         assert!(timeout(PATIENCE, admin.receive()).await.expect("it is told").is_none());
-        let (_, status) = Queue::try_connect(&core, at, &connect(0, 0)).await;
-        assert_eq!((status.code(), status.is_final()), (Status::CONNECT_BUSY, false));
+        assert_eq!(comes_again(&core, at).await, Status::CONNECT_BUSY);
         let mut discoverer = Queue::connect(&core, at, &discovery()).await;
         discoverer.command(Property::encode(1, 0x14, false, Some(0x0046_0001))).await;
         assert!(discoverer.status(1).await.0.is_success());
@@ -182,5 +222,31 @@ fn a_subsystem_that_is_away_asks_its_hosts_to_come_again() {
         let (mut admin, mut io) = associate(&core, at).await;
         assert_eq!(admin.namespaces().await, [1, 6]);
         assert_eq!(io.write_to(1, 1).await, Status::SUCCESS);
+    });
+}
+
+/// The refusal of a host that is to come again.
+async fn comes_again(core: &Core, at: SocketAddr) -> Status {
+    let (_, status) = Queue::try_connect(core, at, &connect(0, 0)).await;
+    assert!(!status.is_final(), "{status:?}");
+    status.code()
+}
+
+/// What counts is what the host sees; and what nobody knows is not refused for good.
+#[test]
+fn a_host_whose_namespaces_are_away_comes_again() {
+    on_core(async |core| {
+        let (server, at) = serve_both(&core, both()).await;
+        let (mut admin, _io) = associate(&core, at).await;
+        let own = [connect(0, 0).hostnqn].into();
+        let masks = [(1, ["nqn.2026-01.com.example:other".to_owned()].into()), (6, own)].into();
+        server.set_catalog(of(Subsystem { masks, ..away(&[6]) }));
+        assert!(timeout(PATIENCE, admin.receive()).await.expect("it is told").is_none());
+        assert_eq!(comes_again(&core, at).await, Status::CONNECT_BUSY);
+        server.set_catalog(Arc::new(Catalog { is_incomplete: true, ..Catalog::default() }));
+        assert_eq!(comes_again(&core, at).await, Status::CONNECT_BUSY);
+        server.set_catalog(Arc::new(Catalog::default()));
+        let (_, status) = Queue::try_connect(&core, at, &connect(0, 0)).await;
+        assert!(status.is_final(), "no record, no subsystem");
     });
 }
