@@ -173,7 +173,7 @@ async fn isnsd(dir: &Path) -> (Isnsd, u16) {
             if server.0.try_wait().unwrap().is_some() {
                 break;
             }
-            if dir.join("isnsctl").exists() && !listed(dir).contains("onnect") {
+            if dir.join("isnsctl").exists() && !listed(dir).await.contains("onnect") {
                 return (server, port);
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -204,8 +204,13 @@ fn isnsd_at(dir: &Path, port: u16) -> Isnsd {
     Isnsd(child)
 }
 
-/// What the server tells whoever asks for all there is.
-fn listed(dir: &Path) -> String {
+/// What the server tells whoever asks for all there is. The node, which is on this thread, goes on meanwhile.
+async fn listed(dir: &Path) -> String {
+    let dir = dir.to_owned();
+    tokio::task::spawn_blocking(move || list(&dir)).await.unwrap()
+}
+
+fn list(dir: &Path) -> String {
     let program =
         if Path::new("/usr/sbin/isnsadm").is_file() { "/usr/sbin/isnsadm" } else { "isnsadm" };
     let mut text = String::new();
@@ -224,7 +229,7 @@ fn listed(dir: &Path) -> String {
 async fn until(dir: &Path, good: impl Fn(&str) -> bool) -> String {
     let mut text = String::new();
     for _ in 0..150 {
-        text = listed(dir);
+        text = listed(dir).await;
         if good(&text) {
             return text;
         }
