@@ -7,9 +7,10 @@
 //!   logs, events, keep alive, and the way from I/O commands to [`block::Request`]s.
 //!
 //! The driver stands between the two, the sockets and the volumes; `docs/rfd/0006-nvme-machine.md`
-//! draws it.
+//! draws it. Beside them stands in-band authentication, [`auth`], for both roles.
 //! The codecs ([`pdu`], [`entry`], [`fabrics`], [`identify`], [`log`], [`reserving`]) serve both roles.
 
+pub mod auth;
 mod connection;
 mod controller;
 mod controllers;

@@ -1,0 +1,150 @@
+//! In-band authentication: DH-HMAC-CHAP (NVMe Base 2.0, 8.13).
+
+#[path = "auth/pair.rs"]
+mod pair;
+#[path = "auth/play.rs"]
+mod play;
+#[path = "auth/refusals.rs"]
+mod refusals;
+#[path = "auth/vectors.rs"]
+mod vectors;
+
+use nvme::auth::{BadSecret, Explanation, Group, Hash, Next, Secret};
+use proptest::prelude::*;
+
+use pair::{HOST_SECRET, Pair, ROOM, T_ID, config, of_controller, policy, refused};
+
+/// NVMe Base 2.0, 8.13.5: every hash with every group. Larger groups with one hash, as they take time.
+#[test]
+fn both_roles_agree() {
+    for hash in Hash::ALL {
+        for group in Group::ALL {
+            if group > Group::Ffdhe3072 && hash != Hash::Sha384 {
+                continue;
+            }
+            for mutual in [false, true] {
+                let mut pair = Pair::alike(hash, group, mutual);
+                let (success1, success2) = pair.complete();
+                assert_eq!(success1.len(), 16 + hash.len());
+                assert_eq!((success1[8], success2.is_some()), (u8::from(mutual), mutual));
+                assert!(pair.responder.is_authenticated(), "{hash:?} {group:?} {mutual}");
+                assert!(pair.prover.is_authenticated(), "{hash:?} {group:?} {mutual}");
+                assert_eq!(pair.responder.end(), None);
+            }
+        }
+    }
+}
+
+/// NVMe Base 2.0, 8.13.5.2: of what the host offers, the controller takes what it prefers.
+#[test]
+fn the_controller_chooses() {
+    let host = config(nvme::auth::Policy::default(), false);
+    let controller = config(policy(Hash::Sha384, Group::Ffdhe2048), false);
+    let mut pair = Pair::new(controller, host);
+    let (challenge, _) = pair.challenged();
+    assert_eq!((challenge[8], challenge[9]), (Hash::Sha384.id(), Group::Ffdhe2048.id()));
+}
+
+/// NVMe Base 2.0, 8.13.1: a host may authenticate again. It goes on being authenticated meanwhile, and
+/// not once that has failed.
+#[test]
+fn a_host_may_authenticate_again() {
+    let mut pair = Pair::alike(Hash::Sha256, Group::Null, true);
+    pair.complete();
+    let config = std::sync::Arc::new(config(policy(Hash::Sha256, Group::Null), true));
+    (pair.prover, pair.negotiate) = nvme::auth::Prover::start(config, T_ID + 1);
+    let (_, mut reply) = pair.challenged();
+    assert!(pair.responder.is_authenticated());
+    let mut other = Pair { negotiate: pair.negotiate.clone(), ..pair };
+    reply[16] ^= 1;
+    let answer = other.ask(&reply);
+    refused(&other.responder, &answer, Explanation::AuthenticationFailed);
+}
+
+/// A message waits until there is room for it.
+#[test]
+fn what_there_is_no_room_for_is_due_still() {
+    let mut pair = Pair::alike(Hash::Sha512, Group::Ffdhe2048, true);
+    let work = pair.responder.send(&pair.negotiate, of_controller).unwrap();
+    pair.responder.done(work.run());
+    assert_eq!(pair.responder.receive(335).unwrap_err().needed, 336);
+    let challenge = pair.responder.receive(336).unwrap();
+    let Next::Send(reply) = pair.tell(&challenge) else { panic!("no reply") };
+    let work = pair.responder.send(&reply, of_controller).unwrap();
+    pair.responder.done(work.run());
+    assert_eq!(pair.responder.receive(16).unwrap_err().needed, 80);
+    let success1 = pair.responder.receive(80).unwrap();
+    assert!(matches!(pair.tell(&success1), Next::Proved(Some(_))));
+}
+
+/// What came of work for a transaction that is gone changes nothing.
+#[test]
+fn work_that_nobody_waits_for_is_dropped() {
+    let mut pair = Pair::alike(Hash::Sha256, Group::Ffdhe2048, false);
+    let work = pair.responder.send(&pair.negotiate, of_controller).unwrap();
+    let answer = pair.responder.receive(ROOM).unwrap();
+    refused(&pair.responder, &answer, Explanation::IncorrectMessage);
+    pair.responder.done(work.run());
+    refused(&pair.responder, &answer, Explanation::IncorrectMessage);
+}
+
+/// NVMe Base 2.0, 8.13.5.8.
+#[test]
+fn secrets_are_read_and_never_shown() {
+    for ok in SECRETS {
+        Secret::parse(ok).unwrap();
+        Secret::parse(ok.trim_end_matches(':')).unwrap();
+    }
+    let bad = [
+        ("", BadSecret::Form),
+        ("DHHC-1:00", BadSecret::Form),
+        ("DHHC-2:00:ERgf:", BadSecret::Form),
+        ("DHHC-1:04:ERgf:", BadSecret::Transform),
+        ("DHHC-1:0:ERgf:", BadSecret::Transform),
+        ("DHHC-1:00:ER gf:", BadSecret::Base64),
+        ("DHHC-1:00:ERgf::", BadSecret::Base64),
+        ("DHHC-1:00::", BadSecret::Length),
+        ("DHHC-1:00:ERgfJi00O0I=:", BadSecret::Length),
+        ("DHHC-1:00:ERgfJi00O0JJUFdeZWxzeoGIj5adpKuyucDHztXc4+oQKkVJ:", BadSecret::Checksum),
+        ("DHHC-1:00:ERgfJi00O0JJUFdeZWxzeoGIj5adpKuyucDHztXc4+sQKkVI:", BadSecret::Checksum),
+    ];
+    for (text, why) in bad {
+        assert_eq!(Secret::parse(text).unwrap_err(), why, "{text}");
+    }
+    let shown = format!("{:?}", config(policy(Hash::Sha256, Group::Null), true));
+    assert!(shown.contains("Secret") && !shown.contains("ERgf") && !shown.contains("17, 24"));
+    assert!(Secret::parse(HOST_SECRET).is_ok());
+}
+
+/// Made by nvme-cli 2.3.
+const SECRETS: [&str; 6] = [
+    "DHHC-1:00:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACtVQoZ:",
+    "DHHC-1:01:kcxKKkDGIyL6bvTQ4Bt9Ezc0BxjHs3BnOMW1NDVxqM+rLVUt:",
+    "DHHC-1:02:Zhz7nSBcJMcQTyeKff9vvda5vOigtsXngpFUgZn+95ZNn+EvsQopqV/0vlOVlXGuzR35Qw==:",
+    "DHHC-1:03:Idk0Db/Az+H/qTpY2Vk4iqA4j5Ht2HprncXlYYaNpCpvrx0vMjidkh97hFrJ6xNN4Dvk8RWGrEwNXKVOpHFiFoLmQDw=:",
+    "DHHC-1:00:WlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaBgfU4w==:",
+    "DHHC-1:00:w8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8PDwyhgzig=:",
+];
+
+/// That scripts get as far as there is to get: with a group or without, mutual or not.
+#[test]
+fn a_script_that_changes_nothing_authenticates() {
+    let straight = [1, 4, 2, 3, 5, 1, 4, 2, 3, 1];
+    for (setting, expected) in [(0, true), (1, true), (8, true), (9, true), (2, false), (4, false)]
+    {
+        // Success2 goes only where the controller has proved itself.
+        let steps = if setting & 8 == 0 { &straight[..] } else { &straight[..9] };
+        let script = [&[setting], steps].concat();
+        assert_eq!(play::play(&script), expected, "{setting}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// The fuzz target `nvme_auth` plays the same ones for longer.
+    #[test]
+    fn nobody_gets_in_without_the_secret(script in prop::collection::vec(any::<u8>(), 0..60)) {
+        play::play(&script);
+    }
+}

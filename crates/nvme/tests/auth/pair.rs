@@ -1,0 +1,141 @@
+//! A host and a controller, and the wire between them.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use nvme::auth::{
+    Config, End, Explanation, Fresh, Group, Hash, Next, Policy, Prover, Responder, Secret,
+};
+
+pub(crate) const HOST: &str =
+    "nqn.2014-08.org.nvmexpress:uuid:4a6c2d1e-0000-4000-8000-0123456789ab";
+pub(crate) const SUBSYSTEM: &str = "nqn.2026-01.io.example:subsystem";
+
+/// Secrets of a host, of a controller, and of nobody.
+pub(crate) const HOST_SECRET: &str = "DHHC-1:00:ERgfJi00O0JJUFdeZWxzeoGIj5adpKuyucDHztXc4+oQKkVI:";
+pub(crate) const CONTROLLER_SECRET: &str =
+    "DHHC-1:01:g4qRmJ+mrbS7wsnQ197l7PP6AQgPFh0kKzI5QEdOVVxwYX7k:";
+pub(crate) const WRONG_SECRET: &str = "DHHC-1:00:g4qRmJ+mrbS7wsnQ197l7PP6AQgPFh0kKzI5QEdOVVxwYX7k:";
+
+pub(crate) const T_ID: u16 = 0x1234;
+
+/// Longest message that a host of today has room for.
+pub(crate) const ROOM: usize = 4096;
+
+pub(crate) fn secret(text: &str) -> Secret {
+    Secret::parse(text).expect("a secret")
+}
+
+pub(crate) fn policy(hash: Hash, group: Group) -> Policy {
+    Policy::new(&[hash], &[group]).expect("not empty")
+}
+
+pub(crate) fn config(policy: Policy, mutual: bool) -> Config {
+    Config {
+        host_nqn: HOST.into(),
+        subsystem_nqn: SUBSYSTEM.into(),
+        host_secret: secret(HOST_SECRET),
+        controller_secret: mutual.then(|| secret(CONTROLLER_SECRET)),
+        policy,
+    }
+}
+
+/// What the controller is lent of the unforeseeable.
+pub(crate) fn of_controller() -> Fresh {
+    let bytes: Vec<u8> = (0u8..120).collect();
+    Fresh::new(NonZeroU32::new(0x0102_0304).expect("not 0"), &bytes.try_into().expect("120 bytes"))
+}
+
+/// What the host is lent of it.
+pub(crate) fn of_host() -> Fresh {
+    let bytes: Vec<u8> = (0u8..120).map(|i| 255 - i).collect();
+    Fresh::new(NonZeroU32::new(0xa0b0_c0d0).expect("not 0"), &bytes.try_into().expect("120 bytes"))
+}
+
+pub(crate) struct Pair {
+    pub(crate) responder: Responder,
+    pub(crate) prover: Prover,
+    /// AUTH_Negotiate, which the host has sent and the controller not seen.
+    pub(crate) negotiate: Vec<u8>,
+}
+
+impl Pair {
+    pub(crate) fn new(controller: Config, host: Config) -> Self {
+        let (prover, negotiate) = Prover::start(Arc::new(host), T_ID);
+        Self { responder: Responder::new(Arc::new(controller)), prover, negotiate }
+    }
+
+    /// Both are configured alike.
+    pub(crate) fn alike(hash: Hash, group: Group, mutual: bool) -> Self {
+        let config = config(policy(hash, group), mutual);
+        Self::new(config.clone(), config)
+    }
+
+    /// What the controller says to a message.
+    pub(crate) fn ask(&mut self, message: &[u8]) -> Vec<u8> {
+        ask(&mut self.responder, message)
+    }
+
+    /// What the host does about a message.
+    pub(crate) fn tell(&mut self, message: &[u8]) -> Next {
+        match self.prover.receive(message, of_host) {
+            Next::Compute(work) => self.prover.done(work.run()).expect("wanted"),
+            next => next,
+        }
+    }
+
+    /// Goes on to where the controller has the Challenge; gives it and the host's Reply.
+    pub(crate) fn challenged(&mut self) -> (Vec<u8>, Vec<u8>) {
+        let negotiate = self.negotiate.clone();
+        let challenge = self.ask(&negotiate);
+        match self.tell(&challenge) {
+            Next::Send(reply) => (challenge, reply),
+            other => panic!("no reply but {other:?}"),
+        }
+    }
+
+    /// All of it; the last messages of both.
+    pub(crate) fn complete(&mut self) -> (Vec<u8>, Option<Vec<u8>>) {
+        let (_, reply) = self.challenged();
+        let success1 = self.ask(&reply);
+        match self.tell(&success1) {
+            Next::Proved(Some(success2)) => {
+                assert!(!self.responder.is_authenticated(), "before Success2");
+                assert!(self.responder.send(&success2, of_controller).is_none());
+                (success1, Some(success2))
+            }
+            Next::Proved(None) => (success1, None),
+            other => panic!("not proved but {other:?}"),
+        }
+    }
+}
+
+/// What the controller says to a message.
+pub(crate) fn ask(responder: &mut Responder, message: &[u8]) -> Vec<u8> {
+    if let Some(work) = responder.send(message, of_controller) {
+        responder.done(work.run());
+    }
+    responder.receive(ROOM).expect("room")
+}
+
+/// That the controller refuses with this message, and that is its end.
+#[track_caller]
+pub(crate) fn refused(responder: &Responder, answer: &[u8], explanation: Explanation) {
+    assert_eq!(answer.len(), 8);
+    assert_eq!((answer[0], answer[1]), (0x00, 0xf1), "AUTH_Failure1");
+    assert_eq!((answer[6], Explanation(answer[7])), (1, explanation));
+    assert_eq!(responder.end(), Some(End::Refused(explanation)));
+    assert!(!responder.is_authenticated());
+}
+
+/// That the host refuses, and with this message.
+#[track_caller]
+pub(crate) fn host_refuses(prover: &Prover, next: Next, explanation: Explanation) -> Vec<u8> {
+    let Next::Failed(end, Some(message)) = next else { panic!("{next:?}") };
+    assert_eq!(end, End::Refused(explanation));
+    assert_eq!(message.len(), 8);
+    assert_eq!((message[0], message[1]), (0x00, 0xf0), "AUTH_Failure2");
+    assert_eq!((message[6], Explanation(message[7])), (1, explanation));
+    assert!(!prover.is_authenticated());
+    message
+}
