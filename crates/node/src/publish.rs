@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use ::cluster::nodes::{NodePortals, NodeRecord, Nodes};
+use ::cluster::nodes::{NodePortals, NodeRecord, NodeView, Nodes};
 use ::cluster::vault::Ring;
 use api::Initiator;
 use layers::mirror::record::Record;
@@ -57,8 +57,12 @@ pub fn catalog<'a>(
     };
     let volumes: Vec<_> = volumes.collect();
     let owners = owners(&volumes);
-    catalog.targets = targets(&volumes, &owners, ring);
-    catalog.subsystems = subsystems(&volumes, &owners);
+    let (remote, here): (Vec<_>, Vec<_>) =
+        volumes.into_iter().partition(|(_, here)| *here == Here::Nowhere);
+    catalog.targets = targets(&here, &owners, ring);
+    catalog.subsystems = subsystems(&here, &owners);
+    catalog.remote.targets = targets(&remote, &owners, ring);
+    catalog.remote.subsystems = subsystems(&remote, &owners);
     catalog
 }
 
@@ -69,7 +73,7 @@ fn owners<'a>(volumes: &[(&'a VolumeRecord, Here)]) -> Owners<'a> {
     volumes.iter().map(|(record, _)| (record.id, *record)).collect()
 }
 
-/// The volumes behind one target, or one subsystem, that have a copy here.
+/// The volumes behind one target, or one subsystem.
 struct Door<'a> {
     /// The volume that it belongs to.
     owner: Uuid,
@@ -98,7 +102,7 @@ fn doors<'a>(
             continue;
         }
         let away = match here {
-            Here::Nowhere => continue,
+            Here::Nowhere => None,
             Here::Open { core } if *door.core.get_or_insert(core) == core => None,
             // It is about to move there.
             Here::Open { .. } => Some(Away::Returning),
@@ -106,10 +110,10 @@ fn doors<'a>(
         };
         door.units.insert(lun, (record, away));
     }
-    doors.into_values().filter(|door| !door.units.is_empty()).collect()
+    doors.into_values().collect()
 }
 
-/// The iSCSI targets of these volumes, each with the units that have a copy here.
+/// The iSCSI targets of these volumes.
 fn targets(
     volumes: &[(&VolumeRecord, Here)],
     owners: &Owners<'_>,
@@ -117,21 +121,21 @@ fn targets(
 ) -> BTreeMap<String, IscsiTarget> {
     let mut targets = BTreeMap::new();
     for door in doors(volumes, |record| record.protocols.iscsi) {
+        let Some((first, _)) = door.units.values().next() else { continue };
+        let name = first.target().to_owned();
         let core = door.core.unwrap_or_default();
+        let mut target = IscsiTarget { core, ..IscsiTarget::default() };
         for (lun, (record, away)) in door.units {
-            let target: &mut IscsiTarget = targets
-                .entry(record.target().to_owned())
-                .or_insert_with(|| IscsiTarget { core, ..IscsiTarget::default() });
             target.luns.insert(lun, volume_id(record.id));
             target.away.extend(away.map(|away| (lun, away)));
-            admit(target, record, owners.get(&door.owner).copied(), ring);
+            admit(&mut target, record, owners.get(&door.owner).copied(), ring);
         }
+        targets.insert(name, target);
     }
     targets
 }
 
-/// The NVMe subsystems of these volumes, each with the namespaces that have a copy here. What the
-/// owner's record says of it is needed, so it is none where that cannot be read.
+/// The NVMe subsystems of these volumes. What the owner's record says of it is needed, so it is none where that cannot be read.
 fn subsystems(
     volumes: &[(&VolumeRecord, Here)],
     owners: &Owners<'_>,
@@ -201,7 +205,7 @@ pub fn share<'a>(
     let index = |node: NodeId| NodeIndex::new(nodes.get(&node)?.record.index.get());
     catalog.node = index(me).unwrap_or_default();
     let others = nodes.iter().filter(|(node, _)| **node != me);
-    let others = others.filter_map(|(node, view)| Some((index(*node)?, portals(&view.record))));
+    let others = others.filter_map(|(node, view)| Some((index(*node)?, reached(view))));
     catalog.others = others.collect();
     for (record, mirror) in open {
         let serving = record.places.iter().filter_map(|place| {
@@ -230,8 +234,17 @@ pub(crate) fn portals(node: &NodeRecord) -> Portals {
         dialled.dedup();
         dialled
     };
-    let NodePortals { iscsi, nvme, .. } = &node.portals;
-    Portals { iscsi: dialled(iscsi), nvme: dialled(nvme) }
+    let NodePortals { iscsi, nvme, discovery } = &node.portals;
+    Portals { iscsi: dialled(iscsi), nvme: dialled(nvme), discovery: dialled(discovery) }
+}
+
+/// The same, as initiators are told: who waits for a node to answer that is down does not get to the next one.
+fn reached(node: &NodeView) -> Portals {
+    let mut portals = portals(&node.record);
+    if !node.alive {
+        portals.discovery.clear();
+    }
+    portals
 }
 
 /// What an initiator has to prove, or those that are not named. If that cannot be read, nobody proves it.
@@ -279,7 +292,6 @@ fn admit_hosts(subsystem: &mut Subsystem, nsid: u32, record: &VolumeRecord, owne
 #[cfg(test)]
 mod tests {
     use ::cluster::identity::{self, Role};
-    use ::cluster::nodes::NodeView;
     use block::Epoch;
     use layers::mirror::record::{Member, Replica};
     use peer::Incarnation;
@@ -305,7 +317,7 @@ mod tests {
                 portals: NodePortals {
                     iscsi: vec![([192, 0, 2, n], 3260).into()],
                     nvme: vec![([0, 0, 0, 0], 4420).into()],
-                    discovery: vec![],
+                    discovery: vec![([0, 0, 0, 0], 8009).into()],
                 },
                 failure_domain: String::new(),
                 version: String::new(),
@@ -347,8 +359,15 @@ mod tests {
         assert_eq!(others, [index(0), index(2), index(3)]);
         let portals = &catalog.others[&index(2)];
         assert_eq!(portals.iscsi, [([192, 0, 2, 2], 3260).into()]);
-        let reached = [1, 2].map(|net| ([10, 0, net, 2], 4420).into());
-        assert_eq!(portals.nvme, reached, "nobody can dial a wildcard");
+        let reached = |port| [1, 2].map(|net| ([10, 0, net, 2], port).into());
+        assert_eq!(portals.nvme, reached(4420), "nobody can dial a wildcard");
+        assert_eq!(portals.discovery, reached(8009));
+        let mut nodes = nodes();
+        nodes.get_mut(&three).unwrap().alive = false;
+        share(&mut catalog, two, &nodes, std::iter::empty());
+        let portals = &catalog.others[&index(2)];
+        assert!(portals.discovery.is_empty(), "nobody is referred to a dead node");
+        assert_eq!(portals.nvme, reached(4420), "which is a path all the same");
     }
 
     #[test]
@@ -517,6 +536,11 @@ mod tests {
         let absent = Absent { block_size: 512, blocks: (1 << 30) / 512, thin: true };
         assert_eq!(subsystem.away, [(1, absent)].into());
         assert_eq!((catalog.targets.len(), catalog.subsystems.len()), (1, 1));
+        // Discovery tells of it.
+        let id = volume_id(elsewhere.id);
+        assert_eq!(catalog.remote.targets[&elsewhere.iscsi_target].luns, [(0, id)].into());
+        let subsystem = &catalog.remote.subsystems[&elsewhere.nvme_subsystem];
+        assert_eq!(subsystem.namespaces, [(1, id)].into());
     }
 
     #[test]

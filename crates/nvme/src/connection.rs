@@ -37,7 +37,7 @@ use receive::Receiver;
 
 /// Most data in a command capsule, in bytes, on every queue (NVMe/TCP 3.3: at least 8 KiB on the
 /// admin queue; IOCCSZ says so for I/O queues).
-pub const IN_CAPSULE_BYTES: u32 = 8192;
+pub const IN_CAPSULE_BYTES: u32 = 16384;
 
 /// Limits and times of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -299,9 +299,9 @@ impl Controller {
         }
     }
 
-    /// Replaces the log of a discovery controller; the host is told.
+    /// Replaces the log of a discovery controller if its entries are others; then the host is told.
     pub fn set_discovery(&mut self, log: Rc<Discovery>) {
-        if self.discovery.as_ref().is_some_and(|old| **old != *log) {
+        if self.discovery.as_ref().is_some_and(|old| old.entries != log.entries) {
             self.discovery = Some(log);
             self.events.notify(Kind::Discovery);
         }

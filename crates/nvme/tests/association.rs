@@ -82,7 +82,7 @@ fn linux_brings_a_controller_up() {
         let id = IdentifyController::read_from_bytes(&data).unwrap();
         assert_eq!(id.cntlid.get(), s.cntlid);
         assert_ne!(id.kas.get(), 0, "keep-alive support is mandatory for fabrics");
-        assert!(id.ioccsz.get() * 16 >= 64 + 8192 && id.iorcsz.get() >= 1);
+        assert!(id.ioccsz.get() * 16 >= 64 + 16384 && id.iorcsz.get() >= 1);
         assert_eq!(id.icdoff.get(), 0, "icdoff is not supported");
         assert_ne!(id.sgls.get() & 0b11, 0, "mandatory sgls are not supported");
         assert!(id.maxcmd.get() >= 128);
@@ -412,6 +412,10 @@ fn a_persistent_discovery_host_hears_of_changes() {
     s.target.controllers.get_mut(cntlid).unwrap().set_discovery(discovery(2));
     s.target.tick(S);
     assert_eq!(s.target.replies(s.admin, &host), [], "nothing has changed");
+    let renumbered = Discovery { generation: 99, ..(*discovery(2)).clone() };
+    s.target.controllers.get_mut(cntlid).unwrap().set_discovery(Rc::new(renumbered));
+    s.target.tick(S);
+    assert_eq!(s.target.replies(s.admin, &host), [], "the entries are the same");
     s.target.controllers.get_mut(cntlid).unwrap().set_discovery(discovery(3));
     s.target.tick(2 * S);
     let replies = s.target.replies(s.admin, &host);

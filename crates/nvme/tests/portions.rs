@@ -64,7 +64,7 @@ fn run(host: Host, steps: &[Step], cuts: &[usize]) -> (Vec<u8>, Vec<u8>) {
             Step::Write { at, blocks, in_capsule } => {
                 let data = pattern(at, blocks as usize * 512);
                 let sqe = rw(NvmOpcode::Write, cid, at, blocks);
-                if in_capsule && data.len() <= 8192 {
+                if in_capsule && data.len() <= 16384 {
                     talk(&mut s, &host.capsule(sqe, &data));
                 } else {
                     let r2t = talk(&mut s, &host.command(sqe));

@@ -37,12 +37,32 @@ pub struct Catalog {
     /// ([`Served::access`](crate::Served)). What is said here of this node does not count: that
     /// is its access state's to say.
     pub shared: BTreeMap<VolumeId, Vec<ServingNode>>,
+    /// What only other nodes have a copy of: discovery names it, with those that serve it.
+    pub remote: Remote,
     /// Where initiators reach the other nodes: discovery tells it of what those serve too.
     pub others: BTreeMap<NodeIndex, Portals>,
     /// Whether there are records that this node cannot read: what it does not know may be all the same.
     pub is_incomplete: bool,
     /// Whether a login to a target whose volumes this node is out of is sent to a node that serves them.
     pub redirect: bool,
+}
+
+/// What this node has no copy of. Nobody logs in to it here, so no core and no state matters.
+#[derive(Clone, Debug, Default)]
+pub struct Remote {
+    /// iSCSI targets by name, with the units of each that are not here; some may be.
+    pub targets: BTreeMap<String, IscsiTarget>,
+    /// NVMe subsystems by qualified name, likewise.
+    pub subsystems: BTreeMap<String, Subsystem>,
+}
+
+/// The doors of each name: what is behind it here, and what only other nodes have behind it.
+pub(crate) fn by_name<'a, D>(
+    here: &'a BTreeMap<String, D>,
+    remote: &'a BTreeMap<String, D>,
+) -> impl Iterator<Item = (&'a str, [Option<&'a D>; 2])> {
+    let names: BTreeSet<_> = here.keys().chain(remote.keys()).collect();
+    names.into_iter().map(|name| (name.as_str(), [here.get(name), remote.get(name)]))
 }
 
 /// Where initiators reach another node: addresses that they can dial, no wildcards.
@@ -52,6 +72,8 @@ pub struct Portals {
     pub iscsi: Vec<SocketAddr>,
     /// NVMe/TCP I/O controllers.
     pub nvme: Vec<SocketAddr>,
+    /// Its NVMe discovery, as long as the node lives: hosts are referred to it.
+    pub discovery: Vec<SocketAddr>,
 }
 
 impl Catalog {
@@ -112,7 +134,7 @@ fn in_common(a: IpAddr, b: IpAddr) -> u32 {
 /// their talking about it: target port groups, relative target ports and portal groups are the
 /// index plus one; NVMe controller identifiers are `index * 4096 + 1` to `index * 4096 + 4095`
 /// (the last node's end at FFEFh); port identifiers in the discovery log are `index * 256 + 1` and
-/// up. A node that shares no volume is 0.
+/// up, those of its discovery `index * 256 + 129` and up. A node that shares no volume is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeIndex(u8);
 
@@ -142,6 +164,11 @@ impl NodeIndex {
     /// Identifier of its first port in the discovery log.
     pub(crate) fn first_portal(self) -> u16 {
         (u16::from(self.0) << 8) + 1
+    }
+
+    /// Identifier of the first port of its discovery.
+    pub(crate) fn first_discovery(self) -> u16 {
+        self.first_portal() + 128
     }
 }
 
@@ -302,7 +329,7 @@ mod tests {
             let all = vec![serving(0, own), serving(1, second), serving(2, third)];
             let portals = |list: &[&str]| Portals {
                 iscsi: list.iter().map(|at| at.parse().unwrap()).collect(),
-                nvme: vec![],
+                ..Portals::default()
             };
             let others = [
                 (node(1), portals(&["192.0.2.2:3260", "198.51.100.2:3260", "[2001:db8::2]:3260"])),

@@ -629,7 +629,7 @@ fn clause_11_13_5_a_node_that_is_out_redirects_if_it_is_to() {
         let catalog = |redirect, own, other| {
             let nodes = vec![serving(0, other), serving(1, own)];
             let portals = vec!["192.0.2.1:3260".parse().unwrap()];
-            let others = [(node(0), Portals { iscsi: portals, nvme: vec![] })].into();
+            let others = [(node(0), Portals { iscsi: portals, ..Portals::default() })].into();
             let map = [(VolumeId([7; 16]), nodes)].into();
             Arc::new(Catalog {
                 redirect,
@@ -668,7 +668,8 @@ fn clause_11_13_5_a_node_that_is_out_redirects_if_it_is_to() {
 fn send_targets_lists_the_portals_of_every_node_that_serves() {
     on_core(async |core| {
         let (server, at, ..) = serve_shared(&core).await;
-        let portals = |text: &str| Portals { iscsi: vec![text.parse().unwrap()], nvme: vec![] };
+        let portals =
+            |text: &str| Portals { iscsi: vec![text.parse().unwrap()], ..Portals::default() };
         let node = |n| NodeIndex::new(n).unwrap();
         let others = [
             (node(0), portals("192.0.2.1:3260")),
@@ -677,8 +678,24 @@ fn send_targets_lists_the_portals_of_every_node_that_serves() {
             (node(3), portals("192.0.2.4:3260")),
         ];
         let own = vec!["192.0.2.9:3260".parse().unwrap()];
-        let shared = (*shared(block::Access::Unavailable)).clone();
-        let catalog = Catalog { others: others.into(), iscsi_portals: own, ..shared };
+        let mut catalog = Catalog {
+            others: others.into(),
+            iscsi_portals: own,
+            ..(*shared(block::Access::Unavailable)).clone()
+        };
+        // Volumes that have no copy here: at the fourth node; at nobody's, for now; of others.
+        let access = catalog.targets[TARGET].access.clone();
+        for (name, id, access) in [
+            ("iqn.2026-01.net.example:far", 21, access.clone()),
+            ("iqn.2026-01.net.example:lost", 22, access),
+            ("iqn.2026-01.net.example:hidden", 21, Access::default()),
+        ] {
+            let luns = [(0, VolumeId([id; 16]))].into();
+            let target = IscsiTarget { luns, access, ..IscsiTarget::default() };
+            catalog.remote.targets.insert(name.into(), target);
+        }
+        let serving = ServingNode { node: node(3), access: block::Access::Optimized };
+        catalog.shared.insert(VolumeId([21; 16]), vec![serving]);
         server.set_catalog(Arc::new(catalog));
         let mut client = Client::dial(&core, at, 1).await;
         client.discover().await;
@@ -693,6 +710,8 @@ fn send_targets_lists_the_portals_of_every_node_that_serves() {
                 ("TargetAddress", "192.0.2.9:3260,2"),
                 ("TargetAddress", "192.0.2.1:3260,1"),
                 ("TargetAddress", "[2001:db8::3]:3260,3"),
+                ("TargetName", "iqn.2026-01.net.example:far"),
+                ("TargetAddress", "192.0.2.4:3260,4"),
             ]
         );
     });

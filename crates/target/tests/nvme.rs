@@ -500,7 +500,7 @@ fn the_discovery_log_lists_the_portals_of_every_node_that_serves() {
         let (server, at, ..) = serve_shared(&core).await;
         let portals = |nvme: &[&str]| {
             let nvme = nvme.iter().map(|text| text.parse().unwrap()).collect();
-            Portals { iscsi: vec![], nvme }
+            Portals { nvme, ..Portals::default() }
         };
         let node = |n| NodeIndex::new(n).unwrap();
         let others = [
@@ -510,24 +510,76 @@ fn the_discovery_log_lists_the_portals_of_every_node_that_serves() {
         let own = vec!["192.0.2.2:4420".parse().unwrap()];
         let catalog = Catalog { others: others.into(), nvme_portals: own, ..(*shared()).clone() };
         server.set_catalog(Arc::new(catalog));
-        let mut host = Queue::connect(&core, at, &discovery()).await;
-        host.command(Property::encode(1, 0x14, false, Some(0x0046_0001))).await;
-        assert!(host.status(1).await.0.is_success());
-        let mut page = Sqe::new(AdminOpcode::GetLogPage.0, 9, 0);
-        page.cdw10[0] = (0x70 | (4096 / 4 - 1) << 16).into();
-        let log = host.fetch(page, 4096).await;
-        assert_eq!(log[8], 3, "NUMREC");
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-        let told: Vec<_> = log[1024..]
-            .chunks_exact(1024)
-            .map(|r| {
-                let port = u16::from_le_bytes([r[4], r[5]]);
-                (port, text(&r[512..768]).trim_end_matches(['\0', ' ']).to_owned())
-            })
-            .collect();
-        let told: Vec<_> = told.iter().map(|(port, at)| (*port, at.as_str())).collect();
+        let told = discovered(&core, at).await;
+        let told: Vec<_> = told.iter().map(|(_, port, at, _)| (*port, at.as_str())).collect();
         assert_eq!(told, [(257, "192.0.2.2"), (1, "192.0.2.1"), (2, "198.51.100.1")]);
     });
+}
+
+/// RFD 0019, 5: a host may ask any node for all that it may use, and is referred to the others.
+#[test]
+fn the_discovery_log_names_what_only_others_have_and_who_else_tells() {
+    on_core(async |core| {
+        let (server, at, ..) = serve_shared(&core).await;
+        let node = |n| NodeIndex::new(n).unwrap();
+        let at_port = |text: &str| vec![text.parse().unwrap()];
+        let third = Portals {
+            nvme: at_port("192.0.2.3:4420"),
+            discovery: at_port("192.0.2.3:8009"),
+            ..Portals::default()
+        };
+        let mut catalog = (*shared()).clone();
+        catalog.nvme_portals = at_port("192.0.2.2:4420");
+        catalog.others = [(node(2), third)].into();
+        let (far, access) = (VolumeId([21; 16]), catalog.subsystems[SUBNQN].access.clone());
+        for (nqn, access) in [("nqn.x:far", access), ("nqn.x:hidden", Access::default())] {
+            let namespaces = [(1, far)].into();
+            let subsystem = Subsystem { namespaces, access, ..Subsystem::default() };
+            catalog.remote.subsystems.insert(nqn.into(), subsystem);
+        }
+        let serving = ServingNode { node: node(2), access: block::Access::Optimized };
+        catalog.shared.insert(far, vec![serving]);
+        server.set_catalog(Arc::new(catalog.clone()));
+        let told = discovered(&core, at).await;
+        let told: Vec<_> =
+            told.iter().map(|(kind, port, at, nqn)| (*kind, *port, &**at, &**nqn)).collect();
+        let (referral, nvm) = (1, 2);
+        assert_eq!(
+            told,
+            [
+                (nvm, 257, "192.0.2.2", SUBNQN),
+                (nvm, 513, "192.0.2.3", "nqn.x:far"),
+                (referral, 641, "192.0.2.3", DISCOVERY_NQN),
+            ]
+        );
+        // Who may use nothing hears of nobody.
+        catalog.subsystems.clear();
+        catalog.remote.subsystems.remove("nqn.x:far");
+        server.set_catalog(Arc::new(catalog));
+        assert!(discovered(&core, at).await.is_empty());
+    });
+}
+
+/// The discovery log: what each entry is, its port, its address and its subsystem.
+async fn discovered(core: &Core, at: SocketAddr) -> Vec<(u8, u16, String, String)> {
+    let mut host = Queue::connect(core, at, &discovery()).await;
+    host.command(Property::encode(1, 0x14, false, Some(0x0046_0001))).await;
+    assert!(host.status(1).await.0.is_success());
+    let mut page = Sqe::new(AdminOpcode::GetLogPage.0, 9, 0);
+    page.cdw10[0] = (0x70 | (1024 / 4 - 1) << 16).into();
+    let records = host.fetch(page, 1024).await[8];
+    let bytes = 1024 * (u32::from(records) + 1);
+    page.cdw10[0] = (0x70 | (bytes / 4 - 1) << 16).into();
+    let log = host.fetch(page, bytes).await;
+    let text = |bytes: &[u8]| {
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        text.trim_end_matches(['\0', ' ']).to_owned()
+    };
+    let entry = |r: &[u8]| {
+        let port = u16::from_le_bytes([r[4], r[5]]);
+        (r[2], port, text(&r[512..768]), text(&r[256..512]))
+    };
+    log[1024..].chunks_exact(1024).map(entry).collect()
 }
 
 /// NVMe Base 2.0, 8.1: the host hears of a change, and what each state answers.

@@ -71,10 +71,9 @@ impl Known {
     }
 }
 
-/// What of a record matters to this node's initiators: nothing, if neither the volume nor one behind its target is here.
-fn told(stored: &Stored, here: Here) -> Option<(Revision, Here)> {
-    let matters = here != Here::Nowhere || !stored.record.mapping.guests.is_empty();
-    matters.then_some((stored.revision, here))
+/// What initiators of this node are told by: wherever a volume is, discovery tells of it.
+fn told(stored: &Stored, here: Here) -> (Revision, Here) {
+    (stored.revision, here)
 }
 
 impl State {
@@ -203,7 +202,7 @@ impl State {
         let volumes = self.volumes();
         let Some(known) = volumes.get(&id) else { return true };
         let ready = known.stored.as_ref().filter(|_| known.is_ready());
-        ready.and_then(|s| told(s, known.here(me))) == known.told
+        ready.map(|s| told(s, known.here(me))) == known.told
     }
 
     /// Whether initiators are served by the record that is known.
@@ -226,7 +225,7 @@ impl State {
         for Listed { stored, mirror, here } in all {
             let Stored { record, revision } = stored;
             let Some(known) = volumes.get_mut(&record.id) else { continue };
-            known.told = told(stored, *here);
+            known.told = Some(told(stored, *here));
             if let (Observed::Open { published, .. }, Here::Open { .. }) =
                 (&mut known.observed, here)
             {

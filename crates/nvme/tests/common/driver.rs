@@ -596,7 +596,7 @@ impl Session {
     /// Sends a command as Linux does (data of up to 8 KiB in the capsule, more by R2T) and waits
     /// for its end.
     pub fn call(&mut self, link: usize, sqe: Sqe, data: &[u8]) -> Outcome {
-        let in_capsule = !data.is_empty() && data.len() <= 8192;
+        let in_capsule = !data.is_empty() && data.len() <= 16384;
         let sent = if in_capsule { self.host.capsule(sqe, data) } else { self.host.command(sqe) };
         let mut out = Outcome { status: Status::SUCCESS, result: 0, data: Vec::new() };
         let mut replies = self.target.talk(link, &self.host, &sent);

@@ -252,7 +252,7 @@ impl World {
         }
         let length =
             [0u32, 16, 512, 1024, 4096, 8192, 16384, 32768, 8, 64][usize::from(script.byte() % 10)];
-        let in_capsule = shape & 0x80 != 0 && length <= 8192;
+        let in_capsule = shape & 0x80 != 0 && length <= 16384;
         let data = if in_capsule { vec![0x5a; length as usize] } else { Vec::new() };
         sqe.sgl = if in_capsule { Sgl::in_capsule(length) } else { Sgl::transport(length) };
         let padding = usize::from(script.byte() % 4) * 4;

@@ -11,7 +11,7 @@ use iscsi::target::{
 
 use super::Initiator;
 use super::session::Member;
-use crate::catalog::{Admission, Catalog, Chap, IscsiTarget};
+use crate::catalog::{Admission, Catalog, Chap, IscsiTarget, by_name};
 
 /// The portal group of discovery, and of targets that only this node serves: every portal reaches
 /// every volume.
@@ -178,23 +178,24 @@ fn records(catalog: &Catalog, scope: &Scope, initiator: &Initiator) -> Vec<Targe
     };
     let own_portals: Vec<_> = portals(catalog, initiator.place.local).collect();
     // RFC 7143 appendix C: all portals of a target, each with the tag of its group.
-    let addresses = |target: &IscsiTarget| {
-        let here = (portal_group(catalog, target), &own_portals);
-        let others = catalog.others_serving(target.luns.values());
+    let record = |(name, doors): (&str, [Option<&IscsiTarget>; 2])| {
+        let admits = |target: &&IscsiTarget| {
+            asks.as_deref().is_some_and(|i| target.access.admission(i).is_some())
+        };
+        let [here, remote] = doors.map(|door| door.filter(admits));
+        let own = here.map(|target| (portal_group(catalog, target), &own_portals));
+        let units = here.into_iter().chain(remote).flat_map(|target| target.luns.values());
+        let others = catalog.others_serving(units);
         let others = others.into_iter().map(|(node, portals)| (node.port(), &portals.iscsi));
         let tagged = |(group, portals): (u16, &Vec<SocketAddr>)| {
             portals.iter().map(|portal| (portal.to_string(), group)).collect::<Vec<_>>()
         };
-        std::iter::once(here).chain(others).flat_map(tagged).collect()
+        let addresses: Vec<_> = own.into_iter().chain(others).flat_map(tagged).collect();
+        // A name without an address is one that is reached here.
+        (!addresses.is_empty()).then(|| TargetRecord { name: name.to_owned(), addresses })
     };
-    catalog
-        .targets
-        .iter()
-        .filter(|(name, target)| {
-            wanted(name) && asks.as_deref().is_some_and(|i| target.access.admission(i).is_some())
-        })
-        .map(|(name, target)| TargetRecord { name: name.clone(), addresses: addresses(target) })
-        .collect()
+    let all = by_name(&catalog.targets, &catalog.remote.targets);
+    all.filter(|(name, _)| wanted(name)).filter_map(record).collect()
 }
 
 /// Where initiators find the targets: what is configured, else the address they came to.

@@ -9,7 +9,7 @@ use nvme::fabrics::DISCOVERY_NQN;
 use nvme::log::AnaState;
 use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Namespace, Subsystem};
 
-use crate::catalog::{self, Absent, Catalog, VolumeId};
+use crate::catalog::{self, Absent, Catalog, VolumeId, by_name};
 use crate::server::{MAX_TRANSFER_BYTES, Served, Server};
 
 /// How a controller of this node reaches a namespace (NVMe Base 2.0, 8.1).
@@ -95,7 +95,7 @@ fn absent_as(id: VolumeId, absent: &Absent, catalog: &Catalog) -> Namespace {
 }
 
 /// What discovery tells this host, who came to `local`: the subsystems that it may use, at every
-/// portal of every node that serves their namespaces.
+/// portal of every node that serves their namespaces, and who else tells of them.
 pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> Rc<Discovery> {
     let own = SocketAddr::new(local.ip().to_canonical(), local.port());
     let portals: Vec<SocketAddr> = match catalog.nvme_portals.as_slice() {
@@ -103,19 +103,41 @@ pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> 
         portals => portals.to_vec(),
     };
     let mut entries = Vec::new();
-    for (nqn, entry) in catalog.subsystems.iter().filter(|(_, s)| admits(&s.access, hostnqn)) {
-        let seen: Vec<_> = entry.maps(hostnqn).map(|(_, id)| id).collect();
-        let shared = catalog.shares_any(&seen);
-        let own = if entry.serves(hostnqn) { portals.as_slice() } else { &[] };
-        let here = (if shared { catalog.node.first_portal() } else { 1 }, own);
+    for (nqn, doors) in by_name(&catalog.subsystems, &catalog.remote.subsystems) {
+        let [here, remote] = doors.map(|door| door.filter(|s| admits(&s.access, hostnqn)));
+        let seen = here.into_iter().chain(remote).flat_map(|s| s.maps(hostnqn));
+        let seen: Vec<_> = seen.map(|(_, id)| id).collect();
+        let first = if catalog.shares_any(&seen) { catalog.node.first_portal() } else { 1 };
+        let is_served = here.is_some_and(|s| s.serves(hostnqn));
+        let own = if is_served { portals.as_slice() } else { &[] };
         let others = catalog.others_serving(&seen);
         let others = others.into_iter().map(|(node, at)| (node.first_portal(), at.nvme.as_slice()));
-        for (first, portals) in std::iter::once(here).chain(others) {
-            for (port_id, &address) in (first..).zip(portals) {
-                let kind = DiscoveryKind::Nvm;
-                entries.push(DiscoveryEntry { kind, nqn: nqn.clone(), address, port_id });
-            }
+        for (first, portals) in std::iter::once((first, own)).chain(others) {
+            entries.extend(ports(DiscoveryKind::Nvm, nqn, first, portals));
+        }
+    }
+    // Who may use nothing is not told what nodes there are.
+    if !entries.is_empty() {
+        for (node, at) in &catalog.others {
+            let (kind, first) = (DiscoveryKind::Referral, node.first_discovery());
+            entries.extend(ports(kind, DISCOVERY_NQN, first, &at.discovery));
         }
     }
     Rc::new(Discovery { generation: catalog.generation, entries })
+}
+
+/// An entry for each port of a subsystem at one node.
+fn ports(
+    kind: DiscoveryKind,
+    nqn: &str,
+    first: u16,
+    portals: &[SocketAddr],
+) -> impl Iterator<Item = DiscoveryEntry> {
+    let entry = move |(port_id, &address): (u16, &SocketAddr)| DiscoveryEntry {
+        kind,
+        nqn: nqn.to_owned(),
+        address,
+        port_id,
+    };
+    (first..).zip(portals).map(entry)
 }
