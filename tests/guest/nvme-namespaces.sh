@@ -1,10 +1,26 @@
 #!/bin/bash
 # A subsystem of two nodes that gets a second namespace and loses it again, through the kernel's own multipath. From the order:
-# PORTALS (ADDRESS:PORT of each node), SUBSYSTEM, HOSTNQN, HOSTID, NSID (of the second namespace), MEGABYTES (written to each).
+# PORTALS (ADDRESS:PORT of each node), DISCOVERY (of one of them), SUBSYSTEM, HOSTNQN, HOSTID, NSID (of the second namespace), MEGABYTES (written to each).
 #
 # `join-1` in the share asks for the second namespace, `part-1` for its end; the host answers by `joined-1` and `parted-1`. With
 # `step-N` a node dies, with `back-N` it is back.
 . "${0%/*}/lib.sh"
+
+# One node is asked, and all paths come of it; it refers to the other one, which says the same.
+discovers_everything() {
+    local log=/run/discovered host=(--hostnqn "$HOSTNQN" --hostid "$HOSTID")
+    nvme discover -t tcp -a "${DISCOVERY%:*}" -s "${DISCOVERY#*:}" "${host[@]}" | tee "$log"
+    equal "$(grep -c 'discovery subsystem referral' "$log")" 1 "referrals"
+    nvme connect-all -t tcp -a "${DISCOVERY%:*}" -s "${DISCOVERY#*:}" "${host[@]}"
+    try 10 paths_to_subsystem 2
+    nvme disconnect-all
+    try 10 paths_to_subsystem 0
+}
+
+# paths_to_subsystem COUNT
+paths_to_subsystem() {
+    [ "$(grep -lsx "$SUBSYSTEM" /sys/class/nvme/nvme*/subsysnqn | wc -l)" = "$1" ]
+}
 
 connect_everywhere() {
     local portal
@@ -85,6 +101,7 @@ loses_it() {
 }
 
 modules nvme-core nvme-tcp crc32c
+must "one node's discovery brings all paths, and refers to the other node" discovers_everything
 must "a subsystem with one namespace, through both nodes" connect_everywhere
 must "a second one comes, on both paths" gets_one
 must "nodes die under both: no error, and every byte is where it belongs" nodes_die

@@ -131,7 +131,7 @@ pub(crate) struct Node {
     /// Where this process reaches its listeners.
     pub(crate) iscsi: SocketAddr,
     pub(crate) nvme: SocketAddr,
-    discovery: SocketAddr,
+    pub(crate) discovery: SocketAddr,
     daemon: Option<Daemon>,
     /// Where it says that it serves, as to a service manager (`sd_notify(3)`).
     manager: Option<UnixDatagram>,

@@ -49,6 +49,7 @@ fn namespaces(house: &House, kernel: &Kernel, cluster: &mut Cluster, first: &Mir
     let text = |text: &str| text.to_owned();
     let variables = vec![
         ("PORTALS", portals),
+        ("DISCOVERY", guest::reaches(cluster.nodes[B].discovery).to_string()),
         ("SUBSYSTEM", first.exported.subsystem.nqn.clone()),
         ("HOSTNQN", text("nqn.2026-01.net.example:host-3")),
         ("HOSTID", text("00000000-0000-4000-8000-000000000003")),
