@@ -71,11 +71,6 @@ impl Known {
     }
 }
 
-/// What initiators of this node are told by: wherever a volume is, discovery tells of it.
-fn told(stored: &Stored, here: Here) -> (Revision, Here) {
-    (stored.revision, here)
-}
-
 impl State {
     fn volumes(&self) -> MutexGuard<'_, BTreeMap<Uuid, Known>> {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
@@ -202,7 +197,7 @@ impl State {
         let volumes = self.volumes();
         let Some(known) = volumes.get(&id) else { return true };
         let ready = known.stored.as_ref().filter(|_| known.is_ready());
-        ready.map(|s| told(s, known.here(me))) == known.told
+        ready.map(|s| (s.revision, known.here(me))) == known.told
     }
 
     /// Whether initiators are served by the record that is known.
@@ -225,7 +220,8 @@ impl State {
         for Listed { stored, mirror, here } in all {
             let Stored { record, revision } = stored;
             let Some(known) = volumes.get_mut(&record.id) else { continue };
-            known.told = Some(told(stored, *here));
+            // Wherever it is: discovery tells of what only other nodes have, too.
+            known.told = Some((*revision, *here));
             if let (Observed::Open { published, .. }, Here::Open { .. }) =
                 (&mut known.observed, here)
             {

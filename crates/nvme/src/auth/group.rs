@@ -4,8 +4,8 @@ use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
 use crypto_bigint::{BoxedUint, Odd};
 use zeroize::Zeroize;
 
-use super::Fresh;
 use super::secret::Hidden;
+use super::{Explanation, Fresh};
 
 /// Most bytes of a private exponent.
 pub(super) const MAX_EXPONENT_LEN: usize = 56;
@@ -72,6 +72,18 @@ impl Group {
         }
     }
 
+    /// The other side's public value, as a message has it; `None` if there is no group.
+    ///
+    /// # Errors
+    /// What it is refused with: it is none of this group, or there should be none.
+    pub(super) fn public(self, value: &[u8]) -> Result<Option<Vec<u8>>, Explanation> {
+        match self.field() {
+            Some(field) => field.public(value).map(Some).ok_or(Explanation::IncorrectPayload),
+            None if value.is_empty() => Ok(None),
+            None => Err(Explanation::IncorrectPayload),
+        }
+    }
+
     /// Length of a public value in bytes, as messages have it (DHVLEN).
     pub(super) fn dhvlen(self) -> u16 {
         self.field().map_or(0, |field| field.len)
@@ -116,7 +128,7 @@ impl Field {
     /// The other side's public value, as long as the prime; `None` unless it is one. RFC 7919 5.1: it
     /// is more than 1 and less than p - 1, lest the secret is known to all. It may be shorter than
     /// the prime, as there are hosts that leave out zeroes before it.
-    pub(super) fn public(&self, value: &[u8]) -> Option<Vec<u8>> {
+    fn public(&self, value: &[u8]) -> Option<Vec<u8>> {
         let zeroes = self.bytes().checked_sub(value.len())?;
         let value = [&vec![0; zeroes], value].concat();
         let mut one = vec![0; self.bytes()];

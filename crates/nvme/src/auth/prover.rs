@@ -153,14 +153,12 @@ impl Prover {
         &self,
         bytes: &'a [u8],
     ) -> Result<(Challenge<'a>, Option<Vec<u8>>), Explanation> {
-        let payload = Explanation::IncorrectPayload;
         let challenge = Challenge::parse(bytes, &self.config.policy)?;
-        let peer = match challenge.group.field() {
-            Some(field) => Some(field.public(challenge.public).ok_or(payload)?),
-            None if challenge.public.is_empty() => None,
-            None => return Err(payload),
-        };
-        if challenge.sequence == 0 { Err(payload) } else { Ok((challenge, peer)) }
+        let peer = challenge.group.public(challenge.public)?;
+        if challenge.sequence == 0 {
+            return Err(Explanation::IncorrectPayload);
+        }
+        Ok((challenge, peer))
     }
 
     /// DH-HMAC-CHAP_Reply. It has a number also when it asks for nothing: 0 is for secure channels.

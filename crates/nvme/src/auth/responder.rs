@@ -319,11 +319,7 @@ fn read_reply(
 ) -> Result<(Given, Option<Vec<u8>>), Explanation> {
     let payload = Explanation::IncorrectPayload;
     let reply = Reply::parse(bytes, transaction.hash).ok_or(payload)?;
-    let public = match transaction.group.field() {
-        Some(field) => Some(field.public(reply.public).ok_or(payload)?),
-        None if reply.public.is_empty() => None,
-        None => return Err(payload),
-    };
+    let public = transaction.group.public(reply.public)?;
     let asked = match reply.challenge {
         // Number 0 says that the challenge is for a secure channel alone, which nobody may want.
         Some(_) if reply.sequence == 0 => return Err(payload),
