@@ -166,12 +166,10 @@ fn admit(
     owner: Option<&VolumeRecord>,
     ring: &Ring,
 ) {
-    let admission = |initiator: Option<&str>| Admission {
-        chap: match owner {
-            Some(owner) => proof(owner, initiator, ring),
-            // Nobody knows what has to be proved: nobody proves it.
-            None => Some(Chap { user: String::new(), secret: vec![], mutual: None }),
-        },
+    let admission = |initiator: Option<&str>| match owner {
+        Some(owner) => proof(owner, initiator, ring).map_or(Admission::ByName, Admission::Proof),
+        // Nobody knows what has to be proved: nobody proves it.
+        None => Admission::Proof(Chap { user: String::new(), secret: vec![], mutual: None }),
     };
     let mut named = BTreeSet::new();
     for initiator in &record.allow {
@@ -277,9 +275,9 @@ fn admit_hosts(subsystem: &mut Subsystem, nsid: u32, record: &VolumeRecord, owne
     for initiator in &record.allow {
         match initiator {
             Initiator::Any if guarded => {}
-            Initiator::Any => subsystem.access.any = Some(Admission::default()),
+            Initiator::Any => subsystem.access.any = Some(Admission::ByName),
             Initiator::Nvme(name) => {
-                subsystem.access.named.insert(name.clone(), Admission::default());
+                subsystem.access.named.insert(name.clone(), Admission::ByName);
                 named.insert(name.clone());
             }
             Initiator::Iscsi(_) => {}
@@ -296,11 +294,20 @@ mod tests {
     use block::Epoch;
     use layers::mirror::record::{Member, Replica};
     use peer::Incarnation;
+    use target::catalog::Access;
 
     use super::*;
     use crate::record::mapping::remap;
     use crate::record::tests::{chap, place, record, ring};
     use crate::record::{Of, Place, StoredChap};
+
+    /// What somebody who is let in has to prove.
+    fn asked<'a, P>(access: &'a Access<P>, who: &str) -> Option<&'a P> {
+        match access.admission(who).expect("it is let in") {
+            Admission::Proof(proof) => Some(proof),
+            Admission::ByName => None,
+        }
+    }
 
     const NODES: [NodeId; 4] = [NodeId(1), NodeId(4), NodeId(5), NodeId(9)];
 
@@ -391,13 +398,13 @@ mod tests {
         let catalog = catalog(all.into_iter(), &ring(1), &[], &[], 3);
 
         let target = &catalog.targets[&named.iscsi_target];
-        let chap = target.access.admission(iqn).unwrap().chap.as_ref().unwrap();
+        let chap = asked(&target.access, iqn).unwrap();
         assert_eq!((chap.user.as_str(), &chap.secret[..]), ("u", &b"0123456789ab"[..]));
         assert_eq!(chap.mutual, Some(("m".into(), b"ba9876543210".to_vec())));
         assert!(target.access.admission(nqn).is_none());
         assert_eq!(target.luns[&0], volume_id(named.id));
         let subsystem = &catalog.subsystems[&named.nvme_subsystem];
-        assert_eq!(subsystem.access.admission(nqn), Some(&Admission::default()));
+        assert_eq!(subsystem.access.admission(nqn), Some(&Admission::ByName));
         assert!(subsystem.access.admission(iqn).is_none());
         assert_eq!(subsystem.serial.len(), 20);
 
@@ -439,8 +446,7 @@ mod tests {
             [(0, names(&[one])), (5, names(&[one, two])), (6, names(&[]))].into()
         );
         for name in [one, two] {
-            let admission = target.access.admission(name).unwrap();
-            assert_eq!(admission.chap.as_ref().unwrap().user, "u");
+            assert_eq!(asked(&target.access, name).unwrap().user, "u");
         }
         assert!(target.access.admission("iqn.2026-01.com.example:three").is_none());
         // The owner has no copy here: what it asks for counts all the same.
@@ -448,11 +454,11 @@ mod tests {
         let target = &targets[&records[&a].iscsi_target];
         assert_eq!(target.luns.keys().copied().collect::<Vec<_>>(), [5, 6]);
         assert_eq!((target.core, target.away.len()), (0, 1));
-        assert_eq!(target.access.admission(two).unwrap().chap.as_ref().unwrap().user, "u");
+        assert_eq!(asked(&target.access, two).unwrap().user, "u");
         // Its record cannot be read: nobody proves what is not known.
         let alone = catalog([(&records[&b], open(0))].into_iter(), &ring(1), &[], &[], 1).targets;
         let target = &alone[&records[&a].iscsi_target];
-        assert!(target.access.admission(two).unwrap().chap.as_ref().unwrap().secret.is_empty());
+        assert!(asked(&target.access, two).unwrap().secret.is_empty());
     }
 
     /// RFD 0019, 4: as behind a target, so behind a subsystem.
@@ -513,7 +519,7 @@ mod tests {
                 let here = Here::Open { core: 0 };
                 let all = catalog([(record, here)].into_iter(), &ring(1), &[], &[], 1);
                 let access = &all.targets[&record.iscsi_target].access;
-                access.admission(who).unwrap().chap.as_ref().map(|chap| chap.user.clone())
+                asked(access, who).map(|chap| chap.user.clone())
             };
             assert_eq!(user(&record, own).as_deref(), Some("second"));
             assert_eq!(user(&record, other), None, "nobody asks it for anything");
@@ -553,8 +559,8 @@ mod tests {
         };
         let catalog =
             catalog([(&locked, Here::Open { core: 0 })].into_iter(), &ring(2), &[], &[], 1);
-        let admission = catalog.targets[&locked.iscsi_target].access.admission("iqn.x").unwrap();
-        let chap = admission.chap.as_ref().expect("it still asks for a proof");
+        let access = &catalog.targets[&locked.iscsi_target].access;
+        let chap = asked(access, "iqn.x").expect("it still asks for a proof");
         assert_eq!((chap.user.as_str(), chap.secret.len()), ("u", 0));
     }
 }

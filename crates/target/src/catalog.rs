@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
+use nvme::auth::Secret;
 pub use scsi::Away;
 
 /// Identity of a volume: a UUID, the same on every node and for ever.
@@ -193,7 +194,7 @@ pub struct IscsiTarget {
     /// Who sees one of them, by name; whoever may log in, where there is no such list.
     pub masks: BTreeMap<u16, BTreeSet<String>>,
     /// Who may log in.
-    pub access: Access,
+    pub access: Access<Chap>,
 }
 
 impl IscsiTarget {
@@ -235,7 +236,7 @@ pub struct Subsystem {
     /// Serial number: up to 20 ASCII characters.
     pub serial: String,
     /// Who may connect.
-    pub access: Access,
+    pub access: Access<HostSecrets>,
 }
 
 impl Subsystem {
@@ -261,20 +262,22 @@ pub struct Absent {
     pub thin: bool,
 }
 
-/// Who may reach a target: nobody, unless listed.
-#[derive(Clone, Debug, Default)]
-pub struct Access {
+/// Who may reach a target or subsystem: nobody, unless listed. `P` is what can be asked for.
+#[derive(Clone, Debug)]
+pub struct Access<P> {
     /// Whoever asks; an explicit choice of the administrator.
-    pub any: Option<Admission>,
+    pub any: Option<Admission<P>>,
     /// By initiator name (IQN, EUI, NAA in lower case) or host NQN.
-    pub named: BTreeMap<String, Admission>,
+    pub named: BTreeMap<String, Admission<P>>,
 }
 
 /// How an allowed initiator has to prove who it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Admission {
-    /// CHAP; `None` admits by name alone.
-    pub chap: Option<Chap>,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admission<P> {
+    /// Its name will do.
+    ByName,
+    /// It is asked for a proof.
+    Proof(P),
 }
 
 /// CHAP credentials of one initiator.
@@ -294,10 +297,36 @@ impl fmt::Debug for Chap {
     }
 }
 
-impl Access {
+/// DH-HMAC-CHAP secrets of one host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostSecrets {
+    /// What the host proves to have, and what the subsystem proves if the host wants that.
+    Known {
+        /// The host's.
+        host: Secret,
+        /// The subsystem's.
+        controller: Option<Secret>,
+    },
+    /// There are some, and they cannot be read for now: the host is to come again.
+    Unknown,
+}
+
+impl<P> Default for Access<P> {
+    fn default() -> Self {
+        Self { any: None, named: BTreeMap::new() }
+    }
+}
+
+impl<P> Access<P> {
+    /// Whoever asks, without any proof.
+    #[must_use]
+    pub fn anybody() -> Self {
+        Self { any: Some(Admission::ByName), ..Self::default() }
+    }
+
     /// How `name` is admitted; `None` if it is not. A rule for the name goes before `any`.
     #[must_use]
-    pub fn admission(&self, name: &str) -> Option<&Admission> {
+    pub fn admission(&self, name: &str) -> Option<&Admission<P>> {
         self.named.get(name).or(self.any.as_ref())
     }
 }
@@ -360,11 +389,11 @@ mod tests {
         let chap = Chap { user: "u".into(), secret: b"s3cret".to_vec(), mutual: None };
         let mut access = Access::default();
         assert_eq!(access.admission("iqn.a"), None);
-        access.named.insert("iqn.a".into(), Admission { chap: Some(chap.clone()) });
+        access.named.insert("iqn.a".into(), Admission::Proof(chap.clone()));
         assert!(access.admission("iqn.b").is_none());
-        access.any = Some(Admission::default());
-        assert!(access.admission("iqn.b").is_some_and(|a| a.chap.is_none()));
-        assert!(access.admission("iqn.a").is_some_and(|a| a.chap.is_some()));
+        access.any = Some(Admission::ByName);
+        assert_eq!(access.admission("iqn.b"), Some(&Admission::ByName));
+        assert_eq!(access.admission("iqn.a"), Some(&Admission::Proof(chap.clone())));
         assert!(!format!("{access:?}{chap:?}").contains("s3cret"), "secrets stay out of logs");
     }
 }

@@ -18,7 +18,7 @@ use scsi::{
 use tokio::sync::{Notify, oneshot};
 use volume::Caller;
 
-use crate::catalog::{Admission, Catalog, IscsiTarget, VolumeId};
+use crate::catalog::{Admission, Catalog, Chap, IscsiTarget, VolumeId};
 use crate::iscsi::portal_group;
 use crate::server::{Served, Server};
 
@@ -39,17 +39,19 @@ pub(crate) struct Principal {
     /// What its name and this make the name of its port.
     pub(crate) isid: [u8; 6],
     /// What its session was asked, and has proved.
-    pub(crate) admission: Admission,
+    pub(crate) admission: Admission<Chap>,
 }
 
 impl Principal {
     /// Whether it could log in to `target` with what it has proved already.
     fn may_use(&self, target: &IscsiTarget) -> bool {
         let Some(asks) = target.access.admission(self.initiator.as_str()) else { return false };
-        match (&asks.chap, &self.admission.chap) {
-            (None, _) => true,
-            (Some(asks), Some(has)) => (&asks.user, &asks.secret) == (&has.user, &has.secret),
-            (Some(_), None) => false,
+        match (asks, &self.admission) {
+            (Admission::ByName, _) => true,
+            (Admission::Proof(asks), Admission::Proof(has)) => {
+                (&asks.user, &asks.secret) == (&has.user, &has.secret)
+            }
+            (Admission::Proof(_), Admission::ByName) => false,
         }
     }
 
@@ -575,17 +577,17 @@ impl<T, F: FnOnce(T)> Drop for Promise<T, F> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use crate::catalog::{Access, Chap};
+    use crate::catalog::Access;
 
     use super::*;
 
-    fn chap(secret: &str) -> Option<Chap> {
-        Some(Chap { user: "u".into(), secret: secret.into(), mutual: None })
+    fn chap(secret: &str) -> Admission<Chap> {
+        Admission::Proof(Chap { user: "u".into(), secret: secret.into(), mutual: None })
     }
 
-    fn target(core: usize, id: u8, chap: Option<Chap>) -> IscsiTarget {
+    fn target(core: usize, id: u8, admission: Admission<Chap>) -> IscsiTarget {
         let mut access = Access::default();
-        access.named.insert("iqn.2026-01.com.example:a".into(), Admission { chap });
+        access.named.insert("iqn.2026-01.com.example:a".into(), admission);
         let luns = [(0, VolumeId([id; 16]))].into();
         IscsiTarget { core, luns, access, ..IscsiTarget::default() }
     }
@@ -594,14 +596,14 @@ mod tests {
     #[test]
     fn a_session_reaches_what_it_has_proved_itself_for() {
         let targets = [
-            ("open".to_owned(), target(1, 1, None)),
+            ("open".to_owned(), target(1, 1, Admission::ByName)),
             ("same".to_owned(), target(2, 2, chap("one"))),
             ("other".to_owned(), target(3, 3, chap("two"))),
         ];
         let catalog = Catalog { targets: targets.into(), ..Catalog::default() };
-        let reached = |initiator: &str, chap| {
+        let reached = |initiator: &str, admission| {
             let initiator = initiator.parse().unwrap();
-            let principal = Principal { initiator, isid: [0; 6], admission: Admission { chap } };
+            let principal = Principal { initiator, isid: [0; 6], admission };
             let of = |n: u8| principal.find(&catalog, |id| id == VolumeId([n; 16]));
             [1, 2, 3].map(|n| {
                 let place = of(n)?;
@@ -610,7 +612,7 @@ mod tests {
                 Some(place.core)
             })
         };
-        assert_eq!(reached("iqn.2026-01.com.example:a", None), [Some(1), None, None]);
+        assert_eq!(reached("iqn.2026-01.com.example:a", Admission::ByName), [Some(1), None, None]);
         assert_eq!(reached("iqn.2026-01.com.example:a", chap("one")), [Some(1), Some(2), None]);
         assert_eq!(reached("iqn.2026-01.com.example:b", chap("one")), [None; 3]);
     }
@@ -620,13 +622,12 @@ mod tests {
     fn a_session_reaches_nothing_by_another_secret_than_its_own() {
         let initiator = "iqn.2026-01.com.example:a";
         let mut own = target(1, 1, chap("own"));
-        own.access.any = Some(Admission { chap: chap("everybody's") });
+        own.access.any = Some(chap("everybody's"));
         let targets = [("own".to_owned(), own)].into();
         let catalog = Catalog { targets, ..Catalog::default() };
         let reaches = |initiator: &str, secret| {
             let (initiator, isid) = (initiator.parse().unwrap(), [0; 6]);
-            let principal =
-                Principal { initiator, isid, admission: Admission { chap: chap(secret) } };
+            let principal = Principal { initiator, isid, admission: chap(secret) };
             principal.find(&catalog, |_| true).is_some()
         };
         assert!(reaches(initiator, "own") && !reaches(initiator, "everybody's"));
@@ -638,14 +639,14 @@ mod tests {
     #[test]
     fn a_session_reaches_no_unit_that_it_does_not_see() {
         let initiator = "iqn.2026-01.com.example:a";
-        let mut both = target(1, 1, None);
+        let mut both = target(1, 1, Admission::ByName);
         both.luns.insert(1, VolumeId([2; 16]));
         both.masks.insert(1, ["iqn.2026-01.com.example:b".to_owned()].into());
         let catalog = |both: &IscsiTarget| Catalog {
             targets: [("both".to_owned(), both.clone())].into(),
             ..Catalog::default()
         };
-        let admission = Admission { chap: None };
+        let admission = Admission::ByName;
         let principal =
             Principal { initiator: initiator.parse().unwrap(), isid: [0; 6], admission };
         let find = |catalog: &Catalog, n: u8| principal.find(catalog, |id| id == VolumeId([n; 16]));

@@ -17,7 +17,7 @@ pub mod server;
 mod tokens;
 
 pub use catalog::{
-    Absent, Access, Admission, Away, Catalog, Chap, IscsiTarget, NodeIndex, Portals, Remote,
-    ServingNode, Subsystem, VolumeId,
+    Absent, Access, Admission, Away, Catalog, Chap, HostSecrets, IscsiTarget, NodeIndex, Portals,
+    Remote, ServingNode, Subsystem, VolumeId,
 };
 pub use server::{Door, Limits, Served, Server, Service, Session, Space, doors};

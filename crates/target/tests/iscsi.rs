@@ -36,7 +36,7 @@ const WRITE: u8 = 0x20;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn catalog(core: usize) -> Arc<Catalog> {
-    let access = Access { any: Some(Admission::default()), ..Access::default() };
+    let access = Access::anybody();
     let luns = [(1, VolumeId([7; 16]))].into();
     let targets =
         [(TARGET.to_owned(), IscsiTarget { core, luns, access, ..IscsiTarget::default() })].into();

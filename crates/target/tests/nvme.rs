@@ -25,8 +25,8 @@ use nvme::{Connect, Sqe, Status};
 use rt::Core;
 use rt::net::Stream;
 use target::{
-    Access, Admission, Catalog, Limits, NodeIndex, Portals, Served, Server, Service, ServingNode,
-    Subsystem, VolumeId, doors,
+    Access, Catalog, Limits, NodeIndex, Portals, Served, Server, Service, ServingNode, Subsystem,
+    VolumeId, doors,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
@@ -40,7 +40,7 @@ const B: VolumeId = VolumeId([0xb; 16]);
 
 /// Namespace 1 is this volume.
 fn catalog(id: VolumeId) -> Arc<Catalog> {
-    let access = Access { any: Some(Admission::default()), ..Access::default() };
+    let access = Access::anybody();
     let namespaces = [(1, id)].into();
     of(Subsystem { namespaces, serial: "1".into(), access, ..Subsystem::default() })
 }

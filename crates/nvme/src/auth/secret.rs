@@ -6,6 +6,7 @@ use std::fmt;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use crc_fast::{CrcAlgorithm, checksum};
+use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 use super::hash::Hash;
@@ -33,6 +34,14 @@ impl Hidden {
     }
 }
 
+impl PartialEq for Hidden {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for Hidden {}
+
 impl fmt::Debug for Hidden {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("hidden")
@@ -40,7 +49,7 @@ impl fmt::Debug for Hidden {
 }
 
 /// The secret of a host or of a subsystem; never shown.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     transform: Option<Hash>,
     bytes: Hidden,

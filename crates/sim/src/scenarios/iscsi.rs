@@ -68,7 +68,8 @@ impl Talk for Iscsi {
     const SERVICE: Service = Service::Iscsi;
     const COMPARES: bool = true;
 
-    fn announce(catalog: &mut Catalog, id: VolumeId, access: Access) {
+    fn announce(catalog: &mut Catalog, id: VolumeId) {
+        let access = Access::anybody();
         let target = IscsiTarget { luns: [(1, id)].into(), access, ..IscsiTarget::default() };
         catalog.targets.insert(TARGET.to_owned(), target);
     }

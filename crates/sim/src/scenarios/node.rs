@@ -20,7 +20,7 @@ use rt::Core;
 use rt::disk::DiskErrorKind;
 use rt::net::Stream;
 use rt::sim::{DiskFaults, DiskSetup, Host, HostSetup, LinkSetup, World};
-use target::{Access, Admission, Catalog, Limits, Served, Server, Service, VolumeId, doors};
+use target::{Catalog, Limits, Served, Server, Service, VolumeId, doors};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
 use volume::Volume;
@@ -69,7 +69,7 @@ pub(super) trait Talk: Sized + 'static {
     const COMPARES: bool;
 
     /// Adds the volume to what is served.
-    fn announce(catalog: &mut Catalog, id: VolumeId, access: Access);
+    fn announce(catalog: &mut Catalog, id: VolumeId);
 
     /// Connects and logs in; `None` if that fails or is refused.
     fn connect(
@@ -411,8 +411,7 @@ pub(super) fn server<T: Talk>(core: &Core, volume: &Rc<Volume>) -> Rc<Server> {
     let (id, volume) = (VolumeId(VOLUME.into_bytes()), Rc::clone(volume));
     server.add_volume(Served { id, name: "volume".into(), volume, thin: true, access: None });
     let mut catalog = Catalog::default();
-    let access = Access { any: Some(Admission::default()), ..Access::default() };
-    T::announce(&mut catalog, id, access);
+    T::announce(&mut catalog, id);
     server.set_catalog(Arc::new(catalog));
     server
 }

@@ -177,8 +177,8 @@ impl Talk for Nvme {
     const SERVICE: Service = Service::Nvme;
     const COMPARES: bool = false;
 
-    fn announce(catalog: &mut Catalog, id: VolumeId, access: Access) {
-        let namespaces = [(NSID, id)].into();
+    fn announce(catalog: &mut Catalog, id: VolumeId) {
+        let (namespaces, access) = ([(NSID, id)].into(), Access::anybody());
         let serial = "WR0001".into();
         let subsystem = Subsystem { namespaces, serial, access, ..Subsystem::default() };
         catalog.subsystems.insert(SUBSYSTEM.to_owned(), subsystem);

@@ -100,8 +100,10 @@ impl Initiator {
         portal.filter(|_| catalog.redirect)
     }
 
-    fn auth(&self, admission: &Admission) -> Result<Auth, LoginStatus> {
-        let Some(Chap { user, secret, mutual }) = &admission.chap else { return Ok(Auth::None) };
+    fn auth(&self, admission: &Admission<Chap>) -> Result<Auth, LoginStatus> {
+        let Admission::Proof(Chap { user, secret, mutual }) = admission else {
+            return Ok(Auth::None);
+        };
         let secret_of = |bytes: &[u8]| {
             Secret::new(bytes).map_err(|error| {
                 tracing::error!(%error, "a CHAP secret cannot be used; `windrose status` says why");

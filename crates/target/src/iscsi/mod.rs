@@ -23,7 +23,7 @@ use reservation::Table;
 use scsi::{CopyOutcome, TokenOutcome};
 use volume::Unaltered;
 
-use crate::catalog::{Admission, VolumeId};
+use crate::catalog::{Admission, Chap, VolumeId};
 use crate::conn::{End, Protocol};
 use crate::resident::{Place, Resident};
 use crate::server::{Limits, Notice, Server, Service};
@@ -70,7 +70,7 @@ pub(crate) struct Initiator {
     /// A login that is decided on another core.
     moving: Option<(usize, Box<LoginAttempt>)>,
     /// What its login was asked to prove.
-    asked: Option<Admission>,
+    asked: Option<Admission<Chap>>,
     session: Option<Rc<Session>>,
     member: Option<Member>,
     tasks: Tasks,

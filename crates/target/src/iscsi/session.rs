@@ -20,7 +20,7 @@ use volume::{Caller, Gate};
 
 use super::Event;
 use super::login::portal_group;
-use crate::catalog::{Admission, Away, Catalog, IscsiTarget, NodeIndex, VolumeId};
+use crate::catalog::{Admission, Away, Catalog, Chap, IscsiTarget, NodeIndex, VolumeId};
 use crate::conn::Inbox;
 use crate::copying::{Ended, Principal};
 use crate::server::{MAX_TRANSFER_BYTES, Served, Server, Space};
@@ -45,7 +45,7 @@ pub(crate) struct Session {
     pub(super) isid: [u8; 6],
     pub(super) target: Option<Name>,
     /// By which rule it was let in; a session whose rule changes ends.
-    pub(super) admission: Admission,
+    pub(super) admission: Admission<Chap>,
     /// Tag of the portal group it came through.
     pub(super) portal_group: u16,
     /// Of its connection: its units' notices go there, through whichever connection it was begun.
@@ -129,7 +129,7 @@ impl Session {
 
     /// The same session through another connection. What came through this one ends: its tasks, and itself. Its nexuses do
     /// not.
-    fn go_on(&self, admission: &Admission, params: &Params, inbox: Inbox<Event>) -> Self {
+    fn go_on(&self, admission: &Admission<Chap>, params: &Params, inbox: Inbox<Event>) -> Self {
         self.tell(Event::Replaced);
         self.ended.set();
         self.inbox.replace(inbox);
@@ -232,7 +232,7 @@ impl Shared {
         &self,
         server: &Server,
         negotiated: &Negotiated,
-        (target, admission): (&IscsiTarget, &Admission),
+        (target, admission): (&IscsiTarget, &Admission<Chap>),
         inbox: Inbox<Event>,
     ) -> Result<Rc<Session>, LoginStatus> {
         let who = &negotiated.who;

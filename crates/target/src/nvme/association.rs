@@ -264,7 +264,7 @@ impl Host {
             let refuse = if unknown { Connect::refuse_busy } else { Connect::refuse_subsystem };
             return Decision::Here(Err(refuse()));
         };
-        if !view::admits(&entry.access, &connect.hostnqn) {
+        if entry.access.admission(&connect.hostnqn).is_none() {
             return Decision::Here(Err(Connect::refuse_host()));
         }
         if !entry.serves(&connect.hostnqn) {
@@ -299,7 +299,7 @@ impl Host {
             return self.on_controller();
         };
         let welcome = catalog.subsystems.get(&nqn).is_some_and(|entry| {
-            entry.core == server.core().id() && view::admits(&entry.access, &hostnqn)
+            entry.core == server.core().id() && entry.access.admission(&hostnqn).is_some()
         });
         if !welcome {
             return server.nvme.end(seat.cntlid, "the host may not use this subsystem any more");

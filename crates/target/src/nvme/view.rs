@@ -9,7 +9,7 @@ use nvme::fabrics::DISCOVERY_NQN;
 use nvme::log::AnaState;
 use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Namespace, Subsystem};
 
-use crate::catalog::{self, Absent, Catalog, VolumeId, by_name};
+use crate::catalog::{Absent, Catalog, VolumeId, by_name};
 use crate::server::{MAX_TRANSFER_BYTES, Served, Server};
 
 /// How a controller of this node reaches a namespace (NVMe Base 2.0, 8.1).
@@ -19,11 +19,6 @@ pub(super) fn ana_state(access: Access) -> AnaState {
         Access::Transitioning => AnaState::Change,
         Access::Unavailable => AnaState::Inaccessible,
     }
-}
-
-/// CHAP secrets of iSCSI say nothing about an NVMe host: no way to check them, no way in.
-pub(super) fn admits(access: &catalog::Access, hostnqn: &str) -> bool {
-    access.admission(hostnqn).is_some_and(|a| a.chap.is_none())
 }
 
 /// Who a subsystem is.
@@ -104,7 +99,8 @@ pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> 
     };
     let mut entries = Vec::new();
     for (nqn, doors) in by_name(&catalog.subsystems, &catalog.remote.subsystems) {
-        let [here, remote] = doors.map(|door| door.filter(|s| admits(&s.access, hostnqn)));
+        let [here, remote] =
+            doors.map(|door| door.filter(|s| s.access.admission(hostnqn).is_some()));
         let seen = here.into_iter().chain(remote).flat_map(|s| s.maps(hostnqn));
         let seen: Vec<_> = seen.map(|(_, id)| id).collect();
         let first = if catalog.shares_any(&seen) { catalog.node.first_portal() } else { 1 };

@@ -62,9 +62,9 @@ pub(super) type Target<'a> = (&'a str, usize, &'a [u8], Option<&'a str>);
 
 pub(super) fn targets(all: &[Target<'_>]) -> Arc<Catalog> {
     let target = |&(name, core, luns, secret): &Target<'_>| {
-        let chap =
-            secret.map(|s| Chap { user: "u".into(), secret: s.to_owned().into(), mutual: None });
-        let access = Access { any: Some(Admission { chap }), ..Access::default() };
+        let chap = |s: &str| Chap { user: "u".into(), secret: s.to_owned().into(), mutual: None };
+        let admission = secret.map_or(Admission::ByName, |s| Admission::Proof(chap(s)));
+        let access = Access { any: Some(admission), ..Access::default() };
         let luns = (1..).zip(luns.iter().map(|&n| VolumeId([n; 16]))).collect();
         (name.to_owned(), IscsiTarget { core, luns, access, ..IscsiTarget::default() })
     };

@@ -7,7 +7,7 @@ const HOST: &str = "iqn.2026-01.com.example:host";
 
 /// A target with these volumes, whoever asks.
 fn mapped(luns: &[(u16, u8)]) -> IscsiTarget {
-    let access = Access { any: Some(Admission::default()), ..Access::default() };
+    let access = Access::anybody();
     let luns = luns.iter().map(|&(lun, id)| (lun, VolumeId([id; 16]))).collect();
     IscsiTarget { luns, access, ..IscsiTarget::default() }
 }
@@ -138,7 +138,7 @@ fn a_login_is_judged_by_the_secrets_of_its_end() {
         client.send(&begun).await;
         assert_eq!(client.next().await.header[36..38], [0, 0]);
         let chap = Chap { user: "u".into(), secret: "s".repeat(12).into(), mutual: None };
-        let any = Some(Admission { chap: Some(chap) });
+        let any = Some(Admission::Proof(chap));
         let guarded =
             IscsiTarget { access: Access { any, ..Access::default() }, ..mapped(&[(1, 7)]) };
         publish(&server, Some(guarded));
@@ -180,7 +180,7 @@ fn who_is_denied_loses_its_units_and_nobody_else() {
         let (server, at) = serve_all(&core, &[(1, 7)]).await;
         let mut client = Client::log_in(&core, at, 1, &[]).await;
         let only = |name: &str| {
-            let named = [(name.to_owned(), Admission::default())].into();
+            let named = [(name.to_owned(), Admission::ByName)].into();
             Some(IscsiTarget { access: Access { any: None, named }, ..mapped(&[(1, 7)]) })
         };
         publish(&server, only(HOST));
@@ -197,7 +197,7 @@ fn a_session_whose_secret_changes_ends() {
         let (server, at) = serve_all(&core, &[(1, 7)]).await;
         let mut client = Client::log_in(&core, at, 1, &[]).await;
         let chap = Chap { user: "u".into(), secret: b"0123456789ab".to_vec(), mutual: None };
-        let any = Some(Admission { chap: Some(chap) });
+        let any = Some(Admission::Proof(chap));
         let access = Access { any, ..Access::default() };
         publish(&server, Some(IscsiTarget { access, ..mapped(&[(1, 7)]) }));
         let told = client.next().await;

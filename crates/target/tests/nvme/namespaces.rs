@@ -7,7 +7,7 @@ use super::*;
 
 /// A subsystem with volumes A and B as namespaces 1 and 6.
 fn both() -> Subsystem {
-    let access = Access { any: Some(Admission::default()), ..Access::default() };
+    let access = Access::anybody();
     let namespaces = [(1, A), (6, B)].into();
     Subsystem { namespaces, serial: "1".into(), access, ..Subsystem::default() }
 }
