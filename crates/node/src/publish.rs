@@ -227,10 +227,15 @@ pub(crate) fn portals(node: &NodeRecord) -> Portals {
         for at in all {
             let everywhere = at.ip().is_unspecified();
             let ips = node.data.iter().map(SocketAddr::ip).filter(|_| everywhere);
+            // An IPv6 wildcard takes IPv4 as well.
+            let ips = ips.filter(|ip| at.is_ipv6() || ip.is_ipv4());
             let own = (!everywhere).then_some(at.ip());
-            dialled.extend(ips.chain(own).map(|ip| SocketAddr::new(ip, at.port())));
+            for at in ips.chain(own).map(|ip| SocketAddr::new(ip, at.port())) {
+                if !dialled.contains(&at) {
+                    dialled.push(at);
+                }
+            }
         }
-        dialled.dedup();
         dialled
     };
     let NodePortals { iscsi, nvme, discovery } = &node.portals;

@@ -25,8 +25,8 @@ pub struct Catalog {
     pub targets: BTreeMap<String, IscsiTarget>,
     /// NVMe subsystems by qualified name.
     pub subsystems: BTreeMap<String, Subsystem>,
-    /// Where initiators reach iSCSI, as SendTargets reports it when the address that the
-    /// initiator came to is not telling (a wildcard listener reports that address itself).
+    /// Where this node listens for iSCSI. A wildcard is told as the address that somebody came to,
+    /// and so is everything where nothing stands here.
     pub iscsi_portals: Vec<SocketAddr>,
     /// Where hosts reach NVMe/TCP I/O controllers, likewise.
     pub nvme_portals: Vec<SocketAddr>,
@@ -119,8 +119,27 @@ impl Catalog {
     }
 }
 
+/// Where somebody who came to `local` finds what listens at these addresses: nobody can dial a wildcard.
+pub(crate) fn dialled(listens: &[SocketAddr], local: SocketAddr) -> Vec<SocketAddr> {
+    let local = SocketAddr::new(local.ip().to_canonical(), local.port());
+    if listens.is_empty() {
+        return vec![local];
+    }
+    let mut told = Vec::new();
+    for &at in listens {
+        let address = if at.ip().is_unspecified() { local.ip() } else { at.ip().to_canonical() };
+        // An IPv6 wildcard takes IPv4 as well.
+        let reached = at.is_ipv6() || address.is_ipv4();
+        let at = SocketAddr::new(address, at.port());
+        if reached && !told.contains(&at) {
+            told.push(at);
+        }
+    }
+    told
+}
+
 /// Leading bits that two addresses have in common; those of different families have none.
-fn in_common(a: IpAddr, b: IpAddr) -> u32 {
+pub(crate) fn in_common(a: IpAddr, b: IpAddr) -> u32 {
     match (a.to_canonical(), b.to_canonical()) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
         (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
@@ -382,6 +401,22 @@ mod tests {
         let serves = catalog(Optimized, Optimized, Optimized);
         assert_eq!(serves.elsewhere([&a], local, false), None, "it serves itself");
         assert_eq!(serves.elsewhere([&a], local, true), at("198.51.100.2:3260"), "and goes");
+    }
+
+    #[test]
+    fn nobody_is_told_to_dial_a_wildcard() {
+        let told = |listens: &[&str], local: &str| -> Vec<String> {
+            let listens: Vec<_> = listens.iter().map(|at| at.parse().unwrap()).collect();
+            dialled(&listens, local.parse().unwrap()).iter().map(ToString::to_string).collect()
+        };
+        let v4 = "[::ffff:192.0.2.1]:8009";
+        assert_eq!(told(&["[::]:4420"], v4), ["192.0.2.1:4420"], "its own port, not discovery's");
+        assert_eq!(told(&["[::]:4420"], "[2001:db8::1]:8009"), ["[2001:db8::1]:4420"]);
+        assert_eq!(told(&["0.0.0.0:4420", "[::]:4420"], v4), ["192.0.2.1:4420"]);
+        assert_eq!(told(&["0.0.0.0:4420"], "[2001:db8::1]:8009"), [""; 0], "nobody listens there");
+        let one = ["198.51.100.1:4420", "[2001:db8::2]:4420"];
+        assert_eq!(told(&one, v4), one, "what is configured is told as it is");
+        assert_eq!(told(&[], v4), ["192.0.2.1:8009"]);
     }
 
     #[test]

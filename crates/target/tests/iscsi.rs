@@ -9,7 +9,7 @@ mod mapping;
 #[path = "iscsi/token.rs"]
 mod token;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -677,7 +677,9 @@ fn send_targets_lists_the_portals_of_every_node_that_serves() {
             (node(2), portals("[2001:db8::3]:3260")),
             (node(3), portals("192.0.2.4:3260")),
         ];
-        let own = vec!["192.0.2.9:3260".parse().unwrap()];
+        // What came to this address is told so of the wildcard.
+        let own = vec!["192.0.2.9:3260".parse().unwrap(), "[::]:3261".parse().unwrap()];
+        let here = format!("{}:3261,2", at.ip());
         let mut catalog = Catalog {
             others: others.into(),
             iscsi_portals: own,
@@ -690,10 +692,14 @@ fn send_targets_lists_the_portals_of_every_node_that_serves() {
             ("iqn.2026-01.net.example:lost", 22, access),
             ("iqn.2026-01.net.example:hidden", 21, Access::default()),
         ] {
-            let luns = [(0, VolumeId([id; 16]))].into();
-            let target = IscsiTarget { luns, access, ..IscsiTarget::default() };
+            let luns = [(0, VolumeId([id; 16])), (1, VolumeId([23; 16]))].into();
+            let masks = [(1, BTreeSet::new())].into();
+            let target = IscsiTarget { luns, masks, access, ..IscsiTarget::default() };
             catalog.remote.targets.insert(name.into(), target);
         }
+        // Where a unit is that the initiator does not see it is not told.
+        let masked = ServingNode { node: node(0), access: block::Access::Optimized };
+        catalog.shared.insert(VolumeId([23; 16]), vec![masked]);
         let serving = ServingNode { node: node(3), access: block::Access::Optimized };
         catalog.shared.insert(VolumeId([21; 16]), vec![serving]);
         server.set_catalog(Arc::new(catalog));
@@ -708,6 +714,7 @@ fn send_targets_lists_the_portals_of_every_node_that_serves() {
             [
                 ("TargetName", TARGET),
                 ("TargetAddress", "192.0.2.9:3260,2"),
+                ("TargetAddress", here.as_str()),
                 ("TargetAddress", "192.0.2.1:3260,1"),
                 ("TargetAddress", "[2001:db8::3]:3260,3"),
                 ("TargetName", "iqn.2026-01.net.example:far"),

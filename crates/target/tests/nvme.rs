@@ -507,12 +507,14 @@ fn the_discovery_log_lists_the_portals_of_every_node_that_serves() {
             (node(0), portals(&["192.0.2.1:4420", "198.51.100.1:4420"])),
             (node(2), portals(&["192.0.2.3:4420"])),
         ];
-        let own = vec!["192.0.2.2:4420".parse().unwrap()];
+        let own = vec!["192.0.2.2:4420".parse().unwrap(), "[::]:4421".parse().unwrap()];
         let catalog = Catalog { others: others.into(), nvme_portals: own, ..(*shared()).clone() };
         server.set_catalog(Arc::new(catalog));
         let told = discovered(&core, at).await;
         let told: Vec<_> = told.iter().map(|(_, port, at, _)| (*port, at.as_str())).collect();
-        assert_eq!(told, [(257, "192.0.2.2"), (1, "192.0.2.1"), (2, "198.51.100.1")]);
+        let here = at.ip().to_string();
+        let own = [(257, "192.0.2.2"), (258, here.as_str())];
+        assert_eq!(told, [&own[..], &[(1, "192.0.2.1"), (2, "198.51.100.1")]].concat());
     });
 }
 
@@ -525,7 +527,10 @@ fn the_discovery_log_names_what_only_others_have_and_who_else_tells() {
         let at_port = |text: &str| vec![text.parse().unwrap()];
         let third = Portals {
             nvme: at_port("192.0.2.3:4420"),
-            discovery: at_port("192.0.2.3:8009"),
+            // Who came to 127.0.0.1 is most likely to reach the second.
+            discovery: ["192.0.2.3:8009", "127.1.2.3:8009", "[2001:db8::3]:8009"]
+                .map(|at| at.parse().unwrap())
+                .into(),
             ..Portals::default()
         };
         let mut catalog = (*shared()).clone();
@@ -549,7 +554,7 @@ fn the_discovery_log_names_what_only_others_have_and_who_else_tells() {
             [
                 (nvm, 257, "192.0.2.2", SUBNQN),
                 (nvm, 513, "192.0.2.3", "nqn.x:far"),
-                (referral, 641, "192.0.2.3", DISCOVERY_NQN),
+                (referral, 641, "127.1.2.3", DISCOVERY_NQN),
             ]
         );
         // Who may use nothing hears of nobody.

@@ -1,6 +1,6 @@
 //! Who may log in, and what discovery reports.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use iscsi::chap::Secret;
 use iscsi::pdu::LoginStatus;
@@ -11,7 +11,7 @@ use iscsi::target::{
 
 use super::Initiator;
 use super::session::Member;
-use crate::catalog::{Admission, Catalog, Chap, IscsiTarget, by_name};
+use crate::catalog::{Admission, Catalog, Chap, IscsiTarget, by_name, dialled};
 
 /// The portal group of discovery, and of targets that only this node serves: every portal reaches
 /// every volume.
@@ -178,7 +178,7 @@ fn records(catalog: &Catalog, scope: &Scope, initiator: &Initiator) -> Vec<Targe
         Scope::Named(n) => n.as_str() == name,
         Scope::Session => own == Some(name),
     };
-    let own_portals: Vec<_> = portals(catalog, initiator.place.local).collect();
+    let own_portals = dialled(&catalog.iscsi_portals, initiator.place.local);
     // RFC 7143 appendix C: all portals of a target, each with the tag of its group.
     let record = |(name, doors): (&str, [Option<&IscsiTarget>; 2])| {
         let admits = |target: &&IscsiTarget| {
@@ -186,8 +186,10 @@ fn records(catalog: &Catalog, scope: &Scope, initiator: &Initiator) -> Vec<Targe
         };
         let [here, remote] = doors.map(|door| door.filter(admits));
         let own = here.map(|target| (portal_group(catalog, target), &own_portals));
-        let units = here.into_iter().chain(remote).flat_map(|target| target.luns.values());
-        let others = catalog.others_serving(units);
+        let asks = asks.as_deref().unwrap_or_default();
+        let units = here.into_iter().chain(remote).flat_map(|target| target.maps(asks));
+        let units: Vec<_> = units.map(|(_, id)| id).collect();
+        let others = catalog.others_serving(&units);
         let others = others.into_iter().map(|(node, portals)| (node.port(), &portals.iscsi));
         let tagged = |(group, portals): (u16, &Vec<SocketAddr>)| {
             portals.iter().map(|portal| (portal.to_string(), group)).collect::<Vec<_>>()
@@ -198,19 +200,4 @@ fn records(catalog: &Catalog, scope: &Scope, initiator: &Initiator) -> Vec<Targe
     };
     let all = by_name(&catalog.targets, &catalog.remote.targets);
     all.filter(|(name, _)| wanted(name)).filter_map(record).collect()
-}
-
-/// Where initiators find the targets: what is configured, else the address they came to.
-fn portals(catalog: &Catalog, local: SocketAddr) -> impl Iterator<Item = SocketAddr> {
-    let configured = catalog.iscsi_portals.iter().copied();
-    let own = catalog.iscsi_portals.is_empty().then(|| unmapped(local));
-    configured.chain(own)
-}
-
-/// An IPv4 client of a dual-stack listener wants to see an IPv4 address.
-fn unmapped(address: SocketAddr) -> SocketAddr {
-    match address.ip() {
-        IpAddr::V6(v6) => SocketAddr::new(v6.to_canonical(), address.port()),
-        IpAddr::V4(_) => address,
-    }
 }

@@ -9,7 +9,7 @@ use nvme::fabrics::DISCOVERY_NQN;
 use nvme::log::AnaState;
 use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Namespace, Subsystem};
 
-use crate::catalog::{Absent, Catalog, VolumeId, by_name};
+use crate::catalog::{Absent, Catalog, VolumeId, by_name, dialled, in_common};
 use crate::server::{MAX_TRANSFER_BYTES, Served, Server};
 
 /// How a controller of this node reaches a namespace (NVMe Base 2.0, 8.1).
@@ -92,11 +92,7 @@ fn absent_as(id: VolumeId, absent: &Absent, catalog: &Catalog) -> Namespace {
 /// What discovery tells this host, who came to `local`: the subsystems that it may use, at every
 /// portal of every node that serves their namespaces, and who else tells of them.
 pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> Rc<Discovery> {
-    let own = SocketAddr::new(local.ip().to_canonical(), local.port());
-    let portals: Vec<SocketAddr> = match catalog.nvme_portals.as_slice() {
-        [] => vec![own],
-        portals => portals.to_vec(),
-    };
+    let portals = dialled(&catalog.nvme_portals, local);
     let mut entries = Vec::new();
     for (nqn, doors) in by_name(&catalog.subsystems, &catalog.remote.subsystems) {
         let [here, remote] =
@@ -115,19 +111,21 @@ pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> 
     // Who may use nothing is not told what nodes there are.
     if !entries.is_empty() {
         for (node, at) in &catalog.others {
+            // One each: a host waits for those that it does not reach, one after the other.
+            let nearest = at.discovery.iter().rev().max_by_key(|a| in_common(a.ip(), local.ip()));
             let (kind, first) = (DiscoveryKind::Referral, node.first_discovery());
-            entries.extend(ports(kind, DISCOVERY_NQN, first, &at.discovery));
+            entries.extend(ports(kind, DISCOVERY_NQN, first, nearest));
         }
     }
     Rc::new(Discovery { generation: catalog.generation, entries })
 }
 
 /// An entry for each port of a subsystem at one node.
-fn ports(
+fn ports<'a>(
     kind: DiscoveryKind,
-    nqn: &str,
+    nqn: &'a str,
     first: u16,
-    portals: &[SocketAddr],
+    portals: impl IntoIterator<Item = &'a SocketAddr>,
 ) -> impl Iterator<Item = DiscoveryEntry> {
     let entry = move |(port_id, &address): (u16, &SocketAddr)| DiscoveryEntry {
         kind,
