@@ -82,6 +82,11 @@ pub enum End {
     RefusedByPeer(Explanation),
 }
 
+impl End {
+    /// Nobody has come to an end, and nothing is proved.
+    const GIVEN_UP: Self = Self::Refused(Explanation::AuthenticationFailed);
+}
+
 /// Who authenticates to whom, and with what.
 #[derive(Clone, Debug)]
 pub struct Config {

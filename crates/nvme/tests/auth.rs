@@ -9,10 +9,12 @@ mod refusals;
 #[path = "auth/vectors.rs"]
 mod vectors;
 
-use nvme::auth::{BadSecret, Explanation, Group, Hash, Next, Secret};
+use std::sync::Arc;
+
+use nvme::auth::{BadSecret, Config, Explanation, Group, Hash, Next, Policy, Secret};
 use proptest::prelude::*;
 
-use pair::{HOST_SECRET, Pair, ROOM, T_ID, config, of_controller, policy, refused};
+use pair::{HOST_SECRET, Pair, ROOM, WRONG_SECRET, config, policy, refused, secret};
 
 /// NVMe Base 2.0, 8.13.5: every hash with every group. Larger groups with one hash, as they take time.
 #[test]
@@ -38,7 +40,7 @@ fn both_roles_agree() {
 /// NVMe Base 2.0, 8.13.5.2: of what the host offers, the controller takes what it prefers.
 #[test]
 fn the_controller_chooses() {
-    let host = config(nvme::auth::Policy::default(), false);
+    let host = config(Policy::default(), false);
     let controller = config(policy(Hash::Sha384, Group::Ffdhe2048), false);
     let mut pair = Pair::new(controller, host);
     let (challenge, _) = pair.challenged();
@@ -51,26 +53,76 @@ fn the_controller_chooses() {
 fn a_host_may_authenticate_again() {
     let mut pair = Pair::alike(Hash::Sha256, Group::Null, true);
     pair.complete();
-    let config = std::sync::Arc::new(config(policy(Hash::Sha256, Group::Null), true));
-    (pair.prover, pair.negotiate) = nvme::auth::Prover::start(config, T_ID + 1);
-    let (_, mut reply) = pair.challenged();
+    pair.again();
+    let (_, reply) = pair.challenged();
     assert!(pair.responder.is_authenticated());
-    let mut other = Pair { negotiate: pair.negotiate.clone(), ..pair };
-    reply[16] ^= 1;
-    let answer = other.ask(&reply);
-    refused(&other.responder, &answer, Explanation::AuthenticationFailed);
+    let success1 = pair.ask(&reply);
+    let Next::Proved(Some(success2)) = pair.tell(&success1) else { panic!("not proved") };
+    assert!(pair.send(&success2).is_none() && pair.responder.is_authenticated());
+    // Once more, by another secret.
+    let wrong = Config { host_secret: secret(WRONG_SECRET), ..(*pair.controller).clone() };
+    pair.controller = Arc::new(wrong);
+    pair.again();
+    let (_, reply) = pair.challenged();
+    assert!(pair.responder.is_authenticated());
+    let answer = pair.ask(&reply);
+    refused(&pair.responder, &answer, Explanation::AuthenticationFailed);
+}
+
+/// A host that has got no answer begins anew, with another transaction.
+#[test]
+fn a_host_may_begin_anew() {
+    for steps in 1..=3 {
+        let mut pair = Pair::alike(Hash::Sha256, Group::Null, true);
+        let negotiate = pair.negotiate.clone();
+        match steps {
+            1 => assert!(pair.send(&negotiate).is_none()),
+            2 => assert_eq!(pair.challenged().0.len(), 48),
+            _ => {
+                let (_, reply) = pair.challenged();
+                pair.ask(&reply);
+            }
+        }
+        pair.again();
+        pair.complete();
+        assert!(pair.responder.is_authenticated(), "{steps}");
+    }
+}
+
+/// Linux 6.3 to 6.5 send Success2 also when the controller has not proved anything.
+#[test]
+fn success2_that_nobody_waits_for_changes_nothing() {
+    let mut pair = Pair::alike(Hash::Sha256, Group::Null, true);
+    let (_, success2) = pair.complete();
+    let mut pair = Pair::alike(Hash::Sha256, Group::Null, false);
+    pair.complete();
+    assert!(pair.send(&success2.unwrap()).is_none());
+    assert!(pair.responder.is_authenticated());
+    assert_eq!(pair.responder.end(), None);
+}
+
+/// Of a host that has not said what it prefers, the secret does.
+#[test]
+fn the_secret_suggests_its_hash() {
+    let text = "DHHC-1:03:Idk0Db/Az+H/qTpY2Vk4iqA4j5Ht2HprncXlYYaNpCpvrx0vMjidkh97hFrJ6xNN4Dvk8RWGrEwNXKVOpHFiFoLmQDw=:";
+    let plain = config(Policy::default(), false);
+    let config = Config { host_secret: secret(text), ..plain.clone() };
+    for (config, hash) in [(plain, Hash::Sha256), (config, Hash::Sha512)] {
+        let mut pair = Pair::new(config.clone(), config);
+        assert_eq!(pair.challenged().0[8], hash.id());
+    }
 }
 
 /// A message waits until there is room for it.
 #[test]
 fn what_there_is_no_room_for_is_due_still() {
     let mut pair = Pair::alike(Hash::Sha512, Group::Ffdhe2048, true);
-    let work = pair.responder.send(&pair.negotiate, of_controller).unwrap();
+    let work = pair.send(&pair.negotiate.clone()).unwrap();
     pair.responder.done(work.run());
     assert_eq!(pair.responder.receive(335).unwrap_err().needed, 336);
     let challenge = pair.responder.receive(336).unwrap();
     let Next::Send(reply) = pair.tell(&challenge) else { panic!("no reply") };
-    let work = pair.responder.send(&reply, of_controller).unwrap();
+    let work = pair.send(&reply).unwrap();
     pair.responder.done(work.run());
     assert_eq!(pair.responder.receive(16).unwrap_err().needed, 80);
     let success1 = pair.responder.receive(80).unwrap();
@@ -81,10 +133,13 @@ fn what_there_is_no_room_for_is_due_still() {
 #[test]
 fn work_that_nobody_waits_for_is_dropped() {
     let mut pair = Pair::alike(Hash::Sha256, Group::Ffdhe2048, false);
-    let work = pair.responder.send(&pair.negotiate, of_controller).unwrap();
-    let answer = pair.responder.receive(ROOM).unwrap();
+    let old = pair.send(&pair.negotiate.clone()).unwrap();
+    pair.again();
+    let new = pair.send(&pair.negotiate.clone()).unwrap();
+    pair.responder.done(old.run());
+    let Ok(answer) = pair.responder.receive(ROOM) else { panic!("no room") };
     refused(&pair.responder, &answer, Explanation::IncorrectMessage);
-    pair.responder.done(work.run());
+    pair.responder.done(new.run());
     refused(&pair.responder, &answer, Explanation::IncorrectMessage);
 }
 

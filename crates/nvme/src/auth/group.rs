@@ -1,5 +1,7 @@
 //! The Diffie-Hellman groups of DH-HMAC-CHAP (NVMe Base 2.0, 8.13.5.2): those of RFC 7919, or none.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
 use crypto_bigint::{BoxedUint, Odd};
 use zeroize::Zeroize;
@@ -174,13 +176,13 @@ impl Field {
 /// millisecond each in the smallest group and tens of milliseconds in the largest.
 #[derive(Debug)]
 pub struct Work {
-    pub(super) ticket: u64,
-    pub(super) field: &'static Field,
-    pub(super) exponent: Hidden,
+    ticket: u64,
+    field: &'static Field,
+    exponent: Hidden,
     /// Whether the own public value is wanted.
-    pub(super) own: bool,
+    own: bool,
     /// The other's public value, if the shared secret is wanted.
-    pub(super) peer: Option<Vec<u8>>,
+    peer: Option<Vec<u8>>,
 }
 
 /// What has come of [`Work`].
@@ -191,7 +193,24 @@ pub struct Done {
     pub(super) shared: Option<Hidden>,
 }
 
+/// Numbers of the works of this process: what comes of one is taken for that of no other.
+static TICKETS: AtomicU64 = AtomicU64::new(1);
+
 impl Work {
+    pub(super) fn new(
+        field: &'static Field,
+        exponent: Hidden,
+        own: bool,
+        peer: Option<Vec<u8>>,
+    ) -> Self {
+        Self { ticket: TICKETS.fetch_add(1, Ordering::Relaxed), field, exponent, own, peer }
+    }
+
+    /// What tells what comes of it from other works'.
+    pub(super) fn ticket(&self) -> u64 {
+        self.ticket
+    }
+
     /// Does it.
     #[must_use]
     pub fn run(self) -> Done {

@@ -205,7 +205,7 @@ impl<'a> Challenge<'a> {
     pub(super) fn parse(bytes: &'a [u8], policy: &Policy) -> Result<Self, Explanation> {
         let payload = Explanation::IncorrectPayload;
         let (head, rest) = ExchangeHead::read_from_prefix(bytes).map_err(|_| payload)?;
-        let hash = policy.hash(&[head.first]).ok_or(Explanation::HashUnusable)?;
+        let hash = policy.hash(&[head.first], None).ok_or(Explanation::HashUnusable)?;
         let group = policy.group(&[head.second]).ok_or(Explanation::GroupUnusable)?;
         let (challenge, rest) = rest.split_at_checked(hash.len()).ok_or(payload)?;
         let public = rest.get(..usize::from(head.dhvlen.get())).ok_or(payload)?;

@@ -48,9 +48,12 @@ impl Policy {
         &self.groups
     }
 
-    /// The preferred hash of those offered, by their identifiers.
-    pub(super) fn hash(&self, offered: &[u8]) -> Option<Hash> {
-        self.hashes.iter().copied().find(|hash| offered.contains(&hash.id()))
+    /// The hash that `suits`, if that will do, or else the preferred one of those offered, by their
+    /// identifiers. Hosts with Linux before 6.7 take no other than the one that their secret is made for.
+    pub(super) fn hash(&self, offered: &[u8], suits: Option<Hash>) -> Option<Hash> {
+        let suits = suits.filter(|hash| self.hashes.contains(hash));
+        let all = suits.into_iter().chain(self.hashes.iter().copied());
+        { all }.find(|hash| offered.contains(&hash.id()))
     }
 
     /// The preferred group of those offered, by their identifiers.
@@ -60,14 +63,13 @@ impl Policy {
 }
 
 impl Default for Policy {
-    /// Everything. First what is strong enough and quick, since every queue of every host does this;
-    /// last no group at all, with which the secret can be guessed at by who has listened.
+    /// All hashes, and what is strong enough and quick, since every queue of every host does this. Not
+    /// without a group: then the secret can be guessed at by who has listened, and as nothing protects
+    /// the offer, whoever is in between can have it so. Not the largest groups: strangers may ask
+    /// for their powers.
     fn default() -> Self {
-        use Group::{Ffdhe2048, Ffdhe3072, Ffdhe4096, Ffdhe6144, Ffdhe8192, Null};
-        Self {
-            hashes: Hash::ALL.to_vec(),
-            groups: vec![Ffdhe3072, Ffdhe4096, Ffdhe2048, Ffdhe6144, Ffdhe8192, Null],
-        }
+        use Group::{Ffdhe2048, Ffdhe3072, Ffdhe4096};
+        Self { hashes: Hash::ALL.to_vec(), groups: vec![Ffdhe3072, Ffdhe4096, Ffdhe2048] }
     }
 }
 
@@ -92,16 +94,21 @@ mod tests {
         let one = Policy::new(&[Hash::Sha256; 40], &[Group::Null; 40]).unwrap();
         assert_eq!((one.hashes(), one.groups()), (&[Hash::Sha256][..], &[Group::Null][..]));
         assert_eq!(one.at_least(Hash::Sha384, Group::Null), Err(EmptyPolicy));
-        let strong = Policy::default().at_least(Hash::Sha384, Group::Ffdhe4096).unwrap();
+        let strong = Policy::default().at_least(Hash::Sha384, Group::Ffdhe3072).unwrap();
         assert_eq!(strong.hashes(), [Hash::Sha384, Hash::Sha512]);
-        assert_eq!(strong.groups(), [Group::Ffdhe4096, Group::Ffdhe6144, Group::Ffdhe8192]);
+        assert_eq!(strong.groups(), [Group::Ffdhe3072, Group::Ffdhe4096]);
     }
 
     #[test]
     fn the_own_preference_decides() {
         let policy = Policy::default();
-        assert_eq!(policy.hash(&[3, 2, 1]), Some(Hash::Sha256));
-        assert_eq!(policy.group(&[0, 5, 200]), Some(Group::Ffdhe8192));
-        assert_eq!((policy.hash(&[0, 4]), policy.group(&[])), (None, None));
+        assert_eq!(policy.hash(&[3, 2, 1], None), Some(Hash::Sha256));
+        assert_eq!(policy.hash(&[3, 2, 1], Some(Hash::Sha512)), Some(Hash::Sha512));
+        assert_eq!(policy.hash(&[2, 1], Some(Hash::Sha512)), Some(Hash::Sha256), "not offered");
+        let one = Policy::new(&[Hash::Sha384], &[Group::Null]).unwrap();
+        assert_eq!(one.hash(&[3, 2, 1], Some(Hash::Sha512)), Some(Hash::Sha384), "not acceptable");
+        assert_eq!(policy.group(&[1, 3, 200]), Some(Group::Ffdhe4096));
+        assert_eq!(policy.group(&[0, 4, 5]), None, "by choice only");
+        assert_eq!((policy.hash(&[0, 4], None), policy.group(&[])), (None, None));
     }
 }

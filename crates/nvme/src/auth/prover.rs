@@ -36,8 +36,8 @@ pub struct Prover {
 enum State {
     /// Challenge is due.
     Challenge,
-    /// The own public value and the shared secret are being found.
-    Computing(Asked),
+    /// The own public value and the shared secret are being found, by work with this ticket.
+    Computing(u64, Asked),
     /// Success1 is due, with this proof if there is one.
     Success1(Hash, Option<Proof>),
     /// Done.
@@ -56,9 +56,6 @@ struct Asked {
     own_challenge: Vec<u8>,
     own_sequence: u32,
 }
-
-/// The one piece of [`Work`] that a transaction has.
-const TICKET: u64 = 1;
 
 impl Prover {
     /// Begins; gives the message that is to be sent by Authentication Send. `transaction`: T_ID, not
@@ -102,7 +99,8 @@ impl Prover {
         if head.transaction() != self.transaction {
             return self.refuse(Explanation::IncorrectPayload);
         }
-        match mem::replace(&mut self.state, State::Proved) {
+        // Whatever happens on the way: nothing is proved until it is.
+        match mem::replace(&mut self.state, State::Failed(End::GIVEN_UP)) {
             State::Challenge => self.challenge(bytes, fresh),
             State::Success1(hash, expected) => self.success1(bytes, hash, expected.as_ref()),
             _ => self.refuse(Explanation::IncorrectMessage),
@@ -111,11 +109,13 @@ impl Prover {
 
     /// Takes what has come of [`Work`]; `None` if that is not wanted.
     pub fn done(&mut self, done: Done) -> Option<Next> {
-        let Done { ticket: TICKET, public: Some(public), shared: Some(shared) } = done else {
+        let Done { ticket, public: Some(public), shared: Some(shared) } = done else {
             return None;
         };
-        match mem::replace(&mut self.state, State::Challenge) {
-            State::Computing(asked) => Some(self.reply(&asked, &public, Some(shared.bytes()))),
+        match mem::replace(&mut self.state, State::Failed(End::GIVEN_UP)) {
+            State::Computing(wanted, asked) if wanted == ticket => {
+                Some(self.reply(&asked, &public, Some(shared.bytes())))
+            }
             state => {
                 self.state = state;
                 None
@@ -142,8 +142,9 @@ impl Prover {
             None => self.reply(&asked, &[], None),
             Some(field) => {
                 let exponent = field.exponent(&fresh);
-                self.state = State::Computing(asked);
-                Next::Compute(Work { ticket: TICKET, field, exponent, own: true, peer })
+                let work = Work::new(field, exponent, true, peer);
+                self.state = State::Computing(work.ticket(), asked);
+                Next::Compute(work)
             }
         }
     }

@@ -7,7 +7,7 @@ use super::hash::Hash;
 use super::message::{self, Challenge, Head, Kind, Negotiate, Reply, Success1};
 use super::proof::{Proof, Session};
 use super::secret::Hidden;
-use super::{End, Explanation, Fresh, MAX_MESSAGE_BYTES, SharedConfig};
+use super::{Config, End, Explanation, Fresh, MAX_MESSAGE_BYTES, SharedConfig};
 
 /// The room that the host has for the message that is due is too short: the command fails with
 /// Invalid Field, and the message is due still.
@@ -27,10 +27,9 @@ pub struct TooShort {
 /// whether the connection is to be closed, once what it owes is sent.
 ///
 /// A host that has authenticated may do so again; meanwhile it goes on being authenticated, and no
-/// longer once that fails.
-#[derive(Debug)]
+/// longer once that fails. One that begins in the middle of a transaction has given that up.
+#[derive(Debug, Default)]
 pub struct Responder {
-    config: SharedConfig,
     state: State,
     /// T_ID of the current transaction, or of the last one.
     transaction: u16,
@@ -39,9 +38,10 @@ pub struct Responder {
     authenticated: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum State {
     /// Nothing has come, or the last transaction is complete.
+    #[default]
     Idle,
     /// The own public value is being made.
     Generating(Transaction),
@@ -64,6 +64,7 @@ enum State {
 /// What was agreed on, and asked.
 #[derive(Debug)]
 struct Transaction {
+    config: SharedConfig,
     hash: Hash,
     group: Group,
     sequence: u32,
@@ -80,12 +81,6 @@ struct Given {
 }
 
 impl Responder {
-    /// The authenticator of a queue that was just connected.
-    #[must_use]
-    pub fn new(config: SharedConfig) -> Self {
-        Self { config, state: State::Idle, transaction: 0, ticket: 0, authenticated: false }
-    }
-
     /// Whether the host has proved who it is, and what is asked of it on this queue may be done.
     #[must_use]
     pub fn is_authenticated(&self) -> bool {
@@ -101,10 +96,15 @@ impl Responder {
         }
     }
 
-    /// Takes the data of an Authentication Send. `fresh` is asked when a transaction begins.
+    /// Takes the data of an Authentication Send. `begin` is asked when a transaction begins, for what
+    /// is to be proved in it: that may be another secret than the last time.
     ///
     /// The command is completed at once or, if there is [`Work`], once that is [`done`](Self::done).
-    pub fn send(&mut self, bytes: &[u8], fresh: impl FnOnce() -> Fresh) -> Option<Work> {
+    pub fn send(
+        &mut self,
+        bytes: &[u8],
+        begin: impl FnOnce() -> (SharedConfig, Fresh),
+    ) -> Option<Work> {
         if matches!(self.state, State::Refusing(_) | State::Ended(_)) {
             return None;
         }
@@ -112,13 +112,17 @@ impl Responder {
             return self.refuse(Explanation::IncorrectPayload);
         };
         let kind = head.kind();
-        if kind == Some(Kind::Negotiate) && matches!(self.state, State::Idle) {
+        if kind == Some(Kind::Negotiate) {
             self.transaction = head.transaction();
-            return self.negotiate(bytes, fresh);
+            return self.negotiate(bytes, begin);
         }
         let due = match kind {
             Some(Kind::Reply) => matches!(self.state, State::Reply(_)),
-            Some(Kind::Success2) => matches!(self.state, State::Success2),
+            // Linux 6.3 to 6.5 send it also when nobody asked the controller for a proof.
+            Some(Kind::Success2) => match self.state {
+                State::Idle => self.authenticated,
+                ref state => matches!(state, State::Success2),
+            },
             // The host may give up at any time, but for what it has not begun.
             Some(Kind::Failure2) => !matches!(self.state, State::Idle) || self.authenticated,
             _ => false,
@@ -213,15 +217,19 @@ impl Responder {
     }
 
     /// AUTH_Negotiate: chooses (NVMe Base 2.0, 8.13.5.2).
-    fn negotiate(&mut self, bytes: &[u8], fresh: impl FnOnce() -> Fresh) -> Option<Work> {
-        let (hash, group) = match self.choose(bytes) {
+    fn negotiate(
+        &mut self,
+        bytes: &[u8],
+        begin: impl FnOnce() -> (SharedConfig, Fresh),
+    ) -> Option<Work> {
+        let (config, fresh) = begin();
+        let (hash, group) = match choose(bytes, &config) {
             Ok(chosen) => chosen,
             Err(explanation) => return self.refuse(explanation),
         };
-        let fresh = fresh();
         let exponent = group.field().map(|field| field.exponent(&fresh));
         let (sequence, challenge) = (fresh.sequence.get(), fresh.challenge(hash));
-        let transaction = Transaction { hash, group, sequence, challenge, exponent };
+        let transaction = Transaction { config, hash, group, sequence, challenge, exponent };
         let work = self.work(&transaction, None);
         self.state = match work {
             Some(_) => State::Generating(transaction),
@@ -230,24 +238,13 @@ impl Responder {
         work
     }
 
-    fn choose(&self, bytes: &[u8]) -> Result<(Hash, Group), Explanation> {
-        let negotiate = Negotiate::parse(bytes).ok_or(Explanation::IncorrectPayload)?;
-        if negotiate.concatenation != 0 {
-            return Err(Explanation::ConcatenationMismatch);
-        }
-        let (hashes, groups) = negotiate.offer.ok_or(Explanation::ProtocolUnusable)?;
-        let policy = &self.config.policy;
-        let hash = policy.hash(&hashes).ok_or(Explanation::HashUnusable)?;
-        let group = policy.group(&groups).ok_or(Explanation::GroupUnusable)?;
-        Ok((hash, group))
-    }
-
     /// What is to be calculated: the own public value or, with that of the host, the shared secret.
     fn work(&mut self, transaction: &Transaction, peer: Option<Vec<u8>>) -> Option<Work> {
         let field = transaction.group.field()?;
         let exponent = transaction.exponent.clone()?;
-        self.ticket += 1;
-        Some(Work { ticket: self.ticket, field, exponent, own: peer.is_none(), peer })
+        let work = Work::new(field, exponent, peer.is_none(), peer);
+        self.ticket = work.ticket();
+        Some(work)
     }
 
     /// DH-HMAC-CHAP_Reply.
@@ -273,8 +270,8 @@ impl Responder {
 
     /// Checks what the host has proved, and proves who this is if the host wants that.
     fn check(&self, transaction: &Transaction, given: &Given, shared: Option<&[u8]>) -> State {
-        let Transaction { hash, sequence, ref challenge, .. } = *transaction;
-        let session = Session { config: &self.config, hash, transaction: self.transaction, shared };
+        let Transaction { ref config, hash, sequence, ref challenge, .. } = *transaction;
+        let session = Session { config, hash, transaction: self.transaction, shared };
         if !session.of_host(challenge, sequence).is(&given.response) {
             return State::Refusing(Explanation::AuthenticationFailed);
         }
@@ -310,6 +307,19 @@ impl Responder {
         self.settle();
         None
     }
+}
+
+/// What of the host's offer is taken.
+fn choose(bytes: &[u8], config: &Config) -> Result<(Hash, Group), Explanation> {
+    let negotiate = Negotiate::parse(bytes).ok_or(Explanation::IncorrectPayload)?;
+    if negotiate.concatenation != 0 {
+        return Err(Explanation::ConcatenationMismatch);
+    }
+    let (hashes, groups) = negotiate.offer.ok_or(Explanation::ProtocolUnusable)?;
+    let suits = config.host_secret.hash();
+    let hash = config.policy.hash(&hashes, suits).ok_or(Explanation::HashUnusable)?;
+    let group = config.policy.group(&groups).ok_or(Explanation::GroupUnusable)?;
+    Ok((hash, group))
 }
 
 /// What a Reply says; behind it the host's public value, if there is a group.

@@ -106,6 +106,11 @@ impl Secret {
         Ok(Self { transform, bytes: Hidden::new(bytes.to_vec()) })
     }
 
+    /// The hash that it is made for, if any.
+    pub(super) fn hash(&self) -> Option<Hash> {
+        self.transform
+    }
+
     /// The key that it is for its owner, the host or the subsystem of this name.
     pub(super) fn key(&self, owner: &str) -> Hidden {
         match self.transform {

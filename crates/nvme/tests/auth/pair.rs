@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use nvme::auth::{
     Config, End, Explanation, Fresh, Group, Hash, Next, Policy, Prover, Responder, Secret,
+    SharedConfig, Work,
 };
 
 pub(crate) const HOST: &str =
@@ -41,7 +42,7 @@ pub(crate) fn config(policy: Policy, mutual: bool) -> Config {
 }
 
 /// What the controller is lent of the unforeseeable.
-pub(crate) fn of_controller() -> Fresh {
+fn of_controller() -> Fresh {
     let bytes: Vec<u8> = (0u8..120).collect();
     Fresh::new(NonZeroU32::new(0x0102_0304).expect("not 0"), &bytes.try_into().expect("120 bytes"))
 }
@@ -54,6 +55,9 @@ pub(crate) fn of_host() -> Fresh {
 
 pub(crate) struct Pair {
     pub(crate) responder: Responder,
+    pub(crate) controller: SharedConfig,
+    host: SharedConfig,
+    transaction: u16,
     pub(crate) prover: Prover,
     /// AUTH_Negotiate, which the host has sent and the controller not seen.
     pub(crate) negotiate: Vec<u8>,
@@ -61,8 +65,10 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn new(controller: Config, host: Config) -> Self {
-        let (prover, negotiate) = Prover::start(Arc::new(host), T_ID);
-        Self { responder: Responder::new(Arc::new(controller)), prover, negotiate }
+        let (host, controller) = (Arc::new(host), Arc::new(controller));
+        let (prover, negotiate) = Prover::start(SharedConfig::clone(&host), T_ID);
+        let responder = Responder::default();
+        Self { responder, controller, host, prover, negotiate, transaction: T_ID }
     }
 
     /// Both are configured alike.
@@ -71,9 +77,25 @@ impl Pair {
         Self::new(config.clone(), config)
     }
 
+    /// The host begins another transaction.
+    pub(crate) fn again(&mut self) {
+        self.transaction += 1;
+        let host = SharedConfig::clone(&self.host);
+        (self.prover, self.negotiate) = Prover::start(host, self.transaction);
+    }
+
     /// What the controller says to a message.
     pub(crate) fn ask(&mut self, message: &[u8]) -> Vec<u8> {
-        ask(&mut self.responder, message)
+        if let Some(work) = self.send(message) {
+            self.responder.done(work.run());
+        }
+        self.responder.receive(ROOM).expect("room")
+    }
+
+    /// Has the controller take a message.
+    pub(crate) fn send(&mut self, message: &[u8]) -> Option<Work> {
+        let config = SharedConfig::clone(&self.controller);
+        self.responder.send(message, || (config, of_controller()))
     }
 
     /// What the host does about a message.
@@ -101,21 +123,13 @@ impl Pair {
         match self.tell(&success1) {
             Next::Proved(Some(success2)) => {
                 assert!(!self.responder.is_authenticated(), "before Success2");
-                assert!(self.responder.send(&success2, of_controller).is_none());
+                assert!(self.send(&success2).is_none());
                 (success1, Some(success2))
             }
             Next::Proved(None) => (success1, None),
             other => panic!("not proved but {other:?}"),
         }
     }
-}
-
-/// What the controller says to a message.
-pub(crate) fn ask(responder: &mut Responder, message: &[u8]) -> Vec<u8> {
-    if let Some(work) = responder.send(message, of_controller) {
-        responder.done(work.run());
-    }
-    responder.receive(ROOM).expect("room")
 }
 
 /// That the controller refuses with this message, and that is its end.

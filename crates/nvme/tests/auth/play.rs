@@ -30,6 +30,7 @@ fn config(host: &str, controller: Option<&str>, groups: &[Group]) -> Arc<Config>
 
 struct World {
     host: Arc<Config>,
+    controller: Arc<Config>,
     prover: Prover,
     responder: Responder,
     to_controller: Vec<u8>,
@@ -58,7 +59,8 @@ impl World {
         Self {
             host,
             prover,
-            responder: Responder::new(controller),
+            controller,
+            responder: Responder::default(),
             to_controller,
             to_host: Vec::new(),
             works: (None, None),
@@ -84,7 +86,9 @@ impl World {
                 (self.prover, self.to_controller) = Prover::start(self.host.clone(), transaction);
             }
             1 => {
-                let work = self.responder.send(&self.to_controller, || fresh(&mut self.sequence));
+                let config = Arc::clone(&self.controller);
+                let begin = || (config, fresh(&mut self.sequence));
+                let work = self.responder.send(&self.to_controller, begin);
                 self.works.0 = work.or(self.works.0.take());
             }
             2 => match self.responder.receive(4096) {

@@ -4,7 +4,7 @@
 use nvme::auth::{Config, Group, Hash, Next};
 use sha2::{Digest, Sha256};
 
-use crate::pair::{Pair, config, of_controller, policy, secret};
+use crate::pair::{Pair, config, policy, secret};
 
 struct Vector {
     hash: u8,
@@ -46,7 +46,7 @@ fn messages_are_those_of_another_implementation() {
         assert_eq!(hashed(&success1), vector.success1, "{hash:?} {group:?}");
         let Next::Proved(Some(success2)) = pair.tell(&success1) else { panic!("not proved") };
         assert_eq!(success2, [&[1, 4, 0, 0, 0x34, 0x12][..], &[0; 10]].concat());
-        assert!(pair.responder.send(&success2, of_controller).is_none());
+        assert!(pair.send(&success2).is_none());
         assert!(pair.responder.is_authenticated());
     }
 }
