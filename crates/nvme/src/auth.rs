@@ -20,6 +20,7 @@
 //!
 //! Secure channel concatenation (SC_C) is refused.
 
+mod command;
 mod group;
 mod hash;
 mod message;
@@ -35,6 +36,7 @@ use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
+pub use command::{AuthCommand, write_message};
 pub use group::{Done, Group, Work};
 pub use hash::Hash;
 pub use policy::{EmptyPolicy, Policy};

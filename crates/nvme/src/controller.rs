@@ -44,6 +44,7 @@ pub use namespace::Namespace;
 use properties::Properties;
 use reservations::Told;
 pub use reservations::{ReservationOp, write_report};
+pub(crate) use window::Window;
 
 /// Most I/O queues of a controller that the queue map has room for.
 pub const MAX_IO_QUEUES: u16 = 127;
@@ -354,6 +355,11 @@ impl Controller {
         }
     }
 
+    /// The host has sent a command that is not the controller's to answer: it lives.
+    pub fn heard(&mut self) {
+        self.alive.touch();
+    }
+
     /// How an Abort command ends that [`Verdict::Abort`] was about.
     pub fn abort_finished(&mut self, aborted: bool) -> Completion {
         self.aborts = self.aborts.saturating_sub(1);
@@ -385,7 +391,8 @@ impl Controller {
             return Err(Connect::refuse_size());
         }
         if self.queues & 1 << connect.qid != 0 {
-            return Err(Completion::failed(Status::COMMAND_SEQUENCE.do_not_retry()));
+            // Not for good: who holds it may not even prove that it is the host.
+            return Err(Completion::failed(Status::COMMAND_SEQUENCE));
         }
         self.queues |= 1 << connect.qid;
         Ok(())

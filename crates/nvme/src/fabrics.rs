@@ -18,6 +18,9 @@ pub const CONNECT_BYTES: u32 = 1024;
 /// CNTLID by which a host asks for any controller (dynamic controller model).
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
 
+/// AUTHREQ in what Connect returns: the host has to authenticate on this queue, by messages (ATR).
+pub const CONNECT_AUTHENTICATE: u64 = 1 << 17;
+
 /// CATTR: the host does without SQ flow control.
 const CATTR_NO_FLOW_CONTROL: u32 = 1 << 2;
 

@@ -107,6 +107,8 @@ impl Status {
     pub const CONNECT_INVALID_HOST: Self = specific(0x84);
     /// Invalid Queue Type.
     pub const INVALID_QUEUE_TYPE: Self = specific(0x85);
+    /// Authentication Required.
+    pub const AUTHENTICATION_REQUIRED: Self = specific(0x91);
     /// Command Size Limit Exceeded, of commands of the NVM command set.
     pub const COMMAND_SIZE_LIMIT: Self = specific(0x83);
 

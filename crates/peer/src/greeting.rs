@@ -224,9 +224,7 @@ pub(crate) async fn accept(
 /// Random bytes for a challenge.
 pub(crate) fn challenge(core: &Core) -> [u8; 32] {
     let mut out = [0; 32];
-    for piece in out.chunks_exact_mut(8) {
-        piece.copy_from_slice(&core.random_u64().to_le_bytes());
-    }
+    core.fill_random(&mut out);
     out
 }
 

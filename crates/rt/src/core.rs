@@ -163,6 +163,28 @@ impl Core {
         dispatch!(self, s => s.random_u64())
     }
 
+    /// Fills `out` with numbers of [`Self::random_u64`].
+    pub fn fill_random(&self, out: &mut [u8]) {
+        for piece in out.chunks_mut(8) {
+            let random = self.random_u64().to_le_bytes();
+            piece.copy_from_slice(&random[..piece.len()]);
+        }
+    }
+
+    /// Runs what takes the processor for milliseconds beside the core, on the threads for what
+    /// blocks: nothing on the core waits for it. A simulated core runs it at once. `None` if it has
+    /// panicked, or the core is going.
+    pub async fn offload<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        match &self.0.system {
+            System::Real(_) => tokio::task::spawn_blocking(work).await.ok(),
+            #[cfg(feature = "sim")]
+            System::Sim(_) => Some(work()),
+        }
+    }
+
     /// Time since the machine booted, that which it was suspended included. Never goes back; all
     /// cores of a machine see the same clock.
     ///

@@ -265,7 +265,7 @@ impl Server {
             copies: Rc::new(Semaphore::new(copying::AT_ONCE)),
             tokens: Tokens::default(),
             iscsi: crate::iscsi::Shared::new(crate::iscsi::config(&limits)),
-            nvme: crate::nvme::Shared::new(core.id()),
+            nvme: crate::nvme::Shared::new(&core),
             core,
         });
         let (weak, mut own) = (Rc::downgrade(&server), door.own);

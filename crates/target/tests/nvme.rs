@@ -1,6 +1,8 @@
 //! NVMe/TCP hosts that misbehave, or behave well at a bad moment, against a server on real cores.
 #![allow(clippy::unwrap_used)]
 
+#[path = "nvme/authentication.rs"]
+mod authentication;
 #[path = "nvme/commands.rs"]
 mod commands;
 mod common;
@@ -116,13 +118,15 @@ struct Queue {
     bytes: Vec<u8>,
     replies: VecDeque<Reply>,
     cntlid: u16,
+    /// What Connect returned.
+    connected: u64,
 }
 
 impl Queue {
     async fn dial(core: &Core, to: SocketAddr) -> Self {
         let stream = core.dial(to).await.unwrap();
         let (bytes, replies) = (Vec::new(), VecDeque::new());
-        Self { stream, host: Host::default(), bytes, replies, cntlid: 0 }
+        Self { stream, host: Host::default(), bytes, replies, cntlid: 0, connected: 0 }
     }
 
     async fn try_connect(core: &Core, to: SocketAddr, connect: &Connect) -> (Self, Status) {
@@ -132,7 +136,7 @@ impl Queue {
         let (sqe, data) = connect.encode(0);
         queue.send(&queue.host.capsule(sqe, data.as_bytes())).await;
         let Reply::Resp { status, result, .. } = queue.next().await else { panic!("no response") };
-        queue.cntlid = result as u16;
+        (queue.cntlid, queue.connected) = (result as u16, result);
         (queue, status)
     }
 

@@ -87,6 +87,12 @@ impl Responder {
         self.authenticated
     }
 
+    /// Whether no transaction is under way.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        matches!(self.state, State::Idle)
+    }
+
     /// How it has failed, if it has, and the connection is to be closed.
     #[must_use]
     pub fn end(&self) -> Option<End> {

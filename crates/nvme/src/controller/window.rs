@@ -4,7 +4,7 @@ use block::BufsMut;
 
 /// The bytes `offset ..` of a page, as many as the buffers hold. What is put outside of them is
 /// left out, what is put nowhere reads as zeroes.
-pub(super) struct Window<'a> {
+pub(crate) struct Window<'a> {
     offset: u64,
     buffers: &'a mut BufsMut,
     end: u64,
@@ -12,7 +12,7 @@ pub(super) struct Window<'a> {
 
 impl<'a> Window<'a> {
     /// A window of zeroes.
-    pub(super) fn new(offset: u64, buffers: &'a mut BufsMut) -> Self {
+    pub(crate) fn new(offset: u64, buffers: &'a mut BufsMut) -> Self {
         let mut end = offset;
         for buffer in &mut *buffers {
             buffer.fill(0);
@@ -32,7 +32,7 @@ impl<'a> Window<'a> {
     }
 
     /// Writes `bytes` at byte `at` of the page.
-    pub(super) fn put(&mut self, at: u64, bytes: &[u8]) {
+    pub(crate) fn put(&mut self, at: u64, bytes: &[u8]) {
         let last = at.saturating_add(bytes.len() as u64);
         let mut start = self.offset;
         for buffer in &mut *self.buffers {

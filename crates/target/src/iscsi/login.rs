@@ -116,9 +116,7 @@ impl Initiator {
         };
         let core = self.server().core();
         let mut challenge = [0; iscsi::chap::CHALLENGE];
-        for chunk in challenge.chunks_mut(8) {
-            chunk.copy_from_slice(&core.random_u64().to_be_bytes()[..chunk.len()]);
-        }
+        core.fill_random(&mut challenge);
         let [id, ..] = core.random_u64().to_be_bytes();
         let secret = secret_of(secret)?;
         Ok(Auth::Chap(Box::new(ChapPolicy { user: user.clone(), secret, mutual, challenge, id })))

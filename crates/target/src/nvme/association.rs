@@ -4,15 +4,20 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Access, Bufs, Class, Request};
+use nvme::auth::{Fresh, Sequence, SharedConfig};
+use nvme::fabrics::CONNECT_AUTHENTICATE;
 use nvme::{Completion, Connect, Connected, Controller, Controllers, Limits, Namespace, Role, Tag};
-use tokio::sync::Notify;
+use rt::Core;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::authentication::{self, Asked};
 use super::{Event, Host, view};
-use crate::catalog::{Catalog, NodeIndex, VolumeId};
+use crate::catalog::{Admission, Catalog, NodeIndex, VolumeId};
 use crate::conn::Inbox;
 use crate::server::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS, Server};
 
@@ -22,6 +27,10 @@ const IDS_PER_CORE: u16 = 1000;
 /// All NVMe controllers of a core.
 #[derive(Debug)]
 pub(crate) struct Shared {
+    /// Of the authentications here.
+    sequence: RefCell<Sequence>,
+    /// Turns at raising powers for them.
+    powers: Arc<Semaphore>,
     controllers: RefCell<Controllers>,
     /// Identifiers of controllers while the node shares nothing.
     own_ids: RangeInclusive<u16>,
@@ -47,11 +56,16 @@ pub(super) struct Seat {
 
 impl Shared {
     /// No controllers; those to come get identifiers that are `core`'s.
-    pub(crate) fn new(core: usize) -> Self {
-        let core = u16::try_from(core).unwrap_or(u16::MAX);
+    pub(crate) fn new(core: &Core) -> Self {
+        let mut begin = [0; 4];
+        core.fill_random(&mut begin);
+        let begin = u32::from_le_bytes(begin);
+        let core = u16::try_from(core.id()).unwrap_or(u16::MAX);
         let first = core.saturating_mul(IDS_PER_CORE).min(u16::MAX - 2 * IDS_PER_CORE) + 1;
         let own_ids = first..=first + IDS_PER_CORE - 1;
         Self {
+            sequence: RefCell::new(Sequence::new(begin)),
+            powers: Arc::new(Semaphore::new(1)),
             controllers: RefCell::new(Controllers::new(own_ids.clone())),
             own_ids,
             associations: RefCell::default(),
@@ -102,6 +116,18 @@ impl Shared {
                 controller.set_ana(nsid, view::ana_state(access));
             }
         });
+    }
+
+    /// What a transaction of an authentication needs of the unforeseeable.
+    pub(super) fn fresh(&self, core: &Core) -> Fresh {
+        let mut bytes = [0; Fresh::BYTES];
+        core.fill_random(&mut bytes);
+        Fresh::new(self.sequence.borrow_mut().take(), &bytes)
+    }
+
+    /// A turn at raising powers: one connection of a core after the other.
+    pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.powers).acquire_owned().await.ok()
     }
 
     /// Calls `f` with a controller, if it lives.
@@ -208,7 +234,8 @@ async fn watch(server: std::rc::Weak<Server>, cntlid: u16) {
 
 /// What becomes of a Connect.
 enum Decision {
-    Here(Result<Connected, Completion>),
+    /// With what the host has to prove, if anything.
+    Here(Result<(Connected, Option<SharedConfig>), Completion>),
     AtCore(usize),
 }
 
@@ -227,23 +254,42 @@ impl Host {
                 );
                 self.complete(tag, completion, &Bufs::new());
             }
-            Decision::Here(Ok(connected)) => self.seated(tag, &connect, &connected),
+            Decision::Here(Ok((connected, asked))) => self.seated(tag, connect, &connected, asked),
         }
     }
 
-    fn seated(&mut self, tag: Tag, connect: &Connect, connected: &Connected) {
+    fn seated(
+        &mut self,
+        tag: Tag,
+        connect: Box<Connect>,
+        connected: &Connected,
+        asked: Option<SharedConfig>,
+    ) {
         let server = Rc::clone(self.server());
         server.nvme.join(connected, &self.place.inbox);
+        if connect.qid == 0 {
+            tokio::task::spawn_local(watch(Rc::downgrade(&server), connected.cntlid));
+        }
+        self.seat = Some(Seat { cntlid: connected.cntlid, qid: connect.qid });
+        self.tasks.remove(tag);
+        let result = u64::from(connected.cntlid);
+        let Some(config) = asked else {
+            self.machine.connected(tag, connected.queue, result);
+            return self.enters(&connect);
+        };
+        self.machine.connected(tag, connected.queue, result | CONNECT_AUTHENTICATE);
+        self.asked = Some(Box::new(Asked::new(connect, config)));
+        self.begin_patience();
+    }
+
+    /// The host is let in.
+    pub(super) fn enters(&mut self, connect: &Connect) {
         let target = (!connect.is_discovery()).then_some(connect.subnqn.as_str());
         self.place.registration.logged_in(&connect.hostnqn, target, connect.qid);
         if connect.qid == 0 {
             let (host, subsystem) = (&connect.hostnqn, &connect.subnqn);
             tracing::info!(host, subsystem, peer = %self.place.peer, "NVMe connect");
-            tokio::task::spawn_local(watch(Rc::downgrade(&server), connected.cntlid));
         }
-        self.seat = Some(Seat { cntlid: connected.cntlid, qid: connect.qid });
-        self.tasks.remove(tag);
-        self.machine.connected(tag, connected.queue, u64::from(connected.cntlid));
         self.listen();
     }
 
@@ -256,7 +302,7 @@ impl Host {
         if connect.is_discovery() {
             let log = view::discovery(&catalog, &connect.hostnqn, self.place.local);
             let (subsystem, role) = (view::discovery_subsystem(), Role::Discovery(log));
-            return Decision::Here(admin(server, connect, &subsystem, role));
+            return Decision::Here(admin(server, connect, &subsystem, role).map(|c| (c, None)));
         }
         let Some(entry) = catalog.subsystems.get(&connect.subnqn) else {
             // What a record says that cannot be read for now is no reason to give a path up.
@@ -264,9 +310,9 @@ impl Host {
             let refuse = if unknown { Connect::refuse_busy } else { Connect::refuse_subsystem };
             return Decision::Here(Err(refuse()));
         };
-        if entry.access.admission(&connect.hostnqn).is_none() {
+        let Some(admission) = entry.access.admission(&connect.hostnqn) else {
             return Decision::Here(Err(Connect::refuse_host()));
-        }
+        };
         if !entry.serves(&connect.hostnqn) {
             // Nothing that the host sees of it is here for now: the host is to come again.
             return Decision::Here(Err(Connect::refuse_busy()));
@@ -274,13 +320,22 @@ impl Host {
         if entry.core != server.core().id() {
             return Decision::AtCore(entry.core);
         }
+        let asked = match admission {
+            Admission::ByName => None,
+            Admission::Proof(secrets) => match authentication::config(secrets, connect) {
+                Some(config) => Some(config),
+                // It may be known soon.
+                None => return Decision::Here(Err(Connect::refuse_busy())),
+            },
+        };
         if connect.qid > 0 {
-            return Decision::Here(server.nvme.controllers.borrow_mut().connect_io(connect));
+            let connected = server.nvme.controllers.borrow_mut().connect_io(connect);
+            return Decision::Here(connected.map(|c| (c, asked)));
         }
         let subsystem = view::subsystem(&connect.subnqn, &entry.serial);
         let who = (connect.subnqn.as_str(), connect.hostnqn.as_str());
         let role = Role::Io(view::namespaces(server, &catalog, who, &BTreeMap::new()));
-        Decision::Here(admin(server, connect, &subsystem, role))
+        Decision::Here(admin(server, connect, &subsystem, role).map(|c| (c, asked)))
     }
 
     /// The catalog has changed: the admin queue's connection tells its controller.
@@ -298,15 +353,8 @@ impl Host {
             server.nvme.with(seat.cntlid, |c| c.set_discovery(log));
             return self.on_controller();
         };
-        let welcome = catalog.subsystems.get(&nqn).is_some_and(|entry| {
-            entry.core == server.core().id() && entry.access.admission(&hostnqn).is_some()
-        });
-        if !welcome {
-            return server.nvme.end(seat.cntlid, "the host may not use this subsystem any more");
-        }
-        if !catalog.subsystems.get(&nqn).is_some_and(|entry| entry.serves(&hostnqn)) {
-            // A host without multipathing waits for a connection, and not for a namespace.
-            return server.nvme.end(seat.cntlid, "nothing of its subsystem is served for now");
+        if let Err(why) = self.may_stay(&catalog, &nqn, &hostnqn) {
+            return server.nvme.end(seat.cntlid, why);
         }
         let before = server.nvme.with(seat.cntlid, |c| c.namespaces().clone());
         let who = (nqn.as_str(), hostnqn.as_str());
@@ -319,6 +367,24 @@ impl Host {
         server.nvme.set_states(&server, seat.cntlid);
         self.listen();
         self.on_controller();
+    }
+
+    /// Whether the association goes on.
+    fn may_stay(&self, catalog: &Catalog, nqn: &str, hostnqn: &str) -> Result<(), &'static str> {
+        let entry = catalog.subsystems.get(nqn);
+        let entry = entry.filter(|entry| entry.core == self.server().core().id());
+        let admitted = entry.and_then(|entry| Some((entry, entry.access.admission(hostnqn)?)));
+        match admitted {
+            None => Err("the host may not use this subsystem any more"),
+            Some((_, Admission::Proof(_))) if self.asked.is_none() => {
+                Err("the host has to prove who it is")
+            }
+            // A host without multipathing waits for a connection, and not for a namespace.
+            Some((entry, _)) if !entry.serves(hostnqn) => {
+                Err("nothing of its subsystem is served for now")
+            }
+            Some(_) => Ok(()),
+        }
     }
 
     /// Does what the controller wants; for the connection of the admin queue.

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use block::{Bufs, BufsMut, Class, Credit, Failure, Request};
+use nvme::auth::AuthCommand;
 use nvme::entry::{FabricsType, Fuse};
 use nvme::fabrics::CONNECT_BYTES;
 use nvme::{Completion, Connect, CopyWork, IoCommand, Sqe, Status, Tag, Verdict, Work};
@@ -28,6 +29,9 @@ impl Host {
                 self.machine.admit(tag, CONNECT_BYTES);
             }
             None => self.complete_failed(tag, Status::DATA_SGL_LENGTH_INVALID.do_not_retry()),
+            Some(_) if !self.has_proved() && AuthCommand::parse(&sqe).is_none() => {
+                self.complete_failed(tag, Status::AUTHENTICATION_REQUIRED.do_not_retry());
+            }
             Some(seat) if seat.qid == 0 => self.on_admin(tag, &sqe, seat),
             Some(seat) => self.on_io(tag, sqe, seat),
         }
@@ -42,6 +46,9 @@ impl Host {
         }
         if sqe.fabrics() == Some(FabricsType::Disconnect) {
             return self.on_disconnect(tag, &sqe);
+        }
+        if let Some(command) = self.asked_for(&sqe) {
+            return self.on_authentication(tag, command);
         }
         let shared = &self.place.server.nvme;
         match shared.with(seat.cntlid, |c| c.io(seat.qid, &sqe)) {
@@ -100,6 +107,9 @@ impl Host {
     }
 
     fn on_admin(&mut self, tag: Tag, sqe: &Sqe, seat: Seat) {
+        if let Some(command) = self.asked_for(sqe) {
+            return self.on_authentication(tag, command);
+        }
         let server = Rc::clone(self.server());
         let judged = server.nvme.with(seat.cntlid, |c| {
             let timer = c.next_timer();
@@ -189,6 +199,7 @@ impl Host {
                 let data = report(table, credit.alloc(bytes));
                 self.complete(tag, Completion::OK, &data);
             }
+            Some(Task::Fetching { .. }) => self.fetch(tag, credit.alloc(bytes)),
             Some(Task::Half(_)) => self.on_memory_of_both(tag, credit, bytes),
             _ => self.machine.grant(tag, credit.alloc(bytes)),
         }
@@ -213,10 +224,11 @@ impl Host {
                 let sqe = *sqe;
                 self.consume(tag, &sqe, &data);
             }
-            Some(Task::Produce { bytes, .. }) => {
+            Some(Task::Produce { bytes, .. } | Task::Fetching { bytes, .. }) => {
                 let bytes = *bytes;
                 self.on_grant(tag, bytes, RETURNED);
             }
+            Some(Task::Sending { .. }) => self.on_message(tag, &data),
             Some(Task::Consulting { sqe, what }) => {
                 let (sqe, what) = (*sqe, *what);
                 self.on_consultation(tag, sqe, what);
@@ -250,9 +262,7 @@ impl Host {
 
     fn produce(&mut self, tag: Tag, sqe: &Sqe, mut memory: BufsMut) {
         let completion = self.controller(|c, _| c.produce(sqe, &mut memory));
-        let mut data = Bufs::new();
-        memory.into_iter().for_each(|buffer| data.push(buffer.freeze()));
-        self.complete(tag, completion, &data);
+        self.complete(tag, completion, &memory.into());
         self.on_controller();
     }
 

@@ -4,6 +4,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `association` | the controllers of one core, Connect, keep alive, shutdown |
+//! | `authentication` | hosts that have to prove who they are |
 //! | `command` | a command from its arrival to its completion |
 //! | `copy` | Copy, carried out |
 //! | `fused` | Compare and Write |
@@ -12,6 +13,7 @@
 //! | `view` | what a host sees of the catalog |
 
 mod association;
+mod authentication;
 mod command;
 mod copy;
 mod fused;
@@ -25,6 +27,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use block::{Account, Bufs, Credit, Error, Failure};
+use nvme::auth::Done;
 use nvme::{Action, Completion, Config, Connect, Connection, Tag};
 use reservation::{Notices, Table};
 use volume::{Caller, Unaltered};
@@ -36,6 +39,7 @@ use crate::server::{Limits, Notice, Server, Service};
 
 use association::Seat;
 pub(crate) use association::Shared;
+use authentication::Asked;
 use fused::Before;
 use tasks::Tasks;
 
@@ -44,6 +48,10 @@ use tasks::Tasks;
 pub(crate) enum Event {
     /// A volume has answered.
     Done { tag: Tag, result: Result<Bufs, Failure> },
+    /// What an authentication needed is calculated, or cannot be; `wait` says for which command.
+    Calculated { tag: Tag, wait: u64, done: Option<Done> },
+    /// The host has left an authentication half done for too long.
+    Unproved { number: u64 },
     /// The second half of a fused operation has not come for too long.
     Alone { first: Tag, number: u64 },
     /// A copy has ended; with the number of the first range that is not copied.
@@ -105,6 +113,8 @@ pub(crate) struct Host {
     moving: Option<(usize, Tag, Box<Connect>)>,
     /// The controller and the queue it serves, once it is connected.
     seat: Option<Seat>,
+    /// The proof that is asked for on this queue, if one is.
+    asked: Option<Box<Asked>>,
     tasks: Tasks,
     /// What came before the next command, for halves of fused operations.
     before: Before,
@@ -147,6 +157,7 @@ impl Resident for Host {
             machine: luggage.machine,
             moving: None,
             seat: None,
+            asked: None,
             tasks: Tasks::default(),
             before: Before::default(),
             disconnecting: None,
@@ -206,6 +217,8 @@ impl Protocol for Host {
     fn event(&mut self, event: Event) {
         match event {
             Event::Done { tag, result } => self.on_done(tag, result),
+            Event::Calculated { tag, wait, done } => self.on_calculated(tag, wait, done),
+            Event::Unproved { number } => self.on_unproved(number),
             Event::Alone { first, number } => self.on_alone(first, number),
             Event::Copied { tag, result } => self.on_copied(tag, result),
             Event::Memory { tag, wait, credit, bytes } => {

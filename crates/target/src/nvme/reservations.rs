@@ -20,9 +20,7 @@ use crate::server::Served;
 /// A Reservation Report, in memory that was got for it.
 pub(super) fn report(table: &Table, mut memory: BufsMut) -> Bufs {
     write_report(table, &mut memory);
-    let mut data = Bufs::new();
-    memory.into_iter().for_each(|buffer| data.push(buffer.freeze()));
-    data
+    memory.into()
 }
 
 impl Host {

@@ -32,6 +32,10 @@ pub(super) enum Task {
     Consume { sqe: Sqe, wait: Wait },
     /// An admin command that waits for memory to return data in.
     Produce { sqe: Sqe, bytes: u32, wait: Wait },
+    /// A message of an authentication that waits for its data, and then is worked on.
+    Sending { wait: Wait },
+    /// A message of an authentication that is to be fetched waits for memory.
+    Fetching { bytes: u32, wait: Wait },
     /// An event request.
     Held,
     /// An Abort command that waits for the end of another.
@@ -148,6 +152,8 @@ impl Task {
             Self::Connect { wait, .. }
             | Self::Consume { wait, .. }
             | Self::Produce { wait, .. }
+            | Self::Sending { wait }
+            | Self::Fetching { wait, .. }
             | Self::Asking { wait, .. }
             | Self::Reporting { wait, .. }
             | Self::Planned { wait, .. } => Some(wait),
