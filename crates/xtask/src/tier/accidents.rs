@@ -5,14 +5,19 @@ use crate::{
     guest::Signs,
 };
 use anyhow::Result;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// How long a killed node is away.
 const AWAY: Duration = Duration::from_secs(1);
 
-/// Kills a node at each of so many steps that the guest begins, in turn.
-pub(super) fn of_nodes(cluster: &mut Cluster, signs: &Signs<'_>, steps: usize) -> Result<()> {
-    for step in 1..=steps {
+/// Kills a node at each of these steps that the guest begins, in turn.
+pub(super) fn of_nodes(
+    cluster: &mut Cluster,
+    signs: &Signs<'_>,
+    steps: RangeInclusive<usize>,
+) -> Result<()> {
+    for step in steps {
         signs.wait_for(&format!("step-{step}"))?;
         // Another moment each time.
         std::thread::sleep(Duration::from_millis(17 * (step as u64 - 1)));

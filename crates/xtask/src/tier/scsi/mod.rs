@@ -83,7 +83,7 @@ fn reservations(
 
 /// Kills a node at each step that the guest begins, and both where it wants that.
 fn accidents(cluster: &mut Cluster, signs: &Signs<'_>) -> Result<()> {
-    accidents::of_nodes(cluster, signs, STEPS)?;
+    accidents::of_nodes(cluster, signs, 1..=STEPS)?;
     signs.wait_for("operator-wanted")?;
     let shown = cluster.nodes[B].command(&["volume", "reservations", VOLUME])?;
     ensure!(shown.contains("exclusive access"), "{shown}");

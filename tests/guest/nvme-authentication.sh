@@ -1,0 +1,140 @@
+#!/bin/bash
+# A host that has to prove who it is, to both nodes of a volume, through the kernel's own multipath. From the order: PORTALS
+# (ADDRESS:PORT of each node), SUBSYSTEM, HOSTNQN, HOSTID, SECRETS (of the host, one for each hash), CONTROLLER (the subsystem's
+# secret), MEGABYTES (written and read back).
+#
+# `secret-N` in the share asks for the Nth secret (from 1) to be asked for, with the subsystem's; `secret-0` for none. The host answers
+# by `asks-N`. With `step-N` a node dies, with `back-N` it is back.
+. "${0%/*}/lib.sh"
+
+read -ra secrets <<< "$SECRETS"
+hashes=("" sha256 sha384 sha512)
+
+# connect OPTION...: to both nodes.
+connect() {
+    local portal
+    for portal in $PORTALS; do
+        nvme connect -t tcp -a "${portal%:*}" -s "${portal#*:}" -n "$SUBSYSTEM" --hostnqn "$HOSTNQN" --hostid "$HOSTID" \
+            --nr-io-queues 2 --keep-alive-tmo 2 --reconnect-delay 1 --ctrl-loss-tmo -1 "$@" || return 1
+    done
+    try 10 paths_are live live
+    try 10 nvme_disk
+}
+
+disconnect() {
+    nvme disconnect -n "$SUBSYSTEM"
+    try 10 paths_are
+}
+
+# paths_are STATE...: of the controllers that there are.
+paths_are() {
+    local controller found=()
+    for controller in /sys/class/nvme/nvme*; do
+        grep -qsx "$SUBSYSTEM" "$controller/subsysnqn" && found+=("$(cat "$controller/state")")
+    done
+    [ "${found[*]}" = "$*" ]
+}
+
+# secret N: of the host, from now on.
+secret() {
+    touch "$GUEST_SHARE/secret-$1"
+    try 60 test -e "$GUEST_SHARE/asks-$1"
+}
+
+# agreed HASH CONTROLLERS: both nodes asked for it, and so many have proved themselves since the kernel's log was cleared. The kernel
+# tells of admin queues only.
+agreed() {
+    dmesg > /run/kernel
+    equal "$(grep -c "authenticated with hash hmac($1) dhgroup ffdhe3072" /run/kernel)" 2 "nodes that asked for $1"
+    equal "$(grep -c "controller authenticated" /run/kernel)" "$2" "nodes that proved themselves"
+}
+
+# refused OPTION...: nobody comes in so.
+refused() {
+    ! connect "$@"
+    paths_are || { nvme list-subsys; return 1; }
+}
+
+asked_for() {
+    connect
+    secret 1
+    # Who came by name alone is let go, and does not come back.
+    try 20 no_path_lives
+    sleep 3
+    no_path_lives
+    disconnect
+}
+
+no_path_lives() {
+    local controller
+    for controller in /sys/class/nvme/nvme*; do
+        ! grep -qsx live "$controller/state" || return 1
+    done
+}
+
+wrong_secrets() {
+    refused
+    refused --dhchap-secret "${secrets[1]}"
+    refused --dhchap-secret "${secrets[0]}" --dhchap-ctrl-secret "${secrets[1]}"
+}
+
+# Each hash, one way and both.
+each_hash() {
+    local n
+    for n in 1 2 3; do
+        secret "$n"
+        dmesg -c > /run/before
+        connect --dhchap-secret "${secrets[n - 1]}"
+        agreed "${hashes[n]}" 0
+        disconnect
+        dmesg -c > /run/before
+        connect --dhchap-secret "${secrets[n - 1]}" --dhchap-ctrl-secret "$CONTROLLER"
+        agreed "${hashes[n]}" 2
+        disconnect
+    done
+}
+
+load() {
+    fio --name=load --filename="$(nvme_disk)" --size="${MEGABYTES}M" --rw=randwrite --bs=4k --iodepth=4 --rate_iops=300 \
+        --randseed="$1" --ioengine=libaio --direct=1 --verify=crc32c --verify_pattern="$1" --do_verify=1 --verify_fatal=1 \
+        > "/run/fio.$1" 2>&1 || { cat "/run/fio.$1"; return 1; }
+}
+
+# Nodes die, and the host proves itself to those that come back; in between it gets another secret.
+goes_on() {
+    local controller
+    connect --dhchap-secret "${secrets[2]}" --dhchap-ctrl-secret "$CONTROLLER"
+    load 1 &
+    sleep 1
+    touch "$GUEST_SHARE/step-1"
+    try 90 test -e "$GUEST_SHARE/back-1"
+    try 60 paths_are live live || { nvme list-subsys; return 1; }
+    secret 4
+    for controller in /sys/class/nvme/nvme*; do
+        grep -qsx "$SUBSYSTEM" "$controller/subsysnqn" || continue
+        echo "${secrets[3]}" > "$controller/dhchap_secret"
+    done
+    try 20 paths_are live live || { nvme list-subsys; return 1; }
+    touch "$GUEST_SHARE/step-2"
+    try 90 test -e "$GUEST_SHARE/back-2"
+    try 60 paths_are live live || { nvme list-subsys; return 1; }
+    wait $!
+    load 2
+    disconnect
+    refused --dhchap-secret "${secrets[2]}"
+}
+
+not_asked_for() {
+    secret 0
+    connect
+    load 3
+    disconnect
+}
+
+modules nvme-core nvme-tcp crc32c
+must "who came by name alone is let go when a secret is asked for" asked_for
+check "without a secret, or with a wrong one, nobody comes in" wrong_secrets
+check "each hash, one way and both, on every queue of both nodes" each_hash
+check "nodes die and a secret changes under load: no error" goes_on
+check "without being asked, the name will do again" not_asked_for
+exit "${checks_failed:-0}"
