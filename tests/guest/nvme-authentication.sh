@@ -14,11 +14,17 @@ hashes=("" sha256 sha384 sha512)
 connect() {
     local portal
     for portal in $PORTALS; do
-        nvme connect -t tcp -a "${portal%:*}" -s "${portal#*:}" -n "$SUBSYSTEM" --hostnqn "$HOSTNQN" --hostid "$HOSTID" \
-            --nr-io-queues 2 --keep-alive-tmo 2 --reconnect-delay 1 --ctrl-loss-tmo -1 "$@" || return 1
+        connect_to "$portal" "$@"
     done
     try 10 paths_are live live
     try 10 nvme_disk
+}
+
+connect_to() {
+    local portal=$1
+    shift
+    nvme connect -t tcp -a "${portal%:*}" -s "${portal#*:}" -n "$SUBSYSTEM" --hostnqn "$HOSTNQN" --hostid "$HOSTID" \
+        --nr-io-queues 2 --keep-alive-tmo 2 --reconnect-delay 1 --ctrl-loss-tmo -1 "$@"
 }
 
 disconnect() {
@@ -49,9 +55,12 @@ agreed() {
     equal "$(grep -c "controller authenticated" /run/kernel)" "$2" "nodes that proved themselves"
 }
 
-# refused OPTION...: nobody comes in so.
+# refused OPTION...: nobody comes in so, at either node.
 refused() {
-    ! connect "$@"
+    local portal
+    for portal in $PORTALS; do
+        ! connect_to "$portal" "$@"
+    done
     paths_are || { nvme list-subsys; return 1; }
 }
 
@@ -94,6 +103,14 @@ each_hash() {
     done
 }
 
+# The identifiers of the controllers.
+controllers() {
+    local controller
+    for controller in /sys/class/nvme/nvme*; do
+        ! grep -qsx "$SUBSYSTEM" "$controller/subsysnqn" || cat "$controller/cntlid"
+    done
+}
+
 load() {
     fio --name=load --filename="$(nvme_disk)" --size="${MEGABYTES}M" --rw=randwrite --bs=4k --iodepth=4 --rate_iops=300 \
         --randseed="$1" --ioengine=libaio --direct=1 --verify=crc32c --verify_pattern="$1" --do_verify=1 --verify_fatal=1 \
@@ -102,7 +119,7 @@ load() {
 
 # Nodes die, and the host proves itself to those that come back; in between it gets another secret.
 goes_on() {
-    local controller
+    local controller before
     connect --dhchap-secret "${secrets[2]}" --dhchap-ctrl-secret "$CONTROLLER"
     load 1 &
     sleep 1
@@ -110,11 +127,16 @@ goes_on() {
     try 90 test -e "$GUEST_SHARE/back-1"
     try 60 paths_are live live || { nvme list-subsys; return 1; }
     secret 4
+    before=$(controllers)
+    dmesg -c > /run/before
     for controller in /sys/class/nvme/nvme*; do
         grep -qsx "$SUBSYSTEM" "$controller/subsysnqn" || continue
         echo "${secrets[3]}" > "$controller/dhchap_secret"
     done
-    try 20 paths_are live live || { nvme list-subsys; return 1; }
+    # Within the associations that there are.
+    try 20 agreed sha256 2
+    equal "$(controllers)" "$before" "controllers"
+    paths_are live live || { nvme list-subsys; return 1; }
     touch "$GUEST_SHARE/step-2"
     try 90 test -e "$GUEST_SHARE/back-2"
     try 60 paths_are live live || { nvme list-subsys; return 1; }

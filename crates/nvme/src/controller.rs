@@ -355,7 +355,7 @@ impl Controller {
         }
     }
 
-    /// The host has sent a command that is not the controller's to answer: it lives.
+    /// The host lives: it has connected a queue, or sent a command that is not the controller's to answer.
     pub fn heard(&mut self) {
         self.alive.touch();
     }
@@ -377,7 +377,6 @@ impl Controller {
     /// # Errors
     /// The completion that refuses it.
     pub(crate) fn connect_io(&mut self, connect: &Connect) -> Result<(), Completion> {
-        self.alive.touch();
         if self.host_id != connect.host_id {
             return Err(Connect::refuse_host_id());
         }

@@ -286,6 +286,7 @@ impl Host {
     pub(super) fn enters(&mut self, connect: &Connect) {
         let target = (!connect.is_discovery()).then_some(connect.subnqn.as_str());
         self.place.registration.logged_in(&connect.hostnqn, target, connect.qid);
+        self.is_heard();
         if connect.qid == 0 {
             let (host, subsystem) = (&connect.hostnqn, &connect.subnqn);
             tracing::info!(host, subsystem, peer = %self.place.peer, "NVMe connect");
@@ -338,9 +339,16 @@ impl Host {
         Decision::Here(admin(server, connect, &subsystem, role).map(|c| (c, asked)))
     }
 
+    /// What the host says counts for its keep alive.
+    pub(super) fn is_heard(&self) {
+        if let Some(seat) = self.seat {
+            self.server().nvme.with(seat.cntlid, Controller::heard);
+        }
+    }
+
     /// The catalog has changed: the admin queue's connection tells its controller.
     pub(super) fn on_catalog(&mut self) {
-        let Some(seat) = self.seat.filter(|s| s.qid == 0) else { return };
+        let Some(seat) = self.seat else { return };
         let server = Rc::clone(self.server());
         let catalog = server.catalog();
         let who = |c: &mut Controller| {
@@ -354,7 +362,11 @@ impl Host {
             return self.on_controller();
         };
         if let Err(why) = self.may_stay(&catalog, &nqn, &hostnqn) {
-            return server.nvme.end(seat.cntlid, why);
+            // An I/O queue may have come in by another rule than its admin queue.
+            return if seat.qid == 0 { server.nvme.end(seat.cntlid, why) } else { self.close(why) };
+        }
+        if seat.qid > 0 {
+            return;
         }
         let before = server.nvme.with(seat.cntlid, |c| c.namespaces().clone());
         let who = (nqn.as_str(), hostnqn.as_str());
@@ -365,11 +377,13 @@ impl Host {
         }
         server.nvme.with(seat.cntlid, |c| c.set_namespaces(namespaces));
         server.nvme.set_states(&server, seat.cntlid);
-        self.listen();
+        if self.has_proved() {
+            self.listen();
+        }
         self.on_controller();
     }
 
-    /// Whether the association goes on.
+    /// Whether the queue goes on, and with an admin queue its association.
     fn may_stay(&self, catalog: &Catalog, nqn: &str, hostnqn: &str) -> Result<(), &'static str> {
         let entry = catalog.subsystems.get(nqn);
         let entry = entry.filter(|entry| entry.core == self.server().core().id());

@@ -7,7 +7,7 @@ use block::{Bufs, BufsMut};
 use nvme::auth::{
     AuthCommand, Config, Done, Policy, Responder, SharedConfig, TooShort, Work, write_message,
 };
-use nvme::{Completion, Connect, Controller, Sqe, Status, Tag};
+use nvme::{Completion, Connect, Sqe, Status, Tag};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -79,8 +79,9 @@ impl Host {
 
     /// A command of an authentication has arrived, on a queue where that is asked for.
     pub(super) fn on_authentication(&mut self, tag: Tag, command: Result<AuthCommand, Status>) {
-        if let Some(seat) = self.seat {
-            self.place.server.nvme.with(seat.cntlid, Controller::heard);
+        // A stranger's I/O queue does not keep alive what it has connected to.
+        if self.has_proved() || self.seat.is_some_and(|seat| seat.qid == 0) {
+            self.is_heard();
         }
         let Some(asked) = &mut self.asked else { return };
         let current = asked.current.and_then(|tag| self.tasks.get(tag));

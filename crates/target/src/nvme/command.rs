@@ -30,7 +30,8 @@ impl Host {
             }
             None => self.complete_failed(tag, Status::DATA_SGL_LENGTH_INVALID.do_not_retry()),
             Some(_) if !self.has_proved() && AuthCommand::parse(&sqe).is_none() => {
-                self.complete_failed(tag, Status::AUTHENTICATION_REQUIRED.do_not_retry());
+                // Linux authenticates and sends it again; with Do Not Retry it would give it up.
+                self.complete_failed(tag, Status::AUTHENTICATION_REQUIRED);
             }
             Some(seat) if seat.qid == 0 => self.on_admin(tag, &sqe, seat),
             Some(seat) => self.on_io(tag, sqe, seat),

@@ -19,7 +19,7 @@ pub(super) struct Tasks {
     by_tag: Vec<Option<(Tag, Task)>>,
     /// Those that somebody waits for: all but event requests.
     busy: usize,
-    /// Numbers the waits for memory: a tag may be another command's by the time it comes.
+    /// Numbers what is waited for: a tag may be another command's by the time it comes.
     waits: u64,
 }
 
@@ -79,7 +79,7 @@ pub(super) enum Whose {
     All,
 }
 
-/// A command's wait for memory; whoever waits on its behalf goes with it.
+/// A command's wait for memory, or for what is calculated; whoever waits on its behalf goes with it.
 #[derive(Debug, Default)]
 pub(super) struct Wait {
     number: u64,

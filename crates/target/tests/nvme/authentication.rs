@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use nvme::auth::{
     AuthCommand, Config, End, Explanation, Fresh, Next, Policy, Prover, Secret, SharedConfig,
 };
+use nvme::entry::FabricsType;
 use nvme::fabrics::CONNECT_AUTHENTICATE;
 use target::{Admission, HostSecrets};
 
@@ -119,7 +120,7 @@ impl Queue {
         let cid = sqe.cid.get();
         self.command(sqe).await;
         let (status, _) = self.status(cid).await;
-        assert_eq!(status, Status::AUTHENTICATION_REQUIRED.do_not_retry());
+        assert_eq!(status, Status::AUTHENTICATION_REQUIRED);
     }
 }
 
@@ -152,6 +153,8 @@ fn a_host_is_let_in_once_it_has_proved_itself() {
                 Property::encode(1, 0x1c, false, None),
                 enable(),
                 Sqe::new(AdminOpcode::KeepAlive.0, 3, 0),
+                Sqe::new(AdminOpcode::AsyncEventRequest.0, 4, 0),
+                abort(5, 0, 4),
             ] {
                 admin.is_refused(sqe).await;
             }
@@ -161,6 +164,21 @@ fn a_host_is_let_in_once_it_has_proved_itself() {
             assert!(admin.status(1).await.0.is_success());
             let mut io = Queue::connect_asked(&core, at, &connect(1, admin.cntlid)).await;
             io.is_refused(rw(NvmOpcode::Read, 9, 1)).await;
+            let disconnect = u32::from(FabricsType::Disconnect.0);
+            io.is_refused(Sqe::new(AdminOpcode::Fabrics.0, 10, disconnect)).await;
+            // What stands in front of the proof in the stream is in front of it.
+            let (_, negotiate) = Prover::start(Arc::clone(&config), 6);
+            let send = io.auth_send(40, &negotiate);
+            let all = [
+                io.host.command(rw(NvmOpcode::Read, 9, 1)),
+                send,
+                io.host.command(rw(NvmOpcode::Read, 11, 1)),
+            ];
+            io.send(&all.concat()).await;
+            for cid in [9, 11] {
+                assert_eq!(io.status(cid).await.0, Status::AUTHENTICATION_REQUIRED);
+            }
+            assert!(io.status(40).await.0.is_success());
             io.prove(config).await.unwrap();
             assert!(reads(&mut io).await);
             assert_eq!(hosts(), 2);
@@ -336,6 +354,35 @@ fn rules_change_under_hosts() {
         admin.prove(new).await.unwrap();
         let mut io = Queue::connect(&core, at, &connect(1, admin.cntlid)).await;
         assert!(reads(&mut io).await);
+        // An admin queue that has proved something does not speak for a queue that has not.
+        server.set_catalog(guarded(HOST_SECRET));
+        io.is_closed().await;
+        admin.command(Property::encode(3, 0x1c, false, None)).await;
+        assert!(admin.status(3).await.0.is_success());
+    });
+}
+
+/// Between a proof that fails and its end nothing is done, and nothing is refused for good.
+#[test]
+fn a_proof_that_fails_stops_the_queue() {
+    on_core(async |core| {
+        let (_server, at) = serve_guarded(&core, Limits::default()).await;
+        let (_admin, mut io) = associate_by(&core, at, &config(HOST_SECRET, false)).await;
+        let (mut prover, negotiate) = Prover::start(config(OTHER_SECRET, false), 8);
+        let send = io.auth_send(40, &negotiate);
+        io.send(&send).await;
+        assert!(io.status(40).await.0.is_success());
+        let challenge = io.auth_receive(ROOM).await;
+        let Next::Compute(work) = prover.receive(&challenge, fresh) else { panic!("no work") };
+        let Some(Next::Send(reply)) = prover.done(work.run()) else { panic!("no reply") };
+        assert!(reads(&mut io).await, "it has not failed yet");
+        let send = io.auth_send(40, &reply);
+        io.send(&send).await;
+        assert!(io.status(40).await.0.is_success());
+        io.is_refused(rw(NvmOpcode::Read, 9, 1)).await;
+        let failure = io.auth_receive(ROOM).await;
+        assert_eq!(failure[..2], [0, 0xf1], "AUTH_Failure1");
+        io.is_closed().await;
     });
 }
 
