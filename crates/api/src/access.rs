@@ -1,4 +1,4 @@
-//! Access to a volume: who may reach it, and how an iSCSI initiator proves who it is.
+//! Access to a volume: who may reach it, and how iSCSI initiators and NVMe hosts prove who they are.
 
 use std::fmt;
 
@@ -173,6 +173,117 @@ pub struct InitiatorUser {
     pub mutual_user: Option<ChapUser>,
 }
 
+/// A secret of DH-HMAC-CHAP, as `nvme gen-dhchap-key` makes them: `DHHC-1:01:BASE64:`. It goes in and
+/// never comes out: no answer has a field for one, and it prints as nothing.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(try_from = "String")]
+#[schema(value_type = String, format = Password, min_length = 1, max_length = 255)]
+pub struct DhchapSecret(String);
+
+impl DhchapSecret {
+    /// Longest one in bytes, more than any that is good needs. Whether it is good, the node finds.
+    pub const MAX: usize = 255;
+
+    /// The secret itself, for the one place that needs it.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// What stands for the secret: the `:` at its end may be missing.
+    fn essence(&self) -> &str {
+        self.0.strip_suffix(':').unwrap_or(&self.0)
+    }
+}
+
+impl fmt::Debug for DhchapSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DhchapSecret(…)")
+    }
+}
+
+impl TryFrom<String> for DhchapSecret {
+    type Error = Invalid;
+
+    fn try_from(s: String) -> Result<Self, Invalid> {
+        let printable = s.bytes().all(|b| b.is_ascii_graphic());
+        if printable && (1..=Self::MAX).contains(&s.len()) {
+            Ok(Self(s))
+        } else {
+            let allowed = format!(
+                "use what `nvme gen-dhchap-key` makes: 1 to {} printable ASCII characters without blanks",
+                Self::MAX
+            );
+            Err(Invalid::new("DH-HMAC-CHAP secret", "(hidden)", allowed))
+        }
+    }
+}
+
+/// What an NVMe host must prove before it reaches a volume. Write-only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(try_from = "DhchapParts")]
+pub struct Dhchap {
+    /// Secret of the host.
+    pub secret: DhchapSecret,
+    /// Secret of the volume's subsystem, which it proves to a host that wants it; must not be the
+    /// host's.
+    pub controller_secret: Option<DhchapSecret>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DhchapParts {
+    secret: DhchapSecret,
+    #[serde(default)]
+    controller_secret: Option<DhchapSecret>,
+}
+
+impl TryFrom<DhchapParts> for Dhchap {
+    type Error = Invalid;
+
+    fn try_from(parts: DhchapParts) -> Result<Self, Invalid> {
+        let DhchapParts { secret, controller_secret } = parts;
+        Self::new(secret, controller_secret)
+    }
+}
+
+impl Dhchap {
+    /// Secrets of both directions.
+    ///
+    /// # Errors
+    /// [`Invalid`] when both directions use the same secret: a proof could then be reflected.
+    pub fn new(
+        secret: DhchapSecret,
+        controller_secret: Option<DhchapSecret>,
+    ) -> Result<Self, Invalid> {
+        if controller_secret.as_ref().is_some_and(|c| c.essence() == secret.essence()) {
+            let allowed = "the two directions need different secrets";
+            return Err(Invalid::new("DH-HMAC-CHAP secret of the controller", "(hidden)", allowed));
+        }
+        Ok(Self { secret, controller_secret })
+    }
+}
+
+/// What one NVMe host must prove before it reaches a volume. Write-only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostDhchap {
+    /// Its name (NQN).
+    pub host: Initiator,
+    /// Its secrets; without them its name will do, from now on.
+    #[serde(default)]
+    pub secrets: Option<Dhchap>,
+}
+
+/// An NVMe host that has to prove who it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DhchapHost {
+    /// Its name.
+    pub host: Initiator,
+    /// Whether the volume's subsystem can prove itself to it, too.
+    pub mutual: bool,
+}
+
 /// Who may reach a volume, as it is shown: names, never secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Access {
@@ -185,6 +296,10 @@ pub struct Access {
     /// Initiators that have to prove something else than the others.
     #[serde(default)]
     pub chap_initiators: Vec<InitiatorUser>,
+    /// NVMe hosts that have to prove who they are (DH-HMAC-CHAP), by name; the others come in by
+    /// theirs alone.
+    #[serde(default)]
+    pub dhchap_hosts: Vec<DhchapHost>,
 }
 
 #[cfg(test)]
@@ -213,6 +328,48 @@ mod tests {
         let own =
             r#"{"user":"u","secret":"0123456789ab","mutual":{"user":"v","secret":"ba9876543210"}}"#;
         assert!(chap(own).is_ok());
+    }
+
+    fn dhchap(json: &str) -> Result<HostDhchap, String> {
+        serde_json::from_str(json).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn secrets_of_hosts_never_print() {
+        let host = r#"{"host":"nqn.2014-08.org.nvmexpress:h","secrets":"#;
+        let given = dhchap(&format!(
+            r#"{host}{{"secret":"DHHC-1:00:hush:","controller_secret":"DHHC-1:00:hush2:"}}}}"#
+        ));
+        assert!(!format!("{:?}", given.unwrap()).contains("hush"));
+        let long = format!("hush{}", "x".repeat(252));
+        for bad in ["hush hush", "hush\\n", "hush\u{e4}", long.as_str()] {
+            let refused = dhchap(&format!(r#"{host}{{"secret":"{bad}"}}}}"#)).unwrap_err();
+            assert!(refused.contains("gen-dhchap-key") && !refused.contains("hush"), "{refused}");
+        }
+        let longest = "x".repeat(255);
+        assert!(dhchap(&format!(r#"{host}{{"secret":"{longest}"}}}}"#)).is_ok());
+        for none in ["null}", r#"null,"more":1}"#, r#"{"secret":""}}"#, r#"{}}"#] {
+            assert_eq!(dhchap(&format!("{host}{none}")).is_ok(), none == "null}", "{none}");
+        }
+        let without = dhchap(r#"{"host":"nqn.2014-08.org.nvmexpress:h"}"#).unwrap();
+        assert_eq!(without.secrets, None);
+    }
+
+    /// RFD 0020, 2: with one secret a proof could be reflected.
+    #[test]
+    fn a_host_and_its_controller_need_their_own_secrets() {
+        let both = |host, controller| {
+            let text = format!(r#"{{"secret":"{host}","controller_secret":"{controller}"}}"#);
+            serde_json::from_str::<Dhchap>(&text).map_err(|e| e.to_string())
+        };
+        assert!(both("DHHC-1:00:a:", "DHHC-1:00:b:").is_ok());
+        for same in ["DHHC-1:00:a:", "DHHC-1:00:a"] {
+            let refused = both("DHHC-1:00:a:", same).unwrap_err();
+            assert!(
+                refused.contains("different secrets") && !refused.contains("00:a"),
+                "{refused}"
+            );
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use crate::{
-    AddCopy, Chap, Cluster, ClusterToken, Code, CreateVolume, ForceCopy, Grow, Health,
+    AddCopy, Chap, Cluster, ClusterToken, Code, CreateVolume, ForceCopy, Grow, Health, HostDhchap,
     InitiatorChap, Initiators, JoinCluster, LeaveCluster, MapVolume, Protocols, RemoveCopy,
     ReplaceCopy, Reservations, SessionList, Status, SwitchTo, Verification, Verify, Volume,
     VolumeList, WhichNode,
@@ -231,6 +231,11 @@ endpoints! {
     /// Ask one iSCSI initiator of a volume for CHAP of its own.
     SetInitiatorChap PUT "/v1/volumes/{name}/chap/initiator" InitiatorChap => 200 Volume;
         "Asks one iSCSI initiator of a volume for a user and secret of its own, or no longer.";
+        refuses [Code::NotFound, Code::Conflict];
+
+    /// Ask one NVMe host of a volume for a proof.
+    SetHostDhchap PUT "/v1/volumes/{name}/dhchap" HostDhchap => 200 Volume;
+        "Asks one NVMe host of a volume to prove that it has a secret (DH-HMAC-CHAP), or for its name alone.";
         refuses [Code::NotFound, Code::Conflict];
 
     /// Who has reserved a volume?

@@ -21,7 +21,10 @@ mod size;
 mod status;
 mod volume;
 
-pub use access::{Access, Chap, ChapUser, InitiatorChap, InitiatorUser, MutualChap, Secret};
+pub use access::{
+    Access, Chap, ChapUser, Dhchap, DhchapHost, DhchapSecret, HostDhchap, InitiatorChap,
+    InitiatorUser, MutualChap, Secret,
+};
 pub use cluster::{
     Cluster, ClusterNode, ClusterStage, ClusterToken, JoinCluster, LeaveCluster, NodeRole,
     StoreMember, WhichNode,

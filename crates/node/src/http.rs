@@ -14,7 +14,7 @@ use api::endpoint::{
     DrainNode, Endpoint, ForceVolume, GetCluster, GetHealth, GetReservations, GetStatus, GetVolume,
     GrowVolume, InitCluster, ListSessions, ListVolumes, MapTarget, Nothing, Payload, PostJoin,
     PostLeave, PostToken, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, ResumeNode, SetChap,
-    SetInitiatorChap, SetProtocols, SwitchVolume, VerifyVolume,
+    SetHostDhchap, SetInitiatorChap, SetProtocols, SwitchVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -103,6 +103,9 @@ fn with_access(router: Router, c: &Control) -> Router {
         add::<ClearChap, _, _>(router, c, |c, a| async move { c.set_chap(a.name()?, None).await });
     let router = add::<SetInitiatorChap, _, _>(router, c, |c, a| async move {
         c.set_initiator_chap(a.name()?, a.body).await
+    });
+    let router = add::<SetHostDhchap, _, _>(router, c, |c, a| async move {
+        c.set_host_dhchap(a.name()?, a.body).await
     });
     let router =
         add::<GetReservations, _, _>(

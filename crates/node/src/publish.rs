@@ -9,8 +9,8 @@ use api::Initiator;
 use layers::mirror::record::Record;
 use peer::NodeId;
 use target::catalog::{
-    Absent, Admission, Away, Catalog, Chap, IscsiTarget, NodeIndex, Portals, ServingNode,
-    Subsystem, VolumeId,
+    Absent, Admission, Away, Catalog, Chap, HostSecrets, IscsiTarget, NodeIndex, Portals,
+    ServingNode, Subsystem, VolumeId,
 };
 use uuid::Uuid;
 
@@ -40,8 +40,8 @@ pub enum Here {
     Nowhere,
 }
 
-/// The catalog of these volumes. `ring` opens what initiators have to prove. A volume that is away keeps its place in it: what
-/// the catalog does not have is gone for good, and initiators are told so.
+/// The catalog of these volumes. `ring` opens what initiators and hosts have to prove. A volume that is away keeps its place in
+/// it: what the catalog does not have is gone for good, and initiators are told so.
 pub fn catalog<'a>(
     volumes: impl Iterator<Item = (&'a VolumeRecord, Here)>,
     ring: &Ring,
@@ -60,10 +60,10 @@ pub fn catalog<'a>(
     let (remote, here): (Vec<_>, Vec<_>) =
         volumes.into_iter().partition(|(_, here)| *here == Here::Nowhere);
     catalog.targets = targets(&here, &owners, ring);
-    catalog.subsystems = subsystems(&here, &owners);
+    catalog.subsystems = subsystems(&here, &owners, ring);
     // Nobody proves anything there: no secret is opened for it.
     catalog.remote.targets = targets(&remote, &owners, &Ring::default());
-    catalog.remote.subsystems = subsystems(&remote, &owners);
+    catalog.remote.subsystems = subsystems(&remote, &owners, &Ring::default());
     catalog
 }
 
@@ -140,6 +140,7 @@ fn targets(
 fn subsystems(
     volumes: &[(&VolumeRecord, Here)],
     owners: &Owners<'_>,
+    ring: &Ring,
 ) -> BTreeMap<String, Subsystem> {
     let mut subsystems = BTreeMap::new();
     for door in doors(volumes, |record| record.protocols.nvme) {
@@ -152,7 +153,7 @@ fn subsystems(
             let nsid = record.namespace();
             subsystem.namespaces.insert(nsid, volume_id(record.id));
             subsystem.away.extend(away.map(|_| (nsid, absent(record))));
-            admit_hosts(&mut subsystem, nsid, record, owner);
+            admit_hosts(&mut subsystem, record, owner, ring);
         }
         subsystems.insert(owner.nvme_subsystem.clone(), subsystem);
     }
@@ -271,25 +272,37 @@ fn absent(record: &VolumeRecord) -> Absent {
     Absent { block_size, blocks, thin: record.thin }
 }
 
-/// Lets the hosts of a volume in to its subsystem, and has nobody else see it. Where somebody has to prove
-/// who he is, nobody comes in unnamed: NVMe has no such proof (RFD 0008, 6). It is refused to ask for
-/// both, by two records that may have changed at once.
-fn admit_hosts(subsystem: &mut Subsystem, nsid: u32, record: &VolumeRecord, owner: &VolumeRecord) {
-    let guarded = record.has_chap() || owner.has_chap();
+/// How the owner of a subsystem lets a host in. If what it has to prove cannot be read, it proves nothing.
+fn admission(owner: &VolumeRecord, host: &str, ring: &Ring) -> Admission<HostSecrets> {
+    let Some((of, held)) = owner.host_proof(host) else { return Admission::ByName };
+    Admission::Proof(held.known(of, ring).unwrap_or(HostSecrets::Unknown))
+}
+
+/// Lets the hosts of a volume in to its subsystem, by the proof that the owner asks for, and has nobody else see it. Where
+/// somebody has to prove who he is, over whatever protocol, nobody comes in unnamed: he would do so by another name, or
+/// without CHAP (RFD 0008, 6; RFD 0020, 2). It is refused to ask for both, by two records that may have changed at once.
+fn admit_hosts(
+    subsystem: &mut Subsystem,
+    record: &VolumeRecord,
+    owner: &VolumeRecord,
+    ring: &Ring,
+) {
+    let guarded = record.guard().or(owner.guard()).is_some();
     let mut named = BTreeSet::new();
     for initiator in &record.allow {
         match initiator {
             Initiator::Any if guarded => {}
             Initiator::Any => subsystem.access.any = Some(Admission::ByName),
             Initiator::Nvme(name) => {
-                subsystem.access.named.insert(name.clone(), Admission::ByName);
+                let admission = admission(owner, name, ring);
+                subsystem.access.named.insert(name.clone(), admission);
                 named.insert(name.clone());
             }
             Initiator::Iscsi(_) => {}
         }
     }
     if guarded || !record.allow.contains(&Initiator::Any) {
-        subsystem.masks.insert(nsid, named);
+        subsystem.masks.insert(record.namespace(), named);
     }
 }
 
@@ -303,8 +316,8 @@ mod tests {
 
     use super::*;
     use crate::record::mapping::remap;
-    use crate::record::tests::{chap, place, record, ring};
-    use crate::record::{Of, Place, StoredChap};
+    use crate::record::tests::{HOST, SECRETS, chap, dhchap, dhchap_of, place, record, ring};
+    use crate::record::{Of, OfHost, Place, StoredChap, StoredDhchap};
 
     /// What somebody who is let in has to prove.
     fn asked<'a, P>(access: &'a Access<P>, who: &str) -> Option<&'a P> {
@@ -506,6 +519,82 @@ mod tests {
         let subsystem = &subsystems[&records[&a].nvme_subsystem];
         assert!(subsystem.access.any.is_none());
         assert_eq!(subsystem.masks[&6], names(two));
+    }
+
+    /// Has `record` ask its hosts for these secrets.
+    fn ask_hosts(record: &mut VolumeRecord, all: &[(&str, api::Dhchap)]) {
+        for (host, secrets) in all {
+            let of = OfHost { volume: record.id, host };
+            let sealed = StoredDhchap::seal(secrets, of, &ring(1)).unwrap();
+            record.hosts.insert((*host).to_owned(), sealed);
+        }
+    }
+
+    /// RFD 0020, 2: who has a secret has to prove it, the others come in by their names.
+    #[test]
+    fn a_host_proves_its_own_secret() {
+        let [one_way, by_name, bad] =
+            ["one-way", "by-name", "bad"].map(|h| format!("nqn.2026-01.com.example:{h}"));
+        let mut record = record("a");
+        record.allow = [HOST, &one_way, &by_name, &bad].map(|h| h.parse().unwrap()).into();
+        let secrets = [
+            (HOST, dhchap()),
+            (&*one_way, dhchap_of(SECRETS[1], None)),
+            (&*bad, dhchap_of("x", None)),
+        ];
+        ask_hosts(&mut record, &secrets);
+        ask_hosts(&mut record, &[("nqn.2026-01.com.example:not-allowed", dhchap())]);
+        let published =
+            |here, with: &Ring| catalog([(&record, here)].into_iter(), with, &[], &[], 1);
+        let here = published(Here::Open { core: 0 }, &ring(1)).subsystems;
+        let access = &here[&record.nvme_subsystem].access;
+        let secret = |text| nvme::auth::Secret::parse(text).unwrap();
+        let [first, second] = SECRETS.map(secret);
+        let known = |host, controller| HostSecrets::Known { host, controller };
+        assert_eq!(asked(access, HOST), Some(&known(first, Some(second.clone()))));
+        assert_eq!(asked(access, &one_way), Some(&known(second, None)));
+        assert_eq!(asked(access, &by_name), None);
+        assert_eq!(asked(access, &bad), Some(&HostSecrets::Unknown), "what is no secret");
+        assert!(access.admission("nqn.2026-01.com.example:not-allowed").is_none());
+        // Nobody knows what they have to prove: nobody comes in by his name in its place.
+        for (here, with) in [(Here::Open { core: 0 }, ring(2)), (Here::Nowhere, ring(1))] {
+            let catalog = published(here, &with);
+            let all = catalog.subsystems.values().chain(catalog.remote.subsystems.values());
+            let [subsystem] = all.collect::<Vec<_>>()[..] else { panic!("{catalog:?}") };
+            assert_eq!(asked(&subsystem.access, HOST), Some(&HostSecrets::Unknown));
+            assert_eq!(asked(&subsystem.access, &by_name), None);
+        }
+    }
+
+    /// RFD 0020, 2, and 4, attack 10: secrets are the subsystem's, those of its owner, and nobody comes in beside them.
+    #[test]
+    fn hosts_of_a_guest_prove_the_secrets_of_the_owner() {
+        let other = "nqn.2026-01.com.example:other";
+        let mut records: BTreeMap<_, _> =
+            ["a", "b"].map(record).into_iter().map(|r| (r.id, r)).collect();
+        let [a, b] = ["a", "b"].map(|name| record(name).id);
+        remap(&mut records, b, a, Some(5)).unwrap();
+        records.get_mut(&b).unwrap().allow =
+            ["any", HOST, other].map(|h| h.parse().unwrap()).into();
+        let made = |records: &BTreeMap<Uuid, VolumeRecord>| {
+            let here =
+                [(&records[&a], Here::Open { core: 0 }), (&records[&b], Here::Open { core: 0 })];
+            let all = catalog(here.into_iter(), &ring(1), &[], &[], 1).subsystems;
+            all[&records[&a].nvme_subsystem].clone()
+        };
+        assert!(made(&records).access.any.is_some());
+        let mut guarded = records.clone();
+        ask_hosts(guarded.get_mut(&a).unwrap(), &[(HOST, dhchap())]);
+        let subsystem = made(&guarded);
+        assert!(subsystem.access.any.is_none());
+        assert_eq!(subsystem.masks[&6], [HOST, other].map(str::to_owned).into());
+        assert!(matches!(asked(&subsystem.access, HOST), Some(HostSecrets::Known { .. })));
+        assert_eq!(asked(&subsystem.access, other), None);
+        // Its own are set at the moment in which it joins: they count for nothing, and let nobody in unnamed.
+        ask_hosts(records.get_mut(&b).unwrap(), &[(HOST, dhchap())]);
+        let subsystem = made(&records);
+        assert!(subsystem.access.any.is_none());
+        assert_eq!(asked(&subsystem.access, HOST), None);
     }
 
     /// RFD 0016, 6: its own goes before everybody's, also where anybody may come in.

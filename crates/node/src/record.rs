@@ -5,7 +5,9 @@
 //! Where the copies of a volume are, its [`Place`]s say (RFD 0012, 2.4).
 
 mod chap;
+pub mod dhchap;
 pub mod mapping;
+mod secrets;
 mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +18,9 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 pub use chap::{Of, StoredChap};
+pub use dhchap::{OfHost, StoredDhchap};
 pub use mapping::Mapping;
+pub use secrets::Method;
 
 use crate::meta::{Change, Entry, Expect, MetaError, Revision};
 
@@ -130,6 +134,8 @@ pub struct VolumeRecord {
     pub chap: Option<StoredChap>,
     /// What single ones of them must prove instead, by name.
     pub proofs: BTreeMap<String, StoredChap>,
+    /// What NVMe hosts must prove, by name; the others prove nothing.
+    pub hosts: BTreeMap<String, StoredDhchap>,
     /// When it was created, in seconds since the Unix epoch.
     pub created_s: u64,
 }
@@ -254,6 +260,7 @@ impl VolumeRecord {
 #[cfg(test)]
 pub(crate) mod tests {
     pub(crate) use super::chap::tests::{chap, ring};
+    pub(crate) use super::dhchap::tests::{HOST, SECRETS, dhchap, dhchap_of};
     use super::*;
 
     /// A copy that has been made.
@@ -286,6 +293,7 @@ pub(crate) mod tests {
             allow: BTreeSet::new(),
             chap: None,
             proofs: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             created_s: 1_700_000_000,
         }
     }
@@ -389,9 +397,38 @@ pub(crate) mod tests {
         assert_eq!((guarded.proofs.len(), guarded.has_chap()), (1, true));
         let text = serde_json::to_value(&guarded).unwrap();
         assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), guarded);
+        let hosts = r#""lun":3,"hosts":{"nqn.h":{"host":{"sealed":"x"},"controller":{"sealed":"y"}},
+            "nqn.i":{"host":{"sealed":"z"}}}"#;
+        let guarded: VolumeRecord =
+            serde_json::from_str(&golden.replace(r#""lun":3"#, hosts)).unwrap();
+        let mutual: Vec<_> = guarded.hosts.values().map(StoredDhchap::is_mutual).collect();
+        assert_eq!((mutual, guarded.has_chap()), (vec![true, false], false));
+        let text = serde_json::to_value(&guarded).unwrap();
+        assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), guarded);
         let plain = serde_json::to_value(record("v")).unwrap();
         serde_json::from_value::<Protocols>(plain["protocols"].clone()).unwrap();
         assert!(plain["protocols"].get("guests").is_none(), "a record without is as ever");
+    }
+
+    /// RFD 0020, 2: who does not know of secrets of hosts serves the volume nowhere rather than without the proof.
+    #[test]
+    fn older_versions_refuse_a_record_with_secrets_of_hosts() {
+        let mut guarded = record("v");
+        let of = OfHost { volume: guarded.id, host: HOST };
+        let sealed = StoredDhchap::seal(&dhchap(), of, &ring(1)).unwrap();
+        // These are what versions before this one knew of `protocols`.
+        let old = |record: &VolumeRecord| {
+            let text = serde_json::to_value(record).unwrap();
+            serde_json::from_value::<Protocols>(text["protocols"].clone()).is_ok()
+        };
+        assert!(old(&guarded));
+        guarded.hosts.insert(HOST.into(), sealed);
+        assert!(!old(&guarded));
+        let stored = decode(&entry(&guarded)).unwrap();
+        assert_eq!(stored.record, guarded);
+        let (of, held) = stored.record.host_proof(HOST).unwrap();
+        assert_eq!(held.open(of, &ring(1)), Ok(dhchap()));
+        assert!(stored.record.host_proof("nqn.2014-08.org.nvmexpress:uuid:2").is_none());
     }
 
     #[test]

@@ -9,11 +9,12 @@ use std::time::Duration;
 use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{
-    ApiError, Code, Grow, Initiators, JoinCluster, NodeRole, Protocols, Verdict, VolumeState,
+    ApiError, Code, DhchapHost, Grow, HostDhchap, Initiators, JoinCluster, NodeRole, Protocols,
+    Verdict, VolumeState,
 };
 use cluster::identity::ClusterSecret;
 use cluster::token::Token;
-use common::{ask, create, files, name, show, start};
+use common::{DHCHAP, ask, create, files, name, show, start};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -128,6 +129,93 @@ async fn secrets_go_in_and_never_come_out() {
     assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
     let cleared = client.call_on::<ClearChap>(&name("a"), &[], &Nothing).await.unwrap();
     assert_eq!(cleared.access.chap_user, None);
+    assert!(node.stop().await.clean);
+}
+
+async fn ask_host(client: &Client, volume: &str, ask: &str) -> Result<api::Volume, CallError> {
+    let ask: HostDhchap = serde_json::from_str(ask).unwrap();
+    client.call_on::<SetHostDhchap>(&name(volume), &[], &ask).await
+}
+
+/// RFD 0020, 2.
+#[tokio::test]
+async fn a_host_is_asked_for_a_secret() {
+    const HOSTS: [&str; 2] = ["nqn.2014-08.org.nvmexpress:uuid:b", "nqn.2014-08.org.nvmexpress:a"];
+    let [secret, back] = DHCHAP;
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create(&client, "a").await;
+    let [b, a] = HOSTS;
+    let both = format!(
+        r#"{{"host":"{b}","secrets":{{"secret":"{secret}","controller_secret":"{back}"}}}}"#
+    );
+    let one = format!(r#"{{"host":"{a}","secrets":{{"secret":"{back}"}}}}"#);
+    ask_host(&client, "a", &both).await.unwrap();
+    let shown = ask_host(&client, "a", &one).await.unwrap();
+    let host = |host: &str, mutual| DhchapHost { host: host.parse().unwrap(), mutual };
+    assert_eq!(shown.access.dhchap_hosts, [host(a, false), host(b, true)], "by name");
+    for path in ["/v1/volumes", "/v1/volumes/a", "/v1/status", "/v1/sessions", "/metrics"] {
+        assert!(!client.text(path).await.unwrap().contains("DHHC"), "{path}");
+    }
+    let refused = refusal(allow(&client, "a", &["any"]).await);
+    assert!(refused.message.contains("in without a proof"), "{refused}");
+    assert!(node.stop().await.clean);
+
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(show(&client, "a").await.unwrap().access, shown.access, "after a restart, too");
+    let shown = ask_host(&client, "a", &format!(r#"{{"host":"{b}"}}"#)).await.unwrap();
+    assert_eq!(shown.access.dhchap_hosts, [host(a, false)]);
+    let again = ask_host(&client, "a", &format!(r#"{{"host":"{b}","secrets":null}}"#)).await;
+    assert_eq!(again.unwrap().access, shown.access, "nothing to turn off is no fault");
+    ask_host(&client, "a", &format!(r#"{{"host":"{a}"}}"#)).await.unwrap();
+    allow(&client, "a", &["any"]).await.unwrap();
+    let refused = refusal(ask_host(&client, "a", &one).await);
+    assert!(refused.message.contains("in without a proof"), "{refused}");
+    let iscsi_only = Protocols { iscsi: true, nvme: false };
+    client.call_on::<SetProtocols>(&name("a"), &[], &iscsi_only).await.unwrap();
+    ask_host(&client, "a", &one).await.unwrap();
+    let nvme = client.call_on::<SetProtocols>(&name("a"), &[], &Protocols::default()).await;
+    assert!(refusal(nvme).message.contains("in without a proof"));
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn a_secret_that_is_none_is_refused_without_showing_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create(&client, "a").await;
+    let [good, other] = DHCHAP;
+    let mistyped = good.replace("oZ:", "oa:");
+    for (bad, why) in [
+        ("hush-hush", "has the form DHHC-1:hh:BASE64:"),
+        ("DHHC-1:04:hush:", "transformed by"),
+        ("DHHC-1:01:hush-hush:", "not Base64"),
+        ("DHHC-1:01:aHVzaA==:", "32, 48 or 64 bytes"),
+        (&*mistyped, "mistyped"),
+    ] {
+        let host =
+            format!(r#"{{"host":"nqn.2014-08.org.nvmexpress:h","secrets":{{"secret":"{bad}"}}}}"#);
+        let refused = refusal(ask_host(&client, "a", &host).await);
+        assert_eq!(refused.code, Code::InvalidRequest);
+        assert!(refused.message.starts_with("the secret of the host is no good"), "{refused}");
+        assert!(refused.message.contains(why) && !refused.message.contains(bad), "{refused}");
+        let controller = format!(
+            r#"{{"host":"nqn.2014-08.org.nvmexpress:h",
+                "secrets":{{"secret":"{other}","controller_secret":"{bad}"}}}}"#
+        );
+        let refused = refusal(ask_host(&client, "a", &controller).await);
+        let whose = "the secret of the controller is no good";
+        assert!(refused.message.starts_with(whose) && !refused.message.contains(bad), "{refused}");
+    }
+    for other in ["any", "iqn.2001-04.com.example:x"] {
+        let secret = format!(r#"{{"host":"{other}","secrets":{{"secret":"{good}"}}}}"#);
+        for ask in [secret, format!(r#"{{"host":"{other}"}}"#)] {
+            let refused = refusal(ask_host(&client, "a", &ask).await);
+            assert_eq!(refused.code, Code::InvalidRequest);
+            assert!(refused.message.contains("not the name of one NVMe host"), "{refused}");
+        }
+    }
+    assert!(show(&client, "a").await.unwrap().access.dhchap_hosts.is_empty());
     assert!(node.stop().await.clean);
 }
 
@@ -254,6 +342,28 @@ const BAD: &[(&str, &str, u16, &str, &str)] = &[
         400,
         "invalid_request",
         "12 to 255",
+    ),
+    (
+        "PUT /v1/volumes/a/dhchap",
+        r#"{"host":"nqn.2014-08.org.nvmexpress:h","secrets":{"secret":"a b"}}"#,
+        400,
+        "invalid_request",
+        "1 to 255",
+    ),
+    (
+        "PUT /v1/volumes/a/dhchap",
+        r#"{"host":"nqn.2014-08.org.nvmexpress:h","secrets":{"secret":"a:","controller_secret":"a"}}"#,
+        400,
+        "invalid_request",
+        "different secrets",
+    ),
+    ("PUT /v1/volumes/a/dhchap", r#"{"secrets":null}"#, 400, "invalid_request", "host"),
+    (
+        "PUT /v1/volumes/a/dhchap",
+        r#"{"host":"nqn.2014-08.org.nvmexpress:h"}"#,
+        404,
+        "not_found",
+        "no volume a",
     ),
     ("POST /v1/volumes/a/grow", r#"{"size_bytes":1048576}"#, 404, "not_found", "no volume a"),
 ];

@@ -91,6 +91,7 @@ fn volume(dir: &Path, nodes: &[NodeId]) -> VolumeRecord {
         allow: ["any".parse().unwrap()].into(),
         chap: None,
         proofs: BTreeMap::new(),
+        hosts: BTreeMap::new(),
         created_s: 0,
     }
 }

@@ -1,4 +1,4 @@
-//! CHAP secrets at rest (RFD 0016), seen from outside: what the disk holds, who gets in, and what is said when a key is lost.
+//! Secrets at rest (RFD 0016), seen from outside: what the disk holds, who gets in, and what is said when a key is lost.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
 
@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use api::client::Client;
 use api::endpoint::*;
-use api::{InitiatorChap, Severity, Verdict, VolumeState};
+use api::{HostDhchap, InitiatorChap, Severity, Verdict, VolumeState};
 use cluster::meta::embedded::Embedded;
 use cluster::meta::{Change, Expect, Meta};
-use common::{ask, create, name, show, start};
+use common::{DHCHAP, ask, create, name, show, start};
 use probe::iscsi::{Pdu, dial, login_request};
 use sha2::{Digest, Sha256};
 
@@ -332,5 +332,58 @@ async fn a_new_key_in_front_seals_everything_anew() {
     fs::write(key_file(dir.path()), format!("{}\n", "5a".repeat(32))).unwrap();
     let (node, client) = start(dir.path(), "").await;
     assert_eq!(proves(&client, "a", SECRET).await, IN, "the old key is not needed any more");
+    assert!(node.stop().await.clean);
+}
+
+/// RFD 0020, 2: secrets of hosts are sealed as those of CHAP are, by one ring.
+#[tokio::test]
+async fn secrets_of_hosts_are_sealed_as_all_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create(&client, "a").await;
+    let [secret, controller] = DHCHAP;
+    let set: HostDhchap = serde_json::from_str(&format!(
+        r#"{{"host":"nqn.2014-08.org.nvmexpress:h",
+            "secrets":{{"secret":"{secret}","controller_secret":"{controller}"}}}}"#
+    ))
+    .unwrap();
+    let set = async |client: &Client| {
+        client.call_on::<SetHostDhchap>(&name("a"), &[], &set).await.unwrap();
+    };
+    set(&client).await;
+    assert_eq!(critical(&client).await, []);
+    assert!(node.stop().await.clean);
+    let store = fs::read(dir.path().join("data/store.redb")).unwrap();
+    assert!(!store.windows(6).any(|w| w == b"DHHC-1"), "the store shows a secret");
+    let (store, before) = record(dir.path()).await;
+    drop(store);
+    let text = String::from_utf8(before.value.clone()).unwrap();
+    assert_eq!(text.matches(r#""sealed":"1."#).count(), 2, "{text}");
+
+    // Another key comes in front: it seals everything.
+    let old = fs::read_to_string(key_file(dir.path())).unwrap();
+    fs::write(key_file(dir.path()), format!("{}\n{old}", "5a".repeat(32))).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    // Its first round is at once; the gate of the volume is free when it is over.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    common_allow(&client).await;
+    assert!(node.stop().await.clean);
+    fs::write(key_file(dir.path()), format!("{}\n", "5a".repeat(32))).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(critical(&client).await, [], "the old key is not needed any more");
+    assert!(node.stop().await.clean);
+
+    fs::remove_file(key_file(dir.path())).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [(subject, found)] = &critical(&client).await[..] else { panic!("one finding") };
+    assert_eq!(subject, "volume a");
+    for part in
+        ["secrets of NVMe hosts", "data/secrets.key", "sealed by key", "windrose volume dhchap a"]
+    {
+        assert!(found.contains(part), "{part}: {found}");
+    }
+    assert_eq!(show(&client, "a").await.unwrap().state, VolumeState::Online);
+    set(&client).await;
+    assert_eq!(critical(&client).await, [], "set again, they are good");
     assert!(node.stop().await.clean);
 }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{ApiError, Code, MapVolume, Protocols, TargetUnit, Volume};
-use common::{ask, name, show, start};
+use common::{DHCHAP, ask, name, show, start};
 use probe::iscsi::{Refused, Session};
 
 const HOST: &str = "iqn.2026-01.com.example:host";
@@ -197,6 +197,51 @@ async fn an_initiator_sees_the_units_that_it_is_allowed_to() {
     let any = api::Initiators { initiators: vec!["any".parse().unwrap()] };
     let refused = client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap_err();
     assert!(refused.to_string().contains("CHAP guards iSCSI only"), "{refused}");
+    assert!(node.stop().await.clean);
+}
+
+/// RFD 0020, 2: secrets of hosts are the subsystem's, those of its owner.
+#[tokio::test]
+async fn secrets_of_hosts_are_those_of_the_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    for volume in ["a", "b", "c"] {
+        make(&client, volume).await;
+    }
+    map(&client, "b", Some("a"), Some(1)).await.unwrap();
+    let host = "nqn.2014-08.org.nvmexpress:h";
+    let ask = |secrets| -> api::HostDhchap {
+        let ask = serde_json::json!({ "host": host, "secrets": secrets });
+        serde_json::from_value(ask).unwrap()
+    };
+    let secret = ask(Some(serde_json::json!({ "secret": DHCHAP[0] })));
+    let set = async |volume| client.call_on::<SetHostDhchap>(&name(volume), &[], &secret).await;
+    let refused = set("b").await.unwrap_err().to_string();
+    assert!(refused.contains("stands behind the subsystem of volume a"), "{refused}");
+    client.call_on::<SetHostDhchap>(&name("b"), &[], &ask(None)).await.unwrap();
+
+    let any = api::Initiators { initiators: vec!["any".parse().unwrap()] };
+    client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap();
+    let refused = set("a").await.unwrap_err().to_string();
+    assert!(refused.contains("volume b: ") && refused.contains("without a proof"), "{refused}");
+    client.call_on::<DenyInitiators>(&name("b"), &[], &any).await.unwrap();
+    let guarded = set("a").await.unwrap().access.dhchap_hosts;
+    assert_eq!(guarded.len(), 1);
+    assert_eq!(show(&client, "b").await.unwrap().access.dhchap_hosts, guarded);
+    let refused = client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap_err();
+    assert!(refused.to_string().contains("without a proof"), "{refused}");
+
+    client.call_on::<AllowInitiators>(&name("c"), &[], &any).await.unwrap();
+    let refused = map(&client, "c", Some("a"), None).await.unwrap_err();
+    assert!(refused.message.contains("without a proof"), "{refused}");
+    client.call_on::<DenyInitiators>(&name("c"), &[], &any).await.unwrap();
+    set("c").await.unwrap();
+    let refused = map(&client, "c", Some("a"), None).await.unwrap_err();
+    assert!(refused.message.contains("asks NVMe hosts for secrets of its own"), "{refused}");
+    assert!(refused.hint.unwrap().contains("windrose volume dhchap c"));
+    client.call_on::<SetHostDhchap>(&name("c"), &[], &ask(None)).await.unwrap();
+    map(&client, "c", Some("a"), None).await.unwrap();
+    assert_eq!(show(&client, "c").await.unwrap().access.dhchap_hosts, guarded);
     assert!(node.stop().await.clean);
 }
 

@@ -1,13 +1,16 @@
 //! Changing volumes that exist.
 
-use api::{ApiError, Chap, Code, Initiator, InitiatorChap, Protocols, Volume, VolumeName};
+use api::{
+    ApiError, Chap, Code, HostDhchap, Initiator, InitiatorChap, Protocols, Volume, VolumeName,
+};
 use uuid::Uuid;
 
+use super::secrets::{sealed, sealed_of_host};
 use super::{Control, backing_error, store_error};
 use crate::reconcile::Observed;
-use crate::record::{Of, Stage, Stored, VolumeRecord};
+use crate::record::{Method, Of, OfHost, Stage, Stored, VolumeRecord, dhchap};
 
-/// Most initiators that a volume may be allowed to.
+/// Most initiators that a volume may be allowed to, and that may have secrets of their own.
 const MAX_INITIATORS: usize = 1024;
 
 impl Control {
@@ -123,10 +126,10 @@ impl Control {
         let (control, ring) = (self.clone(), self.sealing_keys().await?);
         self.edit(name, move |record| {
             if record.owner() != record.id {
-                return Err(control.no_chap_of_its_own(record));
+                return Err(control.no_secrets_of_its_own(record, Method::Chap));
             }
             let held = (record.id.into(), record.chap.as_ref());
-            record.chap = Some(control.sealed(&chap, held, &ring)?);
+            record.chap = Some(sealed(&chap, held, &ring)?);
             Ok(())
         })
         .await
@@ -158,7 +161,7 @@ impl Control {
                 return Ok(());
             };
             if record.owner() != record.id {
-                return Err(control.no_chap_of_its_own(record));
+                return Err(control.no_secrets_of_its_own(record, Method::Chap));
             }
             if record.proofs.len() >= MAX_INITIATORS && !record.proofs.contains_key(&initiator) {
                 let message =
@@ -166,8 +169,49 @@ impl Control {
                 return Err(ApiError::new(Code::InvalidRequest, message));
             }
             let of = Of { volume: record.id, initiator: Some(&initiator) };
-            let sealed = control.sealed(chap, (of, record.proofs.get(&initiator)), ring)?;
+            let sealed = sealed(chap, (of, record.proofs.get(&initiator)), ring)?;
             record.proofs.insert(initiator, sealed);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Asks one NVMe host to prove that it has a secret, or for its name alone (RFD 0020, 2).
+    ///
+    /// # Errors
+    /// [`Code::NotFound`], [`Code::Conflict`], [`Code::InvalidRequest`].
+    pub async fn set_host_dhchap(
+        &self,
+        name: VolumeName,
+        ask: HostDhchap,
+    ) -> Result<Volume, ApiError> {
+        let HostDhchap { host, secrets } = ask;
+        let Initiator::Nvme(host) = host else {
+            let message = format!("{host} is not the name of one NVMe host");
+            return Err(ApiError::new(Code::InvalidRequest, message)
+                .hint("DH-HMAC-CHAP guards NVMe only; give the host's NQN"));
+        };
+        let Some(secrets) = secrets else {
+            return self
+                .edit(name, move |record| {
+                    record.hosts.remove(&host);
+                    Ok(())
+                })
+                .await;
+        };
+        dhchap::parse(&secrets).map_err(|why| {
+            ApiError::new(Code::InvalidRequest, why.to_string())
+                .hint("`nvme gen-dhchap-key` makes secrets; give its answer as it is")
+        })?;
+        let (control, ring) = (self.clone(), self.sealing_keys().await?);
+        self.edit(name, move |record| {
+            if record.owner() != record.id {
+                return Err(control.no_secrets_of_its_own(record, Method::Dhchap));
+            }
+            check_room(record, &host)?;
+            let of = OfHost { volume: record.id, host: &host };
+            let sealed = sealed_of_host(&secrets, (of, record.hosts.get(&host)), &ring)?;
+            record.hosts.insert(host, sealed);
             Ok(())
         })
         .await
@@ -203,19 +247,24 @@ impl Control {
         let of = |id: &Uuid| self.0.state.get(*id).map(|(stored, _)| stored.record);
         if record.owner() != record.id {
             // What nobody here knows may ask for it.
-            return check_access(record, of(&record.owner()).is_none_or(|r| r.has_chap()));
+            let guard = of(&record.owner()).map_or(Some(Method::Chap), |owner| owner.guard());
+            return check_access(record, guard);
         }
-        let guarded = record.has_chap();
-        check_access(record, guarded)?;
+        let guard = record.guard();
+        check_access(record, guard)?;
         let mut guests = record.mapping.guests.values().filter_map(of);
-        guests.try_for_each(|guest| check_access(&guest, guarded))
+        guests.try_for_each(|guest| check_access(&guest, guard))
     }
 
-    fn no_chap_of_its_own(&self, record: &VolumeRecord) -> ApiError {
+    fn no_secrets_of_its_own(&self, record: &VolumeRecord, method: Method) -> ApiError {
         let (name, owner) = (&record.name, self.name_of(record.owner()));
-        let message = format!("volume {name} stands behind the target of volume {owner}");
+        let (door, whose, command) = match method {
+            Method::Chap => ("target", "that one's CHAP is", "chap"),
+            Method::Dhchap => ("subsystem", "that one's secrets are", "dhchap"),
+        };
+        let message = format!("volume {name} stands behind the {door} of volume {owner}");
         ApiError::new(Code::Conflict, message)
-            .hint(format!("that one's CHAP is asked for: `windrose volume chap {owner} …`"))
+            .hint(format!("{whose} asked for: `windrose volume {command} {owner} …`"))
     }
 
     /// The record of a volume that is neither being created nor deleted.
@@ -233,43 +282,98 @@ impl Control {
     }
 }
 
-/// Checks that the rules of access of a volume, which CHAP guards or not, say what they seem to say.
-pub(super) fn check_access(record: &VolumeRecord, guarded: bool) -> Result<(), ApiError> {
+/// Checks that a volume may have secrets of a host.
+fn check_room(record: &VolumeRecord, host: &str) -> Result<(), ApiError> {
+    if record.hosts.len() >= MAX_INITIATORS && !record.hosts.contains_key(host) {
+        let message = format!("volume {} has secrets of {MAX_INITIATORS} hosts", record.name);
+        return Err(ApiError::new(Code::InvalidRequest, message));
+    }
+    Ok(())
+}
+
+/// Checks that the rules of access of a volume say what they seem to say, where its target's owner asks for this.
+pub(super) fn check_access(record: &VolumeRecord, guard: Option<Method>) -> Result<(), ApiError> {
     if record.allow.len() > MAX_INITIATORS {
         let message =
             format!("volume {} allows more than {MAX_INITIATORS} initiators", record.name);
         return Err(ApiError::new(Code::InvalidRequest, message));
     }
-    let any = record.allow.contains(&Initiator::Any);
-    if any && guarded && record.protocols.nvme {
-        let message = format!(
-            "volume {}: CHAP guards iSCSI only, and 'any' would let every NVMe host in",
-            record.name
-        );
-        return Err(ApiError::new(Code::InvalidRequest, message)
-            .hint("export it by iSCSI only, or allow the NVMe hosts by name"));
+    let Some(method) = guard else { return Ok(()) };
+    if !record.allow.contains(&Initiator::Any) || !record.protocols.nvme {
+        return Ok(());
     }
-    Ok(())
+    let why = match method {
+        Method::Chap => "CHAP guards iSCSI only, and 'any' would let every NVMe host in",
+        // Who is asked for a proof would come by another name.
+        Method::Dhchap => {
+            "NVMe hosts have to prove who they are, and 'any' would let every other one in without a proof"
+        }
+    };
+    let message = format!("volume {}: {why}", record.name);
+    Err(ApiError::new(Code::InvalidRequest, message)
+        .hint("export it by iSCSI only, or allow the NVMe hosts by name"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::record;
+    use crate::record::StoredDhchap;
+    use crate::record::tests::{HOST, dhchap, record, ring};
+
+    fn check(record: &VolumeRecord) -> Result<(), ApiError> {
+        check_access(record, record.guard())
+    }
 
     #[test]
     fn chap_with_any_is_refused_where_nvme_would_be_open() {
         let chap = r#"{"user":"u","secret":"0123456789ab"}"#;
         let mut record = record("v");
         record.chap = Some(serde_json::from_str(chap).unwrap());
-        check_access(&record, record.chap.is_some()).unwrap();
+        check(&record).unwrap();
         record.allow.insert(Initiator::Any);
-        let refused = check_access(&record, record.chap.is_some()).unwrap_err();
+        let refused = check(&record).unwrap_err();
         assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
         record.protocols.nvme = false;
-        check_access(&record, record.chap.is_some()).unwrap();
+        check(&record).unwrap();
         record.protocols.nvme = true;
         record.chap = None;
-        check_access(&record, record.chap.is_some()).unwrap();
+        check(&record).unwrap();
+    }
+
+    /// RFD 0020, 2.
+    #[test]
+    fn any_beside_secrets_of_hosts_is_refused_where_nvme_would_be_open() {
+        let mut record = record("v");
+        let of = OfHost { volume: record.id, host: HOST };
+        let sealed = StoredDhchap::seal(&dhchap(), of, &ring(1)).unwrap();
+        record.hosts.insert(HOST.to_owned(), sealed);
+        check(&record).unwrap();
+        record.allow.insert(Initiator::Any);
+        let refused = check(&record).unwrap_err();
+        assert!(refused.message.contains("every other one in without a proof"), "{refused}");
+        record.protocols.nvme = false;
+        check(&record).unwrap();
+        record.protocols.nvme = true;
+        let chap = r#"{"user":"u","secret":"0123456789ab"}"#;
+        record.chap = Some(serde_json::from_str(chap).unwrap());
+        let refused = check(&record).unwrap_err();
+        assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
+        (record.chap, record.hosts) = (None, [].into());
+        check(&record).unwrap();
+    }
+
+    #[test]
+    fn secrets_of_hosts_are_bounded() {
+        let mut record = record("v");
+        let of = OfHost { volume: record.id, host: HOST };
+        let sealed = StoredDhchap::seal(&dhchap(), of, &ring(1)).unwrap();
+        record.hosts.insert(HOST.to_owned(), sealed.clone());
+        for i in 2..=MAX_INITIATORS {
+            check_room(&record, &format!("nqn.{i}")).unwrap();
+            record.hosts.insert(format!("nqn.{i}"), sealed.clone());
+        }
+        check_room(&record, HOST).expect("it has some already");
+        let refused = check_room(&record, "nqn.x").unwrap_err();
+        assert!(refused.message.contains("has secrets of 1024 hosts"), "{refused}");
     }
 }

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::change::check_access;
 use super::copies::MAX_COPIES;
+use super::secrets::sealed;
 use super::{Control, backing_error, store_error};
 use crate::engine::Scope;
 use crate::meta::MetaError;
@@ -52,7 +53,7 @@ impl Control {
                 .hint("raise limits.volumes in the configuration, or delete volumes"));
         }
         let record = self.new_record(&ask).await?;
-        check_access(&record, record.has_chap())?;
+        check_access(&record, record.guard())?;
         self.check_backing_unused(&record)?;
         let committed = self.0.meta.commit(record.insert()).await;
         match committed {
@@ -173,9 +174,7 @@ impl Control {
         let mut places = nodes.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
         places.sort_by_key(|p| p.node);
         let chap = match &ask.chap {
-            Some(chap) => {
-                Some(self.sealed(chap, (id.into(), None), &self.sealing_keys().await?)?)
-            }
+            Some(chap) => Some(sealed(chap, (id.into(), None), &self.sealing_keys().await?)?),
             None => None,
         };
         Ok(VolumeRecord {
@@ -195,6 +194,7 @@ impl Control {
             allow: ask.allow.iter().cloned().collect(),
             chap,
             proofs: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             created_s: now_s(),
         })
     }

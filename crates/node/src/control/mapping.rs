@@ -109,7 +109,7 @@ impl Control {
         Ok((records, revisions))
     }
 
-    /// A volume behind a guarded target is as guarded as that (RFD 0008, 6).
+    /// A volume behind a guarded target is as guarded as that (RFD 0008, 6; RFD 0020, 2).
     fn check_guards(
         &self,
         after: &BTreeMap<Uuid, VolumeRecord>,
@@ -117,7 +117,7 @@ impl Control {
         owner: Uuid,
     ) -> Result<(), ApiError> {
         match (after.get(&id), after.get(&owner)) {
-            (Some(volume), Some(owner)) => check_access(volume, owner.has_chap()),
+            (Some(volume), Some(owner)) => check_access(volume, owner.guard()),
             _ => Ok(()),
         }
     }
@@ -144,6 +144,13 @@ impl Control {
                 ApiError::new(Code::Conflict, message).hint(format!(
                     "a target has the CHAP of the volume that it belongs to; turn this one off first \
                      (`windrose volume chap {name} --off`)"
+                ))
+            }
+            NotMapped::HasHostSecrets => {
+                let message = format!("volume {name} asks NVMe hosts for secrets of its own");
+                ApiError::new(Code::Conflict, message).hint(format!(
+                    "a subsystem has the secrets of the volume that it belongs to; turn those of this one off \
+                     first (`windrose volume dhchap {name} --host NQN --off`)"
                 ))
             }
             NotMapped::Taken(by) => {

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{Control, RETRY};
 use crate::data_dir;
 use crate::meta::{Change, Expect, Meta, MetaError};
-use crate::record::{Of, Stored, StoredChap, VolumeRecord};
+use crate::record::{Method, Of, OfHost, Stored, StoredChap, StoredDhchap, VolumeRecord};
 
 /// Why there are no keys.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +33,17 @@ pub enum SecretsError {
     /// The work was not done.
     #[error("the work was given up")]
     GivenUp,
+}
+
+/// Secrets of a volume that cannot be read.
+#[derive(Clone, Debug)]
+pub struct Locked {
+    /// The volume.
+    pub volume: VolumeName,
+    /// What they prove by.
+    pub method: Method,
+    /// Why not.
+    pub why: String,
 }
 
 /// Where keys are kept.
@@ -103,7 +114,7 @@ impl Vault {
         let now = read.as_ref().err().map(ToString::to_string);
         let before = std::mem::replace(&mut *lock(&self.trouble), now.clone());
         if let Some(error) = now.filter(|now| before.as_ref() != Some(now)) {
-            tracing::error!(error, "the keys of CHAP secrets cannot be read");
+            tracing::error!(error, "the keys of secrets cannot be read");
         }
         let ring = read?;
         lock(&self.known).clone_from(&ring);
@@ -150,18 +161,26 @@ impl Vault {
         if ring.is_empty() { Err(SecretsError::GivenUp) } else { Ok(ring) }
     }
 
-    /// Why the CHAP secrets of a volume cannot be read; `None` if they can, or if there are none.
-    fn obstacle(&self, record: &VolumeRecord) -> Option<String> {
-        let ring = self.known();
-        let why = record.all_proofs().find_map(|(of, held)| held.open(of, &ring).err())?;
-        let mut text = format!("its CHAP secrets cannot be read: {why}");
+    /// What secrets of a volume cannot be read, and why not.
+    fn obstacles(&self, record: &VolumeRecord) -> Vec<Locked> {
+        let found = record.cannot_open(&self.known()).into_iter();
+        let locked = |(method, why)| {
+            let (volume, why) = (record.name.clone(), self.obstacle(why));
+            Locked { volume, method, why }
+        };
+        found.map(locked).collect()
+    }
+
+    /// An obstacle, for people.
+    fn obstacle(&self, why: CannotOpen) -> String {
+        let mut text = why.to_string();
         if let CannotOpen::NoKey(_) = why {
             text.push_str(&format!(", which is not in {}", self.place()));
         }
         if let Some(trouble) = &*lock(&self.trouble) {
             text.push_str(&format!(" ({trouble})"));
         }
-        Some(text)
+        text
     }
 }
 
@@ -203,23 +222,41 @@ pub(super) fn api_error(error: &SecretsError) -> ApiError {
     }
 }
 
-impl Control {
-    /// CHAP of a volume as it goes into a record: as it is there already, if it says the same.
-    pub(super) fn sealed(
-        &self,
-        chap: &api::Chap,
-        (of, held): (Of<'_>, Option<&StoredChap>),
-        ring: &Ring,
-    ) -> Result<StoredChap, ApiError> {
-        match held {
-            Some(held) if held.is_sealed_by(ring) && held.open(of, ring).as_ref() == Ok(chap) => {
-                Ok(held.clone())
-            }
-            _ => StoredChap::seal(chap, of, ring)
-                .map_err(|error| api_error(&SecretsError::Random(error))),
-        }
+/// What goes into a record: as it is there already, if that `is_good`.
+fn kept<S: Clone>(
+    held: Option<&S>,
+    is_good: impl FnOnce(&S) -> bool,
+    seal: impl FnOnce() -> Result<S, NoRandom>,
+) -> Result<S, ApiError> {
+    match held {
+        Some(held) if is_good(held) => Ok(held.clone()),
+        _ => seal().map_err(|error| api_error(&SecretsError::Random(error))),
     }
+}
 
+/// CHAP of a volume as it goes into a record: as it is there already, if it says the same.
+pub(super) fn sealed(
+    chap: &api::Chap,
+    (of, held): (Of<'_>, Option<&StoredChap>),
+    ring: &Ring,
+) -> Result<StoredChap, ApiError> {
+    let is_good =
+        |held: &StoredChap| held.is_sealed_by(ring) && held.open(of, ring).as_ref() == Ok(chap);
+    kept(held, is_good, || StoredChap::seal(chap, of, ring))
+}
+
+/// The same of secrets of a host.
+pub(super) fn sealed_of_host(
+    dhchap: &api::Dhchap,
+    (of, held): (OfHost<'_>, Option<&StoredDhchap>),
+    ring: &Ring,
+) -> Result<StoredDhchap, ApiError> {
+    let is_good =
+        |held: &StoredDhchap| held.is_sealed_by(ring) && held.open(of, ring).as_ref() == Ok(dhchap);
+    kept(held, is_good, || StoredDhchap::seal(dhchap, of, ring))
+}
+
+impl Control {
     /// Keys to seal by.
     pub(super) async fn sealing_keys(&self) -> Result<Ring, ApiError> {
         self.0.vault.sealing(&*self.0.meta).await.map_err(|e| api_error(&e))
@@ -231,22 +268,19 @@ impl Control {
         records: impl Iterator<Item = &'a VolumeRecord>,
     ) -> Ring {
         let ring = self.0.vault.known();
-        let lacks =
-            |record: &VolumeRecord| record.all_proofs().any(|(_, held)| held.lacks_key(&ring));
-        if { records }.any(lacks) {
+        if { records }.any(|record| record.lacks_key(&ring)) {
             // What is wrong with them, if anything, is in the log and in the status.
             let _ = self.0.vault.read(&*self.0.meta).await;
         }
         self.0.vault.known()
     }
 
-    /// The volumes whose CHAP secrets cannot be read, and why not.
-    pub(super) async fn locked(&self) -> Vec<(VolumeName, String)> {
+    /// The secrets that cannot be read, and why not.
+    pub(super) async fn locked(&self) -> Vec<Locked> {
         let all = self.0.state.all();
         // A volume may have been created elsewhere by a key that is newer than what is known.
         self.keys_for(all.iter().map(|(stored, _)| &stored.record)).await;
-        let records = all.iter().map(|(stored, _)| &stored.record);
-        records.filter_map(|r| Some((r.name.clone(), self.0.vault.obstacle(r)?))).collect()
+        all.iter().flat_map(|(stored, _)| self.0.vault.obstacles(&stored.record)).collect()
     }
 
     /// Seals what older versions have left as it is, and what an older key has sealed, for as long as the node serves.
@@ -261,17 +295,12 @@ impl Control {
 
     async fn seal_all(&self) -> Result<(), SecretsError> {
         let all = self.0.state.all();
-        if all.iter().all(|(s, _)| !s.record.has_chap()) {
+        if all.iter().all(|(s, _)| s.record.guard().is_none()) {
             return Ok(());
         }
         let ring = self.0.vault.read(&*self.0.meta).await?;
         // What cannot be read is for status to tell, and no reason to make a key.
-        let stale = |(s, _): &(Stored, _)| {
-            let mut all = s.record.all_proofs();
-            let stale =
-                all.any(|(of, held)| !held.is_sealed_by(&ring) && held.open(of, &ring).is_ok());
-            stale.then_some(s.record.id)
-        };
+        let stale = |(s, _): &(Stored, _)| s.record.wants_sealing(&ring).then_some(s.record.id);
         let stale: Vec<_> = all.iter().filter_map(stale).collect();
         if stale.is_empty() {
             return Ok(());
@@ -289,16 +318,12 @@ impl Control {
         let _held = gate.lock().await;
         let Some(Stored { mut record, revision }) = self.stored(id).await? else { return Ok(()) };
         let before = record.clone();
-        for (of, held) in record.all_proofs_mut().filter(|(_, held)| !held.is_sealed_by(ring)) {
-            if let Ok(clear) = held.open(of, ring) {
-                *held = StoredChap::seal(&clear, of, ring)?;
-            }
-        }
+        record.seal(ring)?;
         if record == before {
             return Ok(());
         }
         match self.0.meta.commit(record.replace(revision)).await {
-            Ok(_) => tracing::info!(volume = %record.name, "its CHAP secrets are sealed now"),
+            Ok(_) => tracing::info!(volume = %record.name, "its secrets are sealed now"),
             // Another node was faster.
             Err(MetaError::Changed { .. }) => {}
             Err(error) => return Err(error.into()),
@@ -312,10 +337,11 @@ impl Control {
 mod tests {
     use ::cluster::identity::{NodeIndex, Role, Stage};
     use ::cluster::meta::model::{Fate, Model};
+    use api::Dhchap;
     use peer::NodeId;
 
     use super::*;
-    use crate::record::tests::{chap, record};
+    use crate::record::tests::{HOST, chap, dhchap, record};
 
     fn store(model: &Model) -> impl Meta + use<> {
         model.client(std::time::Duration::from_secs(1), Box::new(|_| Fate::WELL))
@@ -387,7 +413,31 @@ mod tests {
         let mut locked = record("a");
         let other = Ring::new(vec![Key::new([9; 32])]).unwrap();
         locked.chap = Some(StoredChap::seal(&chap(), locked.id, &other).unwrap());
-        let why = alone.obstacle(&locked).unwrap();
-        assert!(why.contains("secrets.key") && why.contains("sealed by key"), "{why}");
+        let of = OfHost { volume: locked.id, host: HOST };
+        let sealed = StoredDhchap::seal(&dhchap(), of, &other).unwrap();
+        locked.hosts.insert(HOST.into(), sealed);
+        let found = alone.obstacles(&locked);
+        let methods: Vec<_> = found.iter().map(|locked| locked.method).collect();
+        assert_eq!(methods, [Method::Chap, Method::Dhchap]);
+        for Locked { why, .. } in found {
+            assert!(why.contains("secrets.key") && why.contains("sealed by key"), "{why}");
+        }
+    }
+
+    #[test]
+    fn what_is_there_already_is_not_sealed_anew() {
+        let (ring, volume) = (Ring::new(vec![Key::new([9; 32])]).unwrap(), record("a").id);
+        let of = OfHost { volume, host: HOST };
+        let first = sealed_of_host(&dhchap(), (of, None), &ring).unwrap();
+        assert_eq!(sealed_of_host(&dhchap(), (of, Some(&first)), &ring).unwrap(), first);
+        let newer = Ring::new(vec![Key::new([8; 32]), Key::new([9; 32])]).unwrap();
+        assert_ne!(sealed_of_host(&dhchap(), (of, Some(&first)), &newer).unwrap(), first);
+        let other = Dhchap::new(dhchap().secret, None).unwrap();
+        let second = sealed_of_host(&other, (of, Some(&first)), &ring).unwrap();
+        assert_eq!(second.open(of, &ring), Ok(other));
+        let of = Of::from(volume);
+        let first = sealed(&chap(), (of, None), &ring).unwrap();
+        assert_eq!(sealed(&chap(), (of, Some(&first)), &ring).unwrap(), first);
+        assert_ne!(sealed(&chap(), (of, Some(&first)), &newer).unwrap(), first);
     }
 }

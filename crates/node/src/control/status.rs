@@ -4,11 +4,12 @@ use api::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Size, Status, Verdict, VolumeCounts,
 };
 
+use super::secrets::Locked;
 use super::view::sessions;
 use super::{Control, FileSystem, Space, Together, space};
 use crate::engine::{CoreReport, Scope};
 use crate::reconcile::Observed;
-use crate::record::{Stage, Stored};
+use crate::record::{Method, Stage, Stored};
 
 /// What the status is made of.
 #[derive(Debug)]
@@ -23,8 +24,8 @@ pub struct Facts {
     pub volumes: Vec<(Stored, Observed)>,
     /// Records of the store that cannot be read, as errors tell of them.
     pub damaged: Vec<String>,
-    /// Volumes whose CHAP secrets cannot be read, and why not.
-    pub locked: Vec<(api::VolumeName, String)>,
+    /// Secrets that cannot be read, and why not.
+    pub locked: Vec<Locked>,
     /// What its cores do.
     pub cores: Vec<CoreReport>,
     /// The space that volumes take and have.
@@ -171,12 +172,27 @@ fn volume_findings(facts: &Facts, findings: &mut Vec<Finding>) {
 
 /// Volumes whose initiators cannot prove who they are, because nobody knows what they have to prove.
 fn secret_findings(facts: &Facts, findings: &mut Vec<Finding>) {
-    for (name, why) in &facts.locked {
-        let message = format!("{why}; no iSCSI initiator can log in to it");
-        let hint = format!(
-            "restore the keys, or set CHAP again: windrose volume chap {name} USER:SECRET-FILE"
-        );
-        let subject = format!("volume {name}");
+    for Locked { volume, method, why } in &facts.locked {
+        let (message, hint) = match method {
+            Method::Chap => (
+                format!(
+                    "its CHAP secrets cannot be read: {why}; no iSCSI initiator can log in to it"
+                ),
+                format!(
+                    "restore the keys, or set CHAP again: windrose volume chap {volume} USER:SECRET-FILE"
+                ),
+            ),
+            Method::Dhchap => (
+                format!(
+                    "its secrets of NVMe hosts cannot be read: {why}; no host that has one can connect to it"
+                ),
+                format!(
+                    "restore the keys, or set the secrets again: windrose volume dhchap {volume} --host NQN \
+                     --secret FILE"
+                ),
+            ),
+        };
+        let subject = format!("volume {volume}");
         findings.push(finding(Severity::Critical, subject, message, Some(&hint)));
     }
 }

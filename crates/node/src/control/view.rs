@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
 use api::{
-    Access, ApiError, Code, CopyState, Initiator, InitiatorUser, IscsiExport, NvmeExport, Protocol,
-    Session, SessionList, TargetUnit, Volume, VolumeCopy, VolumeIo, VolumeList, VolumeName,
-    VolumeState,
+    Access, ApiError, Code, CopyState, DhchapHost, Initiator, InitiatorUser, IscsiExport,
+    NvmeExport, Protocol, Session, SessionList, TargetUnit, Volume, VolumeCopy, VolumeIo,
+    VolumeList, VolumeName, VolumeState,
 };
 use cluster::nodes::NodePortals;
 use target::server::Service;
@@ -16,7 +16,7 @@ use volume::Kind;
 use super::{Control, Together, space};
 use crate::engine::{CoreReport, Scope, VolumeReport};
 use crate::reconcile::Observed;
-use crate::record::{Place, PlaceStage, Stage, Stored, StoredChap, VolumeRecord};
+use crate::record::{Place, PlaceStage, Stage, Stored, StoredChap, StoredDhchap, VolumeRecord};
 
 impl Control {
     /// All volumes, by name.
@@ -78,6 +78,7 @@ impl Control {
                 chap_user: chap.map(|c| c.user().clone()),
                 chap_mutual_user: chap.and_then(|c| c.mutual_user().cloned()),
                 chap_initiators: chap_initiators(guard),
+                dhchap_hosts: dhchap_hosts(guard),
             },
             iscsi: record.protocols.iscsi.then(|| IscsiExport {
                 target: record.target().to_owned(),
@@ -237,6 +238,15 @@ fn chap_initiators(record: &VolumeRecord) -> Vec<InitiatorUser> {
         mutual_user: held.mutual_user().cloned(),
     };
     record.proofs.iter().map(user).collect()
+}
+
+/// Which hosts have to prove who they are.
+fn dhchap_hosts(record: &VolumeRecord) -> Vec<DhchapHost> {
+    let host = |(host, held): (&String, &StoredDhchap)| DhchapHost {
+        host: Initiator::Nvme(host.clone()),
+        mutual: held.is_mutual(),
+    };
+    record.hosts.iter().map(host).collect()
 }
 
 /// Whether a volume is a unit of sessions of `initiator`. Those of iSCSI outlive that (RFD 0017, 2).

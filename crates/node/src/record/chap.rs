@@ -1,27 +1,19 @@
 //! What a record holds of CHAP: names as they are, secrets sealed (RFD 0016). Records of older versions hold secrets as they
 //! are; they are read, and written sealed when they are next written.
 
-use ::cluster::vault::{CannotOpen, NoRandom, Place, Ring, Sealed, Whose};
+use ::cluster::vault::{CannotOpen, NoRandom, Place, Ring, Whose};
 use api::{Chap, ChapUser, MutualChap, Secret};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::VolumeRecord;
-
-/// A secret as a record has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Held {
-    /// As it is: an older version wrote it.
-    Clear(Secret),
-    /// Sealed. What is damaged in it shows when it is opened: the rest of the record is good.
-    Sealed(String),
-}
+use super::secrets::Held;
 
 /// A name and the secret that proves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Credentials {
     user: ChapUser,
-    held: Held,
+    held: Held<Secret>,
 }
 
 /// What iSCSI initiators of a volume must prove, and what it proves to them.
@@ -65,34 +57,12 @@ impl Credentials {
     ) -> Result<Self, NoRandom> {
         let (of, whose, ring) = to;
         let place = Place { volume: of.volume, whose, user: &of.user(user) };
-        let held = match ring.seal(place, secret.expose().as_bytes())? {
-            Some(sealed) => Held::Sealed(sealed.to_text()),
-            None => Held::Clear(secret.clone()),
-        };
-        Ok(Self { user: user.clone(), held })
+        Ok(Self { user: user.clone(), held: Held::seal(secret, place, ring)? })
     }
 
     fn open(&self, of: Of<'_>, whose: Whose, ring: &Ring) -> Result<Secret, CannotOpen> {
-        match &self.held {
-            Held::Clear(secret) => Ok(secret.clone()),
-            Held::Sealed(text) => {
-                let place = Place { volume: of.volume, whose, user: &of.user(&self.user) };
-                let bytes = ring.open(place, &Sealed::parse(text)?)?;
-                let text = String::from_utf8(bytes).map_err(|_| CannotOpen::Wrong)?;
-                Secret::try_from(text).map_err(|_| CannotOpen::Wrong)
-            }
-        }
-    }
-
-    /// Whether it is as `ring` would seal it now.
-    fn is_sealed_by(&self, ring: &Ring) -> bool {
-        match &self.held {
-            Held::Clear(_) => false,
-            // What cannot be read is left alone.
-            Held::Sealed(text) => {
-                Sealed::parse(text).map_or(true, |sealed| Some(sealed.key) == ring.seals_by())
-            }
-        }
+        let place = Place { volume: of.volume, whose, user: &of.user(&self.user) };
+        self.held.open(place, ring)
     }
 }
 
@@ -130,16 +100,13 @@ impl StoredChap {
     /// Whether all of it is as `ring` would seal it now, or cannot be read.
     #[must_use]
     pub fn is_sealed_by(&self, ring: &Ring) -> bool {
-        self.credentials().all(|c| c.is_sealed_by(ring))
+        self.credentials().all(|c| c.held.is_sealed_by(ring))
     }
 
     /// Whether it is sealed by a key that `ring` lacks.
     #[must_use]
     pub fn lacks_key(&self, ring: &Ring) -> bool {
-        self.credentials().any(|c| match &c.held {
-            Held::Clear(_) => false,
-            Held::Sealed(text) => Sealed::parse(text).is_ok_and(|sealed| !ring.has(sealed.key)),
-        })
+        self.credentials().any(|c| c.held.lacks_key(ring))
     }
 
     fn credentials(&self) -> impl Iterator<Item = &Credentials> {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::VolumeRecord;
+use super::{Method, VolumeRecord};
 
 /// Highest number of a unit: what every initiator has.
 pub const MAX_LUN: u16 = 255;
@@ -61,6 +61,8 @@ pub enum NotMapped {
     IsGuest,
     /// It asks for CHAP of its own.
     HasChap,
+    /// It asks NVMe hosts for secrets of its own.
+    HasHostSecrets,
     /// The number is another volume's.
     Taken(Uuid),
     /// There is no number left.
@@ -90,8 +92,10 @@ pub fn remap(
     if owner != id && to.mapping.behind.is_some() {
         return Err(NotMapped::IsGuest);
     }
-    if owner != id && volume.has_chap() {
-        return Err(NotMapped::HasChap);
+    match volume.guard().filter(|_| owner != id) {
+        Some(Method::Chap) => return Err(NotMapped::HasChap),
+        Some(Method::Dhchap) => return Err(NotMapped::HasHostSecrets),
+        None => {}
     }
     let mut taken = to.mapping.guests.clone();
     if owner != id {
@@ -123,8 +127,8 @@ pub fn remap(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{chap, record, ring};
-    use super::super::{StoredChap, VolumeRecord};
+    use super::super::tests::{HOST, chap, dhchap, record, ring};
+    use super::super::{OfHost, StoredChap, StoredDhchap, VolumeRecord};
     use super::*;
 
     fn all(names: &[&str]) -> BTreeMap<Uuid, VolumeRecord> {
@@ -169,6 +173,16 @@ mod tests {
         records.get_mut(&c).unwrap().chap = Some(sealed);
         assert_eq!(remap(&mut records, c, a, None), Err(NotMapped::HasChap));
         remap(&mut records, c, c, Some(9)).unwrap();
+        let volume = records.get_mut(&c).unwrap();
+        volume.chap = None;
+        let sealed = StoredDhchap::seal(&dhchap(), OfHost { volume: c, host: HOST }, &ring(1));
+        volume.hosts.insert(HOST.to_owned(), sealed.unwrap());
+        assert_eq!(remap(&mut records, c, a, None), Err(NotMapped::HasHostSecrets));
+        remap(&mut records, c, c, Some(8)).unwrap();
+        // Those of the owner are everybody's.
+        let hosts = std::mem::take(&mut records.get_mut(&c).unwrap().hosts);
+        records.get_mut(&a).unwrap().hosts = hosts;
+        remap(&mut records, c, a, None).unwrap();
     }
 
     #[test]

@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::mapping::{Behind, Mapping};
-use super::{Creator, FIRST_NODE, MAX_PLACES, Place, PlaceStage, Stage, StoredChap, VolumeRecord};
+use super::{
+    Creator, FIRST_NODE, MAX_PLACES, Place, PlaceStage, Stage, StoredChap, StoredDhchap,
+    VolumeRecord,
+};
 
 /// A record as it is written. Format 1 had one copy, in `backing` and `image_generation`.
 #[derive(Clone, Serialize, Deserialize)]
@@ -38,8 +41,8 @@ pub(super) struct Text {
 }
 
 /// The protocols, as what, and to whom. An older program must not serve a volume at its own target that stands behind another,
-/// nor without the proof that an initiator has to give, nor forget who stands behind a volume when it writes the record: it
-/// takes no unknown field here.
+/// nor without the proof that an initiator or a host has to give, nor forget who stands behind a volume when it writes the
+/// record: it takes no unknown field here.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProtocolsText {
@@ -53,6 +56,8 @@ struct ProtocolsText {
     guests: BTreeMap<u16, Uuid>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     proofs: BTreeMap<String, StoredChap>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    hosts: BTreeMap<String, StoredDhchap>,
 }
 
 // As serde wants it.
@@ -103,6 +108,7 @@ impl From<VolumeRecord> for Text {
                 behind: r.mapping.behind,
                 guests: r.mapping.guests,
                 proofs: r.proofs,
+                hosts: r.hosts,
             },
             iscsi_target: r.iscsi_target,
             nvme_subsystem: r.nvme_subsystem,
@@ -130,6 +136,7 @@ impl TryFrom<Text> for VolumeRecord {
             prefer: t.prefer.map(NodeId),
             protocols: Protocols { iscsi: t.protocols.iscsi, nvme: t.protocols.nvme },
             proofs: t.protocols.proofs,
+            hosts: t.protocols.hosts,
             mapping: Mapping {
                 behind: t.protocols.behind,
                 lun: t.protocols.lun,

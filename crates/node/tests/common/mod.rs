@@ -10,6 +10,12 @@ use api::{CreateVolume, Volume, VolumeName};
 use node::config::Config;
 use node::node::Node;
 
+/// Secrets of NVMe hosts, as nvme-cli makes them.
+pub(crate) const DHCHAP: [&str; 2] = [
+    "DHHC-1:01:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACtVQoZ:",
+    "DHHC-1:02:WlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaBgfU4w==:",
+];
+
 /// The configuration of a node in `dir`, with `more` at its end.
 pub(crate) fn config(dir: &Path, more: &str) -> Config {
     config_with(dir, "[iscsi]\nportals = [\"127.0.0.1:0\"]", more)
