@@ -221,7 +221,7 @@ pub(crate) enum VolumeCommand {
     Target {
         /// Name of the volume.
         name: VolumeName,
-        /// Stand behind the target and subsystem of this volume (its name, or the target's), with its CHAP.
+        /// Stand behind the target and subsystem of this volume (its name, or the target's), with its secrets.
         #[arg(long, value_name = "VOLUME", conflicts_with = "own")]
         join: Option<String>,
         /// Stand behind its own target and subsystem again.
@@ -266,6 +266,23 @@ pub(crate) enum VolumeCommand {
         /// Only this initiator (IQN), which has a user and secret of its own then.
         #[arg(long, value_name = "INITIATOR")]
         initiator: Option<Initiator>,
+    },
+    /// Ask an NVMe host of a volume to prove that it has a secret (DH-HMAC-CHAP), or for its name alone.
+    Dhchap {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Name of the host (NQN).
+        #[arg(long, value_name = "NQN")]
+        host: Initiator,
+        /// File with its secret, as `nvme gen-dhchap-key` makes it; `-` reads it from standard input.
+        #[arg(long, value_name = "FILE", required_unless_present = "off")]
+        secret: Option<PathBuf>,
+        /// File with the secret that the volume proves itself with, if the host wants that; not the host's.
+        #[arg(long, value_name = "FILE", conflicts_with = "off")]
+        ctrl_secret: Option<PathBuf>,
+        /// Ask that host for a proof no longer.
+        #[arg(long, conflicts_with = "secret")]
+        off: bool,
     },
 }
 
@@ -419,6 +436,27 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_host_has_secrets_or_none() {
+        let parse =
+            |args: &str| Cli::try_parse_from(format!("windrose volume dhchap {args}").split(' '));
+        let host = "web --host nqn.2014-08.org.nvmexpress:h";
+        let Ok(Cli { command: Command::Volume { command }, .. }) =
+            parse(&format!("{host} --secret - --ctrl-secret b"))
+        else {
+            panic!("it is good")
+        };
+        let VolumeCommand::Dhchap { secret, ctrl_secret, off, .. } = command else { panic!() };
+        assert_eq!((secret, ctrl_secret, off), (Some("-".into()), Some("b".into()), false));
+        assert!(parse(&format!("{host} --off")).is_ok());
+        for bad in
+            ["", " --off --secret a", " --off --ctrl-secret b", " --ctrl-secret b", " --secret"]
+        {
+            assert!(parse(&format!("{host}{bad}")).is_err(), "{bad}");
+        }
+        assert!(parse("web --secret a").is_err() && parse("web --host h --off").is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use api::client::Address;
-use api::{Access, Initiator, Volume};
+use api::{Access, DhchapHost, Initiator, Volume};
 
 /// What stands for the node where nobody knows by which name the reader reaches it.
 const NODE: &str = "NODE";
@@ -37,10 +37,12 @@ pub(crate) fn how(volume: &Volume, api: &Address) -> String {
     }
     if let Some((nvme, (host, port))) = nvme.and_then(|e| Some((e, portal(&e.portals, api)?))) {
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        text.push_str(&format!(
-            "\nLinux, NVMe/TCP:\n  nvme connect -t tcp -a {host} -s {port} -n {}\n",
-            nvme.subsystem
-        ));
+        for (of, options) in host_proofs(&volume.access) {
+            text.push_str(&format!(
+                "\nLinux, NVMe/TCP{of}:\n  nvme connect -t tcp -a {host} -s {port} -n {}{options}\n",
+                nvme.subsystem
+            ));
+        }
     }
     if text.contains(NODE) {
         text.push_str(&format!("\n{NODE} stands for a name or address of this node.\n"));
@@ -66,6 +68,33 @@ fn chap_lines(access: &Access, set: &str) -> String {
         ));
     }
     lines
+}
+
+/// What NVMe hosts have to tell of secrets when they connect, and which hosts: by their name alone, by a secret, and where the
+/// volume proves itself too. Secrets are for whoever copies the lines to fill in.
+fn host_proofs(access: &Access) -> Vec<(&'static str, &'static str)> {
+    const BY_NAME: (&str, &str) = (", hosts without a secret", "");
+    const ONE: (&str, &str) = (", hosts with a secret", " --dhchap-secret SECRET");
+    const MUTUAL: (&str, &str) = (
+        ", hosts with a secret, mutual",
+        " --dhchap-secret SECRET --dhchap-ctrl-secret MUTUAL-SECRET",
+    );
+    let proof = |host: &DhchapHost| if host.mutual { MUTUAL } else { ONE };
+    let proof_of = |who: &Initiator| {
+        access.dhchap_hosts.iter().find(|h| h.host == *who).map_or(BY_NAME, proof)
+    };
+    if access.dhchap_hosts.is_empty() {
+        return vec![("", "")];
+    }
+    // With nobody allowed yet, all that is known of hosts is shown.
+    let hosts = access.initiators.iter().filter(|i| i.covers_nvme());
+    let asked: Vec<_> = match access.initiators.is_empty() {
+        true => access.dhchap_hosts.iter().map(proof).collect(),
+        false => hosts.map(proof_of).collect(),
+    };
+    let mut all = vec![BY_NAME, ONE, MUTUAL];
+    all.retain(|proof| asked.contains(proof));
+    all
 }
 
 fn obstacle(volume: &Volume) -> Option<String> {

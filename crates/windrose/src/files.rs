@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use api::{Chap, ChapUser, MutualChap, Secret};
+use api::{Chap, ChapUser, Dhchap, DhchapSecret, MutualChap, Secret};
 
 use crate::cli::UserAndFile;
 use crate::exit::{Failure, USAGE};
@@ -34,6 +34,18 @@ pub(crate) fn chap(user: &UserAndFile, mutual: Option<&UserAndFile>) -> Result<C
     let mutual = mutual.map(credentials).transpose()?;
     let mutual = mutual.map(|(user, secret)| MutualChap { user, secret });
     Chap::new(user, secret, mutual).map_err(|e| Failure::new(USAGE, e.to_string()))
+}
+
+/// What an NVMe host and the volume prove to each other, out of its files.
+pub(crate) fn dhchap(secret: &Path, controller: Option<&Path>) -> Result<Dhchap, Failure> {
+    let secret = dhchap_secret(secret)?;
+    let controller = controller.map(dhchap_secret).transpose()?;
+    Dhchap::new(secret, controller).map_err(|e| Failure::new(USAGE, e.to_string()))
+}
+
+fn dhchap_secret(file: &Path) -> Result<DhchapSecret, Failure> {
+    let secret = DhchapSecret::try_from(line(file)?);
+    secret.map_err(|e| Failure::new(USAGE, format!("{}: {e}", file.display())))
 }
 
 fn credentials(from: &UserAndFile) -> Result<(ChapUser, Secret), Failure> {

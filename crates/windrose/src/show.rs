@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use api::client::Address;
 use api::endpoint::{GetStatus, ListSessions, Nothing};
 use api::{
-    Cluster, ClusterNode, ClusterStage, CopyState, InitiatorUser, IscsiExport, NodeRole, Protocol,
-    Reservations, Session, SessionList, Severity, Size, Status, Verdict, Verification, Volume,
-    VolumeCopy, VolumeList, VolumeName, VolumeState,
+    Access, Cluster, ClusterNode, ClusterStage, CopyState, DhchapHost, InitiatorUser, IscsiExport,
+    NodeRole, Protocol, Reservations, Session, SessionList, Severity, Size, Status, Verdict,
+    Verification, Volume, VolumeCopy, VolumeList, VolumeName, VolumeState,
 };
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -140,10 +140,11 @@ fn allowed(volume: &Volume) -> String {
     let access = &volume.access;
     let guarded = access.chap_user.is_some() || !access.chap_initiators.is_empty();
     let chap = if guarded { " + CHAP" } else { "" };
+    let dhchap = if access.dhchap_hosts.is_empty() { "" } else { " + DH-HMAC-CHAP" };
     match volume.access.initiators.as_slice() {
         [] => "nobody".to_owned(),
-        [one] => format!("{one}{chap}"),
-        many => format!("{} initiators{chap}", many.len()),
+        [one] => format!("{one}{chap}{dhchap}"),
+        many => format!("{} initiators{chap}{dhchap}", many.len()),
     }
 }
 
@@ -231,22 +232,7 @@ pub(crate) fn volume(v: &Volume, api: &Address) -> String {
     if let VolumeState::Offline { reason } | VolumeState::Elsewhere { reason } = &v.state {
         facts.insert(2, ("Reason", reason.clone()));
     }
-    let names: Vec<_> = v.access.initiators.iter().map(ToString::to_string).collect();
-    let names = if names.is_empty() { "nobody".to_owned() } else { names.join("\n") };
-    facts.push(("Allowed", names));
-    if let Some(user) = &v.access.chap_user {
-        let mutual = v.access.chap_mutual_user.as_ref();
-        let mutual = mutual.map(|m| format!(", mutual as {}", m.as_str())).unwrap_or_default();
-        facts.push(("CHAP", format!("user {}{mutual}", user.as_str())));
-    }
-    let own = |o: &InitiatorUser| {
-        let mutual = o.mutual_user.as_ref().map(|m| format!(", mutual as {}", m.as_str()));
-        format!("{}: user {}{}", o.initiator, o.user.as_str(), mutual.unwrap_or_default())
-    };
-    if !v.access.chap_initiators.is_empty() {
-        let all: Vec<_> = v.access.chap_initiators.iter().map(own).collect();
-        facts.push(("Own CHAP", all.join("\n")));
-    }
+    facts.extend(access(&v.access));
     if let Some(iscsi) = &v.iscsi {
         facts.push(("iSCSI", unit(v, iscsi)));
     }
@@ -254,6 +240,32 @@ pub(crate) fn volume(v: &Volume, api: &Address) -> String {
         facts.push(("NVMe/TCP", format!("{} namespace {}", nvme.subsystem, nvme.namespace)));
     }
     format!("{}{}", list(&facts), connect::how(v, api))
+}
+
+/// Who may come in, and what he has to prove.
+fn access(access: &Access) -> Vec<(&'static str, String)> {
+    let names: Vec<_> = access.initiators.iter().map(ToString::to_string).collect();
+    let names = if names.is_empty() { "nobody".to_owned() } else { names.join("\n") };
+    let mut facts = vec![("Allowed", names)];
+    if let Some(user) = &access.chap_user {
+        let mutual = access.chap_mutual_user.as_ref();
+        let mutual = mutual.map(|m| format!(", mutual as {}", m.as_str())).unwrap_or_default();
+        facts.push(("CHAP", format!("user {}{mutual}", user.as_str())));
+    }
+    let own = |o: &InitiatorUser| {
+        let mutual = o.mutual_user.as_ref().map(|m| format!(", mutual as {}", m.as_str()));
+        format!("{}: user {}{}", o.initiator, o.user.as_str(), mutual.unwrap_or_default())
+    };
+    if !access.chap_initiators.is_empty() {
+        let all: Vec<_> = access.chap_initiators.iter().map(own).collect();
+        facts.push(("Own CHAP", all.join("\n")));
+    }
+    let host = |h: &DhchapHost| format!("{}{}", h.host, if h.mutual { ", mutual" } else { "" });
+    if !access.dhchap_hosts.is_empty() {
+        let all: Vec<_> = access.dhchap_hosts.iter().map(host).collect();
+        facts.push(("DH-HMAC-CHAP", all.join("\n")));
+    }
+    facts
 }
 
 /// What a volume is at its target, and what else is there.

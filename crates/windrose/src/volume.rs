@@ -4,15 +4,16 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use api::client::{CallError, Client};
 use api::endpoint::{
     AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeleteVolume, DenyInitiators,
     FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes, MAP_FORCE, MapTarget,
-    Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetInitiatorChap,
-    SetProtocols, SwitchVolume, VerifyVolume,
+    Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetHostDhchap,
+    SetInitiatorChap, SetProtocols, SwitchVolume, VerifyVolume,
 };
 use api::{
-    AddCopy, CreateVolume, ForceCopy, Grow, InitiatorChap, Initiators, MapVolume, NewBacking,
-    RemoveCopy, ReplaceCopy, SwitchTo, Verify, Volume, VolumeName,
+    AddCopy, Chap, CreateVolume, ForceCopy, Grow, HostDhchap, Initiator, InitiatorChap, Initiators,
+    MapVolume, NewBacking, RemoveCopy, ReplaceCopy, SwitchTo, Verify, Volume, VolumeName,
 };
 
 use crate::cli::{CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand};
@@ -74,18 +75,34 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
         }
         VolumeCommand::Chap { name, user, mutual, off: _, initiator } => {
             let chap = user.map(|user| files::chap(&user, mutual.as_ref())).transpose()?;
-            let volume = match (initiator, chap) {
-                (Some(initiator), chap) => {
-                    let ask = InitiatorChap { initiator, chap };
-                    client.call_on::<SetInitiatorChap>(&name, &[], &ask).await?
-                }
-                (None, Some(chap)) => client.call_on::<SetChap>(&name, &[], &chap).await?,
-                (None, None) => client.call_on::<ClearChap>(&name, &[], &Nothing).await?,
-            };
+            let volume = chap_of(client, &name, initiator, chap).await?;
+            print(&remote, &volume)?;
+        }
+        VolumeCommand::Dhchap { name, host, secret, ctrl_secret, off: _ } => {
+            let secrets = secret.map(|secret| files::dhchap(&secret, ctrl_secret.as_deref()));
+            let ask = HostDhchap { host, secrets: secrets.transpose()? };
+            let volume = client.call_on::<SetHostDhchap>(&name, &[], &ask).await?;
             print(&remote, &volume)?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Asks all initiators, or one, for CHAP, or no longer.
+async fn chap_of(
+    client: &Client,
+    name: &VolumeName,
+    initiator: Option<Initiator>,
+    chap: Option<Chap>,
+) -> Result<Volume, CallError> {
+    match (initiator, chap) {
+        (Some(initiator), chap) => {
+            let ask = InitiatorChap { initiator, chap };
+            client.call_on::<SetInitiatorChap>(name, &[], &ask).await
+        }
+        (None, Some(chap)) => client.call_on::<SetChap>(name, &[], &chap).await,
+        (None, None) => client.call_on::<ClearChap>(name, &[], &Nothing).await,
+    }
 }
 
 /// `windrose volume mirror …`.

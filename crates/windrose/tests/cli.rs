@@ -64,6 +64,20 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (&["volume", "allow", "web"], "<INITIATORS>"),
     (&["volume", "chap", "web"], "USER:SECRET-FILE"),
+    (&["volume", "dhchap", "web", "--off"], "--host <NQN>"),
+    (&["volume", "dhchap", "web", "--host", "nqn.2014-08.org.nvmexpress:h"], "--secret <FILE>"),
+    (
+        &[
+            "volume",
+            "dhchap",
+            "web",
+            "--host",
+            "nqn.2014-08.org.nvmexpress:h",
+            "--secret",
+            "/nowhere",
+        ],
+        "/nowhere: No such file",
+    ),
     (&["volume", "export", "web", "--via", "fc"], "iscsi, nvme, both, none"),
     (&["--api", "http://x", "status"], "unix:/path/to/socket or https://host:port"),
     (&["frobnicate"], "unrecognized subcommand"),
@@ -95,6 +109,39 @@ fn secrets_come_from_files_and_are_not_shown() {
     assert!(!shown.contains("CHAP"), "{shown}");
     assert_eq!(node.stop(), Some(0));
     assert!(!place.log().contains("hush"));
+}
+
+#[test]
+fn secrets_of_hosts_come_from_files_and_are_not_shown() {
+    const SECRET: &str = "DHHC-1:01:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACtVQoZ:";
+    const BACK: &str =
+        "DHHC-1:02:WlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaBgfU4w==:";
+    let place = Place::new("");
+    let node = place.start();
+    let file = |name: &str, secret: &str| {
+        let path = place.path().join(name);
+        std::fs::write(&path, format!("{secret}\n")).unwrap();
+        path.display().to_string()
+    };
+    let (one, two) = (file("one", SECRET), file("two", BACK));
+    let nqn = "nqn.2014-08.org.nvmexpress:h";
+    place.ok(&["volume", "create", "web", "--size", "1M", "--via", "nvme", "--allow", nqn]);
+    let of_host = ["volume", "dhchap", "web", "--host", nqn];
+    let shown = place.ok(&[&of_host[..], &["--secret", &one, "--ctrl-secret", &two]].concat());
+    assert!(shown.contains(&format!("{nqn}, mutual")) && !shown.contains("DHHC"), "{shown}");
+    assert!(shown.contains("--dhchap-ctrl-secret MUTUAL-SECRET"), "{shown}");
+    assert!(!place.json(&["volume", "show", "web"]).to_string().contains("DHHC"));
+    let same = place.fails(2, &[&of_host[..], &["--secret", &one, "--ctrl-secret", &one]].concat());
+    assert!(same.contains("different secrets") && !same.contains("DHHC"), "{same}");
+    let mistyped = file("mistyped", &SECRET.replace("oZ:", "oa:"));
+    let refused = place.fails(1, &[&of_host[..], &["--secret", &mistyped]].concat());
+    assert!(refused.contains("mistyped") && !refused.contains("DHHC"), "{refused}");
+    let shown = place.json(&["volume", "show", "web"]);
+    assert_eq!(shown["access"]["dhchap_hosts"][0]["mutual"], true, "nothing was changed");
+    let shown = place.ok(&[&of_host[..], &["--off"]].concat());
+    assert!(!shown.contains("DH-HMAC-CHAP") && !shown.contains("SECRET"), "{shown}");
+    assert_eq!(node.stop(), Some(0));
+    assert!(!place.log().contains("DHHC"));
 }
 
 #[test]

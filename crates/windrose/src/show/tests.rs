@@ -17,7 +17,7 @@ fn sample(name: &str) -> Volume {
         }],
         allocated_bytes: Some(3 << 29),
         state: VolumeState::Online,
-        access: api::Access::default(),
+        access: Access::default(),
         iscsi: Some(IscsiExport {
             target: format!("iqn.2026-01.io.windrose:{name}"),
             lun: 0,
@@ -74,6 +74,32 @@ fn a_volume_with_mutual_chap() {
     v.access.chap_user = Some("u".to_owned().try_into().unwrap());
     v.access.chap_mutual_user = Some("web".to_owned().try_into().unwrap());
     insta::assert_snapshot!(volume(&v, &Address::default()));
+}
+
+/// A line for each kind of hosts that may come in: without a secret, with one, and in both directions.
+#[test]
+fn a_volume_whose_nvme_hosts_have_secrets() {
+    let (one, both) = ("nqn.2014-08.org.nvmexpress:one", "nqn.2014-08.org.nvmexpress:both");
+    let by_name = "nqn.2014-08.org.nvmexpress:by-name";
+    let asked = |host: &str, mutual| DhchapHost { host: host.parse().unwrap(), mutual };
+    let mut v = sample("web");
+    v.iscsi = None;
+    v.access.initiators = [by_name, both, one].map(|s| s.parse().unwrap()).into();
+    v.access.dhchap_hosts = vec![asked(both, true), asked(one, false)];
+    insta::assert_snapshot!(volume(&v, &Address::default()));
+    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()] }));
+    let lines = |v: &Volume| -> Vec<_> {
+        let text = volume(v, &Address::default());
+        let lines = text.lines().filter_map(|l| l.split_once("nvme connect"));
+        lines.map(|(_, line)| line.matches("SECRET").count()).collect()
+    };
+    assert_eq!(lines(&v), [0, 1, 2]);
+    v.access.initiators = vec![one.parse().unwrap()];
+    assert_eq!(lines(&v), [1], "what would be refused is not shown");
+    v.access.initiators = vec![];
+    assert_eq!(lines(&v), [1, 2], "nobody is allowed yet");
+    v.access.dhchap_hosts = vec![];
+    assert_eq!(lines(&v), [0]);
 }
 
 #[test]
