@@ -42,6 +42,7 @@ pub use hash::Hash;
 pub use policy::{EmptyPolicy, Policy};
 pub use prover::{Next, Prover};
 pub use responder::{Responder, TooShort};
+pub(crate) use secret::Hidden;
 pub use secret::{BadSecret, Secret};
 
 /// SECP of Authentication Send and Receive: a protocol of NVMe (NVMe Base 2.0, 6.1 and 6.2).

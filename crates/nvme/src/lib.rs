@@ -7,7 +7,7 @@
 //!   logs, events, keep alive, and the way from I/O commands to [`block::Request`]s.
 //!
 //! The driver stands between the two, the sockets and the volumes; `docs/rfd/0006-nvme-machine.md`
-//! draws it. Beside them stands in-band authentication, [`auth`], for both roles.
+//! draws it. Beside them stand in-band authentication, [`auth`], and the keys of TLS, [`tls`], for both roles.
 //! The codecs ([`pdu`], [`entry`], [`fabrics`], [`identify`], [`log`], [`reserving`]) serve both roles.
 
 pub mod auth;
@@ -23,6 +23,7 @@ pub mod reserving;
 mod status;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod tls;
 
 pub use connection::{Action, Config, Connection, End, IN_CAPSULE_BYTES, Queue, Tag};
 pub use controller::{

@@ -37,7 +37,7 @@ impl Hash {
     }
 
     /// Length of its result in bytes, as messages have it (HL).
-    pub(super) fn hl(self) -> u8 {
+    pub(crate) fn hl(self) -> u8 {
         match self {
             Self::Sha256 => 32,
             Self::Sha384 => 48,
@@ -63,7 +63,7 @@ impl Hash {
     }
 
     /// The HMAC of `parts`, one behind the other.
-    pub(super) fn hmac(self, key: &[u8], parts: &[&[u8]]) -> hmac::Tag {
+    pub(crate) fn hmac(self, key: &[u8], parts: &[&[u8]]) -> hmac::Tag {
         let algorithm = match self {
             Self::Sha256 => hmac::HMAC_SHA256,
             Self::Sha384 => hmac::HMAC_SHA384,

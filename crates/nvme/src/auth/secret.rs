@@ -22,14 +22,14 @@ const LENGTHS: [usize; 3] = [32, 48, 64];
 
 /// Bytes that nobody is shown and nothing keeps.
 #[derive(Clone)]
-pub(super) struct Hidden(Zeroizing<Vec<u8>>);
+pub(crate) struct Hidden(Zeroizing<Vec<u8>>);
 
 impl Hidden {
-    pub(super) fn new(bytes: Vec<u8>) -> Self {
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
         Self(Zeroizing::new(bytes))
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }
 }

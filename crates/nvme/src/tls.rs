@@ -1,0 +1,58 @@
+//! Pre-shared keys of TLS (NVMe/TCP Transport 1.0c, 3.6.1): as people hand them round, what TLS makes of them, and by
+//! which names it calls them. TLS itself is elsewhere.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `key` | `NVMeTLSkey-1:…:`, the retained key |
+//! | `identity` | names of keys in a ClientHello |
+//! | `psk` | the keys that TLS uses, in every way in which hosts derive them |
+
+mod identity;
+mod key;
+mod psk;
+
+use crate::auth::Hash;
+
+pub use identity::Identity;
+pub use key::{BadKey, TlsKey};
+pub use psk::{Psk, Psks};
+
+/// What protects a connection: a cipher, and the hash that its keys are made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suite {
+    /// `TLS_AES_128_GCM_SHA256`, 01.
+    Aes128Sha256,
+    /// `TLS_AES_256_GCM_SHA384`, 02.
+    Aes256Sha384,
+}
+
+impl Suite {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Aes128Sha256, Self::Aes256Sha384];
+
+    /// The two digits that stand for it.
+    #[must_use]
+    pub fn digits(self) -> &'static str {
+        match self {
+            Self::Aes128Sha256 => "01",
+            Self::Aes256Sha384 => "02",
+        }
+    }
+
+    fn of(digits: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|suite| suite.digits() == digits)
+    }
+
+    fn hash(self) -> Hash {
+        match self {
+            Self::Aes128Sha256 => Hash::Sha256,
+            Self::Aes256Sha384 => Hash::Sha384,
+        }
+    }
+
+    /// Length of its keys in bytes: that of its hash.
+    #[must_use]
+    pub fn key_len(self) -> usize {
+        self.hash().len()
+    }
+}

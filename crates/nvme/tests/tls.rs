@@ -1,0 +1,52 @@
+//! Keys of TLS and their names (NVMe/TCP Transport 1.0c, 3.6.1), from anybody.
+
+use nvme::tls::{Identity, Suite, TlsKey};
+use proptest::prelude::*;
+
+const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+
+proptest! {
+    /// Whatever somebody types: a key of a suite, or a reason.
+    #[test]
+    fn any_text_is_a_key_or_is_refused(text in "(NVMeTLSkey-1:)?[0-9]{0,2}:?[A-Za-z0-9+/=:]{0,100}") {
+        if let Ok(key) = TlsKey::parse(&text) {
+            prop_assert!(Suite::ALL.contains(&key.suite()));
+        }
+    }
+
+    /// A letter typed wrong is found out: the checksum finds every error of so few bits.
+    #[test]
+    fn a_key_with_another_letter_is_no_key(at in 16usize..64, letter in "[A-Za-z0-9+/]") {
+        let mut text = KEY.to_owned();
+        text.replace_range(at..=at, &letter);
+        prop_assert_eq!(TlsKey::parse(&text).is_ok(), text == KEY);
+    }
+
+    /// What a ClientHello may bring.
+    #[test]
+    fn any_bytes_are_an_identity_or_none(bytes in any::<Vec<u8>>()) {
+        if let Some(identity) = Identity::parse(&bytes) {
+            prop_assert_eq!(identity.to_string().into_bytes(), bytes);
+        }
+    }
+
+    /// Likewise, closer to what hosts send.
+    #[test]
+    fn identities_say_what_they_say(text in "NVMe[0-2][RG]0[0-3]( [a-z.]{0,4}){0,5}") {
+        if let Some(identity) = Identity::parse(text.as_bytes()) {
+            prop_assert_eq!(identity.to_string(), text);
+        }
+    }
+
+    /// No name makes a derivation fail altogether, and no two hosts have a key in common.
+    #[test]
+    fn every_pair_of_names_has_keys(host in "[a-z.:]{1,223}", subsystem in "[a-z.:]{1,223}") {
+        let key = TlsKey::parse(KEY).expect("a key");
+        let psks: Vec<_> = key.psks(&host, &subsystem).collect();
+        prop_assert!(psks.len() >= 3);
+        let other = format!("{host}x");
+        for psk in key.psks(&other, &subsystem) {
+            prop_assert!(psks.iter().all(|known| known.key() != psk.key()));
+        }
+    }
+}
