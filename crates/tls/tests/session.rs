@@ -1,0 +1,384 @@
+//! Both roles against each other, with somebody in between.
+#![allow(clippy::unwrap_used)]
+
+use std::thread;
+
+use proptest::prelude::*;
+use tls::{Acceptor, Error, Psk, Session, Suite};
+
+const IDENTITY: &[u8] = b"NVMe0R01 nqn.host nqn.subsystem";
+
+fn psk(suite: Suite) -> Psk {
+    Psk::new(IDENTITY, &[0x5a; 48][..key_len(suite)], suite)
+}
+
+fn key_len(suite: Suite) -> usize {
+    match suite {
+        Suite::Aes128Sha256 => 32,
+        Suite::Aes256Sha384 => 48,
+    }
+}
+
+/// Everything that waits to be sent.
+fn taken(session: &mut Session) -> Vec<u8> {
+    let bytes = session.output().to_vec();
+    session.sent(bytes.len());
+    bytes
+}
+
+/// A client that has said hello, and what it said.
+fn hello(psk: &Psk) -> (Session, Vec<u8>) {
+    let mut client = Session::client(psk).unwrap();
+    assert!(!client.handshake().unwrap());
+    let hello = taken(&mut client);
+    (client, hello)
+}
+
+/// A server that goes on with this hello by its key, if the client has it.
+fn accept(bytes: &[u8], psk: &Psk) -> Result<Session, Error> {
+    let mut acceptor = Acceptor::default();
+    acceptor.receive(bytes);
+    let hello = acceptor.hello()?.ok_or(Error::Closed)?;
+    if !hello.offers().iter().any(|offer| hello.has(offer, psk)) {
+        return Err(Error::WrongKey);
+    }
+    let mut server = acceptor.accept(psk)?;
+    server.handshake()?;
+    Ok(server)
+}
+
+/// A client and a server after the handshake.
+fn pair(suite: Suite) -> (Session, Session) {
+    let psk = psk(suite);
+    let (mut client, hello) = hello(&psk);
+    let mut server = accept(&hello, &psk).unwrap();
+    client.receive(&taken(&mut server));
+    assert!(client.handshake().unwrap());
+    server.receive(&taken(&mut client));
+    assert!(server.handshake().unwrap());
+    assert_eq!((server.identity(), client.identity()), (IDENTITY, IDENTITY));
+    (client, server)
+}
+
+fn write(session: &mut Session, bytes: &[u8]) {
+    assert_eq!(session.write([bytes]), Ok(bytes.len()));
+}
+
+/// All that comes out, and why nothing more does.
+fn read(session: &mut Session) -> (Vec<u8>, Option<Error>) {
+    let (mut all, mut some) = (Vec::new(), vec![0; 5000]);
+    loop {
+        match session.read(&mut some) {
+            Ok(Some(n)) => all.extend_from_slice(&some[..n]),
+            Ok(None) => return (all, None),
+            Err(why) => return (all, Some(why)),
+        }
+    }
+}
+
+/// Where the records begin, and the end of the last.
+fn records(bytes: &[u8]) -> Vec<usize> {
+    let mut starts = vec![0];
+    while let Some(header) = bytes.get(starts[starts.len() - 1]..).filter(|b| b.len() >= 5) {
+        let len = usize::from(u16::from_be_bytes([header[3], header[4]]));
+        starts.push(starts[starts.len() - 1] + 5 + len);
+    }
+    starts
+}
+
+#[test]
+fn plaintext_comes_out_as_it_went_in() {
+    for suite in [Suite::Aes128Sha256, Suite::Aes256Sha384] {
+        let (mut client, mut server) = pair(suite);
+        for len in [1, 2, 100, 16383, 16384, 16385, 100_000] {
+            let sent: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+            write(&mut client, &sent);
+            let ciphertext = taken(&mut client);
+            for part in ciphertext.chunks(10_000) {
+                assert!(server.room() >= part.len());
+                server.receive(part);
+                let (echo, end) = read(&mut server);
+                assert_eq!(end, None);
+                write(&mut server, &echo);
+            }
+            client.receive(&taken(&mut server));
+            assert!(read(&mut client) == (sent, None), "{len} bytes");
+            client.rest();
+            server.rest();
+        }
+    }
+}
+
+/// Short pieces share records, long ones have the longest.
+#[test]
+fn pieces_are_put_together() {
+    let (mut client, mut server) = pair(Suite::Aes128Sha256);
+    let pieces: Vec<Vec<u8>> = [24, 4096, 8, 50_000, 24].iter().map(|n| vec![7; *n]).collect();
+    let all: usize = pieces.iter().map(Vec::len).sum();
+    assert_eq!(server.write(pieces.iter().map(Vec::as_slice)), Ok(all));
+    let ciphertext = taken(&mut server);
+    assert_eq!(records(&ciphertext).len() - 1, all.div_ceil(1 << 14));
+    client.receive(&ciphertext);
+    assert_eq!(read(&mut client), (pieces.concat(), None));
+}
+
+/// What nobody sends on is bounded.
+#[test]
+fn too_much_waits_for_nobody() {
+    let (_client, mut server) = pair(Suite::Aes128Sha256);
+    let piece = vec![1; 100_000];
+    let taken: usize = (0..10).map(|_| server.write([&piece[..]]).unwrap()).sum();
+    assert!(taken < 300_000, "{taken}");
+    assert!(server.output().len() < 300_000, "{}", server.output().len());
+    assert_eq!(server.write([&piece[..]]), Ok(0));
+    server.sent(200_000);
+    assert!(server.write([&piece[..]]).unwrap() > 0);
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "what goes from core to core elsewhere")]
+fn a_session_goes_from_thread_to_thread() {
+    let (mut client, mut server) = pair(Suite::Aes256Sha384);
+    write(&mut client, &[3; 40_000]);
+    let ciphertext = taken(&mut client);
+    let (first, rest) = ciphertext.split_at(20_000);
+    server.receive(first);
+    let mut some = [0; 100];
+    assert_eq!(server.read(&mut some), Ok(Some(100)));
+    write(&mut server, b"answer");
+    let rest = rest.to_vec();
+    let moved = thread::spawn(move || {
+        server.receive(&rest);
+        let (read, end) = read(&mut server);
+        assert_eq!((read.len(), end), (39_900, None));
+        server
+    });
+    let mut server = moved.join().unwrap();
+    client.receive(&taken(&mut server));
+    assert_eq!(read(&mut client), (b"answer".to_vec(), None));
+}
+
+/// RFC 8446, 4.2.11.2: only who has the key can make its binder.
+#[test]
+fn a_key_that_the_client_does_not_have_is_found_out() {
+    let known = psk(Suite::Aes128Sha256);
+    let others = [
+        Psk::new(IDENTITY, &[0x5b; 32], Suite::Aes128Sha256),
+        Psk::new(b"NVMe0R01 nqn.host nqn.other", &[0x5a; 32], Suite::Aes128Sha256),
+        Psk::new(IDENTITY, &[0x5a; 48], Suite::Aes256Sha384),
+    ];
+    for other in &others {
+        let (_client, hello) = hello(other);
+        assert_eq!(accept(&hello, &known).unwrap_err(), Error::WrongKey);
+        // Nor does TLS go on with it, if it is tried all the same.
+        let mut acceptor = Acceptor::default();
+        acceptor.receive(&hello);
+        let mut server = acceptor.accept(&known).unwrap();
+        let failed = server.handshake().unwrap_err();
+        assert_eq!(server.handshake(), Err(failed));
+        assert_eq!((server.read(&mut [0; 9]), server.write([&b"x"[..]])), (Ok(None), Ok(0)));
+    }
+    assert!(others.iter().all(|other| *other != known));
+    assert!(!format!("{known:?}").contains("90"), "the key is not shown");
+}
+
+#[test]
+fn whoever_does_not_begin_with_tls_is_no_client() {
+    for bytes in
+        [&b"GET / HTTP/1.1\r\n"[..], &[0, 0, 0x80, 0], &[22, 3, 1, 0, 0], &[22, 3, 1, 0xff]]
+    {
+        let mut acceptor = Acceptor::default();
+        acceptor.receive(bytes);
+        let is_whole = bytes.len() > 4 || bytes[0] != 22;
+        let expected = if is_whole { Err(Error::NoHello) } else { Ok(None) };
+        assert_eq!(acceptor.hello(), expected);
+    }
+    // Another message than a ClientHello, one that is too long, and one that never ends.
+    for start in [[2, 0, 0, 100], [1, 1, 0, 0]] {
+        let mut acceptor = Acceptor::default();
+        acceptor.receive(&[22, 3, 1, 0, 4]);
+        acceptor.receive(&start);
+        assert_eq!(acceptor.hello(), Err(Error::NoHello));
+    }
+    let mut acceptor = Acceptor::default();
+    acceptor.receive(&[22, 3, 1, 0, 4, 1, 0, 0x3f, 0]);
+    for _ in 0..4000 {
+        acceptor.receive(&[22, 3, 1, 0, 1, 0]);
+    }
+    assert_eq!(acceptor.hello(), Err(Error::NoHello));
+    assert_eq!(Error::NoHello.alert_record(), Some([21, 3, 3, 0, 2, 2, 50]));
+}
+
+/// RFC 8446, 5.1: a message may come in several records.
+#[test]
+fn a_hello_comes_in_any_pieces() {
+    let psk = psk(Suite::Aes256Sha384);
+    for size in [1, 2, 3, 50, 1000] {
+        let (mut client, bytes) = hello(&psk);
+        let mut records = Vec::new();
+        for part in bytes[5..].chunks(size) {
+            records.extend([22, 3, 1, 0, u8::try_from(part.len() & 0xff).unwrap()]);
+            let at = records.len() - 2;
+            records[at] = u8::try_from(part.len() >> 8).unwrap();
+            records.extend(part);
+        }
+        let mut acceptor = Acceptor::default();
+        for byte in &records {
+            assert_eq!(acceptor.hello(), Ok(None));
+            acceptor.receive(&[*byte]);
+        }
+        let hello = acceptor.hello().unwrap().unwrap();
+        assert!(hello.has(&hello.offers()[0], &psk));
+        let mut server = acceptor.accept(&psk).unwrap();
+        server.handshake().unwrap();
+        client.receive(&taken(&mut server));
+        assert_eq!(client.handshake(), Ok(true));
+    }
+}
+
+/// Who changes a byte of the handshake ends it. Not protected are the versions in the headers of records, which say
+/// nothing, and the record that is there for the sake of old middle boxes (RFC 8446, D.4).
+#[test]
+fn nobody_changes_the_handshake() {
+    let psk = psk(Suite::Aes128Sha256);
+    let unprotected = |bytes: &[u8], at: usize| {
+        let starts = records(bytes);
+        let start = *starts.iter().rev().find(|start| **start <= at).unwrap();
+        matches!(at - start, 1 | 2) || bytes[start] == 20
+    };
+    let (_, first) = hello(&psk);
+    for at in 0..first.len() {
+        let (mut client, mut bytes) = hello(&psk);
+        let free = unprotected(&bytes, at);
+        bytes[at] ^= 0x01;
+        let Ok(mut server) = accept(&bytes, &psk) else { continue };
+        client.receive(&taken(&mut server));
+        assert!(client.handshake() != Ok(true) || free, "byte {at} of the hello");
+    }
+    let answer_len = taken(&mut accept(&first, &psk).unwrap()).len();
+    for at in 0..answer_len {
+        let (mut client, bytes) = hello(&psk);
+        let mut answer = taken(&mut accept(&bytes, &psk).unwrap());
+        let free = unprotected(&answer, at);
+        answer[at] ^= 0x01;
+        client.receive(&answer);
+        client.receive_end();
+        assert!(client.handshake() != Ok(true) || free, "byte {at} of the answer");
+    }
+}
+
+/// A handshake that is cut is none, and says so when the stream ends.
+#[test]
+fn a_handshake_that_is_cut_comes_to_nothing() {
+    let psk = psk(Suite::Aes128Sha256);
+    let (_, first) = hello(&psk);
+    for at in 0..first.len() {
+        let mut acceptor = Acceptor::default();
+        acceptor.receive(&first[..at]);
+        assert_eq!(acceptor.hello(), Ok(None), "{at}");
+    }
+    let answer_len = taken(&mut accept(&first, &psk).unwrap()).len();
+    for at in (0..answer_len).chain([answer_len - 1]) {
+        let (mut client, bytes) = hello(&psk);
+        let answer = taken(&mut accept(&bytes, &psk).unwrap());
+        client.receive(&answer[..at]);
+        assert_eq!(client.handshake(), Ok(false), "{at}");
+        client.receive_end();
+        assert_eq!(client.handshake(), Err(Error::Closed), "{at}");
+    }
+}
+
+/// What was sent in three records, some of it changed on its way: what comes out, and how it ends.
+fn through(change: impl FnOnce(&mut Vec<Vec<u8>>)) -> (Vec<u8>, Option<Error>) {
+    let (mut client, mut server) = pair(Suite::Aes128Sha256);
+    for byte in 1..=3 {
+        write(&mut client, &[byte; 100]);
+    }
+    let ciphertext = taken(&mut client);
+    let starts = records(&ciphertext);
+    let mut all = starts.windows(2).map(|w| ciphertext[w[0]..w[1]].to_vec()).collect();
+    change(&mut all);
+    server.receive(&all.concat());
+    server.receive_end();
+    read(&mut server)
+}
+
+/// RFC 8446, 5.2: a record that is not the next one fails, and everything behind it with it.
+#[test]
+fn records_come_whole_and_in_order_or_not_at_all() {
+    let three = [[1; 100], [2; 100], [3; 100]].concat();
+    assert_eq!(through(|_| {}), (three.clone(), Some(Error::Closed)));
+    for record in 0..3 {
+        let before = three[..record * 100].to_vec();
+        let ends = |change: &dyn Fn(&mut Vec<Vec<u8>>)| {
+            let (came, end) = through(change);
+            assert_eq!(came, before, "record {record}");
+            assert!(end.is_some());
+        };
+        for at in [0, 3, 4, 5, 50, 104, 105, 106, 121] {
+            ends(&|all| all[record][at] ^= 0x10);
+        }
+        if record < 2 {
+            ends(&|all| drop(all.remove(record)));
+            ends(&|all| all.swap(record, record + 1));
+        }
+        for at in [0, 1, 4, 5, 50, 121] {
+            ends(&|all| {
+                all.truncate(record + 1);
+                all[record].truncate(at);
+            });
+        }
+        let (came, end) = through(|all| all.insert(record, all[record].clone()));
+        assert_eq!(came, three[..(record + 1) * 100]);
+        assert!(matches!(end, Some(Error::Failed(_))), "{end:?}");
+    }
+}
+
+/// RFC 8446, 6.1.
+#[test]
+fn whoever_goes_says_so() {
+    let (mut client, mut server) = pair(Suite::Aes128Sha256);
+    write(&mut server, b"last");
+    server.close();
+    client.receive(&taken(&mut server));
+    assert_eq!(read(&mut client), (b"last".to_vec(), Some(Error::Closed)));
+    assert_eq!(client.write([&b"x"[..]]), Err(Error::Closed));
+}
+
+/// A server tells in plain text why it does not answer a hello.
+#[test]
+fn an_alert_reaches_the_client() {
+    let (mut client, _) = hello(&psk(Suite::Aes128Sha256));
+    client.receive(&Error::WrongKey.alert_record().unwrap());
+    assert_eq!(client.handshake(), Err(Error::Alert(51)));
+    assert_eq!(client.handshake(), Err(Error::Alert(51)));
+}
+
+proptest! {
+    /// Whatever comes first.
+    #[test]
+    fn any_bytes_are_a_hello_or_none(bytes in any::<Vec<u8>>()) {
+        let mut acceptor = Acceptor::default();
+        acceptor.receive(&[22, 3, 1]);
+        acceptor.receive(&bytes);
+        let _ = acceptor.hello();
+    }
+
+    /// Likewise, closer to what clients send; TLS behind it takes no harm either.
+    #[test]
+    fn a_hello_may_be_changed_anyhow(changes in proptest::collection::vec((0usize..600, any::<u8>()), 1..8)) {
+        let psk = psk(Suite::Aes128Sha256);
+        let (_client, mut bytes) = hello(&psk);
+        for (at, byte) in changes {
+            if let Some(there) = bytes.get_mut(at) {
+                *there = byte;
+            }
+        }
+        let mut acceptor = Acceptor::default();
+        acceptor.receive(&bytes);
+        let _ = acceptor.hello();
+        let mut server = acceptor.accept(&psk).unwrap();
+        server.receive_end();
+        prop_assert!(server.handshake() != Ok(true));
+    }
+}
