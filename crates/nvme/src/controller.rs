@@ -39,7 +39,7 @@ use errors::{ErrorLog, Fault};
 use events::{Events, Kind};
 use features::Features;
 pub use io::{IoCommand, IoOp, Unfused, Work};
-pub use logs::{Discovery, DiscoveryEntry, DiscoveryKind};
+pub use logs::{Discovery, DiscoveryEntry, DiscoveryKind, Tls};
 pub use namespace::Namespace;
 use properties::Properties;
 use reservations::Told;

@@ -28,7 +28,8 @@ pub mod tls;
 pub use connection::{Action, Config, Connection, End, IN_CAPSULE_BYTES, Queue, Tag};
 pub use controller::{
     Controller, CopyWork, Discovery, DiscoveryEntry, DiscoveryKind, Event, IoCommand, IoOp, Limits,
-    MAX_IO_QUEUES, Namespace, ReservationOp, Role, Subsystem, Unfused, Verdict, Work, write_report,
+    MAX_IO_QUEUES, Namespace, ReservationOp, Role, Subsystem, Tls, Unfused, Verdict, Work,
+    write_report,
 };
 pub use controllers::{Connected, Controllers};
 pub use entry::{Completion, Sqe};

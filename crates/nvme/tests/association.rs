@@ -16,7 +16,7 @@ use nvme::fabrics::DISCOVERY_NQN;
 use nvme::identify::{Cns, IdentifyController, IdentifyNamespace};
 use nvme::log::{AnaState, LogId};
 use nvme::testing::{Host, Reply};
-use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Event, Namespace, Sqe, Status};
+use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Event, Namespace, Sqe, Status, Tls};
 use zerocopy::FromBytes;
 
 const S: Duration = Duration::from_secs(1);
@@ -337,6 +337,11 @@ fn discovery(n: u16) -> Rc<Discovery> {
         nqn: if i == 0 { DISCOVERY_NQN.into() } else { format!("nqn.2026-01.example:v{i}") },
         address: if i == 2 { "[fd00::7]:4420".parse() } else { "192.0.2.9:4420".parse() }.unwrap(),
         port_id: 1,
+        tls: match i {
+            1 => Tls::Required,
+            2 => Tls::Possible,
+            _ => Tls::None,
+        },
     };
     Rc::new(Discovery { generation: n.into(), entries: (0..n).map(entry).collect() })
 }
@@ -371,7 +376,11 @@ fn a_host_discovers() {
     };
     assert_eq!(whole[1024..1028], [3, 1, 3, 4], "TCP, IPv4, this subsystem, no flow control");
     assert_eq!(whole[1024 + 10], 0b10, "EPCSD");
-    assert_eq!(whole[2048..2056], [3, 1, 2, 4, 1, 0, 0xff, 0xff]);
+    assert_eq!(whole[2048..2056], [3, 1, 2, 4 | 1, 1, 0, 0xff, 0xff], "a secure channel");
+    let (treq, sectype) =
+        ([1, 2, 3, 4].map(|n| n * 1024 + 3), [1, 2, 3, 4].map(|n| n * 1024 + 768));
+    assert_eq!(treq.map(|at| whole[at]), [4, 5, 4, 4]);
+    assert_eq!(sectype.map(|at| whole[at]), [0, 2, 2, 0], "TLS 1.3");
     assert_eq!(text(1, 32, 32).trim_end_matches(' '), "4420");
     assert_eq!(text(1, 512, 256).trim_end_matches(' '), "192.0.2.9");
     assert_eq!(text(1, 256, 256).trim_end_matches('\0'), "nqn.2026-01.example:v1");

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use nvme::auth::Secret;
+use nvme::tls::TlsKey;
 pub use scsi::Away;
 
 /// Identity of a volume: a UUID, the same on every node and for ever.
@@ -256,12 +257,19 @@ pub struct Subsystem {
     pub serial: String,
     /// Who may connect.
     pub access: Access<HostSecrets>,
+    /// Who may come by TLS, or has to, by NQN. Says nothing of who may connect.
+    pub tls: BTreeMap<String, HostTls>,
 }
 
 impl Subsystem {
     /// The volumes that `host` sees, by namespace identifier.
     pub(crate) fn maps<'a>(&'a self, host: &'a str) -> impl Iterator<Item = (u32, VolumeId)> + 'a {
         unmasked(&self.namespaces, &self.masks, host)
+    }
+
+    /// Whether `host` has to come by TLS.
+    pub(crate) fn requires_tls(&self, host: &str) -> bool {
+        self.tls.get(host).is_some_and(|tls| tls.required)
     }
 
     /// Whether this node serves any of the volumes that `host` sees.
@@ -327,6 +335,24 @@ pub enum HostSecrets {
         controller: Option<Secret>,
     },
     /// There are some, and they cannot be read for now: the host is to come again.
+    Unknown,
+}
+
+/// How one host comes to one subsystem by TLS (RFD 0022).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostTls {
+    /// The key that both have.
+    pub key: HostKey,
+    /// Whether the host is refused without TLS.
+    pub required: bool,
+}
+
+/// The TLS key of a host and a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostKey {
+    /// This one.
+    Known(TlsKey),
+    /// There is one, and it cannot be read for now: nobody comes by TLS.
     Unknown,
 }
 

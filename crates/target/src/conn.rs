@@ -6,7 +6,7 @@
 //! of the core (one read brings many PDUs); the rest of a large payload is read directly into
 //! its final place.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
@@ -146,9 +146,21 @@ impl<E> Inbox<E> {
     }
 }
 
-/// The staging buffer of a core.
+/// A byte stream that may have taken more to be sent than it has sent.
+pub trait Wire: AsyncRead + AsyncWrite + Unpin {
+    /// Bytes that it has taken and not sent.
+    fn waiting(&self) -> usize;
+}
+
+/// A staging buffer of a core.
 #[derive(Clone, Debug)]
 pub struct Staging(Rc<RefCell<Box<[u8]>>>);
+
+impl Staging {
+    pub(crate) fn borrow_mut(&self) -> RefMut<'_, Box<[u8]>> {
+        self.0.borrow_mut()
+    }
+}
 
 impl Default for Staging {
     fn default() -> Self {
@@ -214,11 +226,7 @@ struct Timer {
     armed: Option<Duration>,
 }
 
-impl<S, P> Conn<S, P>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-    P: Protocol,
-{
+impl<S: Wire, P: Protocol> Conn<S, P> {
     /// A connection that began at `began`.
     pub fn new(
         stream: S,
@@ -276,7 +284,7 @@ where
                 Err(e) => return Poll::Ready(End::Broken(e)),
             }
             let machine = self.protocol.machine();
-            if machine.is_closing() && machine.output().is_empty() {
+            if machine.is_closing() && machine.output().is_empty() && self.stream.waiting() == 0 {
                 return self.finish(cx, now);
             }
             match self.read(cx) {
@@ -318,16 +326,17 @@ where
     fn write(&mut self, cx: &mut Context<'_>, now: Duration) -> io::Result<bool> {
         let mut any = false;
         loop {
+            let before = self.stream.waiting();
             let output = self.protocol.machine().output();
             if output.is_empty() {
-                self.stalled = None;
-                return Ok(any);
+                return Ok(self.flush(cx, now)? || any);
             }
             let mut slices = ArrayVec::<_, GATHER>::new();
             slices.extend(output.slices().take(GATHER));
             match Pin::new(&mut self.stream).poll_write_vectored(cx, &slices) {
                 Poll::Pending => {
-                    self.stalled.get_or_insert(now);
+                    drop(slices);
+                    self.waits(before, now);
                     return Ok(any);
                 }
                 Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
@@ -342,6 +351,25 @@ where
                 Poll::Ready(Err(e)) => return Err(e),
             }
         }
+    }
+
+    /// Has the stream send what it has taken; whether it sent any.
+    fn flush(&mut self, cx: &mut Context<'_>, now: Duration) -> io::Result<bool> {
+        let before = self.stream.waiting();
+        if before > 0 && Pin::new(&mut self.stream).poll_flush(cx)?.is_pending() {
+            self.waits(before, now);
+        } else {
+            self.stalled = None;
+        }
+        Ok(self.stream.waiting() < before)
+    }
+
+    /// The stream waits for its peer, with `before` bytes taken the last time: if it has sent some of them, from now on.
+    fn waits(&mut self, before: usize, now: Duration) {
+        if self.stream.waiting() < before {
+            self.stalled = None;
+        }
+        self.stalled.get_or_insert(now);
     }
 
     fn read(&mut self, cx: &mut Context<'_>) -> io::Result<Read> {
@@ -591,6 +619,12 @@ mod tests {
         }
         fn moves_to(&self) -> Option<usize> {
             (self.moves && self.toy.blocked).then_some(3)
+        }
+    }
+
+    impl Wire for DuplexStream {
+        fn waiting(&self) -> usize {
+            0
         }
     }
 

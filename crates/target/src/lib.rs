@@ -4,10 +4,12 @@
 //! * [`server`]: one core's volumes and connections, and the doors to the other cores.
 //! * `resident`: the life of a connection, from core to core.
 //! * [`conn`]: the driver of one connection, the same for every protocol.
+//! * `channel`: what a connection reads and writes: plain, or by TLS.
 //! * `copying`: third-party copies between volumes.
 //! * `tokens`: the same by tokens.
 
 pub mod catalog;
+mod channel;
 pub mod conn;
 mod copying;
 mod iscsi;
@@ -17,7 +19,7 @@ pub mod server;
 mod tokens;
 
 pub use catalog::{
-    Absent, Access, Admission, Away, Catalog, Chap, HostSecrets, IscsiTarget, NodeIndex, Portals,
-    Remote, ServingNode, Subsystem, VolumeId,
+    Absent, Access, Admission, Away, Catalog, Chap, HostKey, HostSecrets, HostTls, IscsiTarget,
+    NodeIndex, Portals, Remote, ServingNode, Subsystem, VolumeId,
 };
 pub use server::{Door, Limits, Served, Server, Service, Session, Space, doors};

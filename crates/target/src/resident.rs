@@ -5,10 +5,12 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use rt::net::{DetachedStream, Stream};
+use rt::net::Stream;
 use tokio::time::Instant;
 
+use crate::channel::{Channel, DetachedChannel, Protection};
 use crate::conn::{Conn, End, Inbox, Protocol};
+use crate::nvme;
 use crate::server::{Line, Notice, Registration, Server, Service};
 
 /// A protocol whose connections live in a [`Server`].
@@ -48,11 +50,13 @@ pub(crate) struct Place<E> {
     pub(crate) peer: SocketAddr,
     /// The address the client came to.
     pub(crate) local: SocketAddr,
+    /// Between whom the connection is protected.
+    pub(crate) protection: Protection,
 }
 
 /// A connection between two cores.
 struct Traveller<L> {
-    stream: DetachedStream,
+    channel: DetachedChannel,
     luggage: L,
     route: Route,
 }
@@ -87,21 +91,27 @@ pub(crate) fn begin<P: Resident>(
     local: SocketAddr,
 ) {
     let luggage = P::begin(server, peer, local);
+    let keys = match P::SERVICE {
+        Service::Iscsi => None,
+        Service::Nvme => Some(nvme::keys(server)),
+    };
+    let channel = Channel::new(stream, keys, server.ciphertext());
     let (unread, began) = (VecDeque::new(), Instant::now());
     let route = Route { unread, traffic: (0, 0), began, peer, local };
-    settle::<P>(server, stream, luggage, route);
+    settle::<P>(server, channel, luggage, route);
 }
 
-fn settle<P: Resident>(server: &Rc<Server>, stream: Stream, luggage: P::Luggage, route: Route) {
+fn settle<P: Resident>(server: &Rc<Server>, channel: Channel, luggage: P::Luggage, route: Route) {
     let inbox = Inbox::default();
     let line: Rc<dyn Line> = Rc::new(InboxOf::<P>(inbox.clone()));
     let (peer, local, began) = (route.peer, route.local, route.began);
     let registration = server.register(P::SERVICE, peer, local, began, line);
-    let place =
-        Place { server: Rc::clone(server), inbox: inbox.clone(), registration, peer, local };
+    let protection = channel.protection();
+    let (at, own) = (Rc::clone(server), inbox.clone());
+    let place = Place { server: at, inbox: own, registration, peer, local, protection };
     let protocol = P::settle(place, luggage);
     let timeout = server.limits().send_timeout;
-    let mut conn = Conn::new(stream, protocol, inbox, server.staging(), timeout, began);
+    let mut conn = Conn::new(channel, protocol, inbox, server.staging(), timeout, began);
     (conn.unread, conn.traffic) = (route.unread, route.traffic);
     let server = Rc::clone(server);
     tokio::task::spawn_local(async move {
@@ -118,33 +128,37 @@ fn settle<P: Resident>(server: &Rc<Server>, stream: Stream, luggage: P::Luggage,
 async fn move_to<P: Resident>(
     server: &Server,
     core: usize,
-    conn: Conn<Stream, P>,
+    conn: Conn<Channel, P>,
     peer: SocketAddr,
     local: SocketAddr,
 ) {
     let Conn { stream, protocol, unread, began, traffic, .. } = conn;
     let luggage = protocol.pack();
-    let stream = match stream.detach() {
-        Ok(stream) => stream,
+    let channel = match stream.detach() {
+        Ok(channel) => channel,
         Err(error) => {
             tracing::warn!(%peer, %error, "a connection could not be moved");
             return;
         }
     };
     let route = Route { unread, traffic, began, peer, local };
-    let traveller = Traveller { stream, luggage, route };
+    let traveller = Traveller { channel, luggage, route };
     server.send(core, Box::new(move |server| arrive::<P>(server, traveller))).await;
 }
 
 fn arrive<P: Resident>(server: &Rc<Server>, traveller: Traveller<P::Luggage>) {
-    let Traveller { stream, luggage, route } = traveller;
+    let Traveller { channel, luggage, route } = traveller;
     // The core it comes from has one connection less now: without this its limits bound nothing.
     // And what this one has told its connections, the newcomer has not heard.
     if server.refuses(P::SERVICE, route.peer) {
         return;
     }
+    let (stream, state) = channel.into_parts();
     match server.core().attach(stream) {
-        Ok(stream) => settle::<P>(server, stream, luggage, route),
+        Ok(stream) => {
+            let channel = Channel::attach(stream, state, server.ciphertext());
+            settle::<P>(server, channel, luggage, route);
+        }
         Err(error) => tracing::warn!(peer = %route.peer, %error, "a connection was lost moving"),
     }
 }

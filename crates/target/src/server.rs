@@ -161,6 +161,8 @@ pub struct Session {
     pub initiator: Option<String>,
     /// Target name or subsystem NQN; `None` for discovery.
     pub target: Option<String>,
+    /// Whether it is protected by TLS; known once it has logged in.
+    pub tls: bool,
     /// NVMe: queue identifier. iSCSI: connection identifier.
     pub queue: u16,
     /// How long it has existed.
@@ -203,6 +205,8 @@ pub struct Server {
     draining: Cell<bool>,
     idle: RefCell<Vec<Waker>>,
     staging: Staging,
+    /// Where what TLS decrypts is read to.
+    ciphertext: Staging,
     /// Memory for third-party copies: together they are one client.
     copying: Account,
     copies: Rc<Semaphore>,
@@ -261,6 +265,7 @@ impl Server {
             draining: Cell::new(false),
             idle: RefCell::default(),
             staging: Staging::default(),
+            ciphertext: Staging::default(),
             copying: core.pool().account(),
             copies: Rc::new(Semaphore::new(copying::AT_ONCE)),
             tokens: Tokens::default(),
@@ -317,6 +322,10 @@ impl Server {
 
     pub(crate) fn staging(&self) -> Staging {
         self.staging.clone()
+    }
+
+    pub(crate) fn ciphertext(&self) -> Staging {
+        self.ciphertext.clone()
     }
 
     /// What is served to whom.
@@ -476,6 +485,7 @@ impl Server {
             local,
             initiator: None,
             target: None,
+            tls: false,
             queue: 0,
             age: Duration::ZERO,
             core: self.core.id(),
@@ -599,6 +609,11 @@ impl Registration {
             server.make_room(Stage::Discovery, server.limits.discoveries);
         }
         server.promote(self.key, if target.is_some() { Stage::Full } else { Stage::Discovery });
+    }
+
+    /// Records whether the connection is protected by TLS.
+    pub(crate) fn is_protected(&self, tls: bool) {
+        self.server.connections.borrow_mut()[self.key].session.tls = tls;
     }
 
     /// Who the client is, once it has logged in.

@@ -3,6 +3,8 @@
 
 #[path = "nvme/authentication.rs"]
 mod authentication;
+#[path = "nvme/tls.rs"]
+mod by_tls;
 #[path = "nvme/commands.rs"]
 mod commands;
 mod common;
@@ -25,12 +27,11 @@ use nvme::fabrics::{CNTLID_DYNAMIC, DISCOVERY_NQN, Property};
 use nvme::testing::{Host, Reply};
 use nvme::{Connect, Sqe, Status};
 use rt::Core;
-use rt::net::Stream;
 use target::{
     Access, Catalog, Limits, NodeIndex, Portals, Served, Server, Service, ServingNode, Subsystem,
     VolumeId, doors,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
 use volume::Volume;
 use zerocopy::IntoBytes;
@@ -111,9 +112,14 @@ fn abort(cid: u16, sqid: u16, whom: u16) -> Sqe {
     sqe
 }
 
+/// A socket, or what stands on one.
+trait Wire: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Wire for T {}
+
 /// One queue of a host.
 struct Queue {
-    stream: Stream,
+    stream: Box<dyn Wire>,
     host: Host,
     bytes: Vec<u8>,
     replies: VecDeque<Reply>,
@@ -124,20 +130,29 @@ struct Queue {
 
 impl Queue {
     async fn dial(core: &Core, to: SocketAddr) -> Self {
-        let stream = core.dial(to).await.unwrap();
-        let (bytes, replies) = (Vec::new(), VecDeque::new());
+        Self::on(core.dial(to).await.unwrap())
+    }
+
+    fn on(stream: impl Wire + 'static) -> Self {
+        let (stream, bytes, replies) = (Box::new(stream), Vec::new(), VecDeque::new());
         Self { stream, host: Host::default(), bytes, replies, cntlid: 0, connected: 0 }
     }
 
     async fn try_connect(core: &Core, to: SocketAddr, connect: &Connect) -> (Self, Status) {
         let mut queue = Self::dial(core, to).await;
-        queue.send(&queue.host.ic_req()).await;
-        assert!(matches!(queue.next().await, Reply::IcResp { .. }));
-        let (sqe, data) = connect.encode(0);
-        queue.send(&queue.host.capsule(sqe, data.as_bytes())).await;
-        let Reply::Resp { status, result, .. } = queue.next().await else { panic!("no response") };
-        (queue.cntlid, queue.connected) = (result as u16, result);
+        let status = queue.connects(connect).await;
         (queue, status)
+    }
+
+    /// How its Connect ends.
+    async fn connects(&mut self, connect: &Connect) -> Status {
+        self.send(&self.host.ic_req()).await;
+        assert!(matches!(self.next().await, Reply::IcResp { .. }));
+        let (sqe, data) = connect.encode(0);
+        self.send(&self.host.capsule(sqe, data.as_bytes())).await;
+        let Reply::Resp { status, result, .. } = self.next().await else { panic!("no response") };
+        (self.cntlid, self.connected) = (result as u16, result);
+        status
     }
 
     async fn connect(core: &Core, to: SocketAddr, connect: &Connect) -> Self {

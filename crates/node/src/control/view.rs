@@ -318,6 +318,7 @@ mod tests {
             local: ([192, 0, 2, 2], 4420).into(),
             initiator: initiator.map(Into::into),
             target: target.map(Into::into),
+            tls: false,
             queue: port,
             age: Duration::from_secs(u64::from(port)),
             core: 0,

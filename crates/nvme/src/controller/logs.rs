@@ -47,6 +47,20 @@ pub struct DiscoveryEntry {
     pub address: SocketAddr,
     /// Number of the port, the same for entries with the same address.
     pub port_id: u16,
+    /// Whether the host that asks comes by TLS.
+    pub tls: Tls,
+}
+
+/// Whether a host comes by TLS (NVMe/TCP Transport 1.0c, 3.6).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tls {
+    /// It has no key.
+    #[default]
+    None,
+    /// It may.
+    Possible,
+    /// It has to.
+    Required,
 }
 
 /// What a subsystem in the discovery log is.
@@ -280,6 +294,10 @@ impl Controller {
 
     fn record(&self, entry: &DiscoveryEntry) -> DiscoveryRecord {
         const TRTYPE_TCP: u8 = 3;
+        /// TREQ: a secure channel is required (NVMe Base 2.0, 5.16.1.23).
+        const TREQ_SECURE_CHANNEL: u8 = 1;
+        /// TSAS of TCP: TLS 1.3.
+        const SECTYPE_TLS13: u8 = 2;
         /// TREQ: SQ flow control may be disabled.
         const TREQ_NO_FLOW_CONTROL: u8 = 1 << 2;
         /// EFLAGS: persistent connections to the discovery controller.
@@ -296,6 +314,14 @@ impl Controller {
             DiscoveryKind::Current => 3,
         };
         record.treq = TREQ_NO_FLOW_CONTROL;
+        if entry.tls != Tls::None {
+            record.tsas[0] = SECTYPE_TLS13;
+        }
+        // Where it is possible nothing is said of what is required: "not required" has Linux leave a key behind by an
+        // authentication, for a TLS that is not known here.
+        if entry.tls == Tls::Required {
+            record.treq |= TREQ_SECURE_CHANNEL;
+        }
         record.portid = entry.port_id.into();
         record.cntlid = crate::fabrics::CNTLID_DYNAMIC.into();
         record.asqsz = self.limits.queue_entries.into();

@@ -1,4 +1,4 @@
-//! Keys as people hand them round: the PSK interchange format (NVMe/TCP Transport 1.0c, 3.6.1.5).
+//! Keys as people hand them round: the PSK interchange format (NVMe/TCP Transport 1.0c, 3.6.1).
 
 use std::fmt;
 
@@ -85,7 +85,7 @@ impl TlsKey {
         Psks::new(self, hostnqn, subnqn)
     }
 
-    /// The retained key (3.6.1.2); `None` if the host's name is too long for that.
+    /// The retained key (3.6.1); `None` if the host's name is too long for that.
     pub(super) fn retained(&self, layout: Layout, hostnqn: &str) -> Option<Hidden> {
         if !self.transformed {
             return Some(self.bytes.clone());

@@ -43,6 +43,8 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 struct Association {
     queues: BTreeMap<u16, Inbox<Event>>,
+    /// Whether all of them are protected by TLS; else none is.
+    is_protected: bool,
     /// Wakes whoever waits for the controller's timer: it has changed, or is gone.
     timer: Rc<Notify>,
 }
@@ -189,12 +191,16 @@ impl Shared {
         }
     }
 
-    fn join(&self, connected: &Connected, inbox: &Inbox<Event>) {
+    fn join(&self, connected: &Connected, inbox: &Inbox<Event>, is_protected: bool) {
         let mut associations = self.associations.borrow_mut();
-        let association = associations
-            .entry(connected.cntlid)
-            .or_insert_with(|| Association { queues: BTreeMap::new(), timer: Rc::default() });
+        let new = || Association { queues: BTreeMap::new(), is_protected, timer: Rc::default() };
+        let association = associations.entry(connected.cntlid).or_insert_with(new);
         association.queues.insert(connected.queue.id, inbox.clone());
+    }
+
+    /// Whether the queues of a controller are protected by TLS, if there are any.
+    fn protection(&self, cntlid: u16) -> Option<bool> {
+        self.associations.borrow().get(&cntlid).map(|a| a.is_protected)
     }
 
     fn now(&self) -> Duration {
@@ -242,6 +248,7 @@ enum Decision {
 impl Host {
     /// Decides about a Connect, or moves to the core where that has to be done.
     pub(super) fn decide(&mut self, tag: Tag, connect: Box<Connect>) {
+        self.place.registration.is_protected(self.is_protected());
         match self.judge(&connect) {
             Decision::AtCore(core) => self.moving = Some((core, tag, connect)),
             Decision::Here(Err(completion)) => {
@@ -266,7 +273,7 @@ impl Host {
         asked: Option<SharedConfig>,
     ) {
         let server = Rc::clone(self.server());
-        server.nvme.join(connected, &self.place.inbox);
+        server.nvme.join(connected, &self.place.inbox, self.is_protected());
         if connect.qid == 0 {
             tokio::task::spawn_local(watch(Rc::downgrade(&server), connected.cntlid));
         }
@@ -300,6 +307,9 @@ impl Host {
         if self.draining {
             return Decision::Here(Err(Connect::refuse_busy()));
         }
+        if !self.is_named_by(connect) {
+            return Decision::Here(Err(Connect::refuse_host()));
+        }
         if connect.is_discovery() {
             let log = view::discovery(&catalog, &connect.hostnqn, self.place.local);
             let (subsystem, role) = (view::discovery_subsystem(), Role::Discovery(log));
@@ -314,6 +324,9 @@ impl Host {
         let Some(admission) = entry.access.admission(&connect.hostnqn) else {
             return Decision::Here(Err(Connect::refuse_host()));
         };
+        if entry.requires_tls(&connect.hostnqn) && !self.is_protected() {
+            return Decision::Here(Err(Connect::refuse_host()));
+        }
         if !entry.serves(&connect.hostnqn) {
             // Nothing that the host sees of it is here for now: the host is to come again.
             return Decision::Here(Err(Connect::refuse_busy()));
@@ -330,6 +343,9 @@ impl Host {
             },
         };
         if connect.qid > 0 {
+            if server.nvme.protection(connect.cntlid) == Some(!self.is_protected()) {
+                return Decision::Here(Err(Connect::refuse_controller()));
+            }
             let connected = server.nvme.controllers.borrow_mut().connect_io(connect);
             return Decision::Here(connected.map(|c| (c, asked)));
         }
@@ -392,6 +408,9 @@ impl Host {
             None => Err("the host may not use this subsystem any more"),
             Some((_, Admission::Proof(_))) if self.asked.is_none() => {
                 Err("the host has to prove who it is")
+            }
+            Some((entry, _)) if entry.requires_tls(hostnqn) && !self.is_protected() => {
+                Err("the host has to come by TLS")
             }
             // A host without multipathing waits for a connection, and not for a namespace.
             Some((entry, _)) if !entry.serves(hostnqn) => {

@@ -8,6 +8,7 @@
 //! | `command` | a command from its arrival to its completion |
 //! | `copy` | Copy, carried out |
 //! | `fused` | Compare and Write |
+//! | `protection` | hosts that come by TLS |
 //! | `reservations` | commands that change or tell reservations, and what hosts hear of changes |
 //! | `tasks` | the commands in flight of one connection |
 //! | `view` | what a host sees of the catalog |
@@ -17,6 +18,7 @@ mod authentication;
 mod command;
 mod copy;
 mod fused;
+mod protection;
 mod reservations;
 mod tasks;
 mod view;
@@ -41,6 +43,7 @@ use association::Seat;
 pub(crate) use association::Shared;
 use authentication::Asked;
 use fused::Before;
+pub(crate) use protection::keys;
 use tasks::Tasks;
 
 /// What comes to a connection from elsewhere.

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use block::{Access, Info};
 use nvme::fabrics::DISCOVERY_NQN;
 use nvme::log::AnaState;
-use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Namespace, Subsystem};
+use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Namespace, Subsystem, Tls};
 
 use crate::catalog::{Absent, Catalog, VolumeId, by_name, dialled, in_common};
 use crate::server::{MAX_TRANSFER_BYTES, Served, Server};
@@ -104,8 +104,14 @@ pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> 
         let own = if is_served { portals.as_slice() } else { &[] };
         let others = catalog.others_serving(&seen);
         let others = others.into_iter().map(|(node, at)| (node.first_portal(), at.nvme.as_slice()));
+        let tls = here.into_iter().chain(remote).find_map(|s| s.tls.get(hostnqn));
+        let tls = match tls {
+            None => Tls::None,
+            Some(tls) if tls.required => Tls::Required,
+            Some(_) => Tls::Possible,
+        };
         for (first, portals) in std::iter::once((first, own)).chain(others) {
-            entries.extend(ports(DiscoveryKind::Nvm, nqn, first, portals));
+            entries.extend(ports(DiscoveryKind::Nvm, nqn, tls, first, portals));
         }
     }
     // Who may use nothing is not told what nodes there are.
@@ -114,7 +120,7 @@ pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> 
             // One each: a host waits for those that it does not reach, one after the other.
             let nearest = at.discovery.iter().rev().max_by_key(|a| in_common(a.ip(), local.ip()));
             let (kind, first) = (DiscoveryKind::Referral, node.first_discovery());
-            entries.extend(ports(kind, DISCOVERY_NQN, first, nearest));
+            entries.extend(ports(kind, DISCOVERY_NQN, Tls::None, first, nearest));
         }
     }
     Rc::new(Discovery { generation: catalog.generation, entries })
@@ -124,6 +130,7 @@ pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> 
 fn ports<'a>(
     kind: DiscoveryKind,
     nqn: &'a str,
+    tls: Tls,
     first: u16,
     portals: impl IntoIterator<Item = &'a SocketAddr>,
 ) -> impl Iterator<Item = DiscoveryEntry> {
@@ -132,6 +139,7 @@ fn ports<'a>(
         nqn: nqn.to_owned(),
         address,
         port_id,
+        tls,
     };
     (first..).zip(portals).map(entry)
 }

@@ -11,7 +11,7 @@ use target::{Admission, HostSecrets};
 
 use super::*;
 
-const HOST_SECRET: &str = "DHHC-1:00:ERgfJi00O0JJUFdeZWxzeoGIj5adpKuyucDHztXc4+oQKkVI:";
+pub(super) const HOST_SECRET: &str = "DHHC-1:00:ERgfJi00O0JJUFdeZWxzeoGIj5adpKuyucDHztXc4+oQKkVI:";
 const OTHER_SECRET: &str = "DHHC-1:00:g4qRmJ+mrbS7wsnQ197l7PP6AQgPFh0kKzI5QEdOVVxwYX7k:";
 const CONTROLLER_SECRET: &str = "DHHC-1:01:kcxKKkDGIyL6bvTQ4Bt9Ezc0BxjHs3BnOMW1NDVxqM+rLVUt:";
 
@@ -31,7 +31,7 @@ fn admitting(admission: Admission<HostSecrets>) -> Arc<Catalog> {
 }
 
 /// Likewise, by a secret.
-fn guarded(host: &str) -> Arc<Catalog> {
+pub(super) fn guarded(host: &str) -> Arc<Catalog> {
     let controller = Some(secret(CONTROLLER_SECRET));
     admitting(Admission::Proof(HostSecrets::Known { host: secret(host), controller }))
 }
@@ -43,7 +43,7 @@ async fn serve_guarded(core: &Core, limits: Limits) -> (Rc<Server>, SocketAddr) 
 }
 
 /// What the host has; whether it wants the controller to prove itself.
-fn config(host: &str, mutual: bool) -> SharedConfig {
+pub(super) fn config(host: &str, mutual: bool) -> SharedConfig {
     Arc::new(Config {
         host_nqn: connect(0, 0).hostnqn,
         subsystem_nqn: SUBNQN.into(),
@@ -80,7 +80,7 @@ impl Queue {
     }
 
     /// Authenticates; how it fails if it does.
-    async fn prove(&mut self, config: SharedConfig) -> Result<(), End> {
+    pub(super) async fn prove(&mut self, config: SharedConfig) -> Result<(), End> {
         let (mut prover, message) = Prover::start(config, 7);
         let mut next = Next::Send(message);
         loop {

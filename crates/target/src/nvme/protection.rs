@@ -1,0 +1,57 @@
+//! Hosts that come by TLS (RFD 0022): whose key it is, and what they may connect.
+
+use std::rc::Rc;
+
+use nvme::Connect;
+use nvme::tls::{Identity, Psk, Suite};
+use tls::Hello;
+
+use super::Host;
+use crate::catalog::{Catalog, HostKey};
+use crate::channel::{Ends, Keys};
+use crate::server::Server;
+
+/// Keys that are looked at, of those that a host says it has. It has one for each subsystem.
+const OFFERS: usize = 4;
+
+/// Finds keys in the catalog that is in force.
+pub(crate) fn keys(server: &Rc<Server>) -> Keys {
+    let server = Rc::clone(server);
+    Box::new(move |hello| find(&server.catalog(), hello))
+}
+
+/// The first key of those that a host says it has that it does have, and between whom it is.
+fn find(catalog: &Catalog, hello: &Hello) -> Option<(tls::Psk, Ends)> {
+    hello.offers().iter().take(OFFERS).find_map(|offer| {
+        let identity = Identity::parse(&offer.identity)?;
+        let (host, subsystem) = (identity.hostnqn, identity.subnqn);
+        let HostKey::Known(key) = &catalog.subsystems.get(subsystem)?.tls.get(host)?.key else {
+            return None;
+        };
+        let named = |psk: &Psk| psk.identity().as_bytes() == offer.identity;
+        let mut psks = key.psks(host, subsystem).filter(named).map(|psk| for_tls(&psk));
+        let psk = psks.find(|psk| hello.has(offer, psk))?;
+        Some((psk, Ends { host: host.into(), subsystem: subsystem.into() }))
+    })
+}
+
+fn for_tls(psk: &Psk) -> tls::Psk {
+    let suite = match psk.suite() {
+        Suite::Aes128Sha256 => tls::Suite::Aes128Sha256,
+        Suite::Aes256Sha384 => tls::Suite::Aes256Sha384,
+    };
+    tls::Psk::new(psk.identity().as_bytes(), psk.key(), suite)
+}
+
+impl Host {
+    /// Whether the connection is protected by TLS.
+    pub(super) fn is_protected(&self) -> bool {
+        self.place.protection.get().is_some()
+    }
+
+    /// Whether a Connect names whom the connection's key is of, if it has one.
+    pub(super) fn is_named_by(&self, connect: &Connect) -> bool {
+        let is = |ends: &Ends| ends.host == connect.hostnqn && ends.subsystem == connect.subnqn;
+        self.place.protection.get().is_none_or(is)
+    }
+}
