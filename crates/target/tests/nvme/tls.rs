@@ -297,7 +297,7 @@ fn a_host_proves_its_secret_within_tls() {
         server.set_catalog(of(Subsystem { access, ..subsystem(rule(KEY, true)) }));
         let (mut admin, status) = try_connect(&core, at, &psk(KEY), &connect(0, 0)).await;
         assert!(status.is_success());
-        assert_eq!(admin.read().await, Status::AUTHENTICATION_REQUIRED.do_not_retry());
+        assert_eq!(admin.read().await, Status::AUTHENTICATION_REQUIRED);
         admin.prove(config(HOST_SECRET, true)).await.unwrap();
         admin.command(Property::encode(1, 0x14, false, Some(0x0046_0001))).await;
         assert!(admin.status(1).await.0.is_success());
