@@ -15,6 +15,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::conn::{Staging, Wire};
 
+/// How much of a name that nobody knows is logged, in bytes: all of one that could be known.
+const NAME_BYTES: usize = 525;
+
 /// Between whom a channel is protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ends {
@@ -103,6 +106,10 @@ impl Channel {
             State::Tls(session, _) => session.room().min(staging.len()),
             _ => staging.len(),
         };
+        if room == 0 {
+            // It goes on as soon as it has a record, and has more than one: it is not what it should be.
+            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        }
         let mut buf = ReadBuf::new(&mut staging[..room]);
         ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf))?;
         match &mut self.state {
@@ -119,7 +126,12 @@ impl Channel {
         if let State::Hello(acceptor) = &mut self.state {
             let Some(hello) = acceptor.hello()? else { return Ok(false) };
             let found = self.keys.as_ref().and_then(|keys| keys(&hello));
-            let (psk, ends) = found.ok_or(Error::WrongKey)?;
+            let (psk, ends) = found.ok_or_else(|| {
+                let named = hello.offers().first().map_or(&[][..], |offer| &offer.identity);
+                let named = String::from_utf8_lossy(&named[..named.len().min(NAME_BYTES)]);
+                tracing::info!(key = ?named, "a client of TLS does not have such a key");
+                Error::WrongKey
+            })?;
             let session = std::mem::take(acceptor).accept(&psk)?;
             self.state = State::Tls(Box::new(session), Some(ends));
         }
@@ -138,6 +150,7 @@ impl Channel {
 
     /// Refuses the client: it is told why, as far as the socket takes that.
     fn refuse(&mut self, cx: &mut Context<'_>, why: Error) -> io::Error {
+        tracing::info!(peer = ?self.stream.peer_addr().ok(), %why, "a handshake of TLS has failed");
         if let Some(alert) = why.alert_record() {
             let _ = Pin::new(&mut self.stream).poll_write(cx, &alert);
         }
@@ -271,12 +284,12 @@ impl AsyncWrite for Channel {
         if matches!(this.state, State::Plain | State::Undecided) {
             return Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
         }
-        let sent = this.poll_send(cx)?;
+        let _ = this.poll_send(cx)?;
         let State::Tls(session, _) = &mut this.state else { return Poll::Pending };
         let written = session.write(bufs.iter().map(|buf| &**buf));
         match written.map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))? {
-            // The socket wakes the task once it takes some of what waits.
-            0 if sent.is_pending() => Poll::Pending,
+            // The socket wakes the task once it takes some of what waits, or the client once it goes on.
+            0 => Poll::Pending,
             n => {
                 let _ = this.poll_send(cx)?;
                 Poll::Ready(Ok(n))

@@ -713,6 +713,100 @@ mod tests {
         assert_eq!(began.elapsed().as_secs(), 30);
     }
 
+    /// A stream that takes up to 1000 bytes at once, and sends them when it is told to.
+    struct Holding {
+        stream: DuplexStream,
+        held: Vec<u8>,
+    }
+
+    impl AsyncRead for Holding {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
+        }
+    }
+
+    impl AsyncWrite for Holding {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            let this = self.get_mut();
+            if this.held.len() >= 1000 {
+                ready!(Pin::new(&mut *this).poll_flush(cx))?;
+            }
+            let n = buf.len().min(1000 - this.held.len());
+            this.held.extend_from_slice(&buf[..n]);
+            Poll::Ready(Ok(n))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            let this = self.get_mut();
+            while !this.held.is_empty() {
+                let n = ready!(Pin::new(&mut this.stream).poll_write(cx, &this.held))?;
+                this.held.drain(..n);
+            }
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+        }
+    }
+
+    impl Wire for Holding {
+        fn waiting(&self) -> usize {
+            self.held.len()
+        }
+    }
+
+    fn holding(echo: Echo, stream: DuplexStream) -> Conn<Holding, Echo> {
+        let (inbox, held) = (echo.inbox.clone(), Vec::new());
+        let (stream, timeout) = (Holding { stream, held }, Duration::from_secs(30));
+        Conn::new(stream, echo, inbox, Staging::default(), timeout, Instant::now())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_stream_holds_is_sent_before_the_end() {
+        let (mut client, server) = duplex(16);
+        let mut conn = holding(Echo::default(), server);
+        let talk = async {
+            let message: Vec<u8> = std::iter::once(200).chain(vec![7; 200]).collect();
+            let mut got = vec![0; 200];
+            client.write_all(&message).await.unwrap();
+            client.read_exact(&mut got).await.unwrap();
+            client.write_all(&message).await.unwrap();
+            client.write_all(&[0]).await.unwrap();
+            client.read_exact(&mut got).await.unwrap();
+            assert_eq!(client.read(&mut got).await.unwrap(), 0, "closed");
+        };
+        let (end, ()) = tokio::join!(conn.run(), talk);
+        assert!(matches!(end, End::Done), "{end:?}");
+    }
+
+    /// Whoever takes something now and then is waited for; the machine has nothing more to send meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_take_what_a_stream_holds_is_let_go() {
+        let (mut client, server) = duplex(16);
+        let mut echo = Echo::default();
+        echo.toy.out.push_bytes(&[1; 500]);
+        let mut conn = holding(echo, server);
+        let began = Instant::now();
+        let slow = async {
+            for _ in 0..5 {
+                tokio::time::sleep(Duration::from_secs(20)).await;
+                client.read_exact(&mut [0; 16]).await.unwrap();
+            }
+        };
+        let (end, ()) = tokio::join!(conn.run(), slow);
+        assert!(matches!(end, End::SendStalled), "{end:?}");
+        assert_eq!(began.elapsed().as_secs(), 5 * 20 + 30);
+    }
+
     /// The machine's clock runs for the rest of a message, so that has to be read.
     #[tokio::test(start_paused = true)]
     async fn the_rest_of_a_message_is_read_however_much_waits_to_be_sent() {

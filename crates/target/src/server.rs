@@ -612,7 +612,7 @@ impl Registration {
     }
 
     /// Records whether the connection is protected by TLS.
-    pub(crate) fn is_protected(&self, tls: bool) {
+    pub(crate) fn set_tls(&self, tls: bool) {
         self.server.connections.borrow_mut()[self.key].session.tls = tls;
     }
 

@@ -248,7 +248,7 @@ enum Decision {
 impl Host {
     /// Decides about a Connect, or moves to the core where that has to be done.
     pub(super) fn decide(&mut self, tag: Tag, connect: Box<Connect>) {
-        self.place.registration.is_protected(self.is_protected());
+        self.place.registration.set_tls(self.is_protected());
         match self.judge(&connect) {
             Decision::AtCore(core) => self.moving = Some((core, tag, connect)),
             Decision::Here(Err(completion)) => {

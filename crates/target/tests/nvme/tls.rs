@@ -442,10 +442,10 @@ fn a_host_of_tls_that_does_not_read_is_let_go() {
         let limits = Limits { send_timeout: Duration::from_secs(1), ..Limits::default() };
         let (server, at) = serve_by(&core, limits, rule(KEY, true)).await;
         let (mut admin, mut io) = associate_by(&core, at, &psk(KEY)).await;
+        let began = Instant::now();
         for cid in 0..30 {
             io.command(rw(NvmOpcode::Read, cid, 2048)).await;
         }
-        let began = Instant::now();
         while server.sessions().len() > 1 {
             assert!(began.elapsed() < PATIENCE, "it is let go");
             sleep(Duration::from_millis(20)).await;
@@ -497,22 +497,54 @@ fn tls_goes_with_its_connection_to_another_core() {
     });
 }
 
-fn has_openssl() -> bool {
-    Command::new("openssl").arg("version").stdout(Stdio::null()).status().is_ok()
+/// Whether a program of another implementation is here.
+fn has(program: &str) -> bool {
+    let is_here = Command::new(program).arg("--help").output().is_ok();
+    if !is_here {
+        skipped(&format!("{program} is not installed"));
+    }
+    is_here
 }
 
-/// What a host of OpenSSL gets for these bytes, `n` bytes of it; how the handshake ended if it failed.
-fn by_openssl(to: SocketAddr, psk: &Psk, bytes: &[u8], n: usize) -> Result<Vec<u8>, String> {
-    let hex: String = psk.key().iter().map(|byte| format!("{byte:02x}")).collect();
-    let connect = to.to_string();
-    let mut client = Command::new("openssl")
-        .args(["s_client", "-quiet", "-tls1_3", "-connect", &connect, "-psk", &hex])
-        .args(["-psk_identity", psk.identity(), "-ciphersuites", "TLS_AES_128_GCM_SHA256"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+/// Says that this test could not test: in the file that `./run test` looks at, or to whoever watches.
+fn skipped(why: &str) {
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
+        return println!("skipped: {test}: {why}");
+    };
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
+    writeln!(file, "{test}: {why}").unwrap();
+}
+
+fn hex(psk: &Psk) -> String {
+    psk.key().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn openssl(to: SocketAddr, psk: &Psk, groups: &str) -> Command {
+    let mut client = Command::new("openssl");
+    client
+        .args(["s_client", "-quiet", "-tls1_3", "-connect", &to.to_string()])
+        .args(["-psk", &hex(psk), "-psk_identity", psk.identity()])
+        .args(["-ciphersuites", "TLS_AES_128_GCM_SHA256", "-groups", groups]);
+    client
+}
+
+/// GnuTLS, with what `tlshd` asks of it for Linux' hosts.
+fn gnutls(to: SocketAddr, psk: &Psk, groups: &str) -> Command {
+    let priority = format!(
+        "SECURE256:+SECURE128:-COMP-ALL:-GROUP-ALL:{groups}:-VERS-ALL:+VERS-TLS1.3:%NO_TICKETS:+PSK:+DHE-PSK:+ECDHE-PSK"
+    );
+    let mut client = Command::new("gnutls-cli");
+    client
+        .args(["--logfile=/dev/null", "--priority", &priority, "--port", &to.port().to_string()])
+        .args(["--pskkey", &hex(psk), "--pskusername", psk.identity(), &to.ip().to_string()]);
+    client
+}
+
+/// What a client gets for these bytes, `n` bytes of it; how its handshake ended if it failed.
+fn talk(mut client: Command, bytes: &[u8], n: usize) -> Result<Vec<u8>, String> {
+    client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut client = client.spawn().unwrap();
     // It may be gone already.
     let _ = client.stdin.as_mut().unwrap().write_all(bytes);
     let mut answer = vec![0; n];
@@ -522,30 +554,47 @@ fn by_openssl(to: SocketAddr, psk: &Psk, bytes: &[u8], n: usize) -> Result<Vec<u
     came.map(|()| answer).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Another implementation of TLS finds the same in the same keys: a queue is connected, and answered.
-#[test]
-fn openssl_shakes_hands() {
-    if !has_openssl() {
-        eprintln!("SKIP openssl_shakes_hands: openssl is not installed");
-        return;
-    }
-    on_core(async |core| {
+/// A host by another implementation of TLS, with any of these groups: a queue is connected by any of its keys, and by
+/// no other.
+fn shakes_hands(client: fn(SocketAddr, &Psk, &str) -> Command, groups: &'static [&str]) {
+    on_core(async move |core| {
         let (_server, at) = serve_by(&core, Limits::default(), rule(KEY, true)).await;
         let host = Host::default();
         let (sqe, data) = connect(0, 0).encode(0);
         let bytes = [host.ic_req(), host.capsule(sqe, data.as_bytes())].concat();
         for psk in key(KEY).psks(&connect(0, 0).hostnqn, SUBNQN) {
-            let bytes = bytes.clone();
-            let talk = core.offload(move || by_openssl(at, &psk, &bytes, 128 + 24));
-            let mut answer = talk.await.unwrap().expect("a handshake");
-            let replies = Host::default().parse(&mut answer);
-            assert!(matches!(replies[0], Reply::IcResp { .. }), "{replies:?}");
-            let Reply::Resp { status, .. } = replies[1] else { panic!("{replies:?}") };
-            assert!(status.is_success(), "{status:?}");
+            for groups in groups {
+                let (bytes, client) = (bytes.clone(), client(at, &psk, groups));
+                let talk = core.offload(move || talk(client, &bytes, 128 + 24));
+                let mut answer = talk.await.unwrap().expect("a handshake");
+                let replies = Host::default().parse(&mut answer);
+                assert!(matches!(replies[0], Reply::IcResp { .. }), "{replies:?}");
+                let Reply::Resp { status, .. } = replies[1] else { panic!("{replies:?}") };
+                assert!(status.is_success(), "{status:?}");
+            }
         }
-        let wrong = psk(OTHER_KEY);
-        let talk = core.offload(move || by_openssl(at, &wrong, &bytes, 1));
-        let why = talk.await.unwrap().unwrap_err();
-        assert!(why.contains("alert decrypt error"), "{why}");
+        let client = client(at, &psk(OTHER_KEY), groups[0]);
+        let why = core.offload(move || talk(client, &bytes, 1)).await.unwrap().unwrap_err();
+        assert!(why.to_lowercase().contains("alert"), "{why}");
     });
+}
+
+/// Another implementation of TLS finds the same in the same keys. The last groups begin with one that is not known
+/// here: the client is asked to begin again (RFC 8446, 4.1.4).
+#[test]
+fn openssl_shakes_hands() {
+    if has("openssl") {
+        shakes_hands(openssl, &["X25519", "P-256", "P-521:P-384"]);
+    }
+}
+
+/// The one behind Linux' hosts.
+#[test]
+fn gnutls_shakes_hands() {
+    if has("gnutls-cli") {
+        shakes_hands(
+            gnutls,
+            &["+GROUP-X25519", "+GROUP-SECP256R1", "+GROUP-SECP521R1:+GROUP-SECP384R1"],
+        );
+    }
 }
