@@ -598,3 +598,23 @@ fn gnutls_shakes_hands() {
         );
     }
 }
+
+/// Whoever comes with certificates or with an older version hears what is missing.
+#[test]
+fn clients_that_have_no_key_are_told_so() {
+    if !has("openssl") {
+        return;
+    }
+    on_core(async |core| {
+        let (_server, at) = serve_by(&core, Limits::default(), rule(KEY, true)).await;
+        for (options, why) in [
+            (&["-tls1_3"][..], "alert missing extension"),
+            (&["-tls1_2"], "alert protocol version"),
+        ] {
+            let mut client = Command::new("openssl");
+            client.args(["s_client", "-quiet", "-connect", &at.to_string()]).args(options);
+            let told = core.offload(move || talk(client, &[], 1)).await.unwrap().unwrap_err();
+            assert!(told.contains(why), "{told}");
+        }
+    });
+}
