@@ -31,9 +31,9 @@ use frame::{Machine, SendQueue};
 
 use crate::entry::{Completion, Fuse, Sqe};
 use crate::status::Status;
+use crate::stream::{Incoming, Receiver, Sender, Tag};
 use commands::{Commands, Stage};
 pub use fatal::End;
-use receive::Receiver;
 
 /// Most data in a command capsule, in bytes, on every queue (NVMe/TCP 3.3: at least 8 KiB on the
 /// admin queue; IOCCSZ says so for I/O queues).
@@ -64,19 +64,6 @@ impl Default for Config {
             receive_timeout: Duration::from_secs(60),
             linger: Duration::from_secs(5),
         }
-    }
-}
-
-/// Handle to a command in flight on one connection: dense, from 0, reused once the command has
-/// been completed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Tag(u16);
-
-impl Tag {
-    /// The tag as an index, below the number of entries of the queue.
-    #[must_use]
-    pub fn index(self) -> usize {
-        usize::from(self.0)
     }
 }
 
@@ -155,17 +142,11 @@ pub struct Connection {
     queue: Queue,
     /// Head of the submission queue, as SQHD reports it.
     sq_head: u16,
-    header_digest: bool,
-    data_digest: bool,
-    /// Alignment of data sent to the host, in bytes.
-    host_alignment: usize,
     receiver: Receiver,
+    sender: Sender,
     commands: Commands,
     actions: VecDeque<Action>,
-    out: SendQueue,
-    /// Bytes ever put into `out`.
-    pushed: u64,
-    /// Where in that stream the responses end that have not been sent yet.
+    /// Where in what was sent the responses end that have not been sent yet.
     unsent: VecDeque<u64>,
     now: Duration,
     /// When to look for R2Ts that the host has left unanswered.
@@ -184,14 +165,10 @@ impl Connection {
             phase: Phase::Initializing,
             queue: Queue { id: 0, entries: 1, flow_control: true },
             sq_head: 0,
-            header_digest: false,
-            data_digest: false,
-            host_alignment: 4,
             receiver: Receiver::default(),
+            sender: Sender::default(),
             commands: Commands::default(),
             actions: VecDeque::new(),
-            out: SendQueue::default(),
-            pushed: 0,
             unsent: VecDeque::new(),
             now: Duration::ZERO,
             data_deadline: None,
@@ -213,7 +190,7 @@ impl Connection {
     /// Header and data digests agreed on.
     #[must_use]
     pub fn digests(&self) -> (bool, bool) {
-        (self.header_digest, self.data_digest)
+        (self.sender.digests.header, self.sender.digests.data)
     }
 
     /// Why the connection ends; `None` while it does not.
@@ -272,7 +249,7 @@ impl Connection {
         let bytes: usize = buffers.iter().map(|b| b.len()).sum();
         assert_eq!(bytes, c.host_bytes as usize, "memory granted for command {:#x}", c.cid);
         c.stage = Stage::Receiving;
-        c.data.start(buffers);
+        c.data = Incoming::new(buffers);
         if c.in_capsule {
             self.receiver.resume(tag, self.now);
             return;
@@ -351,7 +328,7 @@ impl Connection {
 
     /// Capsules whose slot is taken: in flight, or answered and the answer not sent yet.
     fn slots_taken(&mut self) -> usize {
-        let sent = self.pushed - self.out.len() as u64;
+        let sent = self.sender.sent();
         while self.unsent.front().is_some_and(|&end| end <= sent) {
             self.unsent.pop_front();
         }
@@ -369,7 +346,7 @@ impl Connection {
             // NVMe/TCP 3.6.1.3.2: not fatal, the command fails and may be tried again.
             let cid = c.cid;
             c.stage = Stage::Told;
-            c.data = commands::Incoming::default();
+            c.data = Incoming::default();
             self.respond(cid, Completion::failed(Status::TRANSIENT_TRANSPORT));
             self.actions.push_back(Action::Abort { tag });
             return;
@@ -396,7 +373,7 @@ impl Machine for Connection {
     }
 
     fn output(&mut self) -> &mut SendQueue {
-        &mut self.out
+        &mut self.sender.out
     }
 
     fn next_timer(&self) -> Option<Duration> {

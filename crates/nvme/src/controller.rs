@@ -26,11 +26,11 @@ use std::time::Duration;
 
 use block::Failure;
 
-use crate::connection::Tag;
 use crate::entry::{Completion, NSID_ALL, Sqe};
 use crate::fabrics::Connect;
 use crate::log::AnaState;
 use crate::status::Status;
+use crate::stream::Tag;
 
 pub use admin::Verdict;
 use alive::Alive;

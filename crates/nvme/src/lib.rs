@@ -21,11 +21,12 @@ pub mod log;
 pub mod pdu;
 pub mod reserving;
 mod status;
+mod stream;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod tls;
 
-pub use connection::{Action, Config, Connection, End, IN_CAPSULE_BYTES, Queue, Tag};
+pub use connection::{Action, Config, Connection, End, IN_CAPSULE_BYTES, Queue};
 pub use controller::{
     Controller, CopyWork, Discovery, DiscoveryEntry, DiscoveryKind, Event, IoCommand, IoOp, Limits,
     MAX_IO_QUEUES, Namespace, ReservationOp, Role, Subsystem, Tls, Unfused, Verdict, Work,
@@ -35,3 +36,4 @@ pub use controllers::{Connected, Controllers};
 pub use entry::{Completion, Sqe};
 pub use fabrics::Connect;
 pub use status::Status;
+pub use stream::{Digests, Tag};

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use block::{Bufs, BufsMut};
-use wire::Crc32c;
-
 use super::Tag;
 use crate::entry::Completion;
+use crate::stream::{Incoming, Owners};
 
 /// How far a command has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,72 +36,6 @@ pub(super) struct Command {
     pub(super) data: Incoming,
     /// How the command ended, when that was known before the host had sent what it was asked for.
     pub(super) outcome: Option<Completion>,
-}
-
-/// Data of one command as it arrives, in order.
-#[derive(Debug, Default)]
-pub(super) struct Incoming {
-    buffers: BufsMut,
-    /// Where the next byte goes: index of the buffer and offset in it.
-    at: (usize, usize),
-    /// Bytes received, thrown away ones included.
-    pub(super) filled: u32,
-    /// A data digest was wrong.
-    pub(super) corrupt: bool,
-}
-
-impl Incoming {
-    pub(super) fn start(&mut self, buffers: BufsMut) {
-        *self = Self { buffers, ..Self::default() };
-    }
-
-    /// Gives the memory back; what still comes is only counted.
-    pub(super) fn discard(&mut self) {
-        *self = Self { filled: self.filled, ..Self::default() };
-    }
-
-    /// The rest of the current buffer, at most `limit` bytes; `None` without buffers.
-    pub(super) fn space(&mut self, limit: usize) -> Option<&mut [u8]> {
-        let (index, offset) = self.at;
-        let buffer = self.buffers.get_mut(index)?;
-        let end = buffer.len().min(offset.saturating_add(limit));
-        buffer.get_mut(offset..end).filter(|s| !s.is_empty())
-    }
-
-    pub(super) fn advance(&mut self, n: usize) {
-        self.filled = self.filled.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
-        let (index, offset) = self.at;
-        if let Some(buffer) = self.buffers.get(index) {
-            let full = offset + n >= buffer.len();
-            self.at = if full { (index + 1, 0) } else { (index, offset + n) };
-        }
-    }
-
-    /// CRC-32C of the last `length` bytes received; `None` without buffers.
-    pub(super) fn checksum_of_last(&self, length: u32) -> Option<u32> {
-        if self.buffers.is_empty() {
-            return None;
-        }
-        let end = self.filled as usize;
-        let start = end.saturating_sub(length as usize);
-        let (mut crc, mut at) = (Crc32c::new(), 0);
-        for buffer in &self.buffers {
-            let (from, to) = (start.max(at), end.min(at + buffer.len()));
-            if from < to {
-                crc = crc.update(&buffer[from - at..to - at]);
-            }
-            at += buffer.len();
-        }
-        Some(crc.value())
-    }
-
-    pub(super) fn finish(&mut self) -> Bufs {
-        let mut out = Bufs::new();
-        for buffer in std::mem::take(self).buffers {
-            out.push(buffer.freeze());
-        }
-        out
-    }
 }
 
 const FREE: u32 = u32::MAX;
@@ -171,5 +103,11 @@ impl Commands {
     pub(super) fn oldest_transfer(&self) -> Option<Duration> {
         let waits = |c: &&Command| c.stage == Stage::Receiving && !c.in_capsule;
         self.slots.iter().flatten().filter(waits).map(|c| c.since).min()
+    }
+}
+
+impl Owners for Commands {
+    fn incoming(&mut self, tag: Tag) -> Option<&mut Incoming> {
+        self.get_mut(tag).map(|c| &mut c.data)
     }
 }

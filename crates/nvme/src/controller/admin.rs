@@ -5,10 +5,10 @@ use block::BufsMut;
 use super::errors::{Fault, field};
 use super::properties::Change;
 use super::{ABORT_LIMIT, Controller, Event};
-use crate::connection::Tag;
 use crate::entry::{AdminOpcode, Completion, FabricsType, Fuse, Sqe};
 use crate::fabrics::Property;
 use crate::status::Status;
+use crate::stream::Tag;
 
 /// What is to be done about a command that has arrived on the admin queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

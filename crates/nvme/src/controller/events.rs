@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::connection::Tag;
 use crate::entry::{Completion, Sqe};
 use crate::log::{LogId, MAX_CHANGED};
 use crate::status::Status;
+use crate::stream::Tag;
 
 /// Asynchronous Event Requests that may be outstanding (AERL + 1).
 pub(super) const LIMIT: usize = 4;
