@@ -30,6 +30,7 @@ use block::{Bufs, BufsMut, Class};
 use frame::{Machine, SendQueue};
 
 use crate::entry::{Completion, Fuse, Sqe};
+use crate::pdu::MIN_MAX_H2C_DATA;
 use crate::status::Status;
 use crate::stream::{Incoming, Receiver, Sender, Tag};
 use commands::{Commands, Stage};
@@ -158,7 +159,7 @@ impl Connection {
     /// A connection that has just been accepted: it waits for ICReq.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        let max_h2c_data = config.max_h2c_data.max(4096) & !3;
+        let max_h2c_data = config.max_h2c_data.max(MIN_MAX_H2C_DATA) & !3;
         let max_c2h_data = config.max_c2h_data.max(4096) & !3;
         Self {
             config: Config { max_h2c_data, max_c2h_data, ..config },

@@ -7,7 +7,8 @@
 //!   logs, events, keep alive, and the way from I/O commands to [`block::Request`]s.
 //!
 //! The driver stands between the two, the sockets and the volumes; `docs/rfd/0006-nvme-machine.md`
-//! draws it. Beside them stand in-band authentication, [`auth`], and the keys of TLS, [`tls`], for both roles.
+//! draws it. [`host`] is the machine of the other end of a connection (`docs/rfd/0021-the-initiator.md`).
+//! Beside them stand in-band authentication, [`auth`], and the keys of TLS, [`tls`], for both roles.
 //! The codecs ([`pdu`], [`entry`], [`fabrics`], [`identify`], [`log`], [`reserving`]) serve both roles.
 
 pub mod auth;
@@ -16,6 +17,7 @@ mod controller;
 mod controllers;
 pub mod entry;
 pub mod fabrics;
+pub mod host;
 pub mod identify;
 pub mod log;
 pub mod pdu;

@@ -20,7 +20,7 @@ mod terminate;
 
 pub use capsule::{CapsuleCmd, CapsuleResp};
 pub use data::{Data, R2t};
-pub use init::{DIGEST_DATA, DIGEST_HEADER, IcReq, IcResp, MAX_HPDA, PFV_1_0};
+pub use init::{DIGEST_DATA, DIGEST_HEADER, IcReq, IcResp, MAX_HPDA, MIN_MAX_H2C_DATA, PFV_1_0};
 pub use terminate::{FatalError, TermReq};
 
 use zerocopy::little_endian::U32;

@@ -2,7 +2,7 @@
 //! into its place, check digests, and put PDUs together.
 //!
 //! Which PDUs come, what they mean and who owns which payload is the machines': [`crate::Connection`]
-//! is the controller's.
+//! is the controller's, [`crate::host::Connection`] the host's.
 
 mod incoming;
 mod receive;

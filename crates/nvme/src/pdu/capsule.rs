@@ -47,6 +47,9 @@ pub struct CapsuleResp {
 const _: () = assert!(size_of::<CapsuleResp>() == 24);
 
 impl CapsuleResp {
+    /// Byte offset of the command identifier within the header.
+    pub const COMMAND_ID_AT: u32 = 20;
+
     /// A capsule of `cqe`, as yet without digest.
     #[must_use]
     pub fn new(cqe: Cqe) -> Self {

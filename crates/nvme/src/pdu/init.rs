@@ -22,6 +22,9 @@ pub const PFV_1_0: u16 = 0;
 /// Largest HPDA and CPDA: data aligned to 128 bytes.
 pub const MAX_HPDA: u8 = 31;
 
+/// Least that MAXH2CDATA may be, in bytes (NVMe/TCP 3.6.2.3).
+pub const MIN_MAX_H2C_DATA: u32 = 4096;
+
 /// Initialize Connection Request.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

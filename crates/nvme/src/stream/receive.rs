@@ -20,6 +20,10 @@ pub(crate) mod at {
     pub(crate) const PFV: u32 = 8;
     /// HPDA of ICReq, CPDA of ICResp.
     pub(crate) const ALIGNMENT: u32 = 10;
+    /// DGST of ICReq and ICResp.
+    pub(crate) const DIGESTS: u32 = 11;
+    /// MAXH2CDATA of ICResp.
+    pub(crate) const MAX_H2C_DATA: u32 = 12;
 }
 
 /// A fatal error: FES and FEI (NVMe/TCP 3.6.2.4).

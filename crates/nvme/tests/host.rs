@@ -1,0 +1,34 @@
+//! The host's machine: against our own controller, against a hostile one, and against anything.
+//! `fuzz/fuzz_targets/nvme_host.rs` plays the same scripts as `anything` for longer.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+#[path = "host/hostile.rs"]
+mod hostile;
+#[path = "host/pair.rs"]
+mod pair;
+#[path = "host/play.rs"]
+mod play;
+
+use proptest::prelude::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_breaks(script in prop::collection::vec(any::<u8>(), 0..600)) {
+        play::play(&script);
+    }
+
+    /// With ICResp first, so that what follows reaches the commands.
+    #[test]
+    fn nothing_breaks_behind_ic_resp(
+        config in prop::array::uniform4(any::<u8>()),
+        script in prop::collection::vec(any::<u8>(), 0..600),
+    ) {
+        let mut all = config.to_vec();
+        all.extend([play::IC_RESP, 0, 0, 0]);
+        all.extend(script);
+        play::play(&all);
+    }
+}
