@@ -141,6 +141,20 @@ impl Stream {
         }
     }
 
+    /// From now on the connection is reset when this is dropped, and what the system still holds of what was
+    /// written is not sent: for a peer that must not hear of it any more. (A simulated one is closed as
+    /// ever: what was written to it is on its way.)
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn reset_on_drop(&self) -> io::Result<()> {
+        match &self.0 {
+            StreamKind::Tcp(s, _) => s.set_zero_linger(),
+            #[cfg(feature = "sim")]
+            StreamKind::Sim(_) => Ok(()),
+        }
+    }
+
     /// Takes the connection off this core, so that another can [`crate::Core::attach`] it. Bytes
     /// that were not read yet stay in it.
     ///
