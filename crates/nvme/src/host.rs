@@ -18,6 +18,7 @@ mod commands;
 mod receive;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::Duration;
 
 use block::{Bufs, BufsMut};
@@ -165,6 +166,23 @@ pub enum End {
     ReceiveTimeout,
     /// The controller did not answer a command in time.
     CommandTimeout,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("closed"),
+            Self::Violation { error, information } => {
+                write!(f, "the controller broke the protocol: {error:?}, {information:#x}")
+            }
+            Self::ControllerTerminated { error, information } => {
+                write!(f, "the controller found this side in error: {error:?}, {information:#x}")
+            }
+            Self::EstablishTimeout => f.write_str("the controller did not answer ICReq in time"),
+            Self::ReceiveTimeout => f.write_str("the controller left a PDU unfinished"),
+            Self::CommandTimeout => f.write_str("the controller did not answer a command in time"),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 const SIMULATED: &[&str] = &[
     "block",
     "frame",
+    "initiator",
     "iscsi",
     "layers",
     "nvme",

@@ -1,0 +1,262 @@
+//! What controllers and namespaces say of themselves, checked: nothing of it is believed that would harm.
+
+use std::time::Duration;
+
+use ::nvme::identify::{IdentifyController, IdentifyNamespace, NvmController};
+use ::nvme::log::AnaState;
+use block::{ASIDE, Info};
+use zerocopy::FromBytes;
+
+use super::connect::ConnectError;
+
+/// Most data of one command that is made use of, in bytes, whatever a controller would take.
+const MAX_TRANSFER_BYTES: u64 = 4 << 20;
+
+/// Most bytes that a command without data covers, whatever a controller would take.
+const MAX_DATALESS_BYTES: u32 = 32 << 20;
+
+/// CNTRLTYPE of I/O controllers and of discovery controllers.
+const TYPE_IO: u8 = 1;
+const TYPE_DISCOVERY: u8 = 2;
+
+/// What a controller can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// Most data of one command, in bytes.
+    pub max_transfer_bytes: u32,
+    /// Most data in a capsule on an I/O queue, in bytes.
+    pub in_capsule_bytes: u32,
+    /// Most bytes that one Write Zeroes covers.
+    pub max_zero_bytes: u32,
+    /// Most bytes that one Verify covers.
+    pub max_verify_bytes: u32,
+    /// How long the controller may go on with commands after their connection has ended (CQT, NVMe Base
+    /// 2.1, 5.1.13.2.1); zero where it does not say.
+    pub quiesce: Duration,
+    /// Compare.
+    pub compare: bool,
+    /// Dataset Management.
+    pub dataset_management: bool,
+    /// Write Zeroes.
+    pub write_zeroes: bool,
+    /// Verify.
+    pub verify: bool,
+    /// Fused Compare and Write.
+    pub compare_and_write: bool,
+    /// There may be a volatile write cache.
+    pub volatile_cache: bool,
+    /// Namespaces have access states.
+    pub ana: bool,
+    /// Highest identifier of a group of namespaces.
+    pub ana_groups: u32,
+    /// Highest namespace identifier.
+    pub namespaces: u32,
+    /// Events it can tell of (OAES).
+    pub events: u32,
+}
+
+impl Abilities {
+    /// Reads what Identify says of the controller `id` of `subnqn`; `page_bytes` is the smallest memory
+    /// page (CAP.MPSMIN).
+    pub(super) fn parse(
+        bytes: &[u8],
+        (id, subnqn, is_discovery): (u16, &str, bool),
+        page_bytes: u64,
+    ) -> Result<Self, ConnectError> {
+        let unusable = |why| Err(ConnectError::Unusable(why));
+        let Ok((c, _)) = IdentifyController::read_from_prefix(bytes) else {
+            return unusable("a part of an Identify structure");
+        };
+        // Controllers before NVMe 1.4 leave the type 0.
+        let wanted = if is_discovery { TYPE_DISCOVERY } else { TYPE_IO };
+        if c.cntrltype != wanted && c.cntrltype != 0 {
+            return unusable("a controller of another type");
+        }
+        if c.cntlid.get() != id {
+            return unusable("a controller with another identifier than it connected with");
+        }
+        let end = c.subnqn.iter().position(|b| *b == 0).unwrap_or(c.subnqn.len());
+        if !is_discovery && c.subnqn[..end] != *subnqn.as_bytes() {
+            return unusable("a controller of another subsystem");
+        }
+        let max_transfer = match c.mdts {
+            0 => MAX_TRANSFER_BYTES,
+            mdts => page_bytes.checked_shl(mdts.into()).unwrap_or(u64::MAX),
+        };
+        let max_transfer = max_transfer.min(MAX_TRANSFER_BYTES);
+        // IOCCSZ counts 16 bytes, of which the entry takes four. In-capsule data begins behind it, or we
+        // do without.
+        let in_capsule = c.ioccsz.get().saturating_sub(4).saturating_mul(16);
+        let in_capsule = if c.icdoff.get() == 0 { in_capsule } else { 0 };
+        // In a part of the structure that NVMe Base 2.0 leaves empty.
+        let cqt_ms = bytes.get(386..388).and_then(|b| b.first_chunk());
+        let oncs = |bit: u16| c.oncs.get() & 1 << bit != 0;
+        Ok(Self {
+            max_transfer_bytes: u32::try_from(max_transfer).unwrap_or(u32::MAX),
+            in_capsule_bytes: in_capsule.min(64 * 1024),
+            max_zero_bytes: MAX_DATALESS_BYTES,
+            max_verify_bytes: MAX_DATALESS_BYTES,
+            quiesce: Duration::from_millis(cqt_ms.map_or(0, |b| u16::from_le_bytes(*b)).into()),
+            compare: oncs(0),
+            dataset_management: oncs(2),
+            write_zeroes: oncs(3),
+            verify: oncs(7),
+            compare_and_write: c.fuses.get() & 1 != 0,
+            volatile_cache: c.vwc & 1 != 0,
+            ana: c.cmic & 1 << 3 != 0,
+            ana_groups: c.nanagrpid.get(),
+            namespaces: c.nn.get(),
+            events: c.oaes.get(),
+        })
+    }
+
+    /// Reads what Identify says of the command set (CNS 06h); a controller before NVMe 2.0 knows no such
+    /// structure, and has no such limits.
+    pub(super) fn limit(&mut self, bytes: Option<Vec<u8>>, page_bytes: u64) {
+        let bytes = bytes.unwrap_or_default();
+        let Ok((c, _)) = NvmController::read_from_prefix(&bytes) else { return };
+        let most = |shift: u8| match shift {
+            0 => MAX_DATALESS_BYTES,
+            shift => {
+                let most = page_bytes.checked_shl(shift.into()).unwrap_or(u64::MAX);
+                u32::try_from(most).unwrap_or(u32::MAX).min(MAX_DATALESS_BYTES)
+            }
+        };
+        (self.max_zero_bytes, self.max_verify_bytes) = (most(c.wzsl), most(c.vsl));
+    }
+}
+
+/// Which volume a namespace is: what stays the same for ever (NVMe Base 2.0, 4.5.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// UUID; zeroes where it has none.
+    pub uuid: [u8; 16],
+    /// NGUID; zeroes where it has none.
+    pub nguid: [u8; 16],
+    /// EUI-64; zeroes where it has none.
+    pub eui64: [u8; 8],
+}
+
+impl Identity {
+    /// Reads a list of Namespace Identification Descriptors (NVMe Base 2.0, 5.17.2.3).
+    pub(super) fn parse(mut list: &[u8]) -> Self {
+        const EUI64: u8 = 1;
+        const NGUID: u8 = 2;
+        const UUID: u8 = 3;
+        let mut out = Self::default();
+        while let Some(([kind, length, _, _], rest)) = list.split_first_chunk()
+            && *kind != 0
+            && let Some((id, rest)) = rest.split_at_checked(usize::from(*length))
+        {
+            match (*kind, id.len()) {
+                (EUI64, 8) => out.eui64.copy_from_slice(id),
+                (NGUID, 16) => out.nguid.copy_from_slice(id),
+                (UUID, 16) => out.uuid.copy_from_slice(id),
+                _ => {}
+            }
+            list = rest;
+        }
+        out
+    }
+
+    /// Whether it tells one volume from another at all.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+/// A namespace, as a host makes use of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// Which volume it is.
+    pub identity: Identity,
+    /// What it is like.
+    pub info: Info,
+    /// Blocks that one Write Zeroes covers; 0 where there is no such command.
+    pub zero_blocks: u32,
+    /// Blocks that one Verify covers; 0 where there is no such command.
+    pub verify_blocks: u32,
+    /// Whether Write Zeroes may free space, and what is freed reads as zeroes.
+    pub frees_by_zeroing: bool,
+    /// Its group of access states (ANAGRPID).
+    pub ana_group: u32,
+}
+
+impl Described {
+    /// Reads what Identify says of a namespace; `None` for one that cannot be used: an inactive one, one
+    /// with metadata, protection information or blocks of another size than 512 and 4096 bytes.
+    pub(super) fn parse(bytes: &[u8], identity: Identity, abilities: &Abilities) -> Option<Self> {
+        /// NSFEAT: NPWG, NPDG and so on are meant.
+        const OPTPERF: u8 = 1 << 4;
+        /// NSATTR: write protected.
+        const WRITE_PROTECTED: u8 = 1 << 0;
+        /// DLFEAT: freed blocks read as zeroes; Write Zeroes may free.
+        const READS_ZEROES: u8 = 0b001;
+        const WRITE_ZEROES_FREES: u8 = 1 << 3;
+        let (n, _) = IdentifyNamespace::read_from_prefix(bytes).ok()?;
+        let format = n.lbaf.get(usize::from(n.flbas & 0xf | n.flbas >> 1 & 0x30))?;
+        let block_size =
+            1u32.checked_shl(format.lbads.into()).filter(|b| [512, 4096].contains(b))?;
+        let blocks = n.nsze.get();
+        if blocks == 0 || blocks > ASIDE.0 || format.ms.get() != 0 || n.dps & 0b111 != 0 {
+            return None;
+        }
+        let granularity =
+            |field: u16| if n.nsfeat & OPTPERF != 0 { u32::from(field) + 1 } else { 1 };
+        let physical = granularity(n.npwg.get()).saturating_mul(block_size);
+        let frees_by_zeroing = abilities.write_zeroes
+            && n.dlfeat & 0b111 == READS_ZEROES
+            && n.dlfeat & WRITE_ZEROES_FREES != 0;
+        let frees = frees_by_zeroing || abilities.dataset_management;
+        let info = Info {
+            block_size,
+            blocks,
+            aside_blocks: 0,
+            physical_block_size: physical,
+            max_transfer_blocks: (abilities.max_transfer_bytes / block_size).clamp(1, 1 << 16),
+            unmap_granularity_blocks: if frees { granularity(n.npdg.get()) } else { 0 },
+            // Dataset Management is a hint: what it does not free stays.
+            unmap_zeroes: frees_by_zeroing,
+            volatile_cache: abilities.volatile_cache,
+            native_fua: true,
+            read_only: n.nsattr & WRITE_PROTECTED != 0,
+            // The range of a Dataset Management command.
+            overhead: if frees_by_zeroing || !frees { 0 } else { 4096 },
+        };
+        // Controllers before NVMe 1.3 have no list of identifiers.
+        let identity = if identity.is_known() {
+            identity
+        } else {
+            Identity { uuid: [0; 16], nguid: n.nguid, eui64: n.eui64 }
+        };
+        // NLB has 16 bits.
+        let covers = |able: bool, bytes: u32| {
+            if able { (bytes / block_size).clamp(1, 1 << 16) } else { 0 }
+        };
+        let zero_blocks = covers(abilities.write_zeroes, abilities.max_zero_bytes);
+        let verify_blocks = covers(abilities.verify, abilities.max_verify_bytes);
+        Some(Self {
+            identity,
+            info,
+            zero_blocks,
+            verify_blocks,
+            frees_by_zeroing,
+            ana_group: n.anagrpid.get(),
+        })
+    }
+
+    /// Whether `now` is the same volume, which may have grown.
+    #[must_use]
+    pub fn continues_as(&self, now: &Self) -> bool {
+        self.identity == now.identity
+            && self.info.block_size == now.info.block_size
+            && self.info.blocks <= now.info.blocks
+    }
+}
+
+/// Whether commands are worth sending to a namespace in this state.
+#[must_use]
+pub fn is_usable(state: AnaState) -> bool {
+    matches!(state, AnaState::Optimized | AnaState::NonOptimized)
+}

@@ -1,0 +1,260 @@
+//! The task of a connection: carries bytes between a socket and the machine.
+//!
+//! Each wake-up sends what was submitted with as few system calls as it takes, reads what is there, and
+//! hands out what has ended. Small reads go through a staging buffer that all queues of the core share, so
+//! that one read brings the answers to many commands; the rest of a large payload is read into its place.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use frame::Machine;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::time::{Instant, Sleep};
+
+use super::{End, Shared, State, Transport};
+
+/// Size of the staging buffer in bytes.
+const STAGING_BYTES: usize = 128 * 1024;
+
+/// Payload whose remainder is at least this long is read directly into its place.
+const DIRECT_BYTES: usize = 32 * 1024;
+
+/// Most pieces that one system call sends.
+const GATHER: usize = 128;
+
+/// Rounds of reading and writing before the other tasks of the core get their turn.
+const ROUNDS: usize = 16;
+
+/// The staging buffer of a core: one for all of its queues. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Staging(Rc<RefCell<Box<[u8]>>>);
+
+impl Default for Staging {
+    fn default() -> Self {
+        Self(Rc::new(RefCell::new(vec![0; STAGING_BYTES].into())))
+    }
+}
+
+/// Drives one connection.
+pub(super) struct Driver<S: Transport> {
+    stream: S,
+    shared: Rc<Shared>,
+    staging: Staging,
+    send_timeout: Duration,
+    /// Since when the socket has taken nothing of what waits to be sent.
+    stalled: Option<Duration>,
+    timer: Timer,
+}
+
+#[derive(Default)]
+struct Timer {
+    sleep: Option<Pin<Box<Sleep>>>,
+    /// When `sleep` ends, as time since the connection began; `None` when it has ended.
+    armed: Option<Duration>,
+}
+
+/// A task that is dropped, as when its core stops, leaves nobody waiting.
+impl<S: Transport> Drop for Driver<S> {
+    fn drop(&mut self) {
+        if self.shared.finish(End::Broken(io::ErrorKind::Interrupted)) {
+            self.stream.abandon();
+        }
+    }
+}
+
+impl<S: Transport> Driver<S> {
+    pub(super) fn new(
+        stream: S,
+        shared: Rc<Shared>,
+        staging: Staging,
+        send_timeout: Duration,
+    ) -> Self {
+        Self { stream, shared, staging, send_timeout, stalled: None, timer: Timer::default() }
+    }
+
+    /// Drives the connection to its end.
+    pub(super) async fn run(mut self) {
+        let end = poll_fn(|cx| self.poll(cx)).await;
+        self.shared.finish(end);
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        self.shared.state.borrow_mut().awake = true;
+        let polled = self.work(cx);
+        let mut state = self.shared.state.borrow_mut();
+        match &mut state.driver {
+            Some(known) => known.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        state.awake = false;
+        polled
+    }
+
+    fn work(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        let shared = Rc::clone(&self.shared);
+        let now = shared.state.borrow().began.elapsed();
+        shared.state.borrow_mut().machine.on_timer(now);
+        for _ in 0..ROUNDS {
+            let mut state = shared.state.borrow_mut();
+            let mut busy = match self.write(&mut state, cx, now) {
+                Ok(progress) => progress,
+                Err(e) => return Poll::Ready(End::Broken(e.kind())),
+            };
+            if state.machine.is_closing() && state.machine.output().is_empty() {
+                let end = state.machine.end().unwrap_or(::nvme::host::End::Closed);
+                return Poll::Ready(End::Machine(end));
+            }
+            match self.read(&mut state, cx) {
+                Ok(Read::Bytes(_)) => busy = true,
+                Ok(Read::Nothing) => {}
+                Ok(Read::End) => return Poll::Ready(End::PeerClosed),
+                Err(e) => return Poll::Ready(End::Broken(e.kind())),
+            }
+            drop(state);
+            shared.deliver();
+            if !busy {
+                if self.stalled.is_some_and(|since| now >= since + self.send_timeout) {
+                    return Poll::Ready(End::SendStalled);
+                }
+                if self.sleeps(cx, now) {
+                    return Poll::Pending;
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Sends until nothing is left or the socket takes no more; whether anything was sent.
+    fn write(
+        &mut self,
+        state: &mut State,
+        cx: &mut Context<'_>,
+        now: Duration,
+    ) -> io::Result<bool> {
+        let mut any = false;
+        loop {
+            let output = state.machine.output();
+            if output.is_empty() {
+                self.stalled = None;
+                return Ok(any);
+            }
+            let slices: ArrayVec<_, GATHER> = output.slices().take(GATHER).collect();
+            match Pin::new(&mut self.stream).poll_write_vectored(cx, &slices) {
+                Poll::Pending => {
+                    self.stalled.get_or_insert(now);
+                    return Ok(any);
+                }
+                Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(Ok(n)) => {
+                    drop(slices);
+                    output.sent(n);
+                    self.stalled = None;
+                    any = true;
+                }
+                Poll::Ready(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
+                Poll::Ready(Err(e)) => return Err(e),
+            }
+        }
+    }
+
+    fn read(&mut self, state: &mut State, cx: &mut Context<'_>) -> io::Result<Read> {
+        let machine = &mut state.machine;
+        let Some(space) = machine.receive_space() else { return Ok(Read::Nothing) };
+        if space.len() >= DIRECT_BYTES {
+            let read = poll_read(&mut self.stream, cx, space)?;
+            if let Read::Bytes(n) = read {
+                machine.received(n);
+            }
+            return Ok(read);
+        }
+        let mut staging = self.staging.0.borrow_mut();
+        let read = poll_read(&mut self.stream, cx, &mut staging)?;
+        if let Read::Bytes(n) = read {
+            let mut bytes = &staging[..n];
+            // A host waits for nothing, so it takes all; but for one that has ended.
+            while !bytes.is_empty()
+                && let Some(space) = machine.receive_space()
+            {
+                let n = space.len().min(bytes.len());
+                let (now, later) = bytes.split_at(n);
+                space[..n].copy_from_slice(now);
+                machine.received(n);
+                bytes = later;
+            }
+        }
+        Ok(read)
+    }
+
+    /// Makes sure that the next deadline wakes this task; `false` if it has come.
+    ///
+    /// Deadlines mostly move away, so the timer is left to end early and then set again rather than being
+    /// moved with every command.
+    fn sleeps(&mut self, cx: &mut Context<'_>, now: Duration) -> bool {
+        let (machine, began) = {
+            let state = self.shared.state.borrow();
+            (state.machine.next_timer(), state.began)
+        };
+        let sends = self.stalled.map(|since| since + self.send_timeout);
+        let next = [machine, sends].into_iter().flatten().min();
+        next.is_none_or(|next| self.timer.sleeps_until(cx, began, now, next))
+    }
+}
+
+impl Timer {
+    fn sleeps_until(
+        &mut self,
+        cx: &mut Context<'_>,
+        began: Instant,
+        now: Duration,
+        next: Duration,
+    ) -> bool {
+        if self.armed.is_none_or(|armed| next < armed) {
+            // A deadline in the past that nobody acts on must not spin.
+            let next = next.max(now + Duration::from_millis(1));
+            let at = began + next;
+            match &mut self.sleep {
+                Some(sleep) => sleep.as_mut().reset(at),
+                None => self.sleep = Some(Box::pin(tokio::time::sleep_until(at))),
+            }
+            self.armed = Some(next);
+        }
+        let ended = self.sleep.as_mut().is_some_and(|s| s.as_mut().poll(cx).is_ready());
+        if ended {
+            self.armed = None;
+        }
+        !ended
+    }
+}
+
+/// What a look at the socket has come to.
+#[derive(Clone, Copy)]
+enum Read {
+    Nothing,
+    Bytes(usize),
+    End,
+}
+
+fn poll_read<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    cx: &mut Context<'_>,
+    into: &mut [u8],
+) -> io::Result<Read> {
+    let mut buf = ReadBuf::new(into);
+    match Pin::new(stream).poll_read(cx, &mut buf) {
+        Poll::Pending => Ok(Read::Nothing),
+        Poll::Ready(Ok(())) if buf.filled().is_empty() => Ok(Read::End),
+        Poll::Ready(Ok(())) => Ok(Read::Bytes(buf.filled().len())),
+        Poll::Ready(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {
+            cx.waker().wake_by_ref();
+            Ok(Read::Nothing)
+        }
+        Poll::Ready(Err(e)) => Err(e),
+    }
+}

@@ -1,0 +1,249 @@
+//! Connections that are cut, controllers that are away, namespaces that come back as others.
+
+use std::cell::RefCell;
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use block::Blocks;
+use block::testing::register::{Checker, Initially};
+use block::testing::workload::Workload;
+use common::{A, B, Wire};
+use initiator::nvme::Queue;
+use nvme::Sqe;
+use nvme::entry::NvmOpcode;
+use nvme::host::{Command, Lost, Payload};
+use nvme::pdu::IcResp;
+use target::Access;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::spawn_local;
+use tokio::time::{Instant, sleep};
+use zerocopy::IntoBytes;
+
+use super::*;
+
+/// Options by way of a wire that can be cut.
+async fn wired(core: &rt::Core, site: &Site, patience: Duration) -> (Wire, Controller) {
+    let wire = Wire::new(core, site.at).await;
+    let options = Options { patience, io_queues: 2, ..options(wire.at) };
+    let controller = Controller::connect(core, options, Staging::default()).await.unwrap();
+    (wire, controller)
+}
+
+/// Whenever the connections are cut, nothing is lost, nothing is done twice that a reader could see, and
+/// nobody is told of it.
+#[test]
+fn cuts_are_not_noticed() {
+    on_core(async |core| {
+        let site = Site::new(&core, 1 << 14).await;
+        let (wire, controller) = wired(&core, &site, PATIENCE).await;
+        let (_, client) = open(&controller).await;
+        let checker = RefCell::new(Checker::new(1, 512, Initially::Zeroes));
+        let workload = Workload::new(client, Blocks::new(Lba(0), 2048), 16, 5);
+        let cutting = async {
+            for pause_ms in [3u64, 1, 7, 2, 15, 0, 40, 5, 1, 1, 25, 9].into_iter().cycle() {
+                sleep(Duration::from_millis(pause_ms)).await;
+                wire.cut();
+            }
+        };
+        let working = async {
+            while wire.accepted.get() < 60 {
+                workload.run(&checker, 400).await.unwrap();
+            }
+        };
+        tokio::select! {
+            biased;
+            () = cutting => {}
+            () = working => {}
+        }
+        workload.audit(&checker).await.unwrap();
+        assert_eq!(workload.take_errors(), []);
+    });
+}
+
+/// Who waits for a controller that does not come back is told so in the end, and everybody after him.
+#[test]
+fn patience_has_an_end() {
+    on_core(async |core| {
+        let site = Site::new(&core, 1 << 14).await;
+        let (wire, controller) = wired(&core, &site, Duration::from_millis(200)).await;
+        let (_, client) = open(&controller).await;
+        client.write(0, &[1; 512], false).await.unwrap();
+        wire.set_open(false);
+        wire.cut();
+        let began = Instant::now();
+        let (read, write) = tokio::join!(client.read(0, 1), client.write(8, &[2; 512], false));
+        assert_eq!((read.map(drop), write), (Err(Error::Gone), Err(Error::Gone)));
+        assert!(began.elapsed() >= Duration::from_millis(200) && began.elapsed() < PATIENCE);
+        wire.set_open(true);
+        let up = async {
+            while controller.queues().is_empty() {
+                let _ = controller.changed(controller.generation()).await;
+            }
+        };
+        timeout(PATIENCE, up).await.expect("it comes back");
+        assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone), "too late");
+        let (_, client) = open(&controller).await;
+        assert_eq!(
+            client.read(0, 1).await.unwrap().to_vec(),
+            [1; 512],
+            "for whoever opens it anew"
+        );
+    });
+}
+
+/// A controller that is away for a moment is waited for.
+#[test]
+fn a_controller_that_is_away_is_waited_for() {
+    on_core(async |core| {
+        let site = Site::new(&core, 1 << 14).await;
+        let (wire, controller) = wired(&core, &site, PATIENCE).await;
+        let (_, client) = open(&controller).await;
+        wire.set_open(false);
+        wire.cut();
+        let write = spawn_local({
+            let client = client.clone();
+            async move { client.write(8, &[2; 4096], true).await }
+        });
+        sleep(Duration::from_millis(100)).await;
+        assert!(!write.is_finished());
+        wire.set_open(true);
+        write.await.unwrap().unwrap();
+        assert_eq!(client.read(8, 8).await.unwrap().to_vec(), [2; 4096]);
+    });
+}
+
+/// What comes back under the same name and is another volume gets nothing.
+#[test]
+fn a_namespace_that_has_become_another_volume_is_gone() {
+    on_core(async |core| {
+        let site = Site::new(&core, 1 << 14).await;
+        let (wire, controller) = wired(&core, &site, PATIENCE).await;
+        let (_, client) = open(&controller).await;
+        client.write(0, &[1; 512], false).await.unwrap();
+        wire.set_open(false);
+        wire.cut();
+        let write = spawn_local({
+            let client = client.clone();
+            async move { client.write(8, &[2; 4096], true).await }
+        });
+        sleep(Duration::from_millis(20)).await;
+        let (b, _) = Site::volume(&site.server, B, 1 << 14);
+        site.serve(SUBNQN, B, Access::anybody());
+        wire.set_open(true);
+        assert_eq!(write.await.unwrap(), Err(Error::Gone));
+        assert_eq!(b.space_used(), 0, "nothing was written to it");
+        site.serve(SUBNQN, A, Access::anybody());
+        assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone), "for ever");
+    });
+}
+
+/// Likewise without a cut: the controller tells of it.
+#[test]
+fn a_namespace_that_changes_while_connected_is_gone() {
+    on_core(async |core| {
+        let site = Site::new(&core, 1 << 14).await;
+        let controller = site.connect().await;
+        let (_, client) = open(&controller).await;
+        let (b, _) = Site::volume(&site.server, B, 1 << 14);
+        site.serve(SUBNQN, B, Access::anybody());
+        let gone = async {
+            while client.read(0, 1).await.is_ok() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(PATIENCE, gone).await.expect("it is noticed");
+        assert_eq!(client.write(0, &[2; 512], false).await, Err(Error::Gone));
+        assert_eq!(b.space_used(), 0);
+    });
+}
+
+/// A smaller volume is another one, whatever it says of itself.
+#[test]
+fn a_namespace_that_has_shrunk_is_gone() {
+    on_core(async |core| {
+        let site = Site::new(&core, 1 << 14).await;
+        let small = Site::new(&core, 1 << 13).await;
+        let (wire, controller) = wired(&core, &site, PATIENCE).await;
+        let (_, client) = open(&controller).await;
+        client.read(0, 1).await.unwrap();
+        wire.lead_to(small.at);
+        wire.cut();
+        assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone));
+    });
+}
+
+/// A compare and write is not sent twice: who sent it is told that nobody knows.
+#[test]
+fn a_compare_and_write_is_sent_once() {
+    on_core(async |core| {
+        let site = Site::new(&core, 1 << 14).await;
+        let (wire, controller) = wired(&core, &site, PATIENCE).await;
+        let (namespace, client) = open(&controller).await;
+        let [old, new] = [bufs(&client, &[0; 512]).await, bufs(&client, &[3; 512]).await];
+        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+        let ctx = client.ctx(0).await;
+        let both = async {
+            sleep(Duration::from_millis(50)).await;
+            wire.cut();
+            site.faults.release();
+        };
+        let sent = namespace.compare_and_write(Lba(0), (&old, &new), false, &ctx);
+        let (sent, ()) = tokio::join!(sent, both);
+        assert_eq!(sent, Err(CompareError::InDoubt));
+        assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [3; 512], "it was done after all");
+    });
+}
+
+/// What is in doubt when a connection is given up does not arrive later: the connection is reset.
+#[test]
+fn connections_in_doubt_are_reset() {
+    on_core(async |core| {
+        let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        for in_doubt in [true, false] {
+            let stream = core.dial(listener.local_addr().unwrap()).await.unwrap();
+            let (mut end, _) = listener.accept().await.unwrap();
+            let config = nvme::host::Config::default();
+            let queue = Queue::start(stream, config, Staging::default(), PATIENCE);
+            end.read_exact(&mut [0; 128]).await.unwrap();
+            end.write_all(IcResp::new(0, 4096).as_bytes()).await.unwrap();
+            while queue.room() == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            if in_doubt {
+                let sqe = Sqe::new(NvmOpcode::Flush.0, 0, 1);
+                let flush = Command { sqe, payload: Payload::None, timeout: None };
+                let flush = {
+                    let queue = queue.clone();
+                    spawn_local(async move { queue.submit(flush).await.outcome })
+                };
+                end.read_exact(&mut [0; 72]).await.unwrap();
+                queue.close();
+                assert_eq!(flush.await.unwrap(), Err(Lost::InDoubt));
+            }
+            queue.close();
+            let last = timeout(PATIENCE, end.read(&mut [0; 1])).await.unwrap();
+            match last {
+                Ok(n) => assert!(n == 0 && !in_doubt, "it ends in good order"),
+                Err(e) => assert!(e.kind() == ErrorKind::ConnectionReset && in_doubt, "{e}"),
+            }
+        }
+    });
+}
+
+/// A controller that falls silent is given up when a keep alive is not answered.
+#[test]
+fn silence_is_noticed() {
+    on_core(async |core| {
+        let site = Site::new(&core, 1 << 14).await;
+        let wire = Wire::new(&core, site.at).await;
+        let keep_alive = Duration::from_millis(300);
+        let options = Options { keep_alive, ..options(wire.at) };
+        let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
+        let (_, client) = open(&controller).await;
+        let began = Instant::now();
+        wire.freeze();
+        assert_eq!(client.read(0, 1).await.unwrap().len(), 512);
+        let took = began.elapsed();
+        assert!(took >= keep_alive && took < PATIENCE, "{took:?}");
+    });
+}
