@@ -44,6 +44,10 @@ pub enum ConnectError {
     /// The controller refused Connect.
     #[error("refused to connect: {0:?}")]
     Refused(Status),
+    /// The controller refused Connect of an I/O queue. It may have lost the association meanwhile, whatever
+    /// it says, so this is never final.
+    #[error("refused to connect an I/O queue: {0:?}")]
+    RefusedQueue(Status),
     /// A proof has failed.
     #[error("the proof of who is who has failed: {0:?}")]
     Proof(auth::End),
@@ -70,7 +74,11 @@ impl ConnectError {
             Self::Proof(_) | Self::SecretMissing | Self::ControllerUnproved | Self::Unusable(_) => {
                 true
             }
-            Self::Dial(_) | Self::TimedOut | Self::Ended(_) | Self::Failed(_) => false,
+            Self::Dial(_)
+            | Self::TimedOut
+            | Self::Ended(_)
+            | Self::RefusedQueue(_)
+            | Self::Failed(_) => false,
         }
     }
 }
@@ -181,7 +189,8 @@ impl Connector {
         let (sqe, data) = connect.encode(0);
         match admin.send(sqe, data.as_bytes()).await {
             Ok(result) => Ok(result),
-            Err(Failed::Refused(status)) => Err(ConnectError::Refused(status)),
+            Err(Failed::Refused(status)) if wanted.id == 0 => Err(ConnectError::Refused(status)),
+            Err(Failed::Refused(status)) => Err(ConnectError::RefusedQueue(status)),
             Err(Failed::Lost(_)) => Err(ConnectError::Ended(admin.queue.ended().await)),
             Err(failed) => Err(failed.into()),
         }
