@@ -81,7 +81,7 @@ impl Abilities {
         }
         let max_transfer = match c.mdts {
             0 => MAX_TRANSFER_BYTES,
-            mdts => page_bytes.checked_shl(mdts.into()).unwrap_or(u64::MAX),
+            mdts => scaled(page_bytes, mdts),
         };
         let max_transfer = max_transfer.min(MAX_TRANSFER_BYTES);
         // IOCCSZ counts 16 bytes, of which the entry takes four. In-capsule data begins behind it, or we
@@ -118,12 +118,17 @@ impl Abilities {
         let most = |shift: u8| match shift {
             0 => MAX_DATALESS_BYTES,
             shift => {
-                let most = page_bytes.checked_shl(shift.into()).unwrap_or(u64::MAX);
-                u32::try_from(most).unwrap_or(u32::MAX).min(MAX_DATALESS_BYTES)
+                let most = scaled(page_bytes, shift).min(MAX_DATALESS_BYTES.into());
+                u32::try_from(most).unwrap_or(MAX_DATALESS_BYTES)
             }
         };
         (self.max_zero_bytes, self.max_verify_bytes) = (most(c.wzsl), most(c.vsl));
     }
+}
+
+/// `unit` times two to the power of `shift`, which is anything.
+fn scaled(unit: u64, shift: u8) -> u64 {
+    unit.saturating_mul(1u64.checked_shl(shift.into()).unwrap_or(u64::MAX))
 }
 
 /// Which volume a namespace is: what stays the same for ever (NVMe Base 2.0, 4.5.1).
@@ -259,4 +264,105 @@ impl Described {
 #[must_use]
 pub fn is_usable(state: AnaState) -> bool {
     matches!(state, AnaState::Optimized | AnaState::NonOptimized)
+}
+
+#[cfg(test)]
+mod tests {
+    use ::nvme::identify::LbaFormat;
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    const SUBNQN: &str = "nqn.2026-01.com.example:disk";
+
+    fn controller() -> IdentifyController {
+        let mut c = IdentifyController::zeroed();
+        (c.cntrltype, c.cntlid, c.mdts, c.ioccsz) = (1, 9.into(), 8, 260.into());
+        c.subnqn[..SUBNQN.len()].copy_from_slice(SUBNQN.as_bytes());
+        c.oncs = 0xffff.into();
+        c
+    }
+
+    fn abilities(c: &IdentifyController) -> Result<Abilities, ConnectError> {
+        Abilities::parse(c.as_bytes(), (9, SUBNQN, false), 4096)
+    }
+
+    fn namespace() -> IdentifyNamespace {
+        let mut n = IdentifyNamespace::zeroed();
+        (n.nsze, n.nguid) = (1000.into(), [5; 16]);
+        n.lbaf[0] = LbaFormat { ms: 0.into(), lbads: 12, rp: 0 };
+        n
+    }
+
+    fn described(n: &IdentifyNamespace) -> Option<Described> {
+        let abilities = abilities(&controller()).unwrap();
+        Described::parse(n.as_bytes(), Identity::default(), &abilities)
+    }
+
+    /// NVMe Base 2.0, 5.17.2.1: whose structure it is, and numbers of any size.
+    #[test]
+    fn controllers_are_not_believed_everything() {
+        let usual = abilities(&controller()).unwrap();
+        assert_eq!((usual.max_transfer_bytes, usual.in_capsule_bytes), (1 << 20, 4096));
+        let changed = |change: &dyn Fn(&mut IdentifyController)| {
+            let mut c = controller();
+            change(&mut c);
+            abilities(&c)
+        };
+        assert!(changed(&|c| c.cntlid = 8.into()).is_err(), "another controller");
+        assert!(changed(&|c| c.cntrltype = 2).is_err(), "a discovery controller");
+        assert!(changed(&|c| c.subnqn[3] = b'x').is_err(), "another subsystem");
+        assert!(changed(&|c| c.subnqn = [b'n'; 256]).is_err(), "a name without end");
+        for (mdts, bytes) in [(0, 4 << 20), (1, 8192), (63, 4 << 20), (255, 4 << 20)] {
+            assert_eq!(changed(&|c| c.mdts = mdts).unwrap().max_transfer_bytes, bytes, "{mdts}");
+        }
+        for (ioccsz, bytes) in [(0, 0), (3, 0), (4, 0), (5, 16), (u32::MAX, 65536)] {
+            let found = changed(&|c| c.ioccsz = ioccsz.into()).unwrap().in_capsule_bytes;
+            assert_eq!(found, bytes, "{ioccsz}");
+        }
+        let elsewhere = changed(&|c| c.icdoff = 1.into()).unwrap();
+        assert_eq!(elsewhere.in_capsule_bytes, 0, "data that does not begin behind the entry");
+        assert!(Abilities::parse(&[0; 100], (9, SUBNQN, false), 4096).is_err(), "cut off");
+        let mut limited = usual;
+        let limits =
+            NvmController { vsl: 255, wzsl: 1, wusl: 0, dmrl: 0, dmrsl: 0.into(), dmsl: 0.into() };
+        limited.limit(Some(limits.as_bytes().to_vec()), 4096);
+        assert_eq!((limited.max_zero_bytes, limited.max_verify_bytes), (8192, 32 << 20));
+    }
+
+    /// NVM Command Set 1.0, 4.1.5.1: what cannot be used is not.
+    #[test]
+    fn namespaces_are_not_believed_everything() {
+        let usual = described(&namespace()).unwrap();
+        assert_eq!((usual.info.block_size, usual.info.blocks), (4096, 1000));
+        assert_eq!((usual.identity.nguid, usual.zero_blocks), ([5; 16], 8192));
+        let unusable = |change: &dyn Fn(&mut IdentifyNamespace)| {
+            let mut n = namespace();
+            change(&mut n);
+            described(&n).is_none()
+        };
+        for lbads in [0, 8, 10, 13, 31, 32, 255] {
+            assert!(unusable(&|n| n.lbaf[0].lbads = lbads), "{lbads}");
+        }
+        assert!(unusable(&|n| n.nsze = 0.into()), "inactive");
+        assert!(unusable(&|n| n.nsze = u64::MAX.into()), "too large to be addressed");
+        assert!(unusable(&|n| n.lbaf[0].ms = 8.into()), "metadata");
+        assert!(unusable(&|n| n.dps = 1), "protection information");
+        assert!(unusable(&|n| n.flbas = 0x6f), "format 63, which says nothing");
+        let mut grown = usual;
+        grown.info.blocks += 1;
+        assert!(usual.continues_as(&grown) && !grown.continues_as(&usual));
+        let other = Identity { uuid: [1; 16], ..usual.identity };
+        assert!(!usual.continues_as(&Described { identity: other, ..usual }));
+    }
+
+    /// NVMe Base 2.0, 5.17.2.3.
+    #[test]
+    fn identifiers_are_read_as_far_as_they_go() {
+        let list = [&[1, 8, 0, 0][..], &[7; 8], &[2, 16, 0, 0], &[8; 16], &[3, 16, 0, 0]].concat();
+        let found = Identity::parse(&list);
+        assert_eq!((found.eui64, found.nguid, found.uuid), ([7; 8], [8; 16], [0; 16]), "cut off");
+        assert!(!Identity::parse(&[9, 0, 0, 0, 0, 1]).is_known());
+        assert!(!Identity::parse(&[2, 8, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]).is_known(), "its length");
+    }
 }

@@ -46,6 +46,9 @@ const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(10);
 /// Times that a log is read again because it changed meanwhile.
 const LOG_TRIES: usize = 5;
 
+/// Most namespaces that are listed.
+const MOST_NAMESPACES: usize = 1 << 16;
+
 /// LSP of the ANA log: groups without their namespaces.
 const GROUPS_ONLY: u8 = 1 << 0;
 
@@ -274,6 +277,9 @@ impl Live {
                 if number <= out.last().copied().unwrap_or(0) || number > self.abilities.namespaces
                 {
                     return Err(Failed::Nonsense("a list of namespaces that is out of order"));
+                }
+                if out.len() == MOST_NAMESPACES {
+                    return Err(Failed::Nonsense("a list of namespaces without end"));
                 }
                 out.push(number);
             }
