@@ -16,7 +16,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_breaks(script in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn nothing_breaks(script in prop::collection::vec(any::<u8>(), 0..1500)) {
         play::play(&script);
     }
 
@@ -24,7 +24,7 @@ proptest! {
     #[test]
     fn nothing_breaks_behind_ic_resp(
         config in prop::array::uniform4(any::<u8>()),
-        script in prop::collection::vec(any::<u8>(), 0..600),
+        script in prop::collection::vec(any::<u8>(), 0..1500),
     ) {
         let mut all = config.to_vec();
         all.extend([play::IC_RESP, 0, 0, 0]);
