@@ -200,7 +200,7 @@ enum Phase {
 pub struct Connection {
     config: Config,
     phase: Phase,
-    /// Most data in one H2CData PDU (MAXH2CDATA), in bytes.
+    /// Most data in one H2CData PDU (MAXH2CDATA), in bytes; 0 before ICResp.
     max_h2c_data: u32,
     receiver: Receiver,
     sender: Sender,
@@ -246,7 +246,7 @@ impl Connection {
     /// Digests agreed on; `None` before the controller has answered ICReq.
     #[must_use]
     pub fn agreed(&self) -> Option<Digests> {
-        (self.phase != Phase::Initializing).then_some(self.sender.digests)
+        (self.max_h2c_data > 0).then_some(self.sender.digests)
     }
 
     /// Why the connection ends; `None` while it does not.

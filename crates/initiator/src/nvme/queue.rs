@@ -76,7 +76,7 @@ pub struct Reply {
     /// Bytes of its data that have been moved: less than all of a command that succeeded where the
     /// controller did not want them, or did not give them.
     pub moved: u32,
-    /// The buffers of [`Payload::ToHost`]; behind the first `moved` bytes they hold anything.
+    /// The buffers of [`host::Payload::ToHost`]; behind the first `moved` bytes they hold anything.
     pub buffers: BufsMut,
 }
 

@@ -138,9 +138,8 @@ impl Target {
         let mut out = Vec::new();
         let queue = self.links[link].conn.output();
         while !queue.is_empty() {
-            let flat: Vec<u8> = queue.slices().flat_map(|s| s.to_vec()).collect();
-            let n = portion().clamp(1, flat.len());
-            out.extend(&flat[..n]);
+            let n = portion().clamp(1, queue.len());
+            out.extend(queue.slices().flat_map(|s| s.to_vec()).take(n));
             queue.sent(n);
         }
         out

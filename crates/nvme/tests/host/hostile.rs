@@ -507,7 +507,7 @@ fn controllers_that_stall_are_given_up() {
     mute.conn.on_timer(10 * S - Duration::from_millis(1));
     assert_eq!(mute.conn.end(), None);
     mute.conn.on_timer(10 * S);
-    assert_eq!(mute.conn.end(), Some(End::EstablishTimeout));
+    assert_eq!((mute.conn.end(), mute.conn.agreed()), (Some(End::EstablishTimeout), None));
 
     let mut half = Victim::ready(false);
     half.conn.on_timer(20 * S);
