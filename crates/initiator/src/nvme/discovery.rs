@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ::nvme::fabrics::DISCOVERY_NQN;
 use ::nvme::log::{DiscoveryHeader, DiscoveryRecord, LogId};
-use ::nvme::{DiscoveryEntry, DiscoveryKind};
+use ::nvme::{DiscoveryEntry, DiscoveryKind, Tls};
 use rt::Core;
 use zerocopy::FromBytes;
 
@@ -81,7 +81,7 @@ fn entry(record: &DiscoveryRecord) -> Option<DiscoveryEntry> {
     let port = text(&record.trsvcid)?.parse().ok()?;
     let nqn = text(&record.subnqn)?.to_owned();
     let (address, port_id) = (SocketAddr::new(ip, port), record.portid.get());
-    Some(DiscoveryEntry { kind, nqn, address, port_id })
+    Some(DiscoveryEntry { kind, nqn, address, port_id, tls: Tls::told(record) })
 }
 
 /// What stands in a field that is padded with spaces or zeroes.

@@ -63,6 +63,36 @@ pub enum Tls {
     Required,
 }
 
+impl Tls {
+    /// TREQ: a secure channel is required (NVMe Base 2.0, 5.16.1.23).
+    const TREQ_SECURE_CHANNEL: u8 = 1;
+    /// Where TREQ says that.
+    const TREQ_MASK: u8 = 0b11;
+    /// TSAS of TCP: TLS 1.3.
+    const SECTYPE_TLS13: u8 = 2;
+
+    /// What an entry of a discovery log over TCP says of it.
+    #[must_use]
+    pub fn told(record: &DiscoveryRecord) -> Self {
+        match record.treq & Self::TREQ_MASK {
+            Self::TREQ_SECURE_CHANNEL => Self::Required,
+            _ if record.tsas[0] == Self::SECTYPE_TLS13 => Self::Possible,
+            _ => Self::None,
+        }
+    }
+
+    fn tell(self, record: &mut DiscoveryRecord) {
+        if self != Self::None {
+            record.tsas[0] = Self::SECTYPE_TLS13;
+        }
+        // Where it is possible nothing is said of what is required: "not required" has Linux leave a key behind by an
+        // authentication, for a TLS that is not known here.
+        if self == Self::Required {
+            record.treq |= Self::TREQ_SECURE_CHANNEL;
+        }
+    }
+}
+
 /// What a subsystem in the discovery log is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiscoveryKind {
@@ -294,10 +324,6 @@ impl Controller {
 
     fn record(&self, entry: &DiscoveryEntry) -> DiscoveryRecord {
         const TRTYPE_TCP: u8 = 3;
-        /// TREQ: a secure channel is required (NVMe Base 2.0, 5.16.1.23).
-        const TREQ_SECURE_CHANNEL: u8 = 1;
-        /// TSAS of TCP: TLS 1.3.
-        const SECTYPE_TLS13: u8 = 2;
         /// TREQ: SQ flow control may be disabled.
         const TREQ_NO_FLOW_CONTROL: u8 = 1 << 2;
         /// EFLAGS: persistent connections to the discovery controller.
@@ -314,14 +340,7 @@ impl Controller {
             DiscoveryKind::Current => 3,
         };
         record.treq = TREQ_NO_FLOW_CONTROL;
-        if entry.tls != Tls::None {
-            record.tsas[0] = SECTYPE_TLS13;
-        }
-        // Where it is possible nothing is said of what is required: "not required" has Linux leave a key behind by an
-        // authentication, for a TLS that is not known here.
-        if entry.tls == Tls::Required {
-            record.treq |= TREQ_SECURE_CHANNEL;
-        }
+        entry.tls.tell(&mut record);
         record.portid = entry.port_id.into();
         record.cntlid = crate::fabrics::CNTLID_DYNAMIC.into();
         record.asqsz = self.limits.queue_entries.into();
@@ -366,5 +385,24 @@ fn write_effects(window: &mut Window<'_>) {
         (NvmOpcode::Copy, CSUPP | LBCC),
     ] {
         window.put(IO_AT + u64::from(opcode.0) * 4, U32::new(effects).as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// NVMe Base 2.0, 5.16.1.23; what stands there reads back, and "not required" is no key.
+    #[test]
+    fn the_log_tells_who_comes_by_tls() {
+        for tls in [Tls::None, Tls::Possible, Tls::Required] {
+            let mut record = DiscoveryRecord::zeroed();
+            record.treq = 1 << 2;
+            tls.tell(&mut record);
+            assert_eq!((Tls::told(&record), record.treq >> 2), (tls, 1));
+        }
+        let mut record = DiscoveryRecord::zeroed();
+        record.treq = 2;
+        assert_eq!(Tls::told(&record), Tls::None);
     }
 }
