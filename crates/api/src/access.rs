@@ -1,4 +1,5 @@
-//! Access to a volume: who may reach it, and how iSCSI initiators and NVMe hosts prove who they are.
+//! Access to a volume: who may reach it, how iSCSI initiators and NVMe hosts prove who they are, and which of these come by
+//! TLS.
 
 use std::fmt;
 
@@ -284,6 +285,84 @@ pub struct DhchapHost {
     pub mutual: bool,
 }
 
+/// A key of TLS between one NVMe host and a volume's subsystem, as `nvme gen-tls-key` makes them:
+/// `NVMeTLSkey-1:01:BASE64:`. It goes in and never comes out: no answer has a field for one, and it
+/// prints as nothing.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(try_from = "String")]
+#[schema(value_type = String, format = Password, min_length = 1, max_length = 255)]
+pub struct TlsKey(String);
+
+impl TlsKey {
+    /// Longest one in bytes, more than any that is good needs. Whether it is good, the node finds.
+    pub const MAX: usize = 255;
+
+    /// The key itself, for the one place that needs it.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for TlsKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsKey(…)")
+    }
+}
+
+impl TryFrom<String> for TlsKey {
+    type Error = Invalid;
+
+    fn try_from(s: String) -> Result<Self, Invalid> {
+        let printable = s.bytes().all(|b| b.is_ascii_graphic());
+        if printable && (1..=Self::MAX).contains(&s.len()) {
+            Ok(Self(s))
+        } else {
+            let allowed = format!(
+                "use what `nvme gen-tls-key` makes: 1 to {} printable ASCII characters without blanks",
+                Self::MAX
+            );
+            Err(Invalid::new("TLS key", "(hidden)", allowed))
+        }
+    }
+}
+
+/// How an NVMe host reaches a volume by TLS. Write-only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tls {
+    /// The key of the host and the volume's subsystem.
+    pub key: TlsKey,
+    /// Whether it has to be used: the host is refused without TLS then.
+    #[serde(default = "required")]
+    #[schema(default = true)]
+    pub required: bool,
+}
+
+fn required() -> bool {
+    true
+}
+
+/// How one NVMe host reaches a volume by TLS. Write-only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostTls {
+    /// Its name (NQN).
+    pub host: Initiator,
+    /// Its key; without one it comes without TLS, from now on.
+    #[serde(default)]
+    pub key: Option<Tls>,
+}
+
+/// An NVMe host that has a key of TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TlsHost {
+    /// Its name.
+    pub host: Initiator,
+    /// Whether it has to come by TLS.
+    pub required: bool,
+}
+
 /// Who may reach a volume, as it is shown: names, never secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Access {
@@ -300,6 +379,9 @@ pub struct Access {
     /// theirs alone.
     #[serde(default)]
     pub dhchap_hosts: Vec<DhchapHost>,
+    /// NVMe hosts that come by TLS, or may, by name; the others come without.
+    #[serde(default)]
+    pub tls_hosts: Vec<TlsHost>,
 }
 
 #[cfg(test)]
@@ -370,6 +452,40 @@ mod tests {
                 "{refused}"
             );
         }
+    }
+
+    fn tls(json: &str) -> Result<HostTls, String> {
+        serde_json::from_str(json).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn keys_of_tls_never_print() {
+        let host = r#"{"host":"nqn.2014-08.org.nvmexpress:h","key":"#;
+        let given = tls(&format!(r#"{host}{{"key":"NVMeTLSkey-1:00:hush:"}}}}"#)).unwrap();
+        assert!(!format!("{given:?}").contains("hush"));
+        let long = format!("hush{}", "x".repeat(252));
+        for bad in ["hush hush", "hush\\n", "hush\u{e4}", long.as_str()] {
+            let refused = tls(&format!(r#"{host}{{"key":"{bad}"}}}}"#)).unwrap_err();
+            assert!(refused.contains("gen-tls-key") && !refused.contains("hush"), "{refused}");
+        }
+        let longest = "x".repeat(255);
+        assert!(tls(&format!(r#"{host}{{"key":"{longest}"}}}}"#)).is_ok());
+        for none in
+            ["null}", r#"null,"more":1}"#, r#"{"key":""}}"#, r#"{"required":true}}"#, r#""a"}"#]
+        {
+            assert_eq!(tls(&format!("{host}{none}")).is_ok(), none == "null}", "{none}");
+        }
+        assert!(tls(&format!(r#"{host}{{"key":"a","more":1}}}}"#)).is_err());
+        assert_eq!(tls(r#"{"host":"nqn.2014-08.org.nvmexpress:h"}"#).unwrap().key, None);
+    }
+
+    /// RFD 0022, 3: a key without a word more is one that has to be used.
+    #[test]
+    fn tls_is_required_unless_it_is_said_not_to_be() {
+        let required = |json: &str| serde_json::from_str::<Tls>(json).unwrap().required;
+        assert!(required(r#"{"key":"a"}"#));
+        assert!(required(r#"{"key":"a","required":true}"#));
+        assert!(!required(r#"{"key":"a","required":false}"#));
     }
 
     #[test]

@@ -6,9 +6,9 @@ use utoipa::ToSchema;
 
 use crate::{
     AddCopy, Chap, Cluster, ClusterToken, Code, CreateVolume, ForceCopy, Grow, Health, HostDhchap,
-    InitiatorChap, Initiators, JoinCluster, LeaveCluster, MapVolume, Protocols, RemoveCopy,
-    ReplaceCopy, Reservations, SessionList, Status, SwitchTo, Verification, Verify, Volume,
-    VolumeList, WhichNode,
+    HostTls, InitiatorChap, Initiators, JoinCluster, LeaveCluster, MapVolume, Protocols,
+    RemoveCopy, ReplaceCopy, Reservations, SessionList, Status, SwitchTo, Verification, Verify,
+    Volume, VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -236,6 +236,11 @@ endpoints! {
     /// Ask one NVMe host of a volume for a proof.
     SetHostDhchap PUT "/v1/volumes/{name}/dhchap" HostDhchap => 200 Volume;
         "Asks one NVMe host of a volume to prove that it has a secret (DH-HMAC-CHAP), or for its name alone.";
+        refuses [Code::NotFound, Code::Conflict];
+
+    /// Have one NVMe host of a volume come by TLS.
+    SetHostTls PUT "/v1/volumes/{name}/tls" HostTls => 200 Volume;
+        "Gives one NVMe host of a volume the key of TLS that it has to come by, or may, or takes it away.";
         refuses [Code::NotFound, Code::Conflict];
 
     /// Who has reserved a volume?

@@ -22,8 +22,8 @@ mod status;
 mod volume;
 
 pub use access::{
-    Access, Chap, ChapUser, Dhchap, DhchapHost, DhchapSecret, HostDhchap, InitiatorChap,
-    InitiatorUser, MutualChap, Secret,
+    Access, Chap, ChapUser, Dhchap, DhchapHost, DhchapSecret, HostDhchap, HostTls, InitiatorChap,
+    InitiatorUser, MutualChap, Secret, Tls, TlsHost, TlsKey,
 };
 pub use cluster::{
     Cluster, ClusterNode, ClusterStage, ClusterToken, JoinCluster, LeaveCluster, NodeRole,

@@ -206,13 +206,18 @@ mod tests {
             .as_object()
             .unwrap()
             .iter()
-            .filter(|(_, schema)| schema.to_string().contains("Secret\""))
+            .filter(|(_, schema)| {
+                let text = schema.to_string();
+                text.contains("Secret\"") || text.contains("TlsKey\"")
+            })
             .map(|(name, _)| name.as_str())
             .collect();
-        assert_eq!(holders, ["Chap", "Dhchap", "MutualChap"]);
+        assert_eq!(holders, ["Chap", "Dhchap", "MutualChap", "Tls"]);
         for answer in ["Volume", "Access", "Status", "SessionList", "VolumeList"] {
             let text = schemas[answer].to_string();
-            assert!(!text.contains("Chap\"") && !text.contains("Dhchap\""), "{answer}");
+            for holder in ["Chap\"", "Dhchap\"", "Tls\""] {
+                assert!(!text.contains(holder), "{answer}");
+            }
         }
     }
 }

@@ -43,6 +43,9 @@ pub struct Session {
     pub volumes: Vec<VolumeName>,
     /// Connections (iSCSI) or queues (NVMe/TCP) of the session.
     pub connections: u32,
+    /// Whether it is protected by TLS.
+    #[serde(default)]
+    pub tls: bool,
     /// Core that serves it.
     pub core: u32,
     /// Age in seconds.

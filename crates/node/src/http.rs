@@ -14,7 +14,7 @@ use api::endpoint::{
     DrainNode, Endpoint, ForceVolume, GetCluster, GetHealth, GetReservations, GetStatus, GetVolume,
     GrowVolume, InitCluster, ListSessions, ListVolumes, MapTarget, Nothing, Payload, PostJoin,
     PostLeave, PostToken, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, ResumeNode, SetChap,
-    SetHostDhchap, SetInitiatorChap, SetProtocols, SwitchVolume, VerifyVolume,
+    SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols, SwitchVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -106,6 +106,9 @@ fn with_access(router: Router, c: &Control) -> Router {
     });
     let router = add::<SetHostDhchap, _, _>(router, c, |c, a| async move {
         c.set_host_dhchap(a.name()?, a.body).await
+    });
+    let router = add::<SetHostTls, _, _>(router, c, |c, a| async move {
+        c.set_host_tls(a.name()?, a.body).await
     });
     let router =
         add::<GetReservations, _, _>(

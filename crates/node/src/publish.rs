@@ -9,12 +9,12 @@ use api::Initiator;
 use layers::mirror::record::Record;
 use peer::NodeId;
 use target::catalog::{
-    Absent, Admission, Away, Catalog, Chap, HostSecrets, IscsiTarget, NodeIndex, Portals,
-    ServingNode, Subsystem, VolumeId,
+    Absent, Admission, Away, Catalog, Chap, HostKey, HostSecrets, HostTls, IscsiTarget, NodeIndex,
+    Portals, ServingNode, Subsystem, VolumeId,
 };
 use uuid::Uuid;
 
-use crate::record::{PlaceStage, VolumeRecord};
+use crate::record::{OfHost, PlaceStage, StoredTls, VolumeRecord};
 
 /// Length of a serial number of an NVMe subsystem (NVMe Base 2.0, Identify Controller bytes 04 to
 /// 23).
@@ -61,7 +61,7 @@ pub fn catalog<'a>(
         volumes.into_iter().partition(|(_, here)| *here == Here::Nowhere);
     catalog.targets = targets(&here, &owners, ring);
     catalog.subsystems = subsystems(&here, &owners, ring);
-    // Nobody proves anything there: no secret is opened for it.
+    // Nobody proves anything there: no secret is opened for it. Who has to come by TLS is told all the same.
     catalog.remote.targets = targets(&remote, &owners, &Ring::default());
     catalog.remote.subsystems = subsystems(&remote, &owners, &Ring::default());
     catalog
@@ -148,7 +148,8 @@ fn subsystems(
         let mut serial = owner.id.simple().to_string();
         serial.truncate(SERIAL);
         let core = door.core.unwrap_or_default();
-        let mut subsystem = Subsystem { core, serial, ..Subsystem::default() };
+        let tls = tls(owner, ring);
+        let mut subsystem = Subsystem { core, serial, tls, ..Subsystem::default() };
         for (record, away) in door.units.into_values() {
             let nsid = record.namespace();
             subsystem.namespaces.insert(nsid, volume_id(record.id));
@@ -278,9 +279,19 @@ fn admission(owner: &VolumeRecord, host: &str, ring: &Ring) -> Admission<HostSec
     Admission::Proof(held.known(of, ring).unwrap_or(HostSecrets::Unknown))
 }
 
+/// Which hosts come to a subsystem by TLS, or may. If the key of one cannot be read, it does not come by TLS, and where it has
+/// to not at all.
+fn tls(owner: &VolumeRecord, ring: &Ring) -> BTreeMap<String, HostTls> {
+    let host = |(of, held): (OfHost<'_>, &StoredTls)| {
+        let key = held.known(of, ring).map_or(HostKey::Unknown, HostKey::Known);
+        (of.host.to_owned(), HostTls { key, required: held.is_required() })
+    };
+    owner.all_tls().map(host).collect()
+}
+
 /// Lets the hosts of a volume in to its subsystem, by the proof that the owner asks for, and has nobody else see it. Where
-/// somebody has to prove who he is, over whatever protocol, nobody comes in unnamed: he would do so by another name, or
-/// without CHAP (RFD 0008, 6; RFD 0020, 2). It is refused to ask for both, by two records that may have changed at once.
+/// somebody has to prove who he is, over whatever protocol, or to come by TLS, nobody comes in unnamed: he would do so by another
+/// name, or without CHAP (RFD 0008, 6; RFD 0020, 2). It is refused to ask for both, by two records that may have changed at once.
 fn admit_hosts(
     subsystem: &mut Subsystem,
     record: &VolumeRecord,
@@ -316,8 +327,10 @@ mod tests {
 
     use super::*;
     use crate::record::mapping::remap;
-    use crate::record::tests::{HOST, SECRETS, chap, dhchap, dhchap_of, place, record, ring};
-    use crate::record::{Of, OfHost, Place, StoredChap, StoredDhchap};
+    use crate::record::tests::{
+        HOST, KEYS, SECRETS, chap, dhchap, dhchap_of, place, record, ring, tls,
+    };
+    use crate::record::{Of, Place, StoredChap, StoredDhchap};
 
     /// What somebody who is let in has to prove.
     fn asked<'a, P>(access: &'a Access<P>, who: &str) -> Option<&'a P> {
@@ -595,6 +608,99 @@ mod tests {
         let subsystem = made(&records);
         assert!(subsystem.access.any.is_none());
         assert_eq!(asked(&subsystem.access, HOST), None);
+    }
+
+    /// Has hosts come to `record` by these keys.
+    fn by_tls(record: &mut VolumeRecord, all: &[(&str, &str, bool)]) {
+        for (host, key, required) in all {
+            let of = OfHost { volume: record.id, host };
+            let sealed = StoredTls::seal(&tls(key, *required), of, &ring(1)).unwrap();
+            record.tls.insert((*host).to_owned(), sealed);
+        }
+    }
+
+    /// What is told of TLS: by host, the key and whether it has to be used.
+    fn told(subsystem: &Subsystem) -> Vec<(&str, HostKey, bool)> {
+        let tls = subsystem.tls.iter();
+        tls.map(|(host, tls)| (host.as_str(), tls.key.clone(), tls.required)).collect()
+    }
+
+    /// RFD 0022, 3: whoever is told of it, and whether the key can be read or not.
+    #[test]
+    fn hosts_come_by_tls_as_the_record_says() {
+        let [may, bad] = ["may", "bad"].map(|h| format!("nqn.2026-01.com.example:{h}"));
+        let mut record = record("a");
+        record.allow = [HOST, &may].map(|h| h.parse().unwrap()).into();
+        by_tls(&mut record, &[(HOST, KEYS[0], true), (&may, KEYS[1], false)]);
+        by_tls(&mut record, &[(&bad, SECRETS[0], true)]);
+        let published = |here, with: &Ring| {
+            let all = catalog([(&record, here)].into_iter(), with, &[], &[], 1);
+            let (here, remote) = (all.subsystems, all.remote.subsystems);
+            assert_eq!(here.len() + remote.len(), 1);
+            here.into_values().chain(remote.into_values()).next().unwrap()
+        };
+        let open = Here::Open { core: 0 };
+        let known = |text| HostKey::Known(nvme::tls::TlsKey::parse(text).unwrap());
+        let here = published(open, &ring(1));
+        let unknown = HostKey::Unknown;
+        assert_eq!(
+            told(&here),
+            [
+                (HOST, known(KEYS[0]), true),
+                (&*bad, unknown.clone(), true),
+                (&*may, known(KEYS[1]), false)
+            ]
+        );
+        assert!(here.access.admission(&bad).is_none(), "that is not for keys to say");
+        assert_eq!(asked(&here.access, HOST), None);
+        // What is required stays so where the key is not known, and discovery tells the same from every node.
+        for (here, with) in [(open, ring(2)), (Here::Nowhere, ring(1))] {
+            let subsystem = published(here, &with);
+            assert_eq!(
+                told(&subsystem),
+                [
+                    (HOST, unknown.clone(), true),
+                    (&*bad, unknown.clone(), true),
+                    (&*may, unknown.clone(), false)
+                ]
+            );
+        }
+    }
+
+    /// RFD 0022, 3: keys are the subsystem's, those of its owner, and nobody comes in beside those that have to be used.
+    #[test]
+    fn hosts_of_a_guest_come_by_the_keys_of_the_owner() {
+        let other = "nqn.2026-01.com.example:other";
+        let mut records: BTreeMap<_, _> =
+            ["a", "b"].map(record).into_iter().map(|r| (r.id, r)).collect();
+        let [a, b] = ["a", "b"].map(|name| record(name).id);
+        remap(&mut records, b, a, Some(5)).unwrap();
+        records.get_mut(&b).unwrap().allow =
+            ["any", HOST, other].map(|h| h.parse().unwrap()).into();
+        let made = |records: &BTreeMap<Uuid, VolumeRecord>, a_here| {
+            let here = [(&records[&a], a_here), (&records[&b], Here::Open { core: 0 })];
+            let all = catalog(here.into_iter(), &ring(1), &[], &[], 1).subsystems;
+            all[&records[&a].nvme_subsystem].clone()
+        };
+        let open = Here::Open { core: 0 };
+        let mut guarded = records.clone();
+        by_tls(guarded.get_mut(&a).unwrap(), &[(HOST, KEYS[0], false)]);
+        let subsystem = made(&guarded, open);
+        assert!(subsystem.access.any.is_some(), "nobody has to");
+        assert_eq!(subsystem.tls.keys().collect::<Vec<_>>(), [HOST]);
+        by_tls(guarded.get_mut(&a).unwrap(), &[(HOST, KEYS[0], true)]);
+        // Also where the owner has no copy.
+        for a_here in [open, Here::Nowhere] {
+            let subsystem = made(&guarded, a_here);
+            assert!(subsystem.access.any.is_none());
+            assert_eq!(subsystem.masks[&6], [HOST, other].map(str::to_owned).into());
+            let known = HostKey::Known(nvme::tls::TlsKey::parse(KEYS[0]).unwrap());
+            assert_eq!(told(&subsystem), [(HOST, known, true)]);
+        }
+        // Its own are set at the moment in which it joins: they count for nothing, and let nobody in unnamed.
+        by_tls(records.get_mut(&b).unwrap(), &[(HOST, KEYS[0], true)]);
+        let subsystem = made(&records, open);
+        assert!(subsystem.access.any.is_none() && subsystem.tls.is_empty());
     }
 
     /// RFD 0016, 6: its own goes before everybody's, also where anybody may come in.

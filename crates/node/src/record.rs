@@ -9,6 +9,7 @@ pub mod dhchap;
 pub mod mapping;
 mod secrets;
 mod text;
+pub mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +22,7 @@ pub use chap::{Of, StoredChap};
 pub use dhchap::{OfHost, StoredDhchap};
 pub use mapping::Mapping;
 pub use secrets::Method;
+pub use tls::StoredTls;
 
 use crate::meta::{Change, Entry, Expect, MetaError, Revision};
 
@@ -136,6 +138,8 @@ pub struct VolumeRecord {
     pub proofs: BTreeMap<String, StoredChap>,
     /// What NVMe hosts must prove, by name; the others prove nothing.
     pub hosts: BTreeMap<String, StoredDhchap>,
+    /// Which NVMe hosts come by TLS, or may, by name.
+    pub tls: BTreeMap<String, StoredTls>,
     /// When it was created, in seconds since the Unix epoch.
     pub created_s: u64,
 }
@@ -261,6 +265,7 @@ impl VolumeRecord {
 pub(crate) mod tests {
     pub(crate) use super::chap::tests::{chap, ring};
     pub(crate) use super::dhchap::tests::{HOST, SECRETS, dhchap, dhchap_of};
+    pub(crate) use super::tls::tests::{KEYS, tls};
     use super::*;
 
     /// A copy that has been made.
@@ -294,6 +299,7 @@ pub(crate) mod tests {
             chap: None,
             proofs: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            tls: BTreeMap::new(),
             created_s: 1_700_000_000,
         }
     }
@@ -405,6 +411,14 @@ pub(crate) mod tests {
         assert_eq!((mutual, guarded.has_chap()), (vec![true, false], false));
         let text = serde_json::to_value(&guarded).unwrap();
         assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), guarded);
+        let tls = r#""lun":3,"tls":{"nqn.h":{"key":{"sealed":"x"},"required":true},
+            "nqn.i":{"key":{"sealed":"y"},"required":false}}"#;
+        let guarded: VolumeRecord =
+            serde_json::from_str(&golden.replace(r#""lun":3"#, tls)).unwrap();
+        let required: Vec<_> = guarded.tls.values().map(StoredTls::is_required).collect();
+        assert_eq!((required, guarded.requires_tls()), (vec![true, false], true));
+        let text = serde_json::to_value(&guarded).unwrap();
+        assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), guarded);
         let plain = serde_json::to_value(record("v")).unwrap();
         serde_json::from_value::<Protocols>(plain["protocols"].clone()).unwrap();
         assert!(plain["protocols"].get("guests").is_none(), "a record without is as ever");
@@ -429,6 +443,28 @@ pub(crate) mod tests {
         let (of, held) = stored.record.host_proof(HOST).unwrap();
         assert_eq!(held.open(of, &ring(1)), Ok(dhchap()));
         assert!(stored.record.host_proof("nqn.2014-08.org.nvmexpress:uuid:2").is_none());
+    }
+
+    /// RFD 0022, 3: nor without TLS, whether it is required or not: it would forget the key when it writes the record.
+    #[test]
+    fn older_versions_refuse_a_record_with_keys_of_tls() {
+        // Versions before this one refuse what they do not know of in `protocols`.
+        let old = |record: &VolumeRecord| {
+            let text = serde_json::to_value(record).unwrap();
+            serde_json::from_value::<Protocols>(text["protocols"].clone()).is_ok()
+        };
+        for required in [true, false] {
+            let mut guarded = record("v");
+            assert!(old(&guarded));
+            let of = OfHost { volume: guarded.id, host: HOST };
+            let sealed = StoredTls::seal(&tls(KEYS[0], required), of, &ring(1)).unwrap();
+            guarded.tls.insert(HOST.into(), sealed);
+            assert!(!old(&guarded));
+            let stored = decode(&entry(&guarded)).unwrap().record;
+            assert_eq!((&stored, stored.requires_tls()), (&guarded, required));
+            let (of, held) = stored.all_tls().next().unwrap();
+            assert_eq!((of.host, held.open(of, &ring(1))), (HOST, Ok(tls(KEYS[0], required))));
+        }
     }
 
     #[test]

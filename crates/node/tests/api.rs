@@ -9,12 +9,12 @@ use std::time::Duration;
 use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{
-    ApiError, Code, DhchapHost, Grow, HostDhchap, Initiators, JoinCluster, NodeRole, Protocols,
-    Verdict, VolumeState,
+    ApiError, Code, DhchapHost, Grow, HostDhchap, HostTls, Initiators, JoinCluster, NodeRole,
+    Protocols, TlsHost, Verdict, VolumeState,
 };
 use cluster::identity::ClusterSecret;
 use cluster::token::Token;
-use common::{DHCHAP, ask, create, files, name, show, start};
+use common::{DHCHAP, KEYS, ask, create, files, name, show, start};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -219,6 +219,90 @@ async fn a_secret_that_is_none_is_refused_without_showing_it() {
     assert!(node.stop().await.clean);
 }
 
+async fn ask_tls(client: &Client, volume: &str, ask: &str) -> Result<api::Volume, CallError> {
+    let ask: HostTls = serde_json::from_str(ask).unwrap();
+    client.call_on::<SetHostTls>(&name(volume), &[], &ask).await
+}
+
+/// RFD 0022, 3.
+#[tokio::test]
+async fn a_host_has_a_key_of_tls() {
+    const HOSTS: [&str; 2] = ["nqn.2014-08.org.nvmexpress:uuid:b", "nqn.2014-08.org.nvmexpress:a"];
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create(&client, "a").await;
+    let [b, a] = HOSTS;
+    let key = |host: &str, key: &str, more: &str| {
+        format!(r#"{{"host":"{host}","key":{{"key":"{key}"{more}}}}}"#)
+    };
+    let (must, may) = (key(b, KEYS[0], ""), key(a, KEYS[1], r#","required":false"#));
+    ask_tls(&client, "a", &must).await.unwrap();
+    let shown = ask_tls(&client, "a", &may).await.unwrap();
+    let host = |host: &str, required| TlsHost { host: host.parse().unwrap(), required };
+    assert_eq!(shown.access.tls_hosts, [host(a, false), host(b, true)], "by name");
+    assert!(shown.access.dhchap_hosts.is_empty());
+    for path in ["/v1/volumes", "/v1/volumes/a", "/v1/status", "/v1/sessions", "/metrics"] {
+        assert!(!client.text(path).await.unwrap().contains("NVMeTLS"), "{path}");
+    }
+    let refused = refusal(allow(&client, "a", &["any"]).await);
+    assert!(refused.message.contains("come by TLS"), "{refused}");
+    assert!(node.stop().await.clean);
+
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(show(&client, "a").await.unwrap().access, shown.access, "after a restart, too");
+    let without = format!(r#"{{"host":"{b}"}}"#);
+    let shown = ask_tls(&client, "a", &without).await.unwrap();
+    assert_eq!(shown.access.tls_hosts, [host(a, false)]);
+    let again = ask_tls(&client, "a", &format!(r#"{{"host":"{b}","key":null}}"#)).await;
+    assert_eq!(again.unwrap().access, shown.access, "nothing to turn off is no fault");
+    allow(&client, "a", &["any"]).await.expect("nobody has to come by TLS");
+    let refused = refusal(ask_tls(&client, "a", &must).await);
+    assert!(refused.message.contains("come by TLS"), "{refused}");
+    let refused = refusal(ask_tls(&client, "a", &key(a, KEYS[1], "")).await);
+    assert!(refused.message.contains("come by TLS"), "{refused}");
+    assert_eq!(show(&client, "a").await.unwrap().access.tls_hosts, [host(a, false)]);
+    let iscsi_only = Protocols { iscsi: true, nvme: false };
+    client.call_on::<SetProtocols>(&name("a"), &[], &iscsi_only).await.unwrap();
+    ask_tls(&client, "a", &must).await.unwrap();
+    let nvme = client.call_on::<SetProtocols>(&name("a"), &[], &Protocols::default()).await;
+    assert!(refusal(nvme).message.contains("come by TLS"));
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn a_key_that_is_none_is_refused_without_showing_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create(&client, "a").await;
+    let mistyped = KEYS[0].replace("rZ:", "rA:");
+    for (bad, why) in [
+        ("hush-hush", "has the form NVMeTLSkey-1:hh:BASE64:"),
+        (DHCHAP[0], "has the form NVMeTLSkey-1:hh:BASE64:"),
+        ("NVMeTLSkey-1:04:hush:", "transformed by"),
+        ("NVMeTLSkey-1:01:hush-hush:", "not Base64"),
+        ("NVMeTLSkey-1:01:aHVzaA==:", "as many bytes as its hash"),
+        (&*mistyped, "mistyped"),
+    ] {
+        let host = "nqn.2014-08.org.nvmexpress:h";
+        let ask = format!(r#"{{"host":"{host}","key":{{"key":"{bad}","required":false}}}}"#);
+        let refused = refusal(ask_tls(&client, "a", &ask).await);
+        assert_eq!(refused.code, Code::InvalidRequest);
+        assert!(refused.message.starts_with("the TLS key of the host is no good"), "{refused}");
+        assert!(refused.message.contains(why) && !refused.message.contains(bad), "{refused}");
+    }
+    for other in ["any", "iqn.2001-04.com.example:x"] {
+        let key = format!(r#"{{"host":"{other}","key":{{"key":"{}"}}}}"#, KEYS[0]);
+        for ask in [key, format!(r#"{{"host":"{other}"}}"#)] {
+            let refused = refusal(ask_tls(&client, "a", &ask).await);
+            assert_eq!(refused.code, Code::InvalidRequest);
+            assert!(refused.message.contains("not the name of one NVMe host"), "{refused}");
+            assert!(refused.hint.unwrap().contains("TLS is for NVMe only"));
+        }
+    }
+    assert!(show(&client, "a").await.unwrap().access.tls_hosts.is_empty());
+    assert!(node.stop().await.clean);
+}
+
 #[tokio::test]
 async fn a_broken_volume_is_told_and_does_not_stop_the_others() {
     let dir = tempfile::tempdir().unwrap();
@@ -358,6 +442,21 @@ const BAD: &[(&str, &str, u16, &str, &str)] = &[
         "different secrets",
     ),
     ("PUT /v1/volumes/a/dhchap", r#"{"secrets":null}"#, 400, "invalid_request", "host"),
+    (
+        "PUT /v1/volumes/a/tls",
+        r#"{"host":"nqn.2014-08.org.nvmexpress:h","key":{"key":"a b"}}"#,
+        400,
+        "invalid_request",
+        "1 to 255",
+    ),
+    ("PUT /v1/volumes/a/tls", r#"{"key":null}"#, 400, "invalid_request", "host"),
+    (
+        "PUT /v1/volumes/a/tls",
+        r#"{"host":"nqn.2014-08.org.nvmexpress:h"}"#,
+        404,
+        "not_found",
+        "no volume a",
+    ),
     (
         "PUT /v1/volumes/a/dhchap",
         r#"{"host":"nqn.2014-08.org.nvmexpress:h"}"#,

@@ -92,6 +92,7 @@ fn volume(dir: &Path, nodes: &[NodeId]) -> VolumeRecord {
         chap: None,
         proofs: BTreeMap::new(),
         hosts: BTreeMap::new(),
+        tls: BTreeMap::new(),
         created_s: 0,
     }
 }

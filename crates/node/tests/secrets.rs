@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use api::client::Client;
 use api::endpoint::*;
-use api::{HostDhchap, InitiatorChap, Severity, Verdict, VolumeState};
+use api::{HostDhchap, HostTls, InitiatorChap, Severity, Verdict, VolumeState};
 use cluster::meta::embedded::Embedded;
 use cluster::meta::{Change, Expect, Meta};
-use common::{DHCHAP, ask, create, name, show, start};
+use common::{DHCHAP, KEYS, ask, create, name, show, start};
 use probe::iscsi::{Pdu, dial, login_request};
 use sha2::{Digest, Sha256};
 
@@ -385,5 +385,107 @@ async fn secrets_of_hosts_are_sealed_as_all_are() {
     assert_eq!(show(&client, "a").await.unwrap().state, VolumeState::Online);
     set(&client).await;
     assert_eq!(critical(&client).await, [], "set again, they are good");
+    assert!(node.stop().await.clean);
+}
+
+/// Whether the volume takes that key in a handshake of TLS, from this host.
+async fn takes(client: &Client, volume: &str, key: &str) -> bool {
+    let nvme = show(client, volume).await.unwrap().nvme.unwrap();
+    let to: SocketAddr = nvme.portals[0].parse().unwrap();
+    let key = nvme::tls::TlsKey::parse(key).unwrap();
+    let psk = key.psks(NVME_HOST, &nvme.subsystem).next().unwrap();
+    let psk = tls::Psk::new(psk.identity().as_bytes(), psk.key(), tls::Suite::Aes128Sha256);
+    tokio::task::spawn_blocking(move || shake_hands(to, &psk)).await.unwrap()
+}
+
+fn shake_hands(to: SocketAddr, psk: &tls::Psk) -> bool {
+    use std::io::{Read, Write};
+    /// `decrypt_error`: how a key is refused.
+    const REFUSED: tls::Error = tls::Error::Alert(51);
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut session = tls::Session::client(psk).unwrap();
+    loop {
+        let done = session.handshake();
+        let sent = session.output().len();
+        stream.write_all(session.output()).unwrap();
+        session.sent(sent);
+        match done {
+            Ok(true) => return true,
+            Ok(false) => {}
+            Err(why) => {
+                assert_eq!(why, REFUSED);
+                return false;
+            }
+        }
+        let mut bytes = vec![0; session.room()];
+        match stream.read(&mut bytes).unwrap() {
+            0 => session.receive_end(),
+            n => session.receive(&bytes[..n]),
+        }
+    }
+}
+
+const NVME_HOST: &str = "nqn.2014-08.org.nvmexpress:h";
+
+/// RFD 0022, 3: a key that is set is the one that is taken, at once; it is sealed as all secrets are, and without what it is
+/// sealed by there is no handshake, whoever asks.
+#[tokio::test]
+async fn keys_of_hosts_are_sealed_and_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    create(&client, "a").await;
+    let set = async |client: &Client, key: Option<&str>| {
+        let key = key.map(|key| serde_json::json!({ "key": key, "required": false }));
+        let ask = serde_json::json!({ "host": NVME_HOST, "key": key });
+        let ask: HostTls = serde_json::from_value(ask).unwrap();
+        client.call_on::<SetHostTls>(&name("a"), &[], &ask).await.unwrap();
+    };
+    let [first, second] = KEYS;
+    assert!(!takes(&client, "a", first).await, "there is none");
+    set(&client, Some(first)).await;
+    assert!(takes(&client, "a", first).await && !takes(&client, "a", second).await);
+    set(&client, Some(second)).await;
+    assert!(takes(&client, "a", second).await && !takes(&client, "a", first).await);
+    set(&client, None).await;
+    assert!(!takes(&client, "a", second).await);
+    set(&client, Some(first)).await;
+    assert_eq!(critical(&client).await, []);
+    assert!(node.stop().await.clean);
+    let store = fs::read(dir.path().join("data/store.redb")).unwrap();
+    assert!(!store.windows(10).any(|w| w == b"NVMeTLSkey"), "the store shows a key");
+    let (store, before) = record(dir.path()).await;
+    drop(store);
+    let text = String::from_utf8(before.value.clone()).unwrap();
+    assert_eq!(text.matches(r#""sealed":"1."#).count(), 1, "{text}");
+
+    // Another key comes in front: it seals this one, too, though nobody has to use it.
+    let old = fs::read_to_string(key_file(dir.path())).unwrap();
+    fs::write(key_file(dir.path()), format!("{}\n{old}", "5a".repeat(32))).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    // Its first round is at once; the gate of the volume is free when it is over.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    common_allow(&client).await;
+    assert!(node.stop().await.clean);
+    fs::write(key_file(dir.path()), format!("{}\n", "5a".repeat(32))).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(critical(&client).await, [], "the old key is not needed any more");
+    assert!(takes(&client, "a", first).await);
+    assert!(node.stop().await.clean);
+
+    fs::remove_file(key_file(dir.path())).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [(subject, found)] = &critical(&client).await[..] else { panic!("one finding") };
+    assert_eq!(subject, "volume a");
+    for part in
+        ["TLS keys of NVMe hosts", "data/secrets.key", "sealed by key", "windrose volume tls a"]
+    {
+        assert!(found.contains(part), "{part}: {found}");
+    }
+    assert_eq!(show(&client, "a").await.unwrap().state, VolumeState::Online);
+    assert!(!takes(&client, "a", first).await, "nobody knows it");
+    set(&client, Some(first)).await;
+    assert_eq!(critical(&client).await, [], "set again, it is good");
+    assert!(takes(&client, "a", first).await);
     assert!(node.stop().await.clean);
 }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{ApiError, Code, MapVolume, Protocols, TargetUnit, Volume};
-use common::{DHCHAP, ask, name, show, start};
+use common::{DHCHAP, KEYS, ask, name, show, start};
 use probe::iscsi::{Refused, Session};
 
 const HOST: &str = "iqn.2026-01.com.example:host";
@@ -242,6 +242,58 @@ async fn secrets_of_hosts_are_those_of_the_owner() {
     client.call_on::<SetHostDhchap>(&name("c"), &[], &ask(None)).await.unwrap();
     map(&client, "c", Some("a"), None).await.unwrap();
     assert_eq!(show(&client, "c").await.unwrap().access.dhchap_hosts, guarded);
+    assert!(node.stop().await.clean);
+}
+
+/// RFD 0022, 3: keys of TLS are the subsystem's, those of its owner.
+#[tokio::test]
+async fn keys_of_hosts_are_those_of_the_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    for volume in ["a", "b", "c"] {
+        make(&client, volume).await;
+    }
+    map(&client, "b", Some("a"), Some(1)).await.unwrap();
+    let host = "nqn.2014-08.org.nvmexpress:h";
+    let set = async |volume, required: Option<bool>| {
+        let key = required.map(|r| serde_json::json!({ "key": KEYS[0], "required": r }));
+        let ask = serde_json::json!({ "host": host, "key": key });
+        let ask: api::HostTls = serde_json::from_value(ask).unwrap();
+        client.call_on::<SetHostTls>(&name(volume), &[], &ask).await
+    };
+    for required in [true, false] {
+        let Err(CallError::Refused(refused)) = set("b", Some(required)).await else {
+            panic!("it is refused")
+        };
+        let message = &refused.message;
+        assert!(message.contains("stands behind the subsystem of volume a"), "{refused}");
+        assert!(refused.hint.unwrap().contains("windrose volume tls a"));
+    }
+    set("b", None).await.unwrap();
+
+    let any = api::Initiators { initiators: vec!["any".parse().unwrap()] };
+    client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap();
+    let refused = set("a", Some(true)).await.unwrap_err().to_string();
+    assert!(refused.contains("volume b: ") && refused.contains("come by TLS"), "{refused}");
+    set("a", Some(false)).await.expect("whoever comes by another name does not get more");
+    client.call_on::<DenyInitiators>(&name("b"), &[], &any).await.unwrap();
+    let keys = set("a", Some(true)).await.unwrap().access.tls_hosts;
+    assert_eq!(keys.iter().map(|h| h.required).collect::<Vec<_>>(), [true]);
+    assert_eq!(show(&client, "b").await.unwrap().access.tls_hosts, keys);
+    let refused = client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap_err();
+    assert!(refused.to_string().contains("come by TLS"), "{refused}");
+
+    client.call_on::<AllowInitiators>(&name("c"), &[], &any).await.unwrap();
+    let refused = map(&client, "c", Some("a"), None).await.unwrap_err();
+    assert!(refused.message.contains("come by TLS"), "{refused}");
+    client.call_on::<DenyInitiators>(&name("c"), &[], &any).await.unwrap();
+    set("c", Some(false)).await.unwrap();
+    let refused = map(&client, "c", Some("a"), None).await.unwrap_err();
+    assert!(refused.message.contains("has TLS keys of NVMe hosts of its own"), "{refused}");
+    assert!(refused.hint.unwrap().contains("windrose volume tls c"));
+    set("c", None).await.unwrap();
+    map(&client, "c", Some("a"), None).await.unwrap();
+    assert_eq!(show(&client, "c").await.unwrap().access.tls_hosts, keys);
     assert!(node.stop().await.clean);
 }
 

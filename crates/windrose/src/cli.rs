@@ -284,6 +284,23 @@ pub(crate) enum VolumeCommand {
         #[arg(long, conflicts_with = "secret")]
         off: bool,
     },
+    /// Have an NVMe host come to a volume by TLS, with a key that both have, or without.
+    Tls {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Name of the host (NQN).
+        #[arg(long, value_name = "NQN")]
+        host: Initiator,
+        /// File with its key, as `nvme gen-tls-key` makes it; `-` reads it from standard input.
+        #[arg(long, value_name = "FILE", required_unless_present = "off")]
+        key: Option<PathBuf>,
+        /// Let it come without TLS as well.
+        #[arg(long, conflicts_with = "off")]
+        optional: bool,
+        /// Take its key away: it comes without TLS from now on.
+        #[arg(long, conflicts_with = "key")]
+        off: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -457,6 +474,28 @@ mod tests {
             assert!(parse(&format!("{host}{bad}")).is_err(), "{bad}");
         }
         assert!(parse("web --secret a").is_err() && parse("web --host h --off").is_err());
+    }
+
+    #[test]
+    fn a_host_has_a_key_or_none() {
+        let parse =
+            |args: &str| Cli::try_parse_from(format!("windrose volume tls {args}").split(' '));
+        let host = "web --host nqn.2014-08.org.nvmexpress:h";
+        let of = |args: &str| {
+            let parsed = parse(&format!("{host}{args}"));
+            let Ok(Cli { command: Command::Volume { command }, .. }) = parsed else {
+                panic!("it is good")
+            };
+            let VolumeCommand::Tls { key, optional, off, .. } = command else { panic!() };
+            (key, optional, off)
+        };
+        assert_eq!(of(" --key -"), (Some("-".into()), false, false));
+        assert_eq!(of(" --key a --optional"), (Some("a".into()), true, false));
+        assert_eq!(of(" --off"), (None, false, true));
+        for bad in ["", " --optional", " --off --key a", " --off --optional", " --key"] {
+            assert!(parse(&format!("{host}{bad}")).is_err(), "{bad}");
+        }
+        assert!(parse("web --key a").is_err() && parse("web --host h --off").is_err());
     }
 
     #[test]

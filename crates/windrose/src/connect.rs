@@ -1,5 +1,6 @@
 //! How to connect to a volume: lines to copy.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use api::client::Address;
@@ -37,12 +38,7 @@ pub(crate) fn how(volume: &Volume, api: &Address) -> String {
     }
     if let Some((nvme, (host, port))) = nvme.and_then(|e| Some((e, portal(&e.portals, api)?))) {
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        for (of, options) in host_proofs(&volume.access) {
-            text.push_str(&format!(
-                "\nLinux, NVMe/TCP{of}:\n  nvme connect -t tcp -a {host} -s {port} -n {}{options}\n",
-                nvme.subsystem
-            ));
-        }
+        text.push_str(&nvme_lines(&volume.access, &nvme.subsystem, host, port));
     }
     if text.contains(NODE) {
         text.push_str(&format!("\n{NODE} stands for a name or address of this node.\n"));
@@ -70,31 +66,90 @@ fn chap_lines(access: &Access, set: &str) -> String {
     lines
 }
 
-/// What NVMe hosts have to tell of secrets when they connect, and which hosts: by their name alone, by a secret, and where the
-/// volume proves itself too. Secrets are for whoever copies the lines to fill in.
-fn host_proofs(access: &Access) -> Vec<(&'static str, &'static str)> {
-    const BY_NAME: (&str, &str) = (", hosts without a secret", "");
-    const ONE: (&str, &str) = (", hosts with a secret", " --dhchap-secret SECRET");
-    const MUTUAL: (&str, &str) = (
-        ", hosts with a secret, mutual",
-        " --dhchap-secret SECRET --dhchap-ctrl-secret MUTUAL-SECRET",
-    );
-    let proof = |host: &DhchapHost| if host.mutual { MUTUAL } else { ONE };
-    let proof_of = |who: &Initiator| {
-        access.dhchap_hosts.iter().find(|h| h.host == *who).map_or(BY_NAME, proof)
-    };
-    if access.dhchap_hosts.is_empty() {
-        return vec![("", "")];
+/// What a host has to prove when it connects.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Proof {
+    /// Nothing: its name will do.
+    Name,
+    /// That it has its secret.
+    Secret,
+    /// The same, and the volume can prove itself too.
+    Mutual,
+}
+
+/// How a host connects.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Way {
+    /// What it proves.
+    proof: Proof,
+    /// Whether it has a key of TLS, which it uses.
+    tls: bool,
+}
+
+impl Way {
+    /// How `host` connects; whoever is not named does without everything.
+    fn of(host: &Initiator, access: &Access) -> Self {
+        let proof = |host: &DhchapHost| if host.mutual { Proof::Mutual } else { Proof::Secret };
+        let secrets = access.dhchap_hosts.iter().find(|h| h.host == *host);
+        let tls = access.tls_hosts.iter().any(|h| h.host == *host);
+        Self { proof: secrets.map_or(Proof::Name, proof), tls }
     }
-    // With nobody allowed yet, all that is known of hosts is shown.
-    let hosts = access.initiators.iter().filter(|i| i.covers_nvme());
-    let asked: Vec<_> = match access.initiators.is_empty() {
-        true => access.dhchap_hosts.iter().map(proof).collect(),
-        false => hosts.map(proof_of).collect(),
+
+    /// Whose way it is, in front of which comes what the lines are for; nothing where all hosts have one.
+    fn whose(self, access: &Access) -> String {
+        let secret = match self.proof {
+            _ if access.dhchap_hosts.is_empty() => None,
+            Proof::Name => Some("without a secret"),
+            Proof::Secret => Some("with a secret"),
+            Proof::Mutual => Some("with a secret, mutual"),
+        };
+        let tls = match self.tls {
+            _ if access.tls_hosts.is_empty() => None,
+            true => Some("with a TLS key"),
+            false => Some("without a TLS key"),
+        };
+        let words: Vec<_> = secret.into_iter().chain(tls).collect();
+        if words.is_empty() { String::new() } else { format!(", hosts {}", words.join(", ")) }
+    }
+}
+
+/// Lines for NVMe hosts, for each way in which some of them connect. Secrets and keys are for whoever copies the lines to fill
+/// in.
+fn nvme_lines(access: &Access, subsystem: &str, host: &str, port: u16) -> String {
+    let mut text = String::new();
+    for way in ways(access) {
+        text.push_str(&format!("\nLinux, NVMe/TCP{}:\n", way.whose(access)));
+        if way.tls {
+            text.push_str(&format!(
+                "  nvme check-tls-key --insert --subsysnqn {subsystem} --keydata KEY\n"
+            ));
+        }
+        let tls = if way.tls { " --tls" } else { "" };
+        let proof = match way.proof {
+            Proof::Name => "",
+            Proof::Secret => " --dhchap-secret SECRET",
+            Proof::Mutual => " --dhchap-secret SECRET --dhchap-ctrl-secret MUTUAL-SECRET",
+        };
+        text.push_str(&format!(
+            "  nvme connect -t tcp -a {host} -s {port} -n {subsystem}{tls}{proof}\n"
+        ));
+    }
+    text
+}
+
+/// The ways in which hosts connect that may.
+fn ways(access: &Access) -> BTreeSet<Way> {
+    let secrets = access.dhchap_hosts.iter().map(|h| &h.host);
+    let known = secrets.chain(access.tls_hosts.iter().map(|h| &h.host));
+    let allowed = access.initiators.iter().filter(|i| i.covers_nvme());
+    let way = |host| Way::of(host, access);
+    // With nobody allowed yet, all that is known of hosts is shown; with everybody, also the rest.
+    let ways: BTreeSet<_> = match access.initiators.as_slice() {
+        [] => known.map(way).collect(),
+        all if all.contains(&Initiator::Any) => known.chain(allowed).map(way).collect(),
+        _ => allowed.map(way).collect(),
     };
-    let mut all = vec![BY_NAME, ONE, MUTUAL];
-    all.retain(|proof| asked.contains(proof));
-    all
+    if ways.is_empty() { [Way { proof: Proof::Name, tls: false }].into() } else { ways }
 }
 
 fn obstacle(volume: &Volume) -> Option<String> {

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use api::{Chap, ChapUser, Dhchap, DhchapSecret, MutualChap, Secret};
+use api::{Chap, ChapUser, Dhchap, DhchapSecret, MutualChap, Secret, Tls, TlsKey};
 
 use crate::cli::UserAndFile;
 use crate::exit::{Failure, USAGE};
@@ -46,6 +46,13 @@ pub(crate) fn dhchap(secret: &Path, controller: Option<&Path>) -> Result<Dhchap,
 fn dhchap_secret(file: &Path) -> Result<DhchapSecret, Failure> {
     let secret = DhchapSecret::try_from(line(file)?);
     secret.map_err(|e| Failure::new(USAGE, format!("{}: {e}", file.display())))
+}
+
+/// The TLS key of an NVMe host, out of its file.
+pub(crate) fn tls(file: &Path, required: bool) -> Result<Tls, Failure> {
+    let key = TlsKey::try_from(line(file)?);
+    let key = key.map_err(|e| Failure::new(USAGE, format!("{}: {e}", file.display())))?;
+    Ok(Tls { key, required })
 }
 
 fn credentials(from: &UserAndFile) -> Result<(ChapUser, Secret), Failure> {

@@ -6,8 +6,8 @@ use api::client::Address;
 use api::endpoint::{GetStatus, ListSessions, Nothing};
 use api::{
     Access, Cluster, ClusterNode, ClusterStage, CopyState, DhchapHost, InitiatorUser, IscsiExport,
-    NodeRole, Protocol, Reservations, Session, SessionList, Severity, Size, Status, Verdict,
-    Verification, Volume, VolumeCopy, VolumeList, VolumeName, VolumeState,
+    NodeRole, Protocol, Reservations, Session, SessionList, Severity, Size, Status, TlsHost,
+    Verdict, Verification, Volume, VolumeCopy, VolumeList, VolumeName, VolumeState,
 };
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -141,10 +141,11 @@ fn allowed(volume: &Volume) -> String {
     let guarded = access.chap_user.is_some() || !access.chap_initiators.is_empty();
     let chap = if guarded { " + CHAP" } else { "" };
     let dhchap = if access.dhchap_hosts.is_empty() { "" } else { " + DH-HMAC-CHAP" };
+    let tls = if access.tls_hosts.is_empty() { "" } else { " + TLS" };
     match volume.access.initiators.as_slice() {
         [] => "nobody".to_owned(),
-        [one] => format!("{one}{chap}{dhchap}"),
-        many => format!("{} initiators{chap}{dhchap}", many.len()),
+        [one] => format!("{one}{chap}{dhchap}{tls}"),
+        many => format!("{} initiators{chap}{dhchap}{tls}", many.len()),
     }
 }
 
@@ -242,7 +243,7 @@ pub(crate) fn volume(v: &Volume, api: &Address) -> String {
     format!("{}{}", list(&facts), connect::how(v, api))
 }
 
-/// Who may come in, and what he has to prove.
+/// Who may come in, what he has to prove, and who comes by TLS.
 fn access(access: &Access) -> Vec<(&'static str, String)> {
     let names: Vec<_> = access.initiators.iter().map(ToString::to_string).collect();
     let names = if names.is_empty() { "nobody".to_owned() } else { names.join("\n") };
@@ -264,6 +265,11 @@ fn access(access: &Access) -> Vec<(&'static str, String)> {
     if !access.dhchap_hosts.is_empty() {
         let all: Vec<_> = access.dhchap_hosts.iter().map(host).collect();
         facts.push(("DH-HMAC-CHAP", all.join("\n")));
+    }
+    let host = |h: &TlsHost| format!("{}{}", h.host, if h.required { "" } else { ", optional" });
+    if !access.tls_hosts.is_empty() {
+        let all: Vec<_> = access.tls_hosts.iter().map(host).collect();
+        facts.push(("TLS", all.join("\n")));
     }
     facts
 }
@@ -357,7 +363,7 @@ fn sessions_text(sessions: &SessionList) -> String {
     let head = ["PROTOCOL", "INITIATOR", "FROM", "VOLUME", "CONNECTIONS", "CORE", "SINCE"];
     let row = |s: &Session| {
         vec![
-            s.protocol.to_string(),
+            format!("{}{}", s.protocol, if s.tls { " + TLS" } else { "" }),
             s.initiator.clone(),
             s.peer.clone(),
             match s.volumes.as_slice() {

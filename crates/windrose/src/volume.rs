@@ -8,12 +8,13 @@ use api::client::{CallError, Client};
 use api::endpoint::{
     AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeleteVolume, DenyInitiators,
     FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes, MAP_FORCE, MapTarget,
-    Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetHostDhchap,
+    Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetHostDhchap, SetHostTls,
     SetInitiatorChap, SetProtocols, SwitchVolume, VerifyVolume,
 };
 use api::{
-    AddCopy, Chap, CreateVolume, ForceCopy, Grow, HostDhchap, Initiator, InitiatorChap, Initiators,
-    MapVolume, NewBacking, RemoveCopy, ReplaceCopy, SwitchTo, Verify, Volume, VolumeName,
+    AddCopy, Chap, CreateVolume, ForceCopy, Grow, HostDhchap, HostTls, Initiator, InitiatorChap,
+    Initiators, MapVolume, NewBacking, RemoveCopy, ReplaceCopy, SwitchTo, Verify, Volume,
+    VolumeName,
 };
 
 use crate::cli::{CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand};
@@ -84,6 +85,9 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
             let volume = client.call_on::<SetHostDhchap>(&name, &[], &ask).await?;
             print(&remote, &volume)?;
         }
+        VolumeCommand::Tls { name, host, key, optional, off: _ } => {
+            tls(&remote, &name, host, (key.as_deref(), optional)).await?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -103,6 +107,19 @@ async fn chap_of(
         (None, Some(chap)) => client.call_on::<SetChap>(name, &[], &chap).await,
         (None, None) => client.call_on::<ClearChap>(name, &[], &Nothing).await,
     }
+}
+
+/// `windrose volume tls`: the file with the key, if the host shall have one, and whether it may come without.
+async fn tls(
+    remote: &Remote,
+    name: &VolumeName,
+    host: Initiator,
+    (key, optional): (Option<&Path>, bool),
+) -> Result<(), Failure> {
+    let key = key.map(|key| files::tls(key, !optional)).transpose()?;
+    let ask = HostTls { host, key };
+    let volume = remote.client.call_on::<SetHostTls>(name, &[], &ask).await?;
+    print(remote, &volume)
 }
 
 /// `windrose volume mirror …`.

@@ -78,6 +78,12 @@ const WRONG: &[(&[&str], &str)] = &[
         ],
         "/nowhere: No such file",
     ),
+    (&["volume", "tls", "web", "--off"], "--host <NQN>"),
+    (&["volume", "tls", "web", "--host", "nqn.2014-08.org.nvmexpress:h"], "--key <FILE>"),
+    (
+        &["volume", "tls", "web", "--host", "nqn.2014-08.org.nvmexpress:h", "--key", "/nowhere"],
+        "/nowhere: No such file",
+    ),
     (&["volume", "export", "web", "--via", "fc"], "iscsi, nvme, both, none"),
     (&["--api", "http://x", "status"], "unix:/path/to/socket or https://host:port"),
     (&["frobnicate"], "unrecognized subcommand"),
@@ -142,6 +148,44 @@ fn secrets_of_hosts_come_from_files_and_are_not_shown() {
     assert!(!shown.contains("DH-HMAC-CHAP") && !shown.contains("SECRET"), "{shown}");
     assert_eq!(node.stop(), Some(0));
     assert!(!place.log().contains("DHHC"));
+}
+
+#[test]
+fn keys_of_hosts_come_from_files_and_are_not_shown() {
+    const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    let place = Place::new("");
+    let node = place.start();
+    let file = |name: &str, key: &str| {
+        let path = place.path().join(name);
+        std::fs::write(&path, format!("{key}\n")).unwrap();
+        path.display().to_string()
+    };
+    let key = file("key", KEY);
+    let nqn = "nqn.2014-08.org.nvmexpress:h";
+    place.ok(&["volume", "create", "web", "--size", "1M", "--via", "nvme", "--allow", nqn]);
+    let of_host = ["volume", "tls", "web", "--host", nqn];
+    let required = |place: &Place| {
+        place.json(&["volume", "show", "web"])["access"]["tls_hosts"][0]["required"].clone()
+    };
+    let shown = place.ok(&[&of_host[..], &["--key", &key, "--optional"]].concat());
+    assert!(shown.contains(&format!("{nqn}, optional")) && !shown.contains("NVMeTLS"), "{shown}");
+    assert!(shown.contains(" --tls") && shown.contains("--keydata KEY"), "{shown}");
+    assert_eq!(required(&place), false);
+    let shown = place.ok(&[&of_host[..], &["--key", &key]].concat());
+    assert!(!shown.contains("optional"), "{shown}");
+    assert_eq!(required(&place), true, "unless it is said not to be");
+    assert!(!place.json(&["volume", "show", "web"]).to_string().contains("NVMeTLS"));
+    let mistyped = file("mistyped", &KEY.replace("rZ:", "rA:"));
+    let refused = place.fails(1, &[&of_host[..], &["--key", &mistyped, "--optional"]].concat());
+    assert!(refused.contains("mistyped") && !refused.contains("NVMeTLS"), "{refused}");
+    let blank = file("blank", "hush hush");
+    let refused = place.fails(2, &[&of_host[..], &["--key", &blank]].concat());
+    assert!(refused.contains("gen-tls-key") && !refused.contains("hush"), "{refused}");
+    assert_eq!(required(&place), true, "nothing was changed");
+    let shown = place.ok(&[&of_host[..], &["--off"]].concat());
+    assert!(!shown.contains("TLS") && !shown.contains("--tls"), "{shown}");
+    assert_eq!(node.stop(), Some(0));
+    assert!(!place.log().contains("NVMeTLS"));
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! Changing volumes that exist.
 
+use std::collections::BTreeMap;
+
 use api::{
-    ApiError, Chap, Code, HostDhchap, Initiator, InitiatorChap, Protocols, Volume, VolumeName,
+    ApiError, Chap, Code, HostDhchap, HostTls, Initiator, InitiatorChap, Protocols, Volume,
+    VolumeName,
 };
+use nvme::tls::TlsKey;
 use uuid::Uuid;
 
-use super::secrets::{sealed, sealed_of_host};
+use super::secrets::{sealed, sealed_of_host, sealed_tls};
 use super::{Control, backing_error, store_error};
 use crate::reconcile::Observed;
 use crate::record::{Method, Of, OfHost, Stage, Stored, VolumeRecord, dhchap};
@@ -186,11 +190,7 @@ impl Control {
         ask: HostDhchap,
     ) -> Result<Volume, ApiError> {
         let HostDhchap { host, secrets } = ask;
-        let Initiator::Nvme(host) = host else {
-            let message = format!("{host} is not the name of one NVMe host");
-            return Err(ApiError::new(Code::InvalidRequest, message)
-                .hint("DH-HMAC-CHAP guards NVMe only; give the host's NQN"));
-        };
+        let host = nqn(host, "DH-HMAC-CHAP guards NVMe only")?;
         let Some(secrets) = secrets else {
             return self
                 .edit(name, move |record| {
@@ -208,10 +208,44 @@ impl Control {
             if record.owner() != record.id {
                 return Err(control.no_secrets_of_its_own(record, Method::Dhchap));
             }
-            check_room(record, &host)?;
+            check_room(record, &record.hosts, &host, "secrets")?;
             let of = OfHost { volume: record.id, host: &host };
             let sealed = sealed_of_host(&secrets, (of, record.hosts.get(&host)), &ring)?;
             record.hosts.insert(host, sealed);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Has one NVMe host come by TLS, or lets it, or has it come without (RFD 0022, 3).
+    ///
+    /// # Errors
+    /// [`Code::NotFound`], [`Code::Conflict`], [`Code::InvalidRequest`].
+    pub async fn set_host_tls(&self, name: VolumeName, ask: HostTls) -> Result<Volume, ApiError> {
+        let HostTls { host, key } = ask;
+        let host = nqn(host, "TLS is for NVMe only")?;
+        let Some(tls) = key else {
+            return self
+                .edit(name, move |record| {
+                    record.tls.remove(&host);
+                    Ok(())
+                })
+                .await;
+        };
+        TlsKey::parse(tls.key.expose()).map_err(|why| {
+            let message = format!("the TLS key of the host is no good: {why}");
+            ApiError::new(Code::InvalidRequest, message)
+                .hint("`nvme gen-tls-key` makes keys; give its answer as it is")
+        })?;
+        let (control, ring) = (self.clone(), self.sealing_keys().await?);
+        self.edit(name, move |record| {
+            if record.owner() != record.id {
+                return Err(control.no_secrets_of_its_own(record, Method::Tls));
+            }
+            check_room(record, &record.tls, &host, "TLS keys")?;
+            let of = OfHost { volume: record.id, host: &host };
+            let sealed = sealed_tls(&tls, (of, record.tls.get(&host)), &ring)?;
+            record.tls.insert(host, sealed);
             Ok(())
         })
         .await
@@ -261,6 +295,7 @@ impl Control {
         let (door, whose, command) = match method {
             Method::Chap => ("target", "that one's CHAP is", "chap"),
             Method::Dhchap => ("subsystem", "that one's secrets are", "dhchap"),
+            Method::Tls => ("subsystem", "that one's TLS keys are", "tls"),
         };
         let message = format!("volume {name} stands behind the {door} of volume {owner}");
         ApiError::new(Code::Conflict, message)
@@ -282,10 +317,27 @@ impl Control {
     }
 }
 
-/// Checks that a volume may have secrets of a host.
-fn check_room(record: &VolumeRecord, host: &str) -> Result<(), ApiError> {
-    if record.hosts.len() >= MAX_INITIATORS && !record.hosts.contains_key(host) {
-        let message = format!("volume {} has secrets of {MAX_INITIATORS} hosts", record.name);
+/// The name of an NVMe host, and of nobody else.
+fn nqn(host: Initiator, why: &str) -> Result<String, ApiError> {
+    match host {
+        Initiator::Nvme(host) => Ok(host),
+        Initiator::Any | Initiator::Iscsi(_) => {
+            let message = format!("{host} is not the name of one NVMe host");
+            Err(ApiError::new(Code::InvalidRequest, message)
+                .hint(format!("{why}; give the host's NQN")))
+        }
+    }
+}
+
+/// Checks that a volume may have one of these, which it `has` of single hosts, of this one.
+fn check_room<S>(
+    record: &VolumeRecord,
+    has: &BTreeMap<String, S>,
+    host: &str,
+    of_what: &str,
+) -> Result<(), ApiError> {
+    if has.len() >= MAX_INITIATORS && !has.contains_key(host) {
+        let message = format!("volume {} has {of_what} of {MAX_INITIATORS} hosts", record.name);
         return Err(ApiError::new(Code::InvalidRequest, message));
     }
     Ok(())
@@ -308,6 +360,9 @@ pub(super) fn check_access(record: &VolumeRecord, guard: Option<Method>) -> Resu
         Method::Dhchap => {
             "NVMe hosts have to prove who they are, and 'any' would let every other one in without a proof"
         }
+        Method::Tls => {
+            "NVMe hosts have to come by TLS, and 'any' would let every other one in without"
+        }
     };
     let message = format!("volume {}: {why}", record.name);
     Err(ApiError::new(Code::InvalidRequest, message)
@@ -317,8 +372,8 @@ pub(super) fn check_access(record: &VolumeRecord, guard: Option<Method>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::StoredDhchap;
-    use crate::record::tests::{HOST, dhchap, record, ring};
+    use crate::record::tests::{HOST, KEYS, dhchap, record, ring, tls};
+    use crate::record::{StoredDhchap, StoredTls};
 
     fn check(record: &VolumeRecord) -> Result<(), ApiError> {
         check_access(record, record.guard())
@@ -362,18 +417,45 @@ mod tests {
         check(&record).unwrap();
     }
 
+    /// RFD 0022, 3: as beside secrets, but who does not have to use his key has no reason to come by another name.
+    #[test]
+    fn any_beside_required_tls_is_refused_where_nvme_would_be_open() {
+        let mut record = record("v");
+        let of = OfHost { volume: record.id, host: HOST };
+        let set = |record: &mut VolumeRecord, host: &str, required| {
+            let sealed = StoredTls::seal(&tls(KEYS[0], required), of, &ring(1)).unwrap();
+            record.tls.insert(host.to_owned(), sealed);
+        };
+        set(&mut record, HOST, true);
+        check(&record).unwrap();
+        record.allow.insert(Initiator::Any);
+        let refused = check(&record).unwrap_err();
+        assert!(refused.message.contains("every other one in without"), "{refused}");
+        assert!(refused.message.contains("come by TLS"), "{refused}");
+        record.protocols.nvme = false;
+        check(&record).unwrap();
+        record.protocols.nvme = true;
+        set(&mut record, HOST, false);
+        check(&record).expect("it is possible only");
+        set(&mut record, "nqn.2014-08.org.nvmexpress:other", true);
+        check(&record).unwrap_err();
+    }
+
     #[test]
     fn secrets_of_hosts_are_bounded() {
         let mut record = record("v");
         let of = OfHost { volume: record.id, host: HOST };
         let sealed = StoredDhchap::seal(&dhchap(), of, &ring(1)).unwrap();
         record.hosts.insert(HOST.to_owned(), sealed.clone());
+        let check =
+            |record: &VolumeRecord, host: &str| check_room(record, &record.hosts, host, "secrets");
         for i in 2..=MAX_INITIATORS {
-            check_room(&record, &format!("nqn.{i}")).unwrap();
+            check(&record, &format!("nqn.{i}")).unwrap();
             record.hosts.insert(format!("nqn.{i}"), sealed.clone());
         }
-        check_room(&record, HOST).expect("it has some already");
-        let refused = check_room(&record, "nqn.x").unwrap_err();
+        check(&record, HOST).expect("it has some already");
+        let refused = check(&record, "nqn.x").unwrap_err();
         assert!(refused.message.contains("has secrets of 1024 hosts"), "{refused}");
+        check_room(&record, &record.tls, "nqn.x", "TLS keys").expect("they are counted apart");
     }
 }

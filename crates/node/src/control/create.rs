@@ -195,6 +195,7 @@ impl Control {
             chap,
             proofs: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            tls: BTreeMap::new(),
             created_s: now_s(),
         })
     }

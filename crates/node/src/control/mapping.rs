@@ -153,6 +153,13 @@ impl Control {
                      first (`windrose volume dhchap {name} --host NQN --off`)"
                 ))
             }
+            NotMapped::HasTlsKeys => {
+                let message = format!("volume {name} has TLS keys of NVMe hosts of its own");
+                ApiError::new(Code::Conflict, message).hint(format!(
+                    "a subsystem has the keys of the volume that it belongs to; turn those of this one off first \
+                     (`windrose volume tls {name} --host NQN --off`)"
+                ))
+            }
             NotMapped::Taken(by) => {
                 let lun = ask.lun.unwrap_or(0);
                 let message = format!("LUN {lun} of that target is volume {}", self.name_of(by));

@@ -13,7 +13,9 @@ use uuid::Uuid;
 use super::{Control, RETRY};
 use crate::data_dir;
 use crate::meta::{Change, Expect, Meta, MetaError};
-use crate::record::{Method, Of, OfHost, Stored, StoredChap, StoredDhchap, VolumeRecord};
+use crate::record::{
+    Method, Of, OfHost, Stored, StoredChap, StoredDhchap, StoredTls, VolumeRecord,
+};
 
 /// Why there are no keys.
 #[derive(Debug, thiserror::Error)]
@@ -256,6 +258,17 @@ pub(super) fn sealed_of_host(
     kept(held, is_good, || StoredDhchap::seal(dhchap, of, ring))
 }
 
+/// The same of the key of TLS of a host.
+pub(super) fn sealed_tls(
+    tls: &api::Tls,
+    (of, held): (OfHost<'_>, Option<&StoredTls>),
+    ring: &Ring,
+) -> Result<StoredTls, ApiError> {
+    let is_good =
+        |held: &StoredTls| held.is_sealed_by(ring) && held.open(of, ring).as_ref() == Ok(tls);
+    kept(held, is_good, || StoredTls::seal(tls, of, ring))
+}
+
 impl Control {
     /// Keys to seal by.
     pub(super) async fn sealing_keys(&self) -> Result<Ring, ApiError> {
@@ -295,7 +308,7 @@ impl Control {
 
     async fn seal_all(&self) -> Result<(), SecretsError> {
         let all = self.0.state.all();
-        if all.iter().all(|(s, _)| s.record.guard().is_none()) {
+        if all.iter().all(|(s, _)| s.record.methods().next().is_none()) {
             return Ok(());
         }
         let ring = self.0.vault.read(&*self.0.meta).await?;
@@ -341,7 +354,7 @@ mod tests {
     use peer::NodeId;
 
     use super::*;
-    use crate::record::tests::{HOST, chap, dhchap, record};
+    use crate::record::tests::{HOST, KEYS, chap, dhchap, record, tls};
 
     fn store(model: &Model) -> impl Meta + use<> {
         model.client(std::time::Duration::from_secs(1), Box::new(|_| Fate::WELL))
@@ -416,9 +429,11 @@ mod tests {
         let of = OfHost { volume: locked.id, host: HOST };
         let sealed = StoredDhchap::seal(&dhchap(), of, &other).unwrap();
         locked.hosts.insert(HOST.into(), sealed);
+        let sealed = StoredTls::seal(&tls(KEYS[0], true), of, &other).unwrap();
+        locked.tls.insert(HOST.into(), sealed);
         let found = alone.obstacles(&locked);
         let methods: Vec<_> = found.iter().map(|locked| locked.method).collect();
-        assert_eq!(methods, [Method::Chap, Method::Dhchap]);
+        assert_eq!(methods, [Method::Chap, Method::Dhchap, Method::Tls]);
         for Locked { why, .. } in found {
             assert!(why.contains("secrets.key") && why.contains("sealed by key"), "{why}");
         }
@@ -435,6 +450,14 @@ mod tests {
         let other = Dhchap::new(dhchap().secret, None).unwrap();
         let second = sealed_of_host(&other, (of, Some(&first)), &ring).unwrap();
         assert_eq!(second.open(of, &ring), Ok(other));
+        let key = tls(KEYS[0], true);
+        let first = sealed_tls(&key, (of, None), &ring).unwrap();
+        assert_eq!(sealed_tls(&key, (of, Some(&first)), &ring).unwrap(), first);
+        assert_ne!(sealed_tls(&key, (of, Some(&first)), &newer).unwrap(), first);
+        for other in [tls(KEYS[0], false), tls(KEYS[1], true)] {
+            let second = sealed_tls(&other, (of, Some(&first)), &ring).unwrap();
+            assert_eq!(second.open(of, &ring), Ok(other));
+        }
         let of = Of::from(volume);
         let first = sealed(&chap(), (of, None), &ring).unwrap();
         assert_eq!(sealed(&chap(), (of, Some(&first)), &ring).unwrap(), first);

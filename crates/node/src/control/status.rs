@@ -191,6 +191,14 @@ fn secret_findings(facts: &Facts, findings: &mut Vec<Finding>) {
                      --secret FILE"
                 ),
             ),
+            Method::Tls => (
+                format!(
+                    "its TLS keys of NVMe hosts cannot be read: {why}; no host can connect to it by TLS"
+                ),
+                format!(
+                    "restore the keys, or set the hosts' again: windrose volume tls {volume} --host NQN --key FILE"
+                ),
+            ),
         };
         let subject = format!("volume {volume}");
         findings.push(finding(Severity::Critical, subject, message, Some(&hint)));

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use api::{
     Access, ApiError, Code, CopyState, DhchapHost, Initiator, InitiatorUser, IscsiExport,
-    NvmeExport, Protocol, Session, SessionList, TargetUnit, Volume, VolumeCopy, VolumeIo,
+    NvmeExport, Protocol, Session, SessionList, TargetUnit, TlsHost, Volume, VolumeCopy, VolumeIo,
     VolumeList, VolumeName, VolumeState,
 };
 use cluster::nodes::NodePortals;
@@ -16,7 +16,9 @@ use volume::Kind;
 use super::{Control, Together, space};
 use crate::engine::{CoreReport, Scope, VolumeReport};
 use crate::reconcile::Observed;
-use crate::record::{Place, PlaceStage, Stage, Stored, StoredChap, StoredDhchap, VolumeRecord};
+use crate::record::{
+    Place, PlaceStage, Stage, Stored, StoredChap, StoredDhchap, StoredTls, VolumeRecord,
+};
 
 impl Control {
     /// All volumes, by name.
@@ -79,6 +81,7 @@ impl Control {
                 chap_mutual_user: chap.and_then(|c| c.mutual_user().cloned()),
                 chap_initiators: chap_initiators(guard),
                 dhchap_hosts: dhchap_hosts(guard),
+                tls_hosts: tls_hosts(guard),
             },
             iscsi: record.protocols.iscsi.then(|| IscsiExport {
                 target: record.target().to_owned(),
@@ -249,6 +252,15 @@ fn dhchap_hosts(record: &VolumeRecord) -> Vec<DhchapHost> {
     record.hosts.iter().map(host).collect()
 }
 
+/// Which hosts come by TLS, or may.
+fn tls_hosts(record: &VolumeRecord) -> Vec<TlsHost> {
+    let host = |(host, held): (&String, &StoredTls)| TlsHost {
+        host: Initiator::Nvme(host.clone()),
+        required: held.is_required(),
+    };
+    record.tls.iter().map(host).collect()
+}
+
 /// Whether a volume is a unit of sessions of `initiator`. Those of iSCSI outlive that (RFD 0017, 2).
 fn maps_to(record: &VolumeRecord, protocol: Protocol, initiator: &str) -> bool {
     let allows = |i: &Initiator| match (i, protocol) {
@@ -265,7 +277,7 @@ fn maps_to(record: &VolumeRecord, protocol: Protocol, initiator: &str) -> bool {
     record.stage == Stage::Ready && is_exported && record.allow.iter().any(allows)
 }
 
-/// Connections that have logged in, put together to sessions.
+/// Connections that have logged in, put together to sessions; those of NVMe come all by TLS or all without (RFD 0022, 3).
 pub(super) fn sessions(volumes: &[(Stored, Observed)], cores: &[CoreReport]) -> Vec<Session> {
     let records = || volumes.iter().map(|(stored, _)| &stored.record);
     let subsystems: BTreeMap<_, _> = records().map(|r| (r.id, r.nvme_subsystem.as_str())).collect();
@@ -284,7 +296,8 @@ pub(super) fn sessions(volumes: &[(Stored, Observed)], cores: &[CoreReport]) -> 
             Service::Iscsi => Protocol::Iscsi,
             Service::Nvme => Protocol::Nvme,
         };
-        let key = (protocol, initiator, &connection.target, connection.peer.ip());
+        let (peer, tls) = (connection.peer.ip(), connection.tls);
+        let key = (protocol, initiator, &connection.target, peer, tls);
         let age_s = connection.age.as_secs();
         let session = together.entry(key).or_insert_with(|| Session {
             protocol,
@@ -294,6 +307,7 @@ pub(super) fn sessions(volumes: &[(Stored, Observed)], cores: &[CoreReport]) -> 
             volumes: (connection.target.as_deref())
                 .map_or_else(Vec::new, |t| reached(protocol, initiator, t)),
             connections: 0,
+            tls,
             core: u32::try_from(connection.core).unwrap_or(u32::MAX),
             age_s,
         });
@@ -339,6 +353,8 @@ mod tests {
                 connection(Some("nqn.other"), Some(&nqn), 3),
                 connection(Some("nqn.h"), None, 4),
                 connection(None, None, 5),
+                target::Session { tls: true, ..connection(Some("nqn.h"), Some(&nqn), 6) },
+                target::Session { tls: true, ..connection(Some("nqn.h"), Some(&nqn), 7) },
             ],
             refused: 0,
             pool,
@@ -346,11 +362,16 @@ mod tests {
         };
         let shown = sessions(&volumes, &[core]);
         let brief: Vec<_> = (shown.iter())
-            .map(|s| (s.initiator.as_str(), !s.volumes.is_empty(), s.connections, s.age_s))
+            .map(|s| (s.initiator.as_str(), !s.volumes.is_empty(), s.tls, s.connections, s.age_s))
             .collect();
         assert_eq!(
             brief,
-            [("nqn.h", false, 1, 4), ("nqn.h", true, 2, 2), ("nqn.other", true, 1, 3)]
+            [
+                ("nqn.h", false, false, 1, 4),
+                ("nqn.h", true, false, 2, 2),
+                ("nqn.h", true, true, 2, 7),
+                ("nqn.other", true, false, 1, 3),
+            ]
         );
     }
 }

@@ -63,6 +63,8 @@ pub enum NotMapped {
     HasChap,
     /// It asks NVMe hosts for secrets of its own.
     HasHostSecrets,
+    /// It has keys of TLS of its own.
+    HasTlsKeys,
     /// The number is another volume's.
     Taken(Uuid),
     /// There is no number left.
@@ -92,9 +94,10 @@ pub fn remap(
     if owner != id && to.mapping.behind.is_some() {
         return Err(NotMapped::IsGuest);
     }
-    match volume.guard().filter(|_| owner != id) {
+    match volume.methods().next().filter(|_| owner != id) {
         Some(Method::Chap) => return Err(NotMapped::HasChap),
         Some(Method::Dhchap) => return Err(NotMapped::HasHostSecrets),
+        Some(Method::Tls) => return Err(NotMapped::HasTlsKeys),
         None => {}
     }
     let mut taken = to.mapping.guests.clone();
@@ -127,8 +130,8 @@ pub fn remap(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{HOST, chap, dhchap, record, ring};
-    use super::super::{OfHost, StoredChap, StoredDhchap, VolumeRecord};
+    use super::super::tests::{HOST, KEYS, chap, dhchap, record, ring, tls};
+    use super::super::{OfHost, StoredChap, StoredDhchap, StoredTls, VolumeRecord};
     use super::*;
 
     fn all(names: &[&str]) -> BTreeMap<Uuid, VolumeRecord> {
@@ -182,6 +185,17 @@ mod tests {
         // Those of the owner are everybody's.
         let hosts = std::mem::take(&mut records.get_mut(&c).unwrap().hosts);
         records.get_mut(&a).unwrap().hosts = hosts;
+        let mut free = records.clone();
+        remap(&mut free, c, a, None).unwrap();
+        // A key that does not have to be used is one all the same.
+        for required in [true, false] {
+            let of = OfHost { volume: c, host: HOST };
+            let sealed = StoredTls::seal(&tls(KEYS[0], required), of, &ring(1)).unwrap();
+            records.get_mut(&c).unwrap().tls.insert(HOST.to_owned(), sealed);
+            assert_eq!(remap(&mut records, c, a, None), Err(NotMapped::HasTlsKeys));
+        }
+        let keys = std::mem::take(&mut records.get_mut(&c).unwrap().tls);
+        records.get_mut(&a).unwrap().tls = keys;
         remap(&mut records, c, a, None).unwrap();
     }
 

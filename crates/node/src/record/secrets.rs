@@ -3,7 +3,7 @@
 use ::cluster::vault::{CannotOpen, NoRandom, Place, Ring, Sealed};
 use serde::{Deserialize, Serialize};
 
-use super::{StoredChap, StoredDhchap, VolumeRecord};
+use super::{StoredChap, StoredDhchap, StoredTls, VolumeRecord};
 
 /// A way to prove who one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub enum Method {
     Chap,
     /// DH-HMAC-CHAP, of NVMe hosts.
     Dhchap,
+    /// The key of TLS, of NVMe hosts.
+    Tls,
 }
 
 /// Text that is a secret.
@@ -26,6 +28,12 @@ impl Text for api::Secret {
 }
 
 impl Text for api::DhchapSecret {
+    fn expose(&self) -> &str {
+        Self::expose(self)
+    }
+}
+
+impl Text for api::TlsKey {
     fn expose(&self) -> &str {
         Self::expose(self)
     }
@@ -85,11 +93,21 @@ impl<S: Text> Held<S> {
 
 /// All secrets of a volume, whatever they prove.
 impl VolumeRecord {
-    /// What those who come to the volume may have to prove who they are by; CHAP if it is both.
+    /// What those who come to the volume may have to prove who they are by: the first of several. A key of TLS that does not
+    /// have to be used guards nothing.
     #[must_use]
     pub fn guard(&self) -> Option<Method> {
-        let hosts = (!self.hosts.is_empty()).then_some(Method::Dhchap);
-        self.has_chap().then_some(Method::Chap).or(hosts)
+        self.methods().find(|method| *method != Method::Tls || self.requires_tls())
+    }
+
+    /// What the volume has secrets for.
+    pub fn methods(&self) -> impl Iterator<Item = Method> {
+        let has = [
+            (Method::Chap, self.has_chap()),
+            (Method::Dhchap, !self.hosts.is_empty()),
+            (Method::Tls, !self.tls.is_empty()),
+        ];
+        has.into_iter().filter_map(|(method, has)| has.then_some(method))
     }
 
     /// What cannot be read of them: the first obstacle of each method.
@@ -97,7 +115,8 @@ impl VolumeRecord {
     pub fn cannot_open(&self, ring: &Ring) -> Vec<(Method, CannotOpen)> {
         let chap = self.all_proofs().find_map(|(of, held)| held.open(of, ring).err());
         let hosts = self.all_hosts().find_map(|(of, held)| held.known(of, ring).err());
-        let found = [(Method::Chap, chap), (Method::Dhchap, hosts)];
+        let tls = self.all_tls().find_map(|(of, held)| held.known(of, ring).err());
+        let found = [(Method::Chap, chap), (Method::Dhchap, hosts), (Method::Tls, tls)];
         found.into_iter().filter_map(|(method, why)| Some((method, why?))).collect()
     }
 
@@ -106,6 +125,7 @@ impl VolumeRecord {
     pub fn lacks_key(&self, ring: &Ring) -> bool {
         self.all_proofs().any(|(_, held)| held.lacks_key(ring))
             || self.all_hosts().any(|(_, held)| held.lacks_key(ring))
+            || self.all_tls().any(|(_, held)| held.lacks_key(ring))
     }
 
     /// Whether any can be read, and is not as `ring` would seal it now.
@@ -116,7 +136,9 @@ impl VolumeRecord {
         let host = |(of, held): (_, &StoredDhchap)| {
             !held.is_sealed_by(ring) && held.open(of, ring).is_ok()
         };
-        self.all_proofs().any(chap) || self.all_hosts().any(host)
+        let tls =
+            |(of, held): (_, &StoredTls)| !held.is_sealed_by(ring) && held.open(of, ring).is_ok();
+        self.all_proofs().any(chap) || self.all_hosts().any(host) || self.all_tls().any(tls)
     }
 
     /// Seals what can be read, and is not as `ring` would seal it now.
@@ -134,17 +156,22 @@ impl VolumeRecord {
                 *held = StoredDhchap::seal(&clear, of, ring)?;
             }
         }
+        for (of, held) in self.all_tls_mut().filter(|(_, held)| !held.is_sealed_by(ring)) {
+            if let Ok(clear) = held.open(of, ring) {
+                *held = StoredTls::seal(&clear, of, ring)?;
+            }
+        }
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{HOST, chap, dhchap, record, ring};
+    use super::super::tests::{HOST, KEYS, chap, dhchap, record, ring, tls};
     use super::super::{Of, OfHost};
     use super::*;
 
-    /// With CHAP of all, of one initiator, and with secrets of a host.
+    /// With CHAP of all, of one initiator, and with secrets and a key of TLS of a host.
     fn guarded(sealed_by: &Ring) -> VolumeRecord {
         let mut record = record("a");
         let volume = record.id;
@@ -153,6 +180,17 @@ mod tests {
         record.proofs.insert("iqn.a".into(), StoredChap::seal(&chap(), of, sealed_by).unwrap());
         let of = OfHost { volume, host: HOST };
         record.hosts.insert(HOST.into(), StoredDhchap::seal(&dhchap(), of, sealed_by).unwrap());
+        let key = tls(KEYS[0], true);
+        record.tls.insert(HOST.into(), StoredTls::seal(&key, of, sealed_by).unwrap());
+        record
+    }
+
+    /// The same with nothing but the key of TLS.
+    fn by_tls(sealed_by: &Ring, required: bool) -> VolumeRecord {
+        let mut record = record("a");
+        let of = OfHost { volume: record.id, host: HOST };
+        let sealed = StoredTls::seal(&tls(KEYS[0], required), of, sealed_by).unwrap();
+        record.tls.insert(HOST.into(), sealed);
         record
     }
 
@@ -162,9 +200,16 @@ mod tests {
         assert_eq!(all.guard(), Some(Method::Chap));
         let one = VolumeRecord { chap: None, hosts: [].into(), ..all.clone() };
         assert_eq!(one.guard(), Some(Method::Chap));
+        let methods = |record: &VolumeRecord| record.methods().collect::<Vec<_>>();
+        assert_eq!(methods(&all), [Method::Chap, Method::Dhchap, Method::Tls]);
         let hosts = VolumeRecord { chap: None, proofs: [].into(), ..all };
         assert_eq!(hosts.guard(), Some(Method::Dhchap));
-        assert_eq!(record("a").guard(), None);
+        assert_eq!((record("a").guard(), methods(&record("a"))), (None, vec![]));
+        // RFD 0022, 3: who does not have to use his key may come without.
+        for (required, guard) in [(true, Some(Method::Tls)), (false, None)] {
+            let by_tls = by_tls(&ring(1), required);
+            assert_eq!((by_tls.guard(), methods(&by_tls)), (guard, vec![Method::Tls]));
+        }
     }
 
     #[test]
@@ -175,7 +220,14 @@ mod tests {
         };
         assert_eq!(methods(&all, &ring(1)), []);
         assert!(!all.lacks_key(&ring(1)));
-        assert_eq!(methods(&all, &ring(2)), [Method::Chap, Method::Dhchap]);
+        assert_eq!(methods(&all, &ring(2)), [Method::Chap, Method::Dhchap, Method::Tls]);
+        let by_tls = by_tls(&ring(1), false);
+        assert_eq!(
+            (methods(&by_tls, &ring(1)), methods(&by_tls, &ring(2))),
+            (vec![], vec![Method::Tls])
+        );
+        assert!(by_tls.lacks_key(&ring(2)) && !by_tls.lacks_key(&ring(1)));
+        let all = VolumeRecord { tls: [].into(), ..all };
         let hosts = VolumeRecord { chap: None, proofs: [].into(), ..all.clone() };
         assert_eq!(methods(&hosts, &ring(2)), [Method::Dhchap]);
         let chap = VolumeRecord { hosts: [].into(), ..all };
@@ -189,8 +241,9 @@ mod tests {
         let (old, new) = (::cluster::vault::Key::new([1; 32]), ::cluster::vault::Key::new([2; 32]));
         let both = Ring::new(vec![new, old]).unwrap();
         let mut all = guarded(&ring(1));
-        let hosts = VolumeRecord { chap: None, proofs: [].into(), ..all.clone() };
+        let hosts = VolumeRecord { chap: None, proofs: [].into(), tls: [].into(), ..all.clone() };
         assert!(all.wants_sealing(&both) && hosts.wants_sealing(&both));
+        assert!(by_tls(&ring(1), false).wants_sealing(&both));
         assert!(!all.wants_sealing(&ring(1)), "it is as it should be");
         assert!(!all.wants_sealing(&ring(2)), "what cannot be read is for the status to tell");
         let before = all.clone();

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::mapping::{Behind, Mapping};
 use super::{
-    Creator, FIRST_NODE, MAX_PLACES, Place, PlaceStage, Stage, StoredChap, StoredDhchap,
+    Creator, FIRST_NODE, MAX_PLACES, Place, PlaceStage, Stage, StoredChap, StoredDhchap, StoredTls,
     VolumeRecord,
 };
 
@@ -41,8 +41,8 @@ pub(super) struct Text {
 }
 
 /// The protocols, as what, and to whom. An older program must not serve a volume at its own target that stands behind another,
-/// nor without the proof that an initiator or a host has to give, nor forget who stands behind a volume when it writes the
-/// record: it takes no unknown field here.
+/// nor without the proof or the TLS that an initiator or a host has to come by, nor forget who stands behind a volume when it
+/// writes the record: it takes no unknown field here.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProtocolsText {
@@ -58,6 +58,8 @@ struct ProtocolsText {
     proofs: BTreeMap<String, StoredChap>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     hosts: BTreeMap<String, StoredDhchap>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    tls: BTreeMap<String, StoredTls>,
 }
 
 // As serde wants it.
@@ -109,6 +111,7 @@ impl From<VolumeRecord> for Text {
                 guests: r.mapping.guests,
                 proofs: r.proofs,
                 hosts: r.hosts,
+                tls: r.tls,
             },
             iscsi_target: r.iscsi_target,
             nvme_subsystem: r.nvme_subsystem,
@@ -137,6 +140,7 @@ impl TryFrom<Text> for VolumeRecord {
             protocols: Protocols { iscsi: t.protocols.iscsi, nvme: t.protocols.nvme },
             proofs: t.protocols.proofs,
             hosts: t.protocols.hosts,
+            tls: t.protocols.tls,
             mapping: Mapping {
                 behind: t.protocols.behind,
                 lun: t.protocols.lun,

@@ -16,6 +16,12 @@ pub(crate) const DHCHAP: [&str; 2] = [
     "DHHC-1:02:WlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaBgfU4w==:",
 ];
 
+/// TLS keys of NVMe hosts, as nvme-cli makes them.
+pub(crate) const KEYS: [&str; 2] = [
+    "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:",
+    "NVMeTLSkey-1:01:0QkSudaQUIS892CTNQHqj1hCLcYfg7th53njjkT/K02byNhe:",
+];
+
 /// The configuration of a node in `dir`, with `more` at its end.
 pub(crate) fn config(dir: &Path, more: &str) -> Config {
     config_with(dir, "[iscsi]\nportals = [\"127.0.0.1:0\"]", more)

@@ -102,6 +102,45 @@ fn a_volume_whose_nvme_hosts_have_secrets() {
     assert_eq!(lines(&v), [0]);
 }
 
+/// With the line that gives the kernel the key; whether it has to be used is for the list to say.
+#[test]
+fn a_volume_whose_nvme_hosts_have_keys_of_tls() {
+    let [must, may, by_name] =
+        ["must", "may", "by-name"].map(|h| format!("nqn.2014-08.org.nvmexpress:{h}"));
+    let key = |host: &str, required| TlsHost { host: host.parse().unwrap(), required };
+    let secret = |host: &str, mutual| DhchapHost { host: host.parse().unwrap(), mutual };
+    let mut v = sample("web");
+    v.iscsi = None;
+    v.access.initiators = [&by_name, &may, &must].map(|s| s.parse().unwrap()).into();
+    v.access.tls_hosts = vec![key(&may, false), key(&must, true)];
+    insta::assert_snapshot!(volume(&v, &Address::default()));
+    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()] }));
+    // How many lines of each kind there are: of keys, of `--tls`, of secrets, and to connect at all.
+    let lines = |v: &Volume| {
+        let text = volume(v, &Address::default());
+        let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+        ["--insert", " --tls", "SECRET", "nvme connect"].map(count)
+    };
+    assert_eq!(lines(&v), [1, 1, 0, 2]);
+    v.access.initiators = vec![must.parse().unwrap()];
+    assert_eq!(lines(&v), [1, 1, 0, 1], "what would be refused is not shown");
+    v.access.initiators = vec![by_name.parse().unwrap()];
+    assert_eq!(lines(&v), [0, 0, 0, 1]);
+    v.access.initiators = vec![];
+    assert_eq!(lines(&v), [1, 1, 0, 1], "nobody is allowed yet");
+    v.access.tls_hosts = vec![key(&may, false)];
+    v.access.initiators = vec![Initiator::Any];
+    assert_eq!(lines(&v), [1, 1, 0, 2], "the one with the key may come as well");
+    v.access.tls_hosts = vec![key(&may, false), key(&must, true)];
+    v.access.dhchap_hosts = vec![secret(&by_name, false), secret(&must, true)];
+    v.access.initiators = [&by_name, &may, &must].map(|s| s.parse().unwrap()).into();
+    assert_eq!(lines(&v), [2, 2, 2, 3]);
+    let text = volume(&v, &Address::default());
+    assert!(text.contains("hosts with a secret, mutual, with a TLS key:"), "{text}");
+    assert!(text.contains("hosts without a secret, with a TLS key:"), "{text}");
+    assert!(text.contains("hosts with a secret, without a TLS key:"), "{text}");
+}
+
 #[test]
 fn sessions_in_a_table() {
     let session = Session {
@@ -111,11 +150,21 @@ fn sessions_in_a_table() {
         target: "iqn.2026-01.io.windrose:web".into(),
         volumes: vec!["web".parse().unwrap()],
         connections: 1,
+        tls: false,
         core: 0,
         age_s: 3_725,
     };
     let discovery = Session { volumes: vec![], target: String::new(), age_s: 3, ..session.clone() };
-    let list = SessionList { sessions: vec![session, discovery] };
+    let protected = Session {
+        protocol: Protocol::Nvme,
+        initiator: "nqn.2014-08.org.nvmexpress:h".into(),
+        target: "nqn.2026-01.io.windrose:web".into(),
+        connections: 5,
+        tls: true,
+        ..session.clone()
+    };
+    let plain = Session { tls: false, ..protected.clone() };
+    let list = SessionList { sessions: vec![session, discovery, protected, plain] };
     insta::assert_snapshot!(sessions_text(&list));
 }
 
