@@ -56,6 +56,11 @@ impl Kernel {
         Ok(Self::Qemu { image, initramfs })
     }
 
+    /// Whether its NVMe host proves who it is, and comes by TLS: Debian 12's kernel can do neither.
+    pub(crate) fn has_secure_nvme(&self) -> bool {
+        matches!(self, Self::UserMode(_))
+    }
+
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::UserMode(_) => "User Mode Linux",

@@ -2,7 +2,11 @@
 
 use crate::house::House;
 use anyhow::{Context, Result, bail};
-use std::{path::Path, process::Command, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 /// Debian's name of a package and a file that shows it is there on any system.
 pub(crate) struct Package {
@@ -29,6 +33,9 @@ pub(crate) const ETCD: &[Package] = &[package("etcd-server", "etcd")];
 /// A name server of iSCSI, and what asks it.
 pub(crate) const ISNS: &[Package] =
     &[package("open-isns-server", "isnsd"), package("open-isns-utils", "isnsadm")];
+/// Other implementations of TLS with keys.
+pub(crate) const TLS: &[Package] =
+    &[package("openssl", "openssl"), package("gnutls-bin", "gnutls-cli")];
 /// Another wall clock for a process.
 pub(crate) const CLOCK: &[Package] = &[package("faketime", "faketime")];
 /// The peer of the measurements.
@@ -47,6 +54,8 @@ pub(crate) const GUEST: &[Package] = &[
     package("util-linux", "unshare"),
     package("xfsprogs", "mkfs.xfs"),
 ];
+/// What makes [`newer`].
+pub(crate) const NEWER: &[Package] = &[package("mmdebstrap", "mmdebstrap")];
 /// SCSI commands of all kinds, in a guest.
 pub(crate) const SG: &[Package] = &[package("sg3-utils", "sg_persist")];
 /// Several paths to one iSCSI disk, in a guest.
@@ -121,6 +130,25 @@ pub(crate) fn packages(house: &House, wanted: &[&[Package]]) -> Result<()> {
         .with_context(|| format!("apt-get could not install {list}"))?;
     house.display.line(&format!("  installed {list}"));
     Ok(())
+}
+
+/// The root of a newer Debian with what this one lacks: the daemon that shakes hands for the kernel, and an nvme-cli that knows
+/// keys of TLS. It is made where the network is there, and stays with the build.
+pub(crate) fn newer(house: &House) -> Result<PathBuf> {
+    let root = house.target.join("newer-debian");
+    if root.join("usr/sbin/tlshd").exists() {
+        return Ok(root);
+    }
+    house.display.working("unpack tools of a newer Debian");
+    let unfinished = root.with_extension("new");
+    let _ = std::fs::remove_dir_all(&unfinished);
+    let mut command = Command::new("mmdebstrap");
+    command.args(["--variant=extract", "--include=ktls-utils,nvme-cli,keyutils,bash,coreutils"]);
+    command.arg("trixie").arg(&unfinished).arg("http://deb.debian.org/debian");
+    house.run("mmdebstrap", &mut command, Duration::from_secs(300))?.ok()?;
+    std::fs::rename(&unfinished, &root).context("cannot rename the root of a newer Debian")?;
+    house.display.line("  unpacked tools of Debian trixie");
+    Ok(root)
 }
 
 /// Installs a tool from crates.io, built from its own lock file, unless it is there.

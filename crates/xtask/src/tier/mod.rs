@@ -70,7 +70,7 @@ pub(crate) const TIERS: &[Tier] = &[
         name: "unit",
         about: "every crate's own tests: pure modules, transcripts, conformance, properties; a real etcd, a real iSNS server",
         budget: minutes(13),
-        packages: || vec![install::ETCD, install::ISNS],
+        packages: || vec![install::ETCD, install::ISNS, install::TLS],
         processes: false,
         points: false,
         run: unit::run,
@@ -115,10 +115,10 @@ pub(crate) const TIERS: &[Tier] = &[
         run: scsi::run,
     },
     Tier {
-        name: "nvme",
-        about: "a mirrored volume through both nodes: reservations of two NVMe hosts, and namespaces that come and go, while nodes die",
-        budget: minutes(3),
-        packages: || [guest::packages(), mirror_packages()].concat(),
+        name: nvme::NAME,
+        about: "a mirrored volume through both nodes: reservations of two NVMe hosts, namespaces that come and go, hosts that prove who they are and come by TLS, while nodes die",
+        budget: minutes(5),
+        packages: || [guest::packages(), mirror_packages(), vec![install::NEWER]].concat(),
         processes: true,
         points: false,
         run: nvme::run,
@@ -200,7 +200,7 @@ pub(crate) fn run_all(house: &House, tiers: &[&Tier]) -> Result<()> {
     }
     let ready: Vec<&Tier> = processes
         .into_iter()
-        .filter(|tier| match install::packages(house, &(tier.packages)()) {
+        .filter(|tier| match prepare(house, tier) {
             Ok(()) => true,
             Err(error) => {
                 house.enter_error(tier.name, &error);
@@ -226,6 +226,15 @@ pub(crate) fn run_all(house: &House, tiers: &[&Tier]) -> Result<()> {
         for tier in ready {
             run(house, tier);
         }
+    }
+    Ok(())
+}
+
+/// Gets what a tier needs, while the network is there.
+fn prepare(house: &House, tier: &Tier) -> Result<()> {
+    install::packages(house, &(tier.packages)())?;
+    if tier.name == nvme::NAME {
+        install::newer(house)?;
     }
     Ok(())
 }

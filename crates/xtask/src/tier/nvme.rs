@@ -5,6 +5,7 @@ use crate::{
     cluster::{A, B, Cluster, Mirrored},
     guest::{self, Kernel, Order, Signs},
     house::House,
+    install,
     node::Profile,
 };
 use anyhow::Result;
@@ -12,6 +13,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
+
+/// Name of the tier.
+pub(super) const NAME: &str = "nvme";
 
 const VOLUME: &str = "nvme";
 const SIZE: &str = "256MiB";
@@ -39,6 +43,11 @@ const SECRETS: [&str; 4] = [
     "DHHC-1:03:Idk0Db/Az+H/qTpY2Vk4iqA4j5Ht2HprncXlYYaNpCpvrx0vMjidkh97hFrJ6xNN4Dvk8RWGrEwNXKVOpHFiFoLmQDw=:",
     "DHHC-1:00:ERgfJi00O0JJUFdeZWxzeoGIj5adpKuyucDHztXc4+oQKkVI:",
 ];
+/// Keys of TLS for him: the one that he is asked for, and another one.
+const KEYS: [&str; 2] = [
+    "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:",
+    "NVMeTLSkey-1:01:0QkSudaQUIS892CTNQHqj1hCLcYfg7th53njjkT/K02byNhe:",
+];
 const CONTROLLER: &str = "DHHC-1:01:g4qRmJ+mrbS7wsnQ197l7PP6AQgPFh0kKzI5QEdOVVxwYX7k:";
 
 pub(super) fn run(house: &House) -> Result<()> {
@@ -55,7 +64,14 @@ pub(super) fn run(house: &House) -> Result<()> {
     cluster.create(SECOND, SIZE)?;
     namespaces(house, &kernel, &mut cluster, &first);
     let guarded = cluster.create(GUARDED, SIZE)?;
-    authentication(house, &kernel, &mut cluster, &guarded)?;
+    if kernel.has_secure_nvme() {
+        cluster.nodes[A].command(&["volume", "allow", GUARDED, HOST])?;
+        cluster.nodes[A].command(&["volume", "deny", GUARDED, "any"])?;
+        authentication(house, &kernel, &mut cluster, &guarded)?;
+        tls(house, &kernel, &mut cluster, &guarded)?;
+    } else {
+        house.skip("hosts that prove who they are, and come by TLS", "this kernel's cannot");
+    }
     house.check("a volume that was written under proofs is whole", || {
         cluster.copies_are_equal(&guarded)
     });
@@ -109,17 +125,8 @@ fn authentication(
     cluster: &mut Cluster,
     volume: &Mirrored,
 ) -> Result<()> {
-    let text = |text: &str| text.to_owned();
-    let portals = [A, B].map(|n| guest::reaches(cluster.nodes[n].nvme).to_string()).join(" ");
-    let variables = vec![
-        ("PORTALS", portals),
-        ("SUBSYSTEM", volume.exported.subsystem.nqn.clone()),
-        ("HOSTNQN", text(HOST)),
-        ("HOSTID", text("00000000-0000-4000-8000-000000000004")),
-        ("SECRETS", SECRETS.join(" ")),
-        ("CONTROLLER", text(CONTROLLER)),
-        ("MEGABYTES", MEGABYTES.to_string()),
-    ];
+    let mut variables = host_of(cluster, volume);
+    variables.extend([("SECRETS", SECRETS.join(" ")), ("CONTROLLER", CONTROLLER.to_owned())]);
     let order = Order {
         script: "nvme-authentication.sh",
         variables,
@@ -128,8 +135,6 @@ fn authentication(
         memory_mib: 512,
         limit: LIMIT,
     };
-    cluster.nodes[A].command(&["volume", "allow", GUARDED, HOST])?;
-    cluster.nodes[A].command(&["volume", "deny", GUARDED, "any"])?;
     let directory = house.directory("nvme-secrets")?;
     house.display.working(&format!("{}: a host that proves who it is", kernel.name()));
     let ran = guest::run_beside(house, kernel, &order, |signs| {
@@ -153,18 +158,63 @@ fn authentication(
     Ok(())
 }
 
+/// What its guest needs to know of the host and the volume.
+fn host_of(cluster: &Cluster, volume: &Mirrored) -> Vec<(&'static str, String)> {
+    let portals = [A, B].map(|n| guest::reaches(cluster.nodes[n].nvme).to_string()).join(" ");
+    vec![
+        ("PORTALS", portals),
+        ("SUBSYSTEM", volume.exported.subsystem.nqn.clone()),
+        ("HOSTNQN", HOST.to_owned()),
+        ("HOSTID", "00000000-0000-4000-8000-000000000004".to_owned()),
+        ("MEGABYTES", MEGABYTES.to_string()),
+    ]
+}
+
+/// A file that nobody else reads.
+fn private(directory: &Path, name: &str, text: &str) -> Result<String> {
+    let path = directory.join(name);
+    fs::write(&path, text)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    Ok(path.display().to_string())
+}
+
+/// The host comes by TLS, while a node dies.
+fn tls(house: &House, kernel: &Kernel, cluster: &mut Cluster, volume: &Mirrored) -> Result<()> {
+    let tools = install::newer(house)?;
+    let mut variables = host_of(cluster, volume);
+    variables.extend([("KEYS", KEYS.join(" ")), ("TOOLS", tools.display().to_string())]);
+    let order = Order {
+        script: "nvme-tls.sh",
+        variables,
+        files: Vec::new(),
+        kernel: &[],
+        memory_mib: 512,
+        limit: LIMIT,
+    };
+    let directory = house.directory("nvme-keys")?;
+    house.display.working(&format!("{}: a host that comes by TLS", kernel.name()));
+    let ran = guest::run_beside(house, kernel, &order, |signs| {
+        asks(signs, "key-1", "wants-1", || {
+            let key = private(&directory, "key", KEYS[0])?;
+            let who = ["volume", "tls", GUARDED, "--host", HOST, "--key", &key];
+            cluster.nodes[B].command(&who).map(drop)
+        })?;
+        accidents::of_nodes(cluster, signs, 1..=1)
+    });
+    if !ran.is_ok_and(|(clean, ())| clean) {
+        cluster.show_logs(house);
+        house.fail("a host that comes by TLS", "the guest did not come to its end");
+    }
+    cluster.nodes[A].command(&["volume", "tls", GUARDED, "--host", HOST, "--off"]).map(drop)
+}
+
 /// Has the host asked for its secret number `n`, or for none.
 fn ask(cluster: &Cluster, directory: &Path, n: usize) -> Result<()> {
     let who = ["volume", "dhchap", GUARDED, "--host", HOST];
     let Some(secret) = n.checked_sub(1).and_then(|n| SECRETS.get(n)) else {
         return cluster.nodes[B].command(&[&who[..], &["--off"]].concat()).map(drop);
     };
-    let file = |name: &str, secret: &str| -> Result<String> {
-        let path = directory.join(name);
-        fs::write(&path, secret)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        Ok(path.display().to_string())
-    };
+    let file = |name: &str, secret: &str| private(directory, name, secret);
     let (secret, controller) = (file("host", secret)?, file("controller", CONTROLLER)?);
     let proof = ["--secret", &secret, "--ctrl-secret", &controller];
     // Every node hears of it, whichever is told.
