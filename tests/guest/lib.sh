@@ -247,6 +247,52 @@ nvme_discover() {
     grep -q "subnqn: *$SUBSYSTEM\$" /run/discovered
 }
 
+# nvme_connect_to PORTAL OPTION...: to the subsystem through one of its nodes, for good. `nvme_program` names another nvme-cli.
+nvme_connect_to() {
+    local portal=$1
+    shift
+    "${nvme_program[@]:-nvme}" connect -t tcp -a "${portal%:*}" -s "${portal#*:}" -n "$SUBSYSTEM" --hostnqn "$HOSTNQN" \
+        --hostid "$HOSTID" --reconnect-delay 1 --ctrl-loss-tmo -1 "$@"
+}
+
+# nvme_connect_everywhere OPTION...: through each of PORTALS.
+nvme_connect_everywhere() {
+    local portal
+    for portal in $PORTALS; do
+        nvme_connect_to "$portal" "$@" || return 1
+    done
+}
+
+# nvme_refused OPTION...: nobody comes in so, at any node.
+nvme_refused() {
+    local portal
+    for portal in $PORTALS; do
+        ! nvme_connect_to "$portal" "$@" || return 1
+    done
+    nvme_paths_are || { nvme list-subsys; return 1; }
+}
+
+# nvme_paths_are STATE...: of the controllers that there are.
+nvme_paths_are() {
+    local controller found=()
+    for controller in /sys/class/nvme/nvme*; do
+        grep -qsx "$SUBSYSTEM" "$controller/subsysnqn" && found+=("$(cat "$controller/state")")
+    done
+    [ "${found[*]}" = "$*" ]
+}
+
+nvme_disconnect_everywhere() {
+    nvme disconnect -n "$SUBSYSTEM"
+    try 10 nvme_paths_are
+}
+
+# verified_load DISK SEED BLOCK_SIZE DEPTH: a range written at an even rate, and read back.
+verified_load() {
+    fio --name=load --filename="$1" --size="${MEGABYTES}M" --rw=randwrite --bs="$3" --iodepth="$4" --rate_iops=300 --randseed="$2" \
+        --ioengine=libaio --direct=1 --verify=crc32c --verify_pattern="$2" --do_verify=1 --verify_fatal=1 > "/run/fio.$2" 2>&1 ||
+        { cat "/run/fio.$2"; return 1; }
+}
+
 # nvme_connect [OPTION...]: --hdr-digest, --data-digest, --nr-io-queues, …
 nvme_connect() {
     nvme connect -t tcp -a "$ADDRESS" -s "$IO_PORT" -n "$SUBSYSTEM" --hostnqn "$HOSTNQN" --hostid "$HOSTID" \

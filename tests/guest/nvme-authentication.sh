@@ -12,33 +12,9 @@ hashes=("" sha256 sha384 sha512)
 
 # connect OPTION...: to both nodes.
 connect() {
-    local portal
-    for portal in $PORTALS; do
-        connect_to "$portal" "$@"
-    done
-    try 10 paths_are live live
+    nvme_connect_everywhere --nr-io-queues 2 --keep-alive-tmo 2 "$@"
+    try 10 nvme_paths_are live live
     try 10 nvme_disk
-}
-
-connect_to() {
-    local portal=$1
-    shift
-    nvme connect -t tcp -a "${portal%:*}" -s "${portal#*:}" -n "$SUBSYSTEM" --hostnqn "$HOSTNQN" --hostid "$HOSTID" \
-        --nr-io-queues 2 --keep-alive-tmo 2 --reconnect-delay 1 --ctrl-loss-tmo -1 "$@"
-}
-
-disconnect() {
-    nvme disconnect -n "$SUBSYSTEM"
-    try 10 paths_are
-}
-
-# paths_are STATE...: of the controllers that there are.
-paths_are() {
-    local controller found=()
-    for controller in /sys/class/nvme/nvme*; do
-        grep -qsx "$SUBSYSTEM" "$controller/subsysnqn" && found+=("$(cat "$controller/state")")
-    done
-    [ "${found[*]}" = "$*" ]
 }
 
 # secret N: of the host, from now on.
@@ -55,15 +31,6 @@ agreed() {
     equal "$(grep -c "controller authenticated" /run/kernel)" "$2" "nodes that proved themselves"
 }
 
-# refused OPTION...: nobody comes in so, at either node.
-refused() {
-    local portal
-    for portal in $PORTALS; do
-        ! connect_to "$portal" "$@"
-    done
-    paths_are || { nvme list-subsys; return 1; }
-}
-
 asked_for() {
     connect
     secret 1
@@ -71,7 +38,7 @@ asked_for() {
     try 20 no_path_lives
     sleep 3
     no_path_lives
-    disconnect
+    nvme_disconnect_everywhere
 }
 
 no_path_lives() {
@@ -82,9 +49,9 @@ no_path_lives() {
 }
 
 wrong_secrets() {
-    refused
-    refused --dhchap-secret "${secrets[1]}"
-    refused --dhchap-secret "${secrets[0]}" --dhchap-ctrl-secret "${secrets[1]}"
+    nvme_refused
+    nvme_refused --dhchap-secret "${secrets[1]}"
+    nvme_refused --dhchap-secret "${secrets[0]}" --dhchap-ctrl-secret "${secrets[1]}"
 }
 
 # Each hash, one way and both.
@@ -95,11 +62,11 @@ each_hash() {
         dmesg -c > /run/before
         connect --dhchap-secret "${secrets[n - 1]}"
         agreed "${hashes[n]}" 0
-        disconnect
+        nvme_disconnect_everywhere
         dmesg -c > /run/before
         connect --dhchap-secret "${secrets[n - 1]}" --dhchap-ctrl-secret "$CONTROLLER"
         agreed "${hashes[n]}" 2
-        disconnect
+        nvme_disconnect_everywhere
     done
 }
 
@@ -112,9 +79,7 @@ controllers() {
 }
 
 load() {
-    fio --name=load --filename="$(nvme_disk)" --size="${MEGABYTES}M" --rw=randwrite --bs=4k --iodepth=4 --rate_iops=300 \
-        --randseed="$1" --ioengine=libaio --direct=1 --verify=crc32c --verify_pattern="$1" --do_verify=1 --verify_fatal=1 \
-        > "/run/fio.$1" 2>&1 || { cat "/run/fio.$1"; return 1; }
+    verified_load "$(nvme_disk)" "$1" 4k 4
 }
 
 # Nodes die, and the host proves itself to those that come back; in between it gets another secret.
@@ -125,7 +90,7 @@ goes_on() {
     sleep 1
     touch "$GUEST_SHARE/step-1"
     try 90 test -e "$GUEST_SHARE/back-1"
-    try 60 paths_are live live || { nvme list-subsys; return 1; }
+    try 60 nvme_paths_are live live || { nvme list-subsys; return 1; }
     secret 4
     before=$(controllers)
     dmesg -c > /run/before
@@ -136,21 +101,21 @@ goes_on() {
     # Within the associations that there are.
     try 20 agreed sha256 2
     equal "$(controllers)" "$before" "controllers"
-    paths_are live live || { nvme list-subsys; return 1; }
+    nvme_paths_are live live || { nvme list-subsys; return 1; }
     touch "$GUEST_SHARE/step-2"
     try 90 test -e "$GUEST_SHARE/back-2"
-    try 60 paths_are live live || { nvme list-subsys; return 1; }
+    try 60 nvme_paths_are live live || { nvme list-subsys; return 1; }
     wait $!
     load 2
-    disconnect
-    refused --dhchap-secret "${secrets[2]}"
+    nvme_disconnect_everywhere
+    nvme_refused --dhchap-secret "${secrets[2]}"
 }
 
 not_asked_for() {
     secret 0
     connect
     load 3
-    disconnect
+    nvme_disconnect_everywhere
 }
 
 modules nvme-core nvme-tcp crc32c

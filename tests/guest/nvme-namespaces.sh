@@ -23,11 +23,7 @@ paths_to_subsystem() {
 }
 
 connect_everywhere() {
-    local portal
-    for portal in $PORTALS; do
-        nvme connect -t tcp -a "${portal%:*}" -s "${portal#*:}" -n "$SUBSYSTEM" --hostnqn "$HOSTNQN" --hostid "$HOSTID" \
-            --keep-alive-tmo 2 --reconnect-delay 1 --ctrl-loss-tmo -1
-    done
+    nvme_connect_everywhere --keep-alive-tmo 2
     try 10 namespaces_are 1
     try 10 paths_of 1 optimized optimized
 }
@@ -68,11 +64,8 @@ gets_one() {
     [ "$(cat "/sys/block/$(basename "$(disk 1)")/wwid")" != "$(cat "/sys/block/$(basename "$(disk "$NSID")")/wwid")" ]
 }
 
-# load DISK SEED: a range written at an even rate, and read back.
 load() {
-    fio --name=load --filename="$1" --size="${MEGABYTES}M" --rw=randwrite --bs=4k --iodepth=4 --rate_iops=300 --randseed="$2" \
-        --ioengine=libaio --direct=1 --verify=crc32c --verify_pattern="$2" --do_verify=1 --verify_fatal=1 > "/run/fio.$2" 2>&1 ||
-        { cat "/run/fio.$2"; return 1; }
+    verified_load "$1" "$2" 4k 4
 }
 
 # Both namespaces at once: what is one's does not get to the other.

@@ -12,6 +12,7 @@ read -ra keys <<< "$KEYS"
 newer() {
     chroot "$TOOLS" "$@"
 }
+nvme_program=(newer nvme)
 
 start_tlshd() {
     local m
@@ -25,39 +26,15 @@ start_tlshd() {
 
 # key N IDENTITY: the host has it, by this version of its name.
 key() {
-    keyctl clear %keyring:.nvme 2> /dev/null || newer keyctl clear %keyring:.nvme
+    newer keyctl clear %keyring:.nvme
     newer nvme check-tls-key --hostnqn "$HOSTNQN" --subsysnqn "$SUBSYSTEM" --keydata "${keys[$1 - 1]}" --identity "$2" --insert
     newer keyctl show %keyring:.nvme
 }
 
-connect_to() {
-    local portal=$1
-    shift
-    newer nvme connect -t tcp -a "${portal%:*}" -s "${portal#*:}" -n "$SUBSYSTEM" --hostnqn "$HOSTNQN" --hostid "$HOSTID" \
-        --nr-io-queues 2 --keep-alive-tmo 5 --reconnect-delay 1 --ctrl-loss-tmo -1 "$@"
-}
-
 connect() {
-    local portal
-    for portal in $PORTALS; do
-        connect_to "$portal" "$@" || { cat /run/tlshd.log; return 1; }
-    done
-    try 10 paths_are live live
+    nvme_connect_everywhere --nr-io-queues 2 --keep-alive-tmo 5 "$@" || { cat /run/tlshd.log; return 1; }
+    try 10 nvme_paths_are live live
     try 10 nvme_disk
-}
-
-disconnect() {
-    nvme disconnect -n "$SUBSYSTEM"
-    try 10 paths_are
-}
-
-# paths_are STATE...: of the controllers that there are.
-paths_are() {
-    local controller found=()
-    for controller in /sys/class/nvme/nvme*; do
-        grep -qsx "$SUBSYSTEM" "$controller/subsysnqn" && found+=("$(cat "$controller/state")")
-    done
-    [ "${found[*]}" = "$*" ]
 }
 
 # protected: every controller has a key.
@@ -65,31 +42,17 @@ protected() {
     local controller
     for controller in /sys/class/nvme/nvme*; do
         grep -qsx "$SUBSYSTEM" "$controller/subsysnqn" || continue
-        cat "$controller/tls_key"
-        [ -s "$controller/tls_key" ] || return 1
+        cat "$controller/tls_key" || return 1
+        grep -q '[1-9a-f]' "$controller/tls_key" || return 1
     done
-}
-
-load() {
-    fio --name=load --filename="$(nvme_disk)" --size="${MEGABYTES}M" --rw=randwrite --bs="$2" --iodepth=8 --rate_iops=300 \
-        --randseed="$1" --ioengine=libaio --direct=1 --verify=crc32c --verify_pattern="$1" --do_verify=1 --verify_fatal=1 \
-        > "/run/fio.$1" 2>&1 || { cat "/run/fio.$1"; return 1; }
-}
-
-refused() {
-    local portal
-    for portal in $PORTALS; do
-        ! connect_to "$portal" "$@" || return 1
-    done
-    paths_are
 }
 
 demanded() {
     touch "$GUEST_SHARE/key-1"
     try 60 test -e "$GUEST_SHARE/wants-1"
-    refused
+    nvme_refused
     key 2 1
-    refused --tls
+    nvme_refused --tls
 }
 
 # Both versions of a key's name.
@@ -99,21 +62,21 @@ each_name() {
         key 1 "$identity"
         connect --tls
         protected
-        load "1$identity" 64k
-        disconnect
+        verified_load "$(nvme_disk)" "1$identity" 64k 8
+        nvme_disconnect_everywhere
     done
 }
 
 goes_on() {
     connect --tls
-    load 3 4k &
+    verified_load "$(nvme_disk)" 3 4k 8 &
     sleep 1
     touch "$GUEST_SHARE/step-1"
     try 90 test -e "$GUEST_SHARE/back-1"
-    try 60 paths_are live live || { nvme list-subsys; return 1; }
+    try 60 nvme_paths_are live live || { nvme list-subsys; return 1; }
     wait $!
     protected
-    disconnect
+    nvme_disconnect_everywhere
 }
 
 modules nvme-core nvme-tcp crc32c

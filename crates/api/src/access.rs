@@ -174,6 +174,21 @@ pub struct InitiatorUser {
     pub mutual_user: Option<ChapUser>,
 }
 
+/// `s`, if it can be what this command of nvme-cli makes, of at most so many bytes; nobody is shown it.
+fn as_nvme_makes(
+    s: String,
+    most: usize,
+    (what, command): (&'static str, &str),
+) -> Result<String, Invalid> {
+    if s.bytes().all(|b| b.is_ascii_graphic()) && (1..=most).contains(&s.len()) {
+        return Ok(s);
+    }
+    let allowed = format!(
+        "use what `nvme {command}` makes: 1 to {most} printable ASCII characters without blanks"
+    );
+    Err(Invalid::new(what, "(hidden)", allowed))
+}
+
 /// A secret of DH-HMAC-CHAP, as `nvme gen-dhchap-key` makes them: `DHHC-1:01:BASE64:`. It goes in and
 /// never comes out: no answer has a field for one, and it prints as nothing.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -207,16 +222,7 @@ impl TryFrom<String> for DhchapSecret {
     type Error = Invalid;
 
     fn try_from(s: String) -> Result<Self, Invalid> {
-        let printable = s.bytes().all(|b| b.is_ascii_graphic());
-        if printable && (1..=Self::MAX).contains(&s.len()) {
-            Ok(Self(s))
-        } else {
-            let allowed = format!(
-                "use what `nvme gen-dhchap-key` makes: 1 to {} printable ASCII characters without blanks",
-                Self::MAX
-            );
-            Err(Invalid::new("DH-HMAC-CHAP secret", "(hidden)", allowed))
-        }
+        as_nvme_makes(s, Self::MAX, ("DH-HMAC-CHAP secret", "gen-dhchap-key")).map(Self)
     }
 }
 
@@ -314,16 +320,7 @@ impl TryFrom<String> for TlsKey {
     type Error = Invalid;
 
     fn try_from(s: String) -> Result<Self, Invalid> {
-        let printable = s.bytes().all(|b| b.is_ascii_graphic());
-        if printable && (1..=Self::MAX).contains(&s.len()) {
-            Ok(Self(s))
-        } else {
-            let allowed = format!(
-                "use what `nvme gen-tls-key` makes: 1 to {} printable ASCII characters without blanks",
-                Self::MAX
-            );
-            Err(Invalid::new("TLS key", "(hidden)", allowed))
-        }
+        as_nvme_makes(s, Self::MAX, ("TLS key", "gen-tls-key")).map(Self)
     }
 }
 

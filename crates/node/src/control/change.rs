@@ -129,9 +129,7 @@ impl Control {
         };
         let (control, ring) = (self.clone(), self.sealing_keys().await?);
         self.edit(name, move |record| {
-            if record.owner() != record.id {
-                return Err(control.no_secrets_of_its_own(record, Method::Chap));
-            }
+            control.may_have_its_own(record, Method::Chap)?;
             let held = (record.id.into(), record.chap.as_ref());
             record.chap = Some(sealed(&chap, held, &ring)?);
             Ok(())
@@ -164,14 +162,8 @@ impl Control {
                 record.proofs.remove(&initiator);
                 return Ok(());
             };
-            if record.owner() != record.id {
-                return Err(control.no_secrets_of_its_own(record, Method::Chap));
-            }
-            if record.proofs.len() >= MAX_INITIATORS && !record.proofs.contains_key(&initiator) {
-                let message =
-                    format!("volume {} has secrets of {MAX_INITIATORS} initiators", record.name);
-                return Err(ApiError::new(Code::InvalidRequest, message));
-            }
+            control.may_have_its_own(record, Method::Chap)?;
+            check_room(record, &record.proofs, &initiator, ("secrets", "initiators"))?;
             let of = Of { volume: record.id, initiator: Some(&initiator) };
             let sealed = sealed(chap, (of, record.proofs.get(&initiator)), ring)?;
             record.proofs.insert(initiator, sealed);
@@ -205,10 +197,8 @@ impl Control {
         })?;
         let (control, ring) = (self.clone(), self.sealing_keys().await?);
         self.edit(name, move |record| {
-            if record.owner() != record.id {
-                return Err(control.no_secrets_of_its_own(record, Method::Dhchap));
-            }
-            check_room(record, &record.hosts, &host, "secrets")?;
+            control.may_have_its_own(record, Method::Dhchap)?;
+            check_room(record, &record.hosts, &host, ("secrets", "hosts"))?;
             let of = OfHost { volume: record.id, host: &host };
             let sealed = sealed_of_host(&secrets, (of, record.hosts.get(&host)), &ring)?;
             record.hosts.insert(host, sealed);
@@ -239,10 +229,8 @@ impl Control {
         })?;
         let (control, ring) = (self.clone(), self.sealing_keys().await?);
         self.edit(name, move |record| {
-            if record.owner() != record.id {
-                return Err(control.no_secrets_of_its_own(record, Method::Tls));
-            }
-            check_room(record, &record.tls, &host, "TLS keys")?;
+            control.may_have_its_own(record, Method::Tls)?;
+            check_room(record, &record.tls, &host, ("TLS keys", "hosts"))?;
             let of = OfHost { volume: record.id, host: &host };
             let sealed = sealed_tls(&tls, (of, record.tls.get(&host)), &ring)?;
             record.tls.insert(host, sealed);
@@ -290,7 +278,11 @@ impl Control {
         guests.try_for_each(|guest| check_access(&guest, guard))
     }
 
-    fn no_secrets_of_its_own(&self, record: &VolumeRecord, method: Method) -> ApiError {
+    /// Checks that what hosts prove to a volume is its own to say, and not its target's owner's.
+    fn may_have_its_own(&self, record: &VolumeRecord, method: Method) -> Result<(), ApiError> {
+        if record.owner() == record.id {
+            return Ok(());
+        }
         let (name, owner) = (&record.name, self.name_of(record.owner()));
         let (door, whose, command) = match method {
             Method::Chap => ("target", "that one's CHAP is", "chap"),
@@ -298,8 +290,8 @@ impl Control {
             Method::Tls => ("subsystem", "that one's TLS keys are", "tls"),
         };
         let message = format!("volume {name} stands behind the {door} of volume {owner}");
-        ApiError::new(Code::Conflict, message)
-            .hint(format!("{whose} asked for: `windrose volume {command} {owner} …`"))
+        Err(ApiError::new(Code::Conflict, message)
+            .hint(format!("{whose} asked for: `windrose volume {command} {owner} …`")))
     }
 
     /// The record of a volume that is neither being created nor deleted.
@@ -329,15 +321,15 @@ fn nqn(host: Initiator, why: &str) -> Result<String, ApiError> {
     }
 }
 
-/// Checks that a volume may have one of these, which it `has` of single hosts, of this one.
+/// Checks that a volume may have one of these, which it `has` of single initiators or hosts, of this one.
 fn check_room<S>(
     record: &VolumeRecord,
     has: &BTreeMap<String, S>,
-    host: &str,
-    of_what: &str,
+    name: &str,
+    (what, of_whom): (&str, &str),
 ) -> Result<(), ApiError> {
-    if has.len() >= MAX_INITIATORS && !has.contains_key(host) {
-        let message = format!("volume {} has {of_what} of {MAX_INITIATORS} hosts", record.name);
+    if has.len() >= MAX_INITIATORS && !has.contains_key(name) {
+        let message = format!("volume {} has {what} of {MAX_INITIATORS} {of_whom}", record.name);
         return Err(ApiError::new(Code::InvalidRequest, message));
     }
     Ok(())
@@ -447,8 +439,9 @@ mod tests {
         let of = OfHost { volume: record.id, host: HOST };
         let sealed = StoredDhchap::seal(&dhchap(), of, &ring(1)).unwrap();
         record.hosts.insert(HOST.to_owned(), sealed.clone());
-        let check =
-            |record: &VolumeRecord, host: &str| check_room(record, &record.hosts, host, "secrets");
+        let check = |record: &VolumeRecord, host: &str| {
+            check_room(record, &record.hosts, host, ("secrets", "hosts"))
+        };
         for i in 2..=MAX_INITIATORS {
             check(&record, &format!("nqn.{i}")).unwrap();
             record.hosts.insert(format!("nqn.{i}"), sealed.clone());
@@ -456,6 +449,7 @@ mod tests {
         check(&record, HOST).expect("it has some already");
         let refused = check(&record, "nqn.x").unwrap_err();
         assert!(refused.message.contains("has secrets of 1024 hosts"), "{refused}");
-        check_room(&record, &record.tls, "nqn.x", "TLS keys").expect("they are counted apart");
+        check_room(&record, &record.tls, "nqn.x", ("TLS keys", "hosts"))
+            .expect("they are counted apart");
     }
 }

@@ -92,16 +92,8 @@ fn namespaces(house: &House, kernel: &Kernel, cluster: &mut Cluster, first: &Mir
         ("NSID", text(NSID)),
         ("MEGABYTES", MEGABYTES.to_string()),
     ];
-    let order = Order {
-        script: "nvme-namespaces.sh",
-        variables,
-        files: Vec::new(),
-        kernel: &[],
-        memory_mib: 512,
-        limit: LIMIT,
-    };
-    house.display.working(&format!("{}: namespaces of a subsystem", kernel.name()));
-    let ran = guest::run_beside(house, kernel, &order, |signs| {
+    let order = order("nvme-namespaces.sh", variables);
+    play(house, kernel, cluster, ("namespaces of a subsystem", &order), |cluster, signs| {
         asks(signs, "join-1", "joined-1", || {
             let words = ["volume", "target", SECOND, "--join", FIRST, "--lun", LUN];
             cluster.nodes[B].command(&words).map(drop)
@@ -112,10 +104,6 @@ fn namespaces(house: &House, kernel: &Kernel, cluster: &mut Cluster, first: &Mir
             cluster.nodes[A].command(&words).map(drop)
         })
     });
-    if !ran.is_ok_and(|(clean, ())| clean) {
-        cluster.show_logs(house);
-        house.fail("namespaces of a subsystem", "the guest did not come to its end");
-    }
 }
 
 /// A host that has to prove who it is, while nodes die and its secret changes.
@@ -127,17 +115,9 @@ fn authentication(
 ) -> Result<()> {
     let mut variables = host_of(cluster, volume);
     variables.extend([("SECRETS", SECRETS.join(" ")), ("CONTROLLER", CONTROLLER.to_owned())]);
-    let order = Order {
-        script: "nvme-authentication.sh",
-        variables,
-        files: Vec::new(),
-        kernel: &[],
-        memory_mib: 512,
-        limit: LIMIT,
-    };
+    let order = order("nvme-authentication.sh", variables);
     let directory = house.directory("nvme-secrets")?;
-    house.display.working(&format!("{}: a host that proves who it is", kernel.name()));
-    let ran = guest::run_beside(house, kernel, &order, |signs| {
+    play(house, kernel, cluster, ("a host that proves who it is", &order), |cluster, signs| {
         let asks = |cluster: &Cluster, n: usize| {
             asks(signs, &format!("secret-{n}"), &format!("asks-{n}"), || {
                 ask(cluster, &directory, n)
@@ -151,11 +131,28 @@ fn authentication(
         accidents::of_nodes(cluster, signs, 2..=2)?;
         asks(cluster, 0)
     });
+    Ok(())
+}
+
+/// A guest that runs this script.
+fn order(script: &'static str, variables: Vec<(&'static str, String)>) -> Order<'static> {
+    Order { script, variables, files: Vec::new(), kernel: &[], memory_mib: 512, limit: LIMIT }
+}
+
+/// Has a guest do `what` by this order, and what it asks for beside it.
+fn play(
+    house: &House,
+    kernel: &Kernel,
+    cluster: &mut Cluster,
+    (what, order): (&str, &Order<'_>),
+    beside: impl FnOnce(&mut Cluster, &Signs<'_>) -> Result<()> + Send,
+) {
+    house.display.working(&format!("{}: {what}", kernel.name()));
+    let ran = guest::run_beside(house, kernel, order, |signs| beside(cluster, signs));
     if !ran.is_ok_and(|(clean, ())| clean) {
         cluster.show_logs(house);
-        house.fail("a host that proves who it is", "the guest did not come to its end");
+        house.fail(what, "the guest did not come to its end");
     }
-    Ok(())
 }
 
 /// What its guest needs to know of the host and the volume.
@@ -183,17 +180,9 @@ fn tls(house: &House, kernel: &Kernel, cluster: &mut Cluster, volume: &Mirrored)
     let tools = install::newer(house)?;
     let mut variables = host_of(cluster, volume);
     variables.extend([("KEYS", KEYS.join(" ")), ("TOOLS", tools.display().to_string())]);
-    let order = Order {
-        script: "nvme-tls.sh",
-        variables,
-        files: Vec::new(),
-        kernel: &[],
-        memory_mib: 512,
-        limit: LIMIT,
-    };
+    let order = order("nvme-tls.sh", variables);
     let directory = house.directory("nvme-keys")?;
-    house.display.working(&format!("{}: a host that comes by TLS", kernel.name()));
-    let ran = guest::run_beside(house, kernel, &order, |signs| {
+    play(house, kernel, cluster, ("a host that comes by TLS", &order), |cluster, signs| {
         asks(signs, "key-1", "wants-1", || {
             let key = private(&directory, "key", KEYS[0])?;
             let who = ["volume", "tls", GUARDED, "--host", HOST, "--key", &key];
@@ -201,10 +190,6 @@ fn tls(house: &House, kernel: &Kernel, cluster: &mut Cluster, volume: &Mirrored)
         })?;
         accidents::of_nodes(cluster, signs, 1..=1)
     });
-    if !ran.is_ok_and(|(clean, ())| clean) {
-        cluster.show_logs(house);
-        house.fail("a host that comes by TLS", "the guest did not come to its end");
-    }
     cluster.nodes[A].command(&["volume", "tls", GUARDED, "--host", HOST, "--off"]).map(drop)
 }
 
@@ -238,22 +223,11 @@ fn reservations(house: &House, kernel: &Kernel, cluster: &mut Cluster, volume: &
     let portals = [A, B].map(|n| guest::reaches(cluster.nodes[n].nvme).to_string()).join(" ");
     let variables =
         vec![("PORTALS", portals), ("SUBSYSTEM", volume.exported.subsystem.nqn.clone())];
-    let order = Order {
-        script: "nvme-reservations.sh",
-        variables,
-        files: Vec::new(),
-        // Two hosts in one kernel: it would join their paths.
-        kernel: &["nvme_core.multipath=N"],
-        memory_mib: 512,
-        limit: LIMIT,
-    };
-    house.display.working(&format!("{}: reservations of NVMe hosts", kernel.name()));
-    let ran = guest::run_beside(house, kernel, &order, |signs| {
+    // Two hosts in one kernel: it would join their paths.
+    let order =
+        Order { kernel: &["nvme_core.multipath=N"], ..order("nvme-reservations.sh", variables) };
+    play(house, kernel, cluster, ("reservations of NVMe hosts", &order), |cluster, signs| {
         accidents::of_nodes(cluster, signs, 1..=STEPS)?;
         accidents::of_power(cluster, signs, 2)
     });
-    if !ran.is_ok_and(|(clean, ())| clean) {
-        cluster.show_logs(house);
-        house.fail("reservations of NVMe hosts", "the guest did not come to its end");
-    }
 }
