@@ -70,6 +70,9 @@ pub struct Disks {
     pub engine: DiskEngine,
     /// Whether file systems without direct I/O may be used, through the page cache.
     pub buffered: bool,
+    /// Free space of a file system below which the status warns of thin volumes in it, in percent of its
+    /// size; 0 for never.
+    pub low_space_percent: u64,
 }
 
 /// By which means disks are reached.

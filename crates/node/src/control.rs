@@ -90,6 +90,8 @@ pub struct Settings {
     pub nvme_authority: String,
     /// Most volumes.
     pub max_volumes: usize,
+    /// Free space below which the status warns, in percent of a file system; 0 for never.
+    pub low_space_percent: u64,
     /// Where initiators are served.
     pub portals: Portals,
     /// How it takes part in a cluster.
@@ -108,6 +110,7 @@ impl Settings {
             iscsi_authority: config.iscsi.authority.clone(),
             nvme_authority: config.nvme.authority.clone(),
             max_volumes: config.limits.volumes,
+            low_space_percent: config.disks.low_space_percent,
             portals,
             cluster: config.cluster.clone(),
         }

@@ -320,6 +320,7 @@ mod tests {
             locked,
             cores,
             space,
+            low_space_percent: 10,
             together,
         });
         for line in [

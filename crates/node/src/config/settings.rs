@@ -52,6 +52,7 @@ pub(super) struct Draft {
     poll_window: Duration,
     engine: Option<DiskEngine>,
     buffered: bool,
+    low_space_percent: u64,
     iscsi_portals: Vec<SocketAddr>,
     iscsi_authority: String,
     redirect: bool,
@@ -156,6 +157,10 @@ settings! {
         |d, v| d.buffered = flag(v)?,
         "Whether volumes may lie on file systems without direct I/O. They then go through the page \
          cache, and are as durable as ever after a flush.";
+    "disks.low_space_percent" = Value("10"), "whole percent, 0 to 90",
+        |d, v| d.low_space_percent = whole(v, 0..=90)?,
+        "Free space below which a file system with thin volumes that may still grow makes the \
+         status warn, as a part of its size. `0` for no such warning.";
 
     "iscsi.portals" = Value("[\"[::]:3260\"]"), ADDRESSES,
         |d, v| d.iscsi_portals = addresses(v)?,
@@ -441,7 +446,11 @@ impl Draft {
                 pool_bytes: self.pool_bytes,
                 poll_window: self.poll_window,
             },
-            disks: Disks { engine, buffered: self.buffered },
+            disks: Disks {
+                engine,
+                buffered: self.buffered,
+                low_space_percent: self.low_space_percent,
+            },
             iscsi: Iscsi {
                 portals: self.iscsi_portals,
                 authority: self.iscsi_authority,

@@ -33,6 +33,7 @@ fn every_setting_is_taken_over() {
         [disks]
         engine = "threads"
         buffered = true
+        low_space_percent = 25
         [iscsi]
         portals = ["127.0.0.1:0", "127.0.0.1:0"]
         authority = "iqn.2001-04.com.example"
@@ -69,7 +70,10 @@ fn every_setting_is_taken_over() {
     let fresh = Config::default();
     assert_eq!(config.name, "n1");
     assert_eq!(config.cores.cpus, [1, 0]);
-    assert_eq!(config.disks, Disks { engine: DiskEngine::Threads, buffered: true });
+    assert_eq!(
+        config.disks,
+        Disks { engine: DiskEngine::Threads, buffered: true, low_space_percent: 25 }
+    );
     assert_eq!(config.nvme.authority, "nqn.2001-04.com.example");
     assert_eq!(config.api.tcp.as_ref().unwrap().tls_key, Path::new("/k"));
     assert_eq!(config.log, Log { format: LogFormat::Json, level: LogLevel::Debug });
@@ -143,6 +147,7 @@ const BAD: &[(&str, usize, &[&str])] = &[
     ("[cores]\npool = \"1GB\"", 2, &["decimal units are not used"]),
     ("[cores]\npool = true", 2, &["cores.pool: true"]),
     ("[disks]\nengine = \"magic\"", 2, &["\"auto\", \"io_uring\" or \"threads\""]),
+    ("[disks]\nlow_space_percent = 91", 2, &["disks.low_space_percent: 91", "0 to 90"]),
     ("[disks]\nbuffered = \"yes\"", 2, &["disks.buffered: \"yes\"", "true or false"]),
     ("[iscsi]\nportals = [\"localhost:1\"]", 2, &["iscsi.portals: \"localhost:1\""]),
     ("[iscsi]\nportals = [\"[::]:1\", \"[::]:1\"]", 2, &["[::]:1 is named twice"]),

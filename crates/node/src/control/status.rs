@@ -30,12 +30,11 @@ pub struct Facts {
     pub cores: Vec<CoreReport>,
     /// The space that volumes take and have.
     pub space: Space,
+    /// Free space in a file system below which the status warns, in percent of its size.
+    pub low_space_percent: u64,
     /// The cluster, of a node in one.
     pub together: Option<Together>,
 }
-
-/// Free space in a file system below which the status warns: this part of it.
-const LOW_SPACE_PART: u64 = 10;
 
 impl Control {
     /// Whether the node answers and serves.
@@ -74,6 +73,7 @@ impl Control {
             locked: self.locked().await,
             cores,
             space,
+            low_space_percent: settings.low_space_percent,
             together,
         }
     }
@@ -232,7 +232,7 @@ fn space_finding(facts: &Facts, home: &FileSystem) -> Option<Finding> {
     let FileSystem { bytes, free, .. } = *home;
     let subject = format!("file system of {}", home.path.display());
     let promised = thin_promises(facts, home);
-    if promised > 0 && free < bytes / LOW_SPACE_PART {
+    if promised > 0 && free < bytes / 100 * facts.low_space_percent {
         let message = format!(
             "{} of {} are free, and thin volumes may still take {}",
             Size(free),
@@ -305,6 +305,7 @@ mod tests {
             together: None,
             cores: Vec::new(),
             space: Space { data_dir: Some((100 << 30, 50 << 30)), ..Space::default() },
+            low_space_percent: 10,
         }
     }
 
@@ -357,7 +358,13 @@ mod tests {
         with_space(&mut facts, 100 << 30, 1 << 30);
         assert_eq!(verdict(&facts).0, Verdict::AtRisk);
         assert!(verdict(&facts).1.contains("1 GiB of 100 GiB are free"));
+        facts.low_space_percent = 0;
+        assert_eq!(verdict(&facts).0, Verdict::Safe, "nobody wants to be warned");
+        facts.low_space_percent = 60;
+        with_space(&mut facts, 100 << 30, 59 << 30);
+        assert_eq!(verdict(&facts).0, Verdict::AtRisk, "somebody wants to be warned early");
         with_space(&mut facts, 1 << 30, 1 << 29);
+        facts.low_space_percent = 10;
         assert_eq!(verdict(&facts).0, Verdict::Safe, "promised more than there is: a note");
         facts.volumes[0].0.record.thin = false;
         with_space(&mut facts, 100 << 30, 0);

@@ -23,6 +23,7 @@ use crate::{
     node::Profile,
 };
 use anyhow::Result;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 pub(crate) use clients::{against_peers, peer_packages};
@@ -252,5 +253,14 @@ fn run(house: &House, tier: &Tier) {
     } else {
         String::new()
     };
-    house.display.line(&format!("  {} took {} s{over}", tier.name, took.as_secs()));
+    let free = free_gib(&house.root);
+    house.display.line(&format!("  {} took {} s{over}; {free}", tier.name, took.as_secs()));
+}
+
+/// What is left of the disk: a full one makes tests fail for no reason that they tell.
+fn free_gib(path: &Path) -> String {
+    rustix::fs::statvfs(path).map_or_else(
+        |error| format!("the free space cannot be read: {error}"),
+        |space| format!("{} GiB free", space.f_frsize.saturating_mul(space.f_bavail) >> 30),
+    )
 }
