@@ -15,13 +15,15 @@ mod identity;
 mod live;
 mod namespace;
 mod options;
+mod paths;
 mod queue;
 
 pub use admin::Failed;
 pub use connect::ConnectError;
-pub use controller::{Absent, Controller};
+pub use controller::Controller;
 pub use discovery::discover;
-pub use identity::{Abilities, Described, Identity, is_usable};
+pub use identity::{Abilities, Described, Identity};
 pub use namespace::{CompareError, Namespace, OpenError};
 pub use options::{Backoff, Options, Secrets};
+pub use paths::Policy;
 pub use queue::{End, Queue, Reply, Staging, Transport};

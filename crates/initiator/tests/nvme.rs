@@ -6,6 +6,8 @@ mod common;
 mod conformance;
 #[path = "nvme/lost.rs"]
 mod lost;
+#[path = "nvme/paths.rs"]
+mod paths;
 #[path = "nvme/proof.rs"]
 mod proof;
 #[path = "nvme/queue.rs"]

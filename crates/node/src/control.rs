@@ -495,6 +495,9 @@ impl Control {
         catalog.redirect = self.0.settings.redirect;
         catalog.is_incomplete = !self.0.state.damaged().is_empty();
         if let Some(membership) = self.membership() {
+            // Orders that are older than a lease are refused by whoever orders (RFD 0010, 4.6).
+            let lease_ms = self.0.settings.cluster.lease.as_millis();
+            catalog.quiesce_ms = u16::try_from(lease_ms).unwrap_or(u16::MAX);
             let mirrors = all.iter().map(|l| (&l.stored.record, l.mirror.as_ref().map(|m| &m.0)));
             let nodes = membership.nodes.borrow();
             publish::share(&mut catalog, membership.node, &nodes, mirrors);

@@ -63,6 +63,9 @@ pub struct Subsystem {
     pub model: String,
     /// Firmware revision, at most 8 ASCII characters.
     pub firmware: String,
+    /// How long commands may go on after their association has ended, in milliseconds (CQT, NVMe Base 2.1,
+    /// 5.1.13.2.1); 0 where nothing is said.
+    pub quiesce_ms: u16,
 }
 
 /// Limits of a controller.
@@ -285,6 +288,13 @@ impl Controller {
             self.properties.fail();
             self.pending.push_back(Event::Expired);
         }
+    }
+
+    /// Whether the host has been silent for so long that nothing of it is to be carried out any more, whether or
+    /// not [`Self::on_timer`] has been called: it may have sent it again by another path.
+    #[must_use]
+    pub fn is_overdue(&self, now: Duration) -> bool {
+        self.alive.is_overdue(now)
     }
 
     /// Replaces what an I/O controller serves; the host is told what has changed.

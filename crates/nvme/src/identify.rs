@@ -75,7 +75,10 @@ pub struct IdentifyController {
     pub anacap: u8,
     pub anagrpmax: U32,
     pub nanagrpid: U32,
-    pub reserved352: [u8; 160],
+    pub reserved352: [u8; 34],
+    /// NVMe Base 2.1.
+    pub cqt: U16,
+    pub reserved388: [u8; 124],
     pub sqes: u8,
     pub cqes: u8,
     pub maxcmd: U16,
@@ -111,6 +114,7 @@ const _: () = assert!(offset_of!(IdentifyController, cntrltype) == 111);
 const _: () = assert!(offset_of!(IdentifyController, oacs) == 256);
 const _: () = assert!(offset_of!(IdentifyController, kas) == 320);
 const _: () = assert!(offset_of!(IdentifyController, anagrpmax) == 344);
+const _: () = assert!(offset_of!(IdentifyController, cqt) == 386);
 const _: () = assert!(offset_of!(IdentifyController, sqes) == 512);
 const _: () = assert!(offset_of!(IdentifyController, sgls) == 536);
 const _: () = assert!(offset_of!(IdentifyController, subnqn) == 768);

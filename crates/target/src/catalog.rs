@@ -47,6 +47,9 @@ pub struct Catalog {
     pub is_incomplete: bool,
     /// Whether a login to a target whose volumes this node is out of is sent to a node that serves them.
     pub redirect: bool,
+    /// How long what an NVMe host has begun may go on after its association has ended, in milliseconds: as
+    /// long as another node may take to refuse what comes late.
+    pub quiesce_ms: u16,
 }
 
 /// What this node has no copy of. Nobody logs in to it here, so no core and no state matters.

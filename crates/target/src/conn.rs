@@ -46,6 +46,9 @@ pub trait Protocol: 'static {
     /// The machine.
     fn machine(&mut self) -> &mut Self::Machine;
 
+    /// A wake-up begins. Any time may have passed, and what is read next may be as old.
+    fn woken(&mut self);
+
     /// Takes the machine's actions until there are none. Called after anything happened.
     fn act(&mut self);
 
@@ -267,6 +270,7 @@ impl<S: Wire, P: Protocol> Conn<S, P> {
 
     fn work(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         let now = self.began.elapsed();
+        self.protocol.woken();
         self.protocol.machine().on_timer(now);
         for _ in 0..ROUNDS {
             if self.inbox.0.0.evicted.get() {
@@ -606,6 +610,7 @@ mod tests {
         fn machine(&mut self) -> &mut Toy {
             &mut self.toy
         }
+        fn woken(&mut self) {}
         fn act(&mut self) {
             for message in self.toy.arrived.drain(..) {
                 self.inbox.push(Event::Echo(message));

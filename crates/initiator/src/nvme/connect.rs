@@ -1,6 +1,6 @@
 //! How a queue comes to be: dialling, Connect, proof.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
 
@@ -96,6 +96,8 @@ pub(super) struct Connector {
     pub(super) options: Options,
     pub(super) staging: Staging,
     pub(super) account: Account,
+    /// Whether the controller was on this machine when it was last dialled.
+    pub(super) is_local: Cell<bool>,
     proof: Option<SharedConfig>,
     sequence: RefCell<Sequence>,
 }
@@ -136,7 +138,8 @@ impl Connector {
         let [a, b, c, d, ..] = core.random_u64().to_le_bytes();
         let sequence = RefCell::new(Sequence::new(u32::from_le_bytes([a, b, c, d])));
         let account = core.pool().account();
-        Self { core: core.clone(), options, staging, account, proof, sequence }
+        let is_local = Cell::new(false);
+        Self { core: core.clone(), options, staging, account, is_local, proof, sequence }
     }
 
     /// Opens a queue, and gives the identifier of its controller.
@@ -150,6 +153,10 @@ impl Connector {
         let options = &self.options;
         let stream = self.core.dial(options.address).await;
         let stream = stream.map_err(|e| ConnectError::Dial(e.kind()))?;
+        // Who dials an address of its own machine comes from the very same one, or both are loopback's.
+        let (own, peer) = (stream.local_addr(), stream.peer_addr());
+        let is_local = own.ok().zip(peer.ok()).is_some_and(|(own, peer)| own.ip() == peer.ip());
+        self.is_local.set(is_local);
         let config = Config {
             in_flight: wanted.entries - 1,
             digests: options.digests,

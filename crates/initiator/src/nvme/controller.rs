@@ -2,9 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 
 use ::nvme::log::AnaState;
+use futures_util::future::join_all;
 use rt::Core;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -42,17 +44,6 @@ enum State {
     Over(Option<ConnectError>),
 }
 
-/// Why a controller cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Absent {
-    /// It has not come back in time.
-    #[error("the controller has been away for too long")]
-    Away,
-    /// It does not come back.
-    #[error("the controller does not come back")]
-    Over,
-}
-
 impl fmt::Debug for Controller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let options = &self.0.connector.options;
@@ -80,9 +71,46 @@ impl Controller {
     ) -> Result<Self, ConnectError> {
         let connector = Rc::new(Connector::new(core, options, staging));
         let live = connector.bring_up().await?;
+        Ok(Self::kept(connector, Some(live)))
+    }
+
+    /// The same for a controller that may be away now: it is connected as soon as it is there.
+    #[must_use]
+    pub fn expect(core: &Core, options: Options, staging: Staging) -> Self {
+        Self::kept(Rc::new(Connector::new(core, options, staging)), None)
+    }
+
+    /// Connects to a subsystem at all of these addresses. Those that are away are expected.
+    ///
+    /// # Errors
+    /// Why the first of them has failed, if all have.
+    pub async fn connect_all(
+        core: &Core,
+        options: &Options,
+        addresses: &[SocketAddr],
+        staging: &Staging,
+    ) -> Result<Vec<Self>, ConnectError> {
+        let at = |address: &SocketAddr| Options { address: *address, ..options.clone() };
+        let connect = |address| Self::connect(core, at(address), staging.clone());
+        let all = join_all(addresses.iter().map(connect)).await;
+        if let (Some(Err(first)), false) = (all.first(), all.iter().any(Result::is_ok)) {
+            return Err(*first);
+        }
+        let expect = |(one, address): (Result<Self, _>, _)| match one {
+            Ok(controller) => controller,
+            Err(why) => {
+                warn!("{} at {address} is expected: {why}", options.subnqn);
+                Self::expect(core, at(address), staging.clone())
+            }
+        };
+        Ok(all.into_iter().zip(addresses).map(expect).collect())
+    }
+
+    fn kept(connector: Rc<Connector>, live: Option<Rc<Live>>) -> Self {
+        let state = live.as_ref().map_or(State::Away, |live| State::Up(Rc::clone(live)));
         let inner = Rc::new(Inner {
             connector: Rc::clone(&connector),
-            state: RefCell::new(State::Up(Rc::clone(&live))),
+            state: RefCell::new(state),
             generation: Cell::new(1),
             changed: Notify::new(),
             keeper: RefCell::new(None),
@@ -90,7 +118,7 @@ impl Controller {
         let keeper = Keeper { connector, inner: Rc::downgrade(&inner), failures: 0 };
         let task = tokio::task::spawn_local(keeper.run(live));
         *inner.keeper.borrow_mut() = Some(AbortOnDropHandle::new(task));
-        Ok(Self(inner))
+        Self(inner)
     }
 
     /// What it was told when it was connected.
@@ -106,6 +134,12 @@ impl Controller {
             State::Over(why) => *why,
             State::Up(_) | State::Away => None,
         }
+    }
+
+    /// Whether it does not come back, by choice or not.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(&*self.0.state.borrow(), State::Over(_))
     }
 
     /// What it can do; `None` while it is away.
@@ -130,7 +164,7 @@ impl Controller {
     pub async fn changed(&self, known: u64) -> Option<u64> {
         loop {
             let changed = self.0.changed.notified();
-            if matches!(&*self.0.state.borrow(), State::Over(_)) {
+            if self.is_over() {
                 return None;
             }
             if self.generation() != known {
@@ -190,20 +224,6 @@ impl Controller {
         }
     }
 
-    /// Waits for the association to be up.
-    pub(super) async fn up(&self, until: Instant) -> Result<Rc<Live>, Absent> {
-        loop {
-            let changed = self.0.changed.notified();
-            if let Some(live) = self.live() {
-                return Ok(live);
-            }
-            if matches!(&*self.0.state.borrow(), State::Over(_)) {
-                return Err(Absent::Over);
-            }
-            timeout_at(until, changed).await.map_err(|_| Absent::Away)?;
-        }
-    }
-
     /// Waits for a change, until then at most.
     pub(super) async fn pause(&self, until: Instant) {
         // Time that has run out is as good a reason to look again.
@@ -239,36 +259,39 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn run(mut self, mut live: Rc<Live>) {
+    async fn run(mut self, mut live: Option<Rc<Live>>) {
         loop {
-            let since = Instant::now();
-            let end = self.keep(&live).await;
-            live.close();
-            let options = &self.connector.options;
-            info!("{} at {}: {end}", options.subnqn, options.address);
-            // One that breaks as soon as it is up is no better than one that does not come up.
-            if since.elapsed() >= options.backoff.longest {
-                self.failures = 0;
+            if let Some(live) = live.take() {
+                self.keep_until_lost(&live).await;
+                if !self.tell(State::Away) {
+                    return;
+                }
             }
-            let quiesce = live.abilities.quiesce;
-            drop(live);
-            if !self.tell(State::Away) {
-                return;
-            }
-            // What the controller goes on with must not meet what is sent again.
-            sleep(quiesce).await;
-            match self.again().await {
-                Ok(up) => live = up,
+            let up = match self.again().await {
+                Ok(up) => up,
                 Err(e) => {
                     let options = &self.connector.options;
                     warn!("{} at {} is given up: {e}", options.subnqn, options.address);
                     self.tell(State::Over(Some(e)));
                     return;
                 }
+            };
+            if !self.tell(State::Up(Rc::clone(&up))) {
+                return up.close();
             }
-            if !self.tell(State::Up(Rc::clone(&live))) {
-                return live.close();
-            }
+            live = Some(up);
+        }
+    }
+
+    async fn keep_until_lost(&mut self, live: &Rc<Live>) {
+        let since = Instant::now();
+        let end = self.keep(live).await;
+        live.close();
+        let options = &self.connector.options;
+        info!("{} at {}: {end}", options.subnqn, options.address);
+        // One that breaks as soon as it is up is no better than one that does not come up.
+        if since.elapsed() >= options.backoff.longest {
+            self.failures = 0;
         }
     }
 

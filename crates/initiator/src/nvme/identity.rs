@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use ::nvme::identify::{IdentifyController, IdentifyNamespace, NvmController};
-use ::nvme::log::AnaState;
 use block::{ASIDE, Info};
 use zerocopy::FromBytes;
 
 use super::connect::ConnectError;
+use super::paths::Seen;
 
 /// Most data of one command that is made use of, in bytes, whatever a controller would take.
 const MAX_TRANSFER_BYTES: u64 = 4 << 20;
@@ -33,6 +33,8 @@ pub struct Abilities {
     /// How long the controller may go on with commands after their connection has ended (CQT, NVMe Base
     /// 2.1, 5.1.13.2.1); zero where it does not say.
     pub quiesce: Duration,
+    /// What a keep alive timeout is rounded up to (KAS).
+    pub keep_alive_unit: Duration,
     /// Compare.
     pub compare: bool,
     /// Dataset Management.
@@ -88,15 +90,14 @@ impl Abilities {
         // do without.
         let in_capsule = c.ioccsz.get().saturating_sub(4).saturating_mul(16);
         let in_capsule = if c.icdoff.get() == 0 { in_capsule } else { 0 };
-        // In a part of the structure that NVMe Base 2.0 leaves empty.
-        let cqt_ms = bytes.get(386..388).and_then(|b| b.first_chunk());
         let oncs = |bit: u16| c.oncs.get() & 1 << bit != 0;
         Ok(Self {
             max_transfer_bytes: u32::try_from(max_transfer).unwrap_or(u32::MAX),
             in_capsule_bytes: in_capsule.min(64 * 1024),
             max_zero_bytes: MAX_DATALESS_BYTES,
             max_verify_bytes: MAX_DATALESS_BYTES,
-            quiesce: Duration::from_millis(cqt_ms.map_or(0, |b| u16::from_le_bytes(*b)).into()),
+            quiesce: Duration::from_millis(c.cqt.get().into()),
+            keep_alive_unit: Duration::from_millis(100) * u32::from(c.kas.get()),
             compare: oncs(0),
             dataset_management: oncs(2),
             write_zeroes: oncs(3),
@@ -251,19 +252,54 @@ impl Described {
         })
     }
 
-    /// Whether `now` is the same volume, which may have grown.
-    #[must_use]
-    pub fn continues_as(&self, now: &Self) -> bool {
-        self.identity == now.identity
-            && self.info.block_size == now.info.block_size
-            && self.info.blocks <= now.info.blocks
+    /// Whether `now` is the same volume, which may have grown, at a controller that can do as much.
+    pub(super) fn compare(&self, now: &Self) -> Seen {
+        let (info, others) = (&self.info, &now.info);
+        if self.identity != now.identity || info.block_size != others.block_size {
+            return Seen::Another("it has become another volume");
+        }
+        if info.blocks > others.blocks {
+            return Seen::Another("it has become smaller");
+        }
+        let is_lesser = others.max_transfer_blocks < info.max_transfer_blocks
+            || now.zero_blocks < self.zero_blocks
+            || now.verify_blocks < self.verify_blocks
+            || info.unmap_granularity_blocks > 0 && others.unmap_granularity_blocks == 0
+            || others.volatile_cache && !info.volatile_cache;
+        if is_lesser { Seen::Another("its controller can do less") } else { Seen::Same }
     }
-}
 
-/// Whether commands are worth sending to a namespace in this state.
-#[must_use]
-pub fn is_usable(state: AnaState) -> bool {
-    matches!(state, AnaState::Optimized | AnaState::NonOptimized)
+    /// What two controllers of one volume can do both.
+    pub(super) fn least(&self, other: &Self) -> Self {
+        let (a, b) = (&self.info, &other.info);
+        let info = Info {
+            blocks: a.blocks.min(b.blocks),
+            max_transfer_blocks: a.max_transfer_blocks.min(b.max_transfer_blocks),
+            physical_block_size: a.physical_block_size.max(b.physical_block_size),
+            unmap_granularity_blocks: match (a.unmap_granularity_blocks, b.unmap_granularity_blocks)
+            {
+                (0, _) | (_, 0) => 0,
+                (a, b) => a.max(b),
+            },
+            unmap_zeroes: a.unmap_zeroes && b.unmap_zeroes,
+            volatile_cache: a.volatile_cache || b.volatile_cache,
+            read_only: a.read_only || b.read_only,
+            overhead: a.overhead.max(b.overhead),
+            ..*a
+        };
+        Self {
+            info,
+            zero_blocks: self.zero_blocks.min(other.zero_blocks),
+            verify_blocks: self.verify_blocks.min(other.verify_blocks),
+            frees_by_zeroing: self.frees_by_zeroing && other.frees_by_zeroing,
+            ..*self
+        }
+    }
+
+    /// The same, as large as `now`: only the size changes while a device lives, and only upwards.
+    pub(super) fn grown(&self, now: &Self) -> Self {
+        Self { info: Info { blocks: now.info.blocks.max(self.info.blocks), ..self.info }, ..*self }
+    }
 }
 
 #[cfg(test)]
@@ -351,9 +387,31 @@ mod tests {
         assert!(unusable(&|n| n.flbas = 0x6f), "format 63, which says nothing");
         let mut grown = usual;
         grown.info.blocks += 1;
-        assert!(usual.continues_as(&grown) && !grown.continues_as(&usual));
+        assert_eq!(usual.compare(&grown), Seen::Same);
+        assert!(matches!(grown.compare(&usual), Seen::Another(_)));
         let other = Identity { uuid: [1; 16], ..usual.identity };
-        assert!(!usual.continues_as(&Described { identity: other, ..usual }));
+        let other = usual.compare(&Described { identity: other, ..usual });
+        assert!(matches!(other, Seen::Another(_)));
+    }
+
+    /// A path that can do less is not used, unless all were asked for no more than it can.
+    #[test]
+    fn several_controllers_are_asked_for_what_each_can() {
+        let usual = described(&namespace()).unwrap();
+        let lesser = |change: &dyn Fn(&mut Described)| {
+            let mut now = usual;
+            change(&mut now);
+            assert!(matches!(usual.compare(&now), Seen::Another(_)), "{now:?}");
+            for least in [usual.least(&now), now.least(&usual)] {
+                assert_eq!(least.compare(&usual), Seen::Same, "{least:?}");
+                assert_eq!(least.compare(&now), Seen::Same, "{least:?}");
+            }
+        };
+        lesser(&|d| d.info.max_transfer_blocks = 1);
+        lesser(&|d| d.zero_blocks = 0);
+        lesser(&|d| d.verify_blocks = 0);
+        lesser(&|d| d.info.blocks -= 1);
+        lesser(&|d| d.info.volatile_cache = !d.info.volatile_cache);
     }
 
     /// NVMe Base 2.0, 5.17.2.3.

@@ -87,6 +87,8 @@ pub(super) struct Live {
     pub(super) abilities: Abilities,
     /// Access states by group.
     pub(super) ana: RefCell<BTreeMap<u32, AnaState>>,
+    /// Whether the controller is on this machine.
+    pub(super) is_local: bool,
     keep_alive: Duration,
     next: Cell<usize>,
 }
@@ -112,6 +114,7 @@ impl Connector {
             io: Vec::new(),
             abilities,
             ana: RefCell::default(),
+            is_local: self.is_local.get(),
             keep_alive: options.keep_alive,
             next: Cell::new(0),
         };
@@ -182,6 +185,24 @@ impl Live {
     pub(super) async fn ended(&self) -> End {
         let queues = self.io.iter().chain([&self.admin.queue]);
         select_all(queues.map(|queue| Box::pin(queue.ended()))).await.0
+    }
+
+    /// How long after now, when it has just ended, commands that are in doubt may still be carried out.
+    ///
+    /// A controller that has ended it itself goes on for its quiesce time at most. One that has fallen silent
+    /// does not know yet that it has: it misses its host after two timeouts at the latest, for it may look at
+    /// traffic instead of at keep alives (NVMe Base 2.1, 3.9.4). Nobody misses a host without keep alive.
+    pub(super) fn in_doubt_for(&self) -> Duration {
+        let Abilities { quiesce, keep_alive_unit, .. } = self.abilities;
+        if self.io.iter().chain([&self.admin.queue]).any(Queue::has_been_left) {
+            return quiesce;
+        }
+        let (timeout, unit) = (self.keep_alive.as_millis(), keep_alive_unit.as_millis().max(1));
+        let rounded = u64::try_from(timeout.next_multiple_of(unit)).unwrap_or(u64::MAX);
+        match rounded {
+            0 => Duration::MAX,
+            ms => Duration::from_millis(ms).saturating_mul(2).saturating_add(quiesce),
+        }
     }
 
     /// Ends all queues.

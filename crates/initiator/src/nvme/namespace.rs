@@ -1,7 +1,8 @@
-//! A namespace of one controller, as a layer.
+//! A namespace as a layer, by way of one controller or several.
 //!
-//! Operations wait for a controller that is away, and are sent again where that is right: no two of them
-//! that overlap are in flight, so doing one twice does no harm. What may not be done twice,
+//! Operations take one path or another, wait while there is none, and are sent again where that is right: no
+//! two of them that overlap are in flight, so doing one twice does no harm. A change that is in doubt is sent
+//! again once its first time cannot happen any more (RFD 0027). What may not be done twice,
 //! [`Namespace::compare_and_write`], is not. Once a namespace has failed for good every later operation
 //! fails as well.
 
@@ -13,15 +14,15 @@ use ::nvme::entry::{NSID_ALL, NvmOpcode};
 use ::nvme::host::{Command, Lost, Payload};
 use ::nvme::{Completion, Sqe, Status};
 use block::{Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
-use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use super::admin::{Failed, low};
-use super::controller::{Absent, Controller};
+use super::controller::Controller;
 use super::identity::Described;
-use super::live::Live;
+use super::paths::{Path, Policy, Seen, Taken, take};
 use super::queue::Reply;
 
 /// Pause before a command that was refused for now is sent again.
@@ -48,6 +49,9 @@ pub enum OpenError {
     /// It has no identifier by which it could be told from another one.
     #[error("namespace {0} has neither UUID nor NGUID nor EUI-64")]
     Nameless(u32),
+    /// Controllers have different volumes under this number.
+    #[error("namespace {0} is another volume at another controller")]
+    Different(u32),
     /// The controller did not tell.
     #[error("{0}")]
     Failed(#[from] Failed),
@@ -73,14 +77,17 @@ pub enum CompareError {
 /// A namespace.
 #[derive(Debug)]
 pub struct Namespace {
-    controller: Controller,
+    paths: RefCell<Vec<Rc<Path>>>,
+    policy: Policy,
+    /// The path that was taken last.
+    last: Cell<usize>,
     nsid: u32,
     described: Cell<Described>,
-    /// The generation of the controller at which it was last seen to be the same volume.
-    seen: Cell<u64>,
-    looking: Mutex<()>,
+    patience: Duration,
     gone: Cell<bool>,
-    watcher: RefCell<Option<AbortOnDropHandle<()>>>,
+    /// A path may have become another one.
+    changed: Notify,
+    watchers: RefCell<Vec<AbortOnDropHandle<()>>>,
 }
 
 /// One command, to be sent as often as it takes.
@@ -124,6 +131,8 @@ enum Verdict {
     Again {
         pause: bool,
     },
+    /// Again, after this time: until then it may happen all the same.
+    InDoubt(Duration),
     /// A few more times, the namespace being looked at again if it may have become another one.
     Few {
         error: Error,
@@ -132,42 +141,77 @@ enum Verdict {
     Failed(Error),
 }
 
+impl Work<'_> {
+    /// Whether contents are others afterwards.
+    fn changes(&self) -> bool {
+        let opcode = NvmOpcode(self.sqe.opcode);
+        matches!(opcode, NvmOpcode::Write | NvmOpcode::WriteZeroes | NvmOpcode::DatasetManagement)
+    }
+}
+
 impl Namespace {
-    /// Opens a namespace: what it is now, it has to stay.
+    /// Opens a namespace of one controller: what it is now, it has to stay.
     ///
     /// # Errors
     /// [`OpenError`].
     pub async fn open(controller: &Controller, nsid: u32) -> Result<Rc<Self>, OpenError> {
-        let seen = controller.generation();
-        let described = controller.describe(nsid).await?.ok_or(OpenError::Unusable(nsid))?;
+        Self::through(std::slice::from_ref(controller), nsid, Policy::default()).await
+    }
+
+    /// Opens a namespace of a subsystem that several controllers belong to, of which one at least has to be
+    /// there. The first one's options tell how long a command waits while there is no path.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub async fn through(
+        controllers: &[Controller],
+        nsid: u32,
+        policy: Policy,
+    ) -> Result<Rc<Self>, OpenError> {
+        let (mut described, mut failed) = (None::<Described>, OpenError::Unusable(nsid));
+        for controller in controllers {
+            match (controller.describe(nsid).await, described) {
+                (Ok(Some(now)), None) => described = Some(now),
+                (Ok(Some(now)), Some(known)) if now.identity == known.identity => {
+                    described = Some(known.least(&now));
+                }
+                (Ok(Some(_)), Some(_)) => return Err(OpenError::Different(nsid)),
+                (Ok(None), _) => {}
+                (Err(e), _) => failed = e.into(),
+            }
+        }
+        let described = described.ok_or(failed)?;
         if !described.identity.is_known() {
             return Err(OpenError::Nameless(nsid));
         }
         let namespace = Rc::new(Self {
-            controller: controller.clone(),
+            paths: RefCell::default(),
+            policy,
+            last: Cell::new(0),
             nsid,
             described: Cell::new(described),
-            seen: Cell::new(seen),
-            looking: Mutex::new(()),
+            patience: controllers.first().map_or(Duration::ZERO, |c| c.options().patience),
             gone: Cell::new(false),
-            watcher: RefCell::new(None),
+            changed: Notify::new(),
+            watchers: RefCell::default(),
         });
-        let watcher = watch(Rc::downgrade(&namespace), controller.clone());
-        let watcher = AbortOnDropHandle::new(tokio::task::spawn_local(watcher));
-        *namespace.watcher.borrow_mut() = Some(watcher);
+        controllers.iter().for_each(|controller| namespace.add(controller));
         Ok(namespace)
+    }
+
+    /// Another controller of the subsystem: a path as soon as it is seen to lead to this volume.
+    pub fn add(self: &Rc<Self>, controller: &Controller) {
+        let path = Rc::new(Path::new(controller.clone()));
+        let watcher = watch(Rc::downgrade(self), Rc::clone(&path));
+        self.paths.borrow_mut().push(path);
+        let watcher = AbortOnDropHandle::new(tokio::task::spawn_local(watcher));
+        self.watchers.borrow_mut().push(watcher);
     }
 
     /// What it is.
     #[must_use]
     pub fn described(&self) -> Described {
         self.described.get()
-    }
-
-    /// Its controller.
-    #[must_use]
-    pub fn controller(&self) -> &Controller {
-        &self.controller
     }
 
     /// Reads the range at the controller and returns nothing. `ctx` has memory for the largest transfer.
@@ -203,7 +247,8 @@ impl Namespace {
     }
 
     /// Replaces the contents from `at` on by `write` if they are `compare`, which is as long, in one step
-    /// (NVMe Base 2.0, 3.4.2). It is sent once.
+    /// (NVMe Base 2.0, 3.4.2). It is sent once; when it is said to be in doubt, whatever was to become of it
+    /// has become of it.
     ///
     /// # Errors
     /// [`CompareError`].
@@ -214,12 +259,12 @@ impl Namespace {
         fua: bool,
         ctx: &Ctx,
     ) -> Result<(), CompareError> {
-        let until = Instant::now() + self.controller.options().patience;
-        let live = self.ready(until).await?;
+        let taken = self.ready(Instant::now() + self.patience).await?;
+        let live = &taken.live;
         if !live.abilities.compare_and_write || compare.len() != write.len() {
             return Err(CompareError::Unsupported);
         }
-        let timeout = Some(self.controller.options().command_timeout);
+        let timeout = Some(taken.path.controller.options().command_timeout);
         let half = |opcode, fuse, data, bits| {
             let mut sqe = self.transfer(opcode, at, compare.len(), bits);
             sqe.flags |= fuse;
@@ -229,8 +274,14 @@ impl Namespace {
         let first = half(NvmOpcode::Compare, FUSE_FIRST, compare, 0);
         let second = half(NvmOpcode::Write, FUSE_SECOND, write, fua);
         let (first, second) = live.queue().submit_fused(first, second).await;
+        if first.outcome == Err(Lost::InDoubt) || second.outcome == Err(Lost::InDoubt) {
+            self.outlast(live.in_doubt_for()).await;
+        }
         match (first.outcome, second.outcome) {
-            (Ok(a), Ok(b)) if a.status.is_success() && b.status.is_success() => Ok(()),
+            (Ok(a), Ok(b)) if a.status.is_success() && b.status.is_success() => {
+                taken.path.has_written();
+                Ok(())
+            }
             (Ok(a), _) if a.status.code() == Status::COMPARE_FAILURE => Err(CompareError::Differs),
             (Err(Lost::Unsent), Err(Lost::Unsent)) => Err(Error::Fenced.into()),
             (Err(_), _) | (_, Err(_)) => Err(CompareError::InDoubt),
@@ -321,15 +372,38 @@ impl Namespace {
         Ok(())
     }
 
-    /// A flush that fails is the end: it is never tried again and believed.
+    /// A flush that fails is the end: it is never tried again and believed. Each path by which something was
+    /// written has its own; what was written by one that is lost is covered by that of another, or of the same
+    /// controller when it is back (RFD 0027, 4).
     async fn flush(&self, ctx: &Ctx) -> Result<(), Error> {
         let sqe = Sqe::new(NvmOpcode::Flush.0, 0, self.nsid);
         debug_assert_ne!(self.nsid, NSID_ALL);
-        let flushed = self.carry_out(&Work { sqe, data: Data::None, at: Lba(0) }, ctx).await;
-        match flushed {
-            Ok(_) => Ok(()),
-            Err(Ended::With(Error::Aborted)) => Err(Error::Aborted),
-            Err(_) => Err(self.fail("a flush has failed")),
+        let work = Work { sqe, data: Data::None, at: Lba(0) };
+        let paths = self.paths.borrow().clone();
+        let written: Vec<_> = paths.iter().filter_map(|p| Some((p, p.to_flush()?))).collect();
+        let mut is_covered = !written.is_empty();
+        for (path, _) in &written {
+            is_covered &= self.flush_by(path, &work, ctx).await?;
+        }
+        if !is_covered {
+            match self.carry_out(&work, ctx).await {
+                Ok(_) => {}
+                Err(Ended::With(Error::Aborted)) => return Err(Error::Aborted),
+                Err(_) => return Err(self.fail("a flush has failed")),
+            }
+        }
+        written.iter().for_each(|(path, written)| path.has_flushed(*written));
+        Ok(())
+    }
+
+    /// Flushes by this path; whether it did. If not, it was lost, or is none now.
+    async fn flush_by(&self, path: &Rc<Path>, work: &Work<'_>, ctx: &Ctx) -> Result<bool, Error> {
+        let Some(taken) = path.take() else { return Ok(false) };
+        let reply = send(&taken, work, ctx).await;
+        match self.judge(work, &reply, &taken) {
+            Ok(Verdict::Done) => Ok(true),
+            Ok(Verdict::Again { .. } | Verdict::InDoubt(_) | Verdict::Few { .. }) => Ok(false),
+            Ok(Verdict::Failed(_)) | Err(_) => Err(self.fail("a flush has failed")),
         }
     }
 }
@@ -355,17 +429,18 @@ impl From<Ended> for Error {
 impl Namespace {
     /// Sends a command until it has an answer that stays.
     async fn carry_out(&self, work: &Work<'_>, ctx: &Ctx) -> Result<Bufs, Ended> {
-        let options = self.controller.options();
         let (mut until, mut tries) = (None, 0);
         loop {
-            let deadline = until.unwrap_or_else(|| Instant::now() + options.patience);
-            let live = self.ready(deadline).await.map_err(Ended::With)?;
-            let payload = work.data.payload(ctx);
-            let command =
-                Command { sqe: work.sqe, payload, timeout: Some(options.command_timeout) };
-            let reply = live.queue().submit(command).await;
-            let pause = match self.judge(work, &reply, &live)? {
-                Verdict::Done => return Ok(reply.buffers.into()),
+            let deadline = until.unwrap_or_else(|| Instant::now() + self.patience);
+            let taken = self.ready(deadline).await.map_err(Ended::With)?;
+            let reply = send(&taken, work, ctx).await;
+            match self.judge(work, &reply, &taken)? {
+                Verdict::Done => {
+                    if work.changes() {
+                        taken.path.has_written();
+                    }
+                    return Ok(reply.buffers.into());
+                }
                 Verdict::Failed(error) => return Err(Ended::With(error)),
                 Verdict::Few { error, look } => {
                     tries += 1;
@@ -373,31 +448,38 @@ impl Namespace {
                         return Err(Ended::With(error));
                     }
                     if look {
-                        self.seen.set(0);
+                        taken.path.doubt();
                     }
-                    true
+                    taken.path.rest(Instant::now() + PAUSE);
                 }
-                Verdict::Again { pause } => pause,
-            };
+                Verdict::Again { pause: true } => taken.path.rest(Instant::now() + PAUSE),
+                // Those who keep the controller have to see what has happened.
+                Verdict::Again { pause: false } => rt::give_way().await,
+                // Not even an error may be told before: what it leaves has to stay.
+                Verdict::InDoubt(time) => self.outlast(time).await,
+            }
+            drop(taken);
             if ctx.is_aborted() {
                 return Err(Ended::With(Error::Aborted));
             }
-            let deadline = *until.get_or_insert(deadline);
-            if Instant::now() >= deadline {
-                return Err(Ended::With(self.fail("the controller is of no use for too long")));
-            }
-            if pause {
-                self.controller.pause(deadline.min(Instant::now() + PAUSE)).await;
-            } else {
-                // Those who keep the controller have to see what has happened.
-                rt::give_way().await;
+            if Instant::now() >= *until.get_or_insert(deadline) {
+                return Err(Ended::With(self.fail("no path has been of use for too long")));
             }
         }
     }
 
+    /// Waits until what is in doubt cannot happen any more; where nobody knows when that is, as long as anybody
+    /// waits for anything.
+    async fn outlast(&self, time: Duration) {
+        sleep(if time == Duration::MAX { self.patience } else { time }).await;
+    }
+
     /// What an answer means for a command.
-    fn judge(&self, work: &Work<'_>, reply: &Reply, live: &Live) -> Result<Verdict, Ended> {
+    fn judge(&self, work: &Work<'_>, reply: &Reply, taken: &Taken) -> Result<Verdict, Ended> {
         let completion = match reply.outcome {
+            Err(Lost::InDoubt) if work.changes() => {
+                return Ok(Verdict::InDoubt(taken.live.in_doubt_for()));
+            }
             Err(Lost::Unsent | Lost::InDoubt) => return Ok(Verdict::Again { pause: false }),
             Ok(completion) => completion,
         };
@@ -407,7 +489,8 @@ impl Namespace {
         let verdict = verdict(completion.status, work.at, matches!(work.data, Data::Out(_)));
         if verdict == Verdict::Done && reply.moved as usize != work.data.len() {
             // The rest of a read's memory is anybody's old data, and that of a write is not written.
-            self.controller.give_up(live, "a command succeeded without all of its data");
+            let controller = &taken.path.controller;
+            controller.give_up(&taken.live, "a command succeeded without all of its data");
             return Ok(Verdict::Again { pause: false });
         }
         if verdict == Verdict::Failed(Error::Gone) {
@@ -416,82 +499,91 @@ impl Namespace {
         Ok(verdict)
     }
 
-    /// An association through which this is the volume that it was.
-    async fn ready(&self, until: Instant) -> Result<Rc<Live>, Error> {
+    /// A path through which this is the volume that it was.
+    async fn ready(&self, until: Instant) -> Result<Taken, Error> {
+        let mut any = false;
         loop {
             if self.gone.get() {
                 return Err(Error::Gone);
             }
-            let live = match self.controller.live() {
-                Some(live) => live,
-                None => self.controller.up(until).await.map_err(|absent| match absent {
-                    Absent::Away => self.fail("the controller has been away for too long"),
-                    Absent::Over => self.fail("the controller does not come back"),
-                })?,
-            };
-            if self.seen.get() == self.controller.generation() {
-                return Ok(live);
+            let changed = self.changed.notified();
+            if let Some(taken) = take(&self.paths.borrow(), self.policy, &self.last, any) {
+                return Ok(taken);
             }
-            self.look(&live, until).await?;
+            if self.paths.borrow().iter().all(|path| path.is_hopeless()) {
+                return Err(self.fail("no path leads to it any more"));
+            }
+            let now = Instant::now();
+            if now >= until {
+                return Err(self.fail("there has been no path for too long"));
+            }
+            // Time that has run out is as good a reason to look again.
+            any = timeout_at(until.min(now + PAUSE), changed).await.is_err();
         }
     }
 
-    /// Sees whether this is the volume that it was.
-    async fn look(&self, live: &Live, until: Instant) -> Result<(), Error> {
-        let _one = self.looking.lock().await;
-        let generation = self.controller.generation();
-        if self.seen.get() == generation || self.gone.get() {
-            return Ok(());
+    /// What has been found at the end of a path.
+    fn found(&self, path: &Path, now: Option<&Described>, generation: u64) {
+        let described = self.described.get();
+        path.found(now, &described, generation);
+        if let (Some(now), Seen::Same) = (now, path.seen()) {
+            self.described.set(described.grown(now));
         }
-        match live.describe(self.nsid).await {
-            Ok(Some(now)) if self.described.get().continues_as(&now) => {
-                self.described.set(grown(self.described.get(), &now));
-                self.seen.set(generation);
-                Ok(())
-            }
-            Ok(Some(_)) => Err(self.fail("it has become another volume")),
-            Ok(None) => Err(self.fail("it has gone")),
-            Err(_) if Instant::now() >= until => {
-                Err(self.fail("the controller does not tell what it is"))
-            }
-            Err(failed) => {
-                if !matches!(failed, Failed::Lost(_)) {
-                    self.controller.pause(Instant::now() + PAUSE).await;
-                }
-                Ok(())
-            }
-        }
+        self.changed.notify_waiters();
     }
 
     /// From now on every operation fails.
     fn fail(&self, why: &str) -> Error {
         if !self.gone.replace(true) {
-            warn!("namespace {} of {:?}: {why}", self.nsid, self.controller);
+            let paths = self.paths.borrow();
+            let controllers: Vec<_> = paths.iter().map(|p| &p.controller).collect();
+            warn!("namespace {} by {controllers:?}: {why}", self.nsid);
+            self.changed.notify_waiters();
         }
         Error::Gone
     }
 }
 
-/// Looks at a namespace whenever it may have changed: one that has grown is used beyond its old end only
-/// when that is known.
-async fn watch(namespace: Weak<Namespace>, controller: Controller) {
-    let mut generation = controller.generation();
-    while let Some(next) = controller.changed(generation).await {
-        generation = next;
-        let Some(namespace) = namespace.upgrade() else { return };
-        let until = Instant::now() + controller.options().patience;
-        if let Some(live) = controller.live()
-            && namespace.look(&live, until).await.is_err()
+async fn send(taken: &Taken, work: &Work<'_>, ctx: &Ctx) -> Reply {
+    let timeout = Some(taken.path.controller.options().command_timeout);
+    let command = Command { sqe: work.sqe, payload: work.data.payload(ctx), timeout };
+    taken.live.queue().submit(command).await
+}
+
+/// Looks at what is at the end of a path whenever that may have changed: nothing is sent there before it is
+/// known, and a volume that has grown is used beyond its old end only then.
+async fn watch(namespace: Weak<Namespace>, path: Rc<Path>) {
+    let controller = &path.controller;
+    let Some(nsid) = namespace.upgrade().map(|n| n.nsid) else { return };
+    loop {
+        let generation = controller.generation();
+        if !path.is_known()
+            && let Some(live) = controller.live()
         {
+            let found = live.describe(nsid).await;
+            let Some(namespace) = namespace.upgrade() else { return };
+            match found {
+                Ok(now) => namespace.found(&path, now.as_ref(), generation),
+                // The controller is about to be another one.
+                Err(Failed::Lost(_)) => {}
+                Err(_) => {
+                    drop(namespace);
+                    controller.pause(Instant::now() + PAUSE).await;
+                    continue;
+                }
+            }
+        }
+        let is_over = tokio::select! {
+            biased;
+            next = controller.changed(generation) => next.is_none(),
+            () = path.doubted.notified() => false,
+        };
+        let Some(namespace) = namespace.upgrade() else { return };
+        namespace.changed.notify_waiters();
+        if is_over {
             return;
         }
     }
-}
-
-/// Only the size changes while a device lives, and only upwards.
-fn grown(before: Described, now: &Described) -> Described {
-    let info = Info { blocks: now.info.blocks, ..before.info };
-    Described { info, ..before }
 }
 
 /// A range, in pieces of this many blocks.
@@ -542,7 +634,7 @@ fn fused_failure(first: Completion, second: Completion, at: Lba) -> CompareError
         }
         _ => match verdict(failed.status, at, true) {
             Verdict::Failed(error) | Verdict::Few { error, .. } => error.into(),
-            Verdict::Done | Verdict::Again { .. } => Error::Fenced.into(),
+            Verdict::Done | Verdict::Again { .. } | Verdict::InDoubt(_) => Error::Fenced.into(),
         },
     }
 }

@@ -218,6 +218,18 @@ impl Queue {
         !self.shared().state.borrow().machine.is_closing()
     }
 
+    /// Whether its controller has ended it, or the machine that the controller was on.
+    #[must_use]
+    pub fn has_been_left(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+        let gone = [BrokenPipe, ConnectionAborted, ConnectionReset];
+        match self.end() {
+            Some(End::PeerClosed) => true,
+            Some(End::Broken(kind)) => gone.contains(&kind),
+            Some(End::Machine(_) | End::SendStalled) | None => false,
+        }
+    }
+
     /// Why it has ended; `None` while it has not.
     #[must_use]
     pub fn end(&self) -> Option<End> {

@@ -16,7 +16,7 @@ use target::{
     Access, Admission, Catalog, HostSecrets, Limits, Served, Server, Service, Subsystem, VolumeId,
     doors,
 };
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, spawn_local};
 use volume::Volume;
@@ -50,28 +50,52 @@ pub(crate) struct Site {
     pub(crate) at: SocketAddr,
     pub(crate) mem: Rc<Mem>,
     pub(crate) faults: Faults,
+    volume: Rc<Volume>,
 }
 
 impl Site {
     /// Namespace 1 of [`SUBNQN`] is volume A.
     pub(crate) async fn new(core: &Core, blocks: u64) -> Self {
+        let (server, at) = Self::server(core).await;
+        let (volume, mem, faults) = Self::made(blocks);
+        let site = Self { core: core.clone(), server, at, mem, faults, volume };
+        site.serve_a();
+        site
+    }
+
+    /// Another server with the same volume.
+    pub(crate) async fn twin(&self) -> Self {
+        let (server, at) = Self::server(&self.core).await;
+        let (mem, faults) = (Rc::clone(&self.mem), self.faults.clone());
+        let (core, volume) = (self.core.clone(), Rc::clone(&self.volume));
+        let twin = Self { core, server, at, mem, faults, volume };
+        twin.serve_a();
+        twin
+    }
+
+    async fn server(core: &Core) -> (Rc<Server>, SocketAddr) {
         let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
         let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let at = listener.local_addr().unwrap();
         spawn_local(Rc::clone(&server).serve(listener, Service::Nvme));
-        let (mem, faults) = Self::volume(&server, A, blocks);
-        let site = Self { core: core.clone(), server, at, mem, faults };
-        site.serve(SUBNQN, A, Access::anybody());
-        site
+        (server, at)
+    }
+
+    fn serve_a(&self) {
+        add(&self.server, A, &self.volume);
+        self.serve(SUBNQN, A, Access::anybody());
+    }
+
+    fn made(blocks: u64) -> (Rc<Volume>, Rc<Mem>, Faults) {
+        let mem = Rc::new(Mem::new(MemOptions::new(512, blocks)));
+        let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
+        (Volume::new(dev, Epoch::default()), mem, faults)
     }
 
     /// Adds a volume.
     pub(crate) fn volume(server: &Rc<Server>, id: VolumeId, blocks: u64) -> (Rc<Mem>, Faults) {
-        let mem = Rc::new(Mem::new(MemOptions::new(512, blocks)));
-        let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
-        let volume = Volume::new(dev, Epoch::default());
-        let name = format!("{id:?}");
-        server.add_volume(Served { id, name, volume, thin: false, access: None });
+        let (volume, mem, faults) = Self::made(blocks);
+        add(server, id, &volume);
         (mem, faults)
     }
 
@@ -99,6 +123,11 @@ impl Site {
     }
 }
 
+fn add(server: &Rc<Server>, id: VolumeId, volume: &Rc<Volume>) {
+    let (name, volume) = (format!("{id:?}"), Rc::clone(volume));
+    server.add_volume(Served { id, name, volume, thin: false, access: None });
+}
+
 /// Who may connect, by a secret.
 pub(crate) fn guarded(secrets: HostSecrets) -> Access<HostSecrets> {
     let named = [(HOSTNQN.to_owned(), Admission::Proof(secrets))].into();
@@ -117,9 +146,34 @@ pub(crate) struct Wire {
     lines: Rc<RefCell<Vec<AbortHandle>>>,
     open: Rc<Cell<bool>>,
     pub(crate) accepted: Rc<Cell<usize>>,
-    /// Those who are frozen are those that were accepted before this many.
-    frozen: Rc<Cell<usize>>,
-    thaw: Rc<Notify>,
+    gate: Rc<Gate>,
+}
+
+/// What keeps the bytes of those lines that were there when it was closed.
+#[derive(Default)]
+struct Gate {
+    /// Lines that were accepted before this many.
+    keeps: Cell<usize>,
+    changed: Notify,
+    /// Bytes that have passed.
+    carried: Cell<u64>,
+}
+
+impl Gate {
+    async fn passes(&self, line: usize) {
+        loop {
+            let changed = self.changed.notified();
+            if self.keeps.get() < line {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn keep(&self, lines: usize) {
+        self.keeps.set(lines);
+        self.changed.notify_waiters();
+    }
 }
 
 impl Wire {
@@ -128,31 +182,27 @@ impl Wire {
         let at = listener.local_addr().unwrap();
         let (to, lines) = (Rc::new(Cell::new(to)), Rc::new(RefCell::new(Vec::new())));
         let (open, accepted) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(0)));
-        let (frozen, thaw) = (Rc::default(), Rc::new(Notify::new()));
-        let wire = Self { at, to, lines, open, accepted, frozen, thaw };
+        let wire = Self { at, to, lines, open, accepted, gate: Rc::default() };
         let (core, to, lines) = (core.clone(), Rc::clone(&wire.to), Rc::clone(&wire.lines));
         let (open, accepted) = (Rc::clone(&wire.open), Rc::clone(&wire.accepted));
-        let (frozen, thaw) = (Rc::clone(&wire.frozen), Rc::clone(&wire.thaw));
+        let gate = Rc::clone(&wire.gate);
         spawn_local(async move {
             loop {
-                let (mut host, _) = listener.accept().await.unwrap();
+                let (host, _) = listener.accept().await.unwrap();
                 if !open.get() {
                     continue;
                 }
                 accepted.set(accepted.get() + 1);
-                let (core, to, number) = (core.clone(), to.get(), accepted.get());
-                let (frozen, thaw) = (Rc::clone(&frozen), Rc::clone(&thaw));
+                let (core, to, line) = (core.clone(), to.get(), accepted.get());
+                let gate = Rc::clone(&gate);
                 let line = spawn_local(async move {
-                    let mut server = core.dial(to).await.unwrap();
-                    let is_frozen = async {
-                        while frozen.get() < number {
-                            thaw.notified().await;
-                        }
-                    };
+                    let server = core.dial(to).await.unwrap();
+                    let (host, server) = (split(host), split(server));
+                    // It ends as a whole with either side.
                     tokio::select! {
                         biased;
-                        () = is_frozen => std::future::pending().await,
-                        _ = copy_bidirectional(&mut host, &mut server) => {}
+                        () = carry(host.0, server.1, &gate, line) => {}
+                        () = carry(server.0, host.1, &gate, line) => {}
                     }
                 });
                 lines.borrow_mut().push(line.abort_handle());
@@ -168,8 +218,17 @@ impl Wire {
 
     /// What is connected carries nothing any more, and stays open.
     pub(crate) fn freeze(&self) {
-        self.frozen.set(self.accepted.get());
-        self.thaw.notify_waiters();
+        self.gate.keep(self.accepted.get());
+    }
+
+    /// What was kept arrives now.
+    pub(crate) fn thaw(&self) {
+        self.gate.keep(0);
+    }
+
+    /// Bytes that it has carried, in both directions.
+    pub(crate) fn carried(&self) -> u64 {
+        self.gate.carried.get()
     }
 
     /// Lets nobody through, or does so again.
@@ -180,5 +239,23 @@ impl Wire {
     /// From now on it leads there.
     pub(crate) fn lead_to(&self, to: SocketAddr) {
         self.to.set(to);
+    }
+}
+
+/// One direction of a line, to its end.
+async fn carry(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    gate: &Gate,
+    line: usize,
+) {
+    let mut bytes = vec![0; 64 << 10];
+    loop {
+        let Ok(n @ 1..) = from.read(&mut bytes).await else { return gate.passes(line).await };
+        gate.passes(line).await;
+        gate.carried.set(gate.carried.get() + n as u64);
+        if to.write_all(&bytes[..n]).await.is_err() {
+            return;
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! The keep alive timer (NVMe Base 2.0, 3.9).
 //!
 //! Traffic based: any command on any queue shows that the host lives. It only sets a flag; the
-//! timer looks at it when it ends, so a host is missed after one to two timeouts.
+//! timer looks at it when it ends, so a host is missed after one to two timeouts. Never later, by whatever
+//! clock the timer was called: who has slept through a whole timeout cannot tell what came in it from what
+//! the host has given up since, and sent again elsewhere.
 
 use std::time::Duration;
 
@@ -18,11 +20,13 @@ pub(super) struct Alive {
     discovery: bool,
     deadline: Option<Duration>,
     traffic: bool,
+    /// The timeout is another one, and begins at the next look at the clock.
+    is_new: bool,
 }
 
 impl Alive {
     pub(super) fn new(kato_ms: u32, discovery: bool, now: Duration) -> Self {
-        let mut alive = Self { kato_ms, discovery, deadline: None, traffic: false };
+        let mut alive = Self { kato_ms, discovery, deadline: None, traffic: false, is_new: false };
         alive.restart(now);
         alive
     }
@@ -34,7 +38,7 @@ impl Alive {
     /// Sets the timeout; it counts from the next look at the clock.
     pub(super) fn set_kato_ms(&mut self, kato_ms: u32) {
         self.kato_ms = kato_ms;
-        self.traffic = true;
+        self.is_new = true;
         self.deadline = self.timeout().map(|_| Duration::ZERO);
     }
 
@@ -49,19 +53,28 @@ impl Alive {
 
     /// Whether the host has been silent for too long.
     pub(super) fn has_expired(&mut self, now: Duration) -> bool {
-        if self.deadline.is_none_or(|at| now < at) {
-            return false;
-        }
-        if std::mem::take(&mut self.traffic) {
+        let Some(at) = self.deadline.filter(|at| now >= *at) else { return false };
+        if std::mem::take(&mut self.is_new) {
             self.restart(now);
             return false;
         }
-        self.deadline = None;
-        true
+        if self.is_overdue(now) {
+            self.deadline = None;
+            return true;
+        }
+        self.restart(at);
+        false
     }
 
-    fn restart(&mut self, now: Duration) {
-        self.deadline = self.timeout().map(|t| now + t);
+    /// The same, without taking note of it: nothing that comes from the host now is to be done.
+    pub(super) fn is_overdue(&self, now: Duration) -> bool {
+        let (Some(at), Some(timeout)) = (self.deadline, self.timeout()) else { return false };
+        !self.is_new && now >= at && (!self.traffic || now >= at + timeout)
+    }
+
+    fn restart(&mut self, from: Duration) {
+        self.traffic = false;
+        self.deadline = self.timeout().map(|t| from + t);
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -88,10 +101,27 @@ mod tests {
         assert_eq!(a.next_timer(), Some(6 * S), "rounded up to the granularity");
         assert!(!a.has_expired(5 * S));
         a.touch();
-        assert!(!a.has_expired(6 * S));
-        assert_eq!(a.next_timer(), Some(11 * S));
+        assert!(!a.has_expired(7 * S));
+        assert_eq!(a.next_timer(), Some(11 * S), "a timer that is late does not give time away");
         assert!(a.has_expired(11 * S));
         assert_eq!(a.next_timer(), None, "told once");
+    }
+
+    /// A host that has waited two timeouts and the quiesce time may send a command again elsewhere: a node that
+    /// has slept meanwhile must not do it once more, be it the first thing that it reads.
+    #[test]
+    fn who_has_slept_through_a_timeout_takes_nothing_any_more() {
+        let mut a = Alive::new(5_000, false, S);
+        a.touch();
+        assert!(!a.is_overdue(10 * S), "late, by less than a timeout");
+        assert!(a.is_overdue(11 * S), "though there was traffic before");
+        assert!(a.has_expired(11 * S));
+        let mut a = Alive::new(5_000, false, S);
+        assert!(!a.is_overdue(5 * S) && a.is_overdue(6 * S), "nothing was heard");
+        a.set_kato_ms(3_000);
+        assert!(!a.is_overdue(100 * S), "it begins anew");
+        assert!(!a.has_expired(100 * S));
+        assert_eq!(a.next_timer(), Some(103 * S));
     }
 
     /// NVMe Base 2.0, 5.27.1.12: KATO may be changed, and 0 turns the timer off.

@@ -189,6 +189,7 @@ impl Controller {
         id.cmic = CMIC;
         id.oaes = (Kind::Namespaces.bit() | Kind::Ana.bit()).into();
         id.anatt = ANATT;
+        id.cqt = self.subsystem.quiesce_ms.into();
         id.anacap = ANACAP;
         id.anagrpmax = self.limits.namespaces.into();
         id.nanagrpid = self.limits.namespaces.into();

@@ -68,6 +68,7 @@ impl Default for Target {
             serial: "WR0001".into(),
             model: "Windrose".into(),
             firmware: "0.1.0".into(),
+            quiesce_ms: 2000,
         };
         Self {
             controllers: Controllers::new(1..=0xffef),

@@ -113,6 +113,7 @@ pub(crate) fn play(script: &[u8]) {
         serial: "1".into(),
         model: "m".into(),
         firmware: "f".into(),
+        quiesce_ms: 0,
     };
     let mut world = World {
         links: Vec::new(),

@@ -143,6 +143,9 @@ impl Protocol for Initiator {
         &mut self.machine
     }
 
+    /// An iSCSI target is not told how long its initiator waits before it tries another path.
+    fn woken(&mut self) {}
+
     fn act(&mut self) {
         while let Some(action) = self.machine.poll_action() {
             match action {

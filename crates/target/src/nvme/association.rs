@@ -137,6 +137,12 @@ impl Shared {
         self.controllers.borrow_mut().get_mut(cntlid).map(f)
     }
 
+    /// Whether nothing of this controller's host is to be carried out any more.
+    pub(super) fn is_overdue(&self, cntlid: u16) -> bool {
+        let now = self.now();
+        self.with(cntlid, |c| c.is_overdue(now)).unwrap_or(false)
+    }
+
     /// The connection of a queue.
     pub(super) fn queue(&self, seat: Seat) -> Option<Inbox<Event>> {
         self.associations.borrow().get(&seat.cntlid)?.queues.get(&seat.qid).cloned()
@@ -349,7 +355,7 @@ impl Host {
             let connected = server.nvme.controllers.borrow_mut().connect_io(connect);
             return Decision::Here(connected.map(|c| (c, asked)));
         }
-        let subsystem = view::subsystem(&connect.subnqn, &entry.serial);
+        let subsystem = view::subsystem(&connect.subnqn, &entry.serial, catalog.quiesce_ms);
         let who = (connect.subnqn.as_str(), connect.hostnqn.as_str());
         let role = Role::Io(view::namespaces(server, &catalog, who, &BTreeMap::new()));
         Decision::Here(admin(server, connect, &subsystem, role).map(|c| (c, asked)))

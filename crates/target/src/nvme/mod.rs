@@ -201,6 +201,16 @@ impl Protocol for Host {
         &mut self.machine
     }
 
+    /// A host that has been silent for too long may have sent its commands again by another path. Those that
+    /// wait in the socket are not carried out, though the controller's timer may not have had its turn yet.
+    fn woken(&mut self) {
+        if let Some(seat) = self.seat
+            && self.server().nvme.is_overdue(seat.cntlid)
+        {
+            self.close("keep alive timeout");
+        }
+    }
+
     fn act(&mut self) {
         while let Some(action) = self.machine.poll_action() {
             match action {

@@ -22,18 +22,19 @@ pub(super) fn ana_state(access: Access) -> AnaState {
 }
 
 /// Who a subsystem is.
-pub(super) fn subsystem(nqn: &str, serial: &str) -> Rc<Subsystem> {
+pub(super) fn subsystem(nqn: &str, serial: &str, quiesce_ms: u16) -> Rc<Subsystem> {
     Rc::new(Subsystem {
         nqn: nqn.into(),
         serial: serial.into(),
         model: "Windrose volume".into(),
         firmware: env!("CARGO_PKG_VERSION").into(),
+        quiesce_ms,
     })
 }
 
 /// Who the discovery subsystem is.
 pub(super) fn discovery_subsystem() -> Rc<Subsystem> {
-    subsystem(DISCOVERY_NQN, "discovery")
+    subsystem(DISCOVERY_NQN, "discovery", 0)
 }
 
 /// The namespaces of a subsystem that a host sees, as the catalog and the volumes of this core have
