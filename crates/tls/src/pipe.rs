@@ -25,7 +25,13 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
+    /// Whatever was taken makes room first, once it is half of all: else a stream in which something always waits would
+    /// grow for ever. So each byte is moved once at most, on average.
     pub(crate) fn add(&mut self, bytes: &[u8]) {
+        if self.taken > self.bytes.len() / 2 {
+            self.bytes.drain(..self.taken);
+            self.taken = 0;
+        }
         self.bytes.extend_from_slice(bytes);
     }
 
@@ -39,6 +45,12 @@ impl Bytes {
             self.bytes.clear();
             self.taken = 0;
         }
+    }
+
+    /// Bytes of memory that it holds.
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> usize {
+        self.bytes.capacity()
     }
 
     /// Gives memory back that nothing is in.
@@ -76,17 +88,17 @@ unsafe extern "C" fn receive(context: *mut c_void, into: *mut u8, len: u32) -> c
     if context.is_null() || into.is_null() {
         return -1;
     }
-    // SAFETY: `with` has set the context to a pipe that lives, and that nobody else uses, until it returns; `s2n-tls`
-    // gives a buffer of `len` bytes that it has initialised, and that is its own.
-    let (pipe, into) =
-        unsafe { (&mut *context.cast::<Pipe>(), slice::from_raw_parts_mut(into, len as usize)) };
+    // SAFETY: `with` has set the context to a pipe that lives, and that nobody else uses, until it returns.
+    let pipe = unsafe { &mut *context.cast::<Pipe>() };
     let left = pipe.input.left();
     if left.is_empty() && !pipe.has_ended {
         set_errno(Errno(libc::EAGAIN));
         return -1;
     }
-    let n = left.len().min(into.len()).min(c_int::MAX as usize);
-    into[..n].copy_from_slice(&left[..n]);
+    let n = left.len().min(len as usize).min(c_int::MAX as usize);
+    // SAFETY: `s2n-tls` gives room for `len` bytes that is its own, so it is none of the pipe's. What is in it may be
+    // anything, also nothing that was ever written: it is written here, and no reference to it is made.
+    unsafe { into.copy_from_nonoverlapping(left.as_ptr(), n) };
     pipe.input.take(n);
     n as c_int
 }

@@ -306,9 +306,8 @@ mod tests {
         from.sent(from.output().len());
     }
 
-    /// RFC 8446, 4.6.3 and 5.5: each side changes its key when it has sent enough, and the other follows.
-    #[test]
-    fn keys_change_in_between() {
+    /// A client and a server after the handshake.
+    fn pair() -> (Session, Session) {
         let psk = Psk::new(b"NVMe0R01 nqn.h nqn.s", &[7; 32], Suite::Aes128Sha256);
         let mut client = Session::client(&psk).unwrap();
         assert_eq!(client.handshake(), Ok(false));
@@ -321,6 +320,27 @@ mod tests {
         assert_eq!(client.handshake(), Ok(true));
         carry(&mut client, &mut server);
         assert_eq!(server.handshake(), Ok(true));
+        (client, server)
+    }
+
+    /// A client that reads without a pause, and never as fast as it is sent to: something waits all the time.
+    #[test]
+    fn what_was_sent_takes_no_memory() {
+        let (_client, mut server) = pair();
+        let piece = [5; RECORD_BYTES];
+        for round in 0..1000 {
+            while server.write([&piece[..]]).unwrap() > 0 {}
+            server.sent(3 * RECORD_BYTES);
+            assert!(!server.output().is_empty());
+            let bytes = server.pipe.output.capacity();
+            assert!(bytes <= 4 * OUTPUT_BYTES, "{bytes} bytes in round {round}");
+        }
+    }
+
+    /// RFC 8446, 4.6.3 and 5.5: each side changes its key when it has sent enough, and the other follows.
+    #[test]
+    fn keys_change_in_between() {
+        let (mut client, mut server) = pair();
         let mut read = [0; 1000];
         for round in 0..5 {
             for (from, to) in [(0, 1), (1, 0)] {
