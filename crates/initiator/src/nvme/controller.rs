@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use ::nvme::log::AnaState;
 use futures_util::future::join_all;
@@ -19,6 +20,10 @@ use super::identity::{Abilities, Described};
 use super::live::{Event, Live};
 use super::options::Options;
 use super::queue::{Queue, Staging};
+
+/// Pause before the next event is asked for: meanwhile the controller gathers what it has to tell, and one that always
+/// has something keeps no core at work.
+const BETWEEN_EVENTS: Duration = Duration::from_millis(10);
 
 /// A controller of a subsystem, on this core. Cheap to clone; with the last clone its connections go, and
 /// what is in flight with them.
@@ -341,5 +346,6 @@ async fn listen(live: Rc<Live>, inner: Weak<Inner>) {
         {
             inner.note();
         }
+        sleep(BETWEEN_EVENTS).await;
     }
 }

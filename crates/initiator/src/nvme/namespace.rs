@@ -279,8 +279,13 @@ impl Namespace {
         }
         match (first.outcome, second.outcome) {
             (Ok(a), Ok(b)) if a.status.is_success() && b.status.is_success() => {
-                taken.path.has_written();
-                Ok(())
+                if [first.moved, second.moved].iter().all(|n| *n as usize == compare.len()) {
+                    taken.path.has_written();
+                    return Ok(());
+                }
+                let why = "a compare and write succeeded without all of its data";
+                taken.path.controller.give_up(live, why);
+                Err(CompareError::InDoubt)
             }
             (Ok(a), _) if a.status.code() == Status::COMPARE_FAILURE => Err(CompareError::Differs),
             (Err(Lost::Unsent), Err(Lost::Unsent)) => Err(Error::Fenced.into()),
@@ -493,6 +498,10 @@ impl Namespace {
             controller.give_up(&taken.live, "a command succeeded without all of its data");
             return Ok(Verdict::Again { pause: false });
         }
+        let flushes = work.sqe.opcode == NvmOpcode::Flush.0;
+        if flushes && verdict != Verdict::Done && !was_not_done(completion.status) {
+            return Ok(Verdict::Failed(self.fail("a flush has failed")));
+        }
         if verdict == Verdict::Failed(Error::Gone) {
             self.fail("the controller says that it has failed");
         }
@@ -620,6 +629,21 @@ fn verdict(status: Status, at: Lba, writes: bool) -> Verdict {
         (_, true) if code == Status::INTERNAL_ERROR => Verdict::Failed(Error::Gone),
         (_, true) => Verdict::Failed(unusable),
     }
+}
+
+/// Whether a status says that nothing was done. A Flush that was begun and failed may have left out what could not be
+/// written; the next one has nothing to do, and succeeds.
+fn was_not_done(status: Status) -> bool {
+    /// Status code type: path related.
+    const PATH: u16 = 3;
+    let not_yet = [
+        Status::ABORT_REQUESTED,
+        Status::ABORTED_SQ_DELETED,
+        Status::INTERRUPTED,
+        Status::TRANSIENT_TRANSPORT,
+        Status::NAMESPACE_NOT_READY,
+    ];
+    status.code().field() >> 8 == PATH || not_yet.contains(&status.code())
 }
 
 /// Why a Compare and Write was refused: by the half that failed by itself.
