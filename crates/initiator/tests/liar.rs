@@ -303,3 +303,32 @@ fn changes_without_end_are_not_waited_for() {
         assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone));
     });
 }
+
+/// A controller that comes back with a volatile cache: whoever was told that there is none does not flush, so what he
+/// writes goes through it.
+#[test]
+fn writes_go_through_a_cache_that_was_not_there() {
+    on_core(async |core| {
+        let (liar, options) = Liar::start(&core).await;
+        liar.said.set(Some((offset_of!(IdentifyController, vwc), 0)));
+        let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
+        let namespace = Namespace::open(&controller, 1).await.unwrap();
+        let client = Client::new(&Dev::shared(namespace.clone()), &Pool::new(1 << 20).unwrap());
+        assert!(!client.dev().info().volatile_cache);
+        let ctx = client.ctx(1024).await;
+        let [old, new] = [[1; 512], [2; 512]].map(|bytes| rt::buf::copy_in(ctx.credit(), &bytes));
+        for fua in [false, true] {
+            client.write(0, &[1; 512], false).await.unwrap();
+            namespace.compare_and_write(Lba(0), (&old, &new), false, &ctx).await.unwrap();
+            client.zero(8, 8, false).await.unwrap();
+            let requests = std::mem::take(&mut liar.target.borrow_mut().requests);
+            let told = |r: &&String| r.contains("fua");
+            let told: Vec<_> = requests.iter().filter(told).collect();
+            assert!(told.len() >= 3, "{requests:?}");
+            assert!(told.iter().all(|r| r.ends_with(&format!("fua {fua}"))), "{requests:?}");
+            liar.said.set(None);
+            liar.lies.set((1, Lie::Half));
+            client.read(0, 1).await.unwrap();
+        }
+    });
+}

@@ -264,8 +264,7 @@ impl Described {
         let is_lesser = others.max_transfer_blocks < info.max_transfer_blocks
             || now.zero_blocks < self.zero_blocks
             || now.verify_blocks < self.verify_blocks
-            || info.unmap_granularity_blocks > 0 && others.unmap_granularity_blocks == 0
-            || others.volatile_cache && !info.volatile_cache;
+            || info.unmap_granularity_blocks > 0 && others.unmap_granularity_blocks == 0;
         if is_lesser { Seen::Another("its controller can do less") } else { Seen::Same }
     }
 
@@ -411,7 +410,6 @@ mod tests {
         lesser(&|d| d.zero_blocks = 0);
         lesser(&|d| d.verify_blocks = 0);
         lesser(&|d| d.info.blocks -= 1);
-        lesser(&|d| d.info.volatile_cache = !d.info.volatile_cache);
     }
 
     /// NVMe Base 2.0, 5.17.2.3.

@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const TRIES: u32 = 3;
 
 /// Dword 12: force unit access; Write Zeroes: may deallocate.
-const FUA: u32 = 1 << 30;
+pub(super) const FUA: u32 = 1 << 30;
 const DEAC: u32 = 1 << 25;
 
 /// FUSE, of the first and the second half.
@@ -270,7 +270,7 @@ impl Namespace {
             sqe.flags |= fuse;
             Command { sqe, payload: Data::Out(data).payload(ctx), timeout }
         };
-        let fua = if fua { FUA } else { 0 };
+        let fua = if fua || self.forces.get() { FUA } else { 0 };
         let first = half(NvmOpcode::Compare, FUSE_FIRST, compare, 0);
         let second = half(NvmOpcode::Write, FUSE_SECOND, write, fua);
         let (first, second) = live.queue().submit_fused(first, second).await;
@@ -555,7 +555,8 @@ impl Namespace {
 
 async fn send(taken: &Taken, work: &Work<'_>, ctx: &Ctx) -> Reply {
     let timeout = Some(taken.path.controller.options().command_timeout);
-    let command = Command { sqe: work.sqe, payload: work.data.payload(ctx), timeout };
+    let (sqe, payload) = (taken.path.forced(work.sqe), work.data.payload(ctx));
+    let command = Command { sqe, payload, timeout };
     taken.live.queue().submit(command).await
 }
 

@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use ::nvme::Sqe;
+use ::nvme::entry::NvmOpcode;
 use ::nvme::log::AnaState;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -11,6 +13,7 @@ use tracing::warn;
 use super::controller::Controller;
 use super::identity::Described;
 use super::live::Live;
+use super::namespace::FUA;
 
 /// By what a command chooses among the paths that serve its namespace equally well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +48,9 @@ pub(super) struct Path {
     at: Cell<u64>,
     /// Its group of access states.
     group: Cell<u32>,
+    /// Its controller has a volatile cache, of which nobody was told who uses this: what is written is forced through
+    /// it.
+    forces: Cell<bool>,
     in_flight: Cell<usize>,
     /// Until when it rests, after a refusal that concerns the path.
     rests: Cell<Option<Instant>>,
@@ -94,6 +100,7 @@ impl Path {
             seen: Cell::new(Seen::Unknown),
             at: Cell::new(0),
             group: Cell::new(0),
+            forces: Cell::new(false),
             in_flight: Cell::new(0),
             rests: Cell::new(None),
             written: Cell::new(0),
@@ -115,6 +122,7 @@ impl Path {
         let seen = now.map_or(Seen::Another("it has gone"), |now| wanted.compare(now));
         if let Some(now) = now {
             self.group.set(now.ana_group);
+            self.forces.set(now.info.volatile_cache && !wanted.info.volatile_cache);
         }
         if let (Seen::Another(why), true) = (seen, self.seen.get() != seen) {
             warn!("{:?} is no path any more: {why}", self.controller);
@@ -137,6 +145,15 @@ impl Path {
     pub(super) fn doubt(&self) {
         self.seen.set(Seen::Unknown);
         self.doubted.notify_one();
+    }
+
+    /// The command as it is to be sent by this path.
+    pub(super) fn forced(&self, mut sqe: Sqe) -> Sqe {
+        let writes = [NvmOpcode::Write.0, NvmOpcode::WriteZeroes.0].contains(&sqe.opcode);
+        if writes && self.forces.get() {
+            sqe.cdw10[2] = (sqe.cdw10[2].get() | FUA).into();
+        }
+        sqe
     }
 
     /// It has refused a command for a reason that concerns the path: others come first until `then`.
