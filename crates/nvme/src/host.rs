@@ -294,6 +294,7 @@ impl Connection {
         let (tag, cid) = self.commands.insert(payload, in_capsule, self.sender.pushed(), deadline);
         sqe.cid = cid.into();
         self.sender.pdu(CapsuleCmd::new(sqe).as_bytes(), 0, &data);
+        self.commands.ends(tag, self.sender.pushed());
         self.deadline = [self.deadline, deadline].into_iter().flatten().min();
         Some(tag)
     }
@@ -338,13 +339,22 @@ impl Connection {
         }
     }
 
+    /// The command in flight that has this identifier, if the controller can know of it: it has been sent.
+    fn known(&self, cid: u16) -> Option<Tag> {
+        self.commands.find(cid, self.sender.sent())
+    }
+
     /// A command has its completion.
     fn complete(&mut self, tag: Tag, completion: Completion) {
         let mut command = self.commands.remove(tag);
         if command.r2ts > 0 {
             // What the controller has asked for and does not want any more.
+            let first = self.transfers.iter().find(|t| t.tag == tag).map_or(0, |t| t.at);
+            command.asked = command.asked.min(first);
             self.transfers.retain(|t| t.tag != tag);
         }
+        // It does not have what has not been sent, whatever it says.
+        command.asked = command.asked.saturating_sub(command.unsent(self.sender.sent()));
         let corrupt = command.incoming.corrupt && completion.status.is_success();
         // NVMe/TCP 3.6.1.3.2: a wrong data digest fails the command alone.
         let transient = Completion::failed(Status::TRANSIENT_TRANSPORT);
@@ -375,6 +385,7 @@ impl Connection {
                 self.commands.answered(tag);
             }
             self.sender.pdu(header.as_bytes(), flags, &data);
+            self.commands.ends(tag, self.sender.pushed());
         }
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Command {
     pub(super) r2ts: u32,
     /// Where in what is sent its capsule begins.
     pub(super) at: u64,
+    /// Where in what is sent ends what has been put there of it.
+    pub(super) end: u64,
     /// When it has to be answered.
     pub(super) deadline: Option<Duration>,
 }
@@ -37,6 +39,11 @@ impl Command {
     /// Bytes of its data that have been moved.
     pub(super) fn moved(&self) -> u32 {
         self.asked.max(self.incoming.filled)
+    }
+
+    /// Bytes that are still to be sent of what has been put together of it, when all before `sent` is sent.
+    pub(super) fn unsent(&self, sent: u64) -> u32 {
+        u32::try_from(self.end.saturating_sub(sent)).unwrap_or(u32::MAX)
     }
 }
 
@@ -99,11 +106,12 @@ impl Commands {
         (Tag(index), slot.cid)
     }
 
-    /// The command in flight that has this identifier.
-    pub(super) fn find(&self, cid: u16) -> Option<Tag> {
+    /// The command in flight that has this identifier, if it begins before byte `sent` of what is sent.
+    pub(super) fn find(&self, cid: u16, sent: u64) -> Option<Tag> {
         let tag = Tag(cid & SLOT_MASK);
         let slot = self.slots.get(tag.index())?;
-        (slot.cid == cid && slot.command.is_some()).then_some(tag)
+        let begins = slot.command.as_ref().is_some_and(|command| command.at < sent);
+        (slot.cid == cid && begins).then_some(tag)
     }
 
     /// The identifier of the command in a slot, or of the last one in it.
@@ -113,6 +121,13 @@ impl Commands {
 
     pub(super) fn get_mut(&mut self, tag: Tag) -> Option<&mut Command> {
         self.slots.get_mut(tag.index())?.command.as_mut()
+    }
+
+    /// What has been put together of the command ends at byte `end` of what is sent.
+    pub(super) fn ends(&mut self, tag: Tag, end: u64) {
+        if let Some(command) = self.get_mut(tag) {
+            command.end = end;
+        }
     }
 
     /// An R2T of the command has been answered.

@@ -104,7 +104,7 @@ impl Connection {
     fn c2h_data(&mut self, common: Common, payload: Option<Payload>) -> Result<(), Violation> {
         let pdu: Data = self.receiver.pdu();
         let unknown = Violation::field(Data::COMMAND_ID_AT);
-        let tag = self.commands.find(pdu.command_id.get()).ok_or(unknown)?;
+        let tag = self.known(pdu.command_id.get()).ok_or(unknown)?;
         let command = self.commands.get_mut(tag).filter(|c| c.room > 0).ok_or(unknown)?;
         if command.last {
             return Err(Violation::sequence());
@@ -136,7 +136,7 @@ impl Connection {
     fn r2t(&mut self) -> Result<(), Violation> {
         let pdu: R2t = self.receiver.pdu();
         let unknown = Violation::field(Data::COMMAND_ID_AT);
-        let tag = self.commands.find(pdu.command_id.get()).ok_or(unknown)?;
+        let tag = self.known(pdu.command_id.get()).ok_or(unknown)?;
         let command = self.commands.get_mut(tag).ok_or(unknown)?;
         if command.outgoing.is_empty() {
             // It has no data for the controller, or the capsule brought it.
@@ -158,7 +158,7 @@ impl Connection {
     /// NVMe/TCP 3.6.2.7.
     fn response(&mut self) -> Result<(), Violation> {
         let cqe = self.receiver.pdu::<CapsuleResp>().cqe;
-        let tag = self.commands.find(cqe.cid.get());
+        let tag = self.known(cqe.cid.get());
         let tag = tag.ok_or(Violation::field(CapsuleResp::COMMAND_ID_AT))?;
         self.complete(tag, Completion { result: cqe.result.get(), status: cqe.status() });
         Ok(())

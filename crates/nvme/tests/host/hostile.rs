@@ -308,6 +308,12 @@ fn commands_that_are_not_in_flight_are_fatal() {
     assert_eq!(after.done().unwrap().moved, 0);
     after.data(cid, 0, &[7; 512], FLAG_LAST);
     after.refuses(FIELD, 8);
+
+    // One that has been submitted and of which nothing has been sent: nobody can know of it.
+    let mut early = Victim::ready(false);
+    early.conn.submit(flush()).unwrap();
+    early.respond(0x1000, Status::SUCCESS);
+    assert_eq!(early.conn.end(), Some(End::Violation { error: FIELD, information: 20 }));
 }
 
 /// Data goes where the command says: none for a write, none asked for by a read.
@@ -431,6 +437,34 @@ fn a_write_that_has_ended_sends_no_more() {
     victim.respond(cid, Status::WRITE_FAULT);
     assert_eq!(victim.done().unwrap().outcome.unwrap().status, Status::WRITE_FAULT);
     assert_eq!(victim.conn.output().len(), ahead);
+}
+
+/// A controller that says that a write has succeeded does not have what has not been sent to it: in the capsule, in
+/// answer to an R2T, or not even put together.
+#[test]
+fn data_that_was_not_sent_was_not_moved() {
+    for digests in [false, true] {
+        let mut capsule = Victim::ready(digests);
+        let data = capsule.memory.holding(&[1; 4096]);
+        let sqe = Sqe::new(NvmOpcode::Write.0, 0, 1);
+        let write = Command { sqe, payload: Payload::ToController(data), timeout: None };
+        capsule.conn.submit(write).unwrap();
+        let length = capsule.conn.output().len();
+        capsule.conn.output().sent(length - 1);
+        capsule.respond(0x1000, Status::SUCCESS);
+        assert!(capsule.done().unwrap().moved < 4096);
+
+        for length in [20_000u32, 1 << 20] {
+            let mut victim = Victim::ready(digests);
+            let cid = victim.write(&pattern(3, length as usize));
+            victim.r2t(cid, 1, 0, 16_384);
+            assert!(victim.conn.output().len() > 16_384);
+            victim.r2t(cid, 2, 16_384, length - 16_384);
+            victim.respond(cid, Status::SUCCESS);
+            let done = victim.done().unwrap();
+            assert!(done.outcome.unwrap().status.is_success() && done.moved < 16_384);
+        }
+    }
 }
 
 /// 3.3: a wrong header digest is fatal.
