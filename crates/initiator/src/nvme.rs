@@ -26,4 +26,4 @@ pub use identity::{Abilities, Described, Identity};
 pub use namespace::{CompareError, Namespace, OpenError};
 pub use options::{Backoff, Options, Secrets};
 pub use paths::Policy;
-pub use queue::{End, Queue, Reply, Staging, Transport};
+pub use queue::{End, Pair, Place, Queue, Reply, Staging, Transport};

@@ -53,9 +53,7 @@ impl Lie {
         match self {
             Self::Nothing | Self::Half => is_io && opcode == NvmOpcode::Read.0,
             Self::Flush(_) => is_io && opcode == NvmOpcode::Flush.0,
-            Self::Fused if is_io && opcode == NvmOpcode::Write.0 => {
-                sqe.flags & FUSED_SECOND != 0
-            }
+            Self::Fused if is_io && opcode == NvmOpcode::Write.0 => sqe.flags & FUSED_SECOND != 0,
             Self::Fused => is_io && opcode == NvmOpcode::Compare.0,
             Self::Events => !is_io && opcode == AdminOpcode::AsyncEventRequest.0,
             Self::Changes => {

@@ -264,16 +264,18 @@ impl Namespace {
         if !live.abilities.compare_and_write || compare.len() != write.len() {
             return Err(CompareError::Unsupported);
         }
+        let pair = live.queue().pair().await;
+        let Some(pair) = pair.filter(|_| taken.is_still()) else { return Err(Error::Fenced.into()) };
         let timeout = Some(taken.path.controller.options().command_timeout);
         let half = |opcode, fuse, data, bits| {
-            let mut sqe = self.transfer(opcode, at, compare.len(), bits);
+            let mut sqe = taken.path.forced(self.transfer(opcode, at, compare.len(), bits));
             sqe.flags |= fuse;
             Command { sqe, payload: Data::Out(data).payload(ctx), timeout }
         };
-        let fua = if fua || self.forces.get() { FUA } else { 0 };
+        let fua = if fua { FUA } else { 0 };
         let first = half(NvmOpcode::Compare, FUSE_FIRST, compare, 0);
         let second = half(NvmOpcode::Write, FUSE_SECOND, write, fua);
-        let (first, second) = live.queue().submit_fused(first, second).await;
+        let (first, second) = pair.submit(first, second).await;
         if first.outcome == Err(Lost::InDoubt) || second.outcome == Err(Lost::InDoubt) {
             self.outlast(live.in_doubt_for()).await;
         }
@@ -404,7 +406,7 @@ impl Namespace {
     /// Flushes by this path; whether it did. If not, it was lost, or is none now.
     async fn flush_by(&self, path: &Rc<Path>, work: &Work<'_>, ctx: &Ctx) -> Result<bool, Error> {
         let Some(taken) = path.take() else { return Ok(false) };
-        let reply = send(&taken, work, ctx).await;
+        let Some(reply) = send(&taken, work, ctx).await else { return Ok(false) };
         match self.judge(work, &reply, &taken) {
             Ok(Verdict::Done) => Ok(true),
             Ok(Verdict::Again { .. } | Verdict::InDoubt(_) | Verdict::Few { .. }) => Ok(false),
@@ -438,7 +440,10 @@ impl Namespace {
         loop {
             let deadline = until.unwrap_or_else(|| Instant::now() + self.patience);
             let taken = self.ready(deadline).await.map_err(Ended::With)?;
-            let reply = send(&taken, work, ctx).await;
+            let Some(reply) = send(&taken, work, ctx).await else {
+                until.get_or_insert(deadline);
+                continue;
+            };
             match self.judge(work, &reply, &taken)? {
                 Verdict::Done => {
                     if work.changes() {
@@ -553,11 +558,17 @@ impl Namespace {
     }
 }
 
-async fn send(taken: &Taken, work: &Work<'_>, ctx: &Ctx) -> Reply {
+/// Sends a command by a path that has been taken. `None` where the path has become another one while there was no
+/// room for it: nothing was sent.
+async fn send(taken: &Taken, work: &Work<'_>, ctx: &Ctx) -> Option<Reply> {
+    let place = taken.live.queue().place().await;
+    if !taken.is_still() {
+        return None;
+    }
+    let Some(place) = place else { return Some(Reply::unsent()) };
     let timeout = Some(taken.path.controller.options().command_timeout);
     let (sqe, payload) = (taken.path.forced(work.sqe), work.data.payload(ctx));
-    let command = Command { sqe, payload, timeout };
-    taken.live.queue().submit(command).await
+    Some(place.submit(Command { sqe, payload, timeout }).await)
 }
 
 /// Looks at what is at the end of a path whenever that may have changed: nothing is sent there before it is

@@ -68,6 +68,13 @@ pub(super) struct Taken {
     pub(super) live: Rc<Live>,
 }
 
+impl Taken {
+    /// Whether it still leads to the volume: what is sent next without a pause goes there.
+    pub(super) fn is_still(&self) -> bool {
+        self.path.seen() == Seen::Same && self.live.is_up()
+    }
+}
+
 impl Drop for Taken {
     fn drop(&mut self) {
         self.path.in_flight.set(self.path.in_flight.get() - 1);

@@ -20,7 +20,7 @@ use block::BufsMut;
 use frame::Machine;
 use slab::Slab;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use driver::Driver;
@@ -82,7 +82,7 @@ pub struct Reply {
 
 impl Reply {
     /// That of a command that the queue has not taken.
-    fn unsent() -> Self {
+    pub(super) fn unsent() -> Self {
         Self { outcome: Err(Lost::Unsent), moved: 0, buffers: BufsMut::new() }
     }
 }
@@ -170,11 +170,8 @@ impl Queue {
     /// Sends a command once there is room for it, and waits for its end. A caller that goes away does not
     /// take the command along.
     pub async fn submit(&self, command: Command) -> Reply {
-        let shared = self.shared();
-        let Ok(permit) = shared.room.acquire().await else { return Reply::unsent() };
-        permit.forget();
-        match shared.submit(command) {
-            Some(answer) => answer.await,
+        match self.place().await {
+            Some(place) => place.submit(command).await,
             None => Reply::unsent(),
         }
     }
@@ -182,17 +179,23 @@ impl Queue {
     /// Sends the halves of a fused operation next to each other (NVMe Base 2.0, 3.4.2), and waits for the
     /// ends of both.
     pub async fn submit_fused(&self, first: Command, second: Command) -> (Reply, Reply) {
-        let shared = self.shared();
-        let Ok(permits) = shared.room.acquire_many(2).await else {
-            return (Reply::unsent(), Reply::unsent());
-        };
-        permits.forget();
-        let (first, second) = (shared.submit(first), shared.submit(second));
-        let answer = async |answer: Option<Answer>| match answer {
-            Some(answer) => answer.await,
-            None => Reply::unsent(),
-        };
-        (answer(first).await, answer(second).await)
+        match self.pair().await {
+            Some(pair) => pair.submit(first, second).await,
+            None => (Reply::unsent(), Reply::unsent()),
+        }
+    }
+
+    /// Waits for room for a command, so that its caller can have a last look before it is sent. `None` once
+    /// the queue has ended.
+    pub async fn place(&self) -> Option<Place<'_>> {
+        let permit = self.shared().room.acquire().await.ok()?;
+        Some(Place { shared: self.shared(), permit })
+    }
+
+    /// Likewise for the halves of a fused operation.
+    pub async fn pair(&self) -> Option<Pair<'_>> {
+        let permits = self.shared().room.acquire_many(2).await.ok()?;
+        Some(Pair { shared: self.shared(), permits })
     }
 
     /// How many commands it would take now.
@@ -251,6 +254,45 @@ impl Queue {
 impl Queue {
     fn shared(&self) -> &Rc<Shared> {
         &self.0.0
+    }
+}
+
+/// Room for a command in a queue.
+#[derive(Debug)]
+pub struct Place<'a> {
+    shared: &'a Rc<Shared>,
+    permit: SemaphorePermit<'a>,
+}
+
+impl Place<'_> {
+    /// Sends a command, when this is first polled, and waits for its end: see [`Queue::submit`].
+    pub async fn submit(self, command: Command) -> Reply {
+        self.permit.forget();
+        ended(self.shared.submit(command)).await
+    }
+}
+
+/// Room for the halves of a fused operation in a queue.
+#[derive(Debug)]
+pub struct Pair<'a> {
+    shared: &'a Rc<Shared>,
+    permits: SemaphorePermit<'a>,
+}
+
+impl Pair<'_> {
+    /// Sends both, when this is first polled, and waits for their ends: see [`Queue::submit_fused`].
+    pub async fn submit(self, first: Command, second: Command) -> (Reply, Reply) {
+        self.permits.forget();
+        let (first, second) = (self.shared.submit(first), self.shared.submit(second));
+        (ended(first).await, ended(second).await)
+    }
+}
+
+/// The end of a command, if the queue has taken it.
+async fn ended(answer: Option<Answer>) -> Reply {
+    match answer {
+        Some(answer) => answer.await,
+        None => Reply::unsent(),
     }
 }
 

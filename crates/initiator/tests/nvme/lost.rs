@@ -157,6 +157,40 @@ fn a_namespace_that_changes_while_connected_is_gone() {
     });
 }
 
+/// What waits for room in a queue while that happens is not sent to the other volume.
+#[test]
+fn what_waits_for_room_does_not_go_to_another_volume() {
+    on_core(async |core| {
+        let site = Site::new(&core, 1 << 14).await;
+        let options = Options { queue_entries: 3, ..options(site.at) };
+        let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
+        let (_, client) = open(&controller).await;
+        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Read]).times(2));
+        let read = |at| {
+            let client = client.clone();
+            spawn_local(async move { client.read(at, 1).await.map(drop) })
+        };
+        let reads = [read(0), read(1)];
+        while controller.queues()[0].room() > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let write = spawn_local({
+            let client = client.clone();
+            async move { client.write(8, &[2; 4096], true).await }
+        });
+        let (b, _) = Site::volume(&site.server, B, 1 << 14);
+        let known = controller.generation();
+        site.serve(SUBNQN, B, Access::anybody());
+        controller.changed(known).await.unwrap();
+        site.faults.release();
+        assert_eq!(timeout(PATIENCE, write).await.unwrap().unwrap(), Err(Error::Gone));
+        assert_eq!(b.space_used(), 0, "nothing was written to it");
+        for read in reads {
+            read.await.unwrap().unwrap();
+        }
+    });
+}
+
 /// A smaller volume is another one, whatever it says of itself.
 #[test]
 fn a_namespace_that_has_shrunk_is_gone() {
