@@ -41,6 +41,8 @@ enum Lie {
     Fused,
     /// A request for events is answered at once: namespaces have changed.
     Events,
+    /// It is refused for now.
+    NoEvent,
     /// Likewise as soon as somebody asks what a namespace is, who hears that when the log of the event has been read.
     Changes,
 }
@@ -55,7 +57,9 @@ impl Lie {
             Self::Flush(_) => is_io && opcode == NvmOpcode::Flush.0,
             Self::Fused if is_io && opcode == NvmOpcode::Write.0 => sqe.flags & FUSED_SECOND != 0,
             Self::Fused => is_io && opcode == NvmOpcode::Compare.0,
-            Self::Events => !is_io && opcode == AdminOpcode::AsyncEventRequest.0,
+            Self::Events | Self::NoEvent => {
+                !is_io && opcode == AdminOpcode::AsyncEventRequest.0
+            }
             Self::Changes => {
                 let asks = [AdminOpcode::AsyncEventRequest.0, AdminOpcode::GetLogPage.0];
                 !is_io && (asks.contains(&opcode) || identifies(sqe, Cns::Namespace))
@@ -152,6 +156,7 @@ impl Liar {
             }
             Lie::Flush(status) => completion(cid, status, 0),
             Lie::Events => event(cid),
+            Lie::NoEvent => completion(cid, Status::INTERRUPTED, 0),
             Lie::Changes => {
                 let asks_for_events = sqe.opcode == AdminOpcode::AsyncEventRequest.0;
                 let answer = if asks_for_events { Vec::new() } else { self.truth(link, pdu) };
@@ -282,6 +287,26 @@ fn events_are_not_asked_for_without_a_pause() {
         sleep(Duration::from_millis(300)).await;
         let (events, ms) = (usize::MAX - liar.lies.get().0, began.elapsed().as_millis());
         assert!(events > 1 && events as u128 <= 2 + ms / 5, "{events} events in {ms} ms");
+    });
+}
+
+/// A controller that refuses to tell of changes for a moment is asked again.
+#[test]
+fn events_that_were_refused_are_asked_for_again() {
+    on_core(async |core| {
+        let (liar, options) = Liar::start(&core).await;
+        liar.lies.set((2, Lie::NoEvent));
+        let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
+        let asked = async {
+            while liar.lies.get().0 > 0 {
+                sleep(Duration::from_millis(10)).await;
+            }
+            // The next one is told what it asks for.
+            let known = controller.generation();
+            liar.lies.set((1, Lie::Events));
+            controller.changed(known).await
+        };
+        assert!(timeout(common::PATIENCE, asked).await.expect("it is asked").is_some());
     });
 }
 

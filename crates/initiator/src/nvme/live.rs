@@ -13,6 +13,7 @@ use ::nvme::identify::Cns;
 use ::nvme::log::{AnaGroup, AnaHeader, AnaState, LogId};
 use futures_util::future::select_all;
 use tokio::time::{Instant, sleep};
+use tracing::warn;
 use zerocopy::FromBytes;
 
 use super::admin::{Admin, Failed, feature};
@@ -39,6 +40,9 @@ const CSTS_SHST_COMPLETE: u64 = 0b10 << 2;
 
 /// How often a property is looked at that is to change.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Pause before events are asked for again that were refused.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 /// How long a controller may take to shut down.
 const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(10);
@@ -237,12 +241,22 @@ impl Live {
         }
     }
 
-    /// The next event. `None` once there are none any more.
+    /// The next event. `None` once there are none any more. A request that is refused for now is made again: whoever
+    /// hears of nothing does not hear that a namespace has become another one.
     pub(super) async fn event(&self) -> Option<Event> {
-        let sqe = Sqe::new(AdminOpcode::AsyncEventRequest.0, 0, 0);
-        let command = Command { sqe, payload: Payload::None, timeout: None };
-        let completion = self.admin.queue.submit(command).await.outcome.ok()?;
-        completion.status.is_success().then(|| Event::parse(completion.result))
+        loop {
+            let sqe = Sqe::new(AdminOpcode::AsyncEventRequest.0, 0, 0);
+            let command = Command { sqe, payload: Payload::None, timeout: None };
+            let completion = self.admin.queue.submit(command).await.outcome.ok()?;
+            match completion.status {
+                status if status.is_success() => return Some(Event::parse(completion.result)),
+                status if status.is_final() => {
+                    warn!("a controller takes no requests for events: {status:?}");
+                    return None;
+                }
+                _ => sleep(ASK_AGAIN).await,
+            }
+        }
     }
 
     /// Reads what an event is about, so that the controller tells of the next one.
