@@ -57,9 +57,7 @@ impl Lie {
             Self::Flush(_) => is_io && opcode == NvmOpcode::Flush.0,
             Self::Fused if is_io && opcode == NvmOpcode::Write.0 => sqe.flags & FUSED_SECOND != 0,
             Self::Fused => is_io && opcode == NvmOpcode::Compare.0,
-            Self::Events | Self::NoEvent => {
-                !is_io && opcode == AdminOpcode::AsyncEventRequest.0
-            }
+            Self::Events | Self::NoEvent => !is_io && opcode == AdminOpcode::AsyncEventRequest.0,
             Self::Changes => {
                 let asks = [AdminOpcode::AsyncEventRequest.0, AdminOpcode::GetLogPage.0];
                 !is_io && (asks.contains(&opcode) || identifies(sqe, Cns::Namespace))

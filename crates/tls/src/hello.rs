@@ -41,6 +41,15 @@ pub struct Offer {
     binder: Vec<u8>,
 }
 
+impl Offer {
+    /// Whether its binder has the length of those that are made with the hash of this suite; if it does not, the client has
+    /// taken the key for one of another hash, and cannot use it (RFC 8446, 4.2.11).
+    #[must_use]
+    pub fn is_bound_for(&self, suite: Suite) -> bool {
+        self.binder.len() == digest_of(suite).output_len()
+    }
+}
+
 impl Acceptor {
     /// More of what the client sends.
     pub fn receive(&mut self, bytes: &[u8]) {
@@ -164,9 +173,10 @@ impl Hello {
 
 /// The binder of a message without binders (RFC 8446, 4.2.11.2 and 7.1).
 fn binder(psk: &Psk, partial: &[u8]) -> hmac::Tag {
-    let (hash, of) = match psk.suite {
-        Suite::Aes128Sha256 => (hmac::HMAC_SHA256, &digest::SHA256),
-        Suite::Aes256Sha384 => (hmac::HMAC_SHA384, &digest::SHA384),
+    let of = digest_of(psk.suite);
+    let hash = match psk.suite {
+        Suite::Aes128Sha256 => hmac::HMAC_SHA256,
+        Suite::Aes256Sha384 => hmac::HMAC_SHA384,
     };
     let len = of.output_len();
     let label = |secret: &[u8], label: &[u8], context: &[u8]| {
@@ -181,6 +191,14 @@ fn binder(psk: &Psk, partial: &[u8]) -> hmac::Tag {
     let binder_key = label(&early, b"ext binder", nothing.as_ref());
     let finished_key = label(&binder_key, b"finished", &[]);
     sign(hash, &finished_key, &[digest::digest(of, partial).as_ref()])
+}
+
+/// What the keys of a suite are made with.
+fn digest_of(suite: Suite) -> &'static digest::Algorithm {
+    match suite {
+        Suite::Aes128Sha256 => &digest::SHA256,
+        Suite::Aes256Sha384 => &digest::SHA384,
+    }
 }
 
 fn sign(hash: hmac::Algorithm, key: &[u8], parts: &[&[u8]]) -> hmac::Tag {

@@ -182,6 +182,20 @@ fn a_key_that_the_client_does_not_have_is_found_out() {
     assert!(!format!("{known:?}").contains("90"), "the key is not shown");
 }
 
+/// RFC 8446, 4.2.11: a key goes with one hash. A client that binds by another one than the key's shows it.
+#[test]
+fn a_binder_tells_its_hash() {
+    let suites = [Suite::Aes128Sha256, Suite::Aes256Sha384];
+    for suite in suites {
+        let (_, bytes) = hello(&psk(suite));
+        let mut acceptor = Acceptor::default();
+        acceptor.receive(&bytes);
+        let hello = acceptor.hello().unwrap().unwrap();
+        let found = suites.map(|other| hello.offers()[0].is_bound_for(other));
+        assert_eq!(found, suites.map(|other| other == suite));
+    }
+}
+
 #[test]
 fn whoever_does_not_begin_with_tls_is_no_client() {
     for bytes in

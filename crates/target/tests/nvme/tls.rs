@@ -35,6 +35,11 @@ impl Secure {
             nvme::tls::Suite::Aes128Sha256 => Suite::Aes128Sha256,
             nvme::tls::Suite::Aes256Sha384 => Suite::Aes256Sha384,
         };
+        Self::dial_as(core, to, psk, suite).await
+    }
+
+    /// By a key that is taken for one of this suite.
+    async fn dial_as(core: &Core, to: SocketAddr, psk: &Psk, suite: Suite) -> Result<Self, Error> {
         let psk = tls::Psk::new(psk.identity().as_bytes(), psk.key(), suite);
         let stream = core.dial(to).await.unwrap();
         let mut secure = Self { stream, session: Session::client(&psk)? };
@@ -244,6 +249,20 @@ fn who_does_not_have_the_key_does_not_come_in() {
         server.set_catalog(of(subsystem(rule(KEY, false))));
         let (_admin, mut io) = associate_by(&core, at, &psk(KEY)).await;
         assert_eq!(io.read().await, Status::SUCCESS);
+    });
+}
+
+/// RFC 8446, 4.2.11: a key of one hash is none of another, for which GnuTLS before 3.8.11 takes those of SHA-384.
+#[test]
+fn a_key_is_not_used_with_another_hash_than_its_own() {
+    on_core(async |core| {
+        for (text, other) in [(LONG_KEY, Suite::Aes128Sha256), (KEY, Suite::Aes256Sha384)] {
+            let (_server, at) = serve_by(&core, Limits::default(), rule(text, true)).await;
+            for psk in key(text).psks(&connect(0, 0).hostnqn, SUBNQN) {
+                let dialled = Secure::dial_as(&core, at, &psk, other).await;
+                assert_eq!(dialled.map(drop), Err(REFUSED), "{psk:?}");
+            }
+        }
     });
 }
 
