@@ -17,7 +17,7 @@ use common::on_core;
 use fake::driver::Target;
 use initiator::nvme::{CompareError, Controller, Namespace, Options, Staging};
 use nvme::entry::{AdminOpcode, Cqe, NvmOpcode};
-use nvme::identify::{Cns, IdentifyController};
+use nvme::identify::{Cns, IdentifyController, IdentifyNamespace, NvmController};
 use nvme::pdu::{CapsuleCmd, CapsuleResp, Data, FLAG_LAST, FLAG_SUCCESS, PduType};
 use nvme::testing::Host;
 use nvme::{Sqe, Status};
@@ -73,8 +73,8 @@ fn identifies(sqe: &Sqe, cns: Cns) -> bool {
 
 struct Liar {
     target: RefCell<Target>,
-    /// What it says of itself, in place of the truth: where in the structure of Identify, and what.
-    said: Cell<Option<(usize, u8)>>,
+    /// What it says of itself, in place of the truth: in which structure of Identify, where, and what.
+    said: Cell<Option<(Cns, usize, u8)>>,
     /// How often it lies before it tells the truth, and how.
     lies: Cell<(usize, Lie)>,
     /// A request for events, and an answer that comes later.
@@ -128,8 +128,8 @@ impl Liar {
             return self.lie(link, pdu, &sqe);
         }
         let mut answer = self.truth(link, pdu);
-        if let Some((at, byte)) = self.said.get()
-            && sqe.is_some_and(|sqe| identifies(&sqe, Cns::Controller))
+        if let Some((cns, at, byte)) = self.said.get()
+            && sqe.is_some_and(|sqe| identifies(&sqe, cns))
         {
             answer[size_of::<Data>() + at] = byte;
         }
@@ -252,7 +252,7 @@ fn a_compare_and_write_without_its_data_is_not_believed() {
         let (liar, options) = Liar::start(&core).await;
         // Capsules with nothing behind their entries: 0004h instead of 0404h.
         let ioccsz = offset_of!(IdentifyController, ioccsz);
-        liar.said.set(Some((ioccsz + 1, 0)));
+        liar.said.set(Some((Cns::Controller, ioccsz + 1, 0)));
         let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
         let namespace = Namespace::open(&controller, 1).await.unwrap();
         let client = Client::new(&Dev::shared(namespace.clone()), &Pool::new(1 << 20).unwrap());
@@ -331,7 +331,7 @@ fn changes_without_end_are_not_waited_for() {
 fn writes_go_through_a_cache_that_was_not_there() {
     on_core(async |core| {
         let (liar, options) = Liar::start(&core).await;
-        liar.said.set(Some((offset_of!(IdentifyController, vwc), 0)));
+        liar.said.set(Some((Cns::Controller, offset_of!(IdentifyController, vwc), 0)));
         let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
         let namespace = Namespace::open(&controller, 1).await.unwrap();
         let client = Client::new(&Dev::shared(namespace.clone()), &Pool::new(1 << 20).unwrap());
@@ -351,5 +351,51 @@ fn writes_go_through_a_cache_that_was_not_there() {
             liar.lies.set((1, Lie::Half));
             client.read(0, 1).await.unwrap();
         }
+    });
+}
+
+/// NVM Command Set 1.0, 4.1.5.1 (DLFEAT): blocks are freed in place of being zeroed only where that is known to be the
+/// same.
+#[test]
+fn zeroes_are_not_freed_where_that_may_read_as_something_else() {
+    const READS_ZEROES: u8 = 0b001;
+    const READS_ONES: u8 = 0b010;
+    const WRITE_ZEROES_FREES: u8 = 0b1000;
+    on_core(async |core| {
+        let (liar, options) = Liar::start(&core).await;
+        for (dlfeat, frees) in [
+            (READS_ZEROES | WRITE_ZEROES_FREES, true),
+            (READS_ZEROES, false),
+            (WRITE_ZEROES_FREES, false),
+            (READS_ONES | WRITE_ZEROES_FREES, false),
+        ] {
+            liar.said.set(Some((Cns::Namespace, offset_of!(IdentifyNamespace, dlfeat), dlfeat)));
+            let connecting = Controller::connect(&core, options.clone(), Staging::default());
+            let controller = connecting.await.unwrap();
+            let dev = Dev::shared(Namespace::open(&controller, 1).await.unwrap());
+            let client = Client::new(&dev, &Pool::new(1 << 20).unwrap());
+            client.zero(8, 8, true).await.unwrap();
+            let requests = std::mem::take(&mut liar.target.borrow_mut().requests);
+            let expected = format!("zero 8+8 unmap {frees} fua false");
+            assert!(requests.contains(&expected), "{dlfeat:#06b}: {requests:?}");
+        }
+    });
+}
+
+/// NVM Command Set 1.0, 4.1.5.2 (DMRSL): no range is longer than the controller takes.
+#[test]
+fn more_than_one_command_frees_is_freed_in_pieces() {
+    on_core(async |core| {
+        let (liar, options) = Liar::start(&core).await;
+        liar.said.set(Some((Cns::CommandSetController, offset_of!(NvmController, dmrsl), 7)));
+        let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
+        // Freed blocks may read as anything, so they are not zeroed in place of being freed.
+        liar.said.set(Some((Cns::Namespace, offset_of!(IdentifyNamespace, dlfeat), 0)));
+        let dev = Dev::shared(Namespace::open(&controller, 1).await.unwrap());
+        let client = Client::new(&dev, &Pool::new(1 << 20).unwrap());
+        client.unmap(8, 16).await.unwrap();
+        let requests = std::mem::take(&mut liar.target.borrow_mut().requests);
+        let freed: Vec<_> = requests.iter().filter(|r| r.contains("unmap")).collect();
+        assert_eq!(freed, ["unmap 8+7", "unmap 15+7", "unmap 22+2"]);
     });
 }

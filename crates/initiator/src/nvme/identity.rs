@@ -30,6 +30,8 @@ pub struct Abilities {
     pub max_zero_bytes: u32,
     /// Most bytes that one Verify covers.
     pub max_verify_bytes: u32,
+    /// Most blocks that one range of a Dataset Management command frees.
+    pub max_discard_blocks: u32,
     /// How long the controller may go on with commands after their connection has ended (CQT, NVMe Base
     /// 2.1, 5.1.13.2.1); zero where it does not say.
     pub quiesce: Duration,
@@ -96,6 +98,7 @@ impl Abilities {
             in_capsule_bytes: in_capsule.min(64 * 1024),
             max_zero_bytes: MAX_DATALESS_BYTES,
             max_verify_bytes: MAX_DATALESS_BYTES,
+            max_discard_blocks: u32::MAX,
             quiesce: Duration::from_millis(c.cqt.get().into()),
             keep_alive_unit: Duration::from_millis(100) * u32::from(c.kas.get()),
             compare: oncs(0),
@@ -124,6 +127,11 @@ impl Abilities {
             }
         };
         (self.max_zero_bytes, self.max_verify_bytes) = (most(c.wzsl), most(c.vsl));
+        // DMRSL is about a range, DMSL about a command, which has one range; 0 where there is no limit.
+        let ranges = [u64::from(c.dmrsl.get()), c.dmsl.get()];
+        let most = ranges.into_iter().filter(|most| *most > 0).min();
+        self.max_discard_blocks =
+            most.map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX));
     }
 }
 
@@ -181,6 +189,8 @@ pub struct Described {
     pub info: Info,
     /// Blocks that one Write Zeroes covers; 0 where there is no such command.
     pub zero_blocks: u32,
+    /// Blocks that one Dataset Management command frees.
+    pub discard_blocks: u32,
     /// Blocks that one Verify covers; 0 where there is no such command.
     pub verify_blocks: u32,
     /// Whether Write Zeroes may free space, and what is freed reads as zeroes.
@@ -246,6 +256,7 @@ impl Described {
             identity,
             info,
             zero_blocks,
+            discard_blocks: abilities.max_discard_blocks,
             verify_blocks,
             frees_by_zeroing,
             ana_group: n.anagrpid.get(),
@@ -264,7 +275,10 @@ impl Described {
         let is_lesser = others.max_transfer_blocks < info.max_transfer_blocks
             || now.zero_blocks < self.zero_blocks
             || now.verify_blocks < self.verify_blocks
-            || info.unmap_granularity_blocks > 0 && others.unmap_granularity_blocks == 0;
+            || now.discard_blocks < self.discard_blocks
+            || info.unmap_granularity_blocks > 0 && others.unmap_granularity_blocks == 0
+            // What it frees may read as anything.
+            || self.frees_by_zeroing && !now.frees_by_zeroing;
         if is_lesser { Seen::Another("its controller can do less") } else { Seen::Same }
     }
 
@@ -289,6 +303,7 @@ impl Described {
         Self {
             info,
             zero_blocks: self.zero_blocks.min(other.zero_blocks),
+            discard_blocks: self.discard_blocks.min(other.discard_blocks),
             verify_blocks: self.verify_blocks.min(other.verify_blocks),
             frees_by_zeroing: self.frees_by_zeroing && other.frees_by_zeroing,
             ..*self
@@ -363,6 +378,19 @@ mod tests {
             NvmController { vsl: 255, wzsl: 1, wusl: 0, dmrl: 0, dmrsl: 0.into(), dmsl: 0.into() };
         limited.limit(Some(limits.as_bytes().to_vec()), 4096);
         assert_eq!((limited.max_zero_bytes, limited.max_verify_bytes), (8192, 32 << 20));
+        for (dmrsl, dmsl, blocks) in [
+            (0, 0, u32::MAX),
+            (7, 0, 7),
+            (0, 9, 9),
+            (7, 9, 7),
+            (9, 7, 7),
+            (0, u64::MAX, u32::MAX),
+            (u32::MAX, 1 << 32, u32::MAX),
+        ] {
+            let limits = NvmController { dmrsl: dmrsl.into(), dmsl: dmsl.into(), ..limits };
+            limited.limit(Some(limits.as_bytes().to_vec()), 4096);
+            assert_eq!(limited.max_discard_blocks, blocks, "{dmrsl} {dmsl}");
+        }
     }
 
     /// NVM Command Set 1.0, 4.1.5.1: what cannot be used is not.
@@ -408,6 +436,7 @@ mod tests {
         };
         lesser(&|d| d.info.max_transfer_blocks = 1);
         lesser(&|d| d.zero_blocks = 0);
+        lesser(&|d| d.discard_blocks = 1);
         lesser(&|d| d.verify_blocks = 0);
         lesser(&|d| d.info.blocks -= 1);
     }

@@ -265,7 +265,9 @@ impl Namespace {
             return Err(CompareError::Unsupported);
         }
         let pair = live.queue().pair().await;
-        let Some(pair) = pair.filter(|_| taken.is_still()) else { return Err(Error::Fenced.into()) };
+        let Some(pair) = pair.filter(|_| taken.is_still()) else {
+            return Err(Error::Fenced.into());
+        };
         let timeout = Some(taken.path.controller.options().command_timeout);
         let half = |opcode, fuse, data, bits| {
             let mut sqe = taken.path.forced(self.transfer(opcode, at, compare.len(), bits));
@@ -336,9 +338,9 @@ impl Namespace {
         fua: bool,
         ctx: &Ctx,
     ) -> Result<(), Error> {
-        let Described { info, zero_blocks, .. } = self.described.get();
+        let Described { info, zero_blocks, frees_by_zeroing, .. } = self.described.get();
         if zero_blocks > 0 {
-            let bits = if unmap { DEAC } else { 0 } | if fua { FUA } else { 0 };
+            let bits = if unmap && frees_by_zeroing { DEAC } else { 0 } | if fua { FUA } else { 0 };
             let command = (NvmOpcode::WriteZeroes, bits);
             return self.without_data(command, (at, blocks), zero_blocks, ctx).await;
         }
@@ -360,15 +362,20 @@ impl Namespace {
         if described.info.unmap_granularity_blocks == 0 {
             return Ok(());
         }
-        let mut range = [0; 16];
-        range[4..8].copy_from_slice(&blocks.to_le_bytes());
-        range[8..].copy_from_slice(&at.0.to_le_bytes());
         /// Dword 11: deallocate.
         const DEALLOCATE: u32 = 1 << 2;
-        let mut sqe = Sqe::new(NvmOpcode::DatasetManagement.0, 0, self.nsid);
-        sqe.cdw10[1] = DEALLOCATE.into();
-        let data = rt::buf::copy_in(ctx.credit(), &range);
-        self.carry_out(&Work { sqe, data: Data::Out(&data), at }, ctx).await?;
+        for (at, piece) in pieces(at, blocks, described.discard_blocks) {
+            if ctx.is_aborted() {
+                return Err(Error::Aborted);
+            }
+            let mut range = [0; 16];
+            range[4..8].copy_from_slice(&piece.to_le_bytes());
+            range[8..].copy_from_slice(&at.0.to_le_bytes());
+            let mut sqe = Sqe::new(NvmOpcode::DatasetManagement.0, 0, self.nsid);
+            sqe.cdw10[1] = DEALLOCATE.into();
+            let data = rt::buf::copy_in(ctx.credit(), &range);
+            self.carry_out(&Work { sqe, data: Data::Out(&data), at }, ctx).await?;
+        }
         Ok(())
     }
 
