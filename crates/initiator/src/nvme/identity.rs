@@ -373,6 +373,11 @@ mod tests {
         let elsewhere = changed(&|c| c.icdoff = 1.into()).unwrap();
         assert_eq!(elsewhere.in_capsule_bytes, 0, "data that does not begin behind the entry");
         assert!(Abilities::parse(&[0; 100], (9, SUBNQN, false), 4096).is_err(), "cut off");
+        let mut quiescing = controller().as_bytes().to_vec();
+        quiescing[386..388].copy_from_slice(&[0x34, 0x12]);
+        let quiescing = Abilities::parse(&quiescing, (9, SUBNQN, false), 4096).unwrap();
+        let of = |a: Abilities| a.quiesce.as_millis();
+        assert_eq!((of(usual), of(quiescing)), (0, 0x1234), "CQT, bytes 387:386, in ms");
         let mut limited = usual;
         let limits =
             NvmController { vsl: 255, wzsl: 1, wusl: 0, dmrl: 0, dmrsl: 0.into(), dmsl: 0.into() };

@@ -98,6 +98,15 @@ struct Work<'a> {
     at: Lba,
 }
 
+impl Work<'_> {
+    /// Whether it changes what is stored. Once that may have happened, or may yet, it cannot be abandoned any more: what
+    /// the range holds has to stay.
+    fn changes(&self) -> bool {
+        let changing = [NvmOpcode::Write, NvmOpcode::WriteZeroes, NvmOpcode::DatasetManagement];
+        changing.iter().any(|opcode| opcode.0 == self.sqe.opcode)
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Data<'a> {
     None,
@@ -139,14 +148,6 @@ enum Verdict {
         look: bool,
     },
     Failed(Error),
-}
-
-impl Work<'_> {
-    /// Whether contents are others afterwards.
-    fn changes(&self) -> bool {
-        let opcode = NvmOpcode(self.sqe.opcode);
-        matches!(opcode, NvmOpcode::Write | NvmOpcode::WriteZeroes | NvmOpcode::DatasetManagement)
-    }
 }
 
 impl Namespace {
@@ -443,7 +444,7 @@ impl From<Ended> for Error {
 impl Namespace {
     /// Sends a command until it has an answer that stays.
     async fn carry_out(&self, work: &Work<'_>, ctx: &Ctx) -> Result<Bufs, Ended> {
-        let (mut until, mut tries) = (None, 0);
+        let (mut until, mut tries, mut may_be_done) = (None, 0, false);
         loop {
             let deadline = until.unwrap_or_else(|| Instant::now() + self.patience);
             let taken = self.ready(deadline).await.map_err(Ended::With)?;
@@ -472,11 +473,14 @@ impl Namespace {
                 Verdict::Again { pause: true } => taken.path.rest(Instant::now() + PAUSE),
                 // Those who keep the controller have to see what has happened.
                 Verdict::Again { pause: false } => rt::give_way().await,
-                // Not even an error may be told before: what it leaves has to stay.
-                Verdict::InDoubt(time) => self.outlast(time).await,
+                // From now on it cannot be abandoned: what its range holds would not stay.
+                Verdict::InDoubt(time) => {
+                    may_be_done = true;
+                    self.outlast(time).await;
+                }
             }
             drop(taken);
-            if ctx.is_aborted() {
+            if ctx.is_aborted() && !may_be_done {
                 return Err(Ended::With(Error::Aborted));
             }
             if Instant::now() >= *until.get_or_insert(deadline) {
