@@ -557,6 +557,9 @@ fn hosts_that_stall_are_let_go() {
 
     let mut s = Session::ready();
     let io = s.io.unwrap();
+    let mut no_keep_alive = Sqe::new(AdminOpcode::SetFeatures.0, 0, 0);
+    no_keep_alive.cdw10[0] = 0x0f.into();
+    s.admin(no_keep_alive).ok();
     s.target.talk(io, &host, &host.command(rw(NvmOpcode::Write, 1, 0, 64)));
     s.target.tick(30 * S);
     let second = s.target.talk(io, &host, &host.command(rw(NvmOpcode::Write, 2, 0, 64)));
