@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use crate::buf::Pool;
 use crate::disk::{Disk, Engine, OpenError, OpenOptions};
+use crate::local::{Event, LocalListener};
 use crate::mailbox::CoreHandle;
 use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 use crate::real::RealCore;
@@ -146,6 +148,30 @@ impl Core {
     /// What the system reports.
     pub fn attach(&self, stream: DetachedStream) -> io::Result<Stream> {
         dispatch!(self, s => s.attach(stream))
+    }
+
+    /// Listens at a path of this machine. The other end is an ordinary process: none in a simulated world.
+    ///
+    /// # Errors
+    /// What the system reports; [`io::ErrorKind::AddrInUse`] where somebody listens already.
+    pub fn listen_local(&self, at: &Path) -> io::Result<LocalListener> {
+        match &self.0.system {
+            System::Real(_) => LocalListener::bind(at),
+            #[cfg(feature = "sim")]
+            System::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Waits on this core for an event (`eventfd(2)`) that another process gives.
+    ///
+    /// # Errors
+    /// What the system reports; `PermissionDenied` for what cannot be waited for, such as a file.
+    pub fn event(&self, fd: OwnedFd) -> io::Result<Event> {
+        match &self.0.system {
+            System::Real(s) => s.event(fd),
+            #[cfg(feature = "sim")]
+            System::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
     /// Notes that another core's job was taken: more may follow soon.

@@ -8,6 +8,7 @@ pub mod buf;
 mod core;
 pub mod disk;
 pub mod fault;
+pub mod local;
 mod mailbox;
 pub mod memory;
 pub mod net;

@@ -55,6 +55,16 @@ pub(crate) fn offset(at: u64) -> io::Result<libc::off_t> {
     libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
+/// Whoever reads or writes by this description does not wait from now on (`O_NONBLOCK`).
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let fd = fd.as_raw_fd();
+    // SAFETY: plain system call on an open descriptor.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    check(flags.into())?;
+    // SAFETY: as above.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }.into()).map(drop)
+}
+
 /// Forgets what the page cache holds of a file: `posix_fadvise(POSIX_FADV_DONTNEED)`.
 pub(crate) fn drop_cache(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: plain system call on an open descriptor; it gives its error in place of -1.

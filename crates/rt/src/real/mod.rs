@@ -8,6 +8,7 @@ mod random;
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use crate::disk::{
     self, Backend, DiskInfo, Engine, FileDisk, InlineDisk, OpenError, OpenOptions, OpenReason,
     PoolDisk, UringDisk,
 };
+use crate::local::Event;
 use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 use crate::ring::Ring;
 use crate::sys;
@@ -94,6 +96,10 @@ impl RealCore {
 
     pub(crate) fn attach(&self, stream: DetachedStream) -> io::Result<Stream> {
         Stream::attach(stream, &self.pulse)
+    }
+
+    pub(crate) fn event(&self, fd: OwnedFd) -> io::Result<Event> {
+        Event::new(fd, Rc::clone(&self.pulse))
     }
 
     pub(crate) fn random_u64(&self) -> u64 {
