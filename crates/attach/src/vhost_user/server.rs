@@ -1,0 +1,119 @@
+//! A disk at a socket: one monitor after the other.
+
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::time::Duration;
+
+use rt::Core;
+use rt::local::LocalListener;
+use tokio::sync::mpsc;
+use volume::Volume;
+
+use super::MAX_RINGS;
+use super::control::converse;
+use super::request::ID_BYTES;
+use super::ring::Disk;
+use super::session::Session;
+
+/// Pause after a connection that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What a guest is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How many rings it may use, 1 to [`MAX_RINGS`]; more or fewer are made so many.
+    pub rings: u16,
+    /// Whether writes are refused, even where the volume takes them.
+    pub read_only: bool,
+    /// The disk's name: the first 20 bytes of it.
+    pub serial: String,
+}
+
+/// Serves a volume as a disk. It belongs to the volume's core.
+#[derive(Debug)]
+pub struct Server {
+    core: Core,
+    disk: Rc<Disk>,
+}
+
+impl Server {
+    /// A server of `volume`, with memory of `core`.
+    #[must_use]
+    pub fn new(core: &Core, volume: Rc<Volume>, options: &Options) -> Self {
+        let mut serial = [0; ID_BYTES];
+        serial.iter_mut().zip(options.serial.bytes()).for_each(|(to, from)| *to = from);
+        let shape = (options.rings.clamp(1, MAX_RINGS), options.read_only);
+        let disk = Disk::new(volume, core.pool().account(), shape, serial);
+        Self { core: core.clone(), disk: Rc::new(disk) }
+    }
+
+    /// Serves monitors that connect to `listener`, one after the other, until `stop` is over; then takes no more
+    /// requests, answers all that are in flight, and hangs up. The volume is the caller's to close.
+    pub async fn serve(&self, listener: &LocalListener, stop: impl Future<Output = ()>) {
+        let mut stop = pin!(stop);
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = &mut stop => return,
+                accepted = listener.accept() => accepted,
+            };
+            let told = match accepted {
+                Ok(stream) => self.serve_one(stream, stop.as_mut()).await,
+                Err(error) => {
+                    tracing::warn!(%error, "a monitor cannot connect");
+                    tokio::time::sleep(PAUSE).await;
+                    false
+                }
+            };
+            if told {
+                return;
+            }
+        }
+    }
+
+    /// Serves a monitor until it goes; whether it was `stop` that ended it.
+    async fn serve_one(
+        &self,
+        stream: UnixStream,
+        mut stop: Pin<&mut impl Future<Output = ()>>,
+    ) -> bool {
+        let line = match stream.try_clone() {
+            Ok(line) => line,
+            Err(error) => {
+                tracing::warn!(%error, "a monitor cannot be served");
+                return false;
+            }
+        };
+        tracing::info!("a monitor has connected");
+        let (jobs, mut asked) = mpsc::channel(1);
+        let conversation = self.core.offload(move || converse(stream, jobs));
+        let mut conversation = pin!(conversation);
+        let mut session = Session::new(&self.core, Rc::clone(&self.disk));
+        let (told, why) = loop {
+            tokio::select! {
+                biased;
+                () = &mut stop => {
+                    session.stop_all().await;
+                    break (true, None);
+                }
+                why = &mut conversation => break (false, why),
+                Some(job) = asked.recv() => job.run(&mut session).await,
+            }
+        };
+        match why {
+            Some(why) => tracing::info!(%why, "the monitor has gone"),
+            None => tracing::info!("hanging up"),
+        }
+        session.hang_up().await;
+        // A thread that waits for the monitor, or for us, does so no longer.
+        drop(asked);
+        // It may have gone by itself.
+        let _ = line.shutdown(Shutdown::Both);
+        if told {
+            let _ = conversation.await;
+        }
+        told
+    }
+}

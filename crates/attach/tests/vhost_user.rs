@@ -1,0 +1,22 @@
+//! A disk for guests: real memory, rings and events, a monitor and a driver in this process.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "vhost_user/guests.rs"]
+mod guests;
+#[path = "vhost_user/hostile.rs"]
+mod hostile;
+#[path = "vhost_user/play.rs"]
+mod play;
+
+use proptest::prelude::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    /// `fuzz/fuzz_targets/virtio_blk.rs` plays the same scripts for longer.
+    #[test]
+    fn any_memory_is_a_request_or_is_none(script in prop::collection::vec(any::<u8>(), 0..400)) {
+        play::play(&script);
+    }
+}

@@ -1,0 +1,129 @@
+//! Plays a script of arbitrary bytes as a guest's memory: descriptors anywhere, headers, ranges. Shared by
+//! the fuzz target and a property test. What must hold is asserted:
+//!
+//! * nothing panics, and whatever is there has an end;
+//! * a request that is taken stays inside its disk, and its data is as long as its blocks;
+//! * all that it may touch is inside the guest's memory.
+#![allow(clippy::unwrap_used)]
+
+use attach::vhost_user::config::{MAX_DISCARD_RANGES, MAX_RANGE_SECTORS};
+use attach::vhost_user::memory::Guest;
+use attach::vhost_user::request::{Command, MAX_DESCRIPTORS, Shape, Taken, take};
+use block::Blocks;
+use vm_memory::{Bytes, GuestAddress};
+
+/// The guest's memory: two stretches with a hole.
+const HOLE: std::ops::Range<u64> = 0x2000..0x3000;
+const END: u64 = 0x5000;
+
+/// The script, read from its start; zeroes behind its end.
+struct Script<'a>(&'a [u8]);
+
+impl Script<'_> {
+    fn byte(&mut self) -> u8 {
+        let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
+        self.0 = rest;
+        first
+    }
+
+    fn half(&mut self) -> u16 {
+        u16::from_le_bytes([self.byte(), self.byte()])
+    }
+
+    /// Mostly an address in memory.
+    fn address(&mut self) -> u64 {
+        match self.byte() {
+            0xf8.. => u64::MAX - u64::from(self.half()),
+            0xf0.. => u64::from(self.half()) << 16,
+            _ => u64::from(self.half()) % END,
+        }
+    }
+
+    /// Mostly a length that fits something.
+    fn length(&mut self) -> u32 {
+        match self.byte() {
+            0xf8.. => u32::MAX - u32::from(self.half()),
+            n @ 0xe0.. => u32::from(n & 7) * 16,
+            n @ 0x80.. => u32::from(n & 7) * 512,
+            n @ 0x40.. => u32::from(n & 31),
+            n => u32::from(n & 1) + 16 * u32::from(n >> 1 & 1),
+        }
+    }
+
+    fn descriptor(&mut self, size: u16) -> [u8; 16] {
+        let mut out = [0; 16];
+        out[..8].copy_from_slice(&self.address().to_le_bytes());
+        out[8..12].copy_from_slice(&self.length().to_le_bytes());
+        let flags = self.byte();
+        let indirect = u16::from(flags >= 0xe0) * 4;
+        out[12..14].copy_from_slice(&(u16::from(flags & 3) | indirect).to_le_bytes());
+        out[14..].copy_from_slice(&(u16::from(self.byte()) % (size + 1)).to_le_bytes());
+        out
+    }
+}
+
+pub(crate) fn play(script: &[u8]) {
+    let mut script = Script(script);
+    let holes = [(0, HOLE.start), (HOLE.end, END - HOLE.end)];
+    let guest = Guest::from_ranges(&holes.map(|(at, n)| (GuestAddress(at), n as usize))).unwrap();
+    let shape = Shape {
+        block_size: if script.byte() % 2 == 0 { 512 } else { 4096 },
+        blocks: u64::from(script.byte()),
+        read_only: script.byte() > 0xe0,
+        discards: script.byte() > 0x20,
+    };
+    let size = u16::from(script.byte() % 16) + 1;
+    let table = script.address();
+    for i in 0..size {
+        let place = GuestAddress(table.wrapping_add(16 * u64::from(i)));
+        // Where there is no memory, there is no descriptor.
+        let _ = guest.write_slice(&script.descriptor(size), place);
+    }
+    while !script.0.is_empty() {
+        let (at, what) = (script.address(), script.byte());
+        let mut bytes = [0; 16];
+        bytes[0] = [0, 1, 4, 8, 11, 13, 14, 0xff][usize::from(what % 8)];
+        bytes[8..10].copy_from_slice(&(script.half() >> 4).to_le_bytes());
+        if what >= 0x80 {
+            bytes.iter_mut().for_each(|b| *b = script.byte());
+        }
+        let _ = guest.write_slice(&bytes, GuestAddress(at));
+    }
+    for head in 0..size + 1 {
+        if let Ok(taken) = take(&guest, (GuestAddress(table), size), head, &shape) {
+            judge(&guest, &taken, &shape);
+        }
+    }
+}
+
+fn judge(guest: &Guest, taken: &Taken, shape: &Shape) {
+    guest.write_obj(0u8, taken.status).expect("the status is inside memory");
+    let bytes = taken.data.len();
+    assert!(bytes <= MAX_DESCRIPTORS as u64 * END, "bounded by memory and descriptors");
+    let mut all = vec![0; usize::try_from(bytes).unwrap()];
+    taken.data.read(guest, 0, &mut all).expect("the data is inside memory");
+    let inside = |range: &Blocks| range.end().is_some_and(|end| end <= shape.blocks);
+    let sectors = |range: &Blocks| range.count * u64::from(shape.block_size / 512);
+    let changes = |yes: bool| assert!(yes && !shape.read_only);
+    match &taken.command {
+        Err(_) | Ok(Command::Flush) => {}
+        Ok(Command::Read(range)) => {
+            assert!(inside(range) && range.count * u64::from(shape.block_size) == bytes);
+            taken.data.write(guest, 0, &all).expect("it is inside memory");
+            assert_eq!(u64::from(taken.writable_bytes()), bytes + 1);
+        }
+        Ok(Command::Write(range)) => {
+            changes(inside(range) && range.count * u64::from(shape.block_size) == bytes);
+            assert_eq!(taken.writable_bytes(), 1);
+        }
+        Ok(Command::Discard(ranges)) => {
+            changes(shape.discards && ranges.len() <= MAX_DISCARD_RANGES as usize);
+            assert!(ranges.iter().all(|r| inside(r) && r.count > 0));
+            assert!(ranges.iter().all(|r| sectors(r) <= u64::from(MAX_RANGE_SECTORS)));
+        }
+        Ok(Command::Zero { range, unmap }) => {
+            changes(inside(range) && (shape.discards || !unmap));
+        }
+        Ok(Command::Identify) => assert!((1..=20).contains(&bytes)),
+    }
+}
