@@ -468,11 +468,18 @@ impl Shared {
         let each = u64::from(volume.info().block_size);
         let mut done = 0;
         while done < range.count {
+            // Its memory may be somebody else's by now: neither written to, nor to the disk.
+            if self.deaf.get() {
+                return Err(Status::Failed);
+            }
             let part = Blocks::new(Lba(range.at.0 + done), (*most).min(range.count - done));
             let (skip, bytes) = (done * each, (part.count * each) as usize);
             if writes {
                 let credit = account.credit(bytes, Class::Read).await;
                 let credit = credit.map_err(|_| Status::Failed)?;
+                if self.deaf.get() {
+                    return Err(Status::Failed);
+                }
                 let data = fetch(job, (skip, bytes), &credit)?;
                 drop(credit);
                 let write = Request::Write { at: part.at, data, fua: self.write_through.get() };

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -392,12 +393,17 @@ impl Guest {
         self.monitor.set_vring_enable(n, true).unwrap();
     }
 
+    /// The connection is lost.
+    pub(crate) fn leave(&mut self) {
+        let (gone, _) = UnixStream::pair().unwrap();
+        drop(std::mem::replace(&mut self.monitor, Frontend::from_stream(gone, 1)));
+    }
+
     /// Connects anew, as a monitor does whose back end has gone.
     pub(crate) fn reconnect(&mut self, site: &Site) {
         let without = !self.features;
         // The old connection goes first: one monitor at a time.
-        let (gone, _) = std::os::unix::net::UnixStream::pair().unwrap();
-        drop(std::mem::replace(&mut self.monitor, Frontend::from_stream(gone, 1)));
+        self.leave();
         self.monitor = connect(site, without).0;
         let base = self.rings[0].used(&self.memory);
         self.start(base);

@@ -1,6 +1,7 @@
 //! Guests that keep to the rules, whatever befalls them.
 
 use std::os::fd::AsRawFd;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use block::testing::faulty::{Effect, Kind, Rule};
@@ -205,22 +206,26 @@ impl Load {
     }
 }
 
+/// First byte of a block, whatever the volume is doing.
+fn peek(site: &Site, block: u64) -> u8 {
+    site.on_core(move |g| {
+        let client = Client::new(&block::Dev::shared(g.mem.clone()), g.core.pool());
+        let mut read = Box::pin(async move { client.read(block, 1).await.unwrap().to_vec()[0] });
+        match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(byte) => byte,
+            Poll::Pending => panic!("memory answers at once"),
+        }
+    })
+}
+
 /// A driver that knows nothing of flushes believes that what is written is durable; so does one that has chosen that.
 #[test]
 fn without_a_cache_writes_are_durable() {
     let options = MemOptions { volatile_cache: true, ..MemOptions::new(512, 1 << 16) };
     let site = Site::start(&Disk { options, ..Disk::default() });
     let first_byte = |site: &Site| {
-        site.on_core(|g| {
-            g.mem.cut_power(|_| 0);
-            let client = Client::new(&block::Dev::shared(g.mem.clone()), g.core.pool());
-            let mut read = Box::pin(async move { client.read(9, 1).await.unwrap().to_vec()[0] });
-            let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-            match read.as_mut().poll(&mut cx) {
-                std::task::Poll::Ready(byte) => byte,
-                std::task::Poll::Pending => panic!("memory answers at once"),
-            }
-        })
+        site.on_core(|g| g.mem.cut_power(|_| 0));
+        peek(site, 9)
     };
     let write = |guest: &mut Guest, byte: u8| {
         guest.put(DATA + 0x1000, &[byte; 512]);
@@ -342,11 +347,7 @@ fn what_was_in_flight_is_answered_once_after_a_reconnect() {
     others.sort_unstable();
     assert_eq!(answered, others);
     // The monitor goes; its disk is done with the read only afterwards.
-    let (_, file) = guest.record.as_ref().unwrap();
-    assert!(file.as_raw_fd() >= 0);
-    let (gone, _) = std::os::unix::net::UnixStream::pair().unwrap();
-    let gone = vhost::vhost_user::Frontend::from_stream(gone, 1);
-    drop(std::mem::replace(&mut guest.monitor, gone));
+    guest.leave();
     nap(50);
     site.on_core(|g| g.faults.release());
     nap(50);
@@ -357,6 +358,32 @@ fn what_was_in_flight_is_answered_once_after_a_reconnect() {
     assert_eq!(guest.get(DATA + 0x11000, 512), [0x11; 512]);
     assert_eq!(guest.plain(0, IN, 1, (512, WRITE)), (0, 513));
     assert_eq!(guest.plain(1, IN, 1, (512, WRITE)), (0, 513));
+    drop(guest);
+    site.end();
+}
+
+/// The memory of a guest whose monitor has gone may be anything: what has not been fetched of a long write is left out.
+#[test]
+fn a_long_write_ends_with_its_monitor() {
+    let site = Site::start(&Disk::default());
+    let mut guest = Guest::boot(&site, 1);
+    stall(&site, Kind::Write);
+    guest.header(DATA, OUT, 0);
+    guest.put(DATA + 0x1000, &vec![0x33; 3 << 20]);
+    let parts = [(DATA, 16, 0), (DATA + 0x1000, 3 << 20, 0), (DATA + 16, 1, WRITE)];
+    let head = guest.rings[0].send(&guest.memory, &parts).unwrap();
+    wait_until_in_flight(&site);
+    guest.leave();
+    nap(50);
+    site.on_core(|g| g.faults.release());
+    while site.on_core(|g| g.volume.stats().in_flight) > 0 {
+        nap(1);
+    }
+    nap(20);
+    assert_eq!([0, 1 << 11, 1 << 12].map(|block| peek(&site, block)), [0x33, 0, 0]);
+    guest.reconnect(&site);
+    assert_eq!(guest.rings[0].wait(&guest.memory), [(head, 1)]);
+    assert_eq!([0, 1 << 11, 1 << 12].map(|block| peek(&site, block)), [0x33; 3]);
     drop(guest);
     site.end();
 }
