@@ -6,6 +6,7 @@ use api::client::Address;
 use api::{BlockSize, Initiator, Size, VolumeName};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use uuid::Uuid;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -66,6 +67,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: VolumeCommand,
     },
+    /// Serve a volume as a device of this machine, until told to stop.
+    Attach(Box<AttachArgs>),
     /// Say whether the data is safe, and why.
     Status,
     /// List the sessions of initiators.
@@ -93,6 +96,27 @@ pub(crate) struct NodeArgs {
     pub(crate) check: bool,
     #[command(subcommand)]
     pub(crate) command: Option<NodeCommand>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct AttachArgs {
+    /// Name of the volume.
+    pub(crate) name: VolumeName,
+    /// Socket to listen at, where QEMU or another monitor finds a vhost-user disk for its virtual machine.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) vhost_user: PathBuf,
+    /// Refuse writes.
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// How many queues the virtual machine may use: as many as it has processors, say.
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) queues: u16,
+    /// Name of this host (default: what /etc/nvme/hostnqn says, or one made of the machine's identity).
+    #[arg(long, value_name = "NQN")]
+    pub(crate) host_nqn: Option<Initiator>,
+    /// Identifier of this host (default: what /etc/nvme/hostid says, or the one in its name).
+    #[arg(long, value_name = "UUID")]
+    pub(crate) host_id: Option<Uuid>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -105,7 +105,7 @@ fn end(stopped: &Stopped) -> ExitCode {
 }
 
 /// Tells the service manager, where there is one.
-fn notify(state: &[NotifyState<'_>]) {
+pub(crate) fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "the service manager cannot be told");
     }
@@ -128,18 +128,18 @@ async fn keep_watchdog(node: &Node) {
 }
 
 /// Signals that end the process in an orderly way.
-struct Signals {
+pub(crate) struct Signals {
     term: Signal,
     int: Signal,
 }
 
 impl Signals {
-    fn new() -> Result<Self, Failure> {
+    pub(crate) fn new() -> Result<Self, Failure> {
         let listen = |kind| signal(kind).map_err(|e| Failure::new(FAILED, e.to_string()));
         Ok(Self { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
     }
 
-    async fn next(&mut self) -> &'static str {
+    pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.term.recv() => "SIGTERM",
             _ = self.int.recv() => "SIGINT",
@@ -150,7 +150,7 @@ impl Signals {
 /// A node that has gone wrong stops at once: what it was about to do next cannot be trusted, and
 /// everything that was acknowledged as durable is. In debug builds a panic ends one task, so that
 /// tests see it.
-fn crash_on_panic() {
+pub(crate) fn crash_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
         let trace = std::backtrace::Backtrace::force_capture();

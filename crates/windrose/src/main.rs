@@ -1,11 +1,13 @@
 //! Windrose: the node and its command line, one program.
 
+mod attach;
 mod cli;
 mod cluster;
 mod connect;
 mod daemon;
 mod exit;
 mod files;
+mod host;
 mod log;
 mod manual;
 mod remote;
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         }
         Command::Man { dir } => manual::write(&dir).map(|()| ExitCode::SUCCESS),
         Command::Volume { command } => remote::run(&cli.remote, |r| volume::run(r, command)),
+        Command::Attach(args) => remote::run(&cli.remote, |r| attach::run(r, *args)),
         Command::Status => remote::run(&cli.remote, show::status),
         Command::Sessions => remote::run(&cli.remote, show::sessions),
     };

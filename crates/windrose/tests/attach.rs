@@ -1,0 +1,71 @@
+//! `windrose attach`: who is let in, and how it ends.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
+
+mod common;
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{Daemon, Place, now, pause};
+
+const HOST: [&str; 4] = [
+    "--host-nqn",
+    "nqn.2026-01.net.example:host",
+    "--host-id",
+    "00000000-0000-4000-8000-000000000001",
+];
+
+fn attach(place: &Place, socket: &Path) -> Daemon {
+    let child = Command::new(env!("CARGO_BIN_EXE_windrose"))
+        .env("WINDROSE_API", format!("unix:{}/api.sock", place.path().display()))
+        .args(["attach", "web", "--queues", "2", "--vhost-user"])
+        .arg(socket)
+        .args(HOST)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut daemon = Daemon { child };
+    let begun = now();
+    while UnixStream::connect(socket).is_err() {
+        assert!(begun.elapsed().as_secs() < 30, "it does not listen");
+        assert!(daemon.child.try_wait().unwrap().is_none(), "it has ended");
+        pause(20);
+    }
+    daemon
+}
+
+#[test]
+fn a_volume_is_attached_by_whom_it_allows() {
+    let place = Place::new("");
+    let node = place.start();
+    let socket = place.path().join("web.sock");
+    let at = socket.display().to_string();
+    let words = [&["attach", "web", "--vhost-user", &at][..], &HOST].concat();
+    let said = place.fails(4, &words);
+    assert!(said.contains("there is no volume web"), "{said}");
+    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "iscsi"]);
+    let said = place.fails(1, &words);
+    assert!(said.contains("windrose volume export web"), "{said}");
+    place.ok(&["volume", "export", "web", "--via", "both"]);
+    let said = place.fails(6, &words);
+    assert!(said.contains("windrose volume allow web nqn.2026-01.net.example:host"), "{said}");
+    assert!(!socket.exists());
+
+    place.ok(&["volume", "allow", "web", HOST[1]]);
+    let serving = attach(&place, &socket);
+    let sessions = place.ok(&["sessions"]);
+    assert!(sessions.contains(HOST[1]), "{sessions}");
+    let second = place.fails(1, &words);
+    assert!(second.contains("web.sock: Address already in use"), "{second}");
+    assert_eq!(serving.stop(), Some(0));
+    assert!(!socket.exists(), "its socket goes with it");
+    // What a killed one leaves behind is in nobody's way.
+    attach(&place, &socket).kill();
+    assert!(socket.exists());
+    let serving = attach(&place, &socket);
+    assert_eq!(serving.stop(), Some(0));
+    assert_eq!(node.stop(), Some(0));
+}
