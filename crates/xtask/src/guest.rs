@@ -28,7 +28,13 @@ const TAP: &str = "tap0";
 /// What a guest runs on.
 pub(crate) enum Kernel {
     UserMode(PathBuf),
-    Qemu { image: PathBuf, initramfs: PathBuf },
+    Qemu { image: PathBuf, initramfs: PathBuf, disk: Option<Disk> },
+}
+
+/// A disk at a socket.
+pub(crate) struct Disk {
+    socket: PathBuf,
+    queues: u16,
 }
 
 impl Kernel {
@@ -53,7 +59,18 @@ impl Kernel {
         let mut command = Command::new(house.root.join("tests/guest/mkinitramfs"));
         command.arg(&initramfs).arg(&version);
         house.run("mkinitramfs", &mut command, Duration::from_secs(60))?.ok()?;
-        Ok(Self::Qemu { image, initramfs })
+        Ok(Self::Qemu { image, initramfs, disk: None })
+    }
+
+    /// The same, with a disk that is lent to it at a socket (vhost-user-blk). User Mode Linux takes none.
+    pub(crate) fn with_disk(self, socket: &Path, queues: u16) -> Self {
+        match self {
+            Self::Qemu { image, initramfs, .. } => {
+                let disk = Some(Disk { socket: socket.to_owned(), queues });
+                Self::Qemu { image, initramfs, disk }
+            }
+            other => other,
+        }
     }
 
     /// Whether its NVMe host proves who it is, and comes by TLS: Debian 12's kernel can do neither.
@@ -79,7 +96,11 @@ impl Kernel {
     fn command(&self, seat: &Seat, options: &[&str]) -> Command {
         match self {
             Self::UserMode(kernel) => user_mode(kernel, seat, options),
-            Self::Qemu { image, initramfs } => qemu(image, initramfs, seat, options),
+            Self::Qemu { image, initramfs, disk } => {
+                let mut command = qemu(image, initramfs, seat, options);
+                lend(&mut command, seat, disk.as_ref());
+                command
+            }
         }
     }
 }
@@ -182,6 +203,17 @@ fn qemu(image: &Path, initramfs: &Path, seat: &Seat, options: &[&str]) -> Comman
         command.args(["-nic", "user,model=virtio-net-pci"]);
     }
     command
+}
+
+/// Gives a guest its memory, and a disk where there is one, which has to share it. A disk that is gone is connected again.
+fn lend(command: &mut Command, seat: &Seat, disk: Option<&Disk>) {
+    let Some(disk) = disk else { return };
+    let memory = format!("memory-backend-memfd,id=ram,size={}M,share=on", seat.memory_mib);
+    command.args(["-object", &memory, "-machine", "memory-backend=ram"]);
+    let socket = format!("socket,id=disk,path={},reconnect=1", disk.socket.display());
+    command.args(["-chardev", &socket]);
+    let device = format!("vhost-user-blk-pci,chardev=disk,num-queues={}", disk.queues);
+    command.args(["-device", &device]);
 }
 
 /// What a guest is to do.

@@ -352,6 +352,14 @@ impl Node {
         Daemon::start(&self.logs, &what, &mut self.command_line(arguments))
     }
 
+    /// A command that serves something of this node, until it is told to stop.
+    pub(crate) fn serve(&self, arguments: &[&str]) -> Result<Daemon> {
+        let what = format!("windrose {}", arguments[..arguments.len().min(2)].join(" "));
+        let mut command = Command::new(&self.program);
+        command.arg("--api").arg(format!("unix:{}", self.socket().display())).args(arguments);
+        Daemon::start(&self.logs, &what, &mut command)
+    }
+
     fn command_line(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("timeout");
         command.arg(CALL_LIMIT_S).arg(&self.program);

@@ -1,6 +1,7 @@
 //! The tiers of `./run test`: each proves one kind of thing, has a time budget and says what it needs installed and built.
 
 mod accidents;
+mod attach;
 mod clients;
 mod crash;
 mod footprint;
@@ -141,6 +142,15 @@ pub(crate) const TIERS: &[Tier] = &[
         processes: true,
         points: false,
         run: clients::emulated,
+    },
+    Tier {
+        name: "attach",
+        about: "a volume as a disk of a virtual machine beside it (vhost-user): file systems, verified load, kill -9 of what serves it",
+        budget: minutes(4),
+        packages: || vec![install::GUEST, install::GUEST_QEMU, install::NETWORK],
+        processes: true,
+        points: false,
+        run: attach::run,
     },
     Tier {
         name: "crash",

@@ -1,0 +1,65 @@
+#!/bin/bash
+# A disk that is lent to this machine by shared memory (vhost-user-blk). From the order: SERIAL (what its serial number begins with),
+# QUEUES, MEGABYTES, KINDS (file systems), DEATHS (how often whoever serves it dies).
+. "${0%/*}/lib.sh"
+
+lent_disk() {
+    local path
+    for path in /sys/block/vd*; do
+        [ -b "/dev/${path##*/}" ] || continue
+        grep -q "^$SERIAL" "$path/serial" && echo "/dev/${path##*/}" && return 0
+    done
+    return 1
+}
+
+# What the Linux kernel believes of the disk.
+identity() {
+    local queue=/sys/block/${disk##*/}/queue
+    equal "$(cat "$queue/write_cache")" "write back" "the cache"
+    equal "$(find "/sys/block/${disk##*/}/mq" -mindepth 1 -maxdepth 1 | wc -l)" "$QUEUES" "queues"
+    equal "$(cat "$queue/logical_block_size")" 512 "block size"
+    equal "$(cat "$queue/physical_block_size")" 4096 "physical block size"
+    [ "$(cat "$queue/discard_max_bytes")" -gt 0 ]
+    [ "$(cat "$queue/write_zeroes_max_bytes")" -gt 0 ]
+}
+
+# Without a cache a write is durable when it is done; the driver may choose.
+cache_is_chosen() {
+    local type=/sys/block/${disk##*/}/cache_type
+    echo "write through" > "$type"
+    equal "$(cat "$type")" "write through" "the cache"
+    mark "$disk"
+    echo "write back" > "$type"
+    equal "$(cat "$type")" "write back" "the cache"
+    marked "$disk"
+}
+
+# dies NUMBER: whoever serves the disk dies under a verified load, and comes back. Requests wait meanwhile; none fails.
+dies() {
+    local load
+    fio_quiet --name=death --filename="$disk" --size=$((MEGABYTES << 20)) --rw=randwrite --bsrange=4k-256k --iodepth=32 \
+        --loops=200 --verify=crc32c --verify_backlog=64 --time_based --runtime=15 &
+    load=$!
+    sleep 3
+    touch "$GUEST_SHARE/loaded-$1"
+    try 30 test -e "$GUEST_SHARE/back-$1"
+    wait $load
+}
+
+modules virtio_blk
+must "vhost-user: the disk is there" try 10 lent_disk
+disk=$(lent_disk)
+check "vhost-user: queues, sizes, cache" identity
+for kind in $KINDS; do
+    check "vhost-user: $kind, written, remounted, trimmed, clean" file_system_life "$kind" "$disk" "$MEGABYTES"
+done
+check "vhost-user: mixed writes and discards verified" raw_life "$disk" "$MEGABYTES"
+check "vhost-user: a discarded disk reads as zeroes" discard_all "$disk"
+check "vhost-user: with and without a cache" cache_is_chosen
+for ((n = 1; n <= DEATHS; n++)); do
+    check "vhost-user: whoever serves it dies under load, death $n" dies "$n"
+done
+if dmesg | grep -E "I/O error|virtio_blk.*(timed|reset)"; then
+    check "vhost-user: no request has failed" false
+fi
+exit "${checks_failed:-0}"
