@@ -1,0 +1,273 @@
+//! Bytes to and fro, in any portions, and an export in memory.
+#![allow(clippy::unwrap_used, dead_code)]
+
+use std::sync::Arc;
+
+use block::{Account, Bufs, BufsMut, Class, Pool};
+use frame::Machine;
+use nbd::message::{
+    OPTION_MAGIC, Opt, OptionHeader, OptionReply, REPLY_MAGIC, REQUEST_MAGIC, Rep, Request,
+};
+use nbd::server::{Action, Answer, Command, Config, Connection};
+use nbd::{Errno, Export, Extent, Sizes, Tag};
+use zerocopy::{FromBytes, IntoBytes};
+
+pub(crate) const BYTES: u64 = 1 << 20;
+
+pub(crate) fn export(name: &str) -> Export {
+    Export {
+        name: name.to_owned(),
+        description: "an export of tests".to_owned(),
+        bytes: BYTES,
+        sizes: Sizes { minimum: 512, preferred: 4096, payload: 256 << 10 },
+        read_only: false,
+        trims: true,
+        fast_zero_bytes: Some(4096),
+        multi_conn: true,
+    }
+}
+
+pub(crate) fn config(exports: &[Export]) -> Config {
+    Config { in_flight: 8, ..Config::new(Arc::from(exports)) }
+}
+
+/// Memory for payload, in pieces that begin and end anywhere.
+pub(crate) struct Memory(Account);
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self(Pool::new(64 << 20).unwrap().account())
+    }
+
+    pub(crate) fn room(&self, length: usize) -> BufsMut {
+        let mut out = BufsMut::new();
+        let mut left = length;
+        for cut in [1usize, 511, 3000, 4096].into_iter().cycle() {
+            if left == 0 {
+                break;
+            }
+            let credit = self.0.try_credit(4096, Class::Immediate).expect("enough of it");
+            out.extend(credit.alloc(cut.min(left)));
+            left -= cut.min(left);
+        }
+        out
+    }
+
+    pub(crate) fn holding(&self, bytes: &[u8]) -> Bufs {
+        let mut room = self.room(bytes.len());
+        let mut left = bytes;
+        for piece in &mut room {
+            let (now, later) = left.split_at(piece.len());
+            piece.copy_from_slice(now);
+            left = later;
+        }
+        room.into()
+    }
+}
+
+pub(crate) fn bytes(buffers: &BufsMut) -> Vec<u8> {
+    buffers.iter().flat_map(|b| b.to_vec()).collect()
+}
+
+/// Takes all that a machine wants to send.
+pub(crate) fn take(machine: &mut impl Machine, portion: &mut dyn FnMut() -> usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    while !machine.output().is_empty() {
+        let queue = machine.output();
+        let n = portion().clamp(1, queue.len());
+        let mut left = n;
+        for slice in queue.slices() {
+            let now = left.min(slice.len());
+            out.extend(&slice[..now]);
+            left -= now;
+            if left == 0 {
+                break;
+            }
+        }
+        queue.sent(n);
+    }
+    out
+}
+
+/// Gives a machine what it takes; how much that was.
+pub(crate) fn feed(
+    machine: &mut impl Machine,
+    bytes: &[u8],
+    portion: &mut dyn FnMut() -> usize,
+) -> usize {
+    let mut at = 0;
+    while at < bytes.len()
+        && let Some(space) = machine.receive_space()
+    {
+        assert!(!space.is_empty(), "an empty space would mean end of stream");
+        let n = portion().clamp(1, space.len()).min(bytes.len() - at);
+        space[..n].copy_from_slice(&bytes[at..at + n]);
+        machine.received(n);
+        at += n;
+    }
+    at
+}
+
+/// A server's machine, and the export behind it.
+pub(crate) struct Served {
+    pub(crate) machine: Connection,
+    pub(crate) memory: Memory,
+    pub(crate) disk: Vec<u8>,
+    pub(crate) holes: Vec<bool>,
+    /// Commands that were carried out.
+    pub(crate) ran: Vec<Command>,
+    /// Answers each command with this.
+    pub(crate) fails: Option<Errno>,
+    unread: Vec<u8>,
+}
+
+impl Served {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            machine: Connection::new(config),
+            memory: Memory::new(),
+            disk: vec![0; BYTES as usize],
+            holes: vec![true; (BYTES / 512) as usize],
+            ran: Vec::new(),
+            fails: None,
+            unread: Vec::new(),
+        }
+    }
+
+    pub(crate) fn feed(&mut self, bytes: &[u8], portion: &mut dyn FnMut() -> usize) {
+        self.unread.extend(bytes);
+        loop {
+            let n = feed(&mut self.machine, &self.unread, portion);
+            self.unread.drain(..n);
+            if !self.act() && n == 0 {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn take(&mut self, portion: &mut dyn FnMut() -> usize) -> Vec<u8> {
+        take(&mut self.machine, portion)
+    }
+
+    /// Feeds, and takes what that brings.
+    pub(crate) fn exchange(&mut self, bytes: &[u8]) -> Vec<u8> {
+        self.feed(bytes, &mut || usize::MAX);
+        self.take(&mut || usize::MAX)
+    }
+
+    fn act(&mut self) -> bool {
+        let mut any = false;
+        while let Some(action) = self.machine.poll_action() {
+            any = true;
+            match action {
+                Action::Grant { tag, bytes } => {
+                    let room = self.memory.room(bytes as usize);
+                    self.machine.grant(tag, room);
+                }
+                Action::Run { tag, command, .. } => self.run(tag, command),
+            }
+        }
+        any
+    }
+
+    fn run(&mut self, tag: Tag, command: Command) {
+        let answer = match self.fails {
+            Some(error) => Answer::Failed(error),
+            None => self.carry_out(&command),
+        };
+        self.ran.push(command);
+        self.machine.answer(tag, answer);
+    }
+
+    fn carry_out(&mut self, command: &Command) -> Answer {
+        let part = |at: u64, len: u32| at as usize..at as usize + len as usize;
+        let mut mark = |at: u64, len: u64, hole: bool| {
+            self.holes[(at / 512) as usize..((at + len) / 512) as usize].fill(hole);
+        };
+        match command {
+            Command::Read { at, len } => {
+                return Answer::Data(self.memory.holding(&self.disk[part(*at, *len)]));
+            }
+            Command::Write { at, data, .. } => {
+                mark(*at, data.len() as u64, false);
+                let at = *at as usize;
+                self.disk[at..at + data.len()].copy_from_slice(&data.to_vec());
+            }
+            Command::Trim { at, len, .. } | Command::WriteZeroes { at, len, hole: true, .. } => {
+                mark(*at, (*len).into(), true);
+                self.disk[part(*at, *len)].fill(0);
+            }
+            Command::WriteZeroes { at, len, .. } => {
+                mark(*at, (*len).into(), false);
+                self.disk[part(*at, *len)].fill(0);
+            }
+            Command::BlockStatus { at, len, .. } => return Answer::Extents(self.extents(*at, *len)),
+            Command::Flush => {}
+        }
+        Answer::Done
+    }
+
+    fn extents(&self, at: u64, len: u32) -> Vec<Extent> {
+        let holes = &self.holes[(at / 512) as usize..((at + u64::from(len)) / 512) as usize];
+        let alike = holes.chunk_by(|a, b| a == b);
+        alike
+            .map(|run| Extent { bytes: run.len() as u32 * 512, hole: run[0], zero: run[0] })
+            .collect()
+    }
+}
+
+/// The bytes of an option.
+pub(crate) fn option(option: Opt, data: &[u8]) -> Vec<u8> {
+    let header = OptionHeader {
+        magic: OPTION_MAGIC.into(),
+        option: option.0.into(),
+        length: (data.len() as u32).into(),
+    };
+    [header.as_bytes(), data].concat()
+}
+
+/// A string with its length.
+pub(crate) fn string(text: &str) -> Vec<u8> {
+    [&(text.len() as u32).to_be_bytes()[..], text.as_bytes()].concat()
+}
+
+/// Data of `NBD_OPT_GO` and `NBD_OPT_INFO`.
+pub(crate) fn go(name: &str, wanted: &[u16]) -> Vec<u8> {
+    let mut data = string(name);
+    data.extend((wanted.len() as u16).to_be_bytes());
+    wanted.iter().for_each(|w| data.extend(w.to_be_bytes()));
+    data
+}
+
+/// Data of the options about metadata.
+pub(crate) fn queries(name: &str, queries: &[&str]) -> Vec<u8> {
+    let mut data = string(name);
+    data.extend((queries.len() as u32).to_be_bytes());
+    queries.iter().for_each(|q| data.extend(string(q)));
+    data
+}
+
+pub(crate) fn request(kind: u16, flags: u16, cookie: u64, at: u64, len: u32) -> Vec<u8> {
+    let request = Request {
+        magic: REQUEST_MAGIC.into(),
+        flags: flags.into(),
+        kind: kind.into(),
+        cookie: cookie.into(),
+        offset: at.into(),
+        length: len.into(),
+    };
+    request.as_bytes().to_vec()
+}
+
+/// Replies to options.
+pub(crate) fn replies(mut bytes: &[u8]) -> Vec<(Opt, Rep, Vec<u8>)> {
+    let mut out = Vec::new();
+    while !bytes.is_empty() {
+        let (reply, rest) = OptionReply::read_from_prefix(bytes).unwrap();
+        assert_eq!(reply.magic.get(), REPLY_MAGIC);
+        let (data, rest) = rest.split_at(reply.length.get() as usize);
+        out.push((Opt(reply.option.get()), Rep(reply.kind.get()), data.to_vec()));
+        bytes = rest;
+    }
+    out
+}
