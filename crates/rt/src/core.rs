@@ -142,6 +142,32 @@ impl Core {
         dispatch!(self, s => s.dial(to).await)
     }
 
+    /// Listens at a Unix socket, which only this user may connect to (mode 0600). It is removed with the listener. One
+    /// that a process has left behind that is no more is replaced.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AddrInUse`] if somebody listens there, [`io::ErrorKind::AlreadyExists`] if something
+    /// else than a socket is there; what the system reports. Simulated cores have no Unix sockets.
+    pub async fn listen_unix(&self, at: &Path) -> io::Result<Listener> {
+        match &self.0.system {
+            System::Real(s) => s.listen_unix(at).await,
+            #[cfg(feature = "sim")]
+            System::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Connects to a Unix socket.
+    ///
+    /// # Errors
+    /// What the system reports. Simulated cores have no Unix sockets.
+    pub async fn dial_unix(&self, to: &Path) -> io::Result<Stream> {
+        match &self.0.system {
+            System::Real(s) => s.dial_unix(to).await,
+            #[cfg(feature = "sim")]
+            System::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
     /// Takes over a connection that another core gave up ([`Stream::detach`]).
     ///
     /// # Errors

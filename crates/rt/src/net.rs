@@ -1,18 +1,22 @@
-//! TCP: listeners and streams, real or simulated, under tokio's traits.
+//! TCP, real or simulated, and Unix sockets: listeners and streams under tokio's traits.
+
+mod local;
 
 use std::fmt;
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 
 use crate::real::Pulse;
 #[cfg(feature = "sim")]
 use crate::sim::net::{DetachedSim, SimListener, SimStream};
+use local::LocalListener;
 
 /// How to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +41,13 @@ pub struct Listener(ListenerKind);
 #[derive(Debug)]
 enum ListenerKind {
     Tcp(TcpListener, Rc<Pulse>),
+    Unix(LocalListener, Rc<Pulse>),
     #[cfg(feature = "sim")]
     Sim(SimListener),
 }
+
+/// What stands for the address of a Unix socket, which has none: `0.0.0.0:0`.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 impl Listener {
     /// Listens on real TCP. The address may be one that an earlier process has just left.
@@ -53,12 +61,17 @@ impl Listener {
         Ok(Self(ListenerKind::Tcp(socket.listen(how.backlog)?, pulse)))
     }
 
+    /// Listens at a Unix socket.
+    pub(crate) async fn unix(at: &Path, backlog: u32, pulse: Rc<Pulse>) -> io::Result<Self> {
+        Ok(Self(ListenerKind::Unix(LocalListener::bind(at, backlog).await?, pulse)))
+    }
+
     #[cfg(feature = "sim")]
     pub(crate) fn sim(listener: SimListener) -> Self {
         Self(ListenerKind::Sim(listener))
     }
 
-    /// The next connection and where it comes from.
+    /// The next connection and where it comes from: the unspecified address, at a Unix socket.
     ///
     /// # Errors
     /// What the system reports. Errors of one connection (it was gone before it was accepted) and
@@ -69,6 +82,10 @@ impl Listener {
                 let (stream, from) = listener.accept().await?;
                 Ok((Stream::tcp(stream, Rc::clone(pulse))?, from))
             }
+            ListenerKind::Unix(listener, pulse) => {
+                let stream = StreamKind::Unix(listener.accept().await?, Rc::clone(pulse));
+                Ok((Stream(stream), NOWHERE))
+            }
             #[cfg(feature = "sim")]
             ListenerKind::Sim(listener) => {
                 let (stream, from) = listener.accept().await?;
@@ -77,26 +94,29 @@ impl Listener {
         }
     }
 
-    /// The address listened on, with the port the system chose where none was given.
+    /// The address listened on, with the port the system chose where none was given; the unspecified one, at
+    /// a Unix socket.
     ///
     /// # Errors
     /// What the system reports.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             ListenerKind::Tcp(listener, _) => listener.local_addr(),
+            ListenerKind::Unix(..) => Ok(NOWHERE),
             #[cfg(feature = "sim")]
             ListenerKind::Sim(listener) => listener.local_addr(),
         }
     }
 }
 
-/// A TCP connection on this core. Small writes are sent at once (no Nagle delay).
+/// A connection on this core, by TCP or a Unix socket. Small writes are sent at once (no Nagle delay).
 #[derive(Debug)]
 pub struct Stream(StreamKind);
 
 #[derive(Debug)]
 enum StreamKind {
     Tcp(TcpStream, Rc<Pulse>),
+    Unix(UnixStream, Rc<Pulse>),
     #[cfg(feature = "sim")]
     Sim(SimStream),
 }
@@ -112,30 +132,36 @@ impl Stream {
         Self::tcp(socket.connect(to).await?, pulse)
     }
 
+    pub(crate) async fn dial_unix(to: &Path, pulse: Rc<Pulse>) -> io::Result<Self> {
+        Ok(Self(StreamKind::Unix(UnixStream::connect(to).await?, pulse)))
+    }
+
     #[cfg(feature = "sim")]
     pub(crate) fn sim(stream: SimStream) -> Self {
         Self(StreamKind::Sim(stream))
     }
 
-    /// The other end's address.
+    /// The other end's address; the unspecified one, at a Unix socket.
     ///
     /// # Errors
     /// What the system reports; the connection may be gone.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             StreamKind::Tcp(s, _) => s.peer_addr(),
+            StreamKind::Unix(..) => Ok(NOWHERE),
             #[cfg(feature = "sim")]
             StreamKind::Sim(s) => s.peer_addr(),
         }
     }
 
-    /// Our end's address.
+    /// Our end's address; the unspecified one, at a Unix socket.
     ///
     /// # Errors
     /// What the system reports.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             StreamKind::Tcp(s, _) => s.local_addr(),
+            StreamKind::Unix(..) => Ok(NOWHERE),
             #[cfg(feature = "sim")]
             StreamKind::Sim(s) => s.local_addr(),
         }
@@ -143,13 +169,14 @@ impl Stream {
 
     /// From now on the connection is reset when this is dropped, and what the system still holds of what was
     /// written is not sent: for a peer that must not hear of it any more. (A simulated one is closed as
-    /// ever: what was written to it is on its way.)
+    /// ever: what was written to it is on its way; and so is one by a Unix socket, where that has arrived.)
     ///
     /// # Errors
     /// What the system reports.
     pub fn reset_on_drop(&self) -> io::Result<()> {
         match &self.0 {
             StreamKind::Tcp(s, _) => s.set_zero_linger(),
+            StreamKind::Unix(..) => Ok(()),
             #[cfg(feature = "sim")]
             StreamKind::Sim(_) => Ok(()),
         }
@@ -163,6 +190,7 @@ impl Stream {
     pub fn detach(self) -> io::Result<DetachedStream> {
         match self.0 {
             StreamKind::Tcp(s, _) => Ok(DetachedStream(Detached::Tcp(s.into_std()?))),
+            StreamKind::Unix(s, _) => Ok(DetachedStream(Detached::Unix(s.into_std()?))),
             #[cfg(feature = "sim")]
             StreamKind::Sim(s) => Ok(DetachedStream(Detached::Sim(s.detach()))),
         }
@@ -172,6 +200,9 @@ impl Stream {
         match detached.0 {
             Detached::Tcp(s) => {
                 Ok(Self(StreamKind::Tcp(TcpStream::from_std(s)?, Rc::clone(pulse))))
+            }
+            Detached::Unix(s) => {
+                Ok(Self(StreamKind::Unix(UnixStream::from_std(s)?, Rc::clone(pulse))))
             }
             #[cfg(feature = "sim")]
             Detached::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
@@ -185,7 +216,7 @@ impl DetachedStream {
     pub(crate) fn into_sim(self) -> io::Result<DetachedSim> {
         match self.0 {
             Detached::Sim(s) => Ok(s),
-            Detached::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
+            Detached::Tcp(_) | Detached::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
@@ -195,6 +226,7 @@ pub struct DetachedStream(Detached);
 
 enum Detached {
     Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
     #[cfg(feature = "sim")]
     Sim(DetachedSim),
 }
@@ -218,6 +250,10 @@ macro_rules! forward {
                 let $s = Pin::new(s);
                 $call
             }
+            StreamKind::Unix(s, _) => {
+                let $s = Pin::new(s);
+                $call
+            }
             #[cfg(feature = "sim")]
             StreamKind::Sim(s) => {
                 let $s = Pin::new(s);
@@ -233,18 +269,17 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().0 {
-            StreamKind::Tcp(s, pulse) => {
-                let before = buf.filled().len();
-                let polled = Pin::new(s).poll_read(cx, buf);
-                if buf.filled().len() > before {
-                    pulse.active();
-                }
-                polled
-            }
+        let before = buf.filled().len();
+        let (polled, pulse) = match &mut self.get_mut().0 {
+            StreamKind::Tcp(s, pulse) => (Pin::new(s).poll_read(cx, buf), pulse),
+            StreamKind::Unix(s, pulse) => (Pin::new(s).poll_read(cx, buf), pulse),
             #[cfg(feature = "sim")]
-            StreamKind::Sim(s) => Pin::new(s).poll_read(cx, buf),
+            StreamKind::Sim(s) => return Pin::new(s).poll_read(cx, buf),
+        };
+        if buf.filled().len() > before {
+            pulse.active();
         }
+        polled
     }
 }
 

@@ -1,85 +1,115 @@
-//! Sockets in the file system and events of other processes, on a real core.
+//! Unix sockets: who may connect, who takes whose place, what is left.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
+use std::fs;
 use std::io::ErrorKind;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 
-use rt::local::Signal;
-use rt::{Core, Cores, CoresConfig};
-use tokio::time::timeout;
-
-const PATIENCE: Duration = Duration::from_secs(20);
-const A_WHILE: Duration = Duration::from_millis(30);
+use common::{Dir, config, wait};
+use rt::{Core, Cores, DiskEngine};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn on_core<Fut: Future<Output = ()> + 'static>(f: impl FnOnce(Core) -> Fut + Send + 'static) {
-    let cores = Cores::start(&CoresConfig::default()).unwrap();
-    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let result = wait.block_on(cores.handles()[0].run(f));
+    common::on_core(DiskEngine::Pool, f);
+}
+
+#[test]
+fn bytes_go_to_and_fro_and_the_file_goes_with_the_listener() {
+    let dir = Dir::in_memory();
+    let at = dir.file("socket");
+    let path = at.clone();
+    on_core(async move |core| {
+        let listener = core.listen_unix(&path).await.unwrap();
+        let mode = fs::symlink_metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        let mut client = core.dial_unix(&path).await.unwrap();
+        let (mut server, from) = listener.accept().await.unwrap();
+        assert!(from.ip().is_unspecified() && client.peer_addr().unwrap().ip().is_unspecified());
+        client.write_all(b"there").await.unwrap();
+        let mut got = [0; 5];
+        server.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"there");
+        server.write_all(b"back").await.unwrap();
+        drop((server, listener));
+        let mut got = Vec::new();
+        client.read_to_end(&mut got).await.unwrap();
+        assert_eq!(got, b"back");
+        let refused = core.dial_unix(&path).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::NotFound);
+    });
+    assert!(!at.exists());
+}
+
+#[test]
+fn a_connection_moves_to_another_core() {
+    let dir = Dir::in_memory();
+    let path = dir.file("socket");
+    let cores = Cores::start(&config(2)).unwrap();
+    let served = cores.handles()[0].run(|core| async move {
+        let listener = core.listen_unix(&path).await.unwrap();
+        let mut client = core.dial_unix(&path).await.unwrap();
+        let moved = listener.accept().await.unwrap().0.detach().unwrap();
+        let serve = move |core: Core| async move {
+            core.attach(moved).unwrap().write_all(&[core.id() as u8]).await.unwrap();
+        };
+        core.peers()[1].post(serve).await.unwrap();
+        client.read_u8().await.unwrap()
+    });
+    assert_eq!(wait(served).unwrap(), 1);
     cores.stop_now();
-    result.expect("the test's core panicked, see above");
-}
-
-/// What stands in for an eventfd here: a pipe is one that counts bytes.
-fn pipe() -> (OwnedFd, OwnedFd) {
-    let (ours, theirs) = std::io::pipe().unwrap();
-    (ours.into(), theirs.into())
 }
 
 #[test]
-fn an_event_is_awaited() {
-    on_core(async |core| {
-        let (ours, theirs) = pipe();
-        let (event, signal) = (core.event(ours).unwrap(), Signal::new(theirs).unwrap());
-        assert!(timeout(A_WHILE, event.given()).await.is_err(), "nobody has given it");
-        let giver = std::thread::scope(|s| s.spawn(|| signal.give()).join());
-        giver.unwrap();
-        timeout(PATIENCE, event.given()).await.unwrap().unwrap();
-        assert!(timeout(A_WHILE, event.given()).await.is_err(), "it was given once");
-        drop(signal);
-        let gone = timeout(PATIENCE, event.given()).await.unwrap().unwrap_err();
-        assert_eq!(gone.kind(), ErrorKind::UnexpectedEof, "and never again");
+fn what_a_dead_process_has_left_is_replaced() {
+    let dir = Dir::in_memory();
+    let at = dir.file("socket");
+    drop(UnixListener::bind(&at).unwrap());
+    assert!(at.exists(), "the file outlives its listener");
+    let path = at.clone();
+    on_core(async move |core| {
+        let listener = core.listen_unix(&path).await.unwrap();
+        let (dialled, accepted) = tokio::join!(core.dial_unix(&path), listener.accept());
+        assert!(dialled.is_ok() && accepted.is_ok());
     });
+    assert!(!at.exists());
+    assert_eq!(fs::read_dir(at.parent().unwrap()).unwrap().count(), 0, "nothing is left beside it");
 }
 
-/// A giver never waits, and whoever waits never spins.
 #[test]
-fn what_is_full_has_been_given() {
-    on_core(async |core| {
-        let (ours, theirs) = pipe();
-        let signal = Signal::new(theirs).unwrap();
-        (0..20_000).for_each(|_| signal.give());
-        core.event(ours).unwrap().given().await.unwrap();
-        let file = tempfile();
-        assert_eq!(core.event(file).unwrap_err().kind(), ErrorKind::PermissionDenied);
+fn who_listens_is_left_alone_and_named() {
+    let dir = Dir::in_memory();
+    let (at, file) = (dir.file("socket"), dir.file("file"));
+    let living = UnixListener::bind(&at).unwrap();
+    fs::write(&file, "precious").unwrap();
+    let (path, other) = (at.clone(), file.clone());
+    on_core(async move |core| {
+        let refused = core.listen_unix(&path).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+        assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
+        let refused = core.listen_unix(&other).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AlreadyExists);
+        let missing = core.listen_unix(&other.join("below")).await.unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotADirectory);
     });
-}
-
-fn tempfile() -> OwnedFd {
-    std::fs::File::open(std::env::current_exe().unwrap()).unwrap().into()
+    assert!(at.exists() && living.local_addr().is_ok());
+    assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
 }
 
 #[test]
-fn a_socket_is_replaced_only_where_nobody_listens() {
-    on_core(async |core| {
-        let name = format!("rt-local-{}-{}", std::process::id(), core.random_u64());
-        let path = std::env::temp_dir().join(name);
-        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        assert!(path.exists(), "it was left behind");
-        let listener = core.listen_local(&path).unwrap();
-        let taken = core.listen_local(&path).unwrap_err();
-        assert_eq!(taken.kind(), ErrorKind::AddrInUse);
-        // That look was a connection, too.
-        let first = listener.accept().await.unwrap();
+fn a_successor_keeps_its_file() {
+    let dir = Dir::in_memory();
+    let at = dir.file("socket");
+    let path = at.clone();
+    on_core(async move |core| {
+        let first = core.listen_unix(&path).await.unwrap();
+        fs::rename(&path, path.with_extension("old")).unwrap();
+        let second = core.listen_unix(&path).await.unwrap();
         drop(first);
-        let there = UnixStream::connect(&path).unwrap();
-        let here = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
-        drop((here, there));
-        drop(listener);
-        assert!(!path.exists(), "it goes with the listener");
-        std::fs::write(&path, "a file").unwrap();
-        assert_eq!(core.listen_local(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
-        std::fs::remove_file(&path).unwrap();
+        assert!(core.dial_unix(&path).await.is_ok(), "the second one still listens there");
+        drop(second);
+        assert!(!path.exists());
     });
 }

@@ -94,6 +94,14 @@ impl RealCore {
         Stream::dial_tcp(to, Rc::clone(&self.pulse)).await
     }
 
+    pub(crate) async fn listen_unix(&self, at: &Path) -> io::Result<Listener> {
+        Listener::unix(at, ListenOptions::default().backlog, Rc::clone(&self.pulse)).await
+    }
+
+    pub(crate) async fn dial_unix(&self, to: &Path) -> io::Result<Stream> {
+        Stream::dial_unix(to, Rc::clone(&self.pulse)).await
+    }
+
     pub(crate) fn attach(&self, stream: DetachedStream) -> io::Result<Stream> {
         Stream::attach(stream, &self.pulse)
     }
