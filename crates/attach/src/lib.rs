@@ -6,5 +6,10 @@
 //! Several front ends may serve one volume at once, as the volume puts overlapping commands in order.
 //!
 //! * [`vhost_user`]: disks of virtual machines, by shared memory.
+//! * [`nbd`]: NBD at a Unix socket or by TCP (`docs/rfd/0025-nbd.md`).
 
+pub mod nbd;
+mod ordered;
 pub mod vhost_user;
+
+pub use ordered::Ordered;

@@ -8,7 +8,10 @@
 //!  Layer                     └─ …                one task each
 //! ```
 //!
+//! [`nbd`] reaches the exports of NBD servers.
+//!
 //! What is decided, and what a broken or hostile controller can do to whom, is in
 //! `docs/rfd/0021-the-initiator.md`.
 
+pub mod nbd;
 pub mod nvme;

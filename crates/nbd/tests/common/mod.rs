@@ -201,7 +201,9 @@ impl Served {
                 mark(*at, (*len).into(), false);
                 self.disk[part(*at, *len)].fill(0);
             }
-            Command::BlockStatus { at, len, .. } => return Answer::Extents(self.extents(*at, *len)),
+            Command::BlockStatus { at, len, .. } => {
+                return Answer::Extents(self.extents(*at, *len));
+            }
             Command::Flush => {}
         }
         Answer::Done

@@ -1,0 +1,329 @@
+//! Our server and our client over sockets, on real cores.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "nbd/common.rs"]
+mod common;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use attach::nbd::Options as Served;
+use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
+use block::testing::faulty::{Effect, Faults, Kind, Rule};
+use block::testing::{Client, Rng};
+use block::{Dev, Error, MemOptions, Pool};
+use common::{Site, on_core};
+use initiator::nbd::{ConnectError, Disk, End, Options};
+use nbd::client;
+use nbd::message::{Rep, flag};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+struct Remote {
+    dir: TempDir,
+    core: rt::Core,
+    pool: Pool,
+    block_size: u32,
+    connections: u16,
+    last: RefCell<Option<Site>>,
+}
+
+impl Remote {
+    fn faults(&self) -> Faults {
+        self.last.borrow().as_ref().unwrap().faults.clone()
+    }
+}
+
+impl Subject for Remote {
+    fn pool(&self) -> Pool {
+        self.pool.clone()
+    }
+
+    async fn fresh(&self) -> Dev {
+        let mem = MemOptions::new(self.block_size, MIN_BYTES / u64::from(self.block_size));
+        let mem = MemOptions { volatile_cache: true, ..mem };
+        let site = Site::unix(&self.core, self.dir.path(), mem, Served::new("disk")).await;
+        let options = Options { connections: self.connections, ..Options::new("disk") };
+        let disk = site.connect(&options).await;
+        assert_eq!(disk.connections(), usize::from(self.connections));
+        self.last.replace(Some(site));
+        Dev::shared(disk)
+    }
+
+    async fn grow(&self) -> bool {
+        // NBD cannot tell of it.
+        false
+    }
+
+    async fn space_used(&self) -> Option<u64> {
+        Some(self.last.borrow().as_ref().unwrap().mem.space_used())
+    }
+
+    /// The server lives, and what its device has cached is lost: a client could not tell, so it connects anew.
+    async fn cut_power(&self, seed: u64) -> Option<Dev> {
+        let mut rng = Rng::new(seed);
+        let site = self.last.take().unwrap();
+        site.mem.cut_power(|n| rng.below(n as u64) as usize);
+        let options = Options { connections: self.connections, ..Options::new("disk") };
+        let disk = site.connect(&options).await;
+        self.last.replace(Some(site));
+        Some(Dev::shared(disk))
+    }
+
+    async fn fail_next(&self, kind: Kind, error: Error) -> bool {
+        self.faults().add(Rule::new(Effect::Fail(error)).on(&[kind]).times(1));
+        true
+    }
+}
+
+fn conforms(block_size: u32, connections: u16) {
+    on_core(async move |core| {
+        let pool = Pool::new(MIN_POOL).unwrap();
+        let dir = TempDir::new().unwrap();
+        let last = RefCell::default();
+        let subject = Remote { dir, core, pool, block_size, connections, last };
+        conformance::check(&subject, 1).await;
+    });
+}
+
+#[test]
+fn a_disk_conforms() {
+    conforms(512, 1);
+}
+
+#[test]
+fn a_disk_of_large_blocks_conforms() {
+    conforms(4096, 1);
+}
+
+#[test]
+fn a_disk_by_several_connections_conforms() {
+    conforms(512, 3);
+}
+
+fn small() -> MemOptions {
+    MemOptions::new(512, 1 << 14)
+}
+
+#[test]
+fn what_is_told_is_what_there_is() {
+    on_core(async |core| {
+        let site = Site::tcp(&core, small(), Served::new("disk")).await;
+        let disk = site.connect(&Options::new("")).await;
+        let agreed = disk.agreed();
+        assert_eq!(
+            (agreed.bytes, agreed.sizes.minimum, agreed.sizes.preferred),
+            (1 << 23, 512, 4096)
+        );
+        assert!(agreed.structured && agreed.maps && agreed.abilities.has(flag::CAN_MULTI_CONN));
+        assert!(agreed.abilities.has(flag::SEND_TRIM | flag::SEND_FUA | flag::SEND_FLUSH));
+        let refused = Disk::connect(&core, &site.at, &Options::new("other")).await.unwrap_err();
+        let unknown = End::Machine(client::End::Refused(Rep::ErrUnknown));
+        assert_eq!(refused, ConnectError::Ended(unknown));
+        let read_only = Served { read_only: true, ..Served::new("disk") };
+        let site = Site::tcp(&core, small(), read_only).await;
+        let disk = site.connect(&Options::new("disk")).await;
+        let client = Client::new(&Dev::shared(disk), &Pool::new(1 << 20).unwrap());
+        assert!(client.dev().info().read_only);
+        assert_eq!(client.write(0, &[1; 512], false).await, Err(Error::ReadOnly));
+        assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [0; 512]);
+    });
+}
+
+/// What is longer than the device takes at once is split, whatever its kind.
+#[test]
+fn long_requests_are_split() {
+    on_core(async |core| {
+        let site = Site::tcp(&core, MemOptions::new(512, 1 << 15), Served::new("disk")).await;
+        let disk = Dev::shared(site.connect(&Options::new("disk")).await);
+        // An eighth of the core's memory; the device takes 1 MiB.
+        let most = disk.info().max_transfer_blocks;
+        assert_eq!(u64::from(most) * 512, common::POOL as u64 / 8);
+        let client = Client::new(&disk, &Pool::new(64 << 20).unwrap());
+        let data: Vec<u8> = (0..most as usize * 512).map(|i| (i / 512 + i) as u8).collect();
+        client.write(3, &data, true).await.unwrap();
+        assert!(client.read(3, most).await.unwrap().to_vec() == data);
+        client.zero(3, most, true).await.unwrap();
+        assert!(client.read(3, most).await.unwrap().to_vec().iter().all(|b| *b == 0));
+        assert_eq!(site.dev.stats().writes, 8);
+    });
+}
+
+/// Many who write and read the same blocks: `Dev` panics if what overlaps runs at once.
+#[test]
+fn what_overlaps_never_runs_at_once() {
+    on_core(async |core| {
+        let site = Site::tcp(&core, small(), Served::new("disk")).await;
+        // Holds each operation back, so that others arrive meanwhile.
+        let slow = Rule::new(Effect::Delay(Duration::ZERO, Duration::from_millis(2)))
+            .with_probability(0.5);
+        site.faults.add(slow);
+        let tasks = (0..8u64).map(|n| {
+            let (core, at) = (core.clone(), site.at.clone());
+            tokio::task::spawn_local(async move {
+                let disk = Disk::connect(&core, &at, &Options::new("")).await.unwrap();
+                let client = Client::new(&Dev::shared(disk), &Pool::new(1 << 20).unwrap());
+                let mut rng = Rng::new(n);
+                for _ in 0..60 {
+                    let (at, blocks) = (rng.below(8), 1 + rng.below(8) as u32);
+                    match rng.below(4) {
+                        0 => drop(client.read(at, blocks).await.unwrap()),
+                        1 => client.zero(at, blocks, rng.one_in(2)).await.unwrap(),
+                        2 => client.flush().await.unwrap(),
+                        _ => {
+                            let data = vec![n as u8; blocks as usize * 512];
+                            client.write(at, &data, rng.one_in(3)).await.unwrap();
+                        }
+                    }
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        assert!(site.faults.struck() > 50);
+    });
+}
+
+#[test]
+fn a_disk_whose_connection_is_lost_is_gone_for_ever() {
+    on_core(async |core| {
+        for connections in [1, 3] {
+            let mut site = Site::tcp(&core, small(), Served::new("disk")).await;
+            let options = Options { connections, ..Options::new("disk") };
+            let disk = site.connect(&options).await;
+            let client = Client::new(&Dev::shared(Rc::clone(&disk)), &Pool::new(1 << 20).unwrap());
+            client.write(0, &[7; 512], false).await.unwrap();
+            // It is told, but only to who asks: the server lets go of clients that owe nothing.
+            site.stop().await.unwrap();
+            assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone));
+            assert_eq!(client.flush().await, Err(Error::Gone));
+            assert!(disk.is_gone());
+            let refused = Disk::connect(&core, &site.at, &options).await.unwrap_err();
+            assert_eq!(refused, ConnectError::Dial(std::io::ErrorKind::ConnectionRefused));
+        }
+    });
+}
+
+/// What had begun when the server was told to stop is answered, and what was written is durable.
+#[test]
+fn a_server_that_stops_answers_what_has_begun_and_flushes() {
+    on_core(async |core| {
+        let mem = MemOptions { volatile_cache: true, ..small() };
+        let mut site = Site::tcp(&core, mem, Served::new("disk")).await;
+        let disk = site.connect(&Options::new("disk")).await;
+        let client = Rc::new(Client::new(&Dev::shared(disk), &Pool::new(1 << 20).unwrap()));
+        const HELD: Duration = Duration::from_millis(200);
+        site.faults.add(Rule::new(Effect::Delay(HELD, HELD)).on(&[Kind::Write]));
+        let writes = Rc::clone(&client);
+        let write =
+            tokio::task::spawn_local(async move { writes.write(9, &[9; 512], false).await });
+        while site.dev.stats().in_flight == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        site.stop().await.unwrap();
+        assert_eq!(write.await.unwrap(), Ok(()));
+        site.mem.cut_power(|_| 0);
+        let reads = Client::new(&site.dev, &Pool::new(1 << 20).unwrap());
+        assert_eq!(reads.read(9, 1).await.unwrap().to_vec(), [9; 512]);
+    });
+}
+
+#[test]
+fn the_last_flush_that_fails_is_told() {
+    on_core(async |core| {
+        let mut site = Site::tcp(&core, small(), Served::new("disk")).await;
+        site.faults.add(Rule::new(Effect::Fail(Error::Gone)).on(&[Kind::Flush]));
+        let failed = site.stop().await.unwrap_err();
+        assert!(failed.to_string().contains("may be lost"), "{failed}");
+    });
+}
+
+/// Those who have chosen nothing make room; those who have are left alone.
+#[test]
+fn who_is_too_many_is_refused_or_takes_the_place_of_an_idler() {
+    on_core(async |core| {
+        let served = Served { connections: 2, ..Served::new("disk") };
+        let site = Site::tcp(&core, small(), served).await;
+        let nbd::Address::Tcp(at) = site.at else { panic!("TCP") };
+        let mut idler = core.dial(at).await.unwrap();
+        let first = site.connect(&Options::new("disk")).await;
+        let second = site.connect(&Options::new("disk")).await;
+        let mut greeting = Vec::new();
+        idler.read_to_end(&mut greeting).await.unwrap();
+        assert_eq!(greeting.len(), 18, "the idler has had its greeting, and had to go");
+        let third = Disk::connect(&core, &site.at, &Options::new("disk")).await;
+        assert!(matches!(third, Err(ConnectError::Ended(_))), "{third:?}");
+        assert!(!first.is_gone() && !second.is_gone());
+        drop(first);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(Disk::connect(&core, &site.at, &Options::new("disk")).await.is_ok());
+    });
+}
+
+/// A write whose data does not come holds memory for so long and no longer; nobody else waits for it.
+#[test]
+fn a_client_that_stalls_is_let_go_and_its_memory_comes_back() {
+    on_core(async |core| {
+        let served = Served { receive_timeout: Duration::from_millis(300), ..Served::new("disk") };
+        let site = Site::tcp(&core, small(), served).await;
+        let nbd::Address::Tcp(at) = site.at else { panic!("TCP") };
+        let mut stalls = core.dial(at).await.unwrap();
+        let mut sent = 1u32.to_be_bytes().to_vec();
+        sent.extend(b"IHAVEOPT");
+        sent.extend([0, 0, 0, 1, 0, 0, 0, 0]);
+        sent.extend([0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]);
+        sent.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 7, 7]);
+        stalls.write_all(&sent).await.unwrap();
+        let free = || core.pool().usage().total - core.pool().usage().free;
+        while free() < 1 << 20 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let disk = site.connect(&Options::new("disk")).await;
+        let client = Client::new(&Dev::shared(disk), &Pool::new(1 << 20).unwrap());
+        client.write(0, &[1; 512], false).await.unwrap();
+        let mut greeting = Vec::new();
+        stalls.read_to_end(&mut greeting).await.unwrap();
+        assert_eq!(greeting.len(), 18 + 10 + 124);
+        while free() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(core.pool().usage().overdrafts, 0);
+        assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [1; 512]);
+    });
+}
+
+/// A panic in the layer fails its command, and nothing else.
+#[test]
+fn a_panic_below_fails_its_command_alone() {
+    struct Panics(Cell<bool>, block::Mem);
+    impl block::Layer for Panics {
+        fn name(&self) -> &'static str {
+            "panics"
+        }
+        fn info(&self) -> block::Info {
+            self.1.info()
+        }
+        async fn submit(&self, op: block::Op, ctx: block::Ctx) -> Result<block::Bufs, Error> {
+            if let block::Op::Write { .. } = op {
+                assert!(self.0.replace(true), "as planned");
+            }
+            block::Layer::submit(&self.1, op, ctx).await
+        }
+    }
+    on_core(async |core| {
+        let dev = common::dev(Panics(Cell::new(false), block::Mem::new(small())));
+        let disk = attach::Ordered::new(dev);
+        let at = nbd::Address::Tcp("127.0.0.1:0".parse().unwrap());
+        let server = attach::nbd::Server::bind(&core, &disk, &at, Served::new("x")).await.unwrap();
+        let at = nbd::Address::Tcp(server.local_addr().unwrap());
+        tokio::task::spawn_local(server.run(std::future::pending()));
+        let disk = Disk::connect(&core, &at, &Options::new("x")).await.unwrap();
+        let client = Client::new(&Dev::shared(disk), &Pool::new(1 << 20).unwrap());
+        let failed = client.write(0, &[1; 512], false).await.unwrap_err();
+        assert!(matches!(failed, Error::Unwritable { .. }), "{failed}");
+        client.write(0, &[2; 512], false).await.unwrap();
+        assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [2; 512]);
+    });
+}

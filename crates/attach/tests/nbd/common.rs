@@ -1,0 +1,88 @@
+//! A server of a device in memory, on a real core.
+#![allow(clippy::unwrap_used, dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use attach::Ordered;
+use attach::nbd::{Options, Server};
+use block::testing::faulty::{Faults, Faulty};
+use block::{Dev, Layer, Mem, MemOptions};
+use nbd::Address;
+use rt::{Core, Cores, CoresConfig};
+use tokio::sync::Notify;
+use tokio::task::{JoinHandle, spawn_local};
+
+/// Buffer memory of the core in bytes.
+pub(crate) const POOL: usize = 64 << 20;
+
+pub(crate) fn on_core<Fut: Future<Output = ()> + 'static>(
+    f: impl FnOnce(Core) -> Fut + Send + 'static,
+) {
+    let config =
+        CoresConfig { cpus: vec![None], pool_bytes_per_core: POOL, ..CoresConfig::default() };
+    let cores = Cores::start(&config).unwrap();
+    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let result = wait.block_on(cores.handles()[0].run(f));
+    cores.stop_now();
+    result.expect("the test's core panicked, see above");
+}
+
+/// A server that runs.
+pub(crate) struct Site {
+    pub(crate) core: Core,
+    pub(crate) at: Address,
+    pub(crate) mem: Rc<Mem>,
+    pub(crate) faults: Faults,
+    pub(crate) dev: Dev,
+    stop: Rc<Notify>,
+    run: Option<JoinHandle<Result<(), attach::nbd::ServeError>>>,
+}
+
+impl Site {
+    /// At a Unix socket in `dir`.
+    pub(crate) async fn unix(core: &Core, dir: &Path, mem: MemOptions, options: Options) -> Self {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path: PathBuf = dir.join(format!("nbd-{number}.sock"));
+        Self::at(core, Address::Unix(path), mem, options).await
+    }
+
+    /// At a port of the loopback.
+    pub(crate) async fn tcp(core: &Core, mem: MemOptions, options: Options) -> Self {
+        Self::at(core, Address::Tcp("127.0.0.1:0".parse().unwrap()), mem, options).await
+    }
+
+    async fn at(core: &Core, at: Address, mem: MemOptions, options: Options) -> Self {
+        let mem = Rc::new(Mem::new(mem));
+        let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
+        let disk = Ordered::new(dev.clone());
+        let server = Server::bind(core, &disk, &at, options).await.unwrap();
+        let at = match at {
+            Address::Tcp(_) => Address::Tcp(server.local_addr().unwrap()),
+            unix => unix,
+        };
+        let stop = Rc::new(Notify::new());
+        let told = Rc::clone(&stop);
+        let run = spawn_local(server.run(async move { told.notified().await }));
+        Self { core: core.clone(), at, mem, faults, dev, stop, run: Some(run) }
+    }
+
+    /// Stops the server, and waits until it has.
+    pub(crate) async fn stop(&mut self) -> Result<(), attach::nbd::ServeError> {
+        self.stop.notify_one();
+        self.run.take().expect("stopped once").await.unwrap()
+    }
+
+    pub(crate) async fn connect(
+        &self,
+        options: &initiator::nbd::Options,
+    ) -> Rc<initiator::nbd::Disk> {
+        initiator::nbd::Disk::connect(&self.core, &self.at, options).await.unwrap()
+    }
+}
+
+/// A device that counts nothing and does what it is told.
+pub(crate) fn dev(layer: impl Layer) -> Dev {
+    Dev::new(layer)
+}
