@@ -54,14 +54,11 @@ impl Ordered {
     pub async fn read(&self, range: Blocks, account: &Account) -> Result<Bufs, Error> {
         self.check(range)?;
         let info = self.info();
-        let bytes = |blocks: u64| {
-            let bytes = blocks.saturating_mul(u64::from(info.block_size));
-            usize::try_from(bytes).unwrap_or(usize::MAX)
-        };
         let most = u64::from(info.max_transfer_blocks);
-        let (whole, rest) = (range.count / most, bytes(range.count % most));
-        let whole = bytes(most).next_multiple_of(PAGE).saturating_mul(bytes(whole) / bytes(1));
-        let memory = whole.saturating_add(rest.next_multiple_of(PAGE));
+        let memory = pieces(range, most).fold(0usize, |sum, (_, blocks)| {
+            let bytes = blocks as usize * info.block_size as usize;
+            sum.saturating_add(bytes.next_multiple_of(PAGE))
+        });
         // All of it before it begins: what is read of the first pieces is held until the last has come.
         let ctx = self.ctx(memory, Class::Read, account).await?;
         let lock = self.locks.enter(range, false);

@@ -36,6 +36,13 @@ pub(crate) const ISNS: &[Package] =
 /// Other implementations of TLS with keys.
 pub(crate) const TLS: &[Package] =
     &[package("openssl", "openssl"), package("gnutls-bin", "gnutls-cli")];
+/// Other implementations of NBD, of both ends.
+pub(crate) const NBD: &[Package] = &[
+    package("nbdkit", "nbdkit"),
+    package("libnbd-bin", "nbdcopy"),
+    package("qemu-utils", "qemu-nbd"),
+    package("fio", "fio"),
+];
 /// Another wall clock for a process.
 pub(crate) const CLOCK: &[Package] = &[package("faketime", "faketime")];
 /// The peer of the measurements.
