@@ -8,7 +8,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use attach::nbd::Options as Served;
 use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
@@ -20,6 +20,7 @@ use initiator::nbd::{Disk, Options};
 use nbd::Address;
 use rt::Core;
 use tempfile::TempDir;
+use tokio::time::Instant;
 
 fn installed(programs: &[&str]) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();

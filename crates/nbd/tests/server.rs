@@ -211,7 +211,7 @@ fn malformed_choices_are_refused() {
 #[test]
 fn large_blocks_have_to_be_asked_for() {
     let large = Export { sizes: Sizes { minimum: 4096, ..export("disk").sizes }, ..export("disk") };
-    let mut server = greeted(&[large.clone()]);
+    let mut server = greeted(std::slice::from_ref(&large));
     let refused = ask(&mut server, Opt::Go, &go("disk", &[]));
     assert_eq!(refused[1].2[..2], [0, 3], "it is told nevertheless");
     assert_eq!(refused.last().unwrap().1, Rep::ErrBlockSizeReqd);

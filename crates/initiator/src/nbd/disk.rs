@@ -237,7 +237,7 @@ fn info(agreed: &Agreed) -> Result<Info, ConnectError> {
     let Agreed { bytes, abilities, sizes, .. } = *agreed;
     let block_size = match sizes.minimum {
         ..=512 => 512,
-        ..=4096 => 4096,
+        513..=4096 => 4096,
         other => return Err(ConnectError::Blocks(other)),
     };
     let blocks = bytes / u64::from(block_size);
