@@ -9,7 +9,4 @@
 //! * [`nbd`]: NBD at a Unix socket or by TCP (`docs/rfd/0025-nbd.md`).
 
 pub mod nbd;
-mod ordered;
 pub mod vhost_user;
-
-pub use ordered::Ordered;

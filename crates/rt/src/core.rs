@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::buf::Pool;
 use crate::disk::{Disk, Engine, OpenError, OpenOptions};
-use crate::local::{Event, LocalListener};
+use crate::event::Event;
 use crate::mailbox::CoreHandle;
 use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 use crate::real::RealCore;
@@ -142,8 +142,8 @@ impl Core {
         dispatch!(self, s => s.dial(to).await)
     }
 
-    /// Listens at a Unix socket, which only this user may connect to (mode 0600). It is removed with the listener. One
-    /// that a process has left behind that is no more is replaced.
+    /// Listens at a Unix socket. Who may connect is what the umask of this process says: who may write to the file. It
+    /// is removed with the listener. One that a process has left behind that is no more is replaced.
     ///
     /// # Errors
     /// [`io::ErrorKind::AddrInUse`] if somebody listens there, [`io::ErrorKind::AlreadyExists`] if something
@@ -174,18 +174,6 @@ impl Core {
     /// What the system reports.
     pub fn attach(&self, stream: DetachedStream) -> io::Result<Stream> {
         dispatch!(self, s => s.attach(stream))
-    }
-
-    /// Listens at a path of this machine. The other end is an ordinary process: none in a simulated world.
-    ///
-    /// # Errors
-    /// What the system reports; [`io::ErrorKind::AddrInUse`] where somebody listens already.
-    pub fn listen_local(&self, at: &Path) -> io::Result<LocalListener> {
-        match &self.0.system {
-            System::Real(_) => LocalListener::bind(at),
-            #[cfg(feature = "sim")]
-            System::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
-        }
     }
 
     /// Waits on this core for an event (`eventfd(2)`) that another process gives.

@@ -7,8 +7,8 @@
 pub mod buf;
 mod core;
 pub mod disk;
+pub mod event;
 pub mod fault;
-pub mod local;
 mod mailbox;
 pub mod memory;
 pub mod net;

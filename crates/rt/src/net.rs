@@ -224,6 +224,24 @@ impl DetachedStream {
 /// A connection between two cores.
 pub struct DetachedStream(Detached);
 
+impl DetachedStream {
+    /// The connection by a Unix socket, for a thread that may block.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] for one of another kind; what the system reports.
+    pub fn into_unix(self) -> io::Result<std::os::unix::net::UnixStream> {
+        match self.0 {
+            Detached::Unix(stream) => {
+                stream.set_nonblocking(false)?;
+                Ok(stream)
+            }
+            Detached::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
+            #[cfg(feature = "sim")]
+            Detached::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
 enum Detached {
     Tcp(std::net::TcpStream),
     Unix(std::os::unix::net::UnixStream),

@@ -1,16 +1,21 @@
 //! `windrose attach`: a volume as a device of this machine, until somebody says that it is enough.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
 
 use api::client::Address;
 use api::endpoint::{GetVolume, Nothing};
 use api::{NvmeExport, VolumeName};
-use attach::vhost_user;
+use attach::{nbd, vhost_user};
 use block::{Dev, Epoch};
-use initiator::nvme::{Controller, Namespace, Options, Staging};
+use futures_util::FutureExt;
+use initiator::nvme::{Controller, Namespace, Options, Policy, Staging, discover};
 use node::config::Config;
+use nvme::{DiscoveryEntry, DiscoveryKind};
+use rt::net::Listener;
 use rt::{Core, Cores, CoresConfig, DiskEngine};
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
@@ -26,6 +31,10 @@ use crate::remote::Remote;
 /// Memory for requests in flight, in bytes. It is taken when it is first used.
 const POOL_BYTES: usize = 64 << 20;
 
+/// After how long a silence of a node another path is taken. A write that was under way then is sent again after
+/// twice as much (RFD 0027).
+const KEEP_ALIVE: Duration = Duration::from_secs(3);
+
 /// Entries of the queue to the volume's node, where that has room for as many.
 const QUEUE_ENTRIES: u16 = 128;
 
@@ -37,9 +46,15 @@ struct Order {
     portals: Vec<SocketAddr>,
     export: NvmeExport,
     host: Host,
-    socket: PathBuf,
+    doors: Doors,
     rings: u16,
     read_only: bool,
+}
+
+/// Where consumers come to it.
+struct Doors {
+    vhost_user: Option<PathBuf>,
+    nbd: Option<PathBuf>,
 }
 
 /// Serves a volume until told to stop.
@@ -97,7 +112,7 @@ async fn order(remote: &Remote, args: AttachArgs) -> Result<Order, Failure> {
         portals,
         export,
         host,
-        socket: args.vhost_user,
+        doors: Doors { vhost_user: args.vhost_user, nbd: args.nbd },
         rings: args.queues,
         read_only: args.read_only,
     })
@@ -135,35 +150,22 @@ async fn serve(
     ready: oneshot::Sender<()>,
     mut stop: oneshot::Receiver<()>,
 ) -> Result<(), Failure> {
-    let (controller, dev) = tokio::select! {
+    let (controllers, dev) = tokio::select! {
         biased;
         // Closed, never sent on.
         _ = &mut stop => return Ok(()),
         connected = connect(&core, &order) => connected?,
     };
     let volume = Volume::new(dev, Epoch::default());
-    let options = vhost_user::Options {
-        rings: order.rings,
-        read_only: order.read_only,
-        serial: order.serial.clone(),
-    };
-    let server = vhost_user::Server::new(&core, std::rc::Rc::clone(&volume), &options);
-    let socket = order.socket.display();
-    let listener = core
-        .listen_local(&order.socket)
-        .map_err(|e| Failure::new(FAILED, format!("{socket}: {e}")))?;
-    tracing::info!(
-        volume = %order.name, portal = %controller.options().address, %socket,
-        "serving the volume as a disk of a virtual machine"
-    );
-    // Nobody waits for it where the process is about to end.
-    let _ = ready.send(());
-    server.serve(&listener, async { drop(stop.await) }).await;
-    drop(listener);
+    let stop = async { drop(stop.await) }.shared();
+    let served = open_doors(&core, &order, &volume, ready, stop).await;
     let closed = volume.close(&core.pool().account()).await;
-    if let Err(e) = controller.shut_down().await {
-        tracing::info!(error = %e, "the node was not told that we leave");
+    for controller in controllers {
+        if let Err(e) = controller.shut_down().await {
+            tracing::info!(error = %e, "{controller:?} was not told that we leave");
+        }
     }
+    served?;
     closed.map_err(|e| {
         let lost =
             format!("what was written last to volume {} may not be durable: {e}", order.name);
@@ -171,28 +173,111 @@ async fn serve(
     })
 }
 
-/// Connects to the volume at one of its portals.
-async fn connect(core: &Core, order: &Order) -> Result<(Controller, Dev), Failure> {
-    let mut why = "its node listens nowhere".to_owned();
-    for &portal in &order.portals {
-        let NvmeExport { subsystem, namespace, .. } = &order.export;
-        let usual = Options::new(portal, subsystem, &order.host.nqn, order.host.id.into_bytes());
-        let options = Options { queue_entries: QUEUE_ENTRIES, ..usual };
-        let controller = match Controller::connect(core, options, Staging::default()).await {
-            Ok(controller) => controller,
+/// Serves at all doors until `stop`.
+async fn open_doors(
+    core: &Core,
+    order: &Order,
+    volume: &Rc<Volume>,
+    ready: oneshot::Sender<()>,
+    stop: impl Future<Output = ()> + Clone,
+) -> Result<(), Failure> {
+    let name = &order.name;
+    let guests = match &order.doors.vhost_user {
+        Some(at) => Some((vhost(core, order, volume), listen(core, at).await?)),
+        None => None,
+    };
+    let tools = match &order.doors.nbd {
+        Some(at) => {
+            let at = nbd::Address::Unix(at.clone());
+            let options =
+                nbd::Options { read_only: order.read_only, ..nbd::Options::new(name.as_str()) };
+            let server = nbd::Server::bind(core, volume, &at, options).await;
+            Some(server.map_err(|e| Failure::new(FAILED, e.to_string()))?)
+        }
+        None => None,
+    };
+    let Doors { vhost_user, nbd } = &order.doors;
+    tracing::info!(volume = %name, ?vhost_user, ?nbd, "serving the volume as a device of this machine");
+    // Nobody waits for it where the process is about to end.
+    let _ = ready.send(());
+    let guests = async {
+        if let Some((server, listener)) = &guests {
+            server.serve(listener, stop.clone()).await;
+        }
+    };
+    let tools = async {
+        if let Some(server) = tools {
+            server.run(stop.clone()).await;
+        }
+    };
+    tokio::join!(guests, tools);
+    Ok(())
+}
+
+fn vhost(core: &Core, order: &Order, volume: &Rc<Volume>) -> vhost_user::Server {
+    let Order { rings, read_only, serial, .. } = order;
+    let options =
+        vhost_user::Options { rings: *rings, read_only: *read_only, serial: serial.clone() };
+    vhost_user::Server::new(core, Rc::clone(volume), &options)
+}
+
+async fn listen(core: &Core, at: &Path) -> Result<Listener, Failure> {
+    let listening = core.listen_unix(at).await;
+    listening.map_err(|e| Failure::new(FAILED, format!("{}: {e}", at.display())))
+}
+
+/// Connects to the volume at all of its portals.
+async fn connect(core: &Core, order: &Order) -> Result<(Vec<Controller>, Dev), Failure> {
+    let name = &order.name;
+    let unreachable = |why: String| {
+        Failure::new(UNAVAILABLE, format!("volume {name} cannot be reached: {why}")).hint(format!(
+            "may this host reach it? `windrose volume allow {name} {}`",
+            order.host.nqn
+        ))
+    };
+    let Some(first) = order.portals.first() else {
+        return Err(unreachable("its node listens nowhere".to_owned()));
+    };
+    let NvmeExport { subsystem, namespace, .. } = &order.export;
+    let usual = Options::new(*first, subsystem, &order.host.nqn, order.host.id.into_bytes());
+    let options = Options { queue_entries: QUEUE_ENTRIES, keep_alive: KEEP_ALIVE, ..usual };
+    let staging = Staging::default();
+    let portals = every_portal(core, order, &options, &staging).await;
+    let connected = Controller::connect_all(core, &options, &portals, &staging).await;
+    let controllers = connected.map_err(|e| unreachable(e.to_string()))?;
+    match Namespace::through(&controllers, *namespace, Policy::LocalFirst).await {
+        Ok(namespace) => Ok((controllers, Dev::shared(namespace))),
+        Err(e) => Err(unreachable(e.to_string())),
+    }
+}
+
+/// Where the volume is served: what the first node that answers tells of all (discovery), that node first. What the
+/// API has told, where none tells anything.
+async fn every_portal(
+    core: &Core,
+    order: &Order,
+    options: &Options,
+    staging: &Staging,
+) -> Vec<SocketAddr> {
+    let of_volume =
+        |e: &DiscoveryEntry| e.kind == DiscoveryKind::Nvm && e.nqn == order.export.subsystem;
+    for at in &order.portals {
+        let options = Options { address: *at, ..options.clone() };
+        let told = match discover(core, options, staging.clone()).await {
+            Ok(told) => told,
             Err(e) => {
-                why = format!("{portal}: {e}");
+                tracing::debug!(portal = %at, error = %e, "it tells nothing of the others");
                 continue;
             }
         };
-        match Namespace::open(&controller, *namespace).await {
-            Ok(namespace) => return Ok((controller, Dev::shared(namespace))),
-            Err(e) => why = format!("{portal}: {e}"),
+        let mut all: Vec<_> = told.iter().filter(|e| of_volume(e)).map(|e| e.address).collect();
+        all.sort_by_key(|address| address != at);
+        all.dedup();
+        if !all.is_empty() {
+            return all;
         }
     }
-    let name = &order.name;
-    Err(Failure::new(UNAVAILABLE, format!("volume {name} cannot be reached: {why}"))
-        .hint(format!("may this host reach it? `windrose volume allow {name} {}`", order.host.nqn)))
+    order.portals.clone()
 }
 
 #[cfg(test)]

@@ -99,12 +99,16 @@ pub(crate) struct NodeArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(group = clap::ArgGroup::new("as").required(true).multiple(true))]
 pub(crate) struct AttachArgs {
     /// Name of the volume.
     pub(crate) name: VolumeName,
     /// Socket to listen at, where QEMU or another monitor finds a vhost-user disk for its virtual machine.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) vhost_user: PathBuf,
+    #[arg(long, value_name = "PATH", group = "as")]
+    pub(crate) vhost_user: Option<PathBuf>,
+    /// Socket to listen at for NBD: nbd-client, qemu-nbd, nbdkit and their like.
+    #[arg(long, value_name = "PATH", group = "as")]
+    pub(crate) nbd: Option<PathBuf>,
     /// Refuse writes.
     #[arg(long)]
     pub(crate) read_only: bool,

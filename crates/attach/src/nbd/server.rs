@@ -12,18 +12,17 @@ use std::time::Duration;
 
 use ::nbd::server::{Config, Connection};
 use ::nbd::{Address, Export, Sizes};
-use block::Error;
 use initiator::nbd::Socket;
 use rt::Core;
 use rt::net::{Listener, Stream};
 use target::conn::{Conn, Inbox, Staging};
-use tokio::sync::Notify;
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
+use volume::Volume;
 
 use super::options::Options;
 use super::session::{Event, Session};
-use crate::Ordered;
 
 /// Pause after connections could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -45,9 +44,6 @@ pub enum ServeError {
     /// Name or description of the export are longer than the protocol allows.
     #[error("the name of an NBD export has at most 4096 bytes, as has its description")]
     Name,
-    /// It was served; the last flush has failed.
-    #[error("what was written last may be lost: {0}")]
-    Flush(Error),
 }
 
 /// A server that listens.
@@ -65,15 +61,13 @@ impl fmt::Debug for Server {
 /// What the connections of a server share.
 pub(super) struct Shared {
     pub(super) core: Core,
-    pub(super) disk: Rc<Ordered>,
+    pub(super) volume: Rc<Volume>,
     at: Address,
     options: Options,
     staging: Staging,
     seats: RefCell<BTreeMap<u64, Seat>>,
-    /// Commands that have begun and not ended, those of connections that are gone among them.
-    pub(super) running: Cell<usize>,
-    /// A command or a connection has ended.
-    pub(super) ended: Notify,
+    /// Held by a command that reads more than the volume takes at once.
+    pub(super) one_by_one: Rc<Mutex<()>>,
 }
 
 /// A connection, as the server knows it.
@@ -90,7 +84,7 @@ impl Server {
     /// [`ServeError::Listen`], [`ServeError::Name`].
     pub async fn bind(
         core: &Core,
-        disk: &Rc<Ordered>,
+        volume: &Rc<Volume>,
         at: &Address,
         options: Options,
     ) -> Result<Self, ServeError> {
@@ -104,13 +98,12 @@ impl Server {
         let listener = listener.map_err(|why| ServeError::Listen { at: at.clone(), why })?;
         let shared = Rc::new(Shared {
             core: core.clone(),
-            disk: Rc::clone(disk),
+            volume: Rc::clone(volume),
             at: at.clone(),
             options,
             staging: Staging::default(),
             seats: RefCell::default(),
-            running: Cell::new(0),
-            ended: Notify::new(),
+            one_by_one: Rc::default(),
         });
         Ok(Self { listener, shared })
     }
@@ -124,10 +117,7 @@ impl Server {
     }
 
     /// Serves until `stop` comes to its end; see [`serve`](super::serve).
-    ///
-    /// # Errors
-    /// [`ServeError::Flush`].
-    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), ServeError> {
+    pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { listener, shared } = self;
         let (mut stop, mut sessions) = (pin!(stop), JoinSet::new());
         tracing::info!(at = %shared.at, export = shared.options.export, "NBD is served");
@@ -150,7 +140,7 @@ impl Server {
             }
         }
         drop(listener);
-        shared.stop(sessions).await
+        shared.stop(sessions).await;
     }
 }
 
@@ -199,13 +189,12 @@ impl Shared {
             let why = conn.protocol.end();
             tracing::info!(at = %shared.at, ?end, why, "a connection of NBD has ended");
             shared.seats.borrow_mut().remove(&number);
-            shared.ended.notify_waiters();
         });
     }
 
     /// The export, as it is now.
     fn export(&self) -> Export {
-        let (info, options) = (self.disk.info(), &self.options);
+        let (info, options) = (self.volume.info(), &self.options);
         let minimum = info.block_size;
         let preferred = info.physical_block_size.next_power_of_two().max(minimum);
         let share = u32::try_from(self.core.pool().usage().total / 8).unwrap_or(u32::MAX);
@@ -220,13 +209,13 @@ impl Shared {
             trims: granule > 0,
             // Freeing is all that there is to do.
             fast_zero_bytes: Some(granule).filter(|g| *g > 0 && info.unmap_zeroes),
-            // All of them use this device, by way of this core.
+            // All of them use this volume, by way of this core.
             multi_conn: true,
         }
     }
 
     /// Sees everybody off.
-    async fn stop(&self, mut sessions: JoinSet<()>) -> Result<(), ServeError> {
+    async fn stop(&self, mut sessions: JoinSet<()>) {
         for seat in self.seats.borrow().values() {
             seat.inbox.push(Event::Stop);
         }
@@ -239,16 +228,5 @@ impl Shared {
             tracing::warn!(at = %self.at, "clients of NBD do not leave: they are cut off");
             sessions.shutdown().await;
         }
-        loop {
-            let ended = self.ended.notified();
-            if self.running.get() == 0 {
-                break;
-            }
-            ended.await;
-        }
-        if self.options.read_only || self.disk.info().read_only {
-            return Ok(());
-        }
-        self.disk.flush(&self.core.pool().account()).await.map_err(ServeError::Flush)
     }
 }

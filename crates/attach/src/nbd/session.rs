@@ -1,26 +1,21 @@
-//! One connection: its machine, and its commands on their way to the device and back.
+//! One connection: its machine, and its commands on their way to the volume and back.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
 
 use ::nbd::server::{Action, Answer, Command, Connection};
 use ::nbd::{Errno, Extent, Tag};
-use block::{Account, Blocks, Class, Credit, Error, Lba, Run};
+use block::{Account, Blocks, Bufs, Class, Credit, Error, Failure, Info, Lba, Request, Run};
 use frame::Machine;
 use target::conn::{Inbox, Protocol};
+use tokio::sync::Mutex;
 use tokio::task::spawn_local;
+use volume::Volume;
 
 use super::server::Shared;
-use crate::Ordered;
 
-/// Longest read or write that begins where it arrives, in bytes; whatever takes longer is a task.
-const SHORT_BYTES: u64 = 64 << 10;
-
-/// Looks at what has space that one block status takes at most.
-const LOOKS: usize = 64;
+/// Most runs that one block status tells of.
+const MOST_RUNS: u16 = 64;
 
 /// What comes to a connection from elsewhere.
 pub(super) enum Event {
@@ -39,6 +34,17 @@ pub(super) struct Session {
     inbox: Inbox<Event>,
     account: Account,
     chosen: Rc<Cell<bool>>,
+}
+
+/// What a command is to the volume.
+enum Plan {
+    /// One request.
+    One(Request),
+    /// A read of more than the volume takes at once, and a write, in pieces of so many blocks.
+    Read(Blocks, u64),
+    Write(Lba, Bufs, bool, u64),
+    /// What is freed is durable when it is answered.
+    FreeAndFlush(Vec<Blocks>),
 }
 
 impl Session {
@@ -72,17 +78,22 @@ impl Session {
     }
 
     fn start(&self, tag: Tag, command: Command) {
-        let short = is_short(&command);
-        let running = Running::new(self, tag);
-        let (disk, account) = (Rc::clone(&self.shared.disk), self.account.clone());
-        // In a box, for the future is moved, and not small.
-        let mut work = Box::pin(async move {
-            let answer = carry_out(&disk, command, &account).await;
-            drop(account);
-            running.answer(answer);
-        });
-        if !short || begin(work.as_mut()).is_pending() {
-            spawn_local(work);
+        let volume = &self.shared.volume;
+        let (info, kind) = (volume.info(), Kind::of(&command));
+        let answering = Answering { inbox: self.inbox.clone(), tag, answer: None };
+        match plan(command, &info) {
+            Plan::One(request) => {
+                let done = move |result| answering.with(kind.answer(result, info.block_size));
+                volume.start(request, &self.account, done);
+            }
+            pieces => {
+                let (volume, account) = (Rc::clone(volume), self.account.clone());
+                let one_by_one = Rc::clone(&self.shared.one_by_one);
+                spawn_local(async move {
+                    let result = carry_out(&volume, pieces, &account, &one_by_one).await;
+                    answering.with(kind.answer(result, info.block_size));
+                });
+            }
         }
     }
 }
@@ -94,6 +105,9 @@ impl Protocol for Session {
     fn machine(&mut self) -> &mut Connection {
         &mut self.machine
     }
+
+    /// A client has one way to its export: there is no other by which it could have overtaken itself.
+    fn woken(&mut self) {}
 
     fn act(&mut self) {
         while let Some(action) = self.machine.poll_action() {
@@ -127,86 +141,150 @@ impl Protocol for Session {
 
 /// A command that has begun. It is answered exactly once: one that ends otherwise, by a panic in a layer, has
 /// failed.
-struct Running {
-    shared: Rc<Shared>,
+struct Answering {
     inbox: Inbox<Event>,
     tag: Tag,
     answer: Option<Answer>,
 }
 
-impl Running {
-    fn new(session: &Session, tag: Tag) -> Self {
-        session.shared.running.update(|n| n + 1);
-        let (shared, inbox) = (Rc::clone(&session.shared), session.inbox.clone());
-        Self { shared, inbox, tag, answer: None }
-    }
-
-    fn answer(mut self, answer: Answer) {
+impl Answering {
+    fn with(mut self, answer: Answer) {
         self.answer = Some(answer);
     }
 }
 
-impl Drop for Running {
+impl Drop for Answering {
     fn drop(&mut self) {
         let answer = self.answer.take().unwrap_or(Answer::Failed(Errno::Io));
         self.inbox.push(Event::Done { tag: self.tag, answer });
-        self.shared.running.update(|n| n - 1);
-        if self.shared.running.get() == 0 {
-            self.shared.ended.notify_waiters();
+    }
+}
+
+/// What a command is answered with.
+#[derive(Clone, Copy)]
+enum Kind {
+    Data,
+    Extents,
+    Nothing,
+}
+
+impl Kind {
+    fn of(command: &Command) -> Self {
+        match command {
+            Command::Read { .. } => Self::Data,
+            Command::BlockStatus { .. } => Self::Extents,
+            Command::Write { .. }
+            | Command::Flush
+            | Command::Trim { .. }
+            | Command::WriteZeroes { .. } => Self::Nothing,
+        }
+    }
+
+    fn answer(self, result: Result<Bufs, Failure>, block_size: u32) -> Answer {
+        let data = match result {
+            Ok(data) => data,
+            Err(Failure::Device(error)) => return Answer::Failed(Errno::of(error)),
+            Err(Failure::Miscompare { .. } | Failure::Conflict) => {
+                return Answer::Failed(Errno::Io);
+            }
+        };
+        match self {
+            Self::Data => Answer::Data(data),
+            Self::Extents => extents(&Run::all_of(&data), block_size),
+            Self::Nothing => Answer::Done,
         }
     }
 }
 
-fn is_short(command: &Command) -> bool {
-    match command {
-        Command::Read { len, .. } => u64::from(*len) <= SHORT_BYTES,
-        Command::Write { data, .. } => data.len() as u64 <= SHORT_BYTES,
-        Command::Flush
-        | Command::Trim { .. }
-        | Command::WriteZeroes { .. }
-        | Command::BlockStatus { .. } => false,
-    }
-}
-
-/// Carries a command as far as it gets at once: to its end where memory answers, which saves it a task. Nobody
-/// is woken for it: the task that goes on with it looks again first. A panic ends it as it ends a task.
-fn begin(work: Pin<&mut impl Future<Output = ()>>) -> Poll<()> {
-    let poll = AssertUnwindSafe(|| work.poll(&mut Context::from_waker(Waker::noop())));
-    catch_unwind(poll).unwrap_or(Poll::Ready(()))
-}
-
-async fn carry_out(disk: &Ordered, command: Command, account: &Account) -> Answer {
-    let block_size = u64::from(disk.info().block_size);
+fn plan(command: Command, info: &Info) -> Plan {
+    let block_size = u64::from(info.block_size);
+    let most = u64::from(info.max_transfer_blocks);
     // The machine has seen to it that both are whole blocks.
-    let blocks = |at: u64, len: u32| Blocks::new(Lba(at / block_size), u64::from(len) / block_size);
-    let done = match command {
+    let at = |byte: u64| Lba(byte / block_size);
+    let blocks = |byte: u64, len: u32| Blocks::new(at(byte), u64::from(len) / block_size);
+    match command {
         Command::Read { at, len } => {
-            return disk.read(blocks(at, len), account).await.map_or_else(failed, Answer::Data);
+            let range = blocks(at, len);
+            if range.count <= most {
+                Plan::One(Request::Read { range })
+            } else {
+                Plan::Read(range, most)
+            }
+        }
+        Command::Write { at: byte, data, fua } => {
+            let at = at(byte);
+            if data.len() as u64 / block_size <= most {
+                return Plan::One(Request::Write { at, data, fua });
+            }
+            Plan::Write(at, data, fua, most)
+        }
+        Command::Flush => Plan::One(Request::Flush),
+        Command::Trim { at, len, fua: true } => Plan::FreeAndFlush(vec![blocks(at, len)]),
+        Command::Trim { at, len, fua: false } => {
+            Plan::One(Request::Unmap { ranges: vec![blocks(at, len)] })
+        }
+        Command::WriteZeroes { at, len, hole: unmap, fua } => {
+            Plan::One(Request::Zero { range: blocks(at, len), unmap, fua })
         }
         Command::BlockStatus { at, len, one } => {
-            let runs = disk.map(blocks(at, len), if one { 1 } else { LOOKS }, account).await;
-            return runs.map_or_else(failed, |runs| extents(&runs, disk.info().block_size));
+            let most = if one { 1 } else { MOST_RUNS };
+            Plan::One(Request::Map { range: blocks(at, len), most })
         }
-        Command::Write { at, data, fua } => {
-            disk.write(Lba(at / block_size), data, fua, account).await
-        }
-        Command::Flush => disk.flush(account).await,
-        Command::Trim { at, len, fua } => match disk.unmap(blocks(at, len), account).await {
-            Ok(()) if fua => disk.flush(account).await,
-            done => done,
-        },
-        Command::WriteZeroes { at, len, hole, fua } => {
-            disk.zero(blocks(at, len), hole, fua, account).await
-        }
-    };
-    done.map_or_else(failed, |()| Answer::Done)
+    }
 }
 
-fn failed(error: Error) -> Answer {
-    Answer::Failed(Errno::of(error))
+/// Carries out what is more than one request. It is not done as one: another command may see, or overwrite, a part of
+/// it.
+async fn carry_out(
+    volume: &Rc<Volume>,
+    plan: Plan,
+    account: &Account,
+    one_by_one: &Mutex<()>,
+) -> Result<Bufs, Failure> {
+    match plan {
+        Plan::One(request) => volume.execute(request, account).await,
+        Plan::FreeAndFlush(ranges) => {
+            volume.execute(Request::Unmap { ranges }, account).await?;
+            volume.execute(Request::Flush, account).await
+        }
+        Plan::Read(range, most) => {
+            // Pieces that have come are kept while others wait for memory: two such commands could wait for each other.
+            let _turn = one_by_one.lock().await;
+            let mut out = Bufs::new();
+            for range in pieces(range, most) {
+                out.append(volume.execute(Request::Read { range }, account).await?);
+            }
+            Ok(out)
+        }
+        Plan::Write(at, data, fua, most) => {
+            let block_size = volume.info().block_size as usize;
+            let whole = Blocks::new(at, (data.len() / block_size) as u64);
+            let (mut done, mut rest) = (Bufs::new(), 0);
+            for range in pieces(whole, most) {
+                let end = rest + usize::try_from(range.count).unwrap_or(0) * block_size;
+                let write = Request::Write { at: range.at, data: data.slice(rest..end), fua };
+                done = volume.execute(write, account).await?;
+                rest = end;
+            }
+            Ok(done)
+        }
+    }
+}
+
+/// A range, in pieces of this many blocks.
+fn pieces(range: Blocks, most: u64) -> impl Iterator<Item = Blocks> {
+    let most = most.max(1);
+    let count = range.count.div_ceil(most);
+    (0..count).map(move |n| {
+        let done = n * most;
+        Blocks::new(Lba(range.at.0 + done), most.min(range.count - done))
+    })
 }
 
 fn extents(runs: &[Run], block_size: u32) -> Answer {
+    if runs.is_empty() {
+        return Answer::Failed(Errno::of(Error::OutOfRange));
+    }
     let extent = |run: &Run| {
         let hole = !run.mapped;
         Extent { bytes: run.blocks.saturating_mul(block_size), hole, zero: hole }

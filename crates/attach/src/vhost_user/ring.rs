@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use block::{Account, Blocks, Bufs, Class, Credit, Failure, Lba, Request};
-use rt::local::{Event, Signal};
+use rt::event::{Event, Signal};
 use rt::{Core, give_way};
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_local};

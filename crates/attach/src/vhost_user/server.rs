@@ -1,5 +1,6 @@
 //! A disk at a socket: one monitor after the other.
 
+use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::pin::{Pin, pin};
@@ -7,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rt::Core;
-use rt::local::LocalListener;
+use rt::net::{Listener, Stream};
 use tokio::sync::mpsc;
 use volume::Volume;
 
@@ -51,7 +52,7 @@ impl Server {
 
     /// Serves monitors that connect to `listener`, one after the other, until `stop` is over; then takes no more
     /// requests, answers all that are in flight, and hangs up. The volume is the caller's to close.
-    pub async fn serve(&self, listener: &LocalListener, stop: impl Future<Output = ()>) {
+    pub async fn serve(&self, listener: &Listener, stop: impl Future<Output = ()>) {
         let mut stop = pin!(stop);
         loop {
             let accepted = tokio::select! {
@@ -60,7 +61,7 @@ impl Server {
                 accepted = listener.accept() => accepted,
             };
             let told = match accepted {
-                Ok(stream) => self.serve_one(stream, stop.as_mut()).await,
+                Ok((stream, _)) => self.serve_one(stream, stop.as_mut()).await,
                 Err(error) => {
                     tracing::warn!(%error, "a monitor cannot connect");
                     tokio::time::sleep(PAUSE).await;
@@ -76,11 +77,11 @@ impl Server {
     /// Serves a monitor until it goes; whether it was `stop` that ended it.
     async fn serve_one(
         &self,
-        stream: UnixStream,
+        stream: Stream,
         mut stop: Pin<&mut impl Future<Output = ()>>,
     ) -> bool {
-        let line = match stream.try_clone() {
-            Ok(line) => line,
+        let (stream, line) = match both_ends(stream) {
+            Ok(ends) => ends,
             Err(error) => {
                 tracing::warn!(%error, "a monitor cannot be served");
                 return false;
@@ -116,4 +117,11 @@ impl Server {
         }
         told
     }
+}
+
+/// The connection for the thread that talks to the monitor, and once more to hang up by.
+fn both_ends(stream: Stream) -> io::Result<(UnixStream, UnixStream)> {
+    let stream = stream.detach()?.into_unix()?;
+    let line = stream.try_clone()?;
+    Ok((stream, line))
 }

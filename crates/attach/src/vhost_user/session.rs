@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use rt::Core;
-use rt::local::Signal;
+use rt::event::Signal;
 use vhost::vhost_user::{Error, Result};
 use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_CONFIG_WCE;
 

@@ -98,7 +98,7 @@ impl Site {
             let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
             let volume = Volume::new(dev, Epoch::default());
             let server = Server::new(&core, Rc::clone(&volume), &options);
-            let listener = core.listen_local(&at).unwrap();
+            let listener = core.listen_unix(&at).await.unwrap();
             ready.send(()).unwrap();
             let ground = Ground { core: core.clone(), mem, faults, volume };
             tokio::select! {

@@ -4,14 +4,14 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use attach::Ordered;
 use attach::nbd::{Options, Server};
 use block::testing::faulty::{Faults, Faulty};
-use block::{Dev, Layer, Mem, MemOptions};
+use block::{Dev, Epoch, Failure, Layer, Mem, MemOptions};
 use nbd::Address;
 use rt::{Core, Cores, CoresConfig};
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_local};
+use volume::Volume;
 
 /// Buffer memory of the core in bytes.
 pub(crate) const POOL: usize = 64 << 20;
@@ -36,7 +36,8 @@ pub(crate) struct Site {
     pub(crate) faults: Faults,
     pub(crate) dev: Dev,
     stop: Rc<Notify>,
-    run: Option<JoinHandle<Result<(), attach::nbd::ServeError>>>,
+    volume: Rc<Volume>,
+    run: Option<JoinHandle<()>>,
 }
 
 impl Site {
@@ -56,8 +57,8 @@ impl Site {
     async fn at(core: &Core, at: Address, mem: MemOptions, options: Options) -> Self {
         let mem = Rc::new(Mem::new(mem));
         let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
-        let disk = Ordered::new(dev.clone());
-        let server = Server::bind(core, &disk, &at, options).await.unwrap();
+        let volume = Volume::new(dev.clone(), Epoch::default());
+        let server = Server::bind(core, &volume, &at, options).await.unwrap();
         let at = match at {
             Address::Tcp(_) => Address::Tcp(server.local_addr().unwrap()),
             unix => unix,
@@ -65,13 +66,14 @@ impl Site {
         let stop = Rc::new(Notify::new());
         let told = Rc::clone(&stop);
         let run = spawn_local(server.run(async move { told.notified().await }));
-        Self { core: core.clone(), at, mem, faults, dev, stop, run: Some(run) }
+        Self { core: core.clone(), at, mem, faults, dev, stop, volume, run: Some(run) }
     }
 
-    /// Stops the server, and waits until it has.
-    pub(crate) async fn stop(&mut self) -> Result<(), attach::nbd::ServeError> {
+    /// Stops the server, waits until it has, and closes the volume.
+    pub(crate) async fn stop(&mut self) -> Result<(), Failure> {
         self.stop.notify_one();
-        self.run.take().expect("stopped once").await.unwrap()
+        self.run.take().expect("stopped once").await.unwrap();
+        self.volume.close(&self.core.pool().account()).await
     }
 
     pub(crate) async fn connect(

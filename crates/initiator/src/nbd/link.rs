@@ -169,6 +169,9 @@ impl Protocol for Peer {
         &mut self.machine
     }
 
+    /// An answer is one, however late it is read.
+    fn woken(&mut self) {}
+
     fn act(&mut self) {
         if let Some(agreed) = self.machine.agreed()
             && let Some(waits) = self.shared.agreed.take()

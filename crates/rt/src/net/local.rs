@@ -1,14 +1,11 @@
 //! Unix sockets that are listened at: files that outlive their process.
 
-use std::fs::{self, Metadata, Permissions};
+use std::fs::{self, Metadata};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
-
-/// Who may connect: this user.
-const MODE: u32 = 0o600;
 
 /// A listener, and the file that it is known by, which goes with it.
 #[derive(Debug)]
@@ -28,8 +25,6 @@ impl LocalListener {
             }
             other => other?,
         };
-        // Nobody can connect before it listens, whatever the mask of this process lets the others do.
-        fs::set_permissions(at, Permissions::from_mode(MODE))?;
         let listener = socket.listen(backlog)?;
         let file = identity(&fs::symlink_metadata(at)?);
         Ok(Self { listener, path: at.to_owned(), file })

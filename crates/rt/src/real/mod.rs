@@ -17,7 +17,7 @@ use crate::disk::{
     self, Backend, DiskInfo, Engine, FileDisk, InlineDisk, OpenError, OpenOptions, OpenReason,
     PoolDisk, UringDisk,
 };
-use crate::local::Event;
+use crate::event::Event;
 use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 use crate::ring::Ring;
 use crate::sys;

@@ -1,71 +1,18 @@
-//! What processes of one machine have in common: sockets in the file system, and events (`eventfd(2)`).
-//! Real cores only: who stands at the other end of these is no part of a simulated world.
+//! Events that processes of one machine give each other (`eventfd(2)`). Real cores only: who stands at the other end of
+//! these is no part of a simulated world.
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::UnixListener;
 
 use crate::real::Pulse;
 use crate::sys;
-
-/// Waits for connections at a path. The socket's file goes with this.
-#[derive(Debug)]
-pub struct LocalListener {
-    listener: UnixListener,
-    path: PathBuf,
-}
-
-impl LocalListener {
-    /// Listens at `path`. A socket that somebody has left there is replaced, one that somebody listens at is not.
-    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
-        let listener = match UnixListener::bind(path) {
-            Err(e) if e.kind() == ErrorKind::AddrInUse && is_left_over(path) => {
-                std::fs::remove_file(path)?;
-                UnixListener::bind(path)
-            }
-            bound => bound,
-        }?;
-        Ok(Self { listener, path: path.to_owned() })
-    }
-
-    /// The next connection, for a thread that may block.
-    ///
-    /// # Errors
-    /// What the system reports, which may be about one connection or about the process (no descriptors
-    /// left): wait a little and go on.
-    pub async fn accept(&self) -> io::Result<UnixStream> {
-        let (stream, _) = self.listener.accept().await?;
-        let stream = stream.into_std()?;
-        stream.set_nonblocking(false)?;
-        Ok(stream)
-    }
-}
-
-impl Drop for LocalListener {
-    fn drop(&mut self) {
-        if let Err(e) = std::fs::remove_file(&self.path) {
-            tracing::debug!(path = %self.path.display(), error = %e, "the socket stays behind");
-        }
-    }
-}
-
-/// Whether there is a socket at which nobody listens.
-fn is_left_over(path: &Path) -> bool {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
-    let refused =
-        || UnixStream::connect(path).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused);
-    is_socket && refused()
-}
 
 /// An event that somebody else gives, on this core.
 pub struct Event {
