@@ -203,8 +203,12 @@ impl Ring {
             error: start.error,
             record,
             taken: vec![false; start.places.into()],
-            untold: true,
+            untold: false,
         };
+        // Whoever served this ring before may have ended between an answer and its notification.
+        if let Some(call) = &wires.call {
+            call.give();
+        }
         let shared = Rc::new(Shared {
             disk: start.disk,
             index: start.index,

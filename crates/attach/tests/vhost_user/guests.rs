@@ -362,6 +362,20 @@ fn what_was_in_flight_is_answered_once_after_a_reconnect() {
     site.end();
 }
 
+/// Whoever served a ring may have ended between an answer and its notification: its successor notifies for him.
+#[test]
+fn a_ring_that_begins_notifies() {
+    let site = Site::start(&Disk::default());
+    let mut guest = Guest::boot(&site, 1);
+    super::common::wait_for(&guest.rings[0].call);
+    assert_eq!(guest.plain(0, IN, 0, (512, WRITE)), (0, 513));
+    while guest.rings[0].call.read().is_ok() {}
+    guest.reconnect(&site);
+    super::common::wait_for(&guest.rings[0].call);
+    drop(guest);
+    site.end();
+}
+
 /// The memory of a guest whose monitor has gone may be anything: what has not been fetched of a long write is left out.
 #[test]
 fn a_long_write_ends_with_its_monitor() {
