@@ -328,3 +328,74 @@ fn a_panic_below_fails_its_command_alone() {
         assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [2; 512]);
     });
 }
+
+/// Somebody who speaks like a server: the handshake of each connection ends with an export of the next size, and
+/// then nothing is answered any more.
+async fn liar(core: &rt::Core, sizes: &'static [u64]) -> nbd::Address {
+    let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let at = nbd::Address::Tcp(listener.local_addr().unwrap());
+    let reply = |option: u8, kind: u8, data: &[u8]| {
+        let header = [0x3_e889_0455_65a9u64.to_be_bytes()].concat();
+        let numbers = [option.into(), kind.into(), data.len() as u32].map(u32::to_be_bytes);
+        [&header[..], &numbers.concat(), data].concat()
+    };
+    tokio::task::spawn_local(async move {
+        let mut open = Vec::new();
+        for size in sizes {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let flags = flag::HAS_FLAGS | flag::CAN_MULTI_CONN | flag::SEND_FLUSH;
+            let export = [&[0, 0][..], &size.to_be_bytes(), &flags.to_be_bytes()].concat();
+            let said = [
+                b"NBDMAGICIHAVEOPT\0\x03".to_vec(),
+                reply(8, 1, &[]),
+                reply(10, 1, &[]),
+                reply(7, 3, &export),
+                reply(7, 1, &[]),
+            ];
+            if *size > 0 {
+                stream.write_all(&said.concat()).await.unwrap();
+            }
+            open.push(stream);
+        }
+        std::future::pending::<()>().await;
+    });
+    at
+}
+
+#[test]
+fn servers_that_lie_or_are_silent_are_not_connected_to() {
+    on_core(async |core| {
+        let quick = Options {
+            connections: 2,
+            connect_timeout: Duration::from_millis(300),
+            ..Options::new("disk")
+        };
+        let at = liar(&core, &[1 << 20, 1 << 21]).await;
+        let refused = Disk::connect(&core, &at, &quick).await.unwrap_err();
+        assert_eq!(refused, ConnectError::Differs);
+        let at = liar(&core, &[0]).await;
+        let refused = Disk::connect(&core, &at, &quick).await.unwrap_err();
+        assert_eq!(refused, ConnectError::Ended(End::Machine(client::End::HandshakeTimeout)));
+        let at = liar(&core, &[511, 511]).await;
+        let refused = Disk::connect(&core, &at, &quick).await.unwrap_err();
+        assert_eq!(refused, ConnectError::Size(511));
+    });
+}
+
+#[test]
+fn a_server_that_does_not_answer_takes_its_disk_along() {
+    on_core(async |core| {
+        let at = liar(&core, &[1 << 20, 1 << 20]).await;
+        let quick = Options {
+            connections: 2,
+            command_timeout: Duration::from_millis(300),
+            ..Options::new("disk")
+        };
+        let disk = Disk::connect(&core, &at, &quick).await.unwrap();
+        let client = Client::new(&Dev::shared(Rc::clone(&disk)), &Pool::new(1 << 20).unwrap());
+        let (read, write) = tokio::join!(client.read(0, 1), client.write(8, &[1; 512], false));
+        assert_eq!((read.map(drop), write), (Err(Error::Gone), Err(Error::Gone)));
+        assert!(disk.is_gone());
+        assert_eq!(client.flush().await, Err(Error::Gone));
+    });
+}

@@ -366,6 +366,34 @@ fn a_disk_of_nbdkit_conforms() {
     });
 }
 
+/// A server that has as little as can be: simple replies, no zeroing, no FUA, one connection.
+#[test]
+fn a_disk_of_a_server_that_knows_little_conforms() {
+    if !installed(&["nbdkit"]) {
+        return;
+    }
+    on_core(async |core| {
+        let subject = Foreign::new(core, 1, |file, socket| {
+            let args = [
+                "-f",
+                "--exit-with-parent",
+                "--no-sr",
+                "--filter=nozero",
+                "--filter=fua",
+                "-U",
+                "%",
+                "file",
+                "file=%",
+                "zeromode=none",
+            ];
+            ("nbdkit".to_owned(), strings(&args, &[socket, file]))
+        });
+        let dev = subject.fresh().await;
+        assert!(!dev.info().native_fua && dev.info().volatile_cache);
+        conformance::check(&subject, 3).await;
+    });
+}
+
 /// A server that is killed under load: what is asked afterwards fails, at once and for ever.
 #[test]
 fn a_server_that_dies_takes_its_disk_along() {
