@@ -7,7 +7,10 @@ use crate::{
     process::Daemon,
 };
 use anyhow::{Result, ensure};
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 const VOLUME: &str = "guest";
 const SIZE: &str = "512MiB";
@@ -16,6 +19,10 @@ const QUEUES: u16 = 2;
 const DEATHS: usize = 2;
 const LIMIT: Duration = Duration::from_secs(120);
 const START: Duration = Duration::from_secs(20);
+/// How long the node stands still before a kill.
+const STANDSTILL: Duration = Duration::from_millis(500);
+/// What the next one says that has found requests in flight.
+const AGAIN: &str = "doing again what was not answered";
 
 pub(super) fn run(house: &House) -> Result<()> {
     let kernel = Kernel::qemu(house)?;
@@ -77,7 +84,8 @@ fn begin(node: &Node, socket: &Path) -> Result<Daemon> {
     Ok(attached)
 }
 
-/// Kills what serves the disk when the guest is under load, and starts it anew.
+/// Kills what serves the disk when the guest is under load, and starts it anew. The node is stopped for a moment before, so that
+/// there are requests in flight; who comes next has to do them again.
 fn die(
     node: &Node,
     socket: &Path,
@@ -86,7 +94,18 @@ fn die(
     n: usize,
 ) -> Result<()> {
     signs.wait_for(&format!("loaded-{n}"))?;
-    attached.take().map(Daemon::kill).transpose()?;
-    *attached = Some(begin(node, socket)?);
+    node.freeze()?;
+    std::thread::sleep(STANDSTILL);
+    let killed = attached.take().map(Daemon::kill).transpose();
+    node.thaw()?;
+    killed?;
+    let mut next = begin(node, socket)?;
+    let begun = Instant::now();
+    while !next.output()?.contains(AGAIN) {
+        next.alive()?;
+        ensure!(begun.elapsed() < START, "nothing was in flight: {}", next.output()?);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    *attached = Some(next);
     signs.tell(&format!("back-{n}"))
 }
