@@ -18,8 +18,11 @@ pub mod name;
 pub mod params;
 pub mod pdu;
 pub mod serial;
+mod stream;
 pub mod target;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod text;
 pub mod value;
+
+pub use stream::{Digests, Tag};

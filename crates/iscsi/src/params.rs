@@ -1,6 +1,7 @@
 //! Text keys and the parameters they negotiate (RFC 7143 12 and 13).
 
 use crate::pdu::MAX_SEGMENT;
+use crate::stream::Digests;
 use crate::value::{IRRELEVANT, NOT_UNDERSTOOD, REJECT, choose, from_bool, number, yes_no};
 
 /// A key that has a meaning to us.
@@ -302,6 +303,12 @@ impl Params {
             target_max_segment: own.target_max_segment,
             ..self.clone()
         }
+    }
+
+    /// Digests agreed on.
+    #[must_use]
+    pub fn digests(&self) -> Digests {
+        Digests { header: self.header_digest, data: self.data_digest }
     }
 
     /// Makes what was agreed consistent (RFC 7143 13.14: the first burst is within a burst).

@@ -6,11 +6,7 @@ use crate::chap::{CHALLENGE, Secret};
 use crate::name::Name;
 use crate::params::Params;
 use crate::pdu::{LoginStatus, TaskFunction};
-
-/// A command, as the machine and its driver call it: small numbers, used again after the command
-/// has been completed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Tag(pub u32);
+use crate::stream::Tag;
 
 /// A task management request that awaits its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

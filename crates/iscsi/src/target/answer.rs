@@ -5,11 +5,12 @@ use rt::buf::Bufs;
 use zerocopy::big_endian::U32;
 
 use super::Connection;
-use super::action::{Direction, Outcome, Tag};
-use super::receive::Subject;
+use super::action::{Direction, Outcome};
+use super::dispatch::Subject;
 use super::send::Status;
 use super::task::{Fate, Parked, Phase, Task};
 use crate::pdu::{DataIn, FINAL, NO_TAG, ScsiResponse};
+use crate::stream::Tag;
 
 /// SCSI status GOOD.
 const GOOD: u8 = 0x00;

@@ -6,11 +6,12 @@ use smallvec::SmallVec;
 use zerocopy::big_endian::U32;
 
 use super::Connection;
-use super::action::{Action, Arrived, Direction, Tag};
-use super::receive::{Sink, Subject};
+use super::action::{Action, Arrived, Direction};
+use super::dispatch::Subject;
 use super::send::Status;
 use super::task::{Fate, Fault, Phase, Task, Transfer};
 use crate::pdu::{Extended, FINAL, NO_TAG, R2t, RejectReason, ScsiCommand};
+use crate::stream::{Sink, Tag};
 
 /// Most commands for immediate delivery that may be outstanding; they take no place in the window.
 const IMMEDIATE_COMMANDS: usize = 16;

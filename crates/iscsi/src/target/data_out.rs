@@ -1,10 +1,10 @@
 //! Data of writes as it comes (RFC 7143 11.7).
 
 use super::Connection;
-use super::action::Tag;
-use super::receive::{Sink, Subject};
+use super::dispatch::Subject;
 use super::task::{Fate, Fault};
 use crate::pdu::{DataOut, NO_TAG, RejectReason};
+use crate::stream::{Sink, Tag};
 
 impl Connection {
     /// A Data-Out PDU has begun; says where its data goes. Data for commands that are over is

@@ -4,7 +4,6 @@ use zerocopy::big_endian::U16;
 
 use super::action::{Action, CloseReason, LoginGrant, LoginReject};
 use super::login::{Login, Step};
-use super::receive::{Event, Sink, Subject};
 use super::send::Status;
 use super::text::MAX_TEXT;
 use super::window::{Place, Window};
@@ -15,7 +14,21 @@ use crate::pdu::{
     TaskRequest, TextRequest,
 };
 use crate::serial::Serial;
+use crate::stream::{Event, Sink, Tag};
 use crate::text;
+
+/// What the current PDU is about, once it is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// Nothing.
+    Ignored,
+    /// Something that its opcode tells.
+    Request,
+    /// The command that has just arrived.
+    Command(Tag),
+    /// Data for a command, with its target transfer tag.
+    Data(Tag, u32),
+}
 
 impl Connection {
     /// The header of a PDU is there: says where its data goes.

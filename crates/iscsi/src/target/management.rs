@@ -3,11 +3,12 @@
 use zerocopy::big_endian::U32;
 
 use super::Connection;
-use super::action::{Action, CloseReason, RequestId, Tag};
+use super::action::{Action, CloseReason, RequestId};
 use super::send::Status;
 use super::task::{Fate, Phase};
 use crate::pdu::{FINAL, RejectReason, TaskFunction, TaskOutcome, TaskRequest, TaskResponse};
 use crate::serial::Serial;
+use crate::stream::Tag;
 
 /// Requests that may be waiting for their outcome at once; one bit each in
 /// [`super::task::Task::awaited_by`].

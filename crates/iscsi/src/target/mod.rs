@@ -7,13 +7,12 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `receive` | bytes → PDUs: headers, digests, padding, where data goes |
 //! | `dispatch` | which PDU may come now, and who takes it |
 //! | `login`, `auth` | login phase, pure |
 //! | `window` | command numbers |
 //! | `task`, `command`, `data_out`, `answer` | a SCSI command from its arrival to its status |
 //! | `management`, `logout`, `text`, `nop` | the other requests |
-//! | `send` | PDUs → bytes |
+//! | `send` | the counters in what is sent |
 //! | `timers` | what may not take for ever |
 
 mod action;
@@ -27,7 +26,6 @@ mod login;
 mod logout;
 mod management;
 mod nop;
-mod receive;
 mod send;
 mod task;
 mod text;
@@ -42,14 +40,16 @@ use frame::{Machine, SendQueue};
 
 pub use action::{
     Action, Arrived, Auth, ChapPolicy, CloseReason, Direction, LoginAttempt, LoginGrant,
-    LoginReject, Notice, Outcome, RequestId, Scope, Session, Tag, TargetRecord,
+    LoginReject, Notice, Outcome, RequestId, Scope, Session, TargetRecord,
 };
 pub use config::Config;
 
+pub use crate::stream::Tag;
+
+use dispatch::Subject;
 use login::Login;
 use logout::Logout;
 use management::Functions;
-use receive::{Event, Receiver, Subject};
 use task::Tasks;
 use text::Exchange;
 use timers::Clock;
@@ -57,6 +57,7 @@ use window::Window;
 
 use crate::params::Params;
 use crate::serial::Serial;
+use crate::stream::{Event, Receiver};
 
 /// With more than this waiting to be sent, no further PDU is received.
 const OUTPUT_LIMIT: usize = 1024 * 1024;

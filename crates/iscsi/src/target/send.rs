@@ -1,13 +1,11 @@
 //! From PDUs to bytes: counters, lengths, digests, padding.
 
 use rt::buf::Bufs;
-use wire::{Crc32c, crc32c};
 use zerocopy::big_endian::U32;
 
 use super::Connection;
-use crate::pdu::{
-    BHS, DIGEST, FINAL, FromTarget, NO_TAG, Numbers, Reject, RejectReason, padding, segment_len,
-};
+use crate::pdu::{FINAL, FromTarget, NO_TAG, Numbers, Reject, RejectReason, segment_len};
+use crate::stream::{self, Digests};
 
 /// What a PDU does to the status number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,24 +27,15 @@ impl Connection {
     /// Sends a PDU with a few bytes of data, which are copied.
     pub(super) fn send_bytes(&mut self, pdu: impl FromTarget, status: Status, data: &[u8]) {
         self.send_header(pdu, status, data.len());
-        if !data.is_empty() {
-            self.output.push_bytes(data);
-            let crc = if self.digests().1 { Crc32c::new().update(data) } else { Crc32c::new() };
-            self.send_tail(data.len(), crc);
-        }
+        let digest = self.digests().data;
+        stream::push_bytes(&mut self.output, data, digest);
     }
 
     /// Sends a PDU with data, which is not copied.
     pub(super) fn send_data(&mut self, pdu: impl FromTarget, status: Status, data: &Bufs) {
         self.send_header(pdu, status, data.len());
-        if !data.is_empty() {
-            self.output.push_data(data);
-            let mut crc = Crc32c::new();
-            if self.digests().1 {
-                crc = data.iter().fold(crc, |crc, piece| crc.update(piece));
-            }
-            self.send_tail(data.len(), crc);
-        }
+        let digest = self.digests().data;
+        stream::push_data(&mut self.output, data, digest);
     }
 
     fn send_header(&mut self, mut pdu: impl FromTarget, status: Status, data_len: usize) {
@@ -59,32 +48,13 @@ impl Connection {
             self.stat_sn = self.stat_sn.plus(1);
         }
         *pdu.data_len() = segment_len(data_len);
-        let header = pdu.bytes();
-        if self.digests().0 {
-            let mut bytes = [0; BHS + DIGEST];
-            bytes[..BHS].copy_from_slice(header);
-            bytes[BHS..].copy_from_slice(&crc32c(header).to_le_bytes());
-            self.output.push_bytes(&bytes);
-        } else {
-            self.output.push_bytes(header);
-        }
-    }
-
-    fn send_tail(&mut self, len: usize, crc: Crc32c) {
-        let (zeroes, pad) = ([0; 3], padding(len));
-        if pad > 0 {
-            self.output.push_bytes(&zeroes[..pad]);
-        }
-        if self.digests().1 {
-            let crc = crc.update(&zeroes[..pad]);
-            self.output.push_bytes(&crc.value().to_le_bytes());
-        }
+        let digest = self.digests().header;
+        stream::push_header(&mut self.output, pdu.bytes(), digest);
     }
 
     /// Digests begin with the full feature phase (RFC 7143 13.1).
-    fn digests(&self) -> (bool, bool) {
-        let full = self.is_full_feature();
-        (full && self.params.header_digest, full && self.params.data_digest)
+    fn digests(&self) -> Digests {
+        if self.is_full_feature() { self.params.digests() } else { Digests::default() }
     }
 
     /// Rejects the PDU whose header was received last (RFC 7143 11.17).

@@ -8,9 +8,10 @@ use rustc_hash::FxBuildHasher;
 use slab::Slab;
 use smallvec::SmallVec;
 
-use super::action::{Direction, Tag};
+use super::action::Direction;
 use super::answer::Sending;
 use crate::pdu::NO_TAG;
+use crate::stream::{Owners, Tag};
 
 /// One SCSI command, from its arrival until its status has been sent.
 #[derive(Debug)]
@@ -215,9 +216,10 @@ impl Tasks {
         let waiting = self.slab.iter().filter(|(_, t)| !t.transfers.is_empty());
         waiting.map(|(_, t)| t.since).min()
     }
+}
 
-    /// Memory for data of a command.
-    pub(super) fn space(&mut self, tag: Tag, at: usize, max: usize) -> Option<&mut [u8]> {
+impl Owners for Tasks {
+    fn space(&mut self, tag: Tag, at: usize, max: usize) -> Option<&mut [u8]> {
         self.get(tag)?.space(at, max)
     }
 }

@@ -2,8 +2,7 @@
 
 use wire::{Crc32c, crc32c};
 
-use super::action::Tag;
-use super::task::Tasks;
+use super::Tag;
 use crate::pdu::{BHS, DIGEST, Header, MAX_AHS, padding};
 
 /// Size of the buffer for data that nobody wants, in bytes.
@@ -14,7 +13,7 @@ const KEPT: usize = 8192;
 
 /// Where the data segment of the current PDU goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sink {
+pub(crate) enum Sink {
     /// Nowhere.
     Discard,
     /// Into memory of the machine, as far as this length.
@@ -23,22 +22,16 @@ pub(super) enum Sink {
     Task(Tag, u32),
 }
 
-/// What the current PDU is about, once it is complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Subject {
-    /// Nothing.
-    Ignored,
-    /// Something that its opcode tells.
-    Request,
-    /// The command that has just arrived.
-    Command(Tag),
-    /// Data for a command, with its target transfer tag.
-    Data(Tag, u32),
+/// Who knows where the data of a command goes.
+pub(crate) trait Owners {
+    /// Memory for data of a command from byte `at` on, at most `max` bytes of it; `None` where they are
+    /// not wanted. Never empty.
+    fn space(&mut self, tag: Tag, at: usize, max: usize) -> Option<&mut [u8]>;
 }
 
 /// What receiving bytes led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// More bytes are needed.
     More,
     /// The header is there: decide with [`Receiver::take`], [`Receiver::wait`] or
@@ -64,7 +57,7 @@ enum Stage {
 
 /// Takes the byte stream apart.
 #[derive(Debug)]
-pub(super) struct Receiver {
+pub(crate) struct Receiver {
     header: [u8; BHS + MAX_AHS + DIGEST],
     /// Bytes of the header or of the tail that are there, and that are needed.
     have: usize,
@@ -83,7 +76,7 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             header: [0; _],
             have: 0,
@@ -102,7 +95,7 @@ impl Receiver {
     }
 
     /// From the next PDU on, digests are expected as said.
-    pub(super) fn set_digests(&mut self, header: bool, data: bool) {
+    pub(crate) fn set_digests(&mut self, header: bool, data: bool) {
         (self.header_digest, self.data_digest) = (header, data);
         if self.is_between() {
             self.next_pdu();
@@ -110,37 +103,37 @@ impl Receiver {
     }
 
     /// Whether the stream is between two PDUs.
-    pub(super) fn is_between(&self) -> bool {
+    pub(crate) fn is_between(&self) -> bool {
         self.stage == Stage::Header && self.have == 0
     }
 
     /// Whether the current PDU's data has no place yet.
-    pub(super) fn is_blocked(&self) -> bool {
+    pub(crate) fn is_blocked(&self) -> bool {
         self.stage == Stage::Blocked
     }
 
     /// The basic header of the current PDU.
-    pub(super) fn basic(&self) -> &[u8; BHS] {
+    pub(crate) fn basic(&self) -> &[u8; BHS] {
         self.header.first_chunk().expect("the array is longer")
     }
 
     /// The additional header segments of the current PDU.
-    pub(super) fn ahs(&self) -> &[u8] {
+    pub(crate) fn ahs(&self) -> &[u8] {
         &self.header[BHS..BHS + Header::of(self.basic()).ahs()]
     }
 
     /// Length of the current PDU's data segment in bytes.
-    pub(super) fn segment(&self) -> usize {
+    pub(crate) fn segment(&self) -> usize {
         self.segment
     }
 
     /// The control data of the PDU that has just been completed.
-    pub(super) fn control(&mut self) -> Vec<u8> {
+    pub(crate) fn control(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.control)
     }
 
     /// Gives the memory of [`Self::control`] back.
-    pub(super) fn reuse(&mut self, mut control: Vec<u8>) {
+    pub(crate) fn reuse(&mut self, mut control: Vec<u8>) {
         control.clear();
         if control.capacity() <= KEPT {
             self.control = control;
@@ -148,7 +141,7 @@ impl Receiver {
     }
 
     /// Where the next bytes go.
-    pub(super) fn space<'a>(&'a mut self, tasks: &'a mut Tasks) -> Option<&'a mut [u8]> {
+    pub(crate) fn space<'a>(&'a mut self, tasks: &'a mut impl Owners) -> Option<&'a mut [u8]> {
         match self.stage {
             Stage::Header => Some(&mut self.header[self.have..self.need]),
             Stage::Tail => Some(&mut self.tail[self.have..self.need]),
@@ -157,7 +150,7 @@ impl Receiver {
         }
     }
 
-    fn data_space<'a>(&'a mut self, tasks: &'a mut Tasks) -> &'a mut [u8] {
+    fn data_space<'a>(&'a mut self, tasks: &'a mut impl Owners) -> &'a mut [u8] {
         let left = self.segment - self.done;
         match self.sink {
             Sink::Control(keep) if self.done < keep => {
@@ -178,7 +171,7 @@ impl Receiver {
     }
 
     /// `n` bytes of the space were filled.
-    pub(super) fn filled(&mut self, n: usize, tasks: &mut Tasks) -> Event {
+    pub(crate) fn filled(&mut self, n: usize, tasks: &mut impl Owners) -> Event {
         match self.stage {
             Stage::Header => self.header_filled(n),
             Stage::Data => {
@@ -217,12 +210,12 @@ impl Receiver {
     }
 
     /// The header's data has no place yet: nothing is received before [`Self::resume`].
-    pub(super) fn wait(&mut self, sink: Sink) {
+    pub(crate) fn wait(&mut self, sink: Sink) {
         self.sink = sink;
     }
 
     /// The command whose data waits for a place.
-    pub(super) fn waits_for(&self) -> Option<(Tag, u32)> {
+    pub(crate) fn waits_for(&self) -> Option<(Tag, u32)> {
         match self.sink {
             Sink::Task(tag, offset) if self.is_blocked() => Some((tag, offset)),
             _ => None,
@@ -230,14 +223,14 @@ impl Receiver {
     }
 
     /// Data for which a place was awaited can be received.
-    pub(super) fn resume(&mut self) {
+    pub(crate) fn resume(&mut self) {
         debug_assert!(self.is_blocked() && self.segment > 0);
         self.take(self.sink);
     }
 
     /// The header is accepted: its data goes to `sink`. Returns what receiving nothing more
     /// leads to: [`Event::Complete`] where there is no data.
-    pub(super) fn take(&mut self, sink: Sink) -> Event {
+    pub(crate) fn take(&mut self, sink: Sink) -> Event {
         self.control.clear();
         if self.segment == 0 {
             self.next_pdu();
@@ -254,7 +247,7 @@ impl Receiver {
     }
 
     /// Nothing will be received any more.
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.sink = Sink::Discard;
         self.control = Vec::new();
         self.scratch = Vec::new();
