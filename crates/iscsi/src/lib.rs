@@ -7,12 +7,14 @@
 //! * [`name`]: names of initiators and targets.
 //! * [`chap`]: CHAP's arithmetic.
 //! * [`target`]: a connection in the target role.
+//! * [`initiator`]: a connection in the initiator role.
 //! * [`isns`]: how targets are registered with a name server (RFC 4171).
 //!
 //! Error recovery level 0, one connection per session. `docs/conformance/iscsi.md` tells clause
 //! by clause what that means.
 
 pub mod chap;
+pub mod initiator;
 pub mod isns;
 pub mod name;
 pub mod params;

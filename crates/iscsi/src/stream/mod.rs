@@ -2,7 +2,7 @@
 //! into its place, check digests, and put PDUs together.
 //!
 //! Which PDUs come, what they mean and who owns which data is the machines': [`crate::target::Connection`]
-//! is the target's, that of the initiator follows.
+//! is the target's, [`crate::initiator::Connection`] the initiator's.
 
 mod receive;
 mod send;

@@ -1,0 +1,140 @@
+//! SCSI commands: data both ways, and how they end (RFC 7143 11.4, 11.7, 11.8).
+
+use super::Connection;
+use super::receive::Subject;
+use super::request::{Answer, Completion, Residual};
+use super::tasks::{Kind, Transfer};
+use crate::pdu::{BHS, DataIn, FINAL, NO_TAG, R2t, ScsiResponse};
+use crate::stream::{Sink, Tag};
+
+/// Most bytes of sense data (SPC-4 4.5).
+const MAX_SENSE: usize = 252;
+
+impl Connection {
+    /// A Data-In PDU has begun: data of a command comes in order, without holes, and no more than there is
+    /// room for.
+    pub(super) fn on_data_header(&mut self) -> Result<(Sink, Subject), &'static str> {
+        let pdu = *DataIn::of(self.receiver.basic());
+        let length = u32::try_from(self.receiver.segment()).map_err(|_| "too much data")?;
+        let max_burst = self.params.max_burst;
+        let tag = self.expect(pdu.itt.get(), |kind| kind == Kind::Scsi)?;
+        let Some(task) = self.tasks.get(tag).filter(|t| t.room > 0) else {
+            return Err("data for a command that reads nothing");
+        };
+        let (last, status) = (pdu.flags & FINAL != 0, pdu.flags & DataIn::STATUS != 0);
+        if status && !last {
+            return Err("a status before the end of the data");
+        }
+        if length == 0 && !status {
+            return Err("data of no length");
+        }
+        if pdu.data_sn.get() != task.data_ins {
+            return Err("a Data-In out of order");
+        }
+        if pdu.offset.get() != task.filled {
+            return Err("data out of order");
+        }
+        if length > task.room - task.filled {
+            return Err("more data than was asked for");
+        }
+        task.burst = task.burst.saturating_add(length);
+        if task.burst > max_burst {
+            return Err("a sequence of data longer than agreed on");
+        }
+        if last {
+            task.burst = 0;
+        }
+        task.data_ins = task.data_ins.wrapping_add(1);
+        Ok((Sink::Task(tag, pdu.offset.get()), Subject::Data(tag)))
+    }
+
+    /// A Data-In PDU is there.
+    pub(super) fn on_data(&mut self, tag: Tag, header: &[u8; BHS]) -> Result<(), &'static str> {
+        let pdu = DataIn::of(header);
+        let length = u32::try_from(self.receiver.segment()).map_err(|_| "too much data")?;
+        let status = pdu.flags & DataIn::STATUS != 0;
+        self.count(header, status)?;
+        let Some(task) = self.tasks.get(tag) else { return Ok(()) };
+        task.filled += length;
+        if status {
+            let residual = residual(pdu.flags, pdu.residual.get(), task.room)?;
+            let completion = Completion { status: pdu.status, residual, ..Completion::default() };
+            self.answer(tag, Answer::Scsi(completion));
+        }
+        Ok(())
+    }
+
+    /// Data is asked for: in order, once, no more than was agreed on at a time.
+    pub(super) fn on_r2t(&mut self, pdu: &R2t) -> Result<(), &'static str> {
+        let (most, max_burst) = (self.params.max_outstanding_r2t, self.params.max_burst);
+        let tag = self.expect(pdu.itt.get(), |kind| kind == Kind::Scsi)?;
+        let Some(task) = self.tasks.get(tag).filter(|t| !t.outgoing.is_empty()) else {
+            return Err("a request for data of a command that writes nothing");
+        };
+        let (at, length, ttt) = (pdu.offset.get(), pdu.desired_len.get(), pdu.ttt.get());
+        if ttt == NO_TAG {
+            return Err("a request for data without a tag");
+        }
+        if pdu.r2t_sn.get() != task.r2ts {
+            return Err("an R2T out of order");
+        }
+        if task.open_r2ts >= most {
+            return Err("more R2Ts at a time than agreed on");
+        }
+        if length == 0 || length > max_burst {
+            return Err("an R2T for nothing, or for more than agreed on");
+        }
+        let end = at.checked_add(length).filter(|&end| end as usize <= task.outgoing.len());
+        let Some(end) = end.filter(|_| at == task.asked) else {
+            return Err("an R2T for data that there is not, or again");
+        };
+        task.asked = end;
+        task.r2ts = task.r2ts.wrapping_add(1);
+        task.open_r2ts += 1;
+        self.transfers.push_back(Transfer { tag, ttt, at, end, data_sn: 0 });
+        Ok(())
+    }
+
+    /// A command is over.
+    pub(super) fn on_status(
+        &mut self,
+        pdu: &ScsiResponse,
+        data: &[u8],
+    ) -> Result<(), &'static str> {
+        let tag = self.expect(pdu.itt.get(), |kind| kind == Kind::Scsi)?;
+        let sense = sense(data, self.receiver.segment())?.into();
+        let Some(task) = self.tasks.get(tag) else { return Ok(()) };
+        // RFC 7143 11.4.8: what was sent in all. Some targets leave it zero.
+        let came = task.data_ins.max(task.r2ts);
+        if pdu.response == ScsiResponse::COMPLETED && pdu.exp_data_sn.get() > came {
+            return Err("data that has not come");
+        }
+        let residual = residual(pdu.flags, pdu.residual.get(), task.expected())?;
+        let (response, status) = (pdu.response, pdu.status);
+        self.answer(tag, Answer::Scsi(Completion { response, status, sense, residual }));
+        Ok(())
+    }
+}
+
+/// Sense data and, before it, its length (RFC 7143 11.4.7), of a segment of so many bytes.
+pub(super) fn sense(data: &[u8], segment: usize) -> Result<&[u8], &'static str> {
+    let Some((length, sense)) = data.split_first_chunk() else {
+        return if data.is_empty() { Ok(&[]) } else { Err("half a length of sense data") };
+    };
+    let length = usize::from(u16::from_be_bytes(*length));
+    if length + 2 > segment {
+        return Err("less sense data than was said");
+    }
+    Ok(&sense[..length.min(MAX_SENSE).min(sense.len())])
+}
+
+fn residual(flags: u8, count: u32, expected: u32) -> Result<Residual, &'static str> {
+    let (over, under) = (flags & ScsiResponse::OVERFLOW != 0, flags & ScsiResponse::UNDERFLOW != 0);
+    match (over, under) {
+        (true, true) => Err("too much and too little data"),
+        (false, true) if count > expected => Err("less than no data"),
+        (false, true) if count > 0 => Ok(Residual::Under(count)),
+        (true, false) if count > 0 => Ok(Residual::Over(count)),
+        _ => Ok(Residual::None),
+    }
+}
