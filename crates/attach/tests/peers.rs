@@ -229,6 +229,7 @@ fn fio_verifies_what_it_writes() {
             "--verify=crc32c",
             "--verify_backlog=128",
             "--do_verify=1",
+            "--verify_state_save=0",
             "--norandommap=0",
             "--fsync=64",
         ];

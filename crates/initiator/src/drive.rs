@@ -1,8 +1,8 @@
-//! A queue: one connection, one task that drives it, and callers that share its machine.
+//! A link: one connection, one task that drives its machine, and callers that share it.
 //!
 //! Who submits puts the command into the machine itself and wakes the task, so all that is submitted
-//! before the task's turn leaves in one system call, and nothing is allocated for a command. Who finds the
-//! queue full waits in turn.
+//! before the task's turn leaves in one system call, and nothing is allocated for a command. Who finds no
+//! room waits in turn.
 
 mod driver;
 
@@ -14,9 +14,6 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use ::nvme::host::{self, Command, Config, Connection, Done, Lost};
-use ::nvme::{Completion, Digests, Tag};
-use block::BufsMut;
 use frame::Machine;
 use slab::Slab;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -26,7 +23,49 @@ use tokio::time::Instant;
 use driver::Driver;
 pub use driver::Staging;
 
-/// A byte stream to a controller.
+/// A machine that carries out commands for callers, each of which ends once.
+pub(crate) trait Client: Machine + 'static {
+    /// What is asked.
+    type Command;
+    /// What has become of it.
+    type Done;
+    /// Why the connection ends.
+    type End: Copy;
+    /// This side closed it.
+    const CLOSED: Self::End;
+
+    /// Takes a command, whose time begins now; the number by which its end is known.
+    fn submit(&mut self, command: Self::Command) -> Option<usize>;
+
+    /// The next command that has ended.
+    fn poll_done(&mut self) -> Option<Ended<Self::Done>>;
+
+    /// How many commands that count it takes now; `None` before it takes any.
+    fn room(&self) -> Option<usize>;
+
+    /// Whether it takes commands, or will.
+    fn is_open(&self) -> bool;
+
+    /// Ends the connection.
+    fn close(&mut self);
+
+    /// Why it ends.
+    fn end(&self) -> Option<Self::End>;
+}
+
+/// The end of a command.
+#[derive(Debug)]
+pub(crate) struct Ended<D> {
+    /// The number that [`Client::submit`] gave.
+    pub(crate) index: usize,
+    pub(crate) done: D,
+    /// Whether it has taken [`Client::room`], which is free again.
+    pub(crate) counts: bool,
+    /// Whether it was lost and the other side may know of it.
+    pub(crate) in_doubt: bool,
+}
+
+/// A byte stream to a controller or a target.
 pub trait Transport: AsyncRead + AsyncWrite + Unpin + 'static {
     /// What was written and has not arrived is not to arrive any more, as far as that can be helped:
     /// the stream is about to be dropped with commands in doubt.
@@ -44,116 +83,115 @@ impl Transport for tokio::io::DuplexStream {
     fn abandon(&self) {}
 }
 
-/// Why a queue has ended.
+/// Why a connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum End<E> {
     /// Its machine ended it.
-    Machine(host::End),
-    /// The controller closed the connection.
+    Machine(E),
+    /// The other side closed the connection.
     PeerClosed,
-    /// The controller did not take what was to be sent, within the send timeout.
+    /// The other side did not take what was to be sent, within the send timeout.
     SendStalled,
     /// The connection broke.
     Broken(io::ErrorKind),
 }
 
-impl fmt::Display for End {
+impl<E> End<E> {
+    /// Whether the other side has ended it, or the machine that the other side was on.
+    pub(crate) fn was_theirs(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+        match self {
+            Self::PeerClosed => true,
+            Self::Broken(kind) => [BrokenPipe, ConnectionAborted, ConnectionReset].contains(kind),
+            Self::Machine(_) | Self::SendStalled => false,
+        }
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for End<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Machine(end) => write!(f, "{end}"),
-            Self::PeerClosed => f.write_str("the controller closed the connection"),
-            Self::SendStalled => f.write_str("the controller takes nothing any more"),
+            Self::PeerClosed => f.write_str("the other side closed the connection"),
+            Self::SendStalled => f.write_str("the other side takes nothing any more"),
             Self::Broken(kind) => write!(f, "the connection broke: {kind}"),
         }
     }
 }
 
-/// What has become of a command.
-#[derive(Debug)]
-pub struct Reply {
-    /// What the controller has answered, or that there will be no answer.
-    pub outcome: Result<Completion, Lost>,
-    /// Bytes of its data that have been moved: less than all of a command that succeeded where the
-    /// controller did not want them, or did not give them.
-    pub moved: u32,
-    /// The buffers of [`host::Payload::ToHost`]; behind the first `moved` bytes they hold anything.
-    pub buffers: BufsMut,
-}
+/// A connection, on this core. Cheap to clone; it ends by [`Link::close`], with the last clone, or when its
+/// connection does.
+pub(crate) struct Link<C: Client>(Rc<Handle<C>>);
 
-impl Reply {
-    /// That of a command that the queue has not taken.
-    pub(super) fn unsent() -> Self {
-        Self { outcome: Err(Lost::Unsent), moved: 0, buffers: BufsMut::new() }
+impl<C: Client> Clone for Link<C> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
     }
 }
 
-/// One queue of a controller, on this core. Cheap to clone; it ends by [`Queue::close`], with the last
-/// clone, or when its connection does.
-#[derive(Clone, Debug)]
-pub struct Queue(Rc<Handle>);
+impl<C: Client> fmt::Debug for Link<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Link({} waiting)", self.shared().state.borrow().waiting.len())
+    }
+}
 
 /// What callers hold of it.
-#[derive(Debug)]
-struct Handle(Rc<Shared>);
+struct Handle<C: Client>(Rc<Shared<C>>);
 
-impl Drop for Handle {
+impl<C: Client> Drop for Handle<C> {
     fn drop(&mut self) {
         self.0.close();
     }
 }
 
-#[derive(Debug)]
-struct Shared {
-    state: RefCell<State>,
+struct Shared<C: Client> {
+    state: RefCell<State<C>>,
     /// A permit for each command that the machine takes; closed once it takes no more.
     room: Semaphore,
     over: Notify,
 }
 
-#[derive(Debug)]
-struct State {
-    machine: Connection,
+struct State<C: Client> {
+    machine: C,
     /// The zero of the machine's clock.
     began: Instant,
     /// Who waits for the end of a command.
-    waiting: Slab<Waiting>,
-    /// Which of them waits for the command with a tag.
-    by_tag: Vec<usize>,
+    waiting: Slab<Waiting<C::Done>>,
+    /// Which of them waits for the command with a number.
+    by_index: Vec<usize>,
     driver: Option<Waker>,
     /// Whether the driver is at work, and looks at the machine before it rests.
     awake: bool,
     /// Whether those who submit have been let in.
     is_open: bool,
-    /// Whether a command has been lost that the controller may know of.
+    /// Whether a command has been lost that the other side may know of.
     in_doubt: bool,
-    end: Option<End>,
+    end: Option<End<C::End>>,
 }
 
-#[derive(Debug)]
-enum Waiting {
+enum Waiting<D> {
     /// For the end of the command.
     For(Option<Waker>),
     /// It is here.
-    Over(Done),
+    Over(D),
     /// Nobody asks any more.
     Nobody,
 }
 
-impl Queue {
-    /// A queue on a connection that has just been made; commands wait until the controller has answered
-    /// ICReq. `send_timeout`: how long it may take nothing of what waits to be sent.
-    #[must_use]
-    pub fn start(
+impl<C: Client> Link<C> {
+    /// A link on a connection that has just been made; commands wait until the machine takes them.
+    /// `send_timeout`: how long the other side may take nothing of what waits to be sent.
+    pub(crate) fn start(
         stream: impl Transport,
-        config: Config,
+        machine: C,
         staging: Staging,
         send_timeout: Duration,
     ) -> Self {
         let state = State {
-            machine: Connection::new(config),
+            machine,
             began: Instant::now(),
             waiting: Slab::new(),
-            by_tag: Vec::new(),
+            by_index: Vec::new(),
             driver: None,
             awake: false,
             is_open: false,
@@ -167,80 +205,52 @@ impl Queue {
         Self(Rc::new(Handle(shared)))
     }
 
-    /// Sends a command once there is room for it, and waits for its end. A caller that goes away does not
-    /// take the command along.
-    pub async fn submit(&self, command: Command) -> Reply {
-        match self.place().await {
-            Some(place) => place.submit(command).await,
-            None => Reply::unsent(),
-        }
-    }
-
-    /// Sends the halves of a fused operation next to each other (NVMe Base 2.0, 3.4.2), and waits for the
-    /// ends of both.
-    pub async fn submit_fused(&self, first: Command, second: Command) -> (Reply, Reply) {
-        match self.pair().await {
-            Some(pair) => pair.submit(first, second).await,
-            None => (Reply::unsent(), Reply::unsent()),
-        }
+    /// Sends a command once there is room for it, and waits for its end; `None` where it was not taken. A
+    /// caller that goes away does not take the command along.
+    pub(crate) async fn submit(&self, command: C::Command) -> Option<C::Done> {
+        self.place().await?.submit(command).await
     }
 
     /// Waits for room for a command, so that its caller can have a last look before it is sent. `None` once
-    /// the queue has ended.
-    pub async fn place(&self) -> Option<Place<'_>> {
+    /// the link has ended.
+    pub(crate) async fn place(&self) -> Option<Place<'_, C>> {
         let permit = self.shared().room.acquire().await.ok()?;
         Some(Place { shared: self.shared(), permit })
     }
 
-    /// Likewise for the halves of a fused operation.
-    pub async fn pair(&self) -> Option<Pair<'_>> {
+    /// Likewise for two commands that are sent next to each other.
+    pub(crate) async fn pair(&self) -> Option<Pair<'_, C>> {
         let permits = self.shared().room.acquire_many(2).await.ok()?;
         Some(Pair { shared: self.shared(), permits })
     }
 
     /// How many commands it would take now.
-    #[must_use]
-    pub fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         self.shared().room.available_permits()
     }
 
-    /// Digests agreed on; `None` before the controller has answered ICReq.
-    #[must_use]
-    pub fn agreed(&self) -> Option<Digests> {
-        self.shared().state.borrow().machine.agreed()
+    /// Looks at the machine.
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut C) -> T) -> T {
+        look(&mut self.shared().state.borrow_mut().machine)
     }
 
     /// Ends it now; what is in flight is lost.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.shared().close();
     }
 
     /// Whether it has not ended, and is not about to.
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        !self.shared().state.borrow().machine.is_closing()
-    }
-
-    /// Whether its controller has ended it, or the machine that the controller was on.
-    #[must_use]
-    pub fn has_been_left(&self) -> bool {
-        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
-        let gone = [BrokenPipe, ConnectionAborted, ConnectionReset];
-        match self.end() {
-            Some(End::PeerClosed) => true,
-            Some(End::Broken(kind)) => gone.contains(&kind),
-            Some(End::Machine(_) | End::SendStalled) | None => false,
-        }
+    pub(crate) fn is_open(&self) -> bool {
+        self.shared().state.borrow().machine.is_open()
     }
 
     /// Why it has ended; `None` while it has not.
-    #[must_use]
-    pub fn end(&self) -> Option<End> {
+    pub(crate) fn end(&self) -> Option<End<C::End>> {
         self.shared().state.borrow().end
     }
 
     /// Waits for its end.
-    pub async fn ended(&self) -> End {
+    pub(crate) async fn ended(&self) -> End<C::End> {
         loop {
             let over = self.shared().over.notified();
             if let Some(end) = self.end() {
@@ -249,74 +259,73 @@ impl Queue {
             over.await;
         }
     }
-}
 
-impl Queue {
-    fn shared(&self) -> &Rc<Shared> {
+    fn shared(&self) -> &Rc<Shared<C>> {
         &self.0.0
     }
 }
 
-/// Room for a command in a queue.
-#[derive(Debug)]
-pub struct Place<'a> {
-    shared: &'a Rc<Shared>,
+/// Room for a command.
+pub(crate) struct Place<'a, C: Client> {
+    shared: &'a Rc<Shared<C>>,
     permit: SemaphorePermit<'a>,
 }
 
-impl Place<'_> {
-    /// Sends a command, when this is first polled, and waits for its end: see [`Queue::submit`].
-    pub async fn submit(self, command: Command) -> Reply {
+impl<C: Client> Place<'_, C> {
+    /// Sends a command, when this is first polled, and waits for its end: see [`Link::submit`].
+    pub(crate) async fn submit(self, command: C::Command) -> Option<C::Done> {
         self.permit.forget();
-        ended(self.shared.submit(command)).await
+        Some(self.shared.submit(command)?.await)
     }
 }
 
-/// Room for the halves of a fused operation in a queue.
-#[derive(Debug)]
-pub struct Pair<'a> {
-    shared: &'a Rc<Shared>,
+/// Room for two commands.
+pub(crate) struct Pair<'a, C: Client> {
+    shared: &'a Rc<Shared<C>>,
     permits: SemaphorePermit<'a>,
 }
 
-impl Pair<'_> {
-    /// Sends both, when this is first polled, and waits for their ends: see [`Queue::submit_fused`].
-    pub async fn submit(self, first: Command, second: Command) -> (Reply, Reply) {
+impl<C: Client> Pair<'_, C> {
+    /// Sends both next to each other, when this is first polled, and waits for their ends.
+    pub(crate) async fn submit(
+        self,
+        first: C::Command,
+        second: C::Command,
+    ) -> (Option<C::Done>, Option<C::Done>) {
         self.permits.forget();
         let (first, second) = (self.shared.submit(first), self.shared.submit(second));
         (ended(first).await, ended(second).await)
     }
 }
 
-/// The end of a command, if the queue has taken it.
-async fn ended(answer: Option<Answer>) -> Reply {
+/// The end of a command, if it was taken.
+async fn ended<C: Client>(answer: Option<Answer<C>>) -> Option<C::Done> {
     match answer {
-        Some(answer) => answer.await,
-        None => Reply::unsent(),
+        Some(answer) => Some(answer.await),
+        None => None,
     }
 }
 
-impl Shared {
+impl<C: Client> Shared<C> {
     fn close(&self) {
         let mut state = self.state.borrow_mut();
         state.machine.close();
         state.wake();
     }
 
-    /// The caller has a permit.
-    fn submit(self: &Rc<Self>, command: Command) -> Option<Answer> {
+    /// The caller has a permit, or needs none.
+    fn submit(self: &Rc<Self>, command: C::Command) -> Option<Answer<C>> {
         let mut state = self.state.borrow_mut();
         // The command's time begins now, not when the driver was last awake.
         let now = state.began.elapsed();
         state.machine.on_timer(now);
         state.wake();
-        let tag = state.machine.submit(command)?;
+        let index = state.machine.submit(command)?;
         let place = state.waiting.insert(Waiting::For(None));
-        let index = tag.index();
-        if state.by_tag.len() <= index {
-            state.by_tag.resize(index + 1, usize::MAX);
+        if state.by_index.len() <= index {
+            state.by_index.resize(index + 1, usize::MAX);
         }
-        state.by_tag[index] = place;
+        state.by_index[index] = place;
         Some(Answer { shared: Rc::clone(self), place })
     }
 
@@ -325,12 +334,14 @@ impl Shared {
         let mut state = self.state.borrow_mut();
         let mut ended = 0;
         while let Some(done) = state.machine.poll_done() {
+            ended += usize::from(done.counts);
             state.hand_over(done);
-            ended += 1;
         }
-        if !state.is_open && state.machine.agreed().is_some() {
+        if !state.is_open
+            && let Some(room) = state.machine.room()
+        {
             state.is_open = true;
-            ended = state.machine.room();
+            ended = room;
         }
         drop(state);
         if ended > 0 {
@@ -339,7 +350,7 @@ impl Shared {
     }
 
     /// It is over: nobody waits any more. Whether commands are in doubt.
-    fn finish(&self, end: End) -> bool {
+    fn finish(&self, end: End<C::End>) -> bool {
         self.state.borrow_mut().machine.close();
         self.room.close();
         self.deliver();
@@ -350,7 +361,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl<C: Client> State<C> {
     /// There is something for the driver.
     fn wake(&self) {
         if !self.awake
@@ -360,15 +371,11 @@ impl State {
         }
     }
 
-    fn place_of(&self, tag: Tag) -> usize {
-        self.by_tag.get(tag.index()).copied().unwrap_or(usize::MAX)
-    }
-
-    fn hand_over(&mut self, done: Done) {
-        self.in_doubt |= done.outcome == Err(Lost::InDoubt);
-        let place = self.place_of(done.tag);
+    fn hand_over(&mut self, ended: Ended<C::Done>) {
+        self.in_doubt |= ended.in_doubt;
+        let place = self.by_index.get(ended.index).copied().unwrap_or(usize::MAX);
         let Some(waiting) = self.waiting.get_mut(place) else { return };
-        match std::mem::replace(waiting, Waiting::Over(done)) {
+        match std::mem::replace(waiting, Waiting::Over(ended.done)) {
             Waiting::For(waker) => waker.into_iter().for_each(Waker::wake),
             Waiting::Nobody | Waiting::Over(_) => drop(self.waiting.remove(place)),
         }
@@ -376,21 +383,19 @@ impl State {
 }
 
 /// The end of a command, to come.
-struct Answer {
-    shared: Rc<Shared>,
+struct Answer<C: Client> {
+    shared: Rc<Shared<C>>,
     place: usize,
 }
 
-impl Future for Answer {
-    type Output = Reply;
+impl<C: Client> Future for Answer<C> {
+    type Output = C::Done;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Reply> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<C::Done> {
         let mut state = self.shared.state.borrow_mut();
         let Some(waiting) = state.waiting.get_mut(self.place) else { return Poll::Pending };
         match std::mem::replace(waiting, Waiting::Nobody) {
-            Waiting::Over(Done { outcome, moved, buffers, .. }) => {
-                Poll::Ready(Reply { outcome, moved, buffers })
-            }
+            Waiting::Over(done) => Poll::Ready(done),
             Waiting::For(known) => {
                 let known = known.filter(|k| k.will_wake(cx.waker()));
                 let waker = known.unwrap_or_else(|| cx.waker().clone());
@@ -402,7 +407,7 @@ impl Future for Answer {
     }
 }
 
-impl Drop for Answer {
+impl<C: Client> Drop for Answer<C> {
     fn drop(&mut self) {
         let mut state = self.shared.state.borrow_mut();
         match state.waiting.get_mut(self.place) {

@@ -13,5 +13,7 @@
 //! What is decided, and what a broken or hostile controller can do to whom, is in
 //! `docs/rfd/0021-the-initiator.md`.
 
+mod backoff;
+mod drive;
 pub mod nbd;
 pub mod nvme;

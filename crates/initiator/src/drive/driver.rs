@@ -1,7 +1,7 @@
 //! The task of a connection: carries bytes between a socket and the machine.
 //!
 //! Each wake-up sends what was submitted with as few system calls as it takes, reads what is there, and
-//! hands out what has ended. Small reads go through a staging buffer that all queues of the core share, so
+//! hands out what has ended. Small reads go through a staging buffer that all connections of the core share, so
 //! that one read brings the answers to many commands; the rest of a large payload is read into its place.
 
 use std::cell::RefCell;
@@ -13,11 +13,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use frame::Machine;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::{End, Shared, State, Transport};
+use super::{Client, End, Shared, State, Transport};
 
 /// Size of the staging buffer in bytes.
 const STAGING_BYTES: usize = 128 * 1024;
@@ -31,7 +30,7 @@ const GATHER: usize = 128;
 /// Rounds of reading and writing before the other tasks of the core get their turn.
 const ROUNDS: usize = 16;
 
-/// The staging buffer of a core: one for all of its queues. Cheap to clone.
+/// The staging buffer of a core: one for all of its connections. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Staging(Rc<RefCell<Box<[u8]>>>);
 
@@ -42,9 +41,9 @@ impl Default for Staging {
 }
 
 /// Drives one connection.
-pub(super) struct Driver<S: Transport> {
+pub(super) struct Driver<S: Transport, C: Client> {
     stream: S,
-    shared: Rc<Shared>,
+    shared: Rc<Shared<C>>,
     staging: Staging,
     send_timeout: Duration,
     /// Since when the socket has taken nothing of what waits to be sent.
@@ -60,7 +59,7 @@ struct Timer {
 }
 
 /// A task that is dropped, as when its core stops, leaves nobody waiting.
-impl<S: Transport> Drop for Driver<S> {
+impl<S: Transport, C: Client> Drop for Driver<S, C> {
     fn drop(&mut self) {
         if self.shared.finish(End::Broken(io::ErrorKind::Interrupted)) {
             self.stream.abandon();
@@ -68,10 +67,10 @@ impl<S: Transport> Drop for Driver<S> {
     }
 }
 
-impl<S: Transport> Driver<S> {
+impl<S: Transport, C: Client> Driver<S, C> {
     pub(super) fn new(
         stream: S,
-        shared: Rc<Shared>,
+        shared: Rc<Shared<C>>,
         staging: Staging,
         send_timeout: Duration,
     ) -> Self {
@@ -84,7 +83,7 @@ impl<S: Transport> Driver<S> {
         self.shared.finish(end);
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End<C::End>> {
         self.shared.state.borrow_mut().awake = true;
         let polled = self.work(cx);
         let mut state = self.shared.state.borrow_mut();
@@ -96,7 +95,7 @@ impl<S: Transport> Driver<S> {
         polled
     }
 
-    fn work(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+    fn work(&mut self, cx: &mut Context<'_>) -> Poll<End<C::End>> {
         let shared = Rc::clone(&self.shared);
         let now = shared.state.borrow().began.elapsed();
         shared.state.borrow_mut().machine.on_timer(now);
@@ -107,7 +106,7 @@ impl<S: Transport> Driver<S> {
                 Err(e) => return Poll::Ready(End::Broken(e.kind())),
             };
             if state.machine.is_closing() && state.machine.output().is_empty() {
-                let end = state.machine.end().unwrap_or(::nvme::host::End::Closed);
+                let end = state.machine.end().unwrap_or(C::CLOSED);
                 return Poll::Ready(End::Machine(end));
             }
             match self.read(&mut state, cx) {
@@ -134,7 +133,7 @@ impl<S: Transport> Driver<S> {
     /// Sends until nothing is left or the socket takes no more; whether anything was sent.
     fn write(
         &mut self,
-        state: &mut State,
+        state: &mut State<C>,
         cx: &mut Context<'_>,
         now: Duration,
     ) -> io::Result<bool> {
@@ -164,7 +163,7 @@ impl<S: Transport> Driver<S> {
         }
     }
 
-    fn read(&mut self, state: &mut State, cx: &mut Context<'_>) -> io::Result<Read> {
+    fn read(&mut self, state: &mut State<C>, cx: &mut Context<'_>) -> io::Result<Read> {
         let machine = &mut state.machine;
         let Some(space) = machine.receive_space() else { return Ok(Read::Nothing) };
         if space.len() >= DIRECT_BYTES {
