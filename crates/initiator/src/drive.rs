@@ -46,6 +46,9 @@ pub(crate) trait Client: Machine + 'static {
     /// Whether it takes commands, or will.
     fn is_open(&self) -> bool;
 
+    /// Whether it has something to tell that nobody has asked for.
+    fn has_news(&self) -> bool;
+
     /// Ends the connection.
     fn close(&mut self);
 
@@ -148,7 +151,10 @@ struct Shared<C: Client> {
     state: RefCell<State<C>>,
     /// A permit for each command that the machine takes; closed once it takes no more.
     room: Semaphore,
+    /// Wakes those who wait for the first room, or for the end.
     over: Notify,
+    /// Wakes who listens to the machine.
+    news: Notify,
 }
 
 struct State<C: Client> {
@@ -198,8 +204,8 @@ impl<C: Client> Link<C> {
             in_doubt: false,
             end: None,
         };
-        let (room, over) = (Semaphore::new(0), Notify::new());
-        let shared = Rc::new(Shared { state: RefCell::new(state), room, over });
+        let (room, over, news) = (Semaphore::new(0), Notify::new(), Notify::new());
+        let shared = Rc::new(Shared { state: RefCell::new(state), room, over, news });
         let driver = Driver::new(stream, Rc::clone(&shared), staging, send_timeout);
         tokio::task::spawn_local(driver.run());
         Self(Rc::new(Handle(shared)))
@@ -222,6 +228,35 @@ impl<C: Client> Link<C> {
     pub(crate) async fn pair(&self) -> Option<Pair<'_, C>> {
         let permits = self.shared().room.acquire_many(2).await.ok()?;
         Some(Pair { shared: self.shared(), permits })
+    }
+
+    /// Sends a command that takes no room, and waits for its end; `None` where it was not taken.
+    pub(crate) async fn submit_now(&self, command: C::Command) -> Option<C::Done> {
+        let answer = self.shared().submit(command);
+        Some(answer?.await)
+    }
+
+    /// Waits until the machine takes commands.
+    ///
+    /// # Errors
+    /// Why it never will.
+    pub(crate) async fn opened(&self) -> Result<(), End<C::End>> {
+        loop {
+            let changed = self.shared().over.notified();
+            if let Some(end) = self.end() {
+                return Err(end);
+            }
+            if self.shared().state.borrow().is_open {
+                return Ok(());
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until the machine may have something to tell that nobody has asked for; for ever, where it
+    /// never has.
+    pub(crate) async fn news(&self) {
+        self.shared().news.notified().await;
     }
 
     /// How many commands it would take now.
@@ -342,6 +377,10 @@ impl<C: Client> Shared<C> {
         {
             state.is_open = true;
             ended = room;
+            self.over.notify_waiters();
+        }
+        if state.machine.has_news() {
+            self.news.notify_one();
         }
         drop(state);
         if ended > 0 {

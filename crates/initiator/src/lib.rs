@@ -8,12 +8,20 @@
 //!  Layer                     └─ …                one task each
 //! ```
 //!
-//! [`nbd`] reaches the exports of NBD servers.
+//! [`iscsi`] reaches iSCSI targets:
 //!
-//! What is decided, and what a broken or hostile controller can do to whom, is in
-//! `docs/rfd/0021-the-initiator.md`.
+//! ```text
+//!  Lun ── Session ── socket
+//!  a block::  reconnects
+//!  Layer
+//! ```
+//!
+//! What both do alike, from the task of a connection to the pauses between attempts, is there once. [`nbd`] reaches the
+//! exports of NBD servers. What is decided, and what a broken or hostile other end can do to whom, is in
+//! `docs/rfd/0021-the-initiator.md`, `docs/rfd/0025-nbd.md` and `docs/rfd/0026-the-iscsi-initiator.md`.
 
 mod backoff;
 mod drive;
+pub mod iscsi;
 pub mod nbd;
 pub mod nvme;

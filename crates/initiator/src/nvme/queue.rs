@@ -38,6 +38,10 @@ impl Client for Connection {
         !self.is_closing()
     }
 
+    fn has_news(&self) -> bool {
+        false
+    }
+
     fn close(&mut self) {
         Self::close(self);
     }

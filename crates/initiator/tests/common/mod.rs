@@ -13,8 +13,8 @@ use block::{Dev, Epoch, Mem, MemOptions};
 use initiator::nvme::{Backoff, Controller, Options, Staging};
 use rt::{Core, Cores, CoresConfig};
 use target::{
-    Access, Admission, Catalog, HostSecrets, Limits, Served, Server, Service, Subsystem, VolumeId,
-    doors,
+    Access, Admission, Catalog, Chap, HostSecrets, IscsiTarget, Limits, Served, Server, Service,
+    Subsystem, VolumeId, doors,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::sync::Notify;
@@ -24,6 +24,8 @@ use volume::Volume;
 pub(crate) const SUBNQN: &str = "nqn.2026-01.com.example:disk";
 pub(crate) const HOSTNQN: &str =
     "nqn.2014-08.org.nvmexpress:uuid:6d0a3c1e-0000-4000-8000-000000000001";
+pub(crate) const TARGET: &str = "iqn.2026-01.com.example:disk";
+pub(crate) const INITIATOR: &str = "iqn.2026-01.com.example:host";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) const A: VolumeId = VolumeId([0xa; 16]);
 pub(crate) const B: VolumeId = VolumeId([0xb; 16]);
@@ -92,6 +94,18 @@ impl Site {
         (Volume::new(dev, Epoch::default()), mem, faults)
     }
 
+    /// Unit 1 of [`TARGET`] is volume A.
+    pub(crate) async fn iscsi(core: &Core, blocks: u64) -> Self {
+        let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+        let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        spawn_local(Rc::clone(&server).serve(listener, Service::Iscsi));
+        let (mem, faults) = Self::volume(&server, A, blocks);
+        let site = Self { core: core.clone(), server, at, mem, faults };
+        site.serve_unit(TARGET, A, Access::anybody());
+        site
+    }
+
     /// Adds a volume.
     pub(crate) fn volume(server: &Rc<Server>, id: VolumeId, blocks: u64) -> (Rc<Mem>, Faults) {
         let (volume, mem, faults) = Self::made(blocks);
@@ -109,6 +123,20 @@ impl Site {
         self.server.set_catalog(Arc::new(Catalog {
             subsystems,
             nvme_portals,
+            ..Catalog::default()
+        }));
+    }
+
+    /// Unit 1 of `target` is this volume.
+    pub(crate) fn serve_unit(&self, target: &str, id: VolumeId, access: Access<Chap>) {
+        let target = (
+            target.to_owned(),
+            IscsiTarget { luns: [(1, id)].into(), access, ..Default::default() },
+        );
+        let iscsi_portals = vec![self.at];
+        self.server.set_catalog(Arc::new(Catalog {
+            targets: [target].into(),
+            iscsi_portals,
             ..Catalog::default()
         }));
     }

@@ -242,6 +242,12 @@ impl Connection {
         self.notices.pop_front()
     }
 
+    /// Whether [`Self::poll_notice`] has something to tell.
+    #[must_use]
+    pub fn has_notice(&self) -> bool {
+        !self.notices.is_empty()
+    }
+
     /// Ends the connection. What has not been sent is not sent any more: the target may see half a PDU.
     pub fn close(&mut self) {
         self.finish(End::Closed);
@@ -283,7 +289,8 @@ impl Connection {
             return;
         }
         let (moved, buffers) = (task.moved(), std::mem::take(&mut task.incoming));
-        self.done.push_back(Done { tag, outcome, moved, buffers });
+        let is_command = task.kind == Kind::Scsi;
+        self.done.push_back(Done { tag, is_command, outcome, moved, buffers });
     }
 
     /// Bytes that have been sent.

@@ -128,6 +128,8 @@ pub enum Lost {
 pub struct Done {
     /// The request; its tag may be used again by now.
     pub tag: Tag,
+    /// Whether it was a SCSI command, so that there is room for another one.
+    pub is_command: bool,
     /// What the target has answered, or that there will be no answer.
     pub outcome: Result<Answer, Lost>,
     /// Bytes of its data that have been moved, as far as this side has seen.

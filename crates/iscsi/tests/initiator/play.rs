@@ -14,7 +14,7 @@ use std::time::Duration;
 use frame::Machine;
 use iscsi::chap::Secret;
 use iscsi::initiator::{Command, Config, Connection, Credentials, Fresh, Payload, Request};
-use iscsi::params::Limits;
+use iscsi::params::{Limits, Params};
 use iscsi::pdu::{
     AsyncMessage, BHS, DataIn, FINAL, FromTarget, Header, LoginResponse, LogoutResponse, NO_TAG,
     NopIn, Opcode, R2t, Reject, ScsiCommand, ScsiResponse, TaskResponse, TextResponse, padding,
@@ -278,9 +278,9 @@ impl World {
         let data = vec![0x5a; length as usize];
         let over = pdu.flags & DataIn::STATUS != 0;
         if over {
-            self.tell(pdu, &data, spoil, script)
+            self.tell(pdu, &data, spoil, script);
         } else {
-            self.say(pdu, &data, spoil, script)
+            self.say(pdu, &data, spoil, script);
         }
         if let Some(k) = self.known.get_mut(index) {
             (k.moved, k.pdus) = (k.moved + length, k.pdus + 1);
@@ -452,7 +452,7 @@ impl World {
             left -= n;
         }
         while let Some(header) = self.sent.first_chunk::<BHS>().copied() {
-            let digests = self.conn.params().map_or(Digests::default(), |p| p.digests());
+            let digests = self.conn.params().map_or(Digests::default(), Params::digests);
             let basic = Header::of(&header);
             // The answer to a login is the last without digests.
             let is_login = basic.opcode() == Opcode::LoginRequest;

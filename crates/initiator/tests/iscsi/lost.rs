@@ -1,0 +1,225 @@
+//! Connections that are cut, targets that are away, units that come back as others.
+
+use std::cell::RefCell;
+
+use block::testing::register::{Checker, Initially};
+use block::testing::workload::Workload;
+use common::{A, B};
+use target::Access;
+use tokio::task::spawn_local;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+
+/// A session by way of a wire that can be cut.
+async fn wired(core: &rt::Core, site: &Site, patience: Duration) -> (Wire, Session) {
+    let wire = Wire::new(core, site.at).await;
+    let session = connect(core, Options { patience, ..options(wire.at) }).await;
+    (wire, session)
+}
+
+/// Whenever the connection is cut, nothing is lost, nothing is done twice that a reader could see, and nobody
+/// is told of it.
+#[test]
+fn cuts_are_not_noticed() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 14).await;
+        let (wire, session) = wired(&core, &site, PATIENCE).await;
+        let (_, client) = open(&session).await;
+        let checker = RefCell::new(Checker::new(1, 512, Initially::Zeroes));
+        let workload = Workload::new(client, Blocks::new(Lba(0), 2048), 16, 5);
+        let cutting = async {
+            for pause_ms in [3u64, 1, 7, 2, 15, 0, 40, 5, 1, 1, 25, 9].into_iter().cycle() {
+                sleep(Duration::from_millis(pause_ms)).await;
+                wire.cut();
+            }
+        };
+        let working = async {
+            while wire.accepted.get() < 60 {
+                workload.run(&checker, 400).await.unwrap();
+                assert_eq!(workload.take_errors(), []);
+            }
+        };
+        tokio::select! {
+            biased;
+            () = cutting => {}
+            () = working => {}
+        }
+        workload.audit(&checker).await.unwrap();
+    });
+}
+
+/// Who waits for a target that does not come back is told so in the end, and everybody after him.
+#[test]
+fn patience_has_an_end() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 14).await;
+        let (wire, session) = wired(&core, &site, Duration::from_millis(200)).await;
+        let (_, client) = open(&session).await;
+        client.write(0, &[1; 512], false).await.unwrap();
+        wire.set_open(false);
+        wire.cut();
+        let began = Instant::now();
+        let (read, write) = tokio::join!(client.read(0, 1), client.write(8, &[2; 512], false));
+        assert_eq!((read.map(drop), write), (Err(Error::Gone), Err(Error::Gone)));
+        assert!(began.elapsed() >= Duration::from_millis(200) && began.elapsed() < PATIENCE);
+        wire.set_open(true);
+        let up = async {
+            while !session.is_up() {
+                let _ = session.changed(session.generation()).await;
+            }
+        };
+        timeout(PATIENCE, up).await.expect("it comes back");
+        assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone), "too late");
+        let (_, client) = open(&session).await;
+        let read = client.read(0, 1).await.unwrap().to_vec();
+        assert_eq!(read, [1; 512], "for whoever opens it anew");
+    });
+}
+
+/// A target that is away for a moment is waited for.
+#[test]
+fn a_target_that_is_away_is_waited_for() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 14).await;
+        let (wire, session) = wired(&core, &site, PATIENCE).await;
+        let (_, client) = open(&session).await;
+        wire.set_open(false);
+        wire.cut();
+        let write = spawn_local({
+            let client = client.clone();
+            async move { client.write(8, &[2; 4096], true).await }
+        });
+        sleep(Duration::from_millis(100)).await;
+        assert!(!write.is_finished());
+        wire.set_open(true);
+        write.await.unwrap().unwrap();
+        assert_eq!(client.read(8, 8).await.unwrap().to_vec(), [2; 4096]);
+    });
+}
+
+/// A target that wants the session to end gets its will, and nobody is told.
+#[test]
+fn a_session_ends_at_the_targets_wish() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 14).await;
+        let other = Site::iscsi(&core, 1 << 14).await;
+        let (wire, session) = wired(&core, &site, PATIENCE).await;
+        let (_, client) = open(&session).await;
+        client.write(0, &[1; 512], true).await.unwrap();
+        wire.lead_to(other.at);
+        let drained = spawn_local(async move {
+            site.server.drain(Instant::now() + PATIENCE).await;
+        });
+        let back = async {
+            while wire.accepted.get() < 2 {
+                client.read(8, 1).await.unwrap();
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(PATIENCE, back).await.expect("it logs in again");
+        // The same volume by its name, elsewhere.
+        assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [0; 512]);
+        timeout(PATIENCE, drained).await.expect("it has ended").unwrap();
+    });
+}
+
+/// What comes back under the same name and is another volume gets nothing.
+#[test]
+fn a_unit_that_has_become_another_volume_is_gone() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 14).await;
+        let (wire, session) = wired(&core, &site, PATIENCE).await;
+        let (_, client) = open(&session).await;
+        client.write(0, &[1; 512], false).await.unwrap();
+        wire.set_open(false);
+        wire.cut();
+        let write = spawn_local({
+            let client = client.clone();
+            async move { client.write(8, &[2; 4096], true).await }
+        });
+        sleep(Duration::from_millis(20)).await;
+        let (b, _) = Site::volume(&site.server, B, 1 << 14);
+        site.serve_unit(TARGET, B, Access::anybody());
+        wire.set_open(true);
+        assert_eq!(write.await.unwrap(), Err(Error::Gone));
+        assert_eq!(b.space_used(), 0, "nothing was written to it");
+        site.serve_unit(TARGET, A, Access::anybody());
+        assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone), "for ever");
+    });
+}
+
+/// Likewise without a cut: the unit tells of it.
+#[test]
+fn a_unit_that_changes_while_connected_is_gone() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 14).await;
+        let session = connect(&core, options(site.at)).await;
+        let (_, client) = open(&session).await;
+        let (b, _) = Site::volume(&site.server, B, 1 << 14);
+        site.serve_unit(TARGET, B, Access::anybody());
+        let gone = async {
+            while client.write(0, &[2; 512], false).await.is_ok() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(PATIENCE, gone).await.expect("it is noticed");
+        assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone));
+        assert_eq!(b.space_used(), 0);
+    });
+}
+
+/// A smaller volume is another one, whatever it says of itself.
+#[test]
+fn a_unit_that_has_shrunk_is_gone() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 14).await;
+        let small = Site::iscsi(&core, 1 << 13).await;
+        let (wire, session) = wired(&core, &site, PATIENCE).await;
+        let (_, client) = open(&session).await;
+        client.read(0, 1).await.unwrap();
+        wire.lead_to(small.at);
+        wire.cut();
+        assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone));
+    });
+}
+
+/// A compare and write is not sent twice: who sent it is told that nobody knows.
+#[test]
+fn a_compare_and_write_is_sent_once() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 14).await;
+        let (wire, session) = wired(&core, &site, PATIENCE).await;
+        let (lun, client) = open(&session).await;
+        let [old, new] = [bufs(&client, &[0; 512]).await, bufs(&client, &[3; 512]).await];
+        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+        let ctx = client.ctx(0).await;
+        let both = async {
+            sleep(Duration::from_millis(50)).await;
+            wire.cut();
+            site.faults.release();
+        };
+        let sent = lun.compare_and_write(Lba(0), (&old, &new), false, &ctx);
+        let (sent, ()) = tokio::join!(sent, both);
+        assert_eq!(sent, Err(CompareError::InDoubt));
+        let now = client.read(0, 1).await.unwrap().to_vec();
+        assert!(now == [3; 512] || now == [0; 512], "all or nothing");
+    });
+}
+
+/// A target that falls silent is given up when a ping is not answered.
+#[test]
+fn silence_is_noticed() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 14).await;
+        let wire = Wire::new(&core, site.at).await;
+        let keep_alive = Duration::from_millis(300);
+        let session = connect(&core, Options { keep_alive, ..options(wire.at) }).await;
+        let (_, client) = open(&session).await;
+        let began = Instant::now();
+        wire.freeze();
+        assert_eq!(client.read(0, 1).await.unwrap().len(), 512);
+        let took = began.elapsed();
+        assert!(took >= keep_alive / 2 && took < PATIENCE, "{took:?}");
+    });
+}
