@@ -12,11 +12,10 @@ const MAX_SENSE: usize = 252;
 
 impl Connection {
     /// A Data-In PDU has begun: data of a command comes in order, without holes, and no more than there is
-    /// room for.
+    /// room for. Where its sequences end does not matter here: tgt makes them longer than MaxBurstLength.
     pub(super) fn on_data_header(&mut self) -> Result<(Sink, Subject), &'static str> {
         let pdu = *DataIn::of(self.receiver.basic());
         let length = u32::try_from(self.receiver.segment()).map_err(|_| "too much data")?;
-        let max_burst = self.params.max_burst;
         let tag = self.expect(pdu.itt.get(), |kind| kind == Kind::Scsi)?;
         let Some(task) = self.tasks.get(tag).filter(|t| t.room > 0) else {
             return Err("data for a command that reads nothing");
@@ -36,13 +35,6 @@ impl Connection {
         }
         if length > task.room - task.filled {
             return Err("more data than was asked for");
-        }
-        task.burst = task.burst.saturating_add(length);
-        if task.burst > max_burst {
-            return Err("a sequence of data longer than agreed on");
-        }
-        if last {
-            task.burst = 0;
         }
         task.data_ins = task.data_ins.wrapping_add(1);
         Ok((Sink::Task(tag, pdu.offset.get()), Subject::Data(tag)))

@@ -56,9 +56,8 @@ pub(super) struct Task {
     /// Bytes that there is room for, and those that have come.
     pub(super) room: u32,
     pub(super) filled: u32,
-    /// Data-In PDUs that have come, and bytes of the sequence that is coming.
+    /// Data-In PDUs that have come.
     pub(super) data_ins: u32,
-    pub(super) burst: u32,
     /// The buffer that data has come to: its index and where it begins.
     pub(super) cursor: (usize, usize),
     /// Where in what is sent its PDU begins; `None`: it waits for its turn.
