@@ -5,14 +5,23 @@ use crate::{
     guest::{self, Kernel},
     house::House,
     install, namespace,
-    node::{Exported, Node, Wishes},
+    node::{Exported, Node, Profile, Wishes},
     server::Tgt,
 };
 use anyhow::Result;
 use std::{
     fs::File,
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    process::Command,
+    time::Duration,
 };
+
+/// The tier of libiscsi's suite, and of our own initiator.
+pub(super) const SUITE: &str = "libiscsi";
+
+/// The program that takes a unit of any target for a disk: an example of the crate `initiator`.
+pub(super) const OWN_INITIATOR: &str = "iscsi_unit";
+const OWN_INITIATOR_LIMIT: Duration = Duration::from_secs(120);
 
 /// Where a server listens that guests must reach: every address of the namespace, loopback without one.
 fn listen_address() -> IpAddr {
@@ -30,7 +39,25 @@ pub(super) fn suite(house: &House) -> Result<()> {
         node.ask_for_chap("guarded", user, SECRET)?;
         Ok(guarded.url_as(user, SECRET))
     };
-    libiscsi::suite(house, &volume.unit, Some(&guard))
+    libiscsi::suite(house, &volume.unit, Some(&guard))?;
+    own_initiator(house)
+}
+
+/// Our own initiator, with a target that is not ours: tgt, with digests and without.
+fn own_initiator(house: &House) -> Result<()> {
+    house.check("our initiator and tgt", || {
+        let disk = house.scratch().join("initiator-disk");
+        File::create(&disk)?.set_len(64 << 20)?;
+        let portal = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 3264);
+        let mut tgt = Tgt::start(house, portal, &[])?;
+        let unit = tgt.offer(&disk, false)?;
+        let program = Profile::Dev.example(house, OWN_INITIATOR);
+        let mut command = Command::new(program);
+        command.arg(unit.portal.to_string()).arg(&unit.target);
+        house.run(OWN_INITIATOR, &mut command, OWN_INITIATOR_LIMIT)?.ok()?;
+        Ok(())
+    });
+    Ok(())
 }
 
 /// The kernel's initiators at full length.

@@ -96,10 +96,10 @@ pub(crate) const TIERS: &[Tier] = &[
         run: fuzz::run,
     },
     Tier {
-        name: "libiscsi",
-        about: "libiscsi's conformance suite against a volume",
-        budget: minutes(2),
-        packages: || vec![install::LIBISCSI, install::NETWORK],
+        name: clients::SUITE,
+        about: "libiscsi's conformance suite against a volume, our own initiator against Debian's tgt",
+        budget: minutes(3),
+        packages: || vec![install::LIBISCSI, install::TGT, install::NETWORK],
         processes: true,
         points: false,
         run: clients::suite,
@@ -246,6 +246,10 @@ fn prepare(house: &House, tier: &Tier) -> Result<()> {
     install::packages(house, &(tier.packages)())?;
     if tier.name == nvme::NAME {
         install::newer(house)?;
+    }
+    if tier.name == clients::SUITE {
+        let example = ["-p", "initiator", "--example", clients::OWN_INITIATOR];
+        Profile::Dev.build(house, &example)?;
     }
     Ok(())
 }
