@@ -471,14 +471,14 @@ impl Lun {
                 Ok(())
             }
             Ok(Some(_)) => Err(self.fail("it has become another volume")),
-            Ok(None) => Err(self.fail("it has gone")),
+            Ok(None) if Instant::now() >= until => Err(self.fail("it has gone")),
             Err(_) if Instant::now() >= until => {
                 Err(self.fail("the target does not tell what it is"))
             }
-            Err(failed) => {
-                if !matches!(failed, Failed::Lost(_)) {
-                    self.session.pause(Instant::now() + PAUSE).await;
-                }
+            Err(Failed::Lost(_)) => Ok(()),
+            // Targets that start let initiators in before they have all of their units.
+            Ok(None) | Err(_) => {
+                self.session.pause(until.min(Instant::now() + PAUSE)).await;
                 Ok(())
             }
         }

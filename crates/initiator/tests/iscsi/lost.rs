@@ -149,12 +149,13 @@ fn a_unit_that_has_become_another_volume_is_gone() {
     });
 }
 
-/// Likewise without a cut: the unit tells of it.
+/// Likewise without a cut: the unit tells of it, or is not there any more for as long as patience lasts.
 #[test]
 fn a_unit_that_changes_while_connected_is_gone() {
     on_core(async |core| {
         let site = Site::iscsi(&core, 1 << 14).await;
-        let session = connect(&core, options(site.at)).await;
+        let patience = Duration::from_millis(300);
+        let session = connect(&core, Options { patience, ..options(site.at) }).await;
         let (_, client) = open(&session).await;
         let (b, _) = Site::volume(&site.server, B, 1 << 14);
         site.serve_unit(TARGET, B, Access::anybody());

@@ -5,6 +5,7 @@ use tokio::time::Instant;
 use super::fake::{BLOCKS, Fake, Say};
 use super::*;
 
+const INQUIRY: u8 = 0x12;
 const READ: u8 = 0x88;
 const WRITE: u8 = 0x8a;
 const FLUSH: u8 = 0x91;
@@ -71,6 +72,27 @@ fn patience_with_the_busy_has_an_end() {
         let session = connect(&core, Options { patience, ..options(fake.at) }).await;
         let (_, client) = open(&session).await;
         fake.unit.say(READ, &vec![Say::Status(0x08); 100]);
+        let began = Instant::now();
+        assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone));
+        assert!(began.elapsed() >= patience && began.elapsed() < PATIENCE);
+    });
+}
+
+/// A target that starts lets initiators in before it has its units: these are waited for, for a while.
+#[test]
+fn units_that_are_not_there_yet_are_waited_for() {
+    on_core(async |core| {
+        let fake = Fake::new(&core).await;
+        let patience = Duration::from_millis(500);
+        let look_every = Duration::ZERO;
+        let options = Options { patience, look_every, ..options(fake.at) };
+        let session = connect(&core, options).await;
+        let (_, client) = open(&session).await;
+        fake.unit.say(READ, &[Say::Sense(6, 0x3f, 0xe)]);
+        fake.unit.say(INQUIRY, &[const { Say::Sense(5, 0x25, 0) }; 2]);
+        assert_eq!(client.read(0, 1).await.unwrap().len(), 512);
+        fake.unit.say(READ, &[Say::Sense(6, 0x3f, 0xe)]);
+        fake.unit.say(INQUIRY, &vec![Say::Sense(5, 0x25, 0); 100]);
         let began = Instant::now();
         assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone));
         assert!(began.elapsed() >= patience && began.elapsed() < PATIENCE);
