@@ -12,7 +12,7 @@ use crate::drive::{self, Client, Ended, Link};
 pub use crate::drive::{Staging, Transport};
 
 /// Why a queue has ended.
-pub type End = crate::drive::End<host::End>;
+pub type End = drive::End<host::End>;
 
 impl Client for Connection {
     type Command = Command;

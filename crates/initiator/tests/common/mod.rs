@@ -58,7 +58,7 @@ pub(crate) struct Site {
 impl Site {
     /// Namespace 1 of [`SUBNQN`] is volume A.
     pub(crate) async fn new(core: &Core, blocks: u64) -> Self {
-        let (server, at) = Self::server(core).await;
+        let (server, at) = Self::server(core, Service::Nvme).await;
         let (volume, mem, faults) = Self::made(blocks);
         let site = Self { core: core.clone(), server, at, mem, faults, volume };
         site.serve_a();
@@ -67,7 +67,7 @@ impl Site {
 
     /// Another server with the same volume.
     pub(crate) async fn twin(&self) -> Self {
-        let (server, at) = Self::server(&self.core).await;
+        let (server, at) = Self::server(&self.core, Service::Nvme).await;
         let (mem, faults) = (Rc::clone(&self.mem), self.faults.clone());
         let (core, volume) = (self.core.clone(), Rc::clone(&self.volume));
         let twin = Self { core, server, at, mem, faults, volume };
@@ -75,11 +75,11 @@ impl Site {
         twin
     }
 
-    async fn server(core: &Core) -> (Rc<Server>, SocketAddr) {
+    async fn server(core: &Core, service: Service) -> (Rc<Server>, SocketAddr) {
         let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
         let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let at = listener.local_addr().unwrap();
-        spawn_local(Rc::clone(&server).serve(listener, Service::Nvme));
+        spawn_local(Rc::clone(&server).serve(listener, service));
         (server, at)
     }
 
@@ -96,12 +96,10 @@ impl Site {
 
     /// Unit 1 of [`TARGET`] is volume A.
     pub(crate) async fn iscsi(core: &Core, blocks: u64) -> Self {
-        let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
-        let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let at = listener.local_addr().unwrap();
-        spawn_local(Rc::clone(&server).serve(listener, Service::Iscsi));
-        let (mem, faults) = Self::volume(&server, A, blocks);
-        let site = Self { core: core.clone(), server, at, mem, faults };
+        let (server, at) = Self::server(core, Service::Iscsi).await;
+        let (volume, mem, faults) = Self::made(blocks);
+        add(&server, A, &volume);
+        let site = Self { core: core.clone(), server, at, mem, faults, volume };
         site.serve_unit(TARGET, A, Access::anybody());
         site
     }
