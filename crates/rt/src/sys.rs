@@ -222,6 +222,40 @@ pub(crate) fn since_boot() -> Duration {
     Duration::new(u64::try_from(t.tv_sec).expect("boot was in the past"), nanoseconds)
 }
 
+/// Processor time of this process, all its threads, since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessorTime {
+    /// In its own code.
+    pub user: Duration,
+    /// In the kernel, on its behalf.
+    pub system: Duration,
+    /// How often a thread of it gave its processor away, to wait.
+    pub voluntary_switches: u64,
+    /// How often a processor was taken from it.
+    pub involuntary_switches: u64,
+}
+
+/// What this process has used so far: `getrusage(2)`.
+#[must_use]
+pub fn processor_time() -> ProcessorTime {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the structure is ours; an all-zero one is valid, should the call fail, which it cannot for one's own process.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let time = |t: libc::timeval| {
+        let micros = u64::try_from(t.tv_usec).unwrap_or(0);
+        Duration::from_secs(u64::try_from(t.tv_sec).unwrap_or(0)) + Duration::from_micros(micros)
+    };
+    ProcessorTime {
+        user: time(usage.ru_utime),
+        system: time(usage.ru_stime),
+        voluntary_switches: u64::try_from(usage.ru_nvcsw).unwrap_or(0),
+        involuntary_switches: u64::try_from(usage.ru_nivcsw).unwrap_or(0),
+    }
+}
+
 /// Ends this process as `kill -9` does.
 #[cfg(feature = "fault-points")]
 pub(crate) fn end_at_once() -> ! {

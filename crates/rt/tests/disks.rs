@@ -208,6 +208,11 @@ fn a_disk_is_held_against_every_other_open() {
                 assert_eq!(reason(create).await, OpenReason::Exists);
                 assert_eq!(reason(OpenOptions::new()).await, OpenReason::Busy);
                 assert_eq!(reason(reader).await, OpenReason::Busy);
+                // Of a process that holds it, several cores may use it.
+                let beside = core.open_disk(&path, OpenOptions::new().beside(true)).await.unwrap();
+                beside.write(0, Bufs::zeroes(4096)).await.unwrap();
+                drop(beside);
+                assert_eq!(reason(reader).await, OpenReason::Busy, "it is held as before");
                 drop(held);
                 let one = core.open_disk(&path, reader).await.unwrap();
                 let two = core.open_disk(&path, reader).await.unwrap();

@@ -77,11 +77,11 @@ fn open_existing(path: &Path, how: OpenOptions) -> Result<Opened, OpenReason> {
     if kind_of(&OpenReason::of(file.metadata())?)? != kind {
         return Err(OpenReason::NotAFileOrBlockDevice);
     }
-    if kind == DiskKind::File {
+    if kind == DiskKind::File && !how.beside {
         hold(&file, !how.read_only)?;
     }
     let on_memory = kind == DiskKind::File && OpenReason::of(sys::on_memory(file.as_fd()))?;
-    if how.buffered && !how.read_only {
+    if how.buffered && !how.read_only && !how.beside {
         // After a failed sync the kernel keeps pages that never reached the disk, and calls them clean. Whoever held
         // the file before may have ended with such pages: what is read from here on is what the disk has.
         OpenReason::of(file.sync_data())?;
@@ -107,7 +107,8 @@ fn kind_of(metadata: &Metadata) -> Result<DiskKind, OpenReason> {
 /// tmpfs refused the flag, and there is no cache that it would go around.
 fn open_direct(path: &Path, kind: DiskKind, how: OpenOptions) -> Result<File, OpenReason> {
     // On a block device O_EXCL claims it: mounted or claimed ones are refused (`open(2)`).
-    let exclusive = if kind == DiskKind::BlockDevice { libc::O_EXCL } else { 0 };
+    let claims = kind == DiskKind::BlockDevice && !how.beside;
+    let exclusive = if claims { libc::O_EXCL } else { 0 };
     let open = |direct: i32| {
         File::options().read(true).write(!how.read_only).custom_flags(exclusive | direct).open(path)
     };

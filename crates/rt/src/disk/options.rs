@@ -11,6 +11,7 @@ pub struct OpenOptions {
     pub(crate) read_only: bool,
     pub(crate) buffered: bool,
     pub(crate) create_bytes: Option<u64>,
+    pub(crate) beside: bool,
 }
 
 impl OpenOptions {
@@ -32,6 +33,15 @@ impl OpenOptions {
     #[must_use]
     pub fn buffered(mut self, buffered: bool) -> Self {
         self.buffered = buffered;
+        self
+    }
+
+    /// Open beside an opening of this process that holds the disk, and is kept for as long as this one: it is neither
+    /// locked nor claimed again. For a disk that several cores use; who opens it so keeps its users out of each
+    /// other's way. Simulated disks are opened once, and refuse this as busy.
+    #[must_use]
+    pub fn beside(mut self, beside: bool) -> Self {
+        self.beside = beside;
         self
     }
 
