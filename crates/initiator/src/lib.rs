@@ -17,11 +17,13 @@
 //! ```
 //!
 //! What both do alike, from the task of a connection to the pauses between attempts, is there once. [`nbd`] reaches the
-//! exports of NBD servers. What is decided, and what a broken or hostile other end can do to whom, is in
-//! `docs/rfd/0021-the-initiator.md`, `docs/rfd/0025-nbd.md` and `docs/rfd/0026-the-iscsi-initiator.md`.
+//! exports of NBD servers. [`uri`] names what is reached, and what is here. What is decided, and what a broken or hostile
+//! other end can do to whom, is in `docs/rfd/0021-the-initiator.md`, `docs/rfd/0025-nbd.md` and
+//! `docs/rfd/0026-the-iscsi-initiator.md`.
 
 mod backoff;
 mod drive;
 pub mod iscsi;
 pub mod nbd;
 pub mod nvme;
+pub mod uri;

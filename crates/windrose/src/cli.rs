@@ -69,6 +69,8 @@ pub(crate) enum Command {
     },
     /// Serve a volume as a device of this machine, until told to stop.
     Attach(Box<AttachArgs>),
+    /// Measure a volume, a file or a device, in fio's terms.
+    Bench(crate::bench::BenchArgs),
     /// Say whether the data is safe, and why.
     Status,
     /// List the sessions of initiators.

@@ -1,6 +1,7 @@
 //! Windrose: the node and its command line, one program.
 
 mod attach;
+mod bench;
 mod cli;
 mod cluster;
 mod connect;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
             remote::run(&cli.remote, |r| cluster::service(r, command))
         }
         Command::Node(args) => daemon::run(&args),
+        Command::Bench(args) => bench::run(&args, cli.remote.json),
         Command::Cluster { command } => remote::run(&cli.remote, |r| cluster::run(r, command)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "windrose", &mut std::io::stdout());

@@ -46,7 +46,7 @@ impl Remote {
 }
 
 /// Writes to standard output. Whoever closes it early (`| head`) has seen enough.
-fn write(text: &str) -> Result<(), Failure> {
+pub(crate) fn write(text: &str) -> Result<(), Failure> {
     use std::io::{ErrorKind, Write};
     match writeln!(std::io::stdout(), "{text}") {
         Err(e) if e.kind() != ErrorKind::BrokenPipe => {

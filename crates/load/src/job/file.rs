@@ -1,0 +1,94 @@
+//! fio's job files: an INI with sections, of which `[global]` is what all behind it begin with.
+
+use super::{BadKey, Job};
+
+/// Longest file, in bytes, and most sections.
+const MAX_LEN: usize = 1 << 20;
+const MAX_SECTIONS: usize = 1024;
+
+/// Why a job file cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadFile {
+    /// A key, or its value.
+    #[error("line {line}: {why}")]
+    Key {
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        why: BadKey,
+    },
+    /// A line that is neither a section nor a key.
+    #[error("line {line}: {why}")]
+    Line {
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// There is nothing to do.
+    #[error("there is no job: a section beside [global] is one")]
+    Empty,
+    /// It is too long.
+    #[error("a job file has at most {MAX_LEN} bytes and {MAX_SECTIONS} sections")]
+    TooLong,
+}
+
+/// Reads a job file: one [`Job`] for each section, in order.
+///
+/// Comments begin with `#` or `;` anywhere in a line, as in fio.
+///
+/// # Errors
+/// [`BadFile`] names the first line that is wrong.
+pub fn parse(text: &str) -> Result<Vec<Job>, BadFile> {
+    if text.len() > MAX_LEN {
+        return Err(BadFile::TooLong);
+    }
+    let (mut global, mut jobs) = (Job::default(), Vec::<Job>::new());
+    let mut in_global = None;
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.split(['#', ';']).next().unwrap_or("").trim();
+        if line.is_empty() {
+            continue;
+        }
+        if let Some(name) = section(number, line)? {
+            in_global = Some(name == "global");
+            if name != "global" {
+                if jobs.len() == MAX_SECTIONS {
+                    return Err(BadFile::TooLong);
+                }
+                jobs.push(Job { name: name.to_owned(), ..global.clone() });
+            }
+            continue;
+        }
+        let job = match (in_global, jobs.last_mut()) {
+            (Some(true), _) => &mut global,
+            (Some(false), Some(job)) => job,
+            _ => return Err(BadFile::Line { line: number, why: "no section has begun" }),
+        };
+        enter(job, number, line)?;
+    }
+    if jobs.is_empty() { Err(BadFile::Empty) } else { Ok(jobs) }
+}
+
+fn section(line: usize, text: &str) -> Result<Option<&str>, BadFile> {
+    let Some(rest) = text.strip_prefix('[') else { return Ok(None) };
+    match rest.strip_suffix(']').map(str::trim) {
+        Some(name) if !name.is_empty() => Ok(Some(name)),
+        Some(_) => Err(BadFile::Line { line, why: "the section has no name" }),
+        None => Err(BadFile::Line { line, why: "the section has no end: ]" }),
+    }
+}
+
+fn enter(job: &mut Job, line: usize, text: &str) -> Result<(), BadFile> {
+    if text.starts_with("include ") {
+        return Err(BadFile::Line { line, why: "include is not supported" });
+    }
+    if text.contains("${") {
+        return Err(BadFile::Line { line, why: "variables (${NAME}) are not supported" });
+    }
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (name.trim(), Some(value)),
+        None => (text, None),
+    };
+    job.set(name, value).map_err(|why| BadFile::Key { line, why })
+}

@@ -1,0 +1,188 @@
+//! What is counted while a job runs: cheap, owned by one core, and put together afterwards.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use crate::job::Dir;
+use crate::verify::Mismatch;
+
+/// Longest latency that is told apart, in nanoseconds: longer ones count as this.
+const LONGEST_NS: u64 = 3_600_000_000_000;
+
+/// The percentiles that fio reports (`percentile_list`).
+pub const PERCENTILES: [f64; 17] = [
+    1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
+    99.99,
+];
+
+/// Latencies in nanoseconds, exact to a thousandth.
+#[derive(Clone, Debug)]
+pub struct Latency(Histogram<u64>);
+
+impl Default for Latency {
+    fn default() -> Self {
+        Self(Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("constant, valid bounds"))
+    }
+}
+
+impl Latency {
+    /// One more.
+    pub fn record(&mut self, took: Duration) {
+        self.0.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(LONGEST_NS));
+    }
+
+    /// All of `other` as well.
+    pub fn add(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("the same bounds");
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// Smallest, largest, mean and standard deviation, in nanoseconds.
+    #[must_use]
+    pub fn summary(&self) -> (u64, u64, f64, f64) {
+        if self.0.is_empty() {
+            return (0, 0, 0.0, 0.0);
+        }
+        (self.0.min(), self.0.max(), self.0.mean(), self.0.stdev())
+    }
+
+    /// What so many hundredths do not exceed, in nanoseconds.
+    #[must_use]
+    pub fn percentile(&self, percent: f64) -> u64 {
+        self.0.value_at_percentile(percent)
+    }
+}
+
+/// Operations of one direction.
+#[derive(Clone, Debug, Default)]
+pub struct Moved {
+    /// How many.
+    pub ops: u64,
+    /// How much.
+    pub bytes: u64,
+    /// How long they took.
+    pub latency: Latency,
+}
+
+/// What one job has done since its ramp was over.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// By [`Dir`].
+    pub moved: [Moved; 3],
+    /// Flushes that the job asked for.
+    pub flushes: Latency,
+    /// From the end of the ramp to the last completion.
+    pub elapsed: Duration,
+    /// Blocks that were checked and found good, while it ran and afterwards.
+    pub verified: u64,
+    /// Why it ended before its time.
+    pub failed: Option<Failed>,
+}
+
+/// Why a job ended before its time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// An operation failed.
+    Operation {
+        /// Which way it went.
+        doing: &'static str,
+        /// First byte of it.
+        at: u64,
+        /// What the device said.
+        error: block::Error,
+    },
+    /// What was read is not what was written.
+    Mismatch(Mismatch),
+}
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Operation { doing, at, error } => write!(f, "{doing} at byte {at}: {error}"),
+            Self::Mismatch(mismatch) => mismatch.fmt(f),
+        }
+    }
+}
+
+impl Measured {
+    /// What another one has done at the same time.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.moved.iter_mut().zip(&other.moved) {
+            mine.ops += theirs.ops;
+            mine.bytes += theirs.bytes;
+            mine.latency.add(&theirs.latency);
+        }
+        self.flushes.add(&other.flushes);
+        self.elapsed = self.elapsed.max(other.elapsed);
+        self.verified += other.verified;
+        if self.failed.is_none() {
+            self.failed.clone_from(&other.failed);
+        }
+    }
+
+    /// Operations of one direction.
+    #[must_use]
+    pub fn of(&self, dir: Dir) -> &Moved {
+        &self.moved[dir.index()]
+    }
+
+    /// All operations.
+    #[must_use]
+    pub fn ops(&self) -> u64 {
+        self.moved.iter().map(|moved| moved.ops).sum()
+    }
+
+    /// So many per second.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+    pub fn per_second(&self, count: u64) -> f64 {
+        let seconds = self.elapsed.as_secs_f64();
+        if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_are_exact_to_a_thousandth() {
+        let mut latency = Latency::default();
+        (1..=10_000).for_each(|n| latency.record(Duration::from_micros(n)));
+        let near = |found: u64, expected: u64| {
+            let off = found.abs_diff(expected);
+            assert!(off * 1000 <= expected, "{found} in place of {expected}");
+        };
+        near(latency.percentile(50.0), 5_000_000);
+        near(latency.percentile(99.99), 9_999_000);
+        let (least, most, mean, deviation) = latency.summary();
+        near(least, 1000);
+        near(most, 10_000_000);
+        near(mean as u64, 5_000_500);
+        near(deviation as u64, 2_886_751);
+        latency.record(Duration::from_secs(1 << 40));
+        assert_eq!(latency.count(), 10_001, "however long one took, it counts");
+        assert_eq!(Latency::default().summary(), (0, 0, 0.0, 0.0));
+    }
+
+    #[test]
+    fn jobs_of_a_group_are_put_together() {
+        let one = |ops, ms| {
+            let mut measured = Measured::default();
+            measured.moved[0].ops = ops;
+            measured.elapsed = Duration::from_millis(ms);
+            (0..ops).for_each(|_| measured.moved[0].latency.record(Duration::from_micros(ops)));
+            measured
+        };
+        let mut all = one(10, 500);
+        all.add(&one(30, 1000));
+        assert_eq!((all.ops(), all.of(Dir::Read).latency.count()), (40, 40));
+        assert!((all.per_second(all.ops()) - 40.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,170 @@
+//! A file or block device as it is, without a label: what is measured, byte for byte.
+
+use std::cell::Cell;
+
+use block::{Bufs, Ctx, Error, FlushGate, Info, Layer, Lba, Op, Run};
+use rt::disk::{Disk, DiskError, DiskErrorKind};
+
+/// Largest operation that carries data, in bytes.
+const MAX_TRANSFER: u32 = 4 << 20;
+
+/// Scratch memory for data whose memory the disk does not take, in bytes.
+const BOUNCE: usize = 4096;
+
+/// Most that one write of zeroes covers, in bytes.
+const ZERO_STEP: u64 = 1 << 20;
+
+/// A file or block device as a layer. What does not fill a logical block at its end is not reached.
+#[derive(Debug)]
+pub struct Raw {
+    disk: Disk,
+    info: Info,
+    flushes: FlushGate,
+    /// Whether a flush has failed or the disk is lost.
+    dead: Cell<bool>,
+}
+
+impl Raw {
+    /// The layer that `disk` is.
+    #[must_use]
+    pub fn new(disk: Disk) -> Self {
+        let found = disk.info();
+        let block_size = found.logical_block;
+        let info = Info {
+            block_size,
+            blocks: found.size / u64::from(block_size),
+            aside_blocks: 0,
+            physical_block_size: found.physical_block,
+            max_transfer_blocks: MAX_TRANSFER / block_size,
+            unmap_granularity_blocks: if found.can_punch { 1 } else { 0 },
+            unmap_zeroes: true,
+            volatile_cache: found.volatile_cache,
+            native_fua: false,
+            read_only: found.read_only,
+            overhead: BOUNCE as u32,
+        };
+        Self { disk, info, flushes: FlushGate::default(), dead: Cell::new(false) }
+    }
+
+    fn bytes(&self, at: Lba, blocks: u32) -> (u64, u64) {
+        let size = u64::from(self.info.block_size);
+        (at.0 * size, u64::from(blocks) * size)
+    }
+
+    async fn write(&self, at: Lba, data: Bufs, ctx: &Ctx) -> Result<(), Error> {
+        let failed = |e| self.failed(e, at, true);
+        let (mut place, _) = self.bytes(at, 0);
+        if data.is_aligned(self.disk.info().memory_align.max(self.info.block_size) as usize) {
+            return self.disk.write(place, data).await.map_err(failed);
+        }
+        for from in (0..data.len()).step_by(BOUNCE) {
+            let piece = data.slice(from..data.len().min(from + BOUNCE));
+            let mut scratch = ctx.alloc(piece.len());
+            let mut done = 0;
+            for part in &mut scratch {
+                let n = part.len();
+                piece.slice(done..done + n).copy_to(part);
+                done += n;
+            }
+            self.disk.write(place, scratch.into()).await.map_err(failed)?;
+            place += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes a range read as zeroes; frees its space if told to and where that is possible.
+    async fn zero(&self, at: Lba, blocks: u32, free: bool, ctx: &Ctx) -> Result<(), Error> {
+        let failed = |e| self.failed(e, at, true);
+        let (place, bytes) = self.bytes(at, blocks);
+        if free {
+            match self.disk.punch(place, bytes).await {
+                Err(e) if e.kind == DiskErrorKind::Unsupported => {}
+                result => return result.map_err(failed),
+            }
+        }
+        match self.disk.zero(place, bytes).await {
+            Err(e) if e.kind == DiskErrorKind::Unsupported => {}
+            result => return result.map_err(failed),
+        }
+        for from in (0..bytes).step_by(ZERO_STEP as usize) {
+            if ctx.is_aborted() {
+                return Err(Error::Aborted);
+            }
+            let piece = Bufs::zeroes(ZERO_STEP.min(bytes - from) as usize);
+            self.disk.write(place + from, piece).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    async fn map(&self, at: Lba, blocks: u32) -> Result<Run, Error> {
+        let (place, bytes) = self.bytes(at, blocks);
+        let stretch = self.disk.stretch(place, bytes).await;
+        let stretch = stretch.map_err(|e| self.failed(e, at, false))?;
+        let size = u64::from(self.info.block_size);
+        let whole = u32::try_from(stretch.bytes / size).unwrap_or(blocks);
+        if stretch.hole && whole > 0 {
+            return Ok(Run { blocks: whole.min(blocks), mapped: false });
+        }
+        let touched = u32::try_from(stretch.bytes.div_ceil(size)).unwrap_or(blocks);
+        Ok(Run { blocks: touched.min(blocks), mapped: true })
+    }
+
+    async fn flush(&self) -> Result<(), Error> {
+        let sync = || async {
+            self.disk.sync().await.map_err(|_| {
+                self.dead.set(true);
+                Error::Gone
+            })
+        };
+        self.flushes.flush(sync).await?;
+        if self.dead.get() { Err(Error::Gone) } else { Ok(()) }
+    }
+
+    /// What a failure of the disk means to the caller; logs what it was.
+    fn failed(&self, e: DiskError, at: Lba, writing: bool) -> Error {
+        tracing::warn!(disk = %self.disk.path().display(), %at, error = %e, "a disk operation failed");
+        match e.kind {
+            DiskErrorKind::NoSpace => Error::NoSpace,
+            DiskErrorKind::ReadOnly => Error::ReadOnly,
+            DiskErrorKind::Gone | DiskErrorKind::PastEnd => {
+                self.dead.set(true);
+                Error::Gone
+            }
+            _ if writing => Error::Unwritable { at },
+            _ => Error::Unreadable { at },
+        }
+    }
+}
+
+impl Layer for Raw {
+    fn name(&self) -> &'static str {
+        "raw"
+    }
+
+    fn info(&self) -> Info {
+        self.info
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        if self.dead.get() {
+            return Err(Error::Gone);
+        }
+        match op {
+            Op::Read { at, blocks } => {
+                let (place, bytes) = self.bytes(at, blocks);
+                let into = ctx.alloc(bytes as usize);
+                let read = self.disk.read(place, into).await;
+                return read.map(Bufs::from).map_err(|e| self.failed(e, at, false));
+            }
+            Op::Map { at, blocks } => return Ok(self.map(at, blocks).await?.into_bufs(&ctx)),
+            Op::Write { at, data, .. } => self.write(at, data, &ctx).await?,
+            // What is rare is in a box, so that the future of a read stays small.
+            Op::Zero { at, blocks, unmap, .. } => {
+                Box::pin(self.zero(at, blocks, unmap, &ctx)).await?;
+            }
+            Op::Unmap { at, blocks } => Box::pin(self.zero(at, blocks, true, &ctx)).await?,
+            Op::Flush => Box::pin(self.flush()).await?,
+        }
+        Ok(Bufs::new())
+    }
+}
