@@ -31,6 +31,11 @@ pub(super) fn initiators() -> String {
     format!("tgt {}, libiscsi {}, {qemu}", package("tgt"), package("libiscsi-bin"))
 }
 
+/// What our load generator is compared with.
+pub(super) fn generator() -> String {
+    first_line("fio", &["--version"])
+}
+
 /// The store of a cluster.
 pub(super) fn store() -> String {
     first_line("etcd", &["--version"])

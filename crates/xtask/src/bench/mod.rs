@@ -1,9 +1,11 @@
 //! `./run bench`: what is measured side by side, in one run, and what limits it on this machine.
 //!
 //! Everything is measured once per repetition, in turn, so that a noisy minute hits all alike; figures are medians of the
-//! repetitions. [`iscsi`] compares with another target, [`mirror`] a volume on two nodes with one on a node by itself.
+//! repetitions. [`iscsi`] compares with another target, [`mirror`] a volume on two nodes with one on a node by itself, [`fio`] our load
+//! generator with fio.
 
 mod echo;
+mod fio;
 mod iscsi;
 mod lean;
 mod machine;
@@ -37,6 +39,8 @@ pub(crate) enum Subject {
     Iscsi,
     /// A volume on two nodes beside one on a node by itself
     Mirror,
+    /// Our load generator beside fio
+    Fio,
 }
 
 impl Subject {
@@ -45,6 +49,7 @@ impl Subject {
         match self {
             Self::Iscsi => "iscsi",
             Self::Mirror => "mirror",
+            Self::Fio => "fio",
         }
     }
 
@@ -53,6 +58,7 @@ impl Subject {
         match self {
             Self::Iscsi => iscsi::packages(),
             Self::Mirror => tier::mirror_packages(),
+            Self::Fio => fio::packages(),
         }
     }
 }
@@ -75,6 +81,7 @@ pub(crate) fn start(house: &House, subject: Subject, plan: Plan) -> Result<()> {
     match subject {
         Subject::Iscsi => iscsi::run(house, plan),
         Subject::Mirror => mirror::run(house, plan),
+        Subject::Fio => fio::run(house, plan),
     }
 }
 
