@@ -38,6 +38,8 @@ pub struct Plan {
     pub poll_window: Duration,
     /// A process whose processor time counts as the server's.
     pub server: Option<u32>,
+    /// Who this machine is to NVMe controllers, if it has a name.
+    pub host: Option<Host>,
 }
 
 /// Cores, ready to run jobs.
@@ -46,7 +48,6 @@ pub struct Fleet {
     cores: Cores,
     plan: Plan,
     targets: Vec<Target>,
-    host: Host,
 }
 
 /// How one section, or one of its `numjobs`, went.
@@ -141,7 +142,7 @@ impl Fleet {
             ..CoresConfig::default()
         };
         let cores = Cores::start(&cores).map_err(|e| format!("cannot start the cores: {e}"))?;
-        Ok(Self { cores, plan, targets, host: Host::of_this_machine() })
+        Ok(Self { cores, plan, targets })
     }
 
     /// The jobs, in order, and where they go.
@@ -190,7 +191,7 @@ impl Fleet {
                 writes: job.rw.changes(),
                 direct: job.direct,
                 depth: job.iodepth,
-                host: self.host.clone(),
+                host: self.plan.host.clone(),
             };
             let member = |clone| Member {
                 section,

@@ -3,15 +3,22 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 
+use ::iscsi::chap::Secret;
+use ::iscsi::initiator::Credentials;
+use ::nbd::Address;
 use block::Dev;
 use initiator::nvme::{Controller, Namespace, Options, Staging};
-use initiator::uri::{Authority, IscsiUri, NbdUri, NvmeUri, Target};
+use initiator::uri::{Authority, IscsiUri, NbdAt, NbdUri, NvmeUri, Target};
 use layers::file::{Foreign, Reason, inspect};
 use rt::Core;
 use rt::disk::{Disk, DiskKind, OpenOptions, OpenReason};
 
 use crate::raw::Raw;
+
+/// Why a target is not reached whose host has no address.
+const NOWHERE: &str = "the name of the host leads nowhere";
 
 /// How a target is to be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,8 +31,8 @@ pub struct How {
     pub direct: bool,
     /// Operations that one opening is going to have in flight.
     pub depth: u32,
-    /// Who this machine is to NVMe controllers.
-    pub host: Host,
+    /// Who this machine is to NVMe controllers, if it has a name.
+    pub host: Option<Host>,
 }
 
 /// Who this machine is to NVMe controllers.
@@ -114,8 +121,8 @@ pub async fn open(core: &Core, how: &How) -> Result<Dev, String> {
     let opened = match &how.target {
         Target::Path(path) => self::path(core, path, how).await,
         Target::Nvme(uri) => nvme(core, uri, how).await,
-        Target::Iscsi(uri) => iscsi(uri),
-        Target::Nbd(uri) => nbd(uri),
+        Target::Iscsi(uri) => iscsi(core, uri, how).await,
+        Target::Nbd(uri) => nbd(core, uri, how).await,
     };
     opened.map_err(|why| match how.target {
         // It is named already.
@@ -131,13 +138,15 @@ async fn path(core: &Core, path: &Path, how: &How) -> Result<Dev, String> {
 }
 
 async fn nvme(core: &Core, uri: &NvmeUri, how: &How) -> Result<Dev, String> {
-    let nqn = uri.hostnqn.as_deref().unwrap_or(&how.host.nqn);
+    let Some(host) = &how.host else {
+        return Err("this machine has no name as a host: `nvme gen-hostnqn` makes one".to_owned());
+    };
+    let nqn = uri.hostnqn.as_deref().unwrap_or(&host.nqn);
     // A queue holds one command less than it has entries, and 65535 entries at most (NVMe Base 2.0, 3.3.3.1).
     let queue_entries = u16::try_from(how.depth.saturating_add(1)).unwrap_or(u16::MAX).max(2);
-    let mut last = "the name of the host leads nowhere".to_owned();
+    let mut last = NOWHERE.to_owned();
     for address in addresses(&uri.at).await.map_err(|e| e.to_string())? {
-        let options =
-            Options { queue_entries, ..Options::new(address, &uri.subnqn, nqn, how.host.id) };
+        let options = Options { queue_entries, ..Options::new(address, &uri.subnqn, nqn, host.id) };
         match Controller::connect(core, options, Staging::default()).await {
             Err(e) => last = format!("{address}: {e}"),
             Ok(controller) => {
@@ -149,67 +158,65 @@ async fn nvme(core: &Core, uri: &NvmeUri, how: &How) -> Result<Dev, String> {
     Err(last)
 }
 
-fn iscsi(_: &IscsiUri) -> Result<Dev, String> {
-    Err("this build has no iSCSI initiator yet; nvme:// and paths can be measured".to_owned())
+async fn iscsi(core: &Core, uri: &IscsiUri, how: &How) -> Result<Dev, String> {
+    use initiator::iscsi::{Lun, Options, Session};
+    let credentials = match &uri.user {
+        None => None,
+        Some((_, None)) => return Err("the secret is missing: USER%SECRET@".to_owned()),
+        Some((user, Some(secret))) => {
+            let secret = Secret::new(secret.as_bytes()).map_err(|e| e.to_string())?;
+            Some(Arc::new(Credentials { user: user.clone(), secret, mutual: None }))
+        }
+    };
+    let in_flight = u16::try_from(how.depth).unwrap_or(u16::MAX).max(1);
+    let name = initiator_name();
+    let mut last = NOWHERE.to_owned();
+    for address in addresses(&uri.at).await.map_err(|e| e.to_string())? {
+        let options = Options {
+            in_flight,
+            credentials: credentials.clone(),
+            ..Options::new(address, &uri.iqn, &name)
+        };
+        match Session::connect(core, options, Staging::default()).await {
+            Err(e) => last = format!("{address}: {e}"),
+            Ok(session) => {
+                let opened = Lun::open(&session, uri.lun).await;
+                return opened.map(Dev::shared).map_err(|e| e.to_string());
+            }
+        }
+    }
+    Err(last)
 }
 
-fn nbd(_: &NbdUri) -> Result<Dev, String> {
-    Err("this build has no NBD client yet; nvme:// and paths can be measured".to_owned())
+/// What open-iscsi calls this machine, else a name of our own.
+fn initiator_name() -> String {
+    let text = std::fs::read_to_string("/etc/iscsi/initiatorname.iscsi").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.trim().strip_prefix("InitiatorName="));
+    name.unwrap_or("iqn.2026-01.io.windrose:bench").trim().to_owned()
+}
+
+async fn nbd(core: &Core, uri: &NbdUri, how: &How) -> Result<Dev, String> {
+    use initiator::nbd::{Disk, Options};
+    let in_flight = u16::try_from(how.depth).unwrap_or(u16::MAX).max(1);
+    let options = Options { in_flight, ..Options::new(&uri.export) };
+    let at = match &uri.at {
+        NbdAt::Unix(path) => vec![Address::Unix(path.clone())],
+        NbdAt::Tcp(at) => {
+            let found = addresses(at).await.map_err(|e| e.to_string())?;
+            found.into_iter().map(Address::Tcp).collect()
+        }
+    };
+    let mut last = NOWHERE.to_owned();
+    for address in at {
+        match Disk::connect(core, &address, &options).await {
+            Ok(disk) => return Ok(Dev::shared(disk)),
+            Err(e) => last = format!("{address}: {e}"),
+        }
+    }
+    Err(last)
 }
 
 /// Asks the system for a name.
 async fn addresses(at: &Authority) -> io::Result<Vec<SocketAddr>> {
     Ok(tokio::net::lookup_host((at.host.as_str(), at.port)).await?.collect())
-}
-
-impl Host {
-    /// What nvme-cli keeps in `/etc/nvme`; where there is nothing, a name for this run.
-    #[must_use]
-    pub fn of_this_machine() -> Self {
-        let line = |name: &str| {
-            let text = std::fs::read_to_string(format!("/etc/nvme/{name}")).ok()?;
-            Some(text.lines().next()?.trim().to_owned())
-        };
-        let id = line("hostid").and_then(|text| identifier(&text)).unwrap_or_else(|| {
-            // Another for each process that measures: two of them do not take each other for one.
-            let process = u128::from(std::process::id());
-            (0x6d0a_3c1e_77a0_4b3c_8d52_0000_0000_0000 | process).to_be_bytes()
-        });
-        let nqn = line("hostnqn").filter(|nqn| nqn.starts_with("nqn.") && nqn.len() <= 223);
-        let nqn = nqn.unwrap_or_else(|| {
-            let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
-            let [a, b, c, d, e] = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
-            format!("nqn.2014-08.org.nvmexpress:uuid:{a}-{b}-{c}-{d}-{e}")
-        });
-        Self { nqn, id }
-    }
-}
-
-/// The bytes of a UUID that is not 0.
-fn identifier(text: &str) -> Option<[u8; 16]> {
-    let digits: Vec<u8> = text
-        .bytes()
-        .filter(|b| *b != b'-')
-        .map(|b| char::from(b).to_digit(16).and_then(|d| u8::try_from(d).ok()))
-        .collect::<Option<_>>()?;
-    let bytes: Vec<u8> =
-        digits.chunks(2).filter_map(|p| Some(p.first()? << 4 | p.get(1)?)).collect();
-    bytes.try_into().ok().filter(|id| *id != [0; 16])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_identifier_of_a_host_is_read() {
-        let text = "6d0a3c1e-0000-4000-8000-000000000001";
-        let id = identifier(text).unwrap();
-        assert_eq!((id[0], id[1], id[15]), (0x6d, 0x0a, 1));
-        for bad in ["", "6d", "00000000-0000-0000-0000-000000000000", &text[1..], "x"] {
-            assert_eq!(identifier(bad), None, "{bad}");
-        }
-        let here = Host::of_this_machine();
-        assert!(here.nqn.starts_with("nqn.") && here.id != [0; 16]);
-    }
 }

@@ -102,7 +102,7 @@ impl Iterator for Pattern {
         let mut len = wanted.min(self.spec.length - from);
         if let Some(left) = &mut self.left {
             // The last one is whole, as all are: what is moved may be a little more than was asked for.
-            len = len.min(left.next_multiple_of(unit));
+            len = len.min(left.checked_next_multiple_of(unit).unwrap_or(u64::MAX));
             *left = left.saturating_sub(len);
         }
         self.done[dir.index()] = from + len;

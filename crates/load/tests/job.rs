@@ -120,6 +120,14 @@ fn sizes_of_a_range_all_come() {
     assert_eq!(lens, [4096, 8192, 12288, 16384].into());
 }
 
+/// No end is a very late one.
+#[test]
+fn any_amount_may_be_asked_for() {
+    let spec = spec(&[("rw", "read"), ("size", "64k"), ("io_size", "18446744073709551615")]);
+    let ios: Vec<Io> = Pattern::new(&spec.unwrap()).take(40).collect();
+    assert!(ios.iter().all(|io| io.len == 4096) && ios.len() == 40);
+}
+
 #[test]
 fn what_does_not_fit_is_told() {
     for (terms, expected) in [

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use block::testing::faulty::{Effect, Faulty, Kind, Rule};
 use block::{Dev, Error, Layer, Lba, Mem, MemOptions};
-use common::{HOSTNQN, SUBNQN, Site, on_core};
+use common::{HOSTNQN, SUBNQN, Site, TARGET, on_core};
 use load::engine::{Progress, Runner};
 use load::job::{Dir, Job};
 use load::measured::{Failed, Measured};
@@ -20,6 +20,7 @@ use load::spec::Spec;
 use load::verify::Found;
 use rt::Core;
 use rt::disk::OpenOptions;
+use volume::Volume;
 
 fn job(terms: &[(&str, &str)]) -> Job {
     let mut job = Job::default();
@@ -169,7 +170,7 @@ fn an_error_ends_a_job() {
 }
 
 fn how(target: &str, writes: bool) -> How {
-    let host = Host { nqn: HOSTNQN.to_owned(), id: [9; 16] };
+    let host = Some(Host { nqn: HOSTNQN.to_owned(), id: [9; 16] });
     How { target: target.parse().unwrap(), writes, direct: false, depth: 32, host }
 }
 
@@ -191,11 +192,35 @@ fn a_volume_is_measured_over_nvme_tcp() {
             (format!("nvme://{}/{SUBNQN}?nsid=9", site.at), "there is no namespace 9"),
             (format!("nvme://{}/nqn.none", site.at), "nqn.none"),
             ("nvme://127.0.0.1:1/nqn.x".to_owned(), "127.0.0.1:1"),
-            ("iscsi://127.0.0.1/iqn.x/0".to_owned(), "no iSCSI initiator yet"),
-            ("nbd://127.0.0.1/x".to_owned(), "no NBD client yet"),
+            ("iscsi://127.0.0.1:1/iqn.x/0".to_owned(), "127.0.0.1:1"),
+            ("iscsi://user@127.0.0.1/iqn.x/0".to_owned(), "the secret is missing"),
+            ("nbd://127.0.0.1:1/x".to_owned(), "127.0.0.1:1"),
+            ("nbd+unix:///x?socket=/nowhere".to_owned(), "/nowhere"),
         ] {
             let refused = open(&core, &how(&uri, false)).await.unwrap_err();
             assert!(refused.contains(why), "{refused}");
+        }
+    });
+}
+
+/// The same by iSCSI, and by NBD.
+#[test]
+fn a_volume_is_measured_over_iscsi_and_nbd() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 15).await;
+        let volume =
+            Volume::new(Dev::new(Mem::new(MemOptions::new(512, 1 << 15))), block::Epoch::default());
+        let at = nbd::Address::Tcp("127.0.0.1:0".parse().unwrap());
+        let options = attach::nbd::Options::new("disk");
+        let server = attach::nbd::Server::bind(&core, &volume, &at, options).await.unwrap();
+        let nbd = format!("nbd://{}/disk", server.local_addr().unwrap());
+        tokio::task::spawn_local(server.run(std::future::pending()));
+        for uri in [format!("iscsi://{}/{TARGET}/1", site.at), nbd] {
+            let terms = [("rw", "randrw"), ("iodepth", "32"), ("verify", "crc32c"), ("size", "8m")];
+            let dev = open(&core, &how(&uri, true)).await.unwrap();
+            let found = measured(&core, &dev, &terms).await;
+            assert_eq!((found.failed.clone(), found.ops()), (None, 2048), "{uri}");
+            assert!(found.verified > 500, "{uri}: {}", found.verified);
         }
     });
 }

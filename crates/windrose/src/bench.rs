@@ -11,10 +11,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use initiator::uri::Target;
 use load::fleet::{Fleet, Now, Plan};
 use load::job::{Job, KEYS, parse};
-use load::open::Before;
+use load::open::{self, Before};
 use load::report;
 
 use crate::exit::{FAILED, Failure, USAGE};
+use crate::host::Host;
 use crate::remote::write;
 
 const AFTER_HELP: &str = "\
@@ -32,7 +33,8 @@ Exit codes:
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP, arg_required_else_help = true)]
 pub(crate) struct BenchArgs {
-    /// nvme://HOST[:4420]/SUBNQN[?nsid=N&hostnqn=NQN], or a file or block device; in place of filename=.
+    /// nvme://HOST[:4420]/SUBNQN[?nsid=N&hostnqn=NQN], iscsi://[USER%SECRET@]HOST[:3260]/IQN/LUN,
+    /// nbd://HOST[:10809]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or a file or block device; in place of filename=.
     #[arg(value_name = "URI|PATH")]
     target: Option<String>,
     /// A job file of fio. What else is given here goes before what it says, in every section.
@@ -159,6 +161,9 @@ async fn measure(args: &BenchArgs, jobs: Vec<Job>, json: bool) -> Result<ExitCod
         jobs,
         poll_window: Duration::from_micros(u64::from(args.poll)),
         server: server.as_ref().map(|(process, _)| *process),
+        host: Host::of_this_machine(None, None)
+            .ok()
+            .map(|host| open::Host { nqn: host.nqn, id: host.id.into_bytes() }),
     };
     let fleet = Fleet::start(plan).map_err(|why| Failure::new(USAGE, why))?;
     may_be_lost(&fleet, args.yes).await?;

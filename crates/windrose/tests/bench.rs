@@ -108,7 +108,7 @@ fn what_cannot_be_is_refused() {
         &["/nowhere/x", "--rw=read"],
         "/nowhere/x: no such file or device; with size a file is made",
     );
-    refused(1, &["iscsi://127.0.0.1/iqn.x/0"], "no iSCSI initiator yet");
+    refused(1, &["iscsi://127.0.0.1:1/iqn.2026-01.x:y/0"], "127.0.0.1:1");
     refused(2, &["nvme://127.0.0.1:1/nqn.x", "--rw=write"], "its data would be lost to writes");
     refused(1, &["nvme://127.0.0.1:1/nqn.x", "--rw=read"], "127.0.0.1:1");
 }
@@ -122,7 +122,7 @@ fn a_volume_of_a_node_is_measured() {
     let shown = place.json(&["volume", "show", "web"]);
     let word = |value: &Value| value.as_str().unwrap().to_owned();
     let (portal, nqn) = (word(&shown["nvme"]["portals"][0]), word(&shown["nvme"]["subsystem"]));
-    let image = word(&shown["backing"]["path"]);
+    let image = word(&shown["copies"][0]["backing"]["path"]);
     let (uri, socket) = (format!("nvme://{portal}/{nqn}"), path(place.path(), "api.sock"));
     let terms =
         ["--rw=randrw", "--iodepth=16", "--numjobs=2", "--size=8m", "--offset_increment=8m"];
