@@ -1,6 +1,6 @@
 #!/bin/bash
 # A disk that is lent to this machine by shared memory (vhost-user-blk). From the order: SERIAL (what its serial number begins with),
-# QUEUES, MEGABYTES, KINDS (file systems), DEATHS (how often whoever serves it dies).
+# QUEUES, MEGABYTES, KINDS (file systems), DEATHS (how often whoever serves it dies), NODE_DEATHS (how often a node of the volume does).
 . "${0%/*}/lib.sh"
 
 lent_disk() {
@@ -34,15 +34,15 @@ cache_is_chosen() {
     marked "$disk"
 }
 
-# dies NUMBER: whoever serves the disk dies under a verified load, and comes back. Requests wait meanwhile; none fails.
-dies() {
+# under_load SAID HEARD: it happens under a verified load, and is over when that is heard. Requests wait meanwhile; none fails.
+under_load() {
     local load
     fio_quiet --name=death --filename="$disk" --size=$((MEGABYTES << 20)) --rw=randwrite --bsrange=4k-256k --iodepth=32 \
-        --loops=200 --verify=crc32c --verify_backlog=64 --time_based --runtime=15 &
+        --loops=200 --verify=crc32c --verify_backlog=64 --time_based --runtime=20 &
     load=$!
     sleep 3
-    touch "$GUEST_SHARE/loaded-$1"
-    try 30 test -e "$GUEST_SHARE/back-$1"
+    touch "$GUEST_SHARE/$1"
+    try 60 test -e "$GUEST_SHARE/$2"
     wait $load
 }
 
@@ -57,7 +57,13 @@ check "vhost-user: mixed writes and discards verified" raw_life "$disk" "$MEGABY
 check "vhost-user: a discarded disk reads as zeroes" discard_all "$disk"
 check "vhost-user: with and without a cache" cache_is_chosen
 for ((n = 1; n <= DEATHS; n++)); do
-    check "vhost-user: whoever serves it dies under load, death $n" dies "$n"
+    check "vhost-user: whoever serves it dies under load, death $n" under_load "loaded-$n" "again-$n"
+done
+for ((n = 1; n <= NODE_DEATHS; n++)); do
+    check "vhost-user: a node of the volume dies under load, death $n" under_load "step-$n" "back-$n"
+done
+for kind in $KINDS; do
+    check "vhost-user: $kind after all of that" file_system_life "$kind" "$disk" "$MEGABYTES"
 done
 if dmesg | grep -E "I/O error|virtio_blk.*(timed|reset)"; then
     check "vhost-user: no request has failed" false

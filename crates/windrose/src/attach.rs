@@ -158,7 +158,7 @@ async fn serve(
     };
     let volume = Volume::new(dev, Epoch::default());
     let stop = async { drop(stop.await) }.shared();
-    let served = open_doors(&core, &order, &volume, ready, stop).await;
+    let served = open_doors(&core, &order, &volume, &controllers, ready, stop).await;
     let closed = volume.close(&core.pool().account()).await;
     for controller in controllers {
         if let Err(e) = controller.shut_down().await {
@@ -178,12 +178,13 @@ async fn open_doors(
     core: &Core,
     order: &Order,
     volume: &Rc<Volume>,
+    controllers: &[Controller],
     ready: oneshot::Sender<()>,
     stop: impl Future<Output = ()> + Clone,
 ) -> Result<(), Failure> {
     let name = &order.name;
     let guests = match &order.doors.vhost_user {
-        Some(at) => Some((vhost(core, order, volume), listen(core, at).await?)),
+        Some(at) => Some((vhost(core, order, volume, controllers), listen(core, at).await?)),
         None => None,
     };
     let tools = match &order.doors.nbd {
@@ -214,10 +215,22 @@ async fn open_doors(
     Ok(())
 }
 
-fn vhost(core: &Core, order: &Order, volume: &Rc<Volume>) -> vhost_user::Server {
+/// A process that was here before and was killed has left bytes in the sockets of nodes, which do not know of it as long
+/// as they do not run: what is said of a connection that is lost holds for its connections as well (RFD 0027, 3).
+fn vhost(
+    core: &Core,
+    order: &Order,
+    volume: &Rc<Volume>,
+    controllers: &[Controller],
+) -> vhost_user::Server {
     let Order { rings, read_only, serial, .. } = order;
-    let options =
-        vhost_user::Options { rings: *rings, read_only: *read_only, serial: serial.clone() };
+    let quiesce = controllers.iter().filter_map(Controller::abilities).map(|a| a.quiesce).max();
+    let options = vhost_user::Options {
+        rings: *rings,
+        read_only: *read_only,
+        serial: serial.clone(),
+        settles_in: 2 * KEEP_ALIVE + quiesce.unwrap_or_default(),
+    };
     vhost_user::Server::new(core, Rc::clone(volume), &options)
 }
 

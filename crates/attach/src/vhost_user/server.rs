@@ -30,6 +30,9 @@ pub struct Options {
     pub read_only: bool,
     /// The disk's name: the first 20 bytes of it.
     pub serial: String,
+    /// How long from now on what another process had in flight for this disk, which has ended, may still reach the
+    /// volume. What it left unanswered is done again only then.
+    pub settles_in: Duration,
 }
 
 /// Serves a volume as a disk. It belongs to the volume's core.
@@ -46,7 +49,7 @@ impl Server {
         let mut serial = [0; ID_BYTES];
         serial.iter_mut().zip(options.serial.bytes()).for_each(|(to, from)| *to = from);
         let shape = (options.rings.clamp(1, MAX_RINGS), options.read_only);
-        let disk = Disk::new(volume, core.pool().account(), shape, serial);
+        let disk = Disk::new(volume, core.pool().account(), shape, serial, options.settles_in);
         Self { core: core.clone(), disk: Rc::new(disk) }
     }
 

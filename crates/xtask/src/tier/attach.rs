@@ -1,9 +1,12 @@
-//! A volume as a disk of a virtual machine beside it: QEMU finds it at a socket of `windrose attach`.
+//! A mirrored volume as a disk of a virtual machine: QEMU finds it at a socket of `windrose attach`, which reaches it by both
+//! nodes.
 
+use super::accidents;
 use crate::{
+    cluster::{A, Cluster},
     guest::{self, Kernel, Order, Signs},
     house::House,
-    node::{Node, Wishes},
+    node::{Node, Profile},
     process::Daemon,
 };
 use anyhow::{Result, ensure};
@@ -17,43 +20,36 @@ const SIZE: &str = "512MiB";
 const QUEUES: u16 = 2;
 /// How often what serves the disk is killed under load.
 const DEATHS: usize = 2;
-const LIMIT: Duration = Duration::from_secs(120);
+/// How often a node is: the first one and the other one in turn.
+const NODE_DEATHS: usize = 2;
+const LIMIT: Duration = Duration::from_secs(200);
 const START: Duration = Duration::from_secs(20);
-/// How long the node stands still before a kill.
+/// How long the nodes stand still before a kill.
 const STANDSTILL: Duration = Duration::from_millis(500);
 /// What the next one says that has found requests in flight.
 const AGAIN: &str = "doing again what was not answered";
 
 pub(super) fn run(house: &House) -> Result<()> {
     let kernel = Kernel::qemu(house)?;
-    let mut node = Node::new(house, house.scratch(), "attach", &Wishes::default())?;
-    node.start()?;
-    node.create(VOLUME, SIZE)?;
-    let socket = node.directory.join("disk.sock");
-    let serial = node.query(&["volume", "show", VOLUME])?;
-    let serial = serial.pointer("/id").and_then(|id| id.as_str()).unwrap_or_default().to_owned();
-    let mut attached = Some(begin(&node, &socket)?);
-    let order = Order {
-        script: "attach.sh",
-        variables: vec![
-            // Of a serial number a guest sees 20 bytes.
-            ("SERIAL", serial.replace('-', "").chars().take(20).collect()),
-            ("QUEUES", QUEUES.to_string()),
-            ("MEGABYTES", "8".to_owned()),
-            ("KINDS", "ext4 xfs".to_owned()),
-            ("DEATHS", DEATHS.to_string()),
-        ],
-        files: Vec::new(),
-        kernel: &[],
-        memory_mib: 768,
-        limit: LIMIT,
-    };
+    let directory = house.directory("attach")?;
+    let mut cluster = Cluster::start(house, &directory, Profile::Dev)?;
+    if !house.check("two data nodes and a witness form a cluster", || cluster.form()) {
+        return Ok(());
+    }
+    let volume = cluster.create(VOLUME, SIZE)?;
+    let socket = directory.join("disk.sock");
+    let order = order(&serial(&cluster)?);
+    let mut attached = Some(begin(&cluster.nodes[A], &socket)?);
     house.display.working("a virtual machine with a lent disk");
     let kernel = kernel.with_disk(&socket, QUEUES);
     let ran = guest::run_beside(house, &kernel, &order, |signs| {
-        (1..=DEATHS).try_for_each(|n| die(&node, &socket, &mut attached, signs, n))
+        for n in 1..=DEATHS {
+            die(&cluster, &socket, &mut attached, signs, n)?;
+        }
+        accidents::of_nodes(&mut cluster, signs, 1..=NODE_DEATHS)
     });
     if !ran.as_ref().is_ok_and(|(clean, ())| *clean) {
+        cluster.show_logs(house);
         let said = attached.as_ref().map(Daemon::output).transpose()?.unwrap_or_default();
         house.fail("a disk of a virtual machine", &format!("{:?}\n{said}", ran.err()));
     }
@@ -63,12 +59,35 @@ pub(super) fn run(house: &House) -> Result<()> {
         ensure!(!socket.exists(), "its socket is still there");
         Ok(())
     });
-    house.check("and the node", || {
-        let status = node.stop()?;
-        ensure!(status.success(), "the node ended with {status}");
-        Ok(())
-    });
+    house.check("both copies hold the same bytes", || cluster.copies_are_equal(&volume));
+    house.check("all nodes end in order", || cluster.stop());
     Ok(())
+}
+
+/// What the guest sees as its disk's serial number: the volume's identity.
+fn serial(cluster: &Cluster) -> Result<String> {
+    let shown = cluster.nodes[A].query(&["volume", "show", VOLUME])?;
+    let id = shown.pointer("/id").and_then(|id| id.as_str()).unwrap_or_default();
+    Ok(id.replace('-', ""))
+}
+
+fn order(serial: &str) -> Order<'static> {
+    Order {
+        script: "attach.sh",
+        variables: vec![
+            // Of a serial number a guest sees 20 bytes.
+            ("SERIAL", serial.chars().take(20).collect()),
+            ("QUEUES", QUEUES.to_string()),
+            ("MEGABYTES", "8".to_owned()),
+            ("KINDS", "ext4 xfs".to_owned()),
+            ("DEATHS", DEATHS.to_string()),
+            ("NODE_DEATHS", NODE_DEATHS.to_string()),
+        ],
+        files: Vec::new(),
+        kernel: &[],
+        memory_mib: 768,
+        limit: LIMIT,
+    }
 }
 
 /// Serves the volume at `socket`.
@@ -84,22 +103,23 @@ fn begin(node: &Node, socket: &Path) -> Result<Daemon> {
     Ok(attached)
 }
 
-/// Kills what serves the disk when the guest is under load, and starts it anew. The node is stopped for a moment before, so that
-/// there are requests in flight; who comes next has to do them again.
+/// Kills what serves the disk when the guest is under load, and starts it anew. The node that puts the volume's writes in order is
+/// stopped for a moment before, so that there are requests in flight; who comes next has to do them again.
 fn die(
-    node: &Node,
+    cluster: &Cluster,
     socket: &Path,
     attached: &mut Option<Daemon>,
     signs: &Signs<'_>,
     n: usize,
 ) -> Result<()> {
     signs.wait_for(&format!("loaded-{n}"))?;
-    node.freeze()?;
+    let nodes = &cluster.nodes[..2];
+    nodes.iter().try_for_each(Node::freeze)?;
     std::thread::sleep(STANDSTILL);
     let killed = attached.take().map(Daemon::kill).transpose();
-    node.thaw()?;
+    nodes.iter().try_for_each(Node::thaw)?;
     killed?;
-    let mut next = begin(node, socket)?;
+    let mut next = begin(&cluster.nodes[A], socket)?;
     let begun = Instant::now();
     while !next.output()?.contains(AGAIN) {
         next.alive()?;
@@ -107,5 +127,5 @@ fn die(
         std::thread::sleep(Duration::from_millis(20));
     }
     *attached = Some(next);
-    signs.tell(&format!("back-{n}"))
+    signs.tell(&format!("again-{n}"))
 }

@@ -145,9 +145,12 @@ pub(crate) const TIERS: &[Tier] = &[
     },
     Tier {
         name: "attach",
-        about: "a volume as a disk of a virtual machine beside it (vhost-user): file systems, verified load, kill -9 of what serves it",
-        budget: minutes(4),
-        packages: || vec![install::GUEST, install::GUEST_QEMU, install::NETWORK],
+        about: "a mirrored volume as a disk of a virtual machine (vhost-user): file systems, verified load, kill -9 of what serves it and of both nodes",
+        budget: minutes(5),
+        packages: || {
+            [mirror_packages(), vec![install::GUEST, install::GUEST_QEMU, install::NETWORK]]
+                .concat()
+        },
         processes: true,
         points: false,
         run: attach::run,
