@@ -9,6 +9,7 @@ pub(super) const UNMAP_BIT: u8 = 1 << 3;
 /// BYTCHK of VERIFY: with the data that is sent.
 pub(super) const BYTE_CHECK: u8 = 1 << 1;
 
+pub(super) const UNMAP: u8 = 0x42;
 pub(super) const READ: u8 = 0x88;
 pub(super) const COMPARE_AND_WRITE: u8 = 0x89;
 pub(super) const WRITE: u8 = 0x8a;
@@ -35,7 +36,7 @@ pub(super) fn ranged(opcode: u8, bits: u8, at: u64, blocks: u32) -> Cdb {
 /// UNMAP with a list of so many bytes (SBC-3 5.28).
 pub(super) fn unmap(list: u16) -> Cdb {
     let mut cdb = [0; 16];
-    cdb[0] = 0x42;
+    cdb[0] = UNMAP;
     cdb[7..9].copy_from_slice(&list.to_be_bytes());
     cdb
 }

@@ -125,8 +125,27 @@ impl Live {
 
     /// Sends a command, and waits for its end.
     pub(super) async fn scsi(&self, unit: Number, cdb: Cdb, payload: Payload) -> Reply {
+        Reply::of(self.link.submit(self.command(unit, cdb, payload)).await)
+    }
+
+    /// The same, if `may` says so when there is room for it; `None` where it does not.
+    pub(super) async fn scsi_if(
+        &self,
+        may: impl FnOnce() -> bool,
+        (unit, cdb): (Number, Cdb),
+        payload: impl FnOnce() -> Payload,
+    ) -> Option<Reply> {
+        let place = self.link.place().await;
+        if !may() {
+            return None;
+        }
+        let Some(place) = place else { return Some(Reply::of(None)) };
+        Some(Reply::of(place.submit(self.command(unit, cdb, payload())).await))
+    }
+
+    fn command(&self, unit: Number, cdb: Cdb, payload: Payload) -> Command {
         let request = Request::Scsi { lun: unit.to_bytes(), cdb, payload };
-        Reply::of(self.link.submit(Command { request, timeout: Some(self.timeout) }).await)
+        Command { request, timeout: Some(self.timeout) }
     }
 
     /// Asks for what is no command.

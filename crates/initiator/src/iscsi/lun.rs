@@ -87,6 +87,15 @@ struct Work<'a> {
     at: Lba,
 }
 
+impl Work<'_> {
+    /// Whether it changes what is stored. Once that may have happened, or may yet, it cannot be abandoned any more: what
+    /// the range holds has to stay.
+    fn changes(&self) -> bool {
+        let changing = [cdb::WRITE, cdb::WRITE_SAME, cdb::UNMAP];
+        changing.contains(&self.cdb[0])
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Data<'a> {
     None,
@@ -371,11 +380,17 @@ impl Lun {
     /// Sends a command until it has an answer that stays.
     async fn carry_out(&self, work: &Work<'_>, ctx: &Ctx) -> Result<Bufs, Ended> {
         let patience = self.session.options().patience;
-        let (mut until, mut tries, mut attentions) = (None, 0, 0);
+        let (mut until, mut tries, mut attentions, mut may_be_done) = (None, 0, 0, false);
         loop {
             let deadline = until.unwrap_or_else(|| Instant::now() + patience);
             let live = self.ready(deadline).await.map_err(Ended::With)?;
-            let reply = live.scsi(self.number, work.cdb, work.data.payload(ctx)).await;
+            let (to, payload) = ((self.number, work.cdb), || work.data.payload(ctx));
+            let Some(reply) = live.scsi_if(|| self.is_still(&live), to, payload).await else {
+                until.get_or_insert(deadline);
+                continue;
+            };
+            may_be_done |=
+                work.changes() && reply.outcome.as_ref().is_err_and(|l| *l != Lost::Unsent);
             let pause = match self.judge(work, &reply, &live) {
                 Verdict::Done => return Ok(reply.buffers.into()),
                 Verdict::Failed(error) => return Err(Ended::With(error)),
@@ -397,7 +412,7 @@ impl Lun {
                     pause || attentions > ATTENTIONS
                 }
             };
-            if ctx.is_aborted() {
+            if ctx.is_aborted() && !may_be_done {
                 return Err(Ended::With(Error::Aborted));
             }
             let deadline = *until.get_or_insert(deadline);
@@ -435,6 +450,13 @@ impl Lun {
             self.fail("the target says that it has failed");
         }
         verdict
+    }
+
+    /// Whether it is the volume that it was, by a session in which there was no room for a command for a while: what is
+    /// sent next without a pause goes there.
+    fn is_still(&self, live: &Rc<Live>) -> bool {
+        let same = self.session.live().is_some_and(|now| Rc::ptr_eq(&now, live));
+        same && self.seen.get() == self.session.generation()
     }
 
     /// A session through which this is the volume that it was.

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use block::Op;
 use block::testing::register::{Checker, Initially};
 use block::testing::workload::Workload;
 use common::{A, B};
@@ -205,6 +206,34 @@ fn a_compare_and_write_is_sent_once() {
         assert_eq!(sent, Err(CompareError::InDoubt));
         let now = client.read(0, 1).await.unwrap().to_vec();
         assert!(now == [3; 512] || now == [0; 512], "all or nothing");
+    });
+}
+
+/// A write of which nobody knows whether it was done is not abandoned before somebody does: what its range holds stays.
+#[test]
+fn a_write_in_doubt_is_not_aborted() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 14).await;
+        let (wire, session) = wired(&core, &site, PATIENCE).await;
+        let (_, client) = open(&session).await;
+        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+        let ctx = client.ctx(512).await;
+        let data = rt::buf::copy_in(ctx.credit(), &[3; 512]);
+        let write = {
+            let (dev, ctx) = (client.dev().clone(), ctx.clone());
+            let op = Op::Write { at: Lba(0), data, fua: false };
+            spawn_local(async move { dev.submit(op, &ctx).await.map(drop) })
+        };
+        sleep(Duration::from_millis(50)).await;
+        wire.set_open(false);
+        wire.cut();
+        ctx.abort();
+        sleep(Duration::from_millis(50)).await;
+        assert!(!write.is_finished());
+        site.faults.release();
+        wire.set_open(true);
+        assert_eq!(timeout(PATIENCE, write).await.unwrap().unwrap(), Ok(()));
+        assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [3; 512]);
     });
 }
 
