@@ -26,6 +26,6 @@ pub use live::{Failed, Refusal};
 pub use lun::{CompareError, Lun, OpenError};
 pub use options::{Backoff, Options};
 pub use sense::Sense;
-pub use session::{Absent, Session};
+pub use session::Session;
 
 pub use crate::drive::Staging;

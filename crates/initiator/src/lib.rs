@@ -22,8 +22,10 @@
 //! `docs/rfd/0026-the-iscsi-initiator.md`.
 
 mod backoff;
+mod commands;
 mod drive;
 pub mod iscsi;
+mod kept;
 pub mod nbd;
 pub mod nvme;
 pub mod uri;

@@ -6,7 +6,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
-use std::time::Duration;
 
 use ::iscsi::initiator::{Completion, Lost, Payload, Residual};
 use block::{Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
@@ -19,14 +18,11 @@ use tracing::warn;
 use super::cdb::{self, Cdb};
 use super::identity::{Described, Identity, Told};
 use super::live::{Failed, Live, Reply, refusal};
-use super::session::{Absent, Session};
+use super::session::Session;
 use super::verdict::{Verdict, verdict};
-
-/// Pause before a command that was refused for now is sent again.
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// Times that a command is sent whose unit may have become another one.
-const TRIES: u32 = 3;
+pub use crate::commands::CompareError;
+use crate::commands::{Data, PAUSE, TRIES, pieces};
+use crate::kept::Absent;
 
 /// Times that a unit may have something else to say first, before it is given time.
 const ATTENTIONS: u32 = 8;
@@ -43,23 +39,6 @@ pub enum OpenError {
     /// The target did not tell.
     #[error("{0}")]
     Failed(#[from] Failed),
-}
-
-/// How a comparison, or a COMPARE AND WRITE, has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CompareError {
-    /// The contents are others.
-    #[error("the contents differ")]
-    Differs,
-    /// Nobody knows whether it has been done: read, and see.
-    #[error("the connection was lost; whether it was done is not known")]
-    InDoubt,
-    /// The unit does not know the command, or not of this length.
-    #[error("the target cannot do this")]
-    Unsupported,
-    /// The device failed it.
-    #[error(transparent)]
-    Device(#[from] Error),
 }
 
 /// A logical unit.
@@ -96,28 +75,11 @@ impl Work<'_> {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Data<'a> {
-    None,
-    Out(&'a Bufs),
-    In(usize),
-}
-
-impl Data<'_> {
-    fn len(self) -> usize {
-        match self {
-            Self::None => 0,
-            Self::Out(data) => data.len(),
-            Self::In(length) => length,
-        }
-    }
-
-    fn payload(self, ctx: &Ctx) -> Payload {
-        match self {
-            Self::None => Payload::None,
-            Self::Out(data) => Payload::ToTarget(data.clone()),
-            Self::In(length) => Payload::ToHost(ctx.alloc(length)),
-        }
+fn payload(data: Data<'_>, ctx: &Ctx) -> Payload {
+    match data {
+        Data::None => Payload::None,
+        Data::Out(data) => Payload::ToTarget(data.clone()),
+        Data::In(length) => Payload::ToHost(ctx.alloc(length)),
     }
 }
 
@@ -255,7 +217,7 @@ impl Lun {
         let data = Data::Out(&data);
         // What a unit has to say first, it says instead of the command.
         for _ in 0..ATTENTIONS {
-            let reply = live.scsi(self.number, cdb, data.payload(ctx)).await;
+            let reply = live.scsi(self.number, cdb, payload(data, ctx)).await;
             let completion = match reply.outcome {
                 Err(Lost::Unsent) => return Err(Error::Fenced.into()),
                 Err(Lost::InDoubt | Lost::Aborted) => return Err(CompareError::InDoubt),
@@ -384,7 +346,7 @@ impl Lun {
         loop {
             let deadline = until.unwrap_or_else(|| Instant::now() + patience);
             let live = self.ready(deadline).await.map_err(Ended::With)?;
-            let (to, payload) = ((self.number, work.cdb), || work.data.payload(ctx));
+            let (to, payload) = ((self.number, work.cdb), || payload(work.data, ctx));
             let Some(reply) = live.scsi_if(|| self.is_still(&live), to, payload).await else {
                 until.get_or_insert(deadline);
                 continue;
@@ -546,13 +508,6 @@ async fn watch(lun: Weak<Lun>, session: Session, unit: Number) {
 fn grown(before: Told, now: &Told) -> Told {
     let info = Info { blocks: now.info.blocks, ..before.info };
     Told { info, ..before }
-}
-
-/// A range, in pieces of this many blocks.
-fn pieces(at: Lba, blocks: u32, most: u32) -> impl Iterator<Item = (Lba, u32)> {
-    let most = most.max(1);
-    let starts = (0..blocks).step_by(most as usize);
-    starts.map(move |done| (Lba(at.0 + u64::from(done)), (blocks - done).min(most)))
 }
 
 impl Layer for Lun {

@@ -1,16 +1,14 @@
 //! A controller, for as long as somebody wants it: connected, and connected again.
 
-use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::net::SocketAddr;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::Duration;
 
 use ::nvme::log::AnaState;
 use futures_util::future::join_all;
 use rt::Core;
-use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
@@ -18,8 +16,9 @@ use super::admin::Failed;
 use super::connect::{ConnectError, Connector};
 use super::identity::{Abilities, Described};
 use super::live::{Event, Live};
-use super::options::Options;
+use super::options::{Backoff, Options};
 use super::queue::{Queue, Staging};
+use crate::kept::{Alive, Kept, News, Reach};
 
 /// Pause before the next event is asked for: meanwhile the controller gathers what it has to tell, and one that always
 /// has something keeps no core at work.
@@ -28,39 +27,11 @@ const BETWEEN_EVENTS: Duration = Duration::from_millis(10);
 /// A controller of a subsystem, on this core. Cheap to clone; with the last clone its connections go, and
 /// what is in flight with them.
 #[derive(Clone)]
-pub struct Controller(Rc<Inner>);
-
-struct Inner {
-    connector: Rc<Connector>,
-    state: RefCell<State>,
-    /// Counts the moments at which namespaces may have become others.
-    generation: Cell<u64>,
-    changed: Notify,
-    keeper: RefCell<Option<AbortOnDropHandle<()>>>,
-}
-
-#[derive(Clone, Debug)]
-enum State {
-    /// It can be used.
-    Up(Rc<Live>),
-    /// It is being connected again.
-    Away,
-    /// It does not come back: by choice, or for this reason.
-    Over(Option<ConnectError>),
-}
+pub struct Controller(Kept<Connector>);
 
 impl fmt::Debug for Controller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let options = &self.0.connector.options;
-        write!(f, "Controller({} at {})", options.subnqn, options.address)
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let State::Up(live) = &*self.state.borrow() {
-            live.close();
-        }
+        write!(f, "Controller({})", self.0.reach())
     }
 }
 
@@ -74,15 +45,13 @@ impl Controller {
         options: Options,
         staging: Staging,
     ) -> Result<Self, ConnectError> {
-        let connector = Rc::new(Connector::new(core, options, staging));
-        let live = connector.bring_up().await?;
-        Ok(Self::kept(connector, Some(live)))
+        Kept::connect(Connector::new(core, options, staging)).await.map(Self)
     }
 
     /// The same for a controller that may be away now: it is connected as soon as it is there.
     #[must_use]
     pub fn expect(core: &Core, options: Options, staging: Staging) -> Self {
-        Self::kept(Rc::new(Connector::new(core, options, staging)), None)
+        Self(Kept::expect(Connector::new(core, options, staging)))
     }
 
     /// Connects to a subsystem at all of these addresses. Those that are away are expected.
@@ -111,40 +80,22 @@ impl Controller {
         Ok(all.into_iter().zip(addresses).map(expect).collect())
     }
 
-    fn kept(connector: Rc<Connector>, live: Option<Rc<Live>>) -> Self {
-        let state = live.as_ref().map_or(State::Away, |live| State::Up(Rc::clone(live)));
-        let inner = Rc::new(Inner {
-            connector: Rc::clone(&connector),
-            state: RefCell::new(state),
-            generation: Cell::new(1),
-            changed: Notify::new(),
-            keeper: RefCell::new(None),
-        });
-        let keeper = Keeper { connector, inner: Rc::downgrade(&inner), failures: 0 };
-        let task = tokio::task::spawn_local(keeper.run(live));
-        *inner.keeper.borrow_mut() = Some(AbortOnDropHandle::new(task));
-        Self(inner)
-    }
-
     /// What it was told when it was connected.
     #[must_use]
     pub fn options(&self) -> &Options {
-        &self.0.connector.options
+        &self.0.reach().options
     }
 
     /// Why it does not come back, if it does not, and not by choice.
     #[must_use]
     pub fn over(&self) -> Option<ConnectError> {
-        match &*self.0.state.borrow() {
-            State::Over(why) => *why,
-            State::Up(_) | State::Away => None,
-        }
+        self.0.over()
     }
 
     /// Whether it does not come back, by choice or not.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        matches!(&*self.0.state.borrow(), State::Over(_))
+        self.0.is_over()
     }
 
     /// What it can do; `None` while it is away.
@@ -162,21 +113,12 @@ impl Controller {
     /// Counts the moments at which its namespaces, or how they are reached, may have changed.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.0.generation.get()
+        self.0.generation()
     }
 
     /// Waits until [`Self::generation`] is another one, and gives it; `None` once the controller is over.
     pub async fn changed(&self, known: u64) -> Option<u64> {
-        loop {
-            let changed = self.0.changed.notified();
-            if self.is_over() {
-                return None;
-            }
-            if self.generation() != known {
-                return Some(self.generation());
-            }
-            changed.await;
-        }
+        self.0.changed(known).await
     }
 
     /// The namespaces that this host may use, in order.
@@ -210,8 +152,7 @@ impl Controller {
     /// [`Failed`] where the controller did not confirm it.
     pub async fn shut_down(&self) -> Result<(), Failed> {
         let live = self.here()?;
-        drop(self.0.keeper.borrow_mut().take());
-        self.0.set(State::Over(None));
+        self.0.let_go();
         let done = live.shut_down().await;
         live.close();
         done
@@ -223,128 +164,78 @@ impl Controller {
 
     /// The association, if it is up.
     pub(super) fn live(&self) -> Option<Rc<Live>> {
-        match &*self.0.state.borrow() {
-            State::Up(live) if live.is_up() => Some(Rc::clone(live)),
-            _ => None,
-        }
+        self.0.live()
     }
 
     /// Waits for a change, until then at most.
     pub(super) async fn pause(&self, until: Instant) {
-        // Time that has run out is as good a reason to look again.
-        let _ = timeout_at(until, self.0.changed.notified()).await;
+        self.0.pause(until).await;
     }
 
     /// The controller has said what cannot be: nothing of it is to be believed.
     pub(super) fn give_up(&self, live: &Live, why: &str) {
-        warn!("{self:?}: {why}; connecting again");
-        live.close();
+        self.0.give_up(live, why);
     }
 }
 
-impl Inner {
-    fn set(&self, state: State) {
-        *self.state.borrow_mut() = state;
-        self.note();
-    }
-
-    /// Something is to be looked at again.
-    fn note(&self) {
-        self.generation.set(self.generation.get() + 1);
-        self.changed.notify_waiters();
+impl fmt::Display for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.options.subnqn, self.options.address)
     }
 }
 
-/// Keeps a controller connected.
-struct Keeper {
-    connector: Rc<Connector>,
-    inner: Weak<Inner>,
-    /// Attempts since it was last up for a while.
-    failures: u32,
+impl Alive for Live {
+    fn is_up(&self) -> bool {
+        Self::is_up(self)
+    }
+
+    fn close(&self) {
+        Self::close(self);
+    }
 }
 
-impl Keeper {
-    async fn run(mut self, mut live: Option<Rc<Live>>) {
-        loop {
-            if let Some(live) = live.take() {
-                self.keep_until_lost(&live).await;
-                if !self.tell(State::Away) {
-                    return;
-                }
-            }
-            let up = match self.again().await {
-                Ok(up) => up,
-                Err(e) => {
-                    let options = &self.connector.options;
-                    warn!("{} at {} is given up: {e}", options.subnqn, options.address);
-                    self.tell(State::Over(Some(e)));
-                    return;
-                }
-            };
-            if !self.tell(State::Up(Rc::clone(&up))) {
-                return up.close();
-            }
-            live = Some(up);
-        }
+impl Reach for Connector {
+    type Live = Live;
+    type Error = ConnectError;
+
+    async fn bring_up(&self) -> Result<Rc<Live>, ConnectError> {
+        Self::bring_up(self).await
     }
 
-    async fn keep_until_lost(&mut self, live: &Rc<Live>) {
-        let since = Instant::now();
-        let end = self.keep(live).await;
-        live.close();
-        let options = &self.connector.options;
-        info!("{} at {}: {end}", options.subnqn, options.address);
-        // One that breaks as soon as it is up is no better than one that does not come up.
-        if since.elapsed() >= options.backoff.longest {
-            self.failures = 0;
-        }
+    fn is_final(error: &ConnectError) -> bool {
+        error.is_final()
     }
 
-    /// Keeps an association alive and listens to it, until it ends.
-    async fn keep(&self, live: &Rc<Live>) -> super::queue::End {
+    /// What is in doubt when it ends waits by itself, where it is sent again (RFD 0027).
+    async fn keep(&self, live: &Rc<Live>, news: News<Self>) -> Duration {
         let tasks = [
             tokio::task::spawn_local(Rc::clone(live).keep_alive()),
-            tokio::task::spawn_local(listen(Rc::clone(live), self.inner.clone())),
+            tokio::task::spawn_local(listen(Rc::clone(live), news)),
         ];
         let _tasks = tasks.map(AbortOnDropHandle::new);
-        live.ended().await
+        let end = live.ended().await;
+        info!("{self}: {end}");
+        Duration::ZERO
     }
 
-    /// Connects until that succeeds, or makes no sense any more.
-    async fn again(&mut self) -> Result<Rc<Live>, ConnectError> {
-        loop {
-            let random = self.connector.core.random_u64();
-            let pause = self.connector.options.backoff.pause(self.failures, random);
-            self.failures = self.failures.saturating_add(1);
-            sleep(pause).await;
-            match self.connector.bring_up().await {
-                Err(e) if !e.is_final() => debug!("connecting again: {e}"),
-                end => return end,
-            }
-        }
+    fn backoff(&self) -> Backoff {
+        self.options.backoff
     }
 
-    /// Whether anybody wants to know.
-    fn tell(&self, state: State) -> bool {
-        let inner = self.inner.upgrade();
-        inner.is_some_and(|inner| {
-            inner.set(state);
-            true
-        })
+    fn random(&self) -> u64 {
+        self.core.random_u64()
     }
 }
 
 /// Takes what the controller tells of by itself.
-async fn listen(live: Rc<Live>, inner: Weak<Inner>) {
+async fn listen(live: Rc<Live>, news: News<Connector>) {
     while let Some(event) = live.event().await {
         if live.look_into(event).await.is_err() {
             // A log that cannot be read is no event any more; the next look finds out.
             debug!("{event:?} cannot be read");
         }
-        if matches!(event, Event::Namespaces | Event::Ana)
-            && let Some(inner) = inner.upgrade()
-        {
-            inner.note();
+        if matches!(event, Event::Namespaces | Event::Ana) && !news.tell() {
+            return;
         }
         sleep(BETWEEN_EVENTS).await;
     }

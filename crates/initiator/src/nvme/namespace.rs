@@ -24,13 +24,8 @@ use super::controller::Controller;
 use super::identity::Described;
 use super::paths::{Path, Policy, Seen, Taken, take};
 use super::queue::Reply;
-
-/// Pause before a command that was refused for now is sent again.
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// Times that a command is sent whose medium has failed, where the controller says that trying again may
-/// help, or whose namespace may have become another one.
-const TRIES: u32 = 3;
+pub use crate::commands::CompareError;
+use crate::commands::{Data, PAUSE, TRIES, pieces};
 
 /// Dword 12: force unit access; Write Zeroes: may deallocate.
 pub(super) const FUA: u32 = 1 << 30;
@@ -55,23 +50,6 @@ pub enum OpenError {
     /// The controller did not tell.
     #[error("{0}")]
     Failed(#[from] Failed),
-}
-
-/// How a Compare, or a Compare and Write, has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CompareError {
-    /// The contents are others.
-    #[error("the contents differ")]
-    Differs,
-    /// Nobody knows whether it has been done: read, and see.
-    #[error("the connection was lost; whether it was done is not known")]
-    InDoubt,
-    /// The controller does not know the command, or not of this length.
-    #[error("the controller cannot do this")]
-    Unsupported,
-    /// The device failed it.
-    #[error(transparent)]
-    Device(#[from] Error),
 }
 
 /// A namespace.
@@ -107,28 +85,11 @@ impl Work<'_> {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Data<'a> {
-    None,
-    Out(&'a Bufs),
-    In(usize),
-}
-
-impl Data<'_> {
-    fn len(self) -> usize {
-        match self {
-            Self::None => 0,
-            Self::Out(data) => data.len(),
-            Self::In(length) => length,
-        }
-    }
-
-    fn payload(self, ctx: &Ctx) -> Payload {
-        match self {
-            Self::None => Payload::None,
-            Self::Out(data) => Payload::ToController(data.clone()),
-            Self::In(length) => Payload::ToHost(ctx.alloc(length)),
-        }
+fn payload(data: Data<'_>, ctx: &Ctx) -> Payload {
+    match data {
+        Data::None => Payload::None,
+        Data::Out(data) => Payload::ToController(data.clone()),
+        Data::In(length) => Payload::ToHost(ctx.alloc(length)),
     }
 }
 
@@ -273,7 +234,7 @@ impl Namespace {
         let half = |opcode, fuse, data, bits| {
             let mut sqe = taken.path.forced(self.transfer(opcode, at, compare.len(), bits));
             sqe.flags |= fuse;
-            Command { sqe, payload: Data::Out(data).payload(ctx), timeout }
+            Command { sqe, payload: payload(Data::Out(data), ctx), timeout }
         };
         let fua = if fua { FUA } else { 0 };
         let first = half(NvmOpcode::Compare, FUSE_FIRST, compare, 0);
@@ -578,7 +539,7 @@ async fn send(taken: &Taken, work: &Work<'_>, ctx: &Ctx) -> Option<Reply> {
     }
     let Some(place) = place else { return Some(Reply::unsent()) };
     let timeout = Some(taken.path.controller.options().command_timeout);
-    let (sqe, payload) = (taken.path.forced(work.sqe), work.data.payload(ctx));
+    let (sqe, payload) = (taken.path.forced(work.sqe), payload(work.data, ctx));
     Some(place.submit(Command { sqe, payload, timeout }).await)
 }
 
@@ -616,13 +577,6 @@ async fn watch(namespace: Weak<Namespace>, path: Rc<Path>) {
             return;
         }
     }
-}
-
-/// A range, in pieces of this many blocks.
-fn pieces(at: Lba, blocks: u32, most: u32) -> impl Iterator<Item = (Lba, u32)> {
-    let most = most.max(1);
-    let starts = (0..blocks).step_by(most as usize);
-    starts.map(move |done| (Lba(at.0 + u64::from(done)), (blocks - done).min(most)))
 }
 
 /// What a status means (NVMe Base 2.0, 3.3.3.2.1).

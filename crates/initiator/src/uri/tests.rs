@@ -50,7 +50,7 @@ fn what_is_no_name_is_told() {
         ("nvme://host/nqn.x?lun=1", "is not known; known: nsid, hostnqn"),
         ("nvme://host:0/nqn.x", "is no port"),
         ("nvme://host:+1/nqn.x", "is no port"),
-        ("nvme://::1/nqn.x", "is no port"),
+        ("nvme://::1/nqn.x", "an IPv6 address in brackets"),
         ("nvme://[::g]/nqn.x", "is no host"),
         ("nvme://[::1]x/nqn.x", "is no host"),
         ("nvme://host/nqn.%4", "% that stands for nothing"),
