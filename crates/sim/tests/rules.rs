@@ -10,6 +10,7 @@ const SIMULATED: &[&str] = &[
     "initiator",
     "iscsi",
     "layers",
+    "nbd",
     "nvme",
     "reservation",
     "scsi",

@@ -32,7 +32,7 @@ use crate::remote::Remote;
 const POOL_BYTES: usize = 64 << 20;
 
 /// After how long a silence of a node another path is taken. A write that was under way then is sent again after
-/// twice as much (RFD 0027).
+/// twice as much and the controller's quiesce time (RFD 0027).
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 
 /// Entries of the queue to the volume's node, where that has room for as many.

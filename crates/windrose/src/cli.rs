@@ -16,7 +16,7 @@ Exit codes:
   3  no node answers
   4  there is no such volume or node
   5  for `status`: the data is at risk
-  6  for `status`: data cannot be reached";
+  6  for `status` and `attach`: data cannot be reached";
 
 /// Block storage over iSCSI and NVMe/TCP.
 #[derive(Debug, Parser)]
@@ -108,7 +108,7 @@ pub(crate) struct AttachArgs {
     /// Socket to listen at, where QEMU or another monitor finds a vhost-user disk for its virtual machine.
     #[arg(long, value_name = "PATH", group = "as")]
     pub(crate) vhost_user: Option<PathBuf>,
-    /// Socket to listen at for NBD: nbd-client, qemu-nbd, nbdkit and their like.
+    /// Socket to listen at for NBD: QEMU, qemu-img, nbdcopy, nbd-client and their like.
     #[arg(long, value_name = "PATH", group = "as")]
     pub(crate) nbd: Option<PathBuf>,
     /// Refuse writes.
@@ -120,7 +120,8 @@ pub(crate) struct AttachArgs {
     /// Name of this host (default: what /etc/nvme/hostnqn says, or one made of the machine's identity).
     #[arg(long, value_name = "NQN")]
     pub(crate) host_nqn: Option<Initiator>,
-    /// Identifier of this host (default: what /etc/nvme/hostid says, or the one in its name).
+    /// Identifier of this host (default: what /etc/nvme/hostid says, or the one in its name, or one made of the machine's
+    /// identity).
     #[arg(long, value_name = "UUID")]
     pub(crate) host_id: Option<Uuid>,
 }

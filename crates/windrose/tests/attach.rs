@@ -18,10 +18,15 @@ const HOST: [&str; 4] = [
 ];
 
 fn attach(place: &Place, socket: &Path) -> Daemon {
+    attach_at(place, socket, None)
+}
+
+fn attach_at(place: &Place, socket: &Path, nbd: Option<&Path>) -> Daemon {
     let child = Command::new(env!("CARGO_BIN_EXE_windrose"))
         .env("WINDROSE_API", format!("unix:{}/api.sock", place.path().display()))
         .args(["attach", "web", "--queues", "2", "--vhost-user"])
         .arg(socket)
+        .args(nbd.map(|at| format!("--nbd={}", at.display())))
         .args(HOST)
         .stdin(Stdio::null())
         .stderr(Stdio::null())
@@ -55,13 +60,18 @@ fn a_volume_is_attached_by_whom_it_allows() {
     assert!(!socket.exists());
 
     place.ok(&["volume", "allow", "web", HOST[1]]);
-    let serving = attach(&place, &socket);
+    let nbd = place.path().join("web.nbd");
+    let serving = attach_at(&place, &socket, Some(&nbd));
+    let uri = format!("nbd+unix:///web?socket={}", nbd.display());
+    let load = ["--rw=randrw", "--iodepth=8", "--size=4m", "--verify", "--yes"];
+    let measured = place.ok(&[&["bench", &uri][..], &load].concat());
+    assert!(measured.contains("verified"), "{measured}");
     let sessions = place.ok(&["sessions"]);
     assert!(sessions.contains(HOST[1]), "{sessions}");
     let second = place.fails(1, &words);
     assert!(second.contains("another process listens at"), "{second}");
     assert_eq!(serving.stop(), Some(0));
-    assert!(!socket.exists(), "its socket goes with it");
+    assert!(!socket.exists() && !nbd.exists(), "its sockets go with it");
     // What a killed one leaves behind is in nobody's way.
     attach(&place, &socket).kill();
     assert!(socket.exists());
