@@ -9,4 +9,7 @@
 //! * [`nbd`]: NBD at a Unix socket or by TCP (`docs/rfd/0025-nbd.md`).
 
 pub mod nbd;
+mod settling;
 pub mod vhost_user;
+
+pub use settling::Settling;

@@ -230,6 +230,41 @@ fn a_server_that_stops_answers_what_has_begun_and_flushes() {
     });
 }
 
+/// A write of several pieces does not go on behind the back of its client's next connection.
+#[test]
+fn what_a_lost_client_had_not_begun_is_not_done() {
+    on_core(async |core| {
+        let site = Site::tcp(&core, MemOptions::new(512, 1 << 15), Served::new("disk")).await;
+        let nbd::Address::Tcp(to) = site.at else { unreachable!("a port of the loopback") };
+        let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let at = nbd::Address::Tcp(listener.local_addr().unwrap());
+        let wire = tokio::task::spawn_local({
+            let core = core.clone();
+            async move {
+                let (mut client, _) = listener.accept().await.unwrap();
+                let mut server = core.dial(to).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            }
+        });
+        let first = Disk::connect(&core, &at, &Options::new("disk")).await.unwrap();
+        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+        let client = Client::new(&Dev::shared(first), &Pool::new(64 << 20).unwrap());
+        let cut = async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            wire.abort();
+        };
+        let (lost, ()) = tokio::join!(client.write(0, &[1; 4 << 20], false), cut);
+        assert_eq!(lost, Err(Error::Gone));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let second = site.connect(&Options::new("disk")).await;
+        let client = Client::new(&Dev::shared(second), &Pool::new(1 << 20).unwrap());
+        client.write(8000, &[2; 512], false).await.unwrap();
+        site.faults.release();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(client.read(8000, 1).await.unwrap().to_vec(), [2; 512]);
+    });
+}
+
 #[test]
 fn the_last_flush_that_fails_is_told() {
     on_core(async |core| {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use api::client::Address;
 use api::endpoint::{GetVolume, Nothing};
 use api::{NvmeExport, VolumeName};
-use attach::{nbd, vhost_user};
+use attach::{Settling, nbd, vhost_user};
 use block::{Dev, Epoch};
 use futures_util::FutureExt;
 use initiator::nvme::{Controller, Namespace, Options, Policy, Staging, discover};
@@ -19,6 +19,7 @@ use rt::net::Listener;
 use rt::{Core, Cores, CoresConfig, DiskEngine};
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use volume::Volume;
 
 use crate::cli::AttachArgs;
@@ -156,9 +157,9 @@ async fn serve(
         _ = &mut stop => return Ok(()),
         connected = connect(&core, &order) => connected?,
     };
-    let volume = Volume::new(dev, Epoch::default());
+    let volume = Volume::new(settled(dev, &order.doors, &controllers), Epoch::default());
     let stop = async { drop(stop.await) }.shared();
-    let served = open_doors(&core, &order, &volume, &controllers, ready, stop).await;
+    let served = open_doors(&core, &order, &volume, ready, stop).await;
     let closed = volume.close(&core.pool().account()).await;
     for controller in controllers {
         if let Err(e) = controller.shut_down().await {
@@ -173,18 +174,31 @@ async fn serve(
     })
 }
 
+/// The device, or what holds up its changes where a process was here before and has been killed: its socket is still
+/// there. It has left bytes in the sockets of nodes, which do not know of it as long as they do not run: what is said
+/// of a connection that falls silent holds for its connections as well (RFD 0027, 3).
+fn settled(dev: Dev, doors: &Doors, controllers: &[Controller]) -> Dev {
+    let is_left = |at: &Option<PathBuf>| at.as_ref().is_some_and(|at| at.exists());
+    if !is_left(&doors.vhost_user) && !is_left(&doors.nbd) {
+        return dev;
+    }
+    let quiesce = controllers.iter().filter_map(Controller::abilities).map(|a| a.quiesce).max();
+    let time = 2 * KEEP_ALIVE + quiesce.unwrap_or_default();
+    tracing::info!(seconds = time.as_secs(), "whoever was here before was killed: changes wait");
+    Dev::new(Settling::new(dev, Instant::now() + time))
+}
+
 /// Serves at all doors until `stop`.
 async fn open_doors(
     core: &Core,
     order: &Order,
     volume: &Rc<Volume>,
-    controllers: &[Controller],
     ready: oneshot::Sender<()>,
     stop: impl Future<Output = ()> + Clone,
 ) -> Result<(), Failure> {
     let name = &order.name;
     let guests = match &order.doors.vhost_user {
-        Some(at) => Some((vhost(core, order, volume, controllers), listen(core, at).await?)),
+        Some(at) => Some((vhost(core, order, volume), listen(core, at).await?)),
         None => None,
     };
     let tools = match &order.doors.nbd {
@@ -215,22 +229,10 @@ async fn open_doors(
     Ok(())
 }
 
-/// A process that was here before and was killed has left bytes in the sockets of nodes, which do not know of it as long
-/// as they do not run: what is said of a connection that is lost holds for its connections as well (RFD 0027, 3).
-fn vhost(
-    core: &Core,
-    order: &Order,
-    volume: &Rc<Volume>,
-    controllers: &[Controller],
-) -> vhost_user::Server {
+fn vhost(core: &Core, order: &Order, volume: &Rc<Volume>) -> vhost_user::Server {
     let Order { rings, read_only, serial, .. } = order;
-    let quiesce = controllers.iter().filter_map(Controller::abilities).map(|a| a.quiesce).max();
-    let options = vhost_user::Options {
-        rings: *rings,
-        read_only: *read_only,
-        serial: serial.clone(),
-        settles_in: 2 * KEEP_ALIVE + quiesce.unwrap_or_default(),
-    };
+    let options =
+        vhost_user::Options { rings: *rings, read_only: *read_only, serial: serial.clone() };
     vhost_user::Server::new(core, Rc::clone(volume), &options)
 }
 

@@ -187,6 +187,7 @@ impl Shared {
         sessions.spawn_local(async move {
             let end = conn.run().await;
             let why = conn.protocol.end();
+            drop(conn);
             tracing::info!(at = %shared.at, ?end, why, "a connection of NBD has ended");
             shared.seats.borrow_mut().remove(&number);
         });

@@ -34,6 +34,14 @@ pub(super) struct Session {
     inbox: Inbox<Event>,
     account: Account,
     chosen: Rc<Cell<bool>>,
+    /// Whether its client is there.
+    lives: Rc<Cell<bool>>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.lives.set(false);
+    }
 }
 
 /// What a command is to the volume.
@@ -55,7 +63,14 @@ impl Session {
         chosen: Rc<Cell<bool>>,
     ) -> Self {
         let account = shared.core.pool().account();
-        Self { machine, shared: Rc::clone(shared), inbox, account, chosen }
+        Self {
+            machine,
+            shared: Rc::clone(shared),
+            inbox,
+            account,
+            chosen,
+            lives: Rc::new(Cell::new(true)),
+        }
     }
 
     /// Why its machine has ended, for the log.
@@ -89,8 +104,9 @@ impl Session {
             pieces => {
                 let (volume, account) = (Rc::clone(volume), self.account.clone());
                 let one_by_one = Rc::clone(&self.shared.one_by_one);
+                let lives = Rc::clone(&self.lives);
                 spawn_local(async move {
-                    let result = carry_out(&volume, pieces, &account, &one_by_one).await;
+                    let result = carry_out(&volume, pieces, &account, (&one_by_one, &lives)).await;
                     answering.with(kind.answer(result, info.block_size));
                 });
             }
@@ -239,7 +255,7 @@ async fn carry_out(
     volume: &Rc<Volume>,
     plan: Plan,
     account: &Account,
-    one_by_one: &Mutex<()>,
+    (one_by_one, lives): (&Mutex<()>, &Cell<bool>),
 ) -> Result<Bufs, Failure> {
     match plan {
         Plan::One(request) => volume.execute(request, account).await,
@@ -261,6 +277,10 @@ async fn carry_out(
             let whole = Blocks::new(at, (data.len() / block_size) as u64);
             let (mut done, mut rest) = (Bufs::new(), 0);
             for range in pieces(whole, most) {
+                // A client that has lost its connection may be back, and have written something newer behind this.
+                if !lives.get() {
+                    return Err(Error::Aborted.into());
+                }
                 let end = rest + usize::try_from(range.count).unwrap_or(0) * block_size;
                 let write = Request::Write { at: range.at, data: data.slice(rest..end), fua };
                 done = volume.execute(write, account).await?;

@@ -7,14 +7,12 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use block::{Account, Blocks, Bufs, Class, Credit, Failure, Lba, Request};
 use rt::event::{Event, Signal};
 use rt::{Core, give_way};
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_local};
-use tokio::time::{Instant, sleep_until};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use volume::Volume;
@@ -40,8 +38,6 @@ pub(super) struct Disk {
     pub(super) rings: u16,
     /// Longest part of a request that is done as one, in blocks.
     part_blocks: u64,
-    /// Until when what somebody else had in flight who served this disk may still happen.
-    settles: Instant,
 }
 
 impl Disk {
@@ -50,14 +46,12 @@ impl Disk {
         account: Account,
         (rings, read_only): (u16, bool),
         serial: [u8; ID_BYTES],
-        settles_in: Duration,
     ) -> Self {
         let info = volume.info();
         let bytes = PART_BYTES.min(account.pool().usage().total / 8);
         let part_blocks =
             u64::from(info.max_transfer_blocks).min(bytes / u64::from(info.block_size));
-        let settles = Instant::now() + settles_in;
-        Self { volume, account, read_only, serial, rings, part_blocks: part_blocks.max(1), settles }
+        Self { volume, account, read_only, serial, rings, part_blocks: part_blocks.max(1) }
     }
 
     fn shape(&self) -> Shape {
@@ -294,10 +288,6 @@ fn place(queue: &mut Queue, guest: &Guest, at: Addresses) -> Result<(), Broken> 
 
 impl Shared {
     async fn run(self: Rc<Self>, kick: Event, again: Vec<Job>) {
-        if !again.is_empty() {
-            // The first time that a write was sent must not come behind its repetition, and a newer write.
-            sleep_until(self.disk.settles).await;
-        }
         again.into_iter().for_each(|job| self.begin(job));
         let mut kicks = true;
         loop {

@@ -30,9 +30,6 @@ pub struct Options {
     pub read_only: bool,
     /// The disk's name: the first 20 bytes of it.
     pub serial: String,
-    /// How long from now on what another process had in flight for this disk, which has ended, may still reach the
-    /// volume. What it left unanswered is done again only then.
-    pub settles_in: Duration,
 }
 
 /// Serves a volume as a disk. It belongs to the volume's core.
@@ -49,7 +46,7 @@ impl Server {
         let mut serial = [0; ID_BYTES];
         serial.iter_mut().zip(options.serial.bytes()).for_each(|(to, from)| *to = from);
         let shape = (options.rings.clamp(1, MAX_RINGS), options.read_only);
-        let disk = Disk::new(volume, core.pool().account(), shape, serial, options.settles_in);
+        let disk = Disk::new(volume, core.pool().account(), shape, serial);
         Self { core: core.clone(), disk: Rc::new(disk) }
     }
 

@@ -68,14 +68,12 @@ pub(crate) struct Disk {
     pub(crate) rings: u16,
     pub(crate) read_only: bool,
     pub(crate) pool_bytes: usize,
-    pub(crate) settles_in: Duration,
 }
 
 impl Default for Disk {
     fn default() -> Self {
         let options = MemOptions::new(512, 1 << 16);
-        let settles_in = Duration::ZERO;
-        Self { options, rings: 2, read_only: false, pool_bytes: 32 << 20, settles_in }
+        Self { options, rings: 2, read_only: false, pool_bytes: 32 << 20 }
     }
 }
 
@@ -92,7 +90,6 @@ impl Site {
             rings: disk.rings,
             read_only: disk.read_only,
             serial: "a serial of more than twenty bytes".to_owned(),
-            settles_in: disk.settles_in,
         };
         let (mem_options, at) = (disk.options, path.clone());
         let (ready, is_ready) = mpsc::channel();

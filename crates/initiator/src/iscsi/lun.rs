@@ -19,7 +19,7 @@ use super::cdb::{self, Cdb};
 use super::identity::{Described, Identity, Told};
 use super::live::{Failed, Live, Reply, refusal};
 use super::session::Session;
-use super::verdict::{Verdict, verdict};
+use super::verdict::{Verdict, verdict, was_not_begun};
 pub use crate::commands::CompareError;
 use crate::commands::{Data, PAUSE, TRIES, pieces};
 use crate::kept::Absent;
@@ -407,6 +407,15 @@ impl Lun {
             // The rest of a read's memory is anybody's old data, and that of a write is not written.
             self.session.give_up(live, "a command succeeded without all of its data");
             return at_once;
+        }
+        let flushes = work.cdb[0] == cdb::SYNCHRONIZE_CACHE;
+        if flushes && verdict != Verdict::Done && !was_not_begun(refusal(completion)) {
+            // The next one might succeed, for what this one has lost is told once.
+            return if verdict == Verdict::Unknown {
+                verdict
+            } else {
+                Verdict::Failed(Error::Gone)
+            };
         }
         if verdict == Verdict::Failed(Error::Gone) {
             self.fail("the target says that it has failed");

@@ -45,6 +45,20 @@ pub(super) fn verdict(said: Refusal, at: Lba, writes: bool) -> Verdict {
     }
 }
 
+/// Whether a command that was refused so has not begun.
+pub(super) fn was_not_begun(said: Refusal) -> bool {
+    /// NOT READY: becoming ready, changing its access state, in standby, unavailable by this way.
+    const NOT_NOW: [Code; 4] = [Code(4, 0x01), Code(4, 0x0a), Code(4, 0x0b), Code(4, 0x0c)];
+    match (said.status, said.sense) {
+        (status::BUSY | status::TASK_SET_FULL | status::ACA_ACTIVE, _) => true,
+        (status::CHECK_CONDITION, Some(sense)) => {
+            sense.key == key::UNIT_ATTENTION
+                || sense.key == key::NOT_READY && NOT_NOW.contains(&sense.code)
+        }
+        _ => false,
+    }
+}
+
 fn sensed(sense: Sense, at: Lba, writes: bool, unusable: Error) -> Verdict {
     if sense.deferred && sense.key != key::RECOVERED {
         // What had been confirmed is lost; nobody knows what.

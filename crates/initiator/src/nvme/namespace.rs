@@ -566,10 +566,20 @@ async fn watch(namespace: Weak<Namespace>, path: Rc<Path>) {
                 }
             }
         }
+        let again = async {
+            match path.is_not_now() {
+                true => sleep(PAUSE).await,
+                false => std::future::pending().await,
+            }
+        };
         let is_over = tokio::select! {
             biased;
             next = controller.changed(generation) => next.is_none(),
             () = path.doubted.notified() => false,
+            () = again => {
+                path.doubt();
+                false
+            }
         };
         let Some(namespace) = namespace.upgrade() else { return };
         namespace.changed.notify_waiters();
@@ -614,6 +624,8 @@ fn was_not_done(status: Status) -> bool {
     /// Status code type: path related.
     const PATH: u16 = 3;
     let not_yet = [
+        // It is not there, or not there any more, as far as this controller knows.
+        Status::INVALID_NAMESPACE,
         Status::ABORT_REQUESTED,
         Status::ABORTED_SQ_DELETED,
         Status::INTERRUPTED,

@@ -35,8 +35,10 @@ pub(super) enum Seen {
     Unknown,
     /// It is the volume that it has to be.
     Same,
-    /// It is another one, or none, or it cannot do what is asked of it.
+    /// It is another one.
     Another(&'static str),
+    /// It is not there, or not able to do what is asked of it, for now.
+    NotNow(&'static str),
 }
 
 /// One of the ways.
@@ -126,13 +128,13 @@ impl Path {
 
     /// Notes what was found by a look that began at `generation`.
     pub(super) fn found(&self, now: Option<&Described>, wanted: &Described, generation: u64) {
-        let seen = now.map_or(Seen::Another("it has gone"), |now| wanted.compare(now));
+        let seen = now.map_or(Seen::NotNow("it is not there"), |now| wanted.compare(now));
         if let Some(now) = now {
             self.group.set(now.ana_group);
             self.forces.set(now.info.volatile_cache && !wanted.info.volatile_cache);
         }
-        if let (Seen::Another(why), true) = (seen, self.seen.get() != seen) {
-            warn!("{:?} is no path any more: {why}", self.controller);
+        if let (Seen::Another(why) | Seen::NotNow(why), true) = (seen, self.seen.get() != seen) {
+            warn!("{:?} is no path: {why}", self.controller);
         }
         self.seen.set(seen);
         self.at.set(generation);
@@ -146,6 +148,11 @@ impl Path {
     /// Whether it has been looked at since anything may have changed.
     pub(super) fn is_known(&self) -> bool {
         self.seen.get() != Seen::Unknown && self.at.get() == self.controller.generation()
+    }
+
+    /// Whether what is at its end may soon be what it has to be, though nobody says so.
+    pub(super) fn is_not_now(&self) -> bool {
+        matches!(self.seen.get(), Seen::NotNow(_))
     }
 
     /// It has to be looked at again before it is used.
@@ -183,10 +190,10 @@ impl Path {
         self.flushed.set(self.flushed.get().max(written));
     }
 
-    /// Takes this path and no other one, if it serves.
+    /// Takes this path and no other one, if it leads to the volume, whatever was said of it of late.
     pub(super) fn take(self: &Rc<Self>) -> Option<Taken> {
-        let (candidate, live) = self.candidate(0)?;
-        (candidate.class != Class::Doubtful).then(|| self.taken(live))
+        let (_, live) = self.candidate(0)?;
+        Some(self.taken(live))
     }
 
     fn taken(self: &Rc<Self>, live: Rc<Live>) -> Taken {

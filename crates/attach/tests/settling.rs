@@ -1,0 +1,31 @@
+//! A device that somebody has left in haste.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::time::Duration;
+
+use attach::Settling;
+use block::testing::Client;
+use block::{Dev, Mem, MemOptions, Pool};
+use tokio::task::LocalSet;
+use tokio::time::Instant;
+
+const S: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn changes_wait_and_nothing_else_does() {
+    let run = async {
+        let begun = Instant::now();
+        let dev =
+            Dev::new(Settling::new(Dev::new(Mem::new(MemOptions::new(512, 64))), begun + 8 * S));
+        let client = Client::new(&dev, &Pool::new(1 << 20).unwrap());
+        client.read(0, 8).await.unwrap();
+        client.flush().await.unwrap();
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        client.write(0, &[1; 512], false).await.unwrap();
+        assert!(begun.elapsed() >= 8 * S && begun.elapsed() < 9 * S);
+        client.write(1, &[2; 512], false).await.unwrap();
+        assert!(begun.elapsed() < 9 * S);
+        assert_eq!(client.read(0, 2).await.unwrap().to_vec(), [[1; 512], [2; 512]].concat());
+    };
+    LocalSet::new().run_until(run).await;
+}
