@@ -52,8 +52,11 @@ pub struct Spec {
     pub do_verify: bool,
     /// Each place is used once before any is used again.
     pub map: bool,
-    /// Where chance begins.
+    /// Where chance begins: what is done, and where.
     pub seed: u64,
+    /// What is written begins here: another one in each run, for a run that repeats another one must not take what that
+    /// has left behind for its own.
+    pub contents: u64,
 }
 
 impl Spec {
@@ -91,6 +94,7 @@ impl Spec {
             map: !job.norandommap,
             seed: job.randseed.unwrap_or(if job.randrepeat { FIRST } else { chance })
                 ^ (u64::from(clone) << 32),
+            contents: crate::chance::mix(chance ^ (u64::from(clone) << 32)),
         };
         spec.check_verify()?;
         spec.check_memory(info)?;

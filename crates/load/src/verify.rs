@@ -176,7 +176,7 @@ impl Blocks {
             pattern: spec.verify_pattern.clone(),
             unit,
             start: spec.start,
-            seed: spec.seed,
+            seed: spec.contents,
             generations: vec![0; usize::try_from(count).ok()?],
             ours: vec![0; unit],
             theirs: vec![0; unit],

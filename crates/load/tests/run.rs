@@ -174,6 +174,28 @@ fn how(target: &str, writes: bool) -> How {
     How { target: target.parse().unwrap(), writes, direct: false, depth: 32, host }
 }
 
+/// A device that drops what is written still has what an earlier run has left there.
+#[test]
+fn what_an_earlier_run_has_left_is_not_taken_for_what_was_written() {
+    on_core(async |core| {
+        let mem = Rc::new(Mem::new(MemOptions::new(512, 1 << 13)));
+        let terms = [("rw", "write"), ("size", "1m"), ("verify", "crc32c"), ("bs", "4k")];
+        let run = async |dev: &Dev, chance: u64| {
+            let spec = Spec::new(&job(&terms), 0, &dev.info(), chance).unwrap();
+            let progress = Arc::new(Progress::default());
+            let mut runner = Runner::new(&core, dev.clone(), spec, progress).await.unwrap();
+            runner.run().await;
+            runner.verify().await;
+            runner.finish().failed
+        };
+        assert_eq!(run(&Dev::shared(Rc::clone(&mem)), 1).await, None);
+        let (lossy, faults) = Faulty::wrap(Dev::shared(mem), 1);
+        faults.add(Rule::new(Effect::Ignore).on(&[Kind::Write]));
+        let failed = run(&lossy, 2).await.expect("it is noticed");
+        assert!(failed.to_string().contains("seed"), "{failed}");
+    });
+}
+
 /// Two connections of their own, each with a job, to a volume of our own server.
 #[test]
 fn a_volume_is_measured_over_nvme_tcp() {
