@@ -71,7 +71,7 @@ pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "unit",
         about: "every crate's own tests: pure modules, transcripts, conformance, properties; a real etcd, a real iSNS server, other people's NBD",
-        budget: minutes(13),
+        budget: minutes(16),
         packages: || vec![install::ETCD, install::ISNS, install::NBD, install::TLS],
         processes: false,
         points: false,
