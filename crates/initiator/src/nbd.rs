@@ -10,9 +10,7 @@
 mod disk;
 mod link;
 mod options;
-mod socket;
 
 pub use disk::{ConnectError, Disk};
 pub use link::End;
 pub use options::Options;
-pub use socket::Socket;

@@ -46,8 +46,8 @@ pub trait Protocol: 'static {
     /// The machine.
     fn machine(&mut self) -> &mut Self::Machine;
 
-    /// A wake-up begins. Any time may have passed, and what is read next may be as old.
-    fn woken(&mut self);
+    /// A wake-up begins, `now`. Any time may have passed, and what is read next may be as old.
+    fn woken(&mut self, now: Instant);
 
     /// Takes the machine's actions until there are none. Called after anything happened.
     fn act(&mut self);
@@ -153,6 +153,13 @@ impl<E> Inbox<E> {
 pub trait Wire: AsyncRead + AsyncWrite + Unpin {
     /// Bytes that it has taken and not sent.
     fn waiting(&self) -> usize;
+}
+
+/// A plain connection: nothing of it waits anywhere but in the system.
+impl Wire for rt::net::Stream {
+    fn waiting(&self) -> usize {
+        0
+    }
 }
 
 /// A staging buffer of a core.
@@ -269,8 +276,9 @@ impl<S: Wire, P: Protocol> Conn<S, P> {
     }
 
     fn work(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        let now = self.began.elapsed();
-        self.protocol.woken();
+        let at = Instant::now();
+        let now = at - self.began;
+        self.protocol.woken(at);
         self.protocol.machine().on_timer(now);
         for _ in 0..ROUNDS {
             if self.inbox.0.0.evicted.get() {
@@ -610,7 +618,7 @@ mod tests {
         fn machine(&mut self) -> &mut Toy {
             &mut self.toy
         }
-        fn woken(&mut self) {}
+        fn woken(&mut self, _: Instant) {}
         fn act(&mut self) {
             for message in self.toy.arrived.drain(..) {
                 self.inbox.push(Event::Echo(message));

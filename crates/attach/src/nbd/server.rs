@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use ::nbd::server::{Config, Connection};
 use ::nbd::{Address, Export, Sizes};
-use initiator::nbd::Socket;
 use rt::Core;
 use rt::net::{Listener, Stream};
 use target::conn::{Conn, Inbox, Staging};
@@ -176,7 +175,7 @@ impl Shared {
         };
         let session = Session::new(self, Connection::new(config), inbox.clone(), chosen);
         let mut conn = Conn::new(
-            Socket(stream),
+            stream,
             session,
             inbox,
             self.staging.clone(),

@@ -10,6 +10,7 @@ use frame::Machine;
 use target::conn::{Inbox, Protocol};
 use tokio::sync::Mutex;
 use tokio::task::spawn_local;
+use tokio::time::Instant;
 use volume::Volume;
 
 use super::server::Shared;
@@ -122,8 +123,9 @@ impl Protocol for Session {
         &mut self.machine
     }
 
-    /// A client has one way to its export: there is no other by which it could have overtaken itself.
-    fn woken(&mut self) {}
+    /// A client says nothing by which it could be missed: what it left in a connection that is read late is done, as
+    /// RFD 0025 (7) tells.
+    fn woken(&mut self, _: Instant) {}
 
     fn act(&mut self) {
         while let Some(action) = self.machine.poll_action() {

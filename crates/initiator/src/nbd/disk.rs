@@ -16,7 +16,6 @@ use tracing::warn;
 
 use super::link::{End, Event, Link};
 use super::options::Options;
-use super::socket::Socket;
 
 /// Largest transfer, whatever the server says, in bytes: what every server has to bear.
 const MAX_TRANSFER_BYTES: u32 = 32 << 20;
@@ -214,11 +213,11 @@ async fn open(
     };
     let dialled = timeout(options.connect_timeout, dial).await;
     let stream = dialled.map_err(|_| ConnectError::TimedOut)?;
-    let socket = Socket(stream.map_err(|e| ConnectError::Dial(e.kind()))?);
+    let stream = stream.map_err(|e| ConnectError::Dial(e.kind()))?;
     let (shared, ended) = (Rc::clone(fate), Rc::new(Cell::new(None)));
     let end = Rc::clone(&ended);
     let gone = Rc::clone(&fate.gone);
-    let (link, told) = Link::start(socket, options, staging.clone(), gone, move |why| {
+    let (link, told) = Link::start(stream, options, staging.clone(), gone, move |why| {
         end.set(Some(why));
         shared.fail(&why);
     });

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use ::nbd::client::{self, Agreed, Config, Connection, Failed, Op, Reply};
 use frame::Machine;
+use rt::net::Stream;
 use target::conn::{self, Conn, Inbox, Protocol, Staging};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 
 use super::options::Options;
-use super::socket::Socket;
 
 /// Why a connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl Link {
     /// when the connection has ended. What is answered once `gone` is set is lost: nobody is told of a success
     /// behind a failure that is for ever.
     pub(super) fn start(
-        socket: Socket,
+        stream: Stream,
         options: &Options,
         staging: Staging,
         gone: Rc<Cell<bool>>,
@@ -97,7 +97,7 @@ impl Link {
             shared: Rc::clone(&shared),
         };
         let (inbox, began) = (Inbox::default(), Instant::now());
-        let conn = Conn::new(socket, peer, inbox.clone(), staging, options.send_timeout, began);
+        let conn = Conn::new(stream, peer, inbox.clone(), staging, options.send_timeout, began);
         tokio::task::spawn_local(drive(conn, Rc::clone(&shared), over));
         (Self { inbox, shared }, told)
     }
@@ -134,7 +134,7 @@ impl Link {
 }
 
 /// Drives a connection to its end.
-async fn drive(mut conn: Conn<Socket, Peer>, shared: Rc<Shared>, over: impl FnOnce(End)) {
+async fn drive(mut conn: Conn<Stream, Peer>, shared: Rc<Shared>, over: impl FnOnce(End)) {
     let ended = conn.run().await;
     let machine = conn.protocol.machine.end();
     let end = match (ended, machine) {
@@ -170,7 +170,7 @@ impl Protocol for Peer {
     }
 
     /// An answer is one, however late it is read.
-    fn woken(&mut self) {}
+    fn woken(&mut self, _: Instant) {}
 
     fn act(&mut self) {
         if let Some(agreed) = self.machine.agreed()

@@ -21,6 +21,7 @@ use block::{Account, Bufs, BufsMut, Failure};
 use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId};
 use reservation::Table;
 use scsi::{CopyOutcome, TokenOutcome};
+use tokio::time::Instant;
 use volume::Unaltered;
 
 use crate::catalog::{Admission, Chap, VolumeId};
@@ -144,7 +145,7 @@ impl Protocol for Initiator {
     }
 
     /// An iSCSI target is not told how long its initiator waits before it tries another path.
-    fn woken(&mut self) {}
+    fn woken(&mut self, _: Instant) {}
 
     fn act(&mut self) {
         while let Some(action) = self.machine.poll_action() {

@@ -138,8 +138,8 @@ impl Shared {
     }
 
     /// Whether nothing of this controller's host is to be carried out any more.
-    pub(super) fn is_overdue(&self, cntlid: u16) -> bool {
-        let now = self.now();
+    pub(super) fn is_overdue(&self, cntlid: u16, now: Instant) -> bool {
+        let now = now - self.began;
         self.with(cntlid, |c| c.is_overdue(now)).unwrap_or(false)
     }
 

@@ -32,6 +32,7 @@ use block::{Account, Bufs, Credit, Error, Failure};
 use nvme::auth::Done;
 use nvme::{Action, Completion, Config, Connect, Connection, Tag};
 use reservation::{Notices, Table};
+use tokio::time::Instant;
 use volume::{Caller, Unaltered};
 
 use crate::catalog::VolumeId;
@@ -203,9 +204,9 @@ impl Protocol for Host {
 
     /// A host that has been silent for too long may have sent its commands again by another path. Those that
     /// wait in the socket are not carried out, though the controller's timer may not have had its turn yet.
-    fn woken(&mut self) {
+    fn woken(&mut self, now: Instant) {
         if let Some(seat) = self.seat
-            && self.server().nvme.is_overdue(seat.cntlid)
+            && self.server().nvme.is_overdue(seat.cntlid, now)
         {
             self.close("keep alive timeout");
         }
