@@ -19,13 +19,12 @@ fn every_planted_mistake_is_found_and_the_innocent_pass() {
             stop_after,
             time: None,
         };
-        let wrong = play_batch(&batch(pair.wrong, pair.within, 3), |_| {});
+        let wrong = play_batch(&batch(pair.wrong, pair.within, 1), |_| {});
         let right = play_batch(&batch(pair.right, pair.right.test_seeds, 1), |_| {});
         if let Some(failed) = right.failed.first() {
             panic!("{} seed {}: {}", pair.right.name, failed.seed, failed.failure);
         }
-        let found = wrong.failed.len();
-        println!("{}: {found} of {} seeds", pair.wrong.name, wrong.played);
-        assert!(found > 0, "{} was not found", pair.wrong.name);
+        println!("{}: found among {} seeds", pair.wrong.name, wrong.played);
+        assert!(!wrong.failed.is_empty(), "{} was not found", pair.wrong.name);
     }
 }

@@ -210,7 +210,9 @@ fn help_names_the_exit_codes() {
     let out = cli("unix:/nowhere", &["--help"]);
     let (stdout, _) = texts(&out);
     assert!(out.status.success());
-    for code in ["0  done", "3  no node answers", "6  for `status`: data cannot be reached"] {
+    for code in
+        ["0  done", "3  no node answers", "6  for `status` and `attach`: data cannot be reached"]
+    {
         assert!(stdout.contains(code), "{stdout}");
     }
 }

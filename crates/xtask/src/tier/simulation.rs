@@ -9,7 +9,7 @@ const SEEDS: u64 = 5000;
 /// Fewer say little.
 const SEEDS_AT_LEAST: u64 = 200;
 /// What all scenarios together may take.
-const BUDGET: Duration = Duration::from_secs(300);
+const BUDGET: Duration = Duration::from_secs(240);
 const LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) fn run(house: &House) -> Result<()> {
@@ -40,7 +40,12 @@ pub(super) fn run(house: &House) -> Result<()> {
 
 /// How much of the time a scenario gets, compared to others: worlds of several nodes take longer.
 fn weight(name: &str) -> u64 {
-    if name.starts_with("mirror") { 6 } else { 1 }
+    match name {
+        "mirror" => 7,
+        "mirror-reservations" => 8,
+        "mirror-initiators" => 3,
+        _ => 1,
+    }
 }
 
 /// Builds the simulator among the tests of the workspace, whose tier has done so by now: on its own its
