@@ -30,13 +30,16 @@ impl Echo {
     }
 
     pub(super) fn measure(&self, depth: u32, seconds: u64) -> Result<Sample> {
+        Ok(sample(depth, seconds, self.talk(depth, seconds, &[])?))
+    }
+
+    /// The same with more words for the program, which have the last say. Latency is the mean.
+    pub(super) fn talk(&self, depth: u32, seconds: u64, more: &[String]) -> Result<Figures> {
         let mut command = Command::new(&self.program);
-        command.args(["connections=1", &format!("depth={depth}"), &format!("seconds={seconds}")]);
+        command.args([format!("depth={depth}"), format!("seconds={seconds}")]);
         command.args([format!("server_cpu={SERVER_CPU}"), format!("client_cpu={LOAD_CPU}")]);
-        let output = said(&mut command)?;
-        let figures = figures(&output, depth)
-            .with_context(|| format!("the echo printed no figures\n{output}"))?;
-        Ok(sample(depth, seconds, figures))
+        let output = said(command.args(more))?;
+        figures(&output, depth).with_context(|| format!("the echo printed no figures\n{output}"))
     }
 }
 

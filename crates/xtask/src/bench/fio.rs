@@ -3,11 +3,15 @@
 //! One measures, then the other, and in the next repetition the other way round; both on the same processor. A target is what
 //! both can reach: another one is one more line of [`targets`].
 
-use super::{LOAD_CPU, Plan, machine, page};
-use crate::{house::House, install, node::Profile, process::Ended};
+use super::{
+    Plan,
+    generator::{self, pinned, said},
+    machine, page,
+};
+use crate::{house::House, install, node::Profile};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use std::{fmt::Write as _, fs, path::Path, process::Command, time::Duration};
+use std::{fmt::Write as _, fs, path::Path};
 
 /// Size of what is read and written, in MiB.
 const MIB: u64 = 256;
@@ -141,12 +145,6 @@ fn words(load: Load, seconds: u64) -> Vec<String> {
     ]
 }
 
-fn pinned(program: &Path) -> Command {
-    let mut command = Command::new("taskset");
-    command.args(["-c", &LOAD_CPU.to_string()]).arg(program);
-    command
-}
-
 fn ours(
     house: &House,
     program: &Path,
@@ -154,10 +152,7 @@ fn ours(
     load: Load,
     seconds: u64,
 ) -> Result<Figures> {
-    let mut command = pinned(program);
-    command.args(["bench", &target.ours, "--yes", "--json", "--cores=1"]);
-    command.args(words(load, seconds));
-    let found = said(house, "windrose bench", &mut command, seconds)?;
+    let found = generator::ours(house, program, &target.ours, &words(load, seconds), seconds)?;
     let cpu_us = found["client_cpu"]["us_per_io"].as_f64().context("no processor time")?;
     figures(&found, load, "lat_ns", cpu_us)
 }
@@ -173,18 +168,6 @@ fn theirs(house: &House, target: &Target, load: Load, seconds: u64) -> Result<Fi
     let figures = figures(&found, load, "lat_ns", 0.0)?;
     // Of one thread, all the time that it ran.
     Ok(Figures { cpu_us: share * 1e6 / figures.per_second, ..figures })
-}
-
-fn said(house: &House, what: &str, command: &mut Command, seconds: u64) -> Result<Value> {
-    let limit = Duration::from_secs(seconds + 60);
-    let output = house.run(what, command, limit).and_then(Ended::ok)?;
-    json_in(&output).with_context(|| format!("{what} printed no figures\n{output}"))
-}
-
-/// What lies between the braces: around it are warnings.
-fn json_in(output: &str) -> Option<Value> {
-    let (from, to) = (output.find('{')?, output.rfind('}')?);
-    serde_json::from_str(output.get(from..=to)?).ok()
 }
 
 /// Both have fio's names.
@@ -272,14 +255,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_found_between_warnings() {
-        let output = "a warning\n{\"jobs\":[{\"read\":{\"iops\":1000.5,\"lat_ns\":{\"mean\":2000.0,\
-                      \"percentile\":{\"50.000000\":1500}}}}]}\nanother";
-        let found = json_in(output).unwrap();
+    fn figures_have_fios_names() {
+        let found = json!({ "jobs": [{ "read": { "iops": 1000.5, "lat_ns": {
+            "mean": 2000.0, "percentile": { "50.000000": 1500 },
+        } } }] });
         let figures = figures(&found, DISK[0], "lat_ns", 1.0).unwrap();
         assert!((figures.per_second - 1000.5).abs() < 1e-9);
         assert!((figures.p50_us - 1.5).abs() < 1e-9 && (figures.mean_us - 2.0).abs() < 1e-9);
-        assert!(json_in("nothing").is_none());
         assert!(super::figures(&found, DISK[2], "lat_ns", 1.0).is_err(), "it wrote nothing");
     }
 

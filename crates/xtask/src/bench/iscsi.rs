@@ -128,7 +128,7 @@ fn windrose(house: &House, places: &Places, backing: &'static str) -> Result<Con
         pool_mib: POOL_MIB,
         more: "[log]\nlevel = \"warn\"\n",
         prefix: &pinned,
-        at: None,
+        ..Wishes::default()
     };
     let mut node = Node::new(house, places.of(backing), &format!("windrose-{backing}"), &wishes)?;
     node.start()?;

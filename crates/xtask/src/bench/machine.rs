@@ -36,6 +36,11 @@ pub(super) fn generator() -> String {
     first_line("fio", &["--version"])
 }
 
+/// What both protocols run over.
+pub(super) fn network() -> String {
+    "TCP over loopback".to_owned()
+}
+
 /// The store of a cluster.
 pub(super) fn store() -> String {
     first_line("etcd", &["--version"])

@@ -1,16 +1,19 @@
 //! `./run bench`: what is measured side by side, in one run, and what limits it on this machine.
 //!
 //! Everything is measured once per repetition, in turn, so that a noisy minute hits all alike; figures are medians of the
-//! repetitions. [`iscsi`] compares with another target, [`mirror`] a volume on two nodes with one on a node by itself, [`fio`] our load
-//! generator with fio.
+//! repetitions. [`iscsi`] compares with another target, [`nvme`] with the bytes alone and with iSCSI, [`mirror`] a volume on two nodes
+//! with one on a node by itself, [`fio`] our load generator with fio.
 
 mod echo;
 mod fio;
+mod generator;
 mod iscsi;
 mod lean;
+mod limit;
 mod machine;
 mod measure;
 mod mirror;
+mod nvme;
 mod page;
 mod report;
 mod verdict;
@@ -37,6 +40,8 @@ pub(crate) struct Plan {
 pub(crate) enum Subject {
     /// Our iSCSI target beside Debian's tgt
     Iscsi,
+    /// NVMe/TCP beside the bare echo and our iSCSI
+    Nvme,
     /// A volume on two nodes beside one on a node by itself
     Mirror,
     /// Our load generator beside fio
@@ -48,6 +53,7 @@ impl Subject {
     fn name(self) -> &'static str {
         match self {
             Self::Iscsi => "iscsi",
+            Self::Nvme => "nvme",
             Self::Mirror => "mirror",
             Self::Fio => "fio",
         }
@@ -57,6 +63,7 @@ impl Subject {
     fn packages(self) -> Vec<&'static [install::Package]> {
         match self {
             Self::Iscsi => iscsi::packages(),
+            Self::Nvme => nvme::packages(),
             Self::Mirror => tier::mirror_packages(),
             Self::Fio => fio::packages(),
         }
@@ -80,6 +87,7 @@ pub(crate) fn start(house: &House, subject: Subject, plan: Plan) -> Result<()> {
     fs::create_dir_all(house.root.join("bench/results")).context("cannot create bench/results")?;
     match subject {
         Subject::Iscsi => iscsi::run(house, plan),
+        Subject::Nvme => nvme::run(house, plan),
         Subject::Mirror => mirror::run(house, plan),
         Subject::Fio => fio::run(house, plan),
     }

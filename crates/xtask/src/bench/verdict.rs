@@ -1,10 +1,12 @@
 //! What mirroring costs beside what it may cost.
 
 use super::{
-    Plan, machine,
+    Plan,
+    limit::{self, Verdict, limits},
+    machine,
     measure::{Figures, Operation, Sample},
     mirror::{ALONE, AT_A, AT_B, FILE, LOADS, ONE_COPY, RAM},
-    page::{PAGE, head, medians, publish},
+    page::{head, medians, publish},
 };
 use crate::house::House;
 use anyhow::{Context, Result};
@@ -57,34 +59,6 @@ impl LogCost {
     }
 }
 
-/// A limit, and what was measured.
-struct Verdict {
-    what: String,
-    /// What the limit is made of.
-    made_of: String,
-    limit: f64,
-    measured: f64,
-    unit: &'static str,
-}
-
-impl Verdict {
-    /// At most so many `times` what it is at a node by itself.
-    fn beside_alone(what: String, times: f64, alone: f64, measured: f64) -> Self {
-        let made_of = format!("{times} × {alone:.2}");
-        Self { what, made_of, limit: times * alone, measured, unit: "µs" }
-    }
-
-    fn word(&self) -> &'static str {
-        if self.measured <= self.limit { "held" } else { "**missed**" }
-    }
-
-    fn json(&self) -> Value {
-        let Self { what, limit, measured, unit, .. } = self;
-        let held = measured <= limit;
-        json!({ "what": what, "limit": limit, "measured": measured, "unit": unit, "held": held })
-    }
-}
-
 /// Writes the figures and the page, and shows what the page says.
 pub(super) fn write(
     house: &House,
@@ -112,9 +86,7 @@ pub(super) fn write(
     }
     text.push('\n');
     publish(house, "mirror", &figures, &text)?;
-    let held = verdicts.iter().filter(|v| v.measured <= v.limit).count();
-    let line = format!("{held} of {} limits held, written to {PAGE}", verdicts.len());
-    house.pass(samples.len(), &line);
+    house.pass(samples.len(), &limit::tally(&verdicts));
     Ok(())
 }
 
@@ -150,7 +122,7 @@ fn processor_time(samples: &[Sample], backing: &str) -> Option<Vec<Verdict>> {
         let alone = spent(ALONE)?;
         for at in [AT_A, AT_B] {
             let what = format!("CPU of both nodes, {backing}, write, depth {depth}, {at}");
-            all.push(Verdict::beside_alone(what, CPU, alone, spent(at)?));
+            all.push(Verdict::at_most(what, CPU, alone, spent(at)?));
         }
     }
     Some(all)
@@ -190,24 +162,10 @@ fn reads(samples: &[Sample], backing: &str) -> Option<Vec<Verdict>> {
             [("CPU, read, depth 32", cpu), ("latency, read, depth 1", latency)]
         {
             let what = format!("{what}, {backing}, {at}");
-            all.push(Verdict::beside_alone(what, NOISE, alone, measured));
+            all.push(Verdict::at_most(what, NOISE, alone, measured));
         }
     }
     Some(all)
-}
-
-fn limits(text: &mut String, verdicts: &[Verdict]) {
-    text.push_str(
-        "\n### Limits\n\n| what | made of | limit | measured | |\n|---|---|---:|---:|---|\n",
-    );
-    for verdict in verdicts {
-        let Verdict { what, made_of, limit, measured, unit } = verdict;
-        let word = verdict.word();
-        let _ = writeln!(
-            text,
-            "| {what} | {made_of} | {limit:.2} {unit} | {measured:.2} {unit} | {word} |"
-        );
-    }
 }
 
 fn table(text: &mut String, samples: &[Sample], backing: &str, operation: Operation, depth: u32) {
@@ -267,7 +225,7 @@ mod tests {
     fn missed(samples: &[Sample], pages: u64) -> Vec<String> {
         let log = LogCost { node: "a", depth: 32, writes: 1000, pages };
         let verdicts = verdicts(samples, &[log], QUIET).unwrap();
-        verdicts.into_iter().filter(|v| v.measured > v.limit).map(|v| v.what).collect()
+        verdicts.into_iter().filter(|v| !v.is_held()).map(|v| v.what).collect()
     }
 
     #[test]

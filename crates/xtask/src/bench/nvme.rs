@@ -1,0 +1,403 @@
+//! `./run bench nvme`: what a command over NVMe/TCP costs beside what its bytes alone cost, and beside the same over iSCSI.
+//!
+//! The node's disk is in memory, so what is left is ours. `windrose bench` is the load of both protocols; the bare echo asks
+//! and answers with as many bytes, with the same runtime at both ends.
+
+use super::{
+    DISK_MIB, Plan,
+    echo::Echo,
+    fill, generator,
+    limit::{self, Verdict, limits},
+    machine,
+    page::{self, head, median},
+};
+use crate::{
+    house::House,
+    install,
+    node::{Exported, Node, Profile, Wishes},
+};
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// Header and completion of NVMe/TCP (TCP transport 1.0, 3.6.2): a command capsule, a response capsule, the header of data.
+const COMMAND: u32 = 72;
+const RESPONSE: u32 = 24;
+const DATA_HEADER: u32 = 24;
+
+/// So many times the echo's processor time may a small read take,
+const SMALL_CPU: f64 = 1.5;
+/// so many times its time where nobody polls,
+const ALONE_LATENCY: f64 = 1.2;
+/// and where both sides poll, of the time of an echo that does not.
+const POLLED_LATENCY: f64 = 0.35;
+/// Large ones move at least 0.8 times as much for the same processor time.
+const LARGE_CPU: f64 = 1.25;
+/// So much of a difference between two figures that are the same is noise.
+const NOISE: f64 = 1.03;
+
+/// How long a side that polls looks for more.
+const WINDOW_US: u64 = 100;
+
+/// Operations of one kind, so many in flight on each of so many connections.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Pattern {
+    rw: &'static str,
+    kib: u32,
+    depth: u32,
+    connections: u32,
+}
+
+const fn pattern(rw: &'static str, kib: u32, depth: u32, connections: u32) -> Pattern {
+    Pattern { rw, kib, depth, connections }
+}
+
+const FEW: u32 = 4;
+const MANY: u32 = 32;
+
+/// What is measured with each number of connections.
+const KINDS: [(&str, u32, u32); 4] =
+    [("randread", 4, 32), ("randwrite", 4, 32), ("read", 128, 8), ("write", 128, 8)];
+
+/// One at a time.
+const SINGLE: [Pattern; 2] = [pattern("randread", 4, 1, 1), pattern("randwrite", 4, 1, 1)];
+
+/// Who is asked. Only the node that is called polled polls; so does its client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Who {
+    Echo,
+    Nvme,
+    Iscsi,
+    NvmePolled,
+}
+
+impl Who {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Echo => "bare echo",
+            Self::Nvme => "NVMe/TCP",
+            Self::Iscsi => "iSCSI",
+            Self::NvmePolled => "NVMe/TCP, both poll",
+        }
+    }
+}
+
+struct Sample {
+    who: Who,
+    pattern: Pattern,
+    per_second: f64,
+    /// The mean.
+    latency_us: f64,
+    /// Processor time of the server for one operation.
+    server_us: f64,
+}
+
+impl Pattern {
+    fn name(self) -> String {
+        let Self { rw, kib, depth, connections } = self;
+        format!("{rw} {kib}k, {connections} × {depth}")
+    }
+
+    /// For `windrose bench`.
+    fn words(self, seconds: u64, server: u32) -> Vec<String> {
+        let Self { rw, kib, depth, connections } = self;
+        let mut words = vec![
+            format!("--rw={rw}"),
+            format!("--bs={kib}k"),
+            format!("--iodepth={depth}"),
+            format!("--numjobs={connections}"),
+            format!("--runtime={seconds}"),
+            format!("--server-pid={server}"),
+        ];
+        words.extend(
+            ["--group_reporting", "--time_based", "--norandommap", "--ramp_time=500ms"]
+                .map(str::to_owned),
+        );
+        // Each has a part of the disk to itself: what follows one another is to do so on the disk as well.
+        let part = DISK_MIB / u64::from(connections);
+        words.extend([format!("--size={part}m"), format!("--offset_increment={part}m")]);
+        words
+    }
+
+    /// For the echo: as many bytes as NVMe/TCP takes for it.
+    fn bytes(self) -> Vec<String> {
+        let data = self.kib * 1024;
+        let (request, reply) = if self.rw.contains("write") {
+            (COMMAND + data, RESPONSE)
+        } else {
+            (COMMAND, DATA_HEADER + data)
+        };
+        vec![
+            format!("connections={}", self.connections),
+            format!("request={request}"),
+            format!("reply={reply}"),
+            "window_us=0".to_owned(),
+            "client_window_us=0".to_owned(),
+        ]
+    }
+}
+
+/// Two nodes, of which one polls, and the echo.
+struct Scene<'a> {
+    house: &'a House,
+    echo: Echo,
+    asleep: (Node, Exported),
+    polling: (Node, Exported),
+}
+
+/// What must be installed.
+pub(super) fn packages() -> Vec<&'static [install::Package]> {
+    vec![install::NETWORK]
+}
+
+/// Measures and writes `bench/README.md` and `bench/results/nvme.json`.
+pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
+    let scene = Scene {
+        house,
+        echo: Echo::new(Profile::Release.example(house, "echo")),
+        asleep: node(house, "asleep", 0)?,
+        polling: node(house, "polling", WINDOW_US)?,
+    };
+    let mut samples = Vec::new();
+    for repetition in 1..=plan.repetitions {
+        let turn = format!("repetition {repetition} of {}", plan.repetitions);
+        for (pattern, whom) in cases() {
+            for &who in whom {
+                house.display.working(&format!("{turn}: {}, {}", who.name(), pattern.name()));
+                let sample = scene.measure(who, pattern, plan.seconds);
+                samples
+                    .push(sample.with_context(|| format!("{}, {}", who.name(), pattern.name()))?);
+            }
+        }
+        house.display.line(&format!("  {turn} done"));
+    }
+    write(house, plan, &samples)
+}
+
+/// All patterns, and who is asked.
+fn cases() -> Vec<(Pattern, &'static [Who])> {
+    const LOADED: &[Who] = &[Who::Echo, Who::Nvme, Who::Iscsi];
+    const ONE: &[Who] = &[Who::Echo, Who::Nvme, Who::Iscsi, Who::NvmePolled];
+    let loaded = KINDS.into_iter().flat_map(|(rw, kib, depth)| {
+        [FEW, MANY].map(|connections| (pattern(rw, kib, depth, connections), LOADED))
+    });
+    SINGLE.into_iter().map(|single| (single, ONE)).chain(loaded).collect()
+}
+
+/// A node on one processor with a disk in memory that is full of data.
+fn node(house: &House, name: &str, poll_us: u64) -> Result<(Node, Exported)> {
+    let wishes = Wishes {
+        profile: Profile::Release,
+        cores: 1,
+        // 32 connections with 8 of 128 KiB each are in flight.
+        pool_mib: 256,
+        poll_us: Some(poll_us),
+        more: "[log]\nlevel = \"warn\"\n",
+        prefix: &["taskset", "-c", "0"],
+        ..Wishes::default()
+    };
+    let mut node = Node::new(house, &house.memory_directory()?, name, &wishes)?;
+    node.start()?;
+    let exported = node.create("bench", &format!("{DISK_MIB}MiB"))?;
+    fill(house, name, &exported.unit)?;
+    Ok((node, exported))
+}
+
+impl Scene<'_> {
+    fn measure(&self, who: Who, pattern: Pattern, seconds: u64) -> Result<Sample> {
+        if who == Who::Echo {
+            let figures = self.echo.talk(pattern.depth, seconds, &pattern.bytes())?;
+            let latency_us = figures.latency_us * f64::from(pattern.connections);
+            let (per_second, server_us) = (figures.per_second, figures.server_us);
+            return Ok(Sample { who, pattern, per_second, latency_us, server_us });
+        }
+        let (node, exported) = if who == Who::NvmePolled { &self.polling } else { &self.asleep };
+        let target = match who {
+            Who::Iscsi => exported.unit.url(),
+            _ => format!("nvme://{}/{}", node.nvme, exported.subsystem.nqn),
+        };
+        let mut words = pattern.words(seconds, node.process()?);
+        if who == Who::NvmePolled {
+            words.push(format!("--poll={WINDOW_US}"));
+        }
+        let program = Profile::Release.program(self.house);
+        let found = generator::ours(self.house, &program, &target, &words, seconds)?;
+        Sample::of(who, pattern, &found)
+    }
+}
+
+impl Sample {
+    fn of(who: Who, pattern: Pattern, found: &Value) -> Result<Self> {
+        let direction = if pattern.rw.contains("write") { "write" } else { "read" };
+        let moved = &found["jobs"][0][direction];
+        let number = |value: &Value| value.as_f64().context("a figure is missing");
+        Ok(Self {
+            who,
+            pattern,
+            per_second: number(&moved["iops"])?,
+            latency_us: number(&moved["lat_ns"]["mean"])? / 1e3,
+            server_us: number(&found["server_cpu"]["us_per_io"])?,
+        })
+    }
+
+    fn json(&self) -> Value {
+        let Pattern { rw, kib, depth, connections } = self.pattern;
+        json!({
+            "who": self.who.name(), "rw": rw, "kib": kib, "depth": depth,
+            "connections": connections, "per_second": self.per_second,
+            "latency_us": self.latency_us, "server_us": self.server_us,
+        })
+    }
+}
+
+/// Medians of what was measured alike.
+#[derive(Clone, Copy)]
+struct Figures {
+    per_second: f64,
+    latency_us: f64,
+    server_us: f64,
+}
+
+fn medians(samples: &[Sample], who: Who, pattern: Pattern) -> Figures {
+    let of = |pick: fn(&Sample) -> f64| {
+        let alike = samples.iter().filter(|s| (s.who, s.pattern) == (who, pattern));
+        median(alike.map(pick).collect())
+    };
+    Figures {
+        per_second: of(|s| s.per_second),
+        latency_us: of(|s| s.latency_us),
+        server_us: of(|s| s.server_us),
+    }
+}
+
+fn verdicts(samples: &[Sample]) -> Vec<Verdict> {
+    let of = |who, pattern| medians(samples, who, pattern);
+    let mut all = Vec::new();
+    let read = KINDS[0];
+    let small = pattern(read.0, read.1, read.2, FEW);
+    all.push(Verdict::at_most(
+        format!("CPU beside the echo, {}", small.name()),
+        SMALL_CPU,
+        of(Who::Echo, small).server_us,
+        of(Who::Nvme, small).server_us,
+    ));
+    let (single, echo) = (SINGLE[0], of(Who::Echo, SINGLE[0]).latency_us);
+    for (who, times) in [(Who::Nvme, ALONE_LATENCY), (Who::NvmePolled, POLLED_LATENCY)] {
+        let what = format!("latency beside the echo, {}, {}", who.name(), single.name());
+        all.push(Verdict::at_most(what, times, echo, of(who, single).latency_us));
+    }
+    for (rw, kib, depth) in KINDS.into_iter().filter(|(_, kib, _)| *kib == 128) {
+        let large = pattern(rw, kib, depth, FEW);
+        let what = format!("CPU beside the echo, {}", large.name());
+        let (beside, measured) = (of(Who::Echo, large).server_us, of(Who::Nvme, large).server_us);
+        all.push(Verdict::at_most(what, LARGE_CPU, beside, measured));
+    }
+    for (pattern, _) in cases() {
+        let what = format!("CPU beside iSCSI, {}", pattern.name());
+        let (beside, measured) =
+            (of(Who::Iscsi, pattern).server_us, of(Who::Nvme, pattern).server_us);
+        all.push(Verdict::at_most(what, 1.0, beside, measured));
+    }
+    for (rw, kib, depth) in KINDS {
+        let each =
+            |connections| 1e6 / of(Who::Nvme, pattern(rw, kib, depth, connections)).per_second;
+        let what = format!("time of each, {MANY} connections beside {FEW}, {rw} {kib}k");
+        all.push(Verdict::at_most(what, NOISE, each(FEW), each(MANY)));
+    }
+    all
+}
+
+fn write(house: &House, plan: Plan, samples: &[Sample]) -> Result<()> {
+    let machine = machine::describe(&machine::network());
+    let verdicts = verdicts(samples);
+    let figures = json!({
+        "machine": machine,
+        "repetitions": plan.repetitions,
+        "seconds": plan.seconds,
+        "samples": samples.iter().map(Sample::json).collect::<Vec<_>>(),
+        "verdicts": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
+    });
+    let mut text = head(&machine, plan) + "; ratio = this row / the bare echo\n";
+    limits(&mut text, &verdicts);
+    table(&mut text, samples);
+    page::publish(house, "nvme", &figures, &text)?;
+    house.pass(samples.len(), &limit::tally(&verdicts));
+    Ok(())
+}
+
+fn table(text: &mut String, samples: &[Sample]) {
+    text.push_str("\n### All patterns\n\n| pattern | server | per second | latency µs | server CPU µs each | ratio: rate | latency | CPU |\n");
+    text.push_str("|---|---|---:|---:|---:|---:|---:|---:|\n");
+    for (pattern, whom) in cases() {
+        let echo = medians(samples, Who::Echo, pattern);
+        for &who in whom {
+            let this = medians(samples, who, pattern);
+            let ratio = |pick: fn(&Figures) -> f64| match who {
+                Who::Echo => String::new(),
+                _ => format!("{:.2}", pick(&this) / pick(&echo)),
+            };
+            let _ = writeln!(
+                text,
+                "| {} | {} | {:.0} | {:.1} | {:.2} | {} | {} | {} |",
+                pattern.name(),
+                who.name(),
+                this.per_second,
+                this.latency_us,
+                this.server_us,
+                ratio(|f| f.per_second),
+                ratio(|f| f.latency_us),
+                ratio(|f| f.server_us),
+            );
+        }
+    }
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything measured: the echo 1 µs, the rest so many times that, polled ones a third.
+    fn samples(nvme: f64, iscsi: f64) -> Vec<Sample> {
+        let times = |who| match who {
+            Who::Echo => 1.0,
+            Who::Nvme => nvme,
+            Who::Iscsi => iscsi,
+            Who::NvmePolled => nvme / 3.0,
+        };
+        let all = cases().into_iter().flat_map(|(pattern, whom)| {
+            whom.iter().map(move |&who| {
+                let us = times(who);
+                Sample { who, pattern, per_second: 1e6 / us, latency_us: us, server_us: us }
+            })
+        });
+        all.collect()
+    }
+
+    #[test]
+    fn limits_are_those_of_the_issue() {
+        let missed =
+            |nvme, iscsi| verdicts(&samples(nvme, iscsi)).iter().filter(|v| !v.is_held()).count();
+        assert_eq!(missed(1.0, 1.0), 0);
+        assert_eq!(missed(1.0, 0.9), cases().len(), "iSCSI is cheaper everywhere");
+        assert_eq!(missed(1.22, 2.0), 2, "latency, alone and polled");
+        assert_eq!(missed(1.3, 2.0), 4, "and large ones");
+        assert_eq!(missed(1.6, 2.0), 5, "and small ones");
+    }
+
+    #[test]
+    fn the_echo_moves_what_a_command_moves() {
+        let bytes = pattern("randwrite", 4, 1, 2).bytes();
+        assert_eq!(bytes[..3], ["connections=2", "request=4168", "reply=24"]);
+        let bytes = pattern("read", 128, 8, 4).bytes();
+        assert_eq!(bytes[..3], ["connections=4", "request=72", "reply=131096"]);
+    }
+
+    #[test]
+    fn the_table_has_ratios() {
+        let mut text = String::new();
+        table(&mut text, &samples(2.0, 4.0));
+        let row = "| randread 4k, 4 × 32 | NVMe/TCP | 500000 | 2.0 | 2.00 | 0.50 | 2.00 | 2.00 |";
+        assert!(text.contains(row), "{text}");
+    }
+}
