@@ -208,14 +208,15 @@ fn iscsi(rest: &str) -> Result<IscsiUri, BadUri> {
             (Some((name.to_owned(), secret.map(ToOwned::to_owned))), authority)
         }
     };
-    let (iqn, lun) = path.split_once('/').ok_or_else(|| part("the LUN", ""))?;
+    let (found, lun) = path.split_once('/').ok_or_else(|| part("the LUN", ""))?;
+    let iqn = unescape(found)?;
     let named = ["iqn.", "eui.", "naa."].iter().any(|form| iqn.starts_with(form));
-    if !named || iqn.len() > MAX_IQN || !is_printable(iqn) {
-        return Err(part("the name of the target", iqn));
+    if !named || iqn.len() > MAX_IQN || !is_printable(&iqn) {
+        return Err(part("the name of the target", found));
     }
     // SAM-5, 4.7.7: single-level, flat space addressing ends at 16383.
     let lun = lun.parse().ok().filter(|lun| *lun < 1 << 14).ok_or_else(|| part("the LUN", lun))?;
-    Ok(IscsiUri { at: self::authority(authority, 3260)?, user, iqn: iqn.to_owned(), lun })
+    Ok(IscsiUri { at: self::authority(authority, 3260)?, user, iqn, lun })
 }
 
 fn nbd(rest: &str) -> Result<NbdUri, BadUri> {
@@ -364,7 +365,9 @@ impl fmt::Display for Target {
                 if let Some((user, _)) = user {
                     write!(f, "{user}@")?;
                 }
-                write!(f, "{at}/{iqn}/{lun}")
+                write!(f, "{at}/")?;
+                escape(iqn, f)?;
+                write!(f, "/{lun}")
             }
             Self::Nbd(NbdUri { at: NbdAt::Tcp(at), export }) => {
                 write!(f, "nbd://{at}/")?;

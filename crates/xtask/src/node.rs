@@ -104,8 +104,6 @@ pub(crate) struct Wishes<'a> {
     pub(crate) cores: u32,
     /// Buffer memory of each core.
     pub(crate) pool_mib: u64,
-    /// How long a core looks for more work before it sleeps, in microseconds, if not as long as nodes do.
-    pub(crate) poll_us: Option<u64>,
     /// More lines for the configuration: whole sections.
     pub(crate) more: &'a str,
     /// Words before the program: to pin it to a processor, or to run it in another namespace.
@@ -116,15 +114,7 @@ pub(crate) struct Wishes<'a> {
 
 impl Default for Wishes<'_> {
     fn default() -> Self {
-        Self {
-            profile: Profile::Dev,
-            cores: 2,
-            pool_mib: 64,
-            poll_us: None,
-            more: "",
-            prefix: &[],
-            at: None,
-        }
+        Self { profile: Profile::Dev, cores: 2, pool_mib: 64, more: "", prefix: &[], at: None }
     }
 }
 
@@ -191,7 +181,7 @@ impl Node {
             "name = \"{name}\"\n\
              data_dir = \"{data}\"\n\
              shutdown_timeout_s = 20\n\
-             [cores]\ncount = {cores}\npool = \"{pool}MiB\"\n{poll}\
+             [cores]\ncount = {cores}\npool = \"{pool}MiB\"\n\
              [disks]\nlow_space_percent = 0\n\
              [iscsi]\nportals = [\"{iscsi}\"]\n\
              [nvme]\nportals = [\"{nvme}\"]\ndiscovery = [\"{discovery}\"]\n\
@@ -200,7 +190,6 @@ impl Node {
             data = directory.join("data").display(),
             cores = wishes.cores,
             pool = wishes.pool_mib,
-            poll = wishes.poll_us.map_or_else(String::new, |us| format!("poll_window_us = {us}\n")),
             iscsi = at(iscsi),
             nvme = at(nvme),
             discovery = at(discovery),

@@ -23,7 +23,7 @@ fn each_form_is_read() {
             nvme(at("fe80::1%eth0", 4421), 7, Some("nqn.me".to_owned())),
         ),
         (
-            "iscsi://me%se%cret@san.example/iqn.2026-01.com.example:disk/3",
+            "iscsi://me%se%cret@san.example/iqn.2026-01.com.example%3adisk/3",
             Target::Iscsi(IscsiUri { at: at("san.example", 3260), user, iqn, lun: 3 }),
         ),
         ("nbd://[::1]:10810/a%20disk", nbd(NbdAt::Tcp(at("::1", 10810)), "a disk")),

@@ -58,7 +58,7 @@ impl Between<'_> {
         let sizes = [format!("request={BYTES}"), "reply=64".to_owned()];
         let mut command = self.end(1);
         command.args([format!("serve={}", self.server), format!("server_cpu={}", self.cpus[1])]);
-        let _server = serving(house, command.args(&sizes), self.server)?;
+        let _server = serving(house, "bare echo", command.args(&sizes), self.server)?;
         let mut command = self.end(0);
         // A node polls at either end of a session, as long as a server does.
         command.args([format!("to={}", self.server), "client_window_us=100".to_owned()]);
@@ -89,7 +89,7 @@ impl EchoServer {
         let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), free_port()?);
         let mut command = Command::new(program);
         command.args([format!("serve={at}"), format!("server_cpu={SERVER_CPU}")]);
-        Ok(Self { daemon: serving(house, &mut command, at)?, at })
+        Ok(Self { daemon: serving(house, "bare echo", &mut command, at)?, at })
     }
 
     /// Asks it as targets are asked: by the lean client.
@@ -109,8 +109,13 @@ impl EchoServer {
 }
 
 /// Starts a server and waits until it can be reached.
-fn serving(house: &House, command: &mut Command, at: SocketAddr) -> Result<Daemon> {
-    let mut daemon = Daemon::start(house.scratch(), "bare echo", command)?;
+pub(super) fn serving(
+    house: &House,
+    name: &str,
+    command: &mut Command,
+    at: SocketAddr,
+) -> Result<Daemon> {
+    let mut daemon = Daemon::start(house.scratch(), name, command)?;
     daemon.wait_until(Duration::from_secs(10), || TcpStream::connect(at).is_ok())?;
     Ok(daemon)
 }

@@ -78,6 +78,9 @@ pub(crate) fn start(house: &House, subject: Subject, plan: Plan) -> Result<()> {
         install::packages(house, &subject.packages())?;
         Profile::Release.build(house, &["-p", "windrose"])?;
         Profile::Release.build(house, &["-p", "rt", "--example", "echo"])?;
+        if subject == Subject::Nvme {
+            Profile::Release.build(house, &["-p", "target", "--example", "memory"])?;
+        }
         let (repetitions, seconds) = (plan.repetitions.to_string(), plan.seconds.to_string());
         let words = ["bench", subject.name(), "--repetitions", &repetitions, "--seconds", &seconds];
         if namespace::run_inside(house, &words)? {

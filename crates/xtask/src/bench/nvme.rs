@@ -1,12 +1,13 @@
 //! `./run bench nvme`: what a command over NVMe/TCP costs beside what its bytes alone cost, and beside the same over iSCSI.
 //!
-//! The node's disk is in memory, so what is left is ours. `windrose bench` is the load of both protocols; the bare echo asks
-//! and answers with as many bytes, with the same runtime at both ends.
+//! The volume is a piece of memory behind the real target (`crates/target/examples/memory.rs`): reading a file on tmpfs alone
+//! costs twice as much as the echo. `windrose bench` is the load of both protocols; the bare echo asks and answers with as many
+//! bytes, with the same runtime at both ends.
 
 use super::{
-    DISK_MIB, Plan,
-    echo::Echo,
-    fill, generator,
+    Plan, SERVER_CPU,
+    echo::{Echo, serving},
+    generator,
     limit::{self, Verdict, limits},
     machine,
     page::{self, head, median},
@@ -14,11 +15,17 @@ use super::{
 use crate::{
     house::House,
     install,
-    node::{Exported, Node, Profile, Wishes},
+    node::{Profile, free_port},
+    process::Daemon,
 };
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use std::fmt::Write;
+use std::{
+    fmt::Write,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    process::Command,
+};
 
 /// Header and completion of NVMe/TCP (TCP transport 1.0, 3.6.2): a command capsule, a response capsule, the header of data.
 const COMMAND: u32 = 72;
@@ -38,6 +45,11 @@ const NOISE: f64 = 1.03;
 
 /// How long a side that polls looks for more.
 const WINDOW_US: u64 = 100;
+
+/// Size of the volume: it fits a processor's cache, as the echo's one page does.
+const MEMORY_MIB: u64 = 16;
+/// Buffers of the target: 32 connections with 8 of 128 KiB each are in flight.
+const POOL_MIB: u64 = 256;
 
 /// Operations of one kind, so many in flight on each of so many connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +74,7 @@ const KINDS: [(&str, u32, u32); 4] =
 /// One at a time.
 const SINGLE: [Pattern; 2] = [pattern("randread", 4, 1, 1), pattern("randwrite", 4, 1, 1)];
 
-/// Who is asked. Only the node that is called polled polls; so does its client.
+/// Who is asked. Only the target that is called polled polls; so does its client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Who {
     Echo,
@@ -114,8 +126,8 @@ impl Pattern {
                 .map(str::to_owned),
         );
         // Each has a part of the disk to itself: what follows one another is to do so on the disk as well.
-        let part = DISK_MIB / u64::from(connections);
-        words.extend([format!("--size={part}m"), format!("--offset_increment={part}m")]);
+        let part = MEMORY_MIB * 1024 / u64::from(connections);
+        words.extend([format!("--size={part}k"), format!("--offset_increment={part}k")]);
         words
     }
 
@@ -137,12 +149,38 @@ impl Pattern {
     }
 }
 
-/// Two nodes, of which one polls, and the echo.
+/// Two targets, of which one polls, and the echo.
 struct Scene<'a> {
     house: &'a House,
     echo: Echo,
-    asleep: (Node, Exported),
-    polling: (Node, Exported),
+    asleep: Target,
+    polling: Target,
+}
+
+/// A volume in memory behind both protocols.
+struct Target {
+    daemon: Daemon,
+    iscsi: SocketAddr,
+    nvme: SocketAddr,
+}
+
+impl Target {
+    fn start(house: &House, program: &Path, window_us: u64) -> Result<Self> {
+        let at = || free_port().map(|port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port));
+        let (iscsi, nvme) = (at()?, at()?);
+        let mut command = Command::new(program);
+        command.args([format!("iscsi={iscsi}"), format!("nvme={nvme}")]);
+        command.args([format!("cpu={SERVER_CPU}"), format!("window_us={window_us}")]);
+        command.args([format!("mib={MEMORY_MIB}"), format!("pool_mib={POOL_MIB}")]);
+        Ok(Self { daemon: serving(house, "memory", &mut command, nvme)?, iscsi, nvme })
+    }
+
+    fn uri(&self, who: Who) -> String {
+        match who {
+            Who::Iscsi => format!("iscsi://{}/iqn.2026-01.io.windrose:memory/0", self.iscsi),
+            _ => format!("nvme://{}/nqn.2026-01.io.windrose:memory", self.nvme),
+        }
+    }
 }
 
 /// What must be installed.
@@ -152,12 +190,14 @@ pub(super) fn packages() -> Vec<&'static [install::Package]> {
 
 /// Measures and writes `bench/README.md` and `bench/results/nvme.json`.
 pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
+    let memory = Profile::Release.example(house, "memory");
     let scene = Scene {
         house,
         echo: Echo::new(Profile::Release.example(house, "echo")),
-        asleep: node(house, "asleep", 0)?,
-        polling: node(house, "polling", WINDOW_US)?,
+        asleep: Target::start(house, &memory, 0)?,
+        polling: Target::start(house, &memory, WINDOW_US)?,
     };
+    scene.fill()?;
     let mut samples = Vec::new();
     for repetition in 1..=plan.repetitions {
         let turn = format!("repetition {repetition} of {}", plan.repetitions);
@@ -184,26 +224,17 @@ fn cases() -> Vec<(Pattern, &'static [Who])> {
     SINGLE.into_iter().map(|single| (single, ONE)).chain(loaded).collect()
 }
 
-/// A node on one processor with a disk in memory that is full of data.
-fn node(house: &House, name: &str, poll_us: u64) -> Result<(Node, Exported)> {
-    let wishes = Wishes {
-        profile: Profile::Release,
-        cores: 1,
-        // 32 connections with 8 of 128 KiB each are in flight.
-        pool_mib: 256,
-        poll_us: Some(poll_us),
-        more: "[log]\nlevel = \"warn\"\n",
-        prefix: &["taskset", "-c", "0"],
-        ..Wishes::default()
-    };
-    let mut node = Node::new(house, &house.memory_directory()?, name, &wishes)?;
-    node.start()?;
-    let exported = node.create("bench", &format!("{DISK_MIB}MiB"))?;
-    fill(house, name, &exported.unit)?;
-    Ok((node, exported))
-}
-
 impl Scene<'_> {
+    /// Writes everything once: memory that was never touched is nobody's yet.
+    fn fill(&self) -> Result<()> {
+        let program = Profile::Release.program(self.house);
+        for target in [&self.asleep, &self.polling] {
+            let words = ["--rw=write", "--bs=128k"].map(str::to_owned);
+            generator::ours(self.house, &program, &target.uri(Who::Nvme), &words, 1)?;
+        }
+        Ok(())
+    }
+
     fn measure(&self, who: Who, pattern: Pattern, seconds: u64) -> Result<Sample> {
         if who == Who::Echo {
             let figures = self.echo.talk(pattern.depth, seconds, &pattern.bytes())?;
@@ -211,17 +242,13 @@ impl Scene<'_> {
             let (per_second, server_us) = (figures.per_second, figures.server_us);
             return Ok(Sample { who, pattern, per_second, latency_us, server_us });
         }
-        let (node, exported) = if who == Who::NvmePolled { &self.polling } else { &self.asleep };
-        let target = match who {
-            Who::Iscsi => exported.unit.url(),
-            _ => format!("nvme://{}/{}", node.nvme, exported.subsystem.nqn),
-        };
-        let mut words = pattern.words(seconds, node.process()?);
+        let target = if who == Who::NvmePolled { &self.polling } else { &self.asleep };
+        let mut words = pattern.words(seconds, target.daemon.id());
         if who == Who::NvmePolled {
             words.push(format!("--poll={WINDOW_US}"));
         }
         let program = Profile::Release.program(self.house);
-        let found = generator::ours(self.house, &program, &target, &words, seconds)?;
+        let found = generator::ours(self.house, &program, &target.uri(who), &words, seconds)?;
         Sample::of(who, pattern, &found)
     }
 }
