@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::{Class, Ctx, Dev, Epoch, Lba, Op};
 use initiator::uri::Target;
-use rt::{Core, Cores, CoresConfig, ProcessorTime, processor_time};
+use rt::{Core, Cores, CoresConfig, ProcessorTime, Submission, processor_time};
 use tokio::sync::{Barrier, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval};
@@ -139,6 +139,8 @@ impl Fleet {
             cpus: plan.cpus.clone(),
             pool_bytes_per_core: pool_bytes(&plan)?,
             poll_window: plan.poll_window,
+            // As fio does (iodepth_batch_submit=1): what is kept until there is more of it lets a disk rest.
+            submission: Submission::AtOnce,
             ..CoresConfig::default()
         };
         let cores = Cores::start(&cores).map_err(|e| format!("cannot start the cores: {e}"))?;

@@ -1,6 +1,6 @@
 //! Random 4 KiB reads or writes on one core: what a disk gives, and what that costs.
 //!
-//! `disk PATH read|write DEPTH SECONDS [uring|pool|auto] [POLL_WINDOW_US] [CPU]`
+//! `disk PATH read|write DEPTH SECONDS [uring|pool|auto] [POLL_WINDOW_US] [CPU] [at_once]`
 //!
 //! PATH is a file or block device of at least 1 MiB; `write` overwrites it.
 #![allow(clippy::unwrap_used)]
@@ -13,7 +13,7 @@ use std::time::Duration;
 use rt::buf::Class;
 use rt::disk::{Disk, OpenOptions};
 use rt::memory::PAGE;
-use rt::{Core, Cores, CoresConfig, DiskEngine};
+use rt::{Core, Cores, CoresConfig, DiskEngine, Submission};
 use tokio::time::Instant;
 
 struct Load {
@@ -26,7 +26,9 @@ struct Load {
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [path, direction, depth, seconds, rest @ ..] = &args[..] else {
-        eprintln!("usage: disk PATH read|write DEPTH SECONDS [uring|pool|auto] [WINDOW_US] [CPU]");
+        eprintln!(
+            "usage: disk PATH read|write DEPTH SECONDS [uring|pool|auto] [WINDOW_US] [CPU] [at_once]"
+        );
         std::process::exit(2);
     };
     let load = Load {
@@ -45,6 +47,10 @@ fn main() {
         cpus: vec![rest.get(2).map(|s| s.parse().unwrap())],
         poll_window: Duration::from_micros(window),
         disk_engine,
+        submission: match rest.get(3).map(String::as_str) {
+            Some("at_once") => Submission::AtOnce,
+            _ => Submission::Together,
+        },
         ..Default::default()
     };
     let cores = Cores::start(&config).unwrap();

@@ -21,6 +21,6 @@ mod turn;
 
 pub use crate::core::Core;
 pub use mailbox::{CoreHandle, NotTaken, Stopped};
-pub use real::{Cores, CoresConfig, DiskEngine};
+pub use real::{Cores, CoresConfig, DiskEngine, Submission};
 pub use sys::{ProcessorTime, processor_time};
 pub use turn::give_way;

@@ -31,6 +31,16 @@ pub enum DiskEngine {
     Pool,
 }
 
+/// When disk requests go to the kernel, where disks are served by io_uring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Submission {
+    /// All that the tasks of a turn have asked for in one system call: cheapest.
+    #[default]
+    Together,
+    /// Each by itself, as soon as it is asked for: a disk that is idle begins sooner.
+    AtOnce,
+}
+
 /// What cores are made of.
 #[derive(Clone, Debug)]
 pub struct CoresConfig {
@@ -43,6 +53,8 @@ pub struct CoresConfig {
     pub poll_window: Duration,
     /// How disks are served.
     pub disk_engine: DiskEngine,
+    /// When disks hear of it.
+    pub submission: Submission,
     /// Jobs that a core's mailbox holds before senders wait.
     pub mailbox_len: usize,
     /// Most threads per core for calls that block.
@@ -56,6 +68,7 @@ impl Default for CoresConfig {
             pool_bytes_per_core: 64 << 20,
             poll_window: Duration::from_micros(100),
             disk_engine: DiskEngine::Auto,
+            submission: Submission::Together,
             mailbox_len: 256,
             blocking_threads: 8,
         }
@@ -239,7 +252,7 @@ fn ring(
     if config.disk_engine == DiskEngine::Pool {
         return Ok(None);
     }
-    match Ring::new(Rc::clone(pulse), pools, id) {
+    match Ring::new(Rc::clone(pulse), pools, id, config.submission) {
         Ok(ring) => Ok(Some(Rc::new(ring))),
         Err(e) if config.disk_engine == DiskEngine::Auto => {
             if id == 0 {

@@ -22,7 +22,7 @@ use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 use crate::ring::Ring;
 use crate::sys;
 
-pub use cores::{Cores, CoresConfig, DiskEngine};
+pub use cores::{Cores, CoresConfig, DiskEngine, Submission};
 pub(crate) use driver::Pulse;
 use random::Random;
 

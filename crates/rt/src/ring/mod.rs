@@ -2,7 +2,7 @@
 //!
 //! * [`Ring::run`] only queues. The core's driver ([`crate::real`]) calls [`Ring::turn`] behind
 //!   the tasks that are ready, so that whatever they asked for goes to the kernel in one system
-//!   call.
+//!   call; unless each is to go [at once](Submission::AtOnce).
 //! * A request and its buffers belong to the ring until its completion has come. A future that
 //!   is dropped earlier leaves them there.
 //! * Files are named by descriptor, not registered: that saved nothing measurable, and the kernel
@@ -31,7 +31,7 @@ use smallvec::SmallVec;
 use tokio::io::unix::AsyncFd;
 
 use crate::buf::Pool;
-use crate::real::Pulse;
+use crate::real::{Pulse, Submission};
 
 use op::Prepared;
 pub(crate) use op::{Request, What};
@@ -61,6 +61,7 @@ struct State {
     short: bool,
     /// Whether a refusal that does not pass was logged.
     complained: bool,
+    submission: Submission,
 }
 
 /// A request that the ring owns.
@@ -93,7 +94,12 @@ impl Ring {
     ///
     /// # Errors
     /// Why io_uring is not to be had.
-    pub(crate) fn new(pulse: Rc<Pulse>, pools: &[Pool], own: usize) -> io::Result<Self> {
+    pub(crate) fn new(
+        pulse: Rc<Pulse>,
+        pools: &[Pool],
+        own: usize,
+        submission: Submission,
+    ) -> io::Result<Self> {
         let uring = setup::build(SUBMISSIONS, COMPLETIONS)?;
         let regions = regions::register(&uring, pools, own);
         let state = State {
@@ -103,6 +109,7 @@ impl Ring {
             in_kernel: 0,
             short: false,
             complained: false,
+            submission,
         };
         Ok(Self { state: RefCell::new(state), regions, pulse })
     }
@@ -162,6 +169,8 @@ impl State {
     fn push(&mut self, entry: squeue::Entry) {
         if !self.backlog.is_empty() || !self.try_push(&entry) {
             self.backlog.push_back(entry);
+        } else if self.submission == Submission::AtOnce {
+            self.enter();
         }
     }
 
