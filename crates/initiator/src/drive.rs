@@ -7,6 +7,7 @@
 mod driver;
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
@@ -165,6 +166,8 @@ struct State<C: Client> {
     waiting: Slab<Waiting<C::Done>>,
     /// Which of them waits for the command with a number.
     by_index: Vec<usize>,
+    /// Commands that have ended, and the place of who waits for each: who has not been told yet.
+    ended: VecDeque<(usize, Ended<C::Done>)>,
     driver: Option<Waker>,
     /// Whether the driver is at work, and looks at the machine before it rests.
     awake: bool,
@@ -198,6 +201,7 @@ impl<C: Client> Link<C> {
             began: Instant::now(),
             waiting: Slab::new(),
             by_index: Vec::new(),
+            ended: VecDeque::new(),
             driver: None,
             awake: false,
             is_open: false,
@@ -364,14 +368,20 @@ impl<C: Client> Shared<C> {
         Some(Answer { shared: Rc::clone(self), place })
     }
 
-    /// Tells those who wait of the commands that have ended, and lets in as many others.
-    fn deliver(&self) {
+    /// Tells those who wait of the commands that have ended, of `most` at a time, and lets in as many others. Whether
+    /// there are more.
+    fn deliver(&self, most: usize) -> bool {
         let mut state = self.state.borrow_mut();
-        let mut ended = 0;
+        // All at once: the number of a command that has ended may be the next one's.
         while let Some(done) = state.machine.poll_done() {
-            ended += usize::from(done.counts);
-            state.hand_over(done);
+            state.has_ended(done);
         }
+        let told = most.min(state.ended.len());
+        let mut ended = 0;
+        for _ in 0..told {
+            ended += state.hand_over();
+        }
+        let more = !state.ended.is_empty();
         if !state.is_open
             && let Some(room) = state.machine.room()
         {
@@ -386,13 +396,14 @@ impl<C: Client> Shared<C> {
         if ended > 0 {
             self.room.add_permits(ended);
         }
+        more
     }
 
     /// It is over: nobody waits any more. Whether commands are in doubt.
     fn finish(&self, end: End<C::End>) -> bool {
         self.state.borrow_mut().machine.close();
         self.room.close();
-        self.deliver();
+        self.deliver(usize::MAX);
         let mut state = self.state.borrow_mut();
         state.end.get_or_insert(end);
         self.over.notify_waiters();
@@ -410,14 +421,22 @@ impl<C: Client> State<C> {
         }
     }
 
-    fn hand_over(&mut self, ended: Ended<C::Done>) {
+    fn has_ended(&mut self, ended: Ended<C::Done>) {
         self.in_doubt |= ended.in_doubt;
         let place = self.by_index.get(ended.index).copied().unwrap_or(usize::MAX);
-        let Some(waiting) = self.waiting.get_mut(place) else { return };
-        match std::mem::replace(waiting, Waiting::Over(ended.done)) {
-            Waiting::For(waker) => waker.into_iter().for_each(Waker::wake),
-            Waiting::Nobody | Waiting::Over(_) => drop(self.waiting.remove(place)),
+        self.ended.push_back((place, ended));
+    }
+
+    /// Tells who waits for the first of the commands that have ended. How many commands may be sent in its place.
+    fn hand_over(&mut self) -> usize {
+        let Some((place, ended)) = self.ended.pop_front() else { return 0 };
+        if let Some(waiting) = self.waiting.get_mut(place) {
+            match std::mem::replace(waiting, Waiting::Over(ended.done)) {
+                Waiting::For(waker) => waker.into_iter().for_each(Waker::wake),
+                Waiting::Nobody | Waiting::Over(_) => drop(self.waiting.remove(place)),
+            }
         }
+        usize::from(ended.counts)
     }
 }
 

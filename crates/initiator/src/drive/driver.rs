@@ -30,6 +30,13 @@ const GATHER: usize = 128;
 /// Rounds of reading and writing before the other tasks of the core get their turn.
 const ROUNDS: usize = 16;
 
+/// With more than this to be sent at once, in bytes, callers hear of their answers in portions: what the first of them
+/// ask for next is on its way while the others are at work, and the other side has something to do meanwhile.
+const LOAD_BYTES: usize = 32 * 1024;
+
+/// Answers of a portion.
+const PORTION: usize = 8;
+
 /// The staging buffer of a core: one for all of its connections. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Staging(Rc<RefCell<Box<[u8]>>>);
@@ -48,6 +55,8 @@ pub(super) struct Driver<S: Transport, C: Client> {
     send_timeout: Duration,
     /// Since when the socket has taken nothing of what waits to be sent.
     stalled: Option<Duration>,
+    /// Whether much was sent when anything was sent last.
+    laden: bool,
     timer: Timer,
 }
 
@@ -74,7 +83,8 @@ impl<S: Transport, C: Client> Driver<S, C> {
         staging: Staging,
         send_timeout: Duration,
     ) -> Self {
-        Self { stream, shared, staging, send_timeout, stalled: None, timer: Timer::default() }
+        let timer = Timer::default();
+        Self { stream, shared, staging, send_timeout, stalled: None, laden: false, timer }
     }
 
     /// Drives the connection to its end.
@@ -116,7 +126,10 @@ impl<S: Transport, C: Client> Driver<S, C> {
                 Err(e) => return Poll::Ready(End::Broken(e.kind())),
             }
             drop(state);
-            shared.deliver();
+            let portion = if self.laden { PORTION } else { usize::MAX };
+            if shared.deliver(portion) {
+                break;
+            }
             if !busy {
                 if self.stalled.is_some_and(|since| now >= since + self.send_timeout) {
                     return Poll::Ready(End::SendStalled);
@@ -138,6 +151,10 @@ impl<S: Transport, C: Client> Driver<S, C> {
         now: Duration,
     ) -> io::Result<bool> {
         let mut any = false;
+        let waiting = state.machine.output().len();
+        if waiting > 0 {
+            self.laden = waiting > LOAD_BYTES;
+        }
         loop {
             let output = state.machine.output();
             if output.is_empty() {

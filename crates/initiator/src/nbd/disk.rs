@@ -4,18 +4,20 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::rc::Rc;
+use std::time::Duration;
 
-use ::nbd::client::{self, Agreed, Failed, Op as Command, Reply};
+use ::nbd::client::{self, Agreed, Config, Connection, Failed, Op as Command, Reply};
 use ::nbd::message::flag;
 use ::nbd::{Address, Errno};
 use block::{Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
 use rt::Core;
-use target::conn::{Inbox, Staging};
+use tokio::task::spawn_local;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::link::{End, Event, Link};
+use super::link::{End, Link};
 use super::options::Options;
+use crate::drive::Staging;
 
 /// Largest transfer, whatever the server says, in bytes: what every server has to bear.
 const MAX_TRANSFER_BYTES: u32 = 32 << 20;
@@ -54,19 +56,20 @@ pub struct Disk {
     links: Vec<Link>,
     agreed: Agreed,
     info: Info,
-    fate: Rc<Fate>,
+    fate: Owned,
     /// Longest range of a command without data that the server is known to take, or not known not to.
     effect_bytes: Cell<u32>,
+    command_timeout: Duration,
 }
 
 /// Whether the disk is gone, and why.
 struct Fate {
     name: String,
-    gone: Rc<Cell<bool>>,
+    gone: Cell<bool>,
     /// Set while the disk is being opened, when what ends is told to who opens it, and when it is let go.
     quiet: Cell<bool>,
     /// Its connections: the end of one is the end of all.
-    links: RefCell<Vec<Inbox<Event>>>,
+    links: RefCell<Vec<Link>>,
 }
 
 impl Fate {
@@ -76,15 +79,24 @@ impl Fate {
             if !self.quiet.get() {
                 warn!("{} is gone: {why}", self.name);
             }
-            self.links.borrow().iter().for_each(|link| link.push(Event::Close));
+            self.close();
         }
         Error::Gone
     }
+
+    /// Takes leave of the server; what is in flight is lost.
+    fn close(&self) {
+        self.links.borrow().iter().for_each(Link::close);
+    }
 }
 
-impl Drop for Disk {
+/// Whoever holds this holds the connections, from the first attempt on.
+struct Owned(Rc<Fate>);
+
+impl Drop for Owned {
     fn drop(&mut self) {
-        self.fate.quiet.set(true);
+        self.0.quiet.set(true);
+        self.0.close();
     }
 }
 
@@ -92,8 +104,8 @@ impl fmt::Debug for Disk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { agreed, fate, links, .. } = self;
         let mut out = f.debug_struct("Disk");
-        out.field("name", &fate.name).field("connections", &links.len()).field("agreed", agreed);
-        out.field("gone", &fate.gone.get()).finish_non_exhaustive()
+        out.field("name", &fate.0.name).field("connections", &links.len()).field("agreed", agreed);
+        out.field("gone", &fate.0.gone.get()).finish_non_exhaustive()
     }
 }
 
@@ -108,14 +120,14 @@ impl Disk {
         options: &Options,
     ) -> Result<Rc<Self>, ConnectError> {
         let name = format!("NBD export {:?} of {to}", options.export);
-        let (gone, quiet) = (Rc::default(), Cell::new(true));
-        let fate = Rc::new(Fate { name, gone, quiet, links: RefCell::default() });
+        let (gone, quiet) = (Cell::new(false), Cell::new(true));
+        let fate = Owned(Rc::new(Fate { name, gone, quiet, links: RefCell::default() }));
         let staging = Staging::default();
-        let (first, agreed) = open(core, to, options, &staging, &fate).await?;
+        let (first, agreed) = open(core, to, options, &staging, &fate.0).await?;
         let mut links = vec![first];
         let multi = agreed.abilities.has(flag::CAN_MULTI_CONN);
         for _ in 1..if multi { options.connections } else { 1 } {
-            let (link, also) = open(core, to, options, &staging, &fate).await?;
+            let (link, also) = open(core, to, options, &staging, &fate.0).await?;
             if also != agreed {
                 return Err(ConnectError::Differs);
             }
@@ -125,9 +137,10 @@ impl Disk {
         if let Some(end) = links.iter().find_map(Link::end) {
             return Err(ConnectError::Ended(end));
         }
-        fate.quiet.set(false);
+        fate.0.quiet.set(false);
         let effect_bytes = Cell::new(MAX_EFFECT_BYTES);
-        Ok(Rc::new(Self { links, agreed, info, fate, effect_bytes }))
+        let command_timeout = options.command_timeout;
+        Ok(Rc::new(Self { links, agreed, info, fate, effect_bytes, command_timeout }))
     }
 
     /// What was agreed on with the server.
@@ -145,7 +158,7 @@ impl Disk {
     /// Whether it is gone.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        self.fate.gone.get()
+        self.fate.0.gone.get()
     }
 
     fn has(&self, flags: u16) -> bool {
@@ -153,22 +166,24 @@ impl Disk {
     }
 
     fn fail(&self, why: &dyn fmt::Display) -> Error {
-        self.fate.fail(why)
+        self.fate.0.fail(why)
     }
 
     /// Sends a command by the connection that has the most room.
     async fn call(&self, command: Command) -> Result<Reply, Refused> {
         let link = self.links.iter().max_by_key(|link| link.room());
         let Some(link) = link.filter(|_| !self.is_gone()) else { return Err(Refused::Gone) };
-        let outcome = link.submit(command).await;
+        let outcome = link.submit((command, self.command_timeout)).await;
         match outcome {
-            Ok(reply) => Ok(reply),
-            Err(Failed::Error(Errno::Shutdown)) => {
+            // Of two connections, one may have told of the end first.
+            _ if self.is_gone() => Err(Refused::Gone),
+            Some(Ok(reply)) => Ok(reply),
+            Some(Err(Failed::Error(Errno::Shutdown))) => {
                 self.fail(&"the server is being shut down");
                 Err(Refused::Gone)
             }
-            Err(Failed::Error(error)) => Err(Refused::By(error)),
-            Err(Failed::Lost) => {
+            Some(Err(Failed::Error(error))) => Err(Refused::By(error)),
+            Some(Err(Failed::Lost)) | None => {
                 let end = link.end();
                 self.fail(&end.unwrap_or(End::Machine(client::End::Closed)));
                 Err(Refused::Gone)
@@ -214,21 +229,23 @@ async fn open(
     let dialled = timeout(options.connect_timeout, dial).await;
     let stream = dialled.map_err(|_| ConnectError::TimedOut)?;
     let stream = stream.map_err(|e| ConnectError::Dial(e.kind()))?;
-    let (shared, ended) = (Rc::clone(fate), Rc::new(Cell::new(None)));
-    let end = Rc::clone(&ended);
-    let gone = Rc::clone(&fate.gone);
-    let (link, told) = Link::start(stream, options, staging.clone(), gone, move |why| {
-        end.set(Some(why));
-        shared.fail(&why);
-    });
-    fate.links.borrow_mut().push(link.closer());
-    match told.await {
-        Ok(agreed) => Ok((link, agreed)),
-        Err(_) => {
-            let end = ended.get().unwrap_or(End::Machine(client::End::Closed));
-            Err(ConnectError::Ended(end))
-        }
-    }
+    let config = Config {
+        in_flight: options.in_flight.clamp(1, client::MAX_IN_FLIGHT),
+        handshake_timeout: options.connect_timeout,
+        ..Config::new(&options.export)
+    };
+    let link = Link::start(stream, Connection::new(config), staging.clone(), options.send_timeout);
+    fate.links.borrow_mut().push(link.clone());
+    spawn_local(watch(link.clone(), Rc::clone(fate)));
+    link.opened().await.map_err(ConnectError::Ended)?;
+    let agreed = link.with(|machine| machine.agreed().copied());
+    agreed.map(|agreed| (link, agreed)).ok_or(ConnectError::Ended(End::PeerClosed))
+}
+
+/// The end of one connection is the end of all.
+async fn watch(link: Link, fate: Rc<Fate>) {
+    let why = link.ended().await;
+    fate.fail(&why);
 }
 
 /// What a layer is, by what a server says. Nothing of it is believed that would harm.
