@@ -8,8 +8,10 @@
 //! * [`vhost_user`]: disks of virtual machines, by shared memory.
 //! * [`nbd`]: NBD at a Unix socket or by TCP (`docs/rfd/0025-nbd.md`).
 
+mod absence;
 pub mod nbd;
 mod settling;
 pub mod vhost_user;
 
+pub use absence::Absence;
 pub use settling::Settling;

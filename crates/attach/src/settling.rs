@@ -8,6 +8,9 @@ use tokio::time::{Instant, sleep_until};
 /// Another process used the device and was killed. What it had sent may still be carried out, by a node that does not
 /// run just now; whoever sends it again, or writes something newer there, would be undone. So nothing is changed before
 /// that cannot happen any more. Reads and flushes do not wait.
+///
+/// That the device below is gone is not told before either: who ends because of it leaves no trace of what he had to wait
+/// for.
 #[derive(Debug)]
 pub struct Settling {
     below: Dev,
@@ -36,6 +39,10 @@ impl Layer for Settling {
             Op::Write { .. } | Op::Zero { .. } | Op::Unmap { .. } => sleep_until(self.until).await,
             Op::Read { .. } | Op::Map { .. } | Op::Flush => {}
         }
-        self.below.submit(op, &ctx).await
+        let result = self.below.submit(op, &ctx).await;
+        if matches!(result, Err(Error::Gone)) {
+            sleep_until(self.until).await;
+        }
+        result
     }
 }

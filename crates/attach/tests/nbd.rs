@@ -265,6 +265,31 @@ fn what_a_lost_client_had_not_begun_is_not_done() {
     });
 }
 
+/// A client that gets no answer may ask whoever serves the volume next; one that gets an error has lost its disk.
+#[test]
+fn clients_of_a_volume_out_of_reach_are_cut_off() {
+    on_core(async |core| {
+        for long in [false, true] {
+            let mut site =
+                Site::tcp(&core, MemOptions::new(512, 1 << 15), Served::new("disk")).await;
+            let disks = [
+                site.connect(&Options::new("disk")).await,
+                site.connect(&Options::new("disk")).await,
+            ];
+            let pool = Pool::new(64 << 20).unwrap();
+            let [client, idle] = disks.map(|disk| Client::new(&Dev::shared(disk), &pool));
+            site.faults.add(Rule::new(Effect::Fail(Error::Gone)));
+            let data = vec![1; if long { 4 << 20 } else { 512 }];
+            let told = client.write(0, &data, false).await;
+            assert!(matches!(told, Err(Error::Unwritable { .. })), "it has failed: {told:?}");
+            site.away.set(true);
+            assert_eq!(client.write(0, &data, false).await, Err(Error::Gone), "no answer");
+            site.ended().await;
+            assert_eq!(idle.read(0, 1).await.map(drop), Err(Error::Gone));
+        }
+    });
+}
+
 #[test]
 fn the_last_flush_that_fails_is_told() {
     on_core(async |core| {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use attach::Settling;
 use block::testing::Client;
-use block::{Dev, Mem, MemOptions, Pool};
+use block::testing::faulty::{Effect, Faulty, Rule};
+use block::{Dev, Error, Mem, MemOptions, Pool};
 use tokio::task::LocalSet;
 use tokio::time::Instant;
 
@@ -26,6 +27,21 @@ async fn changes_wait_and_nothing_else_does() {
         client.write(1, &[2; 512], false).await.unwrap();
         assert!(begun.elapsed() < 9 * S);
         assert_eq!(client.read(0, 2).await.unwrap().to_vec(), [[1; 512], [2; 512]].concat());
+    };
+    LocalSet::new().run_until(run).await;
+}
+
+/// Whoever ends because the device is gone takes with him the trace of his predecessor, and his successor waits for nothing.
+#[tokio::test(start_paused = true)]
+async fn its_end_is_not_told_before() {
+    let run = async {
+        let begun = Instant::now();
+        let (gone, faults) = Faulty::wrap(Dev::new(Mem::new(MemOptions::new(512, 64))), 1);
+        faults.add(Rule::new(Effect::Fail(Error::Gone)));
+        let dev = Dev::new(Settling::new(gone, begun + 8 * S));
+        let client = Client::new(&dev, &Pool::new(1 << 20).unwrap());
+        assert_eq!(client.read(0, 8).await.map(drop), Err(Error::Gone));
+        assert!(begun.elapsed() >= 8 * S && begun.elapsed() < 9 * S);
     };
     LocalSet::new().run_until(run).await;
 }

@@ -23,7 +23,7 @@ pub use connect::ConnectError;
 pub use controller::Controller;
 pub use discovery::discover;
 pub use identity::{Abilities, Described, Identity};
-pub use namespace::{CompareError, Namespace, OpenError};
+pub use namespace::{CompareError, Gone, Namespace, OpenError};
 pub use options::{Backoff, Options, Secrets};
 pub use paths::Policy;
 pub use queue::{End, Pair, Place, Queue, Reply, Staging, Transport};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use api::client::Address;
 use api::endpoint::{GetVolume, Nothing};
 use api::{NvmeExport, VolumeName};
-use attach::{Settling, nbd, vhost_user};
+use attach::{Absence, Settling, nbd, vhost_user};
 use block::{Dev, Epoch};
 use futures_util::FutureExt;
 use initiator::nvme::{Controller, Namespace, Options, Policy, Staging, discover};
@@ -19,7 +19,7 @@ use rt::net::Listener;
 use rt::{Core, Cores, CoresConfig, DiskEngine};
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use volume::Volume;
 
 use crate::cli::AttachArgs;
@@ -50,6 +50,8 @@ struct Order {
     doors: Doors,
     rings: u16,
     read_only: bool,
+    /// How long a request waits while no node answers.
+    patience: Duration,
 }
 
 /// Where consumers come to it.
@@ -116,6 +118,7 @@ async fn order(remote: &Remote, args: AttachArgs) -> Result<Order, Failure> {
         doors: Doors { vhost_user: args.vhost_user, nbd: args.nbd },
         rings: args.queues,
         read_only: args.read_only,
+        patience: Duration::from_secs(args.patience.into()),
     })
 }
 
@@ -151,15 +154,29 @@ async fn serve(
     ready: oneshot::Sender<()>,
     mut stop: oneshot::Receiver<()>,
 ) -> Result<(), Failure> {
-    let (controllers, dev) = tokio::select! {
+    let (controllers, namespace) = tokio::select! {
         biased;
         // Closed, never sent on.
         _ = &mut stop => return Ok(()),
         connected = connect(&core, &order) => connected?,
     };
-    let volume = Volume::new(settled(dev, &order.doors, &controllers), Epoch::default());
-    let stop = async { drop(stop.await) }.shared();
-    let served = open_doors(&core, &order, &volume, ready, stop).await;
+    let dev = Dev::shared(Rc::clone(&namespace));
+    let settled = settled(&order.doors, &controllers);
+    let dev = match settled {
+        Some(at) => Dev::new(Settling::new(dev, at)),
+        None => dev,
+    };
+    let volume = Volume::new(dev, Epoch::default());
+    let stop = async {
+        drop(stop.await);
+        // Who comes next knows by the sockets that he has to wait.
+        sleep_until(settled.unwrap_or_else(Instant::now)).await;
+    };
+    let stop = stop.shared();
+    let known = Rc::clone(&namespace);
+    let absence = Absence::when(move || known.gone().is_some_and(|gone| gone.away));
+    let served = open_doors(&core, &order, (&volume, &absence), ready, stop).await;
+    // What is in doubt is over when this is: the next process repeats no change that could still happen.
     let closed = volume.close(&core.pool().account()).await;
     for controller in controllers {
         if let Err(e) = controller.shut_down().await {
@@ -167,6 +184,11 @@ async fn serve(
         }
     }
     served?;
+    if let Some(gone) = namespace.gone().filter(|_| absence.is_certain()) {
+        let left = format!("volume {} is out of reach: {}", order.name, gone.why);
+        return Err(Failure::new(FAILED, left)
+            .hint("requests are left unanswered: this process, started anew, goes on with them"));
+    }
     closed.map_err(|e| {
         let lost =
             format!("what was written last to volume {} may not be durable: {e}", order.name);
@@ -174,31 +196,34 @@ async fn serve(
     })
 }
 
-/// The device, or what holds up its changes where a process was here before and has been killed: its socket is still
-/// there. It has left bytes in the sockets of nodes, which do not know of it as long as they do not run: what is said
-/// of a connection that falls silent holds for its connections as well (RFD 0027, 3).
-fn settled(dev: Dev, doors: &Doors, controllers: &[Controller]) -> Dev {
+/// Until when changes wait where a process was here before and has been killed: its socket is still there. It has left
+/// bytes in the sockets of nodes, which do not know of it as long as they do not run: what is said of a connection that
+/// falls silent holds for its connections as well (RFD 0027, 3).
+fn settled(doors: &Doors, controllers: &[Controller]) -> Option<Instant> {
     let is_left = |at: &Option<PathBuf>| at.as_ref().is_some_and(|at| at.exists());
     if !is_left(&doors.vhost_user) && !is_left(&doors.nbd) {
-        return dev;
+        return None;
     }
     let quiesce = controllers.iter().filter_map(Controller::abilities).map(|a| a.quiesce).max();
     let time = 2 * KEEP_ALIVE + quiesce.unwrap_or_default();
     tracing::info!(seconds = time.as_secs(), "whoever was here before was killed: changes wait");
-    Dev::new(Settling::new(dev, Instant::now() + time))
+    Some(Instant::now() + time)
 }
 
-/// Serves at all doors until `stop`.
+/// Serves at all doors until `stop`, or until the volume is out of reach.
 async fn open_doors(
     core: &Core,
     order: &Order,
-    volume: &Rc<Volume>,
+    (volume, absence): (&Rc<Volume>, &Absence),
     ready: oneshot::Sender<()>,
     stop: impl Future<Output = ()> + Clone,
 ) -> Result<(), Failure> {
     let name = &order.name;
     let guests = match &order.doors.vhost_user {
-        Some(at) => Some((vhost(core, order, volume), listen(core, at).await?)),
+        Some(at) => {
+            let server = vhost(core, order, volume).with_absence(absence);
+            Some((server, listen(core, at).await?))
+        }
         None => None,
     };
     let tools = match &order.doors.nbd {
@@ -207,7 +232,8 @@ async fn open_doors(
             let options =
                 nbd::Options { read_only: order.read_only, ..nbd::Options::new(name.as_str()) };
             let server = nbd::Server::bind(core, volume, &at, options).await;
-            Some(server.map_err(|e| Failure::new(FAILED, e.to_string()))?)
+            let server = server.map_err(|e| Failure::new(FAILED, e.to_string()))?;
+            Some(server.with_absence(absence))
         }
         None => None,
     };
@@ -242,7 +268,7 @@ async fn listen(core: &Core, at: &Path) -> Result<Listener, Failure> {
 }
 
 /// Connects to the volume at all of its portals.
-async fn connect(core: &Core, order: &Order) -> Result<(Vec<Controller>, Dev), Failure> {
+async fn connect(core: &Core, order: &Order) -> Result<(Vec<Controller>, Rc<Namespace>), Failure> {
     let name = &order.name;
     let unreachable = |why: String| {
         Failure::new(UNAVAILABLE, format!("volume {name} cannot be reached: {why}")).hint(format!(
@@ -255,13 +281,15 @@ async fn connect(core: &Core, order: &Order) -> Result<(Vec<Controller>, Dev), F
     };
     let NvmeExport { subsystem, namespace, .. } = &order.export;
     let usual = Options::new(*first, subsystem, &order.host.nqn, order.host.id.into_bytes());
-    let options = Options { queue_entries: QUEUE_ENTRIES, keep_alive: KEEP_ALIVE, ..usual };
+    let patience = order.patience;
+    let options =
+        Options { queue_entries: QUEUE_ENTRIES, keep_alive: KEEP_ALIVE, patience, ..usual };
     let staging = Staging::default();
     let portals = every_portal(core, order, &options, &staging).await;
     let connected = Controller::connect_all(core, &options, &portals, &staging).await;
     let controllers = connected.map_err(|e| unreachable(e.to_string()))?;
     match Namespace::through(&controllers, *namespace, Policy::LocalFirst).await {
-        Ok(namespace) => Ok((controllers, Dev::shared(namespace))),
+        Ok(namespace) => Ok((controllers, namespace)),
         Err(e) => Err(unreachable(e.to_string())),
     }
 }

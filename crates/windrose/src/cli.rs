@@ -117,6 +117,10 @@ pub(crate) struct AttachArgs {
     /// How many queues the virtual machine may use: as many as it has processors, say.
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) queues: u16,
+    /// How long requests wait in seconds while no node that serves the volume answers. Then this process ends, and who
+    /// starts it anew lets its users go on.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..=86400))]
+    pub(crate) patience: u32,
     /// Name of this host (default: what /etc/nvme/hostnqn says, or one made of the machine's identity).
     #[arg(long, value_name = "NQN")]
     pub(crate) host_nqn: Option<Initiator>,

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -22,14 +23,18 @@ fn attach(place: &Place, socket: &Path) -> Daemon {
 }
 
 fn attach_at(place: &Place, socket: &Path, nbd: Option<&Path>) -> Daemon {
+    attach_as(place, socket, nbd, Stdio::null())
+}
+
+fn attach_as(place: &Place, socket: &Path, nbd: Option<&Path>, said: Stdio) -> Daemon {
     let child = Command::new(env!("CARGO_BIN_EXE_windrose"))
         .env("WINDROSE_API", format!("unix:{}/api.sock", place.path().display()))
-        .args(["attach", "web", "--queues", "2", "--vhost-user"])
+        .args(["attach", "web", "--queues", "2", "--patience", "1", "--vhost-user"])
         .arg(socket)
         .args(nbd.map(|at| format!("--nbd={}", at.display())))
         .args(HOST)
         .stdin(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(said)
         .spawn()
         .unwrap();
     let mut daemon = Daemon { child };
@@ -75,7 +80,35 @@ fn a_volume_is_attached_by_whom_it_allows() {
     // What a killed one leaves behind is in nobody's way.
     attach(&place, &socket).kill();
     assert!(socket.exists());
+    let begun = now();
     let serving = attach(&place, &socket);
+    assert_eq!(serving.stop(), Some(0));
+    assert!(begun.elapsed().as_secs() >= 6, "whoever comes next would not wait");
+    assert_eq!(node.stop(), Some(0));
+}
+
+/// Nobody is told that his disk has failed: the process ends, and who starts it anew lets its users go on.
+#[test]
+fn a_volume_out_of_reach_ends_the_process() {
+    let place = Place::new("");
+    let node = place.start();
+    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    place.ok(&["volume", "allow", "web", HOST[1]]);
+    let (socket, nbd) = (place.path().join("web.sock"), place.path().join("web.nbd"));
+    let said = place.path().join("said");
+    let log = File::create(&said).unwrap();
+    let mut serving = attach_as(&place, &socket, Some(&nbd), log.into());
+    node.kill();
+    let uri = format!("nbd+unix:///web?socket={}", nbd.display());
+    let load = ["bench", &uri, "--rw=randread", "--size=4m", "--runtime=5", "--time_based"];
+    place.fails(1, &load);
+    assert_eq!(serving.wait(), Some(1));
+    let said = std::fs::read_to_string(&said).unwrap();
+    assert!(said.contains("volume web is out of reach: "), "{said}");
+    assert!(!socket.exists() && !nbd.exists(), "its sockets go with it");
+    let node = place.start();
+    let serving = attach_at(&place, &socket, Some(&nbd));
+    place.ok(&load);
     assert_eq!(serving.stop(), Some(0));
     assert_eq!(node.stop(), Some(0));
 }

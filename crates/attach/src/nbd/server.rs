@@ -22,6 +22,7 @@ use volume::Volume;
 
 use super::options::Options;
 use super::session::{Event, Session};
+use crate::Absence;
 
 /// Pause after connections could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -48,7 +49,7 @@ pub enum ServeError {
 /// A server that listens.
 pub struct Server {
     listener: Listener,
-    shared: Rc<Shared>,
+    shared: Shared,
 }
 
 impl fmt::Debug for Server {
@@ -63,6 +64,8 @@ pub(super) struct Shared {
     pub(super) volume: Rc<Volume>,
     at: Address,
     options: Options,
+    /// When the volume is out of reach.
+    pub(super) absence: Absence,
     staging: Staging,
     seats: RefCell<BTreeMap<u64, Seat>>,
     /// Held by a command that reads more than the volume takes at once.
@@ -95,16 +98,24 @@ impl Server {
             Address::Tcp(address) => core.listen(*address).await,
         };
         let listener = listener.map_err(|why| ServeError::Listen { at: at.clone(), why })?;
-        let shared = Rc::new(Shared {
+        let shared = Shared {
             core: core.clone(),
             volume: Rc::clone(volume),
             at: at.clone(),
             options,
+            absence: Absence::never(),
             staging: Staging::default(),
             seats: RefCell::default(),
             one_by_one: Rc::default(),
-        });
+        };
         Ok(Self { listener, shared })
+    }
+
+    /// The server of a volume that may come to be out of reach.
+    #[must_use]
+    pub fn with_absence(mut self, absence: &Absence) -> Self {
+        self.shared.absence = absence.clone();
+        self
     }
 
     /// The TCP address that is listened at, with the port that the system has chosen.
@@ -115,15 +126,17 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop` comes to its end; see [`serve`](super::serve).
+    /// Serves until `stop` comes to its end; see [`serve`](super::serve). Ends as well when the volume is
+    /// [out of reach](Absence): then its clients are cut off without an answer.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { listener, shared } = self;
+        let (listener, shared) = (self.listener, Rc::new(self.shared));
         let (mut stop, mut sessions) = (pin!(stop), JoinSet::new());
         tracing::info!(at = %shared.at, export = shared.options.export, "NBD is served");
         for number in 0.. {
             let accepted = tokio::select! {
                 biased;
                 () = &mut stop => break,
+                () = shared.absence.certain() => break,
                 Some(ended) = sessions.join_next(), if !sessions.is_empty() => {
                     report(ended);
                     continue;
@@ -216,8 +229,10 @@ impl Shared {
 
     /// Sees everybody off.
     async fn stop(&self, mut sessions: JoinSet<()>) {
+        let away = self.absence.is_certain();
         for seat in self.seats.borrow().values() {
-            seat.inbox.push(Event::Stop);
+            // Whoever is told of the end takes it for that of his disk.
+            if away { seat.inbox.evict() } else { seat.inbox.push(Event::Stop) }
         }
         let all = async {
             while let Some(ended) = sessions.join_next().await {

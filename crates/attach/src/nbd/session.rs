@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use volume::Volume;
 
 use super::server::Shared;
+use crate::Absence;
 
 /// Most runs that one block status tells of.
 const MOST_RUNS: u16 = 64;
@@ -96,10 +97,11 @@ impl Session {
     fn start(&self, tag: Tag, command: Command) {
         let volume = &self.shared.volume;
         let (info, kind) = (volume.info(), Kind::of(&command));
-        let answering = Answering { inbox: self.inbox.clone(), tag, answer: None };
+        let (inbox, absence) = (self.inbox.clone(), self.shared.absence.clone());
+        let answering = Answering { inbox, tag, absence, answer: None };
         match plan(command, &info) {
             Plan::One(request) => {
-                let done = move |result| answering.with(kind.answer(result, info.block_size));
+                let done = move |result| answering.with(kind, result, info.block_size);
                 volume.start(request, &self.account, done);
             }
             pieces => {
@@ -108,7 +110,7 @@ impl Session {
                 let lives = Rc::clone(&self.lives);
                 spawn_local(async move {
                     let result = carry_out(&volume, pieces, &account, (&one_by_one, &lives)).await;
-                    answering.with(kind.answer(result, info.block_size));
+                    answering.with(kind, result, info.block_size);
                 });
             }
         }
@@ -158,16 +160,21 @@ impl Protocol for Session {
 }
 
 /// A command that has begun. It is answered exactly once: one that ends otherwise, by a panic in a layer, has
-/// failed.
+/// failed. Where the volume is out of reach its connection ends instead.
 struct Answering {
     inbox: Inbox<Event>,
     tag: Tag,
+    absence: Absence,
     answer: Option<Answer>,
 }
 
 impl Answering {
-    fn with(mut self, answer: Answer) {
-        self.answer = Some(answer);
+    fn with(mut self, kind: Kind, result: Result<Bufs, Failure>, block_size: u32) {
+        if result.as_ref().is_err_and(|failure| self.absence.explains(failure)) {
+            // What is left in the inbox of such a connection is not looked at any more.
+            self.inbox.evict();
+        }
+        self.answer = Some(kind.answer(result, block_size));
     }
 }
 

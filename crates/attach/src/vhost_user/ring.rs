@@ -20,6 +20,7 @@ use volume::Volume;
 use super::inflight::RingRecord;
 use super::memory::Guest;
 use super::request::{Command, ID_BYTES, Malformed, Shape, Status, Taken, take};
+use crate::Absence;
 
 /// Most requests taken before those that are done are answered, and others of the core have their turn.
 const BATCH: usize = 64;
@@ -29,13 +30,15 @@ const BATCH: usize = 64;
 const PART_BYTES: u64 = 1 << 20;
 
 /// What all rings of a disk serve.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Disk {
     pub(super) volume: Rc<Volume>,
     pub(super) account: Account,
     pub(super) read_only: bool,
     pub(super) serial: [u8; ID_BYTES],
     pub(super) rings: u16,
+    /// When it is out of reach.
+    pub(super) absence: Absence,
     /// Longest part of a request that is done as one, in blocks.
     part_blocks: u64,
 }
@@ -51,7 +54,22 @@ impl Disk {
         let bytes = PART_BYTES.min(account.pool().usage().total / 8);
         let part_blocks =
             u64::from(info.max_transfer_blocks).min(bytes / u64::from(info.block_size));
-        Self { volume, account, read_only, serial, rings, part_blocks: part_blocks.max(1) }
+        let (absence, part_blocks) = (Absence::never(), part_blocks.max(1));
+        Self { volume, account, read_only, serial, rings, absence, part_blocks }
+    }
+
+    pub(super) fn with_absence(self, absence: &Absence) -> Self {
+        Self { absence: absence.clone(), ..self }
+    }
+
+    /// What becomes of a request that has failed.
+    fn undone(&self, failure: &Failure) -> Undone {
+        if self.absence.explains(failure) {
+            return Undone::Left;
+        }
+        // A guest is told nothing of a failure but that it is one (5.2.6).
+        tracing::debug!(%failure, "a request of the guest has failed");
+        Undone::Answered(Status::Failed)
     }
 
     fn shape(&self) -> Shape {
@@ -173,7 +191,22 @@ struct Job {
 /// A request that has been done.
 struct Done {
     job: Job,
-    outcome: Result<Given, Status>,
+    outcome: Result<Given, Undone>,
+}
+
+/// Why a request has given nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Undone {
+    /// It has failed, and is answered so.
+    Answered(Status),
+    /// It is not answered: whoever serves the ring next does it.
+    Left,
+}
+
+impl From<Status> for Undone {
+    fn from(status: Status) -> Self {
+        Self::Answered(status)
+    }
 }
 
 /// What a request has given.
@@ -319,7 +352,8 @@ impl Shared {
     }
 
     fn is_open(&self) -> bool {
-        self.mode.get() == Mode::Open && !self.broken.get()
+        let serves = !self.broken.get() && !self.disk.absence.is_certain();
+        self.mode.get() == Mode::Open && serves
     }
 
     /// Takes requests; whether there may be more of them.
@@ -424,7 +458,7 @@ impl Shared {
         let request = match &job.taken.command {
             Err(status) => {
                 let status = *status;
-                return self.end(job, Err(status));
+                return self.end(job, Err(status.into()));
             }
             Ok(Command::Identify) => return self.end(job, Ok(Given::Name)),
             Ok(Command::Flush) => Request::Flush,
@@ -442,14 +476,15 @@ impl Shared {
                 };
                 match fetch(&job, (0, bytes), &credit) {
                     Ok(data) => Request::Write { at, data, fua },
-                    Err(status) => return self.end(job, Err(status)),
+                    Err(status) => return self.end(job, Err(status.into())),
                 }
             }
             Ok(Command::Read(_) | Command::Write(_)) => return self.begin_in_parts(job),
         };
         let shared = Rc::clone(self);
         self.disk.volume.start(request, &self.disk.account, move |result| {
-            shared.end(job, result.map(Given::Data).map_err(|e| status(&e)));
+            let outcome = result.map(Given::Data).map_err(|e| shared.disk.undone(&e));
+            shared.end(job, outcome);
         });
     }
 
@@ -462,11 +497,11 @@ impl Shared {
     }
 
     /// Reads or writes one part after the other.
-    async fn do_in_parts(&self, job: &Job) -> Result<(), Status> {
+    async fn do_in_parts(&self, job: &Job) -> Result<(), Undone> {
         let (range, writes) = match job.taken.command {
             Ok(Command::Read(range)) => (range, false),
             Ok(Command::Write(range)) => (range, true),
-            _ => return Err(Status::Unsupported),
+            _ => return Err(Status::Unsupported.into()),
         };
         let Disk { volume, account, part_blocks: most, .. } = &*self.disk;
         let each = u64::from(volume.info().block_size);
@@ -474,7 +509,7 @@ impl Shared {
         while done < range.count {
             // Its memory may be somebody else's by now: neither written to, nor to the disk.
             if self.deaf.get() {
-                return Err(Status::Failed);
+                return Err(Status::Failed.into());
             }
             let part = Blocks::new(Lba(range.at.0 + done), (*most).min(range.count - done));
             let (skip, bytes) = (done * each, (part.count * each) as usize);
@@ -482,15 +517,15 @@ impl Shared {
                 let credit = account.credit(bytes, Class::Read).await;
                 let credit = credit.map_err(|_| Status::Failed)?;
                 if self.deaf.get() {
-                    return Err(Status::Failed);
+                    return Err(Status::Failed.into());
                 }
                 let data = fetch(job, (skip, bytes), &credit)?;
                 drop(credit);
                 let write = Request::Write { at: part.at, data, fua: self.write_through.get() };
-                volume.execute(write, account).await.map_err(|e| status(&e))?;
+                volume.execute(write, account).await.map_err(|e| self.disk.undone(&e))?;
             } else {
                 let read = volume.execute(Request::Read { range: part }, account).await;
-                let data = read.map_err(|e| status(&e))?;
+                let data = read.map_err(|e| self.disk.undone(&e))?;
                 if !self.deaf.get() {
                     bring(job, skip, &data)?;
                 }
@@ -501,7 +536,7 @@ impl Shared {
     }
 
     /// A request has been done: it is answered when the ring's task has its turn, with all others.
-    fn end(&self, job: Job, outcome: Result<Given, Status>) {
+    fn end(&self, job: Job, outcome: Result<Given, Undone>) {
         self.done.borrow_mut().push(Done { job, outcome });
         self.wake.notify_one();
     }
@@ -518,6 +553,11 @@ impl Shared {
         }
         let wires = &mut *self.wires.borrow_mut();
         for Done { job, outcome } in done {
+            let outcome = match outcome {
+                Ok(given) => Ok(given),
+                Err(Undone::Answered(status)) => Err(status),
+                Err(Undone::Left) => continue,
+            };
             let answered = self.put_back(wires, &job, outcome);
             if let Err(why) = answered {
                 self.breaks(wires, &why);
@@ -593,10 +633,4 @@ fn bring(job: &Job, skip: u64, data: &Bufs) -> Result<(), Status> {
         at += piece.len() as u64;
     }
     Ok(())
-}
-
-/// What a guest is told of a failure: nothing but that it is one (5.2.6).
-fn status(failure: &Failure) -> Status {
-    tracing::debug!(%failure, "a request of the guest has failed");
-    Status::Failed
 }

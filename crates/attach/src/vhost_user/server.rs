@@ -17,6 +17,7 @@ use super::control::converse;
 use super::request::ID_BYTES;
 use super::ring::Disk;
 use super::session::Session;
+use crate::Absence;
 
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -50,14 +51,25 @@ impl Server {
         Self { core: core.clone(), disk: Rc::new(disk) }
     }
 
+    /// The server of a volume that may come to be out of reach.
+    #[must_use]
+    pub fn with_absence(mut self, absence: &Absence) -> Self {
+        self.disk = Rc::new(Disk::clone(&self.disk).with_absence(absence));
+        self
+    }
+
     /// Serves monitors that connect to `listener`, one after the other, until `stop` is over; then takes no more
     /// requests, answers all that are in flight, and hangs up. The volume is the caller's to close.
+    ///
+    /// Ends as well when the volume is [out of reach](Absence): then what has failed for that is not answered, and stays
+    /// in the monitor's record of what is in flight.
     pub async fn serve(&self, listener: &Listener, stop: impl Future<Output = ()>) {
         let mut stop = pin!(stop);
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = &mut stop => return,
+                () = self.disk.absence.certain() => return,
                 accepted = listener.accept() => accepted,
             };
             let told = match accepted {
@@ -74,7 +86,7 @@ impl Server {
         }
     }
 
-    /// Serves a monitor until it goes; whether it was `stop` that ended it.
+    /// Serves a monitor until it goes; whether it was `stop`, or the volume's absence, that ended it.
     async fn serve_one(
         &self,
         stream: Stream,
@@ -96,6 +108,10 @@ impl Server {
             tokio::select! {
                 biased;
                 () = &mut stop => {
+                    session.stop_all().await;
+                    break (true, None);
+                }
+                () = self.disk.absence.certain() => {
                     session.stop_all().await;
                     break (true, None);
                 }

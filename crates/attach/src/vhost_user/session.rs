@@ -277,16 +277,18 @@ impl Session {
         Ok(())
     }
 
-    /// Ends a ring: says where it has come to when nothing is in flight any more.
+    /// Ends a ring: says where it has come to when nothing is in flight any more. Hangs up where something stays in flight.
     pub(super) async fn stop(&mut self, index: u32) -> Result<u16> {
         let line = self.line(index)?;
         if let Some(ring) = line.ring.take() {
             line.base = ring.stop().await;
         }
-        Ok(line.base)
+        let base = line.base;
+        // What is not answered is in flight yet, for whoever serves the ring next.
+        if self.disk.absence.is_certain() { Err(Error::Disconnected) } else { Ok(base) }
     }
 
-    /// Ends all rings, with all that is in flight answered.
+    /// Ends all rings, with all that is in flight answered, but for what a volume that is out of reach leaves.
     pub(super) async fn stop_all(&mut self) {
         // Each takes no more from now on, whichever is waited for first.
         self.lines.iter().filter_map(|line| line.ring.as_ref()).for_each(|ring| ring.enable(false));

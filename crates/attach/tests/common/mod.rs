@@ -1,6 +1,7 @@
 //! A disk at a socket on a core of its own, and a guest with its monitor in this process.
 #![allow(clippy::unwrap_used, dead_code)]
 
+use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -10,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use attach::Absence;
 use attach::vhost_user::{Options, Server};
 use block::testing::faulty::{Faults, Faulty};
 use block::{Dev, Epoch, Mem, MemOptions};
@@ -51,6 +53,8 @@ pub(crate) struct Ground {
     pub(crate) mem: Rc<Mem>,
     pub(crate) faults: Faults,
     pub(crate) volume: Rc<Volume>,
+    /// Whether a volume that is gone is out of reach, and nothing else.
+    pub(crate) away: Rc<Cell<bool>>,
 }
 
 /// A disk at a socket.
@@ -97,10 +101,13 @@ impl Site {
             let mem = Rc::new(Mem::new(mem_options));
             let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
             let volume = Volume::new(dev, Epoch::default());
-            let server = Server::new(&core, Rc::clone(&volume), &options);
+            let away = Rc::new(Cell::new(false));
+            let known = Rc::clone(&away);
+            let absence = Absence::when(move || known.get());
+            let server = Server::new(&core, Rc::clone(&volume), &options).with_absence(&absence);
             let listener = core.listen_unix(&at).await.unwrap();
             ready.send(()).unwrap();
-            let ground = Ground { core: core.clone(), mem, faults, volume };
+            let ground = Ground { core: core.clone(), mem, faults, volume, away };
             tokio::select! {
                 biased;
                 () = async {
@@ -111,7 +118,8 @@ impl Site {
                 } => {}
                 () = server.serve(&listener, async { drop(stopped.await) }) => {}
             }
-            ground.volume.close(&core.pool().account()).await.unwrap();
+            let closed = ground.volume.close(&core.pool().account()).await;
+            assert_eq!(closed.is_err(), absence.is_certain(), "{closed:?}");
             let usage = core.pool().usage();
             assert_eq!((usage.free, usage.overdrafts), (usage.total, 0), "memory came back");
             drop(listener);
@@ -141,6 +149,11 @@ impl Site {
     /// Stops it, and waits until everything has come back.
     pub(crate) fn end(mut self) {
         self.tell_to_stop();
+        self.wait();
+    }
+
+    /// Waits until it ends by itself, and everything has come back.
+    pub(crate) fn wait(mut self) {
         self.over.recv_timeout(PATIENCE).expect("it ends");
         self.cores.take().unwrap().stop_now();
     }

@@ -1,9 +1,11 @@
 //! A server of a device in memory, on a real core.
 #![allow(clippy::unwrap_used, dead_code)]
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use attach::Absence;
 use attach::nbd::{Options, Server};
 use block::testing::faulty::{Faults, Faulty};
 use block::{Dev, Epoch, Failure, Layer, Mem, MemOptions};
@@ -35,6 +37,8 @@ pub(crate) struct Site {
     pub(crate) mem: Rc<Mem>,
     pub(crate) faults: Faults,
     pub(crate) dev: Dev,
+    /// Whether a device that is gone is out of reach, and nothing else.
+    pub(crate) away: Rc<Cell<bool>>,
     stop: Rc<Notify>,
     volume: Rc<Volume>,
     run: Option<JoinHandle<()>>,
@@ -59,6 +63,9 @@ impl Site {
         let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
         let volume = Volume::new(dev.clone(), Epoch::default());
         let server = Server::bind(core, &volume, &at, options).await.unwrap();
+        let away = Rc::new(Cell::new(false));
+        let known = Rc::clone(&away);
+        let server = server.with_absence(&Absence::when(move || known.get()));
         let at = match at {
             Address::Tcp(_) => Address::Tcp(server.local_addr().unwrap()),
             unix => unix,
@@ -66,7 +73,7 @@ impl Site {
         let stop = Rc::new(Notify::new());
         let told = Rc::clone(&stop);
         let run = spawn_local(server.run(async move { told.notified().await }));
-        Self { core: core.clone(), at, mem, faults, dev, stop, volume, run: Some(run) }
+        Self { core: core.clone(), at, mem, faults, dev, away, stop, volume, run: Some(run) }
     }
 
     /// Stops the server, waits until it has, and closes the volume.
@@ -74,6 +81,11 @@ impl Site {
         self.stop.notify_one();
         self.run.take().expect("stopped once").await.unwrap();
         self.volume.close(&self.core.pool().account()).await
+    }
+
+    /// Waits until the server ends by itself.
+    pub(crate) async fn ended(&mut self) {
+        self.run.take().expect("ended once").await.unwrap();
     }
 
     pub(crate) async fn connect(

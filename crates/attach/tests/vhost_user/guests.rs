@@ -435,6 +435,92 @@ fn memory_changes_while_requests_are_in_flight() {
     site.end();
 }
 
+/// A volume that is out of reach: the disk hangs up, nothing is answered, and who serves the guest next does it all.
+#[test]
+fn what_fails_for_want_of_a_path_is_left_to_the_next() {
+    let site = Site::start(&Disk::default());
+    let mut guest = Guest::boot(&site, 2);
+    site.on_core(|g| {
+        g.away.set(true);
+        g.faults.add(Rule::new(Effect::Fail(Error::Gone)));
+    });
+    let mut asked = Vec::new();
+    for (n, kind, bytes) in [(0, OUT, 512), (1, IN, 512), (2, OUT, 3 << 20), (3, FLUSH, 0)] {
+        let place = DATA + SLOT * n;
+        guest.header(place, kind, n << 13);
+        guest.put(place + 0x1000, &vec![0x40 + n as u8; bytes as usize]);
+        guest.put(place + 16, &[0xee]);
+        let flags = if kind == IN { WRITE } else { 0 };
+        let parts = [(place, 16, 0), (place + 0x1000, bytes, flags), (place + 16, 1, WRITE)];
+        let parts: Vec<_> = parts.into_iter().filter(|(_, bytes, _)| *bytes > 0).collect();
+        let ring = usize::from(n == 3);
+        asked.push((ring, guest.rings[ring].send(&guest.memory, &parts).unwrap()));
+    }
+    site.wait();
+    assert!(guest.monitor.get_features().is_err(), "it has hung up");
+    assert!(guest.rings.iter().all(|ring| ring.used(&guest.memory) == 0), "nothing is answered");
+    for n in 0..4 {
+        assert_eq!(guest.get(DATA + SLOT * n + 16, 1), [0xee]);
+    }
+    let site = Site::start(&Disk::default());
+    guest.reconnect(&site);
+    let mut answered = Vec::new();
+    while answered.len() < asked.len() {
+        for ring in 0..2 {
+            let took = guest.rings[ring].take(&guest.memory);
+            answered.extend(took.into_iter().map(|(head, _)| (ring, head)));
+        }
+        nap(1);
+    }
+    answered.sort_unstable();
+    asked.sort_unstable();
+    assert_eq!(answered, asked);
+    assert_eq!([0, 2 << 13].map(|block| peek(&site, block)), [0x40, 0x42]);
+    drop(guest);
+    site.end();
+}
+
+/// A ring that is told to stop while something stays in flight does not say that it has stopped.
+#[test]
+fn a_ring_does_not_stop_over_what_is_left() {
+    let site = Site::start(&Disk::default());
+    let mut guest = Guest::boot(&site, 2);
+    stall(&site, Kind::Write);
+    let parts = |at, flags| [(at, 16, 0), (at + 0x1000, 512, flags), (at + 16, 1, WRITE)];
+    guest.header(DATA, OUT, 0);
+    guest.header(DATA + SLOT, IN, 1);
+    guest.rings[0].send(&guest.memory, &parts(DATA, 0)).unwrap();
+    wait_until_in_flight(&site);
+    let Guest { monitor, rings, memory, .. } = &mut guest;
+    std::thread::scope(|s| {
+        let stop = s.spawn(|| monitor.get_vring_base(0));
+        nap(50);
+        site.on_core(|g| {
+            g.away.set(true);
+            g.faults.add(Rule::new(Effect::Fail(Error::Gone)));
+        });
+        rings[1].send(memory, &parts(DATA + SLOT, WRITE)).unwrap();
+        nap(50);
+        site.on_core(|g| g.faults.release());
+        assert!(stop.join().unwrap().is_err());
+    });
+    assert_eq!(rings[1].used(memory), 0);
+    site.wait();
+}
+
+/// A volume that has failed is another matter: its guest is told.
+#[test]
+fn a_volume_that_is_lost_fails_its_requests() {
+    let site = Site::start(&Disk::default());
+    let mut guest = Guest::boot(&site, 1);
+    site.on_core(|g| g.faults.add(Rule::new(Effect::Fail(Error::Gone))));
+    assert_eq!(guest.plain(0, IN, 0, (512, WRITE)), (1, 0));
+    assert_eq!(guest.plain(0, FLUSH, 0, (0, 0)), (1, 0));
+    site.on_core(|g| g.faults.clear());
+    drop(guest);
+    site.end();
+}
+
 /// One monitor after the other; an idle one costs nothing.
 #[test]
 fn guests_come_and_go() {

@@ -52,6 +52,16 @@ pub enum OpenError {
     Failed(#[from] Failed),
 }
 
+/// Why a namespace fails every operation from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// The reason, for people.
+    pub why: &'static str,
+    /// Whether it is merely out of reach: nothing is known to be lost, and no path is known to lead to another volume. Who opens
+    /// it anew may find it as it was.
+    pub away: bool,
+}
+
 /// A namespace.
 #[derive(Debug)]
 pub struct Namespace {
@@ -62,7 +72,7 @@ pub struct Namespace {
     nsid: u32,
     described: Cell<Described>,
     patience: Duration,
-    gone: Cell<bool>,
+    gone: Cell<Option<Gone>>,
     /// A path may have become another one.
     changed: Notify,
     watchers: RefCell<Vec<AbortOnDropHandle<()>>>,
@@ -153,7 +163,7 @@ impl Namespace {
             nsid,
             described: Cell::new(described),
             patience: controllers.first().map_or(Duration::ZERO, |c| c.options().patience),
-            gone: Cell::new(false),
+            gone: Cell::new(None),
             changed: Notify::new(),
             watchers: RefCell::default(),
         });
@@ -174,6 +184,12 @@ impl Namespace {
     #[must_use]
     pub fn described(&self) -> Described {
         self.described.get()
+    }
+
+    /// Why every operation fails, if it does.
+    #[must_use]
+    pub fn gone(&self) -> Option<Gone> {
+        self.gone.get()
     }
 
     /// Reads the range at the controller and returns nothing. `ctx` has memory for the largest transfer.
@@ -445,7 +461,7 @@ impl Namespace {
                 return Err(Ended::With(Error::Aborted));
             }
             if Instant::now() >= *until.get_or_insert(deadline) {
-                return Err(Ended::With(self.fail("no path has been of use for too long")));
+                return Err(Ended::With(self.is_away("no path has been of use for too long")));
             }
         }
     }
@@ -489,7 +505,7 @@ impl Namespace {
     async fn ready(&self, until: Instant) -> Result<Taken, Error> {
         let mut any = false;
         loop {
-            if self.gone.get() {
+            if self.gone.get().is_some() {
                 return Err(Error::Gone);
             }
             let changed = self.changed.notified();
@@ -497,11 +513,11 @@ impl Namespace {
                 return Ok(taken);
             }
             if self.paths.borrow().iter().all(|path| path.is_hopeless()) {
-                return Err(self.fail("no path leads to it any more"));
+                return Err(self.is_away("no path leads to it any more"));
             }
             let now = Instant::now();
             if now >= until {
-                return Err(self.fail("there has been no path for too long"));
+                return Err(self.is_away("there has been no path for too long"));
             }
             // Time that has run out is as good a reason to look again.
             any = timeout_at(until.min(now + PAUSE), changed).await.is_err();
@@ -518,12 +534,24 @@ impl Namespace {
         self.changed.notify_waiters();
     }
 
-    /// From now on every operation fails.
-    fn fail(&self, why: &str) -> Error {
-        if !self.gone.replace(true) {
+    /// From now on every operation fails, for what is lost.
+    fn fail(&self, why: &'static str) -> Error {
+        self.end(Gone { why, away: false })
+    }
+
+    /// From now on every operation fails, for no path is of use. One that leads to another volume is no reason to look for
+    /// this one there.
+    fn is_away(&self, why: &'static str) -> Error {
+        let away = !self.paths.borrow().iter().any(|path| path.leads_elsewhere());
+        self.end(Gone { why, away })
+    }
+
+    fn end(&self, gone: Gone) -> Error {
+        if self.gone.get().is_none() {
+            self.gone.set(Some(gone));
             let paths = self.paths.borrow();
             let controllers: Vec<_> = paths.iter().map(|p| &p.controller).collect();
-            warn!("namespace {} by {controllers:?}: {why}", self.nsid);
+            warn!("namespace {} by {controllers:?}: {}", self.nsid, gone.why);
             self.changed.notify_waiters();
         }
         Error::Gone

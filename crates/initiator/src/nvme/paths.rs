@@ -145,6 +145,11 @@ impl Path {
         self.controller.is_over() || self.is_known() && matches!(self.seen.get(), Seen::Another(_))
     }
 
+    /// Whether another volume was seen at its end when it was looked at last.
+    pub(super) fn leads_elsewhere(&self) -> bool {
+        matches!(self.seen.get(), Seen::Another(_))
+    }
+
     /// Whether it has been looked at since anything may have changed.
     pub(super) fn is_known(&self) -> bool {
         self.seen.get() != Seen::Unknown && self.at.get() == self.controller.generation()

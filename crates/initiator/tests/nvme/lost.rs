@@ -66,7 +66,7 @@ fn patience_has_an_end() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
         let (wire, controller) = wired(&core, &site, Duration::from_millis(200)).await;
-        let (_, client) = open(&controller).await;
+        let (namespace, client) = open(&controller).await;
         client.write(0, &[1; 512], false).await.unwrap();
         wire.set_open(false);
         wire.cut();
@@ -74,6 +74,7 @@ fn patience_has_an_end() {
         let (read, write) = tokio::join!(client.read(0, 1), client.write(8, &[2; 512], false));
         assert_eq!((read.map(drop), write), (Err(Error::Gone), Err(Error::Gone)));
         assert!(began.elapsed() >= Duration::from_millis(200) && began.elapsed() < PATIENCE);
+        assert!(namespace.gone().is_some_and(|gone| gone.away), "nothing is known to be lost");
         wire.set_open(true);
         let up = async {
             while controller.queues().is_empty() {
@@ -118,7 +119,7 @@ fn a_namespace_that_has_become_another_volume_is_gone() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
         let (wire, controller) = wired(&core, &site, PATIENCE).await;
-        let (_, client) = open(&controller).await;
+        let (namespace, client) = open(&controller).await;
         client.write(0, &[1; 512], false).await.unwrap();
         wire.set_open(false);
         wire.cut();
@@ -131,6 +132,7 @@ fn a_namespace_that_has_become_another_volume_is_gone() {
         site.serve(SUBNQN, B, Access::anybody());
         wire.set_open(true);
         assert_eq!(write.await.unwrap(), Err(Error::Gone));
+        assert!(namespace.gone().is_some_and(|gone| !gone.away), "it is not to be found again");
         assert_eq!(b.space_used(), 0, "nothing was written to it");
         site.serve(SUBNQN, A, Access::anybody());
         assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone), "for ever");
