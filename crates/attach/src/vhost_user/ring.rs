@@ -91,6 +91,16 @@ pub(super) struct Addresses {
     pub(super) used: GuestAddress,
 }
 
+impl Addresses {
+    fn of(queue: &Queue) -> Self {
+        Self {
+            table: GuestAddress(queue.desc_table()),
+            available: GuestAddress(queue.avail_ring()),
+            used: GuestAddress(queue.used_ring()),
+        }
+    }
+}
+
 /// What a ring is begun with.
 pub(super) struct Start {
     pub(super) disk: Rc<Disk>,
@@ -152,6 +162,8 @@ struct Shared {
     wake: Notify,
     mode: Cell<Mode>,
     broken: Cell<bool>,
+    /// The guest's memory is, for now, without the ring.
+    away: Cell<bool>,
     /// Nobody is there any more to be answered, and the memory may be another guest's.
     deaf: Cell<bool>,
     in_flight: Cell<usize>,
@@ -161,6 +173,7 @@ struct Shared {
 /// What joins us to the guest.
 struct Wires {
     queue: Queue,
+    /// The table that the queue was placed in last.
     guest: Arc<Guest>,
     call: Option<Rc<Signal>>,
     error: Option<Rc<Signal>>,
@@ -250,6 +263,7 @@ impl Ring {
             wake: Notify::new(),
             mode: Cell::new(if start.enabled { Mode::Open } else { Mode::Disabled }),
             broken: Cell::new(false),
+            away: Cell::new(false),
             deaf: Cell::new(false),
             in_flight: Cell::new(0),
             write_through: start.write_through,
@@ -280,15 +294,29 @@ impl Ring {
         self.shared.wires.borrow_mut().error = error;
     }
 
-    /// The guest's memory is another table. What is in flight keeps the one that it was taken under.
+    /// The guest's memory is another table. What is in flight keeps the one that it was taken under, and a ring of which
+    /// there is a part that the new one lacks keeps its own for the answers: monitors take regions away and add them again,
+    /// in other pieces, while the guest runs. It takes nothing before a table has all of it.
     pub(super) fn remap(&self, guest: &Arc<Guest>, addresses: Option<Addresses>) {
         let wires = &mut *self.shared.wires.borrow_mut();
-        wires.guest = Arc::clone(guest);
+        let before = Addresses::of(&wires.queue);
         let placed = addresses.ok_or(Broken::Misplaced);
         let placed = placed.and_then(|at| place(&mut wires.queue, guest, at));
-        if let Err(why) = placed {
-            self.shared.breaks(wires, &why);
+        let was_away = self.shared.away.replace(placed.is_err());
+        match placed {
+            Ok(()) => wires.guest = Arc::clone(guest),
+            Err(why) => {
+                if !was_away {
+                    tracing::info!(ring = self.shared.index, %why, "a ring waits for its memory");
+                }
+                // It was valid there.
+                if let Err(why) = place(&mut wires.queue, &wires.guest, before) {
+                    self.shared.breaks(wires, &why);
+                }
+            }
         }
+        // The guest may have kicked meanwhile.
+        self.shared.wake.notify_one();
     }
 
     /// Answers nothing any more, whatever is in flight, and takes no more: nobody is there, and the memory may be
@@ -352,8 +380,8 @@ impl Shared {
     }
 
     fn is_open(&self) -> bool {
-        let serves = !self.broken.get() && !self.disk.absence.is_certain();
-        self.mode.get() == Mode::Open && serves
+        let waits = self.away.get() || self.disk.absence.is_certain();
+        self.mode.get() == Mode::Open && !self.broken.get() && !waits
     }
 
     /// Takes requests; whether there may be more of them.

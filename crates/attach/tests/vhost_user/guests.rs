@@ -521,6 +521,45 @@ fn a_volume_that_is_lost_fails_its_requests() {
     site.end();
 }
 
+/// Monitors take a region away and add it again, in other pieces: a ring in it waits. What is in flight is answered.
+#[test]
+fn a_ring_waits_for_its_memory() {
+    let site = Site::start(&Disk::default());
+    let mut guest = Guest::boot(&site, 1);
+    let whole = regions(&guest.memory).remove(0);
+    // A cut through the ring.
+    let cut = 0x1_4000;
+    let first = VhostUserMemoryRegionInfo { memory_size: cut, ..regions(&guest.memory).remove(0) };
+    let rest = VhostUserMemoryRegionInfo {
+        guest_phys_addr: whole.guest_phys_addr + cut,
+        memory_size: whole.memory_size - cut,
+        userspace_addr: whole.userspace_addr + cut,
+        mmap_offset: whole.mmap_offset + cut,
+        ..regions(&guest.memory).remove(0)
+    };
+    stall(&site, Kind::Read);
+    let parts = |at| [(at, 16, 0), (at + 0x1000, 512, WRITE), (at + 16, 1, WRITE)];
+    guest.header(DATA, IN, 0);
+    guest.header(DATA + SLOT, IN, 1);
+    let head = guest.rings[0].send(&guest.memory, &parts(DATA)).unwrap();
+    wait_until_in_flight(&site);
+    guest.monitor.remove_mem_region(&whole).unwrap();
+    let next = guest.rings[0].send(&guest.memory, &parts(DATA + SLOT)).unwrap();
+    site.on_core(|g| g.faults.release());
+    assert_eq!(guest.rings[0].wait(&guest.memory), [(head, 513)]);
+    guest.monitor.add_mem_region(&first).unwrap();
+    nap(50);
+    assert_eq!(guest.rings[0].used(&guest.memory), 1, "nothing is taken meanwhile");
+    assert!(guest.rings[0].error.read().is_err(), "nothing is broken");
+    guest.monitor.add_mem_region(&rest).unwrap();
+    assert_eq!(guest.rings[0].wait(&guest.memory), [(next, 513)]);
+    assert_eq!(guest.plain(0, IN, 0, (512, WRITE)), (0, 513));
+    guest.monitor.remove_mem_region(&rest).unwrap();
+    assert_eq!(guest.monitor.get_vring_base(0).unwrap(), 3, "it stops where it is");
+    drop(guest);
+    site.end();
+}
+
 /// One monitor after the other; an idle one costs nothing.
 #[test]
 fn guests_come_and_go() {
