@@ -280,7 +280,9 @@ impl Connection {
         let Some(mut task) = self.tasks.remove(tag) else { return };
         if task.open_r2ts > 0 || task.asked > 0 {
             // What the target has asked for and does not want any more.
+            let first = self.transfers.iter().find(|t| t.tag == tag).map(|t| t.at);
             self.transfers.retain(|t| t.tag != tag);
+            task.withhold(first, self.sent());
         }
         if task.kind == Kind::Text {
             self.text = None;

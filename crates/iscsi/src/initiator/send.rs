@@ -109,6 +109,15 @@ impl Connection {
         pdu.exp_stat_sn = self.acknowledged();
         self.cmd_sn = cmd_sn.plus(1);
         self.push_data(pdu.as_bytes(), &data);
+        self.note_end(tag);
+    }
+
+    /// What has just been put together is this task's.
+    fn note_end(&mut self, tag: Tag) {
+        let end = self.pushed;
+        if let Some(task) = self.tasks.get(tag) {
+            task.end = end;
+        }
     }
 
     /// A request that is no command. These are immediate: they take no place in the command order.
@@ -225,6 +234,7 @@ impl Connection {
         pdu.exp_stat_sn = self.acknowledged();
         (transfer.at, transfer.data_sn) = (to, data_sn.wrapping_add(1));
         self.push_data(pdu.as_bytes(), &data);
+        self.note_end(tag);
         !last
     }
 }

@@ -62,6 +62,8 @@ pub(super) struct Task {
     pub(super) cursor: (usize, usize),
     /// Where in what is sent its PDU begins; `None`: it waits for its turn.
     pub(super) at: Option<u64>,
+    /// Where in what is sent ends what has been put there of it.
+    pub(super) end: u64,
     /// When it has to be answered.
     pub(super) deadline: Option<Duration>,
 }
@@ -70,6 +72,14 @@ impl Task {
     /// Bytes of its data that have been moved.
     pub(super) fn moved(&self) -> u32 {
         self.asked.max(self.filled)
+    }
+
+    /// Takes back what was asked for of its data and has not been sent: all from `first` on, and what has been put together
+    /// of it behind the first `sent` bytes. The target does not have it, whatever it says.
+    pub(super) fn withhold(&mut self, first: Option<u32>, sent: u64) {
+        let unsent = u32::try_from(self.end.saturating_sub(sent)).unwrap_or(u32::MAX);
+        let asked = first.map_or(self.asked, |first| self.asked.min(first));
+        self.asked = asked.saturating_sub(unsent);
     }
 
     /// Bytes of its data in all.

@@ -439,6 +439,42 @@ fn half_of_a_read_is_told() {
     assert_eq!((done.moved, completion(&done).status), (512, 0));
 }
 
+/// A success for a write of which the target has asked for all and cannot have all says how much it can have.
+#[test]
+fn what_was_not_sent_of_a_write_is_told() {
+    let answers = "InitialR2T=Yes\0ImmediateData=No\0MaxBurstLength=16384\0";
+    let ready = || Victim::with(config(), false, answers);
+    let (data, piece) = ([7; 16_384], BHS + 8192);
+    for (sent, moved) in [(0, 0..=0), (piece, 8192 - BHS as u32..=8192), (piece + 100, 8192..=8292)]
+    {
+        let mut v = ready();
+        let itt = v.write(&data);
+        v.r2t(itt, 0, 0, 16_384);
+        assert_eq!(v.conn.output().len(), 2 * piece);
+        v.conn.output().sent(sent);
+        v.tell(Victim::response(itt), &[]);
+        let done = v.done().unwrap();
+        assert_eq!((completion(&done).status, v.conn.end()), (0, None));
+        assert!(moved.contains(&done.moved), "{sent}: {}", done.moved);
+    }
+    let mut v = ready();
+    let itt = v.write(&data);
+    v.r2t(itt, 0, 0, 16_384);
+    assert_eq!(v.pdus().len(), 2);
+    v.tell(Victim::response(itt), &[]);
+    assert_eq!(v.done().unwrap().moved, 16_384);
+    // More than is put together ahead.
+    let mut v = ready();
+    let itt = v.write(&[7; 1 << 20]);
+    for n in 0..4 {
+        v.r2t(itt, n, n << 14, 1 << 14);
+        v.pdus();
+    }
+    v.r2t(itt, 4, 4 << 14, 1 << 14);
+    v.tell(Victim::response(itt), &[]);
+    assert_eq!(v.done().unwrap().moved, 4 << 14);
+}
+
 /// 4.2.2.2: status numbers go on by one.
 #[test]
 fn clause_4_2_2_2_a_status_is_missing() {
