@@ -122,7 +122,7 @@ impl Connector {
             let limit = self.options.connect_timeout;
             let logged_in = timeout(limit, self.log_in(address)).await;
             match logged_in.unwrap_or(Err(ConnectError::TimedOut))? {
-                Login::Done(link) => return Ok(Rc::new(Live::new(link, self))),
+                Login::Done(link) => return Ok(Rc::new(Live::new(link, self, address))),
                 Login::Moved(to) => address = to,
             }
         }

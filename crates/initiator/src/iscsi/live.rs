@@ -1,5 +1,6 @@
 //! A session that is up: its connection, and what is asked of units through it.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use ::iscsi::initiator::{Answer, Command, Completion, Done, Lost, Notice, Payload, Request};
@@ -91,14 +92,16 @@ pub(super) fn refusal(completion: &Completion) -> Refusal {
 #[derive(Debug)]
 pub(super) struct Live {
     link: Link,
+    /// Where the target is, after all redirections.
+    pub(super) at: SocketAddr,
     account: Account,
     timeout: Duration,
 }
 
 impl Live {
-    pub(super) fn new(link: Link, connector: &Connector) -> Self {
+    pub(super) fn new(link: Link, connector: &Connector, at: SocketAddr) -> Self {
         let timeout = connector.options.command_timeout;
-        Self { link, account: connector.account.clone(), timeout }
+        Self { link, at, account: connector.account.clone(), timeout }
     }
 
     pub(super) fn is_up(&self) -> bool {

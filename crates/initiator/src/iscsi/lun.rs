@@ -5,6 +5,7 @@
 //! [`Lun::compare_and_write`], is not. Once a unit has failed for good every later operation fails as well.
 
 use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 
 use ::iscsi::initiator::{Completion, Lost, Payload, Residual};
@@ -51,6 +52,8 @@ pub struct Lun {
     /// The generation of the session at which it was last seen to be the same volume.
     seen: Cell<u64>,
     looking: Mutex<()>,
+    /// Where something was sent last that may have changed the unit, and may yet, as its session has ended without an answer.
+    in_doubt: Cell<Option<SocketAddr>>,
     gone: Cell<bool>,
     /// Whether it is not known to be without WRITE SAME, and VERIFY.
     writes_same: Cell<bool>,
@@ -126,6 +129,7 @@ impl Lun {
             told: Cell::new(described.told),
             seen: Cell::new(seen),
             looking: Mutex::new(()),
+            in_doubt: Cell::new(None),
             gone: Cell::new(false),
             writes_same: Cell::new(true),
             verifies: Cell::new(true),
@@ -220,7 +224,10 @@ impl Lun {
             let reply = live.scsi(self.number, cdb, payload(data, ctx)).await;
             let completion = match reply.outcome {
                 Err(Lost::Unsent) => return Err(Error::Fenced.into()),
-                Err(Lost::InDoubt | Lost::Aborted) => return Err(CompareError::InDoubt),
+                Err(Lost::InDoubt | Lost::Aborted) => {
+                    self.in_doubt.set(Some(live.at));
+                    return Err(CompareError::InDoubt);
+                }
                 Ok(completion) if completion.response != 0 => return Err(CompareError::InDoubt),
                 Ok(completion) => completion,
             };
@@ -351,8 +358,10 @@ impl Lun {
                 until.get_or_insert(deadline);
                 continue;
             };
-            may_be_done |=
-                work.changes() && reply.outcome.as_ref().is_err_and(|l| *l != Lost::Unsent);
+            if work.changes() && reply.outcome.as_ref().is_err_and(|l| *l != Lost::Unsent) {
+                may_be_done = true;
+                self.in_doubt.set(Some(live.at));
+            }
             let pause = match self.judge(work, &reply, &live) {
                 Verdict::Done => return Ok(reply.buffers.into()),
                 Verdict::Failed(error) => return Err(Ended::With(error)),
@@ -443,10 +452,23 @@ impl Lun {
                     Absent::Over => self.fail("the target does not come back"),
                 })?,
             };
+            self.settle(live.at)?;
             if self.seen.get() == self.session.generation() {
                 return Ok(live);
             }
             self.look(&live, until).await?;
+        }
+    }
+
+    /// Makes sure that nothing in doubt happens behind what is sent to the target at `now`. Where it is where it was, this
+    /// session has taken the place of the old one, whose commands the target has ended (RFC 7143 6.3.5). Who is elsewhere may
+    /// be another node, that knows of no such session: its end of what is in doubt nobody tells, and no time bounds it.
+    fn settle(&self, now: SocketAddr) -> Result<(), Error> {
+        match self.in_doubt.take() {
+            Some(then) if then != now => Err(self.fail(&format!(
+                "a change that is in doubt may still be carried out at {then}, and the target is at {now} now"
+            ))),
+            _ => Ok(()),
         }
     }
 

@@ -10,6 +10,7 @@ use target::Access;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
 
+use super::fake::Fake;
 use super::*;
 
 /// A session by way of a wire that can be cut.
@@ -234,6 +235,70 @@ fn a_write_in_doubt_is_not_aborted() {
         wire.set_open(true);
         assert_eq!(timeout(PATIENCE, write).await.unwrap().unwrap(), Ok(()));
         assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [3; 512]);
+    });
+}
+
+/// RFC 7143 6.3.5: a login ends what the session before it had in flight, where that was. A target that is elsewhere now may
+/// be another node, which ends nothing.
+#[test]
+fn a_write_in_doubt_is_repeated_at_its_target_alone() {
+    on_core(async |core| {
+        for elsewhere in [false, true] {
+            let site = Site::iscsi(&core, 1 << 14).await;
+            let [here, there] = [Wire::new(&core, site.at).await, Wire::new(&core, site.at).await];
+            let leads = Fake::new(&core).await;
+            leads.unit.moved.replace(Some(here.at.to_string()));
+            let session = connect(&core, options(leads.at)).await;
+            let (lun, client) = open(&session).await;
+            site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+            let write = spawn_local({
+                let client = client.clone();
+                async move { client.write(0, &[3; 512], false).await }
+            });
+            sleep(Duration::from_millis(50)).await;
+            let to = if elsewhere { there.at } else { here.at };
+            leads.unit.moved.replace(Some(to.to_string()));
+            here.cut();
+            sleep(Duration::from_millis(50)).await;
+            site.faults.release();
+            let told = timeout(PATIENCE, write).await.unwrap().unwrap();
+            let then = client.read(0, 1).await.map(drop);
+            let expected = if elsewhere { Err(Error::Gone) } else { Ok(()) };
+            assert_eq!((told, then), (expected, expected));
+            drop(lun);
+        }
+    });
+}
+
+/// What is not in doubt goes on wherever the target is, and who looks what has become of a compare and write does not look
+/// elsewhere.
+#[test]
+fn a_target_may_move() {
+    on_core(async |core| {
+        let site = Site::iscsi(&core, 1 << 14).await;
+        let [here, there] = [Wire::new(&core, site.at).await, Wire::new(&core, site.at).await];
+        let leads = Fake::new(&core).await;
+        leads.unit.moved.replace(Some(here.at.to_string()));
+        let session = connect(&core, options(leads.at)).await;
+        let (lun, client) = open(&session).await;
+        client.write(0, &[1; 512], false).await.unwrap();
+        leads.unit.moved.replace(Some(there.at.to_string()));
+        here.cut();
+        assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [1; 512]);
+        client.write(0, &[2; 512], false).await.unwrap();
+        let [old, new] = [bufs(&client, &[2; 512]).await, bufs(&client, &[3; 512]).await];
+        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+        let ctx = client.ctx(0).await;
+        let cut = async {
+            sleep(Duration::from_millis(50)).await;
+            leads.unit.moved.replace(Some(here.at.to_string()));
+            there.cut();
+            site.faults.release();
+        };
+        let sent = lun.compare_and_write(Lba(0), (&old, &new), false, &ctx);
+        let (sent, ()) = tokio::join!(sent, cut);
+        assert_eq!(sent, Err(CompareError::InDoubt));
+        assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone));
     });
 }
 
