@@ -1,7 +1,8 @@
 //! All jobs of a measurement: cores, openings, a common start, and what the processors spent.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +19,7 @@ use crate::chance::Dice;
 use crate::engine::{Progress, Runner};
 use crate::job::{Amount, Job};
 use crate::measured::Measured;
-use crate::open::{self, Before, Host, How};
+use crate::open::{self, Before, Held, Host, How, Pin, Sighting};
 use crate::spec::Spec;
 
 /// How often it is shown how things are.
@@ -48,6 +49,8 @@ pub struct Fleet {
     cores: Cores,
     plan: Plan,
     targets: Vec<Target>,
+    /// What was found at the paths that were looked at: this, and nothing else, is what may be lost.
+    seen: RefCell<BTreeMap<PathBuf, Sighting>>,
 }
 
 /// How one section, or one of its `numjobs`, went.
@@ -144,7 +147,7 @@ impl Fleet {
             ..CoresConfig::default()
         };
         let cores = Cores::start(&cores).map_err(|e| format!("cannot start the cores: {e}"))?;
-        Ok(Self { cores, plan, targets })
+        Ok(Self { cores, plan, targets, seen: RefCell::default() })
     }
 
     /// The jobs, in order, and where they go.
@@ -152,14 +155,19 @@ impl Fleet {
         self.plan.jobs.iter().zip(&self.targets)
     }
 
-    /// Looks at what writing to a path would destroy.
+    /// Looks at what writing to a path would destroy. What is there is all that will be: something else that is there when it
+    /// is opened is refused.
     ///
     /// # Errors
     /// Why it cannot be looked at.
     pub async fn look(&self, path: PathBuf) -> Result<Before, String> {
         let core = &self.cores.handles()[0];
-        let looked = core.run(async move |core| open::look(&core, &path).await).await;
-        looked.map_err(|e| e.to_string())?
+        let at = path.clone();
+        let looked = core.run(async move |core| open::look(&core, &at).await).await;
+        let seen = looked.map_err(|e| e.to_string())??;
+        let before = seen.before;
+        self.seen.borrow_mut().insert(path, seen);
+        Ok(before)
     }
 
     /// Runs everything, section by section where they wait for each other. `watch` is called now and then; what it returns
@@ -169,8 +177,8 @@ impl Fleet {
     /// Why nothing, or not all, was measured. A job that failed while it ran is no error: [`Measured::failed`] says so.
     pub async fn run(&self, mut watch: impl FnMut(&Now) -> bool) -> Result<Outcome, String> {
         let mut outcome = Outcome::default();
-        for group in self.groups() {
-            let _held = self.hold(&group).await?;
+        for mut group in self.groups() {
+            let _held = self.hold(&mut group).await?;
             let spent = self.run_group(group, &mut outcome.lines, &mut watch).await?;
             outcome.spent.add(&spent);
             if outcome.lines.iter().any(|line| line.measured.failed.is_some()) {
@@ -194,6 +202,7 @@ impl Fleet {
                 direct: job.direct,
                 depth: job.iodepth,
                 host: self.plan.host.clone(),
+                pin: None,
             };
             let member = |clone| Member {
                 section,
@@ -211,9 +220,9 @@ impl Fleet {
 
     /// Takes hold of the files and devices of a group, and makes those that there are not. They are held until what is
     /// returned is dropped.
-    async fn hold(&self, group: &[Member]) -> Result<Vec<oneshot::Sender<()>>, String> {
+    async fn hold(&self, group: &mut [Member]) -> Result<Vec<oneshot::Sender<()>>, String> {
         let mut paths: BTreeMap<PathBuf, (How, Option<u64>, bool)> = BTreeMap::new();
-        for member in group {
+        for member in group.iter() {
             let Target::Path(path) = &member.how.target else { continue };
             let size = match member.job.size {
                 Some(Amount::Bytes(size)) => Some(needed(&member.job, size)),
@@ -230,10 +239,14 @@ impl Fleet {
         for (path, (how, size, reads)) in paths {
             let (release, released) = oneshot::channel::<()>();
             let (taken, result) = oneshot::channel();
+            let (at, seen) = (path.clone(), self.seen.borrow().get(&path).cloned());
             let job = async move |core: Core| {
-                let opened = take(&core, path, how, size, reads).await;
+                let opened = take(&core, &at, how, (size, reads), seen).await;
                 let (keep, told) = match opened {
-                    Ok(held) => (Some(held), Ok(())),
+                    Ok((held, made)) => {
+                        let told = (held.pin().clone(), made);
+                        (Some(held), Ok(told))
+                    }
                     Err(e) => (None, Err(e)),
                 };
                 if taken.send(told).is_ok() && keep.is_some() {
@@ -242,8 +255,14 @@ impl Fleet {
                 }
             };
             self.cores.handles()[0].post(job).await.map_err(|e| e.to_string())?;
-            result.await.map_err(|_| "the core has stopped".to_owned())??;
+            let told = result.await.map_err(|_| "the core has stopped".to_owned())?;
+            let (pin, made): (Pin, Option<Sighting>) = told?;
             held.push(release);
+            let at =
+                |member: &&mut Member| matches!(&member.how.target, Target::Path(p) if *p == path);
+            group.iter_mut().filter(at).for_each(|member| member.how.pin = Some(pin.clone()));
+            // What this process has made may be lost.
+            self.seen.borrow_mut().extend(made.map(|made| (path, made)));
         }
         Ok(held)
     }
@@ -450,25 +469,32 @@ async fn carry_out(core: &Core, member: Member, gates: &Gates) -> Result<Measure
     Ok(runner.finish())
 }
 
-/// Takes hold of a path; one that there is not is made, if its size is known, and filled if it is going to be read.
+/// Takes hold of what was seen at a path; where that was nothing, a file is made, if its size is known, and filled if it is
+/// going to be read. What was made is told.
 async fn take(
     core: &Core,
-    path: PathBuf,
+    path: &Path,
     how: How,
-    size: Option<u64>,
-    reads: bool,
-) -> Result<open::Held, String> {
-    let absent = open::look(core, &path).await? == Before::Absent;
+    (size, reads): (Option<u64>, bool),
+    seen: Option<Sighting>,
+) -> Result<(Held, Option<Sighting>), String> {
+    let seen = match seen {
+        Some(seen) => seen,
+        None => open::look(core, path).await?,
+    };
+    let absent = seen.before == Before::Absent;
     let Some(size) = size.filter(|_| absent) else {
-        let held = open::hold(core, &path, &how, None).await;
-        return held.map_err(|e| if absent { format!("{e}; with size a file is made") } else { e });
+        let held = open::hold(core, path, &how, (&seen, None)).await;
+        let hint = |e| if absent { format!("{e}; with size a file is made") } else { e };
+        return held.map(|held| (held, None)).map_err(hint);
     };
     let making = How { writes: true, ..how };
-    let held = open::hold(core, &path, &making, Some(size)).await?;
+    let held = open::hold(core, path, &making, (&seen, Some(size))).await?;
     if reads {
         lay_out(core, &held.dev()).await.map_err(|e| format!("{}: {e}", path.display()))?;
     }
-    Ok(held)
+    let made = held.sighting(Before::Nothing);
+    Ok((held, Some(made)))
 }
 
 /// Fills a new file: what reads of holes would measure is not a disk.

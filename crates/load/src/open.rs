@@ -1,8 +1,11 @@
 //! Opening what is named, and what has to be known before it is written to.
 
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ::iscsi::chap::Secret;
@@ -11,9 +14,10 @@ use ::nbd::Address;
 use block::Dev;
 use initiator::nvme::{Controller, Namespace, Options, Staging};
 use initiator::uri::{Authority, IscsiUri, NbdAt, NbdUri, NvmeUri, Target};
-use layers::file::{Foreign, Reason, inspect};
+use layers::file::{FileError, Foreign, Reason, inspect};
 use rt::Core;
 use rt::disk::{Disk, DiskKind, OpenOptions, OpenReason};
+use rustix::fs::{Mode, OFlags};
 
 use crate::raw::Raw;
 
@@ -33,6 +37,8 @@ pub struct How {
     pub depth: u32,
     /// Who this machine is to NVMe controllers, if it has a name.
     pub host: Option<Host>,
+    /// Of a path: the file or device that is [held](hold), if that is known.
+    pub pin: Option<Pin>,
 }
 
 /// Who this machine is to NVMe controllers.
@@ -57,18 +63,92 @@ pub enum Before {
     Nothing,
 }
 
+/// What a path has led to, whatever it leads to by now. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Pin {
+    file: Arc<File>,
+    identity: (u64, u64),
+}
+
+impl PartialEq for Pin {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity == other.identity
+    }
+}
+
+impl Eq for Pin {}
+
+impl Pin {
+    /// What a path leads to, unless that is nothing. It is not opened: that may have effects.
+    fn of(path: &Path) -> io::Result<Option<Self>> {
+        match rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(fd) => Self::to(fd.into()).map(Some),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn to(file: File) -> io::Result<Self> {
+        let identity = identity(&file.metadata()?);
+        Ok(Self { file: Arc::new(file), identity })
+    }
+
+    /// Makes a file of `bytes` bytes, which must not exist.
+    fn create(path: &Path, bytes: u64) -> io::Result<Self> {
+        // What is measured may be anybody's data.
+        let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+        if let Err(e) = file.set_len(bytes) {
+            // What cannot be removed is empty.
+            let _ = fs::remove_file(path);
+            return Err(e);
+        }
+        Self::to(file)
+    }
+
+    /// By this it is opened (proc(5)): a name can be given to another file at any time.
+    fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.file.as_raw_fd()).into()
+    }
+
+    /// Whether a path leads to it.
+    fn is_at(&self, path: &Path) -> bool {
+        fs::metadata(path).is_ok_and(|there| identity(&there) == self.identity)
+    }
+}
+
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// What was seen at a path. Who agrees to lose it agrees to lose this, and nothing that comes there later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    /// What it was.
+    pub before: Before,
+    pin: Option<Pin>,
+}
+
 /// Looks at what writing to a path would destroy.
 ///
 /// # Errors
 /// Why it cannot be looked at: it is in use, or may not be opened.
-pub async fn look(core: &Core, path: &Path) -> Result<Before, String> {
-    let looked = inspect(core, path, true).await;
+pub async fn look(core: &Core, path: &Path) -> Result<Sighting, String> {
+    let pin = Pin::of(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let before = match &pin {
+        Some(pin) => look_at(core, path, pin).await?,
+        None => Before::Absent,
+    };
+    Ok(Sighting { before, pin })
+}
+
+/// Looks at what was found at a path.
+async fn look_at(core: &Core, path: &Path, pin: &Pin) -> Result<Before, String> {
+    let looked = inspect(core, &pin.path(), true).await;
     let reason = match looked {
         Ok(_) => return Ok(Before::Image),
-        Err(e) => e,
+        Err(e) => FileError { path: path.to_owned(), ..e },
     };
     match reason.reason {
-        Reason::Open(OpenReason::NotFound) => Ok(Before::Absent),
         Reason::NoLabel => Ok(Before::Nothing),
         Reason::NotAVolume(what) | Reason::Foreign(what) => Ok(Before::Holds(what)),
         Reason::Open(_) | Reason::Disk(_) => Err(reason.to_string()),
@@ -79,37 +159,76 @@ pub async fn look(core: &Core, path: &Path) -> Result<Before, String> {
 
 /// A file or device that this process keeps to itself while its cores use it.
 #[derive(Debug)]
-pub struct Held(Disk);
+pub struct Held {
+    disk: Disk,
+    pin: Pin,
+    path: PathBuf,
+}
 
-/// Takes hold of a path; makes a file of `create` bytes first.
+/// Takes hold of what was seen at a path; where that was nothing, makes a file of `create` bytes.
 ///
 /// # Errors
-/// Why not, for people.
+/// Why not, for people: it is in use, or something else is there by now.
 pub async fn hold(
     core: &Core,
     path: &Path,
     how: &How,
-    create: Option<u64>,
+    (seen, create): (&Sighting, Option<u64>),
 ) -> Result<Held, String> {
+    let refused = |why: &str| format!("{}: {why}", path.display());
+    let pin = match (&seen.pin, create) {
+        (Some(pin), _) if !pin.is_at(path) => {
+            return Err(refused("it is not what it was when it was looked at"));
+        }
+        (Some(pin), _) if how.writes && look_at(core, path, pin).await? == Before::Image => {
+            return Err(refused("it holds a volume of Windrose, which is never written to"));
+        }
+        (Some(pin), _) => pin.clone(),
+        (None, Some(bytes)) => match Pin::create(path, bytes) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(refused("it was not there when it was looked at"));
+            }
+            created => created.map_err(|e| refused(&e.to_string()))?,
+        },
+        (None, None) => return Err(refused("no such file or device")),
+    };
     let options = OpenOptions::new().read_only(!how.writes).buffered(!how.direct);
-    let options = create.map_or(options, |bytes| options.create(bytes));
-    core.open_disk(path, options).await.map(Held).map_err(|e| match e.reason {
-        OpenReason::NoDirectIo => format!("{e}: --direct=0"),
-        _ => e.to_string(),
-    })
+    match core.open_disk(&pin.path(), options).await {
+        Ok(disk) => Ok(Held { disk, pin, path: path.to_owned() }),
+        Err(e) => {
+            if seen.pin.is_none() && pin.is_at(path) {
+                // What cannot be removed is empty.
+                let _ = fs::remove_file(path);
+            }
+            let hint = if e.reason == OpenReason::NoDirectIo { ": --direct=0" } else { "" };
+            Err(refused(&format!("{}{hint}", e.reason)))
+        }
+    }
 }
 
 impl Held {
     /// What was taken hold of, as a target.
     #[must_use]
     pub fn dev(&self) -> Dev {
-        Dev::new(Raw::new(self.0.clone()))
+        Dev::new(Raw::new(self.disk.clone()).called(&self.path))
     }
 
     /// Whether it is a block device.
     #[must_use]
     pub fn is_device(&self) -> bool {
-        self.0.info().kind == DiskKind::BlockDevice
+        self.disk.info().kind == DiskKind::BlockDevice
+    }
+
+    /// By which others open it beside this.
+    #[must_use]
+    pub fn pin(&self) -> &Pin {
+        &self.pin
+    }
+
+    /// What is seen at its path from now on.
+    #[must_use]
+    pub fn sighting(&self, before: Before) -> Sighting {
+        Sighting { before, pin: Some(self.pin.clone()) }
     }
 }
 
@@ -133,8 +252,10 @@ pub async fn open(core: &Core, how: &How) -> Result<Dev, String> {
 
 async fn path(core: &Core, path: &Path, how: &How) -> Result<Dev, String> {
     let options = OpenOptions::new().read_only(!how.writes).buffered(!how.direct).beside(true);
-    let disk = core.open_disk(path, options).await.map_err(|e| e.to_string())?;
-    Ok(Dev::new(Raw::new(disk)))
+    let pinned = how.pin.as_ref().map_or_else(|| path.to_owned(), Pin::path);
+    let disk = core.open_disk(&pinned, options).await;
+    let disk = disk.map_err(|e| format!("{}: {}", path.display(), e.reason))?;
+    Ok(Dev::new(Raw::new(disk).called(path)))
 }
 
 async fn nvme(core: &Core, uri: &NvmeUri, how: &How) -> Result<Dev, String> {
@@ -190,7 +311,7 @@ async fn iscsi(core: &Core, uri: &IscsiUri, how: &How) -> Result<Dev, String> {
 
 /// What open-iscsi calls this machine, else a name of our own.
 fn initiator_name() -> String {
-    let text = std::fs::read_to_string("/etc/iscsi/initiatorname.iscsi").unwrap_or_default();
+    let text = fs::read_to_string("/etc/iscsi/initiatorname.iscsi").unwrap_or_default();
     let name = text.lines().find_map(|line| line.trim().strip_prefix("InitiatorName="));
     name.unwrap_or("iqn.2026-01.io.windrose:bench").trim().to_owned()
 }

@@ -1,6 +1,7 @@
 //! A file or block device as it is, without a label: what is measured, byte for byte.
 
 use std::cell::Cell;
+use std::path::{Path, PathBuf};
 
 use block::{Bufs, Ctx, Error, FlushGate, Info, Layer, Lba, Op, Run};
 use rt::disk::{Disk, DiskError, DiskErrorKind};
@@ -18,6 +19,8 @@ const ZERO_STEP: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Raw {
     disk: Disk,
+    /// What people call it.
+    name: PathBuf,
     info: Info,
     flushes: FlushGate,
     /// Whether a flush has failed or the disk is lost.
@@ -43,7 +46,14 @@ impl Raw {
             read_only: found.read_only,
             overhead: BOUNCE as u32,
         };
-        Self { disk, info, flushes: FlushGate::default(), dead: Cell::new(false) }
+        let name = disk.path().to_owned();
+        Self { disk, name, info, flushes: FlushGate::default(), dead: Cell::new(false) }
+    }
+
+    /// The same, by the name that people gave it.
+    #[must_use]
+    pub fn called(self, name: &Path) -> Self {
+        Self { name: name.to_owned(), ..self }
     }
 
     fn bytes(&self, at: Lba, blocks: u32) -> (u64, u64) {
@@ -122,7 +132,7 @@ impl Raw {
 
     /// What a failure of the disk means to the caller; logs what it was.
     fn failed(&self, e: DiskError, at: Lba, writing: bool) -> Error {
-        tracing::warn!(disk = %self.disk.path().display(), %at, error = %e, "a disk operation failed");
+        tracing::warn!(disk = %self.name.display(), %at, error = %e, "a disk operation failed");
         match e.kind {
             DiskErrorKind::NoSpace => Error::NoSpace,
             DiskErrorKind::ReadOnly => Error::ReadOnly,

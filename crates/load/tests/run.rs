@@ -12,6 +12,7 @@ use block::testing::faulty::{Effect, Faulty, Kind, Rule};
 use block::{Dev, Error, Layer, Lba, Mem, MemOptions};
 use common::{HOSTNQN, SUBNQN, Site, TARGET, on_core};
 use load::engine::{Progress, Runner};
+use load::fleet::{Fleet, Plan};
 use load::job::{Dir, Job};
 use load::measured::{Failed, Measured};
 use load::open::{Before, Host, How, hold, look, open};
@@ -171,7 +172,7 @@ fn an_error_ends_a_job() {
 
 fn how(target: &str, writes: bool) -> How {
     let host = Some(Host { nqn: HOSTNQN.to_owned(), id: [9; 16] });
-    How { target: target.parse().unwrap(), writes, direct: false, depth: 32, host }
+    How { target: target.parse().unwrap(), writes, direct: false, depth: 32, host, pin: None }
 }
 
 /// A device that drops what is written still has what an earlier run has left there.
@@ -253,21 +254,24 @@ fn a_file_is_held_and_shared_by_jobs() {
     let dir = tempfile::tempdir().unwrap();
     on_core(async move |core| {
         let path = dir.path().join("file");
-        assert_eq!(look(&core, &path).await, Ok(Before::Absent));
+        let seen = look(&core, &path).await.unwrap();
+        assert_eq!(seen.before, Before::Absent);
         let how = how(path.to_str().unwrap(), true);
-        let held = hold(&core, &path, &how, Some(8 << 20)).await.unwrap();
+        let held = hold(&core, &path, &how, (&seen, Some(8 << 20))).await.unwrap();
+        let seen = held.sighting(Before::Nothing);
         let (one, two) = (open(&core, &how).await.unwrap(), open(&core, &how).await.unwrap());
         let terms = [("rw", "randwrite"), ("verify", "md5"), ("iodepth", "4"), ("size", "4m")];
         let other = [&terms[..], &[("offset", "4m")]].concat();
         let (a, b) = tokio::join!(measured(&core, &one, &terms), measured(&core, &two, &other));
         assert_eq!((a.failed, b.failed), (None, None));
         assert_eq!((a.verified, b.verified), (1024, 1024));
-        let busy = hold(&core, &path, &how, None).await.unwrap_err();
+        let busy = hold(&core, &path, &how, (&seen, None)).await.unwrap_err();
         assert!(busy.contains("in use"), "{busy}");
         drop((held, one, two));
-        assert!(matches!(look(&core, &path).await, Ok(Before::Holds(_))));
+        let seen = look(&core, &path).await.unwrap();
+        assert!(matches!(seen.before, Before::Holds(_)));
         // Another process, later, that only reads.
-        let held = hold(&core, &path, &how, None).await.unwrap();
+        let held = hold(&core, &path, &how, (&seen, None)).await.unwrap();
         let terms = [("rw", "randread"), ("verify", "md5"), ("iodepth", "4")];
         let again = measured(&core, &held.dev(), &terms).await;
         assert_eq!((again.failed, again.verified), (None, 2048));
@@ -303,5 +307,63 @@ fn a_file_is_what_it_was_written() {
             )),
             "raw"
         );
+    });
+}
+
+/// Who agreed to lose what was at a path has agreed to nothing else: not what comes there later, nor what it is renamed to.
+#[test]
+fn what_comes_to_a_path_later_is_not_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (dir.path().join("file"), dir.path().join("other"));
+    let terms = [("rw", "write"), ("size", "1m"), ("direct", "0")];
+    let run = |came: &dyn Fn()| {
+        let job = Job { filename: Some(path.display().to_string()), ..job(&terms) };
+        let plan = Plan {
+            jobs: vec![job],
+            cpus: vec![None],
+            poll_window: Duration::ZERO,
+            server: None,
+            host: None,
+        };
+        let fleet = Fleet::start(plan).unwrap();
+        let wait = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        wait.block_on(async {
+            let before = fleet.look(path.clone()).await.unwrap();
+            came();
+            (before, fleet.run(|_| true).await.map(drop))
+        })
+    };
+    let precious = || std::fs::write(&path, [7; 1 << 20]).unwrap();
+    let (before, refused) = run(&precious);
+    assert_eq!(before, Before::Absent);
+    assert!(refused.unwrap_err().contains("it was not there"));
+    let (before, refused) = run(&|| {
+        std::fs::rename(&path, &other).unwrap();
+        precious();
+    });
+    assert!(matches!(before, Before::Holds(_) | Before::Nothing), "{before:?}");
+    assert!(refused.unwrap_err().contains("it is not what it was"));
+    for kept in [&path, &other] {
+        assert!(std::fs::read(kept).unwrap() == [7; 1 << 20], "{kept:?}");
+    }
+    assert_eq!(run(&|| {}).1, Ok(()));
+    assert!(std::fs::read(&path).unwrap() != [7; 1 << 20]);
+}
+
+/// Each job opens what is held, whatever its name leads to by then.
+#[test]
+fn jobs_open_what_is_held() {
+    let dir = tempfile::tempdir().unwrap();
+    on_core(async move |core| {
+        let (path, other) = (dir.path().join("file"), dir.path().join("other"));
+        let how = how(path.to_str().unwrap(), true);
+        let seen = look(&core, &path).await.unwrap();
+        let held = hold(&core, &path, &how, (&seen, Some(1 << 20))).await.unwrap();
+        std::fs::rename(&path, &other).unwrap();
+        std::fs::write(&path, [7; 1 << 20]).unwrap();
+        let how = How { pin: Some(held.pin().clone()), ..how };
+        let dev = open(&core, &how).await.unwrap();
+        assert_eq!(measured(&core, &dev, &[("rw", "write")]).await.failed, None);
+        assert!(std::fs::read(&path).unwrap() == [7; 1 << 20]);
     });
 }
