@@ -290,6 +290,64 @@ fn clients_of_a_volume_out_of_reach_are_cut_off() {
     });
 }
 
+/// What a client of old says to choose the only export, and a write.
+fn hello() -> Vec<u8> {
+    let mut said = 1u32.to_be_bytes().to_vec();
+    said.extend(b"IHAVEOPT");
+    said.extend([0, 0, 0, 1, 0, 0, 0, 0]);
+    said
+}
+
+fn write_request(block: u64, data: &[u8]) -> Vec<u8> {
+    let mut said = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1];
+    said.extend(block.to_be_bytes());
+    said.extend((block * 512).to_be_bytes());
+    said.extend(u32::try_from(data.len()).unwrap().to_be_bytes());
+    said.extend(data);
+    said
+}
+
+/// A request that is whole and waits for memory when its client goes is none; neither is the rest of a long one, whose
+/// connection takes nothing meanwhile.
+#[test]
+fn what_waits_in_a_dead_clients_socket_is_not_done() {
+    on_core(async |core| {
+        let dir = TempDir::new().unwrap();
+        for (unix, long) in [(true, false), (true, true), (false, false), (false, true)] {
+            let served = Served { in_flight: 1, ..Served::new("disk") };
+            let mem = MemOptions::new(512, 1 << 15);
+            let site = match unix {
+                true => Site::unix(&core, dir.path(), mem, served).await,
+                false => Site::tcp(&core, mem, served).await,
+            };
+            let mut dies = match &site.at {
+                nbd::Address::Unix(at) => core.dial_unix(at).await.unwrap(),
+                nbd::Address::Tcp(at) => core.dial(*at).await.unwrap(),
+            };
+            dies.write_all(&hello()).await.unwrap();
+            dies.read_exact(&mut [0; 18 + 10 + 124]).await.unwrap();
+            let taken = (!long).then(|| {
+                let bytes = usize::try_from(core.pool().usage().free).unwrap() - (4 << 20);
+                core.pool().account().try_credit(bytes, block::Class::Immediate).unwrap()
+            });
+            site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(long.into()));
+            let (block, bytes) = if long { (0, 5 << 20) } else { (8000, 128 << 10) };
+            dies.write_all(&write_request(block, &vec![1; bytes])).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            dies.reset_on_drop().unwrap();
+            drop(dies);
+            let comes = site.connect(&Options::new("disk")).await;
+            let client = Client::new(&Dev::shared(comes), &Pool::new(1 << 20).unwrap());
+            client.zero(8000, 8, false).await.unwrap();
+            site.faults.release();
+            drop(taken);
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let found = client.read(8000, 1).await.unwrap().to_vec();
+            assert!(found == [0; 512], "unix: {unix}, long: {long}");
+        }
+    });
+}
+
 #[test]
 fn the_last_flush_that_fails_is_told() {
     on_core(async |core| {

@@ -5,6 +5,7 @@ mod local;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -16,6 +17,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 use crate::real::Pulse;
 #[cfg(feature = "sim")]
 use crate::sim::net::{DetachedSim, SimListener, SimStream};
+use crate::sys;
 use local::LocalListener;
 
 /// How to listen.
@@ -167,6 +169,20 @@ impl Stream {
         }
     }
 
+    /// By which it can be seen whether the other end has gone. It keeps the connection from being closed.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn line(&self) -> io::Result<Line> {
+        let fd = match &self.0 {
+            StreamKind::Tcp(s, _) => s.as_fd(),
+            StreamKind::Unix(s, _) => s.as_fd(),
+            #[cfg(feature = "sim")]
+            StreamKind::Sim(_) => return Ok(Line(None)),
+        };
+        fd.try_clone_to_owned().map(Some).map(Line)
+    }
+
     /// From now on the connection is reset when this is dropped, and what the system still holds of what was
     /// written is not sent: for a peer that must not hear of it any more. (A simulated one is closed as
     /// ever: what was written to it is on its way; and so is one by a Unix socket, where that has arrived.)
@@ -218,6 +234,19 @@ impl DetachedStream {
             Detached::Sim(s) => Ok(s),
             Detached::Tcp(_) | Detached::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
         }
+    }
+}
+
+/// Sees the end of a connection before what came ahead of it has been read.
+#[derive(Debug)]
+pub struct Line(Option<OwnedFd>);
+
+impl Line {
+    /// Whether the other end has closed a Unix socket, or has reset a connection by TCP. One by TCP that was closed in order
+    /// looks like one whose other end has said all and waits for answers; a simulated one never looks cut.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.0.as_ref().is_some_and(|fd| sys::is_hung_up(fd.as_fd()))
     }
 }
 

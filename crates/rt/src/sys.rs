@@ -55,6 +55,14 @@ pub(crate) fn offset(at: u64) -> io::Result<libc::off_t> {
     libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
+/// Whether a connection is closed in both directions (`POLLHUP`), whatever waits to be read of it.
+pub(crate) fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
+    let mut asked = libc::pollfd { fd: fd.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: the one entry is ours and lives through the call, which does not wait.
+    let n = unsafe { libc::poll(&raw mut asked, 1, 0) };
+    n == 1 && asked.revents & libc::POLLHUP != 0
+}
+
 /// Whoever reads or writes by this description does not wait from now on (`O_NONBLOCK`).
 pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     let fd = fd.as_raw_fd();

@@ -6,6 +6,7 @@ mod common;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixListener;
+use std::time::Duration;
 
 use common::{Dir, config, wait};
 use rt::{Core, Cores, DiskEngine};
@@ -108,5 +109,39 @@ fn a_successor_keeps_its_file() {
         assert!(core.dial_unix(&path).await.is_ok(), "the second one still listens there");
         drop(second);
         assert!(!path.exists());
+    });
+}
+
+/// A connection that is closed is seen to be, whatever waits in it; one that says no more is not.
+#[test]
+fn an_end_is_seen_ahead_of_what_waits() {
+    let dir = Dir::in_memory();
+    let path = dir.file("socket");
+    on_core(async move |core| {
+        let unix = core.listen_unix(&path).await.unwrap();
+        let tcp = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let at = tcp.local_addr().unwrap();
+        for by_unix in [true, false] {
+            let (dialled, accepted) = match by_unix {
+                true => tokio::join!(core.dial_unix(&path), unix.accept()),
+                false => tokio::join!(core.dial(at), tcp.accept()),
+            };
+            let (mut client, (mut server, _)) = (dialled.unwrap(), accepted.unwrap());
+            let line = server.line().unwrap();
+            client.write_all(b"last words").await.unwrap();
+            assert!(!line.is_cut());
+            client.shutdown().await.unwrap();
+            server.write_all(b"an answer").await.unwrap();
+            assert!(!line.is_cut(), "it waits for answers");
+            client.reset_on_drop().unwrap();
+            drop(client);
+            tokio::time::timeout(Duration::from_secs(10), async {
+                while !line.is_cut() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            })
+            .await
+            .expect("it has gone");
+        }
     });
 }

@@ -186,7 +186,15 @@ impl Shared {
             receive_timeout: self.options.receive_timeout,
             ..Config::new(Arc::new([self.export()]))
         };
-        let session = Session::new(self, Connection::new(config), inbox.clone(), chosen);
+        let line = match stream.line() {
+            Ok(line) => line,
+            Err(error) => {
+                tracing::warn!(at = %self.at, %error, "a client of NBD cannot be served");
+                self.seats.borrow_mut().remove(&number);
+                return;
+            }
+        };
+        let session = Session::new(self, Connection::new(config), (inbox.clone(), line), chosen);
         let mut conn = Conn::new(
             stream,
             session,

@@ -1,12 +1,13 @@
 //! One connection: its machine, and its commands on their way to the volume and back.
 
 use std::cell::Cell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use ::nbd::server::{Action, Answer, Command, Connection};
 use ::nbd::{Errno, Extent, Tag};
 use block::{Account, Blocks, Bufs, Class, Credit, Error, Failure, Info, Lba, Request, Run};
 use frame::Machine;
+use rt::net::Line;
 use target::conn::{Inbox, Protocol};
 use tokio::sync::Mutex;
 use tokio::task::spawn_local;
@@ -36,13 +37,22 @@ pub(super) struct Session {
     inbox: Inbox<Event>,
     account: Account,
     chosen: Rc<Cell<bool>>,
-    /// Whether its client is there.
-    lives: Rc<Cell<bool>>,
+    /// Goes with this, so that nothing keeps a connection open that has ended.
+    line: Rc<Line>,
+    /// Whether its client was there at this wake-up, if anybody has looked.
+    there: Cell<Option<bool>>,
 }
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.lives.set(false);
+/// Whether a client is there: its connection has not ended, and its end does not wait behind what has not been read.
+fn is_there(line: &Weak<Line>) -> bool {
+    line.upgrade().is_some_and(|line| !line.is_cut())
+}
+
+/// Whether a command changes the export.
+fn changes(command: &Command) -> bool {
+    match command {
+        Command::Write { .. } | Command::Trim { .. } | Command::WriteZeroes { .. } => true,
+        Command::Read { .. } | Command::Flush | Command::BlockStatus { .. } => false,
     }
 }
 
@@ -61,7 +71,7 @@ impl Session {
     pub(super) fn new(
         shared: &Rc<Shared>,
         machine: Connection,
-        inbox: Inbox<Event>,
+        (inbox, line): (Inbox<Event>, Line),
         chosen: Rc<Cell<bool>>,
     ) -> Self {
         let account = shared.core.pool().account();
@@ -71,7 +81,8 @@ impl Session {
             inbox,
             account,
             chosen,
-            lives: Rc::new(Cell::new(true)),
+            line: Rc::new(line),
+            there: Cell::new(None),
         }
     }
 
@@ -94,7 +105,18 @@ impl Session {
         }
     }
 
+    /// Whether the client is there; asked once a wake-up, in which nobody else has a turn.
+    fn is_there(&self) -> bool {
+        let there = self.there.get().unwrap_or_else(|| !self.line.is_cut());
+        self.there.set(Some(there));
+        there
+    }
+
     fn start(&self, tag: Tag, command: Command) {
+        if changes(&command) && !self.is_there() {
+            // It may have come back, and have written something newer there.
+            return self.inbox.evict();
+        }
         let volume = &self.shared.volume;
         let (info, kind) = (volume.info(), Kind::of(&command));
         let (inbox, absence) = (self.inbox.clone(), self.shared.absence.clone());
@@ -107,9 +129,9 @@ impl Session {
             pieces => {
                 let (volume, account) = (Rc::clone(volume), self.account.clone());
                 let one_by_one = Rc::clone(&self.shared.one_by_one);
-                let lives = Rc::clone(&self.lives);
+                let line = Rc::downgrade(&self.line);
                 spawn_local(async move {
-                    let result = carry_out(&volume, pieces, &account, (&one_by_one, &lives)).await;
+                    let result = carry_out(&volume, pieces, &account, (&one_by_one, &line)).await;
                     answering.with(kind, result, info.block_size);
                 });
             }
@@ -125,9 +147,10 @@ impl Protocol for Session {
         &mut self.machine
     }
 
-    /// A client says nothing by which it could be missed: what it left in a connection that is read late is done, as
-    /// RFD 0025 (7) tells.
-    fn woken(&mut self, _: Instant) {}
+    /// A client says nothing by which it could be missed; but where it has closed its end, that can be seen (RFD 0025, 7).
+    fn woken(&mut self, _: Instant) {
+        self.there.set(None);
+    }
 
     fn act(&mut self) {
         while let Some(action) = self.machine.poll_action() {
@@ -264,7 +287,7 @@ async fn carry_out(
     volume: &Rc<Volume>,
     plan: Plan,
     account: &Account,
-    (one_by_one, lives): (&Mutex<()>, &Cell<bool>),
+    (one_by_one, line): (&Mutex<()>, &Weak<Line>),
 ) -> Result<Bufs, Failure> {
     match plan {
         Plan::One(request) => volume.execute(request, account).await,
@@ -287,7 +310,7 @@ async fn carry_out(
             let (mut done, mut rest) = (Bufs::new(), 0);
             for range in pieces(whole, most) {
                 // A client that has lost its connection may be back, and have written something newer behind this.
-                if !lives.get() {
+                if !is_there(line) {
                     return Err(Error::Aborted.into());
                 }
                 let end = rest + usize::try_from(range.count).unwrap_or(0) * block_size;
