@@ -6,7 +6,7 @@
 //!
 //! * [`Server`] listens at a socket and serves one monitor after the other;
 //! * `control` speaks with the monitor, on a thread of its own; what it is told is done on the core, by `session`;
-//! * `ring` takes requests off a ring, has the volume do them, and puts answers back;
+//! * `ring` takes requests off a ring, has the volume do them, and puts answers back; `disk` is what all of them serve;
 //! * [`request`] is what a guest may ask, read from memory that the guest may change at any time;
 //! * `inflight` is a record, which the monitor keeps for us, of what has been taken and not answered;
 //! * `memory` is the guest's memory, [`config`] what the guest is told of the disk.
@@ -18,6 +18,7 @@
 
 pub mod config;
 mod control;
+mod disk;
 mod inflight;
 pub mod memory;
 pub mod request;
@@ -25,6 +26,7 @@ mod ring;
 mod server;
 mod session;
 
+pub use disk::Outage;
 pub use server::{Options, Server};
 
 /// Most places of a ring. QEMU has no larger ones.

@@ -6,6 +6,8 @@ mod common;
 mod guests;
 #[path = "vhost_user/hostile.rs"]
 mod hostile;
+#[path = "vhost_user/node.rs"]
+mod node;
 #[path = "vhost_user/play.rs"]
 mod play;
 

@@ -45,4 +45,8 @@ pub struct Party {
 impl Party {
     /// No party of any volume, for changes that an administrator makes.
     pub const NOBODY: Self = Self { initiator: Initiator::Host([0; 16]), port: 0 };
+
+    /// The virtual machines beside a node, which have no commands to register by: as no host has this identifier, nor
+    /// a host such a port, they never have a part in a reservation.
+    pub const GUEST: Self = Self { initiator: Initiator::Host([0; 16]), port: u16::MAX };
 }

@@ -150,7 +150,19 @@ impl Core {
     /// else than a socket is there; what the system reports. Simulated cores have no Unix sockets.
     pub async fn listen_unix(&self, at: &Path) -> io::Result<Listener> {
         match &self.0.system {
-            System::Real(s) => s.listen_unix(at).await,
+            System::Real(s) => s.listen_unix_for(at, None).await,
+            #[cfg(feature = "sim")]
+            System::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// The same, for whom `mode` lets write to the file, whatever the umask is: nobody connects before it has its mode.
+    ///
+    /// # Errors
+    /// As [`Self::listen_unix`].
+    pub async fn listen_unix_for(&self, at: &Path, mode: u32) -> io::Result<Listener> {
+        match &self.0.system {
+            System::Real(s) => s.listen_unix_for(at, Some(mode)).await,
             #[cfg(feature = "sim")]
             System::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
         }

@@ -63,9 +63,13 @@ impl Listener {
         Ok(Self(ListenerKind::Tcp(socket.listen(how.backlog)?, pulse)))
     }
 
-    /// Listens at a Unix socket.
-    pub(crate) async fn unix(at: &Path, backlog: u32, pulse: Rc<Pulse>) -> io::Result<Self> {
-        Ok(Self(ListenerKind::Unix(LocalListener::bind(at, backlog).await?, pulse)))
+    /// Listens at a Unix socket, whose file gets a mode if there is one.
+    pub(crate) async fn unix(
+        at: &Path,
+        (backlog, mode): (u32, Option<u32>),
+        pulse: Rc<Pulse>,
+    ) -> io::Result<Self> {
+        Ok(Self(ListenerKind::Unix(LocalListener::bind(at, backlog, mode).await?, pulse)))
     }
 
     #[cfg(feature = "sim")]

@@ -5,6 +5,7 @@ mod common;
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
@@ -142,6 +143,21 @@ fn an_end_is_seen_ahead_of_what_waits() {
             })
             .await
             .expect("it has gone");
+        }
+    });
+}
+
+#[test]
+fn a_socket_has_the_mode_that_it_was_to_have() {
+    let dir = Dir::in_memory();
+    let at = dir.file("socket");
+    let path = at.clone();
+    on_core(async move |core| {
+        for mode in [0o660, 0o606] {
+            let listener = core.listen_unix_for(&path, mode).await.unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+            core.dial_unix(&path).await.unwrap();
+            drop(listener);
         }
     });
 }

@@ -221,7 +221,7 @@ async fn open_doors(
     let name = &order.name;
     let guests = match &order.doors.vhost_user {
         Some(at) => {
-            let server = vhost(core, order, volume).with_absence(absence);
+            let server = vhost(core, order, (volume, absence));
             Some((server, listen(core, at).await?))
         }
         None => None,
@@ -255,11 +255,16 @@ async fn open_doors(
     Ok(())
 }
 
-fn vhost(core: &Core, order: &Order, volume: &Rc<Volume>) -> vhost_user::Server {
+fn vhost(
+    core: &Core,
+    order: &Order,
+    (volume, absence): (&Rc<Volume>, &Absence),
+) -> vhost_user::Server {
     let Order { rings, read_only, serial, .. } = order;
     let options =
         vhost_user::Options { rings: *rings, read_only: *read_only, serial: serial.clone() };
-    vhost_user::Server::new(core, Rc::clone(volume), &options)
+    let outage = vhost_user::Outage::Left(absence.clone());
+    vhost_user::Server::new(core, Rc::clone(volume), outage, &options)
 }
 
 async fn listen(core: &Core, at: &Path) -> Result<Listener, Failure> {

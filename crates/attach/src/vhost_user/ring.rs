@@ -8,80 +8,21 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block::{Account, Blocks, Bufs, Class, Credit, Failure, Lba, Request};
+use block::{Blocks, Bufs, Class, Credit, Failure, Lba, Request};
 use rt::event::{Event, Signal};
 use rt::{Core, give_way};
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_local};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
-use volume::Volume;
 
+use super::disk::{Disk, Fate};
 use super::inflight::RingRecord;
 use super::memory::Guest;
-use super::request::{Command, ID_BYTES, Malformed, Shape, Status, Taken, take};
-use crate::Absence;
+use super::request::{Command, ID_BYTES, Malformed, Status, Taken, take};
 
 /// Most requests taken before those that are done are answered, and others of the core have their turn.
 const BATCH: usize = 64;
-
-/// Longest part of a request that is done as one, in bytes; longer ones are done part by part, for the memory is promised
-/// for one.
-const PART_BYTES: u64 = 1 << 20;
-
-/// What all rings of a disk serve.
-#[derive(Clone, Debug)]
-pub(super) struct Disk {
-    pub(super) volume: Rc<Volume>,
-    pub(super) account: Account,
-    pub(super) read_only: bool,
-    pub(super) serial: [u8; ID_BYTES],
-    pub(super) rings: u16,
-    /// When it is out of reach.
-    pub(super) absence: Absence,
-    /// Longest part of a request that is done as one, in blocks.
-    part_blocks: u64,
-}
-
-impl Disk {
-    pub(super) fn new(
-        volume: Rc<Volume>,
-        account: Account,
-        (rings, read_only): (u16, bool),
-        serial: [u8; ID_BYTES],
-    ) -> Self {
-        let info = volume.info();
-        let bytes = PART_BYTES.min(account.pool().usage().total / 8);
-        let part_blocks =
-            u64::from(info.max_transfer_blocks).min(bytes / u64::from(info.block_size));
-        let (absence, part_blocks) = (Absence::never(), part_blocks.max(1));
-        Self { volume, account, read_only, serial, rings, absence, part_blocks }
-    }
-
-    pub(super) fn with_absence(self, absence: &Absence) -> Self {
-        Self { absence: absence.clone(), ..self }
-    }
-
-    /// What becomes of a request that has failed.
-    fn undone(&self, failure: &Failure) -> Undone {
-        if self.absence.explains(failure) {
-            return Undone::Left;
-        }
-        // A guest is told nothing of a failure but that it is one (5.2.6).
-        tracing::debug!(%failure, "a request of the guest has failed");
-        Undone::Answered(Status::Failed)
-    }
-
-    fn shape(&self) -> Shape {
-        let info = self.volume.info();
-        Shape {
-            block_size: info.block_size,
-            blocks: info.blocks,
-            read_only: self.read_only || info.read_only,
-            discards: info.unmap_granularity_blocks > 0,
-        }
-    }
-}
 
 /// Where a ring's three parts are, for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +100,8 @@ struct Shared {
     index: u16,
     wires: RefCell<Wires>,
     done: RefCell<Vec<Done>>,
+    /// Requests in flight that the volume could not do for now.
+    aside: RefCell<Vec<Job>>,
     wake: Notify,
     mode: Cell<Mode>,
     broken: Cell<bool>,
@@ -260,6 +203,7 @@ impl Ring {
             index: start.index,
             wires: RefCell::new(wires),
             done: RefCell::default(),
+            aside: RefCell::default(),
             wake: Notify::new(),
             mode: Cell::new(if start.enabled { Mode::Open } else { Mode::Disabled }),
             broken: Cell::new(false),
@@ -352,6 +296,7 @@ impl Shared {
         again.into_iter().for_each(|job| self.begin(job));
         let mut kicks = true;
         loop {
+            self.leave_aside();
             let more = self.take_some();
             self.answer();
             self.notify();
@@ -371,6 +316,7 @@ impl Shared {
             tokio::select! {
                 biased;
                 () = self.wake.notified() => {}
+                () = self.disk.may_try(), if self.is_waiting() => self.begin_again(),
                 kicked = kicked => if let Err(e) = kicked {
                     kicks = false;
                     self.breaks(&mut self.wires.borrow_mut(), &Broken::Event(e));
@@ -379,9 +325,34 @@ impl Shared {
         }
     }
 
+    /// Whether nothing is to be written to the guest's memory any more, nor read from it.
+    fn is_deaf(&self) -> bool {
+        self.deaf.get() || self.disk.is_cut()
+    }
+
     fn is_open(&self) -> bool {
-        let waits = self.away.get() || self.disk.absence.is_certain();
-        self.mode.get() == Mode::Open && !self.broken.get() && !waits
+        let taken = self.mode.get() == Mode::Open && !self.disk.is_ending();
+        taken && !self.broken.get() && !self.away.get() && !self.is_waiting()
+    }
+
+    /// Whether requests wait for the volume to be there again.
+    fn is_waiting(&self) -> bool {
+        !self.aside.borrow().is_empty()
+    }
+
+    /// Begins what the volume could not do, in the order in which it said so.
+    fn begin_again(self: &Rc<Self>) {
+        self.leave_aside();
+        self.aside.take().into_iter().for_each(|job| self.begin(job));
+    }
+
+    /// Leaves what waits to whoever serves the guest next, once nobody waits here: it is not answered, and stays in the
+    /// record.
+    fn leave_aside(&self) {
+        if self.deaf.get() || self.disk.is_ending() {
+            let left = self.aside.take();
+            self.in_flight.update(|n| n - left.len());
+        }
     }
 
     /// Takes requests; whether there may be more of them.
@@ -510,57 +481,76 @@ impl Shared {
             Ok(Command::Read(_) | Command::Write(_)) => return self.begin_in_parts(job),
         };
         let shared = Rc::clone(self);
-        self.disk.volume.start(request, &self.disk.account, move |result| {
-            let outcome = result.map(Given::Data).map_err(|e| shared.disk.undone(&e));
-            shared.end(job, outcome);
-        });
+        self.disk.start(request, move |result| shared.ended(job, result.map(Given::Data)));
     }
 
     fn begin_in_parts(self: &Rc<Self>, job: Job) {
         let shared = Rc::clone(self);
         spawn_local(async move {
-            let outcome = shared.do_in_parts(&job).await;
-            shared.end(job, outcome.map(|()| Given::Nothing));
+            match shared.do_in_parts(&job).await {
+                Ok(done) => shared.ended(job, done.map(|()| Given::Nothing)),
+                Err(status) => shared.end(job, Err(status.into())),
+            }
         });
     }
 
-    /// Reads or writes one part after the other.
-    async fn do_in_parts(&self, job: &Job) -> Result<(), Undone> {
+    /// Reads or writes one part after the other: what the volume says, if it comes to that.
+    async fn do_in_parts(&self, job: &Job) -> Result<Result<(), Failure>, Status> {
         let (range, writes) = match job.taken.command {
             Ok(Command::Read(range)) => (range, false),
             Ok(Command::Write(range)) => (range, true),
-            _ => return Err(Status::Unsupported.into()),
+            _ => return Err(Status::Unsupported),
         };
         let Disk { volume, account, part_blocks: most, .. } = &*self.disk;
         let each = u64::from(volume.info().block_size);
         let mut done = 0;
         while done < range.count {
             // Its memory may be somebody else's by now: neither written to, nor to the disk.
-            if self.deaf.get() {
-                return Err(Status::Failed.into());
+            if self.is_deaf() {
+                return Err(Status::Failed);
             }
             let part = Blocks::new(Lba(range.at.0 + done), (*most).min(range.count - done));
             let (skip, bytes) = (done * each, (part.count * each) as usize);
-            if writes {
+            let result = if writes {
                 let credit = account.credit(bytes, Class::Read).await;
                 let credit = credit.map_err(|_| Status::Failed)?;
-                if self.deaf.get() {
-                    return Err(Status::Failed.into());
+                if self.is_deaf() {
+                    return Err(Status::Failed);
                 }
                 let data = fetch(job, (skip, bytes), &credit)?;
                 drop(credit);
                 let write = Request::Write { at: part.at, data, fua: self.write_through.get() };
-                volume.execute(write, account).await.map_err(|e| self.disk.undone(&e))?;
+                self.disk.execute(write).await
             } else {
-                let read = volume.execute(Request::Read { range: part }, account).await;
-                let data = read.map_err(|e| self.disk.undone(&e))?;
-                if !self.deaf.get() {
-                    bring(job, skip, &data)?;
-                }
+                self.disk.execute(Request::Read { range: part }).await
+            };
+            match result {
+                Ok(data) if !writes && !self.is_deaf() => bring(job, skip, &data)?,
+                Ok(_) => {}
+                Err(why) => return Ok(Err(why)),
             }
             done += part.count;
         }
-        Ok(())
+        Ok(Ok(()))
+    }
+
+    /// The volume has done a request, or cannot do it: for now, or at all.
+    fn ended(&self, job: Job, result: Result<Given, Failure>) {
+        let failure = match result {
+            Ok(given) => return self.end(job, Ok(given)),
+            Err(failure) => failure,
+        };
+        // A guest is told nothing of a failure but that it is one (5.2.6).
+        tracing::debug!(%failure, "a request of the guest has failed");
+        match self.disk.fate(&failure) {
+            Fate::Fails => self.end(job, Err(Status::Failed.into())),
+            Fate::Left => self.end(job, Err(Undone::Left)),
+            Fate::Waits => {
+                self.disk.wait_a_little();
+                self.aside.borrow_mut().push(job);
+                self.wake.notify_one();
+            }
+        }
     }
 
     /// A request has been done: it is answered when the ring's task has its turn, with all others.
@@ -576,7 +566,7 @@ impl Shared {
             return;
         }
         self.in_flight.update(|n| n - done.len());
-        if self.deaf.get() {
+        if self.is_deaf() {
             return;
         }
         let wires = &mut *self.wires.borrow_mut();
@@ -632,7 +622,7 @@ impl Shared {
     /// Notifies the guest of answers, if it wants that.
     fn notify(&self) {
         let wires = &mut *self.wires.borrow_mut();
-        if !std::mem::take(&mut wires.untold) || self.deaf.get() {
+        if !std::mem::take(&mut wires.untold) || self.is_deaf() {
             return;
         }
         // One notification too many does no harm.

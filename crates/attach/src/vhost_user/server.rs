@@ -1,5 +1,6 @@
 //! A disk at a socket: one monitor after the other.
 
+use std::cell::Cell;
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -10,14 +11,14 @@ use std::time::Duration;
 use rt::Core;
 use rt::net::{Listener, Stream};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use volume::Volume;
 
 use super::MAX_RINGS;
 use super::control::converse;
+use super::disk::{Disk, Outage};
 use super::request::ID_BYTES;
-use super::ring::Disk;
 use super::session::Session;
-use crate::Absence;
 
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -38,24 +39,26 @@ pub struct Options {
 pub struct Server {
     core: Core,
     disk: Rc<Disk>,
+    /// Since when a monitor is connected, if one is.
+    connected: Cell<Option<Instant>>,
 }
 
 impl Server {
-    /// A server of `volume`, with memory of `core`.
+    /// A server of `volume`, with memory of `core`. With [`Outage::Waited`], what waits when it ends is not answered, and
+    /// stays in the monitor's record for who comes next.
     #[must_use]
-    pub fn new(core: &Core, volume: Rc<Volume>, options: &Options) -> Self {
+    pub fn new(core: &Core, volume: Rc<Volume>, outage: Outage, options: &Options) -> Self {
         let mut serial = [0; ID_BYTES];
         serial.iter_mut().zip(options.serial.bytes()).for_each(|(to, from)| *to = from);
         let shape = (options.rings.clamp(1, MAX_RINGS), options.read_only);
-        let disk = Disk::new(volume, core.pool().account(), shape, serial);
-        Self { core: core.clone(), disk: Rc::new(disk) }
+        let disk = Disk::new((volume, outage), core.pool().account(), shape, serial);
+        Self { core: core.clone(), disk: Rc::new(disk), connected: Cell::default() }
     }
 
-    /// The server of a volume that may come to be out of reach.
+    /// For how long a monitor has been connected, if one is.
     #[must_use]
-    pub fn with_absence(mut self, absence: &Absence) -> Self {
-        self.disk = Rc::new(Disk::clone(&self.disk).with_absence(absence));
-        self
+    pub fn connected_for(&self) -> Option<Duration> {
+        self.connected.get().map(|since| since.elapsed())
     }
 
     /// Serves monitors that connect to `listener`, one after the other, until `stop` is over; then takes no more
@@ -65,15 +68,21 @@ impl Server {
     /// in the monitor's record of what is in flight.
     pub async fn serve(&self, listener: &Listener, stop: impl Future<Output = ()>) {
         let mut stop = pin!(stop);
+        self.disk.serve();
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = &mut stop => return,
-                () = self.disk.absence.certain() => return,
+                () = self.disk.lost() => return,
                 accepted = listener.accept() => accepted,
             };
             let told = match accepted {
-                Ok((stream, _)) => self.serve_one(stream, stop.as_mut()).await,
+                Ok((stream, _)) => {
+                    self.connected.set(Some(Instant::now()));
+                    let told = self.serve_one(stream, stop.as_mut()).await;
+                    self.connected.set(None);
+                    told
+                }
                 Err(error) => {
                     tracing::warn!(%error, "a monitor cannot connect");
                     tokio::time::sleep(PAUSE).await;
@@ -108,15 +117,30 @@ impl Server {
             tokio::select! {
                 biased;
                 () = &mut stop => {
+                    self.disk.end();
                     session.stop_all().await;
                     break (true, None);
                 }
-                () = self.disk.absence.certain() => {
+                () = self.disk.lost() => {
                     session.stop_all().await;
                     break (true, None);
                 }
                 why = &mut conversation => break (false, why),
-                Some(job) = asked.recv() => job.run(&mut session).await,
+                Some(job) = asked.recv() => {
+                    let mut run = pin!(job.run(&mut session));
+                    tokio::select! {
+                        biased;
+                        () = &mut run => {}
+                        () = &mut stop => {
+                            // The monitor waits for a ring to end, which may wait for the volume. It is not to believe
+                            // that nothing is in flight: it is hung up on first, and what is not done stays in its record.
+                            self.disk.cut();
+                            let _ = line.shutdown(Shutdown::Both);
+                            run.await;
+                            break (true, None);
+                        }
+                    }
+                }
             }
         };
         match why {

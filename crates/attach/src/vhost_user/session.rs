@@ -13,9 +13,10 @@ use vhost::vhost_user::{Error, Result};
 use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_CONFIG_WCE;
 
 use super::config::{Config, Features};
+use super::disk::Disk;
 use super::inflight::Inflight;
 use super::memory::{Memory, Place, Region};
-use super::ring::{Addresses, Disk, Ring, Start};
+use super::ring::{Addresses, Ring, Start};
 use super::{MAX_RING_SIZE, MAX_RINGS};
 
 /// Features of the protocol that the monitor has asked for, and all else that it has told.
@@ -285,7 +286,7 @@ impl Session {
         }
         let base = line.base;
         // What is not answered is in flight yet, for whoever serves the ring next.
-        if self.disk.absence.is_certain() { Err(Error::Disconnected) } else { Ok(base) }
+        if self.disk.is_lost() { Err(Error::Disconnected) } else { Ok(base) }
     }
 
     /// Ends all rings, with all that is in flight answered, but for what a volume that is out of reach leaves.

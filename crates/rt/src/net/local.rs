@@ -2,7 +2,7 @@
 
 use std::fs::{self, Metadata};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
@@ -17,7 +17,7 @@ pub(super) struct LocalListener {
 }
 
 impl LocalListener {
-    pub(super) async fn bind(at: &Path, backlog: u32) -> io::Result<Self> {
+    pub(super) async fn bind(at: &Path, backlog: u32, mode: Option<u32>) -> io::Result<Self> {
         let socket = match bound(at) {
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
                 clear(at).await?;
@@ -25,6 +25,10 @@ impl LocalListener {
             }
             other => other?,
         };
+        // Nobody connects before it is listened at.
+        if let Some(mode) = mode {
+            fs::set_permissions(at, fs::Permissions::from_mode(mode))?;
+        }
         let listener = socket.listen(backlog)?;
         let file = identity(&fs::symlink_metadata(at)?);
         Ok(Self { listener, path: at.to_owned(), file })

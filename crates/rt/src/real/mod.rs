@@ -94,8 +94,12 @@ impl RealCore {
         Stream::dial_tcp(to, Rc::clone(&self.pulse)).await
     }
 
-    pub(crate) async fn listen_unix(&self, at: &Path) -> io::Result<Listener> {
-        Listener::unix(at, ListenOptions::default().backlog, Rc::clone(&self.pulse)).await
+    pub(crate) async fn listen_unix_for(
+        &self,
+        at: &Path,
+        mode: Option<u32>,
+    ) -> io::Result<Listener> {
+        Listener::unix(at, (ListenOptions::default().backlog, mode), Rc::clone(&self.pulse)).await
     }
 
     pub(crate) async fn dial_unix(&self, to: &Path) -> io::Result<Stream> {
