@@ -45,5 +45,5 @@ pub use status::{
 };
 pub use volume::{
     Backing, BlockSize, CreateVolume, Grow, Initiators, IscsiExport, MapVolume, NewBacking,
-    NvmeExport, Protocols, TargetUnit, Volume, VolumeIo, VolumeList, VolumeState,
+    NvmeExport, Protocols, TargetUnit, VhostUserExport, Volume, VolumeIo, VolumeList, VolumeState,
 };

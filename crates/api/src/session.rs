@@ -17,6 +17,8 @@ pub enum Protocol {
     Iscsi,
     /// NVMe/TCP.
     Nvme,
+    /// vhost-user: a virtual machine beside the node.
+    VhostUser,
 }
 
 impl fmt::Display for Protocol {
@@ -24,20 +26,21 @@ impl fmt::Display for Protocol {
         f.pad(match self {
             Self::Iscsi => "iSCSI",
             Self::Nvme => "NVMe/TCP",
+            Self::VhostUser => "vhost-user",
         })
     }
 }
 
-/// One initiator's session: an iSCSI session, or an NVMe controller with its queues.
+/// One initiator's session: an iSCSI session, an NVMe controller with its queues, or a virtual machine at its socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
     /// Its protocol.
     pub protocol: Protocol,
     /// Name of the initiator.
     pub initiator: String,
-    /// Address of the initiator, `ip:port`.
+    /// Address of the initiator, `ip:port`; of a virtual machine the node's socket.
     pub peer: String,
-    /// Name of the target or subsystem it is logged in to.
+    /// Name of the target or subsystem it is logged in to; of a virtual machine its volume.
     pub target: String,
     /// The volumes it reaches; none for a discovery session, and for one whose volumes were taken away.
     pub volumes: Vec<VolumeName>,

@@ -71,11 +71,20 @@ pub struct Protocols {
     pub iscsi: bool,
     /// Over NVMe/TCP.
     pub nvme: bool,
+    /// To virtual machines beside its nodes, by vhost-user (default: not): whoever may open the socket.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub vhost_user: bool,
+}
+
+// As serde wants it. Older nodes do not know of what is not asked for.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_not(flag: &bool) -> bool {
+    !*flag
 }
 
 impl Default for Protocols {
     fn default() -> Self {
-        Self { iscsi: true, nvme: true }
+        Self { iscsi: true, nvme: true, vhost_user: false }
     }
 }
 
@@ -272,6 +281,14 @@ pub struct NvmeExport {
     pub portals: Vec<String>,
 }
 
+/// How virtual machines beside a node reach a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VhostUserExport {
+    /// The Unix socket on this node, where it keeps a copy and has a directory for sockets.
+    #[schema(value_type = Option<String>)]
+    pub socket: Option<PathBuf>,
+}
+
 /// What has been done with a volume since the node opened it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeIo {
@@ -312,6 +329,9 @@ pub struct Volume {
     pub iscsi: Option<IscsiExport>,
     /// How NVMe hosts reach it, where it is exported by NVMe/TCP.
     pub nvme: Option<NvmeExport>,
+    /// How virtual machines beside the node reach it, where it is exported by vhost-user.
+    #[serde(default)]
+    pub vhost_user: Option<VhostUserExport>,
     /// Sessions that are logged in to it.
     pub sessions: u32,
     /// When it was created, in seconds since the Unix epoch.
@@ -336,7 +356,7 @@ mod tests {
         let v: CreateVolume = serde_json::from_str(r#"{"name":"a","size_bytes":1048576}"#).unwrap();
         assert!(v.thin && v.allow.is_empty() && v.chap.is_none());
         assert_eq!(v.backing, NewBacking::File { path: None });
-        assert_eq!(v.protocols, Protocols { iscsi: true, nvme: true });
+        assert_eq!(v.protocols, Protocols { iscsi: true, nvme: true, vhost_user: false });
         assert_eq!(v.block_size, BlockSize::B512);
         assert_eq!((v.replicas, v.on.len()), (1, 0));
     }
@@ -344,12 +364,21 @@ mod tests {
     #[test]
     fn what_a_client_sends_comes_back_the_same() {
         let json = r#"{"name":"a","size_bytes":1048576,"block_size":4096,"thin":false,
-            "backing":{"kind":"device","path":"/dev/x"},"protocols":{"iscsi":true,"nvme":false},
+            "backing":{"kind":"device","path":"/dev/x"},"protocols":{"iscsi":true,"nvme":false,"vhost_user":true},
             "allow":["any"],"chap":{"user":"u","secret":"0123456789ab",
             "mutual":{"user":"m","secret":"ba9876543210"}},"force":true,"replicas":2,"on":["b"]}"#;
         let v: CreateVolume = serde_json::from_str(json).unwrap();
         let again = serde_json::from_str(&serde_json::to_string(&v).unwrap()).unwrap();
         assert_eq!(v, again);
+    }
+
+    #[test]
+    fn older_nodes_hear_of_vhost_user_where_it_is_asked_for() {
+        let text = |vhost_user| {
+            serde_json::to_string(&Protocols { vhost_user, ..Protocols::default() }).unwrap()
+        };
+        assert_eq!(text(false), r#"{"iscsi":true,"nvme":true}"#);
+        assert_eq!(text(true), r#"{"iscsi":true,"nvme":true,"vhost_user":true}"#);
     }
 
     #[test]

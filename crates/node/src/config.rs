@@ -38,6 +38,8 @@ pub struct Config {
     pub iscsi: Iscsi,
     /// Where and as what volumes are served over NVMe/TCP.
     pub nvme: Nvme,
+    /// Where volumes are served to virtual machines beside the node.
+    pub vhost_user: VhostUser,
     /// Where the API is served.
     pub api: Api,
     /// Where metrics are served beside the API.
@@ -108,6 +110,13 @@ pub struct Nvme {
     pub discovery: Vec<SocketAddr>,
     /// What subsystem names begin with (NVMe Base 2.0 4.5).
     pub authority: String,
+}
+
+/// Virtual machines beside the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostUser {
+    /// Directory of their sockets; `None` to serve none.
+    pub directory: Option<PathBuf>,
 }
 
 /// The REST API.

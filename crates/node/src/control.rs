@@ -94,6 +94,8 @@ pub struct Settings {
     pub low_space_percent: u64,
     /// Where initiators are served.
     pub portals: Portals,
+    /// Directory of the sockets of virtual machines.
+    pub vhost_user: Option<PathBuf>,
     /// How it takes part in a cluster.
     pub cluster: config::Cluster,
 }
@@ -112,6 +114,7 @@ impl Settings {
             max_volumes: config.limits.volumes,
             low_space_percent: config.disks.low_space_percent,
             portals,
+            vhost_user: config.vhost_user.directory.clone(),
             cluster: config.cluster.clone(),
         }
     }
@@ -502,7 +505,9 @@ impl Control {
             let nodes = membership.nodes.borrow();
             publish::share(&mut catalog, membership.node, &nodes, mirrors);
         }
-        self.0.engine.publish(catalog).await;
+        let exported = all.iter().map(|l| &l.stored.record).filter(|r| r.protocols.vhost_user);
+        let exported = exported.map(|r| (r.id, r.name.clone())).collect();
+        self.0.engine.publish(catalog, exported).await;
         self.0.state.published(&all);
     }
 

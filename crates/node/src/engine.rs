@@ -7,6 +7,7 @@
 mod access;
 mod backing;
 mod distrust;
+mod guests;
 mod keeper;
 mod mirrored;
 mod report;
@@ -34,6 +35,8 @@ use crate::config::{Config, DiskEngine};
 use crate::record::VolumeRecord;
 pub use backing::{BackingError, Image};
 use distrust::Distrust;
+use guests::Guests;
+pub use guests::{Exported, GuestReport, socket};
 use keeper::Keeper;
 pub use peer::PeerAddresses;
 pub use report::{
@@ -121,15 +124,17 @@ impl Engine {
         let limits = limits(config);
         let buffered = config.disks.buffered;
         let distrust = Distrust::of(&config.data_dir);
+        let directory = &config.vhost_user.directory;
         let mut keepers = Vec::new();
         let mut disk_backend = "threads";
         let doors = server::doors(cores.handles().len());
         for (handle, door) in cores.handles().iter().zip(doors) {
             let (sender, work) = mpsc::channel(WORK);
-            let distrust = distrust.clone();
+            let (distrust, directory) = (distrust.clone(), directory.clone());
             let begun = handle.run(move |core| async move {
                 let engine = core.disk_engine();
-                let keeper = Keeper::new(core, limits, door, buffered, distrust);
+                let guests = Guests::new(core.clone(), directory);
+                let keeper = Keeper::new(core, (limits, door), (buffered, distrust), guests);
                 tokio::task::spawn_local(serve(keeper, work));
                 engine
             });
@@ -371,12 +376,15 @@ impl Engine {
         self.on(self.home(id)?, move |k| async move { k.clear_reservations(id).await }).await?
     }
 
-    /// Has every core serve by `catalog`.
-    pub async fn publish(&self, catalog: Catalog) {
-        let catalog = Arc::new(catalog);
+    /// Has every core serve by `catalog`, and these volumes to virtual machines.
+    pub async fn publish(&self, catalog: Catalog, exported: Exported) {
+        let (catalog, exported) = (Arc::new(catalog), Arc::new(exported));
         self.everywhere(move |k| {
-            let catalog = Arc::clone(&catalog);
-            async move { k.server().set_catalog(catalog) }
+            let (catalog, exported) = (Arc::clone(&catalog), Arc::clone(&exported));
+            async move {
+                k.server().set_catalog(catalog);
+                k.serve_guests(&exported);
+            }
         })
         .await;
     }
@@ -392,10 +400,13 @@ impl Engine {
         self.everywhere(move |k| async move { k.report(scope).await }).await
     }
 
-    /// Leaves mirrored volumes to the other nodes, takes leave of all clients, finishes what is in
+    /// Dismisses virtual machines, leaves mirrored volumes to the other nodes, takes leave of all clients, finishes what is in
     /// flight, closes all volumes and stops the cores. Gives up at `deadline`, and says whether every
     /// volume was made durable and closed.
     pub async fn stop(&self, deadline: Instant) -> bool {
+        // As long as their volumes are served here.
+        let dismissed = self.everywhere(|k| async move { k.dismiss_guests().await });
+        let _ = tokio::time::timeout_at(leave_by(Instant::now(), deadline), dismissed).await;
         // Those that cannot be left in time are found out by the silence of this node.
         let left = self.everywhere(|k| async move { k.leave_all().await });
         let _ = tokio::time::timeout_at(leave_by(Instant::now(), deadline), left).await;

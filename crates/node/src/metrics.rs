@@ -293,8 +293,8 @@ mod tests {
             mirror: Some(mirror()),
         };
         let pool = rt::buf::Pool::new(4096).unwrap().usage();
-        let core =
-            CoreReport { core: 0, sessions: vec![], refused: 4, pool, volumes: vec![report] };
+        let (sessions, guests, volumes) = (vec![], vec![], vec![report]);
+        let core = CoreReport { core: 0, sessions, guests, refused: 4, pool, volumes };
         let image = crate::engine::Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
         let observed = Observed::Open { core: 0, image, published: None };
         let node = NodeInfo {

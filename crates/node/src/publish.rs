@@ -420,7 +420,7 @@ mod tests {
         };
         let open = VolumeRecord {
             allow: ["any".parse().unwrap()].into(),
-            protocols: api::Protocols { iscsi: false, nvme: true },
+            protocols: api::Protocols { iscsi: false, ..api::Protocols::default() },
             ..record("b")
         };
         let closed = record("c");

@@ -424,6 +424,17 @@ pub(crate) mod tests {
         assert!(plain["protocols"].get("guests").is_none(), "a record without is as ever");
     }
 
+    #[test]
+    fn a_record_says_that_virtual_machines_use_it_where_they_do() {
+        let mut used = record("v");
+        let plain = serde_json::to_value(&used).unwrap();
+        assert!(plain["protocols"].get("vhost_user").is_none(), "a record without is as ever");
+        used.protocols.vhost_user = true;
+        let text = serde_json::to_value(&used).unwrap();
+        assert_eq!(text["protocols"]["vhost_user"], true);
+        assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), used);
+    }
+
     /// RFD 0020, 2: who does not know of secrets of hosts serves the volume nowhere rather than without the proof.
     #[test]
     fn older_versions_refuse_a_record_with_secrets_of_hosts() {

@@ -52,7 +52,7 @@ async fn a_volume_lives_its_life() {
     let denied = client.call_on::<DenyInitiators>(&name("web"), &[], &deny).await.unwrap();
     assert_eq!(denied.access.initiators.len(), 1);
 
-    let nvme_only = Protocols { iscsi: false, nvme: true };
+    let nvme_only = Protocols { iscsi: false, ..Protocols::default() };
     let changed = client.call_on::<SetProtocols>(&name("web"), &[], &nvme_only).await.unwrap();
     assert!(changed.iscsi.is_none() && changed.nvme.is_some());
 
@@ -171,7 +171,7 @@ async fn a_host_is_asked_for_a_secret() {
     allow(&client, "a", &["any"]).await.unwrap();
     let refused = refusal(ask_host(&client, "a", &one).await);
     assert!(refused.message.contains("in without a proof"), "{refused}");
-    let iscsi_only = Protocols { iscsi: true, nvme: false };
+    let iscsi_only = Protocols { nvme: false, ..Protocols::default() };
     client.call_on::<SetProtocols>(&name("a"), &[], &iscsi_only).await.unwrap();
     ask_host(&client, "a", &one).await.unwrap();
     let nvme = client.call_on::<SetProtocols>(&name("a"), &[], &Protocols::default()).await;
@@ -261,7 +261,7 @@ async fn a_host_has_a_key_of_tls() {
     let refused = refusal(ask_tls(&client, "a", &key(a, KEYS[1], "")).await);
     assert!(refused.message.contains("come by TLS"), "{refused}");
     assert_eq!(show(&client, "a").await.unwrap().access.tls_hosts, [host(a, false)]);
-    let iscsi_only = Protocols { iscsi: true, nvme: false };
+    let iscsi_only = Protocols { nvme: false, ..Protocols::default() };
     client.call_on::<SetProtocols>(&name("a"), &[], &iscsi_only).await.unwrap();
     ask_tls(&client, "a", &must).await.unwrap();
     let nvme = client.call_on::<SetProtocols>(&name("a"), &[], &Protocols::default()).await;

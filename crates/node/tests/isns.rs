@@ -108,11 +108,11 @@ async fn what_is_served_is_registered_and_taken_back() {
     assert_eq!(said.await.unwrap().flags & REPLACE, REPLACE, "what has changed replaces");
 
     for volume in ["a", "b"] {
-        let nvme = Protocols { iscsi: false, nvme: true };
+        let nvme = Protocols { iscsi: false, ..Protocols::default() };
         client.call_on::<SetProtocols>(&name(volume), &[], &nvme).await.unwrap();
     }
     while next(&mut heard).await.function != DEREGISTER {}
-    let both = Protocols { iscsi: true, nvme: true };
+    let both = Protocols::default();
     client.call_on::<SetProtocols>(&name("a"), &[], &both).await.unwrap();
     assert_eq!(next(&mut heard).await.function, REGISTER);
     assert!(node.stop().await.clean);

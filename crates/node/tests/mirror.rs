@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
 
 mod common;
+#[path = "../../attach/tests/common/guest.rs"]
+#[allow(dead_code, reason = "the guest can do more than is asked of it here")]
+mod guest;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -20,11 +23,12 @@ use cluster::meta::model::{Fate, Model};
 use cluster::mirrors::{self, Mirrors};
 use cluster::nodes::{NodePortals, NodeRecord, NodeView, Nodes};
 use cluster::vault::Ring;
+use guest::{DATA as DATA_OF_GUEST, Guest, WRITE};
 use layers::mirror::Settings;
 use layers::mirror::member::Why;
 use layers::mirror::record::{Member, Record, Records, Replica};
 use node::config::Config;
-use node::engine::{Engine, MirrorReport, PeerAddresses, Portals, Scope, Seat};
+use node::engine::{Engine, Exported, MirrorReport, PeerAddresses, Portals, Scope, Seat};
 use node::publish;
 use node::record::{Place, PlaceStage, Stage, VolumeRecord};
 use peer::{Incarnation, NodeId, Secret};
@@ -176,6 +180,12 @@ impl Node {
         self.until(&format!("{count} in sync"), in_sync).await;
     }
 
+    /// Where guests reach the volume.
+    fn socket(&self) -> PathBuf {
+        let directory = self.config.vhost_user.directory.as_ref().unwrap();
+        node::engine::socket(directory, &"web".parse().unwrap())
+    }
+
     async fn log_in(&self, isid: u32) -> Session {
         let at = self.portals.iscsi[0];
         let login = move || Session::login(at, INITIATOR, TARGET, 0, isid).unwrap();
@@ -255,7 +265,7 @@ impl Cluster {
                 publish::catalog(open, &Ring::default(), iscsi, nvme, self.generation);
             let open = [(&self.record, Some(&mirror))].into_iter();
             publish::share(&mut catalog, node.id, &nodes, open);
-            node.engine.publish(catalog).await;
+            node.engine.publish(catalog, Exported::from([(VOLUME, "web".parse().unwrap())])).await;
         }
     }
 
@@ -424,6 +434,87 @@ async fn who_leaves_in_order_holds_up_nobody_and_stays_out() {
         })
         .await;
     cluster.stop().await;
+}
+
+/// A guest at a node's own socket has that node alone: it waits as long as the node does not serve, and over its death.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guest_waits_for_its_node() {
+    let mut cluster = Cluster::start(2).await;
+    let [one, two] = [1, 2].map(NodeId);
+    let socket = cluster.node(two).socket();
+    let guest = tokio::task::spawn_blocking(move || {
+        listened_at(&socket);
+        let mut guest = Guest::boot(&socket, 1);
+        let head = put(&mut guest, 1);
+        assert_eq!(guest.rings[0].wait(&guest.memory), [(head, 1)]);
+        guest
+    });
+    let mut guest = guest.await.unwrap();
+
+    // Node 2 leaves, and stays out for longer than anything is held.
+    assert!(cluster.node(two).engine.leave(VOLUME).await.unwrap());
+    cluster.node(two).until("told", |m| m.access == Access::Unavailable).await;
+    let head = put(&mut guest, 2);
+    let a = write(cluster.node(one).log_in(1).await, 64, 9).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(guest.rings[0].take(&guest.memory), [], "it waits");
+    assert_eq!(guest.get(STATUS, 1), [UNTOUCHED]);
+    cluster.node(two).engine.rejoin(VOLUME).await.unwrap();
+    cluster.node(two).until_in_sync(2).await;
+    let answered = tokio::task::spawn_blocking(move || {
+        assert_eq!(guest.rings[0].wait(&guest.memory), [(head, 1)]);
+        assert_eq!(guest.get(STATUS, 1), [0]);
+        guest
+    });
+    let mut guest = answered.await.unwrap();
+
+    // It is stopped while a request waits: that is not answered, and done by who comes next.
+    assert!(cluster.node(two).engine.leave(VOLUME).await.unwrap());
+    cluster.node(two).until("told", |m| m.access == Access::Unavailable).await;
+    let head = put(&mut guest, 3);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    assert!(cluster.node(two).engine.stop(deadline).await, "it stops in order");
+    assert_eq!((guest.get(STATUS, 1), guest.rings[0].used(&guest.memory)), (vec![UNTOUCHED], 2));
+    cluster.kill(two);
+    cluster.restart(two).await;
+    cluster.publish().await;
+    let socket = cluster.node(two).socket();
+    let answered = tokio::task::spawn_blocking(move || {
+        listened_at(&socket);
+        guest.reconnect(&socket);
+        assert_eq!(guest.rings[0].wait(&guest.memory), [(head, 1)]);
+        assert_eq!(guest.get(STATUS, 1), [0]);
+        guest
+    });
+    drop(answered.await.unwrap());
+    let (a, found) = read(a, 0).await;
+    assert!(found[..4096].iter().all(|byte| *byte == 3), "the other node has it too");
+    drop(a);
+    cluster.stop().await;
+}
+
+/// Where a guest's request has its status.
+const STATUS: u64 = DATA_OF_GUEST + 16;
+const UNTOUCHED: u8 = 0xee;
+
+/// Has a guest write 4 KiB at the start of the volume; gives the request's head.
+fn put(guest: &mut Guest, byte: u8) -> u16 {
+    guest.header(DATA_OF_GUEST, 1, 0);
+    guest.put(DATA_OF_GUEST + 0x1000, &[byte; 4096]);
+    guest.put(STATUS, &[UNTOUCHED]);
+    let parts = [(DATA_OF_GUEST, 16, 0), (DATA_OF_GUEST + 0x1000, 4096, 0), (STATUS, 1, WRITE)];
+    guest.rings[0].send(&guest.memory, &parts).unwrap()
+}
+
+/// Waits until somebody listens at `socket`.
+#[expect(clippy::disallowed_methods, reason = "no core is here to be blocked")]
+fn listened_at(socket: &Path) {
+    let began = std::time::Instant::now();
+    while std::os::unix::net::UnixStream::connect(socket).is_err() {
+        assert!(began.elapsed() < PATIENCE, "nobody listens at {}", socket.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn is_outside(why: &Why) -> bool {

@@ -63,7 +63,7 @@ async fn sessions_hear_that_a_volume_is_gone() {
     let mut host = Host::log_in(at, "a", 0).await.unwrap();
     assert_eq!(host.ready().await, None);
 
-    let (nvme, both) = (Protocols { iscsi: false, nvme: true }, Protocols::default());
+    let (nvme, both) = (Protocols { iscsi: false, ..Protocols::default() }, Protocols::default());
     client.call_on::<SetProtocols>(&name("a"), &[], &nvme).await.unwrap();
     assert_eq!(host.ready().await, Some(NOT_SUPPORTED));
     assert!(Host::log_in(at, "a", 0).await.is_err(), "nobody new comes in");

@@ -246,9 +246,9 @@ pub(crate) enum VolumeCommand {
     Export {
         /// Name of the volume.
         name: VolumeName,
-        /// The protocols.
-        #[arg(long)]
-        via: Via,
+        /// The protocols, all that there shall be: `both,vhost-user`.
+        #[arg(long, value_delimiter = ',', required = true)]
+        via: Vec<Via>,
     },
     /// Choose the target that a volume stands behind, and its number there: LUN of the iSCSI target, and one less than the
     /// namespace identifier in the NVMe subsystem.
@@ -416,9 +416,9 @@ pub(crate) struct CreateArgs {
     /// Name of a node that shall keep a copy; the cluster chooses the rest. May be repeated.
     #[arg(long, value_name = "NODE")]
     pub(crate) on: Vec<String>,
-    /// Protocols that export it.
-    #[arg(long, default_value = "both")]
-    pub(crate) via: Via,
+    /// Protocols that export it, such as `both,vhost-user`.
+    #[arg(long, value_delimiter = ',', default_value = "both")]
+    pub(crate) via: Vec<Via>,
     /// Initiator that may reach it (IQN or NQN), or `any`. May be repeated.
     #[arg(long, value_name = "INITIATOR")]
     pub(crate) allow: Vec<Initiator>,
@@ -431,7 +431,7 @@ pub(crate) struct CreateArgs {
 }
 
 /// Protocols, as the command line knows them.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Via {
     /// iSCSI only.
     Iscsi,
@@ -439,16 +439,19 @@ pub(crate) enum Via {
     Nvme,
     /// iSCSI and NVMe/TCP.
     Both,
+    /// Virtual machines beside its nodes, each at the node's own socket.
+    VhostUser,
     /// Nobody can reach the volume.
     None,
 }
 
-impl From<Via> for api::Protocols {
-    fn from(via: Via) -> Self {
-        Self {
-            iscsi: matches!(via, Via::Iscsi | Via::Both),
-            nvme: matches!(via, Via::Nvme | Via::Both),
-        }
+/// The protocols that are meant by these.
+pub(crate) fn protocols(via: &[Via]) -> api::Protocols {
+    let names = |one: Via| via.contains(&one);
+    api::Protocols {
+        iscsi: names(Via::Iscsi) || names(Via::Both),
+        nvme: names(Via::Nvme) || names(Via::Both),
+        vhost_user: names(Via::VhostUser),
     }
 }
 
@@ -488,6 +491,25 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn protocols_are_named_together() {
+        let of = |via: &str| {
+            let words = ["windrose", "volume", "export", "web", "--via", via];
+            let Ok(Cli { command: Command::Volume { command }, .. }) = Cli::try_parse_from(words)
+            else {
+                panic!("it is good")
+            };
+            let VolumeCommand::Export { via, .. } = command else { panic!() };
+            let api::Protocols { iscsi, nvme, vhost_user } = protocols(&via);
+            [iscsi, nvme, vhost_user]
+        };
+        assert_eq!(of("both"), [true, true, false]);
+        assert_eq!(of("both,vhost-user"), [true; 3]);
+        assert_eq!(of("vhost-user,nvme"), [false, true, true]);
+        assert_eq!(of("none"), [false; 3]);
+        assert!(Cli::try_parse_from(["windrose", "volume", "export", "web"]).is_err());
     }
 
     #[test]

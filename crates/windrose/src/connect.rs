@@ -40,6 +40,13 @@ pub(crate) fn how(volume: &Volume, api: &Address) -> String {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         text.push_str(&nvme_lines(&volume.access, &nvme.subsystem, host, port));
     }
+    if let Some(socket) = volume.vhost_user.as_ref().and_then(|e| e.socket.as_ref()) {
+        let (name, socket) = (&volume.name, socket.display());
+        text.push_str(&format!(
+            "\nQEMU on this node (its memory shared), vhost-user:\n  \
+             -chardev socket,id={name},path={socket},reconnect=1 -device vhost-user-blk-pci,chardev={name}\n"
+        ));
+    }
     if text.contains(NODE) {
         text.push_str(&format!("\n{NODE} stands for a name or address of this node.\n"));
     }
@@ -156,15 +163,20 @@ fn obstacle(volume: &Volume) -> Option<String> {
     let name = &volume.name;
     let allowed = &volume.access.initiators;
     if volume.iscsi.is_none() && volume.nvme.is_none() {
+        if volume.vhost_user.is_some() {
+            return None;
+        }
         return Some(format!(
             "\nIt is not exported. To export it:\n  windrose volume export {name} --via both\n"
         ));
     }
     let iscsi = volume.iscsi.is_some() && allowed.iter().any(Initiator::covers_iscsi);
     let nvme = volume.nvme.is_some() && allowed.iter().any(Initiator::covers_nvme);
+    // Virtual machines do by its socket.
+    let who = if volume.vhost_user.is_some() { "No initiator" } else { "Nobody" };
     (!iscsi && !nvme).then(|| {
         format!(
-            "\nNobody may reach it yet. To allow an initiator by its name\n\
+            "\n{who} may reach it yet. To allow an initiator by its name\n\
              (/etc/iscsi/initiatorname.iscsi, /etc/nvme/hostnqn):\n  \
              windrose volume allow {name} INITIATOR\n"
         )

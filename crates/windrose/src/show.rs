@@ -132,7 +132,8 @@ fn exports(volume: &Volume) -> String {
         owner => format!("{} (LUN {} of {owner})", Protocol::Iscsi, iscsi.lun),
     });
     let nvme = volume.nvme.as_ref().map(|_| Protocol::Nvme.to_string());
-    let all: Vec<_> = iscsi.into_iter().chain(nvme).collect();
+    let vhost_user = volume.vhost_user.as_ref().map(|_| Protocol::VhostUser.to_string());
+    let all: Vec<_> = iscsi.into_iter().chain(nvme).chain(vhost_user).collect();
     if all.is_empty() { "nothing".to_owned() } else { all.join(", ") }
 }
 
@@ -239,6 +240,11 @@ pub(crate) fn volume(v: &Volume, api: &Address) -> String {
     }
     if let Some(nvme) = &v.nvme {
         facts.push(("NVMe/TCP", format!("{} namespace {}", nvme.subsystem, nvme.namespace)));
+    }
+    if let Some(vhost_user) = &v.vhost_user {
+        let nowhere = || "not at this node".to_owned();
+        let socket = vhost_user.socket.as_ref();
+        facts.push(("vhost-user", socket.map_or_else(nowhere, |at| at.display().to_string())));
     }
     format!("{}{}", list(&facts), connect::how(v, api))
 }

@@ -17,7 +17,7 @@ use api::{
     VolumeName,
 };
 
-use crate::cli::{CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand};
+use crate::cli::{CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand, protocols};
 use crate::exit::{FAILED, Failure, USAGE};
 use crate::remote::Remote;
 use crate::{files, show};
@@ -54,7 +54,7 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
         }
         VolumeCommand::Delete { name, yes, force } => delete(&remote, &name, yes, force).await?,
         VolumeCommand::Export { name, via } => {
-            let volume = client.call_on::<SetProtocols>(&name, &[], &via.into()).await?;
+            let volume = client.call_on::<SetProtocols>(&name, &[], &protocols(&via)).await?;
             print(&remote, &volume)?;
         }
         VolumeCommand::Target { name, join, own, lun, force } => {
@@ -220,7 +220,7 @@ fn request(args: CreateArgs) -> Result<CreateVolume, Failure> {
         backing,
         replicas: args.replicas,
         on: args.on,
-        protocols: args.via.into(),
+        protocols: protocols(&args.via),
         allow: args.allow,
         chap,
         force,

@@ -84,7 +84,7 @@ const WRONG: &[(&[&str], &str)] = &[
         &["volume", "tls", "web", "--host", "nqn.2014-08.org.nvmexpress:h", "--key", "/nowhere"],
         "/nowhere: No such file",
     ),
-    (&["volume", "export", "web", "--via", "fc"], "iscsi, nvme, both, none"),
+    (&["volume", "export", "web", "--via", "fc"], "iscsi, nvme, both, vhost-user, none"),
     (&["--api", "http://x", "status"], "unix:/path/to/socket or https://host:port"),
     (&["frobnicate"], "unrecognized subcommand"),
 ];

@@ -11,11 +11,11 @@ use super::error::Flaw;
 use super::value::{
     address, addresses, authority, choice, count, cpus, domain, endpoints, flag, host_and_port,
     is_host_name, millis, node_name, own_address, own_addresses, path, pool, program, seconds,
-    whole,
+    socket_directory, whole,
 };
 use super::{
     Api, ApiTcp, Cluster, ClusterStore, ClusterTls, Config, Cores, DiskEngine, Disks, Iscsi,
-    Limits, Log, LogFormat, LogLevel, Nvme,
+    Limits, Log, LogFormat, LogLevel, Nvme, VhostUser,
 };
 
 /// One setting.
@@ -60,6 +60,7 @@ pub(super) struct Draft {
     nvme_portals: Vec<SocketAddr>,
     nvme_discovery: Vec<SocketAddr>,
     nvme_authority: String,
+    vhost_user: Option<PathBuf>,
     socket: PathBuf,
     tcp: Option<SocketAddr>,
     tls_cert: Option<PathBuf>,
@@ -191,6 +192,14 @@ settings! {
         |d, v| d.nvme_authority = authority(v, "nqn.")?,
         "What names of new NVMe subsystems begin with; the volume's name follows. Volumes keep the \
          name they were created with.";
+
+    "vhost_user.directory" = Value("\"/run/windrose/vhost\""),
+        "an absolute path of at most 80 bytes; \"\" to serve no virtual machines",
+        |d, v| d.vhost_user = socket_directory(v)?,
+        "Directory of the Unix sockets at which virtual machines on this machine are served (vhost-user), \
+         `VOLUME.sock` for each volume that is exported so and has a copy on the node. A socket's \
+         path has at most 98 bytes. The directory is made when it is first needed, for the node's own user and \
+         group.";
 
     "api.socket" = Value("\"/run/windrose/api.sock\""), FILE,
         |d, v| d.socket = path(v)?,
@@ -462,6 +471,7 @@ impl Draft {
                 discovery: self.nvme_discovery,
                 authority: self.nvme_authority,
             },
+            vhost_user: VhostUser { directory: self.vhost_user },
             api: Api { socket: self.socket, tcp },
             metrics: self.metrics,
             cluster,

@@ -41,6 +41,8 @@ fn every_setting_is_taken_over() {
         portals = []
         discovery = []
         authority = "nqn.2001-04.com.example"
+        [vhost_user]
+        directory = "/v"
         [api]
         socket = "/s"
         tcp = "127.0.0.1:7443"
@@ -67,6 +69,9 @@ fn every_setting_is_taken_over() {
         "#,
     )
     .unwrap();
+    assert_eq!(config.vhost_user.directory.as_deref(), Some(Path::new("/v")));
+    let none = parse("[vhost_user]\ndirectory = \"\"").unwrap();
+    assert_eq!(none.vhost_user.directory, None);
     let fresh = Config::default();
     assert_eq!(config.name, "n1");
     assert_eq!(config.cores.cpus, [1, 0]);
@@ -130,6 +135,16 @@ const BAD: &[(&str, usize, &[&str])] = &[
     ("data_dir = \"x\"", 1, &["data_dir: \"x\"", "an absolute path"]),
     ("data_dir = \"/a\\u0000b\"", 1, &["data_dir"]),
     ("shutdown_timeout_s = 0", 1, &["shutdown_timeout_s: 0", "1 to 600"]),
+    (
+        "[vhost_user]\ndirectory = \"run\"",
+        2,
+        &["vhost_user.directory: \"run\"", "an absolute path"],
+    ),
+    (
+        "[vhost_user]\ndirectory = \"/a2345678901234567890123456789012345678901234567890123456789012345678901234567890\"",
+        2,
+        &["vhost_user.directory", "at most 80 bytes"],
+    ),
     ("[cores]\ncount = 0", 2, &["cores.count: 0 is not allowed", "1 to 256"]),
     ("[cores]\ncount = -1", 2, &["cores.count: -1"]),
     ("[cores]\ncount = 1.5", 2, &["cores.count: 1.5"]),

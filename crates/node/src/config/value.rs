@@ -94,6 +94,19 @@ pub(super) fn path(value: &DeValue<'_>) -> Read<PathBuf> {
     if path.is_absolute() && clean { Ok(path) } else { refused(value) }
 }
 
+/// Longest path of a directory of sockets. The path of a socket has 107 bytes at most, of which a volume's name takes up to
+/// 63: which of them fit is found out when they are listened at.
+const MAX_SOCKET_DIRECTORY: usize = 80;
+
+/// A directory of sockets, or none.
+pub(super) fn socket_directory(value: &DeValue<'_>) -> Read<Option<PathBuf>> {
+    if text(value)?.is_empty() {
+        return Ok(None);
+    }
+    let path = path(value)?;
+    if path.as_os_str().len() <= MAX_SOCKET_DIRECTORY { Ok(Some(path)) } else { refused(value) }
+}
+
 pub(super) fn address(value: &DeValue<'_>) -> Read<SocketAddr> {
     text(value)?.parse().or_else(|_| refused(value))
 }

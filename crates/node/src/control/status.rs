@@ -378,6 +378,7 @@ mod tests {
         facts.cores.push(CoreReport {
             core: 0,
             sessions: Vec::new(),
+            guests: Vec::new(),
             refused: 0,
             pool: rt::buf::Pool::new(4096).unwrap().usage(),
             volumes: vec![VolumeReport {

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use api::{
     Access, ApiError, Code, CopyState, DhchapHost, Initiator, InitiatorUser, IscsiExport,
-    NvmeExport, Protocol, Session, SessionList, TargetUnit, TlsHost, Volume, VolumeCopy, VolumeIo,
-    VolumeList, VolumeName, VolumeState,
+    NvmeExport, Protocol, Session, SessionList, TargetUnit, TlsHost, VhostUserExport, Volume,
+    VolumeCopy, VolumeIo, VolumeList, VolumeName, VolumeState,
 };
 use cluster::nodes::NodePortals;
 use target::server::Service;
@@ -14,7 +15,7 @@ use uuid::Uuid;
 use volume::Kind;
 
 use super::{Control, Together, space};
-use crate::engine::{CoreReport, Scope, VolumeReport};
+use crate::engine::{self, CoreReport, GuestReport, Scope, VolumeReport};
 use crate::reconcile::Observed;
 use crate::record::{
     Place, PlaceStage, Stage, Stored, StoredChap, StoredDhchap, StoredTls, VolumeRecord,
@@ -95,10 +96,21 @@ impl Control {
                 namespace: record.namespace(),
                 portals: text(&own.nvme, self.portals(record, |p| &p.nvme)),
             }),
+            vhost_user: record
+                .protocols
+                .vhost_user
+                .then(|| VhostUserExport { socket: self.socket(record) }),
             sessions: usage.sessions.get(&record.name).copied().unwrap_or(0),
             created_s: record.created_s,
             io: report.map(volume_io),
         }
+    }
+
+    /// Where virtual machines on this machine reach a volume that has a copy here.
+    fn socket(&self, record: &VolumeRecord) -> Option<PathBuf> {
+        record.place(self.me())?;
+        let directory = self.0.settings.vhost_user.as_ref()?;
+        Some(engine::socket(directory, &record.name))
     }
 
     /// The volume behind whose target another one stands; `None` for its own.
@@ -273,6 +285,8 @@ fn maps_to(record: &VolumeRecord, protocol: Protocol, initiator: &str) -> bool {
     let is_exported = match protocol {
         Protocol::Iscsi => record.protocols.iscsi,
         Protocol::Nvme => record.protocols.nvme,
+        // Its socket says whose it is.
+        Protocol::VhostUser => false,
     };
     record.stage == Stage::Ready && is_exported && record.allow.iter().any(allows)
 }
@@ -285,6 +299,7 @@ pub(super) fn sessions(volumes: &[(Stored, Observed)], cores: &[CoreReport]) -> 
         let stands_behind = |r: &VolumeRecord| match protocol {
             Protocol::Iscsi => r.target() == target,
             Protocol::Nvme => subsystems.get(&r.owner()) == Some(&target),
+            Protocol::VhostUser => false,
         };
         let reaches = |r: &&VolumeRecord| stands_behind(r) && maps_to(r, protocol, initiator);
         records().filter(reaches).map(|r| r.name.clone()).collect()
@@ -314,7 +329,27 @@ pub(super) fn sessions(volumes: &[(Stored, Observed)], cores: &[CoreReport]) -> 
         session.connections += 1;
         session.age_s = session.age_s.max(age_s);
     }
-    together.into_values().collect()
+    let guests = cores.iter().flat_map(|core| core.guests.iter().map(move |g| (core.core, g)));
+    let guests = guests.filter_map(|(core, guest)| {
+        let record = records().find(|r| r.id == guest.volume)?;
+        Some(guest_session(core, guest, record))
+    });
+    together.into_values().chain(guests).collect()
+}
+
+/// A virtual machine's session: nobody asks it for a name.
+fn guest_session(core: usize, guest: &GuestReport, record: &VolumeRecord) -> Session {
+    Session {
+        protocol: Protocol::VhostUser,
+        initiator: "a virtual machine".to_owned(),
+        peer: guest.at.display().to_string(),
+        target: record.name.to_string(),
+        volumes: vec![record.name.clone()],
+        connections: 1,
+        tls: false,
+        core: u32::try_from(core).unwrap_or(u32::MAX),
+        age_s: guest.age.as_secs(),
+    }
 }
 
 #[cfg(test)]
@@ -356,6 +391,7 @@ mod tests {
                 target::Session { tls: true, ..connection(Some("nqn.h"), Some(&nqn), 6) },
                 target::Session { tls: true, ..connection(Some("nqn.h"), Some(&nqn), 7) },
             ],
+            guests: Vec::new(),
             refused: 0,
             pool,
             volumes: Vec::new(),

@@ -24,6 +24,7 @@ use volume::{Gate, Standing, Unaltered, Volume};
 
 use super::backing::{self, Backed, BackingError, Image};
 use super::distrust::Distrust;
+use super::guests::{Exported, Guests, Offer};
 use super::mirrored::Mirrored;
 use super::report::{CoreReport, Scope, VolumeReport};
 use super::seat::{Router, Seat};
@@ -39,6 +40,7 @@ pub(super) struct Keeper {
     /// Whether file systems without direct I/O may be used.
     buffered: bool,
     distrust: Distrust,
+    guests: Guests,
     /// Its node's place in a cluster.
     seat: OnceCell<Seat>,
     open: RefCell<BTreeMap<Uuid, Kept>>,
@@ -67,16 +69,16 @@ struct Kept {
 impl Keeper {
     pub(super) fn new(
         core: Core,
-        limits: Limits,
-        door: Door,
-        buffered: bool,
-        distrust: Distrust,
+        (limits, door): (Limits, Door),
+        (buffered, distrust): (bool, Distrust),
+        guests: Guests,
     ) -> Rc<Self> {
         Rc::new(Self {
             server: Server::new(core.clone(), limits, door),
             core,
             buffered,
             distrust,
+            guests,
             seat: OnceCell::new(),
             open: RefCell::default(),
             waiting: RefCell::default(),
@@ -174,12 +176,17 @@ impl Keeper {
         self.server.remove_volume(volume_id(id));
         let kept = self.open.borrow_mut().remove(&id);
         let Some(Kept { volume, backed, mirrored }) = kept else { return Ok(()) };
+        let guests = self.guests.end(id);
         let closed = match &mirrored {
             None => {
+                guests.await;
                 let account = self.core.pool().account();
                 volume.close(&account).await.map_err(|e| e.to_string())
             }
             Some(mirrored) => {
+                if mirrored.in_time(guests).await.is_none() {
+                    tracing::warn!(volume = %id, "a virtual machine's requests do not end");
+                }
                 let closed = mirrored.close_volume(&volume, &self.core).await;
                 mirrored.close().await;
                 closed
@@ -352,6 +359,25 @@ impl Keeper {
         listener.local_addr()
     }
 
+    /// Serves these volumes to virtual machines, those of them that are open here, and no others.
+    pub(super) fn serve_guests(&self, exported: &Exported) {
+        if self.stopping.get() {
+            return;
+        }
+        let open = self.open.borrow();
+        self.guests.serve(open.iter().filter_map(|(id, kept)| {
+            let access = kept.mirrored.as_ref().map(|m| m.access());
+            let offer = Offer { volume: Rc::clone(&kept.volume), access };
+            Some((*id, exported.get(id)?.clone(), offer))
+        }));
+    }
+
+    /// Serves virtual machines no more: what is in flight is answered.
+    pub(super) async fn dismiss_guests(&self) {
+        self.stopping.set(true);
+        self.guests.end_all().await;
+    }
+
     pub(super) fn tell_space(&self, spaces: &HashMap<Uuid, Space>) {
         for (id, space) in spaces {
             self.server.set_space(volume_id(*id), *space);
@@ -382,6 +408,7 @@ impl Keeper {
         CoreReport {
             core: self.core.id(),
             sessions: self.server.sessions(),
+            guests: self.guests.report(),
             refused: self.server.refused(),
             pool: self.core.pool().usage(),
             volumes,

@@ -292,18 +292,23 @@ impl Mirrored {
         core: &Core,
     ) -> Result<(), String> {
         let account = core.pool().account();
-        let mut closing = Box::pin(volume.close(&account));
-        let ended = match timeout(CLOSING, &mut closing).await {
-            Ok(ended) => Some(ended),
-            Err(_) => {
-                self.mirror.set_holds(false);
-                timeout(CLOSING, closing).await.ok()
-            }
-        };
-        match ended {
+        match self.in_time(volume.close(&account)).await {
             None => Err("a disk does not answer".to_owned()),
             Some(Err(_)) if self.has_nothing() => Ok(()),
             Some(ended) => ended.map_err(|e| e.to_string()),
+        }
+    }
+
+    /// What comes of something that waits for commands. If that takes too long, these end as those of clients that are
+    /// turned away; nothing comes of it if they do not end either.
+    pub(super) async fn in_time<T>(&self, ending: impl Future<Output = T>) -> Option<T> {
+        let mut ending = std::pin::pin!(ending);
+        match timeout(CLOSING, &mut ending).await {
+            Ok(ended) => Some(ended),
+            Err(_) => {
+                self.mirror.set_holds(false);
+                timeout(CLOSING, ending).await.ok()
+            }
         }
     }
 

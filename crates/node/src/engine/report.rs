@@ -7,6 +7,8 @@ use target::server::Session;
 use uuid::Uuid;
 use volume::{Kind, KindStats, Snapshot};
 
+use super::guests::GuestReport;
+
 /// Upper bounds of the latency classes that are told, in microseconds.
 pub const LATENCY_BOUNDS_US: [u64; 13] = [
     50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000, 10_000_000,
@@ -42,6 +44,8 @@ pub struct CoreReport {
     pub core: usize,
     /// Its connections.
     pub sessions: Vec<Session>,
+    /// Virtual machines that use its volumes.
+    pub guests: Vec<GuestReport>,
     /// Connections it refused since the start.
     pub refused: u64,
     /// Its buffer pool.

@@ -41,13 +41,15 @@ pub(super) struct Text {
 }
 
 /// The protocols, as what, and to whom. An older program must not serve a volume at its own target that stands behind another,
-/// nor without the proof or the TLS that an initiator or a host has to come by, nor forget who stands behind a volume when it
-/// writes the record: it takes no unknown field here.
+/// nor without the proof or the TLS that an initiator or a host has to come by, nor forget who stands behind a volume, or
+/// that virtual machines use it, when it writes the record: it takes no unknown field here.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProtocolsText {
     iscsi: bool,
     nvme: bool,
+    #[serde(default, skip_serializing_if = "is_not")]
+    vhost_user: bool,
     #[serde(default, skip_serializing_if = "is_zero")]
     lun: u16,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,6 +68,12 @@ struct ProtocolsText {
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(lun: &u16) -> bool {
     *lun == 0
+}
+
+// As serde wants it.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_not(flag: &bool) -> bool {
+    !*flag
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -106,6 +114,7 @@ impl From<VolumeRecord> for Text {
             protocols: ProtocolsText {
                 iscsi: r.protocols.iscsi,
                 nvme: r.protocols.nvme,
+                vhost_user: r.protocols.vhost_user,
                 lun: r.mapping.lun,
                 behind: r.mapping.behind,
                 guests: r.mapping.guests,
@@ -137,7 +146,11 @@ impl TryFrom<Text> for VolumeRecord {
             places,
             creator: t.creator.map(|c| Creator { node: NodeId(c.node), life: c.life }),
             prefer: t.prefer.map(NodeId),
-            protocols: Protocols { iscsi: t.protocols.iscsi, nvme: t.protocols.nvme },
+            protocols: Protocols {
+                iscsi: t.protocols.iscsi,
+                nvme: t.protocols.nvme,
+                vhost_user: t.protocols.vhost_user,
+            },
             proofs: t.protocols.proofs,
             hosts: t.protocols.hosts,
             tls: t.protocols.tls,

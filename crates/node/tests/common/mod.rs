@@ -45,6 +45,8 @@ fn config_with(dir: &Path, iscsi: &str, more: &str) -> Config {
         [nvme]
         portals = ["127.0.0.1:0"]
         discovery = ["127.0.0.1:0"]
+        [vhost_user]
+        directory = "{0}/vhost"
         [api]
         socket = "{0}/api.sock"
         {more}

@@ -1,4 +1,4 @@
-use api::{Initiator, NvmeExport};
+use api::{Initiator, NvmeExport, VhostUserExport};
 
 use super::*;
 
@@ -30,6 +30,7 @@ fn sample(name: &str) -> Volume {
             namespace: 1,
             portals: vec!["127.0.0.1:4420".into(), "192.0.2.7:4420".into()],
         }),
+        vhost_user: None,
         sessions: 0,
         created_s: 0,
         io: None,
@@ -52,6 +53,19 @@ fn a_list_of_volumes() {
 #[test]
 fn a_volume_that_nobody_may_reach() {
     insta::assert_snapshot!(volume(&sample("web"), &Address::default()));
+}
+
+#[test]
+fn a_volume_of_virtual_machines() {
+    let mut v = sample("web");
+    v.vhost_user = Some(VhostUserExport { socket: Some("/run/windrose/vhost/web.sock".into()) });
+    insta::assert_snapshot!(volume(&v, &Address::default()));
+    let (iscsi, nvme) = (v.iscsi.take(), v.nvme.take());
+    let text = volume(&v, &Address::default());
+    assert!(iscsi.is_some() && nvme.is_some() && !text.contains("may reach it yet"), "{text}");
+    v.vhost_user = Some(VhostUserExport { socket: None });
+    let text = volume(&v, &Address::default());
+    assert!(text.contains("vhost-user  not at this node") && !text.contains("QEMU"), "{text}");
 }
 
 #[test]
