@@ -1,5 +1,5 @@
 #!/bin/bash
-# A disk that is lent to this machine by shared memory (vhost-user-blk). From the order: SERIAL (what its serial number begins with),
+# A disk that is lent to this machine by shared memory (vhost-user-blk). From the order: DOOR (by whom), SERIAL (what its serial number begins with),
 # QUEUES, MEGABYTES, KINDS (file systems), DEATHS (how often whoever serves it dies), NODE_DEATHS (how often a node of the volume does).
 . "${0%/*}/lib.sh"
 
@@ -47,25 +47,25 @@ under_load() {
 }
 
 modules virtio_blk
-must "vhost-user: the disk is there" try 10 lent_disk
+must "$DOOR: the disk is there" try 10 lent_disk
 disk=$(lent_disk)
-check "vhost-user: queues, sizes, cache" identity
+check "$DOOR: queues, sizes, cache" identity
 for kind in $KINDS; do
-    check "vhost-user: $kind, written, remounted, trimmed, clean" file_system_life "$kind" "$disk" "$MEGABYTES"
+    check "$DOOR: $kind, written, remounted, trimmed, clean" file_system_life "$kind" "$disk" "$MEGABYTES"
 done
-check "vhost-user: mixed writes and discards verified" raw_life "$disk" "$MEGABYTES"
-check "vhost-user: a discarded disk reads as zeroes" discard_all "$disk"
-check "vhost-user: with and without a cache" cache_is_chosen
+check "$DOOR: mixed writes and discards verified" raw_life "$disk" "$MEGABYTES"
+check "$DOOR: a discarded disk reads as zeroes" discard_all "$disk"
+check "$DOOR: with and without a cache" cache_is_chosen
 for ((n = 1; n <= DEATHS; n++)); do
-    check "vhost-user: whoever serves it dies under load, death $n" under_load "loaded-$n" "again-$n"
+    check "$DOOR: whoever serves it dies under load, death $n" under_load "loaded-$n" "again-$n"
 done
 for ((n = 1; n <= NODE_DEATHS; n++)); do
-    check "vhost-user: a node of the volume dies under load, death $n" under_load "step-$n" "back-$n"
+    check "$DOOR: a node of the volume dies under load, death $n" under_load "step-$n" "back-$n"
 done
 for kind in $KINDS; do
-    check "vhost-user: $kind after all of that" file_system_life "$kind" "$disk" "$MEGABYTES"
+    check "$DOOR: $kind after all of that" file_system_life "$kind" "$disk" "$MEGABYTES"
 done
 if dmesg | grep -E "I/O error|virtio_blk.*(timed|reset)"; then
-    check "vhost-user: no request has failed" false
+    check "$DOOR: no request has failed" false
 fi
 exit "${checks_failed:-0}"

@@ -26,12 +26,14 @@ const UML: &str = "WINDROSE_UML";
 const TAP: &str = "tap0";
 
 /// What a guest runs on.
+#[derive(Clone)]
 pub(crate) enum Kernel {
     UserMode(PathBuf),
     Qemu { image: PathBuf, initramfs: PathBuf, disk: Option<Disk> },
 }
 
 /// A disk at a socket.
+#[derive(Clone)]
 pub(crate) struct Disk {
     socket: PathBuf,
     queues: u16,

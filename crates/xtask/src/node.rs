@@ -185,6 +185,7 @@ impl Node {
              [disks]\nlow_space_percent = 0\n\
              [iscsi]\nportals = [\"{iscsi}\"]\n\
              [nvme]\nportals = [\"{nvme}\"]\ndiscovery = [\"{discovery}\"]\n\
+             [vhost_user]\ndirectory = \"{guests}\"\n\
              [api]\nsocket = \"{socket}\"\n\
              {more}",
             data = directory.join("data").display(),
@@ -193,6 +194,7 @@ impl Node {
             iscsi = at(iscsi),
             nvme = at(nvme),
             discovery = at(discovery),
+            guests = directory.join("vhost").display(),
             socket = directory.join("api.sock").display(),
             more = wishes.more,
         );

@@ -1,21 +1,23 @@
 //! A mirrored volume as a disk of a virtual machine: QEMU finds it at a socket of `windrose attach`, which reaches it by both
-//! nodes.
+//! nodes; and at one of a node itself.
 
 use super::accidents;
 use crate::{
-    cluster::{A, Cluster},
+    cluster::{A, B, Cluster, Mirrored},
     guest::{self, Kernel, Order, Signs},
     house::House,
     node::{Node, Profile},
     process::Daemon,
 };
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 const VOLUME: &str = "guest";
+/// The volume that node a serves itself.
+const BESIDE: &str = "beside";
 const SIZE: &str = "512MiB";
 const QUEUES: u16 = 2;
 /// How often what serves the disk is killed under load.
@@ -36,17 +38,28 @@ pub(super) fn run(house: &House) -> Result<()> {
     if !house.check("two data nodes and a witness form a cluster", || cluster.form()) {
         return Ok(());
     }
-    let volume = cluster.create(VOLUME, SIZE)?;
+    let volumes = [cluster.create(VOLUME, SIZE)?, cluster.create(BESIDE, SIZE)?];
     let socket = directory.join("disk.sock");
-    let order = order(&serial(&cluster)?);
-    let mut attached = Some(begin(&cluster.nodes[A], &socket)?);
+    of_process(house, &kernel, &mut cluster, &socket)?;
+    of_node(house, &kernel, &mut cluster)?;
+    house.check("both copies hold the same bytes", || {
+        volumes.iter().try_for_each(|volume: &Mirrored| cluster.copies_are_equal(volume))
+    });
+    house.check("all nodes end in order", || cluster.stop());
+    Ok(())
+}
+
+/// A guest at a socket of `windrose attach`.
+fn of_process(house: &House, kernel: &Kernel, cluster: &mut Cluster, socket: &Path) -> Result<()> {
+    let order = order("vhost-user", &serial(cluster, VOLUME)?, NODE_DEATHS);
+    let mut attached = Some(begin(&cluster.nodes[A], socket)?);
     house.display.working("a virtual machine with a lent disk");
-    let kernel = kernel.with_disk(&socket, QUEUES);
+    let kernel = kernel.clone().with_disk(socket, QUEUES);
     let ran = guest::run_beside(house, &kernel, &order, |signs| {
         for n in 1..=DEATHS {
-            die(&cluster, &socket, &mut attached, signs, n)?;
+            die(cluster, socket, &mut attached, signs, n)?;
         }
-        accidents::of_nodes(&mut cluster, signs, 1..=NODE_DEATHS)
+        accidents::of_nodes(cluster, signs, 1..=NODE_DEATHS)
     });
     if !ran.as_ref().is_ok_and(|(clean, ())| *clean) {
         cluster.show_logs(house);
@@ -59,29 +72,67 @@ pub(super) fn run(house: &House) -> Result<()> {
         ensure!(!socket.exists(), "its socket is still there");
         Ok(())
     });
-    house.check("both copies hold the same bytes", || cluster.copies_are_equal(&volume));
-    house.check("all nodes end in order", || cluster.stop());
     Ok(())
 }
 
+/// A guest at node a's own socket: it waits when that node dies, and goes on with what was in flight.
+fn of_node(house: &House, kernel: &Kernel, cluster: &mut Cluster) -> Result<()> {
+    let shown =
+        cluster.nodes[A].query(&["volume", "export", BESIDE, "--via", "both,vhost-user"])?;
+    let socket = shown.pointer("/vhost_user/socket").and_then(|at| at.as_str());
+    let socket = PathBuf::from(socket.context("node a names no socket")?);
+    let order = order("vhost-user of a node", &serial(cluster, BESIDE)?, 0);
+    house.display.working("a virtual machine beside its node");
+    let kernel = kernel.clone().with_disk(&socket, QUEUES);
+    let ran = guest::run_beside(house, &kernel, &order, |signs| {
+        (1..=DEATHS).try_for_each(|n| node_dies(cluster, signs, n))
+    });
+    if !ran.as_ref().is_ok_and(|(clean, ())| *clean) {
+        cluster.show_logs(house);
+        house.fail("a disk of a virtual machine beside its node", &format!("{:?}", ran.err()));
+    }
+    Ok(())
+}
+
+/// Kills node a, which serves the guest, under load. The other node stands still for a moment before, so that there are
+/// requests in flight.
+fn node_dies(cluster: &mut Cluster, signs: &Signs<'_>, n: usize) -> Result<()> {
+    signs.wait_for(&format!("loaded-{n}"))?;
+    cluster.nodes[B].freeze()?;
+    std::thread::sleep(STANDSTILL);
+    let killed = cluster.nodes[A].kill();
+    cluster.nodes[B].thaw()?;
+    killed?;
+    cluster.nodes[A].start()?;
+    let begun = Instant::now();
+    while !cluster.nodes[A].log()?.contains(AGAIN) {
+        cluster.nodes[A].alive()?;
+        ensure!(begun.elapsed() < START, "nothing was in flight: {}", cluster.nodes[A].log()?);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    cluster.await_safe()?;
+    signs.tell(&format!("again-{n}"))
+}
+
 /// What the guest sees as its disk's serial number: the volume's identity.
-fn serial(cluster: &Cluster) -> Result<String> {
-    let shown = cluster.nodes[A].query(&["volume", "show", VOLUME])?;
+fn serial(cluster: &Cluster, volume: &str) -> Result<String> {
+    let shown = cluster.nodes[A].query(&["volume", "show", volume])?;
     let id = shown.pointer("/id").and_then(|id| id.as_str()).unwrap_or_default();
     Ok(id.replace('-', ""))
 }
 
-fn order(serial: &str) -> Order<'static> {
+fn order(door: &str, serial: &str, node_deaths: usize) -> Order<'static> {
     Order {
         script: "attach.sh",
         variables: vec![
+            ("DOOR", door.to_owned()),
             // Of a serial number a guest sees 20 bytes.
             ("SERIAL", serial.chars().take(20).collect()),
             ("QUEUES", QUEUES.to_string()),
             ("MEGABYTES", "8".to_owned()),
             ("KINDS", "ext4 xfs".to_owned()),
             ("DEATHS", DEATHS.to_string()),
-            ("NODE_DEATHS", NODE_DEATHS.to_string()),
+            ("NODE_DEATHS", node_deaths.to_string()),
         ],
         files: Vec::new(),
         kernel: &[],
