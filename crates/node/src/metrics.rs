@@ -231,7 +231,7 @@ fn word(kind: Kind) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use api::NodeInfo;
     use block::{Access, Epoch};
     use layers::mirror::Status;
@@ -245,7 +245,7 @@ mod tests {
     use crate::record::tests::record;
 
     /// Of two copies, one in sync.
-    fn mirror() -> MirrorReport {
+    pub(crate) fn mirror() -> MirrorReport {
         let replica = |n| Replica { node: NodeId(n), image: uuid::Uuid::nil(), new: false };
         let in_sync = vec![Member { node: NodeId(1), incarnation: Incarnation(1) }];
         let replicas = vec![replica(1), replica(2)];

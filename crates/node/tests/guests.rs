@@ -216,3 +216,53 @@ async fn a_guest_outlives_its_node() {
     drop(guest);
     assert!(node.stop().await.clean);
 }
+
+/// Reads of 4 KiB, one after the other, by shared memory and by NVMe/TCP over loopback, of a volume in memory: what RFD 0023, 9
+/// says of both. The guest looks for answers itself, as an interrupt would cost what its monitor makes of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement: run it by itself, on an idle machine, with --release --nocapture"]
+async fn a_guest_is_nearer_than_a_host() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let socket = create(&client, "web").await;
+    let everybody = Initiators { initiators: vec![Initiator::Any] };
+    client.call_on::<AllowInitiators>(&name("web"), &[], &everybody).await.unwrap();
+    let (guest, by_memory) = with(boot(&socket).await, |guest| {
+        let read = |n| {
+            guest.header(DATA, IN, n % 1000 * 8);
+            let parts = [(DATA, 16, 0), (DATA + 0x1000, 4096, WRITE), (DATA + 16, 1, WRITE)];
+            let begun = Instant::now();
+            guest.rings[0].send(&guest.memory, &parts).unwrap();
+            while guest.rings[0].take(&guest.memory).is_empty() {
+                std::hint::spin_loop();
+            }
+            begun.elapsed()
+        };
+        median((0..READS).map(read).collect())
+    })
+    .await;
+    drop(guest);
+    let portal = node.portals().nvme[0];
+    let by_network = tokio::task::spawn_blocking(move || {
+        let names = ("nqn.2014-08.org.nvmexpress:h", "nqn.2026-01.io.windrose:web");
+        let mut host = probe::nvme::Controller::connect(portal, names.0, names.1).unwrap();
+        let mut into = vec![0; 4096];
+        let read = |n| {
+            let begun = Instant::now();
+            host.read(n % 1000 * 8, &mut into).unwrap();
+            begun.elapsed()
+        };
+        median((0..READS).map(read).collect())
+    });
+    let by_network = by_network.await.unwrap();
+    println!("median of {READS} reads: a guest {by_memory:?}, a host {by_network:?}");
+    assert!(by_memory * 2 <= by_network, "{by_memory:?}, {by_network:?}");
+    assert!(node.stop().await.clean);
+}
+
+const READS: u64 = 5000;
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}

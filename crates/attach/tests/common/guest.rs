@@ -163,13 +163,18 @@ impl Ring {
         out
     }
 
+    /// The answers that have come; the ring's event is given when there are more.
+    pub(crate) fn look(&mut self, memory: &GuestMemoryMmap<()>) -> Vec<(u16, u32)> {
+        // The order of Virtio 1.2, 2.7.14: ask first, then look, else an answer between the two is missed.
+        self.want(memory, self.seen);
+        self.take(memory)
+    }
+
     /// Waits for answers by the ring's event, as an interrupt comes.
     pub(crate) fn wait(&mut self, memory: &GuestMemoryMmap<()>) -> Vec<(u16, u32)> {
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until {
-            // The order of Virtio 1.2, 2.7.14: ask first, then look, else an answer between the two is missed.
-            self.want(memory, self.seen);
-            let answers = self.take(memory);
+            let answers = self.look(memory);
             if !answers.is_empty() {
                 return answers;
             }

@@ -7,7 +7,7 @@ use api::{
 use super::secrets::Locked;
 use super::view::sessions;
 use super::{Control, FileSystem, Space, Together, space};
-use crate::engine::{CoreReport, Scope};
+use crate::engine::{CoreReport, Scope, VolumeReport};
 use crate::reconcile::Observed;
 use crate::record::{Method, Stage, Stored};
 
@@ -85,6 +85,7 @@ pub fn assess(facts: &Facts) -> Status {
     let mut findings = Vec::new();
     volume_findings(facts, &mut findings);
     failure_findings(facts, &mut findings);
+    guest_findings(facts, &mut findings);
     secret_findings(facts, &mut findings);
     space_findings(facts, &mut findings);
     node_findings(facts, &mut findings);
@@ -145,7 +146,10 @@ fn volume_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         let record = &stored.record;
         let subject = format!("volume {}", record.name);
         let found = match (record.stage, observed) {
-            (Stage::Ready, Observed::Open { .. }) if record.allow.is_empty() => {
+            // Virtual machines are not asked for a name.
+            (Stage::Ready, Observed::Open { .. })
+                if record.allow.is_empty() && !record.protocols.vhost_user =>
+            {
                 let message = "no initiator is allowed to reach it";
                 finding(Severity::Note, subject, message, Some("windrose volume allow"))
             }
@@ -221,6 +225,28 @@ fn failure_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
+/// Virtual machines that wait: they have this node alone.
+fn guest_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    for core in &facts.cores {
+        let unserved = core
+            .volumes
+            .iter()
+            .filter(|v| v.mirror.as_ref().is_some_and(|m| m.access == block::Access::Unavailable));
+        let waits = |v: &VolumeReport| core.guests.iter().any(|guest| guest.volume == v.id);
+        for report in unserved.filter(|v| waits(v)) {
+            let Some((stored, _)) = facts.volumes.iter().find(|(s, _)| s.record.id == report.id)
+            else {
+                continue;
+            };
+            let subject = format!("volume {}", stored.record.name);
+            let message =
+                "a virtual machine on this node waits for it, as this node does not serve it now";
+            let hint = "it goes on when the node serves the volume again (`windrose node resume`, if it is drained)";
+            findings.push(finding(Severity::Warning, subject, message, Some(hint)));
+        }
+    }
+}
+
 /// Too little space for what has been promised.
 fn space_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     for home in &facts.space.file_systems {
@@ -282,8 +308,9 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{KindReport, VolumeReport};
+    use crate::engine::{GuestReport, KindReport, MirrorReport};
     use crate::meta::Revision;
+    use crate::metrics::tests::mirror;
     use crate::record::tests::record;
 
     fn facts(volumes: Vec<(Stored, Observed)>) -> Facts {
@@ -371,31 +398,52 @@ mod tests {
         assert_eq!(verdict(&facts).0, Verdict::Safe, "all space is taken already");
     }
 
-    #[test]
-    fn failing_disks_are_a_risk() {
-        let mut facts = facts(vec![volume("a", open())]);
-        let failed = KindReport { completed: 3, failed: 2, bytes: 0, latency: None };
-        facts.cores.push(CoreReport {
+    /// A core with one volume.
+    fn core(id: uuid::Uuid) -> CoreReport {
+        let report = VolumeReport {
+            id,
+            kinds: [(); 4].map(|()| KindReport::default()),
+            in_flight: 0,
+            aborts: 0,
+            overlaps: 0,
+            memory_waits: 0,
+            mirror: None,
+        };
+        CoreReport {
             core: 0,
             sessions: Vec::new(),
             guests: Vec::new(),
             refused: 0,
             pool: rt::buf::Pool::new(4096).unwrap().usage(),
-            volumes: vec![VolumeReport {
-                id: facts.volumes[0].0.record.id,
-                kinds: [
-                    failed,
-                    KindReport::default(),
-                    KindReport::default(),
-                    KindReport::default(),
-                ],
-                in_flight: 0,
-                aborts: 0,
-                overlaps: 0,
-                memory_waits: 0,
-                mirror: None,
-            }],
-        });
+            volumes: vec![report],
+        }
+    }
+
+    #[test]
+    fn a_guest_that_waits_is_named() {
+        let mut facts = facts(vec![volume("a", open())]);
+        let id = facts.volumes[0].0.record.id;
+        let waits = |facts: &Facts| {
+            let found = assess(facts).findings;
+            found.iter().any(|f| f.subject == "volume a" && f.message.contains("a virtual machine"))
+        };
+        let unserved = MirrorReport { access: block::Access::Unavailable, ..mirror() };
+        facts.cores.push(core(id));
+        facts.cores[0].volumes[0].mirror = Some(unserved);
+        assert!(!waits(&facts), "nobody is there");
+        let age = std::time::Duration::from_secs(1);
+        facts.cores[0].guests.push(GuestReport { volume: id, at: "/v/a.sock".into(), age });
+        assert!(waits(&facts));
+        facts.cores[0].volumes[0].mirror = Some(mirror());
+        assert!(!waits(&facts), "it is served");
+    }
+
+    #[test]
+    fn failing_disks_are_a_risk() {
+        let mut facts = facts(vec![volume("a", open())]);
+        facts.cores.push(core(facts.volumes[0].0.record.id));
+        let failed = KindReport { completed: 3, failed: 2, bytes: 0, latency: None };
+        facts.cores[0].volumes[0].kinds[0] = failed;
         let (verdict, message) = verdict(&facts);
         assert_eq!(verdict, Verdict::AtRisk);
         assert!(message.contains("2 commands have failed"), "{message}");
@@ -416,6 +464,10 @@ mod tests {
         facts.volumes[0].0.record.allow.clear();
         let status = assess(&facts);
         assert_eq!(status.verdict, Verdict::Safe);
-        assert!(status.findings.iter().any(|f| f.message.contains("no initiator is allowed")));
+        let told =
+            |s: &Status| s.findings.iter().any(|f| f.message.contains("no initiator is allowed"));
+        assert!(told(&status));
+        facts.volumes[0].0.record.protocols.vhost_user = true;
+        assert!(!told(&assess(&facts)), "virtual machines may");
     }
 }

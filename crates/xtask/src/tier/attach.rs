@@ -51,7 +51,7 @@ pub(super) fn run(house: &House) -> Result<()> {
 
 /// A guest at a socket of `windrose attach`.
 fn of_process(house: &House, kernel: &Kernel, cluster: &mut Cluster, socket: &Path) -> Result<()> {
-    let order = order("vhost-user", &serial(cluster, VOLUME)?, NODE_DEATHS);
+    let order = order("vhost-user", &serial(cluster, VOLUME)?, "ext4 xfs", NODE_DEATHS);
     let mut attached = Some(begin(&cluster.nodes[A], socket)?);
     house.display.working("a virtual machine with a lent disk");
     let kernel = kernel.clone().with_disk(socket, QUEUES);
@@ -81,7 +81,7 @@ fn of_node(house: &House, kernel: &Kernel, cluster: &mut Cluster) -> Result<()> 
         cluster.nodes[A].query(&["volume", "export", BESIDE, "--via", "both,vhost-user"])?;
     let socket = shown.pointer("/vhost_user/socket").and_then(|at| at.as_str());
     let socket = PathBuf::from(socket.context("node a names no socket")?);
-    let order = order("vhost-user of a node", &serial(cluster, BESIDE)?, 0);
+    let order = order("vhost-user of a node", &serial(cluster, BESIDE)?, "ext4", 0);
     house.display.working("a virtual machine beside its node");
     let kernel = kernel.clone().with_disk(&socket, QUEUES);
     let ran = guest::run_beside(house, &kernel, &order, |signs| {
@@ -121,7 +121,7 @@ fn serial(cluster: &Cluster, volume: &str) -> Result<String> {
     Ok(id.replace('-', ""))
 }
 
-fn order(door: &str, serial: &str, node_deaths: usize) -> Order<'static> {
+fn order(door: &str, serial: &str, kinds: &str, node_deaths: usize) -> Order<'static> {
     Order {
         script: "attach.sh",
         variables: vec![
@@ -130,7 +130,7 @@ fn order(door: &str, serial: &str, node_deaths: usize) -> Order<'static> {
             ("SERIAL", serial.chars().take(20).collect()),
             ("QUEUES", QUEUES.to_string()),
             ("MEGABYTES", "8".to_owned()),
-            ("KINDS", "ext4 xfs".to_owned()),
+            ("KINDS", kinds.to_owned()),
             ("DEATHS", DEATHS.to_string()),
             ("NODE_DEATHS", node_deaths.to_string()),
         ],

@@ -146,7 +146,7 @@ pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "attach",
         about: "a mirrored volume as a disk of a virtual machine (vhost-user): file systems, verified load, kill -9 of what serves it, process or node",
-        budget: minutes(5),
+        budget: minutes(6),
         packages: || {
             [mirror_packages(), vec![install::GUEST, install::GUEST_QEMU, install::NETWORK]]
                 .concat()
