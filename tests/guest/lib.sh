@@ -46,6 +46,19 @@ try() {
     done
 }
 
+# meanwhile SAID HEARD COMMAND...: some seconds after COMMAND has begun the host hears SAID; COMMAND goes on beside what it does,
+# which is over when HEARD is there.
+meanwhile() {
+    local said=$1 heard=$2 command
+    shift 2
+    "$@" &
+    command=$!
+    sleep 3
+    touch "$GUEST_SHARE/$said"
+    try 60 test -e "$GUEST_SHARE/$heard"
+    wait $command
+}
+
 modules() {
     local m
     for m; do modprobe -q "$m" 2> /dev/null || true; done

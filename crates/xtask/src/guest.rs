@@ -29,7 +29,13 @@ const TAP: &str = "tap0";
 #[derive(Clone)]
 pub(crate) enum Kernel {
     UserMode(PathBuf),
-    Qemu { image: PathBuf, initramfs: PathBuf, disk: Option<Disk> },
+    Qemu {
+        image: PathBuf,
+        initramfs: PathBuf,
+        disk: Option<Disk>,
+    },
+    /// Whatever the firmware of QEMU's machine finds on a disk.
+    OfDisk(Disk),
 }
 
 /// A disk at a socket.
@@ -54,14 +60,13 @@ impl Kernel {
 
     /// Debian's kernel under QEMU.
     pub(crate) fn qemu(house: &House) -> Result<Self> {
-        let Some((image, version)) = debian_kernel() else {
-            return skip("no kernel with its modules in /boot and /lib/modules");
-        };
-        let initramfs = house.scratch().join("initramfs.gz");
-        let mut command = Command::new(house.root.join("tests/guest/mkinitramfs"));
-        command.arg(&initramfs).arg(&version);
-        house.run("mkinitramfs", &mut command, Duration::from_secs(60))?.ok()?;
+        let (image, initramfs) = debian(house, "host")?;
         Ok(Self::Qemu { image, initramfs, disk: None })
+    }
+
+    /// What is on a disk that is lent at a socket: one of [`boot_disk`]'s.
+    pub(crate) fn of_disk(socket: &Path, queues: u16) -> Self {
+        Self::OfDisk(Disk { socket: socket.to_owned(), queues })
     }
 
     /// The same, with a disk that is lent to it at a socket (vhost-user-blk). User Mode Linux takes none.
@@ -84,6 +89,7 @@ impl Kernel {
         match self {
             Self::UserMode(_) => "User Mode Linux",
             Self::Qemu { .. } => "Debian's kernel under QEMU",
+            Self::OfDisk(_) => "a disk under QEMU",
         }
     }
 
@@ -91,7 +97,7 @@ impl Kernel {
     fn patience(&self) -> u32 {
         match self {
             Self::UserMode(_) => 1,
-            Self::Qemu { .. } => 4,
+            Self::Qemu { .. } | Self::OfDisk(_) => 4,
         }
     }
 
@@ -99,8 +105,16 @@ impl Kernel {
         match self {
             Self::UserMode(kernel) => user_mode(kernel, seat, options),
             Self::Qemu { image, initramfs, disk } => {
-                let mut command = qemu(image, initramfs, seat, options);
-                lend(&mut command, seat, disk.as_ref());
+                let mut command = qemu(seat);
+                of_host(&mut command, (image, initramfs), seat, options);
+                if let Some(disk) = disk {
+                    lend(&mut command, seat, disk);
+                }
+                command
+            }
+            Self::OfDisk(disk) => {
+                let mut command = qemu(seat);
+                lend(&mut command, seat, disk);
                 command
             }
         }
@@ -114,6 +128,28 @@ pub(crate) fn packages() -> Vec<&'static [install::Package]> {
         packages.push(install::GUEST_QEMU);
     }
     packages
+}
+
+/// Debian's kernel, and the files that it needs until it has its root, which is the host's or on a disk (`mkinitramfs`).
+fn debian(house: &House, home: &str) -> Result<(PathBuf, PathBuf)> {
+    let Some((image, version)) = debian_kernel() else {
+        return skip("no kernel with its modules in /boot and /lib/modules");
+    };
+    let initramfs = house.scratch().join(format!("initramfs-{home}.gz"));
+    let mut command = Command::new(house.root.join("tests/guest/mkinitramfs"));
+    command.arg(&initramfs).arg(&version).arg(home);
+    house.run("mkinitramfs", &mut command, Duration::from_secs(60))?.ok()?;
+    Ok((image, initramfs))
+}
+
+/// Makes a disk of so many MiB, as a file, from which QEMU's machine boots.
+pub(crate) fn boot_disk(house: &House, mib: u32) -> Result<PathBuf> {
+    let (image, initramfs) = debian(house, "disk")?;
+    let disk = house.scratch().join("boot-disk");
+    let mut command = Command::new(house.root.join("tests/guest/mkbootdisk"));
+    command.arg(&disk).arg(mib.to_string()).arg(image).arg(initramfs);
+    house.run("mkbootdisk", &mut command, Duration::from_secs(120))?.ok()?;
+    Ok(disk)
 }
 
 /// The newest kernel in /boot that has its modules, and its version.
@@ -180,23 +216,15 @@ fn user_mode(kernel: &Path, seat: &Seat, options: &[&str]) -> Command {
     command
 }
 
-fn qemu(image: &Path, initramfs: &Path, seat: &Seat, options: &[&str]) -> Command {
+/// QEMU's machine, with what every guest of it has.
+fn qemu(seat: &Seat) -> Command {
     let share = seat.share.display();
     let mut command = Command::new("qemu-system-x86_64");
     command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-M", "pc"]);
     command.args(["-m", &seat.memory_mib.to_string()]);
     command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
     command.args(["-serial", "stdio", "-monitor", "none", "-device", "virtio-rng-pci"]);
-    command.arg("-kernel").arg(image).arg("-initrd").arg(initramfs);
-    command.arg("-append").arg(format!(
-        "console=ttyS0 quiet no_timer_check panic=-1 mitigations=off nokaslr tsc=reliable audit=0 apparmor=0 \
-         windrose.share={share} {}",
-        options.join(" ")
-    ));
-    command
-        .args(["-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"]);
-    command.args(["-device", "virtio-9p-pci,fsdev=root,mount_tag=root", "-fsdev"]);
-    command.arg(format!("local,id=share,path={share},security_model=none"));
+    command.arg("-fsdev").arg(format!("local,id=share,path={share},security_model=none"));
     command.args(["-device", "virtio-9p-pci,fsdev=share,mount_tag=share"]);
     if seat.tap {
         command.args(["-netdev", &format!("tap,id=net,ifname={TAP},script=no,downscript=no")]);
@@ -207,14 +235,32 @@ fn qemu(image: &Path, initramfs: &Path, seat: &Seat, options: &[&str]) -> Comman
     command
 }
 
-/// Gives a guest its memory, and a disk where there is one, which has to share it. A disk that is gone is connected again.
-fn lend(command: &mut Command, seat: &Seat, disk: Option<&Disk>) {
-    let Some(disk) = disk else { return };
+/// A kernel from this machine's own files, which are the guest's root.
+fn of_host(
+    command: &mut Command,
+    (image, initramfs): (&Path, &Path),
+    seat: &Seat,
+    options: &[&str],
+) {
+    command.arg("-kernel").arg(image).arg("-initrd").arg(initramfs);
+    command.arg("-append").arg(format!(
+        "console=ttyS0 quiet no_timer_check panic=-1 mitigations=off nokaslr tsc=reliable audit=0 apparmor=0 \
+         windrose.share={} {}",
+        seat.share.display(),
+        options.join(" ")
+    ));
+    command
+        .args(["-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"]);
+    command.args(["-device", "virtio-9p-pci,fsdev=root,mount_tag=root"]);
+}
+
+/// Gives a guest its memory, and a disk, which has to share it. A disk that is gone is connected again.
+fn lend(command: &mut Command, seat: &Seat, disk: &Disk) {
     let memory = format!("memory-backend-memfd,id=ram,size={}M,share=on", seat.memory_mib);
     command.args(["-object", &memory, "-machine", "memory-backend=ram"]);
     let socket = format!("socket,id=disk,path={},reconnect=1", disk.socket.display());
     command.args(["-chardev", &socket]);
-    let device = format!("vhost-user-blk-pci,chardev=disk,num-queues={}", disk.queues);
+    let device = format!("vhost-user-blk-pci,chardev=disk,num-queues={},bootindex=1", disk.queues);
     command.args(["-device", &device]);
 }
 

@@ -75,6 +75,13 @@ pub(crate) const GUEST_QEMU: &[Package] = &[
     package("linux-image-amd64", "/boot/vmlinuz"),
     package("qemu-system-x86", "qemu-system-x86_64"),
 ];
+/// What makes a disk from which it boots by itself.
+pub(crate) const BOOT_DISK: &[Package] = &[
+    package("e2fsprogs", "mke2fs"),
+    package("grub-common", "grub-mkimage"),
+    package("grub-pc-bin", "/usr/lib/grub/i386-pc/boot.img"),
+    package("qemu-utils", "qemu-img"),
+];
 
 const DIRECTORIES: [&str; 6] =
     ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];

@@ -20,6 +20,7 @@ mod network;
 mod node;
 mod process;
 mod server;
+mod soak;
 mod tier;
 
 use anyhow::{Result, bail};
@@ -66,6 +67,14 @@ enum What {
         /// Only scenarios whose name contains this
         #[arg(long, default_value = "")]
         only: String,
+    },
+    /// Connections that come and go, for as long as wanted: nothing may grow by it
+    Soak {
+        #[arg(long, default_value_t = 10)]
+        minutes: u32,
+        /// The same seed brings the same clients
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
     },
     /// Measure side by side, against the limits of this machine; writes bench/README.md
     Bench {
@@ -123,6 +132,7 @@ fn run() -> Result<ExitCode> {
             test(&house, &tiers)?;
         }
         What::Chaos { rounds, seed, only } => chaos(&house, &tier::Chaos { rounds, seed, only })?,
+        What::Soak { minutes, seed } => soak(&house, soak::Soak { minutes, seed })?,
         What::Bench { what, repetitions, seconds } => {
             bench::start(&house, what, bench::Plan { repetitions, seconds })?;
         }
@@ -171,6 +181,21 @@ fn chaos(house: &House, plan: &tier::Chaos) -> Result<()> {
     let again = ["chaos", "--rounds", &rounds, "--seed", &seed, "--only", &plan.only];
     if namespace::inside() || !namespace::run_inside(house, &again)? {
         tier::chaos(house, plan)?;
+    }
+    if !namespace::inside() {
+        house.display.finish();
+        house.with_ledger(|ledger| println!("{}", ledger.verdict()));
+    }
+    Ok(())
+}
+
+fn soak(house: &House, plan: soak::Soak) -> Result<()> {
+    install::packages(house, &tier::mirror_packages())?;
+    Profile::Release.build(house, &["-p", "windrose"])?;
+    let (minutes, seed) = (plan.minutes.to_string(), plan.seed.to_string());
+    let again = ["soak", "--minutes", &minutes, "--seed", &seed];
+    if namespace::inside() || !namespace::run_inside(house, &again)? {
+        soak::soak(house, plan)?;
     }
     if !namespace::inside() {
         house.display.finish();

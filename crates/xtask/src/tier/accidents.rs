@@ -15,20 +15,26 @@ const AWAY: Duration = Duration::from_secs(1);
 pub(super) fn of_nodes(
     cluster: &mut Cluster,
     signs: &Signs<'_>,
-    steps: RangeInclusive<usize>,
+    mut steps: RangeInclusive<usize>,
 ) -> Result<()> {
-    for step in steps {
-        signs.wait_for(&format!("step-{step}"))?;
-        // Another moment each time.
-        std::thread::sleep(Duration::from_millis(17 * (step as u64 - 1)));
-        let node = if step % 2 == 1 { A } else { B };
-        cluster.nodes[node].kill()?;
-        std::thread::sleep(AWAY);
-        cluster.nodes[node].start()?;
-        cluster.await_safe()?;
-        signs.tell(&format!("back-{step}"))?;
-    }
-    Ok(())
+    steps.try_for_each(|step| of_node(cluster, signs, step, if step % 2 == 1 { A } else { B }))
+}
+
+/// Kills a node at this step that the guest begins.
+pub(super) fn of_node(
+    cluster: &mut Cluster,
+    signs: &Signs<'_>,
+    step: usize,
+    node: usize,
+) -> Result<()> {
+    signs.wait_for(&format!("step-{step}"))?;
+    // Another moment each time.
+    std::thread::sleep(Duration::from_millis(17 * (step as u64 - 1)));
+    cluster.nodes[node].kill()?;
+    std::thread::sleep(AWAY);
+    cluster.nodes[node].start()?;
+    cluster.await_safe()?;
+    signs.tell(&format!("back-{step}"))
 }
 
 /// Kills all nodes at once, so many times, when the guest wants that.

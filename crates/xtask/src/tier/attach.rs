@@ -1,5 +1,7 @@
 //! A mirrored volume as a disk of a virtual machine: QEMU finds it at a socket of `windrose attach`, which reaches it by both
-//! nodes; and at one of a node itself.
+//! nodes; and at one of a node itself, from which it boots as well.
+
+mod boot;
 
 use super::accidents;
 use crate::{
@@ -24,6 +26,8 @@ const QUEUES: u16 = 2;
 const DEATHS: usize = 2;
 /// How often a node is: the first one and the other one in turn.
 const NODE_DEATHS: usize = 2;
+/// So much of a serial number a guest sees.
+const SERIAL_BYTES: usize = 20;
 const LIMIT: Duration = Duration::from_secs(200);
 const START: Duration = Duration::from_secs(20);
 /// How long the nodes stand still before a kill.
@@ -42,6 +46,7 @@ pub(super) fn run(house: &House) -> Result<()> {
     let socket = directory.join("disk.sock");
     of_process(house, &kernel, &mut cluster, &socket)?;
     of_node(house, &kernel, &mut cluster)?;
+    boot::run(house, &mut cluster, &directory)?;
     house.check("both copies hold the same bytes", || {
         volumes.iter().try_for_each(|volume: &Mirrored| cluster.copies_are_equal(volume))
     });
@@ -77,10 +82,7 @@ fn of_process(house: &House, kernel: &Kernel, cluster: &mut Cluster, socket: &Pa
 
 /// A guest at node a's own socket: it waits when that node dies, and goes on with what was in flight.
 fn of_node(house: &House, kernel: &Kernel, cluster: &mut Cluster) -> Result<()> {
-    let shown =
-        cluster.nodes[A].query(&["volume", "export", BESIDE, "--via", "both,vhost-user"])?;
-    let socket = shown.pointer("/vhost_user/socket").and_then(|at| at.as_str());
-    let socket = PathBuf::from(socket.context("node a names no socket")?);
+    let socket = socket_of(cluster, BESIDE)?;
     let order = order("vhost-user of a node", &serial(cluster, BESIDE)?, "ext4", 0);
     house.display.working("a virtual machine beside its node");
     let kernel = kernel.clone().with_disk(&socket, QUEUES);
@@ -92,6 +94,14 @@ fn of_node(house: &House, kernel: &Kernel, cluster: &mut Cluster) -> Result<()> 
         house.fail("a disk of a virtual machine beside its node", &format!("{:?}", ran.err()));
     }
     Ok(())
+}
+
+/// Has node a serve a volume at a socket of its own.
+fn socket_of(cluster: &Cluster, volume: &str) -> Result<PathBuf> {
+    let shown =
+        cluster.nodes[A].query(&["volume", "export", volume, "--via", "both,vhost-user"])?;
+    let socket = shown.pointer("/vhost_user/socket").and_then(|at| at.as_str());
+    Ok(PathBuf::from(socket.context("node a names no socket")?))
 }
 
 /// Kills node a, which serves the guest, under load. The other node stands still for a moment before, so that there are
@@ -114,11 +124,11 @@ fn node_dies(cluster: &mut Cluster, signs: &Signs<'_>, n: usize) -> Result<()> {
     signs.tell(&format!("again-{n}"))
 }
 
-/// What the guest sees as its disk's serial number: the volume's identity.
+/// What the guest sees as its disk's serial number: what the volume's identity begins with.
 fn serial(cluster: &Cluster, volume: &str) -> Result<String> {
     let shown = cluster.nodes[A].query(&["volume", "show", volume])?;
     let id = shown.pointer("/id").and_then(|id| id.as_str()).unwrap_or_default();
-    Ok(id.replace('-', ""))
+    Ok(id.replace('-', "").chars().take(SERIAL_BYTES).collect())
 }
 
 fn order(door: &str, serial: &str, kinds: &str, node_deaths: usize) -> Order<'static> {
@@ -126,8 +136,7 @@ fn order(door: &str, serial: &str, kinds: &str, node_deaths: usize) -> Order<'st
         script: "attach.sh",
         variables: vec![
             ("DOOR", door.to_owned()),
-            // Of a serial number a guest sees 20 bytes.
-            ("SERIAL", serial.chars().take(20).collect()),
+            ("SERIAL", serial.to_owned()),
             ("QUEUES", QUEUES.to_string()),
             ("MEGABYTES", "8".to_owned()),
             ("KINDS", kinds.to_owned()),
@@ -141,14 +150,17 @@ fn order(door: &str, serial: &str, kinds: &str, node_deaths: usize) -> Order<'st
     }
 }
 
-/// Serves the volume at `socket`.
+/// Serves the volume to a virtual machine at `socket`.
 fn begin(node: &Node, socket: &Path) -> Result<Daemon> {
     let at = socket.display().to_string();
-    let queues = QUEUES.to_string();
-    let host = "nqn.2026-01.net.example:attach";
-    let words = ["attach", VOLUME, "--vhost-user", &at, "--queues", &queues, "--host-nqn", host];
+    lend(node, VOLUME, &["--vhost-user", &at, "--queues", &QUEUES.to_string()], socket)
+}
+
+/// Serves a volume as `door` says, until it can be reached at `socket`.
+fn lend(node: &Node, volume: &str, door: &[&str], socket: &Path) -> Result<Daemon> {
+    let host = ["--host-nqn", "nqn.2026-01.net.example:attach"];
     let id = ["--host-id", "00000000-0000-4000-8000-000000000005"];
-    let mut attached = node.serve(&[&words[..], &id].concat())?;
+    let mut attached = node.serve(&[&["attach", volume], door, &host, &id].concat())?;
     // A socket that was left behind is replaced: it is there before it is listened at.
     attached.wait_until(START, || std::os::unix::net::UnixStream::connect(socket).is_ok())?;
     Ok(attached)

@@ -145,11 +145,11 @@ pub(crate) const TIERS: &[Tier] = &[
     },
     Tier {
         name: "attach",
-        about: "a mirrored volume as a disk of a virtual machine (vhost-user): file systems, verified load, kill -9 of what serves it, process or node",
-        budget: minutes(6),
+        about: "a mirrored volume as a disk of a virtual machine (vhost-user): file systems, verified load, kill -9 of what serves it, process or node; a machine that boots from it",
+        budget: minutes(7),
         packages: || {
-            [mirror_packages(), vec![install::GUEST, install::GUEST_QEMU, install::NETWORK]]
-                .concat()
+            let guest = [install::GUEST, install::GUEST_QEMU, install::BOOT_DISK];
+            [mirror_packages(), guest.to_vec(), vec![install::NETWORK]].concat()
         },
         processes: true,
         points: false,
