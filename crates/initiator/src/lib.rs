@@ -28,4 +28,5 @@ pub mod iscsi;
 mod kept;
 pub mod nbd;
 pub mod nvme;
+mod protected;
 pub mod uri;

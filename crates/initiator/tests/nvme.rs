@@ -10,6 +10,8 @@ mod lost;
 mod paths;
 #[path = "nvme/proof.rs"]
 mod proof;
+#[path = "nvme/protected.rs"]
+mod protected;
 #[path = "nvme/queue.rs"]
 mod queue;
 

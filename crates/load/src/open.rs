@@ -11,8 +11,9 @@ use std::sync::Arc;
 use ::iscsi::chap::Secret;
 use ::iscsi::initiator::Credentials;
 use ::nbd::Address;
+use ::nvme::tls::TlsKey;
 use block::Dev;
-use initiator::nvme::{Controller, Namespace, Options, Staging};
+use initiator::nvme::{Controller, Namespace, Options, Secrets, Staging};
 use initiator::uri::{Authority, IscsiUri, NbdAt, NbdUri, NvmeUri, Target};
 use layers::file::{FileError, Foreign, Reason, inspect};
 use rt::Core;
@@ -48,6 +49,10 @@ pub struct Host {
     pub nqn: String,
     /// Its identifier; not 0.
     pub id: [u8; 16],
+    /// How it proves who it is, where a controller asks.
+    pub secrets: Option<Arc<Secrets>>,
+    /// The key by which its connections are protected by TLS, if they are to be.
+    pub tls_key: Option<Arc<TlsKey>>,
 }
 
 /// What a file or device is before it is used.
@@ -267,7 +272,12 @@ async fn nvme(core: &Core, uri: &NvmeUri, how: &How) -> Result<Dev, String> {
     let queue_entries = u16::try_from(how.depth.saturating_add(1)).unwrap_or(u16::MAX).max(2);
     let mut last = NOWHERE.to_owned();
     for address in addresses(&uri.at).await.map_err(|e| e.to_string())? {
-        let options = Options { queue_entries, ..Options::new(address, &uri.subnqn, nqn, host.id) };
+        let options = Options {
+            queue_entries,
+            secrets: host.secrets.clone(),
+            tls_key: host.tls_key.clone(),
+            ..Options::new(address, &uri.subnqn, nqn, host.id)
+        };
         match Controller::connect(core, options, Staging::default()).await {
             Err(e) => last = format!("{address}: {e}"),
             Ok(controller) => {

@@ -171,7 +171,7 @@ fn an_error_ends_a_job() {
 }
 
 fn how(target: &str, writes: bool) -> How {
-    let host = Some(Host { nqn: HOSTNQN.to_owned(), id: [9; 16] });
+    let host = Some(Host { nqn: HOSTNQN.to_owned(), id: [9; 16], secrets: None, tls_key: None });
     How { target: target.parse().unwrap(), writes, direct: false, depth: 32, host, pin: None }
 }
 

@@ -10,16 +10,13 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use rt::net::{DetachedStream, Stream};
-use tls::{Acceptor, Error, Hello, Psk, Session};
+use tls::{Acceptor, Error, Fault, Hello, Psk, Session};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::conn::{Staging, Wire};
 
 /// How much of a name that nobody knows is logged, in bytes: all of one that could be known.
 const NAME_BYTES: usize = 525;
-
-/// Looks at the socket in a row that bring no plaintext before the other tasks of the core get their turn.
-const LOOKS: usize = 4;
 
 /// Between whom a channel is protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,54 +98,30 @@ impl Channel {
         Rc::clone(&self.protection)
     }
 
-    /// Reads the socket, and has TLS go on with what comes; whether there was anything.
-    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let staging = self.staging.clone();
-        let mut staging = staging.borrow_mut();
-        let room = match &self.state {
-            State::Tls(session, _) => session.room().min(staging.len()),
-            _ => staging.len(),
-        };
-        if room == 0 {
-            // It goes on as soon as it has a record, and has more than one: it is not what it should be.
-            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
-        }
-        let mut buf = ReadBuf::new(&mut staging[..room]);
-        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf))?;
-        match &mut self.state {
-            State::Hello(acceptor) if !buf.filled().is_empty() => acceptor.receive(buf.filled()),
-            State::Tls(session, _) if !buf.filled().is_empty() => session.receive(buf.filled()),
-            State::Tls(session, _) => session.receive_end(),
-            _ => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+    /// Reads from the socket what the client says first; has TLS begin when that is whole.
+    fn poll_hello(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        while let State::Hello(acceptor) = &mut self.state {
+            if let Some(hello) = acceptor.hello()? {
+                let found = self.keys.as_ref().and_then(|keys| keys(&hello));
+                let (psk, ends) = found.ok_or_else(|| {
+                    let named = hello.offers().first().map_or(&[][..], |offer| &offer.identity);
+                    let named = String::from_utf8_lossy(&named[..named.len().min(NAME_BYTES)]);
+                    tracing::info!(key = ?named, "a client of TLS does not have such a key");
+                    Error::WrongKey
+                })?;
+                let session = std::mem::take(acceptor).accept(&psk)?;
+                self.state = State::Tls(Box::new(session), Some(ends));
+                break;
+            }
+            let mut staging = self.staging.borrow_mut();
+            let mut buf = ReadBuf::new(&mut staging);
+            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf))?;
+            if buf.filled().is_empty() {
+                return Poll::Ready(Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()));
+            }
+            acceptor.receive(buf.filled());
         }
         Poll::Ready(Ok(()))
-    }
-
-    /// Goes on with the handshake, as far as it gets with what has come; whether it is done.
-    fn shake_hands(&mut self, cx: &mut Context<'_>) -> Result<bool, Error> {
-        if let State::Hello(acceptor) = &mut self.state {
-            let Some(hello) = acceptor.hello()? else { return Ok(false) };
-            let found = self.keys.as_ref().and_then(|keys| keys(&hello));
-            let (psk, ends) = found.ok_or_else(|| {
-                let named = hello.offers().first().map_or(&[][..], |offer| &offer.identity);
-                let named = String::from_utf8_lossy(&named[..named.len().min(NAME_BYTES)]);
-                tracing::info!(key = ?named, "a client of TLS does not have such a key");
-                Error::WrongKey
-            })?;
-            let session = std::mem::take(acceptor).accept(&psk)?;
-            self.state = State::Tls(Box::new(session), Some(ends));
-        }
-        let State::Tls(session, ends) = &mut self.state else { return Ok(false) };
-        let is_done = session.handshake();
-        if is_done == Ok(true)
-            && let Some(ends) = ends.take()
-        {
-            // There is one handshake in a connection's life.
-            let _ = self.protection.set(ends);
-        }
-        // A part of the answer may be ready; what the socket does not take now it takes when it is written to.
-        let _ = self.poll_send(cx);
-        is_done
     }
 
     /// Refuses the client: it is told why, as far as the socket takes that.
@@ -159,20 +132,6 @@ impl Channel {
         }
         self.state = State::Refused;
         io::Error::new(io::ErrorKind::InvalidData, why)
-    }
-
-    /// Sends ciphertext until nothing is left.
-    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let State::Tls(session, _) = &mut self.state else { return Poll::Ready(Ok(())) };
-        while !session.output().is_empty() {
-            match ready!(Pin::new(&mut self.stream).poll_write(cx, session.output())) {
-                Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Ok(n) => session.sent(n),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Poll::Ready(Err(e)),
-            }
-        }
-        Poll::Ready(Ok(()))
     }
 
     /// Reads the first bytes of a connection that may have TLS; whether they are plain, and for the protocol.
@@ -202,42 +161,22 @@ impl Channel {
         &mut self,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        for _ in 0..LOOKS {
-            match self.shake_hands(cx) {
-                Ok(true) => {}
-                Ok(false) => {
-                    ready!(self.poll_receive(cx))?;
-                    continue;
-                }
-                Err(Error::Closed) => return Poll::Ready(Ok(())),
-                Err(why) => return Poll::Ready(Err(self.refuse(cx, why))),
-            }
-            let State::Tls(session, _) = &mut self.state else { return Poll::Ready(Ok(())) };
-            match session.read(buf.initialize_unfilled()) {
-                Ok(Some(n)) => {
-                    buf.advance(n);
-                    return Poll::Ready(Ok(()));
-                }
-                Ok(None) => {}
-                Err(Error::Closed) => return Poll::Ready(Ok(())),
-                Err(why) => {
-                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why)));
-                }
-            }
-            match self.poll_receive(cx) {
-                Poll::Ready(result) => result?,
-                Poll::Pending => {
-                    if let State::Tls(session, _) = &mut self.state {
-                        session.rest();
-                    }
-                    return Poll::Pending;
-                }
-            }
+    ) -> Poll<Result<(), Fault>> {
+        ready!(self.poll_hello(cx))?;
+        let State::Tls(session, ends) = &mut self.state else { return Poll::Ready(Ok(())) };
+        let read = session.poll_read(&mut self.stream, &mut self.staging.borrow_mut(), cx, buf);
+        if session.is_established()
+            && let Some(ends) = ends.take()
+        {
+            // There is one handshake in a connection's life.
+            let _ = self.protection.set(ends);
         }
-        // There may be more where that came from: records without plaintext, changes of keys.
-        cx.waker().wake_by_ref();
-        Poll::Pending
+        read
+    }
+
+    /// Whether its client has come through the handshake.
+    fn is_established(&self) -> bool {
+        matches!(&self.state, State::Tls(session, _) if session.is_established())
     }
 }
 
@@ -268,7 +207,13 @@ impl AsyncRead for Channel {
             State::Hello(_) | State::Tls(..) => {}
             State::Refused => return Poll::Ready(Ok(())),
         }
-        this.poll_read_tls(cx, buf)
+        match ready!(this.poll_read_tls(cx, buf)) {
+            Ok(()) => Poll::Ready(Ok(())),
+            Err(Fault::Tls(why)) if !this.is_established() => {
+                Poll::Ready(Err(this.refuse(cx, why)))
+            }
+            Err(why) => Poll::Ready(Err(why.into())),
+        }
     }
 }
 
@@ -290,17 +235,8 @@ impl AsyncWrite for Channel {
         if matches!(this.state, State::Plain | State::Undecided) {
             return Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
         }
-        let _ = this.poll_send(cx)?;
         let State::Tls(session, _) = &mut this.state else { return Poll::Pending };
-        let written = session.write(bufs.iter().map(|buf| &**buf));
-        match written.map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))? {
-            // The socket wakes the task once it takes some of what waits, or the client once it goes on.
-            0 => Poll::Pending,
-            n => {
-                let _ = this.poll_send(cx)?;
-                Poll::Ready(Ok(n))
-            }
-        }
+        session.poll_write(&mut this.stream, cx, bufs).map_err(io::Error::from)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -309,16 +245,16 @@ impl AsyncWrite for Channel {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        ready!(this.poll_send(cx))?;
+        if let State::Tls(session, _) = &mut this.state {
+            ready!(session.poll_send(&mut this.stream, cx))?;
+        }
         Pin::new(&mut this.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if let State::Tls(session, _) = &mut this.state {
-            session.close();
-            // Whoever does not read will not hear it; the end of the stream says the same.
-            let _ = this.poll_send(cx)?;
+            session.farewell(&mut this.stream, cx)?;
         }
         Pin::new(&mut this.stream).poll_shutdown(cx)
     }

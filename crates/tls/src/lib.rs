@@ -3,13 +3,14 @@
 //! * [`Acceptor`] takes the first bytes of a client until its [`Hello`] is whole: what it calls the keys that it has,
 //!   and whether a key that is known here is one of them.
 //! * [`Session`] is a connection by one [`Psk`]: ciphertext in and out, plaintext in and out. It belongs to no core and
-//!   no socket.
+//!   no socket, and is joined to one call by call.
 //!
 //! The cryptography and the messages behind the first are those of `s2n-tls`.
 
 mod hello;
 mod pipe;
 mod session;
+mod stream;
 
 use std::fmt;
 
@@ -18,6 +19,7 @@ use zeroize::Zeroizing;
 
 pub use hello::{Acceptor, Hello, Offer};
 pub use session::Session;
+pub use stream::Fault;
 
 /// What the first record of a client begins with (RFC 8446, 5.1): a handshake.
 pub const FIRST_BYTE: u8 = 22;

@@ -111,6 +111,12 @@ impl Session {
         })
     }
 
+    /// Whether the handshake is done.
+    #[must_use]
+    pub fn is_established(&self) -> bool {
+        self.is_established
+    }
+
     /// What the client calls the key.
     #[must_use]
     pub fn identity(&self) -> &[u8] {

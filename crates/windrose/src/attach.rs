@@ -25,6 +25,7 @@ use volume::Volume;
 use crate::cli::AttachArgs;
 use crate::daemon::{Signals, crash_on_panic, notify};
 use crate::exit::{FAILED, Failure, UNAVAILABLE};
+use crate::files::{self, HostKeys};
 use crate::host::Host;
 use crate::log;
 use crate::remote::Remote;
@@ -47,6 +48,7 @@ struct Order {
     portals: Vec<SocketAddr>,
     export: NvmeExport,
     host: Host,
+    keys: HostKeys,
     doors: Doors,
     rings: u16,
     read_only: bool,
@@ -102,6 +104,7 @@ pub(crate) async fn run(remote: Remote, args: AttachArgs) -> Result<ExitCode, Fa
 /// Finds out where the volume is.
 async fn order(remote: &Remote, args: AttachArgs) -> Result<Order, Failure> {
     let host = Host::of_this_machine(args.host_nqn.as_ref(), args.host_id)?;
+    let keys = files::host_keys(&args.keys)?;
     let volume = remote.client.call_on::<GetVolume>(&args.name, &[], &Nothing).await?;
     let name = volume.name;
     let export = volume.nvme.ok_or_else(|| {
@@ -115,6 +118,7 @@ async fn order(remote: &Remote, args: AttachArgs) -> Result<Order, Failure> {
         portals,
         export,
         host,
+        keys,
         doors: Doors { vhost_user: args.vhost_user, nbd: args.nbd },
         rings: args.queues,
         read_only: args.read_only,
@@ -286,9 +290,15 @@ async fn connect(core: &Core, order: &Order) -> Result<(Vec<Controller>, Rc<Name
     };
     let NvmeExport { subsystem, namespace, .. } = &order.export;
     let usual = Options::new(*first, subsystem, &order.host.nqn, order.host.id.into_bytes());
-    let patience = order.patience;
-    let options =
-        Options { queue_entries: QUEUE_ENTRIES, keep_alive: KEEP_ALIVE, patience, ..usual };
+    let (patience, HostKeys { secrets, tls_key }) = (order.patience, order.keys.clone());
+    let options = Options {
+        queue_entries: QUEUE_ENTRIES,
+        keep_alive: KEEP_ALIVE,
+        patience,
+        secrets,
+        tls_key,
+        ..usual
+    };
     let staging = Staging::default();
     let portals = every_portal(core, order, &options, &staging).await;
     let connected = Controller::connect_all(core, &options, &portals, &staging).await;

@@ -14,7 +14,9 @@ use load::job::{Job, KEYS, parse};
 use load::open::{self, Before};
 use load::report;
 
+use crate::cli::HostKeyArgs;
 use crate::exit::{FAILED, Failure, USAGE};
+use crate::files::{self, HostKeys};
 use crate::host::Host;
 use crate::remote::write;
 
@@ -42,6 +44,8 @@ pub(crate) struct BenchArgs {
     job_file: Option<PathBuf>,
     #[command(flatten)]
     terms: Terms,
+    #[command(flatten, next_help_heading = "NVMe hosts that prove who they are")]
+    keys: HostKeyArgs,
     /// Write to what exists: what it holds is lost.
     #[arg(long)]
     yes: bool,
@@ -156,14 +160,19 @@ fn jobs(args: &BenchArgs) -> Result<Vec<Job>, Failure> {
 
 async fn measure(args: &BenchArgs, jobs: Vec<Job>, json: bool) -> Result<ExitCode, Failure> {
     let server = server(args).await?;
+    let HostKeys { secrets, tls_key } = files::host_keys(&args.keys)?;
+    let host = Host::of_this_machine(None, None).ok();
     let plan = Plan {
         cpus: cpus(args, &jobs),
         jobs,
         poll_window: Duration::from_micros(u64::from(args.poll)),
         server: server.as_ref().map(|(process, _)| *process),
-        host: Host::of_this_machine(None, None)
-            .ok()
-            .map(|host| open::Host { nqn: host.nqn, id: host.id.into_bytes() }),
+        host: host.map(|Host { nqn, id }| open::Host {
+            nqn,
+            id: id.into_bytes(),
+            secrets,
+            tls_key,
+        }),
     };
     let fleet = Fleet::start(plan).map_err(|why| Failure::new(USAGE, why))?;
     may_be_lost(&fleet, args.yes).await?;

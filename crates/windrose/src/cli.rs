@@ -128,6 +128,24 @@ pub(crate) struct AttachArgs {
     /// identity).
     #[arg(long, value_name = "UUID")]
     pub(crate) host_id: Option<Uuid>,
+    #[command(flatten)]
+    pub(crate) keys: HostKeyArgs,
+}
+
+/// What an NVMe host shares with a volume.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct HostKeyArgs {
+    /// File with this host's secret, by which it proves who it is (DH-HMAC-CHAP), as `nvme gen-dhchap-key` makes it; `-` reads
+    /// it from standard input.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) dhchap_secret: Option<PathBuf>,
+    /// File with the secret that the volume is to prove itself with; not the host's.
+    #[arg(long, value_name = "FILE", requires = "dhchap_secret")]
+    pub(crate) dhchap_ctrl_secret: Option<PathBuf>,
+    /// File with the key by which connections are protected (TLS), as `nvme gen-tls-key` makes it; `-` reads it from standard
+    /// input.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,11 +1,17 @@
 //! Secrets and tokens, read from where they belong: files.
 
+use std::fmt::Display;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use std::sync::Arc;
 
 use api::{Chap, ChapUser, Dhchap, DhchapSecret, MutualChap, Secret, Tls, TlsKey};
 
-use crate::cli::UserAndFile;
+use initiator::nvme::Secrets;
+use nvme::auth::{self, Policy};
+
+use crate::cli::{HostKeyArgs, UserAndFile};
 use crate::exit::{Failure, USAGE};
 
 /// Longest file with a secret, in bytes.
@@ -53,6 +59,31 @@ pub(crate) fn tls(file: &Path, required: bool) -> Result<Tls, Failure> {
     let key = TlsKey::try_from(line(file)?);
     let key = key.map_err(|e| Failure::new(USAGE, format!("{}: {e}", file.display())))?;
     Ok(Tls { key, required })
+}
+
+/// What this machine shares with a volume when it is the host.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HostKeys {
+    pub(crate) secrets: Option<Arc<Secrets>>,
+    pub(crate) tls_key: Option<Arc<nvme::tls::TlsKey>>,
+}
+
+/// Likewise, out of its files.
+pub(crate) fn host_keys(args: &HostKeyArgs) -> Result<HostKeys, Failure> {
+    fn read<T, E: Display>(
+        file: Option<&PathBuf>,
+        parse: fn(&str) -> Result<T, E>,
+    ) -> Result<Option<T>, Failure> {
+        let Some(file) = file else { return Ok(None) };
+        let parsed = parse(&line(file)?);
+        let parsed = parsed.map_err(|e| Failure::new(USAGE, format!("{}: {e}", file.display())))?;
+        Ok(Some(parsed))
+    }
+    let controller = read(args.dhchap_ctrl_secret.as_ref(), auth::Secret::parse)?;
+    let host = read(args.dhchap_secret.as_ref(), auth::Secret::parse)?;
+    let secrets = host.map(|host| Secrets { host, controller, policy: Policy::default() });
+    let tls_key = read(args.tls_key.as_ref(), nvme::tls::TlsKey::parse)?;
+    Ok(HostKeys { secrets: secrets.map(Arc::new), tls_key: tls_key.map(Arc::new) })
 }
 
 fn credentials(from: &UserAndFile) -> Result<(ChapUser, Secret), Failure> {

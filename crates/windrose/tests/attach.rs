@@ -27,12 +27,23 @@ fn attach_at(place: &Place, socket: &Path, nbd: Option<&Path>) -> Daemon {
 }
 
 fn attach_as(place: &Place, socket: &Path, nbd: Option<&Path>, said: Stdio) -> Daemon {
+    attach_with(place, socket, nbd, said, &[])
+}
+
+fn attach_with(
+    place: &Place,
+    socket: &Path,
+    nbd: Option<&Path>,
+    said: Stdio,
+    more: &[&str],
+) -> Daemon {
     let child = Command::new(env!("CARGO_BIN_EXE_windrose"))
         .env("WINDROSE_API", format!("unix:{}/api.sock", place.path().display()))
         .args(["attach", "web", "--queues", "2", "--patience", "1", "--vhost-user"])
         .arg(socket)
         .args(nbd.map(|at| format!("--nbd={}", at.display())))
         .args(HOST)
+        .args(more)
         .stdin(Stdio::null())
         .stderr(said)
         .spawn()
@@ -110,5 +121,61 @@ fn a_volume_out_of_reach_ends_the_process() {
     let serving = attach_at(&place, &socket, Some(&nbd));
     place.ok(&load);
     assert_eq!(serving.stop(), Some(0));
+    assert_eq!(node.stop(), Some(0));
+}
+
+/// A volume whose host has to prove who it is, and to come by TLS (RFD 0020, 0022).
+#[test]
+fn a_guarded_volume_is_attached_and_measured_with_its_keys() {
+    const SECRET: &str = "DHHC-1:00:ERgfJi00O0JJUFdeZWxzeoGIj5adpKuyucDHztXc4+oQKkVI:";
+    const OF_VOLUME: &str = "DHHC-1:01:kcxKKkDGIyL6bvTQ4Bt9Ezc0BxjHs3BnOMW1NDVxqM+rLVUt:";
+    const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    const OTHER: &str = "NVMeTLSkey-1:01:0QkSudaQUIS892CTNQHqj1hCLcYfg7th53njjkT/K02byNhe:";
+    let place = Place::new("");
+    let node = place.start();
+    let file = |name: &str, text: &str| {
+        let path = place.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let (secret, of_volume) = (file("secret", SECRET), file("of-volume", OF_VOLUME));
+    let (key, other) = (file("key", KEY), file("other", OTHER));
+    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    place.ok(&["volume", "allow", "web", HOST[1]]);
+    let of_host = ["web", "--host", HOST[1]];
+    let guards = ["--secret", &secret, "--ctrl-secret", &of_volume];
+    place.ok(&[&["volume", "dhchap"][..], &of_host, &guards].concat());
+    place.ok(&[&["volume", "tls"][..], &of_host, &["--key", &key]].concat());
+
+    let socket = place.path().join("web.sock");
+    let at = socket.display().to_string();
+    let words = [&["attach", "web", "--vhost-user", &at, "--patience", "1"][..], &HOST].concat();
+    let said = place.fails(2, &[&words[..], &["--tls-key", &secret]].concat());
+    assert!(said.contains("secret: a key has the form NVMeTLSkey-1:"), "{said}");
+    place.fails(6, &words);
+    let said = place.fails(6, &[&words[..], &["--tls-key", &other]].concat());
+    assert!(said.contains("no TLS: the other side has sent alert 51"), "{said}");
+    let said = place.fails(6, &[&words[..], &["--tls-key", &key]].concat());
+    assert!(said.contains("asks for a secret"), "{said}");
+
+    let keys = ["--tls-key", &key, "--dhchap-secret", &secret, "--dhchap-ctrl-secret", &of_volume];
+    let nbd = place.path().join("web.nbd");
+    let serving = attach_with(&place, &socket, Some(&nbd), Stdio::null(), &keys);
+    let load = ["--rw=randrw", "--iodepth=8", "--size=4m", "--verify", "--yes"];
+    let uri = format!("nbd+unix:///web?socket={}", nbd.display());
+    assert!(place.ok(&[&["bench", &uri][..], &load].concat()).contains("verified"));
+    let sessions = place.ok(&["sessions"]);
+    assert!(sessions.contains(HOST[1]) && sessions.contains("TLS"), "{sessions}");
+    assert_eq!(serving.stop(), Some(0));
+
+    let shown: serde_json::Value =
+        serde_json::from_str(&place.ok(&["volume", "show", "web", "--json"])).unwrap();
+    let text = |at: &str| shown.pointer(at).unwrap().as_str().unwrap();
+    let (portal, subsystem) = (text("/nvme/portals/0"), text("/nvme/subsystem"));
+    let uri = format!("nvme://{portal}/{subsystem}?hostnqn={}", HOST[1]);
+    let said = place.fails(1, &[&["bench", &uri][..], &load].concat());
+    assert!(said.contains("refused to connect"), "{said}");
+    let measured = place.ok(&[&["bench", &uri][..], &load, &keys].concat());
+    assert!(measured.contains("verified"), "{measured}");
     assert_eq!(node.stop(), Some(0));
 }

@@ -4,7 +4,7 @@
 //! hands out what has ended. Small reads go through a staging buffer that all connections of the core share, so
 //! that one read brings the answers to many commands; the rest of a large payload is read into its place.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -40,6 +40,12 @@ const PORTION: usize = 8;
 /// The staging buffer of a core: one for all of its connections. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Staging(Rc<RefCell<Box<[u8]>>>);
+
+impl Staging {
+    pub(crate) fn borrow_mut(&self) -> RefMut<'_, Box<[u8]>> {
+        self.0.borrow_mut()
+    }
+}
 
 impl Default for Staging {
     fn default() -> Self {
@@ -115,7 +121,8 @@ impl<S: Transport, C: Client> Driver<S, C> {
                 Ok(progress) => progress,
                 Err(e) => return Poll::Ready(End::Broken(e.kind())),
             };
-            if state.machine.is_closing() && state.machine.output().is_empty() {
+            let is_sent = state.machine.output().is_empty() && self.stalled.is_none();
+            if state.machine.is_closing() && is_sent {
                 let end = state.machine.end().unwrap_or(C::CLOSED);
                 return Poll::Ready(End::Machine(end));
             }
@@ -158,7 +165,11 @@ impl<S: Transport, C: Client> Driver<S, C> {
         loop {
             let output = state.machine.output();
             if output.is_empty() {
-                self.stalled = None;
+                // What the stream itself keeps back: records that the socket has no room for.
+                match Pin::new(&mut self.stream).poll_flush(cx)? {
+                    Poll::Ready(()) => self.stalled = None,
+                    Poll::Pending => _ = self.stalled.get_or_insert(now),
+                }
                 return Ok(any);
             }
             let slices: ArrayVec<_, GATHER> = output.slices().take(GATHER).collect();
@@ -190,7 +201,7 @@ impl<S: Transport, C: Client> Driver<S, C> {
             }
             return Ok(read);
         }
-        let mut staging = self.staging.0.borrow_mut();
+        let mut staging = self.staging.borrow_mut();
         let read = poll_read(&mut self.stream, cx, &mut staging)?;
         if let Read::Bytes(n) = read {
             let mut bytes = &staging[..n];

@@ -1,21 +1,24 @@
 //! How a queue comes to be: dialling, Connect, proof.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
 use std::sync::Arc;
 
 use ::nvme::auth::{self, AuthCommand, Fresh, Next, Prover, Sequence, SharedConfig};
 use ::nvme::fabrics::{CNTLID_DYNAMIC, CONNECT_AUTHENTICATE};
 use ::nvme::host::{ADMIN_IN_CAPSULE_BYTES, Config};
+use ::nvme::tls::{Suite, TlsKey};
 use ::nvme::{Connect, Status};
 use block::Account;
 use rt::Core;
+use rt::net::Stream;
 use tokio::time::timeout;
 use zerocopy::IntoBytes;
 
 use super::admin::{Admin, Failed};
 use super::options::Options;
 use super::queue::{End, Queue, Staging};
+use crate::protected::Protected;
 
 /// Entries of an admin queue (NVMe Base 2.0, 3.3.1: 32 at least over fabrics).
 const ADMIN_ENTRIES: u16 = 32;
@@ -35,6 +38,9 @@ pub enum ConnectError {
     /// There is no connection.
     #[error("no connection: {0}")]
     Dial(io::ErrorKind),
+    /// The connection cannot be protected. That may pass: a node that has just begun may not be able to read the key.
+    #[error("no TLS: {0}")]
+    Tls(tls::Error),
     /// It took too long.
     #[error("it takes too long")]
     TimedOut,
@@ -75,10 +81,20 @@ impl ConnectError {
                 true
             }
             Self::Dial(_)
+            | Self::Tls(_)
             | Self::TimedOut
             | Self::Ended(_)
             | Self::RefusedQueue(_)
             | Self::Failed(_) => false,
+        }
+    }
+}
+
+impl From<tls::Fault> for ConnectError {
+    fn from(fault: tls::Fault) -> Self {
+        match fault {
+            tls::Fault::Tls(why) => Self::Tls(why),
+            tls::Fault::Stream(why) => Self::Ended(End::Broken(why.kind())),
         }
     }
 }
@@ -100,6 +116,8 @@ pub(super) struct Connector {
     pub(super) is_local: Cell<bool>,
     proof: Option<SharedConfig>,
     sequence: RefCell<Sequence>,
+    /// Where ciphertext is read to, once there is any.
+    ciphertext: OnceCell<Staging>,
 }
 
 /// A queue that is to be.
@@ -139,7 +157,17 @@ impl Connector {
         let sequence = RefCell::new(Sequence::new(u32::from_le_bytes([a, b, c, d])));
         let account = core.pool().account();
         let is_local = Cell::new(false);
-        Self { core: core.clone(), options, staging, account, is_local, proof, sequence }
+        let ciphertext = OnceCell::new();
+        Self {
+            core: core.clone(),
+            options,
+            staging,
+            account,
+            is_local,
+            proof,
+            sequence,
+            ciphertext,
+        }
     }
 
     /// Opens a queue, and gives the identifier of its controller.
@@ -165,13 +193,31 @@ impl Connector {
             receive_timeout: options.command_timeout,
             ..Config::default()
         };
-        let staging = self.staging.clone();
-        let queue = Queue::start(stream, config, staging, options.command_timeout);
+        let (staging, timeout) = (self.staging.clone(), options.command_timeout);
+        let queue = match &options.tls_key {
+            None => Queue::start(stream, config, staging, timeout),
+            Some(key) => Queue::start(self.protect(stream, key).await?, config, staging, timeout),
+        };
         let admin = self.admin(&queue);
         let result = self.say_who(&admin, wanted).await?;
         let [a, b, ..] = result.to_le_bytes();
         self.prove(&admin, wanted.id, result).await?;
         Ok((queue, u16::from_le_bytes([a, b])))
+    }
+
+    /// Protects a connection by the key that the specification derives first. Controllers that look for what older
+    /// libraries derive from it (RFD 0022, 2) do not know it.
+    async fn protect(&self, stream: Stream, key: &TlsKey) -> Result<Protected, ConnectError> {
+        let Options { hostnqn, subnqn, .. } = &self.options;
+        let psk = key.psks(hostnqn, subnqn).next();
+        let psk = psk.ok_or(ConnectError::Unusable("names that are too long for a key"))?;
+        let suite = match psk.suite() {
+            Suite::Aes128Sha256 => tls::Suite::Aes128Sha256,
+            Suite::Aes256Sha384 => tls::Suite::Aes256Sha384,
+        };
+        let psk = tls::Psk::new(psk.identity().as_bytes(), psk.key(), suite);
+        let ciphertext = self.ciphertext.get_or_init(Staging::default).clone();
+        Ok(Protected::new(stream, &psk, ciphertext).await?)
     }
 
     pub(super) fn admin(&self, queue: &Queue) -> Admin {

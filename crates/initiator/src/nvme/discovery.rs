@@ -1,6 +1,7 @@
 //! Which subsystems there are, and where (NVMe Base 2.0, 5.16.1.23).
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use ::nvme::fabrics::DISCOVERY_NQN;
 use ::nvme::log::{DiscoveryHeader, DiscoveryRecord, LogId};
@@ -11,7 +12,7 @@ use zerocopy::FromBytes;
 use super::admin::Failed;
 use super::connect::{ConnectError, Connector};
 use super::live::Live;
-use super::options::Options;
+use super::options::{Options, Secrets};
 use super::queue::Staging;
 
 /// Most records that are read.
@@ -24,7 +25,7 @@ const TRIES: usize = 5;
 const TRTYPE_TCP: u8 = 3;
 
 /// Asks the discovery controller at [`Options::address`] what there is for this host; which subsystem the
-/// options name does not matter. Records of other transports, and those that cannot be read, are left out.
+/// options name does not matter, nor does what it shares with the host: a key of TLS, or a secret of its own. Records of other transports, and those that cannot be read, are left out.
 ///
 /// # Errors
 /// Why the controller, or its log, is not reached.
@@ -34,7 +35,10 @@ pub async fn discover(
     staging: Staging,
 ) -> Result<Vec<DiscoveryEntry>, ConnectError> {
     let subnqn = DISCOVERY_NQN.to_owned();
-    let connector = Connector::new(core, Options { subnqn, ..options }, staging);
+    let secrets = options.secrets.as_deref().cloned();
+    let secrets = secrets.map(|secrets| Arc::new(Secrets { controller: None, ..secrets }));
+    let options = Options { subnqn, secrets, tls_key: None, ..options };
+    let connector = Connector::new(core, options, staging);
     let live = connector.bring_up().await?;
     let found = read(&live).await;
     live.close();

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use ::nvme::Digests;
 use ::nvme::auth::{Policy, Secret};
+use ::nvme::tls::TlsKey;
 
 pub use crate::backoff::Backoff;
 
 /// How a host proves who it is (RFD 0020).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Secrets {
     /// What the host proves to know.
     pub host: Secret,
@@ -34,6 +35,9 @@ pub struct Options {
     pub host_id: [u8; 16],
     /// How it proves who it is, where a controller asks.
     pub secrets: Option<Arc<Secrets>>,
+    /// The key that it has together with the subsystem: its connections are protected by TLS (RFD 0022). Without, they
+    /// are not.
+    pub tls_key: Option<Arc<TlsKey>>,
     /// Digests to ask for; a controller may decline.
     pub digests: Digests,
     /// I/O queues to open on this core; a controller may allow fewer.
@@ -62,6 +66,7 @@ impl Options {
             hostnqn: hostnqn.to_owned(),
             host_id,
             secrets: None,
+            tls_key: None,
             digests: Digests::default(),
             io_queues: 1,
             queue_entries: 128,

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -13,8 +14,8 @@ use block::{Dev, Epoch, Mem, MemOptions};
 use initiator::nvme::{Backoff, Controller, Options, Staging};
 use rt::{Core, Cores, CoresConfig};
 use target::{
-    Access, Admission, Catalog, Chap, HostSecrets, IscsiTarget, Limits, Served, Server, Service,
-    Subsystem, VolumeId, doors,
+    Access, Admission, Catalog, Chap, HostSecrets, HostTls, IscsiTarget, Limits, Served, Server,
+    Service, Subsystem, VolumeId, doors,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::sync::Notify;
@@ -113,9 +114,20 @@ impl Site {
 
     /// Namespace 1 of `subnqn` is this volume.
     pub(crate) fn serve(&self, subnqn: &str, id: VolumeId, access: Access<HostSecrets>) {
+        self.serve_by(subnqn, id, access, BTreeMap::new());
+    }
+
+    /// The same for hosts that come by TLS.
+    pub(crate) fn serve_by(
+        &self,
+        subnqn: &str,
+        id: VolumeId,
+        access: Access<HostSecrets>,
+        tls: BTreeMap<String, HostTls>,
+    ) {
         let namespaces = [(1, id)].into();
         let serial = "1".to_owned();
-        let subsystem = Subsystem { namespaces, serial, access, ..Subsystem::default() };
+        let subsystem = Subsystem { namespaces, serial, access, tls, ..Subsystem::default() };
         let subsystems = [(subnqn.to_owned(), subsystem)].into();
         let nvme_portals = vec![self.at];
         self.server.set_catalog(Arc::new(Catalog {

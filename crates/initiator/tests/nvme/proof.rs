@@ -9,12 +9,17 @@ use target::HostSecrets;
 
 use super::*;
 
-const HOST_SECRET: &str = "DHHC-1:00:ERgfJi00O0JJUFdeZWxzeoGIj5adpKuyucDHztXc4+oQKkVI:";
+pub(super) const HOST_SECRET: &str = "DHHC-1:00:ERgfJi00O0JJUFdeZWxzeoGIj5adpKuyucDHztXc4+oQKkVI:";
 const OTHER_SECRET: &str = "DHHC-1:00:g4qRmJ+mrbS7wsnQ197l7PP6AQgPFh0kKzI5QEdOVVxwYX7k:";
 const CONTROLLER_SECRET: &str = "DHHC-1:01:kcxKKkDGIyL6bvTQ4Bt9Ezc0BxjHs3BnOMW1NDVxqM+rLVUt:";
 
-fn secret(text: &str) -> Secret {
+pub(super) fn secret(text: &str) -> Secret {
     Secret::parse(text).unwrap()
+}
+
+pub(super) fn secrets(host: &str, controller: Option<&str>) -> Arc<Secrets> {
+    let (host, controller) = (secret(host), controller.map(secret));
+    Arc::new(Secrets { host, controller, policy: Policy::default() })
 }
 
 async fn connect(
@@ -22,10 +27,7 @@ async fn connect(
     host: Option<&str>,
     controller: Option<&str>,
 ) -> Result<Controller, ConnectError> {
-    let secrets = host.map(|host| {
-        let (host, controller) = (secret(host), controller.map(secret));
-        Arc::new(Secrets { host, controller, policy: Policy::default() })
-    });
+    let secrets = host.map(|host| secrets(host, controller));
     let options = Options { secrets, io_queues: 2, ..options(site.at) };
     Controller::connect(&site.core, options, Staging::default()).await
 }
