@@ -47,8 +47,6 @@ pub(crate) const NBD: &[Package] = &[
 pub(crate) const CLOCK: &[Package] = &[package("faketime", "faketime")];
 /// The peer of the measurements.
 pub(crate) const TGT: &[Package] = &[package("tgt", "tgtd")];
-/// What our load generator is compared with.
-pub(crate) const FIO: &[Package] = &[package("fio", "fio")];
 /// What the guests' scripts call; they run on this machine's own files.
 pub(crate) const GUEST: &[Package] = &[
     package("busybox-static", "busybox"),

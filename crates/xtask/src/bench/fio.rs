@@ -4,14 +4,16 @@
 //! both can reach: another one is one more line of [`targets`].
 
 use super::{
-    Plan,
+    Plan, SERVER_CPU,
     generator::{self, pinned, said},
     machine, page,
 };
-use crate::{house::House, install, node::Profile};
+use crate::{house::House, install, node::Profile, process::Daemon};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use std::{fmt::Write as _, fs, path::Path};
+use std::{
+    fmt::Write as _, fs, os::unix::net::UnixStream, path::Path, process::Command, time::Duration,
+};
 
 /// Size of what is read and written, in MiB.
 const MIB: u64 = 256;
@@ -21,7 +23,7 @@ const AGREED: f64 = 3.0;
 
 /// What must be installed.
 pub(super) fn packages() -> Vec<&'static [install::Package]> {
-    vec![install::FIO, install::NETWORK]
+    vec![install::NBD, install::NETWORK]
 }
 
 /// What both reach.
@@ -78,7 +80,10 @@ struct Sample {
 
 /// Measures and writes `bench/README.md` and `bench/results/fio.json`.
 pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
-    let targets = targets(house)?;
+    let memory = house.memory_directory()?;
+    let socket = memory.join("nbd.sock");
+    let _served = export(house, &socket)?;
+    let targets = targets(house, &memory, &socket)?;
     let program = Profile::Release.program(house);
     let mut samples = Vec::new();
     for repetition in 1..=plan.repetitions {
@@ -109,9 +114,19 @@ pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
     write(house, plan, &targets, &samples)
 }
 
-/// A file on the disk beside the build, and one in memory.
-fn targets(house: &House) -> Result<Vec<Target>> {
-    let (disk, memory) = (house.build_directory()?, house.memory_directory()?);
+/// Has somebody else's server export memory by NBD, on the processor of servers.
+fn export(house: &House, socket: &Path) -> Result<Daemon> {
+    let mut command = Command::new("taskset");
+    command.args(["-c", &SERVER_CPU.to_string(), "nbdkit", "--foreground", "--unix"]);
+    command.arg(socket).args(["memory", &format!("{MIB}M")]);
+    let mut nbdkit = Daemon::start(house.scratch(), "nbdkit", &mut command)?;
+    nbdkit.wait_until(Duration::from_secs(10), || UnixStream::connect(socket).is_ok())?;
+    Ok(nbdkit)
+}
+
+/// A file on the disk beside the build, one in memory, and the export.
+fn targets(house: &House, memory: &Path, socket: &Path) -> Result<Vec<Target>> {
+    let disk = house.build_directory()?;
     let file = |dir: &Path, name, engine: &str, loads| -> Result<Target> {
         let path = dir.join("target").display().to_string();
         fs::write(&path, noise()).with_context(|| format!("cannot write {path}"))?;
@@ -121,8 +136,15 @@ fn targets(house: &House) -> Result<Vec<Target>> {
     Ok(vec![
         file(&disk, "file", "io_uring", DISK)?,
         // Files in memory cannot be waited for: io_uring hands each operation to a thread. We make plain calls, as psync does.
-        file(&memory, "RAM", "psync", MEMORY)?,
+        file(memory, "RAM", "psync", MEMORY)?,
+        nbd(socket),
     ])
+}
+
+fn nbd(socket: &Path) -> Target {
+    let ours = format!("nbd+unix:///?socket={}", socket.display());
+    let theirs = vec![format!("--uri={ours}"), "--ioengine=nbd".to_owned()];
+    Target { name: "NBD", ours, theirs, loads: DISK }
 }
 
 /// Data that does not compress.

@@ -251,7 +251,8 @@ fn prepare(house: &House, tier: &Tier) -> Result<()> {
         install::newer(house)?;
     }
     if tier.name == clients::SUITE {
-        let example = ["-p", "initiator", "--example", clients::OWN_INITIATOR];
+        // With the features that the tests have built it with.
+        let example = ["--workspace", "--example", clients::OWN_INITIATOR];
         Profile::Dev.build(house, &example)?;
     }
     Ok(())
