@@ -2,7 +2,7 @@
 //!
 //! Everything is measured once per repetition, in turn, so that a noisy minute hits all alike; figures are medians of the
 //! repetitions. [`iscsi`] compares with another target, [`nvme`] with the bytes alone and with iSCSI, [`mirror`] a volume on two nodes
-//! with one on a node by itself, [`fio`] our load generator with fio.
+//! with one on a node by itself, [`vhost`] a volume by shared memory with NVMe/TCP, [`fio`] our load generator with fio.
 
 mod echo;
 mod fio;
@@ -17,6 +17,7 @@ mod nvme;
 mod page;
 mod report;
 mod verdict;
+mod vhost;
 
 use crate::{house::House, install, namespace, node::Profile, server::Unit, tier};
 use anyhow::{Context, Result, ensure};
@@ -44,6 +45,8 @@ pub(crate) enum Subject {
     Nvme,
     /// A volume on two nodes beside one on a node by itself
     Mirror,
+    /// A node's volume by shared memory beside NVMe/TCP
+    Vhost,
     /// Our load generator beside fio
     Fio,
 }
@@ -55,6 +58,7 @@ impl Subject {
             Self::Iscsi => "iscsi",
             Self::Nvme => "nvme",
             Self::Mirror => "mirror",
+            Self::Vhost => "vhost",
             Self::Fio => "fio",
         }
     }
@@ -65,6 +69,7 @@ impl Subject {
             Self::Iscsi => iscsi::packages(),
             Self::Nvme => nvme::packages(),
             Self::Mirror => tier::mirror_packages(),
+            Self::Vhost => vhost::packages(),
             Self::Fio => fio::packages(),
         }
     }
@@ -81,6 +86,9 @@ pub(crate) fn start(house: &House, subject: Subject, plan: Plan) -> Result<()> {
         if subject == Subject::Nvme {
             Profile::Release.build(house, &["-p", "target", "--example", "memory"])?;
         }
+        if subject == Subject::Vhost {
+            Profile::Release.build(house, &["-p", "attach", "--example", vhost::EXAMPLE])?;
+        }
         let (repetitions, seconds) = (plan.repetitions.to_string(), plan.seconds.to_string());
         let words = ["bench", subject.name(), "--repetitions", &repetitions, "--seconds", &seconds];
         if namespace::run_inside(house, &words)? {
@@ -92,6 +100,7 @@ pub(crate) fn start(house: &House, subject: Subject, plan: Plan) -> Result<()> {
         Subject::Iscsi => iscsi::run(house, plan),
         Subject::Nvme => nvme::run(house, plan),
         Subject::Mirror => mirror::run(house, plan),
+        Subject::Vhost => vhost::run(house, plan),
         Subject::Fio => fio::run(house, plan),
     }
 }
