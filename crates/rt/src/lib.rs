@@ -18,6 +18,7 @@ mod ring;
 pub mod sim;
 mod sys;
 mod turn;
+pub mod ublk;
 
 pub use crate::core::Core;
 pub use mailbox::{CoreHandle, NotTaken, Stopped};

@@ -273,6 +273,20 @@ pub(crate) fn end_at_once() -> ! {
     std::process::abort()
 }
 
+/// Size of a page of memory in bytes.
+pub(crate) fn page_bytes() -> usize {
+    // SAFETY: plain system call that looks up a constant.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// Memory that this thread asks for is found without writing to disks (`PR_SET_IO_FLUSHER`): it may be what serves them.
+pub(crate) fn flushes() -> io::Result<()> {
+    const PR_SET_IO_FLUSHER: libc::c_int = 57;
+    let (on, none): (libc::c_ulong, libc::c_ulong) = (1, 0);
+    // SAFETY: plain system call about the thread itself.
+    check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, on, none, none, none) }.into()).map(drop)
+}
+
 /// Whether this thread may lock as much memory as it likes.
 pub(crate) fn locks_freely() -> bool {
     /// `CAP_IPC_LOCK` (`linux/capability.h`).
