@@ -6,11 +6,13 @@
 //! Several front ends may serve one volume at once, as the volume puts overlapping commands in order.
 //!
 //! * [`vhost_user`]: disks of virtual machines, by shared memory.
+//! * [`ublk`]: block devices of this machine.
 //! * [`nbd`]: NBD at a Unix socket or by TCP (`docs/rfd/0025-nbd.md`).
 
 mod absence;
 pub mod nbd;
 mod settling;
+pub mod ublk;
 pub mod vhost_user;
 
 pub use absence::Absence;
