@@ -9,7 +9,7 @@ use std::time::Duration;
 use api::client::Address;
 use api::endpoint::{GetVolume, Nothing};
 use api::{NvmeExport, VolumeName};
-use attach::{Absence, Settling, nbd, vhost_user};
+use attach::{Absence, Settling, nbd, ublk, vhost_user};
 use block::{Dev, Epoch};
 use futures_util::FutureExt;
 use initiator::nvme::{Controller, Namespace, Options, Policy, Staging, discover};
@@ -40,6 +40,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(3);
 /// Entries of the queue to the volume's node, where that has room for as many.
 const QUEUE_ENTRIES: u16 = 128;
 
+/// Where block devices are found by the names of their volumes.
+const DISKS: &str = "/run/windrose/disks";
+
 /// What to serve, and how; all of it crosses to the core.
 struct Order {
     name: VolumeName,
@@ -60,6 +63,7 @@ struct Order {
 struct Doors {
     vhost_user: Option<PathBuf>,
     nbd: Option<PathBuf>,
+    ublk: Option<ublk::Options>,
 }
 
 /// Serves a volume until told to stop.
@@ -112,6 +116,13 @@ async fn order(remote: &Remote, args: AttachArgs) -> Result<Order, Failure> {
             .hint(format!("windrose volume export {name} --via both"))
     })?;
     let portals = portals(&export.portals, remote.client.address()).await;
+    let ublk = args.ublk.then(|| ublk::Options {
+        identity: volume.id.as_u128(),
+        queues: args.queues,
+        read_only: args.read_only,
+        device: args.device_id,
+        link: Some(Path::new(DISKS).join(name.as_str())),
+    });
     Ok(Order {
         serial: volume.id.simple().to_string(),
         name,
@@ -119,7 +130,7 @@ async fn order(remote: &Remote, args: AttachArgs) -> Result<Order, Failure> {
         export,
         host,
         keys,
-        doors: Doors { vhost_user: args.vhost_user, nbd: args.nbd },
+        doors: Doors { vhost_user: args.vhost_user, nbd: args.nbd, ublk },
         rings: args.queues,
         read_only: args.read_only,
         patience: Duration::from_secs(args.patience.into()),
@@ -158,6 +169,10 @@ async fn serve(
     ready: oneshot::Sender<()>,
     mut stop: oneshot::Receiver<()>,
 ) -> Result<(), Failure> {
+    let block = match &order.doors.ublk {
+        Some(options) => Some(block_device(&core, options).await?),
+        None => None,
+    };
     let (controllers, namespace) = tokio::select! {
         biased;
         // Closed, never sent on.
@@ -165,7 +180,8 @@ async fn serve(
         connected = connect(&core, &order) => connected?,
     };
     let dev = Dev::shared(Rc::clone(&namespace));
-    let settled = settled(&order.doors, &controllers);
+    let is_left = order.doors.is_left() || block.as_ref().is_some_and(ublk::Door::is_in_doubt);
+    let settled = is_left.then(|| settled(&controllers));
     let dev = match settled {
         Some(at) => Dev::new(Settling::new(dev, at)),
         None => dev,
@@ -179,7 +195,7 @@ async fn serve(
     let stop = stop.shared();
     let known = Rc::clone(&namespace);
     let absence = Absence::when(move || known.gone().is_some_and(|gone| gone.away));
-    let served = open_doors(&core, &order, (&volume, &absence), ready, stop).await;
+    let served = open_doors(&core, &order, (&volume, &absence), block, (ready, stop)).await;
     // What is in doubt is over when this is: the next process repeats no change that could still happen.
     let closed = volume.close(&core.pool().account()).await;
     for controller in controllers {
@@ -187,7 +203,7 @@ async fn serve(
             tracing::info!(error = %e, "{controller:?} was not told that we leave");
         }
     }
-    served?;
+    let is_left = served?;
     if let Some(gone) = namespace.gone().filter(|_| absence.is_certain()) {
         let left = format!("volume {} is out of reach: {}", order.name, gone.why);
         return Err(Failure::new(FAILED, left)
@@ -197,31 +213,58 @@ async fn serve(
         let lost =
             format!("what was written last to volume {} may not be durable: {e}", order.name);
         Failure::new(FAILED, lost)
-    })
+    })?;
+    if let Some(options) = order.doors.ublk.filter(|_| is_left)
+        && let Err(error) = options.left_in_order(&core).await
+    {
+        tracing::info!(%error, "the next process waits as if this one had been killed");
+    }
+    Ok(())
 }
 
-/// Until when changes wait where a process was here before and has been killed: its socket is still there. It has left
-/// bytes in the sockets of nodes, which do not know of it as long as they do not run: what is said of a connection that
-/// falls silent holds for its connections as well (RFD 0027, 3).
-fn settled(doors: &Doors, controllers: &[Controller]) -> Option<Instant> {
-    let is_left = |at: &Option<PathBuf>| at.as_ref().is_some_and(|at| at.exists());
-    if !is_left(&doors.vhost_user) && !is_left(&doors.nbd) {
-        return None;
+impl Doors {
+    /// Whether a process was here before and has been killed: its socket is still there.
+    fn is_left(&self) -> bool {
+        let is_left = |at: &Option<PathBuf>| at.as_ref().is_some_and(|at| at.exists());
+        is_left(&self.vhost_user) || is_left(&self.nbd)
     }
+}
+
+/// Until when changes wait where a process was here before and has been killed. It has left bytes in the sockets of nodes,
+/// which do not know of it as long as they do not run: what is said of a connection that falls silent holds for its
+/// connections as well (RFD 0027, 3).
+fn settled(controllers: &[Controller]) -> Instant {
     let quiesce = controllers.iter().filter_map(Controller::abilities).map(|a| a.quiesce).max();
     let time = 2 * KEEP_ALIVE + quiesce.unwrap_or_default();
     tracing::info!(seconds = time.as_secs(), "whoever was here before was killed: changes wait");
-    Some(Instant::now() + time)
+    Instant::now() + time
 }
 
-/// Serves at all doors until `stop`, or until the volume is out of reach.
+/// Looks for the driver of block devices, and for one that was left.
+async fn block_device(core: &Core, options: &ublk::Options) -> Result<ublk::Door, Failure> {
+    let opened = ublk::Door::open(core, options.clone()).await;
+    opened.map_err(|e| {
+        let hint = match e {
+            ublk::ServeError::NoDriver => Some("modprobe ublk_drv"),
+            ublk::ServeError::Elsewhere { .. } => Some("without --device-id it is gone on with"),
+            _ => None,
+        };
+        let failure = Failure::new(FAILED, e.to_string());
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    })
+}
+
+/// Serves at all doors until `stop`, or until the volume is out of reach. Whether there still is a block device then.
 async fn open_doors(
     core: &Core,
     order: &Order,
     (volume, absence): (&Rc<Volume>, &Absence),
-    ready: oneshot::Sender<()>,
-    stop: impl Future<Output = ()> + Clone,
-) -> Result<(), Failure> {
+    block: Option<ublk::Door>,
+    (ready, stop): (oneshot::Sender<()>, impl Future<Output = ()> + Clone),
+) -> Result<bool, Failure> {
     let name = &order.name;
     let guests = match &order.doors.vhost_user {
         Some(at) => {
@@ -241,8 +284,14 @@ async fn open_doors(
         }
         None => None,
     };
-    let Doors { vhost_user, nbd } = &order.doors;
-    tracing::info!(volume = %name, ?vhost_user, ?nbd, "serving the volume as a device of this machine");
+    let failed = |e: ublk::ServeError| Failure::new(FAILED, e.to_string());
+    let block = match block {
+        Some(door) => Some(door.begin(volume, absence).await.map_err(failed)?),
+        None => None,
+    };
+    let device = block.as_ref().map(ublk::Serving::device);
+    let Doors { vhost_user, nbd, .. } = &order.doors;
+    tracing::info!(volume = %name, ?vhost_user, ?nbd, ?device, "serving the volume as a device of this machine");
     // Nobody waits for it where the process is about to end.
     let _ = ready.send(());
     let guests = async {
@@ -255,8 +304,17 @@ async fn open_doors(
             server.run(stop.clone()).await;
         }
     };
-    tokio::join!(guests, tools);
-    Ok(())
+    let disk = async {
+        let Some(serving) = block else { return Ok(false) };
+        let device = serving.device();
+        let ublk::End::Left { user } = serving.run(stop.clone()).await? else { return Ok(false) };
+        if let Some(user) = user {
+            tracing::warn!(%device, %user, "the block device is in use, and stays: it waits for the next process");
+        }
+        Ok(true)
+    };
+    let ((), (), disk) = tokio::join!(guests, tools, disk);
+    disk.map_err(failed)
 }
 
 fn vhost(

@@ -111,10 +111,16 @@ pub(crate) struct AttachArgs {
     /// Socket to listen at for NBD: QEMU, qemu-img, nbdcopy, nbd-client and their like.
     #[arg(long, value_name = "PATH", group = "as")]
     pub(crate) nbd: Option<PathBuf>,
+    /// Make a block device of this machine, /dev/ublkbN, also to be found as /run/windrose/disks/NAME.
+    #[arg(long, group = "as")]
+    pub(crate) ublk: bool,
+    /// Number of the block device (default: the first that is free).
+    #[arg(long, value_name = "NUMBER", requires = "ublk", value_parser = clap::value_parser!(u32).range(..=1_048_575))]
+    pub(crate) device_id: Option<u32>,
     /// Refuse writes.
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// How many queues the virtual machine may use: as many as it has processors, say.
+    /// How many queues the virtual machine may use, or the block device has: as many as there are processors, say.
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) queues: u16,
     /// How long requests wait in seconds while no node that serves the volume answers. Then this process ends, and who

@@ -98,6 +98,25 @@ fn a_volume_is_attached_by_whom_it_allows() {
     assert_eq!(node.stop(), Some(0));
 }
 
+/// What a machine lacks for a block device is named before the volume is connected to.
+#[test]
+fn a_block_device_wants_a_driver() {
+    let place = Place::new("");
+    let node = place.start();
+    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    let said = place.fails(2, &["attach", "web", "--nbd", "/nowhere", "--device-id", "3"]);
+    assert!(said.contains("--ublk"), "{said}");
+    if Path::new("/dev/ublk-control").exists() {
+        // Nobody is allowed to the volume: no device is made of it.
+        let said = place.fails(6, &[&["attach", "web", "--ublk"][..], &HOST].concat());
+        assert!(said.contains("windrose volume allow web"), "{said}");
+    } else {
+        let said = place.fails(1, &[&["attach", "web", "--ublk"][..], &HOST].concat());
+        assert!(said.contains("no ublk driver") && said.contains("modprobe ublk_drv"), "{said}");
+    }
+    assert_eq!(node.stop(), Some(0));
+}
+
 /// Nobody is told that his disk has failed: the process ends, and who starts it anew lets its users go on.
 #[test]
 fn a_volume_out_of_reach_ends_the_process() {
