@@ -3,7 +3,7 @@
 
 mod boot;
 
-use super::accidents;
+use super::{accidents, ublk};
 use crate::{
     cluster::{A, B, Cluster, Mirrored},
     guest::{self, Kernel, Order, Signs},
@@ -36,6 +36,14 @@ const STANDSTILL: Duration = Duration::from_millis(500);
 const AGAIN: &str = "doing again what was not answered";
 
 pub(super) fn run(house: &House) -> Result<()> {
+    if house.wants("ublk") {
+        ublk::run(house)?;
+    }
+    if house.wants("vhost-user") { lent(house) } else { Ok(()) }
+}
+
+/// A disk that is lent to a virtual machine.
+fn lent(house: &House) -> Result<()> {
     let kernel = Kernel::qemu(house)?;
     let directory = house.directory("attach")?;
     let mut cluster = Cluster::start(house, &directory, Profile::Dev)?;

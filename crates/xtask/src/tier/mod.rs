@@ -14,6 +14,7 @@ mod nvme;
 mod scsi;
 mod simulation;
 mod style;
+mod ublk;
 mod unit;
 
 use crate::{
@@ -145,10 +146,10 @@ pub(crate) const TIERS: &[Tier] = &[
     },
     Tier {
         name: "attach",
-        about: "a mirrored volume as a disk of a virtual machine (vhost-user): file systems, verified load, kill -9 of what serves it, process or node; a machine that boots from it",
-        budget: minutes(7),
+        about: "a mirrored volume as a disk of a virtual machine (vhost-user), which boots from it, and a volume as a block device (ublk): file systems, verified load, kill -9 of what serves it, process or node",
+        budget: minutes(9),
         packages: || {
-            let guest = [install::GUEST, install::GUEST_QEMU, install::BOOT_DISK];
+            let guest = [install::GUEST, install::GUEST_QEMU, install::BOOT_DISK, install::TLS];
             [mirror_packages(), guest.to_vec(), vec![install::NETWORK]].concat()
         },
         processes: true,
