@@ -7,9 +7,11 @@
 //!
 //! * [`vhost_user`]: disks of virtual machines, by shared memory.
 //! * [`ublk`]: block devices of this machine.
+//! * [`fuse`]: a file, by the kernel's FUSE.
 //! * [`nbd`]: NBD at a Unix socket or by TCP (`docs/rfd/0025-nbd.md`).
 
 mod absence;
+pub mod fuse;
 pub mod nbd;
 mod settling;
 pub mod ublk;

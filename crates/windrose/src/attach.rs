@@ -1,7 +1,9 @@
 //! `windrose attach`: a volume as a device of this machine, until somebody says that it is enough.
 
+mod doors;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,18 +11,19 @@ use std::time::Duration;
 use api::client::Address;
 use api::endpoint::{GetVolume, Nothing};
 use api::{NvmeExport, VolumeName};
-use attach::{Absence, Settling, nbd, ublk, vhost_user};
+use attach::{Absence, Settling, ublk};
 use block::{Dev, Epoch};
 use futures_util::FutureExt;
 use initiator::nvme::{Controller, Namespace, Options, Policy, Staging, discover};
 use node::config::Config;
 use nvme::{DiscoveryEntry, DiscoveryKind};
-use rt::net::Listener;
 use rt::{Core, Cores, CoresConfig, DiskEngine};
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 use volume::Volume;
+
+use doors::{Doors, Opened};
 
 use crate::cli::AttachArgs;
 use crate::daemon::{Signals, crash_on_panic, notify};
@@ -54,16 +57,11 @@ struct Order {
     keys: HostKeys,
     doors: Doors,
     rings: u16,
+    /// Permissions of the file.
+    mode: u32,
     read_only: bool,
     /// How long a request waits while no node answers.
     patience: Duration,
-}
-
-/// Where consumers come to it.
-struct Doors {
-    vhost_user: Option<PathBuf>,
-    nbd: Option<PathBuf>,
-    ublk: Option<ublk::Options>,
 }
 
 /// Serves a volume until told to stop.
@@ -130,8 +128,9 @@ async fn order(remote: &Remote, args: AttachArgs) -> Result<Order, Failure> {
         export,
         host,
         keys,
-        doors: Doors { vhost_user: args.vhost_user, nbd: args.nbd, ublk },
+        doors: Doors { vhost_user: args.vhost_user, nbd: args.nbd, ublk, fuse: args.fuse },
         rings: args.queues,
+        mode: args.fuse_mode,
         read_only: args.read_only,
         patience: Duration::from_secs(args.patience.into()),
     })
@@ -170,7 +169,7 @@ async fn serve(
     mut stop: oneshot::Receiver<()>,
 ) -> Result<(), Failure> {
     let block = match &order.doors.ublk {
-        Some(options) => Some(block_device(&core, options).await?),
+        Some(options) => Some(doors::block_device(&core, options).await?),
         None => None,
     };
     let (controllers, namespace) = tokio::select! {
@@ -180,7 +179,8 @@ async fn serve(
         connected = connect(&core, &order) => connected?,
     };
     let dev = Dev::shared(Rc::clone(&namespace));
-    let is_left = order.doors.is_left() || block.as_ref().is_some_and(ublk::Door::is_in_doubt);
+    let is_left = order.doors.are_left(&core, order.name.as_str()).await
+        || block.as_ref().is_some_and(ublk::Door::is_in_doubt);
     let settled = is_left.then(|| settled(&controllers));
     let dev = match settled {
         Some(at) => Dev::new(Settling::new(dev, at)),
@@ -195,7 +195,19 @@ async fn serve(
     let stop = stop.shared();
     let known = Rc::clone(&namespace);
     let absence = Absence::when(move || known.gone().is_some_and(|gone| gone.away));
-    let served = open_doors(&core, &order, (&volume, &absence), block, (ready, stop)).await;
+    let opened = Opened::open(&core, &order, (&volume, &absence), block).await;
+    let served = match opened {
+        Ok(opened) => {
+            // Nobody waits for it where the process is about to end.
+            let _ = ready.send(());
+            opened.serve(stop).await
+        }
+        Err(failure) => Err(failure),
+    };
+    if let Some(at) = settled.filter(|_| served.is_ok()) {
+        // Somebody may have unmounted the file system before.
+        sleep_until(at).await;
+    }
     // What is in doubt is over when this is: the next process repeats no change that could still happen.
     let closed = volume.close(&core.pool().account()).await;
     for controller in controllers {
@@ -222,14 +234,6 @@ async fn serve(
     Ok(())
 }
 
-impl Doors {
-    /// Whether a process was here before and has been killed: its socket is still there.
-    fn is_left(&self) -> bool {
-        let is_left = |at: &Option<PathBuf>| at.as_ref().is_some_and(|at| at.exists());
-        is_left(&self.vhost_user) || is_left(&self.nbd)
-    }
-}
-
 /// Until when changes wait where a process was here before and has been killed. It has left bytes in the sockets of nodes,
 /// which do not know of it as long as they do not run: what is said of a connection that falls silent holds for its
 /// connections as well (RFD 0027, 3).
@@ -238,100 +242,6 @@ fn settled(controllers: &[Controller]) -> Instant {
     let time = 2 * KEEP_ALIVE + quiesce.unwrap_or_default();
     tracing::info!(seconds = time.as_secs(), "whoever was here before was killed: changes wait");
     Instant::now() + time
-}
-
-/// Looks for the driver of block devices, and for one that was left.
-async fn block_device(core: &Core, options: &ublk::Options) -> Result<ublk::Door, Failure> {
-    let opened = ublk::Door::open(core, options.clone()).await;
-    opened.map_err(|e| {
-        let hint = match e {
-            ublk::ServeError::NoDriver => Some("modprobe ublk_drv"),
-            ublk::ServeError::Elsewhere { .. } => Some("without --device-id it is gone on with"),
-            _ => None,
-        };
-        let failure = Failure::new(FAILED, e.to_string());
-        match hint {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
-    })
-}
-
-/// Serves at all doors until `stop`, or until the volume is out of reach. Whether there still is a block device then.
-async fn open_doors(
-    core: &Core,
-    order: &Order,
-    (volume, absence): (&Rc<Volume>, &Absence),
-    block: Option<ublk::Door>,
-    (ready, stop): (oneshot::Sender<()>, impl Future<Output = ()> + Clone),
-) -> Result<bool, Failure> {
-    let name = &order.name;
-    let guests = match &order.doors.vhost_user {
-        Some(at) => {
-            let server = vhost(core, order, (volume, absence));
-            Some((server, listen(core, at).await?))
-        }
-        None => None,
-    };
-    let tools = match &order.doors.nbd {
-        Some(at) => {
-            let at = nbd::Address::Unix(at.clone());
-            let options =
-                nbd::Options { read_only: order.read_only, ..nbd::Options::new(name.as_str()) };
-            let server = nbd::Server::bind(core, volume, &at, options).await;
-            let server = server.map_err(|e| Failure::new(FAILED, e.to_string()))?;
-            Some(server.with_absence(absence))
-        }
-        None => None,
-    };
-    let failed = |e: ublk::ServeError| Failure::new(FAILED, e.to_string());
-    let block = match block {
-        Some(door) => Some(door.begin(volume, absence).await.map_err(failed)?),
-        None => None,
-    };
-    let device = block.as_ref().map(ublk::Serving::device);
-    let Doors { vhost_user, nbd, .. } = &order.doors;
-    tracing::info!(volume = %name, ?vhost_user, ?nbd, ?device, "serving the volume as a device of this machine");
-    // Nobody waits for it where the process is about to end.
-    let _ = ready.send(());
-    let guests = async {
-        if let Some((server, listener)) = &guests {
-            server.serve(listener, stop.clone()).await;
-        }
-    };
-    let tools = async {
-        if let Some(server) = tools {
-            server.run(stop.clone()).await;
-        }
-    };
-    let disk = async {
-        let Some(serving) = block else { return Ok(false) };
-        let device = serving.device();
-        let ublk::End::Left { user } = serving.run(stop.clone()).await? else { return Ok(false) };
-        if let Some(user) = user {
-            tracing::warn!(%device, %user, "the block device is in use, and stays: it waits for the next process");
-        }
-        Ok(true)
-    };
-    let ((), (), disk) = tokio::join!(guests, tools, disk);
-    disk.map_err(failed)
-}
-
-fn vhost(
-    core: &Core,
-    order: &Order,
-    (volume, absence): (&Rc<Volume>, &Absence),
-) -> vhost_user::Server {
-    let Order { rings, read_only, serial, .. } = order;
-    let options =
-        vhost_user::Options { rings: *rings, read_only: *read_only, serial: serial.clone() };
-    let outage = vhost_user::Outage::Left(absence.clone());
-    vhost_user::Server::new(core, Rc::clone(volume), outage, &options)
-}
-
-async fn listen(core: &Core, at: &Path) -> Result<Listener, Failure> {
-    let listening = core.listen_unix(at).await;
-    listening.map_err(|e| Failure::new(FAILED, format!("{}: {e}", at.display())))
 }
 
 /// Connects to the volume at all of its portals.

@@ -117,6 +117,12 @@ pub(crate) struct AttachArgs {
     /// Number of the block device (default: the first that is free).
     #[arg(long, value_name = "NUMBER", requires = "ublk", value_parser = clap::value_parser!(u32).range(..=1_048_575))]
     pub(crate) device_id: Option<u32>,
+    /// Empty directory to show the volume in, as a file of its name: for loop devices, backup programs and their like.
+    #[arg(long, value_name = "DIRECTORY", group = "as")]
+    pub(crate) fuse: Option<PathBuf>,
+    /// Permissions of that file, in octal. It belongs to whom the directory belongs to.
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = permissions, requires = "fuse")]
+    pub(crate) fuse_mode: u32,
     /// Refuse writes.
     #[arg(long)]
     pub(crate) read_only: bool,
@@ -499,6 +505,11 @@ impl std::str::FromStr for UserAndFile {
             }
         }
     }
+}
+
+fn permissions(s: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(s, 8).ok().filter(|mode| mode & !0o666 == 0);
+    mode.ok_or_else(|| "use digits of 0, 2, 4 and 6, such as 660".to_owned())
 }
 
 fn block_size(s: &str) -> Result<BlockSize, String> {

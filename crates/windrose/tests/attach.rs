@@ -5,11 +5,14 @@
 mod common;
 
 use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{Daemon, Place, now, pause};
+use rustix::io::Errno;
 
 const HOST: [&str; 4] = [
     "--host-nqn",
@@ -196,5 +199,115 @@ fn a_guarded_volume_is_attached_and_measured_with_its_keys() {
     assert!(said.contains("refused to connect"), "{said}");
     let measured = place.ok(&[&["bench", &uri][..], &load, &keys].concat());
     assert!(measured.contains("verified"), "{measured}");
+    assert_eq!(node.stop(), Some(0));
+}
+
+/// Whether file systems can be mounted here; if not that is said where `./run test` looks.
+fn mounts() -> bool {
+    let device = File::options().read(true).write(true).open("/dev/fuse");
+    let may = device.is_ok() && rustix::process::geteuid().is_root();
+    if !may && let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") {
+        let mut file = File::options().create(true).append(true).open(file).unwrap();
+        let test = std::thread::current().name().unwrap_or_default().to_owned();
+        writeln!(file, "{test}: no file system can be mounted").unwrap();
+    }
+    may
+}
+
+fn attach_file(place: &Place, more: &[&str]) -> Daemon {
+    let child = Command::new(env!("CARGO_BIN_EXE_windrose"))
+        .env("WINDROSE_API", format!("unix:{}/api.sock", place.path().display()))
+        .args(["attach", "web", "--patience", "1", "--fuse"])
+        .arg(place.path().join("files"))
+        .args(HOST)
+        .args(more)
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut daemon = Daemon { child };
+    let begun = now();
+    while std::fs::metadata(place.path().join("files/web")).is_err() {
+        assert!(begun.elapsed().as_secs() < 30, "there is no file");
+        assert!(daemon.child.try_wait().unwrap().is_none(), "it has ended");
+        pause(20);
+    }
+    daemon
+}
+
+fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
+    result.err().and_then(|e| e.raw_os_error())
+}
+
+#[test]
+fn a_volume_is_a_file_until_somebody_has_enough_of_it() {
+    if !mounts() {
+        return;
+    }
+    let place = Place::new("");
+    let node = place.start();
+    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    place.ok(&["volume", "allow", "web", HOST[1]]);
+    let dir = place.path().join("files");
+    std::fs::create_dir(&dir).unwrap();
+    let path = dir.join("web");
+    let serving = attach_file(&place, &["--fuse-mode", "640"]);
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let seen = file.metadata().unwrap();
+    assert_eq!((seen.len(), seen.mode() & 0o7777), (10 << 20, 0o640));
+    file.write_all_at(b"not a whole block", 12_345).unwrap();
+    file.sync_all().unwrap();
+    let at = dir.display().to_string();
+    let said = place.fails(1, &[&["attach", "web", "--fuse", &at][..], &HOST].concat());
+    assert!(said.contains("another process shows volume web there"), "{said}");
+    // Killed: who has it open learns of it, and whoever comes next takes its place, and waits with changes.
+    serving.kill();
+    assert_eq!(errno(file.sync_all()), Some(Errno::NOTCONN.raw_os_error()));
+    assert_eq!(errno(std::fs::metadata(&path)), Some(Errno::NOTCONN.raw_os_error()));
+    drop(file);
+    let serving = attach_file(&place, &[]);
+    let begun = now();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let mut read = [0; 17];
+    file.read_exact_at(&mut read, 12_345).unwrap();
+    assert_eq!(&read, b"not a whole block");
+    assert!(begun.elapsed().as_secs() < 3, "reads wait for nothing");
+    file.write_all_at(b"again", 12_345).unwrap();
+    assert!(begun.elapsed().as_secs() >= 4, "something of its predecessor's could come still");
+    drop(file);
+    assert_eq!(serving.stop(), Some(0));
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+    // Unmounted: nobody wants it any more.
+    let mut serving = attach_file(&place, &[]);
+    assert!(Command::new("umount").arg(&dir).status().unwrap().success());
+    assert_eq!(serving.wait(), Some(0));
+    assert_eq!(node.stop(), Some(0));
+}
+
+/// Whoever uses the file learns that the connection is gone, and not that a disk has failed.
+#[test]
+fn a_file_goes_with_a_volume_out_of_reach() {
+    if !mounts() {
+        return;
+    }
+    let place = Place::new("");
+    let node = place.start();
+    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    place.ok(&["volume", "allow", "web", HOST[1]]);
+    let dir = place.path().join("files");
+    std::fs::create_dir(&dir).unwrap();
+    let mut serving = attach_file(&place, &[]);
+    let file = File::options().read(true).write(true).open(dir.join("web")).unwrap();
+    file.write_all_at(&[7; 4096], 0).unwrap();
+    node.kill();
+    let told = errno(file.write_all_at(&[8; 4096], 8192));
+    assert_eq!(told, Some(Errno::CONNABORTED.raw_os_error()));
+    assert_eq!(serving.wait(), Some(1));
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "nothing to settle is left");
+    let node = place.start();
+    let serving = attach_file(&place, &[]);
+    let mut read = [0; 4096];
+    File::open(dir.join("web")).unwrap().read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(read, [7; 4096]);
+    assert_eq!(serving.stop(), Some(0));
     assert_eq!(node.stop(), Some(0));
 }

@@ -216,3 +216,14 @@ fn help_names_the_exit_codes() {
         assert!(stdout.contains(code), "{stdout}");
     }
 }
+
+#[test]
+fn attach_says_what_it_can_be() {
+    let out = cli("unix:/nowhere", &["attach", "--help"]);
+    let (stdout, _) = texts(&out);
+    for door in ["--vhost-user <PATH>", "--nbd <PATH>", "--fuse <DIRECTORY>"] {
+        assert!(stdout.contains(door), "{stdout}");
+    }
+    let out = cli("unix:/nowhere", &["attach", "web", "--fuse", "/mnt", "--fuse-mode", "777"]);
+    assert_eq!(out.status.code(), Some(2), "a disk is no program");
+}

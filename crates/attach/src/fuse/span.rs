@@ -1,0 +1,113 @@
+//! Ranges of bytes, as blocks.
+
+use block::{Blocks, Lba};
+
+/// What of a block a range covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) at: Lba,
+    /// From this byte of it,
+    pub(super) from: usize,
+    /// as many.
+    pub(super) bytes: usize,
+}
+
+/// A range of bytes: a block of which it covers the end (or something in between, if it is no longer), whole blocks,
+/// and one of which it covers the beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) head: Option<Part>,
+    pub(super) body: Blocks,
+    pub(super) tail: Option<Part>,
+}
+
+impl Span {
+    /// `len` bytes from `at`; their end is no overflow.
+    pub(super) fn new(at: u64, len: u64, block_size: u32) -> Self {
+        let each = u64::from(block_size);
+        let part = |at: u64, len: u64| Part {
+            at: Lba(at / each),
+            from: usize::try_from(at % each).unwrap_or(0),
+            bytes: usize::try_from(len).unwrap_or(0),
+        };
+        let to_boundary = at.next_multiple_of(each) - at;
+        let head = to_boundary.min(len);
+        let (rest, left) = (at + head, len - head);
+        let tail = left % each;
+        Self {
+            head: (head > 0).then(|| part(at, head)),
+            body: Blocks::new(Lba(rest / each), left / each),
+            tail: (tail > 0).then(|| part(at + len - tail, tail)),
+        }
+    }
+
+    /// Whether it is whole blocks and nothing else.
+    pub(super) fn is_whole(&self) -> bool {
+        self.head.is_none() && self.tail.is_none()
+    }
+}
+
+/// The blocks that have a byte of a range, and how many bytes of the first one come before it.
+pub(super) fn covering(at: u64, len: u64, block_size: u32) -> (Blocks, usize) {
+    let each = u64::from(block_size);
+    let first = at / each;
+    let end = (at + len).div_ceil(each);
+    (Blocks::new(Lba(first), end - first), usize::try_from(at % each).unwrap_or(0))
+}
+
+/// A range, in pieces of this many blocks.
+pub(super) fn pieces(range: Blocks, most: u64) -> impl Iterator<Item = Blocks> {
+    let most = most.max(1);
+    (0..range.count.div_ceil(most)).map(move |n| {
+        let done = n * most;
+        Blocks::new(Lba(range.at.0 + done), most.min(range.count - done))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_range_within_a_block_is_a_part_of_it() {
+        let span = Span::new(512 + 3, 5, 512);
+        assert_eq!(span.head, Some(Part { at: Lba(1), from: 3, bytes: 5 }));
+        assert_eq!((span.body.count, span.tail), (0, None));
+        assert!(Span::new(4096, 8192, 4096).is_whole() && Span::new(512, 0, 512).is_whole());
+    }
+
+    proptest! {
+        /// The three are the range, one behind the other, and parts are less than a block.
+        #[test]
+        fn a_span_is_its_range(at in 0u64..1 << 40, len in 0u64..1 << 22, large: bool) {
+            let size: u32 = if large { 4096 } else { 512 };
+            let span = Span::new(at, len, size);
+            let mut next = at;
+            let mut part = |part: Option<Part>| {
+                let Some(part) = part else { return };
+                assert_eq!(part.at.0 * u64::from(size) + part.from as u64, next);
+                assert!(part.bytes > 0 && part.bytes < size as usize);
+                assert!(part.from + part.bytes <= size as usize);
+                next += part.bytes as u64;
+            };
+            part(span.head);
+            let (body, bytes) = (span.body, span.body.count * u64::from(size));
+            let begin = at + span.head.map_or(0, |p| p.bytes as u64);
+            if body.count > 0 {
+                assert_eq!(body.at.0 * u64::from(size), begin);
+            }
+            if let Some(tail) = span.tail {
+                assert_eq!((tail.at.0 * u64::from(size), tail.from), (begin + bytes, 0));
+            }
+            let tail = span.tail.map_or(0, |p| p.bytes as u64);
+            assert_eq!(begin + bytes + tail, at + len);
+            let (blocks, lead) = covering(at, len, size);
+            assert_eq!(blocks.at.0 * u64::from(size) + lead as u64, at);
+            assert!(blocks.end().unwrap() * u64::from(size) >= at + len);
+            let all: u64 = pieces(blocks, 7).map(|piece| piece.count).sum();
+            assert_eq!(all, blocks.count);
+        }
+    }
+}
