@@ -1,4 +1,4 @@
-//! A file system with one file, whose bytes are a volume's (RFD 0023, 11), by the kernel's FUSE.
+//! A file system with one file, whose bytes are a volume's (RFD 0023, 10), by the kernel's FUSE.
 //!
 //! * [`Server`] mounts it, and has the volume do what its users ask, on the volume's core;
 //! * `door` is what the kernel speaks with, on a thread of its own: the library reads with blocking calls. It hands each

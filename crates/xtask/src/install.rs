@@ -43,6 +43,13 @@ pub(crate) const NBD: &[Package] = &[
     package("qemu-utils", "qemu-nbd"),
     package("fio", "fio"),
 ];
+/// File systems on a loop device on a file that is a volume; fio and qemu-img are [`NBD`]'s.
+pub(crate) const FUSE: &[Package] = &[
+    package("e2fsprogs", "mkfs.ext4"),
+    package("mount", "losetup"),
+    package("util-linux", "fstrim"),
+    package("xfsprogs", "mkfs.xfs"),
+];
 /// Another wall clock for a process.
 pub(crate) const CLOCK: &[Package] = &[package("faketime", "faketime")];
 /// The peer of the measurements.

@@ -71,9 +71,9 @@ pub(crate) const TIERS: &[Tier] = &[
     },
     Tier {
         name: "unit",
-        about: "every crate's own tests: pure modules, transcripts, conformance, properties; a real etcd, a real iSNS server, other people's NBD",
+        about: "every crate's own tests: pure modules, transcripts, conformance, properties; a real etcd, a real iSNS server, other people's NBD, file systems on a volume as a file",
         budget: minutes(16),
-        packages: || vec![install::ETCD, install::ISNS, install::NBD, install::TLS],
+        packages: || vec![install::ETCD, install::ISNS, install::FUSE, install::NBD, install::TLS],
         processes: false,
         points: false,
         run: unit::run,
