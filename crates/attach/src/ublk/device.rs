@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use block::{Blocks, Lba, Request};
 use rt::Core;
 use rt::ublk::{About, Device, Driver, MAX_REQUESTS};
 use rustix::io::Errno;
@@ -208,7 +209,13 @@ impl Door {
         let wanted = Parameters::of(&info, self.options.read_only, part_bytes.max(4096));
         let (made, parameters) = match &self.left {
             Some(left) => (*left, self.take_over(left, &wanted).await?),
-            None => (self.make(&wanted, part_bytes.max(4096)).await?, wanted),
+            None => {
+                // The kernel reads the beginning at once: better a volume that answers.
+                let first = Request::Read { range: Blocks::new(Lba(0), 1) };
+                let read = volume.execute(first, &self.core.pool().account()).await;
+                read.map_err(|e| system("read the volume")(io::Error::other(e)))?;
+                (self.make(&wanted, part_bytes.max(4096)).await?, wanted)
+            }
         };
         let device = match self.characters(&made).await {
             Ok(device) => device,

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::rc::Rc;
 
@@ -62,6 +63,9 @@ pub(super) struct Shared {
     /// Longest part of a request that is done as one, in bytes.
     part_bytes: u32,
     info: DeviceInfo,
+    /// The kernel reads the partition table, and has to come to an end of it: whoever is killed meanwhile never ends (RFD
+    /// 0023, 11). So that is answered also where the volume is out of reach.
+    starting: Cell<bool>,
     /// Nothing more is begun.
     closing: Cell<bool>,
     in_flight: Cell<usize>,
@@ -93,6 +97,7 @@ impl Shared {
     ) -> Self {
         Self {
             account: door.core.pool().account(),
+            starting: Cell::new(!door.is_left()),
             door,
             device,
             volume: Rc::clone(volume),
@@ -156,7 +161,11 @@ impl Shared {
         };
         let errno = match done {
             Ok(bytes) => return Some(i32::try_from(bytes).unwrap_or(i32::MAX)),
-            Err(Undone::Failed(failure)) if self.absence.explains(&failure) => return None,
+            Err(Undone::Failed(failure))
+                if self.absence.explains(&failure) && !self.starting.get() =>
+            {
+                return None;
+            }
             Err(Undone::Failed(failure)) => {
                 tracing::debug!(?asked, %failure, "a request has failed");
                 errno(&failure)
@@ -263,7 +272,7 @@ impl Serving {
             }
         }
         let mut serving = Self { shared, places };
-        let Shared { door, info, .. } = &*serving.shared;
+        let Shared { door, info, absence, starting, .. } = &*serving.shared;
         let id = info.id;
         let started = tokio::select! {
             biased;
@@ -271,9 +280,8 @@ impl Serving {
             why = serving.shared.ended() => {
                 Err(ServeError::System { what: "take requests of the block device", why })
             }
-            // The kernel reads the partition table, and need not come to an end of it.
-            () = serving.shared.absence.certain() => Ok(()),
         };
+        starting.set(starting.get() && absence.is_certain());
         if let Err(e) = started {
             serving.places.shutdown().await;
             let Some(Shared { door, device, info, .. }) = Rc::into_inner(serving.shared) else {
@@ -301,10 +309,12 @@ impl Serving {
     /// # Errors
     /// [`ServeError`]: somebody has taken the device away; it cannot be.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<End, ServeError> {
-        let Shared { door, absence, .. } = &*self.shared;
+        let Shared { door, absence, starting, .. } = &*self.shared;
         tokio::select! {
             biased;
             () = stop => {}
+            // Nobody has used it yet.
+            () = absence.certain(), if starting.get() => return self.remove(None).await,
             () = absence.certain() => return Ok(self.leave(None).await),
             why = self.shared.ended() => {
                 let device = names::block(self.shared.info.id);
@@ -331,10 +341,7 @@ impl Serving {
             () = door.driver.drive() => Err(None),
         };
         match held {
-            Ok(held) => {
-                self.link(names::unlink).await;
-                self.remove(held).await
-            }
+            Ok(held) => self.remove(Some(held)).await,
             Err(user) => Ok(self.leave(user).await),
         }
     }
@@ -355,9 +362,10 @@ impl Serving {
         End::Left { user }
     }
 
-    /// Takes the device away. Nobody else begins to use it while it is held.
-    async fn remove(mut self, held: std::fs::File) -> Result<End, ServeError> {
+    /// Takes the device away, and its name first, as its number is free then. Nobody else begins to use it while it is held.
+    async fn remove(mut self, held: Option<File>) -> Result<End, ServeError> {
         let id = self.shared.info.id;
+        self.link(names::unlink).await;
         self.shared.door.stop(id).await?;
         // It would wait for the core, which need not wait for it.
         self.shared.door.core.offload(move || drop(held)).await;
