@@ -39,6 +39,11 @@ device() {
     readlink "$disk"
 }
 
+# fails COMMAND...: `set -e` heeds it, as it does not heed a `!`.
+fails() {
+    ! "$@"
+}
+
 identity() {
     local queue
     queue=/sys/block/$(basename "$(device)")/queue
@@ -118,7 +123,7 @@ ends_in_use() {
     sleep 1
     begin
     # Nothing was in doubt: nothing waits.
-    ! grep "changes wait" /run/attach.log
+    fails grep "changes wait" /run/attach.log
     wait $writing
     equal "$(device)" "$before" "the device"
     echo 3 > /proc/sys/vm/drop_caches
@@ -148,7 +153,7 @@ reads_only() {
     equal "$(device)" /dev/ublkb7 "the device"
     equal "$(blockdev --getro "$disk")" 1 "read-only"
     dd if="$disk" of=/dev/null bs=1M count=4 iflag=direct status=none
-    ! dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
+    fails dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
     is_removed
 }
 
