@@ -16,7 +16,7 @@ mount_data() {
 load() {
     mkdir -p /load
     fio_quiet --size=$((MEGABYTES << 20)) --rw=randwrite --bsrange=4k-128k --iodepth=16 --fsync=64 \
-        --loops=200 --verify=crc32c --verify_backlog=64 --time_based --runtime=15 \
+        --loops=200 --verify=crc32c --verify_backlog=64 --time_based --runtime=12 \
         --name=root --directory=/load --name=data --directory=/xfs
 }
 

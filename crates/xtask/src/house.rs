@@ -8,7 +8,7 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
@@ -28,6 +28,8 @@ pub(crate) struct House {
     pub(crate) display: Display,
     /// Only checks with this in their names are wanted, in tiers that heed it.
     pub(crate) only: String,
+    /// Whether this run has built the product with its fault points.
+    pub(crate) has_points: Cell<bool>,
     scratch: Scratch,
     /// Directories elsewhere that go with this run.
     more: RefCell<Vec<Scratch>>,
@@ -49,6 +51,7 @@ impl House {
             target,
             display: Display::new(),
             only: String::new(),
+            has_points: Cell::new(false),
             scratch,
             more: RefCell::default(),
             ledger,

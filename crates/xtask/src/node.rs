@@ -84,18 +84,28 @@ impl Profile {
         Ok(())
     }
 
-    /// Builds the product twice: with points, which is put beside, and as it is.
+    /// Builds the product twice: with points, which is put beside, unless this run [has it already](keep_with_points);
+    /// and as it is.
     pub(crate) fn build_both(house: &House) -> Result<()> {
         if namespace::inside() {
             return Ok(());
         }
-        Self::Points.build(house, &["-p", "windrose", "--features", "fault-points"])?;
-        let built = Self::Dev.program(house);
-        // Not over one that may be running.
-        let _ = std::fs::remove_file(Self::Points.program(house));
-        std::fs::copy(&built, Self::Points.program(house)).context("cannot copy the program")?;
+        if !house.has_points.get() {
+            Self::Points.build(house, &["-p", "windrose", "--features", "fault-points"])?;
+            keep_with_points(house)?;
+        }
         Self::Dev.build(house, &["-p", "windrose"])
     }
+}
+
+/// Puts the product that has just been built with points beside the one without.
+pub(crate) fn keep_with_points(house: &House) -> Result<()> {
+    let with_points = Profile::Points.program(house);
+    // Not over one that may be running.
+    let _ = std::fs::remove_file(&with_points);
+    std::fs::copy(Profile::Dev.program(house), with_points).context("cannot copy the program")?;
+    house.has_points.set(true);
+    Ok(())
 }
 
 /// What a test wants of a node.

@@ -91,7 +91,7 @@ fn of_process(house: &House, kernel: &Kernel, cluster: &mut Cluster, socket: &Pa
 /// A guest at node a's own socket: it waits when that node dies, and goes on with what was in flight.
 fn of_node(house: &House, kernel: &Kernel, cluster: &mut Cluster) -> Result<()> {
     let socket = socket_of(cluster, BESIDE)?;
-    let order = order("vhost-user of a node", &serial(cluster, BESIDE)?, "ext4", 0);
+    let order = order("vhost-user of a node", &serial(cluster, BESIDE)?, "", 0);
     house.display.working("a virtual machine beside its node");
     let kernel = kernel.clone().with_disk(&socket, QUEUES);
     let ran = guest::run_beside(house, &kernel, &order, |signs| {

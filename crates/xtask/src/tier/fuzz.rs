@@ -15,7 +15,7 @@ use std::{
 
 const FUZZ_VERSION: &str = "0.13.2";
 /// How long each target runs as part of the tests.
-const SMOKE_SECONDS: u64 = 8;
+const SMOKE_SECONDS: u64 = 5;
 const BUILD_LIMIT: Duration = Duration::from_secs(1200);
 
 /// What to fuzz and for how long.

@@ -252,9 +252,8 @@ fn prepare(house: &House, tier: &Tier) -> Result<()> {
         install::newer(house)?;
     }
     if tier.name == clients::SUITE {
-        // With the features that the tests have built it with.
-        let example = ["--workspace", "--example", clients::OWN_INITIATOR];
-        Profile::Dev.build(house, &example)?;
+        let example = ["--example", clients::OWN_INITIATOR];
+        Profile::Dev.build(house, &[&unit::FEATURES[..], &example].concat())?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The simulator's scenarios, seed by seed: the real code in virtual time, with crashes, lost and torn sectors, bad networks.
 
+use super::unit;
 use crate::{house::House, ledger::skip, node::Profile, process::Ended};
 use anyhow::{Context, Result};
 use std::{process::Command, time::Duration};
@@ -7,10 +8,10 @@ use std::{process::Command, time::Duration};
 /// Seeds of every scenario in every run of the tests at most; many more by `./run sim`.
 const SEEDS: u64 = 5000;
 /// Fewer say little.
-const SEEDS_AT_LEAST: u64 = 200;
+const SEEDS_AT_LEAST: u64 = 150;
 /// What all scenarios together may take.
-const BUDGET: Duration = Duration::from_secs(240);
-const LIMIT: Duration = Duration::from_secs(300);
+const BUDGET: Duration = Duration::from_secs(200);
+const LIMIT: Duration = Duration::from_secs(260);
 
 pub(super) fn run(house: &House) -> Result<()> {
     build(house)?;
@@ -42,8 +43,8 @@ pub(super) fn run(house: &House) -> Result<()> {
 fn weight(name: &str) -> u64 {
     match name {
         "mirror" => 7,
-        "mirror-reservations" => 8,
-        "mirror-initiators" => 3,
+        "mirror-reservations" => 9,
+        "mirror-initiators" => 2,
         _ => 1,
     }
 }
@@ -52,7 +53,7 @@ fn weight(name: &str) -> u64 {
 /// dependencies have other features, and everything is compiled again.
 fn build(house: &House) -> Result<()> {
     let mut command = house.cargo();
-    command.args(["test", "--workspace", "--locked", "--no-run"]);
+    command.args(["test", "--locked", "--no-run"]).args(unit::FEATURES);
     house.display.working("build the simulator");
     house.run("cargo test --no-run", &mut command, Duration::from_secs(1800))?.ok()?;
     Ok(())

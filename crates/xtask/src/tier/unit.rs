@@ -1,6 +1,6 @@
 //! `cargo test` over the workspace, its tests counted one by one.
 
-use crate::{house::House, process};
+use crate::{house::House, node, process};
 use anyhow::Result;
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,15 @@ const SKIPS: &str = "WINDROSE_SKIPPED_TESTS";
 
 const LIMIT: Duration = Duration::from_secs(1500);
 
+/// Of what, and with which features, the tests are built. Whoever builds a part of them in the same way finds it there. The
+/// product is built as well: with its fault points, so that is one build less for the tiers that need these.
+pub(super) const FEATURES: [&str; 3] = ["--workspace", "--features", "windrose/fault-points"];
+
 pub(super) fn run(house: &House) -> Result<()> {
     house.display.working("cargo test");
     let begun = Instant::now();
     let mut command = house.cargo();
-    command.args(["test", "--workspace", "--no-fail-fast", "--locked"]);
+    command.args(["test", "--locked", "--no-fail-fast"]).args(FEATURES);
     let skips = house.scratch().join("skipped-tests");
     command.env(SKIPS, &skips);
     let ended = house.run("cargo test", &mut command, LIMIT)?;
@@ -21,6 +25,7 @@ pub(super) fn run(house: &House) -> Result<()> {
     let count = Count::of(&ended.output, &std::fs::read_to_string(&skips).unwrap_or_default());
     let seconds = begun.elapsed().as_secs();
     if count.passed > 0 {
+        node::keep_with_points(house)?;
         house.pass(count.passed, &format!("{} tests of the workspace  {seconds} s", count.passed));
     }
     for test in &count.ignored {
