@@ -73,14 +73,16 @@ no_second_one() {
     grep "serves the volume as $(device) already" /run/second.log
 }
 
-# under_load COMMAND...: it happens under a verified load, none of whose requests fails.
+# under_load COMMAND...: it happens under a verified load, none of whose requests fails. Beside it something only writes: there are
+# changes in flight at any moment, also while the other reads back.
 under_load() {
-    local load
-    fio_quiet --name=death --filename="$disk" --size=$((MEGABYTES << 20)) --rw=randwrite --bsrange=4k-256k --iodepth=32 \
-        --loops=200 --verify=crc32c --verify_backlog=64 --verify_state_save=0 --time_based --runtime=12 &
+    local load bytes=$((MEGABYTES << 20))
+    fio_quiet --filename="$disk" --size=$bytes --rw=randwrite --bsrange=4k-256k --loops=200 --time_based --runtime=12 \
+        --name=death --iodepth=32 --verify=crc32c --verify_backlog=64 --verify_state_save=0 \
+        --name=writes --iodepth=8 --offset=$bytes &
     load=$!
     sleep 3
-    "$@" || return 1
+    "$@"
     wait $load
 }
 
@@ -92,7 +94,10 @@ dies() {
     touch "$GUEST_SHARE/killed-$1"
     try 20 test -e "$GUEST_SHARE/thawed-$1"
     begin
-    grep "changes wait" /run/attach.log
+    grep "changes wait" /run/attach.log || {
+        cat /run/attach.log
+        return 1
+    }
 }
 
 # The node is away for longer than anybody has patience.
