@@ -143,7 +143,8 @@ fn targets(house: &House, memory: &Path, socket: &Path) -> Result<Vec<Target>> {
 
 fn nbd(socket: &Path) -> Target {
     let ours = format!("nbd+unix:///?socket={}", socket.display());
-    let theirs = vec![format!("--uri={ours}"), "--ioengine=nbd".to_owned()];
+    // fio knows an option of an engine only behind its name.
+    let theirs = vec!["--ioengine=nbd".to_owned(), format!("--uri={ours}")];
     Target { name: "NBD", ours, theirs, loads: DISK }
 }
 
