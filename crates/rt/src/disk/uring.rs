@@ -71,7 +71,7 @@ impl UringDisk {
         loop {
             let request = Request { file: Arc::clone(&self.file), what };
             let (result, back) = self.ring.run(request).await;
-            what = back.what;
+            what = back.into_request().what;
             match judge(&mut what, result, &mut patience) {
                 Next::Done => return Ok(what),
                 Next::GoOn => {}

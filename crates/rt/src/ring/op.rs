@@ -4,8 +4,9 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{opcode, squeue, types};
 
+use super::flight::Flight;
 use super::regions::Regions;
 use crate::buf::{Bufs, BufsMut};
 use crate::disk::{DiskError, FileDisk, Vectors, ended, read_vectors, write_vectors};
@@ -55,7 +56,7 @@ impl What {
 }
 
 /// A request with all that its queue entry points to.
-pub(super) struct Prepared {
+pub(crate) struct Prepared {
     request: Request,
     /// On the heap, so that it stays where it is when this moves.
     _vectors: Box<[libc::iovec]>,
@@ -63,7 +64,7 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// The request's queue entry. It may be pushed while the value returned with it lives.
-    pub(super) fn new(mut request: Request, regions: &Regions) -> (Self, squeue::Entry) {
+    fn new(mut request: Request, regions: &Regions) -> (Self, squeue::Entry) {
         let fd = types::Fd(request.file.fd().as_raw_fd());
         let mut kept = Box::default();
         let entry = match &mut request.what {
@@ -105,7 +106,7 @@ impl Prepared {
         (Self { request, _vectors: kept }, entry)
     }
 
-    pub(super) fn into_request(self) -> Request {
+    pub(crate) fn into_request(self) -> Request {
         self.request
     }
 }
@@ -123,10 +124,14 @@ fn one_or_many(vectors: Vectors) -> Result<(*mut u8, u32), Many> {
     Err((vectors.into_vec().into_boxed_slice(), count))
 }
 
-/// Puts an entry made by [`Prepared::new`] into the submission queue, if there is room.
-pub(super) fn push(uring: &mut IoUring, entry: &squeue::Entry) -> bool {
-    // SAFETY: the ring keeps the entry's `Prepared` until the completion has been seen, and with
-    // it the file, the vectors and the buffers that the entry names. The buffers of a read are
-    // the request's own and nobody touches them meanwhile; those of a write are immutable.
-    unsafe { uring.submission().push(entry) }.is_ok()
+/// Queues a request: its number, and whether it has found room.
+pub(super) fn start(
+    flight: &mut Flight<squeue::Entry, Prepared>,
+    request: Request,
+    regions: &Regions,
+) -> (usize, bool) {
+    let (prepared, entry) = Prepared::new(request, regions);
+    // SAFETY: with its `Prepared` the flight keeps the file, the vectors and the buffers that the entry names. The buffers
+    // of a read are the request's own and nobody touches them meanwhile; those of a write are immutable.
+    unsafe { flight.start(prepared, entry) }
 }

@@ -93,9 +93,9 @@ impl Driver {
             return (Err(io::ErrorKind::InvalidInput.into()), memory);
         };
         let header = |at: u64| control_header(about, len, at);
-        let (result, memory) =
+        let (result, done) =
             self.ring.send(&self.control, command, memory.into_boxed_slice(), header).await;
-        (told(result), memory.into_vec())
+        (told(result), done.memory.into_vec())
     }
 
     /// The character device of a device, with `queues` queues of `depth` requests each.
