@@ -9,8 +9,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use block::testing::Client;
 use block::testing::faulty::{Faults, Faulty};
-use block::{Dev, Epoch, Mem, MemOptions};
+use block::testing::register::{Checker, Initially};
+use block::testing::workload::Workload;
+use block::{Blocks, Dev, Epoch, Lba, Mem, MemOptions};
 use initiator::nvme::{Backoff, Controller, Options, Staging};
 use rt::{Core, Cores, CoresConfig};
 use target::{
@@ -20,6 +23,7 @@ use target::{
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, spawn_local};
+use tokio::time::sleep;
 use volume::Volume;
 
 pub(crate) const SUBNQN: &str = "nqn.2026-01.com.example:disk";
@@ -185,6 +189,39 @@ pub(crate) struct Wire {
     open: Rc<Cell<bool>>,
     pub(crate) accepted: Rc<Cell<usize>>,
     gate: Rc<Gate>,
+}
+
+/// Pauses between cuts, in milliseconds.
+pub(crate) const QUICK_CUTS: [u64; 12] = [3, 1, 7, 2, 15, 0, 40, 5, 1, 1, 25, 9];
+
+/// Cuts the wire, with these pauses in milliseconds, until so many lines have been accepted, while a volume is worked with,
+/// `batch` operations at a time: nothing may fail, and nothing be lost.
+pub(crate) async fn cut_while_working(
+    wire: &Wire,
+    client: Client,
+    (pauses_ms, lines): (&[u64], usize),
+    batch: usize,
+) {
+    let checker = RefCell::new(Checker::new(1, 512, Initially::Zeroes));
+    let workload = Workload::new(client, Blocks::new(Lba(0), 2048), 16, 5);
+    let cutting = async {
+        for &pause in pauses_ms.iter().cycle() {
+            sleep(Duration::from_millis(pause)).await;
+            wire.cut();
+        }
+    };
+    let working = async {
+        while wire.accepted.get() < lines {
+            workload.run(&checker, batch).await.unwrap();
+            assert_eq!(workload.take_errors(), []);
+        }
+    };
+    tokio::select! {
+        biased;
+        () = cutting => {}
+        () = working => {}
+    }
+    workload.audit(&checker).await.unwrap();
 }
 
 /// What keeps the bytes of those lines that were there when it was closed.

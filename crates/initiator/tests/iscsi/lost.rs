@@ -1,11 +1,7 @@
 //! Connections that are cut, targets that are away, units that come back as others.
 
-use std::cell::RefCell;
-
 use block::Op;
-use block::testing::register::{Checker, Initially};
-use block::testing::workload::Workload;
-use common::{A, B};
+use common::{A, B, QUICK_CUTS, cut_while_working};
 use target::Access;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
@@ -28,26 +24,7 @@ fn cuts_are_not_noticed() {
         let site = Site::iscsi(&core, 1 << 14).await;
         let (wire, session) = wired(&core, &site, PATIENCE).await;
         let (_, client) = open(&session).await;
-        let checker = RefCell::new(Checker::new(1, 512, Initially::Zeroes));
-        let workload = Workload::new(client, Blocks::new(Lba(0), 2048), 16, 5);
-        let cutting = async {
-            for pause_ms in [3u64, 1, 7, 2, 15, 0, 40, 5, 1, 1, 25, 9].into_iter().cycle() {
-                sleep(Duration::from_millis(pause_ms)).await;
-                wire.cut();
-            }
-        };
-        let working = async {
-            while wire.accepted.get() < 60 {
-                workload.run(&checker, 400).await.unwrap();
-                assert_eq!(workload.take_errors(), []);
-            }
-        };
-        tokio::select! {
-            biased;
-            () = cutting => {}
-            () = working => {}
-        }
-        workload.audit(&checker).await.unwrap();
+        cut_while_working(&wire, client, (&QUICK_CUTS, 60), 400).await;
     });
 }
 

@@ -1,13 +1,10 @@
 //! Connections that are cut, controllers that are away, namespaces that come back as others.
 
-use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use block::testing::register::{Checker, Initially};
-use block::testing::workload::Workload;
-use block::{Blocks, Op};
-use common::{A, B, Wire};
+use block::Op;
+use common::{A, B, QUICK_CUTS, Wire, cut_while_working};
 use initiator::nvme::Queue;
 use nvme::Sqe;
 use nvme::entry::NvmOpcode;
@@ -37,26 +34,7 @@ fn cuts_are_not_noticed() {
         let site = Site::new(&core, 1 << 14).await;
         let (wire, controller) = wired(&core, &site, PATIENCE).await;
         let (_, client) = open(&controller).await;
-        let checker = RefCell::new(Checker::new(1, 512, Initially::Zeroes));
-        let workload = Workload::new(client, Blocks::new(Lba(0), 2048), 16, 5);
-        let cutting = async {
-            for pause_ms in [3u64, 1, 7, 2, 15, 0, 40, 5, 1, 1, 25, 9].into_iter().cycle() {
-                sleep(Duration::from_millis(pause_ms)).await;
-                wire.cut();
-            }
-        };
-        let working = async {
-            while wire.accepted.get() < 60 {
-                workload.run(&checker, 400).await.unwrap();
-                assert_eq!(workload.take_errors(), []);
-            }
-        };
-        tokio::select! {
-            biased;
-            () = cutting => {}
-            () = working => {}
-        }
-        workload.audit(&checker).await.unwrap();
+        cut_while_working(&wire, client, (&QUICK_CUTS, 60), 400).await;
     });
 }
 

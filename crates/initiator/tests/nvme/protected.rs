@@ -1,16 +1,10 @@
 //! Queues by TLS (RFD 0022), with our own server behind it.
 
-use std::cell::RefCell;
 use std::sync::Arc;
-use std::time::Duration;
 
-use block::Blocks;
-use block::testing::register::{Checker, Initially};
-use block::testing::workload::Workload;
-use common::{A, Wire, guarded};
+use common::{A, Wire, cut_while_working, guarded};
 use nvme::tls::TlsKey;
 use target::{Access, HostKey, HostSecrets, HostTls};
-use tokio::time::sleep;
 
 use super::proof::{HOST_SECRET, secret, secrets};
 use super::*;
@@ -109,25 +103,7 @@ fn cuts_are_not_noticed_behind_tls() {
         let options = Options { tls_key, patience: PATIENCE, io_queues: 2, ..options(wire.at) };
         let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
         let (_, client) = open(&controller).await;
-        let checker = RefCell::new(Checker::new(1, 512, Initially::Zeroes));
-        let workload = Workload::new(client, Blocks::new(Lba(0), 2048), 16, 5);
-        let cutting = async {
-            for pause_ms in [30u64, 10, 7, 45, 15, 0, 40, 20].into_iter().cycle() {
-                sleep(Duration::from_millis(pause_ms)).await;
-                wire.cut();
-            }
-        };
-        let working = async {
-            while wire.accepted.get() < 40 {
-                workload.run(&checker, 200).await.unwrap();
-                assert_eq!(workload.take_errors(), []);
-            }
-        };
-        tokio::select! {
-            biased;
-            () = cutting => {}
-            () = working => {}
-        }
-        workload.audit(&checker).await.unwrap();
+        let pauses_ms = [30, 10, 7, 45, 15, 0, 40, 20];
+        cut_while_working(&wire, client, (&pauses_ms, 40), 200).await;
     });
 }
