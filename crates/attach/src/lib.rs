@@ -11,8 +11,10 @@
 //! * [`nbd`]: NBD at a Unix socket or by TCP (`docs/rfd/0025-nbd.md`).
 
 mod absence;
+mod failure;
 pub mod fuse;
 pub mod nbd;
+mod parts;
 mod settling;
 pub mod ublk;
 pub mod vhost_user;

@@ -36,6 +36,15 @@ impl Blocks {
         self.at.0.checked_add(self.count)
     }
 
+    /// The range, in pieces of `most` blocks (one at least), the last of which may be shorter.
+    pub fn pieces(self, most: u64) -> impl Iterator<Item = Self> {
+        let most = most.max(1);
+        (0..self.count.div_ceil(most)).map(move |n| {
+            let done = n * most;
+            Self::new(Lba(self.at.0 + done), most.min(self.count - done))
+        })
+    }
+
     /// Whether the two have a block in common.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
@@ -135,6 +144,18 @@ impl Op {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_the_whole_range_in_order() {
+        let of = |at, count, most| -> Vec<_> { Blocks::new(Lba(at), count).pieces(most).collect() };
+        let r = |at, count| Blocks::new(Lba(at), count);
+        assert_eq!(of(5, 7, 3), [r(5, 3), r(8, 3), r(11, 1)]);
+        assert_eq!(of(5, 6, 3), [r(5, 3), r(8, 3)]);
+        assert_eq!(of(5, 2, 3), [r(5, 2)]);
+        assert_eq!(of(5, 2, 0), [r(5, 1), r(6, 1)]);
+        assert!(of(5, 0, 3).is_empty());
+        assert_eq!(of(u64::MAX - 2, 2, u64::MAX), [r(u64::MAX - 2, 2)]);
+    }
 
     #[test]
     fn overlap_is_symmetric_and_exact() {

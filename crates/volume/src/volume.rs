@@ -161,8 +161,21 @@ impl Volume {
         request: Request,
         account: &Account,
     ) -> Result<Bufs, Failure> {
+        self.execute_for(&Gate::node(), request, account).await
+    }
+
+    /// [`Self::start_for`] for callers that wait: runs to its end even if this future is dropped.
+    ///
+    /// # Errors
+    /// Why the request failed.
+    pub async fn execute_for(
+        self: &Rc<Self>,
+        caller: &Rc<Caller>,
+        request: Request,
+        account: &Account,
+    ) -> Result<Bufs, Failure> {
         let (answer, result) = tokio::sync::oneshot::channel();
-        self.start(request, account, move |r| {
+        self.start_for(caller, request, account, move |r| {
             // Nobody waits any more: the command was carried out all the same.
             let _ = answer.send(r);
         });

@@ -1,6 +1,6 @@
 //! What is asked of the core, and how it is answered.
 
-use block::{Bufs, Credit, Error, Failure};
+use block::{Bufs, Credit};
 use fuser::{
     Errno, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyStatfs, ReplyWrite,
 };
@@ -126,25 +126,5 @@ impl Answer for ReplyLseek {
 
     fn fail(self, why: Errno) {
         self.error(why);
-    }
-}
-
-/// What the user of a file is told.
-pub(super) fn errno(failure: Failure) -> Errno {
-    match failure {
-        Failure::Device(Error::NoSpace) => Errno::ENOSPC,
-        Failure::Device(Error::ReadOnly) => Errno::EROFS,
-        Failure::Device(Error::OutOfRange) => Errno::EINVAL,
-        Failure::Device(
-            Error::Unreadable { .. }
-            | Error::Corrupt { .. }
-            | Error::Unwritable { .. }
-            | Error::Fenced
-            | Error::Aborted
-            | Error::Gone,
-        )
-        | Failure::Miscompare { .. } => Errno::EIO,
-        // As Linux says it of its own disks.
-        Failure::Conflict => Errno::from_i32(rustix::io::Errno::BADE.raw_os_error()),
     }
 }

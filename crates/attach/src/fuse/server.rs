@@ -22,13 +22,12 @@ use tokio::time::timeout;
 use volume::Volume;
 
 use super::door::{Door, FILE};
-use super::job::{Answer, Job, Node, Sought, Write, Written, Zero, errno};
+use super::job::{Answer, Job, Node, Sought, Write, Written, Zero};
 use super::mount::{self, MountError, Mounted};
-use super::span::{Part, Span, covering, pieces};
+use super::span::{Part, Span, covering};
 use crate::Absence;
-
-/// Longest part of a request that is done as one, in bytes: its memory is promised for one.
-const PART_BYTES: u64 = 1 << 20;
+use crate::failure::errno;
+use crate::parts::part_blocks;
 
 /// Jobs on their way to the core.
 const JOBS: usize = 64;
@@ -127,8 +126,8 @@ impl Server {
         let info = volume.info();
         let account = core.pool().account();
         let (ask, jobs) = mpsc::channel(JOBS);
-        let share = core.pool().usage().total / 8;
-        let bytes = PART_BYTES.min(share).max(u64::from(info.block_size));
+        let part_blocks = part_blocks(&info, core.pool());
+        let part_bytes = part_blocks.saturating_mul(info.block_size.into());
         let door = Door {
             jobs: ask,
             account: account.clone(),
@@ -136,7 +135,7 @@ impl Server {
             read_only: options.read_only || info.read_only,
             block_size: info.block_size,
             // Two blocks more than it has may be in memory.
-            write_bytes: u32::try_from(bytes).unwrap_or(u32::MAX).max(4096),
+            write_bytes: u32::try_from(part_bytes).unwrap_or(u32::MAX).max(4096),
         };
         let place = at.to_owned();
         let work = core.offload(move || enter(&place, door));
@@ -144,8 +143,6 @@ impl Server {
         let entered = timeout(PATIENCE, work).await.ok().flatten();
         let (mounted, session) = entered.ok_or_else(slow)??;
         let now = SystemTime::UNIX_EPOCH + core.wall_clock();
-        let part_blocks =
-            u64::from(info.max_transfer_blocks).min(bytes / u64::from(info.block_size));
         let shared = Shared {
             volume: Rc::clone(volume),
             account,
@@ -155,7 +152,7 @@ impl Server {
             since: now,
             changed: Cell::new(now),
             core: core.clone(),
-            part_blocks: part_blocks.max(1),
+            part_blocks,
             one_by_one: Mutex::default(),
             closing: Cell::new(false),
             in_flight: Cell::new(0),
@@ -292,7 +289,7 @@ impl<A: Answer> Flight<A> {
             Err(failure) if self.shared.absence.explains(&failure) => self.shared.leave(answer),
             Err(failure) => {
                 tracing::debug!(%failure, "a request has failed");
-                answer.fail(errno(failure));
+                answer.fail(Errno::from_i32(errno(&failure).raw_os_error()));
             }
         }
     }
@@ -440,7 +437,7 @@ impl Shared {
         spawn_local(async move {
             let _turn = shared.one_by_one.lock().await;
             let mut all = Bufs::new();
-            for range in pieces(range, shared.part_blocks) {
+            for range in range.pieces(shared.part_blocks) {
                 match shared.execute(Request::Read { range }).await {
                     Ok(data) => all.append(data),
                     Err(failure) => return flight.end(Err(failure)),
@@ -480,7 +477,7 @@ impl Shared {
             self.change(part, Some(&data), &write.credit, write.durable).await?;
             done += part.bytes;
         }
-        for piece in pieces(span.body, self.part_blocks) {
+        for piece in span.body.pieces(self.part_blocks) {
             let end = done + usize::try_from(piece.count).unwrap_or(0) * each;
             let data = write.data.slice(done..end);
             self.execute(Request::Write { at: piece.at, data, fua: write.durable }).await?;

@@ -55,15 +55,6 @@ pub(super) fn covering(at: u64, len: u64, block_size: u32) -> (Blocks, usize) {
     (Blocks::new(Lba(first), end - first), usize::try_from(at % each).unwrap_or(0))
 }
 
-/// A range, in pieces of this many blocks.
-pub(super) fn pieces(range: Blocks, most: u64) -> impl Iterator<Item = Blocks> {
-    let most = most.max(1);
-    (0..range.count.div_ceil(most)).map(move |n| {
-        let done = n * most;
-        Blocks::new(Lba(range.at.0 + done), most.min(range.count - done))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -106,8 +97,6 @@ mod tests {
             let (blocks, lead) = covering(at, len, size);
             assert_eq!(blocks.at.0 * u64::from(size) + lead as u64, at);
             assert!(blocks.end().unwrap() * u64::from(size) >= at + len);
-            let all: u64 = pieces(blocks, 7).map(|piece| piece.count).sum();
-            assert_eq!(all, blocks.count);
         }
     }
 }

@@ -299,7 +299,7 @@ async fn carry_out(
             // Pieces that have come are kept while others wait for memory: two such commands could wait for each other.
             let _turn = one_by_one.lock().await;
             let mut out = Bufs::new();
-            for range in pieces(range, most) {
+            for range in range.pieces(most) {
                 out.append(volume.execute(Request::Read { range }, account).await?);
             }
             Ok(out)
@@ -308,7 +308,7 @@ async fn carry_out(
             let block_size = volume.info().block_size as usize;
             let whole = Blocks::new(at, (data.len() / block_size) as u64);
             let (mut done, mut rest) = (Bufs::new(), 0);
-            for range in pieces(whole, most) {
+            for range in whole.pieces(most) {
                 // A client that has lost its connection may be back, and have written something newer behind this.
                 if !is_there(line) {
                     return Err(Error::Aborted.into());
@@ -321,16 +321,6 @@ async fn carry_out(
             Ok(done)
         }
     }
-}
-
-/// A range, in pieces of this many blocks.
-fn pieces(range: Blocks, most: u64) -> impl Iterator<Item = Blocks> {
-    let most = most.max(1);
-    let count = range.count.div_ceil(most);
-    (0..count).map(move |n| {
-        let done = n * most;
-        Blocks::new(Lba(range.at.0 + done), most.min(range.count - done))
-    })
 }
 
 fn extents(runs: &[Run], block_size: u32) -> Answer {

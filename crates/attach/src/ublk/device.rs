@@ -17,9 +17,7 @@ use super::abi::{DeviceInfo, FEATURES, Parameters, State, command, tag_of};
 use super::names;
 use super::server::{Serving, Shared};
 use crate::Absence;
-
-/// Longest request with data, in bytes.
-const PART_BYTES: u64 = 1 << 20;
+use crate::parts::part_blocks;
 
 /// Requests of a queue, where there are few queues.
 const DEPTH: u16 = 128;
@@ -201,11 +199,9 @@ impl Door {
         volume: &Rc<Volume>,
         absence: &Absence,
     ) -> Result<Serving, ServeError> {
-        let share = self.core.pool().usage().total / 8;
         let info = volume.info();
-        let transfer = u64::from(info.max_transfer_blocks) * u64::from(info.block_size);
-        let part = PART_BYTES.min(share).min(transfer) / u64::from(info.block_size);
-        let part_bytes = u32::try_from(part.max(1)).unwrap_or(1).saturating_mul(info.block_size);
+        let part = part_blocks(&info, self.core.pool());
+        let part_bytes = u32::try_from(part).unwrap_or(1).saturating_mul(info.block_size);
         let wanted = Parameters::of(&info, self.options.read_only, part_bytes.max(4096));
         let (made, parameters) = match &self.left {
             Some(left) => (*left, self.take_over(left, &wanted).await?),

@@ -1,6 +1,6 @@
 //! What the kernel asks: descriptors, which are believed no more than those of a guest.
 
-use block::{Blocks, Error, Failure, Lba};
+use block::{Blocks, Lba};
 use rt::ublk::Descriptor;
 use rustix::io::Errno;
 
@@ -104,26 +104,6 @@ fn blocks(asked: &Descriptor, shape: &Shape) -> Result<Blocks, Errno> {
     if inside { Ok(range) } else { Err(Errno::INVAL) }
 }
 
-/// What the kernel is told of a failure, in words that the block layer has its own for.
-pub(super) fn errno(failure: &Failure) -> Errno {
-    match failure {
-        Failure::Device(Error::NoSpace) => Errno::NOSPC,
-        // "Reservation conflict".
-        Failure::Conflict => Errno::BADE,
-        Failure::Device(
-            Error::Unreadable { .. }
-            | Error::Corrupt { .. }
-            | Error::Unwritable { .. }
-            | Error::OutOfRange
-            | Error::ReadOnly
-            | Error::Fenced
-            | Error::Aborted
-            | Error::Gone,
-        )
-        | Failure::Miscompare { .. } => Errno::IO,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -171,13 +151,6 @@ mod tests {
         }
         let thick = Shape { discards: false, ..SHAPE };
         assert_eq!(decode(&asked(OP_DISCARD, 0, 8), &thick), Err(Errno::OPNOTSUPP));
-    }
-
-    #[test]
-    fn failures_are_told_as_what_they_are() {
-        assert_eq!(errno(&Failure::Device(Error::NoSpace)), Errno::NOSPC);
-        assert_eq!(errno(&Failure::Device(Error::Unreadable { at: Lba(0) })), Errno::IO);
-        assert_eq!(errno(&Failure::Conflict), Errno::BADE);
     }
 
     proptest! {

@@ -6,18 +6,19 @@ use std::fs::File;
 use std::io;
 use std::rc::Rc;
 
-use block::{Account, Blocks, Bufs, Class, Error, Failure, Lba, Request};
+use block::{Account, Blocks, Bufs, Class, Failure, Request};
 use rt::ublk::{Descriptor, Device};
 use rustix::io::Errno;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use volume::{Caller, Gate, Volume};
 
 use super::abi::DeviceInfo;
 use super::device::{Door, ServeError};
 use super::names;
-use super::request::{Command, Shape, decode, errno};
+use super::request::{Command, Shape, decode};
 use crate::Absence;
+use crate::failure::errno;
 
 /// A place for a request: queue and tag.
 type Place = (u16, u16);
@@ -225,18 +226,11 @@ impl Shared {
     }
 
     fn parts(&self, range: Blocks) -> impl Iterator<Item = Blocks> + use<> {
-        let most = u64::from(self.part_bytes / self.volume.info().block_size).max(1);
-        (0..range.count.div_ceil(most)).map(move |n| {
-            let done = n * most;
-            Blocks::new(Lba(range.at.0 + done), most.min(range.count - done))
-        })
+        range.pieces(u64::from(self.part_bytes / self.volume.info().block_size))
     }
 
     async fn ask(&self, request: Request) -> Result<Bufs, Undone> {
-        let (answer, result) = oneshot::channel();
-        // Where nobody waits any more it is carried out all the same.
-        self.volume.start_for(&self.caller, request, &self.account, |r| drop(answer.send(r)));
-        Ok(result.await.unwrap_or(Err(Failure::Device(Error::Gone)))?)
+        Ok(self.volume.execute_for(&self.caller, request, &self.account).await?)
     }
 
     /// Waits until nothing is in flight.

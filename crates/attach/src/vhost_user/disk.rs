@@ -8,16 +8,13 @@ use std::time::Duration;
 
 use block::{Access, AccessState, Account, Bufs, Error, Failure, Request};
 use reservation::Party;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use volume::{Caller, Gate, Volume};
 
 use super::request::{ID_BYTES, Shape};
 use crate::Absence;
-
-/// Longest part of a request that is done as one, in bytes; longer ones are done part by part, for the memory is promised
-/// for one.
-const PART_BYTES: u64 = 1 << 20;
+use crate::parts::part_blocks;
 
 /// Pause before what the volume could not do for now is begun again.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -88,10 +85,7 @@ impl Disk {
         (rings, read_only): (u16, bool),
         serial: [u8; ID_BYTES],
     ) -> Self {
-        let info = volume.info();
-        let bytes = PART_BYTES.min(account.pool().usage().total / 8);
-        let part_blocks =
-            u64::from(info.max_transfer_blocks).min(bytes / u64::from(info.block_size));
+        let part_blocks = part_blocks(&volume.info(), account.pool());
         let caller = volume.gate().map_or_else(Gate::node, |g| g.on_behalf_of(Party::GUEST));
         Self {
             volume,
@@ -99,7 +93,7 @@ impl Disk {
             read_only,
             serial,
             rings,
-            part_blocks: part_blocks.max(1),
+            part_blocks,
             caller,
             outage,
             life: Cell::new(Life::Serves),
@@ -129,10 +123,7 @@ impl Disk {
 
     /// [`Self::start`] for who waits.
     pub(super) async fn execute(&self, request: Request) -> Result<Bufs, Failure> {
-        let (answer, result) = oneshot::channel();
-        // Who waits stays until then.
-        self.start(request, move |r| drop(answer.send(r)));
-        result.await.unwrap_or(Err(Failure::Device(Error::Gone)))
+        self.volume.execute_for(&self.caller, request, &self.account).await
     }
 
     /// What becomes of a request that has failed. Where it is not the volume at fault nobody else is there whom the guest
