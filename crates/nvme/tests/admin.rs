@@ -239,6 +239,26 @@ fn get_log_page_checks_its_fields() {
     s.admin(log(LogId::Errors, 1 << 20)).ok();
 }
 
+/// nvme-cli reads the ANA log as long as Identify says that it may become, page by page (NVMe Base 2.0, 5.16.1.13).
+#[test]
+fn the_ana_log_is_as_long_as_it_may_become() {
+    let mut s = session();
+    let identify = s.admin(admin(AdminOpcode::Identify, 0, &[1], 4096)).ok().data;
+    let number = |at: usize| u32::from_le_bytes(identify[at..at + 4].try_into().unwrap());
+    let (groups, namespaces) = (number(344), number(540));
+    let length = 16 + groups * 32 + namespaces * 4;
+    let part = |offset: u32| {
+        let mut sqe = log(LogId::Ana, 4096);
+        sqe.cdw10[2] = offset.into();
+        sqe
+    };
+    assert_ne!(s.admin(part(0)).ok().data, [0; 4096]);
+    for offset in (4096..length).step_by(4096) {
+        assert_eq!(s.admin(part(offset)).ok().data, [0; 4096], "nothing is at {offset}");
+    }
+    assert_eq!(s.admin(part(length + 4)).code(), Status::INVALID_FIELD);
+}
+
 /// NVMe Base 2.0, 5.16.1: the logs that say what there is.
 #[test]
 fn the_supported_logs_exist() {

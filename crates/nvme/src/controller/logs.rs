@@ -165,9 +165,10 @@ impl Controller {
             LogId::ChangedNamespaces => Some(MAX_CHANGED as u64 * 4),
             LogId::Effects => Some(EFFECTS_BYTES),
             LogId::Ana => {
-                let (groups, namespaces) = (self.namespaces.len(), self.namespaces.len());
-                let bytes = size_of::<AnaHeader>() + groups * size_of::<AnaGroup>();
-                Some((bytes + namespaces * 4) as u64)
+                // Hosts read as much as there can be (nvme-cli), and namespaces come and go between two reads: NANAGRPID and MNAN.
+                let most = u64::from(self.limits.namespaces);
+                let each = size_of::<AnaGroup>() as u64 + 4;
+                Some(size_of::<AnaHeader>() as u64 + most * each)
             }
             LogId::FeatureEffects => Some(1024),
             LogId::ManagementEffects => Some(4096),
