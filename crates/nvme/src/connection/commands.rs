@@ -38,15 +38,32 @@ pub(super) struct Command {
     pub(super) outcome: Option<Completion>,
 }
 
-const FREE: u32 = u32::MAX;
-
 /// The commands in flight.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     slots: Vec<Option<Command>>,
-    /// Their identifiers, dense for a quick search; [`FREE`] where a slot is empty.
-    cids: Vec<u32>,
+    cids: Cids,
     free: Vec<u16>,
+}
+
+/// Identifiers in use: each command that arrives is held against all that are in flight. A bit for
+/// each there is, 8 KiB once one has come.
+#[derive(Debug, Default)]
+struct Cids(Vec<u64>);
+
+impl Cids {
+    fn has(&self, cid: u16) -> bool {
+        let word = self.0.get(usize::from(cid) / 64);
+        word.is_some_and(|word| word & (1 << (cid % 64)) != 0)
+    }
+
+    fn set(&mut self, cid: u16, used: bool) {
+        if self.0.is_empty() {
+            self.0 = vec![0; (usize::from(u16::MAX) + 1) / 64];
+        }
+        let (word, bit) = (&mut self.0[usize::from(cid) / 64], 1 << (cid % 64));
+        *word = if used { *word | bit } else { *word & !bit };
+    }
 }
 
 impl Commands {
@@ -54,22 +71,27 @@ impl Commands {
         self.slots.len() - self.free.len()
     }
 
+    /// Whether a command in flight has this identifier.
+    pub(super) fn has(&self, cid: u16) -> bool {
+        self.cids.has(cid)
+    }
+
+    /// The command with this identifier: for the rare ones that name another.
     pub(super) fn find(&self, cid: u16) -> Option<Tag> {
-        let index = self.cids.iter().position(|&c| c == u32::from(cid))?;
+        let is_it = |slot: &Option<Command>| slot.as_ref().is_some_and(|c| c.cid == cid);
+        let index = self.slots.iter().position(is_it)?;
         u16::try_from(index).ok().map(Tag)
     }
 
     /// Takes a slot. The caller bounds how many are taken (to at most 65,536).
     pub(super) fn insert(&mut self, command: Command) -> Tag {
-        let cid = u32::from(command.cid);
+        self.cids.set(command.cid, true);
         if let Some(index) = self.free.pop() {
             self.slots[usize::from(index)] = Some(command);
-            self.cids[usize::from(index)] = cid;
             return Tag(index);
         }
         let index = u16::try_from(self.slots.len()).expect("a queue has at most 65,536 entries");
         self.slots.push(Some(command));
-        self.cids.push(cid);
         Tag(index)
     }
 
@@ -83,7 +105,7 @@ impl Commands {
     /// If there is none.
     pub(super) fn remove(&mut self, tag: Tag) -> Command {
         let command = self.slots[tag.index()].take().expect("the command is in flight");
-        self.cids[tag.index()] = FREE;
+        self.cids.set(command.cid, false);
         self.free.push(tag.0);
         command
     }
@@ -91,9 +113,8 @@ impl Commands {
     /// Frees the slots of commands that the driver has ended and that only wait for their host.
     pub(super) fn forget_ended(&mut self) {
         for (slot, index) in self.slots.iter_mut().zip(0u16..) {
-            if slot.as_ref().is_some_and(|c| c.outcome.is_some()) {
-                *slot = None;
-                self.cids[usize::from(index)] = FREE;
+            if let Some(ended) = slot.take_if(|c| c.outcome.is_some()) {
+                self.cids.set(ended.cid, false);
                 self.free.push(index);
             }
         }

@@ -135,7 +135,7 @@ impl Connection {
             // NVMe Base 2.0, 6.3: Connect first, and only once.
             return Err(Status::COMMAND_SEQUENCE.do_not_retry());
         }
-        if self.commands.find(sqe.cid.get()).is_some() {
+        if self.commands.has(sqe.cid.get()) {
             return Err(Status::COMMAND_ID_CONFLICT.do_not_retry());
         }
         let direction = sqe.direction();
