@@ -25,6 +25,10 @@ const STAGING_BYTES: usize = 128 * 1024;
 /// Payload whose remainder is at least this long is read directly into its place.
 const DIRECT_BYTES: usize = 32 * 1024;
 
+/// What is read into the staging buffer behind such a payload: as a rule the header of the next one
+/// comes, and what comes with it is copied once more.
+const WARY_BYTES: usize = 4 * 1024;
+
 /// How long, after everything was sent, the peer may take to close its side. A socket that is
 /// closed over bytes not yet read resets the connection, and takes from the peer what it has not
 /// read either: a refusal, say.
@@ -210,6 +214,8 @@ pub struct Conn<S, P: Protocol> {
     pub traffic: (u64, u64),
     inbox: Open<P::Event>,
     staging: Staging,
+    /// Large payloads follow one another.
+    wary: bool,
     send_timeout: Duration,
     /// Since when the socket has taken nothing of what waits to be sent.
     stalled: Option<Duration>,
@@ -254,6 +260,7 @@ impl<S: Wire, P: Protocol> Conn<S, P> {
             traffic: (0, 0),
             inbox: Open(inbox),
             staging,
+            wary: false,
             send_timeout,
             stalled: None,
             parting: None,
@@ -401,20 +408,28 @@ impl<S: Wire, P: Protocol> Conn<S, P> {
             };
             machine.received(n);
             self.traffic.0 += n as u64;
+            self.wary = true;
             return Ok(Read::Some);
         }
         let staging = self.staging.clone();
         let mut staging = staging.0.borrow_mut();
-        match poll_read(&mut self.stream, cx, &mut staging)? {
+        let most = if self.wary { WARY_BYTES } else { staging.len() };
+        match poll_read(&mut self.stream, cx, &mut staging[..most])? {
             Poll::Pending => Ok(Read::Nothing),
             Poll::Ready(0) => Ok(Read::End),
             Poll::Ready(n) => {
                 self.traffic.0 += n as u64;
                 let taken = self.feed(&staging[..n]);
                 self.unread.extend(&staging[taken..n]);
+                self.wary &= n < most || self.awaits_large_payload();
                 Ok(Read::Some)
             }
         }
+    }
+
+    fn awaits_large_payload(&mut self) -> bool {
+        let space = self.protocol.machine().receive_space();
+        space.is_some_and(|space| space.len() >= DIRECT_BYTES)
     }
 
     /// Gives the machine as much of `bytes` as it takes; how much that was.
@@ -670,6 +685,83 @@ mod tests {
             let (end, ()) = tokio::join!(conn.run(), talk);
             assert!(matches!(end, End::Done), "{end:?}");
         }
+    }
+
+    /// Payloads of 100 KiB behind a byte of header each.
+    #[derive(Default)]
+    struct Bulk {
+        header: [u8; 1],
+        body: Vec<u8>,
+        filled: Option<usize>,
+        /// How much of each payload came by way of the staging buffer.
+        staged: Vec<usize>,
+        out: SendQueue,
+    }
+
+    const BULK_BYTES: usize = 100 * 1024;
+
+    impl Machine for Bulk {
+        fn receive_space(&mut self) -> Option<&mut [u8]> {
+            match self.filled {
+                None => Some(&mut self.header),
+                Some(n) => Some(&mut self.body[n..]),
+            }
+        }
+        fn received(&mut self, n: usize) {
+            let Some(filled) = &mut self.filled else {
+                (self.body, self.filled) = (vec![0; BULK_BYTES], Some(0));
+                return self.staged.push(0);
+            };
+            // What is staged comes behind its header; what is read directly, when at least this is wanted.
+            if *filled == 0 {
+                *self.staged.last_mut().unwrap() = n;
+            }
+            *filled += n;
+            if *filled == BULK_BYTES {
+                assert!(self.body.iter().all(|b| *b == self.header[0]), "another's bytes");
+                self.filled = None;
+            }
+        }
+        fn output(&mut self) -> &mut SendQueue {
+            &mut self.out
+        }
+        fn next_timer(&self) -> Option<Duration> {
+            None
+        }
+        fn on_timer(&mut self, _: Duration) {}
+        fn is_closing(&self) -> bool {
+            false
+        }
+    }
+
+    impl Protocol for Bulk {
+        type Machine = Self;
+        type Event = ();
+        fn machine(&mut self) -> &mut Self {
+            self
+        }
+        fn woken(&mut self, _: Instant) {}
+        fn act(&mut self) {}
+        fn event(&mut self, (): ()) {}
+    }
+
+    /// Else each would be copied once more on its way.
+    #[tokio::test(start_paused = true)]
+    async fn large_payloads_that_follow_one_another_are_not_staged() {
+        let (mut client, server) = duplex(16 << 20);
+        for k in 1..=9u8 {
+            client.write_all(&[k]).await.unwrap();
+            client.write_all(&vec![k; BULK_BYTES]).await.unwrap();
+        }
+        drop(client);
+        let (inbox, staging) = (Inbox::default(), Staging::default());
+        let timeout = Duration::from_secs(30);
+        let mut conn = Conn::new(server, Bulk::default(), inbox, staging, timeout, Instant::now());
+        assert!(matches!(conn.run().await, End::PeerClosed));
+        let staged = &conn.protocol.staged;
+        assert_eq!(staged.len(), 9);
+        let plain = staged.iter().position(|&n| n < WARY_BYTES).unwrap();
+        assert!(plain < 3 && staged[plain..].iter().all(|&n| n < WARY_BYTES), "{staged:?}");
     }
 
     #[tokio::test(start_paused = true)]
