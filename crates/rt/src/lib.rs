@@ -9,6 +9,7 @@ mod core;
 pub mod disk;
 pub mod event;
 pub mod fault;
+mod heap;
 mod mailbox;
 pub mod memory;
 pub mod net;
@@ -21,6 +22,7 @@ mod turn;
 pub mod ublk;
 
 pub use crate::core::Core;
+pub use heap::Heap;
 pub use mailbox::{CoreHandle, NotTaken, Stopped};
 pub use real::{Cores, CoresConfig, DiskEngine, Submission};
 pub use sys::{ProcessorTime, processor_time};

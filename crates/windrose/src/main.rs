@@ -23,7 +23,7 @@ use cli::{Cli, Command, NodeArgs};
 use exit::Failure;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static HEAP: rt::Heap = rt::Heap;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
