@@ -6,7 +6,8 @@
 //! ones, and no starvation, as later ones never overtake where they overlap.
 //!
 //! To find overlaps without looking at every command in flight, ranges are filed under the
-//! regions they touch; the few ranges that touch many regions are looked at each time.
+//! regions they touch, of which every [`DRAWERS`]th lies in the same drawer; the few ranges that
+//! touch many regions are looked at each time.
 //!
 //! The table is bounded, for who waits for whom grows with the square of what is in it, and a
 //! client may keep thousands of commands on one block. Beyond [`PLACES`] commands wait in one
@@ -21,7 +22,6 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use rustc_hash::FxHashMap;
 use slab::Slab;
 use smallvec::SmallVec;
 
@@ -32,6 +32,9 @@ const REGION_SHIFT: u32 = 10;
 
 /// A range over more regions than this is filed as wide.
 const NARROW_REGIONS: u64 = 8;
+
+/// Lists of what is filed.
+const DRAWERS: usize = 256;
 
 /// Most commands in the table that came in order.
 const PLACES: usize = 1024;
@@ -54,7 +57,7 @@ struct Table {
     /// How many places there are: [`PLACES`], or fewer in tests.
     bound: usize,
     /// Those with a place, by region. Here and below they are listed by place.
-    regions: FxHashMap<u64, SmallVec<[usize; 4]>>,
+    drawers: Box<[SmallVec<[usize; 4]>]>,
     wide: Vec<usize>,
     writers: usize,
 }
@@ -67,7 +70,7 @@ impl Default for Table {
             line: BTreeMap::new(),
             next_in_line: 0,
             bound: PLACES,
-            regions: FxHashMap::default(),
+            drawers: vec![SmallVec::new(); DRAWERS].into(),
             wide: Vec::new(),
             writers: 0,
         }
@@ -201,10 +204,13 @@ impl Drop for RangeLock {
     }
 }
 
-fn regions(range: &Blocks) -> Option<std::ops::RangeInclusive<u64>> {
+/// The drawers of the regions that a range touches; `None` if there are many. No two of few are the
+/// same.
+fn drawers(range: &Blocks) -> Option<impl Iterator<Item = usize> + use<>> {
     let last = range.at.0.saturating_add(range.count.saturating_sub(1));
     let (first, last) = (range.at.0 >> REGION_SHIFT, last >> REGION_SHIFT);
-    (last - first < NARROW_REGIONS).then_some(first..=last)
+    let drawer = |region: u64| region as usize % DRAWERS;
+    (last - first < NARROW_REGIONS).then(|| (first..=last).map(drawer))
 }
 
 impl Entry {
@@ -276,8 +282,8 @@ impl Table {
     }
 
     fn list(&mut self, place: usize, range: Blocks) {
-        match regions(&range) {
-            Some(regions) => regions.for_each(|r| self.regions.entry(r).or_default().push(place)),
+        match drawers(&range) {
+            Some(drawers) => drawers.for_each(|d| self.drawers[d].push(place)),
             None => self.wide.push(place),
         }
     }
@@ -290,16 +296,14 @@ impl Table {
                 out.push(place);
             }
         };
-        match regions(range) {
-            Some(regions) => {
+        match drawers(range) {
+            Some(drawers) => {
                 self.wide.iter().copied().for_each(&mut look);
-                for r in regions {
-                    self.regions.get(&r).into_iter().flatten().copied().for_each(&mut look);
-                }
+                drawers.for_each(|d| self.drawers[d].iter().copied().for_each(&mut look));
             }
             None => self.places.iter().for_each(|(place, _)| look(place)),
         }
-        // One that touches several regions is met in each of them.
+        // One that touches several regions is met in each of their drawers.
         out.sort_unstable();
         out.dedup();
         out
@@ -317,8 +321,8 @@ impl Table {
         };
         self.places.remove(place);
         self.writers -= usize::from(gone.writes);
-        match regions(&gone.range) {
-            Some(regions) => regions.for_each(|r| self.unfile(r, place)),
+        match drawers(&gone.range) {
+            Some(drawers) => drawers.for_each(|d| self.unfile(d, place)),
             None => self.wide.retain(|&p| p != place),
         }
         for follower in gone.followers.iter().flat_map(|f| f.iter()) {
@@ -354,14 +358,10 @@ impl Table {
         }
     }
 
-    fn unfile(&mut self, region: u64, place: usize) {
-        if let Some(list) = self.regions.get_mut(&region) {
-            if let Some(i) = list.iter().position(|&p| p == place) {
-                list.swap_remove(i);
-            }
-            if list.is_empty() {
-                self.regions.remove(&region);
-            }
+    fn unfile(&mut self, drawer: usize, place: usize) {
+        let list = &mut self.drawers[drawer];
+        if let Some(i) = list.iter().position(|&p| p == place) {
+            list.swap_remove(i);
         }
     }
 }
@@ -435,7 +435,9 @@ mod tests {
         assert!(told.get() && waits.is_held());
         drop(waits);
         let t = l.0.borrow();
-        assert!(t.entries.is_empty() && t.regions.is_empty() && t.places.is_empty());
+        assert!(
+            t.entries.is_empty() && t.drawers.iter().all(SmallVec::is_empty) && t.places.is_empty()
+        );
         assert_eq!(t.writers, 0);
     }
 
@@ -465,7 +467,9 @@ mod tests {
         assert!(c.is_held() && reuses_the_key.is_held());
         drop((c, reuses_the_key));
         let t = l.0.borrow();
-        assert!(t.entries.is_empty() && t.regions.is_empty() && t.wide.is_empty());
+        assert!(
+            t.entries.is_empty() && t.drawers.iter().all(SmallVec::is_empty) && t.wide.is_empty()
+        );
         assert!(t.places.is_empty() && t.line.is_empty());
         assert_eq!(t.writers, 0);
     }
@@ -562,7 +566,7 @@ mod tests {
         drop(d);
         let t = l.0.borrow();
         assert!(t.entries.is_empty() && t.places.is_empty() && t.line.is_empty());
-        assert!(t.regions.is_empty());
+        assert!(t.drawers.iter().all(SmallVec::is_empty));
     }
 
     #[test]
@@ -576,7 +580,7 @@ mod tests {
                 let t = l.0.borrow();
                 let in_table = (others.len() + 1).min(PLACES);
                 assert_eq!((t.places.len(), t.line.len()), (in_table, others.len() + 1 - in_table));
-                assert!(t.places.capacity() <= 2 * PLACES && t.regions[&0].len() == in_table);
+                assert!(t.places.capacity() <= 2 * PLACES && t.drawers[0].len() == in_table);
             }
             others.swap_remove(next(others.len() as u64) as usize);
         }
@@ -584,7 +588,7 @@ mod tests {
         drop(first);
         let t = l.0.borrow();
         assert!(t.entries.is_empty() && t.places.is_empty() && t.line.is_empty());
-        assert!(t.regions.is_empty());
+        assert!(t.drawers.iter().all(SmallVec::is_empty));
         assert_eq!(t.writers, 0);
     }
 

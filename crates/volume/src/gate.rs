@@ -212,19 +212,23 @@ impl Gate {
         caller
     }
 
-    /// The node itself.
+    /// The node itself: nothing is judged of it, and nothing kept. One for each core serves all of
+    /// its volumes, for some ask with every command.
     #[must_use]
     pub fn node() -> Rc<Caller> {
-        Rc::new(Caller {
-            party: None,
-            is_nexus: false,
-            gate: Weak::new(),
-            key: Cell::new(usize::MAX),
-            rights: Cell::new(Rights::ALL),
-            modes: Cell::new(0),
-            in_flight: RefCell::default(),
-            listener: Box::new(|_| {}),
-        })
+        thread_local! {
+            static NODE: Rc<Caller> = Rc::new(Caller {
+                party: None,
+                is_nexus: false,
+                gate: Weak::new(),
+                key: Cell::new(usize::MAX),
+                rights: Cell::new(Rights::ALL),
+                modes: Cell::new(0),
+                in_flight: RefCell::default(),
+                listener: Box::new(|_| {}),
+            });
+        }
+        NODE.with(Rc::clone)
     }
 
     pub(crate) fn is_open(&self) -> bool {

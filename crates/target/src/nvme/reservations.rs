@@ -151,7 +151,8 @@ impl Host {
         let Some((sqe, report)) = self.asked(tag, wait) else { return };
         let completion = match (result, report) {
             (Ok(table), Some(bytes)) => {
-                self.tasks.set(tag, Task::Reporting { table, wait: Wait::default() });
+                self.tasks
+                    .set(tag, Task::Reporting { table: Box::new(table), wait: Wait::default() });
                 return self.on_grant(tag, bytes, RETURNED);
             }
             (Ok(table), None) => Completion::ok(table.persists.into()),

@@ -48,7 +48,7 @@ pub(super) enum Task {
     /// is not begun.
     Asking { sqe: Sqe, report: Option<u32>, wanted: Rc<Cell<bool>>, wait: Wait },
     /// A Reservation Report that waits for memory to return data in.
-    Reporting { table: Table, wait: Wait },
+    Reporting { table: Box<Table>, wait: Wait },
     /// The first half of a fused operation that is not all there.
     Half(Box<Half>),
     /// The second half; what becomes of it is the first's.
@@ -177,13 +177,14 @@ impl Tasks {
     }
 
     pub(super) fn set(&mut self, tag: Tag, task: Task) {
-        self.remove(tag);
         let i = tag.index();
         if self.by_tag.len() <= i {
             self.by_tag.resize_with(i + 1, || None);
         }
-        self.busy += usize::from(task.is_busy());
-        self.by_tag[i] = Some((tag, task));
+        let place = &mut self.by_tag[i];
+        let was_busy = place.as_ref().is_some_and(|(_, before)| before.is_busy());
+        self.busy = self.busy + usize::from(task.is_busy()) - usize::from(was_busy);
+        *place = Some((tag, task));
     }
 
     pub(super) fn get(&mut self, tag: Tag) -> Option<&mut Task> {
