@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use rt::buf::Bufs;
+use rt::buf::{Buf, BufMut, Bufs};
 use rustc_hash::FxHashMap;
 
 use crate::{ASIDE_BYTES, Blocks, Ctx, Error, Info, Layer, Op, Run};
@@ -15,8 +15,6 @@ const PAGE: usize = 4096;
 const MAPPED_AT_ONCE: usize = 4096;
 
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
-
-type Page = Box<[u8; PAGE]>;
 
 /// What a [`Mem`] is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,25 +28,33 @@ pub struct MemOptions {
     /// Whether it keeps what [`Mem::cut_power`] may lose: for tests. It remembers every version
     /// of a block that was overwritten since the last flush.
     pub volatile_cache: bool,
+    /// Whether a whole page that is written is kept where it came, and not copied. Then what the
+    /// device holds is memory of whoever wrote it, and counts as held by him: for pools that have
+    /// room for all of it several times, as the pages of one buffer are given back together.
+    pub keeps_buffers: bool,
 }
 
 impl MemOptions {
     /// A device of `blocks` blocks with space for all of them and no cache.
     #[must_use]
     pub fn new(block_size: u32, blocks: u64) -> Self {
-        Self { block_size, blocks, space_bytes: u64::MAX, volatile_cache: false }
+        let (volatile_cache, keeps_buffers) = (false, false);
+        Self { block_size, blocks, space_bytes: u64::MAX, volatile_cache, keeps_buffers }
     }
 }
 
 /// A device in memory.
 pub struct Mem {
     options: MemOptions,
+    /// But for its size, which may change.
+    info: Info,
     state: RefCell<State>,
 }
 
 struct State {
     blocks: u64,
-    pages: FxHashMap<u64, Page>,
+    /// Readers share them: a page that somebody holds is not changed, but replaced.
+    pages: FxHashMap<u64, Buf>,
     /// Earlier contents, oldest first, of the blocks changed since they were last durable.
     undo: FxHashMap<u64, Vec<Box<[u8]>>>,
 }
@@ -64,7 +70,8 @@ impl Mem {
     #[must_use]
     pub fn new(options: MemOptions) -> Self {
         let (blocks, pages, undo) = (options.blocks, FxHashMap::default(), FxHashMap::default());
-        Self { options, state: RefCell::new(State { blocks, pages, undo }) }
+        let info = declared(&options);
+        Self { options, info, state: RefCell::new(State { blocks, pages, undo }) }
     }
 
     /// Makes the device larger; the new blocks are zeroes. A smaller size changes nothing.
@@ -120,7 +127,10 @@ impl Mem {
             Op::Write { data, .. } => {
                 let mut at = span.at;
                 for piece in data.iter() {
-                    state.put(at, piece);
+                    match self.options.keeps_buffers {
+                        true => state.keep(at, piece),
+                        false => state.put(at, piece),
+                    }
                     at += piece.len() as u64;
                 }
             }
@@ -185,8 +195,15 @@ impl State {
         span.pages().filter(|(n, _)| !self.pages.contains_key(n)).count() as u64
     }
 
-    fn page(&mut self, n: u64) -> &mut [u8; PAGE] {
-        self.pages.entry(n).or_insert_with(|| Box::new([0; PAGE]))
+    /// A page, to be changed.
+    fn page(&mut self, n: u64) -> &mut [u8] {
+        let page = self.pages.entry(n).or_insert_with(|| BufMut::lone_page().freeze());
+        if page.get_mut().is_none() {
+            let mut copy = BufMut::lone_page();
+            copy.copy_from_slice(page);
+            *page = copy.freeze();
+        }
+        page.get_mut().expect("nobody else holds it")
     }
 
     fn put(&mut self, at: u64, mut bytes: &[u8]) {
@@ -195,6 +212,29 @@ impl State {
             self.page(n)[part].copy_from_slice(now);
             bytes = later;
         }
+    }
+
+    /// As [`Self::put`]; whole pages are kept, and not copied.
+    fn keep(&mut self, at: u64, piece: &Buf) {
+        let mut done = 0;
+        for (n, part) in Span::new(at, piece.len()).pages() {
+            let end = done + part.len();
+            if part.len() == PAGE && piece[done..].as_ptr().addr().is_multiple_of(PAGE) {
+                self.pages.insert(n, piece.slice(done..end));
+            } else {
+                self.page(n)[part].copy_from_slice(&piece[done..end]);
+            }
+            done = end;
+        }
+    }
+
+    /// What is there, without a copy.
+    fn share(&self, span: Span) -> Bufs {
+        let of = |(n, part): (u64, std::ops::Range<usize>)| match self.pages.get(&n) {
+            Some(page) => page.slice(part),
+            None => Buf::zeroes(part.len()),
+        };
+        span.pages().map(of).collect()
     }
 
     fn get(&self, at: u64, mut into: &mut [u8]) {
@@ -213,10 +253,27 @@ impl State {
         for (n, part) in span.pages() {
             if part.len() == PAGE {
                 self.pages.remove(&n);
-            } else if let Some(page) = self.pages.get_mut(&n) {
-                page[part].fill(0);
+            } else if self.pages.contains_key(&n) {
+                self.page(n)[part].fill(0);
             }
         }
+    }
+}
+
+fn declared(options: &MemOptions) -> Info {
+    let block_size = options.block_size;
+    Info {
+        block_size,
+        blocks: options.blocks,
+        aside_blocks: ASIDE_BYTES / block_size,
+        physical_block_size: PAGE as u32,
+        max_transfer_blocks: MAX_TRANSFER_BYTES / block_size,
+        unmap_granularity_blocks: PAGE as u32 / block_size,
+        unmap_zeroes: true,
+        volatile_cache: options.volatile_cache,
+        native_fua: true,
+        read_only: false,
+        overhead: 0,
     }
 }
 
@@ -226,21 +283,7 @@ impl Layer for Mem {
     }
 
     fn info(&self) -> Info {
-        let block_size = self.options.block_size;
-        let page = PAGE as u32 / block_size;
-        Info {
-            block_size,
-            blocks: self.state.borrow().blocks,
-            aside_blocks: ASIDE_BYTES / block_size,
-            physical_block_size: PAGE as u32,
-            max_transfer_blocks: MAX_TRANSFER_BYTES / block_size,
-            unmap_granularity_blocks: page,
-            unmap_zeroes: true,
-            volatile_cache: self.options.volatile_cache,
-            native_fua: true,
-            read_only: false,
-            overhead: 0,
-        }
+        Info { blocks: self.state.borrow().blocks, ..self.info }
     }
 
     async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
@@ -254,18 +297,6 @@ impl Layer for Mem {
         if let Op::Map { .. } = op {
             return Ok(self.map(range).into_bufs(&ctx));
         }
-        let span = self.span(range);
-        let len = (span.end - span.at) as usize;
-        let state = self.state.borrow();
-        if state.missing(span) == span.pages().count() as u64 {
-            return Ok(Bufs::zeroes(len));
-        }
-        let mut out = ctx.alloc(len);
-        let mut at = span.at;
-        for piece in &mut out {
-            state.get(at, piece);
-            at += piece.len() as u64;
-        }
-        Ok(out.into())
+        Ok(self.state.borrow().share(self.span(range)))
     }
 }

@@ -27,7 +27,7 @@ use std::task::{Context, Poll, Waker};
 use slab::Slab;
 use smallvec::SmallVec;
 
-use crate::memory::{Buddy, Mapping, PAGE};
+use crate::memory::{Buddy, Loose, Mapping, PAGE};
 
 /// What a credit is for; decides how deep into the pool it may reach.
 ///
@@ -103,8 +103,24 @@ struct Run {
     refs: AtomicU32,
     /// Index of this run's first page; also its place in `Inner::runs`.
     page: u32,
-    /// The pool that owns the run. Valid while `refs > 0`: a live run holds one strong count.
+    /// The pool that owns the run. Valid while `refs > 0`: a live run holds one strong count. Null: no pool does.
     pool: Cell<*const Inner>,
+}
+
+/// A page outside every pool.
+#[repr(C)]
+struct Lone {
+    /// First, so that it has the address of the whole.
+    run: Run,
+    /// From a box of its own.
+    memory: NonNull<Loose>,
+}
+
+impl Drop for Lone {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box when this was made, and no handle to it is left.
+        drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
+    }
 }
 
 // SAFETY: `pool` is written once, before the run is shared, and read only afterwards.
@@ -565,6 +581,16 @@ unsafe impl Send for BufMut {}
 unsafe impl Sync for BufMut {}
 
 impl BufMut {
+    /// A page ([`PAGE`] bytes) of zeroes outside every pool, which nobody has promised: for devices that keep in memory what
+    /// is written to them.
+    #[must_use]
+    pub fn lone_page() -> Self {
+        let run = Run { refs: AtomicU32::new(1), page: 0, pool: Cell::new(std::ptr::null()) };
+        let memory = NonNull::from(Box::leak(Loose::zeroed()));
+        let lone = NonNull::from(Box::leak(Box::new(Lone { run, memory })));
+        Self { ptr: memory.cast(), len: PAGE as u32, run: lone.cast() }
+    }
+
     /// Ends writing: the buffer becomes shareable and immutable.
     #[must_use]
     pub fn freeze(self) -> Buf {
@@ -647,6 +673,16 @@ impl Buf {
         part
     }
 
+    /// The bytes to write to, if nobody else holds them.
+    pub fn get_mut(&mut self) -> Option<&mut [u8]> {
+        // SAFETY: the run is alive while `self` holds it.
+        let alone = unsafe { self.run?.as_ref() }.refs.load(Ordering::Acquire) == 1;
+        // SAFETY: the bytes are a run's, and this is its only handle for as long as it is borrowed.
+        alone.then(|| unsafe {
+            std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len as usize)
+        })
+    }
+
     /// The writable buffer again, if nobody else holds it.
     ///
     /// # Errors
@@ -702,6 +738,10 @@ fn release(run: NonNull<Run>) {
         return;
     }
     std::sync::atomic::fence(Ordering::Acquire);
+    if r.pool.get().is_null() {
+        // SAFETY: a run without a pool is the beginning of a `Lone` that was leaked when it was made; its last count is gone.
+        return drop(unsafe { Box::from_raw(run.cast::<Lone>().as_ptr()) });
+    }
     // SAFETY: the pointer came from `Arc::into_raw` when the run was taken, and a run is released
     // once per taking.
     let pool = unsafe { Arc::from_raw(r.pool.get()) };
@@ -1032,6 +1072,25 @@ mod tests {
         assert_eq!(p.usage().free, 7 * PAGE as u64);
         drop(kept);
         assert_eq!((p.usage().free, p.usage().overdrafts), (8 * PAGE as u64, 0));
+    }
+
+    #[test]
+    fn a_page_of_its_own_lives_as_long_as_anybody_holds_it() {
+        let mut page = BufMut::lone_page();
+        assert_eq!(page[..], [0; PAGE]);
+        assert!(page.as_ptr().addr().is_multiple_of(PAGE));
+        page[7] = 1;
+        let mut whole = page.freeze();
+        let part = whole.slice(4..8);
+        assert!(whole.get_mut().is_none(), "it is shared");
+        std::thread::scope(|s| {
+            s.spawn(|| drop(whole.clone()));
+        });
+        assert_eq!(part[..], [0, 0, 0, 1]);
+        drop(part);
+        whole.get_mut().unwrap()[7] = 2;
+        assert_eq!(whole.try_into_mut().unwrap()[7], 2);
+        assert!(Buf::zeroes(16).get_mut().is_none(), "the zeroes stay zeroes");
     }
 
     #[test]

@@ -12,6 +12,18 @@ pub const PAGE: usize = 4096;
 /// Largest run is `PAGE << MAX_ORDER` bytes (1 MiB).
 pub const MAX_ORDER: u8 = 8;
 
+/// One page of memory of the heap.
+#[repr(C, align(4096))]
+pub(crate) struct Loose([u8; PAGE]);
+
+impl Loose {
+    /// A page of zeroes.
+    pub(crate) fn zeroed() -> Box<Self> {
+        // SAFETY: bytes may all be zero.
+        unsafe { Box::new_zeroed().assume_init() }
+    }
+}
+
 const NONE: u32 = u32::MAX;
 
 /// Most single pages kept for the next command instead of being merged with their neighbours.

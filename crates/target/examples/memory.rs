@@ -2,8 +2,11 @@
 //! with the bare echo (`crates/rt/examples/echo.rs`).
 //!
 //! ```text
-//! memory [cpu=0] [window_us=0] [mib=512] [pool_mib=256] [iscsi=127.0.0.1:3260] [nvme=127.0.0.1:4420]
+//! memory [cpu=0] [window_us=0] [mib=512] [pool_mib=256] [keeps=0] [iscsi=127.0.0.1:3260] [nvme=127.0.0.1:4420]
 //! ```
+//! With `keeps=1` it copies nothing: what is written stays where it has been received, as a disk takes it from there without a
+//! processor. The pool has to have room for the volume, several times if it is written in pieces of many sizes.
+//!
 //! It is LUN 0 of `iqn.2026-01.io.windrose:memory` and namespace 1 of `nqn.2026-01.io.windrose:memory`, for anybody.
 #![allow(clippy::unwrap_used)]
 
@@ -19,6 +22,10 @@ use target::{
 };
 use tokio::task::spawn_local;
 use volume::Volume;
+
+/// As in the product.
+#[global_allocator]
+static HEAP: rt::Heap = rt::Heap;
 
 const ID: VolumeId = VolumeId([7; 16]);
 const BLOCK: u32 = 512;
@@ -57,7 +64,9 @@ fn main() {
 async fn serve(core: Core, settings: Settings) {
     let blocks = (settings.number("mib", 512) << 20) / u64::from(BLOCK);
     let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
-    let volume = Volume::new(Dev::new(Mem::new(MemOptions::new(BLOCK, blocks))), Epoch::default());
+    let keeps_buffers = settings.number("keeps", 0) == 1;
+    let memory = Mem::new(MemOptions { keeps_buffers, ..MemOptions::new(BLOCK, blocks) });
+    let volume = Volume::new(Dev::new(memory), Epoch::default());
     let name = "memory".to_owned();
     server.add_volume(Served { id: ID, name, volume, thin: false, access: None });
     server.set_catalog(catalog());

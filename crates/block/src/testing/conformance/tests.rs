@@ -192,3 +192,43 @@ async fn space_runs_out_and_comes_back() {
     c.write(1, &[2; 4096], false).await.unwrap();
     assert_eq!(mem.space_used(), 64 * 1024);
 }
+
+/// A device that keeps what it is given is no other one to those who use it, and gives it back with its end.
+#[tokio::test]
+async fn kept_buffers_are_the_same_device() {
+    let keeping = MemOptions { keeps_buffers: true, ..MemOptions::new(512, 512) };
+    let pool = Pool::new(MIN_POOL).unwrap();
+    let of = |options| Client::new(&Dev::new(Mem::new(options)), &pool);
+    let (plain, kept) = (of(MemOptions::new(512, 512)), of(keeping));
+    let mut rng = Rng::new(7);
+    let mut held = Vec::new();
+    for round in 0..2000u64 {
+        let at = rng.below(512);
+        let blocks = rng.within(1, (512 - at).min(40)) as u32;
+        match rng.below(5) {
+            0 | 1 => {
+                let bytes: Vec<u8> =
+                    (0..blocks * 512).map(|i| (round + u64::from(i / 8)) as u8).collect();
+                plain.write(at, &bytes, false).await.unwrap();
+                kept.write(at, &bytes, false).await.unwrap();
+            }
+            2 => {
+                let unmap = rng.one_in(2);
+                plain.zero(at, blocks, unmap).await.unwrap();
+                kept.zero(at, blocks, unmap).await.unwrap();
+            }
+            _ => {
+                let (a, b) = (plain.read(at, blocks).await, kept.read(at, blocks).await);
+                let (a, b) = (a.unwrap(), b.unwrap());
+                assert!(a.same_bytes(&b), "round {round}: {blocks} blocks at {at}");
+                held.push((a.to_vec(), a, b));
+            }
+        }
+    }
+    for (was, a, b) in held {
+        assert!(was == a.to_vec() && was == b.to_vec(), "what was read has changed");
+    }
+    assert!(pool.usage().free < pool.usage().total, "it keeps what was written");
+    drop((plain, kept));
+    assert_eq!(pool.usage().free, pool.usage().total);
+}
