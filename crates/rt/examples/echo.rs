@@ -4,8 +4,11 @@
 //!
 //! ```text
 //! echo [connections=1] [depth=1] [seconds=2] [window_us=100] [client_window_us=0]
-//!      [server_cpu=0] [client_cpu=1] [request=72] [reply=4096] [serve=ADDR | to=ADDR]
+//!      [server_cpu=0] [client_cpu=1] [request=72] [reply=4096] [memory_kib=0] [serve=ADDR | to=ADDR]
 //! ```
+//! Replies come from one place, and requests go to one, which a processor's innermost caches hold; with `memory_kib` they
+//! come from random places of so much memory for each connection, and go round in it, as those of a volume do.
+//!
 //! `serve` and `to` run only the server or only the client, in processes of their own. The
 //! server's processor time is that of its core's thread.
 #![allow(clippy::unwrap_used)]
@@ -28,6 +31,45 @@ struct Sizes {
     /// Unless told otherwise, a protocol header with its extended command.
     request: usize,
     reply: usize,
+    /// Of each connection of the server.
+    memory: usize,
+}
+
+/// Where replies come from and requests go to.
+struct Places {
+    memory: Vec<u8>,
+    reply: usize,
+    /// How many replies lie there.
+    replies: u64,
+    /// Where the next request goes.
+    at: usize,
+    dice: u64,
+}
+
+impl Places {
+    const READ: usize = 64 << 10;
+
+    fn new(sizes: Sizes) -> Self {
+        let memory = vec![7; sizes.memory.max(sizes.reply).max(Self::READ)];
+        let replies = (sizes.memory / sizes.reply).max(1) as u64;
+        Self { memory, reply: sizes.reply, replies, at: 0, dice: 1 }
+    }
+
+    fn for_requests(&mut self) -> &mut [u8] {
+        let at = std::mem::replace(&mut self.at, 0);
+        if at + 2 * Self::READ <= self.memory.len() {
+            self.at = at + Self::READ;
+        }
+        &mut self.memory[at..at + Self::READ]
+    }
+
+    /// Where the next reply lies.
+    fn roll(&mut self) -> usize {
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        usize::try_from(self.dice % self.replies).unwrap() * self.reply
+    }
 }
 /// Most replies sent with one call.
 const BATCH: usize = 64;
@@ -45,7 +87,8 @@ impl Settings {
 
     fn sizes(&self) -> Sizes {
         let bytes = |name, default| usize::try_from(self.number(name, default)).unwrap();
-        Sizes { request: bytes("request", 72), reply: bytes("reply", 4096) }
+        let memory = bytes("memory_kib", 0) << 10;
+        Sizes { request: bytes("request", 72), reply: bytes("reply", 4096), memory }
     }
 }
 
@@ -110,12 +153,11 @@ async fn accept(listener: Listener, sizes: Sizes) {
 
 /// Answers requests until the client goes.
 async fn answer(mut stream: Stream, sizes: Sizes) -> std::io::Result<()> {
-    let Sizes { request, reply } = sizes;
-    let page = vec![7u8; reply];
-    let mut received = vec![0; 64 << 10];
+    let Sizes { request, reply, .. } = sizes;
+    let mut places = Places::new(sizes);
     let mut held = 0;
     loop {
-        let n = stream.read(&mut received).await?;
+        let n = stream.read(places.for_requests()).await?;
         if n == 0 {
             return Ok(());
         }
@@ -124,9 +166,11 @@ async fn answer(mut stream: Stream, sizes: Sizes) -> std::io::Result<()> {
         held %= request;
         while left > 0 {
             let first = (left - 1) % reply + 1;
-            let mut parts = vec![IoSlice::new(&page[reply - first..])];
             let whole = (left - first) / reply;
-            parts.extend((0..whole.min(BATCH - 1)).map(|_| IoSlice::new(&page)));
+            let at: Vec<_> = (0..=whole.min(BATCH - 1)).map(|_| places.roll()).collect();
+            let mut parts: Vec<_> =
+                at.iter().map(|&at| IoSlice::new(&places.memory[at..at + reply])).collect();
+            parts[0] = IoSlice::new(&places.memory[at[0] + reply - first..at[0] + reply]);
             left -= stream.write_vectored(&parts).await?;
         }
     }
@@ -195,7 +239,7 @@ async fn ask_one(
     end: Instant,
     out: Rc<RefCell<Vec<u32>>>,
 ) {
-    let Sizes { request, reply } = sizes;
+    let Sizes { request, reply, .. } = sizes;
     let requests = vec![1u8; request * usize::try_from(depth).unwrap()];
     let mut received = vec![0; 256 << 10];
     let mut asked = VecDeque::new();

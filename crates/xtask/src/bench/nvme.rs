@@ -1,8 +1,9 @@
 //! `./run bench nvme`: what a command over NVMe/TCP costs beside what its bytes alone cost, and beside the same over iSCSI.
 //!
 //! The volume is a piece of memory behind the real target (`crates/target/examples/memory.rs`): reading a file on tmpfs alone
-//! costs twice as much as the echo. `windrose bench` is the load of both protocols; the bare echo asks and answers with as many
-//! bytes, with the same runtime at both ends.
+//! costs twice as much as the echo. It copies nothing, as nobody's processor copies what a disk reads and writes. `windrose bench`
+//! is the load of both protocols; the bare echo asks and answers with as many bytes, with the same runtime at both ends: out of
+//! one place, and once more out of as much memory as the volume has.
 
 use super::{
     Plan, SERVER_CPU,
@@ -48,8 +49,8 @@ const WINDOW_US: u64 = 100;
 
 /// Size of the volume: it fits a processor's cache, as the echo's one page does.
 const MEMORY_MIB: u64 = 16;
-/// Buffers of the target: 32 connections with 8 of 128 KiB each are in flight.
-const POOL_MIB: u64 = 256;
+/// Buffers of the target: 32 connections with 8 of 128 KiB each are in flight, and the volume lies in them.
+const POOL_MIB: u64 = 512;
 
 /// Operations of one kind, so many in flight on each of so many connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +79,8 @@ const SINGLE: [Pattern; 2] = [pattern("randread", 4, 1, 1), pattern("randwrite",
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Who {
     Echo,
+    /// Out of memory, and into it.
+    EchoOfMemory,
     Nvme,
     Iscsi,
     NvmePolled,
@@ -87,6 +90,7 @@ impl Who {
     fn name(self) -> &'static str {
         match self {
             Self::Echo => "bare echo",
+            Self::EchoOfMemory => "bare echo, 16 MiB",
             Self::Nvme => "NVMe/TCP",
             Self::Iscsi => "iSCSI",
             Self::NvmePolled => "NVMe/TCP, both poll",
@@ -172,6 +176,7 @@ impl Target {
         command.args([format!("iscsi={iscsi}"), format!("nvme={nvme}")]);
         command.args([format!("cpu={SERVER_CPU}"), format!("window_us={window_us}")]);
         command.args([format!("mib={MEMORY_MIB}"), format!("pool_mib={POOL_MIB}")]);
+        command.arg("keeps=1");
         Ok(Self { daemon: serving(house, "memory", &mut command, nvme)?, iscsi, nvme })
     }
 
@@ -216,7 +221,7 @@ pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
 
 /// All patterns, and who is asked.
 fn cases() -> Vec<(Pattern, &'static [Who])> {
-    const LOADED: &[Who] = &[Who::Echo, Who::Nvme, Who::Iscsi];
+    const LOADED: &[Who] = &[Who::Echo, Who::EchoOfMemory, Who::Nvme, Who::Iscsi];
     const ONE: &[Who] = &[Who::Echo, Who::Nvme, Who::Iscsi, Who::NvmePolled];
     let loaded = KINDS.into_iter().flat_map(|(rw, kib, depth)| {
         [FEW, MANY].map(|connections| (pattern(rw, kib, depth, connections), LOADED))
@@ -236,8 +241,13 @@ impl Scene<'_> {
     }
 
     fn measure(&self, who: Who, pattern: Pattern, seconds: u64) -> Result<Sample> {
-        if who == Who::Echo {
-            let figures = self.echo.talk(pattern.depth, seconds, &pattern.bytes())?;
+        if let Who::Echo | Who::EchoOfMemory = who {
+            let mut words = pattern.bytes();
+            if who == Who::EchoOfMemory {
+                let kib = MEMORY_MIB * 1024 / u64::from(pattern.connections);
+                words.push(format!("memory_kib={kib}"));
+            }
+            let figures = self.echo.talk(pattern.depth, seconds, &words)?;
             let latency_us = figures.latency_us * f64::from(pattern.connections);
             let (per_second, server_us) = (figures.per_second, figures.server_us);
             return Ok(Sample { who, pattern, per_second, latency_us, server_us });
@@ -300,24 +310,23 @@ fn medians(samples: &[Sample], who: Who, pattern: Pattern) -> Figures {
 fn verdicts(samples: &[Sample]) -> Vec<Verdict> {
     let of = |who, pattern| medians(samples, who, pattern);
     let mut all = Vec::new();
+    let beside_echoes = |all: &mut Vec<Verdict>, pattern: Pattern, times| {
+        for echo in [Who::Echo, Who::EchoOfMemory] {
+            let what = format!("CPU beside the {}, {}", echo.name(), pattern.name());
+            let (beside, measured) =
+                (of(echo, pattern).server_us, of(Who::Nvme, pattern).server_us);
+            all.push(Verdict::at_most(what, times, beside, measured));
+        }
+    };
     let read = KINDS[0];
-    let small = pattern(read.0, read.1, read.2, FEW);
-    all.push(Verdict::at_most(
-        format!("CPU beside the echo, {}", small.name()),
-        SMALL_CPU,
-        of(Who::Echo, small).server_us,
-        of(Who::Nvme, small).server_us,
-    ));
+    beside_echoes(&mut all, pattern(read.0, read.1, read.2, FEW), SMALL_CPU);
     let (single, echo) = (SINGLE[0], of(Who::Echo, SINGLE[0]).latency_us);
     for (who, times) in [(Who::Nvme, ALONE_LATENCY), (Who::NvmePolled, POLLED_LATENCY)] {
         let what = format!("latency beside the echo, {}, {}", who.name(), single.name());
         all.push(Verdict::at_most(what, times, echo, of(who, single).latency_us));
     }
     for (rw, kib, depth) in KINDS.into_iter().filter(|(_, kib, _)| *kib == 128) {
-        let large = pattern(rw, kib, depth, FEW);
-        let what = format!("CPU beside the echo, {}", large.name());
-        let (beside, measured) = (of(Who::Echo, large).server_us, of(Who::Nvme, large).server_us);
-        all.push(Verdict::at_most(what, LARGE_CPU, beside, measured));
+        beside_echoes(&mut all, pattern(rw, kib, depth, FEW), LARGE_CPU);
     }
     for (pattern, _) in cases() {
         let what = format!("CPU beside iSCSI, {}", pattern.name());
@@ -327,9 +336,13 @@ fn verdicts(samples: &[Sample]) -> Vec<Verdict> {
     }
     for (rw, kib, depth) in KINDS {
         let each =
-            |connections| 1e6 / of(Who::Nvme, pattern(rw, kib, depth, connections)).per_second;
+            |who, connections| 1e6 / of(who, pattern(rw, kib, depth, connections)).per_second;
         let what = format!("time of each, {MANY} connections beside {FEW}, {rw} {kib}k");
-        all.push(Verdict::at_most(what, NOISE, each(FEW), each(MANY)));
+        let (few, many) = (each(Who::Nvme, FEW), each(Who::Nvme, MANY));
+        let echo = each(Who::EchoOfMemory, MANY) / each(Who::EchoOfMemory, FEW);
+        all.push(Verdict::at_most(what.clone(), NOISE, few, many));
+        let slower = format!("{what}, where the echo's takes {echo:.2} of it");
+        all.push(Verdict::at_most(slower, NOISE * echo, few, many));
     }
     all
 }
@@ -387,7 +400,7 @@ mod tests {
     /// Everything measured: the echo 1 µs, the rest so many times that, polled ones a third.
     fn samples(nvme: f64, iscsi: f64) -> Vec<Sample> {
         let times = |who| match who {
-            Who::Echo => 1.0,
+            Who::Echo | Who::EchoOfMemory => 1.0,
             Who::Nvme => nvme,
             Who::Iscsi => iscsi,
             Who::NvmePolled => nvme / 3.0,
@@ -408,8 +421,8 @@ mod tests {
         assert_eq!(missed(1.0, 1.0), 0);
         assert_eq!(missed(1.0, 0.9), cases().len(), "iSCSI is cheaper everywhere");
         assert_eq!(missed(1.22, 2.0), 2, "latency, alone and polled");
-        assert_eq!(missed(1.3, 2.0), 4, "and large ones");
-        assert_eq!(missed(1.6, 2.0), 5, "and small ones");
+        assert_eq!(missed(1.3, 2.0), 6, "and large ones, beside both echoes");
+        assert_eq!(missed(1.6, 2.0), 8, "and small ones");
     }
 
     #[test]
