@@ -1,6 +1,8 @@
 //! iSCSI clients that misbehave, or behave well at a bad moment, against a server on real cores.
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/client.rs"]
+mod client;
 mod common;
 #[path = "iscsi/copy.rs"]
 mod copy;
@@ -9,7 +11,7 @@ mod mapping;
 #[path = "iscsi/token.rs"]
 mod token;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,16 +19,15 @@ use std::time::Duration;
 
 use block::testing::faulty::{Effect, Faults, Faulty, Rule};
 use block::{AccessState, Class, Dev, Epoch, Error, Mem, MemOptions};
+use client::Client;
 use common::{POOL, listen, on_core, on_cores};
 use iscsi::pdu::{NO_TAG, Opcode, Stage, TaskFunction};
-use iscsi::testing::{Initiator, Pdu};
+use iscsi::testing::Pdu;
 use rt::Core;
-use rt::net::Stream;
 use target::{
     Access, Admission, Catalog, IscsiTarget, Limits, NodeIndex, Portals, Served, Server, Service,
     ServingNode, Space, VolumeId, doors,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
 use volume::{Gate, Standing, Volume};
 
@@ -77,34 +78,10 @@ async fn until(what: impl Fn() -> bool) {
     timeout(PATIENCE, all).await.expect("it comes about");
 }
 
-struct Client {
-    stream: Stream,
-    initiator: Initiator,
-    pdus: VecDeque<Pdu>,
-}
-
 impl Client {
-    async fn dial(core: &Core, to: SocketAddr, isid: u8) -> Self {
-        let mut initiator = Initiator::default();
-        initiator.isid[5] = isid;
-        let stream = core.dial(to).await.unwrap();
-        Self { stream, initiator, pdus: VecDeque::new() }
-    }
-
     /// Asks for a session.
     async fn ask(&mut self, keys: &[(&str, &str)]) {
         self.ask_at(TARGET, keys).await;
-    }
-
-    async fn ask_at(&mut self, target: &str, keys: &[(&str, &str)]) {
-        let names = [
-            ("InitiatorName", "iqn.2026-01.com.example:host"),
-            ("TargetName", target),
-            ("SessionType", "Normal"),
-        ];
-        let all: Vec<_> = names.iter().chain(keys).copied().collect();
-        let login = self.initiator.login(Stage::Operational, Some(Stage::FullFeature), &all);
-        self.send(&login).await;
     }
 
     /// Begins a discovery session.
@@ -119,44 +96,6 @@ impl Client {
 
     async fn log_in(core: &Core, to: SocketAddr, isid: u8, keys: &[(&str, &str)]) -> Self {
         Self::log_in_at(core, to, isid, TARGET, keys).await
-    }
-
-    async fn log_in_at(
-        core: &Core,
-        to: SocketAddr,
-        isid: u8,
-        target: &str,
-        keys: &[(&str, &str)],
-    ) -> Self {
-        let mut client = Self::dial(core, to, isid).await;
-        client.ask_at(target, keys).await;
-        let answer = client.next().await;
-        assert_eq!(answer.header[36..38], [0, 0], "{answer:?}");
-        // TEST UNIT READY fetches what every new initiator is told.
-        let ready = client.initiator.command(&[0; 6], 0, 0, &[]);
-        client.send(&ready).await;
-        client.next().await;
-        client
-    }
-
-    async fn send(&mut self, bytes: &[u8]) {
-        timeout(PATIENCE, self.stream.write_all(bytes)).await.expect("it reads").unwrap();
-    }
-
-    async fn next(&mut self) -> Pdu {
-        timeout(PATIENCE, self.receive()).await.expect("an answer in time").expect("an answer")
-    }
-
-    /// `None` when the server has closed the connection.
-    async fn receive(&mut self) -> Option<Pdu> {
-        let mut bytes = vec![0; 1 << 16];
-        loop {
-            if let Some(pdu) = self.pdus.pop_front() {
-                return Some(pdu);
-            }
-            let n = self.stream.read(&mut bytes).await.ok().filter(|n| *n > 0)?;
-            self.pdus.extend(self.initiator.receive(&bytes[..n]));
-        }
     }
 
     /// WRITE (10) of so many blocks; its tag.
@@ -534,25 +473,6 @@ async fn serve_shared(core: &Core) -> (Rc<Server>, SocketAddr, AccessState, Faul
 }
 
 impl Client {
-    /// A command that brings nothing: its status, and its data or sense data.
-    async fn ask_for(&mut self, cdb: &[u8], bytes: u32) -> (u8, Vec<u8>) {
-        let read = if bytes > 0 { 0x40 } else { 0 };
-        let command = self.initiator.command(cdb, read, bytes, &[]);
-        self.send(&command).await;
-        let mut data = Vec::new();
-        loop {
-            let pdu = self.next().await;
-            match pdu.opcode() {
-                Opcode::DataIn => data.extend(&pdu.data),
-                _ => data.extend(pdu.data.get(2..).unwrap_or_default()),
-            }
-            // The S bit of Data-In: the status is in it (RFC 7143 11.7.3).
-            if pdu.opcode() != Opcode::DataIn || pdu.header[1] & 1 != 0 {
-                return (pdu.header[3], data);
-            }
-        }
-    }
-
     /// How TEST UNIT READY, or a read of a block, ends: nothing, or what the sense data says.
     async fn sense(&mut self, cdb: &[u8], bytes: u32) -> Option<[u8; 3]> {
         let (status, sense) = self.ask_for(cdb, bytes).await;

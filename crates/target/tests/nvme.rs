@@ -5,6 +5,8 @@
 mod authentication;
 #[path = "nvme/tls.rs"]
 mod by_tls;
+#[path = "common/client.rs"]
+mod client;
 #[path = "nvme/commands.rs"]
 mod commands;
 mod common;
@@ -489,6 +491,18 @@ impl Queue {
         self.fetch(sqe, bytes).await
     }
 
+    async fn discovery_log(&mut self, bytes: u32) -> Vec<u8> {
+        let mut page = Sqe::new(AdminOpcode::GetLogPage.0, 9, 0);
+        page.cdw10[0] = (0x70 | (bytes / 4 - 1) << 16).into();
+        self.fetch(page, bytes).await
+    }
+
+    /// Generation of the discovery log, and number of its records.
+    async fn discovery_header(&mut self) -> (u32, u32) {
+        let header = self.discovery_log(1024).await;
+        (dword(&header, 0), dword(&header, 8))
+    }
+
     async fn identify(&mut self, cns: u32, nsid: u32) -> Vec<u8> {
         let mut sqe = Sqe::new(AdminOpcode::Identify.0, 9, nsid);
         sqe.cdw10[0] = cns.into();
@@ -584,17 +598,51 @@ fn the_discovery_log_names_what_only_others_have_and_who_else_tells() {
     });
 }
 
-/// The discovery log: what each entry is, its port, its address and its subsystem.
-async fn discovered(core: &Core, at: SocketAddr) -> Vec<(u8, u16, String, String)> {
+/// RFD 0019, 5; NVMe Base 2.0, 5.2: who keeps asking hears that the log has changed, and finds the new one; of records that
+/// change nothing for him he does not hear.
+#[test]
+fn who_keeps_asking_hears_of_what_is_new() {
+    on_core(async |core| {
+        let (server, at, _) = serve(&core, Limits::default()).await;
+        let mut host = discoverer(&core, at).await;
+        let mut events = Sqe::new(AdminOpcode::SetFeatures.0, 8, 0);
+        (events.cdw10[0], events.cdw10[1]) = (0x0b.into(), (1 << 31).into());
+        host.command(events).await;
+        assert!(host.status(8).await.0.is_success());
+        let publish = |generation, other: Option<Subsystem>| {
+            let mut catalog = Catalog { generation, ..(*catalog(A)).clone() };
+            catalog.subsystems.extend(other.map(|other| ("nqn.x:other".to_owned(), other)));
+            server.set_catalog(Arc::new(catalog));
+        };
+        let hidden = Subsystem { namespaces: [(1, A)].into(), ..Subsystem::default() };
+        assert_eq!(host.discovery_header().await, (0, 1));
+        host.command(Sqe::new(AdminOpcode::AsyncEventRequest.0, 30, 0)).await;
+        publish(1, Some(hidden.clone()));
+        let early = timeout(Duration::from_millis(50), host.receive()).await;
+        assert!(early.is_err(), "nothing that he may see: {early:?}");
+        publish(2, Some(Subsystem { access: Access::anybody(), ..hidden }));
+        assert_eq!(host.status(30).await, (Status::SUCCESS, 0x0070_f002));
+        assert_eq!(host.discovery_header().await, (2, 2));
+        host.command(Sqe::new(AdminOpcode::AsyncEventRequest.0, 31, 0)).await;
+        publish(3, None);
+        assert_eq!(host.status(31).await, (Status::SUCCESS, 0x0070_f002));
+        assert_eq!(host.discovery_header().await, (3, 1));
+    });
+}
+
+/// A host of the discovery service.
+async fn discoverer(core: &Core, at: SocketAddr) -> Queue {
     let mut host = Queue::connect(core, at, &discovery()).await;
     host.command(Property::encode(1, 0x14, false, Some(0x0046_0001))).await;
     assert!(host.status(1).await.0.is_success());
-    let mut page = Sqe::new(AdminOpcode::GetLogPage.0, 9, 0);
-    page.cdw10[0] = (0x70 | (1024 / 4 - 1) << 16).into();
-    let records = host.fetch(page, 1024).await[8];
-    let bytes = 1024 * (u32::from(records) + 1);
-    page.cdw10[0] = (0x70 | (bytes / 4 - 1) << 16).into();
-    let log = host.fetch(page, bytes).await;
+    host
+}
+
+/// The discovery log: what each entry is, its port, its address and its subsystem.
+async fn discovered(core: &Core, at: SocketAddr) -> Vec<(u8, u16, String, String)> {
+    let mut host = discoverer(core, at).await;
+    let (_, records) = host.discovery_header().await;
+    let log = host.discovery_log(1024 * (records + 1)).await;
     let text = |bytes: &[u8]| {
         let text = String::from_utf8(bytes.to_vec()).unwrap();
         text.trim_end_matches(['\0', ' ']).to_owned()

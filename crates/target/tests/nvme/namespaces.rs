@@ -208,17 +208,13 @@ fn a_subsystem_that_is_away_asks_its_hosts_to_come_again() {
         server.set_catalog(of(Subsystem { core: 7, ..away(&[1, 6]) }));
         assert!(timeout(PATIENCE, admin.receive()).await.expect("it is told").is_none());
         assert_eq!(comes_again(&core, at).await, Status::CONNECT_BUSY);
-        let mut discoverer = Queue::connect(&core, at, &discovery()).await;
-        discoverer.command(Property::encode(1, 0x14, false, Some(0x0046_0001))).await;
-        assert!(discoverer.status(1).await.0.is_success());
-        let mut page = Sqe::new(AdminOpcode::GetLogPage.0, 9, 0);
-        page.cdw10[0] = (0x70 | (1024 / 4 - 1) << 16).into();
-        assert_eq!(discoverer.fetch(page, 1024).await[8], 0, "NUMREC");
+        let mut discoverer = discoverer(&core, at).await;
+        assert_eq!(discoverer.discovery_header().await.1, 0, "NUMREC");
         for id in [A, B] {
             add(&server, id, disk());
         }
         server.set_catalog(of(both()));
-        assert_eq!(discoverer.fetch(page, 1024).await[8], 1, "NUMREC");
+        assert_eq!(discoverer.discovery_header().await.1, 1, "NUMREC");
         let (mut admin, mut io) = associate(&core, at).await;
         assert_eq!(admin.namespaces().await, [1, 6]);
         assert_eq!(io.write_to(1, 1).await, Status::SUCCESS);

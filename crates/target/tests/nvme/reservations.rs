@@ -3,8 +3,10 @@
 
 use block::ASIDE;
 use reservation::Kind as Type;
+use target::IscsiTarget;
 use volume::{Gate, Standing};
 
+use super::client::Client;
 use super::*;
 
 /// Where the hosts write: elsewhere than the table lies.
@@ -253,5 +255,77 @@ fn fused_commands_and_copies_are_judged() {
         assert_eq!(b.io.copy(32, &[(0, 8)]).await.0.code(), Status::RESERVATION_CONFLICT);
         assert_eq!(a.io.bytes(0, 8).await, [1; 8 * 512]);
         assert_eq!(a.io.bytes(32, 8).await, [0; 8 * 512]);
+    });
+}
+
+const TARGET: &str = "iqn.2026-01.com.example:disk";
+const WRITE_EXCLUSIVE: u8 = 1;
+const GOOD: u8 = 0;
+const CHECK: u8 = 2;
+const CONFLICT: u8 = 0x18;
+
+impl Client {
+    /// PERSISTENT RESERVE OUT with these keys; its status.
+    async fn reserve(&mut self, action: u8, key: u64, action_key: u64) -> u8 {
+        let cdb = [0x5f, action, WRITE_EXCLUSIVE, 0, 0, 0, 0, 0, 24, 0];
+        let list = [&key.to_be_bytes()[..], &action_key.to_be_bytes(), &[0; 8]].concat();
+        self.tell(&cdb, &list).await
+    }
+
+    /// The status of a command with its data.
+    async fn tell(&mut self, cdb: &[u8], data: &[u8]) -> u8 {
+        let command = self.initiator.command(cdb, 0x20, data.len() as u32, data);
+        self.send(&command).await;
+        self.next().await.header[3]
+    }
+
+    /// How WRITE (10) of a block ends.
+    async fn write_block(&mut self) -> u8 {
+        self.tell(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[9; 512]).await
+    }
+
+    /// The keys that READ KEYS lists.
+    async fn keys(&mut self) -> Vec<u8> {
+        let (status, list) = self.ask_for(&[0x5e, 0, 0, 0, 0, 0, 0, 0, 255, 0], 255).await;
+        assert_eq!(status, GOOD);
+        list[8..].chunks(8).map(|key| key[7]).collect()
+    }
+}
+
+/// RFD 0019, 2: one table for both protocols. Each fences the other, sees its key, and tells its own host what it has lost.
+#[test]
+fn hosts_of_both_protocols_fence_each_other() {
+    on_core(async |core| {
+        let (server, at, _) = keeping(&core).await;
+        let luns = [(1, A)].into();
+        let target = IscsiTarget { luns, access: Access::anybody(), ..IscsiTarget::default() };
+        let targets = [(TARGET.to_owned(), target)].into();
+        server.set_catalog(Arc::new(Catalog { targets, ..(*catalog(A)).clone() }));
+        let iscsi_at = listen(&core, &server, Service::Iscsi).await;
+        let mut host = Node::new(&core, at, 1).await;
+        let mut initiator = Client::log_in_at(&core, iscsi_at, 1, TARGET, &[]).await;
+        assert_eq!(host.register().await, Status::SUCCESS);
+        assert_eq!(host.acquire(Type::WriteExclusive).await, Status::SUCCESS);
+        assert_eq!(initiator.write_block().await, CONFLICT);
+        assert_eq!(initiator.keys().await, [1]);
+        // PREEMPT AND ABORT by the initiator, whose key is 2.
+        assert_eq!(initiator.reserve(0, 0, 2).await, GOOD);
+        host.admin.command(Sqe::new(AdminOpcode::AsyncEventRequest.0, 30, 0)).await;
+        assert_eq!(initiator.reserve(5, 2, 1).await, GOOD);
+        assert_eq!(host.admin.status(30).await.1, 0x0080_0006, "reservation log");
+        assert_eq!(host.write().await, Status::RESERVATION_CONFLICT);
+        assert_eq!(initiator.write_block().await, GOOD);
+        assert_eq!(host.report().await, (3, WRITE_EXCLUSIVE, 0, vec![2]));
+        // Preempt and Abort by the host.
+        assert_eq!(host.register().await, Status::SUCCESS);
+        host.preempt(2).await;
+        assert_eq!(host.io.status(40).await.0, Status::SUCCESS);
+        assert_eq!(host.write().await, Status::SUCCESS);
+        assert_eq!(initiator.write_block().await, CONFLICT);
+        for told in [[0x2f, 0x00], [0x2a, 0x05]] {
+            let (status, sense) = initiator.ask_for(&[0; 6], 0).await;
+            assert_eq!((status, &sense[12..14]), (CHECK, &told[..]), "cleared, preempted");
+        }
+        assert_eq!(initiator.keys().await, [1]);
     });
 }
