@@ -65,6 +65,7 @@ pub(crate) const GUEST: &[Package] = &[
     package("nvme-cli", "nvme"),
     package("open-iscsi", "iscsiadm"),
     package("sg3-utils", "sg_xcopy"),
+    package("udev", "udevadm"),
     package("util-linux", "unshare"),
     package("xfsprogs", "mkfs.xfs"),
 ];
@@ -73,8 +74,7 @@ pub(crate) const NEWER: &[Package] = &[package("mmdebstrap", "mmdebstrap")];
 /// SCSI commands of all kinds, in a guest.
 pub(crate) const SG: &[Package] = &[package("sg3-utils", "sg_persist")];
 /// Several paths to one iSCSI disk, in a guest.
-pub(crate) const MULTIPATH: &[Package] =
-    &[package("multipath-tools", "multipathd"), package("udev", "udevadm")];
+pub(crate) const MULTIPATH: &[Package] = &[package("multipath-tools", "multipathd")];
 /// The guest without a User Mode Linux kernel: Debian's kernel under QEMU.
 pub(crate) const GUEST_QEMU: &[Package] = &[
     package("linux-image-amd64", "/boot/vmlinuz"),

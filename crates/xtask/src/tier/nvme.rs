@@ -27,6 +27,7 @@ const STEPS: usize = 5;
 /// The volumes of `nvme-namespaces.sh`, and how many steps of it a node dies in.
 const FIRST: &str = "first";
 const SECOND: &str = "second";
+const THIRD: &str = "third";
 const DEATHS: usize = 2;
 /// The second one's LUN, and its namespace identifier.
 const LUN: &str = "7";
@@ -102,6 +103,12 @@ fn namespaces(house: &House, kernel: &Kernel, cluster: &mut Cluster, first: &Mir
         asks(signs, "part-1", "parted-1", || {
             let words = ["volume", "target", SECOND, "--own", "--force"];
             cluster.nodes[A].command(&words).map(drop)
+        })?;
+        signs.wait_for("create-1")?;
+        let third = cluster.create(THIRD, SIZE)?;
+        signs.tell_that("created-1", &format!("{}\n", third.exported.subsystem.nqn))?;
+        asks(signs, "delete-1", "deleted-1", || {
+            cluster.nodes[A].command(&["volume", "delete", THIRD, "--yes"]).map(drop)
         })
     });
 }
