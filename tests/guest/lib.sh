@@ -334,6 +334,69 @@ nvme_disconnect() {
     nvme disconnect -n "$SUBSYSTEM"
 }
 
+# ---- Load while a node is in trouble -----------------------------------------------------------------------------------
+
+# steady_load DISK: verified writes at an even rate (RATE a second), one fio after the other, until there is /run/stop.
+steady_load() {
+    while [ ! -e /run/stop ]; do
+        fio --name=load --filename="$1" --size=1M --rw=randwrite --bs=4k --iodepth=4 --rate_iops="$RATE" \
+            --ioengine=libaio --direct=1 --verify=crc32c --do_verify=1 --verify_fatal=1 --output-format=terse \
+            > /run/fio.load 2>&1 || return 1
+        awk -F';' 'NF > 100 { print $80 / 1e3 }' /run/fio.load >> /run/longest
+    done
+}
+
+# under_trouble SIGN DISK GONE BACK: DISK is written while the host brings a trouble to a node. GONE NODE says that the node's path
+# is not used any more, BACK NODE that all are used again; the load sees no error, and no pause above what the host allows.
+#
+# The file `SIGN-go` in the share asks the host for the trouble, which answers by `SIGN-down`: the number of the node among PORTALS,
+# and the longest pause in milliseconds. `SIGN-seen` asks for its end, answered by `SIGN-up`. With `SIGN-back` the host looks whether
+# each node has the connections that it had before, and no more, and makes `SIGN-over`.
+under_trouble() {
+    local name=$1 sign="$GUEST_SHARE/$1" disk=$2 gone=$3 back=$4 node allowed load
+    rm -f /run/stop /run/longest
+    steady_load "$disk" &
+    load=$!
+    sleep 0.5
+    touch "$sign-go"
+    try 60 test -e "$sign-down"
+    read -r node allowed < "$sign-down"
+    "$gone" "$node"
+    kill -0 $load || { cat /run/fio.load; return 1; }
+    touch "$sign-seen"
+    try 120 test -e "$sign-up"
+    "$back" "$node"
+    touch "$sign-back" /run/stop
+    wait $load || { cat /run/fio.load; return 1; }
+    no_pause "${name//-/ }" "$allowed"
+    try 60 test -e "$sign-over" || { echo "connections are left at a node, or missing"; return 1; }
+}
+
+# no_pause NAME MILLISECONDS: the longest write of a load took no longer.
+no_pause() {
+    awk -v limit="$2" -v share="$GUEST_SHARE" -v name="$1" '
+        $1 > longest { longest = $1 }
+        END {
+            printf "note\t%s: the longest write took %.2f s\n", name, longest / 1e3 >> (share "/report")
+            exit NR == 0 || longest > limit
+        }' /run/longest || { echo "a write took longer than $2 ms"; return 1; }
+}
+
+# used DISK...: writes go through each of these.
+used() {
+    local disk before=()
+    for disk; do before+=("$(written "$disk")"); done
+    sleep 1
+    for disk; do
+        [ "$(written "$disk")" -gt "${before[0]}" ] || { echo "nothing goes through $disk"; return 1; }
+        before=("${before[@]:1}")
+    done
+}
+
+written() {
+    awk '{ print $5 }' "/sys/block/$1/stat"
+}
+
 # ---- the same for every disk -------------------------------------------------------------------------------------------
 
 fio_quiet() {

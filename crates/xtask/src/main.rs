@@ -50,7 +50,7 @@ enum What {
         /// Only these tiers
         #[arg(long = "tier", value_name = "NAME", value_delimiter = ',')]
         tiers: Vec<String>,
-        /// Only checks whose name contains this; heeded by tier mirror
+        /// Only checks whose name contains this; heeded by tiers mirror, scsi and nvme
         #[arg(long, default_value = "")]
         only: String,
         /// Say which tiers there are

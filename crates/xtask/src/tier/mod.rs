@@ -119,7 +119,7 @@ pub(crate) const TIERS: &[Tier] = &[
     },
     Tier {
         name: nvme::NAME,
-        about: "a mirrored volume through both nodes: reservations of two NVMe hosts, namespaces that come and go, hosts that prove who they are and come by TLS, while nodes die",
+        about: "a mirrored volume through both nodes: reservations of two NVMe hosts, access states, namespaces that come and go, hosts that prove who they are and come by TLS, while nodes die and are cut off",
         budget: minutes(5),
         packages: || [guest::packages(), mirror_packages(), vec![install::NEWER]].concat(),
         processes: true,

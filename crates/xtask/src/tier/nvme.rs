@@ -24,6 +24,10 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// Steps of `nvme-reservations.sh` in which a node dies.
 const STEPS: usize = 5;
 
+/// Who writes while nodes are in trouble, and how often a second.
+const WRITER: &str = "nqn.2026-01.net.example:host-5";
+const RATE: u64 = 200;
+
 /// The volumes of `nvme-namespaces.sh`, and how many steps of it a node dies in.
 const FIRST: &str = "first";
 const SECOND: &str = "second";
@@ -59,40 +63,59 @@ pub(super) fn run(house: &House) -> Result<()> {
     }
     let volume = cluster.create(VOLUME, SIZE)?;
     let kernel = Kernel::choose(house)?;
-    reservations(house, &kernel, &mut cluster, &volume);
-    house.check("both copies hold the same bytes", || cluster.copies_are_equal(&volume));
-    let first = cluster.create(FIRST, SIZE)?;
-    cluster.create(SECOND, SIZE)?;
-    namespaces(house, &kernel, &mut cluster, &first);
-    let guarded = cluster.create(GUARDED, SIZE)?;
-    if kernel.has_secure_nvme() {
-        cluster.nodes[A].command(&["volume", "allow", GUARDED, HOST])?;
-        cluster.nodes[A].command(&["volume", "deny", GUARDED, "any"])?;
-        authentication(house, &kernel, &mut cluster, &guarded)?;
-        tls(house, &kernel, &mut cluster, &guarded)?;
-    } else {
-        house.skip("hosts that prove who they are, and come by TLS", "this kernel's cannot");
+    if house.wants("reservations") {
+        reservations(house, &kernel, &mut cluster, &volume);
     }
-    house.check("a volume that was written under proofs is whole", || {
-        cluster.copies_are_equal(&guarded)
-    });
+    if house.wants("ana") {
+        multipath(house, &kernel, &mut cluster, &volume);
+    }
+    house.check("both copies hold the same bytes", || cluster.copies_are_equal(&volume));
+    if house.wants("namespaces") {
+        let first = cluster.create(FIRST, SIZE)?;
+        cluster.create(SECOND, SIZE)?;
+        namespaces(house, &kernel, &mut cluster, &first);
+    }
+    if house.wants("secure") {
+        secure(house, &kernel, &mut cluster)?;
+    }
     house.check("all nodes end in order", || cluster.stop());
     Ok(())
 }
 
+/// Hosts that prove who they are, and come by TLS.
+fn secure(house: &House, kernel: &Kernel, cluster: &mut Cluster) -> Result<()> {
+    if !kernel.has_secure_nvme() {
+        house.skip("hosts that prove who they are, and come by TLS", "this kernel's cannot");
+        return Ok(());
+    }
+    let guarded = cluster.create(GUARDED, SIZE)?;
+    cluster.nodes[A].command(&["volume", "allow", GUARDED, HOST])?;
+    cluster.nodes[A].command(&["volume", "deny", GUARDED, "any"])?;
+    authentication(house, kernel, cluster, &guarded)?;
+    tls(house, kernel, cluster, &guarded)?;
+    house.check("a volume that was written under proofs is whole", || {
+        cluster.copies_are_equal(&guarded)
+    });
+    Ok(())
+}
+
+/// The kernel's multipath, while nodes are in every kind of trouble.
+fn multipath(house: &House, kernel: &Kernel, cluster: &mut Cluster, volume: &Mirrored) {
+    let mut variables = host_of(cluster, volume, WRITER, 5);
+    variables.extend([("TROUBLES", accidents::troubles()), ("RATE", RATE.to_string())]);
+    let order = order("nvme-ana.sh", variables);
+    play(house, kernel, cluster, ("the kernel's multipath", &order), |cluster, signs| {
+        accidents::of_paths(cluster, signs, "nvme", WRITER)
+    });
+}
+
 /// A subsystem that gets a second namespace and loses it again, while nodes die.
 fn namespaces(house: &House, kernel: &Kernel, cluster: &mut Cluster, first: &Mirrored) {
-    let portals = [A, B].map(|n| guest::reaches(cluster.nodes[n].nvme).to_string()).join(" ");
-    let text = |text: &str| text.to_owned();
-    let variables = vec![
-        ("PORTALS", portals),
+    let mut variables = host_of(cluster, first, "nqn.2026-01.net.example:host-3", 3);
+    variables.extend([
         ("DISCOVERY", guest::reaches(cluster.nodes[B].discovery).to_string()),
-        ("SUBSYSTEM", first.exported.subsystem.nqn.clone()),
-        ("HOSTNQN", text("nqn.2026-01.net.example:host-3")),
-        ("HOSTID", text("00000000-0000-4000-8000-000000000003")),
-        ("NSID", text(NSID)),
-        ("MEGABYTES", MEGABYTES.to_string()),
-    ];
+        ("NSID", NSID.to_owned()),
+    ]);
     let order = order("nvme-namespaces.sh", variables);
     play(house, kernel, cluster, ("namespaces of a subsystem", &order), |cluster, signs| {
         asks(signs, "join-1", "joined-1", || {
@@ -120,7 +143,7 @@ fn authentication(
     cluster: &mut Cluster,
     volume: &Mirrored,
 ) -> Result<()> {
-    let mut variables = host_of(cluster, volume);
+    let mut variables = host_of(cluster, volume, HOST, 4);
     variables.extend([("SECRETS", SECRETS.join(" ")), ("CONTROLLER", CONTROLLER.to_owned())]);
     let order = order("nvme-authentication.sh", variables);
     let directory = house.directory("nvme-secrets")?;
@@ -156,20 +179,28 @@ fn play(
 ) {
     house.display.working(&format!("{}: {what}", kernel.name()));
     let ran = guest::run_beside(house, kernel, order, |signs| beside(cluster, signs));
-    if !ran.is_ok_and(|(clean, ())| clean) {
-        cluster.show_logs(house);
-        house.fail(what, "the guest did not come to its end");
-    }
+    let why = match ran {
+        Ok((true, ())) => return,
+        Ok((false, ())) => "the guest did not come to its end".to_owned(),
+        Err(why) => format!("{why:#}"),
+    };
+    cluster.show_logs(house);
+    house.fail(what, &why);
 }
 
-/// What its guest needs to know of the host and the volume.
-fn host_of(cluster: &Cluster, volume: &Mirrored) -> Vec<(&'static str, String)> {
+/// What a guest needs to know of a volume, and of the host that it is: its name and its number.
+fn host_of(
+    cluster: &Cluster,
+    volume: &Mirrored,
+    name: &str,
+    number: u8,
+) -> Vec<(&'static str, String)> {
     let portals = [A, B].map(|n| guest::reaches(cluster.nodes[n].nvme).to_string()).join(" ");
     vec![
         ("PORTALS", portals),
         ("SUBSYSTEM", volume.exported.subsystem.nqn.clone()),
-        ("HOSTNQN", HOST.to_owned()),
-        ("HOSTID", "00000000-0000-4000-8000-000000000004".to_owned()),
+        ("HOSTNQN", name.to_owned()),
+        ("HOSTID", format!("00000000-0000-4000-8000-{number:012}")),
         ("MEGABYTES", MEGABYTES.to_string()),
     ]
 }
@@ -185,7 +216,7 @@ fn private(directory: &Path, name: &str, text: &str) -> Result<String> {
 /// The host comes by TLS, while a node dies.
 fn tls(house: &House, kernel: &Kernel, cluster: &mut Cluster, volume: &Mirrored) -> Result<()> {
     let tools = install::newer(house)?;
-    let mut variables = host_of(cluster, volume);
+    let mut variables = host_of(cluster, volume, HOST, 4);
     variables.extend([("KEYS", KEYS.join(" ")), ("TOOLS", tools.display().to_string())]);
     let order = order("nvme-tls.sh", variables);
     let directory = house.directory("nvme-keys")?;

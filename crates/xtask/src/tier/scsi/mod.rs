@@ -20,10 +20,8 @@ const LIMIT: Duration = Duration::from_secs(400);
 
 /// Steps of `reservations.sh` in which a node dies.
 const STEPS: usize = 6;
-/// Writes a second while paths come and go, and the longest that one may take: the guest shares two cores with the cluster,
-/// and finds out by itself that a path is dead.
+/// Writes a second while paths come and go.
 const RATE: u64 = 200;
-const PAUSE_ALLOWED_S: u64 = 8;
 
 pub(super) fn run(house: &House) -> Result<()> {
     let directory = house.directory("scsi")?;
@@ -92,19 +90,6 @@ fn accidents(cluster: &mut Cluster, signs: &Signs<'_>) -> Result<()> {
     accidents::of_power(cluster, signs, 2)
 }
 
-/// What happens to a node, as the guest calls it, and how it is mended.
-type Trouble = (&'static str, fn(&mut Cluster) -> Result<()>, fn(&mut Cluster) -> Result<()>);
-
-const TROUBLES: [Trouble; 3] = [
-    ("killed", |cluster| cluster.nodes[A].kill(), |cluster| cluster.nodes[A].start()),
-    ("cut-off", |cluster| cluster.network.unplug(B), |cluster| cluster.network.heal()),
-    (
-        "drained",
-        |cluster| cluster.nodes[B].command(&["node", "drain"]).map(drop),
-        |cluster| cluster.nodes[B].command(&["node", "resume"]).map(drop),
-    ),
-];
-
 /// dm-multipath with both selectors, while nodes come and go.
 fn multipath(
     house: &House,
@@ -115,34 +100,16 @@ fn multipath(
     // Whatever was left before.
     cluster.nodes[A].command(&["volume", "reservations", VOLUME, "--clear", "--yes"])?;
     let mut order = order("alua.sh", cluster, volume);
-    let names = TROUBLES.map(|(name, ..)| name).join(" ");
-    order.variables.extend([
-        ("TROUBLES", names),
-        ("SECONDS_ALLOWED", PAUSE_ALLOWED_S.to_string()),
-        ("RATE", RATE.to_string()),
-    ]);
+    order.variables.extend([("TROUBLES", accidents::troubles()), ("RATE", RATE.to_string())]);
     house.display.working(&format!("{}: dm-multipath", kernel.name()));
-    let ran = guest::run_beside(house, kernel, &order, |signs| troubles(cluster, signs));
+    let ran = guest::run_beside(house, kernel, &order, |signs| {
+        let mut selectors = ["round-robin", "service-time"].into_iter();
+        selectors.try_for_each(|selector| accidents::of_paths(cluster, signs, selector, INITIATOR))
+    });
     let clean = ran.is_ok_and(|(clean, ())| clean);
     if !clean {
         cluster.show_logs(house);
         house.fail("dm-multipath in a guest", "it did not come to its end");
-    }
-    Ok(())
-}
-
-fn troubles(cluster: &mut Cluster, signs: &Signs<'_>) -> Result<()> {
-    for selector in ["round-robin", "service-time"] {
-        for (name, begin, end) in TROUBLES {
-            let sign = |what: &str| format!("{name}-{selector}-{what}");
-            signs.wait_for(&sign("go"))?;
-            begin(cluster)?;
-            signs.tell(&sign("down"))?;
-            signs.wait_for(&sign("seen"))?;
-            end(cluster)?;
-            cluster.await_safe()?;
-            signs.tell(&sign("up"))?;
-        }
     }
     Ok(())
 }
