@@ -1,6 +1,6 @@
 #!/bin/bash
 # The kernel's NVMe/TCP initiator. From the order: ADDRESS, DISCOVERY_PORT, IO_PORT, SUBSYSTEM, HOSTNQN, HOSTID, DIGESTS (off on),
-# MEGABYTES, KINDS (file systems). With STAND_IN=nvmet the guest serves the subsystem itself: shows that the script, not
+# MEGABYTES, KINDS (file systems), GROWN_MIB (what the volume grows to: `grow-1` in the share asks for it, the host answers by `grown-1`). With STAND_IN=nvmet the guest serves the subsystem itself: shows that the script, not
 # the product, is at fault.
 . "${0%/*}/lib.sh"
 
@@ -32,7 +32,12 @@ commands() {
     nvme write "$disk" "${range[@]}" --data-size=4096 --data=/run/block
     nvme read "$disk" "${range[@]}" --data-size=4096 --data=/run/back
     cmp /run/block /run/back
-    if [ "${STAND_IN:-}" != nvmet ]; then # which has no Copy
+    if [ "${STAND_IN:-}" != nvmet ]; then # which has none of these
+        nvme compare "$disk" "${range[@]}" --data-size=4096 --data=/run/block
+        head -c 4096 /dev/zero > /run/other
+        nvme compare "$disk" "${range[@]}" --data-size=4096 --data=/run/other > /run/compared 2>&1 && { echo "it compares equal"; return 1; }
+        grep -qi "compare.failure" /run/compared || { cat /run/compared; return 1; }
+        nvme verify "$disk" "${range[@]}"
         nvme copy "$disk" --sdlba=$((3 * blocks)) --slbs=$blocks,$blocks --blocks=$((blocks - 1)),$((blocks - 1))
         nvme read "$disk" --start-block=$((4 * blocks)) --block-count=$((blocks - 1)) --data-size=4096 --data=/run/back
         cmp /run/block /run/back
@@ -43,6 +48,47 @@ commands() {
         cmp -n 4096 /run/back /dev/zero
     fi
     nvme dsm "$disk" --ad --slbs=$blocks --blocks=$blocks
+}
+
+# What the controller tells of itself: logs, and the features that it has.
+tells() {
+    local controller feature refused=
+    controller=$(nvme_controller)
+    nvme smart-log "$controller" | tee /run/smart
+    grep -q '^critical_warning[[:space:]]*: 0$' /run/smart
+    grep -q '^available_spare[[:space:]]*: 100%$' /run/smart
+    nvme error-log "$controller" --log-entries=4
+    nvme effects-log "$controller" --csi=0 | tee /run/effects
+    grep -q '^IOCS25 .*Copy' /run/effects
+    # One group of one namespace, optimized. (`nvme ana-log` of nvme-cli 2.3 reads beyond what there is of it.)
+    nvme get-log "$controller" --log-id=0xc --log-len=52 --raw-binary > /run/ana
+    equal "$(od -An -tu1 -j32 -N1 /run/ana | tr -d ' ')" 1 "access state"
+    for feature in 0x1 0x2 0x4 0x6 0x7 0xa 0xb 0xf 0x16; do
+        nvme get-feature "$controller" --feature-id=$feature || refused+=" $feature"
+    done
+    nvme get-feature "$controller" --feature-id=0x81 --cdw11=1 || refused+=" 0x81"
+    for feature in 0x5 0x82 0x83; do
+        nvme get-feature "$(nvme_disk)" --feature-id=$feature --namespace-id=1 || refused+=" $feature"
+    done
+    equal "$refused" "" "features that are refused"
+}
+
+# The same connection sees a larger disk, and writes to its end.
+grows() {
+    local disk before
+    nvme_connect
+    disk=$(nvme_disk)
+    before=$(cat "$(nvme_controller | sed s:/dev:/sys/class/nvme:)/cntlid")
+    touch "$GUEST_SHARE/grow-1"
+    try 60 test -e "$GUEST_SHARE/grown-1"
+    try 20 has_grown "$disk" || { cat "/sys/block/${disk##*/}/size"; return 1; }
+    dd if=/run/block of="$disk" bs=4096 seek=$((GROWN_MIB * 256 - 1)) oflag=direct status=none
+    equal "$(cat "$(nvme_controller | sed s:/dev:/sys/class/nvme:)/cntlid")" "$before" "controller"
+    nvme_disconnect
+}
+
+has_grown() {
+    [ "$(cat "/sys/block/${1##*/}/size")" = $((GROWN_MIB * 2048)) ]
 }
 
 again() {
@@ -78,7 +124,8 @@ for digest in $DIGESTS; do
     must "NVMe/TCP, digests $digest: connect" nvme_connect $(options "$digest")
     disk=$(nvme_disk)
     check "NVMe/TCP, digests $digest: identify controller and namespace" identity
-    check "NVMe/TCP, digests $digest: flush, write, read, copy, write zeroes, deallocate" commands
+    if [ "${STAND_IN:-}" != nvmet ]; then check "NVMe/TCP, digests $digest: logs and features" tells; fi # which has fewer
+    check "NVMe/TCP, digests $digest: flush, write, read, compare, verify, copy, write zeroes, deallocate" commands
     for kind in $KINDS; do
         check "NVMe/TCP, digests $digest: $kind, written, remounted, trimmed, clean" file_system_life "$kind" "$disk" "$MEGABYTES"
     done
@@ -87,4 +134,5 @@ for digest in $DIGESTS; do
     check "NVMe/TCP, digests $digest: data survives disconnect and connect" again "$digest"
     check "NVMe/TCP, digests $digest: disconnect" nvme_disconnect
 done
+if [ -n "${GROWN_MIB:-}" ]; then check "NVMe/TCP: a volume that grows is a larger disk" grows; fi
 exit "${checks_failed:-0}"

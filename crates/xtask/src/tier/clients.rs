@@ -64,18 +64,18 @@ fn own_initiator(house: &House) -> Result<()> {
 pub(super) fn initiators(house: &House) -> Result<()> {
     let kernel = Kernel::choose(house)?;
     house.display.line(&format!("  guests: {}", kernel.name()));
-    let (_node, volume) = one_volume(house, "initiators")?;
+    let (node, volume) = one_volume(house, "initiators")?;
     initiators::iscsi(house, &kernel, &volume.unit, initiators::FULL)?;
-    initiators::nvme(house, &kernel, &volume.subsystem, initiators::FULL)?;
+    initiators::nvme(house, &kernel, &node, ("initiators", &volume), initiators::FULL)?;
     Ok(())
 }
 
 /// The kernel's initiators, a little of everything, on the kernel that is available everywhere.
 pub(super) fn emulated(house: &House) -> Result<()> {
     let kernel = Kernel::qemu(house)?;
-    let (_node, volume) = one_volume(house, "emulated")?;
+    let (node, volume) = one_volume(house, "emulated")?;
     initiators::iscsi(house, &kernel, &volume.unit, initiators::SMOKE)?;
-    initiators::nvme(house, &kernel, &volume.subsystem, initiators::SMOKE)?;
+    initiators::nvme(house, &kernel, &node, ("emulated", &volume), initiators::SMOKE)?;
     Ok(())
 }
 

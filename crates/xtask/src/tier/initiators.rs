@@ -3,6 +3,7 @@
 use crate::{
     guest::{self, Kernel, Order},
     house::House,
+    node::{Exported, Node},
     server::{Subsystem, Unit},
 };
 use anyhow::Result;
@@ -13,6 +14,9 @@ pub(crate) const INITIATOR: &str = "iqn.2026-01.test:guest";
 /// The name of every guest's NVMe host.
 const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:8f5b4a52-5d1c-4f6e-9a53-0c7d7c6f2a11";
 const HOST_ID: &str = "8f5b4a52-5d1c-4f6e-9a53-0c7d7c6f2a11";
+
+/// What a volume grows to while a guest has it.
+const GROWN_MIB: u32 = 1056;
 
 /// How thoroughly a guest works on a disk.
 #[derive(Clone, Copy)]
@@ -67,17 +71,24 @@ pub(crate) fn iscsi(house: &House, kernel: &Kernel, unit: &Unit, load: Load) -> 
     run(house, kernel, "iscsi.sh", variables)
 }
 
-/// The kernel's NVMe/TCP initiator against `subsystem`, whose content it destroys.
+/// The kernel's NVMe/TCP initiator against `volume` of `node`, whose content it destroys, and which it sees grow.
 pub(crate) fn nvme(
     house: &House,
     kernel: &Kernel,
-    subsystem: &Subsystem,
+    node: &Node,
+    (name, volume): (&str, &Exported),
     load: Load,
 ) -> Result<bool> {
-    let mut variables = nvme_variables(subsystem, guest::host_address());
+    let mut variables = nvme_variables(&volume.subsystem, guest::host_address());
     variables.extend(load_variables(load, if load.digests { "off on" } else { "off" }));
+    variables.push(("GROWN_MIB", GROWN_MIB.to_string()));
     house.display.working(&format!("{}: NVMe/TCP initiator", kernel.name()));
-    run(house, kernel, "nvme.sh", variables)
+    let (clean, ()) = guest::run_beside(house, kernel, &order("nvme.sh", variables), |signs| {
+        signs.wait_for("grow-1")?;
+        node.command(&["volume", "grow", name, "--size", &format!("{GROWN_MIB}MiB")])?;
+        signs.tell("grown-1")
+    })?;
+    Ok(clean)
 }
 
 /// The scripts against Linux's own NVMe/TCP target inside the guest: shows whether a failure is ours or theirs.
@@ -97,7 +108,10 @@ fn run(
     script: &str,
     variables: Vec<(&'static str, String)>,
 ) -> Result<bool> {
+    guest::run(house, kernel, &order(script, variables))
+}
+
+fn order<'a>(script: &'a str, variables: Vec<(&'a str, String)>) -> Order<'a> {
     let limit = Duration::from_secs(180);
-    let order = Order { script, variables, files: Vec::new(), kernel: &[], memory_mib: 768, limit };
-    guest::run(house, kernel, &order)
+    Order { script, variables, files: Vec::new(), kernel: &[], memory_mib: 768, limit }
 }
