@@ -301,12 +301,19 @@ impl Controller {
     pub fn set_namespaces(&mut self, namespaces: BTreeMap<u32, Namespace>) {
         let old = std::mem::replace(&mut self.namespaces, namespaces);
         for (nsid, ns) in &self.namespaces {
-            if old.get(nsid) != Some(ns) {
+            if !old.get(nsid).is_some_and(|old| old.is_as(ns)) {
                 self.events.namespace_changed(*nsid);
             }
         }
         for nsid in old.keys().filter(|n| !self.namespaces.contains_key(n)) {
             self.events.namespace_changed(*nsid);
+        }
+    }
+
+    /// A namespace takes this many blocks of space from now on. The host is not told: it asks.
+    pub fn set_used(&mut self, nsid: u32, blocks: u64) {
+        if let Some(ns) = self.namespaces.get_mut(&nsid) {
+            ns.used_blocks = Some(blocks);
         }
     }
 

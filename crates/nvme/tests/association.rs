@@ -16,7 +16,9 @@ use nvme::fabrics::DISCOVERY_NQN;
 use nvme::identify::{Cns, IdentifyController, IdentifyNamespace};
 use nvme::log::{AnaState, LogId};
 use nvme::testing::{Host, Reply};
-use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Event, Namespace, Sqe, Status, Tls};
+use nvme::{
+    Controller, Discovery, DiscoveryEntry, DiscoveryKind, Event, Namespace, Sqe, Status, Tls,
+};
 use zerocopy::FromBytes;
 
 const S: Duration = Duration::from_secs(1);
@@ -539,6 +541,42 @@ fn what_the_volume_gives_back_is_told_as_a_matter_of_the_path() {
     s.target.fail = Some(Error::Fenced.into());
     let flush = Sqe::new(NvmOpcode::Flush.0, 0, NSID_ALL);
     assert_eq!(s.io(flush, &[]).code(), Status::ANA_INACCESSIBLE, "a Flush of all");
+}
+
+/// NVM Command Set 1.0, 4.1.5.1: NUSE is what a thin namespace takes, NCAP at most, and no event tells of it. Base 2.0,
+/// 8.1.3.3: it is 0 while the namespace is inaccessible.
+#[test]
+fn what_a_namespace_takes_of_its_space_is_told_to_who_asks() {
+    let thick = Namespace { thin: false, used_blocks: Some(5), ..namespace() };
+    let namespaces = |first| [(1, first), (2, thick)].into();
+    let all = Target { namespaces: namespaces(namespace()), ..Target::default() };
+    let mut s = Session::enabled(all, Host::default());
+    let used = |s: &mut Session, nsid| {
+        let bytes = s.admin(identify(Cns::Namespace, nsid)).ok().data;
+        let (ns, _) = IdentifyNamespace::read_from_prefix(&bytes).unwrap();
+        assert_eq!((ns.nsze.get(), ns.ncap.get()), (4096, 4096));
+        ns.nuse.get()
+    };
+    assert_eq!((used(&mut s, 1), used(&mut s, 2)), (4096, 4096), "not measured; not thin");
+    s.admin(set_features(0x0b, 1 << 8)).ok();
+    let (host, cntlid) = (s.host, s.cntlid);
+    s.target.talk(s.admin, &host, &host.command(event_request(30)));
+    let told = |s: &mut Session, change: &dyn Fn(&mut Controller)| {
+        change(s.target.controllers.get_mut(cntlid).unwrap());
+        s.target.tick(S);
+        s.target.replies(s.admin, &host)
+    };
+    for (blocks, nuse) in [(17, 17), (5000, 4096), (0, 0)] {
+        assert_eq!(told(&mut s, &|c| c.set_used(1, blocks)), []);
+        assert_eq!(used(&mut s, 1), nuse);
+    }
+    let measured = Namespace { used_blocks: Some(9), ..namespace() };
+    assert_eq!(told(&mut s, &|c| c.set_namespaces(namespaces(measured))), [], "nothing else");
+    assert_eq!(used(&mut s, 1), 9);
+    set_ana(&mut s, AnaState::Inaccessible);
+    assert_eq!((used(&mut s, 1), used(&mut s, 2)), (0, 4096));
+    let larger = Namespace { thin: false, ..measured };
+    assert_eq!(told(&mut s, &|c| c.set_namespaces(namespaces(larger))).len(), 1, "an event");
 }
 
 /// Namespace 1, which other controllers serve too, and 2.

@@ -360,6 +360,7 @@ impl Server {
         };
         if known != Some(space) {
             self.iscsi.space_changed(id, space);
+            self.nvme.space_changed(id, space);
         }
     }
 

@@ -80,7 +80,8 @@ impl Controller {
         let mut window = Window::new(0, buffers);
         match page {
             Page::Namespace(ns) => {
-                let id = ns.map_or_else(IdentifyNamespace::zeroed, |ns| ns.identify(nsid));
+                let (state, _) = self.ana.of(nsid);
+                let id = ns.map_or_else(IdentifyNamespace::zeroed, |ns| ns.identify(nsid, state));
                 window.put(0, id.as_bytes());
             }
             Page::Independent(Some(ns)) => window.put(0, ns.independent(nsid).as_bytes()),

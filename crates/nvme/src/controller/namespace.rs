@@ -4,6 +4,7 @@ use block::Info;
 
 use super::copy;
 use crate::identify::{IdentifyNamespace, IndependentNamespace};
+use crate::log::AnaState;
 
 /// NSFEAT: thin provisioning.
 const NSFEAT_THIN: u8 = 1 << 0;
@@ -37,6 +38,8 @@ pub struct Namespace {
     pub eui64: Option<[u8; 8]>,
     /// Whether space is allocated only as it is written.
     pub thin: bool,
+    /// Blocks that take space; `None` where nobody has measured, which is told as all of them.
+    pub used_blocks: Option<u64>,
     /// Whether it keeps reservations.
     pub keeps_reservations: bool,
     /// Whether controllers of other nodes reach it too.
@@ -44,6 +47,22 @@ pub struct Namespace {
 }
 
 impl Namespace {
+    /// Whether it is for a host what `other` is: what it takes of its space it does not hear by events.
+    pub(super) fn is_as(&self, other: &Self) -> bool {
+        Self { used_blocks: None, ..*self } == Self { used_blocks: None, ..*other }
+    }
+
+    /// What is told as its use of space (NVM Command Set 1.0, 4.1.5.1): of one that is not thin all is taken, whatever has
+    /// been written, and of one that cannot be reached nothing is known (Base 2.0, 8.1.3.3).
+    fn utilization(&self, state: AnaState) -> u64 {
+        let blocks = self.info.blocks;
+        match (state, self.used_blocks.filter(|_| self.thin)) {
+            (AnaState::Inaccessible, _) => 0,
+            (_, Some(used)) => used.min(blocks),
+            (_, None) => blocks,
+        }
+    }
+
     fn features(&self) -> u8 {
         let thin = if self.thin { NSFEAT_THIN } else { 0 };
         thin | NSFEAT_UIDREUSE | NSFEAT_OPTPERF
@@ -57,7 +76,7 @@ impl Namespace {
         if self.keeps_reservations { RESCAP } else { 0 }
     }
 
-    pub(super) fn identify(&self, nsid: u32) -> IdentifyNamespace {
+    pub(super) fn identify(&self, nsid: u32, state: AnaState) -> IdentifyNamespace {
         let info = &self.info;
         let physical = info.physical_block_size / info.block_size.max(1);
         let write_granularity = zero_based(physical);
@@ -65,7 +84,7 @@ impl Namespace {
         let mut id = IdentifyNamespace::zeroed();
         id.nsze = info.blocks.into();
         id.ncap = info.blocks.into();
-        id.nuse = info.blocks.into();
+        id.nuse = self.utilization(state).into();
         id.nsfeat = self.features();
         id.nmic = NMIC_SHARED;
         id.rescap = self.reservations();

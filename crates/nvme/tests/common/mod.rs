@@ -40,6 +40,7 @@ pub fn namespace() -> Namespace {
         nguid,
         eui64: Some([0x33; 8]),
         thin: true,
+        used_blocks: None,
         keeps_reservations: true,
         is_shared: false,
     }

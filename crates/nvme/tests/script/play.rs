@@ -100,6 +100,7 @@ fn namespace(blocks: u64) -> Namespace {
         nguid: [2; 16],
         eui64: None,
         thin: true,
+        used_blocks: None,
         keeps_reservations: true,
         is_shared: false,
     }

@@ -19,7 +19,7 @@ use super::authentication::{self, Asked};
 use super::{Event, Host, view};
 use crate::catalog::{Admission, Catalog, NodeIndex, VolumeId};
 use crate::conn::Inbox;
-use crate::server::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS, Server};
+use crate::server::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS, Server, Space};
 
 /// Controller identifiers per core, while the node shares nothing: they are unique in the node.
 const IDS_PER_CORE: u16 = 1000;
@@ -100,6 +100,16 @@ impl Shared {
             if let Some(admin) = self.queue(Seat { cntlid, qid: 0 }) {
                 admin.push(Event::Controller);
             }
+        }
+    }
+
+    /// A volume takes other space than before: hosts that ask are told.
+    pub(crate) fn space_changed(&self, id: VolumeId, space: Space) {
+        for controller in self.controllers.borrow_mut().iter_mut() {
+            let of = controller.namespaces().iter().filter(|(_, ns)| ns.uuid == id.0);
+            let of: Vec<_> =
+                of.map(|(nsid, ns)| (*nsid, view::used_blocks(space, &ns.info))).collect();
+            of.into_iter().for_each(|(nsid, blocks)| controller.set_used(nsid, blocks));
         }
     }
 

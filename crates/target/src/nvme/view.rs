@@ -10,7 +10,7 @@ use nvme::log::AnaState;
 use nvme::{Discovery, DiscoveryEntry, DiscoveryKind, Namespace, Subsystem, Tls};
 
 use crate::catalog::{Absent, Catalog, VolumeId, by_name, dialled, in_common};
-use crate::server::{MAX_TRANSFER_BYTES, Served, Server};
+use crate::server::{MAX_TRANSFER_BYTES, Served, Server, Space};
 
 /// How a controller of this node reaches a namespace (NVMe Base 2.0, 8.1).
 pub(super) fn ana_state(access: Access) -> AnaState {
@@ -51,7 +51,7 @@ pub(super) fn namespaces(
         let served = server.volume(id).filter(|_| !entry.away.contains_key(&nsid));
         let before = before.get(&nsid).filter(|before| before.uuid == id.0);
         let namespace = match (served, before, entry.away.get(&nsid)) {
-            (Some(served), ..) => present(&served, catalog),
+            (Some(served), ..) => present(&served, server.space(id), catalog),
             (None, Some(before), _) => *before,
             (None, None, Some(absent)) => absent_as(id, absent, catalog),
             (None, None, None) => return None,
@@ -61,12 +61,13 @@ pub(super) fn namespaces(
     entry.maps(hostnqn).filter_map(namespace).collect()
 }
 
-fn present(served: &Served, catalog: &Catalog) -> Namespace {
+fn present(served: &Served, space: Option<Space>, catalog: &Catalog) -> Namespace {
     let (uuid, nguid) = (served.id.0, served.id.0);
     let info = served.volume.info();
     let is_shared = served.access_in(catalog).is_some();
     let (thin, keeps_reservations) = (served.thin, served.volume.gate().is_some());
-    Namespace { info, uuid, nguid, eui64: None, thin, keeps_reservations, is_shared }
+    let used_blocks = space.map(|space| used_blocks(space, &info));
+    Namespace { info, uuid, nguid, eui64: None, thin, used_blocks, keeps_reservations, is_shared }
 }
 
 /// A namespace whose volume is not open: what else there is to know of it the host hears when it is.
@@ -87,7 +88,13 @@ fn absent_as(id: VolumeId, absent: &Absent, catalog: &Catalog) -> Namespace {
     };
     let is_shared = catalog.shared.contains_key(&id);
     let (uuid, nguid, keeps_reservations) = (id.0, id.0, true);
-    Namespace { info, uuid, nguid, eui64: None, thin, keeps_reservations, is_shared }
+    let used_blocks = None;
+    Namespace { info, uuid, nguid, eui64: None, thin, used_blocks, keeps_reservations, is_shared }
+}
+
+/// What is taken in part is taken.
+pub(super) fn used_blocks(space: Space, info: &Info) -> u64 {
+    space.used.div_ceil(info.block_size.into())
 }
 
 /// What discovery tells this host, who came to `local`: the subsystems that it may use, at every

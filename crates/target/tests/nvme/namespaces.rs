@@ -1,7 +1,7 @@
 //! Subsystems with several namespaces: who sees which, and what a host hears when one comes, goes, or is
 //! not served for now (RFD 0019, 4).
 
-use target::Absent;
+use target::{Absent, Space};
 
 use super::*;
 
@@ -112,6 +112,43 @@ fn namespaces_come_and_go() {
         assert_eq!((admin.changed().await, admin.namespaces().await), (1, vec![6]));
         assert_eq!(io.write_to(1, 1).await.code(), Status::INVALID_FIELD);
         assert_eq!(io.write_to(6, 1).await, Status::SUCCESS);
+    });
+}
+
+/// NVM Command Set 1.0, 4.1.5.1: what is measured of a thin volume is told to hosts that ask, those that come later too; it
+/// is no event.
+#[test]
+fn what_a_thin_volume_takes_is_told_to_who_asks() {
+    on_core(async |core| {
+        let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+        let volume = Volume::new(disk(), Epoch::default());
+        let name = "thin".to_owned();
+        server.add_volume(Served { id: A, name, volume, thin: true, access: None });
+        add(&server, B, disk());
+        server.set_catalog(of(both()));
+        let at = listen(&core, &server, Service::Nvme).await;
+        let (mut early, _io) = associate(&core, at).await;
+        early.wants_events().await;
+        let take = |used| {
+            for id in [A, B] {
+                server.set_space(id, Space { used, available: 1 << 20 });
+            }
+        };
+        async fn nuse(queue: &mut Queue) -> (u32, u32) {
+            (dword(&queue.identify(0, 1).await, 16), dword(&queue.identify(0, 6).await, 16))
+        }
+        assert_eq!(nuse(&mut early).await, (1 << 14, 1 << 14), "nobody has measured yet");
+        early.command(Sqe::new(AdminOpcode::AsyncEventRequest.0, 30, 0)).await;
+        take(5 * 512 + 1);
+        assert_eq!(nuse(&mut early).await, (6, 1 << 14), "B is not thin");
+        let (mut late, _io) = associate(&core, at).await;
+        assert_eq!(nuse(&mut late).await, (6, 1 << 14));
+        take(64 << 20);
+        assert_eq!(nuse(&mut late).await, (1 << 14, 1 << 14), "as much as there is, at most");
+        // The request is still there for what is worth an event.
+        server.set_catalog(of(Subsystem { namespaces: [(1, A)].into(), ..both() }));
+        assert_eq!(early.status(30).await.1, NAMESPACE_CHANGED);
+        assert_eq!(early.changed().await, 6, "and not 1");
     });
 }
 
