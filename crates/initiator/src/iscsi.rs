@@ -16,6 +16,8 @@ mod lun;
 mod options;
 mod sense;
 mod session;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod verdict;
 
 pub use connect::ConnectError;

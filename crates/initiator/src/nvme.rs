@@ -17,6 +17,8 @@ mod namespace;
 mod options;
 mod paths;
 mod queue;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use admin::Failed;
 pub use connect::ConnectError;

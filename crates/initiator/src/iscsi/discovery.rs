@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use ::iscsi::initiator::{Answer, Request};
+use ::iscsi::name::Name;
 use ::iscsi::text::Pairs;
 use rt::Core;
 
@@ -22,7 +23,7 @@ pub struct Found {
 }
 
 /// Asks at [`Options::address`] which targets there are for this initiator; which one the options name does not
-/// matter. Addresses that are names are left out.
+/// matter. Addresses that are names, and targets whose names are none, are left out.
 ///
 /// # Errors
 /// Why the portal is not reached, or does not tell.
@@ -44,7 +45,7 @@ pub async fn discover(
     }
 }
 
-fn parse(text: &[u8], asked: SocketAddr) -> Result<Vec<Found>, Failed> {
+pub(super) fn parse(text: &[u8], asked: SocketAddr) -> Result<Vec<Found>, Failed> {
     let mut out: Vec<Found> = Vec::new();
     let mut named = false;
     for pair in Pairs::of(text) {
@@ -65,6 +66,8 @@ fn parse(text: &[u8], asked: SocketAddr) -> Result<Vec<Found>, Failed> {
             _ => {}
         }
     }
+    // Nobody could log in to it, and it may be anything for whom it is shown to.
+    out.retain(|target| target.name.parse::<Name>().is_ok());
     Ok(out)
 }
 
@@ -76,9 +79,9 @@ mod tests {
     #[test]
     fn lists_of_targets_are_read() {
         let at: SocketAddr = "192.0.2.9:3260".parse().unwrap();
-        let text =
-            b"TargetName=iqn.a\0TargetAddress=192.0.2.1:3260,2\0TargetAddress=[2001:db8::1],3\0\
-            TargetAddress=name.example:3260,1\0TargetName=iqn.b\0";
+        let text = b"TargetName=iqn.2026-01.a\0TargetAddress=192.0.2.1:3260,2\0\
+            TargetAddress=[2001:db8::1],3\0TargetAddress=name.example:3260,1\0\
+            TargetName=iqn.2026-01.b\0";
         let found = parse(text, at).unwrap();
         assert_eq!((found.len(), &found[1].portals[..]), (2, &[(at, 1)][..]));
         let portals = [("192.0.2.1:3260", 2), ("[2001:db8::1]:3260", 3)];
@@ -87,5 +90,15 @@ mod tests {
             assert!(parse(bad, at).is_err());
         }
         assert_eq!(parse(b"", at), Ok(Vec::new()));
+    }
+
+    /// RFC 7143 4.2.7: who shows what was found shows names, and nothing that does things to a terminal.
+    #[test]
+    fn targets_whose_names_are_none_are_left_out() {
+        let at: SocketAddr = "192.0.2.9:3260".parse().unwrap();
+        let text = b"TargetName=\x1b[2J\0TargetAddress=192.0.2.4,1\0TargetName=iqn.2026-01.a\0";
+        let found = parse(text, at).unwrap();
+        assert_eq!((found.len(), found[0].name.as_str()), (1, "iqn.2026-01.a"));
+        assert_eq!(found[0].portals, [(at, 1)], "the address of another");
     }
 }

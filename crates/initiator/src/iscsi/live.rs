@@ -31,7 +31,7 @@ const ATTENTIONS: usize = 16;
 
 /// Bytes of a list of units that are read at first, and at most.
 const LUNS_BYTES: u32 = 4096;
-const MOST_LUNS_BYTES: u32 = 8 + 8 * (Number::MAX as u32 + 1);
+pub(super) const MOST_LUNS_BYTES: u32 = 8 + 8 * (Number::MAX as u32 + 1);
 
 /// What a target has answered that is no success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +86,31 @@ impl Reply {
 /// What a completion says that is no success.
 pub(super) fn refusal(completion: &Completion) -> Refusal {
     Refusal { status: completion.status, sense: Sense::parse(&completion.sense) }
+}
+
+/// Reads what REPORT LUNS gives (SPC-4 6.33); `None` if all of it needs more than `room` bytes, which are fewer than the
+/// most then.
+pub(super) fn units(list: &[u8], room: u32) -> Result<Option<Vec<u16>>, Failed> {
+    let Some((length, rest)) = list.split_first_chunk() else {
+        return Err(Failed::Nonsense("a part of a list of units"));
+    };
+    let length = u32::from_be_bytes(*length);
+    if length > MOST_LUNS_BYTES - 8 {
+        return Err(Failed::Nonsense("a list of units without end"));
+    }
+    if length + 8 > room {
+        return Ok(None);
+    }
+    let entries = rest.get(4..).unwrap_or_default();
+    let entries = &entries[..entries.len().min(length as usize)];
+    let number = |entry: &[u8; 8]| match Address::parse(*entry) {
+        Address::Unit(unit) => Some(unit.get()),
+        Address::ReportLuns | Address::Nowhere => None,
+    };
+    let mut out: Vec<u16> = entries.as_chunks().0.iter().filter_map(number).collect();
+    out.sort_unstable();
+    out.dedup();
+    Ok(Some(out))
 }
 
 /// A session.
@@ -218,27 +243,10 @@ impl Live {
         let mut room = LUNS_BYTES;
         loop {
             let list = self.fetch(Number::default(), cdb::report_luns(room), room as usize).await?;
-            let Some((length, rest)) = list.split_first_chunk() else {
-                return Err(Failed::Nonsense("a part of a list of units"));
-            };
-            let length = u32::from_be_bytes(*length);
-            if length > MOST_LUNS_BYTES - 8 {
-                return Err(Failed::Nonsense("a list of units without end"));
+            match units(&list, room)? {
+                Some(units) => return Ok(units),
+                None => room = MOST_LUNS_BYTES,
             }
-            if length + 8 > room {
-                room = MOST_LUNS_BYTES;
-                continue;
-            }
-            let entries = rest.get(4..).unwrap_or_default();
-            let entries = &entries[..entries.len().min(length as usize)];
-            let number = |entry: &[u8; 8]| match Address::parse(*entry) {
-                Address::Unit(unit) => Some(unit.get()),
-                Address::ReportLuns | Address::Nowhere => None,
-            };
-            let mut out: Vec<u16> = entries.as_chunks().0.iter().filter_map(number).collect();
-            out.sort_unstable();
-            out.dedup();
-            return Ok(out);
         }
     }
 

@@ -47,20 +47,13 @@ pub async fn discover(
 
 /// The log, all of one generation.
 async fn read(live: &Live) -> Result<Vec<DiscoveryEntry>, Failed> {
-    let bytes = size_of::<DiscoveryRecord>();
     for _ in 0..TRIES {
         let before = header(live).await?;
-        let count = before.records.get();
-        if count > MOST_RECORDS || before.format.get() != 0 {
-            return Err(Failed::Nonsense("a discovery log of a format, or a length, of its own"));
-        }
-        let length = usize::try_from(count).unwrap_or(0) * bytes;
+        let length = length(&before)?;
         let at = size_of::<DiscoveryHeader>() as u64;
         let records = live.admin.log((LogId::Discovery, 0), at, length).await?;
         if header(live).await?.generation == before.generation {
-            let records = records.chunks_exact(bytes);
-            let records = records.filter_map(|r| DiscoveryRecord::read_from_bytes(r).ok());
-            return Ok(records.filter_map(|r| entry(&r)).collect());
+            return Ok(entries(&records));
         }
     }
     Err(Failed::Nonsense("a discovery log that never stands still"))
@@ -69,6 +62,22 @@ async fn read(live: &Live) -> Result<Vec<DiscoveryEntry>, Failed> {
 async fn header(live: &Live) -> Result<DiscoveryHeader, Failed> {
     let bytes = live.admin.log((LogId::Discovery, 0), 0, size_of::<DiscoveryHeader>()).await?;
     DiscoveryHeader::read_from_bytes(&bytes).map_err(|_| Failed::Nonsense("a part of a log"))
+}
+
+/// How long the records behind a header are, in bytes.
+pub(super) fn length(header: &DiscoveryHeader) -> Result<usize, Failed> {
+    let count = header.records.get();
+    if count > MOST_RECORDS || header.format.get() != 0 {
+        return Err(Failed::Nonsense("a discovery log of a format, or a length, of its own"));
+    }
+    Ok(usize::try_from(count).unwrap_or(0) * size_of::<DiscoveryRecord>())
+}
+
+/// What records tell, as far as they can be read.
+pub(super) fn entries(records: &[u8]) -> Vec<DiscoveryEntry> {
+    let records = records.chunks_exact(size_of::<DiscoveryRecord>());
+    let records = records.filter_map(|r| DiscoveryRecord::read_from_bytes(r).ok());
+    records.filter_map(|r| entry(&r)).collect()
 }
 
 fn entry(record: &DiscoveryRecord) -> Option<DiscoveryEntry> {

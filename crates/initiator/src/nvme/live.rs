@@ -51,7 +51,7 @@ const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(10);
 const LOG_TRIES: usize = 5;
 
 /// Most namespaces that are listed.
-const MOST_NAMESPACES: usize = 1 << 16;
+pub(super) const MOST_NAMESPACES: usize = 1 << 16;
 
 /// LSP of the ANA log: groups without their namespaces.
 const GROUPS_ONLY: u8 = 1 << 0;
@@ -72,7 +72,7 @@ impl Event {
     const WANTED: u32 = 1 << 8 | 1 << 11;
 
     /// Reads dword 0 of a completion (NVMe Base 2.0, 5.2).
-    fn parse(result: u64) -> Self {
+    pub(super) fn parse(result: u64) -> Self {
         const NOTICE: u8 = 0b010;
         let [kind, information, log, ..] = result.to_le_bytes();
         match (kind & 0b111, information) {
@@ -81,6 +81,32 @@ impl Event {
             _ => Self::Other(LogId(log)),
         }
     }
+}
+
+/// Reads groups of the ANA log, without their namespaces (NVMe Base 2.0, 5.16.1.11).
+pub(super) fn states(groups: &[u8]) -> BTreeMap<u32, AnaState> {
+    let groups = groups.chunks_exact(size_of::<AnaGroup>());
+    let groups = groups.filter_map(|g| AnaGroup::read_from_bytes(g).ok());
+    groups.map(|g| (g.group.get(), AnaState(g.state & 0xf))).collect()
+}
+
+/// Appends what the next list of active namespaces (NVMe Base 2.0, 5.17.2.2) has, of identifiers up to `highest`;
+/// whether there may be more of them.
+pub(super) fn go_on(out: &mut Vec<u32>, list: &[u8], highest: u32) -> Result<bool, Failed> {
+    let before = out.len();
+    for number in list.as_chunks::<4>().0.iter().map(|n| u32::from_le_bytes(*n)) {
+        if number == 0 {
+            return Ok(false);
+        }
+        if number <= out.last().copied().unwrap_or(0) || number > highest {
+            return Err(Failed::Nonsense("a list of namespaces that is out of order"));
+        }
+        if out.len() == MOST_NAMESPACES {
+            return Err(Failed::Nonsense("a list of namespaces without end"));
+        }
+        out.push(number);
+    }
+    Ok(out.len() > before)
 }
 
 /// An association.
@@ -282,10 +308,7 @@ impl Live {
             let groups = self.admin.log((LogId::Ana, GROUPS_ONLY), at, length).await?;
             let after = self.ana_header().await?;
             if (after.change_count, after.groups) == (header.change_count, header.groups) {
-                let groups = groups.chunks_exact(size_of::<AnaGroup>());
-                let states = groups.filter_map(|g| AnaGroup::read_from_bytes(g).ok());
-                *self.ana.borrow_mut() =
-                    states.map(|g| (g.group.get(), AnaState(g.state & 0xf))).collect();
+                *self.ana.borrow_mut() = states(&groups);
                 return Ok(());
             }
         }
@@ -303,22 +326,7 @@ impl Live {
         loop {
             let after = out.last().copied().unwrap_or(0);
             let list = self.admin.identify(Cns::ActiveNamespaces, after).await?;
-            let (numbers, _) = list.as_chunks::<4>();
-            let before = out.len();
-            for number in numbers.iter().map(|n| u32::from_le_bytes(*n)) {
-                if number == 0 {
-                    return Ok(out);
-                }
-                if number <= out.last().copied().unwrap_or(0) || number > self.abilities.namespaces
-                {
-                    return Err(Failed::Nonsense("a list of namespaces that is out of order"));
-                }
-                if out.len() == MOST_NAMESPACES {
-                    return Err(Failed::Nonsense("a list of namespaces without end"));
-                }
-                out.push(number);
-            }
-            if out.len() == before {
+            if !go_on(&mut out, &list, self.abilities.namespaces)? {
                 return Ok(out);
             }
         }

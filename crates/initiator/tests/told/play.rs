@@ -1,0 +1,267 @@
+//! Arbitrary bytes as what controllers, targets and units say of themselves. Shared by the fuzz target and a property test.
+//! What must hold is asserted:
+//!
+//! * nothing panics, and what is made of it is bounded by what was asked for;
+//! * what is taken for a disk is one that a `Dev` may be made of, with commands that the protocols can say;
+//! * nothing that may be shown has control characters.
+#![allow(clippy::unwrap_used)]
+
+use std::net::SocketAddr;
+
+use block::{ASIDE, Error, Info, Lba};
+use initiator::{iscsi, nvme};
+use zerocopy::{FromBytes, IntoBytes};
+
+use ::nvme::identify::{IdentifyController, IdentifyNamespace, LbaFormat};
+use ::nvme::log::{DiscoveryHeader, DiscoveryRecord};
+
+const SUBNQN: &str = "nqn.2026-01.com.example:disk";
+
+/// The script, read from its start; zeroes behind its end.
+struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    fn byte(&mut self) -> u8 {
+        let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
+        self.0 = rest;
+        first
+    }
+
+    fn half(&mut self) -> u16 {
+        u16::from_le_bytes([self.byte(), self.byte()])
+    }
+
+    fn word(&mut self) -> u64 {
+        u64::from_le_bytes([(); 8].map(|()| self.byte()))
+    }
+
+    /// Up to 255 bytes of it.
+    fn some(&mut self) -> &'a [u8] {
+        let length = usize::from(self.byte()).min(self.0.len());
+        let (some, rest) = self.0.split_at(length);
+        self.0 = rest;
+        some
+    }
+
+    fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+
+    /// A structure with runs of bytes changed, mostly whole.
+    fn change(&mut self, structure: &[u8]) -> Vec<u8> {
+        let mut out = structure.to_vec();
+        for _ in 0..self.byte() % 8 {
+            let (at, bytes) = (usize::from(self.half()) % out.len(), self.byte() % 16);
+            for n in 0..usize::from(bytes) {
+                let byte = self.byte();
+                if let Some(place) = out.get_mut(at + n) {
+                    *place = byte;
+                }
+            }
+        }
+        if self.byte() >= 0xf0 {
+            out.truncate(usize::from(self.half()) % (out.len() + 1));
+        }
+        out
+    }
+}
+
+pub(crate) fn play(script: &[u8]) {
+    let mut script = Script(script);
+    match script.byte() % 6 {
+        0 => play_namespaces(&mut script),
+        1 => play_logs(&mut script),
+        2 => play_discovery(&mut script),
+        3 => play_unit(&mut script),
+        4 => play_targets(&mut script),
+        _ => play_answers(&mut script),
+    }
+}
+
+/// What `Dev` insists on, and what all commands can say.
+fn judge(info: &Info) {
+    assert!([512, 4096].contains(&info.block_size) && (1..=ASIDE.0).contains(&info.blocks));
+    let physical = info.physical_block_size;
+    assert!(physical > 0 && physical.is_multiple_of(info.block_size), "{info:?}");
+    assert!((1..=1 << 16).contains(&info.max_transfer_blocks), "{info:?}");
+    assert!(info.max_transfer_blocks * info.block_size <= 4 << 20, "{info:?}");
+    assert!(info.aside_blocks == 0 && info.overhead.is_multiple_of(4096), "{info:?}");
+    assert!(!info.unmap_zeroes || info.unmap_granularity_blocks > 0, "{info:?}");
+}
+
+fn play_namespaces(script: &mut Script<'_>) {
+    let mut controller = IdentifyController::zeroed();
+    (controller.cntrltype, controller.cntlid) = (1, 9.into());
+    (controller.mdts, controller.ioccsz) = (script.byte(), u32::from(script.half()).into());
+    controller.subnqn[..SUBNQN.len()].copy_from_slice(SUBNQN.as_bytes());
+    controller.oncs = script.half().into();
+    let page_bytes = 4096 << (script.byte() & 0xf);
+    let mut seen: Option<nvme::Described> = None;
+    // Several controllers of one namespace, or of what is none.
+    for _ in 0..3 {
+        let told = script.change(controller.as_bytes());
+        let command_set = (script.byte() >= 0x80).then(|| script.some().to_vec());
+        let who = (SUBNQN, script.byte() >= 0xf0);
+        let Some(abilities) = nvme::testing::abilities(&told, command_set, who, page_bytes) else {
+            continue;
+        };
+        assert!((1..=4 << 20).contains(&abilities.max_transfer_bytes), "{abilities:?}");
+        assert!(abilities.in_capsule_bytes <= 64 << 10, "{abilities:?}");
+        assert!(abilities.max_zero_bytes.max(abilities.max_verify_bytes) <= 32 << 20);
+        assert!(abilities.max_discard_blocks > 0, "{abilities:?}");
+        let mut namespace = IdentifyNamespace::zeroed();
+        (namespace.nsze, namespace.nguid) = (u64::from(script.half()).into(), [5; 16]);
+        let shift = if script.byte().is_multiple_of(2) { 9 } else { 12 };
+        namespace.lbaf[0] = LbaFormat { ms: 0.into(), lbads: shift, rp: 0 };
+        (namespace.nsfeat, namespace.dlfeat) = (script.byte(), script.byte());
+        let (told, list) = (script.change(namespace.as_bytes()), script.some());
+        let Some(now) = nvme::testing::described(&told, list, &abilities) else { continue };
+        judge(&now.info);
+        let bytes = |blocks: u32| u64::from(blocks) * u64::from(now.info.block_size);
+        assert!(now.zero_blocks.max(now.verify_blocks) <= 1 << 16, "{now:?}");
+        assert!(bytes(now.zero_blocks).max(bytes(now.verify_blocks)) <= 32 << 20, "{now:?}");
+        assert!(now.discard_blocks > 0, "{now:?}");
+        assert!(nvme::testing::is_usable_for(&now, &now));
+        if let Some(before) = seen.filter(|before| before.identity == now.identity)
+            && before.info.block_size == now.info.block_size
+        {
+            // What both can do is asked of either.
+            let least = nvme::testing::least(&before, &now);
+            judge(&least.info);
+            assert!(nvme::testing::is_usable_for(&least, &before), "{least:?} {before:?}");
+            assert!(nvme::testing::is_usable_for(&least, &now), "{least:?} {now:?}");
+        }
+        seen = Some(now);
+    }
+}
+
+fn play_logs(script: &mut Script<'_>) {
+    let _ = nvme::testing::event(script.word());
+    let highest = u32::from(script.half()) << (script.byte() % 17);
+    let groups = script.some();
+    let states = nvme::testing::states(groups);
+    assert!(states.len() <= groups.len() / 32 && states.values().all(|state| state.0 <= 0xf));
+    // Numbers that grow by little, mostly: a list as it is, but for what the script does to it.
+    let (mut lists, mut number) = (Vec::new(), 0u32);
+    for _ in 0..script.byte() % 4 {
+        let step = script.byte();
+        let list = (0..1024).map(|_| {
+            number = number.wrapping_add(u32::from(step % 16));
+            number.to_le_bytes()
+        });
+        let list = list.collect::<Vec<_>>().concat();
+        lists.push(script.change(&list));
+    }
+    lists.push(script.rest().to_vec());
+    let lists: Vec<&[u8]> = lists.iter().map(Vec::as_slice).collect();
+    if let Some((found, most)) = nvme::testing::namespaces(&lists, highest) {
+        assert!(found.len() <= most && found.is_sorted_by(|a, b| a < b));
+        assert!(found.iter().all(|nsid| (1..=highest).contains(nsid)));
+    }
+}
+
+fn play_discovery(script: &mut Script<'_>) {
+    let mut header = DiscoveryHeader::read_from_bytes(&[0; 1024]).unwrap();
+    header.records = u64::from(script.byte() % 4).into();
+    let mut log = script.change(header.as_bytes());
+    for _ in 0..script.byte() % 4 {
+        let mut record = DiscoveryRecord::read_from_bytes(&[0; 1024]).unwrap();
+        (record.trtype, record.adrfam, record.subtype) = (3, 1, script.byte() % 4);
+        let texts = [
+            (&mut record.trsvcid[..], &b"4420"[..]),
+            (&mut record.traddr, b"192.0.2.1 "),
+            (&mut record.subnqn, SUBNQN.as_bytes()),
+        ];
+        for (field, usual) in texts {
+            let text = if script.byte() >= 0x80 { script.some() } else { usual };
+            field.iter_mut().zip(text).for_each(|(to, from)| *to = *from);
+        }
+        log.extend(script.change(record.as_bytes()));
+    }
+    if let Some((asked, entries)) = nvme::testing::discovery(&log) {
+        assert!(asked <= 4 << 20 && entries.len() <= asked / 1024);
+        assert!(entries.iter().all(|e| !e.nqn.is_empty() && is_shown(&e.nqn)), "{entries:?}");
+    }
+}
+
+fn is_shown(text: &str) -> bool {
+    !text.chars().any(char::is_control)
+}
+
+fn play_unit(script: &mut Script<'_>) {
+    let mut capacity = [0; 32];
+    capacity[..8].copy_from_slice(&u64::from(script.half()).to_be_bytes());
+    let size: u32 = if script.byte().is_multiple_of(2) { 512 } else { 4096 };
+    capacity[8..12].copy_from_slice(&size.to_be_bytes());
+    (capacity[13], capacity[14]) = (script.byte(), script.byte());
+    let page = |code: u8, length: u8| [&[0, code, 0, length][..], &[0; 60]].concat();
+    let structures = [
+        vec![0; 36],
+        [&[0, 0x83, 0, 12, 1, 3, 0, 8, 6, 1, 2, 3, 4, 5, 6, 7][..], &[0; 48]].concat(),
+        page(0xb0, 60),
+        page(0xb2, 4),
+        capacity.to_vec(),
+        vec![19, 0, 0x10, 0, 8, 18, 4],
+    ];
+    let told = structures.map(|structure| script.change(&structure));
+    let lengths = told[1].len();
+    let Some(now) = iscsi::testing::described(told) else { return };
+    let told = &now.told;
+    judge(&told.info);
+    let most = (32 << 20) / told.info.block_size;
+    assert!((1..=most).contains(&told.write_same_blocks) && told.unmap_blocks <= most, "{told:?}");
+    assert!(told.info.unmap_granularity_blocks <= most, "{told:?}");
+    let designators: Vec<_> = now.identity.designators().collect();
+    assert_eq!(now.identity.is_known(), !designators.is_empty());
+    assert!(designators.len() <= 32);
+    assert!(designators.iter().map(|(_, value)| value.len()).sum::<usize>() <= lengths);
+    assert!(now.continues_as(&now));
+}
+
+fn play_targets(script: &mut Script<'_>) {
+    let asked: SocketAddr = "192.0.2.9:3260".parse().unwrap();
+    let text: Vec<u8> = match script.byte() % 2 {
+        0 => script.rest().to_vec(),
+        _ => {
+            let mut text = Vec::new();
+            while !script.0.is_empty() {
+                let keys = [
+                    &b"TargetName=iqn.2026-01.com.example:"[..],
+                    b"TargetName=",
+                    b"TargetAddress=",
+                ];
+                text.extend(keys[usize::from(script.byte()) % keys.len()]);
+                text.extend(script.some());
+                text.push(0);
+            }
+            text
+        }
+    };
+    let _ = std::str::from_utf8(&text).map(iscsi::testing::portal);
+    if let Some(found) = iscsi::testing::targets(&text, asked) {
+        assert!(found.iter().all(|target| is_shown(&target.name)), "{found:?}");
+        let portals = found.iter().map(|target| target.portals.len()).sum::<usize>();
+        assert!(found.len() + portals <= text.len(), "no more than there is text for");
+    }
+}
+
+fn play_answers(script: &mut Script<'_>) {
+    let room = if script.byte().is_multiple_of(2) { 4096 } else { u32::MAX };
+    let list = script.some();
+    if let Some((found, most)) = iscsi::testing::units(list, room) {
+        let found = found.unwrap_or_default();
+        assert!(found.len() <= list.len() / 8 && found.is_sorted_by(|a, b| a < b));
+        assert!(most <= 8 + 8 * (u32::from(u16::MAX) + 1));
+    }
+    let (status, writes) = (script.byte(), script.byte().is_multiple_of(2));
+    let (sense, not_begun, error) = iscsi::testing::judged((status, script.rest()), Lba(7), writes);
+    assert!(sense.is_none_or(|sense| sense.key <= 0xf));
+    // What is told as an error is one that the contract of `block` knows of a command of this kind.
+    match error {
+        Some(Error::Unreadable { .. } | Error::Corrupt { .. }) => assert!(!writes),
+        Some(Error::Unwritable { .. }) => assert!(writes),
+        _ => {}
+    }
+    let deferred = sense.is_some_and(|sense| sense.deferred);
+    assert!(!not_begun || deferred || error.is_none(), "what was not begun is begun again");
+}
