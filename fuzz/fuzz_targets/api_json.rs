@@ -2,7 +2,10 @@
 //! is accepted is valid and comes back the same.
 #![no_main]
 
-use api::{Chap, CreateVolume, Grow, Initiator, Initiators, Protocols, Size, VolumeName};
+use api::{
+    Chap, CreateVolume, Dhchap, Grow, HostDhchap, HostTls, Initiator, Initiators, Protocols, Size,
+    Tls, VolumeName,
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 fn body<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<T> {
@@ -18,7 +21,11 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         assert!(chap.mutual.is_none_or(|mutual| mutual.secret != chap.secret));
     }
     let _ = (body::<Grow>(bytes), body::<Initiators>(bytes), body::<Protocols>(bytes));
-    let _ = body::<Chap>(bytes);
+    let _ = (body::<Chap>(bytes), body::<HostTls>(bytes), body::<Tls>(bytes));
+    let hosts = body::<HostDhchap>(bytes).and_then(|host| host.secrets);
+    for dhchap in hosts.into_iter().chain(body::<Dhchap>(bytes)) {
+        assert!(dhchap.controller_secret.is_none_or(|secret| secret != dhchap.secret));
+    }
     if let Ok(text) = std::str::from_utf8(bytes) {
         if let Ok(name) = text.parse::<VolumeName>() {
             assert_eq!(name.as_str(), text);

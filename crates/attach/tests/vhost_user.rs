@@ -6,6 +6,8 @@ mod common;
 mod guests;
 #[path = "vhost_user/hostile.rs"]
 mod hostile;
+#[path = "vhost_user/monitor.rs"]
+mod monitor;
 #[path = "vhost_user/node.rs"]
 mod node;
 #[path = "vhost_user/play.rs"]
@@ -21,4 +23,20 @@ proptest! {
     fn any_memory_is_a_request_or_is_none(script in prop::collection::vec(any::<u8>(), 0..400)) {
         play::play(&script);
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// `fuzz/fuzz_targets/vhost_monitor.rs` plays the same scripts for longer.
+    #[test]
+    fn any_monitor_is_served_and_let_go(script in prop::collection::vec(any::<u8>(), 0..900)) {
+        monitor::play(&script);
+    }
+}
+
+/// What scripts change is a guest whose requests are answered.
+#[test]
+fn a_script_of_nothing_is_a_guest_that_is_served() {
+    assert_eq!(monitor::play(&[]), [5, 5]);
 }
