@@ -21,11 +21,12 @@ use block::testing::faulty::{Effect, Kind, Rule};
 use block::testing::{Client, Rng};
 use block::{Error, Lba, MemOptions};
 use common::{Site, mounts, number, open, options};
-use cores::on_core;
+use cores::{on_core, on_core_with};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, ftruncate, seek};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
+use tokio::task::JoinSet;
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
@@ -131,6 +132,38 @@ fn writers_of_the_same_block_do_not_disturb_each_other() {
         let all = site.aside(|path| std::fs::read(path).unwrap()).await;
         assert!(all[4096..4096 + 1200] == [100; 1200] && all[4096 + 1200..8192] == [0; 2896]);
         assert_eq!(site.stop().await, Ok(End::Stopped));
+    });
+}
+
+/// Many writes whose ends lie within blocks hold all the memory that there is for data. Each has to read a block before it
+/// is through: they do not wait for each other.
+#[test]
+fn writes_that_take_all_memory_come_to_their_end() {
+    const WRITERS: u64 = 8;
+    const BYTES: usize = 512 << 10;
+    if !mounts() {
+        return;
+    }
+    on_core_with(4 << 20, async |core| {
+        let mut site = Site::new(&core, MemOptions::new(512, 1 << 14)).await;
+        // They are under way together.
+        let slow = Effect::Delay(Duration::from_millis(5), Duration::from_millis(10));
+        site.faults.add(Rule::new(slow));
+        let mut writers = JoinSet::new();
+        for n in 0..WRITERS {
+            let (core, path) = (core.clone(), site.path());
+            let write = move || open(&path).write_all_at(&[9; BYTES], n * (1 << 20) + 1).unwrap();
+            writers.spawn_local(async move { core.offload(write).await.unwrap() });
+        }
+        let done = tokio::time::timeout(Duration::from_secs(20), writers.join_all()).await;
+        done.expect("they wait for each other");
+        site.faults.clear();
+        let all = site.aside(|path| std::fs::read(path).unwrap()).await;
+        for piece in all.chunks_exact(1 << 20) {
+            assert!(piece[0] == 0 && piece[1..=BYTES] == [9; BYTES] && piece[BYTES + 1] == 0);
+        }
+        assert_eq!(site.stop().await, Ok(End::Stopped));
+        assert_eq!(core.pool().usage().overdrafts, 0);
     });
 }
 

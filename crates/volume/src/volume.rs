@@ -116,6 +116,20 @@ impl Volume {
     where
         D: FnOnce(Result<Bufs, Failure>) + 'static,
     {
+        let class = class_for(&request);
+        self.start_with(caller, (request, class), account, done)
+    }
+
+    fn start_with<D>(
+        self: &Rc<Self>,
+        caller: &Rc<Caller>,
+        (request, class): (Request, Class),
+        account: &Account,
+        done: D,
+    ) -> Command
+    where
+        D: FnOnce(Result<Bufs, Failure>) + 'static,
+    {
         let command = Command::default();
         let handle = command.clone();
         self.counters.update(|s| s.in_flight += 1);
@@ -133,7 +147,7 @@ impl Volume {
             let since = Instant::now();
             let Accepted { volume, command, .. } = &accepted;
             volume.unbegun.update(|n| n - 1);
-            let result = match volume.run(request, &account, &flight, command).await {
+            let result = match volume.run((request, class), &account, &flight, command).await {
                 Err(Failure::Device(Error::Aborted)) if command.is_revoked() => {
                     Err(Failure::Conflict)
                 }
@@ -162,6 +176,23 @@ impl Volume {
         account: &Account,
     ) -> Result<Bufs, Failure> {
         self.execute_for(&Gate::node(), request, account).await
+    }
+
+    /// [`Self::execute`] for a part of something whose caller holds memory already, of class [`Class::Read`] say: it must
+    /// not wait for more of that, which may be held by others who wait likewise. Its answer is to be let go of before
+    /// anything else is waited for.
+    ///
+    /// # Errors
+    /// Why the request failed.
+    pub async fn execute_within(
+        self: &Rc<Self>,
+        request: Request,
+        account: &Account,
+    ) -> Result<Bufs, Failure> {
+        let (answer, result) = tokio::sync::oneshot::channel();
+        let what = (request, Class::Immediate);
+        self.start_with(&Gate::node(), what, account, move |r| drop(answer.send(r)));
+        result.await.unwrap_or(Err(Failure::Device(Error::Gone)))
     }
 
     /// [`Self::start_for`] for callers that wait: runs to its end even if this future is dropped.
@@ -214,7 +245,7 @@ impl Volume {
     /// allocated once per command, stays small.
     async fn run(
         &self,
-        request: Request,
+        (request, class): (Request, Class),
         account: &Account,
         flight: &Flight,
         command: &Command,
@@ -226,7 +257,7 @@ impl Volume {
         if let Some(keeping) = self.keeping.get() {
             keeping.gate.admit(flight, command).await?;
         }
-        let ctx = self.admit(&request, account, command).await?;
+        let ctx = self.admit((&request, class), account, command).await?;
         match request {
             Request::Read { range } => {
                 let Some(_lock) = self.lock(range, false, command).await? else {
@@ -252,12 +283,11 @@ impl Volume {
     /// Waits for the memory that the command may need at worst.
     async fn admit(
         &self,
-        request: &Request,
+        (request, class): (&Request, Class),
         account: &Account,
         command: &Command,
     ) -> Result<Ctx, Failure> {
         let bytes = self.memory_for(request).max(1);
-        let class = class_for(request);
         let credit = match account.try_credit(bytes, class) {
             Some(credit) => credit,
             None => {

@@ -27,6 +27,9 @@ const BACKGROUND: u16 = 64;
 /// What memory comes in, in bytes.
 const PAGE: usize = 4096;
 
+/// Memory for a block that is changed in part: what it was, and what it is to be.
+pub(super) const CHANGE_BYTES: usize = 2 * PAGE;
+
 /// What lseek(2) calls them.
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
@@ -167,8 +170,8 @@ impl Filesystem for Door {
         let lead = usize::try_from(offset % u64::from(self.block_size)).unwrap_or(0);
         let bytes = lead + data.len();
         let is_whole = lead == 0 && bytes.is_multiple_of(block);
-        // Memory comes in pages; a page more where a block is changed in part.
-        let more = if is_whole { 0 } else { PAGE };
+        // Memory comes in pages.
+        let more = if is_whole { 0 } else { CHANGE_BYTES };
         let Some(credit) = self.memory(bytes.next_multiple_of(PAGE) + more) else {
             return reply.error(Errno::ENOMEM);
         };

@@ -38,7 +38,7 @@ pub(super) struct Write {
     /// New contents, behind as many bytes of no meaning as its first block has before them.
     pub(super) data: Bufs,
     pub(super) lead: usize,
-    /// Where its memory is from, with a block's more where it covers one in part.
+    /// Where its memory is from, with more for a block that it covers in part.
     pub(super) credit: Credit,
     /// Durable when it is answered.
     pub(super) durable: bool,

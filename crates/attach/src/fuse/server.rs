@@ -21,7 +21,7 @@ use tokio::task::spawn_local;
 use tokio::time::timeout;
 use volume::Volume;
 
-use super::door::{Door, FILE};
+use super::door::{CHANGE_BYTES, Door, FILE};
 use super::job::{Answer, Job, Node, Sought, Write, Written, Zero};
 use super::mount::{self, MountError, Mounted};
 use super::span::{Part, Span, covering};
@@ -501,15 +501,17 @@ impl Shared {
     ) -> Result<(), Failure> {
         let range = block::Blocks::new(part.at, 1);
         for _ in 0..TRIES {
-            let compare = self.execute(Request::Read { range }).await?;
-            let mut block = credit.alloc_page(compare.len());
-            compare.copy_to(&mut block);
+            let read = self.volume.execute_within(Request::Read { range }, &self.account).await?;
+            let [mut compare, mut block] = [(); 2].map(|()| credit.alloc_page(read.len()));
+            read.copy_to(&mut compare);
+            drop(read);
+            block.copy_from_slice(&compare);
             let changed = &mut block[part.from..part.from + part.bytes];
             match data {
                 Some(data) => data.copy_to(changed),
                 None => changed.fill(0),
             }
-            let write = Bufs::from(block);
+            let (compare, write) = (Bufs::from(compare), Bufs::from(block));
             let request = Request::CompareAndWrite { at: part.at, compare, write, fua };
             match self.execute(request).await {
                 // Somebody else has got on.
@@ -539,8 +541,7 @@ impl Shared {
     }
 
     async fn zero_span(&self, span: &Span, body: Request) -> Result<(), Failure> {
-        let block = self.volume.info().block_size as usize;
-        let credit = self.account.credit(block, Class::Read).await;
+        let credit = self.account.credit(CHANGE_BYTES, Class::Read).await;
         let credit = credit.map_err(|_| Failure::Device(Error::OutOfRange))?;
         if let Some(part) = span.head {
             self.change(part, None, &credit, false).await?;

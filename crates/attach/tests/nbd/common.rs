@@ -21,8 +21,16 @@ pub(crate) const POOL: usize = 64 << 20;
 pub(crate) fn on_core<Fut: Future<Output = ()> + 'static>(
     f: impl FnOnce(Core) -> Fut + Send + 'static,
 ) {
+    on_core_with(POOL, f);
+}
+
+/// On a core with so much buffer memory, in bytes.
+pub(crate) fn on_core_with<Fut: Future<Output = ()> + 'static>(
+    pool: usize,
+    f: impl FnOnce(Core) -> Fut + Send + 'static,
+) {
     let config =
-        CoresConfig { cpus: vec![None], pool_bytes_per_core: POOL, ..CoresConfig::default() };
+        CoresConfig { cpus: vec![None], pool_bytes_per_core: pool, ..CoresConfig::default() };
     let cores = Cores::start(&config).unwrap();
     let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let result = wait.block_on(cores.handles()[0].run(f));
