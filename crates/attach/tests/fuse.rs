@@ -14,19 +14,22 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
-use attach::fuse::{End, MountError, Options, is_left};
+use attach::fuse::{End, MountError, Options, Server, is_left};
 use block::testing::faulty::{Effect, Kind, Rule};
 use block::testing::{Client, Rng};
-use block::{Error, Lba, MemOptions};
+use block::{Dev, Epoch, Error, Lba, Mem, MemOptions};
 use common::{Site, mounts, number, open, options};
 use cores::{on_core, on_core_with};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, ftruncate, seek};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
-use tokio::task::JoinSet;
+use tokio::sync::Notify;
+use tokio::task::{JoinHandle, JoinSet, spawn_local};
+use volume::Volume;
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
@@ -494,9 +497,10 @@ fn what_a_killed_process_leaves_is_replaced_and_nothing_else() {
         assert!(is_left(&core, dir.path(), "web").await);
         assert!(!is_left(&core, dir.path(), "db").await);
         let mut site = Site::at(&core, dir, small(), options()).await.unwrap();
+        assert!(site.replaced);
         // One that is served is not.
         let (at, volume) = (site.dir.path().to_owned(), site.volume.clone());
-        let second = attach::fuse::Server::mount(&core, &volume, &at, options()).await;
+        let second = Server::mount(&core, &volume, &at, options()).await;
         assert!(matches!(second, Err(MountError::InUse { ref name, .. }) if name == "web"));
         assert_eq!(site.stop().await, Ok(End::Stopped));
         assert_eq!(std::fs::read_dir(&at).unwrap().count(), 0, "there was one below it");
@@ -518,6 +522,49 @@ fn what_a_killed_process_leaves_is_replaced_and_nothing_else() {
     });
 }
 
+/// Of two that come at once to what a killed process has left one is served, and stays.
+#[test]
+fn one_of_two_takes_the_place() {
+    if !mounts() {
+        return;
+    }
+    on_core(async |core| {
+        for round in 0..40 {
+            let dir = TempDir::new().unwrap();
+            dead(dir.path(), "fuse.windrose", "web");
+            let mem = Dev::new(Mem::new(small()));
+            let volume = Volume::new(mem, Epoch::default());
+            let stop = Rc::new(Notify::new());
+            let come = || {
+                let (core, volume, at) = (core.clone(), volume.clone(), dir.path().to_owned());
+                let stop = Rc::clone(&stop);
+                spawn_local(async move {
+                    let server = Server::mount(&core, &volume, &at, options()).await?;
+                    Ok::<_, MountError>(server.run(async move { stop.notified().await }).await)
+                })
+            };
+            let both = [come(), come()];
+            while !both.iter().any(JoinHandle::is_finished) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let path = dir.path().join("web");
+            let shown = core.offload(move || std::fs::metadata(path).map(|m| m.len())).await;
+            assert_eq!(shown.unwrap().ok(), Some(2 << 20), "round {round}");
+            stop.notify_one();
+            let [a, b] = both.map(async |one| one.await.unwrap());
+            let ended = (a.await, b.await);
+            assert!(
+                matches!(
+                    ended,
+                    (Ok(End::Stopped), Err(MountError::InUse { .. }))
+                        | (Err(MountError::InUse { .. }), Ok(End::Stopped))
+                ),
+                "round {round}: {ended:?}"
+            );
+        }
+    });
+}
+
 /// Another file system that somebody has mounted over ours stays, and so does one in the place of ours.
 #[test]
 fn somebody_elses_is_not_taken_away() {
@@ -527,6 +574,7 @@ fn somebody_elses_is_not_taken_away() {
     on_core(async |core| {
         let mut site = Site::new(&core, small()).await;
         let dir = site.dir.path().to_owned();
+        assert!(!site.replaced);
         let file = site.aside(|path| open(&path)).await;
         let at = dir.clone();
         site.aside(move |_| {

@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -124,15 +125,19 @@ enum Found {
     Left(PathBuf),
 }
 
-/// What is at a place.
-fn look(at: &Path, name: &str) -> Result<Found, MountError> {
-    let failed = |why| MountError::Place { at: at.to_owned(), why };
-    let place = match at.canonicalize() {
+/// The path of a directory, which may be that of a file system that nobody serves.
+fn place(at: &Path) -> io::Result<PathBuf> {
+    match at.canonicalize() {
         // There are systems that look at the last name of a path for that, and others that do not.
         Err(error) if is_dead(&error) => by_parent(at),
         found => found,
-    };
-    let place = place.map_err(failed)?;
+    }
+}
+
+/// What is at a place.
+fn look(at: &Path, name: &str) -> Result<Found, MountError> {
+    let failed = |why| MountError::Place { at: at.to_owned(), why };
+    let place = place(at).map_err(failed)?;
     let dead = match place.symlink_metadata() {
         Err(error) if is_dead(&error) => true,
         Err(error) => return Err(failed(error)),
@@ -163,6 +168,15 @@ fn by_parent(at: &Path) -> io::Result<PathBuf> {
     Ok(parent.unwrap_or(Path::new(".")).canonicalize()?.join(name))
 }
 
+/// Waits until nobody else looks at the directory in order to mount something there. It is the one above that is locked: a
+/// file system that nobody serves cannot be opened.
+fn turn(at: &Path) -> io::Result<File> {
+    let place = place(at)?;
+    let above = File::open(place.parent().unwrap_or(&place))?;
+    above.lock()?;
+    Ok(above)
+}
+
 /// Whether a process that showed the volume `name` at `at` has been killed.
 pub(super) fn is_left(at: &Path, name: &str) -> bool {
     matches!(look(at, name), Ok(Found::Left(_)))
@@ -172,6 +186,8 @@ pub(super) fn is_left(at: &Path, name: &str) -> bool {
 #[derive(Debug)]
 pub(super) struct Mounted {
     entry: Entry,
+    /// Whether it is in the place of one that a killed process had left.
+    pub(super) replaced: bool,
     /// To whom the directory belongs, by user and group.
     pub(super) owner: (u32, u32),
 }
@@ -184,24 +200,25 @@ impl Mounted {
         read_only: bool,
     ) -> Result<(Self, OwnedFd), MountError> {
         let failed = |why| MountError::Place { at: at.to_owned(), why };
-        if let Found::Left(place) = look(at, name)? {
+        // Of two processes that come at once one goes on, and the other sees what it has done.
+        let _turn = turn(at).map_err(failed)?;
+        let found = look(at, name)?;
+        let replaced = matches!(found, Found::Left(_));
+        if let Found::Left(place) = found {
             tracing::info!(at = %place.display(), "taking away what a killed process has left");
             // Whoever has its file open has had it in vain since then.
             let taken = unmount(&*place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
             taken.map_err(|e| failed(e.into()))?;
         }
-        // Of two processes that come at once one goes on, and the other sees what it has done.
-        let directory = File::open(at).map_err(failed)?;
-        directory.try_lock().map_err(|e| failed(e.into()))?;
         let (Found::Free(place) | Found::Left(place)) = look(at, name)?;
-        let owner = rustix::fs::fstat(&directory).map_err(|e| failed(e.into()))?;
+        let owner = std::fs::metadata(&place).map_err(failed)?;
         let device = OpenOptions::new().read(true).write(true).open(DEVICE);
         let device = OwnedFd::from(device.map_err(MountError::Device)?);
         let refused = |why| MountError::Refused { at: at.to_owned(), why };
         enter(&place, name, read_only, &device).map_err(refused)?;
         let entry = topmost(&place).map_err(refused)?.filter(|entry| entry.kind == KIND);
         let entry = entry.ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
-        Ok((Self { entry, owner: (owner.st_uid, owner.st_gid) }, device))
+        Ok((Self { entry, replaced, owner: (owner.uid(), owner.gid()) }, device))
     }
 
     pub(super) fn at(&self) -> &Path {

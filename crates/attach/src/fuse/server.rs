@@ -162,6 +162,12 @@ impl Server {
         Ok(Self { core: core.clone(), shared, mounted: Arc::new(mounted), session, jobs })
     }
 
+    /// Whether it is in the place of one that a killed process had left: what that one had sent may still be carried out.
+    #[must_use]
+    pub fn has_replaced(&self) -> bool {
+        self.mounted.replaced
+    }
+
     /// The same, of a volume that may come to be out of reach.
     #[must_use]
     pub fn with_absence(mut self, absence: &Absence) -> Self {

@@ -40,6 +40,8 @@ pub(crate) struct Site {
     /// Whether a device that is gone is out of reach, and nothing else.
     pub(crate) away: Rc<Cell<bool>>,
     pub(crate) volume: Rc<Volume>,
+    /// Whether there was one that nobody served.
+    pub(crate) replaced: bool,
     stop: Rc<Notify>,
     run: Option<JoinHandle<End>>,
 }
@@ -67,13 +69,14 @@ impl Site {
         let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
         let volume = Volume::new(dev.clone(), Epoch::default());
         let server = Server::mount(core, &volume, dir.path(), options).await?;
+        let replaced = server.has_replaced();
         let away = Rc::new(Cell::new(false));
         let known = Rc::clone(&away);
         let server = server.with_absence(&Absence::when(move || known.get()));
         let stop = Rc::new(Notify::new());
         let told = Rc::clone(&stop);
         let run = Some(spawn_local(server.run(async move { told.notified().await })));
-        Ok(Self { core: core.clone(), dir, mem, dev, faults, away, volume, stop, run })
+        Ok(Self { core: core.clone(), dir, mem, dev, faults, away, volume, replaced, stop, run })
     }
 
     pub(crate) fn path(&self) -> PathBuf {
