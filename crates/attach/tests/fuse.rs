@@ -7,6 +7,8 @@ mod clients;
 mod common;
 #[path = "nbd/common.rs"]
 mod cores;
+#[path = "common/threads.rs"]
+mod threads;
 #[path = "common/tools.rs"]
 mod tools;
 
@@ -167,6 +169,33 @@ fn writes_that_take_all_memory_come_to_their_end() {
         }
         assert_eq!(site.stop().await, Ok(End::Stopped));
         assert_eq!(core.pool().usage().overdrafts, 0);
+    });
+}
+
+/// A disk may be made of the file. Who serves it does not wait for it when memory is short: neither the core nor the thread
+/// that speaks with the kernel.
+#[test]
+fn its_threads_count_as_those_of_a_disk() {
+    if !mounts() || !threads::may_be_marked() {
+        return;
+    }
+    on_core(async |core| {
+        assert!(!threads::serves_disks(&threads::this()));
+        let mut site = Site::new(&core, small()).await;
+        site.aside(|path| open(&path).sync_all().unwrap()).await;
+        assert!(threads::serves_disks(&threads::this()));
+        // Those of other tests, too, and one that has just begun has yet to be marked.
+        let marked = async {
+            loop {
+                let readers = threads::waiting_for("/dev/fuse");
+                if !readers.is_empty() && readers.iter().all(|t| threads::serves_disks(t)) {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), marked).await.expect("some are not marked");
+        assert_eq!(site.stop().await, Ok(End::Stopped));
     });
 }
 

@@ -3,6 +3,10 @@
 
 #[path = "nbd/common.rs"]
 mod common;
+#[path = "common/threads.rs"]
+mod threads;
+#[path = "common/tools.rs"]
+mod tools;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -84,6 +88,21 @@ fn conforms(block_size: u32, connections: u16) {
         let last = RefCell::default();
         let subject = Remote { dir, core, pool, block_size, connections, last };
         conformance::check(&subject, 1).await;
+    });
+}
+
+/// A disk of this machine may be made of it (`nbd-client`): the core does not wait for that when memory is short.
+#[test]
+fn its_core_counts_as_that_of_a_disk() {
+    if !threads::may_be_marked() {
+        return;
+    }
+    on_core(async |core| {
+        assert!(!threads::serves_disks(&threads::this()));
+        let (dir, mem) = (TempDir::new().unwrap(), MemOptions::new(512, 64));
+        let mut site = Site::unix(&core, dir.path(), mem, Served::new("disk")).await;
+        assert!(threads::serves_disks(&threads::this()));
+        site.stop().await.unwrap();
     });
 }
 

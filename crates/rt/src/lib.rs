@@ -25,5 +25,5 @@ pub use crate::core::Core;
 pub use heap::Heap;
 pub use mailbox::{CoreHandle, NotTaken, Stopped};
 pub use real::{Cores, CoresConfig, DiskEngine, Submission};
-pub use sys::{ProcessorTime, processor_time};
+pub use sys::{ProcessorTime, processor_time, serves_disks};
 pub use turn::give_way;

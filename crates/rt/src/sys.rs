@@ -279,8 +279,15 @@ pub(crate) fn page_bytes() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Memory that this thread asks for is found without writing to disks (`PR_SET_IO_FLUSHER`): it may be what serves them.
-pub(crate) fn flushes() -> io::Result<()> {
+/// This thread serves a disk of this machine. Memory that it asks for is found without writing to disks
+/// (`PR_SET_IO_FLUSHER`): it could be that very one. Where that is not allowed it is a thread like any other.
+pub fn serves_disks() {
+    if let Err(error) = flushes() {
+        tracing::debug!(%error, "this thread may wait for its own disk when memory is short");
+    }
+}
+
+fn flushes() -> io::Result<()> {
     const PR_SET_IO_FLUSHER: libc::c_int = 57;
     let (on, none): (libc::c_ulong, libc::c_ulong) = (1, 0);
     // SAFETY: plain system call about the thread itself.

@@ -183,7 +183,12 @@ impl Server {
         let Self { core, shared, mounted, session, mut jobs } = self;
         let shared = Rc::new(shared);
         tracing::info!(at = %mounted.at().display(), "the volume is shown as a file");
-        let conversation = core.offload(move || session.run());
+        // Disks of this machine may be made of the file.
+        rt::serves_disks();
+        let conversation = core.offload(move || {
+            rt::serves_disks();
+            session.run()
+        });
         let mut conversation: Pin<&mut dyn Future<Output = _>> = pin!(conversation);
         let (mut stop, mut goes_on) = (pin!(stop), true);
         let end = loop {

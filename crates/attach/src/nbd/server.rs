@@ -90,6 +90,8 @@ impl Server {
         at: &Address,
         options: Options,
     ) -> Result<Self, ServeError> {
+        // A disk of this machine may be made of it.
+        rt::serves_disks();
         if options.export.len().max(options.description.len()) > ::nbd::message::MAX_STRING_BYTES {
             return Err(ServeError::Name);
         }

@@ -66,9 +66,7 @@ impl Driver {
     pub fn open(core: &Core, control: &Path) -> io::Result<Self> {
         let control = OpenOptions::new().read(true).write(true).open(control)?;
         let ring = Ring::new(core.clone())?;
-        if let Err(error) = sys::flushes() {
-            tracing::debug!(%error, "this thread may wait for its own device when memory is short");
-        }
+        sys::serves_disks();
         Ok(Self { ring: Rc::new(ring), control: Rc::new(control) })
     }
 
