@@ -181,7 +181,7 @@ async fn serve(
     let dev = Dev::shared(Rc::clone(&namespace));
     let is_left = order.doors.are_left(&core, order.name.as_str()).await
         || block.as_ref().is_some_and(ublk::Door::is_in_doubt);
-    let settled = is_left.then(|| settled(&controllers));
+    let settled = is_left.then(|| settles(&controllers));
     let dev = match settled {
         Some(at) => Dev::new(Settling::new(dev, at)),
         None => dev,
@@ -195,19 +195,9 @@ async fn serve(
     let stop = stop.shared();
     let known = Rc::clone(&namespace);
     let absence = Absence::when(move || known.gone().is_some_and(|gone| gone.away));
-    let opened = Opened::open(&core, &order, (&volume, &absence), block).await;
-    let served = match opened {
-        Ok(opened) => {
-            // Nobody waits for it where the process is about to end.
-            let _ = ready.send(());
-            opened.serve(stop).await
-        }
-        Err(failure) => Err(failure),
-    };
-    if let Some(at) = settled.filter(|_| served.is_ok()) {
-        // Somebody may have unmounted the file system before.
-        sleep_until(at).await;
-    }
+    let what = (&volume, &absence);
+    let settle = (settled, &controllers[..]);
+    let served = serve_doors(&core, &order, what, block, settle, ready, stop).await;
     // What is in doubt is over when this is: the next process repeats no change that could still happen.
     let closed = volume.close(&core.pool().account()).await;
     for controller in controllers {
@@ -234,10 +224,52 @@ async fn serve(
     Ok(())
 }
 
+/// Opens the doors that are asked for, and serves at them until `stop`, or until the volume is out of reach. Whether there
+/// still is a block device then.
+///
+/// What is open is in the place of what was left, and tells who comes next. It stays for as long as changes wait, also
+/// where nothing comes to be served; only who unmounts the file system takes that away before.
+async fn serve_doors(
+    core: &Core,
+    order: &Order,
+    what: (&Rc<Volume>, &Absence),
+    block: Option<ublk::Door>,
+    (settled, controllers): (Option<Instant>, &[Controller]),
+    ready: oneshot::Sender<()>,
+    stop: impl Future<Output = ()> + Clone,
+) -> Result<bool, Failure> {
+    let mut opened = Opened::default();
+    let mut open = opened.open(core, order, what).await;
+    let mut until = settled.filter(|_| opened.has_touched());
+    if settled.is_none() && opened.has_replaced() {
+        // The look has missed it. Nobody is served before changes may be made.
+        let at = settles(controllers);
+        sleep_until(at).await;
+        until = Some(at);
+    }
+    if open.is_ok() {
+        open = opened.begin(order, what, block).await;
+    }
+    let served = match open {
+        Ok(()) => {
+            // Nobody waits for it where the process is about to end.
+            let _ = ready.send(());
+            opened.serve(stop).await
+        }
+        Err(failure) => {
+            sleep_until(until.unwrap_or_else(Instant::now)).await;
+            drop(opened);
+            Err(failure)
+        }
+    };
+    sleep_until(until.unwrap_or_else(Instant::now)).await;
+    served
+}
+
 /// Until when changes wait where a process was here before and has been killed. It has left bytes in the sockets of nodes,
 /// which do not know of it as long as they do not run: what is said of a connection that falls silent holds for its
 /// connections as well (RFD 0027, 3).
-fn settled(controllers: &[Controller]) -> Instant {
+fn settles(controllers: &[Controller]) -> Instant {
     let quiesce = controllers.iter().filter_map(Controller::abilities).map(|a| a.quiesce).max();
     let time = 2 * KEEP_ALIVE + quiesce.unwrap_or_default();
     tracing::info!(seconds = time.as_secs(), "whoever was here before was killed: changes wait");

@@ -101,6 +101,37 @@ fn a_volume_is_attached_by_whom_it_allows() {
     assert_eq!(node.stop(), Some(0));
 }
 
+/// Who finds what a killed process has left, and fails, does not take it along: whoever comes next would not wait.
+#[test]
+fn one_that_fails_waits_as_well() {
+    let place = Place::new("");
+    let node = place.start();
+    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    place.ok(&["volume", "allow", "web", HOST[1]]);
+    let socket = place.path().join("web.sock");
+    let at = socket.display().to_string();
+    let words = ["attach", "web", "--vhost-user", &at, "--nbd", "/nowhere/web.nbd"];
+    let words = [&words[..], &HOST].concat();
+    let begun = now();
+    let said = place.fails(1, &words);
+    assert!(said.contains("/nowhere/web.nbd"), "{said}");
+    assert!(begun.elapsed().as_secs() < 5, "nobody was here before");
+    attach(&place, &socket).kill();
+    let begun = now();
+    place.fails(1, &words);
+    assert!(begun.elapsed().as_secs() >= 6, "the next one would not wait");
+    assert_eq!(node.stop(), Some(0));
+}
+
+/// systemd takes the directory of a service away when that ends, and with it the socket by which the next process knows that
+/// one was killed: not where it is told to leave it.
+#[test]
+fn the_unit_in_the_guide_keeps_what_a_killed_process_leaves() {
+    let guide = include_str!("../../../docs/guides/attach.md");
+    let unit = guide.split("```").find(|part| part.contains("[Service]")).unwrap();
+    assert!(unit.contains("RuntimeDirectory=") && unit.contains("RuntimeDirectoryPreserve=yes"));
+}
+
 /// What a machine lacks for a block device is named before the volume is connected to.
 #[test]
 fn a_block_device_wants_a_driver() {

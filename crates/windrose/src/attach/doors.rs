@@ -58,41 +58,65 @@ pub(super) async fn block_device(
 }
 
 /// Those that are open.
+#[derive(Default)]
 pub(super) struct Opened {
     guests: Option<(vhost_user::Server, Listener)>,
     tools: Option<nbd::Server>,
     file: Option<fuse::Server>,
     block: Option<ublk::Serving>,
+    /// Whether what a killed process has left may have been replaced.
+    touched: bool,
 }
 
 impl Opened {
-    /// Opens what is asked for.
+    /// Opens what is asked for, but for a block device.
     pub(super) async fn open(
+        &mut self,
         core: &Core,
         order: &Order,
         (volume, absence): (&Rc<Volume>, &Absence),
+    ) -> Result<(), Failure> {
+        if let Some(at) = &order.doors.vhost_user {
+            let listener = listen(core, at).await?;
+            self.touched = true;
+            self.guests = Some((vhost(core, order, (volume, absence)), listener));
+        }
+        if let Some(at) = &order.doors.nbd {
+            self.tools = Some(tools(core, order, at, (volume, absence)).await?);
+            self.touched = true;
+        }
+        if let Some(at) = &order.doors.fuse {
+            // What is there is taken away before anything is put in its place.
+            self.touched = true;
+            self.file = Some(file(core, order, at, (volume, absence)).await?);
+        }
+        Ok(())
+    }
+
+    /// Makes the block device, or goes on with it.
+    pub(super) async fn begin(
+        &mut self,
+        order: &Order,
+        (volume, absence): (&Rc<Volume>, &Absence),
         block: Option<ublk::Door>,
-    ) -> Result<Self, Failure> {
-        let guests = match &order.doors.vhost_user {
-            Some(at) => Some((vhost(core, order, (volume, absence)), listen(core, at).await?)),
-            None => None,
-        };
-        let tools = match &order.doors.nbd {
-            Some(at) => Some(tools(core, order, at, (volume, absence)).await?),
-            None => None,
-        };
-        let file = match &order.doors.fuse {
-            Some(at) => Some(file(core, order, at, (volume, absence)).await?),
-            None => None,
-        };
-        let block = match block {
-            Some(door) => Some(door.begin(volume, absence).await.map_err(failed)?),
-            None => None,
-        };
-        let device = block.as_ref().map(ublk::Serving::device);
+    ) -> Result<(), Failure> {
+        if let Some(door) = block {
+            self.block = Some(door.begin(volume, absence).await.map_err(failed)?);
+        }
+        let device = self.block.as_ref().map(ublk::Serving::device);
         let Doors { vhost_user, nbd, fuse, .. } = &order.doors;
         tracing::info!(volume = %order.name, ?vhost_user, ?nbd, ?fuse, ?device, "serving the volume as a device of this machine");
-        Ok(Self { guests, tools, file, block })
+        Ok(())
+    }
+
+    /// Whether what a killed process has left may be there no more.
+    pub(super) fn has_touched(&self) -> bool {
+        self.touched
+    }
+
+    /// Whether the file is in the place of one that a killed process had left.
+    pub(super) fn has_replaced(&self) -> bool {
+        self.file.as_ref().is_some_and(fuse::Server::has_replaced)
     }
 
     /// Serves at all of them until `stop`, or until the volume is out of reach. Whether there still is a block device then.
