@@ -372,10 +372,7 @@ impl<C: Client> Shared<C> {
     /// there are more.
     fn deliver(&self, most: usize) -> bool {
         let mut state = self.state.borrow_mut();
-        // All at once: the number of a command that has ended may be the next one's.
-        while let Some(done) = state.machine.poll_done() {
-            state.has_ended(done);
-        }
+        state.gather();
         let told = most.min(state.ended.len());
         let mut ended = 0;
         for _ in 0..told {
@@ -419,6 +416,19 @@ impl<C: Client> State<C> {
         {
             waker.wake_by_ref();
         }
+    }
+
+    /// Takes the commands that have ended: all at once, for the number of one may be the next one's.
+    fn gather(&mut self) {
+        while let Some(done) = self.machine.poll_done() {
+            self.has_ended(done);
+        }
+    }
+
+    /// Whether a command has been lost that the other side may know of.
+    fn is_in_doubt(&mut self) -> bool {
+        self.gather();
+        self.in_doubt
     }
 
     fn has_ended(&mut self, ended: Ended<C::Done>) {

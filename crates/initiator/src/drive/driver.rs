@@ -122,7 +122,9 @@ impl<S: Transport, C: Client> Driver<S, C> {
                 Err(e) => return Poll::Ready(End::Broken(e.kind())),
             };
             let is_sent = state.machine.output().is_empty() && self.stalled.is_none();
-            if state.machine.is_closing() && is_sent {
+            // Who hears of a command in doubt counts from then on: nothing of it may leave any more, whatever it is that has
+            // not been sent.
+            if state.machine.is_closing() && (is_sent || state.is_in_doubt()) {
                 let end = state.machine.end().unwrap_or(C::CLOSED);
                 return Poll::Ready(End::Machine(end));
             }
@@ -131,6 +133,10 @@ impl<S: Transport, C: Client> Driver<S, C> {
                 Ok(Read::Nothing) => {}
                 Ok(Read::End) => return Poll::Ready(End::PeerClosed),
                 Err(e) => return Poll::Ready(End::Broken(e.kind())),
+            }
+            if state.machine.is_closing() && state.is_in_doubt() {
+                // What has been read ends it: what is to be said of that is, before anybody hears.
+                continue;
             }
             drop(state);
             let portion = if self.laden { PORTION } else { usize::MAX };

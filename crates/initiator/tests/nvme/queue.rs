@@ -1,15 +1,21 @@
 //! Queues by themselves, on a pipe whose other end is the test's.
 
+use std::cell::Cell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use block::{BufsMut, Class};
-use initiator::nvme::{End, Queue};
+use initiator::nvme::{End, Queue, Transport};
 use nvme::entry::{Cqe, NvmOpcode};
 use nvme::host::{Command, Config, Lost, Payload};
 use nvme::pdu::{CapsuleCmd, CapsuleResp, Data, FLAG_LAST, FLAG_SUCCESS, IcResp, PduType};
 use nvme::testing::Host;
 use nvme::{Sqe, Status};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::io::{
+    AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, duplex,
+};
 use tokio::task::{LocalSet, spawn_local, yield_now};
 use tokio::time::{Instant, sleep};
 use zerocopy::{FromBytes, IntoBytes};
@@ -46,6 +52,85 @@ async fn cids(end: &mut DuplexStream, count: usize) -> Vec<u16> {
         out.push(CapsuleCmd::read_from_bytes(&bytes).unwrap().sqe.cid.get());
     }
     out
+}
+
+/// A stream that has taken all, and lets none of it go: as one with TLS whose socket is full.
+struct Keeps {
+    stream: DuplexStream,
+    /// Whether it is still there, and whether it was told that it need not send any more.
+    seen: Rc<Cell<(bool, bool)>>,
+}
+
+impl AsyncRead for Keeps {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Keeps {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Pending
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Pending
+    }
+}
+
+impl Transport for Keeps {
+    fn abandon(&self) {
+        self.seen.update(|(lives, _)| (lives, true));
+    }
+}
+
+impl Drop for Keeps {
+    fn drop(&mut self) {
+        self.seen.update(|(_, abandoned)| (false, abandoned));
+    }
+}
+
+/// RFD 0027, 3: who hears that a command is in doubt counts from then on, so its connection is no more, whatever the stream
+/// has kept back. A stream without such a command is waited for: it may have a termination request to send.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_in_doubt_before_its_connection_has_ended() {
+    in_simulated_time(async {
+        for with_command in [true, false] {
+            let (ours, mut theirs) = duplex(1 << 20);
+            let seen = Rc::new(Cell::new((true, false)));
+            let stream = Keeps { stream: ours, seen: Rc::clone(&seen) };
+            let queue = Queue::start(stream, Config::default(), Staging::default(), 30 * S);
+            let mut req = [0; 128];
+            theirs.read_exact(&mut req).await.unwrap();
+            theirs.write_all(IcResp::new(0, 4096).as_bytes()).await.unwrap();
+            let mut write = flush();
+            write.timeout = Some(5 * S);
+            let began = Instant::now();
+            if with_command {
+                assert_eq!(queue.submit(write).await.outcome.map(drop), Err(Lost::InDoubt));
+                assert_eq!((seen.get(), began.elapsed()), ((false, true), 5 * S));
+            } else {
+                sleep(S).await;
+                queue.close();
+                sleep(S).await;
+                assert_eq!(seen.get(), (true, false));
+                queue.ended().await;
+                assert!(began.elapsed() >= 30 * S);
+            }
+        }
+    })
+    .await;
 }
 
 async fn respond(end: &mut DuplexStream, cid: u16) {
