@@ -422,6 +422,7 @@ impl Namespace {
     /// Sends a command until it has an answer that stays.
     async fn carry_out(&self, work: &Work<'_>, ctx: &Ctx) -> Result<Bufs, Ended> {
         let (mut until, mut tries, mut may_be_done) = (None, 0, false);
+        let mut last_chance = false;
         loop {
             let deadline = until.unwrap_or_else(|| Instant::now() + self.patience);
             let taken = self.ready(deadline).await.map_err(Ended::With)?;
@@ -454,6 +455,13 @@ impl Namespace {
                 Verdict::InDoubt(time) => {
                     may_be_done = true;
                     self.outlast(time).await;
+                    // It could not be sent again before: patience that has run out meanwhile ends with one attempt more. Not
+                    // where it may happen yet.
+                    let next = Instant::now() + PAUSE;
+                    if next > deadline && time < Duration::MAX && !last_chance {
+                        last_chance = true;
+                        until = Some(next);
+                    }
                 }
             }
             drop(taken);

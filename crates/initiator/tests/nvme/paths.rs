@@ -28,22 +28,32 @@ struct Both {
 
 impl Both {
     async fn new(core: &rt::Core) -> Self {
+        Self::with_patience(core, Duration::from_secs(60)).await
+    }
+
+    async fn with_patience(core: &rt::Core, patience: Duration) -> Self {
         let first = Site::new(core, 1 << 14).await;
         let sites = [first.twin().await, first];
         let wires = [Wire::new(core, sites[0].at).await, Wire::new(core, sites[1].at).await];
-        let controllers =
-            [Self::connect(core, &wires[0]).await, Self::connect(core, &wires[1]).await];
+        let [a, b] = wires.each_ref().map(|wire| Self::connect(core, wire, patience));
+        let controllers = [a.await, b.await];
         Self { _sites: sites, wires, controllers }
     }
 
-    async fn connect(core: &rt::Core, wire: &Wire) -> Controller {
-        let options = Options { keep_alive: KEEP_ALIVE, io_queues: 2, ..options(wire.at) };
+    async fn connect(core: &rt::Core, wire: &Wire, patience: Duration) -> Controller {
+        let options =
+            Options { keep_alive: KEEP_ALIVE, io_queues: 2, patience, ..options(wire.at) };
         Controller::connect(core, options, Staging::default()).await.unwrap()
     }
 
     async fn open(&self, policy: Policy) -> Client {
+        self.opened(policy).await.1
+    }
+
+    async fn opened(&self, policy: Policy) -> (Rc<Namespace>, Client) {
         let namespace = Namespace::through(&self.controllers, 1, policy).await.unwrap();
-        let client = Client::new(&Dev::shared(namespace), &Pool::new(16 << 20).unwrap());
+        let dev = Dev::shared(Rc::clone(&namespace));
+        let client = Client::new(&dev, &Pool::new(16 << 20).unwrap());
         // Until both are seen to be paths.
         let before = self.wires.each_ref().map(Wire::carried);
         let is_used = |i: usize| self.wires[i].carried() > before[i] + 8 * 4096;
@@ -53,7 +63,7 @@ impl Both {
             }
         };
         timeout(PATIENCE, used).await.expect("both are used");
-        client
+        (namespace, client)
     }
 }
 
@@ -148,6 +158,32 @@ fn silence_of_one_path_is_bounded() {
         assert!(read < KEEP_ALIVE && write < KEEP_ALIVE, "{took:?}");
         assert!(late_read < 2 * KEEP_ALIVE, "{took:?}");
         assert!(late_write > 2 * KEEP_ALIVE && late_write < PATIENCE / 2, "{took:?}");
+    });
+}
+
+/// A write that has to wait for longer than patience lasts, before it may be sent again, is sent again.
+#[test]
+fn doubt_outlasts_patience() {
+    on_core(async |core| {
+        let patience = Duration::from_secs(2);
+        let both = Both::with_patience(&core, patience).await;
+        let (namespace, client) = both.opened(Policy::RoundRobin).await;
+        both.wires[0].freeze();
+        both.wires[0].set_open(false);
+        let began = Instant::now();
+        // One of them goes by the path that is silent.
+        let writes = [8, 16].map(|at| {
+            let client = client.clone();
+            spawn_local(async move { client.write(at, &[1; 512], false).await })
+        });
+        for write in writes {
+            assert_eq!(timeout(PATIENCE, write).await.unwrap().unwrap(), Ok(()));
+        }
+        assert!(began.elapsed() > patience, "this is no test");
+        assert_eq!(namespace.gone(), None);
+        for at in [8, 16] {
+            assert_eq!(client.read(at, 1).await.unwrap().to_vec(), [1; 512], "at {at}");
+        }
     });
 }
 
