@@ -1,5 +1,6 @@
 //! A session that is up: its connection, and what is asked of units through it.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -121,12 +122,15 @@ pub(super) struct Live {
     pub(super) at: SocketAddr,
     account: Account,
     timeout: Duration,
+    /// How often a question has heard that something has changed.
+    attentions: Cell<u64>,
 }
 
 impl Live {
     pub(super) fn new(link: Link, connector: &Connector, at: SocketAddr) -> Self {
         let timeout = connector.options.command_timeout;
-        Self { link, at, account: connector.account.clone(), timeout }
+        let (account, attentions) = (connector.account.clone(), Cell::new(0));
+        Self { link, at, account, timeout, attentions }
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -223,7 +227,9 @@ impl Live {
                     let bytes = reply.buffers.iter().flat_map(|b| b.iter().copied());
                     return Ok(bytes.take(reply.moved as usize).collect());
                 }
-                (status::CHECK_CONDITION, Some(key::UNIT_ATTENTION)) => {}
+                (status::CHECK_CONDITION, Some(key::UNIT_ATTENTION)) => {
+                    self.attentions.update(|n| n + 1);
+                }
                 _ => return Err(Failed::Refused(said)),
             }
         }
@@ -250,21 +256,34 @@ impl Live {
         }
     }
 
-    /// What a unit is; `None` for one that there is not, or that cannot be used.
+    /// What a unit is; `None` for one that there is not, or that cannot be used. One that changes while it is looked at is
+    /// looked at again.
     pub(super) async fn describe(&self, unit: Number) -> Result<Option<Described>, Failed> {
+        for _ in 0..ATTENTIONS {
+            let (described, heard) = self.look(unit).await?;
+            if self.attentions.get() == heard {
+                return Ok(described);
+            }
+        }
+        Err(Failed::Nonsense("a unit that is never the same twice"))
+    }
+
+    /// The same by one look, and which attention was heard before what counts was asked.
+    async fn look(&self, unit: Number) -> Result<(Option<Described>, u64), Failed> {
         let inquiry = self.perhaps(unit, cdb::inquiry(None, 96), 96).await?;
         let pages = Pages { inquiry, ..Pages::default() };
         if !pages.is_disk() {
-            return Ok(None);
+            return Ok((None, self.attentions.get()));
         }
-        // READ CAPACITY hears what the unit has to say, so that nothing changes behind what is read next.
+        // READ CAPACITY hears what the unit has to say first.
         let capacity = self.perhaps(unit, cdb::read_capacity(32), 32).await?;
+        let heard = self.attentions.get();
         let identification = self.page(unit, 0x83, 2048).await?;
         let limits = self.page(unit, 0xb0, 64).await?;
         let provisioning = self.page(unit, 0xb2, 64).await?;
         let caching = self.perhaps(unit, cdb::mode_sense(0x08, 192), 192).await?;
         let pages = Pages { capacity, identification, limits, provisioning, caching, ..pages };
-        Ok(pages.describe())
+        Ok((pages.describe(), heard))
     }
 
     async fn page(&self, unit: Number, page: u8, length: u16) -> Result<Vec<u8>, Failed> {

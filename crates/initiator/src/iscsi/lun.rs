@@ -28,6 +28,9 @@ use crate::kept::Absent;
 /// Times that a unit may have something else to say first, before it is given time.
 const ATTENTIONS: u32 = 8;
 
+/// Why a session is given up whose target cannot be believed.
+const WITHOUT_DATA: &str = "a command succeeded without all of its data";
+
 /// Why a unit cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
@@ -48,10 +51,15 @@ pub struct Lun {
     session: Session,
     number: Number,
     identity: Identity,
+    /// What whoever uses it was told that it can do, and how large it is now.
     told: Cell<Told>,
+    /// What it was like when it was looked at last: it may have come to be able to do less.
+    now: Cell<Told>,
     /// The generation of the session at which it was last seen to be the same volume.
     seen: Cell<u64>,
     looking: Mutex<()>,
+    /// Whether it may have changed since a look at it began.
+    doubted: Cell<bool>,
     /// Where something was sent last that may have changed the unit, and may yet, as its session has ended without an answer.
     in_doubt: Cell<Option<SocketAddr>>,
     gone: Cell<bool>,
@@ -127,8 +135,10 @@ impl Lun {
             number: unit,
             identity: described.identity,
             told: Cell::new(described.told),
+            now: Cell::new(described.told),
             seen: Cell::new(seen),
             looking: Mutex::new(()),
+            doubted: Cell::new(false),
             in_doubt: Cell::new(None),
             gone: Cell::new(false),
             writes_same: Cell::new(true),
@@ -209,13 +219,14 @@ impl Lun {
     ) -> Result<(), CompareError> {
         let until = Instant::now() + self.session.options().patience;
         let live = self.ready(until).await?;
-        let Told { info, compare_and_write_blocks, .. } = self.told.get();
+        let Told { info, compare_and_write_blocks, .. } = self.now.get();
         let blocks = compare.len() / info.block_size as usize;
         let most = usize::from(compare_and_write_blocks);
         if blocks == 0 || blocks > most || compare.len() != write.len() {
             return Err(CompareError::Unsupported);
         }
-        let cdb = self.transfer(cdb::COMPARE_AND_WRITE, self.fua(fua), at, compare.len());
+        let bits = self.fua(fua);
+        let cdb = self.transfer(cdb::COMPARE_AND_WRITE, bits, at, compare.len());
         let mut data = compare.clone();
         data.append(write.clone());
         let data = Data::Out(&data);
@@ -232,13 +243,20 @@ impl Lun {
                 Ok(completion) => completion,
             };
             match verdict(refusal(&completion), at, true) {
-                Verdict::Done if fua && !info.native_fua => return Ok(self.flush(ctx).await?),
+                Verdict::Done if !is_whole(reply.moved, data, &completion) => {
+                    self.session.give_up(&live, WITHOUT_DATA);
+                    return Err(CompareError::InDoubt);
+                }
+                // No device above flushes in place of FUA.
+                Verdict::Done if bits & cdb::FUA == 0 && (fua || self.goes_through(false)) => {
+                    return Ok(self.flush(ctx).await?);
+                }
                 Verdict::Done => return Ok(()),
                 Verdict::Differs => return Err(CompareError::Differs),
                 Verdict::Unknown => return Err(CompareError::Unsupported),
                 Verdict::Again { pause: false, look } => {
                     if look {
-                        self.seen.set(0);
+                        self.doubt();
                         self.look(&live, until).await?;
                     }
                 }
@@ -249,9 +267,22 @@ impl Lun {
         Err(Error::Fenced.into())
     }
 
-    /// FUA where it is known; elsewhere the device above flushes.
+    /// Whether what is written has to be durable when it is answered: asked for so, where that was promised (elsewhere the
+    /// device above flushes), or of a unit that has come to have a cache of which nobody above knows.
+    fn goes_through(&self, fua: bool) -> bool {
+        let (told, now) = (self.info(), self.now.get().info);
+        fua && told.native_fua || now.volatile_cache && !told.volatile_cache
+    }
+
+    /// FUA where it has to be, and is known.
     fn fua(&self, fua: bool) -> u8 {
-        if fua && self.info().native_fua { cdb::FUA } else { 0 }
+        if self.goes_through(fua) && self.now.get().info.native_fua { cdb::FUA } else { 0 }
+    }
+
+    /// Makes durable what was written with these bits, if it has to be and is not: what the unit is like may have become
+    /// known by its answer to that very command.
+    async fn keep(&self, fua: bool, bits: u8, ctx: &Ctx) -> Result<(), Error> {
+        if self.goes_through(fua) && bits & cdb::FUA == 0 { self.flush(ctx).await } else { Ok(()) }
     }
 
     /// A command of the range from `at` on that `length` bytes of data are.
@@ -268,9 +299,11 @@ impl Lun {
     }
 
     async fn write(&self, at: Lba, data: &Bufs, fua: bool, ctx: &Ctx) -> Result<(), Error> {
-        let cdb = self.transfer(cdb::WRITE, self.fua(fua), at, data.len());
+        let bits = self.fua(fua);
+        let cdb = self.transfer(cdb::WRITE, bits, at, data.len());
         let work = Work { cdb, data: Data::Out(data), at };
-        self.carry_out(&work, ctx).await.map(drop).map_err(|ended| ended.of(&work))
+        self.carry_out(&work, ctx).await.map_err(|ended| ended.of(&work))?;
+        self.keep(fua, bits, ctx).await
     }
 
     /// WRITE SAME, which knows no FUA; writes, where the unit knows no WRITE SAME.
@@ -281,14 +314,15 @@ impl Lun {
         fua: bool,
         ctx: &Ctx,
     ) -> Result<(), Error> {
-        let Told { info, write_same_blocks, frees_by_zeroing, .. } = self.told.get();
-        let bits = if unmap && frees_by_zeroing { cdb::UNMAP_BIT } else { 0 };
+        let info = self.info();
         let block = Bufs::zeroes(info.block_size as usize);
         let mut done = 0;
         while done < blocks {
             if ctx.is_aborted() {
                 return Err(Error::Aborted);
             }
+            let Told { write_same_blocks, frees_by_zeroing, .. } = self.now.get();
+            let bits = if unmap && frees_by_zeroing { cdb::UNMAP_BIT } else { 0 };
             let same = self.writes_same.get();
             let most = if same { write_same_blocks } else { info.max_transfer_blocks };
             let (at, piece) = (Lba(at.0 + u64::from(done)), (blocks - done).min(most.max(1)));
@@ -296,6 +330,8 @@ impl Lun {
                 let cdb = cdb::ranged(cdb::WRITE_SAME, bits, at.0, piece);
                 let work = Work { cdb, data: Data::Out(&block), at };
                 match self.carry_out(&work, ctx).await {
+                    // It may read as anything, as has become known meanwhile.
+                    Ok(_) if bits != 0 && !self.now.get().frees_by_zeroing => continue,
                     Ok(_) => {}
                     Err(Ended::Unknown) => {
                         self.writes_same.set(false);
@@ -309,12 +345,13 @@ impl Lun {
             }
             done += piece;
         }
-        if fua && info.native_fua { self.flush(ctx).await } else { Ok(()) }
+        self.keep(fua, 0, ctx).await
     }
 
     async fn unmap(&self, at: Lba, blocks: u32, ctx: &Ctx) -> Result<(), Error> {
-        let Told { frees_by_zeroing, unmap_blocks, .. } = self.told.get();
-        if frees_by_zeroing {
+        let (told, now) = (self.told.get(), self.now.get());
+        let unmap_blocks = told.unmap_blocks.min(now.unmap_blocks);
+        if told.frees_by_zeroing {
             return self.zero((at, blocks), true, false, ctx).await;
         }
         if unmap_blocks == 0 {
@@ -338,7 +375,7 @@ impl Lun {
         let cdb = cdb::ranged(cdb::SYNCHRONIZE_CACHE, 0, 0, 0);
         match self.carry_out(&Work { cdb, data: Data::None, at: Lba(0) }, ctx).await {
             Ok(_) => Ok(()),
-            Err(Ended::Unknown) if !self.info().volatile_cache => Ok(()),
+            Err(Ended::Unknown) if !self.now.get().info.volatile_cache => Ok(()),
             Err(Ended::With(Error::Aborted)) => Err(Error::Aborted),
             Err(_) => Err(self.fail("a flush has failed")),
         }
@@ -372,12 +409,12 @@ impl Lun {
                     if tries >= TRIES {
                         return Err(Ended::With(error));
                     }
-                    self.seen.set(0);
+                    self.doubt();
                     true
                 }
                 Verdict::Again { pause, look } => {
                     if look {
-                        self.seen.set(0);
+                        self.doubt();
                     }
                     attentions += 1;
                     pause || attentions > ATTENTIONS
@@ -402,22 +439,22 @@ impl Lun {
     /// What an answer means for a command.
     fn judge(&self, work: &Work<'_>, reply: &Reply, live: &Live) -> Verdict {
         let at_once = Verdict::Again { pause: false, look: false };
+        let flushes = work.cdb[0] == cdb::SYNCHRONIZE_CACHE;
         let completion = match &reply.outcome {
             Err(Lost::Unsent | Lost::InDoubt | Lost::Aborted) => return at_once,
+            // It may have been begun; the next one might succeed all the same.
+            Ok(Completion { response: 1.., .. }) if flushes => return Verdict::Failed(Error::Gone),
             Ok(Completion { response: 1.., .. }) => {
                 return Verdict::Again { pause: true, look: true };
             }
             Ok(completion) => completion,
         };
         let verdict = verdict(refusal(completion), work.at, matches!(work.data, Data::Out(_)));
-        let all = reply.moved as usize == work.data.len()
-            && !matches!(completion.residual, Residual::Under(_));
-        if verdict == Verdict::Done && !all {
+        if verdict == Verdict::Done && !is_whole(reply.moved, work.data, completion) {
             // The rest of a read's memory is anybody's old data, and that of a write is not written.
-            self.session.give_up(live, "a command succeeded without all of its data");
+            self.session.give_up(live, WITHOUT_DATA);
             return at_once;
         }
-        let flushes = work.cdb[0] == cdb::SYNCHRONIZE_CACHE;
         if flushes && verdict != Verdict::Done && !was_not_begun(refusal(completion)) {
             // The next one might succeed, for what this one has lost is told once.
             return if verdict == Verdict::Unknown {
@@ -472,6 +509,12 @@ impl Lun {
         }
     }
 
+    /// It has to be looked at before anything else is sent, and by a look that begins after this.
+    fn doubt(&self) {
+        self.seen.set(0);
+        self.doubted.set(true);
+    }
+
     /// Sees whether this is the volume that it was.
     async fn look(&self, live: &Live, until: Instant) -> Result<(), Error> {
         let _one = self.looking.lock().await;
@@ -479,10 +522,14 @@ impl Lun {
         if self.seen.get() == generation || self.gone.get() {
             return Ok(());
         }
+        self.doubted.set(false);
         match live.describe(self.number).await {
             Ok(Some(now)) if self.described().continues_as(&now) => {
                 self.told.set(grown(self.told.get(), &now.told));
-                self.seen.set(generation);
+                self.now.set(now.told);
+                if !self.doubted.get() {
+                    self.seen.set(generation);
+                }
                 Ok(())
             }
             Ok(Some(_)) => Err(self.fail("it has become another volume")),
@@ -506,6 +553,11 @@ impl Lun {
         }
         Error::Gone
     }
+}
+
+/// Whether all data of a command that is said to have succeeded has been moved.
+fn is_whole(moved: u32, data: Data<'_>, completion: &Completion) -> bool {
+    moved as usize == data.len() && !matches!(completion.residual, Residual::Under(_))
 }
 
 /// Looks at a unit whenever it may have changed: one that has grown is used beyond its old end only when that

@@ -16,13 +16,20 @@ use tokio::task::spawn_local;
 /// Size of its disk in blocks of 512 bytes.
 pub(crate) const BLOCKS: usize = 4096;
 
-/// What is said instead of what would be right: status, sense data, and whether half of the data comes.
+/// What is said instead of what would be right.
 #[derive(Clone)]
 pub(crate) enum Say {
     Status(u8),
     Sense(u8, u8, u8),
     Deferred,
+    /// A success with half of the data.
     HalfOfIt,
+    /// A success before any data has been asked for.
+    Early,
+    /// That the command has failed below SCSI (RFC 7143 11.4.3: response 01h).
+    Failure,
+    /// That it has grown, which it does just then.
+    Grows,
 }
 
 #[derive(Default)]
@@ -34,6 +41,18 @@ pub(crate) struct Unit {
     pub(crate) unknown: RefCell<Vec<u8>>,
     /// Opcodes of the commands that it has seen.
     pub(crate) seen: RefCell<Vec<u8>>,
+    /// How many writes had FUA.
+    pub(crate) forced: Cell<usize>,
+    /// Blocks beyond [`BLOCKS`].
+    pub(crate) grown: Cell<u64>,
+    /// Whether what is freed reads as anything.
+    pub(crate) frees_to_anything: Cell<bool>,
+    /// What it answers to MODE SENSE.
+    pub(crate) modes: RefCell<Vec<u8>>,
+    /// Blocks that one COMPARE AND WRITE takes.
+    pub(crate) compares: Cell<u8>,
+    /// Whether the next answer is that of a failure.
+    fails: Cell<bool>,
     /// Bits of the page *Logical Block Provisioning*: LBPU, LBPWS.
     pub(crate) provisioning: Cell<u8>,
     /// Where who logs in is sent to.
@@ -72,6 +91,16 @@ impl Fake {
     }
 }
 
+/// Makes the first SCSI response among these PDUs that of a failure.
+fn fail(mut pdus: &mut [u8]) {
+    const SCSI_RESPONSE: u8 = 0x21;
+    while pdus.len() >= 48 && pdus[0] & 0x3f != SCSI_RESPONSE {
+        let length = u32::from_be_bytes([0, pdus[5], pdus[6], pdus[7]]) as usize;
+        pdus = &mut pdus[48 + length.next_multiple_of(4)..];
+    }
+    pdus[2] = 1;
+}
+
 struct Server {
     unit: Rc<Unit>,
     account: Account,
@@ -86,7 +115,10 @@ async fn serve(mut stream: rt::net::Stream, unit: Rc<Unit>, account: Account) {
             server.act(action, &mut machine);
         }
         while !machine.output().is_empty() {
-            let bytes: Vec<u8> = machine.output().slices().flat_map(|s| s.to_vec()).collect();
+            let mut bytes: Vec<u8> = machine.output().slices().flat_map(|s| s.to_vec()).collect();
+            if server.unit.fails.take() {
+                fail(&mut bytes);
+            }
             if stream.write_all(&bytes).await.is_err() {
                 return;
             }
@@ -124,6 +156,12 @@ impl Server {
                 let writes = matches!(command.direction, iscsi::target::Direction::Write);
                 let wanted = if writes { command.expected_len.into() } else { 0 };
                 let tag = command.tag;
+                let mut says = self.unit.says.borrow_mut();
+                let said = says.get_mut(&command.cdb[0]);
+                if said.and_then(|said| said.pop_front_if(|s| matches!(s, Say::Early))).is_some() {
+                    return machine.complete(tag, &Outcome::default());
+                }
+                drop(says);
                 self.commands.insert(tag.0, command);
                 machine.admit(tag, wanted);
             }
@@ -147,6 +185,8 @@ impl Server {
     fn run(&mut self, command: &Arrived, data: &Bufs, machine: &mut Connection) {
         let (tag, opcode) = (command.tag, command.cdb[0]);
         self.unit.seen.borrow_mut().push(opcode);
+        let forced = opcode == 0x8a && command.cdb[1] & 8 != 0;
+        self.unit.forced.update(|n| n + usize::from(forced));
         let said = self.unit.says.borrow_mut().get_mut(&opcode).and_then(VecDeque::pop_front);
         let fixed = |first: u8, key: u8, code: [u8; 2]| {
             let mut sense = [0; 18];
@@ -163,7 +203,15 @@ impl Server {
             }
             Some(Say::Sense(key, a, b)) => return check(machine, &fixed(0x70, key, [a, b])),
             Some(Say::Deferred) => return check(machine, &fixed(0x71, 3, [0x0c, 0])),
-            Some(Say::HalfOfIt) | None => {}
+            Some(Say::Failure) => {
+                self.unit.fails.set(true);
+                return machine.complete(tag, &Outcome::default());
+            }
+            Some(Say::Grows) => {
+                self.unit.grown.update(|n| n + 1024);
+                return check(machine, &fixed(0x70, 6, [0x2a, 9]));
+            }
+            Some(Say::HalfOfIt | Say::Early) | None => {}
         }
         if self.unit.unknown.borrow().contains(&opcode) {
             return check(machine, &fixed(0x70, 5, [0x20, 0]));
@@ -191,8 +239,10 @@ impl Server {
             0x12 => self.page(cdb[2]),
             0x9e => {
                 let mut out = vec![0; 32];
-                out[..8].copy_from_slice(&(BLOCKS as u64 - 1).to_be_bytes());
-                (out[10], out[14]) = (2, 0xc0);
+                let last = BLOCKS as u64 + self.unit.grown.get() - 1;
+                out[..8].copy_from_slice(&last.to_be_bytes());
+                let thin = if self.unit.frees_to_anything.get() { 0x80 } else { 0xc0 };
+                (out[10], out[14]) = (2, thin);
                 out
             }
             0x88 => disk[at..at + count].to_vec(),
@@ -201,9 +251,11 @@ impl Server {
                 Vec::new()
             }
             0x93 => {
-                disk[at..at + count].fill(0);
+                let freed = cdb[1] & 8 != 0 && self.unit.frees_to_anything.get();
+                disk[at..at + count].fill(if freed { 0xee } else { 0 });
                 Vec::new()
             }
+            0x1a => self.unit.modes.borrow().clone(),
             0x42 => {
                 let list = data.to_vec();
                 let at = u64::from_be_bytes(list[8..16].try_into().unwrap()) as usize * 512;
@@ -222,7 +274,7 @@ impl Server {
                 let mut out = vec![0, 0xb0, 0, 60];
                 out.resize(64, 0);
                 // At most 64 blocks in one UNMAP, of one range.
-                (out[23], out[27]) = (64, 1);
+                (out[5], out[23], out[27]) = (self.unit.compares.get(), 64, 1);
                 out
             }
             0xb2 => vec![0, 0xb2, 0, 4, 0, self.unit.provisioning.get(), 0, 0],

@@ -9,6 +9,9 @@ const INQUIRY: u8 = 0x12;
 const READ: u8 = 0x88;
 const WRITE: u8 = 0x8a;
 const FLUSH: u8 = 0x91;
+const MODE_SENSE: u8 = 0x1a;
+const WRITE_SAME: u8 = 0x93;
+const COMPARE_AND_WRITE: u8 = 0x89;
 
 async fn setup(core: &rt::Core) -> (Fake, Session, Rc<Lun>, Client) {
     let fake = Fake::new(core).await;
@@ -119,6 +122,123 @@ fn a_failed_flush_is_the_end() {
         fake.unit.say(FLUSH, &[Say::Sense(3, 0x0c, 0)]);
         assert_eq!(client.flush().await, Err(Error::Gone));
         assert_eq!((client.flush().await, fake.unit.count(FLUSH)), (Err(Error::Gone), 1));
+    });
+}
+
+/// RFC 7143 11.4.3: a flush that has failed below SCSI is no better. It may have been begun.
+#[test]
+fn a_flush_that_fails_below_scsi_is_the_end() {
+    on_core(async |core| {
+        let (fake, _, _, client) = setup(&core).await;
+        client.write(0, &[1; 512], false).await.unwrap();
+        fake.unit.say(FLUSH, &[Say::Failure]);
+        assert_eq!(client.flush().await, Err(Error::Gone));
+        assert_eq!((client.flush().await, fake.unit.count(FLUSH)), (Err(Error::Gone), 1));
+        // What may be done twice is.
+        let (fake, _, _, client) = setup(&core).await;
+        fake.unit.say(READ, &[Say::Failure]);
+        assert_eq!(client.read(0, 1).await.unwrap().len(), 512);
+        assert_eq!(fake.unit.count(READ), 2);
+    });
+}
+
+/// A compare and write that has succeeded without its data has compared something else.
+#[test]
+fn a_compare_and_write_without_its_data_is_in_doubt() {
+    on_core(async |core| {
+        let fake = Fake::new(&core).await;
+        let usual = options(fake.at);
+        let limits =
+            iscsi::params::Limits { initial_r2t: true, immediate_data: false, ..usual.limits };
+        fake.unit.compares.set(8);
+        let session = connect(&core, Options { limits, ..usual }).await;
+        let (lun, client) = open(&session).await;
+        let before = session.generation();
+        fake.unit.say(COMPARE_AND_WRITE, &[Say::Early]);
+        let [old, new] = [bufs(&client, &[0; 512]).await, bufs(&client, &[3; 512]).await];
+        let ctx = client.ctx(0).await;
+        let swapped = lun.compare_and_write(Lba(0), (&old, &new), false, &ctx).await;
+        assert_eq!(swapped, Err(CompareError::InDoubt));
+        client.read(0, 1).await.unwrap();
+        assert!(session.generation() > before, "its session has ended");
+    });
+}
+
+/// SBC-3 6.4.5: a write cache that is turned on later is written through, for nobody above knows of it.
+#[test]
+fn a_cache_that_is_turned_on_later_is_written_through() {
+    const FUA: u8 = 0x10;
+    const WCE: u8 = 4;
+    on_core(async |core| {
+        let fake = Fake::new(&core).await;
+        let modes = |device, caching| vec![6, 0, device, 0, 8, 10, caching];
+        fake.unit.modes.replace(modes(FUA, 0));
+        let session =
+            connect(&core, Options { look_every: Duration::ZERO, ..options(fake.at) }).await;
+        let (_, client) = open(&session).await;
+        let info = client.dev().info();
+        assert!(info.native_fua && !info.volatile_cache);
+        let count = || (fake.unit.forced.get(), fake.unit.count(FLUSH));
+        client.write(0, &[1; 512], false).await.unwrap();
+        assert_eq!(count(), (0, 0));
+        fake.unit.modes.replace(modes(FUA, WCE));
+        fake.unit.say(WRITE, &[Say::Sense(6, 0x2a, 1)]);
+        client.write(0, &[1; 512], false).await.unwrap();
+        assert_eq!(count(), (0, 1), "the very write that was told of it");
+        client.write(0, &[1; 512], false).await.unwrap();
+        assert_eq!(count(), (1, 1));
+        client.zero(0, 8, false).await.unwrap();
+        assert_eq!(count(), (1, 2), "WRITE SAME knows no FUA");
+        // No FUA any more, as was promised.
+        fake.unit.modes.replace(modes(0, WCE));
+        fake.unit.say(READ, &[Say::Sense(6, 0x2a, 1)]);
+        client.read(0, 1).await.unwrap();
+        client.write(0, &[1; 512], true).await.unwrap();
+        assert_eq!(count(), (1, 3));
+        assert_eq!(client.dev().info(), info, "what was promised stays");
+    });
+}
+
+/// SBC-3 5.16.2: what is freed need not read as zeroes any more. It was promised to.
+#[test]
+fn zeroes_stay_zeroes_when_freed_blocks_do_not() {
+    on_core(async |core| {
+        let fake = Fake::new(&core).await;
+        fake.unit.provisioning.set(0x40);
+        let session =
+            connect(&core, Options { look_every: Duration::ZERO, ..options(fake.at) }).await;
+        let (_, client) = open(&session).await;
+        assert!(client.dev().info().unmap_zeroes);
+        for round in 0..2 {
+            client.write(0, &[9; 64 * 512], false).await.unwrap();
+            fake.unit.frees_to_anything.set(true);
+            if round == 0 {
+                fake.unit.say(WRITE_SAME, &[Say::Sense(6, 0x3f, 3)]);
+            }
+            client.unmap(0, 64).await.unwrap();
+            let read = client.read(0, 64).await.unwrap().to_vec();
+            assert!(read == [0; 64 * 512], "round {round}");
+        }
+    });
+}
+
+/// SPC-4 5.8: what changes while a unit is looked at is told by an answer in the middle of it, once.
+#[test]
+fn a_unit_that_changes_while_it_is_looked_at_is_looked_at_again() {
+    on_core(async |core| {
+        let (fake, _, _, client) = setup(&core).await;
+        fake.unit.say(READ, &[Say::Sense(6, 0x29, 0)]);
+        fake.unit.say(MODE_SENSE, &[Say::Grows]);
+        client.read(0, 1).await.unwrap();
+        assert_eq!(client.dev().info().blocks, BLOCKS as u64 + 1024);
+        // One that always has something to say is waited for no longer than any other.
+        let patience = Duration::from_millis(300);
+        let options = Options { patience, look_every: Duration::ZERO, ..options(fake.at) };
+        let session = connect(&core, options).await;
+        let (_, client) = open(&session).await;
+        fake.unit.say(READ, &[Say::Sense(6, 0x29, 0)]);
+        fake.unit.say(MODE_SENSE, &vec![Say::Grows; 1000]);
+        assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone));
     });
 }
 
