@@ -17,7 +17,7 @@ pub(super) struct Verdict {
 impl Verdict {
     /// At most so many `times` what is `beside` it, in microseconds.
     pub(super) fn at_most(what: String, times: f64, beside: f64, measured: f64) -> Self {
-        let made_of = format!("{times} × {beside:.2}");
+        let made_of = format!("{} × {beside:.2}", (times * 100.0).round() / 100.0);
         Self { what, made_of, limit: times * beside, measured, unit: "µs" }
     }
 
