@@ -235,7 +235,7 @@ impl Volume {
     ) -> Result<(), Failure> {
         let block = self.info().block_size as usize;
         let mut from = 0;
-        for piece in pieces(range, (self.or_step_bytes() / block) as u64) {
+        for piece in range.pieces((self.or_step_bytes() / block) as u64) {
             let bytes = usize::try_from(piece.count).map_err(|_| Error::OutOfRange)? * block;
             let bits = data.slice(from..from + bytes);
             self.or_piece(piece, &bits, fua, ctx).await?;
@@ -270,7 +270,7 @@ impl Volume {
     async fn verify(&self, range: Blocks, ctx: &Ctx) -> Result<(), Error> {
         let step = (STEP_BYTES as u64 / u64::from(self.info().block_size))
             .min(u64::from(self.info().max_transfer_blocks));
-        for piece in pieces(range, step) {
+        for piece in range.pieces(step) {
             // One piece's memory serves them all: a credit revolves.
             self.read(piece, ctx).await?;
         }
@@ -287,7 +287,7 @@ impl Volume {
         let block = self.info().block_size as usize;
         let step = (STEP_BYTES / block).min(self.info().max_transfer_blocks as usize);
         let unit = repeat(pattern, step.min(usize::try_from(range.count).unwrap_or(step)), ctx);
-        for piece in pieces(range, step as u64) {
+        for piece in range.pieces(step as u64) {
             let bytes = usize::try_from(piece.count).map_err(|_| Error::OutOfRange)? * block;
             let data = unit.slice(0..bytes);
             self.dev.submit(Op::Write { at: piece.at, data, fua }, ctx).await?;
@@ -296,7 +296,7 @@ impl Volume {
     }
 
     async fn zero(&self, range: Blocks, unmap: bool, fua: bool, ctx: &Ctx) -> Result<(), Error> {
-        for piece in pieces(range, ZERO_STEP_BYTES / u64::from(self.info().block_size)) {
+        for piece in range.pieces(ZERO_STEP_BYTES / u64::from(self.info().block_size)) {
             let blocks = u32::try_from(piece.count).map_err(|_| Error::OutOfRange)?;
             self.dev.submit(Op::Zero { at: piece.at, blocks, unmap, fua }, ctx).await?;
         }
@@ -311,25 +311,13 @@ impl Volume {
     ) -> Result<(), Failure> {
         for range in ranges {
             let Some(_lock) = self.lock(range, true, command).await? else { continue };
-            for piece in pieces(range, ZERO_STEP_BYTES / u64::from(self.info().block_size)) {
+            for piece in range.pieces(ZERO_STEP_BYTES / u64::from(self.info().block_size)) {
                 let blocks = u32::try_from(piece.count).map_err(|_| Error::OutOfRange)?;
                 self.dev.submit(Op::Unmap { at: piece.at, blocks }, ctx).await?;
             }
         }
         Ok(())
     }
-}
-
-/// `range` in pieces of at most `step` blocks.
-fn pieces(range: Blocks, step: u64) -> impl Iterator<Item = Blocks> {
-    let end = range.at.0 + range.count;
-    let mut at = range.at.0;
-    std::iter::from_fn(move || {
-        let count = step.min(end - at);
-        let piece = Blocks::new(Lba(at), count);
-        at += count;
-        (count > 0).then_some(piece)
-    })
 }
 
 /// `bits` set in `found`, which is as long.

@@ -189,10 +189,7 @@ impl Volume {
         request: Request,
         account: &Account,
     ) -> Result<Bufs, Failure> {
-        let (answer, result) = tokio::sync::oneshot::channel();
-        let what = (request, Class::Immediate);
-        self.start_with(&Gate::node(), what, account, move |r| drop(answer.send(r)));
-        result.await.unwrap_or(Err(Failure::Device(Error::Gone)))
+        self.execute_with(&Gate::node(), (request, Class::Immediate), account).await
     }
 
     /// [`Self::start_for`] for callers that wait: runs to its end even if this future is dropped.
@@ -205,8 +202,18 @@ impl Volume {
         request: Request,
         account: &Account,
     ) -> Result<Bufs, Failure> {
+        let class = class_for(&request);
+        self.execute_with(caller, (request, class), account).await
+    }
+
+    async fn execute_with(
+        self: &Rc<Self>,
+        caller: &Rc<Caller>,
+        what: (Request, Class),
+        account: &Account,
+    ) -> Result<Bufs, Failure> {
         let (answer, result) = tokio::sync::oneshot::channel();
-        self.start_for(caller, request, account, move |r| {
+        self.start_with(caller, what, account, move |r| {
             // Nobody waits any more: the command was carried out all the same.
             let _ = answer.send(r);
         });
