@@ -9,6 +9,8 @@ disk=/run/windrose/disks/$VOLUME
 
 # begin [OPTION...]: serves the volume; there is a device when this returns.
 begin() {
+    # Here and not by the process, which may come after the first look: the last one's log says what is looked for.
+    : > /run/attach.log
     "$PROGRAM" attach "$VOLUME" --ublk --queues 4 --patience 3 "${HOST[@]}" "$@" > /run/attach.log 2>&1 &
     echo $! > /run/attach.pid
     try 20 grep -q "serving the volume" /run/attach.log || {
