@@ -1,0 +1,331 @@
+//! Our best engine beside ISA-L, which is loaded at run time: nothing links it.
+//!
+//! ```text
+//! isal SECONDS
+//! ```
+//! Every case is one thing to compute over buffers of one size, which lie in the caches or in much more memory than these
+//! have. Both do it in turns of a few milliseconds for so long, who begins changes, and their results are compared. What comes out
+//! is JSON: bytes of data members (of those read, where members are lost) per second, the median of all turns and the best one.
+#![allow(unsafe_code, reason = "calls a library of C")]
+#![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+
+use std::{
+    ffi::{c_int, c_uchar, c_void},
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use libloading::{Library, Symbol};
+use parity::Parity;
+
+const PAGE: usize = 4096;
+/// Of a last-level cache that holds nothing of the work any more when it comes again.
+const MEMORY: usize = 256 << 20;
+/// What fits into the innermost private cache.
+const CACHED: usize = 256 << 10;
+/// So much is done between two looks at the clock.
+const TURN: usize = 32 << 20;
+/// Those two members are lost.
+const LOST: [usize; 2] = [1, 5];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Xor,
+    Pq,
+    TwoData,
+}
+
+struct Case {
+    what: What,
+    members: usize,
+    bytes: usize,
+    in_memory: bool,
+}
+
+const CASES: [(What, usize); 5] =
+    [(What::Xor, 4), (What::Xor, 8), (What::Pq, 4), (What::Pq, 8), (What::TwoData, 8)];
+const PLACES: [(usize, bool); 4] =
+    [(PAGE, false), (4 * PAGE, false), (PAGE, true), (16 * PAGE, true)];
+
+impl Case {
+    fn name(&self) -> &'static str {
+        match (self.what, self.members) {
+            (What::Xor, 4) => "P of 4+1",
+            (What::Xor, _) => "P of 8+1",
+            (What::Pq, 4) => "P and Q of 4+2",
+            (What::Pq, _) => "P and Q of 8+2",
+            (What::TwoData, _) => "two lost members of 8+2",
+        }
+    }
+
+    fn outputs(&self) -> usize {
+        if self.what == What::Xor { 1 } else { 2 }
+    }
+
+    fn stripes(&self) -> usize {
+        let stripe = self.bytes * (self.members + self.outputs());
+        (if self.in_memory { MEMORY } else { CACHED }) / stripe
+    }
+
+    /// Stripes of a turn. In memory the two sides are half of all stripes apart, so neither finds what the other has just read.
+    fn turn(&self, round: usize, side: usize) -> impl Iterator<Item = usize> {
+        let (all, count) = (self.stripes(), TURN / (self.bytes * self.members));
+        let first = if self.in_memory { round * count + side * (all / 2) } else { 0 };
+        (first..first + count).map(move |stripe| stripe % all)
+    }
+}
+
+type Gen = unsafe extern "C" fn(c_int, c_int, *mut *mut c_void) -> c_int;
+type Encode = unsafe extern "C" fn(
+    c_int,
+    c_int,
+    c_int,
+    *mut c_uchar,
+    *mut *mut c_uchar,
+    *mut *mut c_uchar,
+);
+type Matrix = unsafe extern "C" fn(*mut c_uchar, c_int, c_int);
+type Invert = unsafe extern "C" fn(*mut c_uchar, *mut c_uchar, c_int) -> c_int;
+type Tables = unsafe extern "C" fn(c_int, c_int, *mut c_uchar, *mut c_uchar);
+
+struct IsaL<'a> {
+    xor_gen: Symbol<'a, Gen>,
+    pq_gen: Symbol<'a, Gen>,
+    encode: Symbol<'a, Encode>,
+    /// For [`LOST`] of eight members, by the other six, P and Q.
+    tables: Vec<u8>,
+}
+
+impl<'a> IsaL<'a> {
+    fn new(library: &'a Library) -> Result<Self, libloading::Error> {
+        // SAFETY: the types are those of ISA-L's headers.
+        unsafe {
+            Ok(Self {
+                xor_gen: library.get(b"xor_gen")?,
+                pq_gen: library.get(b"pq_gen")?,
+                encode: library.get(b"ec_encode_data")?,
+                tables: tables(library)?,
+            })
+        }
+    }
+
+    fn compute(&self, what: What, stripe: &mut Pointers, bytes: usize) {
+        let bytes = c_int::try_from(bytes).expect("a few pages");
+        let members = c_int::try_from(stripe.sources).expect("a few members");
+        let all = c_int::try_from(stripe.all.len()).expect("a few members");
+        let (sources, outputs) = stripe.all.split_at_mut(stripe.sources);
+        // SAFETY: `Pointers` are those of buffers of so many bytes, aligned to pages; nothing else uses them meanwhile.
+        let failed = unsafe {
+            match what {
+                What::Xor => (self.xor_gen)(all, bytes, stripe.all.as_mut_ptr().cast()),
+                What::Pq => (self.pq_gen)(all, bytes, stripe.all.as_mut_ptr().cast()),
+                What::TwoData => {
+                    let tables = self.tables.as_ptr().cast_mut();
+                    let (sources, outputs) = (sources.as_mut_ptr(), outputs.as_mut_ptr());
+                    (self.encode)(bytes, members, 2, tables, sources, outputs);
+                    0
+                }
+            }
+        };
+        assert_eq!(failed, 0, "ISA-L takes such buffers");
+    }
+}
+
+/// What a recovery by ISA-L begins with: the rows of the survivors, inverted; those of the lost, expanded.
+///
+/// # Safety
+/// `library` is ISA-L.
+unsafe fn tables(library: &Library) -> Result<Vec<u8>, libloading::Error> {
+    const MEMBERS: usize = 8;
+    let mut all = [0; (MEMBERS + 2) * MEMBERS];
+    let (mut inverted, mut tables) = ([0; MEMBERS * MEMBERS], vec![0; 2 * MEMBERS * 32]);
+    // SAFETY: the types are those of ISA-L's headers, and matrices have the sizes that it says.
+    unsafe {
+        let generate: Symbol<'_, Matrix> = library.get(b"gf_gen_rs_matrix")?;
+        let invert: Symbol<'_, Invert> = library.get(b"gf_invert_matrix")?;
+        let expand: Symbol<'_, Tables> = library.get(b"ec_init_tables")?;
+        generate(all.as_mut_ptr(), 10, 8);
+        let survivors = (0..MEMBERS + 2).filter(|row| !LOST.contains(row));
+        let mut rows: Vec<u8> =
+            survivors.flat_map(|row| all[row * MEMBERS..][..MEMBERS].to_vec()).collect();
+        assert_eq!(invert(rows.as_mut_ptr(), inverted.as_mut_ptr(), 8), 0);
+        let mut rows: Vec<u8> =
+            LOST.iter().flat_map(|row| inverted[row * MEMBERS..][..MEMBERS].to_vec()).collect();
+        expand(8, 2, rows.as_mut_ptr(), tables.as_mut_ptr());
+    }
+    Ok(tables)
+}
+
+/// A stripe as ISA-L is given it.
+struct Pointers {
+    all: Vec<*mut u8>,
+    sources: usize,
+}
+
+/// Buffers aligned to pages, as those of a volume are.
+struct Buffers {
+    memory: Vec<Page>,
+}
+
+#[repr(C, align(4096))]
+#[derive(Clone, Copy)]
+struct Page([u8; PAGE]);
+
+impl Buffers {
+    fn new(bytes: usize) -> Self {
+        let mut seed = 1u64;
+        let mut memory = vec![Page([0; PAGE]); bytes / PAGE];
+        for byte in memory.iter_mut().flat_map(|page| &mut page.0) {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = (seed >> 56) as u8;
+        }
+        Self { memory }
+    }
+
+    fn all(&mut self) -> &mut [u8] {
+        // SAFETY: pages are bytes.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.memory.as_mut_ptr().cast(),
+                self.memory.len() * PAGE,
+            )
+        }
+    }
+}
+
+/// Turns of one side: data bytes per second.
+#[derive(Default)]
+struct Turns(Vec<f64>);
+
+impl Turns {
+    fn add(
+        &mut self,
+        case: &Case,
+        stripes: impl Iterator<Item = usize>,
+        mut compute: impl FnMut(usize),
+    ) {
+        let (mut count, begun) = (0, Instant::now());
+        for stripe in stripes {
+            compute(black_box(stripe));
+            count += 1;
+        }
+        let bytes = count * case.members * case.bytes;
+        self.0.push(bytes as f64 / begun.elapsed().as_secs_f64());
+    }
+
+    fn json(mut self) -> String {
+        self.0.sort_by(f64::total_cmp);
+        let (median, best) = (self.0[self.0.len() / 2], self.0[self.0.len() - 1]);
+        format!("{{\"median\": {median:.0}, \"best\": {best:.0}}}")
+    }
+}
+
+fn main() {
+    let seconds = std::env::args().nth(1).and_then(|word| word.parse().ok());
+    let seconds = seconds.expect("isal SECONDS");
+    // SAFETY: loading ISA-L runs nothing of it.
+    let library = unsafe { Library::new("libisal.so.2") }.expect("ISA-L is installed");
+    let isal = IsaL::new(&library).expect("ISA-L has its functions");
+    let mut cases = Vec::new();
+    for (what, members) in CASES {
+        for (bytes, in_memory) in PLACES {
+            let case = Case { what, members, bytes, in_memory };
+            cases.push(measure(&case, &isal, Duration::from_secs_f64(seconds)));
+        }
+    }
+    let engine = Parity::best().engine().name();
+    println!("{{\"engine\": \"{engine}\", \"cases\": [\n{}\n]}}", cases.join(",\n"));
+}
+
+/// A case as JSON.
+fn measure(case: &Case, isal: &IsaL<'_>, whole: Duration) -> String {
+    let mut sources = Buffers::new(case.stripes() * case.members * case.bytes);
+    let mut outputs = Buffers::new(case.stripes() * case.outputs() * case.bytes);
+    if case.what == What::TwoData {
+        make_parity(case, sources.all());
+    }
+    agree(case, isal, sources.all(), outputs.all());
+    let (mut theirs, mut ours) = (Turns::default(), Turns::default());
+    let begun = Instant::now();
+    let mut round = 0;
+    while begun.elapsed() < whole || round < 3 {
+        for side in [round % 2, 1 - round % 2] {
+            let turn = case.turn(round, side);
+            if side == 0 {
+                let mut stripes = pointers(case, sources.all(), outputs.all());
+                theirs.add(case, turn, |i| isal.compute(case.what, &mut stripes[i], case.bytes));
+            } else {
+                let mut stripes = slices(case, sources.all(), outputs.all());
+                ours.add(case, turn, |i| compute(case.what, &mut stripes[i]));
+            }
+        }
+        round += 1;
+    }
+    let (name, place) = (case.name(), if case.in_memory { "memory" } else { "cache" });
+    let (bytes, theirs, ours) = (case.bytes, theirs.json(), ours.json());
+    format!(
+        "{{\"case\": \"{name}\", \"bytes\": {bytes}, \"place\": \"{place}\", \"isal\": {theirs}, \"ours\": {ours}}}"
+    )
+}
+
+/// Both compute everything, and the same.
+fn agree(case: &Case, isal: &IsaL<'_>, sources: &mut [u8], outputs: &mut [u8]) {
+    for stripe in &mut pointers(case, sources, outputs) {
+        isal.compute(case.what, stripe, case.bytes);
+    }
+    let theirs = outputs.to_vec();
+    outputs.fill(0);
+    for stripe in &mut slices(case, sources, outputs) {
+        compute(case.what, stripe);
+    }
+    assert!(theirs == outputs, "{} differs from ISA-L's", case.name());
+}
+
+/// In each stripe, the last two sources become P and Q of those six and of two members that are lost.
+fn make_parity(case: &Case, sources: &mut [u8]) {
+    let bytes = case.bytes;
+    let lost: Vec<Vec<u8>> = (1..3).map(|seed| vec![seed; bytes]).collect();
+    for stripe in sources.chunks_exact_mut(case.members * bytes) {
+        let (data, pq) = stripe.split_at_mut(6 * bytes);
+        let mut members: Vec<&[u8]> = data.chunks_exact(bytes).collect();
+        members.insert(LOST[0], &lost[0]);
+        members.insert(LOST[1], &lost[1]);
+        let (p, q) = pq.split_at_mut(bytes);
+        Parity::best().pq(&members, p, q);
+    }
+}
+
+/// Stripes as ISA-L is given them.
+fn pointers(case: &Case, sources: &mut [u8], outputs: &mut [u8]) -> Vec<Pointers> {
+    let stripes = sources.chunks_exact_mut(case.members * case.bytes);
+    stripes
+        .zip(outputs.chunks_exact_mut(case.outputs() * case.bytes))
+        .map(|(sources, outputs)| {
+            let sources = sources.chunks_exact_mut(case.bytes);
+            let all = sources.chain(outputs.chunks_exact_mut(case.bytes));
+            Pointers { all: all.map(<[u8]>::as_mut_ptr).collect(), sources: case.members }
+        })
+        .collect()
+}
+
+/// A stripe as we are given it.
+type Slices<'a> = (Vec<&'a [u8]>, Vec<&'a mut [u8]>);
+
+fn slices<'a>(case: &Case, sources: &'a [u8], outputs: &'a mut [u8]) -> Vec<Slices<'a>> {
+    let chunks = |stripe: &'a [u8]| stripe.chunks_exact(case.bytes).collect();
+    let sources = sources.chunks_exact(case.members * case.bytes).map(chunks);
+    let outputs = outputs.chunks_exact_mut(case.outputs() * case.bytes);
+    sources.zip(outputs.map(|stripe| stripe.chunks_exact_mut(case.bytes).collect())).collect()
+}
+
+fn compute(what: What, (sources, outputs): &mut Slices<'_>) {
+    let parity = Parity::best();
+    match (what, &mut outputs[..]) {
+        (What::Xor, [p]) => parity.xor(sources, p),
+        (What::Pq, [p, q]) => parity.pq(sources, p, q),
+        (_, [low, high]) => {
+            parity.two_data(LOST, &sources[..6], [sources[6], sources[7]], [low, high]);
+        }
+        _ => unreachable!("there are one or two outputs"),
+    }
+}
