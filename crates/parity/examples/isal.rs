@@ -1,7 +1,7 @@
 //! Our best engine beside ISA-L, which is loaded at run time: nothing links it.
 //!
 //! ```text
-//! isal SECONDS
+//! isal SECONDS [PLACE [ENGINE]]
 //! ```
 //! Every case is one thing to compute over buffers of one size, which lie in the caches or in much more memory than these
 //! have. Both do it in turns of a few milliseconds for so long, who begins changes, and their results are compared. What comes out
@@ -58,6 +58,10 @@ impl Case {
         }
     }
 
+    fn place(&self) -> &'static str {
+        if self.in_memory { "memory" } else { "cache" }
+    }
+
     fn outputs(&self) -> usize {
         if self.what == What::Xor { 1 } else { 2 }
     }
@@ -76,14 +80,8 @@ impl Case {
 }
 
 type Gen = unsafe extern "C" fn(c_int, c_int, *mut *mut c_void) -> c_int;
-type Encode = unsafe extern "C" fn(
-    c_int,
-    c_int,
-    c_int,
-    *mut c_uchar,
-    *mut *mut c_uchar,
-    *mut *mut c_uchar,
-);
+type Encode =
+    unsafe extern "C" fn(c_int, c_int, c_int, *mut c_uchar, *mut *mut c_uchar, *mut *mut c_uchar);
 type Matrix = unsafe extern "C" fn(*mut c_uchar, c_int, c_int);
 type Invert = unsafe extern "C" fn(*mut c_uchar, *mut c_uchar, c_int) -> c_int;
 type Tables = unsafe extern "C" fn(c_int, c_int, *mut c_uchar, *mut c_uchar);
@@ -213,16 +211,26 @@ impl Turns {
         self.0.push(bytes as f64 / begun.elapsed().as_secs_f64());
     }
 
-    fn json(mut self) -> String {
-        self.0.sort_by(f64::total_cmp);
-        let (median, best) = (self.0[self.0.len() / 2], self.0[self.0.len() - 1]);
+    fn json(&self) -> String {
+        let (median, best) =
+            (median(self.0.iter().copied()), self.0.iter().copied().fold(0.0, f64::max));
         format!("{{\"median\": {median:.0}, \"best\": {best:.0}}}")
     }
 }
 
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
 fn main() {
-    let seconds = std::env::args().nth(1).and_then(|word| word.parse().ok());
-    let seconds = seconds.expect("isal SECONDS");
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let seconds =
+        words.first().and_then(|word| word.parse().ok()).expect("isal SECONDS [PLACE [ENGINE]]");
+    let place = words.get(1).map_or("", String::as_str);
+    let engine = parity::engines().find(|e| words.get(2).is_none_or(|name| e.name() == name));
+    let parity = Parity::by(engine.expect("this machine has that engine"));
     // SAFETY: loading ISA-L runs nothing of it.
     let library = unsafe { Library::new("libisal.so.2") }.expect("ISA-L is installed");
     let isal = IsaL::new(&library).expect("ISA-L has its functions");
@@ -230,21 +238,23 @@ fn main() {
     for (what, members) in CASES {
         for (bytes, in_memory) in PLACES {
             let case = Case { what, members, bytes, in_memory };
-            cases.push(measure(&case, &isal, Duration::from_secs_f64(seconds)));
+            if format!("{} {bytes} {}", case.name(), case.place()).contains(place) {
+                cases.push(measure(&case, &isal, parity, Duration::from_secs_f64(seconds)));
+            }
         }
     }
-    let engine = Parity::best().engine().name();
+    let engine = parity.engine().name();
     println!("{{\"engine\": \"{engine}\", \"cases\": [\n{}\n]}}", cases.join(",\n"));
 }
 
 /// A case as JSON.
-fn measure(case: &Case, isal: &IsaL<'_>, whole: Duration) -> String {
+fn measure(case: &Case, isal: &IsaL<'_>, parity: Parity, whole: Duration) -> String {
     let mut sources = Buffers::new(case.stripes() * case.members * case.bytes);
     let mut outputs = Buffers::new(case.stripes() * case.outputs() * case.bytes);
     if case.what == What::TwoData {
         make_parity(case, sources.all());
     }
-    agree(case, isal, sources.all(), outputs.all());
+    agree(case, isal, parity, sources.all(), outputs.all());
     let (mut theirs, mut ours) = (Turns::default(), Turns::default());
     let begun = Instant::now();
     let mut round = 0;
@@ -256,27 +266,28 @@ fn measure(case: &Case, isal: &IsaL<'_>, whole: Duration) -> String {
                 theirs.add(case, turn, |i| isal.compute(case.what, &mut stripes[i], case.bytes));
             } else {
                 let mut stripes = slices(case, sources.all(), outputs.all());
-                ours.add(case, turn, |i| compute(case.what, &mut stripes[i]));
+                ours.add(case, turn, |i| compute(parity, case.what, &mut stripes[i]));
             }
         }
         round += 1;
     }
-    let (name, place) = (case.name(), if case.in_memory { "memory" } else { "cache" });
+    let ratio = median(ours.0.iter().zip(&theirs.0).map(|(ours, theirs)| ours / theirs));
+    let (name, place) = (case.name(), case.place());
     let (bytes, theirs, ours) = (case.bytes, theirs.json(), ours.json());
     format!(
-        "{{\"case\": \"{name}\", \"bytes\": {bytes}, \"place\": \"{place}\", \"isal\": {theirs}, \"ours\": {ours}}}"
+        "{{\"case\": \"{name}\", \"bytes\": {bytes}, \"place\": \"{place}\", \"ratio\": {ratio:.4}, \"isal\": {theirs}, \"ours\": {ours}}}"
     )
 }
 
 /// Both compute everything, and the same.
-fn agree(case: &Case, isal: &IsaL<'_>, sources: &mut [u8], outputs: &mut [u8]) {
+fn agree(case: &Case, isal: &IsaL<'_>, parity: Parity, sources: &mut [u8], outputs: &mut [u8]) {
     for stripe in &mut pointers(case, sources, outputs) {
         isal.compute(case.what, stripe, case.bytes);
     }
     let theirs = outputs.to_vec();
     outputs.fill(0);
     for stripe in &mut slices(case, sources, outputs) {
-        compute(case.what, stripe);
+        compute(parity, case.what, stripe);
     }
     assert!(theirs == outputs, "{} differs from ISA-L's", case.name());
 }
@@ -318,8 +329,7 @@ fn slices<'a>(case: &Case, sources: &'a [u8], outputs: &'a mut [u8]) -> Vec<Slic
     sources.zip(outputs.map(|stripe| stripe.chunks_exact_mut(case.bytes).collect())).collect()
 }
 
-fn compute(what: What, (sources, outputs): &mut Slices<'_>) {
-    let parity = Parity::best();
+fn compute(parity: Parity, what: What, (sources, outputs): &mut Slices<'_>) {
     match (what, &mut outputs[..]) {
         (What::Xor, [p]) => parity.xor(sources, p),
         (What::Pq, [p, q]) => parity.pq(sources, p, q),

@@ -2,9 +2,7 @@
 
 use crate::{
     Verdict, arch, field,
-    kernel::{
-        CheckP, CheckPq, DataByQ, Members, Pq, Q, TwoData, UpdateP, UpdatePq, UpdateQ, Xor,
-    },
+    kernel::{CheckP, CheckPq, DataByQ, Members, Pq, Q, TwoData, UpdateP, UpdatePq, UpdateQ, Xor},
     lanes::Lanes,
 };
 use std::{fmt, sync::LazyLock};

@@ -24,6 +24,8 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     fn or(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// Every byte times the generator.
     fn double(self, a: Self::Vector) -> Self::Vector;
+    /// Two steps of Horner's rule: four times `q`, twice `high`, and `low`.
+    fn next(self, q: Self::Vector, high: Self::Vector, low: Self::Vector) -> Self::Vector;
     fn factor(self, factor: u8) -> Self::Factor;
     fn times(self, factor: Self::Factor, a: Self::Vector) -> Self::Vector;
     fn is_zero(self, a: Self::Vector) -> bool;
@@ -31,20 +33,24 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
 
 /// A computation over slices of one length, whose bytes do not depend on their neighbours.
 pub(crate) trait Kernel {
+    /// How many bytes of a slice are best looked at before it is the next one's turn.
+    const VISIT: usize;
+
     /// The length of the slices.
     fn bytes(&self) -> usize;
     /// Computes `U` vectors from byte `at`.
     fn step<L: Lanes, const U: usize>(&mut self, lanes: L, at: usize);
 }
 
-/// Vectors at a time. Multiplications wait for each other within a byte's sum: several sums hide that, and each look at a
-/// member's slice serves as many.
-const UNROLL: usize = 4;
-
-/// Runs `kernel` over its whole length: in strides, then by vectors, then by whatever fits into the rest.
+/// Runs `kernel` over its whole length: in strides of several vectors, then by single ones, then by whatever fits into the rest.
 #[inline(always)]
 pub(crate) fn drive<L: Lanes, K: Kernel>(lanes: L, kernel: &mut K) {
-    let at = strides::<L, K, UNROLL>(lanes, kernel, 0);
+    // More than four would not leave registers for anything else, where there are sixteen.
+    let at = match K::VISIT / L::BYTES {
+        0 | 1 => 0,
+        2 | 3 => strides::<L, K, 2>(lanes, kernel, 0),
+        _ => strides::<L, K, 4>(lanes, kernel, 0),
+    };
     let at = strides::<L, K, 1>(lanes, kernel, at);
     if at < kernel.bytes() {
         rest(kernel, at);

@@ -121,13 +121,7 @@ impl Parity {
     ///
     /// # Panics
     /// Also if the places do not ascend.
-    pub fn two_data(
-        self,
-        lost: [usize; 2],
-        others: &[&[u8]],
-        pq: [&[u8]; 2],
-        out: [&mut [u8]; 2],
-    ) {
+    pub fn two_data(self, lost: [usize; 2], others: &[&[u8]], pq: [&[u8]; 2], out: [&mut [u8]; 2]) {
         alike(pq[0].len(), others);
         alike(pq[0].len(), &[pq[1], out[0], out[1]]);
         countable(others.len() + 2);

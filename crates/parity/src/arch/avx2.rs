@@ -108,13 +108,17 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn next(self, q: __m256i, high: __m256i, low: __m256i) -> __m256i {
+        let q = self.xor(self.double(q), high);
+        self.xor(self.double(q), low)
+    }
+
+    #[inline(always)]
     fn factor(self, factor: u8) -> [__m256i; 2] {
         let (halves, _) = field::NIBBLES[usize::from(factor)].as_chunks::<16>();
         let half = |half: &[u8; 16]| {
             // SAFETY: as in `enter`; there are 16 bytes.
-            unsafe {
-                _mm256_broadcastsi128_si256(_mm_loadu_si128(half.as_ptr().cast::<__m128i>()))
-            }
+            unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(half.as_ptr().cast::<__m128i>())) }
         };
         [half(&halves[0]), half(&halves[1])]
     }
@@ -140,6 +144,12 @@ impl Lanes for Gfni {
     #[inline(always)]
     fn double(self, a: __m256i) -> __m256i {
         self.times(self.factor(2), a)
+    }
+
+    #[inline(always)]
+    fn next(self, q: __m256i, high: __m256i, low: __m256i) -> __m256i {
+        let fresh = self.xor(self.double(high), low);
+        self.xor(self.times(self.factor(4), q), fresh)
     }
 
     #[inline(always)]

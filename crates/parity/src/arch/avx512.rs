@@ -74,6 +74,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn next(self, q: __m512i, high: __m512i, low: __m512i) -> __m512i {
+        let fresh = self.xor(self.double(high), low);
+        self.xor(self.times(self.factor(4), q), fresh)
+    }
+
+    #[inline(always)]
     fn factor(self, factor: u8) -> __m512i {
         let matrix = field::MATRICES[usize::from(factor)];
         // SAFETY: as in `enter`.

@@ -82,6 +82,12 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn next(self, q: uint8x16_t, high: uint8x16_t, low: uint8x16_t) -> uint8x16_t {
+        let q = self.xor(self.double(q), high);
+        self.xor(self.double(q), low)
+    }
+
+    #[inline(always)]
     fn factor(self, factor: u8) -> [uint8x16_t; 2] {
         let table = &field::NIBBLES[usize::from(factor)];
         [self.load(&table[..16]), self.load(&table[16..])]

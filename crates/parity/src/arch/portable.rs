@@ -73,6 +73,12 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn next(self, q: Self::Vector, high: Self::Vector, low: Self::Vector) -> Self::Vector {
+        let q = self.xor(self.double(q), high);
+        self.xor(self.double(q), low)
+    }
+
+    #[inline(always)]
     fn factor(self, factor: u8) -> u8 {
         factor
     }
@@ -131,6 +137,11 @@ impl Lanes for Bytes {
 
     fn double(self, a: u8) -> u8 {
         field::mul(2, a)
+    }
+
+    fn next(self, q: u8, high: u8, low: u8) -> u8 {
+        let q = self.xor(self.double(q), high);
+        self.xor(self.double(q), low)
     }
 
     fn factor(self, factor: u8) -> u8 {

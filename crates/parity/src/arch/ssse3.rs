@@ -81,6 +81,12 @@ impl Lanes for Ssse3 {
     }
 
     #[inline(always)]
+    fn next(self, q: __m128i, high: __m128i, low: __m128i) -> __m128i {
+        let q = self.xor(self.double(q), high);
+        self.xor(self.double(q), low)
+    }
+
+    #[inline(always)]
     fn factor(self, factor: u8) -> [__m128i; 2] {
         let table = &field::NIBBLES[usize::from(factor)];
         [self.load(&table[..16]), self.load(&table[16..])]
