@@ -45,10 +45,11 @@ pub(crate) trait Kernel {
 /// Runs `kernel` over its whole length: in strides of several vectors, then by single ones, then by whatever fits into the rest.
 #[inline(always)]
 pub(crate) fn drive<L: Lanes, K: Kernel>(lanes: L, kernel: &mut K) {
-    // More than four would not leave registers for anything else, where there are sixteen.
+    // More would not leave registers for anything else, where there are sixteen.
     let at = match K::VISIT / L::BYTES {
         0 | 1 => 0,
         2 | 3 => strides::<L, K, 2>(lanes, kernel, 0),
+        _ if L::BYTES == 16 => strides::<L, K, 2>(lanes, kernel, 0),
         _ => strides::<L, K, 4>(lanes, kernel, 0),
     };
     let at = strides::<L, K, 1>(lanes, kernel, at);
