@@ -9,8 +9,8 @@ use crate::{
 };
 use std::slice;
 
-/// What kernels with a Q look at of a member at a time. Longer stretches are faster as long as all is in the caches, by up to a
-/// third, and slower from memory, by a tenth: two outputs and eight members are more streams than the innermost cache has ways.
+/// What kernels with a Q look at of a member at a time. Longer stretches are faster as long as all is in the caches, and slower from
+/// memory (RFD 0028, 4).
 const LINE: usize = 64;
 /// What kernels with no Q look at of a member at a time: faster in the caches, and no slower from memory.
 const LINES: usize = 256;

@@ -54,6 +54,9 @@ pub(crate) const FUSE: &[Package] = &[
 pub(crate) const CLOCK: &[Package] = &[package("faketime", "faketime")];
 /// The peer of the measurements.
 pub(crate) const TGT: &[Package] = &[package("tgt", "tgtd")];
+/// Somebody else's parity kernels.
+pub(crate) const ISAL: &[Package] =
+    &[package("libisal2", "/usr/lib/x86_64-linux-gnu/libisal.so.2")];
 /// What the guests' scripts call; they run on this machine's own files.
 pub(crate) const GUEST: &[Package] = &[
     package("busybox-static", "busybox"),

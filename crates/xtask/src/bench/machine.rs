@@ -46,6 +46,11 @@ pub(super) fn store() -> String {
     first_line("etcd", &["--version"])
 }
 
+/// What our parity kernels are compared with, and which of ours they are.
+pub(super) fn parity(engine: &str) -> String {
+    format!("ISA-L {}; our engine: {engine}", package("libisal2"))
+}
+
 fn value_of<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let line = text.lines().find(|line| line.starts_with(key))?;
     Some(line.split_once(':')?.1.trim())

@@ -2,7 +2,8 @@
 //!
 //! Everything is measured once per repetition, in turn, so that a noisy minute hits all alike; figures are medians of the
 //! repetitions. [`iscsi`] compares with another target, [`nvme`] with the bytes alone and with iSCSI, [`mirror`] a volume on two nodes
-//! with one on a node by itself, [`vhost`] a volume by shared memory with NVMe/TCP, [`fio`] our load generator with fio.
+//! with one on a node by itself, [`vhost`] a volume by shared memory with NVMe/TCP, [`fio`] our load generator with fio,
+//! [`parity`] our parity kernels with ISA-L.
 
 mod echo;
 mod fio;
@@ -15,6 +16,7 @@ mod measure;
 mod mirror;
 mod nvme;
 mod page;
+mod parity;
 mod report;
 mod verdict;
 mod vhost;
@@ -49,6 +51,8 @@ pub(crate) enum Subject {
     Vhost,
     /// Our load generator beside fio
     Fio,
+    /// Our parity kernels beside ISA-L
+    Parity,
 }
 
 impl Subject {
@@ -60,6 +64,7 @@ impl Subject {
             Self::Mirror => "mirror",
             Self::Vhost => "vhost",
             Self::Fio => "fio",
+            Self::Parity => "parity",
         }
     }
 
@@ -71,6 +76,7 @@ impl Subject {
             Self::Mirror => tier::mirror_packages(),
             Self::Vhost => vhost::packages(),
             Self::Fio => fio::packages(),
+            Self::Parity => parity::packages(),
         }
     }
 }
@@ -81,14 +87,7 @@ pub(crate) fn start(house: &House, subject: Subject, plan: Plan) -> Result<()> {
     ensure!(processors > LOAD_CPU, "two processors are needed: the load must not be in the way");
     if !namespace::inside() {
         install::packages(house, &subject.packages())?;
-        Profile::Release.build(house, &["-p", "windrose"])?;
-        Profile::Release.build(house, &["-p", "rt", "--example", "echo"])?;
-        if subject == Subject::Nvme {
-            Profile::Release.build(house, &["-p", "target", "--example", "memory"])?;
-        }
-        if subject == Subject::Vhost {
-            Profile::Release.build(house, &["-p", "attach", "--example", vhost::EXAMPLE])?;
-        }
+        build(house, subject)?;
         let (repetitions, seconds) = (plan.repetitions.to_string(), plan.seconds.to_string());
         let words = ["bench", subject.name(), "--repetitions", &repetitions, "--seconds", &seconds];
         if namespace::run_inside(house, &words)? {
@@ -102,6 +101,24 @@ pub(crate) fn start(house: &House, subject: Subject, plan: Plan) -> Result<()> {
         Subject::Mirror => mirror::run(house, plan),
         Subject::Vhost => vhost::run(house, plan),
         Subject::Fio => fio::run(house, plan),
+        Subject::Parity => parity::run(house, plan),
+    }
+}
+
+/// Builds what is measured, and what measures.
+fn build(house: &House, subject: Subject) -> Result<()> {
+    let example = |package, name| {
+        Profile::Release.build(house, &["-p", package, "--example", name]).map(drop)
+    };
+    if subject == Subject::Parity {
+        return example("parity", parity::EXAMPLE);
+    }
+    Profile::Release.build(house, &["-p", "windrose"])?;
+    example("rt", "echo")?;
+    match subject {
+        Subject::Nvme => example("target", "memory"),
+        Subject::Vhost => example("attach", vhost::EXAMPLE),
+        _ => Ok(()),
     }
 }
 

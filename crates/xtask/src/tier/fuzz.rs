@@ -1,5 +1,6 @@
 //! Every fuzz target for a short while: with libFuzzer's coverage guidance, on the pinned stable toolchain, without a
-//! sanitizer (the code is safe Rust: what there is to find are panics, overflows and endless loops).
+//! sanitizer (the code is safe Rust but for vectors, whose slices are bounds-checked: what there is to find are panics, overflows,
+//! endless loops and wrong results).
 
 use crate::{house::House, install, ledger::skip, process};
 use anyhow::{Context, Result};
