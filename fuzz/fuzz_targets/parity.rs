@@ -15,7 +15,8 @@ libfuzzer_sys::fuzz_target!(|input: (u8, u16, u8, u8, u16, &[u8])| {
     let (members, bytes) = (usize::from(members).max(1), usize::from(bytes) % 1100);
     let (first, second) = (usize::from(first) % members, usize::from(second) % members);
     // What is given, again and again, and different each time.
-    let mut given = (0..).flat_map(|turn: u8| contents.iter().map(move |byte| byte ^ turn));
+    let turns = (0..=u8::MAX).cycle();
+    let mut given = turns.flat_map(|turn| contents.iter().map(move |byte| byte ^ turn));
     let mut next = || if contents.is_empty() { 0xff } else { given.next().unwrap_or(0) };
     let mut stripe = Stripe::new(members, bytes, &mut next);
     let new: Vec<u8> = (0..bytes).map(|_| next()).collect();
