@@ -5,10 +5,12 @@
 //! |---|---|
 //! | `geometry` | where blocks lie |
 //! | `row` | how a row of a stripe is written |
+//! | `batch` | what the log holds, as it lies on a member |
 //! | `recover` | what is done for one after a crash |
 //!
 //! These decide, and do nothing: what carries it out is still to come.
 
+pub mod batch;
 pub mod geometry;
 pub mod recover;
 pub mod row;

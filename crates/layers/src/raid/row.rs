@@ -13,6 +13,18 @@ impl Strips {
         (0..count).collect()
     }
 
+    /// A bit for each, that of the first one being the lowest.
+    #[must_use]
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Those of these [`Self::bits`].
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
     /// With `strip`.
     #[must_use]
     pub fn with(self, strip: u16) -> Self {
