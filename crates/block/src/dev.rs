@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll, ready};
 
 use rt::buf::Bufs;
 
@@ -155,15 +156,56 @@ impl Shared {
     }
 }
 
+/// An operation that has begun: poll it to completion. It can be moved meanwhile.
+pub struct Submission {
+    flight: InFlight,
+    running: Completion,
+    /// Bytes that it answers with.
+    bytes: usize,
+    /// A flush follows, with this, where FUA is emulated.
+    flush: Option<Ctx>,
+}
+
+impl Future for Submission {
+    type Output = Result<Bufs, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        loop {
+            let result = ready!(this.running.as_mut().poll(cx));
+            if result.is_ok()
+                && let Some(ctx) = this.flush.take()
+            {
+                let dev = &this.flight.dev;
+                dev.shared.count(|s| s.flushes += 1);
+                this.running = Rc::clone(&dev.layer).submit(Op::Flush, ctx.shielded());
+                continue;
+            }
+            this.flight.end(result.is_err());
+            if let Ok(data) = &result {
+                let name = this.flight.dev.name();
+                assert_eq!(data.len(), this.bytes, "{name} broke the contract");
+            }
+            return Poll::Ready(result);
+        }
+    }
+}
+
+impl fmt::Debug for Submission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Submission").field("dev", &self.flight.dev).finish_non_exhaustive()
+    }
+}
+
 /// One operation between its start and its completion.
-struct InFlight<'a> {
-    dev: &'a Dev,
+struct InFlight {
+    dev: Dev,
     range: Option<(Blocks, bool)>,
     completed: bool,
 }
 
-impl<'a> InFlight<'a> {
-    fn begin(dev: &'a Dev, op: &Op, info: &Info) -> Self {
+impl InFlight {
+    fn begin(dev: &Dev, op: &Op, info: &Info) -> Self {
         let uses = !matches!(op, Op::Map { .. });
         let range = op.range(info.block_size).filter(|_| uses).map(|r| (r, op.writes()));
         if cfg!(debug_assertions)
@@ -178,16 +220,16 @@ impl<'a> InFlight<'a> {
             s.in_flight += 1;
             count_op(s, op, info.block_size);
         });
-        Self { dev, range, completed: false }
+        Self { dev: dev.clone(), range, completed: false }
     }
 
-    fn end(mut self, failed: bool) {
+    fn end(&mut self, failed: bool) {
         self.completed = true;
         self.dev.shared.count(|s| s.errors += u64::from(failed));
     }
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.dev.shared.count(|s| s.in_flight -= 1);
         if cfg!(debug_assertions)
@@ -257,6 +299,14 @@ impl Dev {
     /// [`Error::ReadOnly`]; [`Error::Aborted`] when that was asked for before the start; what the
     /// layer reports.
     pub async fn submit(&self, op: Op, ctx: &Ctx) -> Result<Bufs, Error> {
+        self.start(op, ctx)?.await
+    }
+
+    /// Begins `op`, as [`Self::submit`] does.
+    ///
+    /// # Errors
+    /// Those of [`Self::submit`] that are found before the layer is asked.
+    pub fn start(&self, op: Op, ctx: &Ctx) -> Result<Submission, Error> {
         let info = self.layer.info();
         check(&op, &info)?;
         if ctx.is_aborted() {
@@ -270,16 +320,9 @@ impl Dev {
         let flight = InFlight::begin(self, &op, &info);
         self.shared.changes.begins(&op, info.block_size);
         let (op, flush_after) = split_fua(op, &info);
-        let mut result = Rc::clone(&self.layer).submit(op, ctx.clone()).await;
-        if result.is_ok() && flush_after {
-            self.shared.count(|s| s.flushes += 1);
-            result = Rc::clone(&self.layer).submit(Op::Flush, ctx.shielded()).await;
-        }
-        flight.end(result.is_err());
-        if let Ok(data) = &result {
-            assert_eq!(data.len(), bytes, "{} broke the contract", self.name());
-        }
-        result
+        let flush = flush_after.then(|| ctx.clone());
+        let running = Rc::clone(&self.layer).submit(op, ctx.clone());
+        Ok(Submission { flight, running, bytes, flush })
     }
 }
 

@@ -43,7 +43,7 @@ pub use aside::{ASIDE, ASIDE_BYTES, Aside};
 pub use changes::{Changes, Watch};
 pub use compare::{CompareAndWrite, Compared, Settled};
 pub use ctx::{Ctx, Epoch};
-pub use dev::{Dev, Info, Layer, Stats};
+pub use dev::{Dev, Info, Layer, Stats, Submission};
 pub use error::Error;
 pub use flush::FlushGate;
 pub use mem::{Mem, MemOptions};

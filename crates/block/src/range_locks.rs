@@ -163,6 +163,14 @@ impl RangeLocks {
         table.line.is_empty() && table.conflicts(&range, true).is_empty()
     }
 
+    /// Whether who enters now for `range` would hold it.
+    #[must_use]
+    pub fn is_open(&self, range: Blocks, writes: bool) -> bool {
+        let table = self.0.borrow();
+        let met = || (writes || table.writers > 0) && !table.conflicts(&range, writes).is_empty();
+        table.places.len() < table.bound && !met()
+    }
+
     /// How many ranges are held or waited for.
     #[must_use]
     pub fn len(&self) -> usize {

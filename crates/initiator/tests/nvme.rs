@@ -47,7 +47,10 @@ fn commands_do_what_they_say() {
         let controller = site.connect().await;
         assert_eq!(controller.namespaces().await.unwrap(), [1]);
         let abilities = controller.abilities().unwrap();
-        assert_eq!((abilities.in_capsule_bytes, abilities.max_transfer_bytes), (16384, 1 << 20));
+        assert_eq!(
+            (abilities.in_capsule_bytes, abilities.max_transfer_bytes),
+            (128 << 10, 1 << 20)
+        );
         let (namespace, client) = open(&controller).await;
         let info = client.dev().info();
         assert_eq!((info.block_size, info.blocks, info.volatile_cache), (512, 1 << 14, true));

@@ -2,4 +2,5 @@
 
 pub mod file;
 pub mod mirror;
+pub mod raid;
 mod seal;

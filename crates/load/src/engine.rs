@@ -208,18 +208,15 @@ impl Runner {
 async fn work(shared: Rc<Shared>, mut memory: Memory) -> Memory {
     let (mut now, mut turn) = (Instant::now(), 0);
     while let Some(io) = shared.next(now) {
-        let mut fresh = io.dir == Dir::Read;
         if let Some(due) = shared.due(&io, now) {
             sleep_until(due).await;
-            fresh = false;
         }
         while !shared.claim(&io) {
             shared.freed.notified().await;
-            fresh = false;
         }
         let op = memory.prepare(&shared, &io);
-        // The last completion was a moment ago, unless something was waited for or made since.
-        let begun = if fresh { now } else { Instant::now() };
+        // Not when the last one had completed: what counting that took is ours, and no target's.
+        let begun = Instant::now();
         let outcome = shared.dev.submit(op, &memory.ctx).await;
         now = Instant::now();
         let wants_flush = shared.complete(&io, (begun, now), outcome);

@@ -198,21 +198,21 @@ fn a_wrong_data_digest_fails_the_command_only() {
     assert_eq!(&s.target.disk[..65536], &data[..]);
 }
 
-/// NVMe/TCP 3.3: data in the capsule, up to 16 KiB, and PDO up to its alignment.
+/// NVMe/TCP 3.3: data in the capsule, up to 128 KiB, and PDO up to its alignment.
 #[test]
 fn in_capsule_data_is_taken_behind_its_padding() {
     let mut s = Session::ready();
-    let data = pattern(3, 16384);
-    let mut sqe = rw(NvmOpcode::Write, 9, 16, 32);
-    sqe.sgl = Sgl::in_capsule(16384);
+    let data = pattern(3, 131_072);
+    let mut sqe = rw(NvmOpcode::Write, 9, 16, 256);
+    sqe.sgl = Sgl::in_capsule(131_072);
     for padding in [0, 4, 56, 180] {
         s.target.disk.fill(0);
         let pdu = s.host.pdu(CapsuleCmd::new(sqe).as_bytes(), &data, padding);
         let replies = s.target.talk(s.io.unwrap(), &s.host.clone(), &pdu);
         assert!(matches!(replies[..], [Reply::Resp { cid: 9, .. }]), "{replies:?}");
-        assert_eq!(&s.target.disk[16 * 512..48 * 512], &data[..]);
+        assert_eq!(&s.target.disk[16 * 512..272 * 512], &data[..]);
     }
-    let pdu = s.host.capsule(sqe, &pattern(3, 16388));
+    let pdu = s.host.capsule(sqe, &pattern(3, 131_076));
     let replies = s.target.talk(s.io.unwrap(), &s.host.clone(), &pdu);
     assert_eq!(terminated(&replies), (FatalError::InvalidHeaderField, 4), "beyond IOCCSZ");
 }

@@ -26,7 +26,7 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// One `preadv` or `pwritev`; gives the bytes moved.
+/// One `preadv` or `pwritev`, or what is the same with one piece of memory; gives the bytes moved.
 ///
 /// # Safety
 /// Every vector names memory that is valid for the call, and that nobody else touches (reads) or
@@ -39,12 +39,15 @@ pub(crate) unsafe fn transfer(
 ) -> io::Result<usize> {
     let count = libc::c_int::try_from(vectors.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let at = offset(at)?;
-    let (fd, vectors) = (fd.as_raw_fd(), vectors.as_ptr());
+    let fd = fd.as_raw_fd();
     // SAFETY: the array is valid for `count` entries, what they name by our caller's promise.
     let n = unsafe {
-        match direction {
-            Direction::Read => libc::preadv(fd, vectors, count, at),
-            Direction::Write => libc::pwritev(fd, vectors, count, at),
+        match (direction, vectors) {
+            // A list of one costs the kernel a tenth of a transfer of 4 KiB in memory.
+            (Direction::Read, [one]) => libc::pread(fd, one.iov_base, one.iov_len, at),
+            (Direction::Write, [one]) => libc::pwrite(fd, one.iov_base, one.iov_len, at),
+            (Direction::Read, _) => libc::preadv(fd, vectors.as_ptr(), count, at),
+            (Direction::Write, _) => libc::pwritev(fd, vectors.as_ptr(), count, at),
         }
     };
     usize::try_from(check(n as i64)?).map_err(io::Error::other)

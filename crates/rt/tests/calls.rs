@@ -13,11 +13,19 @@ use rt::buf::Bufs;
 use rt::disk::{Disk, DiskErrorKind, Engine, OpenOptions};
 use rt::{Core, DiskEngine};
 
-const TRANSFERS: [libc::c_long; 2] = [libc::SYS_preadv, libc::SYS_pwritev];
+/// Transfers by one piece of memory, and by several.
+const TRANSFERS: [libc::c_long; 4] =
+    [libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_preadv, libc::SYS_pwritev];
 
 /// Everything that changes or reads a disk served by threads.
-const ALL: [libc::c_long; 4] =
-    [libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_fdatasync, libc::SYS_fallocate];
+const ALL: [libc::c_long; 6] = [
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_fdatasync,
+    libc::SYS_fallocate,
+];
 
 async fn fresh(core: &Core, path: &std::path::Path) -> Disk {
     core.open_disk(path, OpenOptions::new().create(8 * MIB as u64)).await.unwrap()
@@ -160,16 +168,18 @@ fn interrupted_and_short_calls_are_carried_on() {
 
 /// Moves the first 512 bytes of a transfer and no more.
 fn short(call: &Call) -> Verdict {
-    let [fd, vectors, _, at, ..] = call.args;
+    let [fd, memory, _, at, ..] = call.args;
     let (fd, at) = (fd as libc::c_int, at as libc::off_t);
-    let vectors = std::ptr::with_exposed_provenance::<libc::iovec>(vectors as usize);
+    let memory = std::ptr::with_exposed_provenance_mut::<libc::c_void>(memory as usize);
     // SAFETY: the call is one of this process and waits: its vectors and what they name, at least
     // 512 bytes here, stay as they are, and its descriptor open.
     let moved = unsafe {
-        let base = (*vectors).iov_base;
+        let first = || (*memory.cast::<libc::iovec>()).iov_base;
         match call.number {
-            libc::SYS_preadv => libc::pread(fd, base, 512, at),
-            _ => libc::pwrite(fd, base, 512, at),
+            libc::SYS_pread64 => libc::pread(fd, memory, 512, at),
+            libc::SYS_pwrite64 => libc::pwrite(fd, memory, 512, at),
+            libc::SYS_preadv => libc::pread(fd, first(), 512, at),
+            _ => libc::pwrite(fd, first(), 512, at),
         }
     };
     assert_eq!(moved, 512, "{}", std::io::Error::last_os_error());

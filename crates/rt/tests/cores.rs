@@ -13,9 +13,9 @@ use std::time::Duration;
 use common::{Dir, MIB, buffers, config, pattern, wait};
 use rt::disk::OpenOptions;
 use rt::net::ListenOptions;
-use rt::{Core, Cores, CoresConfig, NotTaken, Stopped};
+use rt::{Core, Cores, CoresConfig, NotTaken, Stopped, Submission};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::task::spawn_local;
+use tokio::task::{JoinSet, spawn_local};
 
 fn anywhere() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
@@ -313,4 +313,40 @@ fn a_core_is_bound_to_its_processor_and_its_helpers_are_not() {
 fn a_processor_that_is_not_there_is_done_without() {
     let cores = Cores::start(&CoresConfig { cpus: vec![Some(0), Some(100_000)], ..config(2) });
     assert_eq!(cores.unwrap().handles().len(), 2);
+}
+
+/// One after the other, when the core sleeps meanwhile; more at a time than the ring takes at once; and out of the page cache, where
+/// a request is through before the call that submits it.
+#[test]
+fn disk_requests_come_back_whenever_they_go() {
+    for submission in [Submission::Together, Submission::AtOnce] {
+        let dir = Dir::on_disk();
+        let cores = Cores::start(&CoresConfig { submission, ..config(1) }).unwrap();
+        let done = cores.handles()[0].run(move |core| async move {
+            let account = core.pool().account();
+            let data = pattern(&account, 1, MIB).await;
+            for buffered in [false, true] {
+                let path = dir.file(if buffered { "buffered" } else { "direct" });
+                let how = OpenOptions::new().buffered(buffered).create(MIB as u64);
+                let disk = core.open_disk(&path, how).await.unwrap();
+                disk.write(0, data.clone()).await.unwrap();
+                let expected = data.slice(0..4096);
+                for _ in 0..100 {
+                    let page = buffers(&account, 4096).await;
+                    let found = disk.read(0, page).await.unwrap();
+                    assert!(expected.same_bytes(&found.into()));
+                }
+                let mut tasks = JoinSet::new();
+                for n in 0..1000 {
+                    let (disk, page) = (disk.clone(), buffers(&account, 4096).await);
+                    tasks.spawn_local(async move { disk.read(n % 256 * 4096, page).await });
+                }
+                while let Some(read) = tasks.join_next().await {
+                    read.unwrap().unwrap();
+                }
+            }
+        });
+        wait(done).unwrap();
+        cores.stop_now();
+    }
 }

@@ -1,6 +1,6 @@
 //! How each request is made of the six operations.
 
-use block::{Blocks, Buf, Bufs, Ctx, Error, Failure, Lba, Op, RangeLock, Request, Run};
+use block::{Blocks, Buf, Bufs, Ctx, Error, Failure, Info, Lba, Op, RangeLock, Request, Run};
 
 use crate::command::Command;
 use crate::volume::Volume;
@@ -22,8 +22,7 @@ const PAGE: usize = 4096;
 
 impl Volume {
     /// Refuses what the contract of [`Request`] forbids, before any memory is taken.
-    pub(crate) fn check(&self, request: &Request) -> Result<(), Error> {
-        let info = self.info();
+    pub(crate) fn check(&self, request: &Request, info: &Info) -> Result<(), Error> {
         let inside = |r: &Blocks| r.end().is_some_and(|end| end <= info.blocks);
         let carried = |at: Lba, data: &Bufs| {
             let whole = data.len().is_multiple_of(info.block_size as usize);
@@ -53,8 +52,7 @@ impl Volume {
     }
 
     /// Memory in bytes that `request` may need at worst beyond the data it brings.
-    pub(crate) fn memory_for(&self, request: &Request) -> usize {
-        let info = self.info();
+    pub(crate) fn memory_for(&self, request: &Request, info: &Info) -> usize {
         let bytes = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         let data = match request {
             Request::Read { range } => bytes(range.count).saturating_mul(info.block_size as usize),
@@ -76,7 +74,7 @@ impl Volume {
             | Request::Settle { .. }
             | Request::Flush => 0,
         };
-        data.saturating_add(info.overhead as usize)
+        data.saturating_add(info.overhead as usize).max(1)
     }
 
     /// Carries out an admitted, checked request that is neither a read nor a write.

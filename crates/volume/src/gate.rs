@@ -134,6 +134,8 @@ pub struct Caller {
 
 struct InFlight {
     need: Need,
+    /// The mode pages by which it was made up.
+    modes: u128,
     command: Command,
     /// It has been let through.
     begun: bool,
@@ -235,20 +237,29 @@ impl Gate {
         self.open.get()
     }
 
+    /// Whether a command may begin that is not to wait for anything; then it has begun.
+    pub(crate) fn admits(&self, flight: &Flight) -> bool {
+        let Some((caller, need, _)) = flight.judged() else { return true };
+        let may = self.is_open() && caller.may(need);
+        if may {
+            flight.begins();
+        }
+        may
+    }
+
     /// Judges a command that begins, once it can.
     ///
     /// # Errors
     /// [`Failure::Conflict`]; why the table cannot be read; [`Error::Fenced`] for a write that was made up by other mode pages
     /// than hold, which its initiator sends again.
     pub(crate) async fn admit(&self, flight: &Flight, command: &Command) -> Result<(), Failure> {
-        let Some((caller, need)) = flight.judged() else { return Ok(()) };
+        let Some((caller, need, modes)) = flight.judged() else { return Ok(()) };
         if !self.is_open() && need != Need::Nothing {
-            let modes = caller.modes();
             Box::pin(command.unless_aborted(self.opened())).await??;
-            // Whether it is durable, and allowed at all, was decided by what was known when it came.
-            if need == Need::Write && caller.modes() != modes {
-                return Err(Error::Fenced.into());
-            }
+        }
+        // Whether it is durable, and allowed at all, was decided by what was known when it came.
+        if need == Need::Write && caller.modes() != modes {
+            return Err(Error::Fenced.into());
         }
         if !caller.may(need) {
             return Err(Failure::Conflict);
@@ -507,7 +518,8 @@ impl Caller {
         if self.party.is_none() {
             return Flight(None);
         }
-        let flight = InFlight { need, command: command.clone(), begun: false, ends: false };
+        let (modes, command) = (self.modes(), command.clone());
+        let flight = InFlight { need, modes, command, begun: false, ends: false };
         let key = self.in_flight.borrow_mut().insert(flight);
         Flight(Some((Rc::clone(self), key)))
     }
@@ -567,11 +579,12 @@ impl Flight {
         }
     }
 
-    /// Who is to be judged, and for what; nobody if it is the node itself.
-    fn judged(&self) -> Option<(&Rc<Caller>, Need)> {
+    /// Who is to be judged, for what, and by which mode pages that was made up; nobody if it is the node itself.
+    fn judged(&self) -> Option<(&Rc<Caller>, Need, u128)> {
         let (caller, key) = self.0.as_ref()?;
-        let need = caller.in_flight.borrow().get(*key)?.need;
-        Some((caller, need))
+        let in_flight = caller.in_flight.borrow();
+        let flight = in_flight.get(*key)?;
+        Some((caller, flight.need, flight.modes))
     }
 }
 

@@ -26,4 +26,4 @@ pub use command::Command;
 pub use gate::{Caller, Gate, Listener, Need, Source, Standing};
 pub use reservations::Unaltered;
 pub use stats::{Kind, KindStats, Snapshot};
-pub use volume::Volume;
+pub use volume::{Begun, Volume};

@@ -74,6 +74,36 @@ pub struct Snapshot {
     pub memory_waits: u64,
 }
 
+/// What is counted of a request when it ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measure {
+    pub(crate) kind: Kind,
+    /// Its payload.
+    pub(crate) bytes: u64,
+}
+
+impl Measure {
+    /// Of a request to a device with blocks of `block_size` bytes.
+    pub(crate) fn of(request: &Request, block_size: u32) -> Self {
+        let bytes = match request {
+            Request::Read { range } | Request::Verify { range } => {
+                range.count.saturating_mul(u64::from(block_size))
+            }
+            Request::Write { data, .. }
+            | Request::Compare { data, .. }
+            | Request::OrWrite { data, .. } => data.len() as u64,
+            Request::CompareAndWrite { write, .. } => write.len() as u64,
+            Request::WriteSame { .. }
+            | Request::Zero { .. }
+            | Request::Unmap { .. }
+            | Request::Map { .. }
+            | Request::Settle { .. }
+            | Request::Flush => 0,
+        };
+        Self { kind: Kind::of(request), bytes }
+    }
+}
+
 /// Longest latency told apart, in microseconds.
 const LONGEST_US: u64 = 120_000_000;
 
@@ -93,13 +123,8 @@ impl Counters {
         f(&mut self.0.borrow_mut());
     }
 
-    pub(crate) fn completed(
-        &self,
-        kind: Kind,
-        bytes: u64,
-        failure: Option<Failure>,
-        took: Duration,
-    ) {
+    pub(crate) fn completed(&self, of: Measure, failure: Option<Failure>, took: Duration) {
+        let Measure { kind, bytes } = of;
         let mut snapshot = self.0.borrow_mut();
         let k = &mut snapshot.kinds[kind as usize];
         k.completed += 1;

@@ -9,15 +9,15 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use block::{
-    Account, Bufs, Changes, Class, CompareAndWrite, Ctx, Dev, Epoch, Error, Failure, FlushGate,
-    Info, Op, RangeLocks, Request,
+    Account, Blocks, Bufs, Changes, Class, CompareAndWrite, Ctx, Dev, Epoch, Error, Failure,
+    FlushGate, Info, Op, RangeLocks, Request, Submission,
 };
 use tokio::time::Instant;
 
 use crate::command::Command;
 use crate::gate::{Caller, Flight, Gate, Need};
 use crate::reservations::Keeping;
-use crate::stats::{Counters, Kind, Snapshot};
+use crate::stats::{Counters, Measure, Snapshot};
 
 /// Longest read or write that begins where it is accepted, in bytes. Whatever takes longer must be a
 /// task: the other tasks of the core wait for the one that accepts.
@@ -120,10 +120,141 @@ impl Volume {
         self.start_with(caller, (request, class), account, done)
     }
 
+    /// [`Self::start_for`] callers who go on with an answer at once if there is one: `done` is told of nothing then.
+    pub fn begin_for<D>(
+        self: &Rc<Self>,
+        caller: &Rc<Caller>,
+        request: Request,
+        account: &Account,
+        done: D,
+    ) -> Begun
+    where
+        D: FnOnce(Result<Bufs, Failure>) + 'static,
+    {
+        let class = class_for(&request);
+        match self.accept(caller, (request, class), account, done) {
+            Ok(command) => Begun::Runs(command),
+            Err((result, _)) => Begun::Answered(result),
+        }
+    }
+
     fn start_with<D>(
         self: &Rc<Self>,
         caller: &Rc<Caller>,
+        what: (Request, Class),
+        account: &Account,
+        done: D,
+    ) -> Command
+    where
+        D: FnOnce(Result<Bufs, Failure>) + 'static,
+    {
+        match self.accept(caller, what, account, done) {
+            Ok(command) => command,
+            Err((result, done)) => {
+                done(result);
+                Command::default()
+            }
+        }
+    }
+
+    /// The command that the request has become; or its answer, with who has not been told of it.
+    fn accept<D>(
+        self: &Rc<Self>,
+        caller: &Rc<Caller>,
         (request, class): (Request, Class),
+        account: &Account,
+        done: D,
+    ) -> Result<Command, (Result<Bufs, Failure>, D)>
+    where
+        D: FnOnce(Result<Bufs, Failure>) + 'static,
+    {
+        let info = self.info();
+        let measure = Measure::of(&request, info.block_size);
+        let entered = short(&request, &measure, info.block_size)
+            .and_then(|range| self.enter(caller, (&request, class), range, &info, account));
+        match (entered, request) {
+            (Some(entered), Request::Read { range }) => {
+                let blocks = u32::try_from(range.count).expect("it is short");
+                self.carry(Op::Read { at: range.at, blocks }, entered, measure, done)
+            }
+            (Some(entered), Request::Write { at, data, fua }) => {
+                self.carry(Op::Write { at, data, fua }, entered, measure, done)
+            }
+            (_, request) => Ok(self.queue(caller, (request, class), measure, account, done)),
+        }
+    }
+
+    /// Lets a request in that need not wait for anything: neither for those that came before it, nor for its turn at the
+    /// range, nor for memory, nor for what its caller may do.
+    fn enter(
+        self: &Rc<Self>,
+        caller: &Rc<Caller>,
+        (request, class): (&Request, Class),
+        range: Blocks,
+        info: &Info,
+        account: &Account,
+    ) -> Option<Entered> {
+        let writes = matches!(request, Request::Write { .. });
+        let begins = !self.closed.get() && self.unbegun.get() == 0;
+        if !begins || self.check(request, info).is_err() || !self.locks.is_open(range, writes) {
+            return None;
+        }
+        let (command, flight) = match self.keeping.get() {
+            None => (None, None),
+            Some(keeping) => {
+                let command = Command::default();
+                let flight = caller.begins(Need::of(request), &command);
+                keeping.gate.admits(&flight).then_some((Some(command), Some(flight)))?
+            }
+        };
+        let credit = account.try_credit(self.memory_for(request, info), class)?;
+        let ctx = Ctx::new(credit, self.epoch);
+        Some(Entered { ctx, flight, command })
+    }
+
+    /// Carries a request out that was let in: to its end where memory answers, which saves it a task. Nobody is woken
+    /// for it: the task that goes on with it looks again first.
+    fn carry<D>(
+        self: &Rc<Self>,
+        op: Op,
+        entered: Entered,
+        measure: Measure,
+        done: D,
+    ) -> Result<Command, (Result<Bufs, Failure>, D)>
+    where
+        D: FnOnce(Result<Bufs, Failure>) + 'static,
+    {
+        let Entered { ctx, flight, command } = entered;
+        let since = Instant::now();
+        let (range, writes) = (op.range(self.info().block_size), op.writes());
+        let running = match begin(&self.dev, op, &ctx) {
+            Ok(running) => running,
+            Err(result) => {
+                drop((flight, ctx));
+                let result = self.ended(command.as_ref(), result.map_err(Failure::Device));
+                self.counters.completed(measure, result.as_ref().err().copied(), since.elapsed());
+                return Err((result, done));
+            }
+        };
+        // Nobody has been here since it was seen to be open.
+        let lock = range.map(|range| self.locks.enter(range, writes));
+        let command = command.unwrap_or_default();
+        command.set_ctx(&ctx);
+        let accepted = self.accepted(&command, done);
+        tokio::task::spawn_local(async move {
+            let result = running.await;
+            drop((lock, flight, ctx));
+            accepted.ends(measure, since, result.map_err(Failure::Device));
+        });
+        Ok(command)
+    }
+
+    /// Has a task carry a request out, behind all that came before it.
+    fn queue<D>(
+        self: &Rc<Self>,
+        caller: &Rc<Caller>,
+        what: (Request, Class),
+        measure: Measure,
         account: &Account,
         done: D,
     ) -> Command
@@ -131,39 +262,43 @@ impl Volume {
         D: FnOnce(Result<Bufs, Failure>) + 'static,
     {
         let command = Command::default();
-        let handle = command.clone();
-        self.counters.update(|s| s.in_flight += 1);
-        let accepted = Accepted { volume: Rc::clone(self), command, done: Some(done) };
+        let accepted = self.accepted(&command, done);
         let account = account.clone();
-        let flight = caller.begins(Need::of(&request), &handle);
-        let (kind, bytes) = (Kind::of(&request), request_bytes(&request, self.info().block_size));
-        let moves_data = matches!(request, Request::Read { .. } | Request::Write { .. });
-        let short = moves_data && bytes <= SHORT_BYTES;
-        // Commands begin in the order in which they come.
-        let at_once = short && self.unbegun.get() == 0;
+        let flight = caller.begins(Need::of(&what.0), &command);
         self.unbegun.update(|n| n + 1);
         // In a box, for a future of more than a kilobyte is otherwise moved six times before it runs.
-        let mut running = Box::pin(async move {
+        let running = Box::pin(async move {
             let since = Instant::now();
             let Accepted { volume, command, .. } = &accepted;
             volume.unbegun.update(|n| n - 1);
-            let result = match volume.run((request, class), &account, &flight, command).await {
-                Err(Failure::Device(Error::Aborted)) if command.is_revoked() => {
-                    Err(Failure::Conflict)
-                }
-                result => result,
-            };
+            let result = volume.run(what, &account, &flight, command).await;
             drop((account, flight));
-            if command.is_aborted() {
-                volume.counters.update(|s| s.aborts += 1);
-            }
-            volume.counters.completed(kind, bytes, result.as_ref().err().copied(), since.elapsed());
-            accepted.answer(result);
+            accepted.ends(measure, since, result);
         });
-        if !at_once || begin(running.as_mut()).is_pending() {
-            tokio::task::spawn_local(running);
+        tokio::task::spawn_local(running);
+        command
+    }
+
+    fn accepted<D>(self: &Rc<Self>, command: &Command, done: D) -> Accepted<D>
+    where
+        D: FnOnce(Result<Bufs, Failure>),
+    {
+        self.counters.update(|s| s.in_flight += 1);
+        Accepted { volume: Rc::clone(self), command: command.clone(), done: Some(done) }
+    }
+
+    /// What its caller is told of a command that has ended so.
+    fn ended(
+        &self,
+        command: Option<&Command>,
+        result: Result<Bufs, Failure>,
+    ) -> Result<Bufs, Failure> {
+        let Some(command) = command.filter(|command| command.is_aborted()) else { return result };
+        self.counters.update(|s| s.aborts += 1);
+        match result {
+            Err(Failure::Device(Error::Aborted)) if command.is_revoked() => Err(Failure::Conflict),
+            result => result,
         }
-        handle
     }
 
     /// [`Self::start`] for callers that wait: runs to its end even if this future is dropped.
@@ -260,7 +395,7 @@ impl Volume {
         if self.closed.get() {
             return Err(Error::Gone.into());
         }
-        self.check(&request)?;
+        self.check(&request, &self.info())?;
         if let Some(keeping) = self.keeping.get() {
             keeping.gate.admit(flight, command).await?;
         }
@@ -294,7 +429,7 @@ impl Volume {
         account: &Account,
         command: &Command,
     ) -> Result<Ctx, Failure> {
-        let bytes = self.memory_for(request).max(1);
+        let bytes = self.memory_for(request, &self.info());
         let credit = match account.try_credit(bytes, class) {
             Some(credit) => credit,
             None => {
@@ -323,12 +458,51 @@ impl Volume {
     }
 }
 
-/// Carries a command as far as it gets at once: to its end where memory answers, which saves it a
-/// task. Nobody is woken for it: the task that goes on with it looks again first. A panic ends it
-/// as it ends a task.
-fn begin(command: Pin<&mut impl Future<Output = ()>>) -> Poll<()> {
-    let poll = AssertUnwindSafe(|| command.poll(&mut Context::from_waker(Waker::noop())));
-    catch_unwind(poll).unwrap_or(Poll::Ready(()))
+/// Begins `op`: what is under way, or its end. A panic ends it as it ends a task.
+fn begin(dev: &Dev, op: Op, ctx: &Ctx) -> Result<Submission, Result<Bufs, Error>> {
+    let begun = AssertUnwindSafe(|| {
+        let mut running = dev.start(op, ctx).map_err(Err)?;
+        match Pin::new(&mut running).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => Err(result),
+            Poll::Pending => Ok(running),
+        }
+    });
+    catch_unwind(begun).unwrap_or_else(|_| {
+        tracing::error!("{PANICKED}");
+        Err(Err(Error::Gone))
+    })
+}
+
+/// What became of a command in a layer that has a defect.
+const PANICKED: &str = "a command ended by a panic: what it has done is unknown";
+
+/// What came of a request.
+#[derive(Debug)]
+pub enum Begun {
+    /// It has ended, and this is the answer.
+    Answered(Result<Bufs, Failure>),
+    /// It is under way, and will be answered.
+    Runs(Command),
+}
+
+/// A request that waits for nothing but the device.
+struct Entered {
+    ctx: Ctx,
+    /// For callers that reservations bind.
+    flight: Option<Flight>,
+    command: Option<Command>,
+}
+
+/// What a short read or write covers.
+fn short(request: &Request, measure: &Measure, block_size: u32) -> Option<Blocks> {
+    let is_short = (1..=SHORT_BYTES).contains(&measure.bytes);
+    match request {
+        Request::Read { range } if is_short => Some(*range),
+        Request::Write { at, .. } if is_short => {
+            Some(Blocks::new(*at, measure.bytes / u64::from(block_size)))
+        }
+        _ => None,
+    }
 }
 
 /// An accepted command. It is in flight as long as this exists, and answered exactly once: one
@@ -341,7 +515,10 @@ struct Accepted<D: FnOnce(Result<Bufs, Failure>)> {
 }
 
 impl<D: FnOnce(Result<Bufs, Failure>)> Accepted<D> {
-    fn answer(mut self, result: Result<Bufs, Failure>) {
+    fn ends(mut self, measure: Measure, since: Instant, result: Result<Bufs, Failure>) {
+        let result = self.volume.ended(Some(&self.command), result);
+        let failure = result.as_ref().err().copied();
+        self.volume.counters.completed(measure, failure, since.elapsed());
         self.end(result);
     }
 
@@ -357,7 +534,7 @@ impl<D: FnOnce(Result<Bufs, Failure>)> Accepted<D> {
 impl<D: FnOnce(Result<Bufs, Failure>)> Drop for Accepted<D> {
     fn drop(&mut self) {
         if self.done.is_some() && std::thread::panicking() {
-            tracing::error!("a command ended by a panic: what it has done is unknown");
+            tracing::error!("{PANICKED}");
         }
         self.end(Err(Failure::Device(Error::Gone)));
     }
@@ -379,24 +556,5 @@ fn class_for(request: &Request) -> Class {
         | Request::OrWrite { .. }
         | Request::Settle { .. }
         | Request::Flush => Class::Immediate,
-    }
-}
-
-/// Payload of a request in bytes, as statistics count it.
-fn request_bytes(request: &Request, block_size: u32) -> u64 {
-    match request {
-        Request::Read { range } | Request::Verify { range } => {
-            range.count.saturating_mul(u64::from(block_size))
-        }
-        Request::Write { data, .. }
-        | Request::Compare { data, .. }
-        | Request::OrWrite { data, .. } => data.len() as u64,
-        Request::CompareAndWrite { write, .. } => write.len() as u64,
-        Request::WriteSame { .. }
-        | Request::Zero { .. }
-        | Request::Unmap { .. }
-        | Request::Map { .. }
-        | Request::Settle { .. }
-        | Request::Flush => 0,
     }
 }

@@ -50,6 +50,8 @@ pub(crate) const FUSE: &[Package] = &[
     package("util-linux", "fstrim"),
     package("xfsprogs", "mkfs.xfs"),
 ];
+/// A block device on a file of FUSE.
+pub(crate) const LOOP: &[Package] = &[package("fuse3", "fusermount3"), package("mount", "losetup")];
 /// Another wall clock for a process.
 pub(crate) const CLOCK: &[Package] = &[package("faketime", "faketime")];
 /// The peer of the measurements.

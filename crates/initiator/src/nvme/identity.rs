@@ -12,6 +12,9 @@ use super::paths::Seen;
 /// Most data of one command that is made use of, in bytes, whatever a controller would take.
 const MAX_TRANSFER_BYTES: u64 = 4 << 20;
 
+/// Most data that is sent in a capsule, in bytes, whatever a controller would take: other commands wait behind it.
+const MAX_IN_CAPSULE_BYTES: u32 = 256 * 1024;
+
 /// Most bytes that a command without data covers, whatever a controller would take.
 const MAX_DATALESS_BYTES: u32 = 32 << 20;
 
@@ -95,7 +98,7 @@ impl Abilities {
         let oncs = |bit: u16| c.oncs.get() & 1 << bit != 0;
         Ok(Self {
             max_transfer_bytes: u32::try_from(max_transfer).unwrap_or(u32::MAX),
-            in_capsule_bytes: in_capsule.min(64 * 1024),
+            in_capsule_bytes: in_capsule.min(MAX_IN_CAPSULE_BYTES),
             max_zero_bytes: MAX_DATALESS_BYTES,
             max_verify_bytes: MAX_DATALESS_BYTES,
             max_discard_blocks: u32::MAX,
@@ -366,7 +369,7 @@ mod tests {
         for (mdts, bytes) in [(0, 4 << 20), (1, 8192), (63, 4 << 20), (255, 4 << 20)] {
             assert_eq!(changed(&|c| c.mdts = mdts).unwrap().max_transfer_bytes, bytes, "{mdts}");
         }
-        for (ioccsz, bytes) in [(0, 0), (3, 0), (4, 0), (5, 16), (u32::MAX, 65536)] {
+        for (ioccsz, bytes) in [(0, 0), (3, 0), (4, 0), (5, 16), (u32::MAX, 256 << 10)] {
             let found = changed(&|c| c.ioccsz = ioccsz.into()).unwrap().in_capsule_bytes;
             assert_eq!(found, bytes, "{ioccsz}");
         }

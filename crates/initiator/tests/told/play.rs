@@ -106,7 +106,7 @@ fn play_namespaces(script: &mut Script<'_>) {
             continue;
         };
         assert!((1..=4 << 20).contains(&abilities.max_transfer_bytes), "{abilities:?}");
-        assert!(abilities.in_capsule_bytes <= 64 << 10, "{abilities:?}");
+        assert!(abilities.in_capsule_bytes <= 256 << 10, "{abilities:?}");
         assert!(abilities.max_zero_bytes.max(abilities.max_verify_bytes) <= 32 << 20);
         assert!(abilities.max_discard_blocks > 0, "{abilities:?}");
         let mut namespace = IdentifyNamespace::zeroed();

@@ -77,7 +77,9 @@ impl Sender {
         }
         self.push(&bytes[..header_end]);
         if !data.is_empty() {
-            self.push(&PADDING[..data_at - header_end]);
+            if data_at > header_end {
+                self.push(&PADDING[..data_at - header_end]);
+            }
             self.data(data);
         }
     }

@@ -12,7 +12,7 @@ use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::oneshot;
 
 use super::RealCore;
-use super::driver::{Pulse, drive};
+use super::driver::{Pulse, awake, drive};
 use crate::Core;
 use crate::buf::Pool;
 use crate::mailbox::{CoreHandle, Inbox, mailbox};
@@ -270,6 +270,7 @@ fn runtime(config: &CoresConfig, processors: Option<Processors>) -> io::Result<L
     Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(config.blocking_threads.max(1))
+        .on_thread_unpark(awake)
         .on_thread_start(move || {
             if let Some(Err(e)) = processors.map(|p| p.bind_this_thread()) {
                 tracing::debug!(error = %e, "a blocking thread stays on its core's processor");

@@ -2,7 +2,7 @@
 //!
 //! It is a task like any other. Whoever queues a disk request wakes it, which puts it behind the
 //! tasks that are ready; when its turn comes, what all of them queued goes to the kernel in one
-//! system call. Completions wake it through the ring's descriptor.
+//! system call. Completions wake it through the ring's descriptor, unless they have woken the core itself ([`awake`]).
 //!
 //! *Adaptive polling.* Waking a sleeping core costs more than most requests. After activity (bytes
 //! received, a disk request or a job of another core completed) the driver asks for another turn
@@ -15,7 +15,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -72,6 +72,22 @@ struct Driver {
     began: Instant,
 }
 
+thread_local! {
+    /// The ring of this thread's core.
+    static RING: RefCell<Weak<Ring>> = const { RefCell::new(Weak::new()) };
+}
+
+/// Called when the core of this thread has slept; does the driver's turn if disk requests are through. The kernel has the thread
+/// that made a request do what is left of it, and ends the thread's sleep for that (`EINTR`). The scheduler finds nothing that
+/// could have woken it: without this it would sleep again, only to be told that the ring is readable.
+pub(super) fn awake() {
+    RING.with_borrow(|ring| {
+        if let Some(ring) = ring.upgrade() {
+            ring.awake();
+        }
+    });
+}
+
 /// Drives a core for as long as it lives. `window` is how long it polls after activity at most; 0: never.
 ///
 /// # Errors
@@ -86,6 +102,7 @@ pub(super) fn drive(
         None => None,
         Some(ring) => {
             let readiness = ring.watch()?;
+            RING.set(Rc::downgrade(&ring));
             Some((ring, readiness))
         }
     };

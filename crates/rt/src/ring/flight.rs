@@ -137,6 +137,11 @@ impl<E: Entry, O> Flight<E, O> {
         self.short
     }
 
+    /// Whether the kernel has said something that was not heard yet. No system call.
+    pub(super) fn has_completions(&mut self) -> bool {
+        self.in_kernel > 0 && !self.uring.completion().is_empty()
+    }
+
     /// Whether nothing is queued, and nothing with the kernel.
     pub(super) fn is_empty(&self) -> bool {
         self.in_kernel == 0 && self.backlog.is_empty()

@@ -1,6 +1,7 @@
 //! A command from its arrival to its completion.
 
 use std::rc::Rc;
+use std::slice;
 
 use block::{Bufs, BufsMut, Class, Credit, Failure, Request};
 use nvme::auth::AuthCommand;
@@ -9,7 +10,7 @@ use nvme::fabrics::CONNECT_BYTES;
 use nvme::{Completion, Connect, CopyWork, IoCommand, Sqe, Status, Tag, Verdict, Work};
 
 use reservation::{Initiator, Party};
-use volume::{Caller, Gate};
+use volume::{Begun, Caller, Gate};
 
 use super::association::{RETURNED, Seat};
 use super::fused::of_both;
@@ -66,11 +67,7 @@ impl Host {
         let whose = match command.is_for_all() {
             true => Whose::All,
             false => match self.volume(command.nsid) {
-                Some(served) => {
-                    // Who waits for data hears of Preempt and Abort as well.
-                    self.caller(&served);
-                    Whose::One(served)
-                }
+                Some(served) => Whose::One(served),
                 None => {
                     let status = self.not_here(command.nsid);
                     self.has_failed(sqe.fuse(), status);
@@ -78,8 +75,16 @@ impl Host {
                 }
             },
         };
-        if let (Fuse::First, Whose::One(served)) = (sqe.fuse(), &whose) {
-            return self.on_first(tag, sqe, command, Rc::clone(served));
+        if let Whose::One(served) = &whose {
+            if command.data_out == 0 && sqe.fuse() == Fuse::None {
+                self.machine.run(tag);
+                return self.carry_out(tag, sqe, command, served, Bufs::new());
+            }
+            // Who waits for data hears of Preempt and Abort as well.
+            self.caller(served);
+            if sqe.fuse() == Fuse::First {
+                return self.on_first(tag, sqe, command, Rc::clone(served));
+            }
         }
         self.tasks.set(tag, Task::Planned { sqe, command, whose, wait: Wait::default() });
         self.machine.admit(tag, command.data_out);
@@ -283,14 +288,30 @@ impl Host {
             // The namespace went, or became another volume's, while the data was on the way.
             return self.complete_failed(tag, Status::INVALID_NAMESPACE.do_not_retry());
         }
+        self.carry_out(tag, sqe, command, &served, data);
+    }
+
+    /// Carries a command out whose data is here.
+    fn carry_out(
+        &mut self,
+        tag: Tag,
+        sqe: Sqe,
+        command: IoCommand,
+        served: &Rc<Served>,
+        data: Bufs,
+    ) {
         match command.work(data, &served.volume.info()) {
             Ok(Work::Volume(request)) => {
-                let one = self.start(tag, &served, request);
-                self.runs(tag, sqe, 1, Commands::One(one));
+                let caller = self.caller(served);
+                let done = self.done(tag);
+                match served.volume.begin_for(&caller, request, &self.account, done) {
+                    Begun::Answered(result) => self.on_answer(tag, &sqe, result),
+                    Begun::Runs(one) => self.runs(tag, sqe, 1, Commands::One(one)),
+                }
             }
-            Ok(Work::Copy(work)) => self.copy(tag, sqe, served, work),
-            Ok(Work::Change(change)) => self.alter(tag, sqe, &[served], change),
-            Ok(Work::Report { bytes }) => self.consult(tag, sqe, &served, Some(bytes)),
+            Ok(Work::Copy(work)) => self.copy(tag, sqe, Rc::clone(served), work),
+            Ok(Work::Change(change)) => self.alter(tag, sqe, slice::from_ref(served), change),
+            Ok(Work::Report { bytes }) => self.consult(tag, sqe, served, Some(bytes)),
             Ok(Work::Nothing) => self.complete(tag, Completion::OK, &Bufs::new()),
             Err(status) => self.complete_failed(tag, status),
         }
@@ -369,9 +390,24 @@ impl Host {
     }
 
     pub(super) fn start(&self, tag: Tag, served: &Served, request: Request) -> volume::Command {
+        served.volume.start_for(&self.caller(served), request, &self.account, self.done(tag))
+    }
+
+    /// Leaves a volume's answer for later.
+    fn done(&self, tag: Tag) -> impl FnOnce(Result<Bufs, Failure>) + use<> {
         let inbox = self.place.inbox.clone();
-        let done = move |result| inbox.push(Event::Done { tag, result });
-        served.volume.start_for(&self.caller(served), request, &self.account, done)
+        move |result| inbox.push(Event::Done { tag, result })
+    }
+
+    /// A volume has answered at once.
+    fn on_answer(&mut self, tag: Tag, sqe: &Sqe, result: Result<Bufs, Failure>) {
+        match result {
+            Ok(data) => self.complete(tag, Completion::OK, &data),
+            Err(failure) => {
+                let completion = self.controller(|c, qid| c.failed(qid, sqe, failure));
+                self.complete(tag, completion, &Bufs::new());
+            }
+        }
     }
 
     /// The host as this volume knows it.

@@ -3,7 +3,8 @@
 //! The volume is a piece of memory behind the real target (`crates/target/examples/memory.rs`): reading a file on tmpfs alone
 //! costs twice as much as the echo. It copies nothing, as nobody's processor copies what a disk reads and writes. `windrose bench`
 //! is the load of both protocols; the bare echo asks and answers with as many bytes, with the same runtime at both ends: out of
-//! one place, and once more out of as much memory as the volume has.
+//! one place, which a small volume is held against, and once more out of as much memory as the volume has. Each measurement
+//! has a target of its own: what a former one has left where in its memory is not measured.
 
 use super::{
     Plan, SERVER_CPU,
@@ -24,7 +25,7 @@ use serde_json::{Value, json};
 use std::{
     fmt::Write,
     net::{Ipv4Addr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -47,8 +48,10 @@ const NOISE: f64 = 1.03;
 /// How long a side that polls looks for more.
 const WINDOW_US: u64 = 100;
 
-/// Size of the volume: it fits a processor's cache, as the echo's one page does.
+/// Size of the volume.
 const MEMORY_MIB: u64 = 16;
+/// Size of one that fits the caches of a core, as the echo's one page does.
+const SMALL_MIB: u64 = 1;
 /// Buffers of the target: 32 connections with 8 of 128 KiB each are in flight, and the volume lies in them.
 const POOL_MIB: u64 = 512;
 
@@ -82,6 +85,8 @@ enum Who {
     /// Out of memory, and into it.
     EchoOfMemory,
     Nvme,
+    /// A volume that fits the caches of a core.
+    NvmeSmall,
     Iscsi,
     NvmePolled,
 }
@@ -92,9 +97,20 @@ impl Who {
             Self::Echo => "bare echo",
             Self::EchoOfMemory => "bare echo, 16 MiB",
             Self::Nvme => "NVMe/TCP",
+            Self::NvmeSmall => "NVMe/TCP, 1 MiB",
             Self::Iscsi => "iSCSI",
             Self::NvmePolled => "NVMe/TCP, both poll",
         }
+    }
+
+    /// Size of the volume.
+    fn mib(self) -> u64 {
+        if self == Self::NvmeSmall { SMALL_MIB } else { MEMORY_MIB }
+    }
+
+    /// How long the target looks for more before it sleeps, in microseconds.
+    fn window_us(self) -> u64 {
+        if self == Self::NvmePolled { WINDOW_US } else { 0 }
     }
 }
 
@@ -115,7 +131,7 @@ impl Pattern {
     }
 
     /// For `windrose bench`.
-    fn words(self, seconds: u64, server: u32) -> Vec<String> {
+    fn words(self, who: Who, seconds: u64, server: u32) -> Vec<String> {
         let Self { rw, kib, depth, connections } = self;
         let mut words = vec![
             format!("--rw={rw}"),
@@ -130,8 +146,11 @@ impl Pattern {
                 .map(str::to_owned),
         );
         // Each has a part of the disk to itself: what follows one another is to do so on the disk as well.
-        let part = MEMORY_MIB * 1024 / u64::from(connections);
+        let part = who.mib() * 1024 / u64::from(connections);
         words.extend([format!("--size={part}k"), format!("--offset_increment={part}k")]);
+        if who == Who::NvmePolled {
+            words.push(format!("--poll={WINDOW_US}"));
+        }
         words
     }
 
@@ -153,12 +172,11 @@ impl Pattern {
     }
 }
 
-/// Two targets, of which one polls, and the echo.
+/// Programs that are measured.
 struct Scene<'a> {
     house: &'a House,
     echo: Echo,
-    asleep: Target,
-    polling: Target,
+    memory: PathBuf,
 }
 
 /// A volume in memory behind both protocols.
@@ -169,15 +187,20 @@ struct Target {
 }
 
 impl Target {
-    fn start(house: &House, program: &Path, window_us: u64) -> Result<Self> {
+    /// One whose volume has been written, from one end to the other: memory that was never touched is nobody's yet.
+    fn start(house: &House, program: &Path, who: Who) -> Result<Self> {
         let at = || free_port().map(|port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port));
         let (iscsi, nvme) = (at()?, at()?);
         let mut command = Command::new(program);
         command.args([format!("iscsi={iscsi}"), format!("nvme={nvme}")]);
-        command.args([format!("cpu={SERVER_CPU}"), format!("window_us={window_us}")]);
-        command.args([format!("mib={MEMORY_MIB}"), format!("pool_mib={POOL_MIB}")]);
+        command.args([format!("cpu={SERVER_CPU}"), format!("window_us={}", who.window_us())]);
+        command.args([format!("mib={}", who.mib()), format!("pool_mib={POOL_MIB}")]);
         command.arg("keeps=1");
-        Ok(Self { daemon: serving(house, "memory", &mut command, nvme)?, iscsi, nvme })
+        let target = Self { daemon: serving(house, "memory", &mut command, nvme)?, iscsi, nvme };
+        let words = ["--rw=write", "--bs=128k"].map(str::to_owned);
+        let generator = Profile::Release.program(house);
+        generator::ours(house, &generator, &target.uri(Who::Nvme), &words, 1)?;
+        Ok(target)
     }
 
     fn uri(&self, who: Who) -> String {
@@ -195,14 +218,8 @@ pub(super) fn packages() -> Vec<&'static [install::Package]> {
 
 /// Measures and writes `bench/README.md` and `bench/results/nvme.json`.
 pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
-    let memory = Profile::Release.example(house, "memory");
-    let scene = Scene {
-        house,
-        echo: Echo::new(Profile::Release.example(house, "echo")),
-        asleep: Target::start(house, &memory, 0)?,
-        polling: Target::start(house, &memory, WINDOW_US)?,
-    };
-    scene.fill()?;
+    let [memory, echo] = ["memory", "echo"].map(|name| Profile::Release.example(house, name));
+    let scene = Scene { house, echo: Echo::new(echo), memory };
     let mut samples = Vec::new();
     for repetition in 1..=plan.repetitions {
         let turn = format!("repetition {repetition} of {}", plan.repetitions);
@@ -222,24 +239,17 @@ pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
 /// All patterns, and who is asked.
 fn cases() -> Vec<(Pattern, &'static [Who])> {
     const LOADED: &[Who] = &[Who::Echo, Who::EchoOfMemory, Who::Nvme, Who::Iscsi];
+    const WITH_SMALL: &[Who] =
+        &[Who::Echo, Who::NvmeSmall, Who::EchoOfMemory, Who::Nvme, Who::Iscsi];
     const ONE: &[Who] = &[Who::Echo, Who::Nvme, Who::Iscsi, Who::NvmePolled];
     let loaded = KINDS.into_iter().flat_map(|(rw, kib, depth)| {
-        [FEW, MANY].map(|connections| (pattern(rw, kib, depth, connections), LOADED))
+        [(FEW, WITH_SMALL), (MANY, LOADED)]
+            .map(|(connections, whom)| (pattern(rw, kib, depth, connections), whom))
     });
     SINGLE.into_iter().map(|single| (single, ONE)).chain(loaded).collect()
 }
 
 impl Scene<'_> {
-    /// Writes everything once: memory that was never touched is nobody's yet.
-    fn fill(&self) -> Result<()> {
-        let program = Profile::Release.program(self.house);
-        for target in [&self.asleep, &self.polling] {
-            let words = ["--rw=write", "--bs=128k"].map(str::to_owned);
-            generator::ours(self.house, &program, &target.uri(Who::Nvme), &words, 1)?;
-        }
-        Ok(())
-    }
-
     fn measure(&self, who: Who, pattern: Pattern, seconds: u64) -> Result<Sample> {
         if let Who::Echo | Who::EchoOfMemory = who {
             let mut words = pattern.bytes();
@@ -252,11 +262,8 @@ impl Scene<'_> {
             let (per_second, server_us) = (figures.per_second, figures.server_us);
             return Ok(Sample { who, pattern, per_second, latency_us, server_us });
         }
-        let target = if who == Who::NvmePolled { &self.polling } else { &self.asleep };
-        let mut words = pattern.words(seconds, target.daemon.id());
-        if who == Who::NvmePolled {
-            words.push(format!("--poll={WINDOW_US}"));
-        }
+        let target = Target::start(self.house, &self.memory, who)?;
+        let words = pattern.words(who, seconds, target.daemon.id());
         let program = Profile::Release.program(self.house);
         let found = generator::ours(self.house, &program, &target.uri(who), &words, seconds)?;
         Sample::of(who, pattern, &found)
@@ -311,10 +318,10 @@ fn verdicts(samples: &[Sample]) -> Vec<Verdict> {
     let of = |who, pattern| medians(samples, who, pattern);
     let mut all = Vec::new();
     let beside_echoes = |all: &mut Vec<Verdict>, pattern: Pattern, times| {
-        for echo in [Who::Echo, Who::EchoOfMemory] {
-            let what = format!("CPU beside the {}, {}", echo.name(), pattern.name());
-            let (beside, measured) =
-                (of(echo, pattern).server_us, of(Who::Nvme, pattern).server_us);
+        for (echo, who) in [(Who::Echo, Who::NvmeSmall), (Who::EchoOfMemory, Who::Nvme)] {
+            let what =
+                format!("CPU, {} beside the {}, {}", who.name(), echo.name(), pattern.name());
+            let (beside, measured) = (of(echo, pattern).server_us, of(who, pattern).server_us);
             all.push(Verdict::at_most(what, times, beside, measured));
         }
     };
@@ -401,7 +408,7 @@ mod tests {
     fn samples(nvme: f64, iscsi: f64) -> Vec<Sample> {
         let times = |who| match who {
             Who::Echo | Who::EchoOfMemory => 1.0,
-            Who::Nvme => nvme,
+            Who::Nvme | Who::NvmeSmall => nvme,
             Who::Iscsi => iscsi,
             Who::NvmePolled => nvme / 3.0,
         };

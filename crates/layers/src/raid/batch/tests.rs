@@ -1,0 +1,178 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn ring() -> Ring {
+    Ring { pool: Uuid::from_u128(1), member: Uuid::from_u128(2), era: 3, number: 4 }
+}
+
+fn block(fill: u8) -> Buf {
+    let mut page = BufMut::lone_page();
+    page.fill(fill);
+    page.freeze()
+}
+
+fn rows(row: u32, rows: u16, changed: &[u16]) -> Entry {
+    Entry::Rows { extent: 7, place: 9, row, rows, changed: changed.iter().copied().collect() }
+}
+
+fn batch(entries: Vec<Entry>) -> Batch {
+    let blocks: usize = entries.iter().map(Entry::blocks).sum();
+    Batch { sequence: 70, tail: 68, entries, blocks: (0..blocks).map(|n| block(n as u8)).collect() }
+}
+
+fn bytes(batch: &Batch) -> Vec<u8> {
+    batch.clone().into_bufs(&ring(), BufMut::lone_page()).to_vec()
+}
+
+/// That nothing but this batch was parsed.
+fn is(parsed: Result<Batch, NoBatch>, batch: &Batch) -> bool {
+    parsed.is_ok_and(|parsed| bytes(&parsed) == bytes(batch))
+}
+
+fn parse(bytes: &[u8]) -> Result<Batch, NoBatch> {
+    let pages = bytes.chunks(BLOCK_BYTES).map(|chunk| {
+        let mut page = BufMut::lone_page();
+        page[..chunk.len()].copy_from_slice(chunk);
+        page.freeze().slice(0..chunk.len())
+    });
+    Batch::parse(&pages.collect(), &ring())
+}
+
+fn some() -> Batch {
+    let whole = Entry::Whole { extent: 7, place: 300, stripe: 12 };
+    batch(vec![rows(3, 1, &[2]), whole, rows(0, 2, &[0, 5, 63])])
+}
+
+#[test]
+fn a_batch_is_read_as_it_was_written() {
+    let batch = some();
+    assert_eq!(batch.blocks.len(), 1 + 2 * 4);
+    let mut bytes = bytes(&batch);
+    assert_eq!(bytes.len(), 10 * BLOCK_BYTES);
+    assert!(is(parse(&bytes), &batch));
+    // What lies behind it in its slot is an older one's.
+    bytes.resize(SLOT_BLOCKS * BLOCK_BYTES, 0xee);
+    assert!(is(parse(&bytes), &batch));
+}
+
+#[test]
+fn every_torn_and_every_foreign_one_is_told() {
+    let whole = bytes(&some());
+    for block in 0..10 {
+        let mut torn = whole.clone();
+        torn[block * BLOCK_BYTES + 512..][..512].fill(0xee);
+        assert_eq!(parse(&torn).unwrap_err(), NoBatch::Torn, "block {block}");
+    }
+    assert_eq!(parse(&whole[..9 * BLOCK_BYTES]).unwrap_err(), NoBatch::Torn);
+    assert_eq!(parse(&[0; BLOCK_BYTES]).unwrap_err(), NoBatch::Foreign);
+    assert_eq!(parse(&[]).unwrap_err(), NoBatch::Foreign);
+    let slot: Bufs = whole
+        .chunks(BLOCK_BYTES)
+        .map(|chunk| {
+            let mut page = BufMut::lone_page();
+            page.copy_from_slice(chunk);
+            page.freeze()
+        })
+        .collect();
+    for other in [
+        Ring { pool: Uuid::nil(), ..ring() },
+        Ring { member: Uuid::nil(), ..ring() },
+        Ring { era: 2, ..ring() },
+        Ring { number: 5, ..ring() },
+    ] {
+        assert_eq!(Batch::parse(&slot, &other).unwrap_err(), NoBatch::Other, "{other:?}");
+    }
+}
+
+/// `change` made to the head, with the checksum that fits.
+fn changed(change: impl FnOnce(&mut [u8])) -> Option<NoBatch> {
+    let mut bytes = bytes(&some());
+    change(&mut bytes[..BLOCK_BYTES]);
+    bytes[CHECKSUM_AT..CHECKSUM_AT + 4].fill(0);
+    let sum = wire::crc32c(&bytes).to_le_bytes();
+    bytes[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum);
+    parse(&bytes).err()
+}
+
+#[test]
+fn what_contradicts_itself_is_refused() {
+    let contradiction = Some(NoBatch::Contradiction);
+    assert_eq!(changed(|head| head[16] = 2), Some(NoBatch::Version(2)));
+    assert_eq!(changed(|head| head[72] = 71), contradiction, "a tail in the future");
+    assert_eq!(
+        changed(|head| head[84] = 200),
+        contradiction,
+        "more entries than there is room for"
+    );
+    assert_eq!(changed(|head| head[84] = 2), contradiction, "an entry that is not counted");
+    assert_eq!(changed(|head| head[84] = 4), contradiction, "one that is not there");
+    assert_eq!(changed(|head| head[88] = 1), contradiction, "a reserved byte");
+    assert_eq!(changed(|head| head[4095] = 1), contradiction, "a byte behind the entries");
+    assert_eq!(changed(|head| head[HEAD_BYTES + 28] = 0), contradiction, "no rows");
+    assert_eq!(changed(|head| head[HEAD_BYTES + 28] = 2), contradiction, "more rows than blocks");
+    assert_eq!(changed(|head| head[HEAD_BYTES + 8] = 0), contradiction, "nothing changes");
+    assert_eq!(
+        changed(|head| head[HEAD_BYTES + 30] = 3),
+        contradiction,
+        "a kind that is not known"
+    );
+    assert_eq!(changed(|head| head[HEAD_BYTES + 20] = 1), contradiction, "what the kind has not");
+    assert_eq!(changed(|_| {}), None);
+}
+
+#[test]
+fn a_batch_has_room_for_what_its_slot_holds() {
+    let mut batch = batch(vec![]);
+    for n in 0..31 {
+        let entry = rows(n, 1, &[1]);
+        assert!(batch.has_room(&entry));
+        batch.entries.push(entry);
+        batch.blocks.push(block(1));
+    }
+    assert!(!batch.has_room(&rows(99, 1, &[1])));
+    let whole = Entry::Whole { extent: 1, place: 2, stripe: 3 };
+    while batch.has_room(&whole) {
+        batch.entries.push(whole);
+    }
+    assert_eq!((batch.entries.len(), MAX_ENTRIES), (125, 125));
+    assert!(is(parse(&bytes(&batch)), &batch));
+    assert_eq!((Batch::slot(0), Batch::slot(63), Batch::slot(64)), (0, 63, 0));
+}
+
+/// The bytes are what the format's page says.
+#[test]
+fn golden() {
+    let bytes = bytes(&batch(vec![rows(3, 1, &[2])]));
+    assert_eq!(&bytes[..20], b"WINDROSE PARITY\n\x01\x00\x02\x00");
+    assert_eq!(bytes[39], 1, "the pool");
+    assert_eq!(bytes[55], 2, "the member");
+    assert_eq!(
+        bytes[56..96],
+        [
+            3, 0, 0, 0, 0, 0, 0, 0, 70, 0, 0, 0, 0, 0, 0, 0, 68, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0,
+            1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ]
+    );
+    assert_eq!(
+        bytes[96..128],
+        [
+            7, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1,
+            0, 1, 0,
+        ]
+    );
+    assert_eq!(wire::crc32c(&bytes), 0x5876_c9cc, "all of it");
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_parse_or_are_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..9000), sign in any::<bool>()) {
+        if sign && bytes.len() >= BLOCK_BYTES {
+            bytes[..20].copy_from_slice(b"WINDROSE PARITY\n\x01\x00\x01\x00");
+            bytes[CHECKSUM_AT..CHECKSUM_AT + 4].fill(0);
+            let sum = wire::crc32c(&bytes[..BLOCK_BYTES]).to_le_bytes();
+            bytes[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum);
+        }
+        let _ = parse(&bytes);
+    }
+}
