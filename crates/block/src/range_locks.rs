@@ -167,8 +167,7 @@ impl RangeLocks {
     #[must_use]
     pub fn is_open(&self, range: Blocks, writes: bool) -> bool {
         let table = self.0.borrow();
-        let met = || (writes || table.writers > 0) && !table.conflicts(&range, writes).is_empty();
-        table.places.len() < table.bound && !met()
+        table.places.len() < table.bound && table.earlier(&range, writes).is_empty()
     }
 
     /// How many ranges are held or waited for.
@@ -273,8 +272,7 @@ impl Table {
     /// Moves the entry into the table proper, behind all that are there.
     fn place(&mut self, key: usize) {
         let Entry { range, writes, .. } = self.entries[key];
-        let met = writes || self.writers > 0;
-        let earlier = if met { self.conflicts(&range, writes) } else { Met::new() };
+        let earlier = self.earlier(&range, writes);
         // Below the bound: a slab hands out a new key only if it has no vacant one.
         let place = self.places.insert(key);
         let mut blockers = 0;
@@ -294,6 +292,11 @@ impl Table {
             Some(drawers) => drawers.for_each(|d| self.drawers[d].push(place)),
             None => self.wide.push(place),
         }
+    }
+
+    /// Whom a newcomer waits for: nobody, without a look, where all only read.
+    fn earlier(&self, range: &Blocks, writes: bool) -> Met {
+        if writes || self.writers > 0 { self.conflicts(range, writes) } else { Met::new() }
     }
 
     fn conflicts(&self, range: &Blocks, writes: bool) -> Met {

@@ -16,11 +16,15 @@ pub(crate) fn seal(bytes: &mut [u8], at: usize) {
     bytes[field(at)].copy_from_slice(&checksum.to_le_bytes());
 }
 
+/// The checksum that belongs at byte `at` of `bytes`, to which more that it covers can be added.
+pub(crate) fn checksum(bytes: &[u8], at: usize) -> Crc32c {
+    let Range { start, end } = field(at);
+    Crc32c::new().update(&bytes[..start]).update(&[0; 4]).update(&bytes[end..])
+}
+
 /// Whether the checksum at byte `at` of `bytes` is theirs.
 pub(crate) fn is_sealed(bytes: &[u8], at: usize) -> bool {
-    let Range { start, end } = field(at);
-    let checksum = Crc32c::new().update(&bytes[..start]).update(&[0; 4]).update(&bytes[end..]);
-    bytes[start..end] == checksum.value().to_le_bytes()
+    bytes[field(at)] == checksum(bytes, at).value().to_le_bytes()
 }
 
 /// `bytes` with the checksum that fits them at byte `at`.

@@ -209,7 +209,7 @@ impl Volume {
         };
         let credit = account.try_credit(self.memory_for(request, info), class)?;
         let ctx = Ctx::new(credit, self.epoch);
-        Some(Entered { ctx, flight, command })
+        Some(Entered { range, ctx, flight, command })
     }
 
     /// Carries a request out that was let in: to its end where memory answers, which saves it a task. Nobody is woken
@@ -224,20 +224,18 @@ impl Volume {
     where
         D: FnOnce(Result<Bufs, Failure>) + 'static,
     {
-        let Entered { ctx, flight, command } = entered;
-        let since = Instant::now();
-        let (range, writes) = (op.range(self.info().block_size), op.writes());
+        let Entered { range, ctx, flight, command } = entered;
+        let (since, writes) = (Instant::now(), op.writes());
         let running = match begin(&self.dev, op, &ctx) {
             Ok(running) => running,
             Err(result) => {
                 drop((flight, ctx));
-                let result = self.ended(command.as_ref(), result.map_err(Failure::Device));
-                self.counters.completed(measure, result.as_ref().err().copied(), since.elapsed());
-                return Err((result, done));
+                let result = result.map_err(Failure::Device);
+                return Err((self.ended(command.as_ref(), measure, since, result), done));
             }
         };
         // Nobody has been here since it was seen to be open.
-        let lock = range.map(|range| self.locks.enter(range, writes));
+        let lock = self.locks.enter(range, writes);
         let command = command.unwrap_or_default();
         command.set_ctx(&ctx);
         let accepted = self.accepted(&command, done);
@@ -287,18 +285,25 @@ impl Volume {
         Accepted { volume: Rc::clone(self), command: command.clone(), done: Some(done) }
     }
 
-    /// What its caller is told of a command that has ended so.
+    /// Counts a command that began at `since` and has ended so; what its caller is told.
     fn ended(
         &self,
         command: Option<&Command>,
+        measure: Measure,
+        since: Instant,
         result: Result<Bufs, Failure>,
     ) -> Result<Bufs, Failure> {
-        let Some(command) = command.filter(|command| command.is_aborted()) else { return result };
-        self.counters.update(|s| s.aborts += 1);
-        match result {
-            Err(Failure::Device(Error::Aborted)) if command.is_revoked() => Err(Failure::Conflict),
-            result => result,
+        let aborted = command.filter(|command| command.is_aborted());
+        if aborted.is_some() {
+            self.counters.update(|s| s.aborts += 1);
         }
+        let revoked = aborted.is_some_and(Command::is_revoked);
+        let result = match result {
+            Err(Failure::Device(Error::Aborted)) if revoked => Err(Failure::Conflict),
+            result => result,
+        };
+        self.counters.completed(measure, result.as_ref().err().copied(), since.elapsed());
+        result
     }
 
     /// [`Self::start`] for callers that wait: runs to its end even if this future is dropped.
@@ -487,6 +492,8 @@ pub enum Begun {
 
 /// A request that waits for nothing but the device.
 struct Entered {
+    /// Which nobody else has.
+    range: Blocks,
     ctx: Ctx,
     /// For callers that reservations bind.
     flight: Option<Flight>,
@@ -516,9 +523,7 @@ struct Accepted<D: FnOnce(Result<Bufs, Failure>)> {
 
 impl<D: FnOnce(Result<Bufs, Failure>)> Accepted<D> {
     fn ends(mut self, measure: Measure, since: Instant, result: Result<Bufs, Failure>) {
-        let result = self.volume.ended(Some(&self.command), result);
-        let failure = result.as_ref().err().copied();
-        self.volume.counters.completed(measure, failure, since.elapsed());
+        let result = self.volume.ended(Some(&self.command), measure, since, result);
         self.end(result);
     }
 

@@ -2,12 +2,12 @@
 
 use block::{Buf, BufMut, Bufs};
 use uuid::Uuid;
-use wire::Crc32c;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::geometry::ROW_BYTES;
 use super::row::Strips;
+use crate::seal;
 
 /// Length in bytes of a block: the batch's head, and each row of what it holds.
 pub const BLOCK_BYTES: usize = ROW_BYTES as usize;
@@ -249,7 +249,7 @@ impl Batch {
         for (place, entry) in head[HEAD_BYTES..].chunks_exact_mut(ENTRY_BYTES).zip(&self.entries) {
             place.copy_from_slice(entry.stored().as_bytes());
         }
-        let first = Crc32c::new().update(&head);
+        let first = seal::checksum(&head, CHECKSUM_AT);
         let checksum = self.blocks.iter().fold(first, |sum, block| {
             assert_eq!(block.len(), BLOCK_BYTES, "a block of a batch");
             sum.update(block)
@@ -276,7 +276,10 @@ impl Batch {
             return Err(NoBatch::Torn);
         }
         let whole = slot.slice(0..blocks * BLOCK_BYTES);
-        if checksum(&first, &whole.slice(BLOCK_BYTES..whole.len())) != head.checksum.get() {
+        let rest = whole.slice(BLOCK_BYTES..whole.len());
+        let sum = seal::checksum(&first, CHECKSUM_AT);
+        let sum = rest.iter().fold(sum, |sum, piece| sum.update(piece));
+        if sum.value() != head.checksum.get() {
             return Err(NoBatch::Torn);
         }
         if !head.is_of(ring) {
@@ -311,13 +314,6 @@ fn entries(head: &Head, first: &[u8]) -> Option<Vec<Entry>> {
     }
     let stored = used.chunks_exact(ENTRY_BYTES).map(StoredEntry::read_from_bytes);
     stored.map(|entry| Entry::parse(&entry.ok()?)).collect()
-}
-
-/// Of a head, whose own checksum is taken for zero, and what follows it.
-fn checksum(head: &[u8], rest: &Bufs) -> u32 {
-    let (before, behind) = (&head[..CHECKSUM_AT], &head[CHECKSUM_AT + 4..]);
-    let first = Crc32c::new().update(before).update(&[0; 4]).update(behind);
-    rest.iter().fold(first, |sum, piece| sum.update(piece)).value()
 }
 
 /// A block in one piece.

@@ -1,6 +1,6 @@
 //! Limits, and whether what was measured keeps them.
 
-use super::page::PAGE;
+use super::{Plan, page::PAGE};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -34,6 +34,22 @@ impl Verdict {
         let held = self.is_held();
         json!({ "what": what, "limit": limit, "measured": measured, "unit": unit, "held": held })
     }
+}
+
+/// What the file of a benchmark says that has limits.
+pub(super) fn figures(
+    machine: &[String],
+    plan: Plan,
+    samples: impl Iterator<Item = Value>,
+    verdicts: &[Verdict],
+) -> Value {
+    json!({
+        "machine": machine,
+        "repetitions": plan.repetitions,
+        "seconds": plan.seconds,
+        "samples": samples.collect::<Vec<_>>(),
+        "verdicts": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
+    })
 }
 
 /// How many are held, for who runs it.

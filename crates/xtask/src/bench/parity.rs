@@ -124,13 +124,7 @@ fn write(house: &House, plan: Plan, engine: &str, samples: &[Sample]) -> Result<
     let machine = machine::describe(&machine::parity(engine));
     let cases = medians(samples);
     let verdicts: Vec<Verdict> = cases.iter().map(verdict).collect();
-    let figures = json!({
-        "machine": machine,
-        "repetitions": plan.repetitions,
-        "seconds": plan.seconds,
-        "samples": samples.iter().map(Sample::json).collect::<Vec<_>>(),
-        "verdicts": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
-    });
+    let figures = limit::figures(&machine, plan, samples.iter().map(Sample::json), &verdicts);
     let mut text = head(&machine, plan) + ", turn by turn\n";
     table(&mut text, &cases);
     page::publish(house, "parity", &figures, &text)?;

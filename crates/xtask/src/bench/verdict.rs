@@ -69,14 +69,8 @@ pub(super) fn write(
 ) -> Result<()> {
     let machine = machine::describe(&machine::store());
     let verdicts = verdicts(samples, logs, resync).context("something was not measured")?;
-    let figures = json!({
-        "machine": machine,
-        "repetitions": plan.repetitions,
-        "seconds": plan.seconds,
-        "samples": samples.iter().map(Sample::json).collect::<Vec<_>>(),
-        "intent_log": logs.iter().map(LogCost::json).collect::<Vec<_>>(),
-        "verdicts": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
-    });
+    let mut figures = limit::figures(&machine, plan, samples.iter().map(Sample::json), &verdicts);
+    figures["intent_log"] = logs.iter().map(LogCost::json).collect();
     let mut text = head(&machine, plan) + "; ratio = this row / a node by itself\n";
     limits(&mut text, &verdicts);
     for backing in [FILE, RAM] {

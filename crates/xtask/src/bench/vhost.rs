@@ -100,13 +100,7 @@ fn verdicts(samples: &[Sample]) -> Vec<Verdict> {
 fn write(house: &House, plan: Plan, samples: &[Sample]) -> Result<()> {
     let machine = machine::describe(&machine::network());
     let verdicts = verdicts(samples);
-    let figures = json!({
-        "machine": machine,
-        "repetitions": plan.repetitions,
-        "seconds": plan.seconds,
-        "samples": samples.iter().map(Sample::json).collect::<Vec<_>>(),
-        "verdicts": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
-    });
+    let figures = limit::figures(&machine, plan, samples.iter().map(Sample::json), &verdicts);
     let mut text = head(&machine, plan) + "\n";
     limits(&mut text, &verdicts);
     text.push_str("\n| repetition | NVMe/TCP µs | guest µs | ratio | guest that looks µs |\n");
