@@ -4,3 +4,4 @@ pub mod file;
 pub mod mirror;
 pub mod raid;
 mod seal;
+mod units;

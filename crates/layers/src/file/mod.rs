@@ -22,7 +22,6 @@ mod log_area;
 mod manage;
 mod slots;
 mod span;
-mod units;
 
 use std::cell::Cell;
 use std::fmt;
@@ -37,7 +36,7 @@ pub use label::{BadLabel, LABEL_BYTES, LOG_AREA, Label, MAX_BYTES, Provisioning,
 pub use log_area::LogArea;
 pub use manage::{Create, Open, delete, inspect};
 
-use units::UnitLocks;
+use crate::units::UnitLocks;
 
 /// Largest operation that carries data, in bytes.
 const MAX_TRANSFER: u32 = 1 << 20;

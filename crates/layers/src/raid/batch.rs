@@ -27,13 +27,14 @@ const MAGIC: [u8; 16] = *b"WINDROSE PARITY\n";
 const VERSION: u16 = 1;
 
 const HEAD_BYTES: usize = 96;
-const ENTRY_BYTES: usize = 32;
+const ENTRY_BYTES: usize = 40;
 
 wire::open_enum! {
     /// What an entry is about, as stored.
     enum Kind: u16 {
         Rows = 1,
         Whole = 2,
+        Copies = 3,
     }
 }
 
@@ -61,6 +62,7 @@ const CHECKSUM_AT: usize = std::mem::offset_of!(Head, checksum);
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct StoredEntry {
+    number: U64,
     extent: U64,
     changed: U64,
     place: U32,
@@ -85,16 +87,25 @@ pub struct Ring {
     pub number: u32,
 }
 
-/// What an entry is about. Places are stripes by where they lie.
+/// What is about to be written, or was. Places are stripes by where they lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub struct Entry {
+    /// Its number, the same in the logs of all members that have it. Later ones have greater numbers.
+    pub number: u64,
+    /// The extent.
+    pub extent: u64,
+    /// Where in it the stripe lies.
+    pub place: u32,
+    /// What is done there.
+    pub what: What,
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
     /// Rows of a stripe are written. The batch holds for each of them the sum of the kept strips for its member's parity, and
     /// where several strips change the new data of these, in ascending order.
     Rows {
-        /// The extent.
-        extent: u64,
-        /// Where in it the stripe lies.
-        place: u32,
         /// The first row.
         row: u32,
         /// How many: at least one.
@@ -104,12 +115,13 @@ pub enum Entry {
     },
     /// A whole stripe was written out of place.
     Whole {
-        /// The extent.
-        extent: u64,
-        /// Where in it the stripe lies now.
-        place: u32,
         /// Number of the stripe.
         stripe: u32,
+    },
+    /// Copies are written, and are not alike meanwhile.
+    Copies {
+        /// How many stripes, that at the place being the first: at least one.
+        stripes: u32,
     },
 }
 
@@ -117,53 +129,50 @@ impl Entry {
     /// Blocks that a batch holds for it beside its head.
     #[must_use]
     pub fn blocks(&self) -> usize {
-        match self {
-            Self::Rows { rows, changed, .. } => usize::from(*rows) * blocks_of_row(*changed),
-            Self::Whole { .. } => 0,
+        match self.what {
+            What::Rows { rows, changed, .. } => usize::from(rows) * blocks_of_row(changed),
+            What::Whole { .. } | What::Copies { .. } => 0,
         }
     }
 
     fn stored(self) -> StoredEntry {
-        match self {
-            Self::Rows { extent, place, row, rows, changed } => StoredEntry {
-                extent: extent.into(),
-                changed: changed.bits().into(),
-                place: place.into(),
-                stripe: 0.into(),
-                row: row.into(),
-                rows: rows.into(),
-                kind: Kind::Rows.0.into(),
-            },
-            Self::Whole { extent, place, stripe } => StoredEntry {
-                extent: extent.into(),
-                changed: 0.into(),
-                place: place.into(),
-                stripe: stripe.into(),
-                row: 0.into(),
-                rows: 0.into(),
-                kind: Kind::Whole.0.into(),
-            },
+        let (kind, stripe, row, rows, changed) = match self.what {
+            What::Rows { row, rows, changed } => (Kind::Rows, 0, row, rows, changed),
+            What::Whole { stripe } => (Kind::Whole, stripe, 0, 0, Strips::default()),
+            What::Copies { stripes } => (Kind::Copies, stripes, 0, 0, Strips::default()),
+        };
+        StoredEntry {
+            number: self.number.into(),
+            extent: self.extent.into(),
+            changed: changed.bits().into(),
+            place: self.place.into(),
+            stripe: stripe.into(),
+            row: row.into(),
+            rows: rows.into(),
+            kind: kind.0.into(),
         }
     }
 
     fn parse(stored: &StoredEntry) -> Option<Self> {
-        let (extent, place) = (stored.extent.get(), stored.place.get());
-        let entry = match Kind(stored.kind.get()) {
+        let what = match Kind(stored.kind.get()) {
             Kind::Rows => {
                 let changed = Strips::from_bits(stored.changed.get());
                 let rows = Some(stored.rows.get()).filter(|n| *n > 0 && !changed.is_empty())?;
-                Self::Rows { extent, place, row: stored.row.get(), rows, changed }
+                What::Rows { row: stored.row.get(), rows, changed }
             }
-            Kind::Whole => Self::Whole { extent, place, stripe: stored.stripe.get() },
+            Kind::Whole => What::Whole { stripe: stored.stripe.get() },
+            Kind::Copies => What::Copies { stripes: Some(stored.stripe.get()).filter(|n| *n > 0)? },
             _ => return None,
         };
-        // What belongs to the other kind is zero.
+        let (number, extent) = (stored.number.get(), stored.extent.get());
+        let entry = Self { number, extent, place: stored.place.get(), what };
+        // What belongs to another kind is zero.
         (entry.stored().as_bytes() == stored.as_bytes()).then_some(entry)
     }
 }
 
 /// Blocks for one row: the sum of what is kept, and the data if several strips change.
-fn blocks_of_row(changed: Strips) -> usize {
+pub(super) fn blocks_of_row(changed: Strips) -> usize {
     match changed.len() {
         0 | 1 => 1,
         several => 1 + several as usize,

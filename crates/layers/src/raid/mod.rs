@@ -5,12 +5,193 @@
 //! |---|---|
 //! | `geometry` | where blocks lie |
 //! | `row` | how a row of a stripe is written |
+//! | `band` | what is written of a stripe, cut into rows that are written alike |
+//! | `sums` | the arithmetic of a row |
 //! | `batch` | what the log holds, as it lies on a member |
-//! | `recover` | what is done for one after a crash |
+//! | `recover` | what is done for a row after a crash |
 //!
-//! These decide, and do nothing: what carries it out is still to come.
+//! These decide, and do nothing. What carries it out:
+//!
+//! | module | subject |
+//! |---|---|
+//! | `array` | the members of a pool on one core, and who of them is still there |
+//! | `log` | the log of one of them |
+//! | `stripe` | one stripe: its turns, what is read of it, what is made of the rest |
+//! | `quiet` | keeps reads away from what is written again |
+//! | `read`, `write`, `part` | the operations of a volume |
+//! | `open` | mends what a crash has left |
 
+mod array;
+mod band;
 pub mod batch;
 pub mod geometry;
+mod log;
+mod mistake;
+mod open;
+mod part;
+mod quiet;
+mod read;
 pub mod recover;
 pub mod row;
+mod stripe;
+mod sums;
+mod write;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use block::{ASIDE, ASIDE_BYTES, Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
+
+pub use array::{Array, Keeper, Member};
+pub use log::RING_BLOCKS;
+pub use mistake::Mistake;
+pub use open::{Mended, OldRing, mend_rings};
+
+use crate::units::UnitLocks;
+use geometry::{ROW_BYTES, Shape};
+
+/// Largest operation that carries data, in bytes.
+const MAX_TRANSFER: u32 = 1 << 20;
+
+/// A piece of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// Number of the member in its array.
+    pub member: u16,
+    /// Where it begins on that, in rows of 4 KiB.
+    pub at: u64,
+}
+
+/// What a pool gives to a volume at once: a column of each of so many members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Its number in the pool.
+    pub number: u64,
+    /// As many as the volume's shape has.
+    pub columns: Box<[Column]>,
+}
+
+/// What a volume of a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How its extents are laid out.
+    pub shape: Shape,
+    /// Size of its blocks in bytes: 512 or 4096.
+    pub block_size: u32,
+}
+
+/// A volume that lies on the extents of a pool. See the [module](self).
+pub struct Raid {
+    array: Rc<Array>,
+    shape: Shape,
+    block_size: u32,
+    extents: RefCell<Vec<Rc<Extent>>>,
+    /// Whose turn it is to write a stripe, or to read more than data of it.
+    turns: UnitLocks,
+    /// Reads of data, which wait for no turn.
+    reads: quiet::Reads,
+    /// What is to be written with the next turn.
+    waiting: write::Waiting,
+}
+
+impl Raid {
+    /// A volume on these extents, one at least, which lie on members of `array`.
+    #[must_use]
+    pub fn new(array: Rc<Array>, settings: Settings, extents: Vec<Extent>) -> Self {
+        let Settings { shape, block_size } = settings;
+        let extents = RefCell::new(extents.into_iter().map(Rc::new).collect());
+        Self {
+            array,
+            shape,
+            block_size,
+            extents,
+            turns: UnitLocks::default(),
+            reads: quiet::Reads::default(),
+            waiting: write::Waiting::default(),
+        }
+    }
+
+    /// Adds an extent at the end.
+    pub fn grow(&self, extent: Extent) {
+        self.extents.borrow_mut().push(Rc::new(extent));
+    }
+
+    /// Rows that are kept for what lies beside the volume: whole stripes, before its own.
+    fn rows_aside(&self) -> u64 {
+        let rows = u64::from(ASIDE_BYTES / ROW_BYTES);
+        rows.next_multiple_of(self.shape.stripe_rows())
+    }
+
+    /// The byte of the extents that block `at` begins with.
+    fn byte_of(&self, at: Lba) -> u64 {
+        let block = u64::from(self.block_size);
+        match at.0.checked_sub(ASIDE.0) {
+            Some(behind) => behind * block,
+            None => self.rows_aside() * u64::from(ROW_BYTES) + at.0 * block,
+        }
+    }
+
+    fn extent(&self, index: u32) -> Result<Rc<Extent>, Error> {
+        self.extents.borrow().get(index as usize).cloned().ok_or(Error::OutOfRange)
+    }
+
+    /// `range` in bytes of the extents.
+    fn bytes_of(&self, range: Blocks) -> std::ops::Range<u64> {
+        let start = self.byte_of(range.at);
+        start..start + range.count * u64::from(self.block_size)
+    }
+}
+
+impl Layer for Raid {
+    fn name(&self) -> &'static str {
+        "raid"
+    }
+
+    fn info(&self) -> Info {
+        let block = self.block_size;
+        let extents = self.extents.borrow().len() as u64;
+        let rows = (self.shape.rows() * extents).saturating_sub(self.rows_aside());
+        Info {
+            block_size: block,
+            blocks: rows * u64::from(ROW_BYTES / block),
+            aside_blocks: ASIDE_BYTES / block,
+            physical_block_size: ROW_BYTES,
+            max_transfer_blocks: MAX_TRANSFER / block,
+            unmap_granularity_blocks: 0,
+            unmap_zeroes: true,
+            volatile_cache: self.array.is_volatile(),
+            native_fua: true,
+            read_only: false,
+            // A read that begins and ends within rows.
+            overhead: if block < ROW_BYTES { ROW_BYTES } else { 0 },
+        }
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        let Some(range) = op.range(self.block_size) else {
+            return self.array.flush().await.map(|()| Bufs::new());
+        };
+        let bytes = self.bytes_of(range);
+        match op {
+            Op::Read { .. } => return self.read(bytes, range.at, &ctx).await,
+            Op::Write { data, fua, .. } => self.write(bytes.start, data, fua, range.at).await?,
+            Op::Zero { fua, .. } => self.zero(bytes, fua, range.at, &ctx).await?,
+            Op::Unmap { .. } => self.zero(bytes, false, range.at, &ctx).await?,
+            Op::Map { blocks, .. } => {
+                return Ok(Run { blocks, mapped: true }.into_bufs(&ctx));
+            }
+            Op::Flush => {}
+        }
+        Ok(Bufs::new())
+    }
+}
+
+impl fmt::Debug for Raid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Raid").field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

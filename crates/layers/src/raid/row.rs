@@ -95,6 +95,57 @@ impl There {
         })
     }
 
+    /// All of a row with so many strips of data and so many parities.
+    #[must_use]
+    pub fn all(data: u16, parities: u16) -> Self {
+        Self { data: Strips::first(data), p: parities > 0, q: parities > 1 }
+    }
+
+    /// Whether `role` is.
+    #[must_use]
+    pub fn has(self, role: Role) -> bool {
+        match role {
+            Role::Data(n) => self.data.has(n),
+            Role::P => self.p,
+            Role::Q => self.q,
+        }
+    }
+
+    /// These, and what of `other` is not among them.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            data: Strips(self.data.0 | other.data.0),
+            p: self.p || other.p,
+            q: self.q || other.q,
+        }
+    }
+
+    /// What of these is not in `other`.
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self { data: self.data.without(other.data), p: self.p && !other.p, q: self.q && !other.q }
+    }
+
+    /// Whether it is nothing.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+
+    /// How many strips.
+    #[must_use]
+    pub fn len(self) -> u32 {
+        self.data.len() + self.parities()
+    }
+
+    /// All of them, data before parity.
+    pub fn roles(self) -> impl Iterator<Item = Role> + use<> {
+        let parity = [(Role::P, self.p), (Role::Q, self.q)];
+        let there = parity.into_iter().filter(|(_, there)| *there).map(|(role, _)| role);
+        self.data.iter().map(Role::Data).chain(there)
+    }
+
     /// How many parities are.
     #[must_use]
     pub fn parities(self) -> u32 {
@@ -131,39 +182,47 @@ pub struct Plan {
 #[error("more is lost of a stripe than its level bears")]
 pub struct Lost;
 
-/// How to write `changed` strips of a row of `data` strips in all, of which so much is `there`.
+/// How to write `changed` strips of a row of `data` strips in all, of which so much is `there`, and all but `unreadable` can be
+/// read. What cannot be read and is there is written again.
 ///
 /// # Errors
 /// If what is kept cannot be had, or nothing would hold what is written.
-pub fn plan(data: u16, changed: Strips, there: There) -> Result<Plan, Lost> {
-    let kept = Strips::first(data).without(changed);
-    let logs_data = changed.len() > 1;
+pub fn plan(data: u16, changed: Strips, there: There, unreadable: There) -> Result<Plan, Lost> {
+    let (kept, readable) = (Strips::first(data).without(changed), there.without(unreadable));
     if there.parities() == 0 {
         let all_there = changed.without(there.data).is_empty();
         let plan = Plan { way: Way::None, reads: There::default(), logs_data: false };
         return if all_there { Ok(plan) } else { Err(Lost) };
     }
-    let can_subtract = changed.without(there.data).is_empty();
-    let can_add = kept.without(there.data).is_empty();
+    let parity_is_readable = (there.p, there.q) == (readable.p, readable.q);
+    let can_subtract = parity_is_readable && changed.without(readable.data).is_empty();
+    let can_add = kept.without(readable.data).is_empty();
     let (subtracts, adds) = (changed.len() + there.parities(), kept.len());
+    let adding = (Way::Add, There { data: kept, ..There::default() });
+    let subtracting = (Way::Subtract, There { data: changed, ..readable });
     let (way, reads) = match (can_subtract, can_add) {
-        (true, true) if adds <= subtracts => (Way::Add, There { data: kept, ..There::default() }),
-        (true, _) => (Way::Subtract, There { data: changed, ..there }),
-        (false, true) => (Way::Add, There { data: kept, ..There::default() }),
+        (true, true) if adds <= subtracts => adding,
+        (true, _) => subtracting,
+        (false, true) => adding,
         (false, false) => {
-            let lost = Strips::first(data).without(there.data);
-            if lost.len() > there.parities() {
+            let lost = Strips::first(data).without(readable.data);
+            if lost.len() > readable.parities() {
                 return Err(Lost);
             }
-            (Way::Recover, there)
+            (Way::Recover, readable)
         }
     };
-    Ok(Plan { way, reads, logs_data })
+    Ok(Plan { way, reads, logs_data: changed.len() > 1 })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Where all that is there can be read.
+    fn plan(data: u16, changed: Strips, there: There) -> Result<Plan, Lost> {
+        super::plan(data, changed, there, There::default())
+    }
 
     fn strips(of: &[u16]) -> Strips {
         of.iter().copied().collect()
@@ -211,5 +270,19 @@ mod tests {
         assert_eq!(of(&[0], there(&[0, 1, 2, 3], false, false)), Ok(Way::None));
         assert_eq!(of(&[0], there(&[1, 2, 3], false, false)), Err(Lost));
         assert_eq!(of(&[0], there(&[2, 3], true, false)), Err(Lost));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_there_to_be_written() {
+        let all = There::all(4, 1);
+        let of = |changed: &[u16], bad| {
+            super::plan(4, strips(changed), all, bad).map(|p| (p.way, p.reads))
+        };
+        let kept = there(&[1, 2, 3], false, false);
+        assert_eq!(of(&[0], there(&[], true, false)), Ok((Way::Add, kept)));
+        assert_eq!(of(&[0], there(&[0], false, false)), Ok((Way::Add, kept)));
+        let subtracts = there(&[0], true, false);
+        assert_eq!(of(&[0], there(&[1], false, false)), Ok((Way::Subtract, subtracts)));
+        assert_eq!(of(&[0], there(&[1, 0], false, false)), Err(Lost));
     }
 }

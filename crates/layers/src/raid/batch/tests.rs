@@ -13,7 +13,12 @@ fn block(fill: u8) -> Buf {
 }
 
 fn rows(row: u32, rows: u16, changed: &[u16]) -> Entry {
-    Entry::Rows { extent: 7, place: 9, row, rows, changed: changed.iter().copied().collect() }
+    let what = What::Rows { row, rows, changed: changed.iter().copied().collect() };
+    entry(9, what)
+}
+
+fn entry(place: u32, what: What) -> Entry {
+    Entry { number: 6, extent: 7, place, what }
 }
 
 fn batch(entries: Vec<Entry>) -> Batch {
@@ -40,8 +45,9 @@ fn parse(bytes: &[u8]) -> Result<Batch, NoBatch> {
 }
 
 fn some() -> Batch {
-    let whole = Entry::Whole { extent: 7, place: 300, stripe: 12 };
-    batch(vec![rows(3, 1, &[2]), whole, rows(0, 2, &[0, 5, 63])])
+    let whole = entry(300, What::Whole { stripe: 12 });
+    let copies = entry(16, What::Copies { stripes: 16 });
+    batch(vec![rows(3, 1, &[2]), whole, rows(0, 2, &[0, 5, 63]), copies])
 }
 
 #[test]
@@ -105,19 +111,21 @@ fn what_contradicts_itself_is_refused() {
         contradiction,
         "more entries than there is room for"
     );
-    assert_eq!(changed(|head| head[84] = 2), contradiction, "an entry that is not counted");
-    assert_eq!(changed(|head| head[84] = 4), contradiction, "one that is not there");
+    assert_eq!(changed(|head| head[84] = 3), contradiction, "an entry that is not counted");
+    assert_eq!(changed(|head| head[84] = 5), contradiction, "one that is not there");
     assert_eq!(changed(|head| head[88] = 1), contradiction, "a reserved byte");
     assert_eq!(changed(|head| head[4095] = 1), contradiction, "a byte behind the entries");
-    assert_eq!(changed(|head| head[HEAD_BYTES + 28] = 0), contradiction, "no rows");
-    assert_eq!(changed(|head| head[HEAD_BYTES + 28] = 2), contradiction, "more rows than blocks");
-    assert_eq!(changed(|head| head[HEAD_BYTES + 8] = 0), contradiction, "nothing changes");
+    assert_eq!(changed(|head| head[HEAD_BYTES + 36] = 0), contradiction, "no rows");
+    assert_eq!(changed(|head| head[HEAD_BYTES + 36] = 2), contradiction, "more rows than blocks");
+    assert_eq!(changed(|head| head[HEAD_BYTES + 16] = 0), contradiction, "nothing changes");
     assert_eq!(
-        changed(|head| head[HEAD_BYTES + 30] = 3),
+        changed(|head| head[HEAD_BYTES + 38] = 4),
         contradiction,
         "a kind that is not known"
     );
-    assert_eq!(changed(|head| head[HEAD_BYTES + 20] = 1), contradiction, "what the kind has not");
+    assert_eq!(changed(|head| head[HEAD_BYTES + 28] = 1), contradiction, "what the kind has not");
+    let copies = HEAD_BYTES + 3 * ENTRY_BYTES;
+    assert_eq!(changed(|head| head[copies + 28] = 0), contradiction, "no stripes");
     assert_eq!(changed(|_| {}), None);
 }
 
@@ -131,11 +139,11 @@ fn a_batch_has_room_for_what_its_slot_holds() {
         batch.blocks.push(block(1));
     }
     assert!(!batch.has_room(&rows(99, 1, &[1])));
-    let whole = Entry::Whole { extent: 1, place: 2, stripe: 3 };
+    let whole = entry(2, What::Whole { stripe: 3 });
     while batch.has_room(&whole) {
         batch.entries.push(whole);
     }
-    assert_eq!((batch.entries.len(), MAX_ENTRIES), (125, 125));
+    assert_eq!((batch.entries.len(), MAX_ENTRIES), (100, 100));
     assert!(is(parse(&bytes(&batch)), &batch));
     assert_eq!((Batch::slot(0), Batch::slot(63), Batch::slot(64)), (0, 63, 0));
 }
@@ -155,13 +163,13 @@ fn golden() {
         ]
     );
     assert_eq!(
-        bytes[96..128],
+        bytes[96..136],
         [
-            7, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1,
-            0, 1, 0,
+            6, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0,
+            0, 0, 0, 3, 0, 0, 0, 1, 0, 1, 0,
         ]
     );
-    assert_eq!(wire::crc32c(&bytes), 0x5876_c9cc, "all of it");
+    assert_eq!(wire::crc32c(&bytes), 0xb010_7315, "all of it");
 }
 
 proptest! {

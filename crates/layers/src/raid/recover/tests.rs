@@ -94,7 +94,8 @@ struct Entry {
 /// A write as the layer does it: its entry, and what it writes where.
 fn write(row: &Row, there: There, new: &[u8], changed: Strips) -> Option<(Entry, Vec<(Role, u8)>)> {
     let all = Strips::first(row.data.len() as u16);
-    let Plan { way, reads, logs_data } = plan(all.len() as u16, changed, there).ok()?;
+    let Plan { way, reads, logs_data } =
+        plan(all.len() as u16, changed, there, There::default()).ok()?;
     let kept = all.without(changed);
     let sums_kept = match way {
         Way::None => (0, 0),

@@ -1,0 +1,361 @@
+//! The members of a pool as one core uses them: who is still there, their logs, and what is not durable yet.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use block::{Buf, Bufs, Class, Ctx, Dev, Epoch, Error, FlushGate, Lba, Op, Pool};
+use futures_util::future::join_all;
+use parity::Parity;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit};
+
+use super::batch::{BLOCK_BYTES, Entry, Ring, What};
+use super::log::Log;
+use super::mistake::Mistake;
+
+/// Memory for what is read and reckoned of stripes that are being written, in pages of 4 KiB.
+const SCRATCH_PAGES: u32 = 1024;
+
+/// Memory for rows that are written in part, in pages, beside that.
+const PARTIAL_PAGES: u32 = 64;
+
+/// Whoever keeps what is known of a pool.
+pub trait Keeper: fmt::Debug {
+    /// Makes durable, on all members that are in, that `member` is out: it lacks what is written from now on. What fails ends
+    /// the array's writes.
+    fn out(&self, member: u16) -> Pin<Box<dyn Future<Output = Result<(), Error>> + '_>>;
+}
+
+/// A disk of the pool.
+#[derive(Debug)]
+pub struct Member {
+    /// The disk, in blocks of 4 KiB.
+    pub dev: Dev,
+    /// Its ring of this core, which nothing has been written in since its era began.
+    pub ring: Ring,
+    /// Where that begins.
+    pub ring_at: Lba,
+    /// Whether it is out already.
+    pub is_out: bool,
+}
+
+/// A member in use.
+#[derive(Debug)]
+struct Used {
+    dev: Dev,
+    log: Log,
+    is_out: Cell<bool>,
+    /// What came of the mark that it is out.
+    marked: OnceCell<Result<(), Error>>,
+}
+
+/// Where a stripe lies: number of the extent, and place in it.
+pub(super) type Spot = (u64, u32);
+
+/// An entry in the logs of these members, by the numbers of its batches.
+pub(super) type Receipt = SmallVec<[(u16, u64); 2]>;
+
+/// The members of a pool, on one core.
+#[derive(Debug)]
+pub struct Array {
+    members: Vec<Used>,
+    keeper: Rc<dyn Keeper>,
+    pub(super) parity: Parity,
+    /// Memory of stripes that are being written; `room` counts its pages.
+    pub(super) scratch: Ctx,
+    room: Semaphore,
+    /// Pages for rows that are written in part: whoever waits for them holds none of the others.
+    partial: Semaphore,
+    /// Whether what a member has completed may be lost until it is flushed.
+    is_volatile: bool,
+    /// Why nothing more is written: what a write left behind that failed is in the logs until the pool is opened again.
+    broken: Cell<Option<Error>>,
+    /// Made on purpose; none but in tests.
+    mistake: Mistake,
+    numbers: Cell<u64>,
+    /// Somebody who waits for room in a log may find some.
+    log_room: Notify,
+    flushes: FlushGate,
+    /// Flushes of all members that have begun.
+    flushes_begun: Cell<u64>,
+    /// What was completed and is not known to be durable, with the number of flushes that had begun then.
+    unflushed: RefCell<VecDeque<(u64, Receipt)>>,
+    /// Stripes with such an entry, likewise.
+    unsettled: RefCell<FxHashMap<Spot, u64>>,
+}
+
+impl Array {
+    /// An array of these members. It takes memory of `pool` once and for all, which is free again when it is gone.
+    ///
+    /// # Errors
+    /// [`block::Error::NoSpace`] if the pool is too small.
+    pub async fn new(
+        members: Vec<Member>,
+        keeper: Rc<dyn Keeper>,
+        pool: &Pool,
+    ) -> Result<Self, Error> {
+        let overheads: usize = members.iter().map(|m| m.dev.info().overhead as usize).sum();
+        let heads = members.len() * BLOCK_BYTES;
+        let pages = (SCRATCH_PAGES + PARTIAL_PAGES) as usize;
+        let bytes = pages * BLOCK_BYTES + heads + overheads;
+        let credit = pool.account().credit(bytes, Class::Immediate).await;
+        let credit = credit.map_err(|_| Error::NoSpace)?;
+        let is_volatile = members.iter().any(|m| m.dev.info().volatile_cache);
+        Ok(Self {
+            members: members.into_iter().map(Used::new).collect(),
+            keeper,
+            parity: Parity::best(),
+            scratch: Ctx::new(credit, Epoch::default()),
+            room: Semaphore::new(SCRATCH_PAGES as usize),
+            partial: Semaphore::new(PARTIAL_PAGES as usize),
+            is_volatile,
+            broken: Cell::new(None),
+            mistake: Mistake::None,
+            numbers: Cell::new(0),
+            log_room: Notify::new(),
+            flushes: FlushGate::default(),
+            flushes_begun: Cell::new(0),
+            unflushed: RefCell::default(),
+            unsettled: RefCell::default(),
+        })
+    }
+
+    /// The same with a mistake.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn mistaken(self, mistake: Mistake) -> Self {
+        Self { mistake, ..self }
+    }
+
+    /// Whether this mistake is to be made.
+    pub(super) fn makes(&self, mistake: Mistake) -> bool {
+        self.mistake == mistake
+    }
+
+    /// How many members there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Whether `member` is out.
+    ///
+    /// # Panics
+    /// If there is none of that number.
+    #[must_use]
+    pub fn is_out(&self, member: u16) -> bool {
+        self.member(member).is_out.get()
+    }
+
+    /// Whether what has been completed may be lost until it is flushed.
+    pub(super) fn is_volatile(&self) -> bool {
+        self.is_volatile
+    }
+
+    fn member(&self, member: u16) -> &Used {
+        &self.members[usize::from(member)]
+    }
+
+    /// Waits for so many pages of scratch memory. Whoever holds some waits for no more.
+    pub(super) async fn room(&self, pages: u32) -> SemaphorePermit<'_> {
+        self.room.acquire_many(pages.min(SCRATCH_PAGES)).await.expect("it is never closed")
+    }
+
+    /// As [`Self::room`], for rows that are written in part. Whoever waits for these holds none of the others.
+    pub(super) async fn partial(&self, pages: u32) -> SemaphorePermit<'_> {
+        self.partial.acquire_many(pages.min(PARTIAL_PAGES)).await.expect("it is never closed")
+    }
+
+    /// Most pages that [`Self::room`] gives.
+    pub(super) const MOST_PAGES: u32 = SCRATCH_PAGES;
+
+    /// Reads `rows` from row `at` of a member.
+    pub(super) async fn read(
+        &self,
+        member: u16,
+        at: u64,
+        rows: u32,
+        ctx: &Ctx,
+    ) -> Result<Bufs, Error> {
+        let member = self.member(member);
+        if member.is_out.get() {
+            return Err(Error::Gone);
+        }
+        member.dev.submit(Op::Read { at: Lba(at), blocks: rows }, ctx).await
+    }
+
+    /// Writes rows from row `at` of a member. If that fails, the member is out when this returns. The error is that nobody could
+    /// be told so.
+    pub(super) async fn write(
+        &self,
+        member: u16,
+        at: u64,
+        data: Bufs,
+        fua: bool,
+    ) -> Result<(), Error> {
+        let used = self.member(member);
+        if used.is_out.get() {
+            return self.out(member, Error::Gone).await;
+        }
+        let op = Op::Write { at: Lba(at), data, fua };
+        match used.dev.submit(op, &self.scratch).await {
+            Ok(_) => Ok(()),
+            Err(why) => self.out(member, why).await,
+        }
+    }
+
+    /// A member is out. Ends when all others know.
+    pub(super) async fn out(&self, member: u16, why: Error) -> Result<(), Error> {
+        let used = self.member(member);
+        used.is_out.set(true);
+        let mark = async || {
+            tracing::error!(member, error = %why, "a disk of the pool is out: replace it");
+            if self.makes(Mistake::AnswersBeforeMark) {
+                return Ok(());
+            }
+            self.keeper.out(member).await
+        };
+        let marked = *used.marked.get_or_init(mark).await;
+        marked.inspect_err(|why| self.give_up(*why))
+    }
+
+    /// A write has failed whose entry must stay in the logs. There is room for so many of those, so no other comes.
+    pub(super) fn give_up(&self, why: Error) {
+        self.broken.set(self.broken.get().or(Some(why)));
+        self.log_room.notify_waiters();
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.broken.get().map_or(Ok(()), Err)
+    }
+
+    /// Puts an entry into the logs of these members, each with blocks of its own, and ends when it is durable in all of them
+    /// that are not out then.
+    ///
+    /// # Errors
+    /// That nobody could be told that a member is out, or that nothing more is written.
+    pub(super) async fn log(
+        &self,
+        spot: Spot,
+        what: What,
+        to: SmallVec<[(u16, Vec<Buf>); 2]>,
+    ) -> Result<Receipt, Error> {
+        self.promise(&to).await?;
+        let number = self.numbers.get() + 1;
+        self.numbers.set(number);
+        let entry = Entry { number, extent: spot.0, place: spot.1, what };
+        let each = to.into_iter().map(|(member, blocks)| async move {
+            let log = &self.member(member).log;
+            (member, log.append(entry, blocks, &self.scratch).await)
+        });
+        let mut receipt = Receipt::new();
+        for (member, outcome) in join_all(each).await {
+            match outcome {
+                Ok(batch) => receipt.push((member, batch)),
+                Err(why) => self.out(member, why).await?,
+            }
+        }
+        Ok(receipt)
+    }
+
+    /// Waits until all these logs have room for an entry, and takes it in all of them at once: nobody who has room in one
+    /// waits for another.
+    async fn promise(&self, to: &[(u16, Vec<Buf>)]) -> Result<(), Error> {
+        loop {
+            // Made before looking: what is freed in between is not missed.
+            let freed = self.log_room.notified();
+            self.check()?;
+            let logs = || to.iter().map(|(member, _)| &self.member(*member).log);
+            if logs().all(Log::has_room) {
+                logs().for_each(Log::promise);
+                return Ok(());
+            }
+            if self.unflushed.borrow().is_empty() {
+                freed.await;
+            } else {
+                self.flush().await?;
+            }
+        }
+    }
+
+    /// What the entry was about is written, on all members that are not out. `durable` says that it is so already.
+    pub(super) fn completed(&self, spot: Spot, receipt: Receipt, durable: bool) {
+        if durable || !self.is_volatile {
+            self.retire(&receipt);
+        } else {
+            let begun = self.flushes_begun.get();
+            self.unflushed.borrow_mut().push_back((begun, receipt));
+            self.unsettled.borrow_mut().insert(spot, begun);
+        }
+        self.log_room.notify_waiters();
+    }
+
+    fn retire(&self, receipt: &Receipt) {
+        for (member, batch) in receipt {
+            self.member(*member).log.retire(*batch);
+        }
+    }
+
+    /// Waits until no entry of the stripe counts any more.
+    pub(super) async fn settle(&self, spot: Spot) -> Result<(), Error> {
+        let waits = self.is_volatile && !self.makes(Mistake::WritesUnsettled);
+        let unsettled = waits && self.unsettled.borrow().contains_key(&spot);
+        if unsettled { self.flush().await } else { Ok(()) }
+    }
+
+    /// Makes durable what was completed before, on all members that are in. One that cannot is out.
+    ///
+    /// # Errors
+    /// That nobody could be told so.
+    pub(super) async fn flush(&self) -> Result<(), Error> {
+        if !self.is_volatile {
+            return Ok(());
+        }
+        self.flushes.flush(|| self.flush_all()).await
+    }
+
+    async fn flush_all(&self) -> Result<(), Error> {
+        let this = self.flushes_begun.get() + 1;
+        self.flushes_begun.set(this);
+        let there = (0..).zip(&self.members).filter(|(_, m): &(u16, _)| !m.is_out.get());
+        let each = there.map(|(n, m)| async move {
+            match m.dev.submit(Op::Flush, &self.scratch).await {
+                Ok(_) => Ok(()),
+                Err(why) => self.out(n, why).await,
+            }
+        });
+        join_all(each).await.into_iter().collect::<Result<(), _>>()?;
+        let done = self.take_flushed(this);
+        done.iter().for_each(|receipt| self.retire(receipt));
+        self.unsettled.borrow_mut().retain(|_, begun| *begun >= this);
+        self.log_room.notify_waiters();
+        Ok(())
+    }
+
+    /// What was completed before the flush of this number began.
+    fn take_flushed(&self, flush: u64) -> Vec<Receipt> {
+        let mut all = self.unflushed.borrow_mut();
+        let count = all.partition_point(|(begun, _)| *begun < flush);
+        all.drain(..count).map(|(_, receipt)| receipt).collect()
+    }
+}
+
+impl Used {
+    fn new(member: Member) -> Self {
+        let Member { dev, ring, ring_at, is_out } = member;
+        let log = Log::new(ring, dev.clone(), ring_at);
+        let marked = if is_out { OnceCell::new_with(Some(Ok(()))) } else { OnceCell::new() };
+        Self { dev, log, is_out: Cell::new(is_out), marked }
+    }
+}

@@ -1,0 +1,19 @@
+//! Mistakes that RAID can be told to make, so that tests can show that they are found.
+
+/// One mistake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mistake {
+    /// None.
+    #[default]
+    None,
+    /// A stripe is written before its entry is in the logs.
+    WritesBeforeLog,
+    /// Q counts a strip as if it were the next one.
+    WeighsQWrongly,
+    /// A stripe is written again before what its entry is about is durable.
+    WritesUnsettled,
+    /// A write that a member has failed is answered before the others know that it is out.
+    AnswersBeforeMark,
+    /// What is made of the rest does not wait for those who write the stripe.
+    ReadsWithoutTurn,
+}

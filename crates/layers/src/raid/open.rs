@@ -1,0 +1,240 @@
+//! What a crash has left is mended before a pool takes operations: by the last entry of each row in the logs.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use block::{Buf, BufMut, Bufs, Error, Lba};
+use futures_util::{StreamExt, stream};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::array::Array;
+use super::batch::{BLOCK_BYTES, Batch, Entry, NoBatch, Ring, SLOT_BLOCKS, SLOTS, What};
+use super::geometry::{Role, Shape};
+use super::recover::{Found, Mend, mend};
+use super::row::{Strips, There};
+use super::stripe::{Failure, Stripe, pages};
+use super::sums::sum_with;
+use super::{Column, Extent};
+
+/// How many rows are mended at once.
+const AT_ONCE: usize = 16;
+
+/// A ring of the era that a crash has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct OldRing {
+    /// Number of the member that it lies on.
+    pub member: u16,
+    /// Which it is.
+    pub ring: Ring,
+    /// Where it begins on the member.
+    pub at: Lba,
+}
+
+/// What has been mended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mended {
+    /// Rows that entries named that count.
+    pub rows: u64,
+    /// Rows that could not be made whole: more is lost of them than their level bears.
+    pub lost: u64,
+}
+
+/// A row by its extent, the place of its stripe, and its number in that.
+type At = (u64, u32, u32);
+
+/// The last entry of a row.
+struct Last {
+    number: u64,
+    changed: Strips,
+    /// What the logs of these members hold for the row.
+    blocks: SmallVec<[(u16, Vec<Buf>); 2]>,
+}
+
+/// Mends what is under way by the rings of one number, on all members, and makes it durable. `array` has logs of a new era, in
+/// which nothing has been written; members whose old ring cannot be read are out.
+///
+/// # Errors
+/// [`Error::Corrupt`] if a ring is of a release that is not known, or contradicts itself: nothing has been changed then. And what
+/// stops the array.
+pub async fn mend_rings(
+    array: &Array,
+    rings: &[OldRing],
+    extents: &[(Shape, Rc<Extent>)],
+) -> Result<Mended, Error> {
+    let mut last = BTreeMap::new();
+    for ring in rings.iter().filter(|ring| !array.is_out(ring.member)) {
+        match entries(array, ring).await {
+            Ok(batches) => {
+                batches.into_iter().for_each(|batch| note(&mut last, ring.member, batch));
+            }
+            Err(error @ Error::Corrupt { .. }) => return Err(error),
+            Err(error) => array.out(ring.member, error).await?,
+        }
+    }
+    let by_number: FxHashMap<u64, &(Shape, Rc<Extent>)> =
+        extents.iter().map(|known| (known.1.number, known)).collect();
+    let rows = last.into_iter().filter_map(|(at, last)| {
+        // An extent that has been freed since has no rows.
+        let (shape, extent) = by_number.get(&at.0)?;
+        let extent = Rc::clone(extent);
+        let stripe = Stripe { array, shape: *shape, extent, place: at.1, reads: None };
+        (at.1 < shape.stripes() && at.2 < shape.strip_rows()).then_some((stripe, at.2, last))
+    });
+    let mut mended = Mended::default();
+    let mut outcomes = stream::iter(rows)
+        .map(|(stripe, row, last)| async move { stripe.mend(row, &last).await })
+        .buffer_unordered(AT_ONCE);
+    while let Some(outcome) = outcomes.next().await {
+        match outcome {
+            Ok(()) => mended.rows += 1,
+            Err(Failure::Lost) => mended.lost += 1,
+            Err(Failure::Array(error)) => return Err(error),
+        }
+    }
+    array.flush().await?;
+    Ok(mended)
+}
+
+/// The batches of a ring from its tail on.
+async fn entries(array: &Array, old: &OldRing) -> Result<Vec<Batch>, Error> {
+    let mut batches = Vec::new();
+    let blocks = u32::try_from(SLOT_BLOCKS).unwrap_or(u32::MAX);
+    for slot in 0..SLOTS {
+        let at = old.at.0 + u64::from(slot * blocks);
+        let _room = array.room(blocks).await;
+        let data = array.read(old.member, at, blocks, &array.scratch).await?;
+        match Batch::parse(&data, &old.ring) {
+            Ok(batch) => batches.push(kept(batch)),
+            Err(NoBatch::Foreign | NoBatch::Torn | NoBatch::Other) => {}
+            Err(why @ (NoBatch::Version(_) | NoBatch::Contradiction)) => {
+                tracing::error!(member = old.member, slot, error = %why, "the parity log cannot be read");
+                return Err(Error::Corrupt { at: Lba(at) });
+            }
+        }
+    }
+    let tail = batches.iter().max_by_key(|batch| batch.sequence).map_or(0, |batch| batch.tail);
+    batches.retain(|batch| batch.sequence >= tail);
+    batches.sort_unstable_by_key(|batch| batch.sequence);
+    Ok(batches)
+}
+
+/// The batch with blocks of its own: what it was read into is needed for the next.
+fn kept(batch: Batch) -> Batch {
+    let own = |block: &Buf| {
+        let mut page = BufMut::lone_page();
+        page.copy_from_slice(block);
+        page.freeze()
+    };
+    Batch { blocks: batch.blocks.iter().map(own).collect(), ..batch }
+}
+
+/// Notes what a batch says of rows, if nothing later is known of them.
+fn note(last: &mut BTreeMap<At, Last>, member: u16, batch: Batch) {
+    let mut blocks = batch.blocks.into_iter();
+    for entry in batch.entries {
+        let Entry { number, extent, place, what } = entry;
+        let What::Rows { row, rows, changed } = what else { continue };
+        let each = entry.blocks() / usize::from(rows);
+        for n in 0..u32::from(rows) {
+            let of: Vec<Buf> = blocks.by_ref().take(each).collect();
+            let at = (extent, place, row.saturating_add(n));
+            let found =
+                last.entry(at).or_insert_with(|| Last { number, changed, blocks: SmallVec::new() });
+            if found.number < number {
+                *found = Last { number, changed, blocks: SmallVec::new() };
+            }
+            if found.number == number {
+                found.blocks.push((member, of));
+            }
+        }
+    }
+}
+
+impl Last {
+    fn of(&self, column: Column) -> Option<&[Buf]> {
+        self.blocks.iter().find(|(m, _)| *m == column.member).map(|(_, blocks)| &blocks[..])
+    }
+}
+
+impl Stripe<'_> {
+    /// Makes a row whole by the last entry that names it.
+    async fn mend(&self, row: u32, last: &Last) -> Result<(), Failure> {
+        let logged = |role| self.column(role).is_ok_and(|column| last.of(column).is_some());
+        let found = Found { changed: last.changed, by_p: logged(Role::P), by_q: logged(Role::Q) };
+        let (mut there, pages) = (self.there(), 2 * self.all().len());
+        let _room = self.array.room(pages).await;
+        loop {
+            let tried = match mend(found, there) {
+                Mend::Nothing => return Ok(()),
+                Mend::Follow(strip) => self.follow(row, last, strip).await?,
+                Mend::Answer(strip) => self.answer(row, last, strip).await?,
+                Mend::Redo => return self.redo(row, last).await,
+            };
+            match tried {
+                None => return Ok(()),
+                Some(Role::Data(strip)) => {
+                    there.data = there.data.without([strip].into_iter().collect());
+                }
+                Some(_) => return Err(Failure::Lost),
+            }
+        }
+    }
+
+    /// Parities follow from what a strip holds. If that cannot be read, it is told.
+    async fn follow(&self, row: u32, last: &Last, strip: u16) -> Result<Option<Role>, Failure> {
+        let role = Role::Data(strip);
+        let Some(data) = self.row_of(role, row).await? else { return Ok(Some(role)) };
+        self.write_sums(row, last, &[(strip, &data)]).await?;
+        Ok(None)
+    }
+
+    /// P says what a strip is that is lost, and Q follows from that.
+    async fn answer(&self, row: u32, last: &Last, strip: u16) -> Result<Option<Role>, Failure> {
+        let Some(p) = self.row_of(Role::P, row).await? else { return Ok(Some(Role::P)) };
+        let mut page = self.array.scratch.credit().alloc_page(BLOCK_BYTES);
+        let kept = self.kept(last, Role::P)?;
+        self.array.parity.xor(&[&p, kept], &mut page);
+        self.write_sums(row, last, &[(strip, &page)]).await?;
+        Ok(None)
+    }
+
+    /// What the log has of new data is written, and parities follow from it.
+    async fn redo(&self, row: u32, last: &Last) -> Result<(), Failure> {
+        let new = last.blocks.first().map_or(&[][..], |(_, blocks)| &blocks[1..]);
+        let new: SmallVec<[(u16, &Buf); 4]> = last.changed.iter().zip(new).collect();
+        for (strip, data) in &new {
+            self.write(Role::Data(*strip), row, Bufs::from((*data).clone()), false).await?;
+        }
+        let new: SmallVec<[(u16, &[u8]); 4]> =
+            new.iter().map(|(n, data)| (*n, &data[..])).collect();
+        self.write_sums(row, last, &new).await
+    }
+
+    async fn write_sums(&self, row: u32, last: &Last, new: &[(u16, &[u8])]) -> Result<(), Failure> {
+        let parities = There { data: Strips::default(), ..self.there() };
+        for role in parities.roles() {
+            let mut page = self.array.scratch.credit().alloc_page(BLOCK_BYTES);
+            sum_with(self.array.parity, role, self.kept(last, role)?, new, &mut page);
+            self.write(role, row, page.into(), false).await?;
+        }
+        Ok(())
+    }
+
+    /// The sum of kept strips that the log of a parity has.
+    fn kept<'a>(&self, last: &'a Last, role: Role) -> Result<&'a [u8], Failure> {
+        let blocks = last.of(self.column(role)?);
+        blocks.and_then(<[Buf]>::first).map(|kept| &kept[..]).ok_or(Failure::Lost)
+    }
+
+    /// One row of a strip; none if it cannot be read.
+    async fn row_of(&self, role: Role, row: u32) -> Result<Option<Buf>, Failure> {
+        match self.read(role, &(row..row + 1), &self.array.scratch).await {
+            Ok(data) => Ok(pages(&data).into_iter().next()),
+            Err(error) => {
+                self.unread(role, error).await?;
+                Ok(None)
+            }
+        }
+    }
+}

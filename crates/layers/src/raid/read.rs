@@ -1,0 +1,133 @@
+//! Reads: from where the data is, or made of the rest of its rows.
+
+use std::ops::Range;
+
+use block::{Bufs, Ctx, Error, Lba};
+use futures_util::future::join_all;
+
+use super::geometry::{Piece, ROW_BYTES, Role};
+use super::mistake::Mistake;
+use super::row::There;
+use super::stripe::{Failure, Had, Stripe, key};
+use super::{Array, Raid};
+
+/// Most rows that are made at once.
+const MOST_RESTORED: u32 = 16;
+
+impl Raid {
+    /// Reads these bytes of the extents, of which `lba` is the block to be named if they cannot be read.
+    pub(super) async fn read(&self, bytes: Range<u64>, lba: Lba, ctx: &Ctx) -> Result<Bufs, Error> {
+        let row = u64::from(ROW_BYTES);
+        let rows = bytes.start / row..bytes.end.div_ceil(row);
+        let data = self.read_rows(&rows, lba, ctx).await?;
+        let skipped = usize::try_from(bytes.start - rows.start * row).unwrap_or(0);
+        let len = usize::try_from(bytes.end - bytes.start).unwrap_or(0);
+        Ok(if len == data.len() { data } else { data.slice(skipped..skipped + len) })
+    }
+
+    async fn read_rows(&self, rows: &Range<u64>, lba: Lba, ctx: &Ctx) -> Result<Bufs, Error> {
+        let mut pieces = self.pieces(rows);
+        let first = pieces.next().ok_or(Error::OutOfRange)?;
+        let second = pieces.next();
+        let Some(second) = second else {
+            return self.read_piece(first, lba, ctx).await;
+        };
+        let all = [first, second].into_iter().chain(pieces);
+        let each = all.map(|piece| self.read_piece(piece, lba, ctx));
+        let mut data = Bufs::new();
+        for found in join_all(each).await {
+            data.append(found?);
+        }
+        Ok(data)
+    }
+
+    /// Rows of the extents, cut at extents and strips: with the index of the extent.
+    pub(super) fn pieces(&self, rows: &Range<u64>) -> impl Iterator<Item = (u32, Piece)> + use<> {
+        let (shape, rows) = (self.shape, rows.clone());
+        let each = shape.rows();
+        (rows.start / each..rows.end.div_ceil(each)).flat_map(move |n| {
+            let (from, to) = (rows.start.max(n * each), rows.end.min((n + 1) * each));
+            let index = u32::try_from(n).unwrap_or(u32::MAX);
+            shape.pieces(from - n * each, to - from).map(move |piece| (index, piece))
+        })
+    }
+
+    async fn read_piece(
+        &self,
+        (index, piece): (u32, Piece),
+        lba: Lba,
+        ctx: &Ctx,
+    ) -> Result<Bufs, Error> {
+        let stripe = self.stripe(index, piece.stripe)?;
+        let role = Role::Data(piece.strip);
+        let found = match self.reads.begin(key(index, piece.stripe)) {
+            Some(_reading) => stripe.read(role, &piece.rows, ctx).await,
+            None => {
+                let _turn = self.turn(index, piece.stripe).await;
+                stripe.read(role, &piece.rows, ctx).await
+            }
+        };
+        match found {
+            Ok(data) => Ok(data),
+            Err(error) => {
+                stripe.unread(role, error).await?;
+                // What is rare is in a box, so that the future of a plain read stays small.
+                let made = Box::pin(self.read_lost(index, &piece, ctx)).await;
+                made.map_err(|failure| match failure {
+                    Failure::Lost => Error::Unreadable { at: lba },
+                    Failure::Array(error) => error,
+                })
+            }
+        }
+    }
+
+    /// Makes of the others what cannot be read, and writes it back where its member is there.
+    async fn read_lost(&self, index: u32, piece: &Piece, ctx: &Ctx) -> Result<Bufs, Failure> {
+        let stripe = self.stripe(index, piece.stripe)?;
+        let _turn = match self.array.makes(Mistake::ReadsWithoutTurn) {
+            true => None,
+            false => Some(self.turn(index, piece.stripe).await),
+        };
+        let mut data = Bufs::new();
+        let most = (Array::MOST_PAGES / stripe.restoring_pages()).clamp(1, MOST_RESTORED);
+        let mut start = piece.rows.start;
+        while start < piece.rows.end {
+            let rows = start..piece.rows.end.min(start + most);
+            start = rows.end;
+            data.append(stripe.made_again(piece.strip, &rows, ctx).await?);
+        }
+        Ok(data)
+    }
+}
+
+impl Stripe<'_> {
+    /// Rows of one strip of data that cannot be read, in memory of `ctx`. Whoever asks has the stripe's turn.
+    async fn made_again(&self, strip: u16, rows: &Range<u32>, ctx: &Ctx) -> Result<Bufs, Failure> {
+        let role = Role::Data(strip);
+        let count = rows.end - rows.start;
+        let _room = self.array.room(count * self.restoring_pages()).await;
+        let (had, lost) = self.restore(rows, There::of([role])).await?;
+        let mut out = Bufs::new();
+        for made in had.pages(role) {
+            let mut page = ctx.credit().alloc_page(ROW_BYTES as usize);
+            page.copy_from_slice(made);
+            out.push(page.freeze());
+        }
+        self.write_back(rows, &had, lost).await?;
+        Ok(out)
+    }
+
+    /// Writes what could not be read to members that are there: a disk puts it elsewhere.
+    async fn write_back(&self, rows: &Range<u32>, had: &Had, lost: There) -> Result<(), Failure> {
+        let mendable = lost.data.and(self.there().data);
+        if mendable.is_empty() {
+            return Ok(());
+        }
+        let _quiet = self.quiet().await;
+        for strip in mendable.iter() {
+            let data = had.pages(Role::Data(strip)).iter().cloned().collect();
+            self.write(Role::Data(strip), rows.start, data, false).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,277 @@
+//! One stripe: what of it is there, what is read of it, and what is made of the rest.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use block::{Buf, BufMut, Bufs, BufsMut, Ctx, Error};
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use super::array::{Array, Spot};
+use super::geometry::{ROW_BYTES, Role, Shape};
+use super::quiet::{Quiet, Reads};
+use super::row::{Lost, Strips, There};
+use super::sums::Row;
+use super::{Column, Extent};
+use crate::units::UnitLock;
+
+const ROW: usize = ROW_BYTES as usize;
+
+/// A stripe, for whoever has its turn, or reads no more than data.
+#[derive(Clone, Debug)]
+pub(super) struct Stripe<'a> {
+    pub(super) array: &'a Array,
+    pub(super) shape: Shape,
+    pub(super) extent: Rc<Extent>,
+    /// Where in the extent it lies.
+    pub(super) place: u32,
+    /// Clients that read it, if there may be any, and by which number.
+    pub(super) reads: Option<(&'a Reads, u64)>,
+}
+
+/// Why something could not be done with a stripe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// More is lost than the level bears.
+    Lost,
+    /// The array can do nothing any more.
+    Array(Error),
+}
+
+impl From<Lost> for Failure {
+    fn from(Lost: Lost) -> Self {
+        Self::Lost
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Array(error)
+    }
+}
+
+/// Rows of some strips, each row in one piece.
+#[derive(Debug, Default)]
+pub(super) struct Had(SmallVec<[(Role, Pages); 4]>);
+
+/// Rows of one strip, each in one piece.
+pub(super) type Pages = SmallVec<[Buf; 1]>;
+
+impl Had {
+    /// What is known of row `n` of these, of `data` strips of data in all.
+    pub(super) fn row(&self, data: u16, n: usize) -> Row<'_> {
+        let mut row = Row::new(data);
+        self.0.iter().for_each(|(role, pages)| row.know(*role, &pages[n]));
+        row
+    }
+
+    /// The rows of one strip; none if they are not known.
+    pub(super) fn pages(&self, role: Role) -> &[Buf] {
+        self.0.iter().find(|(r, _)| *r == role).map_or(&[], |(_, pages)| pages)
+    }
+
+    pub(super) fn add(&mut self, role: Role, pages: Pages) {
+        self.0.push((role, pages));
+    }
+}
+
+impl Stripe<'_> {
+    pub(super) fn spot(&self) -> Spot {
+        (self.extent.number, self.place)
+    }
+
+    /// Waits until no client reads it.
+    pub(super) async fn quiet(&self) -> Option<Quiet<'_>> {
+        let (reads, key) = self.reads?;
+        Some(reads.quiet(key).await)
+    }
+
+    /// Strips of data.
+    pub(super) fn data(&self) -> u16 {
+        self.shape.data()
+    }
+
+    pub(super) fn all(&self) -> There {
+        There::all(self.data(), self.shape.level().parities())
+    }
+
+    /// Where a strip lies. Of copies: where the first one does.
+    pub(super) fn column(&self, role: Role) -> Result<Column, Error> {
+        let column = self.shape.columns_of(self.place, role).next();
+        let found = column.and_then(|n| self.extent.columns.get(usize::from(n)));
+        found.copied().ok_or(Error::OutOfRange)
+    }
+
+    /// Where `row` of the strip in `column` is on its member.
+    pub(super) fn at(&self, column: Column, row: u32) -> u64 {
+        column.at + u64::from(self.place) * u64::from(self.shape.strip_rows()) + u64::from(row)
+    }
+
+    /// What is there: its member is not out.
+    pub(super) fn there(&self) -> There {
+        let there = |role: &Role| self.column(*role).is_ok_and(|c| !self.array.is_out(c.member));
+        There::of(self.shape.roles().filter(there))
+    }
+
+    /// Reads rows of one strip.
+    pub(super) async fn read(
+        &self,
+        role: Role,
+        rows: &Range<u32>,
+        ctx: &Ctx,
+    ) -> Result<Bufs, Error> {
+        let column = self.column(role)?;
+        let at = self.at(column, rows.start);
+        self.array.read(column.member, at, rows.end - rows.start, ctx).await
+    }
+
+    /// Writes rows of one strip. A member that fails it is out.
+    pub(super) async fn write(
+        &self,
+        role: Role,
+        row: u32,
+        data: Bufs,
+        fua: bool,
+    ) -> Result<(), Error> {
+        let column = self.column(role)?;
+        self.array.write(column.member, self.at(column, row), data, fua).await
+    }
+
+    /// Rows of these strips. If some cannot be read: which. A member that is gone is out.
+    pub(super) async fn gather(
+        &self,
+        rows: &Range<u32>,
+        what: There,
+    ) -> Result<Result<Had, There>, Error> {
+        let each = what
+            .roles()
+            .map(|role| async move { (role, self.read(role, rows, &self.array.scratch).await) });
+        let (mut had, mut failed) = (Had::default(), SmallVec::<[Role; 2]>::new());
+        for (role, found) in join_all(each).await {
+            match found {
+                Ok(data) => had.add(role, pages(&data)),
+                Err(error) => {
+                    self.unread(role, error).await?;
+                    failed.push(role);
+                }
+            }
+        }
+        Ok(if failed.is_empty() { Ok(had) } else { Err(There::of(failed)) })
+    }
+
+    /// A strip could not be read: if its member is gone, all are told.
+    pub(super) async fn unread(&self, role: Role, error: Error) -> Result<(), Error> {
+        let member = self.column(role)?.member;
+        match error {
+            Error::Gone => self.array.out(member, error).await,
+            _ => {
+                tracing::warn!(member, %error, "a disk of the pool does not give a block back");
+                Ok(())
+            }
+        }
+    }
+
+    /// Rows of all strips of data, those that `avoid` names made of the others; with what else could not be read and was made
+    /// so. Takes scratch memory of [`Self::restoring_pages`].
+    pub(super) async fn restore(
+        &self,
+        rows: &Range<u32>,
+        mut avoid: There,
+    ) -> Result<(Had, There), Failure> {
+        loop {
+            let there = self.there();
+            let readable = there.without(avoid);
+            let lost = Strips::first(self.data()).without(readable.data);
+            if lost.len() > readable.parities() {
+                return Err(Failure::Lost);
+            }
+            match self.gather(rows, readable).await? {
+                Ok(had) => return Ok((self.made(rows, lost, had)?, avoid)),
+                Err(failed) => avoid = avoid.or(failed),
+            }
+        }
+    }
+
+    /// Scratch memory that [`Self::restore`] takes for each row, in pages.
+    pub(super) fn restoring_pages(&self) -> u32 {
+        self.all().len() + u32::from(self.shape.level().parities())
+    }
+
+    /// With what is lost of what there was.
+    pub(super) fn made(&self, rows: &Range<u32>, lost: Strips, mut had: Had) -> Result<Had, Lost> {
+        let count = rows.len();
+        let mut made: SmallVec<[Vec<BufMut>; 2]> =
+            lost.iter().map(|_| self.scratch_pages(count)).collect();
+        for n in 0..count {
+            let mut out: SmallVec<[&mut [u8]; 2]> =
+                made.iter_mut().map(|pages| &mut pages[n][..]).collect();
+            if !had.row(self.data(), n).restore(self.array.parity, &mut out) {
+                return Err(Lost);
+            }
+        }
+        for (strip, pages) in lost.iter().zip(made) {
+            had.add(Role::Data(strip), pages.into_iter().map(BufMut::freeze).collect());
+        }
+        Ok(had)
+    }
+
+    /// Scratch memory, page by page.
+    pub(super) fn scratch_pages(&self, count: usize) -> Vec<BufMut> {
+        let credit = self.array.scratch.credit();
+        (0..count).map(|_| credit.alloc_page(ROW)).collect()
+    }
+}
+
+/// Whole rows, each in one piece.
+pub(super) fn pages(data: &Bufs) -> Pages {
+    let whole = |piece: &Buf| piece.len().is_multiple_of(ROW);
+    if data.iter().all(whole) {
+        let rows = |piece: &Buf| (0..piece.len() / ROW).map(|n| (n * ROW)..(n + 1) * ROW).collect();
+        return data
+            .iter()
+            .flat_map(|piece| {
+                let rows: SmallVec<[Range<usize>; 1]> = rows(piece);
+                rows.into_iter().map(|row| piece.slice(row))
+            })
+            .collect();
+    }
+    let row = |n: usize| {
+        let mut page = BufMut::lone_page();
+        data.slice(n * ROW..(n + 1) * ROW).copy_to(&mut page);
+        page.freeze()
+    };
+    (0..data.len() / ROW).map(row).collect()
+}
+
+/// `data` in memory that begins and ends with pages, copied into `out` if it does not.
+pub(super) fn in_pages(data: Bufs, out: impl FnOnce() -> BufsMut) -> Bufs {
+    if data.is_aligned(ROW) {
+        return data;
+    }
+    let (mut copy, mut at) = (out(), 0);
+    for part in &mut copy {
+        let len = part.len();
+        data.slice(at..at + len).copy_to(part);
+        at += len;
+    }
+    copy.into()
+}
+
+impl super::Raid {
+    /// Stripe number `stripe` of the extent at `index`.
+    pub(super) fn stripe(&self, index: u32, stripe: u32) -> Result<Stripe<'_>, Error> {
+        let extent = self.extent(index)?;
+        let (array, reads) = (&*self.array, Some((&self.reads, key(index, stripe))));
+        Ok(Stripe { array, shape: self.shape, extent, place: stripe, reads })
+    }
+
+    /// Waits for the turn of a stripe.
+    pub(super) async fn turn(&self, index: u32, stripe: u32) -> UnitLock<'_> {
+        self.turns.lock(key(index, stripe)).await
+    }
+}
+
+/// One number for a stripe of an extent.
+pub(super) fn key(index: u32, stripe: u32) -> u64 {
+    u64::from(index) << 32 | u64::from(stripe)
+}

@@ -1,0 +1,369 @@
+//! Volumes on pools in memory: the suite of every layer, with members lost and power cut in the middle of everything.
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
+use block::testing::faulty::{Effect, Faulty, Kind, Rule};
+use block::testing::register::{Checker, Initially, Loss};
+use block::testing::workload::Workload;
+use block::testing::{Client, Rng};
+use block::{Dev, Mem, MemOptions, Pool};
+use uuid::Uuid;
+
+use super::batch::Ring;
+use super::geometry::Level;
+use super::*;
+
+/// Where extents begin on a member.
+const DATA_AT: u64 = RING_BLOCKS;
+
+/// What is known of a pool, whatever becomes of its process.
+#[derive(Debug, Default)]
+struct Book {
+    /// Members that are out.
+    out: RefCell<Vec<u16>>,
+    era: Cell<u64>,
+}
+
+impl Keeper for Rc<Book> {
+    fn out(&self, member: u16) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + '_>> {
+        self.out.borrow_mut().push(member);
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+/// A pool of disks in memory.
+struct Disks {
+    shape: Shape,
+    block_size: u32,
+    mems: Vec<Rc<Mem>>,
+    book: Rc<Book>,
+    extents: RefCell<u64>,
+    scratch: Pool,
+}
+
+impl Disks {
+    fn new(level: Level, columns: u16, strip_rows: u32, block_size: u32, volatile: bool) -> Self {
+        Self::sized(level, columns, strip_rows, block_size, volatile, 2 << 20)
+    }
+
+    /// With extents of so many bytes, or a little more.
+    fn sized(
+        level: Level,
+        columns: u16,
+        strip_rows: u32,
+        block_size: u32,
+        volatile: bool,
+        bytes: u64,
+    ) -> Self {
+        let shape = Shape::new(level, columns, strip_rows, 1).unwrap();
+        let stripes = bytes.div_ceil(shape.stripe_rows() * u64::from(ROW_BYTES));
+        let shape = Shape::new(level, columns, strip_rows, stripes as u32).unwrap();
+        let blocks = DATA_AT + 8 * stripes * u64::from(strip_rows);
+        let options = MemOptions { volatile_cache: volatile, ..MemOptions::new(4096, blocks) };
+        let mems = (0..columns).map(|_| Rc::new(Mem::new(options))).collect();
+        let scratch = Pool::new(16 << 20).unwrap();
+        Self { shape, block_size, mems, book: Rc::default(), extents: RefCell::new(3), scratch }
+    }
+
+    fn extent(&self, number: u64) -> Extent {
+        let rows = u64::from(self.shape.stripes()) * u64::from(self.shape.strip_rows());
+        let count = self.mems.len() as u64;
+        // Columns of an extent are on other members than those of the one before.
+        let column =
+            |n: u64| Column { member: ((n + number) % count) as u16, at: DATA_AT + number * rows };
+        Extent { number, columns: (0..count).map(column).collect() }
+    }
+
+    fn extents(&self) -> Vec<Extent> {
+        (0..*self.extents.borrow()).map(|n| self.extent(n)).collect()
+    }
+
+    fn ring(&self, member: u16, era: u64) -> Ring {
+        let member = Uuid::from_u128(100 + u128::from(member));
+        Ring { pool: Uuid::from_u128(1), member, era, number: 0 }
+    }
+
+    async fn array(&self, era: u64, wrap: impl Fn(u16, Dev) -> Dev, mistake: Mistake) -> Rc<Array> {
+        let out = self.book.out.borrow().clone();
+        let member = |(n, mem): (u16, &Rc<Mem>)| Member {
+            dev: wrap(n, Dev::shared(Rc::clone(mem))),
+            ring: self.ring(n, era),
+            ring_at: Lba(0),
+            is_out: out.contains(&n),
+        };
+        let members = (0..).zip(&self.mems).map(member).collect();
+        let keeper = Rc::new(Rc::clone(&self.book));
+        let array = Array::new(members, keeper, &self.scratch).await.unwrap();
+        Rc::new(array.mistaken(mistake))
+    }
+
+    /// Mends what a crash has left; then a new era begins.
+    async fn mend(&self) -> Mended {
+        let old = self.book.era.get();
+        let array = self.array(old + 1, |_, dev| dev, Mistake::None).await;
+        let rings: Vec<_> = (0..self.mems.len() as u16)
+            .map(|member| OldRing { member, ring: self.ring(member, old), at: Lba(0) })
+            .collect();
+        let extents: Vec<_> =
+            self.extents().into_iter().map(|extent| (self.shape, Rc::new(extent))).collect();
+        let mended = mend_rings(&array, &rings, &extents).await.unwrap();
+        self.book.era.set(old + 1);
+        mended
+    }
+
+    /// The volume, on members that misbehave.
+    async fn serve(&self, wrap: impl Fn(u16, Dev) -> Dev, mistake: Mistake) -> Rc<Raid> {
+        let array = self.array(self.book.era.get(), wrap, mistake).await;
+        let settings = Settings { shape: self.shape, block_size: self.block_size };
+        Rc::new(Raid::new(array, settings, self.extents()))
+    }
+
+    fn cut_power(&self, rng: &mut Rng) {
+        for mem in &self.mems {
+            mem.cut_power(|n| rng.below(n as u64) as usize);
+        }
+    }
+}
+
+struct Suite {
+    make: fn() -> Disks,
+    disks: RefCell<Rc<Disks>>,
+    raid: RefCell<Option<Rc<Raid>>>,
+    pool: Pool,
+}
+
+impl Suite {
+    async fn open(&self) -> Dev {
+        let disks = Rc::clone(&self.disks.borrow());
+        disks.mend().await;
+        let raid = disks.serve(|_, dev| dev, Mistake::None).await;
+        self.raid.replace(Some(Rc::clone(&raid)));
+        Dev::shared(raid)
+    }
+}
+
+impl Subject for Suite {
+    fn pool(&self) -> Pool {
+        self.pool.clone()
+    }
+
+    async fn fresh(&self) -> Dev {
+        self.raid.take();
+        self.disks.replace(Rc::new((self.make)()));
+        self.open().await
+    }
+
+    async fn grow(&self) -> bool {
+        let disks = self.disks.borrow();
+        let number = *disks.extents.borrow();
+        *disks.extents.borrow_mut() += 1;
+        self.raid.borrow().as_ref().unwrap().grow(disks.extent(number));
+        true
+    }
+
+    async fn space_used(&self) -> Option<u64> {
+        None
+    }
+
+    async fn cut_power(&self, seed: u64) -> Option<Dev> {
+        self.raid.take();
+        self.disks.borrow().cut_power(&mut Rng::new(seed));
+        Some(self.open().await)
+    }
+
+    async fn fail_next(&self, _: Kind, _: Error) -> bool {
+        false
+    }
+}
+
+fn conforms(make: fn() -> Disks) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let pool = Pool::new(MIN_POOL).unwrap();
+    let suite =
+        Suite { make, disks: RefCell::new(Rc::new(make())), raid: RefCell::default(), pool };
+    assert!(suite.disks.borrow().shape.rows() * 3 * 4096 >= MIN_BYTES);
+    tokio::task::LocalSet::new().block_on(&runtime, conformance::check(&suite, 1));
+}
+
+#[test]
+fn raid_5() {
+    conforms(|| Disks::new(Level::Parity, 5, 16, 4096, false));
+}
+
+#[test]
+fn raid_5_with_volatile_caches() {
+    conforms(|| Disks::new(Level::Parity, 3, 4, 4096, true));
+}
+
+#[test]
+fn raid_5_in_blocks_of_512() {
+    conforms(|| Disks::new(Level::Parity, 4, 2, 512, true));
+}
+
+#[test]
+fn raid_6() {
+    conforms(|| Disks::new(Level::DoubleParity, 6, 3, 4096, true));
+}
+
+#[test]
+fn raid_0() {
+    conforms(|| Disks::new(Level::Copies(1), 3, 16, 4096, true));
+}
+
+/// A pool through crashes, with as many members lost as its level bears, and blocks that cannot be read.
+struct Ordeal {
+    disks: Disks,
+    rng: Rng,
+    mistake: Mistake,
+    checker: RefCell<Checker>,
+    pool: Pool,
+}
+
+impl Ordeal {
+    fn new(make: fn(bool) -> Disks, seed: u64, mistake: Mistake) -> Self {
+        let mut rng = Rng::new(seed);
+        let disks = make(rng.one_in(2));
+        let mut checker = Checker::new(1, disks.block_size, Initially::Zeroes);
+        if !disks.mems[0].info().volatile_cache {
+            checker = checker.write_through();
+        }
+        let pool = Pool::new(MIN_POOL).unwrap();
+        Self { disks, rng, mistake, checker: RefCell::new(checker), pool }
+    }
+
+    /// Whether one more member may be lost.
+    fn bears_more(&self) -> bool {
+        self.disks.book.out.borrow().len() < usize::from(self.disks.shape.level().bears())
+    }
+
+    fn some_member(&mut self) -> u16 {
+        self.rng.below(self.disks.mems.len() as u64) as u16
+    }
+
+    /// What happens to members during the next round.
+    fn rules(&mut self) -> Vec<(u16, Rule)> {
+        let slow = Effect::Delay(Duration::ZERO, Duration::from_micros(self.rng.within(1, 900)));
+        let mut all = Vec::new();
+        if self.bears_more() && self.rng.one_in(2) {
+            let victim = self.some_member();
+            let rule = match self.rng.below(3) {
+                0 => Rule::new(Effect::Fail(Error::Gone)).after(self.rng.below(200)),
+                1 => Rule::new(Effect::FailHalfway(Error::Unwritable { at: Lba(0) }))
+                    .on(&[Kind::Write])
+                    .after(self.rng.below(60))
+                    .times(1),
+                _ => Rule::new(Effect::Fail(Error::Unreadable { at: Lba(0) }))
+                    .on(&[Kind::Read])
+                    .with_probability(0.3),
+            };
+            if !self.disks.book.out.borrow().contains(&victim) {
+                all.push((victim, rule));
+            }
+        }
+        all.extend((0..self.disks.mems.len() as u16).map(|n| (n, Rule::new(slow))));
+        all
+    }
+
+    async fn round(&mut self, n: u32) -> Result<(), String> {
+        let rules = self.rules();
+        let seed = self.rng.u64();
+        let wrap = |n: u16, dev: Dev| {
+            let (dev, faults) = Faulty::wrap(dev, seed ^ u64::from(n));
+            rules.iter().filter(|(m, _)| *m == n).for_each(|(_, rule)| faults.add(rule.clone()));
+            dev
+        };
+        let mended = self.disks.mend().await;
+        if mended.lost > 0 {
+            return Err(format!("round {n}: {mended:?}"));
+        }
+        let dev = Dev::shared(self.disks.serve(wrap, self.mistake).await);
+        let span = Blocks::new(Lba(self.rng.below(9)), 96);
+        let depth = self.rng.within(1, 12) as usize;
+        let client = Client::new(&dev, &self.pool);
+        let workload = Workload::new(client, span, depth, self.rng.u64());
+        let ops = self.rng.within(1, 80) as usize;
+        let checked = async {
+            workload.audit(&self.checker).await?;
+            workload.run_until_crash(&self.checker, ops).await
+        };
+        checked.await.map_err(|v| format!("round {n}: {v}"))?;
+        let errors = workload.take_errors();
+        if !errors.is_empty() {
+            return Err(format!("round {n}: {errors:?}"));
+        }
+        let permit = block::crash::permit();
+        drop((workload, dev));
+        drop(permit);
+        self.disks.cut_power(&mut self.rng);
+        if self.bears_more() && self.rng.one_in(4) {
+            let victim = self.some_member();
+            let mut out = self.disks.book.out.borrow_mut();
+            if !out.contains(&victim) {
+                out.push(victim);
+            }
+        }
+        self.checker.borrow_mut().crash(Loss::Unflushed);
+        Ok(())
+    }
+}
+
+fn ordeal(make: fn(bool) -> Disks, seed: u64, mistake: Mistake) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let all = async {
+        let mut ordeal = Ordeal::new(make, seed, mistake);
+        for n in 0..8 {
+            ordeal.round(n).await.map_err(|what| format!("seed {seed}, {what}"))?;
+        }
+        Ok(())
+    };
+    let permit = block::crash::permit();
+    let outcome = tokio::task::LocalSet::new().block_on(&runtime, all);
+    drop(permit);
+    outcome
+}
+
+fn small(level: Level, columns: u16, strip_rows: u32, block_size: u32) -> impl Fn(bool) -> Disks {
+    move |volatile| Disks::sized(level, columns, strip_rows, block_size, volatile, 256 << 10)
+}
+
+const RAID_5: fn(bool) -> Disks = |volatile| small(Level::Parity, 4, 2, 4096)(volatile);
+const RAID_5_WIDE: fn(bool) -> Disks = |volatile| small(Level::Parity, 7, 4, 512)(volatile);
+const RAID_6: fn(bool) -> Disks = |volatile| small(Level::DoubleParity, 5, 2, 4096)(volatile);
+
+fn seeds() -> std::ops::Range<u64> {
+    let count = std::env::var("RAID_SEEDS").ok().and_then(|n| n.parse().ok());
+    0..count.unwrap_or(40)
+}
+
+#[test]
+fn nothing_is_lost_in_crashes() {
+    for make in [RAID_5, RAID_5_WIDE, RAID_6] {
+        let found = seeds().find_map(|seed| ordeal(make, seed, Mistake::None).err());
+        assert_eq!(found, None);
+    }
+}
+
+#[test]
+fn mistakes_are_found() {
+    for (mistake, make) in [
+        (Mistake::WritesBeforeLog, RAID_5),
+        (Mistake::WeighsQWrongly, RAID_6),
+        (Mistake::WritesUnsettled, RAID_5),
+        (Mistake::AnswersBeforeMark, RAID_5),
+        (Mistake::ReadsWithoutTurn, RAID_5),
+    ] {
+        // What overlaps on a member panics.
+        let found = (0..2000).find_map(|seed| {
+            let caught = std::panic::catch_unwind(|| ordeal(make, seed, mistake));
+            caught.unwrap_or_else(|_| Err(format!("seed {seed}: a panic"))).err()
+        });
+        println!("{mistake:?}: {found:?}");
+        assert!(found.is_some(), "{mistake:?}");
+    }
+}

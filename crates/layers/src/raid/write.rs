@@ -1,0 +1,353 @@
+//! Writes: whoever has a stripe's turn carries out what waits for it, band by band.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use block::{Buf, BufMut, Bufs, Ctx, Error, Lba};
+use futures_util::future::join_all;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::Raid;
+use super::array::{Array, Receipt};
+use super::band::{Band, bands};
+use super::batch::What;
+use super::geometry::{ROW_BYTES, Role};
+use super::mistake::Mistake;
+use super::part::Fragment;
+use super::row::{Plan, Strips, There, Way, plan};
+use super::stripe::{Failure, Had, Pages, Stripe, in_pages, pages};
+use super::sums::sum_with;
+
+const ROW: usize = ROW_BYTES as usize;
+
+/// Most writes that one turn carries out.
+const MOST_MERGED: usize = 32;
+
+/// Most bytes of zeroes that are written at once.
+const ZERO_STEP: u64 = 1 << 20;
+
+/// A write of one stripe that waits for its turn, or for somebody else's to carry it out.
+#[derive(Debug)]
+struct Job {
+    fragments: Vec<Fragment>,
+    fua: bool,
+    outcome: Cell<Option<Result<(), Failure>>>,
+}
+
+/// A turn that is not over. Only a crash drops it, and then nobody knows what its stripe holds: nothing more is written.
+struct Unfinished<'a>(Option<&'a Array>);
+
+impl Unfinished<'_> {
+    fn over(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.into_iter().for_each(|array| array.give_up(Error::Gone));
+    }
+}
+
+/// What waits for its turn, by extent and stripe.
+#[derive(Debug, Default)]
+pub(super) struct Waiting(RefCell<FxHashMap<(u32, u32), Jobs>>);
+
+type Jobs = Vec<Rc<Job>>;
+
+impl Waiting {
+    fn join(&self, key: (u32, u32), job: &Rc<Job>) {
+        self.0.borrow_mut().entry(key).or_default().push(Rc::clone(job));
+    }
+
+    /// Those that one turn carries out, among which is whoever has it: the first ones.
+    fn take(&self, key: (u32, u32)) -> Jobs {
+        let mut all = self.0.borrow_mut();
+        let Some(waiting) = all.get_mut(&key) else { return Jobs::new() };
+        let count = waiting.len().min(MOST_MERGED);
+        let taken = waiting.drain(..count).collect();
+        if waiting.is_empty() {
+            all.remove(&key);
+        }
+        taken
+    }
+}
+
+impl Raid {
+    /// Writes from byte `at` of the extents on; `lba` is the block to be named if that cannot be.
+    pub(super) async fn write(
+        &self,
+        at: u64,
+        data: Bufs,
+        fua: bool,
+        lba: Lba,
+    ) -> Result<(), Error> {
+        let mut stripes = self.fragments(at, &data).into_iter();
+        let outcome = match (stripes.next(), stripes.len()) {
+            (None, _) => Ok(()),
+            (Some((key, only)), 0) => self.write_stripe(key, only, fua).await,
+            (Some(first), _) => {
+                let all = std::iter::once(first).chain(stripes);
+                let each = all.map(|(key, fragments)| self.write_stripe(key, fragments, fua));
+                // All of them to their end, whatever becomes of one.
+                join_all(each).await.into_iter().collect()
+            }
+        };
+        outcome.map_err(|failure| match failure {
+            Failure::Lost => Error::Unwritable { at: lba },
+            Failure::Array(error) => error,
+        })
+    }
+
+    /// Makes bytes of the extents zero.
+    pub(super) async fn zero(
+        &self,
+        bytes: Range<u64>,
+        fua: bool,
+        lba: Lba,
+        ctx: &Ctx,
+    ) -> Result<(), Error> {
+        let mut at = bytes.start;
+        while at < bytes.end {
+            if ctx.is_aborted() {
+                return Err(Error::Aborted);
+            }
+            let len = ZERO_STEP.min(bytes.end - at);
+            let data = Bufs::zeroes(usize::try_from(len).unwrap_or(0));
+            self.write(at, data, fua, lba).await?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// `data` from byte `at` of the extents on, cut at strips, stripe by stripe.
+    fn fragments(&self, at: u64, data: &Bufs) -> Vec<((u32, u32), Vec<Fragment>)> {
+        let (row, end) = (u64::from(ROW_BYTES), at + data.len() as u64);
+        let mut all: Vec<((u32, u32), Vec<Fragment>)> = Vec::new();
+        let mut next = at;
+        for (index, piece) in self.pieces(&(at / row..end.div_ceil(row))) {
+            let skipped = usize::try_from(next % row).unwrap_or(0);
+            let room = piece.rows.len() * ROW - skipped;
+            let done = usize::try_from(next - at).unwrap_or(0);
+            let len = room.min(data.len() - done);
+            let fragment = Fragment {
+                strip: piece.strip,
+                at: piece.rows.start as usize * ROW + skipped,
+                data: data.slice(done..done + len),
+            };
+            next += len as u64;
+            let key = (index, piece.stripe);
+            match all.last_mut() {
+                Some((last, fragments)) if *last == key => fragments.push(fragment),
+                _ => all.push((key, vec![fragment])),
+            }
+        }
+        all
+    }
+
+    async fn write_stripe(
+        &self,
+        key: (u32, u32),
+        fragments: Vec<Fragment>,
+        fua: bool,
+    ) -> Result<(), Failure> {
+        let job = Rc::new(Job { fragments, fua, outcome: Cell::new(None) });
+        self.waiting.join(key, &job);
+        loop {
+            let _turn = self.turn(key.0, key.1).await;
+            if let Some(outcome) = job.outcome.get() {
+                return outcome;
+            }
+            let jobs = self.waiting.take(key);
+            let unfinished = Unfinished(Some(&self.array));
+            let outcome = self.carry_out(key, &jobs).await;
+            unfinished.over();
+            jobs.iter().for_each(|job| job.outcome.set(Some(outcome)));
+        }
+    }
+
+    async fn carry_out(&self, key: (u32, u32), jobs: &[Rc<Job>]) -> Result<(), Failure> {
+        let stripe = self.stripe(key.0, key.1)?;
+        let fua = jobs.iter().any(|job| job.fua);
+        match jobs {
+            [only] => stripe.change(&only.fragments, fua).await,
+            _ => {
+                let all = jobs.iter().flat_map(|job| job.fragments.iter().cloned());
+                stripe.change(&all.collect::<Vec<_>>(), fua).await
+            }
+        }
+    }
+}
+
+impl Stripe<'_> {
+    /// Writes `fragments`. Whoever asks has the stripe's turn.
+    async fn change(&self, fragments: &[Fragment], fua: bool) -> Result<(), Failure> {
+        self.array.settle(self.spot()).await?;
+        let (parts, held) = self.whole_rows(fragments).await?;
+        // Of a row that is written in part clients may read the rest.
+        let _quiet = if held.is_some() { self.quiet().await } else { None };
+        for turn in bands(&parts) {
+            self.array.settle(self.spot()).await?;
+            match &turn[..] {
+                [only] => self.write_band(only, fua).await?,
+                several => {
+                    let each = several.iter().map(|band| self.write_band(band, fua));
+                    join_all(each).await.into_iter().collect::<Result<(), _>>()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_band(&self, band: &Band, fua: bool) -> Result<(), Failure> {
+        let mut unreadable = There::default();
+        loop {
+            let (changed, there) = (band.changed(), self.there());
+            let how = plan(self.data(), changed, there, unreadable)?;
+            let _room = self.array.room(self.pages_of(&how, band)).await;
+            match self.gather(&band.rows, how.reads).await? {
+                Ok(had) => return self.carry_out(band, &how, had, fua).await,
+                Err(failed) => unreadable = unreadable.or(failed),
+            }
+        }
+    }
+
+    /// Scratch memory for a band, in pages: what is read and made, two sums for each parity, and the data if it has to be copied.
+    fn pages_of(&self, how: &Plan, band: &Band) -> u32 {
+        let parities = u32::from(self.shape.level().parities());
+        let copied = band.data.iter().filter(|(_, data)| !data.is_aligned(ROW)).count();
+        let made = if how.way == Way::Recover { parities } else { 0 };
+        band.len() * (how.reads.len() + made + 2 * parities + u32::try_from(copied).unwrap_or(0))
+    }
+
+    async fn carry_out(&self, band: &Band, how: &Plan, had: Had, fua: bool) -> Result<(), Failure> {
+        let had = match how.way {
+            Way::Recover => self.made(&band.rows, self.lost(how.reads), had)?,
+            _ => had,
+        };
+        let new = self.to_be(band);
+        let parities = self.there().roles().filter(|role| !matches!(role, Role::Data(_)));
+        let sums: SmallVec<[Sums; 2]> =
+            parities.map(|role| self.sums(role, how.way, band, &had, &new)).collect();
+        drop(had);
+        if self.array.makes(Mistake::WritesBeforeLog) {
+            self.put(band, &new, &sums, fua).await?;
+        }
+        let receipt = self.log(band, how, &new, &sums).await?;
+        let written = self.put(band, &new, &sums, fua).await;
+        self.end(band.changed(), receipt, written, fua)
+    }
+
+    /// Writes strips and parities.
+    async fn put(&self, band: &Band, new: &[New], sums: &[Sums], fua: bool) -> Result<(), Error> {
+        let data = new.iter().map(|new| (Role::Data(new.strip), new.data.clone()));
+        let sums = sums.iter().map(|sums| (sums.role, sums.all.iter().cloned().collect()));
+        let each = (data.chain(sums))
+            .map(|(role, data): (_, Bufs)| self.write(role, band.rows.start, data, fua));
+        join_all(each).await.into_iter().collect()
+    }
+
+    /// Strips of data that were not read.
+    fn lost(&self, read: There) -> Strips {
+        Strips::first(self.data()).without(read.data)
+    }
+
+    fn to_be(&self, band: &Band) -> SmallVec<[New; 2]> {
+        let new = |(strip, data): &(u16, Bufs)| {
+            let data = in_pages(data.clone(), || self.array.scratch.alloc(data.len()));
+            New { strip: *strip, pages: pages(&data), data }
+        };
+        band.data.iter().map(new).collect()
+    }
+
+    fn sums(&self, role: Role, way: Way, band: &Band, had: &Had, new: &[New]) -> Sums {
+        let (changed, count) = (band.changed(), band.rows.len());
+        let parity = self.array.parity;
+        let wrong = u16::from(self.array.makes(Mistake::WeighsQWrongly));
+        let keeps_none = changed.len() == u32::from(self.data());
+        let kept: Pages = if keeps_none {
+            (0..count).map(|_| Buf::zeroes(ROW)).collect()
+        } else {
+            let mut pages = self.scratch_pages(count);
+            for (n, page) in pages.iter_mut().enumerate() {
+                had.row(self.data(), n).sum_of_kept(parity, role, way, changed, page);
+            }
+            pages.into_iter().map(BufMut::freeze).collect()
+        };
+        let mut all = self.scratch_pages(count);
+        for (n, page) in all.iter_mut().enumerate() {
+            let new: SmallVec<[(u16, &[u8]); 4]> =
+                new.iter().map(|new| (new.strip + wrong, &new.pages[n][..])).collect();
+            sum_with(parity, role, &kept[n], &new, page);
+        }
+        Sums { role, kept, all: all.into_iter().map(BufMut::freeze).collect() }
+    }
+
+    /// Puts an entry into the logs of the parities, if there are any.
+    async fn log(
+        &self,
+        band: &Band,
+        how: &Plan,
+        new: &[New],
+        sums: &[Sums],
+    ) -> Result<Receipt, Failure> {
+        if sums.is_empty() {
+            return Ok(Receipt::new());
+        }
+        let logged = if how.logs_data { new } else { &[] };
+        let each = sums.iter().map(|sums| {
+            let blocks = |n: usize| {
+                let data = logged.iter().map(move |new| new.pages[n].clone());
+                std::iter::once(sums.kept[n].clone()).chain(data)
+            };
+            let member = self.column(sums.role)?.member;
+            Ok((member, (0..band.rows.len()).flat_map(blocks).collect()))
+        });
+        let to = each.collect::<Result<SmallVec<[(u16, Vec<Buf>); 2]>, Error>>()?;
+        let rows = u16::try_from(band.len()).unwrap_or(u16::MAX);
+        let what = What::Rows { row: band.rows.start, rows, changed: band.changed() };
+        Ok(self.array.log(self.spot(), what, to).await?)
+    }
+
+    /// A band has been written. Is it to be had, whatever has failed meanwhile?
+    fn end(
+        &self,
+        changed: Strips,
+        receipt: Receipt,
+        written: Result<(), Error>,
+        fua: bool,
+    ) -> Result<(), Failure> {
+        let there = self.there();
+        let lost = self.lost(there);
+        let is_held = changed.without(there.data).is_empty() || lost.len() <= there.parities();
+        let failure = match written {
+            Ok(()) if is_held => {
+                self.array.completed(self.spot(), receipt, fua);
+                return Ok(());
+            }
+            Ok(()) => Failure::Lost,
+            Err(error) => Failure::Array(error),
+        };
+        self.array.give_up(Error::Gone);
+        Err(failure)
+    }
+}
+
+/// What a strip is to hold.
+struct New {
+    strip: u16,
+    data: Bufs,
+    /// The same, row by row.
+    pages: Pages,
+}
+
+/// What becomes of a parity.
+struct Sums {
+    role: Role,
+    /// The sum of the strips that are kept, row by row,
+    kept: Pages,
+    /// and of all.
+    all: Pages,
+}
