@@ -16,6 +16,7 @@ use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit};
 
 use super::batch::{BLOCK_BYTES, Entry, Ring, What};
 use super::log::Log;
+use super::marks::{self, Marks, Region};
 use super::mistake::Mistake;
 
 /// Memory for what is read and reckoned of stripes that are being written, in pages of 4 KiB.
@@ -87,6 +88,8 @@ pub struct Array {
     unflushed: RefCell<VecDeque<(u64, Receipt)>>,
     /// Stripes with such an entry, likewise.
     unsettled: RefCell<FxHashMap<Spot, u64>>,
+    /// Copies that are being written.
+    marks: Marks,
 }
 
 impl Array {
@@ -122,6 +125,7 @@ impl Array {
             flushes_begun: Cell::new(0),
             unflushed: RefCell::default(),
             unsettled: RefCell::default(),
+            marks: Marks::default(),
         })
     }
 
@@ -156,6 +160,11 @@ impl Array {
     #[must_use]
     pub fn is_out(&self, member: u16) -> bool {
         self.member(member).is_out.get()
+    }
+
+    /// Operations under way on `member`.
+    pub(super) fn in_flight(&self, member: u16) -> u64 {
+        self.member(member).dev.stats().in_flight
     }
 
     /// Whether what has been completed may be lost until it is flushed.
@@ -281,12 +290,62 @@ impl Array {
                 logs().for_each(Log::promise);
                 return Ok(());
             }
-            if self.unflushed.borrow().is_empty() {
-                freed.await;
-            } else {
+            if !self.unflushed.borrow().is_empty() || self.marks.wants_flush() {
                 self.flush().await?;
+            } else if !self.clear_marks(true) {
+                freed.await;
             }
         }
+    }
+
+    /// Waits until the copies of these regions may be written: an entry for each is in the logs of the members that `of` names.
+    /// Ends with [`Self::leave`].
+    ///
+    /// # Errors
+    /// Those of [`Self::log`].
+    pub(super) async fn enter(
+        &self,
+        regions: &[Region],
+        of: impl Fn(Region) -> (What, SmallVec<[u16; 2]>),
+    ) -> Result<(), Error> {
+        loop {
+            let changed = self.log_room.notified();
+            self.check()?;
+            match self.marks.enter(regions) {
+                marks::Entry::Entered => return Ok(()),
+                marks::Entry::Wait => changed.await,
+                marks::Entry::Log(region) => {
+                    let mut logging = Logging { array: self, region, receipt: None };
+                    let (what, members) = of(region);
+                    let to = members.into_iter().map(|member| (member, Vec::new())).collect();
+                    logging.receipt = Some(self.log((region.0, region.1), what, to).await?);
+                }
+            }
+        }
+    }
+
+    /// The copies of these regions are written; `durable` says that it is so already.
+    pub(super) async fn leave(&self, regions: &[Region], durable: bool) -> Result<(), Error> {
+        let is_unflushed = self.is_volatile && !durable;
+        self.marks.leave(regions, is_unflushed.then(|| self.flushes_begun.get()));
+        self.clear_marks(false);
+        self.log_room.notify_waiters();
+        // Only what nobody has flushed is in the way.
+        if self.marks.are_too_many() && self.marks.wants_flush() {
+            self.flush().await?;
+            self.clear_marks(false);
+        }
+        Ok(())
+    }
+
+    /// Takes away marks that nobody needs; whether there were any.
+    fn clear_marks(&self, all: bool) -> bool {
+        let gone = self.marks.clear(all);
+        gone.iter().for_each(|receipt| self.retire(receipt));
+        if !gone.is_empty() {
+            self.log_room.notify_waiters();
+        }
+        !gone.is_empty()
     }
 
     /// What the entry was about is written, on all members that are not out. `durable` says that it is so already.
@@ -339,6 +398,7 @@ impl Array {
         let done = self.take_flushed(this);
         done.iter().for_each(|receipt| self.retire(receipt));
         self.unsettled.borrow_mut().retain(|_, begun| *begun >= this);
+        self.marks.flushed(this);
         self.log_room.notify_waiters();
         Ok(())
     }
@@ -348,6 +408,20 @@ impl Array {
         let mut all = self.unflushed.borrow_mut();
         let count = all.partition_point(|(begun, _)| *begun < flush);
         all.drain(..count).map(|(_, receipt)| receipt).collect()
+    }
+}
+
+/// An entry of a mark on its way to the logs.
+struct Logging<'a> {
+    array: &'a Array,
+    region: Region,
+    receipt: Option<Receipt>,
+}
+
+impl Drop for Logging<'_> {
+    fn drop(&mut self) {
+        self.array.marks.logged(self.region, self.receipt.take());
+        self.array.log_room.notify_waiters();
     }
 }
 

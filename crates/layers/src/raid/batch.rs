@@ -122,6 +122,8 @@ pub enum What {
     Copies {
         /// How many stripes, that at the place being the first: at least one.
         stripes: u32,
+        /// The strips of these whose copies are: at least one.
+        changed: Strips,
     },
 }
 
@@ -139,7 +141,7 @@ impl Entry {
         let (kind, stripe, row, rows, changed) = match self.what {
             What::Rows { row, rows, changed } => (Kind::Rows, 0, row, rows, changed),
             What::Whole { stripe } => (Kind::Whole, stripe, 0, 0, Strips::default()),
-            What::Copies { stripes } => (Kind::Copies, stripes, 0, 0, Strips::default()),
+            What::Copies { stripes, changed } => (Kind::Copies, stripes, 0, 0, changed),
         };
         StoredEntry {
             number: self.number.into(),
@@ -154,14 +156,16 @@ impl Entry {
     }
 
     fn parse(stored: &StoredEntry) -> Option<Self> {
+        let changed = Strips::from_bits(stored.changed.get());
+        let (rows, stripe) = (stored.rows.get(), stored.stripe.get());
         let what = match Kind(stored.kind.get()) {
-            Kind::Rows => {
-                let changed = Strips::from_bits(stored.changed.get());
-                let rows = Some(stored.rows.get()).filter(|n| *n > 0 && !changed.is_empty())?;
+            Kind::Rows if rows > 0 && !changed.is_empty() => {
                 What::Rows { row: stored.row.get(), rows, changed }
             }
-            Kind::Whole => What::Whole { stripe: stored.stripe.get() },
-            Kind::Copies => What::Copies { stripes: Some(stored.stripe.get()).filter(|n| *n > 0)? },
+            Kind::Whole => What::Whole { stripe },
+            Kind::Copies if stripe > 0 && !changed.is_empty() => {
+                What::Copies { stripes: stripe, changed }
+            }
             _ => return None,
         };
         let (number, extent) = (stored.number.get(), stored.extent.get());

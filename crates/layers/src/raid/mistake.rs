@@ -8,6 +8,8 @@ pub enum Mistake {
     None,
     /// A stripe is written before its entry is in the logs.
     WritesBeforeLog,
+    /// Copies are written without a mark.
+    SkipsMarks,
     /// Q counts a strip as if it were the next one.
     WeighsQWrongly,
     /// A stripe is written again before what its entry is about is durable.

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `array` | the members of a pool on one core, and who of them is still there |
 //! | `log` | the log of one of them |
+//! | `marks` | copies that are being written |
 //! | `stripe` | one stripe: its turns, what is read of it, what is made of the rest |
 //! | `quiet` | keeps reads away from what is written again |
 //! | `read`, `write`, `part` | the operations of a volume |
@@ -26,6 +27,7 @@ mod band;
 pub mod batch;
 pub mod geometry;
 mod log;
+mod marks;
 mod mistake;
 mod open;
 mod part;

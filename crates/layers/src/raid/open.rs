@@ -1,10 +1,12 @@
 //! What a crash has left is mended before a pool takes operations: by the last entry of each row in the logs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::pin::pin;
 use std::rc::Rc;
 
 use block::{Buf, BufMut, Bufs, Error, Lba};
-use futures_util::{StreamExt, stream};
+use futures_util::{Stream, StreamExt, stream};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -20,6 +22,9 @@ use super::{Column, Extent};
 /// How many rows are mended at once.
 const AT_ONCE: usize = 16;
 
+/// Rows of copies that are compared at once.
+const ALIKE_ROWS: u32 = 16;
+
 /// A ring of the era that a crash has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct OldRing {
@@ -34,9 +39,9 @@ pub struct OldRing {
 /// What has been mended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mended {
-    /// Rows that entries named that count.
-    pub rows: u64,
-    /// Rows that could not be made whole: more is lost of them than their level bears.
+    /// Rows that entries named, and strips of copies.
+    pub mended: u64,
+    /// Those of them that could not be made whole: more is lost than their level bears.
     pub lost: u64,
 }
 
@@ -62,11 +67,14 @@ pub async fn mend_rings(
     rings: &[OldRing],
     extents: &[(Shape, Rc<Extent>)],
 ) -> Result<Mended, Error> {
-    let mut last = BTreeMap::new();
+    let (mut last, mut copies) = (BTreeMap::new(), BTreeSet::new());
     for ring in rings.iter().filter(|ring| !array.is_out(ring.member)) {
         match entries(array, ring).await {
             Ok(batches) => {
-                batches.into_iter().for_each(|batch| note(&mut last, ring.member, batch));
+                for batch in batches {
+                    copies.extend(batch.entries.iter().filter_map(copies_of).flatten());
+                    note(&mut last, ring.member, batch);
+                }
             }
             Err(error @ Error::Corrupt { .. }) => return Err(error),
             Err(error) => array.out(ring.member, error).await?,
@@ -82,18 +90,49 @@ pub async fn mend_rings(
         (at.1 < shape.stripes() && at.2 < shape.strip_rows()).then_some((stripe, at.2, last))
     });
     let mut mended = Mended::default();
-    let mut outcomes = stream::iter(rows)
-        .map(|(stripe, row, last)| async move { stripe.mend(row, &last).await })
-        .buffer_unordered(AT_ONCE);
-    while let Some(outcome) = outcomes.next().await {
-        match outcome {
-            Ok(()) => mended.rows += 1,
-            Err(Failure::Lost) => mended.lost += 1,
-            Err(Failure::Array(error)) => return Err(error),
-        }
-    }
+    let rows =
+        stream::iter(rows).map(|(stripe, row, last)| async move { stripe.mend(row, &last).await });
+    mended.add(rows.buffer_unordered(AT_ONCE)).await?;
+    let regions = copies.into_iter().filter_map(|(number, place, strip)| {
+        let (shape, extent) = by_number.get(&number)?;
+        let (shape, extent) = (*shape, Rc::clone(extent));
+        (place < shape.stripes())
+            .then_some((Stripe { array, shape, extent, place, reads: None }, strip))
+    });
+    let regions =
+        stream::iter(regions).map(|(stripe, strip)| async move { stripe.make_alike(strip).await });
+    mended.add(regions.buffer_unordered(AT_ONCE)).await?;
     array.flush().await?;
     Ok(mended)
+}
+
+impl Mended {
+    /// Counts what becomes of rows, or of strips of copies.
+    async fn add(
+        &mut self,
+        outcomes: impl Stream<Item = Result<(), Failure>>,
+    ) -> Result<(), Error> {
+        let mut outcomes = pin!(outcomes);
+        while let Some(outcome) = outcomes.next().await {
+            match outcome {
+                Ok(()) => self.mended += 1,
+                Err(Failure::Lost) => self.lost += 1,
+                Err(Failure::Array(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A strip by its extent, the place of its stripe, and its number in that.
+type CopiesAt = (u64, u32, u16);
+
+/// The strips whose copies an entry names.
+fn copies_of(entry: &Entry) -> Option<impl Iterator<Item = CopiesAt> + use<>> {
+    let Entry { extent, place, what, .. } = *entry;
+    let What::Copies { stripes, changed } = what else { return None };
+    let end = place.saturating_add(stripes);
+    Some((place..end).flat_map(move |place| changed.iter().map(move |n| (extent, place, n))))
 }
 
 /// The batches of a ring from its tail on.
@@ -181,6 +220,48 @@ impl Stripe<'_> {
         }
     }
 
+    /// Makes the copies of a strip alike: as the first one is that can be read.
+    async fn make_alike(&self, strip: u16) -> Result<(), Failure> {
+        let rows = self.shape.strip_rows();
+        for start in (0..rows).step_by(ALIKE_ROWS as usize) {
+            let rows = start..rows.min(start + ALIKE_ROWS);
+            match self.make_rows_alike(strip, &rows).await {
+                // One copy has some of them, and another one others.
+                Err(Failure::Lost) => {
+                    for row in rows {
+                        self.make_rows_alike(strip, &(row..row + 1)).await?;
+                    }
+                }
+                outcome => outcome?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn make_rows_alike(&self, strip: u16, rows: &Range<u32>) -> Result<(), Failure> {
+        let columns: SmallVec<[Column; 4]> = self.columns_there(Role::Data(strip)).collect();
+        let copies = u32::try_from(columns.len()).unwrap_or(u32::MAX);
+        let _room = self.array.room((rows.end - rows.start).saturating_mul(copies)).await;
+        let mut known: Option<Bufs> = None;
+        let mut others = SmallVec::<[Column; 4]>::new();
+        for column in columns {
+            match (self.read_at(column, rows, &self.array.scratch).await, &known) {
+                (Ok(data), None) => known = Some(data),
+                (Ok(data), Some(first)) if data.same_bytes(first) => {}
+                (Ok(_), Some(_)) => others.push(column),
+                (Err(error), _) => {
+                    self.unread(column, error).await?;
+                    others.push(column);
+                }
+            }
+        }
+        let known = known.ok_or(Failure::Lost)?;
+        for column in others {
+            self.write_at(column, rows.start, known.clone(), false).await?;
+        }
+        Ok(())
+    }
+
     /// Parities follow from what a strip holds. If that cannot be read, it is told.
     async fn follow(&self, row: u32, last: &Last, strip: u16) -> Result<Option<Role>, Failure> {
         let role = Role::Data(strip);
@@ -231,8 +312,8 @@ impl Stripe<'_> {
     async fn row_of(&self, role: Role, row: u32) -> Result<Option<Buf>, Failure> {
         match self.read(role, &(row..row + 1), &self.array.scratch).await {
             Ok(data) => Ok(pages(&data).into_iter().next()),
-            Err(error) => {
-                self.unread(role, error).await?;
+            Err((column, error)) => {
+                self.unread(column, error).await?;
                 Ok(None)
             }
         }

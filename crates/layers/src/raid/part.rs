@@ -8,7 +8,6 @@ use tokio::sync::SemaphorePermit;
 
 use super::band::Part;
 use super::geometry::{ROW_BYTES, Role};
-use super::row::There;
 use super::stripe::{Failure, Stripe};
 
 const ROW: usize = ROW_BYTES as usize;
@@ -98,14 +97,13 @@ impl<'a> Stripe<'a> {
     /// One row of data, to be changed.
     async fn row(&self, strip: u16, row: u32) -> Result<BufMut, Failure> {
         let (role, rows) = (Role::Data(strip), row..row + 1);
-        let _room = self.array.room(self.restoring_pages()).await;
         let mut page = self.array.scratch.credit().alloc_page(ROW);
         match self.read(role, &rows, &self.array.scratch).await {
             Ok(data) => data.copy_to(&mut page),
-            Err(error) => {
-                self.unread(role, error).await?;
-                let (had, _) = self.restore(&rows, There::of([role])).await?;
-                had.pages(role).iter().for_each(|made| page.copy_from_slice(made));
+            Err((column, error)) => {
+                self.unread(column, error).await?;
+                let data = self.made_again(strip, &rows, &self.array.scratch).await?;
+                data.copy_to(&mut page);
             }
         }
         Ok(page)

@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
-use block::{Bufs, Ctx, Error, Lba};
+use block::{Buf, Bufs, Ctx, Error, Lba};
 use futures_util::future::join_all;
+use smallvec::SmallVec;
 
-use super::geometry::{Piece, ROW_BYTES, Role};
+use super::geometry::{Level, Piece, ROW_BYTES, Role};
 use super::mistake::Mistake;
 use super::row::There;
-use super::stripe::{Failure, Had, Stripe, key};
-use super::{Array, Raid};
+use super::stripe::{Failure, Had, Stripe, key, pages};
+use super::{Array, Column, Raid};
 
 /// Most rows that are made at once.
 const MOST_RESTORED: u32 = 16;
@@ -69,8 +70,8 @@ impl Raid {
         };
         match found {
             Ok(data) => Ok(data),
-            Err(error) => {
-                stripe.unread(role, error).await?;
+            Err((column, error)) => {
+                stripe.unread(column, error).await?;
                 // What is rare is in a box, so that the future of a plain read stays small.
                 let made = Box::pin(self.read_lost(index, &piece, ctx)).await;
                 made.map_err(|failure| match failure {
@@ -101,20 +102,22 @@ impl Raid {
 }
 
 impl Stripe<'_> {
-    /// Rows of one strip of data that cannot be read, in memory of `ctx`. Whoever asks has the stripe's turn.
-    async fn made_again(&self, strip: u16, rows: &Range<u32>, ctx: &Ctx) -> Result<Bufs, Failure> {
-        let role = Role::Data(strip);
+    /// Rows of one strip of data that could not be read, in memory of `ctx`. Whoever asks has the stripe's turn.
+    pub(super) async fn made_again(
+        &self,
+        strip: u16,
+        rows: &Range<u32>,
+        ctx: &Ctx,
+    ) -> Result<Bufs, Failure> {
         let count = rows.end - rows.start;
         let _room = self.array.room(count * self.restoring_pages()).await;
-        let (had, lost) = self.restore(rows, There::of([role])).await?;
-        let mut out = Bufs::new();
-        for made in had.pages(role) {
-            let mut page = ctx.credit().alloc_page(ROW_BYTES as usize);
-            page.copy_from_slice(made);
-            out.push(page.freeze());
+        if let Level::Copies(_) = self.shape.level() {
+            return self.another_copy(strip, rows, ctx).await;
         }
+        let role = Role::Data(strip);
+        let (had, lost) = self.restore(rows, There::of([role])).await?;
         self.write_back(rows, &had, lost).await?;
-        Ok(out)
+        Ok(had.pages(role).iter().map(|page| own(page, ctx)).collect())
     }
 
     /// Writes what could not be read to members that are there: a disk puts it elsewhere.
@@ -130,4 +133,37 @@ impl Stripe<'_> {
         }
         Ok(())
     }
+
+    /// Reads one copy after the other until one is given, and writes that where others were not.
+    async fn another_copy(
+        &self,
+        strip: u16,
+        rows: &Range<u32>,
+        ctx: &Ctx,
+    ) -> Result<Bufs, Failure> {
+        let mut failed = SmallVec::<[Column; 2]>::new();
+        for column in self.columns(Role::Data(strip)) {
+            match self.read_at(column, rows, &self.array.scratch).await {
+                Ok(data) => {
+                    let _quiet = if failed.is_empty() { None } else { self.quiet().await };
+                    for column in failed {
+                        self.write_at(column, rows.start, data.clone(), false).await?;
+                    }
+                    return Ok(pages(&data).iter().map(|page| own(page, ctx)).collect());
+                }
+                Err(error) => {
+                    self.unread(column, error).await?;
+                    failed.push(column);
+                }
+            }
+        }
+        Err(Failure::Lost)
+    }
+}
+
+/// The same in memory of `ctx`.
+fn own(page: &Buf, ctx: &Ctx) -> Buf {
+    let mut own = ctx.credit().alloc_page(page.len());
+    own.copy_from_slice(page);
+    own.freeze()
 }

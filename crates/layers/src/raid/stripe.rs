@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use super::array::{Array, Spot};
-use super::geometry::{ROW_BYTES, Role, Shape};
+use super::geometry::{Level, ROW_BYTES, Role, Shape};
 use super::quiet::{Quiet, Reads};
 use super::row::{Lost, Strips, There};
 use super::sums::Row;
@@ -95,11 +95,21 @@ impl Stripe<'_> {
         There::all(self.data(), self.shape.level().parities())
     }
 
-    /// Where a strip lies. Of copies: where the first one does.
+    /// Where the copies of a strip lie. Of what has parity there is one.
+    pub(super) fn columns(&self, role: Role) -> impl Iterator<Item = Column> {
+        let columns = self.shape.columns_of(self.place, role);
+        columns.filter_map(|n| self.extent.columns.get(usize::from(n)).copied())
+    }
+
+    /// Where those lie whose members are not out.
+    pub(super) fn columns_there(&self, role: Role) -> impl Iterator<Item = Column> {
+        self.columns(role).filter(|column| !self.array.is_out(column.member))
+    }
+
+    /// Where a strip lies. Of copies: where it is read.
     pub(super) fn column(&self, role: Role) -> Result<Column, Error> {
-        let column = self.shape.columns_of(self.place, role).next();
-        let found = column.and_then(|n| self.extent.columns.get(usize::from(n)));
-        found.copied().ok_or(Error::OutOfRange)
+        let idle = self.columns_there(role).min_by_key(|c| self.array.in_flight(c.member));
+        idle.or_else(|| self.columns(role).next()).ok_or(Error::OutOfRange)
     }
 
     /// Where `row` of the strip in `column` is on its member.
@@ -109,23 +119,34 @@ impl Stripe<'_> {
 
     /// What is there: its member is not out.
     pub(super) fn there(&self) -> There {
-        let there = |role: &Role| self.column(*role).is_ok_and(|c| !self.array.is_out(c.member));
-        There::of(self.shape.roles().filter(there))
+        let is_there = |role: &Role| self.columns_there(*role).next().is_some();
+        There::of(self.shape.roles().filter(is_there))
     }
 
-    /// Reads rows of one strip.
+    /// Reads rows of one strip. What fails comes with where it lies.
     pub(super) async fn read(
         &self,
         role: Role,
         rows: &Range<u32>,
         ctx: &Ctx,
+    ) -> Result<Bufs, (Column, Error)> {
+        let nowhere = |error| (Column { member: 0, at: 0 }, error);
+        let column = self.column(role).map_err(nowhere)?;
+        self.read_at(column, rows, ctx).await.map_err(|error| (column, error))
+    }
+
+    /// Reads rows of what lies in `column`.
+    pub(super) async fn read_at(
+        &self,
+        column: Column,
+        rows: &Range<u32>,
+        ctx: &Ctx,
     ) -> Result<Bufs, Error> {
-        let column = self.column(role)?;
         let at = self.at(column, rows.start);
         self.array.read(column.member, at, rows.end - rows.start, ctx).await
     }
 
-    /// Writes rows of one strip. A member that fails it is out.
+    /// Writes rows of one strip, wherever it has copies. A member that fails it is out.
     pub(super) async fn write(
         &self,
         role: Role,
@@ -133,7 +154,26 @@ impl Stripe<'_> {
         data: Bufs,
         fua: bool,
     ) -> Result<(), Error> {
-        let column = self.column(role)?;
+        let mut columns = self.columns(role);
+        match (columns.next(), columns.next()) {
+            (None, _) => Err(Error::OutOfRange),
+            (Some(only), None) => self.write_at(only, row, data, fua).await,
+            (first, second) => {
+                let all = first.into_iter().chain(second).chain(columns);
+                let each = all.map(|column| self.write_at(column, row, data.clone(), fua));
+                join_all(each).await.into_iter().collect()
+            }
+        }
+    }
+
+    /// Writes rows of what lies in `column`.
+    pub(super) async fn write_at(
+        &self,
+        column: Column,
+        row: u32,
+        data: Bufs,
+        fua: bool,
+    ) -> Result<(), Error> {
         self.array.write(column.member, self.at(column, row), data, fua).await
     }
 
@@ -150,8 +190,8 @@ impl Stripe<'_> {
         for (role, found) in join_all(each).await {
             match found {
                 Ok(data) => had.add(role, pages(&data)),
-                Err(error) => {
-                    self.unread(role, error).await?;
+                Err((column, error)) => {
+                    self.unread(column, error).await?;
                     failed.push(role);
                 }
             }
@@ -159,9 +199,9 @@ impl Stripe<'_> {
         Ok(if failed.is_empty() { Ok(had) } else { Err(There::of(failed)) })
     }
 
-    /// A strip could not be read: if its member is gone, all are told.
-    pub(super) async fn unread(&self, role: Role, error: Error) -> Result<(), Error> {
-        let member = self.column(role)?.member;
+    /// What lies in `column` could not be read: if its member is gone, all are told.
+    pub(super) async fn unread(&self, column: Column, error: Error) -> Result<(), Error> {
+        let member = column.member;
         match error {
             Error::Gone => self.array.out(member, error).await,
             _ => {
@@ -194,7 +234,10 @@ impl Stripe<'_> {
 
     /// Scratch memory that [`Self::restore`] takes for each row, in pages.
     pub(super) fn restoring_pages(&self) -> u32 {
-        self.all().len() + u32::from(self.shape.level().parities())
+        match self.shape.level() {
+            Level::Copies(_) => 2,
+            level => 1 + self.all().len() + u32::from(level.parities()),
+        }
     }
 
     /// With what is lost of what there was.

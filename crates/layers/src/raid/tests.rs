@@ -208,6 +208,16 @@ fn raid_6() {
 }
 
 #[test]
+fn raid_1() {
+    conforms(|| Disks::new(Level::Copies(2), 2, 16, 512, true));
+}
+
+#[test]
+fn raid_10() {
+    conforms(|| Disks::new(Level::Copies(2), 6, 16, 4096, false));
+}
+
+#[test]
 fn raid_0() {
     conforms(|| Disks::new(Level::Copies(1), 3, 16, 4096, true));
 }
@@ -336,6 +346,9 @@ const RAID_5: fn(bool) -> Disks = |volatile| small(Level::Parity, 4, 2, 4096)(vo
 const RAID_5_WIDE: fn(bool) -> Disks = |volatile| small(Level::Parity, 7, 4, 512)(volatile);
 const RAID_6: fn(bool) -> Disks = |volatile| small(Level::DoubleParity, 5, 2, 4096)(volatile);
 
+const RAID_1: fn(bool) -> Disks = |volatile| small(Level::Copies(3), 3, 2, 4096)(volatile);
+const RAID_10: fn(bool) -> Disks = |volatile| small(Level::Copies(2), 6, 4, 512)(volatile);
+
 fn seeds() -> std::ops::Range<u64> {
     let count = std::env::var("RAID_SEEDS").ok().and_then(|n| n.parse().ok());
     0..count.unwrap_or(40)
@@ -343,7 +356,7 @@ fn seeds() -> std::ops::Range<u64> {
 
 #[test]
 fn nothing_is_lost_in_crashes() {
-    for make in [RAID_5, RAID_5_WIDE, RAID_6] {
+    for make in [RAID_5, RAID_5_WIDE, RAID_6, RAID_1, RAID_10] {
         let found = seeds().find_map(|seed| ordeal(make, seed, Mistake::None).err());
         assert_eq!(found, None);
     }
@@ -354,6 +367,8 @@ fn mistakes_are_found() {
     for (mistake, make) in [
         (Mistake::WritesBeforeLog, RAID_5),
         (Mistake::WeighsQWrongly, RAID_6),
+        (Mistake::SkipsMarks, RAID_1),
+        (Mistake::SkipsMarks, RAID_10),
         (Mistake::WritesUnsettled, RAID_5),
         (Mistake::AnswersBeforeMark, RAID_5),
         (Mistake::ReadsWithoutTurn, RAID_5),

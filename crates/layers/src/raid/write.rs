@@ -13,7 +13,8 @@ use super::Raid;
 use super::array::{Array, Receipt};
 use super::band::{Band, bands};
 use super::batch::What;
-use super::geometry::{ROW_BYTES, Role};
+use super::geometry::{Level, ROW_BYTES, Role};
+use super::marks::Region;
 use super::mistake::Mistake;
 use super::part::Fragment;
 use super::row::{Plan, Strips, There, Way, plan};
@@ -24,6 +25,9 @@ const ROW: usize = ROW_BYTES as usize;
 
 /// Most writes that one turn carries out.
 const MOST_MERGED: usize = 32;
+
+/// Rows of a strip's copies that one mark is for: 1 MiB.
+const REGION_ROWS: u32 = 256;
 
 /// Most bytes of zeroes that are written at once.
 const ZERO_STEP: u64 = 1 << 20;
@@ -232,12 +236,46 @@ impl Stripe<'_> {
         let sums: SmallVec<[Sums; 2]> =
             parities.map(|role| self.sums(role, how.way, band, &had, &new)).collect();
         drop(had);
+        if let Level::Copies(_) = self.shape.level() {
+            return self.write_copies(band, &new, fua).await;
+        }
         if self.array.makes(Mistake::WritesBeforeLog) {
             self.put(band, &new, &sums, fua).await?;
         }
         let receipt = self.log(band, how, &new, &sums).await?;
         let written = self.put(band, &new, &sums, fua).await;
         self.end(band.changed(), receipt, written, fua)
+    }
+
+    /// Writes strips that have no parity, wherever they have copies.
+    async fn write_copies(&self, band: &Band, new: &[New], fua: bool) -> Result<(), Failure> {
+        let is_single = self.shape.level().bears() == 0;
+        let regions: SmallVec<[Region; 2]> = if is_single || self.array.makes(Mistake::SkipsMarks) {
+            SmallVec::new()
+        } else {
+            band.changed().iter().map(|strip| self.region(strip)).collect()
+        };
+        let of = |(_, first, strip): Region| {
+            let stripes = self.region_stripes().min(self.shape.stripes() - first);
+            let changed = [strip].into_iter().collect();
+            let there = self.columns_there(Role::Data(strip)).map(|column| column.member);
+            (What::Copies { stripes, changed }, there.collect())
+        };
+        self.array.enter(&regions, of).await?;
+        let written = self.put(band, new, &[], fua).await;
+        let ended = self.end(band.changed(), Receipt::new(), written, fua);
+        self.array.leave(&regions, fua).await?;
+        ended
+    }
+
+    /// Stripes of a region.
+    fn region_stripes(&self) -> u32 {
+        (REGION_ROWS / self.shape.strip_rows()).max(1)
+    }
+
+    fn region(&self, strip: u16) -> Region {
+        let first = self.place / self.region_stripes() * self.region_stripes();
+        (self.extent.number, first, strip)
     }
 
     /// Writes strips and parities.
@@ -324,7 +362,9 @@ impl Stripe<'_> {
         let is_held = changed.without(there.data).is_empty() || lost.len() <= there.parities();
         let failure = match written {
             Ok(()) if is_held => {
-                self.array.completed(self.spot(), receipt, fua);
+                if !receipt.is_empty() {
+                    self.array.completed(self.spot(), receipt, fua);
+                }
                 return Ok(());
             }
             Ok(()) => Failure::Lost,

@@ -46,7 +46,7 @@ fn parse(bytes: &[u8]) -> Result<Batch, NoBatch> {
 
 fn some() -> Batch {
     let whole = entry(300, What::Whole { stripe: 12 });
-    let copies = entry(16, What::Copies { stripes: 16 });
+    let copies = entry(16, What::Copies { stripes: 16, changed: Strips::first(1) });
     batch(vec![rows(3, 1, &[2]), whole, rows(0, 2, &[0, 5, 63]), copies])
 }
 

@@ -1,0 +1,196 @@
+//! Regions of copies that are being written: after a crash their copies are made alike again.
+//!
+//! An entry names a region of one strip, some stripes long, and counts until nobody has written there for a while: what is hot
+//! costs nothing. Whoever writes has [entered](Marks::enter) all his regions at once, so nobody who is in one waits for room in
+//! a log.
+
+use std::cell::RefCell;
+
+use rustc_hash::FxHashMap;
+
+use super::array::Receipt;
+
+/// Most regions that are marked at once: what is gone through after a crash.
+const MOST: usize = 128;
+
+/// A region: extent, its first place, and the strip.
+pub(super) type Region = (u64, u32, u16);
+
+/// The marks of an array.
+#[derive(Debug, Default)]
+pub(super) struct Marks(RefCell<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    all: FxHashMap<Region, Mark>,
+    /// Counts uses, so that the one that was used least recently is told.
+    uses: u64,
+}
+
+#[derive(Debug, Default)]
+struct Mark {
+    /// The entry; none while it is on its way to the logs.
+    receipt: Option<Receipt>,
+    writers: u32,
+    /// Flushes that had begun when it was last written, if that is not known to be durable.
+    unflushed: Option<u64>,
+    /// Nobody enters any more.
+    is_closed: bool,
+    used: u64,
+}
+
+/// What whoever wants to write has to do first.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// Nothing: he has entered all.
+    Entered,
+    /// To put an entry for this region into the logs.
+    Log(Region),
+    /// To wait until a region changes.
+    Wait,
+}
+
+impl Marks {
+    /// Enters all these regions, or says what is to be done before that is tried again.
+    pub(super) fn enter(&self, regions: &[Region]) -> Entry {
+        let mut s = self.0.borrow_mut();
+        let missing = regions.iter().find(|region| !s.all.contains_key(*region));
+        if let Some(&missing) = missing {
+            s.all.insert(missing, Mark::default());
+            return Entry::Log(missing);
+        }
+        let is_open = |region: &Region| {
+            s.all.get(region).is_some_and(|mark| mark.receipt.is_some() && !mark.is_closed)
+        };
+        if !regions.iter().all(is_open) {
+            return Entry::Wait;
+        }
+        s.uses += 1;
+        let used = s.uses;
+        for region in regions {
+            let mark = s.all.entry(*region).or_default();
+            mark.writers += 1;
+            mark.used = used;
+        }
+        Entry::Entered
+    }
+
+    /// The entry of a region is in the logs, or is not to come.
+    pub(super) fn logged(&self, region: Region, receipt: Option<Receipt>) {
+        let mut s = self.0.borrow_mut();
+        match receipt {
+            None => drop(s.all.remove(&region)),
+            receipt => s.all.entry(region).or_default().receipt = receipt,
+        }
+    }
+
+    /// Whoever has entered has written; `unflushed` as many flushes had begun, if it is not durable.
+    pub(super) fn leave(&self, regions: &[Region], unflushed: Option<u64>) {
+        let mut s = self.0.borrow_mut();
+        for region in regions {
+            let Some(mark) = s.all.get_mut(region) else { continue };
+            mark.writers -= 1;
+            mark.unflushed = unflushed.or(mark.unflushed);
+        }
+    }
+
+    /// What was written before a flush of this number began is durable.
+    pub(super) fn flushed(&self, flush: u64) {
+        let mut s = self.0.borrow_mut();
+        for mark in s.all.values_mut() {
+            mark.unflushed = mark.unflushed.filter(|begun| *begun >= flush);
+        }
+    }
+
+    /// Whether a flush would make marks superfluous.
+    pub(super) fn wants_flush(&self) -> bool {
+        let unflushed = |m: &Mark| m.receipt.is_some() && m.writers == 0 && m.unflushed.is_some();
+        self.0.borrow().all.values().any(unflushed)
+    }
+
+    /// Takes away marks where nobody writes and all is durable: all of them, or as many as there are too many. What is left
+    /// is closed if all are wanted.
+    pub(super) fn clear(&self, all: bool) -> Vec<Receipt> {
+        let mut s = self.0.borrow_mut();
+        let too_many = if all { s.all.len() } else { s.all.len().saturating_sub(MOST) };
+        if too_many == 0 {
+            return Vec::new();
+        }
+        let is_idle = |m: &Mark| m.receipt.is_some() && m.writers == 0 && m.unflushed.is_none();
+        let mut idle: Vec<(u64, Region)> =
+            s.all.iter().filter(|(_, m)| is_idle(m)).map(|(r, m)| (m.used, *r)).collect();
+        idle.sort_unstable();
+        let gone = idle.into_iter().take(too_many);
+        let receipts = gone.filter_map(|(_, r)| s.all.remove(&r)?.receipt).collect();
+        if all {
+            s.all.values_mut().for_each(|mark| mark.is_closed = true);
+        }
+        receipts
+    }
+
+    /// Whether there are more than there should be.
+    pub(super) fn are_too_many(&self) -> bool {
+        self.0.borrow().all.len() > MOST
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Region = (1, 0, 0);
+    const B: Region = (1, 16, 0);
+
+    fn receipt(batch: u64) -> Receipt {
+        Receipt::from_iter([(0, batch)])
+    }
+
+    #[test]
+    fn who_writes_enters_all_his_regions_at_once() {
+        let marks = Marks::default();
+        assert_eq!(marks.enter(&[A, B]), Entry::Log(A));
+        assert_eq!(marks.enter(&[A]), Entry::Wait, "on its way");
+        assert_eq!(marks.enter(&[A, B]), Entry::Log(B));
+        marks.logged(A, Some(receipt(1)));
+        assert_eq!(marks.enter(&[A, B]), Entry::Wait);
+        marks.logged(B, Some(receipt(2)));
+        assert_eq!(marks.enter(&[A, B]), Entry::Entered);
+        marks.leave(&[A, B], None);
+        assert_eq!(marks.clear(true), [receipt(1), receipt(2)]);
+        assert_eq!(marks.enter(&[A]), Entry::Log(A));
+        marks.logged(A, None);
+        assert_eq!(marks.enter(&[A]), Entry::Log(A), "it failed, and is tried again");
+    }
+
+    #[test]
+    fn a_mark_stays_until_all_is_durable() {
+        let marks = Marks::default();
+        marks.enter(&[A]);
+        marks.logged(A, Some(receipt(1)));
+        assert_eq!(marks.enter(&[A]), Entry::Entered);
+        assert!(marks.clear(true).is_empty(), "somebody writes");
+        assert_eq!(marks.enter(&[A]), Entry::Wait, "it is closed");
+        marks.leave(&[A], Some(3));
+        assert!(marks.wants_flush() && marks.clear(true).is_empty());
+        marks.flushed(3);
+        assert!(marks.clear(true).is_empty(), "that flush had begun before");
+        marks.flushed(4);
+        assert_eq!(marks.clear(true), [receipt(1)]);
+    }
+
+    #[test]
+    fn the_one_that_was_used_least_recently_goes_first() {
+        let marks = Marks::default();
+        let region = |n: u32| (1, n, 0);
+        for n in 0..=MOST as u32 {
+            marks.enter(&[region(n)]);
+            marks.logged(region(n), Some(receipt(n.into())));
+            marks.enter(&[region(n)]);
+            marks.leave(&[region(n)], None);
+        }
+        marks.enter(&[region(0)]);
+        marks.leave(&[region(0)], None);
+        assert_eq!(marks.clear(false), [receipt(1)]);
+        assert!(marks.clear(false).is_empty());
+    }
+}
