@@ -18,4 +18,6 @@ pub enum Mistake {
     AnswersBeforeMark,
     /// What is made of the rest does not wait for those who write the stripe.
     ReadsWithoutTurn,
+    /// A rebuild does not wait for those who write the stripe.
+    FillsWithoutTurn,
 }

@@ -7,6 +7,7 @@
 //! | `row` | how a row of a stripe is written |
 //! | `band` | what is written of a stripe, cut into rows that are written alike |
 //! | `sums` | the arithmetic of a row |
+//! | `places` | a set of stripes |
 //! | `batch` | what the log holds, as it lies on a member |
 //! | `recover` | what is done for a row after a crash |
 //!
@@ -20,6 +21,7 @@
 //! | `stripe` | one stripe: its turns, what is read of it, what is made of the rest |
 //! | `quiet` | keeps reads away from what is written again |
 //! | `read`, `write`, `part` | the operations of a volume |
+//! | `rebuild` | fills what a column lacks |
 //! | `open` | mends what a crash has left |
 
 mod array;
@@ -31,15 +33,17 @@ mod marks;
 mod mistake;
 mod open;
 mod part;
+mod places;
 mod quiet;
 mod read;
+mod rebuild;
 pub mod recover;
 pub mod row;
 mod stripe;
 mod sums;
 mod write;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
@@ -49,6 +53,8 @@ pub use array::{Array, Keeper, Member};
 pub use log::RING_BLOCKS;
 pub use mistake::Mistake;
 pub use open::{Mended, OldRing, mend_rings};
+pub use places::Places;
+pub use rebuild::{Pace, Rebuilt};
 
 use crate::units::UnitLocks;
 use geometry::{ROW_BYTES, Shape};
@@ -68,10 +74,53 @@ pub struct Column {
 /// What a pool gives to a volume at once: a column of each of so many members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
+    number: u64,
+    columns: Box<[Column]>,
+    /// Columns that lack what these places should have.
+    lacking: RefCell<Vec<(u16, Places)>>,
+}
+
+impl Extent {
+    /// The extent of this number in the pool, on as many columns as the volume's shape has.
+    #[must_use]
+    pub fn new(number: u64, columns: impl IntoIterator<Item = Column>) -> Self {
+        Self { number, columns: columns.into_iter().collect(), lacking: RefCell::default() }
+    }
+
+    /// The same, but what its column number `column` should hold at these places is not there: it is new, or comes back.
+    #[must_use]
+    pub fn lacking(self, column: u16, places: Places) -> Self {
+        self.lacking.borrow_mut().push((column, places));
+        self
+    }
+
     /// Its number in the pool.
-    pub number: u64,
-    /// As many as the volume's shape has.
-    pub columns: Box<[Column]>,
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Its columns.
+    #[must_use]
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    fn lacks(&self, column: u16, place: u32) -> bool {
+        let lacking = self.lacking.borrow();
+        !lacking.is_empty() && lacking.iter().any(|(c, places)| *c == column && places.has(place))
+    }
+
+    fn has_now(&self, place: u32) {
+        let mut lacking = self.lacking.borrow_mut();
+        lacking.iter_mut().for_each(|(_, places)| places.remove(place));
+        lacking.retain(|(_, places)| !places.is_empty());
+    }
+
+    /// The first place from `from` on that some column lacks.
+    fn next_lacking(&self, from: u32) -> Option<u32> {
+        self.lacking.borrow().iter().filter_map(|(_, places)| places.next(from)).min()
+    }
 }
 
 /// What a volume of a pool is.
@@ -95,6 +144,7 @@ pub struct Raid {
     reads: quiet::Reads,
     /// What is to be written with the next turn.
     waiting: write::Waiting,
+    submitted: Cell<u64>,
 }
 
 impl Raid {
@@ -111,12 +161,27 @@ impl Raid {
             turns: UnitLocks::default(),
             reads: quiet::Reads::default(),
             waiting: write::Waiting::default(),
+            submitted: Cell::new(0),
+        }
+    }
+
+    /// From now on the extent at `index` is this, with the same data: a column of it lies elsewhere, and lacks what it should have
+    /// until that is [rebuilt](Self::rebuild). Whoever is writing to what is no more there sees it as out.
+    pub fn replace(&self, index: u32, extent: Extent) {
+        let mut extents = self.extents.borrow_mut();
+        if let Some(place) = extents.get_mut(index as usize) {
+            *place = Rc::new(extent);
         }
     }
 
     /// Adds an extent at the end.
     pub fn grow(&self, extent: Extent) {
         self.extents.borrow_mut().push(Rc::new(extent));
+    }
+
+    /// How many operations clients have submitted.
+    fn operations(&self) -> u64 {
+        self.submitted.get()
     }
 
     /// Rows that are kept for what lies beside the volume: whole stripes, before its own.
@@ -174,6 +239,7 @@ impl Layer for Raid {
         let Some(range) = op.range(self.block_size) else {
             return self.array.flush().await.map(|()| Bufs::new());
         };
+        self.submitted.set(self.submitted.get() + 1);
         let bytes = self.bytes_of(range);
         match op {
             Op::Read { .. } => return self.read(bytes, range.at, &ctx).await,

@@ -15,7 +15,7 @@ use super::batch::{BLOCK_BYTES, Batch, Entry, NoBatch, Ring, SLOT_BLOCKS, SLOTS,
 use super::geometry::{Role, Shape};
 use super::recover::{Found, Mend, mend};
 use super::row::{Strips, There};
-use super::stripe::{Failure, Stripe, pages};
+use super::stripe::{Failure, Stripe, Unread, pages};
 use super::sums::sum_with;
 use super::{Column, Extent};
 
@@ -250,7 +250,7 @@ impl Stripe<'_> {
                 (Ok(data), Some(first)) if data.same_bytes(first) => {}
                 (Ok(_), Some(_)) => others.push(column),
                 (Err(error), _) => {
-                    self.unread(column, error).await?;
+                    self.unread(Unread(Some((column, error)))).await?;
                     others.push(column);
                 }
             }
@@ -312,8 +312,8 @@ impl Stripe<'_> {
     async fn row_of(&self, role: Role, row: u32) -> Result<Option<Buf>, Failure> {
         match self.read(role, &(row..row + 1), &self.array.scratch).await {
             Ok(data) => Ok(pages(&data).into_iter().next()),
-            Err((column, error)) => {
-                self.unread(column, error).await?;
+            Err(unread) => {
+                self.unread(unread).await?;
                 Ok(None)
             }
         }

@@ -100,8 +100,8 @@ impl<'a> Stripe<'a> {
         let mut page = self.array.scratch.credit().alloc_page(ROW);
         match self.read(role, &rows, &self.array.scratch).await {
             Ok(data) => data.copy_to(&mut page),
-            Err((column, error)) => {
-                self.unread(column, error).await?;
+            Err(unread) => {
+                self.unread(unread).await?;
                 let data = self.made_again(strip, &rows, &self.array.scratch).await?;
                 data.copy_to(&mut page);
             }

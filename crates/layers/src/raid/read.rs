@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::geometry::{Level, Piece, ROW_BYTES, Role};
 use super::mistake::Mistake;
 use super::row::There;
-use super::stripe::{Failure, Had, Stripe, key, pages};
+use super::stripe::{Failure, Had, Pages, Stripe, Unread, key, pages};
 use super::{Array, Column, Raid};
 
 /// Most rows that are made at once.
@@ -70,8 +70,8 @@ impl Raid {
         };
         match found {
             Ok(data) => Ok(data),
-            Err((column, error)) => {
-                stripe.unread(column, error).await?;
+            Err(unread) => {
+                stripe.unread(unread).await?;
                 // What is rare is in a box, so that the future of a plain read stays small.
                 let made = Box::pin(self.read_lost(index, &piece, ctx)).await;
                 made.map_err(|failure| match failure {
@@ -84,11 +84,11 @@ impl Raid {
 
     /// Makes of the others what cannot be read, and writes it back where its member is there.
     async fn read_lost(&self, index: u32, piece: &Piece, ctx: &Ctx) -> Result<Bufs, Failure> {
-        let stripe = self.stripe(index, piece.stripe)?;
         let _turn = match self.array.makes(Mistake::ReadsWithoutTurn) {
             true => None,
             false => Some(self.turn(index, piece.stripe).await),
         };
+        let stripe = self.stripe(index, piece.stripe)?;
         let mut data = Bufs::new();
         let most = (Array::MOST_PAGES / stripe.restoring_pages()).clamp(1, MOST_RESTORED);
         let mut start = piece.rows.start;
@@ -112,7 +112,8 @@ impl Stripe<'_> {
         let count = rows.end - rows.start;
         let _room = self.array.room(count * self.restoring_pages()).await;
         if let Level::Copies(_) = self.shape.level() {
-            return self.another_copy(strip, rows, ctx).await;
+            let copy = self.made_copy(strip, rows).await?;
+            return Ok(copy.iter().map(|page| own(page, ctx)).collect());
         }
         let role = Role::Data(strip);
         let (had, lost) = self.restore(rows, There::of([role])).await?;
@@ -135,24 +136,19 @@ impl Stripe<'_> {
     }
 
     /// Reads one copy after the other until one is given, and writes that where others were not.
-    async fn another_copy(
-        &self,
-        strip: u16,
-        rows: &Range<u32>,
-        ctx: &Ctx,
-    ) -> Result<Bufs, Failure> {
+    pub(super) async fn made_copy(&self, strip: u16, rows: &Range<u32>) -> Result<Pages, Failure> {
         let mut failed = SmallVec::<[Column; 2]>::new();
-        for column in self.columns(Role::Data(strip)) {
+        for column in self.columns_there(Role::Data(strip)).collect::<SmallVec<[Column; 4]>>() {
             match self.read_at(column, rows, &self.array.scratch).await {
                 Ok(data) => {
                     let _quiet = if failed.is_empty() { None } else { self.quiet().await };
                     for column in failed {
                         self.write_at(column, rows.start, data.clone(), false).await?;
                     }
-                    return Ok(pages(&data).iter().map(|page| own(page, ctx)).collect());
+                    return Ok(pages(&data));
                 }
                 Err(error) => {
-                    self.unread(column, error).await?;
+                    self.unread(Unread(Some((column, error)))).await?;
                     failed.push(column);
                 }
             }

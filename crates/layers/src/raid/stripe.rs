@@ -38,6 +38,10 @@ pub(super) enum Failure {
     Array(Error),
 }
 
+/// What could not be read where, or that it is nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unread(pub(super) Option<(Column, Error)>);
+
 impl From<Lost> for Failure {
     fn from(Lost: Lost) -> Self {
         Self::Lost
@@ -95,21 +99,31 @@ impl Stripe<'_> {
         There::all(self.data(), self.shape.level().parities())
     }
 
-    /// Where the copies of a strip lie. Of what has parity there is one.
-    pub(super) fn columns(&self, role: Role) -> impl Iterator<Item = Column> {
+    /// Where the copies of a strip lie, and whether they lack it. Of what has parity there is one.
+    fn copies(&self, role: Role) -> impl Iterator<Item = (Column, bool)> {
         let columns = self.shape.columns_of(self.place, role);
-        columns.filter_map(|n| self.extent.columns.get(usize::from(n)).copied())
+        columns.filter_map(|n| {
+            let column = self.extent.columns.get(usize::from(n))?;
+            Some((*column, self.extent.lacks(n, self.place)))
+        })
     }
 
-    /// Where those lie whose members are not out.
+    /// Where those lie that are there: which lack nothing, and whose members are not out.
     pub(super) fn columns_there(&self, role: Role) -> impl Iterator<Item = Column> {
-        self.columns(role).filter(|column| !self.array.is_out(column.member))
+        let there = |(column, lacks): &(Column, bool)| !lacks && !self.array.is_out(column.member);
+        self.copies(role).filter(there).map(|(column, _)| column)
     }
 
-    /// Where a strip lies. Of copies: where it is read.
+    /// Where those lie that are to be filled.
+    pub(super) fn lacking_columns(&self, role: Role) -> impl Iterator<Item = Column> {
+        let fillable =
+            |(column, lacks): &(Column, bool)| *lacks && !self.array.is_out(column.member);
+        self.copies(role).filter(fillable).map(|(column, _)| column)
+    }
+
+    /// Where a strip of a stripe with parity lies.
     pub(super) fn column(&self, role: Role) -> Result<Column, Error> {
-        let idle = self.columns_there(role).min_by_key(|c| self.array.in_flight(c.member));
-        idle.or_else(|| self.columns(role).next()).ok_or(Error::OutOfRange)
+        self.copies(role).next().map(|(column, _)| column).ok_or(Error::OutOfRange)
     }
 
     /// Where `row` of the strip in `column` is on its member.
@@ -123,16 +137,17 @@ impl Stripe<'_> {
         There::of(self.shape.roles().filter(is_there))
     }
 
-    /// Reads rows of one strip. What fails comes with where it lies.
+    /// Reads rows of one strip, of copies from the member that has the least to do.
     pub(super) async fn read(
         &self,
         role: Role,
         rows: &Range<u32>,
         ctx: &Ctx,
-    ) -> Result<Bufs, (Column, Error)> {
-        let nowhere = |error| (Column { member: 0, at: 0 }, error);
-        let column = self.column(role).map_err(nowhere)?;
-        self.read_at(column, rows, ctx).await.map_err(|error| (column, error))
+    ) -> Result<Bufs, Unread> {
+        let idle = self.columns_there(role).min_by_key(|c| self.array.in_flight(c.member));
+        let column = idle.ok_or(Unread(None))?;
+        let data = self.read_at(column, rows, ctx).await;
+        data.map_err(|error| Unread(Some((column, error))))
     }
 
     /// Reads rows of what lies in `column`.
@@ -146,7 +161,7 @@ impl Stripe<'_> {
         self.array.read(column.member, at, rows.end - rows.start, ctx).await
     }
 
-    /// Writes rows of one strip, wherever it has copies. A member that fails it is out.
+    /// Writes rows of one strip, wherever it has copies that lack nothing. A member that fails it is out.
     pub(super) async fn write(
         &self,
         role: Role,
@@ -154,9 +169,9 @@ impl Stripe<'_> {
         data: Bufs,
         fua: bool,
     ) -> Result<(), Error> {
-        let mut columns = self.columns(role);
+        let mut columns = self.copies(role).filter(|(_, lacks)| !lacks).map(|(column, _)| column);
         match (columns.next(), columns.next()) {
-            (None, _) => Err(Error::OutOfRange),
+            (None, _) => Ok(()),
             (Some(only), None) => self.write_at(only, row, data, fua).await,
             (first, second) => {
                 let all = first.into_iter().chain(second).chain(columns);
@@ -190,8 +205,8 @@ impl Stripe<'_> {
         for (role, found) in join_all(each).await {
             match found {
                 Ok(data) => had.add(role, pages(&data)),
-                Err((column, error)) => {
-                    self.unread(column, error).await?;
+                Err(unread) => {
+                    self.unread(unread).await?;
                     failed.push(role);
                 }
             }
@@ -199,15 +214,16 @@ impl Stripe<'_> {
         Ok(if failed.is_empty() { Ok(had) } else { Err(There::of(failed)) })
     }
 
-    /// What lies in `column` could not be read: if its member is gone, all are told.
-    pub(super) async fn unread(&self, column: Column, error: Error) -> Result<(), Error> {
-        let member = column.member;
-        match error {
-            Error::Gone => self.array.out(member, error).await,
-            _ => {
+    /// Something could not be read: if its member is gone, all are told.
+    pub(super) async fn unread(&self, unread: Unread) -> Result<(), Error> {
+        match unread.0 {
+            Some((column, error @ Error::Gone)) => self.array.out(column.member, error).await,
+            Some((column, error)) => {
+                let member = column.member;
                 tracing::warn!(member, %error, "a disk of the pool does not give a block back");
                 Ok(())
             }
+            None => Ok(()),
         }
     }
 

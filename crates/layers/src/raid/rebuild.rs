@@ -1,0 +1,162 @@
+//! What a column lacks is made of the others, stripe by stripe, while clients use the volume.
+//!
+//! Whoever has a stripe's turn and finds that a column lacks it writes as if its member were out. So a stripe may be filled at any
+//! time that nobody else has its turn, and from then on it counts.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{BufMut, Error};
+
+use super::geometry::{Level, Role};
+use super::mistake::Mistake;
+use super::row::{Strips, There};
+use super::stripe::{Failure, Pages, Stripe};
+use super::sums::sum;
+use super::{Array, Extent, Raid};
+
+/// Most rows that are filled at once.
+const MOST_FILLED: u32 = 16;
+
+/// How a rebuild yields to clients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pace {
+    /// So many times as long as a stripe has taken it rests before the next one, where clients have been busy meanwhile.
+    pub rest: f64,
+}
+
+/// What a rebuild has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rebuilt {
+    /// Stripes that were filled.
+    pub stripes: u64,
+    /// Those that cannot be: more is lost of them than their level bears, or a member has failed. They still lack what they lacked.
+    pub failed: u64,
+}
+
+impl Raid {
+    /// Fills what columns lack. What the extents that are `done` have been told is durable then.
+    ///
+    /// # Errors
+    /// What stops the array.
+    pub async fn rebuild(&self, pace: Pace, mut done: impl FnMut(u64)) -> Result<Rebuilt, Error> {
+        let (mut rebuilt, mut index) = (Rebuilt::default(), 0);
+        while let Ok(extent) = self.extent(index) {
+            let before = rebuilt;
+            self.fill(index, &extent, pace, &mut rebuilt).await?;
+            if rebuilt != before {
+                self.array.flush().await?;
+            }
+            if rebuilt.stripes > before.stripes && rebuilt.failed == before.failed {
+                done(extent.number());
+            }
+            index += 1;
+        }
+        Ok(rebuilt)
+    }
+
+    async fn fill(
+        &self,
+        index: u32,
+        extent: &Rc<Extent>,
+        pace: Pace,
+        rebuilt: &mut Rebuilt,
+    ) -> Result<(), Error> {
+        let mut from = 0;
+        while let Some(place) = extent.next_lacking(from) {
+            from = place + 1;
+            let (begun, busy) = (tokio::time::Instant::now(), self.operations());
+            match self.fill_stripe(index, place).await {
+                Ok(()) => rebuilt.stripes += 1,
+                Err(Failure::Lost) => rebuilt.failed += 1,
+                Err(Failure::Array(error)) => return Err(error),
+            }
+            if self.operations() != busy {
+                tokio::time::sleep(begun.elapsed().mul_f64(pace.rest).min(LONGEST_REST)).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn fill_stripe(&self, index: u32, place: u32) -> Result<(), Failure> {
+        let _turn = match self.array.makes(Mistake::FillsWithoutTurn) {
+            true => None,
+            false => Some(self.turn(index, place).await),
+        };
+        let stripe = self.stripe(index, place)?;
+        self.array.settle(stripe.spot()).await?;
+        let most = (Array::MOST_PAGES / stripe.filling_pages()).clamp(1, MOST_FILLED);
+        let rows = self.shape.strip_rows();
+        for start in (0..rows).step_by(most as usize) {
+            stripe.fill(&(start..rows.min(start + most))).await?;
+        }
+        stripe.extent.has_now(place);
+        Ok(())
+    }
+}
+
+/// Longest rest between two stripes.
+const LONGEST_REST: Duration = Duration::from_secs(1);
+
+impl Stripe<'_> {
+    fn filling_pages(&self) -> u32 {
+        self.restoring_pages() + u32::from(self.shape.level().parities())
+    }
+
+    /// Fills rows of the columns that lack them.
+    async fn fill(&self, rows: &Range<u32>) -> Result<(), Failure> {
+        let _room = self.array.room((rows.end - rows.start) * self.filling_pages()).await;
+        if let Level::Copies(_) = self.shape.level() {
+            return self.fill_copies(rows).await;
+        }
+        let (had, _) = self.restore(rows, There::default()).await?;
+        for role in self.lacking() {
+            let pages: Pages = match role {
+                Role::Data(_) => had.pages(role).iter().cloned().collect(),
+                _ => {
+                    let mut pages = self.scratch_pages(rows.len());
+                    for (n, page) in pages.iter_mut().enumerate() {
+                        let data = Strips::first(self.data()).iter();
+                        let data: Vec<&[u8]> =
+                            data.map(|strip| &had.pages(Role::Data(strip))[n][..]).collect();
+                        sum(self.array.parity, role, &data, page);
+                    }
+                    pages.into_iter().map(BufMut::freeze).collect()
+                }
+            };
+            self.fill_role(role, rows, pages).await?;
+        }
+        Ok(())
+    }
+
+    /// Strips that a member lacks which is not out.
+    fn lacking(&self) -> impl Iterator<Item = Role> {
+        self.shape.roles().filter(|role| {
+            let mut lacking = self.lacking_columns(*role);
+            lacking.next().is_some()
+        })
+    }
+
+    async fn fill_copies(&self, rows: &Range<u32>) -> Result<(), Failure> {
+        for strip in 0..self.data() {
+            let role = Role::Data(strip);
+            if self.lacking_columns(role).next().is_some() {
+                let data = self.made_copy(strip, rows).await?;
+                self.fill_role(role, rows, data.iter().cloned().collect()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn fill_role(&self, role: Role, rows: &Range<u32>, pages: Pages) -> Result<(), Failure> {
+        for column in self.lacking_columns(role).collect::<Vec<_>>() {
+            let data = pages.iter().cloned().collect();
+            self.write_at(column, rows.start, data, false).await?;
+            if self.array.is_out(column.member) {
+                return Err(Failure::Lost);
+            }
+        }
+        Ok(())
+    }
+}
