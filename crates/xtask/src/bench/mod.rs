@@ -3,7 +3,7 @@
 //! Everything is measured once per repetition, in turn, so that a noisy minute hits all alike; figures are medians of the
 //! repetitions. [`iscsi`] compares with another target, [`nvme`] with the bytes alone and with iSCSI, [`mirror`] a volume on two nodes
 //! with one on a node by itself, [`vhost`] a volume by shared memory with NVMe/TCP, [`fio`] our load generator with fio,
-//! [`parity`] our parity kernels with ISA-L.
+//! [`parity`] our parity kernels with ISA-L, [`raid`] volumes with the disks below them.
 
 mod echo;
 mod fio;
@@ -17,6 +17,7 @@ mod mirror;
 mod nvme;
 mod page;
 mod parity;
+mod raid;
 mod report;
 mod verdict;
 mod vhost;
@@ -53,6 +54,8 @@ pub(crate) enum Subject {
     Fio,
     /// Our parity kernels beside ISA-L
     Parity,
+    /// What RAID costs above disks in memory
+    Raid,
 }
 
 impl Subject {
@@ -65,6 +68,7 @@ impl Subject {
             Self::Vhost => "vhost",
             Self::Fio => "fio",
             Self::Parity => "parity",
+            Self::Raid => "raid",
         }
     }
 
@@ -77,6 +81,7 @@ impl Subject {
             Self::Vhost => vhost::packages(),
             Self::Fio => fio::packages(),
             Self::Parity => parity::packages(),
+            Self::Raid => raid::packages(),
         }
     }
 }
@@ -102,6 +107,7 @@ pub(crate) fn start(house: &House, subject: Subject, plan: Plan) -> Result<()> {
         Subject::Vhost => vhost::run(house, plan),
         Subject::Fio => fio::run(house, plan),
         Subject::Parity => parity::run(house, plan),
+        Subject::Raid => raid::run(house, plan),
     }
 }
 
@@ -110,8 +116,10 @@ fn build(house: &House, subject: Subject) -> Result<()> {
     let example = |package, name| {
         Profile::Release.build(house, &["-p", package, "--example", name]).map(drop)
     };
-    if subject == Subject::Parity {
-        return example("parity", parity::EXAMPLE);
+    match subject {
+        Subject::Parity => return example("parity", parity::EXAMPLE),
+        Subject::Raid => return example("layers", raid::EXAMPLE),
+        _ => {}
     }
     Profile::Release.build(house, &["-p", "windrose"])?;
     example("rt", "echo")?;

@@ -1,0 +1,246 @@
+//! What RAID costs above disks in memory, for `./run bench raid`: one line of JSON for each case.
+//!
+//! Time is that of one thread which does nothing else: the disks are pages that are handed over, not copied. Operations on disks
+//! are counted where each takes 100 µs of simulated time, as what comes meanwhile shares a batch of the log.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{
+    Bufs, Class, Ctx, Dev, Epoch, Error, Info, Layer, Lba, Mem, MemOptions, Op, Pool, Stats,
+};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use layers::raid::batch::Ring;
+use layers::raid::geometry::{Level, Shape};
+use layers::raid::{Array, Column, Extent, Keeper, Member, RING_BLOCKS, Raid, Settings};
+use serde_json::json;
+use uuid::Uuid;
+
+const STRIP_ROWS: u32 = 16;
+const STRIPES: u32 = 128;
+const BLOCK: u64 = 4096;
+
+/// Nobody keeps anything: no member fails.
+#[derive(Debug)]
+struct Nobody;
+
+impl Keeper for Nobody {
+    fn out(&self, _: u16) -> Pin<Box<dyn Future<Output = Result<(), Error>> + '_>> {
+        Box::pin(std::future::ready(Err(Error::Gone)))
+    }
+}
+
+/// A disk that takes its time.
+struct Slow(Dev);
+
+impl Layer for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn info(&self) -> Info {
+        self.0.info()
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        tokio::time::sleep(Duration::from_micros(100)).await;
+        self.0.submit(op, &ctx).await
+    }
+}
+
+/// A volume and the disks below it.
+struct Scene {
+    dev: Dev,
+    disks: Vec<Dev>,
+    pool: Pool,
+}
+
+impl Scene {
+    async fn new(level: Level, columns: u16, is_slow: bool) -> Self {
+        let pool = Pool::new(1 << 30).expect("memory");
+        let rows = u64::from(STRIPES) * u64::from(STRIP_ROWS);
+        let disk = || {
+            let options =
+                MemOptions { keeps_buffers: true, ..MemOptions::new(4096, RING_BLOCKS + rows) };
+            let mem = Dev::new(Mem::new(options));
+            if is_slow { Dev::new(Slow(mem)) } else { mem }
+        };
+        let disks: Vec<Dev> = (0..columns).map(|_| disk()).collect();
+        let member = |(n, dev): (u128, &Dev)| Member {
+            dev: dev.clone(),
+            ring: Ring { pool: Uuid::nil(), member: Uuid::from_u128(n), era: 1, number: 0 },
+            ring_at: Lba(0),
+            is_out: false,
+        };
+        let members = (0..).zip(&disks).map(member).collect();
+        let array = Array::new(members, Rc::new(Nobody), &pool).await.expect("an array");
+        let shape = Shape::new(level, columns, STRIP_ROWS, STRIPES).expect("a shape");
+        let column = |member| Column { member, at: RING_BLOCKS };
+        let extent = Extent::new(1, (0..columns).map(column));
+        let settings = Settings { shape, block_size: 4096 };
+        let dev = Dev::new(Raid::new(Rc::new(array), settings, vec![extent]));
+        let scene = Self { dev, disks, pool };
+        scene.fill().await;
+        scene
+    }
+
+    fn ctx(&self) -> Ctx {
+        let credit = self.pool.account().try_credit(4 << 20, Class::Immediate);
+        Ctx::new(credit.expect("memory"), Epoch::default())
+    }
+
+    /// Every block has been written once: a disk in memory takes its pages then.
+    async fn fill(&self) {
+        let ctx = self.ctx();
+        for at in (0..self.dev.info().blocks / 256).map(|n| n * 256) {
+            let data = ctx.alloc(1 << 20).into();
+            self.dev
+                .submit(Op::Write { at: Lba(at), data, fua: false }, &ctx)
+                .await
+                .expect("write");
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        self.disks.iter().map(Dev::stats).fold(Stats::default(), |sum, s| Stats {
+            reads: sum.reads + s.reads,
+            read_bytes: sum.read_bytes + s.read_bytes,
+            writes: sum.writes + s.writes,
+            write_bytes: sum.write_bytes + s.write_bytes,
+            ..sum
+        })
+    }
+}
+
+/// Where the next operation begins: at random, but not where another is.
+struct Places {
+    seed: Cell<u64>,
+    count: u64,
+    step: u64,
+    is_random: bool,
+}
+
+impl Places {
+    fn new(dev: &Dev, bytes: u64, is_random: bool) -> Self {
+        let step = bytes / BLOCK;
+        Self { seed: Cell::new(1), count: dev.info().blocks / step, step, is_random }
+    }
+
+    fn next(&self) -> u64 {
+        // Each number once before any comes again: a full cycle modulo the next power of two.
+        loop {
+            let modulus = self.count.next_power_of_two();
+            let factor = if self.is_random { (0x5_DEEC_E66D % modulus) | 5 } else { 1 };
+            let next = (self.seed.get().wrapping_mul(factor / 4 * 4 + 1) + 1) % modulus;
+            self.seed.set(next);
+            if next < self.count {
+                return next * self.step;
+            }
+        }
+    }
+}
+
+fn op(at: u64, bytes: u64, is_write: bool, ctx: &Ctx) -> Op {
+    match is_write {
+        true => Op::Write { at: Lba(at), data: ctx.alloc(bytes as usize).into(), fua: false },
+        false => Op::Read { at: Lba(at), blocks: (bytes / BLOCK) as u32 },
+    }
+}
+
+/// Microseconds of one operation, which waits for nothing.
+async fn time(dev: &Dev, ctx: &Ctx, bytes: u64, is_write: bool, seconds: f64) -> f64 {
+    let places = Places::new(dev, bytes, bytes == BLOCK);
+    let (begun, mut count) = (tokio::time::Instant::now(), 0u32);
+    while begun.elapsed().as_secs_f64() < seconds {
+        for _ in 0..64 {
+            let op = op(places.next(), bytes, is_write, ctx);
+            dev.submit(op, ctx).await.expect("an operation");
+            count += 1;
+        }
+    }
+    begun.elapsed().as_secs_f64() * 1e6 / f64::from(count)
+}
+
+/// The same bytes by strips on one disk after the other, in microseconds.
+async fn time_raw(scene: &Scene, bytes: u64, is_write: bool, seconds: f64) -> f64 {
+    let strip = u64::from(STRIP_ROWS) * BLOCK;
+    let (ctx, each) = (scene.ctx(), bytes.min(strip));
+    let (begun, mut count, mut row) = (tokio::time::Instant::now(), 0u32, 0);
+    let rows = u64::from(STRIPES) * u64::from(STRIP_ROWS);
+    while begun.elapsed().as_secs_f64() < seconds {
+        for disk in scene.disks.iter().cycle().take(64 * (bytes / each) as usize) {
+            row = (row + each / BLOCK * 7) % rows;
+            let op = op(RING_BLOCKS + row / (each / BLOCK) * (each / BLOCK), each, is_write, &ctx);
+            disk.submit(op, &ctx).await.expect("an operation");
+        }
+        count += 64;
+    }
+    begun.elapsed().as_secs_f64() * 1e6 / f64::from(count)
+}
+
+/// Operations and bytes of disks for each of a client's, so many at a time.
+async fn counted(scene: &Scene, bytes: u64, depth: usize) -> serde_json::Value {
+    let places = Places::new(&scene.dev, bytes, bytes == BLOCK);
+    let mut running = FuturesUnordered::new();
+    let (before, count) = (scene.stats(), 4000 * BLOCK / bytes.min(64 * BLOCK));
+    for _ in 0..count {
+        if running.len() >= depth {
+            running.next().await;
+        }
+        let (at, dev, ctx) = (places.next(), scene.dev.clone(), scene.ctx());
+        running
+            .push(async move { dev.submit(op(at, bytes, true, &ctx), &ctx).await.expect("write") });
+    }
+    while running.next().await.is_some() {}
+    let (after, each) = (scene.stats(), |n: u64| n as f64 / count as f64);
+    json!({
+        "reads": each(after.reads - before.reads),
+        "writes": each(after.writes - before.writes),
+        "read_bytes": each(after.read_bytes - before.read_bytes) / bytes as f64,
+        "written_bytes": each(after.write_bytes - before.write_bytes) / bytes as f64,
+    })
+}
+
+fn run<F: Future>(is_paused: bool, work: F) -> F::Output {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(is_paused).build().expect("a runtime");
+    tokio::task::LocalSet::new().block_on(&runtime, work)
+}
+
+fn main() {
+    let seconds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(1.0);
+    let levels = [("RAID 5, 4+1", Level::Parity, 5), ("RAID 6, 4+2", Level::DoubleParity, 6)];
+    for (name, level, columns) in levels {
+        for (what, bytes, is_write) in [
+            ("read", BLOCK, false),
+            ("write", BLOCK, true),
+            ("read", 1 << 20, false),
+            ("write", 1 << 20, true),
+        ] {
+            let us = run(false, async {
+                let scene = Scene::new(level, columns, false).await;
+                let raw = time_raw(&scene, bytes, is_write, seconds).await;
+                let ctx = scene.ctx();
+                (time(&scene.dev, &ctx, bytes, is_write, seconds).await, raw)
+            });
+            println!(
+                "{}",
+                json!({ "level": name, "op": what, "bytes": bytes, "us": us.0, "raw_us": us.1 })
+            );
+        }
+        for (bytes, depth) in [(BLOCK, 1), (BLOCK, 32), (BLOCK, 128), (1 << 20, 1), (1 << 20, 8)] {
+            let counts = run(true, async {
+                let scene = Scene::new(level, columns, true).await;
+                counted(&scene, bytes, depth).await
+            });
+            println!(
+                "{}",
+                json!({ "level": name, "bytes": bytes, "depth": depth, "counts": counts })
+            );
+        }
+    }
+}
