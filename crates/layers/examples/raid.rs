@@ -18,7 +18,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use layers::raid::batch::Ring;
 use layers::raid::geometry::{Level, Shape};
-use layers::raid::{Array, Column, Extent, Keeper, Member, RING_BLOCKS, Raid, Settings};
+use layers::raid::{Array, Column, Extent, Keeper, Map, Member, RING_BLOCKS, Raid, Settings};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -33,6 +33,10 @@ struct Nobody;
 impl Keeper for Nobody {
     fn out(&self, _: u16) -> Pin<Box<dyn Future<Output = Result<(), Error>> + '_>> {
         Box::pin(std::future::ready(Err(Error::Gone)))
+    }
+
+    fn map(&self, _: u64, _: Map) -> Pin<Box<dyn Future<Output = Result<(), Error>> + '_>> {
+        Box::pin(std::future::ready(Ok(())))
     }
 }
 
@@ -128,7 +132,8 @@ struct Scene {
 impl Scene {
     async fn new(level: Level, columns: u16, copies: bool, is_slow: bool) -> Self {
         let pool = Pool::new(1 << 30).expect("memory");
-        let rows = u64::from(STRIPES) * u64::from(STRIP_ROWS);
+        let shape = Shape::new(level, columns, STRIP_ROWS, STRIPES).expect("a shape");
+        let rows = u64::from(shape.places()) * u64::from(STRIP_ROWS);
         let disk = || {
             let ram = Dev::new(Ram::new(RING_BLOCKS + rows, copies, &pool));
             if is_slow { Dev::new(Slow(ram)) } else { ram }
@@ -142,9 +147,8 @@ impl Scene {
         };
         let members = (0..).zip(&disks).map(member).collect();
         let array = Array::new(members, Rc::new(Nobody), &pool).await.expect("an array");
-        let shape = Shape::new(level, columns, STRIP_ROWS, STRIPES).expect("a shape");
         let column = |member| Column { member, at: RING_BLOCKS };
-        let extent = Extent::new(1, (0..columns).map(column));
+        let extent = Extent::new(1, shape, (0..columns).map(column));
         let settings = Settings { shape, block_size: 4096 };
         let dev = Dev::new(Raid::new(Rc::new(array), settings, vec![extent]));
         Self { dev, disks, pool }

@@ -14,8 +14,10 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit};
 
+use super::Extent;
 use super::batch::{BLOCK_BYTES, Entry, Ring, What};
 use super::log::Log;
+use super::map::Map;
 use super::marks::{self, Marks, Region};
 use super::mistake::Mistake;
 
@@ -30,6 +32,9 @@ pub trait Keeper: fmt::Debug {
     /// Makes durable, on all members that are in, that `member` is out: it lacks what is written from now on. What fails ends
     /// the array's writes.
     fn out(&self, member: u16) -> Pin<Box<dyn Future<Output = Result<(), Error>> + '_>>;
+
+    /// Makes durable where the stripes of an extent lie, in the place of what was known of that before.
+    fn map(&self, extent: u64, map: Map) -> Pin<Box<dyn Future<Output = Result<(), Error>> + '_>>;
 }
 
 /// A disk of the pool.
@@ -54,6 +59,9 @@ struct Used {
     /// What came of the mark that it is out.
     marked: OnceCell<Result<(), Error>>,
 }
+
+/// An extent of which stripes have moved, and the entries that say so.
+type Moved = (Rc<Extent>, Vec<Receipt>);
 
 /// Where a stripe lies: number of the extent, and place in it.
 pub(super) type Spot = (u64, u32);
@@ -90,6 +98,10 @@ pub struct Array {
     unsettled: RefCell<FxHashMap<Spot, u64>>,
     /// Copies that are being written.
     marks: Marks,
+    /// Extents of which stripes have moved, by number, with the entries that say so.
+    moved: RefCell<FxHashMap<u64, Moved>>,
+    /// The era of the logs.
+    era: u64,
 }
 
 impl Array {
@@ -108,6 +120,7 @@ impl Array {
         let bytes = pages * BLOCK_BYTES + heads + overheads;
         let credit = pool.account().credit(bytes, Class::Immediate).await;
         let credit = credit.map_err(|_| Error::NoSpace)?;
+        let era = members.iter().map(|m| m.ring.era).max().unwrap_or(0);
         let is_volatile = members.iter().any(|m| m.dev.info().volatile_cache);
         Ok(Self {
             members: members.into_iter().map(Used::new).collect(),
@@ -126,6 +139,8 @@ impl Array {
             unflushed: RefCell::default(),
             unsettled: RefCell::default(),
             marks: Marks::default(),
+            moved: RefCell::default(),
+            era,
         })
     }
 
@@ -250,7 +265,7 @@ impl Array {
     }
 
     /// Puts an entry into the logs of these members, each with blocks of its own, and ends when it is durable in all of them
-    /// that are not out then.
+    /// that are not out then; tells its number as well.
     ///
     /// # Errors
     /// That nobody could be told that a member is out, or that nothing more is written.
@@ -259,7 +274,7 @@ impl Array {
         spot: Spot,
         what: What,
         to: SmallVec<[(u16, Vec<Buf>); 2]>,
-    ) -> Result<Receipt, Error> {
+    ) -> Result<(u64, Receipt), Error> {
         self.promise(&to).await?;
         let number = self.numbers.get() + 1;
         self.numbers.set(number);
@@ -275,7 +290,39 @@ impl Array {
                 Err(why) => self.out(member, why).await?,
             }
         }
-        Ok(receipt)
+        Ok((number, receipt))
+    }
+
+    /// The era of the logs.
+    pub(super) fn era(&self) -> u64 {
+        self.era
+    }
+
+    /// It is in the logs that a stripe of this extent has moved.
+    pub(super) fn recorded(&self, extent: &Rc<Extent>, receipt: Receipt) {
+        let mut moved = self.moved.borrow_mut();
+        let known = moved.entry(extent.number()).or_insert_with(|| (Rc::clone(extent), Vec::new()));
+        known.1.push(receipt);
+        drop(moved);
+        self.log_room.notify_waiters();
+    }
+
+    /// Makes durable where stripes lie that have moved; the entries that say so count no more. Whether there were any.
+    async fn save_maps(&self) -> Result<bool, Error> {
+        let moved = self.moved.take();
+        let there_are = !moved.is_empty();
+        for (number, (extent, receipts)) in moved {
+            let saved = self.keeper.map(number, extent.map()).await;
+            saved.inspect_err(|why| self.give_up(*why))?;
+            receipts.iter().for_each(|receipt| self.retire(receipt));
+            self.log_room.notify_waiters();
+        }
+        Ok(there_are)
+    }
+
+    /// Makes durable where the stripes of an extent lie.
+    pub(super) async fn save_map(&self, extent: &Extent) -> Result<(), Error> {
+        self.keeper.map(extent.number(), extent.map()).await
     }
 
     /// Waits until all these logs have room for an entry, and takes it in all of them at once: nobody who has room in one
@@ -292,7 +339,7 @@ impl Array {
             }
             if !self.unflushed.borrow().is_empty() || self.marks.wants_flush() {
                 self.flush().await?;
-            } else if !self.clear_marks(true) {
+            } else if !self.clear_marks(true) && !self.save_maps().await? {
                 freed.await;
             }
         }
@@ -318,7 +365,7 @@ impl Array {
                     let mut logging = Logging { array: self, region, receipt: None };
                     let (what, members) = of(region);
                     let to = members.into_iter().map(|member| (member, Vec::new())).collect();
-                    logging.receipt = Some(self.log((region.0, region.1), what, to).await?);
+                    logging.receipt = Some(self.log((region.0, region.1), what, to).await?.1);
                 }
             }
         }

@@ -13,6 +13,9 @@ pub const MAX_COLUMNS: u16 = 64;
 /// Most copies of a block.
 pub const MAX_COPIES: u16 = 4;
 
+/// Fewest places that no stripe has: as many are written at once.
+const LEAST_SPARE: u32 = 8;
+
 /// How an extent bears the loss of members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Level {
@@ -176,6 +179,14 @@ impl Shape {
     #[must_use]
     pub fn stripes(&self) -> u32 {
         self.stripes
+    }
+
+    /// Places for stripes: where there is parity, some more than there are stripes, so that whole ones are written elsewhere.
+    #[must_use]
+    pub fn places(&self) -> u32 {
+        let spare =
+            if self.level.parities() > 0 { (self.stripes / 64).max(LEAST_SPARE) } else { 0 };
+        self.stripes.saturating_add(spare)
     }
 
     /// Strips of data in a stripe, each counted once.

@@ -18,6 +18,10 @@ pub enum Mistake {
     AnswersBeforeMark,
     /// What is made of the rest does not wait for those who write the stripe.
     ReadsWithoutTurn,
+    /// That a whole stripe lies elsewhere is recorded before it does.
+    RecordsBeforeData,
+    /// It is not recorded.
+    SkipsRecord,
     /// A rebuild does not wait for those who write the stripe.
     FillsWithoutTurn,
 }

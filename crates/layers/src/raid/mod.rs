@@ -7,6 +7,7 @@
 //! | `row` | how a row of a stripe is written |
 //! | `band` | what is written of a stripe, cut into rows that are written alike |
 //! | `sums` | the arithmetic of a row |
+//! | `map` | where the stripes of an extent lie |
 //! | `places` | a set of stripes |
 //! | `batch` | what the log holds, as it lies on a member |
 //! | `recover` | what is done for a row after a crash |
@@ -20,7 +21,7 @@
 //! | `marks` | copies that are being written |
 //! | `stripe` | one stripe: its turns, what is read of it, what is made of the rest |
 //! | `quiet` | keeps reads away from what is written again |
-//! | `read`, `write`, `part` | the operations of a volume |
+//! | `read`, `write`, `part`, `whole` | the operations of a volume |
 //! | `rebuild` | fills what a column lacks |
 //! | `open` | mends what a crash has left |
 
@@ -29,6 +30,7 @@ mod band;
 pub mod batch;
 pub mod geometry;
 mod log;
+mod map;
 mod marks;
 mod mistake;
 mod open;
@@ -41,6 +43,7 @@ pub mod recover;
 pub mod row;
 mod stripe;
 mod sums;
+mod whole;
 mod write;
 
 use std::cell::{Cell, RefCell};
@@ -51,6 +54,7 @@ use block::{ASIDE, ASIDE_BYTES, Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op, 
 
 pub use array::{Array, Keeper, Member};
 pub use log::RING_BLOCKS;
+pub use map::{Map, Placed};
 pub use mistake::Mistake;
 pub use open::{Mended, OldRing, mend_rings};
 pub use places::Places;
@@ -58,6 +62,7 @@ pub use rebuild::{Pace, Rebuilt};
 
 use crate::units::UnitLocks;
 use geometry::{ROW_BYTES, Shape};
+use map::Placement;
 
 /// Largest operation that carries data, in bytes.
 const MAX_TRANSFER: u32 = 1 << 20;
@@ -72,19 +77,30 @@ pub struct Column {
 }
 
 /// What a pool gives to a volume at once: a column of each of so many members.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Extent {
     number: u64,
     columns: Box<[Column]>,
     /// Columns that lack what these places should have.
     lacking: RefCell<Vec<(u16, Places)>>,
+    /// Shared by all that this extent has been, with other columns.
+    placement: Rc<Placement>,
 }
 
 impl Extent {
-    /// The extent of this number in the pool, on as many columns as the volume's shape has.
+    /// The extent of this number in the pool, on as many columns as its shape has. Each has room for a strip of each of the
+    /// shape's [places](Shape::places).
     #[must_use]
-    pub fn new(number: u64, columns: impl IntoIterator<Item = Column>) -> Self {
-        Self { number, columns: columns.into_iter().collect(), lacking: RefCell::default() }
+    pub fn new(number: u64, shape: Shape, columns: impl IntoIterator<Item = Column>) -> Self {
+        let map = Map::new(shape.stripes(), shape.places());
+        let (columns, placement) = (columns.into_iter().collect(), Rc::new(Placement::new(map)));
+        Self { number, columns, lacking: RefCell::default(), placement }
+    }
+
+    /// The same with its stripes where `map` says.
+    #[must_use]
+    pub fn mapped(self, map: Map) -> Self {
+        Self { placement: Rc::new(Placement::new(map)), ..self }
     }
 
     /// The same, but what its column number `column` should hold at these places is not there: it is new, or comes back.
@@ -92,6 +108,16 @@ impl Extent {
     pub fn lacking(self, column: u16, places: Places) -> Self {
         self.lacking.borrow_mut().push((column, places));
         self
+    }
+
+    /// The same with one column elsewhere, where nothing is yet.
+    fn moved_to(&self, column: u16, to: Column, shape: Shape) -> Self {
+        let mut columns = self.columns.clone();
+        columns.get_mut(usize::from(column)).into_iter().for_each(|place| *place = to);
+        let (lacking, placement) = (self.lacking.clone(), Rc::clone(&self.placement));
+        lacking.borrow_mut().retain(|(lacks, _)| *lacks != column);
+        let moved = Self { number: self.number, columns, lacking, placement };
+        moved.lacking(column, Places::all(shape.places()))
     }
 
     /// Its number in the pool.
@@ -117,9 +143,17 @@ impl Extent {
         lacking.retain(|(_, places)| !places.is_empty());
     }
 
-    /// The first place from `from` on that some column lacks.
+    /// The first stripe from `from` on of whose place some column lacks what it should have.
     fn next_lacking(&self, from: u32) -> Option<u32> {
-        self.lacking.borrow().iter().filter_map(|(_, places)| places.next(from)).min()
+        let lacking = self.lacking.borrow();
+        let lacks = |place| lacking.iter().any(|(_, places)| places.has(place));
+        let mut stripes = (from..).map_while(|n| Some((n, self.placement.place_of(n)?)));
+        stripes.find(|(_, place)| lacks(*place)).map(|(stripe, _)| stripe)
+    }
+
+    /// No stripe lies any more where something is lacking.
+    fn lacks_nothing(&self) {
+        self.lacking.borrow_mut().clear();
     }
 }
 
@@ -165,12 +199,12 @@ impl Raid {
         }
     }
 
-    /// From now on the extent at `index` is this, with the same data: a column of it lies elsewhere, and lacks what it should have
-    /// until that is [rebuilt](Self::rebuild). Whoever is writing to what is no more there sees it as out.
-    pub fn replace(&self, index: u32, extent: Extent) {
+    /// From now on column number `column` of the extent at `index` lies elsewhere, and lacks all that it should have until that is
+    /// [rebuilt](Self::rebuild). Where it was, its member has to be out.
+    pub fn replace(&self, index: u32, column: u16, to: Column) {
         let mut extents = self.extents.borrow_mut();
         if let Some(place) = extents.get_mut(index as usize) {
-            *place = Rc::new(extent);
+            *place = Rc::new(place.moved_to(column, to, self.shape));
         }
     }
 

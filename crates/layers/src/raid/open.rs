@@ -67,11 +67,13 @@ pub async fn mend_rings(
     rings: &[OldRing],
     extents: &[(Shape, Rc<Extent>)],
 ) -> Result<Mended, Error> {
-    let (mut last, mut copies) = (BTreeMap::new(), BTreeSet::new());
+    let (mut last, mut copies, mut whole) = (BTreeMap::new(), BTreeSet::new(), Whole::new());
     for ring in rings.iter().filter(|ring| !array.is_out(ring.member)) {
         match entries(array, ring).await {
             Ok(batches) => {
                 for batch in batches {
+                    let moved = batch.entries.iter().filter_map(|e| whole_of(e, ring.ring.era));
+                    moved.for_each(|(place, moved)| note_whole(&mut whole, place, moved));
                     copies.extend(batch.entries.iter().filter_map(copies_of).flatten());
                     note(&mut last, ring.member, batch);
                 }
@@ -82,12 +84,17 @@ pub async fn mend_rings(
     }
     let by_number: FxHashMap<u64, &(Shape, Rc<Extent>)> =
         extents.iter().map(|known| (known.1.number, known)).collect();
+    place(array, &whole, &by_number).await?;
+    // What was written to a place before a whole stripe was is void.
+    last.retain(|at: &At, last: &mut Last| {
+        whole.get(&(at.0, at.1)).is_none_or(|found| found.number < last.number)
+    });
     let rows = last.into_iter().filter_map(|(at, last)| {
         // An extent that has been freed since has no rows.
         let (shape, extent) = by_number.get(&at.0)?;
         let extent = Rc::clone(extent);
         let stripe = Stripe { array, shape: *shape, extent, place: at.1, reads: None };
-        (at.1 < shape.stripes() && at.2 < shape.strip_rows()).then_some((stripe, at.2, last))
+        (at.1 < shape.places() && at.2 < shape.strip_rows()).then_some((stripe, at.2, last))
     });
     let mut mended = Mended::default();
     let rows =
@@ -122,6 +129,52 @@ impl Mended {
         }
         Ok(())
     }
+}
+
+/// The last whole stripe of each place that was written one, by extent and place.
+type Whole = BTreeMap<(u64, u32), Moved>;
+
+/// That a stripe lies elsewhere.
+struct Moved {
+    era: u64,
+    number: u64,
+    stripe: u32,
+}
+
+fn whole_of(entry: &Entry, era: u64) -> Option<((u64, u32), Moved)> {
+    let Entry { number, extent, place, what } = *entry;
+    let What::Whole { stripe } = what else { return None };
+    Some(((extent, place), Moved { era, number, stripe }))
+}
+
+fn note_whole(whole: &mut Whole, place: (u64, u32), moved: Moved) {
+    match whole.get(&place) {
+        Some(known) if known.number >= moved.number => {}
+        _ => drop(whole.insert(place, moved)),
+    }
+}
+
+/// Notes where stripes lie that have moved, and makes that durable.
+async fn place(
+    array: &Array,
+    whole: &Whole,
+    by_number: &FxHashMap<u64, &(Shape, Rc<Extent>)>,
+) -> Result<(), Error> {
+    let mut all: Vec<_> = whole.iter().collect();
+    all.sort_unstable_by_key(|(_, moved)| moved.number);
+    let mut changed = BTreeMap::new();
+    for ((number, place), moved) in all {
+        let Some((shape, extent)) = by_number.get(number) else { continue };
+        let is_news = *place < shape.places()
+            && extent.placement.moves(moved.era, moved.number, moved.stripe, *place);
+        if is_news {
+            changed.insert(*number, extent);
+        }
+    }
+    for extent in changed.into_values() {
+        array.save_map(extent).await?;
+    }
+    Ok(())
 }
 
 /// A strip by its extent, the place of its stripe, and its number in that.

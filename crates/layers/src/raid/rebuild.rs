@@ -44,11 +44,12 @@ impl Raid {
         let (mut rebuilt, mut index) = (Rebuilt::default(), 0);
         while let Ok(extent) = self.extent(index) {
             let before = rebuilt;
+            let lacked = !extent.lacking.borrow().is_empty();
             self.fill(index, &extent, pace, &mut rebuilt).await?;
-            if rebuilt != before {
+            if lacked {
                 self.array.flush().await?;
             }
-            if rebuilt.stripes > before.stripes && rebuilt.failed == before.failed {
+            if lacked && rebuilt.failed == before.failed {
                 done(extent.number());
             }
             index += 1;
@@ -56,6 +57,7 @@ impl Raid {
         Ok(rebuilt)
     }
 
+    /// Fills what an extent lacks, again and again, as stripes may move to where something is lacking.
     async fn fill(
         &self,
         index: u32,
@@ -63,35 +65,42 @@ impl Raid {
         pace: Pace,
         rebuilt: &mut Rebuilt,
     ) -> Result<(), Error> {
-        let mut from = 0;
-        while let Some(place) = extent.next_lacking(from) {
-            from = place + 1;
+        let (mut from, failed) = (0, rebuilt.failed);
+        while let Some(stripe) = extent.next_lacking(from) {
+            from = stripe;
             let (begun, busy) = (tokio::time::Instant::now(), self.operations());
-            match self.fill_stripe(index, place).await {
+            match self.fill_stripe(index, stripe).await {
                 Ok(()) => rebuilt.stripes += 1,
-                Err(Failure::Lost) => rebuilt.failed += 1,
+                Err(Failure::Lost) => (rebuilt.failed, from) = (rebuilt.failed + 1, stripe + 1),
                 Err(Failure::Array(error)) => return Err(error),
             }
             if self.operations() != busy {
                 tokio::time::sleep(begun.elapsed().mul_f64(pace.rest).min(LONGEST_REST)).await;
             }
+            if rebuilt.failed == failed && extent.next_lacking(from).is_none() {
+                from = 0;
+            }
+        }
+        if rebuilt.failed == failed && !extent.lacking.borrow().is_empty() {
+            // Other places have no stripe, and what is written there is written whole.
+            extent.lacks_nothing();
         }
         Ok(())
     }
 
-    async fn fill_stripe(&self, index: u32, place: u32) -> Result<(), Failure> {
+    async fn fill_stripe(&self, index: u32, number: u32) -> Result<(), Failure> {
         let _turn = match self.array.makes(Mistake::FillsWithoutTurn) {
             true => None,
-            false => Some(self.turn(index, place).await),
+            false => Some(self.turn(index, number).await),
         };
-        let stripe = self.stripe(index, place)?;
+        let stripe = self.stripe(index, number)?;
         self.array.settle(stripe.spot()).await?;
         let most = (Array::MOST_PAGES / stripe.filling_pages()).clamp(1, MOST_FILLED);
         let rows = self.shape.strip_rows();
         for start in (0..rows).step_by(most as usize) {
             stripe.fill(&(start..rows.min(start + most))).await?;
         }
-        stripe.extent.has_now(place);
+        stripe.extent.has_now(stripe.place);
         Ok(())
     }
 }

@@ -321,7 +321,8 @@ impl super::Raid {
     pub(super) fn stripe(&self, index: u32, stripe: u32) -> Result<Stripe<'_>, Error> {
         let extent = self.extent(index)?;
         let (array, reads) = (&*self.array, Some((&self.reads, key(index, stripe))));
-        Ok(Stripe { array, shape: self.shape, extent, place: stripe, reads })
+        let place = extent.placement.place_of(stripe).ok_or(Error::OutOfRange)?;
+        Ok(Stripe { array, shape: self.shape, extent, place, reads })
     }
 
     /// Waits for the turn of a stripe.

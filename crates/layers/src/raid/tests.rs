@@ -1,7 +1,7 @@
 //! Volumes on pools in memory: the suite of every layer, with members lost and power cut in the middle of everything.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
@@ -29,12 +29,23 @@ struct Book {
     filling: RefCell<Option<(u16, BTreeSet<u64>)>>,
     /// How many members have been filled.
     filled: Cell<u64>,
+    /// Where stripes lie, as far as that is durable.
+    maps: RefCell<BTreeMap<u64, Map>>,
 }
 
 impl Keeper for Rc<Book> {
     fn out(&self, member: u16) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + '_>> {
         self.out.borrow_mut().push(member);
         self.filling.borrow_mut().take_if(|(filling, _)| *filling == member);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn map(
+        &self,
+        extent: u64,
+        map: Map,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + '_>> {
+        self.maps.borrow_mut().insert(extent, map);
         Box::pin(std::future::ready(Ok(())))
     }
 }
@@ -67,7 +78,7 @@ impl Disks {
         let shape = Shape::new(level, columns, strip_rows, 1).unwrap();
         let stripes = bytes.div_ceil(shape.stripe_rows() * u64::from(ROW_BYTES));
         let shape = Shape::new(level, columns, strip_rows, stripes as u32).unwrap();
-        let blocks = DATA_AT + 8 * stripes * u64::from(strip_rows);
+        let blocks = DATA_AT + 8 * u64::from(shape.places()) * u64::from(strip_rows);
         let options = MemOptions { volatile_cache: volatile, ..MemOptions::new(4096, blocks) };
         let mems = (0..columns).map(|_| Rc::new(Mem::new(options))).collect();
         let scratch = Pool::new(16 << 20).unwrap();
@@ -88,16 +99,21 @@ impl Disks {
     }
 
     fn extent(&self, number: u64) -> Extent {
-        let rows = u64::from(self.shape.stripes()) * u64::from(self.shape.strip_rows());
+        let rows = u64::from(self.shape.places()) * u64::from(self.shape.strip_rows());
         let count = self.count() as u64;
         // Columns of an extent are on other members than those of the one before.
         let column =
             |n: u64| Column { member: ((n + number) % count) as u16, at: DATA_AT + number * rows };
-        let extent = Extent::new(number, (0..count).map(column));
+        let extent = Extent::new(number, self.shape, (0..count).map(column));
+        let extent = match self.book.maps.borrow().get(&number) {
+            Some(map) => extent
+                .mapped(Map::of(map.era(), map.stripes().to_vec(), self.shape.places()).unwrap()),
+            None => extent,
+        };
         match &*self.book.filling.borrow() {
             Some((member, filled)) if !filled.contains(&number) => {
                 let lacks = extent.columns().iter().position(|c| c.member == *member).unwrap();
-                extent.lacking(lacks as u16, Places::all(self.shape.stripes()))
+                extent.lacking(lacks as u16, Places::all(self.shape.places()))
             }
             _ => extent,
         }
@@ -448,6 +464,8 @@ fn mistakes_are_found() {
         (Mistake::WritesUnsettled, RAID_5),
         (Mistake::AnswersBeforeMark, RAID_5),
         (Mistake::ReadsWithoutTurn, RAID_5),
+        (Mistake::RecordsBeforeData, RAID_5),
+        (Mistake::SkipsRecord, RAID_6),
         (Mistake::FillsWithoutTurn, RAID_5),
         (Mistake::FillsWithoutTurn, RAID_10),
     ] {
@@ -458,5 +476,33 @@ fn mistakes_are_found() {
         });
         println!("{mistake:?}: {found:?}");
         assert!(found.is_some(), "{mistake:?}");
+    }
+}
+
+/// More is written than the logs have room for: what is durable makes room, and what has moved is noted.
+#[test]
+fn logs_do_not_fill() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    for make in [RAID_5, RAID_6, RAID_10] {
+        for volatile in [false, true] {
+            let disks = make(volatile);
+            let pool = Pool::new(MIN_POOL).unwrap();
+            tokio::task::LocalSet::new().block_on(&runtime, async {
+                let raid = disks.serve(|_, dev| dev, Mistake::None).await;
+                let client = Client::new(&Dev::shared(raid), &pool);
+                let blocks = disks.shape.stripe_rows() * u64::from(ROW_BYTES / disks.block_size);
+                let whole = vec![1; (blocks * u64::from(disks.block_size)) as usize];
+                let stripes = client.dev().info().blocks / blocks;
+                for n in 0..600 {
+                    let at = n % stripes * blocks;
+                    client.write(at, &whole, false).await.unwrap();
+                    let block = vec![n as u8; disks.block_size as usize];
+                    client.write((n + 7) % stripes * blocks + 1, &block, false).await.unwrap();
+                }
+            });
+            let has_parity = disks.shape.level().parities() > 0;
+            assert_eq!(!disks.book.maps.borrow().is_empty(), has_parity);
+            assert!(disks.book.out.borrow().is_empty());
+        }
     }
 }

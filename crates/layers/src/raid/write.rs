@@ -176,18 +176,21 @@ impl Raid {
         let stripe = self.stripe(key.0, key.1)?;
         let fua = jobs.iter().any(|job| job.fua);
         match jobs {
-            [only] => stripe.change(&only.fragments, fua).await,
+            [only] => stripe.change(key.1, &only.fragments, fua).await,
             _ => {
                 let all = jobs.iter().flat_map(|job| job.fragments.iter().cloned());
-                stripe.change(&all.collect::<Vec<_>>(), fua).await
+                stripe.change(key.1, &all.collect::<Vec<_>>(), fua).await
             }
         }
     }
 }
 
 impl Stripe<'_> {
-    /// Writes `fragments`. Whoever asks has the stripe's turn.
-    async fn change(&self, fragments: &[Fragment], fua: bool) -> Result<(), Failure> {
+    /// Writes `fragments` of the stripe of this number. Whoever asks has its turn.
+    async fn change(&self, number: u32, fragments: &[Fragment], fua: bool) -> Result<(), Failure> {
+        if self.is_whole(fragments) {
+            return self.write_whole(number, fragments).await;
+        }
         self.array.settle(self.spot()).await?;
         let (parts, held) = self.whole_rows(fragments).await?;
         // Of a row that is written in part clients may read the rest.
@@ -346,7 +349,7 @@ impl Stripe<'_> {
         let to = each.collect::<Result<SmallVec<[(u16, Vec<Buf>); 2]>, Error>>()?;
         let rows = u16::try_from(band.len()).unwrap_or(u16::MAX);
         let what = What::Rows { row: band.rows.start, rows, changed: band.changed() };
-        Ok(self.array.log(self.spot(), what, to).await?)
+        Ok(self.array.log(self.spot(), what, to).await?.1)
     }
 
     /// A band has been written. Is it to be had, whatever has failed meanwhile?
