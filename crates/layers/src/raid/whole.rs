@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use block::{Bufs, Error};
+use block::{BufMut, Bufs, Error};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
@@ -12,9 +12,7 @@ use super::geometry::{ROW_BYTES, Role};
 use super::mistake::Mistake;
 use super::part::Fragment;
 use super::stripe::{Failure, Pages, Stripe, in_pages, pages};
-use super::sums::sum;
 use super::{Column, Extent};
-use block::BufMut;
 
 const ROW: usize = ROW_BYTES as usize;
 
@@ -80,17 +78,7 @@ impl Stripe<'_> {
         };
         let strips: Vec<Bufs> = strips.into_iter().map(own).collect();
         let rows: Vec<Pages> = strips.iter().map(pages).collect();
-        let parity = |role| {
-            let mut pages = self.scratch_pages(self.shape.strip_rows() as usize);
-            for (n, page) in pages.iter_mut().enumerate() {
-                let data: SmallVec<[&[u8]; 16]> = rows.iter().map(|pages| &pages[n][..]).collect();
-                sum(self.array.parity, role, &data, page);
-            }
-            pages.into_iter().map(BufMut::freeze).collect::<Bufs>()
-        };
-        let parities = self.shape.roles().filter(|role| !matches!(role, Role::Data(_)));
-        let all =
-            (0..).map(Role::Data).zip(strips).chain(parities.map(|role| (role, parity(role))));
+        let all = (0..).map(Role::Data).zip(strips).chain(self.parities_of(&rows));
         let all: Vec<(Role, Bufs)> = all.collect();
         let each = all.into_iter().map(|(role, data)| async move {
             let column = self.column(role)?;
@@ -103,6 +91,22 @@ impl Stripe<'_> {
             return Err(Failure::Lost);
         }
         Ok(())
+    }
+
+    /// The parities of all strips, row by row.
+    fn parities_of(&self, strips: &[Pages]) -> impl Iterator<Item = (Role, Bufs)> {
+        let count = self.shape.strip_rows() as usize;
+        let mut sums: SmallVec<[Vec<BufMut>; 2]> =
+            (0..self.shape.level().parities()).map(|_| self.scratch_pages(count)).collect();
+        for n in 0..count {
+            let data: SmallVec<[&[u8]; 16]> = strips.iter().map(|pages| &pages[n][..]).collect();
+            match &mut sums[..] {
+                [p, q] => self.array.parity.pq(&data, &mut p[n], &mut q[n]),
+                sums => sums.iter_mut().for_each(|p| self.array.parity.xor(&data, &mut p[n])),
+            }
+        }
+        let frozen = |pages: Vec<BufMut>| pages.into_iter().map(BufMut::freeze).collect();
+        [Role::P, Role::Q].into_iter().zip(sums.into_iter().map(frozen))
     }
 
     /// The column of a strip, if its member is not out.
