@@ -337,7 +337,7 @@ impl Array {
                 logs().for_each(Log::promise);
                 return Ok(());
             }
-            if !self.unflushed.borrow().is_empty() || self.marks.wants_flush() {
+            if !self.unflushed.borrow().is_empty() || self.marks.want_flush() {
                 self.flush().await?;
             } else if !self.clear_marks(true) && !self.save_maps().await? {
                 freed.await;
@@ -377,8 +377,7 @@ impl Array {
         self.marks.leave(regions, is_unflushed.then(|| self.flushes_begun.get()));
         self.clear_marks(false);
         self.log_room.notify_waiters();
-        // Only what nobody has flushed is in the way.
-        if self.marks.are_too_many() && self.marks.wants_flush() {
+        if self.marks.are_due() {
             self.flush().await?;
             self.clear_marks(false);
         }

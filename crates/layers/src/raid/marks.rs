@@ -103,34 +103,44 @@ impl Marks {
     }
 
     /// Whether a flush would make marks superfluous.
-    pub(super) fn wants_flush(&self) -> bool {
-        let unflushed = |m: &Mark| m.receipt.is_some() && m.writers == 0 && m.unflushed.is_some();
-        self.0.borrow().all.values().any(unflushed)
+    pub(super) fn want_flush(&self) -> bool {
+        self.0.borrow().all.values().any(Mark::wants_flush)
     }
 
-    /// Takes away marks where nobody writes and all is durable: all of them, or as many as there are too many. What is left
-    /// is closed if all are wanted.
+    /// Whether a flush is due: closed marks wait for it, or there are too many.
+    pub(super) fn are_due(&self) -> bool {
+        let s = self.0.borrow();
+        let too_many = s.all.len() > MOST;
+        s.all.values().any(|mark| (too_many || mark.is_closed) && mark.wants_flush())
+    }
+
+    /// Takes away marks where nobody writes and all is durable: those that are closed, and of the others all, or as many as there
+    /// are too many. What is left is closed if all are wanted: nobody enters any more, and the last who leaves clears it.
     pub(super) fn clear(&self, all: bool) -> Vec<Receipt> {
         let mut s = self.0.borrow_mut();
-        let too_many = if all { s.all.len() } else { s.all.len().saturating_sub(MOST) };
-        if too_many == 0 {
-            return Vec::new();
-        }
-        let is_idle = |m: &Mark| m.receipt.is_some() && m.writers == 0 && m.unflushed.is_none();
-        let mut idle: Vec<(u64, Region)> =
-            s.all.iter().filter(|(_, m)| is_idle(m)).map(|(r, m)| (m.used, *r)).collect();
+        let mut idle: Vec<(bool, u64, Region)> = (s.all.iter())
+            .filter(|(_, mark)| mark.is_idle())
+            .map(|(region, mark)| (!mark.is_closed, mark.used, *region))
+            .collect();
         idle.sort_unstable();
-        let gone = idle.into_iter().take(too_many);
-        let receipts = gone.filter_map(|(_, r)| s.all.remove(&r)?.receipt).collect();
+        let closed = idle.iter().take_while(|(is_open, ..)| !is_open).count();
+        let too_many = if all { s.all.len() } else { s.all.len().saturating_sub(MOST) };
+        let gone = idle.into_iter().take(closed.max(too_many));
+        let receipts = gone.filter_map(|(.., region)| s.all.remove(&region)?.receipt).collect();
         if all {
             s.all.values_mut().for_each(|mark| mark.is_closed = true);
         }
         receipts
     }
+}
 
-    /// Whether there are more than there should be.
-    pub(super) fn are_too_many(&self) -> bool {
-        self.0.borrow().all.len() > MOST
+impl Mark {
+    fn is_idle(&self) -> bool {
+        self.receipt.is_some() && self.writers == 0 && self.unflushed.is_none()
+    }
+
+    fn wants_flush(&self) -> bool {
+        self.receipt.is_some() && self.writers == 0 && self.unflushed.is_some()
     }
 }
 
@@ -170,12 +180,14 @@ mod tests {
         assert_eq!(marks.enter(&[A]), Entry::Entered);
         assert!(marks.clear(true).is_empty(), "somebody writes");
         assert_eq!(marks.enter(&[A]), Entry::Wait, "it is closed");
+        assert!(!marks.are_due());
         marks.leave(&[A], Some(3));
-        assert!(marks.wants_flush() && marks.clear(true).is_empty());
+        assert!(marks.are_due() && marks.want_flush() && marks.clear(true).is_empty());
         marks.flushed(3);
         assert!(marks.clear(true).is_empty(), "that flush had begun before");
         marks.flushed(4);
-        assert_eq!(marks.clear(true), [receipt(1)]);
+        assert_eq!(marks.clear(false), [receipt(1)], "as it is closed");
+        assert_eq!(marks.enter(&[A]), Entry::Log(A));
     }
 
     #[test]

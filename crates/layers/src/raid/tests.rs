@@ -10,6 +10,7 @@ use block::testing::register::{Checker, Initially, Loss};
 use block::testing::workload::Workload;
 use block::testing::{Client, Rng};
 use block::{Dev, Mem, MemOptions, Pool};
+use futures_util::StreamExt;
 use uuid::Uuid;
 
 use super::batch::Ring;
@@ -504,5 +505,37 @@ fn logs_do_not_fill() {
             assert_eq!(!disks.book.maps.borrow().is_empty(), has_parity);
             assert!(disks.book.out.borrow().is_empty());
         }
+    }
+}
+
+/// More regions of copies are written than there may be marks, by several at once: marks give way to others.
+#[test]
+fn marks_give_way() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+    for volatile in [false, true] {
+        let disks = Disks::sized(Level::Copies(2), 4, 64, 4096, volatile, 128 << 20);
+        let pool = Pool::new(MIN_POOL).unwrap();
+        let all = async {
+            let slow = Rule::new(Effect::Delay(Duration::ZERO, Duration::from_micros(300)));
+            let wrap = |n: u16, dev: Dev| {
+                let (dev, faults) = Faulty::wrap(dev, n.into());
+                faults.add(slow.clone());
+                dev
+            };
+            let raid = disks.serve(wrap, Mistake::None).await;
+            let client = Client::new(&Dev::shared(raid), &pool);
+            let (mut rng, step) = (Rng::new(3), client.dev().info().blocks / 4000);
+            let mut places: Vec<u64> = (0..4000).map(|n| n * step).collect();
+            (1..places.len()).rev().for_each(|n| places.swap(n, rng.below(n as u64) as usize));
+            let writes = futures_util::stream::iter(places).map(|at| {
+                let client = client.clone();
+                async move { client.write(at, &[7; 4096], false).await.unwrap() }
+            });
+            writes.buffer_unordered(24).collect::<Vec<()>>().await;
+        };
+        let limited = async { tokio::time::timeout(Duration::from_secs(60), all).await };
+        let outcome = tokio::task::LocalSet::new().block_on(&runtime, limited);
+        assert!(outcome.is_ok(), "somebody waits for ever");
     }
 }
