@@ -2,5 +2,6 @@
 
 pub mod file;
 pub mod mirror;
+pub mod pool;
 pub mod raid;
 mod seal;
