@@ -2,6 +2,7 @@
 
 pub mod file;
 pub mod mirror;
+pub mod pool;
 pub mod raid;
 mod seal;
 mod units;

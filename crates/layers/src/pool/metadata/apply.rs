@@ -1,0 +1,597 @@
+//! Changes, and what they make of a pool's metadata.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use super::{
+    ALL_REGIONS, MAX_BYTES, MAX_EXTENT_BYTES, MAX_MEMBERS, MAX_OPENINGS, MAX_STRIP_BYTES,
+    MAX_UNITS, MAX_VOLUMES, MAX_WINDOW, Member, MemberId, Members, Metadata, Opening, PIECE_BYTES,
+    Piece, Standing, Volume, VolumeId,
+};
+use crate::pool::Text;
+use crate::pool::units::Units;
+use crate::raid::geometry::{ROW_BYTES, Shape};
+
+/// One change of a pool's metadata.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The pool was opened: the first change of its version, which is the first of its opening.
+    Opened {
+        /// Drawn by chance.
+        id: Uuid,
+        /// Whether a person said that it may be.
+        forced: bool,
+    },
+    /// What the parity logs held has been dealt with, and the rings of all who have a vote begin anew.
+    Recovered,
+    /// A disk is a member.
+    Add {
+        /// Its number, which no other member has.
+        member: MemberId,
+        /// Its identity, which no other has either.
+        uuid: Uuid,
+        /// The serial number of its disk.
+        serial: Text,
+        /// Its size in units.
+        units: u32,
+        /// Room for a snapshot on it, in blocks.
+        room: u32,
+        /// Whether it waits for another to fail.
+        spare: bool,
+    },
+    /// A member is not written any more.
+    Out(MemberId),
+    /// One that was out gets every version again, and all that is written.
+    Back {
+        /// Which.
+        member: MemberId,
+        /// Whether only what was marked is to be made again; else everything.
+        marked: bool,
+    },
+    /// One that has a vote is there for something else: [`Standing::Out`] is not for this.
+    Stand {
+        /// Which.
+        member: MemberId,
+        /// What for.
+        standing: Standing,
+    },
+    /// A member on which nothing lies is none any more.
+    Remove(MemberId),
+    /// There is a volume.
+    CreateVolume {
+        /// Its number: [`Metadata::next_volume`].
+        volume: VolumeId,
+        /// Its identity.
+        uuid: Uuid,
+        /// How its extents lie on their columns.
+        shape: Shape,
+        /// Its size in bytes.
+        bytes: u64,
+        /// Length of a block in bytes.
+        block_size: u32,
+        /// Whether it keeps all its extents.
+        thick: bool,
+    },
+    /// A volume is larger.
+    GrowVolume {
+        /// Which.
+        volume: VolumeId,
+        /// Its new size in bytes.
+        bytes: u64,
+    },
+    /// A volume is gone, with all its extents.
+    DeleteVolume(VolumeId),
+    /// A volume has an extent more. All of its pieces on members that are written hold zeroes already.
+    Allocate {
+        /// Which volume.
+        volume: VolumeId,
+        /// Number of the extent in it.
+        index: u32,
+        /// Where its columns are.
+        pieces: Vec<Piece>,
+    },
+    /// A volume has an extent less: it reads as zeroes there.
+    Free {
+        /// Which volume.
+        volume: VolumeId,
+        /// Number of the extent in it.
+        index: u32,
+    },
+    /// A column is elsewhere, where it is whole already.
+    Move {
+        /// Which volume.
+        volume: VolumeId,
+        /// Number of the extent in it.
+        index: u32,
+        /// Number of the column.
+        column: u16,
+        /// Where it is.
+        to: Piece,
+    },
+    /// Regions of an extent are written while members with pieces of it are out.
+    Mark {
+        /// Which volume.
+        volume: VolumeId,
+        /// Number of the extent in it.
+        index: u32,
+        /// A bit for each region.
+        regions: u32,
+    },
+    /// Regions of a piece are what they should be again.
+    Caught {
+        /// Which volume.
+        volume: VolumeId,
+        /// Number of the extent in it.
+        index: u32,
+        /// Number of the column.
+        column: u16,
+        /// A bit for each region.
+        regions: u32,
+    },
+}
+
+/// Why a change cannot be made; the metadata is what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// There is no such member.
+    #[error("the pool has no member {}", .0.0)]
+    NoMember(MemberId),
+    /// There is one already.
+    #[error("the pool has a member {} already, or one with its identity", .0.0)]
+    MemberExists(MemberId),
+    /// It does not have the standing that the change asks for.
+    #[error("member {} is not in a state for that", .0.0)]
+    Standing(MemberId),
+    /// Pieces lie on it.
+    #[error("{taken} pieces lie on member {}: they are to be moved first", .member.0)]
+    Occupied {
+        /// The member.
+        member: MemberId,
+        /// How many.
+        taken: u32,
+    },
+    /// It is the last one that is written.
+    #[error("member {} is the last one that is written", .0.0)]
+    Last(MemberId),
+    /// A snapshot of the pool would not fit a member.
+    #[error("member {} has room to know of {room} units of the pool, which would have {units}", .member.0)]
+    Room {
+        /// The member.
+        member: MemberId,
+        /// How many units it can know of.
+        room: u64,
+        /// How many there would be.
+        units: u64,
+    },
+    /// There is no such volume.
+    #[error("the pool has no volume {}", .0.0)]
+    NoVolume(VolumeId),
+    /// It is not the one that is next.
+    #[error("volume {} is not the next one", .0.0)]
+    VolumeExists(VolumeId),
+    /// It has no such extent.
+    #[error("volume {} has no extent {index}", .volume.0)]
+    NoExtent {
+        /// The volume.
+        volume: VolumeId,
+        /// The extent.
+        index: u32,
+    },
+    /// It has that extent already.
+    #[error("volume {} has an extent {index} already", .volume.0)]
+    ExtentExists {
+        /// The volume.
+        volume: VolumeId,
+        /// The extent.
+        index: u32,
+    },
+    /// Something lies there.
+    #[error("unit {} of member {} is not free", .0.unit, .0.member.0)]
+    Taken(Piece),
+    /// Two columns of an extent would be lost with one member.
+    #[error("member {} would have two columns of one extent", .0.0)]
+    Twice(MemberId),
+    /// A value that nothing of the kind has.
+    #[error("{0} makes no sense")]
+    Senseless(&'static str),
+}
+
+/// Bytes of a snapshot that a unit of the pool takes at most, whatever lies in it.
+pub(in crate::pool) const UNIT_SNAPSHOT_BYTES: u64 = 32;
+
+/// Bytes of a snapshot that are not for units.
+pub(in crate::pool) const FIXED_SNAPSHOT_BYTES: u64 = 128 << 10;
+
+/// How many units of the pool a snapshot of so many blocks can tell of.
+#[must_use]
+pub(in crate::pool) fn units_told(room: u32) -> u64 {
+    (u64::from(room) * 4096).saturating_sub(FIXED_SNAPSHOT_BYTES) / UNIT_SNAPSHOT_BYTES
+}
+
+fn sensible(is: bool, what: &'static str) -> Result<(), Refused> {
+    if is { Ok(()) } else { Err(Refused::Senseless(what)) }
+}
+
+impl Metadata {
+    /// Begins the next version. `counted` is the last one that is durable on all that have a vote in it; it may have been
+    /// known before.
+    ///
+    /// # Errors
+    /// If that is one that there is not yet, or too many versions do not count.
+    pub fn start(&mut self, counted: u64) -> Result<(), Refused> {
+        sensible(counted <= self.version, "a version that counts before it is made")?;
+        sensible(self.version < u64::MAX, "a version behind the last")?;
+        self.counted = self.counted.max(counted);
+        let before = self.window.partition_point(|(version, _)| *version <= self.counted);
+        sensible(self.window.len() - before.saturating_sub(1) < MAX_WINDOW, "such a window")?;
+        self.window.drain(..before.saturating_sub(1));
+        self.version += 1;
+        self.forget_openings();
+        Ok(())
+    }
+
+    /// Makes one change of the version that was begun.
+    ///
+    /// # Errors
+    /// Why it cannot be made; nothing is changed then.
+    pub fn apply(&mut self, change: &Change) -> Result<(), Refused> {
+        match change {
+            Change::Opened { id, forced } => self.opened(*id, *forced)?,
+            Change::Recovered => self.recovered(),
+            Change::Add { .. } => self.add(change)?,
+            Change::Out(member) => self.out(*member)?,
+            Change::Back { member, marked } => self.back(*member, *marked)?,
+            Change::Stand { member, standing } => self.stand(*member, *standing)?,
+            Change::Remove(member) => self.remove(*member)?,
+            Change::CreateVolume { .. } => self.create_volume(change)?,
+            Change::GrowVolume { volume, bytes } => self.grow_volume(*volume, *bytes)?,
+            Change::DeleteVolume(volume) => self.delete_volume(*volume)?,
+            Change::Allocate { volume, index, pieces } => self.allocate(*volume, *index, pieces)?,
+            Change::Free { volume, index } => self.free(*volume, *index)?,
+            Change::Move { volume, index, column, to } => {
+                self.relocate(*volume, *index, *column, *to)?;
+            }
+            Change::Mark { volume, index, regions } => self.mark(*volume, *index, *regions)?,
+            Change::Caught { volume, index, column, regions } => {
+                self.caught(*volume, *index, *column, *regions)?;
+            }
+        }
+        self.note_voters();
+        Ok(())
+    }
+
+    /// Notes from which version on who has a vote, if that is others than before.
+    fn note_voters(&mut self) {
+        let voters = self.voters();
+        match self.window.last_mut() {
+            Some((version, last)) if *version == self.version => *last = voters,
+            Some((_, last)) if *last == voters => {}
+            _ => self.window.push((self.version, voters)),
+        }
+    }
+
+    /// Of what nobody can have seen the end any more, the beginning is not kept either.
+    fn forget_openings(&mut self) {
+        let knew = self.members.values().filter_map(|m| match m.standing {
+            Standing::Out { knew, .. } => Some(knew),
+            _ => None,
+        });
+        let oldest = knew.min().unwrap_or(self.counted).min(self.counted);
+        while self.openings.get(1).is_some_and(|next| next.first <= oldest)
+            || self.openings.len() > MAX_OPENINGS
+        {
+            self.openings.pop_front();
+        }
+    }
+
+    fn opened(&mut self, id: Uuid, forced: bool) -> Result<(), Refused> {
+        let (number, last) = self.openings.back().map_or((0, 0), |o| (o.number, o.first));
+        sensible(last < self.version, "a second opening of one version")?;
+        sensible(number < u64::MAX, "an opening behind the last")?;
+        sensible(!self.openings.iter().any(|o| o.id == id), "an opening that was before")?;
+        self.openings.push_back(Opening { number: number + 1, id, first: self.version, forced });
+        Ok(())
+    }
+
+    fn recovered(&mut self) {
+        let version = self.version;
+        for member in self.members.values_mut().filter(|m| m.standing.votes()) {
+            member.era = version;
+        }
+    }
+
+    fn of(&self, id: MemberId) -> Result<&Member, Refused> {
+        self.members.get(&id).ok_or(Refused::NoMember(id))
+    }
+
+    fn add(&mut self, change: &Change) -> Result<(), Refused> {
+        let Change::Add { member: id, uuid, serial, units, room, spare } = change else {
+            return Ok(());
+        };
+        sensible(id.0 < MAX_MEMBERS, "the number of a member")?;
+        sensible((1..=MAX_UNITS).contains(units), "the size of a member")?;
+        if self.members.contains_key(id) || self.member_of(*uuid).is_some() {
+            return Err(Refused::MemberExists(*id));
+        }
+        let all = self.members.values().map(|m| u64::from(m.units)).sum::<u64>();
+        let all = all + u64::from(*units);
+        let rooms = self.members().map(|(id, m)| (id, m.room)).chain([(*id, *room)]);
+        let small = rooms.min_by_key(|(_, room)| *room).filter(|(_, room)| units_told(*room) < all);
+        if let Some((member, room)) = small {
+            return Err(Refused::Room { member, room: units_told(room), units: all });
+        }
+        let member = Member {
+            uuid: *uuid,
+            serial: *serial,
+            units: *units,
+            room: *room,
+            standing: if *spare { Standing::Spare } else { Standing::In },
+            era: self.version,
+            taken: Units::default(),
+        };
+        self.members.insert(*id, member);
+        Ok(())
+    }
+
+    fn out(&mut self, id: MemberId) -> Result<(), Refused> {
+        if !self.of(id)?.standing.votes() {
+            return Err(Refused::Standing(id));
+        }
+        self.is_not_last(id)?;
+        let out = Standing::Out { since: self.version, knew: self.counted };
+        self.set_standing(id, out);
+        Ok(())
+    }
+
+    fn is_not_last(&self, id: MemberId) -> Result<(), Refused> {
+        let others = self.voters().without(Members::default().with(id));
+        if others.is_empty() { Err(Refused::Last(id)) } else { Ok(()) }
+    }
+
+    fn set_standing(&mut self, id: MemberId, standing: Standing) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.standing = standing;
+        }
+    }
+
+    fn back(&mut self, id: MemberId, marked: bool) -> Result<(), Refused> {
+        if self.of(id)?.standing.votes() {
+            return Err(Refused::Standing(id));
+        }
+        self.set_standing(id, Standing::In);
+        if let Some(member) = self.members.get_mut(&id) {
+            member.era = self.version;
+        }
+        if !marked {
+            self.volumes.values_mut().for_each(|volume| volume.all_behind(id));
+        }
+        Ok(())
+    }
+
+    fn stand(&mut self, id: MemberId, standing: Standing) -> Result<(), Refused> {
+        let now = self.of(id)?;
+        if !now.standing.votes() || !standing.votes() {
+            return Err(Refused::Standing(id));
+        }
+        let taken = now.taken.taken();
+        if standing == Standing::Spare && taken > 0 {
+            return Err(Refused::Occupied { member: id, taken });
+        }
+        self.set_standing(id, standing);
+        Ok(())
+    }
+
+    fn remove(&mut self, id: MemberId) -> Result<(), Refused> {
+        let member = self.of(id)?;
+        let taken = member.taken.taken();
+        if taken > 0 {
+            return Err(Refused::Occupied { member: id, taken });
+        }
+        if member.standing.votes() {
+            self.is_not_last(id)?;
+        }
+        self.members.remove(&id);
+        Ok(())
+    }
+
+    fn create_volume(&mut self, change: &Change) -> Result<(), Refused> {
+        let Change::CreateVolume { volume: id, uuid, shape, bytes, block_size, thick } = change
+        else {
+            return Ok(());
+        };
+        if id.0 != self.next_volume {
+            return Err(Refused::VolumeExists(*id));
+        }
+        let next = id.0.checked_add(1).ok_or(Refused::Senseless("a volume behind the last"))?;
+        sensible(!self.volumes.values().any(|v| v.uuid == *uuid), "a volume that there is")?;
+        sensible(matches!(block_size, 512 | 4096), "the length of a block")?;
+        sensible(self.volumes.len() < MAX_VOLUMES, "so many volumes")?;
+        self.is_shape(shape)?;
+        is_size(*bytes, *block_size)?;
+        self.next_volume = next;
+        let volume = Volume {
+            uuid: *uuid,
+            shape: *shape,
+            bytes: *bytes,
+            block_size: *block_size,
+            thick: *thick,
+            extents: BTreeMap::new(),
+            behind: BTreeMap::new(),
+        };
+        self.volumes.insert(*id, volume);
+        Ok(())
+    }
+
+    /// Whether extents of this pool's pieces may have it.
+    pub(in crate::pool) fn is_shape(&self, shape: &Shape) -> Result<(), Refused> {
+        let piece = u64::from(shape.strip_rows()) * u64::from(shape.stripes());
+        let piece = piece * u64::from(ROW_BYTES);
+        let strip = u64::from(shape.strip_rows()) * u64::from(ROW_BYTES);
+        sensible(PIECE_BYTES.contains(&self.piece_bytes), "the length of a piece")?;
+        sensible(piece == u64::from(self.piece_bytes), "the length of a piece")?;
+        sensible(strip.is_power_of_two() && strip <= MAX_STRIP_BYTES, "the length of a strip")?;
+        sensible(piece * u64::from(shape.data()) <= MAX_EXTENT_BYTES, "so many columns")
+    }
+
+    fn grow_volume(&mut self, id: VolumeId, bytes: u64) -> Result<(), Refused> {
+        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
+        is_size(bytes, volume.block_size)?;
+        sensible(bytes >= volume.bytes, "a volume that becomes smaller")?;
+        volume.bytes = bytes;
+        Ok(())
+    }
+
+    fn delete_volume(&mut self, id: VolumeId) -> Result<(), Refused> {
+        let volume = self.volumes.remove(&id).ok_or(Refused::NoVolume(id))?;
+        let pieces = volume.extents.values().flatten();
+        pieces.for_each(|piece| self.give(*piece));
+        Ok(())
+    }
+
+    /// That something may be put there.
+    fn is_free(&self, piece: Piece) -> Result<(), Refused> {
+        let member = self.of(piece.member)?;
+        if matches!(member.standing, Standing::Leaving | Standing::Spare) {
+            return Err(Refused::Standing(piece.member));
+        }
+        sensible(piece.unit < member.units, "a unit behind a member's end")?;
+        if member.taken.has(piece.unit) { Err(Refused::Taken(piece)) } else { Ok(()) }
+    }
+
+    fn take(&mut self, piece: Piece) {
+        if let Some(member) = self.members.get_mut(&piece.member) {
+            member.taken.take(piece.unit);
+        }
+    }
+
+    fn give(&mut self, piece: Piece) {
+        if let Some(member) = self.members.get_mut(&piece.member) {
+            member.taken.give(piece.unit);
+        }
+    }
+
+    fn allocate(&mut self, id: VolumeId, index: u32, pieces: &[Piece]) -> Result<(), Refused> {
+        let volume = self.volumes.get(&id).ok_or(Refused::NoVolume(id))?;
+        sensible(index < volume.full(), "an extent behind a volume's end")?;
+        sensible(pieces.len() == usize::from(volume.shape.columns()), "a number of columns")?;
+        if volume.extents.contains_key(&index) {
+            return Err(Refused::ExtentExists { volume: id, index });
+        }
+        let mut members = Members::default();
+        for piece in pieces {
+            self.is_free(*piece)?;
+            if members.has(piece.member) {
+                return Err(Refused::Twice(piece.member));
+            }
+            members = members.with(piece.member);
+        }
+        let lost = (0u32..).zip(pieces).filter(|(_, p)| !self.is_written(p.member));
+        let lost = lost.fold(0u64, |lost, (column, _)| lost | 1 << column);
+        sensible(volume.survives(lost), "an extent of which too much would be lost")?;
+        pieces.iter().for_each(|piece| self.take(*piece));
+        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
+        volume.extents.insert(index, pieces.into());
+        for column in (0..volume.shape.columns()).filter(|column| lost >> column & 1 != 0) {
+            volume.behind.insert((index, column), ALL_REGIONS);
+        }
+        Ok(())
+    }
+
+    fn is_written(&self, member: MemberId) -> bool {
+        self.members.get(&member).is_some_and(|m| m.standing.votes())
+    }
+
+    fn free(&mut self, id: VolumeId, index: u32) -> Result<(), Refused> {
+        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
+        let none = Refused::NoExtent { volume: id, index };
+        let pieces = volume.extents.remove(&index).ok_or(none)?;
+        (0..volume.shape.columns()).for_each(|column| {
+            volume.behind.remove(&(index, column));
+        });
+        pieces.iter().for_each(|piece| self.give(*piece));
+        Ok(())
+    }
+
+    fn piece(&self, id: VolumeId, index: u32, column: u16) -> Result<Piece, Refused> {
+        let volume = self.volumes.get(&id).ok_or(Refused::NoVolume(id))?;
+        let pieces = volume.extents.get(&index).ok_or(Refused::NoExtent { volume: id, index })?;
+        let piece = pieces.get(usize::from(column)).copied();
+        piece.ok_or(Refused::Senseless("a column"))
+    }
+
+    fn relocate(
+        &mut self,
+        id: VolumeId,
+        index: u32,
+        column: u16,
+        to: Piece,
+    ) -> Result<(), Refused> {
+        let from = self.piece(id, index, column)?;
+        self.is_free(to)?;
+        if !self.is_written(to.member) {
+            return Err(Refused::Standing(to.member));
+        }
+        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
+        let pieces = volume.extents.get_mut(&index);
+        let pieces = pieces.ok_or(Refused::NoExtent { volume: id, index })?;
+        let mut others = (0u16..).zip(pieces.iter()).filter(|(n, _)| *n != column);
+        if others.any(|(_, piece)| piece.member == to.member) {
+            return Err(Refused::Twice(to.member));
+        }
+        pieces[usize::from(column)] = to;
+        volume.behind.remove(&(index, column));
+        self.give(from);
+        self.take(to);
+        Ok(())
+    }
+
+    fn mark(&mut self, id: VolumeId, index: u32, regions: u32) -> Result<(), Refused> {
+        sensible(regions != 0 && regions & !ALL_REGIONS == 0, "a region")?;
+        self.piece(id, index, 0)?;
+        let members = &self.members;
+        let out = |p: &Piece| members.get(&p.member).is_some_and(|m| !m.standing.votes());
+        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
+        for (column, _) in (0..).zip(&volume.extents[&index]).filter(|(_, piece)| out(piece)) {
+            *volume.behind.entry((index, column)).or_default() |= regions;
+        }
+        Ok(())
+    }
+
+    fn caught(
+        &mut self,
+        id: VolumeId,
+        index: u32,
+        column: u16,
+        regions: u32,
+    ) -> Result<(), Refused> {
+        sensible(regions != 0 && regions & !ALL_REGIONS == 0, "a region")?;
+        let piece = self.piece(id, index, column)?;
+        if !self.is_written(piece.member) {
+            return Err(Refused::Standing(piece.member));
+        }
+        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
+        if let Some(behind) = volume.behind.get_mut(&(index, column)) {
+            *behind &= !regions;
+            if *behind == 0 {
+                volume.behind.remove(&(index, column));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Volume {
+    /// Nothing that lies on `member` is what it should be.
+    fn all_behind(&mut self, member: MemberId) {
+        for (index, pieces) in &self.extents {
+            let on_it = (0..).zip(pieces).filter(|(_, piece)| piece.member == member);
+            self.behind.extend(on_it.map(|(column, _)| ((*index, column), ALL_REGIONS)));
+        }
+    }
+}
+
+pub(super) fn is_size(bytes: u64, block_size: u32) -> Result<(), Refused> {
+    let blocks = bytes.is_multiple_of(u64::from(block_size));
+    sensible((1..=MAX_BYTES).contains(&bytes) && blocks, "the size of a volume")
+}

@@ -1,0 +1,229 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::raid::geometry::ROW_BYTES;
+
+pub(in crate::pool) const ROOM: u32 = 1024;
+const UNITS: u32 = 6;
+const EXTENT: u64 = 64 << 20;
+
+pub(in crate::pool) fn raid5(columns: u16) -> Shape {
+    Shape::new(Level::Parity, columns, 16, (16 << 20) / 16 / ROW_BYTES).unwrap()
+}
+
+fn mirror() -> Shape {
+    Shape::new(Level::Copies(2), 2, 16, (16 << 20) / 16 / ROW_BYTES).unwrap()
+}
+
+fn add(n: u16) -> Change {
+    Change::Add {
+        member: MemberId(n),
+        uuid: Uuid::from_u128(100 + u128::from(n)),
+        serial: Text::new(&format!("S{n}")),
+        units: UNITS,
+        room: ROOM,
+        spare: false,
+    }
+}
+
+fn create(volume: u32, shape: Shape, bytes: u64) -> Change {
+    Change::CreateVolume {
+        volume: VolumeId(volume),
+        uuid: Uuid::from_u128(1000 + u128::from(volume)),
+        shape,
+        bytes,
+        block_size: 4096,
+        thick: false,
+    }
+}
+
+/// A pool of so many members, version 1, which does not count yet.
+pub(in crate::pool) fn pool(members: u16) -> Metadata {
+    let mut pool = Metadata::new(Uuid::from_u128(1), Text::new("tank"), 16 << 20, 16);
+    pool.start(0).unwrap();
+    pool.apply(&Change::Opened { id: Uuid::from_u128(10), forced: false }).unwrap();
+    (0..members).for_each(|n| pool.apply(&add(n)).unwrap());
+    pool
+}
+
+/// The next version, with these changes.
+fn next(pool: &mut Metadata, changes: &[Change]) {
+    pool.start(pool.version).unwrap();
+    changes.iter().for_each(|change| pool.apply(change).unwrap());
+    pool.check().unwrap();
+}
+
+fn pieces(at: &[(u16, u32)]) -> Vec<Piece> {
+    at.iter().map(|(member, unit)| Piece { member: MemberId(*member), unit: *unit }).collect()
+}
+
+fn allocate(index: u32, at: &[(u16, u32)]) -> Change {
+    Change::Allocate { volume: VolumeId(1), index, pieces: pieces(at) }
+}
+
+/// Pieces of four members with one extent of a RAID 5 over three of them.
+fn with_an_extent() -> Metadata {
+    let mut pool = pool(4);
+    next(&mut pool, &[create(1, raid5(3), EXTENT), allocate(0, &[(0, 0), (1, 0), (2, 0)])]);
+    pool
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let pool = with_an_extent();
+    let (volume, m) = (VolumeId(1), MemberId);
+    let to = |member, unit| Piece { member: m(member), unit };
+    let moved = |to| Change::Move { volume, index: 0, column: 0, to };
+    let table = [
+        (add(0), Refused::MemberExists(m(0))),
+        (Change::Out(m(9)), Refused::NoMember(m(9))),
+        (Change::Back { member: m(0), marked: true }, Refused::Standing(m(0))),
+        (Change::Remove(m(0)), Refused::Occupied { member: m(0), taken: 1 }),
+        (create(1, raid5(3), EXTENT), Refused::VolumeExists(volume)),
+        (allocate(0, &[(0, 1), (1, 1), (2, 1)]), Refused::ExtentExists { volume, index: 0 }),
+        (allocate(1, &[(0, 0), (1, 1), (2, 1)]), Refused::Taken(to(0, 0))),
+        (allocate(1, &[(0, 1), (0, 2), (2, 1)]), Refused::Twice(m(0))),
+        (
+            allocate(1, &[(0, UNITS), (1, 1), (2, 1)]),
+            Refused::Senseless("a unit behind a member's end"),
+        ),
+        (
+            allocate(9, &[(0, 1), (1, 1), (2, 1)]),
+            Refused::Senseless("an extent behind a volume's end"),
+        ),
+        (moved(to(1, 3)), Refused::Twice(m(1))),
+        (moved(to(1, 0)), Refused::Taken(to(1, 0))),
+        (Change::Free { volume, index: 1 }, Refused::NoExtent { volume, index: 1 }),
+        (Change::DeleteVolume(VolumeId(2)), Refused::NoVolume(VolumeId(2))),
+        (
+            Change::GrowVolume { volume, bytes: 4096 },
+            Refused::Senseless("a volume that becomes smaller"),
+        ),
+    ];
+    for (change, refused) in table {
+        let mut next = pool.clone();
+        next.start(next.version).unwrap();
+        let before = next.clone();
+        assert_eq!(next.apply(&change), Err(refused), "{change:?}");
+        assert_eq!(next, before, "{change:?}");
+    }
+}
+
+#[test]
+fn what_is_written_while_a_member_is_out_is_behind_on_it() {
+    let (volume, m) = (VolumeId(1), MemberId);
+    let mut pool = with_an_extent();
+    next(&mut pool, &[Change::Out(m(1))]);
+    assert_eq!(pool.member(m(1)).unwrap().standing, Standing::Out { since: 3, knew: 2 });
+    next(&mut pool, &[Change::Mark { volume, index: 0, regions: 5 }]);
+    next(&mut pool, &[allocate(1, &[(1, 4), (0, 4), (3, 4)])]);
+    next(&mut pool, &[Change::Back { member: m(1), marked: true }]);
+    let behind =
+        |pool: &Metadata, index, column| pool.volume(volume).unwrap().behind(index, column);
+    assert_eq!((behind(&pool, 0, 1), behind(&pool, 0, 0)), (5, 0));
+    assert_eq!(behind(&pool, 1, 0), ALL_REGIONS);
+    let without = |n| pool.voters().without(Members::default().with(m(n)));
+    assert_eq!(pool.lost(pool.voters()).count(), 0);
+    assert_eq!(pool.lost(without(1)).count(), 0, "the one that is behind anyway");
+    assert_eq!(pool.lost(without(0)).collect::<Vec<_>>(), [volume]);
+    let caught = |index, column| Change::Caught { volume, index, column, regions: ALL_REGIONS };
+    next(&mut pool, &[caught(0, 1), caught(1, 0)]);
+    assert_eq!(pool.lost(pool.voters().without(Members(1))).count(), 0);
+}
+
+#[test]
+fn one_that_returns_without_what_it_had_is_behind_with_everything() {
+    let mut pool = with_an_extent();
+    next(&mut pool, &[Change::Out(MemberId(1))]);
+    next(&mut pool, &[Change::Back { member: MemberId(1), marked: false }]);
+    assert_eq!(pool.volume(VolumeId(1)).unwrap().behind(0, 1), ALL_REGIONS);
+}
+
+#[test]
+fn mirrors_of_pairs_bear_one_of_each_pair() {
+    let shape = Shape::new(Level::Copies(2), 4, 16, 256).unwrap();
+    let mut pool = pool(4);
+    next(&mut pool, &[create(1, shape, EXTENT)]);
+    let volume = pool.volume(VolumeId(1)).unwrap();
+    assert_eq!(volume.extent_bytes(), 32 << 20);
+    assert!(volume.survives(0b0101) && !volume.survives(0b0011));
+    assert_eq!(
+        (volume.bears(0), volume.bears(0b0100), volume.bears(0b1100)),
+        (Some(1), Some(0), None)
+    );
+}
+
+#[test]
+fn a_version_is_followed_by_those_of_its_own_history_only() {
+    let mut pool = pool(2);
+    let first = pool.stamp();
+    next(&mut pool, &[Change::Opened { id: Uuid::from_u128(11), forced: false }]);
+    assert!(pool.follows(first) && pool.follows(pool.stamp()));
+    assert!(!pool.follows(Stamp { id: Uuid::from_u128(12), ..pool.stamp() }));
+    assert!(!pool.follows(Stamp { version: 3, ..pool.stamp() }), "the future");
+    assert!(!pool.follows(Stamp { version: 2, ..first }), "what its opening did not make");
+}
+
+#[test]
+fn the_window_begins_with_the_last_version_that_counts() {
+    let mut pool = pool(3);
+    let all = pool.voters();
+    next(&mut pool, &[]);
+    pool.start(1).unwrap();
+    pool.apply(&Change::Out(MemberId(2))).unwrap();
+    assert_eq!(pool.window(), [(1, all), (3, pool.voters())]);
+    pool.start(3).unwrap();
+    assert_eq!(pool.window(), [(3, pool.voters())]);
+}
+
+/// Any change, sensible or not, of a small pool.
+fn changes() -> impl Strategy<Value = Change> {
+    let (m, v) = (|| (0u16..6).prop_map(MemberId), || (1u32..4).prop_map(VolumeId));
+    let piece = move || (m(), 0..UNITS + 1).prop_map(|(member, unit)| Piece { member, unit });
+    let standing = prop_oneof![Just(Standing::In), Just(Standing::Spare), Just(Standing::Leaving)];
+    let regions = || 0u32..=ALL_REGIONS + 1;
+    prop_oneof![
+        2 => any::<u64>().prop_map(|n| Change::Opened { id: Uuid::from_u128(n.into()), forced: n % 2 == 0 }),
+        1 => Just(Change::Recovered),
+        3 => (0u16..6).prop_map(add),
+        2 => m().prop_map(Change::Out),
+        2 => (m(), any::<bool>()).prop_map(|(member, marked)| Change::Back { member, marked }),
+        1 => (m(), standing).prop_map(|(member, standing)| Change::Stand { member, standing }),
+        1 => m().prop_map(Change::Remove),
+        2 => (1u32..4, any::<bool>()).prop_map(|(n, two)| create(n, if two { mirror() } else { raid5(3) }, EXTENT)),
+        1 => v().prop_map(|volume| Change::GrowVolume { volume, bytes: 2 * EXTENT }),
+        1 => v().prop_map(Change::DeleteVolume),
+        9 => (v(), 0u32..5, prop::collection::vec(piece(), 2..4))
+            .prop_map(|(volume, index, pieces)| Change::Allocate { volume, index, pieces }),
+        1 => (v(), 0u32..5).prop_map(|(volume, index)| Change::Free { volume, index }),
+        3 => (v(), 0u32..5, 0u16..3, piece())
+            .prop_map(|(volume, index, column, to)| Change::Move { volume, index, column, to }),
+        2 => (v(), 0u32..5, regions()).prop_map(|(volume, index, regions)| Change::Mark { volume, index, regions }),
+        2 => (v(), 0u32..5, 0u16..3, regions())
+            .prop_map(|(volume, index, column, regions)| Change::Caught { volume, index, column, regions }),
+    ]
+}
+
+/// What a writer would write: versions, each of the changes that were not refused, and whether what was before it counts.
+pub(in crate::pool) fn histories() -> impl Strategy<Value = Vec<(bool, Vec<Change>)>> {
+    prop::collection::vec((any::<bool>(), prop::collection::vec(changes(), 0..6)), 0..40)
+}
+
+proptest! {
+    #[test]
+    fn every_change_leaves_it_whole_or_is_refused_and_leaves_it(history in histories()) {
+        let mut pool = pool(4);
+        pool.check().unwrap();
+        for (counts, changes) in history {
+            let counted = if counts { pool.version } else { pool.counted };
+            prop_assume!(pool.start(counted).is_ok());
+            for change in changes {
+                let before = pool.clone();
+                if pool.apply(&change).is_err() {
+                    prop_assert_eq!(&pool, &before, "{:?}", change);
+                }
+                prop_assert_eq!(pool.check(), Ok(()), "{:?}", change);
+            }
+        }
+    }
+}
