@@ -131,6 +131,17 @@ fn what_is_written_while_a_member_is_out_is_behind_on_it() {
     assert_eq!(pool.lost(pool.voters().without(Members(1))).count(), 0);
 }
 
+/// A number that is used again must not begin with what was said of another extent.
+#[test]
+fn an_extent_that_is_freed_takes_its_marks_along() {
+    let (volume, regions) = (VolumeId(1), 1);
+    let mut pool = with_an_extent();
+    next(&mut pool, &[Change::Out(MemberId(1)), Change::Mark { volume, index: 0, regions }]);
+    next(&mut pool, &[Change::Free { volume, index: 0 }]);
+    next(&mut pool, &[allocate(0, &[(0, 0), (2, 0), (3, 0)])]);
+    assert_eq!(pool.volume(volume).unwrap().behind(0, 1), 0);
+}
+
 #[test]
 fn one_that_returns_without_what_it_had_is_behind_with_everything() {
     let mut pool = with_an_extent();
@@ -212,8 +223,7 @@ pub(in crate::pool) fn histories() -> impl Strategy<Value = Vec<(bool, Vec<Chang
 proptest! {
     #[test]
     fn every_change_leaves_it_whole_or_is_refused_and_leaves_it(history in histories()) {
-        let mut pool = pool(4);
-        pool.check().unwrap();
+        let mut pool = with_an_extent();
         for (counts, changes) in history {
             let counted = if counts { pool.version } else { pool.counted };
             prop_assume!(pool.start(counted).is_ok());
