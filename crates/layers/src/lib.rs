@@ -2,6 +2,7 @@
 
 pub mod file;
 pub mod mirror;
+mod overlay;
 pub mod pool;
 pub mod raid;
 mod seal;

@@ -1,11 +1,12 @@
 //! The data path of a flat image: from blocks to what its disk takes.
 
-use block::{ASIDE, Blocks, Bufs, BufsMut, Ctx, Error, Layer, Lba, Op, Run};
+use block::{ASIDE, Blocks, Bufs, Ctx, Error, Layer, Lba, Op, Run};
 use rt::disk::{DiskError, DiskErrorKind};
 
 use super::File;
 use super::label::ASIDE_OFFSET;
 use super::span::{Part, Span};
+use crate::overlay::overlay;
 
 /// Most that one write of zeroes covers, in bytes.
 const ZERO_STEP: u64 = 1 << 20;
@@ -249,16 +250,4 @@ fn gap(outer: Span, inner: Span) -> usize {
 fn cut(data: &Bufs, span: Span, part: Span) -> Bufs {
     let skip = gap(span, part);
     data.slice(skip..skip + len(part))
-}
-
-/// Copies `data` over what lies `skip` bytes into `into`.
-fn overlay(into: &mut BufsMut, mut skip: usize, data: &Bufs) {
-    let mut done = 0;
-    for piece in into {
-        let start = skip.min(piece.len());
-        skip -= start;
-        let n = (piece.len() - start).min(data.len() - done);
-        data.slice(done..done + n).copy_to(&mut piece[start..start + n]);
-        done += n;
-    }
 }

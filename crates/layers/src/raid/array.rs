@@ -156,18 +156,6 @@ impl Array {
         self.mistake == mistake
     }
 
-    /// How many members there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.members.len()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.members.is_empty()
-    }
-
     /// Whether `member` is out.
     ///
     /// # Panics
@@ -311,8 +299,8 @@ impl Array {
     async fn save_maps(&self) -> Result<bool, Error> {
         let moved = self.moved.take();
         let there_are = !moved.is_empty();
-        for (number, (extent, receipts)) in moved {
-            let saved = self.keeper.map(number, extent.map()).await;
+        for (extent, receipts) in moved.into_values() {
+            let saved = self.save_map(&extent).await;
             saved.inspect_err(|why| self.give_up(*why))?;
             receipts.iter().for_each(|receipt| self.retire(receipt));
             self.log_room.notify_waiters();

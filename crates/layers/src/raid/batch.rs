@@ -330,7 +330,7 @@ fn entries(head: &Head, first: &[u8]) -> Option<Vec<Entry>> {
 }
 
 /// A block in one piece.
-fn one(block: &Bufs) -> Buf {
+pub(super) fn one(block: &Bufs) -> Buf {
     let mut pieces = block.iter();
     if let (Some(only), None) = (pieces.next(), pieces.next()) {
         return only.clone();

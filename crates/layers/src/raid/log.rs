@@ -109,9 +109,9 @@ impl Log {
         self.dev.submit(op, ctx).await.map(drop)
     }
 
-    /// An entry of the batch of this number counts no more. Says whether that has made room.
-    pub(super) fn retire(&self, sequence: u64) -> bool {
-        self.state.borrow_mut().retire(sequence)
+    /// An entry of the batch of this number counts no more.
+    pub(super) fn retire(&self, sequence: u64) {
+        self.state.borrow_mut().retire(sequence);
     }
 }
 
@@ -194,16 +194,14 @@ impl State {
         next.into_iter().for_each(Waker::wake);
     }
 
-    fn retire(&mut self, sequence: u64) -> bool {
+    fn retire(&mut self, sequence: u64) {
         let tail = self.next - self.live.len() as u64;
         let place = sequence.checked_sub(tail).and_then(|n| usize::try_from(n).ok());
         if let Some(live) = place.and_then(|n| self.live.get_mut(n)) {
             *live = live.saturating_sub(1);
         }
-        let before = self.live.len();
         while self.live.front() == Some(&0) {
             self.live.pop_front();
         }
-        self.live.len() < before
     }
 }

@@ -275,6 +275,9 @@ impl Stripe<'_> {
 
     /// Makes the copies of a strip alike: as the first one is that can be read.
     async fn make_alike(&self, strip: u16) -> Result<(), Failure> {
+        if self.columns_there(Role::Data(strip)).count() < 2 {
+            return Ok(());
+        }
         let rows = self.shape.strip_rows();
         for start in (0..rows).step_by(ALIKE_ROWS as usize) {
             let rows = start..rows.min(start + ALIKE_ROWS);

@@ -7,13 +7,12 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{BufMut, Error};
+use block::{Bufs, Error};
 
 use super::geometry::{Level, Role};
 use super::mistake::Mistake;
-use super::row::{Strips, There};
+use super::row::There;
 use super::stripe::{Failure, Pages, Stripe};
-use super::sums::sum;
 use super::{Array, Extent, Raid};
 
 /// Most rows that are filled at once.
@@ -120,21 +119,17 @@ impl Stripe<'_> {
             return self.fill_copies(rows).await;
         }
         let (had, _) = self.restore(rows, There::default()).await?;
-        for role in self.lacking() {
-            let pages: Pages = match role {
-                Role::Data(_) => had.pages(role).iter().cloned().collect(),
-                _ => {
-                    let mut pages = self.scratch_pages(rows.len());
-                    for (n, page) in pages.iter_mut().enumerate() {
-                        let data = Strips::first(self.data()).iter();
-                        let data: Vec<&[u8]> =
-                            data.map(|strip| &had.pages(Role::Data(strip))[n][..]).collect();
-                        sum(self.array.parity, role, &data, page);
-                    }
-                    pages.into_iter().map(BufMut::freeze).collect()
-                }
-            };
-            self.fill_role(role, rows, pages).await?;
+        let lacking = There::of(self.lacking());
+        let strips: Vec<Pages> =
+            (0..self.data()).map(|n| had.pages(Role::Data(n)).into()).collect();
+        for strip in lacking.data.iter() {
+            let data = strips[usize::from(strip)].iter().cloned().collect();
+            self.fill_role(Role::Data(strip), rows, data).await?;
+        }
+        if lacking.parities() > 0 {
+            for (role, data) in self.parities_of(&strips).filter(|(role, _)| lacking.has(*role)) {
+                self.fill_role(role, rows, data).await?;
+            }
         }
         Ok(())
     }
@@ -158,10 +153,9 @@ impl Stripe<'_> {
         Ok(())
     }
 
-    async fn fill_role(&self, role: Role, rows: &Range<u32>, pages: Pages) -> Result<(), Failure> {
+    async fn fill_role(&self, role: Role, rows: &Range<u32>, data: Bufs) -> Result<(), Failure> {
         for column in self.lacking_columns(role).collect::<Vec<_>>() {
-            let data = pages.iter().cloned().collect();
-            self.write_at(column, rows.start, data, false).await?;
+            self.write_at(column, rows.start, data.clone(), false).await?;
             if self.array.is_out(column.member) {
                 return Err(Failure::Lost);
             }

@@ -8,11 +8,13 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use super::array::{Array, Spot};
+use super::batch::one;
 use super::geometry::{Level, ROW_BYTES, Role, Shape};
 use super::quiet::{Quiet, Reads};
 use super::row::{Lost, Strips, There};
 use super::sums::Row;
 use super::{Column, Extent};
+use crate::overlay::overlay;
 use crate::units::UnitLock;
 
 const ROW: usize = ROW_BYTES as usize;
@@ -283,23 +285,7 @@ impl Stripe<'_> {
 
 /// Whole rows, each in one piece.
 pub(super) fn pages(data: &Bufs) -> Pages {
-    let whole = |piece: &Buf| piece.len().is_multiple_of(ROW);
-    if data.iter().all(whole) {
-        let rows = |piece: &Buf| (0..piece.len() / ROW).map(|n| (n * ROW)..(n + 1) * ROW).collect();
-        return data
-            .iter()
-            .flat_map(|piece| {
-                let rows: SmallVec<[Range<usize>; 1]> = rows(piece);
-                rows.into_iter().map(|row| piece.slice(row))
-            })
-            .collect();
-    }
-    let row = |n: usize| {
-        let mut page = BufMut::lone_page();
-        data.slice(n * ROW..(n + 1) * ROW).copy_to(&mut page);
-        page.freeze()
-    };
-    (0..data.len() / ROW).map(row).collect()
+    (0..data.len() / ROW).map(|n| one(&data.slice(n * ROW..(n + 1) * ROW))).collect()
 }
 
 /// `data` in memory that begins and ends with pages, copied into `out` if it does not.
@@ -307,12 +293,8 @@ pub(super) fn in_pages(data: Bufs, out: impl FnOnce() -> BufsMut) -> Bufs {
     if data.is_aligned(ROW) {
         return data;
     }
-    let (mut copy, mut at) = (out(), 0);
-    for part in &mut copy {
-        let len = part.len();
-        data.slice(at..at + len).copy_to(part);
-        at += len;
-    }
+    let mut copy = out();
+    overlay(&mut copy, 0, &data);
     copy.into()
 }
 

@@ -93,9 +93,9 @@ impl Stripe<'_> {
         Ok(())
     }
 
-    /// The parities of all strips, row by row.
-    fn parities_of(&self, strips: &[Pages]) -> impl Iterator<Item = (Role, Bufs)> {
-        let count = self.shape.strip_rows() as usize;
+    /// The parities of rows of all strips of data.
+    pub(super) fn parities_of(&self, strips: &[Pages]) -> impl Iterator<Item = (Role, Bufs)> {
+        let count = strips.first().map_or(0, Pages::len);
         let mut sums: SmallVec<[Vec<BufMut>; 2]> =
             (0..self.shape.level().parities()).map(|_| self.scratch_pages(count)).collect();
         for n in 0..count {

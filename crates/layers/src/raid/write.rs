@@ -191,7 +191,6 @@ impl Stripe<'_> {
         if self.is_whole(fragments) {
             return self.write_whole(number, fragments).await;
         }
-        self.array.settle(self.spot()).await?;
         let (parts, held) = self.whole_rows(fragments).await?;
         // Of a row that is written in part clients may read the rest.
         let _quiet = if held.is_some() { self.quiet().await } else { None };
