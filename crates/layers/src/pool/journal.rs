@@ -186,6 +186,11 @@ impl StoredPiece {
         Self { unit: unit.into(), member: member.0.into(), reserved: 0.into() }
     }
 
+    /// Whether what is reserved is zero.
+    pub(super) fn is_clean(self) -> bool {
+        self.reserved.get() == 0
+    }
+
     pub(super) fn parse(self) -> Piece {
         Piece { member: MemberId(self.member.get()), unit: self.unit.get() }
     }

@@ -9,12 +9,13 @@ use uuid::Uuid;
 
 use super::Text;
 use super::units::Units;
-use crate::raid::geometry::{Level, Shape};
+use crate::raid::geometry::{Level, ROW_BYTES, Shape};
 
 mod apply;
 mod check;
 
 pub use apply::{Change, Refused};
+pub(super) use apply::{FIXED_SNAPSHOT_BYTES, UNIT_SNAPSHOT_BYTES};
 pub use check::Broken;
 
 /// Most members of a pool, whatever they are doing.
@@ -27,16 +28,19 @@ pub const MAX_UNITS: u32 = 1 << 24;
 pub const MAX_EXTENT_BYTES: u64 = 64 << 20;
 
 /// What a piece may hold, in bytes.
-pub const PIECE_BYTES: [u32; 3] = [4 << 20, 8 << 20, 16 << 20];
+pub const PIECE_BYTES: [u64; 3] = [4 << 20, 8 << 20, 16 << 20];
 
-/// Longest strip, in bytes: two of it are a piece's spare stripes.
-pub const MAX_STRIP_BYTES: u64 = 128 << 10;
+/// Length of a strip, in bytes.
+pub const STRIP_BYTES: std::ops::RangeInclusive<u64> = (16 << 10)..=(128 << 10);
 
 /// Regions of a piece's data; the stripes that are spare, and the map, are one more.
 pub const REGIONS: u32 = 16;
 
 /// All regions of a piece.
 pub const ALL_REGIONS: u32 = (1 << (REGIONS + 1)) - 1;
+
+/// Most rings of the parity log on a member.
+pub const MAX_RINGS: u16 = 16;
 
 /// Most volumes of a pool.
 pub const MAX_VOLUMES: usize = 1024;
@@ -131,6 +135,15 @@ pub struct Piece {
     pub unit: u32,
 }
 
+/// A part of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Its number in the pool's parity log; none has one that another had, in whatever place of whatever volume.
+    pub number: u64,
+    /// Where its columns are.
+    pub pieces: Box<[Piece]>,
+}
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
@@ -144,7 +157,7 @@ pub struct Volume {
     pub block_size: u32,
     /// Whether it has all its extents from the beginning, and keeps them.
     pub thick: bool,
-    pub(super) extents: BTreeMap<u32, Box<[Piece]>>,
+    pub(super) extents: BTreeMap<u32, Extent>,
     /// Regions of pieces that are not what they should be, by extent and column.
     pub(super) behind: BTreeMap<(u32, u16), u32>,
 }
@@ -156,13 +169,16 @@ pub struct Metadata {
     pub pool: Uuid,
     /// What it is called.
     pub name: Text,
-    /// What a piece holds, in bytes.
-    pub piece_bytes: u32,
+    /// How extents of new volumes lie on their columns.
+    pub shape: Shape,
     /// Rings of the parity log on each member.
     pub rings: u16,
     pub(super) version: u64,
     pub(super) counted: u64,
+    /// The version with which the numbers of the parity log's entries began anew.
+    pub(super) era: u64,
     pub(super) next_volume: u32,
+    pub(super) next_extent: u64,
     pub(super) openings: VecDeque<Opening>,
     /// From which version on who has a vote: the last one that counts, and what was changed since.
     pub(super) window: Vec<(u64, Members)>,
@@ -246,6 +262,12 @@ impl Member {
         self.taken.taken()
     }
 
+    /// Whether something lies in a unit.
+    #[must_use]
+    pub fn has(&self, unit: u32) -> bool {
+        self.taken.has(unit)
+    }
+
     /// The lowest unit that nothing lies in.
     #[must_use]
     pub fn lowest_free(&self) -> Option<u32> {
@@ -257,7 +279,7 @@ impl Volume {
     /// Bytes of data of an extent.
     #[must_use]
     pub fn extent_bytes(&self) -> u64 {
-        self.shape.rows() * u64::from(crate::raid::geometry::ROW_BYTES)
+        self.shape.rows() * u64::from(ROW_BYTES)
     }
 
     /// Extents that it has if it has all.
@@ -267,14 +289,14 @@ impl Volume {
     }
 
     /// Its extents, in order.
-    pub fn extents(&self) -> impl Iterator<Item = (u32, &[Piece])> {
-        self.extents.iter().map(|(index, pieces)| (*index, &**pieces))
+    pub fn extents(&self) -> impl Iterator<Item = (u32, &Extent)> {
+        self.extents.iter().map(|(index, extent)| (*index, extent))
     }
 
     /// An extent.
     #[must_use]
-    pub fn extent(&self, index: u32) -> Option<&[Piece]> {
-        self.extents.get(&index).map(|pieces| &**pieces)
+    pub fn extent(&self, index: u32) -> Option<&Extent> {
+        self.extents.get(&index)
     }
 
     /// A bit for each region of a piece that is not what it should be.
@@ -335,18 +357,32 @@ impl Volume {
     }
 }
 
+/// What a piece of an extent of this shape holds, in bytes.
+#[must_use]
+pub fn piece_bytes(shape: &Shape) -> u64 {
+    u64::from(shape.strip_rows()) * u64::from(shape.stripes()) * u64::from(ROW_BYTES)
+}
+
+/// Bytes of a piece of an extent of this shape: its data, and the places that no stripe has.
+#[must_use]
+pub fn placed_bytes(shape: &Shape) -> u64 {
+    u64::from(shape.strip_rows()) * u64::from(shape.places()) * u64::from(ROW_BYTES)
+}
+
 impl Metadata {
     /// A pool of no members: version 0, of which nothing is written.
     #[must_use]
-    pub fn new(pool: Uuid, name: Text, piece_bytes: u32, rings: u16) -> Self {
+    pub fn new(pool: Uuid, name: Text, shape: Shape, rings: u16) -> Self {
         Self {
             pool,
             name,
-            piece_bytes,
+            shape,
             rings,
             version: 0,
             counted: 0,
+            era: 0,
             next_volume: 1,
+            next_extent: 1,
             openings: VecDeque::new(),
             window: vec![(0, Members::default())],
             members: BTreeMap::new(),
@@ -363,6 +399,18 @@ impl Metadata {
             version: self.version,
             id: last.map_or(Uuid::nil(), |o| o.id),
         }
+    }
+
+    /// What a piece holds, in bytes.
+    #[must_use]
+    pub fn piece_bytes(&self) -> u64 {
+        piece_bytes(&self.shape)
+    }
+
+    /// The version with which the numbers of the parity log's entries began anew.
+    #[must_use]
+    pub fn era(&self) -> u64 {
+        self.era
     }
 
     /// The last version of which it is known that it counts.
@@ -382,6 +430,12 @@ impl Metadata {
     pub fn follows(&self, stamp: Stamp) -> bool {
         let then = self.openings.iter().rev().find(|o| o.first <= stamp.version);
         stamp.version <= self.version && then.is_some_and(|o| o.id == stamp.id)
+    }
+
+    /// Whether it is known of which opening a version of this number was that led here.
+    #[must_use]
+    pub fn remembers(&self, stamp: Stamp) -> bool {
+        self.openings.front().is_some_and(|oldest| oldest.first <= stamp.version)
     }
 
     /// Who had a vote in the last version that is known to count, and in each since.
@@ -441,8 +495,9 @@ impl Metadata {
     pub fn lost(&self, there: Members) -> impl Iterator<Item = VolumeId> {
         let lost = move |volume: &Volume| {
             let mut extents = volume.extents();
-            extents.any(|(index, pieces)| {
-                volume.lost_columns(index, pieces, there).any(|lost| !volume.survives(lost))
+            extents.any(|(index, extent)| {
+                let mut lost = volume.lost_columns(index, &extent.pieces, there);
+                lost.any(|lost| !volume.survives(lost))
             })
         };
         self.volumes().filter(move |(_, volume)| lost(volume)).map(|(id, _)| id)

@@ -2,14 +2,22 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | `layout` | what of a member is where |
 //! | `metadata` | what is known about a pool, and how one change makes it the next version |
 //! | `units` | which units of a member are taken |
-//! | `journal` | changes, as they lie on a member |
+//! | `label`, `journal`, `snapshot` | who a member is, changes, and all at once, as they lie on it |
+//! | `knowledge` | what one member knows by them |
+//! | `allocate` | where new pieces go |
 //!
 //! These decide, and do nothing: what carries it out is still to come, and so is the rest of the RFD.
 
+pub mod allocate;
 pub mod journal;
+pub mod knowledge;
+pub mod label;
+pub mod layout;
 pub mod metadata;
+pub mod snapshot;
 mod text;
 pub mod units;
 

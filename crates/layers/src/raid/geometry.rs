@@ -13,8 +13,11 @@ pub const MAX_COLUMNS: u16 = 64;
 /// Most copies of a block.
 pub const MAX_COPIES: u16 = 4;
 
-/// Fewest places that no stripe has: as many are written at once.
-const LEAST_SPARE: u32 = 8;
+/// Fewest places that no stripe has.
+const LEAST_SPARE: u32 = 2;
+
+/// So many stripes have one such place more: as many may be written whole at once.
+const STRIPES_PER_SPARE: u32 = 32;
 
 /// How an extent bears the loss of members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -184,8 +187,10 @@ impl Shape {
     /// Places for stripes: where there is parity, some more than there are stripes, so that whole ones are written elsewhere.
     #[must_use]
     pub fn places(&self) -> u32 {
-        let spare =
-            if self.level.parities() > 0 { (self.stripes / 64).max(LEAST_SPARE) } else { 0 };
+        let spare = match self.level.parities() {
+            0 => 0,
+            _ => (self.stripes / STRIPES_PER_SPARE).max(LEAST_SPARE),
+        };
         self.stripes.saturating_add(spare)
     }
 

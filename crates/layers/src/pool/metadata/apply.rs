@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use super::{
-    ALL_REGIONS, MAX_BYTES, MAX_EXTENT_BYTES, MAX_MEMBERS, MAX_OPENINGS, MAX_STRIP_BYTES,
-    MAX_UNITS, MAX_VOLUMES, MAX_WINDOW, Member, MemberId, Members, Metadata, Opening, PIECE_BYTES,
-    Piece, Standing, Volume, VolumeId,
+    ALL_REGIONS, Extent, MAX_BYTES, MAX_EXTENT_BYTES, MAX_MEMBERS, MAX_OPENINGS, MAX_UNITS,
+    MAX_VOLUMES, MAX_WINDOW, Member, MemberId, Members, Metadata, Opening, PIECE_BYTES, Piece,
+    STRIP_BYTES, Standing, Volume, VolumeId, piece_bytes, placed_bytes,
 };
 use crate::pool::Text;
 use crate::pool::units::Units;
@@ -209,6 +209,8 @@ pub(in crate::pool) fn units_told(room: u32) -> u64 {
     (u64::from(room) * 4096).saturating_sub(FIXED_SNAPSHOT_BYTES) / UNIT_SNAPSHOT_BYTES
 }
 
+const ROW: u64 = ROW_BYTES as u64;
+
 fn sensible(is: bool, what: &'static str) -> Result<(), Refused> {
     if is { Ok(()) } else { Err(Refused::Senseless(what)) }
 }
@@ -296,6 +298,7 @@ impl Metadata {
 
     fn recovered(&mut self) {
         let version = self.version;
+        self.era = version;
         for member in self.members.values_mut().filter(|m| m.standing.votes()) {
             member.era = version;
         }
@@ -425,12 +428,12 @@ impl Metadata {
 
     /// Whether extents of this pool's pieces may have it.
     pub(in crate::pool) fn is_shape(&self, shape: &Shape) -> Result<(), Refused> {
-        let piece = u64::from(shape.strip_rows()) * u64::from(shape.stripes());
-        let piece = piece * u64::from(ROW_BYTES);
-        let strip = u64::from(shape.strip_rows()) * u64::from(ROW_BYTES);
-        sensible(PIECE_BYTES.contains(&self.piece_bytes), "the length of a piece")?;
-        sensible(piece == u64::from(self.piece_bytes), "the length of a piece")?;
-        sensible(strip.is_power_of_two() && strip <= MAX_STRIP_BYTES, "the length of a strip")?;
+        let (piece, strip) = (piece_bytes(shape), u64::from(shape.strip_rows()) * ROW);
+        sensible(PIECE_BYTES.contains(&piece), "the length of a piece")?;
+        sensible(piece == self.piece_bytes(), "the length of a piece")?;
+        let is_strip = strip.is_power_of_two() && STRIP_BYTES.contains(&strip);
+        sensible(is_strip, "the length of a strip")?;
+        sensible(placed_bytes(shape) <= placed_bytes(&self.shape), "so much beside the data")?;
         sensible(piece * u64::from(shape.data()) <= MAX_EXTENT_BYTES, "so many columns")
     }
 
@@ -444,7 +447,7 @@ impl Metadata {
 
     fn delete_volume(&mut self, id: VolumeId) -> Result<(), Refused> {
         let volume = self.volumes.remove(&id).ok_or(Refused::NoVolume(id))?;
-        let pieces = volume.extents.values().flatten();
+        let pieces = volume.extents.values().flat_map(|extent| &extent.pieces);
         pieces.for_each(|piece| self.give(*piece));
         Ok(())
     }
@@ -489,9 +492,12 @@ impl Metadata {
         let lost = (0u32..).zip(pieces).filter(|(_, p)| !self.is_written(p.member));
         let lost = lost.fold(0u64, |lost, (column, _)| lost | 1 << column);
         sensible(volume.survives(lost), "an extent of which too much would be lost")?;
+        let number = self.next_extent;
+        let next = number.checked_add(1).ok_or(Refused::Senseless("an extent behind the last"))?;
         pieces.iter().for_each(|piece| self.take(*piece));
         let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
-        volume.extents.insert(index, pieces.into());
+        volume.extents.insert(index, Extent { number, pieces: pieces.into() });
+        self.next_extent = next;
         for column in (0..volume.shape.columns()).filter(|column| lost >> column & 1 != 0) {
             volume.behind.insert((index, column), ALL_REGIONS);
         }
@@ -505,18 +511,18 @@ impl Metadata {
     fn free(&mut self, id: VolumeId, index: u32) -> Result<(), Refused> {
         let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
         let none = Refused::NoExtent { volume: id, index };
-        let pieces = volume.extents.remove(&index).ok_or(none)?;
+        let extent = volume.extents.remove(&index).ok_or(none)?;
         (0..volume.shape.columns()).for_each(|column| {
             volume.behind.remove(&(index, column));
         });
-        pieces.iter().for_each(|piece| self.give(*piece));
+        extent.pieces.iter().for_each(|piece| self.give(*piece));
         Ok(())
     }
 
     fn piece(&self, id: VolumeId, index: u32, column: u16) -> Result<Piece, Refused> {
         let volume = self.volumes.get(&id).ok_or(Refused::NoVolume(id))?;
-        let pieces = volume.extents.get(&index).ok_or(Refused::NoExtent { volume: id, index })?;
-        let piece = pieces.get(usize::from(column)).copied();
+        let extent = volume.extents.get(&index).ok_or(Refused::NoExtent { volume: id, index })?;
+        let piece = extent.pieces.get(usize::from(column)).copied();
         piece.ok_or(Refused::Senseless("a column"))
     }
 
@@ -533,8 +539,8 @@ impl Metadata {
             return Err(Refused::Standing(to.member));
         }
         let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
-        let pieces = volume.extents.get_mut(&index);
-        let pieces = pieces.ok_or(Refused::NoExtent { volume: id, index })?;
+        let extent = volume.extents.get_mut(&index);
+        let pieces = &mut extent.ok_or(Refused::NoExtent { volume: id, index })?.pieces;
         let mut others = (0u16..).zip(pieces.iter()).filter(|(n, _)| *n != column);
         if others.any(|(_, piece)| piece.member == to.member) {
             return Err(Refused::Twice(to.member));
@@ -552,7 +558,8 @@ impl Metadata {
         let members = &self.members;
         let out = |p: &Piece| members.get(&p.member).is_some_and(|m| !m.standing.votes());
         let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
-        for (column, _) in (0..).zip(&volume.extents[&index]).filter(|(_, piece)| out(piece)) {
+        for (column, _) in (0..).zip(&volume.extents[&index].pieces).filter(|(_, piece)| out(piece))
+        {
             *volume.behind.entry((index, column)).or_default() |= regions;
         }
         Ok(())
@@ -584,8 +591,8 @@ impl Metadata {
 impl Volume {
     /// Nothing that lies on `member` is what it should be.
     fn all_behind(&mut self, member: MemberId) {
-        for (index, pieces) in &self.extents {
-            let on_it = (0..).zip(pieces).filter(|(_, piece)| piece.member == member);
+        for (index, extent) in &self.extents {
+            let on_it = (0..).zip(&extent.pieces).filter(|(_, piece)| piece.member == member);
             self.behind.extend(on_it.map(|(column, _)| ((*index, column), ALL_REGIONS)));
         }
     }

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashSet;
+
 use super::apply::{is_size, units_told};
 use super::{
-    ALL_REGIONS, MAX_MEMBERS, MAX_OPENINGS, MAX_UNITS, MAX_VOLUMES, MAX_WINDOW, MemberId, Members,
-    Metadata, PIECE_BYTES, Volume,
+    ALL_REGIONS, Extent, MAX_MEMBERS, MAX_OPENINGS, MAX_RINGS, MAX_UNITS, MAX_VOLUMES, MAX_WINDOW,
+    MemberId, Members, Metadata, Volume,
 };
 use crate::pool::units::Units;
 
@@ -27,10 +29,11 @@ impl Metadata {
         self.check_history()?;
         self.check_members()?;
         let mut taken: BTreeMap<MemberId, Units> = BTreeMap::new();
+        let mut numbers = FxHashSet::default();
         holds(self.volumes.len() <= MAX_VOLUMES, "the number of volumes")?;
         for (id, volume) in &self.volumes {
             holds(id.0 < self.next_volume, "the number of a volume")?;
-            self.check_volume(volume, &mut taken)?;
+            self.check_volume(volume, &mut taken, &mut numbers)?;
         }
         let none = Units::default();
         let same = |id, member: &super::Member| *taken.get(id).unwrap_or(&none) == member.taken;
@@ -38,7 +41,9 @@ impl Metadata {
     }
 
     fn check_history(&self) -> Result<(), Broken> {
-        holds(PIECE_BYTES.contains(&self.piece_bytes), "the length of a piece")?;
+        self.is_shape(&self.shape).map_err(|_| Broken("the shape of new volumes"))?;
+        holds((1..=MAX_RINGS).contains(&self.rings), "the number of rings")?;
+        holds(self.era <= self.version, "the era")?;
         holds(self.counted <= self.version, "the version that counts")?;
         holds(self.openings.len() <= MAX_OPENINGS, "the number of openings")?;
         let pairs = self.openings.iter().zip(self.openings.iter().skip(1));
@@ -74,16 +79,19 @@ impl Metadata {
         &self,
         volume: &Volume,
         taken: &mut BTreeMap<MemberId, Units>,
+        numbers: &mut FxHashSet<u64>,
     ) -> Result<(), Broken> {
         self.is_shape(&volume.shape).map_err(|_| Broken("the shape of a volume"))?;
         is_size(volume.bytes, volume.block_size).map_err(|_| Broken("the size of a volume"))?;
         holds(matches!(volume.block_size, 512 | 4096), "the length of a block")?;
-        for (index, pieces) in volume.extents() {
+        for (index, Extent { number, pieces }) in volume.extents() {
             holds(index < volume.full(), "an extent behind a volume's end")?;
+            let once = *number < self.next_extent && numbers.insert(*number);
+            holds(once, "the number of an extent")?;
             holds(pieces.len() == usize::from(volume.shape.columns()), "a number of columns")?;
             let members: Members = pieces.iter().map(|piece| piece.member).collect();
             holds(members.len() as usize == pieces.len(), "two columns on one member")?;
-            for piece in pieces {
+            for piece in pieces.iter() {
                 let member = self.members.get(&piece.member);
                 let member = member.ok_or(Broken("a piece on no member"))?;
                 holds(piece.unit < member.units, "a piece behind a member's end")?;
@@ -92,7 +100,8 @@ impl Metadata {
             }
         }
         let marks = |((index, column), regions): (&(u32, u16), &u32)| {
-            let there = volume.extent(*index).is_some_and(|p| usize::from(*column) < p.len());
+            let there =
+                volume.extent(*index).is_some_and(|p| usize::from(*column) < p.pieces.len());
             there && *regions != 0 && regions & !ALL_REGIONS == 0
         };
         holds(volume.behind.iter().all(marks), "a mark")

@@ -39,7 +39,7 @@ fn create(volume: u32, shape: Shape, bytes: u64) -> Change {
 
 /// A pool of so many members, version 1, which does not count yet.
 pub(in crate::pool) fn pool(members: u16) -> Metadata {
-    let mut pool = Metadata::new(Uuid::from_u128(1), Text::new("tank"), 16 << 20, 16);
+    let mut pool = Metadata::new(Uuid::from_u128(1), Text::new("tank"), raid5(3), 16);
     pool.start(0).unwrap();
     pool.apply(&Change::Opened { id: Uuid::from_u128(10), forced: false }).unwrap();
     (0..members).for_each(|n| pool.apply(&add(n)).unwrap());

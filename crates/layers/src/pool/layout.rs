@@ -1,0 +1,151 @@
+//! What of a member is where: arithmetic, and nothing else.
+
+use super::metadata::{MAX_UNITS, placed_bytes};
+use crate::raid::geometry::{ROW_BYTES, Shape};
+use crate::raid::{Column, RING_BLOCKS};
+
+/// Length in bytes of a block of everything that is no data.
+pub const BLOCK_BYTES: u64 = ROW_BYTES as u64;
+
+/// Where the labels lie, and nothing else.
+const LABELS_BYTES: u64 = 1 << 20;
+
+/// Length of the journal in bytes: a part of the member, and within these bounds.
+const JOURNAL_PART: u64 = 1024;
+const JOURNAL_BYTES: std::ops::RangeInclusive<u64> = (4 << 20)..=(64 << 20);
+
+/// Room for a snapshot in blocks: so many, and one for each unit of the member.
+const ROOM_BLOCKS: u64 = 32;
+
+/// Bytes of a unit behind its stripes: what is known of them.
+const TAIL_BYTES: u64 = 64 << 10;
+
+/// Everything that is aligned begins at a multiple of this.
+const ALIGN: u64 = 64 << 10;
+
+/// What of a member is where, in bytes from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes of it that are used.
+    pub bytes: u64,
+    /// Where the journal begins.
+    pub journal_at: u64,
+    /// Its length in blocks.
+    pub journal_blocks: u32,
+    /// Where the two snapshots begin.
+    pub snapshots_at: [u64; 2],
+    /// Room for each in blocks.
+    pub room: u32,
+    /// Where the rings begin.
+    pub rings_at: u64,
+    /// Where the units begin.
+    pub units_at: u64,
+    /// Length of a unit in bytes.
+    pub unit_bytes: u64,
+    /// Bytes of a unit before its tail.
+    pub placed_bytes: u64,
+    /// How many units there are, one at least.
+    pub units: u32,
+}
+
+impl Layout {
+    /// That of a member of so many bytes in a pool of such extents and so many rings; none if it is too small.
+    #[must_use]
+    pub fn of(bytes: u64, shape: &Shape, rings: u16) -> Option<Self> {
+        let placed = placed_bytes(shape);
+        let unit_bytes = placed + TAIL_BYTES;
+        let (least, most) = (*JOURNAL_BYTES.start(), *JOURNAL_BYTES.end());
+        let journal = (bytes / JOURNAL_PART).clamp(least, most) / BLOCK_BYTES * BLOCK_BYTES;
+        let rings = u64::from(rings) * RING_BLOCKS * BLOCK_BYTES;
+        let fixed = LABELS_BYTES + journal + rings + 2 * ROOM_BLOCKS * BLOCK_BYTES + 2 * ALIGN;
+        let units = bytes.checked_sub(fixed)? / (unit_bytes + 2 * BLOCK_BYTES);
+        let units = u32::try_from(units).unwrap_or(MAX_UNITS).min(MAX_UNITS);
+        if units == 0 {
+            return None;
+        }
+        let room = u32::try_from(ROOM_BLOCKS).ok()? + units;
+        let first = LABELS_BYTES + journal;
+        let second = first + u64::from(room) * BLOCK_BYTES;
+        let rings_at = (second + u64::from(room) * BLOCK_BYTES).next_multiple_of(ALIGN);
+        Some(Self {
+            bytes,
+            journal_at: LABELS_BYTES,
+            journal_blocks: u32::try_from(journal / BLOCK_BYTES).ok()?,
+            snapshots_at: [first, second],
+            room,
+            rings_at,
+            units_at: (rings_at + rings).next_multiple_of(ALIGN),
+            unit_bytes,
+            placed_bytes: placed,
+            units,
+        })
+    }
+
+    /// The fewest bytes of a member in such a pool.
+    #[must_use]
+    pub fn least_bytes(shape: &Shape, rings: u16) -> u64 {
+        let unit = placed_bytes(shape) + TAIL_BYTES + 2 * BLOCK_BYTES;
+        let rings = u64::from(rings) * RING_BLOCKS * BLOCK_BYTES;
+        LABELS_BYTES
+            + JOURNAL_BYTES.start()
+            + rings
+            + 2 * (ROOM_BLOCKS * BLOCK_BYTES + ALIGN)
+            + unit
+    }
+
+    /// Where a block of the journal lies.
+    #[must_use]
+    pub fn journal_block_at(&self, block: u32) -> u64 {
+        self.journal_at + u64::from(block) * BLOCK_BYTES
+    }
+
+    /// Where a unit begins.
+    #[must_use]
+    pub fn unit_at(&self, unit: u32) -> u64 {
+        self.units_at + u64::from(unit) * self.unit_bytes
+    }
+
+    /// The column that lies in a unit of member `member`.
+    #[must_use]
+    pub fn column(&self, member: u16, unit: u32) -> Column {
+        Column { member, at: self.unit_at(unit) / BLOCK_BYTES }
+    }
+
+    /// Where a ring begins, in blocks of 4 KiB.
+    #[must_use]
+    pub fn ring_at(&self, ring: u16) -> u64 {
+        self.rings_at / BLOCK_BYTES + u64::from(ring) * RING_BLOCKS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::pool::metadata::tests::raid5;
+
+    proptest! {
+        #[test]
+        fn nothing_lies_in_anothers_place(bytes in 0u64..1 << 46, rings in 1u16..=16) {
+            let Some(layout) = Layout::of(bytes, &raid5(5), rings) else {
+                prop_assert!(bytes < Layout::least_bytes(&raid5(5), rings));
+                return Ok(());
+            };
+            let room = u64::from(layout.room) * BLOCK_BYTES;
+            let journal = u64::from(layout.journal_blocks) * BLOCK_BYTES;
+            prop_assert!(layout.journal_at + journal <= layout.snapshots_at[0]);
+            prop_assert!(layout.snapshots_at[0] + room <= layout.snapshots_at[1]);
+            prop_assert!(layout.snapshots_at[1] + room <= layout.rings_at);
+            prop_assert!(layout.ring_at(rings) * BLOCK_BYTES <= layout.units_at);
+            prop_assert!(layout.unit_at(layout.units) <= bytes, "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn the_smallest_member_has_a_unit() {
+        let least = Layout::least_bytes(&raid5(5), 2);
+        assert_eq!(Layout::of(least, &raid5(5), 2).map(|l| l.units), Some(1));
+        assert_eq!(Layout::of(least - 1, &raid5(5), 2), None);
+    }
+}
