@@ -13,11 +13,11 @@ use parity::Parity;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit};
+use uuid::Uuid;
 
 use super::Extent;
 use super::batch::{BLOCK_BYTES, Entry, Ring, What};
 use super::log::Log;
-use super::map::Map;
 use super::marks::{self, Marks, Region};
 use super::mistake::Mistake;
 
@@ -27,15 +27,24 @@ const SCRATCH_PAGES: u32 = 1024;
 /// Memory for rows that are written in part, in pages, beside that.
 const PARTIAL_PAGES: u32 = 64;
 
+/// Most members.
+pub const MAX_MEMBERS: u16 = 128;
+
+/// Memory that a member takes at most for an operation, in bytes.
+const MEMBER_OVERHEAD: usize = 4096;
+
 /// Whoever keeps what is known of a pool.
 pub trait Keeper: fmt::Debug {
     /// Makes durable, on all members that are in, that `member` is out: it lacks what is written from now on. What fails ends
     /// the array's writes.
-    fn out(&self, member: u16) -> Pin<Box<dyn Future<Output = Result<(), Error>> + '_>>;
+    fn out(&self, member: u16) -> Kept<'_>;
 
-    /// Makes durable where the stripes of an extent lie, in the place of what was known of that before.
-    fn map(&self, extent: u64, map: Map) -> Pin<Box<dyn Future<Output = Result<(), Error>> + '_>>;
+    /// Makes durable that columns of an extent whose members are out now lack these [regions](super::Regions).
+    fn changed(&self, extent: u64, regions: u32) -> Kept<'_>;
 }
+
+/// What comes of asking a [`Keeper`].
+pub type Kept<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
 
 /// A disk of the pool.
 #[derive(Debug)]
@@ -72,7 +81,10 @@ pub(super) type Receipt = SmallVec<[(u16, u64); 2]>;
 /// The members of a pool, on one core.
 #[derive(Debug)]
 pub struct Array {
-    members: Vec<Used>,
+    /// By number; there may be numbers that no member has.
+    members: RefCell<Vec<Option<Rc<Used>>>>,
+    /// How often somebody has gone out or come in.
+    changes: Cell<u64>,
     keeper: Rc<dyn Keeper>,
     pub(super) parity: Parity,
     /// Memory of stripes that are being written; `room` counts its pages.
@@ -81,7 +93,7 @@ pub struct Array {
     /// Pages for rows that are written in part: whoever waits for them holds none of the others.
     partial: Semaphore,
     /// Whether what a member has completed may be lost until it is flushed.
-    is_volatile: bool,
+    is_volatile: Cell<bool>,
     /// Why nothing more is written: what a write left behind that failed is in the logs until the pool is opened again.
     broken: Cell<Option<Error>>,
     /// Made on purpose; none but in tests.
@@ -94,8 +106,8 @@ pub struct Array {
     flushes_begun: Cell<u64>,
     /// What was completed and is not known to be durable, with the number of flushes that had begun then.
     unflushed: RefCell<VecDeque<(u64, Receipt)>>,
-    /// Stripes with such an entry, likewise.
-    unsettled: RefCell<FxHashMap<Spot, u64>>,
+    /// Stripes with such an entry, likewise, and the region that each is in.
+    unsettled: RefCell<FxHashMap<Spot, (u64, u32)>>,
     /// Copies that are being written.
     marks: Marks,
     /// Extents of which stripes have moved, by number, with the entries that say so.
@@ -105,31 +117,26 @@ pub struct Array {
 }
 
 impl Array {
-    /// An array of these members. It takes memory of `pool` once and for all, which is free again when it is gone.
+    /// An array that has no members yet, of a pool whose log is of this era. It takes memory of `pool` once and for all, which
+    /// is free again when it is gone.
     ///
     /// # Errors
     /// [`block::Error::NoSpace`] if the pool is too small.
-    pub async fn new(
-        members: Vec<Member>,
-        keeper: Rc<dyn Keeper>,
-        pool: &Pool,
-    ) -> Result<Self, Error> {
-        let overheads: usize = members.iter().map(|m| m.dev.info().overhead as usize).sum();
-        let heads = members.len() * BLOCK_BYTES;
+    pub async fn new(era: u64, keeper: Rc<dyn Keeper>, pool: &Pool) -> Result<Self, Error> {
         let pages = (SCRATCH_PAGES + PARTIAL_PAGES) as usize;
-        let bytes = pages * BLOCK_BYTES + heads + overheads;
+        let each = BLOCK_BYTES + MEMBER_OVERHEAD;
+        let bytes = pages * BLOCK_BYTES + usize::from(MAX_MEMBERS) * each;
         let credit = pool.account().credit(bytes, Class::Immediate).await;
         let credit = credit.map_err(|_| Error::NoSpace)?;
-        let era = members.iter().map(|m| m.ring.era).max().unwrap_or(0);
-        let is_volatile = members.iter().any(|m| m.dev.info().volatile_cache);
         Ok(Self {
-            members: members.into_iter().map(Used::new).collect(),
+            members: RefCell::default(),
+            changes: Cell::new(0),
             keeper,
             parity: Parity::best(),
             scratch: Ctx::new(credit, Epoch::default()),
             room: Semaphore::new(SCRATCH_PAGES as usize),
             partial: Semaphore::new(PARTIAL_PAGES as usize),
-            is_volatile,
+            is_volatile: Cell::new(false),
             broken: Cell::new(None),
             mistake: Mistake::None,
             numbers: Cell::new(0),
@@ -144,6 +151,21 @@ impl Array {
         })
     }
 
+    /// From now on `member` is the one of this number, below [`MAX_MEMBERS`]; one that had it before has to be out.
+    pub fn put(&self, number: u16, member: Member) {
+        if member.dev.info().volatile_cache {
+            self.is_volatile.set(true);
+        }
+        let mut all = self.members.borrow_mut();
+        let count = all.len().max(usize::from(number) + 1);
+        all.resize_with(count, || None);
+        let place = &mut all[usize::from(number)];
+        // What is said of batches of the one before is about none of this.
+        let first = place.as_ref().map_or(0, |before| before.log.next());
+        *place = Some(Rc::new(Used::new(member, first)));
+        self.changes.set(self.changes.get() + 1);
+    }
+
     /// The same with a mistake.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
@@ -156,27 +178,48 @@ impl Array {
         self.mistake == mistake
     }
 
-    /// Whether `member` is out.
-    ///
-    /// # Panics
-    /// If there is none of that number.
+    /// Whether `member` is out, or there is none of that number.
     #[must_use]
     pub fn is_out(&self, member: u16) -> bool {
-        self.member(member).is_out.get()
+        let all = self.members.borrow();
+        let used = all.get(usize::from(member)).and_then(Option::as_ref);
+        used.is_none_or(|used| used.is_out.get())
+    }
+
+    /// The pool.
+    pub(super) fn pool(&self) -> Uuid {
+        let all = self.members.borrow();
+        all.iter().flatten().next().map_or(Uuid::nil(), |used| used.log.pool())
     }
 
     /// Operations under way on `member`.
     pub(super) fn in_flight(&self, member: u16) -> u64 {
-        self.member(member).dev.stats().in_flight
+        self.member(member).map_or(0, |used| used.dev.stats().in_flight)
     }
 
     /// Whether what has been completed may be lost until it is flushed.
     pub(super) fn is_volatile(&self) -> bool {
-        self.is_volatile
+        self.is_volatile.get()
     }
 
-    fn member(&self, member: u16) -> &Used {
-        &self.members[usize::from(member)]
+    /// A member, if it is not out.
+    fn member(&self, member: u16) -> Option<Rc<Used>> {
+        self.slot(member).filter(|used| !used.is_out.get())
+    }
+
+    fn slot(&self, member: u16) -> Option<Rc<Used>> {
+        self.members.borrow().get(usize::from(member)).cloned().flatten()
+    }
+
+    /// All members, with their numbers.
+    fn all(&self) -> Vec<(u16, Rc<Used>)> {
+        let all = self.members.borrow();
+        (0..).zip(&*all).filter_map(|(n, used)| Some((n, used.clone()?))).collect()
+    }
+
+    /// How often somebody has gone out or come in: while that stays the same, so does who is there.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.get()
     }
 
     /// Waits for so many pages of scratch memory. Whoever holds some waits for no more.
@@ -200,10 +243,7 @@ impl Array {
         rows: u32,
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
-        let member = self.member(member);
-        if member.is_out.get() {
-            return Err(Error::Gone);
-        }
+        let member = self.member(member).ok_or(Error::Gone)?;
         member.dev.submit(Op::Read { at: Lba(at), blocks: rows }, ctx).await
     }
 
@@ -216,10 +256,9 @@ impl Array {
         data: Bufs,
         fua: bool,
     ) -> Result<(), Error> {
-        let used = self.member(member);
-        if used.is_out.get() {
+        let Some(used) = self.member(member) else {
             return self.out(member, Error::Gone).await;
-        }
+        };
         let op = Op::Write { at: Lba(at), data, fua };
         match used.dev.submit(op, &self.scratch).await {
             Ok(_) => Ok(()),
@@ -229,17 +268,47 @@ impl Array {
 
     /// A member is out. Ends when all others know.
     pub(super) async fn out(&self, member: u16, why: Error) -> Result<(), Error> {
-        let used = self.member(member);
-        used.is_out.set(true);
+        let Some(used) = self.slot(member) else { return Ok(()) };
+        if !used.is_out.replace(true) {
+            self.changes.set(self.changes.get() + 1);
+        }
         let mark = async || {
             tracing::error!(member, error = %why, "a disk of the pool is out: replace it");
             if self.makes(Mistake::AnswersBeforeMark) {
                 return Ok(());
             }
-            self.keeper.out(member).await
+            self.keeper.out(member).await?;
+            self.tell_unflushed().await
         };
         let marked = *used.marked.get_or_init(mark).await;
         marked.inspect_err(|why| self.give_up(*why))
+    }
+
+    /// What has been completed and is not known to be durable, somebody who is out may have lost.
+    async fn tell_unflushed(&self) -> Result<(), Error> {
+        if self.makes(Mistake::ForgetsUnflushed) {
+            return Ok(());
+        }
+        let mut all: FxHashMap<u64, u32> = FxHashMap::default();
+        let unsettled = self.unsettled.borrow();
+        let rows = unsettled.iter().map(|((extent, _), (_, region))| (*extent, *region));
+        for (extent, regions) in rows.chain(self.marks.unflushed()) {
+            *all.entry(extent).or_default() |= regions;
+        }
+        drop(unsettled);
+        for (extent, regions) in all {
+            self.keeper.changed(extent, regions).await?;
+        }
+        Ok(())
+    }
+
+    /// `member` is out, as others have found.
+    /// Ends when what has been written here and may be lost on it is told as well.
+    ///
+    /// # Errors
+    /// That nobody could be told so.
+    pub async fn is_told_out(&self, member: u16) -> Result<(), Error> {
+        self.out(member, Error::Gone).await
     }
 
     /// A write has failed whose entry must stay in the logs. There is room for so many of those, so no other comes.
@@ -268,8 +337,8 @@ impl Array {
         self.numbers.set(number);
         let entry = Entry { number, extent: spot.0, place: spot.1, what };
         let each = to.into_iter().map(|(member, blocks)| async move {
-            let log = &self.member(member).log;
-            (member, log.append(entry, blocks, &self.scratch).await)
+            let Some(used) = self.slot(member) else { return (member, Err(Error::Gone)) };
+            (member, used.log.append(entry, blocks, &self.scratch).await)
         });
         let mut receipt = Receipt::new();
         for (member, outcome) in join_all(each).await {
@@ -308,9 +377,19 @@ impl Array {
         Ok(there_are)
     }
 
-    /// Makes durable where the stripes of an extent lie.
-    pub(super) async fn save_map(&self, extent: &Extent) -> Result<(), Error> {
-        self.keeper.map(extent.number(), extent.map()).await
+    /// Makes durable that columns of an extent that are out lack these regions.
+    pub(super) async fn tell_changed(&self, extent: u64, regions: u32) -> Result<(), Error> {
+        let told = self.keeper.changed(extent, regions).await;
+        told.inspect_err(|why| self.give_up(*why))
+    }
+
+    /// Nothing of an extent that nobody uses any more is written from now on.
+    pub(super) async fn let_go(&self, extent: &Extent) -> Result<(), Error> {
+        self.flush().await?;
+        self.save_maps().await?;
+        // Somebody else may have begun to save its map.
+        drop(extent.placement.saved.lock().await);
+        Ok(())
     }
 
     /// Waits until all these logs have room for an entry, and takes it in all of them at once: nobody who has room in one
@@ -320,9 +399,10 @@ impl Array {
             // Made before looking: what is freed in between is not missed.
             let freed = self.log_room.notified();
             self.check()?;
-            let logs = || to.iter().map(|(member, _)| &self.member(*member).log);
-            if logs().all(Log::has_room) {
-                logs().for_each(Log::promise);
+            let used: SmallVec<[Rc<Used>; 2]> =
+                to.iter().filter_map(|(member, _)| self.slot(*member)).collect();
+            if used.iter().all(|used| used.log.has_room()) {
+                used.iter().for_each(|used| used.log.promise());
                 return Ok(());
             }
             if !self.unflushed.borrow().is_empty() || self.marks.want_flush() {
@@ -359,10 +439,15 @@ impl Array {
         }
     }
 
-    /// The copies of these regions are written; `durable` says that it is so already.
-    pub(super) async fn leave(&self, regions: &[Region], durable: bool) -> Result<(), Error> {
-        let is_unflushed = self.is_volatile && !durable;
-        self.marks.leave(regions, is_unflushed.then(|| self.flushes_begun.get()));
+    /// The copies of these regions are written, in this part of the extent; `durable` says that it is so already.
+    pub(super) async fn leave(
+        &self,
+        regions: &[Region],
+        written: u32,
+        durable: bool,
+    ) -> Result<(), Error> {
+        let is_unflushed = self.is_volatile() && !durable;
+        self.marks.leave(regions, written, is_unflushed.then(|| self.flushes_begun.get()));
         self.clear_marks(false);
         self.log_room.notify_waiters();
         if self.marks.are_due() {
@@ -382,27 +467,27 @@ impl Array {
         !gone.is_empty()
     }
 
-    /// What the entry was about is written, on all members that are not out. `durable` says that it is so already.
-    pub(super) fn completed(&self, spot: Spot, receipt: Receipt, durable: bool) {
-        if durable || !self.is_volatile {
+    /// What the entry was about is written in this region, on all members that are not out. `durable` says that it is so already.
+    pub(super) fn completed(&self, spot: Spot, region: u32, receipt: Receipt, durable: bool) {
+        if durable || !self.is_volatile() {
             self.retire(&receipt);
         } else {
             let begun = self.flushes_begun.get();
             self.unflushed.borrow_mut().push_back((begun, receipt));
-            self.unsettled.borrow_mut().insert(spot, begun);
+            self.unsettled.borrow_mut().insert(spot, (begun, region));
         }
         self.log_room.notify_waiters();
     }
 
     fn retire(&self, receipt: &Receipt) {
         for (member, batch) in receipt {
-            self.member(*member).log.retire(*batch);
+            self.slot(*member).into_iter().for_each(|used| used.log.retire(*batch));
         }
     }
 
     /// Waits until no entry of the stripe counts any more.
     pub(super) async fn settle(&self, spot: Spot) -> Result<(), Error> {
-        let waits = self.is_volatile && !self.makes(Mistake::WritesUnsettled);
+        let waits = self.is_volatile() && !self.makes(Mistake::WritesUnsettled);
         let unsettled = waits && self.unsettled.borrow().contains_key(&spot);
         if unsettled { self.flush().await } else { Ok(()) }
     }
@@ -412,7 +497,7 @@ impl Array {
     /// # Errors
     /// That nobody could be told so.
     pub(super) async fn flush(&self) -> Result<(), Error> {
-        if !self.is_volatile {
+        if !self.is_volatile() {
             return Ok(());
         }
         self.flushes.flush(|| self.flush_all()).await
@@ -421,8 +506,14 @@ impl Array {
     async fn flush_all(&self) -> Result<(), Error> {
         let this = self.flushes_begun.get() + 1;
         self.flushes_begun.set(this);
-        let there = (0..).zip(&self.members).filter(|(_, m): &(u16, _)| !m.is_out.get());
-        let each = there.map(|(n, m)| async move {
+        let each = self.all().into_iter().map(|(n, m)| async move {
+            if m.is_out.get() {
+                // What it has lost is nowhere said before all know that it is out.
+                return match self.makes(Mistake::FlushesBeforeMark) {
+                    true => Ok(()),
+                    false => self.out(n, Error::Gone).await,
+                };
+            }
             match m.dev.submit(Op::Flush, &self.scratch).await {
                 Ok(_) => Ok(()),
                 Err(why) => self.out(n, why).await,
@@ -431,7 +522,7 @@ impl Array {
         join_all(each).await.into_iter().collect::<Result<(), _>>()?;
         let done = self.take_flushed(this);
         done.iter().for_each(|receipt| self.retire(receipt));
-        self.unsettled.borrow_mut().retain(|_, begun| *begun >= this);
+        self.unsettled.borrow_mut().retain(|_, (begun, _)| *begun >= this);
         self.marks.flushed(this);
         self.log_room.notify_waiters();
         Ok(())
@@ -460,9 +551,9 @@ impl Drop for Logging<'_> {
 }
 
 impl Used {
-    fn new(member: Member) -> Self {
+    fn new(member: Member, first: u64) -> Self {
         let Member { dev, ring, ring_at, is_out } = member;
-        let log = Log::new(ring, dev.clone(), ring_at);
+        let log = Log::new(ring, dev.clone(), ring_at, first);
         let marked = if is_out { OnceCell::new_with(Some(Ok(()))) } else { OnceCell::new() };
         Self { dev, log, is_out: Cell::new(is_out), marked }
     }

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use block::{Buf, Ctx, Dev, Error, Lba, Op};
 use slab::Slab;
+use uuid::Uuid;
 
 use super::batch::{BLOCK_BYTES, Batch, Entry, Ring, SLOT_BLOCKS, SLOTS};
 
@@ -58,9 +59,20 @@ enum Turn {
 }
 
 impl Log {
-    /// A ring that begins at block `at` of `dev`, whose era nothing has been written in.
-    pub(super) fn new(ring: Ring, dev: Dev, at: Lba) -> Self {
-        Self { ring, dev, at, state: RefCell::default() }
+    /// A ring that begins at block `at` of `dev`, whose era nothing has been written in. Its batches are numbered from `first` on.
+    pub(super) fn new(ring: Ring, dev: Dev, at: Lba, first: u64) -> Self {
+        let state = State { next: first, ..State::default() };
+        Self { ring, dev, at, state: RefCell::new(state) }
+    }
+
+    /// A number that no batch of it has had.
+    pub(super) fn next(&self) -> u64 {
+        self.state.borrow().next
+    }
+
+    /// The pool that it is of.
+    pub(super) fn pool(&self) -> Uuid {
+        self.ring.pool
     }
 
     /// Whether one entry more can be promised room: each may have a batch to itself. A ring that has failed takes all, and

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 
 /// Where each stripe of an extent lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,11 +87,13 @@ impl Map {
 pub(super) struct Placement {
     map: RefCell<Map>,
     freed: Notify,
+    /// The sequence of what is durable of it.
+    pub(super) saved: Mutex<u64>,
 }
 
 impl Placement {
-    pub(super) fn new(map: Map) -> Self {
-        Self { map: RefCell::new(map), freed: Notify::new() }
+    pub(super) fn new(map: Map, saved: u64) -> Self {
+        Self { map: RefCell::new(map), freed: Notify::new(), saved: Mutex::new(saved) }
     }
 
     pub(super) fn map(&self) -> Map {
@@ -154,7 +156,7 @@ mod tests {
 
     #[test]
     fn what_a_stripe_leaves_is_free() {
-        let placement = Placement::new(Map::new(2, 3));
+        let placement = Placement::new(Map::new(2, 3), 0);
         let spare = placement.take().now_or_never().unwrap();
         assert_eq!(spare.place, 2);
         assert!(placement.take().now_or_never().is_none());

@@ -34,6 +34,8 @@ struct Mark {
     writers: u32,
     /// Flushes that had begun when it was last written, if that is not known to be durable.
     unflushed: Option<u64>,
+    /// What was written since, as [`Shape::region`](super::geometry::Shape::region) counts.
+    written: u32,
     /// Nobody enters any more.
     is_closed: bool,
     used: u64,
@@ -84,13 +86,14 @@ impl Marks {
         }
     }
 
-    /// Whoever has entered has written; `unflushed` as many flushes had begun, if it is not durable.
-    pub(super) fn leave(&self, regions: &[Region], unflushed: Option<u64>) {
+    /// Whoever has entered has written in these parts of the extent; `unflushed` as many flushes had begun, if it is not durable.
+    pub(super) fn leave(&self, regions: &[Region], written: u32, unflushed: Option<u64>) {
         let mut s = self.0.borrow_mut();
         for region in regions {
             let Some(mark) = s.all.get_mut(region) else { continue };
             mark.writers -= 1;
             mark.unflushed = unflushed.or(mark.unflushed);
+            mark.written |= if unflushed.is_some() { written } else { 0 };
         }
     }
 
@@ -99,7 +102,15 @@ impl Marks {
         let mut s = self.0.borrow_mut();
         for mark in s.all.values_mut() {
             mark.unflushed = mark.unflushed.filter(|begun| *begun >= flush);
+            mark.written = if mark.unflushed.is_some() { mark.written } else { 0 };
         }
+    }
+
+    /// What is not known to be durable, by extent.
+    pub(super) fn unflushed(&self) -> Vec<(u64, u32)> {
+        let s = self.0.borrow();
+        let unflushed = s.all.iter().filter(|(_, mark)| mark.unflushed.is_some());
+        unflushed.map(|((extent, ..), mark)| (*extent, mark.written)).collect()
     }
 
     /// Whether a flush would make marks superfluous.
@@ -165,7 +176,7 @@ mod tests {
         assert_eq!(marks.enter(&[A, B]), Entry::Wait);
         marks.logged(B, Some(receipt(2)));
         assert_eq!(marks.enter(&[A, B]), Entry::Entered);
-        marks.leave(&[A, B], None);
+        marks.leave(&[A, B], 1, None);
         assert_eq!(marks.clear(true), [receipt(1), receipt(2)]);
         assert_eq!(marks.enter(&[A]), Entry::Log(A));
         marks.logged(A, None);
@@ -181,11 +192,13 @@ mod tests {
         assert!(marks.clear(true).is_empty(), "somebody writes");
         assert_eq!(marks.enter(&[A]), Entry::Wait, "it is closed");
         assert!(!marks.are_due());
-        marks.leave(&[A], Some(3));
+        marks.leave(&[A], 2, Some(3));
+        assert_eq!(marks.unflushed(), [(1, 2)]);
         assert!(marks.are_due() && marks.want_flush() && marks.clear(true).is_empty());
         marks.flushed(3);
         assert!(marks.clear(true).is_empty(), "that flush had begun before");
         marks.flushed(4);
+        assert!(marks.unflushed().is_empty());
         assert_eq!(marks.clear(false), [receipt(1)], "as it is closed");
         assert_eq!(marks.enter(&[A]), Entry::Log(A));
     }
@@ -198,10 +211,10 @@ mod tests {
             marks.enter(&[region(n)]);
             marks.logged(region(n), Some(receipt(n.into())));
             marks.enter(&[region(n)]);
-            marks.leave(&[region(n)], None);
+            marks.leave(&[region(n)], 1, None);
         }
         marks.enter(&[region(0)]);
-        marks.leave(&[region(0)], None);
+        marks.leave(&[region(0)], 1, None);
         assert_eq!(marks.clear(false), [receipt(1)]);
         assert!(marks.clear(false).is_empty());
     }

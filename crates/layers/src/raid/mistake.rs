@@ -24,4 +24,10 @@ pub enum Mistake {
     SkipsRecord,
     /// A rebuild does not wait for those who write the stripe.
     FillsWithoutTurn,
+    /// What is written while a member is out is not told.
+    SkipsChanges,
+    /// Nor what was written before, and may be lost on it.
+    ForgetsUnflushed,
+    /// A flush does not wait until all know that a member is out.
+    FlushesBeforeMark,
 }

@@ -7,7 +7,7 @@
 //! | `row` | how a row of a stripe is written |
 //! | `band` | what is written of a stripe, cut into rows that are written alike |
 //! | `sums` | the arithmetic of a row |
-//! | `map` | where the stripes of an extent lie |
+//! | `map`, `stored_map` | where the stripes of an extent lie, and how that lies on a member |
 //! | `places` | a set of stripes |
 //! | `batch` | what the log holds, as it lies on a member |
 //! | `recover` | what is done for a row after a crash |
@@ -17,6 +17,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `array` | the members of a pool on one core, and who of them is still there |
+//! | `extent` | a part of a volume: its columns, and what they lack |
 //! | `log` | the log of one of them |
 //! | `marks` | copies that are being written |
 //! | `stripe` | one stripe: its turns, what is read of it, what is made of the rest |
@@ -28,6 +29,7 @@
 mod array;
 mod band;
 pub mod batch;
+mod extent;
 pub mod geometry;
 mod log;
 mod map;
@@ -41,6 +43,7 @@ mod read;
 mod rebuild;
 pub mod recover;
 pub mod row;
+pub mod stored_map;
 mod stripe;
 mod sums;
 mod whole;
@@ -48,114 +51,26 @@ mod write;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::ops::Range;
+use std::pin::Pin;
 use std::rc::Rc;
 
-use block::{ASIDE, ASIDE_BYTES, Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
+use block::{Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
 
-pub use array::{Array, Keeper, Member};
+pub use array::{Array, Keeper, Kept, MAX_MEMBERS, Member};
+pub use extent::{ALL_REGIONS, Column, Extent, MAP_REGION, REGIONS};
 pub use log::RING_BLOCKS;
 pub use map::{Map, Placed};
 pub use mistake::Mistake;
-pub use open::{Mended, OldRing, mend_rings};
+pub use open::{Entries, Mended, OldRing};
 pub use places::Places;
 pub use rebuild::{Pace, Rebuilt};
 
 use crate::units::UnitLocks;
 use geometry::{ROW_BYTES, Shape};
-use map::Placement;
 
 /// Largest operation that carries data, in bytes.
 const MAX_TRANSFER: u32 = 1 << 20;
-
-/// A piece of a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Column {
-    /// Number of the member in its array.
-    pub member: u16,
-    /// Where it begins on that, in rows of 4 KiB.
-    pub at: u64,
-}
-
-/// What a pool gives to a volume at once: a column of each of so many members.
-#[derive(Debug)]
-pub struct Extent {
-    number: u64,
-    columns: Box<[Column]>,
-    /// Columns that lack what these places should have.
-    lacking: RefCell<Vec<(u16, Places)>>,
-    /// Shared by all that this extent has been, with other columns.
-    placement: Rc<Placement>,
-}
-
-impl Extent {
-    /// The extent of this number in the pool, on as many columns as its shape has. Each has room for a strip of each of the
-    /// shape's [places](Shape::places).
-    #[must_use]
-    pub fn new(number: u64, shape: Shape, columns: impl IntoIterator<Item = Column>) -> Self {
-        let map = Map::new(shape.stripes(), shape.places());
-        let (columns, placement) = (columns.into_iter().collect(), Rc::new(Placement::new(map)));
-        Self { number, columns, lacking: RefCell::default(), placement }
-    }
-
-    /// The same with its stripes where `map` says.
-    #[must_use]
-    pub fn mapped(self, map: Map) -> Self {
-        Self { placement: Rc::new(Placement::new(map)), ..self }
-    }
-
-    /// The same, but what its column number `column` should hold at these places is not there: it is new, or comes back.
-    #[must_use]
-    pub fn lacking(self, column: u16, places: Places) -> Self {
-        self.lacking.borrow_mut().push((column, places));
-        self
-    }
-
-    /// The same with one column elsewhere, where nothing is yet.
-    fn moved_to(&self, column: u16, to: Column, shape: Shape) -> Self {
-        let mut columns = self.columns.clone();
-        columns.get_mut(usize::from(column)).into_iter().for_each(|place| *place = to);
-        let (lacking, placement) = (self.lacking.clone(), Rc::clone(&self.placement));
-        lacking.borrow_mut().retain(|(lacks, _)| *lacks != column);
-        let moved = Self { number: self.number, columns, lacking, placement };
-        moved.lacking(column, Places::all(shape.places()))
-    }
-
-    /// Its number in the pool.
-    #[must_use]
-    pub fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// Its columns.
-    #[must_use]
-    pub fn columns(&self) -> &[Column] {
-        &self.columns
-    }
-
-    fn lacks(&self, column: u16, place: u32) -> bool {
-        let lacking = self.lacking.borrow();
-        !lacking.is_empty() && lacking.iter().any(|(c, places)| *c == column && places.has(place))
-    }
-
-    fn has_now(&self, place: u32) {
-        let mut lacking = self.lacking.borrow_mut();
-        lacking.iter_mut().for_each(|(_, places)| places.remove(place));
-        lacking.retain(|(_, places)| !places.is_empty());
-    }
-
-    /// The first stripe from `from` on of whose place some column lacks what it should have.
-    fn next_lacking(&self, from: u32) -> Option<u32> {
-        let lacking = self.lacking.borrow();
-        let lacks = |place| lacking.iter().any(|(_, places)| places.has(place));
-        let mut stripes = (from..).map_while(|n| Some((n, self.placement.place_of(n)?)));
-        stripes.find(|(_, place)| lacks(*place)).map(|(stripe, _)| stripe)
-    }
-
-    /// No stripe lies any more where something is lacking.
-    fn lacks_nothing(&self) {
-        self.lacking.borrow_mut().clear();
-    }
-}
 
 /// What a volume of a pool is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,14 +79,36 @@ pub struct Settings {
     pub shape: Shape,
     /// Size of its blocks in bytes: 512 or 4096.
     pub block_size: u32,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Whether it keeps its extents, whatever is unmapped.
+    pub thick: bool,
+}
+
+/// Whoever gives extents to a volume.
+pub trait Room: fmt::Debug {
+    /// The extent of this index, which there was none of: all of it is zeroes. Its place in the pool is durable.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], and whatever ends the pool.
+    fn extent(&self, index: u32) -> Pin<Box<dyn Future<Output = Result<Extent, Error>> + '_>>;
+
+    /// Takes the extent of this index back, which nobody uses any more. That is durable when it ends.
+    fn free(&self, index: u32) -> Kept<'_>;
 }
 
 /// A volume that lies on the extents of a pool. See the [module](self).
 pub struct Raid {
     array: Rc<Array>,
+    room: Rc<dyn Room>,
     shape: Shape,
     block_size: u32,
-    extents: RefCell<Vec<Rc<Extent>>>,
+    bytes: Cell<u64>,
+    thick: bool,
+    /// By index; where there is none it reads as zeroes.
+    extents: RefCell<Vec<Option<Rc<Extent>>>>,
+    /// Whoever asks for an extent, or gives it back, by index.
+    allocating: UnitLocks,
     /// Whose turn it is to write a stripe, or to read more than data of it.
     turns: UnitLocks,
     /// Reads of data, which wait for no turn.
@@ -182,35 +119,52 @@ pub struct Raid {
 }
 
 impl Raid {
-    /// A volume on these extents, one at least, which lie on members of `array`.
+    /// A volume on these extents, by index, which lie on members of `array`. It gets more from `room`.
     #[must_use]
-    pub fn new(array: Rc<Array>, settings: Settings, extents: Vec<Extent>) -> Self {
-        let Settings { shape, block_size } = settings;
-        let extents = RefCell::new(extents.into_iter().map(Rc::new).collect());
-        Self {
+    pub fn new(
+        array: Rc<Array>,
+        settings: Settings,
+        extents: impl IntoIterator<Item = (u32, Extent)>,
+        room: Rc<dyn Room>,
+    ) -> Self {
+        let Settings { shape, block_size, bytes, thick } = settings;
+        let raid = Self {
             array,
+            room,
             shape,
             block_size,
-            extents,
+            bytes: Cell::new(bytes),
+            thick,
+            extents: RefCell::default(),
+            allocating: UnitLocks::default(),
             turns: UnitLocks::default(),
             reads: quiet::Reads::default(),
             waiting: write::Waiting::default(),
             submitted: Cell::new(0),
-        }
+        };
+        extents.into_iter().for_each(|(index, extent)| raid.put(index, extent));
+        raid
+    }
+
+    fn put(&self, index: u32, extent: Extent) {
+        let mut extents = self.extents.borrow_mut();
+        let count = extents.len().max(index as usize + 1);
+        extents.resize_with(count, || None);
+        extents[index as usize] = Some(Rc::new(extent));
     }
 
     /// From now on column number `column` of the extent at `index` lies elsewhere, and lacks all that it should have until that is
     /// [rebuilt](Self::rebuild). Where it was, its member has to be out.
     pub fn replace(&self, index: u32, column: u16, to: Column) {
         let mut extents = self.extents.borrow_mut();
-        if let Some(place) = extents.get_mut(index as usize) {
-            *place = Rc::new(place.moved_to(column, to, self.shape));
+        if let Some(Some(place)) = extents.get_mut(index as usize) {
+            *place = Rc::new(place.moved_to(column, to));
         }
     }
 
-    /// Adds an extent at the end.
-    pub fn grow(&self, extent: Extent) {
-        self.extents.borrow_mut().push(Rc::new(extent));
+    /// Makes it so many bytes large, no less than before.
+    pub fn grow(&self, bytes: u64) {
+        self.bytes.set(self.bytes.get().max(bytes));
     }
 
     /// How many operations clients have submitted.
@@ -218,29 +172,85 @@ impl Raid {
         self.submitted.get()
     }
 
-    /// Rows that are kept for what lies beside the volume: whole stripes, before its own.
-    fn rows_aside(&self) -> u64 {
-        let rows = u64::from(ASIDE_BYTES / ROW_BYTES);
-        rows.next_multiple_of(self.shape.stripe_rows())
+    /// Bytes of data of an extent.
+    fn extent_bytes(&self) -> u64 {
+        self.shape.rows() * u64::from(ROW_BYTES)
     }
 
-    /// The byte of the extents that block `at` begins with.
-    fn byte_of(&self, at: Lba) -> u64 {
-        let block = u64::from(self.block_size);
-        match at.0.checked_sub(ASIDE.0) {
-            Some(behind) => behind * block,
-            None => self.rows_aside() * u64::from(ROW_BYTES) + at.0 * block,
+    /// The extent at `index`, if there is one.
+    #[must_use]
+    pub fn extent(&self, index: u32) -> Option<Rc<Extent>> {
+        self.extents.borrow().get(index as usize).cloned().flatten()
+    }
+
+    /// The indices of all extents.
+    #[must_use]
+    pub fn indices(&self) -> Vec<u32> {
+        let extents = self.extents.borrow();
+        let there = (0..).zip(&*extents).filter(|(_, extent)| extent.is_some());
+        there.map(|(index, _)| index).collect()
+    }
+
+    /// Makes sure that there is an extent at `index`.
+    async fn ensure(&self, index: u32) -> Result<(), Error> {
+        if self.extent(index).is_some() {
+            return Ok(());
         }
+        let _alone = self.allocating.lock(index.into()).await;
+        if self.extent(index).is_none() {
+            let extent = self.room.extent(index).await?;
+            self.put(index, extent);
+        }
+        Ok(())
     }
 
-    fn extent(&self, index: u32) -> Result<Rc<Extent>, Error> {
-        self.extents.borrow().get(index as usize).cloned().ok_or(Error::OutOfRange)
+    /// Gives the extent at `index` back: it reads as zeroes from now on. Clients do nothing there meanwhile.
+    async fn free(&self, index: u32) -> Result<(), Error> {
+        let _alone = self.allocating.lock(index.into()).await;
+        let Some(extent) = self.extent(index) else { return Ok(()) };
+        self.extents.borrow_mut()[index as usize] = None;
+        // Whoever fills it, or compares it, has the turn of a stripe, and finds none with the next.
+        for stripe in 0..self.shape.stripes() {
+            drop(self.turn(index, stripe).await);
+        }
+        self.array.let_go(&extent).await?;
+        self.room.free(index).await
     }
 
     /// `range` in bytes of the extents.
-    fn bytes_of(&self, range: Blocks) -> std::ops::Range<u64> {
-        let start = self.byte_of(range.at);
-        start..start + range.count * u64::from(self.block_size)
+    fn bytes_of(&self, range: Blocks) -> Range<u64> {
+        let block = u64::from(self.block_size);
+        range.at.0 * block..(range.at.0 + range.count) * block
+    }
+
+    async fn unmap(
+        &self,
+        bytes: Range<u64>,
+        fua: bool,
+        lba: Lba,
+        ctx: &Ctx,
+    ) -> Result<(), Error> {
+        let each = self.extent_bytes();
+        let (first, last) = (bytes.start.div_ceil(each), bytes.end / each);
+        if self.thick || first >= last {
+            return self.zero(bytes, fua, lba, ctx).await;
+        }
+        self.zero(bytes.start..first * each, fua, lba, ctx).await?;
+        for index in first..last {
+            self.free(u32::try_from(index).unwrap_or(u32::MAX)).await?;
+        }
+        self.zero(last * each..bytes.end, fua, lba, ctx).await
+    }
+
+    /// Whether there is an extent at the beginning of these bytes, and for how many of them that stays so.
+    fn run(&self, bytes: &Range<u64>) -> (u64, bool) {
+        let each = self.extent_bytes();
+        let is = |index: u64| u32::try_from(index).is_ok_and(|index| self.extent(index).is_some());
+        let first = bytes.start / each;
+        let mapped = is(first);
+        let end = (first + 1..).find(|index| is(*index) != mapped || index * each >= bytes.end);
+        let end = end.map_or(bytes.end, |index| (index * each).min(bytes.end));
+        (end - bytes.start, mapped)
     }
 }
 
@@ -251,15 +261,14 @@ impl Layer for Raid {
 
     fn info(&self) -> Info {
         let block = self.block_size;
-        let extents = self.extents.borrow().len() as u64;
-        let rows = (self.shape.rows() * extents).saturating_sub(self.rows_aside());
+        let extent = u32::try_from(self.extent_bytes() / u64::from(block)).unwrap_or(0);
         Info {
             block_size: block,
-            blocks: rows * u64::from(ROW_BYTES / block),
-            aside_blocks: ASIDE_BYTES / block,
+            blocks: self.bytes.get() / u64::from(block),
+            aside_blocks: 0,
             physical_block_size: ROW_BYTES,
             max_transfer_blocks: MAX_TRANSFER / block,
-            unmap_granularity_blocks: 0,
+            unmap_granularity_blocks: if self.thick { 0 } else { extent },
             unmap_zeroes: true,
             volatile_cache: self.array.is_volatile(),
             native_fua: true,
@@ -278,10 +287,17 @@ impl Layer for Raid {
         match op {
             Op::Read { .. } => return self.read(bytes, range.at, &ctx).await,
             Op::Write { data, fua, .. } => self.write(bytes.start, data, fua, range.at).await?,
-            Op::Zero { fua, .. } => self.zero(bytes, fua, range.at, &ctx).await?,
-            Op::Unmap { .. } => self.zero(bytes, false, range.at, &ctx).await?,
-            Op::Map { blocks, .. } => {
-                return Ok(Run { blocks, mapped: true }.into_bufs(&ctx));
+            // What is rare is in a box, so that the future of a read stays small.
+            Op::Zero { unmap: false, fua, .. } => {
+                Box::pin(self.zero(bytes, fua, range.at, &ctx)).await?;
+            }
+            Op::Zero { fua, .. } => Box::pin(self.unmap(bytes, fua, range.at, &ctx)).await?,
+            Op::Unmap { .. } => Box::pin(self.unmap(bytes, false, range.at, &ctx)).await?,
+            Op::Map { .. } => {
+                let (bytes, mapped) = self.run(&bytes);
+                let blocks = bytes / u64::from(self.block_size);
+                let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+                return Ok(Run { blocks, mapped }.into_bufs(&ctx));
             }
             Op::Flush => {}
         }

@@ -1,6 +1,7 @@
 //! What a crash has left is mended before a pool takes operations: by the last entry of each row in the logs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
@@ -56,61 +57,94 @@ struct Last {
     blocks: SmallVec<[(u16, Vec<Buf>); 2]>,
 }
 
-/// Mends what is under way by the rings of one number, on all members, and makes it durable. `array` has logs of a new era, in
-/// which nothing has been written; members whose old ring cannot be read are out.
-///
-/// # Errors
-/// [`Error::Corrupt`] if a ring is of a release that is not known, or contradicts itself: nothing has been changed then. And what
-/// stops the array.
-pub async fn mend_rings(
-    array: &Array,
-    rings: &[OldRing],
-    extents: &[(Shape, Rc<Extent>)],
-) -> Result<Mended, Error> {
-    let (mut last, mut copies, mut whole) = (BTreeMap::new(), BTreeSet::new(), Whole::new());
-    for ring in rings.iter().filter(|ring| !array.is_out(ring.member)) {
-        match entries(array, ring).await {
-            Ok(batches) => {
-                for batch in batches {
-                    let moved = batch.entries.iter().filter_map(|e| whole_of(e, ring.ring.era));
-                    moved.for_each(|(place, moved)| note_whole(&mut whole, place, moved));
-                    copies.extend(batch.entries.iter().filter_map(copies_of).flatten());
-                    note(&mut last, ring.member, batch);
-                }
+/// What the rings of one number hold, on all members.
+pub struct Entries {
+    era: u64,
+    last: BTreeMap<At, Last>,
+    copies: BTreeSet<CopiesAt>,
+    whole: Whole,
+}
+
+impl Entries {
+    /// What these rings hold, of a log of this era. Members whose ring cannot be read are out.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if a ring is of a release that is not known, or contradicts itself: nothing has been changed then. And what
+    /// stops the array.
+    pub async fn read(array: &Array, era: u64, rings: &[OldRing]) -> Result<Self, Error> {
+        let (last, copies, whole) = (BTreeMap::new(), BTreeSet::new(), Whole::new());
+        let mut all = Self { era, last, copies, whole };
+        for ring in rings.iter().filter(|ring| !array.is_out(ring.member)) {
+            match entries(array, ring).await {
+                Ok(batches) => batches.into_iter().for_each(|batch| all.add(ring.member, batch)),
+                Err(error @ Error::Corrupt { .. }) => return Err(error),
+                Err(error) => array.out(ring.member, error).await?,
             }
-            Err(error @ Error::Corrupt { .. }) => return Err(error),
-            Err(error) => array.out(ring.member, error).await?,
         }
+        Ok(all)
     }
-    let by_number: FxHashMap<u64, &(Shape, Rc<Extent>)> =
-        extents.iter().map(|known| (known.1.number, known)).collect();
-    place(array, &whole, &by_number).await?;
-    // What was written to a place before a whole stripe was is void.
-    last.retain(|at: &At, last: &mut Last| {
-        whole.get(&(at.0, at.1)).is_none_or(|found| found.number < last.number)
-    });
-    let rows = last.into_iter().filter_map(|(at, last)| {
-        // An extent that has been freed since has no rows.
-        let (shape, extent) = by_number.get(&at.0)?;
-        let extent = Rc::clone(extent);
-        let stripe = Stripe { array, shape: *shape, extent, place: at.1, reads: None };
-        (at.1 < shape.places() && at.2 < shape.strip_rows()).then_some((stripe, at.2, last))
-    });
-    let mut mended = Mended::default();
-    let rows =
-        stream::iter(rows).map(|(stripe, row, last)| async move { stripe.mend(row, &last).await });
-    mended.add(rows.buffer_unordered(AT_ONCE)).await?;
-    let regions = copies.into_iter().filter_map(|(number, place, strip)| {
-        let (shape, extent) = by_number.get(&number)?;
-        let (shape, extent) = (*shape, Rc::clone(extent));
-        (place < shape.stripes())
-            .then_some((Stripe { array, shape, extent, place, reads: None }, strip))
-    });
-    let regions =
-        stream::iter(regions).map(|(stripe, strip)| async move { stripe.make_alike(strip).await });
-    mended.add(regions.buffer_unordered(AT_ONCE)).await?;
-    array.flush().await?;
-    Ok(mended)
+
+    fn add(&mut self, member: u16, batch: Batch) {
+        let moved = batch.entries.iter().filter_map(whole_of);
+        moved.for_each(|(place, moved)| note_whole(&mut self.whole, place, moved));
+        self.copies.extend(batch.entries.iter().filter_map(copies_of).flatten());
+        note(&mut self.last, member, batch);
+    }
+
+    /// The numbers of the extents that they name. Some may have been freed since.
+    #[must_use]
+    pub fn extents(&self) -> BTreeSet<u64> {
+        let rows = self.last.keys().map(|at| at.0);
+        let copies = self.copies.iter().map(|at| at.0);
+        rows.chain(copies).chain(self.whole.keys().map(|at| at.0)).collect()
+    }
+
+    /// Mends what was under way in these extents, and makes it durable. `array` has logs of a new era, in which nothing has been
+    /// written.
+    ///
+    /// # Errors
+    /// What stops the array.
+    pub async fn mend(
+        mut self,
+        array: &Array,
+        extents: &[(Shape, Rc<Extent>)],
+    ) -> Result<Mended, Error> {
+        let by_number: FxHashMap<u64, &(Shape, Rc<Extent>)> =
+            extents.iter().map(|known| (known.1.number, known)).collect();
+        place(array, self.era, &self.whole, &by_number).await?;
+        // What was written to a place before a whole stripe was is void.
+        self.last.retain(|at: &At, last: &mut Last| {
+            self.whole.get(&(at.0, at.1)).is_none_or(|found| found.number < last.number)
+        });
+        let rows = self.last.into_iter().filter_map(|(at, last)| {
+            // An extent that has been freed since has no rows.
+            let (shape, extent) = by_number.get(&at.0)?;
+            let extent = Rc::clone(extent);
+            let stripe = Stripe { array, shape: *shape, extent, place: at.1, reads: None };
+            (at.1 < shape.places() && at.2 < shape.strip_rows()).then_some((stripe, at.2, last))
+        });
+        let mut mended = Mended::default();
+        let rows = stream::iter(rows)
+            .map(|(stripe, row, last)| async move { stripe.mend_row(row, &last).await });
+        mended.add(rows.buffer_unordered(AT_ONCE)).await?;
+        let regions = self.copies.into_iter().filter_map(|(number, place, strip)| {
+            let (shape, extent) = by_number.get(&number)?;
+            let (shape, extent) = (*shape, Rc::clone(extent));
+            (place < shape.stripes())
+                .then_some((Stripe { array, shape, extent, place, reads: None }, strip))
+        });
+        let regions = stream::iter(regions)
+            .map(|(stripe, strip)| async move { stripe.make_alike(strip).await });
+        mended.add(regions.buffer_unordered(AT_ONCE)).await?;
+        array.flush().await?;
+        Ok(mended)
+    }
+}
+
+impl fmt::Debug for Entries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entries").field("rows", &self.last.len()).finish_non_exhaustive()
+    }
 }
 
 impl Mended {
@@ -136,15 +170,14 @@ type Whole = BTreeMap<(u64, u32), Moved>;
 
 /// That a stripe lies elsewhere.
 struct Moved {
-    era: u64,
     number: u64,
     stripe: u32,
 }
 
-fn whole_of(entry: &Entry, era: u64) -> Option<((u64, u32), Moved)> {
+fn whole_of(entry: &Entry) -> Option<((u64, u32), Moved)> {
     let Entry { number, extent, place, what } = *entry;
     let What::Whole { stripe } = what else { return None };
-    Some(((extent, place), Moved { era, number, stripe }))
+    Some(((extent, place), Moved { number, stripe }))
 }
 
 fn note_whole(whole: &mut Whole, place: (u64, u32), moved: Moved) {
@@ -157,6 +190,7 @@ fn note_whole(whole: &mut Whole, place: (u64, u32), moved: Moved) {
 /// Notes where stripes lie that have moved, and makes that durable.
 async fn place(
     array: &Array,
+    era: u64,
     whole: &Whole,
     by_number: &FxHashMap<u64, &(Shape, Rc<Extent>)>,
 ) -> Result<(), Error> {
@@ -166,7 +200,7 @@ async fn place(
     for ((number, place), moved) in all {
         let Some((shape, extent)) = by_number.get(number) else { continue };
         let is_news = *place < shape.places()
-            && extent.placement.moves(moved.era, moved.number, moved.stripe, *place);
+            && extent.placement.moves(era, moved.number, moved.stripe, *place);
         if is_news {
             changed.insert(*number, extent);
         }
@@ -250,7 +284,15 @@ impl Last {
 }
 
 impl Stripe<'_> {
-    /// Makes a row whole by the last entry that names it.
+    /// Makes a row whole by the last entry that names it; columns that are out lack it then.
+    async fn mend_row(&self, row: u32, last: &Last) -> Result<(), Failure> {
+        let region = self.shape.region(self.place);
+        self.array.announce(&self.extent, region).await?;
+        let mended = self.mend(row, last).await;
+        self.array.announce(&self.extent, region).await?;
+        mended
+    }
+
     async fn mend(&self, row: u32, last: &Last) -> Result<(), Failure> {
         let logged = |role| self.column(role).is_ok_and(|column| last.of(column).is_some());
         let found = Found { changed: last.changed, by_p: logged(Role::P), by_q: logged(Role::Q) };
@@ -273,8 +315,15 @@ impl Stripe<'_> {
         }
     }
 
-    /// Makes the copies of a strip alike: as the first one is that can be read.
+    /// Makes the copies of a strip alike: as the first one is that can be read. Those that are out lack it then.
     async fn make_alike(&self, strip: u16) -> Result<(), Failure> {
+        let region = self.shape.region(self.place);
+        self.array.announce(&self.extent, region).await?;
+        self.make_copies_alike(strip).await?;
+        Ok(self.array.announce(&self.extent, region).await?)
+    }
+
+    async fn make_copies_alike(&self, strip: u16) -> Result<(), Failure> {
         if self.columns_there(Role::Data(strip)).count() < 2 {
             return Ok(());
         }

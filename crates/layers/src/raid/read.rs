@@ -59,6 +59,9 @@ impl Raid {
         lba: Lba,
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
+        if self.extent(index).is_none() {
+            return Ok(Bufs::zeroes(piece.rows.len() * ROW_BYTES as usize));
+        }
         let stripe = self.stripe(index, piece.stripe)?;
         let role = Role::Data(piece.strip);
         let found = match self.reads.begin(key(index, piece.stripe)) {

@@ -35,23 +35,23 @@ pub struct Rebuilt {
 }
 
 impl Raid {
-    /// Fills what columns lack. What the extents that are `done` have been told is durable then.
+    /// Fills what columns of the extent at `index` lack. If nothing `failed`, it lacks nothing any more, and that is durable.
     ///
     /// # Errors
     /// What stops the array.
-    pub async fn rebuild(&self, pace: Pace, mut done: impl FnMut(u64)) -> Result<Rebuilt, Error> {
-        let (mut rebuilt, mut index) = (Rebuilt::default(), 0);
-        while let Ok(extent) = self.extent(index) {
-            let before = rebuilt;
-            let lacked = !extent.lacking.borrow().is_empty();
-            self.fill(index, &extent, pace, &mut rebuilt).await?;
-            if lacked {
-                self.array.flush().await?;
-            }
-            if lacked && rebuilt.failed == before.failed {
-                done(extent.number());
-            }
-            index += 1;
+    pub async fn rebuild(&self, index: u32, pace: Pace) -> Result<Rebuilt, Error> {
+        let mut rebuilt = Rebuilt::default();
+        let Some(extent) = self.extent(index).filter(|extent| extent.is_lacking()) else {
+            return Ok(rebuilt);
+        };
+        let lacking = extent.lacking_members();
+        self.fill(index, &extent, pace, &mut rebuilt).await?;
+        if rebuilt.failed == 0 {
+            self.array.save_map(&extent).await?;
+            self.array.flush().await?;
+            // Who went out meanwhile may have lost what was written to it.
+            let gone = lacking.iter().any(|member| self.array.is_out(*member));
+            rebuilt.failed += u64::from(gone);
         }
         Ok(rebuilt)
     }
@@ -92,6 +92,10 @@ impl Raid {
             true => None,
             false => Some(self.turn(index, number).await),
         };
+        if self.extent(index).is_none() {
+            // It has been given back meanwhile.
+            return Err(Failure::Lost);
+        }
         let stripe = self.stripe(index, number)?;
         self.array.settle(stripe.spot()).await?;
         let most = (Array::MOST_PAGES / stripe.filling_pages()).clamp(1, MOST_FILLED);

@@ -301,7 +301,7 @@ pub(super) fn in_pages(data: Bufs, out: impl FnOnce() -> BufsMut) -> Bufs {
 impl super::Raid {
     /// Stripe number `stripe` of the extent at `index`.
     pub(super) fn stripe(&self, index: u32, stripe: u32) -> Result<Stripe<'_>, Error> {
-        let extent = self.extent(index)?;
+        let extent = self.extent(index).ok_or(Error::OutOfRange)?;
         let (array, reads) = (&*self.array, Some((&self.reads, key(index, stripe))));
         let place = extent.placement.place_of(stripe).ok_or(Error::OutOfRange)?;
         Ok(Stripe { array, shape: self.shape, extent, place, reads })

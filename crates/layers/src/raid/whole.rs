@@ -6,13 +6,13 @@ use block::{BufMut, Bufs, Error};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
+use super::Column;
 use super::array::Array;
 use super::batch::What;
 use super::geometry::{ROW_BYTES, Role};
 use super::mistake::Mistake;
 use super::part::Fragment;
 use super::stripe::{Failure, Pages, Stripe, in_pages, pages};
-use super::{Column, Extent};
 
 const ROW: usize = ROW_BYTES as usize;
 
@@ -41,6 +41,8 @@ impl Stripe<'_> {
         let copied = strips.iter().filter(|data| !data.is_aligned(ROW)).count();
         let columns = u32::from(self.shape.level().parities()) + u32::try_from(copied).unwrap_or(0);
         let room = self.array.room(columns * self.shape.strip_rows()).await;
+        let region = self.shape.region(new.place);
+        self.array.announce(&extent, region).await?;
         if self.array.makes(Mistake::RecordsBeforeData) {
             new.record(number).await?;
         }
@@ -48,6 +50,7 @@ impl Stripe<'_> {
         drop(room);
         // What the record says must be so whenever it is found.
         self.array.flush().await?;
+        self.array.announce(&extent, region).await?;
         if !self.array.makes(Mistake::SkipsRecord) {
             let (entry, receipt) = new.record(number).await?;
             self.array.recorded(&extent, receipt);
@@ -124,13 +127,5 @@ impl Stripe<'_> {
         let to = members.take(wanted).map(|column| (column.member, Vec::new())).collect();
         let what = What::Whole { stripe: number };
         Ok(self.array.log(self.spot(), what, to).await?)
-    }
-}
-
-impl Extent {
-    /// Where its stripes lie now.
-    #[must_use]
-    pub fn map(&self) -> super::Map {
-        self.placement.map()
     }
 }

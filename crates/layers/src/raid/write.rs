@@ -118,7 +118,12 @@ impl Raid {
             if ctx.is_aborted() {
                 return Err(Error::Aborted);
             }
-            let len = ZERO_STEP.min(bytes.end - at);
+            let (len, mapped) = self.run(&(at..bytes.end));
+            if !mapped {
+                at += len;
+                continue;
+            }
+            let len = ZERO_STEP.min(len);
             let data = Bufs::zeroes(usize::try_from(len).unwrap_or(0));
             self.write(at, data, fua, lba).await?;
             at += len;
@@ -157,6 +162,7 @@ impl Raid {
         fragments: Vec<Fragment>,
         fua: bool,
     ) -> Result<(), Failure> {
+        self.ensure(key.0).await?;
         let job = Rc::new(Job { fragments, fua, outcome: Cell::new(None) });
         self.waiting.join(key, &job);
         loop {
@@ -191,6 +197,8 @@ impl Stripe<'_> {
         if self.is_whole(fragments) {
             return self.write_whole(number, fragments).await;
         }
+        let region = self.shape.region(self.place);
+        self.array.announce(&self.extent, region).await?;
         let (parts, held) = self.whole_rows(fragments).await?;
         // Of a row that is written in part clients may read the rest.
         let _quiet = if held.is_some() { self.quiet().await } else { None };
@@ -204,7 +212,7 @@ impl Stripe<'_> {
                 }
             }
         }
-        Ok(())
+        Ok(self.array.announce(&self.extent, region).await?)
     }
 
     async fn write_band(&self, band: &Band, fua: bool) -> Result<(), Failure> {
@@ -266,7 +274,7 @@ impl Stripe<'_> {
         self.array.enter(&regions, of).await?;
         let written = self.put(band, new, &[], fua).await;
         let ended = self.end(band.changed(), Receipt::new(), written, fua);
-        self.array.leave(&regions, fua).await?;
+        self.array.leave(&regions, self.shape.region(self.place), fua).await?;
         ended
     }
 
@@ -365,7 +373,8 @@ impl Stripe<'_> {
         let failure = match written {
             Ok(()) if is_held => {
                 if !receipt.is_empty() {
-                    self.array.completed(self.spot(), receipt, fua);
+                    let region = self.shape.region(self.place);
+                    self.array.completed(self.spot(), region, receipt, fua);
                 }
                 return Ok(());
             }

@@ -1,0 +1,258 @@
+//! An extent in use: where its columns are, what they lack, and where its stripes lie.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{BufMut, Bufs, Error};
+use futures_util::future::join_all;
+
+use super::array::Array;
+use super::geometry::{ROW_BYTES, Shape};
+use super::map::{Map, Placement};
+use super::mistake::Mistake;
+use super::places::Places;
+use super::stored_map::{self, Found, Whose};
+
+const ROW: usize = ROW_BYTES as usize;
+
+/// Parts of an extent by where stripes lie, as [`Shape::region`] counts them: what is noted of columns that are out.
+pub const REGIONS: u32 = 16;
+
+/// The region of what is known of stripes beside them: where they lie.
+pub const MAP_REGION: u32 = 1 << REGIONS;
+
+/// All regions, a bit for each.
+pub const ALL_REGIONS: u32 = (MAP_REGION << 1) - 1;
+
+/// A piece of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// Number of the member in its array.
+    pub member: u16,
+    /// Where it begins on that, in rows of 4 KiB.
+    pub at: u64,
+}
+
+/// What a pool gives to a volume at once: a column of each of so many members.
+#[derive(Debug)]
+pub struct Extent {
+    pub(super) number: u64,
+    shape: Shape,
+    pub(super) columns: Box<[Column]>,
+    /// Columns that lack what these places should have.
+    pub(super) lacking: RefCell<Vec<(u16, Places)>>,
+    /// Shared by all that this extent has been, with other columns.
+    pub(super) placement: Rc<Placement>,
+    /// Regions that columns whose members are out are known to lack, and how often members had gone and come when they were.
+    told: Cell<(u64, u32)>,
+}
+
+impl Shape {
+    /// The region that `place` is in, as a bit.
+    #[must_use]
+    pub fn region(&self, place: u32) -> u32 {
+        let all = u64::from(self.places().max(1));
+        1 << (u64::from(place) * u64::from(REGIONS) / all).min(u64::from(REGIONS - 1))
+    }
+
+    /// The places of these regions.
+    #[must_use]
+    pub fn places_of(&self, regions: u32) -> Places {
+        (0..self.places()).filter(|place| self.region(*place) & regions != 0).collect()
+    }
+}
+
+impl Extent {
+    /// The extent of this number in the pool, on as many columns as its shape has. Each has room for a strip of each of the
+    /// shape's [places](Shape::places), and behind them for two [maps](stored_map).
+    #[must_use]
+    pub fn new(number: u64, shape: Shape, columns: impl IntoIterator<Item = Column>) -> Self {
+        let map = Map::new(shape.stripes(), shape.places());
+        let (columns, placement) = (columns.into_iter().collect(), Rc::new(Placement::new(map, 0)));
+        let told = Cell::new((0, 0));
+        Self { number, shape, columns, lacking: RefCell::default(), placement, told }
+    }
+
+    /// The same with its stripes where they are, as its columns say.
+    ///
+    /// # Errors
+    /// That none of them can be read.
+    pub async fn load(self, array: &Array) -> Result<Self, Error> {
+        let rows = stored_map::rows(&self.shape);
+        if rows == 0 {
+            return Ok(self);
+        }
+        // One tells it; as many are asked as may have lost a write that they have confirmed, and one more.
+        let mut wanted = usize::from(self.shape.level().parities()) + 1;
+        let (mut newest, mut damaged, mut asked) = (None, false, 0);
+        for (_, column) in (0..).zip(&self.columns).filter(|(n, c)| self.tells(array, *n, **c)) {
+            let at = self.map_at(*column, 0);
+            let _room = array.room(2 * rows).await;
+            let Ok(data) = array.read(column.member, at, 2 * rows, &array.scratch).await else {
+                damaged = true;
+                continue;
+            };
+            let data = data.to_vec();
+            for half in data.chunks_exact(rows as usize * ROW) {
+                match stored_map::parse(half, &self.shape, self.whose(array)) {
+                    Found::Map { sequence, map } => {
+                        let is_newer = newest.as_ref().is_none_or(|(known, _)| sequence > *known);
+                        newest = if is_newer { Some((sequence, map)) } else { newest };
+                    }
+                    Found::Nothing => {}
+                    // The other columns may have the one that this was: all of them are asked.
+                    Found::Damaged => wanted = usize::MAX,
+                }
+            }
+            asked += 1;
+            if asked >= wanted {
+                break;
+            }
+        }
+        if asked == 0 {
+            tracing::error!(extent = self.number, damaged, "no disk tells where stripes lie");
+            return Err(Error::Gone);
+        }
+        let (sequence, map) = newest.unwrap_or((0, self.map()));
+        Ok(Self { placement: Rc::new(Placement::new(map, sequence)), ..self })
+    }
+
+    /// Whether what a column says of stripes can be believed.
+    fn tells(&self, array: &Array, number: u16, column: Column) -> bool {
+        let lacks = self.lacking.borrow().iter().any(|(lacking, _)| *lacking == number);
+        !lacks && !array.is_out(column.member)
+    }
+
+    /// The same, but what its column number `column` should hold in these regions is not there: it is new, or comes back.
+    #[must_use]
+    pub fn behind(self, column: u16, regions: u32) -> Self {
+        if regions & ALL_REGIONS != 0 {
+            let places = self.shape.places_of(regions);
+            self.lacking.borrow_mut().push((column, places));
+        }
+        self
+    }
+
+    /// The same with one column elsewhere, where nothing is yet.
+    pub(super) fn moved_to(&self, column: u16, to: Column) -> Self {
+        let mut columns = self.columns.clone();
+        columns.get_mut(usize::from(column)).into_iter().for_each(|place| *place = to);
+        let (lacking, placement) = (self.lacking.clone(), Rc::clone(&self.placement));
+        lacking.borrow_mut().retain(|(lacks, _)| *lacks != column);
+        let (number, shape, told) = (self.number, self.shape, Cell::new((0, 0)));
+        Self { number, shape, columns, lacking, placement, told }.behind(column, ALL_REGIONS)
+    }
+
+    /// Its number in the pool.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Where its stripes lie now.
+    #[must_use]
+    pub fn map(&self) -> Map {
+        self.placement.map()
+    }
+
+    /// Its columns.
+    #[must_use]
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    /// Whether some column lacks something.
+    #[must_use]
+    pub fn is_lacking(&self) -> bool {
+        !self.lacking.borrow().is_empty()
+    }
+
+    /// The members that lack something.
+    pub(super) fn lacking_members(&self) -> Vec<u16> {
+        let lacking = self.lacking.borrow();
+        let columns = lacking.iter().filter_map(|(n, _)| self.columns.get(usize::from(*n)));
+        columns.map(|column| column.member).collect()
+    }
+
+    pub(super) fn lacks(&self, column: u16, place: u32) -> bool {
+        let lacking = self.lacking.borrow();
+        !lacking.is_empty() && lacking.iter().any(|(c, places)| *c == column && places.has(place))
+    }
+
+    pub(super) fn has_now(&self, place: u32) {
+        let mut lacking = self.lacking.borrow_mut();
+        lacking.iter_mut().for_each(|(_, places)| places.remove(place));
+    }
+
+    /// The first stripe from `from` on of whose place some column lacks what it should have.
+    pub(super) fn next_lacking(&self, from: u32) -> Option<u32> {
+        let lacking = self.lacking.borrow();
+        let lacks = |place| lacking.iter().any(|(_, places)| places.has(place));
+        let mut stripes = (from..).map_while(|n| Some((n, self.placement.place_of(n)?)));
+        stripes.find(|(_, place)| lacks(*place)).map(|(stripe, _)| stripe)
+    }
+
+    /// No stripe lies any more where something is lacking.
+    pub(super) fn lacks_nothing(&self) {
+        self.lacking.borrow_mut().clear();
+    }
+
+    fn whose(&self, array: &Array) -> Whose {
+        Whose { pool: array.pool(), extent: self.number }
+    }
+
+    /// Where one of the two maps of a column begins on its member.
+    fn map_at(&self, column: Column, which: u64) -> u64 {
+        let behind = u64::from(self.shape.places()) * u64::from(self.shape.strip_rows());
+        column.at + behind + which * u64::from(stored_map::rows(&self.shape))
+    }
+}
+
+impl Array {
+    /// Before this is over nothing of these regions of an extent may be written: columns that are out are known to lack them.
+    /// Asked once more behind a write, for those that went out meanwhile.
+    pub(super) async fn announce(&self, extent: &Extent, regions: u32) -> Result<(), Error> {
+        if self.makes(Mistake::SkipsChanges) {
+            return Ok(());
+        }
+        while extent.columns.iter().any(|column| self.is_out(column.member)) {
+            let changes = self.changes();
+            let known = |(at, regions)| if at == changes { regions } else { 0 };
+            if known(extent.told.get()) & regions == regions {
+                break;
+            }
+            self.tell_changed(extent.number, regions).await?;
+            if self.changes() == changes {
+                extent.told.set((changes, known(extent.told.get()) | regions));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes durable where the stripes of an extent lie.
+    pub(super) async fn save_map(&self, extent: &Extent) -> Result<(), Error> {
+        if stored_map::rows(&extent.shape) == 0 {
+            return Ok(());
+        }
+        // One after the other: the older one of the two must be whole.
+        let mut saved = extent.placement.saved.lock().await;
+        self.announce(extent, MAP_REGION).await?;
+        let sequence = *saved + 1;
+        let bytes = stored_map::to_bytes(&extent.map(), sequence, extent.whose(self));
+        let data: Bufs = bytes.chunks_exact(ROW).map(page).collect();
+        let each = extent.columns.iter().map(|column| {
+            let at = extent.map_at(*column, sequence % 2);
+            self.write(column.member, at, data.clone(), true)
+        });
+        join_all(each).await.into_iter().collect::<Result<(), Error>>()?;
+        *saved = sequence;
+        self.announce(extent, MAP_REGION).await
+    }
+}
+
+/// Memory that is nobody's: whoever waits for maps to be saved may hold all of the array's.
+fn page(bytes: &[u8]) -> block::Buf {
+    let mut page = BufMut::lone_page();
+    page.copy_from_slice(bytes);
+    page.freeze()
+}
