@@ -50,7 +50,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use block::{ASIDE, ASIDE_BYTES, Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
+use block::{Blocks, Bufs, Ctx, Error, Info, Layer, Op, Run};
 
 pub use array::{Array, Keeper, Member};
 pub use log::RING_BLOCKS;
@@ -218,29 +218,15 @@ impl Raid {
         self.submitted.get()
     }
 
-    /// Rows that are kept for what lies beside the volume: whole stripes, before its own.
-    fn rows_aside(&self) -> u64 {
-        let rows = u64::from(ASIDE_BYTES / ROW_BYTES);
-        rows.next_multiple_of(self.shape.stripe_rows())
-    }
-
-    /// The byte of the extents that block `at` begins with.
-    fn byte_of(&self, at: Lba) -> u64 {
-        let block = u64::from(self.block_size);
-        match at.0.checked_sub(ASIDE.0) {
-            Some(behind) => behind * block,
-            None => self.rows_aside() * u64::from(ROW_BYTES) + at.0 * block,
-        }
-    }
-
     fn extent(&self, index: u32) -> Result<Rc<Extent>, Error> {
         self.extents.borrow().get(index as usize).cloned().ok_or(Error::OutOfRange)
     }
 
     /// `range` in bytes of the extents.
     fn bytes_of(&self, range: Blocks) -> std::ops::Range<u64> {
-        let start = self.byte_of(range.at);
-        start..start + range.count * u64::from(self.block_size)
+        let block = u64::from(self.block_size);
+        let start = range.at.0 * block;
+        start..start + range.count * block
     }
 }
 
@@ -252,11 +238,12 @@ impl Layer for Raid {
     fn info(&self) -> Info {
         let block = self.block_size;
         let extents = self.extents.borrow().len() as u64;
-        let rows = (self.shape.rows() * extents).saturating_sub(self.rows_aside());
+        let rows = self.shape.rows() * extents;
         Info {
             block_size: block,
             blocks: rows * u64::from(ROW_BYTES / block),
-            aside_blocks: ASIDE_BYTES / block,
+            // The image that lies on it has its own.
+            aside_blocks: 0,
             physical_block_size: ROW_BYTES,
             max_transfer_blocks: MAX_TRANSFER / block,
             unmap_granularity_blocks: 0,
