@@ -8,6 +8,7 @@ use super::label::ASIDE_OFFSET;
 use super::medium::Failure;
 use super::span::{Part, Span};
 use crate::overlay::overlay;
+use crate::units::UnitLock;
 
 /// Most that one write of zeroes covers, in bytes.
 const ZERO_STEP: u64 = 1 << 20;
@@ -45,7 +46,9 @@ impl Layer for File {
                 return Ok(Box::pin(self.map(span, blocks, &ctx)).await?.into_bufs(&ctx));
             }
             Op::Write { data, .. } if span.widened(self.unit) == span && self.takes(&data) => {
-                self.write_plain(span, data, &ctx).await?;
+                // Here, and not in `write_plain`: each future that data goes through has a place for it.
+                let written = self.medium.write(span.at, data, &ctx).await;
+                written.map_err(|e| self.failed(e, span, Doing::Writing))?;
             }
             rare => Box::pin(self.submit_rare(rare, span, &ctx)).await?,
         }
@@ -85,13 +88,11 @@ impl File {
 
     async fn read(&self, span: Span, ctx: &Ctx) -> Result<Bufs, Error> {
         let wide = span.widened(self.unit);
-        if wide != span && self.medium.forbids_overlap() {
-            return Box::pin(self.read_in_turn(span, wide, ctx)).await;
-        }
-        self.read_wide(span, wide, ctx).await
-    }
-
-    async fn read_wide(&self, span: Span, wide: Span, ctx: &Ctx) -> Result<Bufs, Error> {
+        let _turns = if wide != span && self.medium.forbids_overlap() {
+            Some(Box::pin(self.take_turns(span, wide)).await)
+        } else {
+            None
+        };
         let read = self.medium.read(wide.at, len(wide), ctx).await;
         let data = read.map_err(|e| self.failed(e, span, Doing::Reading))?;
         if wide == span {
@@ -100,15 +101,18 @@ impl File {
         Ok(cut(&data, wide, span))
     }
 
-    /// Reads parts of units while nobody writes the rest of them.
-    async fn read_in_turn(&self, span: Span, wide: Span, ctx: &Ctx) -> Result<Bufs, Error> {
+    /// Waits until nobody writes the rest of units of which `span` has parts, and keeps it so.
+    async fn take_turns(&self, span: Span, wide: Span) -> Box<[UnitLock<'_>]> {
         let (first, last) = (wide.at / self.unit, wide.end / self.unit - 1);
-        let at_start = wide.at < span.at;
-        let at_end = wide.end > span.end && !(at_start && first == last);
+        let mut turns = Vec::new();
         // In this order everywhere, so nobody waits for himself.
-        let _first = if at_start { Some(self.units.lock(first).await) } else { None };
-        let _last = if at_end { Some(self.units.lock(last).await) } else { None };
-        self.read_wide(span, wide, ctx).await
+        if wide.at < span.at {
+            turns.push(self.units.lock(first).await);
+        }
+        if wide.end > span.end && (turns.is_empty() || last > first) {
+            turns.push(self.units.lock(last).await);
+        }
+        turns.into()
     }
 
     /// How `span`, which is `blocks` long, begins. A full image has its space, whatever the file system calls it.
