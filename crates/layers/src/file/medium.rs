@@ -13,7 +13,7 @@ const PAGE: u64 = 4096;
 
 /// What an image lies on: a [`Disk`], or a [`Dev`] such as a volume of a pool.
 ///
-/// Each operation is given its [`Ctx`], with memory for the data of a read and [`Self::overhead`] beside.
+/// Each operation is given its [`Ctx`], with memory for the data of a read and what the medium takes beside.
 #[derive(Debug)]
 pub struct Medium(Kind);
 
