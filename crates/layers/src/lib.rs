@@ -5,5 +5,6 @@ pub mod mirror;
 mod overlay;
 pub mod pool;
 pub mod raid;
+pub mod raw;
 mod seal;
 mod units;

@@ -5,7 +5,7 @@
 //!  job file, options ──> Job ──> Spec ──> Pattern ──┐
 //!                     (job)    (spec)   (pattern)   ├─> Runner ──> Measured ──> table, JSON
 //!  URI, path ─────────────────────────> Dev ────────┘  (engine)   (measured)    (report)
-//!                                      (open, raw)
+//!                                        (open)
 //! ```
 //!
 //! [`job`], [`spec`], [`pattern`], [`verify`] and [`measured`] are pure. [`engine`] runs one job on one core, [`fleet`] all of them.
@@ -17,7 +17,6 @@ pub mod job;
 pub mod measured;
 pub mod open;
 pub mod pattern;
-pub mod raw;
 pub mod report;
 pub mod spec;
 pub mod units;

@@ -16,11 +16,10 @@ use block::Dev;
 use initiator::nvme::{Controller, Namespace, Options, Secrets, Staging};
 use initiator::uri::{Authority, IscsiUri, NbdAt, NbdUri, NvmeUri, Target};
 use layers::file::{FileError, Foreign, Reason, inspect};
+use layers::raw::Raw;
 use rt::Core;
 use rt::disk::{Disk, DiskKind, OpenOptions, OpenReason};
 use rustix::fs::{Mode, OFlags};
-
-use crate::raw::Raw;
 
 /// Why a target is not reached whose host has no address.
 const NOWHERE: &str = "the name of the host leads nowhere";
@@ -215,7 +214,7 @@ impl Held {
     /// What was taken hold of, as a target.
     #[must_use]
     pub fn dev(&self) -> Dev {
-        Dev::new(Raw::new(self.disk.clone()).called(&self.path))
+        raw(self.disk.clone(), &self.path)
     }
 
     /// Whether it is a block device.
@@ -260,7 +259,13 @@ async fn path(core: &Core, path: &Path, how: &How) -> Result<Dev, String> {
     let pinned = how.pin.as_ref().map_or_else(|| path.to_owned(), Pin::path);
     let disk = core.open_disk(&pinned, options).await;
     let disk = disk.map_err(|e| format!("{}: {}", path.display(), e.reason))?;
-    Ok(Dev::new(Raw::new(disk).called(path)))
+    Ok(raw(disk, path))
+}
+
+/// The whole of a disk, in the smallest blocks that it has.
+fn raw(disk: Disk, name: &Path) -> Dev {
+    let block_size = disk.info().logical_block;
+    Dev::new(Raw::new(disk, block_size).called(name))
 }
 
 async fn nvme(core: &Core, uri: &NvmeUri, how: &How) -> Result<Dev, String> {

@@ -11,12 +11,12 @@ use std::time::Duration;
 use block::testing::faulty::{Effect, Faulty, Kind, Rule};
 use block::{Dev, Error, Layer, Lba, Mem, MemOptions};
 use common::{HOSTNQN, SUBNQN, Site, TARGET, on_core};
+use layers::raw::Raw;
 use load::engine::{Progress, Runner};
 use load::fleet::{Fleet, Plan};
 use load::job::{Dir, Job};
 use load::measured::{Failed, Measured};
 use load::open::{Before, Host, How, hold, look, open};
-use load::raw::Raw;
 use load::spec::Spec;
 use load::verify::Found;
 use rt::Core;
@@ -285,7 +285,7 @@ fn a_file_is_what_it_was_written() {
     on_core(async move |core| {
         let path = dir.path().join("file");
         let disk = core.open_disk(&path, OpenOptions::new().buffered(true).create(1 << 20)).await;
-        let dev = Dev::new(Raw::new(disk.unwrap()));
+        let dev = Dev::new(Raw::new(disk.unwrap(), 512));
         let client = block::testing::Client::new(&dev, core.pool());
         assert_eq!((dev.info().blocks, dev.info().block_size), (2048, 512));
         client.write(3, &[7; 1024], true).await.unwrap();
@@ -303,7 +303,8 @@ fn a_file_is_what_it_was_written() {
                     OpenOptions::new().buffered(true).read_only(true).beside(true)
                 )
                 .await
-                .unwrap()
+                .unwrap(),
+                512
             )),
             "raw"
         );

@@ -90,8 +90,8 @@ impl Core {
     /// # Errors
     /// [`OpenError`] names the path and the reason.
     pub async fn open_disk(&self, path: &Path, how: OpenOptions) -> Result<Disk, OpenError> {
-        let (backend, info) = dispatch!(self, s => s.open_disk(path, how).await)?;
-        Ok(Disk::new(path, backend, info))
+        let (backend, info, serial) = dispatch!(self, s => s.open_disk(path, how).await)?;
+        Ok(Disk::new(path, backend, info, serial))
     }
 
     /// Deletes a file. Its absence is durable when this returns.

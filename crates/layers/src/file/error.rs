@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::foreign::Foreign;
 use super::label::{BadLabel, LOG_AREA};
+use super::medium::Failure;
 
 /// What went wrong with which file or device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -136,6 +137,12 @@ impl fmt::Display for Reason {
 impl From<DiskError> for Reason {
     fn from(e: DiskError) -> Self {
         Self::Disk(e)
+    }
+}
+
+impl From<Failure> for Reason {
+    fn from(failure: Failure) -> Self {
+        Self::Disk(failure.into())
     }
 }
 

@@ -1,12 +1,14 @@
 //! The data path of a flat image: from blocks to what its disk takes.
 
 use block::{ASIDE, Blocks, Bufs, Ctx, Error, Layer, Lba, Op, Run};
-use rt::disk::{DiskError, DiskErrorKind};
+use rt::disk::DiskErrorKind;
 
 use super::File;
 use super::label::ASIDE_OFFSET;
+use super::medium::Failure;
 use super::span::{Part, Span};
 use crate::overlay::overlay;
+use crate::units::UnitLock;
 
 /// Most that one write of zeroes covers, in bytes.
 const ZERO_STEP: u64 = 1 << 20;
@@ -35,16 +37,18 @@ impl Layer for File {
             return Err(Error::Gone);
         }
         let Some(range) = op.range(self.info.get().block_size) else {
-            return self.flush().await.map(|()| Bufs::new());
+            return self.flush(&ctx).await.map(|()| Bufs::new());
         };
         let span = self.span(range);
         match op {
             Op::Read { .. } => return self.read(span, &ctx).await,
             Op::Map { blocks, .. } => {
-                return Ok(Box::pin(self.map(span, blocks)).await?.into_bufs(&ctx));
+                return Ok(Box::pin(self.map(span, blocks, &ctx)).await?.into_bufs(&ctx));
             }
             Op::Write { data, .. } if span.widened(self.unit) == span && self.takes(&data) => {
-                self.write_plain(span, data).await?;
+                // Here, and not in `write_plain`: each future that data goes through has a place for it.
+                let written = self.medium.write(span.at, data, &ctx).await;
+                written.map_err(|e| self.failed(e, span, Doing::Writing))?;
             }
             rare => Box::pin(self.submit_rare(rare, span, &ctx)).await?,
         }
@@ -84,21 +88,39 @@ impl File {
 
     async fn read(&self, span: Span, ctx: &Ctx) -> Result<Bufs, Error> {
         let wide = span.widened(self.unit);
-        let into = ctx.alloc(len(wide));
-        let read = self.disk.read(wide.at, into).await;
-        let data = Bufs::from(read.map_err(|e| self.failed(e, span, Doing::Reading))?);
+        let _turns = if wide != span && self.medium.forbids_overlap() {
+            Some(Box::pin(self.take_turns(span, wide)).await)
+        } else {
+            None
+        };
+        let read = self.medium.read(wide.at, len(wide), ctx).await;
+        let data = read.map_err(|e| self.failed(e, span, Doing::Reading))?;
         if wide == span {
             return Ok(data);
         }
         Ok(cut(&data, wide, span))
     }
 
+    /// Waits until nobody writes the rest of units of which `span` has parts, and keeps it so.
+    async fn take_turns(&self, span: Span, wide: Span) -> Box<[UnitLock<'_>]> {
+        let (first, last) = (wide.at / self.unit, wide.end / self.unit - 1);
+        let mut turns = Vec::new();
+        // In this order everywhere, so nobody waits for himself.
+        if wide.at < span.at {
+            turns.push(self.units.lock(first).await);
+        }
+        if wide.end > span.end && (turns.is_empty() || last > first) {
+            turns.push(self.units.lock(last).await);
+        }
+        turns.into()
+    }
+
     /// How `span`, which is `blocks` long, begins. A full image has its space, whatever the file system calls it.
-    async fn map(&self, span: Span, blocks: u32) -> Result<Run, Error> {
+    async fn map(&self, span: Span, blocks: u32, ctx: &Ctx) -> Result<Run, Error> {
         if self.keeps_space {
             return Ok(Run { blocks, mapped: true });
         }
-        let stretch = self.disk.stretch(span.at, span.len()).await;
+        let stretch = self.medium.stretch(span.at, span.len(), ctx).await;
         let stretch = stretch.map_err(|e| self.failed(e, span, Doing::Reading))?;
         let block = u64::from(self.info.get().block_size);
         let whole = u32::try_from(stretch.bytes / block).unwrap_or(blocks);
@@ -123,21 +145,21 @@ impl File {
     }
 
     /// Writes whole units, from where the data are.
-    async fn write_plain(&self, span: Span, data: Bufs) -> Result<(), Error> {
+    async fn write_plain(&self, span: Span, data: Bufs, ctx: &Ctx) -> Result<(), Error> {
         let failed = |e| self.failed(e, span, Doing::Writing);
-        self.disk.write(span.at, data).await.map_err(failed)
+        self.medium.write(span.at, data, ctx).await.map_err(failed)
     }
 
     /// Writes whole units, from scratch memory where the disk does not take the data's own.
     async fn write_whole(&self, span: Span, data: Bufs, ctx: &Ctx) -> Result<(), Error> {
         if self.takes(&data) {
-            return self.write_plain(span, data).await;
+            return self.write_plain(span, data, ctx).await;
         }
         let failed = |e| self.failed(e, span, Doing::Writing);
         for step in span.steps(BOUNCE.max(self.unit)) {
             let mut scratch = ctx.alloc(len(step));
             overlay(&mut scratch, 0, &cut(&data, span, step));
-            self.disk.write(step.at, scratch.into()).await.map_err(failed)?;
+            self.medium.write(step.at, scratch.into(), ctx).await.map_err(failed)?;
         }
         Ok(())
     }
@@ -147,17 +169,18 @@ impl File {
         let unit = span.widened(self.unit);
         let _lock = self.units.lock(unit.at / self.unit).await;
         let failed = |e| self.failed(e, span, Doing::Writing);
-        let mut whole = self.disk.read(unit.at, ctx.alloc(len(unit))).await.map_err(failed)?;
+        let read = self.medium.read_to_change(unit.at, len(unit), ctx).await;
+        let mut whole = read.map_err(failed)?;
         overlay(&mut whole, gap(unit, span), &data);
-        self.disk.write(unit.at, whole.into()).await.map_err(failed)
+        self.medium.write(unit.at, whole.into(), ctx).await.map_err(failed)
     }
 
     /// Whether the disk takes data from this memory.
     fn takes(&self, data: &Bufs) -> bool {
-        let (align, unit) = (self.memory_align, self.unit);
+        let (align, piece) = (self.memory_align, self.piece);
         let fits = |p: &[u8]| {
             (p.as_ptr().addr() as u64).is_multiple_of(align)
-                && (p.len() as u64).is_multiple_of(unit)
+                && (p.len() as u64).is_multiple_of(piece)
         };
         data.iter().all(|p| fits(p))
     }
@@ -179,13 +202,13 @@ impl File {
     async fn clear(&self, span: Span, free: bool, ctx: &Ctx) -> Result<(), Error> {
         let failed = |e| self.failed(e, span, Doing::Writing);
         if free {
-            match self.disk.punch(span.at, span.len()).await {
-                Err(e) if e.kind == DiskErrorKind::Unsupported => {}
+            match self.medium.punch(span.at, span.len(), ctx).await {
+                Err(e) if e.is_unsupported() => {}
                 result => return result.map_err(failed),
             }
         }
-        match self.disk.zero(span.at, span.len()).await {
-            Err(e) if e.kind == DiskErrorKind::Unsupported => {}
+        match self.medium.zero(span.at, span.len(), ctx).await {
+            Err(e) if e.is_unsupported() => {}
             result => return result.map_err(failed),
         }
         for step in span.steps(ZERO_STEP) {
@@ -193,15 +216,15 @@ impl File {
                 return Err(Error::Aborted);
             }
             let failed = |e| self.failed(e, step, Doing::Writing);
-            self.disk.write(step.at, Bufs::zeroes(len(step))).await.map_err(failed)?;
+            self.medium.write(step.at, Bufs::zeroes(len(step)), ctx).await.map_err(failed)?;
         }
         Ok(())
     }
 
-    pub(super) async fn flush(&self) -> Result<(), Error> {
+    pub(super) async fn flush(&self, ctx: &Ctx) -> Result<(), Error> {
         let sync = || async {
-            self.disk.sync().await.map_err(|_| {
-                // The disk has said why. Nothing written since the last sync is known to be there.
+            self.medium.sync(ctx).await.map_err(|_| {
+                // The medium has said why. Nothing written since the last sync is known to be there.
                 self.dead.set(true);
                 Error::Gone
             })
@@ -210,10 +233,26 @@ impl File {
         if self.dead.get() { Err(Error::Gone) } else { Ok(()) }
     }
 
-    /// What a failure of the disk means to the caller; logs what it was.
-    fn failed(&self, e: DiskError, span: Span, doing: Doing) -> Error {
-        let (disk, at) = (self.disk.path().display(), span.at);
-        let result = match e.kind {
+    /// What a failure of the medium means to the caller; logs what it was.
+    fn failed(&self, failure: Failure, span: Span, doing: Doing) -> Error {
+        let (disk, at) = (self.medium.path().display(), span.at);
+        let result = match failure {
+            Failure::Disk(e) => self.of_disk(e.kind, span, doing),
+            Failure::Dev(e) => self.of_dev(e, span, doing),
+        };
+        match result {
+            Error::Gone if !self.dead.replace(true) => {
+                tracing::error!(%disk, at, error = %failure, "the disk is given up");
+            }
+            // It was asked for.
+            Error::Gone | Error::Aborted => {}
+            _ => tracing::warn!(%disk, at, ?doing, error = %failure, "a disk operation failed"),
+        }
+        result
+    }
+
+    fn of_disk(&self, e: DiskErrorKind, span: Span, doing: Doing) -> Error {
+        match e {
             DiskErrorKind::NoSpace => Error::NoSpace,
             DiskErrorKind::ReadOnly => Error::ReadOnly,
             // A file that somebody cut short has lost data for good.
@@ -222,18 +261,28 @@ impl File {
             | DiskErrorKind::Misaligned
             | DiskErrorKind::Unsupported
             | DiskErrorKind::Other => match doing {
-                Doing::Reading => Error::Unreadable { at: self.block_at(at) },
-                Doing::Writing => Error::Unwritable { at: self.block_at(at) },
+                Doing::Reading => Error::Unreadable { at: self.block_at(span.at) },
+                Doing::Writing => Error::Unwritable { at: self.block_at(span.at) },
             },
-        };
-        match result {
-            Error::Gone if !self.dead.replace(true) => {
-                tracing::error!(%disk, at, error = %e, "the disk is given up");
-            }
-            Error::Gone => {}
-            _ => tracing::warn!(%disk, at, ?doing, error = %e, "a disk operation failed"),
         }
-        result
+    }
+
+    /// The same error with the volume's address. What is written back cannot be written if it cannot be read.
+    fn of_dev(&self, e: Error, span: Span, doing: Doing) -> Error {
+        let here =
+            |at: Lba| self.block_at(at.0.saturating_mul(self.unit).clamp(span.at, span.end - 1));
+        match (e, doing) {
+            (Error::Corrupt { at }, Doing::Reading) => Error::Corrupt { at: here(at) },
+            (Error::Unreadable { at } | Error::Unwritable { at }, Doing::Reading) => {
+                Error::Unreadable { at: here(at) }
+            }
+            (
+                Error::Unreadable { at } | Error::Corrupt { at } | Error::Unwritable { at },
+                Doing::Writing,
+            ) => Error::Unwritable { at: here(at) },
+            (Error::OutOfRange | Error::Gone, _) => Error::Gone,
+            (Error::NoSpace | Error::ReadOnly | Error::Fenced | Error::Aborted, _) => e,
+        }
     }
 }
 

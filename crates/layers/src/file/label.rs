@@ -22,6 +22,9 @@ pub(super) const SLOTS: [u64; 2] = [0, 512 << 10];
 /// Where data begins in new images: everything before is for labels.
 pub(super) const DATA_OFFSET: u64 = 1 << 20;
 
+/// How much larger than its volume a new image is, in bytes.
+pub const LABEL_AREA_BYTES: u64 = DATA_OFFSET;
+
 /// Largest volume in bytes: 256 TiB.
 pub const MAX_BYTES: u64 = 256 << 40;
 

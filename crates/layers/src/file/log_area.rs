@@ -5,8 +5,9 @@ use std::fmt;
 use std::path::Path;
 use std::rc::Rc;
 
-use block::{Bufs, Class, Credit};
+use block::Ctx;
 use rt::Core;
+use rt::buf::copy_in;
 use rt::disk::{DiskError, DiskErrorKind};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
@@ -24,8 +25,9 @@ const WINDOW: usize = 32 << 10;
 /// for the log. The image stays open as long as its area lives.
 pub struct LogArea {
     file: Rc<File>,
-    credit: Credit,
-    /// Pages of the credit that are free.
+    /// Memory for the whole window, and for what its reads and writes and a sync take beside.
+    ctx: Ctx,
+    /// Pages of the window that are free.
     room: Semaphore,
 }
 
@@ -41,10 +43,11 @@ impl File {
             let reason = Reason::NoRoomForLog { data_offset: label.data_offset };
             return Err(reason.at(self.path()));
         }
-        let credit = self.memory.credit(WINDOW, Class::Immediate).await;
-        let credit = credit.expect("a pool has 32 KiB");
-        let room = Semaphore::new(WINDOW / PAGE as usize);
-        Ok(LogArea { file: Rc::clone(self), credit, room })
+        let pages = WINDOW / PAGE as usize;
+        // The image's own context has one overhead already: a sync's.
+        let beside = pages * self.medium.overhead() as usize;
+        let ctx = self.medium.ctx(&self.memory, WINDOW + beside).await;
+        Ok(LogArea { file: Rc::clone(self), ctx, room: Semaphore::new(pages) })
     }
 }
 
@@ -73,8 +76,8 @@ impl LogArea {
         self.check(at, len)?;
         let _room = self.take(len).await;
         self.check_alive()?;
-        let read = self.file.disk.read(at, self.credit.alloc(len)).await;
-        Ok(Bufs::from(read.map_err(|e| self.judge(e))?).to_vec())
+        let read = self.file.medium.read(at, len, &self.ctx).await;
+        Ok(read.map_err(|e| self.judge(e.into()))?.to_vec())
     }
 
     /// Writes `bytes`, whole pages of 4096, from byte `at` of the image on. Durable after the next
@@ -86,8 +89,9 @@ impl LogArea {
         self.check(at, bytes.len())?;
         let _room = self.take(bytes.len()).await;
         self.check_alive()?;
-        let data = rt::buf::copy_in(&self.credit, bytes);
-        self.file.disk.write(at, data).await.map_err(|e| self.judge(e))
+        let data = copy_in(self.ctx.credit(), bytes);
+        let written = self.file.medium.write(at, data, &self.ctx).await;
+        written.map_err(|e| self.judge(e.into()))
     }
 
     /// Makes durable whatever was written to the image before, its data included.
@@ -98,14 +102,14 @@ impl LogArea {
         if self.file.dead.get() {
             return Err(block::Error::Gone);
         }
-        self.file.flush().await
+        self.file.flush(&self.ctx).await
     }
 
     /// Names what the image's disk has been through since the machine was booted: as long as the name is the same,
     /// it has kept what it had completed, unless a sync has failed.
     #[must_use]
     pub fn boot(&self, core: &Core) -> Uuid {
-        let attachment = self.file.disk.info().attachment;
+        let attachment = self.file.medium.info().attachment;
         Uuid::from_u128(core.boot_id() ^ u128::from(attachment))
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use block::{Account, Bufs, Class, Ctx, Epoch};
 use rt::Core;
-use rt::disk::{Disk, DiskError, DiskErrorKind, DiskKind, OpenError, OpenOptions, OpenReason};
+use rt::disk::{DiskError, DiskErrorKind, DiskKind, OpenError, OpenOptions, OpenReason};
 use uuid::Uuid;
 
 use super::error::{FileError, Reason};
@@ -15,6 +15,7 @@ use super::foreign::{self, Foreign};
 use super::label::{
     BadLabel, DATA_OFFSET, LABEL_BYTES, Label, MAX_BYTES, Provisioning, SLOTS, State,
 };
+use super::medium::{Failure, Medium};
 use super::slots::{self, Slots};
 use super::span::Span;
 use super::{File, PAGE};
@@ -69,29 +70,52 @@ impl File {
     /// # Errors
     /// [`FileError`] names what is in the way. A file that was made for this is removed again.
     pub async fn create(core: &Core, path: &Path, how: &Create) -> Result<Self, FileError> {
-        let refuse = |reason: Reason| reason.at(path);
-        check_size(how).map_err(refuse)?;
+        check_size(how).map_err(|reason| reason.at(path))?;
         let options = OpenOptions::new().buffered(how.buffered);
         let made = match how.bytes {
             Some(_) => core.open_disk(path, options.create(DATA_OFFSET)).await,
             None => Err(OpenError { path: path.to_owned(), reason: OpenReason::Exists }),
         };
-        let memory = core.pool().account();
-        let (disk, fresh) = match made {
+        match made {
             Err(OpenError { reason: OpenReason::Exists, .. }) => {
                 let disk = core.open_disk(path, options).await?;
-                prepare(&disk, &memory, how).await.map_err(refuse)?;
-                (disk, false)
+                Self::create_on(core, disk.into(), how).await
             }
-            made => (made?, true),
-        };
-        let made = fill(core, &disk, &memory, how).await;
-        if made.is_err() {
-            take_back(core, &disk, fresh).await;
+            made => Self::make(core, made?.into(), core.pool().account(), how, true).await,
         }
-        let label = made.map_err(refuse)?;
-        let can_free = can_free(&disk, &label).await;
-        Ok(Self::new(disk, memory, label, can_free))
+    }
+
+    /// Creates an image on a medium that holds nothing, and opens it. Durable when this returns.
+    /// A device of blocks has to be [`LABEL_AREA_BYTES`](super::LABEL_AREA_BYTES) larger than the volume; what it reads as
+    /// elsewhere is [told](Medium::of).
+    ///
+    /// # Errors
+    /// [`FileError`] names what is in the way.
+    pub async fn create_on(core: &Core, medium: Medium, how: &Create) -> Result<Self, FileError> {
+        let memory = core.pool().account();
+        let prepared = async {
+            check_size(how)?;
+            prepare(&medium, &memory, how).await
+        };
+        prepared.await.map_err(|reason| reason.at(medium.path()))?;
+        Self::make(core, medium, memory, how, false).await
+    }
+
+    /// Makes an image of a prepared medium, a file that was made for it if `fresh`.
+    async fn make(
+        core: &Core,
+        medium: Medium,
+        memory: Account,
+        how: &Create,
+        fresh: bool,
+    ) -> Result<Self, FileError> {
+        let made = fill(core, &medium, &memory, how).await;
+        if made.is_err() {
+            take_back(core, &medium, &memory, fresh).await;
+        }
+        let label = made.map_err(|reason| reason.at(medium.path()))?;
+        let can_free = can_free(&medium, &memory, &label).await;
+        Ok(Self::new(medium, memory, label, can_free))
     }
 
     /// Opens an image. One bad copy of its label is repaired.
@@ -100,20 +124,28 @@ impl File {
     /// [`FileError`] names what is wrong with it.
     pub async fn open(core: &Core, path: &Path, what: &Open) -> Result<Self, FileError> {
         let options = OpenOptions::new().buffered(what.buffered).read_only(what.read_only);
-        let disk = core.open_disk(path, options).await?;
+        Self::open_on(core, core.open_disk(path, options).await?.into(), what).await
+    }
+
+    /// Opens an image on a medium; a disk has to be open as it is wanted.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_on(core: &Core, medium: Medium, what: &Open) -> Result<Self, FileError> {
+        let medium = medium.for_reading(what.read_only);
         let memory = core.pool().account();
         let opened = async {
-            let slots = Slots::read(&disk, &memory).await?;
-            let label = labelled(&disk, &memory, &slots).await?;
-            check_label(&disk, &label, what)?;
+            let slots = Slots::read(&medium, &memory).await?;
+            let label = labelled(&medium, &memory, &slots).await?;
+            check_label(&medium, &label, what)?;
             if !what.read_only {
-                repair(&disk, &memory, &slots, &label).await?;
+                repair(&medium, &memory, &slots, &label).await?;
             }
             Ok(label)
         };
-        let label = opened.await.map_err(|reason: Reason| reason.at(path))?;
-        let can_free = can_free(&disk, &label).await;
-        Ok(Self::new(disk, memory, label, can_free))
+        let label = opened.await.map_err(|reason: Reason| reason.at(medium.path()))?;
+        let can_free = can_free(&medium, &memory, &label).await;
+        Ok(Self::new(medium, memory, label, can_free))
     }
 
     /// Makes the volume `bytes` large; the new blocks are zeroes. Nothing happens if it is
@@ -154,7 +186,7 @@ impl File {
     async fn relabel(&self, new: Label) -> Result<(), Reason> {
         // A failed attempt may leave one copy with its number: the next one takes a higher.
         self.generation.set(new.generation);
-        slots::replace(&self.disk, &self.memory, &new, 1).await?;
+        slots::replace(&self.medium, &self.memory, &new, 1).await?;
         self.label.set(new);
         Ok(())
     }
@@ -174,10 +206,9 @@ impl File {
         }
         let new = Label { data_bytes: bytes, generation: self.generation.get() + 1, ..old };
         self.make_room(&old, &new).await?;
-        self.disk.sync().await.map_err(|e| {
-            self.dead.set(true);
-            Reason::Disk(e)
-        })?;
+        let ctx = self.medium.ctx(&self.memory, 0).await;
+        self.medium.sync(&ctx).await.inspect_err(|_| self.dead.set(true))?;
+        drop(ctx);
         self.relabel(new).await?;
         let mut info = self.info.get();
         info.blocks = bytes / u64::from(new.block_size);
@@ -188,11 +219,14 @@ impl File {
     /// Makes zeroes, and space where it is wanted, behind the old end. Never makes a file shorter
     /// than a label that a failed attempt may have left says.
     async fn make_room(&self, old: &Label, new: &Label) -> Result<(), Reason> {
-        let size = self.disk.measure().await?;
-        if self.disk.info().kind == DiskKind::BlockDevice {
+        let size = self.medium.measure().await?;
+        if self.medium.info().kind == DiskKind::BlockDevice {
             let needed = new.end().next_multiple_of(self.unit);
             if size < needed {
                 return Err(Reason::TooSmall { bytes: size, needed });
+            }
+            if self.medium.is_clean() {
+                return Ok(());
             }
             return self.zero_new(Span { at: old.end(), end: new.end() }).await;
         }
@@ -203,16 +237,16 @@ impl File {
         // reached before.
         let (from, to) = (size, file_length(new.data_bytes));
         if from < to {
-            lengthen(&self.disk, to).await?;
+            lengthen(&self.medium, to).await?;
         }
         // What an attempt that was cut short, or somebody else, left there.
         if old.end() < size {
             self.zero_new(Span { at: old.end(), end: size.min(new.end()) }).await?;
         }
         if self.keeps_space {
-            let space = self.disk.allocate(0, to).await;
+            let space = self.medium.allocate(0, to).await;
             if space.is_err() && from < to {
-                self.disk.set_len(from).await?;
+                self.medium.set_len(from).await?;
             }
             space?;
         }
@@ -243,21 +277,22 @@ pub async fn delete(
     force: bool,
 ) -> Result<(), FileError> {
     let disk = core.open_disk(path, OpenOptions::new().buffered(buffered)).await?;
+    let medium = &Medium::from(disk);
     let memory = core.pool().account();
     let deleted = async {
         if !force {
-            let slots = Slots::read(&disk, &memory).await?;
-            let found = labelled(&disk, &memory, &slots).await?.volume;
+            let slots = Slots::read(medium, &memory).await?;
+            let found = labelled(medium, &memory, &slots).await?.volume;
             if found != volume {
                 return Err(Reason::OtherVolume { found, wanted: volume });
             }
         }
-        match disk.info().kind {
+        match medium.info().kind {
             DiskKind::File => {
                 let removed = core.remove_file(path).await;
                 removed.map_err(|e| Reason::Remove(e.raw_os_error().unwrap_or_default()))
             }
-            DiskKind::BlockDevice => wipe(&disk).await,
+            DiskKind::BlockDevice => wipe(medium, &memory).await,
         }
     };
     deleted.await.map_err(|reason| reason.at(path))
@@ -269,13 +304,20 @@ pub async fn delete(
 /// [`FileError`] names what is there instead.
 pub async fn inspect(core: &Core, path: &Path, buffered: bool) -> Result<Label, FileError> {
     let options = OpenOptions::new().buffered(buffered).read_only(true);
-    let disk = core.open_disk(path, options).await?;
+    inspect_on(core, &core.open_disk(path, options).await?.into()).await
+}
+
+/// The label of a medium.
+///
+/// # Errors
+/// As [`inspect`].
+pub async fn inspect_on(core: &Core, medium: &Medium) -> Result<Label, FileError> {
     let memory = core.pool().account();
     let found = async {
-        let slots = Slots::read(&disk, &memory).await?;
-        labelled(&disk, &memory, &slots).await
+        let slots = Slots::read(medium, &memory).await?;
+        labelled(medium, &memory, &slots).await
     };
-    found.await.map_err(|reason| reason.at(path))
+    found.await.map_err(|reason| reason.at(medium.path()))
 }
 
 /// Length of a file for a volume of `bytes`: whole pages, whatever disk it may be moved to.
@@ -302,12 +344,12 @@ fn check_bytes(bytes: u64, block_size: u32) -> Result<(), Reason> {
 
 /// Takes back what a creation that failed has made: the file, or the space in it, or the labels of
 /// a device, one of which may already say that it is usable.
-async fn take_back(core: &Core, disk: &Disk, fresh: bool) {
-    let path = disk.path();
-    let taken = match (disk.info().kind, fresh) {
+async fn take_back(core: &Core, medium: &Medium, memory: &Account, fresh: bool) {
+    let path = medium.path();
+    let taken = match (medium.info().kind, fresh) {
         (_, true) => core.remove_file(path).await.map_err(DiskError::from),
-        (DiskKind::File, false) => empty(disk).await,
-        (DiskKind::BlockDevice, false) => unlabel(disk).await,
+        (DiskKind::File, false) => empty(medium, memory).await.map_err(DiskError::from),
+        (DiskKind::BlockDevice, false) => unlabel(medium, memory).await.map_err(DiskError::from),
     };
     if let Err(e) = taken {
         tracing::warn!(path = %path.display(), error = %e, "a half-made image is left behind");
@@ -316,22 +358,30 @@ async fn take_back(core: &Core, disk: &Disk, fresh: bool) {
 
 /// Empties a file. What it held can be used once that is durable: file systems with a journal keep it
 /// until then.
-async fn empty(disk: &Disk) -> Result<(), DiskError> {
-    disk.set_len(0).await?;
-    disk.sync().await
+async fn empty(medium: &Medium, memory: &Account) -> Result<(), Failure> {
+    medium.set_len(0).await?;
+    sync(medium, memory).await
+}
+
+async fn sync(medium: &Medium, memory: &Account) -> Result<(), Failure> {
+    let ctx = medium.ctx(memory, 0).await;
+    medium.sync(&ctx).await
 }
 
 /// Makes sure that a file or device may be overwritten and is large enough; empties a file.
-async fn prepare(disk: &Disk, memory: &Account, how: &Create) -> Result<(), Reason> {
-    if !how.force {
-        check_empty(disk, memory).await?;
+async fn prepare(medium: &Medium, memory: &Account, how: &Create) -> Result<(), Reason> {
+    let mut is_empty = false;
+    if !how.force || medium.is_clean() {
+        let checked = check_empty(medium, memory).await;
+        is_empty = checked.is_ok();
+        checked.or_else(|why| if how.force { Ok(()) } else { Err(why) })?;
     }
-    let size = disk.info().size;
-    match (disk.info().kind, how.bytes) {
+    let size = medium.info().size;
+    match (medium.info().kind, how.bytes) {
         (DiskKind::File, None) => Err(Reason::Size("a file needs a size")),
         (DiskKind::File, Some(_)) => {
-            empty(disk).await?;
-            disk.set_len(DATA_OFFSET).await?;
+            empty(medium, memory).await?;
+            medium.set_len(DATA_OFFSET).await?;
             Ok(())
         }
         (DiskKind::BlockDevice, bytes) => {
@@ -339,26 +389,38 @@ async fn prepare(disk: &Disk, memory: &Account, how: &Create) -> Result<(), Reas
             if size < needed {
                 return Err(Reason::TooSmall { bytes: size, needed });
             }
-            check_bytes(data_bytes(disk, how), how.block_size)
+            check_bytes(data_bytes(medium, how), how.block_size)?;
+            if medium.is_clean() && !is_empty && !how.keep_contents {
+                // While its old label is there, whoever finds it after a crash does not take it for clean.
+                clear(medium, memory, Span { at: DATA_OFFSET, end: whole_units(medium) }).await?;
+                sync(medium, memory).await?;
+            }
+            Ok(())
         }
     }
 }
 
+/// The bytes of a device that can be reached.
+fn whole_units(medium: &Medium) -> u64 {
+    let info = medium.info();
+    info.size / u64::from(info.logical_block) * u64::from(info.logical_block)
+}
+
 /// Size of the volume that is to be created on a disk that is large enough.
-fn data_bytes(disk: &Disk, how: &Create) -> u64 {
+fn data_bytes(medium: &Medium, how: &Create) -> u64 {
     let block = u64::from(how.block_size);
-    how.bytes.unwrap_or_else(|| (disk.info().size - DATA_OFFSET) / block * block)
+    how.bytes.unwrap_or_else(|| (medium.info().size - DATA_OFFSET) / block * block)
 }
 
 /// Refuses whatever holds something.
-async fn check_empty(disk: &Disk, memory: &Account) -> Result<(), Reason> {
-    match Slots::read(disk, memory).await?.choose()? {
+async fn check_empty(medium: &Medium, memory: &Account) -> Result<(), Reason> {
+    match Slots::read(medium, memory).await?.choose()? {
         // What a creation left that never ended may go; what somebody has put there since may not.
         Some(label) if label.state == State::Creating => {
-            let known = match known_at_start(disk, memory, foreign::LOOK).await {
+            let known = match known_at_start(medium, memory, foreign::LOOK).await {
                 // A creation that was cut off leaves sectors that cannot be read where its labels lie. Before
                 // the second of them almost everything has its signature.
-                Err(Reason::Disk(_)) => known_at_start(disk, memory, NEAR).await.unwrap_or(None),
+                Err(Reason::Disk(_)) => known_at_start(medium, memory, NEAR).await.unwrap_or(None),
                 looked => looked?,
             };
             return known.map_or(Ok(()), |what| Err(Reason::Foreign(what)));
@@ -366,13 +428,13 @@ async fn check_empty(disk: &Disk, memory: &Account) -> Result<(), Reason> {
         Some(label) => return Err(Reason::Labelled { volume: label.volume }),
         None => {}
     }
-    if let Some(foreign) = look(disk, memory).await? {
+    if let Some(foreign) = look(medium, memory).await? {
         return Err(Reason::Foreign(foreign));
     }
     // In between there may be anything, unless there is no space for it.
-    if disk.info().kind == DiskKind::File {
-        let bytes = disk.allocated().await?;
-        if bytes > 0 && disk.info().size > 2 * foreign::LOOK as u64 {
+    if medium.info().kind == DiskKind::File {
+        let bytes = medium.allocated().await?;
+        if bytes > 0 && medium.info().size > 2 * foreign::LOOK as u64 {
             return Err(Reason::Foreign(Foreign::Space { bytes }));
         }
     }
@@ -380,57 +442,57 @@ async fn check_empty(disk: &Disk, memory: &Account) -> Result<(), Reason> {
 }
 
 /// What else a file or device without a label holds.
-async fn look(disk: &Disk, memory: &Account) -> Result<Option<Foreign>, Reason> {
-    let info = disk.info();
+async fn look(medium: &Medium, memory: &Account) -> Result<Option<Foreign>, Reason> {
+    let info = medium.info();
     let block = u64::from(info.logical_block);
     let whole = info.size / block * block;
     let look = (foreign::LOOK as u64).min(whole);
     let len = usize::try_from(look).expect("a megabyte");
-    let head = slots::read(disk, memory, 0, len).await?;
-    let tail = slots::read(disk, memory, whole - look, len).await?;
+    let head = slots::read(medium, memory, 0, len).await?;
+    let tail = slots::read(medium, memory, whole - look, len).await?;
     // A file that ends within a block is nothing of ours, whatever it holds.
     let rest = (whole < info.size).then_some(Foreign::Unknown { at: whole });
     Ok(foreign::recognise(&head, &tail, whole).or(rest))
 }
 
 /// The label that counts, or what is there instead.
-async fn labelled(disk: &Disk, memory: &Account, slots: &Slots) -> Result<Label, Reason> {
+async fn labelled(medium: &Medium, memory: &Account, slots: &Slots) -> Result<Label, Reason> {
     match slots.choose()? {
-        Some(label) => match overwriter(disk, memory, slots).await? {
+        Some(label) => match overwriter(medium, memory, slots).await? {
             Some(what) => Err(Reason::Overwritten(what)),
             None => Ok(label),
         },
-        None => Err(look(disk, memory).await?.map_or(Reason::NoLabel, Reason::NotAVolume)),
+        None => Err(look(medium, memory).await?.map_or(Reason::NoLabel, Reason::NotAVolume)),
     }
 }
 
 /// A known format in the place of a lost copy of the label. Somebody uses the disk for something
 /// else; repairing the copy would make that worse.
 async fn overwriter(
-    disk: &Disk,
+    medium: &Medium,
     memory: &Account,
     slots: &Slots,
 ) -> Result<Option<Foreign>, Reason> {
     if !slots.0.contains(&Err(BadLabel::NoMagic)) {
         return Ok(None);
     }
-    known_at_start(disk, memory, foreign::LOOK).await
+    known_at_start(medium, memory, foreign::LOOK).await
 }
 
 /// What the first `bytes` of a disk are known to be, if they are another's.
 async fn known_at_start(
-    disk: &Disk,
+    medium: &Medium,
     memory: &Account,
     bytes: usize,
 ) -> Result<Option<Foreign>, Reason> {
-    let whole = disk.info().size / PAGE * PAGE;
+    let whole = medium.info().size / PAGE * PAGE;
     let len = usize::try_from(whole.min(bytes as u64)).expect("a megabyte");
-    let head = slots::read(disk, memory, 0, len).await?;
-    let found = foreign::recognise(&head, &[], disk.info().size);
+    let head = slots::read(medium, memory, 0, len).await?;
+    let found = foreign::recognise(&head, &[], medium.info().size);
     Ok(found.filter(|what| matches!(what, Foreign::Known(_))))
 }
 
-fn check_label(disk: &Disk, label: &Label, what: &Open) -> Result<(), Reason> {
+fn check_label(medium: &Medium, label: &Label, what: &Open) -> Result<(), Reason> {
     if label.volume != what.volume {
         return Err(Reason::OtherVolume { found: label.volume, wanted: what.volume });
     }
@@ -440,7 +502,7 @@ fn check_label(disk: &Disk, label: &Label, what: &Open) -> Result<(), Reason> {
     if label.generation < what.generation {
         return Err(Reason::Outdated { found: label.generation, wanted: what.generation });
     }
-    let info = disk.info();
+    let info = medium.info();
     let needed = label.end().next_multiple_of(u64::from(info.logical_block));
     if info.size < needed {
         return Err(Reason::Shrunk { bytes: info.size, needed });
@@ -449,24 +511,34 @@ fn check_label(disk: &Disk, label: &Label, what: &Open) -> Result<(), Reason> {
 }
 
 /// Makes both copies say `label`, durably.
-async fn repair(disk: &Disk, memory: &Account, slots: &Slots, label: &Label) -> Result<(), Reason> {
+async fn repair(
+    medium: &Medium,
+    memory: &Account,
+    slots: &Slots,
+    label: &Label,
+) -> Result<(), Reason> {
     // Whoever wrote the copy that counts may have died before its sync: until it is durable the other one
     // must not be touched.
-    slots::sync(disk).await.inspect_err(|e| {
-        let disk = disk.path().display();
+    slots::sync(medium, memory).await.inspect_err(|e| {
+        let disk = medium.path().display();
         tracing::error!(%disk, error = %e, "what was written last and never flushed may be lost");
     })?;
     for slot in slots.differing(label) {
-        tracing::warn!(disk = %disk.path().display(), slot, "a copy of the label is repaired");
-        slots::write(disk, memory, label, slot).await?;
+        tracing::warn!(disk = %medium.path().display(), slot, "a copy of the label is repaired");
+        slots::write(medium, memory, label, slot).await?;
     }
     Ok(())
 }
 
 /// Labels a prepared disk, puts space or zeroes behind the volume, and declares it usable.
-async fn fill(core: &Core, disk: &Disk, memory: &Account, how: &Create) -> Result<Label, Reason> {
-    let info = disk.info();
-    let data_bytes = data_bytes(disk, how);
+async fn fill(
+    core: &Core,
+    medium: &Medium,
+    memory: &Account,
+    how: &Create,
+) -> Result<Label, Reason> {
+    let info = medium.info();
+    let data_bytes = data_bytes(medium, how);
     let label = Label {
         generation: 1,
         intent_log: false,
@@ -481,33 +553,35 @@ async fn fill(core: &Core, disk: &Disk, memory: &Account, how: &Create) -> Resul
         created: core.wall_clock(),
     };
     if info.kind == DiskKind::BlockDevice {
-        write_zeroes(disk, Span { at: 0, end: DATA_OFFSET }).await?;
+        let ctx = medium.ctx(memory, 0).await;
+        write_zeroes(medium, Span { at: 0, end: DATA_OFFSET }, &ctx).await?;
     }
     // Until this is durable a file is no longer than what can be looked at whole: whoever finds it
     // after a crash sees that it holds nothing.
-    slots::replace(disk, memory, &label, 0).await?;
+    slots::replace(medium, memory, &label, 0).await?;
     match info.kind {
-        DiskKind::BlockDevice if how.keep_contents => {}
+        DiskKind::BlockDevice if how.keep_contents || medium.is_clean() => {}
         DiskKind::BlockDevice => {
             let whole = label.end().next_multiple_of(u64::from(info.logical_block));
-            clear(disk, Span { at: DATA_OFFSET, end: whole }).await?;
+            clear(medium, memory, Span { at: DATA_OFFSET, end: whole }).await?;
         }
         DiskKind::File => {
             let length = file_length(data_bytes);
-            lengthen(disk, length).await?;
+            lengthen(medium, length).await?;
             if how.provisioning == Provisioning::Full {
-                disk.allocate(0, length).await?;
+                medium.allocate(0, length).await?;
             }
         }
     }
-    disk.sync().await?;
+    sync(medium, memory).await?;
     let label = Label { generation: 2, state: State::Active, ..label };
-    slots::replace(disk, memory, &label, 0).await?;
+    slots::replace(medium, memory, &label, 0).await?;
     Ok(label)
 }
 
-async fn lengthen(disk: &Disk, bytes: u64) -> Result<(), Reason> {
-    disk.set_len(bytes).await.map_err(|e| match e.kind {
+async fn lengthen(medium: &Medium, bytes: u64) -> Result<(), Reason> {
+    let lengthened = medium.set_len(bytes).await.map_err(DiskError::from);
+    lengthened.map_err(|e| match e.kind {
         DiskErrorKind::PastEnd => Reason::Size("the file system has no files that large"),
         _ => e.into(),
     })
@@ -520,61 +594,68 @@ fn random_uuid(core: &Core) -> Uuid {
 }
 
 /// Takes the labels off a device.
-async fn unlabel(disk: &Disk) -> Result<(), DiskError> {
-    let size = disk.info().size;
+async fn unlabel(medium: &Medium, memory: &Account) -> Result<(), Failure> {
+    let size = medium.info().size;
+    let ctx = medium.ctx(memory, 0).await;
     // A device that is deleted by force may be too small for labels.
     for at in SLOTS.into_iter().filter(|at| at + LABEL_BYTES as u64 <= size) {
-        disk.write(at, Bufs::zeroes(LABEL_BYTES)).await?;
+        medium.write(at, Bufs::zeroes(LABEL_BYTES), &ctx).await?;
     }
-    disk.sync().await
+    medium.sync(&ctx).await
 }
 
 /// Takes the labels off a device and frees its space where that works.
-async fn wipe(disk: &Disk) -> Result<(), Reason> {
-    unlabel(disk).await?;
+async fn wipe(medium: &Medium, memory: &Account) -> Result<(), Reason> {
+    unlabel(medium, memory).await?;
     // From here on it is deleted. Space that the device does not take back is its own affair.
-    if let Err(e) = free(disk).await {
-        let path = disk.path().display();
+    if let Err(e) = free(medium, memory).await {
+        let path = medium.path().display();
         tracing::warn!(%path, error = %e, "space of a deleted volume is not freed");
     }
     Ok(())
 }
 
 /// Frees all of a device where that works.
-async fn free(disk: &Disk) -> Result<(), DiskError> {
-    for step in (Span { at: 0, end: disk.info().size }).steps(CLEAR_STEP) {
-        match disk.punch(step.at, step.len()).await {
-            Err(e) if e.kind == DiskErrorKind::Unsupported => return Ok(()),
+async fn free(medium: &Medium, memory: &Account) -> Result<(), Failure> {
+    let ctx = medium.ctx(memory, 0).await;
+    for step in (Span { at: 0, end: medium.info().size }).steps(CLEAR_STEP) {
+        match medium.punch(step.at, step.len(), &ctx).await {
+            Err(e) if e.is_unsupported() => return Ok(()),
             result => result?,
         }
     }
-    disk.sync().await
+    medium.sync(&ctx).await
 }
 
 /// Whether the image gives space back, and the disk takes it.
-async fn can_free(disk: &Disk, label: &Label) -> bool {
-    label.provisioning == Provisioning::Thin && disk.punch(PROBE_AT, PAGE).await.is_ok()
+async fn can_free(medium: &Medium, memory: &Account, label: &Label) -> bool {
+    if label.provisioning == Provisioning::Full {
+        return false;
+    }
+    let ctx = medium.ctx(memory, 0).await;
+    medium.punch(PROBE_AT, PAGE, &ctx).await.is_ok()
 }
 
 /// Makes a span of whole blocks of the disk read as zeroes, without space where that works.
-async fn clear(disk: &Disk, span: Span) -> Result<(), Reason> {
+async fn clear(medium: &Medium, memory: &Account, span: Span) -> Result<(), Reason> {
+    let ctx = medium.ctx(memory, 0).await;
     for step in span.steps(CLEAR_STEP) {
-        let done = match disk.punch(step.at, step.len()).await {
-            Err(e) if e.kind == DiskErrorKind::Unsupported => disk.zero(step.at, step.len()).await,
+        let done = match medium.punch(step.at, step.len(), &ctx).await {
+            Err(e) if e.is_unsupported() => medium.zero(step.at, step.len(), &ctx).await,
             done => done,
         };
         match done {
-            Err(e) if e.kind == DiskErrorKind::Unsupported => write_zeroes(disk, step).await?,
+            Err(e) if e.is_unsupported() => write_zeroes(medium, step, &ctx).await?,
             done => done?,
         }
     }
     Ok(())
 }
 
-async fn write_zeroes(disk: &Disk, span: Span) -> Result<(), Reason> {
+async fn write_zeroes(medium: &Medium, span: Span, ctx: &Ctx) -> Result<(), Failure> {
     for step in span.steps(ZERO_STEP) {
         let len = usize::try_from(step.len()).expect("a megabyte");
-        disk.write(step.at, Bufs::zeroes(len)).await?;
+        medium.write(step.at, Bufs::zeroes(len), ctx).await?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! A volume in one piece: a file, or a block device, with a label in front of the data.
+//! A volume in one piece: a file, a block device, or a volume of a pool, with a label in front of the data.
 //!
 //! * [`File::create`], [`File::open`], [`File::grow`], [`delete`] and [`inspect`] manage images;
-//!   whatever they refuse they name ([`FileError`]).
+//!   whatever they refuse they name ([`FileError`]). [`File::create_on`], [`File::open_on`] and [`inspect_on`] do so on any [`Medium`].
 //! * A [`File`] is a [`block::Layer`]: block `n` of the volume is at `data offset + n * block size`.
 //!   Where the disk's blocks are larger than the volume's, parts of one are read, changed and
 //!   written back under a lock.
@@ -20,6 +20,7 @@ mod io;
 mod label;
 mod log_area;
 mod manage;
+mod medium;
 mod slots;
 mod span;
 
@@ -28,13 +29,16 @@ use std::fmt;
 use std::path::Path;
 
 use block::{ASIDE_BYTES, Account, FlushGate, Info};
-use rt::disk::{Disk, DiskError};
+use rt::disk::DiskError;
 
 pub use error::{FileError, Reason};
 pub use foreign::Foreign;
-pub use label::{BadLabel, LABEL_BYTES, LOG_AREA, Label, MAX_BYTES, Provisioning, State};
+pub use label::{
+    BadLabel, LABEL_AREA_BYTES, LABEL_BYTES, LOG_AREA, Label, MAX_BYTES, Provisioning, State,
+};
 pub use log_area::LogArea;
-pub use manage::{Create, Open, delete, inspect};
+pub use manage::{Create, Open, delete, inspect, inspect_on};
+pub use medium::Medium;
 
 use crate::units::UnitLocks;
 
@@ -46,7 +50,7 @@ const PAGE: u64 = 4096;
 
 /// A flat image in use. See the [module](self).
 pub struct File {
-    disk: Disk,
+    medium: Medium,
     /// What the label's own reads and writes take memory from.
     memory: Account,
     label: Cell<Label>,
@@ -59,6 +63,8 @@ pub struct File {
     /// What is worth freeing, in bytes.
     granule: u64,
     memory_align: u64,
+    /// What pieces of data that it takes are multiples of, in bytes.
+    piece: u64,
     /// Whether unmapping leaves the space in place.
     keeps_space: bool,
     /// Whether a flush has failed or the disk is lost.
@@ -69,32 +75,33 @@ pub struct File {
 }
 
 impl File {
-    fn new(disk: Disk, memory: Account, label: Label, can_free: bool) -> Self {
-        let found = disk.info();
+    fn new(medium: Medium, memory: Account, label: Label, can_free: bool) -> Self {
+        let found = medium.info();
         let block = label.block_size;
         if block > found.physical_block {
-            let (disk, medium) = (disk.path().display(), found.physical_block);
+            let (disk, medium) = (medium.path().display(), found.physical_block);
             tracing::warn!(%disk, block, medium, "power loss may tear a block: the medium writes less");
         }
         let granule = PAGE.max(u64::from(found.physical_block));
         let keeps_space = label.provisioning == Provisioning::Full;
         let frees = can_free && !keeps_space;
-        let overhead = PAGE.max(u64::from(found.logical_block));
+        let freed_at_once = granule.max(medium.freed_at_once());
         let info = Info {
             block_size: block,
             blocks: label.data_bytes / u64::from(block),
             aside_blocks: if label.has_room_aside() { ASIDE_BYTES / block } else { 0 },
             physical_block_size: found.physical_block.max(block),
             max_transfer_blocks: MAX_TRANSFER / block,
-            unmap_granularity_blocks: if frees { blocks_of(granule, block) } else { 0 },
+            unmap_granularity_blocks: if frees { blocks_of(freed_at_once, block) } else { 0 },
             unmap_zeroes: true,
             volatile_cache: found.volatile_cache,
             native_fua: false,
             read_only: found.read_only,
-            overhead: u32::try_from(overhead).expect("a block of a disk is small"),
+            overhead: overhead(&medium, block),
         };
+        let piece = u64::from(medium.piece());
         Self {
-            disk,
+            medium,
             memory,
             label: Cell::new(label),
             generation: Cell::new(label.generation),
@@ -103,6 +110,7 @@ impl File {
             unit: u64::from(found.logical_block),
             granule,
             memory_align: u64::from(found.memory_align),
+            piece,
             keeps_space,
             dead: Cell::new(false),
             flushes: FlushGate::default(),
@@ -120,7 +128,7 @@ impl File {
     /// The file or device.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.disk.path()
+        self.medium.path()
     }
 
     /// Bytes of space it takes, labels included.
@@ -128,14 +136,27 @@ impl File {
     /// # Errors
     /// What the system reports.
     pub async fn allocated(&self) -> Result<u64, DiskError> {
-        self.disk.allocated().await
+        Ok(self.medium.allocated().await?)
     }
 }
 
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("File").field("disk", &self.disk).field("label", &self.label).finish()
+        f.debug_struct("File").field("medium", &self.medium).field("label", &self.label).finish()
     }
+}
+
+/// Memory in bytes that an operation takes beside that of its data.
+fn overhead(medium: &Medium, block_size: u32) -> u32 {
+    let (page, unit) = (PAGE as u32, medium.info().logical_block);
+    let own = match medium.forbids_overlap() {
+        // What lies around the ends of a read, or what is changed of a unit, or comes from memory that a disk does not take.
+        false => page.max(unit),
+        // The unit as it is, and as it will be.
+        true if unit > block_size => 2 * page.max(unit),
+        true => 0,
+    };
+    own + medium.overhead()
 }
 
 fn blocks_of(bytes: u64, block_size: u32) -> u32 {

@@ -4,11 +4,12 @@
 //! that is cut short one whole copy is left, the old label or the new one, and the one with the
 //! higher generation counts.
 
-use rt::buf::{Account, Bufs, BufsMut, Class};
-use rt::disk::{Disk, DiskError, DiskErrorKind};
+use rt::buf::{Account, copy_in};
+use rt::disk::{DiskError, DiskErrorKind};
 
 use super::error::Reason;
 use super::label::{BadLabel, LABEL_BYTES, Label, SLOTS};
+use super::medium::Medium;
 
 /// What the two places hold.
 #[derive(Debug)]
@@ -16,21 +17,21 @@ pub(crate) struct Slots(pub(crate) [Result<Label, BadLabel>; 2]);
 
 impl Slots {
     /// Reads both. A place that cannot be read, or that lies behind the end, counts as damaged.
-    pub(crate) async fn read(disk: &Disk, memory: &Account) -> Result<Self, Reason> {
+    pub(crate) async fn read(medium: &Medium, memory: &Account) -> Result<Self, Reason> {
         let mut found = [Err(BadLabel::NoMagic); 2];
         let mut last_error = None;
         for ((slot, at), found) in (0u16..).zip(SLOTS).zip(&mut found) {
-            if at + LABEL_BYTES as u64 > disk.info().size {
+            if at + LABEL_BYTES as u64 > medium.info().size {
                 continue;
             }
-            *found = match read(disk, memory, at, LABEL_BYTES).await {
+            *found = match read(medium, memory, at, LABEL_BYTES).await {
                 Ok(bytes) => {
                     let bytes: Box<[u8; LABEL_BYTES]> =
                         bytes.try_into().expect("as long as it was asked for");
                     Label::parse(&bytes, slot)
                 }
                 Err(e) => {
-                    tracing::warn!(disk = %disk.path().display(), slot, error = %e, "label unreadable");
+                    tracing::warn!(disk = %medium.path().display(), slot, error = %e, "label unreadable");
                     last_error = Some(e);
                     Err(BadLabel::Damaged)
                 }
@@ -73,36 +74,39 @@ impl Slots {
 /// Makes `label` the label: both copies, one after the other. `first` is the place to begin with,
 /// the one that may be lost.
 pub(crate) async fn replace(
-    disk: &Disk,
+    medium: &Medium,
     memory: &Account,
     label: &Label,
     first: u16,
 ) -> Result<(), DiskError> {
-    write(disk, memory, label, first).await?;
-    write(disk, memory, label, 1 - first).await
+    write(medium, memory, label, first).await?;
+    write(medium, memory, label, 1 - first).await
 }
 
 /// Makes one copy durable. See [`sync`] for failures.
 pub(crate) async fn write(
-    disk: &Disk,
+    medium: &Medium,
     memory: &Account,
     label: &Label,
     slot: u16,
 ) -> Result<(), DiskError> {
     let bytes = label.to_bytes(slot);
-    let credit = memory.credit(LABEL_BYTES, Class::Immediate).await.expect("a pool has a page");
-    disk.write(SLOTS[usize::from(slot)], rt::buf::copy_in(&credit, &bytes)).await?;
-    sync(disk).await
+    let ctx = medium.ctx(memory, LABEL_BYTES).await;
+    let data = copy_in(ctx.credit(), &bytes);
+    medium.write(SLOTS[usize::from(slot)], data, &ctx).await?;
+    sync(medium, memory).await
 }
 
 /// Makes what was written durable. A failure is reported as [`DiskErrorKind::Gone`]: it ends the disk.
-pub(crate) async fn sync(disk: &Disk) -> Result<(), DiskError> {
-    disk.sync().await.map_err(|e| DiskError { kind: DiskErrorKind::Gone, ..e })
+pub(crate) async fn sync(medium: &Medium, memory: &Account) -> Result<(), DiskError> {
+    let ctx = medium.ctx(memory, 0).await;
+    let synced = medium.sync(&ctx).await.map_err(DiskError::from);
+    synced.map_err(|e| DiskError { kind: DiskErrorKind::Gone, ..e })
 }
 
 /// Reads `len` bytes, a multiple of the disk's blocks, in one piece.
 pub(crate) async fn read(
-    disk: &Disk,
+    medium: &Medium,
     memory: &Account,
     at: u64,
     len: usize,
@@ -112,9 +116,8 @@ pub(crate) async fn read(
     let mut out = Vec::with_capacity(len);
     while out.len() < len {
         let step = STEP.min(len - out.len());
-        let credit = memory.credit(step, Class::Immediate).await.expect("a pool has 256 KiB");
-        let into: BufsMut = credit.alloc(step);
-        let read: Bufs = disk.read(at + out.len() as u64, into).await?.into();
+        let ctx = medium.ctx(memory, step).await;
+        let read = medium.read(at + out.len() as u64, step, &ctx).await?;
         read.iter().for_each(|piece| out.extend_from_slice(piece));
     }
     Ok(out.into_boxed_slice())

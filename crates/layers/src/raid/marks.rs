@@ -139,7 +139,9 @@ impl Marks {
         let gone = idle.into_iter().take(closed.max(too_many));
         let receipts = gone.filter_map(|(.., region)| s.all.remove(&region)?.receipt).collect();
         if all {
-            s.all.values_mut().for_each(|mark| mark.is_closed = true);
+            // One that is on its way has to let in who brings it: nobody else would ever clear it.
+            let there = s.all.values_mut().filter(|mark| mark.receipt.is_some());
+            there.for_each(|mark| mark.is_closed = true);
         }
         receipts
     }
@@ -201,6 +203,19 @@ mod tests {
         assert!(marks.unflushed().is_empty());
         assert_eq!(marks.clear(false), [receipt(1)], "as it is closed");
         assert_eq!(marks.enter(&[A]), Entry::Log(A));
+    }
+
+    #[test]
+    fn a_mark_on_its_way_is_not_closed() {
+        let marks = Marks::default();
+        assert_eq!(marks.enter(&[A]), Entry::Log(A));
+        assert!(marks.clear(true).is_empty());
+        marks.logged(A, Some(receipt(1)));
+        assert_eq!(marks.enter(&[A]), Entry::Entered);
+        assert!(marks.clear(true).is_empty());
+        assert_eq!(marks.enter(&[A]), Entry::Wait, "now it is closed");
+        marks.leave(&[A], None);
+        assert_eq!(marks.clear(false), [receipt(1)]);
     }
 
     #[test]

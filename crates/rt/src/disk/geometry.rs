@@ -61,6 +61,14 @@ pub(crate) fn describe(
     })
 }
 
+/// The serial number of the disk behind a block device, empty where there is none.
+pub(crate) fn serial(file: &File, kind: DiskKind) -> String {
+    match (kind, file.metadata()) {
+        (DiskKind::BlockDevice, Ok(metadata)) => Queue::of_device(metadata.rdev()).serial(),
+        _ => String::new(),
+    }
+}
+
 /// What a medium writes at once. Drives have been seen to claim odd numbers (NVMe can name any
 /// multiple of its blocks); whatever is no power of two is taken for what is common.
 fn plausible_physical(claimed: u32, logical: u32) -> u32 {
@@ -129,10 +137,22 @@ impl Queue {
 
     /// What the device itself has, or for a partition its disk, one directory up.
     fn of_disk(&self, name: &str) -> Option<String> {
+        let attribute = |up| String::from_utf8(self.attribute(&format!("{up}{name}"))?).ok();
+        ["", "../"].into_iter().find_map(attribute)
+    }
+
+    fn attribute(&self, name: &str) -> Option<Vec<u8>> {
         let (major, minor) = (libc::major(self.device), libc::minor(self.device));
-        ["", "../"].iter().find_map(|up| {
-            fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{up}{name}")).ok()
-        })
+        fs::read(format!("/sys/dev/block/{major}:{minor}/{name}")).ok()
+    }
+
+    fn serial(&self) -> String {
+        match self.attribute("partition").map(|number| tidy(&number)) {
+            None => serial_of(|name| self.attribute(name), ""),
+            Some(n) => {
+                serial_of(|name| self.attribute(&format!("../{name}")), &format!("-part{n}"))
+            }
+        }
     }
 
     fn read(&self, name: &str) -> Option<String> {
@@ -153,9 +173,89 @@ impl Queue {
     }
 }
 
+/// Longest serial number, in bytes.
+const SERIAL_BYTES: usize = 64;
+
+/// The first of the attributes that tell which disk it is, with `suffix` behind.
+fn serial_of(attribute: impl Fn(&str) -> Option<Vec<u8>>, suffix: &str) -> String {
+    /// What it is called, what stands before the number in it, and what we put there.
+    const PLACES: [(&str, usize, &str); 7] = [
+        ("device/serial", 0, ""),
+        ("device/wwid", 0, ""),
+        ("wwid", 0, ""),
+        // The header of a page of vital product data (SPC-5 7.7.1).
+        ("device/vpd_pg80", 4, ""),
+        // Disks of virtual machines (virtio).
+        ("serial", 0, ""),
+        ("dm/uuid", 0, ""),
+        ("loop/backing_file", 0, "loop:"),
+    ];
+    let found = PLACES.iter().find_map(|(name, skip, prefix)| {
+        let bytes = attribute(name)?;
+        let number = tidy(bytes.get(*skip..)?);
+        (!number.is_empty()).then_some((number, prefix))
+    });
+    let Some((number, prefix)) = found else { return String::new() };
+    let room = SERIAL_BYTES.saturating_sub(prefix.len() + suffix.len());
+    format!("{prefix}{}{suffix}", tail(&number, room))
+}
+
+/// What is printed of a text, without blanks around it and with one where there are several.
+fn tidy(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let printed: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    printed.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The last `most` bytes of a text: disks of one kind differ at the end of what they are called.
+fn tail(text: &str, most: usize) -> &str {
+    let mut from = text.len().saturating_sub(most);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    text[from..].trim_start()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn serial_numbers_are_found_in_order_and_tidied() {
+        let of = |attributes: &[(&str, &[u8])], suffix: &str| {
+            let find = |name: &str| attributes.iter().find(|(n, _)| *n == name);
+            serial_of(|name| find(name).map(|(_, bytes)| bytes.to_vec()), suffix)
+        };
+        assert_eq!(of(&[], "-part1"), "");
+        let nvme: &[(&str, &[u8])] = &[("wwid", b"eui.0025\n"), ("device/serial", b" S4EV 1 \n")];
+        assert_eq!(of(nvme, ""), "S4EV 1");
+        assert_eq!(of(nvme, "-part12"), "S4EV 1-part12");
+        let blank: &[(&str, &[u8])] = &[("device/serial", b"  \n"), ("wwid", b"eui.0025\n")];
+        assert_eq!(of(blank, ""), "eui.0025");
+        let scsi: &[(&str, &[u8])] = &[("device/vpd_pg80", b"\0\x80\0\x08  WD-1234")];
+        assert_eq!(of(scsi, ""), "WD-1234");
+        assert_eq!(of(&[("device/vpd_pg80", b"\0\x80\0")], ""), "", "cut short");
+        assert_eq!(of(&[("loop/backing_file", b"/images/a b\n")], ""), "loop:/images/a b");
+        assert_eq!(of(&[("dm/uuid", b"\n"), ("serial", b"virtual\n")], ""), "virtual");
+        let ata = b"t10.ATA     WDC WD40EFRX-68N32N0              \x01     WD-WCC7K0000001\n";
+        let ata = of(&[("device/wwid", ata)], "");
+        assert_eq!(ata, "t10.ATA WDC WD40EFRX-68N32N0 WD-WCC7K0000001");
+    }
+
+    #[test]
+    fn of_long_serial_numbers_the_end_stays() {
+        let long = format!("{}\u{e9}{}", "x".repeat(90), "7".repeat(50));
+        let of = |prefix: &str, suffix: &str| {
+            let attribute = |name: &str| (name == prefix).then(|| long.clone().into_bytes());
+            serial_of(attribute, suffix)
+        };
+        assert_eq!(of("wwid", ""), format!("{}\u{e9}{}", "x".repeat(12), "7".repeat(50)));
+        let part = of("loop/backing_file", "-part300");
+        assert_eq!(
+            (part.len(), part.starts_with("loop:"), part.ends_with("7-part300")),
+            (63, true, true)
+        );
+    }
 
     #[test]
     fn odd_physical_blocks_are_not_believed() {

@@ -124,15 +124,17 @@ struct Inner {
     info: Cell<DiskInfo>,
     sync_failed: Cell<bool>,
     path: PathBuf,
+    serial: Box<str>,
 }
 
 impl Disk {
-    pub(crate) fn new(path: &Path, backend: Backend, info: DiskInfo) -> Self {
+    pub(crate) fn new(path: &Path, backend: Backend, info: DiskInfo, serial: String) -> Self {
         Self(Rc::new(Inner {
             backend,
             info: Cell::new(info),
             sync_failed: Cell::new(false),
             path: path.to_owned(),
+            serial: serial.into(),
         }))
     }
 
@@ -146,6 +148,13 @@ impl Disk {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0.path
+    }
+
+    /// What its maker, or whoever made it, calls the disk behind a block device, and no other: at most 64 bytes. A partition has its
+    /// disk's with its own number behind. Empty for files, and where the system does not tell.
+    #[must_use]
+    pub fn serial(&self) -> &str {
+        &self.0.serial
     }
 
     /// What serves it.

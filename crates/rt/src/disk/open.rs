@@ -20,6 +20,8 @@ const BUSY_PAUSE: Duration = Duration::from_millis(25);
 pub(crate) struct Opened {
     pub(crate) file: File,
     pub(crate) info: DiskInfo,
+    /// The serial number of the disk behind a block device.
+    pub(crate) serial: String,
     /// Whether its file system keeps data in memory.
     pub(crate) on_memory: bool,
 }
@@ -89,7 +91,8 @@ fn open_existing(path: &Path, how: OpenOptions) -> Result<Opened, OpenReason> {
     }
     let size = OpenReason::of(file.seek(SeekFrom::End(0)))?;
     let info = geometry::describe(&file, kind, size, on_memory, how)?;
-    Ok(Opened { file, info, on_memory })
+    let serial = geometry::serial(&file, kind);
+    Ok(Opened { file, info, serial, on_memory })
 }
 
 fn kind_of(metadata: &Metadata) -> Result<DiskKind, OpenReason> {

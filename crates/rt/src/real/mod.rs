@@ -55,7 +55,7 @@ impl RealCore {
         &self,
         path: &Path,
         how: OpenOptions,
-    ) -> Result<(Backend, DiskInfo), OpenError> {
+    ) -> Result<(Backend, DiskInfo, String), OpenError> {
         let owned = path.to_owned();
         let opened = tokio::task::spawn_blocking(move || disk::open(&owned, how))
             .await
@@ -68,7 +68,7 @@ impl RealCore {
         } else {
             Backend::Pool(PoolDisk::new(file))
         };
-        Ok((backend, opened.info))
+        Ok((backend, opened.info, opened.serial))
     }
 
     pub(crate) async fn remove_file(&self, path: &Path) -> io::Result<()> {

@@ -48,7 +48,7 @@ impl SimCore {
         &self,
         path: &Path,
         how: OpenOptions,
-    ) -> Result<(Backend, DiskInfo), OpenError> {
+    ) -> Result<(Backend, DiskInfo, String), OpenError> {
         self.delay().await;
         let mut opened = self.open(path, how);
         for _ in 0..BUSY_LOOKS {
@@ -60,8 +60,8 @@ impl SimCore {
         let code = u64::from(opened.is_err());
         self.shared.event("open", &self.host.name, &[code]);
         let disk = opened.map_err(|reason| OpenError::new(path, reason))?;
-        let info = disk.info();
-        Ok((Backend::Sim(disk), info))
+        let (info, serial) = (disk.info(), disk.serial());
+        Ok((Backend::Sim(disk), info, serial))
     }
 
     fn open(&self, path: &Path, how: OpenOptions) -> Result<SimDisk, OpenReason> {

@@ -181,6 +181,10 @@ impl SimDisk {
         }
     }
 
+    pub(crate) fn serial(&self) -> String {
+        self.slot.device.borrow().setup().serial.clone()
+    }
+
     async fn run(&self, op: Op) -> Answer {
         if !self.boot.is_alive() {
             return Err(DiskError::new(DiskErrorKind::Gone));

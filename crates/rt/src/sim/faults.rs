@@ -23,6 +23,8 @@ pub struct DiskSetup {
     pub can_zero: bool,
     /// Whether it can be opened for direct I/O.
     pub direct_io: bool,
+    /// Its serial number, if it has one.
+    pub serial: String,
     /// How it misbehaves.
     pub faults: DiskFaults,
 }
@@ -39,6 +41,7 @@ impl DiskSetup {
             can_punch: true,
             can_zero: true,
             direct_io: true,
+            serial: String::new(),
             faults: DiskFaults::default(),
         }
     }

@@ -1,4 +1,4 @@
-//! A file or block device as it is, without a label: what is measured, byte for byte.
+//! A file or block device as it is, or a part of it, without a label: what is measured byte for byte, or is a member of a pool.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -15,29 +15,32 @@ const BOUNCE: usize = 4096;
 /// Most that one write of zeroes covers, in bytes.
 const ZERO_STEP: u64 = 1 << 20;
 
-/// A file or block device as a layer. What does not fill a logical block at its end is not reached.
+/// A file or block device as a layer. What does not fill a block at its end is not reached.
 #[derive(Debug)]
 pub struct Raw {
     disk: Disk,
     /// What people call it.
     name: PathBuf,
     info: Info,
+    /// Where its first block begins on the disk, in bytes.
+    begin: u64,
     flushes: FlushGate,
     /// Whether a flush has failed or the disk is lost.
     dead: Cell<bool>,
 }
 
 impl Raw {
-    /// The layer that `disk` is.
+    /// The layer that the whole of `disk` is, in blocks of `block_size` bytes, 512 or 4096, or of what the disk reads and writes at
+    /// least if that is more.
     #[must_use]
-    pub fn new(disk: Disk) -> Self {
+    pub fn new(disk: Disk, block_size: u32) -> Self {
         let found = disk.info();
-        let block_size = found.logical_block;
+        let block_size = block_size.max(found.logical_block);
         let info = Info {
             block_size,
             blocks: found.size / u64::from(block_size),
             aside_blocks: 0,
-            physical_block_size: found.physical_block,
+            physical_block_size: found.physical_block.max(block_size),
             max_transfer_blocks: MAX_TRANSFER / block_size,
             unmap_granularity_blocks: if found.can_punch { 1 } else { 0 },
             unmap_zeroes: true,
@@ -46,8 +49,21 @@ impl Raw {
             read_only: found.read_only,
             overhead: BOUNCE as u32,
         };
-        let name = disk.path().to_owned();
-        Self { disk, name, info, flushes: FlushGate::default(), dead: Cell::new(false) }
+        let (name, flushes) = (disk.path().to_owned(), FlushGate::default());
+        Self { disk, name, info, begin: 0, flushes, dead: Cell::new(false) }
+    }
+
+    /// The same, but only the `bytes` from byte `at` of the disk on, as far as there are so many.
+    ///
+    /// # Panics
+    /// If the disk reads and writes nothing that begins at `at`.
+    #[must_use]
+    pub fn within(mut self, at: u64, bytes: u64) -> Self {
+        let found = self.disk.info();
+        assert!(at.is_multiple_of(u64::from(found.logical_block)), "a part that begins at {at}");
+        let bytes = bytes.min(found.size.saturating_sub(at));
+        self.info.blocks = bytes / u64::from(self.info.block_size);
+        Self { begin: at, ..self }
     }
 
     /// The same, by the name that people gave it.
@@ -58,13 +74,14 @@ impl Raw {
 
     fn bytes(&self, at: Lba, blocks: u32) -> (u64, u64) {
         let size = u64::from(self.info.block_size);
-        (at.0 * size, u64::from(blocks) * size)
+        (self.begin + at.0 * size, u64::from(blocks) * size)
     }
 
     async fn write(&self, at: Lba, data: Bufs, ctx: &Ctx) -> Result<(), Error> {
         let failed = |e| self.failed(e, at, true);
         let (mut place, _) = self.bytes(at, 0);
-        if data.is_aligned(self.disk.info().memory_align.max(self.info.block_size) as usize) {
+        let found = self.disk.info();
+        if data.is_aligned(found.memory_align.max(found.logical_block) as usize) {
             return self.disk.write(place, data).await.map_err(failed);
         }
         for from in (0..data.len()).step_by(BOUNCE) {

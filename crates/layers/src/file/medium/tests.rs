@@ -1,0 +1,94 @@
+use block::{Mem, MemOptions, Pool, Stats};
+
+use super::*;
+
+/// A device that takes so many blocks at once.
+struct Narrow {
+    below: Dev,
+    most: u32,
+}
+
+impl block::Layer for Narrow {
+    fn name(&self) -> &'static str {
+        "narrow"
+    }
+
+    fn info(&self) -> Info {
+        Info { max_transfer_blocks: self.most, ..self.below.info() }
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        self.below.submit(op, &ctx).await
+    }
+}
+
+fn medium(block_size: u32, most: u32) -> (Medium, Dev, Ctx) {
+    let below = Dev::new(Mem::new(MemOptions::new(block_size, 1000)));
+    let dev = Dev::new(Narrow { below, most });
+    let pool = Pool::new(1 << 22).unwrap();
+    let credit = pool.account().try_credit(1 << 20, Class::Immediate).unwrap();
+    (Medium::of(dev.clone(), Path::new("m")), dev, Ctx::new(credit, Epoch::default()))
+}
+
+#[tokio::test]
+async fn what_is_too_large_goes_in_pieces() {
+    for (most, pieces) in [(1000, 1), (100, 1), (99, 2), (15, 13), (8, 13), (7, 15), (1, 100)] {
+        let (medium, dev, ctx) = medium(512, most);
+        let bytes: Vec<u8> = (0..100 * 512u32).map(|n| (n / 7) as u8).collect();
+        let data = rt::buf::copy_in(ctx.credit(), &bytes);
+        medium.write(512, data, &ctx).await.unwrap();
+        let read = medium.read(512, bytes.len(), &ctx).await.unwrap();
+        assert_eq!(read.to_vec(), bytes, "{most} at once");
+        let changed = medium.read_to_change(512, bytes.len(), &ctx).await.unwrap();
+        assert_eq!(Bufs::from(changed).to_vec(), bytes);
+        let Stats { writes, reads, .. } = dev.stats();
+        assert_eq!((writes, reads), (pieces, 2 * pieces), "{most} at once");
+    }
+}
+
+#[tokio::test]
+async fn bytes_are_blocks_or_nothing() {
+    let (medium, _, ctx) = medium(4096, 1000);
+    let misaligned = Failure::Disk(DiskError::new(DiskErrorKind::Misaligned));
+    assert_eq!(medium.read(512, 4096, &ctx).await.map(drop), Err(misaligned));
+    assert_eq!(medium.write(0, Bufs::zeroes(512), &ctx).await, Err(misaligned));
+    assert_eq!(medium.zero(0, 512, &ctx).await, Err(misaligned));
+    let outside = Err(Failure::Dev(Error::OutOfRange));
+    assert_eq!(medium.read(1000 << 12, 4096, &ctx).await.map(drop), outside);
+    assert_eq!(medium.set_len(4096).await, Err(UNSUPPORTED));
+    assert_eq!(medium.measure().await, Ok(1000 << 12));
+}
+
+#[tokio::test]
+async fn stretches_are_told_in_bytes() {
+    let (medium, _, ctx) = medium(4096, 1000);
+    medium.write(8192, Bufs::zeroes(4096), &ctx).await.unwrap();
+    for (at, bytes, expected, hole) in
+        [(0, 1 << 20, 8192, true), (512, 1024, 1024, true), (9000, 9000, 3288, false)]
+    {
+        let found = medium.stretch(at, bytes, &ctx).await;
+        assert_eq!(found, Ok(Stretch { bytes: expected, hole }), "{at}");
+    }
+    medium.punch(8192, 4096, &ctx).await.unwrap();
+    assert!(medium.stretch(8192, 4096, &ctx).await.unwrap().hole);
+}
+
+#[test]
+fn every_error_means_something_to_those_who_know_disks() {
+    let at = Lba(7);
+    for (error, kind) in [
+        (Error::Unreadable { at }, DiskErrorKind::Media),
+        (Error::Corrupt { at }, DiskErrorKind::Media),
+        (Error::Unwritable { at }, DiskErrorKind::Media),
+        (Error::OutOfRange, DiskErrorKind::PastEnd),
+        (Error::NoSpace, DiskErrorKind::NoSpace),
+        (Error::ReadOnly, DiskErrorKind::ReadOnly),
+        (Error::Fenced, DiskErrorKind::Gone),
+        (Error::Aborted, DiskErrorKind::Other),
+        (Error::Gone, DiskErrorKind::Gone),
+    ] {
+        assert_eq!(DiskError::from(Failure::Dev(error)), DiskError::new(kind), "{error}");
+    }
+    let disk = DiskError::from_errno(5);
+    assert_eq!(DiskError::from(Failure::Disk(disk)), disk);
+}
