@@ -5,6 +5,7 @@
 //! | `metadata` | what is known about a pool, and how one change makes it the next version |
 //! | `units` | which units of a member are taken |
 //! | `journal` | changes, as they lie on a member |
+//! | `vote` | who may be believed when a pool is opened, and what a version may drop |
 //!
 //! These decide, and do nothing: what carries it out is still to come, and so is the rest of the RFD.
 
@@ -12,5 +13,6 @@ pub mod journal;
 pub mod metadata;
 mod text;
 pub mod units;
+pub mod vote;
 
 pub use text::{TEXT_BYTES, Text};

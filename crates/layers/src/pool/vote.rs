@@ -1,0 +1,327 @@
+//! Who may be believed when a pool is opened, and what a version may drop
+//! ([RFD 0030](../../../../../docs/rfd/0030-pools.md), section 5).
+//!
+//! Both rules look at what disks know, and do nothing. That together they lose no version that counts is searched for in
+//! `search`, with mistakes planted that have to be found.
+
+use uuid::Uuid;
+
+use super::metadata::{MemberId, Members, Metadata, Stamp};
+
+mod refusal;
+
+pub use refusal::{Disk, Few, Refusal, Truth};
+
+/// What a disk knows that is there and undamaged. Of two with one identity neither is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a> {
+    /// Its number, as its label has it.
+    pub member: MemberId,
+    /// Its identity, as its label has it.
+    pub uuid: Uuid,
+    /// The newest version on it.
+    pub metadata: &'a Metadata,
+}
+
+/// A version that may be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Believed<'a> {
+    /// The version to go on from.
+    pub metadata: &'a Metadata,
+    /// Members that are there and of which what they know led to it.
+    pub supporters: Members,
+    /// Members that a person has said are gone for good, or wrong. Versions of this opening are written without them, and
+    /// [`may_count`] is told.
+    pub excused: Members,
+    /// Members that are there and have to be brought up before they may have a vote.
+    pub stale: Vec<Stale>,
+    /// Whether it could not be opened if nobody had said that.
+    pub forced: bool,
+}
+
+/// A member that is there and does not have the version that is opened, or has no vote in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stale {
+    /// Which.
+    pub member: MemberId,
+    /// What it knows.
+    pub knows: Stamp,
+    /// Whether that led to what is opened: else it is of another history.
+    pub led_here: bool,
+    /// Whether it is out in what is opened.
+    pub out: bool,
+}
+
+/// Why a version may not be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MayNot {
+    /// Whoever stood behind an older version could be left without a vote.
+    #[error(
+        "of {voters} disks with a vote in version {version} at most half may have none in the next \
+         one, and {dropped} would"
+    )]
+    Drop {
+        /// The older version.
+        version: u64,
+        /// How many have a vote in it.
+        voters: u32,
+        /// How many of them would have none.
+        dropped: u32,
+    },
+    /// Its number would be free, or mean another disk, while versions are asked about in which it has a vote.
+    #[error("member {} has a vote in a version that may still be opened: it is to be out first", .0.0)]
+    Forget(MemberId),
+    /// It would get a vote and does not have the version before: with a cut now, all disks together might not be enough.
+    #[error("member {} is to be brought up before it has a vote", .0.0)]
+    Strand(MemberId),
+}
+
+/// The rules; tests make mistakes in them.
+#[derive(Clone, Copy)]
+struct Rules {
+    /// Whether so many supporters are enough of so many with a vote.
+    enough: fn(voters: u32, supporters: u32) -> bool,
+    /// The part of a window that is asked about.
+    asked: fn(&[(u64, Members)]) -> &[(u64, Members)],
+    /// Whether one that knows of a version supports another.
+    supports: fn(&Metadata, Stamp) -> bool,
+    /// Whether of so many with a vote so many may be left without.
+    may_drop: fn(voters: u32, dropped: u32) -> bool,
+    /// Whether a number means one disk for as long as it is asked about.
+    keeps_numbers: bool,
+    /// Whether a member is brought up before it has a vote.
+    strands_nobody: bool,
+    /// Whether one is picked of two versions of which neither led to the other, if all that counts led to both.
+    picks: bool,
+}
+
+const RULES: Rules = Rules {
+    enough: |voters, supporters| supporters * 2 > voters,
+    asked: |window| window,
+    supports: Metadata::follows,
+    may_drop: |voters, dropped| dropped * 2 <= voters,
+    keeps_numbers: true,
+    strands_nobody: true,
+    picks: true,
+};
+
+/// The version that a pool goes on from (rule O): the latest that may be opened, of those that some disk has.
+///
+/// `without` are identities of members that a person has said are gone for good. It has to name all with a vote that are
+/// missing. One that is there may be named only if what it knows did not lead to what is opened: it is wrong.
+///
+/// Two versions of which neither led to the other may both be opened after two cuts while nothing counted, and then it does
+/// not matter which is taken: all that counts led to both. They are two truths if one of them knows that a version counts
+/// which did not lead to the other; by the claim of section 5 that needs a statement that was false.
+///
+/// # Errors
+/// Why there is none.
+pub fn open<'a>(known: &[Known<'a>], without: &[Uuid]) -> Result<Believed<'a>, Refusal> {
+    RULES.open(known, without)
+}
+
+/// Whether `next`, made of `before`, may be written (rule D). `excused` are those that a person has said are gone for good, as
+/// long as this opening is open; `current` are those on which `before` is durable.
+///
+/// *Each version in the window is asked by itself*: of those with a vote in it at most half have none in `next`. The proof needs
+/// that of the version `a` that the two histories have in common, whichever it is. To ask once about all with a vote in any
+/// version is not enough: with two disks, three more that were added and do not count yet would let both be dropped.
+///
+/// # Errors
+/// Why not.
+pub fn may_count(
+    before: &Metadata,
+    next: &Metadata,
+    excused: Members,
+    current: Members,
+) -> Result<(), MayNot> {
+    RULES.may_count(before, next, excused, current)
+}
+
+/// How a version fares with who is there.
+struct Weighed<'a> {
+    metadata: &'a Metadata,
+    supporters: Members,
+    /// Those with a vote in any version that is asked about.
+    voters: Members,
+    /// Those of them that are not there.
+    missing: Members,
+    excused: Members,
+    /// Whether more than half of each stand behind it.
+    enough: bool,
+}
+
+impl Weighed<'_> {
+    /// Those that would have to be named.
+    fn unnamed(&self) -> Members {
+        self.missing.without(self.excused)
+    }
+}
+
+/// Whether a label and a version are of one member.
+fn is_of(metadata: &Metadata, known: &Known<'_>) -> bool {
+    metadata.member(known.member).is_some_and(|m| m.uuid == known.uuid)
+}
+
+/// Whether a disk may be asked: it has a version, there is no other with its identity, and its own number is not another's.
+fn is_heard(known: &Known<'_>, all: &[Known<'_>]) -> bool {
+    let same = all.iter().filter(|k| k.uuid == known.uuid).count();
+    let own = known.metadata.member(known.member).is_none_or(|m| m.uuid == known.uuid);
+    same == 1 && own && known.metadata.stamp().version > 0
+}
+
+/// Whether all of which either knows that it counts led to both: the last of it did, and the other's last led to that.
+fn is_one_truth(one: &Metadata, other: &Metadata) -> bool {
+    let (more, less) = if one.counted() >= other.counted() { (one, other) } else { (other, one) };
+    let version = more.counted();
+    let opening = more.openings.iter().rev().find(|o| o.first <= version);
+    let stamp = opening.map(|o| Stamp { opening: o.number, version, id: o.id });
+    version == 0 || stamp.is_some_and(|stamp| less.follows(stamp))
+}
+
+impl Rules {
+    fn open<'a>(&self, known: &[Known<'a>], without: &[Uuid]) -> Result<Believed<'a>, Refusal> {
+        let heard: Vec<_> = known.iter().filter(|k| is_heard(k, known)).copied().collect();
+        let has = |uuid| heard.iter().any(|k| k.uuid == uuid || k.metadata.member_of(uuid).is_some());
+        if heard.is_empty() {
+            return Err(Refusal::Unknown);
+        }
+        if let Some(uuid) = without.iter().find(|uuid| !has(**uuid)) {
+            return Err(Refusal::NoMember(*uuid));
+        }
+        let (wrong, there): (Vec<_>, Vec<_>) =
+            heard.iter().copied().partition(|k| without.contains(&k.uuid));
+        let weighed = self.weigh_all(&there, without);
+        let may = |w: &&Weighed<'_>| w.enough && (without.is_empty() || w.unnamed().is_empty());
+        let latest = weighed.iter().filter(may).max_by_key(|w| w.metadata.stamp());
+        let nearest = weighed.iter().max_by_key(|w| (w.supporters.len(), w.metadata.stamp()));
+        let Some(target) = latest.or(nearest) else {
+            return Err(heard.first().map_or(Refusal::Unknown, |k| Refusal::There(disk_of(k))));
+        };
+        let led = |k: &&Known<'_>| self.supports_it(target.metadata, k);
+        if let Some(right) = wrong.iter().find(led) {
+            return Err(Refusal::There(disk_of(right)));
+        }
+        // A later one for which more is to be said may not be passed over by saying less.
+        let later = |w: &&Weighed<'_>| w.metadata.follows(target.metadata.stamp());
+        let short = weighed.iter().filter(later).find(|w| !w.unnamed().is_empty());
+        if let Some(short) = short.filter(|_| !without.is_empty()) {
+            let missing = refusal::disks(short.metadata, short.unnamed(), &heard);
+            return Err(Refusal::Unnamed { pool: short.metadata.name, missing });
+        }
+        let Some(latest) = latest else {
+            return Err(Refusal::Few(refusal::few(target, &heard)));
+        };
+        let other = weighed.iter().filter(may).find(|w| self.are_two(latest, w));
+        if let Some(other) = other {
+            return Err(refusal::two(latest, other, &heard));
+        }
+        let believed = Believed {
+            metadata: latest.metadata,
+            supporters: latest.supporters,
+            excused: latest.excused,
+            stale: stale(latest.metadata, &heard),
+            forced: !without.is_empty() && !self.is_free(known, latest.metadata.stamp()),
+        };
+        Ok(believed)
+    }
+
+    /// Whether a version is opened though nobody says anything.
+    fn is_free(&self, known: &[Known<'_>], stamp: Stamp) -> bool {
+        self.open(known, &[]).is_ok_and(|free| free.metadata.stamp() == stamp)
+    }
+
+    fn supports_it(&self, metadata: &Metadata, known: &Known<'_>) -> bool {
+        is_of(metadata, known) && (self.supports)(metadata, known.metadata.stamp())
+    }
+
+    /// Each version that one of them has, once.
+    fn weigh_all<'a>(&self, there: &[Known<'a>], without: &[Uuid]) -> Vec<Weighed<'a>> {
+        let mut versions: Vec<&Metadata> = there.iter().map(|k| k.metadata).collect();
+        versions.sort_by_key(|metadata| metadata.stamp());
+        versions.dedup_by_key(|metadata| metadata.stamp());
+        versions.into_iter().map(|metadata| self.weigh(metadata, there, without)).collect()
+    }
+
+    fn weigh<'a>(
+        &self,
+        metadata: &'a Metadata,
+        there: &[Known<'_>],
+        without: &[Uuid],
+    ) -> Weighed<'a> {
+        let ours = there.iter().filter(|k| is_of(metadata, k));
+        let present: Members = ours.map(|k| k.member).collect();
+        let behind = there.iter().filter(|k| self.supports_it(metadata, k));
+        let supporters: Members = behind.map(|k| k.member).collect();
+        let named = metadata.members().filter(|(_, m)| without.contains(&m.uuid));
+        let excused: Members = named.map(|(id, _)| id).collect();
+        let window = (self.asked)(metadata.window());
+        let voters = window.iter().fold(Members::default(), |all, (_, some)| all.or(*some));
+        let majority = |some: Members| {
+            let asked = some.without(excused);
+            asked.is_empty() || (self.enough)(asked.len(), asked.and(supporters).len())
+        };
+        let enough = window.iter().all(|(_, some)| majority(*some))
+            && !metadata.voters().and(supporters).is_empty();
+        let missing = voters.without(present);
+        Weighed { metadata, supporters, voters, missing, excused, enough }
+    }
+
+    /// Whether two that may be opened exclude each other.
+    fn are_two(&self, latest: &Weighed<'_>, other: &Weighed<'_>) -> bool {
+        let (latest, other) = (latest.metadata, other.metadata);
+        !latest.follows(other.stamp()) && !(self.picks && is_one_truth(latest, other))
+    }
+
+    fn may_count(
+        &self,
+        before: &Metadata,
+        next: &Metadata,
+        excused: Members,
+        current: Members,
+    ) -> Result<(), MayNot> {
+        for (version, voters) in next.window() {
+            let asked = voters.without(excused);
+            let dropped = asked.without(next.voters());
+            if !(self.may_drop)(asked.len(), dropped.len()) {
+                let (voters, dropped) = (asked.len(), dropped.len());
+                return Err(MayNot::Drop { version: *version, voters, dropped });
+            }
+        }
+        let forgotten = |id: &MemberId| {
+            let same = before.member(*id).zip(next.member(*id));
+            !same.is_some_and(|(then, now)| then.uuid == now.uuid)
+        };
+        let older = next.window().iter().filter(|(version, _)| *version < next.stamp().version);
+        let older = older.fold(Members::default(), |all, (_, some)| all.or(*some));
+        if let Some(member) = older.iter().find(forgotten).filter(|_| self.keeps_numbers) {
+            return Err(MayNot::Forget(member));
+        }
+        let new = next.voters().without(before.voters()).without(current);
+        let new = new.iter().next().filter(|_| self.strands_nobody && next.stamp().version > 1);
+        new.map_or(Ok(()), |member| Err(MayNot::Strand(member)))
+    }
+}
+
+fn disk_of(known: &Known<'_>) -> Disk {
+    let member = known.metadata.member_of(known.uuid);
+    let serial = member.map_or(super::Text::new(""), |(_, m)| m.serial);
+    Disk { member: known.member, uuid: known.uuid, serial }
+}
+
+/// Who is there and has to be brought up.
+fn stale(metadata: &Metadata, there: &[Known<'_>]) -> Vec<Stale> {
+    let ours = there.iter().filter(|k| is_of(metadata, k));
+    let stale = ours.map(|k| Stale {
+        member: k.member,
+        knows: k.metadata.stamp(),
+        led_here: metadata.follows(k.metadata.stamp()),
+        out: !metadata.voters().has(k.member),
+    });
+    stale.filter(|s| s.out || s.knows != metadata.stamp()).collect()
+}
+
+#[cfg(test)]
+mod search;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,488 @@
+//! The claim of RFD 0030, section 5, searched for a history in which it does not hold.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+
+use rustc_hash::FxHashMap;
+use uuid::Uuid;
+
+use super::super::Text;
+use super::super::metadata::{Change, MemberId, Members, Metadata, Standing};
+use super::{Known, RULES, Refusal, Rules};
+
+/// Most disks of a world.
+const DISKS: usize = 4;
+
+/// A set of disks, a bit for each.
+type Disks = u8;
+
+fn has(disks: Disks, disk: usize) -> bool {
+    disks >> disk & 1 != 0
+}
+
+fn each(disks: Disks) -> impl Iterator<Item = usize> {
+    (0..DISKS).filter(move |disk| has(disks, *disk))
+}
+
+fn subsets(disks: Disks) -> impl Iterator<Item = Disks> {
+    (0..1u8 << DISKS).filter(move |some| some & !disks == 0)
+}
+
+/// How far is searched, and by which rules.
+#[derive(Clone, Copy)]
+struct Scope {
+    rules: Rules,
+    /// Disks that are members at first, all with a vote.
+    members: usize,
+    /// Disks that may be added later, behind those.
+    others: usize,
+    /// How often the pool is opened; it is looked whether it could be once more.
+    openings: u8,
+    /// Versions of an opening, with its first.
+    versions: u8,
+    /// Whether the first disk that may be added gets the number of the last member, and members may be removed.
+    removes: bool,
+    /// Whether members that are out return.
+    returns: bool,
+}
+
+const SCOPE: Scope = Scope {
+    rules: RULES,
+    members: 0,
+    others: 0,
+    openings: 2,
+    versions: 2,
+    removes: false,
+    returns: true,
+};
+
+/// What a version changes, and in which way it is not another that changes the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Step {
+    opened: bool,
+    twin: u8,
+    out: Disks,
+    back: Disks,
+    remove: Disks,
+    add: Disks,
+    counted: u64,
+}
+
+/// A version in the tree of all that were made.
+struct Node {
+    metadata: Metadata,
+    parent: u32,
+    step: Step,
+    /// Disks with a vote.
+    voters: Disks,
+    /// Disks with a vote in a version that it asks about.
+    asked: Disks,
+}
+
+/// Who writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Writer {
+    here: Disks,
+    head: u32,
+    left: u8,
+}
+
+/// What there is at one time. Version 0 is nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct State {
+    held: [u32; DISKS],
+    /// The last version that counts.
+    counted: u32,
+    writer: Option<Writer>,
+}
+
+/// How one state comes of another.
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    Opens { here: Disks, head: u32 },
+    Makes(u32),
+    Writes(usize),
+    Cut,
+}
+
+/// How each state was come to first.
+type Came = FxHashMap<State, Option<(State, Move)>>;
+
+/// What an opening came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opens {
+    At(u32),
+    TwoTruths,
+    Few,
+}
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    /// A version that counts did not lead to what is opened.
+    Lost,
+    /// Two versions count, and neither led to the other.
+    Forked,
+    /// Two may be opened of which neither led to the other, though nobody said anything.
+    TwoTruths,
+    /// All disks are there, or all with a vote since the last version of which the last that counts says that it does, and
+    /// the pool cannot be opened.
+    Stuck,
+}
+
+#[derive(Debug)]
+struct Found {
+    wrong: Wrong,
+    history: String,
+}
+
+/// What was searched.
+#[derive(Debug)]
+struct Searched {
+    states: usize,
+    versions: usize,
+    openings: usize,
+    found: Option<Found>,
+}
+
+struct World {
+    scope: Scope,
+    nodes: Vec<Node>,
+    children: FxHashMap<(u32, Step), Option<u32>>,
+    opens: FxHashMap<[u32; DISKS], Opens>,
+}
+
+impl World {
+    fn new(scope: Scope) -> (Self, State) {
+        let metadata = Metadata::new(Uuid::from_u128(1), Text::new("tank"), 16 << 20, 1);
+        let nothing = Node { metadata, parent: 0, step: Step::default(), voters: 0, asked: 0 };
+        let mut world = Self {
+            scope,
+            nodes: vec![nothing],
+            children: FxHashMap::default(),
+            opens: FxHashMap::default(),
+        };
+        let all = (1 << scope.members) - 1;
+        let first = world.child(0, Step { opened: true, add: all, ..Step::default() });
+        let first = first.expect("it can be made");
+        let second = world.child(first, Step { counted: 1, ..Step::default() });
+        let second = second.expect("it can be made");
+        let mut held = [0; DISKS];
+        held[..scope.members].fill(second);
+        (world, State { held, counted: second, writer: None })
+    }
+
+    fn number(&self, disk: usize) -> MemberId {
+        let reused = self.scope.removes && disk >= self.scope.members;
+        MemberId(u16::try_from(if reused { disk - 1 } else { disk }).unwrap())
+    }
+
+    fn uuid(disk: usize) -> Uuid {
+        Uuid::from_u128(100 + disk as u128)
+    }
+
+    fn disk(uuid: Uuid) -> usize {
+        usize::try_from(uuid.as_u128() - 100).unwrap()
+    }
+
+    fn disks(&self) -> Disks {
+        (1 << (self.scope.members + self.scope.others)) - 1
+    }
+
+    /// The version that a step makes, if it can be made.
+    fn child(&mut self, parent: u32, step: Step) -> Option<u32> {
+        if let Some(made) = self.children.get(&(parent, step)) {
+            return *made;
+        }
+        let made = self.make(parent, step);
+        self.children.insert((parent, step), made);
+        made
+    }
+
+    fn make(&mut self, parent: u32, step: Step) -> Option<u32> {
+        let id = u32::try_from(self.nodes.len()).unwrap();
+        let mut metadata = self.nodes[parent as usize].metadata.clone();
+        metadata.start(step.counted).ok()?;
+        let mut changes = Vec::new();
+        if step.opened {
+            changes.push(Change::Opened { id: Uuid::from_u128(1000 + u128::from(id)), forced: false });
+        }
+        changes.extend(each(step.out).map(|d| Change::Out(self.number(d))));
+        changes.extend(each(step.remove).map(|d| Change::Remove(self.number(d))));
+        changes.extend(
+            each(step.back).map(|d| Change::Back { member: self.number(d), marked: true }),
+        );
+        changes.extend(each(step.add).map(|d| Change::Add {
+            member: self.number(d),
+            uuid: Self::uuid(d),
+            serial: Text::new(&format!("S{d}")),
+            units: 1,
+            room: 64,
+            spare: false,
+        }));
+        for change in &changes {
+            metadata.apply(change).ok()?;
+        }
+        let votes = metadata.members().filter(|(_, m)| m.standing.votes());
+        let voters = votes.fold(0, |all, (_, m)| all | 1 << Self::disk(m.uuid));
+        let asked = self.asked(parent, &metadata) | voters;
+        self.nodes.push(Node { metadata, parent, step, voters, asked });
+        Some(id)
+    }
+
+    /// Disks with a vote in a version before `metadata`, and not before the last of which it knows that it counts.
+    fn asked(&self, parent: u32, metadata: &Metadata) -> Disks {
+        let (mut at, mut asked) = (parent, 0);
+        while self.nodes[at as usize].metadata.stamp().version >= metadata.counted() && at != 0 {
+            asked |= self.nodes[at as usize].voters;
+            at = self.nodes[at as usize].parent;
+        }
+        asked
+    }
+
+    /// Whether one version led to another, or is it: what the rules have to find out, known.
+    fn led(&self, from: u32, to: u32) -> bool {
+        let mut at = to;
+        while at > from {
+            at = self.nodes[at as usize].parent;
+        }
+        at == from
+    }
+
+    fn known(&self, held: &[u32; DISKS]) -> Vec<Known<'_>> {
+        let there = (0..DISKS).filter(|disk| held[*disk] != 0);
+        let known = there.map(|disk| Known {
+            member: self.number(disk),
+            uuid: Self::uuid(disk),
+            metadata: &self.nodes[held[disk] as usize].metadata,
+        });
+        known.collect()
+    }
+
+    fn open(&mut self, held: [u32; DISKS]) -> Opens {
+        if let Some(opens) = self.opens.get(&held) {
+            return *opens;
+        }
+        let opens = match self.scope.rules.open(&self.known(&held), &[]) {
+            Ok(believed) => {
+                let stamp = believed.metadata.stamp();
+                let same = |id: &&u32| self.nodes[**id as usize].metadata.stamp() == stamp;
+                Opens::At(*held.iter().filter(|id| **id != 0).find(same).unwrap())
+            }
+            Err(Refusal::TwoTruths { .. }) => Opens::TwoTruths,
+            Err(_) => Opens::Few,
+        };
+        self.opens.insert(held, opens);
+        opens
+    }
+
+    /// A step of which no version is left, so that two openings are two.
+    fn fresh(&mut self, state: &State, parent: u32, mut step: Step) -> Option<u32> {
+        loop {
+            let id = self.child(parent, step)?;
+            let left = state.held.iter().any(|held| self.led(id, *held));
+            if !left || !step.opened {
+                return Some(id);
+            }
+            step.twin += 1;
+        }
+    }
+
+    /// What the writer may make next.
+    fn steps(&self, state: &State, writer: Writer) -> Vec<Step> {
+        let Scope { members, others, returns, removes, .. } = self.scope;
+        let head = &self.nodes[writer.head as usize];
+        let opened = writer.left == self.scope.versions;
+        let counted = self.nodes[state.counted as usize].metadata.stamp().version;
+        let known = head.metadata.counted();
+        let out = head.metadata.members().filter(|(_, m)| matches!(m.standing, Standing::Out { .. }));
+        let out = out.fold(0u8, |all, (_, m)| all | 1 << Self::disk(m.uuid));
+        let here = writer.here;
+        let mut kinds: Vec<Step> = subsets(head.voters)
+            .map(|out| Step { opened, out, ..Step::default() })
+            .collect();
+        let plain = Step { opened, ..Step::default() };
+        if returns {
+            kinds.extend(each(out & here).map(|d| Step { back: 1 << d, ..plain }));
+        }
+        let mine = |disk: usize| head.metadata.member_of(Self::uuid(disk)).is_some();
+        let free = (members..members + others).filter(|d| has(here, *d) && !mine(*d));
+        kinds.extend(free.map(|d| Step { add: 1 << d, ..plain }));
+        if removes {
+            let all = (0..DISKS).filter(|d| mine(*d));
+            kinds.extend(all.map(|d| Step { remove: 1 << d, ..plain }));
+        }
+        let mut steps = kinds.clone();
+        steps.iter_mut().for_each(|step| step.counted = known);
+        if counted > known && self.led(state.counted, writer.head) {
+            kinds.iter_mut().for_each(|step| step.counted = counted);
+            steps.extend(kinds);
+        }
+        steps
+    }
+
+    fn may_write(&self, state: &State, writer: Writer, next: u32) -> bool {
+        let (before, next) = (&self.nodes[writer.head as usize], &self.nodes[next as usize]);
+        let current = each(writer.here).filter(|d| state.held[*d] == writer.head);
+        let current: Members = current.map(|d| self.number(d)).collect();
+        let none = Members::default();
+        self.scope.rules.may_count(&before.metadata, &next.metadata, none, current).is_ok()
+    }
+
+    /// The last version that counts once `state` is so, or that two count.
+    fn counts(&self, state: &State, head: u32) -> Result<u32, Wrong> {
+        let mut at = head;
+        while at != 0 && at != state.counted {
+            let node = &self.nodes[at as usize];
+            if each(node.voters).all(|d| self.led(at, state.held[d])) {
+                return if self.led(state.counted, at) { Ok(at) } else { Err(Wrong::Forked) };
+            }
+            at = node.parent;
+        }
+        Ok(state.counted)
+    }
+
+    /// What follows of a state in which somebody writes.
+    fn writes(&mut self, state: &State, writer: Writer) -> Result<Vec<(Move, State)>, Wrong> {
+        let mut next = vec![(Move::Cut, State { writer: None, ..*state })];
+        for disk in each(writer.here).filter(|d| state.held[*d] != writer.head) {
+            let mut written = *state;
+            written.held[disk] = writer.head;
+            written.counted = self.counts(&written, writer.head)?;
+            next.push((Move::Writes(disk), written));
+        }
+        if writer.left == 0 {
+            return Ok(next);
+        }
+        for step in self.steps(state, writer) {
+            let Some(head) = self.fresh(state, writer.head, step) else { continue };
+            if self.may_write(state, writer, head) {
+                let writer = Writer { head, left: writer.left - 1, ..writer };
+                next.push((Move::Makes(head), State { writer: Some(writer), ..*state }));
+            }
+        }
+        Ok(next)
+    }
+
+    /// What follows of a state in which nobody writes: any disks may be there.
+    fn opened(&mut self, state: &State) -> Result<Vec<(Move, State)>, Wrong> {
+        let mut next = Vec::new();
+        for here in subsets(self.disks()) {
+            let mut held = state.held;
+            (0..DISKS).filter(|d| !has(here, *d)).for_each(|d| held[d] = 0);
+            let head = match self.open(held) {
+                Opens::At(head) if self.led(state.counted, head) => head,
+                Opens::At(_) => return Err(Wrong::Lost),
+                Opens::TwoTruths => return Err(Wrong::TwoTruths),
+                Opens::Few if self.is_all(&held) => return Err(Wrong::Stuck),
+                Opens::Few => continue,
+            };
+            let writer = Writer { here, head, left: self.scope.versions };
+            let state = State { writer: Some(writer), ..*state };
+            next.push((Move::Opens { here, head }, state));
+        }
+        Ok(next)
+    }
+
+    /// Whether all are there that have a vote in a version that one of those there asks about, and that is somebody.
+    fn is_all(&self, held: &[u32; DISKS]) -> bool {
+        let asked = held.iter().fold(0, |all, id| all | self.nodes[*id as usize].asked);
+        asked != 0 && each(asked).all(|d| held[d] != 0)
+    }
+
+    fn next(&mut self, state: &State) -> Result<Vec<(Move, State)>, Wrong> {
+        match state.writer {
+            Some(writer) => self.writes(state, writer),
+            None => self.opened(state),
+        }
+    }
+}
+
+/// Most states that are looked at.
+const MOST: usize = 8_000_000;
+
+fn search(scope: Scope) -> Searched {
+    let (mut world, first) = World::new(scope);
+    let mut came: Came = FxHashMap::default();
+    came.insert(first, None);
+    let mut cut = vec![first];
+    let mut found = None;
+    // Each round is an opening; the last one only looks whether there could be one more.
+    'rounds: for round in 0..=scope.openings {
+        let mut queue = VecDeque::from(std::mem::take(&mut cut));
+        while let Some(state) = queue.pop_front() {
+            let next = world.next(&state);
+            let next = match next {
+                Err(wrong) => {
+                    found = Some(Found { wrong, history: tell(&world, &came, state) });
+                    break 'rounds;
+                }
+                Ok(_) if round == scope.openings => continue,
+                Ok(next) => next,
+            };
+            assert!(came.len() < MOST, "too large a scope: {round} {}", queue.len());
+            for (how, next) in next {
+                came.entry(next).or_insert_with(|| {
+                    if next.writer.is_some() { queue.push_back(next) } else { cut.push(next) }
+                    Some((state, how))
+                });
+            }
+        }
+    }
+    let (states, versions, openings) = (came.len(), world.nodes.len(), world.opens.len());
+    Searched { states, versions, openings, found }
+}
+
+fn letters(disks: Disks) -> String {
+    each(disks).map(|d| char::from(b'A' + u8::try_from(d).unwrap())).collect()
+}
+
+/// How it came to a state.
+fn tell(world: &World, came: &Came, last: State) -> String {
+    let mut moves = Vec::new();
+    let mut at = last;
+    while let Some((before, how)) = came[&at] {
+        moves.push(how);
+        at = before;
+    }
+    let mut text = String::new();
+    for how in moves.iter().rev() {
+        match how {
+            Move::Opens { here, head } => write!(text, "{} open #{head}; ", letters(*here)),
+            Move::Makes(id) => {
+                let node = &world.nodes[*id as usize];
+                let (version, counted) = (node.metadata.stamp().version, node.metadata.counted());
+                let voters = letters(node.voters);
+                write!(text, "make #{id} of #{}: version {version}, voters {voters}, {counted} counts; ", node.parent)
+            }
+            Move::Writes(disk) => write!(text, "write {}; ", letters(1 << disk)),
+            Move::Cut => write!(text, "cut.\n"),
+        }
+        .unwrap();
+    }
+    let held: Vec<_> = (0..DISKS).map(|d| format!("{}: #{}", letters(1 << d), last.held[d])).collect();
+    write!(text, "Held: {}; the last that counts: #{}", held.join(", "), last.counted).unwrap();
+    text
+}
+
+fn report(name: &str, scope: Scope) -> Searched {
+    let start = std::time::SystemTime::now();
+    let searched = search(scope);
+    eprintln!("{name}: {} states {} versions {} openings {:?}", searched.states, searched.versions, searched.openings, start.elapsed());
+    if let Some(found) = &searched.found {
+        eprintln!("{:?}\n{}", found.wrong, found.history);
+    }
+    searched
+}
+
+#[test]
+fn explore() {
+    report("2 2 2", Scope { members: 2, openings: 2, versions: 2, ..SCOPE });
+    report("1+1 2 2", Scope { members: 1, others: 1, openings: 2, versions: 2, ..SCOPE });
+    report("3 2 1", Scope { members: 3, openings: 2, versions: 1, ..SCOPE });
+    report("4 1 1", Scope { members: 4, openings: 1, versions: 1, ..SCOPE });
+    report("4 2 1", Scope { members: 4, openings: 2, versions: 1, ..SCOPE });
+    report("removes 1 3", Scope { members: 2, others: 1, removes: true, openings: 1, versions: 3, ..SCOPE });
+    report("3 2 2", Scope { members: 3, openings: 2, versions: 2, ..SCOPE });
+    report("2+1 2 2", Scope { members: 2, others: 1, openings: 2, versions: 2, ..SCOPE });
+}
