@@ -52,6 +52,17 @@ pub struct Stale {
     pub out: bool,
 }
 
+/// Whom an opening writes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Members that are there and get all that is written, in order: what they have led to the version before.
+    pub following: Members,
+    /// Those of them on which the version before is durable.
+    pub current: Members,
+    /// Members that a person has said are gone for good, as long as this opening is open: [`Believed::excused`].
+    pub excused: Members,
+}
+
 /// Why a version may not be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MayNot {
@@ -71,9 +82,12 @@ pub enum MayNot {
     /// Its number would be free, or mean another disk, while versions are asked about in which it has a vote.
     #[error("member {} has a vote in a version that may still be opened: it is to be out first", .0.0)]
     Forget(MemberId),
-    /// It would get a vote and does not have the version before: with a cut now, all disks together might not be enough.
+    /// It is not there, or of another history, and would have a vote: with a cut now, all disks together might not be enough.
+    #[error("member {} does not get what is written: it is to be out, or brought up", .0.0)]
+    Absent(MemberId),
+    /// It would get a vote and does not have the version before: likewise.
     #[error("member {} is to be brought up before it has a vote", .0.0)]
-    Strand(MemberId),
+    Early(MemberId),
 }
 
 /// The rules; tests make mistakes in them.
@@ -87,10 +101,14 @@ struct Rules {
     supports: fn(&Metadata, Stamp) -> bool,
     /// Whether of so many with a vote so many may be left without.
     may_drop: fn(voters: u32, dropped: u32) -> bool,
+    /// Of whom it is asked how many would be left without: of each version's by themselves.
+    groups: fn(&[(u64, Members)]) -> Vec<(u64, Members)>,
     /// Whether a number means one disk for as long as it is asked about.
     keeps_numbers: bool,
+    /// Whether only those have a vote that get what is written.
+    needs_all: bool,
     /// Whether a member is brought up before it has a vote.
-    strands_nobody: bool,
+    brings_up: bool,
     /// Whether one is picked of two versions of which neither led to the other, if all that counts led to both.
     picks: bool,
 }
@@ -100,8 +118,10 @@ const RULES: Rules = Rules {
     asked: |window| window,
     supports: Metadata::follows,
     may_drop: |voters, dropped| dropped * 2 <= voters,
+    groups: <[_]>::to_vec,
     keeps_numbers: true,
-    strands_nobody: true,
+    needs_all: true,
+    brings_up: true,
     picks: true,
 };
 
@@ -120,22 +140,19 @@ pub fn open<'a>(known: &[Known<'a>], without: &[Uuid]) -> Result<Believed<'a>, R
     RULES.open(known, without)
 }
 
-/// Whether `next`, made of `before`, may be written (rule D). `excused` are those that a person has said are gone for good, as
-/// long as this opening is open; `current` are those on which `before` is durable.
+/// Whether `next`, made of `before`, may be written to all that have a vote in it (rule D).
 ///
 /// *Each version in the window is asked by itself*: of those with a vote in it at most half have none in `next`. The proof needs
 /// that of the version `a` that the two histories have in common, whichever it is. To ask once about all with a vote in any
-/// version is not enough: with two disks, three more that were added and do not count yet would let both be dropped.
+/// version is not enough: with two disks, two more that were added and do not count yet would let both be dropped.
+///
+/// What else is asked: a number means one disk for as long as a version with its vote may be opened, else the proof counts two
+/// as one; and a vote is had by those that follow only, else the pool could not be opened after cuts though all disks are there.
 ///
 /// # Errors
 /// Why not.
-pub fn may_count(
-    before: &Metadata,
-    next: &Metadata,
-    excused: Members,
-    current: Members,
-) -> Result<(), MayNot> {
-    RULES.may_count(before, next, excused, current)
+pub fn may_count(before: &Metadata, next: &Metadata, written: &Written) -> Result<(), MayNot> {
+    RULES.may_count(before, next, written)
 }
 
 /// How a version fares with who is there.
@@ -147,8 +164,8 @@ struct Weighed<'a> {
     /// Those of them that are not there.
     missing: Members,
     excused: Members,
-    /// Whether more than half of each stand behind it.
-    enough: bool,
+    /// A version of which not more than half stand behind it, and who has a vote there.
+    short: Option<(u64, Members)>,
 }
 
 impl Weighed<'_> {
@@ -182,7 +199,8 @@ fn is_one_truth(one: &Metadata, other: &Metadata) -> bool {
 impl Rules {
     fn open<'a>(&self, known: &[Known<'a>], without: &[Uuid]) -> Result<Believed<'a>, Refusal> {
         let heard: Vec<_> = known.iter().filter(|k| is_heard(k, known)).copied().collect();
-        let has = |uuid| heard.iter().any(|k| k.uuid == uuid || k.metadata.member_of(uuid).is_some());
+        let has =
+            |uuid| heard.iter().any(|k| k.uuid == uuid || k.metadata.member_of(uuid).is_some());
         if heard.is_empty() {
             return Err(Refusal::Unknown);
         }
@@ -192,7 +210,8 @@ impl Rules {
         let (wrong, there): (Vec<_>, Vec<_>) =
             heard.iter().copied().partition(|k| without.contains(&k.uuid));
         let weighed = self.weigh_all(&there, without);
-        let may = |w: &&Weighed<'_>| w.enough && (without.is_empty() || w.unnamed().is_empty());
+        let may =
+            |w: &&Weighed<'_>| w.short.is_none() && (without.is_empty() || w.unnamed().is_empty());
         let latest = weighed.iter().filter(may).max_by_key(|w| w.metadata.stamp());
         let nearest = weighed.iter().max_by_key(|w| (w.supporters.len(), w.metadata.stamp()));
         let Some(target) = latest.or(nearest) else {
@@ -261,10 +280,12 @@ impl Rules {
             let asked = some.without(excused);
             asked.is_empty() || (self.enough)(asked.len(), asked.and(supporters).len())
         };
-        let enough = window.iter().all(|(_, some)| majority(*some))
-            && !metadata.voters().and(supporters).is_empty();
+        let short = window.iter().find(|(_, some)| !majority(*some)).copied();
+        // Whoever goes on needs a vote.
+        let nobody = metadata.voters().and(supporters).is_empty();
+        let short = short.or(nobody.then(|| (metadata.stamp().version, metadata.voters())));
         let missing = voters.without(present);
-        Weighed { metadata, supporters, voters, missing, excused, enough }
+        Weighed { metadata, supporters, voters, missing, excused, short }
     }
 
     /// Whether two that may be opened exclude each other.
@@ -277,30 +298,36 @@ impl Rules {
         &self,
         before: &Metadata,
         next: &Metadata,
-        excused: Members,
-        current: Members,
+        written: &Written,
     ) -> Result<(), MayNot> {
-        for (version, voters) in next.window() {
-            let asked = voters.without(excused);
+        for (version, voters) in (self.groups)(next.window()) {
+            let asked = voters.without(written.excused);
             let dropped = asked.without(next.voters());
             if !(self.may_drop)(asked.len(), dropped.len()) {
                 let (voters, dropped) = (asked.len(), dropped.len());
-                return Err(MayNot::Drop { version: *version, voters, dropped });
+                return Err(MayNot::Drop { version, voters, dropped });
             }
         }
-        let forgotten = |id: &MemberId| {
-            let same = before.member(*id).zip(next.member(*id));
-            !same.is_some_and(|(then, now)| then.uuid == now.uuid)
-        };
-        let older = next.window().iter().filter(|(version, _)| *version < next.stamp().version);
-        let older = older.fold(Members::default(), |all, (_, some)| all.or(*some));
-        if let Some(member) = older.iter().find(forgotten).filter(|_| self.keeps_numbers) {
-            return Err(MayNot::Forget(member));
-        }
-        let new = next.voters().without(before.voters()).without(current);
-        let new = new.iter().next().filter(|_| self.strands_nobody && next.stamp().version > 1);
-        new.map_or(Ok(()), |member| Err(MayNot::Strand(member)))
+        let forgotten = forgotten(before, next).filter(|_| self.keeps_numbers);
+        let first = next.stamp().version == 1;
+        let new = next.voters().without(before.voters()).without(written.current);
+        let early = new.iter().next().filter(|_| self.brings_up && !first);
+        let absent = next.voters().and(before.voters()).without(written.following);
+        let absent = absent.iter().next().filter(|_| self.needs_all);
+        let wrong = forgotten.map(MayNot::Forget).or(early.map(MayNot::Early));
+        wrong.or(absent.map(MayNot::Absent)).map_or(Ok(()), Err)
     }
+}
+
+/// A number with a vote in a version that may still be opened that `next` gives to another disk, or to none.
+fn forgotten(before: &Metadata, next: &Metadata) -> Option<MemberId> {
+    let older = next.window().iter().filter(|(version, _)| *version < next.stamp().version);
+    let older = older.fold(Members::default(), |all, (_, some)| all.or(*some));
+    let same = |id: &MemberId| {
+        let both = before.member(*id).zip(next.member(*id));
+        both.is_some_and(|(then, now)| then.uuid == now.uuid)
+    };
+    older.iter().find(|id| !same(id))
 }
 
 fn disk_of(known: &Known<'_>) -> Disk {

@@ -55,15 +55,17 @@ pub enum Refusal {
 pub struct Few {
     /// The pool's name.
     pub pool: Text,
-    /// The version.
+    /// The version that would be opened.
+    pub newest: u64,
+    /// It, or one before it that is asked about, behind which too few stand.
     pub version: u64,
-    /// How many have a vote in it, or in one before it that is asked about.
+    /// How many have a vote there.
     pub voters: u32,
-    /// How many of them stand behind it.
+    /// How many of them know of the newest, or what led to it.
     pub supporters: u32,
-    /// Those of them that are missing.
+    /// All with a vote in any that is asked about that are missing.
     pub missing: Vec<Disk>,
-    /// Those of them that are there and know of something else.
+    /// Those that are there and know of something else.
     pub astray: Vec<Disk>,
 }
 
@@ -107,7 +109,7 @@ impl fmt::Display for Truth {
 
 impl fmt::Display for Few {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pool, version, voters, supporters, missing, astray } = self;
+        let Self { pool, newest, version, voters, supporters, missing, astray } = self;
         if !missing.is_empty() {
             write!(f, "{} missing; ", are(missing))?;
         }
@@ -115,8 +117,11 @@ impl fmt::Display for Few {
             let know = if astray.len() == 1 { "knows" } else { "know" };
             write!(f, "{} {know} of another history; ", names(astray))?;
         }
-        write!(f, "version {version} is known to {supporters} of {voters} that have a say, and ")?;
-        f.write_str("more than half are needed")?;
+        write!(
+            f,
+            "of {voters} disks with a vote in version {version} {supporters} know what led "
+        )?;
+        write!(f, "to version {newest}, and more than half are needed")?;
         if missing.is_empty() {
             return Ok(());
         }
@@ -151,13 +156,15 @@ pub(super) fn disks(metadata: &Metadata, members: Members, known: &[Known<'_>]) 
 }
 
 pub(super) fn few(weighed: &Weighed<'_>, known: &[Known<'_>]) -> Few {
-    let Weighed { metadata, supporters, voters, missing, .. } = weighed;
+    let Weighed { metadata, supporters, voters, missing, short, .. } = weighed;
+    let (version, asked) = short.unwrap_or((metadata.stamp().version, *voters));
     let astray = voters.without(*missing).without(*supporters);
     Few {
         pool: metadata.name,
-        version: metadata.stamp().version,
-        voters: voters.len(),
-        supporters: voters.and(*supporters).len(),
+        newest: metadata.stamp().version,
+        version,
+        voters: asked.len(),
+        supporters: asked.and(*supporters).len(),
         missing: disks(metadata, *missing, known),
         astray: disks(metadata, astray, known),
     }
