@@ -10,7 +10,7 @@ use super::metadata::{MemberId, Members, Metadata, Stamp};
 
 mod refusal;
 
-pub use refusal::{Disk, Few, Refusal, Truth};
+pub use refusal::{Disk, Few, Refusal, Truth, TwoTruths};
 
 /// What a disk knows that is there and undamaged. Of two with one identity neither is asked.
 #[derive(Clone, Copy, Debug)]
@@ -90,19 +90,22 @@ pub enum MayNot {
     Early(MemberId),
 }
 
+/// From which version on who has a vote.
+type Voters = (u64, Members);
+
 /// The rules; tests make mistakes in them.
 #[derive(Clone, Copy)]
 struct Rules {
     /// Whether so many supporters are enough of so many with a vote.
     enough: fn(voters: u32, supporters: u32) -> bool,
     /// The part of a window that is asked about.
-    asked: fn(&[(u64, Members)]) -> &[(u64, Members)],
+    asked: fn(&[Voters]) -> &[Voters],
     /// Whether one that knows of a version supports another.
     supports: fn(&Metadata, Stamp) -> bool,
     /// Whether of so many with a vote so many may be left without.
     may_drop: fn(voters: u32, dropped: u32) -> bool,
     /// Of whom it is asked how many would be left without: of each version's by themselves.
-    groups: fn(&[(u64, Members)]) -> Vec<(u64, Members)>,
+    groups: fn(&[Voters]) -> Vec<Voters>,
     /// Whether a number means one disk for as long as it is asked about.
     keeps_numbers: bool,
     /// Whether only those have a vote that get what is written.
@@ -173,6 +176,11 @@ impl Weighed<'_> {
     fn unnamed(&self) -> Members {
         self.missing.without(self.excused)
     }
+
+    /// Whether all that are missing were named.
+    fn is_said(&self) -> bool {
+        self.unnamed().is_empty()
+    }
 }
 
 /// Whether a label and a version are of one member.
@@ -207,42 +215,49 @@ impl Rules {
         if let Some(uuid) = without.iter().find(|uuid| !has(**uuid)) {
             return Err(Refusal::NoMember(*uuid));
         }
-        let (wrong, there): (Vec<_>, Vec<_>) =
-            heard.iter().copied().partition(|k| without.contains(&k.uuid));
-        let weighed = self.weigh_all(&there, without);
-        let may =
-            |w: &&Weighed<'_>| w.short.is_none() && (without.is_empty() || w.unnamed().is_empty());
+        let there = heard.iter().filter(|k| !without.contains(&k.uuid)).copied();
+        let weighed = self.weigh_all(&there.collect::<Vec<_>>(), without);
+        let may = |w: &&Weighed<'_>| w.short.is_none() && (without.is_empty() || w.is_said());
         let latest = weighed.iter().filter(may).max_by_key(|w| w.metadata.stamp());
         let nearest = weighed.iter().max_by_key(|w| (w.supporters.len(), w.metadata.stamp()));
         let Some(target) = latest.or(nearest) else {
             return Err(heard.first().map_or(Refusal::Unknown, |k| Refusal::There(disk_of(k))));
         };
-        let led = |k: &&Known<'_>| self.supports_it(target.metadata, k);
-        if let Some(right) = wrong.iter().find(led) {
-            return Err(Refusal::There(disk_of(right)));
-        }
-        // A later one for which more is to be said may not be passed over by saying less.
-        let later = |w: &&Weighed<'_>| w.metadata.follows(target.metadata.stamp());
-        let short = weighed.iter().filter(later).find(|w| !w.unnamed().is_empty());
-        if let Some(short) = short.filter(|_| !without.is_empty()) {
-            let missing = refusal::disks(short.metadata, short.unnamed(), &heard);
-            return Err(Refusal::Unnamed { pool: short.metadata.name, missing });
-        }
-        let Some(latest) = latest else {
-            return Err(Refusal::Few(refusal::few(target, &heard)));
-        };
-        let other = weighed.iter().filter(may).find(|w| self.are_two(latest, w));
-        if let Some(other) = other {
+        self.check_said(target, &weighed, &heard, without)?;
+        let latest = latest.ok_or_else(|| refusal::few(target, &heard))?;
+        if let Some(other) = weighed.iter().filter(may).find(|w| self.are_two(latest, w)) {
             return Err(refusal::two(latest, other, &heard));
         }
-        let believed = Believed {
+        Ok(Believed {
             metadata: latest.metadata,
             supporters: latest.supporters,
             excused: latest.excused,
             stale: stale(latest.metadata, &heard),
             forced: !without.is_empty() && !self.is_free(known, latest.metadata.stamp()),
-        };
-        Ok(believed)
+        })
+    }
+
+    /// Whether a statement says neither too much nor too little for `target`.
+    fn check_said(
+        &self,
+        target: &Weighed<'_>,
+        all: &[Weighed<'_>],
+        heard: &[Known<'_>],
+        without: &[Uuid],
+    ) -> Result<(), Refusal> {
+        let mut named = heard.iter().filter(|k| without.contains(&k.uuid));
+        if let Some(right) = named.find(|k| self.supports_it(target.metadata, k)) {
+            return Err(Refusal::There(disk_of(right)));
+        }
+        // A later one for which more is to be said may not be passed over by saying less.
+        let mut later = all.iter().filter(|w| w.metadata.follows(target.metadata.stamp()));
+        match later.find(|w| !w.is_said()).filter(|_| !without.is_empty()) {
+            Some(short) => Err(Refusal::Unnamed {
+                pool: short.metadata.name,
+                missing: refusal::disks(short.metadata, short.unnamed(), heard),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Whether a version is opened though nobody says anything.
@@ -291,7 +306,8 @@ impl Rules {
     /// Whether two that may be opened exclude each other.
     fn are_two(&self, latest: &Weighed<'_>, other: &Weighed<'_>) -> bool {
         let (latest, other) = (latest.metadata, other.metadata);
-        !latest.follows(other.stamp()) && !(self.picks && is_one_truth(latest, other))
+        let led = latest.follows(other.stamp());
+        !led && (!self.picks || !is_one_truth(latest, other))
     }
 
     fn may_count(

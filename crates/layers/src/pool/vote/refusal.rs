@@ -16,20 +16,10 @@ pub enum Refusal {
     Unknown,
     /// Not more than half of those with a vote stand behind any version.
     #[error("{0}")]
-    Few(Few),
-    /// Two versions may be opened, and each has what the other has not.
-    #[error(
-        "there are two truths: {one}, and {other}; which disks are wrong is to be said: pool open \
-         {pool} --without ..."
-    )]
-    TwoTruths {
-        /// The pool's name.
-        pool: Text,
-        /// The one that was opened later, or oftener.
-        one: Truth,
-        /// The other one.
-        other: Truth,
-    },
+    Few(Box<Few>),
+    /// Two versions may be opened, and one has what the other has not.
+    #[error("{0}")]
+    TwoTruths(Box<TwoTruths>),
     /// More are missing than a person has said are gone for good.
     #[error(
         "{} missing as well; if gone for good: pool open {pool}{}, beside what was said",
@@ -67,6 +57,21 @@ pub struct Few {
     pub missing: Vec<Disk>,
     /// Those that are there and know of something else.
     pub astray: Vec<Disk>,
+}
+
+/// Two versions that may be opened, of which neither led to the other.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "there are two truths: {one}, and {other}; which disks are wrong is to be said: pool open {pool} \
+     --without ..."
+)]
+pub struct TwoTruths {
+    /// The pool's name.
+    pub pool: Text,
+    /// The one that was opened later, or oftener.
+    pub one: Truth,
+    /// The other one.
+    pub other: Truth,
 }
 
 /// One of two truths.
@@ -155,11 +160,11 @@ pub(super) fn disks(metadata: &Metadata, members: Members, known: &[Known<'_>]) 
     members.iter().map(disk).collect()
 }
 
-pub(super) fn few(weighed: &Weighed<'_>, known: &[Known<'_>]) -> Few {
+pub(super) fn few(weighed: &Weighed<'_>, known: &[Known<'_>]) -> Refusal {
     let Weighed { metadata, supporters, voters, missing, short, .. } = weighed;
     let (version, asked) = short.unwrap_or((metadata.stamp().version, *voters));
     let astray = voters.without(*missing).without(*supporters);
-    Few {
+    let few = Few {
         pool: metadata.name,
         newest: metadata.stamp().version,
         version,
@@ -167,7 +172,8 @@ pub(super) fn few(weighed: &Weighed<'_>, known: &[Known<'_>]) -> Few {
         supporters: asked.and(*supporters).len(),
         missing: disks(metadata, *missing, known),
         astray: disks(metadata, astray, known),
-    }
+    };
+    Refusal::Few(Box::new(few))
 }
 
 pub(super) fn two(one: &Weighed<'_>, other: &Weighed<'_>, known: &[Known<'_>]) -> Refusal {
@@ -176,6 +182,7 @@ pub(super) fn two(one: &Weighed<'_>, other: &Weighed<'_>, known: &[Known<'_>]) -
         opening: this.metadata.stamp().opening,
         disks: disks(this.metadata, this.supporters.without(that.supporters), known),
     };
-    let pool = one.metadata.name;
-    Refusal::TwoTruths { pool, one: truth(one, other), other: truth(other, one) }
+    let two =
+        TwoTruths { pool: one.metadata.name, one: truth(one, other), other: truth(other, one) };
+    Refusal::TwoTruths(Box::new(two))
 }

@@ -1,4 +1,16 @@
 //! The claim of RFD 0030, section 5, searched for a history in which it does not hold.
+//!
+//! Each disk holds the version that was last written to it. A writer opens by rule O with any disks there, and then makes
+//! versions by rule D: one that changes nothing, drops any members, lets one return, adds one or removes one, with or without
+//! saying what counts. At any time it writes its newest version to any disk there, or is cut off. So each version reaches any
+//! subset, in any order, before or after the next one is made, those that it drops included. A version counts when all with a
+//! vote in it hold it or what followed: nothing is acknowledged that does not count, so nothing is asked of what is
+//! acknowledged alone. It is breadth first, over all that can be, with each state looked at once: `(members and others;
+//! openings; versions of each)` up to (2; 2; 3), (3; 2; 2), (3; 3; 1), (4; 1; 2), (4; 3; 1), and with disks that are added
+//! (1 and 1; 2; 2), (1 and 2; 1; 3), (2 and 1; 2; 2), or with numbers used again (2 and 1; 1; 4), (3 and 1; 1; 3); and one
+//! opening more, of which only is asked what it would open. That is 1.5 million states at most, 3.7 million together.
+//!
+//! No statements are made: with one that is false the claim is none.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -72,7 +84,6 @@ struct Step {
 struct Node {
     metadata: Metadata,
     parent: u32,
-    step: Step,
     /// Disks with a vote.
     voters: Disks,
     /// Disks with a vote in a version that it asks about.
@@ -157,7 +168,7 @@ struct World {
 impl World {
     fn new(scope: Scope) -> (Self, State) {
         let metadata = Metadata::new(Uuid::from_u128(1), Text::new("tank"), 16 << 20, 1);
-        let nothing = Node { metadata, parent: 0, step: Step::default(), voters: 0, asked: 0 };
+        let nothing = Node { metadata, parent: 0, voters: 0, asked: 0 };
         let mut world = Self {
             scope,
             nodes: vec![nothing],
@@ -228,7 +239,7 @@ impl World {
         let votes = metadata.members().filter(|(_, m)| m.standing.votes());
         let voters = votes.fold(0, |all, (_, m)| all | 1 << Self::disk(m.uuid));
         let asked = self.asked(parent, &metadata) | voters;
-        self.nodes.push(Node { metadata, parent, step, voters, asked });
+        self.nodes.push(Node { metadata, parent, voters, asked });
         Some(id)
     }
 
@@ -271,7 +282,7 @@ impl World {
                 let same = |id: &&u32| self.nodes[**id as usize].metadata.stamp() == stamp;
                 Opens::At(*held.iter().filter(|id| **id != 0).find(same).unwrap())
             }
-            Err(Refusal::TwoTruths { .. }) => Opens::TwoTruths,
+            Err(Refusal::TwoTruths(_)) => Opens::TwoTruths,
             Err(_) => Opens::Few,
         };
         self.opens.insert(held, opens);
@@ -432,9 +443,9 @@ fn search(scope: Scope) -> Searched {
             for (how, next) in next {
                 came.entry(next).or_insert_with(|| {
                     if next.writer.is_some() {
-                        queue.push_back(next)
+                        queue.push_back(next);
                     } else {
-                        cut.push(next)
+                        cut.push(next);
                     }
                     Some((state, how))
                 });
@@ -472,7 +483,7 @@ fn tell(world: &World, came: &Came, last: State) -> String {
                 )
             }
             Move::Writes(disk) => write!(text, "write {}; ", letters(1 << disk)),
-            Move::Cut => write!(text, "cut.\n"),
+            Move::Cut => writeln!(text, "cut."),
         }
         .unwrap();
     }

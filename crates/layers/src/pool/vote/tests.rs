@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::super::Text;
-use super::super::metadata::{Change, Standing, tests};
+use super::super::metadata::{Change, tests};
 use super::*;
 
 fn m(n: u16) -> MemberId {
