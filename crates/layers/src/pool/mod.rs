@@ -8,6 +8,8 @@
 //! | `label`, `journal`, `snapshot` | who a member is, changes, and all at once, as they lie on it |
 //! | `knowledge` | what one member knows by them |
 //! | `allocate` | where new pieces go |
+//! | `journal` | changes, as they lie on a member |
+//! | `vote` | who may be believed when a pool is opened, and what a version may drop |
 //!
 //! These decide, and do nothing: what carries it out is still to come, and so is the rest of the RFD.
 
@@ -20,5 +22,6 @@ pub mod metadata;
 pub mod snapshot;
 mod text;
 pub mod units;
+pub mod vote;
 
 pub use text::{TEXT_BYTES, Text};

@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(marks.enter(&[A]), Entry::Entered);
         assert!(marks.clear(true).is_empty());
         assert_eq!(marks.enter(&[A]), Entry::Wait, "now it is closed");
-        marks.leave(&[A], None);
+        marks.leave(&[A], 1, None);
         assert_eq!(marks.clear(false), [receipt(1)]);
     }
 

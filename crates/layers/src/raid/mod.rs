@@ -223,13 +223,7 @@ impl Raid {
         range.at.0 * block..(range.at.0 + range.count) * block
     }
 
-    async fn unmap(
-        &self,
-        bytes: Range<u64>,
-        fua: bool,
-        lba: Lba,
-        ctx: &Ctx,
-    ) -> Result<(), Error> {
+    async fn unmap(&self, bytes: Range<u64>, fua: bool, lba: Lba, ctx: &Ctx) -> Result<(), Error> {
         let each = self.extent_bytes();
         let (first, last) = (bytes.start.div_ceil(each), bytes.end / each);
         if self.thick || first >= last {

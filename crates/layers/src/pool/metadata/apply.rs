@@ -151,6 +151,9 @@ pub enum Refused {
         /// How many.
         taken: u32,
     },
+    /// It has a vote in a version that may be opened.
+    #[error("member {} has a vote: it is to be out first, and that is to count", .0.0)]
+    Voter(MemberId),
     /// It is the last one that is written.
     #[error("member {} is the last one that is written", .0.0)]
     Last(MemberId),
@@ -391,8 +394,9 @@ impl Metadata {
         if taken > 0 {
             return Err(Refused::Occupied { member: id, taken });
         }
-        if member.standing.votes() {
-            self.is_not_last(id)?;
+        // As long as a version may be opened in which it has a vote, its number may not mean another disk.
+        if self.window.iter().any(|(_, voters)| voters.has(id)) {
+            return Err(Refused::Voter(id));
         }
         self.members.remove(&id);
         Ok(())

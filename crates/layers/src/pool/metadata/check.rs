@@ -58,6 +58,9 @@ impl Metadata {
         let ends = self.window.first().zip(self.window.last());
         let (first, last) = ends.ok_or(Broken("the window"))?;
         holds(first.0 <= self.counted && last.0 <= self.version, "the ends of the window")?;
+        let voters = self.window.iter().flat_map(|(_, voters)| voters.iter());
+        let mut unknown = voters.filter(|id| !self.members.contains_key(id));
+        holds(unknown.next().is_none(), "a vote of no member")?;
         holds(last.1 == self.voters(), "who has a vote")
     }
 
