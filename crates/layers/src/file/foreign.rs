@@ -61,6 +61,7 @@ const UBERBLOCK: &[u8] = &[0x0c, 0xb1, 0xba, 0x00, 0, 0, 0, 0];
 
 /// In this order: what says more comes first (an MBR is also part of many others).
 const SIGNATURES: &[Signature] = &[
+    head("a disk of a pool", 0, b"WINDROSE MEMBER\n"),
     head("a LUKS encrypted volume", 0, b"LUKS\xba\xbe"),
     head("an XFS file system", 0, b"XFSB"),
     head("an ext2, ext3 or ext4 file system", 1080, &[0x53, 0xef]),

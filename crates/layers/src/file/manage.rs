@@ -7,7 +7,7 @@ use std::path::Path;
 
 use block::{Account, Bufs, Class, Ctx, Epoch};
 use rt::Core;
-use rt::disk::{DiskError, DiskErrorKind, DiskKind, OpenError, OpenOptions, OpenReason};
+use rt::disk::{Disk, DiskError, DiskErrorKind, DiskKind, OpenError, OpenOptions, OpenReason};
 use uuid::Uuid;
 
 use super::error::{FileError, Reason};
@@ -410,6 +410,14 @@ fn whole_units(medium: &Medium) -> u64 {
 fn data_bytes(medium: &Medium, how: &Create) -> u64 {
     let block = u64::from(how.block_size);
     how.bytes.unwrap_or_else(|| (medium.info().size - DATA_OFFSET) / block * block)
+}
+
+/// Whether a file or device holds nothing.
+///
+/// # Errors
+/// What it holds, or that it cannot be read.
+pub(crate) async fn is_unused(disk: &Disk, memory: &Account) -> Result<(), Reason> {
+    check_empty(&Medium::from(disk.clone()), memory).await
 }
 
 /// Refuses whatever holds something.

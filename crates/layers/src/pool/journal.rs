@@ -107,6 +107,7 @@ struct AddBody {
     serial: [u8; TEXT_BYTES],
     units: U32,
     room: U32,
+    units_at: U64,
     spare: U32,
     reserved: U32,
 }
@@ -294,12 +295,13 @@ impl Change {
                 let (id, forced) = (id.into_bytes(), u32::from(*forced).into());
                 out.extend_from_slice(OpenedBody { id, forced, reserved: 0.into() }.as_bytes());
             }
-            Self::Add { uuid, serial, units, room, spare, .. } => {
+            Self::Add { uuid, serial, units, room, units_at, spare, .. } => {
                 let body = AddBody {
                     uuid: uuid.into_bytes(),
                     serial: serial.to_bytes(),
                     units: (*units).into(),
                     room: (*room).into(),
+                    units_at: (*units_at).into(),
                     spare: u32::from(*spare).into(),
                     reserved: 0.into(),
                 };
@@ -398,6 +400,7 @@ impl Change {
                     serial: Text::parse(&body.serial)?,
                     units: body.units.get(),
                     room: body.room.get(),
+                    units_at: body.units_at.get(),
                     spare: body.spare.get() == 1,
                 }
             }

@@ -1,8 +1,8 @@
 //! What of a member is where: arithmetic, and nothing else.
 
-use super::metadata::{MAX_UNITS, placed_bytes};
+use super::metadata::{MAX_UNITS, placed_bytes, unit_bytes};
+use crate::raid::RING_BLOCKS;
 use crate::raid::geometry::{ROW_BYTES, Shape};
-use crate::raid::{Column, RING_BLOCKS};
 
 /// Length in bytes of a block of everything that is no data.
 pub const BLOCK_BYTES: u64 = ROW_BYTES as u64;
@@ -16,9 +16,6 @@ const JOURNAL_BYTES: std::ops::RangeInclusive<u64> = (4 << 20)..=(64 << 20);
 
 /// Room for a snapshot in blocks: so many, and one for each unit of the member.
 const ROOM_BLOCKS: u64 = 32;
-
-/// Bytes of a unit behind its stripes: what is known of them.
-const TAIL_BYTES: u64 = 64 << 10;
 
 /// Everything that is aligned begins at a multiple of this.
 const ALIGN: u64 = 64 << 10;
@@ -52,8 +49,7 @@ impl Layout {
     /// That of a member of so many bytes in a pool of such extents and so many rings; none if it is too small.
     #[must_use]
     pub fn of(bytes: u64, shape: &Shape, rings: u16) -> Option<Self> {
-        let placed = placed_bytes(shape);
-        let unit_bytes = placed + TAIL_BYTES;
+        let unit_bytes = unit_bytes(shape);
         let (least, most) = (*JOURNAL_BYTES.start(), *JOURNAL_BYTES.end());
         let journal = (bytes / JOURNAL_PART).clamp(least, most) / BLOCK_BYTES * BLOCK_BYTES;
         let rings = u64::from(rings) * RING_BLOCKS * BLOCK_BYTES;
@@ -76,7 +72,7 @@ impl Layout {
             rings_at,
             units_at: (rings_at + rings).next_multiple_of(ALIGN),
             unit_bytes,
-            placed_bytes: placed,
+            placed_bytes: placed_bytes(shape),
             units,
         })
     }
@@ -84,7 +80,7 @@ impl Layout {
     /// The fewest bytes of a member in such a pool.
     #[must_use]
     pub fn least_bytes(shape: &Shape, rings: u16) -> u64 {
-        let unit = placed_bytes(shape) + TAIL_BYTES + 2 * BLOCK_BYTES;
+        let unit = unit_bytes(shape) + 2 * BLOCK_BYTES;
         let rings = u64::from(rings) * RING_BLOCKS * BLOCK_BYTES;
         LABELS_BYTES
             + JOURNAL_BYTES.start()
@@ -103,12 +99,6 @@ impl Layout {
     #[must_use]
     pub fn unit_at(&self, unit: u32) -> u64 {
         self.units_at + u64::from(unit) * self.unit_bytes
-    }
-
-    /// The column that lies in a unit of member `member`.
-    #[must_use]
-    pub fn column(&self, member: u16, unit: u32) -> Column {
-        Column { member, at: self.unit_at(unit) / BLOCK_BYTES }
     }
 
     /// Where a ring begins, in blocks of 4 KiB.

@@ -30,6 +30,9 @@ pub const MAX_EXTENT_BYTES: u64 = 64 << 20;
 /// What a piece may hold, in bytes.
 pub const PIECE_BYTES: [u64; 3] = [4 << 20, 8 << 20, 16 << 20];
 
+/// Bytes of a unit behind its stripes: what is known of them.
+pub const TAIL_BYTES: u64 = 64 << 10;
+
 /// Length of a strip, in bytes.
 pub const STRIP_BYTES: std::ops::RangeInclusive<u64> = (16 << 10)..=(128 << 10);
 
@@ -119,10 +122,10 @@ pub struct Member {
     pub units: u32,
     /// Room for a snapshot on it, in blocks.
     pub room: u32,
+    /// Where its units begin, in bytes.
+    pub units_at: u64,
     /// What it is there for.
     pub standing: Standing,
-    /// The version with which the rings of its parity log began.
-    pub era: u64,
     pub(super) taken: Units,
 }
 
@@ -175,7 +178,7 @@ pub struct Metadata {
     pub rings: u16,
     pub(super) version: u64,
     pub(super) counted: u64,
-    /// The version with which the numbers of the parity log's entries began anew.
+    /// The version with which the rings of the parity log, and the numbers of its entries, began anew.
     pub(super) era: u64,
     pub(super) next_volume: u32,
     pub(super) next_extent: u64,
@@ -305,6 +308,11 @@ impl Volume {
         self.behind.get(&(index, column)).copied().unwrap_or(0)
     }
 
+    /// The pieces that are not what they should be, by extent and column.
+    pub fn all_marks(&self) -> impl Iterator<Item = (u32, u16)> {
+        self.behind.keys().copied()
+    }
+
     /// Whether something of each block of an extent is left where `lost` columns are, a bit for each.
     #[must_use]
     pub fn survives(&self, lost: u64) -> bool {
@@ -369,6 +377,12 @@ pub fn placed_bytes(shape: &Shape) -> u64 {
     u64::from(shape.strip_rows()) * u64::from(shape.places()) * u64::from(ROW_BYTES)
 }
 
+/// Length in bytes of a unit in a pool of such extents.
+#[must_use]
+pub fn unit_bytes(shape: &Shape) -> u64 {
+    placed_bytes(shape) + TAIL_BYTES
+}
+
 impl Metadata {
     /// A pool of no members: version 0, of which nothing is written.
     #[must_use]
@@ -407,7 +421,14 @@ impl Metadata {
         piece_bytes(&self.shape)
     }
 
-    /// The version with which the numbers of the parity log's entries began anew.
+    /// Where a piece begins on its member, in rows of 4 KiB.
+    #[must_use]
+    pub fn row_of(&self, piece: Piece) -> u64 {
+        let units_at = self.members.get(&piece.member).map_or(0, |member| member.units_at);
+        (units_at + u64::from(piece.unit) * unit_bytes(&self.shape)) / u64::from(ROW_BYTES)
+    }
+
+    /// The version with which the rings of the parity log, and the numbers of its entries, began anew.
     #[must_use]
     pub fn era(&self) -> u64 {
         self.era

@@ -8,20 +8,45 @@
 //! | `label`, `journal`, `snapshot` | who a member is, changes, and all at once, as they lie on it |
 //! | `knowledge` | what one member knows by them |
 //! | `allocate` | where new pieces go |
-//! | `journal` | changes, as they lie on a member |
 //! | `vote` | who may be believed when a pool is opened, and what a version may drop |
 //!
-//! These decide, and do nothing: what carries it out is still to come, and so is the rest of the RFD.
+//! These decide, and do nothing. What carries it out:
+//!
+//! | module | subject |
+//! |---|---|
+//! | `disk` | one member's label, journal and snapshots |
+//! | `opening` | which disks there are, and who of them is believed |
+//! | `recovery` | what a crash has left |
+//! | `writer` | versions |
+//! | `owner` | a pool, on the core that keeps its metadata |
+//! | `ask` | what other cores ask of that one |
+//! | `seat` | a core that has volumes of it |
+//! | `report` | what there is to be told |
 
 pub mod allocate;
+mod ask;
+mod disk;
+mod error;
 pub mod journal;
 pub mod knowledge;
 pub mod label;
 pub mod layout;
 pub mod metadata;
+mod opening;
+mod owner;
+mod recovery;
+mod report;
+mod seat;
 pub mod snapshot;
 mod text;
 pub mod units;
 pub mod vote;
+mod writer;
 
+pub use ask::PoolHandle;
+pub use error::PoolError;
+pub use opening::{Inspected, NewDisk, inspect};
+pub use owner::{CreatePool, NewPoolVolume, OpenPool, Pool};
+pub use report::{PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport};
+pub use seat::PoolSeat;
 pub use text::{TEXT_BYTES, Text};

@@ -4,6 +4,8 @@
 //! Both rules look at what disks know, and do nothing. That together they lose no version that counts is searched for in
 //! `search`, with mistakes planted that have to be found.
 
+use std::collections::BTreeMap;
+
 use uuid::Uuid;
 
 use super::metadata::{MemberId, Members, Metadata, Stamp};
@@ -63,6 +65,22 @@ pub struct Written {
     pub excused: Members,
 }
 
+/// Whose numbers are whose in a version, and who has a vote.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Roll {
+    voters: Members,
+    uuids: BTreeMap<MemberId, Uuid>,
+}
+
+impl Roll {
+    /// That of a version.
+    #[must_use]
+    pub fn of(metadata: &Metadata) -> Self {
+        let uuids = metadata.members().map(|(id, member)| (id, member.uuid)).collect();
+        Self { voters: metadata.voters(), uuids }
+    }
+}
+
 /// Why a version may not be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MayNot {
@@ -106,8 +124,6 @@ struct Rules {
     may_drop: fn(voters: u32, dropped: u32) -> bool,
     /// Of whom it is asked how many would be left without: of each version's by themselves.
     groups: fn(&[Voters]) -> Vec<Voters>,
-    /// Whether a number means one disk for as long as it is asked about.
-    keeps_numbers: bool,
     /// Whether only those have a vote that get what is written.
     needs_all: bool,
     /// Whether a member is brought up before it has a vote.
@@ -122,7 +138,6 @@ const RULES: Rules = Rules {
     supports: Metadata::follows,
     may_drop: |voters, dropped| dropped * 2 <= voters,
     groups: <[_]>::to_vec,
-    keeps_numbers: true,
     needs_all: true,
     brings_up: true,
     picks: true,
@@ -154,7 +169,7 @@ pub fn open<'a>(known: &[Known<'a>], without: &[Uuid]) -> Result<Believed<'a>, R
 ///
 /// # Errors
 /// Why not.
-pub fn may_count(before: &Metadata, next: &Metadata, written: &Written) -> Result<(), MayNot> {
+pub fn may_count(before: &Roll, next: &Metadata, written: &Written) -> Result<(), MayNot> {
     RULES.may_count(before, next, written)
 }
 
@@ -310,12 +325,7 @@ impl Rules {
         !led && (!self.picks || !is_one_truth(latest, other))
     }
 
-    fn may_count(
-        &self,
-        before: &Metadata,
-        next: &Metadata,
-        written: &Written,
-    ) -> Result<(), MayNot> {
+    fn may_count(&self, before: &Roll, next: &Metadata, written: &Written) -> Result<(), MayNot> {
         for (version, voters) in (self.groups)(next.window()) {
             let asked = voters.without(written.excused);
             let dropped = asked.without(next.voters());
@@ -324,11 +334,11 @@ impl Rules {
                 return Err(MayNot::Drop { version, voters, dropped });
             }
         }
-        let forgotten = forgotten(before, next).filter(|_| self.keeps_numbers);
+        let forgotten = forgotten(before, next);
         let first = next.stamp().version == 1;
-        let new = next.voters().without(before.voters()).without(written.current);
+        let new = next.voters().without(before.voters).without(written.current);
         let early = new.iter().next().filter(|_| self.brings_up && !first);
-        let absent = next.voters().and(before.voters()).without(written.following);
+        let absent = next.voters().and(before.voters).without(written.following);
         let absent = absent.iter().next().filter(|_| self.needs_all);
         let wrong = forgotten.map(MayNot::Forget).or(early.map(MayNot::Early));
         wrong.or(absent.map(MayNot::Absent)).map_or(Ok(()), Err)
@@ -336,12 +346,12 @@ impl Rules {
 }
 
 /// A number with a vote in a version that may still be opened that `next` gives to another disk, or to none.
-fn forgotten(before: &Metadata, next: &Metadata) -> Option<MemberId> {
+fn forgotten(before: &Roll, next: &Metadata) -> Option<MemberId> {
     let older = next.window().iter().filter(|(version, _)| *version < next.stamp().version);
     let older = older.fold(Members::default(), |all, (_, some)| all.or(*some));
     let same = |id: &MemberId| {
-        let both = before.member(*id).zip(next.member(*id));
-        both.is_some_and(|(then, now)| then.uuid == now.uuid)
+        let both = before.uuids.get(id).zip(next.member(*id));
+        both.is_some_and(|(then, now)| *then == now.uuid)
     };
     older.iter().find(|id| !same(id))
 }

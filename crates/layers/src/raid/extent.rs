@@ -43,6 +43,8 @@ pub struct Extent {
     pub(super) lacking: RefCell<Vec<(u16, Places)>>,
     /// Shared by all that this extent has been, with other columns.
     pub(super) placement: Rc<Placement>,
+    /// Columns of which others do not know yet that they are here, a bit for each.
+    unsettled: Cell<u64>,
     /// Regions that columns whose members are out are known to lack, and how often members had gone and come when they were.
     told: Cell<(u64, u32)>,
 }
@@ -70,7 +72,8 @@ impl Extent {
         let map = Map::new(shape.stripes(), shape.places());
         let (columns, placement) = (columns.into_iter().collect(), Rc::new(Placement::new(map, 0)));
         let told = Cell::new((0, 0));
-        Self { number, shape, columns, lacking: RefCell::default(), placement, told }
+        let (lacking, unsettled) = (RefCell::default(), Cell::new(0));
+        Self { number, shape, columns, lacking, placement, unsettled, told }
     }
 
     /// The same with its stripes where they are, as its columns say.
@@ -133,14 +136,60 @@ impl Extent {
         self
     }
 
-    /// The same with one column elsewhere, where nothing is yet.
-    pub(super) fn moved_to(&self, column: u16, to: Column) -> Self {
+    /// The same with one column elsewhere, where all of it is.
+    pub(super) fn with(&self, column: u16, to: Column) -> Self {
         let mut columns = self.columns.clone();
         columns.get_mut(usize::from(column)).into_iter().for_each(|place| *place = to);
         let (lacking, placement) = (self.lacking.clone(), Rc::clone(&self.placement));
         lacking.borrow_mut().retain(|(lacks, _)| *lacks != column);
-        let (number, shape, told) = (self.number, self.shape, Cell::new((0, 0)));
-        Self { number, shape, columns, lacking, placement, told }.behind(column, ALL_REGIONS)
+        let (unsettled, told) = (self.unsettled.clone(), Cell::new((0, 0)));
+        Self {
+            number: self.number,
+            shape: self.shape,
+            columns,
+            lacking,
+            placement,
+            unsettled,
+            told,
+        }
+    }
+
+    /// The same with one column elsewhere, where nothing is yet.
+    pub(super) fn moved_to(&self, column: u16, to: Column) -> Self {
+        let moved = self.with(column, to);
+        moved.unsettled.set(moved.unsettled.get() | 1u64.checked_shl(column.into()).unwrap_or(0));
+        moved.behind(column, ALL_REGIONS)
+    }
+
+    /// All know that a column is where it is.
+    pub fn settled(&self, column: u16) {
+        let bit = 1u64.checked_shl(column.into()).unwrap_or(0);
+        self.unsettled.set(self.unsettled.get() & !bit);
+    }
+
+    /// From now on a column lacks these regions as well: its member is about to be in again.
+    pub fn lacks_also(&self, column: u16, regions: u32) {
+        let places = self.shape.places_of(regions);
+        if regions & ALL_REGIONS == 0 {
+            return;
+        }
+        let mut lacking = self.lacking.borrow_mut();
+        let known = lacking.iter_mut().find(|(lacks, _)| *lacks == column);
+        match known {
+            Some((_, known)) => known.extend(&places),
+            None => lacking.push((column, places)),
+        }
+    }
+
+    /// Columns that lack something.
+    #[must_use]
+    pub fn lacking_columns(&self) -> Vec<u16> {
+        self.lacking.borrow().iter().map(|(column, _)| *column).collect()
+    }
+
+    /// Rows of a column, all that belongs to it.
+    pub(super) fn rows(&self) -> u64 {
+        self.map_at(Column { member: 0, at: 0 }, 2)
     }
 
     /// Its number in the pool.
@@ -215,11 +264,17 @@ impl Array {
         if self.makes(Mistake::SkipsChanges) {
             return Ok(());
         }
-        while extent.columns.iter().any(|column| self.is_out(column.member)) {
+        let is_out = |column: &Column| self.is_out(column.member);
+        // What a column had before it was moved lacks what is written meanwhile.
+        while extent.unsettled.get() != 0 || extent.columns.iter().any(is_out) {
             let changes = self.changes();
             let known = |(at, regions)| if at == changes { regions } else { 0 };
             if known(extent.told.get()) & regions == regions {
                 break;
+            }
+            // Those of whom it is not known yet that they are out would be passed over.
+            for column in extent.columns.iter().filter(|column| self.is_out(column.member)) {
+                self.out(column.member, Error::Gone).await?;
             }
             self.tell_changed(extent.number, regions).await?;
             if self.changes() == changes {

@@ -23,7 +23,7 @@
 //! | `stripe` | one stripe: its turns, what is read of it, what is made of the rest |
 //! | `quiet` | keeps reads away from what is written again |
 //! | `read`, `write`, `part`, `whole` | the operations of a volume |
-//! | `rebuild` | fills what a column lacks |
+//! | `rebuild`, `relocate` | fill what a column lacks, and move one that lacks nothing |
 //! | `open` | mends what a crash has left |
 
 mod array;
@@ -42,6 +42,7 @@ mod quiet;
 mod read;
 mod rebuild;
 pub mod recover;
+mod relocate;
 pub mod row;
 pub mod stored_map;
 mod stripe;

@@ -37,6 +37,12 @@ impl Places {
         self.0[word(place)] |= bit(place);
     }
 
+    /// Those of another set as well.
+    pub fn extend(&mut self, other: &Self) {
+        self.0.resize(self.0.len().max(other.0.len()), 0);
+        self.0.iter_mut().zip(&other.0).for_each(|(mine, theirs)| *mine |= theirs);
+    }
+
     /// Not this one any more.
     pub fn remove(&mut self, place: u32) {
         self.0.get_mut(word(place)).into_iter().for_each(|bits| *bits &= !bit(place));

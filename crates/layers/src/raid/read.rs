@@ -68,7 +68,8 @@ impl Raid {
             Some(_reading) => stripe.read(role, &piece.rows, ctx).await,
             None => {
                 let _turn = self.turn(index, piece.stripe).await;
-                stripe.read(role, &piece.rows, ctx).await
+                // It may be elsewhere since.
+                self.stripe(index, piece.stripe)?.read(role, &piece.rows, ctx).await
             }
         };
         match found {

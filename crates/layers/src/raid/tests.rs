@@ -530,15 +530,15 @@ fn mistakes_are_found() {
         (Mistake::SkipsChanges, RAID_5),
         (Mistake::SkipsChanges, RAID_1),
         (Mistake::ForgetsUnflushed, RAID_5),
-        (Mistake::ForgetsUnflushed, RAID_10),
         (Mistake::FlushesBeforeMark, RAID_5),
     ] {
+        let begun = std::time::Instant::now();
         // What overlaps on a member panics.
         let found = (0..2000).find_map(|seed| {
             let caught = std::panic::catch_unwind(|| ordeal(make, seed, mistake));
             caught.unwrap_or_else(|_| Err(format!("seed {seed}: a panic"))).err()
         });
-        println!("{mistake:?}: {found:?}");
+        println!("{mistake:?}: {found:?}, {:?}", begun.elapsed());
         assert!(found.is_some(), "{mistake:?}");
     }
 }

@@ -44,7 +44,8 @@ impl Stripe<'_> {
         let region = self.shape.region(new.place);
         self.array.announce(&extent, region).await?;
         if self.array.makes(Mistake::RecordsBeforeData) {
-            new.record(number).await?;
+            let (_, receipt) = new.record(number).await?;
+            self.array.recorded(&extent, receipt);
         }
         new.put_all(strips).await?;
         drop(room);

@@ -8,6 +8,7 @@ pub(crate) mod iscsi;
 pub(crate) mod mirror;
 mod node;
 pub(crate) mod nvme;
+pub(crate) mod pool;
 pub(crate) mod storage;
 pub(crate) mod volume;
 
@@ -58,6 +59,13 @@ pub fn all() -> Vec<Scenario> {
                     configurations, crashes, torn and rotten pages",
             test_seeds: 200,
             play: |w| Box::pin(intent::play(w, Mistake::None)),
+        },
+        Scenario {
+            name: "pool",
+            about: "a volume of a pool at all levels: crashes, disks that fail, are pulled out, come back, or are \
+                    replaced, rebuilds",
+            test_seeds: 60,
+            play: |w| Box::pin(pool::play(w)),
         },
         Scenario {
             name: "iscsi-node",

@@ -23,7 +23,7 @@ pub enum Change {
         /// Whether a person said that it may be.
         forced: bool,
     },
-    /// What the parity logs held has been dealt with, and the rings of all who have a vote begin anew.
+    /// What the parity logs held has been dealt with, and all rings begin anew.
     Recovered,
     /// A disk is a member.
     Add {
@@ -37,6 +37,8 @@ pub enum Change {
         units: u32,
         /// Room for a snapshot on it, in blocks.
         room: u32,
+        /// Where its units begin, in bytes.
+        units_at: u64,
         /// Whether it waits for another to fail.
         spare: bool,
     },
@@ -267,7 +269,7 @@ impl Metadata {
     }
 
     /// Notes from which version on who has a vote, if that is others than before.
-    fn note_voters(&mut self) {
+    pub(in crate::pool) fn note_voters(&mut self) {
         let voters = self.voters();
         match self.window.last_mut() {
             Some((version, last)) if *version == self.version => *last = voters,
@@ -300,11 +302,7 @@ impl Metadata {
     }
 
     fn recovered(&mut self) {
-        let version = self.version;
-        self.era = version;
-        for member in self.members.values_mut().filter(|m| m.standing.votes()) {
-            member.era = version;
-        }
+        self.era = self.version;
     }
 
     fn of(&self, id: MemberId) -> Result<&Member, Refused> {
@@ -312,11 +310,12 @@ impl Metadata {
     }
 
     fn add(&mut self, change: &Change) -> Result<(), Refused> {
-        let Change::Add { member: id, uuid, serial, units, room, spare } = change else {
+        let Change::Add { member: id, uuid, serial, units, room, units_at, spare } = change else {
             return Ok(());
         };
         sensible(id.0 < MAX_MEMBERS, "the number of a member")?;
         sensible((1..=MAX_UNITS).contains(units), "the size of a member")?;
+        sensible(is_units_at(*units_at), "where the units of a member begin")?;
         if self.members.contains_key(id) || self.member_of(*uuid).is_some() {
             return Err(Refused::MemberExists(*id));
         }
@@ -332,8 +331,8 @@ impl Metadata {
             serial: *serial,
             units: *units,
             room: *room,
+            units_at: *units_at,
             standing: if *spare { Standing::Spare } else { Standing::In },
-            era: self.version,
             taken: Units::default(),
         };
         self.members.insert(*id, member);
@@ -366,9 +365,6 @@ impl Metadata {
             return Err(Refused::Standing(id));
         }
         self.set_standing(id, Standing::In);
-        if let Some(member) = self.members.get_mut(&id) {
-            member.era = self.version;
-        }
         if !marked {
             self.volumes.values_mut().for_each(|volume| volume.all_behind(id));
         }
@@ -600,6 +596,11 @@ impl Volume {
             self.behind.extend(on_it.map(|(column, _)| ((*index, column), ALL_REGIONS)));
         }
     }
+}
+
+/// Whether units of a member may begin there.
+pub(super) fn is_units_at(bytes: u64) -> bool {
+    bytes.is_multiple_of(ROW) && bytes <= MAX_BYTES
 }
 
 pub(super) fn is_size(bytes: u64, block_size: u32) -> Result<(), Refused> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashSet;
 
-use super::apply::{is_size, units_told};
+use super::apply::{is_size, is_units_at, units_told};
 use super::{
     ALL_REGIONS, Extent, MAX_MEMBERS, MAX_OPENINGS, MAX_RINGS, MAX_UNITS, MAX_VOLUMES, MAX_WINDOW,
     MemberId, Members, Metadata, Volume,
@@ -72,8 +72,8 @@ impl Metadata {
         for (id, member) in &self.members {
             holds(id.0 < MAX_MEMBERS, "the number of a member")?;
             holds((1..=MAX_UNITS).contains(&member.units), "the size of a member")?;
+            holds(is_units_at(member.units_at), "where the units of a member begin")?;
             holds(units_told(member.room) >= all, "the room of a member")?;
-            holds(member.era <= self.version, "the era of a member")?;
         }
         Ok(())
     }

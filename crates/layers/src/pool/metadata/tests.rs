@@ -22,6 +22,7 @@ fn add(n: u16) -> Change {
         serial: Text::new(&format!("S{n}")),
         units: UNITS,
         room: ROOM,
+        units_at: 1 << 20,
         spare: false,
     }
 }

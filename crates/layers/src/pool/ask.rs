@@ -1,0 +1,145 @@
+//! What cores that have volumes of a pool ask of the one that keeps its metadata, and what they are told.
+
+use std::path::PathBuf;
+
+use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
+
+use super::error::PoolError;
+use super::layout::Layout;
+use super::metadata::{MemberId, Members, Piece, VolumeId};
+use crate::raid::geometry::Shape;
+
+/// Asks that may wait; whoever asks waits beyond that.
+const ASKS: usize = 256;
+
+/// Where the answer goes.
+pub(super) type Answer<T> = oneshot::Sender<Result<T, PoolError>>;
+
+/// What a core needs to know of a member.
+#[derive(Clone, Debug)]
+pub(super) struct MemberInfo {
+    pub(super) id: MemberId,
+    pub(super) uuid: Uuid,
+    pub(super) path: PathBuf,
+    pub(super) layout: Layout,
+}
+
+/// What a core needs to know of a pool.
+#[derive(Clone, Debug)]
+pub(super) struct PoolInfo {
+    pub(super) pool: Uuid,
+    pub(super) rings: u16,
+    /// The era of all rings.
+    pub(super) era: u64,
+    pub(super) buffered: bool,
+    /// Those that get what is written.
+    pub(super) members: Vec<MemberInfo>,
+    pub(super) leaving: Members,
+}
+
+/// What a core needs to know of an extent.
+#[derive(Clone, Debug)]
+pub(super) struct ExtentInfo {
+    pub(super) index: u32,
+    pub(super) number: u64,
+    /// Where its columns are, in rows, and what of each is behind.
+    pub(super) columns: Vec<(Piece, u64, u32)>,
+}
+
+/// What a core needs to know of a volume.
+#[derive(Clone, Debug)]
+pub(super) struct VolumeInfo {
+    pub(super) id: VolumeId,
+    pub(super) shape: Shape,
+    pub(super) bytes: u64,
+    pub(super) block_size: u32,
+    pub(super) thick: bool,
+    pub(super) extents: Vec<ExtentInfo>,
+}
+
+/// A column of an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct ColumnAt {
+    pub(super) volume: VolumeId,
+    pub(super) index: u32,
+    pub(super) column: u16,
+}
+
+/// What is asked.
+#[derive(Debug)]
+pub(super) enum Ask {
+    /// To be told of what happens, and what there is now.
+    Join { events: mpsc::UnboundedSender<Event>, answer: Answer<PoolInfo> },
+    /// A volume.
+    Volume { volume: Uuid, answer: Answer<VolumeInfo> },
+    /// A member is out.
+    Out { member: MemberId, answer: Answer<()> },
+    /// What is written of an extent, members that are out lack.
+    Changed { volume: VolumeId, index: u32, regions: u32, answer: Answer<()> },
+    /// An extent, of which there was none.
+    Extent { volume: VolumeId, index: u32, answer: Answer<ExtentInfo> },
+    /// An extent is not used any more.
+    Free { volume: VolumeId, index: u32, answer: Answer<()> },
+    /// Another place for a column, with where that is in rows; none if there is none.
+    Place { of: ColumnAt, answer: Answer<Option<(Piece, u64)>> },
+    /// A column is whole in the place that was given to it.
+    Moved { of: ColumnAt, to: Piece, answer: Answer<()> },
+    /// It will not be.
+    NotMoved { of: ColumnAt },
+    /// A column lacks nothing any more.
+    Caught { of: ColumnAt, answer: Answer<()> },
+}
+
+/// What is told.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A member is out.
+    Out(MemberId),
+    /// A member gets what is written from now on.
+    In(Box<Comes>),
+    /// These leave: what they have is to be moved.
+    Leaving(Members),
+    /// There may be something to be made whole.
+    Look,
+    /// A volume has another size in bytes.
+    Grown(Uuid, u64),
+}
+
+/// A member that gets what is written from now on.
+#[derive(Debug)]
+pub(super) struct Comes {
+    pub(super) member: MemberInfo,
+    /// What columns on it lack, by number of the extent.
+    pub(super) behind: Vec<(u64, u16, u32)>,
+    /// Told when it does.
+    pub(super) done: oneshot::Sender<()>,
+}
+
+/// How other cores reach a pool.
+#[derive(Clone, Debug)]
+pub struct PoolHandle {
+    asks: mpsc::Sender<Ask>,
+}
+
+impl PoolHandle {
+    /// One, and where what is asked by it arrives.
+    pub(super) fn new() -> (Self, mpsc::Receiver<Ask>) {
+        let (asks, receiver) = mpsc::channel(ASKS);
+        (Self { asks }, receiver)
+    }
+
+    /// Asks, and waits for the answer.
+    pub(super) async fn ask<T>(&self, ask: impl FnOnce(Answer<T>) -> Ask) -> Result<T, PoolError> {
+        let closed = || PoolError::new("the pool is closed");
+        let (answer, outcome) = oneshot::channel();
+        self.asks.send(ask(answer)).await.map_err(|_| closed())?;
+        outcome.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    /// Says something that has no answer.
+    pub(super) async fn tell(&self, ask: Ask) {
+        // Whoever has closed the pool knows.
+        let _ = self.asks.send(ask).await;
+    }
+}

@@ -1,0 +1,252 @@
+//! What is read and written of one member beside data: its label, its journal, its snapshots.
+
+use std::cell::Cell;
+use std::path::Path;
+
+use block::{Account, Bufs, Class};
+use rt::disk::{Disk, DiskError, DiskErrorKind};
+
+use super::journal::{BLOCK_BYTES, Block, NoBlock};
+use super::knowledge::{Damaged, known};
+use super::label::{self, BadLabel, LABEL_BYTES, Label, SLOTS};
+use super::metadata::{Metadata, Piece};
+use super::snapshot::{self, NoSnapshot};
+
+/// Most that is read or written at once, in bytes.
+const STEP: usize = 256 << 10;
+
+/// A disk that is a member, or is to become one.
+#[derive(Debug)]
+pub(super) struct MemberDisk {
+    disk: Disk,
+    memory: Account,
+    label: Cell<Label>,
+    /// The versions that its two snapshots are of.
+    snapshots: Cell<[u64; 2]>,
+}
+
+/// Why a member that is there cannot be asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unusable {
+    /// It cannot be read.
+    #[error("{0}")]
+    Disk(#[from] DiskError),
+    /// It is not all there.
+    #[error("{0}")]
+    Damaged(#[from] Damaged),
+    /// It holds what this release does not know.
+    #[error("{0}")]
+    Snapshot(#[from] NoSnapshot),
+    /// Likewise.
+    #[error("{0}")]
+    Block(#[from] NoBlock),
+}
+
+/// What the label of a disk says; none if there is none.
+pub(super) async fn read_label(
+    disk: &Disk,
+    memory: &Account,
+) -> Result<Result<Option<Label>, BadLabel>, DiskError> {
+    let mut found = [Err(BadLabel::NoMagic); 2];
+    let (mut unread, mut read_any) = (None, false);
+    for ((slot, at), found) in (0u16..).zip(SLOTS).zip(&mut found) {
+        if at + LABEL_BYTES as u64 > disk.info().size {
+            continue;
+        }
+        match read(disk, memory, at, LABEL_BYTES).await {
+            Ok(bytes) => {
+                read_any = true;
+                *found = page(&bytes).map_or(Err(BadLabel::NoMagic), |b| Label::parse(b, slot));
+            }
+            Err(why) => (*found, unread) = (Err(BadLabel::Damaged), Some(why)),
+        }
+    }
+    match unread {
+        Some(why) if !read_any => Err(why),
+        _ => Ok(label::choose(found)),
+    }
+}
+
+impl MemberDisk {
+    /// The member that `label` says `disk` is.
+    pub(super) fn new(disk: Disk, memory: Account, label: Label) -> Self {
+        Self { disk, memory, label: Cell::new(label), snapshots: Cell::new([0; 2]) }
+    }
+
+    pub(super) fn label(&self) -> Label {
+        self.label.get()
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.disk.path()
+    }
+
+    pub(super) fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    /// The version of the newer snapshot.
+    pub(super) fn snapshot(&self) -> u64 {
+        let [a, b] = self.snapshots.get();
+        a.max(b)
+    }
+
+    /// Makes `label` its label, with the next number.
+    pub(super) async fn relabel(&self, label: Label) -> Result<(), DiskError> {
+        let label = Label { generation: self.label.get().generation + 1, ..label };
+        // A failed attempt may leave one copy with its number: the next one takes a higher.
+        self.label.set(label);
+        for (slot, at) in [(1, SLOTS[1]), (0, SLOTS[0])] {
+            self.write(at, &label.to_bytes(slot)).await?;
+            self.sync().await?;
+        }
+        Ok(())
+    }
+
+    /// What it knows.
+    pub(super) async fn known(&self) -> Result<Metadata, Unusable> {
+        let (label, mut snapshots) = (self.label.get(), Vec::new());
+        let mut versions = [0; 2];
+        for (at, version) in label.layout.snapshots_at.into_iter().zip(&mut versions) {
+            if let Some(found) = self.read_snapshot(at, &label).await? {
+                *version = found.stamp().version;
+                snapshots.push(found);
+            }
+        }
+        self.snapshots.set(versions);
+        let blocks = self.read_journal(&label).await?;
+        Ok(known(&label, snapshots, blocks)?)
+    }
+
+    async fn read_snapshot(&self, at: u64, label: &Label) -> Result<Option<Metadata>, Unusable> {
+        let first = read(&self.disk, &self.memory, at, BLOCK_BYTES).await?;
+        let length = page(&first).and_then(|first| snapshot::length(first, label.pool));
+        let room = u64::from(label.layout.room) * BLOCK_BYTES as u64;
+        let Some(length) = length.filter(|length| (1..=room).contains(length)) else {
+            return Ok(None);
+        };
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let bytes = read(&self.disk, &self.memory, at, length).await?;
+        match Metadata::of_snapshot(&bytes, label.pool) {
+            Ok(found) => Ok(Some(found)),
+            Err(why @ (NoSnapshot::Version(_) | NoSnapshot::Broken(_) | NoSnapshot::Nonsense)) => {
+                Err(why.into())
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
+    async fn read_journal(&self, label: &Label) -> Result<Vec<Block>, Unusable> {
+        let mut blocks = Vec::new();
+        let (mut at, layout) = (label.layout.journal_at, label.layout);
+        let end = layout.journal_block_at(layout.journal_blocks);
+        while at < end {
+            let len = STEP.min(usize::try_from(end - at).unwrap_or(STEP));
+            let bytes = read(&self.disk, &self.memory, at, len).await?;
+            for block in bytes.chunks_exact(BLOCK_BYTES).filter_map(page) {
+                match Block::parse(block, label.pool) {
+                    Ok(block) => blocks.push(block),
+                    Err(NoBlock::Foreign | NoBlock::Torn | NoBlock::Other) => {}
+                    Err(why @ (NoBlock::Version(_) | NoBlock::Contradiction)) => {
+                        return Err(why.into());
+                    }
+                }
+            }
+            at += len as u64;
+        }
+        Ok(blocks)
+    }
+
+    /// Makes a version durable.
+    pub(super) async fn put(&self, block: &Block) -> Result<(), DiskError> {
+        let label = self.label.get();
+        let place = Block::place(block.stamp.version, label.layout.journal_blocks);
+        let at = label.layout.journal_block_at(place);
+        self.write(at, &block.to_bytes(label.pool)).await?;
+        self.sync().await
+    }
+
+    /// Makes a snapshot of this version durable, in the place of the older one.
+    pub(super) async fn put_snapshot(&self, bytes: &[u8], version: u64) -> Result<(), DiskError> {
+        let layout = self.label.get().layout;
+        let mut versions = self.snapshots.get();
+        let older = usize::from(versions[1] < versions[0]);
+        if bytes.len() as u64 > u64::from(layout.room) * BLOCK_BYTES as u64 {
+            return Err(DiskError { kind: DiskErrorKind::PastEnd, errno: 0 });
+        }
+        let at = layout.snapshots_at[older];
+        for (n, piece) in bytes.chunks(STEP).enumerate() {
+            self.write(at + (n * STEP) as u64, piece).await?;
+        }
+        self.sync().await?;
+        versions[older] = version;
+        self.snapshots.set(versions);
+        Ok(())
+    }
+
+    /// Nothing is in its journal and in its snapshots any more.
+    pub(super) async fn forget(&self) -> Result<(), DiskError> {
+        let layout = self.label.get().layout;
+        self.zero(layout.journal_at, layout.units_at).await?;
+        self.snapshots.set([0; 2]);
+        self.sync().await
+    }
+
+    /// Nothing is in its journal and in its rings any more: its snapshot is what it knows.
+    pub(super) async fn forget_changes(&self) -> Result<(), DiskError> {
+        let layout = self.label.get().layout;
+        self.zero(layout.journal_at, layout.journal_block_at(layout.journal_blocks)).await?;
+        self.zero(layout.rings_at, layout.units_at).await?;
+        self.sync().await
+    }
+
+    /// Makes all of a unit zero, durably.
+    pub(super) async fn clear(&self, piece: Piece) -> Result<(), DiskError> {
+        let layout = self.label.get().layout;
+        let at = layout.unit_at(piece.unit);
+        self.zero(at, at + layout.unit_bytes).await?;
+        self.sync().await
+    }
+
+    async fn zero(&self, from: u64, to: u64) -> Result<(), DiskError> {
+        match self.disk.punch(from, to - from).await {
+            Err(e) if e.kind == DiskErrorKind::Unsupported => {}
+            done => return done,
+        }
+        match self.disk.zero(from, to - from).await {
+            Err(e) if e.kind == DiskErrorKind::Unsupported => {}
+            done => return done,
+        }
+        for at in (from..to).step_by(STEP) {
+            let len = usize::try_from(to - at).unwrap_or(STEP).min(STEP);
+            self.disk.write(at, Bufs::zeroes(len)).await?;
+        }
+        Ok(())
+    }
+
+    async fn write(&self, at: u64, bytes: &[u8]) -> Result<(), DiskError> {
+        let credit = self.memory.credit(bytes.len(), Class::Immediate).await;
+        let credit = credit.map_err(|_| DiskError { kind: DiskErrorKind::Other, errno: 0 })?;
+        self.disk.write(at, rt::buf::copy_in(&credit, bytes)).await
+    }
+
+    async fn sync(&self) -> Result<(), DiskError> {
+        self.disk.sync().await
+    }
+}
+
+async fn read(disk: &Disk, memory: &Account, at: u64, len: usize) -> Result<Vec<u8>, DiskError> {
+    let mut out = Vec::with_capacity(len);
+    while out.len() < len {
+        let step = STEP.min(len - out.len());
+        let credit = memory.credit(step, Class::Immediate).await;
+        let credit = credit.map_err(|_| DiskError { kind: DiskErrorKind::Other, errno: 0 })?;
+        let read: Bufs = disk.read(at + out.len() as u64, credit.alloc(step)).await?.into();
+        read.iter().for_each(|piece| out.extend_from_slice(piece));
+    }
+    Ok(out)
+}
+
+fn page(bytes: &[u8]) -> Option<&[u8; BLOCK_BYTES]> {
+    bytes.get(..BLOCK_BYTES)?.try_into().ok()
+}

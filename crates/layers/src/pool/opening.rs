@@ -1,0 +1,338 @@
+//! Which disks there are, what they turn out to be, and who of them is believed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use rt::Core;
+use rt::disk::{Disk, OpenOptions};
+use uuid::Uuid;
+
+use super::disk::{MemberDisk, read_label};
+use super::error::PoolError;
+use super::label::{Label, State};
+use super::metadata::{MemberId, Members, Metadata, Stamp, Standing};
+use super::vote::{self, Known};
+use crate::file;
+
+/// What a disk says that it is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspected {
+    /// The pool.
+    pub pool: Uuid,
+    /// What it is called.
+    pub name: String,
+    /// The member's number.
+    pub member: u16,
+    /// The serial number of the disk that it was made on.
+    pub serial: String,
+}
+
+/// Pool and member that the disk at `path` says it is of; none if it has no label of a pool.
+///
+/// # Errors
+/// That it cannot be read, or has a label that cannot be used.
+pub async fn inspect(
+    core: &Core,
+    path: &Path,
+    buffered: bool,
+) -> Result<Option<Inspected>, PoolError> {
+    let how = OpenOptions::new().buffered(buffered).read_only(true);
+    let disk = core.open_disk(path, how).await?;
+    let found = read_label(&disk, &core.pool().account()).await;
+    let label = found.map_err(|why| PoolError::at(path, why))?;
+    let label = label.map_err(|why| PoolError::at(path, format!("holds {why}")))?;
+    Ok(label.filter(|label| label.state != State::Removed).map(|label| Inspected {
+        pool: label.pool,
+        name: label.name.to_string(),
+        member: label.number.0,
+        serial: label.serial.to_string(),
+    }))
+}
+
+/// A disk of the pool, and what it knows.
+#[derive(Debug)]
+struct Found {
+    disk: Rc<MemberDisk>,
+    known: Option<Metadata>,
+}
+
+/// The disks of a pool that are there.
+#[derive(Debug, Default)]
+pub(super) struct Disks {
+    found: Vec<Found>,
+    /// What was wrong with others, one line each.
+    notes: Vec<String>,
+}
+
+/// What a pool goes on from.
+#[derive(Debug)]
+pub(super) struct Start {
+    pub(super) metadata: Metadata,
+    /// Those that hold it, or what led to it.
+    pub(super) supporters: BTreeMap<MemberId, Rc<MemberDisk>>,
+    /// Those of them that do not hold it yet.
+    pub(super) behind: Vec<MemberId>,
+    /// Those that come back: with what is marked, or everything.
+    pub(super) returning: Vec<(MemberId, Rc<MemberDisk>, bool)>,
+    pub(super) excused: Members,
+    pub(super) forced: bool,
+}
+
+impl Disks {
+    /// Looks for the disks of `pool` at these paths. Whatever is something else is passed over.
+    pub(super) async fn find(core: &Core, pool: Uuid, paths: &[PathBuf], buffered: bool) -> Self {
+        let (mut all, memory) = (Self::default(), core.pool().account());
+        let mut seen: Vec<&PathBuf> = Vec::new();
+        for path in paths {
+            if seen.contains(&path) {
+                continue;
+            }
+            seen.push(path);
+            let how = OpenOptions::new().buffered(buffered);
+            let disk = match core.open_disk(path, how).await {
+                Ok(disk) => disk,
+                Err(why) => {
+                    all.notes.push(why.to_string());
+                    continue;
+                }
+            };
+            match read_label(&disk, &memory).await {
+                Ok(Ok(Some(label))) if label.pool == pool && label.state != State::Removed => {
+                    all.add(MemberDisk::new(disk, memory.clone(), label)).await;
+                }
+                Ok(Ok(Some(label))) if label.pool == pool => {
+                    all.note(path, "was removed from the pool");
+                }
+                Ok(Ok(_)) => {}
+                Ok(Err(why)) => all.note(path, why),
+                Err(why) => all.note(path, why),
+            }
+        }
+        all.without_twins();
+        all
+    }
+
+    fn note(&mut self, path: &Path, what: impl std::fmt::Display) {
+        self.notes.push(format!("{}: {what}", path.display()));
+    }
+
+    async fn add(&mut self, disk: MemberDisk) {
+        let (path, label) = (disk.path().to_owned(), disk.label());
+        let size = disk.disk().info().size;
+        if size < label.layout.bytes {
+            let (had, serial) = (label.layout.bytes, label.serial);
+            self.note(
+                &path,
+                format!("disk {serial} has {size} bytes and had {had}: it is not used"),
+            );
+            return;
+        }
+        let known = match disk.known().await {
+            Ok(known) => Some(known),
+            // It may be made again from the others.
+            Err(why) => {
+                self.note(&path, format!("disk {}: {why}", label.serial));
+                None
+            }
+        };
+        self.found.push(Found { disk: Rc::new(disk), known });
+    }
+
+    /// Two with one identity are a disk and its copy: nobody knows which is which.
+    fn without_twins(&mut self) {
+        let uuids: Vec<Uuid> = self.found.iter().map(|f| f.disk.label().member).collect();
+        let is_twin = |uuid: Uuid| uuids.iter().filter(|u| **u == uuid).count() > 1;
+        let twins = self.found.extract_if(.., |found| is_twin(found.disk.label().member));
+        let twins: Vec<_> = twins.collect();
+        for twin in twins {
+            let member = twin.disk.label().member;
+            let what = format!("there is another disk with its identity {member}: neither is used");
+            self.note(&twin.disk.path().to_owned(), what);
+        }
+    }
+
+    /// What is wrong with others than those that were found, for messages.
+    fn with_notes(&self, what: impl std::fmt::Display) -> String {
+        let mut message = what.to_string();
+        self.notes.iter().for_each(|note| message.push_str(&format!("\n  {note}")));
+        message
+    }
+
+    /// The identities that a person means by serial numbers, paths, numbers of members, or themselves.
+    fn named(&self, names: &[String]) -> Result<Vec<Uuid>, PoolError> {
+        let known = || self.found.iter().filter_map(|found| found.known.as_ref());
+        let mut all = Vec::new();
+        for name in names {
+            let by_path = self.found.iter().find(|f| f.disk.path() == Path::new(name));
+            let by_path = by_path.map(|found| found.disk.label().member);
+            let mut members = known().flat_map(|metadata| metadata.members());
+            let is_it = |id: MemberId, uuid: Uuid, serial: &str| {
+                serial == name || id.0.to_string() == *name || uuid.to_string() == *name
+            };
+            let found = members.find(|(id, m)| is_it(*id, m.uuid, m.serial.as_str()));
+            let found = by_path.or(found.map(|(_, member)| member.uuid));
+            let none = || PoolError::new(format!("the pool has no disk {name}"));
+            all.push(found.ok_or_else(none)?);
+        }
+        Ok(all)
+    }
+
+    /// Who of them is believed.
+    pub(super) fn believe(self, without: &[String]) -> Result<Start, PoolError> {
+        for note in &self.notes {
+            tracing::warn!("{note}");
+        }
+        let without = self.named(without)?;
+        let known: Vec<Known<'_>> = (self.found.iter())
+            .filter_map(|found| {
+                let (label, metadata) = (found.disk.label(), found.known.as_ref()?);
+                let number = metadata.member_of(label.member).map_or(label.number, |(id, _)| id);
+                Some(Known { member: number, uuid: label.member, metadata })
+            })
+            .collect();
+        let believed = vote::open(&known, &without);
+        let believed = believed.map_err(|why| PoolError::new(self.with_notes(why)))?;
+        let metadata = believed.metadata.clone();
+        let mut start = Start {
+            supporters: BTreeMap::new(),
+            behind: Vec::new(),
+            returning: Vec::new(),
+            excused: believed.excused,
+            forced: believed.forced,
+            metadata,
+        };
+        for found in &self.found {
+            start.add(found, believed.supporters);
+        }
+        start.bear(&self, &without)?;
+        Ok(start)
+    }
+}
+
+impl Start {
+    fn add(&mut self, found: &Found, supporters: Members) {
+        let (disk, label) = (Rc::clone(&found.disk), found.disk.label());
+        let Some((id, member)) = self.metadata.member_of(label.member) else {
+            tracing::warn!(path = %disk.path().display(), "it is no disk of the pool any more");
+            return;
+        };
+        let knows = found.known.as_ref().map(Metadata::stamp);
+        if self.excused.has(id) {
+            return;
+        }
+        match member.standing {
+            Standing::Out { knew, .. } => {
+                let marked = knows.is_some_and(|stamp| self.has(stamp, knew));
+                self.returning.push((id, disk, marked));
+            }
+            _ if supporters.has(id) => {
+                if knows != Some(self.metadata.stamp()) {
+                    self.behind.push(id);
+                }
+                self.supporters.insert(id, disk);
+            }
+            // Of another history, or damaged: it is out with this opening, and comes back.
+            _ => {
+                let marked = knows.is_some_and(|stamp| self.has(stamp, self.metadata.counted()));
+                self.returning.push((id, disk, marked));
+            }
+        }
+    }
+
+    /// Whether one that knows of `stamp` had everything up to version `least` of this history.
+    fn has(&self, stamp: Stamp, least: u64) -> bool {
+        self.metadata.follows(stamp) && stamp.version >= least
+    }
+
+    /// With all supporters holding what the pool goes on from. One that does not take it supports nothing.
+    pub(super) async fn brought_up(mut self) -> Self {
+        let (bytes, version) = (self.metadata.snapshot(), self.metadata.stamp().version);
+        for id in std::mem::take(&mut self.behind) {
+            let Some(disk) = self.supporters.get(&id) else { continue };
+            if let Err(why) = disk.put_snapshot(&bytes, version).await {
+                tracing::error!(path = %disk.path().display(), error = %why, "a disk of the pool is out");
+                self.supporters.remove(&id);
+            }
+        }
+        self
+    }
+
+    /// Members with a vote that are not there: they are out from now on.
+    pub(super) fn missing(&self) -> Vec<MemberId> {
+        let voters = self.metadata.voters();
+        voters.iter().filter(|id| !self.supporters.contains_key(id)).collect()
+    }
+
+    /// Refuses what would lose data, unless a person has said so.
+    fn bear(&self, disks: &Disks, without: &[Uuid]) -> Result<(), PoolError> {
+        let there: Members = self.supporters.keys().copied().collect();
+        let lost: Vec<_> = self.metadata.lost(there).collect();
+        let unsaid = self
+            .metadata
+            .members()
+            .filter(|(id, m)| !there.has(*id) && m.taken() > 0 && !without.contains(&m.uuid));
+        let unsaid: Vec<String> =
+            unsaid.map(|(id, m)| format!("{} ({})", m.serial, id.0)).collect();
+        if lost.is_empty() || unsaid.is_empty() {
+            for volume in lost.iter().filter_map(|id| self.metadata.volume(*id)) {
+                tracing::error!(volume = %volume.uuid, "blocks of the volume are lost");
+            }
+            return Ok(());
+        }
+        let volumes = lost.iter().filter_map(|id| self.metadata.volume(*id));
+        let volumes: Vec<String> = volumes.map(|volume| volume.uuid.to_string()).collect();
+        let what = format!(
+            "blocks of volumes {} would be lost: disks {} are missing",
+            volumes.join(", "),
+            unsaid.join(", ")
+        );
+        Err(PoolError::new(disks.with_notes(what)).hinting(
+            "put the disks back; if they are gone for good: windrose pool open NAME --without DISK",
+        ))
+    }
+}
+
+/// A disk that is to become a member: a block device, or a file that exists and has its size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewDisk {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it is to be overwritten for: its identity, as a person typed it. Its serial number, or its path where it has none.
+    pub overwrite: Option<String>,
+}
+
+/// Opens a disk that is to become a member, if it holds nothing, or may be overwritten.
+pub(super) async fn open_new(
+    core: &Core,
+    new: &NewDisk,
+    buffered: bool,
+) -> Result<Disk, PoolError> {
+    let disk = core.open_disk(&new.path, OpenOptions::new().buffered(buffered)).await?;
+    let (path, serial) = (new.path.display().to_string(), disk.serial().to_owned());
+    let identity = if serial.is_empty() { path.clone() } else { serial };
+    match &new.overwrite {
+        Some(typed) if *typed == identity => return Ok(disk),
+        Some(typed) => {
+            let message = format!("{path}: its identity is {identity}, not {typed}");
+            return Err(PoolError::new(message));
+        }
+        None => {}
+    }
+    let memory = core.pool().account();
+    let label = read_label(&disk, &memory).await.map_err(|why| PoolError::at(&new.path, why))?;
+    let holds = match label {
+        Ok(None) => file::is_unused(&disk, &memory).await.err().map(|why| why.to_string()),
+        Ok(Some(Label { state: State::Removed, .. })) => None,
+        Ok(Some(label)) => Some(format!("belongs to pool {} ({})", label.name, label.pool)),
+        Err(why) => Some(format!("holds {why}")),
+    };
+    match holds {
+        None => Ok(disk),
+        Some(what) => {
+            let what = what.trim_end_matches("; --force overwrites it");
+            let message = format!("{path}: {what}; --overwrite {identity} overwrites it");
+            Err(PoolError::new(message))
+        }
+    }
+}

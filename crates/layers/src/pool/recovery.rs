@@ -1,0 +1,142 @@
+//! What a crash has left in the parity logs is mended before a pool serves.
+
+use std::rc::Rc;
+
+use block::{Dev, Error, Lba};
+use rt::Core;
+use rt::disk::Disk;
+use uuid::Uuid;
+
+use super::error::PoolError;
+use super::layout::{BLOCK_BYTES, Layout};
+use super::metadata::{Change, Extent, MemberId, Metadata, Volume};
+use super::writer::Writer;
+use crate::raid::batch::Ring;
+use crate::raid::geometry::Shape;
+use crate::raid::{self, Array, Column, Entries, Keeper, Kept, Member, OldRing};
+use crate::raw::Raw;
+
+/// Writes down what mending finds out.
+#[derive(Debug)]
+struct Mending(Rc<Writer>);
+
+impl Keeper for Mending {
+    fn out(&self, member: u16) -> Kept<'_> {
+        Box::pin(async move {
+            let id = MemberId(member);
+            let told = self.0.put_out(id).await;
+            told.map_err(|why| error_of(&why))
+        })
+    }
+
+    fn changed(&self, extent: u64, regions: u32) -> Kept<'_> {
+        Box::pin(async move {
+            let found = find(&self.0.metadata(), extent);
+            let Some((volume, index)) = found else { return Ok(()) };
+            let marked = self.0.commit(Change::Mark { volume, index, regions }).await;
+            marked.map_err(|why| error_of(&why))
+        })
+    }
+}
+
+fn find(metadata: &Metadata, number: u64) -> Option<(super::metadata::VolumeId, u32)> {
+    metadata.volumes().find_map(|(id, volume)| {
+        let mut extents = volume.extents();
+        extents.find(|(_, extent)| extent.number == number).map(|(index, _)| (id, index))
+    })
+}
+
+/// What failing to write metadata means to the data path.
+pub(super) fn error_of(why: &PoolError) -> Error {
+    if why.is_no_space() { Error::NoSpace } else { Error::Gone }
+}
+
+/// What an array uses of a member, by its ring of this number.
+pub(super) fn member_of(
+    disk: Disk,
+    pool: Uuid,
+    (member, layout): (Uuid, Layout),
+    (ring, era): (u16, u64),
+) -> Member {
+    let bytes = u32::try_from(BLOCK_BYTES).unwrap_or(u32::MAX);
+    Member {
+        dev: Dev::new(Raw::new(disk, bytes)),
+        ring: Ring { pool, member, era, number: ring.into() },
+        ring_at: Lba(layout.ring_at(ring)),
+        is_out: false,
+    }
+}
+
+/// The extent in use that one of the metadata is.
+pub(super) fn extent_of(
+    number: u64,
+    shape: Shape,
+    columns: impl IntoIterator<Item = (u16, u64, u32)>,
+) -> raid::Extent {
+    let columns: Vec<_> = columns.into_iter().collect();
+    let at = columns.iter().map(|(member, at, _)| Column { member: *member, at: *at });
+    let extent = raid::Extent::new(number, shape, at.collect::<Vec<_>>());
+    (0u16..).zip(&columns).fold(extent, |extent, (n, (_, _, behind))| extent.behind(n, *behind))
+}
+
+fn columns_of<'a>(
+    metadata: &'a Metadata,
+    volume: &'a Volume,
+    (index, extent): (u32, &'a Extent),
+) -> impl Iterator<Item = (u16, u64, u32)> + 'a {
+    (0u16..)
+        .zip(&extent.pieces)
+        .map(move |(n, piece)| (piece.member.0, metadata.row_of(*piece), volume.behind(index, n)))
+}
+
+/// Mends by all rings, one after the other.
+pub(super) async fn mend(core: &Core, writer: &Rc<Writer>) -> Result<(), PoolError> {
+    let (rings, era) = (writer.metadata().rings, writer.metadata().era());
+    if era == 0 {
+        return Ok(());
+    }
+    for ring in 0..rings {
+        mend_ring(core, writer, (ring, era)).await?;
+    }
+    Ok(())
+}
+
+async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result<(), PoolError> {
+    let failed =
+        |why: Error| PoolError::new(format!("the parity log cannot be gone through: {why}"));
+    let (pool, keeper) = (writer.metadata().pool, Rc::new(Mending(Rc::clone(writer))));
+    let array = Array::new(ring.1, keeper, core.pool()).await.map_err(failed)?;
+    let mut rings = Vec::new();
+    for (id, disk) in writer.disks() {
+        let label = disk.label();
+        let of = (label.member, label.layout);
+        let member = member_of(disk.disk().clone(), pool, of, ring);
+        rings.push(OldRing { member: id.0, ring: member.ring, at: member.ring_at });
+        array.put(id.0, member);
+    }
+    let entries = Entries::read(&array, ring.1, &rings).await.map_err(failed)?;
+    let named = entries.extents();
+    let mut found = Vec::new();
+    {
+        let metadata = writer.metadata();
+        for (_, volume) in metadata.volumes() {
+            let all = volume.extents().filter(|(_, extent)| named.contains(&extent.number));
+            for (index, extent) in all {
+                let columns = columns_of(&metadata, volume, (index, extent));
+                found.push((volume.shape, extent_of(extent.number, volume.shape, columns)));
+            }
+        }
+    }
+    let mut extents = Vec::new();
+    for (shape, extent) in found {
+        extents.push((shape, Rc::new(extent.load(&array).await.map_err(failed)?)));
+    }
+    let mended = entries.mend(&array, &extents).await.map_err(failed)?;
+    if mended.mended > 0 {
+        tracing::info!(ring = ring.0, mended = mended.mended, "what was under way is mended");
+    }
+    if mended.lost > 0 {
+        tracing::error!(ring = ring.0, lost = mended.lost, "rows are lost: too many disks are");
+    }
+    Ok(())
+}

@@ -1,0 +1,177 @@
+//! What there is to be told of a pool.
+
+use std::path::PathBuf;
+
+use uuid::Uuid;
+
+use super::metadata::{Member, MemberId, Metadata, Standing};
+use super::owner::Pool;
+use crate::raid::geometry::{Level, ROW_BYTES};
+
+/// A pool, as of now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolReport {
+    /// Its identity.
+    pub id: Uuid,
+    /// What it is called.
+    pub name: String,
+    /// How volumes bear the loss of disks.
+    pub level: Level,
+    /// Columns of an extent.
+    pub columns: u16,
+    /// Bytes of a strip.
+    pub strip_bytes: u32,
+    /// Bytes of all disks that hold pieces,
+    pub raw_bytes: u64,
+    /// and of them what clients may use at its level.
+    pub usable_bytes: u64,
+    /// Bytes of clients that extents are allocated for,
+    pub allocated_bytes: u64,
+    /// and that there is room for beside.
+    pub free_bytes: u64,
+    /// How many more disks may fail, whichever they are, without a byte being lost; none if something is lost already.
+    pub bears: Option<u32>,
+    /// Its disks.
+    pub disks: Vec<PoolDisk>,
+    /// Its volumes.
+    pub volumes: Vec<PoolVolumeReport>,
+    /// Pieces that are not what they should be, or have to be moved.
+    pub behind_pieces: u64,
+    /// Why nothing more can be written, if so.
+    pub broken: Option<String>,
+}
+
+/// A disk of a pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolDisk {
+    /// Its number in the pool.
+    pub member: u16,
+    /// Its identity there.
+    pub id: Uuid,
+    /// The serial number of the disk.
+    pub serial: String,
+    /// Where it is; none if it is not there.
+    pub path: Option<PathBuf>,
+    /// Bytes of it that hold pieces, or could.
+    pub bytes: u64,
+    /// Pieces that lie on it.
+    pub pieces: u32,
+    /// Pieces that it has room for beside.
+    pub room: u32,
+    /// What it is there for.
+    pub state: PoolDiskState,
+    /// Pieces on it that are not what they should be, or have to be moved.
+    pub behind_pieces: u64,
+}
+
+/// What a disk of a pool is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolDiskState {
+    /// It holds pieces.
+    In,
+    /// It waits for another to fail.
+    Spare,
+    /// What it holds is moved to others.
+    Leaving,
+    /// It failed, or is not there.
+    Out,
+}
+
+/// A volume of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolVolumeReport {
+    /// Its identity.
+    pub id: Uuid,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Bytes that extents are allocated for.
+    pub allocated_bytes: u64,
+    /// How many more disks may fail, whichever they are; none if something of it is lost already.
+    pub bears: Option<u32>,
+}
+
+impl Pool {
+    /// What there is to be told.
+    #[must_use]
+    pub fn report(&self) -> PoolReport {
+        let metadata = self.writer.metadata();
+        let there = metadata.voters();
+        let extent_bytes = metadata.shape.rows() * u64::from(ROW_BYTES);
+        let volumes: Vec<PoolVolumeReport> = (metadata.volumes())
+            .map(|(_, volume)| PoolVolumeReport {
+                id: volume.uuid,
+                bytes: volume.bytes,
+                allocated_bytes: volume.extents().count() as u64 * volume.extent_bytes(),
+                bears: metadata.bears(volume, there),
+            })
+            .collect();
+        let disks: Vec<PoolDisk> = metadata
+            .members()
+            .map(|(id, member)| self.disk_report(&metadata, id, member))
+            .collect();
+        let holding = disks.iter().filter(|disk| disk.state != PoolDiskState::Spare);
+        let out = disks.iter().filter(|disk| disk.state == PoolDiskState::Out).count();
+        let level = u32::from(metadata.shape.level().bears());
+        let empty = level.checked_sub(u32::try_from(out).unwrap_or(u32::MAX));
+        let bears = volumes.iter().map(|volume| volume.bears);
+        PoolReport {
+            id: metadata.pool,
+            name: metadata.name.to_string(),
+            level: metadata.shape.level(),
+            columns: metadata.shape.columns(),
+            strip_bytes: metadata.shape.strip_rows() * ROW_BYTES,
+            raw_bytes: holding.map(|disk| disk.bytes).sum(),
+            usable_bytes: metadata.extents_in_all() * extent_bytes,
+            allocated_bytes: volumes.iter().map(|volume| volume.allocated_bytes).sum(),
+            free_bytes: metadata.extents_free() * extent_bytes,
+            bears: match volumes.is_empty() {
+                // What would be written now.
+                true => Some(empty.unwrap_or(0)),
+                false => bears.fold(Some(level), |least, bears| Some(least?.min(bears?))),
+            },
+            behind_pieces: disks.iter().map(|disk| disk.behind_pieces).sum(),
+            disks,
+            volumes,
+            broken: self.writer.broken().map(|why| why.to_string()),
+        }
+    }
+
+    fn disk_report(&self, metadata: &Metadata, id: MemberId, member: &Member) -> PoolDisk {
+        let state = match member.standing {
+            Standing::In => PoolDiskState::In,
+            Standing::Spare => PoolDiskState::Spare,
+            Standing::Leaving => PoolDiskState::Leaving,
+            Standing::Out { .. } => PoolDiskState::Out,
+        };
+        let moves = matches!(state, PoolDiskState::Out | PoolDiskState::Leaving);
+        let behind = match moves {
+            true => u64::from(member.taken()),
+            false => metadata.behind_on(id),
+        };
+        PoolDisk {
+            member: id.0,
+            id: member.uuid,
+            serial: member.serial.to_string(),
+            path: self.writer.disk(id).map(|disk| disk.path().to_owned()),
+            bytes: u64::from(member.units) * metadata.piece_bytes(),
+            pieces: member.taken(),
+            room: member.free(),
+            state,
+            behind_pieces: behind,
+        }
+    }
+}
+
+impl Metadata {
+    /// Pieces on a member that are not what they should be.
+    fn behind_on(&self, id: MemberId) -> u64 {
+        let of = self.volumes().map(|(_, volume)| {
+            let behind = volume.all_marks().filter(|(index, column)| {
+                let piece = volume.extent(*index).and_then(|e| e.pieces.get(usize::from(*column)));
+                piece.is_some_and(|piece| piece.member == id)
+            });
+            behind.count() as u64
+        });
+        of.sum()
+    }
+}

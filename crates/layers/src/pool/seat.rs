@@ -1,0 +1,398 @@
+//! A core's place at a pool: its own openings of the disks, its own parity log, and the volumes on it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+
+use block::{Dev, Error};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use rt::Core;
+use rt::disk::{Disk, OpenOptions};
+use rustc_hash::FxHashMap;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use super::ask::{Ask, ColumnAt, Comes, Event, ExtentInfo, MemberInfo, PoolHandle, VolumeInfo};
+use super::error::PoolError;
+use super::metadata::{MemberId, Members, Piece, VolumeId};
+use super::owner::Pool;
+use super::recovery::{error_of, extent_of, member_of};
+use crate::raid::geometry::Shape;
+use crate::raid::{Array, Column, Extent, Keeper, Kept, Pace, Raid, Room, Settings};
+
+/// Extents of a volume that are looked at at once when it is opened.
+const LOADING: usize = 32;
+
+/// A rebuild takes as much time as it leaves to clients.
+const PACE: Pace = Pace { rest: 1.0 };
+
+/// A core's place at a pool. See the [module](self).
+#[derive(Debug)]
+pub struct PoolSeat {
+    opens: Opens,
+    handle: PoolHandle,
+    pool: Uuid,
+    ring: (u16, u64),
+    array: Rc<Array>,
+    keeper: Rc<SeatKeeper>,
+    volumes: RefCell<BTreeMap<Uuid, (VolumeId, Weak<Raid>)>>,
+    leaving: Cell<Members>,
+    /// Columns that are elsewhere, of which others do not know yet.
+    moving: RefCell<BTreeMap<ColumnAt, Piece>>,
+    look: Rc<Notify>,
+    tasks: RefCell<Vec<JoinHandle<()>>>,
+}
+
+/// How a seat comes by disks.
+#[derive(Debug)]
+enum Opens {
+    /// It opens them beside the one who keeps the metadata, which holds them.
+    Beside { core: Core, buffered: bool },
+    /// They are the same.
+    Shares(Weak<Pool>),
+}
+
+impl Opens {
+    async fn open(&self, member: &MemberInfo) -> Result<Disk, PoolError> {
+        match self {
+            Self::Beside { core, buffered } => {
+                let how = OpenOptions::new().buffered(*buffered).beside(true);
+                Ok(core.open_disk(&member.path, how).await?)
+            }
+            Self::Shares(pool) => {
+                let disk = pool.upgrade().and_then(|pool| pool.disk(member.id));
+                disk.ok_or_else(|| PoolError::at(&member.path, "it is not there any more"))
+            }
+        }
+    }
+}
+
+/// Asks whoever keeps the metadata.
+#[derive(Debug)]
+struct SeatKeeper {
+    handle: PoolHandle,
+    /// Where extents are, by their numbers.
+    extents: RefCell<FxHashMap<u64, (VolumeId, u32)>>,
+    /// What was told of them, ever.
+    changed: RefCell<FxHashMap<u64, u32>>,
+}
+
+impl Keeper for SeatKeeper {
+    fn out(&self, member: u16) -> Kept<'_> {
+        Box::pin(async move {
+            let member = MemberId(member);
+            let told = self.handle.ask(|answer| Ask::Out { member, answer }).await;
+            told.map_err(|why| error_of(&why))
+        })
+    }
+
+    fn changed(&self, extent: u64, regions: u32) -> Kept<'_> {
+        Box::pin(async move {
+            *self.changed.borrow_mut().entry(extent).or_default() |= regions;
+            let found = self.extents.borrow().get(&extent).copied();
+            // One that has been given back has nothing that could be behind.
+            let Some((volume, index)) = found else { return Ok(()) };
+            let ask = |answer| Ask::Changed { volume, index, regions, answer };
+            self.handle.ask(ask).await.map_err(|why| error_of(&why))
+        })
+    }
+}
+
+/// Gives a volume extents.
+#[derive(Debug)]
+struct VolumeRoom {
+    keeper: Rc<SeatKeeper>,
+    volume: VolumeId,
+    shape: Shape,
+}
+
+impl VolumeRoom {
+    /// The extent in use that is meant, known by its number from now on.
+    fn extent_of(&self, info: &ExtentInfo) -> Extent {
+        let place = (self.volume, info.index);
+        self.keeper.extents.borrow_mut().insert(info.number, place);
+        let columns = info.columns.iter().map(|(piece, at, behind)| (piece.member.0, *at, *behind));
+        extent_of(info.number, self.shape, columns)
+    }
+}
+
+impl Room for VolumeRoom {
+    fn extent(&self, index: u32) -> Pin<Box<dyn Future<Output = Result<Extent, Error>> + '_>> {
+        Box::pin(async move {
+            let volume = self.volume;
+            let ask = |answer| Ask::Extent { volume, index, answer };
+            let given = self.keeper.handle.ask(ask).await;
+            given.map(|info| self.extent_of(&info)).map_err(|why| {
+                tracing::error!(volume = self.volume.0, error = %why, "a volume gets no room");
+                error_of(&why)
+            })
+        })
+    }
+
+    fn free(&self, index: u32) -> Kept<'_> {
+        Box::pin(async move {
+            let volume = self.volume;
+            self.keeper.extents.borrow_mut().retain(|_, place| *place != (volume, index));
+            let ask = |answer| Ask::Free { volume, index, answer };
+            self.keeper.handle.ask(ask).await.map_err(|why| error_of(&why))
+        })
+    }
+}
+
+impl PoolSeat {
+    /// Takes a place at a pool that another core may keep. `ring` is the number of this core's parity log, below
+    /// [`CreatePool::rings`](super::CreatePool::rings).
+    ///
+    /// # Errors
+    /// That the pool has fewer rings, or a disk cannot be opened here.
+    pub async fn take(core: &Core, handle: PoolHandle, ring: u16) -> Result<Rc<Self>, PoolError> {
+        Self::begin(core, handle, ring, None).await
+    }
+
+    /// The same on the core that keeps the metadata, with the openings of the disks that there are.
+    ///
+    /// # Errors
+    /// That the pool has fewer rings.
+    pub async fn share(core: &Core, pool: &Rc<Pool>, ring: u16) -> Result<Rc<Self>, PoolError> {
+        Self::begin(core, pool.handle(), ring, Some(Rc::downgrade(pool))).await
+    }
+
+    async fn begin(
+        core: &Core,
+        handle: PoolHandle,
+        ring: u16,
+        shares: Option<Weak<Pool>>,
+    ) -> Result<Rc<Self>, PoolError> {
+        let (sender, events) = mpsc::unbounded_channel();
+        let info = handle.ask(|answer| Ask::Join { events: sender, answer }).await?;
+        if ring >= info.rings {
+            let message = format!(
+                "the pool serves volumes on {} cores, and this one is number {ring}",
+                info.rings
+            );
+            return Err(PoolError::new(message));
+        }
+        let opens = match shares {
+            Some(pool) => Opens::Shares(pool),
+            None => Opens::Beside { core: core.clone(), buffered: info.buffered },
+        };
+        let (extents, changed) = (RefCell::default(), RefCell::default());
+        let keeper = Rc::new(SeatKeeper { handle: handle.clone(), extents, changed });
+        let kept: Rc<dyn Keeper> = Rc::<SeatKeeper>::clone(&keeper);
+        let array = Array::new(info.era, kept, core.pool()).await;
+        let array =
+            array.map_err(|_| PoolError::new("the core has too little memory for a pool"))?;
+        let seat = Rc::new(Self {
+            opens,
+            handle,
+            pool: info.pool,
+            ring: (ring, info.era),
+            array: Rc::new(array),
+            keeper,
+            volumes: RefCell::default(),
+            leaving: Cell::new(info.leaving),
+            moving: RefCell::default(),
+            look: Rc::default(),
+            tasks: RefCell::default(),
+        });
+        for member in &info.members {
+            seat.put(member).await?;
+        }
+        seat.begin_tasks(events);
+        Ok(seat)
+    }
+
+    async fn put(&self, member: &MemberInfo) -> Result<(), PoolError> {
+        let disk = self.opens.open(member).await?;
+        let of = (member.uuid, member.layout);
+        self.array.put(member.id.0, member_of(disk, self.pool, of, self.ring));
+        Ok(())
+    }
+
+    fn begin_tasks(self: &Rc<Self>, mut events: mpsc::UnboundedReceiver<Event>) {
+        let weak = Rc::downgrade(self);
+        let hearing = tokio::task::spawn_local(async move {
+            while let Some(event) = events.recv().await {
+                let Some(seat) = weak.upgrade() else { return };
+                seat.hear(event).await;
+            }
+        });
+        let (weak, look) = (Rc::downgrade(self), Rc::clone(&self.look));
+        let caring = tokio::task::spawn_local(async move {
+            loop {
+                look.notified().await;
+                let Some(seat) = weak.upgrade() else { return };
+                seat.care().await;
+            }
+        });
+        self.tasks.borrow_mut().extend([hearing, caring]);
+    }
+
+    async fn hear(&self, event: Event) {
+        match event {
+            Event::Out(member) => {
+                if let Err(why) = self.array.is_told_out(member.0).await {
+                    tracing::error!(member = member.0, error = %why, "what a disk lacks cannot be told");
+                }
+            }
+            Event::In(comes) => self.comes(*comes).await,
+            Event::Leaving(members) => self.leaving.set(members),
+            Event::Look => {}
+            Event::Grown(volume, bytes) => {
+                let raid = self.volumes.borrow().get(&volume).and_then(|(_, raid)| raid.upgrade());
+                raid.into_iter().for_each(|raid| raid.grow(bytes));
+            }
+        }
+        self.look.notify_one();
+    }
+
+    /// A member is written from now on. What it lacks is what was told to others, and here.
+    async fn comes(&self, comes: Comes) {
+        let Comes { member, behind, done } = comes;
+        let opened = self.opens.open(&member).await;
+        let disk = match opened {
+            Ok(disk) => disk,
+            Err(why) => {
+                tracing::error!(error = %why, "a disk of the pool cannot be used here");
+                return;
+            }
+        };
+        let behind: FxHashMap<(u64, u16), u32> = behind
+            .into_iter()
+            .map(|(extent, column, regions)| ((extent, column), regions))
+            .collect();
+        for (_, raid) in self.open_volumes() {
+            for extent in raid.indices().into_iter().filter_map(|index| raid.extent(index)) {
+                let here = self.keeper.changed.borrow().get(&extent.number()).copied().unwrap_or(0);
+                let on_it = (0u16..).zip(extent.columns()).filter(|(_, c)| c.member == member.id.0);
+                for (column, _) in on_it {
+                    let there = behind.get(&(extent.number(), column)).copied().unwrap_or(0);
+                    extent.lacks_also(column, here | there);
+                }
+            }
+        }
+        let of = (member.uuid, member.layout);
+        self.array.put(member.id.0, member_of(disk, self.pool, of, self.ring));
+        // Who waits for it has gone with the pool.
+        let _ = done.send(());
+    }
+
+    fn open_volumes(&self) -> Vec<(VolumeId, Rc<Raid>)> {
+        let mut volumes = self.volumes.borrow_mut();
+        volumes.retain(|_, (_, raid)| raid.strong_count() > 0);
+        volumes.values().filter_map(|(id, raid)| Some((*id, raid.upgrade()?))).collect()
+    }
+
+    /// A volume of the pool as a device: it holds zeroes where nothing was written. At most one core has one open.
+    ///
+    /// # Errors
+    /// That the pool has no such volume, or cannot tell where it lies.
+    pub async fn open(&self, volume: Uuid) -> Result<Dev, PoolError> {
+        let info = self.handle.ask(|answer| Ask::Volume { volume, answer }).await?;
+        let VolumeInfo { id, shape, bytes, block_size, thick, extents } = info;
+        let room = Rc::new(VolumeRoom { keeper: Rc::clone(&self.keeper), volume: id, shape });
+        let load = |info: ExtentInfo| {
+            let extent = room.extent_of(&info);
+            async move { Ok((info.index, extent.load(&self.array).await?)) }
+        };
+        let loaded = stream::iter(extents).map(load).buffer_unordered(LOADING);
+        let loaded: Result<Vec<(u32, Extent)>, Error> = loaded.try_collect().await;
+        let unknown =
+            |why| PoolError::new(format!("volume {volume}: where it lies is not known: {why}"));
+        let extents = loaded.map_err(unknown)?;
+        let settings = Settings { shape, block_size, bytes, thick };
+        let raid = Rc::new(Raid::new(Rc::clone(&self.array), settings, extents, room));
+        self.volumes.borrow_mut().insert(volume, (id, Rc::downgrade(&raid)));
+        self.look.notify_one();
+        Ok(Dev::shared(raid))
+    }
+
+    /// Ends it, when no device of it is in use any more.
+    pub async fn close(&self) {
+        let tasks: Vec<_> = self.tasks.borrow_mut().drain(..).collect();
+        for task in tasks {
+            task.abort();
+            let _ = task.await;
+        }
+    }
+
+    /// Makes whole what is not: of columns whose disk is out, or leaves, or lacks something.
+    async fn care(&self) {
+        for (volume, raid) in self.open_volumes() {
+            for index in raid.indices() {
+                if let Err(why) = self.care_for(volume, &raid, index).await {
+                    tracing::warn!(volume = volume.0, index, error = %why, "an extent is not made whole");
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn care_for(&self, volume: VolumeId, raid: &Raid, index: u32) -> Result<(), PoolError> {
+        let Some(extent) = raid.extent(index) else { return Ok(()) };
+        let leaving = self.leaving.get();
+        for (column, at) in (0u16..).zip(extent.columns()) {
+            let of = ColumnAt { volume, index, column };
+            if self.array.is_out(at.member) {
+                self.replace(of, raid).await?;
+            } else if leaving.has(MemberId(at.member)) && !extent.is_lacking() {
+                self.relocate(of, raid).await?;
+            }
+        }
+        let Some(extent) = raid.extent(index).filter(|extent| extent.is_lacking()) else {
+            return Ok(());
+        };
+        let lacking = extent.lacking_columns();
+        let failed = |why: Error| PoolError::new(why.to_string());
+        let rebuilt = raid.rebuild(index, PACE).await.map_err(failed)?;
+        if rebuilt.failed > 0 {
+            return Ok(());
+        }
+        for column in lacking {
+            let of = ColumnAt { volume, index, column };
+            let to = self.moving.borrow().get(&of).copied();
+            match to {
+                Some(to) => {
+                    self.handle.ask(|answer| Ask::Moved { of, to, answer }).await?;
+                    self.moving.borrow_mut().remove(&of);
+                    extent.settled(column);
+                }
+                None => self.handle.ask(|answer| Ask::Caught { of, answer }).await?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn place(&self, of: ColumnAt) -> Result<Option<(Piece, Column)>, PoolError> {
+        let place = self.handle.ask(|answer| Ask::Place { of, answer }).await?;
+        Ok(place.map(|(piece, at)| (piece, Column { member: piece.member.0, at })))
+    }
+
+    /// A column whose disk is out goes elsewhere, if there is room.
+    async fn replace(&self, of: ColumnAt, raid: &Raid) -> Result<(), PoolError> {
+        if self.moving.borrow_mut().remove(&of).is_some() {
+            self.handle.tell(Ask::NotMoved { of }).await;
+        }
+        if let Some((piece, to)) = self.place(of).await? {
+            self.moving.borrow_mut().insert(of, piece);
+            raid.replace(of.index, of.column, to);
+        }
+        Ok(())
+    }
+
+    /// A column whose disk leaves goes elsewhere.
+    async fn relocate(&self, of: ColumnAt, raid: &Raid) -> Result<(), PoolError> {
+        let Some((piece, to)) = self.place(of).await? else { return Ok(()) };
+        let commit = async || {
+            let moved = self.handle.ask(|answer| Ask::Moved { of, to: piece, answer }).await;
+            moved.map_err(|why| error_of(&why))
+        };
+        let moved = raid.relocate(of.index, of.column, to, commit).await;
+        if !matches!(moved, Ok(true)) {
+            self.handle.tell(Ask::NotMoved { of }).await;
+        }
+        moved.map(drop).map_err(|why: Error| PoolError::new(why.to_string()))
+    }
+}

@@ -1,0 +1,373 @@
+//! Versions: changes that are ready become the next one, which is written to all that have a vote in it.
+//!
+//! Whoever commits a change is told when its version counts, or, where votes change, when it is known of it that it counts
+//! ([RFD 0030](../../../../../docs/rfd/0030-pools.md), 5). A member that does not take a version is out with the next one.
+
+use std::cell::{Cell, Ref, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use tokio::sync::{Mutex, Notify, mpsc, oneshot};
+
+use super::disk::MemberDisk;
+use super::error::{PoolError, failed};
+use super::journal::Block;
+use super::label::Label;
+use super::metadata::{Change, MemberId, Members, Metadata, Standing};
+use super::vote::{Roll, Written, may_count};
+
+/// What is written of a pool's metadata, and to whom.
+#[derive(Debug)]
+pub(super) struct Writer {
+    metadata: RefCell<Metadata>,
+    /// Those that get every version: what they hold is the last one, or it is being written.
+    disks: RefCell<BTreeMap<MemberId, Rc<MemberDisk>>>,
+    /// Those of them that have no vote yet.
+    rising: RefCell<BTreeSet<MemberId>>,
+    /// Members that a person has said are gone for good.
+    excused: Members,
+    /// The last version that is known to count,
+    counted: Cell<u64>,
+    /// and the last one of which all with a vote know it.
+    known: Cell<u64>,
+    waiting: RefCell<VecDeque<Waiting>>,
+    /// Those whose version does not count yet, or not as they want it.
+    pending: RefCell<Vec<(u64, Waiting)>>,
+    wake: Notify,
+    /// Whoever writes a version, or brings a member up.
+    alone: Mutex<()>,
+    broken: RefCell<Option<PoolError>>,
+    is_closed: Cell<bool>,
+    is_snapshotting: Cell<bool>,
+    /// Told of members that are out because they did not take a version.
+    failing: mpsc::UnboundedSender<MemberId>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    changes: Vec<Change>,
+    /// Whether it has to be known that it counts.
+    settles: bool,
+    answer: Option<oneshot::Sender<Result<(), PoolError>>>,
+}
+
+impl Waiting {
+    fn end(&mut self, outcome: Result<(), PoolError>) {
+        if let Some(answer) = self.answer.take() {
+            // Nobody waits any more: it is done all the same.
+            let _ = answer.send(outcome);
+        }
+    }
+}
+
+impl Writer {
+    /// A writer that goes on from `metadata`, which all these disks hold. [`Self::run`] writes.
+    pub(super) fn new(
+        metadata: Metadata,
+        disks: BTreeMap<MemberId, Rc<MemberDisk>>,
+        excused: Members,
+        failing: mpsc::UnboundedSender<MemberId>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            counted: Cell::new(metadata.counted()),
+            known: Cell::new(metadata.counted()),
+            metadata: RefCell::new(metadata),
+            disks: RefCell::new(disks),
+            rising: RefCell::default(),
+            excused,
+            waiting: RefCell::default(),
+            pending: RefCell::default(),
+            wake: Notify::new(),
+            alone: Mutex::new(()),
+            broken: RefCell::default(),
+            is_closed: Cell::new(false),
+            is_snapshotting: Cell::new(false),
+            failing,
+        })
+    }
+
+    /// What is known, as of the last version, which may not count yet.
+    pub(super) fn metadata(&self) -> Ref<'_, Metadata> {
+        self.metadata.borrow()
+    }
+
+    /// The disk of a member that gets every version.
+    pub(super) fn disk(&self, member: MemberId) -> Option<Rc<MemberDisk>> {
+        self.disks.borrow().get(&member).cloned()
+    }
+
+    /// All of them.
+    pub(super) fn disks(&self) -> Vec<(MemberId, Rc<MemberDisk>)> {
+        self.disks.borrow().iter().map(|(id, disk)| (*id, Rc::clone(disk))).collect()
+    }
+
+    /// Why nothing more is written, if so.
+    pub(super) fn broken(&self) -> Option<PoolError> {
+        self.broken.borrow().clone()
+    }
+
+    /// Makes a change, and ends when its version counts; where it changes votes, when that is known.
+    ///
+    /// # Errors
+    /// Why it cannot be made, and then nothing is changed; or why nothing more can be.
+    pub(super) async fn commit(&self, change: Change) -> Result<(), PoolError> {
+        self.commit_all(vec![change]).await
+    }
+
+    /// The same with changes that are made in one version. Only the first one of them may be refused.
+    pub(super) async fn commit_all(&self, changes: Vec<Change>) -> Result<(), PoolError> {
+        let (answer, outcome) = oneshot::channel();
+        let settles = changes.iter().any(changes_votes);
+        self.ask(Waiting { changes, settles, answer: Some(answer) });
+        outcome.await.unwrap_or_else(|_| Err(stopped()))
+    }
+
+    /// A member is out, as others have found. Ends when all others know.
+    ///
+    /// # Errors
+    /// That it cannot be.
+    pub(super) async fn put_out(&self, id: MemberId) -> Result<(), PoolError> {
+        let since = || match self.metadata().member(id).map(|member| member.standing) {
+            Some(Standing::Out { since, .. }) => Some(since),
+            Some(_) => None,
+            None => Some(0),
+        };
+        if since().is_none() {
+            let committed = self.commit(Change::Out(id)).await;
+            // It may have been found here as well meanwhile.
+            if committed.is_ok() || since().is_none() {
+                return committed;
+            }
+        }
+        match since() {
+            // That may not count yet: what comes next tells.
+            Some(since) if since > self.known.get() => self.settle().await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends when it is known that what was changed before counts.
+    async fn settle(&self) -> Result<(), PoolError> {
+        let (answer, outcome) = oneshot::channel();
+        self.ask(Waiting { changes: Vec::new(), settles: true, answer: Some(answer) });
+        outcome.await.unwrap_or_else(|_| Err(stopped()))
+    }
+
+    fn ask(&self, mut waiting: Waiting) {
+        match self.broken() {
+            Some(why) => waiting.end(Err(why)),
+            None if self.is_closed.get() => waiting.end(Err(stopped())),
+            None => {
+                self.waiting.borrow_mut().push_back(waiting);
+                self.wake.notify_one();
+            }
+        }
+    }
+
+    /// Writes versions until [`Self::close`].
+    pub(super) async fn run(self: Rc<Self>) {
+        while !self.is_closed.get() && self.broken().is_none() {
+            if self.has_work() {
+                let _alone = self.alone.lock().await;
+                if let Err(why) = self.write_version().await {
+                    self.give_up(why);
+                }
+                Self::snapshot_if_due(&self);
+            } else {
+                self.wake.notified().await;
+            }
+        }
+    }
+
+    /// Nothing more is written; what waits is told so.
+    pub(super) async fn close(&self) {
+        self.is_closed.set(true);
+        self.wake.notify_one();
+        let _alone = self.alone.lock().await;
+        self.tell_all(&stopped());
+    }
+
+    fn has_work(&self) -> bool {
+        // One that has to know that it counts needs one more version.
+        !self.waiting.borrow().is_empty() || !self.pending.borrow().is_empty()
+    }
+
+    fn give_up(&self, why: PoolError) {
+        tracing::error!(error = %why, "nothing more is written to the pool");
+        self.broken.borrow_mut().get_or_insert_with(|| why.clone());
+        self.tell_all(&why);
+    }
+
+    fn tell_all(&self, why: &PoolError) {
+        let mut all: Vec<Waiting> = self.waiting.borrow_mut().drain(..).collect();
+        all.extend(self.pending.borrow_mut().drain(..).map(|(_, waiting)| waiting));
+        all.iter_mut().for_each(|waiting| waiting.end(Err(why.clone())));
+    }
+
+    async fn write_version(&self) -> Result<(), PoolError> {
+        let before = Roll::of(&self.metadata());
+        let (previous, counted) = (self.metadata().stamp().id, self.counted.get());
+        self.metadata.borrow_mut().start(counted)?;
+        let (changes, made) = self.take();
+        let (stamp, voters) = (self.metadata().stamp(), self.metadata().voters());
+        let disks = self.disks();
+        let following: Members = disks.iter().map(|(id, _)| *id).collect();
+        let written = Written { following, current: following, excused: self.excused };
+        may_count(&before, &self.metadata(), &written)
+            .map_err(|why| PoolError::new(why.to_string()))?;
+        self.pending.borrow_mut().extend(made.into_iter().map(|w| (stamp.version, w)));
+        let block = Block { stamp, previous, counted, changes };
+        let gets = |id: &MemberId| voters.has(*id) || self.rising.borrow().contains(id);
+        let to = disks.iter().filter(|(id, _)| gets(id));
+        let each = to.map(async |(id, disk)| (*id, disk, disk.put(&block).await));
+        let mut all = true;
+        for (id, disk, outcome) in join_all(each).await {
+            match outcome {
+                Err(why) if voters.has(id) => {
+                    all = false;
+                    self.drop_out(id, &failed(disk.path(), why));
+                }
+                // It gets no vote: whoever brings it up finds it gone.
+                Err(_) => drop(self.disks.borrow_mut().remove(&id)),
+                Ok(()) => {}
+            }
+        }
+        // Those that have no vote any more get nothing more.
+        self.disks.borrow_mut().retain(|id, _| gets(id));
+        if all {
+            self.counted.set(stamp.version);
+            self.known.set(counted);
+        }
+        self.tell();
+        Ok(())
+    }
+
+    /// A member did not take a version: it is out with the next one.
+    fn drop_out(&self, id: MemberId, why: &PoolError) {
+        tracing::error!(member = id.0, error = %why, "a disk of the pool is out: replace it");
+        self.disks.borrow_mut().remove(&id);
+        let waiting = Waiting { changes: vec![Change::Out(id)], settles: true, answer: None };
+        self.waiting.borrow_mut().push_front(waiting);
+        let _ = self.failing.send(id);
+    }
+
+    /// Takes what waits and fits into a block, and makes it; whoever is refused is told.
+    fn take(&self) -> (Vec<Change>, Vec<Waiting>) {
+        let (mut changes, mut made, mut room) = (Vec::new(), Vec::new(), Block::room());
+        loop {
+            let next = self.waiting.borrow_mut().pop_front();
+            let Some(mut next) = next else { break };
+            let bytes: usize = next.changes.iter().map(Change::record_bytes).sum();
+            if bytes > room {
+                if made.is_empty() && changes.is_empty() {
+                    next.end(Err(PoolError::new("so many changes do not fit one version")));
+                    continue;
+                }
+                self.waiting.borrow_mut().push_front(next);
+                break;
+            }
+            let mut metadata = self.metadata.borrow_mut();
+            let outcome = next.changes.iter().try_for_each(|change| metadata.apply(change));
+            match outcome {
+                Ok(()) => {
+                    room -= bytes;
+                    changes.extend(next.changes.iter().cloned());
+                    made.push(next);
+                }
+                Err(why) => next.end(Err(why.into())),
+            }
+        }
+        (changes, made)
+    }
+
+    /// Tells those whose versions count, and as all with a vote know, if they want that.
+    fn tell(&self) {
+        let mut pending = self.pending.borrow_mut();
+        let is_over = |(version, waiting): &mut (u64, Waiting)| {
+            *version <= if waiting.settles { self.known.get() } else { self.counted.get() }
+        };
+        let over: Vec<_> = pending.extract_if(.., is_over).collect();
+        drop(pending);
+        over.into_iter().for_each(|(_, mut waiting)| waiting.end(Ok(())));
+    }
+
+    /// Begins a snapshot if half a journal has been used since the last one.
+    fn snapshot_if_due(this: &Rc<Self>) {
+        let version = this.metadata().stamp().version;
+        let is_due = |disk: &MemberDisk| {
+            let blocks = u64::from(disk.label().layout.journal_blocks);
+            version.saturating_sub(disk.snapshot()) >= blocks / 2
+        };
+        let due = this.disks().iter().any(|(_, disk)| is_due(disk));
+        if !due || this.is_snapshotting.replace(true) {
+            return;
+        }
+        let bytes = this.metadata().snapshot();
+        let this = Rc::clone(this);
+        tokio::task::spawn_local(async move {
+            this.put_snapshots(&bytes, version).await;
+            this.is_snapshotting.set(false);
+        });
+    }
+
+    async fn put_snapshots(&self, bytes: &[u8], version: u64) {
+        let disks = self.disks();
+        let each = disks.iter().map(|(id, disk)| async {
+            (*id, disk.put_snapshot(bytes, version).await.map_err(|why| failed(disk.path(), why)))
+        });
+        for (id, outcome) in join_all(each).await {
+            if let Err(why) = outcome
+                && self.disk(id).is_some()
+            {
+                self.drop_out(id, &why);
+                self.wake.notify_one();
+            }
+        }
+    }
+
+    /// Brings a disk up: it holds what all others hold, gets every version from then on, and may get a vote with the next one.
+    /// Its rings are empty. Meanwhile no version is written.
+    ///
+    /// # Errors
+    /// What fails; it gets nothing more then.
+    pub(super) async fn bring_up(
+        &self,
+        id: MemberId,
+        disk: &Rc<MemberDisk>,
+    ) -> Result<(), PoolError> {
+        let _alone = self.alone.lock().await;
+        let (bytes, stamp) = (self.metadata().snapshot(), self.metadata().stamp());
+        let up = async {
+            disk.put_snapshot(&bytes, stamp.version).await?;
+            disk.forget_changes().await?;
+            disk.relabel(Label { opened: stamp, number: id, ..disk.label() }).await
+        };
+        up.await.map_err(|why| failed(disk.path(), why))?;
+        self.rising.borrow_mut().insert(id);
+        self.disks.borrow_mut().insert(id, Rc::clone(disk));
+        Ok(())
+    }
+
+    /// A disk that was brought up has a vote now, or is not to get one.
+    pub(super) fn is_up(&self, id: MemberId) {
+        self.rising.borrow_mut().remove(&id);
+        let voters = self.metadata().voters();
+        self.disks.borrow_mut().retain(|id, _| voters.has(*id));
+    }
+}
+
+fn changes_votes(change: &Change) -> bool {
+    matches!(
+        change,
+        Change::Opened { .. }
+            | Change::Add { .. }
+            | Change::Out(_)
+            | Change::Back { .. }
+            | Change::Remove(_)
+    )
+}
+
+fn stopped() -> PoolError {
+    PoolError::new("the pool is closed")
+}

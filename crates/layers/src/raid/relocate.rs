@@ -1,0 +1,71 @@
+//! A column is moved to another place while clients use the volume.
+
+use std::rc::Rc;
+
+use block::Error;
+
+use super::extent::Column;
+use super::stripe::key;
+use super::{Extent, Raid};
+
+/// Rows that are copied at once.
+const AT_ONCE: u32 = 64;
+
+impl Raid {
+    /// Copies column number `column` of the extent at `index`, which lacks nothing, to another place, and has `commit` make
+    /// durable that it is there. Meanwhile clients read the extent, and wait where they write. Says whether that was done.
+    ///
+    /// # Errors
+    /// What stops the array, and what `commit` says: then it is where it was.
+    pub async fn relocate(
+        &self,
+        index: u32,
+        column: u16,
+        to: Column,
+        commit: impl AsyncFnOnce() -> Result<(), Error>,
+    ) -> Result<bool, Error> {
+        let mut turns = Vec::new();
+        for stripe in 0..self.shape.stripes() {
+            turns.push(self.turn(index, stripe).await);
+        }
+        let Some(extent) = self.extent(index) else { return Ok(false) };
+        let Some(from) = extent.columns().get(usize::from(column)).copied() else {
+            return Ok(false);
+        };
+        // What the logs still have names members by what is where now.
+        self.array.let_go(&extent).await?;
+        if extent.is_lacking() || !self.copy_column(&extent, from, to).await? {
+            return Ok(false);
+        }
+        let mut quiet = Vec::new();
+        for stripe in 0..self.shape.stripes() {
+            quiet.push(self.reads.quiet(key(index, stripe)).await);
+        }
+        commit().await?;
+        if let Some(place) = self.extents.borrow_mut().get_mut(index as usize) {
+            *place = Some(Rc::new(extent.with(column, to)));
+        }
+        Ok(true)
+    }
+
+    /// Copies all of a column; whether all of it could be read, and is durable where it is now.
+    async fn copy_column(&self, extent: &Extent, from: Column, to: Column) -> Result<bool, Error> {
+        let (mut row, end) = (0, extent.rows());
+        while row < end {
+            let rows = u32::try_from(end - row).unwrap_or(AT_ONCE).min(AT_ONCE);
+            let _room = self.array.room(rows).await;
+            let read = self.array.read(from.member, from.at + row, rows, &self.array.scratch).await;
+            let data = match read {
+                Ok(data) => data,
+                Err(why) => {
+                    tracing::warn!(member = from.member, error = %why, "a piece cannot be moved");
+                    return Ok(false);
+                }
+            };
+            self.array.write(to.member, to.at + row, data, false).await?;
+            row += u64::from(rows);
+        }
+        self.array.flush().await?;
+        Ok(!self.array.is_out(to.member) && !self.array.is_out(from.member))
+    }
+}
