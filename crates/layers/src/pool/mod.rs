@@ -10,7 +10,9 @@
 
 pub mod journal;
 pub mod metadata;
+mod stand_in;
 mod text;
 pub mod units;
 
+pub use stand_in::*;
 pub use text::{TEXT_BYTES, Text};
