@@ -99,11 +99,11 @@ impl Pools {
     }
 
     /// A pool that there was not; says whether its name was free.
-    fn insert(&self, record: &PoolRecord) -> bool {
+    fn insert(&self, new: Known) -> bool {
         let mut known = self.known();
-        let free = !known.contains_key(&record.name);
+        let free = !known.contains_key(&new.record.name);
         if free {
-            known.insert(record.name.clone(), Known::new(record.clone()));
+            known.insert(new.record.name.clone(), new);
         }
         free
     }
@@ -212,7 +212,7 @@ impl Control {
         }
         *self.0.pools.damaged.lock().unwrap_or_else(PoisonError::into_inner) = damaged;
         let opening = records.into_iter().map(|record| async move {
-            self.0.pools.insert(&record);
+            self.0.pools.insert(Known::new(record.clone()));
             self.try_pool(&record.name, LATE).await;
         });
         join_all(opening).await;
@@ -480,11 +480,12 @@ impl Control {
             rings: cores.clamp(1, MAX_RINGS),
             disks: paths.into_iter().map(SeenDisk::new).collect(),
         };
-        if !self.0.pools.insert(&record) {
+        let known = Known::new(record.clone());
+        // Before anybody else finds it half made.
+        let _held = Arc::clone(&known.gate).lock_owned().await;
+        if !self.0.pools.insert(known) {
             return self.existing_pool(&ask).await;
         }
-        let gate = self.0.pools.gate(&name).ok_or_else(|| not_found(&name))?;
-        let _held = gate.lock().await;
         if let Err(error) = self.write_pool(&record).await {
             self.0.pools.known().remove(&name);
             return Err(not_written(&name, &error));

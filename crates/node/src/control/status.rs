@@ -331,7 +331,7 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(finding(Severity::Note, subject.clone(), message, None));
     }
     if !facts.volumes.is_empty() && facts.together.is_none() {
-        let message = "each volume has one copy, on a disk of this node: keep backups";
+        let message = "each volume has one copy, on this node: keep backups";
         findings.push(finding(Severity::Note, subject, message, None));
     }
 }
@@ -383,7 +383,7 @@ mod tests {
     }
 
     fn open() -> Observed {
-        let image = crate::engine::Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
+        let image = crate::engine::Image { image: Uuid::nil(), size_bytes: 1, generation: 2 };
         Observed::Open { core: 0, image, published: None }
     }
 
@@ -460,7 +460,7 @@ mod tests {
     }
 
     /// A core with one volume.
-    fn core(id: uuid::Uuid) -> CoreReport {
+    fn core(id: Uuid) -> CoreReport {
         let report = VolumeReport {
             id,
             kinds: [(); 4].map(|()| KindReport::default()),
