@@ -302,7 +302,7 @@ pub(crate) mod tests {
     use peer::{Incarnation, NodeId, View};
 
     use super::*;
-    use crate::control::Space;
+    use crate::control::{PoolFacts, Space};
     use crate::engine::{CoreReport, MirrorReport};
     use crate::meta::Revision;
     use crate::record::tests::record;
@@ -335,6 +335,32 @@ pub(crate) mod tests {
         MirrorReport { status, access: Access::Optimized }
     }
 
+    /// Of a node that has nothing.
+    fn facts() -> Facts {
+        Facts {
+            node: NodeInfo {
+                name: "n".into(),
+                version: "0".into(),
+                pid: 1,
+                uptime_s: 2,
+                data_dir: "/v".into(),
+                cores: 1,
+                disk_backend: "io_uring".into(),
+            },
+            serving: true,
+            waits_for: None,
+            volumes: Vec::new(),
+            damaged: Vec::new(),
+            locked: Vec::new(),
+            cores: Vec::new(),
+            space: Space::default(),
+            pools: Vec::new(),
+            damaged_pools: Vec::new(),
+            low_space_percent: 10,
+            together: None,
+        }
+    }
+
     #[test]
     fn latencies_are_told_in_classes_that_add_up() {
         let record = record("v");
@@ -360,40 +386,10 @@ pub(crate) mod tests {
         let core = CoreReport { core: 0, sessions, guests, refused: 4, pool, volumes };
         let image = crate::engine::Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
         let observed = Observed::Open { core: 0, image, published: None };
-        let node = NodeInfo {
-            name: "n".into(),
-            version: "0".into(),
-            pid: 1,
-            uptime_s: 2,
-            data_dir: "/v".into(),
-            cores: 1,
-            disk_backend: "io_uring".into(),
-        };
         let volumes = vec![(Stored { record, revision: Revision(1) }, observed)];
         let taken = [(volumes[0].0.record.id, 12)].into();
         let space = Space { taken, ..Space::default() };
-        let (cores, serving, damaged) = (vec![core], true, vec![]);
-        let (together, waits_for, locked) = (None, None, vec![]);
-        let mut pool = crate::control::pool_view::tests::facts("tank");
-        if let Some(report) = &mut pool.report {
-            report.disks[1].state = PoolDiskState::Out;
-            report.disks[2].read_errors = 5;
-            report.behind_pieces = 8;
-        }
-        let page = render(Facts {
-            node,
-            serving,
-            waits_for,
-            volumes,
-            damaged,
-            locked,
-            cores,
-            space,
-            pools: vec![pool],
-            damaged_pools: Vec::new(),
-            low_space_percent: 10,
-            together,
-        });
+        let page = render(Facts { volumes, cores: vec![core], space, ..facts() });
         for line in [
             "windrose_node_info{node=\"n\",version=\"0\"} 1",
             "windrose_volume_allocated_bytes{volume=\"v\"} 12",
@@ -406,6 +402,23 @@ pub(crate) mod tests {
             "windrose_volume_copies_in_sync{volume=\"v\"} 1",
             "windrose_volume_resynced_bytes_total{volume=\"v\"} 77",
             "windrose_connections_refused_total{core=\"0\"} 4",
+        ] {
+            assert_eq!(page.lines().filter(|l| *l == line).count(), 1, "{line}\n{page}");
+        }
+        assert!(!page.contains("kind=\"write\"} 0.0"), "no latencies, no classes");
+    }
+
+    #[test]
+    fn pools_are_told_with_their_disks() {
+        let mut pool = crate::control::pool_view::tests::facts("tank");
+        let report = pool.report.as_mut().unwrap();
+        report.disks[1].state = PoolDiskState::Out;
+        report.disks[2].read_errors = 5;
+        report.behind_pieces = 8;
+        let offline = PoolFacts { report: None, ..crate::control::pool_view::tests::facts("zoo") };
+        let page = render(Facts { pools: vec![pool, offline], ..facts() });
+        for line in [
+            "windrose_disk_pool_online{pool=\"zoo\"} 0",
             "windrose_disk_pool_online{pool=\"tank\"} 1",
             "windrose_disk_pool_usable_bytes{pool=\"tank\"} 2199023255552",
             "windrose_disk_pool_behind_pieces{pool=\"tank\"} 8",
@@ -416,6 +429,6 @@ pub(crate) mod tests {
         ] {
             assert_eq!(page.lines().filter(|l| *l == line).count(), 1, "{line}\n{page}");
         }
-        assert!(!page.contains("kind=\"write\"} 0.0"), "no latencies, no classes");
+        assert!(!page.contains("bytes{pool=\"zoo\"}"), "nobody knows");
     }
 }

@@ -1,7 +1,7 @@
 //! What a node knows of its pools of disks before it has opened them: a file for each, `pools/NAME.json` in the data
 //! directory. The truth about a pool is on its disks; this says which pools there are, and where to look for them.
 //!
-//! A file is written before anything is done that it tells of, and replaced whole.
+//! A file is written before anything is done that it tells of, and replaced whole. What is in it: `docs/format/pool-record.md`.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -387,6 +387,6 @@ pub(crate) mod tests {
         let gone = dir.path().join("gone");
         let found = candidates_in(&[link.clone(), gone.clone()], &sys, &dev);
         assert_eq!(found, [link, gone.clone(), dev.join("dm-0"), dev.join("sdb")]);
-        assert_eq!(candidates_in(&[gone.clone()], Path::new("/nowhere"), &dev), [gone]);
+        assert_eq!(candidates_in(std::slice::from_ref(&gone), Path::new("/nowhere"), &dev), [gone]);
     }
 }

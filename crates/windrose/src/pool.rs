@@ -30,7 +30,7 @@ pub(crate) async fn run(remote: Remote, command: PoolCommand) -> Result<ExitCode
         PoolCommand::Create(args) => client.call::<PostPool>(&request(*args)?).await?,
         PoolCommand::Show { name } => client.call_on::<GetPool>(&name, &[], &Nothing).await?,
         PoolCommand::Add { name, disks, spare, overwrite } => {
-            let (disks, overwrite) = (paths(disks)?, identities(overwrite)?);
+            let (disks, overwrite) = (paths(&disks)?, identities(overwrite)?);
             let add = AddDisks { disks, spare, overwrite };
             client.call_on::<AddPoolDisks>(&name, &[], &add).await?
         }
@@ -60,15 +60,15 @@ fn request(args: CreatePoolArgs) -> Result<CreatePool, Failure> {
         copies: args.copies,
         columns: args.columns,
         strip_bytes: args.strip,
-        disks: paths(args.disks)?,
-        spares: paths(args.spare)?,
+        disks: paths(&args.disks)?,
+        spares: paths(&args.spare)?,
         overwrite: identities(args.overwrite)?,
     };
     create.check().map_err(|e| Failure::new(USAGE, e.to_string()))?;
     Ok(create)
 }
 
-fn paths(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
+fn paths(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     paths.iter().map(|path| absolute(path)).collect()
 }
 

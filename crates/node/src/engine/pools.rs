@@ -450,7 +450,7 @@ impl Engine {
             .await
     }
 
-    /// The name of an open pool's home, for those who hold it.
+    /// The core that has the fewest volumes, of those that may have some of a pool.
     pub(super) fn least_loaded_of(&self, home: &PoolHome) -> usize {
         let cores = self.cores().min(home.door.rings.into());
         least_loaded(cores, self.homes.lock().values().map(|home| home.core))
