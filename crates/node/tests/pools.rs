@@ -283,3 +283,77 @@ async fn a_record_that_cannot_be_read_is_left_alone_and_named() {
     assert_eq!(show(&client, "web").await.unwrap().state, VolumeState::Online);
     assert!(node.stop().await.clean);
 }
+
+/// What a crash leaves in the middle of a creation or deletion.
+#[tokio::test]
+async fn what_a_crash_has_left_is_finished_or_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b, c] = &["a", "b", "c"].map(|name| disk(dir.path(), name));
+    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    assert!(node.stop().await.clean);
+    let record = dir.path().join("data/pools/tank.json");
+    let ready = fs::read_to_string(&record).unwrap();
+    let stage = |stage: &str| {
+        let changed = ready.replace("\"ready\"", &format!("\"{stage}\""));
+        assert!(stage == "ready" || changed != ready);
+        fs::write(&record, changed).unwrap();
+    };
+    // All of it was made: asking again finds it.
+    stage("creating");
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(get(&client, "tank").await.state, PoolState::Online);
+    assert!(node.stop().await.clean);
+    assert_eq!(fs::read_to_string(&record).unwrap(), ready);
+
+    stage("deleting");
+    let (node, client) = start(dir.path(), "").await;
+    assert!(client.call::<ListPools>(&Nothing).await.unwrap().pools.is_empty());
+    assert!(!record.exists());
+    client.call::<PostPool>(&new("zoo", 1, &[a, b], &[])).await.unwrap();
+    client.call_on::<DeletePool>(&pool("zoo"), &[], &Nothing).await.unwrap();
+    assert!(node.stop().await.clean);
+
+    // Nothing of it was made.
+    for left in ["creating", "deleting"] {
+        stage(left);
+        let (node, client) = start(dir.path(), "").await;
+        assert!(client.call::<ListPools>(&Nothing).await.unwrap().pools.is_empty(), "{left}");
+        assert!(!record.exists());
+        assert!(node.stop().await.clean);
+    }
+    // One that exists is never forgotten by itself.
+    stage("ready");
+    let (node, client) = start(dir.path(), "").await;
+    assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
+    let refused = refusal(client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await);
+    assert!(refused.hint.unwrap().contains("--force"));
+    client.call_on::<DeletePool>(&pool("tank"), &[POOL_FORCE], &Nothing).await.unwrap();
+    assert!(!record.exists());
+    client.call::<PostPool>(&new("tank", 1, &[a, c], &[])).await.unwrap();
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn a_volume_that_finds_no_room_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b] = &["a", "b"].map(|name| disk(dir.path(), name));
+    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    let json = r#"{"name":"web","size_bytes":107374182400,"thin":false,"backing":{"kind":"pool","pool":"tank"}}"#;
+    let refused = refusal(client.call::<PostVolume>(&ask(json)).await);
+    assert_eq!(refused.code, Code::NoSpace, "{refused}");
+    assert_eq!(show(&client, "web").await, None);
+    // More than there is may be promised.
+    let thin = json.replace("\"thin\":false", "\"thin\":true");
+    client.call::<PostVolume>(&ask(&thin)).await.unwrap();
+    let promised = status(&client).await;
+    let told = promised
+        .findings
+        .iter()
+        .any(|f| f.subject == "pool tank" && f.message.contains("may still take"));
+    assert!(told, "{promised:?}");
+    client.call_on::<DeleteVolume>(&name("web"), &[], &Nothing).await.unwrap();
+    client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await.unwrap();
+    assert!(node.stop().await.clean);
+}

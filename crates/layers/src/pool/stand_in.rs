@@ -102,7 +102,8 @@ struct Text {
     version: u64,
     member: u16,
     disks: Vec<DiskText>,
-    volumes: BTreeMap<Uuid, u64>,
+    /// Bytes, and whether all of them are taken.
+    volumes: BTreeMap<Uuid, (u64, bool)>,
     home: PathBuf,
 }
 
@@ -287,7 +288,8 @@ impl Pool {
         let bears = u32::from(full).checked_sub(u32::try_from(out).unwrap_or(u32::MAX));
         let raw_bytes: u64 = t.disks.iter().filter(|d| !d.spare).map(|d| d.bytes).sum();
         let usable_bytes = raw_bytes * u64::from(data) / u64::from(t.columns);
-        let allocated_bytes: u64 = t.volumes.values().sum();
+        let taken = |(bytes, thick): &(u64, bool)| if *thick { *bytes } else { 0 };
+        let allocated_bytes: u64 = t.volumes.values().map(taken).sum();
         let disk = |d: &DiskText| PoolDisk {
             member: d.member,
             id: d.id,
@@ -305,10 +307,10 @@ impl Pool {
             read_errors: 0,
             write_errors: 0,
         };
-        let volume = |(id, bytes): (&Uuid, &u64)| PoolVolumeReport {
+        let volume = |(id, held): (&Uuid, &(u64, bool))| PoolVolumeReport {
             id: *id,
-            bytes: *bytes,
-            allocated_bytes: *bytes,
+            bytes: held.0,
+            allocated_bytes: taken(held),
             bears,
         };
         PoolReport {
@@ -376,7 +378,7 @@ impl Pool {
             return Err(PoolError { no_space: true, ..PoolError::new("there is no room") });
         }
         let mut text = lock(&self.shared);
-        if text.volumes.insert(what.id, what.bytes).is_some() {
+        if text.volumes.insert(what.id, (what.bytes, what.thick)).is_some() {
             return Err(PoolError::new("it has that volume"));
         }
         write(&mut text)
@@ -385,7 +387,7 @@ impl Pool {
     pub async fn grow_volume(&self, id: Uuid, bytes: u64) -> Result<(), PoolError> {
         let mut text = lock(&self.shared);
         let held = text.volumes.get_mut(&id).ok_or_else(|| PoolError::new("no such volume"))?;
-        *held = bytes.max(*held);
+        held.0 = bytes.max(held.0);
         write(&mut text)
     }
 
@@ -433,7 +435,8 @@ impl PoolSeat {
 
     pub async fn open(&self, volume: Uuid) -> Result<Dev, PoolError> {
         let text = lock(&self.shared);
-        let bytes = text.volumes.get(&volume).ok_or_else(|| PoolError::new("no such volume"))?;
+        let (bytes, _) =
+            text.volumes.get(&volume).ok_or_else(|| PoolError::new("no such volume"))?;
         LAST.set(place(&text, volume));
         Ok(Dev::new(Mem::new(MemOptions::new(512, bytes / 512))))
     }
