@@ -3,8 +3,8 @@
 #![no_main]
 
 use api::{
-    Chap, CreateVolume, Dhchap, Grow, HostDhchap, HostTls, Initiator, Initiators, Protocols, Size,
-    Tls, VolumeName,
+    AddDisks, Chap, CreatePool, CreateVolume, Dhchap, Grow, HostDhchap, HostTls, Initiator,
+    Initiators, OpenPool, Protocols, ReplaceDisk, Size, Tls, VolumeName,
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -21,6 +21,12 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         assert!(chap.mutual.is_none_or(|mutual| mutual.secret != chap.secret));
     }
     let _ = (body::<Grow>(bytes), body::<Initiators>(bytes), body::<Protocols>(bytes));
+    let _ = (body::<AddDisks>(bytes), body::<ReplaceDisk>(bytes), body::<OpenPool>(bytes));
+    if let Some(create) = body::<CreatePool>(bytes)
+        && create.check().is_ok()
+    {
+        assert!(!create.disks.is_empty() && create.disks.len() <= api::MAX_DISKS);
+    }
     let _ = (body::<Chap>(bytes), body::<HostTls>(bytes), body::<Tls>(bytes));
     let hosts = body::<HostDhchap>(bytes).and_then(|host| host.secrets);
     for dhchap in hosts.into_iter().chain(body::<Dhchap>(bytes)) {

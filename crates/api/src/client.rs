@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::endpoint::{Endpoint, Flag, Payload};
-use crate::{ApiError, Code, Invalid, VolumeName};
+use crate::{ApiError, Code, Invalid};
 
 /// Longest answer that is read, in bytes: a list of every volume a node may have fits.
 const MAX_ANSWER: usize = 64 << 20;
@@ -137,7 +137,7 @@ impl Client {
         &self.address
     }
 
-    /// Asks something that concerns no volume or, by its body, one that is to be.
+    /// Asks something that concerns no volume and no pool or, by its body, one that is to be.
     ///
     /// # Errors
     /// [`CallError`].
@@ -145,17 +145,17 @@ impl Client {
         self.ask::<E>(E::PATH.to_owned(), body).await
     }
 
-    /// Asks something about a volume.
+    /// Asks something about a volume, or a pool.
     ///
     /// # Errors
     /// [`CallError`].
     pub async fn call_on<E: Endpoint>(
         &self,
-        volume: &VolumeName,
+        name: &(impl AsRef<str> + ?Sized),
         flags: &[Flag],
         body: &E::Body,
     ) -> Result<E::Answer, CallError> {
-        let mut path = E::PATH.replace("{name}", volume.as_str());
+        let mut path = E::PATH.replace("{name}", name.as_ref());
         for (i, flag) in flags.iter().enumerate() {
             path.push(if i == 0 { '?' } else { '&' });
             path.push_str(flag.name);

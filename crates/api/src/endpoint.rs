@@ -5,10 +5,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use crate::{
-    AddCopy, Chap, Cluster, ClusterToken, Code, CreateVolume, ForceCopy, Grow, Health, HostDhchap,
-    HostTls, InitiatorChap, Initiators, JoinCluster, LeaveCluster, MapVolume, Protocols,
-    RemoveCopy, ReplaceCopy, Reservations, SessionList, Status, SwitchTo, Verification, Verify,
-    Volume, VolumeList, WhichNode,
+    AddCopy, AddDisks, Chap, Cluster, ClusterToken, Code, CreatePool, CreateVolume, ForceCopy,
+    Grow, Health, HostDhchap, HostTls, InitiatorChap, Initiators, JoinCluster, LeaveCluster,
+    MapVolume, OpenPool, Pool, PoolList, Protocols, RemoveCopy, RemoveDisk, ReplaceCopy,
+    ReplaceDisk, Reservations, SessionList, Status, SwitchTo, Verification, Verify, Volume,
+    VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -26,7 +27,7 @@ pub trait Endpoint {
     const ID: &'static str;
     /// HTTP method.
     const METHOD: Method;
-    /// Path; `{name}` stands for a volume's name.
+    /// Path; `{name}` stands for the name of a volume, or of a pool.
     const PATH: &'static str;
     /// HTTP status of an answer.
     const STATUS: u16;
@@ -124,6 +125,12 @@ pub const FORCE: Flag =
 /// The flag of [`MapTarget`].
 pub const MAP_FORCE: Flag =
     Flag { name: "force", about: "Do it even while initiators are logged in to the volume." };
+
+/// The flag of [`DeletePool`].
+pub const POOL_FORCE: Flag = Flag {
+    name: "force",
+    about: "Forget the pool even if it cannot be opened. What its disks hold stays on them.",
+};
 
 endpoints! {
     /// Is the node there?
@@ -252,6 +259,52 @@ endpoints! {
     ClearReservations DELETE "/v1/volumes/{name}/reservations" Nothing => 200 Reservations;
         "Takes all registrations and reservations of a volume away, whoever holds them.";
         refuses [Code::NotFound, Code::Backing];
+
+    /// Which pools of disks are there?
+    ListPools GET "/v1/pools" Nothing => 200 PoolList;
+        "Lists the pools of the node's disks.";
+        refuses [];
+
+    /// Create a pool.
+    PostPool POST "/v1/pools" CreatePool => 201 Pool;
+        "Creates a pool of disks of this node. Repeating a request gives the pool that it created.";
+        refuses [Code::Exists, Code::Conflict, Code::Backing];
+
+    /// One pool.
+    GetPool GET "/v1/pools/{name}" Nothing => 200 Pool;
+        "Shows a pool and its disks.";
+        refuses [Code::NotFound];
+
+    /// Delete a pool.
+    DeletePool DELETE "/v1/pools/{name}" Nothing => 204 Nothing;
+        "Deletes a pool without volumes: its disks are free again.";
+        flag POOL_FORCE;
+        refuses [Code::NotFound, Code::Conflict, Code::Backing];
+
+    /// Add disks to a pool.
+    AddPoolDisks POST "/v1/pools/{name}/add" AddDisks => 200 Pool;
+        "Adds disks to a pool, for data or as spares.";
+        refuses [Code::NotFound, Code::Conflict, Code::Backing, Code::NoSpace];
+
+    /// Take a disk out of a pool.
+    RemovePoolDisk POST "/v1/pools/{name}/remove" RemoveDisk => 200 Pool;
+        "Takes a disk out of a pool. What lies on it is moved to others first; this begins it.";
+        refuses [Code::NotFound, Code::Conflict, Code::Backing, Code::NoSpace];
+
+    /// Replace a disk of a pool.
+    ReplacePoolDisk POST "/v1/pools/{name}/replace" ReplaceDisk => 200 Pool;
+        "Puts a disk in the place of one that has failed, or is to go. This begins it.";
+        refuses [Code::NotFound, Code::Conflict, Code::Backing, Code::NoSpace];
+
+    /// Read and compare all of a pool.
+    ScrubPool POST "/v1/pools/{name}/scrub" Nothing => 200 Pool;
+        "Begins to read and compare all of a pool, and to repair what is wrong.";
+        refuses [Code::NotFound, Code::Conflict, Code::Backing];
+
+    /// Open a pool without disks that are gone.
+    ForcePoolOpen POST "/v1/pools/{name}/open" OpenPool => 200 Pool;
+        "Opens a pool without disks that are gone for good. What only they hold is lost.";
+        refuses [Code::NotFound, Code::Conflict, Code::Backing];
 
     /// The cluster and its nodes.
     GetCluster GET "/v1/cluster" Nothing => 200 Cluster;

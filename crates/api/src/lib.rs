@@ -15,6 +15,7 @@ mod invalid;
 mod mirror;
 mod name;
 pub mod openapi;
+mod pool;
 mod reservation;
 mod session;
 mod size;
@@ -36,7 +37,11 @@ pub use mirror::{
     AddCopy, CopyState, Differing, ForceCopy, RemoveCopy, ReplaceCopy, SwitchTo, Verification,
     Verify, VolumeCopy,
 };
-pub use name::VolumeName;
+pub use name::{PoolName, VolumeName};
+pub use pool::{
+    AddDisks, CreatePool, DiskState, MAX_DISKS, OpenPool, Pool, PoolCapacity, PoolDisk, PoolList,
+    PoolState, Raid, Rebuild, RemoveDisk, ReplaceDisk, Scrub, check_strip,
+};
 pub use reservation::{Registration, Reservations};
 pub use session::{Protocol, Session, SessionList};
 pub use size::{Size, check_volume_size};

@@ -1,4 +1,4 @@
-//! Names of volumes.
+//! Names of volumes and pools.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -9,73 +9,100 @@ use utoipa::ToSchema;
 
 use crate::Invalid;
 
-/// Name of a volume: a DNS label (RFC 1123 2.1) in lower case, so that it can be part of an iSCSI
-/// qualified name (RFC 7143 4.2.7) and of an NVMe qualified name (NVMe Base 2.0 4.5) as it is.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(try_from = "String", into = "String")]
-#[schema(value_type = String, pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length = 63)]
-pub struct VolumeName(String);
+/// Longest name, in bytes.
+const MAX: usize = 63;
 
-impl VolumeName {
-    /// Longest name, in bytes.
-    pub const MAX: usize = 63;
-
-    /// The name.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
+/// A DNS label (RFC 1123 2.1) in lower case.
 fn is_label(s: &str) -> bool {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     !s.is_empty()
-        && s.len() <= VolumeName::MAX
+        && s.len() <= MAX
         && s.bytes().all(inner)
         && !s.starts_with('-')
         && !s.ends_with('-')
 }
 
-impl TryFrom<String> for VolumeName {
-    type Error = Invalid;
+/// Declares a kind of names.
+macro_rules! name {
+    ($(#[$doc:meta])* $name:ident, $what:literal) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+        )]
+        #[serde(try_from = "String", into = "String")]
+        #[schema(value_type = String, pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length = 63)]
+        pub struct $name(String);
 
-    fn try_from(s: String) -> Result<Self, Invalid> {
-        if is_label(&s) {
-            Ok(Self(s))
-        } else {
-            Err(Invalid::new(
-                "volume name",
-                &s,
-                "use 1 to 63 of a-z, 0-9 and '-', with a letter or digit at both ends",
-            ))
+        impl $name {
+            /// Longest name, in bytes.
+            pub const MAX: usize = MAX;
+
+            /// The name.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
         }
-    }
+
+        impl TryFrom<String> for $name {
+            type Error = Invalid;
+
+            fn try_from(s: String) -> Result<Self, Invalid> {
+                if is_label(&s) {
+                    Ok(Self(s))
+                } else {
+                    Err(Invalid::new(
+                        $what,
+                        &s,
+                        "use 1 to 63 of a-z, 0-9 and '-', with a letter or digit at both ends",
+                    ))
+                }
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Invalid;
+
+            fn from_str(s: &str) -> Result<Self, Invalid> {
+                Self::try_from(s.to_owned())
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(name: $name) -> Self {
+                name.0
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+    };
 }
 
-impl FromStr for VolumeName {
-    type Err = Invalid;
-
-    fn from_str(s: &str) -> Result<Self, Invalid> {
-        Self::try_from(s.to_owned())
-    }
+name! {
+    /// Name of a volume: a DNS label (RFC 1123 2.1) in lower case, so that it can be part of an iSCSI
+    /// qualified name (RFC 7143 4.2.7) and of an NVMe qualified name (NVMe Base 2.0 4.5) as it is.
+    VolumeName, "volume name"
 }
 
-impl From<VolumeName> for String {
-    fn from(name: VolumeName) -> Self {
-        name.0
-    }
-}
-
-impl Borrow<str> for VolumeName {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for VolumeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
-    }
+name! {
+    /// Name of a pool of disks, of the same rules as a volume's.
+    PoolName, "pool name"
 }
 
 #[cfg(test)]

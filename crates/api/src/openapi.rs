@@ -12,7 +12,7 @@ use utoipa::openapi::{
 };
 
 use crate::endpoint::{self, Endpoint, Payload, Schemas};
-use crate::{ApiError, Code, VolumeName};
+use crate::{ApiError, Code, PoolName, VolumeName};
 
 /// The description of the whole API.
 #[must_use]
@@ -21,6 +21,7 @@ pub fn describe() -> OpenApi {
     endpoint::visit(&mut walk);
     <ApiError as Payload>::schemas(&mut walk.schemas);
     <VolumeName as Payload>::schemas(&mut walk.schemas);
+    <PoolName as Payload>::schemas(&mut walk.schemas);
     let mut components = ComponentsBuilder::new();
     for (name, schema) in walk.schemas {
         components = components.schema(name, schema);
@@ -90,7 +91,7 @@ fn operation<E: Endpoint>() -> Operation {
         .summary(Some(E::SUMMARY))
         .response(E::STATUS.to_string(), answer::<E::Answer>("Done."));
     if E::PATH.contains("{name}") {
-        operation = operation.parameter(volume_name());
+        operation = operation.parameter(name(E::PATH));
     }
     for flag in E::FLAGS {
         operation = operation.parameter(
@@ -148,13 +149,18 @@ fn answer<P: Payload>(description: &str) -> Response {
     }
 }
 
-fn volume_name() -> Parameter {
+/// The name in a path: a pool's, or else a volume's.
+fn name(path: &str) -> Parameter {
+    let (about, schema) = match path.starts_with("/v1/pools/") {
+        true => ("Name of the pool.", "PoolName"),
+        false => ("Name of the volume.", "VolumeName"),
+    };
     ParameterBuilder::new()
         .name("name")
         .parameter_in(ParameterIn::Path)
         .required(Required::True)
-        .description(Some("Name of the volume."))
-        .schema(Some(Ref::from_schema_name("VolumeName")))
+        .description(Some(about))
+        .schema(Some(Ref::from_schema_name(schema)))
         .build()
 }
 

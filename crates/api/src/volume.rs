@@ -1,13 +1,14 @@
 //! Volumes, as they are asked for and as they are shown.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
-use crate::{Access, Chap, Initiator, Invalid, VolumeCopy, VolumeName};
+use crate::{Access, Chap, Initiator, Invalid, PoolName, VolumeCopy, VolumeName};
 
 /// Size of a logical block.
 #[derive(
@@ -105,6 +106,11 @@ pub enum NewBacking {
         #[schema(value_type = String)]
         path: PathBuf,
     },
+    /// A part of a pool of the node's disks.
+    Pool {
+        /// Its name.
+        pool: PoolName,
+    },
 }
 
 impl Default for NewBacking {
@@ -129,14 +135,38 @@ pub enum Backing {
         #[schema(value_type = String)]
         path: PathBuf,
     },
+    /// A part of a pool of the node's disks.
+    Pool {
+        /// Its name.
+        pool: PoolName,
+    },
 }
 
 impl Backing {
-    /// Path of the file or device.
+    /// Path of the file or device, if it is one.
     #[must_use]
-    pub fn path(&self) -> &std::path::Path {
+    pub fn path(&self) -> Option<&Path> {
         match self {
-            Self::File { path } | Self::Device { path } => path,
+            Self::File { path } | Self::Device { path } => Some(path),
+            Self::Pool { .. } => None,
+        }
+    }
+
+    /// The pool that it is a part of, if it is.
+    #[must_use]
+    pub fn pool(&self) -> Option<&PoolName> {
+        match self {
+            Self::File { .. } | Self::Device { .. } => None,
+            Self::Pool { pool } => Some(pool),
+        }
+    }
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { path } | Self::Device { path } => path.display().fmt(f),
+            Self::Pool { pool } => write!(f, "pool {pool}"),
         }
     }
 }
@@ -382,12 +412,24 @@ mod tests {
     }
 
     #[test]
+    fn a_backing_is_known_by_its_path_or_its_pool() {
+        let of = |json: &str| serde_json::from_str::<Backing>(json).unwrap();
+        let pool = of(r#"{"kind":"pool","pool":"tank"}"#);
+        assert_eq!((pool.to_string().as_str(), pool.path()), ("pool tank", None));
+        assert_eq!(pool.pool().unwrap().as_str(), "tank");
+        let device = of(r#"{"kind":"device","path":"/dev/x"}"#);
+        assert_eq!((device.to_string().as_str(), device.pool()), ("/dev/x", None));
+    }
+
+    #[test]
     fn misspelt_fields_are_refused() {
         for json in [
             r#"{"name":"a","size":1048576}"#,
             r#"{"name":"a","block_size":1024}"#,
             r#"{"name":"a","backing":{"kind":"file","pfad":"/x"}}"#,
             r#"{"name":"a","backing":{"kind":"tape"}}"#,
+            r#"{"name":"a","backing":{"kind":"pool"}}"#,
+            r#"{"name":"a","backing":{"kind":"pool","pool":"No"}}"#,
             r#"{"name":"a","protocols":{"iscsi":true}}"#,
             r#"{"name":"a","allow":["everyone"]}"#,
         ] {

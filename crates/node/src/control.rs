@@ -18,6 +18,8 @@ mod mapping;
 mod members;
 mod peers;
 mod placement;
+pub(crate) mod pool_view;
+mod pools;
 mod questions;
 mod report;
 mod reservations;
@@ -52,10 +54,12 @@ use crate::part::{Became, Part};
 use crate::publish;
 use crate::reconcile::Me;
 use crate::record::{self, FIRST_NODE, Stored, VOLUMES};
+pub use pool_view::PoolFacts;
+pub use pools::PoolObserved;
 pub use secrets::SecretsError;
 use secrets::Vault;
 pub(crate) use secrets::hand_over;
-pub use space::{FileSystem, Space};
+pub use space::{FileSystem, PoolSpace, Space};
 use state::State;
 pub use status::{Facts, assess};
 pub use together::Together;
@@ -129,6 +133,8 @@ struct Inner {
     meta: Arc<dyn Meta>,
     engine: Engine,
     state: State,
+    /// Its pools of disks.
+    pools: pools::Pools,
     /// What the secrets in the store are sealed by.
     vault: Vault,
     /// What an iSNS server has of this node.
@@ -186,6 +192,7 @@ impl Control {
     ) -> Self {
         let identity = part.as_ref().map(|part| part.identity());
         let vault = Vault::new(&settings.data_dir, identity.as_ref());
+        let pools = pools::Pools::of(&settings.data_dir);
         Self(Arc::new(Inner {
             vault,
             registered: std::sync::Mutex::default(),
@@ -193,6 +200,7 @@ impl Control {
             meta,
             engine,
             state: State::default(),
+            pools,
             part,
             membership: OnceLock::new(),
             waits_for: std::sync::Mutex::default(),
@@ -235,7 +243,11 @@ impl Control {
     /// [`MetaError`] when the own store cannot be read.
     pub async fn start(&self) -> Result<(), MetaError> {
         match self.0.part.clone() {
-            None => self.serve().await,
+            None => {
+                self.open_pools().await;
+                self.spawn(self.clone().follow_pools());
+                self.serve().await
+            }
             Some(part) => {
                 self.spawn(self.clone().take_part(part));
                 Ok(())
@@ -290,6 +302,8 @@ impl Control {
 
     /// Becomes what the node is to be in the cluster, and serves.
     async fn take_part(self, part: Arc<Part>) {
+        self.open_pools().await;
+        self.spawn(self.clone().follow_pools());
         let became = loop {
             match part.advance().await {
                 Ok(became) => break became,

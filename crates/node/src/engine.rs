@@ -10,6 +10,7 @@ mod distrust;
 mod guests;
 mod keeper;
 mod mirrored;
+mod pools;
 mod report;
 mod seat;
 
@@ -17,9 +18,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use api::PoolName;
 use futures_util::future::join_all;
 use layers::mirror::Verified;
 use peer::NodeId;
@@ -32,13 +34,17 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::config::{Config, DiskEngine};
-use crate::record::VolumeRecord;
+use crate::record::{FIRST_NODE, VolumeRecord};
 pub use backing::{BackingError, Image};
 use distrust::Distrust;
 use guests::Guests;
 pub use guests::{Exported, GuestReport, socket};
 use keeper::Keeper;
+pub use layers::pool::{PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport, ScrubReport};
+pub use layers::raid::geometry::Level;
 pub use peer::PeerAddresses;
+use pools::PoolHome;
+pub use pools::{JoiningDisk, NewPool};
 pub use report::{
     CoreReport, Histogram, KindReport, LATENCY_BOUNDS_US, MirrorReport, Scope, VolumeReport,
 };
@@ -104,6 +110,10 @@ pub struct Opened {
 pub struct Engine {
     keepers: Vec<mpsc::Sender<Work>>,
     homes: Homes,
+    /// The pools that are open.
+    pools: Mutex<BTreeMap<PoolName, PoolHome>>,
+    /// This node's number in its cluster.
+    node: OnceLock<NodeId>,
     cores: Mutex<Option<Cores>>,
     disk_backend: &'static str,
 }
@@ -145,13 +155,19 @@ impl Engine {
             keepers.push(sender);
         }
         let (homes, cores) = (Homes::default(), Mutex::new(Some(cores)));
-        Ok(Self { keepers, homes, cores, disk_backend })
+        let (pools, node) = (Mutex::default(), OnceLock::new());
+        Ok(Self { keepers, homes, pools, node, cores, disk_backend })
     }
 
     /// How many cores there are.
     #[must_use]
     pub fn cores(&self) -> usize {
         self.keepers.len()
+    }
+
+    /// This node.
+    fn me(&self) -> NodeId {
+        self.node.get().copied().unwrap_or(FIRST_NODE)
     }
 
     /// How disks are reached: `io_uring` or `threads`.
@@ -186,6 +202,7 @@ impl Engine {
     /// [`EngineError::Listen`] names the setting and the address.
     pub async fn enter(&self, seat: Seat) -> Result<PeerAddresses, EngineError> {
         let (listen, heartbeat) = (seat.listen.clone(), seat.heartbeat.clone());
+        let _ = self.node.set(seat.node);
         self.everywhere(move |k| async move { k.enter(seat) }).await;
         let data = self.bind_to_peers("cluster.listen", &listen).await?;
         let heartbeat = self.bind_to_peers("cluster.heartbeat", &heartbeat).await?;
@@ -243,9 +260,12 @@ impl Engine {
     /// # Errors
     /// [`BackingError`]; nothing is left of what was begun.
     pub async fn make(&self, record: &VolumeRecord, force: bool) -> Result<Image, BackingError> {
+        if let Some(home) = self.pool_of(record)? {
+            return self.make_in_pool(record, &home).await;
+        }
         let record = record.clone();
         let core = self.least_loaded();
-        self.on(core, move |k| async move { k.make(&record, force).await }).await?
+        self.on(core, move |k| async move { k.make(&record, force, None).await }).await?
     }
 
     /// Erases the backing of a volume that is not open. Without a backing there is nothing to do.
@@ -253,6 +273,9 @@ impl Engine {
     /// # Errors
     /// [`BackingError`].
     pub async fn erase(&self, record: &VolumeRecord) -> Result<(), BackingError> {
+        if let Some(home) = self.pool_of(record)? {
+            self.delete_in_pool(home.name(), record.id).await?;
+        }
         let record = record.clone();
         let core = self.least_loaded();
         self.on(core, |k| async move { k.erase(&record).await }).await?
@@ -263,9 +286,10 @@ impl Engine {
     /// # Errors
     /// [`BackingError`].
     pub async fn inspect(&self, record: &VolumeRecord) -> Result<Image, BackingError> {
-        let record = record.clone();
-        let core = self.least_loaded();
-        self.on(core, |k| async move { k.inspect(&record).await }).await?
+        let home = self.pool_of(record)?;
+        let core = home.as_ref().map_or_else(|| self.least_loaded(), |h| self.least_loaded_of(h));
+        let (door, record) = (home.map(|home| home.door), record.clone());
+        self.on(core, |k| async move { k.inspect(&record, door).await }).await?
     }
 
     /// Opens a volume on the core that has the fewest. In a cluster it is not waited for until it is
@@ -274,9 +298,11 @@ impl Engine {
     /// # Errors
     /// [`BackingError`].
     pub async fn open(&self, record: &VolumeRecord) -> Result<Opened, BackingError> {
+        let door = self.pool_of(record)?.map(|home| home.door);
         let (id, record) = (record.id, record.clone());
-        let core = self.place(id, record.owner());
-        let opened = self.on(core, |k| async move { k.open(&record).await }).await;
+        let cores = door.as_ref().map_or(usize::MAX, |door| door.rings.into());
+        let core = self.place(id, record.owner(), cores);
+        let opened = self.on(core, |k| async move { k.open(&record, door).await }).await;
         match opened.map_err(BackingError::from).flatten() {
             Ok(image) => Ok(Opened { core, image }),
             Err(e) => {
@@ -299,7 +325,15 @@ impl Engine {
     ///
     /// # Errors
     /// [`BackingError`].
-    pub async fn grow(&self, id: Uuid, size_bytes: u64) -> Result<Image, BackingError> {
+    pub async fn grow(
+        &self,
+        record: &VolumeRecord,
+        size_bytes: u64,
+    ) -> Result<Image, BackingError> {
+        let id = record.id;
+        if let Some(home) = self.pool_of(record)? {
+            self.grow_in_pool(&home, id, size_bytes).await?;
+        }
         self.on(self.home(id)?, move |k| async move { k.grow(id, size_bytes).await }).await?
     }
 
@@ -417,11 +451,15 @@ impl Engine {
             return false;
         }
         let closed = self.everywhere(|k| async move { k.close_all().await });
-        let Ok(closed) = tokio::time::timeout_at(deadline, closed).await else { return false };
+        let Ok(mut closed) = tokio::time::timeout_at(deadline, closed).await else { return false };
+        // No core has a volume of them any more.
+        let pools = self.everywhere(|k| async move { k.pools().close_all().await });
+        let Ok(pools) = tokio::time::timeout_at(deadline, pools).await else { return false };
+        closed.retain(|clean| *clean);
         let cores = self.cores.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ended = tokio::task::spawn_blocking(move || cores.map(Cores::stop_now));
         let ended = tokio::time::timeout_at(deadline, ended).await;
-        ended.is_ok() && closed.len() == self.cores() && closed.into_iter().all(|clean| clean)
+        ended.is_ok() && closed.len() == self.cores() && pools.into_iter().all(|clean| clean)
     }
 
     /// Runs `f` on a core and gives its answer.
@@ -466,12 +504,12 @@ impl Engine {
         least_loaded(self.cores(), self.homes.lock().values().map(|home| home.core))
     }
 
-    /// Volumes of one target live together: a session has one core.
-    fn place(&self, id: Uuid, target: Uuid) -> usize {
+    /// Volumes of one target live together: a session has one core. Else on one of the first `cores`.
+    fn place(&self, id: Uuid, target: Uuid, cores: usize) -> usize {
         let mut homes = self.homes.lock();
         let together = homes.values().find(|home| home.target == target).map(|home| home.core);
         let taken = homes.values().map(|home| home.core);
-        let core = together.unwrap_or_else(|| least_loaded(self.cores(), taken));
+        let core = together.unwrap_or_else(|| least_loaded(self.cores().min(cores), taken));
         homes.insert(id, Home { core, target });
         core
     }

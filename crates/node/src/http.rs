@@ -10,11 +10,13 @@ use std::future::Future;
 use std::net::SocketAddr;
 
 use api::endpoint::{
-    AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeleteVolume, DenyInitiators,
-    DrainNode, Endpoint, ForceVolume, GetCluster, GetHealth, GetReservations, GetStatus, GetVolume,
-    GrowVolume, InitCluster, ListSessions, ListVolumes, MapTarget, Nothing, Payload, PostJoin,
-    PostLeave, PostToken, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, ResumeNode, SetChap,
-    SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols, SwitchVolume, VerifyVolume,
+    AddPoolDisks, AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeletePool,
+    DeleteVolume, DenyInitiators, DrainNode, Endpoint, ForcePoolOpen, ForceVolume, GetCluster,
+    GetHealth, GetPool, GetReservations, GetStatus, GetVolume, GrowVolume, InitCluster, ListPools,
+    ListSessions, ListVolumes, MapTarget, Nothing, Payload, PostJoin, PostLeave, PostPool,
+    PostToken, PostVolume, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk, ReplaceVolumeCopy,
+    ResumeNode, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols,
+    SwitchVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -63,7 +65,7 @@ pub fn router(control: &Control) -> Router {
         let force = a.flag(api::endpoint::MAP_FORCE);
         c.map(a.name()?, a.body, force).await
     });
-    let router = with_access(with_copies(router, c), c);
+    let router = with_pools(with_access(with_copies(router, c), c), c);
     cluster_routes(router, c)
         .route(
             "/v1/openapi.json",
@@ -145,6 +147,39 @@ fn with_copies(router: Router, c: &Control) -> Router {
             |c, a| async move { c.switch(a.name()?, a.body).await },
         );
     add::<ForceVolume, _, _>(router, c, |c, a| async move { c.force(a.name()?, a.body).await })
+}
+
+/// What is done with pools of disks.
+fn with_pools(router: Router, c: &Control) -> Router {
+    let router = add::<ListPools, _, _>(router, c, |c, _| async move { Ok(c.pools().await) });
+    let router = add::<PostPool, _, _>(router, c, |c, a| async move {
+        c.check_keeps_data()?;
+        c.create_pool(a.body).await
+    });
+    let router = add::<GetPool, _, _>(router, c, |c, a| async move { c.pool(&a.pool()?).await });
+    let router = add::<DeletePool, _, _>(router, c, |c, a| async move {
+        let force = a.flag(api::endpoint::POOL_FORCE);
+        c.delete_pool(a.pool()?, force).await.map(|()| Nothing)
+    });
+    let router =
+        add::<AddPoolDisks, _, _>(
+            router,
+            c,
+            |c, a| async move { c.add_disks(a.pool()?, a.body).await },
+        );
+    let router = add::<RemovePoolDisk, _, _>(router, c, |c, a| async move {
+        c.remove_disk(a.pool()?, a.body).await
+    });
+    let router = add::<ReplacePoolDisk, _, _>(router, c, |c, a| async move {
+        c.replace_disk(a.pool()?, a.body).await
+    });
+    let router =
+        add::<ScrubPool, _, _>(router, c, |c, a| async move { c.scrub_pool(a.pool()?).await });
+    add::<ForcePoolOpen, _, _>(
+        router,
+        c,
+        |c, a| async move { c.open_without(a.pool()?, a.body).await },
+    )
 }
 
 /// What concerns the cluster.

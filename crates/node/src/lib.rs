@@ -1,7 +1,7 @@
 //! A node, assembled: configuration, store, control plane, REST API, metrics.
 //!
 //! * [`config`]: the settings, defined once.
-//! * [`meta`] and [`record`]: what the node knows, durably.
+//! * [`meta`] and [`record`]: what the node knows, durably; [`pools`]: and of its disks.
 //! * [`reconcile`]: what has to happen to a volume next; pure.
 //! * [`control`]: carries out what the API asks; [`engine`]: the data plane it steers;
 //!   [`publish`]: what initiators are told.
@@ -20,6 +20,7 @@ pub use ::cluster::meta;
 pub mod metrics;
 pub mod node;
 mod part;
+pub mod pools;
 pub mod publish;
 pub mod reconcile;
 pub mod record;

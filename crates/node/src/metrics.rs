@@ -12,7 +12,9 @@ use prometheus_client::registry::Registry;
 use volume::Kind;
 
 use crate::control::{Facts, assess};
-use crate::engine::{Histogram, KindReport, LATENCY_BOUNDS_US, VolumeReport};
+use crate::engine::{
+    Histogram, KindReport, LATENCY_BOUNDS_US, PoolDiskState, PoolReport, VolumeReport,
+};
 use crate::reconcile::Observed;
 use crate::record::Stored;
 
@@ -42,6 +44,8 @@ impl Collector for Metrics {
         self.cores(&mut to)?;
         self.volumes(&mut to)?;
         self.copies(&mut to)?;
+        self.pools(&mut to)?;
+        self.disks(&mut to)?;
         self.commands(&mut to)
     }
 }
@@ -174,6 +178,57 @@ impl Metrics {
         counters(to, "volume_resynced_bytes", help, mirrors().map(|(l, s)| (l, s.resynced)))
     }
 
+    /// Pools of disks. What begins with `pool` alone is buffer memory.
+    fn pools(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let all = || self.facts.pools.iter().map(|p| ([("pool", p.record.name.as_str())], p));
+        let open = || all().filter_map(|(l, p)| Some((l, p.report.as_ref()?)));
+        let help = "Whether the pool is open.";
+        let online = all().map(|(l, p)| (l, i64::from(p.report.is_some())));
+        gauges(to, "disk_pool_online", help, online)?;
+        let help = "Bytes of all disks of the pool that hold data.";
+        gauges(to, "disk_pool_raw_bytes", help, open().map(|(l, r)| (l, r.raw_bytes)))?;
+        let help = "Bytes that volumes may have of the pool.";
+        gauges(to, "disk_pool_usable_bytes", help, open().map(|(l, r)| (l, r.usable_bytes)))?;
+        let help = "Bytes that volumes have of the pool.";
+        gauges(to, "disk_pool_allocated_bytes", help, open().map(|(l, r)| (l, r.allocated_bytes)))?;
+        let help = "Bytes that volumes may still have of the pool.";
+        gauges(to, "disk_pool_free_bytes", help, open().map(|(l, r)| (l, r.free_bytes)))?;
+        let help = "How many more disks may fail, -1 if something is lost.";
+        let survives = open().map(|(l, r)| (l, r.bears.map_or(-1, i64::from)));
+        gauges(to, "disk_pool_survives", help, survives)?;
+        let help = "Pieces that are not what they should be yet, or still to be moved.";
+        gauges(to, "disk_pool_behind_pieces", help, open().map(|(l, r)| (l, r.behind_pieces)))?;
+        let scrubs = || open().filter_map(|(l, r)| Some((l, r.scrub.as_ref()?)));
+        let help = "Places that the last scrub has repaired.";
+        gauges(to, "disk_pool_scrub_repaired", help, scrubs().map(|(l, s)| (l, s.repaired)))?;
+        let help = "Places that the last scrub could not repair.";
+        gauges(to, "disk_pool_scrub_unrepairable", help, scrubs().map(|(l, s)| (l, s.unrepairable)))
+    }
+
+    /// Disks of pools.
+    fn disks(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let open = || {
+            let pools = self.facts.pools.iter();
+            pools.filter_map(|p| Some((("pool", p.record.name.as_str()), p.report.as_ref()?)))
+        };
+        let count = |report: &PoolReport, state| {
+            report.disks.iter().filter(|disk| disk.state == state).count() as u64
+        };
+        let by_state = open().flat_map(|(pool, report)| {
+            DISK_STATES.map(|(state, word)| ([pool, ("state", word)], count(report, state)))
+        });
+        gauges(to, "disk_pool_disks", "Disks of the pool, by state.", by_state)?;
+        let disks = || {
+            open().flat_map(|(pool, report)| {
+                report.disks.iter().map(move |d| ([pool, ("disk", d.serial.as_str())], d))
+            })
+        };
+        let help = "Reads of the disk that have failed.";
+        counters(to, "disk_pool_read_errors", help, disks().map(|(l, d)| (l, d.read_errors)))?;
+        let help = "Writes of the disk that have failed.";
+        counters(to, "disk_pool_write_errors", help, disks().map(|(l, d)| (l, d.write_errors)))
+    }
+
     fn commands(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Commands completed, failed ones included.";
         counters(to, "volume_commands", help, self.kinds().map(|(l, k)| (l, k.completed)))?;
@@ -207,6 +262,14 @@ impl Metrics {
     }
 }
 
+/// The states of disks, and what they are called.
+const DISK_STATES: [(PoolDiskState, &str); 4] = [
+    (PoolDiskState::In, "in"),
+    (PoolDiskState::Spare, "spare"),
+    (PoolDiskState::Leaving, "leaving"),
+    (PoolDiskState::Out, "out"),
+];
+
 fn histogram(metric: &mut MetricEncoder<'_>, latency: &Histogram) -> fmt::Result {
     // The encoder adds up classes by itself: it wants what each holds alone.
     let mut below = 0;
@@ -239,7 +302,7 @@ pub(crate) mod tests {
     use peer::{Incarnation, NodeId, View};
 
     use super::*;
-    use crate::control::Space;
+    use crate::control::{PoolFacts, Space};
     use crate::engine::{CoreReport, MirrorReport};
     use crate::meta::Revision;
     use crate::record::tests::record;
@@ -272,6 +335,32 @@ pub(crate) mod tests {
         MirrorReport { status, access: Access::Optimized }
     }
 
+    /// Of a node that has nothing.
+    fn facts() -> Facts {
+        Facts {
+            node: NodeInfo {
+                name: "n".into(),
+                version: "0".into(),
+                pid: 1,
+                uptime_s: 2,
+                data_dir: "/v".into(),
+                cores: 1,
+                disk_backend: "io_uring".into(),
+            },
+            serving: true,
+            waits_for: None,
+            volumes: Vec::new(),
+            damaged: Vec::new(),
+            locked: Vec::new(),
+            cores: Vec::new(),
+            space: Space::default(),
+            pools: Vec::new(),
+            damaged_pools: Vec::new(),
+            low_space_percent: 10,
+            together: None,
+        }
+    }
+
     #[test]
     fn latencies_are_told_in_classes_that_add_up() {
         let record = record("v");
@@ -297,32 +386,10 @@ pub(crate) mod tests {
         let core = CoreReport { core: 0, sessions, guests, refused: 4, pool, volumes };
         let image = crate::engine::Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
         let observed = Observed::Open { core: 0, image, published: None };
-        let node = NodeInfo {
-            name: "n".into(),
-            version: "0".into(),
-            pid: 1,
-            uptime_s: 2,
-            data_dir: "/v".into(),
-            cores: 1,
-            disk_backend: "io_uring".into(),
-        };
         let volumes = vec![(Stored { record, revision: Revision(1) }, observed)];
         let taken = [(volumes[0].0.record.id, 12)].into();
         let space = Space { taken, ..Space::default() };
-        let (cores, serving, damaged) = (vec![core], true, vec![]);
-        let (together, waits_for, locked) = (None, None, vec![]);
-        let page = render(Facts {
-            node,
-            serving,
-            waits_for,
-            volumes,
-            damaged,
-            locked,
-            cores,
-            space,
-            low_space_percent: 10,
-            together,
-        });
+        let page = render(Facts { volumes, cores: vec![core], space, ..facts() });
         for line in [
             "windrose_node_info{node=\"n\",version=\"0\"} 1",
             "windrose_volume_allocated_bytes{volume=\"v\"} 12",
@@ -339,5 +406,29 @@ pub(crate) mod tests {
             assert_eq!(page.lines().filter(|l| *l == line).count(), 1, "{line}\n{page}");
         }
         assert!(!page.contains("kind=\"write\"} 0.0"), "no latencies, no classes");
+    }
+
+    #[test]
+    fn pools_are_told_with_their_disks() {
+        let mut pool = crate::control::pool_view::tests::facts("tank");
+        let report = pool.report.as_mut().unwrap();
+        report.disks[1].state = PoolDiskState::Out;
+        report.disks[2].read_errors = 5;
+        report.behind_pieces = 8;
+        let offline = PoolFacts { report: None, ..crate::control::pool_view::tests::facts("zoo") };
+        let page = render(Facts { pools: vec![pool, offline], ..facts() });
+        for line in [
+            "windrose_disk_pool_online{pool=\"zoo\"} 0",
+            "windrose_disk_pool_online{pool=\"tank\"} 1",
+            "windrose_disk_pool_usable_bytes{pool=\"tank\"} 2199023255552",
+            "windrose_disk_pool_behind_pieces{pool=\"tank\"} 8",
+            "windrose_disk_pool_survives{pool=\"tank\"} 1",
+            "windrose_disk_pool_disks{pool=\"tank\",state=\"in\"} 2",
+            "windrose_disk_pool_disks{pool=\"tank\",state=\"out\"} 1",
+            "windrose_disk_pool_read_errors_total{pool=\"tank\",disk=\"S2\"} 5",
+        ] {
+            assert_eq!(page.lines().filter(|l| *l == line).count(), 1, "{line}\n{page}");
+        }
+        assert!(!page.contains("bytes{pool=\"zoo\"}"), "nobody knows");
     }
 }

@@ -378,6 +378,31 @@ pub(crate) mod tests {
         assert!(refused(r#""node":3"#, r#""node":0"#).contains("listed by node"));
     }
 
+    /// What a volume in pools of disks looks like, every later version reads. Older ones refuse it by name.
+    #[test]
+    fn the_golden_record_of_a_volume_in_pools_reads() {
+        let golden = r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"ready",
+            "size_bytes":1073741824,"block_size":4096,"thin":true,
+            "places":[{"node":1,"backing":{"kind":"pool","pool":"tank"},"image":"00000000-0000-0000-0000-000000000005",
+                "image_generation":2,"stage":{"is":"made"}},
+                {"node":3,"backing":{"kind":"file","path":"/b"},"image_generation":2,"stage":{"is":"made"}}],
+            "protocols":{"iscsi":true,"nvme":false},
+            "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web",
+            "allow":[],"chap":null,"created_s":1700000000}"#;
+        let record: VolumeRecord = serde_json::from_str(golden).unwrap();
+        let pool = record.places[0].backing.pool().unwrap();
+        assert_eq!((pool.as_str(), record.places[1].backing.pool()), ("tank", None));
+        let again: VolumeRecord = serde_json::from_slice(&record.encode()).unwrap();
+        assert_eq!(again, record);
+        let odd = golden.replace("tank", "Tank");
+        assert!(
+            serde_json::from_str::<VolumeRecord>(&odd)
+                .unwrap_err()
+                .to_string()
+                .contains("pool name")
+        );
+    }
+
     /// What a volume behind another's target looks like, every later version reads. Older ones refuse it.
     #[test]
     fn the_golden_record_of_a_volume_behind_another_target_reads() {

@@ -311,19 +311,19 @@ async fn a_broken_volume_is_told_and_does_not_stop_the_others() {
     assert_eq!(status.verdict, Verdict::Safe);
     let (a, b) = (create(&client, "a").await, create(&client, "b").await);
     assert!(node.stop().await.clean);
-    std::fs::remove_file(a.copies[0].backing.path()).unwrap();
+    std::fs::remove_file(a.copies[0].backing.path().unwrap()).unwrap();
     let (node, client) = start(dir.path(), "").await;
     let status = client.call::<GetStatus>(&Nothing).await.unwrap();
     assert_eq!(status.verdict, Verdict::Unavailable);
     assert_eq!(status.findings[0].subject, "volume a");
-    assert!(status.findings[0].message.contains(&*a.copies[0].backing.path().to_string_lossy()));
+    assert!(status.findings[0].message.contains(&a.copies[0].backing.to_string()));
     assert_eq!((status.volumes.online, status.volumes.offline), (1, 1));
     let VolumeState::Offline { reason } = show(&client, "a").await.unwrap().state else {
         panic!("a volume without a file is offline")
     };
     assert!(reason.contains("no such file"), "{reason}");
     assert_eq!(show(&client, "b").await.unwrap().state, VolumeState::Online);
-    assert!(b.copies[0].backing.path().exists());
+    assert!(b.copies[0].backing.path().unwrap().exists());
     // What is broken can still be deleted.
     client.call_on::<DeleteVolume>(&name("a"), &[], &Nothing).await.unwrap();
     let status = client.call::<GetStatus>(&Nothing).await.unwrap();

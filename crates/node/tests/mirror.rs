@@ -306,7 +306,7 @@ impl Cluster {
         }
         let data = |node: &Node| {
             let place = self.record.place(node.id).unwrap();
-            let bytes = std::fs::read(place.backing.path()).unwrap();
+            let bytes = std::fs::read(place.backing.path().unwrap()).unwrap();
             let end = bytes.len().min(usize::try_from(DATA + BYTES).unwrap());
             let mut data = bytes[usize::try_from(DATA).unwrap()..end].to_vec();
             data.resize(usize::try_from(BYTES).unwrap(), 0);
@@ -573,7 +573,7 @@ async fn an_image_whose_disk_was_lost_is_noted_until_it_is_opened_again() {
     assert!(!note.exists(), "its own log says it");
     cluster.publish().await;
 
-    let path = cluster.record.place(two).unwrap().backing.path();
+    let path = cluster.record.place(two).unwrap().backing.path().unwrap();
     std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(DATA).unwrap();
     let mut session = cluster.node(two).log_in(1).await;
     // The other node answers, or its initiators are sent there.
@@ -638,7 +638,7 @@ async fn an_image_from_before_the_cluster_is_taken_over() {
     assert_eq!(opened.image.image, made.image);
     node.until_in_sync(1).await;
     assert!(!node.engine.leave(VOLUME).await.unwrap(), "there is nobody to leave it to");
-    assert!(node.engine.grow(VOLUME, 2 * BYTES).await.is_err(), "not yet");
+    assert!(node.engine.grow(&record, 2 * BYTES).await.is_err(), "not yet");
     node.engine.close(VOLUME).await.unwrap();
     node.engine.erase(&record).await.unwrap();
     assert!(!image(dir.path(), id).exists());

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use api::client::Address;
-use api::{BlockSize, Initiator, Size, VolumeName};
+use api::{BlockSize, Initiator, PoolName, Raid, Size, VolumeName};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use uuid::Uuid;
@@ -14,7 +14,7 @@ Exit codes:
   1  the node refused or failed; the message says why
   2  the command line is wrong
   3  no node answers
-  4  there is no such volume or node
+  4  there is no such volume, pool or node
   5  for `status`: the data is at risk
   6  for `status` and `attach`: data cannot be reached";
 
@@ -66,6 +66,12 @@ pub(crate) enum Command {
     Volume {
         #[command(subcommand)]
         command: VolumeCommand,
+    },
+    /// Manage pools of disks of this node, for volumes to lie in.
+    #[command(arg_required_else_help = true)]
+    Pool {
+        #[command(subcommand)]
+        command: PoolCommand,
     },
     /// Serve a volume as a device of this machine, until told to stop.
     Attach(Box<AttachArgs>),
@@ -369,6 +375,112 @@ pub(crate) enum VolumeCommand {
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum PoolCommand {
+    /// Create a pool. What the disks hold is lost: one that holds something is refused by name.
+    Create(Box<CreatePoolArgs>),
+    /// List the pools.
+    List,
+    /// Show a pool, its disks, and what to do about those that have failed.
+    Show {
+        /// Name of the pool.
+        name: PoolName,
+    },
+    /// Add disks to a pool, while it serves.
+    Add {
+        /// Name of the pool.
+        name: PoolName,
+        /// The disks: block devices, or files that have their size.
+        #[arg(required = true, value_name = "DISK")]
+        disks: Vec<PathBuf>,
+        /// They take the place of disks that fail, and hold nothing until then.
+        #[arg(long)]
+        spare: bool,
+        #[command(flatten)]
+        overwrite: OverwriteArgs,
+    },
+    /// Take a disk out of a pool, while it serves. What lies on it is moved to the others first.
+    Remove {
+        /// Name of the pool.
+        name: PoolName,
+        /// The disk: its serial number, its path, or its number in the pool.
+        disk: String,
+    },
+    /// Put a disk in the place of one that has failed or is to go, while the pool serves.
+    Replace {
+        /// Name of the pool.
+        name: PoolName,
+        /// The old disk: its serial number, its path, or its number in the pool.
+        disk: String,
+        /// The new one: a block device, or a file that has its size.
+        #[arg(long, value_name = "DISK")]
+        with: PathBuf,
+        #[command(flatten)]
+        overwrite: OverwriteArgs,
+    },
+    /// Read and compare all of a pool, and repair what is wrong, while it serves.
+    Scrub {
+        /// Name of the pool.
+        name: PoolName,
+    },
+    /// Open a pool without disks that are gone for good. What only they hold is lost, and they never come back into it.
+    Open {
+        /// Name of the pool.
+        name: PoolName,
+        /// The disks: their serial numbers, paths, or numbers in the pool.
+        #[arg(long, required = true, num_args = 1.., value_name = "DISK")]
+        without: Vec<String>,
+        /// The pool's name once more, instead of typing it when asked.
+        #[arg(long, value_name = "NAME")]
+        confirm: Option<PoolName>,
+    },
+    /// Delete a pool without volumes: its disks are free again.
+    Delete {
+        /// Name of the pool.
+        name: PoolName,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+        /// Forget it even if it cannot be opened. What its disks hold stays on them.
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// Disks that may be overwritten.
+#[derive(Args, Debug)]
+pub(crate) struct OverwriteArgs {
+    /// Overwrite this disk although it holds something: its serial number, or its path if it has none. May be repeated.
+    #[arg(long, value_name = "IDENTITY")]
+    pub(crate) overwrite: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CreatePoolArgs {
+    /// Name of the pool: a-z, 0-9 and '-'.
+    pub(crate) name: PoolName,
+    /// RAID level: 0 (no disk may fail), 1 and 10 (copies), 5 (one may fail) or 6 (two may).
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) raid: Raid,
+    /// How many copies there shall be of everything, with RAID 1 and 10 (default: 2).
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(2..=4))]
+    pub(crate) copies: Option<u8>,
+    /// Over how many disks a stripe goes (default: over all).
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) columns: Option<u16>,
+    /// How much of a stripe lies on one disk: 16K, 32K, 64K or 128K.
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = strip)]
+    pub(crate) strip: u32,
+    /// Disk that takes the place of one that fails. May be repeated.
+    #[arg(long, value_name = "DISK")]
+    pub(crate) spare: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) overwrite: OverwriteArgs,
+    /// The disks: block devices, best by /dev/disk/by-id, or files that have their size.
+    #[arg(required = true, value_name = "DISK")]
+    pub(crate) disks: Vec<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum MirrorCommand {
     /// Add a copy on another node, and bring it in sync.
     Add {
@@ -415,11 +527,14 @@ pub(crate) enum MirrorCommand {
 #[derive(Args, Debug)]
 pub(crate) struct PlaceArgs {
     /// File to hold the data, new or empty (default: one in the node's data directory).
-    #[arg(long, value_name = "FILE", conflicts_with = "device")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["device", "pool"])]
     pub(crate) path: Option<PathBuf>,
     /// Block device to hold the data, all of it.
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, value_name = "DEVICE", conflicts_with = "pool")]
     pub(crate) device: Option<PathBuf>,
+    /// Pool of disks to hold the data; each node that keeps a copy has one of this name.
+    #[arg(long, value_name = "POOL")]
+    pub(crate) pool: Option<PoolName>,
     /// Overwrite what the file or device holds.
     #[arg(long)]
     pub(crate) force: bool,
@@ -507,6 +622,12 @@ impl std::str::FromStr for UserAndFile {
     }
 }
 
+fn strip(s: &str) -> Result<u32, String> {
+    let Size(bytes) = s.parse().map_err(|e: api::Invalid| e.to_string())?;
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    api::check_strip(bytes).map(|()| bytes).map_err(|e| e.to_string())
+}
+
 fn permissions(s: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(s, 8).ok().filter(|mode| mode & !0o666 == 0);
     mode.ok_or_else(|| "use digits of 0, 2, 4 and 6, such as 660".to_owned())
@@ -588,6 +709,65 @@ mod tests {
             assert!(parse(&format!("{host}{bad}")).is_err(), "{bad}");
         }
         assert!(parse("web --key a").is_err() && parse("web --host h --off").is_err());
+    }
+
+    fn pool(args: &str) -> Result<PoolCommand, clap::Error> {
+        let words = format!("windrose pool {args}");
+        Cli::try_parse_from(words.split(' ')).map(|cli| match cli.command {
+            Command::Pool { command } => command,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn a_pool_is_made_of_disks_and_spares() {
+        let made = pool("create tank --raid 5 --spare /dev/s --spare /dev/t /dev/a /dev/b /dev/c");
+        let Ok(PoolCommand::Create(args)) = made else { panic!("it is good") };
+        assert_eq!((args.disks.len(), args.spare.len(), args.strip), (3, 2, 65536));
+        assert_eq!((args.raid, args.copies, args.columns), (Raid::Five, None, None));
+        let made = pool(
+            "create tank --raid 10 --copies 3 --columns 6 --strip 128K --overwrite S1 --overwrite /f a b",
+        );
+        let Ok(PoolCommand::Create(args)) = made else { panic!("it is good") };
+        assert_eq!(args.overwrite.overwrite, ["S1", "/f"]);
+        assert_eq!((args.copies, args.columns, args.strip), (Some(3), Some(6), 131_072));
+        for bad in [
+            "create tank /dev/a",
+            "create tank --raid 5",
+            "create tank --raid 4 /dev/a",
+            "create Tank --raid 5 /dev/a",
+            "create tank --raid 5 --strip 8K /dev/a",
+            "create tank --raid 1 --copies 5 /dev/a",
+            "replace tank S1",
+            "add tank",
+            "open tank",
+        ] {
+            assert!(pool(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn disks_that_are_gone_are_named_together_or_one_by_one() {
+        for args in ["--without S1 S2 --confirm tank", "--without S1 --without S2 --confirm tank"] {
+            let Ok(PoolCommand::Open { without, confirm, .. }) = pool(&format!("open tank {args}"))
+            else {
+                panic!("it is good")
+            };
+            assert_eq!(
+                (without, confirm.unwrap().as_str()),
+                (vec!["S1".into(), "S2".into()], "tank")
+            );
+        }
+    }
+
+    #[test]
+    fn a_volume_lies_in_one_place() {
+        let create = |args: &str| {
+            let words = format!("windrose volume create web --size 1G {args}");
+            Cli::try_parse_from(words.split(' ')).is_ok()
+        };
+        assert!(create("--pool tank --thick --replicas 2"));
+        assert!(!create("--pool tank --device /dev/a") && !create("--pool tank --path /a"));
     }
 
     #[test]

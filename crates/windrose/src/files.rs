@@ -1,4 +1,4 @@
-//! Secrets and tokens, read from where they belong: files.
+//! Files: secrets and tokens are read from where they belong.
 
 use std::fmt::Display;
 use std::io::Read;
@@ -16,6 +16,11 @@ use crate::exit::{Failure, USAGE};
 
 /// Longest file with a secret, in bytes.
 const MAX: u64 = 4096;
+
+/// A path from / on: the node does not know our working directory.
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|e| Failure::new(USAGE, format!("{}: {e}", path.display())))
+}
 
 /// The one line in the file at `path`; `-` is standard input.
 pub(crate) fn line(path: &Path) -> Result<String, Failure> {

@@ -11,6 +11,7 @@ mod files;
 mod host;
 mod log;
 mod manual;
+mod pool;
 mod remote;
 mod show;
 mod volume;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
         Command::Man { dir } => manual::write(&dir).map(|()| ExitCode::SUCCESS),
+        Command::Pool { command } => remote::run(&cli.remote, |r| pool::run(r, command)),
         Command::Volume { command } => remote::run(&cli.remote, |r| volume::run(r, command)),
         Command::Attach(args) => remote::run(&cli.remote, |r| attach::run(r, *args)),
         Command::Status => remote::run(&cli.remote, show::status),

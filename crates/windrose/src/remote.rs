@@ -1,13 +1,14 @@
 //! Talking to a node.
 
 use std::future::Future;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use api::client::Client;
 use serde::Serialize;
 
 use crate::cli;
-use crate::exit::{FAILED, Failure};
+use crate::exit::{FAILED, Failure, USAGE};
 use crate::files;
 
 /// The node that a command talks to, and how its answer is to be shown.
@@ -45,9 +46,31 @@ impl Remote {
     }
 }
 
+/// Has somebody type the name of the volume or pool (its kind, its name) that is to be `done` something to.
+pub(crate) fn ask_for_name(
+    (kind, name): (&str, &str),
+    what: &str,
+    done: &str,
+    hint: &str,
+) -> Result<(), Failure> {
+    if !std::io::stdin().is_terminal() {
+        let message = format!("{kind} {name} is not {done}: nobody is there to confirm");
+        return Err(Failure::new(USAGE, message).hint(hint));
+    }
+    eprint!("{what}\nType its name to go on: ");
+    let mut line = String::new();
+    let read = std::io::stderr().flush().and_then(|()| std::io::stdin().read_line(&mut line));
+    read.map_err(|e| Failure::new(FAILED, format!("standard input: {e}")))?;
+    if line.trim() == name {
+        Ok(())
+    } else {
+        Err(Failure::new(FAILED, format!("{kind} {name} is not {done}: that was not its name")))
+    }
+}
+
 /// Writes to standard output. Whoever closes it early (`| head`) has seen enough.
 pub(crate) fn write(text: &str) -> Result<(), Failure> {
-    use std::io::{ErrorKind, Write};
+    use std::io::ErrorKind;
     match writeln!(std::io::stdout(), "{text}") {
         Err(e) if e.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::new(FAILED, format!("standard output: {e}")))

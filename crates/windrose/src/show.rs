@@ -1,5 +1,7 @@
 //! Answers as people read them.
 
+mod pool;
+
 use std::process::ExitCode;
 
 use api::client::Address;
@@ -15,6 +17,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 use crate::connect;
 use crate::exit::{AT_RISK, Failure, UNAVAILABLE};
 use crate::remote::Remote;
+pub(crate) use pool::{pool, pools};
 
 /// `windrose status`.
 pub(crate) async fn status(remote: Remote) -> Result<ExitCode, Failure> {
@@ -153,7 +156,7 @@ fn allowed(volume: &Volume) -> String {
 /// Where copies are: a line for each.
 pub(crate) fn copies(all: &[VolumeCopy]) -> String {
     let one = |copy: &VolumeCopy| {
-        let (path, node) = (copy.backing.path().display(), &copy.node);
+        let (path, node) = (&copy.backing, &copy.node);
         let primary = if copy.primary { ", primary" } else { "" };
         match (&copy.state, all.len()) {
             (CopyState::InSync, 1) => path.to_string(),

@@ -1,7 +1,6 @@
 //! `windrose volume …`.
 
-use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use api::client::{CallError, Client};
@@ -18,8 +17,9 @@ use api::{
 };
 
 use crate::cli::{CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand, protocols};
-use crate::exit::{FAILED, Failure, USAGE};
-use crate::remote::Remote;
+use crate::exit::{Failure, USAGE};
+use crate::files::absolute;
+use crate::remote::{Remote, ask_for_name};
 use crate::{files, show};
 
 pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCode, Failure> {
@@ -165,7 +165,7 @@ async fn force(
                  acknowledged writes among it:\n{}\nMake sure that the other nodes are off.",
                 show::copies(&volume.copies)
             );
-            ask_for_name(name, &what, "forced", "--confirm NAME forces it without asking")?;
+            ask(name, &what, "forced", "--confirm NAME forces it without asking")?;
             name.clone()
         }
     };
@@ -188,7 +188,7 @@ async fn reservations(
             "{}\nThis takes them away: hosts that keep each other out by them no longer do, and may write at once.",
             show::reservations(name, &found)
         );
-        ask_for_name(name, &what, "freed", "--yes frees it without asking")?;
+        ask(name, &what, "freed", "--yes frees it without asking")?;
     }
     let found = match clear {
         true => client.call_on::<ClearReservations>(name, &[], &Nothing).await?,
@@ -228,16 +228,14 @@ fn request(args: CreateArgs) -> Result<CreateVolume, Failure> {
 }
 
 fn backing(place: PlaceArgs) -> Result<NewBacking, Failure> {
+    if let Some(pool) = place.pool {
+        return Ok(NewBacking::Pool { pool });
+    }
     Ok(match (place.device, place.path) {
         (Some(path), _) => NewBacking::Device { path: absolute(&path)? },
         (None, Some(path)) => NewBacking::File { path: Some(absolute(&path)?) },
         (None, None) => NewBacking::File { path: None },
     })
-}
-
-/// The node does not know our working directory.
-fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path).map_err(|e| Failure::new(USAGE, format!("{}: {e}", path.display())))
 }
 
 async fn delete(remote: &Remote, name: &VolumeName, yes: bool, force: bool) -> Result<(), Failure> {
@@ -255,22 +253,10 @@ fn confirm(volume: &Volume) -> Result<(), Failure> {
     let (name, size) = (&volume.name, api::Size(volume.size_bytes));
     let copies = show::copies(&volume.copies);
     let what = format!("This deletes volume {name} ({size}) and all data on it ({copies}).");
-    ask_for_name(name, &what, "deleted", "--yes deletes without asking")
+    ask(name, &what, "deleted", "--yes deletes without asking")
 }
 
 /// Has somebody type the name of the volume that is to be `done` something to.
-fn ask_for_name(name: &VolumeName, what: &str, done: &str, hint: &str) -> Result<(), Failure> {
-    if !std::io::stdin().is_terminal() {
-        let message = format!("volume {name} is not {done}: nobody is there to confirm");
-        return Err(Failure::new(USAGE, message).hint(hint));
-    }
-    eprint!("{what}\nType its name to go on: ");
-    let mut line = String::new();
-    let read = std::io::stderr().flush().and_then(|()| std::io::stdin().read_line(&mut line));
-    read.map_err(|e| Failure::new(FAILED, format!("standard input: {e}")))?;
-    if line.trim() == name.as_str() {
-        Ok(())
-    } else {
-        Err(Failure::new(FAILED, format!("volume {name} is not {done}: that was not its name")))
-    }
+fn ask(name: &VolumeName, what: &str, done: &str, hint: &str) -> Result<(), Failure> {
+    ask_for_name(("volume", name.as_str()), what, done, hint)
 }

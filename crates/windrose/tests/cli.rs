@@ -85,6 +85,15 @@ const WRONG: &[(&[&str], &str)] = &[
         "/nowhere: No such file",
     ),
     (&["volume", "export", "web", "--via", "fc"], "iscsi, nvme, both, vhost-user, none"),
+    (&["pool", "create", "tank", "--raid", "5", "/dev/a", "/dev/b"], "takes at least 3"),
+    (&["pool", "create", "tank", "--raid", "4", "/dev/a"], "use 0, 1, 10, 5 or 6"),
+    (
+        &["pool", "create", "tank", "--raid", "0", "--strip", "8K", "/dev/a"],
+        "use 16K, 32K, 64K or 128K",
+    ),
+    (&["pool", "create", "Tank", "--raid", "0", "/dev/a"], "\"Tank\" is not a valid pool name"),
+    (&["pool", "open", "tank"], "--without <DISK>"),
+    (&["pool", "replace", "tank", "S1"], "--with <DISK>"),
     (&["--api", "http://x", "status"], "unix:/path/to/socket or https://host:port"),
     (&["frobnicate"], "unrecognized subcommand"),
 ];
@@ -226,4 +235,60 @@ fn attach_says_what_it_can_be() {
     }
     let out = cli("unix:/nowhere", &["attach", "web", "--fuse", "/mnt", "--fuse-mode", "777"]);
     assert_eq!(out.status.code(), Some(2), "a disk is no program");
+}
+
+/// Files that are disks of a pool, by their paths.
+fn disks<const N: usize>(place: &Place) -> [String; N] {
+    std::array::from_fn(|n| {
+        let path = place.path().join(format!("disk{n}"));
+        std::fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+        path.display().to_string()
+    })
+}
+
+#[test]
+fn pools_of_disks_survive_the_node() {
+    let place = Place::new("");
+    let node = place.start();
+    assert!(place.ok(&["pool", "list"]).contains("windrose pool create NAME"));
+    let said = place.fails(4, &["pool", "show", "tank"]);
+    insta::assert_snapshot!(said, @r"
+    windrose: there is no pool tank on this node
+              `windrose pool list` shows what there is
+    ");
+    let [a, b, c, spare, more] = disks(&place);
+    let made = place.ok(&["pool", "create", "tank", "--raid", "5", "--spare", &spare, &a, &b, &c]);
+    assert!(made.contains("RAID 5, 3 disks in a stripe, strips of 64 KiB"), "{made}");
+    assert!(made.contains("May fail  1 disk") && made.contains(&spare), "{made}");
+    let shown = place.ok(&["volume", "create", "vm1", "--size", "20M", "--pool", "tank"]);
+    assert!(shown.contains("Stored in   pool tank"), "{shown}");
+    place.ok(&["volume", "create", "vm2", "--size", "20M", "--pool", "tank", "--thick"]);
+    node.kill();
+    let node = place.start();
+    let listed = place.json(&["volume", "list"]);
+    assert!(
+        listed["volumes"].as_array().unwrap().iter().all(|v| v["state"]["is"] == "online"),
+        "{listed}"
+    );
+    place.ok(&["pool", "add", "tank", &more]);
+    assert_eq!(place.json(&["pool", "show", "tank"])["disks"].as_array().unwrap().len(), 5);
+    place.ok(&["pool", "scrub", "tank"]);
+    let said = place.fails(1, &["pool", "delete", "tank", "--yes"]);
+    insta::assert_snapshot!(said, @r"
+    windrose: pool tank has volumes: vm1, vm2
+              delete them first (`windrose volume delete`)
+    ");
+    let said = place.fails(1, &["pool", "open", "tank", "--without", "S1", "--confirm", "tank"]);
+    assert!(said.contains("pool tank is open"), "{said}");
+    for volume in ["vm1", "vm2"] {
+        place.ok(&["volume", "delete", volume, "--yes"]);
+    }
+    let said = place.fails(2, &["pool", "delete", "tank"]);
+    insta::assert_snapshot!(said, @r"
+    windrose: pool tank is not deleted: nobody is there to confirm
+              --yes deletes without asking
+    ");
+    place.ok(&["pool", "delete", "tank", "--yes"]);
+    assert_eq!(place.json(&["pool", "list"])["pools"].as_array().unwrap().len(), 0);
+    assert_eq!(node.stop(), Some(0));
 }

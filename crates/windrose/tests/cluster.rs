@@ -342,3 +342,61 @@ fn nodes_of_one_authority_mirror_over_tls() {
     let _b = b.start();
     safe(&b);
 }
+
+#[test]
+fn copies_lie_in_the_pools_of_their_nodes() {
+    if !has_etcd() {
+        return;
+    }
+    let (a, b, w) = (place(41), place(42), place(43));
+    let (_a, node_b, _w) = (a.start(), b.start(), w.start());
+    let pool = |place: &Place| {
+        let disks = ["x", "y", "z"].map(|name| {
+            let path = place.path().join(name);
+            std::fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+            path.display().to_string()
+        });
+        let [x, y, z] = &disks;
+        place.ok(&["pool", "create", "tank", "--raid", "5", x, y, z]);
+        disks
+    };
+    pool(&a);
+    a.ok(&["cluster", "init"]);
+    assert_eq!(a.json(&["pool", "show", "tank"])["state"]["is"], "online");
+    let token = a.ok(&["cluster", "token"]);
+    b.ok(&["cluster", "join", "--token", token.trim()]);
+    w.ok(&["cluster", "witness", "--token", token.trim()]);
+    nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
+    let create = ["volume", "create", "web", "--size", "4M", "--replicas", "2", "--pool", "tank"];
+    let refused = a.fails(1, &create);
+    assert!(refused.contains("has no such pool"), "{refused}");
+    let [x, y, _] = pool(&b);
+    let deadline = now() + PATIENCE;
+    while !a.cli(&create).status.success() {
+        assert!(now() < deadline, "{}\n{}", a.fails(1, &create), a.log());
+        pause(200);
+    }
+    for place in [&a, &b] {
+        safe(place);
+        assert!(place.fails(1, &["pool", "delete", "tank", "--yes"]).contains("has volumes: web"));
+    }
+    // Without its pool a node serves nothing of it; the other one does.
+    node_b.kill();
+    let away = [&x, &y].map(|path| {
+        let away = format!("{path}.away");
+        std::fs::rename(path, &away).unwrap();
+        (away, path)
+    });
+    let _b = b.start();
+    let offline = finding(&b, "pool tank", "it is offline");
+    assert_eq!(offline["severity"], "warning");
+    all_online(&a, 1);
+    away.iter().for_each(|(away, path)| std::fs::rename(away, path).unwrap());
+    for place in [&a, &b] {
+        safe(place);
+    }
+    a.ok(&["volume", "delete", "web", "--yes"]);
+    for place in [&a, &b] {
+        place.ok(&["pool", "delete", "tank", "--yes"]);
+    }
+}

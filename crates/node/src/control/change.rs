@@ -53,7 +53,7 @@ impl Control {
             return Err(ApiError::new(Code::Conflict, format!("volume {name} is offline"))
                 .hint(format!("`windrose volume show {name}` says why")));
         };
-        let grown = self.0.engine.grow(id, size_bytes).await;
+        let grown = self.0.engine.grow(&record, size_bytes).await;
         let image = grown.map_err(|e| backing_error(name, &e))?;
         // From here on a crash is made good at the next start: what the image says is adopted.
         let published = Some((revision, None));

@@ -65,7 +65,9 @@ impl Control {
             .map(|part| clocks::behind(&part.clocks_behind(), &part.health()))
             .unwrap_or_default();
         let member_trouble = part.and_then(|part| part.member_trouble());
-        NodeReport { bytes, free_bytes, mirrors, sessions, behind, member_trouble, asked: 0 }
+        let pools = self.0.engine.pool_reports().await;
+        let pools = pools.into_iter().map(|(name, report)| (name, report.free_bytes)).collect();
+        NodeReport { bytes, free_bytes, mirrors, sessions, behind, member_trouble, pools, asked: 0 }
     }
 
     /// Writes the report, if it says something new.

@@ -35,16 +35,21 @@ impl Control {
     /// [`Code::NotFound`]; [`Code::Conflict`] names the node that cannot have one, and why.
     pub async fn add_copy(&self, name: VolumeName, ask: AddCopy) -> Result<Volume, ApiError> {
         let on: Vec<_> = ask.node.into_iter().collect();
-        self.change_copies(name, move |control, record, Scene { free, .. }| {
-            let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
-            if taken.len() >= MAX_COPIES {
-                return Err(conflict(format!("it has its {MAX_COPIES} copies")));
-            }
-            let node = control.choose(&on, 1, &taken, free)?.remove(0);
-            let place = control.wanted(record.id, &record.name, node, &ask.backing, ask.force)?;
-            record.add_place(place);
-            Ok(())
-        })
+        self.change_copies(
+            name,
+            Some(ask.backing.clone()),
+            move |control, record, Scene { free, .. }| {
+                let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
+                if taken.len() >= MAX_COPIES {
+                    return Err(conflict(format!("it has its {MAX_COPIES} copies")));
+                }
+                let node = control.choose(&on, 1, (&taken, &ask.backing), free)?.remove(0);
+                let place =
+                    control.wanted(record.id, &record.name, node, &ask.backing, ask.force)?;
+                record.add_place(place);
+                Ok(())
+            },
+        )
         .await
     }
 
@@ -53,7 +58,7 @@ impl Control {
     /// # Errors
     /// [`Code::NotFound`]; [`Code::Conflict`] if nothing would be left.
     pub async fn remove_copy(&self, name: VolumeName, ask: RemoveCopy) -> Result<Volume, ApiError> {
-        self.change_copies(name, move |control, record, Scene { mirror, .. }| {
+        self.change_copies(name, None, move |control, record, Scene { mirror, .. }| {
             let node = control.keeper(record, &ask.node)?;
             let others = mirror.others(node).next().is_some();
             let stays = |p: &Place| p.node != node && p.stage == PlaceStage::Made;
@@ -80,31 +85,35 @@ impl Control {
         name: VolumeName,
         ask: ReplaceCopy,
     ) -> Result<Volume, ApiError> {
-        self.change_copies(name, move |control, record, Scene { free, mirror }| {
-            let old = control.keeper(record, &ask.node)?;
-            let with = ask.with.clone().filter(|with| *with != ask.node);
-            let Some(with) = with else {
-                if mirror.member(old).is_some() {
-                    let message = format!("the copy on {} is in sync", ask.node);
-                    return Err(
-                        conflict(message).hint("replace it with one on another node: --with NODE")
-                    );
+        self.change_copies(
+            name,
+            Some(ask.backing.clone()),
+            move |control, record, Scene { free, mirror }| {
+                let old = control.keeper(record, &ask.node)?;
+                let with = ask.with.clone().filter(|with| *with != ask.node);
+                let Some(with) = with else {
+                    if mirror.member(old).is_some() {
+                        let message = format!("the copy on {} is in sync", ask.node);
+                        return Err(conflict(message)
+                            .hint("replace it with one on another node: --with NODE"));
+                    }
+                    let (id, name) = (record.id, record.name.clone());
+                    let place = control.wanted(id, &name, old, &ask.backing, ask.force)?;
+                    record.place_mut(old).into_iter().for_each(|p| p.clone_from(&place));
+                    return Ok(());
+                };
+                let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
+                if taken.len() >= MAX_PLACES {
+                    return Err(conflict("another copy is being replaced".into()));
                 }
-                let (id, name) = (record.id, record.name.clone());
-                let place = control.wanted(id, &name, old, &ask.backing, ask.force)?;
-                record.place_mut(old).into_iter().for_each(|p| p.clone_from(&place));
-                return Ok(());
-            };
-            let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
-            if taken.len() >= MAX_PLACES {
-                return Err(conflict("another copy is being replaced".into()));
-            }
-            let new = control.choose(&[with], 1, &taken, free)?.remove(0);
-            let place = control.wanted(record.id, &record.name, new, &ask.backing, ask.force)?;
-            record.add_place(place);
-            set_stage(record, old, PlaceStage::Leaving { instead_of: Some(new) });
-            Ok(())
-        })
+                let new = control.choose(&[with], 1, (&taken, &ask.backing), free)?.remove(0);
+                let place =
+                    control.wanted(record.id, &record.name, new, &ask.backing, ask.force)?;
+                record.add_place(place);
+                set_stage(record, old, PlaceStage::Leaving { instead_of: Some(new) });
+                Ok(())
+            },
+        )
         .await
     }
 
@@ -114,7 +123,7 @@ impl Control {
     /// [`Code::NotFound`]; [`Code::Conflict`] for a node without a copy.
     pub async fn switch(&self, name: VolumeName, ask: SwitchTo) -> Result<Volume, ApiError> {
         let node = self.node_called(&ask.node)?;
-        self.change_copies(name.clone(), move |control, record, _| {
+        self.change_copies(name.clone(), None, move |control, record, _| {
             record.prefer = Some(control.keeper(record, &ask.node)?);
             Ok(())
         })
@@ -222,8 +231,13 @@ impl Control {
         })
     }
 
-    /// Changes the places of a volume, as its mirror is at that moment.
-    async fn change_copies<F>(&self, name: VolumeName, change: F) -> Result<Volume, ApiError>
+    /// Changes the places of a volume, as its mirror is at that moment. A new one is to lie in `new`.
+    async fn change_copies<F>(
+        &self,
+        name: VolumeName,
+        new: Option<NewBacking>,
+        change: F,
+    ) -> Result<Volume, ApiError>
     where
         F: Fn(&Self, &mut VolumeRecord, &Scene) -> Result<(), ApiError> + Send + 'static,
     {
@@ -231,7 +245,7 @@ impl Control {
         let control = self.clone();
         self.detached(async move {
             let id = control.find(&name)?;
-            let free = control.free_space().await;
+            let free = control.free_space(&new.unwrap_or_default()).await;
             let gate = control.0.state.gate(id);
             let _held = gate.lock().await;
             let Stored { mut record, revision } = control.ready(id, &name).await?;
@@ -257,10 +271,17 @@ impl Control {
         .await
     }
 
-    /// Free space by node, as they have told.
-    pub(super) async fn free_space(&self) -> Free {
+    /// Free space by node for such a backing, as they have told. Those that cannot have one are not there.
+    pub(super) async fn free_space(&self, backing: &NewBacking) -> Free {
         let reports = self.reports().await.unwrap_or_default();
-        reports.into_iter().map(|(node, report)| (node, report.free_bytes)).collect()
+        let NewBacking::Pool { pool } = backing else {
+            return reports.into_iter().map(|(node, report)| (node, report.free_bytes)).collect();
+        };
+        let own = self.0.engine.pool_reports().await;
+        let here = own.get(pool).map(|report| (self.me(), report.free_bytes));
+        let told = reports.into_iter().filter(|(node, _)| *node != self.me());
+        let told = told.filter_map(|(node, report)| Some((node, *report.pools.get(pool)?)));
+        told.chain(here).collect()
     }
 
     /// The nodes that get `count` copies of a volume which has some on `taken`: those named `on`,
@@ -269,10 +290,14 @@ impl Control {
         &self,
         on: &[String],
         count: usize,
-        taken: &[NodeId],
+        (taken, backing): (&[NodeId], &NewBacking),
         free: &Free,
     ) -> Result<Vec<NodeId>, ApiError> {
-        let candidates = self.candidates(free);
+        let mut candidates = self.candidates(free);
+        if matches!(backing, NewBacking::Pool { .. }) {
+            let without = candidates.iter_mut().filter(|c| !free.contains_key(&c.node));
+            without.for_each(|c| c.unfit = c.unfit.or(Some("has no such pool, or it is offline")));
+        }
         let find = |name: &String| candidates.iter().find(|c| c.name == *name).map(|c| c.node);
         let mut named = Vec::new();
         for name in on {
@@ -320,6 +345,12 @@ impl Control {
         let backing = match backing {
             NewBacking::File { path: Some(path) } => Backing::File { path: path.clone() },
             NewBacking::Device { path } => Backing::Device { path: path.clone() },
+            NewBacking::Pool { pool } if node == self.me() && !self.has_pool(pool) => {
+                let message = format!("there is no pool {pool} on this node");
+                return Err(ApiError::new(Code::NotFound, message)
+                    .hint("`windrose pool list` shows what there is"));
+            }
+            NewBacking::Pool { pool } => Backing::Pool { pool: pool.clone() },
             NewBacking::File { path: None } => {
                 let file = format!("{name}-{volume}.img");
                 Backing::File { path: self.data_dir_of(node)?.join("volumes").join(file) }

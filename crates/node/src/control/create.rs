@@ -54,7 +54,7 @@ impl Control {
         }
         let record = self.new_record(&ask).await?;
         check_access(&record, record.guard())?;
-        self.check_backing_unused(&record)?;
+        self.check_backing_unused(&record).await?;
         let committed = self.0.meta.commit(record.insert()).await;
         match committed {
             Err(MetaError::Changed { .. }) => return self.lost_race(&ask).await,
@@ -163,12 +163,12 @@ impl Control {
 
     async fn new_record(&self, ask: &CreateVolume) -> Result<VolumeRecord, ApiError> {
         let (id, settings) = (Uuid::new_v4(), &self.0.settings);
-        let free = self.free_space().await;
+        let free = self.free_space(&ask.backing).await;
         let count = usize::from(ask.replicas).max(ask.on.len());
         let nodes = match (ask.on.is_empty(), count) {
             // Data is nearest where it was asked for.
             (true, 1) if self.keeps_data() => vec![self.me()],
-            _ => self.choose(&ask.on, count, &[], &free)?,
+            _ => self.choose(&ask.on, count, (&[], &ask.backing), &free)?,
         };
         let place = |node| self.wanted(id, &ask.name, node, &ask.backing, ask.force);
         let mut places = nodes.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
@@ -200,18 +200,12 @@ impl Control {
         })
     }
 
-    fn check_backing_unused(&self, record: &VolumeRecord) -> Result<(), ApiError> {
-        let me = self.me();
-        let Some(place) = record.place(me) else { return Ok(()) };
-        let path = place.backing.path();
-        let all = self.0.state.all();
-        let uses = |s: &Stored| s.record.place(me).is_some_and(|p| p.backing.path() == path);
-        let user = all.iter().find(|(s, _)| uses(s));
-        user.map_or(Ok(()), |(stored, _)| {
-            let (path, user) = (path.display(), &stored.record.name);
-            Err(ApiError::new(Code::Backing, format!("{path} belongs to volume {user}"))
-                .hint("choose another file or device"))
-        })
+    async fn check_backing_unused(&self, record: &VolumeRecord) -> Result<(), ApiError> {
+        let path = record.place(self.me()).and_then(|place| place.backing.path());
+        match path {
+            Some(path) => self.check_unused_paths(vec![path.to_owned()]).await,
+            None => Ok(()),
+        }
     }
 
     /// Somebody else took the name between our look and our commit.
@@ -414,7 +408,7 @@ fn check(ask: &CreateVolume) -> Result<(), ApiError> {
     match (ask.size_bytes, &ask.backing) {
         (Some(size), _) => api::check_volume_size(size, ask.block_size)?,
         (None, NewBacking::Device { .. }) => {}
-        (None, NewBacking::File { .. }) => {
+        (None, NewBacking::File { .. } | NewBacking::Pool { .. }) => {
             let message = format!("volume {} needs a size", ask.name);
             return Err(ApiError::new(Code::InvalidRequest, message)
                 .hint("give size_bytes; only a volume on a device can do without"));
@@ -423,6 +417,7 @@ fn check(ask: &CreateVolume) -> Result<(), ApiError> {
     let path = match &ask.backing {
         NewBacking::File { path } => path.as_deref(),
         NewBacking::Device { path } => Some(path.as_path()),
+        NewBacking::Pool { .. } => None,
     };
     if let Some(path) = path
         && (path.is_relative() || path.as_os_str().as_encoded_bytes().contains(&0))

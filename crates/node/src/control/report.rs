@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use api::PoolName;
 use layers::mirror::Status;
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
@@ -39,6 +40,9 @@ pub struct NodeReport {
     /// Why the store's member that it runs does not keep running.
     #[serde(default)]
     pub member_trouble: Option<String>,
+    /// Its pools that are open, and how many bytes volumes may still have of each.
+    #[serde(default)]
+    pub pools: BTreeMap<PoolName, u64>,
     /// The question, by the commit that put it, after which it has looked at all of this.
     #[serde(default)]
     pub asked: u64,

@@ -7,12 +7,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use api::PoolName;
 use peer::NodeId;
 use uuid::Uuid;
 
 use super::Control;
+use crate::engine::PoolReport;
 use crate::reconcile::Observed;
-use crate::record::Stored;
+use crate::record::{Stored, VolumeRecord};
 
 /// What the system tells about the backings of some volumes.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +23,8 @@ pub struct Space {
     pub taken: HashMap<Uuid, u64>,
     /// Where files of them lie.
     pub file_systems: Vec<FileSystem>,
+    /// Pools of disks that are open.
+    pub pools: Vec<PoolSpace>,
     /// Size of the data directory's file system and free space in it, in bytes; `None` where the
     /// system does not tell.
     pub data_dir: Option<(u64, u64)>,
@@ -34,6 +38,19 @@ pub struct FileSystem {
     /// Its size in bytes.
     pub bytes: u64,
     /// Bytes that are free in it.
+    pub free: u64,
+    /// The volumes.
+    pub volumes: Vec<Uuid>,
+}
+
+/// A pool of disks, as volumes may have it.
+#[derive(Clone, Debug)]
+pub struct PoolSpace {
+    /// Its name.
+    pub name: PoolName,
+    /// Bytes that volumes may have.
+    pub bytes: u64,
+    /// Those of them that are free.
     pub free: u64,
     /// The volumes.
     pub volumes: Vec<Uuid>,
@@ -62,16 +79,46 @@ impl Control {
         if volumes.is_empty() {
             return;
         }
-        let space = look(self.me(), &volumes, &self.0.settings.data_dir).await;
+        let space = self.space_of(&volumes).await;
         self.0.engine.tell_space(space.of_each()).await;
     }
 }
 
+impl Control {
+    /// The space that volumes take and have.
+    pub(super) async fn space_of(&self, volumes: &[(Stored, Observed)]) -> Space {
+        let look = look(self.me(), volumes, &self.0.settings.data_dir);
+        let (mut space, pools) = tokio::join!(look, self.0.engine.pool_reports());
+        space.add_pools(self.me(), volumes, &pools);
+        space
+    }
+}
+
 impl Space {
-    /// What each volume takes of its file system and finds there. A device is its volume's alone.
+    /// Adds what volumes take of pools, and what is left there.
+    fn add_pools(
+        &mut self,
+        me: NodeId,
+        volumes: &[(Stored, Observed)],
+        pools: &BTreeMap<PoolName, PoolReport>,
+    ) {
+        for (name, report) in pools {
+            let within =
+                |r: &VolumeRecord| r.place(me).and_then(|p| p.backing.pool()) == Some(name);
+            let within = volumes.iter().map(|(s, _)| &s.record).filter(|r| within(r));
+            let volumes: Vec<_> = within.map(|r| r.id).collect();
+            let taken = report.volumes.iter().filter(|v| volumes.contains(&v.id));
+            self.taken.extend(taken.map(|v| (v.id, v.allocated_bytes)));
+            let (bytes, free) = (report.usable_bytes, report.free_bytes);
+            self.pools.push(PoolSpace { name: name.clone(), bytes, free, volumes });
+        }
+    }
+
+    /// What each volume takes of its file system or pool and finds there. A device is its volume's alone.
     fn of_each(&self) -> HashMap<Uuid, target::Space> {
-        let homes = self.file_systems.iter();
-        let each = homes.flat_map(|home| home.volumes.iter().map(|&id| (id, home.free)));
+        let homes = self.file_systems.iter().map(|home| (&home.volumes, home.free));
+        let homes = homes.chain(self.pools.iter().map(|pool| (&pool.volumes, pool.free)));
+        let each = homes.flat_map(|(volumes, free)| volumes.iter().map(move |&id| (id, free)));
         let with_taken = |(id, available)| {
             let used = *self.taken.get(&id)?;
             Some((id, target::Space { used, available }))
@@ -85,7 +132,7 @@ pub(super) async fn look(me: NodeId, volumes: &[(Stored, Observed)], data_dir: &
     let data_dir = data_dir.to_owned();
     let backings: Vec<_> = (volumes.iter())
         .filter_map(|(Stored { record: r, .. }, _)| {
-            Some((r.id, r.place(me)?.backing.path().to_owned(), r.size_bytes))
+            Some((r.id, r.place(me)?.backing.path()?.to_owned(), r.size_bytes))
         })
         .collect();
     let look = move || {
@@ -181,5 +228,21 @@ mod tests {
         let each = space.of_each();
         assert_eq!(each.len(), 3, "{each:?}");
         assert!(each.values().all(|s| s.used >= 8192 && s.available > 0), "{each:?}");
+    }
+
+    #[test]
+    fn volumes_of_a_pool_share_what_is_free_in_it() {
+        let tank: PoolName = "tank".parse().unwrap();
+        let report = crate::control::pool_view::tests::report("tank");
+        let mut within = volume("a", Path::new("/a"));
+        within.0.record.id = report.volumes[0].id;
+        within.0.record.places[0].backing = Backing::Pool { pool: tank.clone() };
+        let mut space = Space::default();
+        let volumes = [within, volume("b", Path::new("/b"))];
+        space.add_pools(FIRST_NODE, &volumes, &[(tank, report.clone())].into());
+        let each = space.of_each();
+        let id = report.volumes[0].id;
+        assert_eq!((each.len(), space.pools[0].volumes.as_slice()), (1, &[id][..]));
+        assert_eq!((each[&id].used, each[&id].available), (1 << 29, report.free_bytes));
     }
 }

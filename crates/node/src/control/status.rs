@@ -4,9 +4,11 @@ use api::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Size, Status, Verdict, VolumeCounts,
 };
 
+use uuid::Uuid;
+
 use super::secrets::Locked;
 use super::view::sessions;
-use super::{Control, FileSystem, Space, Together, space};
+use super::{Control, FileSystem, PoolFacts, PoolSpace, Space, Together, pool_view};
 use crate::engine::{CoreReport, Scope, VolumeReport};
 use crate::reconcile::Observed;
 use crate::record::{Method, Stage, Stored};
@@ -30,6 +32,10 @@ pub struct Facts {
     pub cores: Vec<CoreReport>,
     /// The space that volumes take and have.
     pub space: Space,
+    /// Its pools of disks, by name.
+    pub pools: Vec<PoolFacts>,
+    /// Files of pools that cannot be read, as errors tell of them.
+    pub damaged_pools: Vec<String>,
     /// Free space in a file system below which the status warns, in percent of its size.
     pub low_space_percent: u64,
     /// The cluster, of a node in one.
@@ -52,9 +58,10 @@ impl Control {
     pub async fn facts(&self, scope: Scope) -> Facts {
         let settings = &self.0.settings;
         let volumes = self.0.state.all();
-        let (report, look) =
-            (self.0.engine.report(scope), space::look(self.me(), &volumes, &settings.data_dir));
-        let (cores, space) = tokio::join!(report, look);
+        let (report, look) = (self.0.engine.report(scope), self.space_of(&volumes));
+        let (cores, space, pools) = tokio::join!(report, look, self.pool_facts());
+        let damaged_pools = self.0.pools.damaged();
+        let damaged_pools = damaged_pools.iter().map(ToString::to_string).collect();
         let together = self.together(&cores).await;
         Facts {
             node: NodeInfo {
@@ -73,6 +80,8 @@ impl Control {
             locked: self.locked().await,
             cores,
             space,
+            pools,
+            damaged_pools,
             low_space_percent: settings.low_space_percent,
             together,
         }
@@ -84,6 +93,7 @@ impl Control {
 pub fn assess(facts: &Facts) -> Status {
     let mut findings = Vec::new();
     volume_findings(facts, &mut findings);
+    pool_findings(facts, &mut findings);
     failure_findings(facts, &mut findings);
     guest_findings(facts, &mut findings);
     secret_findings(facts, &mut findings);
@@ -247,17 +257,39 @@ fn guest_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Too little space for what has been promised.
-fn space_findings(facts: &Facts, findings: &mut Vec<Finding>) {
-    for home in &facts.space.file_systems {
-        findings.extend(space_finding(facts, home));
+/// Pools that are not what they should be.
+fn pool_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    for damage in &facts.damaged_pools {
+        let hint = "the pool is left alone; repair the file, and restart the node";
+        findings.push(finding(Severity::Critical, "pools", damage, Some(hint)));
+    }
+    for pool in &facts.pools {
+        pool_view::findings(pool, facts.together.is_some(), findings);
     }
 }
 
-fn space_finding(facts: &Facts, home: &FileSystem) -> Option<Finding> {
-    let FileSystem { bytes, free, .. } = *home;
-    let subject = format!("file system of {}", home.path.display());
-    let promised = thin_promises(facts, home);
+/// Too little space for what has been promised.
+fn space_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    for FileSystem { path, bytes, free, volumes } in &facts.space.file_systems {
+        let subject = format!("file system of {}", path.display());
+        let hint = "free space before writes fail for want of it";
+        findings.extend(space_finding(facts, (subject, hint), (*bytes, *free), volumes));
+    }
+    for PoolSpace { name, bytes, free, volumes } in &facts.space.pools {
+        let hint =
+            format!("add disks before writes fail for want of it: windrose pool add {name} DISK");
+        let subject = format!("pool {name}");
+        findings.extend(space_finding(facts, (subject, &hint), (*bytes, *free), volumes));
+    }
+}
+
+fn space_finding(
+    facts: &Facts,
+    (subject, hint): (String, &str),
+    (bytes, free): (u64, u64),
+    volumes: &[Uuid],
+) -> Option<Finding> {
+    let promised = thin_promises(facts, volumes);
     if promised > 0 && free < bytes / 100 * facts.low_space_percent {
         let message = format!(
             "{} of {} are free, and thin volumes may still take {}",
@@ -265,7 +297,6 @@ fn space_finding(facts: &Facts, home: &FileSystem) -> Option<Finding> {
             Size(bytes),
             Size(promised)
         );
-        let hint = "free space before writes fail for want of it";
         return Some(finding(Severity::Warning, subject, message, Some(hint)));
     }
     let message =
@@ -273,11 +304,11 @@ fn space_finding(facts: &Facts, home: &FileSystem) -> Option<Finding> {
     (promised > free).then(|| finding(Severity::Note, subject, message, None))
 }
 
-/// What the thin volumes of a file system may still take, in bytes.
-fn thin_promises(facts: &Facts, home: &FileSystem) -> u64 {
+/// What those of these volumes that are thin may still take, in bytes.
+fn thin_promises(facts: &Facts, volumes: &[Uuid]) -> u64 {
     let taken = |id| facts.space.taken.get(&id).copied().unwrap_or(0);
     let records = facts.volumes.iter().map(|(s, _)| &s.record);
-    let thin = records.filter(|r| r.thin && home.volumes.contains(&r.id));
+    let thin = records.filter(|r| r.thin && volumes.contains(&r.id));
     thin.map(|r| r.size_bytes.saturating_sub(taken(r.id))).fold(0, u64::saturating_add)
 }
 
@@ -300,7 +331,7 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(finding(Severity::Note, subject.clone(), message, None));
     }
     if !facts.volumes.is_empty() && facts.together.is_none() {
-        let message = "each volume has one copy, on a disk of this node: keep backups";
+        let message = "each volume has one copy, on this node: keep backups";
         findings.push(finding(Severity::Note, subject, message, None));
     }
 }
@@ -332,6 +363,8 @@ mod tests {
             together: None,
             cores: Vec::new(),
             space: Space { data_dir: Some((100 << 30, 50 << 30)), ..Space::default() },
+            pools: Vec::new(),
+            damaged_pools: Vec::new(),
             low_space_percent: 10,
         }
     }
@@ -350,7 +383,7 @@ mod tests {
     }
 
     fn open() -> Observed {
-        let image = crate::engine::Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
+        let image = crate::engine::Image { image: Uuid::nil(), size_bytes: 1, generation: 2 };
         Observed::Open { core: 0, image, published: None }
     }
 
@@ -398,8 +431,36 @@ mod tests {
         assert_eq!(verdict(&facts).0, Verdict::Safe, "all space is taken already");
     }
 
+    #[test]
+    fn pools_are_part_of_the_verdict() {
+        let mut facts = facts(vec![volume("a", open())]);
+        facts.pools.push(pool_view::tests::facts("tank"));
+        assert_eq!(verdict(&facts).0, Verdict::Safe);
+        let report = facts.pools[0].report.as_mut().unwrap();
+        report.bears = Some(0);
+        report.disks[0].state = crate::engine::PoolDiskState::Out;
+        assert_eq!(verdict(&facts).0, Verdict::AtRisk);
+        assert!(verdict(&facts).1.contains("disk S0 at /dev/sd0 is out"));
+        facts.damaged_pools.push("/v/pools/zoo.json: it has format 2".into());
+        assert_eq!(verdict(&facts).0, Verdict::Unavailable);
+    }
+
+    #[test]
+    fn a_pool_without_room_is_at_risk() {
+        let mut facts = facts(vec![volume("a", open())]);
+        let volumes = vec![facts.volumes[0].0.record.id];
+        let (name, bytes, free) = ("tank".parse().unwrap(), 100 << 30, 0);
+        facts.space.pools = vec![PoolSpace { name, bytes, free, volumes }];
+        let status = assess(&facts);
+        assert_eq!(status.verdict, Verdict::AtRisk);
+        assert_eq!(status.findings[0].subject, "pool tank");
+        assert!(status.findings[0].hint.as_ref().unwrap().contains("pool add tank"));
+        facts.space.pools[0].free = 50 << 30;
+        assert_eq!(verdict(&facts).0, Verdict::Safe);
+    }
+
     /// A core with one volume.
-    fn core(id: uuid::Uuid) -> CoreReport {
+    fn core(id: Uuid) -> CoreReport {
         let report = VolumeReport {
             id,
             kinds: [(); 4].map(|()| KindReport::default()),

@@ -180,7 +180,7 @@ impl Control {
         let force = record
             .place(self.me())
             .is_some_and(|place| matches!(place.stage, PlaceStage::Wanted { force: true }));
-        let made = match self.0.engine.erase(record).await {
+        let made = match self.erase_image(record).await {
             Ok(()) => self.0.engine.make(record, force).await,
             Err(e) => Err(e),
         };
@@ -233,7 +233,11 @@ impl Control {
 
     async fn look(&self, stored: Stored) -> Result<Taken, MetaError> {
         let id = stored.record.id;
-        match self.0.engine.inspect(&stored.record).await {
+        let looked = match self.check_pool_of(&stored.record) {
+            Ok(()) => self.0.engine.inspect(&stored.record).await,
+            Err(e) => Err(e),
+        };
+        match looked {
             Ok(image) => {
                 self.change(stored, |record| record.see(self.me(), image)).await?;
                 Ok(Taken::Done)
@@ -247,7 +251,11 @@ impl Control {
 
     async fn open(&self, stored: &Stored) {
         let record = &stored.record;
-        let observed = match self.0.engine.open(record).await {
+        let opened = match self.check_pool_of(record) {
+            Ok(()) => self.0.engine.open(record).await,
+            Err(e) => Err(e),
+        };
+        let observed = match opened {
             Ok(opened) => {
                 tracing::info!(volume = %record.name, core = opened.core, "open");
                 Observed::Open { core: opened.core, image: opened.image, published: None }
@@ -315,8 +323,17 @@ impl Control {
         }
     }
 
+    async fn erase_image(&self, record: &VolumeRecord) -> Result<(), BackingError> {
+        self.check_pool_of(record)?;
+        self.0.engine.erase(record).await
+    }
+
     async fn erase(&self, record: &VolumeRecord) {
-        let observed = match self.0.engine.erase(record).await {
+        let erased = match self.lost_its_pool(record) {
+            true => Ok(()),
+            false => self.erase_image(record).await,
+        };
+        let observed = match erased {
             Ok(()) => Observed::Erased,
             Err(e) => {
                 tracing::warn!(volume = %record.name, error = %e, "not erased");

@@ -14,7 +14,7 @@ use target::server::Service;
 use uuid::Uuid;
 use volume::Kind;
 
-use super::{Control, Together, space};
+use super::{Control, Together};
 use crate::engine::{self, CoreReport, GuestReport, Scope, VolumeReport};
 use crate::reconcile::Observed;
 use crate::record::{
@@ -25,7 +25,7 @@ impl Control {
     /// All volumes, by name.
     pub async fn list(&self) -> VolumeList {
         let volumes = self.0.state.all();
-        let look = space::look(self.me(), &volumes, &self.0.settings.data_dir);
+        let look = self.space_of(&volumes);
         let (reports, space) = tokio::join!(self.0.engine.report(Scope::All), look);
         let sessions = sessions(&volumes, &reports);
         let usage = Usage::new(&sessions, &reports, space.taken, self.together(&reports).await);
@@ -45,7 +45,7 @@ impl Control {
         let volume = (self.0.state.get(id))
             .ok_or_else(|| ApiError::new(Code::NotFound, "the volume was deleted just now"))?;
         let volume = [volume];
-        let look = space::look(self.me(), &volume, &self.0.settings.data_dir);
+        let look = self.space_of(&volume);
         let (reports, space) = tokio::join!(self.0.engine.report(Scope::One(id)), look);
         let sessions = sessions(&self.0.state.all(), &reports);
         let usage = Usage::new(&sessions, &reports, space.taken, self.together(&reports).await);

@@ -1,12 +1,13 @@
-//! What volumes lie on: flat images in files and on block devices.
+//! What volumes lie on: flat images in files, on block devices and in pools of disks.
 
 use std::fmt::Display;
 use std::path::Path;
 use std::rc::Rc;
 
-use api::{Backing, Code};
+use api::{Backing, Code, PoolName};
 use block::Dev;
 use layers::file::{self, Create, File, FileError, Label, Open, Provisioning, Reason};
+use layers::pool::{Medium, PoolError, PoolSeat};
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenReason};
 use uuid::Uuid;
@@ -42,9 +43,20 @@ impl BackingError {
         Self { code: Code::Backing, message: message.into(), hint: None, lost: false }
     }
 
+    /// The same with the next step, where there is one.
+    pub(crate) fn hinted(self, hint: Option<&'static str>) -> Self {
+        Self { hint, ..self }
+    }
+
     /// The image at `path` was given up while it was opened.
     pub(super) fn lost(path: &Path, why: &impl Display) -> Self {
         Self { lost: true, ..Self::refused(format!("{}: {why}", path.display())) }
+    }
+
+    /// What a pool refuses.
+    pub(super) fn of_pool(pool: &PoolName, e: &PoolError) -> Self {
+        let code = if e.is_no_space() { Code::NoSpace } else { Code::Backing };
+        Self { code, message: format!("pool {pool}: {e}"), hint: e.hint(), lost: false }
     }
 
     /// The kind of refusal, as the API tells it.
@@ -85,16 +97,77 @@ impl From<FileError> for BackingError {
     }
 }
 
+/// Where an image lies, as its core reaches it.
+pub(super) enum Ground<'a> {
+    /// In a file or on a device of its own.
+    Path(&'a Path),
+    /// In a pool.
+    Pool {
+        /// The core's seat there.
+        seat: &'a PoolSeat,
+        /// What the image is called in messages.
+        name: &'a Path,
+    },
+}
+
+impl Ground<'_> {
+    /// The volume's part of a pool.
+    async fn medium(seat: &PoolSeat, name: &Path, volume: Uuid) -> Result<Medium, BackingError> {
+        let refused = |e: PoolError| {
+            BackingError::refused(format!("{}: {e}", name.display())).hinted(e.hint())
+        };
+        Ok(Medium::of(seat.open(volume).await.map_err(refused)?, name))
+    }
+
+    async fn create(&self, core: &Core, how: &Create) -> Result<File, BackingError> {
+        Ok(match *self {
+            Self::Path(path) => File::create(core, path, how).await?,
+            Self::Pool { seat, name } => {
+                let medium = Self::medium(seat, name, how.volume).await?;
+                File::create_on(core, medium, how).await?
+            }
+        })
+    }
+
+    async fn open(&self, core: &Core, what: &Open) -> Result<File, BackingError> {
+        Ok(match *self {
+            Self::Path(path) => File::open(core, path, what).await?,
+            Self::Pool { seat, name } => {
+                let medium = Self::medium(seat, name, what.volume).await?;
+                File::open_on(core, medium, what).await?
+            }
+        })
+    }
+
+    fn name(&self) -> &Path {
+        match *self {
+            Self::Path(path) => path,
+            Self::Pool { name, .. } => name,
+        }
+    }
+}
+
+/// How an image is to be made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Making {
+    /// Whether file systems without direct I/O may be used.
+    pub(super) buffered: bool,
+    /// Over whatever is there.
+    pub(super) force: bool,
+    /// Whether with an intent log.
+    pub(super) mirrored: bool,
+}
+
 /// Makes the image of a new volume, with an intent log if it is `mirrored`. What was begun and failed
 /// is taken back.
 pub(super) async fn make(
     core: &Core,
     record: &VolumeRecord,
     place: &Place,
-    buffered: bool,
-    force: bool,
-    mirrored: bool,
+    ground: &Ground<'_>,
+    how: Making,
 ) -> Result<Image, BackingError> {
+    let Making { buffered, force, mirrored } = how;
     let create = Create {
         volume: record.id,
         block_size: record.block_size.bytes(),
@@ -104,7 +177,7 @@ pub(super) async fn make(
         force,
         keep_contents: false,
     };
-    let file = Rc::new(File::create(core, place.backing.path(), &create).await?);
+    let file = Rc::new(ground.create(core, &create).await?);
     if mirrored && let Err(e) = mirrored::make_log(core, &file).await {
         drop(file);
         erase(core, record, place, buffered).await?;
@@ -117,14 +190,15 @@ fn image(label: Label) -> Image {
     Image { image: label.image, size_bytes: label.data_bytes, generation: label.generation }
 }
 
-/// Erases the image of a volume. What holds something else is left alone: it is not the volume's.
+/// Erases the image of a volume in a file or on a device: in a pool it goes with its part there. What holds something
+/// else is left alone: it is not the volume's.
 pub(super) async fn erase(
     core: &Core,
     record: &VolumeRecord,
     place: &Place,
     buffered: bool,
 ) -> Result<(), BackingError> {
-    let path = place.backing.path();
+    let Some(path) = place.backing.path() else { return Ok(()) };
     // The name alone says whose it is, even before it has a label.
     let own = is_own_file(record.id, place);
     match file::delete(core, path, record.id, buffered, own).await {
@@ -143,12 +217,22 @@ pub(super) async fn inspect(
     core: &Core,
     record: &VolumeRecord,
     place: &Place,
+    ground: &Ground<'_>,
     buffered: bool,
 ) -> Result<Image, BackingError> {
-    let path = place.backing.path();
-    let label = file::inspect(core, path, buffered).await?;
+    let label = match *ground {
+        Ground::Path(path) => file::inspect(core, path, buffered).await?,
+        Ground::Pool { .. } => {
+            let (volume, generation) = (record.id, place.image_generation);
+            ground
+                .open(core, &Open { volume, generation, buffered, read_only: true })
+                .await?
+                .label()
+        }
+    };
     if label.volume != record.id {
-        return Err(BackingError::refused(format!("{}: it is another volume's", path.display())));
+        let path = ground.name().display();
+        return Err(BackingError::refused(format!("{path}: it is another volume's")));
     }
     Ok(image(label))
 }
@@ -175,14 +259,15 @@ pub(super) async fn open(
     core: &Core,
     record: &VolumeRecord,
     place: &Place,
+    ground: &Ground<'_>,
     buffered: bool,
 ) -> Result<Backed, BackingError> {
     let what =
         Open { volume: record.id, generation: place.image_generation, buffered, read_only: false };
-    let file = Rc::new(File::open(core, place.backing.path(), &what).await?);
+    let file = Rc::new(ground.open(core, &what).await?);
     let found = file.label().image;
     if let Some(image) = place.image.filter(|image| *image != found) {
-        let path = place.backing.path().display();
+        let path = ground.name().display();
         let message = format!("{path}: it is image {found}, the volume's on this node is {image}");
         return Err(BackingError {
             hint: Some(
@@ -192,7 +277,7 @@ pub(super) async fn open(
         });
     }
     if file.label().block_size != record.block_size.bytes() {
-        let (path, found) = (place.backing.path().display(), file.label().block_size);
+        let (path, found) = (ground.name().display(), file.label().block_size);
         let message = format!("{path}: its blocks have {found} bytes, the volume's have others");
         return Err(BackingError::refused(message));
     }

@@ -22,10 +22,11 @@ use tokio::time::Instant;
 use uuid::Uuid;
 use volume::{Gate, Standing, Unaltered, Volume};
 
-use super::backing::{self, Backed, BackingError, Image};
+use super::backing::{self, Backed, BackingError, Ground, Image, Making};
 use super::distrust::Distrust;
 use super::guests::{Exported, Guests, Offer};
 use super::mirrored::Mirrored;
+use super::pools::{PoolDoor, Pools};
 use super::report::{CoreReport, Scope, VolumeReport};
 use super::seat::{Router, Seat};
 use crate::publish::volume_id;
@@ -40,6 +41,8 @@ pub(super) struct Keeper {
     /// Whether file systems without direct I/O may be used.
     buffered: bool,
     distrust: Distrust,
+    /// Pools of disks.
+    pools: Pools,
     guests: Guests,
     /// Its node's place in a cluster.
     seat: OnceCell<Seat>,
@@ -64,6 +67,8 @@ struct Kept {
     volume: Rc<Volume>,
     backed: Rc<Backed>,
     mirrored: Option<Rc<Mirrored>>,
+    /// The pool that it lies in.
+    pool: Option<Uuid>,
 }
 
 impl Keeper {
@@ -75,6 +80,7 @@ impl Keeper {
     ) -> Rc<Self> {
         Rc::new(Self {
             server: Server::new(core.clone(), limits, door),
+            pools: Pools::new(core.clone(), buffered),
             core,
             buffered,
             distrust,
@@ -99,13 +105,22 @@ impl Keeper {
         }
     }
 
+    pub(super) fn pools(&self) -> &Pools {
+        &self.pools
+    }
+
     pub(super) async fn make(
         &self,
         record: &VolumeRecord,
         force: bool,
+        door: Option<PoolDoor>,
     ) -> Result<Image, BackingError> {
         let (place, mirrored) = (self.place(record)?, self.seat.get().is_some());
-        backing::make(&self.core, record, place, self.buffered, force, mirrored).await
+        let how = Making { buffered: self.buffered, force, mirrored };
+        self.on_ground(record, door, async |ground| {
+            backing::make(&self.core, record, place, ground, how).await
+        })
+        .await
     }
 
     pub(super) async fn erase(&self, record: &VolumeRecord) -> Result<(), BackingError> {
@@ -118,17 +133,52 @@ impl Keeper {
         Ok(())
     }
 
-    pub(super) async fn inspect(&self, record: &VolumeRecord) -> Result<Image, BackingError> {
-        backing::inspect(&self.core, record, self.place(record)?, self.buffered).await
+    pub(super) async fn inspect(
+        &self,
+        record: &VolumeRecord,
+        door: Option<PoolDoor>,
+    ) -> Result<Image, BackingError> {
+        let (place, buffered) = (self.place(record)?, self.buffered);
+        self.on_ground(record, door, async |ground| {
+            backing::inspect(&self.core, record, place, ground, buffered).await
+        })
+        .await
+    }
+
+    /// Does something with the image of a volume, which is in nobody's use when that is done.
+    async fn on_ground<T>(
+        &self,
+        record: &VolumeRecord,
+        door: Option<PoolDoor>,
+        f: impl AsyncFnOnce(&Ground<'_>) -> Result<T, BackingError>,
+    ) -> Result<T, BackingError> {
+        let place = self.place(record)?;
+        match (place.backing.path(), door) {
+            (Some(path), _) => f(&Ground::Path(path)).await,
+            (None, Some(door)) => {
+                let seat = self.pools.sit(&door).await?;
+                let name = door.path_of(record);
+                let done = f(&Ground::Pool { seat: &seat, name: &name }).await;
+                drop(seat);
+                self.pools.rise(door.id()).await;
+                done
+            }
+            (None, None) => Err(BackingError::refused(format!("{} is not open", place.backing))),
+        }
     }
 
     /// Opens a volume and tells what its image is. It is not exported yet.
-    pub(super) async fn open(&self, record: &VolumeRecord) -> Result<Image, BackingError> {
+    pub(super) async fn open(
+        &self,
+        record: &VolumeRecord,
+        door: Option<PoolDoor>,
+    ) -> Result<Image, BackingError> {
         if self.stopping.get() {
             return Err(BackingError::refused("the node is stopping"));
         }
         let place = self.place(record)?;
-        let opened = self.open_image(record, place).await;
+        let pool = door.as_ref().map(PoolDoor::id);
+        let opened = self.open_image(record, place, door).await;
         if let (Err(BackingError { lost: true, .. }), Some(image)) = (&opened, place.image) {
             self.distrust.note(image).await;
         }
@@ -145,7 +195,7 @@ impl Keeper {
             thin: record.thin,
             access: mirrored.as_ref().map(|m| m.access()),
         });
-        self.open.borrow_mut().insert(record.id, Kept { volume, backed, mirrored });
+        self.open.borrow_mut().insert(record.id, Kept { volume, backed, mirrored, pool });
         Ok(image)
     }
 
@@ -159,13 +209,38 @@ impl Keeper {
         volume
     }
 
-    /// Opens an image, and the mirror that it is a copy of.
+    /// Opens an image, and the mirror that it is a copy of. Keeps the seat at its pool, if it lies in one.
     async fn open_image(
         &self,
         record: &VolumeRecord,
         place: &Place,
+        door: Option<PoolDoor>,
     ) -> Result<(Rc<Backed>, Option<Rc<Mirrored>>), BackingError> {
-        let backed = Rc::new(backing::open(&self.core, record, place, self.buffered).await?);
+        let (path, door) = match (place.backing.path(), door) {
+            (Some(path), _) => return self.open_on(record, place, &Ground::Path(path)).await,
+            (None, Some(door)) => (door.path_of(record), door),
+            (None, None) => {
+                return Err(BackingError::refused(format!("{} is not open", place.backing)));
+            }
+        };
+        let seat = self.pools.sit(&door).await?;
+        let ground = Ground::Pool { seat: &seat, name: &path };
+        let opened = self.open_on(record, place, &ground).await;
+        drop(seat);
+        if opened.is_err() {
+            self.pools.rise(door.id()).await;
+        }
+        opened
+    }
+
+    async fn open_on(
+        &self,
+        record: &VolumeRecord,
+        place: &Place,
+        ground: &Ground<'_>,
+    ) -> Result<(Rc<Backed>, Option<Rc<Mirrored>>), BackingError> {
+        let backed = backing::open(&self.core, record, place, ground, self.buffered).await?;
+        let backed = Rc::new(backed);
         let Some(seat) = self.seat.get() else { return Ok((backed, None)) };
         let distrust = &self.distrust;
         let mirrored = Mirrored::open(&self.core, seat, distrust, record.id, &backed.file).await?;
@@ -175,7 +250,7 @@ impl Keeper {
     pub(super) async fn close(&self, id: Uuid) -> Result<(), BackingError> {
         self.server.remove_volume(volume_id(id));
         let kept = self.open.borrow_mut().remove(&id);
-        let Some(Kept { volume, backed, mirrored }) = kept else { return Ok(()) };
+        let Some(Kept { volume, backed, mirrored, pool }) = kept else { return Ok(()) };
         let guests = self.guests.end(id);
         let closed = match &mirrored {
             None => {
@@ -193,7 +268,10 @@ impl Keeper {
             }
         };
         drop((volume, mirrored));
-        is_let_go(backed).await;
+        let let_go = is_let_go(backed).await;
+        if let Some(pool) = pool.filter(|_| let_go) {
+            self.pools.rise(pool).await;
+        }
         closed.map_err(|why| {
             BackingError::refused(format!(
                 "the last flush failed: {why}; its last writes may be lost"
@@ -435,8 +513,8 @@ impl Keeper {
     }
 }
 
-/// Waits until nobody uses the image any more: it is to be erased, or opened again.
-async fn is_let_go(backed: Rc<Backed>) {
+/// Waits until nobody uses the image any more: it is to be erased, or opened again. Says whether that is so.
+async fn is_let_go(backed: Rc<Backed>) -> bool {
     let file = Rc::downgrade(&backed.file);
     drop(backed);
     let used = async {
@@ -444,9 +522,11 @@ async fn is_let_go(backed: Rc<Backed>) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    if tokio::time::timeout(LETTING_GO, used).await.is_err() {
+    let let_go = tokio::time::timeout(LETTING_GO, used).await.is_ok();
+    if !let_go {
         tracing::warn!("an image is still in use after its volume was closed");
     }
+    let_go
 }
 
 /// Whether the system has no IPv6 (`EAFNOSUPPORT`, or `EADDRNOTAVAIL` where it is switched off).

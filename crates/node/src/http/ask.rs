@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api::endpoint::{Endpoint, Flag, Payload};
-use api::{ApiError, Code, VolumeName};
+use api::{ApiError, Code, Invalid, PoolName, VolumeName};
 use axum::RequestPartsExt;
 use axum::body::Body;
 use axum::extract::{Path, RawPathParams, Request};
@@ -19,7 +19,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// What an endpoint is asked.
 #[derive(Debug)]
 pub(super) struct Ask<E: Endpoint> {
-    name: Option<VolumeName>,
+    name: Option<String>,
     flags: Vec<Flag>,
     /// The body.
     pub(super) body: E::Body,
@@ -33,6 +33,12 @@ impl<E: Endpoint> Ask<E> {
     pub(super) async fn read(request: Request) -> Result<Self, ApiError> {
         let (mut parts, body) = request.into_parts();
         let name = name(&mut parts).await?;
+        let checked = match &name {
+            Some(name) if E::PATH.starts_with("/v1/pools/") => name.parse::<PoolName>().map(drop),
+            Some(name) => name.parse::<VolumeName>().map(drop),
+            None => Ok(()),
+        };
+        checked.map_err(|e| in_path(&e))?;
         let flags = flags::<E>(parts.uri.query().unwrap_or_default())?;
         let text = if E::Body::EMPTY { b"null".to_vec() } else { collect(body).await? };
         let mut json = serde_json::Deserializer::from_slice(&text);
@@ -46,7 +52,19 @@ impl<E: Endpoint> Ask<E> {
     /// # Errors
     /// [`Code::InvalidRequest`] when the path names none.
     pub(super) fn name(&self) -> Result<VolumeName, ApiError> {
-        self.name.clone().ok_or_else(|| invalid("the path names no volume".to_owned()))
+        let name = self.name.as_ref();
+        let name = name.ok_or_else(|| invalid("the path names no volume".to_owned()))?;
+        name.parse().map_err(|e| in_path(&e))
+    }
+
+    /// The pool it is about.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] when the path names none.
+    pub(super) fn pool(&self) -> Result<PoolName, ApiError> {
+        let name = self.name.as_ref();
+        let name = name.ok_or_else(|| invalid("the path names no pool".to_owned()))?;
+        name.parse().map_err(|e| in_path(&e))
     }
 
     /// Whether a flag is set.
@@ -59,6 +77,10 @@ fn invalid(message: String) -> ApiError {
     ApiError::new(Code::InvalidRequest, message)
 }
 
+fn in_path(e: &Invalid) -> ApiError {
+    invalid(format!("the path: {e}"))
+}
+
 /// What is wrong with a body, naming the field.
 fn in_body(e: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     let path = e.path().to_string();
@@ -66,14 +88,14 @@ fn in_body(e: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     invalid(format!("{place}: {}", e.inner())).hint("GET /v1/openapi.json describes the body")
 }
 
-async fn name(parts: &mut Parts) -> Result<Option<VolumeName>, ApiError> {
+async fn name(parts: &mut Parts) -> Result<Option<String>, ApiError> {
     let params = parts.extract::<RawPathParams>().await;
     let params = params.map_err(|e| invalid(format!("the path: {e}")))?;
     if params.iter().next().is_none() {
         return Ok(None);
     }
     let Path(name) = parts
-        .extract::<Path<VolumeName>>()
+        .extract::<Path<String>>()
         .await
         .map_err(|e| invalid(format!("the path: {}", e.body_text())))?;
     Ok(Some(name))

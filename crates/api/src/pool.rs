@@ -1,0 +1,466 @@
+//! Pools of disks: what is asked for, and how they are shown.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
+use uuid::Uuid;
+
+use crate::{Invalid, PoolName};
+
+/// Most disks of a pool.
+pub const MAX_DISKS: usize = 128;
+
+/// How a pool bears that disks fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub enum Raid {
+    /// Not at all: strips over all disks.
+    Zero,
+    /// Copies of everything.
+    One,
+    /// Copies, and strips over them.
+    Ten,
+    /// Parity: one disk may fail.
+    Five,
+    /// Two kinds of parity: two disks may fail.
+    Six,
+}
+
+impl From<Raid> for u8 {
+    fn from(raid: Raid) -> Self {
+        match raid {
+            Raid::Zero => 0,
+            Raid::One => 1,
+            Raid::Ten => 10,
+            Raid::Five => 5,
+            Raid::Six => 6,
+        }
+    }
+}
+
+impl TryFrom<u8> for Raid {
+    type Error = Invalid;
+
+    fn try_from(level: u8) -> Result<Self, Invalid> {
+        let all = [Self::Zero, Self::One, Self::Ten, Self::Five, Self::Six];
+        let found = all.into_iter().find(|raid| u8::from(*raid) == level);
+        found.ok_or_else(|| Invalid::new("RAID level", &level.to_string(), LEVELS))
+    }
+}
+
+const LEVELS: &str = "use 0, 1, 10, 5 or 6";
+
+impl std::str::FromStr for Raid {
+    type Err = Invalid;
+
+    fn from_str(s: &str) -> Result<Self, Invalid> {
+        let level = s.parse::<u8>().map_err(|_| Invalid::new("RAID level", s, LEVELS))?;
+        Self::try_from(level)
+    }
+}
+
+impl PartialSchema for Raid {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new()
+            .schema_type(Type::Integer)
+            .description(Some("RAID level of a pool."))
+            .enum_values(Some([0, 1, 10, 5, 6]))
+            .into()
+    }
+}
+
+impl ToSchema for Raid {}
+
+/// A pool to be created, of disks of the node that is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreatePool {
+    /// Its name.
+    pub name: PoolName,
+    /// Its RAID level.
+    pub raid: Raid,
+    /// How many copies there are of everything, of RAID 1 and 10: 2 (default) to 4.
+    #[serde(default)]
+    #[schema(minimum = 2, maximum = 4)]
+    pub copies: Option<u8>,
+    /// Over how many disks a stripe goes (default: over all; RAID 1: as many as there are copies).
+    #[serde(default)]
+    pub columns: Option<u16>,
+    /// How many bytes of a stripe lie on one disk: 16, 32, 64 (default) or 128 KiB.
+    #[serde(default = "default_strip")]
+    pub strip_bytes: u32,
+    /// The disks: absolute paths of block devices, or of files that have their size.
+    #[schema(value_type = Vec<String>, min_items = 1, max_items = 128)]
+    pub disks: Vec<PathBuf>,
+    /// Disks that take the place of those that fail.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>, max_items = 128)]
+    pub spares: Vec<PathBuf>,
+    /// Disks that are to be overwritten although they hold something: serial numbers, or the paths of those that have none.
+    #[serde(default)]
+    #[schema(max_items = 128)]
+    pub overwrite: Vec<String>,
+}
+
+fn default_strip() -> u32 {
+    CreatePool::STRIP_BYTES
+}
+
+impl CreatePool {
+    /// Bytes of a strip, where nobody says how many.
+    pub const STRIP_BYTES: u32 = 64 << 10;
+
+    /// Checks what the request says by itself.
+    ///
+    /// # Errors
+    /// [`Invalid`] says which part of it makes no sense.
+    pub fn check(&self) -> Result<(), Invalid> {
+        check_strip(self.strip_bytes)?;
+        let count = self.disks.len() + self.spares.len();
+        if count > MAX_DISKS {
+            let what = format!("a pool has at most {MAX_DISKS}");
+            return Err(Invalid::new("number of disks", &count.to_string(), what));
+        }
+        let copied = matches!(self.raid, Raid::One | Raid::Ten);
+        if let Some(copies) = self.copies
+            && !(copied && (2..=4).contains(&copies))
+        {
+            let what = "use 2 to 4 with RAID 1 and RAID 10, and none with other levels";
+            return Err(Invalid::new("number of copies", &copies.to_string(), what));
+        }
+        self.check_columns()?;
+        let (disks, least) = (self.disks.len(), usize::from(self.least_disks()));
+        if disks < least {
+            let raid = u8::from(self.raid);
+            let what = format!("RAID {raid} takes at least {least} beside its spares");
+            return Err(Invalid::new("number of disks", &disks.to_string(), what));
+        }
+        let all = || self.disks.iter().chain(&self.spares);
+        let twice = all().enumerate().find(|(i, path)| all().skip(i + 1).any(|p| p == *path));
+        if let Some((_, path)) = twice {
+            let what = "name each disk once";
+            return Err(Invalid::new("list of disks", &path.display().to_string(), what));
+        }
+        Ok(())
+    }
+
+    fn check_columns(&self) -> Result<(), Invalid> {
+        let Some(columns) = self.columns else { return Ok(()) };
+        let refuse =
+            |what: String| Err(Invalid::new("number of columns", &columns.to_string(), what));
+        let (least, copies) = (self.least_columns(), u16::from(self.copies()));
+        if self.raid == Raid::One && columns != copies {
+            return refuse(format!("RAID 1 has as many as copies, {copies}; RAID 10 has more"));
+        }
+        if columns < least {
+            return refuse(format!("RAID {} takes at least {least}", u8::from(self.raid)));
+        }
+        if self.raid == Raid::Ten && columns % copies != 0 {
+            return refuse(format!("use a multiple of {copies}, the number of copies"));
+        }
+        if usize::from(columns) > self.disks.len() {
+            return refuse(format!("there are {} disks beside spares", self.disks.len()));
+        }
+        Ok(())
+    }
+
+    /// How many copies there are of everything: 1 where there are none.
+    #[must_use]
+    pub fn copies(&self) -> u8 {
+        match self.raid {
+            Raid::One | Raid::Ten => self.copies.unwrap_or(2),
+            Raid::Zero | Raid::Five | Raid::Six => 1,
+        }
+    }
+
+    fn least_columns(&self) -> u16 {
+        let copies = u16::from(self.copies());
+        match self.raid {
+            Raid::Zero => 1,
+            Raid::One => copies,
+            Raid::Ten => 2 * copies,
+            Raid::Five => 3,
+            Raid::Six => 4,
+        }
+    }
+
+    fn least_disks(&self) -> u16 {
+        self.least_columns().max(self.columns.unwrap_or(0))
+    }
+}
+
+/// Checks the length of a strip.
+///
+/// # Errors
+/// [`Invalid`] says what it may be.
+pub fn check_strip(bytes: u32) -> Result<(), Invalid> {
+    if bytes.is_power_of_two() && (16 << 10..=128 << 10).contains(&bytes) {
+        return Ok(());
+    }
+    let given = crate::Size(bytes.into()).to_string();
+    Err(Invalid::new("strip", &given, "use 16K, 32K, 64K or 128K"))
+}
+
+/// Disks to be added to a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AddDisks {
+    /// The disks: absolute paths.
+    #[schema(value_type = Vec<String>, min_items = 1, max_items = 128)]
+    pub disks: Vec<PathBuf>,
+    /// Whether they are spares.
+    #[serde(default)]
+    pub spare: bool,
+    /// Disks that are to be overwritten although they hold something: serial numbers, or the paths of those that have none.
+    #[serde(default)]
+    #[schema(max_items = 128)]
+    pub overwrite: Vec<String>,
+}
+
+/// A disk to be taken out of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveDisk {
+    /// Its serial number, its path, or its number in the pool.
+    pub disk: String,
+}
+
+/// A disk to be replaced by another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplaceDisk {
+    /// The old one: its serial number, its path, or its number in the pool.
+    pub disk: String,
+    /// The new one: an absolute path.
+    #[schema(value_type = String)]
+    pub with: PathBuf,
+    /// The new one's serial number, or its path if it has none, if it is to be overwritten although it holds something.
+    #[serde(default)]
+    #[schema(max_items = 128)]
+    pub overwrite: Vec<String>,
+}
+
+/// Open a pool without disks that are gone for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OpenPool {
+    /// Serial numbers, paths or numbers of the disks.
+    #[schema(min_items = 1, max_items = 128)]
+    pub without: Vec<String>,
+    /// The pool's name once more: what only these disks hold is lost, and they never come back into it.
+    pub confirm: PoolName,
+}
+
+/// What state a pool is in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case", tag = "is")]
+pub enum PoolState {
+    /// It serves, and bears all that its level can.
+    Online,
+    /// It serves, and bears less than its level can.
+    Degraded,
+    /// It serves, and what lies on disks that are out, or leave, is being put on others.
+    Rebuilding,
+    /// It does not serve.
+    Offline {
+        /// Why not.
+        reason: String,
+    },
+    /// It is being created.
+    Creating,
+    /// It is being opened: the node is starting.
+    Opening,
+    /// It is being deleted.
+    Deleting,
+}
+
+/// Bytes of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolCapacity {
+    /// Of all disks that hold data.
+    pub raw_bytes: u64,
+    /// That volumes may have of them, at the pool's level.
+    pub usable_bytes: u64,
+    /// That volumes have.
+    pub allocated_bytes: u64,
+    /// That there is still room for.
+    pub free_bytes: u64,
+    /// What volumes may have, in percent of all that there is.
+    pub efficiency_percent: u8,
+}
+
+/// What a disk is in its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskState {
+    /// It holds data.
+    In,
+    /// It takes the place of one that fails.
+    Spare,
+    /// What lies on it is being moved to others.
+    Leaving,
+    /// It has failed or is missing.
+    Out,
+    /// The pool is not open: nobody knows.
+    Unknown,
+}
+
+/// A disk of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolDisk {
+    /// Its number in the pool, while that is open.
+    pub member: Option<u16>,
+    /// Its serial number, where that is known.
+    pub serial: Option<String>,
+    /// Where it was found; none if it is not there.
+    #[schema(value_type = Option<String>)]
+    pub path: Option<PathBuf>,
+    /// What it is in the pool.
+    pub state: DiskState,
+    /// Its size in bytes, while the pool is open.
+    pub size_bytes: Option<u64>,
+    /// Pieces of volumes that lie on it.
+    pub pieces: u32,
+    /// Pieces that it has room for.
+    pub room: u32,
+    /// Pieces on it that are not what they should be.
+    pub behind_pieces: u64,
+    /// Reads that have failed.
+    pub read_errors: u64,
+    /// Writes that have failed.
+    pub write_errors: u64,
+    /// What to do about it, where there is something.
+    pub action: Option<String>,
+}
+
+/// How far a rebuild is, or a move of data off a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Rebuild {
+    /// Pieces that are left.
+    pub left_pieces: u64,
+    /// Pieces that there were to begin with.
+    pub all_pieces: u64,
+    /// Seconds until it is done, where that can be told.
+    pub eta_s: Option<u64>,
+}
+
+/// How far a scrub is: all of the pool is read and compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Scrub {
+    /// Whether it is under way; else this is the last one.
+    pub running: bool,
+    /// Bytes read.
+    pub done_bytes: u64,
+    /// Bytes to read in all.
+    pub all_bytes: u64,
+    /// Places that were wrong and have been repaired.
+    pub repaired: u64,
+    /// Places that cannot be repaired.
+    pub unrepairable: u64,
+}
+
+/// A pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Pool {
+    /// Its name.
+    pub name: PoolName,
+    /// Its identity, the same for as long as it exists.
+    pub id: Uuid,
+    /// State it is in.
+    pub state: PoolState,
+    /// Its level in words, such as "RAID 5"; none while it is not open.
+    pub level: Option<String>,
+    /// Over how many disks a stripe goes.
+    pub columns: Option<u16>,
+    /// How many bytes of a stripe lie on one disk.
+    pub strip_bytes: Option<u32>,
+    /// Its capacity, while it is open.
+    pub capacity: Option<PoolCapacity>,
+    /// How many more disks may fail, whichever they are, before data is lost. None while it is not open, or if
+    /// something is lost already.
+    pub survives: Option<u32>,
+    /// Its disks. While it is not open: those that it had, as far as the node knows.
+    pub disks: Vec<PoolDisk>,
+    /// Names of the volumes that lie in it.
+    pub volumes: Vec<String>,
+    /// Those of them that have lost data.
+    pub damaged: Vec<String>,
+    /// How far a rebuild is, while there is one.
+    pub rebuild: Option<Rebuild>,
+    /// The scrub that is under way, or the last one since the node has opened the pool.
+    pub scrub: Option<Scrub>,
+}
+
+/// The pools of a node, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolList {
+    /// The pools.
+    pub pools: Vec<Pool>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(raid: u8, disks: usize) -> CreatePool {
+        let disks = (0..disks).map(|n| format!("/dev/d{n}").into()).collect();
+        CreatePool {
+            name: "tank".parse().unwrap(),
+            raid: raid.try_into().unwrap(),
+            copies: None,
+            columns: None,
+            strip_bytes: CreatePool::STRIP_BYTES,
+            disks,
+            spares: Vec::new(),
+            overwrite: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_name_a_level_and_disks_are_enough() {
+        let json = r#"{"name":"tank","raid":5,"disks":["/dev/d0","/dev/d1","/dev/d2"]}"#;
+        let read: CreatePool = serde_json::from_str(json).unwrap();
+        assert_eq!(read, ask(5, 3));
+        let again = serde_json::from_str(&serde_json::to_string(&read).unwrap()).unwrap();
+        assert_eq!(read, again);
+        for bad in [r#""raid":4"#, r#""raid":"5""#, r#""raid":5,"level":5"#] {
+            let json = json.replace(r#""raid":5"#, bad);
+            assert!(serde_json::from_str::<CreatePool>(&json).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn every_level_says_how_many_disks_it_takes() {
+        for (raid, least) in [(0, 1), (1, 2), (10, 4), (5, 3), (6, 4)] {
+            ask(raid, least).check().unwrap();
+            let refused = ask(raid, least - 1).check().unwrap_err().to_string();
+            assert!(refused.contains(&format!("at least {least}")), "{refused}");
+        }
+        let three = CreatePool { copies: Some(3), ..ask(10, 6) };
+        three.check().unwrap();
+        assert!(CreatePool { copies: Some(4), ..ask(10, 6) }.check().is_err());
+        assert!(CreatePool { spares: vec!["/dev/s".into()], ..ask(5, 2) }.check().is_err());
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        let refused = |ask: CreatePool, what: &str| {
+            let why = ask.check().unwrap_err().to_string();
+            assert!(why.contains(what), "{why}");
+        };
+        refused(CreatePool { copies: Some(2), ..ask(5, 3) }, "number of copies");
+        refused(CreatePool { copies: Some(5), ..ask(1, 6) }, "number of copies");
+        refused(CreatePool { columns: Some(3), ..ask(1, 6) }, "RAID 10");
+        refused(CreatePool { columns: Some(2), ..ask(5, 6) }, "at least 3");
+        refused(CreatePool { columns: Some(5), ..ask(10, 6) }, "a multiple of 2");
+        refused(CreatePool { columns: Some(7), ..ask(6, 6) }, "there are 6 disks");
+        refused(CreatePool { strip_bytes: 48 << 10, ..ask(5, 6) }, "64K");
+        refused(CreatePool { strip_bytes: 8 << 10, ..ask(5, 6) }, "64K");
+        refused(CreatePool { spares: vec!["/dev/d1".into()], ..ask(5, 6) }, "each disk once");
+        refused(ask(5, MAX_DISKS + 1), "at most 128");
+        CreatePool { columns: Some(4), ..ask(10, 6) }.check().unwrap();
+        CreatePool { columns: Some(2), ..ask(1, 6) }.check().unwrap();
+    }
+}

@@ -1,0 +1,469 @@
+//! Pools as they are shown, and what is the matter with them.
+
+use api::{
+    DiskState, Finding, Pool, PoolCapacity, PoolDisk, PoolName, PoolState, Rebuild, Scrub, Severity,
+};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::pools::{PoolObserved, hint_for};
+use super::status::finding;
+use crate::engine::{self, Level, PoolDiskState, PoolReport};
+use crate::pools::{PoolRecord, PoolStage, SeenDisk};
+
+/// What is known of a pool.
+#[derive(Clone, Debug)]
+pub struct PoolFacts {
+    /// What was written down of it.
+    pub record: PoolRecord,
+    /// What the node does with it.
+    pub observed: PoolObserved,
+    /// What it says of itself, while it is open.
+    pub report: Option<PoolReport>,
+    /// How far a rebuild is.
+    pub rebuild: Option<Rebuild>,
+    /// The volumes that lie in it: their identities and names.
+    pub volumes: Vec<(Uuid, String)>,
+}
+
+/// Since when a rebuild is known, and how many pieces there were then.
+pub(super) type Progress = Option<(Instant, u64)>;
+
+/// How far a rebuild is that has so many pieces left. Notes when it begins.
+pub(super) fn rebuild(progress: &mut Progress, left: u64, now: Instant) -> Option<Rebuild> {
+    if left == 0 {
+        *progress = None;
+        return None;
+    }
+    let (began, all) = match *progress {
+        Some((began, all)) if all >= left => (began, all),
+        // It has just begun, or there is more to do than there was.
+        _ => *progress.insert((now, left)),
+    };
+    let (done, millis) = (u128::from(all - left), (now - began).as_millis());
+    let rest = u128::from(left).checked_mul(millis).and_then(|n| n.checked_div(done));
+    let eta_s = rest.and_then(|rest| u64::try_from(rest / 1000).ok()).filter(|_| millis > 0);
+    Some(Rebuild { left_pieces: left, all_pieces: all, eta_s })
+}
+
+/// A level as people know it.
+fn level_text(level: Level, columns: u16) -> String {
+    match level {
+        Level::Copies(1) => "RAID 0".to_owned(),
+        Level::Copies(2) if columns == 2 => "RAID 1".to_owned(),
+        Level::Copies(2) => "RAID 10".to_owned(),
+        Level::Copies(n) if columns == n => format!("RAID 1 with {n} copies"),
+        Level::Copies(n) => format!("RAID 10 with {n} copies"),
+        Level::Parity => "RAID 5".to_owned(),
+        Level::DoubleParity => "RAID 6".to_owned(),
+    }
+}
+
+/// How many disks may fail of a pool that is whole.
+fn bears_at_best(level: Level) -> u32 {
+    match level {
+        Level::Copies(n) => u32::from(n).saturating_sub(1),
+        Level::Parity => 1,
+        Level::DoubleParity => 2,
+    }
+}
+
+fn is_degraded(report: &PoolReport) -> bool {
+    report.bears.is_none_or(|bears| bears < bears_at_best(report.level))
+}
+
+fn state(facts: &PoolFacts) -> PoolState {
+    match (facts.record.stage, &facts.observed, &facts.report) {
+        (PoolStage::Deleting, ..) => PoolState::Deleting,
+        (_, PoolObserved::Broken(error), _) => PoolState::Offline { reason: error.to_string() },
+        (_, PoolObserved::Open, Some(report)) => match &report.broken {
+            Some(why) => PoolState::Offline { reason: why.clone() },
+            None if report.behind_pieces > 0 => PoolState::Rebuilding,
+            None if is_degraded(report) => PoolState::Degraded,
+            None => PoolState::Online,
+        },
+        (PoolStage::Creating, ..) => PoolState::Creating,
+        (PoolStage::Ready, ..) => PoolState::Opening,
+    }
+}
+
+/// What to do about a disk that is out.
+fn action(pool: &PoolName, disk: &engine::PoolDisk) -> Option<String> {
+    let (name, called) = (pool, called(disk));
+    let fails = disk.read_errors + disk.write_errors > 0;
+    match disk.state {
+        PoolDiskState::Out => {
+            Some(format!("replace it: windrose pool replace {name} {called} --with DISK"))
+        }
+        PoolDiskState::In | PoolDiskState::Spare if fails => Some(format!(
+            "look at it, and replace it if that goes on: windrose pool replace {name} {called} --with DISK"
+        )),
+        PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving => None,
+    }
+}
+
+/// What a disk is called on a command line.
+fn called(disk: &engine::PoolDisk) -> String {
+    match disk.serial.as_str() {
+        "" => disk.member.to_string(),
+        odd if odd.contains(|c: char| c.is_whitespace() || "'\"$`\\".contains(c)) => {
+            disk.member.to_string()
+        }
+        serial => serial.to_owned(),
+    }
+}
+
+fn disk(pool: &PoolName, disk: &engine::PoolDisk) -> PoolDisk {
+    PoolDisk {
+        member: Some(disk.member),
+        serial: Some(disk.serial.clone()),
+        path: disk.path.clone(),
+        state: match disk.state {
+            PoolDiskState::In => DiskState::In,
+            PoolDiskState::Spare => DiskState::Spare,
+            PoolDiskState::Leaving => DiskState::Leaving,
+            PoolDiskState::Out => DiskState::Out,
+        },
+        size_bytes: Some(disk.bytes),
+        pieces: disk.pieces,
+        room: disk.room,
+        behind_pieces: disk.behind_pieces,
+        read_errors: disk.read_errors,
+        write_errors: disk.write_errors,
+        action: action(pool, disk),
+    }
+}
+
+/// A disk of a pool that is not open, as it was seen last.
+fn disk_seen(disk: &SeenDisk) -> PoolDisk {
+    PoolDisk {
+        member: None,
+        serial: disk.serial.clone(),
+        path: Some(disk.path.clone()),
+        state: DiskState::Unknown,
+        size_bytes: None,
+        pieces: 0,
+        room: 0,
+        behind_pieces: 0,
+        read_errors: 0,
+        write_errors: 0,
+        action: None,
+    }
+}
+
+fn capacity(report: &PoolReport) -> PoolCapacity {
+    let percent = u128::from(report.usable_bytes) * 100 / u128::from(report.raw_bytes.max(1));
+    PoolCapacity {
+        raw_bytes: report.raw_bytes,
+        usable_bytes: report.usable_bytes,
+        allocated_bytes: report.allocated_bytes,
+        free_bytes: report.free_bytes,
+        efficiency_percent: u8::try_from(percent.min(100)).unwrap_or(100),
+    }
+}
+
+/// The volumes of a pool that have lost data, by name.
+fn damaged(facts: &PoolFacts) -> Vec<String> {
+    let lost = facts.report.iter().flat_map(|r| &r.volumes).filter(|v| v.bears.is_none());
+    let name = |id: Uuid| {
+        let known = facts.volumes.iter().find(|(known, _)| *known == id);
+        known.map_or_else(|| id.to_string(), |(_, name)| name.clone())
+    };
+    lost.map(|v| name(v.id)).collect()
+}
+
+/// A pool as the API shows it.
+pub(super) fn pool(facts: &PoolFacts) -> Pool {
+    let PoolFacts { record, report, .. } = facts;
+    let report = report.as_ref();
+    Pool {
+        name: record.name.clone(),
+        id: record.id,
+        state: state(facts),
+        level: report.map(|r| level_text(r.level, r.columns)),
+        columns: report.map(|r| r.columns),
+        strip_bytes: report.map(|r| r.strip_bytes),
+        capacity: report.map(capacity),
+        survives: report.and_then(|r| r.bears),
+        disks: match report {
+            Some(report) => report.disks.iter().map(|d| disk(&record.name, d)).collect(),
+            None => record.disks.iter().map(disk_seen).collect(),
+        },
+        volumes: facts.volumes.iter().map(|(_, name)| name.clone()).collect(),
+        damaged: damaged(facts),
+        rebuild: facts.rebuild,
+        scrub: report.and_then(|r| r.scrub.as_ref()).map(|s| Scrub {
+            running: s.running,
+            done_bytes: s.done_bytes,
+            all_bytes: s.all_bytes,
+            repaired: s.repaired,
+            unrepairable: s.unrepairable,
+        }),
+    }
+}
+
+/// What is the matter with a pool. Of one in a cluster volumes may be served by other nodes.
+pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<Finding>) {
+    let name = &facts.record.name;
+    let subject = format!("pool {name}");
+    let cut_off = match (facts.volumes.is_empty(), in_cluster) {
+        (false, false) => Severity::Critical,
+        _ => Severity::Warning,
+    };
+    let mut found = |severity, message: String, hint: Option<String>| {
+        findings.push(finding(severity, subject.clone(), message, hint.as_deref()));
+    };
+    if let PoolObserved::Broken(error) = &facts.observed {
+        found(cut_off, format!("it is offline: {error}"), Some(hint_for(name, error)));
+    }
+    let Some(report) = &facts.report else { return };
+    if let Some(why) = &report.broken {
+        let hint = "see that its disks are there, then restart the node: it opens the pool anew";
+        found(cut_off, format!("it has stopped: {why}"), Some(hint.to_owned()));
+    }
+    if report.bears.is_none() {
+        let lost = damaged(facts);
+        let which =
+            if lost.is_empty() { String::new() } else { format!(" of {}", lost.join(", ")) };
+        let hint = "bring back the disks that are out, or restore those volumes from a backup";
+        found(Severity::Critical, format!("data{which} is lost"), Some(hint.to_owned()));
+    }
+    for disk in &report.disks {
+        if let Some((severity, message)) = disk_finding(disk, report) {
+            found(severity, message, action(name, disk));
+        }
+    }
+    if let Some(rebuild) = &facts.rebuild {
+        found(Severity::Warning, rebuild_text(report, rebuild), None);
+    }
+    if let Some(scrub) = report.scrub.as_ref().filter(|s| s.unrepairable > 0) {
+        let message = format!("{} places were found that cannot be repaired", scrub.unrepairable);
+        let hint = "see the node's log for where; restore the volumes from a backup";
+        found(Severity::Warning, message, Some(hint.to_owned()));
+    }
+}
+
+fn rebuild_text(report: &PoolReport, rebuild: &Rebuild) -> String {
+    let Rebuild { left_pieces, all_pieces, eta_s } = rebuild;
+    let eta = eta_s.map(|s| format!(", about {} min", s.div_ceil(60))).unwrap_or_default();
+    let what = if is_degraded(report) { "it is being rebuilt" } else { "data is being moved" };
+    format!("{what}: {left_pieces} of {all_pieces} pieces are left{eta}; {}", survives(report))
+}
+
+/// How many more disks may fail.
+fn survives(report: &PoolReport) -> String {
+    match report.bears {
+        None => "more is lost with any further disk".to_owned(),
+        Some(0) if bears_at_best(report.level) == 0 => {
+            "data is lost with any disk that fails".to_owned()
+        }
+        Some(0) => "data is lost if another disk fails".to_owned(),
+        Some(1) => "one more disk may fail".to_owned(),
+        Some(n) => format!("{n} more disks may fail"),
+    }
+}
+
+fn disk_finding(disk: &engine::PoolDisk, report: &PoolReport) -> Option<(Severity, String)> {
+    let errors = disk.read_errors + disk.write_errors;
+    let at = disk.path.as_ref().map(|path| format!(" at {}", path.display())).unwrap_or_default();
+    let named = format!("disk {}{at}", disk.serial);
+    match disk.state {
+        PoolDiskState::Out => {
+            Some((Severity::Warning, format!("{named} is out; {}", survives(report))))
+        }
+        PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving if errors > 0 => {
+            let (reads, writes) = (disk.read_errors, disk.write_errors);
+            let message = format!("{named} has failed {reads} reads and {writes} writes");
+            Some((Severity::Warning, message))
+        }
+        PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving => None,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::{BackingError, PoolVolumeReport, ScrubReport};
+
+    /// A RAID 5 over three disks, with one volume.
+    pub(crate) fn report(name: &str) -> PoolReport {
+        let disk = |member: u16| engine::PoolDisk {
+            member,
+            id: Uuid::from_u128(member.into()),
+            serial: format!("S{member}"),
+            path: Some(format!("/dev/sd{member}").into()),
+            bytes: 1 << 40,
+            pieces: 10,
+            room: 100,
+            state: PoolDiskState::In,
+            behind_pieces: 0,
+            read_errors: 0,
+            write_errors: 0,
+        };
+        let volume = PoolVolumeReport {
+            id: Uuid::from_u128(9),
+            bytes: 1 << 30,
+            allocated_bytes: 1 << 29,
+            bears: Some(1),
+        };
+        PoolReport {
+            id: Uuid::from_u128(7),
+            name: name.into(),
+            level: Level::Parity,
+            columns: 3,
+            strip_bytes: 65536,
+            raw_bytes: 3 << 40,
+            usable_bytes: 2 << 40,
+            allocated_bytes: 1 << 29,
+            free_bytes: (2 << 40) - (1 << 29),
+            bears: Some(1),
+            disks: vec![disk(0), disk(1), disk(2)],
+            volumes: vec![volume],
+            behind_pieces: 0,
+            scrub: None,
+            broken: None,
+        }
+    }
+
+    /// A pool that is open and well.
+    pub(crate) fn facts(name: &str) -> PoolFacts {
+        PoolFacts {
+            record: crate::pools::tests::record(name),
+            observed: PoolObserved::Open,
+            report: Some(report(name)),
+            rebuild: None,
+            volumes: vec![(Uuid::from_u128(9), "web".into())],
+        }
+    }
+
+    fn told(facts: &PoolFacts) -> Vec<(Severity, String, Option<String>)> {
+        let mut all = Vec::new();
+        findings(facts, false, &mut all);
+        assert!(all.iter().all(|f| f.subject == "pool tank"));
+        all.into_iter().map(|f| (f.severity, f.message, f.hint)).collect()
+    }
+
+    #[test]
+    fn a_pool_that_is_well_has_nothing_to_say() {
+        let facts = facts("tank");
+        assert_eq!(told(&facts), []);
+        let shown = pool(&facts);
+        assert_eq!((shown.state, shown.level.as_deref()), (PoolState::Online, Some("RAID 5")));
+        assert_eq!((shown.survives, shown.volumes), (Some(1), vec!["web".to_owned()]));
+        assert_eq!(shown.capacity.unwrap().efficiency_percent, 66);
+        assert!(shown.disks.iter().all(|d| d.action.is_none()));
+    }
+
+    #[test]
+    fn a_disk_that_is_out_is_named_with_what_to_do() {
+        let mut facts = facts("tank");
+        let report = facts.report.as_mut().unwrap();
+        report.bears = Some(0);
+        (report.disks[1].state, report.disks[1].path) = (PoolDiskState::Out, None);
+        let replace = "replace it: windrose pool replace tank S1 --with DISK";
+        let message = "disk S1 is out; data is lost if another disk fails";
+        assert_eq!(told(&facts), [(Severity::Warning, message.into(), Some(replace.into()))]);
+        let shown = pool(&facts);
+        assert_eq!(shown.state, PoolState::Degraded);
+        assert_eq!(shown.disks[1].action.as_deref(), Some(replace));
+        // A name that a shell would take apart.
+        facts.report.as_mut().unwrap().disks[1].serial = "A B".into();
+        assert!(told(&facts)[0].2.as_ref().unwrap().contains("replace tank 1 --with"));
+    }
+
+    #[test]
+    fn lost_data_is_named_by_its_volumes() {
+        let mut facts = facts("tank");
+        let report = facts.report.as_mut().unwrap();
+        (report.bears, report.volumes[0].bears) = (None, None);
+        let found = told(&facts);
+        assert_eq!((found[0].0, found[0].1.as_str()), (Severity::Critical, "data of web is lost"));
+        assert_eq!(pool(&facts).damaged, ["web"]);
+        assert_eq!(pool(&facts).state, PoolState::Degraded);
+    }
+
+    #[test]
+    fn a_pool_that_is_offline_says_why_and_what_helps() {
+        let mut facts = facts("tank");
+        facts.report = None;
+        facts.observed = PoolObserved::Broken(BackingError::refused("2 disks are missing"));
+        let found = told(&facts);
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            (found[0].0, found[0].1.as_str()),
+            (Severity::Critical, "it is offline: 2 disks are missing")
+        );
+        assert!(found[0].2.as_ref().unwrap().contains("windrose pool open tank --without DISK"));
+        let shown = pool(&facts);
+        assert_eq!(shown.state, PoolState::Offline { reason: "2 disks are missing".into() });
+        assert_eq!((shown.capacity, shown.disks[0].serial.as_deref()), (None, Some("S1")));
+        facts.volumes.clear();
+        assert_eq!(told(&facts)[0].0, Severity::Warning, "nobody misses it");
+        facts.observed = PoolObserved::Closed;
+        assert_eq!((told(&facts).len(), pool(&facts).state), (0, PoolState::Opening));
+    }
+
+    #[test]
+    fn failing_disks_scrubs_and_stops_are_told() {
+        let mut facts = facts("tank");
+        let report = facts.report.as_mut().unwrap();
+        report.disks[2].write_errors = 3;
+        report.scrub = Some(ScrubReport {
+            running: false,
+            done_bytes: 1,
+            all_bytes: 1,
+            repaired: 4,
+            unrepairable: 1,
+        });
+        let found = told(&facts);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].1, "disk S2 at /dev/sd2 has failed 0 reads and 3 writes");
+        assert!(found[1].1.contains("cannot be repaired"));
+        facts.report.as_mut().unwrap().broken = Some("no quorum".into());
+        assert_eq!(
+            (told(&facts)[0].0, told(&facts)[0].1.as_str()),
+            (Severity::Critical, "it has stopped: no quorum")
+        );
+        assert_eq!(pool(&facts).state, PoolState::Offline { reason: "no quorum".into() });
+    }
+
+    #[test]
+    fn a_rebuild_is_told_by_how_far_it_was() {
+        let mut progress = None;
+        let begin = Instant::now();
+        let at = |s| begin + Duration::from_secs(s);
+        let of = |left_pieces, all_pieces, eta_s| Some(Rebuild { left_pieces, all_pieces, eta_s });
+        assert_eq!(rebuild(&mut progress, 0, at(0)), None);
+        assert_eq!(rebuild(&mut progress, 100, at(0)), of(100, 100, None));
+        assert_eq!(rebuild(&mut progress, 75, at(50)), of(75, 100, Some(150)));
+        assert_eq!(rebuild(&mut progress, 120, at(60)), of(120, 120, None), "another disk failed");
+        assert_eq!(rebuild(&mut progress, 0, at(70)), None);
+        assert_eq!(progress, None);
+        let mut facts = facts("tank");
+        facts.report.as_mut().unwrap().behind_pieces = 75;
+        facts.rebuild = of(75, 100, Some(150));
+        assert_eq!(pool(&facts).state, PoolState::Rebuilding);
+        let found = told(&facts);
+        assert_eq!(
+            found[0].1,
+            "data is being moved: 75 of 100 pieces are left, about 3 min; one more disk may fail"
+        );
+    }
+
+    #[test]
+    fn levels_are_called_what_people_call_them() {
+        for (level, columns, text) in [
+            (Level::Copies(1), 4, "RAID 0"),
+            (Level::Copies(2), 2, "RAID 1"),
+            (Level::Copies(3), 3, "RAID 1 with 3 copies"),
+            (Level::Copies(2), 4, "RAID 10"),
+            (Level::Copies(3), 6, "RAID 10 with 3 copies"),
+            (Level::Parity, 5, "RAID 5"),
+            (Level::DoubleParity, 6, "RAID 6"),
+        ] {
+            assert_eq!(level_text(level, columns), text);
+        }
+    }
+}

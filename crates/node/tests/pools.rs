@@ -1,0 +1,359 @@
+//! Pools of disks as a client of the API sees them. The disks are files.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::client::{CallError, Client};
+use api::endpoint::*;
+use api::{
+    AddDisks, ApiError, Code, CreatePool, DiskState, Grow, OpenPool, Pool, PoolName, PoolState,
+    RemoveDisk, ReplaceDisk, Status, Verdict, VolumeState,
+};
+use common::{ask, name, show, start};
+
+/// Size of a disk, in bytes. They are sparse.
+const DISK: u64 = 1 << 30;
+
+/// Longest time that something may take that the node does by itself.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> ApiError {
+    match result {
+        Err(CallError::Refused(e)) => e,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+fn disk(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    fs::File::create(&path).unwrap().set_len(DISK).unwrap();
+    path
+}
+
+fn pool(name: &str) -> PoolName {
+    name.parse().unwrap()
+}
+
+fn new(pool: &str, raid: u8, disks: &[&PathBuf], spares: &[&PathBuf]) -> CreatePool {
+    let json = format!(r#"{{"name":"{pool}","raid":{raid},"disks":[]}}"#);
+    let ask: CreatePool = serde_json::from_str(&json).unwrap();
+    let all = |paths: &[&PathBuf]| paths.iter().map(|p| (*p).clone()).collect();
+    CreatePool { disks: all(disks), spares: all(spares), ..ask }
+}
+
+async fn get(client: &Client, name: &str) -> Pool {
+    client.call_on::<GetPool>(&pool(name), &[], &Nothing).await.unwrap()
+}
+
+async fn status(client: &Client) -> Status {
+    client.call::<GetStatus>(&Nothing).await.unwrap()
+}
+
+async fn create_volume(client: &Client, volume: &str, in_pool: &str) -> api::Volume {
+    let json = format!(
+        r#"{{"name":"{volume}","size_bytes":67108864,"backing":{{"kind":"pool","pool":"{in_pool}"}},"allow":["any"]}}"#
+    );
+    client.call::<PostVolume>(&ask(&json)).await.unwrap()
+}
+
+/// Waits until what `look` sees satisfies `is`.
+async fn until<T: std::fmt::Debug>(look: impl AsyncFn() -> T, is: impl Fn(&T) -> bool) -> T {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let seen = look().await;
+        if is(&seen) {
+            return seen;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "not yet: {seen:?}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_pool_and_its_volumes_live_their_lives() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let disks = ["a", "b", "c", "s"].map(|name| disk(dir.path(), name));
+    let [a, b, c, s] = &disks;
+    let create = new("tank", 5, &[a, b, c], &[s]);
+    let made = client.call::<PostPool>(&create).await.unwrap();
+    assert_eq!((made.state.clone(), made.level.as_deref()), (PoolState::Online, Some("RAID 5")));
+    assert_eq!((made.survives, made.columns), (Some(1), Some(3)));
+    let spares = made.disks.iter().filter(|d| d.state == DiskState::Spare).count();
+    assert_eq!((made.disks.len(), spares), (4, 1));
+    let capacity = made.capacity.unwrap();
+    assert!(capacity.usable_bytes > DISK && capacity.usable_bytes < capacity.raw_bytes);
+    assert!(dir.path().join("data/pools/tank.json").exists());
+    assert_eq!(client.call::<PostPool>(&create).await.unwrap().id, made.id, "asked twice");
+
+    let volume = create_volume(&client, "web", "tank").await;
+    assert_eq!(volume.state, VolumeState::Online);
+    assert_eq!(volume.copies[0].backing.to_string(), "pool tank");
+    let grow = Grow { size_bytes: 128 << 20 };
+    let grown = client.call_on::<GrowVolume>(&name("web"), &[], &grow).await.unwrap();
+    assert_eq!(grown.size_bytes, 128 << 20);
+    assert_eq!(get(&client, "tank").await.volumes, ["web"]);
+    assert!(node.stop().await.clean);
+
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(show(&client, "web").await.unwrap().state, VolumeState::Online);
+    assert_eq!(get(&client, "tank").await.state, PoolState::Online);
+    assert_eq!(status(&client).await.verdict, Verdict::Safe);
+    let refused = refusal(client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await);
+    assert_eq!(
+        (refused.code, refused.message.as_str()),
+        (Code::Conflict, "pool tank has volumes: web")
+    );
+    client.call_on::<DeleteVolume>(&name("web"), &[], &Nothing).await.unwrap();
+    client.call_on::<ScrubPool>(&pool("tank"), &[], &Nothing).await.unwrap();
+    client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await.unwrap();
+    assert!(client.call::<ListPools>(&Nothing).await.unwrap().pools.is_empty());
+    assert!(!dir.path().join("data/pools/tank.json").exists());
+    // Nothing is left on them.
+    client.call::<PostPool>(&new("zoo", 1, &[a, b], &[])).await.unwrap();
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn what_belongs_to_others_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b, c] = &["a", "b", "c"].map(|name| disk(dir.path(), name));
+    let image = dir.path().join("web.img");
+    let json = format!(
+        r#"{{"name":"web","size_bytes":4194304,"backing":{{"kind":"file","path":"{}"}}}}"#,
+        image.display()
+    );
+    client.call::<PostVolume>(&ask(&json)).await.unwrap();
+    let create = |ask: CreatePool| {
+        let client = client.clone();
+        async move { refusal(client.call::<PostPool>(&ask).await) }
+    };
+    let refused = create(new("tank", 5, &[a, b, &image], &[])).await;
+    assert_eq!(refused.message, format!("{} belongs to volume web", image.display()));
+    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    // By another name as well.
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(a, &link).unwrap();
+    let refused = create(new("zoo", 1, &[c, &link], &[])).await;
+    assert_eq!(refused.message, format!("{} belongs to pool tank", link.display()));
+    let refused = create(new("tank", 0, &[c], &[])).await;
+    assert_eq!(refused.code, Code::Exists);
+    let refused = create(new("zoo", 5, &[c], &[])).await;
+    assert_eq!(refused.code, Code::InvalidRequest);
+    let json =
+        json.replace("\"web\"", "\"x\"").replace(&*image.to_string_lossy(), &a.to_string_lossy());
+    let refused = refusal(client.call::<PostVolume>(&ask(&json)).await);
+    assert_eq!(refused.message, format!("{} belongs to pool tank", a.display()));
+    let json = r#"{"name":"x","size_bytes":4194304,"backing":{"kind":"pool","pool":"zoo"}}"#;
+    let refused = refusal(client.call::<PostVolume>(&ask(json)).await);
+    assert_eq!(
+        (refused.code, refused.message.as_str()),
+        (Code::NotFound, "there is no pool zoo on this node")
+    );
+    // What holds something is not overwritten unless that is said.
+    fs::write(c, [7; 4096]).unwrap();
+    fs::File::options().write(true).open(c).unwrap().set_len(DISK).unwrap();
+    let refused = create(new("zoo", 0, &[c], &[])).await;
+    assert!(refused.message.contains(&*c.to_string_lossy()), "{refused}");
+    assert!(
+        client
+            .call::<ListPools>(&Nothing)
+            .await
+            .unwrap()
+            .pools
+            .iter()
+            .all(|p| p.name.as_str() == "tank")
+    );
+    let overwrite = vec![c.display().to_string()];
+    let zoo = CreatePool { overwrite, ..new("zoo", 0, &[c], &[]) };
+    client.call::<PostPool>(&zoo).await.unwrap();
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn disks_that_come_late_are_enough() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b, c] = &["a", "b", "c"].map(|name| disk(dir.path(), name));
+    client.call::<PostPool>(&new("tank", 5, &[a, b, c], &[])).await.unwrap();
+    create_volume(&client, "web", "tank").await;
+    assert!(node.stop().await.clean);
+    let away = [a, b].map(|path| {
+        let away = path.with_extension("away");
+        fs::rename(path, &away).unwrap();
+        (away, path)
+    });
+    let (node, client) = start(dir.path(), "").await;
+    let VolumeState::Offline { reason } = show(&client, "web").await.unwrap().state else {
+        panic!("two of three disks are missing")
+    };
+    assert!(reason.contains("pool tank is offline"), "{reason}");
+    assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
+    let found = status(&client).await;
+    assert_eq!(found.verdict, Verdict::Unavailable);
+    let finding = found.findings.iter().find(|f| f.subject == "pool tank").unwrap();
+    assert!(finding.hint.as_ref().unwrap().contains("windrose pool open tank --without DISK"));
+    let refused = refusal(client.call_on::<ScrubPool>(&pool("tank"), &[], &Nothing).await);
+    assert_eq!(refused.code, Code::Conflict);
+    away.iter().for_each(|(away, path)| fs::rename(away, path).unwrap());
+    until(async || show(&client, "web").await.unwrap().state, |s| *s == VolumeState::Online).await;
+    assert_eq!(get(&client, "tank").await.state, PoolState::Online);
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn a_pool_goes_on_without_a_disk_that_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
+    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    create_volume(&client, "web", "tank").await;
+    let disks = get(&client, "tank").await.disks;
+    let lost = disks.iter().find(|d| d.path.as_ref() == Some(b)).unwrap();
+    let lost = lost.serial.clone().unwrap();
+    assert!(node.stop().await.clean);
+    fs::remove_file(b).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    // Of two disks one may not go on by itself: nobody knows whether the other one did.
+    assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
+    let open = |confirm| OpenPool { without: vec![lost.clone()], confirm };
+    let refused = client.call_on::<ForcePoolOpen>(&pool("tank"), &[], &open(pool("zoo"))).await;
+    assert_eq!(refusal(refused).code, Code::InvalidRequest);
+    let opened = client.call_on::<ForcePoolOpen>(&pool("tank"), &[], &open(pool("tank"))).await;
+    let opened = opened.unwrap();
+    assert_eq!((opened.state, opened.survives), (PoolState::Degraded, Some(0)));
+    let out = opened.disks.iter().find(|d| d.state == DiskState::Out).unwrap();
+    assert_eq!(out.serial.as_ref(), Some(&lost));
+    assert!(out.action.as_ref().unwrap().starts_with("replace it: windrose pool replace tank "));
+    assert_eq!(show(&client, "web").await.unwrap().state, VolumeState::Online);
+    assert_eq!(status(&client).await.verdict, Verdict::AtRisk);
+
+    let number = out.member.unwrap().to_string();
+    let replace = ReplaceDisk { disk: number, with: c.clone(), overwrite: Vec::new() };
+    client.call_on::<ReplacePoolDisk>(&pool("tank"), &[], &replace).await.unwrap();
+    let whole = |p: &Pool| p.state == PoolState::Online && p.survives == Some(1);
+    until(async || get(&client, "tank").await, whole).await;
+    let add = AddDisks { disks: vec![d.clone()], spare: true, overwrite: Vec::new() };
+    let added = client.call_on::<AddPoolDisks>(&pool("tank"), &[], &add).await.unwrap();
+    let spare = added.disks.iter().find(|d| d.state == DiskState::Spare).unwrap();
+    let remove = RemoveDisk { disk: spare.serial.clone().unwrap() };
+    client.call_on::<RemovePoolDisk>(&pool("tank"), &[], &remove).await.unwrap();
+    let gone = |p: &Pool| p.disks.iter().all(|disk| disk.path.as_ref() != Some(d));
+    until(async || get(&client, "tank").await, gone).await;
+    assert!(node.stop().await.clean);
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(show(&client, "web").await.unwrap().state, VolumeState::Online);
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_left_alone_and_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b] = &["a", "b"].map(|name| disk(dir.path(), name));
+    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    create_volume(&client, "web", "tank").await;
+    assert!(node.stop().await.clean);
+    let record = dir.path().join("data/pools/tank.json");
+    let good = fs::read(&record).unwrap();
+    fs::write(&record, "{").unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let found = status(&client).await;
+    assert!(
+        found
+            .findings
+            .iter()
+            .any(|f| f.subject == "pools" && f.message.contains("pools/tank.json"))
+    );
+    let refused = refusal(client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await);
+    assert!(refused.message.contains("pools/tank.json"), "{refused}");
+    let VolumeState::Offline { reason } = show(&client, "web").await.unwrap().state else {
+        panic!("its pool is not known")
+    };
+    assert!(reason.contains("pools/tank.json"), "{reason}");
+    assert!(node.stop().await.clean);
+    fs::write(&record, good).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(show(&client, "web").await.unwrap().state, VolumeState::Online);
+    assert!(node.stop().await.clean);
+}
+
+/// What a crash leaves in the middle of a creation or deletion.
+#[tokio::test]
+async fn what_a_crash_has_left_is_finished_or_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b, c] = &["a", "b", "c"].map(|name| disk(dir.path(), name));
+    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    assert!(node.stop().await.clean);
+    let record = dir.path().join("data/pools/tank.json");
+    let ready = fs::read_to_string(&record).unwrap();
+    let stage = |stage: &str| {
+        let changed = ready.replace("\"ready\"", &format!("\"{stage}\""));
+        assert!(stage == "ready" || changed != ready);
+        fs::write(&record, changed).unwrap();
+    };
+    // All of it was made: asking again finds it.
+    stage("creating");
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(get(&client, "tank").await.state, PoolState::Online);
+    assert!(node.stop().await.clean);
+    assert_eq!(fs::read_to_string(&record).unwrap(), ready);
+
+    stage("deleting");
+    let (node, client) = start(dir.path(), "").await;
+    assert!(client.call::<ListPools>(&Nothing).await.unwrap().pools.is_empty());
+    assert!(!record.exists());
+    client.call::<PostPool>(&new("zoo", 1, &[a, b], &[])).await.unwrap();
+    client.call_on::<DeletePool>(&pool("zoo"), &[], &Nothing).await.unwrap();
+    assert!(node.stop().await.clean);
+
+    // Nothing of it was made.
+    for left in ["creating", "deleting"] {
+        stage(left);
+        let (node, client) = start(dir.path(), "").await;
+        assert!(client.call::<ListPools>(&Nothing).await.unwrap().pools.is_empty(), "{left}");
+        assert!(!record.exists());
+        assert!(node.stop().await.clean);
+    }
+    // One that exists is never forgotten by itself.
+    stage("ready");
+    let (node, client) = start(dir.path(), "").await;
+    assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
+    let refused = refusal(client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await);
+    assert!(refused.hint.unwrap().contains("--force"));
+    client.call_on::<DeletePool>(&pool("tank"), &[POOL_FORCE], &Nothing).await.unwrap();
+    assert!(!record.exists());
+    client.call::<PostPool>(&new("tank", 1, &[a, c], &[])).await.unwrap();
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn a_volume_that_finds_no_room_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b] = &["a", "b"].map(|name| disk(dir.path(), name));
+    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    let json = r#"{"name":"web","size_bytes":107374182400,"thin":false,"backing":{"kind":"pool","pool":"tank"}}"#;
+    let refused = refusal(client.call::<PostVolume>(&ask(json)).await);
+    assert_eq!(refused.code, Code::NoSpace, "{refused}");
+    assert_eq!(show(&client, "web").await, None);
+    // More than there is may be promised.
+    let thin = json.replace("\"thin\":false", "\"thin\":true");
+    client.call::<PostVolume>(&ask(&thin)).await.unwrap();
+    let promised = status(&client).await;
+    let told = promised
+        .findings
+        .iter()
+        .any(|f| f.subject == "pool tank" && f.message.contains("may still take"));
+    assert!(told, "{promised:?}");
+    client.call_on::<DeleteVolume>(&name("web"), &[], &Nothing).await.unwrap();
+    client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await.unwrap();
+    assert!(node.stop().await.clean);
+}

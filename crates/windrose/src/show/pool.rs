@@ -1,0 +1,260 @@
+//! Pools of disks, as people read them.
+
+use api::{DiskState, Pool, PoolCapacity, PoolDisk, PoolList, PoolState, Rebuild, Scrub, Size};
+
+use super::{duration, list, table};
+
+/// `windrose pool list`.
+pub(crate) fn pools(list: &PoolList) -> String {
+    if list.pools.is_empty() {
+        return "There are no pools. To create one:\n  windrose pool create NAME --raid 5 DISK DISK DISK"
+            .to_owned();
+    }
+    let head = ["NAME", "LEVEL", "STATE", "USABLE", "ALLOCATED", "FREE", "DISKS", "MAY FAIL"];
+    let row = |p: &Pool| {
+        let bytes = |of: fn(&PoolCapacity) -> u64| {
+            p.capacity.as_ref().map_or("-".to_owned(), |c| Size(of(c)).to_string())
+        };
+        vec![
+            p.name.to_string(),
+            p.level.clone().unwrap_or_else(|| "-".to_owned()),
+            state(&p.state).to_owned(),
+            bytes(|c| c.usable_bytes),
+            bytes(|c| c.allocated_bytes),
+            bytes(|c| c.free_bytes),
+            p.disks.len().to_string(),
+            p.survives.map_or("-".to_owned(), |n| n.to_string()),
+        ]
+    };
+    table(&head, &[3, 4, 5, 6, 7], list.pools.iter().map(row))
+}
+
+fn state(state: &PoolState) -> &'static str {
+    match state {
+        PoolState::Online => "online",
+        PoolState::Degraded => "DEGRADED",
+        PoolState::Rebuilding => "rebuilding",
+        PoolState::Offline { .. } => "OFFLINE",
+        PoolState::Creating => "creating",
+        PoolState::Opening => "opening",
+        PoolState::Deleting => "deleting",
+    }
+}
+
+/// `windrose pool show`.
+pub(crate) fn pool(p: &Pool) -> String {
+    let mut facts = vec![("Pool", p.name.to_string()), ("State", state(&p.state).to_owned())];
+    if let PoolState::Offline { reason } = &p.state {
+        facts.push(("Reason", reason.clone()));
+    }
+    if let Some(level) = &p.level {
+        facts.push(("Level", format!("{level}{}", shape(p))));
+    }
+    if let Some(capacity) = &p.capacity {
+        facts.extend(space(capacity));
+        facts.push(("May fail", survives(p)));
+    }
+    if !p.damaged.is_empty() {
+        facts.push(("LOST DATA", p.damaged.join(", ")));
+    }
+    facts.extend(p.rebuild.as_ref().map(|rebuild| ("Rebuild", rebuild_text(rebuild))));
+    facts.extend(p.scrub.as_ref().map(|scrub| ("Scrub", scrub_text(scrub))));
+    let volumes = if p.volumes.is_empty() { "none".to_owned() } else { p.volumes.join(", ") };
+    facts.push(("Volumes", volumes));
+    facts.push(("Identity", p.id.to_string()));
+    let mut text = list(&facts);
+    text.push_str(&format!("\n{}\n", disks(&p.disks)));
+    for (disk, action) in p.disks.iter().filter_map(|d| Some((d, d.action.as_ref()?))) {
+        text.push_str(&format!("\nDisk {}:\n  {action}\n", called(disk)));
+    }
+    text
+}
+
+fn shape(p: &Pool) -> String {
+    match (p.columns, p.strip_bytes) {
+        (Some(1), _) => ", one disk in a stripe".to_owned(),
+        (Some(columns), Some(strip)) => {
+            format!(", {columns} disks in a stripe, strips of {}", Size(strip.into()))
+        }
+        _ => String::new(),
+    }
+}
+
+fn space(c: &PoolCapacity) -> [(&'static str, String); 2] {
+    let (usable, raw) = (Size(c.usable_bytes), Size(c.raw_bytes));
+    let usable = format!("{usable} for volumes, {}% of {raw}", c.efficiency_percent);
+    let taken = format!("{} allocated, {} free", Size(c.allocated_bytes), Size(c.free_bytes));
+    [("Capacity", usable), ("Space", taken)]
+}
+
+fn survives(p: &Pool) -> String {
+    match p.survives {
+        None => "none: data is lost already".to_owned(),
+        Some(0) => "none: data is lost with the next disk".to_owned(),
+        Some(1) => "1 disk".to_owned(),
+        Some(n) => format!("{n} disks"),
+    }
+}
+
+fn rebuild_text(r: &Rebuild) -> String {
+    let eta = r.eta_s.map(|s| format!(", {} left", duration(s))).unwrap_or_default();
+    format!(
+        "{} of {} pieces done{eta}",
+        r.all_pieces - r.left_pieces.min(r.all_pieces),
+        r.all_pieces
+    )
+}
+
+fn scrub_text(s: &Scrub) -> String {
+    let how_far = match s.running {
+        true => format!("{} of {}", Size(s.done_bytes), Size(s.all_bytes)),
+        false => format!("done, {}", Size(s.all_bytes)),
+    };
+    format!("{how_far}; {} repaired, {} cannot be", s.repaired, s.unrepairable)
+}
+
+fn called(disk: &PoolDisk) -> String {
+    let number = disk.member.map_or("?".to_owned(), |n| n.to_string());
+    match disk.serial.as_deref() {
+        None | Some("") => number,
+        Some(serial) => format!("{number} ({serial})"),
+    }
+}
+
+fn disks(all: &[PoolDisk]) -> String {
+    let head = ["DISK", "SERIAL", "PATH", "STATE", "SIZE", "PIECES", "ERRORS"];
+    let unknown = || "-".to_owned();
+    let row = |d: &PoolDisk| {
+        let behind = match d.behind_pieces {
+            0 => String::new(),
+            n => format!(" ({n} behind)"),
+        };
+        vec![
+            d.member.map_or_else(unknown, |n| n.to_string()),
+            d.serial.clone().unwrap_or_else(unknown),
+            d.path.as_ref().map_or_else(unknown, |path| path.display().to_string()),
+            disk_state(d.state).to_owned(),
+            d.size_bytes.map_or_else(unknown, |b| Size(b).to_string()),
+            d.member.map_or_else(unknown, |_| format!("{} of {}{behind}", d.pieces, d.room)),
+            d.member.map_or_else(unknown, |_| format!("{} / {}", d.read_errors, d.write_errors)),
+        ]
+    };
+    table(&head, &[0, 4], all.iter().map(row))
+}
+
+fn disk_state(state: DiskState) -> &'static str {
+    match state {
+        DiskState::In => "in use",
+        DiskState::Spare => "spare",
+        DiskState::Leaving => "leaving",
+        DiskState::Out => "OUT",
+        DiskState::Unknown => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(member: u16) -> PoolDisk {
+        PoolDisk {
+            member: Some(member),
+            serial: Some(format!("WD-{member}")),
+            path: Some(format!("/dev/disk/by-id/wd-{member}").into()),
+            state: DiskState::In,
+            size_bytes: Some(4 << 40),
+            pieces: 1200,
+            room: 260_000,
+            behind_pieces: 0,
+            read_errors: 0,
+            write_errors: 0,
+            action: None,
+        }
+    }
+
+    fn sample() -> Pool {
+        Pool {
+            name: "tank".parse().unwrap(),
+            id: "6f9619ff-8b86-4011-b42d-00c04fc964ff".parse().unwrap(),
+            state: PoolState::Online,
+            level: Some("RAID 5".into()),
+            columns: Some(3),
+            strip_bytes: Some(65536),
+            capacity: Some(PoolCapacity {
+                raw_bytes: 12 << 40,
+                usable_bytes: 8 << 40,
+                allocated_bytes: 1 << 40,
+                free_bytes: 7 << 40,
+                efficiency_percent: 66,
+            }),
+            survives: Some(1),
+            disks: vec![disk(0), disk(1), disk(2)],
+            volumes: vec!["vm1".into(), "vm2".into()],
+            damaged: Vec::new(),
+            rebuild: None,
+            scrub: None,
+        }
+    }
+
+    fn offline() -> Pool {
+        let seen = |member: u16| PoolDisk {
+            member: None,
+            state: DiskState::Unknown,
+            size_bytes: None,
+            ..disk(member)
+        };
+        Pool {
+            name: "old".parse().unwrap(),
+            state: PoolState::Offline { reason: "2 of its 3 disks are missing: WD-1, WD-2".into() },
+            level: None,
+            columns: None,
+            strip_bytes: None,
+            capacity: None,
+            survives: None,
+            disks: vec![seen(0), seen(1), seen(2)],
+            ..sample()
+        }
+    }
+
+    #[test]
+    fn a_list_of_pools() {
+        insta::assert_snapshot!(pools(&PoolList { pools: vec![offline(), sample()] }));
+        insta::assert_snapshot!(pools(&PoolList::default()));
+    }
+
+    #[test]
+    fn a_pool_that_is_well() {
+        insta::assert_snapshot!(pool(&sample()));
+    }
+
+    #[test]
+    fn a_pool_that_is_offline() {
+        insta::assert_snapshot!(pool(&offline()));
+    }
+
+    #[test]
+    fn a_pool_that_is_rebuilt() {
+        let mut p = sample();
+        let out = PoolDisk {
+            path: None,
+            state: DiskState::Out,
+            behind_pieces: 900,
+            write_errors: 2,
+            action: Some("replace it: windrose pool replace tank WD-1 --with DISK".into()),
+            ..disk(1)
+        };
+        p.disks[1] = out;
+        p.disks.push(PoolDisk { state: DiskState::Spare, pieces: 0, ..disk(3) });
+        (p.state, p.survives) = (PoolState::Rebuilding, Some(0));
+        p.rebuild = Some(Rebuild { left_pieces: 900, all_pieces: 1200, eta_s: Some(4000) });
+        p.scrub = Some(Scrub {
+            running: true,
+            done_bytes: 1 << 30,
+            all_bytes: 1 << 40,
+            repaired: 3,
+            unrepairable: 0,
+        });
+        p.damaged = vec!["vm2".into()];
+        insta::assert_snapshot!(pool(&p));
+    }
+}
