@@ -40,11 +40,13 @@ use distrust::Distrust;
 use guests::Guests;
 pub use guests::{Exported, GuestReport, socket};
 use keeper::Keeper;
-pub use layers::pool::{PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport, ScrubReport};
+pub use layers::pool::{
+    NewDisk, PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport, ScrubReport,
+};
 pub use layers::raid::geometry::Level;
 pub use peer::PeerAddresses;
+pub use pools::NewPool;
 use pools::PoolHome;
-pub use pools::{JoiningDisk, NewPool};
 pub use report::{
     CoreReport, Histogram, KindReport, LATENCY_BOUNDS_US, MirrorReport, Scope, VolumeReport,
 };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::metadata::{Member, MemberId, Members, Metadata, Piece, Standing, Volume};
+use super::metadata::{Extent, Member, MemberId, Members, Metadata, Piece, Standing, Volume};
 use super::units::Units;
 use crate::raid::geometry::{Level, Shape};
 
@@ -109,6 +109,21 @@ impl Metadata {
     #[must_use]
     pub fn extents_in_all(&self) -> u64 {
         self.fitting(|member| member.units)
+    }
+
+    /// Whether there is another place for pieces of a member; the first ones of each volume tell.
+    #[must_use]
+    pub fn has_room_for(&self, id: MemberId, reserved: &Reserved) -> bool {
+        const ASKED: usize = 16;
+        let is_movable = |extent: &Extent| {
+            let others = extent.pieces.iter().map(|piece| piece.member).filter(|m| *m != id);
+            choose_one(self, reserved, others.collect()).is_some()
+        };
+        self.volumes().any(|(_, volume)| {
+            let extents = volume.extents().map(|(_, extent)| extent);
+            let on_it = extents.filter(|extent| extent.pieces.iter().any(|p| p.member == id));
+            on_it.take(ASKED).any(is_movable)
+        })
     }
 
     fn fitting(&self, units: impl Fn(&Member) -> u32) -> u64 {

@@ -1,6 +1,7 @@
 //! What cores that have volumes of a pool ask of the one that keeps its metadata, and what they are told.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
@@ -9,6 +10,7 @@ use super::error::PoolError;
 use super::layout::Layout;
 use super::metadata::{MemberId, Members, Piece, VolumeId};
 use crate::raid::geometry::Shape;
+use crate::raid::{Errors, Scrubbed};
 
 /// Asks that may wait; whoever asks waits beyond that.
 const ASKS: usize = 256;
@@ -23,6 +25,7 @@ pub(super) struct MemberInfo {
     pub(super) uuid: Uuid,
     pub(super) path: PathBuf,
     pub(super) layout: Layout,
+    pub(super) errors: Arc<Errors>,
 }
 
 /// What a core needs to know of a pool.
@@ -87,6 +90,10 @@ pub(super) enum Ask {
     Moved { of: ColumnAt, to: Piece, answer: Answer<()> },
     /// It will not be.
     NotMoved { of: ColumnAt },
+    /// So many bytes of clients have been read and compared.
+    Scrubbed { bytes: u64, found: Scrubbed },
+    /// All volumes of a core have been.
+    ScrubEnded,
     /// A column lacks nothing any more.
     Caught { of: ColumnAt, answer: Answer<()> },
 }
@@ -102,6 +109,8 @@ pub(super) enum Event {
     Leaving(Members),
     /// There may be something to be made whole.
     Look,
+    /// All is to be read and compared.
+    Scrub,
     /// A volume has another size in bytes.
     Grown(Uuid, u64),
 }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::path::Path;
+use std::sync::Arc;
 
 use block::{Account, Bufs, Class};
 use rt::disk::{Disk, DiskError, DiskErrorKind};
@@ -11,6 +12,7 @@ use super::knowledge::{Damaged, known};
 use super::label::{self, BadLabel, LABEL_BYTES, Label, SLOTS};
 use super::metadata::{Metadata, Piece};
 use super::snapshot::{self, NoSnapshot};
+use crate::raid::Errors;
 
 /// Most that is read or written at once, in bytes.
 const STEP: usize = 256 << 10;
@@ -23,6 +25,8 @@ pub(super) struct MemberDisk {
     label: Cell<Label>,
     /// The versions that its two snapshots are of.
     snapshots: Cell<[u64; 2]>,
+    /// What all cores count of it.
+    errors: Arc<Errors>,
 }
 
 /// Why a member that is there cannot be asked.
@@ -70,7 +74,13 @@ pub(super) async fn read_label(
 impl MemberDisk {
     /// The member that `label` says `disk` is.
     pub(super) fn new(disk: Disk, memory: Account, label: Label) -> Self {
-        Self { disk, memory, label: Cell::new(label), snapshots: Cell::new([0; 2]) }
+        Self {
+            disk,
+            memory,
+            label: Cell::new(label),
+            snapshots: Cell::new([0; 2]),
+            errors: Arc::default(),
+        }
     }
 
     pub(super) fn label(&self) -> Label {
@@ -83,6 +93,10 @@ impl MemberDisk {
 
     pub(super) fn disk(&self) -> &Disk {
         &self.disk
+    }
+
+    pub(super) fn errors(&self) -> Arc<Errors> {
+        Arc::clone(&self.errors)
     }
 
     /// The version of the newer snapshot.

@@ -47,6 +47,6 @@ pub use ask::PoolHandle;
 pub use error::PoolError;
 pub use opening::{Inspected, NewDisk, inspect};
 pub use owner::{CreatePool, NewPoolVolume, OpenPool, Pool};
-pub use report::{PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport};
+pub use report::{PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport, ScrubReport};
 pub use seat::PoolSeat;
 pub use text::{TEXT_BYTES, Text};

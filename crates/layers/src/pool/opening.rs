@@ -168,7 +168,9 @@ impl Disks {
             let by_path = by_path.map(|found| found.disk.label().member);
             let mut members = known().flat_map(|metadata| metadata.members());
             let is_it = |id: MemberId, uuid: Uuid, serial: &str| {
-                serial == name || id.0.to_string() == *name || uuid.to_string() == *name
+                (serial == name && !name.is_empty())
+                    || id.0.to_string() == *name
+                    || uuid.to_string() == *name
             };
             let found = members.find(|(id, m)| is_it(*id, m.uuid, m.serial.as_str()));
             let found = by_path.or(found.map(|(_, member)| member.uuid));
@@ -298,8 +300,8 @@ impl Start {
 pub struct NewDisk {
     /// Where it is.
     pub path: PathBuf,
-    /// What it is to be overwritten for: its identity, as a person typed it. Its serial number, or its path where it has none.
-    pub overwrite: Option<String>,
+    /// Identities of disks that may be overwritten, as a person typed them: serial numbers, or paths of those that have none.
+    pub overwrite: Vec<String>,
 }
 
 /// Opens a disk that is to become a member, if it holds nothing, or may be overwritten.
@@ -311,13 +313,8 @@ pub(super) async fn open_new(
     let disk = core.open_disk(&new.path, OpenOptions::new().buffered(buffered)).await?;
     let (path, serial) = (new.path.display().to_string(), disk.serial().to_owned());
     let identity = if serial.is_empty() { path.clone() } else { serial };
-    match &new.overwrite {
-        Some(typed) if *typed == identity => return Ok(disk),
-        Some(typed) => {
-            let message = format!("{path}: its identity is {identity}, not {typed}");
-            return Err(PoolError::new(message));
-        }
-        None => {}
+    if new.overwrite.contains(&identity) {
+        return Ok(disk);
     }
     let memory = core.pool().account();
     let label = read_label(&disk, &memory).await.map_err(|why| PoolError::at(&new.path, why))?;

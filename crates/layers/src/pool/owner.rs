@@ -13,7 +13,6 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use super::Text;
 use super::allocate::{Reserved, choose, choose_one};
 use super::ask::{
     Ask, ColumnAt, Comes, Event, ExtentInfo, MemberInfo, PoolHandle, PoolInfo, VolumeInfo,
@@ -28,9 +27,11 @@ use super::metadata::{
 };
 use super::opening::{Disks, NewDisk, Start, open_new};
 use super::recovery;
+use super::report::ScrubReport;
 use super::writer::Writer;
-use crate::raid::ALL_REGIONS;
+use super::{TEXT_BYTES, Text};
 use crate::raid::geometry::{Level, ROW_BYTES, Shape};
+use crate::raid::{ALL_REGIONS, Scrubbed};
 
 /// How often is looked whether disks have come back.
 const LOOK: Duration = Duration::from_secs(10);
@@ -104,6 +105,8 @@ pub struct Pool {
     /// Where those were last that are not written.
     pub(super) absent: RefCell<BTreeMap<MemberId, PathBuf>>,
     tasks: RefCell<Vec<JoinHandle<()>>>,
+    /// The scrub that is under way, or the last one, and how many cores have not ended it.
+    scrub: Cell<Option<(ScrubReport, usize)>>,
     is_closed: Cell<bool>,
 }
 
@@ -236,6 +239,7 @@ impl Pool {
             retiring: RefCell::default(),
             absent: RefCell::default(),
             tasks: RefCell::new(vec![writing]),
+            scrub: Cell::new(None),
             is_closed: Cell::new(false),
         });
         pool.begin_tasks(asks, failed, returning);
@@ -347,6 +351,10 @@ impl Pool {
         self.writer.disk(member).map(|disk| disk.disk().clone())
     }
 
+    pub(super) fn reserved(&self) -> std::cell::Ref<'_, Reserved> {
+        self.reserved.borrow()
+    }
+
     fn tell(&self, event: impl Fn() -> Event) {
         self.seats.borrow_mut().retain(|seat| seat.send(event()).is_ok());
     }
@@ -373,6 +381,8 @@ impl Pool {
                 let to = self.moving.borrow_mut().remove(&of);
                 to.into_iter().for_each(|to| self.reserved.borrow_mut().give(&[to]));
             }
+            Ask::Scrubbed { bytes, found } => self.scrubbed(bytes, found),
+            Ask::ScrubEnded => self.scrub_ended(),
             Ask::Caught { of, answer } => {
                 let ColumnAt { volume, index, column } = of;
                 let caught = Change::Caught { volume, index, column, regions: ALL_REGIONS };
@@ -384,8 +394,8 @@ impl Pool {
     fn member_info(&self, id: MemberId) -> Option<MemberInfo> {
         let disk = self.writer.disk(id)?;
         let label = disk.label();
-        let (uuid, layout) = (label.member, label.layout);
-        Some(MemberInfo { id, uuid, path: disk.path().to_owned(), layout })
+        let (uuid, layout, errors) = (label.member, label.layout, disk.errors());
+        Some(MemberInfo { id, uuid, path: disk.path().to_owned(), layout, errors })
     }
 
     fn leaving(&self) -> Members {
@@ -733,6 +743,44 @@ impl Pool {
         self.writer.commit(Change::Remove(id)).await
     }
 
+    /// Begins to read and compare all of its volumes that are open, and to repair them. That goes on.
+    ///
+    /// # Errors
+    /// That it is under way already, or no volume is open.
+    pub fn scrub(&self) -> Result<(), PoolError> {
+        if self.scrub.get().is_some_and(|(report, _)| report.running) {
+            return Err(PoolError::new("the pool is being scrubbed already"));
+        }
+        self.tell(|| Event::Scrub);
+        let (cores, all_bytes) = (self.seats.borrow().len(), self.report().allocated_bytes);
+        if cores == 0 && all_bytes > 0 {
+            return Err(PoolError::new("no volume of the pool is open: it cannot be scrubbed"));
+        }
+        let report = ScrubReport { running: cores > 0, all_bytes, ..ScrubReport::default() };
+        self.scrub.set(Some((report, cores)));
+        Ok(())
+    }
+
+    pub(super) fn scrub_report(&self) -> Option<ScrubReport> {
+        self.scrub.get().map(|(report, _)| report)
+    }
+
+    fn scrubbed(&self, bytes: u64, found: Scrubbed) {
+        if let Some((mut report, cores)) = self.scrub.get() {
+            report.done_bytes += bytes;
+            report.repaired += found.repaired;
+            report.unrepairable += found.unrepairable;
+            self.scrub.set(Some((report, cores)));
+        }
+    }
+
+    fn scrub_ended(&self) {
+        if let Some((report, cores)) = self.scrub.get() {
+            let left = cores.saturating_sub(1);
+            self.scrub.set(Some((ScrubReport { running: left > 0, ..report }, left)));
+        }
+    }
+
     /// Makes a volume.
     ///
     /// # Errors
@@ -797,6 +845,16 @@ impl Pool {
     }
 }
 
+/// What a disk is called when it is not there: its serial number, or where it was.
+fn name_of(disk: &Disk) -> Text {
+    let path = disk.path().display().to_string();
+    let end = path.char_indices().map(|(at, _)| at).find(|at| path.len() - at <= TEXT_BYTES);
+    match disk.serial() {
+        "" => Text::new(&path[end.unwrap_or(0)..]),
+        serial => Text::new(serial),
+    }
+}
+
 /// A disk that is to be a member, of which nothing is written yet.
 fn made(
     core: &Core,
@@ -816,7 +874,7 @@ fn made(
         name: metadata.name,
         member: random_uuid(core),
         number,
-        serial: Text::new(disk.serial()),
+        serial: name_of(&disk),
         state: State::Making,
         shape,
         rings,

@@ -1,6 +1,7 @@
 //! What a crash has left in the parity logs is mended before a pool serves.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::{Dev, Error, Lba};
 use rt::Core;
@@ -13,7 +14,7 @@ use super::metadata::{Change, Extent, MemberId, Metadata, Volume};
 use super::writer::Writer;
 use crate::raid::batch::Ring;
 use crate::raid::geometry::Shape;
-use crate::raid::{self, Array, Column, Entries, Keeper, Kept, Member, OldRing};
+use crate::raid::{self, Array, Column, Entries, Errors, Keeper, Kept, Member, OldRing};
 use crate::raw::Raw;
 
 /// Writes down what mending finds out.
@@ -57,6 +58,7 @@ pub(super) fn member_of(
     pool: Uuid,
     (member, layout): (Uuid, Layout),
     (ring, era): (u16, u64),
+    errors: Arc<Errors>,
 ) -> Member {
     let bytes = u32::try_from(BLOCK_BYTES).unwrap_or(u32::MAX);
     Member {
@@ -64,6 +66,7 @@ pub(super) fn member_of(
         ring: Ring { pool, member, era, number: ring.into() },
         ring_at: Lba(layout.ring_at(ring)),
         is_out: false,
+        errors,
     }
 }
 
@@ -110,7 +113,7 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
     for (id, disk) in writer.disks() {
         let label = disk.label();
         let of = (label.member, label.layout);
-        let member = member_of(disk.disk().clone(), pool, of, ring);
+        let member = member_of(disk.disk().clone(), pool, of, ring, disk.errors());
         rings.push(OldRing { member: id.0, ring: member.ring, at: member.ring_at });
         array.put(id.0, member);
     }

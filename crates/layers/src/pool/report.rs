@@ -1,11 +1,13 @@
 //! What there is to be told of a pool.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use uuid::Uuid;
 
 use super::metadata::{Member, MemberId, Metadata, Standing};
 use super::owner::Pool;
+use crate::raid::Errors;
 use crate::raid::geometry::{Level, ROW_BYTES};
 
 /// A pool, as of now.
@@ -35,10 +37,27 @@ pub struct PoolReport {
     pub disks: Vec<PoolDisk>,
     /// Its volumes.
     pub volumes: Vec<PoolVolumeReport>,
-    /// Pieces that are not what they should be, or have to be moved.
+    /// Pieces that are not what they should be, or have to be moved, as far as there is room to put them.
     pub behind_pieces: u64,
+    /// The scrub that is under way, or the last one.
+    pub scrub: Option<ScrubReport>,
     /// Why nothing more can be written, if so.
     pub broken: Option<String>,
+}
+
+/// What a scrub has come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubReport {
+    /// Whether it goes on.
+    pub running: bool,
+    /// Bytes of clients that have been read and compared,
+    pub done_bytes: u64,
+    /// of so many.
+    pub all_bytes: u64,
+    /// Blocks of disks that were wrong, or could not be read, and are right now.
+    pub repaired: u64,
+    /// Blocks that do not fit together, and of which nobody knows what is right.
+    pub unrepairable: u64,
 }
 
 /// A disk of a pool.
@@ -56,12 +75,16 @@ pub struct PoolDisk {
     pub bytes: u64,
     /// Pieces that lie on it.
     pub pieces: u32,
-    /// Pieces that it has room for beside.
+    /// Pieces that it has room for in all.
     pub room: u32,
     /// What it is there for.
     pub state: PoolDiskState,
     /// Pieces on it that are not what they should be, or have to be moved.
     pub behind_pieces: u64,
+    /// Reads that failed since the pool was opened.
+    pub read_errors: u64,
+    /// Writes and flushes that failed since.
+    pub write_errors: u64,
 }
 
 /// What a disk of a pool is there for.
@@ -129,11 +152,22 @@ impl Pool {
                 true => Some(empty.unwrap_or(0)),
                 false => bears.fold(Some(level), |least, bears| Some(least?.min(bears?))),
             },
-            behind_pieces: disks.iter().map(|disk| disk.behind_pieces).sum(),
+            scrub: self.scrub_report(),
+            behind_pieces: disks
+                .iter()
+                .filter(|disk| self.goes_on(&metadata, disk))
+                .map(|disk| disk.behind_pieces)
+                .sum(),
             disks,
             volumes,
             broken: self.writer.broken().map(|why| why.to_string()),
         }
+    }
+
+    /// Whether what lies on a disk is being made whole, or moved: there is somewhere to put it.
+    fn goes_on(&self, metadata: &Metadata, disk: &PoolDisk) -> bool {
+        let moves = matches!(disk.state, PoolDiskState::Out | PoolDiskState::Leaving);
+        !moves || metadata.has_room_for(MemberId(disk.member), &self.reserved())
     }
 
     fn disk_report(&self, metadata: &Metadata, id: MemberId, member: &Member) -> PoolDisk {
@@ -148,14 +182,20 @@ impl Pool {
             true => u64::from(member.taken()),
             false => metadata.behind_on(id),
         };
+        let errors = self.writer.disk(id).map(|disk| disk.errors());
+        let count = |of: fn(&Errors) -> &AtomicU64| {
+            errors.as_deref().map_or(0, |errors| of(errors).load(Ordering::Relaxed))
+        };
         PoolDisk {
+            read_errors: count(|errors| &errors.reads),
+            write_errors: count(|errors| &errors.writes),
             member: id.0,
             id: member.uuid,
             serial: member.serial.to_string(),
             path: self.writer.disk(id).map(|disk| disk.path().to_owned()),
             bytes: u64::from(member.units) * metadata.piece_bytes(),
             pieces: member.taken(),
-            room: member.free(),
+            room: member.units,
             state,
             behind_pieces: behind,
         }

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
 use block::{Dev, Error};
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -41,6 +42,8 @@ pub struct PoolSeat {
     leaving: Cell<Members>,
     /// Columns that are elsewhere, of which others do not know yet.
     moving: RefCell<BTreeMap<ColumnAt, Piece>>,
+    /// Whether all is to be read and compared.
+    scrubs: Cell<bool>,
     look: Rc<Notify>,
     tasks: RefCell<Vec<JoinHandle<()>>>,
 }
@@ -194,6 +197,7 @@ impl PoolSeat {
             volumes: RefCell::default(),
             leaving: Cell::new(info.leaving),
             moving: RefCell::default(),
+            scrubs: Cell::new(false),
             look: Rc::default(),
             tasks: RefCell::default(),
         });
@@ -207,7 +211,10 @@ impl PoolSeat {
     async fn put(&self, member: &MemberInfo) -> Result<(), PoolError> {
         let disk = self.opens.open(member).await?;
         let of = (member.uuid, member.layout);
-        self.array.put(member.id.0, member_of(disk, self.pool, of, self.ring));
+        self.array.put(
+            member.id.0,
+            member_of(disk, self.pool, of, self.ring, Arc::clone(&member.errors)),
+        );
         Ok(())
     }
 
@@ -225,6 +232,9 @@ impl PoolSeat {
                 look.notified().await;
                 let Some(seat) = weak.upgrade() else { return };
                 seat.care().await;
+                if seat.scrubs.take() {
+                    seat.scrub().await;
+                }
             }
         });
         self.tasks.borrow_mut().extend([hearing, caring]);
@@ -240,6 +250,7 @@ impl PoolSeat {
             Event::In(comes) => self.comes(*comes).await,
             Event::Leaving(members) => self.leaving.set(members),
             Event::Look => {}
+            Event::Scrub => self.scrubs.set(true),
             Event::Grown(volume, bytes) => {
                 let raid = self.volumes.borrow().get(&volume).and_then(|(_, raid)| raid.upgrade());
                 raid.into_iter().for_each(|raid| raid.grow(bytes));
@@ -274,7 +285,10 @@ impl PoolSeat {
             }
         }
         let of = (member.uuid, member.layout);
-        self.array.put(member.id.0, member_of(disk, self.pool, of, self.ring));
+        self.array.put(
+            member.id.0,
+            member_of(disk, self.pool, of, self.ring, Arc::clone(&member.errors)),
+        );
         // Who waits for it has gone with the pool.
         let _ = done.send(());
     }
@@ -310,12 +324,19 @@ impl PoolSeat {
     }
 
     /// Ends it, when no device of it is in use any more.
-    pub async fn close(&self) {
+    ///
+    /// # Errors
+    /// That something that was written may not be durable.
+    pub async fn close(&self) -> Result<(), PoolError> {
         let tasks: Vec<_> = self.tasks.borrow_mut().drain(..).collect();
         for task in tasks {
             task.abort();
             let _ = task.await;
         }
+        self.array
+            .close()
+            .await
+            .map_err(|why| PoolError::new(format!("the last flush failed: {why}")))
     }
 
     /// Makes whole what is not: of columns whose disk is out, or leaves, or lacks something.
@@ -363,6 +384,25 @@ impl PoolSeat {
             }
         }
         Ok(())
+    }
+
+    /// Reads and compares all of the volumes here; what is not whole yet is made so first, and again.
+    async fn scrub(&self) {
+        for (volume, raid) in self.open_volumes() {
+            for index in raid.indices() {
+                match raid.scrub(index, PACE).await {
+                    Ok(found) => {
+                        let bytes = raid.extent_bytes();
+                        self.handle.tell(Ask::Scrubbed { bytes, found }).await;
+                    }
+                    Err(why) => {
+                        tracing::warn!(volume = volume.0, index, error = %why, "an extent is not scrubbed");
+                    }
+                }
+            }
+            self.care().await;
+        }
+        self.handle.tell(Ask::ScrubEnded).await;
     }
 
     async fn place(&self, of: ColumnAt) -> Result<Option<(Piece, Column)>, PoolError> {

@@ -6,6 +6,8 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{Buf, Bufs, Class, Ctx, Dev, Epoch, Error, FlushGate, Lba, Op, Pool};
 use futures_util::future::join_all;
@@ -57,6 +59,17 @@ pub struct Member {
     pub ring_at: Lba,
     /// Whether it is out already.
     pub is_out: bool,
+    /// Where its errors are counted.
+    pub errors: Arc<Errors>,
+}
+
+/// Errors of a member, as all cores have counted them together.
+#[derive(Debug, Default)]
+pub struct Errors {
+    /// Reads that failed.
+    pub reads: AtomicU64,
+    /// Writes and flushes that failed.
+    pub writes: AtomicU64,
 }
 
 /// A member in use.
@@ -65,6 +78,7 @@ struct Used {
     dev: Dev,
     log: Log,
     is_out: Cell<bool>,
+    errors: Arc<Errors>,
     /// What came of the mark that it is out.
     marked: OnceCell<Result<(), Error>>,
 }
@@ -244,7 +258,11 @@ impl Array {
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
         let member = self.member(member).ok_or(Error::Gone)?;
-        member.dev.submit(Op::Read { at: Lba(at), blocks: rows }, ctx).await
+        let read = member.dev.submit(Op::Read { at: Lba(at), blocks: rows }, ctx).await;
+        if read.is_err() {
+            member.errors.reads.fetch_add(1, Ordering::Relaxed);
+        }
+        read
     }
 
     /// Writes rows from row `at` of a member. If that fails, the member is out when this returns. The error is that nobody could
@@ -262,7 +280,10 @@ impl Array {
         let op = Op::Write { at: Lba(at), data, fua };
         match used.dev.submit(op, &self.scratch).await {
             Ok(_) => Ok(()),
-            Err(why) => self.out(member, why).await,
+            Err(why) => {
+                used.errors.writes.fetch_add(1, Ordering::Relaxed);
+                self.out(member, why).await
+            }
         }
     }
 
@@ -485,6 +506,15 @@ impl Array {
         }
     }
 
+    /// Makes all durable before it is given up.
+    ///
+    /// # Errors
+    /// That nobody could be told of a member that failed it.
+    pub async fn close(&self) -> Result<(), Error> {
+        self.flush().await?;
+        self.save_maps().await.map(drop)
+    }
+
     /// Waits until no entry of the stripe counts any more.
     pub(super) async fn settle(&self, spot: Spot) -> Result<(), Error> {
         let waits = self.is_volatile() && !self.makes(Mistake::WritesUnsettled);
@@ -516,7 +546,10 @@ impl Array {
             }
             match m.dev.submit(Op::Flush, &self.scratch).await {
                 Ok(_) => Ok(()),
-                Err(why) => self.out(n, why).await,
+                Err(why) => {
+                    m.errors.writes.fetch_add(1, Ordering::Relaxed);
+                    self.out(n, why).await
+                }
             }
         });
         join_all(each).await.into_iter().collect::<Result<(), _>>()?;
@@ -552,9 +585,9 @@ impl Drop for Logging<'_> {
 
 impl Used {
     fn new(member: Member, first: u64) -> Self {
-        let Member { dev, ring, ring_at, is_out } = member;
+        let Member { dev, ring, ring_at, is_out, errors } = member;
         let log = Log::new(ring, dev.clone(), ring_at, first);
         let marked = if is_out { OnceCell::new_with(Some(Ok(()))) } else { OnceCell::new() };
-        Self { dev, log, is_out: Cell::new(is_out), marked }
+        Self { dev, log, is_out: Cell::new(is_out), errors, marked }
     }
 }

@@ -24,6 +24,7 @@
 //! | `quiet` | keeps reads away from what is written again |
 //! | `read`, `write`, `part`, `whole` | the operations of a volume |
 //! | `rebuild`, `relocate` | fill what a column lacks, and move one that lacks nothing |
+//! | `scrub` | reads and compares all of it |
 //! | `open` | mends what a crash has left |
 
 mod array;
@@ -44,6 +45,7 @@ mod rebuild;
 pub mod recover;
 mod relocate;
 pub mod row;
+mod scrub;
 pub mod stored_map;
 mod stripe;
 mod sums;
@@ -58,7 +60,7 @@ use std::rc::Rc;
 
 use block::{Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
 
-pub use array::{Array, Keeper, Kept, MAX_MEMBERS, Member};
+pub use array::{Array, Errors, Keeper, Kept, MAX_MEMBERS, Member};
 pub use extent::{ALL_REGIONS, Column, Extent, MAP_REGION, REGIONS};
 pub use log::RING_BLOCKS;
 pub use map::{Map, Placed};
@@ -66,6 +68,7 @@ pub use mistake::Mistake;
 pub use open::{Entries, Mended, OldRing};
 pub use places::Places;
 pub use rebuild::{Pace, Rebuilt};
+pub use scrub::Scrubbed;
 
 use crate::units::UnitLocks;
 use geometry::{ROW_BYTES, Shape};
@@ -174,7 +177,8 @@ impl Raid {
     }
 
     /// Bytes of data of an extent.
-    fn extent_bytes(&self) -> u64 {
+    #[must_use]
+    pub fn extent_bytes(&self) -> u64 {
         self.shape.rows() * u64::from(ROW_BYTES)
     }
 

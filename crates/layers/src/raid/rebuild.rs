@@ -73,9 +73,7 @@ impl Raid {
                 Err(Failure::Lost) => (rebuilt.failed, from) = (rebuilt.failed + 1, stripe + 1),
                 Err(Failure::Array(error)) => return Err(error),
             }
-            if self.operations() != busy {
-                tokio::time::sleep(begun.elapsed().mul_f64(pace.rest).min(LONGEST_REST)).await;
-            }
+            self.rest(begun, busy, pace).await;
             if rebuilt.failed == failed && extent.next_lacking(from).is_none() {
                 from = 0;
             }
@@ -85,6 +83,13 @@ impl Raid {
             extent.lacks_nothing();
         }
         Ok(())
+    }
+
+    /// Rests if clients have been busy since something was begun, for as long as it has taken and they are to have.
+    pub(super) async fn rest(&self, begun: tokio::time::Instant, busy: u64, pace: Pace) {
+        if self.operations() != busy {
+            tokio::time::sleep(begun.elapsed().mul_f64(pace.rest).min(LONGEST_REST)).await;
+        }
     }
 
     async fn fill_stripe(&self, index: u32, number: u32) -> Result<(), Failure> {

@@ -161,6 +161,7 @@ impl Disks {
             ring: self.ring(n, era),
             ring_at: Lba(0),
             is_out: out.contains(&n),
+            errors: std::sync::Arc::default(),
         };
         let keeper = Rc::new(Rc::clone(&self.book));
         let array = Array::new(era, keeper, &self.scratch).await.unwrap();
@@ -530,7 +531,7 @@ fn mistakes_are_found() {
         (Mistake::SkipsChanges, RAID_5),
         (Mistake::SkipsChanges, RAID_1),
         (Mistake::ForgetsUnflushed, RAID_5),
-        (Mistake::FlushesBeforeMark, RAID_5),
+        (Mistake::FlushesBeforeMark, RAID_10),
     ] {
         let begun = std::time::Instant::now();
         // What overlaps on a member panics.

@@ -216,7 +216,24 @@ impl Stripe<'_> {
     }
 
     async fn write_band(&self, band: &Band, fua: bool) -> Result<(), Failure> {
-        let mut unreadable = There::default();
+        self.write_band_by(band, There::default(), fua).await
+    }
+
+    /// Writes a band without looking at what is wrong of it, which is right then.
+    pub(super) async fn write_band_without(
+        &self,
+        band: &Band,
+        wrong: There,
+    ) -> Result<(), Failure> {
+        self.write_band_by(band, wrong, false).await
+    }
+
+    async fn write_band_by(
+        &self,
+        band: &Band,
+        mut unreadable: There,
+        fua: bool,
+    ) -> Result<(), Failure> {
         loop {
             let (changed, there) = (band.changed(), self.there());
             let how = plan(self.data(), changed, there, unreadable)?;

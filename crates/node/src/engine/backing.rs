@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use api::{Backing, Code, PoolName};
 use block::Dev;
-use layers::file::{self, Create, File, FileError, Label, Open, Provisioning, Reason};
-use layers::pool::{Medium, PoolError, PoolSeat};
+use layers::file::{self, Create, File, FileError, Label, Medium, Open, Provisioning, Reason};
+use layers::pool::{PoolError, PoolSeat};
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenReason};
 use uuid::Uuid;

@@ -2,16 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fs;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::PoisonError;
 
 use api::PoolName;
+use layers::file::LABEL_AREA_BYTES;
 use layers::pool::{
-    CreatePool, LABEL_AREA_BYTES, NewDisk, NewPoolVolume, OpenPool, Pool, PoolError, PoolHandle,
-    PoolReport, PoolSeat,
+    CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolError, PoolHandle, PoolReport, PoolSeat,
 };
 use layers::raid::geometry::Level;
 use rt::Core;
@@ -21,15 +20,6 @@ use super::backing::{BackingError, Image};
 use super::{Engine, least_loaded};
 use crate::pools::PoolRecord;
 use crate::record::VolumeRecord;
-
-/// A disk that is to come into a pool, and what a person has typed that may be overwritten.
-#[derive(Clone, Debug)]
-pub struct JoiningDisk {
-    /// Its path.
-    pub path: PathBuf,
-    /// Serial numbers and paths of disks that may be overwritten: maybe this one's.
-    pub overwrite: Vec<String>,
-}
 
 /// A pool that is to be made.
 #[derive(Clone, Debug)]
@@ -41,9 +31,9 @@ pub struct NewPool {
     /// Bytes of a stripe on one disk.
     pub strip_bytes: u32,
     /// Its disks.
-    pub disks: Vec<JoiningDisk>,
+    pub disks: Vec<NewDisk>,
     /// Its spares.
-    pub spares: Vec<JoiningDisk>,
+    pub spares: Vec<NewDisk>,
 }
 
 /// What a core needs to have volumes of a pool.
@@ -188,41 +178,6 @@ fn pool_bytes(size_bytes: u64) -> u64 {
     size_bytes.saturating_add(LABEL_AREA_BYTES)
 }
 
-/// The disk as its pool wants to hear of it: with that of the typed identities which is its own.
-fn new_disk(disk: JoiningDisk) -> NewDisk {
-    let JoiningDisk { path, overwrite } = disk;
-    let is_path = |typed: &String| Path::new(typed) == path;
-    let serial = || serial_of(&path, Path::new("/sys/class/block"));
-    let own = match overwrite.as_slice() {
-        // The pool compares it.
-        [only] => Some(only.clone()),
-        several => several
-            .iter()
-            .find(|typed| is_path(typed) || serial().as_ref() == Some(*typed))
-            .cloned(),
-    };
-    NewDisk { overwrite: own, path }
-}
-
-/// The serial number of a block device, where the system tells it.
-fn serial_of(path: &Path, sys: &Path) -> Option<String> {
-    let device = fs::canonicalize(path).ok()?;
-    let device = sys.join(device.file_name()?);
-    let text = ["device/serial", "serial"].iter().find_map(|file| {
-        fs::read_to_string(device.join(file)).ok().filter(|s| !s.trim().is_empty())
-    });
-    let page = || {
-        // SPC-5 7.7.17: the unit serial number page has a header of 4 bytes.
-        let page = fs::read(device.join("device/vpd_pg80")).ok()?;
-        Some(String::from_utf8_lossy(page.get(4..)?).into_owned())
-    };
-    Some(text.or_else(page)?.trim_matches(['\0', ' ', '\n']).to_owned())
-}
-
-fn new_disks(disks: Vec<JoiningDisk>) -> Vec<NewDisk> {
-    disks.into_iter().map(new_disk).collect()
-}
-
 impl Engine {
     fn pools(&self) -> std::sync::MutexGuard<'_, BTreeMap<PoolName, PoolHome>> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
@@ -252,7 +207,6 @@ impl Engine {
         let NewPool { level, columns, strip_bytes, disks, spares } = new;
         let (id, rings, name) = (record.id, record.rings, record.name.to_string());
         self.begin_pool(record, move |k| async move {
-            let (disks, spares) = (new_disks(disks), new_disks(spares));
             let buffered = false;
             let what = CreatePool {
                 id,
@@ -338,10 +292,10 @@ impl Engine {
     pub async fn add_to_pool(
         &self,
         name: &PoolName,
-        disk: JoiningDisk,
+        disk: NewDisk,
         spare: bool,
     ) -> Result<(), BackingError> {
-        self.on_pool(name, move |pool| async move { pool.add(&new_disk(disk), spare).await }).await
+        self.on_pool(name, move |pool| async move { pool.add(&disk, spare).await }).await
     }
 
     /// Begins to take a disk out of a pool.
@@ -364,10 +318,9 @@ impl Engine {
         &self,
         name: &PoolName,
         disk: String,
-        with: JoiningDisk,
+        with: NewDisk,
     ) -> Result<(), BackingError> {
-        self.on_pool(name, move |pool| async move { pool.replace(&disk, &new_disk(with)).await })
-            .await
+        self.on_pool(name, move |pool| async move { pool.replace(&disk, &with).await }).await
     }
 
     /// Begins to read and compare all of a pool.
@@ -460,43 +413,5 @@ impl Engine {
 impl PoolHome {
     pub(super) fn name(&self) -> &PoolName {
         &self.door.name
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_several_identities_a_disk_gets_its_own() {
-        let disk = |path: &str, typed: &[&str]| {
-            let overwrite = typed.iter().map(ToString::to_string).collect();
-            new_disk(JoiningDisk { path: path.into(), overwrite }).overwrite
-        };
-        assert_eq!(disk("/f/a", &[]), None);
-        assert_eq!(disk("/f/a", &["S1"]).as_deref(), Some("S1"), "the pool compares it");
-        assert_eq!(disk("/f/a", &["/f/b", "/f/a"]).as_deref(), Some("/f/a"));
-        assert_eq!(disk("/f/a", &["/f/b", "S1"]), None);
-    }
-
-    #[test]
-    fn serial_numbers_are_where_drivers_show_them() {
-        let dir = tempfile::tempdir().unwrap();
-        let (sys, dev) = (dir.path().join("sys"), dir.path().join("dev"));
-        fs::create_dir_all(&dev).unwrap();
-        let device = |name: &str, file: &str, text: &[u8]| {
-            let at = sys.join(name).join(file);
-            fs::create_dir_all(at.parent().unwrap()).unwrap();
-            fs::write(at, text).unwrap();
-            fs::write(dev.join(name), "").unwrap();
-            serial_of(&dev.join(name), &sys)
-        };
-        assert_eq!(device("nvme0n1", "device/serial", b"S64D  \n").as_deref(), Some("S64D"));
-        assert_eq!(device("vda", "serial", b"disk-1").as_deref(), Some("disk-1"));
-        assert_eq!(
-            device("sda", "device/vpd_pg80", b"\0\x80\0\x08  WD-1 \0\0").as_deref(),
-            Some("WD-1")
-        );
-        assert_eq!(device("loop0", "size", b"1"), None);
     }
 }

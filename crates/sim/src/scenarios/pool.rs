@@ -116,7 +116,7 @@ impl Bench {
     }
 
     fn new(path: &std::path::Path) -> NewDisk {
-        NewDisk { path: path.to_owned(), overwrite: None }
+        NewDisk { path: path.to_owned(), overwrite: Vec::new() }
     }
 
     async fn create(&self, block_size: u32) -> Result<(), String> {
@@ -300,7 +300,7 @@ impl Bench {
                 return Err(format!("without faults: {errors:?}"));
             }
             drop((load, dev));
-            seat.close().await;
+            seat.close().await.map_err(|e| e.to_string())?;
             pool.close().await.map_err(|e| e.to_string())?;
             drop((seat, pool));
             tokio::time::sleep(Duration::from_secs(1)).await;

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Known, PoolObserved, candidates, hint_for, not_found};
 use crate::control::{Control, pool_view};
-use crate::engine::{BackingError, JoiningDisk, Level, NewPool};
+use crate::engine::{BackingError, Level, NewDisk, NewPool};
 use crate::pools::{MAX_RINGS, PoolRecord, PoolStage, SeenDisk};
 
 impl Control {
@@ -239,7 +239,7 @@ impl Control {
             for path in disks {
                 let record = control.0.pools.get(&record.name).map_or(record.clone(), |(r, _)| r);
                 control.expect_disk(&record, &path).await?;
-                let disk = JoiningDisk { path, overwrite: overwrite.clone() };
+                let disk = NewDisk { path, overwrite: overwrite.clone() };
                 let added = control.0.engine.add_to_pool(&record.name, disk, spare).await;
                 added.map_err(|e| pool_error(&e))?;
             }
@@ -270,7 +270,7 @@ impl Control {
         self.change_pool(name, move |control, record| async move {
             control.check_unused_paths(vec![with.clone()]).await?;
             control.expect_disk(&record, &with).await?;
-            let with = JoiningDisk { path: with, overwrite };
+            let with = NewDisk { path: with, overwrite };
             let replaced = control.0.engine.replace_in_pool(&record.name, disk, with).await;
             replaced.map_err(|e| pool_error(&e))
         })
@@ -345,7 +345,7 @@ fn new_pool(ask: &CreatePool) -> NewPool {
     let (level, columns) = level(ask);
     let disks = |paths: &[PathBuf]| {
         let disk =
-            |path: &PathBuf| JoiningDisk { path: path.clone(), overwrite: ask.overwrite.clone() };
+            |path: &PathBuf| NewDisk { path: path.clone(), overwrite: ask.overwrite.clone() };
         paths.iter().map(disk).collect()
     };
     let (strip_bytes, spares) = (ask.strip_bytes, disks(&ask.spares));
