@@ -57,7 +57,7 @@ pub fn known(
         let overtaken = told.opening < reached.opening;
         told.version > reached.version && !overtaken
     };
-    let behind = blocks.values().map(|block| block.stamp).filter(|stamp| is_lost(*stamp)).last();
+    let behind = blocks.values().map(|block| block.stamp).rfind(|stamp| is_lost(*stamp));
     let other = |told: Stamp| known.remembers(told) && !known.follows(told);
     let had = Some(label.opened).filter(|opened| is_lost(*opened) || other(*opened));
     match behind.or(had) {

@@ -148,7 +148,7 @@ impl Disks {
         for twin in twins {
             let member = twin.disk.label().member;
             let what = format!("there is another disk with its identity {member}: neither is used");
-            self.note(&twin.disk.path().to_owned(), what);
+            self.note(twin.disk.path(), what);
         }
     }
 
@@ -166,7 +166,7 @@ impl Disks {
         for name in names {
             let by_path = self.found.iter().find(|f| f.disk.path() == Path::new(name));
             let by_path = by_path.map(|found| found.disk.label().member);
-            let mut members = known().flat_map(|metadata| metadata.members());
+            let mut members = known().flat_map(Metadata::members);
             let is_it = |id: MemberId, uuid: Uuid, serial: &str| {
                 (serial == name && !name.is_empty())
                     || id.0.to_string() == *name

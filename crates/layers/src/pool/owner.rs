@@ -257,7 +257,9 @@ impl Pool {
         let mut changes = vec![Change::Opened { id: random_uuid(core), forced }];
         changes.extend(missing.iter().map(|id| Change::Out(*id)));
         for id in missing {
-            tracing::error!(member = id.0, pool = %what.id, "a disk of the pool is not there: it is out");
+            let serial = writer.metadata().member(*id).map(|m| m.serial);
+            let serial = serial.unwrap_or_else(|| Text::new(""));
+            tracing::error!(member = id.0, %serial, pool = %what.id, "a disk of the pool is not there: it is out");
         }
         writer.commit_all(changes).await?;
         let opened = writer.metadata().stamp();
@@ -391,6 +393,13 @@ impl Pool {
         }
     }
 
+    /// What a member is called, and where it is, for messages.
+    fn identity(&self, id: MemberId) -> (String, String) {
+        let serial = self.writer.metadata().member(id).map(|m| m.serial.to_string());
+        let path = self.writer.disk(id).map(|disk| disk.path().display().to_string());
+        (serial.unwrap_or_default(), path.unwrap_or_default())
+    }
+
     fn member_info(&self, id: MemberId) -> Option<MemberInfo> {
         let disk = self.writer.disk(id)?;
         let label = disk.label();
@@ -444,7 +453,9 @@ impl Pool {
     /// A member is out: ends when all others know.
     async fn out(self: &Rc<Self>, member: MemberId) -> Result<(), PoolError> {
         let alone = self.membership.lock().await;
+        let (serial, path) = self.identity(member);
         self.writer.put_out(member).await?;
+        tracing::error!(member = member.0, %serial, %path, "a disk of the pool is out: replace it (windrose pool replace)");
         drop(alone);
         self.tell(|| Event::Out(member));
         let pool = Rc::clone(self);

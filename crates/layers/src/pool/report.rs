@@ -136,7 +136,7 @@ impl Pool {
         let out = disks.iter().filter(|disk| disk.state == PoolDiskState::Out).count();
         let level = u32::from(metadata.shape.level().bears());
         let empty = level.checked_sub(u32::try_from(out).unwrap_or(u32::MAX));
-        let bears = volumes.iter().map(|volume| volume.bears);
+        let bears: Vec<Option<u32>> = volumes.iter().map(|volume| volume.bears).collect();
         PoolReport {
             id: metadata.pool,
             name: metadata.name.to_string(),
@@ -150,7 +150,7 @@ impl Pool {
             bears: match volumes.is_empty() {
                 // What would be written now.
                 true => Some(empty.unwrap_or(0)),
-                false => bears.fold(Some(level), |least, bears| Some(least?.min(bears?))),
+                false => bears.into_iter().try_fold(level, |least, bears| Some(least.min(bears?))),
             },
             scrub: self.scrub_report(),
             behind_pieces: disks

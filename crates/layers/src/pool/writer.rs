@@ -171,7 +171,7 @@ impl Writer {
             if self.has_work() {
                 let _alone = self.alone.lock().await;
                 if let Err(why) = self.write_version().await {
-                    self.give_up(why);
+                    self.give_up(&why);
                 }
                 Self::snapshot_if_due(&self);
             } else {
@@ -193,10 +193,10 @@ impl Writer {
         !self.waiting.borrow().is_empty() || !self.pending.borrow().is_empty()
     }
 
-    fn give_up(&self, why: PoolError) {
+    fn give_up(&self, why: &PoolError) {
         tracing::error!(error = %why, "nothing more is written to the pool");
         self.broken.borrow_mut().get_or_insert_with(|| why.clone());
-        self.tell_all(&why);
+        self.tell_all(why);
     }
 
     fn tell_all(&self, why: &PoolError) {

@@ -294,7 +294,7 @@ impl Array {
             self.changes.set(self.changes.get() + 1);
         }
         let mark = async || {
-            tracing::error!(member, error = %why, "a disk of the pool is out: replace it");
+            tracing::warn!(member, error = %why, "a disk of the pool is out");
             if self.makes(Mistake::AnswersBeforeMark) {
                 return Ok(());
             }
@@ -310,17 +310,21 @@ impl Array {
         if self.makes(Mistake::ForgetsUnflushed) {
             return Ok(());
         }
+        for (extent, regions) in self.uncertain() {
+            self.keeper.changed(extent, regions).await?;
+        }
+        Ok(())
+    }
+
+    /// Regions of which something is not known to be durable, by extent.
+    fn uncertain(&self) -> FxHashMap<u64, u32> {
         let mut all: FxHashMap<u64, u32> = FxHashMap::default();
         let unsettled = self.unsettled.borrow();
         let rows = unsettled.iter().map(|((extent, _), (_, region))| (*extent, *region));
         for (extent, regions) in rows.chain(self.marks.unflushed()) {
             *all.entry(extent).or_default() |= regions;
         }
-        drop(unsettled);
-        for (extent, regions) in all {
-            self.keeper.changed(extent, regions).await?;
-        }
-        Ok(())
+        all
     }
 
     /// `member` is out, as others have found.

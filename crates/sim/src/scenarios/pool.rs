@@ -115,12 +115,12 @@ impl Bench {
         path
     }
 
-    fn new(path: &std::path::Path) -> NewDisk {
+    fn joining(path: &std::path::Path) -> NewDisk {
         NewDisk { path: path.to_owned(), overwrite: Vec::new() }
     }
 
     async fn create(&self, block_size: u32) -> Result<(), String> {
-        let disks = self.shelf.borrow().disks.iter().map(|path| Self::new(path)).collect();
+        let disks = self.shelf.borrow().disks.iter().map(|path| Self::joining(path)).collect();
         let what = CreatePool {
             id: POOL,
             name: "tank".into(),
@@ -286,7 +286,7 @@ impl Bench {
             for path in replaced {
                 let gone = pool.report().disks.into_iter().find(|d| d.state == PoolDiskState::Out);
                 let gone = gone.ok_or("a disk that is pulled out is not out")?.member.to_string();
-                let with = Self::new(&path);
+                let with = Self::joining(&path);
                 pool.replace(&gone, &with).await.map_err(|e| format!("replacing: {e}"))?;
             }
             load.run(&checker, LAST_ROUND).await.map_err(|v| v.to_string())?;
