@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
@@ -18,7 +19,10 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use layers::raid::batch::Ring;
 use layers::raid::geometry::{Level, Shape};
-use layers::raid::{Array, Column, Extent, Keeper, Map, Member, RING_BLOCKS, Raid, Settings};
+use layers::raid::{
+    ALL_REGIONS, Array, Column, Extent, Keeper, Kept, Member, Pace, RING_BLOCKS, Raid, Room,
+    Settings, stored_map,
+};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -31,11 +35,21 @@ const BLOCK: u64 = 4096;
 struct Nobody;
 
 impl Keeper for Nobody {
-    fn out(&self, _: u16) -> Pin<Box<dyn Future<Output = Result<(), Error>> + '_>> {
+    fn out(&self, _: u16) -> Kept<'_> {
         Box::pin(std::future::ready(Err(Error::Gone)))
     }
 
-    fn map(&self, _: u64, _: Map) -> Pin<Box<dyn Future<Output = Result<(), Error>> + '_>> {
+    fn changed(&self, _: u64, _: u32) -> Kept<'_> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+impl Room for Nobody {
+    fn extent(&self, _: u32) -> Pin<Box<dyn Future<Output = Result<Extent, Error>> + '_>> {
+        Box::pin(std::future::ready(Err(Error::NoSpace)))
+    }
+
+    fn free(&self, _: u32) -> Kept<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
 }
@@ -104,8 +118,17 @@ impl Layer for Ram {
     }
 }
 
+/// Simulated time goes so many times slower than what it stands for: timers count milliseconds.
+const SLOWER: f64 = 100.0;
+
+/// What a slow disk takes for an operation, beside moving its bytes one operation after the other: 100 µs.
+const LATENCY: Duration = Duration::from_millis(10);
+
+/// Bytes that a slow disk moves in a second: 2 GB.
+const BANDWIDTH: f64 = 2e9 / SLOWER;
+
 /// A disk that takes its time.
-struct Slow(Dev);
+struct Slow(Dev, Cell<Option<tokio::time::Instant>>);
 
 impl Layer for Slow {
     fn name(&self) -> &'static str {
@@ -117,7 +140,12 @@ impl Layer for Slow {
     }
 
     async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
-        tokio::time::sleep(Duration::from_micros(100)).await;
+        let bytes = op.range(4096).map_or(0, |range| range.count * BLOCK);
+        let begins = self.1.get().unwrap_or_else(tokio::time::Instant::now);
+        let begins = begins.max(tokio::time::Instant::now());
+        let ends = begins + Duration::from_secs_f64(bytes as f64 / BANDWIDTH);
+        self.1.set(Some(ends));
+        tokio::time::sleep_until(ends + LATENCY).await;
         self.0.submit(op, &ctx).await
     }
 }
@@ -125,6 +153,7 @@ impl Layer for Slow {
 /// A volume and the disks below it.
 struct Scene {
     dev: Dev,
+    raid: Rc<Raid>,
     disks: Vec<Dev>,
     pool: Pool,
 }
@@ -133,10 +162,11 @@ impl Scene {
     async fn new(level: Level, columns: u16, copies: bool, is_slow: bool) -> Self {
         let pool = Pool::new(1 << 30).expect("memory");
         let shape = Shape::new(level, columns, STRIP_ROWS, STRIPES).expect("a shape");
-        let rows = u64::from(shape.places()) * u64::from(STRIP_ROWS);
+        let maps = 2 * u64::from(stored_map::rows(&shape));
+        let rows = u64::from(shape.places()) * u64::from(STRIP_ROWS) + maps;
         let disk = || {
             let ram = Dev::new(Ram::new(RING_BLOCKS + rows, copies, &pool));
-            if is_slow { Dev::new(Slow(ram)) } else { ram }
+            if is_slow { Dev::new(Slow(ram, Cell::new(None))) } else { ram }
         };
         let disks: Vec<Dev> = (0..columns).map(|_| disk()).collect();
         let member = |(n, dev): (u128, &Dev)| Member {
@@ -144,14 +174,18 @@ impl Scene {
             ring: Ring { pool: Uuid::nil(), member: Uuid::from_u128(n), era: 1, number: 0 },
             ring_at: Lba(0),
             is_out: false,
+            errors: Arc::default(),
         };
-        let members = (0..).zip(&disks).map(member).collect();
-        let array = Array::new(members, Rc::new(Nobody), &pool).await.expect("an array");
+        let array = Array::new(1, Rc::new(Nobody), &pool).await.expect("an array");
+        let members = (0u128..).zip(&disks).map(member);
+        (0u16..).zip(members).for_each(|(n, member)| array.put(n, member));
         let column = |member| Column { member, at: RING_BLOCKS };
         let extent = Extent::new(1, shape, (0..columns).map(column));
-        let settings = Settings { shape, block_size: 4096 };
-        let dev = Dev::new(Raid::new(Rc::new(array), settings, vec![extent]));
-        Self { dev, disks, pool }
+        let bytes = shape.rows() * BLOCK;
+        let settings = Settings { shape, block_size: 4096, bytes, thick: true };
+        let raid = Raid::new(Rc::new(array), settings, [(0, extent)], Rc::new(Nobody));
+        let raid = Rc::new(raid);
+        Self { dev: Dev::shared(Rc::clone(&raid)), raid, disks, pool }
     }
 
     fn ctx(&self) -> Ctx {
@@ -259,6 +293,42 @@ async fn counted(scene: &Scene, bytes: u64, depth: usize) -> serde_json::Value {
     })
 }
 
+/// Microseconds of small operations one after the other, as long as `goes_on`: the mean, and the longest.
+async fn one_by_one(scene: &Scene, goes_on: impl Fn(u32) -> bool) -> (f64, f64) {
+    let places = Places::new(&scene.dev, BLOCK, true);
+    let (begun, mut longest, mut count, ctx) =
+        (tokio::time::Instant::now(), 0f64, 0u32, scene.ctx());
+    while goes_on(count) {
+        let one = tokio::time::Instant::now();
+        let op = op(places.next(), BLOCK, count % 2 == 0, &ctx);
+        scene.dev.submit(op, &ctx).await.expect("an operation");
+        longest = longest.max(one.elapsed().as_secs_f64() * 1e6);
+        count += 1;
+    }
+    let mean = begun.elapsed().as_secs_f64() * 1e6 / f64::from(count);
+    (mean / SLOWER, longest / SLOWER)
+}
+
+/// What a client sees while a column is rebuilt, in whose time the disk could have written so many of it.
+async fn rebuild(level: Level, columns: u16) -> serde_json::Value {
+    let scene = Scene::new(level, columns, false, true).await;
+    let normal = one_by_one(&scene, |count| count < 4000).await;
+    scene.raid.extent(0).expect("an extent").lacks_also(0, ALL_REGIONS);
+    let (raid, begun) = (Rc::clone(&scene.raid), tokio::time::Instant::now());
+    let rebuilding = tokio::task::spawn_local(async move {
+        let rebuilt = raid.rebuild(0, Pace { rest: 0.5 }).await.expect("a rebuild");
+        assert_eq!(rebuilt.failed, 0);
+    });
+    let busy = one_by_one(&scene, |_| !rebuilding.is_finished()).await;
+    rebuilding.await.expect("a rebuild");
+    let bytes = u64::from(STRIP_ROWS) * u64::from(STRIPES) * BLOCK;
+    json!({
+        "normal_us": normal.0, "busy_us": busy.0, "longest_us": busy.1,
+        "rebuild_ms": begun.elapsed().as_secs_f64() * 1e3 / SLOWER,
+        "stream_ms": bytes as f64 / BANDWIDTH * 1e3 / SLOWER,
+    })
+}
+
 fn run<F: Future>(is_paused: bool, work: F) -> F::Output {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(is_paused).build().expect("a runtime");
@@ -286,6 +356,8 @@ fn main() {
                 json!({ "level": name, "op": what, "bytes": bytes, "us": us.0, "raw_us": us.1 })
             );
         }
+        let rebuilt = run(true, rebuild(level, columns));
+        println!("{}", json!({ "level": name, "bytes": BLOCK, "rebuild": rebuilt }));
         for (bytes, depth) in [(BLOCK, 1), (BLOCK, 32), (BLOCK, 128), (1 << 20, 1), (1 << 20, 8)] {
             let counts = run(true, async {
                 let scene = Scene::new(level, columns, false, true).await;

@@ -26,8 +26,8 @@ use crate::raid::{Array, Column, Extent, Keeper, Kept, Pace, Raid, Room, Setting
 /// Extents of a volume that are looked at at once when it is opened.
 const LOADING: usize = 32;
 
-/// A rebuild takes as much time as it leaves to clients.
-const PACE: Pace = Pace { rest: 1.0 };
+/// A rebuild leaves a third of the time to clients alone.
+const PACE: Pace = Pace { rest: 0.5 };
 
 /// A core's place at a pool. See the [module](self).
 #[derive(Debug)]

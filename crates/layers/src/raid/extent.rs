@@ -233,12 +233,12 @@ impl Extent {
         lacking.iter_mut().for_each(|(_, places)| places.remove(place));
     }
 
-    /// The first stripe from `from` on of whose place some column lacks what it should have.
-    pub(super) fn next_lacking(&self, from: u32) -> Option<u32> {
+    /// The first stripes from `from` on of whose places some column lacks what it should have, at most so many.
+    pub(super) fn lacking_stripes(&self, from: u32, most: usize) -> Vec<u32> {
         let lacking = self.lacking.borrow();
         let lacks = |place| lacking.iter().any(|(_, places)| places.has(place));
-        let mut stripes = (from..).map_while(|n| Some((n, self.placement.place_of(n)?)));
-        stripes.find(|(_, place)| lacks(*place)).map(|(stripe, _)| stripe)
+        let stripes = (from..).map_while(|n| Some((n, self.placement.place_of(n)?)));
+        stripes.filter(|(_, place)| lacks(*place)).map(|(stripe, _)| stripe).take(most).collect()
     }
 
     /// No stripe lies any more where something is lacking.

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{Bufs, Error};
+use futures_util::future::join_all;
 
 use super::geometry::{Level, Role};
 use super::mistake::Mistake;
@@ -17,6 +18,9 @@ use super::{Array, Extent, Raid};
 
 /// Most rows that are filled at once.
 const MOST_FILLED: u32 = 16;
+
+/// Stripes that are filled at once: what one of them waits for, another uses.
+const STRIPES_AT_ONCE: usize = 4;
 
 /// How a rebuild yields to clients.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,16 +69,21 @@ impl Raid {
         rebuilt: &mut Rebuilt,
     ) -> Result<(), Error> {
         let (mut from, failed) = (0, rebuilt.failed);
-        while let Some(stripe) = extent.next_lacking(from) {
-            from = stripe;
+        loop {
+            let stripes = extent.lacking_stripes(from, STRIPES_AT_ONCE);
+            let Some(last) = stripes.last().copied() else { break };
             let (begun, busy) = (tokio::time::Instant::now(), self.operations());
-            match self.fill_stripe(index, stripe).await {
-                Ok(()) => rebuilt.stripes += 1,
-                Err(Failure::Lost) => (rebuilt.failed, from) = (rebuilt.failed + 1, stripe + 1),
-                Err(Failure::Array(error)) => return Err(error),
+            let each = stripes.into_iter().map(|stripe| self.fill_stripe(index, stripe));
+            for outcome in join_all(each).await {
+                match outcome {
+                    Ok(()) => rebuilt.stripes += 1,
+                    Err(Failure::Lost) => rebuilt.failed += 1,
+                    Err(Failure::Array(error)) => return Err(error),
+                }
             }
             self.rest(begun, busy, pace).await;
-            if rebuilt.failed == failed && extent.next_lacking(from).is_none() {
+            from = last + 1;
+            if rebuilt.failed == failed && extent.lacking_stripes(from, 1).is_empty() {
                 from = 0;
             }
         }

@@ -27,6 +27,8 @@ const SHARE: f64 = 0.85;
 const HOLE: f64 = 1.05;
 /// Bytes written for each byte of large writes at RAID 5, 4+1.
 const WRITTEN: f64 = 1.30;
+/// So many times what it takes else a small operation may take while a disk is rebuilt.
+const BUSY: f64 = 2.0;
 /// Small writes under way in the steady state that counts.
 const STEADY: u64 = 128;
 
@@ -50,6 +52,9 @@ struct Sample {
 enum Kind {
     /// Microseconds of an operation, and of the same bytes on bare disks.
     Time { op: String, us: f64, raw_us: f64 },
+    /// Microseconds of a small operation, one at a time: without and with a rebuild beside it, and of the longest with it;
+    /// milliseconds of the rebuild, and of the disk to write as much.
+    Rebuild { normal_us: f64, busy_us: f64, longest_us: f64, rebuild_ms: f64, stream_ms: f64 },
     /// What disks do for each write, so many of which are under way; bytes are multiples of the write's.
     Counts { depth: u64, reads: f64, writes: f64, read_bytes: f64, written_bytes: f64 },
 }
@@ -59,6 +64,15 @@ impl Sample {
         let kind = if let Some(op) = found["op"].as_str() {
             let [us, raw_us] = ["us", "raw_us"].map(|name| found[name].as_f64());
             Kind::Time { op: op.to_owned(), us: us?, raw_us: raw_us? }
+        } else if found["rebuild"].is_object() {
+            let of = |name| found["rebuild"][name].as_f64();
+            Kind::Rebuild {
+                normal_us: of("normal_us")?,
+                busy_us: of("busy_us")?,
+                longest_us: of("longest_us")?,
+                rebuild_ms: of("rebuild_ms")?,
+                stream_ms: of("stream_ms")?,
+            }
         } else {
             let of = |name| found["counts"][name].as_f64();
             Kind::Counts {
@@ -79,6 +93,12 @@ impl Sample {
             Kind::Time { op, us, raw_us } => {
                 json!({ "level": level, "bytes": bytes, "op": op, "us": us, "raw_us": raw_us })
             }
+            Kind::Rebuild { normal_us, busy_us, longest_us, rebuild_ms, stream_ms } => json!({
+                "level": level, "bytes": bytes, "rebuild": {
+                    "normal_us": normal_us, "busy_us": busy_us, "longest_us": longest_us,
+                    "rebuild_ms": rebuild_ms, "stream_ms": stream_ms,
+                },
+            }),
             Kind::Counts { depth, reads, writes, read_bytes, written_bytes } => json!({
                 "level": level, "bytes": bytes, "depth": depth, "reads": reads, "writes": writes,
                 "read_bytes": read_bytes, "written_bytes": written_bytes,
@@ -90,6 +110,7 @@ impl Sample {
         let same = |a: &Kind, b: &Kind| match (a, b) {
             (Kind::Time { op, .. }, Kind::Time { op: other, .. }) => op == other,
             (Kind::Counts { depth, .. }, Kind::Counts { depth: other, .. }) => depth == other,
+            (Kind::Rebuild { .. }, Kind::Rebuild { .. }) => true,
             _ => false,
         };
         self.level == other.level && self.bytes == other.bytes && same(&self.kind, &other.kind)
@@ -135,14 +156,14 @@ fn medians(samples: &[Sample]) -> Vec<Sample> {
         }
         let times = samples.iter().filter(|s| s.is_like(sample)).filter_map(|s| match s.kind {
             Kind::Time { us, raw_us, .. } => Some((us, raw_us)),
-            Kind::Counts { .. } => None,
+            Kind::Counts { .. } | Kind::Rebuild { .. } => None,
         });
         let (us, raw_us): (Vec<f64>, Vec<f64>) = times.unzip();
         let kind = match &sample.kind {
             Kind::Time { op, .. } => {
                 Kind::Time { op: op.clone(), us: median(us), raw_us: median(raw_us) }
             }
-            counts @ Kind::Counts { .. } => counts.clone(),
+            simulated => simulated.clone(),
         };
         cases.push(Sample { kind, ..sample.clone() });
     }
@@ -178,6 +199,11 @@ fn verdicts(case: &Sample) -> Vec<Verdict> {
             let limit = moved * raw_us / SHARE;
             vec![verdict(&format!("CPU of a 1 MiB {op}"), made_of, limit, *us, "µs")]
         }
+        (Kind::Rebuild { normal_us, busy_us, .. }, _) => {
+            let made_of = format!("{BUSY} × {normal_us:.0}");
+            let what = "a 4 KiB operation beside a rebuild, one at a time";
+            vec![verdict(what, made_of, BUSY * normal_us, *busy_us, "µs")]
+        }
         (Kind::Counts { depth, reads, writes, .. }, SMALL) if *depth == STEADY => {
             let needed = if case.is_raid_5() { 4.0 } else { 6.0 };
             let what = format!("disk operations of a 4 KiB write, {depth} at a time");
@@ -202,6 +228,15 @@ fn table(text: &mut String, cases: &[Sample]) {
         if let Kind::Time { op, us, raw_us } = kind {
             let kib = bytes / 1024;
             let _ = writeln!(text, "| {level} | {op} | {kib} | {us:.2} | {raw_us:.2} |");
+        }
+    }
+    text.push_str("\n### A rebuild beside a client\n\nDisks of 100 µs and 2 GB/s, in simulated time.\n\n| level | 4 KiB operation, µs | beside a rebuild | the longest | rebuild, ms | the disk alone |\n|---|---:|---:|---:|---:|---:|\n");
+    for Sample { level, kind, .. } in cases {
+        if let Kind::Rebuild { normal_us, busy_us, longest_us, rebuild_ms, stream_ms } = kind {
+            let _ = writeln!(
+                text,
+                "| {level} | {normal_us:.0} | {busy_us:.0} | {longest_us:.0} | {rebuild_ms:.1} | {stream_ms:.1} |"
+            );
         }
     }
     text.push_str("\n### What disks do for a write\n\n| level | KiB | at a time | reads | writes | bytes read for each | written |\n|---|---:|---:|---:|---:|---:|---:|\n");
@@ -247,6 +282,19 @@ mod tests {
         assert_eq!(held(&counts(SMALL, 128, 2.3, 3.0)), [false]);
         assert!(held(&counts(SMALL, 32, 2.3, 3.0)).is_empty());
         assert_eq!(held(&counts(LARGE, 8, 20.0, 1.31)), [false, true]);
+    }
+
+    #[test]
+    fn a_rebuild_may_double_what_an_operation_takes() {
+        let beside = |busy: f64| {
+            let rebuild = json!({
+                "normal_us": 200.0, "busy_us": busy, "longest_us": 900.0, "rebuild_ms": 60.0, "stream_ms": 4.0
+            });
+            let found = json!({ "level": "RAID 5, 4+1", "bytes": SMALL, "rebuild": rebuild });
+            Sample::read(&found).unwrap()
+        };
+        assert_eq!((held(&beside(400.0)), held(&beside(401.0))), (vec![true], vec![false]));
+        assert_eq!(Sample::read(&beside(300.0).json()), Some(beside(300.0)));
     }
 
     #[test]
