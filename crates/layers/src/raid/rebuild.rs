@@ -30,7 +30,8 @@ pub struct Pace {
 pub struct Rebuilt {
     /// Stripes that were filled.
     pub stripes: u64,
-    /// Those that cannot be: more is lost of them than their level bears, or a member has failed. They still lack what they lacked.
+    /// Those that cannot be: more is lost of them than their level bears, a member has failed, or it was stopped. They still lack
+    /// what they lacked.
     pub failed: u64,
 }
 
@@ -66,6 +67,12 @@ impl Raid {
     ) -> Result<(), Error> {
         let (mut from, failed) = (0, rebuilt.failed);
         while let Some(stripe) = extent.next_lacking(from) {
+            // Another one that has come in its place lacks nothing.
+            let is_it = self.extent(index).is_some_and(|now| Rc::ptr_eq(&now, extent));
+            if self.stops() || !is_it {
+                rebuilt.failed += 1;
+                return Ok(());
+            }
             from = stripe;
             let (begun, busy) = (tokio::time::Instant::now(), self.operations());
             match self.fill_stripe(index, stripe).await {

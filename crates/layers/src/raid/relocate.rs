@@ -52,6 +52,9 @@ impl Raid {
     async fn copy_column(&self, extent: &Extent, from: Column, to: Column) -> Result<bool, Error> {
         let (mut row, end) = (0, extent.rows());
         while row < end {
+            if self.stops() {
+                return Ok(false);
+            }
             let rows = u32::try_from(end - row).unwrap_or(AT_ONCE).min(AT_ONCE);
             let _room = self.array.room(rows).await;
             let read = self.array.read(from.member, from.at + row, rows, &self.array.scratch).await;
