@@ -11,7 +11,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use rt::Core;
 use rt::disk::{Disk, OpenOptions};
 use rustc_hash::FxHashMap;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
@@ -38,14 +38,26 @@ pub struct PoolSeat {
     ring: (u16, u64),
     array: Rc<Array>,
     keeper: Rc<SeatKeeper>,
-    volumes: RefCell<BTreeMap<Uuid, (VolumeId, Weak<Raid>)>>,
+    volumes: RefCell<BTreeMap<Uuid, Open>>,
     leaving: Cell<Members>,
-    /// Columns that are elsewhere, of which others do not know yet.
-    moving: RefCell<BTreeMap<ColumnAt, Piece>>,
+    /// Columns that are elsewhere, of which others do not know yet, and the numbers of their extents.
+    moving: RefCell<BTreeMap<ColumnAt, (Piece, u64)>>,
     /// Whether all is to be read and compared.
     scrubs: Cell<bool>,
     look: Rc<Notify>,
+    /// Whether it is being closed: nothing is made whole or compared any more.
+    stops: Cell<bool>,
+    stopped: Rc<Notify>,
     tasks: RefCell<Vec<JoinHandle<()>>>,
+}
+
+/// A volume that is open, or was.
+#[derive(Clone, Debug)]
+struct Open {
+    id: VolumeId,
+    raid: Weak<Raid>,
+    /// Held by whoever makes it whole, or compares it.
+    tended: Rc<Mutex<()>>,
 }
 
 /// How a seat comes by disks.
@@ -199,6 +211,8 @@ impl PoolSeat {
             moving: RefCell::default(),
             scrubs: Cell::new(false),
             look: Rc::default(),
+            stops: Cell::new(false),
+            stopped: Rc::default(),
             tasks: RefCell::default(),
         });
         for member in &info.members {
@@ -219,10 +233,15 @@ impl PoolSeat {
     }
 
     fn begin_tasks(self: &Rc<Self>, mut events: mpsc::UnboundedReceiver<Event>) {
-        let weak = Rc::downgrade(self);
+        let (weak, stopped) = (Rc::downgrade(self), Rc::clone(&self.stopped));
         let hearing = tokio::task::spawn_local(async move {
-            while let Some(event) = events.recv().await {
-                let Some(seat) = weak.upgrade() else { return };
+            loop {
+                let event = tokio::select! {
+                    biased;
+                    () = stopped.notified() => return,
+                    event = events.recv() => event,
+                };
+                let (Some(event), Some(seat)) = (event, weak.upgrade()) else { return };
                 seat.hear(event).await;
             }
         });
@@ -230,7 +249,7 @@ impl PoolSeat {
         let caring = tokio::task::spawn_local(async move {
             loop {
                 look.notified().await;
-                let Some(seat) = weak.upgrade() else { return };
+                let Some(seat) = weak.upgrade().filter(|seat| !seat.stops.get()) else { return };
                 seat.care().await;
                 if seat.scrubs.take() {
                     seat.scrub().await;
@@ -252,7 +271,7 @@ impl PoolSeat {
             Event::Look => {}
             Event::Scrub => self.scrubs.set(true),
             Event::Grown(volume, bytes) => {
-                let raid = self.volumes.borrow().get(&volume).and_then(|(_, raid)| raid.upgrade());
+                let raid = self.volumes.borrow().get(&volume).and_then(|open| open.raid.upgrade());
                 raid.into_iter().for_each(|raid| raid.grow(bytes));
             }
         }
@@ -293,10 +312,18 @@ impl PoolSeat {
         let _ = done.send(());
     }
 
-    fn open_volumes(&self) -> Vec<(VolumeId, Rc<Raid>)> {
+    fn open_volumes(&self) -> Vec<(Open, Rc<Raid>)> {
         let mut volumes = self.volumes.borrow_mut();
-        volumes.retain(|_, (_, raid)| raid.strong_count() > 0);
-        volumes.values().filter_map(|(id, raid)| Some((*id, raid.upgrade()?))).collect()
+        volumes.retain(|_, open| open.raid.strong_count() > 0);
+        volumes.values().filter_map(|open| Some((open.clone(), open.raid.upgrade()?))).collect()
+    }
+
+    /// Ends when nothing of a volume is made whole or compared any more that was open here.
+    async fn stop_tending(&self, volume: Uuid) {
+        let open = self.volumes.borrow().get(&volume).cloned();
+        let Some(open) = open else { return };
+        open.raid.upgrade().into_iter().for_each(|raid| raid.stop_tending());
+        drop(open.tended.lock().await);
     }
 
     /// A volume of the pool as a device: it holds zeroes where nothing was written. At most one core has one open.
@@ -304,6 +331,8 @@ impl PoolSeat {
     /// # Errors
     /// That the pool has no such volume, or cannot tell where it lies.
     pub async fn open(&self, volume: Uuid) -> Result<Dev, PoolError> {
+        // Whoever had it open here may be made whole still, by where it was.
+        self.stop_tending(volume).await;
         let info = self.handle.ask(|answer| Ask::Volume { volume, answer }).await?;
         let VolumeInfo { id, shape, bytes, block_size, thick, extents } = info;
         let room = Rc::new(VolumeRoom { keeper: Rc::clone(&self.keeper), volume: id, shape });
@@ -318,7 +347,8 @@ impl PoolSeat {
         let extents = loaded.map_err(unknown)?;
         let settings = Settings { shape, block_size, bytes, thick };
         let raid = Rc::new(Raid::new(Rc::clone(&self.array), settings, extents, room));
-        self.volumes.borrow_mut().insert(volume, (id, Rc::downgrade(&raid)));
+        let open = Open { id, raid: Rc::downgrade(&raid), tended: Rc::default() };
+        self.volumes.borrow_mut().insert(volume, open);
         self.look.notify_one();
         Ok(Dev::shared(raid))
     }
@@ -328,9 +358,13 @@ impl PoolSeat {
     /// # Errors
     /// That something that was written may not be durable.
     pub async fn close(&self) -> Result<(), PoolError> {
+        // What is under way comes to its end, for nobody may give up an operation of a disk.
+        self.stops.set(true);
+        self.open_volumes().iter().for_each(|(_, raid)| raid.stop_tending());
+        self.look.notify_one();
+        self.stopped.notify_one();
         let tasks: Vec<_> = self.tasks.borrow_mut().drain(..).collect();
         for task in tasks {
-            task.abort();
             let _ = task.await;
         }
         self.array
@@ -341,10 +375,14 @@ impl PoolSeat {
 
     /// Makes whole what is not: of columns whose disk is out, or leaves, or lacks something.
     async fn care(&self) {
-        for (volume, raid) in self.open_volumes() {
+        for (open, raid) in self.open_volumes() {
+            let _tended = open.tended.lock().await;
             for index in raid.indices() {
-                if let Err(why) = self.care_for(volume, &raid, index).await {
-                    tracing::warn!(volume = volume.0, index, error = %why, "an extent is not made whole");
+                if raid.stops() {
+                    break;
+                }
+                if let Err(why) = self.care_for(open.id, &raid, index).await {
+                    tracing::warn!(volume = open.id.0, index, error = %why, "an extent is not made whole");
                     return;
                 }
             }
@@ -352,7 +390,10 @@ impl PoolSeat {
     }
 
     async fn care_for(&self, volume: VolumeId, raid: &Raid, index: u32) -> Result<(), PoolError> {
+        // Nobody gives it back until what is found out of it has been told.
+        let _tending = raid.tend(index).await;
         let Some(extent) = raid.extent(index) else { return Ok(()) };
+        self.forget_moves(volume, index, extent.number()).await;
         let leaving = self.leaving.get();
         for (column, at) in (0u16..).zip(extent.columns()) {
             let of = ColumnAt { volume, index, column };
@@ -373,7 +414,7 @@ impl PoolSeat {
         }
         for column in lacking {
             let of = ColumnAt { volume, index, column };
-            let to = self.moving.borrow().get(&of).copied();
+            let to = self.moving.borrow().get(&of).map(|(to, _)| *to);
             match to {
                 Some(to) => {
                     self.handle.ask(|answer| Ask::Moved { of, to, answer }).await?;
@@ -388,8 +429,13 @@ impl PoolSeat {
 
     /// Reads and compares all of the volumes here; what is not whole yet is made so first, and again.
     async fn scrub(&self) {
-        for (volume, raid) in self.open_volumes() {
+        for (open, raid) in self.open_volumes() {
+            let tended = open.tended.lock().await;
+            let volume = open.id;
             for index in raid.indices() {
+                if raid.stops() {
+                    break;
+                }
                 match raid.scrub(index, PACE).await {
                     Ok(found) => {
                         let bytes = raid.extent_bytes();
@@ -400,6 +446,7 @@ impl PoolSeat {
                     }
                 }
             }
+            drop(tended);
             self.care().await;
         }
         self.handle.tell(Ask::ScrubEnded).await;
@@ -415,11 +462,31 @@ impl PoolSeat {
         if self.moving.borrow_mut().remove(&of).is_some() {
             self.handle.tell(Ask::NotMoved { of }).await;
         }
-        if let Some((piece, to)) = self.place(of).await? {
-            self.moving.borrow_mut().insert(of, piece);
-            raid.replace(of.index, of.column, to);
+        let Some((piece, to)) = self.place(of).await? else { return Ok(()) };
+        let is_out = |extent: &Rc<Extent>| {
+            let here = extent.columns().get(usize::from(of.column));
+            here.is_some_and(|column| self.array.is_out(column.member))
+        };
+        // It may have come back meanwhile.
+        match raid.extent(of.index).filter(is_out) {
+            Some(extent) => {
+                self.moving.borrow_mut().insert(of, (piece, extent.number()));
+                raid.replace(of.index, of.column, to);
+            }
+            None => self.handle.tell(Ask::NotMoved { of }).await,
         }
         Ok(())
+    }
+
+    /// Columns of an extent that was at `index` before this one are nowhere any more.
+    async fn forget_moves(&self, volume: VolumeId, index: u32, number: u64) {
+        let is_gone = |of: &ColumnAt, (_, extent): &mut (Piece, u64)| {
+            (of.volume, of.index) == (volume, index) && *extent != number
+        };
+        let gone: Vec<_> = self.moving.borrow_mut().extract_if(.., is_gone).collect();
+        for (of, _) in gone {
+            self.handle.tell(Ask::NotMoved { of }).await;
+        }
     }
 
     /// A column whose disk leaves goes elsewhere.

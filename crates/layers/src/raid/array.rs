@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use parity::Parity;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit};
+use tokio::sync::{Mutex, Notify, OnceCell, Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
 use super::Extent;
@@ -126,6 +126,8 @@ pub struct Array {
     marks: Marks,
     /// Extents of which stripes have moved, by number, with the entries that say so.
     moved: RefCell<FxHashMap<u64, Moved>>,
+    /// Held while maps of such extents are saved.
+    saving: Mutex<()>,
     /// The era of the logs.
     era: u64,
 }
@@ -161,6 +163,7 @@ impl Array {
             unsettled: RefCell::default(),
             marks: Marks::default(),
             moved: RefCell::default(),
+            saving: Mutex::new(()),
             era,
         })
     }
@@ -384,6 +387,8 @@ impl Array {
     pub(super) fn recorded(&self, extent: &Rc<Extent>, receipt: Receipt) {
         let mut moved = self.moved.borrow_mut();
         let known = moved.entry(extent.number()).or_insert_with(|| (Rc::clone(extent), Vec::new()));
+        // Its columns may be elsewhere since.
+        known.0 = Rc::clone(extent);
         known.1.push(receipt);
         drop(moved);
         self.log_room.notify_waiters();
@@ -391,6 +396,8 @@ impl Array {
 
     /// Makes durable where stripes lie that have moved; the entries that say so count no more. Whether there were any.
     async fn save_maps(&self) -> Result<bool, Error> {
+        // Whoever waits for it may count on all that was moved before: others may have taken that.
+        let _alone = self.saving.lock().await;
         let moved = self.moved.take();
         let there_are = !moved.is_empty();
         for (extent, receipts) in moved.into_values() {

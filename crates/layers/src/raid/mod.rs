@@ -70,7 +70,7 @@ pub use places::Places;
 pub use rebuild::{Pace, Rebuilt};
 pub use scrub::Scrubbed;
 
-use crate::units::UnitLocks;
+use crate::units::{UnitLock, UnitLocks};
 use geometry::{ROW_BYTES, Shape};
 
 /// Largest operation that carries data, in bytes.
@@ -120,6 +120,16 @@ pub struct Raid {
     /// What is to be written with the next turn.
     waiting: write::Waiting,
     submitted: Cell<u64>,
+    /// Whoever fills, moves or gives back an extent, by index.
+    tending: UnitLocks,
+    /// Whether nothing is filled, moved or compared any more.
+    stops: Cell<bool>,
+}
+
+/// An extent that nobody else fills, moves or gives back meanwhile.
+#[derive(Debug)]
+pub struct Tending<'a> {
+    _lock: UnitLock<'a>,
 }
 
 impl Raid {
@@ -145,6 +155,8 @@ impl Raid {
             reads: quiet::Reads::default(),
             waiting: write::Waiting::default(),
             submitted: Cell::new(0),
+            tending: UnitLocks::default(),
+            stops: Cell::new(false),
         };
         extents.into_iter().for_each(|(index, extent)| raid.put(index, extent));
         raid
@@ -169,6 +181,23 @@ impl Raid {
     /// Makes it so many bytes large, no less than before.
     pub fn grow(&self, bytes: u64) {
         self.bytes.set(self.bytes.get().max(bytes));
+    }
+
+    /// Whoever fills, moves or compares something ends it with the stripe that he is at. Clients go on.
+    pub fn stop_tending(&self) {
+        self.stops.set(true);
+    }
+
+    /// Whether [`Self::stop_tending`] was said.
+    #[must_use]
+    pub fn stops(&self) -> bool {
+        self.stops.get()
+    }
+
+    /// Waits until nobody fills, moves or gives back the extent at `index`, and keeps others from it: what was found out of an
+    /// extent may be said of it as long as this lasts.
+    pub async fn tend(&self, index: u32) -> Tending<'_> {
+        Tending { _lock: self.tending.lock(index.into()).await }
     }
 
     /// How many operations clients have submitted.
@@ -214,6 +243,8 @@ impl Raid {
         let _alone = self.allocating.lock(index.into()).await;
         let Some(extent) = self.extent(index) else { return Ok(()) };
         self.extents.borrow_mut()[index as usize] = None;
+        // Whoever tends it writes and tells of where its columns are until he has ended.
+        let _tending = self.tend(index).await;
         // Whoever fills it, or compares it, has the turn of a stripe, and finds none with the next.
         for stripe in 0..self.shape.stripes() {
             drop(self.turn(index, stripe).await);

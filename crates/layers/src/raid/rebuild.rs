@@ -34,7 +34,8 @@ pub struct Pace {
 pub struct Rebuilt {
     /// Stripes that were filled.
     pub stripes: u64,
-    /// Those that cannot be: more is lost of them than their level bears, or a member has failed. They still lack what they lacked.
+    /// Those that cannot be: more is lost of them than their level bears, a member has failed, or it was stopped. They still lack
+    /// what they lacked.
     pub failed: u64,
 }
 
@@ -70,6 +71,12 @@ impl Raid {
     ) -> Result<(), Error> {
         let (mut from, failed) = (0, rebuilt.failed);
         loop {
+            // Another one that has come in its place lacks nothing.
+            let is_it = self.extent(index).is_some_and(|now| Rc::ptr_eq(&now, extent));
+            if self.stops() || !is_it {
+                rebuilt.failed += 1;
+                return Ok(());
+            }
             let stripes = extent.lacking_stripes(from, STRIPES_AT_ONCE);
             let Some(last) = stripes.last().copied() else { break };
             let (begun, busy) = (tokio::time::Instant::now(), self.operations());

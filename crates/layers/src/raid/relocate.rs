@@ -37,13 +37,19 @@ impl Raid {
         if extent.is_lacking() || !self.copy_column(&extent, from, to).await? {
             return Ok(false);
         }
+        let is_it = |now: &Rc<Extent>| Rc::ptr_eq(now, &extent);
+        if !self.extent(index).as_ref().is_some_and(is_it) {
+            return Ok(false);
+        }
         let mut quiet = Vec::new();
         for stripe in 0..self.shape.stripes() {
             quiet.push(self.reads.quiet(key(index, stripe)).await);
         }
         commit().await?;
-        if let Some(place) = self.extents.borrow_mut().get_mut(index as usize) {
-            *place = Some(Rc::new(extent.with(column, to)));
+        if let Some(Some(place)) = self.extents.borrow_mut().get_mut(index as usize)
+            && Rc::ptr_eq(place, &extent)
+        {
+            *place = Rc::new(extent.with(column, to));
         }
         Ok(true)
     }
@@ -52,6 +58,9 @@ impl Raid {
     async fn copy_column(&self, extent: &Extent, from: Column, to: Column) -> Result<bool, Error> {
         let (mut row, end) = (0, extent.rows());
         while row < end {
+            if self.stops() {
+                return Ok(false);
+            }
             let rows = u32::try_from(end - row).unwrap_or(AT_ONCE).min(AT_ONCE);
             let _room = self.array.room(rows).await;
             let read = self.array.read(from.member, from.at + row, rows, &self.array.scratch).await;

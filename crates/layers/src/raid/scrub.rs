@@ -47,7 +47,7 @@ impl Raid {
         for number in 0..self.shape.stripes() {
             let (begun, busy) = (tokio::time::Instant::now(), self.operations());
             let turn = self.turn(index, number).await;
-            if self.extent(index).is_none() {
+            if self.extent(index).is_none() || self.stops() {
                 break;
             }
             let stripe = self.stripe(index, number)?;
