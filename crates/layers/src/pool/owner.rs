@@ -93,7 +93,13 @@ pub struct Pool {
     pub(super) writer: Rc<Writer>,
     handle: PoolHandle,
     reserved: RefCell<Reserved>,
-    seats: RefCell<Vec<mpsc::UnboundedSender<Event>>>,
+    seats: RefCell<Vec<(u16, mpsc::UnboundedSender<Event>)>>,
+    /// Rings that somebody has, or has left with what is to be mended by.
+    seated: RefCell<BTreeSet<u16>>,
+    /// The rings that have what was under way of volumes.
+    homes: RefCell<BTreeMap<VolumeId, u16>>,
+    /// How often numbers of entries have begun in this opening.
+    beginnings: Cell<u64>,
     /// Whoever lets a member in, or out.
     membership: Mutex<()>,
     /// Columns that are on their way to another place.
@@ -233,6 +239,9 @@ impl Pool {
             handle,
             reserved: RefCell::default(),
             seats: RefCell::default(),
+            seated: RefCell::default(),
+            homes: RefCell::default(),
+            beginnings: Cell::new(0),
             membership: Mutex::new(()),
             moving: RefCell::default(),
             returning: RefCell::new(returning.iter().map(|(id, ..)| *id).collect()),
@@ -356,14 +365,20 @@ impl Pool {
     }
 
     fn tell(&self, event: impl Fn() -> Event) {
-        self.seats.borrow_mut().retain(|seat| seat.send(event()).is_ok());
+        self.seats.borrow_mut().retain(|(_, seat)| seat.send(event()).is_ok());
     }
 
     async fn answer(self: Rc<Self>, ask: Ask) {
         // Who asked may be gone: it is done all the same.
         match ask {
-            Ask::Join { events, answer } => drop(answer.send(self.join(events))),
-            Ask::Volume { volume, answer } => drop(answer.send(self.volume_info(volume))),
+            Ask::Join { ring, events, answer } => drop(answer.send(self.join(ring, events))),
+            Ask::Rise { ring } => {
+                self.seated.borrow_mut().remove(&ring);
+                self.homes.borrow_mut().retain(|_, home| *home != ring);
+            }
+            Ask::Volume { volume, ring, answer } => {
+                drop(answer.send(self.volume_info(volume, ring).await));
+            }
             Ask::Out { member, answer } => drop(answer.send(self.out(member).await)),
             Ask::Changed { volume, index, regions, answer } => {
                 let mark = Change::Mark { volume, index, regions };
@@ -373,13 +388,16 @@ impl Pool {
                 drop(answer.send(self.allocate(volume, index).await));
             }
             Ask::Free { volume, index, answer } => {
-                drop(answer.send(self.writer.commit(Change::Free { volume, index }).await));
+                let freed = self.writer.commit(Change::Free { volume, index }).await;
+                if freed.is_ok() {
+                    self.stay(|of| (of.volume, of.index) == (volume, index));
+                }
+                drop(answer.send(freed));
             }
             Ask::Place { of, answer } => drop(answer.send(self.place(of).await)),
             Ask::Moved { of, to, answer } => drop(answer.send(self.moved(of, to).await)),
             Ask::NotMoved { of } => {
-                let to = self.moving.borrow_mut().remove(&of);
-                to.into_iter().for_each(|to| self.reserved.borrow_mut().give(&[to]));
+                self.stay(|other| *other == of);
             }
             Ask::Scrubbed { bytes, found } => self.scrubbed(bytes, found),
             Ask::ScrubEnded => self.scrub_ended(),
@@ -404,14 +422,26 @@ impl Pool {
         leaving.map(|(id, _)| id).collect()
     }
 
-    fn join(&self, events: mpsc::UnboundedSender<Event>) -> Result<PoolInfo, PoolError> {
-        self.seats.borrow_mut().push(events);
+    fn join(&self, ring: u16, events: mpsc::UnboundedSender<Event>) -> Result<PoolInfo, PoolError> {
         let metadata = self.writer.metadata();
+        let rings = metadata.rings;
+        if ring >= rings {
+            let what = "the pool serves volumes on";
+            let message = format!("{what} {rings} cores, and this one is number {ring}");
+            return Err(PoolError::new(message));
+        }
+        if !self.seated.borrow_mut().insert(ring) {
+            let message = format!(
+                "core {ring} uses the pool already, or has left it in the middle of something"
+            );
+            return Err(PoolError::new(message).hinting("close the pool, and open it again"));
+        }
+        self.seats.borrow_mut().push((ring, events));
         let members = metadata.voters().iter().filter_map(|id| self.member_info(id)).collect();
         Ok(PoolInfo {
             pool: metadata.pool,
-            rings: metadata.rings,
             era: metadata.era(),
+            first: self.beginning(),
             buffered: self.buffered,
             members,
             leaving: self.leaving(),
@@ -424,8 +454,38 @@ impl Pool {
         found.ok_or_else(|| PoolError::new(format!("the pool has no volume {volume}")))
     }
 
-    fn volume_info(&self, uuid: Uuid) -> Result<VolumeInfo, PoolError> {
+    /// A number beyond those of all batches and entries of this opening, and with as much room behind it as they take.
+    fn beginning(&self) -> u64 {
+        self.beginnings.set(self.beginnings.get() + 1);
+        self.beginnings.get() << 32
+    }
+
+    /// What was under way of a volume is not looked for any more in the parity log of the core that had it open, and that core
+    /// writes nothing of it. `but` is a ring where it may be looked for.
+    async fn leave(&self, id: VolumeId, uuid: Uuid, but: Option<u16>) -> Result<(), PoolError> {
+        let home = self.homes.borrow().get(&id).copied();
+        let Some(home) = home.filter(|home| Some(*home) != but) else { return Ok(()) };
+        let (done, is_done) = oneshot::channel();
+        {
+            let seats = self.seats.borrow();
+            let seat = seats.iter().find(|(ring, seat)| *ring == home && !seat.is_closed());
+            if let Some((_, seat)) = seat {
+                drop(seat.send(Event::Leave(uuid, done)));
+            }
+        }
+        // Who has left the pool in order meanwhile has left the volume as well.
+        if is_done.await.is_err() && self.seated.borrow().contains(&home) {
+            let message = format!("core {home} has not let go of volume {uuid}");
+            return Err(PoolError::new(message).hinting("close the pool, and open it again"));
+        }
+        self.homes.borrow_mut().remove(&id);
+        Ok(())
+    }
+
+    async fn volume_info(&self, uuid: Uuid, ring: u16) -> Result<VolumeInfo, PoolError> {
         let id = self.find(uuid)?;
+        self.leave(id, uuid, Some(ring)).await?;
+        self.homes.borrow_mut().insert(id, ring);
         let metadata = self.writer.metadata();
         let gone = || PoolError::new(format!("the pool has no volume {uuid}"));
         let volume = metadata.volume(id).ok_or_else(gone)?;
@@ -437,6 +497,7 @@ impl Pool {
             bytes: volume.bytes,
             block_size: volume.block_size,
             thick: volume.thick,
+            first: self.beginning(),
             extents: extents.collect(),
         })
     }
@@ -553,6 +614,14 @@ impl Pool {
         Ok(Some((piece, at)))
     }
 
+    /// These columns do not go where they were to go.
+    fn stay(&self, which: impl Fn(&ColumnAt) -> bool) {
+        let mut moving = self.moving.borrow_mut();
+        let staying = moving.extract_if(.., |of, _| which(of));
+        let places: Vec<Piece> = staying.map(|(_, to)| to).collect();
+        self.reserved.borrow_mut().give(&places);
+    }
+
     async fn moved(self: &Rc<Self>, of: ColumnAt, to: Piece) -> Result<(), PoolError> {
         let ColumnAt { volume, index, column } = of;
         let moved = self.writer.commit(Change::Move { volume, index, column, to }).await;
@@ -604,7 +673,7 @@ impl Pool {
         let member = member.ok_or_else(|| PoolError::at(disk.path(), "it failed at once"))?;
         // All write to it before it counts: none of what is written from then on is behind.
         let mut all = Vec::new();
-        self.seats.borrow_mut().retain(|seat| {
+        self.seats.borrow_mut().retain(|(_, seat)| {
             let (done, is_done) = oneshot::channel();
             let told = seat.clone();
             all.push(async move { (told, is_done.await) });
@@ -839,7 +908,13 @@ impl Pool {
     /// That nothing more can be written.
     pub async fn delete_volume(&self, uuid: Uuid) -> Result<(), PoolError> {
         match self.find(uuid) {
-            Ok(id) => self.writer.commit(Change::DeleteVolume(id)).await,
+            Ok(id) => {
+                // Maps of its extents would be written where others are by then.
+                self.leave(id, uuid, None).await?;
+                self.writer.commit(Change::DeleteVolume(id)).await?;
+                self.stay(|of| of.volume == id);
+                Ok(())
+            }
             Err(_) => Ok(()),
         }
     }
