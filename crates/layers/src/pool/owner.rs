@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::Disk;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{RwLock, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
@@ -100,8 +100,10 @@ pub struct Pool {
     homes: RefCell<BTreeMap<VolumeId, u16>>,
     /// How often numbers of entries have begun in this opening.
     beginnings: Cell<u64>,
-    /// Whoever lets a member in, or out.
-    membership: Mutex<()>,
+    /// Whoever lets a member in, or out; and, together, those who must not see half of that.
+    membership: RwLock<()>,
+    /// The member that is being let in.
+    coming: Cell<Option<MemberId>>,
     /// Columns that are on their way to another place.
     moving: RefCell<BTreeMap<ColumnAt, Piece>>,
     /// Members that are about to come back: what lies on them stays there.
@@ -242,7 +244,8 @@ impl Pool {
             seated: RefCell::default(),
             homes: RefCell::default(),
             beginnings: Cell::new(0),
-            membership: Mutex::new(()),
+            membership: RwLock::new(()),
+            coming: Cell::new(None),
             moving: RefCell::default(),
             returning: RefCell::new(returning.iter().map(|(id, ..)| *id).collect()),
             retiring: RefCell::default(),
@@ -371,7 +374,7 @@ impl Pool {
     async fn answer(self: Rc<Self>, ask: Ask) {
         // Who asked may be gone: it is done all the same.
         match ask {
-            Ask::Join { ring, events, answer } => drop(answer.send(self.join(ring, events))),
+            Ask::Join { ring, events, answer } => drop(answer.send(self.join(ring, events).await)),
             Ask::Rise { ring } => {
                 self.seated.borrow_mut().remove(&ring);
                 self.homes.borrow_mut().retain(|_, home| *home != ring);
@@ -422,7 +425,13 @@ impl Pool {
         leaving.map(|(id, _)| id).collect()
     }
 
-    fn join(&self, ring: u16, events: mpsc::UnboundedSender<Event>) -> Result<PoolInfo, PoolError> {
+    async fn join(
+        &self,
+        ring: u16,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Result<PoolInfo, PoolError> {
+        // Who comes in meanwhile would be written by all others.
+        let _together = self.membership.read().await;
         let metadata = self.writer.metadata();
         let rings = metadata.rings;
         if ring >= rings {
@@ -486,6 +495,8 @@ impl Pool {
         let id = self.find(uuid)?;
         self.leave(id, uuid, Some(ring)).await?;
         self.homes.borrow_mut().insert(id, ring);
+        // What one lacks that comes in is known when it is in.
+        let _together = self.membership.read().await;
         let metadata = self.writer.metadata();
         let gone = || PoolError::new(format!("the pool has no volume {uuid}"));
         let volume = metadata.volume(id).ok_or_else(gone)?;
@@ -504,9 +515,12 @@ impl Pool {
 
     /// A member is out: ends when all others know.
     async fn out(self: &Rc<Self>, member: MemberId) -> Result<(), PoolError> {
-        let alone = self.membership.lock().await;
+        // One that is being let in is out when it is in. Of others nobody may wait for that: whoever hears that one is out lets
+        // the other in with what he hears next.
+        let is_coming = self.coming.get() == Some(member);
+        let waits = if is_coming { Some(self.membership.read().await) } else { None };
         self.writer.put_out(member).await?;
-        drop(alone);
+        drop(waits);
         self.tell(|| Event::Out(member));
         let pool = Rc::clone(self);
         tokio::task::spawn_local(async move { pool.call_spare().await });
@@ -539,6 +553,8 @@ impl Pool {
         index: u32,
     ) -> Result<ExtentInfo, PoolError> {
         loop {
+            // One that was out is not zeroed, and may not be in when the extent is.
+            let together = self.membership.read().await;
             let pieces = {
                 let metadata = self.writer.metadata();
                 let gone = || PoolError::new("the volume is gone");
@@ -556,6 +572,7 @@ impl Pool {
                 Err(_) => Ok(()),
             };
             self.reserved.borrow_mut().give(&pieces);
+            drop(together);
             match cleared {
                 // It is out now: there may be others.
                 Err(member) => self.out(member).await?,
@@ -639,7 +656,7 @@ impl Pool {
     /// What is in the way.
     pub async fn add(&self, new: &NewDisk, spare: bool) -> Result<(), PoolError> {
         let disk = open_new(&self.core, new, self.buffered).await?;
-        let _alone = self.membership.lock().await;
+        let _alone = self.membership.write().await;
         let disk = {
             let metadata = self.writer.metadata();
             let full = || PoolError::new("the pool has as many disks as it may have");
@@ -662,6 +679,19 @@ impl Pool {
 
     /// A disk gets every version and all that is written, and a vote by `change`. Whoever asks has the membership.
     async fn let_in(
+        &self,
+        id: MemberId,
+        disk: &Rc<MemberDisk>,
+        behind: Vec<(u64, u16, u32)>,
+        change: Change,
+    ) -> Result<(), PoolError> {
+        self.coming.set(Some(id));
+        let is_in = self.try_in(id, disk, behind, change).await;
+        self.coming.set(None);
+        is_in
+    }
+
+    async fn try_in(
         &self,
         id: MemberId,
         disk: &Rc<MemberDisk>,
@@ -700,7 +730,7 @@ impl Pool {
     }
 
     async fn let_back(&self, id: MemberId, disk: Rc<MemberDisk>, marked: bool) {
-        let _alone = self.membership.lock().await;
+        let _alone = self.membership.write().await;
         let behind = {
             let metadata = self.writer.metadata();
             let is_out = metadata.member(id).is_some_and(|m| !m.standing.votes());
@@ -804,7 +834,7 @@ impl Pool {
     }
 
     async fn remove_empty(&self, id: MemberId, votes: bool) -> Result<(), PoolError> {
-        let _alone = self.membership.lock().await;
+        let _alone = self.membership.write().await;
         if votes {
             self.writer.commit(Change::Out(id)).await?;
             self.tell(|| Event::Out(id));

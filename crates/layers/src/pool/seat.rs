@@ -47,6 +47,8 @@ pub struct PoolSeat {
     /// Whether all is to be read and compared.
     scrubs: Cell<bool>,
     look: Rc<Notify>,
+    /// How often a member has come in, or a volume has grown: whoever opens one meanwhile begins anew.
+    comings: Cell<u64>,
     /// Whether it is being closed: nothing is made whole or compared any more.
     stops: Cell<bool>,
     stopped: Rc<Notify>,
@@ -222,6 +224,7 @@ impl PoolSeat {
             moving: RefCell::default(),
             scrubs: Cell::new(false),
             look: Rc::default(),
+            comings: Cell::new(0),
             stops: Cell::new(false),
             stopped: Rc::default(),
             tasks: RefCell::default(),
@@ -295,6 +298,7 @@ impl PoolSeat {
             Event::Grown(volume, bytes) => {
                 let raid = self.volumes.borrow().get(&volume).and_then(|open| open.raid.upgrade());
                 raid.into_iter().for_each(|raid| raid.grow(bytes));
+                self.comings.set(self.comings.get() + 1);
             }
         }
         self.look.notify_one();
@@ -315,6 +319,7 @@ impl PoolSeat {
             .into_iter()
             .map(|(extent, column, regions)| ((extent, column), regions))
             .collect();
+        self.comings.set(self.comings.get() + 1);
         for raid in self.open_raids() {
             for extent in raid.indices().into_iter().filter_map(|index| raid.extent(index)) {
                 let here = self.keeper.changed.borrow().get(&extent.number()).copied().unwrap_or(0);
@@ -377,6 +382,19 @@ impl PoolSeat {
     pub async fn open(&self, volume: Uuid) -> Result<Dev, PoolError> {
         // Whoever had it open here may be made whole still, by where it was.
         self.stop_tending(volume).await;
+        loop {
+            let comings = self.comings.get();
+            let (id, raid) = self.load(volume).await?;
+            if self.comings.get() == comings {
+                let open = Open { id, raid: Rc::downgrade(&raid), tended: Rc::default() };
+                self.volumes.borrow_mut().insert(volume, open);
+                self.look.notify_one();
+                return Ok(Dev::shared(raid));
+            }
+        }
+    }
+
+    async fn load(&self, volume: Uuid) -> Result<(VolumeId, Rc<Raid>), PoolError> {
         let ring = self.ring.0;
         let info = self.handle.ask(|answer| Ask::Volume { volume, ring, answer }).await?;
         let VolumeInfo { id, shape, bytes, block_size, thick, first, extents } = info;
@@ -393,10 +411,7 @@ impl PoolSeat {
         let extents = loaded.map_err(unknown)?;
         let settings = Settings { shape, block_size, bytes, thick };
         let raid = Rc::new(Raid::new(Rc::clone(&self.array), settings, extents, room));
-        let open = Open { id, raid: Rc::downgrade(&raid), tended: Rc::default() };
-        self.volumes.borrow_mut().insert(volume, open);
-        self.look.notify_one();
-        Ok(Dev::shared(raid))
+        Ok((id, raid))
     }
 
     /// Ends it, when no device of it is in use any more.
