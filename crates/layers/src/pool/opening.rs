@@ -225,7 +225,9 @@ impl Start {
         }
         match member.standing {
             Standing::Out { knew, .. } => {
-                let marked = knows.is_some_and(|stamp| self.has(stamp, knew));
+                // One that was being made again knows more than it has.
+                let is_made = label.state == State::Made;
+                let marked = is_made && knows.is_some_and(|stamp| self.has(stamp, knew));
                 self.returning.push((id, disk, marked));
             }
             _ if supporters.has(id) => {

@@ -741,8 +741,22 @@ impl Pool {
         };
         let path = disk.path().display().to_string();
         let change = Change::Back { member: id, marked };
-        match self.let_in(id, &disk, behind, change).await {
+        let relabel = async |state| {
+            let label = Label { state, ..disk.label() };
+            disk.relabel(label).await.map_err(|why| failed(disk.path(), why))
+        };
+        let let_in = async {
+            if !marked {
+                // It knows all when it is brought up, and has nothing: that is to be seen if it comes no further.
+                relabel(State::Making).await?;
+            }
+            self.let_in(id, &disk, behind, change).await
+        };
+        match let_in.await {
             Ok(()) => {
+                if let Err(why) = relabel(State::Made).await {
+                    tracing::warn!(%path, error = %why, "its label says that it is still being made");
+                }
                 tracing::info!(%path, marked, "a disk of the pool is back");
                 self.absent.borrow_mut().remove(&id);
                 self.tell(|| Event::Look);
