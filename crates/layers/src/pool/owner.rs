@@ -288,7 +288,7 @@ impl Pool {
         self: &Rc<Self>,
         mut asks: mpsc::Receiver<Ask>,
         mut failing: mpsc::UnboundedReceiver<MemberId>,
-        returning: Vec<(MemberId, Rc<MemberDisk>, bool)>,
+        returning: Vec<(MemberId, Rc<MemberDisk>, Option<u64>)>,
     ) {
         let weak = Rc::downgrade(self);
         let serving = tokio::task::spawn_local(async move {
@@ -307,9 +307,9 @@ impl Pool {
         });
         let weak = Rc::downgrade(self);
         let caring = tokio::task::spawn_local(async move {
-            for (id, disk, marked) in returning {
+            for (id, disk, era) in returning {
                 let Some(pool) = weak.upgrade() else { return };
-                pool.take_back(id, disk, marked).await;
+                pool.take_back(id, disk, era).await;
             }
             loop {
                 tokio::time::sleep(LOOK).await;
@@ -723,22 +723,25 @@ impl Pool {
         committed
     }
 
-    /// A member that was out is there again.
-    async fn take_back(&self, id: MemberId, disk: Rc<MemberDisk>, marked: bool) {
-        self.let_back(id, disk, marked).await;
+    /// A member that was out is there again. If it knew an era it lacks what is marked, and what was under way then.
+    async fn take_back(&self, id: MemberId, disk: Rc<MemberDisk>, era: Option<u64>) {
+        self.let_back(id, disk, era).await;
         self.returning.borrow_mut().remove(&id);
     }
 
-    async fn let_back(&self, id: MemberId, disk: Rc<MemberDisk>, marked: bool) {
+    async fn let_back(&self, id: MemberId, disk: Rc<MemberDisk>, era: Option<u64>) {
         let _alone = self.membership.write().await;
-        let behind = {
-            let metadata = self.writer.metadata();
-            let is_out = metadata.member(id).is_some_and(|m| !m.standing.votes());
-            if !is_out {
-                return;
+        let is_out = self.writer.metadata().member(id).is_some_and(|m| !m.standing.votes());
+        if !is_out {
+            return;
+        }
+        let marked = match era {
+            None => false,
+            Some(era) => {
+                recovery::mark_under_way(&self.core, &self.writer, id, &disk, era).await.is_ok()
             }
-            behind_on(&metadata, id, marked)
         };
+        let behind = behind_on(&self.writer.metadata(), id, marked);
         let path = disk.path().display().to_string();
         let change = Change::Back { member: id, marked };
         let relabel = async |state| {
