@@ -553,6 +553,10 @@ impl Pool {
         index: u32,
     ) -> Result<ExtentInfo, PoolError> {
         loop {
+            // It may have been given already: to a volume that has grown, or keeps all its room.
+            if let Ok(info) = self.extent_info(volume, index) {
+                return Ok(info);
+            }
             // One that was out is not zeroed, and may not be in when the extent is.
             let together = self.membership.read().await;
             let pieces = {
@@ -577,8 +581,10 @@ impl Pool {
                 // It is out now: there may be others.
                 Err(member) => self.out(member).await?,
                 Ok(()) => {
-                    allocated?;
-                    return self.extent_info(volume, index);
+                    return match (allocated, self.extent_info(volume, index)) {
+                        (Err(why), Err(_)) => Err(why),
+                        (_, info) => info,
+                    };
                 }
             }
         }
