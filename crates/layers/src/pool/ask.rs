@@ -91,8 +91,8 @@ pub(super) enum Ask {
     Free { volume: VolumeId, index: u32, answer: Answer<()> },
     /// Another place for a column, with where that is in rows; none if there is none.
     Place { of: ColumnAt, answer: Answer<Option<(Piece, u64)>> },
-    /// A column is whole in the place that was given to it.
-    Moved { of: ColumnAt, to: Piece, answer: Answer<()> },
+    /// A column is whole in the place that was given to it. Says whether it counts as being there; with an error nobody knows.
+    Moved { of: ColumnAt, to: Piece, answer: Answer<bool> },
     /// It will not be.
     NotMoved { of: ColumnAt },
     /// So many bytes of clients have been read and compared.

@@ -645,7 +645,7 @@ impl Pool {
         self.reserved.borrow_mut().give(&places);
     }
 
-    async fn moved(self: &Rc<Self>, of: ColumnAt, to: Piece) -> Result<(), PoolError> {
+    async fn moved(self: &Rc<Self>, of: ColumnAt, to: Piece) -> Result<bool, PoolError> {
         let ColumnAt { volume, index, column } = of;
         let moved = self.writer.commit(Change::Move { volume, index, column, to }).await;
         if moved.is_ok() {
@@ -653,7 +653,14 @@ impl Pool {
             self.reserved.borrow_mut().give(&[to]);
             self.retire().await;
         }
-        moved
+        match moved {
+            Ok(()) => Ok(true),
+            Err(why) if self.writer.broken().is_some() || self.is_closed.get() => Err(why),
+            Err(why) => {
+                tracing::warn!(volume = volume.0, index, column, error = %why, "a piece is not moved");
+                Ok(false)
+            }
+        }
     }
 
     /// Adds a disk.

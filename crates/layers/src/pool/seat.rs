@@ -483,9 +483,10 @@ impl PoolSeat {
             let to = self.moving.borrow().get(&of).map(|(to, _)| *to);
             match to {
                 Some(to) => {
-                    self.handle.ask(|answer| Ask::Moved { of, to, answer }).await?;
-                    self.moving.borrow_mut().remove(&of);
-                    extent.settled(column);
+                    if self.handle.ask(|answer| Ask::Moved { of, to, answer }).await? {
+                        self.moving.borrow_mut().remove(&of);
+                        extent.settled(column);
+                    }
                 }
                 None => self.handle.ask(|answer| Ask::Caught { of, answer }).await?,
             }
