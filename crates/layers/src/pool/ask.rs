@@ -32,9 +32,10 @@ pub(super) struct MemberInfo {
 #[derive(Clone, Debug)]
 pub(super) struct PoolInfo {
     pub(super) pool: Uuid,
-    pub(super) rings: u16,
     /// The era of all rings.
     pub(super) era: u64,
+    /// What batches and entries are numbered from that come now: nobody has had such numbers in this era.
+    pub(super) first: u64,
     pub(super) buffered: bool,
     /// Those that get what is written.
     pub(super) members: Vec<MemberInfo>,
@@ -58,6 +59,8 @@ pub(super) struct VolumeInfo {
     pub(super) bytes: u64,
     pub(super) block_size: u32,
     pub(super) thick: bool,
+    /// What entries about it are numbered from.
+    pub(super) first: u64,
     pub(super) extents: Vec<ExtentInfo>,
 }
 
@@ -73,9 +76,11 @@ pub(super) struct ColumnAt {
 #[derive(Debug)]
 pub(super) enum Ask {
     /// To be told of what happens, and what there is now.
-    Join { events: mpsc::UnboundedSender<Event>, answer: Answer<PoolInfo> },
-    /// A volume.
-    Volume { volume: Uuid, answer: Answer<VolumeInfo> },
+    Join { ring: u16, events: mpsc::UnboundedSender<Event>, answer: Answer<PoolInfo> },
+    /// Whoever had a ring has left it in order.
+    Rise { ring: u16 },
+    /// A volume, to be open where this ring is.
+    Volume { volume: Uuid, ring: u16, answer: Answer<VolumeInfo> },
     /// A member is out.
     Out { member: MemberId, answer: Answer<()> },
     /// What is written of an extent, members that are out lack.
@@ -86,8 +91,8 @@ pub(super) enum Ask {
     Free { volume: VolumeId, index: u32, answer: Answer<()> },
     /// Another place for a column, with where that is in rows; none if there is none.
     Place { of: ColumnAt, answer: Answer<Option<(Piece, u64)>> },
-    /// A column is whole in the place that was given to it.
-    Moved { of: ColumnAt, to: Piece, answer: Answer<()> },
+    /// A column is whole in the place that was given to it. Says whether it counts as being there; with an error nobody knows.
+    Moved { of: ColumnAt, to: Piece, answer: Answer<bool> },
     /// It will not be.
     NotMoved { of: ColumnAt },
     /// So many bytes of clients have been read and compared.
@@ -113,6 +118,9 @@ pub(super) enum Event {
     Scrub,
     /// A volume has another size in bytes.
     Grown(Uuid, u64),
+    /// A volume that was open is to be open elsewhere, or to be deleted: nothing of it may be written any more, nor looked for
+    /// in the parity log. Told when that is so; it is not if the volume is in use.
+    Leave(Uuid, oneshot::Sender<()>),
 }
 
 /// A member that gets what is written from now on.

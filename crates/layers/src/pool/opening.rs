@@ -73,8 +73,8 @@ pub(super) struct Start {
     pub(super) supporters: BTreeMap<MemberId, Rc<MemberDisk>>,
     /// Those of them that do not hold it yet.
     pub(super) behind: Vec<MemberId>,
-    /// Those that come back: with what is marked, or everything.
-    pub(super) returning: Vec<(MemberId, Rc<MemberDisk>, bool)>,
+    /// Those that come back: with what is marked, and was under way in the era that they knew, or everything.
+    pub(super) returning: Vec<(MemberId, Rc<MemberDisk>, Option<u64>)>,
     pub(super) excused: Members,
     pub(super) forced: bool,
 }
@@ -220,13 +220,16 @@ impl Start {
             return;
         };
         let knows = found.known.as_ref().map(Metadata::stamp);
+        let era = found.known.as_ref().map(Metadata::era);
         if self.excused.has(id) {
             return;
         }
         match member.standing {
             Standing::Out { knew, .. } => {
-                let marked = knows.is_some_and(|stamp| self.has(stamp, knew));
-                self.returning.push((id, disk, marked));
+                // One that was being made again knows more than it has.
+                let is_made = label.state == State::Made;
+                let marked = is_made && knows.is_some_and(|stamp| self.has(stamp, knew));
+                self.returning.push((id, disk, era.filter(|_| marked)));
             }
             _ if supporters.has(id) => {
                 if knows != Some(self.metadata.stamp()) {
@@ -237,7 +240,7 @@ impl Start {
             // Of another history, or damaged: it is out with this opening, and comes back.
             _ => {
                 let marked = knows.is_some_and(|stamp| self.has(stamp, self.metadata.counted()));
-                self.returning.push((id, disk, marked));
+                self.returning.push((id, disk, era.filter(|_| marked)));
             }
         }
     }

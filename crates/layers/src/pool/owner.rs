@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::Disk;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{RwLock, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
@@ -93,9 +93,17 @@ pub struct Pool {
     pub(super) writer: Rc<Writer>,
     handle: PoolHandle,
     reserved: RefCell<Reserved>,
-    seats: RefCell<Vec<mpsc::UnboundedSender<Event>>>,
-    /// Whoever lets a member in, or out.
-    membership: Mutex<()>,
+    seats: RefCell<Vec<(u16, mpsc::UnboundedSender<Event>)>>,
+    /// Rings that somebody has, or has left with what is to be mended by.
+    seated: RefCell<BTreeSet<u16>>,
+    /// The rings that have what was under way of volumes.
+    homes: RefCell<BTreeMap<VolumeId, u16>>,
+    /// How often numbers of entries have begun in this opening.
+    beginnings: Cell<u64>,
+    /// Whoever lets a member in, or out; and, together, those who must not see half of that.
+    membership: RwLock<()>,
+    /// The member that is being let in.
+    coming: Cell<Option<MemberId>>,
     /// Columns that are on their way to another place.
     moving: RefCell<BTreeMap<ColumnAt, Piece>>,
     /// Members that are about to come back: what lies on them stays there.
@@ -233,7 +241,11 @@ impl Pool {
             handle,
             reserved: RefCell::default(),
             seats: RefCell::default(),
-            membership: Mutex::new(()),
+            seated: RefCell::default(),
+            homes: RefCell::default(),
+            beginnings: Cell::new(0),
+            membership: RwLock::new(()),
+            coming: Cell::new(None),
             moving: RefCell::default(),
             returning: RefCell::new(returning.iter().map(|(id, ..)| *id).collect()),
             retiring: RefCell::default(),
@@ -278,7 +290,7 @@ impl Pool {
         self: &Rc<Self>,
         mut asks: mpsc::Receiver<Ask>,
         mut failing: mpsc::UnboundedReceiver<MemberId>,
-        returning: Vec<(MemberId, Rc<MemberDisk>, bool)>,
+        returning: Vec<(MemberId, Rc<MemberDisk>, Option<u64>)>,
     ) {
         let weak = Rc::downgrade(self);
         let serving = tokio::task::spawn_local(async move {
@@ -297,9 +309,9 @@ impl Pool {
         });
         let weak = Rc::downgrade(self);
         let caring = tokio::task::spawn_local(async move {
-            for (id, disk, marked) in returning {
+            for (id, disk, era) in returning {
                 let Some(pool) = weak.upgrade() else { return };
-                pool.take_back(id, disk, marked).await;
+                pool.take_back(id, disk, era).await;
             }
             loop {
                 tokio::time::sleep(LOOK).await;
@@ -358,14 +370,20 @@ impl Pool {
     }
 
     fn tell(&self, event: impl Fn() -> Event) {
-        self.seats.borrow_mut().retain(|seat| seat.send(event()).is_ok());
+        self.seats.borrow_mut().retain(|(_, seat)| seat.send(event()).is_ok());
     }
 
     async fn answer(self: Rc<Self>, ask: Ask) {
         // Who asked may be gone: it is done all the same.
         match ask {
-            Ask::Join { events, answer } => drop(answer.send(self.join(events))),
-            Ask::Volume { volume, answer } => drop(answer.send(self.volume_info(volume))),
+            Ask::Join { ring, events, answer } => drop(answer.send(self.join(ring, events).await)),
+            Ask::Rise { ring } => {
+                self.seated.borrow_mut().remove(&ring);
+                self.homes.borrow_mut().retain(|_, home| *home != ring);
+            }
+            Ask::Volume { volume, ring, answer } => {
+                drop(answer.send(self.volume_info(volume, ring).await));
+            }
             Ask::Out { member, answer } => drop(answer.send(self.out(member).await)),
             Ask::Changed { volume, index, regions, answer } => {
                 let mark = Change::Mark { volume, index, regions };
@@ -375,13 +393,16 @@ impl Pool {
                 drop(answer.send(self.allocate(volume, index).await));
             }
             Ask::Free { volume, index, answer } => {
-                drop(answer.send(self.writer.commit(Change::Free { volume, index }).await));
+                let freed = self.writer.commit(Change::Free { volume, index }).await;
+                if freed.is_ok() {
+                    self.stay(|of| (of.volume, of.index) == (volume, index));
+                }
+                drop(answer.send(freed));
             }
             Ask::Place { of, answer } => drop(answer.send(self.place(of).await)),
             Ask::Moved { of, to, answer } => drop(answer.send(self.moved(of, to).await)),
             Ask::NotMoved { of } => {
-                let to = self.moving.borrow_mut().remove(&of);
-                to.into_iter().for_each(|to| self.reserved.borrow_mut().give(&[to]));
+                self.stay(|other| *other == of);
             }
             Ask::Scrubbed { bytes, found } => self.scrubbed(bytes, found),
             Ask::ScrubEnded => self.scrub_ended(),
@@ -413,14 +434,32 @@ impl Pool {
         leaving.map(|(id, _)| id).collect()
     }
 
-    fn join(&self, events: mpsc::UnboundedSender<Event>) -> Result<PoolInfo, PoolError> {
-        self.seats.borrow_mut().push(events);
+    async fn join(
+        &self,
+        ring: u16,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Result<PoolInfo, PoolError> {
+        // Who comes in meanwhile would be written by all others.
+        let _together = self.membership.read().await;
         let metadata = self.writer.metadata();
+        let rings = metadata.rings;
+        if ring >= rings {
+            let what = "the pool serves volumes on";
+            let message = format!("{what} {rings} cores, and this one is number {ring}");
+            return Err(PoolError::new(message));
+        }
+        if !self.seated.borrow_mut().insert(ring) {
+            let message = format!(
+                "core {ring} uses the pool already, or has left it in the middle of something"
+            );
+            return Err(PoolError::new(message).hinting("close the pool, and open it again"));
+        }
+        self.seats.borrow_mut().push((ring, events));
         let members = metadata.voters().iter().filter_map(|id| self.member_info(id)).collect();
         Ok(PoolInfo {
             pool: metadata.pool,
-            rings: metadata.rings,
             era: metadata.era(),
+            first: self.beginning(),
             buffered: self.buffered,
             members,
             leaving: self.leaving(),
@@ -433,8 +472,40 @@ impl Pool {
         found.ok_or_else(|| PoolError::new(format!("the pool has no volume {volume}")))
     }
 
-    fn volume_info(&self, uuid: Uuid) -> Result<VolumeInfo, PoolError> {
+    /// A number beyond those of all batches and entries of this opening, and with as much room behind it as they take.
+    fn beginning(&self) -> u64 {
+        self.beginnings.set(self.beginnings.get() + 1);
+        self.beginnings.get() << 32
+    }
+
+    /// What was under way of a volume is not looked for any more in the parity log of the core that had it open, and that core
+    /// writes nothing of it. `but` is a ring where it may be looked for.
+    async fn leave(&self, id: VolumeId, uuid: Uuid, but: Option<u16>) -> Result<(), PoolError> {
+        let home = self.homes.borrow().get(&id).copied();
+        let Some(home) = home.filter(|home| Some(*home) != but) else { return Ok(()) };
+        let (done, is_done) = oneshot::channel();
+        {
+            let seats = self.seats.borrow();
+            let seat = seats.iter().find(|(ring, seat)| *ring == home && !seat.is_closed());
+            if let Some((_, seat)) = seat {
+                drop(seat.send(Event::Leave(uuid, done)));
+            }
+        }
+        // Who has left the pool in order meanwhile has left the volume as well.
+        if is_done.await.is_err() && self.seated.borrow().contains(&home) {
+            let message = format!("core {home} has not let go of volume {uuid}");
+            return Err(PoolError::new(message).hinting("close the pool, and open it again"));
+        }
+        self.homes.borrow_mut().remove(&id);
+        Ok(())
+    }
+
+    async fn volume_info(&self, uuid: Uuid, ring: u16) -> Result<VolumeInfo, PoolError> {
         let id = self.find(uuid)?;
+        self.leave(id, uuid, Some(ring)).await?;
+        self.homes.borrow_mut().insert(id, ring);
+        // What one lacks that comes in is known when it is in.
+        let _together = self.membership.read().await;
         let metadata = self.writer.metadata();
         let gone = || PoolError::new(format!("the pool has no volume {uuid}"));
         let volume = metadata.volume(id).ok_or_else(gone)?;
@@ -446,17 +517,21 @@ impl Pool {
             bytes: volume.bytes,
             block_size: volume.block_size,
             thick: volume.thick,
+            first: self.beginning(),
             extents: extents.collect(),
         })
     }
 
     /// A member is out: ends when all others know.
     async fn out(self: &Rc<Self>, member: MemberId) -> Result<(), PoolError> {
-        let alone = self.membership.lock().await;
+        // One that is being let in is out when it is in. Of others nobody may wait for that: whoever hears that one is out lets
+        // the other in with what he hears next.
+        let is_coming = self.coming.get() == Some(member);
+        let waits = if is_coming { Some(self.membership.read().await) } else { None };
         let (serial, path) = self.identity(member);
         self.writer.put_out(member).await?;
         tracing::error!(member = member.0, %serial, %path, "a disk of the pool is out: replace it (windrose pool replace)");
-        drop(alone);
+        drop(waits);
         self.tell(|| Event::Out(member));
         let pool = Rc::clone(self);
         tokio::task::spawn_local(async move { pool.call_spare().await });
@@ -489,6 +564,12 @@ impl Pool {
         index: u32,
     ) -> Result<ExtentInfo, PoolError> {
         loop {
+            // It may have been given already: to a volume that has grown, or keeps all its room.
+            if let Ok(info) = self.extent_info(volume, index) {
+                return Ok(info);
+            }
+            // One that was out is not zeroed, and may not be in when the extent is.
+            let together = self.membership.read().await;
             let pieces = {
                 let metadata = self.writer.metadata();
                 let gone = || PoolError::new("the volume is gone");
@@ -506,12 +587,15 @@ impl Pool {
                 Err(_) => Ok(()),
             };
             self.reserved.borrow_mut().give(&pieces);
+            drop(together);
             match cleared {
                 // It is out now: there may be others.
                 Err(member) => self.out(member).await?,
                 Ok(()) => {
-                    allocated?;
-                    return self.extent_info(volume, index);
+                    return match (allocated, self.extent_info(volume, index)) {
+                        (Err(why), Err(_)) => Err(why),
+                        (_, info) => info,
+                    };
                 }
             }
         }
@@ -564,7 +648,15 @@ impl Pool {
         Ok(Some((piece, at)))
     }
 
-    async fn moved(self: &Rc<Self>, of: ColumnAt, to: Piece) -> Result<(), PoolError> {
+    /// These columns do not go where they were to go.
+    fn stay(&self, which: impl Fn(&ColumnAt) -> bool) {
+        let mut moving = self.moving.borrow_mut();
+        let staying = moving.extract_if(.., |of, _| which(of));
+        let places: Vec<Piece> = staying.map(|(_, to)| to).collect();
+        self.reserved.borrow_mut().give(&places);
+    }
+
+    async fn moved(self: &Rc<Self>, of: ColumnAt, to: Piece) -> Result<bool, PoolError> {
         let ColumnAt { volume, index, column } = of;
         let moved = self.writer.commit(Change::Move { volume, index, column, to }).await;
         if moved.is_ok() {
@@ -572,7 +664,14 @@ impl Pool {
             self.reserved.borrow_mut().give(&[to]);
             self.retire().await;
         }
-        moved
+        match moved {
+            Ok(()) => Ok(true),
+            Err(why) if self.writer.broken().is_some() || self.is_closed.get() => Err(why),
+            Err(why) => {
+                tracing::warn!(volume = volume.0, index, column, error = %why, "a piece is not moved");
+                Ok(false)
+            }
+        }
     }
 
     /// Adds a disk.
@@ -581,7 +680,7 @@ impl Pool {
     /// What is in the way.
     pub async fn add(&self, new: &NewDisk, spare: bool) -> Result<(), PoolError> {
         let disk = open_new(&self.core, new, self.buffered).await?;
-        let _alone = self.membership.lock().await;
+        let _alone = self.membership.write().await;
         let disk = {
             let metadata = self.writer.metadata();
             let full = || PoolError::new("the pool has as many disks as it may have");
@@ -610,12 +709,25 @@ impl Pool {
         behind: Vec<(u64, u16, u32)>,
         change: Change,
     ) -> Result<(), PoolError> {
+        self.coming.set(Some(id));
+        let is_in = self.try_in(id, disk, behind, change).await;
+        self.coming.set(None);
+        is_in
+    }
+
+    async fn try_in(
+        &self,
+        id: MemberId,
+        disk: &Rc<MemberDisk>,
+        behind: Vec<(u64, u16, u32)>,
+        change: Change,
+    ) -> Result<(), PoolError> {
         self.writer.bring_up(id, disk).await?;
         let member = self.member_info(id);
         let member = member.ok_or_else(|| PoolError::at(disk.path(), "it failed at once"))?;
         // All write to it before it counts: none of what is written from then on is behind.
         let mut all = Vec::new();
-        self.seats.borrow_mut().retain(|seat| {
+        self.seats.borrow_mut().retain(|(_, seat)| {
             let (done, is_done) = oneshot::channel();
             let told = seat.clone();
             all.push(async move { (told, is_done.await) });
@@ -635,26 +747,43 @@ impl Pool {
         committed
     }
 
-    /// A member that was out is there again.
-    async fn take_back(&self, id: MemberId, disk: Rc<MemberDisk>, marked: bool) {
-        self.let_back(id, disk, marked).await;
+    /// A member that was out is there again. If it knew an era it lacks what is marked, and what was under way then.
+    async fn take_back(&self, id: MemberId, disk: Rc<MemberDisk>, era: Option<u64>) {
+        self.let_back(id, disk, era).await;
         self.returning.borrow_mut().remove(&id);
     }
 
-    async fn let_back(&self, id: MemberId, disk: Rc<MemberDisk>, marked: bool) {
-        let _alone = self.membership.lock().await;
-        let behind = {
-            let metadata = self.writer.metadata();
-            let is_out = metadata.member(id).is_some_and(|m| !m.standing.votes());
-            if !is_out {
-                return;
+    async fn let_back(&self, id: MemberId, disk: Rc<MemberDisk>, era: Option<u64>) {
+        let _alone = self.membership.write().await;
+        let is_out = self.writer.metadata().member(id).is_some_and(|m| !m.standing.votes());
+        if !is_out {
+            return;
+        }
+        let marked = match era {
+            None => false,
+            Some(era) => {
+                recovery::mark_under_way(&self.core, &self.writer, id, &disk, era).await.is_ok()
             }
-            behind_on(&metadata, id, marked)
         };
+        let behind = behind_on(&self.writer.metadata(), id, marked);
         let path = disk.path().display().to_string();
         let change = Change::Back { member: id, marked };
-        match self.let_in(id, &disk, behind, change).await {
+        let relabel = async |state| {
+            let label = Label { state, ..disk.label() };
+            disk.relabel(label).await.map_err(|why| failed(disk.path(), why))
+        };
+        let let_in = async {
+            if !marked {
+                // It knows all when it is brought up, and has nothing: that is to be seen if it comes no further.
+                relabel(State::Making).await?;
+            }
+            self.let_in(id, &disk, behind, change).await
+        };
+        match let_in.await {
             Ok(()) => {
+                if let Err(why) = relabel(State::Made).await {
+                    tracing::warn!(%path, error = %why, "its label says that it is still being made");
+                }
                 tracing::info!(%path, marked, "a disk of the pool is back");
                 self.absent.borrow_mut().remove(&id);
                 self.tell(|| Event::Look);
@@ -746,7 +875,7 @@ impl Pool {
     }
 
     async fn remove_empty(&self, id: MemberId, votes: bool) -> Result<(), PoolError> {
-        let _alone = self.membership.lock().await;
+        let _alone = self.membership.write().await;
         if votes {
             self.writer.commit(Change::Out(id)).await?;
             self.tell(|| Event::Out(id));
@@ -850,7 +979,13 @@ impl Pool {
     /// That nothing more can be written.
     pub async fn delete_volume(&self, uuid: Uuid) -> Result<(), PoolError> {
         match self.find(uuid) {
-            Ok(id) => self.writer.commit(Change::DeleteVolume(id)).await,
+            Ok(id) => {
+                // Maps of its extents would be written where others are by then.
+                self.leave(id, uuid, None).await?;
+                self.writer.commit(Change::DeleteVolume(id)).await?;
+                self.stay(|of| of.volume == id);
+                Ok(())
+            }
             Err(_) => Ok(()),
         }
     }

@@ -1,5 +1,6 @@
 //! What a crash has left in the parity logs is mended before a pool serves.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -8,9 +9,10 @@ use rt::Core;
 use rt::disk::Disk;
 use uuid::Uuid;
 
+use super::disk::MemberDisk;
 use super::error::PoolError;
 use super::layout::{BLOCK_BYTES, Layout};
-use super::metadata::{Change, Extent, MemberId, Metadata, Volume};
+use super::metadata::{Change, Extent, MemberId, Metadata, Volume, VolumeId};
 use super::writer::Writer;
 use crate::raid::batch::Ring;
 use crate::raid::geometry::Shape;
@@ -40,7 +42,7 @@ impl Keeper for Mending {
     }
 }
 
-fn find(metadata: &Metadata, number: u64) -> Option<(super::metadata::VolumeId, u32)> {
+fn find(metadata: &Metadata, number: u64) -> Option<(VolumeId, u32)> {
     metadata.volumes().find_map(|(id, volume)| {
         let mut extents = volume.extents();
         extents.find(|(_, extent)| extent.number == number).map(|(index, _)| (id, index))
@@ -90,6 +92,46 @@ fn columns_of<'a>(
     (0u16..)
         .zip(&extent.pieces)
         .map(move |(n, piece)| (piece.member.0, metadata.row_of(*piece), volume.behind(index, n)))
+}
+
+/// Marks what was being written when a member went out, by what its own rings hold of the era that it knew last: with a crash
+/// then nobody has said that it lacks that, for where it alone has the parity it alone has the entry.
+pub(super) async fn mark_under_way(
+    core: &Core,
+    writer: &Rc<Writer>,
+    id: MemberId,
+    disk: &MemberDisk,
+    era: u64,
+) -> Result<(), PoolError> {
+    let failed = |why: Error| PoolError::at(disk.path(), format!("its parity log: {why}"));
+    let (pool, rings) = (writer.metadata().pool, writer.metadata().rings);
+    let (label, keeper) = (disk.label(), Rc::new(Mending(Rc::clone(writer))));
+    let array = Array::new(era, keeper, core.pool()).await.map_err(failed)?;
+    let member = |ring| {
+        let of = (label.member, label.layout);
+        member_of(disk.disk().clone(), pool, of, (ring, era), disk.errors())
+    };
+    array.put(id.0, member(0));
+    let rings =
+        (0..rings).map(member).map(|m| OldRing { member: id.0, ring: m.ring, at: m.ring_at });
+    let entries = Entries::read(&array, era, &rings.collect::<Vec<_>>()).await.map_err(failed)?;
+    if array.is_out(id.0) {
+        return Err(failed(Error::Gone));
+    }
+    let (named, mut known) = (entries.extents(), BTreeMap::new());
+    for (id, volume) in writer.metadata().volumes() {
+        let all = volume.extents().filter(|(_, extent)| named.contains(&extent.number));
+        known.extend(all.map(|(index, extent)| (extent.number, (id, index, volume.shape))));
+    }
+    let mut regions: BTreeMap<(VolumeId, u32), u32> = BTreeMap::new();
+    for (number, place) in entries.places() {
+        let Some((volume, index, shape)) = known.get(&number) else { continue };
+        *regions.entry((*volume, *index)).or_default() |= shape.region(place);
+    }
+    for ((volume, index), regions) in regions {
+        writer.commit(Change::Mark { volume, index, regions }).await?;
+    }
+    Ok(())
 }
 
 /// Mends by all rings, one after the other.

@@ -15,7 +15,9 @@ use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use super::ask::{Ask, ColumnAt, Comes, Event, ExtentInfo, MemberInfo, PoolHandle, VolumeInfo};
+use super::ask::{
+    Ask, ColumnAt, Comes, Event, ExtentInfo, MemberInfo, PoolHandle, PoolInfo, VolumeInfo,
+};
 use super::error::PoolError;
 use super::metadata::{MemberId, Members, Piece, VolumeId};
 use super::owner::Pool;
@@ -45,6 +47,8 @@ pub struct PoolSeat {
     /// Whether all is to be read and compared.
     scrubs: Cell<bool>,
     look: Rc<Notify>,
+    /// How often a member has come in, or a volume has grown: whoever opens one meanwhile begins anew.
+    comings: Cell<u64>,
     /// Whether it is being closed: nothing is made whole or compared any more.
     stops: Cell<bool>,
     stopped: Rc<Notify>,
@@ -181,14 +185,22 @@ impl PoolSeat {
         shares: Option<Weak<Pool>>,
     ) -> Result<Rc<Self>, PoolError> {
         let (sender, events) = mpsc::unbounded_channel();
-        let info = handle.ask(|answer| Ask::Join { events: sender, answer }).await?;
-        if ring >= info.rings {
-            let message = format!(
-                "the pool serves volumes on {} cores, and this one is number {ring}",
-                info.rings
-            );
-            return Err(PoolError::new(message));
+        let info = handle.ask(|answer| Ask::Join { ring, events: sender, answer }).await?;
+        let seat = Self::sit(core, handle.clone(), (ring, info), shares, events).await;
+        if seat.is_err() {
+            // It has written nothing.
+            handle.tell(Ask::Rise { ring }).await;
         }
+        seat
+    }
+
+    async fn sit(
+        core: &Core,
+        handle: PoolHandle,
+        (ring, info): (u16, PoolInfo),
+        shares: Option<Weak<Pool>>,
+        events: mpsc::UnboundedReceiver<Event>,
+    ) -> Result<Rc<Self>, PoolError> {
         let opens = match shares {
             Some(pool) => Opens::Shares(pool),
             None => Opens::Beside { core: core.clone(), buffered: info.buffered },
@@ -199,6 +211,7 @@ impl PoolSeat {
         let array = Array::new(info.era, kept, core.pool()).await;
         let array =
             array.map_err(|_| PoolError::new("the core has too little memory for a pool"))?;
+        let array = array.numbered_from(info.first);
         let seat = Rc::new(Self {
             opens,
             handle,
@@ -211,6 +224,7 @@ impl PoolSeat {
             moving: RefCell::default(),
             scrubs: Cell::new(false),
             look: Rc::default(),
+            comings: Cell::new(0),
             stops: Cell::new(false),
             stopped: Rc::default(),
             tasks: RefCell::default(),
@@ -259,7 +273,7 @@ impl PoolSeat {
         self.tasks.borrow_mut().extend([hearing, caring]);
     }
 
-    async fn hear(&self, event: Event) {
+    async fn hear(self: &Rc<Self>, event: Event) {
         match event {
             Event::Out(member) => {
                 if let Err(why) = self.array.is_told_out(member.0).await {
@@ -269,10 +283,22 @@ impl PoolSeat {
             Event::In(comes) => self.comes(*comes).await,
             Event::Leaving(members) => self.leaving.set(members),
             Event::Look => {}
+            Event::Leave(volume, done) => {
+                let seat = Rc::clone(self);
+                let leaving = tokio::task::spawn_local(async move {
+                    if seat.leave(volume).await {
+                        let _ = done.send(());
+                    }
+                });
+                let mut tasks = self.tasks.borrow_mut();
+                tasks.retain(|task| !task.is_finished());
+                tasks.push(leaving);
+            }
             Event::Scrub => self.scrubs.set(true),
             Event::Grown(volume, bytes) => {
                 let raid = self.volumes.borrow().get(&volume).and_then(|open| open.raid.upgrade());
                 raid.into_iter().for_each(|raid| raid.grow(bytes));
+                self.comings.set(self.comings.get() + 1);
             }
         }
         self.look.notify_one();
@@ -293,7 +319,8 @@ impl PoolSeat {
             .into_iter()
             .map(|(extent, column, regions)| ((extent, column), regions))
             .collect();
-        for (_, raid) in self.open_volumes() {
+        self.comings.set(self.comings.get() + 1);
+        for raid in self.open_raids() {
             for extent in raid.indices().into_iter().filter_map(|index| raid.extent(index)) {
                 let here = self.keeper.changed.borrow().get(&extent.number()).copied().unwrap_or(0);
                 let on_it = (0u16..).zip(extent.columns()).filter(|(_, c)| c.member == member.id.0);
@@ -312,10 +339,32 @@ impl PoolSeat {
         let _ = done.send(());
     }
 
-    fn open_volumes(&self) -> Vec<(Open, Rc<Raid>)> {
+    fn open_volumes(&self) -> Vec<Open> {
         let mut volumes = self.volumes.borrow_mut();
         volumes.retain(|_, open| open.raid.strong_count() > 0);
-        volumes.values().filter_map(|open| Some((open.clone(), open.raid.upgrade()?))).collect()
+        volumes.values().cloned().collect()
+    }
+
+    fn open_raids(&self) -> Vec<Rc<Raid>> {
+        self.open_volumes().into_iter().filter_map(|open| open.raid.upgrade()).collect()
+    }
+
+    /// Makes sure that nothing of a volume that was open here is written any more, nor looked for in the parity log. Says
+    /// whether that is so.
+    async fn leave(&self, volume: Uuid) -> bool {
+        self.stop_tending(volume).await;
+        let open = self.volumes.borrow().get(&volume).cloned();
+        if open.is_some_and(|open| open.raid.strong_count() > 0) {
+            tracing::error!(%volume, "a volume that is open here is to be open elsewhere, or deleted");
+            return false;
+        }
+        match self.array.pass().await {
+            Ok(()) => true,
+            Err(why) => {
+                tracing::error!(%volume, error = %why, "the parity log cannot be settled");
+                false
+            }
+        }
     }
 
     /// Ends when nothing of a volume is made whole or compared any more that was open here.
@@ -333,8 +382,23 @@ impl PoolSeat {
     pub async fn open(&self, volume: Uuid) -> Result<Dev, PoolError> {
         // Whoever had it open here may be made whole still, by where it was.
         self.stop_tending(volume).await;
-        let info = self.handle.ask(|answer| Ask::Volume { volume, answer }).await?;
-        let VolumeInfo { id, shape, bytes, block_size, thick, extents } = info;
+        loop {
+            let comings = self.comings.get();
+            let (id, raid) = self.load(volume).await?;
+            if self.comings.get() == comings {
+                let open = Open { id, raid: Rc::downgrade(&raid), tended: Rc::default() };
+                self.volumes.borrow_mut().insert(volume, open);
+                self.look.notify_one();
+                return Ok(Dev::shared(raid));
+            }
+        }
+    }
+
+    async fn load(&self, volume: Uuid) -> Result<(VolumeId, Rc<Raid>), PoolError> {
+        let ring = self.ring.0;
+        let info = self.handle.ask(|answer| Ask::Volume { volume, ring, answer }).await?;
+        let VolumeInfo { id, shape, bytes, block_size, thick, first, extents } = info;
+        self.array.begin_at(first);
         let room = Rc::new(VolumeRoom { keeper: Rc::clone(&self.keeper), volume: id, shape });
         let load = |info: ExtentInfo| {
             let extent = room.extent_of(&info);
@@ -347,10 +411,7 @@ impl PoolSeat {
         let extents = loaded.map_err(unknown)?;
         let settings = Settings { shape, block_size, bytes, thick };
         let raid = Rc::new(Raid::new(Rc::clone(&self.array), settings, extents, room));
-        let open = Open { id, raid: Rc::downgrade(&raid), tended: Rc::default() };
-        self.volumes.borrow_mut().insert(volume, open);
-        self.look.notify_one();
-        Ok(Dev::shared(raid))
+        Ok((id, raid))
     }
 
     /// Ends it, when no device of it is in use any more.
@@ -359,8 +420,8 @@ impl PoolSeat {
     /// That something that was written may not be durable.
     pub async fn close(&self) -> Result<(), PoolError> {
         // What is under way comes to its end, for nobody may give up an operation of a disk.
-        self.stops.set(true);
-        self.open_volumes().iter().for_each(|(_, raid)| raid.stop_tending());
+        let is_first = !self.stops.replace(true);
+        self.open_raids().iter().for_each(|raid| raid.stop_tending());
         self.look.notify_one();
         self.stopped.notify_one();
         let tasks: Vec<_> = self.tasks.borrow_mut().drain(..).collect();
@@ -370,13 +431,18 @@ impl PoolSeat {
         self.array
             .close()
             .await
-            .map_err(|why| PoolError::new(format!("the last flush failed: {why}")))
+            .map_err(|why| PoolError::new(format!("the last flush failed: {why}")))?;
+        if is_first {
+            self.handle.tell(Ask::Rise { ring: self.ring.0 }).await;
+        }
+        Ok(())
     }
 
     /// Makes whole what is not: of columns whose disk is out, or leaves, or lacks something.
     async fn care(&self) {
-        for (open, raid) in self.open_volumes() {
+        for open in self.open_volumes() {
             let _tended = open.tended.lock().await;
+            let Some(raid) = open.raid.upgrade() else { continue };
             for index in raid.indices() {
                 if raid.stops() {
                     break;
@@ -417,9 +483,10 @@ impl PoolSeat {
             let to = self.moving.borrow().get(&of).map(|(to, _)| *to);
             match to {
                 Some(to) => {
-                    self.handle.ask(|answer| Ask::Moved { of, to, answer }).await?;
-                    self.moving.borrow_mut().remove(&of);
-                    extent.settled(column);
+                    if self.handle.ask(|answer| Ask::Moved { of, to, answer }).await? {
+                        self.moving.borrow_mut().remove(&of);
+                        extent.settled(column);
+                    }
                 }
                 None => self.handle.ask(|answer| Ask::Caught { of, answer }).await?,
             }
@@ -429,8 +496,9 @@ impl PoolSeat {
 
     /// Reads and compares all of the volumes here; what is not whole yet is made so first, and again.
     async fn scrub(&self) {
-        for (open, raid) in self.open_volumes() {
+        for open in self.open_volumes() {
             let tended = open.tended.lock().await;
+            let Some(raid) = open.raid.upgrade() else { continue };
             let volume = open.id;
             for index in raid.indices() {
                 if raid.stops() {
@@ -446,7 +514,7 @@ impl PoolSeat {
                     }
                 }
             }
-            drop(tended);
+            drop((raid, tended));
             self.care().await;
         }
         self.handle.tell(Ask::ScrubEnded).await;

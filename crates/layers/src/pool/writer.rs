@@ -252,12 +252,24 @@ impl Writer {
         let _ = self.failing.send(id);
     }
 
+    /// The member that a change would give a vote, if it has failed since it was brought up: no version may be written then.
+    fn fallen(&self, change: &Change) -> Option<MemberId> {
+        let (Change::Add { member, .. } | Change::Back { member, .. }) = change else {
+            return None;
+        };
+        (!self.disks.borrow().contains_key(member)).then_some(*member)
+    }
+
     /// Takes what waits and fits into a block, and makes it; whoever is refused is told.
     fn take(&self) -> (Vec<Change>, Vec<Waiting>) {
         let (mut changes, mut made, mut room) = (Vec::new(), Vec::new(), Block::room());
         loop {
             let next = self.waiting.borrow_mut().pop_front();
             let Some(mut next) = next else { break };
+            if let Some(id) = next.changes.iter().find_map(|change| self.fallen(change)) {
+                next.end(Err(PoolError::new(format!("disk {} failed as it came in", id.0))));
+                continue;
+            }
             let bytes: usize = next.changes.iter().map(Change::record_bytes).sum();
             if bytes > room {
                 if made.is_empty() && changes.is_empty() {

@@ -14,6 +14,7 @@ use futures_util::future::join_all;
 use parity::Parity;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use tokio::sync::futures::Notified;
 use tokio::sync::{Mutex, Notify, OnceCell, Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
@@ -22,6 +23,7 @@ use super::batch::{BLOCK_BYTES, Entry, Ring, What};
 use super::log::Log;
 use super::marks::{self, Marks, Region};
 use super::mistake::Mistake;
+use super::row::Strips;
 
 /// Memory for what is read and reckoned of stripes that are being written, in pages of 4 KiB.
 const SCRATCH_PAGES: u32 = 1024;
@@ -31,6 +33,9 @@ const PARTIAL_PAGES: u32 = 64;
 
 /// Most members.
 pub const MAX_MEMBERS: u16 = 128;
+
+/// An extent that there is not.
+const NO_EXTENT: u64 = u64::MAX;
 
 /// Memory that a member takes at most for an operation, in bytes.
 const MEMBER_OVERHEAD: usize = 4096;
@@ -130,6 +135,8 @@ pub struct Array {
     saving: Mutex<()>,
     /// The era of the logs.
     era: u64,
+    /// What batches and entries are numbered from: beyond all that others have had in this era.
+    first: u64,
 }
 
 impl Array {
@@ -165,7 +172,22 @@ impl Array {
             moved: RefCell::default(),
             saving: Mutex::new(()),
             era,
+            first: 0,
         })
+    }
+
+    /// The same with batches and entries that are numbered from `first` on: the rings may hold lower numbers of this era, of
+    /// somebody who has [closed](Self::close) his array.
+    #[must_use]
+    pub fn numbered_from(mut self, first: u64) -> Self {
+        self.first = first;
+        self.begin_at(first);
+        self
+    }
+
+    /// From now on entries are numbered from `first` on: extents that come have maps with lower numbers.
+    pub fn begin_at(&self, first: u64) {
+        self.numbers.set(self.numbers.get().max(first));
     }
 
     /// From now on `member` is the one of this number, below [`MAX_MEMBERS`]; one that had it before has to be out.
@@ -178,7 +200,7 @@ impl Array {
         all.resize_with(count, || None);
         let place = &mut all[usize::from(number)];
         // What is said of batches of the one before is about none of this.
-        let first = place.as_ref().map_or(0, |before| before.log.next());
+        let first = place.as_ref().map_or(0, |before| before.log.next()).max(self.first);
         *place = Some(Rc::new(Used::new(member, first)));
         self.changes.set(self.changes.get() + 1);
     }
@@ -437,12 +459,55 @@ impl Array {
                 used.iter().for_each(|used| used.log.promise());
                 return Ok(());
             }
-            if !self.unflushed.borrow().is_empty() || self.marks.want_flush() {
-                self.flush().await?;
-            } else if !self.clear_marks(true) && !self.save_maps().await? {
-                freed.await;
+            self.make_room(freed).await?;
+        }
+    }
+
+    /// Retires what can be; if there is nothing, waits until something is `freed`.
+    async fn make_room(&self, freed: Notified<'_>) -> Result<(), Error> {
+        if !self.unflushed.borrow().is_empty() || self.marks.want_flush() {
+            self.flush().await?;
+        } else if !self.clear_marks(true) && !self.save_maps().await? {
+            freed.await;
+        }
+        Ok(())
+    }
+
+    /// Ends when nothing that the logs hold now is looked at any more after a crash: extents that were used here may be used
+    /// elsewhere then. Nobody does anything with those meanwhile.
+    ///
+    /// # Errors
+    /// That it will be looked at: it has to be mended by, which is done when the pool is opened.
+    pub async fn pass(&self) -> Result<(), Error> {
+        let all = self.all().into_iter().filter(|(_, used)| !used.log.is_new());
+        let all: Vec<_> = all.map(|(n, used)| (n, used.log.next(), used)).collect();
+        let is_passed =
+            |(_, end, used): &(u16, u64, Rc<Used>)| used.is_out.get() || used.log.tail() >= *end;
+        loop {
+            let freed = self.log_room.notified();
+            self.check()?;
+            if all.iter().all(is_passed) {
+                break;
+            }
+            self.make_room(freed).await?;
+        }
+        let mut to = SmallVec::new();
+        for (member, _, used) in all {
+            // Nobody looks at what one holds of whom all know that it is out.
+            match used.is_out.get() {
+                true => self.out(member, Error::Gone).await?,
+                false => to.push((member, Vec::new())),
             }
         }
+        if to.is_empty() {
+            return Ok(());
+        }
+        // A batch says what is retired; its own entry is about nothing.
+        let what = What::Copies { stripes: 1, changed: Strips::first(1) };
+        let (_, receipt) = self.log((NO_EXTENT, 0), what, to).await?;
+        self.retire(&receipt);
+        self.log_room.notify_waiters();
+        Ok(())
     }
 
     /// Waits until the copies of these regions may be written: an entry for each is in the logs of the members that `of` names.
@@ -517,13 +582,14 @@ impl Array {
         }
     }
 
-    /// Makes all durable before it is given up.
+    /// Makes all durable before it is given up, and leaves logs that nobody has to look at.
     ///
     /// # Errors
     /// That nobody could be told of a member that failed it.
     pub async fn close(&self) -> Result<(), Error> {
         self.flush().await?;
-        self.save_maps().await.map(drop)
+        self.save_maps().await?;
+        self.pass().await
     }
 
     /// Waits until no entry of the stripe counts any more.

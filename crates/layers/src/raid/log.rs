@@ -26,7 +26,9 @@ pub(super) struct Log {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Number of the next batch.
+    /// Number of the first batch,
+    first: u64,
+    /// and of the next.
     next: u64,
     /// Those who append, until they have been told.
     appending: Slab<Appending>,
@@ -61,13 +63,24 @@ enum Turn {
 impl Log {
     /// A ring that begins at block `at` of `dev`, whose era nothing has been written in. Its batches are numbered from `first` on.
     pub(super) fn new(ring: Ring, dev: Dev, at: Lba, first: u64) -> Self {
-        let state = State { next: first, ..State::default() };
+        let state = State { first, next: first, ..State::default() };
         Self { ring, dev, at, state: RefCell::new(state) }
     }
 
     /// A number that no batch of it has had.
     pub(super) fn next(&self) -> u64 {
         self.state.borrow().next
+    }
+
+    /// The first batch that has an entry which is not retired; the next one if there is none.
+    pub(super) fn tail(&self) -> u64 {
+        self.state.borrow().tail()
+    }
+
+    /// Whether nothing has been written.
+    pub(super) fn is_new(&self) -> bool {
+        let s = self.state.borrow();
+        s.first == s.next
     }
 
     /// The pool that it is of.
@@ -148,6 +161,10 @@ impl Drop for End<'_> {
 }
 
 impl State {
+    fn tail(&self) -> u64 {
+        self.next - self.live.len() as u64
+    }
+
     fn join(&mut self, entry: Entry, blocks: Vec<Buf>) -> usize {
         self.promised = self.promised.saturating_sub(1);
         let key = self.appending.insert(Appending { entry, blocks, outcome: None, waker: None });
@@ -175,7 +192,7 @@ impl State {
             let keys = self.waiting.drain(..).collect();
             return Begun { sequence, keys, outcome: Err(failed) };
         }
-        let tail = sequence - self.live.len() as u64;
+        let tail = self.tail();
         let mut batch = Batch { sequence, tail, entries: Vec::new(), blocks: Vec::new() };
         let mut keys = Vec::new();
         while let Some(&key) = self.waiting.front() {
@@ -207,7 +224,7 @@ impl State {
     }
 
     fn retire(&mut self, sequence: u64) {
-        let tail = self.next - self.live.len() as u64;
+        let tail = self.tail();
         let place = sequence.checked_sub(tail).and_then(|n| usize::try_from(n).ok());
         if let Some(live) = place.and_then(|n| self.live.get_mut(n)) {
             *live = live.saturating_sub(1);

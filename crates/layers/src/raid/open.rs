@@ -99,6 +99,13 @@ impl Entries {
         rows.chain(copies).chain(self.whole.keys().map(|at| at.0)).collect()
     }
 
+    /// The places of stripes that they name, by number of the extent.
+    pub fn places(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        let rows = self.last.keys().map(|at| (at.0, at.1));
+        let copies = self.copies.iter().map(|at| (at.0, at.1));
+        rows.chain(copies).chain(self.whole.keys().copied())
+    }
+
     /// Mends what was under way in these extents, and makes it durable. `array` has logs of a new era, in which nothing has been
     /// written.
     ///

@@ -15,14 +15,17 @@ impl Raid {
     /// Copies column number `column` of the extent at `index`, which lacks nothing, to another place, and has `commit` make
     /// durable that it is there. Meanwhile clients read the extent, and wait where they write. Says whether that was done.
     ///
+    /// `commit` says whether it was made so. If it fails nobody knows, and nothing more is written: the pool may be opened next
+    /// as if it were there.
+    ///
     /// # Errors
-    /// What stops the array, and what `commit` says: then it is where it was.
+    /// What stops the array.
     pub async fn relocate(
         &self,
         index: u32,
         column: u16,
         to: Column,
-        commit: impl AsyncFnOnce() -> Result<(), Error>,
+        commit: impl AsyncFnOnce() -> Result<bool, Error>,
     ) -> Result<bool, Error> {
         let mut turns = Vec::new();
         for stripe in 0..self.shape.stripes() {
@@ -45,7 +48,9 @@ impl Raid {
         for stripe in 0..self.shape.stripes() {
             quiet.push(self.reads.quiet(key(index, stripe)).await);
         }
-        commit().await?;
+        if !commit().await.inspect_err(|why| self.array.give_up(*why))? {
+            return Ok(false);
+        }
         if let Some(Some(place)) = self.extents.borrow_mut().get_mut(index as usize)
             && Rc::ptr_eq(place, &extent)
         {

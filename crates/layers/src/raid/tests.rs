@@ -75,6 +75,8 @@ struct Disks {
     book: Rc<Book>,
     extents: RefCell<u64>,
     scratch: Pool,
+    /// What arrays number from.
+    first: Cell<u64>,
 }
 
 /// What gives no extents: all are there.
@@ -121,6 +123,7 @@ impl Disks {
             book: Rc::default(),
             extents: RefCell::new(3),
             scratch,
+            first: Cell::new(0),
         }
     }
 
@@ -165,6 +168,7 @@ impl Disks {
         };
         let keeper = Rc::new(Rc::clone(&self.book));
         let array = Array::new(era, keeper, &self.scratch).await.unwrap();
+        let array = array.numbered_from(self.first.get());
         (0..).zip(&*self.mems.borrow()).for_each(|(n, mem)| array.put(n, member((n, mem))));
         Rc::new(array.mistaken(mistake))
     }
@@ -190,6 +194,10 @@ impl Disks {
     /// The volume, on members that misbehave.
     async fn serve(&self, wrap: impl Fn(u16, Dev) -> Dev, mistake: Mistake) -> Rc<Raid> {
         let array = self.array(self.book.era.get(), wrap, mistake).await;
+        self.serve_by(array).await
+    }
+
+    async fn serve_by(&self, array: Rc<Array>) -> Rc<Raid> {
         let extents = self.extents(&array).await;
         Rc::new(Raid::new(array, self.settings(), (0..).zip(extents), Rc::new(Full)))
     }
@@ -638,5 +646,49 @@ fn marks_give_way() {
         let limited = async { tokio::time::timeout(Duration::from_secs(60), all).await };
         let outcome = tokio::task::LocalSet::new().block_on(&runtime, limited);
         assert!(outcome.is_ok(), "seed {seed}: somebody waits for ever");
+    }
+}
+
+/// A volume is closed and opened again, by another array in the same rings or in others, in one era: what the one before has
+/// left is neither believed nor in the way.
+#[test]
+fn arrays_follow_one_another_in_one_era() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    for make in [RAID_5, RAID_6, RAID_10] {
+        for volatile in [false, true] {
+            let disks = make(volatile);
+            let pool = Pool::new(MIN_POOL).unwrap();
+            tokio::task::LocalSet::new().block_on(&runtime, async {
+                let blocks = disks.shape.stripe_rows() * u64::from(ROW_BYTES / disks.block_size);
+                let len = (blocks * u64::from(disks.block_size)) as usize;
+                for (n, value) in (0u64..).zip([1u8, 2, 3]) {
+                    disks.first.set(n << 32);
+                    let array = disks.array(0, |_, dev| dev, Mistake::None).await;
+                    let raid = disks.serve_by(Rc::clone(&array)).await;
+                    let client = Client::new(&Dev::shared(raid), &pool);
+                    // Longer the first time: there are higher numbers in the rings then.
+                    for _ in 0..if n == 0 { 9 } else { 1 } {
+                        client.write(0, &vec![value; len], false).await.unwrap();
+                        let most = vec![value; len / 2];
+                        client.write(2 * blocks, &most, true).await.unwrap();
+                    }
+                    assert_eq!(
+                        client.read(0, blocks as u32).await.unwrap().to_vec(),
+                        vec![value; len]
+                    );
+                    drop(client);
+                    if n < 2 {
+                        array.close().await.unwrap();
+                    }
+                }
+                // Power is lost.
+                disks.mend().await;
+                let raid = disks.serve(|_, dev| dev, Mistake::None).await;
+                let client = Client::new(&Dev::shared(raid), &pool);
+                assert_eq!(client.read(0, blocks as u32).await.unwrap().to_vec(), vec![3; len]);
+                let most = client.read(2 * blocks, (blocks / 2) as u32).await.unwrap();
+                assert_eq!(most.to_vec(), vec![3; len / 2]);
+            });
+        }
     }
 }
