@@ -336,11 +336,12 @@ nvme_disconnect() {
 
 # ---- Load while a node is in trouble -----------------------------------------------------------------------------------
 
-# steady_load DISK: verified writes at an even rate (RATE a second), one fio after the other, until there is /run/stop.
+# steady_load DISK: verified writes at an even rate (RATE a second), one fio after the other, until there is /run/stop; of the
+# first MiB, or LOAD_MIB behind the first LOAD_AT_MIB.
 steady_load() {
     while [ ! -e /run/stop ]; do
-        fio --name=load --filename="$1" --size=1M --rw=randwrite --bs=4k --iodepth=4 --rate_iops="$RATE" \
-            --ioengine=libaio --direct=1 --verify=crc32c --do_verify=1 --verify_fatal=1 --output-format=terse \
+        fio --name=load --filename="$1" --offset="${LOAD_AT_MIB:-0}M" --size="${LOAD_MIB:-1}M" --rw=randwrite --bs=4k --iodepth=4 \
+            --rate_iops="$RATE" --ioengine=libaio --direct=1 --verify=crc32c --do_verify=1 --verify_fatal=1 --output-format=terse \
             > /run/fio.load 2>&1 || return 1
         awk -F';' 'NF > 100 { print $80 / 1e3 }' /run/fio.load >> /run/longest
     done

@@ -54,7 +54,7 @@ pub(crate) enum Stage {
 
 /// A volume with a copy on both data nodes.
 pub(crate) struct Mirrored {
-    name: String,
+    pub(crate) name: String,
     /// As node a exports it.
     pub(crate) exported: Exported,
 }
@@ -109,7 +109,12 @@ impl Cluster {
 
     /// A volume with a copy on both data nodes, for everybody.
     pub(crate) fn create(&self, name: &str, size: &str) -> Result<Mirrored> {
-        let exported = self.nodes[A].create_with(name, size, &["--replicas", "2"])?;
+        self.create_with(name, size, &["--replicas", "2"])
+    }
+
+    /// A volume for everybody, as these words say.
+    pub(crate) fn create_with(&self, name: &str, size: &str, more: &[&str]) -> Result<Mirrored> {
+        let exported = self.nodes[A].create_with(name, size, more)?;
         self.await_safe()?;
         Ok(Mirrored { name: name.to_owned(), exported })
     }

@@ -266,7 +266,8 @@ fn survives(report: &PoolReport) -> String {
 fn disk_finding(disk: &engine::PoolDisk, report: &PoolReport) -> Option<(Severity, String)> {
     let errors = disk.read_errors + disk.write_errors;
     let at = disk.path.as_ref().map(|path| format!(" at {}", path.display())).unwrap_or_default();
-    let named = format!("disk {}{at}", disk.serial);
+    let which = if disk.serial.is_empty() { disk.member.to_string() } else { disk.serial.clone() };
+    let named = format!("disk {which}{at}");
     match disk.state {
         PoolDiskState::Out => {
             Some((Severity::Warning, format!("{named} is out; {}", survives(report))))
@@ -371,6 +372,9 @@ pub(crate) mod tests {
         // A name that a shell would take apart.
         facts.report.as_mut().unwrap().disks[1].serial = "A B".into();
         assert!(told(&facts)[0].2.as_ref().unwrap().contains("replace tank 1 --with"));
+        // One without a name, as loop devices and files are.
+        facts.report.as_mut().unwrap().disks[1].serial.clear();
+        assert_eq!(told(&facts)[0].1, "disk 1 is out; data is lost if another disk fails");
     }
 
     #[test]

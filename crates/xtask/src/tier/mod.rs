@@ -107,8 +107,8 @@ pub(crate) const TIERS: &[Tier] = &[
     },
     Tier {
         name: "scsi",
-        about: "a mirrored volume through both nodes: libiscsi's suite, reservations and multipath while nodes die, offloads",
-        budget: minutes(9),
+        about: "a mirrored volume through both nodes: libiscsi's suite, reservations and multipath while nodes die, offloads, pools of disks that lose some",
+        budget: minutes(11),
         packages: || {
             let tools = [install::LIBISCSI, install::SG, install::MULTIPATH, install::QEMU_IMG];
             [guest::packages(), mirror_packages(), tools.to_vec()].concat()

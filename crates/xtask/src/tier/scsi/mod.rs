@@ -1,7 +1,8 @@
 //! A mirrored volume as SCSI initiators see it, through both of its nodes: libiscsi's suite, what cluster software and
-//! dm-multipath do in a guest while nodes die, are cut off and are drained, and what the array does by itself.
+//! dm-multipath do in a guest while nodes die, are cut off and are drained, what the array does by itself, and pools of disks under it.
 
 mod offload;
+mod pools;
 mod targets;
 
 use super::{INITIATOR, accidents, libiscsi};
@@ -45,6 +46,9 @@ pub(super) fn run(house: &House) -> Result<()> {
     }
     if house.wants("targets") {
         targets::run(house, &cluster);
+    }
+    if house.wants("pools") {
+        pools::run(house, &kernel, &mut cluster)?;
     }
     house.check("both copies hold the same bytes", || cluster.copies_are_equal(&volume));
     house.check("all nodes end in order", || cluster.stop());
