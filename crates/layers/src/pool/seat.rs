@@ -469,16 +469,10 @@ impl PoolSeat {
                 self.relocate(of, raid).await?;
             }
         }
-        let Some(extent) = raid.extent(index).filter(|extent| extent.is_lacking()) else {
-            return Ok(());
-        };
-        let lacking = extent.lacking_columns();
+        let Some(extent) = raid.extent(index) else { return Ok(()) };
         let failed = |why: Error| PoolError::new(why.to_string());
         let rebuilt = raid.rebuild(index, PACE).await.map_err(failed)?;
-        if rebuilt.failed > 0 {
-            return Ok(());
-        }
-        for column in lacking {
+        for column in rebuilt.whole {
             let of = ColumnAt { volume, index, column };
             let to = self.moving.borrow().get(&of).map(|(to, _)| *to);
             match to {

@@ -181,12 +181,6 @@ impl Extent {
         }
     }
 
-    /// Columns that lack something.
-    #[must_use]
-    pub fn lacking_columns(&self) -> Vec<u16> {
-        self.lacking.borrow().iter().map(|(column, _)| *column).collect()
-    }
-
     /// Rows of a column, all that belongs to it.
     pub(super) fn rows(&self) -> u64 {
         self.map_at(Column { member: 0, at: 0 }, 2)
@@ -216,34 +210,46 @@ impl Extent {
         !self.lacking.borrow().is_empty()
     }
 
-    /// The members that lack something.
-    pub(super) fn lacking_members(&self) -> Vec<u16> {
-        let lacking = self.lacking.borrow();
-        let columns = lacking.iter().filter_map(|(n, _)| self.columns.get(usize::from(*n)));
-        columns.map(|column| column.member).collect()
-    }
-
     pub(super) fn lacks(&self, column: u16, place: u32) -> bool {
         let lacking = self.lacking.borrow();
         !lacking.is_empty() && lacking.iter().any(|(c, places)| *c == column && places.has(place))
     }
 
-    pub(super) fn has_now(&self, place: u32) {
+    /// What belongs at `place` is there, on all columns whose members are in.
+    pub(super) fn has_now(&self, place: u32, array: &Array) {
+        let is_in = |column: u16| {
+            let column = self.columns.get(usize::from(column));
+            column.is_some_and(|column| !array.is_out(column.member))
+        };
         let mut lacking = self.lacking.borrow_mut();
-        lacking.iter_mut().for_each(|(_, places)| places.remove(place));
+        let there = lacking.iter_mut().filter(|(column, _)| is_in(*column));
+        there.for_each(|(_, places)| places.remove(place));
     }
 
-    /// The first stripes from `from` on of whose places some column lacks what it should have, at most so many.
-    pub(super) fn lacking_stripes(&self, from: u32, most: usize) -> Vec<u32> {
+    /// Columns that lack something and whose members are in: what can be filled.
+    #[must_use]
+    pub fn fillable(&self, array: &Array) -> Vec<u16> {
         let lacking = self.lacking.borrow();
-        let lacks = |place| lacking.iter().any(|(_, places)| places.has(place));
+        let columns = lacking.iter().map(|(column, _)| *column);
+        let is_in = |column: &u16| {
+            let column = self.columns.get(usize::from(*column));
+            column.is_some_and(|column| !array.is_out(column.member))
+        };
+        columns.filter(is_in).collect()
+    }
+
+    /// The first stripes from `from` on of whose places one of these columns lacks what it should have, at most so many.
+    pub(super) fn lacking_stripes(&self, from: u32, most: usize, columns: &[u16]) -> Vec<u32> {
+        let lacking = self.lacking.borrow();
+        let of = || lacking.iter().filter(|(column, _)| columns.contains(column));
+        let lacks = |place| of().any(|(_, places)| places.has(place));
         let stripes = (from..).map_while(|n| Some((n, self.placement.place_of(n)?)));
         stripes.filter(|(_, place)| lacks(*place)).map(|(stripe, _)| stripe).take(most).collect()
     }
 
-    /// No stripe lies any more where something is lacking.
-    pub(super) fn lacks_nothing(&self) {
-        self.lacking.borrow_mut().clear();
+    /// These columns lack nothing any more.
+    pub(super) fn have_all(&self, columns: &[u16]) {
+        self.lacking.borrow_mut().retain(|(column, _)| !columns.contains(column));
     }
 
     fn whose(&self, array: &Array) -> Whose {

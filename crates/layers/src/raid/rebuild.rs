@@ -30,33 +30,42 @@ pub struct Pace {
 }
 
 /// What a rebuild has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rebuilt {
     /// Stripes that were filled.
     pub stripes: u64,
     /// Those that cannot be: more is lost of them than their level bears, a member has failed, or it was stopped. They still lack
     /// what they lacked.
     pub failed: u64,
+    /// Columns that lack nothing any more.
+    pub whole: Vec<u16>,
 }
 
 impl Raid {
-    /// Fills what columns of the extent at `index` lack. If nothing `failed`, it lacks nothing any more, and that is durable.
+    /// Fills what columns of the extent at `index` lack whose members are in. Those that are `whole` then lack nothing any more, and
+    /// that is durable.
     ///
     /// # Errors
     /// What stops the array.
     pub async fn rebuild(&self, index: u32, pace: Pace) -> Result<Rebuilt, Error> {
         let mut rebuilt = Rebuilt::default();
-        let Some(extent) = self.extent(index).filter(|extent| extent.is_lacking()) else {
+        let Some(extent) = self.extent(index) else { return Ok(rebuilt) };
+        let (columns, changes) = (extent.fillable(&self.array), self.array.changes());
+        if columns.is_empty() {
             return Ok(rebuilt);
-        };
-        let lacking = extent.lacking_members();
-        self.fill(index, &extent, pace, &mut rebuilt).await?;
+        }
+        self.fill(index, &extent, &columns, pace, &mut rebuilt).await?;
         if rebuilt.failed == 0 {
             self.array.save_map(&extent).await?;
             self.array.flush().await?;
-            // Who went out meanwhile may have lost what was written to it.
-            let gone = lacking.iter().any(|member| self.array.is_out(*member));
-            rebuilt.failed += u64::from(gone);
+            // Who went out meanwhile may have lost what was written to it, and who came in lacks something else.
+            match self.array.changes() == changes {
+                true => {
+                    extent.have_all(&columns);
+                    rebuilt.whole = columns;
+                }
+                false => rebuilt.failed += 1,
+            }
         }
         Ok(rebuilt)
     }
@@ -66,6 +75,7 @@ impl Raid {
         &self,
         index: u32,
         extent: &Rc<Extent>,
+        columns: &[u16],
         pace: Pace,
         rebuilt: &mut Rebuilt,
     ) -> Result<(), Error> {
@@ -77,7 +87,7 @@ impl Raid {
                 rebuilt.failed += 1;
                 return Ok(());
             }
-            let stripes = extent.lacking_stripes(from, STRIPES_AT_ONCE);
+            let stripes = extent.lacking_stripes(from, STRIPES_AT_ONCE, columns);
             let Some(last) = stripes.last().copied() else { break };
             let (begun, busy) = (tokio::time::Instant::now(), self.operations());
             let each = stripes.into_iter().map(|stripe| self.fill_stripe(index, stripe));
@@ -90,13 +100,9 @@ impl Raid {
             }
             self.rest(begun, busy, pace).await;
             from = last + 1;
-            if rebuilt.failed == failed && extent.lacking_stripes(from, 1).is_empty() {
+            if rebuilt.failed == failed && extent.lacking_stripes(from, 1, columns).is_empty() {
                 from = 0;
             }
-        }
-        if rebuilt.failed == failed && !extent.lacking.borrow().is_empty() {
-            // Other places have no stripe, and what is written there is written whole.
-            extent.lacks_nothing();
         }
         Ok(())
     }
@@ -124,7 +130,7 @@ impl Raid {
         for start in (0..rows).step_by(most as usize) {
             stripe.fill(&(start..rows.min(start + most))).await?;
         }
-        stripe.extent.has_now(stripe.place);
+        stripe.extent.has_now(stripe.place, &self.array);
         Ok(())
     }
 }

@@ -382,17 +382,15 @@ impl Ordeal {
         tokio::task::spawn_local(async move {
             for index in raid.indices() {
                 let Some(extent) = raid.extent(index) else { continue };
-                let lacking = extent.lacking_members();
                 let Ok(rebuilt) = raid.rebuild(index, Pace { rest: 0.5 }).await else { return };
-                if rebuilt.failed == 0 && !lacking.is_empty() {
-                    let mut behind = book.behind.borrow_mut();
-                    let before = behind.len();
-                    for member in lacking {
-                        behind.remove(&(extent.number(), member));
-                    }
-                    let filled = (before - behind.len()) as u64;
-                    book.filled.set(book.filled.get() + filled);
+                let mut behind = book.behind.borrow_mut();
+                let before = behind.len();
+                for column in rebuilt.whole {
+                    let member = extent.columns()[usize::from(column)].member;
+                    behind.remove(&(extent.number(), member));
                 }
+                let filled = (before - behind.len()) as u64;
+                book.filled.set(book.filled.get() + filled);
             }
         })
     }

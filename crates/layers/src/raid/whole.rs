@@ -59,7 +59,7 @@ impl Stripe<'_> {
         } else {
             spare.moved(self.array.era(), u64::MAX / 2, number);
         }
-        extent.has_now(new.place);
+        extent.has_now(new.place, self.array);
         Ok(())
     }
 

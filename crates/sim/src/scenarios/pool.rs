@@ -284,7 +284,8 @@ impl Bench {
             }
         }
         let (checker, span, seed) = (Rc::clone(&self.checker), self.span, self.world.rng().u64());
-        let paths = self.paths();
+        let (paths, last) = (self.paths(), Rc::new(RefCell::new(String::new())));
+        let told = Rc::clone(&last);
         let work = self.host.run(move |core| async move {
             let buffers = core.pool().clone();
             let (pool, seat, dev) = open(&core, paths).await?;
@@ -296,6 +297,7 @@ impl Bench {
             }
             load.run(&checker, LAST_ROUND).await.map_err(|v| v.to_string())?;
             while !is_whole(&pool.report()) {
+                *told.borrow_mut() = format!("{:?}", pool.report());
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 load.run(&checker, 5).await.map_err(|v| v.to_string())?;
             }
@@ -318,7 +320,7 @@ impl Bench {
         match tokio::time::timeout(PATIENCE, work.join()).await {
             Ok(Some(result)) => result,
             Ok(None) => Err("the host crashed by itself".into()),
-            Err(_) => Err(format!("it is not whole within {PATIENCE:?}")),
+            Err(_) => Err(format!("it is not whole within {PATIENCE:?}: {}", last.borrow())),
         }
     }
 }
