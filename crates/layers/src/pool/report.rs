@@ -182,7 +182,7 @@ impl Pool {
             true => u64::from(member.taken()),
             false => metadata.behind_on(id),
         };
-        let errors = self.writer.disk(id).map(|disk| disk.errors());
+        let errors = self.writer.errors(id);
         let count = |of: fn(&Errors) -> &AtomicU64| {
             errors.as_deref().map_or(0, |errors| of(errors).load(Ordering::Relaxed))
         };

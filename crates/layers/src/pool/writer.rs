@@ -6,6 +6,7 @@
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
@@ -16,6 +17,7 @@ use super::journal::Block;
 use super::label::Label;
 use super::metadata::{Change, MemberId, Members, Metadata, Standing};
 use super::vote::{Roll, Written, may_count};
+use crate::raid::Errors;
 
 /// What is written of a pool's metadata, and to whom.
 #[derive(Debug)]
@@ -23,6 +25,8 @@ pub(super) struct Writer {
     metadata: RefCell<Metadata>,
     /// Those that get every version: what they hold is the last one, or it is being written.
     disks: RefCell<BTreeMap<MemberId, Rc<MemberDisk>>>,
+    /// What is counted of disks, those that are out among them.
+    errors: RefCell<BTreeMap<MemberId, Arc<Errors>>>,
     /// Those of them that have no vote yet.
     rising: RefCell<BTreeSet<MemberId>>,
     /// Members that a person has said are gone for good.
@@ -70,6 +74,7 @@ impl Writer {
         failing: mpsc::UnboundedSender<MemberId>,
     ) -> Rc<Self> {
         Rc::new(Self {
+            errors: RefCell::new(disks.iter().map(|(id, disk)| (*id, disk.errors())).collect()),
             counted: Cell::new(metadata.counted()),
             known: Cell::new(metadata.counted()),
             metadata: RefCell::new(metadata),
@@ -95,6 +100,11 @@ impl Writer {
     /// The disk of a member that gets every version.
     pub(super) fn disk(&self, member: MemberId) -> Option<Rc<MemberDisk>> {
         self.disks.borrow().get(&member).cloned()
+    }
+
+    /// What was counted of a disk since the pool was opened.
+    pub(super) fn errors(&self, member: MemberId) -> Option<Arc<Errors>> {
+        self.errors.borrow().get(&member).cloned()
     }
 
     /// All of them.
@@ -357,6 +367,7 @@ impl Writer {
         };
         up.await.map_err(|why| failed(disk.path(), why))?;
         self.rising.borrow_mut().insert(id);
+        self.errors.borrow_mut().insert(id, disk.errors());
         self.disks.borrow_mut().insert(id, Rc::clone(disk));
         Ok(())
     }
