@@ -1,6 +1,7 @@
 //! The layers of a storage stack.
 
 pub mod file;
+mod identity;
 pub mod mirror;
 mod overlay;
 pub mod pool;

@@ -19,6 +19,7 @@ use super::medium::{Failure, Medium};
 use super::slots::{self, Slots};
 use super::span::Span;
 use super::{File, PAGE};
+use crate::identity::random_uuid;
 
 /// Most that is cleared by one call to the system, in bytes.
 const CLEAR_STEP: u64 = 1 << 30;
@@ -412,6 +413,26 @@ fn data_bytes(medium: &Medium, how: &Create) -> u64 {
     how.bytes.unwrap_or_else(|| (medium.info().size - DATA_OFFSET) / block * block)
 }
 
+/// Reads `len` bytes of a file or device, a multiple of its blocks, from byte `at` on.
+pub(crate) async fn read_disk(
+    disk: &Disk,
+    memory: &Account,
+    at: u64,
+    len: usize,
+) -> Result<Box<[u8]>, DiskError> {
+    slots::read(&Medium::from(disk.clone()), memory, at, len).await
+}
+
+/// Makes whole blocks of a file or device read as zeroes, from byte `at` up to `end`, without space where that works.
+pub(crate) async fn clear_disk(
+    disk: &Disk,
+    memory: &Account,
+    at: u64,
+    end: u64,
+) -> Result<(), DiskError> {
+    Ok(clear(&Medium::from(disk.clone()), memory, Span { at, end }).await?)
+}
+
 /// Whether a file or device holds nothing.
 ///
 /// # Errors
@@ -595,12 +616,6 @@ async fn lengthen(medium: &Medium, bytes: u64) -> Result<(), Reason> {
     })
 }
 
-/// A random UUID (RFC 9562 5.4).
-fn random_uuid(core: &Core) -> Uuid {
-    let random = u128::from(core.random_u64()) << 64 | u128::from(core.random_u64());
-    uuid::Builder::from_random_bytes(random.to_be_bytes()).into_uuid()
-}
-
 /// Takes the labels off a device.
 async fn unlabel(medium: &Medium, memory: &Account) -> Result<(), Failure> {
     let size = medium.info().size;
@@ -645,7 +660,7 @@ async fn can_free(medium: &Medium, memory: &Account, label: &Label) -> bool {
 }
 
 /// Makes a span of whole blocks of the disk read as zeroes, without space where that works.
-async fn clear(medium: &Medium, memory: &Account, span: Span) -> Result<(), Reason> {
+async fn clear(medium: &Medium, memory: &Account, span: Span) -> Result<(), Failure> {
     let ctx = medium.ctx(memory, 0).await;
     for step in span.steps(CLEAR_STEP) {
         let done = match medium.punch(step.at, step.len(), &ctx).await {

@@ -37,8 +37,8 @@ pub use label::{
     BadLabel, LABEL_AREA_BYTES, LABEL_BYTES, LOG_AREA, Label, MAX_BYTES, Provisioning, State,
 };
 pub use log_area::LogArea;
-pub(crate) use manage::is_unused;
 pub use manage::{Create, Open, delete, inspect, inspect_on};
+pub(crate) use manage::{clear_disk, is_unused, read_disk};
 pub use medium::Medium;
 
 use crate::units::UnitLocks;

@@ -8,9 +8,9 @@ use uuid::Uuid;
 
 use super::error::PoolError;
 use super::layout::Layout;
-use super::metadata::{MemberId, Members, Piece, VolumeId};
+use super::metadata::{Extent, MemberId, Members, Metadata, Piece, Volume, VolumeId};
 use crate::raid::geometry::Shape;
-use crate::raid::{Errors, Scrubbed};
+use crate::raid::{self, Column, Errors, Scrubbed};
 
 /// Asks that may wait; whoever asks waits beyond that.
 const ASKS: usize = 256;
@@ -49,6 +49,24 @@ pub(super) struct ExtentInfo {
     pub(super) number: u64,
     /// Where its columns are, in rows, and what of each is behind.
     pub(super) columns: Vec<(Piece, u64, u32)>,
+}
+
+impl ExtentInfo {
+    pub(super) fn of(metadata: &Metadata, volume: &Volume, index: u32, extent: &Extent) -> Self {
+        let columns = (0u16..)
+            .zip(&extent.pieces)
+            .map(|(n, piece)| (*piece, metadata.row_of(*piece), volume.behind(index, n)));
+        Self { index, number: extent.number, columns: columns.collect() }
+    }
+
+    /// The extent in use that is meant.
+    pub(super) fn in_use(&self, shape: Shape) -> raid::Extent {
+        let columns = self.columns.iter();
+        let columns = columns.map(|(piece, at, _)| Column { member: piece.member.0, at: *at });
+        let extent = raid::Extent::new(self.number, shape, columns);
+        let behind = (0u16..).zip(&self.columns);
+        behind.fold(extent, |extent, (n, (_, _, behind))| extent.behind(n, *behind))
+    }
 }
 
 /// What a core needs to know of a volume.

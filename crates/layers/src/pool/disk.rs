@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 
-use block::{Account, Bufs, Class};
+use block::{Account, Class};
 use rt::disk::{Disk, DiskError, DiskErrorKind};
 
 use super::journal::{BLOCK_BYTES, Block, NoBlock};
@@ -12,6 +12,7 @@ use super::knowledge::{Damaged, known};
 use super::label::{self, BadLabel, LABEL_BYTES, Label, SLOTS};
 use super::metadata::{Metadata, Piece};
 use super::snapshot::{self, NoSnapshot};
+use crate::file::{clear_disk, read_disk};
 use crate::raid::Errors;
 
 /// Most that is read or written at once, in bytes.
@@ -57,7 +58,7 @@ pub(super) async fn read_label(
         if at + LABEL_BYTES as u64 > disk.info().size {
             continue;
         }
-        match read(disk, memory, at, LABEL_BYTES).await {
+        match read_disk(disk, memory, at, LABEL_BYTES).await {
             Ok(bytes) => {
                 read_any = true;
                 *found = page(&bytes).map_or(Err(BadLabel::NoMagic), |b| Label::parse(b, slot));
@@ -133,14 +134,14 @@ impl MemberDisk {
     }
 
     async fn read_snapshot(&self, at: u64, label: &Label) -> Result<Option<Metadata>, Unusable> {
-        let first = read(&self.disk, &self.memory, at, BLOCK_BYTES).await?;
+        let first = read_disk(&self.disk, &self.memory, at, BLOCK_BYTES).await?;
         let length = page(&first).and_then(|first| snapshot::length(first, label.pool));
         let room = u64::from(label.layout.room) * BLOCK_BYTES as u64;
         let Some(length) = length.filter(|length| (1..=room).contains(length)) else {
             return Ok(None);
         };
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let bytes = read(&self.disk, &self.memory, at, length).await?;
+        let bytes = read_disk(&self.disk, &self.memory, at, length).await?;
         match Metadata::of_snapshot(&bytes, label.pool) {
             Ok(found) => Ok(Some(found)),
             Err(why @ (NoSnapshot::Version(_) | NoSnapshot::Broken(_) | NoSnapshot::Nonsense)) => {
@@ -156,7 +157,7 @@ impl MemberDisk {
         let end = layout.journal_block_at(layout.journal_blocks);
         while at < end {
             let len = STEP.min(usize::try_from(end - at).unwrap_or(STEP));
-            let bytes = read(&self.disk, &self.memory, at, len).await?;
+            let bytes = read_disk(&self.disk, &self.memory, at, len).await?;
             for block in bytes.chunks_exact(BLOCK_BYTES).filter_map(page) {
                 match Block::parse(block, label.pool) {
                     Ok(block) => blocks.push(block),
@@ -223,19 +224,7 @@ impl MemberDisk {
     }
 
     async fn zero(&self, from: u64, to: u64) -> Result<(), DiskError> {
-        match self.disk.punch(from, to - from).await {
-            Err(e) if e.kind == DiskErrorKind::Unsupported => {}
-            done => return done,
-        }
-        match self.disk.zero(from, to - from).await {
-            Err(e) if e.kind == DiskErrorKind::Unsupported => {}
-            done => return done,
-        }
-        for at in (from..to).step_by(STEP) {
-            let len = usize::try_from(to - at).unwrap_or(STEP).min(STEP);
-            self.disk.write(at, Bufs::zeroes(len)).await?;
-        }
-        Ok(())
+        clear_disk(&self.disk, &self.memory, from, to).await
     }
 
     async fn write(&self, at: u64, bytes: &[u8]) -> Result<(), DiskError> {
@@ -247,18 +236,6 @@ impl MemberDisk {
     async fn sync(&self) -> Result<(), DiskError> {
         self.disk.sync().await
     }
-}
-
-async fn read(disk: &Disk, memory: &Account, at: u64, len: usize) -> Result<Vec<u8>, DiskError> {
-    let mut out = Vec::with_capacity(len);
-    while out.len() < len {
-        let step = STEP.min(len - out.len());
-        let credit = memory.credit(step, Class::Immediate).await;
-        let credit = credit.map_err(|_| DiskError { kind: DiskErrorKind::Other, errno: 0 })?;
-        let read: Bufs = disk.read(at + out.len() as u64, credit.alloc(step)).await?.into();
-        read.iter().for_each(|piece| out.extend_from_slice(piece));
-    }
-    Ok(out)
 }
 
 fn page(bytes: &[u8]) -> Option<&[u8; BLOCK_BYTES]> {

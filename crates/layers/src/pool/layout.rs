@@ -1,6 +1,6 @@
 //! What of a member is where: arithmetic, and nothing else.
 
-use super::metadata::{MAX_UNITS, placed_bytes, unit_bytes};
+use super::metadata::{MAX_UNITS, unit_bytes};
 use crate::raid::RING_BLOCKS;
 use crate::raid::geometry::{ROW_BYTES, Shape};
 
@@ -39,8 +39,6 @@ pub struct Layout {
     pub units_at: u64,
     /// Length of a unit in bytes.
     pub unit_bytes: u64,
-    /// Bytes of a unit before its tail.
-    pub placed_bytes: u64,
     /// How many units there are, one at least.
     pub units: u32,
 }
@@ -72,7 +70,6 @@ impl Layout {
             rings_at,
             units_at: (rings_at + rings).next_multiple_of(ALIGN),
             unit_bytes,
-            placed_bytes: placed_bytes(shape),
             units,
         })
     }

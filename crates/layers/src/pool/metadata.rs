@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::Text;
 use super::units::Units;
 use crate::raid::geometry::{Level, ROW_BYTES, Shape};
+pub use crate::raid::{ALL_REGIONS, MAX_MEMBERS, REGIONS};
 
 mod apply;
 mod check;
@@ -17,9 +18,6 @@ mod check;
 pub use apply::{Change, Refused};
 pub(super) use apply::{FIXED_SNAPSHOT_BYTES, UNIT_SNAPSHOT_BYTES};
 pub use check::Broken;
-
-/// Most members of a pool, whatever they are doing.
-pub const MAX_MEMBERS: u16 = 128;
 
 /// Most units of a member.
 pub const MAX_UNITS: u32 = 1 << 24;
@@ -35,12 +33,6 @@ pub const TAIL_BYTES: u64 = 64 << 10;
 
 /// Length of a strip, in bytes.
 pub const STRIP_BYTES: std::ops::RangeInclusive<u64> = (16 << 10)..=(128 << 10);
-
-/// Regions of a piece's data; the stripes that are spare, and the map, are one more.
-pub const REGIONS: u32 = 16;
-
-/// All regions of a piece.
-pub const ALL_REGIONS: u32 = (1 << (REGIONS + 1)) - 1;
 
 /// Most rings of the parity log on a member.
 pub const MAX_RINGS: u16 = 16;

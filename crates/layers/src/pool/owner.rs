@@ -22,18 +22,19 @@ use super::error::{PoolError, failed};
 use super::label::{Label, State};
 use super::layout::Layout;
 use super::metadata::{
-    Change, Extent, MAX_EXTENT_BYTES, MAX_RINGS, MemberId, Members, Metadata, PIECE_BYTES, Piece,
-    STRIP_BYTES, Stamp, Standing, Volume, VolumeId,
+    Change, MAX_EXTENT_BYTES, MAX_RINGS, MemberId, Members, Metadata, PIECE_BYTES, Piece,
+    STRIP_BYTES, Stamp, Standing, VolumeId,
 };
 use super::opening::{Disks, NewDisk, Start, open_new};
 use super::recovery;
 use super::report::ScrubReport;
 use super::writer::Writer;
 use super::{TEXT_BYTES, Text};
+use crate::identity::random_uuid;
 use crate::raid::geometry::{Level, ROW_BYTES, Shape};
 use crate::raid::{ALL_REGIONS, Scrubbed};
 
-/// How often is looked whether disks have come back.
+/// How often is looked whether disks may leave, and something may be made whole.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// What a pool is to be.
@@ -110,8 +111,6 @@ pub struct Pool {
     returning: RefCell<BTreeSet<MemberId>>,
     /// Members that leave the pool when nothing lies on them any more.
     retiring: RefCell<BTreeSet<MemberId>>,
-    /// Where those were last that are not written.
-    pub(super) absent: RefCell<BTreeMap<MemberId, PathBuf>>,
     tasks: RefCell<Vec<JoinHandle<()>>>,
     /// The scrub that is under way, or the last one, and how many cores have not ended it.
     scrub: Cell<Option<(ScrubReport, usize)>>,
@@ -156,11 +155,6 @@ fn shape_of(what: &CreatePool) -> Result<Shape, PoolError> {
     Err(PoolError::new(format!(
         "an extent cannot have {columns} columns: choose fewer with --columns"
     )))
-}
-
-fn random_uuid(core: &Core) -> Uuid {
-    let random = u128::from(core.random_u64()) << 64 | u128::from(core.random_u64());
-    uuid::Builder::from_random_bytes(random.to_be_bytes()).into_uuid()
 }
 
 fn add_change(label: &Label, spare: bool) -> Change {
@@ -249,7 +243,6 @@ impl Pool {
             moving: RefCell::default(),
             returning: RefCell::new(returning.iter().map(|(id, ..)| *id).collect()),
             retiring: RefCell::default(),
-            absent: RefCell::default(),
             tasks: RefCell::new(vec![writing]),
             scrub: Cell::new(None),
             is_closed: Cell::new(false),
@@ -509,8 +502,9 @@ impl Pool {
         let metadata = self.writer.metadata();
         let gone = || PoolError::new(format!("the pool has no volume {uuid}"));
         let volume = metadata.volume(id).ok_or_else(gone)?;
-        let extents =
-            volume.extents().map(|(index, extent)| info(&metadata, volume, index, extent));
+        let extents = volume
+            .extents()
+            .map(|(index, extent)| ExtentInfo::of(&metadata, volume, index, extent));
         Ok(VolumeInfo {
             id,
             shape: volume.shape,
@@ -611,7 +605,7 @@ impl Pool {
         let metadata = self.writer.metadata();
         let found = metadata.volume(volume).and_then(|v| Some((v, v.extent(index)?)));
         let (volume, extent) = found.ok_or_else(|| PoolError::new("the extent is gone"))?;
-        Ok(info(&metadata, volume, index, extent))
+        Ok(ExtentInfo::of(&metadata, volume, index, extent))
     }
 
     /// Makes pieces zero, those on members that are written. The error is a member that cannot be.
@@ -785,12 +779,10 @@ impl Pool {
                     tracing::warn!(%path, error = %why, "its label says that it is still being made");
                 }
                 tracing::info!(%path, marked, "a disk of the pool is back");
-                self.absent.borrow_mut().remove(&id);
                 self.tell(|| Event::Look);
             }
             Err(why) => {
                 tracing::error!(%path, error = %why, "a disk of the pool cannot come back");
-                self.absent.borrow_mut().insert(id, disk.path().to_owned());
             }
         }
     }
@@ -864,7 +856,6 @@ impl Pool {
                 continue;
             }
             self.retiring.borrow_mut().remove(&id);
-            self.absent.borrow_mut().remove(&id);
             if let Some(disk) = disk {
                 let label = Label { state: State::Removed, ..disk.label() };
                 if let Err(why) = disk.relabel(label).await {
@@ -1038,13 +1029,6 @@ async fn make(disk: &MemberDisk, snapshot: &[u8], stamp: Stamp) -> Result<(), Po
         disk.put_snapshot(snapshot, stamp.version).await
     };
     made.await.map_err(|why| failed(disk.path(), why))
-}
-
-fn info(metadata: &Metadata, volume: &Volume, index: u32, extent: &Extent) -> ExtentInfo {
-    let columns = (0u16..)
-        .zip(&extent.pieces)
-        .map(|(column, piece)| (*piece, metadata.row_of(*piece), volume.behind(index, column)));
-    ExtentInfo { index, number: extent.number, columns: columns.collect() }
 }
 
 /// What columns on a member that comes back lack.

@@ -1,6 +1,6 @@
 //! What a crash has left in the parity logs is mended before a pool serves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use rt::Core;
 use rt::disk::Disk;
 use uuid::Uuid;
 
+use super::ask::ExtentInfo;
 use super::disk::MemberDisk;
 use super::error::PoolError;
 use super::layout::{BLOCK_BYTES, Layout};
@@ -16,7 +17,7 @@ use super::metadata::{Change, Extent, MemberId, Metadata, Volume, VolumeId};
 use super::writer::Writer;
 use crate::raid::batch::Ring;
 use crate::raid::geometry::Shape;
-use crate::raid::{self, Array, Column, Entries, Errors, Keeper, Kept, Member, OldRing};
+use crate::raid::{Array, Entries, Errors, Keeper, Kept, Member, OldRing};
 use crate::raw::Raw;
 
 /// Writes down what mending finds out.
@@ -34,7 +35,10 @@ impl Keeper for Mending {
 
     fn changed(&self, extent: u64, regions: u32) -> Kept<'_> {
         Box::pin(async move {
-            let found = find(&self.0.metadata(), extent);
+            let found = {
+                let (metadata, numbers) = (self.0.metadata(), BTreeSet::from([extent]));
+                named(&metadata, &numbers).next().map(|(volume, _, index, _)| (volume, index))
+            };
             let Some((volume, index)) = found else { return Ok(()) };
             let marked = self.0.commit(Change::Mark { volume, index, regions }).await;
             marked.map_err(|why| error_of(&why))
@@ -42,10 +46,14 @@ impl Keeper for Mending {
     }
 }
 
-fn find(metadata: &Metadata, number: u64) -> Option<(VolumeId, u32)> {
-    metadata.volumes().find_map(|(id, volume)| {
-        let mut extents = volume.extents();
-        extents.find(|(_, extent)| extent.number == number).map(|(index, _)| (id, index))
+/// The extents of these numbers that there are.
+fn named<'a>(
+    metadata: &'a Metadata,
+    numbers: &'a BTreeSet<u64>,
+) -> impl Iterator<Item = (VolumeId, &'a Volume, u32, &'a Extent)> {
+    metadata.volumes().flat_map(move |(id, volume)| {
+        let all = volume.extents().filter(|(_, extent)| numbers.contains(&extent.number));
+        all.map(move |(index, extent)| (id, volume, index, extent))
     })
 }
 
@@ -72,28 +80,6 @@ pub(super) fn member_of(
     }
 }
 
-/// The extent in use that one of the metadata is.
-pub(super) fn extent_of(
-    number: u64,
-    shape: Shape,
-    columns: impl IntoIterator<Item = (u16, u64, u32)>,
-) -> raid::Extent {
-    let columns: Vec<_> = columns.into_iter().collect();
-    let at = columns.iter().map(|(member, at, _)| Column { member: *member, at: *at });
-    let extent = raid::Extent::new(number, shape, at.collect::<Vec<_>>());
-    (0u16..).zip(&columns).fold(extent, |extent, (n, (_, _, behind))| extent.behind(n, *behind))
-}
-
-fn columns_of<'a>(
-    metadata: &'a Metadata,
-    volume: &'a Volume,
-    (index, extent): (u32, &'a Extent),
-) -> impl Iterator<Item = (u16, u64, u32)> + 'a {
-    (0u16..)
-        .zip(&extent.pieces)
-        .map(move |(n, piece)| (piece.member.0, metadata.row_of(*piece), volume.behind(index, n)))
-}
-
 /// Marks what was being written when a member went out, by what its own rings hold of the era that it knew last: with a crash
 /// then nobody has said that it lacks that, for where it alone has the parity it alone has the entry.
 pub(super) async fn mark_under_way(
@@ -118,11 +104,10 @@ pub(super) async fn mark_under_way(
     if array.is_out(id.0) {
         return Err(failed(Error::Gone));
     }
-    let (named, mut known) = (entries.extents(), BTreeMap::new());
-    for (id, volume) in writer.metadata().volumes() {
-        let all = volume.extents().filter(|(_, extent)| named.contains(&extent.number));
-        known.extend(all.map(|(index, extent)| (extent.number, (id, index, volume.shape))));
-    }
+    let known: BTreeMap<u64, (VolumeId, u32, Shape)> =
+        named(&writer.metadata(), &entries.extents())
+            .map(|(id, volume, index, extent)| (extent.number, (id, index, volume.shape)))
+            .collect();
     let mut regions: BTreeMap<(VolumeId, u32), u32> = BTreeMap::new();
     for (number, place) in entries.places() {
         let Some((volume, index, shape)) = known.get(&number) else { continue };
@@ -160,18 +145,14 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
         array.put(id.0, member);
     }
     let entries = Entries::read(&array, ring.1, &rings).await.map_err(failed)?;
-    let named = entries.extents();
-    let mut found = Vec::new();
-    {
-        let metadata = writer.metadata();
-        for (_, volume) in metadata.volumes() {
-            let all = volume.extents().filter(|(_, extent)| named.contains(&extent.number));
-            for (index, extent) in all {
-                let columns = columns_of(&metadata, volume, (index, extent));
-                found.push((volume.shape, extent_of(extent.number, volume.shape, columns)));
-            }
-        }
-    }
+    let found: Vec<_> = {
+        let (metadata, numbers) = (writer.metadata(), entries.extents());
+        let all = named(&metadata, &numbers).map(|(_, volume, index, extent)| {
+            let info = ExtentInfo::of(&metadata, volume, index, extent);
+            (volume.shape, info.in_use(volume.shape))
+        });
+        all.collect()
+    };
     let mut extents = Vec::new();
     for (shape, extent) in found {
         extents.push((shape, Rc::new(extent.load(&array).await.map_err(failed)?)));

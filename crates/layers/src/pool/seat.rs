@@ -21,7 +21,7 @@ use super::ask::{
 use super::error::PoolError;
 use super::metadata::{MemberId, Members, Piece, VolumeId};
 use super::owner::Pool;
-use super::recovery::{error_of, extent_of, member_of};
+use super::recovery::{error_of, member_of};
 use crate::raid::geometry::Shape;
 use crate::raid::{Array, Column, Extent, Keeper, Kept, Pace, Raid, Room, Settings};
 
@@ -132,8 +132,7 @@ impl VolumeRoom {
     fn extent_of(&self, info: &ExtentInfo) -> Extent {
         let place = (self.volume, info.index);
         self.keeper.extents.borrow_mut().insert(info.number, place);
-        let columns = info.columns.iter().map(|(piece, at, behind)| (piece.member.0, *at, *behind));
-        extent_of(info.number, self.shape, columns)
+        info.in_use(self.shape)
     }
 }
 
@@ -230,20 +229,16 @@ impl PoolSeat {
             tasks: RefCell::default(),
         });
         for member in &info.members {
-            seat.put(member).await?;
+            seat.put(member, seat.opens.open(member).await?);
         }
         seat.begin_tasks(events);
         Ok(seat)
     }
 
-    async fn put(&self, member: &MemberInfo) -> Result<(), PoolError> {
-        let disk = self.opens.open(member).await?;
-        let of = (member.uuid, member.layout);
-        self.array.put(
-            member.id.0,
-            member_of(disk, self.pool, of, self.ring, Arc::clone(&member.errors)),
-        );
-        Ok(())
+    /// A member is written from now on, by way of `disk`.
+    fn put(&self, member: &MemberInfo, disk: Disk) {
+        let (of, errors) = ((member.uuid, member.layout), Arc::clone(&member.errors));
+        self.array.put(member.id.0, member_of(disk, self.pool, of, self.ring, errors));
     }
 
     fn begin_tasks(self: &Rc<Self>, mut events: mpsc::UnboundedReceiver<Event>) {
@@ -330,11 +325,7 @@ impl PoolSeat {
                 }
             }
         }
-        let of = (member.uuid, member.layout);
-        self.array.put(
-            member.id.0,
-            member_of(disk, self.pool, of, self.ring, Arc::clone(&member.errors)),
-        );
+        self.put(&member, disk);
         // Who waits for it has gone with the pool.
         let _ = done.send(());
     }

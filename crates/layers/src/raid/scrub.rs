@@ -29,14 +29,6 @@ pub struct Scrubbed {
     pub unrepairable: u64,
 }
 
-impl Scrubbed {
-    /// Both together.
-    pub fn add(&mut self, other: Self) {
-        self.repaired += other.repaired;
-        self.unrepairable += other.unrepairable;
-    }
-}
-
 impl Raid {
     /// Reads and compares all of the extent at `index`. It yields to clients as a rebuild does.
     ///
