@@ -82,7 +82,6 @@ pub struct Errors {
 struct Used {
     dev: Dev,
     log: Log,
-    is_out: Cell<bool>,
     errors: Arc<Errors>,
     /// What came of the mark that it is out.
     marked: OnceCell<Result<(), Error>>,
@@ -102,6 +101,8 @@ pub(super) type Receipt = SmallVec<[(u16, u64); 2]>;
 pub struct Array {
     /// By number; there may be numbers that no member has.
     members: RefCell<Vec<Option<Rc<Used>>>>,
+    /// Those that are not out, a bit for each: asked several times for every operation.
+    there: Cell<u128>,
     /// How often somebody has gone out or come in.
     changes: Cell<u64>,
     keeper: Rc<dyn Keeper>,
@@ -153,6 +154,7 @@ impl Array {
         let credit = credit.map_err(|_| Error::NoSpace)?;
         Ok(Self {
             members: RefCell::default(),
+            there: Cell::new(0),
             changes: Cell::new(0),
             keeper,
             parity: Parity::best(),
@@ -201,7 +203,15 @@ impl Array {
         let place = &mut all[usize::from(number)];
         // What is said of batches of the one before is about none of this.
         let first = place.as_ref().map_or(0, |before| before.log.next()).max(self.first);
+        let is_out = member.is_out;
         *place = Some(Rc::new(Used::new(member, first)));
+        self.set_there(number, !is_out);
+    }
+
+    fn set_there(&self, member: u16, is_there: bool) {
+        let bit = 1u128.checked_shl(member.into()).unwrap_or(0);
+        let there = self.there.get();
+        self.there.set(if is_there { there | bit } else { there & !bit });
         self.changes.set(self.changes.get() + 1);
     }
 
@@ -220,9 +230,7 @@ impl Array {
     /// Whether `member` is out, or there is none of that number.
     #[must_use]
     pub fn is_out(&self, member: u16) -> bool {
-        let all = self.members.borrow();
-        let used = all.get(usize::from(member)).and_then(Option::as_ref);
-        used.is_none_or(|used| used.is_out.get())
+        self.there.get().checked_shr(member.into()).unwrap_or(0) & 1 == 0
     }
 
     /// The pool.
@@ -243,7 +251,7 @@ impl Array {
 
     /// A member, if it is not out.
     fn member(&self, member: u16) -> Option<Rc<Used>> {
-        self.slot(member).filter(|used| !used.is_out.get())
+        if self.is_out(member) { None } else { self.slot(member) }
     }
 
     fn slot(&self, member: u16) -> Option<Rc<Used>> {
@@ -315,8 +323,8 @@ impl Array {
     /// A member is out. Ends when all others know.
     pub(super) async fn out(&self, member: u16, why: Error) -> Result<(), Error> {
         let Some(used) = self.slot(member) else { return Ok(()) };
-        if !used.is_out.replace(true) {
-            self.changes.set(self.changes.get() + 1);
+        if !self.is_out(member) {
+            self.set_there(member, false);
         }
         let mark = async || {
             tracing::warn!(member, error = %why, "a disk of the pool is out");
@@ -482,7 +490,7 @@ impl Array {
         let all = self.all().into_iter().filter(|(_, used)| !used.log.is_new());
         let all: Vec<_> = all.map(|(n, used)| (n, used.log.next(), used)).collect();
         let is_passed =
-            |(_, end, used): &(u16, u64, Rc<Used>)| used.is_out.get() || used.log.tail() >= *end;
+            |(n, end, used): &(u16, u64, Rc<Used>)| self.is_out(*n) || used.log.tail() >= *end;
         loop {
             let freed = self.log_room.notified();
             self.check()?;
@@ -492,9 +500,9 @@ impl Array {
             self.make_room(freed).await?;
         }
         let mut to = SmallVec::new();
-        for (member, _, used) in all {
+        for (member, ..) in all {
             // Nobody looks at what one holds of whom all know that it is out.
-            match used.is_out.get() {
+            match self.is_out(member) {
                 true => self.out(member, Error::Gone).await?,
                 false => to.push((member, Vec::new())),
             }
@@ -614,7 +622,7 @@ impl Array {
         let this = self.flushes_begun.get() + 1;
         self.flushes_begun.set(this);
         let each = self.all().into_iter().map(|(n, m)| async move {
-            if m.is_out.get() {
+            if self.is_out(n) {
                 // What it has lost is nowhere said before all know that it is out.
                 return match self.makes(Mistake::FlushesBeforeMark) {
                     true => Ok(()),
@@ -665,6 +673,6 @@ impl Used {
         let Member { dev, ring, ring_at, is_out, errors } = member;
         let log = Log::new(ring, dev.clone(), ring_at, first);
         let marked = if is_out { OnceCell::new_with(Some(Ok(()))) } else { OnceCell::new() };
-        Self { dev, log, is_out: Cell::new(is_out), errors, marked }
+        Self { dev, log, errors, marked }
     }
 }
