@@ -13,10 +13,10 @@ use block::testing::conformance::{self, MIN_BYTES, Subject};
 use block::testing::faulty::Kind;
 use block::{Dev, Error, Layer, Pool};
 use common::system::{Loop, Mount, program, text};
-use common::{Dir, core_of, existing, on_core, succeed, thin};
+use common::{Dir, core_of, existing, mishap, on_core, succeed, thin};
 use layers::file::{Create, File, Provisioning, Reason};
 use rt::disk::{DiskKind, OpenOptions};
-use rt::sim::{DiskControl, DiskSetup, Host, HostSetup, Mishap};
+use rt::sim::{DiskControl, DiskSetup, Host, HostSetup};
 use rt::{Core, DiskEngine};
 
 /// Images in real files.
@@ -319,14 +319,8 @@ impl Subject for SimDisks {
     }
 
     async fn fail_next(&self, kind: Kind, error: Error) -> bool {
-        let mishap = match (kind, error) {
-            (Kind::Read, Error::Unreadable { .. }) => Mishap::ReadError,
-            (Kind::Write, Error::Unwritable { .. }) => Mishap::WriteError,
-            (Kind::Flush, Error::Gone) => Mishap::SyncError,
-            _ => return false,
-        };
-        self.control().next_mishap(mishap);
-        true
+        let mishap = mishap(kind, error);
+        mishap.map(|mishap| self.control().next_mishap(mishap)).is_some()
     }
 }
 

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
 use block::testing::faulty::Kind;
 use block::{Dev, Error, Pool};
-use common::{core_of, existing, succeed, thin};
+use common::{core_of, existing, mishap, succeed, thin};
 use layers::file::{File, LABEL_AREA_BYTES, Medium};
 use layers::raw::Raw;
 use rt::Core;
 use rt::disk::OpenOptions;
-use rt::sim::{DiskControl, DiskSetup, Host, HostSetup, Mishap};
+use rt::sim::{DiskControl, DiskSetup, Host, HostSetup};
 
 /// Where a part begins on its disk.
 const BEGIN: u64 = 5 << 20;
@@ -89,14 +89,8 @@ impl Subject for Parts {
     }
 
     async fn fail_next(&self, kind: Kind, error: Error) -> bool {
-        let mishap = match (kind, error) {
-            (Kind::Read, Error::Unreadable { .. }) => Mishap::ReadError,
-            (Kind::Write, Error::Unwritable { .. }) => Mishap::WriteError,
-            (Kind::Flush, Error::Gone) => Mishap::SyncError,
-            _ => return false,
-        };
-        self.control().next_mishap(mishap);
-        true
+        let mishap = mishap(kind, error);
+        mishap.map(|mishap| self.control().next_mishap(mishap)).is_some()
     }
 }
 

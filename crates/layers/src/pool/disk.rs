@@ -7,9 +7,10 @@ use std::sync::Arc;
 use block::{Account, Class};
 use rt::disk::{Disk, DiskError, DiskErrorKind};
 
+use super::error::{PoolError, failed};
 use super::journal::{BLOCK_BYTES, Block, NoBlock};
 use super::knowledge::{Damaged, known};
-use super::label::{self, BadLabel, LABEL_BYTES, Label, SLOTS};
+use super::label::{self, BadLabel, LABEL_BYTES, Label, SLOTS, State};
 use super::metadata::{Metadata, Piece};
 use super::snapshot::{self, NoSnapshot};
 use crate::file::{clear_disk, read_disk};
@@ -118,6 +119,15 @@ impl MemberDisk {
         Ok(())
     }
 
+    /// Has its label say how far it is.
+    ///
+    /// # Errors
+    /// That it cannot be written, by the disk's path.
+    pub(super) async fn set_state(&self, state: State) -> Result<(), PoolError> {
+        let relabelled = self.relabel(Label { state, ..self.label() }).await;
+        relabelled.map_err(|why| failed(self.path(), why))
+    }
+
     /// What it knows.
     pub(super) async fn known(&self) -> Result<Metadata, Unusable> {
         let (label, mut snapshots) = (self.label.get(), Vec::new());
@@ -199,10 +209,10 @@ impl MemberDisk {
         Ok(())
     }
 
-    /// Nothing is in its journal and in its snapshots any more.
-    pub(super) async fn forget(&self) -> Result<(), DiskError> {
+    /// Nothing is in its snapshots any more.
+    pub(super) async fn forget_snapshots(&self) -> Result<(), DiskError> {
         let layout = self.label.get().layout;
-        self.zero(layout.journal_at, layout.units_at).await?;
+        self.zero(layout.snapshots_at[0], layout.rings_at).await?;
         self.snapshots.set([0; 2]);
         self.sync().await
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::{Disk, OpenOptions};
 use uuid::Uuid;
@@ -50,6 +51,29 @@ pub async fn inspect(
     }))
 }
 
+/// The disk at `path`, if it is of the pool.
+///
+/// # Errors
+/// Why it is not used though it may be, in words.
+async fn look(
+    core: &Core,
+    pool: Uuid,
+    path: &Path,
+    buffered: bool,
+) -> Result<Option<MemberDisk>, String> {
+    let note = |what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
+    let how = OpenOptions::new().buffered(buffered);
+    let disk = core.open_disk(path, how).await.map_err(|why| why.to_string())?;
+    let memory = core.pool().account();
+    let label = read_label(&disk, &memory).await.map_err(|why| note(&why))?;
+    match label.map_err(|why| note(&why))? {
+        Some(label) if label.pool != pool => Ok(None),
+        Some(label) if label.state == State::Removed => Err(note(&"was removed from the pool")),
+        Some(label) => Ok(Some(MemberDisk::new(disk, memory, label))),
+        None => Ok(None),
+    }
+}
+
 /// A disk of the pool, and what it knows.
 #[derive(Debug)]
 struct Found {
@@ -82,31 +106,19 @@ pub(super) struct Start {
 impl Disks {
     /// Looks for the disks of `pool` at these paths. Whatever is something else is passed over.
     pub(super) async fn find(core: &Core, pool: Uuid, paths: &[PathBuf], buffered: bool) -> Self {
-        let (mut all, memory) = (Self::default(), core.pool().account());
-        let mut seen: Vec<&PathBuf> = Vec::new();
+        let (mut all, mut places) = (Self::default(), Vec::new());
         for path in paths {
-            if seen.contains(&path) {
-                continue;
+            if !places.contains(&path) {
+                places.push(path);
             }
-            seen.push(path);
-            let how = OpenOptions::new().buffered(buffered);
-            let disk = match core.open_disk(path, how).await {
-                Ok(disk) => disk,
-                Err(why) => {
-                    all.notes.push(why.to_string());
-                    continue;
-                }
-            };
-            match read_label(&disk, &memory).await {
-                Ok(Ok(Some(label))) if label.pool == pool && label.state != State::Removed => {
-                    all.add(MemberDisk::new(disk, memory.clone(), label)).await;
-                }
-                Ok(Ok(Some(label))) if label.pool == pool => {
-                    all.note(path, "was removed from the pool");
-                }
-                Ok(Ok(_)) => {}
-                Ok(Err(why)) => all.note(path, why),
-                Err(why) => all.note(path, why),
+        }
+        // One that does not answer keeps the others waiting once, and not one after the other.
+        let looks = places.into_iter().map(|path| look(core, pool, path, buffered));
+        for seen in join_all(looks).await {
+            match seen {
+                Ok(Some(disk)) => all.add(disk).await,
+                Ok(None) => {}
+                Err(note) => all.notes.push(note),
             }
         }
         all.without_twins();

@@ -197,8 +197,7 @@ impl Pool {
             make(disk, &bytes, metadata.stamp()).await?;
         }
         for disk in &disks {
-            let label = Label { state: State::Made, ..disk.label() };
-            disk.relabel(label).await.map_err(|why| failed(disk.path(), why))?;
+            disk.set_state(State::Made).await?;
         }
         // They are opened as they will be from now on.
         drop(disks);
@@ -341,8 +340,7 @@ impl Pool {
         let disks = self.writer.disks();
         self.close().await?;
         for (_, disk) in disks {
-            let label = Label { state: State::Removed, ..disk.label() };
-            disk.relabel(label).await.map_err(|why| failed(disk.path(), why))?;
+            disk.set_state(State::Removed).await?;
         }
         Ok(())
     }
@@ -523,9 +521,12 @@ impl Pool {
         let is_coming = self.coming.get() == Some(member);
         let waits = if is_coming { Some(self.membership.read().await) } else { None };
         let (serial, path) = self.identity(member);
-        self.writer.put_out(member).await?;
-        tracing::error!(member = member.0, %serial, %path, "a disk of the pool is out: replace it (windrose pool replace)");
+        let is_news = self.writer.put_out(member).await?;
         drop(waits);
+        if !is_news {
+            return Ok(());
+        }
+        tracing::error!(member = member.0, %serial, %path, "a disk of the pool is out: replace it (windrose pool replace)");
         self.tell(|| Event::Out(member));
         let pool = Rc::clone(self);
         tokio::task::spawn_local(async move { pool.call_spare().await });
@@ -684,13 +685,12 @@ impl Pool {
         let disk = Rc::new(disk);
         let forgotten = async {
             disk.relabel(disk.label()).await?;
-            disk.forget().await
+            disk.forget_snapshots().await
         };
         forgotten.await.map_err(|why| failed(disk.path(), why))?;
         let label = disk.label();
         self.let_in(label.number, &disk, Vec::new(), add_change(&label, spare)).await?;
-        let label = Label { state: State::Made, ..disk.label() };
-        disk.relabel(label).await.map_err(|why| failed(disk.path(), why))?;
+        disk.set_state(State::Made).await?;
         self.tell(|| Event::Look);
         Ok(())
     }
@@ -762,20 +762,16 @@ impl Pool {
         let behind = behind_on(&self.writer.metadata(), id, marked);
         let path = disk.path().display().to_string();
         let change = Change::Back { member: id, marked };
-        let relabel = async |state| {
-            let label = Label { state, ..disk.label() };
-            disk.relabel(label).await.map_err(|why| failed(disk.path(), why))
-        };
         let let_in = async {
             if !marked {
                 // It knows all when it is brought up, and has nothing: that is to be seen if it comes no further.
-                relabel(State::Making).await?;
+                disk.set_state(State::Making).await?;
             }
             self.let_in(id, &disk, behind, change).await
         };
         match let_in.await {
             Ok(()) => {
-                if let Err(why) = relabel(State::Made).await {
+                if let Err(why) = disk.set_state(State::Made).await {
                     tracing::warn!(%path, error = %why, "its label says that it is still being made");
                 }
                 tracing::info!(%path, marked, "a disk of the pool is back");
@@ -856,11 +852,10 @@ impl Pool {
                 continue;
             }
             self.retiring.borrow_mut().remove(&id);
-            if let Some(disk) = disk {
-                let label = Label { state: State::Removed, ..disk.label() };
-                if let Err(why) = disk.relabel(label).await {
-                    tracing::warn!(path = %disk.path().display(), error = %why, "its label says that it is of the pool");
-                }
+            if let Some(disk) = disk
+                && let Err(why) = disk.set_state(State::Removed).await
+            {
+                tracing::warn!(error = %why, "its label says that it is of the pool");
             }
         }
     }
@@ -1025,7 +1020,8 @@ fn made(
 async fn make(disk: &MemberDisk, snapshot: &[u8], stamp: Stamp) -> Result<(), PoolError> {
     let made = async {
         disk.relabel(Label { opened: stamp, ..disk.label() }).await?;
-        disk.forget().await?;
+        disk.forget_snapshots().await?;
+        disk.forget_changes().await?;
         disk.put_snapshot(snapshot, stamp.version).await
     };
     made.await.map_err(|why| failed(disk.path(), why))

@@ -29,7 +29,7 @@ impl Keeper for Mending {
         Box::pin(async move {
             let id = MemberId(member);
             let told = self.0.put_out(id).await;
-            told.map_err(|why| error_of(&why))
+            told.map(drop).map_err(|why| error_of(&why))
         })
     }
 

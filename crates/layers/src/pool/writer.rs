@@ -133,11 +133,11 @@ impl Writer {
         outcome.await.unwrap_or_else(|_| Err(stopped()))
     }
 
-    /// A member is out, as others have found. Ends when all others know.
+    /// A member is out, as others have found. Ends when all others know. Whether it was not before.
     ///
     /// # Errors
     /// That it cannot be.
-    pub(super) async fn put_out(&self, id: MemberId) -> Result<(), PoolError> {
+    pub(super) async fn put_out(&self, id: MemberId) -> Result<bool, PoolError> {
         let since = || match self.metadata().member(id).map(|member| member.standing) {
             Some(Standing::Out { since, .. }) => Some(since),
             Some(_) => None,
@@ -147,13 +147,13 @@ impl Writer {
             let committed = self.commit(Change::Out(id)).await;
             // It may have been found here as well meanwhile.
             if committed.is_ok() || since().is_none() {
-                return committed;
+                return committed.map(|()| true);
             }
         }
         match since() {
             // That may not count yet: what comes next tells.
-            Some(since) if since > self.known.get() => self.settle().await,
-            _ => Ok(()),
+            Some(since) if since > self.known.get() => self.settle().await.map(|()| false),
+            _ => Ok(false),
         }
     }
 

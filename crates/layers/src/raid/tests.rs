@@ -406,18 +406,24 @@ impl Ordeal {
         let mut all = Vec::new();
         if self.bears_more() && self.rng.one_in(2) {
             let victim = self.some_member();
-            let rule = match self.rng.below(3) {
-                0 => Rule::new(Effect::Fail(Error::Gone)).after(self.rng.below(200)),
-                1 => Rule::new(Effect::FailHalfway(Error::Unwritable { at: Lba(0) }))
-                    .on(&[Kind::Write])
-                    .after(self.rng.below(60))
-                    .times(1),
-                _ => Rule::new(Effect::Fail(Error::Unreadable { at: Lba(0) }))
-                    .on(&[Kind::Read])
-                    .with_probability(0.3),
+            let unreadable = || Rule::new(Effect::Fail(Error::Unreadable { at: Lba(0) }));
+            let unwritable = Error::Unwritable { at: Lba(0) };
+            let rules = match self.rng.below(4) {
+                0 => vec![Rule::new(Effect::Fail(Error::Gone)).after(self.rng.below(200))],
+                1 => {
+                    let torn = Rule::new(Effect::FailHalfway(unwritable)).on(&[Kind::Write]);
+                    vec![torn.after(self.rng.below(60)).times(1)]
+                }
+                2 => vec![unreadable().on(&[Kind::Read]).with_probability(0.3)],
+                // What was there is gone, and some time later nothing more can be put there: a file that somebody has cut.
+                _ => {
+                    let full = Rule::new(Effect::Fail(Error::NoSpace)).on(&[Kind::Write]);
+                    let reads = unreadable().on(&[Kind::Read]).after(self.rng.below(100));
+                    vec![reads, full.after(self.rng.below(100))]
+                }
             };
             if !self.is_lost(victim) {
-                all.push((victim, rule));
+                all.extend(rules.into_iter().map(|rule| (victim, rule)));
             }
         }
         all.extend((0..self.disks.count() as u16).map(|n| (n, Rule::new(slow))));

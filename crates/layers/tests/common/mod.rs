@@ -9,9 +9,10 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use block::testing::Client;
-use block::{Dev, crash};
+use block::testing::faulty::Kind;
+use block::{Dev, Error, crash};
 use layers::file::{Create, File, Label, Open, Provisioning};
-use rt::sim::{Host, HostSetup, Outcome, Setup, World, run};
+use rt::sim::{Host, HostSetup, Mishap, Outcome, Setup, World, run};
 use rt::{Core, Cores, CoresConfig, DiskEngine};
 use uuid::Uuid;
 
@@ -42,6 +43,16 @@ pub async fn core_of(host: &Host) -> Core {
 /// A client of the image that `file` is.
 pub fn client(core: &Core, file: &Rc<File>) -> Client {
     Client::new(&Dev::shared(Rc::clone(file)), core.pool())
+}
+
+/// What befalls the next operation of this kind, if a simulated disk can be told so, for it to end with `error`.
+pub fn mishap(kind: Kind, error: Error) -> Option<Mishap> {
+    match (kind, error) {
+        (Kind::Read, Error::Unreadable { .. }) => Some(Mishap::ReadError),
+        (Kind::Write, Error::Unwritable { .. }) => Some(Mishap::WriteError),
+        (Kind::Flush, Error::Gone) => Some(Mishap::SyncError),
+        _ => None,
+    }
 }
 
 /// The label without what a creation draws.

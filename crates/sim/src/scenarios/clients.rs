@@ -16,6 +16,8 @@ use rt::sim::{Rng, World};
 use tokio::sync::oneshot;
 use volume::Volume;
 
+use super::storage::memory_is_back;
+
 /// Clients at once.
 const CLIENTS: u64 = 6;
 
@@ -122,11 +124,7 @@ pub(super) async fn finish(
     let account = core.pool().account();
     volume.close(&account).await.map_err(|e| format!("close: {e}"))?;
     drop((volume, account));
-    let usage = core.pool().usage();
-    if usage.free != usage.total || usage.overdrafts > 0 {
-        return Err(format!("memory was kept or overdrawn: {usage:?}"));
-    }
-    Ok(())
+    memory_is_back(core.pool())
 }
 
 /// Without faults: every command ends well, the tally is right, every block holds what it may.

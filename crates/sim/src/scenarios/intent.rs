@@ -21,7 +21,7 @@ use rt::sim::{Damage as Torn, DiskFaults, DiskSetup, Host, HostSetup, Rng, World
 use uuid::Uuid;
 
 use super::file::{IMAGE, VOLUME, open};
-use super::storage::settle;
+use super::storage::{memory_is_back, settle};
 
 /// What the owner of the log does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -360,11 +360,7 @@ impl Bench {
                 return Err("it was closed clean, and is not".into());
             }
             drop(life);
-            let usage = core.pool().usage();
-            if usage.free != usage.total || usage.overdrafts > 0 {
-                return Err(format!("memory was kept or overdrawn: {usage:?}"));
-            }
-            Ok(())
+            memory_is_back(core.pool())
         });
         match tokio::time::timeout(PATIENCE, work.join()).await {
             Ok(Some(result)) => result,

@@ -27,7 +27,7 @@ use volume::Volume;
 
 use super::book::{Book, Ended, Next, Op, Pending};
 use super::file::{Backing, Flushes, IMAGE, VOLUME, open};
-use super::storage::{draw_faults, end, settle};
+use super::storage::{draw_faults, end, memory_is_back, settle};
 
 /// Size of the volume in bytes.
 const BYTES: u64 = 64 << 10;
@@ -535,9 +535,5 @@ async fn judge(core: Core, running: Rc<RefCell<Running>>) -> Result<(), String> 
     let account = core.pool().account();
     volume.close(&account).await.map_err(|e| format!("close: {e}"))?;
     drop(account);
-    let usage = core.pool().usage();
-    if usage.free != usage.total || usage.waiting > 0 || usage.overdrafts > 0 {
-        return Err(format!("memory was kept or overdrawn: {usage:?}"));
-    }
-    Ok(())
+    memory_is_back(core.pool())
 }

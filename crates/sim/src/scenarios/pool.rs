@@ -18,7 +18,7 @@ use rt::Core;
 use rt::sim::{DiskFaults, DiskSetup, Host, HostSetup, World};
 use uuid::Uuid;
 
-use super::storage::{end, settle};
+use super::storage::{end, memory_is_back, settle};
 
 const POOL: Uuid = Uuid::from_u128(0x77);
 const VOLUME: Uuid = Uuid::from_u128(0x78);
@@ -311,11 +311,7 @@ impl Bench {
             pool.close().await.map_err(|e| e.to_string())?;
             drop((seat, pool));
             tokio::time::sleep(Duration::from_secs(1)).await;
-            let usage = buffers.usage();
-            if usage.free != usage.total || usage.overdrafts > 0 {
-                return Err(format!("memory was kept or overdrawn: {usage:?}"));
-            }
-            Ok(())
+            memory_is_back(&buffers)
         });
         match tokio::time::timeout(PATIENCE, work.join()).await {
             Ok(Some(result)) => result,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use block::testing::Client;
 use block::testing::register::{Checker, Initially, Loss, Violation};
 use block::testing::workload::Workload;
-use block::{Blocks, Dev, Lba};
+use block::{Blocks, Dev, Lba, Pool};
 use rt::Core;
 use rt::sim::{DiskControl, DiskFaults, DiskSetup, Host, HostFaults, HostSetup, Rng, World};
 
@@ -30,6 +30,15 @@ const ATTEMPTS: u32 = 10;
 
 /// Virtual time in which these must end.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// That nobody has memory of `pool` any more, or waits for it, and nobody had more than it has.
+pub(crate) fn memory_is_back(pool: &Pool) -> Result<(), String> {
+    let usage = pool.usage();
+    if usage.free != usage.total || usage.waiting > 0 || usage.overdrafts > 0 {
+        return Err(format!("memory was kept or overdrawn: {usage:?}"));
+    }
+    Ok(())
+}
 
 /// What a stack is to be like.
 #[derive(Clone, Copy, Debug)]
@@ -238,11 +247,7 @@ impl<S: Stack> Bench<S> {
                 return Err(format!("without faults: {errors:?}"));
             }
             drop(load);
-            let usage = pool.usage();
-            if usage.free != usage.total || usage.overdrafts > 0 {
-                return Err(format!("memory was kept or overdrawn: {usage:?}"));
-            }
-            Ok(())
+            memory_is_back(&pool)
         });
         match tokio::time::timeout(PATIENCE, work.join()).await {
             Ok(Some(result)) => result,
