@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::Extent;
 use super::batch::{BLOCK_BYTES, Entry, Ring, What};
 use super::log::Log;
-use super::marks::{self, Marks, Region};
+use super::marks::{self, Bits, Marks, Region};
 use super::mistake::Mistake;
 use super::row::Strips;
 
@@ -205,12 +205,12 @@ impl Array {
         let first = place.as_ref().map_or(0, |before| before.log.next()).max(self.first);
         let is_out = member.is_out;
         *place = Some(Rc::new(Used::new(member, first)));
+        self.marks.forget(bit(number));
         self.set_there(number, !is_out);
     }
 
     fn set_there(&self, member: u16, is_there: bool) {
-        let bit = 1u128.checked_shl(member.into()).unwrap_or(0);
-        let there = self.there.get();
+        let (bit, there) = (bit(member), self.there.get());
         self.there.set(if is_there { there | bit } else { there & !bit });
         self.changes.set(self.changes.get() + 1);
     }
@@ -518,15 +518,15 @@ impl Array {
         Ok(())
     }
 
-    /// Waits until the copies of these regions may be written: an entry for each is in the logs of the members that `of` names.
-    /// Ends with [`Self::leave`].
+    /// Waits until the copies of these regions may be written on these members: an entry for each, as `what` says, is in the
+    /// logs of all of those that are not out. Ends with [`Self::leave`].
     ///
     /// # Errors
     /// Those of [`Self::log`].
     pub(super) async fn enter(
         &self,
-        regions: &[Region],
-        of: impl Fn(Region) -> (What, SmallVec<[u16; 2]>),
+        regions: &[(Region, Bits)],
+        what: impl Fn(Region) -> What,
     ) -> Result<(), Error> {
         loop {
             let changed = self.log_room.notified();
@@ -534,11 +534,19 @@ impl Array {
             match self.marks.enter(regions) {
                 marks::Entry::Entered => return Ok(()),
                 marks::Entry::Wait => changed.await,
-                marks::Entry::Log(region) => {
-                    let mut logging = Logging { array: self, region, receipt: None };
-                    let (what, members) = of(region);
-                    let to = members.into_iter().map(|member| (member, Vec::new())).collect();
-                    logging.receipt = Some(self.log((region.0, region.1), what, to).await?.1);
+                marks::Entry::Log(region, by) => {
+                    let mut logging = Logging { array: self, region, by, receipt: None };
+                    let changes = self.changes();
+                    let members = (0u16..).take(MAX_MEMBERS.into()).filter(|n| by >> n & 1 == 1);
+                    let to = members.map(|member| (member, Vec::new())).collect();
+                    let logged = self.log((region.0, region.1), what(region), to).await?;
+                    // Somebody who has come meanwhile has another log.
+                    logging.by = match self.changes() == changes {
+                        _ if self.makes(Mistake::MarksOnce) => Bits::MAX,
+                        true => by,
+                        false => 0,
+                    };
+                    logging.receipt = Some(logged.1);
                 }
             }
         }
@@ -654,16 +662,22 @@ impl Array {
     }
 }
 
+/// The bit of a member among all.
+pub(super) fn bit(member: u16) -> Bits {
+    1u128.checked_shl(member.into()).unwrap_or(0)
+}
+
 /// An entry of a mark on its way to the logs.
 struct Logging<'a> {
     array: &'a Array,
     region: Region,
+    by: Bits,
     receipt: Option<Receipt>,
 }
 
 impl Drop for Logging<'_> {
     fn drop(&mut self) {
-        self.array.marks.logged(self.region, self.receipt.take());
+        self.array.marks.logged(self.region, self.by, self.receipt.take());
         self.array.log_room.notify_waiters();
     }
 }

@@ -10,6 +10,8 @@ pub enum Mistake {
     WritesBeforeLog,
     /// Copies are written without a mark.
     SkipsMarks,
+    /// A mark is not put into the log of a member that is filled later.
+    MarksOnce,
     /// Q counts a strip as if it were the next one.
     WeighsQWrongly,
     /// A stripe is written again before what its entry is about is durable.

@@ -534,6 +534,7 @@ fn mistakes_are_found() {
         (Mistake::WeighsQWrongly, RAID_6),
         (Mistake::SkipsMarks, RAID_1),
         (Mistake::SkipsMarks, RAID_10),
+        (Mistake::MarksOnce, RAID_1),
         (Mistake::WritesUnsettled, RAID_5),
         (Mistake::AnswersBeforeMark, RAID_5),
         (Mistake::ReadsWithoutTurn, RAID_5),

@@ -10,11 +10,11 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::Raid;
-use super::array::{Array, Receipt};
+use super::array::{Array, Receipt, bit};
 use super::band::{Band, bands};
 use super::batch::What;
 use super::geometry::{Level, ROW_BYTES, Role};
-use super::marks::Region;
+use super::marks::{Bits, Region};
 use super::mistake::Mistake;
 use super::part::Fragment;
 use super::row::{Plan, Strips, There, Way, plan};
@@ -277,22 +277,30 @@ impl Stripe<'_> {
     /// Writes strips that have no parity, wherever they have copies.
     async fn write_copies(&self, band: &Band, new: &[New], fua: bool) -> Result<(), Failure> {
         let is_single = self.shape.level().bears() == 0;
-        let regions: SmallVec<[Region; 2]> = if is_single || self.array.makes(Mistake::SkipsMarks) {
+        let regions: SmallVec<[(Region, Bits); 2]> = if is_single
+            || self.array.makes(Mistake::SkipsMarks)
+        {
             SmallVec::new()
         } else {
-            band.changed().iter().map(|strip| self.region(strip)).collect()
+            band.changed().iter().map(|strip| (self.region(strip), self.there_of(strip))).collect()
         };
-        let of = |(_, first, strip): Region| {
+        let what = |(_, first, strip): Region| {
             let stripes = self.region_stripes().min(self.shape.stripes() - first);
-            let changed = [strip].into_iter().collect();
-            let there = self.columns_there(Role::Data(strip)).map(|column| column.member);
-            (What::Copies { stripes, changed }, there.collect())
+            What::Copies { stripes, changed: [strip].into_iter().collect() }
         };
-        self.array.enter(&regions, of).await?;
+        self.array.enter(&regions, what).await?;
         let written = self.put(band, new, &[], fua).await;
         let ended = self.end(band.changed(), Receipt::new(), written, fua);
+        let regions: SmallVec<[Region; 2]> =
+            regions.into_iter().map(|(region, _)| region).collect();
         self.array.leave(&regions, self.shape.region(self.place), fua).await?;
         ended
+    }
+
+    /// Members that have a copy of a strip.
+    fn there_of(&self, strip: u16) -> Bits {
+        let there = self.columns_there(Role::Data(strip));
+        there.fold(0, |all, column| all | bit(column.member))
     }
 
     /// Stripes of a region.
