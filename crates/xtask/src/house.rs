@@ -28,8 +28,8 @@ pub(crate) struct House {
     pub(crate) display: Display,
     /// Only checks with this in their names are wanted, in tiers that heed it.
     pub(crate) only: String,
-    /// Whether this run has built the product with its fault points.
-    pub(crate) has_points: Cell<bool>,
+    /// Whether this run has built the product for tests.
+    pub(crate) has_product: Cell<bool>,
     scratch: Scratch,
     /// Directories elsewhere that go with this run.
     more: RefCell<Vec<Scratch>>,
@@ -51,7 +51,7 @@ impl House {
             target,
             display: Display::new(),
             only: String::new(),
-            has_points: Cell::new(false),
+            has_product: Cell::new(false),
             scratch,
             more: RefCell::default(),
             ledger,

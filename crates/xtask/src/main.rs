@@ -91,6 +91,8 @@ enum What {
     Peers,
     /// rustfmt and clippy
     Lint,
+    /// cargo-deny: licences and sources of dependencies, and published weaknesses; installs it
+    Audit,
     /// The simulator, for as many seeds as wanted; its own arguments follow
     Sim {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -143,6 +145,7 @@ fn run() -> Result<ExitCode> {
             }
         }
         What::Lint => tier::lint(&house),
+        What::Audit => tier::audit(&house)?,
         What::Sim { arguments } => tier::simulate(&house, &arguments)?,
         What::Fuzz { target, seconds } => tier::fuzz(&house, &tier::Fuzz { target, seconds })?,
     }
@@ -176,7 +179,7 @@ fn test(house: &House, only: &[String]) -> Result<()> {
 
 fn chaos(house: &House, plan: &tier::Chaos) -> Result<()> {
     install::packages(house, &tier::mirror_packages())?;
-    Profile::Dev.build(house, &["-p", "windrose"])?;
+    Profile::Dev.build_product(house)?;
     let (rounds, seed) = (plan.rounds.to_string(), plan.seed.to_string());
     let again = ["chaos", "--rounds", &rounds, "--seed", &seed, "--only", &plan.only];
     if namespace::inside() || !namespace::run_inside(house, &again)? {
@@ -191,7 +194,7 @@ fn chaos(house: &House, plan: &tier::Chaos) -> Result<()> {
 
 fn soak(house: &House, plan: soak::Soak) -> Result<()> {
     install::packages(house, &tier::mirror_packages())?;
-    Profile::Release.build(house, &["-p", "windrose"])?;
+    Profile::Release.build_product(house)?;
     let (minutes, seed) = (plan.minutes.to_string(), plan.seed.to_string());
     let again = ["soak", "--minutes", &minutes, "--seed", &seed];
     if namespace::inside() || !namespace::run_inside(house, &again)? {
@@ -209,7 +212,7 @@ fn demonstrate(house: &House) -> Result<()> {
         return demo::show(house, Profile::Release);
     }
     install::packages(house, &demo::packages())?;
-    Profile::Release.build(house, &["-p", "windrose"])?;
+    Profile::Release.build_product(house)?;
     let begun = Instant::now();
     if !namespace::run_inside(house, &["demo"])? {
         demo::show(house, Profile::Release)?;

@@ -29,16 +29,11 @@ const FAULT: &str = "WINDROSE_FAULT";
 /// How long a command line may take.
 const CALL_LIMIT_S: &str = "120";
 
-/// The program that can be told to die, once it is built.
-const WITH_POINTS: &str = "windrose-fault-points";
-
 /// How the product is built.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// With debug assertions and overflow checks: what tests want.
+    /// With debug assertions and overflow checks, and points at which it can be told to die (`rt::fault`): what tests want.
     Dev,
-    /// The same, with the points at which it can be told to die (`rt::fault`): a program beside the other.
-    Points,
     /// As it is shipped: what measurements and the demo want.
     Release,
 }
@@ -46,15 +41,14 @@ pub(crate) enum Profile {
 impl Profile {
     fn directory(self) -> &'static str {
         match self {
-            Self::Dev | Self::Points => "debug",
+            Self::Dev => "debug",
             Self::Release => "release",
         }
     }
 
     /// Where the product's program lies once it is built.
     pub(crate) fn program(self, house: &House) -> PathBuf {
-        let name = if self == Self::Points { WITH_POINTS } else { "windrose" };
-        self.sibling(house, name)
+        self.sibling(house, "windrose")
     }
 
     /// Where another program of the workspace lies once it is built.
@@ -84,28 +78,14 @@ impl Profile {
         Ok(())
     }
 
-    /// Builds the product twice: with points, which is put beside, unless this run [has it already](keep_with_points);
-    /// and as it is.
-    pub(crate) fn build_both(house: &House) -> Result<()> {
-        if namespace::inside() {
-            return Ok(());
+    /// Builds the product, as the tests of the workspace do, unless this run [has it already](House::has_product).
+    pub(crate) fn build_product(self, house: &House) -> Result<()> {
+        match self {
+            Self::Dev if house.has_product.get() => Ok(()),
+            Self::Dev => self.build(house, &["-p", "windrose", "--features", "fault-points"]),
+            Self::Release => self.build(house, &["-p", "windrose"]),
         }
-        if !house.has_points.get() {
-            Self::Points.build(house, &["-p", "windrose", "--features", "fault-points"])?;
-            keep_with_points(house)?;
-        }
-        Self::Dev.build(house, &["-p", "windrose"])
     }
-}
-
-/// Puts the product that has just been built with points beside the one without.
-pub(crate) fn keep_with_points(house: &House) -> Result<()> {
-    let with_points = Profile::Points.program(house);
-    // Not over one that may be running.
-    let _ = std::fs::remove_file(&with_points);
-    std::fs::copy(Profile::Dev.program(house), with_points).context("cannot copy the program")?;
-    house.has_points.set(true);
-    Ok(())
 }
 
 /// What a test wants of a node.
@@ -131,8 +111,6 @@ impl Default for Wishes<'_> {
 /// A node with a directory of its own, running or not.
 pub(crate) struct Node {
     program: PathBuf,
-    /// The same with points at which it can be told to die.
-    with_points: PathBuf,
     prefix: Vec<String>,
     /// What is added to its environment when it is started.
     environment: Vec<(String, String)>,
@@ -214,7 +192,6 @@ impl Node {
             .context("cannot write the configuration")?;
         Ok(Self {
             program: wishes.profile.program(house),
-            with_points: Profile::Points.program(house),
             prefix: wishes.prefix.iter().map(|&word| word.to_owned()).collect(),
             environment: Vec::new(),
             directory,
@@ -235,24 +212,22 @@ impl Node {
 
     /// Starts the node.
     pub(crate) fn launch(&mut self) -> Result<()> {
-        let program = self.program.clone();
-        self.launch_as(&program, None)
+        self.launch_with(None)
     }
 
     /// Starts the node, which ends as by `kill -9` when it passes a point for the count-th time (`rt::fault`).
     pub(crate) fn launch_to_die(&mut self, point: &str, count: u64) -> Result<()> {
-        let program = self.with_points.clone();
-        self.launch_as(&program, Some(format!("{point}:{count}")))
+        self.launch_with(Some(format!("{point}:{count}")))
     }
 
-    fn launch_as(&mut self, program: &Path, fault: Option<String>) -> Result<()> {
+    fn launch_with(&mut self, fault: Option<String>) -> Result<()> {
         let socket = self.directory.join("notify.sock");
         let _ = std::fs::remove_file(&socket);
         let manager = UnixDatagram::bind(&socket).context("cannot make a notify socket")?;
         manager.set_nonblocking(true).context("cannot make a notify socket")?;
         self.manager = Some(manager);
         let mut words: Vec<&OsStr> = self.prefix.iter().map(OsStr::new).collect();
-        words.push(program.as_os_str());
+        words.push(self.program.as_os_str());
         let mut command = Command::new(words[0]);
         command
             .args(&words[1..])
@@ -283,7 +258,7 @@ impl Node {
 
     /// The points at which the node can be told to die, as the program itself lists them.
     pub(crate) fn points(&self) -> Result<Vec<String>> {
-        let mut command = Command::new(&self.with_points);
+        let mut command = Command::new(&self.program);
         command.args(["node", "--check", "--config"]).arg(self.directory.join("windrose.toml"));
         let out = command.env(FAULT, "none:1").output().context("cannot run windrose")?;
         let said = String::from_utf8_lossy(&out.stderr);

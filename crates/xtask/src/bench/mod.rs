@@ -121,7 +121,7 @@ fn build(house: &House, subject: Subject) -> Result<()> {
         Subject::Raid => return example("layers", raid::EXAMPLE),
         _ => {}
     }
-    Profile::Release.build(house, &["-p", "windrose"])?;
+    Profile::Release.build_product(house)?;
     example("rt", "echo")?;
     match subject {
         Subject::Nvme => example("target", "memory"),

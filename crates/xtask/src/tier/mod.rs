@@ -4,6 +4,7 @@ mod accidents;
 mod attach;
 mod clients;
 mod crash;
+mod dependencies;
 mod footprint;
 mod fuzz;
 mod hostile;
@@ -29,6 +30,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 pub(crate) use clients::{against_peers, peer_packages};
+pub(crate) use dependencies::audit;
 pub(crate) use fuzz::{Fuzz, fuzz};
 pub(crate) use initiators::{INITIATOR, nvme_host};
 pub(crate) use mirror::{Chaos, chaos};
@@ -44,8 +46,6 @@ pub(crate) struct Tier {
     packages: fn() -> Vec<&'static [Package]>,
     /// Whether it starts real nodes: these tiers share the product's build and run in a namespace.
     pub(crate) processes: bool,
-    /// Whether some of these nodes are told to die at points that only a build of their own has.
-    points: bool,
     run: fn(&House) -> Result<()>,
 }
 
@@ -66,7 +66,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(8),
         packages: Vec::new,
         processes: false,
-        points: false,
         run: style::run,
     },
     Tier {
@@ -75,7 +74,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(16),
         packages: || vec![install::ETCD, install::ISNS, install::FUSE, install::NBD, install::TLS],
         processes: false,
-        points: false,
         run: unit::run,
     },
     Tier {
@@ -84,7 +82,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(6),
         packages: Vec::new,
         processes: false,
-        points: false,
         run: simulation::run,
     },
     Tier {
@@ -93,7 +90,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(8),
         packages: Vec::new,
         processes: false,
-        points: false,
         run: fuzz::run,
     },
     Tier {
@@ -102,7 +98,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(3),
         packages: || vec![install::LIBISCSI, install::TGT, install::NETWORK],
         processes: true,
-        points: false,
         run: clients::suite,
     },
     Tier {
@@ -114,7 +109,6 @@ pub(crate) const TIERS: &[Tier] = &[
             [guest::packages(), mirror_packages(), tools.to_vec()].concat()
         },
         processes: true,
-        points: false,
         run: scsi::run,
     },
     Tier {
@@ -123,7 +117,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(5),
         packages: || [guest::packages(), mirror_packages(), vec![install::NEWER]].concat(),
         processes: true,
-        points: false,
         run: nvme::run,
     },
     Tier {
@@ -132,7 +125,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(3),
         packages: || [guest::packages(), vec![install::NETWORK]].concat(),
         processes: true,
-        points: false,
         run: clients::initiators,
     },
     Tier {
@@ -141,7 +133,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(2),
         packages: || vec![install::GUEST, install::GUEST_QEMU, install::NETWORK],
         processes: true,
-        points: false,
         run: clients::emulated,
     },
     Tier {
@@ -153,7 +144,6 @@ pub(crate) const TIERS: &[Tier] = &[
             [mirror_packages(), guest.to_vec(), vec![install::NETWORK]].concat()
         },
         processes: true,
-        points: false,
         run: attach::run,
     },
     Tier {
@@ -162,7 +152,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(1),
         packages: || vec![install::NETWORK],
         processes: true,
-        points: false,
         run: crash::run,
     },
     Tier {
@@ -171,7 +160,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(12),
         packages: || [mirror_packages(), vec![install::CLOCK]].concat(),
         processes: true,
-        points: true,
         run: mirror::run,
     },
     Tier {
@@ -180,7 +168,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(3),
         packages: || vec![install::NETWORK],
         processes: true,
-        points: false,
         run: hostile::run,
     },
     Tier {
@@ -189,7 +176,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(2),
         packages: || vec![install::NETWORK],
         processes: true,
-        points: false,
         run: footprint::run,
     },
     Tier {
@@ -198,7 +184,6 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(4),
         packages: demo::packages,
         processes: true,
-        points: false,
         run: |house| demo::show(house, Profile::Dev),
     },
 ];
@@ -226,11 +211,7 @@ pub(crate) fn run_all(house: &House, tiers: &[&Tier]) -> Result<()> {
     if ready.is_empty() {
         return Ok(());
     }
-    let built = match ready.iter().any(|tier| tier.points) {
-        true => Profile::build_both(house),
-        false => Profile::Dev.build(house, &["-p", "windrose"]),
-    };
-    if let Err(error) = built {
+    if let Err(error) = Profile::Dev.build_product(house) {
         house.enter_error("build of windrose", &error);
         return Ok(());
     }
