@@ -18,7 +18,7 @@ use proptest::prelude::*;
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
-    /// `fuzz/fuzz_targets/virtio_blk.rs` plays the same scripts for longer.
+    /// `fuzz/targets/virtio_blk.rs` plays the same scripts for longer.
     #[test]
     fn any_memory_is_a_request_or_is_none(script in prop::collection::vec(any::<u8>(), 0..400)) {
         play::play(&script);
@@ -28,7 +28,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// `fuzz/fuzz_targets/vhost_monitor.rs` plays the same scripts for longer.
+    /// `fuzz/targets/vhost_monitor.rs` plays the same scripts for longer.
     #[test]
     fn any_monitor_is_served_and_let_go(script in prop::collection::vec(any::<u8>(), 0..900)) {
         monitor::play(&script);

@@ -1,19 +1,15 @@
 //! Every back end of the metadata store passes one suite.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::common::Cluster;
 use cluster::meta::embedded::Embedded;
 use cluster::meta::etcd::{Etcd, Settings};
 use cluster::meta::model::{Call, Fate, Faults, Model};
 use cluster::meta::{Expect, Meta};
 use cluster::testing::{Subject, conform, count_once, put};
-use common::Cluster;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 

@@ -1,21 +1,17 @@
 //! A real etcd cluster that loses members, its leader, or all of them for a while.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::common::{Cluster, PATIENCE, answered, etcd, free, laid, members, serves};
 use cluster::identity::OwnMember;
 use cluster::joining::{self, JoinError};
 use cluster::member::{Defect, Identity, Origin, State, Supervisor};
 use cluster::meta::etcd::{Etcd, MemberAnswer, MemberHealth, Settings, Tls};
 use cluster::meta::{Expect, Meta, MetaError, Revision, format};
 use cluster::testing::{count_once, put};
-use common::{Cluster, PATIENCE, answered, etcd, free, laid, members, serves};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 

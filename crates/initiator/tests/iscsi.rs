@@ -1,27 +1,21 @@
 //! Initiators of our own server on real cores: what works, what is cut off in the middle of it, and targets that
 //! are not as ours is.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-#[path = "iscsi/conformance.rs"]
+use crate::common;
 mod conformance;
-#[path = "iscsi/fake.rs"]
 mod fake;
-#[path = "iscsi/lost.rs"]
 mod lost;
-#[path = "iscsi/proof.rs"]
 mod proof;
-#[path = "iscsi/strange.rs"]
 mod strange;
 
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::common::{INITIATOR, PATIENCE, Site, TARGET, Wire, on_core};
 use block::testing::Client;
 use block::testing::faulty::{Effect, Kind, Rule};
 use block::{Blocks, Dev, Error, Lba, Pool};
-use common::{INITIATOR, PATIENCE, Site, TARGET, Wire, on_core};
 use initiator::iscsi::{
     Backoff, CompareError, ConnectError, End, Lun, OpenError, Options, Session, Staging, discover,
 };

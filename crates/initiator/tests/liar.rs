@@ -1,8 +1,6 @@
 //! A controller that lies, on a socket: our own but for what a test makes of its I/O queue.
-#![allow(clippy::unwrap_used)]
 
-#[path = "common/mod.rs"]
-mod common;
+use crate::common;
 #[path = "../../nvme/tests/common/mod.rs"]
 mod fake;
 
@@ -11,9 +9,9 @@ use std::mem::offset_of;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::common::on_core;
 use block::testing::Client;
 use block::{Dev, Error, Lba, Pool};
-use common::on_core;
 use fake::driver::Target;
 use initiator::nvme::{CompareError, Controller, Namespace, Options, Staging};
 use nvme::entry::{AdminOpcode, Cqe, NvmOpcode};

@@ -1,26 +1,19 @@
 //! Hosts of our own server on real cores: what works, and what is cut off in the middle of it.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-#[path = "nvme/conformance.rs"]
+use crate::common;
 mod conformance;
-#[path = "nvme/lost.rs"]
 mod lost;
-#[path = "nvme/paths.rs"]
 mod paths;
-#[path = "nvme/proof.rs"]
 mod proof;
-#[path = "nvme/protected.rs"]
 mod protected;
-#[path = "nvme/queue.rs"]
 mod queue;
 
 use std::rc::Rc;
 
+use crate::common::{HOSTNQN, PATIENCE, SUBNQN, Site, on_core, options};
 use block::testing::Client;
 use block::testing::faulty::{Effect, Kind, Rule};
 use block::{Dev, Error, Lba, Pool};
-use common::{HOSTNQN, PATIENCE, SUBNQN, Site, on_core, options};
 use initiator::nvme::{
     CompareError, ConnectError, Controller, Namespace, OpenError, Options, Staging, discover,
 };

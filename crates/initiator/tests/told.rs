@@ -1,6 +1,5 @@
 //! What the other end says of itself, whatever it is.
 
-#[path = "told/play.rs"]
 mod play;
 
 use proptest::prelude::*;
@@ -8,7 +7,7 @@ use proptest::prelude::*;
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// `fuzz/fuzz_targets/initiator_told.rs` plays the same scripts for longer.
+    /// `fuzz/targets/initiator_told.rs` plays the same scripts for longer.
     #[test]
     fn nothing_is_believed_that_would_harm(script in prop::collection::vec(any::<u8>(), 0..400)) {
         play::play(&script);

@@ -1,6 +1,5 @@
 //! Names of targets, from anybody.
 
-#[path = "uri/play.rs"]
 mod play;
 
 use proptest::prelude::*;

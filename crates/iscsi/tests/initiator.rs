@@ -1,16 +1,10 @@
 //! The initiator's machine: against our own target, against a hostile one, and against anything.
-//! `fuzz/fuzz_targets/iscsi_initiator.rs` plays the same scripts as `anything` for longer.
-#![allow(clippy::unwrap_used, missing_docs)]
+//! `fuzz/targets/iscsi_initiator.rs` plays the same scripts as `anything` for longer.
 
-#[path = "initiator/control.rs"]
 mod control;
-#[path = "initiator/hostile.rs"]
 mod hostile;
-#[path = "initiator/login.rs"]
 mod login;
-#[path = "initiator/pair.rs"]
 mod pair;
-#[path = "initiator/play.rs"]
 mod play;
 
 use proptest::prelude::*;

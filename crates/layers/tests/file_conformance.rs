@@ -1,19 +1,16 @@
 //! Flat images pass the suite of every layer: real files, and simulated disks of every geometry
 //! that lose power.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::cell::{Cell, RefCell};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use crate::common::system::{Loop, Mount, program, text};
+use crate::common::{Dir, core_of, existing, mishap, on_core, succeed, thin};
 use block::testing::conformance::{self, MIN_BYTES, Subject};
 use block::testing::faulty::Kind;
 use block::{Dev, Error, Layer, Pool};
-use common::system::{Loop, Mount, program, text};
-use common::{Dir, core_of, existing, mishap, on_core, succeed, thin};
 use layers::file::{Create, File, Provisioning, Reason};
 use rt::disk::{DiskKind, OpenOptions};
 use rt::sim::{DiskControl, DiskSetup, Host, HostSetup};

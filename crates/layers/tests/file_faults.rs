@@ -1,15 +1,12 @@
 //! Every operation that a procedure asks of its disk fails once, in turn: what is left then opens,
 //! or says why not, and can be used or removed.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
 
+use crate::common::{VOLUME, client, core_of, existing, succeed, thin};
 use block::testing::Client;
-use common::{VOLUME, client, core_of, existing, succeed, thin};
 use layers::file::{Create, File, FileError, Provisioning, Reason, delete};
 use rt::Core;
 use rt::disk::{DiskErrorKind, DiskKind, OpenOptions, OpenReason};

@@ -1,14 +1,11 @@
 //! The life of an image: created, opened, grown, deleted; what is refused and why; crashes at
 //! every point of it.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use common::{VOLUME, client, core_of, essence, existing, play, succeed, thin};
+use crate::common::{VOLUME, client, core_of, essence, existing, play, succeed, thin};
 use layers::file::{
     BadLabel, Create, File, FileError, Foreign, Open, Provisioning, Reason, State, delete, inspect,
 };

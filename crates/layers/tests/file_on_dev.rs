@@ -1,18 +1,15 @@
 //! Flat images on devices of blocks: they pass the suite of every layer, take what the device has of limits and errors, and
 //! need no zeroing.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
+use crate::common::{VOLUME, client, existing, on_core, thin};
 use block::testing::conformance::{self, MIN_BYTES, Subject};
 use block::testing::faulty::{Effect, Faults, Faulty, Kind, Rule};
 use block::testing::{Client, Rng};
 use block::{Blocks, Bufs, Ctx, Dev, Error, Info, Layer, Lba, Mem, MemOptions, Op, Pool};
-use common::{VOLUME, client, existing, on_core, thin};
 use futures_util::future::join_all;
 use layers::file::{
     Create, File, FileError, Foreign, LABEL_AREA_BYTES, LOG_AREA, LogArea, Medium, Open,

@@ -1,13 +1,10 @@
 //! Images in real files: what the file system says of them.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use common::{Dir, VOLUME, client, existing, on_core, thin};
+use crate::common::{Dir, VOLUME, client, existing, on_core, thin};
 use layers::file::{Create, File, Foreign, Provisioning, Reason, delete, inspect};
 use rt::DiskEngine;
 use rt::disk::OpenReason;

@@ -1,15 +1,12 @@
 //! What is refused on a real system: named, and left as it was.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 
-use common::system::{Loop, Mount, program, text};
-use common::{Dir, VOLUME, client, existing, on_core, thin};
+use crate::common::system::{Loop, Mount, program, text};
+use crate::common::{Dir, VOLUME, client, existing, on_core, thin};
 use layers::file::{Create, File, FileError, Foreign, Open, Provisioning, Reason, delete, inspect};
 use rt::disk::{DiskErrorKind, OpenReason};
 use rt::{Core, DiskEngine};

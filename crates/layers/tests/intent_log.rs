@@ -1,14 +1,11 @@
 //! The intent log of an image, on simulated disks.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::common::{client, core_of, existing, succeed, thin};
 use block::Error;
-use common::{client, core_of, existing, succeed, thin};
 use futures_util::future::join_all;
 use layers::file::{Create, File, Label, LogArea, Reason};
 use layers::mirror::log::{

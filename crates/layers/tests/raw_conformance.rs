@@ -1,15 +1,12 @@
 //! Disks as they are, and parts of them, pass the suite of every layer; so does an image over one.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 
+use crate::common::{core_of, existing, mishap, succeed, thin};
 use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
 use block::testing::faulty::Kind;
 use block::{Dev, Error, Pool};
-use common::{core_of, existing, mishap, succeed, thin};
 use layers::file::{File, LABEL_AREA_BYTES, Medium};
 use layers::raw::Raw;
 use rt::Core;

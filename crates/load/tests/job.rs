@@ -1,7 +1,5 @@
 //! Job files, from anybody, and the operations that jobs are made of.
-#![allow(clippy::unwrap_used)]
 
-#[path = "job/play.rs"]
 mod play;
 
 use std::collections::BTreeSet;

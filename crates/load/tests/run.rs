@@ -1,5 +1,4 @@
 //! Jobs on real cores: in memory, in files, and over NVMe/TCP to our own server.
-#![allow(clippy::unwrap_used)]
 
 #[path = "../../initiator/tests/common/mod.rs"]
 mod common;

@@ -1,6 +1,5 @@
 //! Blocks that say what they are, from anybody.
 
-#[path = "verify/play.rs"]
 mod play;
 
 use proptest::prelude::*;
@@ -8,7 +7,7 @@ use proptest::prelude::*;
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
-    /// `fuzz/fuzz_targets/verified_block.rs` plays the same scripts for longer.
+    /// `fuzz/targets/verified_block.rs` plays the same scripts for longer.
     #[test]
     fn any_block_is_right_or_says_what_is_wrong(script in prop::collection::vec(any::<u8>(), 0..200)) {
         play::play(&script);

@@ -1,14 +1,13 @@
 //! The client's machine against servers of all kinds, rule by rule; and against anything.
-//! `fuzz/fuzz_targets/nbd_client.rs` plays the same scripts as `nothing_breaks` for longer.
-#![allow(clippy::unwrap_used, missing_docs)]
+//! `fuzz/targets/nbd_client.rs` plays the same scripts as `nothing_breaks` for longer.
 
-mod common;
+use crate::common;
 #[path = "play/client.rs"]
 mod play;
 
 use std::time::Duration;
 
-use common::{Memory, bytes, feed, take};
+use crate::common::{Memory, bytes, feed, take};
 use frame::Machine;
 use nbd::client::{Config, Connection, End, Failed, Op, Reply};
 use nbd::message::{Opt, OptionReply, REPLY_MAGIC, Rep, flag};

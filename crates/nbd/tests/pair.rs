@@ -1,9 +1,6 @@
 //! Both machines, byte by byte, against an export in memory.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod common;
-
-use common::{BYTES, Memory, Served, bytes, config, export, feed, take};
+use crate::common::{BYTES, Memory, Served, bytes, config, export, feed, take};
 use frame::Machine;
 use nbd::client::{Config, Connection, Done, End, Failed, Op, Reply};
 use nbd::message::flag;

@@ -1,14 +1,13 @@
 //! The server's machine against clients of all kinds, rule by rule; and against anything.
-//! `fuzz/fuzz_targets/nbd_server.rs` plays the same scripts as `nothing_breaks` for longer.
-#![allow(clippy::unwrap_used, missing_docs)]
+//! `fuzz/targets/nbd_server.rs` plays the same scripts as `nothing_breaks` for longer.
 
-mod common;
+use crate::common;
 #[path = "play/server.rs"]
 mod play;
 
 use std::time::Duration;
 
-use common::{BYTES, Served, config, export, go, option, queries, replies, request, string};
+use crate::common::{BYTES, Served, config, export, go, option, queries, replies, request, string};
 use frame::Machine;
 use nbd::message::{Cmd, Info, Opt, Rep, command_flag, flag};
 use nbd::server::{Action, Answer, Command, Config, End, MAX_OPTION_BYTES};

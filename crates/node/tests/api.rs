@@ -1,11 +1,8 @@
 //! The API as a client sees it: what it does, what it refuses and how it says so.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
 use std::time::Duration;
 
+use crate::common::{DHCHAP, KEYS, ask, create, files, name, show, start};
 use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{
@@ -14,7 +11,6 @@ use api::{
 };
 use cluster::identity::ClusterSecret;
 use cluster::token::Token;
-use common::{DHCHAP, KEYS, ask, create, files, name, show, start};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 

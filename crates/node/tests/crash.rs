@@ -2,19 +2,17 @@
 //! start finds is whole: every volume is there with its file or gone with its file, and what was
 //! acknowledged is there.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use crate::common::{ask, config, create, files, name};
 use api::client::Client;
 use api::endpoint::{GetStatus, ListVolumes, Nothing};
 use api::{ApiError, Initiator, Verdict, VolumeState};
-use common::{ask, config, create, files, name};
 use node::control::{Control, Settings};
 use node::data_dir::DataDir;
 use node::engine::Engine;

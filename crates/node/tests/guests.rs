@@ -1,22 +1,16 @@
 //! Virtual machines at a node's own sockets: the same volume as initiators have, without a network.
-#![allow(clippy::unwrap_used)]
-
-mod common;
-#[path = "../../attach/tests/common/guest.rs"]
-#[allow(dead_code, reason = "the guest can do more than is asked of it here")]
-mod guest;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::common::{ask, name, show, start};
+use crate::guest::{self, DATA, Guest, WRITE};
 use api::client::Client;
 use api::endpoint::{
     AllowInitiators, DeleteVolume, FORCE, ListSessions, Nothing, PostVolume, SetProtocols,
 };
 use api::{Code, Initiator, Initiators, Protocol, Protocols};
-use common::{ask, name, show, start};
-use guest::{DATA, Guest, WRITE};
 use node::node::Node;
 use probe::Disk;
 use probe::iscsi::Session;

@@ -1,16 +1,14 @@
 //! Registration with an iSNS server (RFC 4171): one of our own that says what we want, and Debian's.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::common::{create, name};
 use api::Protocols;
 use api::endpoint::*;
-use common::{create, name};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;

@@ -1,12 +1,7 @@
 //! Data planes of a cluster in one process, each with its own cores, over loopback: a mirrored volume
 //! with iSCSI initiators at every node. There is no control plane: the test does what it would do.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-#[path = "../../attach/tests/common/guest.rs"]
-#[allow(dead_code, reason = "the guest can do more than is asked of it here")]
-mod guest;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -15,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::guest::{DATA as DATA_OF_GUEST, Guest, WRITE};
 use api::{Backing, BlockSize, Protocols};
 use block::{Access, Epoch};
 use cluster::identity::{NodeIndex, Role};
@@ -23,7 +19,6 @@ use cluster::meta::model::{Fate, Model};
 use cluster::mirrors::{self, Mirrors};
 use cluster::nodes::{NodePortals, NodeRecord, NodeView, Nodes};
 use cluster::vault::Ring;
-use guest::{DATA as DATA_OF_GUEST, Guest, WRITE};
 use layers::mirror::Settings;
 use layers::mirror::member::Why;
 use layers::mirror::record::{Member, Record, Records, Replica};

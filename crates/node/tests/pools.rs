@@ -1,20 +1,16 @@
 //! Pools of disks as a client of the API sees them. The disks are files.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::common::{ask, name, show, start};
 use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{
     AddDisks, ApiError, Code, CreatePool, DiskState, Grow, OpenPool, Pool, PoolName, PoolState,
     RemoveDisk, ReplaceDisk, Status, Verdict, VolumeState,
 };
-use common::{ask, name, show, start};
 
 /// Size of a disk, in bytes. They are sparse.
 const DISK: u64 = 1 << 30;

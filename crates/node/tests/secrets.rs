@@ -1,21 +1,17 @@
 //! Secrets at rest (RFD 0016), seen from outside: what the disk holds, who gets in, and what is said when a key is lost.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::common::{DHCHAP, KEYS, ask, create, name, show, start};
 use api::client::Client;
 use api::endpoint::*;
 use api::{HostDhchap, HostTls, InitiatorChap, Severity, Verdict, VolumeState};
 use cluster::meta::embedded::Embedded;
 use cluster::meta::{Change, Expect, Meta};
-use common::{DHCHAP, KEYS, ask, create, name, show, start};
 use probe::iscsi::{Pdu, dial, login_request};
 use sha2::{Digest, Sha256};
 

@@ -1,15 +1,11 @@
 //! What initiators find at a target while its volumes come, go and change (RFD 0017).
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
 use std::net::SocketAddr;
 
+use crate::common::{DHCHAP, KEYS, ask, name, show, start};
 use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{ApiError, Code, MapVolume, Protocols, TargetUnit, Volume};
-use common::{DHCHAP, KEYS, ask, name, show, start};
 use probe::iscsi::{Refused, Session};
 
 const HOST: &str = "iqn.2026-01.com.example:host";

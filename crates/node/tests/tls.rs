@@ -1,17 +1,13 @@
 //! The API over TCP: only with TLS, only with the token.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use crate::common::config;
 use api::client::{Address, CallError, Client};
 use api::endpoint::{GetHealth, Nothing};
 use api::{ApiError, Code};
-use common::config;
 use node::node::Node;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

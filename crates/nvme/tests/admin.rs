@@ -1,11 +1,10 @@
 //! NVMe Base 2.0: admin commands on a controller that is up.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod common;
+use crate::common;
 
+use crate::common::driver::{Session, Target};
+use crate::common::{pattern, rw};
 use block::{Error, Failure, Lba};
-use common::driver::{Session, Target};
-use common::{pattern, rw};
 use nvme::entry::{AdminOpcode, NSID_ALL, NvmOpcode, Sgl};
 use nvme::identify::Cns;
 use nvme::log::{ErrorEntry, LogId};

@@ -1,16 +1,13 @@
 //! NVMe Base 2.0, fabrics: Connect, properties, keep alive, discovery, and the whole sequence by
 //! which Linux brings a controller up.
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::common::driver::{Session, Target};
+use crate::common::{SUBNQN, connect, namespace, rw};
 use block::{Error, Failure};
-use common::driver::{Session, Target};
-use common::{SUBNQN, connect, namespace, rw};
 use nvme::entry::{AdminOpcode, NSID_ALL, NvmOpcode, Sgl};
 use nvme::fabrics::DISCOVERY_NQN;
 use nvme::identify::{Cns, IdentifyController, IdentifyNamespace};

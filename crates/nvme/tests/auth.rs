@@ -1,12 +1,8 @@
 //! In-band authentication: DH-HMAC-CHAP (NVMe Base 2.0, 8.13).
 
-#[path = "auth/pair.rs"]
 mod pair;
-#[path = "auth/play.rs"]
 mod play;
-#[path = "auth/refusals.rs"]
 mod refusals;
-#[path = "auth/vectors.rs"]
 mod vectors;
 
 use std::sync::Arc;

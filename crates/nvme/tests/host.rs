@@ -1,13 +1,8 @@
 //! The host's machine: against our own controller, against a hostile one, and against anything.
-//! `fuzz/fuzz_targets/nvme_host.rs` plays the same scripts as `anything` for longer.
-#![allow(clippy::unwrap_used, missing_docs)]
+//! `fuzz/targets/nvme_host.rs` plays the same scripts as `anything` for longer.
 
-mod common;
-#[path = "host/hostile.rs"]
 mod hostile;
-#[path = "host/pair.rs"]
 mod pair;
-#[path = "host/play.rs"]
 mod play;
 
 use proptest::prelude::*;

@@ -1,11 +1,8 @@
 //! NVM Command Set 1.0: what I/O commands ask of a volume, and what is refused before that.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod common;
-
+use crate::common::driver::{Outcome, Session, Target};
+use crate::common::{BLOCKS, namespace, pattern, rw};
 use block::{Error, Failure};
-use common::driver::{Outcome, Session, Target};
-use common::{BLOCKS, namespace, pattern, rw};
 use nvme::entry::{AdminOpcode, NSID_ALL, NvmOpcode, Sgl};
 use nvme::testing::Host;
 use nvme::{Limits, Sqe, Status};

@@ -1,11 +1,8 @@
 //! However TCP cuts the stream, and whenever memory comes, the same bytes go out.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod common;
-
-use common::connect;
-use common::driver::{Session, Target};
-use common::{pattern, rw};
+use crate::common::connect;
+use crate::common::driver::{Session, Target};
+use crate::common::{pattern, rw};
 use nvme::Sqe;
 use nvme::entry::NvmOpcode;
 use nvme::testing::{Host, Reply};

@@ -1,13 +1,10 @@
 //! Reservations (NVMe Base 2.0, 8.19): commands, what they change, and what hosts are told.
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use common::driver::{Outcome, Session, Target, party};
-use common::{connect, namespace};
+use crate::common::driver::{Outcome, Session, Target, party};
+use crate::common::{connect, namespace};
 use nvme::entry::{AdminOpcode, NvmOpcode, Sgl};
 use nvme::testing::{Host, Reply};
 use nvme::{Namespace, Sqe, Status};

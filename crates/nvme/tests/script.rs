@@ -1,6 +1,5 @@
-//! Arbitrary scripts; `fuzz/fuzz_targets/nvme_tcp.rs` plays the same ones for longer.
+//! Arbitrary scripts; `fuzz/targets/nvme_tcp.rs` plays the same ones for longer.
 
-#[path = "script/play.rs"]
 mod play;
 
 use proptest::prelude::*;

@@ -1,12 +1,9 @@
 //! NVMe/TCP Transport 1.0, as a transcript: what the host sends, what comes back.
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod common;
 
 use std::time::Duration;
 
-use common::driver::{Session, Target};
-use common::{connect, pattern, rw};
+use crate::common::driver::{Session, Target};
+use crate::common::{connect, pattern, rw};
 use frame::Machine;
 use nvme::entry::{AdminOpcode, FLAG_SGL, NvmOpcode, Sgl};
 use nvme::pdu::{CapsuleCmd, Common, Data, FatalError, IcReq, PduType, TermReq};

@@ -1,7 +1,5 @@
 //! What simulated disks do for the code that has them open, and to it.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::Path;

@@ -1,7 +1,5 @@
 //! What simulated TCP does, and what it does when something is in its way.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
 use std::cell::RefCell;
 use std::future::Future;
 use std::io::{ErrorKind, Result as IoResult};

@@ -1,14 +1,7 @@
 //! iSCSI clients that misbehave, or behave well at a bad moment, against a server on real cores.
-#![allow(clippy::unwrap_used)]
 
-#[path = "common/client.rs"]
-mod client;
-mod common;
-#[path = "iscsi/copy.rs"]
 mod copy;
-#[path = "iscsi/mapping.rs"]
 mod mapping;
-#[path = "iscsi/token.rs"]
 mod token;
 
 use std::collections::BTreeSet;
@@ -17,10 +10,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::client::Client;
+use crate::common::{POOL, listen, on_core, on_cores};
 use block::testing::faulty::{Effect, Faults, Faulty, Rule};
 use block::{AccessState, Class, Dev, Epoch, Error, Mem, MemOptions};
-use client::Client;
-use common::{POOL, listen, on_core, on_cores};
 use iscsi::pdu::{NO_TAG, Opcode, Stage, TaskFunction};
 use iscsi::testing::Pdu;
 use rt::Core;

@@ -1,18 +1,10 @@
 //! NVMe/TCP hosts that misbehave, or behave well at a bad moment, against a server on real cores.
-#![allow(clippy::unwrap_used)]
 
-#[path = "nvme/authentication.rs"]
 mod authentication;
 #[path = "nvme/tls.rs"]
 mod by_tls;
-#[path = "common/client.rs"]
-mod client;
-#[path = "nvme/commands.rs"]
 mod commands;
-mod common;
-#[path = "nvme/namespaces.rs"]
 mod namespaces;
-#[path = "nvme/reservations.rs"]
 mod reservations;
 
 use std::collections::VecDeque;
@@ -21,9 +13,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{POOL, listen, on_core};
 use block::testing::faulty::{Effect, Faults, Faulty, Kind, Rule};
 use block::{AccessState, Blocks, Class, Dev, Epoch, Error, Lba, Mem, MemOptions, Request};
-use common::{POOL, listen, on_core};
 use nvme::entry::{AdminOpcode, NvmOpcode, Sgl};
 use nvme::fabrics::{CNTLID_DYNAMIC, DISCOVERY_NQN, Property};
 use nvme::testing::{Host, Reply};

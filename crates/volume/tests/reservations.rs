@@ -1,6 +1,5 @@
 //! Reservations of a volume that one node has: who is kept out, and what a change waits for (RFD 0013, 4
 //! to 6).
-#![allow(clippy::unwrap_used)]
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

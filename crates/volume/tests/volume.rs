@@ -1,5 +1,4 @@
 //! A volume over a layer that watches the contract and answers when the test lets it.
-#![allow(clippy::unwrap_used)]
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -1,9 +1,5 @@
 //! `windrose attach`: who is let in, and how it ends.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -11,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Daemon, Place, now, pause};
+use crate::common::{Daemon, Place, now, pause};
 use rustix::io::Errno;
 
 const HOST: [&str; 4] = [

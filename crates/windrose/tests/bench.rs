@@ -1,12 +1,8 @@
 //! `windrose bench`: what it measures, and what it must not destroy.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
 use std::path::Path;
 
-use common::{Place, cli, texts};
+use crate::common::{Place, cli, texts};
 use serde_json::Value;
 
 /// Exit code, standard output, standard error.

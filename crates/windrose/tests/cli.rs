@@ -1,10 +1,6 @@
 //! What the command line says: help, refusals, exit codes.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
-use common::{Place, cli, texts};
+use crate::common::{Place, cli, texts};
 
 #[test]
 fn without_a_node_it_says_where_it_looked() {

@@ -1,15 +1,11 @@
 //! The real program, several times: nodes that become a cluster, lose one of them, and leave it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
+use crate::common::{Place, now, pause};
 use cluster::meta::etcd::{Etcd, Settings};
-use common::{Place, now, pause};
 use probe::iscsi::Session;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;

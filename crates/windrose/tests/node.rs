@@ -1,13 +1,9 @@
 //! The real program: a node that is started, used, stopped, killed.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it unwraps nothing")]
-
-mod common;
-
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use common::{Place, cli, now, pause, texts};
+use crate::common::{Place, cli, now, pause, texts};
 
 #[test]
 fn a_node_is_used_and_stopped_and_started_again() {

@@ -7,7 +7,7 @@ use iscsi::initiator::{Answer, Command, Config, End, Lost, Notice, Payload, Requ
 use iscsi::pdu::{LogoutOutcome, TaskOutcome};
 use iscsi::target::{self, TargetRecord};
 
-use crate::pair::{Pair, config, scsi};
+use super::pair::{Pair, config, scsi};
 
 const S: Duration = Duration::from_secs(1);
 

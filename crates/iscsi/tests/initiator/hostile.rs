@@ -17,7 +17,7 @@ use iscsi::pdu::{
 };
 use iscsi::testing::Initiator;
 
-use crate::pair::{Memory, bytes, completion, config, feed, fresh, pattern, scsi, take};
+use super::pair::{Memory, bytes, completion, config, feed, fresh, pattern, scsi, take};
 
 const S: Duration = Duration::from_secs(1);
 

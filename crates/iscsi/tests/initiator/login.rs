@@ -11,7 +11,7 @@ use iscsi::target::{self, Auth, ChapPolicy};
 use iscsi::testing::Initiator;
 use iscsi::text::Pairs;
 
-use crate::pair::{Pair, config, feed, fresh, take};
+use super::pair::{Pair, config, feed, fresh, take};
 
 fn secret(text: &str) -> Secret {
     Secret::new(text.as_bytes()).unwrap()

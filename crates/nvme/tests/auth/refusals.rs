@@ -2,7 +2,7 @@
 
 use nvme::auth::{Config, End, Explanation, Group, Hash, MAX_MESSAGE_BYTES, Next};
 
-use crate::pair::{
+use super::pair::{
     Pair, ROOM, WRONG_SECRET, config, host_refuses, of_host, policy, refused, secret,
 };
 

@@ -4,7 +4,7 @@
 use nvme::auth::{Config, Group, Hash, Next};
 use sha2::{Digest, Sha256};
 
-use crate::pair::{Pair, config, policy, secret};
+use super::pair::{Pair, config, policy, secret};
 
 struct Vector {
     hash: u8,

@@ -14,8 +14,8 @@ use nvme::testing::Host;
 use nvme::{Digests, Sqe, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::pair::{Memory, bytes, feed, take};
 use crate::common::pattern;
-use crate::pair::{Memory, bytes, feed, take};
 
 const S: Duration = Duration::from_secs(1);
 const FIELD: FatalError = FatalError::InvalidHeaderField;

@@ -1,6 +1,6 @@
 //! What every engine has to give for a stripe.
 
-use crate::reference::Stripe;
+use super::reference::Stripe;
 use parity::{Parity, Verdict};
 
 /// A buffer that begins `skew` bytes after where the allocator puts it, and what must stay as it is around it.
@@ -56,7 +56,7 @@ pub(crate) fn update(parity: Parity, stripe: &Stripe, place: usize, new: &[u8], 
     let mut data = stripe.data.clone();
     data[place] = new.to_vec();
     let expected =
-        [crate::reference::p(&data, stripe.bytes), crate::reference::q(&data, stripe.bytes)];
+        [super::reference::p(&data, stripe.bytes), super::reference::q(&data, stripe.bytes)];
     let [mut p, mut q] = [Output::of(&stripe.p, skew), Output::of(&stripe.q, skew + 3)];
     parity.update_pq(place, old, new, p.slice(), q.slice());
     p.holds(&expected[0], "P updated with Q");

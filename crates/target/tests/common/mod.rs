@@ -1,5 +1,7 @@
 //! Servers on real cores.
 
+pub(crate) mod client;
+
 use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;

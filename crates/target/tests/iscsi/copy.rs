@@ -334,7 +334,7 @@ fn troubles_of_the_ends_are_told() {
 
 impl Client {
     /// PERSISTENT RESERVE OUT to a logical unit: service action and type, the key held, the key that it is about.
-    async fn reserve(&mut self, lun: u8, [action, kind]: [u8; 2], keys: [u64; 2]) {
+    async fn ask_to_reserve(&mut self, lun: u8, [action, kind]: [u8; 2], keys: [u64; 2]) {
         let mut parameters = keys.map(u64::to_be_bytes).concat();
         parameters.resize(24, 0);
         let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, 24];
@@ -344,7 +344,7 @@ impl Client {
     }
 
     pub(super) async fn reserves(&mut self, lun: u8, what: [u8; 2], keys: [u64; 2]) {
-        self.reserve(lun, what, keys).await;
+        self.ask_to_reserve(lun, what, keys).await;
         let answer = self.next().await;
         assert_eq!(answer.header[3], 0, "{answer:?}");
     }
@@ -388,14 +388,14 @@ fn preempt_and_abort_ends_copies() {
         let (server, disks, at, mut client) = rig(&core).await;
         let mut rival = Client::log_in(&core, at, 2, &[]).await;
         for client in [&mut client, &mut rival] {
-            client.reserve(2, REGISTER, [0, 0xc]).await;
+            client.ask_to_reserve(2, REGISTER, [0, 0xc]).await;
             assert_eq!(client.next().await.header[3], 2, "the unit is new to it");
         }
         client.reserves(2, REGISTER, [0, 0xc]).await;
         rival.reserves(2, REGISTER, [0, 0xd]).await;
         rival.reserves(2, [1, 5], [0xd, 0]).await;
         begin_many(&mut client, &disks).await;
-        rival.reserve(2, [5, 5], [0xd, 0xc]).await;
+        rival.ask_to_reserve(2, [5, 5], [0xd, 0xc]).await;
         sleep(Duration::from_millis(20)).await;
         disks[1].faults.clear();
         disks[1].faults.release();

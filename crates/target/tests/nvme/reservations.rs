@@ -6,8 +6,8 @@ use reservation::Kind as Type;
 use target::IscsiTarget;
 use volume::{Gate, Standing};
 
-use super::client::Client;
 use super::*;
+use crate::common::client::Client;
 
 /// Where the hosts write: elsewhere than the table lies.
 const DATA: Blocks = Blocks { at: Lba(0), count: 64 };

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::process::{Command, Stdio};
 use std::task::{Context, Poll, ready};
 
-use common::on_cores;
+use crate::common::on_cores;
 use nvme::tls::{Psk, TlsKey};
 use rt::net::Stream;
 use target::{HostKey, HostTls};

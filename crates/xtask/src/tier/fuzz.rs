@@ -1,11 +1,15 @@
 //! Every fuzz target for a short while: with libFuzzer's coverage guidance, on the pinned stable toolchain, without a
 //! sanitizer (the code is safe Rust but for vectors, whose slices are bounds-checked: what there is to find are panics, overflows,
 //! endless loops and wrong results).
+//!
+//! They are one program, an example of the package `fuzz`, built as the tests of the workspace are, but our own crates with
+//! coverage: so the dependencies, which take most of the time, are compiled once for both.
 
-use crate::{house::House, install, ledger::skip, process};
+use super::unit;
+use crate::{house::House, node::Profile, process};
 use anyhow::{Context, Result};
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     sync::{
         Mutex,
@@ -14,10 +18,12 @@ use std::{
     time::Duration,
 };
 
-const FUZZ_VERSION: &str = "0.13.2";
 /// How long each target runs as part of the tests.
 const SMOKE_SECONDS: u64 = 5;
-const BUILD_LIMIT: Duration = Duration::from_secs(1200);
+const BUILD_LIMIT: Duration = Duration::from_secs(1800);
+/// The program, and what tells it which target it is.
+const PROGRAM: &str = "fuzz";
+const TARGET: &str = "WINDROSE_FUZZ_TARGET";
 
 /// What to fuzz and for how long.
 pub(crate) struct Fuzz {
@@ -31,22 +37,15 @@ pub(super) fn run(house: &House) -> Result<()> {
 
 /// Runs the targets, as many at once as there are cores.
 pub(crate) fn fuzz(house: &House, how: &Fuzz) -> Result<()> {
-    if !house.root.join("fuzz/Cargo.toml").exists() {
-        return skip("there are no fuzz targets yet");
-    }
-    install::cargo_tool(house, "fuzz", FUZZ_VERSION)?;
     let targets = targets(house)?;
     let chosen: Vec<&String> = targets
         .iter()
         .filter(|name| how.target.as_ref().is_none_or(|only| only == *name))
         .collect();
     anyhow::ensure!(!chosen.is_empty(), "no such fuzz target; there are: {}", targets.join(", "));
-    house.display.working("build the fuzz targets");
-    let mut build = house.cargo();
-    build.args(["fuzz", "build", "-s", "none"]);
-    house.run("cargo fuzz build", &mut build, BUILD_LIMIT)?.ok()?;
+    let program = build(house)?;
     house.display.working(&format!("{} fuzz targets, {} s each", chosen.len(), how.seconds));
-    for (name, outcome) in in_parallel(house, &chosen, how.seconds) {
+    for (name, outcome) in in_parallel(house, &program, &chosen, how.seconds) {
         let name = format!("fuzz {name}");
         match outcome {
             Ok(line) => house.pass(1, &format!("{name}  {line}")),
@@ -56,21 +55,45 @@ pub(crate) fn fuzz(house: &House, how: &Fuzz) -> Result<()> {
     Ok(())
 }
 
+/// Builds the program with coverage, and puts it where nobody builds another over it.
+fn build(house: &House) -> Result<PathBuf> {
+    house.display.working("build the fuzz targets");
+    let mut build = house.cargo();
+    build.args(["build", "--locked"]).args(unit::FEATURES).args(["--example", PROGRAM]);
+    build.env("RUSTC_WORKSPACE_WRAPPER", house.root.join("fuzz/coverage.sh"));
+    build.env("CARGO_INCREMENTAL", "0");
+    house.run("cargo build of the fuzz targets", &mut build, BUILD_LIMIT)?.ok()?;
+    let program = house.scratch().join(PROGRAM);
+    std::fs::copy(Profile::Dev.example(house, PROGRAM), &program)
+        .context("cannot copy the fuzz targets")?;
+    Ok(program)
+}
+
+/// The names of all targets: those of their files.
 fn targets(house: &House) -> Result<Vec<String>> {
-    let out = house.cargo().args(["fuzz", "list"]).output().context("cannot run cargo fuzz")?;
-    let text = String::from_utf8_lossy(&out.stdout);
-    Ok(text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
+    let directory = house.root.join("fuzz/targets");
+    let files = std::fs::read_dir(&directory)
+        .with_context(|| format!("cannot read {}", directory.display()))?;
+    let names = files.filter_map(|file| Some(file.ok()?.path().file_stem()?.to_str()?.to_owned()));
+    let mut names: Vec<String> = names.collect();
+    names.sort_unstable();
+    Ok(names)
 }
 
 /// The targets, shared out among the cores; their outcomes in the targets' order.
-fn in_parallel(house: &House, targets: &[&String], seconds: u64) -> Vec<(String, Result<String>)> {
+fn in_parallel(
+    house: &House,
+    program: &Path,
+    targets: &[&String],
+    seconds: u64,
+) -> Vec<(String, Result<String>)> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
     let outcomes = Mutex::new(Vec::new());
-    let (root, display, logs) = (house.root.as_path(), &house.display, house.scratch());
+    let (display, logs) = (&house.display, house.scratch());
     let work = || {
         while let Some((index, name)) = pick(&next, targets) {
-            let mut command = command(root, logs, name, seconds);
+            let mut command = command(program, logs, name, seconds);
             let limit = Duration::from_secs(seconds * 2 + 60);
             let outcome = process::run(display, logs, name, &mut command, limit)
                 .and_then(process::Ended::ok)
@@ -95,20 +118,16 @@ fn pick<'a>(next: &AtomicUsize, targets: &[&'a String]) -> Option<(usize, &'a St
     targets.get(index).map(|name| (index, *name))
 }
 
-/// One target; new inputs go to a scratch corpus, the checked-in seeds are read only.
-fn command(root: &Path, scratch: &Path, name: &str, seconds: u64) -> Command {
+/// One target; what it finds goes to the scratch directory.
+fn command(program: &Path, scratch: &Path, name: &str, seconds: u64) -> Command {
     let corpus = scratch.join("corpus").join(name);
     let artifacts = scratch.join("artifacts").join(name);
     for directory in [&corpus, &artifacts] {
         let _ = std::fs::create_dir_all(directory);
     }
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(root).args(["fuzz", "run", "-s", "none", name]).arg(&corpus);
-    let seeds = root.join("fuzz/seeds").join(name);
-    if seeds.is_dir() {
-        command.arg(seeds);
-    }
-    command.args(["--", "-timeout=10", "-rss_limit_mb=1024", "-print_final_stats=1"]);
+    let mut command = Command::new(program);
+    command.env(TARGET, name).arg(&corpus);
+    command.args(["-timeout=10", "-rss_limit_mb=1024", "-print_final_stats=1"]);
     command.arg(format!("-max_total_time={seconds}"));
     command.arg(format!("-artifact_prefix={}/", artifacts.display()));
     command

@@ -11,18 +11,12 @@ pub(super) fn run(house: &House) -> Result<()> {
     Ok(())
 }
 
-/// rustfmt and clippy, over the workspace and the fuzz targets beside it.
+/// rustfmt and clippy, over the workspace.
 pub(crate) fn lint(house: &House) {
-    let fuzz = house.root.join("fuzz/Cargo.toml").exists();
     house.check("rustfmt", || {
         let mut workspace = house.cargo();
         workspace.args(["fmt", "--all", "--check"]);
         house.run("cargo fmt", &mut workspace, Duration::from_secs(60))?.ok()?;
-        if fuzz {
-            let mut targets = house.cargo();
-            targets.args(["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]);
-            house.run("cargo fmt", &mut targets, Duration::from_secs(60))?.ok()?;
-        }
         Ok(())
     });
     house.check("clippy", || {

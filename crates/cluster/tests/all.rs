@@ -1,0 +1,6 @@
+//! Tests of the crate `cluster`: one program, as each would be linked with all that it tests.
+#![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
+
+mod common;
+mod conformance;
+mod etcd;

@@ -1,0 +1,9 @@
+//! Tests of the crate `initiator`: one program, as each would be linked with all that it tests.
+#![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
+
+mod common;
+mod iscsi;
+mod liar;
+mod nvme;
+mod told;
+mod uri;

@@ -1,0 +1,9 @@
+//! Tests of the simulator: one program, as each would be linked with all that it tests.
+#![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
+
+mod determinism;
+mod disks;
+mod network;
+mod planted;
+mod rules;
+mod scenarios;

@@ -1,0 +1,5 @@
+//! Tests of the crate `volume`: one program, as each would be linked with all that it tests.
+#![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
+
+mod reservations;
+mod volume;

@@ -1,8 +1,0 @@
-//! What NVMe controllers, iSCSI targets and their units say of themselves: Identify, logs, lists, pages, sense data, text.
-//! What must hold is asserted by the player, which the property tests of `initiator` share.
-#![no_main]
-
-#[path = "../../crates/initiator/tests/told/play.rs"]
-mod play;
-
-libfuzzer_sys::fuzz_target!(|script: &[u8]| play::play(script));

@@ -1,0 +1,6 @@
+//! Hostile initiators in the full feature phase; what must hold stands in
+//! `iscsi::testing::hostile`.
+
+pub(crate) fn run(bytes: &[u8]) {
+    crate::feed(bytes, |input: &[u8]| iscsi::testing::hostile::full_feature(input));
+}
