@@ -25,6 +25,8 @@ const DATA_AT: u64 = RING_BLOCKS;
 struct Book {
     /// Members that are out.
     out: RefCell<Vec<u16>>,
+    /// The era in which each was in last.
+    knew: RefCell<BTreeMap<u16, u64>>,
     era: Cell<u64>,
     /// What members lack that are out, or were: by extent and member.
     behind: RefCell<BTreeMap<(u64, u16), u32>>,
@@ -37,6 +39,11 @@ struct Book {
 }
 
 impl Book {
+    fn put_out(&self, member: u16) {
+        self.out.borrow_mut().push(member);
+        self.knew.borrow_mut().insert(member, self.era.get());
+    }
+
     async fn rest(&self) {
         let slow = u64::try_from(self.slow.get().as_micros()).unwrap();
         let some = self.rng.borrow_mut().as_mut().map_or(0, |rng| rng.below(slow + 1));
@@ -50,7 +57,7 @@ impl Keeper for Rc<Book> {
     fn out(&self, member: u16) -> Kept<'_> {
         Box::pin(async move {
             self.rest().await;
-            self.out.borrow_mut().push(member);
+            self.put_out(member);
             Ok(())
         })
     }
@@ -190,6 +197,18 @@ impl Disks {
         let mended = entries.mend(&array, &extents).await.unwrap();
         self.book.era.set(old + 1);
         mended
+    }
+
+    /// A member that comes back lacks what it was being written when it went out, of which nobody else may know.
+    async fn mark_under_way(&self, member: u16) {
+        let era = self.book.knew.borrow()[&member];
+        let array = self.array(era, |_, dev| dev, Mistake::None).await;
+        let ring = OldRing { member, ring: self.ring(member, era), at: Lba(0) };
+        let entries = Entries::read(&array, era, &[ring]).await.unwrap();
+        let mut behind = self.book.behind.borrow_mut();
+        for (extent, place) in entries.places() {
+            *behind.entry((extent, member)).or_default() |= self.shape.region(place);
+        }
     }
 
     /// The volume, on members that misbehave.
@@ -359,7 +378,7 @@ impl Ordeal {
     }
 
     /// Somebody may replace a disk that is out, by an empty one or by itself with what it had.
-    fn replace(&mut self) {
+    async fn replace(&mut self) {
         let book = Rc::clone(&self.disks.book);
         if book.out.borrow().is_empty() || self.rng.one_in(2) {
             return;
@@ -371,6 +390,7 @@ impl Ordeal {
             let extents = 0..*self.disks.extents.borrow();
             book.behind.borrow_mut().extend(extents.map(|n| ((n, member), ALL_REGIONS)));
         } else {
+            self.disks.mark_under_way(member).await;
             let behind = book.behind.borrow();
             let in_part = behind.iter().any(|((_, m), r)| *m == member && *r != ALL_REGIONS);
             book.in_part.set(book.in_part.get() + u64::from(in_part));
@@ -431,7 +451,7 @@ impl Ordeal {
     }
 
     async fn round(&mut self, n: u32) -> Result<(), String> {
-        self.replace();
+        self.replace().await;
         let rules = self.rules();
         let seed = self.rng.u64();
         let wrap = |n: u16, dev: Dev| {
@@ -471,7 +491,7 @@ impl Ordeal {
         if self.bears_more() && self.rng.one_in(4) {
             let victim = self.some_member();
             if !self.is_lost(victim) {
-                self.disks.book.out.borrow_mut().push(victim);
+                self.disks.book.put_out(victim);
             }
         }
         self.checker.borrow_mut().crash(Loss::Unflushed);
