@@ -1,10 +1,10 @@
 //! A file or block device as it is, or a part of it, without a label: what is measured byte for byte, or is a member of a pool.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 
 use block::{Bufs, Ctx, Error, FlushGate, Info, Layer, Lba, Op, Run};
-use rt::disk::{Disk, DiskError, DiskErrorKind};
+use rt::disk::{Disk, DiskError, DiskErrorKind, DiskInfo};
 
 /// Largest operation that carries data, in bytes.
 const MAX_TRANSFER: u32 = 4 << 20;
@@ -18,7 +18,11 @@ const ZERO_STEP: u64 = 1 << 20;
 /// A file or block device as a layer. What does not fill a block at its end is not reached.
 #[derive(Debug)]
 pub struct Raw {
-    disk: Disk,
+    /// None any more once it is [let go](Self::let_go).
+    disk: RefCell<Option<Disk>>,
+    found: DiskInfo,
+    /// Operations under way.
+    under_way: Cell<u32>,
     /// What people call it.
     name: PathBuf,
     info: Info,
@@ -50,7 +54,8 @@ impl Raw {
             overhead: BOUNCE as u32,
         };
         let (name, flushes) = (disk.path().to_owned(), FlushGate::default());
-        Self { disk, name, info, begin: 0, flushes, dead: Cell::new(false) }
+        let (disk, under_way) = (RefCell::new(Some(disk)), Cell::new(0));
+        Self { disk, found, under_way, name, info, begin: 0, flushes, dead: Cell::new(false) }
     }
 
     /// The same, but only the `bytes` from byte `at` of the disk on, as far as there are so many.
@@ -59,7 +64,7 @@ impl Raw {
     /// If the disk reads and writes nothing that begins at `at`.
     #[must_use]
     pub fn within(mut self, at: u64, bytes: u64) -> Self {
-        let found = self.disk.info();
+        let found = self.found;
         assert!(at.is_multiple_of(u64::from(found.logical_block)), "a part that begins at {at}");
         let bytes = bytes.min(found.size.saturating_sub(at));
         self.info.blocks = bytes / u64::from(self.info.block_size);
@@ -72,6 +77,22 @@ impl Raw {
         Self { name: name.to_owned(), ..self }
     }
 
+    /// Lets go of the disk: every operation from now on fails. It is closed when those that are under way have ended.
+    pub fn let_go(&self) {
+        self.dead.set(true);
+        self.disk.take();
+    }
+
+    /// Whether nothing is under way any more.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.under_way.get() == 0
+    }
+
+    fn disk(&self) -> Result<Disk, Error> {
+        self.disk.borrow().clone().ok_or(Error::Gone)
+    }
+
     fn bytes(&self, at: Lba, blocks: u32) -> (u64, u64) {
         let size = u64::from(self.info.block_size);
         (self.begin + at.0 * size, u64::from(blocks) * size)
@@ -79,10 +100,9 @@ impl Raw {
 
     async fn write(&self, at: Lba, data: Bufs, ctx: &Ctx) -> Result<(), Error> {
         let failed = |e| self.failed(e, at, true);
-        let (mut place, _) = self.bytes(at, 0);
-        let found = self.disk.info();
+        let (disk, (mut place, _), found) = (self.disk()?, self.bytes(at, 0), self.found);
         if data.is_aligned(found.memory_align.max(found.logical_block) as usize) {
-            return self.disk.write(place, data).await.map_err(failed);
+            return disk.write(place, data).await.map_err(failed);
         }
         for from in (0..data.len()).step_by(BOUNCE) {
             let piece = data.slice(from..data.len().min(from + BOUNCE));
@@ -93,7 +113,7 @@ impl Raw {
                 piece.slice(done..done + n).copy_to(part);
                 done += n;
             }
-            self.disk.write(place, scratch.into()).await.map_err(failed)?;
+            disk.write(place, scratch.into()).await.map_err(failed)?;
             place += piece.len() as u64;
         }
         Ok(())
@@ -102,14 +122,14 @@ impl Raw {
     /// Makes a range read as zeroes; frees its space if told to and where that is possible.
     async fn zero(&self, at: Lba, blocks: u32, free: bool, ctx: &Ctx) -> Result<(), Error> {
         let failed = |e| self.failed(e, at, true);
-        let (place, bytes) = self.bytes(at, blocks);
+        let (disk, (place, bytes)) = (self.disk()?, self.bytes(at, blocks));
         if free {
-            match self.disk.punch(place, bytes).await {
+            match disk.punch(place, bytes).await {
                 Err(e) if e.kind == DiskErrorKind::Unsupported => {}
                 result => return result.map_err(failed),
             }
         }
-        match self.disk.zero(place, bytes).await {
+        match disk.zero(place, bytes).await {
             Err(e) if e.kind == DiskErrorKind::Unsupported => {}
             result => return result.map_err(failed),
         }
@@ -118,14 +138,14 @@ impl Raw {
                 return Err(Error::Aborted);
             }
             let piece = Bufs::zeroes(ZERO_STEP.min(bytes - from) as usize);
-            self.disk.write(place + from, piece).await.map_err(failed)?;
+            disk.write(place + from, piece).await.map_err(failed)?;
         }
         Ok(())
     }
 
     async fn map(&self, at: Lba, blocks: u32) -> Result<Run, Error> {
-        let (place, bytes) = self.bytes(at, blocks);
-        let stretch = self.disk.stretch(place, bytes).await;
+        let (disk, (place, bytes)) = (self.disk()?, self.bytes(at, blocks));
+        let stretch = disk.stretch(place, bytes).await;
         let stretch = stretch.map_err(|e| self.failed(e, at, false))?;
         let size = u64::from(self.info.block_size);
         let whole = u32::try_from(stretch.bytes / size).unwrap_or(blocks);
@@ -138,7 +158,7 @@ impl Raw {
 
     async fn flush(&self) -> Result<(), Error> {
         let sync = || async {
-            self.disk.sync().await.map_err(|_| {
+            self.disk()?.sync().await.map_err(|_| {
                 self.dead.set(true);
                 Error::Gone
             })
@@ -163,6 +183,22 @@ impl Raw {
     }
 }
 
+/// An operation that is under way.
+struct UnderWay<'a>(&'a Cell<u32>);
+
+impl<'a> UnderWay<'a> {
+    fn new(count: &'a Cell<u32>) -> Self {
+        count.set(count.get() + 1);
+        Self(count)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
 impl Layer for Raw {
     fn name(&self) -> &'static str {
         "raw"
@@ -176,11 +212,12 @@ impl Layer for Raw {
         if self.dead.get() {
             return Err(Error::Gone);
         }
+        let _under_way = UnderWay::new(&self.under_way);
         match op {
             Op::Read { at, blocks } => {
                 let (place, bytes) = self.bytes(at, blocks);
                 let into = ctx.alloc(bytes as usize);
-                let read = self.disk.read(place, into).await;
+                let read = self.disk()?.read(place, into).await;
                 return read.map(Bufs::from).map_err(|e| self.failed(e, at, false));
             }
             Op::Map { at, blocks } => return Ok(self.map(at, blocks).await?.into_bufs(&ctx)),

@@ -9,4 +9,5 @@ mod file_on_dev;
 mod file_real;
 mod file_refusals;
 mod intent_log;
+mod pool;
 mod raw_conformance;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 use rt::Core;
-use rt::disk::{Disk, OpenOptions};
+use rt::disk::{Disk, OpenOptions, OpenReason};
 use uuid::Uuid;
 
 use super::disk::{MemberDisk, read_label};
@@ -49,6 +49,33 @@ pub async fn inspect(
         member: label.number.0,
         serial: label.serial.to_string(),
     }))
+}
+
+/// What is at a path.
+#[derive(Debug)]
+pub(super) enum At {
+    /// A member of a pool, by its identity.
+    Member { pool: Uuid, member: Uuid },
+    /// A disk that somebody uses.
+    Busy,
+    /// Neither, or nothing.
+    Nothing,
+}
+
+/// What is at `path`, now.
+pub(super) async fn at(core: &Core, path: &Path, buffered: bool) -> At {
+    let how = OpenOptions::new().buffered(buffered).read_only(true);
+    let disk = match core.open_disk(path, how).await {
+        Ok(disk) => disk,
+        Err(why) if why.reason == OpenReason::Busy => return At::Busy,
+        Err(_) => return At::Nothing,
+    };
+    match read_label(&disk, &core.pool().account()).await {
+        Ok(Ok(Some(label))) if label.state != State::Removed => {
+            At::Member { pool: label.pool, member: label.member }
+        }
+        _ => At::Nothing,
+    }
 }
 
 /// The disk at `path`, if it is of the pool.
@@ -98,7 +125,7 @@ pub(super) struct Start {
     /// Those of them that do not hold it yet.
     pub(super) behind: Vec<MemberId>,
     /// Those that come back: with what is marked, and was under way in the era that they knew, or everything.
-    pub(super) returning: Vec<(MemberId, Rc<MemberDisk>, Option<u64>)>,
+    pub(super) returning: Vec<Returning>,
     pub(super) excused: Members,
     pub(super) forced: bool,
 }
@@ -224,6 +251,45 @@ impl Disks {
     }
 }
 
+/// Whether one that knows of `stamp` had everything up to version `least` of this history.
+fn has(metadata: &Metadata, stamp: Stamp, least: u64) -> bool {
+    metadata.follows(stamp) && stamp.version >= least
+}
+
+/// The era that a member knew last that is out, if it lacks no more than what is marked, and what was under way then; `knew` it
+/// had to, and has it by what is `known` of it.
+fn era_of(pool: &Metadata, knew: u64, state: State, known: Option<&Metadata>) -> Option<u64> {
+    // One that was being made again knows more than it has.
+    let known = known.filter(|known| state == State::Made && has(pool, known.stamp(), knew))?;
+    Some(known.era())
+}
+
+/// A member that was out, as it was found again: lacking everything if it knows no era.
+#[derive(Debug)]
+pub(super) struct Returning {
+    pub(super) id: MemberId,
+    pub(super) disk: Rc<MemberDisk>,
+    pub(super) era: Option<u64>,
+}
+
+/// Disks at these paths that are members of `pool` and out of it.
+pub(super) async fn find_absent(
+    core: &Core,
+    pool: &Metadata,
+    paths: &[PathBuf],
+    buffered: bool,
+) -> Vec<Returning> {
+    let disks = Disks::find(core, pool.pool, paths, buffered).await;
+    let absent = disks.found.iter().filter_map(|found| {
+        let label = found.disk.label();
+        let (id, member) = pool.member_of(label.member)?;
+        let Standing::Out { knew, .. } = member.standing else { return None };
+        let era = era_of(pool, knew, label.state, found.known.as_ref());
+        Some(Returning { id, disk: Rc::clone(&found.disk), era })
+    });
+    absent.collect()
+}
+
 impl Start {
     fn add(&mut self, found: &Found, supporters: Members) {
         let (disk, label) = (Rc::clone(&found.disk), found.disk.label());
@@ -238,10 +304,8 @@ impl Start {
         }
         match member.standing {
             Standing::Out { knew, .. } => {
-                // One that was being made again knows more than it has.
-                let is_made = label.state == State::Made;
-                let marked = is_made && knows.is_some_and(|stamp| self.has(stamp, knew));
-                self.returning.push((id, disk, era.filter(|_| marked)));
+                let era = era_of(&self.metadata, knew, label.state, found.known.as_ref());
+                self.returning.push(Returning { id, disk, era });
             }
             _ if supporters.has(id) => {
                 if knows != Some(self.metadata.stamp()) {
@@ -251,15 +315,12 @@ impl Start {
             }
             // Of another history, or damaged: it is out with this opening, and comes back.
             _ => {
-                let marked = knows.is_some_and(|stamp| self.has(stamp, self.metadata.counted()));
-                self.returning.push((id, disk, era.filter(|_| marked)));
+                let counted = self.metadata.counted();
+                let marked = knows.is_some_and(|stamp| has(&self.metadata, stamp, counted));
+                let era = era.filter(|_| marked);
+                self.returning.push(Returning { id, disk, era });
             }
         }
-    }
-
-    /// Whether one that knows of `stamp` had everything up to version `least` of this history.
-    fn has(&self, stamp: Stamp, least: u64) -> bool {
-        self.metadata.follows(stamp) && stamp.version >= least
     }
 
     /// With all supporters holding what the pool goes on from. One that does not take it supports nothing.

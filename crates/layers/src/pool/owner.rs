@@ -6,33 +6,34 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::Disk;
-use tokio::sync::{RwLock, mpsc, oneshot};
+use tokio::sync::{RwLock, mpsc};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use super::allocate::{Reserved, choose, choose_one};
-use super::ask::{
-    Ask, ColumnAt, Comes, Event, ExtentInfo, MemberInfo, PoolHandle, PoolInfo, VolumeInfo,
-};
-use super::disk::MemberDisk;
-use super::error::{PoolError, failed};
+use super::Text;
+use super::allocate::Reserved;
+use super::ask::{Ask, ColumnAt, Event, PoolHandle, PoolInfo};
+use super::error::PoolError;
 use super::label::{Label, State};
-use super::layout::Layout;
 use super::metadata::{
-    Change, MAX_EXTENT_BYTES, MAX_RINGS, MemberId, Members, Metadata, PIECE_BYTES, Piece,
-    STRIP_BYTES, Stamp, Standing, VolumeId,
+    Change, MAX_EXTENT_BYTES, MAX_RINGS, MemberId, Metadata, PIECE_BYTES, Piece, STRIP_BYTES,
+    VolumeId,
 };
-use super::opening::{Disks, NewDisk, Start, open_new};
+use super::opening::{Disks, NewDisk, Returning, Start, open_new};
 use super::recovery;
 use super::report::ScrubReport;
 use super::writer::Writer;
-use super::{TEXT_BYTES, Text};
 use crate::identity::random_uuid;
+use crate::raid::ALL_REGIONS;
 use crate::raid::geometry::{Level, ROW_BYTES, Shape};
-use crate::raid::{ALL_REGIONS, Scrubbed};
+
+mod membership;
+mod scrub;
+mod volumes;
+
+use membership::{add_change, made, make};
 
 /// How often is looked whether disks may leave, and something may be made whole.
 const LOOK: Duration = Duration::from_secs(10);
@@ -109,6 +110,10 @@ pub struct Pool {
     moving: RefCell<BTreeMap<ColumnAt, Piece>>,
     /// Members that are about to come back: what lies on them stays there.
     returning: RefCell<BTreeSet<MemberId>>,
+    /// Where each member was opened last.
+    opened: RefCell<BTreeMap<MemberId, PathBuf>>,
+    /// Members that are out and were nowhere when that was looked at last.
+    away: RefCell<BTreeSet<MemberId>>,
     /// Members that leave the pool when nothing lies on them any more.
     retiring: RefCell<BTreeSet<MemberId>>,
     tasks: RefCell<Vec<JoinHandle<()>>>,
@@ -155,18 +160,6 @@ fn shape_of(what: &CreatePool) -> Result<Shape, PoolError> {
     Err(PoolError::new(format!(
         "an extent cannot have {columns} columns: choose fewer with --columns"
     )))
-}
-
-fn add_change(label: &Label, spare: bool) -> Change {
-    Change::Add {
-        member: label.number,
-        uuid: label.member,
-        serial: label.serial,
-        units: label.layout.units,
-        room: label.layout.room,
-        units_at: label.layout.units_at,
-        spare,
-    }
 }
 
 impl Pool {
@@ -227,6 +220,14 @@ impl Pool {
             return Err(why);
         }
         let (handle, asks) = PoolHandle::new();
+        let opened = writer.disks().into_iter().map(|(id, disk)| (id, disk.path().to_owned()));
+        let opened = opened.collect();
+        let found: BTreeSet<MemberId> = returning.iter().map(|found| found.id).collect();
+        let away = {
+            let metadata = writer.metadata();
+            let out = metadata.members().filter(|(_, m)| !m.standing.votes());
+            out.map(|(id, _)| id).filter(|id| !found.contains(id)).collect()
+        };
         let pool = Rc::new(Self {
             core: core.clone(),
             buffered: what.buffered,
@@ -240,7 +241,9 @@ impl Pool {
             membership: RwLock::new(()),
             coming: Cell::new(None),
             moving: RefCell::default(),
-            returning: RefCell::new(returning.iter().map(|(id, ..)| *id).collect()),
+            returning: RefCell::new(found),
+            opened: RefCell::new(opened),
+            away: RefCell::new(away),
             retiring: RefCell::default(),
             tasks: RefCell::new(vec![writing]),
             scrub: Cell::new(None),
@@ -282,7 +285,7 @@ impl Pool {
         self: &Rc<Self>,
         mut asks: mpsc::Receiver<Ask>,
         mut failing: mpsc::UnboundedReceiver<MemberId>,
-        returning: Vec<(MemberId, Rc<MemberDisk>, Option<u64>)>,
+        returning: Vec<Returning>,
     ) {
         let weak = Rc::downgrade(self);
         let serving = tokio::task::spawn_local(async move {
@@ -301,9 +304,9 @@ impl Pool {
         });
         let weak = Rc::downgrade(self);
         let caring = tokio::task::spawn_local(async move {
-            for (id, disk, era) in returning {
+            for found in returning {
                 let Some(pool) = weak.upgrade() else { return };
-                pool.take_back(id, disk, era).await;
+                pool.take_back(found).await;
             }
             loop {
                 tokio::time::sleep(LOOK).await;
@@ -356,10 +359,6 @@ impl Pool {
         self.writer.disk(member).map(|disk| disk.disk().clone())
     }
 
-    pub(super) fn reserved(&self) -> std::cell::Ref<'_, Reserved> {
-        self.reserved.borrow()
-    }
-
     fn tell(&self, event: impl Fn() -> Event) {
         self.seats.borrow_mut().retain(|(_, seat)| seat.send(event()).is_ok());
     }
@@ -405,26 +404,6 @@ impl Pool {
         }
     }
 
-    /// What a member is called, and where it is, for messages.
-    fn identity(&self, id: MemberId) -> (String, String) {
-        let serial = self.writer.metadata().member(id).map(|m| m.serial.to_string());
-        let path = self.writer.disk(id).map(|disk| disk.path().display().to_string());
-        (serial.unwrap_or_default(), path.unwrap_or_default())
-    }
-
-    fn member_info(&self, id: MemberId) -> Option<MemberInfo> {
-        let disk = self.writer.disk(id)?;
-        let label = disk.label();
-        let (uuid, layout, errors) = (label.member, label.layout, disk.errors());
-        Some(MemberInfo { id, uuid, path: disk.path().to_owned(), layout, errors })
-    }
-
-    fn leaving(&self) -> Members {
-        let metadata = self.writer.metadata();
-        let leaving = metadata.members().filter(|(_, m)| m.standing == Standing::Leaving);
-        leaving.map(|(id, _)| id).collect()
-    }
-
     async fn join(
         &self,
         ring: u16,
@@ -457,589 +436,9 @@ impl Pool {
         })
     }
 
-    fn find(&self, volume: Uuid) -> Result<VolumeId, PoolError> {
-        let metadata = self.writer.metadata();
-        let found = metadata.volumes().find(|(_, v)| v.uuid == volume).map(|(id, _)| id);
-        found.ok_or_else(|| PoolError::new(format!("the pool has no volume {volume}")))
-    }
-
     /// A number beyond those of all batches and entries of this opening, and with as much room behind it as they take.
     fn beginning(&self) -> u64 {
         self.beginnings.set(self.beginnings.get() + 1);
         self.beginnings.get() << 32
     }
-
-    /// What was under way of a volume is not looked for any more in the parity log of the core that had it open, and that core
-    /// writes nothing of it. `but` is a ring where it may be looked for.
-    async fn leave(&self, id: VolumeId, uuid: Uuid, but: Option<u16>) -> Result<(), PoolError> {
-        let home = self.homes.borrow().get(&id).copied();
-        let Some(home) = home.filter(|home| Some(*home) != but) else { return Ok(()) };
-        let (done, is_done) = oneshot::channel();
-        {
-            let seats = self.seats.borrow();
-            let seat = seats.iter().find(|(ring, seat)| *ring == home && !seat.is_closed());
-            if let Some((_, seat)) = seat {
-                drop(seat.send(Event::Leave(uuid, done)));
-            }
-        }
-        // Who has left the pool in order meanwhile has left the volume as well.
-        if is_done.await.is_err() && self.seated.borrow().contains(&home) {
-            let message = format!("core {home} has not let go of volume {uuid}");
-            return Err(PoolError::new(message).hinting("close the pool, and open it again"));
-        }
-        self.homes.borrow_mut().remove(&id);
-        Ok(())
-    }
-
-    async fn volume_info(&self, uuid: Uuid, ring: u16) -> Result<VolumeInfo, PoolError> {
-        let id = self.find(uuid)?;
-        self.leave(id, uuid, Some(ring)).await?;
-        self.homes.borrow_mut().insert(id, ring);
-        // What one lacks that comes in is known when it is in.
-        let _together = self.membership.read().await;
-        let metadata = self.writer.metadata();
-        let gone = || PoolError::new(format!("the pool has no volume {uuid}"));
-        let volume = metadata.volume(id).ok_or_else(gone)?;
-        let extents = volume
-            .extents()
-            .map(|(index, extent)| ExtentInfo::of(&metadata, volume, index, extent));
-        Ok(VolumeInfo {
-            id,
-            shape: volume.shape,
-            bytes: volume.bytes,
-            block_size: volume.block_size,
-            thick: volume.thick,
-            first: self.beginning(),
-            extents: extents.collect(),
-        })
-    }
-
-    /// A member is out: ends when all others know.
-    async fn out(self: &Rc<Self>, member: MemberId) -> Result<(), PoolError> {
-        // One that is being let in is out when it is in. Of others nobody may wait for that: whoever hears that one is out lets
-        // the other in with what he hears next.
-        let is_coming = self.coming.get() == Some(member);
-        let waits = if is_coming { Some(self.membership.read().await) } else { None };
-        let (serial, path) = self.identity(member);
-        let is_news = self.writer.put_out(member).await?;
-        drop(waits);
-        if !is_news {
-            return Ok(());
-        }
-        tracing::error!(member = member.0, %serial, %path, "a disk of the pool is out: replace it (windrose pool replace)");
-        self.tell(|| Event::Out(member));
-        let pool = Rc::clone(self);
-        tokio::task::spawn_local(async move { pool.call_spare().await });
-        Ok(())
-    }
-
-    /// A spare takes its place beside the others, if one is out and pieces lie on it.
-    async fn call_spare(&self) {
-        let spare = {
-            let metadata = self.writer.metadata();
-            let mut all = metadata.members();
-            let needed = all.any(|(_, m)| !m.standing.votes() && m.taken() > 0);
-            let mut spares = metadata.members().filter(|(_, m)| m.standing == Standing::Spare);
-            spares.next().map(|(id, _)| id).filter(|_| needed)
-        };
-        if let Some(member) = spare {
-            tracing::warn!(member = member.0, "a spare disk takes the place of one that is out");
-            let stand = Change::Stand { member, standing: Standing::In };
-            if let Err(why) = self.writer.commit(stand).await {
-                tracing::error!(member = member.0, error = %why, "the spare disk cannot be used");
-            }
-        }
-        self.tell(|| Event::Look);
-    }
-
-    /// Gives a volume an extent at `index`.
-    async fn allocate(
-        self: &Rc<Self>,
-        volume: VolumeId,
-        index: u32,
-    ) -> Result<ExtentInfo, PoolError> {
-        loop {
-            // It may have been given already: to a volume that has grown, or keeps all its room.
-            if let Ok(info) = self.extent_info(volume, index) {
-                return Ok(info);
-            }
-            // One that was out is not zeroed, and may not be in when the extent is.
-            let together = self.membership.read().await;
-            let pieces = {
-                let metadata = self.writer.metadata();
-                let gone = || PoolError::new("the volume is gone");
-                let shape = metadata.volume(volume).ok_or_else(gone)?.shape;
-                choose(&metadata, &self.reserved.borrow(), &shape)
-            };
-            let pieces = pieces.ok_or_else(|| self.full())?;
-            self.reserved.borrow_mut().take(&pieces);
-            let cleared = self.clear(&pieces).await;
-            let allocated = match &cleared {
-                Ok(()) => {
-                    let pieces = pieces.clone();
-                    self.writer.commit(Change::Allocate { volume, index, pieces }).await
-                }
-                Err(_) => Ok(()),
-            };
-            self.reserved.borrow_mut().give(&pieces);
-            drop(together);
-            match cleared {
-                // It is out now: there may be others.
-                Err(member) => self.out(member).await?,
-                Ok(()) => {
-                    return match (allocated, self.extent_info(volume, index)) {
-                        (Err(why), Err(_)) => Err(why),
-                        (_, info) => info,
-                    };
-                }
-            }
-        }
-    }
-
-    fn full(&self) -> PoolError {
-        let name = self.writer.metadata().name;
-        PoolError::no_space(format!("pool {name} has no room for another extent"))
-            .hinting("add disks to the pool, or delete something")
-    }
-
-    fn extent_info(&self, volume: VolumeId, index: u32) -> Result<ExtentInfo, PoolError> {
-        let metadata = self.writer.metadata();
-        let found = metadata.volume(volume).and_then(|v| Some((v, v.extent(index)?)));
-        let (volume, extent) = found.ok_or_else(|| PoolError::new("the extent is gone"))?;
-        Ok(ExtentInfo::of(&metadata, volume, index, extent))
-    }
-
-    /// Makes pieces zero, those on members that are written. The error is a member that cannot be.
-    async fn clear(&self, pieces: &[Piece]) -> Result<(), MemberId> {
-        let disks = pieces.iter().filter_map(|p| Some((*p, self.writer.disk(p.member)?)));
-        let each = disks.map(|(piece, disk)| async move {
-            disk.clear(piece).await.map_err(|why| {
-                tracing::error!(path = %disk.path().display(), error = %why, "a disk cannot be written");
-                piece.member
-            })
-        });
-        join_all(each).await.into_iter().collect()
-    }
-
-    /// Another place for a column.
-    async fn place(&self, of: ColumnAt) -> Result<Option<(Piece, u64)>, PoolError> {
-        let piece = {
-            let metadata = self.writer.metadata();
-            let extent = metadata.volume(of.volume).and_then(|v| v.extent(of.index));
-            let Some(extent) = extent else { return Ok(None) };
-            let here = extent.pieces.get(usize::from(of.column)).map(|piece| piece.member);
-            let stays = here.is_none_or(|member| self.returning.borrow().contains(&member));
-            if stays || self.moving.borrow().contains_key(&of) {
-                return Ok(None);
-            }
-            let others = (0u16..).zip(&extent.pieces).filter(|(n, _)| *n != of.column);
-            let others: Members = others.map(|(_, piece)| piece.member).collect();
-            choose_one(&metadata, &self.reserved.borrow(), others)
-        };
-        let Some(piece) = piece else { return Ok(None) };
-        self.reserved.borrow_mut().take(&[piece]);
-        self.moving.borrow_mut().insert(of, piece);
-        let at = self.writer.metadata().row_of(piece);
-        Ok(Some((piece, at)))
-    }
-
-    /// These columns do not go where they were to go.
-    fn stay(&self, which: impl Fn(&ColumnAt) -> bool) {
-        let mut moving = self.moving.borrow_mut();
-        let staying = moving.extract_if(.., |of, _| which(of));
-        let places: Vec<Piece> = staying.map(|(_, to)| to).collect();
-        self.reserved.borrow_mut().give(&places);
-    }
-
-    async fn moved(self: &Rc<Self>, of: ColumnAt, to: Piece) -> Result<bool, PoolError> {
-        let ColumnAt { volume, index, column } = of;
-        let moved = self.writer.commit(Change::Move { volume, index, column, to }).await;
-        if moved.is_ok() {
-            self.moving.borrow_mut().remove(&of);
-            self.reserved.borrow_mut().give(&[to]);
-            self.retire().await;
-        }
-        match moved {
-            Ok(()) => Ok(true),
-            Err(why) if self.writer.broken().is_some() || self.is_closed.get() => Err(why),
-            Err(why) => {
-                tracing::warn!(volume = volume.0, index, column, error = %why, "a piece is not moved");
-                Ok(false)
-            }
-        }
-    }
-
-    /// Adds a disk.
-    ///
-    /// # Errors
-    /// What is in the way.
-    pub async fn add(&self, new: &NewDisk, spare: bool) -> Result<(), PoolError> {
-        let disk = open_new(&self.core, new, self.buffered).await?;
-        let _alone = self.membership.write().await;
-        let disk = {
-            let metadata = self.writer.metadata();
-            let full = || PoolError::new("the pool has as many disks as it may have");
-            let number = metadata.next_member().ok_or_else(full)?;
-            made(&self.core, disk, &metadata, number)?
-        };
-        let disk = Rc::new(disk);
-        let forgotten = async {
-            disk.relabel(disk.label()).await?;
-            disk.forget_snapshots().await
-        };
-        forgotten.await.map_err(|why| failed(disk.path(), why))?;
-        let label = disk.label();
-        self.let_in(label.number, &disk, Vec::new(), add_change(&label, spare)).await?;
-        disk.set_state(State::Made).await?;
-        self.tell(|| Event::Look);
-        Ok(())
-    }
-
-    /// A disk gets every version and all that is written, and a vote by `change`. Whoever asks has the membership.
-    async fn let_in(
-        &self,
-        id: MemberId,
-        disk: &Rc<MemberDisk>,
-        behind: Vec<(u64, u16, u32)>,
-        change: Change,
-    ) -> Result<(), PoolError> {
-        self.coming.set(Some(id));
-        let is_in = self.try_in(id, disk, behind, change).await;
-        self.coming.set(None);
-        is_in
-    }
-
-    async fn try_in(
-        &self,
-        id: MemberId,
-        disk: &Rc<MemberDisk>,
-        behind: Vec<(u64, u16, u32)>,
-        change: Change,
-    ) -> Result<(), PoolError> {
-        self.writer.bring_up(id, disk).await?;
-        let member = self.member_info(id);
-        let member = member.ok_or_else(|| PoolError::at(disk.path(), "it failed at once"))?;
-        // All write to it before it counts: none of what is written from then on is behind.
-        let mut all = Vec::new();
-        self.seats.borrow_mut().retain(|(_, seat)| {
-            let (done, is_done) = oneshot::channel();
-            let told = seat.clone();
-            all.push(async move { (told, is_done.await) });
-            let (member, behind) = (member.clone(), behind.clone());
-            seat.send(Event::In(Box::new(Comes { member, behind, done }))).is_ok()
-        });
-        let all_do =
-            join_all(all).await.into_iter().all(|(seat, done)| done.is_ok() || seat.is_closed());
-        let committed = match all_do {
-            true => self.writer.commit(change).await,
-            false => Err(PoolError::at(disk.path(), "a core cannot open it")),
-        };
-        self.writer.is_up(id);
-        if committed.is_err() {
-            self.tell(|| Event::Out(id));
-        }
-        committed
-    }
-
-    /// A member that was out is there again. If it knew an era it lacks what is marked, and what was under way then.
-    async fn take_back(&self, id: MemberId, disk: Rc<MemberDisk>, era: Option<u64>) {
-        self.let_back(id, disk, era).await;
-        self.returning.borrow_mut().remove(&id);
-    }
-
-    async fn let_back(&self, id: MemberId, disk: Rc<MemberDisk>, era: Option<u64>) {
-        let _alone = self.membership.write().await;
-        let is_out = self.writer.metadata().member(id).is_some_and(|m| !m.standing.votes());
-        if !is_out {
-            return;
-        }
-        let marked = match era {
-            None => false,
-            Some(era) => {
-                recovery::mark_under_way(&self.core, &self.writer, id, &disk, era).await.is_ok()
-            }
-        };
-        let behind = behind_on(&self.writer.metadata(), id, marked);
-        let path = disk.path().display().to_string();
-        let change = Change::Back { member: id, marked };
-        let let_in = async {
-            if !marked {
-                // It knows all when it is brought up, and has nothing: that is to be seen if it comes no further.
-                disk.set_state(State::Making).await?;
-            }
-            self.let_in(id, &disk, behind, change).await
-        };
-        match let_in.await {
-            Ok(()) => {
-                if let Err(why) = disk.set_state(State::Made).await {
-                    tracing::warn!(%path, error = %why, "its label says that it is still being made");
-                }
-                tracing::info!(%path, marked, "a disk of the pool is back");
-                self.tell(|| Event::Look);
-            }
-            Err(why) => {
-                tracing::error!(%path, error = %why, "a disk of the pool cannot come back");
-            }
-        }
-    }
-
-    /// The member that a person means by a serial number, a path, or a number.
-    fn named(&self, name: &str) -> Result<MemberId, PoolError> {
-        let metadata = self.writer.metadata();
-        let is_it = |id: MemberId, serial: &Text| {
-            let path = self.writer.disk(id).is_some_and(|d| d.path() == std::path::Path::new(name));
-            path || (!serial.is_empty() && serial.as_str() == name) || id.0.to_string() == name
-        };
-        let found = metadata.members().find(|(id, m)| is_it(*id, &m.serial)).map(|(id, _)| id);
-        found.ok_or_else(|| PoolError::new(format!("pool {} has no disk {name}", metadata.name)))
-    }
-
-    /// Takes a disk out of the pool, once what lies on it is elsewhere. That begins now, and goes on.
-    ///
-    /// # Errors
-    /// That there is no such disk, or no room for what lies on it.
-    pub async fn remove(&self, disk: &str) -> Result<(), PoolError> {
-        let id = self.named(disk)?;
-        let (standing, taken, room) = {
-            let metadata = self.writer.metadata();
-            let member = metadata.member(id).ok_or_else(|| PoolError::new("it is gone"))?;
-            let others = metadata.members().filter(|(other, m)| {
-                *other != id && matches!(m.standing, Standing::In | Standing::Spare)
-            });
-            let free: u64 = others.map(|(_, m)| u64::from(m.free())).sum();
-            (member.standing, member.taken(), free)
-        };
-        if u64::from(taken) > room {
-            let message = format!("{taken} pieces lie on it, and the others have room for {room}");
-            return Err(PoolError::no_space(message).hinting("add a disk first"));
-        }
-        self.retiring.borrow_mut().insert(id);
-        if standing.votes() && taken > 0 {
-            let leaving = Standing::Leaving;
-            self.writer.commit(Change::Stand { member: id, standing: leaving }).await?;
-            let all = self.leaving();
-            self.tell(|| Event::Leaving(all));
-        }
-        self.call_spare().await;
-        self.retire().await;
-        Ok(())
-    }
-
-    /// Puts another disk in the place of one.
-    ///
-    /// # Errors
-    /// Those of [`Self::add`] and [`Self::remove`].
-    pub async fn replace(&self, disk: &str, with: &NewDisk) -> Result<(), PoolError> {
-        let id = self.named(disk)?;
-        self.add(with, false).await?;
-        self.remove(&id.0.to_string()).await
-    }
-
-    /// Members that leave and have nothing any more are none.
-    async fn retire(&self) {
-        let empty: Vec<_> = {
-            let (metadata, retiring) = (self.writer.metadata(), self.retiring.borrow());
-            let leaves =
-                |id: &MemberId, standing| retiring.contains(id) || standing == Standing::Leaving;
-            let members =
-                metadata.members().filter(|(id, m)| m.taken() == 0 && leaves(id, m.standing));
-            members.map(|(id, m)| (id, m.standing.votes())).collect()
-        };
-        for (id, votes) in empty {
-            let disk = self.writer.disk(id);
-            if let Err(why) = self.remove_empty(id, votes).await {
-                tracing::warn!(member = id.0, error = %why, "a disk cannot leave the pool yet");
-                continue;
-            }
-            self.retiring.borrow_mut().remove(&id);
-            if let Some(disk) = disk
-                && let Err(why) = disk.set_state(State::Removed).await
-            {
-                tracing::warn!(error = %why, "its label says that it is of the pool");
-            }
-        }
-    }
-
-    async fn remove_empty(&self, id: MemberId, votes: bool) -> Result<(), PoolError> {
-        let _alone = self.membership.write().await;
-        if votes {
-            self.writer.commit(Change::Out(id)).await?;
-            self.tell(|| Event::Out(id));
-        }
-        self.writer.commit(Change::Remove(id)).await
-    }
-
-    /// Begins to read and compare all of its volumes that are open, and to repair them. That goes on.
-    ///
-    /// # Errors
-    /// That it is under way already, or no volume is open.
-    pub fn scrub(&self) -> Result<(), PoolError> {
-        if self.scrub.get().is_some_and(|(report, _)| report.running) {
-            return Err(PoolError::new("the pool is being scrubbed already"));
-        }
-        self.tell(|| Event::Scrub);
-        let (cores, all_bytes) = (self.seats.borrow().len(), self.report().allocated_bytes);
-        if cores == 0 && all_bytes > 0 {
-            return Err(PoolError::new("no volume of the pool is open: it cannot be scrubbed"));
-        }
-        let report = ScrubReport { running: cores > 0, all_bytes, ..ScrubReport::default() };
-        self.scrub.set(Some((report, cores)));
-        Ok(())
-    }
-
-    pub(super) fn scrub_report(&self) -> Option<ScrubReport> {
-        self.scrub.get().map(|(report, _)| report)
-    }
-
-    fn scrubbed(&self, bytes: u64, found: Scrubbed) {
-        if let Some((mut report, cores)) = self.scrub.get() {
-            report.done_bytes += bytes;
-            report.repaired += found.repaired;
-            report.unrepairable += found.unrepairable;
-            self.scrub.set(Some((report, cores)));
-        }
-    }
-
-    fn scrub_ended(&self) {
-        if let Some((report, cores)) = self.scrub.get() {
-            let left = cores.saturating_sub(1);
-            self.scrub.set(Some((ScrubReport { running: left > 0, ..report }, left)));
-        }
-    }
-
-    /// Makes a volume.
-    ///
-    /// # Errors
-    /// What is in the way; nothing is left of it.
-    pub async fn create_volume(self: &Rc<Self>, what: &NewPoolVolume) -> Result<(), PoolError> {
-        let NewPoolVolume { id: uuid, bytes, block_size, thick } = *what;
-        let (volume, shape) = {
-            let metadata = self.writer.metadata();
-            (metadata.next_volume(), metadata.shape)
-        };
-        let change = Change::CreateVolume { volume, uuid, shape, bytes, block_size, thick };
-        self.writer.commit(change).await?;
-        let filled = if thick { self.fill(volume).await } else { Ok(()) };
-        if filled.is_err() {
-            self.writer.commit(Change::DeleteVolume(volume)).await?;
-        }
-        filled
-    }
-
-    /// Gives a volume all extents that it does not have.
-    async fn fill(self: &Rc<Self>, id: VolumeId) -> Result<(), PoolError> {
-        let missing: Vec<u32> = {
-            let metadata = self.writer.metadata();
-            let Some(volume) = metadata.volume(id) else { return Ok(()) };
-            (0..volume.full()).filter(|index| volume.extent(*index).is_none()).collect()
-        };
-        for index in missing {
-            self.allocate(id, index).await?;
-        }
-        Ok(())
-    }
-
-    /// Makes a volume so many bytes large, if it is smaller.
-    ///
-    /// # Errors
-    /// What is in the way.
-    pub async fn grow_volume(self: &Rc<Self>, uuid: Uuid, bytes: u64) -> Result<(), PoolError> {
-        let id = self.find(uuid)?;
-        let (had, thick) = {
-            let metadata = self.writer.metadata();
-            metadata.volume(id).map_or((u64::MAX, false), |v| (v.bytes, v.thick))
-        };
-        if bytes > had {
-            self.writer.commit(Change::GrowVolume { volume: id, bytes }).await?;
-            if thick {
-                self.fill(id).await?;
-            }
-            self.tell(|| Event::Grown(uuid, bytes));
-        }
-        Ok(())
-    }
-
-    /// Deletes a volume that is not open. Nothing happens if there is none.
-    ///
-    /// # Errors
-    /// That nothing more can be written.
-    pub async fn delete_volume(&self, uuid: Uuid) -> Result<(), PoolError> {
-        match self.find(uuid) {
-            Ok(id) => {
-                // Maps of its extents would be written where others are by then.
-                self.leave(id, uuid, None).await?;
-                self.writer.commit(Change::DeleteVolume(id)).await?;
-                self.stay(|of| of.volume == id);
-                Ok(())
-            }
-            Err(_) => Ok(()),
-        }
-    }
-}
-
-/// What a disk is called when it is not there: its serial number, or where it was.
-fn name_of(disk: &Disk) -> Text {
-    let path = disk.path().display().to_string();
-    let end = path.char_indices().map(|(at, _)| at).find(|at| path.len() - at <= TEXT_BYTES);
-    match disk.serial() {
-        "" => Text::new(&path[end.unwrap_or(0)..]),
-        serial => Text::new(serial),
-    }
-}
-
-/// A disk that is to be a member, of which nothing is written yet.
-fn made(
-    core: &Core,
-    disk: Disk,
-    metadata: &Metadata,
-    number: MemberId,
-) -> Result<MemberDisk, PoolError> {
-    let (shape, rings, size) = (metadata.shape, metadata.rings, disk.info().size);
-    let small = || {
-        let needed = Layout::least_bytes(&shape, rings);
-        let what = format!("is too small: it has {size} bytes and needs {needed}");
-        PoolError::at(disk.path(), what)
-    };
-    let label = Label {
-        generation: 0,
-        pool: metadata.pool,
-        name: metadata.name,
-        member: random_uuid(core),
-        number,
-        serial: name_of(&disk),
-        state: State::Making,
-        shape,
-        rings,
-        layout: Layout::of(size, &shape, rings).ok_or_else(small)?,
-        opened: Stamp { opening: 0, version: 0, id: Uuid::nil() },
-    };
-    Ok(MemberDisk::new(disk, core.pool().account(), label))
-}
-
-/// Writes what a member of a new pool holds, but for saying that it is finished.
-async fn make(disk: &MemberDisk, snapshot: &[u8], stamp: Stamp) -> Result<(), PoolError> {
-    let made = async {
-        disk.relabel(Label { opened: stamp, ..disk.label() }).await?;
-        disk.forget_snapshots().await?;
-        disk.forget_changes().await?;
-        disk.put_snapshot(snapshot, stamp.version).await
-    };
-    made.await.map_err(|why| failed(disk.path(), why))
-}
-
-/// What columns on a member that comes back lack.
-fn behind_on(metadata: &Metadata, id: MemberId, marked: bool) -> Vec<(u64, u16, u32)> {
-    let mut all = Vec::new();
-    for (_, volume) in metadata.volumes() {
-        for (index, extent) in volume.extents() {
-            let on_it = (0u16..).zip(&extent.pieces).filter(|(_, piece)| piece.member == id);
-            for (column, _) in on_it {
-                let regions = if marked { volume.behind(index, column) } else { ALL_REGIONS };
-                if regions != 0 {
-                    all.push((extent.number, column, regions));
-                }
-            }
-        }
-    }
-    all
 }

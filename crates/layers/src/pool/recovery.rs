@@ -62,17 +62,21 @@ pub(super) fn error_of(why: &PoolError) -> Error {
     if why.is_no_space() { Error::NoSpace } else { Error::Gone }
 }
 
+/// A disk as an array uses it.
+pub(super) fn raw(disk: Disk) -> Raw {
+    Raw::new(disk, u32::try_from(BLOCK_BYTES).unwrap_or(u32::MAX))
+}
+
 /// What an array uses of a member, by its ring of this number.
 pub(super) fn member_of(
-    disk: Disk,
+    dev: Dev,
     pool: Uuid,
     (member, layout): (Uuid, Layout),
     (ring, era): (u16, u64),
     errors: Arc<Errors>,
 ) -> Member {
-    let bytes = u32::try_from(BLOCK_BYTES).unwrap_or(u32::MAX);
     Member {
-        dev: Dev::new(Raw::new(disk, bytes)),
+        dev,
         ring: Ring { pool, member, era, number: ring.into() },
         ring_at: Lba(layout.ring_at(ring)),
         is_out: false,
@@ -95,7 +99,8 @@ pub(super) async fn mark_under_way(
     let array = Array::new(era, keeper, core.pool()).await.map_err(failed)?;
     let member = |ring| {
         let of = (label.member, label.layout);
-        member_of(disk.disk().clone(), pool, of, (ring, era), disk.errors())
+        let dev = Dev::new(raw(disk.disk().clone()));
+        member_of(dev, pool, of, (ring, era), disk.errors())
     };
     array.put(id.0, member(0));
     let rings =
@@ -140,7 +145,8 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
     for (id, disk) in writer.disks() {
         let label = disk.label();
         let of = (label.member, label.layout);
-        let member = member_of(disk.disk().clone(), pool, of, ring, disk.errors());
+        let dev = Dev::new(raw(disk.disk().clone()));
+        let member = member_of(dev, pool, of, ring, disk.errors());
         rings.push(OldRing { member: id.0, ring: member.ring, at: member.ring_at });
         array.put(id.0, member);
     }

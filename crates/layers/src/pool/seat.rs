@@ -21,9 +21,10 @@ use super::ask::{
 use super::error::PoolError;
 use super::metadata::{MemberId, Members, Piece, VolumeId};
 use super::owner::Pool;
-use super::recovery::{error_of, member_of};
+use super::recovery::{error_of, member_of, raw};
 use crate::raid::geometry::Shape;
 use crate::raid::{Array, Column, Extent, Keeper, Kept, Pace, Raid, Room, Settings};
+use crate::raw::Raw;
 
 /// Extents of a volume that are looked at at once when it is opened.
 const LOADING: usize = 32;
@@ -39,6 +40,8 @@ pub struct PoolSeat {
     pool: Uuid,
     ring: (u16, u64),
     array: Rc<Array>,
+    /// The disks of its members, which it lets go of when they are out.
+    disks: RefCell<BTreeMap<MemberId, Rc<Raw>>>,
     keeper: Rc<SeatKeeper>,
     volumes: RefCell<BTreeMap<Uuid, Open>>,
     leaving: Cell<Members>,
@@ -217,6 +220,7 @@ impl PoolSeat {
             pool: info.pool,
             ring: (ring, info.era),
             array: Rc::new(array),
+            disks: RefCell::default(),
             keeper,
             volumes: RefCell::default(),
             leaving: Cell::new(info.leaving),
@@ -238,7 +242,10 @@ impl PoolSeat {
     /// A member is written from now on, by way of `disk`.
     fn put(&self, member: &MemberInfo, disk: Disk) {
         let (of, errors) = ((member.uuid, member.layout), Arc::clone(&member.errors));
-        self.array.put(member.id.0, member_of(disk, self.pool, of, self.ring, errors));
+        let disk = Rc::new(raw(disk));
+        let dev = Dev::shared(Rc::clone(&disk));
+        self.disks.borrow_mut().insert(member.id, disk);
+        self.array.put(member.id.0, member_of(dev, self.pool, of, self.ring, errors));
     }
 
     fn begin_tasks(self: &Rc<Self>, mut events: mpsc::UnboundedReceiver<Event>) {
@@ -274,6 +281,8 @@ impl PoolSeat {
                 if let Err(why) = self.array.is_told_out(member.0).await {
                     tracing::error!(member = member.0, error = %why, "what a disk lacks cannot be told");
                 }
+                // Others may use it, and it may be found again.
+                self.disks.borrow().get(&member).into_iter().for_each(|disk| disk.let_go());
             }
             Event::In(comes) => self.comes(*comes).await,
             Event::Leaving(members) => self.leaving.set(members),
@@ -302,6 +311,14 @@ impl PoolSeat {
     /// A member is written from now on. What it lacks is what was told to others, and here.
     async fn comes(&self, comes: Comes) {
         let Comes { member, behind, done } = comes;
+        // What it has not answered yet would be written over what is written from now on.
+        if self.disks.borrow().get(&member.id).is_some_and(|before| !before.is_idle()) {
+            tracing::error!(
+                member = member.id.0,
+                "a disk of the pool has not ended what was under way when it went out"
+            );
+            return;
+        }
         let opened = self.opens.open(&member).await;
         let disk = match opened {
             Ok(disk) => disk,

@@ -102,6 +102,14 @@ async fn open(core: &Core, paths: Vec<PathBuf>) -> Result<(Rc<Pool>, Rc<PoolSeat
     Ok((pool, seat, dev))
 }
 
+/// Looks now and then whether disks are there again.
+async fn look(pool: Rc<Pool>, paths: Vec<PathBuf>, every: Duration) {
+    loop {
+        tokio::time::sleep(every).await;
+        pool.bring_back(paths.clone()).await;
+    }
+}
+
 /// Whether one more disk may be lost. Of two with a vote one does not open alone, so three copies are never brought down to two.
 fn bears_more(report: &PoolReport) -> bool {
     let may = is_whole(report) || report.level == Level::DoubleParity;
@@ -173,8 +181,28 @@ impl Bench {
         if rng.chance(0.5) { Harm::Faults(victim) } else { Harm::PullOut(victim) }
     }
 
+    /// How a disk misbehaves.
+    fn draw_faults(&self) -> DiskFaults {
+        let rng = self.world.rng();
+        let rate = |most: f64| if rng.chance(0.5) { 0.0 } else { most * rng.unit() };
+        DiskFaults {
+            read_error: rate(0.2),
+            write_error: rate(0.02),
+            sync_error: rate(0.02),
+            stall: rate(0.01),
+            stall_for: Duration::from_secs(2),
+            ..DiskFaults::default()
+        }
+    }
+
     fn disk(&self, n: usize) -> Option<rt::sim::DiskControl> {
         self.host.disk(&self.shelf.borrow().disks[n])
+    }
+
+    fn pull_out(&self, n: usize) {
+        self.shelf.borrow_mut().out.push(n);
+        self.shelf.borrow_mut().bears = false;
+        self.disk(n).into_iter().for_each(|disk| disk.pull_out());
     }
 
     /// Disks that were pulled out come back now and then.
@@ -206,19 +234,13 @@ impl Bench {
         self.plug_in();
         let harm = self.draw_harm();
         self.world.note(format!("{harm:?}"));
-        let rate = |most: f64| if rng.chance(0.5) { 0.0 } else { most * rng.unit() };
-        let bad = DiskFaults {
-            read_error: rate(0.2),
-            write_error: rate(0.02),
-            sync_error: rate(0.02),
-            stall: rate(0.01),
-            stall_for: Duration::from_secs(2),
-            ..DiskFaults::default()
-        };
+        let bad = self.draw_faults();
         let victim = if let Harm::Faults(n) = harm { Some(n) } else { None };
         self.set_faults(|n| if victim == Some(n) { bad.clone() } else { DiskFaults::default() });
         let (checker, span, seed) = (Rc::clone(&self.checker), self.span, rng.u64());
         let (paths, shelf, world) = (self.paths(), Rc::clone(&self.shelf), self.world.clone());
+        let everywhere = paths.clone();
+        let looks = rng.time(Duration::from_millis(20), Duration::from_millis(500));
         let work = self.host.run(move |core| async move {
             let buffers = core.pool().clone();
             let (pool, _seat, dev) = match open(&core, paths).await {
@@ -229,6 +251,7 @@ impl Bench {
                     return Err(why);
                 }
             };
+            tokio::task::spawn_local(look(Rc::clone(&pool), everywhere, looks));
             let depth = usize::try_from(1 + seed % 12).expect("small");
             let load = Workload::new(Client::new(&dev, &buffers), span, depth, seed);
             load.audit(&checker).await.map_err(|v| v.to_string())?;
@@ -243,13 +266,18 @@ impl Bench {
         });
         let longest = if rng.chance(0.3) { 8000 } else { 400 };
         let crash = async {
-            tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(longest / 2))).await;
+            let some = || rng.time(Duration::ZERO, Duration::from_millis(longest / 2));
+            tokio::time::sleep(some()).await;
             if let Harm::PullOut(n) = harm {
-                self.shelf.borrow_mut().out.push(n);
-                self.shelf.borrow_mut().bears = false;
-                self.disk(n).into_iter().for_each(|disk| disk.pull_out());
+                self.pull_out(n);
+                tokio::time::sleep(some() / 2).await;
+                if rng.chance(0.4) {
+                    self.world.note(format!("disk {n} is plugged in at once"));
+                    self.shelf.borrow_mut().out.retain(|out| *out != n);
+                    self.disk(n).into_iter().for_each(|disk| disk.plug_in());
+                }
             }
-            tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(longest / 2))).await;
+            tokio::time::sleep(some()).await;
         };
         let ended: Option<Result<(), String>> = tokio::select! {
             biased;

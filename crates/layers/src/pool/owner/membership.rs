@@ -1,0 +1,430 @@
+//! Disks come into a pool, go out, come back and leave it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use rt::Core;
+use rt::disk::Disk;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use super::Pool;
+use crate::identity::random_uuid;
+use crate::pool::ask::{Comes, Event, MemberInfo};
+use crate::pool::disk::MemberDisk;
+use crate::pool::error::{PoolError, failed};
+use crate::pool::label::{Label, State};
+use crate::pool::layout::Layout;
+use crate::pool::metadata::{Change, MemberId, Members, Metadata, Stamp, Standing};
+use crate::pool::opening::{At, NewDisk, Returning, at, find_absent, open_new};
+use crate::pool::recovery;
+use crate::pool::{TEXT_BYTES, Text};
+use crate::raid::ALL_REGIONS;
+
+impl Pool {
+    /// What a member is called, and where it is, for messages.
+    pub(super) fn identity(&self, id: MemberId) -> (String, String) {
+        let serial = self.writer.metadata().member(id).map(|m| m.serial.to_string());
+        let path = self.writer.disk(id).map(|disk| disk.path().display().to_string());
+        (serial.unwrap_or_default(), path.unwrap_or_default())
+    }
+
+    pub(super) fn member_info(&self, id: MemberId) -> Option<MemberInfo> {
+        let disk = self.writer.disk(id)?;
+        let label = disk.label();
+        let (uuid, layout, errors) = (label.member, label.layout, disk.errors());
+        Some(MemberInfo { id, uuid, path: disk.path().to_owned(), layout, errors })
+    }
+
+    pub(super) fn leaving(&self) -> Members {
+        let metadata = self.writer.metadata();
+        let leaving = metadata.members().filter(|(_, m)| m.standing == Standing::Leaving);
+        leaving.map(|(id, _)| id).collect()
+    }
+
+    /// A member is out: ends when all others know.
+    pub(super) async fn out(self: &Rc<Self>, member: MemberId) -> Result<(), PoolError> {
+        // One that is being let in is out when it is in. Of others nobody may wait for that: whoever hears that one is out lets
+        // the other in with what he hears next.
+        let is_coming = self.coming.get() == Some(member);
+        let waits = if is_coming { Some(self.membership.read().await) } else { None };
+        let (serial, path) = self.identity(member);
+        let is_news = self.writer.put_out(member).await?;
+        drop(waits);
+        if !is_news {
+            return Ok(());
+        }
+        tracing::error!(member = member.0, %serial, %path, "a disk of the pool is out: replace it (windrose pool replace)");
+        self.tell(|| Event::Out(member));
+        let pool = Rc::clone(self);
+        tokio::task::spawn_local(async move { pool.call_spare().await });
+        Ok(())
+    }
+
+    /// A spare takes its place beside the others, if one is out and pieces lie on it.
+    pub(super) async fn call_spare(&self) {
+        let spare = {
+            let metadata = self.writer.metadata();
+            let mut all = metadata.members();
+            let needed = all.any(|(_, m)| !m.standing.votes() && m.taken() > 0);
+            let mut spares = metadata.members().filter(|(_, m)| m.standing == Standing::Spare);
+            spares.next().map(|(id, _)| id).filter(|_| needed)
+        };
+        if let Some(member) = spare {
+            tracing::warn!(member = member.0, "a spare disk takes the place of one that is out");
+            let stand = Change::Stand { member, standing: Standing::In };
+            if let Err(why) = self.writer.commit(stand).await {
+                tracing::error!(member = member.0, error = %why, "the spare disk cannot be used");
+            }
+        }
+        self.tell(|| Event::Look);
+    }
+
+    /// Adds a disk.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub async fn add(&self, new: &NewDisk, spare: bool) -> Result<(), PoolError> {
+        let disk = open_new(&self.core, new, self.buffered).await?;
+        let _alone = self.membership.write().await;
+        let disk = {
+            let metadata = self.writer.metadata();
+            let full = || PoolError::new("the pool has as many disks as it may have");
+            let number = metadata.next_member().ok_or_else(full)?;
+            made(&self.core, disk, &metadata, number)?
+        };
+        let disk = Rc::new(disk);
+        let forgotten = async {
+            disk.relabel(disk.label()).await?;
+            disk.forget_snapshots().await
+        };
+        forgotten.await.map_err(|why| failed(disk.path(), why))?;
+        let label = disk.label();
+        self.let_in(label.number, &disk, Vec::new(), add_change(&label, spare)).await?;
+        disk.set_state(State::Made).await?;
+        self.tell(|| Event::Look);
+        Ok(())
+    }
+
+    /// A disk gets every version and all that is written, and a vote by `change`. Whoever asks has the membership.
+    pub(super) async fn let_in(
+        &self,
+        id: MemberId,
+        disk: &Rc<MemberDisk>,
+        behind: Vec<(u64, u16, u32)>,
+        change: Change,
+    ) -> Result<(), PoolError> {
+        self.coming.set(Some(id));
+        let is_in = self.try_in(id, disk, behind, change).await;
+        self.coming.set(None);
+        is_in
+    }
+
+    pub(super) async fn try_in(
+        &self,
+        id: MemberId,
+        disk: &Rc<MemberDisk>,
+        behind: Vec<(u64, u16, u32)>,
+        change: Change,
+    ) -> Result<(), PoolError> {
+        self.writer.bring_up(id, disk).await?;
+        self.opened.borrow_mut().insert(id, disk.path().to_owned());
+        let member = self.member_info(id);
+        let member = member.ok_or_else(|| PoolError::at(disk.path(), "it failed at once"))?;
+        // All write to it before it counts: none of what is written from then on is behind.
+        let mut all = Vec::new();
+        self.seats.borrow_mut().retain(|(_, seat)| {
+            let (done, is_done) = oneshot::channel();
+            let told = seat.clone();
+            all.push(async move { (told, is_done.await) });
+            let (member, behind) = (member.clone(), behind.clone());
+            seat.send(Event::In(Box::new(Comes { member, behind, done }))).is_ok()
+        });
+        let all_do =
+            join_all(all).await.into_iter().all(|(seat, done)| done.is_ok() || seat.is_closed());
+        let committed = match all_do {
+            true => self.writer.commit(change).await,
+            false => Err(PoolError::at(disk.path(), "a core cannot open it")),
+        };
+        self.writer.is_up(id);
+        if committed.is_err() {
+            self.tell(|| Event::Out(id));
+        }
+        committed
+    }
+
+    /// Looks at these paths for members that are out. One that was away when that was done before, or when the pool was opened,
+    /// and is there now, comes back. One that has failed and never been away does not: it would fail again.
+    pub async fn bring_back(&self, paths: Vec<PathBuf>) {
+        let known = self.writer.metadata().clone();
+        let returning = self.returning.borrow().clone();
+        let out = known.members().filter(|(id, m)| !m.standing.votes() && !returning.contains(id));
+        let out: BTreeSet<MemberId> = out.map(|(id, _)| id).collect();
+        // Those that are in use are where they are.
+        let used = self.writer.disks().into_iter().map(|(_, disk)| disk.path().to_owned());
+        let used: BTreeSet<PathBuf> = used.collect();
+        let paths = paths.into_iter().filter(|path| !used.contains(path)).collect();
+        let there = match out.is_empty() {
+            true => BTreeMap::new(),
+            false => self.places_of(&known, paths).await,
+        };
+        let found = {
+            let mut away = self.away.borrow_mut();
+            away.retain(|id| out.contains(id));
+            away.extend(out.iter().filter(|id| !there.contains_key(id)));
+            let found = there.into_iter().filter(|(id, _)| away.contains(id));
+            found.flat_map(|(_, paths)| paths).collect::<Vec<_>>()
+        };
+        for found in find_absent(&self.core, &known, &found, self.buffered).await {
+            if self.is_closed.get() || !self.returning.borrow_mut().insert(found.id) {
+                continue;
+            }
+            self.away.borrow_mut().remove(&found.id);
+            self.take_back(found).await;
+        }
+    }
+
+    /// At which of these paths members are that are out. One that is open still is where it was.
+    async fn places_of(
+        &self,
+        known: &Metadata,
+        paths: Vec<PathBuf>,
+    ) -> BTreeMap<MemberId, Vec<PathBuf>> {
+        let looks = paths.into_iter().map(|path| async move {
+            let at = at(&self.core, &path, self.buffered).await;
+            (path, at)
+        });
+        let mut all: BTreeMap<MemberId, Vec<PathBuf>> = BTreeMap::new();
+        for (path, at) in join_all(looks).await {
+            let member = match at {
+                At::Member { pool, member } if pool == known.pool => {
+                    known.member_of(member).map(|(id, _)| id)
+                }
+                At::Busy => {
+                    let opened = self.opened.borrow();
+                    let was = opened.iter().find(|(id, was)| {
+                        **was == path && known.member(**id).is_some_and(|m| !m.standing.votes())
+                    });
+                    was.map(|(id, _)| *id)
+                }
+                At::Member { .. } | At::Nothing => None,
+            };
+            member.into_iter().for_each(|id| all.entry(id).or_default().push(path.clone()));
+        }
+        all
+    }
+
+    /// A member that was out is there again. If it knew an era it lacks what is marked, and what was under way then.
+    pub(super) async fn take_back(&self, found: Returning) {
+        let id = found.id;
+        self.let_back(found).await;
+        self.returning.borrow_mut().remove(&id);
+    }
+
+    async fn let_back(&self, Returning { id, disk, era }: Returning) {
+        let _alone = self.membership.write().await;
+        let is_out = self.writer.metadata().member(id).is_some_and(|m| !m.standing.votes());
+        if !is_out {
+            return;
+        }
+        let marked = match era {
+            None => false,
+            Some(era) => {
+                recovery::mark_under_way(&self.core, &self.writer, id, &disk, era).await.is_ok()
+            }
+        };
+        let behind = behind_on(&self.writer.metadata(), id, marked);
+        let path = disk.path().display().to_string();
+        let change = Change::Back { member: id, marked };
+        let let_in = async {
+            if !marked {
+                // It knows all when it is brought up, and has nothing: that is to be seen if it comes no further.
+                disk.set_state(State::Making).await?;
+            }
+            self.let_in(id, &disk, behind, change).await
+        };
+        match let_in.await {
+            Ok(()) => {
+                if let Err(why) = disk.set_state(State::Made).await {
+                    tracing::warn!(%path, error = %why, "its label says that it is still being made");
+                }
+                tracing::info!(%path, marked, "a disk of the pool is back");
+                self.tell(|| Event::Look);
+            }
+            Err(why) => {
+                tracing::error!(%path, error = %why, "a disk of the pool cannot come back");
+            }
+        }
+    }
+
+    /// The member that a person means by a serial number, a path, or a number.
+    pub(super) fn named(&self, name: &str) -> Result<MemberId, PoolError> {
+        let metadata = self.writer.metadata();
+        let is_it = |id: MemberId, serial: &Text| {
+            let path = self.writer.disk(id).is_some_and(|d| d.path() == std::path::Path::new(name));
+            path || (!serial.is_empty() && serial.as_str() == name) || id.0.to_string() == name
+        };
+        let found = metadata.members().find(|(id, m)| is_it(*id, &m.serial)).map(|(id, _)| id);
+        found.ok_or_else(|| PoolError::new(format!("pool {} has no disk {name}", metadata.name)))
+    }
+
+    /// Takes a disk out of the pool, once what lies on it is elsewhere. That begins now, and goes on.
+    ///
+    /// # Errors
+    /// That there is no such disk, or no room for what lies on it.
+    pub async fn remove(&self, disk: &str) -> Result<(), PoolError> {
+        let id = self.named(disk)?;
+        let (standing, taken, room) = {
+            let metadata = self.writer.metadata();
+            let member = metadata.member(id).ok_or_else(|| PoolError::new("it is gone"))?;
+            let others = metadata.members().filter(|(other, m)| {
+                *other != id && matches!(m.standing, Standing::In | Standing::Spare)
+            });
+            let free: u64 = others.map(|(_, m)| u64::from(m.free())).sum();
+            (member.standing, member.taken(), free)
+        };
+        if u64::from(taken) > room {
+            let message = format!("{taken} pieces lie on it, and the others have room for {room}");
+            return Err(PoolError::no_space(message).hinting("add a disk first"));
+        }
+        self.retiring.borrow_mut().insert(id);
+        if standing.votes() && taken > 0 {
+            let leaving = Standing::Leaving;
+            self.writer.commit(Change::Stand { member: id, standing: leaving }).await?;
+            let all = self.leaving();
+            self.tell(|| Event::Leaving(all));
+        }
+        self.call_spare().await;
+        self.retire().await;
+        Ok(())
+    }
+
+    /// Puts another disk in the place of one.
+    ///
+    /// # Errors
+    /// Those of [`Self::add`] and [`Self::remove`].
+    pub async fn replace(&self, disk: &str, with: &NewDisk) -> Result<(), PoolError> {
+        let id = self.named(disk)?;
+        self.add(with, false).await?;
+        self.remove(&id.0.to_string()).await
+    }
+
+    /// Members that leave and have nothing any more are none.
+    pub(super) async fn retire(&self) {
+        let empty: Vec<_> = {
+            let (metadata, retiring) = (self.writer.metadata(), self.retiring.borrow());
+            let leaves =
+                |id: &MemberId, standing| retiring.contains(id) || standing == Standing::Leaving;
+            let members =
+                metadata.members().filter(|(id, m)| m.taken() == 0 && leaves(id, m.standing));
+            members.map(|(id, m)| (id, m.standing.votes())).collect()
+        };
+        for (id, votes) in empty {
+            let disk = self.writer.disk(id);
+            if let Err(why) = self.remove_empty(id, votes).await {
+                tracing::warn!(member = id.0, error = %why, "a disk cannot leave the pool yet");
+                continue;
+            }
+            self.retiring.borrow_mut().remove(&id);
+            if let Some(disk) = disk
+                && let Err(why) = disk.set_state(State::Removed).await
+            {
+                tracing::warn!(error = %why, "its label says that it is of the pool");
+            }
+        }
+    }
+
+    pub(super) async fn remove_empty(&self, id: MemberId, votes: bool) -> Result<(), PoolError> {
+        let _alone = self.membership.write().await;
+        if votes {
+            self.writer.commit(Change::Out(id)).await?;
+            self.tell(|| Event::Out(id));
+        }
+        self.writer.commit(Change::Remove(id)).await
+    }
+}
+
+/// What a disk is called when it is not there: its serial number, or where it was.
+fn name_of(disk: &Disk) -> Text {
+    let path = disk.path().display().to_string();
+    let end = path.char_indices().map(|(at, _)| at).find(|at| path.len() - at <= TEXT_BYTES);
+    match disk.serial() {
+        "" => Text::new(&path[end.unwrap_or(0)..]),
+        serial => Text::new(serial),
+    }
+}
+
+/// A disk that is to be a member, of which nothing is written yet.
+pub(super) fn made(
+    core: &Core,
+    disk: Disk,
+    metadata: &Metadata,
+    number: MemberId,
+) -> Result<MemberDisk, PoolError> {
+    let (shape, rings, size) = (metadata.shape, metadata.rings, disk.info().size);
+    let small = || {
+        let needed = Layout::least_bytes(&shape, rings);
+        let what = format!("is too small: it has {size} bytes and needs {needed}");
+        PoolError::at(disk.path(), what)
+    };
+    let label = Label {
+        generation: 0,
+        pool: metadata.pool,
+        name: metadata.name,
+        member: random_uuid(core),
+        number,
+        serial: name_of(&disk),
+        state: State::Making,
+        shape,
+        rings,
+        layout: Layout::of(size, &shape, rings).ok_or_else(small)?,
+        opened: Stamp { opening: 0, version: 0, id: Uuid::nil() },
+    };
+    Ok(MemberDisk::new(disk, core.pool().account(), label))
+}
+
+/// Writes what a member of a new pool holds, but for saying that it is finished.
+pub(super) async fn make(
+    disk: &MemberDisk,
+    snapshot: &[u8],
+    stamp: Stamp,
+) -> Result<(), PoolError> {
+    let made = async {
+        disk.relabel(Label { opened: stamp, ..disk.label() }).await?;
+        disk.forget_snapshots().await?;
+        disk.forget_changes().await?;
+        disk.put_snapshot(snapshot, stamp.version).await
+    };
+    made.await.map_err(|why| failed(disk.path(), why))
+}
+
+pub(super) fn add_change(label: &Label, spare: bool) -> Change {
+    Change::Add {
+        member: label.number,
+        uuid: label.member,
+        serial: label.serial,
+        units: label.layout.units,
+        room: label.layout.room,
+        units_at: label.layout.units_at,
+        spare,
+    }
+}
+
+/// What columns on a member that comes back lack.
+fn behind_on(metadata: &Metadata, id: MemberId, marked: bool) -> Vec<(u64, u16, u32)> {
+    let mut all = Vec::new();
+    for (_, volume) in metadata.volumes() {
+        for (index, extent) in volume.extents() {
+            let on_it = (0u16..).zip(&extent.pieces).filter(|(_, piece)| piece.member == id);
+            for (column, _) in on_it {
+                let regions = if marked { volume.behind(index, column) } else { ALL_REGIONS };
+                if regions != 0 {
+                    all.push((extent.number, column, regions));
+                }
+            }
+        }
+    }
+    all
+}

@@ -1,0 +1,265 @@
+//! The volumes of a pool: what they have of it, and where.
+
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use super::{NewPoolVolume, Pool};
+use crate::pool::allocate::{Reserved, choose, choose_one};
+use crate::pool::ask::{ColumnAt, Event, ExtentInfo, VolumeInfo};
+use crate::pool::error::PoolError;
+use crate::pool::metadata::{Change, MemberId, Members, Piece, VolumeId};
+
+impl Pool {
+    pub(in crate::pool) fn reserved(&self) -> std::cell::Ref<'_, Reserved> {
+        self.reserved.borrow()
+    }
+
+    pub(super) fn find(&self, volume: Uuid) -> Result<VolumeId, PoolError> {
+        let metadata = self.writer.metadata();
+        let found = metadata.volumes().find(|(_, v)| v.uuid == volume).map(|(id, _)| id);
+        found.ok_or_else(|| PoolError::new(format!("the pool has no volume {volume}")))
+    }
+
+    /// What was under way of a volume is not looked for any more in the parity log of the core that had it open, and that core
+    /// writes nothing of it. `but` is a ring where it may be looked for.
+    pub(super) async fn leave(
+        &self,
+        id: VolumeId,
+        uuid: Uuid,
+        but: Option<u16>,
+    ) -> Result<(), PoolError> {
+        let home = self.homes.borrow().get(&id).copied();
+        let Some(home) = home.filter(|home| Some(*home) != but) else { return Ok(()) };
+        let (done, is_done) = oneshot::channel();
+        {
+            let seats = self.seats.borrow();
+            let seat = seats.iter().find(|(ring, seat)| *ring == home && !seat.is_closed());
+            if let Some((_, seat)) = seat {
+                drop(seat.send(Event::Leave(uuid, done)));
+            }
+        }
+        // Who has left the pool in order meanwhile has left the volume as well.
+        if is_done.await.is_err() && self.seated.borrow().contains(&home) {
+            let message = format!("core {home} has not let go of volume {uuid}");
+            return Err(PoolError::new(message).hinting("close the pool, and open it again"));
+        }
+        self.homes.borrow_mut().remove(&id);
+        Ok(())
+    }
+
+    pub(super) async fn volume_info(&self, uuid: Uuid, ring: u16) -> Result<VolumeInfo, PoolError> {
+        let id = self.find(uuid)?;
+        self.leave(id, uuid, Some(ring)).await?;
+        self.homes.borrow_mut().insert(id, ring);
+        // What one lacks that comes in is known when it is in.
+        let _together = self.membership.read().await;
+        let metadata = self.writer.metadata();
+        let gone = || PoolError::new(format!("the pool has no volume {uuid}"));
+        let volume = metadata.volume(id).ok_or_else(gone)?;
+        let extents = volume
+            .extents()
+            .map(|(index, extent)| ExtentInfo::of(&metadata, volume, index, extent));
+        Ok(VolumeInfo {
+            id,
+            shape: volume.shape,
+            bytes: volume.bytes,
+            block_size: volume.block_size,
+            thick: volume.thick,
+            first: self.beginning(),
+            extents: extents.collect(),
+        })
+    }
+
+    /// Gives a volume an extent at `index`.
+    pub(super) async fn allocate(
+        self: &Rc<Self>,
+        volume: VolumeId,
+        index: u32,
+    ) -> Result<ExtentInfo, PoolError> {
+        loop {
+            // It may have been given already: to a volume that has grown, or keeps all its room.
+            if let Ok(info) = self.extent_info(volume, index) {
+                return Ok(info);
+            }
+            // One that was out is not zeroed, and may not be in when the extent is.
+            let together = self.membership.read().await;
+            let pieces = {
+                let metadata = self.writer.metadata();
+                let gone = || PoolError::new("the volume is gone");
+                let shape = metadata.volume(volume).ok_or_else(gone)?.shape;
+                choose(&metadata, &self.reserved.borrow(), &shape)
+            };
+            let pieces = pieces.ok_or_else(|| self.full())?;
+            self.reserved.borrow_mut().take(&pieces);
+            let cleared = self.clear(&pieces).await;
+            let allocated = match &cleared {
+                Ok(()) => {
+                    let pieces = pieces.clone();
+                    self.writer.commit(Change::Allocate { volume, index, pieces }).await
+                }
+                Err(_) => Ok(()),
+            };
+            self.reserved.borrow_mut().give(&pieces);
+            drop(together);
+            match cleared {
+                // It is out now: there may be others.
+                Err(member) => self.out(member).await?,
+                Ok(()) => {
+                    return match (allocated, self.extent_info(volume, index)) {
+                        (Err(why), Err(_)) => Err(why),
+                        (_, info) => info,
+                    };
+                }
+            }
+        }
+    }
+
+    pub(super) fn full(&self) -> PoolError {
+        let name = self.writer.metadata().name;
+        PoolError::no_space(format!("pool {name} has no room for another extent"))
+            .hinting("add disks to the pool, or delete something")
+    }
+
+    pub(super) fn extent_info(
+        &self,
+        volume: VolumeId,
+        index: u32,
+    ) -> Result<ExtentInfo, PoolError> {
+        let metadata = self.writer.metadata();
+        let found = metadata.volume(volume).and_then(|v| Some((v, v.extent(index)?)));
+        let (volume, extent) = found.ok_or_else(|| PoolError::new("the extent is gone"))?;
+        Ok(ExtentInfo::of(&metadata, volume, index, extent))
+    }
+
+    /// Makes pieces zero, those on members that are written. The error is a member that cannot be.
+    pub(super) async fn clear(&self, pieces: &[Piece]) -> Result<(), MemberId> {
+        let disks = pieces.iter().filter_map(|p| Some((*p, self.writer.disk(p.member)?)));
+        let each = disks.map(|(piece, disk)| async move {
+            disk.clear(piece).await.map_err(|why| {
+                tracing::error!(path = %disk.path().display(), error = %why, "a disk cannot be written");
+                piece.member
+            })
+        });
+        join_all(each).await.into_iter().collect()
+    }
+
+    /// Another place for a column.
+    pub(super) async fn place(&self, of: ColumnAt) -> Result<Option<(Piece, u64)>, PoolError> {
+        let piece = {
+            let metadata = self.writer.metadata();
+            let extent = metadata.volume(of.volume).and_then(|v| v.extent(of.index));
+            let Some(extent) = extent else { return Ok(None) };
+            let here = extent.pieces.get(usize::from(of.column)).map(|piece| piece.member);
+            let stays = here.is_none_or(|member| self.returning.borrow().contains(&member));
+            if stays || self.moving.borrow().contains_key(&of) {
+                return Ok(None);
+            }
+            let others = (0u16..).zip(&extent.pieces).filter(|(n, _)| *n != of.column);
+            let others: Members = others.map(|(_, piece)| piece.member).collect();
+            choose_one(&metadata, &self.reserved.borrow(), others)
+        };
+        let Some(piece) = piece else { return Ok(None) };
+        self.reserved.borrow_mut().take(&[piece]);
+        self.moving.borrow_mut().insert(of, piece);
+        let at = self.writer.metadata().row_of(piece);
+        Ok(Some((piece, at)))
+    }
+
+    /// These columns do not go where they were to go.
+    pub(super) fn stay(&self, which: impl Fn(&ColumnAt) -> bool) {
+        let mut moving = self.moving.borrow_mut();
+        let staying = moving.extract_if(.., |of, _| which(of));
+        let places: Vec<Piece> = staying.map(|(_, to)| to).collect();
+        self.reserved.borrow_mut().give(&places);
+    }
+
+    pub(super) async fn moved(self: &Rc<Self>, of: ColumnAt, to: Piece) -> Result<bool, PoolError> {
+        let ColumnAt { volume, index, column } = of;
+        let moved = self.writer.commit(Change::Move { volume, index, column, to }).await;
+        if moved.is_ok() {
+            self.moving.borrow_mut().remove(&of);
+            self.reserved.borrow_mut().give(&[to]);
+            self.retire().await;
+        }
+        match moved {
+            Ok(()) => Ok(true),
+            Err(why) if self.writer.broken().is_some() || self.is_closed.get() => Err(why),
+            Err(why) => {
+                tracing::warn!(volume = volume.0, index, column, error = %why, "a piece is not moved");
+                Ok(false)
+            }
+        }
+    }
+
+    /// Makes a volume.
+    ///
+    /// # Errors
+    /// What is in the way; nothing is left of it.
+    pub async fn create_volume(self: &Rc<Self>, what: &NewPoolVolume) -> Result<(), PoolError> {
+        let NewPoolVolume { id: uuid, bytes, block_size, thick } = *what;
+        let (volume, shape) = {
+            let metadata = self.writer.metadata();
+            (metadata.next_volume(), metadata.shape)
+        };
+        let change = Change::CreateVolume { volume, uuid, shape, bytes, block_size, thick };
+        self.writer.commit(change).await?;
+        let filled = if thick { self.fill(volume).await } else { Ok(()) };
+        if filled.is_err() {
+            self.writer.commit(Change::DeleteVolume(volume)).await?;
+        }
+        filled
+    }
+
+    /// Gives a volume all extents that it does not have.
+    pub(super) async fn fill(self: &Rc<Self>, id: VolumeId) -> Result<(), PoolError> {
+        let missing: Vec<u32> = {
+            let metadata = self.writer.metadata();
+            let Some(volume) = metadata.volume(id) else { return Ok(()) };
+            (0..volume.full()).filter(|index| volume.extent(*index).is_none()).collect()
+        };
+        for index in missing {
+            self.allocate(id, index).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a volume so many bytes large, if it is smaller.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub async fn grow_volume(self: &Rc<Self>, uuid: Uuid, bytes: u64) -> Result<(), PoolError> {
+        let id = self.find(uuid)?;
+        let (had, thick) = {
+            let metadata = self.writer.metadata();
+            metadata.volume(id).map_or((u64::MAX, false), |v| (v.bytes, v.thick))
+        };
+        if bytes > had {
+            self.writer.commit(Change::GrowVolume { volume: id, bytes }).await?;
+            if thick {
+                self.fill(id).await?;
+            }
+            self.tell(|| Event::Grown(uuid, bytes));
+        }
+        Ok(())
+    }
+
+    /// Deletes a volume that is not open. Nothing happens if there is none.
+    ///
+    /// # Errors
+    /// That nothing more can be written.
+    pub async fn delete_volume(&self, uuid: Uuid) -> Result<(), PoolError> {
+        match self.find(uuid) {
+            Ok(id) => {
+                // Maps of its extents would be written where others are by then.
+                self.leave(id, uuid, None).await?;
+                self.writer.commit(Change::DeleteVolume(id)).await?;
+                self.stay(|of| of.volume == id);
+                Ok(())
+            }
+            Err(_) => Ok(()),
+        }
+    }
+}

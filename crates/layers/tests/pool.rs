@@ -1,0 +1,171 @@
+//! Pools on simulated disks, in what happens to them one thing after the other; everything at once is the simulator's.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::Dev;
+use block::testing::Client;
+use layers::pool::{
+    CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolDiskState, PoolReport, PoolSeat,
+};
+use layers::raid::geometry::Level;
+use rt::Core;
+use rt::sim::{DiskFaults, DiskSetup, Host, HostSetup};
+use uuid::Uuid;
+
+use crate::common::{VOLUME, core_of, succeed};
+
+const POOL: Uuid = Uuid::from_u128(7);
+const DISKS: usize = 4;
+const DISK_BYTES: u64 = 200 << 20;
+const BYTES: u64 = 24 << 20;
+
+fn path(n: usize) -> PathBuf {
+    format!("/dev/d{n}").into()
+}
+
+fn paths() -> Vec<PathBuf> {
+    (0..DISKS).map(path).collect()
+}
+
+/// A pool of disks with one parity, its seat, and a volume that is written.
+struct Bench {
+    host: Host,
+    pool: Rc<Pool>,
+    seat: Rc<PoolSeat>,
+    client: Client,
+    blocks: u64,
+}
+
+impl Bench {
+    async fn new(host: Host) -> Self {
+        let core = core_of(&host).await;
+        paths().iter().for_each(|path| {
+            host.add_disk(path, DiskSetup::device(DISK_BYTES).blocks(512, 4096));
+        });
+        let disk = |path: &PathBuf| NewDisk { path: path.clone(), overwrite: Vec::new() };
+        let what = CreatePool {
+            id: POOL,
+            name: "tank".into(),
+            level: Level::Parity,
+            columns: None,
+            strip_bytes: 64 << 10,
+            rings: 1,
+            disks: paths().iter().map(disk).collect(),
+            spares: Vec::new(),
+            buffered: false,
+        };
+        let pool = Pool::create(&core, &what).await.unwrap();
+        let volume = NewPoolVolume { id: VOLUME, bytes: BYTES, block_size: 4096, thick: true };
+        pool.create_volume(&volume).await.unwrap();
+        let bench = Self::served(host, &core, pool).await;
+        bench.write(0..bench.blocks, 1).await;
+        bench
+    }
+
+    async fn served(host: Host, core: &Core, pool: Rc<Pool>) -> Self {
+        let seat = PoolSeat::share(core, &pool, 0).await.unwrap();
+        let dev: Dev = seat.open(VOLUME).await.unwrap();
+        let blocks = dev.info().blocks;
+        Self { host, pool, seat, client: Client::new(&dev, core.pool()), blocks }
+    }
+
+    async fn write(&self, blocks: std::ops::Range<u64>, value: u8) {
+        for at in blocks.step_by(16) {
+            self.client.write(at, &[value; 16 * 4096], false).await.unwrap();
+        }
+    }
+
+    async fn holds(&self, blocks: std::ops::Range<u64>, value: u8) {
+        for at in blocks.step_by(16) {
+            let data = self.client.read(at, 16).await.unwrap().to_vec();
+            assert!(data == [value; 16 * 4096], "block {at}");
+        }
+    }
+
+    fn report(&self) -> PoolReport {
+        self.pool.report()
+    }
+
+    fn state(&self, n: usize) -> PoolDiskState {
+        self.report().disks[n].state
+    }
+
+    fn disk(&self, n: usize) -> rt::sim::DiskControl {
+        self.host.disk(Path::new(&path(n))).unwrap()
+    }
+
+    async fn look(&self) {
+        self.pool.bring_back(paths()).await;
+    }
+
+    async fn whole(&self) {
+        while self.report().behind_pieces > 0 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    async fn close(self) {
+        drop(self.client);
+        self.seat.close().await.unwrap();
+        self.pool.close().await.unwrap();
+    }
+}
+
+fn play<Fut: Future<Output = ()> + 'static>(scene: impl FnOnce(Host) -> Fut + 'static) {
+    let setup = HostSetup { pool_bytes: 48 << 20, ..HostSetup::default() };
+    succeed(1, setup, |_, host| scene(host));
+}
+
+#[test]
+fn a_disk_that_was_away_comes_back_while_the_pool_is_open() {
+    play(|host| async move {
+        let bench = Bench::new(host).await;
+        bench.disk(1).pull_out();
+        bench.write(0..256, 2).await;
+        assert_eq!(bench.state(1), PoolDiskState::Out);
+        bench.look().await;
+        bench.write(256..512, 3).await;
+        bench.disk(1).plug_in();
+        bench.look().await;
+        assert_eq!(bench.state(1), PoolDiskState::In);
+        assert!(bench.report().behind_pieces > 0);
+        bench.whole().await;
+        // It is needed now.
+        bench.disk(0).pull_out();
+        bench.holds(0..256, 2).await;
+        bench.holds(256..512, 3).await;
+        bench.holds(512..bench.blocks, 1).await;
+        bench.close().await;
+    });
+}
+
+#[test]
+fn a_disk_that_has_failed_and_stayed_where_it_is_stays_out() {
+    play(|host| async move {
+        let bench = Bench::new(host).await;
+        bench.disk(1).set_faults(DiskFaults { write_error: 1.0, ..DiskFaults::default() });
+        bench.write(0..256, 2).await;
+        assert_eq!(bench.state(1), PoolDiskState::Out);
+        bench.disk(1).set_faults(DiskFaults::default());
+        for _ in 0..3 {
+            bench.look().await;
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }
+        assert_eq!(bench.state(1), PoolDiskState::Out);
+        let host = bench.host.clone();
+        bench.close().await;
+        // With the next opening it comes back.
+        let core = core_of(&host).await;
+        let what = OpenPool { id: POOL, paths: paths(), without: Vec::new(), buffered: false };
+        let pool = Pool::open(&core, &what).await.unwrap();
+        let bench = Bench::served(host, &core, pool).await;
+        while bench.state(1) != PoolDiskState::In {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        bench.whole().await;
+        bench.holds(0..256, 2).await;
+        bench.close().await;
+    });
+}
