@@ -30,6 +30,8 @@ pub enum Mistake {
     SkipsChanges,
     /// Nor what was written before, and may be lost on it.
     ForgetsUnflushed,
+    /// What a write changes is told before and after it, and not when a member goes out in between.
+    TellsOnce,
     /// A flush does not wait until all know that a member is out.
     FlushesBeforeMark,
 }

@@ -270,6 +270,7 @@ impl Stripe<'_> {
             self.put(band, &new, &sums, fua).await?;
         }
         let receipt = self.log(band, how, &new, &sums).await?;
+        self.tell_who_lacks_it().await?;
         let written = self.put(band, &new, &sums, fua).await;
         self.end(band.changed(), receipt, written, fua)
     }
@@ -289,12 +290,22 @@ impl Stripe<'_> {
             What::Copies { stripes, changed: [strip].into_iter().collect() }
         };
         self.array.enter(&regions, what).await?;
+        self.tell_who_lacks_it().await?;
         let written = self.put(band, new, &[], fua).await;
         let ended = self.end(band.changed(), Receipt::new(), written, fua);
         let regions: SmallVec<[Region; 2]> =
             regions.into_iter().map(|(region, _)| region).collect();
         self.array.leave(&regions, self.shape.region(self.place), fua).await?;
         ended
+    }
+
+    /// Somebody may have gone out since this was told before: the log of a parity that is out has no entry, and who believed
+    /// that parity when its member is back would take it that nothing was begun.
+    async fn tell_who_lacks_it(&self) -> Result<(), Error> {
+        if self.array.makes(Mistake::TellsOnce) {
+            return Ok(());
+        }
+        self.array.announce(&self.extent, self.shape.region(self.place)).await
     }
 
     /// Members that have a copy of a strip.
