@@ -249,6 +249,25 @@ async fn a_pool_goes_on_without_a_disk_that_is_gone() {
 }
 
 #[tokio::test]
+async fn a_disk_that_is_put_back_is_used_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b, c] = &["a", "b", "c"].map(|name| disk(dir.path(), name));
+    client.call::<PostPool>(&new("tank", 5, &[a, b, c], &[])).await.unwrap();
+    create_volume(&client, "web", "tank").await;
+    assert!(node.stop().await.clean);
+    let away = dir.path().join("away");
+    fs::rename(b, &away).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let degraded = |p: &Pool| p.state == PoolState::Degraded && p.survives == Some(0);
+    until(async || get(&client, "tank").await, degraded).await;
+    fs::rename(&away, b).unwrap();
+    let whole = |p: &Pool| p.state == PoolState::Online && p.survives == Some(1);
+    until(async || get(&client, "tank").await, whole).await;
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
 async fn a_record_that_cannot_be_read_is_left_alone_and_named() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;

@@ -102,6 +102,11 @@ impl Writer {
         self.disks.borrow().get(&member).cloned()
     }
 
+    /// Whether a person has said with this opening that it is gone for good.
+    pub(super) fn is_excused(&self, member: MemberId) -> bool {
+        self.excused.has(member)
+    }
+
     /// What was counted of a disk since the pool was opened.
     pub(super) fn errors(&self, member: MemberId) -> Option<Arc<Errors>> {
         self.errors.borrow().get(&member).cloned()

@@ -197,12 +197,29 @@ impl Control {
             let reports = self.0.engine.pool_reports().await;
             for name in self.0.pools.names() {
                 match reports.get(&name) {
-                    Some(report) => self.follow_pool(&name, report).await,
+                    Some(report) => {
+                        self.follow_pool(&name, report).await;
+                        self.look_for_disks(&name, report).await;
+                    }
                     None => self.try_pool(&name, Duration::ZERO).await,
                 }
             }
             // How far rebuilds are is told by how far they were.
             self.0.pools.facts(&reports);
+        }
+    }
+
+    /// Looks for disks of a pool that are out, wherever there are block devices: they may be there again.
+    async fn look_for_disks(&self, name: &PoolName, report: &PoolReport) {
+        if report.disks.iter().all(|disk| disk.state != PoolDiskState::Out) {
+            return;
+        }
+        let Some((record, _)) = self.0.pools.get(name) else { return };
+        let paths = candidates(record.paths()).await;
+        // A disk that does not answer is not waited for; the pool goes on with that by itself.
+        let looked = timeout(PATIENCE, self.0.engine.look_for_disks(name, paths)).await;
+        if let Ok(Err(error)) = looked {
+            tracing::warn!(pool = %name, %error, "nobody looks for its disks");
         }
     }
 

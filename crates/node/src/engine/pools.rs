@@ -323,6 +323,22 @@ impl Engine {
         self.on_pool(name, move |pool| async move { pool.replace(&disk, &with).await }).await
     }
 
+    /// Has a pool look at these paths for disks that were away and are there again.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    pub async fn look_for_disks(
+        &self,
+        name: &PoolName,
+        paths: Vec<PathBuf>,
+    ) -> Result<(), BackingError> {
+        let look = move |pool: Rc<Pool>| async move {
+            pool.bring_back(paths).await;
+            Ok(())
+        };
+        self.on_pool(name, look).await
+    }
+
     /// Begins to read and compare all of a pool.
     ///
     /// # Errors

@@ -160,7 +160,9 @@ impl Pool {
     pub async fn bring_back(&self, paths: Vec<PathBuf>) {
         let known = self.writer.metadata().clone();
         let returning = self.returning.borrow().clone();
-        let out = known.members().filter(|(id, m)| !m.standing.votes() && !returning.contains(id));
+        let out = known.members().filter(|(id, m)| {
+            !m.standing.votes() && !returning.contains(id) && !self.writer.is_excused(*id)
+        });
         let out: BTreeSet<MemberId> = out.map(|(id, _)| id).collect();
         // Those that are in use are where they are.
         let used = self.writer.disks().into_iter().map(|(_, disk)| disk.path().to_owned());
