@@ -33,6 +33,8 @@ struct Book {
     /// How many members have been filled, and how many of those were behind with a part only.
     filled: Cell<u64>,
     in_part: Cell<u64>,
+    /// Rows that a scrub has found not to fit.
+    unfit: Cell<u64>,
     /// Longest time that it takes to write something down.
     slow: Cell<Duration>,
     rng: RefCell<Option<Rng>>,
@@ -397,8 +399,8 @@ impl Ordeal {
         }
     }
 
-    /// Fills what is new, while others write.
-    fn rebuild(&self, raid: &Rc<Raid>) -> tokio::task::JoinHandle<()> {
+    /// Fills what is new, while others write; then all is compared, if that is wanted.
+    fn rebuild(&self, raid: &Rc<Raid>, scrubs: bool) -> tokio::task::JoinHandle<()> {
         let (raid, book) = (Rc::clone(raid), Rc::clone(&self.disks.book));
         tokio::task::spawn_local(async move {
             for index in raid.indices() {
@@ -412,6 +414,10 @@ impl Ordeal {
                 }
                 let filled = (before - behind.len()) as u64;
                 book.filled.set(book.filled.get() + filled);
+            }
+            for index in raid.indices().into_iter().filter(|_| scrubs) {
+                let Ok(found) = raid.scrub(index, Pace { rest: 0.5 }).await else { return };
+                book.unfit.set(book.unfit.get() + found.unrepairable);
             }
         })
     }
@@ -464,7 +470,10 @@ impl Ordeal {
             return Err(format!("round {n}: {mended:?}"));
         }
         let raid = self.disks.serve(wrap, self.mistake).await;
-        let rebuild = self.rebuild(&raid);
+        // What does not fit is wrong where nothing is missing.
+        let scrubs = n % 3 == 2 && self.mistake == Mistake::None;
+        let is_sound = self.lost().is_empty() && rules.len() == self.disks.count();
+        let rebuild = self.rebuild(&raid, scrubs);
         let dev = Dev::shared(raid);
         let span = Blocks::new(Lba(self.rng.below(9)), 96);
         let depth = self.rng.within(1, 12) as usize;
@@ -486,6 +495,10 @@ impl Ordeal {
         }
         rebuild.abort();
         let _ = rebuild.await;
+        let unfit = self.disks.book.unfit.take();
+        if is_sound && unfit > 0 {
+            return Err(format!("round {n}: {unfit} rows do not fit"));
+        }
         drop((workload, dev));
         self.disks.cut_power(&mut self.rng);
         if self.bears_more() && self.rng.one_in(4) {
@@ -762,5 +775,176 @@ fn arrays_follow_one_another_in_one_era() {
                 assert_eq!(most.to_vec(), vec![3; len / 2]);
             });
         }
+    }
+}
+
+/// What a scrub of everything finds.
+async fn scrub(raid: &Raid) -> Scrubbed {
+    let mut all = Scrubbed::default();
+    for index in raid.indices() {
+        let found = raid.scrub(index, Pace { rest: 0.0 }).await.unwrap();
+        all.repaired += found.repaired;
+        all.unrepairable += found.unrepairable;
+    }
+    all
+}
+
+/// A volume of which each block says where it is, and the disks below it.
+struct Shelf {
+    disks: Disks,
+    pool: Pool,
+}
+
+impl Shelf {
+    fn new(make: fn(bool) -> Disks) -> Self {
+        Self { disks: make(false), pool: Pool::new(MIN_POOL).unwrap() }
+    }
+
+    fn client(&self, raid: &Rc<Raid>) -> Client {
+        Client::new(&Dev::shared(Rc::clone(raid)), &self.pool)
+    }
+
+    fn block(&self, at: u64) -> Vec<u8> {
+        let size = self.disks.block_size as usize;
+        at.wrapping_add(1).to_le_bytes().repeat(size / 8)
+    }
+
+    /// Writes all of it, a stripe after the other.
+    async fn fill(&self, client: &Client) {
+        let stripe = self.disks.shape.stripe_rows() * u64::from(ROW_BYTES / self.disks.block_size);
+        for at in (0..client.dev().info().blocks).step_by(stripe as usize) {
+            let data: Vec<u8> = (at..at + stripe).flat_map(|at| self.block(at)).collect();
+            client.write(at, &data, false).await.unwrap();
+        }
+    }
+
+    async fn is_right(&self, client: &Client) {
+        for at in 0..client.dev().info().blocks {
+            assert!(client.read(at, 1).await.unwrap().to_vec() == self.block(at), "block {at}");
+        }
+    }
+
+    /// Rows of a member where stripes of volumes lie.
+    fn rows_in_use(&self, raid: &Raid, member: u16) -> Vec<u64> {
+        let mut all = Vec::new();
+        for index in raid.indices() {
+            let extent = raid.extent(index).unwrap();
+            let column = extent.columns().iter().find(|c| c.member == member).unwrap().at;
+            let rows = u64::from(self.disks.shape.strip_rows());
+            let places = (0..self.disks.shape.stripes()).map(|n| extent.placement.place_of(n));
+            for place in places.map(|place| u64::from(place.unwrap())) {
+                all.extend((0..rows).map(|row| column + place * rows + row));
+            }
+        }
+        all
+    }
+
+    /// Rows of a member rot.
+    async fn rot(&self, member: u16, rows: &[u64]) {
+        let mem = Dev::shared(Rc::clone(&self.disks.mems.borrow()[usize::from(member)]));
+        let disk = Client::new(&mem, &self.pool);
+        for row in rows {
+            let mut data = disk.read(*row, 1).await.unwrap().to_vec();
+            data[7] ^= 0x40;
+            disk.write(*row, &data, false).await.unwrap();
+        }
+    }
+}
+
+/// Whether it is known which of the answers is wrong when one is.
+fn knows_the_wrong_one(level: Level) -> bool {
+    matches!(level, Level::DoubleParity) || matches!(level, Level::Copies(n) if n > 2)
+}
+
+#[test]
+fn a_scrub_finds_what_has_rotted() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    for make in [RAID_5, RAID_6, RAID_1, RAID_10] {
+        let shelf = Shelf::new(make);
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            let raid = shelf.disks.serve(|_, dev| dev, Mistake::None).await;
+            let client = shelf.client(&raid);
+            shelf.fill(&client).await;
+            assert_eq!(scrub(&raid).await, Scrubbed::default());
+            let rows = shelf.rows_in_use(&raid, 1);
+            let rotten: Vec<u64> = rows.iter().copied().step_by(3).collect();
+            shelf.rot(1, &rotten).await;
+            let (found, count) = (scrub(&raid).await, rotten.len() as u64);
+            if knows_the_wrong_one(shelf.disks.shape.level()) {
+                assert_eq!(found, Scrubbed { repaired: count, unrepairable: 0 });
+                shelf.is_right(&client).await;
+                assert_eq!(scrub(&raid).await, Scrubbed::default());
+            } else {
+                assert_eq!(found, Scrubbed { repaired: 0, unrepairable: count });
+            }
+        });
+    }
+}
+
+/// What cannot be read is known to be wrong at every level that has it twice.
+#[test]
+fn a_scrub_writes_again_what_a_disk_does_not_give_back() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    for make in [RAID_5, RAID_6, RAID_1, RAID_10] {
+        let shelf = Shelf::new(make);
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            let handle: RefCell<Option<block::testing::faulty::Faults>> = RefCell::default();
+            let wrap = |n: u16, dev: Dev| {
+                let (dev, faults) = Faulty::wrap(dev, n.into());
+                if n == 1 {
+                    handle.replace(Some(faults));
+                }
+                dev
+            };
+            let raid = shelf.disks.serve(wrap, Mistake::None).await;
+            let client = shelf.client(&raid);
+            shelf.fill(&client).await;
+            let faults = handle.take().unwrap();
+            for row in shelf.rows_in_use(&raid, 1).into_iter().step_by(4) {
+                let bad = Rule::new(Effect::Fail(Error::Unreadable { at: Lba(0) }));
+                // With the rows beside it, and by itself.
+                let bad = bad.on(&[Kind::Read]).within(Blocks::new(Lba(row), 1)).times(2);
+                faults.add(bad);
+            }
+            let found = scrub(&raid).await;
+            assert!(found.repaired > 0 && found.unrepairable == 0, "{found:?}");
+            faults.clear();
+            shelf.is_right(&client).await;
+            assert_eq!(scrub(&raid).await, Scrubbed::default());
+        });
+    }
+}
+
+/// A disk puts what it is given somewhere else, and says that all is well: two rows are wrong then.
+#[test]
+fn a_scrub_finds_what_was_written_elsewhere() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    for make in [RAID_6, RAID_1] {
+        let shelf = Shelf::new(make);
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            let probe = shelf.disks.serve(|_, dev| dev, Mistake::None).await;
+            // Within the extents, behind the log and before the maps.
+            let rows = shelf.rows_in_use(&probe, 1);
+            let (first, last) = (rows[0], rows[rows.len() / 4]);
+            drop(probe);
+            let handle: RefCell<Option<block::testing::faulty::Faults>> = RefCell::default();
+            let wrap = |n: u16, dev: Dev| {
+                let (dev, faults) = Faulty::wrap(dev, n.into());
+                if n == 1 {
+                    let further = Effect::Misdirect(shelf.disks.shape.strip_rows().into());
+                    let astray = Rule::new(further).on(&[Kind::Write]).with_probability(0.6);
+                    faults.add(astray.within(Blocks::new(Lba(first), last - first)));
+                    handle.replace(Some(faults));
+                }
+                dev
+            };
+            let raid = shelf.disks.serve(wrap, Mistake::None).await;
+            let client = shelf.client(&raid);
+            shelf.fill(&client).await;
+            handle.take().unwrap().clear();
+            let found = scrub(&raid).await;
+            assert!(found.repaired > 0 && found.unrepairable == 0, "{found:?}");
+            shelf.is_right(&client).await;
+        });
     }
 }
