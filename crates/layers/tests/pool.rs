@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::Dev;
 use block::testing::Client;
+use block::{Dev, crash};
 use layers::pool::{
     CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolDiskState, PoolReport, PoolSeat,
 };
@@ -17,7 +17,10 @@ use uuid::Uuid;
 use crate::common::{VOLUME, core_of, succeed};
 
 const POOL: Uuid = Uuid::from_u128(7);
-const DISKS: usize = 4;
+const COLUMNS: u16 = 4;
+/// As many as an extent has columns, and one more: what is on one that is out can be made again.
+const FEW: usize = 4;
+const MORE: usize = 5;
 const DISK_BYTES: u64 = 200 << 20;
 const BYTES: u64 = 24 << 20;
 
@@ -25,8 +28,8 @@ fn path(n: usize) -> PathBuf {
     format!("/dev/d{n}").into()
 }
 
-fn paths() -> Vec<PathBuf> {
-    (0..DISKS).map(path).collect()
+fn paths(disks: usize) -> Vec<PathBuf> {
+    (0..disks).map(path).collect()
 }
 
 /// A pool of disks with one parity, its seat, and a volume that is written.
@@ -39,9 +42,10 @@ struct Bench {
 }
 
 impl Bench {
-    async fn new(host: Host) -> Self {
+    async fn new(host: Host, disks: usize) -> Self {
         let core = core_of(&host).await;
-        paths().iter().for_each(|path| {
+        let paths = paths(disks);
+        paths.iter().for_each(|path| {
             host.add_disk(path, DiskSetup::device(DISK_BYTES).blocks(512, 4096));
         });
         let disk = |path: &PathBuf| NewDisk { path: path.clone(), overwrite: Vec::new() };
@@ -49,10 +53,10 @@ impl Bench {
             id: POOL,
             name: "tank".into(),
             level: Level::Parity,
-            columns: None,
+            columns: Some(COLUMNS),
             strip_bytes: 64 << 10,
             rings: 1,
-            disks: paths().iter().map(disk).collect(),
+            disks: paths.iter().map(disk).collect(),
             spares: Vec::new(),
             buffered: false,
         };
@@ -97,7 +101,7 @@ impl Bench {
     }
 
     async fn look(&self) {
-        self.pool.bring_back(paths()).await;
+        self.pool.bring_back(paths(MORE)).await;
     }
 
     async fn whole(&self) {
@@ -121,7 +125,7 @@ fn play<Fut: Future<Output = ()> + 'static>(scene: impl FnOnce(Host) -> Fut + 's
 #[test]
 fn a_disk_that_was_away_comes_back_while_the_pool_is_open() {
     play(|host| async move {
-        let bench = Bench::new(host).await;
+        let bench = Bench::new(host, FEW).await;
         bench.disk(1).pull_out();
         bench.write(0..256, 2).await;
         assert_eq!(bench.state(1), PoolDiskState::Out);
@@ -141,10 +145,54 @@ fn a_disk_that_was_away_comes_back_while_the_pool_is_open() {
     });
 }
 
+/// A disk comes back while what lay on it is made again elsewhere, at any moment of that; then power is lost, and nothing that it
+/// lacks is believed.
+#[test]
+fn a_disk_that_comes_back_in_the_middle_of_a_rebuild() {
+    for moment in 0..12 {
+        play(move |host| async move {
+            let bench = Bench::new(host, MORE).await;
+            bench.disk(1).pull_out();
+            bench.write(0..64, 2).await;
+            bench.look().await;
+            tokio::time::sleep(Duration::from_millis(moment * 80)).await;
+            bench.disk(1).plug_in();
+            let pool = Rc::clone(&bench.pool);
+            let looking =
+                tokio::task::spawn_local(async move { pool.bring_back(paths(MORE)).await });
+            while bench.state(1) == PoolDiskState::Out && !looking.is_finished() {
+                bench.write(1024..1280, 3).await;
+            }
+            bench.write(1024..1280, 4).await;
+            let host = bench.host.clone();
+            let permit = crash::permit();
+            drop(bench);
+            looking.abort();
+            let _ = looking.await;
+            host.power_cut();
+            drop(permit);
+            let core = core_of(&host).await;
+            let what =
+                OpenPool { id: POOL, paths: paths(MORE), without: Vec::new(), buffered: false };
+            let pool = Pool::open(&core, &what).await.unwrap();
+            let bench = Bench::served(host, &core, pool).await;
+            bench.whole().await;
+            bench.pool.scrub().unwrap();
+            while bench.report().scrub.unwrap().running {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            assert_eq!(bench.report().scrub.unwrap().unrepairable, 0, "moment {moment}");
+            bench.holds(64..1024, 1).await;
+            bench.holds(1280..bench.blocks, 1).await;
+            bench.close().await;
+        });
+    }
+}
+
 #[test]
 fn a_disk_that_has_failed_and_stayed_where_it_is_stays_out() {
     play(|host| async move {
-        let bench = Bench::new(host).await;
+        let bench = Bench::new(host, FEW).await;
         bench.disk(1).set_faults(DiskFaults { write_error: 1.0, ..DiskFaults::default() });
         bench.write(0..256, 2).await;
         assert_eq!(bench.state(1), PoolDiskState::Out);
@@ -158,7 +206,7 @@ fn a_disk_that_has_failed_and_stayed_where_it_is_stays_out() {
         bench.close().await;
         // With the next opening it comes back.
         let core = core_of(&host).await;
-        let what = OpenPool { id: POOL, paths: paths(), without: Vec::new(), buffered: false };
+        let what = OpenPool { id: POOL, paths: paths(FEW), without: Vec::new(), buffered: false };
         let pool = Pool::open(&core, &what).await.unwrap();
         let bench = Bench::served(host, &core, pool).await;
         while bench.state(1) != PoolDiskState::In {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use rt::Core;
@@ -12,7 +13,7 @@ use uuid::Uuid;
 
 use super::Pool;
 use crate::identity::random_uuid;
-use crate::pool::ask::{Comes, Event, MemberInfo};
+use crate::pool::ask::{ColumnAt, Comes, Event, MemberInfo};
 use crate::pool::disk::MemberDisk;
 use crate::pool::error::{PoolError, failed};
 use crate::pool::label::{Label, State};
@@ -22,6 +23,9 @@ use crate::pool::opening::{At, NewDisk, Returning, at, find_absent, open_new};
 use crate::pool::recovery;
 use crate::pool::{TEXT_BYTES, Text};
 use crate::raid::ALL_REGIONS;
+
+/// How often is looked whether pieces have moved.
+const MOVING: Duration = Duration::from_millis(200);
 
 impl Pool {
     /// What a member is called, and where it is, for messages.
@@ -180,12 +184,31 @@ impl Pool {
             found.flat_map(|(_, paths)| paths).collect::<Vec<_>>()
         };
         for found in find_absent(&self.core, &known, &found, self.buffered).await {
+            // From now on nothing of it begins to move.
             if self.is_closed.get() || !self.returning.borrow_mut().insert(found.id) {
                 continue;
             }
             self.away.borrow_mut().remove(&found.id);
+            self.moves_end(found.id).await;
             self.take_back(found).await;
         }
+    }
+
+    /// Ends when no piece of a member is on its way to another one: what is written meanwhile is written there, and would not be
+    /// marked for a member that is in.
+    async fn moves_end(&self, id: MemberId) {
+        while self.moves_from(id) && !self.is_closed.get() {
+            tokio::time::sleep(MOVING).await;
+        }
+    }
+
+    fn moves_from(&self, id: MemberId) -> bool {
+        let metadata = self.writer.metadata();
+        let piece = |of: &ColumnAt| {
+            let extent = metadata.volume(of.volume)?.extent(of.index)?;
+            extent.pieces.get(usize::from(of.column)).copied()
+        };
+        self.moving.borrow().keys().filter_map(piece).any(|piece| piece.member == id)
     }
 
     /// At which of these paths members are that are out. One that is open still is where it was.
@@ -227,7 +250,11 @@ impl Pool {
 
     async fn let_back(&self, Returning { id, disk, era }: Returning) {
         let _alone = self.membership.write().await;
-        let is_out = self.writer.metadata().member(id).is_some_and(|m| !m.standing.votes());
+        let is_out = {
+            let metadata = self.writer.metadata();
+            let known = metadata.member_of(disk.label().member);
+            known.is_some_and(|(known, m)| known == id && !m.standing.votes())
+        };
         if !is_out {
             return;
         }
