@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -28,7 +29,7 @@ use super::metadata::{
 use super::opening::{Disks, NewDisk, Start, open_new};
 use super::recovery;
 use super::report::ScrubReport;
-use super::writer::Writer;
+use super::writer::{LONG_PATIENCE, Writer};
 use super::{TEXT_BYTES, Text};
 use crate::identity::random_uuid;
 use crate::raid::geometry::{Level, ROW_BYTES, Shape};
@@ -103,6 +104,9 @@ pub struct Pool {
     beginnings: Cell<u64>,
     /// Whoever lets a member in, or out; and, together, those who must not see half of that.
     membership: RwLock<()>,
+    /// Members that are slow, and those that do not answer and are waited for, as far as that has been logged.
+    slow: RefCell<BTreeSet<MemberId>>,
+    awaited: RefCell<BTreeSet<MemberId>>,
     /// The member that is being let in.
     coming: Cell<Option<MemberId>>,
     /// Columns that are on their way to another place.
@@ -238,6 +242,8 @@ impl Pool {
             homes: RefCell::default(),
             beginnings: Cell::new(0),
             membership: RwLock::new(()),
+            slow: RefCell::default(),
+            awaited: RefCell::default(),
             coming: Cell::new(None),
             moving: RefCell::default(),
             returning: RefCell::new(returning.iter().map(|(id, ..)| *id).collect()),
@@ -376,6 +382,10 @@ impl Pool {
                 drop(answer.send(self.volume_info(volume, ring).await));
             }
             Ask::Out { member, answer } => drop(answer.send(self.out(member).await)),
+            Ask::GiveUp { member, silent, answer } => {
+                drop(answer.send(self.give_up(member, silent).await));
+            }
+            Ask::Slow { member, is_slow } => self.slow(member, is_slow),
             Ask::Changed { volume, index, regions, answer } => {
                 let mark = Change::Mark { volume, index, regions };
                 drop(answer.send(self.writer.commit(mark).await));
@@ -533,6 +543,46 @@ impl Pool {
         Ok(())
     }
 
+    /// A member does not answer, as others of these do not: it is out, if all of them may be. Whether it is.
+    async fn give_up(
+        self: &Rc<Self>,
+        member: MemberId,
+        silent: Members,
+    ) -> Result<bool, PoolError> {
+        if self.coming.get() == Some(member) {
+            return Ok(false);
+        }
+        let (serial, path) = self.identity(member);
+        let Some(is_news) = self.writer.give_up_on(member, silent).await? else {
+            if self.awaited.borrow_mut().insert(member) {
+                tracing::error!(member = member.0, %serial, %path, "a disk of the pool does not answer, and without it data would be lost: it is waited for; see to its cable and power");
+            }
+            return Ok(false);
+        };
+        if is_news {
+            tracing::error!(member = member.0, %serial, %path, "a disk of the pool does not answer and is out: replace it (windrose pool replace)");
+            self.tell(|| Event::Out(member));
+            let pool = Rc::clone(self);
+            tokio::task::spawn_local(async move { pool.call_spare().await });
+        }
+        Ok(true)
+    }
+
+    /// A member lags behind the others for a core, or does not any more.
+    fn slow(&self, member: MemberId, is_slow: bool) {
+        let (serial, path) = self.identity(member);
+        let errors = self.writer.errors(member);
+        let still = errors.is_some_and(|errors| errors.slow_now.load(Ordering::Relaxed) > 0);
+        let is_slow = is_slow || still;
+        let mut slow = self.slow.borrow_mut();
+        if is_slow && slow.insert(member) {
+            tracing::warn!(member = member.0, %serial, %path, "a disk of the pool is slow, and is read around: replace it if that goes on (windrose pool replace)");
+        } else if !is_slow && slow.remove(&member) {
+            self.awaited.borrow_mut().remove(&member);
+            tracing::info!(member = member.0, %serial, %path, "a disk of the pool answers in time again");
+        }
+    }
+
     /// A spare takes its place beside the others, if one is out and pieces lie on it.
     async fn call_spare(&self) {
         let spare = {
@@ -612,13 +662,16 @@ impl Pool {
     /// Makes pieces zero, those on members that are written. The error is a member that cannot be.
     async fn clear(&self, pieces: &[Piece]) -> Result<(), MemberId> {
         let disks = pieces.iter().filter_map(|p| Some((*p, self.writer.disk(p.member)?)));
-        let each = disks.map(|(piece, disk)| async move {
-            disk.clear(piece).await.map_err(|why| {
-                tracing::error!(path = %disk.path().display(), error = %why, "a disk cannot be written");
-                piece.member
+        let each =
+            disks.map(|(piece, disk)| (piece.member, async move { disk.clear(piece).await }));
+        let cleared = self.writer.at_each(LONG_PATIENCE, each).await;
+        cleared.into_iter().try_for_each(|(member, cleared)| {
+            cleared.map_err(|why| {
+                let path = self.identity(member).1;
+                tracing::error!(%path, error = %why, "a disk cannot be written");
+                member
             })
-        });
-        join_all(each).await.into_iter().collect()
+        })
     }
 
     /// Another place for a column.
