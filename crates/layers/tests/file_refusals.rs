@@ -75,7 +75,10 @@ fn an_image_that_another_process_holds_is_busy_until_that_ends() {
 /// Starts this test again as a process that holds `path`, and waits until it does.
 fn hold(path: &Path) -> std::process::Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "an_image_that_another_process_holds_is_busy_until_that_ends"])
+        .args([
+            "--exact",
+            "file_refusals::an_image_that_another_process_holds_is_busy_until_that_ends",
+        ])
         .arg("--nocapture")
         .env(TO_HOLD, path)
         .stdin(Stdio::piped())

@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use tokio::sync::watch;
@@ -29,6 +30,10 @@ const REVISION_FACT: &str = "revision";
 
 /// Memory for cached pages, in bytes.
 const CACHE: usize = 4 << 20;
+
+/// How often is looked whether a store is free, and how long is waited in between.
+const BUSY_LOOKS: u32 = 20;
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Changes kept for followers.
 const HISTORY: usize = 4096;
@@ -73,7 +78,7 @@ impl Embedded {
             // Whether there is a store is not known: a fresh one in its place would lose it.
             Err(e) => return Err(failed(e.into())),
         }
-        let database = database(path, false).map_err(failed)?;
+        let database = database_when_free(path).map_err(failed)?;
         let (format, revision) = facts(&database).map_err(failed)?;
         if format > FORMAT {
             let path = path.display().to_string();
@@ -115,6 +120,23 @@ fn database(path: &Path, fresh: bool) -> Result<Database, redb::Error> {
     options.read(true).write(true).create_new(fresh).mode(0o600);
     let file = options.open(path)?;
     Ok(Database::builder().set_cache_size(CACHE).create_file(file)?)
+}
+
+/// Opens a store that may be held for a moment yet: a process that is just being started has a copy of every open file until
+/// it runs its program.
+fn database_when_free(path: &Path) -> Result<Database, redb::Error> {
+    for _ in 0..BUSY_LOOKS {
+        match database(path, false) {
+            Err(redb::Error::DatabaseAlreadyOpen) => pause(BUSY_PAUSE),
+            outcome => return outcome,
+        }
+    }
+    database(path, false)
+}
+
+#[expect(clippy::disallowed_methods, reason = "whoever opens a store waits for its disk anyway")]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
 }
 
 fn create(path: &Path) -> Result<(), redb::Error> {
