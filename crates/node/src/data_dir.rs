@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,23 @@ pub struct DataDir {
     _lock: File,
 }
 
+/// How often is looked whether a directory is free, and how long is waited in between.
+const BUSY_LOOKS: u32 = 10;
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
+
+/// Takes a lock that may be held for a moment yet: a process that is just being started has a copy of every open file until it
+/// runs its program.
+#[expect(clippy::disallowed_methods, reason = "a node that starts has no cores yet")]
+fn lock_when_free(lock: &File) -> Result<(), TryLockError> {
+    for _ in 0..BUSY_LOOKS {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(BUSY_PAUSE),
+            outcome => return outcome,
+        }
+    }
+    lock.try_lock()
+}
+
 impl DataDir {
     /// Makes the directory where it is missing, and takes hold of it.
     ///
@@ -60,7 +78,7 @@ impl DataDir {
             .mode(0o600)
             .open(&name)
             .map_err(|e| refused(&name, e))?;
-        match lock.try_lock() {
+        match lock_when_free(&lock) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
