@@ -83,7 +83,9 @@ impl Raid {
         loop {
             // Another one that has come in its place lacks nothing.
             let is_it = self.extent(index).is_some_and(|now| Rc::ptr_eq(&now, extent));
-            if self.stops() || !is_it {
+            // Nor is one filled who has gone out meanwhile.
+            let fillable = extent.fillable(&self.array);
+            if self.stops() || !is_it || !columns.iter().all(|column| fillable.contains(column)) {
                 rebuilt.failed += 1;
                 return Ok(());
             }
