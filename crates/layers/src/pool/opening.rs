@@ -40,15 +40,21 @@ pub async fn inspect(
 ) -> Result<Option<Inspected>, PoolError> {
     let how = OpenOptions::new().buffered(buffered).read_only(true);
     let disk = core.open_disk(path, how).await?;
-    let found = read_label(&disk, &core.pool().account()).await;
-    let label = found.map_err(|why| PoolError::at(path, why))?;
-    let label = label.map_err(|why| PoolError::at(path, format!("holds {why}")))?;
-    Ok(label.filter(|label| label.state != State::Removed).map(|label| Inspected {
+    Ok(label_of(core, &disk).await?.map(|label| Inspected {
         pool: label.pool,
         name: label.name.to_string(),
         member: label.number.0,
         serial: label.serial.to_string(),
     }))
+}
+
+/// The label of a disk that is a member of a pool; none if it is not.
+async fn label_of(core: &Core, disk: &Disk) -> Result<Option<Label>, PoolError> {
+    let path = disk.path();
+    let found = read_label(disk, &core.pool().account()).await;
+    let label = found.map_err(|why| PoolError::at(path, why))?;
+    let label = label.map_err(|why| PoolError::at(path, format!("holds {why}")))?;
+    Ok(label.filter(|label| label.state != State::Removed))
 }
 
 /// What is at a path.
@@ -70,11 +76,9 @@ pub(super) async fn at(core: &Core, path: &Path, buffered: bool) -> At {
         Err(why) if why.reason == OpenReason::Busy => return At::Busy,
         Err(_) => return At::Nothing,
     };
-    match read_label(&disk, &core.pool().account()).await {
-        Ok(Ok(Some(label))) if label.state != State::Removed => {
-            At::Member { pool: label.pool, member: label.member }
-        }
-        _ => At::Nothing,
+    match label_of(core, &disk).await {
+        Ok(Some(label)) => At::Member { pool: label.pool, member: label.member },
+        Ok(None) | Err(_) => At::Nothing,
     }
 }
 

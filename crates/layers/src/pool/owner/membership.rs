@@ -29,7 +29,7 @@ const MOVING: Duration = Duration::from_millis(200);
 
 impl Pool {
     /// What a member is called, and where it is, for messages.
-    pub(super) fn identity(&self, id: MemberId) -> (String, String) {
+    fn identity(&self, id: MemberId) -> (String, String) {
         let serial = self.writer.metadata().member(id).map(|m| m.serial.to_string());
         let path = self.writer.disk(id).map(|disk| disk.path().display().to_string());
         (serial.unwrap_or_default(), path.unwrap_or_default())
@@ -113,7 +113,7 @@ impl Pool {
     }
 
     /// A disk gets every version and all that is written, and a vote by `change`. Whoever asks has the membership.
-    pub(super) async fn let_in(
+    async fn let_in(
         &self,
         id: MemberId,
         disk: &Rc<MemberDisk>,
@@ -126,7 +126,7 @@ impl Pool {
         is_in
     }
 
-    pub(super) async fn try_in(
+    async fn try_in(
         &self,
         id: MemberId,
         disk: &Rc<MemberDisk>,
@@ -168,14 +168,15 @@ impl Pool {
             !m.standing.votes() && !returning.contains(id) && !self.writer.is_excused(*id)
         });
         let out: BTreeSet<MemberId> = out.map(|(id, _)| id).collect();
+        if out.is_empty() {
+            self.away.borrow_mut().clear();
+            return;
+        }
         // Those that are in use are where they are.
         let used = self.writer.disks().into_iter().map(|(_, disk)| disk.path().to_owned());
         let used: BTreeSet<PathBuf> = used.collect();
         let paths = paths.into_iter().filter(|path| !used.contains(path)).collect();
-        let there = match out.is_empty() {
-            true => BTreeMap::new(),
-            false => self.places_of(&known, paths).await,
-        };
+        let there = self.places_of(&known, paths).await;
         let found = {
             let mut away = self.away.borrow_mut();
             away.retain(|id| out.contains(id));
@@ -289,7 +290,7 @@ impl Pool {
     }
 
     /// The member that a person means by a serial number, a path, or a number.
-    pub(super) fn named(&self, name: &str) -> Result<MemberId, PoolError> {
+    fn named(&self, name: &str) -> Result<MemberId, PoolError> {
         let metadata = self.writer.metadata();
         let is_it = |id: MemberId, serial: &Text| {
             let path = self.writer.disk(id).is_some_and(|d| d.path() == std::path::Path::new(name));
@@ -365,7 +366,7 @@ impl Pool {
         }
     }
 
-    pub(super) async fn remove_empty(&self, id: MemberId, votes: bool) -> Result<(), PoolError> {
+    async fn remove_empty(&self, id: MemberId, votes: bool) -> Result<(), PoolError> {
         let _alone = self.membership.write().await;
         if votes {
             self.writer.commit(Change::Out(id)).await?;

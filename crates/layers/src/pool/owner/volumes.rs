@@ -117,17 +117,13 @@ impl Pool {
         }
     }
 
-    pub(super) fn full(&self) -> PoolError {
+    fn full(&self) -> PoolError {
         let name = self.writer.metadata().name;
         PoolError::no_space(format!("pool {name} has no room for another extent"))
             .hinting("add disks to the pool, or delete something")
     }
 
-    pub(super) fn extent_info(
-        &self,
-        volume: VolumeId,
-        index: u32,
-    ) -> Result<ExtentInfo, PoolError> {
+    fn extent_info(&self, volume: VolumeId, index: u32) -> Result<ExtentInfo, PoolError> {
         let metadata = self.writer.metadata();
         let found = metadata.volume(volume).and_then(|v| Some((v, v.extent(index)?)));
         let (volume, extent) = found.ok_or_else(|| PoolError::new("the extent is gone"))?;
@@ -135,7 +131,7 @@ impl Pool {
     }
 
     /// Makes pieces zero, those on members that are written. The error is a member that cannot be.
-    pub(super) async fn clear(&self, pieces: &[Piece]) -> Result<(), MemberId> {
+    async fn clear(&self, pieces: &[Piece]) -> Result<(), MemberId> {
         let disks = pieces.iter().filter_map(|p| Some((*p, self.writer.disk(p.member)?)));
         let each = disks.map(|(piece, disk)| async move {
             disk.clear(piece).await.map_err(|why| {
@@ -214,7 +210,7 @@ impl Pool {
     }
 
     /// Gives a volume all extents that it does not have.
-    pub(super) async fn fill(self: &Rc<Self>, id: VolumeId) -> Result<(), PoolError> {
+    async fn fill(self: &Rc<Self>, id: VolumeId) -> Result<(), PoolError> {
         let missing: Vec<u32> = {
             let metadata = self.writer.metadata();
             let Some(volume) = metadata.volume(id) else { return Ok(()) };
