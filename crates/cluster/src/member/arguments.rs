@@ -72,6 +72,8 @@ impl Member {
             flag("initial-cluster-state", state),
             flag("heartbeat-interval", heartbeat_ms.to_string()),
             flag("election-timeout", (heartbeat_ms * 10).to_string()),
+            // One that was cut off and returns puts no leader down that serves all others. 3.4 does not do that by itself.
+            flag("pre-vote", "true"),
             // Followers that are an hour behind list again.
             flag("auto-compaction-mode", "periodic"),
             flag("auto-compaction-retention", "1h"),
@@ -134,6 +136,7 @@ mod tests {
             "--initial-cluster-state=new",
             "--heartbeat-interval=100",
             "--election-timeout=1000",
+            "--pre-vote=true",
             "--logger=zap",
         ];
         for flag in expected {
