@@ -331,6 +331,12 @@ pub struct PoolDisk {
     pub read_errors: u64,
     /// Writes that have failed.
     pub write_errors: u64,
+    /// Whether it lags far behind the other disks: what can be read from them is not read from it.
+    pub slow: bool,
+    /// How often it became slow since the pool was opened.
+    pub slow_times: u64,
+    /// Reads that the other disks have answered, as it lagged.
+    pub slow_reads: u64,
     /// What to do about it, where there is something.
     pub action: Option<String>,
 }

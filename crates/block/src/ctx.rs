@@ -51,6 +51,12 @@ impl Ctx {
         &self.shared.credit
     }
 
+    /// Whether both are of one command.
+    #[must_use]
+    pub fn shares(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// The epoch the command was issued in.
     #[must_use]
     pub fn epoch(&self) -> Epoch {

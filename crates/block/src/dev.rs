@@ -191,6 +191,14 @@ impl Future for Submission {
     }
 }
 
+impl Submission {
+    /// Nobody believes what it answers any more: its range may be read and written meanwhile. It is still to be polled to
+    /// completion.
+    pub fn forsake(&mut self) {
+        self.flight.forget_range();
+    }
+}
+
 impl fmt::Debug for Submission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Submission").field("dev", &self.flight.dev).finish_non_exhaustive()
@@ -227,19 +235,23 @@ impl InFlight {
         self.completed = true;
         self.dev.shared.count(|s| s.errors += u64::from(failed));
     }
-}
 
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.dev.shared.count(|s| s.in_flight -= 1);
+    fn forget_range(&mut self) {
         if cfg!(debug_assertions)
-            && let Some(range) = self.range
+            && let Some(range) = self.range.take()
         {
             let mut ranges = self.dev.shared.ranges.borrow_mut();
             if let Some(i) = ranges.iter().position(|r| *r == range) {
                 ranges.swap_remove(i);
             }
         }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.dev.shared.count(|s| s.in_flight -= 1);
+        self.forget_range();
         if !self.completed && crash::is_forbidden() {
             panic!("an operation on {} was dropped in flight", self.dev.name());
         }

@@ -20,8 +20,8 @@ use futures_util::stream::FuturesUnordered;
 use layers::raid::batch::Ring;
 use layers::raid::geometry::{Level, Shape};
 use layers::raid::{
-    ALL_REGIONS, Array, Column, Extent, Keeper, Kept, Member, Pace, RING_BLOCKS, Raid, Room,
-    Settings, stored_map,
+    ALL_REGIONS, Answered, Array, Column, Extent, Keeper, Kept, Member, Pace, RING_BLOCKS, Raid,
+    Room, Settings, stored_map,
 };
 use serde_json::json;
 use uuid::Uuid;
@@ -42,6 +42,12 @@ impl Keeper for Nobody {
     fn changed(&self, _: u64, _: u32) -> Kept<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
+
+    fn gives_up(&self, _: u16, _: u128) -> Answered<'_> {
+        Box::pin(std::future::ready(Ok(false)))
+    }
+
+    fn slow(&self, _: u16, _: bool) {}
 }
 
 impl Room for Nobody {
@@ -178,7 +184,7 @@ impl Scene {
         };
         let array = Array::new(1, Rc::new(Nobody), &pool).await.expect("an array");
         let members = (0u128..).zip(&disks).map(member);
-        (0u16..).zip(members).for_each(|(n, member)| array.put(n, member));
+        (0u16..).zip(members).for_each(|(n, member)| array.put(n, member).expect("a new one"));
         let column = |member| Column { member, at: RING_BLOCKS };
         let extent = Extent::new(1, shape, (0..columns).map(column));
         let bytes = shape.rows() * BLOCK;

@@ -226,7 +226,13 @@ impl Metrics {
         let help = "Reads of the disk that have failed.";
         counters(to, "disk_pool_read_errors", help, disks().map(|(l, d)| (l, d.read_errors)))?;
         let help = "Writes of the disk that have failed.";
-        counters(to, "disk_pool_write_errors", help, disks().map(|(l, d)| (l, d.write_errors)))
+        counters(to, "disk_pool_write_errors", help, disks().map(|(l, d)| (l, d.write_errors)))?;
+        let help = "Whether the disk lags far behind the others.";
+        gauges(to, "disk_pool_slow", help, disks().map(|(l, d)| (l, i64::from(d.slow))))?;
+        let help = "How often the disk became slow.";
+        counters(to, "disk_pool_slow_times", help, disks().map(|(l, d)| (l, d.slow_times)))?;
+        let help = "Reads that others have answered, as the disk lagged.";
+        counters(to, "disk_pool_slow_reads", help, disks().map(|(l, d)| (l, d.slow_reads)))
     }
 
     fn commands(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -414,6 +420,7 @@ pub(crate) mod tests {
         let report = pool.report.as_mut().unwrap();
         report.disks[1].state = PoolDiskState::Out;
         report.disks[2].read_errors = 5;
+        (report.disks[2].slow, report.disks[2].slow_reads) = (true, 9);
         report.behind_pieces = 8;
         let offline = PoolFacts { report: None, ..crate::control::pool_view::tests::facts("zoo") };
         let page = render(Facts { pools: vec![pool, offline], ..facts() });
@@ -426,6 +433,9 @@ pub(crate) mod tests {
             "windrose_disk_pool_disks{pool=\"tank\",state=\"in\"} 2",
             "windrose_disk_pool_disks{pool=\"tank\",state=\"out\"} 1",
             "windrose_disk_pool_read_errors_total{pool=\"tank\",disk=\"S2\"} 5",
+            "windrose_disk_pool_slow{pool=\"tank\",disk=\"S2\"} 1",
+            "windrose_disk_pool_slow{pool=\"tank\",disk=\"S0\"} 0",
+            "windrose_disk_pool_slow_reads_total{pool=\"tank\",disk=\"S2\"} 9",
         ] {
             assert_eq!(page.lines().filter(|l| *l == line).count(), 1, "{line}\n{page}");
         }

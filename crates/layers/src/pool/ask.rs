@@ -101,6 +101,10 @@ pub(super) enum Ask {
     Volume { volume: Uuid, ring: u16, answer: Answer<VolumeInfo> },
     /// A member is out.
     Out { member: MemberId, answer: Answer<()> },
+    /// A member does not answer, as others of these do not: it is to be out, if nothing is lost by that. Says whether it is.
+    GiveUp { member: MemberId, silent: Members, answer: Answer<bool> },
+    /// A member lags far behind the others, or does not any more.
+    Slow { member: MemberId, is_slow: bool },
     /// What is written of an extent, members that are out lack.
     Changed { volume: VolumeId, index: u32, regions: u32, answer: Answer<()> },
     /// An extent, of which there was none.

@@ -104,6 +104,9 @@ pub struct Pool {
     beginnings: Cell<u64>,
     /// Whoever lets a member in, or out; and, together, those who must not see half of that.
     membership: RwLock<()>,
+    /// Members that are slow, and those that do not answer and are waited for, as far as that has been logged.
+    slow: RefCell<BTreeSet<MemberId>>,
+    awaited: RefCell<BTreeSet<MemberId>>,
     /// The member that is being let in.
     coming: Cell<Option<MemberId>>,
     /// Columns that are on their way to another place.
@@ -239,6 +242,8 @@ impl Pool {
             homes: RefCell::default(),
             beginnings: Cell::new(0),
             membership: RwLock::new(()),
+            slow: RefCell::default(),
+            awaited: RefCell::default(),
             coming: Cell::new(None),
             moving: RefCell::default(),
             returning: RefCell::new(found),
@@ -375,6 +380,10 @@ impl Pool {
                 drop(answer.send(self.volume_info(volume, ring).await));
             }
             Ask::Out { member, answer } => drop(answer.send(self.out(member).await)),
+            Ask::GiveUp { member, silent, answer } => {
+                drop(answer.send(self.give_up(member, silent).await));
+            }
+            Ask::Slow { member, is_slow } => self.slow(member, is_slow),
             Ask::Changed { volume, index, regions, answer } => {
                 let mark = Change::Mark { volume, index, regions };
                 drop(answer.send(self.writer.commit(mark).await));

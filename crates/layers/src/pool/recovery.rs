@@ -13,11 +13,11 @@ use super::ask::ExtentInfo;
 use super::disk::MemberDisk;
 use super::error::PoolError;
 use super::layout::{BLOCK_BYTES, Layout};
-use super::metadata::{Change, Extent, MemberId, Metadata, Volume, VolumeId};
+use super::metadata::{Change, Extent, MemberId, Members, Metadata, Volume, VolumeId};
 use super::writer::Writer;
 use crate::raid::batch::Ring;
 use crate::raid::geometry::Shape;
-use crate::raid::{Array, Entries, Errors, Keeper, Kept, Member, OldRing};
+use crate::raid::{Answered, Array, Entries, Errors, Keeper, Kept, Member, OldRing};
 use crate::raw::Raw;
 
 /// Writes down what mending finds out.
@@ -43,6 +43,19 @@ impl Keeper for Mending {
             let marked = self.0.commit(Change::Mark { volume, index, regions }).await;
             marked.map_err(|why| error_of(&why))
         })
+    }
+
+    fn gives_up(&self, member: u16, silent: u128) -> Answered<'_> {
+        Box::pin(async move {
+            let given_up = self.0.give_up_on(MemberId(member), Members(silent)).await;
+            given_up.map(|news| news.is_some()).map_err(|why| error_of(&why))
+        })
+    }
+
+    fn slow(&self, member: u16, is_slow: bool) {
+        if is_slow {
+            tracing::warn!(member, "a disk of the pool lags far behind the others");
+        }
     }
 }
 
@@ -102,7 +115,7 @@ pub(super) async fn mark_under_way(
         let dev = Dev::new(raw(disk.disk().clone()));
         member_of(dev, pool, of, (ring, era), disk.errors())
     };
-    array.put(id.0, member(0));
+    array.put(id.0, member(0)).map_err(|why| PoolError::at(disk.path(), why.to_string()))?;
     let rings =
         (0..rings).map(member).map(|m| OldRing { member: id.0, ring: m.ring, at: m.ring_at });
     let entries = Entries::read(&array, era, &rings.collect::<Vec<_>>()).await.map_err(failed)?;
@@ -148,7 +161,8 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
         let dev = Dev::new(raw(disk.disk().clone()));
         let member = member_of(dev, pool, of, ring, disk.errors());
         rings.push(OldRing { member: id.0, ring: member.ring, at: member.ring_at });
-        array.put(id.0, member);
+        let put = array.put(id.0, member);
+        put.map_err(|why| PoolError::at(disk.path(), why.to_string()))?;
     }
     let entries = Entries::read(&array, ring.1, &rings).await.map_err(failed)?;
     let found: Vec<_> = {

@@ -85,6 +85,12 @@ pub struct PoolDisk {
     pub read_errors: u64,
     /// Writes and flushes that failed since.
     pub write_errors: u64,
+    /// Whether it lags far behind the others now, so that reads go around it,
+    pub slow: bool,
+    /// how often it began to since,
+    pub slow_times: u64,
+    /// and how many reads others have answered for it.
+    pub slow_reads: u64,
 }
 
 /// What a disk of a pool is there for.
@@ -189,6 +195,9 @@ impl Pool {
         PoolDisk {
             read_errors: count(|errors| &errors.reads),
             write_errors: count(|errors| &errors.writes),
+            slow: count(|errors| &errors.slow_now) > 0,
+            slow_times: count(|errors| &errors.slow_times),
+            slow_reads: count(|errors| &errors.slow_reads),
             member: id.0,
             id: member.uuid,
             serial: member.serial.to_string(),

@@ -23,7 +23,7 @@ use super::metadata::{MemberId, Members, Piece, VolumeId};
 use super::owner::Pool;
 use super::recovery::{error_of, member_of, raw};
 use crate::raid::geometry::Shape;
-use crate::raid::{Array, Column, Extent, Keeper, Kept, Pace, Raid, Room, Settings};
+use crate::raid::{Answered, Array, Column, Extent, Keeper, Kept, Pace, Raid, Room, Settings};
 use crate::raw::Raw;
 
 /// Extents of a volume that are looked at at once when it is opened.
@@ -119,6 +119,19 @@ impl Keeper for SeatKeeper {
             let ask = |answer| Ask::Changed { volume, index, regions, answer };
             self.handle.ask(ask).await.map_err(|why| error_of(&why))
         })
+    }
+
+    fn gives_up(&self, member: u16, silent: u128) -> Answered<'_> {
+        Box::pin(async move {
+            let (member, silent) = (MemberId(member), Members(silent));
+            let told = self.handle.ask(|answer| Ask::GiveUp { member, silent, answer }).await;
+            told.map_err(|why| error_of(&why))
+        })
+    }
+
+    fn slow(&self, member: u16, is_slow: bool) {
+        let (handle, member) = (self.handle.clone(), MemberId(member));
+        tokio::task::spawn_local(async move { handle.tell(Ask::Slow { member, is_slow }).await });
     }
 }
 
@@ -233,19 +246,21 @@ impl PoolSeat {
             tasks: RefCell::default(),
         });
         for member in &info.members {
-            seat.put(member, seat.opens.open(member).await?);
+            seat.put(member, seat.opens.open(member).await?)?;
         }
         seat.begin_tasks(events);
         Ok(seat)
     }
 
     /// A member is written from now on, by way of `disk`.
-    fn put(&self, member: &MemberInfo, disk: Disk) {
+    fn put(&self, member: &MemberInfo, disk: Disk) -> Result<(), PoolError> {
         let (of, errors) = ((member.uuid, member.layout), Arc::clone(&member.errors));
         let disk = Rc::new(raw(disk));
         let dev = Dev::shared(Rc::clone(&disk));
+        let put = self.array.put(member.id.0, member_of(dev, self.pool, of, self.ring, errors));
+        put.map_err(|why| PoolError::at(&member.path, why.to_string()))?;
         self.disks.borrow_mut().insert(member.id, disk);
-        self.array.put(member.id.0, member_of(dev, self.pool, of, self.ring, errors));
+        Ok(())
     }
 
     fn begin_tasks(self: &Rc<Self>, mut events: mpsc::UnboundedReceiver<Event>) {
@@ -342,7 +357,10 @@ impl PoolSeat {
                 }
             }
         }
-        self.put(&member, disk);
+        if let Err(why) = self.put(&member, disk) {
+            tracing::error!(error = %why, "a disk of the pool cannot be used here");
+            return;
+        }
         // Who waits for it has gone with the pool.
         let _ = done.send(());
     }

@@ -173,6 +173,15 @@ pub fn may_count(before: &Roll, next: &Metadata, written: &Written) -> Result<()
     RULES.may_count(before, next, written)
 }
 
+/// Whether as many as are not `there` may be left without a vote, by the versions of `window` that may be opened.
+#[must_use]
+pub fn may_do_without(window: &[Voters], there: Members, excused: Members) -> bool {
+    (RULES.groups)(window).into_iter().all(|(_, voters)| {
+        let asked = voters.without(excused);
+        (RULES.may_drop)(asked.len(), asked.without(there).len())
+    })
+}
+
 /// How a version fares with who is there.
 struct Weighed<'a> {
     metadata: &'a Metadata,

@@ -7,8 +7,11 @@ use std::cell::{Cell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures_util::future::join_all;
+use rt::disk::{DiskError, DiskErrorKind};
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 
 use super::disk::MemberDisk;
@@ -16,8 +19,17 @@ use super::error::{PoolError, failed};
 use super::journal::Block;
 use super::label::Label;
 use super::metadata::{Change, MemberId, Members, Metadata, Standing};
-use super::vote::{Roll, Written, may_count};
+use super::vote::{Roll, Written, may_count, may_do_without};
 use crate::raid::Errors;
+
+/// How many seconds a member may leave a version unanswered that others have taken,
+const PATIENCE: u32 = 10;
+
+/// and what is longer than a block.
+pub(super) const LONG_PATIENCE: u32 = 60;
+
+/// How long a disk that was given up is held.
+const HELD_AT_LEAST: Duration = Duration::from_secs(20);
 
 /// What is written of a pool's metadata, and to whom.
 #[derive(Debug)]
@@ -42,6 +54,9 @@ pub(super) struct Writer {
     /// Whoever writes a version, or brings a member up.
     alone: Mutex<()>,
     broken: RefCell<Option<PoolError>>,
+    /// Members that do not answer: nobody waits for them any more.
+    given_up: Cell<Members>,
+    gives_up: Notify,
     is_closed: Cell<bool>,
     is_snapshotting: Cell<bool>,
     /// Told of members that are out because they did not take a version.
@@ -86,6 +101,8 @@ impl Writer {
             wake: Notify::new(),
             alone: Mutex::new(()),
             broken: RefCell::default(),
+            given_up: Cell::default(),
+            gives_up: Notify::new(),
             is_closed: Cell::new(false),
             is_snapshotting: Cell::new(false),
             failing,
@@ -162,6 +179,108 @@ impl Writer {
         }
     }
 
+    /// A member does not answer, as others of these do not: it is out, if all of them may be. Ends when all others know. Whether it
+    /// was not out before; none if it is to be waited for.
+    ///
+    /// # Errors
+    /// That it cannot be put out.
+    pub(super) async fn give_up_on(
+        &self,
+        id: MemberId,
+        silent: Members,
+    ) -> Result<Option<bool>, PoolError> {
+        if !self.may_do_without(silent.with(id)) {
+            return Ok(None);
+        }
+        self.wait_no_more_for(id);
+        self.put_out(id).await.map(Some)
+    }
+
+    /// Whether nothing is lost without these, and the pool can go on.
+    fn may_do_without(&self, silent: Members) -> bool {
+        let metadata = self.metadata();
+        let there = metadata.voters().without(silent.or(self.given_up.get()));
+        let out = metadata.members().filter(|(id, _)| !there.has(*id)).count();
+        let is_empty = metadata.volumes().all(|(_, volume)| volume.extents().next().is_none());
+        let is_borne = match is_empty {
+            // What would be written now.
+            true => out <= usize::from(metadata.shape.level().bears()),
+            false => metadata.volumes().all(|(_, v)| metadata.bears(v, there).is_some()),
+        };
+        is_borne && may_do_without(metadata.window(), there, self.excused)
+    }
+
+    fn wait_no_more_for(&self, id: MemberId) {
+        self.disk(id).into_iter().for_each(hold_while_busy);
+        self.given_up.set(self.given_up.get().with(id));
+        self.gives_up.notify_waiters();
+    }
+
+    /// Does all of this, each at a member, and waits for all but those that are given up. Those that are alone in not answering for
+    /// so many seconds are given up here, if that may be.
+    pub(super) async fn at_each<T, F>(
+        &self,
+        patience: u32,
+        each: impl IntoIterator<Item = (MemberId, F)>,
+    ) -> Vec<(MemberId, Result<T, DiskError>)>
+    where
+        F: Future<Output = Result<T, DiskError>>,
+    {
+        let silent = Cell::new(Members::default());
+        let each = each.into_iter().map(|(id, work)| {
+            silent.set(silent.get().with(id));
+            let (silent, work) = (&silent, self.unless_given_up(id, work));
+            async move {
+                let outcome = work.await;
+                silent.set(silent.get().without([id].into_iter().collect()));
+                (id, outcome)
+            }
+        });
+        let all = join_all(each);
+        tokio::select! {
+            biased;
+            outcomes = all => outcomes,
+            () = self.lose_patience(patience, &silent) => Vec::new(),
+        }
+    }
+
+    /// Gives up those that are silent, when the others have answered for so many seconds as a task here sees them pass. Never ends.
+    async fn lose_patience(&self, patience: u32, silent: &Cell<Members>) {
+        let count = silent.get().len();
+        let mut seconds = 0;
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let left = silent.get();
+            seconds = if left.len() < count { seconds + 1 } else { 0 };
+            if seconds >= patience && self.may_do_without(left) {
+                left.iter().for_each(|id| self.wait_no_more_for(id));
+            }
+        }
+    }
+
+    /// What comes of it, unless the member is given up meanwhile.
+    async fn unless_given_up<T>(
+        &self,
+        id: MemberId,
+        work: impl Future<Output = Result<T, DiskError>>,
+    ) -> Result<T, DiskError> {
+        let given_up = async {
+            loop {
+                let gives_up = self.gives_up.notified();
+                if self.given_up.get().has(id) {
+                    return;
+                }
+                gives_up.await;
+            }
+        };
+        // What is under way goes on, with its memory and the disk.
+        tokio::select! {
+            biased;
+            done = work => done,
+            () = given_up => Err(DiskError { kind: DiskErrorKind::Gone, errno: 0 }),
+        }
+    }
+
     /// Ends when it is known that what was changed before counts.
     async fn settle(&self) -> Result<(), PoolError> {
         let (answer, outcome) = oneshot::channel();
@@ -235,13 +354,14 @@ impl Writer {
         let block = Block { stamp, previous, counted, changes };
         let gets = |id: &MemberId| voters.has(*id) || self.rising.borrow().contains(id);
         let to = disks.iter().filter(|(id, _)| gets(id));
-        let each = to.map(async |(id, disk)| (*id, disk, disk.put(&block).await));
+        let each = to.map(|(id, disk)| (*id, disk.put(&block)));
         let mut all = true;
-        for (id, disk, outcome) in join_all(each).await {
+        for (id, outcome) in self.at_each(PATIENCE, each).await {
             match outcome {
                 Err(why) if voters.has(id) => {
                     all = false;
-                    self.drop_out(id, &failed(disk.path(), why));
+                    let path = self.disk(id).map(|disk| disk.path().to_owned());
+                    self.drop_out(id, &failed(&path.unwrap_or_default(), why));
                 }
                 // It gets no vote: whoever brings it up finds it gone.
                 Err(_) => drop(self.disks.borrow_mut().remove(&id)),
@@ -340,14 +460,12 @@ impl Writer {
 
     async fn put_snapshots(&self, bytes: &[u8], version: u64) {
         let disks = self.disks();
-        let each = disks.iter().map(|(id, disk)| async {
-            (*id, disk.put_snapshot(bytes, version).await.map_err(|why| failed(disk.path(), why)))
-        });
-        for (id, outcome) in join_all(each).await {
+        let each = disks.iter().map(|(id, disk)| (*id, disk.put_snapshot(bytes, version)));
+        for (id, outcome) in self.at_each(LONG_PATIENCE, each).await {
             if let Err(why) = outcome
-                && self.disk(id).is_some()
+                && let Some(disk) = self.disk(id)
             {
-                self.drop_out(id, &why);
+                self.drop_out(id, &failed(disk.path(), why));
                 self.wake.notify_one();
             }
         }
@@ -371,6 +489,7 @@ impl Writer {
             disk.relabel(Label { opened: stamp, number: id, ..disk.label() }).await
         };
         up.await.map_err(|why| failed(disk.path(), why))?;
+        self.given_up.set(self.given_up.get().without([id].into_iter().collect()));
         self.rising.borrow_mut().insert(id);
         self.errors.borrow_mut().insert(id, disk.errors());
         self.disks.borrow_mut().insert(id, Rc::clone(disk));
@@ -383,6 +502,19 @@ impl Writer {
         let voters = self.metadata().voters();
         self.disks.borrow_mut().retain(|id, _| voters.has(*id));
     }
+}
+
+/// Nobody else gets a disk that was given up as long as something is under way to it: it would be written later. Cores that have it
+/// open beside this one hold it no longer.
+fn hold_while_busy(disk: Rc<MemberDisk>) {
+    tokio::task::spawn_local(async move {
+        let errors = disk.errors();
+        // By then all cores have given up what they wait for.
+        tokio::time::sleep(HELD_AT_LEAST).await;
+        while errors.astray.load(Ordering::Relaxed) > 0 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    });
 }
 
 fn changes_votes(change: &Change) -> bool {

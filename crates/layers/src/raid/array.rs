@@ -7,9 +7,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use block::{Buf, Bufs, Class, Ctx, Dev, Epoch, Error, FlushGate, Lba, Op, Pool};
+use block::{Account, Buf, Bufs, Class, Ctx, Dev, Epoch, Error, FlushGate, Lba, Op, Pool};
 use futures_util::future::join_all;
 use parity::Parity;
 use rustc_hash::FxHashMap;
@@ -24,6 +24,7 @@ use super::log::Log;
 use super::marks::{self, Bits, Marks, Region};
 use super::mistake::Mistake;
 use super::row::Strips;
+use super::watch::{Errors, Flying, Watch, Watched};
 
 /// Memory for what is read and reckoned of stripes that are being written, in pages of 4 KiB.
 const SCRATCH_PAGES: u32 = 1024;
@@ -48,10 +49,25 @@ pub trait Keeper: fmt::Debug {
 
     /// Makes durable that columns of an extent whose members are out now lack these [regions](super::Regions).
     fn changed(&self, extent: u64, regions: u32) -> Kept<'_>;
+
+    /// A member has not answered for so long that it should be out; `silent` are those, it among them, that do not answer now.
+    /// Makes durable that it is out, as [`Self::out`] does, unless without all of them something would be lost. Whether it is.
+    fn gives_up(&self, member: u16, silent: u128) -> Answered<'_>;
+
+    /// A member lags far behind the others, or does not any more. Told once each time.
+    fn slow(&self, member: u16, is_slow: bool);
 }
 
 /// What comes of asking a [`Keeper`].
 pub type Kept<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
+
+/// Whether a [`Keeper`] has done what was asked.
+pub type Answered<'a> = Pin<Box<dyn Future<Output = Result<bool, Error>> + 'a>>;
+
+/// Operations are under way to the disk that a member was before: what they write may come at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it has not answered yet what it was asked before it went out")]
+pub struct StillBusy;
 
 /// A disk of the pool.
 #[derive(Debug)]
@@ -68,21 +84,11 @@ pub struct Member {
     pub errors: Arc<Errors>,
 }
 
-/// Errors of a member, as all cores have counted them together.
-#[derive(Debug, Default)]
-pub struct Errors {
-    /// Reads that failed.
-    pub reads: AtomicU64,
-    /// Writes and flushes that failed.
-    pub writes: AtomicU64,
-}
-
 /// A member in use.
 #[derive(Debug)]
 struct Used {
-    dev: Dev,
+    disk: Rc<Watched>,
     log: Log,
-    errors: Arc<Errors>,
     /// What came of the mark that it is out.
     marked: OnceCell<Result<(), Error>>,
 }
@@ -109,7 +115,10 @@ pub struct Array {
     pub(super) parity: Parity,
     /// Memory of stripes that are being written; `room` counts its pages.
     pub(super) scratch: Ctx,
-    room: Semaphore,
+    room: Arc<Semaphore>,
+    /// Who gives memory for what goes around a member that lags.
+    account: Account,
+    watch: Rc<Watch>,
     /// Pages for rows that are written in part: whoever waits for them holds none of the others.
     partial: Semaphore,
     /// Whether what a member has completed may be lost until it is flushed.
@@ -148,18 +157,24 @@ impl Array {
     /// [`block::Error::NoSpace`] if the pool is too small.
     pub async fn new(era: u64, keeper: Rc<dyn Keeper>, pool: &Pool) -> Result<Self, Error> {
         let pages = (SCRATCH_PAGES + PARTIAL_PAGES) as usize;
-        let each = BLOCK_BYTES + MEMBER_OVERHEAD;
+        // The head of a batch, what the disk takes, and a block that shows whether it answers.
+        let each = 2 * BLOCK_BYTES + MEMBER_OVERHEAD;
         let bytes = pages * BLOCK_BYTES + usize::from(MAX_MEMBERS) * each;
         let credit = pool.account().credit(bytes, Class::Immediate).await;
         let credit = credit.map_err(|_| Error::NoSpace)?;
+        let scratch = Ctx::new(credit, Epoch::default());
+        let room = Arc::new(Semaphore::new(SCRATCH_PAGES as usize));
+        let watch = Watch::new(Rc::clone(&keeper), Arc::clone(&room), scratch.clone());
         Ok(Self {
             members: RefCell::default(),
             there: Cell::new(0),
             changes: Cell::new(0),
             keeper,
             parity: Parity::best(),
-            scratch: Ctx::new(credit, Epoch::default()),
-            room: Semaphore::new(SCRATCH_PAGES as usize),
+            scratch,
+            room,
+            account: pool.account(),
+            watch,
             partial: Semaphore::new(PARTIAL_PAGES as usize),
             is_volatile: Cell::new(false),
             broken: Cell::new(None),
@@ -193,7 +208,14 @@ impl Array {
     }
 
     /// From now on `member` is the one of this number, below [`MAX_MEMBERS`]; one that had it before has to be out.
-    pub fn put(&self, number: u16, member: Member) {
+    ///
+    /// # Errors
+    /// [`StillBusy`], if it is the one that had it before.
+    pub fn put(&self, number: u16, member: Member) -> Result<(), StillBusy> {
+        let is_it = |before: &Rc<Used>| before.log.member() == member.ring.member;
+        if self.slot(number).filter(is_it).is_some_and(|before| before.disk.is_busy()) {
+            return Err(StillBusy);
+        }
         if member.dev.info().volatile_cache {
             self.is_volatile.set(true);
         }
@@ -204,15 +226,18 @@ impl Array {
         // What is said of batches of the one before is about none of this.
         let first = place.as_ref().map_or(0, |before| before.log.next()).max(self.first);
         let is_out = member.is_out;
-        *place = Some(Rc::new(Used::new(member, first)));
+        *place = Some(Rc::new(Used::new(&self.watch, number, member, first)));
         self.marks.forget(bit(number));
+        drop(all);
         self.set_there(number, !is_out);
+        Ok(())
     }
 
     fn set_there(&self, member: u16, is_there: bool) {
         let (bit, there) = (bit(member), self.there.get());
         self.there.set(if is_there { there | bit } else { there & !bit });
         self.changes.set(self.changes.get() + 1);
+        self.slot(member).into_iter().for_each(|used| used.disk.set_out(!is_there));
     }
 
     /// The same with a mistake.
@@ -241,7 +266,37 @@ impl Array {
 
     /// Operations under way on `member`.
     pub(super) fn in_flight(&self, member: u16) -> u64 {
-        self.member(member).map_or(0, |used| used.dev.stats().in_flight)
+        self.member(member).map_or(0, |used| used.disk.dev().stats().in_flight)
+    }
+
+    /// Members that lag far behind the others: nobody reads from them who need not.
+    pub(super) fn slow(&self) -> Bits {
+        self.watch.slow()
+    }
+
+    /// Whether one that is slow is to be read from all the same, to see whether it still is. Says so once.
+    pub(super) fn is_to_be_asked(&self, member: u16) -> bool {
+        self.member(member).is_some_and(|used| used.disk.is_to_be_asked())
+    }
+
+    /// What is counted of its members.
+    #[cfg(test)]
+    pub(super) fn errors(&self) -> impl Iterator<Item = Arc<Errors>> {
+        self.all().into_iter().map(|(_, used)| Arc::clone(&used.disk.errors))
+    }
+
+    /// Others answer what `member` was asked.
+    pub(super) fn went_around(&self, member: u16) {
+        let used = self.slot(member);
+        used.into_iter().for_each(|used| {
+            used.disk.errors.slow_reads.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+
+    /// Memory for what goes around a member that lags, if there is some: nobody waits for it who has other memory.
+    pub(super) fn apart(&self, bytes: usize) -> Option<Ctx> {
+        let credit = self.account.try_credit(bytes, Class::Immediate)?;
+        Some(Ctx::new(credit, Epoch::default()))
     }
 
     /// Whether what has been completed may be lost until it is flushed.
@@ -290,12 +345,33 @@ impl Array {
         rows: u32,
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
-        let member = self.member(member).ok_or(Error::Gone)?;
-        let read = member.dev.submit(Op::Read { at: Lba(at), blocks: rows }, ctx).await;
+        let read = self.begin_read(member, at, rows, ctx)?.await;
         if read.is_err() {
-            member.errors.reads.fetch_add(1, Ordering::Relaxed);
+            self.count_unread(member);
         }
         read
+    }
+
+    /// Begins to read.
+    pub(super) fn begin_read(
+        &self,
+        member: u16,
+        at: u64,
+        rows: u32,
+        ctx: &Ctx,
+    ) -> Result<Flying, Error> {
+        let used = self.member(member).ok_or(Error::Gone)?;
+        let pages = if ctx.shares(&self.scratch) { rows } else { 0 };
+        let begun = used.disk.begin(Op::Read { at: Lba(at), blocks: rows }, ctx, pages);
+        begun.inspect_err(|_| self.count_unread(member))
+    }
+
+    /// A read has failed.
+    pub(super) fn count_unread(&self, member: u16) {
+        let used = self.slot(member);
+        used.into_iter().for_each(|used| {
+            used.disk.errors.reads.fetch_add(1, Ordering::Relaxed);
+        });
     }
 
     /// Writes rows from row `at` of a member. If that fails, the member is out when this returns. The error is that nobody could
@@ -311,10 +387,10 @@ impl Array {
             return self.out(member, Error::Gone).await;
         };
         let op = Op::Write { at: Lba(at), data, fua };
-        match used.dev.submit(op, &self.scratch).await {
+        match used.disk.submit(op, &self.scratch).await {
             Ok(_) => Ok(()),
             Err(why) => {
-                used.errors.writes.fetch_add(1, Ordering::Relaxed);
+                used.disk.errors.writes.fetch_add(1, Ordering::Relaxed);
                 self.out(member, why).await
             }
         }
@@ -637,10 +713,10 @@ impl Array {
                     false => self.out(n, Error::Gone).await,
                 };
             }
-            match m.dev.submit(Op::Flush, &self.scratch).await {
+            match m.disk.submit(Op::Flush, &self.scratch).await {
                 Ok(_) => Ok(()),
                 Err(why) => {
-                    m.errors.writes.fetch_add(1, Ordering::Relaxed);
+                    m.disk.errors.writes.fetch_add(1, Ordering::Relaxed);
                     self.out(n, why).await
                 }
             }
@@ -683,10 +759,11 @@ impl Drop for Logging<'_> {
 }
 
 impl Used {
-    fn new(member: Member, first: u64) -> Self {
+    fn new(watch: &Rc<Watch>, number: u16, member: Member, first: u64) -> Self {
         let Member { dev, ring, ring_at, is_out, errors } = member;
-        let log = Log::new(ring, dev.clone(), ring_at, first);
+        let disk = watch.put(number, (dev, ring_at), errors);
+        let log = Log::new(ring, Rc::clone(&disk), ring_at, first);
         let marked = if is_out { OnceCell::new_with(Some(Ok(()))) } else { OnceCell::new() };
-        Self { dev, log, errors, marked }
+        Self { disk, log, marked }
     }
 }

@@ -3,13 +3,15 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use block::{Buf, Ctx, Dev, Error, Lba, Op};
+use block::{Buf, Ctx, Error, Lba, Op};
 use slab::Slab;
 use uuid::Uuid;
 
 use super::batch::{BLOCK_BYTES, Batch, Entry, Ring, SLOT_BLOCKS, SLOTS};
+use super::watch::Watched;
 
 /// Blocks of 4 KiB that a ring takes of its member.
 pub const RING_BLOCKS: u64 = SLOTS as u64 * SLOT_BLOCKS as u64;
@@ -18,7 +20,7 @@ pub const RING_BLOCKS: u64 = SLOTS as u64 * SLOT_BLOCKS as u64;
 #[derive(Debug)]
 pub(super) struct Log {
     ring: Ring,
-    dev: Dev,
+    disk: Rc<Watched>,
     /// Where the ring begins.
     at: Lba,
     state: RefCell<State>,
@@ -61,10 +63,10 @@ enum Turn {
 }
 
 impl Log {
-    /// A ring that begins at block `at` of `dev`, whose era nothing has been written in. Its batches are numbered from `first` on.
-    pub(super) fn new(ring: Ring, dev: Dev, at: Lba, first: u64) -> Self {
+    /// A ring that begins at block `at` of `disk`, whose era nothing has been written in. Its batches are numbered from `first` on.
+    pub(super) fn new(ring: Ring, disk: Rc<Watched>, at: Lba, first: u64) -> Self {
         let state = State { first, next: first, ..State::default() };
-        Self { ring, dev, at, state: RefCell::new(state) }
+        Self { ring, disk, at, state: RefCell::new(state) }
     }
 
     /// A number that no batch of it has had.
@@ -86,6 +88,11 @@ impl Log {
     /// The pool that it is of.
     pub(super) fn pool(&self) -> Uuid {
         self.ring.pool
+    }
+
+    /// The member that it is on.
+    pub(super) fn member(&self) -> Uuid {
+        self.ring.member
     }
 
     /// Whether one entry more can be promised room: each may have a batch to itself. A ring that has failed takes all, and
@@ -131,7 +138,7 @@ impl Log {
         let slot = u64::from(Batch::slot(batch.sequence)) * SLOT_BLOCKS as u64;
         let data = batch.into_bufs(&self.ring, ctx.credit().alloc_page(BLOCK_BYTES));
         let op = Op::Write { at: Lba(self.at.0 + slot), data, fua: true };
-        self.dev.submit(op, ctx).await.map(drop)
+        self.disk.submit(op, ctx).await.map(drop)
     }
 
     /// An entry of the batch of this number counts no more.

@@ -20,6 +20,8 @@ pub enum Mistake {
     AnswersBeforeMark,
     /// What is made of the rest does not wait for those who write the stripe.
     ReadsWithoutTurn,
+    /// Nor does what goes around a member that lags.
+    GoesAroundWithoutTurn,
     /// That a whole stripe lies elsewhere is recorded before it does.
     RecordsBeforeData,
     /// It is not recorded.

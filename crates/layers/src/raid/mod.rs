@@ -22,11 +22,14 @@
 //! | `marks` | copies that are being written |
 //! | `stripe` | one stripe: its turns, what is read of it, what is made of the rest |
 //! | `quiet` | keeps reads away from what is written again |
+//! | `watch` | how members answer: who lags behind the others, and who is given up |
 //! | `read`, `write`, `part`, `whole` | the operations of a volume |
+//! | `around` | reads that go around a member that lags |
 //! | `rebuild`, `relocate` | fill what a column lacks, and move one that lacks nothing |
 //! | `scrub` | reads and compares all of it |
 //! | `open` | mends what a crash has left |
 
+mod around;
 mod array;
 mod band;
 pub mod batch;
@@ -49,6 +52,7 @@ mod scrub;
 pub mod stored_map;
 mod stripe;
 mod sums;
+mod watch;
 mod whole;
 mod write;
 
@@ -60,7 +64,7 @@ use std::rc::Rc;
 
 use block::{Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
 
-pub use array::{Array, Errors, Keeper, Kept, MAX_MEMBERS, Member};
+pub use array::{Answered, Array, Keeper, Kept, MAX_MEMBERS, Member, StillBusy};
 pub use extent::{ALL_REGIONS, Column, Extent, MAP_REGION, REGIONS};
 pub use log::RING_BLOCKS;
 pub use map::{Map, Placed};
@@ -69,6 +73,7 @@ pub use open::{Entries, Mended, OldRing};
 pub use places::Places;
 pub use rebuild::{Pace, Rebuilt};
 pub use scrub::Scrubbed;
+pub use watch::Errors;
 
 use crate::units::{UnitLock, UnitLocks};
 use geometry::{ROW_BYTES, Shape};

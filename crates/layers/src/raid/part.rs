@@ -102,7 +102,7 @@ impl<'a> Stripe<'a> {
             Ok(data) => data.copy_to(&mut page),
             Err(unread) => {
                 self.unread(unread).await?;
-                let data = self.made_again(strip, &rows, &self.array.scratch).await?;
+                let data = self.made_again(strip, &rows, unread, &self.array.scratch).await?;
                 data.copy_to(&mut page);
             }
         }

@@ -18,6 +18,8 @@ struct State {
     reads: u32,
     is_quiet: bool,
     waker: Option<Waker>,
+    /// Reads that lag, and have others to answer them.
+    lagging: Vec<Waker>,
 }
 
 /// A read under way.
@@ -41,7 +43,13 @@ impl Reads {
 
     /// Waits until nobody reads this stripe. From now on no read of it begins.
     pub(super) async fn quiet(&self, stripe: u64) -> Quiet<'_> {
-        self.0.borrow_mut().entry(stripe).or_default().is_quiet = true;
+        let lagging = {
+            let mut all = self.0.borrow_mut();
+            let state = all.entry(stripe).or_default();
+            state.is_quiet = true;
+            std::mem::take(&mut state.lagging)
+        };
+        lagging.into_iter().for_each(Waker::wake);
         let quiet = Quiet(self, stripe);
         poll_fn(|cx| {
             let mut all = self.0.borrow_mut();
@@ -66,6 +74,22 @@ impl Reads {
         }
         drop(all);
         waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Reading<'_> {
+    /// Ends when somebody waits for this read to end.
+    pub(super) async fn is_waited_for(&self) {
+        poll_fn(|cx| {
+            let mut all = self.0.0.borrow_mut();
+            let state = all.entry(self.1).or_default();
+            if state.is_quiet {
+                return Poll::Ready(());
+            }
+            state.lagging.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
     }
 }
 

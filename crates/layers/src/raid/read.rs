@@ -6,14 +6,17 @@ use block::{Buf, Bufs, Ctx, Error, Lba};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
+use super::around::Unanswered;
+use super::array::bit;
 use super::geometry::{Level, Piece, ROW_BYTES, Role};
 use super::mistake::Mistake;
+use super::quiet::Reading;
 use super::row::There;
 use super::stripe::{Failure, Had, Pages, Stripe, Unread, key, pages};
 use super::{Array, Column, Raid};
 
 /// Most rows that are made at once.
-const MOST_RESTORED: u32 = 16;
+pub(super) const MOST_RESTORED: u32 = 16;
 
 impl Raid {
     /// Reads these bytes of the extents, of which `lba` is the block to be named if they cannot be read.
@@ -64,21 +67,22 @@ impl Raid {
         }
         let stripe = self.stripe(index, piece.stripe)?;
         let role = Role::Data(piece.strip);
-        let found = match self.reads.begin(key(index, piece.stripe)) {
-            Some(_reading) => stripe.read(role, &piece.rows, ctx).await,
+        let reading = self.reads.begin(key(index, piece.stripe));
+        let found = match reading {
+            Some(_) => stripe.read_in_time(role, &piece.rows, ctx).await,
             None => {
                 let _turn = self.turn(index, piece.stripe).await;
                 // It may be elsewhere since.
-                self.stripe(index, piece.stripe)?.read(role, &piece.rows, ctx).await
+                let stripe = self.stripe(index, piece.stripe)?;
+                stripe.read(role, &piece.rows, ctx).await.map_err(Unanswered::Unread)
             }
         };
         match found {
             Ok(data) => Ok(data),
-            Err(unread) => {
-                stripe.unread(unread).await?;
-                // What is rare is in a box, so that the future of a plain read stays small.
-                let made = Box::pin(self.read_lost(index, &piece, ctx)).await;
-                made.map_err(|failure| match failure {
+            // What is rare is in a box, so that the future of a plain read stays small.
+            Err(unanswered) => {
+                let other = self.read_otherwise(index, &piece, unanswered, reading, ctx);
+                Box::pin(other).await.map_err(|failure| match failure {
                     Failure::Lost => Error::Unreadable { at: lba },
                     Failure::Array(error) => error,
                 })
@@ -86,8 +90,45 @@ impl Raid {
         }
     }
 
+    /// Reads what its member did not give, or not in time.
+    async fn read_otherwise(
+        &self,
+        index: u32,
+        piece: &Piece,
+        unanswered: Unanswered,
+        reading: Option<Reading<'_>>,
+        ctx: &Ctx,
+    ) -> Result<Bufs, Failure> {
+        // What does not answer keeps the memory that it was given.
+        let apart = unanswered
+            .keeps_memory()
+            .then(|| self.array.apart(piece.rows.len() * ROW_BYTES as usize));
+        let apart = apart.flatten();
+        let ctx = apart.as_ref().unwrap_or(ctx);
+        let unread = match unanswered {
+            Unanswered::Unread(unread) => {
+                drop(reading);
+                unread
+            }
+            Unanswered::Lags(column, flying) => {
+                match self.read_around((index, piece), (column, flying), reading, ctx).await {
+                    Ok(data) => return Ok(data),
+                    Err(unread) => unread,
+                }
+            }
+        };
+        self.stripe(index, piece.stripe)?.unread(unread).await?;
+        self.read_lost(index, piece, unread, ctx).await
+    }
+
     /// Makes of the others what cannot be read, and writes it back where its member is there.
-    async fn read_lost(&self, index: u32, piece: &Piece, ctx: &Ctx) -> Result<Bufs, Failure> {
+    async fn read_lost(
+        &self,
+        index: u32,
+        piece: &Piece,
+        unread: Unread,
+        ctx: &Ctx,
+    ) -> Result<Bufs, Failure> {
         let _turn = match self.array.makes(Mistake::ReadsWithoutTurn) {
             true => None,
             false => Some(self.turn(index, piece.stripe).await),
@@ -99,7 +140,7 @@ impl Raid {
         while start < piece.rows.end {
             let rows = start..piece.rows.end.min(start + most);
             start = rows.end;
-            data.append(stripe.made_again(piece.strip, &rows, ctx).await?);
+            data.append(stripe.made_again(piece.strip, &rows, unread, ctx).await?);
         }
         Ok(data)
     }
@@ -111,6 +152,7 @@ impl Stripe<'_> {
         &self,
         strip: u16,
         rows: &Range<u32>,
+        unread: Unread,
         ctx: &Ctx,
     ) -> Result<Bufs, Failure> {
         let count = rows.end - rows.start;
@@ -120,7 +162,8 @@ impl Stripe<'_> {
             return Ok(copy.iter().map(|page| own(page, ctx)).collect());
         }
         let role = Role::Data(strip);
-        let (had, lost) = self.restore(rows, There::of([role])).await?;
+        let avoid = Some(role).filter(|_| unread.is_damage());
+        let (had, lost) = self.restore(rows, There::of(avoid)).await?;
         self.write_back(rows, &had, lost).await?;
         Ok(had.pages(role).iter().map(|page| own(page, ctx)).collect())
     }
@@ -142,7 +185,9 @@ impl Stripe<'_> {
     /// Reads one copy after the other until one is given, and writes that where others were not.
     pub(super) async fn made_copy(&self, strip: u16, rows: &Range<u32>) -> Result<Pages, Failure> {
         let mut failed = SmallVec::<[Column; 2]>::new();
-        for column in self.columns_there(Role::Data(strip)).collect::<SmallVec<[Column; 4]>>() {
+        let mut columns: SmallVec<[Column; 4]> = self.columns_there(Role::Data(strip)).collect();
+        columns.sort_by_key(|column| self.array.slow() & bit(column.member) != 0);
+        for column in columns {
             match self.read_at(column, rows, &self.array.scratch).await {
                 Ok(data) => {
                     let _quiet = if failed.is_empty() { None } else { self.quiet().await };

@@ -7,7 +7,7 @@ use block::{Buf, BufMut, Bufs, BufsMut, Ctx, Error};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use super::array::{Array, Spot};
+use super::array::{Array, Spot, bit};
 use super::batch::one;
 use super::geometry::{Level, ROW_BYTES, Role, Shape};
 use super::quiet::{Quiet, Reads};
@@ -43,6 +43,13 @@ pub(super) enum Failure {
 /// What could not be read where, or that it is nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unread(pub(super) Option<(Column, Error)>);
+
+impl Unread {
+    /// Whether the member has it, and does not give it. What is out or lacks it may be elsewhere by now, or filled.
+    pub(super) fn is_damage(&self) -> bool {
+        matches!(self.0, Some((_, error)) if error != Error::Gone)
+    }
+}
 
 impl From<Lost> for Failure {
     fn from(Lost: Lost) -> Self {
@@ -146,10 +153,16 @@ impl Stripe<'_> {
         rows: &Range<u32>,
         ctx: &Ctx,
     ) -> Result<Bufs, Unread> {
-        let idle = self.columns_there(role).min_by_key(|c| self.array.in_flight(c.member));
-        let column = idle.ok_or(Unread(None))?;
+        let column = self.idlest(role).ok_or(Unread(None))?;
         let data = self.read_at(column, rows, ctx).await;
         data.map_err(|error| Unread(Some((column, error))))
+    }
+
+    /// Where to read a strip: from one that is not slow, if there is such a one, and has the least to do.
+    pub(super) fn idlest(&self, role: Role) -> Option<Column> {
+        let slow = self.array.slow();
+        let order = |c: &Column| (slow & bit(c.member) != 0, self.array.in_flight(c.member));
+        self.columns_there(role).min_by_key(order)
     }
 
     /// Reads rows of what lies in `column`.
@@ -237,14 +250,20 @@ impl Stripe<'_> {
         mut avoid: There,
     ) -> Result<(Had, There), Failure> {
         loop {
-            let there = self.there();
-            let readable = there.without(avoid);
-            let lost = Strips::first(self.data()).without(readable.data);
-            if lost.len() > readable.parities() {
+            let readable = self.there().without(avoid);
+            let lost = |readable: There| Strips::first(self.data()).without(readable.data);
+            let is_enough = |readable: &There| lost(*readable).len() <= readable.parities();
+            // Without those that are slow, if that is enough.
+            let in_time = Some(readable.without(self.slow())).filter(is_enough);
+            let readable = in_time.unwrap_or(readable);
+            if !is_enough(&readable) {
                 return Err(Failure::Lost);
             }
             match self.gather(rows, readable).await? {
-                Ok(had) => return Ok((self.made(rows, lost, had)?, avoid)),
+                Ok(had) => {
+                    let made = self.made(rows, lost(readable), had, &self.array.scratch);
+                    return Ok((made?, avoid));
+                }
                 Err(failed) => avoid = avoid.or(failed),
             }
         }
@@ -258,11 +277,18 @@ impl Stripe<'_> {
         }
     }
 
-    /// With what is lost of what there was.
-    pub(super) fn made(&self, rows: &Range<u32>, lost: Strips, mut had: Had) -> Result<Had, Lost> {
+    /// With what is lost of what there was, in memory of `ctx`.
+    pub(super) fn made(
+        &self,
+        rows: &Range<u32>,
+        lost: Strips,
+        mut had: Had,
+        ctx: &Ctx,
+    ) -> Result<Had, Lost> {
         let count = rows.len();
+        let page = |_| ctx.credit().alloc_page(ROW);
         let mut made: SmallVec<[Vec<BufMut>; 2]> =
-            lost.iter().map(|_| self.scratch_pages(count)).collect();
+            lost.iter().map(|_| (0..count).map(page).collect()).collect();
         for n in 0..count {
             let mut out: SmallVec<[&mut [u8]; 2]> =
                 made.iter_mut().map(|pages| &mut pages[n][..]).collect();

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
@@ -12,6 +13,8 @@ use block::testing::{Client, Rng};
 use block::{Dev, Lba, Mem, MemOptions, Pool};
 use futures_util::StreamExt;
 use uuid::Uuid;
+
+mod slow;
 
 use super::batch::Ring;
 use super::geometry::{Level, Role};
@@ -30,20 +33,37 @@ struct Book {
     era: Cell<u64>,
     /// What members lack that are out, or were: by extent and member.
     behind: RefCell<BTreeMap<(u64, u16), u32>>,
+    /// How many members may be lost, and which of them have been slow.
+    bears: Cell<u16>,
+    turned: RefCell<Vec<(u16, bool)>>,
     /// How many members have been filled, and how many of those were behind with a part only.
     filled: Cell<u64>,
     in_part: Cell<u64>,
     /// Rows that a scrub has found not to fit.
     unfit: Cell<u64>,
+    /// How many did not answer and are out for that.
+    given_up: Cell<u64>,
+    /// Reads that others have answered.
+    around: Cell<u64>,
     /// Longest time that it takes to write something down.
     slow: Cell<Duration>,
     rng: RefCell<Option<Rng>>,
 }
 
 impl Book {
+    /// Members that are out, or lack something.
+    fn lost(&self) -> BTreeSet<u16> {
+        let behind = self.behind.borrow();
+        let lacking = behind.keys().map(|(_, member)| *member);
+        lacking.chain(self.out.borrow().iter().copied()).collect()
+    }
+
     fn put_out(&self, member: u16) {
-        self.out.borrow_mut().push(member);
-        self.knew.borrow_mut().insert(member, self.era.get());
+        let mut out = self.out.borrow_mut();
+        if !out.contains(&member) {
+            out.push(member);
+            self.knew.borrow_mut().insert(member, self.era.get());
+        }
     }
 
     async fn rest(&self) {
@@ -72,6 +92,24 @@ impl Keeper for Rc<Book> {
             }
             Ok(())
         })
+    }
+
+    fn gives_up(&self, member: u16, silent: u128) -> Answered<'_> {
+        Box::pin(async move {
+            let gone = (0..MAX_MEMBERS).filter(|n| silent >> n & 1 != 0);
+            let lost: BTreeSet<u16> = gone.chain(self.lost()).chain([member]).collect();
+            if lost.len() > usize::from(self.bears.get()) {
+                return Ok(false);
+            }
+            self.given_up.set(self.given_up.get() + 1);
+            self.put_out(member);
+            self.rest().await;
+            Ok(true)
+        })
+    }
+
+    fn slow(&self, member: u16, is_slow: bool) {
+        self.turned.borrow_mut().push((member, is_slow));
     }
 }
 
@@ -124,12 +162,13 @@ impl Disks {
         let mems = (0..columns).map(|_| Rc::new(Mem::new(options))).collect();
         let scratch = Pool::new(16 << 20).unwrap();
         let mems = RefCell::new(mems);
+        let book = Rc::new(Book { bears: Cell::new(level.bears()), ..Book::default() });
         Self {
             shape,
             block_size,
             mems,
             options,
-            book: Rc::default(),
+            book,
             extents: RefCell::new(3),
             scratch,
             first: Cell::new(0),
@@ -179,7 +218,9 @@ impl Disks {
         let keeper = Rc::new(Rc::clone(&self.book));
         let array = Array::new(era, keeper, &self.scratch).await.unwrap();
         let array = array.numbered_from(self.first.get());
-        (0..).zip(&*self.mems.borrow()).for_each(|(n, mem)| array.put(n, member((n, mem))));
+        (0..)
+            .zip(&*self.mems.borrow())
+            .for_each(|(n, mem)| array.put(n, member((n, mem))).unwrap());
         Rc::new(array.mistaken(mistake))
     }
 
@@ -364,10 +405,7 @@ impl Ordeal {
 
     /// Members that are out, or lack something.
     fn lost(&self) -> BTreeSet<u16> {
-        let book = &self.disks.book;
-        let behind = book.behind.borrow();
-        let lacking = behind.keys().map(|(_, member)| *member);
-        lacking.chain(book.out.borrow().iter().copied()).collect()
+        self.disks.book.lost()
     }
 
     /// Whether one more member may be lost.
@@ -452,6 +490,13 @@ impl Ordeal {
                 all.extend(rules.into_iter().map(|rule| (victim, rule)));
             }
         }
+        if all.is_empty() && self.rng.one_in(3) {
+            // It goes out if that takes long, and the level bears it.
+            let longest = Duration::from_millis(self.rng.within(1, 30_000));
+            let stall = Rule::new(Effect::Delay(Duration::ZERO, longest)).with_probability(0.5);
+            let stall = stall.after(self.rng.below(150)).times(self.rng.within(1, 20));
+            all.push((self.some_member(), stall));
+        }
         all.extend((0..self.disks.count() as u16).map(|n| (n, Rule::new(slow))));
         all
     }
@@ -469,7 +514,8 @@ impl Ordeal {
         if mended.lost > 0 {
             return Err(format!("round {n}: {mended:?}"));
         }
-        let raid = self.disks.serve(wrap, self.mistake).await;
+        let array = self.disks.array(self.disks.book.era.get(), wrap, self.mistake).await;
+        let raid = self.disks.serve_by(Rc::clone(&array)).await;
         // What does not fit is wrong where nothing is missing.
         let scrubs = n % 3 == 2 && self.mistake == Mistake::None;
         let is_sound = self.lost().is_empty() && rules.len() == self.disks.count();
@@ -499,7 +545,9 @@ impl Ordeal {
         if is_sound && unfit > 0 {
             return Err(format!("round {n}: {unfit} rows do not fit"));
         }
-        drop((workload, dev));
+        let around: u64 = array.errors().map(|errors| errors.slow_reads.load(Relaxed)).sum();
+        self.disks.book.around.set(self.disks.book.around.get() + around);
+        drop((workload, dev, array));
         self.disks.cut_power(&mut self.rng);
         if self.bears_more() && self.rng.one_in(4) {
             let victim = self.some_member();
@@ -512,7 +560,7 @@ impl Ordeal {
     }
 }
 
-fn ordeal(make: fn(bool) -> Disks, seed: u64, mistake: Mistake) -> Result<(u64, u64), String> {
+fn ordeal(make: fn(bool) -> Disks, seed: u64, mistake: Mistake) -> Result<[u64; 4], String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -521,10 +569,14 @@ fn ordeal(make: fn(bool) -> Disks, seed: u64, mistake: Mistake) -> Result<(u64, 
     let all = async {
         let mut ordeal = Ordeal::new(make, seed, mistake);
         for n in 0..8 {
-            ordeal.round(n).await.map_err(|what| format!("seed {seed}, {what}"))?;
+            // What goes on when nobody waits for it any more ends with the power as well.
+            let round = tokio::task::LocalSet::new();
+            let checked = round.run_until(ordeal.round(n)).await;
+            drop(round);
+            checked.map_err(|what| format!("seed {seed}, {what}"))?;
         }
         let book = &ordeal.disks.book;
-        Ok((book.filled.get(), book.in_part.get()))
+        Ok([book.filled.get(), book.in_part.get(), book.given_up.get(), book.around.get()])
     };
     let permit = block::crash::permit();
     let outcome = tokio::task::LocalSet::new().block_on(&runtime, all);
@@ -553,12 +605,13 @@ fn seeds() -> Range<u64> {
 #[test]
 fn nothing_is_lost_in_crashes() {
     for make in [RAID_5, RAID_5_WIDE, RAID_6, RAID_1, RAID_10] {
-        let (mut filled, mut in_part) = (0, 0);
+        let mut all = [0; 4];
         for seed in seeds() {
-            let (some, part) = ordeal(make, seed, Mistake::None).unwrap_or_else(|e| panic!("{e}"));
-            (filled, in_part) = (filled + some, in_part + part);
+            let some = ordeal(make, seed, Mistake::None).unwrap_or_else(|e| panic!("{e}"));
+            all.iter_mut().zip(some).for_each(|(all, some)| *all += some);
         }
-        assert!(filled > 0 && in_part > 0, "{filled} {in_part}");
+        let is_much = seeds().count() >= 40;
+        assert!(!is_much || all.iter().all(|count| *count > 0), "{all:?}");
     }
 }
 
@@ -573,6 +626,7 @@ fn mistakes_are_found() {
         (Mistake::WritesUnsettled, RAID_5),
         (Mistake::AnswersBeforeMark, RAID_5),
         (Mistake::ReadsWithoutTurn, RAID_5),
+        (Mistake::GoesAroundWithoutTurn, RAID_5),
         (Mistake::RecordsBeforeData, RAID_5),
         (Mistake::SkipsRecord, RAID_6),
         (Mistake::FillsWithoutTurn, RAID_5),

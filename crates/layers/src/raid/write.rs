@@ -17,7 +17,7 @@ use super::geometry::{Level, ROW_BYTES, Role};
 use super::marks::{Bits, Region};
 use super::mistake::Mistake;
 use super::part::Fragment;
-use super::row::{Plan, Strips, There, Way, plan};
+use super::row::{Lost, Plan, Strips, There, Way, plan};
 use super::stripe::{Failure, Had, Pages, Stripe, in_pages, pages};
 use super::sums::sum_with;
 
@@ -236,7 +236,9 @@ impl Stripe<'_> {
     ) -> Result<(), Failure> {
         loop {
             let (changed, there) = (band.changed(), self.there());
-            let how = plan(self.data(), changed, there, unreadable)?;
+            // Without reading what is slow, if there is a way.
+            let of = |unreadable| plan(self.data(), changed, there, unreadable);
+            let how = of(unreadable.or(self.slow())).or_else(|Lost| of(unreadable))?;
             let _room = self.array.room(self.pages_of(&how, band)).await;
             match self.gather(&band.rows, how.reads).await? {
                 Ok(had) => return self.carry_out(band, &how, had, fua).await,
@@ -255,7 +257,9 @@ impl Stripe<'_> {
 
     async fn carry_out(&self, band: &Band, how: &Plan, had: Had, fua: bool) -> Result<(), Failure> {
         let had = match how.way {
-            Way::Recover => self.made(&band.rows, self.lost(how.reads), had)?,
+            Way::Recover => {
+                self.made(&band.rows, self.lost(how.reads), had, &self.array.scratch)?
+            }
             _ => had,
         };
         let new = self.to_be(band);

@@ -90,7 +90,7 @@ fn state(facts: &PoolFacts) -> PoolState {
 /// What to do about a disk that is out.
 fn action(pool: &PoolName, disk: &engine::PoolDisk) -> Option<String> {
     let (name, called) = (pool, called(disk));
-    let fails = disk.read_errors + disk.write_errors > 0;
+    let fails = disk.read_errors + disk.write_errors > 0 || disk.slow;
     match disk.state {
         PoolDiskState::Out => {
             Some(format!("replace it: windrose pool replace {name} {called} --with DISK"))
@@ -130,6 +130,9 @@ fn disk(pool: &PoolName, disk: &engine::PoolDisk) -> PoolDisk {
         behind_pieces: disk.behind_pieces,
         read_errors: disk.read_errors,
         write_errors: disk.write_errors,
+        slow: disk.slow,
+        slow_times: disk.slow_times,
+        slow_reads: disk.slow_reads,
         action: action(pool, disk),
     }
 }
@@ -147,6 +150,9 @@ fn disk_seen(disk: &SeenDisk) -> PoolDisk {
         behind_pieces: 0,
         read_errors: 0,
         write_errors: 0,
+        slow: false,
+        slow_times: 0,
+        slow_reads: 0,
         action: None,
     }
 }
@@ -274,7 +280,15 @@ fn disk_finding(disk: &engine::PoolDisk, report: &PoolReport) -> Option<(Severit
         }
         PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving if errors > 0 => {
             let (reads, writes) = (disk.read_errors, disk.write_errors);
-            let message = format!("{named} has failed {reads} reads and {writes} writes");
+            let slow = if disk.slow { ", and is slow" } else { "" };
+            let message = format!("{named} has failed {reads} reads and {writes} writes{slow}");
+            Some((Severity::Warning, message))
+        }
+        PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving if disk.slow => {
+            let (times, reads) = (disk.slow_times, disk.slow_reads);
+            let message = format!(
+                "{named} is slow: {times} times so far, and {reads} reads were answered by the others"
+            );
             Some((Severity::Warning, message))
         }
         PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving => None,
@@ -302,6 +316,9 @@ pub(crate) mod tests {
             behind_pieces: 0,
             read_errors: 0,
             write_errors: 0,
+            slow: false,
+            slow_times: 0,
+            slow_reads: 0,
         };
         let volume = PoolVolumeReport {
             id: Uuid::from_u128(9),
@@ -425,6 +442,14 @@ pub(crate) mod tests {
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].1, "disk S2 at /dev/sd2 has failed 0 reads and 3 writes");
         assert!(found[1].1.contains("cannot be repaired"));
+        let disk = &mut facts.report.as_mut().unwrap().disks[2];
+        (disk.write_errors, disk.slow, disk.slow_times, disk.slow_reads) = (0, true, 2, 70);
+        let (_, message, hint) = &told(&facts)[0];
+        let is =
+            "disk S2 at /dev/sd2 is slow: 2 times so far, and 70 reads were answered by the others";
+        assert_eq!(message, is);
+        assert!(hint.as_ref().unwrap().contains("replace it if that goes on"), "{hint:?}");
+        assert!(pool(&facts).disks[2].slow);
         facts.report.as_mut().unwrap().broken = Some("no quorum".into());
         assert_eq!(
             (told(&facts)[0].0, told(&facts)[0].1.as_str()),

@@ -190,7 +190,8 @@ impl Bench {
             write_error: rate(0.02),
             sync_error: rate(0.02),
             stall: rate(0.01),
-            stall_for: Duration::from_secs(2),
+            // Longer than a disk may take: it is out then.
+            stall_for: Duration::from_secs(if rng.chance(0.3) { 25 } else { 2 }),
             ..DiskFaults::default()
         }
     }
@@ -264,7 +265,11 @@ impl Bench {
                 shelf.borrow_mut().bears = bears_more(&pool.report());
             }
         });
-        let longest = if rng.chance(0.3) { 8000 } else { 400 };
+        let longest = match bad.stall_for {
+            long if bad.stall > 0.0 && victim.is_some() && long > Duration::from_secs(10) => 60_000,
+            _ if rng.chance(0.3) => 8000,
+            _ => 400,
+        };
         let crash = async {
             let some = || rng.time(Duration::ZERO, Duration::from_millis(longest / 2));
             tokio::time::sleep(some()).await;

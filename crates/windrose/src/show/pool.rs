@@ -133,7 +133,7 @@ fn disks(all: &[PoolDisk]) -> String {
             d.member.map_or_else(unknown, |n| n.to_string()),
             d.serial.clone().unwrap_or_else(unknown),
             d.path.as_ref().map_or_else(unknown, |path| path.display().to_string()),
-            disk_state(d.state).to_owned(),
+            disk_state(d).to_owned(),
             d.size_bytes.map_or_else(unknown, |b| Size(b).to_string()),
             d.member.map_or_else(unknown, |_| format!("{} of {}{behind}", d.pieces, d.room)),
             d.member.map_or_else(unknown, |_| format!("{} / {}", d.read_errors, d.write_errors)),
@@ -142,8 +142,9 @@ fn disks(all: &[PoolDisk]) -> String {
     table(&head, &[0, 4], all.iter().map(row))
 }
 
-fn disk_state(state: DiskState) -> &'static str {
-    match state {
+fn disk_state(disk: &PoolDisk) -> &'static str {
+    match disk.state {
+        DiskState::In | DiskState::Spare | DiskState::Leaving if disk.slow => "SLOW",
         DiskState::In => "in use",
         DiskState::Spare => "spare",
         DiskState::Leaving => "leaving",
@@ -168,6 +169,9 @@ mod tests {
             behind_pieces: 0,
             read_errors: 0,
             write_errors: 0,
+            slow: false,
+            slow_times: 0,
+            slow_reads: 0,
             action: None,
         }
     }
@@ -225,6 +229,20 @@ mod tests {
     #[test]
     fn a_pool_that_is_well() {
         insta::assert_snapshot!(pool(&sample()));
+    }
+
+    #[test]
+    fn a_pool_with_a_slow_disk() {
+        let mut p = sample();
+        let action = "look at it, and replace it if that goes on: windrose pool replace tank WD-1 --with DISK";
+        p.disks[1] = PoolDisk {
+            slow: true,
+            slow_times: 3,
+            slow_reads: 700,
+            action: Some(action.into()),
+            ..disk(1)
+        };
+        insta::assert_snapshot!(pool(&p));
     }
 
     #[test]

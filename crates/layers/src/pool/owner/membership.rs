@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -29,7 +30,7 @@ const MOVING: Duration = Duration::from_millis(200);
 
 impl Pool {
     /// What a member is called, and where it is, for messages.
-    fn identity(&self, id: MemberId) -> (String, String) {
+    pub(super) fn identity(&self, id: MemberId) -> (String, String) {
         let serial = self.writer.metadata().member(id).map(|m| m.serial.to_string());
         let path = self.writer.disk(id).map(|disk| disk.path().display().to_string());
         (serial.unwrap_or_default(), path.unwrap_or_default())
@@ -57,14 +58,56 @@ impl Pool {
         let (serial, path) = self.identity(member);
         let is_news = self.writer.put_out(member).await?;
         drop(waits);
-        if !is_news {
-            return Ok(());
+        if is_news {
+            tracing::error!(member = member.0, %serial, %path, "a disk of the pool is out: replace it (windrose pool replace)");
+            self.is_out(member);
         }
-        tracing::error!(member = member.0, %serial, %path, "a disk of the pool is out: replace it (windrose pool replace)");
+        Ok(())
+    }
+
+    /// All hear that a member is out, and a spare takes its place.
+    fn is_out(self: &Rc<Self>, member: MemberId) {
         self.tell(|| Event::Out(member));
         let pool = Rc::clone(self);
         tokio::task::spawn_local(async move { pool.call_spare().await });
-        Ok(())
+    }
+
+    /// A member does not answer, as others of these do not: it is out, if all of them may be. Whether it is.
+    pub(super) async fn give_up(
+        self: &Rc<Self>,
+        member: MemberId,
+        silent: Members,
+    ) -> Result<bool, PoolError> {
+        if self.coming.get() == Some(member) {
+            return Ok(false);
+        }
+        let (serial, path) = self.identity(member);
+        let Some(is_news) = self.writer.give_up_on(member, silent).await? else {
+            if self.awaited.borrow_mut().insert(member) {
+                tracing::error!(member = member.0, %serial, %path, "a disk of the pool does not answer, and without it data would be lost: it is waited for; see to its cable and power");
+            }
+            return Ok(false);
+        };
+        if is_news {
+            tracing::error!(member = member.0, %serial, %path, "a disk of the pool does not answer and is out: replace it (windrose pool replace)");
+            self.is_out(member);
+        }
+        Ok(true)
+    }
+
+    /// A member lags behind the others for a core, or does not any more.
+    pub(super) fn slow(&self, member: MemberId, is_slow: bool) {
+        let (serial, path) = self.identity(member);
+        let errors = self.writer.errors(member);
+        let still = errors.is_some_and(|errors| errors.slow_now.load(Ordering::Relaxed) > 0);
+        let is_slow = is_slow || still;
+        let mut slow = self.slow.borrow_mut();
+        if is_slow && slow.insert(member) {
+            tracing::warn!(member = member.0, %serial, %path, "a disk of the pool is slow, and is read around: replace it if that goes on (windrose pool replace)");
+        } else if !is_slow && slow.remove(&member) {
+            self.awaited.borrow_mut().remove(&member);
+            tracing::info!(member = member.0, %serial, %path, "a disk of the pool answers in time again");
+        }
     }
 
     /// A spare takes its place beside the others, if one is out and pieces lie on it.

@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use futures_util::future::join_all;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
@@ -11,6 +10,7 @@ use crate::pool::allocate::{Reserved, choose, choose_one};
 use crate::pool::ask::{ColumnAt, Event, ExtentInfo, VolumeInfo};
 use crate::pool::error::PoolError;
 use crate::pool::metadata::{Change, MemberId, Members, Piece, VolumeId};
+use crate::pool::writer::LONG_PATIENCE;
 
 impl Pool {
     pub(in crate::pool) fn reserved(&self) -> std::cell::Ref<'_, Reserved> {
@@ -133,13 +133,16 @@ impl Pool {
     /// Makes pieces zero, those on members that are written. The error is a member that cannot be.
     async fn clear(&self, pieces: &[Piece]) -> Result<(), MemberId> {
         let disks = pieces.iter().filter_map(|p| Some((*p, self.writer.disk(p.member)?)));
-        let each = disks.map(|(piece, disk)| async move {
-            disk.clear(piece).await.map_err(|why| {
-                tracing::error!(path = %disk.path().display(), error = %why, "a disk cannot be written");
-                piece.member
+        let each =
+            disks.map(|(piece, disk)| (piece.member, async move { disk.clear(piece).await }));
+        let cleared = self.writer.at_each(LONG_PATIENCE, each).await;
+        cleared.into_iter().try_for_each(|(member, cleared)| {
+            cleared.map_err(|why| {
+                let path = self.identity(member).1;
+                tracing::error!(%path, error = %why, "a disk cannot be written");
+                member
             })
-        });
-        join_all(each).await.into_iter().collect()
+        })
     }
 
     /// Another place for a column.
