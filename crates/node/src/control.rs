@@ -471,13 +471,14 @@ impl Control {
 
     /// Has a volume served by its records as they are now. One catalog serves all who wait.
     async fn publish(&self, stored: Option<&Stored>) {
-        let Some(Stored { record, .. }) = stored else { return };
+        let Some(Stored { record, revision }) = stored else { return };
         self.meet(record).await;
         if record.prefer.is_some_and(|node| node != self.me()) {
             self.choose_leaders().await;
         }
         // Before initiators come: else what they are told of the unit changes under them.
         self.tell_space_of(record.id).await;
+        self.0.state.meets(record.id, *revision);
         let mut generation = self.0.publishing.lock().await;
         if !self.0.state.is_published(record.id) {
             *generation += 1;

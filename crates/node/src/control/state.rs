@@ -42,6 +42,8 @@ struct Known {
     stored: Option<Stored>,
     mirror: Option<(Record, Revision)>,
     observed: Observed,
+    /// By which record it meets the other nodes, while it is open.
+    met: Option<Revision>,
     /// By which record, and what, initiators were told last of where it is.
     told: Option<(Revision, Here)>,
     /// Why its image could not be made here.
@@ -155,7 +157,17 @@ impl State {
     }
 
     pub(super) fn observe(&self, id: Uuid, observed: Observed) {
-        self.volumes().entry(id).or_default().observed = observed;
+        let mut volumes = self.volumes();
+        let known = volumes.entry(id).or_default();
+        known.observed = observed;
+        if !matches!(known.observed, Observed::Open { published: Some(_), .. }) {
+            known.met = None;
+        }
+    }
+
+    /// An open volume meets the other nodes that its record of this revision names.
+    pub(super) fn meets(&self, id: Uuid, revision: Revision) {
+        self.volumes().entry(id).or_default().met = Some(revision);
     }
 
     /// Volumes that could not be opened.
@@ -213,7 +225,8 @@ impl State {
         }
     }
 
-    /// Initiators are served by these records, and by no others.
+    /// Initiators are served by these records, and by no others. A volume that does not meet the other nodes yet by its record is
+    /// not done with, whoever has told of it.
     pub(super) fn published(&self, all: &[Listed]) {
         let mut volumes = self.volumes();
         volumes.values_mut().for_each(|known| known.told = None);
@@ -222,8 +235,9 @@ impl State {
             let Some(known) = volumes.get_mut(&record.id) else { continue };
             // Wherever it is: discovery tells of what only other nodes have, too.
             known.told = Some((*revision, *here));
-            if let (Observed::Open { published, .. }, Here::Open { .. }) =
-                (&mut known.observed, here)
+            if known.met == Some(*revision)
+                && let (Observed::Open { published, .. }, Here::Open { .. }) =
+                    (&mut known.observed, here)
             {
                 *published = Some((*revision, mirror.as_ref().map(|m| m.1)));
             }
@@ -253,5 +267,42 @@ impl State {
 
     pub(super) fn count(&self) -> usize {
         self.volumes().values().filter(|k| k.stored.is_some()).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Image;
+    use crate::record::tests::record;
+
+    const ME: NodeId = NodeId(1);
+
+    fn open(state: &State, name: &str) -> Uuid {
+        let record = record(name);
+        let id = record.id;
+        state.learn(Stored { record, revision: Revision(7) });
+        let image = Image { image: Uuid::nil(), size_bytes: 1, generation: 2 };
+        state.observe(id, Observed::Open { core: 0, image, published: None });
+        id
+    }
+
+    /// Two that open at the same time: one of them tells initiators of both.
+    #[test]
+    fn what_another_volume_has_told_does_not_spare_one_to_meet_the_other_nodes() {
+        let state = State::default();
+        let (a, b) = (open(&state, "a"), open(&state, "b"));
+        state.meets(a, Revision(7));
+        state.published(&state.listed(ME));
+        assert!(state.is_published(a));
+        assert!(!state.is_published(b), "it has to meet them first");
+        state.meets(b, Revision(7));
+        state.published(&state.listed(ME));
+        assert!(state.is_published(b));
+        // Opened again it has met nobody.
+        state.observe(b, Observed::Closed);
+        let b = open(&state, "b");
+        state.published(&state.listed(ME));
+        assert!(!state.is_published(b));
     }
 }
