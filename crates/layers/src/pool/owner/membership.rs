@@ -203,12 +203,14 @@ impl Pool {
     }
 
     /// Looks at these paths for members that are out. One that was away when that was done before, or when the pool was opened,
-    /// and is there now, comes back. One that has failed and never been away does not: it would fail again.
+    /// and is there now, comes back. One that has failed and never been away does not: it would fail again. Nor does one that was
+    /// given up, before the pool is opened anew.
     pub async fn bring_back(&self, paths: Vec<PathBuf>) {
         let known = self.writer.metadata().clone();
         let returning = self.returning.borrow().clone();
         let out = known.members().filter(|(id, m)| {
-            !m.standing.votes() && !returning.contains(id) && !self.writer.is_excused(*id)
+            let stays_out = self.writer.is_excused(*id) || self.writer.is_given_up(*id);
+            !m.standing.votes() && !returning.contains(id) && !stays_out
         });
         let out: BTreeSet<MemberId> = out.map(|(id, _)| id).collect();
         if out.is_empty() {
