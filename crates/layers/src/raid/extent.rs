@@ -215,8 +215,13 @@ impl Extent {
         !lacking.is_empty() && lacking.iter().any(|(c, places)| *c == column && places.has(place))
     }
 
-    /// What belongs at `place` is there, on all columns whose members are in.
-    pub(super) fn has_now(&self, place: u32, array: &Array) {
+    /// What belongs at `place` has been written, on all columns whose members are in, since nobody but these had gone and come so
+    /// often. Says whether that is still so: one that has come meanwhile may have got none of it, or a part, and nobody lacks less
+    /// than before.
+    pub(super) fn has_now(&self, place: u32, array: &Array, changes: u64) -> bool {
+        if array.changes() != changes {
+            return false;
+        }
         let is_in = |column: u16| {
             let column = self.columns.get(usize::from(column));
             column.is_some_and(|column| !array.is_out(column.member))
@@ -224,6 +229,7 @@ impl Extent {
         let mut lacking = self.lacking.borrow_mut();
         let there = lacking.iter_mut().filter(|(column, _)| is_in(*column));
         there.for_each(|(_, places)| places.remove(place));
+        true
     }
 
     /// Columns that lack something and whose members are in: what can be filled.

@@ -127,13 +127,16 @@ impl Raid {
         }
         let stripe = self.stripe(index, number)?;
         self.array.settle(stripe.spot()).await?;
+        let changes = self.array.changes();
         let most = (Array::MOST_PAGES / stripe.filling_pages()).clamp(1, MOST_FILLED);
         let rows = self.shape.strip_rows();
         for start in (0..rows).step_by(most as usize) {
             stripe.fill(&(start..rows.min(start + most))).await?;
         }
-        stripe.extent.has_now(stripe.place, &self.array);
-        Ok(())
+        match stripe.extent.has_now(stripe.place, &self.array, changes) {
+            true => Ok(()),
+            false => Err(Failure::Lost),
+        }
     }
 }
 

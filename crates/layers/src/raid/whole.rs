@@ -47,6 +47,7 @@ impl Stripe<'_> {
             let (_, receipt) = new.record(number).await?;
             self.array.recorded(&extent, receipt);
         }
+        let changes = self.array.changes();
         new.put_all(strips).await?;
         drop(room);
         // What the record says must be so whenever it is found.
@@ -59,7 +60,7 @@ impl Stripe<'_> {
         } else {
             spare.moved(self.array.era(), u64::MAX / 2, number);
         }
-        extent.has_now(new.place, self.array);
+        extent.has_now(new.place, self.array, changes);
         Ok(())
     }
 
