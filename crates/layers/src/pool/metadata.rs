@@ -168,6 +168,8 @@ pub struct Metadata {
     pub shape: Shape,
     /// Rings of the parity log on each member.
     pub rings: u16,
+    /// Whether what lies in it has checksums.
+    pub checksums: bool,
     pub(super) version: u64,
     pub(super) counted: u64,
     /// The version with which the rings of the parity log, and the numbers of its entries, began anew.
@@ -384,6 +386,7 @@ impl Metadata {
             name,
             shape,
             rings,
+            checksums: false,
             version: 0,
             counted: 0,
             era: 0,

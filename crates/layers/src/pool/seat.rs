@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use block::{Dev, Error};
+use block::{Account, Dev, Error};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rt::Core;
 use rt::disk::{Disk, OpenOptions};
@@ -40,6 +40,8 @@ pub struct PoolSeat {
     pool: Uuid,
     ring: (u16, u64),
     array: Rc<Array>,
+    /// Memory for checksums.
+    memory: Account,
     /// The disks of its members, which it lets go of when they are out.
     disks: RefCell<BTreeMap<MemberId, Rc<Raw>>>,
     keeper: Rc<SeatKeeper>,
@@ -233,6 +235,7 @@ impl PoolSeat {
             pool: info.pool,
             ring: (ring, info.era),
             array: Rc::new(array),
+            memory: core.pool().account(),
             disks: RefCell::default(),
             keeper,
             volumes: RefCell::default(),
@@ -246,18 +249,31 @@ impl PoolSeat {
             tasks: RefCell::default(),
         });
         for member in &info.members {
-            seat.put(member, seat.opens.open(member).await?)?;
+            let disk = seat.opens.open(member).await?;
+            if let Err(why) = seat.put(member, disk).await {
+                seat.is_unusable(member, &why).await?;
+            }
         }
         seat.begin_tasks(events);
         Ok(seat)
     }
 
+    /// A member cannot be used, as what is asked of it first fails: it is out.
+    async fn is_unusable(&self, member: &MemberInfo, why: &PoolError) -> Result<(), PoolError> {
+        tracing::error!(error = %why, "a disk of the pool cannot be used here");
+        let id = member.id;
+        self.handle.ask(|answer| Ask::Out { member: id, answer }).await
+    }
+
     /// A member is written from now on, by way of `disk`.
-    fn put(&self, member: &MemberInfo, disk: Disk) -> Result<(), PoolError> {
+    async fn put(&self, member: &MemberInfo, disk: Disk) -> Result<(), PoolError> {
+        let failed = |why: Error| PoolError::at(&member.path, format!("its checksums: {why}"));
         let (of, errors) = ((member.uuid, member.layout), Arc::clone(&member.errors));
         let disk = Rc::new(raw(disk));
         let dev = Dev::shared(Rc::clone(&disk));
-        let put = self.array.put(member.id.0, member_of(dev, self.pool, of, self.ring, errors));
+        let used = member_of(dev, self.pool, of, self.ring, errors);
+        let used = used.checked(member.layout, &self.memory).await.map_err(failed)?;
+        let put = self.array.put(member.id.0, used);
         put.map_err(|why| PoolError::at(&member.path, why.to_string()))?;
         self.disks.borrow_mut().insert(member.id, disk);
         Ok(())
@@ -357,7 +373,7 @@ impl PoolSeat {
                 }
             }
         }
-        if let Err(why) = self.put(&member, disk) {
+        if let Err(why) = self.put(&member, disk).await {
             tracing::error!(error = %why, "a disk of the pool cannot be used here");
             return;
         }
@@ -384,7 +400,11 @@ impl PoolSeat {
             tracing::error!(%volume, "a volume that is open here is to be open elsewhere, or deleted");
             return false;
         }
-        match self.array.pass().await {
+        let settled = async {
+            self.array.release_idle().await?;
+            self.array.pass().await
+        };
+        match settled.await {
             Ok(()) => true,
             Err(why) => {
                 tracing::error!(%volume, error = %why, "the parity log cannot be settled");

@@ -196,6 +196,11 @@ impl Writer {
         self.put_out(id).await.map(Some)
     }
 
+    /// Whether a member did not answer and is out for that: nothing is waited for there any more.
+    pub(super) fn is_given_up(&self, id: MemberId) -> bool {
+        self.given_up.get().has(id)
+    }
+
     /// Whether nothing is lost without these, and the pool can go on.
     fn may_do_without(&self, silent: Members) -> bool {
         let metadata = self.metadata();

@@ -50,6 +50,7 @@ struct Bench {
     world: World,
     host: Host,
     level: Level,
+    checksums: bool,
     span: Blocks,
     shelf: Rc<RefCell<Shelf>>,
     checker: Rc<RefCell<Checker>>,
@@ -84,7 +85,8 @@ pub(crate) async fn play(world: World) -> Result<(), String> {
     let at = *rng.pick(&[0, (32 << 20) - (blocks / 2), VOLUME_BYTES - blocks]);
     let (at, count) = (at / u64::from(block_size), blocks / u64::from(block_size) / 4);
     let span = Blocks::new(Lba(at), count);
-    let bench = Bench { world: world.clone(), host, level, span, shelf, checker };
+    let checksums = rng.chance(0.5);
+    let bench = Bench { world: world.clone(), host, level, checksums, span, shelf, checker };
     (0..disks).for_each(|_| drop(bench.new_disk()));
     bench.create(block_size).await?;
     for _ in 0..rng.between(2, 5) {
@@ -107,6 +109,15 @@ async fn look(pool: Rc<Pool>, paths: Vec<PathBuf>, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
         pool.bring_back(paths.clone()).await;
+    }
+}
+
+/// What a pool says of itself. Its disks fail, but none of them lies: all checksums fit.
+fn sound(pool: &Pool) -> Result<PoolReport, String> {
+    let report = pool.report();
+    match report.disks.iter().all(|disk| disk.checksum_errors == 0) {
+        true => Ok(report),
+        false => Err(format!("checksums do not fit: {report:?}")),
     }
 }
 
@@ -142,6 +153,7 @@ impl Bench {
             columns: None,
             strip_bytes: *self.world.rng().pick(&[16 << 10, 64 << 10]),
             rings: 1,
+            checksums: self.checksums,
             disks,
             spares: Vec::new(),
             buffered: false,
@@ -262,7 +274,7 @@ impl Bench {
                 if !errors.is_empty() {
                     return Err(format!("{errors:?}; {:?}", pool.report()));
                 }
-                shelf.borrow_mut().bears = bears_more(&pool.report());
+                shelf.borrow_mut().bears = bears_more(&sound(&pool)?);
             }
         });
         let longest = match bad.stall_for {
@@ -339,6 +351,7 @@ impl Bench {
             if !errors.is_empty() {
                 return Err(format!("without faults: {errors:?}"));
             }
+            sound(&pool)?;
             drop((load, dev));
             seat.close().await.map_err(|e| e.to_string())?;
             pool.close().await.map_err(|e| e.to_string())?;

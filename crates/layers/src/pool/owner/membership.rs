@@ -203,12 +203,14 @@ impl Pool {
     }
 
     /// Looks at these paths for members that are out. One that was away when that was done before, or when the pool was opened,
-    /// and is there now, comes back. One that has failed and never been away does not: it would fail again.
+    /// and is there now, comes back. One that has failed and never been away does not: it would fail again. Nor does one that was
+    /// given up, before the pool is opened anew.
     pub async fn bring_back(&self, paths: Vec<PathBuf>) {
         let known = self.writer.metadata().clone();
         let returning = self.returning.borrow().clone();
         let out = known.members().filter(|(id, m)| {
-            !m.standing.votes() && !returning.contains(id) && !self.writer.is_excused(*id)
+            let stays_out = self.writer.is_excused(*id) || self.writer.is_given_up(*id);
+            !m.standing.votes() && !returning.contains(id) && !stays_out
         });
         let out: BTreeSet<MemberId> = out.map(|(id, _)| id).collect();
         if out.is_empty() {
@@ -305,7 +307,11 @@ impl Pool {
         let marked = match era {
             None => false,
             Some(era) => {
-                recovery::mark_under_way(&self.core, &self.writer, id, &disk, era).await.is_ok()
+                let mended = async {
+                    recovery::mend_checksums(&self.core, &disk).await?;
+                    recovery::mark_under_way(&self.core, &self.writer, id, &disk, era).await
+                };
+                mended.await.is_ok()
             }
         };
         let behind = behind_on(&self.writer.metadata(), id, marked);
@@ -436,9 +442,10 @@ pub(super) fn made(
     metadata: &Metadata,
     number: MemberId,
 ) -> Result<MemberDisk, PoolError> {
-    let (shape, rings, size) = (metadata.shape, metadata.rings, disk.info().size);
+    let Metadata { shape, rings, checksums, .. } = *metadata;
+    let size = disk.info().size;
     let small = || {
-        let needed = Layout::least_bytes(&shape, rings);
+        let needed = Layout::least_bytes(&shape, rings, checksums);
         let what = format!("is too small: it has {size} bytes and needs {needed}");
         PoolError::at(disk.path(), what)
     };
@@ -452,7 +459,7 @@ pub(super) fn made(
         state: State::Making,
         shape,
         rings,
-        layout: Layout::of(size, &shape, rings).ok_or_else(small)?,
+        layout: Layout::of(size, &shape, rings, checksums).ok_or_else(small)?,
         opened: Stamp { opening: 0, version: 0, id: Uuid::nil() },
     };
     Ok(MemberDisk::new(disk, core.pool().account(), label))
