@@ -730,15 +730,22 @@ fn what_a_write_changes_is_told_of_a_member_that_goes_out_meanwhile() {
     assert!(writes(Mistake::TellsOnce));
 }
 
+/// In a time that passes as fast as nobody does anything.
+fn play<F: Future<Output = ()>>(work: impl FnOnce(Pool) -> F) {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+    let work = work(Pool::new(MIN_POOL).unwrap());
+    let permit = block::crash::permit();
+    tokio::task::LocalSet::new().block_on(&runtime, work);
+    drop(permit);
+}
+
 /// A member comes back while whole stripes are written, of which it gets nothing: it is not taken to have them (seeds 2675 and 2993
 /// of the simulator's pools).
 #[test]
 fn who_comes_in_the_middle_of_a_whole_stripe_lacks_it() {
-    let runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = { runtime }.enable_time().start_paused(true).build().unwrap();
-    let disks = RAID_5(false);
-    let pool = Pool::new(MIN_POOL).unwrap();
-    tokio::task::LocalSet::new().block_on(&runtime, async {
+    play(async |pool| {
+        let disks = RAID_5(false);
         let slow = Duration::from_millis(50);
         let wrap = |n: u16, dev: Dev| {
             let (dev, faults) = Faulty::wrap(dev, n.into());

@@ -74,15 +74,6 @@ impl Scene {
     }
 }
 
-fn play<F: Future<Output = ()>>(work: impl FnOnce(Pool) -> F) {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_time().start_paused(true).build().unwrap();
-    let work = work(Pool::new(MIN_POOL).unwrap());
-    let permit = block::crash::permit();
-    tokio::task::LocalSet::new().block_on(&runtime, work);
-    drop(permit);
-}
-
 const RAID_0: fn(bool) -> Disks = |volatile| small(Level::Copies(1), 3, 2, 4096)(volatile);
 
 const SECOND: Duration = Duration::from_secs(1);
