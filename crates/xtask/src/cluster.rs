@@ -214,6 +214,16 @@ impl Cluster {
         self.nodes[at].command(&["volume", "switch", &volume.name, "--to", NAMES[to]]).map(drop)
     }
 
+    /// Has the nodes compare the copies of a volume that they hold, which the one does that puts its writes in order.
+    pub(crate) fn verify(&self, volume: &Mirrored) -> Result<()> {
+        let shown = self.nodes[A].query(&["volume", "show", &volume.name])?;
+        let copies = shown.pointer("/copies").and_then(Value::as_array).context("no copies")?;
+        let primary = copies.iter().find(|c| c.get("primary") == Some(&true.into()));
+        let name = primary.and_then(|copy| copy.get("node")?.as_str());
+        let at = NAMES.iter().position(|node| Some(*node) == name).context("no primary")?;
+        self.nodes[at].command(&["volume", "mirror", "verify", &volume.name]).map(drop)
+    }
+
     /// How far a node has come; an error while it does not answer.
     pub(crate) fn stage(&self, node: usize) -> Result<Stage> {
         let cluster = self.nodes[node].query(&["cluster", "nodes"])?;

@@ -143,7 +143,7 @@ impl House {
     }
 
     pub(crate) fn fail(&self, name: &str, why: &str) {
-        self.ledger.borrow_mut().fail(name);
+        self.ledger.borrow_mut().fail(name, why);
         self.display.line(&format!("  FAIL  {name}"));
         for line in why.lines() {
             self.display.line(&format!("        {line}"));

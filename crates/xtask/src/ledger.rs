@@ -1,5 +1,6 @@
 //! What was checked and how it ended.
 
+use crate::process;
 use anyhow::{Context, Result};
 use std::{
     fmt,
@@ -24,12 +25,22 @@ pub(crate) fn skip<T>(reason: impl Into<String>) -> Result<T> {
     Err(Skip(reason.into()).into())
 }
 
+/// How much of its reason is told once more with the verdict: those who see the end of a run only have to know.
+const REASON_LINES: usize = 12;
+
+/// A check that failed, and why: the last lines of it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) name: String,
+    pub(crate) why: String,
+}
+
 /// Counts and names. A ledger may write itself to a file, through which a tool run inside a namespace reports to
 /// the one outside.
 #[derive(Default)]
 pub(crate) struct Ledger {
     pub(crate) passed: usize,
-    pub(crate) failed: Vec<String>,
+    pub(crate) failed: Vec<Failure>,
     pub(crate) skipped: Vec<(String, String)>,
     file: Option<PathBuf>,
 }
@@ -42,23 +53,24 @@ impl Ledger {
 
     pub(crate) fn pass(&mut self, count: usize) {
         self.passed += count;
-        self.write(&["passed", &count.to_string()]);
+        self.write(["passed", &count.to_string(), ""]);
     }
 
-    pub(crate) fn fail(&mut self, name: &str) {
-        self.failed.push(name.to_owned());
-        self.write(&["failed", name]);
+    pub(crate) fn fail(&mut self, name: &str, why: &str) {
+        let why = process::last_lines(why, REASON_LINES);
+        self.write(["failed", name, &why]);
+        self.failed.push(Failure { name: name.to_owned(), why });
     }
 
     pub(crate) fn skip(&mut self, name: &str, reason: &str) {
         self.skipped.push((name.to_owned(), reason.to_owned()));
-        self.write(&["skipped", name, reason]);
+        self.write(["skipped", name, reason]);
     }
 
-    fn write(&self, fields: &[&str]) {
+    /// An entry is a line of JSON.
+    fn write(&self, entry: [&str; 3]) {
         let Some(path) = &self.file else { return };
-        let clean: Vec<String> = fields.iter().map(|f| f.replace(['\t', '\n'], " ")).collect();
-        let line = clean.join("\t") + "\n";
+        let line = format!("{}\n", serde_json::json!(entry));
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
             eprintln!("cannot write {}: {error}", path.display());
@@ -70,14 +82,12 @@ impl Ledger {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("nothing was reported through {}", path.display()))?;
         for line in text.lines() {
-            let fields: Vec<&str> = line.split('\t').collect();
-            match fields[..] {
-                ["passed", count] => self.passed += count.parse::<usize>().unwrap_or(0),
-                ["failed", name] => self.failed.push(name.to_owned()),
-                ["skipped", name, reason] => {
-                    self.skipped.push((name.to_owned(), reason.to_owned()));
-                }
-                _ => self.failed.push(format!("unreadable report: {line}")),
+            let [kind, first, second]: [String; 3] = serde_json::from_str(line).unwrap_or_default();
+            match (kind.as_str(), first, second) {
+                ("passed", count, _) => self.passed += count.parse::<usize>().unwrap_or(0),
+                ("failed", name, why) => self.failed.push(Failure { name, why }),
+                ("skipped", name, reason) => self.skipped.push((name, reason)),
+                _ => self.fail("unreadable report", line),
             }
         }
         Ok(())
@@ -102,14 +112,15 @@ mod tests {
         let path = std::env::temp_dir().join(format!("windrose-ledger-{}", std::process::id()));
         let mut inner = Ledger::in_file(Some(path.clone()));
         inner.pass(3);
-        inner.fail("tab\tinside");
+        inner.fail("two\nlines", "for a reason\nof two");
         inner.skip("guest", "no kernel");
         let mut outer = Ledger::default();
         outer.pass(1);
         outer.merge(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(outer.verdict(), "4 passed, 1 failed, 1 skipped");
-        assert_eq!(outer.failed, ["tab inside"]);
+        let (name, why) = ("two\nlines".to_owned(), "for a reason\nof two".to_owned());
+        assert_eq!(outer.failed, [Failure { name, why }]);
         assert!(outer.merge(&path).is_err(), "a report that was never written is an error");
     }
 }

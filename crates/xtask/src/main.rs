@@ -26,6 +26,7 @@ mod tier;
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use house::House;
+use ledger::Failure;
 use node::Profile;
 use std::{process::ExitCode, time::Instant};
 use tier::TIERS;
@@ -169,8 +170,11 @@ fn test(house: &House, only: &[String]) -> Result<()> {
     house.display.finish();
     println!("took {} s", begun.elapsed().as_secs());
     house.with_ledger(|ledger| {
-        for name in &ledger.failed {
+        for Failure { name, why } in &ledger.failed {
             println!("failed: {name}");
+            for line in why.lines() {
+                println!("    {line}");
+            }
         }
         println!("{}", ledger.verdict());
     });

@@ -43,8 +43,13 @@ impl Ended {
 
 /// The last lines of `text`.
 pub(crate) fn tail(text: &str) -> String {
+    last_lines(text, TAIL_LINES)
+}
+
+/// The last `count` lines of `text`.
+pub(crate) fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
+    lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
 fn log_file(logs: &Path, what: &str) -> Result<(File, PathBuf)> {

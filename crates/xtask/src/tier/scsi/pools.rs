@@ -90,7 +90,7 @@ pub(super) fn run(house: &House, kernel: &Kernel, cluster: &mut Cluster) -> Resu
     house.check("nothing in the pools has to be repaired, and both copies are equal", || {
         scrub(cluster, A)?;
         scrub(cluster, B)?;
-        cluster.nodes[A].command(&["volume", "mirror", "verify", VOLUME]).map(drop)
+        cluster.verify(&volume)
     });
     Ok(())
 }
