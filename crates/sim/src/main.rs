@@ -64,8 +64,16 @@ fn main() -> ExitCode {
     if chosen.is_empty() {
         chosen = scenarios::all();
     }
+    if args.verbose {
+        log();
+    }
     let failures: usize = chosen.into_iter().map(|s| play(&args, s)).sum();
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Prints what the product logs among the events, without times, which are not those of the simulated world.
+fn log() {
+    tracing_subscriber::fmt().without_time().with_ansi(false).with_target(false).init();
 }
 
 #[expect(clippy::disallowed_methods, reason = "how fast the runner is, in real time")]

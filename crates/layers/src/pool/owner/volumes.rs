@@ -157,7 +157,13 @@ impl Pool {
                 return Ok(None);
             }
             let others = (0u16..).zip(&extent.pieces).filter(|(n, _)| *n != of.column);
-            let others: Members = others.map(|(_, piece)| piece.member).collect();
+            let others = others.map(|(_, piece)| piece.member);
+            // Two columns that move at once may not meet.
+            let moving = self.moving.borrow();
+            let is_sibling =
+                |at: &ColumnAt| (at.volume, at.index) == (of.volume, of.index) && *at != of;
+            let coming = moving.iter().filter(|(at, _)| is_sibling(at)).map(|(_, to)| to.member);
+            let others: Members = others.chain(coming).collect();
             choose_one(&metadata, &self.reserved.borrow(), others)
         };
         let Some(piece) = piece else { return Ok(None) };
