@@ -91,6 +91,9 @@ pub struct CreatePool {
     /// How many bytes of a stripe lie on one disk: 16, 32, 64 (default) or 128 KiB.
     #[serde(default = "default_strip")]
     pub strip_bytes: u32,
+    /// Whether what lies in it has checksums, so that a disk that gives back what was not written is found out, and set right.
+    #[serde(default)]
+    pub checksums: bool,
     /// The disks: absolute paths of block devices, or of files that have their size.
     #[schema(value_type = Vec<String>, min_items = 1, max_items = 128)]
     pub disks: Vec<PathBuf>,
@@ -331,6 +334,8 @@ pub struct PoolDisk {
     pub read_errors: u64,
     /// Writes that have failed.
     pub write_errors: u64,
+    /// Reads that gave what was not written, where the pool has checksums: they are among those that have failed.
+    pub checksum_errors: u64,
     /// Whether it lags far behind the other disks: what can be read from them is not read from it.
     pub slow: bool,
     /// How often it became slow since the pool was opened.
@@ -382,6 +387,8 @@ pub struct Pool {
     pub columns: Option<u16>,
     /// How many bytes of a stripe lie on one disk.
     pub strip_bytes: Option<u32>,
+    /// Whether what lies in it has checksums.
+    pub checksums: Option<bool>,
     /// Its capacity, while it is open.
     pub capacity: Option<PoolCapacity>,
     /// How many more disks may fail, whichever they are, before data is lost. None while it is not open, or if
@@ -418,6 +425,7 @@ mod tests {
             copies: None,
             columns: None,
             strip_bytes: CreatePool::STRIP_BYTES,
+            checksums: false,
             disks,
             spares: Vec::new(),
             overwrite: Vec::new(),

@@ -213,8 +213,8 @@ struct InFlight {
 }
 
 impl InFlight {
-    fn begin(dev: &Dev, op: &Op, info: &Info) -> Self {
-        let uses = !matches!(op, Op::Map { .. });
+    fn begin(dev: &Dev, op: &Op, info: &Info, is_believed: bool) -> Self {
+        let uses = is_believed && !matches!(op, Op::Map { .. });
         let range = op.range(info.block_size).filter(|_| uses).map(|r| (r, op.writes()));
         if cfg!(debug_assertions)
             && let Some((new, writes)) = range
@@ -319,6 +319,19 @@ impl Dev {
     /// # Errors
     /// Those of [`Self::submit`] that are found before the layer is asked.
     pub fn start(&self, op: Op, ctx: &Ctx) -> Result<Submission, Error> {
+        self.begin(op, ctx, true)
+    }
+
+    /// The same of what is [forsaken](Submission::forsake) already: by a layer whose own caller may have done that before the layer
+    /// was polled.
+    ///
+    /// # Errors
+    /// Those of [`Self::start`].
+    pub fn start_forsaken(&self, op: Op, ctx: &Ctx) -> Result<Submission, Error> {
+        self.begin(op, ctx, false)
+    }
+
+    fn begin(&self, op: Op, ctx: &Ctx, is_believed: bool) -> Result<Submission, Error> {
         let info = self.layer.info();
         check(&op, &info)?;
         if ctx.is_aborted() {
@@ -329,7 +342,7 @@ impl Dev {
             Op::Map { .. } => Run::BYTES,
             _ => 0,
         };
-        let flight = InFlight::begin(self, &op, &info);
+        let flight = InFlight::begin(self, &op, &info, is_believed);
         self.shared.changes.begins(&op, info.block_size);
         let (op, flush_after) = split_fua(op, &info);
         let flush = flush_after.then(|| ctx.clone());

@@ -74,6 +74,17 @@ impl Mem {
         Self { options, info, state: RefCell::new(State { blocks, pages, undo }) }
     }
 
+    /// Something of a block is not what was written any more: for tests. A block that was never written stays as it is.
+    pub fn spoil(&self, block: u64, at: usize) {
+        let place = block * u64::from(self.options.block_size) + at as u64;
+        let mut state = self.state.borrow_mut();
+        let Some(page) = state.pages.get_mut(&(place / PAGE as u64)) else { return };
+        let mut spoilt = BufMut::lone_page();
+        spoilt.copy_from_slice(page);
+        spoilt[(place % PAGE as u64) as usize] ^= 0x40;
+        *page = spoilt.freeze();
+    }
+
     /// Makes the device larger; the new blocks are zeroes. A smaller size changes nothing.
     pub fn grow(&self, blocks: u64) {
         let mut state = self.state.borrow_mut();

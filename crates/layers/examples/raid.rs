@@ -181,6 +181,7 @@ impl Scene {
             ring_at: Lba(0),
             is_out: false,
             errors: Arc::default(),
+            integrity: None,
         };
         let array = Array::new(1, Rc::new(Nobody), &pool).await.expect("an array");
         let members = (0u128..).zip(&disks).map(member);

@@ -2,6 +2,7 @@
 
 pub mod file;
 mod identity;
+pub mod integrity;
 pub mod mirror;
 mod overlay;
 pub mod pool;

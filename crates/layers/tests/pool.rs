@@ -8,6 +8,7 @@ use block::testing::Client;
 use block::{Dev, crash};
 use layers::pool::{
     CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolDiskState, PoolReport, PoolSeat,
+    ScrubReport,
 };
 use layers::raid::geometry::Level;
 use rt::Core;
@@ -32,7 +33,15 @@ fn paths(disks: usize) -> Vec<PathBuf> {
     (0..disks).map(path).collect()
 }
 
-/// A pool of disks with one parity, its seat, and a volume that is written.
+fn disk_of(bytes: u64) -> DiskSetup {
+    DiskSetup::device(bytes).blocks(512, 4096)
+}
+
+fn joining(path: PathBuf) -> NewDisk {
+    NewDisk { path, overwrite: Vec::new() }
+}
+
+/// A pool of disks, its seat, and a volume that is written.
 struct Bench {
     host: Host,
     pool: Rc<Pool>,
@@ -43,20 +52,28 @@ struct Bench {
 
 impl Bench {
     async fn new(host: Host, disks: usize) -> Self {
+        Self::made(host, (Level::Parity, false), disks).await
+    }
+
+    async fn checked(host: Host, disks: usize) -> Self {
+        Self::made(host, (Level::Parity, true), disks).await
+    }
+
+    async fn made(host: Host, (level, checksums): (Level, bool), disks: usize) -> Self {
         let core = core_of(&host).await;
         let paths = paths(disks);
-        paths.iter().for_each(|path| {
-            host.add_disk(path, DiskSetup::device(DISK_BYTES).blocks(512, 4096));
-        });
-        let disk = |path: &PathBuf| NewDisk { path: path.clone(), overwrite: Vec::new() };
+        for path in &paths {
+            host.add_disk(path, disk_of(DISK_BYTES));
+        }
         let what = CreatePool {
             id: POOL,
             name: "tank".into(),
-            level: Level::Parity,
+            level,
             columns: Some(COLUMNS),
             strip_bytes: 64 << 10,
+            checksums,
             rings: 1,
-            disks: paths.iter().map(disk).collect(),
+            disks: paths.into_iter().map(joining).collect(),
             spares: Vec::new(),
             buffered: false,
         };
@@ -110,6 +127,14 @@ impl Bench {
         }
     }
 
+    async fn scrub(&self) -> ScrubReport {
+        self.pool.scrub().unwrap();
+        while self.report().scrub.unwrap().running {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        self.report().scrub.unwrap()
+    }
+
     async fn close(self) {
         drop(self.client);
         self.seat.close().await.unwrap();
@@ -141,6 +166,30 @@ fn a_disk_that_was_away_comes_back_while_the_pool_is_open() {
         bench.holds(0..256, 2).await;
         bench.holds(256..512, 3).await;
         bench.holds(512..bench.blocks, 1).await;
+        bench.close().await;
+    });
+}
+
+/// Of each extent two columns go elsewhere at once, and where there is most room is the same place for both.
+#[test]
+fn two_disks_go_at_once() {
+    play(|host| async move {
+        let bench = Bench::made(host, (Level::DoubleParity, false), FEW).await;
+        for (n, bytes) in [(FEW, DISK_BYTES), (FEW + 1, 3 * DISK_BYTES)] {
+            bench.host.add_disk(path(n), disk_of(bytes));
+            bench.pool.add(&joining(path(n)), false).await.unwrap();
+        }
+        for n in [0, 1] {
+            bench.disk(n).pull_out();
+        }
+        bench.write(0..64, 2).await;
+        let whole = tokio::time::timeout(Duration::from_secs(300), bench.whole()).await;
+        assert!(whole.is_ok(), "{:?}", bench.report());
+        for n in [2, 3] {
+            bench.disk(n).pull_out();
+        }
+        bench.holds(0..64, 2).await;
+        bench.holds(64..bench.blocks, 1).await;
         bench.close().await;
     });
 }
@@ -177,16 +226,95 @@ fn a_disk_that_comes_back_in_the_middle_of_a_rebuild() {
             let pool = Pool::open(&core, &what).await.unwrap();
             let bench = Bench::served(host, &core, pool).await;
             bench.whole().await;
-            bench.pool.scrub().unwrap();
-            while bench.report().scrub.unwrap().running {
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-            assert_eq!(bench.report().scrub.unwrap().unrepairable, 0, "moment {moment}");
+            assert_eq!(bench.scrub().await.unrepairable, 0, "moment {moment}");
             bench.holds(64..1024, 1).await;
             bench.holds(1280..bench.blocks, 1).await;
             bench.close().await;
         });
     }
+}
+
+/// It forgets what it was told to write, writes it elsewhere, and gives back what nobody wrote. With one parity only checksums tell who
+/// of the row is wrong.
+#[test]
+fn a_disk_that_lies_is_found_out() {
+    for seed in 0..8 {
+        let setup = HostSetup { pool_bytes: 48 << 20, ..HostSetup::default() };
+        succeed(seed, setup, |_, host| async move {
+            let bench = Bench::checked(host, FEW).await;
+            let lies = DiskFaults {
+                bit_rot: 0.05,
+                lost_write: 0.1,
+                misdirected_write: 0.05,
+                misdirected_read: 0.05,
+                ..DiskFaults::default()
+            };
+            bench.disk(1).set_faults(lies);
+            for value in 2..5 {
+                bench.write(256..768, value).await;
+                bench.holds(256..768, value).await;
+                bench.holds(0..256, 1).await;
+            }
+            bench.disk(1).set_faults(DiskFaults::default());
+            assert_eq!(bench.scrub().await.unrepairable, 0);
+            assert!(bench.report().disks[1].checksum_errors > 0);
+            assert_eq!(bench.scrub().await.repaired, 0, "all is right now");
+            // It is needed now.
+            bench.disk(0).pull_out();
+            bench.holds(256..768, 4).await;
+            bench.holds(0..256, 1).await;
+            bench.holds(768..bench.blocks, 1).await;
+            bench.close().await;
+        });
+    }
+}
+
+/// Its disk is silent while the checksums of what is freed are to be written: it goes out, and nobody waits for ever.
+#[test]
+fn a_disk_that_stops_holds_up_no_end() {
+    play(|host| async move {
+        let bench = Bench::checked(host, FEW).await;
+        bench.write(0..256, 2).await;
+        let stopped = bench.disk(1);
+        let stops = DiskFaults {
+            stall: 1.0,
+            stall_for: Duration::from_secs(3600),
+            ..DiskFaults::default()
+        };
+        stopped.set_faults(stops);
+        drop(bench.client);
+        tokio::time::timeout(Duration::from_secs(120), bench.seat.close()).await.unwrap().unwrap();
+        assert_eq!(bench.pool.report().disks[1].state, PoolDiskState::Out);
+    });
+}
+
+/// Checksums fit wherever a piece has gone, and on whichever core.
+#[test]
+fn checksums_fit_after_openings_and_moves() {
+    play(|host| async move {
+        let bench = Bench::checked(host, MORE).await;
+        bench.pool.remove("2").await.unwrap();
+        while bench.report().disks.len() == MORE {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        bench.disk(1).pull_out();
+        bench.write(0..256, 2).await;
+        bench.disk(1).plug_in();
+        bench.look().await;
+        bench.whole().await;
+        let host = bench.host.clone();
+        bench.close().await;
+        let core = core_of(&host).await;
+        let what = OpenPool { id: POOL, paths: paths(MORE), without: Vec::new(), buffered: false };
+        let pool = Pool::open(&core, &what).await.unwrap();
+        let bench = Bench::served(host, &core, pool).await;
+        bench.holds(0..256, 2).await;
+        bench.holds(256..bench.blocks, 1).await;
+        let scrub = bench.scrub().await;
+        assert_eq!((scrub.repaired, scrub.unrepairable), (0, 0));
+        assert!(bench.report().disks.iter().all(|disk| disk.checksum_errors == 0));
+        bench.close().await;
+    });
 }
 
 #[test]

@@ -227,6 +227,13 @@ impl Metrics {
         counters(to, "disk_pool_read_errors", help, disks().map(|(l, d)| (l, d.read_errors)))?;
         let help = "Writes of the disk that have failed.";
         counters(to, "disk_pool_write_errors", help, disks().map(|(l, d)| (l, d.write_errors)))?;
+        let help = "Reads of the disk that gave what was not written.";
+        counters(
+            to,
+            "disk_pool_checksum_errors",
+            help,
+            disks().map(|(l, d)| (l, d.checksum_errors)),
+        )?;
         let help = "Whether the disk lags far behind the others.";
         gauges(to, "disk_pool_slow", help, disks().map(|(l, d)| (l, i64::from(d.slow))))?;
         let help = "How often the disk became slow.";

@@ -268,6 +268,27 @@ async fn a_disk_that_is_put_back_is_used_again() {
 }
 
 #[tokio::test]
+async fn checksums_are_chosen_with_a_pool_and_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
+    let ask = CreatePool { checksums: true, ..new("tank", 5, &[a, b, c], &[]) };
+    client.call::<PostPool>(&ask).await.unwrap();
+    // What was made just now is the same only with the same words.
+    let other = refusal(client.call::<PostPool>(&new("tank", 5, &[a, b, c], &[])).await);
+    assert_eq!(other.code, Code::Exists);
+    create_volume(&client, "web", "tank").await;
+    assert!(node.stop().await.clean);
+    let (node, client) = start(dir.path(), "").await;
+    until(async || show(&client, "web").await.unwrap().state, |s| *s == VolumeState::Online).await;
+    // A disk that comes in later has room for them as well.
+    let add = AddDisks { disks: vec![d.clone()], spare: false, overwrite: Vec::new() };
+    let added = client.call_on::<AddPoolDisks>(&pool("tank"), &[], &add).await.unwrap();
+    assert_eq!((added.checksums, added.disks.len()), (Some(true), 4));
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
 async fn a_record_that_cannot_be_read_is_left_alone_and_named() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;

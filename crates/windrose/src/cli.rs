@@ -470,6 +470,9 @@ pub(crate) struct CreatePoolArgs {
     /// How much of a stripe lies on one disk: 16K, 32K, 64K or 128K.
     #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = strip)]
     pub(crate) strip: u32,
+    /// Keep a checksum of each 4 KiB: a disk that gives back what was not written is found out, and set right. For good; costs writes.
+    #[arg(long)]
+    pub(crate) checksums: bool,
     /// Disk that takes the place of one that fails. May be repeated.
     #[arg(long, value_name = "DISK")]
     pub(crate) spare: Vec<PathBuf>,
@@ -726,11 +729,12 @@ mod tests {
         assert_eq!((args.disks.len(), args.spare.len(), args.strip), (3, 2, 65536));
         assert_eq!((args.raid, args.copies, args.columns), (Raid::Five, None, None));
         let made = pool(
-            "create tank --raid 10 --copies 3 --columns 6 --strip 128K --overwrite S1 --overwrite /f a b",
+            "create tank --raid 10 --copies 3 --columns 6 --strip 128K --checksums --overwrite S1 --overwrite /f a b",
         );
         let Ok(PoolCommand::Create(args)) = made else { panic!("it is good") };
         assert_eq!(args.overwrite.overwrite, ["S1", "/f"]);
         assert_eq!((args.copies, args.columns, args.strip), (Some(3), Some(6), 131_072));
+        assert!(args.checksums);
         for bad in [
             "create tank /dev/a",
             "create tank --raid 5",

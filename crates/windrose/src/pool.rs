@@ -60,6 +60,7 @@ fn request(args: CreatePoolArgs) -> Result<CreatePool, Failure> {
         copies: args.copies,
         columns: args.columns,
         strip_bytes: args.strip,
+        checksums: args.checksums,
         disks: paths(&args.disks)?,
         spares: paths(&args.spare)?,
         overwrite: identities(args.overwrite)?,

@@ -109,7 +109,7 @@ mod tests {
             state: crate::pool::label::State::Made,
             shape,
             rings: 2,
-            layout: Layout::of(1 << 30, &shape, 2).unwrap(),
+            layout: Layout::of(1 << 30, &shape, 2, false).unwrap(),
             opened,
         }
     }

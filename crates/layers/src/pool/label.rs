@@ -19,8 +19,9 @@ pub const SLOTS: [u64; 2] = [0, 512 << 10];
 
 const MAGIC: [u8; 16] = *b"WINDROSE MEMBER\n";
 
-/// The only version so far.
+/// The version of a label, and that of one whose pool has checksums.
 const VERSION: u16 = 1;
+const CHECKED: u16 = 2;
 
 wire::open_enum! {
     /// How far a member's life has come, as stored.
@@ -115,6 +116,10 @@ pub enum BadLabel {
 }
 
 impl Label {
+    fn version(&self) -> u16 {
+        if self.layout.lists_at.is_some() { CHECKED } else { VERSION }
+    }
+
     /// The bytes of copy number `slot`.
     #[must_use]
     pub fn to_bytes(&self, slot: u16) -> [u8; LABEL_BYTES] {
@@ -125,7 +130,7 @@ impl Label {
         };
         let fields = Stored {
             magic: MAGIC,
-            version: VERSION.into(),
+            version: self.version().into(),
             slot: slot.into(),
             checksum: 0.into(),
             generation: self.generation.into(),
@@ -162,7 +167,7 @@ impl Label {
         if !is_sealed(bytes, CHECKSUM_AT) || fields.slot.get() != slot {
             return Err(BadLabel::Damaged);
         }
-        if fields.version.get() != VERSION {
+        if !matches!(fields.version.get(), VERSION | CHECKED) {
             return Err(BadLabel::Version(fields.version.get()));
         }
         let reserved = fields.reserved_a.get() == 0 && fields.reserved_b.get() == 0;
@@ -187,7 +192,8 @@ impl Label {
         }
         let model = Metadata::new(pool, name, shape, rings);
         model.is_shape(&shape).map_err(|_| BadLabel::Field("shape"))?;
-        let layout = Layout::of(fields.bytes.get(), &shape, rings);
+        let checksums = fields.version.get() == CHECKED;
+        let layout = Layout::of(fields.bytes.get(), &shape, rings, checksums);
         let number = Some(MemberId(fields.number.get())).filter(|id| id.0 < MAX_MEMBERS);
         Ok(Self {
             generation: fields.generation.get(),
@@ -246,7 +252,7 @@ mod tests {
             state: State::Made,
             shape,
             rings: 2,
-            layout: Layout::of(1 << 30, &shape, 2).unwrap(),
+            layout: Layout::of(1 << 30, &shape, 2, false).unwrap(),
             opened: Stamp { opening: 4, version: 99, id: Uuid::from_u128(5) },
         }
     }
@@ -268,7 +274,8 @@ mod tests {
             Label::parse(&sealed(bytes, CHECKSUM_AT), 0)
         };
         assert_eq!(with(0, 0), Err(BadLabel::NoMagic));
-        assert_eq!(with(16, 2), Err(BadLabel::Version(2)));
+        assert!(with(16, 2).unwrap().layout.lists_at.is_some());
+        assert_eq!(with(16, 3), Err(BadLabel::Version(3)));
         for (at, what) in [
             (192, "number"),
             (194, "state"),
@@ -294,7 +301,7 @@ mod tests {
             choose([Err(BadLabel::NoMagic), Err(BadLabel::Damaged)]),
             Err(BadLabel::Damaged)
         );
-        assert_eq!(choose([Ok(old), Err(BadLabel::Version(2))]), Err(BadLabel::Version(2)));
+        assert_eq!(choose([Ok(old), Err(BadLabel::Version(3))]), Err(BadLabel::Version(3)));
     }
 
     /// What lies on disks is read for ever.

@@ -1,6 +1,7 @@
 //! What of a member is where: arithmetic, and nothing else.
 
 use super::metadata::{MAX_UNITS, unit_bytes};
+use crate::integrity::place::Place;
 use crate::raid::RING_BLOCKS;
 use crate::raid::geometry::{ROW_BYTES, Shape};
 
@@ -16,6 +17,9 @@ const JOURNAL_BYTES: std::ops::RangeInclusive<u64> = (4 << 20)..=(64 << 20);
 
 /// Room for a snapshot in blocks: so many, and one for each unit of the member.
 const ROOM_BLOCKS: u64 = 32;
+
+/// Blocks of the list of each ring.
+const LIST_BLOCKS: u64 = 2;
 
 /// Everything that is aligned begins at a multiple of this.
 const ALIGN: u64 = 64 << 10;
@@ -35,6 +39,8 @@ pub struct Layout {
     pub room: u32,
     /// Where the rings begin.
     pub rings_at: u64,
+    /// Where the lists of what is being written begin, if the pool has checksums.
+    pub lists_at: Option<u64>,
     /// Where the units begin.
     pub units_at: u64,
     /// Length of a unit in bytes.
@@ -44,14 +50,17 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// That of a member of so many bytes in a pool of such extents and so many rings; none if it is too small.
+    /// That of a member of so many bytes in a pool of such extents and so many rings, with checksums or without; none if it is too
+    /// small.
     #[must_use]
-    pub fn of(bytes: u64, shape: &Shape, rings: u16) -> Option<Self> {
+    pub fn of(bytes: u64, shape: &Shape, rings: u16, checksums: bool) -> Option<Self> {
         let unit_bytes = unit_bytes(shape);
         let (least, most) = (*JOURNAL_BYTES.start(), *JOURNAL_BYTES.end());
         let journal = (bytes / JOURNAL_PART).clamp(least, most) / BLOCK_BYTES * BLOCK_BYTES;
+        let lists = lists_bytes(rings, checksums);
         let rings = u64::from(rings) * RING_BLOCKS * BLOCK_BYTES;
-        let fixed = LABELS_BYTES + journal + rings + 2 * ROOM_BLOCKS * BLOCK_BYTES + 2 * ALIGN;
+        let room = 2 * ROOM_BLOCKS * BLOCK_BYTES;
+        let fixed = LABELS_BYTES + journal + rings + lists + room + 2 * ALIGN;
         let units = bytes.checked_sub(fixed)? / (unit_bytes + 2 * BLOCK_BYTES);
         let units = u32::try_from(units).unwrap_or(MAX_UNITS).min(MAX_UNITS);
         if units == 0 {
@@ -68,7 +77,8 @@ impl Layout {
             snapshots_at: [first, second],
             room,
             rings_at,
-            units_at: (rings_at + rings).next_multiple_of(ALIGN),
+            lists_at: checksums.then_some(rings_at + rings),
+            units_at: (rings_at + rings + lists).next_multiple_of(ALIGN),
             unit_bytes,
             units,
         })
@@ -76,12 +86,14 @@ impl Layout {
 
     /// The fewest bytes of a member in such a pool.
     #[must_use]
-    pub fn least_bytes(shape: &Shape, rings: u16) -> u64 {
+    pub fn least_bytes(shape: &Shape, rings: u16, checksums: bool) -> u64 {
         let unit = unit_bytes(shape) + 2 * BLOCK_BYTES;
+        let lists = lists_bytes(rings, checksums);
         let rings = u64::from(rings) * RING_BLOCKS * BLOCK_BYTES;
         LABELS_BYTES
             + JOURNAL_BYTES.start()
             + rings
+            + lists
             + 2 * (ROOM_BLOCKS * BLOCK_BYTES + ALIGN)
             + unit
     }
@@ -98,11 +110,24 @@ impl Layout {
         self.units_at + u64::from(unit) * self.unit_bytes
     }
 
+    /// What of it has checksums, and where the list of a ring lies, in blocks of 4 KiB; none if nothing has.
+    #[must_use]
+    pub fn checked(&self, ring: u16) -> Option<(Place, u64)> {
+        let lists_at = self.lists_at? / BLOCK_BYTES;
+        let rows = u32::try_from(self.unit_bytes / BLOCK_BYTES).ok()?;
+        let place = Place { at: self.units_at / BLOCK_BYTES, rows, units: self.units };
+        Some((place, lists_at + u64::from(ring) * LIST_BLOCKS))
+    }
+
     /// Where a ring begins, in blocks of 4 KiB.
     #[must_use]
     pub fn ring_at(&self, ring: u16) -> u64 {
         self.rings_at / BLOCK_BYTES + u64::from(ring) * RING_BLOCKS
     }
+}
+
+fn lists_bytes(rings: u16, checksums: bool) -> u64 {
+    if checksums { u64::from(rings) * LIST_BLOCKS * BLOCK_BYTES } else { 0 }
 }
 
 #[cfg(test)]
@@ -111,12 +136,15 @@ mod tests {
 
     use super::*;
     use crate::pool::metadata::tests::raid5;
+    use crate::pool::metadata::{PIECE_BYTES, STRIP_BYTES, placed_bytes};
+    use crate::raid::geometry::Level;
+    use crate::raid::stored_map;
 
     proptest! {
         #[test]
-        fn nothing_lies_in_anothers_place(bytes in 0u64..1 << 46, rings in 1u16..=16) {
-            let Some(layout) = Layout::of(bytes, &raid5(5), rings) else {
-                prop_assert!(bytes < Layout::least_bytes(&raid5(5), rings));
+        fn nothing_lies_in_anothers_place(bytes in 0u64..1 << 46, rings in 1u16..=16, checksums in any::<bool>()) {
+            let Some(layout) = Layout::of(bytes, &raid5(5), rings, checksums) else {
+                prop_assert!(bytes < Layout::least_bytes(&raid5(5), rings, checksums));
                 return Ok(());
             };
             let room = u64::from(layout.room) * BLOCK_BYTES;
@@ -125,14 +153,41 @@ mod tests {
             prop_assert!(layout.snapshots_at[0] + room <= layout.snapshots_at[1]);
             prop_assert!(layout.snapshots_at[1] + room <= layout.rings_at);
             prop_assert!(layout.ring_at(rings) * BLOCK_BYTES <= layout.units_at);
+            if let Some((place, list)) = layout.checked(rings - 1) {
+                prop_assert!(list >= layout.ring_at(rings));
+                prop_assert!(list + LIST_BLOCKS <= place.at);
+            }
             prop_assert!(layout.unit_at(layout.units) <= bytes, "{layout:?}");
+        }
+    }
+
+    /// Behind the strips of a piece there is room for two maps and for the sums of all.
+    #[test]
+    fn sums_and_maps_do_not_meet() {
+        for level in [Level::Copies(1), Level::Copies(2), Level::Parity, Level::DoubleParity] {
+            for (piece, strip) in PIECE_BYTES.into_iter().flat_map(|piece| {
+                let strips = [*STRIP_BYTES.start(), 64 << 10, *STRIP_BYTES.end()];
+                strips.map(|strip| (piece, strip))
+            }) {
+                let rows = u32::try_from(strip / BLOCK_BYTES).unwrap();
+                let stripes = u32::try_from(piece / strip).unwrap();
+                let shape = Shape::new(level, 6, rows, stripes).unwrap();
+                let layout = Layout::of(1 << 40, &shape, 1, true).unwrap();
+                let (place, _) = layout.checked(0).unwrap();
+                let used = placed_bytes(&shape) / BLOCK_BYTES;
+                let used = used + 2 * u64::from(stored_map::rows(&shape));
+                assert!(used <= place.summed().into(), "{shape:?}: {used} {place:?}");
+            }
         }
     }
 
     #[test]
     fn the_smallest_member_has_a_unit() {
-        let least = Layout::least_bytes(&raid5(5), 2);
-        assert_eq!(Layout::of(least, &raid5(5), 2).map(|l| l.units), Some(1));
-        assert_eq!(Layout::of(least - 1, &raid5(5), 2), None);
+        for checksums in [false, true] {
+            let least = Layout::least_bytes(&raid5(5), 2, checksums);
+            let of = |bytes| Layout::of(bytes, &raid5(5), 2, checksums);
+            assert_eq!(of(least).map(|l| l.units), Some(1));
+            assert_eq!(of(least - 1), None);
+        }
     }
 }

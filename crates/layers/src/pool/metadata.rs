@@ -29,7 +29,7 @@ pub const MAX_EXTENT_BYTES: u64 = 64 << 20;
 pub const PIECE_BYTES: [u64; 3] = [4 << 20, 8 << 20, 16 << 20];
 
 /// Bytes of a unit behind its stripes: what is known of them.
-pub const TAIL_BYTES: u64 = 64 << 10;
+pub const TAIL_BYTES: u64 = 128 << 10;
 
 /// Length of a strip, in bytes.
 pub const STRIP_BYTES: std::ops::RangeInclusive<u64> = (16 << 10)..=(128 << 10);
@@ -168,6 +168,8 @@ pub struct Metadata {
     pub shape: Shape,
     /// Rings of the parity log on each member.
     pub rings: u16,
+    /// Whether what lies in it has checksums.
+    pub checksums: bool,
     pub(super) version: u64,
     pub(super) counted: u64,
     /// The version with which the rings of the parity log, and the numbers of its entries, began anew.
@@ -384,6 +386,7 @@ impl Metadata {
             name,
             shape,
             rings,
+            checksums: false,
             version: 0,
             counted: 0,
             era: 0,

@@ -53,6 +53,8 @@ pub struct CreatePool {
     pub strip_bytes: u32,
     /// How many cores may have volumes of it, for good.
     pub rings: u16,
+    /// Whether what lies in it has checksums, for good.
+    pub checksums: bool,
     /// Its disks.
     pub disks: Vec<NewDisk>,
     /// Disks that wait for others to fail.
@@ -177,6 +179,7 @@ impl Pool {
         }
         let name = Text::new(&what.name);
         let mut metadata = Metadata::new(what.id, name, shape, what.rings);
+        metadata.checksums = what.checksums;
         let mut disks = Vec::new();
         for new in what.disks.iter().chain(&what.spares) {
             let disk = open_new(core, new, what.buffered).await?;

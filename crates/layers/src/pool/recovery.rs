@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Dev, Error, Lba};
+use block::{Account, Dev, Error, Lba};
 use rt::Core;
 use rt::disk::Disk;
 use uuid::Uuid;
@@ -15,6 +15,8 @@ use super::error::PoolError;
 use super::layout::{BLOCK_BYTES, Layout};
 use super::metadata::{Change, Extent, MemberId, Members, Metadata, Volume, VolumeId};
 use super::writer::Writer;
+use crate::integrity::Integrity;
+use crate::integrity::stored::Whose;
 use crate::raid::batch::Ring;
 use crate::raid::geometry::Shape;
 use crate::raid::{Answered, Array, Entries, Errors, Keeper, Kept, Member, OldRing};
@@ -80,6 +82,44 @@ pub(super) fn raw(disk: Disk) -> Raw {
     Raw::new(disk, u32::try_from(BLOCK_BYTES).unwrap_or(u32::MAX))
 }
 
+impl Member {
+    /// The same with what lies in the units checked, if the pool has checksums.
+    ///
+    /// # Errors
+    /// That what a crash has left of them cannot be mended.
+    pub(super) async fn checked(self, layout: Layout, memory: &Account) -> Result<Self, Error> {
+        let ring = u16::try_from(self.ring.number).unwrap_or(u16::MAX);
+        let Some((place, list_at)) = layout.checked(ring) else { return Ok(self) };
+        let whose = Whose { pool: self.ring.pool, member: self.ring.member, ring };
+        let wrong = Arc::clone(&self.errors.checksums);
+        let integrity = Integrity::new(self.dev, place, whose, list_at, memory, wrong).await?;
+        let integrity = Rc::new(integrity);
+        let dev = Dev::shared(Rc::clone(&integrity));
+        Ok(Self { dev, integrity: Some(integrity), ..self })
+    }
+}
+
+/// Makes anew the checksums of what was being written to a disk when power failed: before anything of it is read.
+///
+/// # Errors
+/// That they cannot be.
+pub(super) async fn mend_checksums(core: &Core, disk: &MemberDisk) -> Result<(), PoolError> {
+    let failed = |why: Error| PoolError::at(disk.path(), format!("its checksums: {why}"));
+    let (label, memory) = (disk.label(), core.pool().account());
+    if label.layout.lists_at.is_none() {
+        return Ok(());
+    }
+    for ring in 0..label.rings {
+        let (of, dev) = ((label.member, label.layout), Dev::new(raw(disk.disk().clone())));
+        let member = member_of(dev, label.pool, of, (ring, 0), disk.errors());
+        let member = member.checked(label.layout, &memory).await.map_err(failed)?;
+        if let Some(integrity) = member.integrity {
+            integrity.release_idle().await.map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
 /// What an array uses of a member, by its ring of this number.
 pub(super) fn member_of(
     dev: Dev,
@@ -94,6 +134,7 @@ pub(super) fn member_of(
         ring_at: Lba(layout.ring_at(ring)),
         is_out: false,
         errors,
+        integrity: None,
     }
 }
 
@@ -143,6 +184,12 @@ pub(super) async fn mend(core: &Core, writer: &Rc<Writer>) -> Result<(), PoolErr
     if era == 0 {
         return Ok(());
     }
+    for (id, disk) in writer.disks() {
+        if let Err(why) = mend_checksums(core, &disk).await {
+            tracing::error!(error = %why, "a disk of the pool cannot be used");
+            writer.put_out(id).await?;
+        }
+    }
     for ring in 0..rings {
         mend_ring(core, writer, (ring, era)).await?;
     }
@@ -160,9 +207,18 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
         let of = (label.member, label.layout);
         let dev = Dev::new(raw(disk.disk().clone()));
         let member = member_of(dev, pool, of, ring, disk.errors());
-        rings.push(OldRing { member: id.0, ring: member.ring, at: member.ring_at });
+        let old = OldRing { member: id.0, ring: member.ring, at: member.ring_at };
+        let member = match member.checked(label.layout, &core.pool().account()).await {
+            Ok(member) => member,
+            Err(why) => {
+                tracing::error!(path = %disk.path().display(), error = %why, "a disk of the pool cannot be used");
+                writer.put_out(id).await?;
+                continue;
+            }
+        };
         let put = array.put(id.0, member);
         put.map_err(|why| PoolError::at(disk.path(), why.to_string()))?;
+        rings.push(old);
     }
     let entries = Entries::read(&array, ring.1, &rings).await.map_err(failed)?;
     let found: Vec<_> = {
@@ -178,6 +234,7 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
         extents.push((shape, Rc::new(extent.load(&array).await.map_err(failed)?)));
     }
     let mended = entries.mend(&array, &extents).await.map_err(failed)?;
+    array.release_idle().await.map_err(failed)?;
     if mended.mended > 0 {
         tracing::info!(ring = ring.0, mended = mended.mended, "what was under way is mended");
     }

@@ -23,6 +23,8 @@ pub struct PoolReport {
     pub columns: u16,
     /// Bytes of a strip.
     pub strip_bytes: u32,
+    /// Whether what lies in it has checksums.
+    pub checksums: bool,
     /// Bytes of all disks that hold pieces,
     pub raw_bytes: u64,
     /// and of them what clients may use at its level.
@@ -85,6 +87,8 @@ pub struct PoolDisk {
     pub read_errors: u64,
     /// Writes and flushes that failed since.
     pub write_errors: u64,
+    /// Reads of it since that gave what was not written, where the pool has checksums; they are among those that failed.
+    pub checksum_errors: u64,
     /// Whether it lags far behind the others now, so that reads go around it,
     pub slow: bool,
     /// how often it began to since,
@@ -149,6 +153,7 @@ impl Pool {
             level: metadata.shape.level(),
             columns: metadata.shape.columns(),
             strip_bytes: metadata.shape.strip_rows() * ROW_BYTES,
+            checksums: metadata.checksums,
             raw_bytes: holding.map(|disk| disk.bytes).sum(),
             usable_bytes: metadata.extents_in_all() * extent_bytes,
             allocated_bytes: volumes.iter().map(|volume| volume.allocated_bytes).sum(),
@@ -195,6 +200,7 @@ impl Pool {
         PoolDisk {
             read_errors: count(|errors| &errors.reads),
             write_errors: count(|errors| &errors.writes),
+            checksum_errors: count(|errors| &errors.checksums),
             slow: count(|errors| &errors.slow_now) > 0,
             slow_times: count(|errors| &errors.slow_times),
             slow_reads: count(|errors| &errors.slow_reads),

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::time::Duration;
 
-use block::{Dev, Error};
+use block::{Account, Dev, Error};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rt::Core;
 use rt::disk::{Disk, OpenOptions};
@@ -32,6 +33,9 @@ const LOADING: usize = 32;
 /// A rebuild leaves a third of the time to clients alone.
 const PACE: Pace = Pace { rest: 0.5 };
 
+/// How often checksums of what nobody writes any more are written.
+const SETTLING: Duration = Duration::from_secs(10);
+
 /// A core's place at a pool. See the [module](self).
 #[derive(Debug)]
 pub struct PoolSeat {
@@ -40,6 +44,8 @@ pub struct PoolSeat {
     pool: Uuid,
     ring: (u16, u64),
     array: Rc<Array>,
+    /// Memory for checksums.
+    memory: Account,
     /// The disks of its members, which it lets go of when they are out.
     disks: RefCell<BTreeMap<MemberId, Rc<Raw>>>,
     keeper: Rc<SeatKeeper>,
@@ -233,6 +239,7 @@ impl PoolSeat {
             pool: info.pool,
             ring: (ring, info.era),
             array: Rc::new(array),
+            memory: core.pool().account(),
             disks: RefCell::default(),
             keeper,
             volumes: RefCell::default(),
@@ -246,18 +253,34 @@ impl PoolSeat {
             tasks: RefCell::default(),
         });
         for member in &info.members {
-            seat.put(member, seat.opens.open(member).await?)?;
+            let disk = seat.opens.open(member).await?;
+            if let Err(why) = seat.put(member, disk).await {
+                seat.is_unusable(member, &why).await?;
+            }
         }
         seat.begin_tasks(events);
+        if info.members.iter().any(|member| member.layout.lists_at.is_some()) {
+            seat.begin_settling();
+        }
         Ok(seat)
     }
 
+    /// A member cannot be used, as what is asked of it first fails: it is out.
+    async fn is_unusable(&self, member: &MemberInfo, why: &PoolError) -> Result<(), PoolError> {
+        tracing::error!(error = %why, "a disk of the pool cannot be used here");
+        let id = member.id;
+        self.handle.ask(|answer| Ask::Out { member: id, answer }).await
+    }
+
     /// A member is written from now on, by way of `disk`.
-    fn put(&self, member: &MemberInfo, disk: Disk) -> Result<(), PoolError> {
+    async fn put(&self, member: &MemberInfo, disk: Disk) -> Result<(), PoolError> {
+        let failed = |why: Error| PoolError::at(&member.path, format!("its checksums: {why}"));
         let (of, errors) = ((member.uuid, member.layout), Arc::clone(&member.errors));
         let disk = Rc::new(raw(disk));
         let dev = Dev::shared(Rc::clone(&disk));
-        let put = self.array.put(member.id.0, member_of(dev, self.pool, of, self.ring, errors));
+        let used = member_of(dev, self.pool, of, self.ring, errors);
+        let used = used.checked(member.layout, &self.memory).await.map_err(failed)?;
+        let put = self.array.put(member.id.0, used);
         put.map_err(|why| PoolError::at(&member.path, why.to_string()))?;
         self.disks.borrow_mut().insert(member.id, disk);
         Ok(())
@@ -288,6 +311,20 @@ impl PoolSeat {
             }
         });
         self.tasks.borrow_mut().extend([hearing, caring]);
+    }
+
+    /// Now and then writes the checksums of what nobody writes any more.
+    fn begin_settling(self: &Rc<Self>) {
+        let weak = Rc::downgrade(self);
+        tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(SETTLING).await;
+                let Some(seat) = weak.upgrade().filter(|seat| !seat.stops.get()) else { return };
+                if let Err(why) = seat.array.settle_quiet().await {
+                    tracing::error!(error = %why, "checksums are not written");
+                }
+            }
+        });
     }
 
     async fn hear(self: &Rc<Self>, event: Event) {
@@ -357,7 +394,7 @@ impl PoolSeat {
                 }
             }
         }
-        if let Err(why) = self.put(&member, disk) {
+        if let Err(why) = self.put(&member, disk).await {
             tracing::error!(error = %why, "a disk of the pool cannot be used here");
             return;
         }
@@ -384,7 +421,11 @@ impl PoolSeat {
             tracing::error!(%volume, "a volume that is open here is to be open elsewhere, or deleted");
             return false;
         }
-        match self.array.pass().await {
+        let settled = async {
+            self.array.release_idle().await?;
+            self.array.pass().await
+        };
+        match settled.await {
             Ok(()) => true,
             Err(why) => {
                 tracing::error!(%volume, error = %why, "the parity log cannot be settled");

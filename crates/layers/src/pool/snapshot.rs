@@ -17,8 +17,11 @@ use crate::seal::{is_sealed, seal};
 
 const MAGIC: [u8; 16] = *b"WINDROSE POOL\r\n\n";
 
-/// The only version of the format so far.
+/// The version of the format.
 const VERSION: u16 = 1;
+
+/// That of a pool that has checksums.
+const CHECKED: u16 = 2;
 
 const HEAD_BYTES: usize = 256;
 
@@ -173,7 +176,7 @@ impl Metadata {
         self.volumes.iter().for_each(|(id, volume)| put_volume(&mut out, *id, volume));
         let head = Head {
             magic: MAGIC,
-            version: VERSION.into(),
+            version: if self.checksums { CHECKED } else { VERSION }.into(),
             rings: self.rings.into(),
             checksum: 0.into(),
             length: (out.len() as u64).into(),
@@ -211,7 +214,7 @@ impl Metadata {
         if !whole || !is_sealed(bytes, CHECKSUM_AT) {
             return Err(NoSnapshot::Torn);
         }
-        if head.version.get() != VERSION {
+        if !matches!(head.version.get(), VERSION | CHECKED) {
             return Err(NoSnapshot::Version(head.version.get()));
         }
         if head.pool != pool.into_bytes() {
@@ -321,6 +324,7 @@ impl Reader<'_> {
             name: Text::parse(&head.name)?,
             shape,
             rings: head.rings.get(),
+            checksums: head.version.get() == CHECKED,
             version: head.made.get(),
             counted: head.counted.get(),
             era: head.era.get(),
@@ -445,7 +449,8 @@ mod tests {
             seal(&mut bytes, CHECKSUM_AT);
             Metadata::of_snapshot(&bytes, POOL)
         };
-        assert_eq!(with(16, 2), Err(NoSnapshot::Version(2)));
+        assert!(with(16, 2).unwrap().checksums);
+        assert_eq!(with(16, 3), Err(NoSnapshot::Version(3)));
         assert_eq!(with(18, 17), Err(NoSnapshot::Broken(Broken("the number of rings"))));
         assert_eq!(with(255, 1), Err(NoSnapshot::Nonsense), "reserved");
         assert_eq!(with(4095, 1), Err(NoSnapshot::Nonsense), "behind the end");

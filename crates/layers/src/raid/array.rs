@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use block::{Account, Buf, Bufs, Class, Ctx, Dev, Epoch, Error, FlushGate, Lba, Op, Pool};
 use futures_util::future::join_all;
@@ -18,13 +19,14 @@ use tokio::sync::futures::Notified;
 use tokio::sync::{Mutex, Notify, OnceCell, Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
-use super::Extent;
 use super::batch::{BLOCK_BYTES, Entry, Ring, What};
 use super::log::Log;
 use super::marks::{self, Bits, Marks, Region};
 use super::mistake::Mistake;
 use super::row::Strips;
 use super::watch::{Errors, Flying, Watch, Watched};
+use super::{Column, Extent};
+use crate::integrity::Integrity;
 
 /// Memory for what is read and reckoned of stripes that are being written, in pages of 4 KiB.
 const SCRATCH_PAGES: u32 = 1024;
@@ -82,6 +84,8 @@ pub struct Member {
     pub is_out: bool,
     /// Where its errors are counted.
     pub errors: Arc<Errors>,
+    /// What checks the rows of `dev`, if they have checksums.
+    pub integrity: Option<Rc<Integrity>>,
 }
 
 /// A member in use.
@@ -89,6 +93,7 @@ pub struct Member {
 struct Used {
     disk: Rc<Watched>,
     log: Log,
+    integrity: Option<Rc<Integrity>>,
     /// What came of the mark that it is out.
     marked: OnceCell<Result<(), Error>>,
 }
@@ -527,6 +532,71 @@ impl Array {
         self.save_maps().await?;
         // Somebody else may have begun to save its map.
         drop(extent.placement.saved.lock().await);
+        for column in &extent.columns {
+            let at = column.at;
+            let release = async move |integrity: Rc<Integrity>| integrity.release(at).await;
+            self.release(column.member, release).await?;
+        }
+        Ok(())
+    }
+
+    /// A column comes from somebody else: nothing is known of its checksums.
+    pub(super) fn takes(&self, column: &Column) {
+        let used = self.slot(column.member);
+        let integrity = used.and_then(|used| used.integrity.clone());
+        integrity.into_iter().for_each(|integrity| integrity.forget(column.at));
+    }
+
+    /// Writes checksums of a member that is in. If that fails it is out; if it does not answer, it is waited for until it is.
+    async fn release(
+        &self,
+        member: u16,
+        what: impl AsyncFnOnce(Rc<Integrity>) -> Result<(), Error> + 'static,
+    ) -> Result<(), Error> {
+        let Some(used) = self.slot(member).filter(|_| !self.is_out(member)) else { return Ok(()) };
+        let Some(integrity) = used.integrity.clone() else { return Ok(()) };
+        // Nobody may give up an operation of a disk: it goes on by itself.
+        let releasing = tokio::task::spawn_local(async move { what(integrity).await });
+        let is_out = async {
+            while !self.is_out(member) {
+                tokio::time::sleep(ASK).await;
+                // By this whoever watches members sees whether it answers.
+                if let Ok(asked) = used.disk.begin(Op::Flush, &self.scratch, 0) {
+                    let _ = asked.apart().await;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            released = releasing => match released.unwrap_or(Err(Error::Gone)) {
+                Ok(()) => Ok(()),
+                Err(why) => self.out(member, why).await,
+            },
+            () = is_out => Ok(()),
+        }
+    }
+
+    /// Writes the checksums of all where nobody has written since this was asked last.
+    ///
+    /// # Errors
+    /// That nobody could be told of a member that failed it.
+    pub async fn settle_quiet(&self) -> Result<(), Error> {
+        for (member, _) in self.all() {
+            let settle = async |integrity: Rc<Integrity>| integrity.settle_quiet().await;
+            self.release(member, settle).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the checksums of all where nobody writes: others may do so from now on.
+    ///
+    /// # Errors
+    /// That nobody could be told of a member that failed it.
+    pub async fn release_idle(&self) -> Result<(), Error> {
+        for (member, _) in self.all() {
+            let release = async |integrity: Rc<Integrity>| integrity.release_idle().await;
+            self.release(member, release).await?;
+        }
         Ok(())
     }
 
@@ -681,6 +751,7 @@ impl Array {
     pub async fn close(&self) -> Result<(), Error> {
         self.flush().await?;
         self.save_maps().await?;
+        self.release_idle().await?;
         self.pass().await
     }
 
@@ -738,6 +809,9 @@ impl Array {
     }
 }
 
+/// How often a member is asked for something while its checksums are written.
+const ASK: Duration = Duration::from_secs(1);
+
 /// The bit of a member among all.
 pub(super) fn bit(member: u16) -> Bits {
     1u128.checked_shl(member.into()).unwrap_or(0)
@@ -760,10 +834,10 @@ impl Drop for Logging<'_> {
 
 impl Used {
     fn new(watch: &Rc<Watch>, number: u16, member: Member, first: u64) -> Self {
-        let Member { dev, ring, ring_at, is_out, errors } = member;
+        let Member { dev, ring, ring_at, is_out, errors, integrity } = member;
         let disk = watch.put(number, (dev, ring_at), errors);
         let log = Log::new(ring, Rc::clone(&disk), ring_at, first);
         let marked = if is_out { OnceCell::new_with(Some(Ok(()))) } else { OnceCell::new() };
-        Self { disk, log, marked }
+        Self { disk, log, integrity, marked }
     }
 }

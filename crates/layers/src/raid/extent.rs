@@ -81,6 +81,7 @@ impl Extent {
     /// # Errors
     /// That none of them can be read.
     pub async fn load(self, array: &Array) -> Result<Self, Error> {
+        self.columns.iter().for_each(|column| array.takes(column));
         let rows = stored_map::rows(&self.shape);
         if rows == 0 {
             return Ok(self);
@@ -179,6 +180,12 @@ impl Extent {
             Some((_, known)) => known.extend(&places),
             None => lacking.push((column, places)),
         }
+    }
+
+    /// Whether a row of a column lies in a place that no stripe has.
+    pub(super) fn is_spare(&self, row: u64) -> bool {
+        let place = u32::try_from(row / u64::from(self.shape.strip_rows())).unwrap_or(u32::MAX);
+        self.placement.is_free(place)
     }
 
     /// Rows of a column, all that belongs to it.

@@ -104,6 +104,11 @@ impl Placement {
         self.map.borrow().place_of(stripe)
     }
 
+    /// Whether there is such a place, and no stripe has it, or is about to.
+    pub(super) fn is_free(&self, place: u32) -> bool {
+        self.map.borrow().free.contains(&place)
+    }
+
     /// Waits for a place that no stripe has. Whoever has one waits for no other.
     pub(super) async fn take(&self) -> Spare<'_> {
         loop {

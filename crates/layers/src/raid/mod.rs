@@ -179,6 +179,7 @@ impl Raid {
     pub fn replace(&self, index: u32, column: u16, to: Column) {
         let mut extents = self.extents.borrow_mut();
         if let Some(Some(place)) = extents.get_mut(index as usize) {
+            self.array.takes(&to);
             *place = Rc::new(place.moved_to(column, to));
         }
     }
@@ -238,6 +239,7 @@ impl Raid {
         let _alone = self.allocating.lock(index.into()).await;
         if self.extent(index).is_none() {
             let extent = self.room.extent(index).await?;
+            extent.columns.iter().for_each(|column| self.array.takes(column));
             self.put(index, extent);
         }
         Ok(())

@@ -37,6 +37,7 @@ impl Raid {
         };
         // What the logs still have names members by what is where now.
         self.array.let_go(&extent).await?;
+        self.array.takes(&to);
         if extent.is_lacking() || !self.copy_column(&extent, from, to).await? {
             return Ok(false);
         }
@@ -62,21 +63,29 @@ impl Raid {
     /// Copies all of a column; whether all of it could be read, and is durable where it is now.
     async fn copy_column(&self, extent: &Extent, from: Column, to: Column) -> Result<bool, Error> {
         let (mut row, end) = (0, extent.rows());
+        // Where some cannot be read they are read one by one.
+        let mut singly = 0;
         while row < end {
             if self.stops() {
                 return Ok(false);
             }
-            let rows = u32::try_from(end - row).unwrap_or(AT_ONCE).min(AT_ONCE);
+            let most = if row < singly { 1 } else { AT_ONCE };
+            let rows = u32::try_from(end - row).unwrap_or(most).min(most);
             let _room = self.array.room(rows).await;
             let read = self.array.read(from.member, from.at + row, rows, &self.array.scratch).await;
-            let data = match read {
-                Ok(data) => data,
+            match read {
+                Ok(data) => self.array.write(to.member, to.at + row, data, false).await?,
+                // Nobody misses what belongs to no stripe.
+                Err(_) if (row..row + u64::from(rows)).all(|row| extent.is_spare(row)) => {}
+                Err(_) if rows > 1 => {
+                    singly = row + u64::from(rows);
+                    continue;
+                }
                 Err(why) => {
                     tracing::warn!(member = from.member, error = %why, "a piece cannot be moved");
                     return Ok(false);
                 }
-            };
-            self.array.write(to.member, to.at + row, data, false).await?;
+            }
             row += u64::from(rows);
         }
         self.array.flush().await?;

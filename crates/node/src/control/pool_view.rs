@@ -130,6 +130,7 @@ fn disk(pool: &PoolName, disk: &engine::PoolDisk) -> PoolDisk {
         behind_pieces: disk.behind_pieces,
         read_errors: disk.read_errors,
         write_errors: disk.write_errors,
+        checksum_errors: disk.checksum_errors,
         slow: disk.slow,
         slow_times: disk.slow_times,
         slow_reads: disk.slow_reads,
@@ -150,6 +151,7 @@ fn disk_seen(disk: &SeenDisk) -> PoolDisk {
         behind_pieces: 0,
         read_errors: 0,
         write_errors: 0,
+        checksum_errors: 0,
         slow: false,
         slow_times: 0,
         slow_reads: 0,
@@ -189,6 +191,7 @@ pub(super) fn pool(facts: &PoolFacts) -> Pool {
         level: report.map(|r| level_text(r.level, r.columns)),
         columns: report.map(|r| r.columns),
         strip_bytes: report.map(|r| r.strip_bytes),
+        checksums: report.map(|r| r.checksums),
         capacity: report.map(capacity),
         survives: report.and_then(|r| r.bears),
         disks: match report {
@@ -281,7 +284,12 @@ fn disk_finding(disk: &engine::PoolDisk, report: &PoolReport) -> Option<(Severit
         PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving if errors > 0 => {
             let (reads, writes) = (disk.read_errors, disk.write_errors);
             let slow = if disk.slow { ", and is slow" } else { "" };
-            let message = format!("{named} has failed {reads} reads and {writes} writes{slow}");
+            let wrong = match disk.checksum_errors {
+                0 => String::new(),
+                n => format!(", of which {n} reads gave what was not written"),
+            };
+            let message =
+                format!("{named} has failed {reads} reads and {writes} writes{wrong}{slow}");
             Some((Severity::Warning, message))
         }
         PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving if disk.slow => {
@@ -316,6 +324,7 @@ pub(crate) mod tests {
             behind_pieces: 0,
             read_errors: 0,
             write_errors: 0,
+            checksum_errors: 0,
             slow: false,
             slow_times: 0,
             slow_reads: 0,
@@ -332,6 +341,7 @@ pub(crate) mod tests {
             level: Level::Parity,
             columns: 3,
             strip_bytes: 65536,
+            checksums: false,
             raw_bytes: 3 << 40,
             usable_bytes: 2 << 40,
             allocated_bytes: 1 << 29,
@@ -443,6 +453,11 @@ pub(crate) mod tests {
         assert_eq!(found[0].1, "disk S2 at /dev/sd2 has failed 0 reads and 3 writes");
         assert!(found[1].1.contains("cannot be repaired"));
         let disk = &mut facts.report.as_mut().unwrap().disks[2];
+        (disk.read_errors, disk.checksum_errors) = (5, 4);
+        let is = "disk S2 at /dev/sd2 has failed 5 reads and 3 writes, of which 4 reads gave what was not written";
+        assert_eq!(told(&facts)[0].1, is);
+        let disk = &mut facts.report.as_mut().unwrap().disks[2];
+        (disk.read_errors, disk.checksum_errors) = (0, 0);
         (disk.write_errors, disk.slow, disk.slow_times, disk.slow_reads) = (0, true, 2, 70);
         let (_, message, hint) = &told(&facts)[0];
         let is =

@@ -30,6 +30,8 @@ pub struct NewPool {
     pub columns: Option<u16>,
     /// Bytes of a stripe on one disk.
     pub strip_bytes: u32,
+    /// Whether what lies in it has checksums.
+    pub checksums: bool,
     /// Its disks.
     pub disks: Vec<NewDisk>,
     /// Its spares.
@@ -204,7 +206,7 @@ impl Engine {
         record: &PoolRecord,
         new: NewPool,
     ) -> Result<PoolReport, BackingError> {
-        let NewPool { level, columns, strip_bytes, disks, spares } = new;
+        let NewPool { level, columns, strip_bytes, checksums, disks, spares } = new;
         let (id, rings, name) = (record.id, record.rings, record.name.to_string());
         self.begin_pool(record, move |k| async move {
             let buffered = false;
@@ -215,6 +217,7 @@ impl Engine {
                 columns,
                 strip_bytes,
                 rings,
+                checksums,
                 disks,
                 spares,
                 buffered,

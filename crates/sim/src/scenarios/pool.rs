@@ -1,4 +1,4 @@
-//! A volume of a pool through crashes, with disks that fail, are pulled out, come back, or are replaced: as many as its level
+//! A volume of a pool through crashes, with disks that fail, lie, are pulled out, come back, or are replaced: as many as its level
 //! bears, and never more. Afterwards every block must hold a value that the history permits, and all is made whole again.
 
 use std::cell::RefCell;
@@ -44,12 +44,15 @@ struct Shelf {
     out: Vec<usize>,
     /// Whether one more may be lost, by what was told last, and nothing has happened since.
     bears: bool,
+    /// Those that have lied: their checksums need not have fitted.
+    lied: Vec<PathBuf>,
 }
 
 struct Bench {
     world: World,
     host: Host,
     level: Level,
+    checksums: bool,
     span: Blocks,
     shelf: Rc<RefCell<Shelf>>,
     checker: Rc<RefCell<Checker>>,
@@ -63,6 +66,8 @@ enum Harm {
     Faults(usize),
     /// It is pulled out at some moment.
     PullOut(usize),
+    /// It forgets what it was told to write, writes it elsewhere, and gives back something else.
+    Lies(usize),
 }
 
 /// Plays it.
@@ -84,7 +89,8 @@ pub(crate) async fn play(world: World) -> Result<(), String> {
     let at = *rng.pick(&[0, (32 << 20) - (blocks / 2), VOLUME_BYTES - blocks]);
     let (at, count) = (at / u64::from(block_size), blocks / u64::from(block_size) / 4);
     let span = Blocks::new(Lba(at), count);
-    let bench = Bench { world: world.clone(), host, level, span, shelf, checker };
+    let checksums = rng.chance(0.5);
+    let bench = Bench { world: world.clone(), host, level, checksums, span, shelf, checker };
     (0..disks).for_each(|_| drop(bench.new_disk()));
     bench.create(block_size).await?;
     for _ in 0..rng.between(2, 5) {
@@ -107,6 +113,30 @@ async fn look(pool: Rc<Pool>, paths: Vec<PathBuf>, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
         pool.bring_back(paths.clone()).await;
+    }
+}
+
+/// What a pool says of itself. Disks fail, but only those that have lied give back what nobody wrote.
+fn sound(pool: &Pool, shelf: &Shelf) -> Result<PoolReport, String> {
+    let report = pool.report();
+    let lied = |path: &Option<PathBuf>| path.as_ref().is_some_and(|path| shelf.lied.contains(path));
+    match report.disks.iter().all(|disk| disk.checksum_errors == 0 || lied(&disk.path)) {
+        true => Ok(report),
+        false => Err(format!("checksums do not fit: {report:?}")),
+    }
+}
+
+/// Reads and compares all, and nothing is beyond repair.
+async fn scrub(pool: &Pool) -> Result<(), String> {
+    pool.scrub().map_err(|e| e.to_string())?;
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let report = pool.report();
+        match report.scrub {
+            Some(ref scrub) if scrub.running => {}
+            Some(ref scrub) if scrub.unrepairable == 0 => return Ok(()),
+            _ => return Err(format!("after lies: {report:?}")),
+        }
     }
 }
 
@@ -142,6 +172,7 @@ impl Bench {
             columns: None,
             strip_bytes: *self.world.rng().pick(&[16 << 10, 64 << 10]),
             rings: 1,
+            checksums: self.checksums,
             disks,
             spares: Vec::new(),
             buffered: false,
@@ -178,7 +209,11 @@ impl Bench {
             return Harm::None;
         }
         let victim = usize::try_from(rng.below(shelf.disks.len() as u64)).expect("few");
-        if rng.chance(0.5) { Harm::Faults(victim) } else { Harm::PullOut(victim) }
+        match rng.below(5) {
+            0 if self.checksums => Harm::Lies(victim),
+            1 | 2 => Harm::PullOut(victim),
+            _ => Harm::Faults(victim),
+        }
     }
 
     /// How a disk misbehaves.
@@ -235,6 +270,9 @@ impl Bench {
         self.plug_in();
         let harm = self.draw_harm();
         self.world.note(format!("{harm:?}"));
+        if let Harm::Lies(n) = harm {
+            return self.lies(n).await;
+        }
         let bad = self.draw_faults();
         let victim = if let Harm::Faults(n) = harm { Some(n) } else { None };
         self.set_faults(|n| if victim == Some(n) { bad.clone() } else { DiskFaults::default() });
@@ -262,7 +300,8 @@ impl Bench {
                 if !errors.is_empty() {
                     return Err(format!("{errors:?}; {:?}", pool.report()));
                 }
-                shelf.borrow_mut().bears = bears_more(&pool.report());
+                let report = sound(&pool, &shelf.borrow())?;
+                shelf.borrow_mut().bears = bears_more(&report);
             }
         });
         let longest = match bad.stall_for {
@@ -270,20 +309,7 @@ impl Bench {
             _ if rng.chance(0.3) => 8000,
             _ => 400,
         };
-        let crash = async {
-            let some = || rng.time(Duration::ZERO, Duration::from_millis(longest / 2));
-            tokio::time::sleep(some()).await;
-            if let Harm::PullOut(n) = harm {
-                self.pull_out(n);
-                tokio::time::sleep(some() / 2).await;
-                if rng.chance(0.4) {
-                    self.world.note(format!("disk {n} is plugged in at once"));
-                    self.shelf.borrow_mut().out.retain(|out| *out != n);
-                    self.disk(n).into_iter().for_each(|disk| disk.plug_in());
-                }
-            }
-            tokio::time::sleep(some()).await;
-        };
+        let crash = self.meanwhile(harm, Duration::from_millis(longest / 2));
         let ended: Option<Result<(), String>> = tokio::select! {
             biased;
             ended = work.join() => ended,
@@ -298,6 +324,75 @@ impl Bench {
         }
         let kill = rng.chance(0.25) && bad.sync_error == 0.0;
         let loss = end(&self.host, &self.world, !kill);
+        self.checker.borrow_mut().crash(loss);
+        Ok(())
+    }
+
+    /// What happens beside the load, at moments up to so far apart.
+    async fn meanwhile(&self, harm: Harm, apart: Duration) {
+        let rng = self.world.rng();
+        let some = || rng.time(Duration::ZERO, apart);
+        tokio::time::sleep(some()).await;
+        if let Harm::PullOut(n) = harm {
+            self.pull_out(n);
+            tokio::time::sleep(some() / 2).await;
+            if rng.chance(0.4) {
+                self.world.note(format!("disk {n} is plugged in at once"));
+                self.shelf.borrow_mut().out.retain(|out| *out != n);
+                self.disk(n).into_iter().for_each(|disk| disk.plug_in());
+            }
+        }
+        tokio::time::sleep(some()).await;
+    }
+
+    /// Load on a disk that lies; a scrub afterwards, and an orderly end: when power fails what was written last is believed.
+    async fn lies(&self, n: usize) -> Result<(), String> {
+        self.set_faults(|_| DiskFaults::default());
+        let rng = self.world.rng();
+        let rate = || if rng.chance(0.5) { 0.0 } else { 0.1 * rng.unit() };
+        let lies = DiskFaults {
+            bit_rot: rate(),
+            lost_write: rate(),
+            misdirected_write: rate(),
+            misdirected_read: rate(),
+            ..DiskFaults::default()
+        };
+        {
+            let mut shelf = self.shelf.borrow_mut();
+            let path = shelf.disks[n].clone();
+            shelf.lied.push(path);
+            shelf.bears = false;
+        }
+        let (checker, span, seed) = (Rc::clone(&self.checker), self.span, rng.u64());
+        let (paths, disk) = (self.paths(), self.disk(n).ok_or("there is no such disk")?);
+        let rounds = 1 + seed % 20;
+        let work = self.host.run(move |core| async move {
+            let buffers = core.pool().clone();
+            let (pool, seat, dev) = open(&core, paths).await?;
+            let load = Workload::new(Client::new(&dev, &buffers), span, 4, seed);
+            load.audit(&checker).await.map_err(|v| v.to_string())?;
+            disk.set_faults(lies);
+            for _ in 0..rounds {
+                load.run(&checker, 10).await.map_err(|v| v.to_string())?;
+            }
+            load.audit(&checker).await.map_err(|v| v.to_string())?;
+            disk.set_faults(DiskFaults::default());
+            scrub(&pool).await?;
+            load.audit(&checker).await.map_err(|v| v.to_string())?;
+            let errors = load.take_errors();
+            if !errors.is_empty() {
+                return Err(format!("{errors:?}; {:?}", pool.report()));
+            }
+            drop((load, dev));
+            seat.close().await.map_err(|e| e.to_string())?;
+            pool.close().await.map_err(|e| e.to_string())
+        });
+        match tokio::time::timeout(PATIENCE, work.join()).await {
+            Ok(Some(result)) => result?,
+            Ok(None) => return Err("the host crashed by itself".into()),
+            Err(_) => return Err(format!("with a disk that lies it does not end in {PATIENCE:?}")),
+        }
+        let loss = end(&self.host, &self.world, false);
         self.checker.borrow_mut().crash(loss);
         Ok(())
     }
@@ -318,7 +413,7 @@ impl Bench {
         }
         let (checker, span, seed) = (Rc::clone(&self.checker), self.span, self.world.rng().u64());
         let (paths, last) = (self.paths(), Rc::new(RefCell::new(String::new())));
-        let told = Rc::clone(&last);
+        let (told, shelf) = (Rc::clone(&last), Rc::clone(&self.shelf));
         let work = self.host.run(move |core| async move {
             let buffers = core.pool().clone();
             let (pool, seat, dev) = open(&core, paths).await?;
@@ -339,6 +434,7 @@ impl Bench {
             if !errors.is_empty() {
                 return Err(format!("without faults: {errors:?}"));
             }
+            sound(&pool, &shelf.borrow())?;
             drop((load, dev));
             seat.close().await.map_err(|e| e.to_string())?;
             pool.close().await.map_err(|e| e.to_string())?;

@@ -72,9 +72,11 @@ pub(crate) fn pool(p: &Pool) -> String {
 
 fn shape(p: &Pool) -> String {
     match (p.columns, p.strip_bytes) {
+        (Some(1), _) if p.checksums == Some(true) => ", one disk in a stripe, checksums".to_owned(),
         (Some(1), _) => ", one disk in a stripe".to_owned(),
         (Some(columns), Some(strip)) => {
-            format!(", {columns} disks in a stripe, strips of {}", Size(strip.into()))
+            let sums = if p.checksums == Some(true) { ", checksums" } else { "" };
+            format!(", {columns} disks in a stripe, strips of {}{sums}", Size(strip.into()))
         }
         _ => String::new(),
     }
@@ -136,10 +138,19 @@ fn disks(all: &[PoolDisk]) -> String {
             disk_state(d).to_owned(),
             d.size_bytes.map_or_else(unknown, |b| Size(b).to_string()),
             d.member.map_or_else(unknown, |_| format!("{} of {}{behind}", d.pieces, d.room)),
-            d.member.map_or_else(unknown, |_| format!("{} / {}", d.read_errors, d.write_errors)),
+            d.member.map_or_else(unknown, |_| errors(d)),
         ]
     };
     table(&head, &[0, 4], all.iter().map(row))
+}
+
+/// Reads and writes that have failed, and how many of these reads gave what was not written.
+fn errors(disk: &PoolDisk) -> String {
+    let wrong = match disk.checksum_errors {
+        0 => String::new(),
+        n => format!(" ({n} wrong)"),
+    };
+    format!("{} / {}{wrong}", disk.read_errors, disk.write_errors)
 }
 
 fn disk_state(disk: &PoolDisk) -> &'static str {
@@ -170,6 +181,7 @@ mod tests {
             read_errors: 0,
             write_errors: 0,
             slow: false,
+            checksum_errors: 0,
             slow_times: 0,
             slow_reads: 0,
             action: None,
@@ -184,6 +196,7 @@ mod tests {
             level: Some("RAID 5".into()),
             columns: Some(3),
             strip_bytes: Some(65536),
+            checksums: Some(false),
             capacity: Some(PoolCapacity {
                 raw_bytes: 12 << 40,
                 usable_bytes: 8 << 40,
@@ -213,6 +226,7 @@ mod tests {
             level: None,
             columns: None,
             strip_bytes: None,
+            checksums: None,
             capacity: None,
             survives: None,
             disks: vec![seen(0), seen(1), seen(2)],
@@ -242,6 +256,13 @@ mod tests {
             action: Some(action.into()),
             ..disk(1)
         };
+        insta::assert_snapshot!(pool(&p));
+    }
+
+    #[test]
+    fn a_pool_with_a_disk_that_lies() {
+        let mut p = Pool { checksums: Some(true), ..sample() };
+        p.disks[1] = PoolDisk { read_errors: 3, checksum_errors: 2, ..disk(1) };
         insta::assert_snapshot!(pool(&p));
     }
 

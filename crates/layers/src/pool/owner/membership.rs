@@ -307,7 +307,11 @@ impl Pool {
         let marked = match era {
             None => false,
             Some(era) => {
-                recovery::mark_under_way(&self.core, &self.writer, id, &disk, era).await.is_ok()
+                let mended = async {
+                    recovery::mend_checksums(&self.core, &disk).await?;
+                    recovery::mark_under_way(&self.core, &self.writer, id, &disk, era).await
+                };
+                mended.await.is_ok()
             }
         };
         let behind = behind_on(&self.writer.metadata(), id, marked);
@@ -438,9 +442,10 @@ pub(super) fn made(
     metadata: &Metadata,
     number: MemberId,
 ) -> Result<MemberDisk, PoolError> {
-    let (shape, rings, size) = (metadata.shape, metadata.rings, disk.info().size);
+    let Metadata { shape, rings, checksums, .. } = *metadata;
+    let size = disk.info().size;
     let small = || {
-        let needed = Layout::least_bytes(&shape, rings);
+        let needed = Layout::least_bytes(&shape, rings, checksums);
         let what = format!("is too small: it has {size} bytes and needs {needed}");
         PoolError::at(disk.path(), what)
     };
@@ -454,7 +459,7 @@ pub(super) fn made(
         state: State::Making,
         shape,
         rings,
-        layout: Layout::of(size, &shape, rings).ok_or_else(small)?,
+        layout: Layout::of(size, &shape, rings, checksums).ok_or_else(small)?,
         opened: Stamp { opening: 0, version: 0, id: Uuid::nil() },
     };
     Ok(MemberDisk::new(disk, core.pool().account(), label))

@@ -264,7 +264,7 @@ fn one_with_something_under_way_does_not_come_back() {
         let again = || {
             let dev = Dev::shared(Rc::clone(&scene.disks.mems.borrow()[1]));
             let (ring, errors) = (scene.disks.ring(1, 0), std::sync::Arc::default());
-            Member { dev, ring, ring_at: Lba(0), is_out: false, errors }
+            Member { dev, ring, ring_at: Lba(0), is_out: false, errors, integrity: None }
         };
         assert_eq!(scene.array.put(1, again()), Err(StillBusy));
         assert!(scene.array.is_out(1));

@@ -89,7 +89,7 @@ impl Control {
             let has = |path: &PathBuf| r.disks.iter().any(|d| d.path.as_ref() == Some(path));
             r.level == level
                 && columns.is_none_or(|columns| columns == r.columns)
-                && r.strip_bytes == ask.strip_bytes
+                && (r.strip_bytes, r.checksums) == (ask.strip_bytes, ask.checksums)
                 && ask.disks.iter().chain(&ask.spares).all(has)
         });
         if same {
@@ -349,7 +349,8 @@ fn new_pool(ask: &CreatePool) -> NewPool {
         paths.iter().map(disk).collect()
     };
     let (strip_bytes, spares) = (ask.strip_bytes, disks(&ask.spares));
-    NewPool { level, columns, strip_bytes, disks: disks(&ask.disks), spares }
+    let checksums = ask.checksums;
+    NewPool { level, columns, strip_bytes, checksums, disks: disks(&ask.disks), spares }
 }
 
 /// Whether two paths lead to one file.
