@@ -91,7 +91,8 @@ pub struct CreatePool {
     /// How many bytes of a stripe lie on one disk: 16, 32, 64 (default) or 128 KiB.
     #[serde(default = "default_strip")]
     pub strip_bytes: u32,
-    /// Whether what lies in it has checksums, so that a disk that gives back what was not written is found out, and set right.
+    /// Whether what lies in it has checksums: a disk that gives back what was not written is found out, and set right at every level but
+    /// 0. It cannot be changed later.
     #[serde(default)]
     pub checksums: bool,
     /// The disks: absolute paths of block devices, or of files that have their size.
@@ -334,7 +335,7 @@ pub struct PoolDisk {
     pub read_errors: u64,
     /// Writes that have failed.
     pub write_errors: u64,
-    /// Reads that gave what was not written, where the pool has checksums: they are among those that have failed.
+    /// Reads that gave what was not written, where the pool has checksums. Those that somebody waited for are among those that have failed.
     pub checksum_errors: u64,
     /// Whether it lags far behind the other disks: what can be read from them is not read from it.
     pub slow: bool,

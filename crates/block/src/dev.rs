@@ -322,8 +322,8 @@ impl Dev {
         self.begin(op, ctx, true)
     }
 
-    /// The same of what is [forsaken](Submission::forsake) already: by a layer whose own caller may have done that before the layer
-    /// was polled.
+    /// As [`Self::start`], of a read that nobody may believe in the end: its range is not checked against others in flight. For a layer
+    /// whose caller may have [forsaken](Submission::forsake) its own operation before the layer was polled.
     ///
     /// # Errors
     /// Those of [`Self::start`].

@@ -12,7 +12,7 @@ use layers::pool::{
 };
 use layers::raid::geometry::Level;
 use rt::Core;
-use rt::sim::{DiskFaults, DiskSetup, Host, HostSetup};
+use rt::sim::{DiskFaults, DiskSetup, Host, HostSetup, Latency};
 use uuid::Uuid;
 
 use crate::common::{VOLUME, core_of, succeed};
@@ -234,6 +234,46 @@ fn a_disk_that_comes_back_in_the_middle_of_a_rebuild() {
     }
 }
 
+/// A disk comes back while others are written for the first time since it went: by its checksums it takes long to come in, and what
+/// it has not got meanwhile is not read from it.
+#[test]
+fn what_is_written_while_a_disk_comes_in_is_not_read_from_it() {
+    // Blocks from one of what is marked at once to the next.
+    const APART: usize = 512;
+    for moment in 0..20 {
+        play(move |host| async move {
+            let bench = Bench::checked(host, FEW).await;
+            // Nothing is being written any more.
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            bench.disk(1).pull_out();
+            bench.write(0..16, 2).await;
+            bench.look().await;
+            bench.disk(1).plug_in();
+            let (min, max) = (Duration::from_millis(40), Duration::from_millis(60));
+            let latency = Latency { min, max, outlier_every: 0 };
+            bench.disk(1).set_faults(DiskFaults { latency, ..DiskFaults::default() });
+            let pool = Rc::clone(&bench.pool);
+            let looking =
+                tokio::task::spawn_local(async move { pool.bring_back(paths(MORE)).await });
+            tokio::time::sleep(Duration::from_millis(400 * moment)).await;
+            let places = || (512..bench.blocks).step_by(APART).map(|at| at..at + 16);
+            for blocks in places() {
+                bench.write(blocks, 3).await;
+            }
+            looking.await.unwrap();
+            assert_eq!(bench.state(1), PoolDiskState::In);
+            bench.disk(1).set_faults(DiskFaults::default());
+            bench.whole().await;
+            bench.disk(0).pull_out();
+            bench.holds(0..16, 2).await;
+            for blocks in places() {
+                bench.holds(blocks, 3).await;
+            }
+            bench.close().await;
+        });
+    }
+}
+
 /// It forgets what it was told to write, writes it elsewhere, and gives back what nobody wrote. With one parity only checksums tell who
 /// of the row is wrong.
 #[test]
@@ -288,7 +328,7 @@ fn a_disk_that_stops_holds_up_no_end() {
     });
 }
 
-/// Checksums fit wherever a piece has gone, and on whichever core.
+/// Checksums fit wherever a piece has gone.
 #[test]
 fn checksums_fit_after_openings_and_moves() {
     play(|host| async move {

@@ -24,7 +24,7 @@ struct Args {
     /// Play every seed twice and compare the traces
     #[arg(long)]
     twice: bool,
-    /// Print every event
+    /// Print every event, and what the product logs
     #[arg(long, short)]
     verbose: bool,
     /// Stop after so many failures

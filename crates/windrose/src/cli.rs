@@ -470,7 +470,8 @@ pub(crate) struct CreatePoolArgs {
     /// How much of a stripe lies on one disk: 16K, 32K, 64K or 128K.
     #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = strip)]
     pub(crate) strip: u32,
-    /// Keep a checksum of each 4 KiB: a disk that gives back what was not written is found out, and set right. For good; costs writes.
+    /// Keep a checksum of each 4 KiB: a disk that gives back what was not written is found out, and set right at every level but 0.
+    /// Cannot be changed later; costs some writes.
     #[arg(long)]
     pub(crate) checksums: bool,
     /// Disk that takes the place of one that fails. May be repeated.

@@ -214,7 +214,7 @@ impl Cluster {
         self.nodes[at].command(&["volume", "switch", &volume.name, "--to", NAMES[to]]).map(drop)
     }
 
-    /// Has the nodes compare the copies of a volume that they hold, which the one does that puts its writes in order.
+    /// Compares the copies of a volume. The node of the primary copy is asked: only that one does it.
     pub(crate) fn verify(&self, volume: &Mirrored) -> Result<()> {
         let shown = self.nodes[A].query(&["volume", "show", &volume.name])?;
         let copies = shown.pointer("/copies").and_then(Value::as_array).context("no copies")?;

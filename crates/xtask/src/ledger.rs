@@ -25,7 +25,7 @@ pub(crate) fn skip<T>(reason: impl Into<String>) -> Result<T> {
     Err(Skip(reason.into()).into())
 }
 
-/// How much of its reason is told once more with the verdict: those who see the end of a run only have to know.
+/// Lines of a failure's reason that are repeated with the verdict, for those who see only the end of a run.
 const REASON_LINES: usize = 12;
 
 /// A check that failed, and why: the last lines of it.
@@ -87,7 +87,10 @@ impl Ledger {
                 ("passed", count, _) => self.passed += count.parse::<usize>().unwrap_or(0),
                 ("failed", name, why) => self.failed.push(Failure { name, why }),
                 ("skipped", name, reason) => self.skipped.push((name, reason)),
-                _ => self.fail("unreadable report", line),
+                _ => {
+                    let name = "unreadable report".to_owned();
+                    self.failed.push(Failure { name, why: line.to_owned() });
+                }
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Checksums of what lies in the units of a disk: wrong data is a read error, of which whoever reads makes the rest.
+//! Checksums of what lies in the units of a disk: wrong data is a read error, which whoever reads makes good from other disks.
 //!
 //! The last rows of each unit hold the sums of the others. Before a row is written its [`Area`] is on a list on the disk of those whose
 //! sums may not fit; after a crash these are made anew. What is hot stays on the list and costs nothing
@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use block::{
     Account, BufMut, Bufs, Class, Ctx, Dev, Epoch, Error, FlushGate, Info, Layer, Lba, Op,
@@ -37,6 +38,10 @@ const LET_GO: usize = 32;
 /// Areas that leave the list at once.
 const SETTLED_AT_ONCE: usize = 16;
 
+/// How often sums that cannot be read are asked for by whoever has to write there, and how long after each other.
+const TRIES: u32 = 5;
+const BETWEEN_TRIES: Duration = Duration::from_millis(200);
+
 /// Rows that are read at once to make sums anew.
 const ANEW_ROWS: u32 = 16;
 
@@ -48,7 +53,9 @@ pub struct Integrity {
     below: Dev,
     place: Place,
     whose: Whose,
-    /// Where the two blocks of the list lie.
+    /// What the disk is called in the log.
+    path: String,
+    /// Where the blocks of the list lie.
     list_at: u64,
     /// Memory of its own; `pages` counts what of it is not for sums.
     memory: Ctx,
@@ -56,9 +63,13 @@ pub struct Integrity {
     known: RefCell<FxHashMap<Area, Rc<Known>>>,
     /// Counts uses, so that the one that was used least recently is told.
     uses: Cell<u64>,
-    /// How many are on the list, and how many are so on the disk.
+    /// How many are on the list.
     listed: Cell<usize>,
-    on_disk: Cell<usize>,
+    /// How often areas have left the list, and how often they had when that on the disk was made.
+    left: Cell<u64>,
+    left_on_disk: Cell<u64>,
+    /// Why sums or the list could not be written: nothing can be any more.
+    failed: Cell<Option<Error>>,
     /// That of the last list.
     sequence: Cell<u64>,
     lists: FlushGate,
@@ -66,7 +77,7 @@ pub struct Integrity {
     settling: Mutex<()>,
     /// An area may leave the list, or has.
     changed: Notify,
-    /// Where rows are counted that are not what was written.
+    /// Where reads are counted that gave what was not written.
     wrong: Arc<AtomicU64>,
     /// Most areas on the list.
     most: usize,
@@ -129,32 +140,37 @@ impl Integrity {
     /// Memory that it takes, in bytes.
     pub const MEMORY: usize = (MOST_KNOWN + PAGES as usize) * ROW;
 
-    /// The rows of `below`, in blocks of 4 KiB, of which those at `place` are checked. The two blocks from `list_at` on are its own. What
-    /// a crash has left there is made anew first.
+    /// The rows of `below`, in blocks of 4 KiB and zero where they were unmapped, of which those at `place` are checked. The
+    /// [`LIST_BLOCKS`](stored::LIST_BLOCKS) from `list_at` on are its own. What a crash has left there is made anew first. Waits while others have the memory.
     ///
     /// # Errors
-    /// That the list cannot be read, or is of a release that is not known; [`Error::NoSpace`] if there is too little memory.
+    /// That the list cannot be read, or is of a release that is not known; [`Error::NoSpace`] if the core could never give so much
+    /// memory.
     pub async fn new(
         below: Dev,
         place: Place,
-        whose: Whose,
+        (whose, path): (Whose, &str),
         list_at: u64,
         account: &Account,
         wrong: Arc<AtomicU64>,
     ) -> Result<Self, Error> {
+        debug_assert!(below.info().unmap_zeroes, "what was unmapped has the sum of zeroes");
         let credit = account.credit(Self::MEMORY, Class::Immediate).await;
         let credit = credit.map_err(|_| Error::NoSpace)?;
         let this = Self {
             below,
             place,
             whose,
+            path: path.to_owned(),
             list_at,
             memory: Ctx::new(credit, Epoch::default()),
             pages: Semaphore::new(PAGES as usize),
             known: RefCell::default(),
             uses: Cell::new(0),
             listed: Cell::new(0),
-            on_disk: Cell::new(0),
+            left: Cell::new(0),
+            left_on_disk: Cell::new(0),
+            failed: Cell::new(None),
             sequence: Cell::new(0),
             lists: FlushGate::default(),
             settling: Mutex::default(),
@@ -185,28 +201,32 @@ impl Integrity {
 
     /// Makes the sums anew of what is on the list that was written last.
     async fn recover(&self) -> Result<(), Error> {
-        let pages = self.take(2).await;
-        let op = Op::Read { at: Lba(self.list_at), blocks: 2 };
-        let blocks = self.below.submit(op, &self.memory).await?.to_vec();
         let mut newest: Option<(u64, Vec<Area>)> = None;
+        let mut blocks = Vec::new();
+        for slot in 0..2 {
+            let (copies, failure) = self.read_copies(self.list_slot(slot)).await?;
+            // Where neither can be read nobody knows what was being written.
+            failure.filter(|_| copies.is_empty()).map_or(Ok(()), Err)?;
+            blocks.extend(copies);
+        }
         for block in blocks.chunks_exact(ROW).filter_map(row) {
             let found = stored::parse_list(block, &self.place, self.whose);
             let found = found.map_err(|why| {
-                tracing::error!(disk = self.below.name(), error = %why, "the checksums of a disk cannot be trusted");
+                tracing::error!(path = %self.path, error = %why, "the checksums of a disk cannot be trusted");
                 Error::Corrupt { at: Lba(self.list_at) }
             })?;
             newest = newest.into_iter().chain(found).max_by_key(|(sequence, _)| *sequence);
         }
-        drop(pages);
         let Some((sequence, areas)) = newest else { return Ok(()) };
         self.sequence.set(sequence);
-        self.on_disk.set(areas.len());
+        // None of them is on the list here.
+        self.left.set(u64::from(!areas.is_empty()));
         for area in &areas {
             let sums = self.made_anew(*area).await?;
             self.write_sums(*area, &sums).await?;
         }
         if !areas.is_empty() {
-            tracing::info!(member = %self.whose.member, ring = self.whose.ring, areas = areas.len(), "checksums of what was being written are made anew");
+            tracing::info!(path = %self.path, ring = self.whose.ring, areas = areas.len(), "checksums of what was being written are made anew");
             self.flush().await?;
         }
         Ok(())
@@ -257,40 +277,72 @@ impl Integrity {
 
     /// The sums of an area.
     async fn sums<'a>(&self, known: &'a Known, area: Area) -> Result<&'a RefCell<Sums>, Error> {
-        known.sums.get_or_try_init(|| self.load(area)).await
+        known.sums.get_or_try_init(|| self.load(area, false)).await
     }
 
-    async fn load(&self, area: Area) -> Result<RefCell<Sums>, Error> {
-        let mut found = self.read_sums(area).await?;
-        // A read that went elsewhere has found something else, and often enough zeroes.
-        if found.as_ref().is_none_or(|sums| *sums == stored::no_sums()) {
-            found = self.read_sums(area).await?;
+    /// The same for whoever has to write there: sums that the disk does not give back are nobody's after a while.
+    async fn sums_to_change<'a>(
+        &self,
+        known: &'a Known,
+        area: Area,
+    ) -> Result<&'a RefCell<Sums>, Error> {
+        known.sums.get_or_try_init(|| self.load(area, true)).await
+    }
+
+    async fn load(&self, area: Area, gives_up: bool) -> Result<RefCell<Sums>, Error> {
+        let mut tries = 0;
+        loop {
+            let found = self.read_sums(area).await;
+            tries += 1;
+            // A read that went elsewhere has found something else, and often enough zeroes.
+            let is_sure = tries > 1;
+            match found {
+                Ok(Some(sums)) if is_sure || *sums != *stored::no_sums() => {
+                    return Ok(RefCell::new(sums));
+                }
+                Ok(None) if is_sure => break,
+                Ok(_) => {}
+                Err(Error::Gone) => return Err(Error::Gone),
+                Err(why) if is_sure && !gives_up => return Err(why),
+                Err(_) if tries >= TRIES => break,
+                Err(_) => tokio::time::sleep(BETWEEN_TRIES).await,
+            }
         }
-        if let Some(sums) = found {
-            return Ok(RefCell::new(sums));
-        }
-        tracing::error!(member = %self.whose.member, unit = area.unit, area = area.number, "a disk of the pool has lost checksums: what they were of is not believed");
+        tracing::error!(path = %self.path, unit = area.unit, area = area.number, "a disk of the pool has lost checksums: what they were of is not believed");
         Ok(RefCell::new(stored::unknown_sums()))
     }
 
-    /// The sums of an area, if a disk gives them back.
+    /// The sums of an area; none if what the disk gives back is something else.
     async fn read_sums(&self, area: Area) -> Result<Option<Sums>, Error> {
+        let (found, failure) = self.read_copies(self.place.sums_at(area)).await?;
+        match (stored::parse_copies(&found, area, self.whose.member), failure) {
+            (None, Some(why)) => Err(why),
+            (sums, _) => Ok(sums),
+        }
+    }
+
+    /// What can be read of the copies of a block, and why others cannot.
+    async fn read_copies(&self, first: u64) -> Result<(Vec<u8>, Option<Error>), Error> {
         let _pages = self.take(COPIES).await;
-        let first = self.place.sums_at(area);
-        let mut found = Vec::new();
-        match self.below.submit(Op::Read { at: Lba(first), blocks: COPIES }, &self.memory).await {
-            Ok(data) => found.extend(data.to_vec()),
+        // A read that nobody waits for any more may meet a write of them.
+        let read = async |at: u64, blocks: u32| {
+            let op = Op::Read { at: Lba(at), blocks };
+            self.below.start_forsaken(op, &self.memory)?.await.map(|data| data.to_vec())
+        };
+        match read(first, COPIES).await {
+            Ok(both) => return Ok((both, None)),
             Err(Error::Gone) => return Err(Error::Gone),
-            Err(_) => {
-                for at in first..first + u64::from(COPIES) {
-                    let op = Op::Read { at: Lba(at), blocks: 1 };
-                    if let Ok(data) = self.below.submit(op, &self.memory).await {
-                        found.extend(data.to_vec());
-                    }
-                }
+            Err(_) => {}
+        }
+        let (mut found, mut failure) = (Vec::new(), None);
+        for at in first..first + u64::from(COPIES) {
+            match read(at, 1).await {
+                Ok(block) => found.extend(block),
+                Err(Error::Gone) => return Err(Error::Gone),
+                Err(why) => failure = Some(why),
             }
         }
-        Ok(stored::parse_copies(&found, area, self.whose.member))
+        Ok((found, failure))
     }
 
     /// Sums of what an area holds, whatever that is.
@@ -352,11 +404,12 @@ impl Integrity {
             listed.map(|(area, known)| (*area, Rc::clone(known))).collect()
         };
         let areas: Vec<Area> = all.iter().map(|(area, _)| *area).collect();
-        let sequence = self.sequence.get() + 1;
+        let (sequence, left) = (self.sequence.get() + 1, self.left.get());
         self.sequence.set(sequence);
         let bytes = stored::list_to_bytes(&areas, sequence, self.whose);
-        self.put(self.list_at + sequence % 2, &bytes, 1, true).await?;
-        self.on_disk.set(areas.len());
+        let put = self.put(self.list_slot(sequence), &bytes, COPIES, true).await;
+        put.inspect_err(|why| self.fail(*why))?;
+        self.left_on_disk.set(left);
         for (_, known) in all {
             if known.listed.get() == Listed::Wanted {
                 known.listed.set(Listed::Durable);
@@ -365,17 +418,45 @@ impl Integrity {
         Ok(())
     }
 
+    /// Where the list of this sequence lies.
+    fn list_slot(&self, sequence: u64) -> u64 {
+        self.list_at + sequence % 2 * u64::from(COPIES)
+    }
+
+    /// Whoever waits for room on the list, or for areas to leave it, would do so for ever.
+    fn fail(&self, why: Error) {
+        self.failed.set(Some(why));
+        self.changed.notify_waiters();
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.failed.get().map_or(Ok(()), Err)
+    }
+
+    fn has_room(&self, parts: &Parts) -> bool {
+        self.listed.get() + self.new_of(parts) <= self.most
+    }
+
+    /// How many of these are not on the list.
+    fn new_of(&self, parts: &Parts) -> usize {
+        parts.iter().filter(|(known, ..)| known.listed.get() == Listed::No).count()
+    }
+
     /// Waits until all these areas may be written: they are on the list. Ends with [`Self::leave`].
     async fn enter(&self, parts: &Parts) -> Result<(), Error> {
         loop {
             // Made before looking: what changes in between is not missed.
             let changed = self.changed.notified();
-            let new = parts.iter().filter(|(known, ..)| known.listed.get() == Listed::No).count();
-            if self.listed.get() + new <= self.most {
-                self.listed.set(self.listed.get() + new);
+            self.check()?;
+            if self.has_room(parts) {
+                self.listed.set(self.listed.get() + self.new_of(parts));
                 break;
             }
-            if !self.settle(SETTLED_AT_ONCE, |_, _| true).await? {
+            let alone = self.settling.lock().await;
+            // Others may have made room.
+            let settled = self.has_room(parts) || self.settle(SETTLED_AT_ONCE, |_, _| true).await?;
+            drop(alone);
+            if !settled {
                 changed.await;
             }
         }
@@ -400,10 +481,10 @@ impl Integrity {
         self.changed.notify_waiters();
     }
 
-    /// Writes the sums of areas of these where nobody writes, at most so many, of those first that were used least recently, and takes
-    /// them off the list. Whether there were any.
+    /// Writes the sums of areas for which `of` holds, which is asked once of each where nobody writes: at most so many, of those first
+    /// that were used least recently. Takes them off the list. Whether there were any. Whoever asks holds `settling`.
     async fn settle(&self, most: usize, of: impl Fn(&Area, &Known) -> bool) -> Result<bool, Error> {
-        let _alone = self.settling.lock().await;
+        self.check()?;
         let mut idle: Vec<(u64, Area, Rc<Known>, u64)> = {
             let known = self.known.borrow();
             let is_idle =
@@ -423,16 +504,19 @@ impl Integrity {
             let sums = known.sums.get()?.borrow().clone();
             Some(async move { self.write_sums(*area, &sums).await })
         });
-        join_all(each).await.into_iter().collect::<Result<(), Error>>()?;
+        let mut written: Result<(), Error> = join_all(each).await.into_iter().collect();
         // Both, what they are of and they themselves, before it may be forgotten that they may not fit.
-        if self.below.info().volatile_cache && !self.makes(Mistake::Unflushed) {
-            self.flush().await?;
+        let is_volatile = self.below.info().volatile_cache && !self.makes(Mistake::Unflushed);
+        if is_volatile && written.is_ok() {
+            written = self.flush().await;
         }
+        written.inspect_err(|why| self.fail(*why))?;
         for (_, _, known, written) in idle {
             let is_same = known.writers.get() == 0 && known.written.get() == written;
             if is_same || self.makes(Mistake::LeavesBusy) {
                 known.listed.set(Listed::No);
                 self.listed.set(self.listed.get() - 1);
+                self.left.set(self.left.get() + 1);
             }
         }
         self.changed.notify_waiters();
@@ -453,10 +537,14 @@ impl Integrity {
         };
         loop {
             let changed = self.changed.notified();
+            self.check()?;
             if !is_listed() {
                 break;
             }
-            if !self.settle(self.most, |area, _| area.unit == unit).await? {
+            let alone = self.settling.lock().await;
+            let settled = self.settle(self.most, |area, _| area.unit == unit).await?;
+            drop(alone);
+            if !settled {
                 changed.await;
             }
         }
@@ -469,7 +557,9 @@ impl Integrity {
     /// # Errors
     /// What the disk says.
     pub async fn release_idle(&self) -> Result<(), Error> {
+        let alone = self.settling.lock().await;
         self.settle(self.most, |_, _| true).await?;
+        drop(alone);
         let is_used = |known: &Rc<Known>| Rc::strong_count(known) > 1;
         {
             let mut known = self.known.borrow_mut();
@@ -488,16 +578,19 @@ impl Integrity {
             let written = known.written.get();
             known.seen.replace(written) == written
         };
+        let alone = self.settling.lock().await;
         self.settle(self.most, is_quiet).await?;
+        drop(alone);
         self.shorten_list().await
     }
 
     /// What has left the list is not to be made anew after a crash: others may have written there by then.
     async fn shorten_list(&self) -> Result<(), Error> {
-        if self.on_disk.get() != self.listed.get() { self.write_list().await } else { Ok(()) }
+        if self.left_on_disk.get() != self.left.get() { self.write_list().await } else { Ok(()) }
     }
 
-    /// The unit in which `row` lies comes from somebody else: what was known of it is nothing.
+    /// The unit in which `row` lies comes from somebody else: what was known of it is nothing. What is on the list stays; after
+    /// [`Self::release`] there is nothing of the kind.
     pub fn forget(&self, row: u64) {
         let unit = self.place.unit_of(row);
         let mut known = self.known.borrow_mut();
@@ -515,7 +608,9 @@ impl Integrity {
             false => {
                 let sums = parts.iter().map(|(known, area, _)| self.sums(known, *area));
                 let (data, sums) = join(read, join_all(sums)).await;
-                sums.into_iter().try_for_each(|sums| sums.map(drop))?;
+                // Without its sums it is as good as not read.
+                let unread = |why| if why == Error::Gone { why } else { Error::Unreadable { at } };
+                sums.into_iter().try_for_each(|sums| sums.map(drop).map_err(unread))?;
                 data?
             }
         };
@@ -528,7 +623,7 @@ impl Integrity {
         // Whoever lets others write what he reads does not look at it.
         if !reading.iter().any(Reading::is_written) {
             self.wrong.fetch_add(1, Ordering::Relaxed);
-            tracing::error!(member = %self.whose.member, row = wrong.0, "a disk of the pool gives back what was not written");
+            tracing::error!(path = %self.path, row = wrong.0, "a disk of the pool gives back what was not written");
         }
         Err(Error::Corrupt { at: wrong })
     }
@@ -571,7 +666,7 @@ impl Integrity {
         if parts.is_empty() {
             return self.below.submit(op, ctx).await;
         }
-        let sums = parts.iter().map(|(known, area, _)| self.sums(known, *area));
+        let sums = parts.iter().map(|(known, area, _)| self.sums_to_change(known, *area));
         let (entered, sums) = join(self.enter(&parts), join_all(sums)).await;
         entered?;
         let sums: Result<SmallVec<[_; 2]>, Error> = sums.into_iter().collect();

@@ -5,7 +5,7 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::place::{Area, Place};
+use super::place::{Area, COPIES, Place};
 use crate::seal::{is_sealed, seal};
 
 /// Length in bytes of a row, and of every structure here.
@@ -13,6 +13,9 @@ pub const ROW: usize = 4096;
 
 /// Sums in a block.
 pub const SUMS: usize = (ROW - HEAD_BYTES) / 4;
+
+/// Blocks of a list: two, each twice, one behind the other, written in turn.
+pub const LIST_BLOCKS: u64 = 2 * COPIES as u64;
 
 /// Most areas in a list.
 pub const MAX_LISTED: usize = 128;
@@ -218,7 +221,8 @@ pub fn parse_list(
         (stored.reserved.get() == 0 && place.has(area)).then_some(area)
     });
     let areas: Option<Vec<Area>> = areas.collect();
-    let is_sane = count <= MAX_LISTED && behind.iter().all(|b| *b == 0);
+    let is_last = head.sequence.get() == u64::MAX;
+    let is_sane = count <= MAX_LISTED && !is_last && behind.iter().all(|b| *b == 0);
     let areas = areas.filter(|_| is_sane).ok_or(UnknownList)?;
     Ok(Some((head.sequence.get(), areas)))
 }

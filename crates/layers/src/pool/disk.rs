@@ -11,7 +11,7 @@ use super::error::{PoolError, failed};
 use super::journal::{BLOCK_BYTES, Block, NoBlock};
 use super::knowledge::{Damaged, known};
 use super::label::{self, BadLabel, LABEL_BYTES, Label, SLOTS, State};
-use super::metadata::{Metadata, Piece};
+use super::metadata::{Metadata, Piece, TAIL_BYTES};
 use super::snapshot::{self, NoSnapshot};
 use crate::file::{clear_disk, read_disk};
 use crate::raid::Errors;
@@ -217,7 +217,7 @@ impl MemberDisk {
         self.sync().await
     }
 
-    /// Nothing is in its journal and in its rings any more: its snapshot is what it knows.
+    /// Nothing is in its journal, its rings and its lists any more: its snapshot is what it knows.
     pub(super) async fn forget_changes(&self) -> Result<(), DiskError> {
         let layout = self.label.get().layout;
         self.zero(layout.journal_at, layout.journal_block_at(layout.journal_blocks)).await?;
@@ -230,6 +230,14 @@ impl MemberDisk {
         let layout = self.label.get().layout;
         let at = layout.unit_at(piece.unit);
         self.zero(at, at + layout.unit_bytes).await?;
+        self.sync().await
+    }
+
+    /// Makes zero, durably, what lies behind the strips of a unit: maps and checksums of what was there before.
+    pub(super) async fn clear_tail(&self, piece: Piece) -> Result<(), DiskError> {
+        let layout = self.label.get().layout;
+        let end = layout.unit_at(piece.unit) + layout.unit_bytes;
+        self.zero(end - TAIL_BYTES, end).await?;
         self.sync().await
     }
 

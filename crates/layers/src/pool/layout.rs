@@ -2,6 +2,7 @@
 
 use super::metadata::{MAX_UNITS, unit_bytes};
 use crate::integrity::place::Place;
+use crate::integrity::stored::LIST_BLOCKS;
 use crate::raid::RING_BLOCKS;
 use crate::raid::geometry::{ROW_BYTES, Shape};
 
@@ -17,9 +18,6 @@ const JOURNAL_BYTES: std::ops::RangeInclusive<u64> = (4 << 20)..=(64 << 20);
 
 /// Room for a snapshot in blocks: so many, and one for each unit of the member.
 const ROOM_BLOCKS: u64 = 32;
-
-/// Blocks of the list of each ring.
-const LIST_BLOCKS: u64 = 2;
 
 /// Everything that is aligned begins at a multiple of this.
 const ALIGN: u64 = 64 << 10;

@@ -1,10 +1,12 @@
 //! What a crash has left in the parity logs is mended before a pool serves.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Account, Dev, Error, Lba};
+use block::{Account, Class, Dev, Error, Lba};
+use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::Disk;
 use uuid::Uuid;
@@ -87,16 +89,40 @@ impl Member {
     ///
     /// # Errors
     /// That what a crash has left of them cannot be mended.
-    pub(super) async fn checked(self, layout: Layout, memory: &Account) -> Result<Self, Error> {
+    pub(super) async fn checked(
+        self,
+        layout: Layout,
+        memory: &Account,
+        path: &Path,
+    ) -> Result<Self, PoolError> {
         let ring = u16::try_from(self.ring.number).unwrap_or(u16::MAX);
         let Some((place, list_at)) = layout.checked(ring) else { return Ok(self) };
         let whose = Whose { pool: self.ring.pool, member: self.ring.member, ring };
         let wrong = Arc::clone(&self.errors.checksums);
-        let integrity = Integrity::new(self.dev, place, whose, list_at, memory, wrong).await?;
-        let integrity = Rc::new(integrity);
+        let name = path.display().to_string();
+        let made = Integrity::new(self.dev, place, (whose, &name), list_at, memory, wrong).await;
+        let failed = |why: Error| PoolError::at(path, format!("its checksums: {why}"));
+        let integrity = Rc::new(made.map_err(failed)?);
         let dev = Dev::shared(Rc::clone(&integrity));
         Ok(Self { dev, integrity: Some(integrity), ..self })
     }
+}
+
+/// Whether a core could have the checksums of disks of these layouts in memory; waits while others have that.
+///
+/// # Errors
+/// That it could not.
+pub(super) async fn holds_checksums(
+    memory: &Account,
+    disks: impl IntoIterator<Item = Layout>,
+) -> Result<(), PoolError> {
+    let count = disks.into_iter().filter(|layout| layout.lists_at.is_some()).count();
+    let held = memory.credit(count * Integrity::MEMORY, Class::Immediate).await;
+    let few = |_| {
+        PoolError::new(format!("the core has too little memory for the checksums of {count} disks"))
+            .hinting("make cores.pool larger")
+    };
+    held.map(drop).map_err(few)
 }
 
 /// Makes anew the checksums of what was being written to a disk when power failed: before anything of it is read.
@@ -112,7 +138,7 @@ pub(super) async fn mend_checksums(core: &Core, disk: &MemberDisk) -> Result<(),
     for ring in 0..label.rings {
         let (of, dev) = ((label.member, label.layout), Dev::new(raw(disk.disk().clone())));
         let member = member_of(dev, label.pool, of, (ring, 0), disk.errors());
-        let member = member.checked(label.layout, &memory).await.map_err(failed)?;
+        let member = member.checked(label.layout, &memory, disk.path()).await?;
         if let Some(integrity) = member.integrity {
             integrity.release_idle().await.map_err(failed)?;
         }
@@ -184,11 +210,15 @@ pub(super) async fn mend(core: &Core, writer: &Rc<Writer>) -> Result<(), PoolErr
     if era == 0 {
         return Ok(());
     }
-    for (id, disk) in writer.disks() {
-        if let Err(why) = mend_checksums(core, &disk).await {
-            tracing::error!(error = %why, "a disk of the pool cannot be used");
-            writer.put_out(id).await?;
-        }
+    let layouts = writer.disks().into_iter().map(|(_, disk)| disk.label().layout);
+    holds_checksums(&core.pool().account(), layouts).await?;
+    let each = writer.disks().into_iter().map(|(id, disk)| async move {
+        let mended = mend_checksums(core, &disk).await;
+        mended.map_err(|why| (id, why))
+    });
+    for (id, why) in join_all(each).await.into_iter().filter_map(Result::err) {
+        tracing::error!(error = %why, "a disk of the pool cannot be used");
+        writer.put_out(id).await?;
     }
     for ring in 0..rings {
         mend_ring(core, writer, (ring, era)).await?;
@@ -208,10 +238,10 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
         let dev = Dev::new(raw(disk.disk().clone()));
         let member = member_of(dev, pool, of, ring, disk.errors());
         let old = OldRing { member: id.0, ring: member.ring, at: member.ring_at };
-        let member = match member.checked(label.layout, &core.pool().account()).await {
+        let member = match member.checked(label.layout, &core.pool().account(), disk.path()).await {
             Ok(member) => member,
             Err(why) => {
-                tracing::error!(path = %disk.path().display(), error = %why, "a disk of the pool cannot be used");
+                tracing::error!(error = %why, "a disk of the pool cannot be used");
                 writer.put_out(id).await?;
                 continue;
             }

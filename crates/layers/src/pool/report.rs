@@ -87,7 +87,8 @@ pub struct PoolDisk {
     pub read_errors: u64,
     /// Writes and flushes that failed since.
     pub write_errors: u64,
-    /// Reads of it since that gave what was not written, where the pool has checksums; they are among those that failed.
+    /// Reads of it since that gave what was not written, where the pool has checksums; those that somebody waited for are among
+    /// those that failed.
     pub checksum_errors: u64,
     /// Whether it lags far behind the others now, so that reads go around it,
     pub slow: bool,

@@ -22,9 +22,11 @@ use super::ask::{
 use super::error::PoolError;
 use super::metadata::{MemberId, Members, Piece, VolumeId};
 use super::owner::Pool;
-use super::recovery::{error_of, member_of, raw};
+use super::recovery::{error_of, holds_checksums, member_of, raw};
 use crate::raid::geometry::Shape;
-use crate::raid::{Answered, Array, Column, Extent, Keeper, Kept, Pace, Raid, Room, Settings};
+use crate::raid::{
+    Answered, Array, Column, Extent, Keeper, Kept, Member, Pace, Raid, Room, Settings,
+};
 use crate::raw::Raw;
 
 /// Extents of a volume that are looked at at once when it is opened.
@@ -51,8 +53,8 @@ pub struct PoolSeat {
     keeper: Rc<SeatKeeper>,
     volumes: RefCell<BTreeMap<Uuid, Open>>,
     leaving: Cell<Members>,
-    /// Columns that are elsewhere, of which others do not know yet, and the numbers of their extents.
-    moving: RefCell<BTreeMap<ColumnAt, (Piece, u64)>>,
+    /// Columns that are elsewhere, of which others do not know yet.
+    moving: RefCell<BTreeMap<ColumnAt, Moving>>,
     /// Whether all is to be read and compared.
     scrubs: Cell<bool>,
     look: Rc<Notify>,
@@ -62,6 +64,14 @@ pub struct PoolSeat {
     stops: Cell<bool>,
     stopped: Rc<Notify>,
     tasks: RefCell<Vec<JoinHandle<()>>>,
+}
+
+/// Where a column goes, and the number of its extent.
+#[derive(Clone, Copy, Debug)]
+struct Moving {
+    to: Piece,
+    at: Column,
+    extent: u64,
 }
 
 /// A volume that is open, or was.
@@ -252,10 +262,13 @@ impl PoolSeat {
             stopped: Rc::default(),
             tasks: RefCell::default(),
         });
+        let layouts = info.members.iter().map(|member| member.layout);
+        holds_checksums(&seat.memory, layouts).await?;
         for member in &info.members {
             let disk = seat.opens.open(member).await?;
-            if let Err(why) = seat.put(member, disk).await {
-                seat.is_unusable(member, &why).await?;
+            let put = seat.prepare(member, disk).await.and_then(|used| seat.put(member, used));
+            if let Err(why) = put {
+                seat.give_up(member, &why).await?;
             }
         }
         seat.begin_tasks(events);
@@ -265,21 +278,28 @@ impl PoolSeat {
         Ok(seat)
     }
 
-    /// A member cannot be used, as what is asked of it first fails: it is out.
-    async fn is_unusable(&self, member: &MemberInfo, why: &PoolError) -> Result<(), PoolError> {
+    /// Puts out a member that fails before it is used.
+    async fn give_up(&self, member: &MemberInfo, why: &PoolError) -> Result<(), PoolError> {
         tracing::error!(error = %why, "a disk of the pool cannot be used here");
         let id = member.id;
         self.handle.ask(|answer| Ask::Out { member: id, answer }).await
     }
 
-    /// A member is written from now on, by way of `disk`.
-    async fn put(&self, member: &MemberInfo, disk: Disk) -> Result<(), PoolError> {
-        let failed = |why: Error| PoolError::at(&member.path, format!("its checksums: {why}"));
+    /// What the array is to use of a member, by way of `disk`.
+    async fn prepare(
+        &self,
+        member: &MemberInfo,
+        disk: Disk,
+    ) -> Result<(Member, Rc<Raw>), PoolError> {
         let (of, errors) = ((member.uuid, member.layout), Arc::clone(&member.errors));
         let disk = Rc::new(raw(disk));
         let dev = Dev::shared(Rc::clone(&disk));
         let used = member_of(dev, self.pool, of, self.ring, errors);
-        let used = used.checked(member.layout, &self.memory).await.map_err(failed)?;
+        Ok((used.checked(member.layout, &self.memory, &member.path).await?, disk))
+    }
+
+    /// A member is written from now on.
+    fn put(&self, member: &MemberInfo, (used, disk): (Member, Rc<Raw>)) -> Result<(), PoolError> {
         let put = self.array.put(member.id.0, used);
         put.map_err(|why| PoolError::at(&member.path, why.to_string()))?;
         self.disks.borrow_mut().insert(member.id, disk);
@@ -379,6 +399,14 @@ impl PoolSeat {
                 return;
             }
         };
+        let used = match self.prepare(&member, disk).await {
+            Ok(used) => used,
+            Err(why) => {
+                tracing::error!(error = %why, "a disk of the pool cannot be used here");
+                return;
+            }
+        };
+        // In one go: what is written as long as it is not used it would lack, and nobody would know.
         let behind: FxHashMap<(u64, u16), u32> = behind
             .into_iter()
             .map(|(extent, column, regions)| ((extent, column), regions))
@@ -394,7 +422,7 @@ impl PoolSeat {
                 }
             }
         }
-        if let Err(why) = self.put(&member, disk).await {
+        if let Err(why) = self.put(&member, used) {
             tracing::error!(error = %why, "a disk of the pool cannot be used here");
             return;
         }
@@ -428,7 +456,7 @@ impl PoolSeat {
         match settled.await {
             Ok(()) => true,
             Err(why) => {
-                tracing::error!(%volume, error = %why, "the parity log cannot be settled");
+                tracing::error!(%volume, error = %why, "checksums or the parity log cannot be settled");
                 false
             }
         }
@@ -526,7 +554,7 @@ impl PoolSeat {
         // Nobody gives it back until what is found out of it has been told.
         let _tending = raid.tend(index).await;
         let Some(extent) = raid.extent(index) else { return Ok(()) };
-        self.forget_moves(volume, index, extent.number()).await;
+        self.forget_moves(volume, index, extent.number()).await?;
         let leaving = self.leaving.get();
         for (column, at) in (0u16..).zip(extent.columns()) {
             let of = ColumnAt { volume, index, column };
@@ -541,7 +569,7 @@ impl PoolSeat {
         let rebuilt = raid.rebuild(index, PACE).await.map_err(failed)?;
         for column in rebuilt.whole {
             let of = ColumnAt { volume, index, column };
-            let to = self.moving.borrow().get(&of).map(|(to, _)| *to);
+            let to = self.moving.borrow().get(&of).map(|moving| moving.to);
             match to {
                 Some(to) => {
                     if self.handle.ask(|answer| Ask::Moved { of, to, answer }).await? {
@@ -588,8 +616,9 @@ impl PoolSeat {
 
     /// A column whose disk is out goes elsewhere, if there is room.
     async fn replace(&self, of: ColumnAt, raid: &Raid) -> Result<(), PoolError> {
-        if self.moving.borrow_mut().remove(&of).is_some() {
-            self.handle.tell(Ask::NotMoved { of }).await;
+        let before = self.moving.borrow_mut().remove(&of);
+        if let Some(Moving { at, .. }) = before {
+            self.stays(of, at).await?;
         }
         let Some((piece, to)) = self.place(of).await? else { return Ok(()) };
         let is_out = |extent: &Rc<Extent>| {
@@ -599,23 +628,38 @@ impl PoolSeat {
         // It may have come back meanwhile.
         match raid.extent(of.index).filter(is_out) {
             Some(extent) => {
-                self.moving.borrow_mut().insert(of, (piece, extent.number()));
+                let moving = Moving { to: piece, at: to, extent: extent.number() };
+                self.moving.borrow_mut().insert(of, moving);
                 raid.replace(of.index, of.column, to);
             }
-            None => self.handle.tell(Ask::NotMoved { of }).await,
+            None => self.stays(of, to).await?,
         }
         Ok(())
     }
 
+    /// A column does not go to where it was to go. Nothing more is written there: others may have that place.
+    async fn stays(&self, of: ColumnAt, at: Column) -> Result<(), PoolError> {
+        let left = self.array.vacate(at).await;
+        left.map_err(|why| PoolError::new(why.to_string()))?;
+        self.handle.tell(Ask::NotMoved { of }).await;
+        Ok(())
+    }
+
     /// Columns of an extent that was at `index` before this one are nowhere any more.
-    async fn forget_moves(&self, volume: VolumeId, index: u32, number: u64) {
-        let is_gone = |of: &ColumnAt, (_, extent): &mut (Piece, u64)| {
-            (of.volume, of.index) == (volume, index) && *extent != number
+    async fn forget_moves(
+        &self,
+        volume: VolumeId,
+        index: u32,
+        number: u64,
+    ) -> Result<(), PoolError> {
+        let is_gone = |of: &ColumnAt, moving: &mut Moving| {
+            (of.volume, of.index) == (volume, index) && moving.extent != number
         };
         let gone: Vec<_> = self.moving.borrow_mut().extract_if(.., is_gone).collect();
-        for (of, _) in gone {
-            self.handle.tell(Ask::NotMoved { of }).await;
+        for (of, Moving { at, .. }) in gone {
+            self.stays(of, at).await?;
         }
+        Ok(())
     }
 
     /// A column whose disk leaves goes elsewhere.
@@ -627,7 +671,7 @@ impl PoolSeat {
         };
         let moved = raid.relocate(of.index, of.column, to, commit).await;
         if !matches!(moved, Ok(true)) {
-            self.handle.tell(Ask::NotMoved { of }).await;
+            self.stays(of, to).await?;
         }
         moved.map(drop).map_err(|why: Error| PoolError::new(why.to_string()))
     }

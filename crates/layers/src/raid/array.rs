@@ -28,6 +28,9 @@ use super::watch::{Errors, Flying, Watch, Watched};
 use super::{Column, Extent};
 use crate::integrity::Integrity;
 
+/// How often a member is asked for something while its checksums are written.
+const ASK: Duration = Duration::from_secs(1);
+
 /// Memory for what is read and reckoned of stripes that are being written, in pages of 4 KiB.
 const SCRATCH_PAGES: u32 = 1024;
 
@@ -533,11 +536,18 @@ impl Array {
         // Somebody else may have begun to save its map.
         drop(extent.placement.saved.lock().await);
         for column in &extent.columns {
-            let at = column.at;
-            let release = async move |integrity: Rc<Integrity>| integrity.release(at).await;
-            self.release(column.member, release).await?;
+            self.vacate(*column).await?;
         }
         Ok(())
+    }
+
+    /// Nothing more is written where a column is, or was to be: its checksums are, and are forgotten.
+    ///
+    /// # Errors
+    /// That nobody could be told of a member that failed it.
+    pub async fn vacate(&self, column: Column) -> Result<(), Error> {
+        let release = async move |integrity: Rc<Integrity>| integrity.release(column.at).await;
+        self.on_checksums(column.member, release).await
     }
 
     /// A column comes from somebody else: nothing is known of its checksums.
@@ -547,8 +557,9 @@ impl Array {
         integrity.into_iter().for_each(|integrity| integrity.forget(column.at));
     }
 
-    /// Writes checksums of a member that is in. If that fails it is out; if it does not answer, it is waited for until it is.
-    async fn release(
+    /// Does something with the checksums of a member that is in. If that fails it is out; if it does not answer, it is waited for until
+    /// it is out.
+    async fn on_checksums(
         &self,
         member: u16,
         what: impl AsyncFnOnce(Rc<Integrity>) -> Result<(), Error> + 'static,
@@ -583,7 +594,7 @@ impl Array {
     pub async fn settle_quiet(&self) -> Result<(), Error> {
         for (member, _) in self.all() {
             let settle = async |integrity: Rc<Integrity>| integrity.settle_quiet().await;
-            self.release(member, settle).await?;
+            self.on_checksums(member, settle).await?;
         }
         Ok(())
     }
@@ -595,7 +606,7 @@ impl Array {
     pub async fn release_idle(&self) -> Result<(), Error> {
         for (member, _) in self.all() {
             let release = async |integrity: Rc<Integrity>| integrity.release_idle().await;
-            self.release(member, release).await?;
+            self.on_checksums(member, release).await?;
         }
         Ok(())
     }
@@ -808,9 +819,6 @@ impl Array {
         all.drain(..count).map(|(_, receipt)| receipt).collect()
     }
 }
-
-/// How often a member is asked for something while its checksums are written.
-const ASK: Duration = Duration::from_secs(1);
 
 /// The bit of a member among all.
 pub(super) fn bit(member: u16) -> Bits {

@@ -90,14 +90,22 @@ impl Extent {
         let mut wanted = usize::from(self.shape.level().parities()) + 1;
         let (mut newest, mut damaged, mut asked) = (None, false, 0);
         for (_, column) in (0..).zip(&self.columns).filter(|(n, c)| self.tells(array, *n, **c)) {
-            let at = self.map_at(*column, 0);
-            let _room = array.room(2 * rows).await;
-            let Ok(data) = array.read(column.member, at, 2 * rows, &array.scratch).await else {
+            let _room = array.room(rows).await;
+            let mut halves = Vec::new();
+            for which in [0, 1] {
+                let at = self.map_at(*column, which);
+                let read = array.read(column.member, at, rows, &array.scratch).await;
+                halves.extend(read.map(|data| data.to_vec()));
+            }
+            // The one that cannot be read may be the newer one: another column tells.
+            if halves.len() < 2 {
                 damaged = true;
+                wanted = usize::MAX;
+            }
+            if halves.is_empty() {
                 continue;
-            };
-            let data = data.to_vec();
-            for half in data.chunks_exact(rows as usize * ROW) {
+            }
+            for half in &halves {
                 match stored_map::parse(half, &self.shape, self.whose(array)) {
                     Found::Map { sequence, map } => {
                         let is_newer = newest.as_ref().is_none_or(|(known, _)| sequence > *known);

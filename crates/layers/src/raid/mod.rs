@@ -349,4 +349,4 @@ impl fmt::Debug for Raid {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -60,7 +60,7 @@ impl Raid {
         Ok(true)
     }
 
-    /// Copies all of a column; whether all of it could be read, and is durable where it is now.
+    /// Copies all of a column; whether all that belongs to a stripe could be read, and is durable where it is now.
     async fn copy_column(&self, extent: &Extent, from: Column, to: Column) -> Result<bool, Error> {
         let (mut row, end) = (0, extent.rows());
         // Where some cannot be read they are read one by one.

@@ -21,7 +21,7 @@ use super::geometry::{Level, Role};
 use super::*;
 use crate::integrity::Integrity;
 use crate::integrity::place::{COPIES, Place};
-use crate::integrity::stored::{SUMS, Whose};
+use crate::integrity::stored::{LIST_BLOCKS, SUMS, Whose};
 
 /// Where extents begin on a member.
 const DATA_AT: u64 = RING_BLOCKS;
@@ -162,7 +162,7 @@ impl Disks {
         let shape = Shape::new(level, columns, strip_rows, 1).unwrap();
         let stripes = bytes.div_ceil(shape.stripe_rows() * u64::from(ROW_BYTES));
         let shape = Shape::new(level, columns, strip_rows, stripes as u32).unwrap();
-        let blocks = DATA_AT + UNITS * unit(&shape) + 2;
+        let blocks = DATA_AT + UNITS * unit(&shape) + LIST_BLOCKS;
         let options = MemOptions { volatile_cache: volatile, ..MemOptions::new(4096, blocks) };
         let mems = (0..columns).map(|_| Rc::new(Mem::new(options))).collect();
         let scratch = Pool::new(32 << 20).unwrap();
@@ -199,7 +199,7 @@ impl Disks {
         let whose = Whose { pool: ring.pool, member: ring.member, ring: 0 };
         let (list, account) = (DATA_AT + UNITS * self.unit(), self.scratch.account());
         let wrong = std::sync::Arc::default();
-        let integrity = Integrity::new(dev, place, whose, list, &account, wrong).await?;
+        let integrity = Integrity::new(dev, place, (whose, ""), list, &account, wrong).await?;
         Ok(Some(Rc::new(integrity)))
     }
 
@@ -681,22 +681,22 @@ const RAID_6: fn(bool) -> Disks = |volatile| small(Level::DoubleParity, 5, 2, 40
 const RAID_1: fn(bool) -> Disks = |volatile| small(Level::Copies(3), 3, 2, 4096)(volatile);
 const RAID_10: fn(bool) -> Disks = |volatile| small(Level::Copies(2), 6, 4, 512)(volatile);
 
-/// Those that `RAID_SEEDS` names, as `FROM..TO` or as so many, or a few.
-fn seeds() -> Range<u64> {
+/// Those that `RAID_SEEDS` names, as `FROM..TO` or as so many, or the first few.
+pub(crate) fn seeds(few: u64) -> Range<u64> {
     let wanted = std::env::var("RAID_SEEDS").unwrap_or_default();
     let (from, to) = wanted.split_once("..").unwrap_or(("0", &wanted));
-    from.parse().unwrap_or(0)..to.parse().unwrap_or(40)
+    from.parse().unwrap_or(0)..to.parse().unwrap_or(few)
 }
 
 #[test]
 fn nothing_is_lost_in_crashes() {
     for make in [RAID_5, RAID_5_WIDE, RAID_6, RAID_1, RAID_10] {
         let mut all = [0; 4];
-        for seed in seeds() {
+        for seed in seeds(40) {
             let some = ordeal(make, seed, Mistake::None).unwrap_or_else(|e| panic!("{e}"));
             all.iter_mut().zip(some).for_each(|(all, some)| *all += some);
         }
-        let is_much = seeds().count() >= 40;
+        let is_much = seeds(40).count() >= 40;
         assert!(!is_much || all.iter().all(|count| *count > 0), "{all:?}");
     }
 }
@@ -712,7 +712,7 @@ fn nothing_is_lost_nor_wrong_where_there_are_checksums() {
         |volatile| RAID_10(volatile).checked(),
     ];
     for make in checked {
-        for seed in seeds() {
+        for seed in seeds(40) {
             ordeal(make, seed, Mistake::None).unwrap_or_else(|e| panic!("{e}"));
         }
     }
@@ -742,7 +742,7 @@ fn mistakes_are_found() {
         let found = (0..2000).find_map(|seed| {
             let caught = std::panic::catch_unwind(|| ordeal(make, seed, mistake));
             let found = caught.unwrap_or_else(|_| Err(format!("seed {seed}: a panic"))).err();
-            // Spares whose record never comes are used up one day.
+            // A mistake may leave spare places taken for ever; that a round does not end then is not what is to be found.
             found.filter(|what| !what.ends_with(STUCK))
         });
         println!("{mistake:?}: {found:?}");

@@ -273,7 +273,7 @@ fn survives(report: &PoolReport) -> String {
 }
 
 fn disk_finding(disk: &engine::PoolDisk, report: &PoolReport) -> Option<(Severity, String)> {
-    let errors = disk.read_errors + disk.write_errors;
+    let errors = disk.read_errors + disk.write_errors + disk.checksum_errors;
     let at = disk.path.as_ref().map(|path| format!(" at {}", path.display())).unwrap_or_default();
     let which = if disk.serial.is_empty() { disk.member.to_string() } else { disk.serial.clone() };
     let named = format!("disk {which}{at}");
@@ -286,7 +286,7 @@ fn disk_finding(disk: &engine::PoolDisk, report: &PoolReport) -> Option<(Severit
             let slow = if disk.slow { ", and is slow" } else { "" };
             let wrong = match disk.checksum_errors {
                 0 => String::new(),
-                n => format!(", of which {n} reads gave what was not written"),
+                n => format!(", and gave {n} times what was not written"),
             };
             let message =
                 format!("{named} has failed {reads} reads and {writes} writes{wrong}{slow}");
@@ -454,7 +454,7 @@ pub(crate) mod tests {
         assert!(found[1].1.contains("cannot be repaired"));
         let disk = &mut facts.report.as_mut().unwrap().disks[2];
         (disk.read_errors, disk.checksum_errors) = (5, 4);
-        let is = "disk S2 at /dev/sd2 has failed 5 reads and 3 writes, of which 4 reads gave what was not written";
+        let is = "disk S2 at /dev/sd2 has failed 5 reads and 3 writes, and gave 4 times what was not written";
         assert_eq!(told(&facts)[0].1, is);
         let disk = &mut facts.report.as_mut().unwrap().disks[2];
         (disk.read_errors, disk.checksum_errors) = (0, 0);

@@ -44,7 +44,7 @@ struct Shelf {
     out: Vec<usize>,
     /// Whether one more may be lost, by what was told last, and nothing has happened since.
     bears: bool,
-    /// Those that have lied: their checksums need not have fitted.
+    /// Disks that have lied in some round: only theirs may have checksum errors.
     lied: Vec<PathBuf>,
 }
 
@@ -328,7 +328,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What happens beside the load, at moments up to so far apart.
+    /// What happens beside the load. Moments lie up to `apart` apart.
     async fn meanwhile(&self, harm: Harm, apart: Duration) {
         let rng = self.world.rng();
         let some = || rng.time(Duration::ZERO, apart);

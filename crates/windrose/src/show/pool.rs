@@ -71,11 +71,10 @@ pub(crate) fn pool(p: &Pool) -> String {
 }
 
 fn shape(p: &Pool) -> String {
+    let sums = if p.checksums == Some(true) { ", checksums" } else { "" };
     match (p.columns, p.strip_bytes) {
-        (Some(1), _) if p.checksums == Some(true) => ", one disk in a stripe, checksums".to_owned(),
-        (Some(1), _) => ", one disk in a stripe".to_owned(),
+        (Some(1), _) => format!(", one disk in a stripe{sums}"),
         (Some(columns), Some(strip)) => {
-            let sums = if p.checksums == Some(true) { ", checksums" } else { "" };
             format!(", {columns} disks in a stripe, strips of {}{sums}", Size(strip.into()))
         }
         _ => String::new(),
@@ -144,13 +143,13 @@ fn disks(all: &[PoolDisk]) -> String {
     table(&head, &[0, 4], all.iter().map(row))
 }
 
-/// Reads and writes that have failed, and how many of these reads gave what was not written.
+/// Reads that have failed, how many reads gave what was not written, and writes that have failed.
 fn errors(disk: &PoolDisk) -> String {
     let wrong = match disk.checksum_errors {
         0 => String::new(),
         n => format!(" ({n} wrong)"),
     };
-    format!("{} / {}{wrong}", disk.read_errors, disk.write_errors)
+    format!("{}{wrong} / {}", disk.read_errors, disk.write_errors)
 }
 
 fn disk_state(disk: &PoolDisk) -> &'static str {

@@ -311,7 +311,8 @@ impl Pool {
                     recovery::mend_checksums(&self.core, &disk).await?;
                     recovery::mark_under_way(&self.core, &self.writer, id, &disk, era).await
                 };
-                mended.await.is_ok()
+                let why_not = |why: &PoolError| tracing::warn!(error = %why, "what a disk of the pool lacks is not known: all of it is made again");
+                mended.await.inspect_err(why_not).is_ok()
             }
         };
         let behind = behind_on(&self.writer.metadata(), id, marked);

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use rt::disk::DiskError;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
@@ -135,6 +136,17 @@ impl Pool {
         let disks = pieces.iter().filter_map(|p| Some((*p, self.writer.disk(p.member)?)));
         let each =
             disks.map(|(piece, disk)| (piece.member, async move { disk.clear(piece).await }));
+        self.all_cleared(each).await
+    }
+
+    /// Waits for parts of disks to be cleared. The error is a member that cannot be.
+    async fn all_cleared<F>(
+        &self,
+        each: impl IntoIterator<Item = (MemberId, F)>,
+    ) -> Result<(), MemberId>
+    where
+        F: Future<Output = Result<(), DiskError>>,
+    {
         let cleared = self.writer.at_each(LONG_PATIENCE, each).await;
         cleared.into_iter().try_for_each(|(member, cleared)| {
             cleared.map_err(|why| {
@@ -146,7 +158,10 @@ impl Pool {
     }
 
     /// Another place for a column.
-    pub(super) async fn place(&self, of: ColumnAt) -> Result<Option<(Piece, u64)>, PoolError> {
+    pub(super) async fn place(
+        self: &Rc<Self>,
+        of: ColumnAt,
+    ) -> Result<Option<(Piece, u64)>, PoolError> {
         let piece = {
             let metadata = self.writer.metadata();
             let extent = metadata.volume(of.volume).and_then(|v| v.extent(of.index));
@@ -169,6 +184,15 @@ impl Pool {
         let Some(piece) = piece else { return Ok(None) };
         self.reserved.borrow_mut().take(&[piece]);
         self.moving.borrow_mut().insert(of, piece);
+        let disk = self.writer.disk(piece.member).map(|disk| {
+            let clear = async move { disk.clear_tail(piece).await };
+            (piece.member, clear)
+        });
+        if let Err(member) = self.all_cleared(disk).await {
+            self.stay(|staying| *staying == of);
+            self.out(member).await?;
+            return Ok(None);
+        }
         let at = self.writer.metadata().row_of(piece);
         Ok(Some((piece, at)))
     }
