@@ -275,18 +275,14 @@ impl Integrity {
         Ok(parts)
     }
 
-    /// The sums of an area.
-    async fn sums<'a>(&self, known: &'a Known, area: Area) -> Result<&'a RefCell<Sums>, Error> {
-        known.sums.get_or_try_init(|| self.load(area, false)).await
-    }
-
-    /// The same for whoever has to write there: sums that the disk does not give back are nobody's after a while.
-    async fn sums_to_change<'a>(
+    /// The sums of an area. Whoever has to write there gives up sums that the disk does not give back after a while.
+    async fn sums<'a>(
         &self,
         known: &'a Known,
         area: Area,
+        gives_up: bool,
     ) -> Result<&'a RefCell<Sums>, Error> {
-        known.sums.get_or_try_init(|| self.load(area, true)).await
+        known.sums.get_or_try_init(|| self.load(area, gives_up)).await
     }
 
     async fn load(&self, area: Area, gives_up: bool) -> Result<RefCell<Sums>, Error> {
@@ -523,6 +519,12 @@ impl Integrity {
         Ok(true)
     }
 
+    /// The same of as many as there are.
+    async fn settle_all(&self, of: impl Fn(&Area, &Known) -> bool) -> Result<bool, Error> {
+        let _alone = self.settling.lock().await;
+        self.settle(self.most, of).await
+    }
+
     /// The unit in which `row` lies goes to somebody else, or is nobody's: its sums are written, and forgotten. Waits for whoever
     /// writes there.
     ///
@@ -541,10 +543,7 @@ impl Integrity {
             if !is_listed() {
                 break;
             }
-            let alone = self.settling.lock().await;
-            let settled = self.settle(self.most, |area, _| area.unit == unit).await?;
-            drop(alone);
-            if !settled {
+            if !self.settle_all(|area, _| area.unit == unit).await? {
                 changed.await;
             }
         }
@@ -557,9 +556,7 @@ impl Integrity {
     /// # Errors
     /// What the disk says.
     pub async fn release_idle(&self) -> Result<(), Error> {
-        let alone = self.settling.lock().await;
-        self.settle(self.most, |_, _| true).await?;
-        drop(alone);
+        self.settle_all(|_, _| true).await?;
         let is_used = |known: &Rc<Known>| Rc::strong_count(known) > 1;
         {
             let mut known = self.known.borrow_mut();
@@ -578,9 +575,7 @@ impl Integrity {
             let written = known.written.get();
             known.seen.replace(written) == written
         };
-        let alone = self.settling.lock().await;
-        self.settle(self.most, is_quiet).await?;
-        drop(alone);
+        self.settle_all(is_quiet).await?;
         self.shorten_list().await
     }
 
@@ -606,7 +601,7 @@ impl Integrity {
         let data = match parts.iter().all(|(known, ..)| known.sums.initialized()) {
             true => read.await?,
             false => {
-                let sums = parts.iter().map(|(known, area, _)| self.sums(known, *area));
+                let sums = parts.iter().map(|(known, area, _)| self.sums(known, *area, false));
                 let (data, sums) = join(read, join_all(sums)).await;
                 // Without its sums it is as good as not read.
                 let unread = |why| if why == Error::Gone { why } else { Error::Unreadable { at } };
@@ -666,7 +661,7 @@ impl Integrity {
         if parts.is_empty() {
             return self.below.submit(op, ctx).await;
         }
-        let sums = parts.iter().map(|(known, area, _)| self.sums_to_change(known, *area));
+        let sums = parts.iter().map(|(known, area, _)| self.sums(known, *area, true));
         let (entered, sums) = join(self.enter(&parts), join_all(sums)).await;
         entered?;
         let sums: Result<SmallVec<[_; 2]>, Error> = sums.into_iter().collect();

@@ -55,10 +55,9 @@ impl Layout {
         let unit_bytes = unit_bytes(shape);
         let (least, most) = (*JOURNAL_BYTES.start(), *JOURNAL_BYTES.end());
         let journal = (bytes / JOURNAL_PART).clamp(least, most) / BLOCK_BYTES * BLOCK_BYTES;
+        let fixed = fixed_bytes(journal, rings, checksums);
         let lists = lists_bytes(rings, checksums);
-        let rings = u64::from(rings) * RING_BLOCKS * BLOCK_BYTES;
-        let room = 2 * ROOM_BLOCKS * BLOCK_BYTES;
-        let fixed = LABELS_BYTES + journal + rings + lists + room + 2 * ALIGN;
+        let rings = rings_bytes(rings);
         let units = bytes.checked_sub(fixed)? / (unit_bytes + 2 * BLOCK_BYTES);
         let units = u32::try_from(units).unwrap_or(MAX_UNITS).min(MAX_UNITS);
         if units == 0 {
@@ -85,15 +84,7 @@ impl Layout {
     /// The fewest bytes of a member in such a pool.
     #[must_use]
     pub fn least_bytes(shape: &Shape, rings: u16, checksums: bool) -> u64 {
-        let unit = unit_bytes(shape) + 2 * BLOCK_BYTES;
-        let lists = lists_bytes(rings, checksums);
-        let rings = u64::from(rings) * RING_BLOCKS * BLOCK_BYTES;
-        LABELS_BYTES
-            + JOURNAL_BYTES.start()
-            + rings
-            + lists
-            + 2 * (ROOM_BLOCKS * BLOCK_BYTES + ALIGN)
-            + unit
+        fixed_bytes(*JOURNAL_BYTES.start(), rings, checksums) + unit_bytes(shape) + 2 * BLOCK_BYTES
     }
 
     /// Where a block of the journal lies.
@@ -122,6 +113,16 @@ impl Layout {
     pub fn ring_at(&self, ring: u16) -> u64 {
         self.rings_at / BLOCK_BYTES + u64::from(ring) * RING_BLOCKS
     }
+}
+
+/// What a member takes before it has a unit.
+fn fixed_bytes(journal: u64, rings: u16, checksums: bool) -> u64 {
+    let rings_and_lists = rings_bytes(rings) + lists_bytes(rings, checksums);
+    LABELS_BYTES + journal + rings_and_lists + 2 * (ROOM_BLOCKS * BLOCK_BYTES + ALIGN)
+}
+
+fn rings_bytes(rings: u16) -> u64 {
+    u64::from(rings) * RING_BLOCKS * BLOCK_BYTES
 }
 
 fn lists_bytes(rings: u16, checksums: bool) -> u64 {
