@@ -2,10 +2,12 @@
 //!
 //! Time is that of one thread which does nothing else. Of 4 KiB the layer's own time counts: as nobody's processor copies what a disk
 //! moves, these disks hand over memory that they have, and take what they are given without a look. Of 1 MiB it is compared with
-//! what is moved, so they copy it, as disks in memory do. Operations on disks
+//! what is moved, so they copy it, as disks in memory do, and are larger than caches. The client's data is that of as many operations
+//! as it would have under way, or of so many that it comes from memory. Operations on disks
 //! are counted where each takes 100 µs of simulated time, as what comes meanwhile shares a batch of the log.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -13,10 +15,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
-    Bufs, Class, Ctx, Dev, Epoch, Error, Info, Layer, Lba, Mem, MemOptions, Op, Pool, Stats,
+    Bufs, Class, Credit, Ctx, Dev, Epoch, Error, Info, Layer, Lba, Mem, MemOptions, Op, Pool, Stats,
 };
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use layers::integrity::Integrity;
+use layers::integrity::place::{AREA_ROWS, COPIES, Place};
+use layers::integrity::stored::{LIST_BLOCKS, Whose};
 use layers::raid::batch::Ring;
 use layers::raid::geometry::{Level, Shape};
 use layers::raid::{
@@ -27,8 +32,14 @@ use serde_json::json;
 use uuid::Uuid;
 
 const STRIP_ROWS: u32 = 16;
-const STRIPES: u32 = 128;
+const STRIPES: u32 = 512;
 const BLOCK: u64 = 4096;
+
+/// Blocks of a disk in no volume.
+const BARE_BLOCKS: u64 = STRIPES as u64 * STRIP_ROWS as u64;
+
+/// Volume and bare disks have so many turns each.
+const TURNS: u32 = 5;
 
 /// Nobody keeps anything: no member fails.
 #[derive(Debug)]
@@ -60,40 +71,84 @@ impl Room for Nobody {
     }
 }
 
-/// Memory of a disk: what it holds at an address is what it holds so many bytes further on.
-const MEMORY: usize = 8 << 20;
+/// The longest operation.
+const LONGEST: usize = 1 << 20;
+
+/// What a disk moves.
+enum Memory {
+    /// All that it holds: it copies what it is given, and what is asked of it.
+    Copied(RefCell<Pages>),
+    /// So much for everything: it hands it over, and does not look at what it is given.
+    Shared(Bufs),
+}
+
+/// Memory that begins with a page, as that of a disk in memory does: copies to anywhere else take longer.
+struct Pages {
+    memory: Vec<u8>,
+    skip: usize,
+}
+
+impl Pages {
+    fn new(bytes: usize) -> Self {
+        // Zeroes, but each page is there.
+        let mut memory = vec![7; bytes + BLOCK as usize];
+        memory.fill(0);
+        let skip = memory.as_ptr().align_offset(BLOCK as usize);
+        Self { memory, skip }
+    }
+
+    fn from(&mut self, at: usize) -> &mut [u8] {
+        &mut self.memory[self.skip + at..]
+    }
+}
 
 /// A disk of memory.
 struct Ram {
     info: Info,
-    memory: Bufs,
-    /// What is written, if that is copied, and what is read as well.
-    copies: Option<RefCell<Vec<u8>>>,
+    memory: Memory,
 }
 
 impl Ram {
     fn new(blocks: u64, copies: bool, pool: &Pool) -> Self {
         let info = Mem::new(MemOptions::new(4096, blocks)).info();
-        let credit = pool.account().try_credit(MEMORY, Class::Immediate).expect("memory");
-        let mut memory = credit.alloc(MEMORY);
-        memory.iter_mut().for_each(|part| part.fill(7));
-        let copies = copies.then(|| RefCell::new(vec![7; MEMORY]));
-        Self { info, memory: memory.into(), copies }
+        let memory = match copies {
+            true => Memory::Copied(RefCell::new(Pages::new((blocks * BLOCK) as usize))),
+            false => Memory::Shared(filled(&credit(pool, LONGEST), LONGEST)),
+        };
+        Self { info, memory }
     }
 
     fn read(&self, at: usize, len: usize, ctx: &Ctx) -> Bufs {
-        let found = self.memory.slice(at..at + len);
-        if self.copies.is_none() {
-            return found;
+        match &self.memory {
+            Memory::Shared(memory) => memory.slice(0..len),
+            Memory::Copied(memory) => {
+                let (mut memory, mut copy) = (memory.borrow_mut(), ctx.alloc(len));
+                let mut rest = &*memory.from(at);
+                for part in &mut copy {
+                    let found;
+                    (found, rest) = rest.split_at(part.len());
+                    part.copy_from_slice(found);
+                }
+                copy.into()
+            }
         }
-        let (mut copy, mut done) = (ctx.alloc(len), 0);
-        for part in &mut copy {
-            let end = done + part.len();
-            found.slice(done..end).copy_to(part);
-            done = end;
-        }
-        copy.into()
     }
+
+    fn write(&self, at: usize, data: &Bufs) {
+        if let Memory::Copied(memory) = &self.memory {
+            data.copy_to(&mut memory.borrow_mut().from(at)[..data.len()]);
+        }
+    }
+}
+
+fn credit(pool: &Pool, bytes: usize) -> Credit {
+    pool.account().try_credit(bytes, Class::Immediate).expect("memory")
+}
+
+fn filled(credit: &Credit, len: usize) -> Bufs {
+    let mut memory = credit.alloc(len);
+    memory.iter_mut().for_each(|part| part.fill(7));
+    memory.into()
 }
 
 impl Layer for Ram {
@@ -106,18 +161,12 @@ impl Layer for Ram {
     }
 
     async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
-        // Nothing is longer than 1 MiB.
-        let place = |at: Lba| at.0 as usize * BLOCK as usize % (MEMORY - (1 << 20));
+        let place = |at: Lba| at.0 as usize * BLOCK as usize;
         match op {
             Op::Read { at, blocks } => {
                 return Ok(self.read(place(at), blocks as usize * BLOCK as usize, &ctx));
             }
-            Op::Write { at, data, .. } => {
-                if let Some(copies) = &self.copies {
-                    let start = place(at);
-                    data.copy_to(&mut copies.borrow_mut()[start..start + data.len()]);
-                }
-            }
+            Op::Write { at, data, .. } => self.write(place(at), &data),
             _ => {}
         }
         Ok(Bufs::new())
@@ -156,48 +205,74 @@ impl Layer for Slow {
     }
 }
 
+/// What is measured.
+struct Kind {
+    name: &'static str,
+    level: Level,
+    columns: u16,
+    checks: bool,
+}
+
+const KINDS: [Kind; 3] = [
+    Kind { name: "RAID 5, 4+1", level: Level::Parity, columns: 5, checks: false },
+    Kind { name: "RAID 6, 4+2", level: Level::DoubleParity, columns: 6, checks: false },
+    Kind { name: "RAID 5, 4+1, checksums", level: Level::Parity, columns: 5, checks: true },
+];
+
 /// A volume and the disks below it.
 struct Scene {
     dev: Dev,
     raid: Rc<Raid>,
     disks: Vec<Dev>,
+    /// Blocks of disks from here on are nobody's: as many as an extent has.
+    bare_at: u64,
     pool: Pool,
 }
 
 impl Scene {
-    async fn new(level: Level, columns: u16, copies: bool, is_slow: bool) -> Self {
+    async fn new(kind: &Kind, copies: bool, is_slow: bool) -> Self {
+        let Kind { level, columns, checks, .. } = *kind;
         let pool = Pool::new(1 << 30).expect("memory");
         let shape = Shape::new(level, columns, STRIP_ROWS, STRIPES).expect("a shape");
         let maps = 2 * u64::from(stored_map::rows(&shape));
         let rows = u64::from(shape.places()) * u64::from(STRIP_ROWS) + maps;
+        let unit = u32::try_from(rows).expect("few") + COPIES * (rows as u32 / AREA_ROWS + 1);
+        let place = Place { at: RING_BLOCKS, rows: unit, units: 1 };
+        let list_at = RING_BLOCKS + u64::from(unit);
+        let bare_at = list_at + LIST_BLOCKS;
         let disk = || {
-            let ram = Dev::new(Ram::new(RING_BLOCKS + rows, copies, &pool));
-            if is_slow { Dev::new(Slow(ram, Cell::new(None))) } else { ram }
+            // What nobody has written has to be zeroes where it is checked.
+            let ram = Ram::new(bare_at + BARE_BLOCKS, copies || checks, &pool);
+            if is_slow { Dev::new(Slow(Dev::new(ram), Cell::new(None))) } else { Dev::new(ram) }
         };
         let disks: Vec<Dev> = (0..columns).map(|_| disk()).collect();
-        let member = |(n, dev): (u128, &Dev)| Member {
-            dev: dev.clone(),
-            ring: Ring { pool: Uuid::nil(), member: Uuid::from_u128(n), era: 1, number: 0 },
-            ring_at: Lba(0),
-            is_out: false,
-            errors: Arc::default(),
-            integrity: None,
-        };
         let array = Array::new(1, Rc::new(Nobody), &pool).await.expect("an array");
-        let members = (0u128..).zip(&disks).map(member);
-        (0u16..).zip(members).for_each(|(n, member)| array.put(n, member).expect("a new one"));
+        for (n, disk) in (0u16..).zip(&disks) {
+            let of = Uuid::from_u128(n.into());
+            let (mut dev, mut integrity) = (disk.clone(), None);
+            if checks {
+                let whose = Whose { pool: Uuid::nil(), member: of, ring: 0 };
+                let (memory, wrong) = (pool.account(), Arc::default());
+                let made = Integrity::new(dev, place, (whose, ""), list_at, &memory, wrong).await;
+                let made = Rc::new(made.expect("checksums"));
+                (dev, integrity) = (Dev::shared(Rc::clone(&made)), Some(made));
+            }
+            let ring = Ring { pool: Uuid::nil(), member: of, era: 1, number: 0 };
+            let errors = Arc::default();
+            let member = Member { dev, ring, ring_at: Lba(0), is_out: false, errors, integrity };
+            array.put(n, member).expect("a new one");
+        }
         let column = |member| Column { member, at: RING_BLOCKS };
         let extent = Extent::new(1, shape, (0..columns).map(column));
         let bytes = shape.rows() * BLOCK;
         let settings = Settings { shape, block_size: 4096, bytes, thick: true };
         let raid = Raid::new(Rc::new(array), settings, [(0, extent)], Rc::new(Nobody));
         let raid = Rc::new(raid);
-        Self { dev: Dev::shared(Rc::clone(&raid)), raid, disks, pool }
+        Self { dev: Dev::shared(Rc::clone(&raid)), raid, disks, bare_at, pool }
     }
 
     fn ctx(&self) -> Ctx {
-        let credit = self.pool.account().try_credit(4 << 20, Class::Immediate);
-        Ctx::new(credit.expect("memory"), Epoch::default())
+        Ctx::new(credit(&self.pool, 4 << 20), Epoch::default())
     }
 
     fn stats(&self) -> Stats {
@@ -246,31 +321,67 @@ fn op(at: u64, bytes: u64, is_write: bool, ctx: &Ctx) -> Op {
     }
 }
 
-/// Microseconds of one operation, which waits for nothing.
-async fn time(dev: &Dev, ctx: &Ctx, bytes: u64, is_write: bool, seconds: f64) -> f64 {
-    let places = Places::new(dev, bytes, bytes == BLOCK);
-    let (begun, mut count) = (tokio::time::Instant::now(), 0u32);
-    while begun.elapsed().as_secs_f64() < seconds {
-        for _ in 0..64 {
-            let op = op(places.next(), bytes, is_write, ctx);
-            dev.submit(op, ctx).await.expect("an operation");
-            count += 1;
-        }
-    }
-    begun.elapsed().as_secs_f64() * 1e6 / f64::from(count)
+/// Operations whose data a client has: what arrived last is in caches then,
+const FEW: usize = 8;
+/// or is not.
+const MANY: usize = 64;
+
+/// A client that has the data of several operations, and each time uses the one it has not used for longest.
+struct Client {
+    ctx: Ctx,
+    bytes: u64,
+    is_write: bool,
+    data: RefCell<VecDeque<Bufs>>,
 }
 
-/// The same bytes by strips on one disk after the other, in microseconds.
-async fn time_raw(scene: &Scene, bytes: u64, is_write: bool, seconds: f64) -> f64 {
-    let strip = u64::from(STRIP_ROWS) * BLOCK;
-    let (ctx, each) = (scene.ctx(), bytes.min(strip));
-    let (begun, mut count, mut row) = (tokio::time::Instant::now(), 0u32, 0);
-    let rows = u64::from(STRIPES) * u64::from(STRIP_ROWS);
+impl Client {
+    fn new(scene: &Scene, bytes: u64, is_write: bool, operations: usize) -> Self {
+        let credit = credit(&scene.pool, operations * bytes as usize + (4 << 20));
+        let data = (0..operations).map(|_| filled(&credit, bytes as usize)).collect();
+        let ctx = Ctx::new(credit, Epoch::default());
+        Self { ctx, bytes, is_write, data: RefCell::new(data) }
+    }
+
+    async fn ask(&self, dev: &Dev, at: u64) {
+        let oldest = self.data.borrow_mut().pop_front().expect("data");
+        let op = match self.is_write {
+            true => Op::Write { at: Lba(at), data: oldest.clone(), fua: false },
+            false => Op::Read { at: Lba(at), blocks: (self.bytes / BLOCK) as u32 },
+        };
+        // What was read before is where the next goes.
+        let kept = if self.is_write { oldest } else { Bufs::new() };
+        let found = dev.submit(op, &self.ctx).await.expect("an operation");
+        self.data.borrow_mut().push_back(if self.is_write { kept } else { found });
+    }
+}
+
+/// Microseconds of one operation, which waits for nothing: of the volume, and of one bare disk after the other.
+async fn times(client: &Client, scene: &Scene, seconds: f64) -> (f64, f64) {
+    let step = client.bytes / BLOCK;
+    let places = Places::new(&scene.dev, client.bytes, client.bytes == BLOCK);
+    let of_volume = std::iter::repeat_with(|| (&scene.dev, places.next()));
+    let bare = (0..BARE_BLOCKS / step).map(|n| scene.bare_at + n * step);
+    let of_disks = bare.flat_map(|at| scene.disks.iter().map(move |disk| (disk, at)));
+    let (mut of_volume, mut of_disks) = (of_volume, of_disks.cycle());
+    let (mut us, mut raw_us) = (0.0, 0.0);
+    // In turn, as a machine is not equally fast all the time.
+    for _ in 0..TURNS {
+        let seconds = seconds / f64::from(TURNS);
+        us += time(client, &mut of_volume, seconds).await / f64::from(TURNS);
+        raw_us += time(client, &mut of_disks, seconds).await / f64::from(TURNS);
+    }
+    (us, raw_us)
+}
+
+async fn time<'a>(
+    client: &Client,
+    asked: &mut impl Iterator<Item = (&'a Dev, u64)>,
+    seconds: f64,
+) -> f64 {
+    let (begun, mut count) = (tokio::time::Instant::now(), 0u32);
     while begun.elapsed().as_secs_f64() < seconds {
-        for disk in scene.disks.iter().cycle().take(64 * (bytes / each) as usize) {
-            row = (row + each / BLOCK * 7) % rows;
-            let op = op(RING_BLOCKS + row / (each / BLOCK) * (each / BLOCK), each, is_write, &ctx);
-            disk.submit(op, &ctx).await.expect("an operation");
+        for (dev, at) in asked.take(64) {
+            client.ask(dev, at).await;
         }
         count += 64;
     }
@@ -317,8 +428,8 @@ async fn one_by_one(scene: &Scene, goes_on: impl Fn(u32) -> bool) -> (f64, f64) 
 }
 
 /// What a client sees while a column is rebuilt, in whose time the disk could have written so many of it.
-async fn rebuild(level: Level, columns: u16) -> serde_json::Value {
-    let scene = Scene::new(level, columns, false, true).await;
+async fn rebuild(kind: &Kind) -> serde_json::Value {
+    let scene = Scene::new(kind, false, true).await;
     let normal = one_by_one(&scene, |count| count < 4000).await;
     scene.raid.extent(0).expect("an extent").lacks_also(0, ALL_REGIONS);
     let (raid, begun) = (Rc::clone(&scene.raid), tokio::time::Instant::now());
@@ -344,30 +455,34 @@ fn run<F: Future>(is_paused: bool, work: F) -> F::Output {
 
 fn main() {
     let seconds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(1.0);
-    let levels = [("RAID 5, 4+1", Level::Parity, 5), ("RAID 6, 4+2", Level::DoubleParity, 6)];
-    for (name, level, columns) in levels {
-        for (what, bytes, is_write) in [
-            ("read", BLOCK, false),
-            ("write", BLOCK, true),
-            ("read", 1 << 20, false),
-            ("write", 1 << 20, true),
+    for kind in &KINDS {
+        let name = kind.name;
+        for (what, bytes, is_write, operations) in [
+            ("read", BLOCK, false, FEW),
+            ("write", BLOCK, true, FEW),
+            ("read", 1 << 20, false, FEW),
+            ("write", 1 << 20, true, FEW),
+            ("read", 1 << 20, false, MANY),
+            ("write", 1 << 20, true, MANY),
         ] {
             let us = run(false, async {
-                let scene = Scene::new(level, columns, bytes > BLOCK, false).await;
-                let raw = time_raw(&scene, bytes, is_write, seconds).await;
-                let ctx = scene.ctx();
-                (time(&scene.dev, &ctx, bytes, is_write, seconds).await, raw)
+                let scene = Scene::new(kind, bytes > BLOCK, false).await;
+                let client = Client::new(&scene, bytes, is_write, operations);
+                times(&client, &scene, seconds).await
             });
             println!(
                 "{}",
-                json!({ "level": name, "op": what, "bytes": bytes, "us": us.0, "raw_us": us.1 })
+                json!({
+                    "level": name, "op": what, "bytes": bytes, "operations": operations,
+                    "us": us.0, "raw_us": us.1,
+                })
             );
         }
-        let rebuilt = run(true, rebuild(level, columns));
+        let rebuilt = run(true, rebuild(kind));
         println!("{}", json!({ "level": name, "bytes": BLOCK, "rebuild": rebuilt }));
         for (bytes, depth) in [(BLOCK, 1), (BLOCK, 32), (BLOCK, 128), (1 << 20, 1), (1 << 20, 8)] {
             let counts = run(true, async {
-                let scene = Scene::new(level, columns, false, true).await;
+                let scene = Scene::new(kind, false, true).await;
                 counted(&scene, bytes, depth).await
             });
             println!(

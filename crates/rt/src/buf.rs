@@ -575,6 +575,24 @@ pub struct BufMut {
 /// Several [`BufMut`]s that together hold one transfer.
 pub type BufsMut = SmallVec<[BufMut; 1]>;
 
+/// As [`Bufs::run`], to be filled.
+pub fn run_mut(bufs: &mut BufsMut, at: usize) -> &mut [u8] {
+    let (part, skip) = place(bufs.iter().map(|part| part.len()), at);
+    bufs.get_mut(part).map_or(&mut [], |part| &mut part[skip..])
+}
+
+/// In which part byte `at` lies, and where in it.
+fn place(parts: impl Iterator<Item = usize>, mut at: usize) -> (usize, usize) {
+    let mut number = 0;
+    for len in parts {
+        if at < len {
+            break;
+        }
+        (number, at) = (number + 1, at - len);
+    }
+    (number, at)
+}
+
 // SAFETY: a `BufMut` is the only handle to its bytes; the run's bookkeeping is atomic or locked.
 unsafe impl Send for BufMut {}
 // SAFETY: shared access only reads.
@@ -823,6 +841,13 @@ impl Bufs {
         out
     }
 
+    /// The bytes from `at` on that lie in one piece; none where the data ends.
+    #[must_use]
+    pub fn run(&self, at: usize) -> &[u8] {
+        let (part, skip) = place(self.parts.iter().map(|part| part.len()), at);
+        self.parts.get(part).map_or(&[], |part| &part[skip..])
+    }
+
     /// Copies the data out.
     ///
     /// # Panics
@@ -946,6 +971,30 @@ mod tests {
         assert!(p.usage().free < p.usage().total);
         drop(part);
         assert_eq!(p.usage().free, p.usage().total);
+    }
+
+    #[test]
+    fn runs_are_what_lies_in_one_piece() {
+        let p = pool(64);
+        let c = p.account().try_credit(8 * PAGE, Class::Immediate).unwrap();
+        let mut parts: BufsMut = [3 * PAGE, 5, PAGE].into_iter().flat_map(|n| c.alloc(n)).collect();
+        let lens: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+        let (len, mut at) = (lens.iter().sum::<usize>(), 0);
+        for part in lens {
+            for skip in [0, part - 1] {
+                assert_eq!(run_mut(&mut parts, at + skip).len(), part - skip);
+                run_mut(&mut parts, at + skip).fill(skip as u8);
+            }
+            at += part;
+        }
+        assert!(run_mut(&mut parts, len).is_empty());
+        let (data, mut at) = (Bufs::from(parts), 0);
+        let all = data.to_vec();
+        while at < len {
+            assert!(!data.run(at).is_empty() && all[at..].starts_with(data.run(at)));
+            at += data.run(at).len();
+        }
+        assert!(at == len && data.run(len).is_empty() && Bufs::new().run(0).is_empty());
     }
 
     #[test]

@@ -37,7 +37,8 @@ impl Raid {
             return self.read_piece(first, lba, ctx).await;
         };
         let all = [first, second].into_iter().chain(pieces);
-        let each = all.map(|piece| self.read_piece(piece, lba, ctx));
+        // In a list, as each is put into memory of its own where it is not known how many there are.
+        let each: Vec<_> = all.map(|piece| self.read_piece(piece, lba, ctx)).collect();
         let mut data = Bufs::new();
         for found in join_all(each).await {
             data.append(found?);

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use super::geometry::{Level, Role};
 use super::mistake::Mistake;
 use super::row::There;
-use super::stripe::{Failure, Pages, Stripe};
+use super::stripe::{Failure, Stripe};
 use super::{Array, Extent, Raid};
 
 /// Most rows that are filled at once.
@@ -156,14 +156,15 @@ impl Stripe<'_> {
         }
         let (had, _) = self.restore(rows, There::default()).await?;
         let lacking = There::of(self.lacking());
-        let strips: Vec<Pages> =
-            (0..self.data()).map(|n| had.pages(Role::Data(n)).into()).collect();
+        let strip = |n| had.pages(Role::Data(n)).iter().cloned().collect();
+        let strips: Vec<Bufs> = (0..self.data()).map(strip).collect();
         for strip in lacking.data.iter() {
-            let data = strips[usize::from(strip)].iter().cloned().collect();
+            let data = strips[usize::from(strip)].clone();
             self.fill_role(Role::Data(strip), rows, data).await?;
         }
         if lacking.parities() > 0 {
-            for (role, data) in self.parities_of(&strips).filter(|(role, _)| lacking.has(*role)) {
+            let parities = self.parities_of(&strips).into_iter();
+            for (role, data) in parities.filter(|(role, _)| lacking.has(*role)) {
                 self.fill_role(role, rows, data).await?;
             }
         }

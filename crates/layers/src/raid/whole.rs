@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use block::{BufMut, Bufs, Error};
+use block::{Bufs, BufsMut, Error, run_mut};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
@@ -12,7 +12,7 @@ use super::batch::What;
 use super::geometry::{ROW_BYTES, Role};
 use super::mistake::Mistake;
 use super::part::Fragment;
-use super::stripe::{Failure, Pages, Stripe, in_pages, pages};
+use super::stripe::{Failure, Stripe, in_pages};
 
 const ROW: usize = ROW_BYTES as usize;
 
@@ -82,8 +82,8 @@ impl Stripe<'_> {
             in_pages(data, || self.array.scratch.alloc(len))
         };
         let strips: Vec<Bufs> = strips.into_iter().map(own).collect();
-        let rows: Vec<Pages> = strips.iter().map(pages).collect();
-        let all = (0..).map(Role::Data).zip(strips).chain(self.parities_of(&rows));
+        let parities = self.parities_of(&strips);
+        let all = (0..).map(Role::Data).zip(strips).chain(parities);
         let all: Vec<(Role, Bufs)> = all.collect();
         let each = all.into_iter().map(|(role, data)| async move {
             let column = self.column(role)?;
@@ -98,20 +98,18 @@ impl Stripe<'_> {
         Ok(())
     }
 
-    /// The parities of rows of all strips of data.
-    pub(super) fn parities_of(&self, strips: &[Pages]) -> impl Iterator<Item = (Role, Bufs)> {
-        let count = strips.first().map_or(0, Pages::len);
-        let mut sums: SmallVec<[Vec<BufMut>; 2]> =
-            (0..self.shape.level().parities()).map(|_| self.scratch_pages(count)).collect();
-        for n in 0..count {
-            let data: SmallVec<[&[u8]; 16]> = strips.iter().map(|pages| &pages[n][..]).collect();
-            match &mut sums[..] {
-                [p, q] => self.array.parity.pq(&data, &mut p[n], &mut q[n]),
-                sums => sums.iter_mut().for_each(|p| self.array.parity.xor(&data, &mut p[n])),
-            }
-        }
-        let frozen = |pages: Vec<BufMut>| pages.into_iter().map(BufMut::freeze).collect();
-        [Role::P, Role::Q].into_iter().zip(sums.into_iter().map(frozen))
+    /// The parities of all strips of data, which are equally long.
+    pub(super) fn parities_of(&self, strips: &[Bufs]) -> SmallVec<[(Role, Bufs); 2]> {
+        let len = strips.first().map_or(0, Bufs::len);
+        let scratch = |_| self.array.scratch.alloc(len);
+        let mut sums: SmallVec<[BufsMut; 2]> =
+            (0..self.shape.level().parities()).map(scratch).collect();
+        let parity = self.array.parity;
+        by_runs(strips, &mut sums, |data, sums| match sums {
+            [p, q] => parity.pq(data, p, q),
+            sums => sums.iter_mut().for_each(|p| parity.xor(data, p)),
+        });
+        [Role::P, Role::Q].into_iter().zip(sums.into_iter().map(Bufs::from)).collect()
     }
 
     /// The column of a strip, if its member is not out.
@@ -129,5 +127,74 @@ impl Stripe<'_> {
         let to = members.take(wanted).map(|column| (column.member, Vec::new())).collect();
         let what = What::Whole { stripe: number };
         Ok(self.array.log(self.spot(), what, to).await?)
+    }
+}
+
+/// Makes `sums` of `data`, all of which are equally long: as much at once as is in one piece everywhere.
+///
+/// # Panics
+/// If they are not.
+fn by_runs(data: &[Bufs], sums: &mut [BufsMut], mut make: impl FnMut(&[&[u8]], &mut [&mut [u8]])) {
+    let (len, mut at) = (data.first().map_or(0, Bufs::len), 0);
+    while at < len {
+        let mut data: SmallVec<[&[u8]; 16]> = data.iter().map(|data| data.run(at)).collect();
+        let mut sums: SmallVec<[&mut [u8]; 2]> =
+            sums.iter_mut().map(|sum| run_mut(sum, at)).collect();
+        let lens = data.iter().map(|run| run.len()).chain(sums.iter().map(|sum| sum.len()));
+        let run = lens.min().unwrap_or(0);
+        assert!(run > 0, "strips are equally long");
+        data.iter_mut().for_each(|data| *data = &data[..run]);
+        sums.iter_mut().for_each(|sum| *sum = &mut std::mem::take(sum)[..run]);
+        make(&data, &mut sums);
+        at += run;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::{Class, Credit, Pool};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn cut(credit: &Credit, mut len: usize, pieces: &[usize]) -> BufsMut {
+        let mut all = BufsMut::new();
+        for piece in pieces.iter().copied().chain([len]) {
+            let piece = len.min(piece);
+            all.extend(credit.alloc(piece));
+            len -= piece;
+        }
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_change_sums(
+            len in 1usize..20_000,
+            pieces in prop::collection::vec(prop::collection::vec(1usize..9000, 0..6), 1..7),
+        ) {
+            let pool = Pool::new(4 << 20).unwrap();
+            let credit = pool.account().try_credit(2 << 20, Class::Immediate).unwrap();
+            let mut all: Vec<BufsMut> =
+                pieces.iter().map(|pieces| cut(&credit, len, pieces)).collect();
+            for (n, data) in all.iter_mut().enumerate() {
+                let mut at = n;
+                for byte in data.iter_mut().flat_map(|part| part.iter_mut()) {
+                    (*byte, at) = ((at * 7 + n) as u8, at + 1);
+                }
+            }
+            let mut sums = vec![all.pop().unwrap()];
+            let data: Vec<Bufs> = all.into_iter().map(Bufs::from).collect();
+            by_runs(&data, &mut sums, |data, sums| {
+                for (at, sum) in sums[0].iter_mut().enumerate() {
+                    *sum = data.iter().fold(0, |sum, data| sum ^ data[at]);
+                }
+            });
+            let sum = Bufs::from(sums.remove(0)).to_vec();
+            for (at, sum) in sum.into_iter().enumerate().filter(|_| !data.is_empty()) {
+                let wanted = (0..data.len()).fold(0, |sum, n| sum ^ ((at + n) * 7 + n) as u8);
+                prop_assert_eq!(sum, wanted, "byte {}", at);
+            }
+        }
     }
 }
