@@ -1,5 +1,6 @@
 //! Pools on simulated disks, in what happens to them one thing after the other; everything at once is the simulator's.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -72,7 +73,7 @@ impl Bench {
             columns: Some(COLUMNS),
             strip_bytes: 64 << 10,
             checksums,
-            rings: 1,
+            rings: 2,
             disks: paths.into_iter().map(joining).collect(),
             spares: Vec::new(),
             buffered: false,
@@ -309,6 +310,67 @@ fn a_disk_that_lies_is_found_out() {
     }
 }
 
+/// Each core has lists of its own, and an opening goes through all of them.
+#[test]
+fn two_cores_have_checksums_of_the_same_disks() {
+    const OTHER: Uuid = Uuid::from_u128(9);
+    let at_ring_1 = async |core: &Core, bench: &Bench| {
+        let seat = PoolSeat::share(core, &bench.pool, 1).await.unwrap();
+        let dev = seat.open(OTHER).await.unwrap();
+        let client = Client::new(&dev, core.pool());
+        (seat, client)
+    };
+    let write = async |bench: &Bench, client: &Client, value: u8| {
+        let data = [value; 16 * 4096];
+        for at in (0..512).step_by(16) {
+            let both = [&bench.client, client].map(|c| c.write(at, &data, false));
+            futures_util::future::try_join_all(both).await.unwrap();
+        }
+    };
+    play(move |host| async move {
+        let core = core_of(&host).await;
+        let mut bench = Bench::checked(host, FEW).await;
+        let what = NewPoolVolume { id: OTHER, bytes: BYTES, block_size: 4096, thick: true };
+        bench.pool.create_volume(&what).await.unwrap();
+        let (seat, mut client) = at_ring_1(&core, &bench).await;
+        write(&bench, &client, 2).await;
+        bench.disk(1).pull_out();
+        write(&bench, &client, 3).await;
+        bench.look().await;
+        bench.disk(1).plug_in();
+        bench.look().await;
+        assert_eq!(bench.state(1), PoolDiskState::In);
+        bench.whole().await;
+        // Another one lies, whoever reads.
+        let lies = DiskFaults { bit_rot: 0.5, ..DiskFaults::default() };
+        bench.disk(2).set_faults(lies);
+        bench.holds(0..512, 3).await;
+        std::mem::swap(&mut bench.client, &mut client);
+        bench.holds(0..512, 3).await;
+        bench.disk(2).set_faults(DiskFaults::default());
+        let scrub = bench.scrub().await;
+        assert_eq!(scrub.unrepairable, 0);
+        let wrong: Vec<u64> = bench.report().disks.iter().map(|d| d.checksum_errors).collect();
+        assert!(wrong[2] > 0 && wrong.iter().sum::<u64>() == wrong[2], "{wrong:?}");
+        let host = bench.host.clone();
+        drop(client);
+        seat.close().await.unwrap();
+        drop(seat);
+        bench.close().await;
+        let what = OpenPool { id: POOL, paths: paths(FEW), without: Vec::new(), buffered: false };
+        let pool = Pool::open(&core, &what).await.unwrap();
+        let bench = Bench::served(host, &core, pool).await;
+        let (seat, client) = at_ring_1(&core, &bench).await;
+        bench.holds(0..512, 3).await;
+        let scrub = bench.scrub().await;
+        assert_eq!((scrub.repaired, scrub.unrepairable), (0, 0));
+        assert!(bench.report().disks.iter().all(|disk| disk.checksum_errors == 0));
+        drop(client);
+        seat.close().await.unwrap();
+        bench.close().await;
+    });
+}
+
 /// Its disk is silent while the checksums of what is freed are to be written: it goes out, and nobody waits for ever.
 #[test]
 fn a_disk_that_stops_holds_up_no_end() {
@@ -328,6 +390,42 @@ fn a_disk_that_stops_holds_up_no_end() {
     });
 }
 
+/// Whenever that begins: the others are enough.
+#[test]
+fn a_disk_that_stops_keeps_no_pool_from_opening() {
+    let mut took = Vec::new();
+    for n in 0..30 {
+        let moment = Duration::from_millis(n * 20);
+        let longest = Rc::new(Cell::new(Duration::ZERO));
+        let seen = Rc::clone(&longest);
+        play(move |host| async move {
+            let bench = Bench::checked(host, FEW).await;
+            bench.write(0..256, 2).await;
+            let (host, stopped) = (bench.host.clone(), bench.disk(1));
+            bench.close().await;
+            let core = core_of(&host).await;
+            let begun = tokio::time::Instant::now();
+            tokio::task::spawn_local(async move {
+                tokio::time::sleep(moment).await;
+                let stall_for = Duration::from_secs(3600);
+                stopped.set_faults(DiskFaults { stall: 1.0, stall_for, ..DiskFaults::default() });
+            });
+            let what =
+                OpenPool { id: POOL, paths: paths(FEW), without: Vec::new(), buffered: false };
+            let pool = Pool::open(&core, &what).await.unwrap();
+            let bench = Bench::served(host, &core, pool).await;
+            bench.holds(0..256, 2).await;
+            bench.write(0..256, 3).await;
+            bench.holds(0..256, 3).await;
+            seen.set(begun.elapsed());
+            assert_eq!(bench.state(1), PoolDiskState::Out);
+        });
+        took.push(longest.get());
+    }
+    let longest = took.into_iter().max().unwrap();
+    assert!(longest < Duration::from_secs(100), "{longest:?}");
+}
+
 /// Checksums fit wherever a piece has gone.
 #[test]
 fn checksums_fit_after_openings_and_moves() {
@@ -339,8 +437,10 @@ fn checksums_fit_after_openings_and_moves() {
         }
         bench.disk(1).pull_out();
         bench.write(0..256, 2).await;
+        bench.look().await;
         bench.disk(1).plug_in();
         bench.look().await;
+        assert_eq!(bench.state(1), PoolDiskState::In);
         bench.whole().await;
         let host = bench.host.clone();
         bench.close().await;

@@ -3,9 +3,11 @@
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{Account, Class};
 use rt::disk::{Disk, DiskError, DiskErrorKind};
+use tokio::time::timeout;
 
 use super::error::{PoolError, failed};
 use super::journal::{BLOCK_BYTES, Block, NoBlock};
@@ -13,6 +15,7 @@ use super::knowledge::{Damaged, known};
 use super::label::{self, BadLabel, LABEL_BYTES, Label, SLOTS, State};
 use super::metadata::{Metadata, Piece, TAIL_BYTES};
 use super::snapshot::{self, NoSnapshot};
+use super::writer::LONG_PATIENCE;
 use crate::file::{clear_disk, read_disk};
 use crate::raid::Errors;
 
@@ -29,6 +32,15 @@ pub(super) struct MemberDisk {
     snapshots: Cell<[u64; 2]>,
     /// What all cores count of it.
     errors: Arc<Errors>,
+}
+
+/// What comes of it, or that the disk is gone, as it does not answer for so long. What is under way goes on, and holds the disk.
+pub(super) async fn within<T>(
+    patience: Duration,
+    work: impl Future<Output = Result<T, DiskError>>,
+) -> Result<T, DiskError> {
+    let gone = Err(DiskError { kind: DiskErrorKind::Gone, errno: 0 });
+    timeout(patience, work).await.unwrap_or(gone)
 }
 
 /// Why a member that is there cannot be asked.
@@ -122,10 +134,10 @@ impl MemberDisk {
     /// Has its label say how far it is.
     ///
     /// # Errors
-    /// That it cannot be written, by the disk's path.
+    /// That it cannot be written in time, by the disk's path.
     pub(super) async fn set_state(&self, state: State) -> Result<(), PoolError> {
-        let relabelled = self.relabel(Label { state, ..self.label() }).await;
-        relabelled.map_err(|why| failed(self.path(), why))
+        let relabelled = self.relabel(Label { state, ..self.label() });
+        within(LONG_PATIENCE, relabelled).await.map_err(|why| failed(self.path(), why))
     }
 
     /// What it knows.

@@ -306,19 +306,27 @@ mod tests {
 
     /// What lies on disks is read for ever.
     #[test]
-    fn the_golden_label_is_what_it_was() {
-        assert_eq!(wire::crc32c(&label().to_bytes(0)[CHECKSUM_AT + 4..]), GOLDEN);
+    fn the_golden_labels_are_what_they_were() {
+        let layout = Layout::of(1 << 30, &raid5(5), 2, true).unwrap();
+        let labels = [label(), Label { layout, ..label() }];
+        let sums = labels.map(|label| wire::crc32c(&label.to_bytes(0)));
+        assert_eq!(sums, GOLDEN);
     }
 
-    const GOLDEN: u32 = 2_760_246_384;
+    /// Without and with checksums.
+    const GOLDEN: [u32; 2] = [3_984_774_720, 4_053_534_028];
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_label_or_none(fields in prop::collection::vec(any::<u8>(), FIELDS - 16)) {
+        fn any_bytes_are_a_label_or_none(
+            fields in prop::collection::vec(any::<u8>(), FIELDS - 16),
+            version in VERSION..=CHECKED,
+        ) {
             let mut bytes = [0; LABEL_BYTES];
             bytes[..16].copy_from_slice(&MAGIC);
             bytes[16..FIELDS].copy_from_slice(&fields);
-            bytes[16..20].copy_from_slice(&[1, 0, 0, 0]);
+            bytes[16..18].copy_from_slice(&version.to_le_bytes());
+            bytes[18..20].fill(0);
             let bytes = sealed(bytes, CHECKSUM_AT);
             if let Ok(label) = Label::parse(&bytes, 0) {
                 prop_assert_eq!(label.to_bytes(0), bytes);

@@ -7,13 +7,15 @@ use std::rc::Rc;
 use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::{Disk, OpenOptions, OpenReason};
+use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::disk::{MemberDisk, read_label};
+use super::disk::{MemberDisk, Unusable, read_label, within};
 use super::error::PoolError;
 use super::label::{Label, State};
 use super::metadata::{MemberId, Members, Metadata, Stamp, Standing};
 use super::vote::{self, Known};
+use super::writer::LONG_PATIENCE;
 use crate::file;
 
 /// What a disk says that it is of.
@@ -82,7 +84,7 @@ pub(super) async fn at(core: &Core, path: &Path, buffered: bool) -> At {
     }
 }
 
-/// The disk at `path`, if it is of the pool.
+/// The disk at `path`, if it is of the pool, and what it knows.
 ///
 /// # Errors
 /// Why it is not used though it may be, in words.
@@ -91,18 +93,27 @@ async fn look(
     pool: Uuid,
     path: &Path,
     buffered: bool,
-) -> Result<Option<MemberDisk>, String> {
+) -> Result<Option<(MemberDisk, Result<Metadata, Unusable>)>, String> {
     let note = |what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
     let how = OpenOptions::new().buffered(buffered);
     let disk = core.open_disk(path, how).await.map_err(|why| why.to_string())?;
     let memory = core.pool().account();
     let label = read_label(&disk, &memory).await.map_err(|why| note(&why))?;
-    match label.map_err(|why| note(&why))? {
-        Some(label) if label.pool != pool => Ok(None),
-        Some(label) if label.state == State::Removed => Err(note(&"was removed from the pool")),
-        Some(label) => Ok(Some(MemberDisk::new(disk, memory, label))),
-        None => Ok(None),
+    let label = match label.map_err(|why| note(&why))? {
+        Some(label) if label.pool != pool => return Ok(None),
+        Some(label) if label.state == State::Removed => {
+            return Err(note(&"was removed from the pool"));
+        }
+        Some(label) => label,
+        None => return Ok(None),
+    };
+    let (size, had, serial) = (disk.info().size, label.layout.bytes, label.serial);
+    if size < had {
+        return Err(note(&format!("disk {serial} has {size} bytes and had {had}: it is not used")));
     }
+    let disk = MemberDisk::new(disk, memory, label);
+    let known = disk.known().await;
+    Ok(Some((disk, known)))
 }
 
 /// A disk of the pool, and what it knows.
@@ -144,10 +155,13 @@ impl Disks {
             }
         }
         // One that does not answer keeps the others waiting once, and not one after the other.
-        let looks = places.into_iter().map(|path| look(core, pool, path, buffered));
+        let looks = places.into_iter().map(|path| async move {
+            let seen = timeout(LONG_PATIENCE, look(core, pool, path, buffered)).await;
+            seen.unwrap_or_else(|_| Err(format!("{}: it does not answer", path.display())))
+        });
         for seen in join_all(looks).await {
             match seen {
-                Ok(Some(disk)) => all.add(disk).await,
+                Ok(Some((disk, known))) => all.add(disk, known),
                 Ok(None) => {}
                 Err(note) => all.notes.push(note),
             }
@@ -160,26 +174,12 @@ impl Disks {
         self.notes.push(format!("{}: {what}", path.display()));
     }
 
-    async fn add(&mut self, disk: MemberDisk) {
-        let (path, label) = (disk.path().to_owned(), disk.label());
-        let size = disk.disk().info().size;
-        if size < label.layout.bytes {
-            let (had, serial) = (label.layout.bytes, label.serial);
-            self.note(
-                &path,
-                format!("disk {serial} has {size} bytes and had {had}: it is not used"),
-            );
-            return;
+    fn add(&mut self, disk: MemberDisk, known: Result<Metadata, Unusable>) {
+        // It may be made again from the others.
+        if let Err(why) = &known {
+            self.note(disk.path(), format!("disk {}: {why}", disk.label().serial));
         }
-        let known = match disk.known().await {
-            Ok(known) => Some(known),
-            // It may be made again from the others.
-            Err(why) => {
-                self.note(&path, format!("disk {}: {why}", label.serial));
-                None
-            }
-        };
-        self.found.push(Found { disk: Rc::new(disk), known });
+        self.found.push(Found { disk: Rc::new(disk), known: known.ok() });
     }
 
     /// Two with one identity are a disk and its copy: nobody knows which is which.
@@ -332,7 +332,8 @@ impl Start {
         let (bytes, version) = (self.metadata.snapshot(), self.metadata.stamp().version);
         for id in std::mem::take(&mut self.behind) {
             let Some(disk) = self.supporters.get(&id) else { continue };
-            if let Err(why) = disk.put_snapshot(&bytes, version).await {
+            let put = within(LONG_PATIENCE, disk.put_snapshot(&bytes, version)).await;
+            if let Err(why) = put {
                 tracing::error!(path = %disk.path().display(), error = %why, "a disk of the pool is out");
                 self.supporters.remove(&id);
             }

@@ -24,7 +24,7 @@ use super::metadata::{
 use super::opening::{Disks, NewDisk, Returning, Start, open_new};
 use super::recovery;
 use super::report::ScrubReport;
-use super::writer::Writer;
+use super::writer::{PATIENCE, Writer};
 use crate::identity::random_uuid;
 use crate::raid::ALL_REGIONS;
 use crate::raid::geometry::{Level, ROW_BYTES, Shape};
@@ -278,10 +278,13 @@ impl Pool {
         }
         writer.commit_all(changes).await?;
         let opened = writer.metadata().stamp();
-        for (id, disk) in writer.disks() {
-            let label = Label { opened, state: State::Made, ..disk.label() };
-            if let Err(why) = disk.relabel(label).await {
-                tracing::error!(path = %disk.path().display(), error = %why, "a disk of the pool is out");
+        let disks = writer.disks();
+        let each = disks.iter().map(|(id, disk)| {
+            (*id, disk.relabel(Label { opened, state: State::Made, ..disk.label() }))
+        });
+        for (id, outcome) in writer.at_each(PATIENCE, each).await {
+            if let Err(why) = outcome {
+                tracing::error!(member = id.0, error = %why, "a disk of the pool is out");
                 writer.put_out(id).await?;
             }
         }

@@ -9,6 +9,7 @@ use block::{Account, Class, Dev, Error, Lba};
 use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::Disk;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::ask::ExtentInfo;
@@ -16,7 +17,7 @@ use super::disk::MemberDisk;
 use super::error::PoolError;
 use super::layout::{BLOCK_BYTES, Layout};
 use super::metadata::{Change, Extent, MemberId, Members, Metadata, Volume, VolumeId};
-use super::writer::Writer;
+use super::writer::{LONG_PATIENCE, Writer};
 use crate::integrity::Integrity;
 use crate::integrity::stored::Whose;
 use crate::raid::batch::Ring;
@@ -100,15 +101,27 @@ impl Member {
         let whose = Whose { pool: self.ring.pool, member: self.ring.member, ring };
         let wrong = Arc::clone(&self.errors.checksums);
         let name = path.display().to_string();
-        let made = Integrity::new(self.dev, place, (whose, &name), list_at, memory, wrong).await;
+        let (below, memory) = (self.dev, memory.clone());
+        // Makes anew half a gigabyte at most.
+        let made = in_time(async move {
+            Integrity::new(below, place, (whose, &name), list_at, &memory, wrong).await
+        });
         let failed = |why: Error| PoolError::at(path, format!("its checksums: {why}"));
-        let integrity = Rc::new(made.map_err(failed)?);
+        let integrity = Rc::new(made.await.map_err(failed)?);
         let dev = Dev::shared(Rc::clone(&integrity));
         Ok(Self { dev, integrity: Some(integrity), ..self })
     }
 }
 
-/// Whether a core could have the checksums of disks of these layouts in memory; waits while others have that.
+/// What comes of work that no pool waits for longer than its disk may take. That goes on, and holds the disk.
+async fn in_time<T: 'static>(
+    work: impl Future<Output = Result<T, Error>> + 'static,
+) -> Result<T, Error> {
+    let done = timeout(LONG_PATIENCE, tokio::task::spawn_local(work)).await;
+    done.map_or(Err(Error::Gone), |done| done.unwrap_or(Err(Error::Gone)))
+}
+
+/// Whether a core could have the checksums of disks of these layouts in memory; waits a while if others have that.
 ///
 /// # Errors
 /// That it could not.
@@ -117,12 +130,12 @@ pub(super) async fn holds_checksums(
     disks: impl IntoIterator<Item = Layout>,
 ) -> Result<(), PoolError> {
     let count = disks.into_iter().filter(|layout| layout.lists_at.is_some()).count();
-    let held = memory.credit(count * Integrity::MEMORY, Class::Immediate).await;
-    let few = |_| {
-        PoolError::new(format!("the core has too little memory for the checksums of {count} disks"))
-            .hinting("make cores.pool larger")
-    };
-    held.map(drop).map_err(few)
+    let held = memory.credit(count * Integrity::MEMORY, Class::Immediate);
+    if let Ok(Ok(_)) = timeout(LONG_PATIENCE, held).await {
+        return Ok(());
+    }
+    let few = format!("the core has too little memory for the checksums of {count} disks");
+    Err(PoolError::new(few).hinting("make cores.pool larger"))
 }
 
 /// Makes anew the checksums of what was being written to a disk when power failed: before anything of it is read.
@@ -140,7 +153,8 @@ pub(super) async fn mend_checksums(core: &Core, disk: &MemberDisk) -> Result<(),
         let member = member_of(dev, label.pool, of, (ring, 0), disk.errors());
         let member = member.checked(label.layout, &memory, disk.path()).await?;
         if let Some(integrity) = member.integrity {
-            integrity.release_idle().await.map_err(failed)?;
+            let released = in_time(async move { integrity.release_idle().await });
+            released.await.map_err(failed)?;
         }
     }
     Ok(())
@@ -166,11 +180,27 @@ pub(super) fn member_of(
 
 /// Marks what was being written when a member went out, by what its own rings hold of the era that it knew last: with a crash
 /// then nobody has said that it lacks that, for where it alone has the parity it alone has the entry.
+///
+/// # Errors
+/// That it is not known, or not in time.
 pub(super) async fn mark_under_way(
     core: &Core,
     writer: &Rc<Writer>,
     id: MemberId,
-    disk: &MemberDisk,
+    disk: &Rc<MemberDisk>,
+    era: u64,
+) -> Result<(), PoolError> {
+    let (core, writer) = (core.clone(), Rc::clone(writer));
+    let of = Rc::clone(disk);
+    let marks = in_time(async move { Ok(mark_what_was(&core, &writer, (id, &of), era).await) });
+    let silent = |why: Error| Err(PoolError::at(disk.path(), format!("its parity log: {why}")));
+    marks.await.unwrap_or_else(silent)
+}
+
+async fn mark_what_was(
+    core: &Core,
+    writer: &Rc<Writer>,
+    (id, disk): (MemberId, &MemberDisk),
     era: u64,
 ) -> Result<(), PoolError> {
     let failed = |why: Error| PoolError::at(disk.path(), format!("its parity log: {why}"));

@@ -470,16 +470,19 @@ mod tests {
 
     /// What lies on disks is read for ever.
     #[test]
-    fn the_golden_snapshot_is_what_it_was() {
-        assert_eq!(wire::crc32c(&pool(3).snapshot()[CHECKSUM_AT + 4..]), GOLDEN);
+    fn the_golden_snapshots_are_what_they_were() {
+        let pools = [false, true].map(|checksums| Metadata { checksums, ..pool(3) });
+        let sums = pools.map(|pool| wire::crc32c(&pool.snapshot()));
+        assert_eq!(sums, GOLDEN);
     }
 
-    const GOLDEN: u32 = 2_579_980_888;
+    /// Without and with checksums.
+    const GOLDEN: [u32; 2] = [3_716_016_666, 3_244_505_366];
 
     proptest! {
         #[test]
-        fn it_says_what_was_known(history in histories()) {
-            let mut pool = pool(4);
+        fn it_says_what_was_known(history in histories(), checksums: bool) {
+            let mut pool = Metadata { checksums, ..pool(4) };
             for (counts, changes) in history {
                 let counted = if counts { pool.stamp().version } else { pool.counted() };
                 prop_assume!(pool.start(counted).is_ok());

@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use rt::disk::{DiskError, DiskErrorKind};
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 
-use super::disk::MemberDisk;
+use super::disk::{MemberDisk, within};
 use super::error::{PoolError, failed};
 use super::journal::Block;
 use super::label::Label;
@@ -22,11 +22,14 @@ use super::metadata::{Change, MemberId, Members, Metadata, Standing};
 use super::vote::{Roll, Written, may_count, may_do_without};
 use crate::raid::Errors;
 
-/// How many seconds a member may leave a version unanswered that others have taken,
-const PATIENCE: u32 = 10;
+/// How long a member may leave a version unanswered that others have taken,
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// and what is longer than a block.
-pub(super) const LONG_PATIENCE: u32 = 60;
+/// and what is longer than a block, or asked of a disk that may have to spin up first.
+pub(super) const LONG_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a disk may take to take what all others hold. Nothing else is written meanwhile.
+const BROUGHT_UP_WITHIN: Duration = Duration::from_secs(30);
 
 /// How long a disk that was given up is held.
 const HELD_AT_LEAST: Duration = Duration::from_secs(20);
@@ -222,10 +225,10 @@ impl Writer {
     }
 
     /// Does all of this, each at a member, and waits for all but those that are given up. Those that are alone in not answering for
-    /// so many seconds are given up here, if that may be.
+    /// so long are given up here, if that may be.
     pub(super) async fn at_each<T, F>(
         &self,
-        patience: u32,
+        patience: Duration,
         each: impl IntoIterator<Item = (MemberId, F)>,
     ) -> Vec<(MemberId, Result<T, DiskError>)>
     where
@@ -249,15 +252,16 @@ impl Writer {
         }
     }
 
-    /// Gives up those that are silent, when the others have answered for so many seconds as a task here sees them pass. Never ends.
-    async fn lose_patience(&self, patience: u32, silent: &Cell<Members>) {
+    /// Gives up those that are silent, when the others have answered for so long as a task here sees it pass. Never ends.
+    async fn lose_patience(&self, patience: Duration, silent: &Cell<Members>) {
+        const SECOND: Duration = Duration::from_secs(1);
         let count = silent.get().len();
-        let mut seconds = 0;
+        let mut waited = Duration::ZERO;
         loop {
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            tokio::time::sleep(SECOND).await;
             let left = silent.get();
-            seconds = if left.len() < count { seconds + 1 } else { 0 };
-            if seconds >= patience && self.may_do_without(left) {
+            waited = if left.len() < count { waited + SECOND } else { Duration::ZERO };
+            if waited >= patience && self.may_do_without(left) {
                 left.iter().for_each(|id| self.wait_no_more_for(id));
             }
         }
@@ -493,7 +497,7 @@ impl Writer {
             disk.forget_changes().await?;
             disk.relabel(Label { opened: stamp, number: id, ..disk.label() }).await
         };
-        up.await.map_err(|why| failed(disk.path(), why))?;
+        within(BROUGHT_UP_WITHIN, up).await.map_err(|why| failed(disk.path(), why))?;
         self.given_up.set(self.given_up.get().without([id].into_iter().collect()));
         self.rising.borrow_mut().insert(id);
         self.errors.borrow_mut().insert(id, disk.errors());

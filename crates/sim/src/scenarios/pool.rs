@@ -225,8 +225,8 @@ impl Bench {
             write_error: rate(0.02),
             sync_error: rate(0.02),
             stall: rate(0.01),
-            // Longer than a disk may take: it is out then.
-            stall_for: Duration::from_secs(if rng.chance(0.3) { 25 } else { 2 }),
+            // Longer than a disk may take, in use and while the pool is opened: it is out then.
+            stall_for: Duration::from_secs(*rng.pick(&[2, 2, 2, 25, 100])),
             ..DiskFaults::default()
         }
     }
@@ -305,7 +305,9 @@ impl Bench {
             }
         });
         let longest = match bad.stall_for {
-            long if bad.stall > 0.0 && victim.is_some() && long > Duration::from_secs(10) => 60_000,
+            long if bad.stall > 0.0 && victim.is_some() && long > Duration::from_secs(10) => {
+                200_000
+            }
             _ if rng.chance(0.3) => 8000,
             _ => 400,
         };

@@ -295,15 +295,15 @@ impl Pool {
     }
 
     async fn let_back(&self, Returning { id, disk, era }: Returning) {
-        let _alone = self.membership.write().await;
-        let is_out = {
+        let is_out = || {
             let metadata = self.writer.metadata();
             let known = metadata.member_of(disk.label().member);
             known.is_some_and(|(known, m)| known == id && !m.standing.votes())
         };
-        if !is_out {
+        if !is_out() {
             return;
         }
+        // Before others have to wait: that takes as long as the disk does.
         let marked = match era {
             None => false,
             Some(era) => {
@@ -315,6 +315,10 @@ impl Pool {
                 mended.await.inspect_err(why_not).is_ok()
             }
         };
+        let _alone = self.membership.write().await;
+        if !is_out() {
+            return;
+        }
         let behind = behind_on(&self.writer.metadata(), id, marked);
         let path = disk.path().display().to_string();
         let change = Change::Back { member: id, marked };

@@ -131,9 +131,11 @@ impl Bay {
             bay.paths.push(path);
             bay.held.push(held);
         }
-        let create = ["pool", "create", POOL, "--raid", "5"];
-        let disks = bay.paths[..DISKS].iter().map(String::as_str);
-        cluster.nodes[node].command(&create.into_iter().chain(disks).collect::<Vec<_>>())?;
+        let mut create = vec!["pool", "create", POOL, "--raid", "5"];
+        // Copies need not lie alike.
+        create.extend((node == B).then_some("--checksums"));
+        create.extend(bay.paths[..DISKS].iter().map(String::as_str));
+        cluster.nodes[node].command(&create)?;
         Ok(bay)
     }
 
@@ -289,6 +291,13 @@ fn scrub(cluster: &Cluster, node: usize) -> Result<()> {
         if scrub.pointer("/running") == Some(&false.into()) {
             let wrong = ["repaired", "unrepairable"].map(|what| scrub.get(what).cloned());
             ensure!(wrong.iter().all(|count| *count == Some(0.into())), "{scrub}");
+            let disks = pool.pointer("/disks").and_then(Value::as_array).context("no disks")?;
+            let wrong = disks.iter().map(|disk| disk.pointer("/checksum_errors"));
+            let is_none = |count: Option<&Value>| count.and_then(Value::as_u64) == Some(0);
+            ensure!(
+                wrong.into_iter().all(is_none),
+                "what lies there is not what was written: {pool:#}"
+            );
             return Ok(());
         }
         ensure!(begun.elapsed() < PATIENCE, "it does not end: {scrub}");
