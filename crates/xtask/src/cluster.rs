@@ -2,12 +2,12 @@
 //! watched and disturbed by nothing but signals, the links between them and the product's command line.
 
 mod image;
+mod store;
 
 use crate::{
     house::House,
     network::Network,
     node::{Exported, Node, Profile, Wishes},
-    process::read_lossy,
 };
 use anyhow::{Context, Result, bail, ensure};
 use image::Image;
@@ -23,6 +23,7 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
+use store::members_of;
 
 /// The data nodes and the witness, by their place in [`Cluster::nodes`].
 pub(crate) const A: usize = 0;
@@ -247,17 +248,22 @@ impl Cluster {
 
     /// The members of the store, as processes: children of the nodes.
     pub(crate) fn store_members(&self) -> Result<Vec<Pid>> {
-        let members = self.nodes.iter().map(store_members_of).collect::<Result<Vec<_>>>()?;
+        let members = self.nodes.iter().map(members_of).collect::<Result<Vec<_>>>()?;
         Ok(members.concat())
     }
 
     /// Ends the member of the store that `node` runs, as `kill -9` does, unless it has ended by itself.
     pub(crate) fn kill_store_member(&self, node: usize) -> Result<()> {
-        let members = store_members_of(&self.nodes[node])?;
+        let members = members_of(&self.nodes[node])?;
         members.into_iter().try_for_each(|member| match kill_process(member, Signal::KILL) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(error) => Err(error).context("cannot kill a member of the store"),
         })
+    }
+
+    /// Has the member of the store that `node` runs lead it.
+    pub(crate) fn move_store_leader(&self, node: usize) -> Result<()> {
+        store::move_leader(&self.store_members()?, &members_of(&self.nodes[node])?)
     }
 
     /// Sends `signal` to all members of the store, and to nothing else.
@@ -328,26 +334,6 @@ impl Cluster {
     }
 }
 
-/// The members of the store that `node` runs: one, or none yet or any more.
-fn store_members_of(node: &Node) -> Result<Vec<Pid>> {
-    let Ok(node) = node.process() else { return Ok(Vec::new()) };
-    let mut members = Vec::new();
-    for entry in fs::read_dir("/proc").context("no /proc")?.flatten() {
-        let stat = read_lossy(&entry.path().join("stat")).unwrap_or_default();
-        let Some((process, parent)) = etcd_of(&stat) else { continue };
-        if u32::try_from(parent) == Ok(node) {
-            members.extend(Pid::from_raw(process));
-        }
-    }
-    Ok(members)
-}
-
-/// Process and parent of a member of the store, from its /proc/PID/stat.
-fn etcd_of(stat: &str) -> Option<(i32, i32)> {
-    let (process, rest) = stat.split_once(" (etcd) ")?;
-    Some((process.parse().ok()?, rest.split_whitespace().nth(1)?.parse().ok()?))
-}
-
 /// The images of `volume` below a node's directory.
 pub(crate) fn images_of(node: &Path, volume: &str) -> Result<Vec<PathBuf>> {
     let directory = node.join("data/volumes");
@@ -364,15 +350,4 @@ fn find_image(node: &Path, volume: &str) -> Result<PathBuf> {
     let mut found = images_of(node, volume)?;
     ensure!(found.len() == 1, "images of {volume}: {found:?}");
     Ok(found.remove(0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn members_of_the_store_are_known_by_name_and_parent() {
-        assert_eq!(etcd_of("17 (etcd) S 12 12 1 0"), Some((17, 12)));
-        assert_eq!(etcd_of("17 (sh) S 12 12 1 0"), None);
-    }
 }

@@ -30,6 +30,8 @@ pub(crate) const NETWORK: &[Package] =
 pub(crate) const FILTER: &[Package] = &[package("nftables", "nft")];
 /// The store of a cluster, for the tests of what speaks to it.
 pub(crate) const ETCD: &[Package] = &[package("etcd-server", "etcd")];
+/// What asks and orders members of the store.
+pub(crate) const ETCDCTL: &[Package] = &[package("etcd-client", "etcdctl")];
 /// A name server of iSCSI, and what asks it.
 pub(crate) const ISNS: &[Package] =
     &[package("open-isns-server", "isnsd"), package("open-isns-utils", "isnsadm")];

@@ -87,6 +87,8 @@ pub(super) fn of_paths(
         let sign = |what: &str| format!("{}-{round}-{what}", trouble.name);
         signs.wait_for(&sign("go"))?;
         let before = [sessions(cluster, A, initiator)?, sessions(cluster, B, initiator)?];
+        // What leads the store goes with it: nothing takes longer.
+        cluster.move_store_leader(trouble.node)?;
         (trouble.begin)(cluster, trouble.node)?;
         signs.tell_that(&sign("down"), &format!("{} {}\n", trouble.node, trouble.pause_ms))?;
         signs.wait_for(&sign("seen"))?;

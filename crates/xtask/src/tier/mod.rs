@@ -106,7 +106,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(11),
         packages: || {
             let tools = [install::LIBISCSI, install::SG, install::MULTIPATH, install::QEMU_IMG];
-            [guest::packages(), mirror_packages(), tools.to_vec()].concat()
+            [guest::packages(), mirror_packages(), tools.to_vec(), vec![install::ETCDCTL]].concat()
         },
         processes: true,
         run: scsi::run,
@@ -115,7 +115,10 @@ pub(crate) const TIERS: &[Tier] = &[
         name: nvme::NAME,
         about: "a mirrored volume through both nodes: reservations of two NVMe hosts, access states, namespaces that come and go, hosts that prove who they are and come by TLS, while nodes die and are cut off",
         budget: minutes(5),
-        packages: || [guest::packages(), mirror_packages(), vec![install::NEWER]].concat(),
+        packages: || {
+            let tools = vec![install::NEWER, install::ETCDCTL];
+            [guest::packages(), mirror_packages(), tools].concat()
+        },
         processes: true,
         run: nvme::run,
     },
