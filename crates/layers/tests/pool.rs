@@ -19,6 +19,8 @@ use uuid::Uuid;
 use crate::common::{VOLUME, core_of, succeed};
 
 const POOL: Uuid = Uuid::from_u128(7);
+/// Another volume.
+const OTHER: Uuid = Uuid::from_u128(9);
 const COLUMNS: u16 = 4;
 /// As many as an extent has columns, and one more: what is on one that is out can be made again.
 const FEW: usize = 4;
@@ -313,7 +315,6 @@ fn a_disk_that_lies_is_found_out() {
 /// Each core has lists of its own, and an opening goes through all of them.
 #[test]
 fn two_cores_have_checksums_of_the_same_disks() {
-    const OTHER: Uuid = Uuid::from_u128(9);
     let at_ring_1 = async |core: &Core, bench: &Bench| {
         let seat = PoolSeat::share(core, &bench.pool, 1).await.unwrap();
         let dev = seat.open(OTHER).await.unwrap();
@@ -426,11 +427,41 @@ fn a_disk_that_stops_keeps_no_pool_from_opening() {
     assert!(longest < Duration::from_secs(100), "{longest:?}");
 }
 
-/// Checksums fit wherever a piece has gone.
+#[test]
+fn nobody_waits_for_a_disk_that_does_not_say_what_it_is() {
+    play(|host| async move {
+        let bench = Bench::new(host, FEW).await;
+        bench.disk(1).pull_out();
+        bench.write(0..256, 2).await;
+        bench.look().await;
+        bench.disk(1).plug_in();
+        let stall_for = Duration::from_secs(3600);
+        bench.disk(1).set_faults(DiskFaults { stall: 1.0, stall_for, ..DiskFaults::default() });
+        tokio::time::timeout(Duration::from_secs(30), bench.look()).await.unwrap();
+        assert_eq!(bench.state(1), PoolDiskState::Out);
+        let core = core_of(&bench.host).await;
+        let disk = path(1);
+        let seen = layers::pool::inspect(&core, &disk, false);
+        let seen = tokio::time::timeout(Duration::from_secs(30), seen).await.unwrap();
+        assert!(seen.unwrap_err().to_string().contains("does not answer"));
+        bench.close().await;
+    });
+}
+
+/// Checksums fit wherever a piece has gone, and whatever was there before.
 #[test]
 fn checksums_fit_after_openings_and_moves() {
     play(|host| async move {
         let bench = Bench::checked(host, MORE).await;
+        let gone = NewPoolVolume { id: OTHER, bytes: 8 * BYTES, block_size: 4096, thick: true };
+        bench.pool.create_volume(&gone).await.unwrap();
+        let dev = bench.seat.open(OTHER).await.unwrap();
+        let client = Client::new(&dev, core_of(&bench.host).await.pool());
+        for at in (0..dev.info().blocks).step_by(256) {
+            client.write(at, &vec![7; 256 * 4096], false).await.unwrap();
+        }
+        drop((client, dev));
+        bench.pool.delete_volume(OTHER).await.unwrap();
         bench.pool.remove("2").await.unwrap();
         while bench.report().disks.len() == MORE {
             tokio::time::sleep(Duration::from_secs(1)).await;

@@ -15,7 +15,7 @@ use super::error::PoolError;
 use super::label::{Label, State};
 use super::metadata::{MemberId, Members, Metadata, Stamp, Standing};
 use super::vote::{self, Known};
-use super::writer::LONG_PATIENCE;
+use super::writer::{LONG_PATIENCE, PATIENCE};
 use crate::file;
 
 /// What a disk says that it is of.
@@ -34,15 +34,19 @@ pub struct Inspected {
 /// Pool and member that the disk at `path` says it is of; none if it has no label of a pool.
 ///
 /// # Errors
-/// That it cannot be read, or has a label that cannot be used.
+/// That it cannot be read, or not within ten seconds, or has a label that cannot be used.
 pub async fn inspect(
     core: &Core,
     path: &Path,
     buffered: bool,
 ) -> Result<Option<Inspected>, PoolError> {
     let how = OpenOptions::new().buffered(buffered).read_only(true);
-    let disk = core.open_disk(path, how).await?;
-    Ok(label_of(core, &disk).await?.map(|label| Inspected {
+    let label = async {
+        let disk = core.open_disk(path, how).await?;
+        label_of(core, &disk).await
+    };
+    let silent = |_| Err(PoolError::at(path, "it does not answer"));
+    Ok(timeout(PATIENCE, label).await.unwrap_or_else(silent)?.map(|label| Inspected {
         pool: label.pool,
         name: label.name.to_string(),
         member: label.number.0,
@@ -70,8 +74,12 @@ pub(super) enum At {
     Nothing,
 }
 
-/// What is at `path`, now.
+/// What is at `path`, now: nothing that takes longer than ten seconds to say it.
 pub(super) async fn at(core: &Core, path: &Path, buffered: bool) -> At {
+    timeout(PATIENCE, seen_at(core, path, buffered)).await.unwrap_or(At::Nothing)
+}
+
+async fn seen_at(core: &Core, path: &Path, buffered: bool) -> At {
     let how = OpenOptions::new().buffered(buffered).read_only(true);
     let disk = match core.open_disk(path, how).await {
         Ok(disk) => disk,

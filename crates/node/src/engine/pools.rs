@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::PoisonError;
 
 use api::PoolName;
+use futures_util::future::join_all;
 use layers::file::LABEL_AREA_BYTES;
 use layers::pool::{
     CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolError, PoolHandle, PoolReport, PoolSeat,
@@ -100,12 +101,9 @@ impl Pools {
 
     /// How many of these hold a disk of the pool `id`.
     async fn count_disks(&self, id: Uuid, paths: Vec<PathBuf>) -> usize {
-        let mut found = 0;
-        for path in paths {
-            let inspected = layers::pool::inspect(&self.core, &path, self.buffered).await;
-            found += usize::from(matches!(inspected, Ok(Some(disk)) if disk.pool == id));
-        }
-        found
+        let each = paths.iter().map(|path| layers::pool::inspect(&self.core, path, self.buffered));
+        let all = join_all(each).await.into_iter();
+        all.filter(|seen| matches!(seen, Ok(Some(disk)) if disk.pool == id)).count()
     }
 
     fn report(&self) -> Vec<PoolReport> {
