@@ -10,7 +10,7 @@ use rt::disk::{Disk, OpenOptions, OpenReason};
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::disk::{MemberDisk, Unusable, read_label, within};
+use super::disk::{MemberDisk, Unusable, read_label};
 use super::error::PoolError;
 use super::label::{Label, State};
 use super::metadata::{MemberId, Members, Metadata, Stamp, Standing};
@@ -34,7 +34,7 @@ pub struct Inspected {
 /// Pool and member that the disk at `path` says it is of; none if it has no label of a pool.
 ///
 /// # Errors
-/// That it cannot be read, or not within ten seconds, or has a label that cannot be used.
+/// That it cannot be read, or not within a minute, or has a label that cannot be used.
 pub async fn inspect(
     core: &Core,
     path: &Path,
@@ -46,7 +46,8 @@ pub async fn inspect(
         label_of(core, &disk).await
     };
     let silent = |_| Err(PoolError::at(path, "it does not answer"));
-    Ok(timeout(PATIENCE, label).await.unwrap_or_else(silent)?.map(|label| Inspected {
+    // As long as an opening gives it: who has not answered is in use until it does.
+    Ok(timeout(LONG_PATIENCE, label).await.unwrap_or_else(silent)?.map(|label| Inspected {
         pool: label.pool,
         name: label.name.to_string(),
         member: label.number.0,
@@ -340,8 +341,7 @@ impl Start {
         let (bytes, version) = (self.metadata.snapshot(), self.metadata.stamp().version);
         for id in std::mem::take(&mut self.behind) {
             let Some(disk) = self.supporters.get(&id) else { continue };
-            let put = within(LONG_PATIENCE, disk.put_snapshot(&bytes, version)).await;
-            if let Err(why) = put {
+            if let Err(why) = disk.put_snapshot(&bytes, version).await {
                 tracing::error!(path = %disk.path().display(), error = %why, "a disk of the pool is out");
                 self.supporters.remove(&id);
             }

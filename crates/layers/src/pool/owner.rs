@@ -314,11 +314,14 @@ impl Pool {
             }
         });
         let weak = Rc::downgrade(self);
-        let caring = tokio::task::spawn_local(async move {
+        let returns = tokio::task::spawn_local(async move {
             for found in returning {
                 let Some(pool) = weak.upgrade() else { return };
                 pool.take_back(found).await;
             }
+        });
+        let weak = Rc::downgrade(self);
+        let caring = tokio::task::spawn_local(async move {
             loop {
                 tokio::time::sleep(LOOK).await;
                 let Some(pool) = weak.upgrade() else { return };
@@ -326,7 +329,7 @@ impl Pool {
                 pool.tell(|| Event::Look);
             }
         });
-        self.tasks.borrow_mut().extend([serving, telling, caring]);
+        self.tasks.borrow_mut().extend([serving, telling, returns, caring]);
     }
 
     /// Ends it. No volume of it may be open any more.

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{Account, Class, Dev, Error, Lba};
-use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::Disk;
 use tokio::time::timeout;
@@ -24,6 +24,9 @@ use crate::raid::batch::Ring;
 use crate::raid::geometry::Shape;
 use crate::raid::{Answered, Array, Entries, Errors, Keeper, Kept, Member, OldRing};
 use crate::raw::Raw;
+
+/// How much longer than another disk one may take until its checksums are made anew: up to half a gigabyte for each core is read.
+const MENDED_WITHIN: Duration = Duration::from_secs(300);
 
 /// Writes down what mending finds out.
 #[derive(Debug)]
@@ -101,24 +104,12 @@ impl Member {
         let whose = Whose { pool: self.ring.pool, member: self.ring.member, ring };
         let wrong = Arc::clone(&self.errors.checksums);
         let name = path.display().to_string();
-        let (below, memory) = (self.dev, memory.clone());
-        // Makes anew half a gigabyte at most.
-        let made = in_time(async move {
-            Integrity::new(below, place, (whose, &name), list_at, &memory, wrong).await
-        });
+        let made = Integrity::new(self.dev, place, (whose, &name), list_at, memory, wrong).await;
         let failed = |why: Error| PoolError::at(path, format!("its checksums: {why}"));
-        let integrity = Rc::new(made.await.map_err(failed)?);
+        let integrity = Rc::new(made.map_err(failed)?);
         let dev = Dev::shared(Rc::clone(&integrity));
         Ok(Self { dev, integrity: Some(integrity), ..self })
     }
-}
-
-/// What comes of work that no pool waits for longer than its disk may take. That goes on, and holds the disk.
-async fn in_time<T: 'static>(
-    work: impl Future<Output = Result<T, Error>> + 'static,
-) -> Result<T, Error> {
-    let done = timeout(LONG_PATIENCE, tokio::task::spawn_local(work)).await;
-    done.map_or(Err(Error::Gone), |done| done.unwrap_or(Err(Error::Gone)))
 }
 
 /// Whether a core could have the checksums of disks of these layouts in memory; waits a while if others have that.
@@ -153,8 +144,7 @@ pub(super) async fn mend_checksums(core: &Core, disk: &MemberDisk) -> Result<(),
         let member = member_of(dev, label.pool, of, (ring, 0), disk.errors());
         let member = member.checked(label.layout, &memory, disk.path()).await?;
         if let Some(integrity) = member.integrity {
-            let released = in_time(async move { integrity.release_idle().await });
-            released.await.map_err(failed)?;
+            integrity.release_idle().await.map_err(failed)?;
         }
     }
     Ok(())
@@ -180,27 +170,11 @@ pub(super) fn member_of(
 
 /// Marks what was being written when a member went out, by what its own rings hold of the era that it knew last: with a crash
 /// then nobody has said that it lacks that, for where it alone has the parity it alone has the entry.
-///
-/// # Errors
-/// That it is not known, or not in time.
 pub(super) async fn mark_under_way(
     core: &Core,
     writer: &Rc<Writer>,
     id: MemberId,
-    disk: &Rc<MemberDisk>,
-    era: u64,
-) -> Result<(), PoolError> {
-    let (core, writer) = (core.clone(), Rc::clone(writer));
-    let of = Rc::clone(disk);
-    let marks = in_time(async move { Ok(mark_what_was(&core, &writer, (id, &of), era).await) });
-    let silent = |why: Error| Err(PoolError::at(disk.path(), format!("its parity log: {why}")));
-    marks.await.unwrap_or_else(silent)
-}
-
-async fn mark_what_was(
-    core: &Core,
-    writer: &Rc<Writer>,
-    (id, disk): (MemberId, &MemberDisk),
+    disk: &MemberDisk,
     era: u64,
 ) -> Result<(), PoolError> {
     let failed = |why: Error| PoolError::at(disk.path(), format!("its parity log: {why}"));
@@ -242,13 +216,15 @@ pub(super) async fn mend(core: &Core, writer: &Rc<Writer>) -> Result<(), PoolErr
     }
     let layouts = writer.disks().into_iter().map(|(_, disk)| disk.label().layout);
     holds_checksums(&core.pool().account(), layouts).await?;
-    let each = writer.disks().into_iter().map(|(id, disk)| async move {
-        let mended = mend_checksums(core, &disk).await;
-        mended.map_err(|why| (id, why))
+    let mended = writer.in_tasks(MENDED_WITHIN, |disk| {
+        let core = core.clone();
+        async move { mend_checksums(&core, &disk).await }
     });
-    for (id, why) in join_all(each).await.into_iter().filter_map(Result::err) {
-        tracing::error!(error = %why, "a disk of the pool cannot be used");
-        writer.put_out(id).await?;
+    for (id, _, mended) in mended.await {
+        if let Err(why) = mended {
+            tracing::error!(error = %why, "a disk of the pool cannot be used");
+            writer.put_out(id).await?;
+        }
     }
     for ring in 0..rings {
         mend_ring(core, writer, (ring, era)).await?;
@@ -262,13 +238,15 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
     let (pool, keeper) = (writer.metadata().pool, Rc::new(Mending(Rc::clone(writer))));
     let array = Array::new(ring.1, keeper, core.pool()).await.map_err(failed)?;
     let mut rings = Vec::new();
-    for (id, disk) in writer.disks() {
-        let label = disk.label();
+    let members = writer.in_tasks(LONG_PATIENCE, |disk| {
+        let (label, memory) = (disk.label(), core.pool().account());
         let of = (label.member, label.layout);
         let dev = Dev::new(raw(disk.disk().clone()));
         let member = member_of(dev, pool, of, ring, disk.errors());
-        let old = OldRing { member: id.0, ring: member.ring, at: member.ring_at };
-        let member = match member.checked(label.layout, &core.pool().account(), disk.path()).await {
+        async move { member.checked(label.layout, &memory, disk.path()).await }
+    });
+    for (id, disk, member) in members.await {
+        let member = match member {
             Ok(member) => member,
             Err(why) => {
                 tracing::error!(error = %why, "a disk of the pool cannot be used");
@@ -276,6 +254,7 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
                 continue;
             }
         };
+        let old = OldRing { member: id.0, ring: member.ring, at: member.ring_at };
         let put = array.put(id.0, member);
         put.map_err(|why| PoolError::at(disk.path(), why.to_string()))?;
         rings.push(old);

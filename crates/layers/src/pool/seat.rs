@@ -14,6 +14,7 @@ use rt::disk::{Disk, OpenOptions};
 use rustc_hash::FxHashMap;
 use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::ask::{
@@ -23,6 +24,7 @@ use super::error::PoolError;
 use super::metadata::{MemberId, Members, Piece, VolumeId};
 use super::owner::Pool;
 use super::recovery::{error_of, holds_checksums, member_of, raw};
+use super::writer::PATIENCE;
 use crate::raid::geometry::Shape;
 use crate::raid::{
     Answered, Array, Column, Extent, Keeper, Kept, Member, Pace, Raid, Room, Settings,
@@ -266,7 +268,8 @@ impl PoolSeat {
         holds_checksums(&seat.memory, layouts).await?;
         for member in &info.members {
             let disk = seat.opens.open(member).await?;
-            let put = seat.prepare(member, disk).await.and_then(|used| seat.put(member, used));
+            let used = seat.prepared_in_time(member, disk).await;
+            let put = used.and_then(|used| seat.put(member, used));
             if let Err(why) = put {
                 seat.give_up(member, &why).await?;
             }
@@ -286,16 +289,38 @@ impl PoolSeat {
     }
 
     /// What the array is to use of a member, by way of `disk`.
-    async fn prepare(
+    fn prepared(
+        &self,
+        member: &MemberInfo,
+        disk: Disk,
+    ) -> impl Future<Output = Result<(Member, Rc<Raw>), PoolError>> + use<> {
+        let (of, errors) = ((member.uuid, member.layout), Arc::clone(&member.errors));
+        let disk = Rc::new(raw(disk));
+        let used = member_of(Dev::shared(Rc::clone(&disk)), self.pool, of, self.ring, errors);
+        let (layout, path, memory) = (member.layout, member.path.clone(), self.memory.clone());
+        async move { Ok((used.checked(layout, &memory, &path).await?, disk)) }
+    }
+
+    /// The same, unless the disk does not answer and the pool can do without it: what is under way at it goes on then.
+    async fn prepared_in_time(
         &self,
         member: &MemberInfo,
         disk: Disk,
     ) -> Result<(Member, Rc<Raw>), PoolError> {
-        let (of, errors) = ((member.uuid, member.layout), Arc::clone(&member.errors));
-        let disk = Rc::new(raw(disk));
-        let dev = Dev::shared(Rc::clone(&disk));
-        let used = member_of(dev, self.pool, of, self.ring, errors);
-        Ok((used.checked(member.layout, &self.memory, &member.path).await?, disk))
+        let mut prepared = tokio::task::spawn_local(self.prepared(member, disk));
+        let (id, silent) = (member.id, [member.id].into_iter().collect());
+        loop {
+            // Seconds as a task here sees them pass: a node that was stopped has not waited.
+            for _ in 0..PATIENCE.as_secs() {
+                if let Ok(done) = timeout(Duration::from_secs(1), &mut prepared).await {
+                    return done.unwrap_or_else(|why| Err(PoolError::at(&member.path, why)));
+                }
+            }
+            let ask = |answer| Ask::GiveUp { member: id, silent, answer };
+            if self.handle.ask(ask).await? {
+                return Err(PoolError::at(&member.path, "it does not answer"));
+            }
+        }
     }
 
     /// A member is written from now on.
@@ -399,7 +424,7 @@ impl PoolSeat {
                 return;
             }
         };
-        let used = match self.prepare(&member, disk).await {
+        let used = match self.prepared_in_time(&member, disk).await {
             Ok(used) => used,
             Err(why) => {
                 tracing::error!(error = %why, "a disk of the pool cannot be used here");

@@ -28,9 +28,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// and what is longer than a block, or asked of a disk that may have to spin up first.
 pub(super) const LONG_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a disk may take to take what all others hold. Nothing else is written meanwhile.
-const BROUGHT_UP_WITHIN: Duration = Duration::from_secs(30);
-
 /// How long a disk that was given up is held.
 const HELD_AT_LEAST: Duration = Duration::from_secs(20);
 
@@ -250,6 +247,29 @@ impl Writer {
             outcomes = all => outcomes,
             () = self.lose_patience(patience, &silent) => Vec::new(),
         }
+    }
+
+    /// Does this with each disk, in a task of its own, which goes on where its disk is given up; as [`Self::at_each`].
+    pub(super) async fn in_tasks<T: 'static, F>(
+        &self,
+        patience: Duration,
+        work: impl Fn(Rc<MemberDisk>) -> F,
+    ) -> Vec<(MemberId, Rc<MemberDisk>, Result<T, PoolError>)>
+    where
+        F: Future<Output = Result<T, PoolError>> + 'static,
+    {
+        let disks = self.disks();
+        let each = disks.iter().map(|(id, disk)| {
+            let task = tokio::task::spawn_local(work(Rc::clone(disk)));
+            let ended = |_| DiskError { kind: DiskErrorKind::Other, errno: 0 };
+            (*id, async move { task.await.map_err(ended) })
+        });
+        let done = self.at_each(patience, each).await.into_iter().zip(&disks);
+        done.map(|((id, outcome), (_, disk))| {
+            let outcome = outcome.unwrap_or_else(|why| Err(failed(disk.path(), why)));
+            (id, Rc::clone(disk), outcome)
+        })
+        .collect()
     }
 
     /// Gives up those that are silent, when the others have answered for so long as a task here sees it pass. Never ends.
@@ -497,7 +517,7 @@ impl Writer {
             disk.forget_changes().await?;
             disk.relabel(Label { opened: stamp, number: id, ..disk.label() }).await
         };
-        within(BROUGHT_UP_WITHIN, up).await.map_err(|why| failed(disk.path(), why))?;
+        within(LONG_PATIENCE, up).await.map_err(|why| failed(disk.path(), why))?;
         self.given_up.set(self.given_up.get().without([id].into_iter().collect()));
         self.rising.borrow_mut().insert(id);
         self.errors.borrow_mut().insert(id, disk.errors());

@@ -307,16 +307,21 @@ impl Pool {
         let marked = match era {
             None => false,
             Some(era) => {
-                let mended = async {
-                    recovery::mend_checksums(&self.core, &disk).await?;
-                    recovery::mark_under_way(&self.core, &self.writer, id, &disk, era).await
-                };
+                let (core, writer, of) =
+                    (self.core.clone(), Rc::clone(&self.writer), Rc::clone(&disk));
+                // Goes on if the pool is closed meanwhile, and holds the disk.
+                let mended = tokio::task::spawn_local(async move {
+                    recovery::mend_checksums(&core, &of).await?;
+                    recovery::mark_under_way(&core, &writer, id, &of, era).await
+                });
+                let mended = mended.await.map_err(|why| PoolError::at(disk.path(), why));
                 let why_not = |why: &PoolError| tracing::warn!(error = %why, "what a disk of the pool lacks is not known: all of it is made again");
-                mended.await.inspect_err(why_not).is_ok()
+                mended.flatten().inspect_err(why_not).is_ok()
             }
         };
         let _alone = self.membership.write().await;
-        if !is_out() {
+        // What a pool that is closed cannot write down says nothing of the disk.
+        if !is_out() || self.is_closed.get() {
             return;
         }
         let behind = behind_on(&self.writer.metadata(), id, marked);
