@@ -344,14 +344,13 @@ impl Client {
 
     async fn ask(&self, dev: &Dev, at: u64) {
         let oldest = self.data.borrow_mut().pop_front().expect("data");
-        let op = match self.is_write {
-            true => Op::Write { at: Lba(at), data: oldest.clone(), fua: false },
-            false => Op::Read { at: Lba(at), blocks: (self.bytes / BLOCK) as u32 },
+        let (op, kept) = match self.is_write {
+            true => (Op::Write { at: Lba(at), data: oldest.clone(), fua: false }, Some(oldest)),
+            // Where that was, the next one goes.
+            false => (Op::Read { at: Lba(at), blocks: (self.bytes / BLOCK) as u32 }, None),
         };
-        // What was read before is where the next goes.
-        let kept = if self.is_write { oldest } else { Bufs::new() };
         let found = dev.submit(op, &self.ctx).await.expect("an operation");
-        self.data.borrow_mut().push_back(if self.is_write { kept } else { found });
+        self.data.borrow_mut().push_back(kept.unwrap_or(found));
     }
 }
 

@@ -282,9 +282,10 @@ impl Pool {
         let each = disks.iter().map(|(id, disk)| {
             (*id, disk.relabel(Label { opened, state: State::Made, ..disk.label() }))
         });
-        for (id, outcome) in writer.at_each(PATIENCE, each).await {
+        let relabelled = writer.at_each(PATIENCE, each).await.into_iter().zip(&disks);
+        for ((id, outcome), (_, disk)) in relabelled {
             if let Err(why) = outcome {
-                tracing::error!(member = id.0, error = %why, "a disk of the pool is out");
+                tracing::error!(path = %disk.path().display(), error = %why, "a disk of the pool is out");
                 writer.put_out(id).await?;
             }
         }

@@ -221,15 +221,28 @@ pub(super) async fn mend(core: &Core, writer: &Rc<Writer>) -> Result<(), PoolErr
         async move { mend_checksums(&core, &disk).await }
     });
     for (id, _, mended) in mended.await {
-        if let Err(why) = mended {
-            tracing::error!(error = %why, "a disk of the pool cannot be used");
-            writer.put_out(id).await?;
-        }
+        or_out(writer, id, mended).await?;
     }
     for ring in 0..rings {
         mend_ring(core, writer, (ring, era)).await?;
     }
     Ok(())
+}
+
+/// What a disk was found to be; one that cannot be used is out.
+async fn or_out<T>(
+    writer: &Writer,
+    id: MemberId,
+    found: Result<T, PoolError>,
+) -> Result<Option<T>, PoolError> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(why) => {
+            tracing::error!(error = %why, "a disk of the pool cannot be used");
+            writer.put_out(id).await?;
+            Ok(None)
+        }
+    }
 }
 
 async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result<(), PoolError> {
@@ -246,14 +259,7 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
         async move { member.checked(label.layout, &memory, disk.path()).await }
     });
     for (id, disk, member) in members.await {
-        let member = match member {
-            Ok(member) => member,
-            Err(why) => {
-                tracing::error!(error = %why, "a disk of the pool cannot be used");
-                writer.put_out(id).await?;
-                continue;
-            }
-        };
+        let Some(member) = or_out(writer, id, member).await? else { continue };
         let old = OldRing { member: id.0, ring: member.ring, at: member.ring_at };
         let put = array.put(id.0, member);
         put.map_err(|why| PoolError::at(disk.path(), why.to_string()))?;
