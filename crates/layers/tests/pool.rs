@@ -470,6 +470,30 @@ fn what_stops_all_disks_puts_none_of_them_out() {
     }
 }
 
+/// The same, when a core takes its seat just then.
+#[test]
+fn what_stops_all_disks_as_a_core_takes_its_seat_puts_none_of_them_out() {
+    play(|host| async move {
+        let bench = Bench::checked(host, FEW).await;
+        bench.write(0..256, 2).await;
+        let (host, disks) = (bench.host.clone(), [0, 1, 2, 3].map(|n| bench.disk(n)));
+        bench.close().await;
+        let core = core_of(&host).await;
+        let pool = Pool::open(&core, &opening(FEW)).await.unwrap();
+        let late = stops(Duration::from_secs(400));
+        disks.iter().for_each(|disk| disk.set_faults(late.clone()));
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            disks.iter().for_each(|disk| disk.set_faults(DiskFaults::default()));
+        });
+        let bench = Bench::served(host, &core, pool).await;
+        let report = bench.report();
+        assert!((0..FEW).all(|n| bench.state(n) == PoolDiskState::In), "{report:?}");
+        bench.holds(0..256, 2).await;
+        bench.close().await;
+    });
+}
+
 #[test]
 fn nobody_waits_for_a_disk_that_does_not_say_what_it_is() {
     play(|host| async move {

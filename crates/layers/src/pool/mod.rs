@@ -37,6 +37,7 @@ mod owner;
 mod recovery;
 mod report;
 mod seat;
+mod silent;
 pub mod snapshot;
 mod text;
 pub mod units;

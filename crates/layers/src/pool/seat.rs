@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Account, Dev, Error};
+use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rt::Core;
 use rt::disk::{Disk, OpenOptions};
 use rustc_hash::FxHashMap;
 use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::ask::{
@@ -24,6 +24,7 @@ use super::error::PoolError;
 use super::metadata::{MemberId, Members, Piece, VolumeId};
 use super::owner::Pool;
 use super::recovery::{error_of, holds_checksums, member_of, raw};
+use super::silent::Silent;
 use super::writer::PATIENCE;
 use crate::raid::geometry::Shape;
 use crate::raid::{
@@ -266,14 +267,7 @@ impl PoolSeat {
         });
         let layouts = info.members.iter().map(|member| member.layout);
         holds_checksums(&seat.memory, layouts).await?;
-        for member in &info.members {
-            let disk = seat.opens.open(member).await?;
-            let used = seat.prepared_in_time(member, disk).await;
-            let put = used.and_then(|used| seat.put(member, used));
-            if let Err(why) = put {
-                seat.give_up(member, &why).await?;
-            }
-        }
+        seat.take_in(&info.members).await?;
         seat.begin_tasks(events);
         if info.members.iter().any(|member| member.layout.lists_at.is_some()) {
             seat.begin_settling();
@@ -281,11 +275,23 @@ impl PoolSeat {
         Ok(seat)
     }
 
-    /// Puts out a member that fails before it is used.
-    async fn give_up(&self, member: &MemberInfo, why: &PoolError) -> Result<(), PoolError> {
-        tracing::error!(error = %why, "a disk of the pool cannot be used here");
-        let id = member.id;
-        self.handle.ask(|answer| Ask::Out { member: id, answer }).await
+    /// Takes in all that there are, each as it answers, and puts out those that cannot be used.
+    async fn take_in(&self, members: &[MemberInfo]) -> Result<(), PoolError> {
+        let mut disks = Vec::new();
+        for member in members {
+            disks.push(self.opens.open(member).await?);
+        }
+        let silent = Silent::default();
+        members.iter().for_each(|member| silent.asks(member.id));
+        let each = members.iter().zip(disks).map(|(member, disk)| async {
+            let used = self.prepared_in_time(member, disk, &silent).await;
+            silent.answers(member.id);
+            let Err(why) = used.and_then(|used| self.put(member, used)) else { return Ok(()) };
+            tracing::error!(error = %why, "a disk of the pool cannot be used here");
+            self.handle.ask(|answer| Ask::Out { member: member.id, answer }).await
+        });
+        // All of them: nothing may be under way to a place that is given back.
+        join_all(each).await.into_iter().collect()
     }
 
     /// What the array is to use of a member, by way of `disk`.
@@ -301,21 +307,24 @@ impl PoolSeat {
         async move { Ok((used.checked(layout, &memory, &path).await?, disk)) }
     }
 
-    /// The same, unless the disk does not answer and the pool can do without it: what is under way at it goes on then.
+    /// The same, unless the disk does not answer, and the pool can do without all that are `silent`: what is under way at it goes on
+    /// then.
     async fn prepared_in_time(
         &self,
         member: &MemberInfo,
         disk: Disk,
+        silent: &Silent,
     ) -> Result<(Member, Rc<Raw>), PoolError> {
         let mut prepared = tokio::task::spawn_local(self.prepared(member, disk));
-        let (id, silent) = (member.id, [member.id].into_iter().collect());
         loop {
-            // Seconds as a task here sees them pass: a node that was stopped has not waited.
-            for _ in 0..PATIENCE.as_secs() {
-                if let Ok(done) = timeout(Duration::from_secs(1), &mut prepared).await {
+            let silent = tokio::select! {
+                biased;
+                done = &mut prepared => {
                     return done.unwrap_or_else(|why| Err(PoolError::at(&member.path, why)));
                 }
-            }
+                silent = silent.outlast(PATIENCE, |_| true) => silent,
+            };
+            let id = member.id;
             let ask = |answer| Ask::GiveUp { member: id, silent, answer };
             if self.handle.ask(ask).await? {
                 return Err(PoolError::at(&member.path, "it does not answer"));
@@ -424,7 +433,8 @@ impl PoolSeat {
                 return;
             }
         };
-        let used = match self.prepared_in_time(&member, disk).await {
+        let alone = Silent::alone(member.id);
+        let used = match self.prepared_in_time(&member, disk, &alone).await {
             Ok(used) => used,
             Err(why) => {
                 tracing::error!(error = %why, "a disk of the pool cannot be used here");

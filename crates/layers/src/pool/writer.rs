@@ -19,6 +19,7 @@ use super::error::{PoolError, failed};
 use super::journal::Block;
 use super::label::Label;
 use super::metadata::{Change, MemberId, Members, Metadata, Standing};
+use super::silent::Silent;
 use super::vote::{Roll, Written, may_count, may_do_without};
 use crate::raid::Errors;
 
@@ -231,13 +232,13 @@ impl Writer {
     where
         F: Future<Output = Result<T, DiskError>>,
     {
-        let silent = Cell::new(Members::default());
+        let silent = Silent::default();
         let each = each.into_iter().map(|(id, work)| {
-            silent.set(silent.get().with(id));
+            silent.asks(id);
             let (silent, work) = (&silent, self.unless_given_up(id, work));
             async move {
                 let outcome = work.await;
-                silent.set(silent.get().without([id].into_iter().collect()));
+                silent.answers(id);
                 (id, outcome)
             }
         });
@@ -272,18 +273,11 @@ impl Writer {
         .collect()
     }
 
-    /// Gives up those that are silent, when the others have answered for so long as a task here sees it pass. Never ends.
-    async fn lose_patience(&self, patience: Duration, silent: &Cell<Members>) {
-        const SECOND: Duration = Duration::from_secs(1);
-        let count = silent.get().len();
-        let mut waited = Duration::ZERO;
+    /// Gives up those that are silent, when others have answered for so long. Never ends.
+    async fn lose_patience(&self, patience: Duration, silent: &Silent) {
         loop {
-            tokio::time::sleep(SECOND).await;
-            let left = silent.get();
-            waited = if left.len() < count { waited + SECOND } else { Duration::ZERO };
-            if waited >= patience && self.may_do_without(left) {
-                left.iter().for_each(|id| self.wait_no_more_for(id));
-            }
+            let left = silent.outlast(patience, |left| self.may_do_without(left)).await;
+            left.iter().for_each(|id| self.wait_no_more_for(id));
         }
     }
 
