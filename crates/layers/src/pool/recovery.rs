@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use block::{Account, Class, Dev, Error, Lba};
@@ -266,6 +267,12 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
         rings.push(old);
     }
     let entries = Entries::read(&array, ring.1, &rings).await.map_err(failed)?;
+    for (member, missing) in entries.missing() {
+        let Some(disk) = writer.disk(MemberId(member)) else { continue };
+        disk.errors().checksums.fetch_add(missing, Ordering::Relaxed);
+        let path = disk.path().display();
+        tracing::error!(%path, missing, "a disk of the pool does not give back its parity log: scrub the pool");
+    }
     let found: Vec<_> = {
         let (metadata, numbers) = (writer.metadata(), entries.extents());
         let all = named(&metadata, &numbers).map(|(_, volume, index, extent)| {

@@ -281,9 +281,6 @@ impl Batch {
         if head.magic != MAGIC {
             return Err(NoBatch::Foreign);
         }
-        if head.version.get() != VERSION {
-            return Err(NoBatch::Version(head.version.get()));
-        }
         let blocks = usize::from(head.blocks.get());
         if !(1..=SLOT_BLOCKS).contains(&blocks) || slot.len() < blocks * BLOCK_BYTES {
             return Err(NoBatch::Torn);
@@ -294,6 +291,9 @@ impl Batch {
         let sum = rest.iter().fold(sum, |sum, piece| sum.update(piece));
         if sum.value() != head.checksum.get() {
             return Err(NoBatch::Torn);
+        }
+        if head.version.get() != VERSION {
+            return Err(NoBatch::Version(head.version.get()));
         }
         if !head.is_of(ring) {
             return Err(NoBatch::Other);

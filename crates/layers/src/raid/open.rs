@@ -63,6 +63,7 @@ pub struct Entries {
     last: BTreeMap<At, Last>,
     copies: BTreeSet<CopiesAt>,
     whole: Whole,
+    missing: Vec<(u16, u64)>,
 }
 
 impl Entries {
@@ -73,10 +74,13 @@ impl Entries {
     /// stops the array.
     pub async fn read(array: &Array, era: u64, rings: &[OldRing]) -> Result<Self, Error> {
         let (last, copies, whole) = (BTreeMap::new(), BTreeSet::new(), Whole::new());
-        let mut all = Self { era, last, copies, whole };
+        let mut all = Self { era, last, copies, whole, missing: Vec::new() };
         for ring in rings.iter().filter(|ring| !array.is_out(ring.member)) {
             match entries(array, ring).await {
-                Ok(batches) => batches.into_iter().for_each(|batch| all.add(ring.member, batch)),
+                Ok((batches, missing)) => {
+                    batches.into_iter().for_each(|batch| all.add(ring.member, batch));
+                    all.missing.extend((missing > 0).then_some((ring.member, missing)));
+                }
                 Err(error @ Error::Corrupt { .. }) => return Err(error),
                 Err(error) => array.out(ring.member, error).await?,
             }
@@ -104,6 +108,11 @@ impl Entries {
         let rows = self.last.keys().map(|at| (at.0, at.1));
         let copies = self.copies.iter().map(|at| (at.0, at.1));
         rows.chain(copies).chain(self.whole.keys().copied())
+    }
+
+    /// Members that do not give back so many batches which they have had: rows that these named may not fit their parity.
+    pub fn missing(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
+        self.missing.iter().copied()
     }
 
     /// Mends what was under way in these extents, and makes it durable. `array` has logs of a new era, in which nothing has been
@@ -229,8 +238,8 @@ fn copies_of(entry: &Entry) -> Option<impl Iterator<Item = CopiesAt> + use<>> {
     Some((place..end).flat_map(move |place| changed.iter().map(move |n| (extent, place, n))))
 }
 
-/// The batches of a ring from its tail on.
-async fn entries(array: &Array, old: &OldRing) -> Result<Vec<Batch>, Error> {
+/// The batches of a ring from its tail on, and how many of them are missing.
+async fn entries(array: &Array, old: &OldRing) -> Result<(Vec<Batch>, u64), Error> {
     let mut batches = Vec::new();
     let blocks = u32::try_from(SLOT_BLOCKS).unwrap_or(u32::MAX);
     for slot in 0..SLOTS {
@@ -238,7 +247,9 @@ async fn entries(array: &Array, old: &OldRing) -> Result<Vec<Batch>, Error> {
         let _room = array.room(blocks).await;
         let data = array.read(old.member, at, blocks, &array.scratch).await?;
         match Batch::parse(&data, &old.ring) {
-            Ok(batch) => batches.push(kept(batch)),
+            Ok(batch) if Batch::slot(batch.sequence) == slot => batches.push(kept(batch)),
+            // It strayed there.
+            Ok(_) => {}
             Err(NoBatch::Foreign | NoBatch::Torn | NoBatch::Other) => {}
             Err(why @ (NoBatch::Version(_) | NoBatch::Contradiction)) => {
                 tracing::error!(member = old.member, slot, error = %why, "the parity log cannot be read");
@@ -246,10 +257,14 @@ async fn entries(array: &Array, old: &OldRing) -> Result<Vec<Batch>, Error> {
             }
         }
     }
-    let tail = batches.iter().max_by_key(|batch| batch.sequence).map_or(0, |batch| batch.tail);
+    let newest = batches.iter().max_by_key(|batch| batch.sequence);
+    let (tail, newest) = newest.map_or((1, 0), |batch| (batch.tail, batch.sequence));
     batches.retain(|batch| batch.sequence >= tail);
+    // Only one behind the newest may be torn: each began when the one before it was durable.
+    let all = newest.saturating_add(1).saturating_sub(tail);
+    let missing = all.saturating_sub(batches.len() as u64);
     batches.sort_unstable_by_key(|batch| batch.sequence);
-    Ok(batches)
+    Ok((batches, missing))
 }
 
 /// The batch with blocks of its own: what it was read into is needed for the next.

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 mod slow;
 
-use super::batch::Ring;
+use super::batch::{Ring, SLOT_BLOCKS};
 use super::geometry::{Level, Role};
 use super::*;
 use crate::integrity::Integrity;
@@ -266,6 +266,7 @@ impl Disks {
             .map(|member| OldRing { member, ring: self.ring(member, old), at: Lba(0) })
             .collect();
         let entries = Entries::read(&array, old, &rings).await.unwrap();
+        assert_eq!(entries.missing().next(), None, "the log rots nowhere");
         let mut extents = Vec::new();
         let there = 0..*self.extents.borrow();
         for number in entries.extents().into_iter().filter(|number| there.contains(number)) {
@@ -1052,6 +1053,32 @@ impl Shelf {
             disk.write(*row, &data, false).await.unwrap();
         }
     }
+}
+
+/// Batches that others came after have been durable.
+#[test]
+fn a_log_that_is_not_given_back_is_told() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let shelf = Shelf::new(|_| RAID_5(true));
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let raid = shelf.disks.serve(|_, dev| dev, Mistake::None).await;
+        let client = shelf.client(&raid);
+        shelf.fill(&client).await;
+        client.flush().await.unwrap();
+        let stripe =
+            shelf.disks.shape.stripe_rows() * u64::from(ROW_BYTES / shelf.disks.block_size);
+        for at in (0..client.dev().info().blocks).step_by(stripe as usize).take(12) {
+            client.write(at, &shelf.block(at), false).await.unwrap();
+        }
+        let (disks, era) = (&shelf.disks, shelf.disks.book.era.get());
+        let ring = OldRing { member: 1, ring: disks.ring(1, era), at: Lba(0) };
+        let array = disks.array(era + 1, |_, dev| dev, Mistake::None).await;
+        let read = async || Entries::read(&array, era, &[ring]).await.unwrap();
+        assert_eq!(read().await.missing().next(), None);
+        assert!(read().await.places().count() > 2, "some of them are in the log of this member");
+        shelf.rot(1, &[SLOT_BLOCKS as u64]).await;
+        assert_eq!(read().await.missing().collect::<Vec<_>>(), [(1, 1)]);
+    });
 }
 
 /// Whether it is known which of the answers is wrong when one is.

@@ -71,6 +71,10 @@ fn every_torn_and_every_foreign_one_is_told() {
         assert_eq!(parse(&torn).unwrap_err(), NoBatch::Torn, "block {block}");
     }
     assert_eq!(parse(&whole[..9 * BLOCK_BYTES]).unwrap_err(), NoBatch::Torn);
+    // A version that rots is none (seed 222 of the simulator's pools: no pool with such a disk could be opened any more).
+    let mut rotten = whole.clone();
+    rotten[16] ^= 1 << 4;
+    assert_eq!(parse(&rotten).unwrap_err(), NoBatch::Torn);
     assert_eq!(parse(&[0; BLOCK_BYTES]).unwrap_err(), NoBatch::Foreign);
     assert_eq!(parse(&[]).unwrap_err(), NoBatch::Foreign);
     let slot: Bufs = whole
