@@ -19,8 +19,8 @@ use libloading::{Library, Symbol};
 use parity::Parity;
 
 const PAGE: usize = 4096;
-/// Of a last-level cache that holds nothing of the work any more when it comes again.
-const MEMORY: usize = 256 << 20;
+/// Several times the last-level cache, which holds nothing of the work any more when it comes again.
+const MEMORY: usize = 1 << 30;
 /// What fits into the innermost private cache.
 const CACHED: usize = 256 << 10;
 /// So much is done between two looks at the clock.

@@ -21,8 +21,10 @@ use std::fmt::Write;
 pub(super) const EXAMPLE: &str = "isal";
 /// Of ISA-L's throughput.
 const SHARE: f64 = 0.95;
-/// Cases of the example, each of which takes the seconds of the plan; and what it takes besides.
+/// Cases of the example, each of which takes the seconds of the plan,
 const CASES: u64 = 20;
+/// and so many until its buffers are filled.
+const FILLING: u64 = 3;
 
 /// What must be installed.
 pub(super) fn packages() -> Vec<&'static [install::Package]> {
@@ -79,7 +81,7 @@ pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
         house.display.working(&format!("repetition {repetition} of {}", plan.repetitions));
         let mut command = pinned(&program);
         command.arg(plan.seconds.to_string());
-        let found = said(house, EXAMPLE, &mut command, CASES * plan.seconds)?;
+        let found = said(house, EXAMPLE, &mut command, CASES * (plan.seconds + FILLING))?;
         found["engine"].as_str().context("no engine")?.clone_into(&mut engine);
         for case in found["cases"].as_array().context("no cases")? {
             samples.push(Sample::read(case).context("a figure is missing")?);
