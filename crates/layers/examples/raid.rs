@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
-    Bufs, Class, Credit, Ctx, Dev, Epoch, Error, Info, Layer, Lba, Mem, MemOptions, Op, Pool, Stats,
+    Bufs, BufsMut, Class, Credit, Ctx, Dev, Epoch, Error, Info, Layer, Lba, Mem, MemOptions, Op,
+    Pool, Stats, run_mut,
 };
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -28,6 +29,7 @@ use layers::raid::{
     ALL_REGIONS, Answered, Array, Column, Extent, Keeper, Kept, Member, Pace, RING_BLOCKS, Raid,
     Room, Settings, stored_map,
 };
+use parity::Parity;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -205,6 +207,69 @@ impl Layer for Slow {
     }
 }
 
+const STRIP_BYTES: usize = STRIP_ROWS as usize * BLOCK as usize;
+
+/// Disks that whole stripes are written to with their parities, by the same kernels, and nothing is done besides: no RAID can take less.
+struct Plain {
+    info: Info,
+    disks: Vec<Dev>,
+    parities: usize,
+    at: u64,
+}
+
+impl Plain {
+    fn new(scene: &Scene, parities: usize) -> Self {
+        let blocks = BARE_BLOCKS * (scene.disks.len() - parities) as u64;
+        let info = Mem::new(MemOptions::new(4096, blocks)).info();
+        Self { info, disks: scene.disks.clone(), parities, at: scene.bare_at }
+    }
+
+    fn parities_of(&self, strips: &[Bufs], ctx: &Ctx) -> Vec<Bufs> {
+        let mut sums: Vec<BufsMut> = (0..self.parities).map(|_| ctx.alloc(STRIP_BYTES)).collect();
+        let mut at = 0;
+        while at < STRIP_BYTES {
+            let mut data: Vec<&[u8]> = strips.iter().map(|strip| strip.run(at)).collect();
+            let mut sums: Vec<&mut [u8]> = sums.iter_mut().map(|sum| run_mut(sum, at)).collect();
+            let lens = data.iter().map(|run| run.len()).chain(sums.iter().map(|sum| sum.len()));
+            let run = lens.min().expect("there are strips");
+            data.iter_mut().for_each(|data| *data = &data[..run]);
+            match &mut sums[..] {
+                [p, q] => Parity::best().pq(&data, &mut p[..run], &mut q[..run]),
+                sums => sums.iter_mut().for_each(|p| Parity::best().xor(&data, &mut p[..run])),
+            }
+            at += run;
+        }
+        sums.into_iter().map(Bufs::from).collect()
+    }
+}
+
+impl Layer for Plain {
+    fn name(&self) -> &'static str {
+        "plain"
+    }
+
+    fn info(&self) -> Info {
+        self.info
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        let Op::Write { at, data, .. } = op else { return Err(Error::Gone) };
+        let width = self.disks.len() - self.parities;
+        let mut row = self.at + at.0 / width as u64;
+        for begin in (0..data.len()).step_by(width * STRIP_BYTES) {
+            let strips = (begin..).step_by(STRIP_BYTES).take(width);
+            let mut strips: Vec<Bufs> =
+                strips.map(|begin| data.slice(begin..begin + STRIP_BYTES)).collect();
+            strips.extend(self.parities_of(&strips, &ctx));
+            for (disk, data) in self.disks.iter().zip(strips) {
+                disk.submit(Op::Write { at: Lba(row), data, fua: false }, &ctx).await?;
+            }
+            row += u64::from(STRIP_ROWS);
+        }
+        Ok(Bufs::new())
+    }
+}
+
 /// What is measured.
 struct Kind {
     name: &'static str,
@@ -354,22 +419,38 @@ impl Client {
     }
 }
 
-/// Microseconds of one operation, which waits for nothing: of the volume, and of one bare disk after the other.
-async fn times(client: &Client, scene: &Scene, seconds: f64) -> (f64, f64) {
+/// Microseconds of one operation, which waits for nothing.
+#[derive(Default)]
+struct Times {
+    volume: f64,
+    /// Of one bare disk after the other.
+    bare: f64,
+    /// Of a long write, with its parities and nothing else.
+    plain: Option<f64>,
+}
+
+async fn times(client: &Client, scene: &Scene, parities: usize, seconds: f64) -> Times {
     let step = client.bytes / BLOCK;
     let places = Places::new(&scene.dev, client.bytes, client.bytes == BLOCK);
-    let of_volume = std::iter::repeat_with(|| (&scene.dev, places.next()));
+    let mut of_volume = std::iter::repeat_with(|| (&scene.dev, places.next()));
     let bare = (0..BARE_BLOCKS / step).map(|n| scene.bare_at + n * step);
     let of_disks = bare.flat_map(|at| scene.disks.iter().map(move |disk| (disk, at)));
-    let (mut of_volume, mut of_disks) = (of_volume, of_disks.cycle());
-    let (mut us, mut raw_us) = (0.0, 0.0);
+    let mut of_disks = of_disks.cycle();
+    let plain = Dev::new(Plain::new(scene, parities));
+    let stripes = Places::new(&plain, client.bytes, false);
+    let mut of_stripes = std::iter::repeat_with(|| (&plain, stripes.next()));
+    let mut times = Times::default();
     // In turn, as a machine is not equally fast all the time.
     for _ in 0..TURNS {
-        let seconds = seconds / f64::from(TURNS);
-        us += time(client, &mut of_volume, seconds).await / f64::from(TURNS);
-        raw_us += time(client, &mut of_disks, seconds).await / f64::from(TURNS);
+        let (seconds, turns) = (seconds / f64::from(TURNS), f64::from(TURNS));
+        times.volume += time(client, &mut of_volume, seconds).await / turns;
+        times.bare += time(client, &mut of_disks, seconds).await / turns;
+        if client.is_write && client.bytes > BLOCK {
+            let us = time(client, &mut of_stripes, seconds).await / turns;
+            *times.plain.get_or_insert_default() += us;
+        }
     }
-    (us, raw_us)
+    times
 }
 
 async fn time<'a>(
@@ -464,16 +545,16 @@ fn main() {
             ("read", 1 << 20, false, MANY),
             ("write", 1 << 20, true, MANY),
         ] {
-            let us = run(false, async {
+            let times = run(false, async {
                 let scene = Scene::new(kind, bytes > BLOCK, false).await;
                 let client = Client::new(&scene, bytes, is_write, operations);
-                times(&client, &scene, seconds).await
+                times(&client, &scene, kind.level.parities().into(), seconds).await
             });
             println!(
                 "{}",
                 json!({
                     "level": name, "op": what, "bytes": bytes, "operations": operations,
-                    "us": us.0, "raw_us": us.1,
+                    "us": times.volume, "raw_us": times.bare, "plain_us": times.plain,
                 })
             );
         }

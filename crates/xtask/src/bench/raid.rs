@@ -52,8 +52,9 @@ struct Sample {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Kind {
-    /// Microseconds of an operation, and of the same on bare disks, by a client that has the data of so many operations.
-    Time { op: String, operations: u64, us: f64, raw_us: f64 },
+    /// Microseconds of an operation, and of the same on bare disks, by a client that has the data of so many operations. Of long writes
+    /// also those of their parities and disks, with nothing else.
+    Time { op: String, operations: u64, us: f64, raw_us: f64, plain_us: Option<f64> },
     /// Microseconds of a small operation, one at a time: without and with a rebuild beside it, and of the longest with it;
     /// milliseconds of the rebuild, and of the disk to write as much.
     Rebuild { normal_us: f64, busy_us: f64, longest_us: f64, rebuild_ms: f64, stream_ms: f64 },
@@ -66,7 +67,8 @@ impl Sample {
         let kind = if let Some(op) = found["op"].as_str() {
             let [us, raw_us] = ["us", "raw_us"].map(|name| found[name].as_f64());
             let operations = found["operations"].as_u64()?;
-            Kind::Time { op: op.to_owned(), operations, us: us?, raw_us: raw_us? }
+            let plain_us = found["plain_us"].as_f64();
+            Kind::Time { op: op.to_owned(), operations, us: us?, raw_us: raw_us?, plain_us }
         } else if found["rebuild"].is_object() {
             let of = |name| found["rebuild"][name].as_f64();
             Kind::Rebuild {
@@ -93,9 +95,9 @@ impl Sample {
     fn json(&self) -> Value {
         let Self { level, bytes, kind } = self;
         match kind {
-            Kind::Time { op, operations, us, raw_us } => json!({
+            Kind::Time { op, operations, us, raw_us, plain_us } => json!({
                 "level": level, "bytes": bytes, "op": op, "operations": operations,
-                "us": us, "raw_us": raw_us,
+                "us": us, "raw_us": raw_us, "plain_us": plain_us,
             }),
             Kind::Rebuild { normal_us, busy_us, longest_us, rebuild_ms, stream_ms } => json!({
                 "level": level, "bytes": bytes, "rebuild": {
@@ -165,16 +167,21 @@ fn medians(samples: &[Sample]) -> Vec<Sample> {
         if cases.iter().any(|case| case.is_like(sample)) {
             continue;
         }
-        let times = samples.iter().filter(|s| s.is_like(sample)).filter_map(|s| match s.kind {
-            Kind::Time { us, raw_us, .. } => Some((us, raw_us)),
-            Kind::Counts { .. } | Kind::Rebuild { .. } => None,
-        });
-        let (us, raw_us): (Vec<f64>, Vec<f64>) = times.unzip();
+        let alike = samples.iter().filter(|s| s.is_like(sample));
+        let times: Vec<(f64, f64, Option<f64>)> = alike
+            .filter_map(|s| match s.kind {
+                Kind::Time { us, raw_us, plain_us, .. } => Some((us, raw_us, plain_us)),
+                Kind::Counts { .. } | Kind::Rebuild { .. } => None,
+            })
+            .collect();
         let kind = match &sample.kind {
-            Kind::Time { op, operations, .. } => {
-                let (op, operations) = (op.clone(), *operations);
-                Kind::Time { op, operations, us: median(us), raw_us: median(raw_us) }
-            }
+            Kind::Time { op, operations, plain_us, .. } => Kind::Time {
+                op: op.clone(),
+                operations: *operations,
+                us: median(times.iter().map(|times| times.0).collect()),
+                raw_us: median(times.iter().map(|times| times.1).collect()),
+                plain_us: plain_us.map(|_| median(times.iter().filter_map(|t| t.2).collect())),
+            },
             simulated => simulated.clone(),
         };
         cases.push(Sample { kind, ..sample.clone() });
@@ -203,7 +210,7 @@ fn verdicts(case: &Sample) -> Vec<Verdict> {
         (Kind::Time { us, .. }, SMALL) if case.is_raid_5() => {
             vec![verdict("CPU of a 4 KiB write", "given".to_owned(), WRITE, *us, "µs")]
         }
-        (Kind::Time { op, operations: FEW, us, raw_us }, LARGE) => {
+        (Kind::Time { op, operations: FEW, us, raw_us, .. }, LARGE) => {
             // Of four disks' data five or six disks are written.
             let moved = match (op.as_str(), case.is_raid_5()) {
                 ("write", true) => 1.25,
@@ -238,12 +245,15 @@ fn verdicts(case: &Sample) -> Vec<Verdict> {
 }
 
 fn table(text: &mut String, cases: &[Sample]) {
-    text.push_str("\n### Time\n\n| level | operation | KiB | operations' data | µs | of bare disks |\n|---|---|---:|---:|---:|---:|\n");
+    text.push_str("\n### Time\n\n| level | operation | KiB | operations' data | µs | of bare disks | with parities |\n|---|---|---:|---:|---:|---:|---:|\n");
     for Sample { level, bytes, kind } in cases {
-        if let Kind::Time { op, operations, us, raw_us } = kind {
-            let kib = bytes / 1024;
-            let _ =
-                writeln!(text, "| {level} | {op} | {kib} | {operations} | {us:.2} | {raw_us:.2} |");
+        if let Kind::Time { op, operations, us, raw_us, plain_us } = kind {
+            let (kib, plain) =
+                (bytes / 1024, plain_us.map_or(String::new(), |us| format!("{us:.2}")));
+            let _ = writeln!(
+                text,
+                "| {level} | {op} | {kib} | {operations} | {us:.2} | {raw_us:.2} | {plain} |"
+            );
         }
     }
     text.push_str("\n### A rebuild beside a client\n\nDisks of 100 µs and 2 GB/s, in simulated time.\n\n| level | 4 KiB operation, µs | beside a rebuild | the longest | rebuild, ms | the disk alone |\n|---|---:|---:|---:|---:|---:|\n");
@@ -323,7 +333,7 @@ mod tests {
         assert_eq!(medians(&samples), [time("read", SMALL, FEW, 2.0, 0.1)]);
         let mut text = String::new();
         table(&mut text, &medians(&samples));
-        assert!(text.contains("| RAID 5, 4+1 | read | 4 | 8 | 2.00 | 0.10 |"), "{text}");
+        assert!(text.contains("| RAID 5, 4+1 | read | 4 | 8 | 2.00 | 0.10 |  |"), "{text}");
         assert!(Sample::read(&json!({})).is_none());
     }
 }
