@@ -61,9 +61,14 @@ impl Strips {
         self.0 == 0
     }
 
-    /// All of them, in order.
+    /// All of them, in order. It knows how many they are: what is done for few at once needs no memory of its own for each then.
     pub fn iter(self) -> impl Iterator<Item = u16> + use<> {
-        (0..64).filter(move |n| self.has(*n))
+        let mut left = self.0;
+        (0..self.len()).map(move |_| {
+            let lowest = left.trailing_zeros();
+            left &= left.wrapping_sub(1);
+            lowest as u16
+        })
     }
 }
 
