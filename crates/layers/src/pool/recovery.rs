@@ -194,6 +194,9 @@ pub(super) async fn mark_under_way(
     if array.is_out(id.0) {
         return Err(failed(Error::Gone));
     }
+    if entries.missing().next().is_some() {
+        return Err(PoolError::at(disk.path(), "it does not give back all of its parity log"));
+    }
     let known: BTreeMap<u64, (VolumeId, u32, Shape)> =
         named(&writer.metadata(), &entries.extents())
             .map(|(id, volume, index, extent)| (extent.number, (id, index, volume.shape)))

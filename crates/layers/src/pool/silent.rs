@@ -26,8 +26,13 @@ impl Silent {
     }
 
     pub(super) fn answers(&self, id: MemberId) {
-        self.left.set(self.left.get().without([id].into_iter().collect()));
+        self.is_forgotten(id);
         self.others_answer.set(true);
+    }
+
+    /// Nobody waits for it any more, and that is no answer.
+    pub(super) fn is_forgotten(&self, id: MemberId) {
+        self.left.set(self.left.get().without([id].into_iter().collect()));
     }
 
     pub(super) fn left(&self) -> Members {

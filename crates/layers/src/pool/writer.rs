@@ -238,7 +238,10 @@ impl Writer {
             let (silent, work) = (&silent, self.unless_given_up(id, work));
             async move {
                 let outcome = work.await;
-                silent.answers(id);
+                match self.is_given_up(id) {
+                    true => silent.is_forgotten(id),
+                    false => silent.answers(id),
+                }
                 (id, outcome)
             }
         });

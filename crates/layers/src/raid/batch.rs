@@ -292,11 +292,11 @@ impl Batch {
         if sum.value() != head.checksum.get() {
             return Err(NoBatch::Torn);
         }
-        if head.version.get() != VERSION {
-            return Err(NoBatch::Version(head.version.get()));
-        }
         if !head.is_of(ring) {
             return Err(NoBatch::Other);
+        }
+        if head.version.get() != VERSION {
+            return Err(NoBatch::Version(head.version.get()));
         }
         let entries = entries(&head, &first).ok_or(NoBatch::Contradiction)?;
         let held: usize = entries.iter().map(Entry::blocks).sum();

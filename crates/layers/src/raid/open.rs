@@ -17,7 +17,7 @@ use super::geometry::{Role, Shape};
 use super::recover::{Found, Mend, mend};
 use super::row::{Strips, There};
 use super::stripe::{Failure, Stripe, Unread, pages};
-use super::sums::sum_with;
+use super::sums::{sum, sum_with};
 use super::{Column, Extent};
 
 /// How many rows are mended at once.
@@ -53,6 +53,8 @@ type At = (u64, u32, u32);
 struct Last {
     number: u64,
     changed: Strips,
+    /// Whether it is the last one: somebody has it who has had no later one that is missing.
+    is_certain: bool,
     /// What the logs of these members hold for the row.
     blocks: SmallVec<[(u16, Vec<Buf>); 2]>,
 }
@@ -78,8 +80,13 @@ impl Entries {
         for ring in rings.iter().filter(|ring| !array.is_out(ring.member)) {
             match entries(array, ring).await {
                 Ok((batches, missing)) => {
-                    batches.into_iter().for_each(|batch| all.add(ring.member, batch));
-                    all.missing.extend((missing > 0).then_some((ring.member, missing)));
+                    let certain = missing.last().copied();
+                    for batch in batches {
+                        let is_certain = certain.is_none_or(|missing| batch.sequence > missing);
+                        all.add(ring.member, batch, is_certain);
+                    }
+                    let count = missing.len() as u64;
+                    all.missing.extend((count > 0).then_some((ring.member, count)));
                 }
                 Err(error @ Error::Corrupt { .. }) => return Err(error),
                 Err(error) => array.out(ring.member, error).await?,
@@ -88,11 +95,11 @@ impl Entries {
         Ok(all)
     }
 
-    fn add(&mut self, member: u16, batch: Batch) {
+    fn add(&mut self, member: u16, batch: Batch, is_certain: bool) {
         let moved = batch.entries.iter().filter_map(whole_of);
         moved.for_each(|(place, moved)| note_whole(&mut self.whole, place, moved));
         self.copies.extend(batch.entries.iter().filter_map(copies_of).flatten());
-        note(&mut self.last, member, batch);
+        note(&mut self.last, member, batch, is_certain);
     }
 
     /// The numbers of the extents that they name. Some may have been freed since.
@@ -110,7 +117,7 @@ impl Entries {
         rows.chain(copies).chain(self.whole.keys().copied())
     }
 
-    /// Members that do not give back so many batches which they have had: rows that these named may not fit their parity.
+    /// Members that do not give back so many batches which they have had: rows that nothing else names may not fit their parity.
     pub fn missing(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
         self.missing.iter().copied()
     }
@@ -238,8 +245,8 @@ fn copies_of(entry: &Entry) -> Option<impl Iterator<Item = CopiesAt> + use<>> {
     Some((place..end).flat_map(move |place| changed.iter().map(move |n| (extent, place, n))))
 }
 
-/// The batches of a ring from its tail on, and how many of them are missing.
-async fn entries(array: &Array, old: &OldRing) -> Result<(Vec<Batch>, u64), Error> {
+/// The batches of a ring from its tail on, and the numbers of those that are [`missing`].
+async fn entries(array: &Array, old: &OldRing) -> Result<(Vec<Batch>, Vec<u64>), Error> {
     let mut batches = Vec::new();
     let blocks = u32::try_from(SLOT_BLOCKS).unwrap_or(u32::MAX);
     for slot in 0..SLOTS {
@@ -260,11 +267,17 @@ async fn entries(array: &Array, old: &OldRing) -> Result<(Vec<Batch>, u64), Erro
     let newest = batches.iter().max_by_key(|batch| batch.sequence);
     let (tail, newest) = newest.map_or((1, 0), |batch| (batch.tail, batch.sequence));
     batches.retain(|batch| batch.sequence >= tail);
-    // Only one behind the newest may be torn: each began when the one before it was durable.
-    let all = newest.saturating_add(1).saturating_sub(tail);
-    let missing = all.saturating_sub(batches.len() as u64);
     batches.sort_unstable_by_key(|batch| batch.sequence);
+    let missing = missing(tail, newest, &batches);
     Ok((batches, missing))
+}
+
+/// Those of a ring that have been durable, as others came after them, and are not there. The one whose place the next would have had
+/// may be torn by that, and is of no account then.
+fn missing(tail: u64, newest: u64, there: &[Batch]) -> Vec<u64> {
+    let from = tail.max(newest.saturating_add(2).saturating_sub(SLOTS.into()));
+    let is_there = |sequence: &u64| there.binary_search_by_key(sequence, |b| b.sequence).is_ok();
+    (from..=newest).filter(|sequence| !is_there(sequence)).collect()
 }
 
 /// The batch with blocks of its own: what it was read into is needed for the next.
@@ -278,7 +291,7 @@ fn kept(batch: Batch) -> Batch {
 }
 
 /// Notes what a batch says of rows, if nothing later is known of them.
-fn note(last: &mut BTreeMap<At, Last>, member: u16, batch: Batch) {
+fn note(last: &mut BTreeMap<At, Last>, member: u16, batch: Batch, is_certain: bool) {
     let mut blocks = batch.blocks.into_iter();
     for entry in batch.entries {
         let Entry { number, extent, place, what } = entry;
@@ -287,13 +300,14 @@ fn note(last: &mut BTreeMap<At, Last>, member: u16, batch: Batch) {
         for n in 0..u32::from(rows) {
             let of: Vec<Buf> = blocks.by_ref().take(each).collect();
             let at = (extent, place, row.saturating_add(n));
-            let found =
-                last.entry(at).or_insert_with(|| Last { number, changed, blocks: SmallVec::new() });
+            let fresh = || Last { number, changed, is_certain: false, blocks: SmallVec::new() };
+            let found = last.entry(at).or_insert_with(fresh);
             if found.number < number {
-                *found = Last { number, changed, blocks: SmallVec::new() };
+                *found = fresh();
             }
             if found.number == number {
                 found.blocks.push((member, of));
+                found.is_certain |= is_certain;
             }
         }
     }
@@ -316,6 +330,9 @@ impl Stripe<'_> {
     }
 
     async fn mend(&self, row: u32, last: &Last) -> Result<(), Failure> {
+        if !last.is_certain {
+            return self.sum_again(row).await;
+        }
         let logged = |role| self.column(role).is_ok_and(|column| last.of(column).is_some());
         let found = Found { changed: last.changed, by_p: logged(Role::P), by_q: logged(Role::Q) };
         let (mut there, pages) = (self.there(), 2 * self.all().len());
@@ -335,6 +352,27 @@ impl Stripe<'_> {
                 Some(_) => return Err(Failure::Lost),
             }
         }
+    }
+
+    /// Parities are made of the data as it is: what the log says may be older than that, and must not come back.
+    async fn sum_again(&self, row: u32) -> Result<(), Failure> {
+        let there = self.there();
+        if there.data.len() < self.data().into() {
+            return Err(Failure::Lost);
+        }
+        let _room = self.array.room(2 * self.all().len()).await;
+        let data = There { p: false, q: false, ..there };
+        let Ok(had) = self.gather(&(row..row + 1), data).await? else {
+            return Err(Failure::Lost);
+        };
+        let data: SmallVec<[&[u8]; 16]> =
+            (0..self.data()).map(|n| &had.pages(Role::Data(n))[0][..]).collect();
+        for role in (There { data: Strips::default(), ..there }).roles() {
+            let mut page = self.array.scratch.credit().alloc_page(BLOCK_BYTES);
+            sum(self.array.parity, role, &data, &mut page);
+            self.write(role, row, page.into(), false).await?;
+        }
+        Ok(())
     }
 
     /// Makes the copies of a strip alike: as the first one is that can be read. Those that are out lack it then.
@@ -444,5 +482,26 @@ impl Stripe<'_> {
                 Ok(None)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn there(sequences: impl Iterator<Item = u64>) -> Vec<Batch> {
+        let none = Batch { sequence: 0, tail: 0, entries: Vec::new(), blocks: Vec::new() };
+        sequences.map(|sequence| Batch { sequence, ..none.clone() }).collect()
+    }
+
+    #[test]
+    fn whoever_has_been_durable_is_missed_and_nobody_else() {
+        assert!(missing(1, 0, &[]).is_empty());
+        assert!(missing(5, 9, &there(5..10)).is_empty());
+        assert_eq!(missing(5, 9, &there([5, 7, 9].into_iter())), [6, 8]);
+        // All slots are in use, and the next batch is torn in the first one's.
+        assert!(missing(70, 133, &there(71..134)).is_empty());
+        assert_eq!(missing(70, 133, &there(72..134)), [71]);
+        assert!(missing(0, u64::MAX, &there(u64::MAX - 62..=u64::MAX)).len() < 64);
     }
 }

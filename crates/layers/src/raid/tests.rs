@@ -10,14 +10,16 @@ use block::testing::faulty::{Effect, Faulty, Kind, Rule};
 use block::testing::register::{Checker, Initially, Loss};
 use block::testing::workload::Workload;
 use block::testing::{Client, Rng};
-use block::{Dev, Lba, Mem, MemOptions, Pool};
+use block::{BufMut, Dev, Lba, Mem, MemOptions, Pool};
 use futures_util::StreamExt;
 use uuid::Uuid;
 
 mod slow;
 
-use super::batch::{Ring, SLOT_BLOCKS};
+use super::batch::{Batch, Entry, Ring, SLOT_BLOCKS, What};
 use super::geometry::{Level, Role};
+use super::row::Strips;
+use super::stripe::Stripe;
 use super::*;
 use crate::integrity::Integrity;
 use crate::integrity::place::{COPIES, Place};
@@ -1078,6 +1080,54 @@ fn a_log_that_is_not_given_back_is_told() {
         assert!(read().await.places().count() > 2, "some of them are in the log of this member");
         shelf.rot(1, &[SLOT_BLOCKS as u64]).await;
         assert_eq!(read().await.missing().collect::<Vec<_>>(), [(1, 1)]);
+    });
+}
+
+/// An older entry of a row is not taken for its last one, where that may be missing: it would bring old data back.
+#[test]
+fn what_a_log_lacks_does_not_make_older_entries_count() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let shelf = Shelf::new(RAID_5);
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let raid = shelf.disks.serve(|_, dev| dev, Mistake::None).await;
+        shelf.fill(&shelf.client(&raid)).await;
+        drop(raid);
+        shelf.disks.mend().await;
+        let (disks, old) = (&shelf.disks, shelf.disks.book.era.get());
+        let array = disks.array(old + 1, |_, dev| dev, Mistake::None).await;
+        let extent = Rc::new(disks.extent(0).load(&array).await.unwrap());
+        let place = extent.placement.place_of(0).unwrap();
+        let (shape, of) = (disks.shape, Rc::clone(&extent));
+        let stripe = Stripe { array: &array, shape, extent: of, place, reads: None };
+        let member = stripe.column(Role::P).unwrap().member;
+        let page = |fill| {
+            let mut page = BufMut::lone_page();
+            page.fill(fill);
+            page.freeze()
+        };
+        let changed: Strips = [0, 1].into_iter().collect();
+        let older = What::Rows { row: 0, rows: 1, changed };
+        let others = What::Copies { stripes: 1, changed };
+        let ring = disks.ring(member, old);
+        let mem = Dev::shared(Rc::clone(&disks.mems.borrow()[usize::from(member)]));
+        let disk = Client::new(&mem, &shelf.pool);
+        for (sequence, extent, what, blocks) in
+            [(0, 0, older, vec![page(1), page(2), page(3)]), (2, u64::MAX, others, Vec::new())]
+        {
+            let entries = vec![Entry { number: sequence + 1, extent, place, what }];
+            let batch = Batch { sequence, tail: 0, entries, blocks };
+            let bytes = batch.into_bufs(&ring, BufMut::lone_page()).to_vec();
+            disk.write(sequence * SLOT_BLOCKS as u64, &bytes, true).await.unwrap();
+        }
+        let entries = Entries::read(&array, old, &[OldRing { member, ring, at: Lba(0) }]).await;
+        let entries = entries.unwrap();
+        assert_eq!(entries.missing().collect::<Vec<_>>(), [(member, 1)]);
+        let mended = entries.mend(&array, &[(disks.shape, extent)]).await.unwrap();
+        assert_eq!(mended, Mended { mended: 1, lost: 0 });
+        disks.book.era.set(old + 1);
+        let raid = disks.serve(|_, dev| dev, Mistake::None).await;
+        shelf.is_right(&shelf.client(&raid)).await;
+        assert_eq!(scrub(&raid).await, Scrubbed::default());
     });
 }
 

@@ -75,7 +75,7 @@ pub struct Errors {
     pub slow_now: AtomicU64,
     /// Operations that nobody waits for any more and that have not ended.
     pub astray: AtomicU64,
-    /// Reads that gave what was not written, where there are checksums: always in the parity log.
+    /// Reads that gave what was not written, where there are checksums, and batches of the parity log that are not given back.
     pub checksums: Arc<AtomicU64>,
 }
 
