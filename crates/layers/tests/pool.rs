@@ -12,6 +12,7 @@ use layers::pool::{
 };
 use layers::raid::geometry::Level;
 use rt::Core;
+use rt::disk::DiskErrorKind;
 use rt::sim::{DiskFaults, DiskSetup, Host, HostSetup, Latency};
 use uuid::Uuid;
 
@@ -421,6 +422,50 @@ fn a_disk_that_stops_keeps_no_pool_from_opening() {
                 begun.elapsed()
             );
             assert_eq!(bench.state(1), PoolDiskState::Out);
+        });
+    }
+}
+
+/// A disk fails while the pool is opened, and then the power: versions follow each other while labels are written, and the others
+/// open the pool whatever of that they have.
+#[test]
+fn the_power_fails_in_an_opening_in_which_a_disk_fails() {
+    // From the first write on, which comes after what it holds is read.
+    for n in 16..36 {
+        play(move |host| async move {
+            let bench = Bench::new(host, FEW).await;
+            let host = bench.host.clone();
+            bench.close().await;
+            for cut in 0..10 {
+                let fails = (n, DiskErrorKind::Media);
+                let fails = DiskFaults { fail_after: Some(fails), ..DiskFaults::default() };
+                host.disk(path(0)).unwrap().set_faults(fails);
+                let moment = async {
+                    while host.disk(path(0)).unwrap().faults().fail_after.is_some() {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                    tokio::time::sleep(Duration::from_millis(cut * 10)).await;
+                };
+                let open = host.run(|core| async move {
+                    let pool = Pool::open(&core, &opening(FEW)).await.unwrap();
+                    std::future::pending::<()>().await;
+                    drop(pool);
+                });
+                tokio::time::timeout(Duration::from_secs(2), moment).await.ok();
+                host.power_cut();
+                drop(open);
+                host.disk(path(0)).unwrap().set_faults(DiskFaults::default());
+                let core = core_of(&host).await;
+                let pool = Pool::open(&core, &opening(FEW)).await.unwrap();
+                let bench = Bench::served(host.clone(), &core, pool).await;
+                let is_in = |n: usize| bench.state(n) == PoolDiskState::In;
+                assert!((1..FEW).all(is_in), "{:?}", bench.report());
+                while !is_in(0) {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                bench.whole().await;
+                bench.close().await;
+            }
         });
     }
 }

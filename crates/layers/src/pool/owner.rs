@@ -277,8 +277,8 @@ impl Pool {
             tracing::error!(member = id.0, %serial, pool = %what.id, "a disk of the pool is not there: it is out");
         }
         writer.commit_all(changes).await?;
-        let opened = writer.metadata().stamp();
-        let disks = writer.disks();
+        // Whose label names a version that it does not have is not believed.
+        let (opened, disks) = writer.held_by_all().await;
         let each = disks.iter().map(|(id, disk)| {
             (*id, disk.relabel(Label { opened, state: State::Made, ..disk.label() }))
         });

@@ -26,12 +26,12 @@ impl Silent {
     }
 
     pub(super) fn answers(&self, id: MemberId) {
-        self.is_forgotten(id);
+        self.forgets(id);
         self.others_answer.set(true);
     }
 
     /// Nobody waits for it any more, and that is no answer.
-    pub(super) fn is_forgotten(&self, id: MemberId) {
+    pub(super) fn forgets(&self, id: MemberId) {
         self.left.set(self.left.get().without([id].into_iter().collect()));
     }
 

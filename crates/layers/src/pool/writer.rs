@@ -18,7 +18,7 @@ use super::disk::{MemberDisk, within};
 use super::error::{PoolError, failed};
 use super::journal::Block;
 use super::label::Label;
-use super::metadata::{Change, MemberId, Members, Metadata, Standing};
+use super::metadata::{Change, MemberId, Members, Metadata, Stamp, Standing};
 use super::silent::Silent;
 use super::vote::{Roll, Written, may_count, may_do_without};
 use crate::raid::Errors;
@@ -239,7 +239,7 @@ impl Writer {
             async move {
                 let outcome = work.await;
                 match self.is_given_up(id) {
-                    true => silent.is_forgotten(id),
+                    true => silent.forgets(id),
                     false => silent.answers(id),
                 }
                 (id, outcome)
@@ -305,6 +305,13 @@ impl Writer {
             done = work => done,
             () = given_up => Err(DiskError { kind: DiskErrorKind::Gone, errno: 0 }),
         }
+    }
+
+    /// The last version, and the disks that get every one: all of them have this.
+    pub(super) async fn held_by_all(&self) -> (Stamp, Vec<(MemberId, Rc<MemberDisk>)>) {
+        // One that is being written is not on all of them yet.
+        let _alone = self.alone.lock().await;
+        (self.metadata().stamp(), self.disks())
     }
 
     /// Ends when it is known that what was changed before counts.
