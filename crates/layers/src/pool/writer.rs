@@ -29,6 +29,9 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// and what is longer than a block, or asked of a disk that may have to spin up first.
 pub(super) const LONG_PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long others may take to answer once more before one is given up.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+
 /// How long a disk that was given up is held.
 const HELD_AT_LEAST: Duration = Duration::from_secs(20);
 
@@ -58,6 +61,8 @@ pub(super) struct Writer {
     /// Members that do not answer: nobody waits for them any more.
     given_up: Cell<Members>,
     gives_up: Notify,
+    /// Members that are asked whether they answer, and have not.
+    asked: Cell<Members>,
     is_closed: Cell<bool>,
     is_snapshotting: Cell<bool>,
     /// Told of members that are out because they did not take a version.
@@ -104,6 +109,7 @@ impl Writer {
             broken: RefCell::default(),
             given_up: Cell::default(),
             gives_up: Notify::new(),
+            asked: Cell::default(),
             is_closed: Cell::new(false),
             is_snapshotting: Cell::new(false),
             failing,
@@ -186,11 +192,11 @@ impl Writer {
     /// # Errors
     /// That it cannot be put out.
     pub(super) async fn give_up_on(
-        &self,
+        self: &Rc<Self>,
         id: MemberId,
         silent: Members,
     ) -> Result<Option<bool>, PoolError> {
-        if !self.may_do_without(silent.with(id)) {
+        if !self.may_give_up(silent.with(id)).await {
             return Ok(None);
         }
         self.wait_no_more_for(id);
@@ -200,6 +206,32 @@ impl Writer {
     /// Whether a member did not answer and is out for that: nothing is waited for there any more.
     pub(super) fn is_given_up(&self, id: MemberId) -> bool {
         self.given_up.get().has(id)
+    }
+
+    /// Whether all of these may be given up, as others answer now: what has stopped all of them may have begun after the last answer.
+    async fn may_give_up(self: &Rc<Self>, silent: Members) -> bool {
+        if !self.may_do_without(silent) {
+            return false;
+        }
+        let out = silent.or(self.given_up.get());
+        let others: Vec<_> = self.disks().into_iter().filter(|(id, _)| !out.has(*id)).collect();
+        for (id, disk) in &others {
+            // One that has not answered is not asked once more.
+            if !self.asked.get().has(*id) {
+                self.asked.set(self.asked.get().with(*id));
+                let (this, id, disk) = (Rc::clone(self), *id, Rc::clone(disk));
+                tokio::task::spawn_local(async move {
+                    disk.answers().await;
+                    this.asked.set(this.asked.get().without([id].into_iter().collect()));
+                });
+            }
+        }
+        let others: Members = others.into_iter().map(|(id, _)| id).collect();
+        let begun = tokio::time::Instant::now();
+        while !self.asked.get().and(others).is_empty() && begun.elapsed() < ANSWERS_WITHIN {
+            tokio::time::sleep(ANSWERS_WITHIN / 100).await;
+        }
+        self.may_do_without(silent.or(self.asked.get().and(others)))
     }
 
     /// Whether nothing is lost without these, and the pool can go on.
@@ -225,7 +257,7 @@ impl Writer {
     /// Does all of this, each at a member, and waits for all but those that are given up. Those that are alone in not answering for
     /// so long are given up here, if that may be.
     pub(super) async fn at_each<T, F>(
-        &self,
+        self: &Rc<Self>,
         patience: Duration,
         each: impl IntoIterator<Item = (MemberId, F)>,
     ) -> Vec<(MemberId, Result<T, DiskError>)>
@@ -255,7 +287,7 @@ impl Writer {
 
     /// Does this with each disk, in a task of its own, which goes on where its disk is given up; as [`Self::at_each`].
     pub(super) async fn in_tasks<T: 'static, F>(
-        &self,
+        self: &Rc<Self>,
         patience: Duration,
         work: impl Fn(Rc<MemberDisk>) -> F,
     ) -> Vec<(MemberId, Rc<MemberDisk>, Result<T, PoolError>)>
@@ -277,10 +309,13 @@ impl Writer {
     }
 
     /// Gives up those that are silent, when others have answered for so long. Never ends.
-    async fn lose_patience(&self, patience: Duration, silent: &Silent) {
+    async fn lose_patience(self: &Rc<Self>, patience: Duration, silent: &Silent) {
         loop {
             let left = silent.outlast(patience, |left| self.may_do_without(left)).await;
-            left.iter().for_each(|id| self.wait_no_more_for(id));
+            // Some may have answered meanwhile.
+            if self.may_give_up(left).await {
+                left.and(silent.left()).iter().for_each(|id| self.wait_no_more_for(id));
+            }
         }
     }
 
@@ -372,7 +407,7 @@ impl Writer {
         all.iter_mut().for_each(|waiting| waiting.end(Err(why.clone())));
     }
 
-    async fn write_version(&self) -> Result<(), PoolError> {
+    async fn write_version(self: &Rc<Self>) -> Result<(), PoolError> {
         let before = Roll::of(&self.metadata());
         let (previous, counted) = (self.metadata().stamp().id, self.counted.get());
         self.metadata.borrow_mut().start(counted)?;
@@ -491,7 +526,7 @@ impl Writer {
         });
     }
 
-    async fn put_snapshots(&self, bytes: &[u8], version: u64) {
+    async fn put_snapshots(self: &Rc<Self>, bytes: &[u8], version: u64) {
         let disks = self.disks();
         let each = disks.iter().map(|(id, disk)| (*id, disk.put_snapshot(bytes, version)));
         for (id, outcome) in self.at_each(LONG_PATIENCE, each).await {
