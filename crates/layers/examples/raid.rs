@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use block::{
     Bufs, BufsMut, Class, Credit, Ctx, Dev, Epoch, Error, Info, Layer, Lba, Mem, MemOptions, Op,
-    Pool, Stats, run_mut,
+    Pool, Stats,
 };
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -27,7 +27,7 @@ use layers::raid::batch::Ring;
 use layers::raid::geometry::{Level, Shape};
 use layers::raid::{
     ALL_REGIONS, Answered, Array, Column, Extent, Keeper, Kept, Member, Pace, RING_BLOCKS, Raid,
-    Room, Settings, stored_map,
+    Room, Settings, by_runs, stored_map,
 };
 use parity::Parity;
 use serde_json::json;
@@ -226,19 +226,10 @@ impl Plain {
 
     fn parities_of(&self, strips: &[Bufs], ctx: &Ctx) -> Vec<Bufs> {
         let mut sums: Vec<BufsMut> = (0..self.parities).map(|_| ctx.alloc(STRIP_BYTES)).collect();
-        let mut at = 0;
-        while at < STRIP_BYTES {
-            let mut data: Vec<&[u8]> = strips.iter().map(|strip| strip.run(at)).collect();
-            let mut sums: Vec<&mut [u8]> = sums.iter_mut().map(|sum| run_mut(sum, at)).collect();
-            let lens = data.iter().map(|run| run.len()).chain(sums.iter().map(|sum| sum.len()));
-            let run = lens.min().expect("there are strips");
-            data.iter_mut().for_each(|data| *data = &data[..run]);
-            match &mut sums[..] {
-                [p, q] => Parity::best().pq(&data, &mut p[..run], &mut q[..run]),
-                sums => sums.iter_mut().for_each(|p| Parity::best().xor(&data, &mut p[..run])),
-            }
-            at += run;
-        }
+        by_runs(strips, &mut sums, |data, sums| match sums {
+            [p, q] => Parity::best().pq(data, p, q),
+            sums => sums.iter_mut().for_each(|p| Parity::best().xor(data, p)),
+        });
         sums.into_iter().map(Bufs::from).collect()
     }
 }

@@ -414,33 +414,28 @@ impl PoolSeat {
         self.look.notify_one();
     }
 
-    /// A member is written from now on. What it lacks is what was told to others, and here.
     async fn comes(&self, comes: Comes) {
         let Comes { member, behind, done } = comes;
+        match self.let_in(&member, behind).await {
+            // Who waits for it has gone with the pool.
+            Ok(()) => drop(done.send(())),
+            Err(why) => tracing::error!(error = %why, "a disk of the pool cannot be used here"),
+        }
+    }
+
+    /// A member is written from now on. What it lacks is what was told to others, and here.
+    async fn let_in(
+        &self,
+        member: &MemberInfo,
+        behind: Vec<(u64, u16, u32)>,
+    ) -> Result<(), PoolError> {
         // What it has not answered yet would be written over what is written from now on.
         if self.disks.borrow().get(&member.id).is_some_and(|before| !before.is_idle()) {
-            tracing::error!(
-                member = member.id.0,
-                "a disk of the pool has not ended what was under way when it went out"
-            );
-            return;
+            let what = "it has not ended what was under way when it went out";
+            return Err(PoolError::at(&member.path, what));
         }
-        let opened = self.opens.open(&member).await;
-        let disk = match opened {
-            Ok(disk) => disk,
-            Err(why) => {
-                tracing::error!(error = %why, "a disk of the pool cannot be used here");
-                return;
-            }
-        };
-        let alone = Silent::alone(member.id);
-        let used = match self.prepared_in_time(&member, disk, &alone).await {
-            Ok(used) => used,
-            Err(why) => {
-                tracing::error!(error = %why, "a disk of the pool cannot be used here");
-                return;
-            }
-        };
+        let disk = self.opens.open(member).await?;
+        let used = self.prepared_in_time(member, disk, &Silent::alone(member.id)).await?;
         // In one go: what is written as long as it is not used it would lack, and nobody would know.
         let behind: FxHashMap<(u64, u16), u32> = behind
             .into_iter()
@@ -457,12 +452,7 @@ impl PoolSeat {
                 }
             }
         }
-        if let Err(why) = self.put(&member, used) {
-            tracing::error!(error = %why, "a disk of the pool cannot be used here");
-            return;
-        }
-        // Who waits for it has gone with the pool.
-        let _ = done.send(());
+        self.put(member, used)
     }
 
     fn open_volumes(&self) -> Vec<Open> {

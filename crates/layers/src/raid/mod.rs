@@ -74,6 +74,7 @@ pub use places::Places;
 pub use rebuild::{Pace, Rebuilt};
 pub use scrub::Scrubbed;
 pub use watch::Errors;
+pub use whole::by_runs;
 
 use crate::units::{UnitLock, UnitLocks};
 use geometry::{ROW_BYTES, Shape};

@@ -134,7 +134,11 @@ impl Stripe<'_> {
 ///
 /// # Panics
 /// If they are not.
-fn by_runs(data: &[Bufs], sums: &mut [BufsMut], mut make: impl FnMut(&[&[u8]], &mut [&mut [u8]])) {
+pub fn by_runs(
+    data: &[Bufs],
+    sums: &mut [BufsMut],
+    mut make: impl FnMut(&[&[u8]], &mut [&mut [u8]]),
+) {
     let (len, mut at) = (data.first().map_or(0, Bufs::len), 0);
     while at < len {
         let mut data: SmallVec<[&[u8]; 16]> = data.iter().map(|data| data.run(at)).collect();
