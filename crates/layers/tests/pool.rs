@@ -320,31 +320,33 @@ fn a_disk_that_lies_is_found_out() {
     }
 }
 
+/// Another seat of its pool, with the other volume.
+async fn at_ring_1(core: &Core, bench: &Bench) -> (Rc<PoolSeat>, Client) {
+    let seat = PoolSeat::share(core, &bench.pool, 1).await.unwrap();
+    let dev = seat.open(OTHER).await.unwrap();
+    let client = Client::new(&dev, core.pool());
+    (seat, client)
+}
+
+async fn write_both(bench: &Bench, client: &Client, value: u8) {
+    let data = [value; 16 * 4096];
+    for at in (0..512).step_by(16) {
+        let both = [&bench.client, client].map(|c| c.write(at, &data, false));
+        futures_util::future::try_join_all(both).await.unwrap();
+    }
+}
+
 /// Each core has lists of its own, and an opening goes through all of them.
 #[test]
 fn two_cores_have_checksums_of_the_same_disks() {
-    let at_ring_1 = async |core: &Core, bench: &Bench| {
-        let seat = PoolSeat::share(core, &bench.pool, 1).await.unwrap();
-        let dev = seat.open(OTHER).await.unwrap();
-        let client = Client::new(&dev, core.pool());
-        (seat, client)
-    };
-    let write = async |bench: &Bench, client: &Client, value: u8| {
-        let data = [value; 16 * 4096];
-        for at in (0..512).step_by(16) {
-            let both = [&bench.client, client].map(|c| c.write(at, &data, false));
-            futures_util::future::try_join_all(both).await.unwrap();
-        }
-    };
     play(move |host| async move {
         let core = core_of(&host).await;
         let mut bench = Bench::checked(host, FEW).await;
-        let what = NewPoolVolume { id: OTHER, bytes: BYTES, block_size: 4096, thick: true };
-        bench.pool.create_volume(&what).await.unwrap();
+        bench.pool.create_volume(&thick(OTHER)).await.unwrap();
         let (seat, mut client) = at_ring_1(&core, &bench).await;
-        write(&bench, &client, 2).await;
+        write_both(&bench, &client, 2).await;
         bench.disk(1).pull_out();
-        write(&bench, &client, 3).await;
+        write_both(&bench, &client, 3).await;
         bench.look().await;
         bench.disk(1).plug_in();
         bench.look().await;
@@ -376,6 +378,20 @@ fn two_cores_have_checksums_of_the_same_disks() {
         assert!(bench.report().disks.iter().all(|disk| disk.checksum_errors == 0));
         drop(client);
         seat.close().await.unwrap();
+        bench.close().await;
+    });
+}
+
+#[test]
+fn volumes_are_made_at_once() {
+    play(|host| async move {
+        let bench = Bench::new(host, FEW).await;
+        let ids: Vec<Uuid> = (10..14).map(Uuid::from_u128).collect();
+        let all = ids.iter().map(|id| async { bench.pool.create_volume(&thick(*id)).await });
+        futures_util::future::try_join_all(all).await.unwrap();
+        for id in ids {
+            assert_eq!(bench.seat.open(id).await.unwrap().info().blocks, BYTES / 4096);
+        }
         bench.close().await;
     });
 }
@@ -422,6 +438,110 @@ fn a_disk_that_stops_keeps_no_pool_from_opening() {
                 begun.elapsed()
             );
             assert_eq!(bench.state(1), PoolDiskState::Out);
+        });
+    }
+}
+
+/// What is not to wait for a disk that stops, beyond what it is given.
+async fn in_time<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(200), Box::pin(what))
+        .await
+        .expect("it waits for a disk")
+}
+
+fn thick(id: Uuid) -> NewPoolVolume {
+    NewPoolVolume { id, bytes: BYTES, block_size: 4096, thick: true }
+}
+
+/// Whenever that begins: it stays out, or goes out again, and has all that was written meanwhile when it is back for good, by
+/// whichever core.
+#[test]
+fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
+    // While its checksums are read, and as cores begin to use it.
+    let moments = (0..4).map(|n| n * 900).chain((3880..4030).step_by(6));
+    for moment in moments.map(Duration::from_millis) {
+        play(move |host| async move {
+            let core = core_of(&host).await;
+            let bench = Bench::checked(host, MORE).await;
+            bench.pool.create_volume(&thick(OTHER)).await.unwrap();
+            let (seat, client) = at_ring_1(&core, &bench).await;
+            write_both(&bench, &client, 2).await;
+            let stopped = bench.disk(1);
+            stopped.pull_out();
+            write_both(&bench, &client, 3).await;
+            bench.look().await;
+            stopped.plug_in();
+            let pool = Rc::clone(&bench.pool);
+            let coming = tokio::task::spawn_local(async move {
+                pool.bring_back(paths(MORE)).await;
+            });
+            let pool = Rc::clone(&bench.pool);
+            let meanwhile = tokio::task::spawn_local(async move {
+                tokio::time::sleep(moment).await;
+                stopped.set_faults(stops(Duration::from_secs(1000)));
+                // A version is written.
+                let thin = NewPoolVolume { thick: false, ..thick(Uuid::from_u128(10)) };
+                let made = pool.create_volume(&thin);
+                tokio::time::timeout(Duration::from_secs(30), made)
+                    .await
+                    .expect("in time")
+                    .unwrap();
+                tokio::time::sleep(Duration::from_secs(1000)).await;
+                stopped.set_faults(DiskFaults::default());
+            });
+            for value in 4..8 {
+                in_time(write_both(&bench, &client, value)).await;
+            }
+            in_time(bench.pool.create_volume(&thick(Uuid::from_u128(11)))).await.unwrap();
+            in_time(coming).await.unwrap();
+            meanwhile.await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1000)).await;
+            let host = bench.host.clone();
+            drop(client);
+            seat.close().await.unwrap();
+            drop(seat);
+            bench.close().await;
+            let pool = Pool::open(&core, &opening(MORE)).await.unwrap();
+            let mut bench = Bench::served(host, &core, pool).await;
+            let (seat, mut client) = at_ring_1(&core, &bench).await;
+            while bench.state(1) != PoolDiskState::In {
+                bench.look().await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            bench.whole().await;
+            for _ in 0..2 {
+                bench.holds(0..512, 7).await;
+                std::mem::swap(&mut bench.client, &mut client);
+            }
+            let scrub = bench.scrub().await;
+            assert_eq!((scrub.repaired, scrub.unrepairable), (0, 0));
+            drop(client);
+            seat.close().await.unwrap();
+            bench.close().await;
+        });
+    }
+}
+
+/// The same of one that is new.
+#[test]
+fn a_disk_that_stops_while_it_is_added_holds_up_nobody() {
+    for n in 0..30 {
+        play(move |host| async move {
+            let bench = Bench::checked(host, FEW).await;
+            let stopped = bench.host.add_disk(path(FEW), disk_of(DISK_BYTES));
+            let pool = Rc::clone(&bench.pool);
+            let coming = tokio::task::spawn_local(async move {
+                pool.add(&joining(path(FEW)), false).await.is_ok()
+            });
+            tokio::time::sleep(Duration::from_millis(n * 20)).await;
+            stopped.set_faults(stops(Duration::from_secs(3600)));
+            in_time(bench.pool.create_volume(&thick(OTHER))).await.unwrap();
+            in_time(bench.write(0..256, 3)).await;
+            bench.holds(0..256, 3).await;
+            let is_in = in_time(coming).await.unwrap();
+            // Or out again: it is known then.
+            assert_eq!(bench.report().disks.len(), if is_in { MORE } else { FEW });
+            bench.close().await;
         });
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rt::Core;
 use rt::disk::Disk;
-use tokio::sync::{RwLock, mpsc};
+use tokio::sync::{Mutex, RwLock, mpsc};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
@@ -89,6 +89,24 @@ pub struct NewPoolVolume {
     pub thick: bool,
 }
 
+/// A member that is being let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Coming {
+    id: MemberId,
+    stage: Stage,
+}
+
+/// How far that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Cores begin to write to it, each when it can.
+    Asked,
+    /// One of them waits for it no more, and may have written without it: it will not be in.
+    GivenUp,
+    /// All of them write to it, and it is being written down that it is in.
+    Counts,
+}
+
 /// A pool that is open, on the core that keeps its metadata.
 #[derive(Debug)]
 pub struct Pool {
@@ -106,11 +124,13 @@ pub struct Pool {
     beginnings: Cell<u64>,
     /// Whoever lets a member in, or out; and, together, those who must not see half of that.
     membership: RwLock<()>,
+    /// Whoever makes a volume.
+    creating: Mutex<()>,
     /// Members that are slow, and those that do not answer and are waited for, as far as that has been logged.
     slow: RefCell<BTreeSet<MemberId>>,
     awaited: RefCell<BTreeSet<MemberId>>,
     /// The member that is being let in.
-    coming: Cell<Option<MemberId>>,
+    coming: Cell<Option<Coming>>,
     /// Columns that are on their way to another place.
     moving: RefCell<BTreeMap<ColumnAt, Piece>>,
     /// Members that are about to come back: what lies on them stays there.
@@ -245,6 +265,7 @@ impl Pool {
             homes: RefCell::default(),
             beginnings: Cell::new(0),
             membership: RwLock::new(()),
+            creating: Mutex::new(()),
             slow: RefCell::default(),
             awaited: RefCell::default(),
             coming: Cell::new(None),
@@ -318,7 +339,7 @@ impl Pool {
         let returns = tokio::task::spawn_local(async move {
             for found in returning {
                 let Some(pool) = weak.upgrade() else { return };
-                pool.take_back(found).await;
+                pool.takes_back(found).await;
             }
         });
         let weak = Rc::downgrade(self);

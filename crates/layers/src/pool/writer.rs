@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use rt::disk::{DiskError, DiskErrorKind};
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 
-use super::disk::{MemberDisk, within};
+use super::disk::MemberDisk;
 use super::error::{PoolError, failed};
 use super::journal::Block;
 use super::label::Label;
@@ -209,7 +209,7 @@ impl Writer {
     }
 
     /// Whether all of these may be given up, as others answer now: what has stopped all of them may have begun after the last answer.
-    async fn may_give_up(self: &Rc<Self>, silent: Members) -> bool {
+    pub(super) async fn may_give_up(self: &Rc<Self>, silent: Members) -> bool {
         if !self.may_do_without(silent) {
             return false;
         }
@@ -342,6 +342,29 @@ impl Writer {
         }
     }
 
+    /// What comes of it at a member that is needed for nothing, unless it alone does not answer.
+    async fn unless_silent<T>(
+        self: &Rc<Self>,
+        id: MemberId,
+        work: impl Future<Output = Result<T, DiskError>>,
+    ) -> Result<T, DiskError> {
+        let silent = Silent::alone(id);
+        let is_silent = async {
+            loop {
+                let silent = silent.outlast(PATIENCE, |_| true).await;
+                if self.is_closed.get() || self.may_give_up(silent).await {
+                    return;
+                }
+            }
+        };
+        // What is under way goes on, and holds the disk.
+        tokio::select! {
+            biased;
+            done = work => done,
+            () = is_silent => Err(DiskError { kind: DiskErrorKind::Gone, errno: 0 }),
+        }
+    }
+
     /// The last version, and the disks that get every one: all of them have this.
     pub(super) async fn held_by_all(&self) -> (Stamp, Vec<(MemberId, Rc<MemberDisk>)>) {
         // One that is being written is not on all of them yet.
@@ -382,12 +405,13 @@ impl Writer {
         }
     }
 
-    /// Nothing more is written; what waits is told so.
+    /// Nothing more is written; what waits is told so. Its disks may be opened again, whoever still has this.
     pub(super) async fn close(&self) {
         self.is_closed.set(true);
         self.wake.notify_one();
         let _alone = self.alone.lock().await;
         self.tell_all(&stopped());
+        self.disks.take();
     }
 
     fn has_work(&self) -> bool {
@@ -545,18 +569,19 @@ impl Writer {
     /// # Errors
     /// What fails; it gets nothing more then.
     pub(super) async fn bring_up(
-        &self,
+        self: &Rc<Self>,
         id: MemberId,
         disk: &Rc<MemberDisk>,
     ) -> Result<(), PoolError> {
         let _alone = self.alone.lock().await;
         let (bytes, stamp) = (self.metadata().snapshot(), self.metadata().stamp());
         let up = async {
-            disk.put_snapshot(&bytes, stamp.version).await?;
-            disk.forget_changes().await?;
-            disk.relabel(Label { opened: stamp, number: id, ..disk.label() }).await
+            self.unless_silent(id, disk.put_snapshot(&bytes, stamp.version)).await?;
+            self.unless_silent(id, disk.forget_changes()).await?;
+            let label = Label { opened: stamp, number: id, ..disk.label() };
+            self.unless_silent(id, disk.relabel(label)).await
         };
-        within(LONG_PATIENCE, up).await.map_err(|why| failed(disk.path(), why))?;
+        up.await.map_err(|why| failed(disk.path(), why))?;
         self.given_up.set(self.given_up.get().without([id].into_iter().collect()));
         self.rising.borrow_mut().insert(id);
         self.errors.borrow_mut().insert(id, disk.errors());

@@ -10,18 +10,20 @@ use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::Disk;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::Pool;
+use super::{Coming, Pool, Stage};
 use crate::identity::random_uuid;
 use crate::pool::ask::{ColumnAt, Comes, Event, MemberInfo};
-use crate::pool::disk::MemberDisk;
+use crate::pool::disk::{MemberDisk, within};
 use crate::pool::error::{PoolError, failed};
 use crate::pool::label::{Label, State};
 use crate::pool::layout::Layout;
 use crate::pool::metadata::{Change, MemberId, Members, Metadata, Stamp, Standing};
 use crate::pool::opening::{At, NewDisk, Returning, at, find_absent, open_new};
 use crate::pool::recovery;
+use crate::pool::writer::LONG_PATIENCE;
 use crate::pool::{TEXT_BYTES, Text};
 use crate::raid::ALL_REGIONS;
 
@@ -53,7 +55,7 @@ impl Pool {
     pub(super) async fn out(self: &Rc<Self>, member: MemberId) -> Result<(), PoolError> {
         // One that is being let in is out when it is in. Of others nobody may wait for that: whoever hears that one is out lets
         // the other in with what he hears next.
-        let is_coming = self.coming.get() == Some(member);
+        let is_coming = self.stage_of(member).is_some();
         let waits = if is_coming { Some(self.membership.read().await) } else { None };
         let (serial, path) = self.identity(member);
         let is_news = self.writer.put_out(member).await?;
@@ -78,8 +80,8 @@ impl Pool {
         member: MemberId,
         silent: Members,
     ) -> Result<bool, PoolError> {
-        if self.coming.get() == Some(member) {
-            return Ok(false);
+        if self.stage_of(member).is_some() {
+            return Ok(self.is_not_to_come(member, silent).await);
         }
         let (serial, path) = self.identity(member);
         let Some(is_news) = self.writer.give_up_on(member, silent).await? else {
@@ -93,6 +95,24 @@ impl Pool {
             self.is_out(member);
         }
         Ok(true)
+    }
+
+    /// How far a member is that is being let in.
+    fn stage_of(&self, id: MemberId) -> Option<Stage> {
+        self.coming.get().filter(|coming| coming.id == id).map(|coming| coming.stage)
+    }
+
+    /// A member that is being let in does not answer, as others of these do not. Whether it comes in nowhere: nothing is lost then,
+    /// as it was out before.
+    async fn is_not_to_come(&self, id: MemberId, silent: Members) -> bool {
+        if !self.writer.may_give_up(silent.with(id)).await {
+            return false;
+        }
+        // That may have changed meanwhile.
+        if self.stage_of(id) == Some(Stage::Asked) {
+            self.coming.set(Some(Coming { id, stage: Stage::GivenUp }));
+        }
+        self.stage_of(id) == Some(Stage::GivenUp)
     }
 
     /// A member lags behind the others for a core, or does not any more.
@@ -134,23 +154,25 @@ impl Pool {
     /// # Errors
     /// What is in the way.
     pub async fn add(&self, new: &NewDisk, spare: bool) -> Result<(), PoolError> {
-        let disk = open_new(&self.core, new, self.buffered).await?;
-        let _alone = self.membership.write().await;
-        let disk = {
-            let metadata = self.writer.metadata();
+        let opened = open_new(&self.core, new, self.buffered);
+        let silent = |_| Err(PoolError::at(&new.path, "it does not answer"));
+        let disk = timeout(LONG_PATIENCE, opened).await.unwrap_or_else(silent)?;
+        let number = || {
             let full = || PoolError::new("the pool has as many disks as it may have");
-            let number = metadata.next_member().ok_or_else(full)?;
-            made(&self.core, disk, &metadata, number)?
+            self.writer.metadata().next_member().ok_or_else(full)
         };
-        let disk = Rc::new(disk);
+        let disk = Rc::new(made(&self.core, disk, &self.writer.metadata(), number()?)?);
+        // Before others have to wait: that takes as long as the disk does.
         let forgotten = async {
             disk.relabel(disk.label()).await?;
             disk.forget_snapshots().await
         };
-        forgotten.await.map_err(|why| failed(disk.path(), why))?;
-        let label = disk.label();
+        within(LONG_PATIENCE, forgotten).await.map_err(|why| failed(disk.path(), why))?;
+        let _alone = self.membership.write().await;
+        // Another one may have come meanwhile.
+        let label = Label { number: number()?, ..disk.label() };
         self.let_in(label.number, &disk, Vec::new(), add_change(&label, spare)).await?;
-        disk.set_state(State::Made).await?;
+        say_made(&disk).await;
         self.tell(|| Event::Look);
         Ok(())
     }
@@ -163,7 +185,7 @@ impl Pool {
         behind: Vec<(u64, u16, u32)>,
         change: Change,
     ) -> Result<(), PoolError> {
-        self.coming.set(Some(id));
+        self.coming.set(Some(Coming { id, stage: Stage::Asked }));
         let is_in = self.try_in(id, disk, behind, change).await;
         self.coming.set(None);
         is_in
@@ -191,9 +213,13 @@ impl Pool {
         });
         let all_do =
             join_all(all).await.into_iter().all(|(seat, done)| done.is_ok() || seat.is_closed());
-        let committed = match all_do {
-            true => self.writer.commit(change).await,
-            false => Err(PoolError::at(disk.path(), "a core cannot open it")),
+        let committed = if self.stage_of(id) == Some(Stage::GivenUp) {
+            Err(PoolError::at(disk.path(), "it does not answer"))
+        } else if all_do {
+            self.coming.set(Some(Coming { id, stage: Stage::Counts }));
+            self.writer.commit(change).await
+        } else {
+            Err(PoolError::at(disk.path(), "a core cannot open it"))
         };
         self.writer.is_up(id);
         if committed.is_err() {
@@ -205,7 +231,7 @@ impl Pool {
     /// Looks at these paths for members that are out. One that was away when that was done before, or when the pool was opened,
     /// and is there now, comes back. One that has failed and never been away does not: it would fail again. Nor does one that was
     /// given up, before the pool is opened anew.
-    pub async fn bring_back(&self, paths: Vec<PathBuf>) {
+    pub async fn bring_back(self: &Rc<Self>, paths: Vec<PathBuf>) {
         let known = self.writer.metadata().clone();
         let returning = self.returning.borrow().clone();
         let out = known.members().filter(|(id, m)| {
@@ -235,9 +261,25 @@ impl Pool {
                 continue;
             }
             self.away.borrow_mut().remove(&found.id);
-            self.moves_end(found.id).await;
-            self.take_back(found).await;
+            self.takes_back(found).await;
         }
+    }
+
+    /// Takes a member back in a task of its own, and waits a while for that: others are not to wait for one that does not answer.
+    pub(super) fn takes_back(
+        self: &Rc<Self>,
+        found: Returning,
+    ) -> impl Future<Output = ()> + use<> {
+        let (pool, (ended, is_ended)) = (Rc::clone(self), oneshot::channel::<()>());
+        let task = tokio::task::spawn_local(async move {
+            let _ended = ended;
+            pool.moves_end(found.id).await;
+            pool.take_back(found).await;
+        });
+        let mut tasks = self.tasks.borrow_mut();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task);
+        async move { drop(timeout(LONG_PATIENCE, is_ended).await) }
     }
 
     /// Ends when no piece of a member is on its way to another one: what is written meanwhile is written there, and would not be
@@ -288,7 +330,7 @@ impl Pool {
     }
 
     /// A member that was out is there again. If it knew an era it lacks what is marked, and what was under way then.
-    pub(super) async fn take_back(&self, found: Returning) {
+    async fn take_back(&self, found: Returning) {
         let id = found.id;
         self.let_back(found).await;
         self.returning.borrow_mut().remove(&id);
@@ -336,9 +378,7 @@ impl Pool {
         };
         match let_in.await {
             Ok(()) => {
-                if let Err(why) = disk.set_state(State::Made).await {
-                    tracing::warn!(%path, error = %why, "its label says that it is still being made");
-                }
+                say_made(&disk).await;
                 tracing::info!(%path, marked, "a disk of the pool is back");
                 self.tell(|| Event::Look);
             }
@@ -432,6 +472,13 @@ impl Pool {
             self.tell(|| Event::Out(id));
         }
         self.writer.commit(Change::Remove(id)).await
+    }
+}
+
+/// Has the label of a disk say that it is finished, which it is in any case if the pool knows it.
+async fn say_made(disk: &MemberDisk) {
+    if let Err(why) = disk.set_state(State::Made).await {
+        tracing::warn!(error = %why, "its label says that it is still being made");
     }
 }
 

@@ -229,12 +229,17 @@ impl Pool {
     /// What is in the way; nothing is left of it.
     pub async fn create_volume(self: &Rc<Self>, what: &NewPoolVolume) -> Result<(), PoolError> {
         let NewPoolVolume { id: uuid, bytes, block_size, thick } = *what;
-        let (volume, shape) = {
-            let metadata = self.writer.metadata();
-            (metadata.next_volume(), metadata.shape)
+        let volume = {
+            // The next one is that until this is written.
+            let _alone = self.creating.lock().await;
+            let (volume, shape) = {
+                let metadata = self.writer.metadata();
+                (metadata.next_volume(), metadata.shape)
+            };
+            let change = Change::CreateVolume { volume, uuid, shape, bytes, block_size, thick };
+            self.writer.commit(change).await?;
+            volume
         };
-        let change = Change::CreateVolume { volume, uuid, shape, bytes, block_size, thick };
-        self.writer.commit(change).await?;
         let filled = if thick { self.fill(volume).await } else { Ok(()) };
         if filled.is_err() {
             self.writer.commit(Change::DeleteVolume(volume)).await?;
