@@ -1,5 +1,6 @@
 //! Pools on simulated disks, in what happens to them one thing after the other; everything at once is the simulator's.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -7,13 +8,14 @@ use std::time::Duration;
 use block::testing::Client;
 use block::{Dev, crash};
 use layers::pool::{
-    CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolDiskState, PoolReport, PoolSeat,
-    ScrubReport,
+    CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolDiskState, PoolError, PoolReport,
+    PoolSeat, ScrubReport,
 };
 use layers::raid::geometry::Level;
 use rt::Core;
 use rt::disk::DiskErrorKind;
 use rt::sim::{DiskFaults, DiskSetup, Host, HostSetup, Latency};
+use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use crate::common::{VOLUME, core_of, succeed};
@@ -90,8 +92,7 @@ impl Bench {
             buffered: false,
         };
         let pool = Pool::create(&core, &what).await.unwrap();
-        let volume = NewPoolVolume { id: VOLUME, bytes: BYTES, block_size: 4096, thick: true };
-        pool.create_volume(&volume).await.unwrap();
+        pool.create_volume(&thick(VOLUME)).await.unwrap();
         let bench = Self::served(host, &core, pool).await;
         bench.write(0..bench.blocks, 1).await;
         bench
@@ -442,11 +443,9 @@ fn a_disk_that_stops_keeps_no_pool_from_opening() {
     }
 }
 
-/// What is not to wait for a disk that stops, beyond what it is given.
+/// Fails if this waits longer than a disk that stops is waited for, whatever it is asked.
 async fn in_time<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(200), Box::pin(what))
-        .await
-        .expect("it waits for a disk")
+    tokio::time::timeout(Duration::from_secs(100), Box::pin(what)).await.expect("it is waited for")
 }
 
 fn thick(id: Uuid) -> NewPoolVolume {
@@ -459,7 +458,9 @@ fn thick(id: Uuid) -> NewPoolVolume {
 fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
     // While its checksums are read, and as cores begin to use it.
     let moments = (0..4).map(|n| n * 900).chain((3880..4030).step_by(6));
+    let held = Rc::new(Cell::new(0));
     for moment in moments.map(Duration::from_millis) {
+        let held = Rc::clone(&held);
         play(move |host| async move {
             let core = core_of(&host).await;
             let bench = Bench::checked(host, MORE).await;
@@ -481,11 +482,14 @@ fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
                 stopped.set_faults(stops(Duration::from_secs(1000)));
                 // A version is written.
                 let thin = NewPoolVolume { thick: false, ..thick(Uuid::from_u128(10)) };
+                let begun = tokio::time::Instant::now();
                 let made = pool.create_volume(&thin);
                 tokio::time::timeout(Duration::from_secs(30), made)
                     .await
-                    .expect("in time")
+                    .expect("it is waited for")
                     .unwrap();
+                // That has waited for it.
+                held.set(held.get() + u32::from(begun.elapsed() > Duration::from_secs(5)));
                 tokio::time::sleep(Duration::from_secs(1000)).await;
                 stopped.set_faults(DiskFaults::default());
             });
@@ -520,30 +524,120 @@ fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
             bench.close().await;
         });
     }
+    assert!(held.get() > 0, "no moment was one at which it was let in");
+}
+
+/// One fails as it is let in, for cores or as its vote is written down, and others wait to come in behind it.
+#[test]
+fn a_disk_that_fails_while_it_comes_back_holds_up_nobody() {
+    for n in (3880..4040).step_by(12) {
+        play(move |host| async move {
+            let core = core_of(&host).await;
+            let bench = Bench::checked(host, MORE).await;
+            bench.pool.create_volume(&thick(OTHER)).await.unwrap();
+            let (seat, client) = at_ring_1(&core, &bench).await;
+            write_both(&bench, &client, 2).await;
+            bench.disk(1).pull_out();
+            write_both(&bench, &client, 3).await;
+            bench.look().await;
+            bench.disk(1).plug_in();
+            let fails = bench.disk(1);
+            tokio::task::spawn_local(async move {
+                tokio::time::sleep(Duration::from_millis(n)).await;
+                fails.set_faults(DiskFaults { write_error: 1.0, ..DiskFaults::default() });
+            });
+            let pool = Rc::clone(&bench.pool);
+            let coming = tokio::task::spawn_local(async move {
+                pool.bring_back(paths(MORE)).await;
+            });
+            let adding = [MORE, MORE + 1].map(|n| {
+                let pool = Rc::clone(&bench.pool);
+                bench.host.add_disk(path(n), disk_of(DISK_BYTES));
+                tokio::task::spawn_local(async move {
+                    tokio::time::sleep(Duration::from_millis(3800)).await;
+                    pool.add(&joining(path(n)), false).await
+                })
+            });
+            tokio::time::sleep(Duration::from_millis(3700)).await;
+            for value in 4..8 {
+                in_time(write_both(&bench, &client, value)).await;
+            }
+            in_time(coming).await.unwrap();
+            for adding in adding {
+                in_time(adding).await.unwrap().unwrap();
+            }
+            for _ in 0..2 {
+                write_both(&bench, &client, 8).await;
+                bench.holds(0..512, 8).await;
+            }
+            drop(client);
+            in_time(seat.close()).await.unwrap();
+            bench.close().await;
+        });
+    }
 }
 
 /// The same of one that is new.
 #[test]
 fn a_disk_that_stops_while_it_is_added_holds_up_nobody() {
+    let came = Rc::new(Cell::new(0));
     for n in 0..30 {
+        let came = Rc::clone(&came);
         play(move |host| async move {
             let bench = Bench::checked(host, FEW).await;
-            let stopped = bench.host.add_disk(path(FEW), disk_of(DISK_BYTES));
-            let pool = Rc::clone(&bench.pool);
-            let coming = tokio::task::spawn_local(async move {
-                pool.add(&joining(path(FEW)), false).await.is_ok()
-            });
-            tokio::time::sleep(Duration::from_millis(n * 20)).await;
-            stopped.set_faults(stops(Duration::from_secs(3600)));
+            let coming = adds_one_that_stops(&bench, Duration::from_millis(n * 20));
             in_time(bench.pool.create_volume(&thick(OTHER))).await.unwrap();
             in_time(bench.write(0..256, 3)).await;
             bench.holds(0..256, 3).await;
-            let is_in = in_time(coming).await.unwrap();
-            // Or out again: it is known then.
-            assert_eq!(bench.report().disks.len(), if is_in { MORE } else { FEW });
+            let added = in_time(coming).await.unwrap();
+            let disks = bench.report().disks.len();
+            match added {
+                // It may be out again.
+                Ok(()) => assert_eq!(disks, MORE),
+                Err(why) => {
+                    let why = why.to_string();
+                    assert!(why.contains("not answer") || why.contains("gone"), "{why}");
+                    assert_eq!(disks, FEW);
+                }
+            }
+            came.set(came.get() + u32::from(disks == MORE));
             bench.close().await;
         });
     }
+    assert!((1..30).contains(&came.get()), "{} of 30 have come in", came.get());
+}
+
+/// The same where another one is lost, and nothing can be had of what lay there: that is when disks are added.
+#[test]
+fn a_disk_that_stops_while_it_is_added_to_a_pool_that_has_lost_one_holds_up_nobody() {
+    for n in 0..30 {
+        play(move |host| async move {
+            let bench = Bench::made(host, (Level::Copies(1), false), FEW).await;
+            bench.disk(1).pull_out();
+            assert!(bench.client.write(0, &[2; 64 * 4096], false).await.is_err());
+            let coming = adds_one_that_stops(&bench, Duration::from_millis(n * 20));
+            let thin = NewPoolVolume { thick: false, ..thick(OTHER) };
+            for _ in 0..40 {
+                tokio::time::sleep(Duration::from_millis(30)).await;
+                in_time(bench.pool.create_volume(&thin)).await.unwrap();
+                in_time(bench.pool.delete_volume(OTHER)).await.unwrap();
+            }
+            let _ = in_time(coming).await.unwrap();
+        });
+    }
+}
+
+/// Adds a disk, which stops so much later.
+fn adds_one_that_stops(bench: &Bench, moment: Duration) -> JoinHandle<Result<(), PoolError>> {
+    let stopped = bench.host.add_disk(path(FEW), disk_of(DISK_BYTES));
+    let pool = Rc::clone(&bench.pool);
+    tokio::task::spawn_local(async move {
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(moment).await;
+            stopped.set_faults(stops(Duration::from_secs(3600)));
+        });
+        pool.add(&joining(path(FEW)), false).await
+    })
 }
 
 /// A disk fails while the pool is opened, and then the power: versions follow each other while labels are written, and the others
@@ -571,7 +665,7 @@ fn the_power_fails_in_an_opening_in_which_a_disk_fails() {
                     std::future::pending::<()>().await;
                     drop(pool);
                 });
-                tokio::time::timeout(Duration::from_secs(2), moment).await.ok();
+                in_time(moment).await;
                 host.power_cut();
                 drop(open);
                 host.disk(path(0)).unwrap().set_faults(DiskFaults::default());
@@ -593,7 +687,9 @@ fn the_power_fails_in_an_opening_in_which_a_disk_fails() {
 /// A controller, a shelf, or the host: they answer again, and all is as it was.
 #[test]
 fn what_stops_all_disks_puts_none_of_them_out() {
-    for n in 0..20 {
+    // Also one that ends while it is found out whether others answer.
+    for (n, how_long) in (0..20).flat_map(|n| [100, 12].map(|secs| (n, Duration::from_secs(secs))))
+    {
         play(move |host| async move {
             let bench = Bench::checked(host, FEW).await;
             bench.write(0..256, 2).await;
@@ -602,10 +698,9 @@ fn what_stops_all_disks_puts_none_of_them_out() {
             let core = core_of(&host).await;
             tokio::task::spawn_local(async move {
                 tokio::time::sleep(Duration::from_millis(n * 30)).await;
-                // Whoever has just answered something does not answer anything else either.
-                let late = stops(Duration::from_secs(100));
-                disks.iter().for_each(|disk| disk.set_faults(late.clone()));
-                tokio::time::sleep(Duration::from_secs(100)).await;
+                // As long as it lasts nobody answers, whatever is asked.
+                disks.iter().for_each(|disk| disk.set_faults(stops(how_long)));
+                tokio::time::sleep(how_long).await;
                 disks.iter().for_each(|disk| disk.set_faults(DiskFaults::default()));
             });
             let what = opening(FEW);

@@ -22,6 +22,8 @@ pub(super) type Answer<T> = oneshot::Sender<Result<T, PoolError>>;
 #[derive(Clone, Debug)]
 pub(super) struct MemberInfo {
     pub(super) id: MemberId,
+    /// How often one of this number has been let in in this opening: what is said of one that was let in before is not about it.
+    pub(super) visit: u64,
     pub(super) uuid: Uuid,
     pub(super) path: PathBuf,
     pub(super) layout: Layout,
@@ -99,10 +101,10 @@ pub(super) enum Ask {
     Rise { ring: u16 },
     /// A volume, to be open where this ring is.
     Volume { volume: Uuid, ring: u16, answer: Answer<VolumeInfo> },
-    /// A member is out.
-    Out { member: MemberId, answer: Answer<()> },
+    /// A member is out that was let in for the so-manieth time.
+    Out { member: MemberId, visit: u64, answer: Answer<()> },
     /// A member does not answer, as others of these do not: it is to be out, if nothing is lost by that. Says whether it is.
-    GiveUp { member: MemberId, silent: Members, answer: Answer<bool> },
+    GiveUp { member: MemberId, visit: u64, silent: Members, answer: Answer<bool> },
     /// A member lags far behind the others, or does not any more.
     Slow { member: MemberId, is_slow: bool },
     /// What is written of an extent, members that are out lack.

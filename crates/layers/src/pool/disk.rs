@@ -32,6 +32,8 @@ pub(super) struct MemberDisk {
     snapshots: Cell<[u64; 2]>,
     /// What all cores count of it.
     errors: Arc<Errors>,
+    /// How often something written here has ended.
+    steps: Cell<u64>,
 }
 
 /// What comes of it, or that the disk is gone, as it does not answer for so long. What is under way goes on, and holds the disk.
@@ -94,7 +96,13 @@ impl MemberDisk {
             label: Cell::new(label),
             snapshots: Cell::new([0; 2]),
             errors: Arc::default(),
+            steps: Cell::new(0),
         }
+    }
+
+    /// Changes whenever something that was to be written has been.
+    pub(super) fn steps(&self) -> u64 {
+        self.steps.get()
     }
 
     pub(super) fn label(&self) -> Label {
@@ -156,7 +164,7 @@ impl MemberDisk {
     }
 
     /// Ends when the disk answers, whatever it says.
-    pub(super) async fn answers(&self) {
+    pub(super) async fn wait_for_answer(&self) {
         let _ = read_disk(&self.disk, &self.memory, 0, BLOCK_BYTES).await;
     }
 
@@ -259,17 +267,25 @@ impl MemberDisk {
     }
 
     async fn zero(&self, from: u64, to: u64) -> Result<(), DiskError> {
-        clear_disk(&self.disk, &self.memory, from, to).await
+        let cleared = clear_disk(&self.disk, &self.memory, from, to).await;
+        self.step(cleared)
     }
 
     async fn write(&self, at: u64, bytes: &[u8]) -> Result<(), DiskError> {
         let credit = self.memory.credit(bytes.len(), Class::Immediate).await;
         let credit = credit.map_err(|_| DiskError { kind: DiskErrorKind::Other, errno: 0 })?;
-        self.disk.write(at, rt::buf::copy_in(&credit, bytes)).await
+        let written = self.disk.write(at, rt::buf::copy_in(&credit, bytes)).await;
+        self.step(written)
     }
 
     async fn sync(&self) -> Result<(), DiskError> {
-        self.disk.sync().await
+        let synced = self.disk.sync().await;
+        self.step(synced)
+    }
+
+    fn step<T>(&self, ended: T) -> T {
+        self.steps.set(self.steps.get() + 1);
+        ended
     }
 }
 

@@ -190,6 +190,12 @@ impl Members {
         Self(self.0 | 1u128.checked_shl(member.0.into()).unwrap_or(0))
     }
 
+    /// Without `member`.
+    #[must_use]
+    pub fn but(self, member: MemberId) -> Self {
+        self.without(Self::default().with(member))
+    }
+
     /// Whether `member` is one of them.
     #[must_use]
     pub fn has(self, member: MemberId) -> bool {

@@ -96,15 +96,15 @@ struct Coming {
     stage: Stage,
 }
 
-/// How far that is.
+/// How far a member is that is being let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Cores begin to write to it, each when it can.
-    Asked,
+    /// It is brought up, and cores begin to write to it, each when it can.
+    Begun,
     /// One of them waits for it no more, and may have written without it: it will not be in.
     GivenUp,
     /// All of them write to it, and it is being written down that it is in.
-    Counts,
+    Recorded,
 }
 
 /// A pool that is open, on the core that keeps its metadata.
@@ -131,6 +131,8 @@ pub struct Pool {
     awaited: RefCell<BTreeSet<MemberId>>,
     /// The member that is being let in.
     coming: Cell<Option<Coming>>,
+    /// How often members have been let in, or were to be.
+    visits: RefCell<BTreeMap<MemberId, u64>>,
     /// Columns that are on their way to another place.
     moving: RefCell<BTreeMap<ColumnAt, Piece>>,
     /// Members that are about to come back: what lies on them stays there.
@@ -269,6 +271,7 @@ impl Pool {
             slow: RefCell::default(),
             awaited: RefCell::default(),
             coming: Cell::new(None),
+            visits: RefCell::default(),
             moving: RefCell::default(),
             returning: RefCell::new(found),
             opened: RefCell::new(opened),
@@ -299,7 +302,7 @@ impl Pool {
         }
         writer.commit_all(changes).await?;
         // Whose label names a version that it does not have is not believed.
-        let (opened, disks) = writer.held_by_all().await;
+        let (opened, disks) = writer.held_by_all().await?;
         let each = disks.iter().map(|(id, disk)| {
             (*id, disk.relabel(Label { opened, state: State::Made, ..disk.label() }))
         });
@@ -339,7 +342,7 @@ impl Pool {
         let returns = tokio::task::spawn_local(async move {
             for found in returning {
                 let Some(pool) = weak.upgrade() else { return };
-                pool.takes_back(found).await;
+                pool.begin_return(found).await;
             }
         });
         let weak = Rc::downgrade(self);
@@ -410,9 +413,14 @@ impl Pool {
             Ask::Volume { volume, ring, answer } => {
                 drop(answer.send(self.volume_info(volume, ring).await));
             }
-            Ask::Out { member, answer } => drop(answer.send(self.out(member).await)),
-            Ask::GiveUp { member, silent, answer } => {
-                drop(answer.send(self.give_up(member, silent).await));
+            Ask::Out { member, visit, answer } => {
+                drop(answer.send(self.out(member, visit).await));
+            }
+            Ask::GiveUp { member, visit, silent, answer } => {
+                // Whoever asked waits no more if it has answered.
+                let still = || !answer.is_closed();
+                let given_up = self.give_up((member, visit), silent, still).await;
+                drop(answer.send(given_up));
             }
             Ask::Slow { member, is_slow } => self.slow(member, is_slow),
             Ask::Changed { volume, index, regions, answer } => {

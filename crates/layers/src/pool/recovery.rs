@@ -56,7 +56,7 @@ impl Keeper for Mending {
 
     fn gives_up(&self, member: u16, silent: u128) -> Answered<'_> {
         Box::pin(async move {
-            let given_up = self.0.give_up_on(MemberId(member), Members(silent)).await;
+            let given_up = self.0.give_up_on(MemberId(member), Members(silent), || true).await;
             given_up.map(|news| news.is_some()).map_err(|why| error_of(&why))
         })
     }

@@ -118,13 +118,22 @@ struct SeatKeeper {
     extents: RefCell<FxHashMap<u64, (VolumeId, u32)>>,
     /// What was told of them, ever.
     changed: RefCell<FxHashMap<u64, u32>>,
+    /// How often members that are used have been let in.
+    visits: RefCell<FxHashMap<MemberId, u64>>,
+}
+
+impl SeatKeeper {
+    fn visit_of(&self, member: MemberId) -> u64 {
+        self.visits.borrow().get(&member).copied().unwrap_or(0)
+    }
 }
 
 impl Keeper for SeatKeeper {
     fn out(&self, member: u16) -> Kept<'_> {
         Box::pin(async move {
             let member = MemberId(member);
-            let told = self.handle.ask(|answer| Ask::Out { member, answer }).await;
+            let visit = self.visit_of(member);
+            let told = self.handle.ask(|answer| Ask::Out { member, visit, answer }).await;
             told.map_err(|why| error_of(&why))
         })
     }
@@ -143,7 +152,9 @@ impl Keeper for SeatKeeper {
     fn gives_up(&self, member: u16, silent: u128) -> Answered<'_> {
         Box::pin(async move {
             let (member, silent) = (MemberId(member), Members(silent));
-            let told = self.handle.ask(|answer| Ask::GiveUp { member, silent, answer }).await;
+            let visit = self.visit_of(member);
+            let ask = |answer| Ask::GiveUp { member, visit, silent, answer };
+            let told = self.handle.ask(ask).await;
             told.map_err(|why| error_of(&why))
         })
     }
@@ -239,8 +250,12 @@ impl PoolSeat {
             Some(pool) => Opens::Shares(pool),
             None => Opens::Beside { core: core.clone(), buffered: info.buffered },
         };
-        let (extents, changed) = (RefCell::default(), RefCell::default());
-        let keeper = Rc::new(SeatKeeper { handle: handle.clone(), extents, changed });
+        let keeper = Rc::new(SeatKeeper {
+            handle: handle.clone(),
+            extents: RefCell::default(),
+            changed: RefCell::default(),
+            visits: RefCell::default(),
+        });
         let kept: Rc<dyn Keeper> = Rc::<SeatKeeper>::clone(&keeper);
         let array = Array::new(info.era, kept, core.pool()).await;
         let array =
@@ -288,7 +303,8 @@ impl PoolSeat {
             silent.answers(member.id);
             let Err(why) = used.and_then(|used| self.put(member, used)) else { return Ok(()) };
             tracing::error!(error = %why, "a disk of the pool cannot be used here");
-            self.handle.ask(|answer| Ask::Out { member: member.id, answer }).await
+            let MemberInfo { id: member, visit, .. } = *member;
+            self.handle.ask(|answer| Ask::Out { member, visit, answer }).await
         });
         // All of them: nothing may be under way to a place that is given back.
         join_all(each).await.into_iter().collect()
@@ -316,24 +332,29 @@ impl PoolSeat {
         silent: &Silent,
     ) -> Result<(Member, Rc<Raw>), PoolError> {
         let mut prepared = tokio::task::spawn_local(self.prepared(member, disk));
-        loop {
-            let silent = tokio::select! {
-                biased;
-                done = &mut prepared => {
-                    return done.unwrap_or_else(|why| Err(PoolError::at(&member.path, why)));
+        let is_given_up = async {
+            loop {
+                let silent = silent.outlast(PATIENCE, |_| true).await;
+                let (id, visit) = (member.id, member.visit);
+                let ask = |answer| Ask::GiveUp { member: id, visit, silent, answer };
+                if self.handle.ask(ask).await? {
+                    return Err(PoolError::at(&member.path, "it does not answer"));
                 }
-                silent = silent.outlast(PATIENCE, |_| true) => silent,
-            };
-            let id = member.id;
-            let ask = |answer| Ask::GiveUp { member: id, silent, answer };
-            if self.handle.ask(ask).await? {
-                return Err(PoolError::at(&member.path, "it does not answer"));
             }
+        };
+        // One that answers before it is given up is not.
+        tokio::select! {
+            biased;
+            done = &mut prepared => {
+                done.unwrap_or_else(|why| Err(PoolError::at(&member.path, why)))
+            }
+            given_up = is_given_up => given_up,
         }
     }
 
     /// A member is written from now on.
     fn put(&self, member: &MemberInfo, (used, disk): (Member, Rc<Raw>)) -> Result<(), PoolError> {
+        self.keeper.visits.borrow_mut().insert(member.id, member.visit);
         let put = self.array.put(member.id.0, used);
         put.map_err(|why| PoolError::at(&member.path, why.to_string()))?;
         self.disks.borrow_mut().insert(member.id, disk);
@@ -419,7 +440,9 @@ impl PoolSeat {
         match self.let_in(&member, behind).await {
             // Who waits for it has gone with the pool.
             Ok(()) => drop(done.send(())),
-            Err(why) => tracing::error!(error = %why, "a disk of the pool cannot be used here"),
+            Err(why) => {
+                tracing::error!(member = member.id.0, error = %why, "a disk of the pool cannot be used here");
+            }
         }
     }
 

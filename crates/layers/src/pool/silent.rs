@@ -32,7 +32,7 @@ impl Silent {
 
     /// Nobody waits for it any more, and that is no answer.
     pub(super) fn forgets(&self, id: MemberId) {
-        self.left.set(self.left.get().without([id].into_iter().collect()));
+        self.left.set(self.left.get().but(id));
     }
 
     pub(super) fn left(&self) -> Members {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use rt::disk::{DiskError, DiskErrorKind};
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
+use tokio::time::timeout;
 
 use super::disk::MemberDisk;
 use super::error::{PoolError, failed};
@@ -63,6 +64,7 @@ pub(super) struct Writer {
     gives_up: Notify,
     /// Members that are asked whether they answer, and have not.
     asked: Cell<Members>,
+    answered: Notify,
     is_closed: Cell<bool>,
     is_snapshotting: Cell<bool>,
     /// Told of members that are out because they did not take a version.
@@ -110,6 +112,7 @@ impl Writer {
             given_up: Cell::default(),
             gives_up: Notify::new(),
             asked: Cell::default(),
+            answered: Notify::new(),
             is_closed: Cell::new(false),
             is_snapshotting: Cell::new(false),
             failing,
@@ -186,8 +189,20 @@ impl Writer {
         }
     }
 
-    /// A member does not answer, as others of these do not: it is out, if all of them may be. Ends when all others know. Whether it
-    /// was not out before; none if it is to be waited for.
+    /// The same of one that what is asked already lets in: it is out after that.
+    ///
+    /// # Errors
+    /// That it cannot be.
+    pub(super) async fn put_out_next(&self, id: MemberId) -> Result<bool, PoolError> {
+        match self.commit(Change::Out(id)).await {
+            Ok(()) => Ok(true),
+            // It was not let in, or is out by what others have asked.
+            Err(_) => self.put_out(id).await,
+        }
+    }
+
+    /// A member does not answer, as others of these do not: it is out, if all of them may be, and if it still does not when others
+    /// have been asked. Ends when all others know. Whether it was not out before; none if it is to be waited for.
     ///
     /// # Errors
     /// That it cannot be put out.
@@ -195,8 +210,9 @@ impl Writer {
         self: &Rc<Self>,
         id: MemberId,
         silent: Members,
+        still: impl Fn() -> bool,
     ) -> Result<Option<bool>, PoolError> {
-        if !self.may_give_up(silent.with(id)).await {
+        if !self.may_give_up(silent.with(id)).await || !still() {
             return Ok(None);
         }
         self.wait_no_more_for(id);
@@ -209,29 +225,51 @@ impl Writer {
     }
 
     /// Whether all of these may be given up, as others answer now: what has stopped all of them may have begun after the last answer.
-    pub(super) async fn may_give_up(self: &Rc<Self>, silent: Members) -> bool {
-        if !self.may_do_without(silent) {
-            return false;
-        }
-        let out = silent.or(self.given_up.get());
-        let others: Vec<_> = self.disks().into_iter().filter(|(id, _)| !out.has(*id)).collect();
-        for (id, disk) in &others {
+    async fn may_give_up(self: &Rc<Self>, silent: Members) -> bool {
+        self.may_do_without(silent)
+            && self.may_do_without(silent.or(self.silent_beside(silent).await))
+    }
+
+    /// Whether any disk beside this one answers, if there are any.
+    pub(super) async fn others_answer(self: &Rc<Self>, id: MemberId) -> bool {
+        let but = Members::default().with(id);
+        let others = self.beside(but).count();
+        others == 0 || self.silent_beside(but).await.iter().count() < others
+    }
+
+    /// The disks but these, and but those that nobody waits for.
+    fn beside(&self, but: Members) -> impl Iterator<Item = (MemberId, Rc<MemberDisk>)> + use<> {
+        let but = but.or(self.given_up.get());
+        self.disks().into_iter().filter(move |(id, _)| !but.has(*id))
+    }
+
+    /// Those of them that do not answer now, within [`ANSWERS_WITHIN`].
+    async fn silent_beside(self: &Rc<Self>, but: Members) -> Members {
+        for (id, disk) in self.beside(but) {
             // One that has not answered is not asked once more.
-            if !self.asked.get().has(*id) {
-                self.asked.set(self.asked.get().with(*id));
-                let (this, id, disk) = (Rc::clone(self), *id, Rc::clone(disk));
-                tokio::task::spawn_local(async move {
-                    disk.answers().await;
-                    this.asked.set(this.asked.get().without([id].into_iter().collect()));
-                });
+            if self.asked.get().has(id) {
+                continue;
             }
+            self.asked.set(self.asked.get().with(id));
+            let this = Rc::clone(self);
+            tokio::task::spawn_local(async move {
+                disk.wait_for_answer().await;
+                this.asked.set(this.asked.get().but(id));
+                this.answered.notify_waiters();
+            });
         }
-        let others: Members = others.into_iter().map(|(id, _)| id).collect();
-        let begun = tokio::time::Instant::now();
-        while !self.asked.get().and(others).is_empty() && begun.elapsed() < ANSWERS_WITHIN {
-            tokio::time::sleep(ANSWERS_WITHIN / 100).await;
-        }
-        self.may_do_without(silent.or(self.asked.get().and(others)))
+        let others: Members = self.beside(but).map(|(id, _)| id).collect();
+        let all_answer = async {
+            loop {
+                let answered = self.answered.notified();
+                if self.asked.get().and(others).is_empty() {
+                    return;
+                }
+                answered.await;
+            }
+        };
+        let _ = timeout(ANSWERS_WITHIN, all_answer).await;
+        self.asked.get().and(others)
     }
 
     /// Whether nothing is lost without these, and the pool can go on.
@@ -240,10 +278,15 @@ impl Writer {
         let there = metadata.voters().without(silent.or(self.given_up.get()));
         let out = metadata.members().filter(|(id, _)| !there.has(*id)).count();
         let is_empty = metadata.volumes().all(|(_, volume)| volume.extents().next().is_none());
+        let holds_nothing = |id| metadata.member(id).is_none_or(|member| member.taken() == 0);
         let is_borne = match is_empty {
             // What would be written now.
             true => out <= usize::from(metadata.shape.level().bears()),
-            false => metadata.volumes().all(|(_, v)| metadata.bears(v, there).is_some()),
+            // Without those that hold nothing no more is lost than was before.
+            false => {
+                silent.iter().all(holds_nothing)
+                    || metadata.volumes().all(|(_, v)| metadata.bears(v, there).is_some())
+            }
         };
         is_borne && may_do_without(metadata.window(), there, self.excused)
     }
@@ -342,17 +385,19 @@ impl Writer {
         }
     }
 
-    /// What comes of it at a member that is needed for nothing, unless it alone does not answer.
-    async fn unless_silent<T>(
+    /// What comes of it at a disk that has no vote yet, unless it gets no further for so long while others answer, or this is closed.
+    async fn unless_stuck<T>(
         self: &Rc<Self>,
         id: MemberId,
+        disk: &MemberDisk,
         work: impl Future<Output = Result<T, DiskError>>,
     ) -> Result<T, DiskError> {
-        let silent = Silent::alone(id);
-        let is_silent = async {
+        let is_stuck = async {
             loop {
-                let silent = silent.outlast(PATIENCE, |_| true).await;
-                if self.is_closed.get() || self.may_give_up(silent).await {
+                let before = disk.steps();
+                Silent::alone(id).outlast(PATIENCE, |_| true).await;
+                let moves = || disk.steps() != before;
+                if self.is_closed.get() || (!moves() && self.others_answer(id).await && !moves()) {
                     return;
                 }
             }
@@ -361,29 +406,42 @@ impl Writer {
         tokio::select! {
             biased;
             done = work => done,
-            () = is_silent => Err(DiskError { kind: DiskErrorKind::Gone, errno: 0 }),
+            () = is_stuck => Err(DiskError { kind: DiskErrorKind::Gone, errno: 0 }),
         }
     }
 
     /// The last version, and the disks that get every one: all of them have this.
-    pub(super) async fn held_by_all(&self) -> (Stamp, Vec<(MemberId, Rc<MemberDisk>)>) {
+    ///
+    /// # Errors
+    /// Why nothing more is written: the last one may be nowhere then.
+    pub(super) async fn held_by_all(
+        &self,
+    ) -> Result<(Stamp, Vec<(MemberId, Rc<MemberDisk>)>), PoolError> {
         // One that is being written is not on all of them yet.
         let _alone = self.alone.lock().await;
-        (self.metadata().stamp(), self.disks())
+        self.goes_on()?;
+        Ok((self.metadata().stamp(), self.disks()))
+    }
+
+    fn goes_on(&self) -> Result<(), PoolError> {
+        match self.broken() {
+            Some(why) => Err(why),
+            None if self.is_closed.get() => Err(stopped()),
+            None => Ok(()),
+        }
     }
 
     /// Ends when it is known that what was changed before counts.
-    async fn settle(&self) -> Result<(), PoolError> {
+    pub(super) async fn settle(&self) -> Result<(), PoolError> {
         let (answer, outcome) = oneshot::channel();
         self.ask(Waiting { changes: Vec::new(), settles: true, answer: Some(answer) });
         outcome.await.unwrap_or_else(|_| Err(stopped()))
     }
 
     fn ask(&self, mut waiting: Waiting) {
-        match self.broken() {
-            Some(why) => waiting.end(Err(why)),
-            None if self.is_closed.get() => waiting.end(Err(stopped())),
-            None => {
+        match self.goes_on() {
+            Err(why) => waiting.end(Err(why)),
+            Ok(()) => {
                 self.waiting.borrow_mut().push_back(waiting);
                 self.wake.notify_one();
             }
@@ -405,7 +463,8 @@ impl Writer {
         }
     }
 
-    /// Nothing more is written; what waits is told so. Its disks may be opened again, whoever still has this.
+    /// Nothing more is written; what waits is told so. Its disks can be opened again though somebody still has this, but for those at
+    /// which something is under way.
     pub(super) async fn close(&self) {
         self.is_closed.set(true);
         self.wake.notify_one();
@@ -574,15 +633,16 @@ impl Writer {
         disk: &Rc<MemberDisk>,
     ) -> Result<(), PoolError> {
         let _alone = self.alone.lock().await;
+        self.goes_on()?;
         let (bytes, stamp) = (self.metadata().snapshot(), self.metadata().stamp());
         let up = async {
-            self.unless_silent(id, disk.put_snapshot(&bytes, stamp.version)).await?;
-            self.unless_silent(id, disk.forget_changes()).await?;
-            let label = Label { opened: stamp, number: id, ..disk.label() };
-            self.unless_silent(id, disk.relabel(label)).await
+            disk.put_snapshot(&bytes, stamp.version).await?;
+            disk.forget_changes().await?;
+            disk.relabel(Label { opened: stamp, number: id, ..disk.label() }).await
         };
-        up.await.map_err(|why| failed(disk.path(), why))?;
-        self.given_up.set(self.given_up.get().without([id].into_iter().collect()));
+        let up = self.unless_stuck(id, disk, up).await;
+        up.map_err(|why| failed(disk.path(), why))?;
+        self.given_up.set(self.given_up.get().but(id));
         self.rising.borrow_mut().insert(id);
         self.errors.borrow_mut().insert(id, disk.errors());
         self.disks.borrow_mut().insert(id, Rc::clone(disk));
@@ -599,7 +659,7 @@ impl Writer {
 
 /// Nobody else gets a disk that was given up as long as something is under way to it: it would be written later. Cores that have it
 /// open beside this one hold it no longer.
-fn hold_while_busy(disk: Rc<MemberDisk>) {
+pub(super) fn hold_while_busy(disk: Rc<MemberDisk>) {
     tokio::task::spawn_local(async move {
         let errors = disk.errors();
         // By then all cores have given up what they wait for.

@@ -667,7 +667,8 @@ impl Array {
         if to.is_empty() {
             return Ok(());
         }
-        // A batch says what is retired; its own entry is about nothing. Whoever goes on with the ring may tear one of two.
+        // A batch says what is retired; its own entry is about nothing. Said twice: whoever takes this ring next may tear one of them by
+        // the first that it writes, and the other one still says it.
         let what = What::Copies { stripes: 1, changed: Strips::first(1) };
         for _ in 0..2 {
             let (_, receipt) = self.log((NO_EXTENT, 0), what, to.clone()).await?;

@@ -300,7 +300,19 @@ impl Watch {
 
     async fn ask(&self, member: &Watched, silent: Bits) {
         let number = member.number;
-        match self.keeper.gives_up(number, silent).await {
+        let answers = async {
+            while member.age() >= MOST {
+                tokio::time::sleep(TICK).await;
+            }
+            Ok(false)
+        };
+        // One that answers before it is given up is not.
+        let given_up = tokio::select! {
+            biased;
+            given_up = self.keeper.gives_up(number, silent) => given_up,
+            given_up = answers => given_up,
+        };
+        match given_up {
             Ok(true) => member.give_up(),
             Ok(false) => member.asks_at.set(self.clock.now.get() + ASK_AGAIN),
             Err(error) => {

@@ -23,7 +23,7 @@ use crate::pool::layout::Layout;
 use crate::pool::metadata::{Change, MemberId, Members, Metadata, Stamp, Standing};
 use crate::pool::opening::{At, NewDisk, Returning, at, find_absent, open_new};
 use crate::pool::recovery;
-use crate::pool::writer::LONG_PATIENCE;
+use crate::pool::writer::{LONG_PATIENCE, hold_while_busy};
 use crate::pool::{TEXT_BYTES, Text};
 use crate::raid::ALL_REGIONS;
 
@@ -42,7 +42,8 @@ impl Pool {
         let disk = self.writer.disk(id)?;
         let label = disk.label();
         let (uuid, layout, errors) = (label.member, label.layout, disk.errors());
-        Some(MemberInfo { id, uuid, path: disk.path().to_owned(), layout, errors })
+        let (visit, path) = (self.visit_of(id), disk.path().to_owned());
+        Some(MemberInfo { id, visit, uuid, path, layout, errors })
     }
 
     pub(super) fn leaving(&self) -> Members {
@@ -51,15 +52,31 @@ impl Pool {
         leaving.map(|(id, _)| id).collect()
     }
 
-    /// A member is out: ends when all others know.
-    pub(super) async fn out(self: &Rc<Self>, member: MemberId) -> Result<(), PoolError> {
-        // One that is being let in is out when it is in. Of others nobody may wait for that: whoever hears that one is out lets
-        // the other in with what he hears next.
-        let is_coming = self.stage_of(member).is_some();
-        let waits = if is_coming { Some(self.membership.read().await) } else { None };
+    /// How often a member has been let in, or was to be.
+    pub(super) fn visit_of(&self, id: MemberId) -> u64 {
+        self.visits.borrow().get(&id).copied().unwrap_or(0)
+    }
+
+    /// A member is out that had been let in so often: ends when all others know. Nobody may be waited for here who waits for a core to
+    /// let another one in: that core may be the one that waits for this.
+    pub(super) async fn out(
+        self: &Rc<Self>,
+        member: MemberId,
+        visit: u64,
+    ) -> Result<(), PoolError> {
+        if visit != self.visit_of(member) {
+            // That one is out, or it could not have come again.
+            return self.writer.settle().await;
+        }
         let (serial, path) = self.identity(member);
-        let is_news = self.writer.put_out(member).await?;
-        drop(waits);
+        let is_news = match self.stage_of(member) {
+            Some(Stage::Recorded) => self.writer.put_out_next(member).await?,
+            Some(Stage::Begun | Stage::GivenUp) => {
+                self.set_stage(member, Stage::GivenUp);
+                self.writer.put_out(member).await?
+            }
+            None => self.writer.put_out(member).await?,
+        };
         if is_news {
             tracing::error!(member = member.0, %serial, %path, "a disk of the pool is out: replace it (windrose pool replace)");
             self.is_out(member);
@@ -74,18 +91,22 @@ impl Pool {
         tokio::task::spawn_local(async move { pool.call_spare().await });
     }
 
-    /// A member does not answer, as others of these do not: it is out, if all of them may be. Whether it is.
+    /// A member does not answer, as others of these do not: it is out, if all of them may be and it still does not then. Whether it is.
     pub(super) async fn give_up(
         self: &Rc<Self>,
-        member: MemberId,
+        (member, visit): (MemberId, u64),
         silent: Members,
+        still: impl Fn() -> bool,
     ) -> Result<bool, PoolError> {
+        if visit != self.visit_of(member) {
+            return self.writer.settle().await.map(|()| true);
+        }
         if self.stage_of(member).is_some() {
-            return Ok(self.is_not_to_come(member, silent).await);
+            return Ok(self.give_up_coming(member, still).await);
         }
         let (serial, path) = self.identity(member);
-        let Some(is_news) = self.writer.give_up_on(member, silent).await? else {
-            if self.awaited.borrow_mut().insert(member) {
+        let Some(is_news) = self.writer.give_up_on(member, silent, &still).await? else {
+            if still() && self.awaited.borrow_mut().insert(member) {
                 tracing::error!(member = member.0, %serial, %path, "a disk of the pool does not answer, and without it data would be lost: it is waited for; see to its cable and power");
             }
             return Ok(false);
@@ -102,15 +123,19 @@ impl Pool {
         self.coming.get().filter(|coming| coming.id == id).map(|coming| coming.stage)
     }
 
-    /// A member that is being let in does not answer, as others of these do not. Whether it comes in nowhere: nothing is lost then,
-    /// as it was out before.
-    async fn is_not_to_come(&self, id: MemberId, silent: Members) -> bool {
-        if !self.writer.may_give_up(silent.with(id)).await {
+    fn set_stage(&self, id: MemberId, stage: Stage) {
+        self.coming.set(Some(Coming { id, stage }));
+    }
+
+    /// Gives up a member that is being let in and does not answer, if others do and it is not being written down yet that it is in.
+    /// Whether it is given up: nothing is lost, as it was out before.
+    async fn give_up_coming(&self, id: MemberId, still: impl Fn() -> bool) -> bool {
+        if !self.writer.others_answer(id).await || !still() {
             return false;
         }
         // That may have changed meanwhile.
-        if self.stage_of(id) == Some(Stage::Asked) {
-            self.coming.set(Some(Coming { id, stage: Stage::GivenUp }));
+        if self.stage_of(id) == Some(Stage::Begun) {
+            self.set_stage(id, Stage::GivenUp);
         }
         self.stage_of(id) == Some(Stage::GivenUp)
     }
@@ -155,8 +180,8 @@ impl Pool {
     /// What is in the way.
     pub async fn add(&self, new: &NewDisk, spare: bool) -> Result<(), PoolError> {
         let opened = open_new(&self.core, new, self.buffered);
-        let silent = |_| Err(PoolError::at(&new.path, "it does not answer"));
-        let disk = timeout(LONG_PATIENCE, opened).await.unwrap_or_else(silent)?;
+        let no_answer = |_| Err(PoolError::at(&new.path, "it does not answer"));
+        let disk = timeout(LONG_PATIENCE, opened).await.unwrap_or_else(no_answer)?;
         let number = || {
             let full = || PoolError::new("the pool has as many disks as it may have");
             self.writer.metadata().next_member().ok_or_else(full)
@@ -168,10 +193,11 @@ impl Pool {
             disk.forget_snapshots().await
         };
         within(LONG_PATIENCE, forgotten).await.map_err(|why| failed(disk.path(), why))?;
-        let _alone = self.membership.write().await;
+        let alone = self.membership.write().await;
         // Another one may have come meanwhile.
         let label = Label { number: number()?, ..disk.label() };
         self.let_in(label.number, &disk, Vec::new(), add_change(&label, spare)).await?;
+        drop(alone);
         say_made(&disk).await;
         self.tell(|| Event::Look);
         Ok(())
@@ -185,7 +211,8 @@ impl Pool {
         behind: Vec<(u64, u16, u32)>,
         change: Change,
     ) -> Result<(), PoolError> {
-        self.coming.set(Some(Coming { id, stage: Stage::Asked }));
+        *self.visits.borrow_mut().entry(id).or_default() += 1;
+        self.set_stage(id, Stage::Begun);
         let is_in = self.try_in(id, disk, behind, change).await;
         self.coming.set(None);
         is_in
@@ -213,13 +240,18 @@ impl Pool {
         });
         let all_do =
             join_all(all).await.into_iter().all(|(seat, done)| done.is_ok() || seat.is_closed());
-        let committed = if self.stage_of(id) == Some(Stage::GivenUp) {
-            Err(PoolError::at(disk.path(), "it does not answer"))
+        let is_given_up = self.stage_of(id) == Some(Stage::GivenUp);
+        if is_given_up || !all_do {
+            // Cores may have something under way at it.
+            hold_while_busy(Rc::clone(disk));
+        }
+        let committed = if is_given_up {
+            Err(PoolError::at(disk.path(), "it fails or does not answer, as the log says"))
         } else if all_do {
-            self.coming.set(Some(Coming { id, stage: Stage::Counts }));
+            self.set_stage(id, Stage::Recorded);
             self.writer.commit(change).await
         } else {
-            Err(PoolError::at(disk.path(), "a core cannot open it"))
+            Err(PoolError::at(disk.path(), "a core cannot use it, as the log says"))
         };
         self.writer.is_up(id);
         if committed.is_err() {
@@ -261,25 +293,29 @@ impl Pool {
                 continue;
             }
             self.away.borrow_mut().remove(&found.id);
-            self.takes_back(found).await;
+            self.begin_return(found).await;
         }
     }
 
     /// Takes a member back in a task of its own, and waits a while for that: others are not to wait for one that does not answer.
-    pub(super) fn takes_back(
-        self: &Rc<Self>,
-        found: Returning,
-    ) -> impl Future<Output = ()> + use<> {
-        let (pool, (ended, is_ended)) = (Rc::clone(self), oneshot::channel::<()>());
+    pub(super) async fn begin_return(self: &Rc<Self>, found: Returning) {
+        let (id, pool, (ended, is_ended)) = (found.id, Rc::clone(self), oneshot::channel::<()>());
         let task = tokio::task::spawn_local(async move {
+            // Dropped when this ends, or is aborted: that is the signal.
             let _ended = ended;
-            pool.moves_end(found.id).await;
-            pool.take_back(found).await;
+            pool.let_back(found).await;
+            pool.returning.borrow_mut().remove(&id);
         });
-        let mut tasks = self.tasks.borrow_mut();
-        tasks.retain(|task| !task.is_finished());
-        tasks.push(task);
-        async move { drop(timeout(LONG_PATIENCE, is_ended).await) }
+        {
+            let mut tasks = self.tasks.borrow_mut();
+            tasks.retain(|task| !task.is_finished());
+            tasks.push(task);
+        }
+        if timeout(LONG_PATIENCE, is_ended).await.is_err() {
+            // What lies on it may be made elsewhere meanwhile.
+            self.returning.borrow_mut().remove(&id);
+            self.tell(|| Event::Look);
+        }
     }
 
     /// Ends when no piece of a member is on its way to another one: what is written meanwhile is written there, and would not be
@@ -330,12 +366,6 @@ impl Pool {
     }
 
     /// A member that was out is there again. If it knew an era it lacks what is marked, and what was under way then.
-    async fn take_back(&self, found: Returning) {
-        let id = found.id;
-        self.let_back(found).await;
-        self.returning.borrow_mut().remove(&id);
-    }
-
     async fn let_back(&self, Returning { id, disk, era }: Returning) {
         let is_out = || {
             let metadata = self.writer.metadata();
@@ -346,22 +376,17 @@ impl Pool {
             return;
         }
         // Before others have to wait: that takes as long as the disk does.
-        let marked = match era {
-            None => false,
-            Some(era) => {
-                let (core, writer, of) =
-                    (self.core.clone(), Rc::clone(&self.writer), Rc::clone(&disk));
-                // Goes on if the pool is closed meanwhile, and holds the disk.
-                let mended = tokio::task::spawn_local(async move {
-                    recovery::mend_checksums(&core, &of).await?;
-                    recovery::mark_under_way(&core, &writer, id, &of, era).await
-                });
-                let mended = mended.await.map_err(|why| PoolError::at(disk.path(), why));
-                let why_not = |why: &PoolError| tracing::warn!(error = %why, "what a disk of the pool lacks is not known: all of it is made again");
-                mended.flatten().inspect_err(why_not).is_ok()
-            }
-        };
-        let _alone = self.membership.write().await;
+        self.moves_end(id).await;
+        let marked = self.is_marked(id, &disk, era).await;
+        if !marked && let Err(why) = disk.set_state(State::Making).await {
+            // It knows all when it is brought up, and has nothing: that is to be seen if it comes no further.
+            tracing::error!(error = %why, "a disk of the pool cannot come back");
+            return;
+        }
+        // It may have taken so long that pieces of it began to move.
+        self.returning.borrow_mut().insert(id);
+        self.moves_end(id).await;
+        let alone = self.membership.write().await;
         // What a pool that is closed cannot write down says nothing of the disk.
         if !is_out() || self.is_closed.get() {
             return;
@@ -369,14 +394,9 @@ impl Pool {
         let behind = behind_on(&self.writer.metadata(), id, marked);
         let path = disk.path().display().to_string();
         let change = Change::Back { member: id, marked };
-        let let_in = async {
-            if !marked {
-                // It knows all when it is brought up, and has nothing: that is to be seen if it comes no further.
-                disk.set_state(State::Making).await?;
-            }
-            self.let_in(id, &disk, behind, change).await
-        };
-        match let_in.await {
+        let is_in = self.let_in(id, &disk, behind, change).await;
+        drop(alone);
+        match is_in {
             Ok(()) => {
                 say_made(&disk).await;
                 tracing::info!(%path, marked, "a disk of the pool is back");
@@ -386,6 +406,20 @@ impl Pool {
                 tracing::error!(%path, error = %why, "a disk of the pool cannot come back");
             }
         }
+    }
+
+    /// Whether what a member lacks is marked, with what was under way when it went out: all of it, if it knew an era.
+    async fn is_marked(&self, id: MemberId, disk: &Rc<MemberDisk>, era: Option<u64>) -> bool {
+        let Some(era) = era else { return false };
+        let (core, writer, of) = (self.core.clone(), Rc::clone(&self.writer), Rc::clone(disk));
+        // Goes on if the pool is closed meanwhile, and holds the disk.
+        let mended = tokio::task::spawn_local(async move {
+            recovery::mend_checksums(&core, &of).await?;
+            recovery::mark_under_way(&core, &writer, id, &of, era).await
+        });
+        let mended = mended.await.map_err(|why| PoolError::at(disk.path(), why));
+        let why_not = |why: &PoolError| tracing::warn!(error = %why, "what a disk of the pool lacks is not known: all of it is made again");
+        mended.flatten().inspect_err(why_not).is_ok()
     }
 
     /// The member that a person means by a serial number, a path, or a number.

@@ -107,7 +107,7 @@ impl Pool {
             drop(together);
             match cleared {
                 // It is out now: there may be others.
-                Err(member) => self.out(member).await?,
+                Err(member) => self.out(member, self.visit_of(member)).await?,
                 Ok(()) => {
                     return match (allocated, self.extent_info(volume, index)) {
                         (Err(why), Err(_)) => Err(why),
@@ -190,7 +190,7 @@ impl Pool {
         });
         if let Err(member) = self.all_cleared(disk).await {
             self.stay(|staying| *staying == of);
-            self.out(member).await?;
+            self.out(member, self.visit_of(member)).await?;
             return Ok(None);
         }
         let at = self.writer.metadata().row_of(piece);
@@ -230,7 +230,7 @@ impl Pool {
     pub async fn create_volume(self: &Rc<Self>, what: &NewPoolVolume) -> Result<(), PoolError> {
         let NewPoolVolume { id: uuid, bytes, block_size, thick } = *what;
         let volume = {
-            // The next one is that until this is written.
+            // Two that read the next number before one is written down would take the same.
             let _alone = self.creating.lock().await;
             let (volume, shape) = {
                 let metadata = self.writer.metadata();
