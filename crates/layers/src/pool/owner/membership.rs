@@ -378,6 +378,10 @@ impl Pool {
         // Before others have to wait: that takes as long as the disk does.
         self.moves_end(id).await;
         let marked = self.is_marked(id, &disk, era).await;
+        // What a pool that is closed cannot write down says nothing of the disk.
+        if self.is_closed.get() {
+            return;
+        }
         if !marked && let Err(why) = disk.set_state(State::Making).await {
             // It knows all when it is brought up, and has nothing: that is to be seen if it comes no further.
             tracing::error!(error = %why, "a disk of the pool cannot come back");
@@ -387,7 +391,6 @@ impl Pool {
         self.returning.borrow_mut().insert(id);
         self.moves_end(id).await;
         let alone = self.membership.write().await;
-        // What a pool that is closed cannot write down says nothing of the disk.
         if !is_out() || self.is_closed.get() {
             return;
         }
