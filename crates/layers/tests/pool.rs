@@ -452,6 +452,24 @@ fn thick(id: Uuid) -> NewPoolVolume {
     NewPoolVolume { id, bytes: BYTES, block_size: 4096, thick: true }
 }
 
+/// Two cores use a pool. A disk of it went away, something was written, and now it is there again, and comes back in the task.
+async fn one_comes_back(host: Host) -> (Bench, (Rc<PoolSeat>, Client), JoinHandle<()>) {
+    let core = core_of(&host).await;
+    let bench = Bench::checked(host, MORE).await;
+    bench.pool.create_volume(&thick(OTHER)).await.unwrap();
+    let (seat, client) = at_ring_1(&core, &bench).await;
+    write_both(&bench, &client, 2).await;
+    bench.disk(1).pull_out();
+    write_both(&bench, &client, 3).await;
+    bench.look().await;
+    bench.disk(1).plug_in();
+    let pool = Rc::clone(&bench.pool);
+    let coming = tokio::task::spawn_local(async move {
+        pool.bring_back(paths(MORE)).await;
+    });
+    (bench, (seat, client), coming)
+}
+
 /// Whenever that begins: it stays out, or goes out again, and has all that was written meanwhile when it is back for good, by
 /// whichever core.
 #[test]
@@ -463,20 +481,8 @@ fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
         let held = Rc::clone(&held);
         play(move |host| async move {
             let core = core_of(&host).await;
-            let bench = Bench::checked(host, MORE).await;
-            bench.pool.create_volume(&thick(OTHER)).await.unwrap();
-            let (seat, client) = at_ring_1(&core, &bench).await;
-            write_both(&bench, &client, 2).await;
-            let stopped = bench.disk(1);
-            stopped.pull_out();
-            write_both(&bench, &client, 3).await;
-            bench.look().await;
-            stopped.plug_in();
-            let pool = Rc::clone(&bench.pool);
-            let coming = tokio::task::spawn_local(async move {
-                pool.bring_back(paths(MORE)).await;
-            });
-            let pool = Rc::clone(&bench.pool);
+            let (bench, (seat, client), coming) = one_comes_back(host).await;
+            let (pool, stopped) = (Rc::clone(&bench.pool), bench.disk(1));
             let meanwhile = tokio::task::spawn_local(async move {
                 tokio::time::sleep(moment).await;
                 stopped.set_faults(stops(Duration::from_secs(1000)));
@@ -532,23 +538,11 @@ fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
 fn a_disk_that_fails_while_it_comes_back_holds_up_nobody() {
     for n in (3880..4040).step_by(12) {
         play(move |host| async move {
-            let core = core_of(&host).await;
-            let bench = Bench::checked(host, MORE).await;
-            bench.pool.create_volume(&thick(OTHER)).await.unwrap();
-            let (seat, client) = at_ring_1(&core, &bench).await;
-            write_both(&bench, &client, 2).await;
-            bench.disk(1).pull_out();
-            write_both(&bench, &client, 3).await;
-            bench.look().await;
-            bench.disk(1).plug_in();
+            let (bench, (seat, client), coming) = one_comes_back(host).await;
             let fails = bench.disk(1);
             tokio::task::spawn_local(async move {
                 tokio::time::sleep(Duration::from_millis(n)).await;
                 fails.set_faults(DiskFaults { write_error: 1.0, ..DiskFaults::default() });
-            });
-            let pool = Rc::clone(&bench.pool);
-            let coming = tokio::task::spawn_local(async move {
-                pool.bring_back(paths(MORE)).await;
             });
             let adding = [MORE, MORE + 1].map(|n| {
                 let pool = Rc::clone(&bench.pool);
