@@ -101,7 +101,7 @@ pub(super) enum Ask {
     Rise { ring: u16 },
     /// A volume, to be open where this ring is.
     Volume { volume: Uuid, ring: u16, answer: Answer<VolumeInfo> },
-    /// A member is out that was let in for the so-manieth time.
+    /// A member is out that had been let in so often.
     Out { member: MemberId, visit: u64, answer: Answer<()> },
     /// A member does not answer, as others of these do not: it is to be out, if nothing is lost by that. Says whether it is.
     GiveUp { member: MemberId, visit: u64, silent: Members, answer: Answer<bool> },

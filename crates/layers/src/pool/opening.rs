@@ -45,14 +45,22 @@ pub async fn inspect(
         let disk = core.open_disk(path, how).await?;
         label_of(core, &disk).await
     };
-    let silent = |_| Err(PoolError::at(path, "it does not answer"));
     // As long as an opening gives it: who has not answered is in use until it does.
-    Ok(timeout(LONG_PATIENCE, label).await.unwrap_or_else(silent)?.map(|label| Inspected {
+    Ok(if_it_answers(path, label).await?.map(|label| Inspected {
         pool: label.pool,
         name: label.name.to_string(),
         member: label.number.0,
         serial: label.serial.to_string(),
     }))
+}
+
+/// What comes of it at the disk at `path`, or that it does not answer, within a minute.
+pub(super) async fn if_it_answers<T>(
+    path: &Path,
+    work: impl Future<Output = Result<T, PoolError>>,
+) -> Result<T, PoolError> {
+    let silent = |_| Err(PoolError::at(path, "it does not answer"));
+    timeout(LONG_PATIENCE, work).await.unwrap_or_else(silent)
 }
 
 /// The label of a disk that is a member of a pool; none if it is not.

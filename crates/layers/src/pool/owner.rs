@@ -419,7 +419,7 @@ impl Pool {
             Ask::GiveUp { member, visit, silent, answer } => {
                 // Whoever asked waits no more if it has answered.
                 let still = || !answer.is_closed();
-                let given_up = self.give_up((member, visit), silent, still).await;
+                let given_up = self.give_up(member, visit, silent, still).await;
                 drop(answer.send(given_up));
             }
             Ask::Slow { member, is_slow } => self.slow(member, is_slow),

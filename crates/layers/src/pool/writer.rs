@@ -233,8 +233,9 @@ impl Writer {
     /// Whether any disk beside this one answers, if there are any.
     pub(super) async fn others_answer(self: &Rc<Self>, id: MemberId) -> bool {
         let but = Members::default().with(id);
-        let others = self.beside(but).count();
-        others == 0 || self.silent_beside(but).await.iter().count() < others
+        let silent = self.silent_beside(but).await;
+        let mut others = self.beside(but).map(|(id, _)| id).peekable();
+        others.peek().is_none() || others.any(|id| !silent.has(id))
     }
 
     /// The disks but these, and but those that nobody waits for.

@@ -21,7 +21,7 @@ use crate::pool::error::{PoolError, failed};
 use crate::pool::label::{Label, State};
 use crate::pool::layout::Layout;
 use crate::pool::metadata::{Change, MemberId, Members, Metadata, Stamp, Standing};
-use crate::pool::opening::{At, NewDisk, Returning, at, find_absent, open_new};
+use crate::pool::opening::{At, NewDisk, Returning, at, find_absent, if_it_answers, open_new};
 use crate::pool::recovery;
 use crate::pool::writer::{LONG_PATIENCE, hold_while_busy};
 use crate::pool::{TEXT_BYTES, Text};
@@ -94,7 +94,8 @@ impl Pool {
     /// A member does not answer, as others of these do not: it is out, if all of them may be and it still does not then. Whether it is.
     pub(super) async fn give_up(
         self: &Rc<Self>,
-        (member, visit): (MemberId, u64),
+        member: MemberId,
+        visit: u64,
         silent: Members,
         still: impl Fn() -> bool,
     ) -> Result<bool, PoolError> {
@@ -180,8 +181,7 @@ impl Pool {
     /// What is in the way.
     pub async fn add(&self, new: &NewDisk, spare: bool) -> Result<(), PoolError> {
         let opened = open_new(&self.core, new, self.buffered);
-        let no_answer = |_| Err(PoolError::at(&new.path, "it does not answer"));
-        let disk = timeout(LONG_PATIENCE, opened).await.unwrap_or_else(no_answer)?;
+        let disk = if_it_answers(&new.path, opened).await?;
         let number = || {
             let full = || PoolError::new("the pool has as many disks as it may have");
             self.writer.metadata().next_member().ok_or_else(full)
