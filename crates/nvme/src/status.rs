@@ -68,18 +68,18 @@ impl Status {
     pub const ATOMIC_WRITE_UNIT: Self = generic(0x14);
     /// SGL Offset Invalid.
     pub const SGL_OFFSET_INVALID: Self = generic(0x16);
+    /// Host Identifier Inconsistent Format.
+    pub const HOST_ID_FORMAT: Self = generic(0x18);
     /// Keep Alive Timeout Expired.
-    pub const KEEP_ALIVE_EXPIRED: Self = generic(0x18);
+    pub const KEEP_ALIVE_EXPIRED: Self = generic(0x19);
     /// Command Aborted due to Preempt and Abort.
-    pub const PREEMPTED_AND_ABORTED: Self = generic(0x1a);
+    pub const PREEMPTED_AND_ABORTED: Self = generic(0x1b);
     /// Namespace is Write Protected.
     pub const WRITE_PROTECTED: Self = generic(0x20);
     /// Command Interrupted: the controller could not process it now.
     pub const INTERRUPTED: Self = generic(0x21);
     /// Transient Transport Error.
     pub const TRANSIENT_TRANSPORT: Self = generic(0x22);
-    /// Host Identifier Inconsistent Format.
-    pub const HOST_ID_FORMAT: Self = generic(0x24);
     /// LBA Out of Range.
     pub const LBA_OUT_OF_RANGE: Self = generic(0x80);
     /// Capacity Exceeded.
