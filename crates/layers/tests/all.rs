@@ -10,4 +10,5 @@ mod file_real;
 mod file_refusals;
 mod intent_log;
 mod pool;
+mod pool_reopen;
 mod raw_conformance;

@@ -25,24 +25,34 @@ const POOL: Uuid = Uuid::from_u128(7);
 const OTHER: Uuid = Uuid::from_u128(9);
 const COLUMNS: u16 = 4;
 /// As many as an extent has columns, and one more: what is on one that is out can be made again.
-const FEW: usize = 4;
-const MORE: usize = 5;
+pub(crate) const FEW: usize = 4;
+pub(crate) const MORE: usize = 5;
 const DISK_BYTES: u64 = 200 << 20;
+
+/// All levels, with checksums and without.
+pub(crate) const POOL_LEVELS: [(Level, bool); 6] = [
+    (Level::Parity, false),
+    (Level::Parity, true),
+    (Level::DoubleParity, true),
+    (Level::DoubleParity, false),
+    (Level::Copies(2), true),
+    (Level::Copies(1), false),
+];
 const BYTES: u64 = 24 << 20;
 
-fn path(n: usize) -> PathBuf {
+pub(crate) fn path(n: usize) -> PathBuf {
     format!("/dev/d{n}").into()
 }
 
-fn paths(disks: usize) -> Vec<PathBuf> {
+pub(crate) fn paths(disks: usize) -> Vec<PathBuf> {
     (0..disks).map(path).collect()
 }
 
-fn disk_of(bytes: u64) -> DiskSetup {
+pub(crate) fn disk_of(bytes: u64) -> DiskSetup {
     DiskSetup::device(bytes).blocks(512, 4096)
 }
 
-fn joining(path: PathBuf) -> NewDisk {
+pub(crate) fn joining(path: PathBuf) -> NewDisk {
     NewDisk { path, overwrite: Vec::new() }
 }
 
@@ -56,28 +66,38 @@ fn stops(stall_for: Duration) -> DiskFaults {
 }
 
 /// A pool of disks, its seat, and a volume that is written.
-struct Bench {
-    host: Host,
-    pool: Rc<Pool>,
-    seat: Rc<PoolSeat>,
-    client: Client,
-    blocks: u64,
+pub(crate) struct Bench {
+    pub(crate) host: Host,
+    pub(crate) pool: Rc<Pool>,
+    pub(crate) seat: Rc<PoolSeat>,
+    pub(crate) client: Client,
+    pub(crate) blocks: u64,
 }
 
 impl Bench {
-    async fn new(host: Host, disks: usize) -> Self {
+    pub(crate) async fn new(host: Host, disks: usize) -> Self {
         Self::made(host, (Level::Parity, false), disks).await
     }
 
-    async fn checked(host: Host, disks: usize) -> Self {
+    pub(crate) async fn checked(host: Host, disks: usize) -> Self {
         Self::made(host, (Level::Parity, true), disks).await
     }
 
-    async fn made(host: Host, (level, checksums): (Level, bool), disks: usize) -> Self {
+    pub(crate) async fn made(host: Host, how: (Level, bool), disks: usize) -> Self {
+        Self::sized(host, how, disks, DISK_BYTES).await
+    }
+
+    /// The same with disks of so many bytes.
+    pub(crate) async fn sized(
+        host: Host,
+        (level, checksums): (Level, bool),
+        disks: usize,
+        bytes: u64,
+    ) -> Self {
         let core = core_of(&host).await;
         let paths = paths(disks);
         for path in &paths {
-            host.add_disk(path, disk_of(DISK_BYTES));
+            host.add_disk(path, disk_of(bytes));
         }
         let what = CreatePool {
             id: POOL,
@@ -98,49 +118,49 @@ impl Bench {
         bench
     }
 
-    async fn served(host: Host, core: &Core, pool: Rc<Pool>) -> Self {
+    pub(crate) async fn served(host: Host, core: &Core, pool: Rc<Pool>) -> Self {
         let seat = PoolSeat::share(core, &pool, 0).await.unwrap();
         let dev: Dev = seat.open(VOLUME).await.unwrap();
         let blocks = dev.info().blocks;
         Self { host, pool, seat, client: Client::new(&dev, core.pool()), blocks }
     }
 
-    async fn write(&self, blocks: std::ops::Range<u64>, value: u8) {
+    pub(crate) async fn write(&self, blocks: std::ops::Range<u64>, value: u8) {
         for at in blocks.step_by(16) {
             self.client.write(at, &[value; 16 * 4096], false).await.unwrap();
         }
     }
 
-    async fn holds(&self, blocks: std::ops::Range<u64>, value: u8) {
+    pub(crate) async fn holds(&self, blocks: std::ops::Range<u64>, value: u8) {
         for at in blocks.step_by(16) {
             let data = self.client.read(at, 16).await.unwrap().to_vec();
             assert!(data == [value; 16 * 4096], "block {at}");
         }
     }
 
-    fn report(&self) -> PoolReport {
+    pub(crate) fn report(&self) -> PoolReport {
         self.pool.report()
     }
 
-    fn state(&self, n: usize) -> PoolDiskState {
+    pub(crate) fn state(&self, n: usize) -> PoolDiskState {
         self.report().disks[n].state
     }
 
-    fn disk(&self, n: usize) -> rt::sim::DiskControl {
+    pub(crate) fn disk(&self, n: usize) -> rt::sim::DiskControl {
         self.host.disk(Path::new(&path(n))).unwrap()
     }
 
-    async fn look(&self) {
+    pub(crate) async fn look(&self) {
         self.pool.bring_back(paths(MORE)).await;
     }
 
-    async fn whole(&self) {
+    pub(crate) async fn whole(&self) {
         while self.report().behind_pieces > 0 {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     }
 
-    async fn scrub(&self) -> ScrubReport {
+    pub(crate) async fn scrub(&self) -> ScrubReport {
         self.pool.scrub().unwrap();
         while self.report().scrub.unwrap().running {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -148,14 +168,14 @@ impl Bench {
         self.report().scrub.unwrap()
     }
 
-    async fn close(self) {
+    pub(crate) async fn close(self) {
         drop(self.client);
         self.seat.close().await.unwrap();
         self.pool.close().await.unwrap();
     }
 }
 
-fn play<Fut: Future<Output = ()> + 'static>(scene: impl FnOnce(Host) -> Fut + 'static) {
+pub(crate) fn play<Fut: Future<Output = ()> + 'static>(scene: impl FnOnce(Host) -> Fut + 'static) {
     let setup = HostSetup { pool_bytes: 48 << 20, ..HostSetup::default() };
     succeed(1, setup, |_, host| scene(host));
 }
@@ -448,7 +468,7 @@ async fn in_time<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(100), Box::pin(what)).await.expect("it is waited for")
 }
 
-fn thick(id: Uuid) -> NewPoolVolume {
+pub(crate) fn thick(id: Uuid) -> NewPoolVolume {
     NewPoolVolume { id, bytes: BYTES, block_size: 4096, thick: true }
 }
 

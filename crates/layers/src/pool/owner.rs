@@ -406,10 +406,7 @@ impl Pool {
         // Who asked may be gone: it is done all the same.
         match ask {
             Ask::Join { ring, events, answer } => drop(answer.send(self.join(ring, events).await)),
-            Ask::Rise { ring } => {
-                self.seated.borrow_mut().remove(&ring);
-                self.homes.borrow_mut().retain(|_, home| *home != ring);
-            }
+            Ask::Rise { ring } => self.risen(ring),
             Ask::Volume { volume, ring, answer } => {
                 drop(answer.send(self.volume_info(volume, ring).await));
             }
@@ -450,6 +447,16 @@ impl Pool {
                 drop(answer.send(self.writer.commit(caught).await));
             }
         }
+    }
+
+    /// A core has left in order: nothing of its volumes is on its way to another disk any more.
+    fn risen(&self, ring: u16) {
+        self.seated.borrow_mut().remove(&ring);
+        let mut homes = self.homes.borrow_mut();
+        let left: BTreeSet<VolumeId> =
+            homes.extract_if(.., |_, home| *home == ring).map(|(id, _)| id).collect();
+        drop(homes);
+        self.stay(|of| left.contains(&of.volume));
     }
 
     async fn join(

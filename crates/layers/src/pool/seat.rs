@@ -493,8 +493,15 @@ impl PoolSeat {
     async fn leave(&self, volume: Uuid) -> bool {
         self.stop_tending(volume).await;
         let open = self.volumes.borrow().get(&volume).cloned();
-        if open.is_some_and(|open| open.raid.strong_count() > 0) {
+        if let Some(raid) = open.as_ref().and_then(|open| open.raid.upgrade()) {
             tracing::error!(%volume, "a volume that is open here is to be open elsewhere, or deleted");
+            raid.resume_maintenance();
+            return false;
+        }
+        if let Some(open) = open
+            && let Err(why) = self.cancel_moves(open.id).await
+        {
+            tracing::error!(%volume, error = %why, "pieces on their way to another disk cannot be given up");
             return false;
         }
         let settled = async {
@@ -518,30 +525,59 @@ impl PoolSeat {
         drop(open.tended.lock().await);
     }
 
-    /// A volume of the pool as a device: it holds zeroes where nothing was written. At most one core has one open.
+    /// A volume of the pool as a device: it holds zeroes where nothing was written. At most one core has one open; who opens one
+    /// that is open here shares it.
     ///
     /// # Errors
     /// That the pool has no such volume, or cannot tell where it lies.
     pub async fn open(&self, volume: Uuid) -> Result<Dev, PoolError> {
-        // Whoever had it open here may be made whole still, by where it was.
+        if let Some(raid) = self.in_use(volume) {
+            let info = self.info_of(volume).await?;
+            raid.grow(info.bytes);
+            raid.resume_maintenance();
+            self.look.notify_one();
+            return Ok(Dev::shared(raid));
+        }
+        // An earlier opening of it here may still be rebuilt, by where it was.
         self.stop_tending(volume).await;
         loop {
             let comings = self.comings.get();
             let (id, raid) = self.load(volume).await?;
-            if self.comings.get() == comings {
-                let open = Open { id, raid: Rc::downgrade(&raid), tended: Rc::default() };
-                self.volumes.borrow_mut().insert(volume, open);
-                self.look.notify_one();
+            if self.comings.get() != comings {
+                continue;
+            }
+            // Another caller may have opened it meanwhile.
+            if let Some(raid) = self.in_use(volume) {
                 return Ok(Dev::shared(raid));
             }
+            let open = Open { id, raid: Rc::downgrade(&raid), tended: Rc::default() };
+            self.volumes.borrow_mut().insert(volume, open);
+            self.look.notify_one();
+            return Ok(Dev::shared(raid));
         }
     }
 
-    async fn load(&self, volume: Uuid) -> Result<(VolumeId, Rc<Raid>), PoolError> {
+    /// The volume, if it is open here.
+    fn in_use(&self, volume: Uuid) -> Option<Rc<Raid>> {
+        self.volumes.borrow().get(&volume).and_then(|open| open.raid.upgrade())
+    }
+
+    /// What the pool knows of a volume, which is this core's from now on.
+    async fn info_of(&self, volume: Uuid) -> Result<VolumeInfo, PoolError> {
         let ring = self.ring.0;
         let info = self.handle.ask(|answer| Ask::Volume { volume, ring, answer }).await?;
-        let VolumeInfo { id, shape, bytes, block_size, thick, first, extents } = info;
-        self.array.begin_at(first);
+        self.array.begin_at(info.first);
+        Ok(info)
+    }
+
+    async fn load(&self, volume: Uuid) -> Result<(VolumeId, Rc<Raid>), PoolError> {
+        let info = self.info_of(volume).await?;
+        let VolumeInfo { id, shape, bytes, block_size, thick, extents, .. } = info;
+        let failed = |why: Error| PoolError::new(format!("volume {volume}: {why}"));
+        // Where its stripes lie may be known in memory only, from an earlier opening of it here.
+        let numbers = extents.iter().map(|extent| extent.number).collect();
+        self.array.save_maps_of(&numbers).await.map_err(failed)?;
+        self.cancel_moves(id).await?;
         let room = Rc::new(VolumeRoom { keeper: Rc::clone(&self.keeper), volume: id, shape });
         let load = |info: ExtentInfo| {
             let extent = room.extent_of(&info);
@@ -705,6 +741,16 @@ impl PoolSeat {
         };
         let gone: Vec<_> = self.moving.borrow_mut().extract_if(.., is_gone).collect();
         for (of, Moving { at, .. }) in gone {
+            self.stays(of, at).await?;
+        }
+        Ok(())
+    }
+
+    /// No column of a volume that is not open here goes on to another disk.
+    async fn cancel_moves(&self, volume: VolumeId) -> Result<(), PoolError> {
+        let of_it = |of: &ColumnAt, _: &mut Moving| of.volume == volume;
+        let moving: Vec<_> = self.moving.borrow_mut().extract_if(.., of_it).collect();
+        for (of, Moving { at, .. }) in moving {
             self.stays(of, at).await?;
         }
         Ok(())

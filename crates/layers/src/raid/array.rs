@@ -13,7 +13,7 @@ use std::time::Duration;
 use block::{Account, Buf, Bufs, Class, Ctx, Dev, Epoch, Error, FlushGate, Lba, Op, Pool};
 use futures_util::future::join_all;
 use parity::Parity;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Mutex, Notify, OnceCell, Semaphore, SemaphorePermit};
@@ -508,11 +508,32 @@ impl Array {
         self.log_room.notify_waiters();
     }
 
+    /// An extent has other columns than before: where its stripes lie is saved on those.
+    pub(super) fn has_moved(&self, extent: &Rc<Extent>) {
+        let mut moved = self.moved.borrow_mut();
+        moved.get_mut(&extent.number()).into_iter().for_each(|known| known.0 = Rc::clone(extent));
+    }
+
     /// Makes durable where stripes lie that have moved; the entries that say so count no more. Whether there were any.
     async fn save_maps(&self) -> Result<bool, Error> {
         // Whoever waits for it may count on all that was moved before: others may have taken that.
         let _alone = self.saving.lock().await;
         let moved = self.moved.take();
+        self.save_moved(moved).await
+    }
+
+    /// The same of the extents of these numbers: they may be read from the disks then.
+    ///
+    /// # Errors
+    /// That nobody could be told of a member that failed it.
+    pub async fn save_maps_of(&self, extents: &FxHashSet<u64>) -> Result<(), Error> {
+        let _alone = self.saving.lock().await;
+        let moved =
+            self.moved.borrow_mut().extract_if(|number, _| extents.contains(number)).collect();
+        self.save_moved(moved).await.map(drop)
+    }
+
+    async fn save_moved(&self, moved: FxHashMap<u64, Moved>) -> Result<bool, Error> {
         let there_are = !moved.is_empty();
         for (extent, receipts) in moved.into_values() {
             let saved = self.save_map(&extent).await;

@@ -182,6 +182,7 @@ impl Raid {
         if let Some(Some(place)) = extents.get_mut(index as usize) {
             self.array.takes(&to);
             *place = Rc::new(place.moved_to(column, to));
+            self.array.has_moved(place);
         }
     }
 
@@ -193,6 +194,11 @@ impl Raid {
     /// Whoever fills, moves or compares something ends it with the stripe that he is at. Clients go on.
     pub fn stop_tending(&self) {
         self.stops.set(true);
+    }
+
+    /// Takes [`Self::stop_tending`] back: the volume stays in use here.
+    pub fn resume_maintenance(&self) {
+        self.stops.set(false);
     }
 
     /// Whether [`Self::stop_tending`] was said.
