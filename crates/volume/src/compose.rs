@@ -1,5 +1,9 @@
 //! How each request is made of the six operations.
 
+use std::cell::Cell;
+
+use futures_util::{StreamExt, stream};
+
 use block::{Blocks, Buf, Bufs, Ctx, Error, Failure, Info, Lba, Op, RangeLock, Request, Run};
 
 use crate::command::Command;
@@ -8,6 +12,12 @@ use crate::volume::Volume;
 /// Longest stretch that one `Zero` or `Unmap` covers, in bytes: keeps every single operation
 /// short, so that an abort takes effect soon.
 const ZERO_STEP_BYTES: u64 = 1 << 30;
+
+/// Ranges of one UNMAP that are under way at once: what a layer has to make durable for them is then made so together.
+const UNMAPS_AT_ONCE: usize = 64;
+
+/// Writes of one WRITE SAME that are under way at once.
+const REPEATS_AT_ONCE: usize = 8;
 
 /// Most that VERIFY reads at once, and the longest repetition WRITE SAME builds, in bytes.
 const STEP_BYTES: usize = 256 * 1024;
@@ -74,7 +84,8 @@ impl Volume {
             | Request::Settle { .. }
             | Request::Flush => 0,
         };
-        data.saturating_add(info.overhead as usize).max(1)
+        let overheads = at_once(request, info).saturating_mul(info.overhead as usize);
+        data.saturating_add(overheads).max(1)
     }
 
     /// Carries out an admitted, checked request that is neither a read nor a write.
@@ -284,13 +295,14 @@ impl Volume {
     ) -> Result<(), Error> {
         let block = self.info().block_size as usize;
         let step = (STEP_BYTES / block).min(self.info().max_transfer_blocks as usize);
-        let unit = repeat(pattern, step.min(usize::try_from(range.count).unwrap_or(step)), ctx);
-        for piece in range.pieces(step as u64) {
+        let first = usize::try_from(range.count).map_or(step, |count| step.min(count));
+        let unit = &repeat(pattern, first, ctx);
+        let each = range.pieces(step as u64).map(|piece| async move {
             let bytes = usize::try_from(piece.count).map_err(|_| Error::OutOfRange)? * block;
             let data = unit.slice(0..bytes);
-            self.dev.submit(Op::Write { at: piece.at, data, fua }, ctx).await?;
-        }
-        Ok(())
+            self.dev.submit(Op::Write { at: piece.at, data, fua }, ctx).await.map(drop)
+        });
+        all_of(each, REPEATS_AT_ONCE).await
     }
 
     async fn zero(&self, range: Blocks, unmap: bool, fua: bool, ctx: &Ctx) -> Result<(), Error> {
@@ -307,15 +319,58 @@ impl Volume {
         ctx: &Ctx,
         command: &Command,
     ) -> Result<(), Failure> {
-        for range in ranges {
-            let Some(_lock) = self.lock(range, true, command).await? else { continue };
-            for piece in range.pieces(ZERO_STEP_BYTES / u64::from(self.info().block_size)) {
-                let blocks = u32::try_from(piece.count).map_err(|_| Error::OutOfRange)?;
-                self.dev.submit(Op::Unmap { at: piece.at, blocks }, ctx).await?;
-            }
-        }
-        Ok(())
+        let step = ZERO_STEP_BYTES / u64::from(self.info().block_size);
+        let pieces = merged(ranges).into_iter().flat_map(|range| range.pieces(step));
+        // Each holds its own range and waits for no other.
+        let each = pieces.map(|piece| async move {
+            let Some(_lock) = self.lock(piece, true, command).await? else { return Ok(()) };
+            let blocks = u32::try_from(piece.count).map_err(|_| Error::OutOfRange)?;
+            self.dev.submit(Op::Unmap { at: piece.at, blocks }, ctx).await.map(drop)
+        });
+        Ok(all_of(each, UNMAPS_AT_ONCE).await?)
     }
+}
+
+/// How many operations of a request are under way at once, at most.
+fn at_once(request: &Request, info: &Info) -> usize {
+    match request {
+        Request::Unmap { ranges } => {
+            let step = ZERO_STEP_BYTES / u64::from(info.block_size);
+            let pieces = ranges.iter().map(|range| range.count.div_ceil(step)).sum::<u64>();
+            usize::try_from(pieces).map_or(UNMAPS_AT_ONCE, |n| n.clamp(1, UNMAPS_AT_ONCE))
+        }
+        Request::WriteSame { .. } => REPEATS_AT_ONCE,
+        _ => 1,
+    }
+}
+
+/// Runs these, at most `most` of them at once. None begins after one has failed; all that have begun come to their end.
+async fn all_of<F>(each: impl Iterator<Item = F>, most: usize) -> Result<(), Error>
+where
+    F: Future<Output = Result<(), Error>>,
+{
+    let failed = &Cell::new(None);
+    let each = each.take_while(|_| failed.get().is_none());
+    let outcomes = stream::iter(each).buffer_unordered(most);
+    outcomes.for_each(|outcome| async move { failed.set(failed.get().or(outcome.err())) }).await;
+    failed.get().map_or(Ok(()), Err)
+}
+
+/// The same blocks in order, as few ranges as possible: none overlaps another or begins where another ends.
+fn merged(mut ranges: Vec<Blocks>) -> Vec<Blocks> {
+    ranges.retain(|range| range.count > 0);
+    ranges.sort_unstable_by_key(|range| range.at);
+    let mut all: Vec<Blocks> = Vec::new();
+    for range in ranges {
+        match all.last_mut() {
+            Some(last) if range.at.0 <= last.at.0 + last.count => {
+                let end = (range.at.0 + range.count).max(last.at.0 + last.count);
+                last.count = end - last.at.0;
+            }
+            _ => all.push(range),
+        }
+    }
+    all
 }
 
 /// `bits` set in `found`, which is as long.

@@ -178,6 +178,59 @@ async fn settle() {
     }
 }
 
+/// What a layer has to make durable for them is then made so together.
+#[test]
+fn ranges_of_one_unmap_are_under_way_at_once() {
+    local(async || {
+        let b = Bench::new(true);
+        let ranges = (0..255).map(|n| range(n * 16, 8)).collect();
+        let volume = Rc::clone(&b.volume);
+        let account = b.account.clone();
+        let unmap = tokio::task::spawn_local(async move {
+            volume.execute(Request::Unmap { ranges }, &account).await
+        });
+        settle().await;
+        assert_eq!(b.ram.0.started.get(), 64, "and no more");
+        b.ram.let_through(64);
+        settle().await;
+        assert_eq!(b.ram.0.started.get(), 128);
+        b.ram.let_through(255);
+        unmap.await.unwrap().unwrap();
+        assert_eq!(b.ram.0.started.get(), 255);
+        b.all_memory_is_back();
+    });
+}
+
+#[test]
+fn ranges_of_one_unmap_that_touch_are_one_operation() {
+    local(async || {
+        let b = Bench::new(false);
+        let pieces =
+            [range(64, 8), range(8, 8), range(0, 8), range(16, 8), range(12, 6), range(9, 0)];
+        b.run(b.write(0, 5, 64)).await.unwrap();
+        let before = b.ram.0.started.get();
+        b.run(Request::Unmap { ranges: pieces.to_vec() }).await.unwrap();
+        assert_eq!(b.ram.0.started.get() - before, 2);
+        assert_eq!((b.byte_at(0).await, b.byte_at(23).await, b.byte_at(24).await), (0, 0, 5));
+    });
+}
+
+/// All that has begun comes to its end, and nothing else begins.
+#[test]
+fn an_unmap_that_fails_begins_nothing_more() {
+    local(async || {
+        let b = Bench::new(true);
+        b.ram.0.fails.set(Some(Error::Gone));
+        b.ram.let_through(1000);
+        let ranges = (0..255).map(|n| range(n * 16, 8)).collect();
+        let failed = b.run(Request::Unmap { ranges }).await;
+        assert_eq!(failed.unwrap_err(), Failure::from(Error::Gone));
+        assert!(b.ram.0.running.borrow().is_empty());
+        assert!(b.ram.0.started.get() < 255, "{} were begun", b.ram.0.started.get());
+        b.all_memory_is_back();
+    });
+}
+
 #[test]
 fn every_request_does_what_it_says() {
     local(async || {

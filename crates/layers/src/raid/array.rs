@@ -19,6 +19,7 @@ use tokio::sync::futures::Notified;
 use tokio::sync::{Mutex, Notify, OnceCell, Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
+use super::at_once::all_of;
 use super::batch::{BLOCK_BYTES, Entry, Ring, What};
 use super::log::Log;
 use super::marks::{self, Bits, Marks, Region};
@@ -36,6 +37,9 @@ const SCRATCH_PAGES: u32 = 1024;
 
 /// Memory for rows that are written in part, in pages, beside that.
 const PARTIAL_PAGES: u32 = 64;
+
+/// Extents whose maps are saved at once.
+const MAPS_AT_ONCE: usize = 16;
 
 /// Most members.
 pub const MAX_MEMBERS: u16 = 128;
@@ -535,12 +539,14 @@ impl Array {
 
     async fn save_moved(&self, moved: FxHashMap<u64, Moved>) -> Result<bool, Error> {
         let there_are = !moved.is_empty();
-        for (extent, receipts) in moved.into_values() {
+        let each = moved.into_values().map(|(extent, receipts)| async move {
             let saved = self.save_map(&extent).await;
             saved.inspect_err(|why| self.give_up(*why))?;
             receipts.iter().for_each(|receipt| self.retire(receipt));
             self.log_room.notify_waiters();
-        }
+            Ok(())
+        });
+        all_of(each, MAPS_AT_ONCE).await?;
         Ok(there_are)
     }
 
@@ -556,10 +562,8 @@ impl Array {
         self.save_maps().await?;
         // Somebody else may have begun to save its map.
         drop(extent.placement.saved.lock().await);
-        for column in &extent.columns {
-            self.vacate(*column).await?;
-        }
-        Ok(())
+        let each = extent.columns.iter().map(|column| self.vacate(*column));
+        join_all(each).await.into_iter().collect()
     }
 
     /// Nothing more is written where a column is, or was to be: its checksums are, and are forgotten.

@@ -9,6 +9,7 @@
 //! | `sums` | the arithmetic of a row |
 //! | `map`, `stored_map` | where the stripes of an extent lie, and how that lies on a member |
 //! | `places` | a set of stripes |
+//! | `at_once` | runs several operations at once |
 //! | `batch` | what the log holds, as it lies on a member |
 //! | `recover` | what is done for a row after a crash |
 //!
@@ -31,6 +32,7 @@
 
 mod around;
 mod array;
+mod at_once;
 mod band;
 pub mod batch;
 mod extent;
@@ -63,6 +65,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 
 use block::{Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
+use futures_util::future::join3;
 
 pub use array::{Answered, Array, Keeper, Kept, MAX_MEMBERS, Member, StillBusy};
 pub use extent::{ALL_REGIONS, Column, Extent, MAP_REGION, REGIONS};
@@ -77,10 +80,14 @@ pub use watch::Errors;
 pub use whole::by_runs;
 
 use crate::units::{UnitLock, UnitLocks};
+use at_once::all_of;
 use geometry::{ROW_BYTES, Shape};
 
 /// Largest operation that carries data, in bytes.
 const MAX_TRANSFER: u32 = 1 << 20;
+
+/// Extents that one operation gives back at once.
+const FREES_AT_ONCE: usize = 32;
 
 /// What a volume of a pool is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,17 +280,20 @@ impl Raid {
         range.at.0 * block..(range.at.0 + range.count) * block
     }
 
+    /// Whole extents are given back; what is left is made zero. All of it at once, so that it shares flushes, batches of the logs
+    /// and versions of the pool.
     async fn unmap(&self, bytes: Range<u64>, fua: bool, lba: Lba, ctx: &Ctx) -> Result<(), Error> {
         let each = self.extent_bytes();
         let (first, last) = (bytes.start.div_ceil(each), bytes.end / each);
         if self.thick || first >= last {
             return self.zero(bytes, fua, lba, ctx).await;
         }
-        self.zero(bytes.start..first * each, fua, lba, ctx).await?;
-        for index in first..last {
-            self.free(u32::try_from(index).unwrap_or(u32::MAX)).await?;
-        }
-        self.zero(last * each..bytes.end, fua, lba, ctx).await
+        let head = self.zero(bytes.start..first * each, fua, lba, ctx);
+        let tail = self.zero(last * each..bytes.end, fua, lba, ctx);
+        let frees = (first..last).filter_map(|index| u32::try_from(index).ok());
+        let frees = all_of(frees.map(|index| self.free(index)), FREES_AT_ONCE);
+        let (head, tail, frees) = join3(head, tail, frees).await;
+        head.and(tail).and(frees)
     }
 
     /// Whether there is an extent at the beginning of these bytes, and for how many of them that stays so.

@@ -15,6 +15,7 @@ use futures_util::StreamExt;
 use uuid::Uuid;
 
 mod slow;
+mod unmap;
 
 use super::batch::{Batch, Entry, Ring, SLOT_BLOCKS, What};
 use super::geometry::{Level, Role};

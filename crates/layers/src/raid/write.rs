@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::Raid;
 use super::array::{Array, Receipt, bit};
+use super::at_once::all_of;
 use super::band::{Band, bands};
 use super::batch::What;
 use super::geometry::{Level, ROW_BYTES, Role};
@@ -29,8 +30,11 @@ const MOST_MERGED: usize = 32;
 /// Rows of a strip's copies that one mark is for: 1 MiB.
 const REGION_ROWS: u32 = 256;
 
-/// Most bytes of zeroes that are written at once.
+/// Most bytes of zeroes that one write has, if stripes are no longer.
 const ZERO_STEP: u64 = 1 << 20;
+
+/// Such writes of one operation that are under way at once.
+const ZEROES_AT_ONCE: usize = 8;
 
 /// A write of one stripe that waits for its turn, or for somebody else's to carry it out.
 #[derive(Debug)]
@@ -113,22 +117,33 @@ impl Raid {
         lba: Lba,
         ctx: &Ctx,
     ) -> Result<(), Error> {
-        let mut at = bytes.start;
-        while at < bytes.end {
+        let each = self.mapped_steps(bytes).map(|step| async move {
             if ctx.is_aborted() {
                 return Err(Error::Aborted);
             }
-            let (len, mapped) = self.run(&(at..bytes.end));
-            if !mapped {
+            let data = Bufs::zeroes(usize::try_from(step.end - step.start).unwrap_or(0));
+            self.write(step.start, data, fua, lba).await
+        });
+        all_of(each, ZEROES_AT_ONCE).await
+    }
+
+    /// Where there are extents of these bytes, in steps that begin and end with stripes as far as these bytes do.
+    fn mapped_steps(&self, bytes: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let stripe = self.shape.stripe_rows() * u64::from(ROW_BYTES);
+        let step = (ZERO_STEP / stripe).max(1) * stripe;
+        let mut at = bytes.start;
+        std::iter::from_fn(move || {
+            while at < bytes.end {
+                let (len, mapped) = self.run(&(at..bytes.end));
+                let start = at;
+                if mapped {
+                    at = (start / step + 1).saturating_mul(step).min(start + len);
+                    return Some(start..at);
+                }
                 at += len;
-                continue;
             }
-            let len = ZERO_STEP.min(len);
-            let data = Bufs::zeroes(usize::try_from(len).unwrap_or(0));
-            self.write(at, data, fua, lba).await?;
-            at += len;
-        }
-        Ok(())
+            None
+        })
     }
 
     /// `data` from byte `at` of the extents on, cut at strips, stripe by stripe.
