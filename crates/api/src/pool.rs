@@ -229,6 +229,9 @@ pub struct AddDisks {
 pub struct RemoveDisk {
     /// Its serial number, its path, or its number in the pool.
     pub disk: String,
+    /// Cancels a removal that is under way: the disk stays. What has been moved to other disks already stays there.
+    #[serde(default)]
+    pub cancel: bool,
 }
 
 /// A disk to be replaced by another one.

@@ -10,5 +10,6 @@ mod file_real;
 mod file_refusals;
 mod intent_log;
 mod pool;
+mod pool_remove;
 mod pool_reopen;
 mod raw_conformance;

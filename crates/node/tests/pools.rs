@@ -238,7 +238,7 @@ async fn a_pool_goes_on_without_a_disk_that_is_gone() {
     let add = AddDisks { disks: vec![d.clone()], spare: true, overwrite: Vec::new() };
     let added = client.call_on::<AddPoolDisks>(&pool("tank"), &[], &add).await.unwrap();
     let spare = added.disks.iter().find(|d| d.state == DiskState::Spare).unwrap();
-    let remove = RemoveDisk { disk: spare.serial.clone().unwrap() };
+    let remove = RemoveDisk { disk: spare.serial.clone().unwrap(), cancel: false };
     client.call_on::<RemovePoolDisk>(&pool("tank"), &[], &remove).await.unwrap();
     let gone = |p: &Pool| p.disks.iter().all(|disk| disk.path.as_ref() != Some(d));
     until(async || get(&client, "tank").await, gone).await;

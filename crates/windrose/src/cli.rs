@@ -398,12 +398,15 @@ pub(crate) enum PoolCommand {
         #[command(flatten)]
         overwrite: OverwriteArgs,
     },
-    /// Take a disk out of a pool, while it serves. What lies on it is moved to the others first.
+    /// Take a disk out of a pool, while it serves. What lies on it is moved to the others first: refused without room for it.
     Remove {
         /// Name of the pool.
         name: PoolName,
         /// The disk: its serial number, its path, or its number in the pool.
         disk: String,
+        /// Cancel a removal that is under way: the disk stays.
+        #[arg(long)]
+        cancel: bool,
     },
     /// Put a disk in the place of one that has failed or is to go, while the pool serves.
     Replace {

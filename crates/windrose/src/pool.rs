@@ -34,8 +34,8 @@ pub(crate) async fn run(remote: Remote, command: PoolCommand) -> Result<ExitCode
             let add = AddDisks { disks, spare, overwrite };
             client.call_on::<AddPoolDisks>(&name, &[], &add).await?
         }
-        PoolCommand::Remove { name, disk } => {
-            let remove = RemoveDisk { disk: identity(disk)? };
+        PoolCommand::Remove { name, disk, cancel } => {
+            let remove = RemoveDisk { disk: identity(disk)?, cancel };
             client.call_on::<RemovePoolDisk>(&name, &[], &remove).await?
         }
         PoolCommand::Replace { name, disk, with, overwrite } => {

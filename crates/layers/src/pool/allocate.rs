@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::metadata::{Extent, Member, MemberId, Members, Metadata, Piece, Standing, Volume};
 use super::units::Units;
-use crate::raid::geometry::{Level, Shape};
+use crate::raid::geometry::{Level, ROW_BYTES, Shape};
 
 /// Units that somebody has chosen, and that nothing is recorded of yet.
 #[derive(Debug, Default)]
@@ -25,7 +25,8 @@ impl Reserved {
         }
     }
 
-    fn free(&self, id: MemberId, member: &Member) -> u32 {
+    /// Units of a member that nothing lies in, and that nobody has chosen.
+    pub(super) fn free(&self, id: MemberId, member: &Member) -> u32 {
         member.free().saturating_sub(self.0.get(&id).map_or(0, Units::taken))
     }
 
@@ -61,6 +62,15 @@ pub fn choose(metadata: &Metadata, reserved: &Reserved, shape: &Shape) -> Option
     }
     let piece = |id: MemberId| reserved.lowest_free(id, metadata.member(id)?);
     chosen.into_iter().map(piece).collect()
+}
+
+/// The same with members only that are written: what would be behind from the beginning is not begun.
+#[must_use]
+pub fn choose_whole(metadata: &Metadata, reserved: &Reserved, shape: &Shape) -> Option<Vec<Piece>> {
+    let columns = usize::from(shape.columns());
+    let there = by_room(metadata, reserved, |standing| standing == Standing::In);
+    let chosen = there.get(..columns)?.iter();
+    chosen.map(|id| reserved.lowest_free(*id, metadata.member(*id)?)).collect()
 }
 
 /// Where one column goes of an extent that has its others on `others`: to the member with the most room. Spare ones come last.
@@ -99,16 +109,23 @@ pub fn extents_that_fit(free: &[u32], columns: u16) -> u64 {
 }
 
 impl Metadata {
-    /// Extents of new volumes that there is still room for.
+    /// Extents of new volumes that there is still room for, on members that are written.
     #[must_use]
     pub fn extents_free(&self) -> u64 {
-        self.fitting(Member::free)
+        self.fitting(Member::free, |standing| standing == Standing::In)
     }
 
-    /// Extents of new volumes that its members could hold if nothing else did.
+    /// Extents of new volumes that its members could hold if nothing else did, and none were out.
     #[must_use]
     pub fn extents_in_all(&self) -> u64 {
-        self.fitting(|member| member.units)
+        let holds = |standing| matches!(standing, Standing::In | Standing::Out { .. });
+        self.fitting(|member| member.units, holds)
+    }
+
+    /// Bytes of data of an extent of a new volume.
+    #[must_use]
+    pub fn extent_bytes(&self) -> u64 {
+        self.shape.rows() * u64::from(ROW_BYTES)
     }
 
     /// Whether there is another place for pieces of a member; the first ones of each volume tell.
@@ -126,9 +143,8 @@ impl Metadata {
         })
     }
 
-    fn fitting(&self, units: impl Fn(&Member) -> u32) -> u64 {
-        let holds = |m: &Member| matches!(m.standing, Standing::In | Standing::Out { .. });
-        let of = self.members().filter(|(_, member)| holds(member));
+    fn fitting(&self, units: impl Fn(&Member) -> u32, holds: impl Fn(Standing) -> bool) -> u64 {
+        let of = self.members().filter(|(_, member)| holds(member.standing));
         let of: Vec<u32> = of.map(|(_, member)| units(member)).collect();
         extents_that_fit(&of, self.shape.columns())
     }

@@ -27,6 +27,7 @@ pub mod allocate;
 mod ask;
 mod disk;
 mod error;
+pub mod evacuate;
 pub mod journal;
 pub mod knowledge;
 pub mod label;

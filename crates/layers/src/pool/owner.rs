@@ -34,6 +34,7 @@ mod scrub;
 mod volumes;
 
 use membership::{add_change, made, make};
+use volumes::Allocation;
 
 /// How often is looked whether disks may leave, and something may be made whole.
 const LOOK: Duration = Duration::from_secs(10);
@@ -335,7 +336,7 @@ impl Pool {
             while let Some(member) = failing.recv().await {
                 let Some(pool) = weak.upgrade() else { return };
                 pool.tell(|| Event::Out(member));
-                pool.call_spare().await;
+                pool.call_spare(true).await;
             }
         });
         let weak = Rc::downgrade(self);
@@ -425,7 +426,8 @@ impl Pool {
                 drop(answer.send(self.writer.commit(mark).await));
             }
             Ask::Extent { volume, index, answer } => {
-                drop(answer.send(self.allocate(volume, index).await));
+                let how = Allocation::MayBeDegraded;
+                drop(answer.send(self.allocate(volume, index, how).await));
             }
             Ask::Free { volume, index, answer } => {
                 let freed = self.writer.commit(Change::Free { volume, index }).await;

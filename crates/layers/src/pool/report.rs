@@ -83,6 +83,8 @@ pub struct PoolDisk {
     pub state: PoolDiskState,
     /// Pieces on it that are not what they should be, or have to be moved.
     pub behind_pieces: u64,
+    /// Whether these have no room elsewhere.
+    pub is_stranded: bool,
     /// Reads that failed since the pool was opened.
     pub read_errors: u64,
     /// Writes and flushes that failed since.
@@ -167,19 +169,13 @@ impl Pool {
             scrub: self.scrub_report(),
             behind_pieces: disks
                 .iter()
-                .filter(|disk| self.goes_on(&metadata, disk))
+                .filter(|disk| !disk.is_stranded)
                 .map(|disk| disk.behind_pieces)
                 .sum(),
             disks,
             volumes,
             broken: self.writer.broken().map(|why| why.to_string()),
         }
-    }
-
-    /// Whether what lies on a disk is being made whole, or moved: there is somewhere to put it.
-    fn goes_on(&self, metadata: &Metadata, disk: &PoolDisk) -> bool {
-        let moves = matches!(disk.state, PoolDiskState::Out | PoolDiskState::Leaving);
-        !moves || metadata.has_room_for(MemberId(disk.member), &self.reserved())
     }
 
     fn disk_report(&self, metadata: &Metadata, id: MemberId, member: &Member) -> PoolDisk {
@@ -214,6 +210,7 @@ impl Pool {
             room: member.units,
             state,
             behind_pieces: behind,
+            is_stranded: moves && behind > 0 && !metadata.has_room_for(id, &self.reserved()),
         }
     }
 }

@@ -98,7 +98,10 @@ fn action(pool: &PoolName, disk: &engine::PoolDisk) -> Option<String> {
         PoolDiskState::In | PoolDiskState::Spare if fails => Some(format!(
             "look at it, and replace it if that goes on: windrose pool replace {name} {called} --with DISK"
         )),
-        PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving => None,
+        PoolDiskState::Leaving => {
+            Some(format!("to keep it: windrose pool remove {name} {called} --cancel"))
+        }
+        PoolDiskState::In | PoolDiskState::Spare => None,
     }
 }
 
@@ -273,10 +276,31 @@ fn survives(report: &PoolReport) -> String {
 }
 
 fn disk_finding(disk: &engine::PoolDisk, report: &PoolReport) -> Option<(Severity, String)> {
-    let errors = disk.read_errors + disk.write_errors + disk.checksum_errors;
+    stranded_finding(disk).or_else(|| error_finding(disk, report))
+}
+
+/// That a disk is to leave and cannot.
+fn stranded_finding(disk: &engine::PoolDisk) -> Option<(Severity, String)> {
+    if disk.state != PoolDiskState::Leaving || !disk.is_stranded {
+        return None;
+    }
+    let (named, pieces) = (named(disk), disk.pieces);
+    let message = format!(
+        "{named} is being removed, and {pieces} pieces on it have no room on the others: add a disk, or cancel the removal"
+    );
+    Some((Severity::Warning, message))
+}
+
+/// A disk, for messages.
+fn named(disk: &engine::PoolDisk) -> String {
     let at = disk.path.as_ref().map(|path| format!(" at {}", path.display())).unwrap_or_default();
     let which = if disk.serial.is_empty() { disk.member.to_string() } else { disk.serial.clone() };
-    let named = format!("disk {which}{at}");
+    format!("disk {which}{at}")
+}
+
+fn error_finding(disk: &engine::PoolDisk, report: &PoolReport) -> Option<(Severity, String)> {
+    let errors = disk.read_errors + disk.write_errors + disk.checksum_errors;
+    let named = named(disk);
     match disk.state {
         PoolDiskState::Out => {
             Some((Severity::Warning, format!("{named} is out; {}", survives(report))))
@@ -322,6 +346,7 @@ pub(crate) mod tests {
             room: 100,
             state: PoolDiskState::In,
             behind_pieces: 0,
+            is_stranded: false,
             read_errors: 0,
             write_errors: 0,
             checksum_errors: 0,
@@ -402,6 +427,19 @@ pub(crate) mod tests {
         // One without a name, as loop devices and files are.
         facts.report.as_mut().unwrap().disks[1].serial.clear();
         assert_eq!(told(&facts)[0].1, "disk 1 is out; data is lost if another disk fails");
+    }
+
+    #[test]
+    fn a_disk_that_cannot_leave_is_named_with_both_ways_out() {
+        let mut facts = facts("tank");
+        let report = facts.report.as_mut().unwrap();
+        (report.disks[1].state, report.disks[1].is_stranded) = (PoolDiskState::Leaving, true);
+        let (_, message, hint) = &told(&facts)[0];
+        assert!(message.contains("10 pieces on it have no room"), "{message}");
+        assert!(hint.as_ref().unwrap().ends_with("windrose pool remove tank S1 --cancel"));
+        facts.report.as_mut().unwrap().disks[1].is_stranded = false;
+        assert_eq!(told(&facts), []);
+        assert!(pool(&facts).disks[1].action.as_ref().unwrap().contains("--cancel"));
     }
 
     #[test]

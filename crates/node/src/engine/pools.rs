@@ -311,6 +311,18 @@ impl Engine {
         self.on_pool(name, move |pool| async move { pool.remove(&disk).await }).await
     }
 
+    /// Cancels what [`Self::remove_from_pool`] has begun.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    pub async fn cancel_removal_from_pool(
+        &self,
+        name: &PoolName,
+        disk: String,
+    ) -> Result<(), BackingError> {
+        self.on_pool(name, move |pool| async move { pool.cancel_removal(&disk).await }).await
+    }
+
     /// Begins to put a disk in the place of another one.
     ///
     /// # Errors
@@ -387,7 +399,12 @@ impl Engine {
             block_size: record.block_size.bytes(),
             thick: !record.thin,
         };
-        self.on_pool(name, move |pool| async move { pool.create_volume(&what).await }).await?;
+        self.on_pool(name, move |pool| async move {
+            // What is written of a thin one at once would be degraded from the beginning as well.
+            pool.has_room(if what.thick { what.bytes } else { LABEL_AREA_BYTES })?;
+            pool.create_volume(&what).await
+        })
+        .await?;
         let (door, of, core) = (home.door.clone(), record.clone(), self.least_loaded_of(home));
         let made = self.on(core, move |k| async move { k.make(&of, false, Some(door)).await });
         let made = made.await.map_err(BackingError::from).flatten();

@@ -88,7 +88,7 @@ impl Pool {
     fn is_out(self: &Rc<Self>, member: MemberId) {
         self.tell(|| Event::Out(member));
         let pool = Rc::clone(self);
-        tokio::task::spawn_local(async move { pool.call_spare().await });
+        tokio::task::spawn_local(async move { pool.call_spare(true).await });
     }
 
     /// A member does not answer, as others of these do not: it is out, if all of them may be and it still does not then. Whether it is.
@@ -156,21 +156,21 @@ impl Pool {
         }
     }
 
-    /// A spare takes its place beside the others, if one is out and pieces lie on it.
-    pub(super) async fn call_spare(&self) {
-        let spare = {
-            let metadata = self.writer.metadata();
-            let mut all = metadata.members();
-            let needed = all.any(|(_, m)| !m.standing.votes() && m.taken() > 0);
-            let mut spares = metadata.members().filter(|(_, m)| m.standing == Standing::Spare);
-            spares.next().map(|(id, _)| id).filter(|_| needed)
-        };
-        if let Some(member) = spare {
-            tracing::warn!(member = member.0, "a spare disk takes the place of one that is out");
+    /// A spare takes its place beside the others, if one is out and pieces lie on it: one in which these have room, or else the
+    /// largest, and one more. Unless a disk has just gone out, none while the others have room.
+    pub(super) async fn call_spare(&self, news: bool) {
+        let mut news = news;
+        loop {
+            let spare = self.writer.metadata().spare_to_call(news, &self.reserved());
+            let Some(member) = spare else { break };
+            let (serial, path) = self.identity(member);
+            tracing::warn!(member = member.0, %serial, %path, "a spare disk takes the place of one that is out");
             let stand = Change::Stand { member, standing: Standing::In };
             if let Err(why) = self.writer.commit(stand).await {
-                tracing::error!(member = member.0, error = %why, "the spare disk cannot be used");
+                tracing::error!(member = member.0, %serial, error = %why, "the spare disk cannot be used");
+                break;
             }
+            news = false;
         }
         self.tell(|| Event::Look);
     }
@@ -180,6 +180,16 @@ impl Pool {
     /// # Errors
     /// What is in the way.
     pub async fn add(&self, new: &NewDisk, spare: bool) -> Result<(), PoolError> {
+        self.add_if(new, spare, |_| Ok(())).await
+    }
+
+    /// The same if `check` has nothing against the pool that comes of it. Before that nothing is written to the disk.
+    async fn add_if(
+        &self,
+        new: &NewDisk,
+        spare: bool,
+        check: impl FnOnce(&Metadata) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
         let opened = open_new(&self.core, new, self.buffered);
         let disk = if_it_answers(&new.path, opened).await?;
         let number = || {
@@ -187,6 +197,9 @@ impl Pool {
             self.writer.metadata().next_member().ok_or_else(full)
         };
         let disk = Rc::new(made(&self.core, disk, &self.writer.metadata(), number()?)?);
+        let mut after = self.writer.metadata().clone();
+        after.apply(&add_change(&disk.label(), spare))?;
+        check(&after)?;
         // Before others have to wait: that takes as long as the disk does.
         let forgotten = async {
             disk.relabel(disk.label()).await?;
@@ -199,7 +212,8 @@ impl Pool {
         self.let_in(label.number, &disk, Vec::new(), add_change(&label, spare)).await?;
         drop(alone);
         say_made(&disk).await;
-        self.tell(|| Event::Look);
+        // What is on one that is out may have had no room so far.
+        self.call_spare(false).await;
         Ok(())
     }
 
@@ -442,56 +456,86 @@ impl Pool {
     /// That there is no such disk, or no room for what lies on it.
     pub async fn remove(&self, disk: &str) -> Result<(), PoolError> {
         let id = self.named(disk)?;
-        let (standing, taken, room) = {
+        let (standing, spares) = {
             let metadata = self.writer.metadata();
             let member = metadata.member(id).ok_or_else(|| PoolError::new("it is gone"))?;
-            let others = metadata.members().filter(|(other, m)| {
-                *other != id && matches!(m.standing, Standing::In | Standing::Spare)
-            });
-            let free: u64 = others.map(|(_, m)| u64::from(m.free())).sum();
-            (member.standing, member.taken(), free)
+            let spares = metadata.may_leave(id, &self.reserved())?;
+            (member.standing, spares)
         };
-        if u64::from(taken) > room {
-            let message = format!("{taken} pieces lie on it, and the others have room for {room}");
-            return Err(PoolError::no_space(message).hinting("add a disk first"));
+        if standing == Standing::Leaving {
+            return Ok(());
+        }
+        let stand = |member, standing| Change::Stand { member, standing };
+        let called = spares.iter().map(|spare| stand(spare, Standing::In));
+        // From now on nothing new comes to lie on it.
+        let leaves = standing == Standing::In;
+        let leaving = leaves.then_some(stand(id, Standing::Leaving));
+        let changes: Vec<Change> = leaving.into_iter().chain(called).collect();
+        if !changes.is_empty() {
+            self.writer.commit_all(changes).await?;
         }
         self.retiring.borrow_mut().insert(id);
-        if standing.votes() && taken > 0 {
-            let leaving = Standing::Leaving;
-            self.writer.commit(Change::Stand { member: id, standing: leaving }).await?;
-            let all = self.leaving();
-            self.tell(|| Event::Leaving(all));
-        }
-        self.call_spare().await;
+        self.tell_leaving();
+        self.call_spare(!standing.votes()).await;
         self.retire().await;
         Ok(())
+    }
+
+    /// A disk that was to be taken out of the pool stays. What has been moved off it already stays where it is.
+    ///
+    /// # Errors
+    /// That there is no such disk, or it is not being removed.
+    pub async fn cancel_removal(&self, disk: &str) -> Result<(), PoolError> {
+        let id = self.named(disk)?;
+        // Nothing of it is about to leave meanwhile.
+        let _alone = self.membership.write().await;
+        let standing = self.writer.metadata().member(id).map(|member| member.standing);
+        let was_retiring = self.retiring.borrow_mut().remove(&id);
+        match standing {
+            Some(Standing::Leaving) => {
+                let stays = Change::Stand { member: id, standing: Standing::In };
+                self.writer.commit(stays).await?;
+                self.tell_leaving();
+                Ok(())
+            }
+            _ if was_retiring => Ok(()),
+            _ => Err(PoolError::new(format!("disk {disk} is not being removed"))),
+        }
+    }
+
+    fn tell_leaving(&self) {
+        let all = self.leaving();
+        self.tell(|| Event::Leaving(all));
     }
 
     /// Puts another disk in the place of one.
     ///
     /// # Errors
-    /// Those of [`Self::add`] and [`Self::remove`].
+    /// Those of [`Self::add`] and [`Self::remove`]: nothing is changed then.
     pub async fn replace(&self, disk: &str, with: &NewDisk) -> Result<(), PoolError> {
         let id = self.named(disk)?;
-        self.add(with, false).await?;
+        let fits = |after: &Metadata| after.may_leave(id, &self.reserved()).map(drop);
+        self.add_if(with, false, fits).await?;
         self.remove(&id.0.to_string()).await
     }
 
     /// Members that leave and have nothing any more are none.
     pub(super) async fn retire(&self) {
         let empty: Vec<_> = {
-            let (metadata, retiring) = (self.writer.metadata(), self.retiring.borrow());
-            let leaves =
-                |id: &MemberId, standing| retiring.contains(id) || standing == Standing::Leaving;
-            let members =
-                metadata.members().filter(|(id, m)| m.taken() == 0 && leaves(id, m.standing));
-            members.map(|(id, m)| (id, m.standing.votes())).collect()
+            let metadata = self.writer.metadata();
+            let empty = metadata.members().filter(|(id, _)| self.leaves_empty(&metadata, *id));
+            empty.map(|(id, member)| (id, member.standing.votes())).collect()
         };
         for (id, votes) in empty {
             let disk = self.writer.disk(id);
-            if let Err(why) = self.remove_empty(id, votes).await {
-                tracing::warn!(member = id.0, error = %why, "a disk cannot leave the pool yet");
-                continue;
+            match self.remove_empty(id, votes).await {
+                Ok(true) => {}
+                // It was to leave, and is not any more.
+                Ok(false) => continue,
+                Err(why) => {
+                    tracing::warn!(member = id.0, error = %why, "a disk cannot leave the pool yet");
+                    continue;
+                }
             }
             self.retiring.borrow_mut().remove(&id);
             if let Some(disk) = disk
@@ -502,13 +546,25 @@ impl Pool {
         }
     }
 
-    async fn remove_empty(&self, id: MemberId, votes: bool) -> Result<(), PoolError> {
+    /// Whether a member is to leave, and nothing lies on it.
+    fn leaves_empty(&self, metadata: &Metadata, id: MemberId) -> bool {
+        let retires = self.retiring.borrow().contains(&id);
+        metadata.member(id).is_some_and(|member| {
+            member.taken() == 0 && (retires || member.standing == Standing::Leaving)
+        })
+    }
+
+    /// Takes out a member that leaves and is empty, if it still is and does.
+    async fn remove_empty(&self, id: MemberId, votes: bool) -> Result<bool, PoolError> {
         let _alone = self.membership.write().await;
+        if !self.leaves_empty(&self.writer.metadata(), id) {
+            return Ok(false);
+        }
         if votes {
             self.writer.commit(Change::Out(id)).await?;
             self.tell(|| Event::Out(id));
         }
-        self.writer.commit(Change::Remove(id)).await
+        self.writer.commit(Change::Remove(id)).await.map(|()| true)
     }
 }
 

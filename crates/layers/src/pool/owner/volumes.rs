@@ -7,11 +7,20 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{NewPoolVolume, Pool};
-use crate::pool::allocate::{Reserved, choose, choose_one};
+use crate::pool::allocate::{Reserved, choose, choose_one, choose_whole};
 use crate::pool::ask::{ColumnAt, Event, ExtentInfo, VolumeInfo};
 use crate::pool::error::PoolError;
 use crate::pool::metadata::{Change, MemberId, Members, Piece, VolumeId};
 use crate::pool::writer::LONG_PATIENCE;
+
+/// Where a new extent may lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Allocation {
+    /// On disks that are in use only: nobody waits for it.
+    Whole,
+    /// Where there are not enough of these, on disks that are out as well: somebody is writing.
+    MayBeDegraded,
+}
 
 impl Pool {
     pub(in crate::pool) fn reserved(&self) -> std::cell::Ref<'_, Reserved> {
@@ -79,6 +88,7 @@ impl Pool {
         self: &Rc<Self>,
         volume: VolumeId,
         index: u32,
+        how: Allocation,
     ) -> Result<ExtentInfo, PoolError> {
         loop {
             // It may have been given already: to a volume that has grown, or keeps all its room.
@@ -91,7 +101,11 @@ impl Pool {
                 let metadata = self.writer.metadata();
                 let gone = || PoolError::new("the volume is gone");
                 let shape = metadata.volume(volume).ok_or_else(gone)?.shape;
-                choose(&metadata, &self.reserved.borrow(), &shape)
+                let reserved = self.reserved.borrow();
+                match how {
+                    Allocation::Whole => choose_whole(&metadata, &reserved, &shape),
+                    Allocation::MayBeDegraded => choose(&metadata, &reserved, &shape),
+                }
             };
             let pieces = pieces.ok_or_else(|| self.full())?;
             self.reserved.borrow_mut().take(&pieces);
@@ -122,6 +136,41 @@ impl Pool {
         let name = self.writer.metadata().name;
         PoolError::no_space(format!("pool {name} has no room for another extent"))
             .hinting("add disks to the pool, or delete something")
+    }
+
+    /// Whether so many extents have room on disks that are in use.
+    ///
+    /// # Errors
+    /// How much there is, and what to do.
+    pub fn has_room(&self, bytes: u64) -> Result<(), PoolError> {
+        let extent_bytes = self.writer.metadata().extent_bytes();
+        self.has_room_for(bytes.div_ceil(extent_bytes))
+    }
+
+    fn has_room_for(&self, extents: u64) -> Result<(), PoolError> {
+        let metadata = self.writer.metadata();
+        let free =
+            metadata.evacuation(Members::default(), metadata.in_use(), &self.reserved.borrow());
+        if extents <= free.extents_left {
+            return Ok(());
+        }
+        let (wanted, there) = (metadata.size_of(extents), metadata.size_of(free.extents_left));
+        let short = format!("{wanted} are needed, and the disks in use have room for {there}");
+        let out: Vec<String> = (metadata.members())
+            .filter(|(_, member)| !member.standing.votes())
+            .map(|(id, member)| match member.serial.as_str() {
+                "" => id.0.to_string(),
+                serial => serial.to_owned(),
+            })
+            .collect();
+        if out.is_empty() {
+            return Err(
+                PoolError::no_space(short).hinting("add disks to the pool, or delete something")
+            );
+        }
+        let message = format!("{short}: disk {} is out", out.join(", "));
+        let hint = "replace the disk that is out first (windrose pool replace), or add one (windrose pool add)";
+        Err(PoolError::no_space(message).hinting(hint))
     }
 
     fn extent_info(&self, volume: VolumeId, index: u32) -> Result<ExtentInfo, PoolError> {
@@ -223,7 +272,7 @@ impl Pool {
         }
     }
 
-    /// Makes a volume.
+    /// Makes a volume. One that gets all its room at once gets it on disks that are in use.
     ///
     /// # Errors
     /// What is in the way; nothing is left of it.
@@ -236,6 +285,9 @@ impl Pool {
                 let metadata = self.writer.metadata();
                 (metadata.next_volume(), metadata.shape)
             };
+            if thick {
+                self.has_room(bytes)?;
+            }
             let change = Change::CreateVolume { volume, uuid, shape, bytes, block_size, thick };
             self.writer.commit(change).await?;
             volume
@@ -255,7 +307,7 @@ impl Pool {
             (0..volume.full()).filter(|index| volume.extent(*index).is_none()).collect()
         };
         for index in missing {
-            self.allocate(id, index).await?;
+            self.allocate(id, index, Allocation::Whole).await?;
         }
         Ok(())
     }
@@ -270,14 +322,30 @@ impl Pool {
             let metadata = self.writer.metadata();
             metadata.volume(id).map_or((u64::MAX, false), |v| (v.bytes, v.thick))
         };
+        if bytes < had {
+            return Ok(());
+        }
+        if thick {
+            self.has_room_for(self.missing(id, bytes))?;
+        }
         if bytes > had {
             self.writer.commit(Change::GrowVolume { volume: id, bytes }).await?;
-            if thick {
-                self.fill(id).await?;
-            }
-            self.tell(|| Event::Grown(uuid, bytes));
         }
+        // Also one that was made larger, and got no further.
+        if thick {
+            self.fill(id).await?;
+        }
+        self.tell(|| Event::Grown(uuid, bytes));
         Ok(())
+    }
+
+    /// Extents that a volume of so many bytes has not got.
+    fn missing(&self, id: VolumeId, bytes: u64) -> u64 {
+        let metadata = self.writer.metadata();
+        metadata.volume(id).map_or(0, |volume| {
+            let full = bytes.div_ceil(volume.extent_bytes());
+            full.saturating_sub(volume.extents().count() as u64)
+        })
     }
 
     /// Deletes a volume that is not open. Nothing happens if there is none.

@@ -248,13 +248,18 @@ impl Control {
         .await
     }
 
-    /// Begins to take a disk out of a pool.
+    /// Begins to take a disk out of a pool, or cancels that.
     ///
     /// # Errors
     /// [`Code::NotFound`]; what the pool says.
     pub async fn remove_disk(&self, name: PoolName, ask: RemoveDisk) -> Result<Pool, ApiError> {
         self.change_pool(name, move |control, record| async move {
-            let removed = control.0.engine.remove_from_pool(&record.name, ask.disk).await;
+            let RemoveDisk { disk, cancel } = ask;
+            let engine = &control.0.engine;
+            let removed = match cancel {
+                true => engine.cancel_removal_from_pool(&record.name, disk).await,
+                false => engine.remove_from_pool(&record.name, disk).await,
+            };
             removed.map_err(|e| pool_error(&e))
         })
         .await
