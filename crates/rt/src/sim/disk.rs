@@ -13,6 +13,7 @@ use super::agenda::Agenda;
 use super::device::{Answer, Device, Mishap, Op, Report};
 use super::faults::{Bad, DiskFaults};
 use super::host::Boot;
+use super::medium::Contents;
 use super::trace::Trace;
 use crate::buf::{Bufs, BufsMut};
 use crate::disk::{DiskError, DiskErrorKind, DiskInfo, Stretch};
@@ -241,6 +242,10 @@ impl SimDisk {
     }
 }
 
+/// What a disk held once: see [`DiskControl::copy`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskCopy(Contents);
+
 /// A scenario's hand on a disk. Cheap to clone; outlives crashes.
 #[derive(Clone, Debug)]
 pub struct DiskControl(pub(crate) Rc<Slot>);
@@ -341,6 +346,17 @@ impl DiskControl {
         let mut out = vec![0; len];
         self.0.device.borrow().medium().read_durable(at, &mut out);
         out
+    }
+
+    /// All that it holds now, as a snapshot or a backup of it would have it.
+    #[must_use]
+    pub fn copy(&self) -> DiskCopy {
+        DiskCopy(self.0.device.borrow().medium().copy())
+    }
+
+    /// Puts a copy in its place, while nobody uses it: it holds durably what it held then.
+    pub fn set_back(&self, copy: &DiskCopy) {
+        self.0.device.borrow_mut().medium_mut().set_back(copy.0.clone());
     }
 
     /// Overwrites bytes durably, past every layer: what a fault that has no name here would do,

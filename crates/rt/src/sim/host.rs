@@ -322,13 +322,22 @@ impl Host {
         F: FnOnce(Core) -> Fut,
         Fut: Future + 'static,
     {
+        self.run_with_all(|cores| work(cores[0].clone()))
+    }
+
+    /// The same with all cores of the host: each has disks, connections and memory of its own.
+    pub fn run_with_all<F, Fut>(&self, work: F) -> Task<Fut::Output>
+    where
+        F: FnOnce(Vec<Core>) -> Fut,
+        Fut: Future + 'static,
+    {
         if !self.state.is_running() {
             self.boot();
         }
         let running = self.state.running.borrow();
         let running = running.as_ref().expect("just started");
         let (answer, result) = oneshot::channel();
-        let work = work(running.cores[0].clone());
+        let work = work(running.cores.clone());
         let work = async move {
             // The scenario may have lost interest.
             let _ = answer.send(work.await);

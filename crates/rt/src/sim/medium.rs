@@ -54,12 +54,15 @@ pub(crate) struct Losses {
     pub(crate) unreadable: Vec<u64>,
 }
 
+/// What a disk holds, by number of the unit: those that are not all zeroes.
+pub(crate) type Contents = BTreeMap<u64, Box<[u8]>>;
+
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Medium {
     unit: usize,
     /// Units whose durable contents are not all zeroes.
-    durable: BTreeMap<u64, Box<[u8]>>,
+    durable: Contents,
     unsynced: BTreeMap<u64, Unsynced>,
     /// Number of the latest change.
     sequence: u64,
@@ -345,6 +348,20 @@ impl Medium {
         }
     }
 
+    /// All that is seen of it now.
+    pub(crate) fn copy(&self) -> Contents {
+        let mut contents = self.durable.clone();
+        contents.extend(self.unsynced.iter().map(|(index, unit)| (*index, unit.now.clone())));
+        contents.retain(|_, unit| unit.iter().any(|b| *b != 0));
+        contents
+    }
+
+    /// Replaces everything durably by what was there once.
+    pub(crate) fn set_back(&mut self, contents: Contents) {
+        self.unsynced.clear();
+        self.durable = contents;
+    }
+
     /// Drops everything from byte `at` on: a file that is cut short.
     pub(crate) fn truncate(&mut self, at: u64) {
         let first_gone = at.div_ceil(self.size());
@@ -386,6 +403,20 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn what_is_set_back_holds_what_was_seen_of_it_then() {
+        let mut medium = Medium::new(4096);
+        medium.write(0, &[1; 4096]);
+        medium.sync(medium.mark());
+        medium.write(4096, &[2; 4096]);
+        let copy = medium.copy();
+        medium.write(0, &[3; 8192]);
+        medium.write(1 << 20, &[3; 4096]);
+        medium.set_back(copy);
+        assert_eq!([0, 4096, 1 << 20].map(|at| byte(&medium, at)), [1, 2, 0]);
+        assert_eq!(medium.unsynced_changes(), 0);
+    }
 
     const KEEP: Fate = Fate { keep: 1.0, torn: 0.0, damage: Damage::Garbage };
     const LOSE: Fate = Fate { keep: 0.0, ..KEEP };

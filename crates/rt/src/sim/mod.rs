@@ -47,7 +47,7 @@ mod world;
 pub use self::core::EPOCH;
 pub(crate) use self::core::SimCore;
 pub use device::Mishap;
-pub use disk::DiskControl;
+pub use disk::{DiskControl, DiskCopy};
 pub use faults::{Bad, BadOps, BadUntil, DiskFaults, DiskSetup, HostFaults, Latency, Unsynced};
 pub use host::{Host, HostSetup, Task};
 pub use medium::Damage;
