@@ -20,6 +20,8 @@ use uuid::Uuid;
 
 use crate::common::{VOLUME, core_of, succeed};
 
+mod set_back;
+
 const POOL: Uuid = Uuid::from_u128(7);
 /// Another volume.
 const OTHER: Uuid = Uuid::from_u128(9);
@@ -490,12 +492,35 @@ async fn one_comes_back(host: Host) -> (Bench, (Rc<PoolSeat>, Client), JoinHandl
     (bench, (seat, client), coming)
 }
 
+/// How many milliseconds that takes.
+fn comes_in_after() -> u64 {
+    let took = Rc::new(Cell::new(Duration::ZERO));
+    let told = Rc::clone(&took);
+    play(move |host| async move {
+        let (bench, (seat, client), coming) = one_comes_back(host).await;
+        let begun = tokio::time::Instant::now();
+        let whole = tokio::task::spawn_local(async move {
+            coming.await.unwrap();
+            begun.elapsed()
+        });
+        for value in 4..8 {
+            in_time(write_both(&bench, &client, value)).await;
+        }
+        told.set(in_time(whole).await.unwrap());
+        drop(client);
+        seat.close().await.unwrap();
+        bench.close().await;
+    });
+    u64::try_from(took.get().as_millis()).unwrap()
+}
+
 /// Whenever that begins: it stays out, or goes out again, and has all that was written meanwhile when it is back for good, by
 /// whichever core.
 #[test]
 fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
     // While its checksums are read, and as cores begin to use it.
-    let moments = (0..4).map(|n| n * 900).chain((3880..4030).step_by(6));
+    let comes_in = comes_in_after();
+    let moments = (0..4).map(|n| n * comes_in / 5).chain((comes_in - 200..comes_in).step_by(8));
     let held = Rc::new(Cell::new(0));
     for moment in moments.map(Duration::from_millis) {
         let held = Rc::clone(&held);
@@ -556,7 +581,8 @@ fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
 /// One fails as it is let in, for cores or as its vote is written down, and others wait to come in behind it.
 #[test]
 fn a_disk_that_fails_while_it_comes_back_holds_up_nobody() {
-    for n in (3880..4040).step_by(12) {
+    let comes_in = comes_in_after();
+    for n in (comes_in - 180..comes_in).step_by(12) {
         play(move |host| async move {
             let (bench, (seat, client), coming) = one_comes_back(host).await;
             let fails = bench.disk(1);
@@ -568,11 +594,11 @@ fn a_disk_that_fails_while_it_comes_back_holds_up_nobody() {
                 let pool = Rc::clone(&bench.pool);
                 bench.host.add_disk(path(n), disk_of(DISK_BYTES));
                 tokio::task::spawn_local(async move {
-                    tokio::time::sleep(Duration::from_millis(3800)).await;
+                    tokio::time::sleep(Duration::from_millis(comes_in - 250)).await;
                     pool.add(&joining(path(n)), false).await
                 })
             });
-            tokio::time::sleep(Duration::from_millis(3700)).await;
+            tokio::time::sleep(Duration::from_millis(comes_in - 350)).await;
             for value in 4..8 {
                 in_time(write_both(&bench, &client, value)).await;
             }

@@ -454,6 +454,20 @@ impl Metadata {
         stamp.version <= self.version && then.is_some_and(|o| o.id == stamp.id)
     }
 
+    /// A version of this number that led here, or this one, if it is still known of which opening it was.
+    #[must_use]
+    pub fn stamp_of(&self, version: u64) -> Option<Stamp> {
+        let opening = self.openings.iter().rev().find(|o| o.first <= version)?;
+        let stamp = Stamp { opening: opening.number, version, id: opening.id };
+        (version <= self.version).then_some(stamp)
+    }
+
+    /// The last version that it proves to be committed: durable on all that have a vote in it.
+    #[must_use]
+    pub fn committed(&self) -> Option<Stamp> {
+        self.stamp_of(self.counted).filter(|stamp| stamp.version > 0)
+    }
+
     /// Whether it is known of which opening a version of this number was that led here.
     #[must_use]
     pub fn remembers(&self, stamp: Stamp) -> bool {

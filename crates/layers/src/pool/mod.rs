@@ -33,6 +33,7 @@ pub mod knowledge;
 pub mod label;
 pub mod layout;
 pub mod metadata;
+mod mistake;
 mod opening;
 mod owner;
 mod recovery;
@@ -47,6 +48,7 @@ mod writer;
 
 pub use ask::PoolHandle;
 pub use error::PoolError;
+pub use mistake::Mistake;
 pub use opening::{Inspected, NewDisk, inspect};
 pub use owner::{CreatePool, NewPoolVolume, OpenPool, Pool};
 pub use report::{PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport, ScrubReport};

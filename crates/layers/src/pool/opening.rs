@@ -14,8 +14,9 @@ use super::disk::{MemberDisk, Unusable, read_label};
 use super::error::PoolError;
 use super::label::{Label, State};
 use super::metadata::{MemberId, Members, Metadata, Stamp, Standing};
-use super::vote::{self, Known};
+use super::vote::{self, Known, Witness, contradicts};
 use super::writer::{LONG_PATIENCE, PATIENCE};
+use super::{Mistake, Text};
 use crate::file;
 
 /// What a disk says that it is of.
@@ -140,6 +141,25 @@ struct Found {
     known: Option<Metadata>,
 }
 
+impl Found {
+    /// The last version that it proves to be committed, by its metadata, or if that is damaged by its label.
+    fn committed(&self) -> Option<Stamp> {
+        let label = self.disk.label();
+        match &self.known {
+            Some(known) => known.committed(),
+            None => Some(label.opened).filter(|_| label.state == State::Made),
+        }
+    }
+
+    /// What its label proves if it is damaged.
+    fn witness(&self) -> Option<Witness> {
+        let label = self.disk.label();
+        let committed = self.committed().filter(|_| self.known.is_none())?;
+        let Label { number: member, member: uuid, serial, .. } = label;
+        Some(Witness { member, uuid, serial, committed })
+    }
+}
+
 /// The disks of a pool that are there.
 #[derive(Debug, Default)]
 pub(super) struct Disks {
@@ -241,7 +261,7 @@ impl Disks {
     }
 
     /// Who of them is believed.
-    pub(super) fn believe(self, without: &[String]) -> Result<Start, PoolError> {
+    pub(super) fn believe(self, without: &[String], mistake: Mistake) -> Result<Start, PoolError> {
         for note in &self.notes {
             tracing::warn!("{note}");
         }
@@ -253,7 +273,8 @@ impl Disks {
                 Some(Known { member: number, uuid: label.member, metadata })
             })
             .collect();
-        let believed = vote::open(&known, &without);
+        let damaged: Vec<Witness> = self.found.iter().filter_map(Found::witness).collect();
+        let believed = vote::open_making(mistake, &known, &damaged, &without);
         let believed = believed.map_err(|why| PoolError::new(self.with_notes(why)))?;
         let metadata = believed.metadata.clone();
         let mut start = Start {
@@ -293,22 +314,50 @@ pub(super) struct Returning {
     pub(super) era: Option<u64>,
 }
 
-/// Disks at these paths that are members of `pool` and out of it.
+/// A disk that proves to be committed what the pool does not know of: the pool was opened from older ones without it.
+#[derive(Debug)]
+pub(super) struct Newer {
+    pub(super) id: MemberId,
+    pub(super) path: PathBuf,
+    pub(super) serial: Text,
+    pub(super) committed: Stamp,
+}
+
+/// Disks at these paths that are members of `pool` and out of it: those that may come back, and those that may not be overwritten.
 pub(super) async fn find_absent(
     core: &Core,
     pool: &Metadata,
     paths: &[PathBuf],
     buffered: bool,
-) -> Vec<Returning> {
+) -> (Vec<Returning>, Vec<Newer>) {
     let disks = Disks::find(core, pool.pool, paths, buffered).await;
-    let absent = disks.found.iter().filter_map(|found| {
+    let (mut absent, mut newer) = (Vec::new(), Vec::new());
+    for found in &disks.found {
         let label = found.disk.label();
-        let (id, member) = pool.member_of(label.member)?;
-        let Standing::Out { knew, .. } = member.standing else { return None };
-        let era = era_of(pool, knew, label.state, found.known.as_ref());
-        Some(Returning { id, disk: Rc::clone(&found.disk), era })
-    });
-    absent.collect()
+        let Some((id, member)) = pool.member_of(label.member) else { continue };
+        let Standing::Out { knew, .. } = member.standing else { continue };
+        match found.committed().filter(|committed| contradicts(pool, *committed)) {
+            Some(committed) => {
+                let path = found.disk.path().to_owned();
+                newer.push(Newer { id, path, serial: label.serial, committed });
+            }
+            None => {
+                let era = era_of(pool, knew, label.state, found.known.as_ref());
+                absent.push(Returning { id, disk: Rc::clone(&found.disk), era });
+            }
+        }
+    }
+    (absent, newer)
+}
+
+/// Says that a disk knows less than it must have known, if that is so.
+fn say_set_back(pool: &Metadata, disk: &MemberDisk, knows: Option<Stamp>, knew: u64) {
+    let Some(knows) = knows.filter(|knows| knows.version < knew) else { return };
+    let (path, serial) = (disk.path().display(), disk.label().serial);
+    tracing::error!(
+        pool = %pool.name, %path, %serial, version = knows.version, had = knew,
+        "a disk of the pool was set back to an older state (a snapshot or a backup of it was put back?): all of it is made again from the others"
+    );
 }
 
 impl Start {
@@ -319,13 +368,15 @@ impl Start {
             return;
         };
         let knows = found.known.as_ref().map(Metadata::stamp);
-        let era = found.known.as_ref().map(Metadata::era);
         if self.excused.has(id) {
             return;
         }
         match member.standing {
             Standing::Out { knew, .. } => {
                 let era = era_of(&self.metadata, knew, label.state, found.known.as_ref());
+                if knows.is_some_and(|stamp| stamp.version < knew) {
+                    say_set_back(&self.metadata, &disk, knows, knew);
+                }
                 self.returning.push(Returning { id, disk, era });
             }
             _ if supporters.has(id) => {
@@ -334,12 +385,11 @@ impl Start {
                 }
                 self.supporters.insert(id, disk);
             }
-            // Of another history, or damaged: it is out with this opening, and comes back.
+            // Set back, of another history, or damaged: it is out with this opening, and comes back with nothing of what it has. What
+            // is marked is what was written since others knew it out, and not what it has lost.
             _ => {
-                let counted = self.metadata.counted();
-                let marked = knows.is_some_and(|stamp| has(&self.metadata, stamp, counted));
-                let era = era.filter(|_| marked);
-                self.returning.push(Returning { id, disk, era });
+                say_set_back(&self.metadata, &disk, knows, self.metadata.counted());
+                self.returning.push(Returning { id, disk, era: None });
             }
         }
     }

@@ -4,17 +4,19 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rt::Core;
 use rt::disk::Disk;
 use tokio::sync::{Mutex, RwLock, mpsc};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::Text;
 use super::allocate::Reserved;
 use super::ask::{Ask, ColumnAt, Event, PoolHandle, PoolInfo};
+use super::disk::MemberDisk;
 use super::error::PoolError;
 use super::label::{Label, State};
 use super::metadata::{
@@ -24,7 +26,8 @@ use super::metadata::{
 use super::opening::{Disks, NewDisk, Returning, Start, open_new};
 use super::recovery;
 use super::report::ScrubReport;
-use super::writer::{PATIENCE, Writer};
+use super::writer::{LONG_PATIENCE, PATIENCE, Writer};
+use super::{Mistake, Text};
 use crate::identity::random_uuid;
 use crate::raid::ALL_REGIONS;
 use crate::raid::geometry::{Level, ROW_BYTES, Shape};
@@ -38,6 +41,10 @@ use volumes::Allocation;
 
 /// How often is looked whether disks may leave, and something may be made whole.
 const LOOK: Duration = Duration::from_secs(10);
+
+/// How often a version is written while there is something else written, so that a disk which is set back to before is known by the
+/// version that it lacks.
+const BEAT: Duration = Duration::from_secs(10);
 
 /// What a pool is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,6 +155,7 @@ pub struct Pool {
     /// The scrub that is under way, or the last one, and how many cores have not ended it.
     scrub: Cell<Option<(ScrubReport, usize)>>,
     is_closed: Cell<bool>,
+    mistake: Mistake,
 }
 
 /// The longest pieces of which an extent of so many columns of data has at most 64 MiB, and the shape with them.
@@ -234,8 +242,20 @@ impl Pool {
     /// # Errors
     /// Why it may not be opened: which disks are missing, or contradict others, and what to do.
     pub async fn open(core: &Core, what: &OpenPool) -> Result<Rc<Self>, PoolError> {
+        Self::open_making(core, what, Mistake::None).await
+    }
+
+    /// The same with a mistake, which tests have to find.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_making(
+        core: &Core,
+        what: &OpenPool,
+        mistake: Mistake,
+    ) -> Result<Rc<Self>, PoolError> {
         let disks = Disks::find(core, what.id, &what.paths, what.buffered).await;
-        let start = disks.believe(&what.without)?;
+        let start = disks.believe(&what.without, mistake)?;
         let start = start.brought_up().await;
         let missing = start.missing();
         let Start { metadata, supporters, returning, excused, forced, .. } = start;
@@ -281,6 +301,7 @@ impl Pool {
             tasks: RefCell::new(vec![writing]),
             scrub: Cell::new(None),
             is_closed: Cell::new(false),
+            mistake,
         });
         pool.begin_tasks(asks, failed, returning);
         Ok(pool)
@@ -355,7 +376,26 @@ impl Pool {
                 pool.tell(|| Event::Look);
             }
         });
-        self.tasks.borrow_mut().extend([serving, telling, returns, caring]);
+        let weak = Rc::downgrade(self);
+        let beating = tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(BEAT).await;
+                let Some(pool) = weak.upgrade() else { return };
+                pool.beat().await;
+            }
+        });
+        self.tasks.borrow_mut().extend([serving, telling, returns, caring, beating]);
+    }
+
+    /// Writes a version, and one that says that it was committed, if anything has been written since the last time.
+    async fn beat(&self) {
+        let disks = self.writer.disks();
+        let was_written = |disk: &MemberDisk| disk.errors().written.swap(false, Ordering::Relaxed);
+        let was_written = disks.iter().filter(|(_, disk)| was_written(disk)).count() > 0;
+        if was_written && self.mistake != Mistake::WritesUnversioned {
+            // What fails is said where it is found.
+            let _ = self.writer.settle().await;
+        }
     }
 
     /// Ends it. No volume of it may be open any more.
@@ -365,6 +405,10 @@ impl Pool {
     pub async fn close(&self) -> Result<(), PoolError> {
         if self.is_closed.replace(true) {
             return Ok(());
+        }
+        // A disk that is set back to a copy which was made while the pool was open lacks this version. What fails is said there.
+        if self.mistake != Mistake::ClosesUnversioned {
+            let _ = timeout(LONG_PATIENCE, self.writer.settle()).await;
         }
         self.writer.close().await;
         self.tasks.borrow_mut().drain(..).for_each(|task| task.abort());

@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use super::metadata::{MemberId, Members, Metadata, Stamp};
+use super::{Mistake, Text};
 
 mod refusal;
 
-pub use refusal::{Disk, Few, Refusal, Truth, TwoTruths};
+pub use refusal::{Disk, Few, Older, Refusal, Truth, TwoTruths};
 
 /// What a disk knows that is there and undamaged. Of two with one identity neither is asked.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +24,19 @@ pub struct Known<'a> {
     pub uuid: Uuid,
     /// The newest version on it.
     pub metadata: &'a Metadata,
+}
+
+/// A disk that is there and damaged: it is not asked, but its label still proves that a version was committed.
+#[derive(Clone, Copy, Debug)]
+pub struct Witness {
+    /// Its number, as its label has it.
+    pub member: MemberId,
+    /// Its identity, as its label has it.
+    pub uuid: Uuid,
+    /// The serial number of the disk that it was made on.
+    pub serial: Text,
+    /// A version that was committed.
+    pub committed: Stamp,
 }
 
 /// A version that may be opened.
@@ -120,6 +134,8 @@ struct Rules {
     asked: fn(&[Voters]) -> &[Voters],
     /// Whether one that knows of a version supports another.
     supports: fn(&Metadata, Stamp) -> bool,
+    /// Whether a version may not be opened because of another that a disk proves to be committed.
+    contradicts: fn(&Metadata, Stamp) -> bool,
     /// Whether of so many with a vote so many may be left without.
     may_drop: fn(voters: u32, dropped: u32) -> bool,
     /// Of whom it is asked how many would be left without: of each version's by themselves.
@@ -135,7 +151,8 @@ struct Rules {
 const RULES: Rules = Rules {
     enough: |voters, supporters| supporters * 2 > voters,
     asked: |window| window,
-    supports: Metadata::follows,
+    supports: is_up_to_date,
+    contradicts,
     may_drop: |voters, dropped| dropped * 2 <= voters,
     groups: <[_]>::to_vec,
     needs_all: true,
@@ -143,7 +160,14 @@ const RULES: Rules = Rules {
     picks: true,
 };
 
-/// The version that a pool goes on from (rule O): the latest that may be opened, of those that some disk has.
+/// Whether a disk that knows of `stamp` has all that `metadata` knows to be committed. A voter that has less was set back: it held
+/// more once, and what lies on it is as old as what it knows.
+fn is_up_to_date(metadata: &Metadata, stamp: Stamp) -> bool {
+    metadata.follows(stamp) && stamp.version >= metadata.counted()
+}
+
+/// The version that a pool goes on from (rule O): the latest that may be opened, of those that some disk has. All that any disk
+/// which is there proves to be committed must have led to it (rule P): if not, disks have been set back, and it is refused.
 ///
 /// `without` are identities of members that a person has said are gone for good. It has to name all with a vote that are
 /// missing. One that is there may be named only if what it knows did not lead to what is opened: it is wrong.
@@ -154,8 +178,34 @@ const RULES: Rules = Rules {
 ///
 /// # Errors
 /// Why there is none.
-pub fn open<'a>(known: &[Known<'a>], without: &[Uuid]) -> Result<Believed<'a>, Refusal> {
-    RULES.open(known, without)
+pub fn open<'a>(
+    known: &[Known<'a>],
+    damaged: &[Witness],
+    without: &[Uuid],
+) -> Result<Believed<'a>, Refusal> {
+    open_making(Mistake::None, known, damaged, without)
+}
+
+/// The same with a mistake.
+pub(super) fn open_making<'a>(
+    mistake: Mistake,
+    known: &[Known<'a>],
+    damaged: &[Witness],
+    without: &[Uuid],
+) -> Result<Believed<'a>, Refusal> {
+    let rules = match mistake {
+        Mistake::BelievesSetBack => Rules { supports: Metadata::follows, ..RULES },
+        Mistake::IgnoresProofs => Rules { contradicts: |_, _| false, ..RULES },
+        _ => RULES,
+    };
+    rules.open(known, damaged, without)
+}
+
+/// Whether a version `committed` by a disk of the pool is none of those that led to `metadata`, so that one of the two is lost if the
+/// other is believed. What is older than all openings that are remembered is taken for one that did.
+#[must_use]
+pub fn contradicts(metadata: &Metadata, committed: Stamp) -> bool {
+    metadata.remembers(committed) && !metadata.follows(committed)
 }
 
 /// Whether `next`, made of `before`, may be written to all that have a vote in it (rule D).
@@ -222,17 +272,21 @@ fn is_heard(known: &Known<'_>, all: &[Known<'_>]) -> bool {
 /// Whether all of which either knows that it counts led to both: the last of it did, and the other's last led to that.
 fn is_one_truth(one: &Metadata, other: &Metadata) -> bool {
     let (more, less) = if one.counted() >= other.counted() { (one, other) } else { (other, one) };
-    let version = more.counted();
-    let opening = more.openings.iter().rev().find(|o| o.first <= version);
-    let stamp = opening.map(|o| Stamp { opening: o.number, version, id: o.id });
-    version == 0 || stamp.is_some_and(|stamp| less.follows(stamp))
+    more.counted() == 0 || more.committed().is_some_and(|stamp| less.follows(stamp))
 }
 
 impl Rules {
-    fn open<'a>(&self, known: &[Known<'a>], without: &[Uuid]) -> Result<Believed<'a>, Refusal> {
+    fn open<'a>(
+        &self,
+        known: &[Known<'a>],
+        damaged: &[Witness],
+        without: &[Uuid],
+    ) -> Result<Believed<'a>, Refusal> {
         let heard: Vec<_> = known.iter().filter(|k| is_heard(k, known)).copied().collect();
-        let has =
-            |uuid| heard.iter().any(|k| k.uuid == uuid || k.metadata.member_of(uuid).is_some());
+        let has = |uuid| {
+            heard.iter().any(|k| k.uuid == uuid || k.metadata.member_of(uuid).is_some())
+                || damaged.iter().any(|witness| witness.uuid == uuid)
+        };
         if heard.is_empty() {
             return Err(Refusal::Unknown);
         }
@@ -240,24 +294,29 @@ impl Rules {
             return Err(Refusal::NoMember(*uuid));
         }
         let there = heard.iter().filter(|k| !without.contains(&k.uuid)).copied();
-        let weighed = self.weigh_all(&there.collect::<Vec<_>>(), without);
+        let there: Vec<_> = there.collect();
+        let weighed = self.weigh_all(&there, without);
         let may = |w: &&Weighed<'_>| w.short.is_none() && (without.is_empty() || w.is_said());
         let latest = weighed.iter().filter(may).max_by_key(|w| w.metadata.stamp());
-        let nearest = weighed.iter().max_by_key(|w| (w.supporters.len(), w.metadata.stamp()));
-        let Some(target) = latest.or(nearest) else {
+        let newest =
+            |w: &&Weighed<'_>| (w.metadata.committed(), w.supporters.len(), w.metadata.stamp());
+        let newest = weighed.iter().max_by_key(newest);
+        let Some(target) = latest.or(newest) else {
             return Err(heard.first().map_or(Refusal::Unknown, |k| Refusal::There(disk_of(k))));
         };
         self.check_said(target, &weighed, &heard, without)?;
-        let latest = latest.ok_or_else(|| refusal::few(target, &heard))?;
+        let latest = latest.ok_or_else(|| refusal::too_few(target, &there, &heard))?;
         if let Some(other) = weighed.iter().filter(may).find(|w| self.are_two(latest, w)) {
             return Err(refusal::two(latest, other, &heard));
         }
+        let damaged_there = damaged.iter().filter(|witness| !without.contains(&witness.uuid));
+        self.check_proofs(latest, &there, damaged_there)?;
         Ok(Believed {
             metadata: latest.metadata,
             supporters: latest.supporters,
             excused: latest.excused,
             stale: stale(latest.metadata, &heard),
-            forced: !without.is_empty() && !self.is_free(known, latest.metadata.stamp()),
+            forced: !without.is_empty() && !self.is_free(known, damaged, latest.metadata.stamp()),
         })
     }
 
@@ -285,8 +344,29 @@ impl Rules {
     }
 
     /// Whether a version is opened though nobody says anything.
-    fn is_free(&self, known: &[Known<'_>], stamp: Stamp) -> bool {
-        self.open(known, &[]).is_ok_and(|free| free.metadata.stamp() == stamp)
+    fn is_free(&self, known: &[Known<'_>], damaged: &[Witness], stamp: Stamp) -> bool {
+        self.open(known, damaged, &[]).is_ok_and(|free| free.metadata.stamp() == stamp)
+    }
+
+    /// That all which those who are there prove to be committed led to `target`.
+    fn check_proofs<'w>(
+        &self,
+        target: &Weighed<'_>,
+        there: &[Known<'_>],
+        damaged: impl Iterator<Item = &'w Witness>,
+    ) -> Result<(), Refusal> {
+        let proofs = there.iter().filter_map(|k| Some((disk_of(k), k.metadata.committed()?)));
+        let damaged = damaged.map(|witness| {
+            let Witness { member, uuid, serial, committed } = *witness;
+            (Disk { member, uuid, serial }, committed)
+        });
+        let newer = proofs.chain(damaged);
+        let newer = newer.filter(|(_, committed)| (self.contradicts)(target.metadata, *committed));
+        let newer: Vec<(Disk, Stamp)> = newer.collect();
+        if newer.is_empty() {
+            return Ok(());
+        }
+        Err(refusal::older(target, &newer, there))
     }
 
     fn supports_it(&self, metadata: &Metadata, known: &Known<'_>) -> bool {
@@ -367,7 +447,7 @@ fn forgotten(before: &Roll, next: &Metadata) -> Option<MemberId> {
 
 fn disk_of(known: &Known<'_>) -> Disk {
     let member = known.metadata.member_of(known.uuid);
-    let serial = member.map_or(super::Text::new(""), |(_, m)| m.serial);
+    let serial = member.map_or(Text::new(""), |(_, m)| m.serial);
     Disk { member: known.member, uuid: known.uuid, serial }
 }
 

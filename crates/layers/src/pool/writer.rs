@@ -636,10 +636,12 @@ impl Writer {
         let _alone = self.alone.lock().await;
         self.goes_on()?;
         let (bytes, stamp) = (self.metadata().snapshot(), self.metadata().stamp());
+        // What a label names proves that it was committed.
+        let opened = self.metadata().stamp_of(self.counted.get()).unwrap_or(disk.label().opened);
         let up = async {
             disk.put_snapshot(&bytes, stamp.version).await?;
             disk.forget_changes().await?;
-            disk.relabel(Label { opened: stamp, number: id, ..disk.label() }).await
+            disk.relabel(Label { opened, number: id, ..disk.label() }).await
         };
         let up = self.unless_stuck(id, disk, up).await;
         up.map_err(|why| failed(disk.path(), why))?;

@@ -9,7 +9,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -75,6 +75,8 @@ pub struct Errors {
     pub slow_now: AtomicU64,
     /// Operations that nobody waits for any more and that have not ended.
     pub astray: AtomicU64,
+    /// Whether something has been written to it since that was last asked.
+    pub written: AtomicBool,
     /// Reads that gave what was not written, where there are checksums, and batches of the parity log that are not given back.
     pub checksums: Arc<AtomicU64>,
 }
@@ -529,6 +531,10 @@ impl Watched {
         let now = self.clock.now.get();
         if is_answer {
             self.answered.set(now);
+        }
+        // Nobody but who asks sets it back: mostly it is only read.
+        if kind == Kind::Write && !self.errors.written.load(Ordering::Relaxed) {
+            self.errors.written.store(true, Ordering::Relaxed);
         }
         if kind != Kind::Flush && is_answer {
             let took = flight.as_ref().map_or(0, |flight| now - flight.begun).min(MOST) * 256;

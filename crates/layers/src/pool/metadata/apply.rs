@@ -278,16 +278,9 @@ impl Metadata {
         }
     }
 
-    /// Of what nobody can have seen the end any more, the beginning is not kept either.
+    /// As many openings are remembered as may be: by them a disk that was set back is told from one of another history.
     fn forget_openings(&mut self) {
-        let knew = self.members.values().filter_map(|m| match m.standing {
-            Standing::Out { knew, .. } => Some(knew),
-            _ => None,
-        });
-        let oldest = knew.min().unwrap_or(self.counted).min(self.counted);
-        while self.openings.get(1).is_some_and(|next| next.first <= oldest)
-            || self.openings.len() > MAX_OPENINGS
-        {
+        while self.openings.len() > MAX_OPENINGS {
             self.openings.pop_front();
         }
     }

@@ -21,7 +21,9 @@ use crate::pool::error::{PoolError, failed};
 use crate::pool::label::{Label, State};
 use crate::pool::layout::Layout;
 use crate::pool::metadata::{Change, MemberId, Members, Metadata, Stamp, Standing};
-use crate::pool::opening::{At, NewDisk, Returning, at, find_absent, if_it_answers, open_new};
+use crate::pool::opening::{
+    At, NewDisk, Newer, Returning, at, find_absent, if_it_answers, open_new,
+};
 use crate::pool::recovery;
 use crate::pool::writer::{LONG_PATIENCE, hold_while_busy};
 use crate::pool::{TEXT_BYTES, Text};
@@ -301,7 +303,17 @@ impl Pool {
             let found = there.into_iter().filter(|(id, _)| away.contains(id));
             found.flat_map(|(_, paths)| paths).collect::<Vec<_>>()
         };
-        for found in find_absent(&self.core, &known, &found, self.buffered).await {
+        let (absent, newer) = find_absent(&self.core, &known, &found, self.buffered).await;
+        for Newer { id, path, serial, committed } in newer {
+            // It is looked at again when it has been away.
+            self.away.borrow_mut().remove(&id);
+            let (path, Stamp { version, opening, .. }) = (path.display(), committed);
+            tracing::error!(
+                pool = %known.name, %path, %serial, version, opening,
+                "a disk proves that a version of the pool was committed which the disks in use do not know: they were set back, or it is of another history. It is left alone: close the pool and put the right disks back, or give this one up (windrose pool replace)"
+            );
+        }
+        for found in absent {
             // From now on nothing of it begins to move.
             if self.is_closed.get() || !self.returning.borrow_mut().insert(found.id) {
                 continue;

@@ -5,8 +5,8 @@ use std::fmt;
 use uuid::Uuid;
 
 use super::super::Text;
-use super::super::metadata::{MemberId, Members, Metadata};
-use super::{Known, Weighed};
+use super::super::metadata::{MemberId, Members, Metadata, Stamp};
+use super::{Known, Weighed, contradicts, disk_of};
 
 /// Why no version may be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,12 +14,15 @@ pub enum Refusal {
     /// No disk knows of a version.
     #[error("none of the disks that are there knows of a version of the pool")]
     Unknown,
-    /// Not more than half of those with a vote stand behind any version.
+    /// Not more than half of those with a vote stand behind the newest version, nor behind an older one.
     #[error("{0}")]
     Few(Box<Few>),
     /// Two versions may be opened, and one has what the other has not.
     #[error("{0}")]
     TwoTruths(Box<TwoTruths>),
+    /// Disks were set back: others prove that more was committed than they know.
+    #[error("{0}")]
+    Older(Box<Older>),
     /// More are missing than a person has said are gone for good.
     #[error(
         "{} missing as well; if gone for good: pool open {pool}{}, beside what was said",
@@ -40,7 +43,7 @@ pub enum Refusal {
     NoMember(Uuid),
 }
 
-/// Too few for the version that most stand behind.
+/// Too few for the newest version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Few {
     /// The pool's name.
@@ -57,6 +60,25 @@ pub struct Few {
     pub missing: Vec<Disk>,
     /// Those that are there and know of something else.
     pub astray: Vec<Disk>,
+}
+
+/// Disks that know less than others prove to be committed, or something else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Older {
+    /// The pool's name.
+    pub pool: Text,
+    /// Disks that do not know of what was committed.
+    pub older: Vec<Disk>,
+    /// The latest version of which one of them knows.
+    pub knows: Stamp,
+    /// Disks that prove it.
+    pub newer: Vec<Disk>,
+    /// The latest version that they prove.
+    pub committed: Stamp,
+    /// Disks that are missing beside, of those with a vote in the newer state.
+    pub missing: Vec<Disk>,
+    /// Whether the newer ones, without all others, have all data.
+    pub newer_have_all: bool,
 }
 
 /// Two versions that may be opened, of which neither led to the other.
@@ -135,6 +157,45 @@ impl fmt::Display for Few {
     }
 }
 
+impl fmt::Display for Older {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pool, older, knows, newer, committed, missing, newer_have_all } = self;
+        let verb = |disks: &[Disk], one, more| if disks.len() == 1 { one } else { more };
+        write!(
+            f,
+            "{} older than {}: {} version {} of opening {}, and {} {} that version {} of opening {} \
+             was committed; ",
+            are(older),
+            names(newer),
+            verb(older, "it knows", "they know"),
+            knows.version,
+            knows.opening,
+            names(newer),
+            verb(newer, "proves", "prove"),
+            committed.version,
+            committed.opening,
+        )?;
+        if !missing.is_empty() {
+            write!(f, "{} missing; ", are(missing))?;
+        }
+        write!(
+            f,
+            "{} set back (a snapshot or a backup of a disk was put back, or another disk was plugged \
+             in): nothing has been changed; put the right disks back",
+            verb(older, "it was", "they were")
+        )?;
+        if *newer_have_all {
+            let gone = without(&[&missing[..], older].concat());
+            write!(f, "; or open what the newer have: windrose pool open {pool}{gone}")?;
+        }
+        write!(
+            f,
+            "; or open the older state, which LOSES all that was written since: windrose pool open {pool}{}",
+            without(newer)
+        )
+    }
+}
+
 fn names(disks: &[Disk]) -> String {
     let names: Vec<_> = disks.iter().map(ToString::to_string).collect();
     let word = if names.len() == 1 { "disk" } else { "disks" };
@@ -176,13 +237,94 @@ pub(super) fn few(weighed: &Weighed<'_>, known: &[Known<'_>]) -> Refusal {
     Refusal::Few(Box::new(few))
 }
 
-pub(super) fn two(one: &Weighed<'_>, other: &Weighed<'_>, known: &[Known<'_>]) -> Refusal {
-    let truth = |this: &Weighed<'_>, that: &Weighed<'_>| Truth {
-        version: this.metadata.stamp().version,
-        opening: this.metadata.stamp().opening,
-        disks: disks(this.metadata, this.supporters.without(that.supporters), known),
+/// What is to be told where no version may be opened: that disks were set back, if some of those with a vote in the newest version do
+/// not know of what is proved to be committed.
+pub(super) fn too_few(newest: &Weighed<'_>, there: &[Known<'_>], heard: &[Known<'_>]) -> Refusal {
+    let Some(committed) = newest.metadata.committed() else { return few(newest, heard) };
+    let knows_it = |k: &&Known<'_>| k.metadata.follows(committed);
+    let asked = |k: &&Known<'_>| super::is_of(newest.metadata, k) && newest.voters.has(k.member);
+    let older = there.iter().filter(|k| !knows_it(k));
+    let older = older.filter(|k| asked(k) || is_another(newest.metadata, k.metadata));
+    let older: Vec<_> = older.collect();
+    let Some(knows) = older.iter().map(|k| k.metadata.stamp()).max() else {
+        return few(newest, heard);
     };
-    let two =
-        TwoTruths { pool: one.metadata.name, one: truth(one, other), other: truth(other, one) };
-    Refusal::TwoTruths(Box::new(two))
+    let newer: Vec<_> = there.iter().filter(knows_it).collect();
+    if let Some(other) = older.iter().find(|k| is_another(newest.metadata, k.metadata)) {
+        let others = older.iter().filter(|k| other.metadata.follows(k.metadata.stamp()));
+        let other = truth_of(other.metadata, others.copied().map(disk_of).collect());
+        let one = truth_of(newest.metadata, newer.into_iter().map(disk_of).collect());
+        return two_truths(newest.metadata.name, one, other);
+    }
+    let holding = newer.iter().filter(|k| super::is_of(newest.metadata, k));
+    let holding: Members = holding.map(|k| k.member).collect();
+    Refusal::Older(Box::new(Older {
+        pool: newest.metadata.name,
+        older: older.into_iter().map(disk_of).collect(),
+        knows,
+        newer: newer.into_iter().map(disk_of).collect(),
+        committed,
+        missing: disks(newest.metadata, newest.missing, heard),
+        newer_have_all: newest.metadata.lost(holding).next().is_none(),
+    }))
+}
+
+/// What would be opened does not know of what others prove.
+pub(super) fn older(
+    target: &Weighed<'_>,
+    proofs: &[(Disk, Stamp)],
+    there: &[Known<'_>],
+) -> Refusal {
+    let newer: Vec<Disk> = proofs.iter().map(|(disk, _)| *disk).collect();
+    let committed = proofs.iter().map(|(_, committed)| *committed).max();
+    let best = there.iter().filter(|k| newer.iter().any(|disk| disk.uuid == k.uuid));
+    let best = best.max_by_key(|k| k.metadata.stamp()).map(|k| k.metadata);
+    if let Some(best) = best.filter(|best| is_another(best, target.metadata)) {
+        let supporters = disks(target.metadata, target.supporters, there);
+        let target = truth_of(target.metadata, supporters);
+        return two_truths(best.name, target, truth_of(best, newer));
+    }
+    let older = there.iter().filter(|k| target.supporters.has(k.member));
+    let older = older.filter(|k| committed.is_some_and(|c| contradicts(k.metadata, c)));
+    let older: Vec<Disk> = older.map(disk_of).collect();
+    let named = |metadata: &Metadata, uuid| metadata.member_of(uuid).map(|(id, _)| id);
+    let of = |disks: &[Disk], metadata: &Metadata| -> Members {
+        disks.iter().filter_map(|disk| named(metadata, disk.uuid)).collect()
+    };
+    // Those with a vote in the newer state that are nowhere.
+    let missing = best.map_or_else(Members::default, |best| {
+        let there: Vec<Disk> = there.iter().map(disk_of).collect();
+        best.voters().without(of(&there, best))
+    });
+    Refusal::Older(Box::new(Older {
+        pool: target.metadata.name,
+        older,
+        knows: target.metadata.stamp(),
+        committed: committed.unwrap_or(target.metadata.stamp()),
+        missing: best.map_or_else(Vec::new, |best| disks(best, missing, there)),
+        newer_have_all: best.is_some_and(|best| best.lost(of(&newer, best)).next().is_none()),
+        newer,
+    }))
+}
+
+pub(super) fn two(one: &Weighed<'_>, other: &Weighed<'_>, known: &[Known<'_>]) -> Refusal {
+    let truth = |this: &Weighed<'_>, that: &Weighed<'_>| {
+        let behind = this.supporters.without(that.supporters);
+        truth_of(this.metadata, disks(this.metadata, behind, known))
+    };
+    two_truths(one.metadata.name, truth(one, other), truth(other, one))
+}
+
+/// Whether `other` proves something to be committed that did not lead to `one`.
+fn is_another(one: &Metadata, other: &Metadata) -> bool {
+    other.committed().is_some_and(|committed| contradicts(one, committed))
+}
+
+fn truth_of(metadata: &Metadata, disks: Vec<Disk>) -> Truth {
+    let Stamp { version, opening, .. } = metadata.stamp();
+    Truth { version, opening, disks }
+}
+
+fn two_truths(pool: Text, one: Truth, other: Truth) -> Refusal {
+    Refusal::TwoTruths(Box::new(TwoTruths { pool, one, other }))
 }

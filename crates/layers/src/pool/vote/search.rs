@@ -11,6 +11,12 @@
 //! opening more, of which only is asked what it would open. That is 1.5 million states at most, 3.7 million together.
 //!
 //! No statements are made: with one that is false the claim is none.
+//!
+//! **Disks that are set back.** Whenever nobody writes, any disks are set back, one after the other, each to any version that it held
+//! before. Then what counts may be lost, as nobody may be there who knows of it. What is asked then: that all which any disk there
+//! proves to be committed led to what is opened; that nobody is believed to have what it has not, as it was set back behind that; that
+//! it is opened wherever it would be if those that were set back were not there, unless two histories have been gone on with; and
+//! that with all there it is said which disks are older, if it is refused.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -20,10 +26,13 @@ use uuid::Uuid;
 
 use super::super::Text;
 use super::super::metadata::{Change, MemberId, Members, Metadata, Standing};
-use super::{Known, RULES, Refusal, Roll, Rules, Written};
+use super::{Known, RULES, Refusal, Roll, Rules, Written, is_up_to_date};
 
 /// Most disks of a world.
 const DISKS: usize = 4;
+
+/// Most versions that a disk is remembered to have held before the one that it holds.
+const PAST: usize = 5;
 
 /// A set of disks, a bit for each.
 type Disks = u8;
@@ -56,6 +65,8 @@ struct Scope {
     removes: bool,
     /// Whether it is also looked whether the pool can be opened at all.
     alive: bool,
+    /// Whether disks are set back.
+    sets_back: bool,
 }
 
 const SCOPE: Scope = Scope {
@@ -66,6 +77,7 @@ const SCOPE: Scope = Scope {
     versions: 2,
     removes: false,
     alive: true,
+    sets_back: false,
 };
 
 /// What a version changes, and in which way it is not another that changes the same.
@@ -105,6 +117,14 @@ struct State {
     /// The last version that counts.
     counted: u32,
     writer: Option<Writer>,
+    /// What each disk held before, in ascending order, and then zeroes; nothing where none is set back.
+    past: [[u32; PAST]; DISKS],
+    /// Disks that were set back, and not written since.
+    older: Disks,
+    /// Whether any was set back, ever.
+    was_set_back: bool,
+    /// Whether something that counts has been lost by that, so that there may be two histories.
+    is_forked: bool,
 }
 
 /// How one state comes of another.
@@ -114,6 +134,7 @@ enum Move {
     Makes(u32),
     Writes(usize),
     Cut,
+    SetsBack(usize, u32),
 }
 
 /// How each state was come to first.
@@ -122,8 +143,13 @@ type Came = FxHashMap<State, Option<(State, Move)>>;
 /// What an opening came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opens {
-    At(u32),
+    At {
+        head: u32,
+        /// Whether somebody supports it who lacks what it knows to be committed.
+        by_stale: bool,
+    },
     TwoTruths,
+    Older,
     Few,
 }
 
@@ -137,8 +163,14 @@ enum Wrong {
     /// Two may be opened of which neither led to the other, though nobody said anything.
     TwoTruths,
     /// All disks are there, or all with a vote since the last version of which the last that counts says that it does, and
-    /// the pool cannot be opened.
+    /// the pool cannot be opened. Or it could be if disks that were set back were not there.
     Stuck,
+    /// A disk proves to be committed what did not lead to what is opened.
+    Contradicts,
+    /// A disk that was set back is believed to have what it has lost.
+    Stale,
+    /// It is not said which disks are older.
+    Unnamed,
 }
 
 #[derive(Debug)]
@@ -187,7 +219,16 @@ impl World {
         let second = second.expect("it can be made");
         let mut held = [0; DISKS];
         held[..scope.members].fill(second);
-        (world, State { held, counted: second, writer: None })
+        let state = State {
+            held,
+            counted: second,
+            writer: None,
+            past: [[0; PAST]; DISKS],
+            older: 0,
+            was_set_back: false,
+            is_forked: false,
+        };
+        (world, state)
     }
 
     fn number(&self, disk: usize) -> MemberId {
@@ -268,6 +309,16 @@ impl World {
         at == from
     }
 
+    /// The last version of which a version knows that it counts: what the rules have to find out, known.
+    fn committed(&self, id: u32) -> u32 {
+        let counted = self.nodes[id as usize].metadata.counted();
+        let mut at = id;
+        while at != 0 && self.nodes[at as usize].metadata.stamp().version > counted {
+            at = self.nodes[at as usize].parent;
+        }
+        at
+    }
+
     fn known(&self, held: &[u32; DISKS]) -> Vec<Known<'_>> {
         let there = (0..DISKS).filter(|disk| held[*disk] != 0);
         let known = there.map(|disk| Known {
@@ -282,13 +333,21 @@ impl World {
         if let Some(opens) = self.opens.get(&held) {
             return *opens;
         }
-        let opens = match self.scope.rules.open(&self.known(&held), &[]) {
+        let opens = match self.scope.rules.open(&self.known(&held), &[], &[]) {
             Ok(believed) => {
                 let stamp = believed.metadata.stamp();
                 let same = |id: &&u32| self.nodes[**id as usize].metadata.stamp() == stamp;
-                Opens::At(*held.iter().filter(|id| **id != 0).find(same).unwrap())
+                let head = *held.iter().filter(|id| **id != 0).find(same).unwrap();
+                let supports = |d: &usize| {
+                    let member = believed.metadata.member_of(Self::uuid(*d));
+                    held[*d] != 0 && member.is_some_and(|(id, _)| believed.supporters.has(id))
+                };
+                let least = self.committed(head);
+                let by_stale = (0..DISKS).filter(supports).any(|disk| !self.led(least, held[disk]));
+                Opens::At { head, by_stale }
             }
             Err(Refusal::TwoTruths(_)) => Opens::TwoTruths,
+            Err(Refusal::Older(older)) if !older.older.is_empty() => Opens::Older,
             Err(_) => Opens::Few,
         };
         self.opens.insert(held, opens);
@@ -342,7 +401,7 @@ impl World {
         let (before, next) = (&self.nodes[writer.head as usize], &self.nodes[next as usize]);
         let ours = each(writer.here).filter(|d| next.metadata.member_of(Self::uuid(*d)).is_some());
         let stamp = |d: usize| self.nodes[state.held[d] as usize].metadata.stamp();
-        let following = ours.filter(|d| before.metadata.follows(stamp(*d)));
+        let following = ours.filter(|d| is_up_to_date(&before.metadata, stamp(*d)));
         let (mut written, head) = (Written::default(), before.metadata.stamp());
         for disk in following {
             let member = self.number(disk);
@@ -373,6 +432,10 @@ impl World {
         for disk in each(writer.here).filter(|d| state.held[*d] != writer.head) {
             let mut written = *state;
             written.held[disk] = writer.head;
+            if self.scope.sets_back {
+                written.past[disk] = with(written.past[disk], state.held[disk]);
+                written.older &= !(1 << disk);
+            }
             written.counted = self.counts(&written, writer.head)?;
             next.push((Move::Writes(disk), written));
         }
@@ -395,18 +458,58 @@ impl World {
         for here in subsets(self.disks()) {
             let mut held = state.held;
             (0..DISKS).filter(|d| !has(here, *d)).for_each(|d| held[d] = 0);
-            let head = match self.open(held) {
-                Opens::At(head) if self.led(state.counted, head) => head,
-                Opens::At(_) => return Err(Wrong::Lost),
+            let opens = self.open(held);
+            if state.was_set_back {
+                self.check_set_back(state, &held, opens)?;
+            }
+            let head = match opens {
+                Opens::At { by_stale: true, .. } => return Err(Wrong::Stale),
+                Opens::At { head, .. } if state.was_set_back => head,
+                Opens::At { head, .. } if self.led(state.counted, head) => head,
+                Opens::At { .. } => return Err(Wrong::Lost),
+                _ if state.was_set_back => continue,
                 Opens::TwoTruths if self.scope.alive => return Err(Wrong::TwoTruths),
-                Opens::Few if self.scope.alive && self.is_all(&held) => return Err(Wrong::Stuck),
-                Opens::TwoTruths | Opens::Few => continue,
+                Opens::Older | Opens::Few if self.scope.alive && self.is_all(&held) => {
+                    return Err(Wrong::Stuck);
+                }
+                Opens::TwoTruths | Opens::Older | Opens::Few => continue,
             };
+            let mut state = *state;
+            if !self.led(state.counted, head) {
+                state.is_forked = true;
+                state.counted = self.committed(head);
+            }
             let writer = Writer { here, head, left: self.scope.versions };
-            let state = State { writer: Some(writer), ..*state };
+            let state = State { writer: Some(writer), ..state };
             next.push((Move::Opens { here, head }, state));
         }
+        if self.scope.sets_back {
+            next.extend(set_back(state));
+        }
         Ok(next)
+    }
+
+    /// What has to hold of an opening after disks were set back.
+    fn check_set_back(
+        &mut self,
+        state: &State,
+        held: &[u32; DISKS],
+        opens: Opens,
+    ) -> Result<(), Wrong> {
+        if let Opens::At { head, .. } = opens {
+            let mut there = held.iter().filter(|id| **id != 0);
+            let is_proved = |id: &u32| self.led(self.committed(*id), head);
+            return if there.all(is_proved) { Ok(()) } else { Err(Wrong::Contradicts) };
+        }
+        let proved = |id: &u32| held.iter().any(|by| !self.led(self.committed(*by), *id));
+        let lacks = |disk: usize| held[disk] != 0 && proved(&held[disk]);
+        if opens == Opens::Few && self.is_all(held) && each(state.older).any(lacks) {
+            return Err(Wrong::Unnamed);
+        }
+        let mut others = *held;
+        each(state.older).for_each(|disk| others[disk] = 0);
+        let would = !state.is_forked && matches!(self.open(others), Opens::At { .. });
+        if would && self.scope.alive { Err(Wrong::Stuck) } else { Ok(()) }
     }
 
     /// Whether all are there that have a vote in a version that one of those there asks about, and that is somebody.
@@ -421,6 +524,35 @@ impl World {
             None => self.opened(state),
         }
     }
+}
+
+/// Versions that a disk held, with one more.
+fn with(past: [u32; PAST], held: u32) -> [u32; PAST] {
+    if held == 0 || past.contains(&held) {
+        return past;
+    }
+    let mut all: Vec<u32> = past.into_iter().filter(|id| *id != 0).chain([held]).collect();
+    all.sort_unstable();
+    assert!(all.len() <= PAST, "so many versions on one disk");
+    all.resize(PAST, 0);
+    all.try_into().expect("as long")
+}
+
+/// Any disk set back to anything that it held, if it was not since it was written.
+fn set_back(state: &State) -> Vec<(Move, State)> {
+    let mut next = Vec::new();
+    for disk in (0..DISKS).filter(|disk| !has(state.older, *disk)) {
+        for version in state.past[disk].into_iter().filter(|id| *id != 0 && *id != state.held[disk])
+        {
+            let mut older = *state;
+            older.past[disk] = with(older.past[disk], older.held[disk]);
+            older.held[disk] = version;
+            older.older |= 1 << disk;
+            older.was_set_back = true;
+            next.push((Move::SetsBack(disk, version), older));
+        }
+    }
+    next
 }
 
 /// Most states that are looked at.
@@ -442,13 +574,17 @@ fn search(scope: Scope) -> Searched {
                     found = Some(Found { wrong, history: tell(&world, &came, state) });
                     break 'rounds;
                 }
-                Ok(_) if round == scope.openings => continue,
-                Ok(next) => next,
+                Ok(mut next) => {
+                    if round == scope.openings {
+                        next.retain(|(how, _)| matches!(how, Move::SetsBack(..)));
+                    }
+                    next
+                }
             };
             assert!(came.len() < MOST, "too large a scope: {round} {}", queue.len());
             for (how, next) in next {
                 came.entry(next).or_insert_with(|| {
-                    if next.writer.is_some() {
+                    if next.writer.is_some() || matches!(how, Move::SetsBack(..)) {
                         queue.push_back(next);
                     } else {
                         cut.push(next);
@@ -490,6 +626,7 @@ fn tell(world: &World, came: &Came, last: State) -> String {
             }
             Move::Writes(disk) => write!(text, "write {}; ", letters(1 << disk)),
             Move::Cut => writeln!(text, "cut."),
+            Move::SetsBack(disk, id) => write!(text, "set {} back to #{id}; ", letters(1 << disk)),
         }
         .unwrap();
     }
@@ -612,4 +749,28 @@ fn that_a_member_that_is_not_there_keeps_its_vote_is_found() {
 fn that_a_person_is_asked_where_nothing_is_at_stake_is_found() {
     let rules = Rules { picks: false, ..RULES };
     finds(Wrong::TwoTruths, Scope { rules, members: 3, versions: 1, ..SCOPE });
+}
+
+const SETS_BACK: Scope = Scope { sets_back: true, ..SCOPE };
+
+#[test]
+fn what_any_disk_proves_to_be_committed_led_to_what_is_opened_after_disks_were_set_back() {
+    finds_nothing(Scope { members: 2, ..SETS_BACK });
+    finds_nothing(Scope { members: 3, openings: 1, ..SETS_BACK });
+    finds_nothing(Scope { members: 3, versions: 1, ..SETS_BACK });
+    finds_nothing(Scope { members: 4, openings: 1, versions: 1, ..SETS_BACK });
+    finds_nothing(Scope { members: 1, others: 1, ..SETS_BACK });
+    finds_nothing(Scope { members: 2, others: 1, versions: 1, ..SETS_BACK });
+}
+
+#[test]
+fn that_a_disk_that_was_set_back_supports_what_came_after_is_found() {
+    let rules = Rules { supports: Metadata::follows, ..RULES };
+    finds(Wrong::Stale, Scope { rules, members: 3, openings: 1, ..SETS_BACK });
+}
+
+#[test]
+fn that_what_disks_prove_is_not_heeded_is_found() {
+    let rules = Rules { contradicts: |_, _| false, ..RULES };
+    finds(Wrong::Contradicts, Scope { rules, members: 3, openings: 1, ..SETS_BACK });
 }

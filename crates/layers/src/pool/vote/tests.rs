@@ -39,18 +39,18 @@ fn pool(members: u16) -> Metadata {
 }
 
 fn text(known: &[Known<'_>], without: &[Uuid]) -> String {
-    open(known, without).unwrap_err().to_string()
+    open(known, &[], without).unwrap_err().to_string()
 }
 
 #[test]
 fn a_pool_that_is_just_created_is_opened_by_its_members() {
     let pool = tests::pool(3);
-    let believed = open(&known(&[(0, &pool), (2, &pool)]), &[]).unwrap();
+    let believed = open(&known(&[(0, &pool), (2, &pool)]), &[], &[]).unwrap();
     assert_eq!((believed.supporters, believed.forced), (set(&[0, 2]), false));
     assert_eq!(believed.stale, []);
-    assert_eq!(open(&[], &[]), Err(Refusal::Unknown));
+    assert_eq!(open(&[], &[], &[]), Err(Refusal::Unknown));
     let nothing = Metadata::new(Uuid::from_u128(1), Text::new("tank"), tests::raid5(3), 16);
-    assert_eq!(open(&known(&[(0, &nothing)]), &[]), Err(Refusal::Unknown));
+    assert_eq!(open(&known(&[(0, &nothing)]), &[], &[]), Err(Refusal::Unknown));
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn the_later_one_of_a_line_is_taken_and_says_who_is_stale() {
     let new = next(&old, 2, Some(11), &[3]);
     let other = next(&old, 1, Some(9), &[]);
     let disks = known(&[(0, &new), (1, &old), (2, &other), (3, &old)]);
-    let believed = open(&disks, &[]).unwrap();
+    let believed = open(&disks, &[], &[]).unwrap();
     assert_eq!(believed.metadata.stamp(), new.stamp());
     assert_eq!(believed.supporters, set(&[0, 1, 3]));
     let stale = |member, knows: &Metadata, led_here, out| Stale {
@@ -83,7 +83,7 @@ fn half_is_not_enough_and_who_is_missing_is_named() {
          and more than half are needed; if they are gone for good: pool open tank --without S0 \
          --without S2"
     );
-    let Err(Refusal::Few(few)) = open(&half, &[]) else { panic!("not half") };
+    let Err(Refusal::Few(few)) = open(&half, &[], &[]) else { panic!("not half") };
     assert_eq!((few.missing[0].member, few.missing[0].uuid), (m(0), uuid(0)));
     let other = next(&pool, 1, Some(12), &[]);
     let new = next(&pool, 1, Some(11), &[]);
@@ -113,10 +113,10 @@ fn a_statement_names_all_that_are_missing_and_none_that_is_right() {
         text(&one, &without(&[9])),
         "the pool has no disk 00000000-0000-0000-0000-00000000006d"
     );
-    let believed = open(&one, &without(&[0, 2, 3])).unwrap();
+    let believed = open(&one, &[], &without(&[0, 2, 3])).unwrap();
     assert_eq!((believed.excused, believed.forced), (set(&[0, 2, 3]), true));
     let three = known(&[(0, &pool), (1, &pool), (2, &pool)]);
-    assert!(!open(&three, &without(&[3])).unwrap().forced, "nothing had to be said");
+    assert!(!open(&three, &[], &without(&[3])).unwrap().forced, "nothing had to be said");
 }
 
 #[test]
@@ -131,14 +131,15 @@ fn a_statement_that_was_false_makes_two_truths() {
         "there are two truths: version 4 of opening 2 on disks S1, S2, and version 4 of opening 2 \
          on disk S0; which disks are wrong is to be said: pool open tank --without ..."
     );
-    assert_eq!(open(&disks, &[uuid(0)]).unwrap().metadata.stamp(), regular.stamp());
-    let right = open(&disks, &[uuid(1), uuid(2)]).unwrap();
+    assert_eq!(open(&disks, &[], &[uuid(0)]).unwrap().metadata.stamp(), regular.stamp());
+    let right = open(&disks, &[], &[uuid(1), uuid(2)]).unwrap();
     assert_eq!((right.metadata.stamp(), right.forced), (forced.stamp(), true));
     let all = [uuid(1), uuid(2), uuid(3)];
-    assert!(matches!(open(&disks, &all), Err(Refusal::There(_))), "S3 stands behind both");
+    let right = open(&disks, &[], &all).unwrap();
+    assert_eq!(right.metadata.stamp(), forced.stamp(), "S3 has less than it knows to be committed");
     // Those that were named have done nothing since: what was said of them led to nothing that is lost.
     let disks = known(&[(0, &forced), (1, &before), (2, &before), (3, &before)]);
-    assert_eq!(open(&disks, &[]).unwrap().metadata.stamp(), forced.stamp());
+    assert_eq!(open(&disks, &[], &[]).unwrap().metadata.stamp(), forced.stamp());
 }
 
 /// Saying less must not open an older version than saying more would.
@@ -157,20 +158,23 @@ fn a_later_version_is_not_passed_over_by_a_statement() {
     };
     [2, 3].iter().for_each(|n| later.apply(&add(*n)).unwrap());
     let disks = known(&[(0, &later), (1, &before)]);
-    assert!(matches!(open(&disks[..1], &[uuid(1)]), Err(Refusal::Unnamed { .. })));
-    assert!(open(&disks[..1], &[uuid(1), uuid(2), uuid(3)]).unwrap().forced);
+    assert!(matches!(open(&disks[..1], &[], &[uuid(1)]), Err(Refusal::Unnamed { .. })));
+    assert!(open(&disks[..1], &[], &[uuid(1), uuid(2), uuid(3)]).unwrap().forced);
 }
 
 #[test]
 fn of_two_with_one_identity_neither_is_asked() {
     let pool = pool(3);
     assert!(matches!(
-        open(&known(&[(0, &pool), (1, &pool), (1, &pool)]), &[]),
+        open(&known(&[(0, &pool), (1, &pool), (1, &pool)]), &[], &[]),
         Err(Refusal::Few(_))
     ));
     let mut disks = known(&[(0, &pool), (1, &pool)]);
     disks[1].member = m(2);
-    assert!(matches!(open(&disks, &[]), Err(Refusal::Few(_))), "a label with another's number");
+    assert!(
+        matches!(open(&disks, &[], &[]), Err(Refusal::Few(_))),
+        "a label with another's number"
+    );
 }
 
 #[test]
@@ -209,6 +213,115 @@ fn what_may_not_be_written_is_said() {
     );
 }
 
+/// Versions of a pool: `old` as it was once, and `new` that knows of one committed since, both with a vote for all.
+fn set_back(members: u16) -> (Metadata, Metadata) {
+    let old = next(&pool(members), 2, Some(11), &[]);
+    let new = next(&next(&old, 3, Some(12), &[]), 4, None, &[]);
+    (old, new)
+}
+
+#[test]
+fn two_of_three_that_were_set_back_do_not_overwrite_the_third() {
+    let (old, new) = set_back(3);
+    let disks = known(&[(0, &old), (1, &old), (2, &new)]);
+    let Err(Refusal::Older(refused)) = open(&disks, &[], &[]) else { panic!("it is opened") };
+    let members = |disks: &[Disk]| disks.iter().map(|d| d.member.0).collect::<Vec<_>>();
+    assert_eq!((members(&refused.older), members(&refused.newer)), (vec![0, 1], vec![2]));
+    assert_eq!((refused.knows, refused.committed.version), (old.stamp(), 4));
+    assert_eq!(
+        text(&disks, &[]),
+        "disks S0, S1 are older than disk S2: they know version 3 of opening 2, and disk S2 proves \
+         that version 4 of opening 3 was committed; they were set back (a snapshot or a backup of a \
+         disk was put back, or another disk was plugged in): nothing has been changed; put the right \
+         disks back; or open what the newer have: windrose pool open tank --without S0 --without S1; \
+         or open the older state, which LOSES all that was written since: windrose pool open tank \
+         --without S2"
+    );
+    // Without the one that proves it nobody knows.
+    assert_eq!(open(&disks[..2], &[], &[]).unwrap().metadata.stamp(), old.stamp());
+}
+
+#[test]
+fn which_state_is_wanted_may_be_said() {
+    let (old, new) = set_back(3);
+    let disks = known(&[(0, &old), (1, &old), (2, &new)]);
+    let older = open(&disks, &[], &[uuid(2)]).unwrap();
+    assert_eq!((older.metadata.stamp(), older.supporters), (old.stamp(), set(&[0, 1])));
+    assert_eq!((older.forced, older.excused), (true, set(&[2])));
+    let newer = open(&disks, &[], &[uuid(0), uuid(1)]).unwrap();
+    assert_eq!((newer.metadata.stamp(), newer.supporters), (new.stamp(), set(&[2])));
+    assert!(newer.forced);
+}
+
+/// It supports nothing, so what lies on it is not believed: it is as old as what it knows.
+#[test]
+fn one_of_three_that_was_set_back_is_stale() {
+    let (old, new) = set_back(3);
+    let disks = known(&[(0, &new), (1, &old), (2, &new)]);
+    let believed = open(&disks, &[], &[]).unwrap();
+    assert_eq!((believed.metadata.stamp(), believed.supporters), (new.stamp(), set(&[0, 2])));
+    let stale = Stale { member: m(1), knows: old.stamp(), led_here: true, out: false };
+    assert_eq!(believed.stale, [stale]);
+}
+
+#[test]
+fn of_a_pair_of_which_one_was_set_back_a_person_says_which_is_right() {
+    let (old, new) = set_back(2);
+    let disks = known(&[(0, &new), (1, &old)]);
+    let said = text(&disks, &[]);
+    assert!(said.starts_with("disk S1 is older than disk S0: it knows version 3"), "{said}");
+    assert!(said.contains("pool open tank --without S1;"), "{said}");
+    assert_eq!(open(&disks, &[], &[uuid(1)]).unwrap().metadata.stamp(), new.stamp());
+    assert_eq!(open(&disks, &[], &[uuid(0)]).unwrap().metadata.stamp(), old.stamp());
+}
+
+#[test]
+fn who_is_missing_is_named_beside_those_that_were_set_back() {
+    let (old, new) = set_back(5);
+    let said = text(&known(&[(0, &new), (1, &new), (3, &old), (4, &old)]), &[]);
+    assert!(said.starts_with("disks S3, S4 are older than disks S0, S1"), "{said}");
+    assert!(said.contains("disk S2 is missing;"), "{said}");
+    assert!(said.contains("--without S2 --without S3 --without S4;"), "{said}");
+    // Those that were out have never had more.
+    let out = next(&next(&pool(4), 2, None, &[2, 3]), 3, None, &[]);
+    let said = text(&known(&[(0, &out), (2, &pool(4)), (3, &pool(4))]), &[]);
+    assert!(said.starts_with("disk S1 is missing; of 2 disks"), "{said}");
+}
+
+/// Its metadata is gone, and what its label says is not.
+#[test]
+fn what_the_label_of_a_damaged_disk_proves_is_heeded() {
+    let (old, new) = set_back(3);
+    let disks = known(&[(0, &old), (1, &old)]);
+    let witness =
+        |committed| Witness { member: m(2), uuid: uuid(2), serial: Text::new("S2"), committed };
+    let refused = open(&disks, &[witness(new.stamp_of(4).unwrap())], &[]).unwrap_err();
+    let said = refused.to_string();
+    assert!(said.starts_with("disks S0, S1 are older than disk S2"), "{said}");
+    let same = open(&disks, &[witness(old.stamp_of(2).unwrap())], &[]).unwrap();
+    assert_eq!(same.supporters, set(&[0, 1]));
+    let said = open(&disks, &[witness(new.stamp())], &[uuid(2)]).unwrap();
+    assert_eq!(said.metadata.stamp(), old.stamp());
+}
+
+/// Disks that were set back were opened, and have gone on: neither history is believed against the other.
+#[test]
+fn a_history_of_disks_that_were_set_back_is_not_believed_against_a_newer_one() {
+    let (old, new) = set_back(3);
+    let other = next(&next(&old, 3, Some(13), &[2]), 4, None, &[]);
+    let two = |disks: &[Known<'_>]| {
+        let refused = open(disks, &[], &[]);
+        let Err(Refusal::TwoTruths(two)) = refused else { panic!("{refused:?}") };
+        [two.one, two.other].map(|truth| truth.disks.iter().map(|d| d.member.0).collect::<Vec<_>>())
+    };
+    assert_eq!(two(&known(&[(0, &other), (1, &other), (2, &new)])), [vec![0, 1], vec![2]]);
+    assert_eq!(two(&known(&[(0, &other), (1, &new), (2, &new)])), [vec![1, 2], vec![0]]);
+    let pair = known(&[(0, &other), (2, &new)]);
+    assert!(matches!(open(&pair, &[], &[]), Err(Refusal::TwoTruths(_))));
+    let disks = known(&[(0, &other), (1, &other), (2, &new)]);
+    assert_eq!(open(&disks, &[], &[uuid(2)]).unwrap().metadata.stamp(), other.stamp());
+}
+
 proptest! {
     #[test]
     fn whatever_disks_know_is_opened_or_refused(
@@ -234,7 +347,7 @@ proptest! {
             Known { member: m(number), uuid: uuid(*identity), metadata: version.get(&versions) }
         }).collect();
         let without: Vec<_> = without.iter().map(|n| uuid(*n)).collect();
-        match open(&known, &without) {
+        match open(&known, &[], &without) {
             Ok(believed) => {
                 prop_assert!(!believed.supporters.and(believed.metadata.voters()).is_empty());
                 prop_assert!(!believed.forced || !without.is_empty());
