@@ -4,9 +4,7 @@
 
 mod secret;
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use http::Uri;
@@ -14,10 +12,15 @@ use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::file::{self, ReadError};
+
 pub use secret::ClusterSecret;
 
-/// Format of the file that this version writes, and the newest that it reads.
-pub const FORMAT: u64 = 1;
+/// Format of the file that this version writes and reads.
+pub const FORMAT: u64 = 2;
+
+/// What the file is sealed as.
+const NAME: &str = "cluster.json";
 
 /// Longest file that is read, in bytes.
 const MAX_FILE: u64 = 64 << 10;
@@ -126,13 +129,22 @@ struct Written {
     stage: Stage,
     cluster: Uuid,
     node: u16,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(deserialize_with = "present")]
     index: Option<NodeIndex>,
     role: Role,
     secret: ClusterSecret,
     endpoints: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(deserialize_with = "present")]
     member: Option<OwnMember>,
+}
+
+/// What a field that has to be there says: something, or `null`.
+fn present<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Option::deserialize(from)
 }
 
 /// What tells a newer file before the rest of it is read.
@@ -144,12 +156,9 @@ struct Head {
 /// What is wrong with the contents of a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadIdentity {
-    /// A newer version of the program wrote it.
-    #[error(
-        "it has format {found}, this version knows up to {FORMAT}; run the version that wrote it, \
-         or a newer one"
-    )]
-    Newer {
+    /// Another version of the program wrote it.
+    #[error("it has format {found}, this version knows format {FORMAT}; run the version that wrote it")]
+    OtherFormat {
         /// Its format.
         found: u64,
     },
@@ -211,14 +220,14 @@ impl Identity {
     pub fn parse(bytes: &[u8]) -> Result<Self, BadIdentity> {
         let damaged = |why: String| BadIdentity::Damaged { why };
         let head: Head = serde_json::from_slice(bytes).map_err(|e| damaged(e.to_string()))?;
-        if head.format > FORMAT {
-            return Err(BadIdentity::Newer { found: head.format });
+        if head.format != FORMAT {
+            return Err(BadIdentity::OtherFormat { found: head.format });
         }
         let written = serde_json::from_slice(bytes).map_err(|e| damaged(e.to_string()))?;
-        let Written { format, stage, cluster, node, index, role, secret, endpoints, member } =
+        let Written { format: _, stage, cluster, node, index, role, secret, endpoints, member } =
             written;
-        if format != FORMAT || node == 0 {
-            return Err(damaged("its format or the node's number is 0".into()));
+        if node == 0 {
+            return Err(damaged("the node's number is 0".into()));
         }
         if stage == Stage::Member && index.is_none() {
             return Err(damaged("a member has an index".into()));
@@ -252,16 +261,15 @@ impl Identity {
     /// # Errors
     /// [`IdentityError`].
     pub fn read(path: &Path) -> Result<Option<Self>, IdentityError> {
-        let refused = |why| IdentityError::Refused { path: path.to_owned(), why };
-        let file = match File::open(path) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(refused(e)),
-        };
-        let mut bytes = Vec::new();
-        file.take(MAX_FILE).read_to_end(&mut bytes).map_err(refused)?;
         let bad = |why| IdentityError::Bad { path: path.to_owned(), why };
-        Self::parse(&bytes).map(Some).map_err(bad)
+        match file::read(path, NAME, MAX_FILE) {
+            Ok(None) => Ok(None),
+            Ok(Some(bytes)) => Self::parse(&bytes).map(Some).map_err(bad),
+            Err(ReadError::Damaged(why)) => Err(bad(BadIdentity::Damaged { why })),
+            Err(ReadError::Refused(why)) => {
+                Err(IdentityError::Refused { path: path.to_owned(), why })
+            }
+        }
     }
 
     /// Writes the file at `path` whole, durably, and for its owner only: whoever reads it sees the
@@ -270,22 +278,8 @@ impl Identity {
     /// # Errors
     /// [`IdentityError::Refused`]; then it is one of the two.
     pub fn write(&self, path: &Path) -> Result<(), IdentityError> {
-        let refused = |why| IdentityError::Refused { path: path.to_owned(), why };
-        let new = path.with_extension("json.new");
-        // One that a crash has left may have another mode.
-        match fs::remove_file(&new) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(refused(e)),
-            _ => {}
-        }
-        let write = || {
-            let mut file =
-                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-            file.write_all(&self.to_bytes())?;
-            file.sync_all()?;
-            fs::rename(&new, path)?;
-            sync_directory(path)
-        };
-        write().map_err(refused)
+        let written = file::write(path, NAME, &self.to_bytes());
+        written.map_err(|why| IdentityError::Refused { path: path.to_owned(), why })
     }
 
     /// Removes the file at `path`, durably: the node is alone. It may be gone already.
@@ -293,22 +287,14 @@ impl Identity {
     /// # Errors
     /// [`IdentityError::Refused`].
     pub fn remove(path: &Path) -> Result<(), IdentityError> {
-        let removed = match fs::remove_file(path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => sync_directory(path),
-        };
-        removed.map_err(|why| IdentityError::Refused { path: path.to_owned(), why })
+        let refused = |why| IdentityError::Refused { path: path.to_owned(), why };
+        file::remove(path).map_err(refused)
     }
-}
-
-/// Makes the entry of `path` in its directory durable.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("."));
-    File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -332,7 +318,7 @@ mod tests {
 
     /// What this version writes, every later one reads.
     const GOLDEN: &str = concat!(
-        r#"{"format":1,"stage":"moving","cluster":"3d813cbb-47fb-32ba-91df-831e1593ac29","node":1,"#,
+        r#"{"format":2,"stage":"moving","cluster":"3d813cbb-47fb-32ba-91df-831e1593ac29","node":1,"#,
         r#""index":0,"role":"data","#,
         r#""secret":"a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5","#,
         r#""endpoints":["http://192.0.2.1:2379"],"member":{"name":"node-1","#,
@@ -353,8 +339,8 @@ mod tests {
             assert!(GOLDEN.contains(from), "{from}");
             Identity::parse(GOLDEN.replace(from, to).as_bytes()).unwrap_err().to_string()
         };
-        assert!(refused("\"format\":1", "\"format\":2,\"new\":[]").contains("has format 2"));
-        assert!(refused("\"format\":1", "\"format\":0").contains("damaged"));
+        assert!(refused("\"format\":2", "\"format\":3,\"new\":[]").contains("has format 3"));
+        assert!(refused("\"format\":2", "\"format\":1").contains("has format 1"));
         assert!(refused("\"node\":1", "\"node\":0").contains("number is 0"));
         assert!(refused("\"index\":0", "\"index\":16").contains("0 to 15"));
         assert!(refused("\"stage\":\"moving\"", "\"stage\":\"new\"").contains("unknown variant"));
@@ -366,7 +352,7 @@ mod tests {
         assert!(refused("\"role\"", "\"rolle\"").contains("rolle"));
         let member = refused("\"stage\":\"moving\"", "\"stage\":\"member\"}");
         assert!(member.contains("damaged"), "{member}");
-        let without = GOLDEN.replace("moving", "member").replace("\"index\":0,", "");
+        let without = GOLDEN.replace("moving", "member").replace("\"index\":0,", "\"index\":null,");
         assert!(Identity::parse(without.as_bytes()).is_err(), "a member has an index");
         for bytes in [&b""[..], b"{}", b"null", b"\xff"] {
             assert!(Identity::parse(bytes).is_err());

@@ -101,7 +101,7 @@ async fn begin_once(meta: &dyn Meta, record: &ClusterRecord) -> Result<(), JoinE
 pub async fn copy(from: &dyn Meta, to: &dyn Meta) -> Result<(), JoinError> {
     let (entries, _) = from.list("").await?;
     for entry in entries {
-        let (key, value) = (entry.key.clone(), Some(entry.value.clone()));
+        let (key, value) = (entry.key.clone(), Some(entry.contents()?.to_vec()));
         let change = Change { key, expect: Expect::Absent, value };
         match to.commit(vec![change]).await {
             Ok(_) => {}
@@ -144,7 +144,7 @@ async fn draw_once(meta: &dyn Meta, cluster: uuid::Uuid) -> Result<NodeId, JoinE
     if record.id != cluster {
         return Err(JoinError::OtherCluster { found: record.id });
     }
-    let (present, _) = nodes::list(meta).await?;
+    let present = nodes::list_all(meta).await?;
     if present.len() >= MAX_NODES {
         return Err(JoinError::Full);
     }
@@ -168,7 +168,7 @@ async fn enter_once(meta: &dyn Meta, new: &NodeRecord) -> Result<NodeIndex, Join
     let Some((cluster, revision)) = nodes::cluster(meta).await? else {
         return Err(JoinError::NoCluster);
     };
-    let (present, _) = nodes::list(meta).await?;
+    let present = nodes::list_all(meta).await?;
     if let Some(known) = present.get(&new.node) {
         return Ok(known.record.index);
     }

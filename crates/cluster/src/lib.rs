@@ -2,16 +2,20 @@
 //!
 //! * [`meta`]: the store itself; one interface, embedded in a node or kept by etcd.
 //! * [`member`]: an etcd of our own, as a child process.
+//! * [`file`]: small files with records of a node.
 //! * [`identity`]: what a node is, in a file of its own; [`token`]: what lets it in.
 //! * [`vault`]: keys, and secrets that are sealed by them.
 //! * [`joining`]: the steps into a cluster and out of it.
+//! * [`lives`]: which process a node is.
 //! * [`nodes`]: the records of the nodes, and who of them is alive.
 //! * [`mirrors`]: the records of mirrored volumes, for the cores that the volumes live on.
 
+pub mod file;
 pub mod identity;
 pub mod joining;
 pub mod member;
 pub mod meta;
+pub mod lives;
 pub mod mirrors;
 pub mod nodes;
 #[cfg(feature = "testing")]

@@ -15,12 +15,17 @@
 //! | [`MetaError::Untrusted`] | nothing | tell a human; trying again does not help |
 //! | [`MetaError::Unknown`] | the commit may take effect now, later or never | read until it is known |
 //! | [`MetaError::Failed`] | the store is broken or refuses | tell a human |
+//! | [`MetaError::Damaged`] | what was asked for cannot be believed | tell a human |
+//!
+//! What a key holds is sealed with a checksum over it and its key ([`sealed`]), by the back ends that
+//! keep it outside of this process: an [`Entry`] whose checksum is wrong says so, and has no contents.
 
 pub mod embedded;
 pub mod etcd;
 pub mod format;
 #[cfg(feature = "testing")]
 pub mod model;
+pub mod sealed;
 
 use std::fmt;
 use std::future::Future;
@@ -41,10 +46,53 @@ impl fmt::Display for Revision {
 pub struct Entry {
     /// Its name.
     pub key: String,
-    /// Its contents.
+    /// Its contents; none of a damaged one.
     pub value: Vec<u8>,
     /// The commit that wrote it.
     pub revision: Revision,
+    /// Why what the store has of it cannot be believed.
+    pub damage: Option<sealed::Damage>,
+}
+
+impl Entry {
+    /// An entry that is whole.
+    #[must_use]
+    pub fn new(key: impl Into<String>, value: impl Into<Vec<u8>>, revision: Revision) -> Self {
+        Self { key: key.into(), value: value.into(), revision, damage: None }
+    }
+
+    /// The entry that a store keeps in these bytes.
+    fn kept(key: String, kept: &[u8], revision: Revision) -> Self {
+        let (value, damage) = match sealed::open(&key, kept) {
+            Ok(value) => (value.to_vec(), None),
+            Err(damage) => (Vec::new(), Some(damage)),
+        };
+        Self { key, value, revision, damage }
+    }
+
+    /// What it holds.
+    ///
+    /// # Errors
+    /// [`MetaError::Damaged`].
+    pub fn contents(&self) -> Result<&[u8], MetaError> {
+        match self.damage {
+            None => Ok(&self.value),
+            Some(damage) => {
+                Err(MetaError::Damaged { path: self.key.clone(), why: damage.to_string() })
+            }
+        }
+    }
+}
+
+/// What is wrong with a store that still answers, or does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Its file system has no room ahead of it: records can still be removed, few can be added.
+    NoRoom(String),
+    /// It fails; it is tried again by every call.
+    Failing(String),
+    /// What it holds cannot be believed.
+    Damaged(String),
 }
 
 /// What a change expects to find.
@@ -100,18 +148,24 @@ pub enum MetaError {
         /// The revision to follow from.
         after: Revision,
     },
-    /// The store was written by a newer version of the program.
-    #[error(
-        "the store {path} has format {found}, this version knows up to {known}; \
-         run the version that wrote it, or a newer one"
-    )]
-    Newer {
+    /// The store was written by another version of the program.
+    #[error("the store {path} has format {found}, this version knows format {known}; \
+             run the version that wrote it")]
+    Format {
         /// Where the store is.
         path: String,
         /// Its format.
         found: u64,
-        /// The newest known format.
+        /// The known format.
         known: u64,
+    },
+    /// What the store holds, or has under a key, cannot be believed.
+    #[error("{path} is damaged: {why}")]
+    Damaged {
+        /// The store, or the key.
+        path: String,
+        /// What is wrong.
+        why: String,
     },
     /// The store does not answer. Nothing was changed.
     #[error("the store {store} cannot be reached: {why}")]
@@ -183,6 +237,9 @@ pub trait Meta: Send + Sync {
     /// The changes of keys that start with `prefix`, from the one after `after` on: each once, in
     /// order, those of one commit as it named them. Outages of the store interrupt it, they do not end it.
     fn watch(&self, prefix: &str, after: Revision) -> Box<dyn Watch>;
+
+    /// What is wrong with the store itself, after a try to mend it; not with the way to it.
+    fn trouble(&self) -> Answer<'_, Option<Trouble>>;
 }
 
 /// Changes as they come.

@@ -21,7 +21,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use crate::meta::{Change, Expect, Meta, MetaError, Revision};
+use crate::meta::{Change, Entry, Expect, Meta, MetaError, Revision};
 
 /// What the keys begin with.
 pub const PREFIX: &str = "mirrors/";
@@ -62,13 +62,25 @@ pub fn replace(volume: Uuid, at: Revision, record: &Record) -> Change {
 /// A volume's record, as the store has it now.
 ///
 /// # Errors
-/// [`MetaError`]; [`MetaError::Failed`] for a damaged one.
+/// [`MetaError`]; [`MetaError::Damaged`] for a damaged one.
 pub async fn get(meta: &dyn Meta, volume: Uuid) -> Result<Option<(Record, Revision)>, MetaError> {
     let Some(entry) = meta.get(&key(volume)).await? else { return Ok(None) };
-    match Record::parse(&entry.value) {
-        Ok(record) => Ok(Some((record, entry.revision))),
-        Err(why) => Err(MetaError::Failed { path: entry.key, why: why.to_string() }),
+    let record = decode(&entry)?;
+    Ok(Some((record, entry.revision)))
+}
+
+/// The record that `entry` holds.
+///
+/// # Errors
+/// [`MetaError::Damaged`].
+pub fn decode(entry: &Entry) -> Result<Record, MetaError> {
+    let damaged = |why: String| MetaError::Damaged { path: entry.key.clone(), why };
+    let contents = entry.contents()?;
+    let record = Record::parse(contents).map_err(|why| damaged(why.to_string()))?;
+    if record.to_bytes() != contents {
+        return Err(damaged("a field is missing, or there twice".into()));
     }
+    Ok(record)
 }
 
 /// The change that removes the record that `at` wrote.
@@ -233,7 +245,7 @@ async fn read(meta: &dyn Meta, volume: Uuid) -> Result<(Record, Revision), Unrea
             tracing::warn!(%volume, "the store has no record of the mirror");
             Err(Unreachable)
         }
-        Err(error @ MetaError::Failed { .. }) => {
+        Err(error @ (MetaError::Failed { .. } | MetaError::Damaged { .. })) => {
             tracing::error!(%volume, %error, "the record of the mirror is damaged");
             Err(Unreachable)
         }

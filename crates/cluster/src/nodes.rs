@@ -41,6 +41,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ClusterRecord {
     /// Its identity.
     pub id: Uuid,
@@ -56,6 +57,7 @@ pub struct ClusterRecord {
 
 /// Where a node serves initiators, by protocol.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NodePortals {
     /// iSCSI.
     pub iscsi: Vec<SocketAddr>,
@@ -67,6 +69,7 @@ pub struct NodePortals {
 
 /// A node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NodeRecord {
     /// Its number, never 0.
     #[serde(with = "number")]
@@ -139,23 +142,44 @@ fn node(number: &str) -> Option<NodeId> {
     number.parse().ok().filter(|&n| n != 0).map(NodeId)
 }
 
-fn decode<T: DeserializeOwned>(entry: &Entry) -> Result<T, MetaError> {
-    let damaged = |e: serde_json::Error| MetaError::Failed {
-        path: entry.key.clone(),
-        why: format!("the record is damaged: {e}"),
-    };
-    serde_json::from_slice(&entry.value).map_err(damaged)
+fn decode<T: DeserializeOwned + Serialize>(entry: &Entry) -> Result<T, MetaError> {
+    let damaged = |why: String| MetaError::Damaged { path: entry.key.clone(), why };
+    let contents = entry.contents()?;
+    let record: T = serde_json::from_slice(contents).map_err(|e| damaged(e.to_string()))?;
+    if encode(&record) != contents {
+        return Err(damaged("a field is missing, unknown or there twice".into()));
+    }
+    Ok(record)
+}
+
+fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+    serde_json::to_vec(record).expect("names, numbers and lists always serialise")
+}
+
+/// Whether what an entry under [`NODES`] or [`CLUSTER`] holds can be believed.
+///
+/// # Errors
+/// [`MetaError::Damaged`].
+pub fn check(entry: &Entry) -> Result<(), MetaError> {
+    if entry.key == CLUSTER {
+        return decode::<ClusterRecord>(entry).map(drop);
+    }
+    let record: NodeRecord = decode(entry)?;
+    if key(record.node) != entry.key {
+        let why = "it is the record of another node".to_owned();
+        return Err(MetaError::Damaged { path: entry.key.clone(), why });
+    }
+    Ok(())
 }
 
 fn put<T: Serialize>(key: String, expect: Expect, record: &T) -> Change {
-    let value = serde_json::to_vec(record).expect("names, numbers and lists always serialise");
-    Change { key, expect, value: Some(value) }
+    Change { key, expect, value: Some(encode(record)) }
 }
 
 /// The cluster's record; `None` in a store that belongs to none.
 ///
 /// # Errors
-/// [`MetaError`]; [`MetaError::Failed`] for a damaged one.
+/// [`MetaError`]; [`MetaError::Damaged`] for a damaged one.
 pub async fn cluster(meta: &dyn Meta) -> Result<Option<(ClusterRecord, Revision)>, MetaError> {
     let Some(entry) = meta.get(CLUSTER).await? else { return Ok(None) };
     Ok(Some((decode(&entry)?, entry.revision)))
@@ -211,6 +235,17 @@ pub async fn list(meta: &dyn Meta) -> Result<(Nodes, Revision), MetaError> {
         }
     }
     Ok((nodes, revision))
+}
+
+/// All nodes, every record of which can be read: whoever gives something that no two nodes may have does not
+/// go by the rest.
+///
+/// # Errors
+/// [`MetaError`].
+pub async fn list_all(meta: &dyn Meta) -> Result<Nodes, MetaError> {
+    let (records, _) = meta.list(NODES).await?;
+    records.iter().try_for_each(check)?;
+    Ok(list(meta).await?.0)
 }
 
 /// Keeps `told` equal to the nodes in the store, until nobody looks any more.
@@ -306,7 +341,7 @@ pub(crate) mod tests {
         let mut expected = record(3, 1);
         expected.portals.iscsi.push("192.0.2.1:3260".parse().unwrap());
         let entry =
-            |key: String, value: &str| Entry { key, value: value.into(), revision: Revision(1) };
+            |key: String, value: &str| Entry::new(key, value.replace([' ', '\n'], ""), Revision(1));
         assert_eq!(decode::<NodeRecord>(&entry(key(NodeId(3)), node)).unwrap(), expected);
         let cluster = r#"{"id":"00000000-0000-0000-0000-000000000007","next_node":4,
             "own_members":true,"lease_ms":2000,"grace_ms":3000}"#;

@@ -28,6 +28,8 @@ pub struct Config {
     pub name: String,
     /// Directory of the store and of volumes without a path of their own.
     pub data_dir: PathBuf,
+    /// Directory of the file that says which node that one belongs to; `None` for the one beside it.
+    pub anchor_dir: Option<PathBuf>,
     /// Longest time a shutdown may take.
     pub shutdown_timeout: Duration,
     /// Threads that serve.

@@ -21,6 +21,7 @@ mod placement;
 pub(crate) mod pool_view;
 mod pools;
 mod questions;
+mod records;
 mod report;
 mod reservations;
 mod secrets;
@@ -77,6 +78,10 @@ const MAX_STEPS: usize = 32;
 const DISTRUST: &str = "nothing was changed; cluster.tls_cert and the certificates of the store's members have to be \
     of the authority in cluster.tls_ca, valid today, and name the addresses of their machines";
 
+/// What to do about records that cannot be believed.
+pub(crate) const RESTORE: &str = "restore the store from a backup: docs/guides/administration.md, section \
+    \"When the store is damaged\"";
+
 /// What the control plane needs to know of the configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -84,6 +89,8 @@ pub struct Settings {
     pub name: String,
     /// Its data directory.
     pub data_dir: PathBuf,
+    /// Why nothing outside of it says that it is this node's, if nothing does.
+    pub unanchored: Option<String>,
     /// Whether iSCSI logins are sent to nodes that serve a volume, from here where it is not.
     pub redirect: bool,
     /// The iSNS server to register with.
@@ -111,6 +118,7 @@ impl Settings {
         Self {
             name: config.name.clone(),
             data_dir: config.data_dir.clone(),
+            unanchored: None,
             redirect: config.iscsi.redirect,
             isns: config.iscsi.isns.clone(),
             iscsi_authority: config.iscsi.authority.clone(),
@@ -391,16 +399,12 @@ impl Control {
 
     /// Settles every volume that the store or the node knows; gives the revision it began at.
     async fn settle_all(&self) -> Result<Revision, MetaError> {
-        let (entries, revision) = self.0.meta.list(VOLUMES).await?;
-        let mut damaged = Vec::new();
-        for entry in &entries {
-            match record::decode(entry) {
-                Ok(stored) => self.0.state.learn(stored),
-                Err(error) => {
-                    tracing::error!(%error, "a volume is left alone");
-                    damaged.push(error.to_string());
-                }
-            }
+        let (entries, revision) = self.0.meta.list("").await?;
+        let records::Audit { volumes, damaged } = records::audit(&entries);
+        volumes.into_iter().for_each(|stored| self.0.state.learn(stored));
+        let before = self.0.state.damaged();
+        for damage in damaged.iter().filter(|damage| !before.contains(damage)) {
+            tracing::error!(damage, "the store cannot be believed; what this is the record of is left alone");
         }
         self.0.state.set_damaged(damaged);
         let known = self.0.state.ids();
@@ -571,7 +575,11 @@ fn store_error(e: &MetaError) -> ApiError {
         }
         MetaError::Unknown { .. } => ApiError::new(Code::Unavailable, e.to_string())
             .hint("look whether it was done before you try again"),
-        MetaError::Compacted { .. } | MetaError::Newer { .. } | MetaError::Failed { .. } => {
+        MetaError::Damaged { .. } => {
+            tracing::error!(error = %e, "the store cannot be believed");
+            ApiError::new(Code::Internal, e.to_string()).hint(RESTORE)
+        }
+        MetaError::Compacted { .. } | MetaError::Format { .. } | MetaError::Failed { .. } => {
             tracing::error!(error = %e, "the store failed");
             ApiError::new(Code::Internal, e.to_string())
                 .hint("see the node's log; the data directory may be full or read-only")

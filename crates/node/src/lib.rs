@@ -1,6 +1,7 @@
 //! A node, assembled: configuration, store, control plane, REST API, metrics.
 //!
 //! * [`config`]: the settings, defined once.
+//! * [`anchor`]: what keeps a missing data directory from being taken for a new one.
 //! * [`meta`] and [`record`]: what the node knows, durably; [`pools`]: and of its disks.
 //! * [`reconcile`]: what has to happen to a volume next; pure.
 //! * [`control`]: carries out what the API asks; [`engine`]: the data plane it steers;
@@ -9,6 +10,7 @@
 //! * [`http`] and [`metrics`]: the doors.
 //! * [`node`]: start, serve, stop.
 
+pub mod anchor;
 pub mod config;
 pub mod control;
 pub mod data_dir;

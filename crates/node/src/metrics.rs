@@ -364,6 +364,8 @@ pub(crate) mod tests {
             waits_for: None,
             volumes: Vec::new(),
             damaged: Vec::new(),
+            store: None,
+            unanchored: None,
             locked: Vec::new(),
             cores: Vec::new(),
             space: Space::default(),

@@ -10,6 +10,7 @@ use tokio_rustls::TlsAcceptor;
 
 use ::cluster::identity::{Identity, IdentityError, Role};
 
+use crate::anchor::{Anchor, AnchorError, Records as Kind};
 use crate::config::{ApiTcp, Config};
 use crate::control::{Control, Settings};
 use crate::data_dir::{DataDir, DataDirError};
@@ -26,8 +27,11 @@ pub enum StartError {
     /// The data directory cannot be used.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
-    /// The store cannot be used.
+    /// The data directory is not what it was.
     #[error(transparent)]
+    Anchor(#[from] AnchorError),
+    /// The store cannot be used.
+    #[error("{0}{advice}", advice = advice(.0))]
     Store(#[from] MetaError),
     /// What the node is in a cluster cannot be read.
     #[error(transparent)]
@@ -47,6 +51,30 @@ pub enum StartError {
     /// The API's token was refused.
     #[error(transparent)]
     Token(#[from] TokenError),
+}
+
+/// What to do about a store that cannot be used.
+fn advice(error: &MetaError) -> String {
+    match error {
+        MetaError::Damaged { path, .. } => format!(
+            "\nRestore it from a backup: cp -p BACKUP/store.redb {path}; windrose node accept-data-dir; systemctl start \
+             windrose (docs/guides/administration.md, section \"When the store is damaged\")"
+        ),
+        _ => String::new(),
+    }
+}
+
+impl StartError {
+    /// Whether trying again cannot help: what the node knows is missing or damaged, and somebody has to restore it.
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::Anchor(e) => !matches!(e, AnchorError::Refused { .. }),
+            Self::Store(e) => matches!(e, MetaError::Damaged { .. } | MetaError::Format { .. }),
+            Self::Identity(e) => matches!(e, IdentityError::Bad { .. }),
+            _ => false,
+        }
+    }
 }
 
 /// A running node.
@@ -136,15 +164,7 @@ impl Node {
     /// # Errors
     /// [`StartError`]; nothing runs then.
     pub async fn start(config: &Config) -> Result<Self, StartError> {
-        let data_dir = Arc::new(DataDir::hold(&config.data_dir)?);
-        let identity = Identity::read(&data_dir.identity())?;
-        let records = match identity {
-            None => {
-                data_dir.clear_member()?;
-                Records::Alone(Embedded::open(&data_dir.store())?)
-            }
-            Some(identity) => Records::Cluster(identity),
-        };
+        let (data_dir, records, unanchored) = Self::own(config)?;
         let sockets = ApiSockets::open(config)?;
         let engine = Engine::start(config).await?;
         let portals = match &records {
@@ -154,6 +174,7 @@ impl Node {
         };
         let mut settings = Settings::new(config, portals.clone());
         settings.data_dir = data_dir.path().to_owned();
+        settings.unanchored = unanchored;
         let control = match records {
             Records::Cluster(identity) => {
                 let part = Part::new(config, Arc::clone(&data_dir), identity, portals.clone())?;
@@ -166,6 +187,32 @@ impl Node {
         control.start().await?;
         let shutdown_timeout = config.shutdown_timeout;
         Ok(Self { control, http, portals, shutdown_timeout, _data_dir: data_dir })
+    }
+
+    /// What the node has of its own: its directory, where its records are, and why that is not anchored, if it is not.
+    fn own(config: &Config) -> Result<(Arc<DataDir>, Records, Option<String>), StartError> {
+        let anchored = || Anchor::check(&config.data_dir, config.anchor_dir.as_deref());
+        // Before anything is made in it, and again once nobody else can.
+        anchored()?;
+        let data_dir = Arc::new(DataDir::hold(&config.data_dir)?);
+        let anchor = anchored()?;
+        let (records, kind, revision) = match Identity::read(&data_dir.identity())? {
+            None => {
+                data_dir.clear_member()?;
+                let path = data_dir.store();
+                let open = if anchor.has_store() { Embedded::open_existing } else { Embedded::open };
+                let store = open(&path)?;
+                let revision = store.revision().0;
+                anchor.check_revision(revision)?;
+                (Records::Alone(store), Kind::Store, revision)
+            }
+            Some(identity) => (Records::Cluster(identity), Kind::Cluster, 0),
+        };
+        let unanchored = anchor.begin(kind, revision)?;
+        if let Some(why) = &unanchored {
+            tracing::warn!(why, "the data directory has no anchor: if it is not mounted one day, nobody will know");
+        }
+        Ok((data_dir, records, unanchored))
     }
 
     /// The control plane.

@@ -20,6 +20,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::anchor;
 use crate::config::{self, ClusterTls, Config};
 use crate::control::{SecretsError, hand_over};
 use crate::data_dir::{DataDir, DataDirError};
@@ -139,7 +140,8 @@ impl Part {
     ) -> Result<Self, PartError> {
         let tls = config.cluster.tls.as_ref();
         let local = match identity.stage {
-            Stage::Moving => Some(Embedded::open(&data_dir.store())?),
+            // It has been there, and must not be taken for an empty one.
+            Stage::Moving => Some(Embedded::open_existing(&data_dir.store())?),
             Stage::Joining | Stage::Member | Stage::Leaving => None,
         };
         Ok(Self {
@@ -181,6 +183,9 @@ impl Part {
 
     /// Forgets the cluster, without a word to the others.
     pub(crate) fn forget(&self) -> Result<(), IdentityError> {
+        let path = self.data_dir.path();
+        anchor::forget_records(path)
+            .map_err(|why| IdentityError::Refused { path: path.to_owned(), why })?;
         Identity::remove(&self.data_dir.identity())
     }
 

@@ -4,17 +4,18 @@
 //! A file is written before anything is done that it tells of, and replaced whole. What is in it: `docs/format/pool-record.md`.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use ::cluster::file;
 use api::PoolName;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// Version of the files.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Longest file that is read, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -41,17 +42,10 @@ pub struct SeenDisk {
     /// Its path.
     pub path: PathBuf,
     /// Its serial number, once the pool has told it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::record::present")]
     pub serial: Option<String>,
     /// Whether it was out: nobody waits for it.
-    #[serde(default, skip_serializing_if = "is_not")]
     pub out: bool,
-}
-
-// As serde wants it.
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_not(flag: &bool) -> bool {
-    !*flag
 }
 
 impl SeenDisk {
@@ -177,7 +171,7 @@ impl PoolRecords {
         let (mut records, mut damaged) = (Vec::new(), Vec::new());
         for path in paths {
             let name = path.file_stem().and_then(|s| s.to_str()).and_then(|s| s.parse().ok());
-            match read_one(&path) {
+            match read_one(&path, name.as_ref()) {
                 Ok(record) if Some(&record.name) == name.as_ref() => records.push(record),
                 Ok(record) => {
                     let why = format!("it tells of pool {}", record.name);
@@ -196,14 +190,7 @@ impl PoolRecords {
     pub fn write(&self, record: &PoolRecord) -> io::Result<()> {
         let bytes = record.to_bytes().map_err(io::Error::other)?;
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        let path = self.path(&record.name);
-        let new = path.with_extension("json.new");
-        remove(&new)?;
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        fs::rename(&new, &path)?;
-        sync(&self.directory)?;
+        file::write(&self.path(&record.name), &sealed_as(&record.name), &bytes)?;
         // The directory itself may be new.
         self.directory.parent().map_or(Ok(()), sync)
     }
@@ -213,28 +200,21 @@ impl PoolRecords {
     /// # Errors
     /// What the system says.
     pub fn remove(&self, name: &PoolName) -> io::Result<()> {
-        remove(&self.path(name))?;
-        match sync(&self.directory) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            synced => synced,
-        }
+        file::remove(&self.path(name))
     }
 }
 
-fn read_one(path: &Path) -> Result<PoolRecord, String> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
-    read.map_err(|e| e.to_string())?;
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(format!("it is longer than {MAX_BYTES} bytes"));
-    }
-    PoolRecord::parse(&bytes)
+/// What the file of a pool is sealed as.
+fn sealed_as(name: &PoolName) -> String {
+    format!("pools/{name}.json")
 }
 
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
+fn read_one(path: &Path, name: Option<&PoolName>) -> Result<PoolRecord, String> {
+    let name = name.ok_or("it has no name of a pool")?;
+    match file::read(path, &sealed_as(name), MAX_BYTES) {
+        Ok(Some(bytes)) => PoolRecord::parse(&bytes),
+        Ok(None) => Err("it is gone".to_owned()),
+        Err(e) => Err(e.to_string()),
     }
 }
 
@@ -326,8 +306,9 @@ pub(crate) mod tests {
     /// What version 1 wrote, every later one reads.
     #[test]
     fn the_golden_record_reads() {
-        let golden = br#"{"format":1,"id":"00000000-0000-0000-0000-000000000007","name":"tank","stage":"ready",
-            "rings":4,"disks":[{"path":"/dev/sda","serial":"S1"},{"path":"/dev/sdb","out":true}]}"#;
+        let golden = br#"{"format":2,"id":"00000000-0000-0000-0000-000000000007","name":"tank","stage":"ready",
+            "rings":4,"disks":[{"path":"/dev/sda","serial":"S1","out":false},
+                {"path":"/dev/sdb","serial":null,"out":true}]}"#;
         assert_eq!(PoolRecord::parse(golden).unwrap(), record("tank"));
     }
 
@@ -336,19 +317,22 @@ pub(crate) mod tests {
         let data_dir = tempfile::tempdir().unwrap();
         let records = PoolRecords::of(data_dir.path());
         records.write(&record("tank")).unwrap();
-        let good = fs::read_to_string(records.path(&"tank".parse().unwrap())).unwrap();
+        let path = records.path(&"tank".parse().unwrap());
+        let good = file::read(&path, "pools/tank.json", MAX_BYTES).unwrap().unwrap();
+        let good = String::from_utf8(good).unwrap();
         for (from, to, why) in [
-            ("\"format\": 1", "\"format\": 2", "it has format 2"),
+            ("\"format\": 2", "\"format\": 1", "it has format 1"),
             ("\"rings\": 4", "\"rings\": 17", "1 to 16"),
             ("\"rings\": 4", "\"rings\": 4, \"more\": 1", "more"),
             ("/dev/sda", "sda", "no absolute path"),
             ("\"ready\"", "\"odd\"", "odd"),
             ("\"tank\"", "\"zoo\"", "it tells of pool zoo"),
+            ("\"out\": false", "\"more\": false", "more"),
             ("7\"", "0\"", "no identity"),
             ("{", "", "expected"),
         ] {
             assert!(good.contains(from), "{from}");
-            fs::write(data_dir.path().join("pools/tank.json"), good.replacen(from, to, 1)).unwrap();
+            file::write(&path, "pools/tank.json", good.replacen(from, to, 1).as_bytes()).unwrap();
             let (read, damaged) = records.read().unwrap();
             assert_eq!((read.len(), damaged.len()), (0, 1), "{to}");
             let text = damaged[0].to_string();

@@ -22,6 +22,7 @@ pub use chap::{Of, StoredChap};
 pub use dhchap::{OfHost, StoredDhchap};
 pub use mapping::Mapping;
 pub use secrets::Method;
+pub(crate) use text::present;
 pub use tls::StoredTls;
 
 use crate::meta::{Change, Entry, Expect, MetaError, Revision};
@@ -29,7 +30,8 @@ use crate::meta::{Change, Entry, Expect, MetaError, Revision};
 /// Where records of volumes are.
 pub const VOLUMES: &str = "volumes/";
 
-const NAMES: &str = "names/";
+/// Where names of volumes are.
+pub const NAMES: &str = "names/";
 
 /// Most copies of one volume, those that come and go among them.
 pub const MAX_PLACES: usize = layers::mirror::record::MAX_REPLICAS;
@@ -52,12 +54,11 @@ pub enum Stage {
 
 /// How far the life of a copy has come (RFD 0012, 2.4).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "is")]
+#[serde(rename_all = "snake_case", tag = "is", deny_unknown_fields)]
 pub enum PlaceStage {
     /// It was asked for; its image may exist or not.
     Wanted {
         /// Whether to overwrite what the file or device holds.
-        #[serde(default)]
         force: bool,
     },
     /// Its image exists.
@@ -65,7 +66,7 @@ pub enum PlaceStage {
     /// It is to vanish; its image may exist or not.
     Leaving {
         /// The node whose copy takes its place: it stays until that one is in sync.
-        #[serde(default, skip_serializing_if = "Option::is_none", with = "text::node")]
+        #[serde(with = "text::node")]
         instead_of: Option<NodeId>,
     },
     /// Its image could not be made.
@@ -174,19 +175,23 @@ pub fn name_key(name: &VolumeName) -> String {
 /// The identity that a name's entry holds.
 ///
 /// # Errors
-/// [`MetaError::Failed`] for contents that no version of the program writes.
+/// [`MetaError::Damaged`].
 pub fn decode_name(entry: &Entry) -> Result<Uuid, MetaError> {
-    let bytes = <[u8; 16]>::try_from(entry.value.as_slice());
+    let bytes = <[u8; 16]>::try_from(entry.contents()?);
     bytes.map(Uuid::from_bytes).map_err(|_| unreadable(entry, "16 bytes were expected"))
 }
 
 /// The record that a volume's entry holds.
 ///
 /// # Errors
-/// [`MetaError::Failed`] for contents that no version of the program writes.
+/// [`MetaError::Damaged`].
 pub fn decode(entry: &Entry) -> Result<Stored, MetaError> {
-    let record = serde_json::from_slice::<VolumeRecord>(&entry.value)
+    let contents = entry.contents()?;
+    let record = serde_json::from_slice::<VolumeRecord>(contents)
         .map_err(|e| unreadable(entry, &e.to_string()))?;
+    if record.encode() != contents {
+        return Err(unreadable(entry, "it is not written as a record is: a field is unknown or there twice"));
+    }
     if entry.key != volume_key(record.id) {
         return Err(unreadable(entry, "it is the record of another volume"));
     }
@@ -194,7 +199,7 @@ pub fn decode(entry: &Entry) -> Result<Stored, MetaError> {
 }
 
 fn unreadable(entry: &Entry, why: &str) -> MetaError {
-    MetaError::Failed { path: entry.key.clone(), why: format!("the record is damaged: {why}") }
+    MetaError::Damaged { path: entry.key.clone(), why: why.to_owned() }
 }
 
 impl VolumeRecord {
@@ -307,7 +312,7 @@ pub(crate) mod tests {
     /// What the store has of it.
     pub(crate) fn entry(record: &VolumeRecord) -> Entry {
         let revision = Revision(7);
-        Entry { key: volume_key(record.id), value: record.encode(), revision }
+        Entry { key: volume_key(record.id), value: record.encode(), revision, damage: None }
     }
 
     #[test]
@@ -325,22 +330,31 @@ pub(crate) mod tests {
         assert_eq!(volume_of_key("volumes/x"), None);
     }
 
-    /// What version 1 wrote, every later one reads.
+    /// A record as it is written, with the blanks of this page.
+    fn written(text: &str) -> String {
+        text.split_inclusive([',', '{', '[']).map(str::trim_start).collect()
+    }
+
+    fn read(text: &str) -> Result<VolumeRecord, MetaError> {
+        let key = "volumes/3d813cbb-47fb-32ba-91df-831e1593ac29";
+        decode(&Entry::new(key, text, Revision(1))).map(|stored| stored.record)
+    }
+
+    /// What this version writes, every later one reads.
     #[test]
     fn the_golden_record_reads() {
-        let golden = r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"ready",
+        let golden = written(
+            r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"ready",
             "size_bytes":1073741824,"block_size":4096,"thin":false,
-            "backing":{"kind":"device","path":"/dev/sdb"},"image_generation":2,"protocols":{"iscsi":true,"nvme":false},
-            "iscsi_target":"iqn.2026-01.io.windrose:web",
-            "nvme_subsystem":"nqn.2026-01.io.windrose:web",
+            "places":[{"node":1,"backing":{"kind":"device","path":"/dev/sdb"},"image":null,
+                "image_generation":2,"stage":{"is":"made"}}],"creator":null,"prefer":null,
+            "protocols":{"iscsi":true,"nvme":false,"vhost_user":false,"lun":0,"behind":null,"guests":{},
+                "proofs":{},"hosts":{},"tls":{}},
+            "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web",
             "allow":["any","iqn.1993-08.org.debian:01:x","nqn.2014-08.org.nvmexpress:h"],
-            "chap":{"user":"u","secret":"0123456789ab","mutual":null},"created_s":1700000000}"#;
-        let entry = Entry {
-            key: "volumes/3d813cbb-47fb-32ba-91df-831e1593ac29".into(),
-            value: golden.into(),
-            revision: Revision(1),
-        };
-        let record = decode(&entry).unwrap().record;
+            "chap":{"user":"u","secret":"0123456789ab","mutual":null},"created_s":1700000000}"#,
+        );
+        let record = read(&golden).unwrap();
         assert_eq!((record.allow.len(), record.thin), (3, false));
         let backing = Backing::Device { path: "/dev/sdb".into() };
         let (image, stage) = (None, PlaceStage::Made);
@@ -348,159 +362,72 @@ pub(crate) mod tests {
         assert_eq!(record.places, [only]);
     }
 
-    /// What version 2 wrote, every later one reads.
     #[test]
     fn the_golden_record_of_a_cluster_reads() {
-        let golden = r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"creating",
+        let golden = written(
+            r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"creating",
             "size_bytes":1073741824,"block_size":4096,"thin":false,
             "places":[{"node":1,"backing":{"kind":"file","path":"/a"},"image":"00000000-0000-0000-0000-000000000005",
                 "image_generation":2,"stage":{"is":"made"}},
-                {"node":3,"backing":{"kind":"file","path":"/b"},"stage":{"is":"failed","reason":"full"}},
-                {"node":4,"backing":{"kind":"file","path":"/c"},"stage":{"is":"leaving","instead_of":3}}],
+                {"node":3,"backing":{"kind":"pool","pool":"tank"},"image":null,"image_generation":0,
+                "stage":{"is":"failed","reason":"full"}},
+                {"node":4,"backing":{"kind":"file","path":"/c"},"image":null,"image_generation":0,
+                "stage":{"is":"leaving","instead_of":3}},
+                {"node":5,"backing":{"kind":"file","path":"/d"},"image":null,"image_generation":0,
+                "stage":{"is":"wanted","force":false}}],
             "creator":{"node":1,"life":"00000000-0000-0000-0000-000000000007"},"prefer":3,
-            "protocols":{"iscsi":true,"nvme":false},
+            "protocols":{"iscsi":true,"nvme":false,"vhost_user":true,"lun":3,"behind":{
+                "volume":"00000000-0000-0000-0000-000000000009","target":"iqn.2026-01.io.windrose:a"},
+                "guests":{"7":"00000000-0000-0000-0000-000000000008"},
+                "proofs":{"iqn.a":{"user":"u","sealed":"x","mutual":null}},
+                "hosts":{"nqn.h":{"host":{"sealed":"x"},"controller":{"sealed":"y"}},
+                    "nqn.i":{"host":{"sealed":"z"},"controller":null}},
+                "tls":{"nqn.h":{"key":{"sealed":"x"},"required":true},
+                    "nqn.i":{"key":{"sealed":"y"},"required":false}}},
             "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web",
-            "allow":[],"chap":null,"created_s":1700000000}"#;
-        let record: VolumeRecord = serde_json::from_str(golden).unwrap();
-        let again: VolumeRecord = serde_json::from_slice(&record.encode()).unwrap();
-        assert_eq!(again, record);
+            "allow":[],"chap":null,"created_s":1700000000}"#,
+        );
+        let record = read(&golden).unwrap();
         assert_eq!(record.places[0].image, Some(Uuid::from_u128(5)));
         assert_eq!(record.places[1].stage, PlaceStage::Failed { reason: "full".into() });
+        assert_eq!(record.places[1].backing.pool().unwrap().as_str(), "tank");
         let leaving = PlaceStage::Leaving { instead_of: Some(NodeId(3)) };
         assert_eq!(record.places[2].stage, leaving);
         assert_eq!(record.creator, Some(Creator { node: NodeId(1), life: Uuid::from_u128(7) }));
         assert_eq!(record.prefer, Some(NodeId(3)));
+        assert_eq!((record.owner(), record.mapping.lun), (Uuid::from_u128(9), 3));
+        assert_eq!(record.target(), "iqn.2026-01.io.windrose:a");
+        assert_eq!(record.mapping.guests, [(7, Uuid::from_u128(8))].into());
+        assert_eq!((record.proofs.len(), record.has_chap()), (1, true));
+        let mutual: Vec<_> = record.hosts.values().map(StoredDhchap::is_mutual).collect();
+        assert_eq!(mutual, [true, false]);
+        let required: Vec<_> = record.tls.values().map(StoredTls::is_required).collect();
+        assert_eq!((required, record.requires_tls()), (vec![true, false], true));
         let refused = |from: &str, to: &str| {
             assert!(golden.contains(from), "{from}");
-            serde_json::from_str::<VolumeRecord>(&golden.replace(from, to)).unwrap_err().to_string()
+            read(&golden.replace(from, to)).unwrap_err().to_string()
         };
         assert!(refused(r#""node":3"#, r#""node":1"#).contains("listed by node"));
         assert!(refused(r#""node":3"#, r#""node":0"#).contains("listed by node"));
+        assert!(refused("tank", "Tank").contains("pool name"));
     }
 
-    /// What a volume in pools of disks looks like, every later version reads. Older ones refuse it by name.
+    /// RFD 0020, 2, and 0022, 3.
     #[test]
-    fn the_golden_record_of_a_volume_in_pools_reads() {
-        let golden = r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"ready",
-            "size_bytes":1073741824,"block_size":4096,"thin":true,
-            "places":[{"node":1,"backing":{"kind":"pool","pool":"tank"},"image":"00000000-0000-0000-0000-000000000005",
-                "image_generation":2,"stage":{"is":"made"}},
-                {"node":3,"backing":{"kind":"file","path":"/b"},"image_generation":2,"stage":{"is":"made"}}],
-            "protocols":{"iscsi":true,"nvme":false},
-            "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web",
-            "allow":[],"chap":null,"created_s":1700000000}"#;
-        let record: VolumeRecord = serde_json::from_str(golden).unwrap();
-        let pool = record.places[0].backing.pool().unwrap();
-        assert_eq!((pool.as_str(), record.places[1].backing.pool()), ("tank", None));
-        let again: VolumeRecord = serde_json::from_slice(&record.encode()).unwrap();
-        assert_eq!(again, record);
-        let odd = golden.replace("tank", "Tank");
-        assert!(
-            serde_json::from_str::<VolumeRecord>(&odd)
-                .unwrap_err()
-                .to_string()
-                .contains("pool name")
-        );
-    }
-
-    /// What a volume behind another's target looks like, every later version reads. Older ones refuse it.
-    #[test]
-    fn the_golden_record_of_a_volume_behind_another_target_reads() {
-        let golden = r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"ready",
-            "size_bytes":1073741824,"block_size":4096,"thin":false,
-            "places":[{"node":1,"backing":{"kind":"file","path":"/a"},"image_generation":2,"stage":{"is":"made"}}],
-            "protocols":{"iscsi":true,"nvme":false,"lun":3,"behind":{
-                "volume":"00000000-0000-0000-0000-000000000009","target":"iqn.2026-01.io.windrose:a"},
-                "guests":{"7":"00000000-0000-0000-0000-000000000008"}},
-            "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web","allow":[],"chap":null,"created_s":1700000000}"#;
-        let guest: VolumeRecord = serde_json::from_str(golden).unwrap();
-        assert_eq!((guest.owner(), guest.mapping.lun), (Uuid::from_u128(9), 3));
-        assert_eq!(guest.target(), "iqn.2026-01.io.windrose:a");
-        assert_eq!(guest.mapping.guests, [(7, Uuid::from_u128(8))].into());
-        let text = serde_json::to_value(&guest).unwrap();
-        assert_eq!(text["protocols"]["lun"], 3);
-        assert!(serde_json::from_value::<Protocols>(text["protocols"].clone()).is_err());
-        let again: VolumeRecord = serde_json::from_value(text).unwrap();
-        assert_eq!(again, guest);
-        let own = r#""lun":3,"proofs":{"iqn.a":{"user":"u","sealed":"x","mutual":null}}"#;
-        let guarded: VolumeRecord =
-            serde_json::from_str(&golden.replace(r#""lun":3"#, own)).unwrap();
-        assert_eq!((guarded.proofs.len(), guarded.has_chap()), (1, true));
-        let text = serde_json::to_value(&guarded).unwrap();
-        assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), guarded);
-        let hosts = r#""lun":3,"hosts":{"nqn.h":{"host":{"sealed":"x"},"controller":{"sealed":"y"}},
-            "nqn.i":{"host":{"sealed":"z"}}}"#;
-        let guarded: VolumeRecord =
-            serde_json::from_str(&golden.replace(r#""lun":3"#, hosts)).unwrap();
-        let mutual: Vec<_> = guarded.hosts.values().map(StoredDhchap::is_mutual).collect();
-        assert_eq!((mutual, guarded.has_chap()), (vec![true, false], false));
-        let text = serde_json::to_value(&guarded).unwrap();
-        assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), guarded);
-        let tls = r#""lun":3,"tls":{"nqn.h":{"key":{"sealed":"x"},"required":true},
-            "nqn.i":{"key":{"sealed":"y"},"required":false}}"#;
-        let guarded: VolumeRecord =
-            serde_json::from_str(&golden.replace(r#""lun":3"#, tls)).unwrap();
-        let required: Vec<_> = guarded.tls.values().map(StoredTls::is_required).collect();
-        assert_eq!((required, guarded.requires_tls()), (vec![true, false], true));
-        let text = serde_json::to_value(&guarded).unwrap();
-        assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), guarded);
-        let plain = serde_json::to_value(record("v")).unwrap();
-        serde_json::from_value::<Protocols>(plain["protocols"].clone()).unwrap();
-        assert!(plain["protocols"].get("guests").is_none(), "a record without is as ever");
-    }
-
-    #[test]
-    fn a_record_says_that_virtual_machines_use_it_where_they_do() {
-        let mut used = record("v");
-        let plain = serde_json::to_value(&used).unwrap();
-        assert!(plain["protocols"].get("vhost_user").is_none(), "a record without is as ever");
-        used.protocols.vhost_user = true;
-        let text = serde_json::to_value(&used).unwrap();
-        assert_eq!(text["protocols"]["vhost_user"], true);
-        assert_eq!(serde_json::from_value::<VolumeRecord>(text).unwrap(), used);
-    }
-
-    /// RFD 0020, 2: who does not know of secrets of hosts serves the volume nowhere rather than without the proof.
-    #[test]
-    fn older_versions_refuse_a_record_with_secrets_of_hosts() {
+    fn secrets_of_hosts_and_keys_of_tls_read_back() {
         let mut guarded = record("v");
         let of = OfHost { volume: guarded.id, host: HOST };
         let sealed = StoredDhchap::seal(&dhchap(), of, &ring(1)).unwrap();
-        // These are what versions before this one knew of `protocols`.
-        let old = |record: &VolumeRecord| {
-            let text = serde_json::to_value(record).unwrap();
-            serde_json::from_value::<Protocols>(text["protocols"].clone()).is_ok()
-        };
-        assert!(old(&guarded));
         guarded.hosts.insert(HOST.into(), sealed);
-        assert!(!old(&guarded));
-        let stored = decode(&entry(&guarded)).unwrap();
-        assert_eq!(stored.record, guarded);
-        let (of, held) = stored.record.host_proof(HOST).unwrap();
+        let key = StoredTls::seal(&tls(KEYS[0], true), of, &ring(1)).unwrap();
+        guarded.tls.insert(HOST.into(), key);
+        let stored = decode(&entry(&guarded)).unwrap().record;
+        assert_eq!((&stored, stored.requires_tls()), (&guarded, true));
+        let (of, held) = stored.host_proof(HOST).unwrap();
         assert_eq!(held.open(of, &ring(1)), Ok(dhchap()));
-        assert!(stored.record.host_proof("nqn.2014-08.org.nvmexpress:uuid:2").is_none());
-    }
-
-    /// RFD 0022, 3: nor without TLS, whether it is required or not: it would forget the key when it writes the record.
-    #[test]
-    fn older_versions_refuse_a_record_with_keys_of_tls() {
-        // Versions before this one refuse what they do not know of in `protocols`.
-        let old = |record: &VolumeRecord| {
-            let text = serde_json::to_value(record).unwrap();
-            serde_json::from_value::<Protocols>(text["protocols"].clone()).is_ok()
-        };
-        for required in [true, false] {
-            let mut guarded = record("v");
-            assert!(old(&guarded));
-            let of = OfHost { volume: guarded.id, host: HOST };
-            let sealed = StoredTls::seal(&tls(KEYS[0], required), of, &ring(1)).unwrap();
-            guarded.tls.insert(HOST.into(), sealed);
-            assert!(!old(&guarded));
-            let stored = decode(&entry(&guarded)).unwrap().record;
-            assert_eq!((&stored, stored.requires_tls()), (&guarded, required));
-            let (of, held) = stored.all_tls().next().unwrap();
-            assert_eq!((of.host, held.open(of, &ring(1))), (HOST, Ok(tls(KEYS[0], required))));
-        }
+        assert!(stored.host_proof("nqn.2014-08.org.nvmexpress:uuid:2").is_none());
+        let (of, held) = stored.all_tls().next().unwrap();
+        assert_eq!((of.host, held.open(of, &ring(1))), (HOST, Ok(tls(KEYS[0], true))));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use node::control::{Control, Settings};
 use node::data_dir::DataDir;
 use node::engine::Engine;
 use node::meta::embedded::Embedded;
-use node::meta::{Answer, Change, Entry, Meta, MetaError, Revision, Watch};
+use node::meta::{Answer, Change, Entry, Meta, MetaError, Revision, Trouble, Watch};
 use tokio::time::Instant;
 
 /// A store that stops working at a commit, as if the process had ended there.
@@ -62,6 +62,10 @@ impl Meta for Dying {
 
     fn watch(&self, prefix: &str, after: Revision) -> Box<dyn Watch> {
         self.store.watch(prefix, after)
+    }
+
+    fn trouble(&self) -> Answer<'_, Option<Trouble>> {
+        self.store.trouble()
     }
 }
 

@@ -329,18 +329,23 @@ async fn what_a_crash_has_left_is_finished_or_forgotten() {
     client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
     assert!(node.stop().await.clean);
     let record = dir.path().join("data/pools/tank.json");
-    let ready = fs::read_to_string(&record).unwrap();
+    let sealed_as = "pools/tank.json";
+    let read = || {
+        let contents = cluster::file::read(&record, sealed_as, 1 << 20).unwrap();
+        String::from_utf8(contents.unwrap()).unwrap()
+    };
+    let ready = read();
     let stage = |stage: &str| {
         let changed = ready.replace("\"ready\"", &format!("\"{stage}\""));
         assert!(stage == "ready" || changed != ready);
-        fs::write(&record, changed).unwrap();
+        cluster::file::write(&record, sealed_as, changed.as_bytes()).unwrap();
     };
     // All of it was made: asking again finds it.
     stage("creating");
     let (node, client) = start(dir.path(), "").await;
     assert_eq!(get(&client, "tank").await.state, PoolState::Online);
     assert!(node.stop().await.clean);
-    assert_eq!(fs::read_to_string(&record).unwrap(), ready);
+    assert_eq!(read(), ready);
 
     stage("deleting");
     let (node, client) = start(dir.path(), "").await;

@@ -178,6 +178,16 @@ pub(crate) enum NodeCommand {
         /// Its number or name; the node that is asked, if none is given.
         node: Option<String>,
     },
+    /// Have the next start of this node, which must not run, use its data directory as it is now: after a restore, or to begin
+    /// anew with no volumes.
+    AcceptDataDir {
+        /// Configuration file of the node; without it /etc/windrose/windrose.toml, or the defaults.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// The name of the node: accepts without asking.
+        #[arg(long, value_name = "NAME")]
+        confirm: Option<String>,
+    },
 }
 
 #[derive(Debug, Subcommand)]

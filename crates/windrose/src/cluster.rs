@@ -59,6 +59,10 @@ pub(crate) async fn service(remote: Remote, command: NodeCommand) -> Result<Exit
         NodeCommand::Resume { node } => {
             remote.client.call::<ResumeNode>(&WhichNode { node }).await?
         }
+        // No node is asked for it.
+        NodeCommand::AcceptDataDir { config, confirm } => {
+            return crate::accept::run(config.as_deref(), confirm.as_deref());
+        }
     };
     remote.print(&cluster, show::cluster)?;
     Ok(ExitCode::SUCCESS)

@@ -1,5 +1,6 @@
 //! `windrose node`: the process around a node.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,16 +10,21 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::NodeArgs;
-use crate::exit::{FAILED, Failure, USAGE};
+use crate::exit::{FAILED, Failure, RESTORE, USAGE};
 use crate::log;
 
-/// Runs a node until it is told to stop.
-pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, Failure> {
-    let config = match &args.config {
+/// The configuration in a file, or where it is by default.
+pub(crate) fn load(path: Option<&Path>) -> Result<Config, Failure> {
+    let config = match path {
         Some(path) => Config::load(path),
         None => Config::load_default(),
     };
-    let config = config.map_err(|e| Failure::new(USAGE, e.to_string()))?;
+    config.map_err(|e| Failure::new(USAGE, e.to_string()))
+}
+
+/// Runs a node until it is told to stop.
+pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, Failure> {
+    let config = load(args.config.as_deref())?;
     let fault = rt::fault::arm().map_err(|e| Failure::new(USAGE, e.to_string()))?;
     if args.check {
         Node::check(&config).map_err(|e| Failure::new(USAGE, e.to_string()))?;
@@ -52,6 +58,11 @@ async fn live(config: &Config) -> Result<ExitCode, Failure> {
         let node = tokio::select! {
             started = Node::start(config) => started.map_err(|e| {
                 tracing::error!(error = %e, "the node did not start");
+                if e.is_lasting() {
+                    // The service manager does not try again, and shows this.
+                    notify(&[NotifyState::Status(e.to_string().lines().next().unwrap_or_default())]);
+                    return Failure::new(RESTORE, e.to_string());
+                }
                 Failure::new(FAILED, e.to_string())
             })?,
             name = signals.next() => {
@@ -153,6 +164,10 @@ impl Signals {
 pub(crate) fn crash_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
+        if node::meta::embedded::is_contained() {
+            tracing::debug!(%panic, "the library of the store has given up; the store says so");
+            return;
+        }
         let trace = std::backtrace::Backtrace::force_capture();
         tracing::error!(thread = thread.name(), %panic, %trace, "the program is wrong");
         if !cfg!(debug_assertions) {

@@ -18,6 +18,9 @@ pub(crate) const AT_RISK: u8 = 5;
 /// Data cannot be reached.
 pub(crate) const UNAVAILABLE: u8 = 6;
 
+/// What the node knows of itself is missing or damaged: it has to be restored.
+pub(crate) const RESTORE: u8 = 7;
+
 /// A command that did not do what it was asked for.
 #[derive(Debug)]
 pub(crate) struct Failure {

@@ -1,5 +1,6 @@
 //! Windrose: the node and its command line, one program.
 
+mod accept;
 mod attach;
 mod bench;
 mod cli;
@@ -20,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use cli::{Cli, Command, NodeArgs};
+use cli::{Cli, Command, NodeArgs, NodeCommand};
 use exit::Failure;
 
 #[global_allocator]
@@ -29,6 +30,10 @@ static HEAP: rt::Heap = rt::Heap;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
+        Command::Node(NodeArgs {
+            command: Some(NodeCommand::AcceptDataDir { config, confirm }),
+            ..
+        }) => accept::run(config.as_deref(), confirm.as_deref()),
         Command::Node(NodeArgs { command: Some(command), .. }) => {
             remote::run(&cli.remote, |r| cluster::service(r, command))
         }

@@ -7,3 +7,4 @@ mod cli;
 mod cluster;
 mod common;
 mod node;
+mod records;

@@ -60,7 +60,8 @@ impl fmt::Display for Defect {
             Self::Corrupt { why } => write!(
                 f,
                 "its data is damaged ({why}); remove the member from the cluster, clear its data \
-                 directory and let it join again"
+                 directory and let it join again; if it is the only one, restore a snapshot \
+                 (docs/guides/cluster-store.md)"
             ),
         }
     }
@@ -77,6 +78,9 @@ const DAMAGE: &[&str] = &[
     "failed to read WAL",
     "failed to recover v3 backend",
     "freepages:",
+    "already freed",
+    "invalid page type",
+    "invalid freelist page",
 ];
 
 /// What the system refuses, as Go names it. etcd may say that it could not read its data for that; they are whole, and it
@@ -218,6 +222,14 @@ mod tests {
         ];
         let why = "failed to open database: invalid database".into();
         assert_eq!(ended(&database), Some(Defect::Corrupt { why }));
+        // As 3.4.23 says it of a database with random bytes in its pages.
+        for page in [
+            "panic: freepages: failed to get all reachable pages (page 7546007322893194418: out of bounds: 27)",
+            "panic: page 12 already freed",
+            "panic: invalid page type: 9: 40",
+        ] {
+            assert!(matches!(ended(&[page]), Some(Defect::Corrupt { .. })), "{page}");
+        }
     }
 
     #[test]

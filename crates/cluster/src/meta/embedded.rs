@@ -1,39 +1,35 @@
 //! The store of a single node: a file of its own, by `redb`.
 //!
-//! Commits are durable when they return. The file is made beside its name and renamed once it is
-//! whole, so that a crash leaves a store or none. It holds secrets: only its owner may read it.
+//! * Commits are durable when they return. The file is made beside its name and renamed once it is
+//!   whole, so that a crash leaves a store or none. It holds secrets: only its owner may read it.
+//! * Every page is checked when the store is opened, and every record when it is read.
+//! * What the library panics with is an error of the store (`library.rs`).
+//! * After an error of the disk the store is opened anew by the next call: nothing stays broken that
+//!   works again. Room is taken ahead, so that records can be removed when the file system is full
+//!   (`file.rs`).
+
+mod file;
+mod library;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use tokio::sync::watch;
 
-use super::{Answer, Change, Entry, Event, Expect, Meta, MetaError, Revision, Watch};
+use super::{
+    Answer, Change, Entry, Event, Expect, Meta, MetaError, Revision, Trouble, Watch, sealed,
+};
+use library::{Facts, Failure, Library};
 
-/// Format of what the store holds. A store of a higher one is refused.
-pub const FORMAT: u64 = 1;
+pub use library::is_contained;
 
-/// Keys: the commit that wrote them, and their contents.
-const KEYS: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("keys");
-
-/// Facts about the store itself.
-const FACTS: TableDefinition<'_, &str, u64> = TableDefinition::new("facts");
-
-const FORMAT_FACT: &str = "format";
-const REVISION_FACT: &str = "revision";
-
-/// Memory for cached pages, in bytes.
-const CACHE: usize = 4 << 20;
-
-/// How often is looked whether a store is free, and how long is waited in between.
-const BUSY_LOOKS: u32 = 20;
-const BUSY_PAUSE: Duration = Duration::from_millis(50);
+/// Format of what the store holds. A store of another one is refused.
+pub const FORMAT: u64 = 2;
 
 /// Changes kept for followers.
 const HISTORY: usize = 4096;
@@ -44,11 +40,14 @@ pub struct Embedded(Arc<Inner>);
 
 struct Inner {
     path: PathBuf,
-    database: Database,
+    /// `None` after an error, until it is opened anew.
+    library: RwLock<Option<Library>>,
     /// One commit at a time.
     commits: Mutex<()>,
     history: Mutex<History>,
     newest: watch::Sender<Revision>,
+    /// Why there is no room ahead, if there is none.
+    cramped: Mutex<Option<String>>,
 }
 
 /// The latest changes, oldest first.
@@ -68,30 +67,43 @@ impl Embedded {
     /// Opens the store at `path`, or makes it. Blocks.
     ///
     /// # Errors
-    /// [`MetaError::Newer`] for a store that this version does not understand,
-    /// [`MetaError::Failed`] for everything else: no permission, no space, a damaged file.
+    /// [`MetaError::Format`] for a store that this version does not understand,
+    /// [`MetaError::Damaged`] for one that cannot be believed, [`MetaError::Failed`] for everything
+    /// else: no permission, no space.
     pub fn open(path: &Path) -> Result<Self, MetaError> {
-        let failed = |e: redb::Error| failed(path, &e);
         match fs::symlink_metadata(path) {
             Ok(_) => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound => create(path).map_err(failed)?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                Library::create(path, FORMAT).map_err(|why| error(path, why))?;
+            }
             // Whether there is a store is not known: a fresh one in its place would lose it.
-            Err(e) => return Err(failed(e.into())),
+            Err(e) => return Err(error(path, e.into())),
         }
-        let database = database_when_free(path).map_err(failed)?;
-        let (format, revision) = facts(&database).map_err(failed)?;
-        if format > FORMAT {
-            let path = path.display().to_string();
-            return Err(MetaError::Newer { path, found: format, known: FORMAT });
-        }
-        let history = History { events: VecDeque::new(), complete_after: revision };
+        Self::open_existing(path)
+    }
+
+    /// Opens the store at `path`, which has to be there. Blocks.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_existing(path: &Path) -> Result<Self, MetaError> {
+        let (library, facts) = ready(path)?;
+        let cramped = library.file().reserve().err().map(|e| e.to_string());
+        let history = History { events: VecDeque::new(), complete_after: facts.revision };
         Ok(Self(Arc::new(Inner {
             path: path.to_owned(),
-            database,
+            library: RwLock::new(Some(library)),
             commits: Mutex::new(()),
             history: Mutex::new(history),
-            newest: watch::Sender::new(revision),
+            newest: watch::Sender::new(facts.revision),
+            cramped: Mutex::new(cramped),
         })))
+    }
+
+    /// The number of the last commit.
+    #[must_use]
+    pub fn revision(&self) -> Revision {
+        *self.0.newest.borrow()
     }
 
     /// Runs `f` where it may block.
@@ -111,87 +123,108 @@ impl Embedded {
     }
 }
 
-fn failed(path: &Path, e: &redb::Error) -> MetaError {
-    MetaError::Failed { path: path.display().to_string(), why: e.to_string() }
+fn error(path: &Path, why: Failure) -> MetaError {
+    let path = path.display().to_string();
+    match why {
+        Failure::Io { why, .. } => MetaError::Failed { path, why },
+        Failure::Damaged(why) => MetaError::Damaged { path, why },
+    }
 }
 
-fn database(path: &Path, fresh: bool) -> Result<Database, redb::Error> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(fresh).mode(0o600);
-    let file = options.open(path)?;
-    Ok(Database::builder().set_cache_size(CACHE).create_file(file)?)
-}
-
-/// Opens a store that may be held for a moment yet: a process that is just being started has a copy of every open file until
-/// it runs its program.
-fn database_when_free(path: &Path) -> Result<Database, redb::Error> {
-    for _ in 0..BUSY_LOOKS {
-        match database(path, false) {
-            Err(redb::Error::DatabaseAlreadyOpen) => pause(BUSY_PAUSE),
-            outcome => return outcome,
+/// A store that is whole and of this format, with both states that the library keeps of it alike.
+fn ready(path: &Path) -> Result<(Library, Facts), MetaError> {
+    let library = Library::open(path).map_err(|why| error(path, why))?;
+    let look = || {
+        let facts = library.facts()?;
+        if facts.format == FORMAT {
+            // What cannot be listed now cannot be served later.
+            library.list("")?;
+            match library.echo(facts.revision) {
+                // Nothing is lost without, as long as nothing else breaks.
+                Ok(()) | Err(Failure::Io { .. }) => {}
+                Err(damaged) => return Err(damaged),
+            }
+        }
+        Ok(facts)
+    };
+    match look() {
+        Ok(facts) if facts.format == FORMAT => Ok((library, facts)),
+        Ok(Facts { format, .. }) => {
+            library.give_up();
+            let path = path.display().to_string();
+            Err(MetaError::Format { path, found: format, known: FORMAT })
+        }
+        Err(why) => {
+            library.give_up();
+            Err(error(path, why))
         }
     }
-    database(path, false)
-}
-
-#[expect(clippy::disallowed_methods, reason = "whoever opens a store waits for its disk anyway")]
-fn pause(time: Duration) {
-    std::thread::sleep(time);
-}
-
-fn create(path: &Path) -> Result<(), redb::Error> {
-    let fresh = path.with_extension("new");
-    match fs::remove_file(&fresh) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
-        _ => {}
-    }
-    let database = database(&fresh, true)?;
-    let commit = database.begin_write()?;
-    {
-        let mut facts = commit.open_table(FACTS)?;
-        facts.insert(FORMAT_FACT, FORMAT)?;
-        facts.insert(REVISION_FACT, 0)?;
-        commit.open_table(KEYS)?;
-    }
-    commit.commit()?;
-    drop(database);
-    fs::rename(&fresh, path)?;
-    if let Some(dir) = path.parent() {
-        File::open(dir)?.sync_all()?;
-    }
-    Ok(())
-}
-
-fn facts(database: &Database) -> Result<(u64, Revision), redb::Error> {
-    let read = database.begin_read()?;
-    let facts = read.open_table(FACTS)?;
-    let fact = |name| {
-        let missing = || redb::Error::Corrupted(format!("the fact {name} is missing"));
-        facts.get(name)?.map(|v| v.value()).ok_or_else(missing)
-    };
-    Ok((fact(FORMAT_FACT)?, Revision(fact(REVISION_FACT)?)))
 }
 
 impl Inner {
-    fn get(&self, key: &str) -> Result<Option<Entry>, redb::Error> {
-        let read = self.database.begin_read()?;
-        let found = read.open_table(KEYS)?.get(key)?;
-        Ok(found.map(|v| entry(key, v.value())))
+    /// Opens the store anew if an error has closed it.
+    fn heal(&self) -> Result<(), MetaError> {
+        if self.library.read().unwrap_or_else(PoisonError::into_inner).is_some() {
+            return Ok(());
+        }
+        let mut held = self.library.write().unwrap_or_else(PoisonError::into_inner);
+        if held.is_some() {
+            return Ok(());
+        }
+        let (library, facts) = ready(&self.path)?;
+        // A failed sync may have been told once and forgotten.
+        if let Err(e) = library.file().rewrite() {
+            library.give_up();
+            return Err(error(&self.path, e.into()));
+        }
+        let known = *self.newest.borrow();
+        if facts.revision < known {
+            library.give_up();
+            let why = format!(
+                "it is at revision {}, and was at revision {known} before", facts.revision
+            );
+            return Err(error(&self.path, Failure::Damaged(why)));
+        }
+        tracing::info!(store = %self.path.display(), "the store works again");
+        *held = Some(library);
+        if facts.revision > known {
+            // A commit that failed has happened all the same: followers list again.
+            let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+            history.events.clear();
+            history.complete_after = facts.revision;
+            drop(history);
+            self.newest.send_replace(facts.revision);
+        }
+        Ok(())
     }
 
-    fn list(&self, prefix: &str) -> Result<(Vec<Entry>, Revision), redb::Error> {
-        let read = self.database.begin_read()?;
-        let keys = read.open_table(KEYS)?;
-        let revision = read.open_table(FACTS)?.get(REVISION_FACT)?.map_or(0, |v| v.value());
-        let mut entries = Vec::new();
-        for item in keys.range(prefix..)? {
-            let (key, value) = item?;
-            if !key.value().starts_with(prefix) {
-                break;
-            }
-            entries.push(entry(key.value(), value.value()));
+    /// Has the library do something. A store that fails is closed, and opened anew by the next call.
+    fn call<T>(&self, what: impl FnOnce(&Library) -> Result<T, Failure>) -> Result<T, MetaError> {
+        self.heal()?;
+        let failed = |why| Err(error(&self.path, why));
+        let done = {
+            let held = self.library.read().unwrap_or_else(PoisonError::into_inner);
+            let Some(library) = &*held else {
+                let why = "it has failed for somebody else at the same time".to_owned();
+                return failed(Failure::Io { why, full: false });
+            };
+            what(library)
+        };
+        let Err(why) = done else { return done.map_err(|why| error(&self.path, why)) };
+        tracing::warn!(store = %self.path.display(), ?why, "the store has failed; it is opened anew");
+        let library = self.library.write().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(library) = library {
+            library.give_up();
         }
-        Ok((entries, Revision(revision)))
+        failed(why)
+    }
+
+    /// Reads something, with one more try where the store has been opened anew.
+    fn read<T>(&self, what: impl Fn(&Library) -> Result<T, Failure>) -> Result<T, MetaError> {
+        match self.call(&what) {
+            Err(MetaError::Failed { .. }) => self.call(&what),
+            done => done,
+        }
     }
 
     fn commit(&self, changes: &[Change]) -> Result<Revision, MetaError> {
@@ -199,11 +232,31 @@ impl Inner {
         // Held from before the commit, so that followers see commits in their order. Not the history's own lock: a
         // follower, which must not block, would wait with it for the disk.
         let _turn = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
-        let revision = match self.write(changes) {
-            Ok(Ok(revision)) => revision,
-            Ok(Err(key)) => return Err(MetaError::Changed { key }),
-            Err(e) => return Err(failed(&self.path, &e)),
+        self.heal()?;
+        let before = *self.newest.borrow();
+        let write = |library: &Library| library.write(changes);
+        let done = match self.call(write) {
+            Err(failed @ MetaError::Failed { .. }) => {
+                // What is there after opening anew says whether it has happened.
+                self.heal()?;
+                let now = *self.newest.borrow();
+                if now > before {
+                    return Ok(now);
+                }
+                self.call(write).map_err(|_| failed)?
+            }
+            other => other?,
         };
+        let revision = done.map_err(|key| MetaError::Changed { key })?;
+        self.tell(changes, revision);
+        // It is durable already. What fails here is found by the next call.
+        let _ = self.call(|library| library.echo(revision));
+        self.take_room();
+        Ok(revision)
+    }
+
+    /// Tells followers of a commit.
+    fn tell(&self, changes: &[Change], revision: Revision) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         for change in changes.iter().filter(|c| !c.is_condition()) {
             let removed = change.value.is_none();
@@ -216,53 +269,41 @@ impl Inner {
         }
         drop(history);
         self.newest.send_replace(revision);
-        Ok(revision)
     }
 
-    /// `Err` of the inner result is the key that was not as expected; nothing was written then.
-    fn write(&self, changes: &[Change]) -> Result<Result<Revision, String>, redb::Error> {
-        let write = self.database.begin_write()?;
-        let revision = {
-            let mut facts = write.open_table(FACTS)?;
-            let revision = facts.get(REVISION_FACT)?.map_or(0, |v| v.value()) + 1;
-            facts.insert(REVISION_FACT, revision)?;
-            let mut keys = write.open_table(KEYS)?;
-            for change in changes {
-                let key = change.key.as_str();
-                let found = keys.get(key)?.map(|v| Revision(v.value().0));
-                let expected = match change.expect {
-                    Expect::Absent => None,
-                    Expect::At(revision) => Some(revision),
-                };
-                if found != expected {
-                    // Dropping the transaction takes everything back.
-                    return Ok(Err(change.key.clone()));
-                }
-                match &change.value {
-                    Some(value) => drop(keys.insert(key, (revision, value.as_slice()))?),
-                    None => drop(keys.remove(key)?),
-                }
-            }
-            revision
-        };
-        write.commit()?;
-        Ok(Ok(Revision(revision)))
+    /// Sees to it that the next commits have room, and notes whether they have.
+    fn take_room(&self) {
+        let held = self.library.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(library) = &*held else { return };
+        let cramped = library.file().reserve().err().map(|e| e.to_string());
+        *self.cramped.lock().unwrap_or_else(PoisonError::into_inner) = cramped;
     }
-}
 
-fn entry(key: &str, (revision, value): (u64, &[u8])) -> Entry {
-    Entry { key: key.to_owned(), value: value.to_owned(), revision: Revision(revision) }
+    /// What is wrong with the store now, after a try to mend it.
+    fn trouble(&self) -> Option<Trouble> {
+        if let Err(error) = self.heal() {
+            return Some(match error {
+                MetaError::Damaged { .. } | MetaError::Format { .. } => {
+                    Trouble::Damaged(error.to_string())
+                }
+                error => Trouble::Failing(error.to_string()),
+            });
+        }
+        self.take_room();
+        let cramped = self.cramped.lock().unwrap_or_else(PoisonError::into_inner);
+        cramped.clone().map(Trouble::NoRoom)
+    }
 }
 
 impl Meta for Embedded {
     fn get(&self, key: &str) -> Answer<'_, Option<Entry>> {
         let key = key.to_owned();
-        self.run(move |inner| inner.get(&key).map_err(|e| failed(&inner.path, &e)))
+        self.run(move |inner| inner.read(|library| library.get(&key)))
     }
 
     fn list(&self, prefix: &str) -> Answer<'_, (Vec<Entry>, Revision)> {
         let prefix = prefix.to_owned();
-        self.run(move |inner| inner.list(&prefix).map_err(|e| failed(&inner.path, &e)))
+        self.run(move |inner| inner.read(|library| library.list(&prefix)))
     }
 
     fn commit(&self, changes: Vec<Change>) -> Answer<'_, Revision> {
@@ -273,6 +314,10 @@ impl Meta for Embedded {
         let newest = self.0.newest.subscribe();
         let (store, prefix) = (Arc::downgrade(&self.0), prefix.to_owned());
         Box::new(Follower { store, prefix, newest, seen: after, ready: VecDeque::new() })
+    }
+
+    fn trouble(&self) -> Answer<'_, Option<Trouble>> {
+        self.run(|inner| Ok(inner.trouble()))
     }
 }
 
@@ -317,124 +362,5 @@ impl Watch for Follower {
                 }
             }
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
-    use super::*;
-
-    fn put(key: &str, expect: Expect, value: &str) -> Change {
-        Change { key: key.into(), expect, value: Some(value.into()) }
-    }
-
-    fn store() -> (tempfile::TempDir, Embedded) {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Embedded::open(&dir.path().join("store.redb")).unwrap();
-        (dir, store)
-    }
-
-    #[tokio::test]
-    async fn commits_are_all_or_nothing_and_survive_reopening() {
-        let (dir, store) = store();
-        let first = vec![put("a/1", Expect::Absent, "x"), put("a/2", Expect::Absent, "y")];
-        let one = store.commit(first).await.unwrap();
-        let both = vec![put("a/1", Expect::At(one), "z"), put("a/2", Expect::Absent, "z")];
-        let refused = store.commit(both).await.unwrap_err();
-        assert_eq!(refused, MetaError::Changed { key: "a/2".into() });
-        assert_eq!(store.get("a/1").await.unwrap().unwrap().value, b"x");
-        drop(store);
-        let store = Embedded::open(&dir.path().join("store.redb")).unwrap();
-        let (entries, revision) = store.list("a/").await.unwrap();
-        assert_eq!(revision, one);
-        let keys: Vec<_> = entries.iter().map(|e| e.key.as_str()).collect();
-        assert_eq!(keys, ["a/1", "a/2"]);
-        let gone = Change { key: "a/1".into(), expect: Expect::At(one), value: None };
-        let two = store.commit(vec![gone]).await.unwrap();
-        assert!(two > one);
-        assert_eq!(store.get("a/1").await.unwrap(), None);
-    }
-
-    #[tokio::test]
-    async fn a_list_stops_at_the_end_of_its_prefix() {
-        let (_dir, store) = store();
-        let all = ["a", "a/1", "a/2", "a0", "b"];
-        store.commit(all.iter().map(|k| put(k, Expect::Absent, "")).collect()).await.unwrap();
-        let (entries, _) = store.list("a/").await.unwrap();
-        assert_eq!(entries.len(), 2);
-    }
-
-    #[tokio::test]
-    async fn followers_see_every_change_in_order() {
-        let (_dir, store) = store();
-        let one = store.commit(vec![put("v/1", Expect::Absent, "")]).await.unwrap();
-        let mut late = store.watch("v/", one);
-        let mut early = store.watch("v/", Revision(0));
-        store.commit(vec![put("other", Expect::Absent, "")]).await.unwrap();
-        let gone = Change { key: "v/1".into(), expect: Expect::At(one), value: None };
-        let three = store.commit(vec![gone]).await.unwrap();
-        assert_eq!(early.next().await.unwrap().revision, one);
-        let removal = Event { key: "v/1".into(), removed: true, revision: three };
-        assert_eq!(early.next().await.unwrap(), removal);
-        assert_eq!(late.next().await.unwrap(), removal);
-        let waiting = tokio::spawn(async move { late.next().await });
-        tokio::task::yield_now().await;
-        store.commit(vec![put("v/2", Expect::Absent, "")]).await.unwrap();
-        assert_eq!(waiting.await.unwrap().unwrap().key, "v/2");
-    }
-
-    #[tokio::test]
-    async fn a_follower_that_is_too_slow_is_told() {
-        let (_dir, store) = store();
-        let mut watch = store.watch("", Revision(0));
-        let many =
-            |from: usize| (from..from + HISTORY).map(|i| put(&i.to_string(), Expect::Absent, ""));
-        store.commit(many(0).collect()).await.unwrap();
-        store.commit(many(HISTORY).collect()).await.unwrap();
-        let refused = watch.next().await.unwrap_err();
-        assert_eq!(refused, MetaError::Compacted { after: Revision(0) });
-    }
-
-    #[test]
-    fn only_the_owner_may_read_it() {
-        let (dir, _store) = store();
-        let meta = fs::metadata(dir.path().join("store.redb")).unwrap();
-        assert_eq!(meta.permissions().mode() & 0o777, 0o600);
-    }
-
-    #[test]
-    fn a_store_of_a_newer_version_is_refused() {
-        let (dir, store) = store();
-        let write = store.0.database.begin_write().unwrap();
-        write.open_table(FACTS).unwrap().insert(FORMAT_FACT, FORMAT + 1).unwrap();
-        write.commit().unwrap();
-        drop(store);
-        let path = dir.path().join("store.redb");
-        let refused = Embedded::open(&path).unwrap_err();
-        assert!(matches!(refused, MetaError::Newer { found: 2, known: 1, .. }), "{refused}");
-        assert!(refused.to_string().contains("has format 2, this version knows up to 1"));
-    }
-
-    #[test]
-    fn damaged_and_half_made_stores_are_told_apart() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("store.redb");
-        fs::write(path.with_extension("new"), b"half made").unwrap();
-        Embedded::open(&path).unwrap();
-        fs::write(&path, b"this is no store").unwrap();
-        let refused = Embedded::open(&path).unwrap_err().to_string();
-        assert!(refused.contains("store.redb failed:"), "{refused}");
-    }
-
-    #[test]
-    fn a_store_that_cannot_be_looked_at_is_not_replaced() {
-        let dir = tempfile::tempdir().unwrap();
-        let (path, away) = (dir.path().join("store.redb"), dir.path().join("not mounted/store"));
-        std::os::unix::fs::symlink(&away, &path).unwrap();
-        let refused = Embedded::open(&path).unwrap_err().to_string();
-        assert!(refused.contains("store.redb failed:"), "{refused}");
-        assert!(fs::symlink_metadata(&path).unwrap().is_symlink());
     }
 }

@@ -25,7 +25,7 @@ pub use health::{MemberAnswer, MemberHealth};
 pub use lease::Announced;
 pub use members::{MemberInfo, MemberStatus};
 
-use super::{Answer, Change, Entry, Expect, Meta, MetaError, Revision, Watch};
+use super::{Answer, Change, Entry, Expect, Meta, MetaError, Revision, Trouble, Watch, sealed};
 use pool::{Asked, Failure, Pool};
 use wire::{
     CompactionRequest, Compare, DeleteRangeRequest, Empty, KeyValue, PutRequest, RangeRequest,
@@ -160,7 +160,7 @@ impl Inner {
     }
 
     fn entry(&self, kv: KeyValue) -> Entry {
-        Entry { key: self.bare(&kv.key), value: kv.value, revision: revision(kv.mod_revision) }
+        Entry::kept(self.bare(&kv.key), &kv.value, revision(kv.mod_revision))
     }
 
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Failure> {
@@ -245,7 +245,10 @@ impl Inner {
         let change = |c: &Change| {
             let key = self.key(&c.key);
             op(match &c.value {
-                Some(value) => Request::Put(PutRequest { key, value: value.clone(), lease: 0 }),
+                Some(value) => {
+                    let value = sealed::seal(&c.key, value);
+                    Request::Put(PutRequest { key, value, lease: 0 })
+                }
                 None => Request::Delete(DeleteRangeRequest { key }),
             })
         };
@@ -289,6 +292,11 @@ impl Meta for Etcd {
 
     fn watch(&self, prefix: &str, after: Revision) -> Box<dyn Watch> {
         Box::new(watch::Follower::new(Arc::clone(&self.0), prefix, after))
+    }
+
+    fn trouble(&self) -> Answer<'_, Option<Trouble>> {
+        // Its members tell of themselves.
+        Box::pin(async { Ok(None) })
     }
 }
 

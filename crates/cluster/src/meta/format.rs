@@ -1,5 +1,7 @@
 //! The format of what a cluster's store holds: checked once, before anything else is read.
 //!
+//! Nodes of two versions never share a store: what one of them has written, the other would misread.
+//!
 //! A store of one node has its format among the facts of its file ([`super::embedded`]); a store
 //! that others keep has it under a key.
 
@@ -13,10 +15,10 @@ pub const KEY: &str = "format";
 /// the newest.
 ///
 /// # Errors
-/// [`MetaError::Newer`]; [`MetaError::Failed`] for one that is no number; what the store says.
+/// [`MetaError::Format`]; [`MetaError::Damaged`]; [`MetaError::Failed`] for one that is no number; what the store says.
 pub async fn check(meta: &dyn Meta, name: &str) -> Result<(), MetaError> {
     let found = match meta.get(KEY).await? {
-        Some(entry) => entry.value,
+        Some(entry) => entry.contents()?.to_vec(),
         None => {
             let value = FORMAT.to_string().into_bytes();
             let fresh = Change { key: KEY.into(), expect: Expect::Absent, value: Some(value) };
@@ -26,15 +28,16 @@ pub async fn check(meta: &dyn Meta, name: &str) -> Result<(), MetaError> {
                 Err(MetaError::Changed { .. } | MetaError::Unknown { .. }) => {}
                 Err(e) => return Err(e),
             }
-            meta.get(KEY).await?.map(|e| e.value).unwrap_or_default()
+            match meta.get(KEY).await? {
+                Some(entry) => entry.contents()?.to_vec(),
+                None => Vec::new(),
+            }
         }
     };
     let number = std::str::from_utf8(&found).ok().and_then(|text| text.parse::<u64>().ok());
     match number {
-        Some(found) if found > FORMAT => {
-            Err(MetaError::Newer { path: name.to_owned(), found, known: FORMAT })
-        }
-        Some(1..) => Ok(()),
+        Some(FORMAT) => Ok(()),
+        Some(found) => Err(MetaError::Format { path: name.to_owned(), found, known: FORMAT }),
         _ => Err(MetaError::Failed {
             path: name.to_owned(),
             why: format!("its format is {:?}", String::from_utf8_lossy(&found)),

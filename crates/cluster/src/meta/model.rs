@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::{Answer, Change, Entry, Event, Expect, Meta, MetaError, Revision, Watch, check};
+use super::{Answer, Change, Entry, Event, Expect, Meta, MetaError, Revision, Trouble, Watch, check};
 
 /// What errors call it.
 const NAME: &str = "in memory";
@@ -148,7 +148,7 @@ impl State {
 }
 
 fn entry(key: &str, (revision, value): &(Revision, Vec<u8>)) -> Entry {
-    Entry { key: key.to_owned(), value: value.clone(), revision: *revision }
+    Entry::new(key, value.clone(), *revision)
 }
 
 #[derive(Default)]
@@ -296,6 +296,10 @@ impl Meta for Client {
     fn watch(&self, prefix: &str, after: Revision) -> Box<dyn Watch> {
         let (client, prefix) = (self.clone(), prefix.to_owned());
         Box::new(Follower { client, prefix, seen: after, ready: VecDeque::new() })
+    }
+
+    fn trouble(&self) -> Answer<'_, Option<Trouble>> {
+        Box::pin(async { Ok(None) })
     }
 }
 

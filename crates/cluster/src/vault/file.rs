@@ -1,10 +1,11 @@
-//! The file with the keys of a node by itself, in its data directory: a line of 64 hex digits for each, the one that seals first.
-//! Lines that begin with `#` say something to people. Nobody but its owner may read it.
+//! The file with the keys of a node by itself, in its data directory: a line of 64 hex digits for each, the one that seals
+//! first. What the key is called by may follow after a blank: a line that has rotted shows by it. Lines that begin with `#`
+//! say something to people. Nobody but its owner may read it.
 
 use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::{KEY_LEN, Key, MAX_KEYS, Ring};
@@ -43,7 +44,13 @@ pub fn parse(text: &str) -> Result<Ring, String> {
     Ring::new(keys).ok_or_else(|| "it has a key twice".to_owned())
 }
 
-fn key(hex: &str) -> Option<Key> {
+/// The key in a line, if it is the one that the line names.
+fn key(line: &str) -> Option<Key> {
+    let Some((key, id)) = line.split_once(' ') else { return parse_key(line) };
+    parse_key(key).filter(|key| key.id().to_string() == id)
+}
+
+fn parse_key(hex: &str) -> Option<Key> {
     let digits: Option<Vec<_>> = hex.chars().map(|c| c.to_digit(16)).collect();
     let digits = digits.filter(|digits| digits.len() == 2 * KEY_LEN)?;
     let mut bytes = [0; KEY_LEN];
@@ -57,7 +64,7 @@ fn key(hex: &str) -> Option<Key> {
 #[must_use]
 pub fn to_text(ring: &Ring) -> String {
     ring.keys.iter().fold(HEAD.to_owned(), |mut text, key| {
-        let _ = writeln!(text, "{}", key.hex());
+        let _ = writeln!(text, "{} {}", key.hex(), key.id());
         text
     })
 }
@@ -93,21 +100,12 @@ pub fn read(path: &Path) -> Result<Ring, FileError> {
 /// # Errors
 /// [`FileError`].
 pub fn create(path: &Path, ring: &Ring) -> Result<(), FileError> {
-    let new = path.with_extension("key.new");
     let write = || {
         if path.try_exists()? {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        match fs::remove_file(&new) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(to_text(ring).as_bytes())?;
-        file.sync_all()?;
         // The data directory is this node's alone: nobody makes the file between the look and this.
-        fs::rename(&new, path)?;
-        File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+        crate::file::write_raw(path, to_text(ring).as_bytes())
     };
     write().map_err(|e: io::Error| FileError { path: path.to_owned(), why: e.to_string() })
 }

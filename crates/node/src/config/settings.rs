@@ -45,6 +45,7 @@ pub(super) enum Default {
 pub(super) struct Draft {
     name: Option<String>,
     data_dir: PathBuf,
+    anchor_dir: Option<PathBuf>,
     shutdown_timeout: Duration,
     count: Option<usize>,
     cpus: Vec<usize>,
@@ -128,6 +129,10 @@ settings! {
         |d, v| d.data_dir = path(v)?,
         "Directory of the node's store, and of volumes that are created without a path. One node \
          uses it at a time.";
+    "anchor_dir" = Unset("the directory beside data_dir whose name ends with .anchor"), FILE,
+        |d, v| d.anchor_dir = Some(path(v)?),
+        "Directory of a small file that says which node `data_dir` belongs to, so that a `data_dir` that is not \
+         mounted is not taken for an empty node. It should be on another file system than `data_dir`.";
     "shutdown_timeout_s" = Value("30"), "whole seconds, 1 to 600",
         |d, v| d.shutdown_timeout = seconds(v, 1..=600)?,
         "Longest time a shutdown may take: for initiators to leave, commands to finish and volumes \
@@ -448,6 +453,7 @@ impl Draft {
         Ok(Config {
             name: self.name.unwrap_or_else(host_name),
             data_dir: self.data_dir,
+            anchor_dir: self.anchor_dir,
             shutdown_timeout: self.shutdown_timeout,
             cores: Cores {
                 count: self.count,

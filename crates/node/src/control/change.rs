@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn chap_with_any_is_refused_where_nvme_would_be_open() {
-        let chap = r#"{"user":"u","secret":"0123456789ab"}"#;
+        let chap = r#"{"user":"u","secret":"0123456789ab","mutual":null}"#;
         let mut record = record("v");
         record.chap = Some(serde_json::from_str(chap).unwrap());
         check(&record).unwrap();
@@ -401,7 +401,7 @@ mod tests {
         record.protocols.nvme = false;
         check(&record).unwrap();
         record.protocols.nvme = true;
-        let chap = r#"{"user":"u","secret":"0123456789ab"}"#;
+        let chap = r#"{"user":"u","secret":"0123456789ab","mutual":null}"#;
         record.chap = Some(serde_json::from_str(chap).unwrap());
         let refused = check(&record).unwrap_err();
         assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");

@@ -17,7 +17,7 @@ use crate::engine::{CoreReport, MirrorReport};
 pub(super) const REPORTS: &str = "reports/";
 
 /// What keys of questions begin with.
-const QUESTIONS: &str = "questions/";
+pub(super) const QUESTIONS: &str = "questions/";
 
 /// How far back the rate of a resync is looked for.
 const RATE_OVER: Duration = Duration::from_secs(60);

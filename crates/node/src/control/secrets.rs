@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Control, RETRY};
 use crate::data_dir;
-use crate::meta::{Change, Expect, Meta, MetaError};
+use crate::meta::{Change, Entry, Expect, Meta, MetaError};
 use crate::record::{
     Method, Of, OfHost, Stored, StoredChap, StoredDhchap, StoredTls, VolumeRecord,
 };
@@ -130,7 +130,7 @@ impl Vault {
                 on_files(move || file::read(&path)).await
             }
             Home::Store { cluster, secret } => match meta.get(vault::KEY).await? {
-                Some(entry) => Ok(vault::unwrap(&entry.value, *cluster, secret)?),
+                Some(entry) => Ok(vault::unwrap(entry.contents()?, *cluster, secret)?),
                 None => Ok(Ring::default()),
             },
         }
@@ -203,9 +203,10 @@ pub(crate) async fn hand_over(
     match to.commit(vec![change]).await {
         Ok(_) => Ok(()),
         Err(MetaError::Changed { .. }) => {
-            let held = to.get(vault::KEY).await?.map(|e| e.value).unwrap_or_default();
+            let held = to.get(vault::KEY).await?;
+            let held = held.as_ref().map(Entry::contents).transpose()?.unwrap_or_default();
             // Done already, by an earlier attempt of this node: nobody else is in the cluster yet.
-            if vault::unwrap(&held, *cluster, secret)? == ring {
+            if vault::unwrap(held, *cluster, secret)? == ring {
                 Ok(())
             } else {
                 Err(BadRing::Wrong.into())

@@ -10,6 +10,7 @@ use super::secrets::Locked;
 use super::view::sessions;
 use super::{Control, FileSystem, PoolFacts, PoolSpace, Space, Together, pool_view};
 use crate::engine::{CoreReport, Scope, VolumeReport};
+use crate::meta::Trouble;
 use crate::reconcile::Observed;
 use crate::record::{Method, Stage, Stored};
 
@@ -26,6 +27,10 @@ pub struct Facts {
     pub volumes: Vec<(Stored, Observed)>,
     /// Records of the store that cannot be read, as errors tell of them.
     pub damaged: Vec<String>,
+    /// What is wrong with the store itself.
+    pub store: Option<Trouble>,
+    /// Why the data directory has no anchor, if it has none.
+    pub unanchored: Option<String>,
     /// Secrets that cannot be read, and why not.
     pub locked: Vec<Locked>,
     /// What its cores do.
@@ -77,6 +82,8 @@ impl Control {
             waits_for: self.waits_for(),
             volumes,
             damaged: self.0.state.damaged(),
+            store: self.0.meta.trouble().await.ok().flatten(),
+            unanchored: settings.unanchored.clone(),
             locked: self.locked().await,
             cores,
             space,
@@ -314,9 +321,10 @@ fn thin_promises(facts: &Facts, volumes: &[Uuid]) -> u64 {
 
 fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     for damage in &facts.damaged {
-        let hint = "its volume is not served; restore the store from a backup";
-        findings.push(finding(Severity::Critical, "store", damage, Some(hint)));
+        let hint = format!("what it is the record of is not served; {}", super::RESTORE);
+        findings.push(finding(Severity::Critical, "store", damage, Some(&hint)));
     }
+    store_findings(facts, findings);
     let subject = format!("node {}", facts.node.name);
     if let Some(what) = &facts.waits_for {
         let hint = "the node tries on by itself; `windrose cluster nodes` shows who there is";
@@ -334,6 +342,36 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         let message = "each volume has one copy, on this node: keep backups";
         findings.push(finding(Severity::Note, subject, message, None));
     }
+}
+
+/// What is wrong with the store itself, and with what it lies in.
+fn store_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    let dir = facts.node.data_dir.display();
+    if let Some(why) = &facts.unanchored {
+        let message = format!("data_dir {dir} has no anchor outside of it ({why}): if it is not mounted one day, it looks \
+            like an empty node");
+        let hint = "set anchor_dir to a directory that the node may write, on another file system";
+        findings.push(finding(Severity::Note, "store", message, Some(hint)));
+    }
+    let (severity, message, hint) = match &facts.store {
+        None => return,
+        Some(Trouble::NoRoom(why)) => (
+            Severity::Warning,
+            format!("there is no room ahead of the store in {dir} ({why}): volumes can be deleted, other changes may fail"),
+            "free space in the file system of data_dir; the node takes its room back by itself".to_owned(),
+        ),
+        Some(Trouble::Failing(why)) => (
+            Severity::Warning,
+            format!("{why}: nothing can be changed; volumes that are open are served"),
+            "look at the disk of data_dir; the node tries again by itself".to_owned(),
+        ),
+        Some(Trouble::Damaged(why)) => (
+            Severity::Critical,
+            format!("{why}: nothing can be changed; volumes that are open are served until the node ends"),
+            super::RESTORE.to_owned(),
+        ),
+    };
+    findings.push(finding(severity, "store", message, Some(&hint)));
 }
 
 #[cfg(test)]
@@ -359,6 +397,8 @@ mod tests {
             waits_for: None,
             volumes,
             damaged: Vec::new(),
+            store: None,
+            unanchored: None,
             locked: Vec::new(),
             together: None,
             cores: Vec::new(),

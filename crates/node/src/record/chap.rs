@@ -166,6 +166,7 @@ struct Text {
     secret: Option<Secret>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sealed: Option<String>,
+    #[serde(deserialize_with = "super::text::present")]
     mutual: Option<MutualText>,
 }
 
@@ -298,6 +299,7 @@ pub(crate) mod tests {
         assert!(damaged.is_sealed_by(&ring(1)), "it is left as it is");
         assert!(!damaged.lacks_key(&ring(1)));
         for bad in [
+            r#"{"user":"u","sealed":"1"}"#,
             r#"{"user":"u","mutual":null}"#,
             r#"{"user":"u","secret":"0123456789ab","sealed":"1","mutual":null}"#,
             r#"{"user":"u","sealed":"1","mutual":{"user":"m"}}"#,

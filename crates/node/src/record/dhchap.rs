@@ -16,7 +16,7 @@ use super::secrets::Held;
 #[serde(deny_unknown_fields)]
 pub struct StoredDhchap {
     host: Held<DhchapSecret>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "super::text::present")]
     controller: Option<Held<DhchapSecret>>,
 }
 
@@ -174,7 +174,7 @@ pub(crate) mod tests {
         let one = dhchap_of(SECRETS[0], None);
         let sealed = StoredDhchap::seal(&one, OF, &ring(1)).unwrap();
         assert_eq!((sealed.open(OF, &ring(1)), sealed.is_mutual()), (Ok(one), false));
-        assert!(!serde_json::to_string(&sealed).unwrap().contains("controller"));
+        assert!(serde_json::to_string(&sealed).unwrap().contains(r#""controller":null"#));
     }
 
     #[test]
@@ -209,7 +209,7 @@ pub(crate) mod tests {
             let named = StoredChap::seal(&named, of, &ring(1)).unwrap();
             for sealed in [sealed, named] {
                 let text = serde_json::to_value(&sealed).unwrap()["sealed"].clone();
-                let moved = serde_json::json!({ "host": { "sealed": text } });
+                let moved = serde_json::json!({ "host": { "sealed": text }, "controller": null });
                 let moved: StoredDhchap = serde_json::from_value(moved).unwrap();
                 assert_eq!(moved.open(OF, &ring(1)), Err(CannotOpen::Wrong));
             }
@@ -239,15 +239,16 @@ pub(crate) mod tests {
         for bad in [
             r"{}",
             r#"{"controller":{"sealed":"1"}}"#,
-            r#"{"host":{"sealed":"1","secret":"1"}}"#,
-            r#"{"host":{}}"#,
-            r#"{"host":"1"}"#,
-            r#"{"host":{"sealed":"1"},"more":1}"#,
+            r#"{"host":{"sealed":"1"}}"#,
+            r#"{"host":{"sealed":"1","secret":"1"},"controller":null}"#,
+            r#"{"host":{},"controller":null}"#,
+            r#"{"host":"1","controller":null}"#,
+            r#"{"host":{"sealed":"1"},"controller":null,"more":1}"#,
             r#"{"host":{"sealed":"1"},"controller":{"more":"1"}}"#,
         ] {
             assert!(serde_json::from_str::<StoredDhchap>(bad).is_err(), "{bad}");
         }
-        let damaged: StoredDhchap = serde_json::from_str(r#"{"host":{"sealed":"1"}}"#).unwrap();
+        let damaged: StoredDhchap = serde_json::from_str(r#"{"host":{"sealed":"1"},"controller":null}"#).unwrap();
         assert_eq!(damaged.known(OF, &ring(1)), Err(CannotOpen::Damaged));
         assert!(damaged.is_sealed_by(&ring(1)), "it is left as it is");
     }

@@ -1,20 +1,22 @@
-//! The JSON of a volume's record.
+//! The JSON of a volume's record. Every field is there, and no other: what is not said would be taken for what
+//! guards a volume least.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::{Backing, BlockSize, Initiator, Protocols, VolumeName};
 use peer::NodeId;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use uuid::Uuid;
 
 use super::mapping::{Behind, Mapping};
 use super::{
-    Creator, FIRST_NODE, MAX_PLACES, Place, PlaceStage, Stage, StoredChap, StoredDhchap, StoredTls,
+    Creator, MAX_PLACES, Place, PlaceStage, Stage, StoredChap, StoredDhchap, StoredTls,
     VolumeRecord,
 };
 
-/// A record as it is written. Format 1 had one copy, in `backing` and `image_generation`.
+/// A record as it is written.
 #[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Text {
     id: Uuid,
     name: VolumeName,
@@ -22,72 +24,58 @@ pub(super) struct Text {
     size_bytes: u64,
     block_size: BlockSize,
     thin: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    places: Option<Vec<PlaceText>>,
-    #[serde(default, skip_serializing)]
-    backing: Option<Backing>,
-    #[serde(default, skip_serializing)]
-    image_generation: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    places: Vec<PlaceText>,
+    #[serde(deserialize_with = "present")]
     creator: Option<CreatorText>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "present")]
     prefer: Option<u16>,
     protocols: ProtocolsText,
     iscsi_target: String,
     nvme_subsystem: String,
     allow: BTreeSet<Initiator>,
+    #[serde(deserialize_with = "present")]
     chap: Option<StoredChap>,
     created_s: u64,
 }
 
-/// The protocols, as what, and to whom. An older program must not serve a volume at its own target that stands behind another,
-/// nor without the proof or the TLS that an initiator or a host has to come by, nor forget who stands behind a volume, or
-/// that virtual machines use it, when it writes the record: it takes no unknown field here.
+/// What a field that has to be there says: something, or `null`.
+pub(crate) fn present<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Option::deserialize(from)
+}
+
+/// The protocols, as what, and to whom.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProtocolsText {
     iscsi: bool,
     nvme: bool,
-    #[serde(default, skip_serializing_if = "is_not")]
     vhost_user: bool,
-    #[serde(default, skip_serializing_if = "is_zero")]
     lun: u16,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "present")]
     behind: Option<Behind>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     guests: BTreeMap<u16, Uuid>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     proofs: BTreeMap<String, StoredChap>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     hosts: BTreeMap<String, StoredDhchap>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     tls: BTreeMap<String, StoredTls>,
 }
 
-// As serde wants it.
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_zero(lun: &u16) -> bool {
-    *lun == 0
-}
-
-// As serde wants it.
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_not(flag: &bool) -> bool {
-    !*flag
-}
-
 #[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct PlaceText {
     node: u16,
     backing: Backing,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "present")]
     image: Option<Uuid>,
-    #[serde(default)]
     image_generation: u64,
     stage: PlaceStage,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct CreatorText {
     node: u16,
     life: Uuid,
@@ -106,9 +94,7 @@ impl From<VolumeRecord> for Text {
             size_bytes: r.size_bytes,
             block_size: r.block_size,
             thin: r.thin,
-            places: Some(r.places.into_iter().map(place).collect()),
-            backing: None,
-            image_generation: 0,
+            places: r.places.into_iter().map(place).collect(),
             creator: r.creator.map(|c| CreatorText { node: c.node.0, life: c.life }),
             prefer: r.prefer.map(|node| node.0),
             protocols: ProtocolsText {
@@ -134,8 +120,8 @@ impl From<VolumeRecord> for Text {
 impl TryFrom<Text> for VolumeRecord {
     type Error = &'static str;
 
-    fn try_from(mut t: Text) -> Result<Self, &'static str> {
-        let places = places(&mut t)?;
+    fn try_from(t: Text) -> Result<Self, &'static str> {
+        let places = places(t.places)?;
         Ok(Self {
             id: t.id,
             name: t.name,
@@ -189,16 +175,7 @@ pub(super) mod node {
     }
 }
 
-fn places(text: &mut Text) -> Result<Vec<Place>, &'static str> {
-    let Some(places) = text.places.take() else {
-        let backing = text.backing.take().ok_or("it says nothing of where the data is")?;
-        let stage = match text.stage {
-            Stage::Creating => PlaceStage::Wanted { force: false },
-            Stage::Ready | Stage::Deleting => PlaceStage::Made,
-        };
-        let image_generation = text.image_generation;
-        return Ok(vec![Place { node: FIRST_NODE, backing, image: None, image_generation, stage }]);
-    };
+fn places(places: Vec<PlaceText>) -> Result<Vec<Place>, &'static str> {
     if places.len() > MAX_PLACES {
         return Err("it has too many copies");
     }

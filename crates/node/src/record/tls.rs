@@ -168,7 +168,7 @@ pub(crate) mod tests {
         let key = StoredTls::seal(&tls(SECRETS[0], true), OF, &ring).unwrap();
         let key = sealed_text(&key, "/key/sealed");
         for moved in [
-            json!({ "host": { "sealed": key } }),
+            json!({ "host": { "sealed": key }, "controller": null }),
             json!({ "host": { "sealed": sealed_text(
                 StoredDhchap::seal(&dhchap(), OF, &ring).unwrap(), "/host/sealed"
             ) }, "controller": { "sealed": key } }),

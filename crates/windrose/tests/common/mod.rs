@@ -66,6 +66,16 @@ impl Place {
         daemon
     }
 
+    /// The configuration's file.
+    pub(crate) fn config(&self) -> &Path {
+        &self.config
+    }
+
+    /// Starts a node that must end by itself; gives its exit code.
+    pub(crate) fn ends(&self) -> Option<i32> {
+        self.launch().wait()
+    }
+
     /// Starts a node and does not wait.
     pub(crate) fn launch(&self) -> Daemon {
         self.spawn(false)

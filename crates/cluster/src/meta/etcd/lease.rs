@@ -16,7 +16,7 @@ use tonic_prost::ProstCodec;
 
 use super::pool::{self, Asked, Failure};
 use super::wire::{Empty, LeaseGrant, LeaseRequest, LeaseResponse, PutRequest};
-use super::{Etcd, Inner};
+use super::{Etcd, Inner, sealed};
 
 /// Pause before something that failed is tried again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -41,6 +41,7 @@ impl Etcd {
     /// Outside of a runtime.
     #[must_use]
     pub fn announce(&self, key: &str, value: Vec<u8>, ttl: Duration) -> Announced {
+        let value = sealed::seal(key, &value);
         let keep = Keep { store: Arc::clone(&self.0), key: self.0.key(key), value, ttl };
         Announced { task: tokio::spawn(keep.run()) }
     }

@@ -1,0 +1,93 @@
+//! What a node does whose own records are damaged, missing or another's.
+
+use std::fs;
+
+use crate::common::{Place, cli, texts};
+
+/// A node that has had a volume with CHAP, and was stopped.
+fn with_volume() -> Place {
+    let place = Place::new("");
+    let node = place.start();
+    place.ok(&["volume", "create", "web", "--size", "8M"]);
+    let secret = place.path().join("secret");
+    fs::write(&secret, "0123456789ab\n").unwrap();
+    place.ok(&["volume", "chap", "web", &format!("u:{}", secret.display())]);
+    assert_eq!(node.stop(), Some(0));
+    place
+}
+
+fn accept(place: &Place) {
+    let config = place.config().to_str().unwrap();
+    let wrong = cli("unix:/nowhere", &["node", "accept-data-dir", "--config", config]);
+    assert_eq!(wrong.status.code(), Some(2), "nobody is there to confirm: {:?}", texts(&wrong));
+    let args = ["node", "accept-data-dir", "--config", config, "--confirm", "test"];
+    let out = cli("unix:/nowhere", &args);
+    assert!(out.status.success(), "{:?}", texts(&out));
+}
+
+/// What is lasting ends the node with a code that the service manager does not start it again after.
+#[test]
+fn a_damaged_store_ends_the_node_with_the_way_out_and_a_code_of_its_own() {
+    let place = with_volume();
+    let store = place.path().join("data/store.redb");
+    let good = fs::read(&store).unwrap();
+    let unit = include_str!("../../../packaging/windrose.service");
+    assert!(unit.lines().any(|line| line == "RestartPreventExitStatus=2 7"));
+    let mut rotten = good.clone();
+    for (at, byte) in rotten.iter_mut().enumerate().skip(4096) {
+        *byte ^= u8::try_from(at * 37 % 251).unwrap();
+    }
+    for (bytes, why) in [(&b""[..], "the file is empty"), (&rotten, "is damaged")] {
+        fs::write(&store, bytes).unwrap();
+        assert_eq!(place.ends(), Some(7), "{}", place.log());
+        let log = place.log();
+        for part in [why, "Restore it from a backup", "When the store is damaged"] {
+            assert!(log.contains(part), "{part}: {log}");
+        }
+        assert!(!log.contains("the program is wrong"), "{log}");
+    }
+    fs::write(&store, &good).unwrap();
+    let node = place.start();
+    assert_eq!(place.json(&["volume", "list"])["volumes"].as_array().unwrap().len(), 1);
+    assert_eq!(node.stop(), Some(0));
+}
+
+#[test]
+fn a_data_directory_that_is_missing_is_no_empty_node() {
+    let place = with_volume();
+    let (data, away) = (place.path().join("data"), place.path().join("away"));
+    // As if its file system was not mounted.
+    fs::rename(&data, &away).unwrap();
+    for is_there in [false, true] {
+        if is_there {
+            fs::create_dir(&data).unwrap();
+        }
+        assert_eq!(place.ends(), Some(7), "{}", place.log());
+        let log = place.log();
+        assert!(log.contains("holds none of its records"), "{log}");
+        assert!(log.contains("windrose node accept-data-dir"), "{log}");
+        assert_eq!(data.exists(), is_there, "nothing is made");
+    }
+    assert_eq!(fs::read_dir(&data).unwrap().count(), 0, "nothing is made");
+    fs::remove_dir(&data).unwrap();
+    fs::rename(&away, &data).unwrap();
+    let node = place.start();
+    assert_eq!(place.json(&["volume", "list"])["volumes"].as_array().unwrap().len(), 1);
+    let config = place.config().to_str().unwrap();
+    let args = ["node", "accept-data-dir", "--config", config, "--confirm", "test"];
+    let used = cli("unix:/nowhere", &args);
+    assert!(texts(&used).1.contains("a node uses it"), "{:?}", texts(&used));
+    assert_eq!(node.stop(), Some(0));
+    // The store alone is gone.
+    fs::rename(data.join("store.redb"), &away).unwrap();
+    assert_eq!(place.ends(), Some(7), "{}", place.log());
+    assert!(place.log().contains("store.redb is missing"), "{}", place.log());
+    accept(&place);
+    let node = place.start();
+    assert!(place.json(&["volume", "list"])["volumes"].as_array().unwrap().is_empty());
+    assert_eq!(node.stop(), Some(0));
+    // Another node's, or an older copy.
+    fs::rename(&away, data.join("store.redb")).unwrap();
+    let node = place.start();
+    assert_eq!(node.stop(), Some(0));
+}
