@@ -157,7 +157,9 @@ struct Head {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadIdentity {
     /// Another version of the program wrote it.
-    #[error("it has format {found}, this version knows format {FORMAT}; run the version that wrote it")]
+    #[error(
+        "it has format {found}, this version knows format {FORMAT}; run the version that wrote it"
+    )]
     OtherFormat {
         /// Its format.
         found: u64,

@@ -13,9 +13,9 @@
 pub mod file;
 pub mod identity;
 pub mod joining;
+pub mod lives;
 pub mod member;
 pub mod meta;
-pub mod lives;
 pub mod mirrors;
 pub mod nodes;
 #[cfg(feature = "testing")]

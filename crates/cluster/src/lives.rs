@@ -60,7 +60,8 @@ impl Life {
     /// Whether `other` must have ended for this one to be there.
     fn has_outlived(&self, other: &Self) -> bool {
         let known = !self.machine.is_empty() && !self.boot.is_empty();
-        let same = (&self.machine, &self.boot, self.lock) == (&other.machine, &other.boot, other.lock);
+        let same =
+            (&self.machine, &self.boot, self.lock) == (&other.machine, &other.boot, other.lock);
         known && same
     }
 
@@ -171,6 +172,21 @@ pub async fn claim(
     }
 }
 
+/// Has the registered life know that `own` is there, too.
+///
+/// # Errors
+/// [`MetaError`].
+pub async fn ask(meta: &dyn Meta, node: NodeId, own: &Life) -> Result<(), MetaError> {
+    loop {
+        let before = meta.get(&challenge_key(node)).await?.map(|e| e.revision);
+        match meta.commit(vec![put(challenge_key(node), before, own)]).await {
+            Ok(_) => return Ok(()),
+            Err(MetaError::Changed { .. }) => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
 /// Asks the life that `at` registered whether it goes on. `None` if it does not answer, or is another one by now.
 async fn challenge(
     meta: &dyn Meta,
@@ -179,14 +195,7 @@ async fn challenge(
     at: Revision,
 ) -> Result<Option<Life>, MetaError> {
     let mut answers = meta.watch(&key(node), at);
-    loop {
-        let before = meta.get(&challenge_key(node)).await?.map(|e| e.revision);
-        match meta.commit(vec![put(challenge_key(node), before, own)]).await {
-            Ok(_) => break,
-            Err(MetaError::Changed { .. }) => {}
-            Err(e) => return Err(e),
-        }
-    }
+    ask(meta, node, own).await?;
     let deadline = Instant::now() + ANSWER;
     loop {
         // What a watch does not tell, the look at the end does.
@@ -228,7 +237,8 @@ async fn look(
 ) -> Result<Option<Life>, MetaError> {
     let (lives, from) = meta.list(&key(node)).await?;
     let held = lives.iter().find(|e| e.key == key(node));
-    let held = held.map(|e| Ok::<_, MetaError>((decode::<Registered>(e)?, e.revision))).transpose()?;
+    let held =
+        held.map(|e| Ok::<_, MetaError>((decode::<Registered>(e)?, e.revision))).transpose()?;
     if let Some((held, _)) = &held
         && held.life.life != own.life
     {
@@ -309,7 +319,8 @@ mod tests {
             let holder = Self::default();
             let Self { rivals, over } = holder.clone();
             tokio::spawn(async move {
-                let ended = hold(&*meta, NODE, &own, |l| rivals.lock().unwrap().push(l.clone())).await;
+                let ended =
+                    hold(&*meta, NODE, &own, |l| rivals.lock().unwrap().push(l.clone())).await;
                 *over.lock().unwrap() = Some(ended);
             });
             holder

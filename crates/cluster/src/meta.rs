@@ -149,8 +149,10 @@ pub enum MetaError {
         after: Revision,
     },
     /// The store was written by another version of the program.
-    #[error("the store {path} has format {found}, this version knows format {known}; \
-             run the version that wrote it")]
+    #[error(
+        "the store {path} has format {found}, this version knows format {known}; \
+             run the version that wrote it"
+    )]
     Format {
         /// Where the store is.
         path: String,

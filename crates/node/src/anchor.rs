@@ -12,6 +12,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use ::cluster::file::{self, ReadError};
+use ::cluster::lives::Life;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -23,6 +24,9 @@ const MAX_BYTES: u64 = 64 << 10;
 
 /// The file in the data directory, and what it is sealed as.
 const NODE: &str = "node.json";
+
+/// The process that was the node when this one was started, in the data directory of the copy.
+const OTHER: &str = "other-life.json";
 
 /// What the anchor is sealed as.
 const ANCHOR: &str = "anchor";
@@ -172,13 +176,18 @@ fn decide(found: &Found) -> Result<Option<Mark>, String> {
         (Some(anchor), None) => {
             let id = anchor.id;
             return Err(if has_store || has_cluster {
-                format!("it should be that of node {id}, and has records, but no {NODE} that says so")
+                format!(
+                    "it should be that of node {id}, and has records, but no {NODE} that says so"
+                )
             } else {
                 format!("it should be that of node {id}, and holds none of its records")
             });
         }
         (Some(anchor), Some(node)) if anchor.id != node.id => {
-            return Err(format!("it should be that of node {}, and is that of node {}", anchor.id, node.id));
+            return Err(format!(
+                "it should be that of node {}, and is that of node {}",
+                anchor.id, node.id
+            ));
         }
         (Some(anchor), Some(node)) if node.starts < anchor.starts => {
             return Err(format!(
@@ -190,7 +199,8 @@ fn decide(found: &Found) -> Result<Option<Mark>, String> {
     };
     match mark.records {
         Records::Store if !has_store && !has_cluster => {
-            Err("its store.redb is missing: that holds what the node knows of its volumes".to_owned())
+            Err("its store.redb is missing: that holds what the node knows of its volumes"
+                .to_owned())
         }
         Records::Cluster if !has_cluster => {
             Err("its cluster.json is missing: that says what the node is in its cluster".to_owned())
@@ -204,7 +214,9 @@ fn look(data_dir: &Path, anchor: &Path) -> Result<Found, AnchorError> {
         let path = data_dir.join(name);
         match fs::symlink_metadata(&path) {
             Ok(_) => Ok(true),
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Err(e)
+                if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+            {
                 Ok(false)
             }
             Err(why) => Err(AnchorError::Refused { path, why }),
@@ -253,7 +265,11 @@ impl Anchor {
 
     /// Notes, in both places, a start with records of this kind. What is wrong with the anchor is told, and is no
     /// reason not to serve; nor is a full file system, once the files are there.
-    pub(crate) fn begin(&self, records: Records, revision: u64) -> Result<Option<String>, AnchorError> {
+    pub(crate) fn begin(
+        &self,
+        records: Records,
+        revision: u64,
+    ) -> Result<Option<String>, AnchorError> {
         let starts = self.mark.starts.saturating_add(1);
         let mark = Mark { starts, records, revision, ..self.mark };
         let node = self.data_dir.join(NODE);
@@ -282,13 +298,41 @@ pub(crate) fn forget_records(data_dir: &Path) -> io::Result<()> {
     }
 }
 
+/// Notes that another process is the node: this data directory is a copy, and stays unused until somebody says otherwise.
+pub(crate) fn note_other(data_dir: &Path, other: &Life) -> io::Result<()> {
+    let bytes = serde_json::to_vec(other).map_err(io::Error::other)?;
+    file::write(&data_dir.join(OTHER), OTHER, &bytes)
+}
+
+/// The process that was the node when this data directory was found to be a copy.
+pub(crate) fn other(data_dir: &Path) -> Result<Option<Life>, AnchorError> {
+    let path = data_dir.join(OTHER);
+    let damaged = |why: String| AnchorError::Damaged { path: path.clone(), why };
+    match file::read(&path, OTHER, MAX_BYTES) {
+        Ok(None) => Ok(None),
+        Ok(Some(bytes)) => {
+            serde_json::from_slice(&bytes).map(Some).map_err(|e| damaged(e.to_string()))
+        }
+        Err(ReadError::Damaged(why)) => Err(damaged(why)),
+        Err(ReadError::Refused(why)) => Err(AnchorError::Refused { path, why }),
+    }
+}
+
 /// What is to be said of a data directory before it is accepted, `None` where there is nothing to accept.
 ///
 /// # Errors
 /// [`AnchorError`]: what cannot even be looked at.
 pub fn mismatch(data_dir: &Path, anchor_dir: Option<&Path>) -> Result<Option<String>, AnchorError> {
     match Anchor::check(data_dir, anchor_dir) {
-        Ok(_) => Ok(None),
+        Ok(_) => match other(data_dir) {
+            Ok(other) => Ok(other.map(|other| {
+                format!(
+                    "it is a copy of that of a node that ran on {}; no two may run",
+                    other.place()
+                )
+            })),
+            Err(e) => Ok(Some(e.to_string())),
+        },
         Err(AnchorError::Mismatch { what, .. }) => Ok(Some(what)),
         Err(AnchorError::Damaged { path, why }) => Ok(Some(format!("{}: {why}", path.display()))),
         Err(refused @ AnchorError::Refused { .. }) => Err(refused),
@@ -300,7 +344,7 @@ pub fn mismatch(data_dir: &Path, anchor_dir: Option<&Path>) -> Result<Option<Str
 /// # Errors
 /// [`AnchorError::Refused`].
 pub fn accept(data_dir: &Path, anchor_dir: Option<&Path>) -> Result<(), AnchorError> {
-    for path in [path(data_dir, anchor_dir), data_dir.join(NODE)] {
+    for path in [path(data_dir, anchor_dir), data_dir.join(NODE), data_dir.join(OTHER)] {
         if path.parent().is_some_and(Path::is_dir) {
             file::remove(&path).map_err(|why| AnchorError::Refused { path, why })?;
         }
@@ -424,7 +468,8 @@ mod tests {
     #[test]
     fn what_is_decided_follows_from_what_is_found() {
         let store = mark(1, 5, Records::Store);
-        let found = Found { anchor: Some(store), node: Some(store), has_store: true, has_cluster: false };
+        let found =
+            Found { anchor: Some(store), node: Some(store), has_store: true, has_cluster: false };
         assert_eq!(decide(&found), Ok(Some(store)));
         // A crash between the two files leaves the anchor one behind.
         let ahead = mark(1, 6, Records::Store);

@@ -263,6 +263,17 @@ impl Control {
         }
     }
 
+    /// Waits until another process is this node; gives that one and this, for people.
+    pub async fn replaced(&self) -> (String, String) {
+        match &self.0.part {
+            Some(part) => {
+                let (other, own) = part.replaced().await;
+                (other.place(), own.place())
+            }
+            None => std::future::pending().await,
+        }
+    }
+
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(task);
     }
@@ -404,7 +415,10 @@ impl Control {
         volumes.into_iter().for_each(|stored| self.0.state.learn(stored));
         let before = self.0.state.damaged();
         for damage in damaged.iter().filter(|damage| !before.contains(damage)) {
-            tracing::error!(damage, "the store cannot be believed; what this is the record of is left alone");
+            tracing::error!(
+                damage,
+                "the store cannot be believed; what this is the record of is left alone"
+            );
         }
         self.0.state.set_damaged(damaged);
         let known = self.0.state.ids();

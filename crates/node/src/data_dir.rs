@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub enum DataDirError {
 #[derive(Debug)]
 pub struct DataDir {
     path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 /// How often is looked whether a directory is free, and how long is waited in between.
@@ -88,15 +88,21 @@ impl DataDir {
             }
             Err(TryLockError::Error(e)) => return Err(refused(&name, e)),
         }
-        let written = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
-        written.map_err(|e| refused(&name, e))?;
-        Ok(Self { path: fs::canonicalize(path).map_err(|e| refused(path, e))?, _lock: lock })
+        // For messages only: a full file system is no reason not to start.
+        let _ = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+        Ok(Self { path: fs::canonicalize(path).map_err(|e| refused(path, e))?, lock })
     }
 
     /// The directory, without links in its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What is locked, for this machine: device and inode. Whoever has held it before has ended.
+    #[must_use]
+    pub fn lock_id(&self) -> (u64, u64) {
+        self.lock.metadata().map(|m| (m.dev(), m.ino())).unwrap_or_default()
     }
 
     /// The file of the store.

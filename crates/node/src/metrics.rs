@@ -365,6 +365,7 @@ pub(crate) mod tests {
             volumes: Vec::new(),
             damaged: Vec::new(),
             store: None,
+            rival: None,
             unanchored: None,
             locked: Vec::new(),
             cores: Vec::new(),

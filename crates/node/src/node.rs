@@ -200,7 +200,8 @@ impl Node {
             None => {
                 data_dir.clear_member()?;
                 let path = data_dir.store();
-                let open = if anchor.has_store() { Embedded::open_existing } else { Embedded::open };
+                let open =
+                    if anchor.has_store() { Embedded::open_existing } else { Embedded::open };
                 let store = open(&path)?;
                 let revision = store.revision().0;
                 anchor.check_revision(revision)?;
@@ -210,7 +211,10 @@ impl Node {
         };
         let unanchored = anchor.begin(kind, revision)?;
         if let Some(why) = &unanchored {
-            tracing::warn!(why, "the data directory has no anchor: if it is not mounted one day, nobody will know");
+            tracing::warn!(
+                why,
+                "the data directory has no anchor: if it is not mounted one day, nobody will know"
+            );
         }
         Ok((data_dir, records, unanchored))
     }
@@ -231,6 +235,12 @@ impl Node {
     /// in a cluster.
     pub async fn wants_restart(&self) {
         self.control.wants_restart().await;
+    }
+
+    /// Waits until another process is this node in the cluster: this one has to end at once, and leaves nothing. Gives
+    /// the other one and this, for people.
+    pub async fn replaced(&self) -> (String, String) {
+        self.control.replaced().await
     }
 
     /// Whether every core still answers.

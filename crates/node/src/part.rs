@@ -2,15 +2,17 @@
 //! node of the cluster, or one by itself again (RFD 0012, 2.2).
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ::cluster::identity::{Identity, IdentityError, OwnMember, Stage};
 use ::cluster::joining::{self, JoinError};
+use ::cluster::lives::{self, Claim, Life};
 use ::cluster::member::{self, Behind, Member, Origin, Supervisor};
 use ::cluster::meta::embedded::Embedded;
 use ::cluster::meta::etcd::{Announced, Etcd, MemberHealth, Settings, Tls};
-use ::cluster::meta::{MetaError, format};
+use ::cluster::meta::{Meta, MetaError, format};
 use ::cluster::mirrors::Mirrors;
 use ::cluster::nodes::{self, ALIVE_TTL, ClusterRecord, NodePortals, NodeRecord, Nodes};
 use rt::fault::{self, Point};
@@ -19,8 +21,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
+use uuid::Uuid;
 
-use crate::anchor;
+use crate::anchor::{self, AnchorError};
 use crate::config::{self, ClusterTls, Config};
 use crate::control::{SecretsError, hand_over};
 use crate::data_dir::{DataDir, DataDirError};
@@ -39,6 +43,13 @@ const MEMBERS_PAUSE: Duration = Duration::from_secs(10);
 /// How often the members are asked how they are.
 const HEALTH_PAUSE: Duration = Duration::from_secs(3);
 
+/// How long the other members of the store may take for a first answer, before they are taken to wait for this one.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
+
+/// How often a copy of a node lets that know that it is there, and how long that is told of.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+const RIVAL: Duration = Duration::from_secs(30);
+
 /// Why a node does not get on with becoming what it is to be.
 #[derive(Debug, thiserror::Error)]
 pub enum PartError {
@@ -54,6 +65,24 @@ pub enum PartError {
     /// Its data directory.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
+    /// Another process is the node.
+    #[error(
+        "node {node} is another process, on {}, and this one, on {}, is a copy of it: it serves nothing. Stop one of \
+         them for good. To have this one be the node, stop the other, and then here: systemctl stop windrose; windrose \
+         node accept-data-dir; systemctl start windrose",
+        other.place(), own.place()
+    )]
+    OtherLife {
+        /// Which node.
+        node: peer::NodeId,
+        /// The process that is the node.
+        other: Box<Life>,
+        /// This one.
+        own: Box<Life>,
+    },
+    /// What says that this is a copy.
+    #[error(transparent)]
+    Anchor(#[from] AnchorError),
     /// The store's member that it runs.
     #[error("the store's member on this node: {0}")]
     Member(String),
@@ -94,6 +123,16 @@ pub(crate) struct Part {
     identity: Mutex<Identity>,
     supervisor: Mutex<Option<Supervisor>>,
     announced: Mutex<Option<Announced>>,
+    /// This process, among all that are or were the node.
+    life: Life,
+    /// Whether it is the node.
+    claimed: AtomicBool,
+    /// A copy of the node that wanted to be it, and when that was.
+    rival: Arc<Mutex<Option<(Life, Instant)>>>,
+    /// When the node was told last that this is a copy of it.
+    asked: Mutex<Option<Instant>>,
+    /// The process that is the node now, in place of this one.
+    over: watch::Sender<Option<Life>>,
     /// How the store's members were when they were last asked.
     health: Mutex<Vec<MemberHealth>>,
 }
@@ -126,6 +165,19 @@ fn peer_tls(tls: &ClusterTls) -> Result<peer::Tls, PartError> {
     peer::Tls::new(authority, chain, key).map_err(|e| bad(&tls.cert, e.to_string()))
 }
 
+/// This process, for other ones that may be the same node.
+fn life(config: &Config, data_dir: &DataDir) -> Life {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    Life {
+        life: Uuid::new_v4(),
+        host: read("/proc/sys/kernel/hostname"),
+        addresses: config.cluster.listen.clone(),
+        machine: read("/etc/machine-id"),
+        boot: read("/proc/sys/kernel/random/boot_id"),
+        lock: data_dir.lock_id(),
+    }
+}
+
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -149,12 +201,17 @@ impl Part {
             tls: tls.map(peer_tls).transpose()?,
             store: store(&identity.endpoints, tls)?,
             config: config.cluster.clone(),
+            life: life(config, &data_dir),
             data_dir,
             portals,
             local: Mutex::new(local),
             identity: Mutex::new(identity),
             supervisor: Mutex::default(),
             announced: Mutex::default(),
+            claimed: AtomicBool::new(false),
+            rival: Arc::default(),
+            asked: Mutex::default(),
+            over: watch::Sender::new(None),
             health: Mutex::default(),
         })
     }
@@ -257,8 +314,70 @@ impl Part {
         Ok(joining::check_settings(&cluster, lease, grace)?)
     }
 
+    /// Makes this process the node, unless another one is.
+    async fn claim(&self, identity: &Identity) -> Result<(), PartError> {
+        if self.claimed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let node = identity.node;
+        let refused = |other: Life| {
+            let (other, own) = (Box::new(other), Box::new(self.life.clone()));
+            PartError::OtherLife { node, other, own }
+        };
+        if let Some(other) = anchor::other(self.data_dir.path())? {
+            let due = {
+                let mut asked = lock(&self.asked);
+                let due = asked.is_none_or(|at| at.elapsed() >= ASK_AGAIN);
+                *asked = Some(Instant::now()).filter(|_| due).or(*asked);
+                due
+            };
+            // So that the node tells of this one for as long as it is there.
+            if due {
+                let _ = lives::ask(&self.store, node, &self.life).await;
+            }
+            return Err(refused(other));
+        }
+        let own = identity.member.as_ref();
+        let is_alone =
+            own.is_some_and(|own| identity.endpoints.iter().all(|e| *e == own.client_url));
+        match lives::claim(&self.store, node, &self.life, is_alone).await? {
+            Claim::Ours => {
+                self.claimed.store(true, Ordering::Release);
+                Ok(())
+            }
+            Claim::Other(other) => {
+                anchor::note_other(self.data_dir.path(), &other).map_err(|why| {
+                    DataDirError::Refused { path: self.data_dir.path().to_owned(), why }
+                })?;
+                let error = refused(*other);
+                tracing::error!(%error, "two processes have the identity of one node");
+                Err(error)
+            }
+        }
+    }
+
+    /// Claims the node by the others' members of the store, before its own is started: no two members may have one
+    /// identity either. Where the others do not answer they wait for this one.
+    async fn claim_by_others(&self, identity: &Identity) -> Result<(), PartError> {
+        let others = identity.member.as_ref().is_some_and(|own| {
+            identity.endpoints.iter().any(|endpoint| *endpoint != own.client_url)
+        });
+        if !others || lock(&self.supervisor).is_some() {
+            return Ok(());
+        }
+        if anchor::other(self.data_dir.path())?.is_some() {
+            return self.claim(identity).await;
+        }
+        let look = self.store.get(nodes::CLUSTER);
+        match tokio::time::timeout(FIRST_LOOK, look).await {
+            Ok(Ok(_)) => self.claim(identity).await,
+            _ => Ok(()),
+        }
+    }
+
     async fn take_part(&self, identity: &Identity) -> Result<Became, PartError> {
         self.data_dir.set_store_aside()?;
+        self.claim_by_others(identity).await?;
         if let Some(own) = &identity.member {
             if !self.data_dir.member().join("member").exists() {
                 return Err(PartError::Member(member::Defect::AlreadyBootstrapped.to_string()));
@@ -267,6 +386,7 @@ impl Part {
             self.run_member(identity, Origin::Joins, all)?;
         }
         self.check_cluster(identity).await?;
+        self.claim(identity).await?;
         joining::refresh(&self.store, &self.record(identity)).await?;
         let (present, _) = nodes::list(&self.store).await?;
         let own = present.get(&identity.node).ok_or(JoinError::Removed)?;
@@ -278,6 +398,20 @@ impl Part {
         let (tell, nodes) = watch::channel::<Nodes>(present);
         let store = self.store.clone();
         tasks.spawn(async move { nodes::follow(&store, tell).await });
+        let (store, node, own) = (self.store.clone(), identity.node, self.life.clone());
+        let (over, rival) = (self.over.clone(), Arc::clone(&self.rival));
+        tasks.spawn(async move {
+            let seen = |life: &Life| {
+                let (other, own) = (life.place(), own.place());
+                let before = lock(&rival).replace((life.clone(), Instant::now()));
+                if before.is_some_and(|(before, _)| before.life == life.life) {
+                    return;
+                }
+                tracing::error!(%node, own, other, "a copy of this node was started: it serves nothing; stop it");
+            };
+            let other = lives::hold(&store, node, &own, seen).await;
+            over.send_replace(Some(other));
+        });
         let bound = Settings::default().try_timeout * (1 + u32::from(self.own_members()) * 2);
         let (mirrors, serve) = Mirrors::new(Arc::new(self.store.clone()), bound);
         tasks.spawn(serve);
@@ -368,6 +502,23 @@ impl Part {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             drained: false,
         }
+    }
+
+    /// Waits until another process is the node; gives that one, and this.
+    pub(crate) async fn replaced(&self) -> (Life, Life) {
+        let mut over = self.over.subscribe();
+        let other = over.wait_for(Option::is_some).await.ok().and_then(|other| other.clone());
+        match other {
+            Some(other) => (other, self.life.clone()),
+            // The sender is this one's own.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// A copy of the node that has asked in the last moments to be it.
+    pub(crate) fn rival(&self) -> Option<Life> {
+        let rival = lock(&self.rival);
+        rival.as_ref().filter(|(_, at)| at.elapsed() < RIVAL).map(|(life, _)| life.clone())
     }
 
     /// How the store's members were a few seconds ago; nothing before they were first asked.

@@ -190,7 +190,10 @@ pub fn decode(entry: &Entry) -> Result<Stored, MetaError> {
     let record = serde_json::from_slice::<VolumeRecord>(contents)
         .map_err(|e| unreadable(entry, &e.to_string()))?;
     if record.encode() != contents {
-        return Err(unreadable(entry, "it is not written as a record is: a field is unknown or there twice"));
+        return Err(unreadable(
+            entry,
+            "it is not written as a record is: a field is unknown or there twice",
+        ));
     }
     if entry.key != volume_key(record.id) {
         return Err(unreadable(entry, "it is the record of another volume"));

@@ -74,6 +74,11 @@ async fn live(config: &Config) -> Result<ExitCode, Failure> {
         let told = tokio::select! {
             name = signals.next() => Told::Stop(name),
             () = node.wants_restart() => Told::BeginAgain,
+            (other, own) = node.replaced() => {
+                tracing::error!(own, other, "another process is this node now: this one ends at once");
+                // Not in order: what it would leave is the other one's.
+                std::process::exit(FAILED.into());
+            }
             () = keep_watchdog(&node) => unreachable!("the watchdog is kept for ever"),
         };
         match told {

@@ -396,3 +396,67 @@ fn copies_lie_in_the_pools_of_their_nodes() {
         place.ok(&["pool", "delete", "tank", "--yes"]);
     }
 }
+
+/// Waits until the status of a node says something; gives all that it says.
+fn says(place: &Place, wanted: &str) -> String {
+    let deadline = now() + PATIENCE;
+    loop {
+        let (said, _) = crate::common::texts(&place.cli(&["status"]));
+        if said.contains(wanted) {
+            return said;
+        }
+        assert!(now() < deadline, "still {said}: {}", place.log());
+        pause(200);
+    }
+}
+
+/// RFD 0035, 5.
+#[test]
+fn a_cloned_node_serves_nothing_until_somebody_says_so_and_the_first_goes_on() {
+    const COPY: &str = "is a copy of it";
+    if !has_etcd() {
+        return;
+    }
+    let (a, b, clone) = (place(11), place(12), place(13));
+    let (_a, node_b) = (a.start(), b.start());
+    a.ok(&["volume", "create", "web", "--size", "4M"]);
+    a.ok(&["cluster", "init"]);
+    all_online(&a, 1);
+    let token = a.ok(&["cluster", "token"]);
+    b.ok(&["cluster", "join", "--token", token.trim()]);
+    nodes(&a, |nodes| alive(nodes) == [1, 2]);
+    a.ok(&["volume", "mirror", "add", "web"]);
+    all_online(&b, 1);
+    assert_eq!(node_b.stop(), Some(0));
+    let copy = std::process::Command::new("cp")
+        .arg("-a")
+        .args([b.path().join("data"), clone.path().join("data")])
+        .status();
+    assert!(copy.unwrap().success());
+    // Started again it is the same node, at once, and the copy is not.
+    let node_b = b.start();
+    all_online(&b, 1);
+    let copied = clone.launch();
+    let said = says(&clone, COPY);
+    for place in [address(12), address(13)] {
+        assert!(said.contains(&format!("{place}:7480")), "{said}");
+    }
+    assert!(says(&b, "a copy of it was started").contains(&address(13)));
+    assert!(b.log().lines().any(|line| line.contains("ERROR") && line.contains(&address(13))));
+    all_online(&b, 1);
+    let seen = nodes(&a, |nodes| alive(nodes) == [1, 2]);
+    assert!(!seen.iter().any(|node| node.to_string().contains(&address(13))), "{seen:?}");
+    // When the first ends for good, the copy does not take its place by itself.
+    node_b.kill();
+    pause(15_000);
+    says(&clone, COPY);
+    assert_eq!(copied.stop(), Some(0));
+    let copied = clone.launch();
+    says(&clone, COPY);
+    assert_eq!(copied.stop(), Some(0));
+    let config = clone.config().to_str().unwrap().to_owned();
+    let accept = ["node", "accept-data-dir", "--config", &config, "--confirm", "test"];
+    assert!(crate::common::cli("unix:/nowhere", &accept).status.success());
+    let _clone = clone.start();
+    nodes(&clone, |nodes| alive(nodes) == [1, 2]);
+}

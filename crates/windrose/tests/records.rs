@@ -1,6 +1,8 @@
 //! What a node does whose own records are damaged, missing or another's.
 
 use std::fs;
+use std::io::Write;
+use std::process::Command;
 
 use crate::common::{Place, cli, texts};
 
@@ -89,5 +91,65 @@ fn a_data_directory_that_is_missing_is_no_empty_node() {
     // Another node's, or an older copy.
     fs::rename(&away, data.join("store.redb")).unwrap();
     let node = place.start();
+    assert_eq!(node.stop(), Some(0));
+}
+
+/// A small file system, until it is dropped.
+struct Mounted(std::path::PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let done = Command::new("umount").arg("-l").arg(&self.0).status();
+        assert!(done.is_ok_and(|status| status.success()), "{}", self.0.display());
+    }
+}
+
+/// Writes until there is no space left.
+fn fill(file: &std::path::Path) {
+    let mut filler = fs::File::create(file).unwrap();
+    for size in [1 << 16, 1 << 12, 1] {
+        while filler.write_all(&vec![1; size]).is_ok() {}
+    }
+}
+
+#[test]
+fn on_a_full_file_system_volumes_can_be_deleted_and_the_store_works_again_by_itself() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can mount a file system");
+    }
+    let place = Place::new("");
+    let data = place.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let mount = ["-t", "tmpfs", "-o", "size=40m,mode=0700", "windrose-test"];
+    assert!(Command::new("mount").args(mount).arg(&data).status().unwrap().success());
+    let _mounted = Mounted(data.clone());
+    let node = place.start();
+    for name in ["a", "b", "c"] {
+        place.ok(&["volume", "create", name, "--size", "4M"]);
+    }
+    let filler = data.join("filler");
+    fill(&filler);
+    // Until a change fails for want of room, or so many were made without it.
+    let initiator = |n: u32| format!("iqn.2001-04.com.example:{}{n}", "x".repeat(180));
+    let full = (0..400).find(|n| {
+        let out = place.cli(&["volume", "allow", "a", &initiator(*n)]);
+        !out.status.success()
+    });
+    place.ok(&["volume", "delete", "b", "--yes"]);
+    let status = place.cli(&["status"]);
+    let said = texts(&status).0;
+    assert!(said.contains("no room ahead of the store") || full.is_none(), "{said}");
+    fill(&data.join("more"));
+    place.ok(&["volume", "delete", "a", "--yes"]);
+    fs::remove_file(&filler).unwrap();
+    fs::remove_file(data.join("more")).unwrap();
+    place.ok(&["volume", "create", "d", "--size", "4M"]);
+    let status = texts(&place.cli(&["status"])).0;
+    assert!(!status.contains("no room ahead"), "{status}");
+    let volumes = place.json(&["volume", "list"]);
+    let names: Vec<_> =
+        volumes["volumes"].as_array().unwrap().iter().map(|v| v["name"].clone()).collect();
+    assert_eq!(names, ["c", "d"]);
+    assert!(!place.log().contains("Previous I/O"), "{}", place.log());
     assert_eq!(node.stop(), Some(0));
 }

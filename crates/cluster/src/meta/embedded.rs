@@ -180,9 +180,8 @@ impl Inner {
         let known = *self.newest.borrow();
         if facts.revision < known {
             library.give_up();
-            let why = format!(
-                "it is at revision {}, and was at revision {known} before", facts.revision
-            );
+            let why =
+                format!("it is at revision {}, and was at revision {known} before", facts.revision);
             return Err(error(&self.path, Failure::Damaged(why)));
         }
         tracing::info!(store = %self.path.display(), "the store works again");

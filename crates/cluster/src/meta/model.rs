@@ -14,7 +14,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::{Answer, Change, Entry, Event, Expect, Meta, MetaError, Revision, Trouble, Watch, check};
+use super::{
+    Answer, Change, Entry, Event, Expect, Meta, MetaError, Revision, Trouble, Watch, check,
+};
 
 /// What errors call it.
 const NAME: &str = "in memory";

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ::cluster::{mirrors, nodes, vault};
+use ::cluster::{lives, mirrors, nodes, vault};
 use api::VolumeName;
 use uuid::Uuid;
 
@@ -75,6 +75,8 @@ fn look(
         mirrors::decode(entry)?;
     } else if key.starts_with(nodes::NODES) || key == nodes::CLUSTER {
         nodes::check(entry)?;
+    } else if key.starts_with(lives::LIVES) || key.starts_with(lives::CHALLENGES) {
+        lives::check(entry)?;
     } else if [vault::KEY, format::KEY].contains(&key) {
         entry.contents()?;
     } else if !passing.iter().any(|prefix| key.starts_with(prefix)) {
@@ -86,8 +88,8 @@ fn look(
 
 #[cfg(test)]
 mod tests {
-    use ::cluster::meta::{Meta, Revision};
     use ::cluster::meta::embedded::Embedded;
+    use ::cluster::meta::{Meta, Revision};
 
     use super::*;
     use crate::record::VolumeRecord;

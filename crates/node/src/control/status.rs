@@ -29,6 +29,8 @@ pub struct Facts {
     pub damaged: Vec<String>,
     /// What is wrong with the store itself.
     pub store: Option<Trouble>,
+    /// Where a copy of this node runs that wants to be it, if one does.
+    pub rival: Option<String>,
     /// Why the data directory has no anchor, if it has none.
     pub unanchored: Option<String>,
     /// Secrets that cannot be read, and why not.
@@ -83,6 +85,7 @@ impl Control {
             volumes,
             damaged: self.0.state.damaged(),
             store: self.0.meta.trouble().await.ok().flatten(),
+            rival: self.0.part.as_ref().and_then(|part| part.rival()).map(|life| life.place()),
             unanchored: settings.unanchored.clone(),
             locked: self.locked().await,
             cores,
@@ -326,6 +329,14 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     }
     store_findings(facts, findings);
     let subject = format!("node {}", facts.node.name);
+    if let Some(place) = &facts.rival {
+        let message = format!(
+            "a copy of it was started on {place}: that serves nothing, and this node goes on"
+        );
+        let hint =
+            "stop the copy, and clear its data directory before it joins as a node of its own";
+        findings.push(finding(Severity::Warning, subject.clone(), message, Some(hint)));
+    }
     if let Some(what) = &facts.waits_for {
         let hint = "the node tries on by itself; `windrose cluster nodes` shows who there is";
         let message = format!("it serves nothing yet and waits for its cluster: {what}");
@@ -348,8 +359,10 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
 fn store_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     let dir = facts.node.data_dir.display();
     if let Some(why) = &facts.unanchored {
-        let message = format!("data_dir {dir} has no anchor outside of it ({why}): if it is not mounted one day, it looks \
-            like an empty node");
+        let message = format!(
+            "data_dir {dir} has no anchor outside of it ({why}): if it is not mounted one day, it looks \
+            like an empty node"
+        );
         let hint = "set anchor_dir to a directory that the node may write, on another file system";
         findings.push(finding(Severity::Note, "store", message, Some(hint)));
     }
@@ -357,8 +370,11 @@ fn store_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         None => return,
         Some(Trouble::NoRoom(why)) => (
             Severity::Warning,
-            format!("there is no room ahead of the store in {dir} ({why}): volumes can be deleted, other changes may fail"),
-            "free space in the file system of data_dir; the node takes its room back by itself".to_owned(),
+            format!(
+                "there is no room ahead of the store in {dir} ({why}): volumes can be deleted, other changes may fail"
+            ),
+            "free space in the file system of data_dir; the node takes its room back by itself"
+                .to_owned(),
         ),
         Some(Trouble::Failing(why)) => (
             Severity::Warning,
@@ -367,7 +383,9 @@ fn store_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         ),
         Some(Trouble::Damaged(why)) => (
             Severity::Critical,
-            format!("{why}: nothing can be changed; volumes that are open are served until the node ends"),
+            format!(
+                "{why}: nothing can be changed; volumes that are open are served until the node ends"
+            ),
             super::RESTORE.to_owned(),
         ),
     };
@@ -398,6 +416,7 @@ mod tests {
             volumes,
             damaged: Vec::new(),
             store: None,
+            rival: None,
             unanchored: None,
             locked: Vec::new(),
             together: None,

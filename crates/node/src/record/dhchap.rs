@@ -248,7 +248,8 @@ pub(crate) mod tests {
         ] {
             assert!(serde_json::from_str::<StoredDhchap>(bad).is_err(), "{bad}");
         }
-        let damaged: StoredDhchap = serde_json::from_str(r#"{"host":{"sealed":"1"},"controller":null}"#).unwrap();
+        let damaged: StoredDhchap =
+            serde_json::from_str(r#"{"host":{"sealed":"1"},"controller":null}"#).unwrap();
         assert_eq!(damaged.known(OF, &ring(1)), Err(CannotOpen::Damaged));
         assert!(damaged.is_sealed_by(&ring(1)), "it is left as it is");
     }

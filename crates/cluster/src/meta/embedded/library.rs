@@ -238,7 +238,10 @@ impl Library {
         &self.file
     }
 
-    fn with<T>(&self, call: impl FnOnce(&Database) -> Result<T, redb::Error>) -> Result<T, Failure> {
+    fn with<T>(
+        &self,
+        call: impl FnOnce(&Database) -> Result<T, redb::Error>,
+    ) -> Result<T, Failure> {
         contained(|| {
             let database = self.database.as_ref();
             let database = database.ok_or_else(|| Failure::damaged("it is closed"))?;

@@ -89,11 +89,8 @@ fn a_store_of_another_version_is_refused() {
     for format in [FORMAT - 1, FORMAT + 1] {
         Library::open(&path).unwrap().set_format(format);
         let refused = Embedded::open(&path).unwrap_err();
-        let expected = MetaError::Format {
-            path: path.display().to_string(),
-            found: format,
-            known: FORMAT,
-        };
+        let expected =
+            MetaError::Format { path: path.display().to_string(), found: format, known: FORMAT };
         assert_eq!(refused, expected);
         assert!(refused.to_string().contains("this version knows format 2"), "{refused}");
     }

@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
 use super::pool::{self, Asked, Failure};
-use super::wire::{Empty, LeaseGrant, LeaseRequest, LeaseResponse, PutRequest};
+use super::wire::{Empty, LeaseGrant, LeaseRequest, LeaseResponse, PutRequest, RangeRequest};
 use super::{Etcd, Inner, sealed};
 
 /// Pause before something that failed is tried again.
@@ -78,6 +78,12 @@ impl Keep {
         Ok(granted.id)
     }
 
+    /// Whether the store says that the key is not there.
+    async fn is_gone(&self) -> bool {
+        let request = RangeRequest { key: self.key.clone(), keys_only: true, ..Default::default() };
+        self.store.range(request).await.is_ok_and(|answer| answer.kvs.is_empty())
+    }
+
     /// Renews the lease until the store says that there is none.
     async fn renew(&self, id: i64) {
         let mut pause = self.ttl / 3;
@@ -85,6 +91,8 @@ impl Keep {
             sleep(pause).await;
             let renewed = self.store.pool.try_each(Asked::Freely, |c| keep_alive(c, id)).await;
             pause = match renewed {
+                // Another process of the same node may have had the key on a lease of its own that has run out.
+                Ok(left_s) if left_s > 0 && self.is_gone().await => return,
                 Ok(left_s) if left_s > 0 => self.ttl / 3,
                 Ok(_) | Err(Failure::NotFound(_)) => return,
                 Err(error) => {
