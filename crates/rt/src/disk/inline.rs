@@ -4,7 +4,7 @@
 //! support non-blocking submission, so an io_uring hands every operation to a worker thread.
 
 use super::file::{ALLOCATE, FileDisk, PUNCH, ZERO};
-use super::{DiskError, Stretch};
+use super::{DiskError, Signature, Stretch};
 use crate::buf::{Bufs, BufsMut};
 
 /// Longest range handled before other tasks get their turn, in bytes: some milliseconds of work.
@@ -49,6 +49,10 @@ impl InlineDisk {
 
     pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
         self.0.allocated()
+    }
+
+    pub(crate) async fn signatures(&self) -> Option<Vec<Signature>> {
+        self.0.signatures()
     }
 
     pub(crate) async fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {

@@ -4,6 +4,7 @@
 //! alignment are checked, and after a failed sync nothing is written any more, because what the
 //! disk holds is no longer known and a later sync would report success for data that is lost.
 
+mod blkid;
 mod error;
 mod file;
 mod geometry;
@@ -20,6 +21,7 @@ use std::rc::Rc;
 
 use crate::buf::{Bufs, BufsMut};
 
+pub use blkid::Signature;
 pub use error::{DiskError, DiskErrorKind};
 pub use options::{OpenError, OpenOptions, OpenReason};
 
@@ -88,7 +90,7 @@ pub enum Engine {
     Sim,
 }
 
-/// The implementations behind a [`Disk`]. Each has the same ten inherent methods; they are
+/// The implementations behind a [`Disk`]. Each has the same eleven inherent methods; they are
 /// called with checked arguments and need not know about earlier failures.
 #[derive(Debug)]
 pub(crate) enum Backend {
@@ -286,6 +288,12 @@ impl Disk {
             DiskKind::BlockDevice => Ok(self.info().size),
             DiskKind::File => dispatch!(&self.0.backend, b => b.allocated().await),
         }
+    }
+
+    /// The formats that libblkid knows and finds on it: file systems, members of arrays, tables of partitions. None where the library is
+    /// not there, or cannot read it.
+    pub async fn signatures(&self) -> Option<Vec<Signature>> {
+        dispatch!(&self.0.backend, b => b.signatures().await)
     }
 
     /// How a range that is not empty begins: with a hole, or not, and for how long. What is no hole may read as zeroes

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::file::{ALLOCATE, FileDisk, PUNCH, ZERO};
-use super::{DiskError, DiskErrorKind, Stretch};
+use super::{DiskError, DiskErrorKind, Signature, Stretch};
 use crate::buf::{Bufs, BufsMut};
 
 #[derive(Debug)]
@@ -44,6 +44,10 @@ impl PoolDisk {
 
     pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
         run(&self.0, FileDisk::allocated).await
+    }
+
+    pub(crate) async fn signatures(&self) -> Option<Vec<Signature>> {
+        run(&self.0, |file| Ok(file.signatures())).await.ok().flatten()
     }
 
     pub(crate) async fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::file::{ALLOCATE, FileDisk, PUNCH, ZERO};
-use super::{DiskError, Stretch, pool};
+use super::{DiskError, Signature, Stretch, pool};
 use crate::buf::{Bufs, BufsMut};
 use crate::ring::{Request, Ring, What};
 
@@ -55,6 +55,10 @@ impl UringDisk {
 
     pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
         pool::run(&self.file, FileDisk::allocated).await
+    }
+
+    pub(crate) async fn signatures(&self) -> Option<Vec<Signature>> {
+        pool::run(&self.file, |file| Ok(file.signatures())).await.ok().flatten()
     }
 
     pub(crate) async fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {

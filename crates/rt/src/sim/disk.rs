@@ -16,7 +16,7 @@ use super::host::Boot;
 use super::medium::Contents;
 use super::trace::Trace;
 use crate::buf::{Bufs, BufsMut};
-use crate::disk::{DiskError, DiskErrorKind, DiskInfo, Stretch};
+use crate::disk::{DiskError, DiskErrorKind, DiskInfo, Signature, Stretch};
 
 /// Alignment of buffers that the simulator demands: as strict as any real disk.
 const MEMORY_ALIGN: u32 = 512;
@@ -229,6 +229,13 @@ impl SimDisk {
     #[expect(clippy::unused_async, reason = "the same methods as every other backend")]
     pub(crate) async fn allocated(&self) -> Result<u64, DiskError> {
         Ok(self.slot.device.borrow().allocated())
+    }
+
+    /// There is no such library in a simulated world.
+    #[expect(clippy::unused_async, reason = "the same methods as every other backend")]
+    #[expect(clippy::unused_self, reason = "likewise")]
+    pub(crate) async fn signatures(&self) -> Option<Vec<Signature>> {
+        None
     }
 
     #[expect(clippy::unused_async, reason = "the same methods as every other backend")]
