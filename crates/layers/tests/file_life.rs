@@ -12,7 +12,8 @@ use layers::file::{
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenOptions, OpenReason};
 use rt::sim::{
-    Bad, BadOps, BadUntil, Damage, DiskSetup, Host, HostSetup, Latency, Mishap, Unsynced,
+    Bad, BadOps, BadUntil, Damage, DiskFaults, DiskSetup, Host, HostSetup, Latency, Mishap,
+    Unsynced,
 };
 use uuid::Uuid;
 
@@ -37,10 +38,10 @@ fn punctual(disk: &DiskSetup) -> HostSetup {
     HostSetup { files: disk.clone().faults(punctual_faults()), ..HostSetup::default() }
 }
 
-fn punctual_faults() -> rt::sim::DiskFaults {
+fn punctual_faults() -> DiskFaults {
     let ms = Duration::from_millis(1);
     let latency = Latency { min: ms, max: ms, outlier_every: 0 };
-    rt::sim::DiskFaults { latency, ..Default::default() }
+    DiskFaults { latency, ..Default::default() }
 }
 
 /// Runs `scenario` with a core of a host that has faultless files.
@@ -109,11 +110,52 @@ fn impossible_sizes_are_refused() {
     });
 }
 
+fn known(name: &str) -> Reason {
+    Reason::Foreign(Foreign::Known(vec![name.to_owned()]))
+}
+
+#[test]
+fn what_lies_only_between_the_ends_of_a_device_is_not_overwritten_unless_forced() {
+    let unknown = |at| Reason::Foreign(Foreign::Unknown { at });
+    let cases: [(u64, &[u8], Reason); 5] = [
+        (MIB, b"\x0d\xd0\x01\xc0", known("a VMFS volume")),
+        (2 * MIB, b"\x5e\xf1\xab\x2f", known("a VMFS file system")),
+        (3 * MIB + 4096, &[1], unknown(3 * MIB + 4096)),
+        (40 * MIB + 512, &[1], unknown(40 * MIB + 512)),
+        (300 * MIB, &[7; 4096], unknown(300 * MIB)),
+    ];
+    for (at, bytes, expected) in cases {
+        with_core(|host, core| async move {
+            let disk = host.add_disk(IMAGE, DiskSetup::device(400 * MIB));
+            disk.poke(at, bytes);
+            let how = Create { bytes: None, ..thin(0) };
+            assert_eq!(reason(File::create(&core, image(), &how).await), expected);
+            assert_eq!(disk.peek(at, bytes.len()), bytes, "nothing was touched");
+            File::create(&core, image(), &Create { force: true, ..how }).await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_device_that_does_not_answer_is_refused_within_minutes() {
+    for force in [false, true] {
+        with_core(|host, core| async move {
+            let disk = host.add_disk(IMAGE, DiskSetup::device(8 * MIB));
+            let hour = Duration::from_secs(3600);
+            disk.set_faults(DiskFaults { stall: 1.0, stall_for: hour, ..DiskFaults::default() });
+            let how = Create { bytes: None, force, ..thin(0) };
+            let made = Box::pin(File::create(&core, image(), &how));
+            let made = tokio::time::timeout(Duration::from_secs(200), made).await;
+            assert_eq!(reason(made.expect("it is waited for")), Reason::Silent, "{force}");
+        });
+    }
+}
+
 #[test]
 fn what_a_device_holds_is_not_overwritten_unless_forced() {
     let cases: [(u64, &[u8], Reason); 5] = [
-        (1080, &[0x53, 0xef], Reason::Foreign(Foreign::Known("an ext2, ext3 or ext4 file system"))),
-        (8 * MIB - 512, b"EFI PART", Reason::Foreign(Foreign::Known("a GPT partition table"))),
+        (1080, &[0x53, 0xef], known("an ext2, ext3 or ext4 file system")),
+        (8 * MIB - 512, b"EFI PART", known("a GPT partition table")),
         (700_000, &[1], Reason::Foreign(Foreign::Unknown { at: 700_000 })),
         (8 * MIB - 1, &[1], Reason::Foreign(Foreign::Unknown { at: 8 * MIB - 1 })),
         (0, b"WINDROSE LABEL\r\n?", Reason::TornLabel),
@@ -127,10 +169,11 @@ fn what_a_device_holds_is_not_overwritten_unless_forced() {
             assert_eq!(reason(File::create(&core, image(), &how).await), expected);
             assert_eq!(disk.peek(at, bytes.len()), bytes, "nothing was touched");
             let used = File::open(&core, image(), &existing()).await;
-            match (reason(used), expected) {
-                (Reason::NotAVolume(found), Reason::Foreign(what)) => assert_eq!(found, what),
-                (found, _) => assert_eq!(found, expected),
-            }
+            let expected = match expected {
+                Reason::Foreign(what) => Reason::NotAVolume(what),
+                other => other,
+            };
+            assert_eq!(reason(used), expected);
             let forced = Create { force: true, ..how };
             let file = Rc::new(File::create(&core, image(), &forced).await.unwrap());
             let c = client(&core, &file);
@@ -227,9 +270,9 @@ fn who_formats_a_volume_is_not_repaired_away() {
         );
         disk.poke(0, &[0; 4096]);
         disk.poke(1080, &[0x53, 0xef]);
-        let what = Foreign::Known("an ext2, ext3 or ext4 file system");
+        let what = Foreign::Known(vec!["an ext2, ext3 or ext4 file system".to_owned()]);
         let refused = reason(File::open(&core, image(), &existing()).await);
-        assert_eq!(refused, Reason::Overwritten(what));
+        assert_eq!(refused, Reason::Overwritten(what.clone()));
         assert_eq!(disk.peek(1080, 2), [0x53, 0xef]);
         let refused = reason(delete(&core, image(), VOLUME, false, false).await);
         assert_eq!(refused, Reason::Overwritten(what));

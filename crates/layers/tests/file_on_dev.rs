@@ -280,7 +280,10 @@ fn a_creation_that_is_forced_leaves_nothing_of_what_was_there() {
         c.zero(0, 1280, true).await.unwrap();
         c.write(0, &[&b"XFSB"[..], &[0; 4092]].concat(), true).await.unwrap();
         let refused = bottom.create(&core, &thin(MIB)).await.unwrap_err();
-        assert_eq!(refused.reason, Reason::Foreign(Foreign::Known("an XFS file system")));
+        assert_eq!(
+            refused.reason,
+            Reason::Foreign(Foreign::Known(vec!["an XFS file system".to_owned()]))
+        );
     });
 }
 

@@ -77,11 +77,14 @@ fn files_of_others_are_left_alone() {
         let path = dir.file("image");
         for (bytes, what) in [
             (b"#!/bin/sh\n".to_vec(), Foreign::Unknown { at: 0 }),
-            ([b"QFI\xfb".to_vec(), vec![0; 8188]].concat(), Foreign::Known("a QEMU image (qcow2)")),
+            (
+                [b"QFI\xfb".to_vec(), vec![0; 8188]].concat(),
+                Foreign::Known(vec!["a QEMU image (qcow2)".to_owned()]),
+            ),
         ] {
             std::fs::write(&path, &bytes).unwrap();
             let refused = File::create(&core, &path, &thin(MIB)).await.unwrap_err();
-            assert_eq!(refused.reason, Reason::Foreign(what));
+            assert_eq!(refused.reason, Reason::Foreign(what.clone()));
             let refused = File::open(&core, &path, &existing()).await.unwrap_err();
             assert_eq!(refused.reason, Reason::NotAVolume(what));
             assert_eq!(std::fs::read(&path).unwrap(), bytes);

@@ -883,3 +883,83 @@ fn a_disk_that_has_failed_and_stayed_where_it_is_stays_out() {
         bench.close().await;
     });
 }
+
+fn creating(disks: usize) -> CreatePool {
+    CreatePool {
+        id: POOL,
+        name: "tank".into(),
+        level: Level::Parity,
+        columns: Some(COLUMNS),
+        strip_bytes: 64 << 10,
+        checksums: false,
+        rings: 2,
+        disks: paths(disks).into_iter().map(joining).collect(),
+        spares: Vec::new(),
+        buffered: false,
+    }
+}
+
+/// Whenever that begins: the error names it. One that stops when the pool has been made is out of it.
+#[test]
+fn a_pool_that_is_created_does_not_wait_for_a_disk_that_does_not_answer() {
+    let (mut refused, mut made) = (0, 0);
+    for n in 0..12 {
+        let outcome = Rc::new(Cell::new(false));
+        let told = Rc::clone(&outcome);
+        play(move |host| async move {
+            let core = core_of(&host).await;
+            for path in paths(FEW) {
+                host.add_disk(path, disk_of(DISK_BYTES));
+            }
+            let stopped = host.disk(path(1)).unwrap();
+            tokio::task::spawn_local(async move {
+                tokio::time::sleep(Duration::from_millis(n * n * 20)).await;
+                stopped.set_faults(stops(Duration::from_secs(36_000)));
+            });
+            let what = creating(FEW);
+            let create = Box::pin(Pool::create(&core, &what));
+            let create = tokio::time::timeout(Duration::from_secs(400), create).await;
+            match create.expect("it is waited for") {
+                Ok(_) => told.set(true),
+                Err(why) => {
+                    let why = why.to_string();
+                    assert!(why.contains("/dev/d1") || why.contains("not answer"), "{why}");
+                }
+            }
+        });
+        if outcome.get() { made += 1 } else { refused += 1 }
+    }
+    assert!(refused > 0, "{refused} of {} were refused", refused + made);
+}
+
+#[test]
+fn a_disk_with_anything_on_it_does_not_come_into_a_pool_unless_it_is_named() {
+    play(|host| async move {
+        let core = core_of(&host).await;
+        for path in paths(MORE) {
+            host.add_disk(path, disk_of(DISK_BYTES));
+        }
+        let vmfs = host.disk(path(2)).unwrap();
+        vmfs.poke(1 << 20, b"\x0d\xd0\x01\xc0");
+        let refused = Pool::create(&core, &creating(FEW)).await.err().unwrap().to_string();
+        assert_eq!(refused, "/dev/d2: holds a VMFS volume; --overwrite /dev/d2 overwrites it");
+        let mut what = creating(FEW);
+        what.disks[2].overwrite = vec!["/dev/d2".to_owned()];
+        let pool = Pool::create(&core, &what).await.unwrap();
+
+        let unknown = host.disk(path(FEW)).unwrap();
+        unknown.poke(100 << 20, &[1; 4096]);
+        let refused = pool.add(&joining(path(FEW)), false).await.unwrap_err().to_string();
+        let says = "/dev/d4: holds data of an unknown kind (at byte 104857600); --overwrite /dev/d4 overwrites it";
+        assert_eq!(refused, says);
+        pool.destroy().await.unwrap();
+        drop(pool);
+
+        // Its labels say that it was removed, and somebody has used it since.
+        host.disk(path(0)).unwrap().poke(1080, &[0x53, 0xef]);
+        let refused = Pool::create(&core, &creating(FEW)).await.err().unwrap().to_string();
+        assert!(refused.contains("/dev/d0: holds an ext2, ext3 or ext4 file system"), "{refused}");
+        host.disk(path(0)).unwrap().poke(1080, &[0, 0]);
+        Pool::create(&core, &creating(FEW)).await.unwrap();
+    });
+}

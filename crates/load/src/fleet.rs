@@ -165,7 +165,7 @@ impl Fleet {
         let at = path.clone();
         let looked = core.run(async move |core| open::look(&core, &at).await).await;
         let seen = looked.map_err(|e| e.to_string())??;
-        let before = seen.before;
+        let before = seen.before.clone();
         self.seen.borrow_mut().insert(path, seen);
         Ok(before)
     }

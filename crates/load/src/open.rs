@@ -55,7 +55,7 @@ pub struct Host {
 }
 
 /// What a file or device is before it is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Before {
     /// There is none of this name.
     Absent,
@@ -155,7 +155,7 @@ async fn look_at(core: &Core, path: &Path, pin: &Pin) -> Result<Before, String> 
     match reason.reason {
         Reason::NoLabel => Ok(Before::Nothing),
         Reason::NotAVolume(what) | Reason::Foreign(what) => Ok(Before::Holds(what)),
-        Reason::Open(_) | Reason::Disk(_) => Err(reason.to_string()),
+        Reason::Open(_) | Reason::Disk(_) | Reason::Silent => Err(reason.to_string()),
         // Whatever else can be said of a label, there is one.
         _ => Ok(Before::Image),
     }

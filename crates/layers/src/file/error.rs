@@ -21,12 +21,14 @@ pub struct FileError {
 }
 
 /// Why a flat image cannot be created, opened, grown or deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// It does not open.
     Open(OpenReason),
     /// It failed.
     Disk(DiskError),
+    /// It has not answered for a minute.
+    Silent,
     /// It is to be overwritten and holds something else.
     Foreign(Foreign),
     /// It is to be used and holds something else.
@@ -96,6 +98,7 @@ impl fmt::Display for Reason {
             ),
             Self::Open(reason) => reason.fmt(f),
             Self::Disk(e) => e.fmt(f),
+            Self::Silent => f.write_str("it does not answer: see to its cable and power"),
             Self::Foreign(what) => write!(f, "{what}; --force overwrites it"),
             Self::NotAVolume(what) => write!(f, "holds no volume: it {what}"),
             Self::Labelled { volume } => {
@@ -169,7 +172,7 @@ mod tests {
 
     fn check(table: &[(Reason, &str)]) {
         for (reason, text) in table {
-            let error = reason.at(Path::new("/images/mine"));
+            let error = reason.clone().at(Path::new("/images/mine"));
             assert_eq!(error.to_string(), format!("/images/mine: {text}"));
         }
     }
@@ -193,6 +196,7 @@ mod tests {
                 "has blocks of 16384 bytes; more than 4096 are not supported",
             ),
             (Reason::Open(OpenReason::Io(36)), "File name too long (os error 36)"),
+            (Reason::Silent, "it does not answer: see to its cable and power"),
             (Reason::Disk(no_space), "no space left: No space left on device (os error 28)"),
             (Reason::Remove(13), "cannot be deleted: Permission denied (os error 13)"),
         ]);
@@ -200,18 +204,18 @@ mod tests {
 
     #[test]
     fn what_is_in_the_way_is_said_and_what_helps() {
-        let foreign = Foreign::Known("an XFS file system");
+        let foreign = Foreign::Known(vec!["an XFS file system".to_owned()]);
         check(&[
-            (Reason::Foreign(foreign), "holds an XFS file system; --force overwrites it"),
+            (Reason::Foreign(foreign.clone()), "holds an XFS file system; --force overwrites it"),
             (
                 Reason::Foreign(Foreign::Unknown { at: 512 }),
-                "holds unknown data (at byte 512); --force overwrites it",
+                "holds data of an unknown kind (at byte 512); --force overwrites it",
             ),
             (
                 Reason::Foreign(Foreign::Space { bytes: 512 }),
                 "has 512 bytes of space with unknown data; --force overwrites it",
             ),
-            (Reason::NotAVolume(foreign), "holds no volume: it holds an XFS file system"),
+            (Reason::NotAVolume(foreign.clone()), "holds no volume: it holds an XFS file system"),
             (
                 Reason::Labelled { volume: VOLUME },
                 "holds volume 00000000-0000-0000-0000-000000000001; --force overwrites it",

@@ -4,10 +4,13 @@
 //! works, or one that says that its creation was never finished.
 
 use std::path::Path;
+use std::time::Duration;
 
 use block::{Account, Bufs, Class, Ctx, Epoch};
+use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::{Disk, DiskError, DiskErrorKind, DiskKind, OpenError, OpenOptions, OpenReason};
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::error::{FileError, Reason};
@@ -31,6 +34,24 @@ const ZERO_STEP: u64 = 1 << 20;
 const PROBE_AT: u64 = 64 << 10;
 /// Where a disk is looked at whose second label cannot be read.
 const NEAR: usize = 256 << 10;
+/// What lies before a volume's data on a disk that has a label: nothing of the volume's own is taken for another format.
+const LABEL_AREA: usize = 1 << 20;
+/// Most that is read at once of what a disk holds, in bytes.
+const LOOK_STEP: usize = 1 << 20;
+/// How much of a device is read in each place where it is looked at between its ends, and in how many places at once.
+const SAMPLE: usize = 64 << 10;
+const SAMPLES_AT_ONCE: usize = 8;
+
+/// How long a disk may take to be opened, to say what it holds, and to take a label.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What comes of it at the file or device at `path`, or that it does not answer. What is under way there goes on.
+async fn in_time<T>(
+    path: &Path,
+    work: impl Future<Output = Result<T, FileError>>,
+) -> Result<T, FileError> {
+    timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(Reason::Silent.at(path)))
+}
 
 /// What to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,13 +98,20 @@ impl File {
             Some(_) => core.open_disk(path, options.create(DATA_OFFSET)).await,
             None => Err(OpenError { path: path.to_owned(), reason: OpenReason::Exists }),
         };
-        match made {
+        let medium = match made {
             Err(OpenError { reason: OpenReason::Exists, .. }) => {
-                let disk = core.open_disk(path, options).await?;
-                Self::create_on(core, disk.into(), how).await
+                let opened = async { Ok(core.open_disk(path, options).await?) };
+                Medium::from(in_time(path, opened).await?)
             }
-            made => Self::make(core, made?.into(), core.pool().account(), how, true).await,
-        }
+            made => {
+                let medium = made?.into();
+                return Self::make(core, medium, core.pool().account(), how, true).await;
+            }
+        };
+        let memory = core.pool().account();
+        let prepared = async { prepare(&medium, &memory, how).await.map_err(|why| why.at(path)) };
+        in_time(path, prepared).await?;
+        Self::make(core, medium, memory, how, false).await
     }
 
     /// Creates an image on a medium that holds nothing, and opens it. Durable when this returns.
@@ -112,7 +140,10 @@ impl File {
     ) -> Result<Self, FileError> {
         let made = fill(core, &medium, &memory, how).await;
         if made.is_err() {
-            take_back(core, &medium, &memory, fresh).await;
+            let taken = timeout(PATIENCE, take_back(core, &medium, &memory, fresh));
+            if taken.await.is_err() {
+                tracing::warn!(path = %medium.path().display(), "it does not answer: a half-made image is left behind");
+            }
         }
         let label = made.map_err(|reason| reason.at(medium.path()))?;
         let can_free = can_free(&medium, &memory, &label).await;
@@ -373,7 +404,7 @@ async fn sync(medium: &Medium, memory: &Account) -> Result<(), Failure> {
 async fn prepare(medium: &Medium, memory: &Account, how: &Create) -> Result<(), Reason> {
     let mut is_empty = false;
     if !how.force || medium.is_clean() {
-        let checked = check_empty(medium, memory).await;
+        let checked = check_empty(medium, memory, how.keep_contents).await;
         is_empty = checked.is_ok();
         checked.or_else(|why| if how.force { Ok(()) } else { Err(why) })?;
     }
@@ -438,15 +469,15 @@ pub(crate) async fn clear_disk(
 /// # Errors
 /// What it holds, or that it cannot be read.
 pub(crate) async fn is_unused(disk: &Disk, memory: &Account) -> Result<(), Reason> {
-    check_empty(&Medium::from(disk.clone()), memory).await
+    check_empty(&Medium::from(disk.clone()), memory, false).await
 }
 
-/// Refuses whatever holds something.
-async fn check_empty(medium: &Medium, memory: &Account) -> Result<(), Reason> {
+/// Refuses whatever holds something; if it `keeps` that, only what lies where labels will be, or is known.
+async fn check_empty(medium: &Medium, memory: &Account, keeps: bool) -> Result<(), Reason> {
     match Slots::read(medium, memory).await?.choose()? {
         // What a creation left that never ended may go; what somebody has put there since may not.
         Some(label) if label.state == State::Creating => {
-            let known = match known_at_start(medium, memory, foreign::LOOK).await {
+            let known = match known_at_start(medium, memory, LABEL_AREA).await {
                 // A creation that was cut off leaves sectors that cannot be read where its labels lie. Before
                 // the second of them almost everything has its signature.
                 Err(Reason::Disk(_)) => known_at_start(medium, memory, NEAR).await.unwrap_or(None),
@@ -457,31 +488,98 @@ async fn check_empty(medium: &Medium, memory: &Account) -> Result<(), Reason> {
         Some(label) => return Err(Reason::Labelled { volume: label.volume }),
         None => {}
     }
-    if let Some(foreign) = look(medium, memory).await? {
+    let ends = if keeps { LABEL_AREA } else { foreign::LOOK };
+    if let Some(foreign) = look(medium, memory, ends).await? {
         return Err(Reason::Foreign(foreign));
     }
-    // In between there may be anything, unless there is no space for it.
+    let is_device = medium.info().kind == DiskKind::BlockDevice && !medium.is_clean();
+    if is_device
+        && !keeps
+        && let Some(foreign) = sampled(medium, memory, whole_units(medium)).await
+    {
+        return Err(Reason::Foreign(foreign));
+    }
+    // In between there may be anything in a file, unless there is no space for it.
     if medium.info().kind == DiskKind::File {
         let bytes = medium.allocated().await?;
-        if bytes > 0 && medium.info().size > 2 * foreign::LOOK as u64 {
+        if bytes > 0 && medium.info().size > (ends + foreign::LOOK_BACK) as u64 {
             return Err(Reason::Foreign(Foreign::Space { bytes }));
         }
     }
     Ok(())
 }
 
-/// What else a file or device without a label holds.
-async fn look(medium: &Medium, memory: &Account) -> Result<Option<Foreign>, Reason> {
+/// What else a file or device without a label holds in its first `len` bytes and its last MiB, or libblkid finds.
+async fn look(medium: &Medium, memory: &Account, len: usize) -> Result<Option<Foreign>, Reason> {
     let info = medium.info();
     let block = u64::from(info.logical_block);
     let whole = info.size / block * block;
-    let look = (foreign::LOOK as u64).min(whole);
-    let len = usize::try_from(look).expect("a megabyte");
-    let head = slots::read(medium, memory, 0, len).await?;
-    let tail = slots::read(medium, memory, whole - look, len).await?;
+    let head = read_look(medium, memory, 0, (len as u64).min(whole)).await?;
+    let back = (foreign::LOOK_BACK as u64).min(whole);
+    let tail = read_look(medium, memory, whole - back, back).await?;
     // A file that ends within a block is nothing of ours, whatever it holds.
     let rest = (whole < info.size).then_some(Foreign::Unknown { at: whole });
-    Ok(foreign::recognise(&head, &tail, whole).or(rest))
+    let signatures = medium.signatures().await;
+    Ok(foreign::recognise(&head, &tail, whole, &signatures).or(rest))
+}
+
+async fn read_look(
+    medium: &Medium,
+    memory: &Account,
+    at: u64,
+    bytes: u64,
+) -> Result<Vec<u8>, Reason> {
+    let mut all = Vec::new();
+    for step in (Span { at, end: at + bytes }).steps(LOOK_STEP as u64) {
+        let len = usize::try_from(step.len()).expect("a megabyte");
+        all.extend_from_slice(&slots::read(medium, memory, step.at, len).await?);
+    }
+    Ok(all)
+}
+
+/// The first data that is seen in samples of a device whose ends hold nothing. A place that cannot be read tells nothing.
+async fn sampled(medium: &Medium, memory: &Account, whole: u64) -> Option<Foreign> {
+    let places = sample_places(whole, medium.info().rotational != Some(false));
+    for group in places.chunks(SAMPLES_AT_ONCE) {
+        let samples = group.iter().map(|&at| async move {
+            let len = usize::try_from((whole - at).min(SAMPLE as u64)).unwrap_or(SAMPLE);
+            let read = slots::read(medium, memory, at, len).await.ok()?;
+            foreign::first_byte(&read).map(|within| at + within)
+        });
+        if let Some(at) = join_all(samples).await.into_iter().flatten().next() {
+            return Some(Foreign::Unknown { at });
+        }
+    }
+    None
+}
+
+/// Where a device of `whole` bytes is looked at between its ends: where partitions begin, in whole MiB. A disk that turns takes 10 ms
+/// for each place.
+fn sample_places(whole: u64, turns: bool) -> Vec<u64> {
+    const MIB: u64 = 1 << 20;
+    const DENSE: u64 = 64 * MIB;
+    let most = if turns { 256 } else { 1024 };
+    let step = (whole / most).next_multiple_of(MIB).max(4 * MIB);
+    let from = foreign::LOOK as u64;
+    let end = whole.saturating_sub(foreign::LOOK_BACK as u64);
+    let dense = (from..DENSE.min(end)).step_by(usize::try_from(MIB).expect("a megabyte"));
+    let sparse = (DENSE..end).step_by(usize::try_from(step).unwrap_or(usize::MAX));
+    dense.chain(sparse).collect()
+}
+
+/// The known formats on a file or device whose own data does not count.
+///
+/// # Errors
+/// That it cannot be read.
+pub(crate) async fn known_formats(
+    disk: &Disk,
+    memory: &Account,
+    own: &str,
+) -> Result<Option<Reason>, Reason> {
+    let found = look(&Medium::from(disk.clone()), memory, foreign::LOOK).await?;
+    let Some(Foreign::Known(mut names)) = found else { return Ok(None) };
+    names.retain(|name| name != own);
+    Ok((!names.is_empty()).then_some(Reason::Foreign(Foreign::Known(names))))
 }
 
 /// The label that counts, or what is there instead.
@@ -491,7 +589,9 @@ async fn labelled(medium: &Medium, memory: &Account, slots: &Slots) -> Result<La
             Some(what) => Err(Reason::Overwritten(what)),
             None => Ok(label),
         },
-        None => Err(look(medium, memory).await?.map_or(Reason::NoLabel, Reason::NotAVolume)),
+        None => {
+            Err(look(medium, memory, LABEL_AREA).await?.map_or(Reason::NoLabel, Reason::NotAVolume))
+        }
     }
 }
 
@@ -505,7 +605,7 @@ async fn overwriter(
     if !slots.0.contains(&Err(BadLabel::NoMagic)) {
         return Ok(None);
     }
-    known_at_start(medium, memory, foreign::LOOK).await
+    known_at_start(medium, memory, LABEL_AREA).await
 }
 
 /// What the first `bytes` of a disk are known to be, if they are another's.
@@ -517,7 +617,7 @@ async fn known_at_start(
     let whole = medium.info().size / PAGE * PAGE;
     let len = usize::try_from(whole.min(bytes as u64)).expect("a megabyte");
     let head = slots::read(medium, memory, 0, len).await?;
-    let found = foreign::recognise(&head, &[], medium.info().size);
+    let found = foreign::recognise(&head, &[], medium.info().size, &[]);
     Ok(found.filter(|what| matches!(what, Foreign::Known(_))))
 }
 
@@ -581,13 +681,17 @@ async fn fill(
         data_bytes,
         created: core.wall_clock(),
     };
-    if info.kind == DiskKind::BlockDevice {
-        let ctx = medium.ctx(memory, 0).await;
-        write_zeroes(medium, Span { at: 0, end: DATA_OFFSET }, &ctx).await?;
-    }
-    // Until this is durable a file is no longer than what can be looked at whole: whoever finds it
-    // after a crash sees that it holds nothing.
-    slots::replace(medium, memory, &label, 0).await?;
+    let labelled = async {
+        if info.kind == DiskKind::BlockDevice {
+            let ctx = medium.ctx(memory, 0).await;
+            write_zeroes(medium, Span { at: 0, end: DATA_OFFSET }, &ctx).await?;
+        }
+        // Until this is durable a file is no longer than what can be looked at whole: whoever finds it
+        // after a crash sees that it holds nothing.
+        slots::replace(medium, memory, &label, 0).await?;
+        Ok(())
+    };
+    timeout(PATIENCE, labelled).await.unwrap_or(Err(Reason::Silent))?;
     match info.kind {
         DiskKind::BlockDevice if how.keep_contents || medium.is_clean() => {}
         DiskKind::BlockDevice => {

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use block::{Account, Blocks, Bufs, BufsMut, Class, Ctx, Dev, Epoch, Error, Info, Lba, Op, Run};
-use rt::disk::{Disk, DiskError, DiskErrorKind, DiskInfo, DiskKind, Stretch};
+use rt::disk::{Disk, DiskError, DiskErrorKind, DiskInfo, DiskKind, Signature, Stretch};
 
 use crate::overlay::overlay;
 
@@ -122,6 +122,14 @@ impl Medium {
         match &self.0 {
             Kind::Disk(_) => 0,
             Kind::Dev(below) => below.dev.info().overhead,
+        }
+    }
+
+    /// What libblkid finds on it, if it is a disk and the library is there.
+    pub(super) async fn signatures(&self) -> Vec<Signature> {
+        match &self.0 {
+            Kind::Disk(disk) => disk.signatures().await.unwrap_or_default(),
+            Kind::Dev(_) => Vec::new(),
         }
     }
 

@@ -33,12 +33,13 @@ use rt::disk::DiskError;
 
 pub use error::{FileError, Reason};
 pub use foreign::Foreign;
+pub(crate) use foreign::MEMBER;
 pub use label::{
     BadLabel, LABEL_AREA_BYTES, LABEL_BYTES, LOG_AREA, Label, MAX_BYTES, Provisioning, State,
 };
 pub use log_area::LogArea;
 pub use manage::{Create, Open, delete, inspect, inspect_on};
-pub(crate) use manage::{clear_disk, is_unused, read_disk};
+pub(crate) use manage::{clear_disk, is_unused, known_formats, read_disk};
 pub use medium::Medium;
 
 use crate::units::UnitLocks;

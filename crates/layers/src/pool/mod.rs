@@ -8,6 +8,7 @@
 //! | `label`, `journal`, `snapshot` | who a member is, changes, and all at once, as they lie on it |
 //! | `knowledge` | what one member knows by them |
 //! | `allocate` | where new pieces go |
+//! | `called` | which disk a person means |
 //! | `vote` | who may be believed when a pool is opened, and what a version may drop |
 //!
 //! These decide, and do nothing. What carries it out:
@@ -25,6 +26,7 @@
 
 pub mod allocate;
 mod ask;
+mod called;
 mod disk;
 mod error;
 pub mod evacuate;
@@ -47,6 +49,7 @@ pub mod vote;
 mod writer;
 
 pub use ask::PoolHandle;
+pub use called::disk_argument;
 pub use error::PoolError;
 pub use mistake::Mistake;
 pub use opening::{Inspected, NewDisk, inspect};

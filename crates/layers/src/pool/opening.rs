@@ -10,6 +10,7 @@ use rt::disk::{Disk, OpenOptions, OpenReason};
 use tokio::time::timeout;
 use uuid::Uuid;
 
+use super::called::{self, Called, disk_argument, is_identity};
 use super::disk::{MemberDisk, Unusable, read_label};
 use super::error::PoolError;
 use super::label::{Label, State};
@@ -60,7 +61,7 @@ pub(super) async fn if_it_answers<T>(
     path: &Path,
     work: impl Future<Output = Result<T, PoolError>>,
 ) -> Result<T, PoolError> {
-    let silent = |_| Err(PoolError::at(path, "it does not answer"));
+    let silent = |_| Err(PoolError::at(path, "it does not answer: see to its cable and power"));
     timeout(LONG_PATIENCE, work).await.unwrap_or_else(silent)
 }
 
@@ -242,22 +243,25 @@ impl Disks {
     /// The identities that a person means by serial numbers, paths, numbers of members, or themselves.
     fn named(&self, names: &[String]) -> Result<Vec<Uuid>, PoolError> {
         let known = || self.found.iter().filter_map(|found| found.known.as_ref());
-        let mut all = Vec::new();
-        for name in names {
-            let by_path = self.found.iter().find(|f| f.disk.path() == Path::new(name));
-            let by_path = by_path.map(|found| found.disk.label().member);
-            let mut members = known().flat_map(Metadata::members);
-            let is_it = |id: MemberId, uuid: Uuid, serial: &str| {
-                (serial == name && !name.is_empty())
-                    || id.0.to_string() == *name
-                    || uuid.to_string() == *name
-            };
-            let found = members.find(|(id, m)| is_it(*id, m.uuid, m.serial.as_str()));
-            let found = by_path.or(found.map(|(_, member)| member.uuid));
-            let none = || PoolError::new(format!("the pool has no disk {name}"));
-            all.push(found.ok_or_else(none)?);
+        let labels: Vec<_> = self.found.iter().map(|f| (f.disk.label(), f.disk.path())).collect();
+        let path_of = |uuid| labels.iter().find(|(l, _)| l.member == uuid).map(|(_, path)| *path);
+        let mut all: Vec<Called<'_, Uuid>> = Vec::new();
+        let is_new = |all: &[Called<'_, Uuid>], uuid| all.iter().all(|known| known.key != uuid);
+        // Of another history as well: it may be the wrong one.
+        for (id, m) in known().flat_map(Metadata::members) {
+            if is_new(&all, m.uuid) {
+                all.push(called::called(m.uuid, id, m, path_of(m.uuid)));
+            }
         }
-        Ok(all)
+        // Those that are damaged know nothing.
+        for (label, path) in &labels {
+            let (key, number, serial) = (label.member, label.number.0, label.serial.as_str());
+            if is_new(&all, key) {
+                all.push(Called { key, number, serial, path: Some(path), uuid: key });
+            }
+        }
+        let pool = known().next().map(|known| known.name.to_string()).unwrap_or_default();
+        names.iter().map(|name| called::find(&pool, name, &all)).collect()
     }
 
     /// Who of them is believed.
@@ -451,23 +455,31 @@ pub struct NewDisk {
     pub overwrite: Vec<String>,
 }
 
-/// Opens a disk that is to become a member, if it holds nothing, or may be overwritten.
+/// Opens a disk that is to become a member, if it holds nothing, or may be overwritten. It has to answer within a minute.
 pub(super) async fn open_new(
     core: &Core,
     new: &NewDisk,
     buffered: bool,
 ) -> Result<Disk, PoolError> {
+    if_it_answers(&new.path, opened_if_unused(core, new, buffered)).await
+}
+
+async fn opened_if_unused(core: &Core, new: &NewDisk, buffered: bool) -> Result<Disk, PoolError> {
     let disk = core.open_disk(&new.path, OpenOptions::new().buffered(buffered)).await?;
     let (path, serial) = (new.path.display().to_string(), disk.serial().to_owned());
-    let identity = if serial.is_empty() { path.clone() } else { serial };
-    if new.overwrite.contains(&identity) {
+    if is_identity(&new.overwrite, &serial, &path) {
         return Ok(disk);
     }
+    let identity = disk_argument(if serial.is_empty() { &path } else { &serial });
     let memory = core.pool().account();
     let label = read_label(&disk, &memory).await.map_err(|why| PoolError::at(&new.path, why))?;
     let holds = match label {
         Ok(None) => file::is_unused(&disk, &memory).await.err().map(|why| why.to_string()),
-        Ok(Some(Label { state: State::Removed, .. })) => None,
+        // What it had of the pool may go; what somebody has put there since may not.
+        Ok(Some(Label { state: State::Removed, .. })) => {
+            let known = file::known_formats(&disk, &memory, file::MEMBER).await;
+            known.unwrap_or_else(Some).map(|why| why.to_string())
+        }
         Ok(Some(label)) => Some(format!("belongs to pool {} ({})", label.name, label.pool)),
         Err(why) => Some(format!("holds {why}")),
     };

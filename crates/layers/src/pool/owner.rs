@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::Disk;
 use tokio::sync::{Mutex, RwLock, mpsc};
@@ -212,10 +213,12 @@ impl Pool {
         let mut metadata = Metadata::new(what.id, name, shape, what.rings);
         metadata.checksums = what.checksums;
         let mut disks = Vec::new();
-        for new in what.disks.iter().chain(&what.spares) {
-            let disk = open_new(core, new, what.buffered).await?;
+        let all = what.disks.iter().chain(&what.spares);
+        // All at once: one that does not answer is named after a minute, and so are several.
+        let opened = all.map(|new| open_new(core, new, what.buffered));
+        for disk in join_all(opened).await {
             let number = MemberId(u16::try_from(disks.len()).unwrap_or(u16::MAX));
-            disks.push(made(core, disk, &metadata, number)?);
+            disks.push(made(core, disk?, &metadata, number)?);
         }
         let mut changes = vec![Change::Opened { id: random_uuid(core), forced: false }];
         let spare = |n: usize| n >= what.disks.len();
@@ -223,9 +226,8 @@ impl Pool {
         metadata.start(0)?;
         changes.iter().try_for_each(|change| metadata.apply(change))?;
         let bytes = metadata.snapshot();
-        for disk in &disks {
-            make(disk, &bytes, metadata.stamp()).await?;
-        }
+        let made = disks.iter().map(|disk| make(disk, &bytes, metadata.stamp()));
+        join_all(made).await.into_iter().collect::<Result<Vec<()>, _>>()?;
         for disk in &disks {
             disk.set_state(State::Made).await?;
         }

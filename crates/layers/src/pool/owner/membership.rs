@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use rt::Core;
-use rt::disk::Disk;
+use rt::disk::{Disk, DiskError, DiskErrorKind};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -16,14 +17,13 @@ use uuid::Uuid;
 use super::{Coming, Pool, Stage};
 use crate::identity::random_uuid;
 use crate::pool::ask::{ColumnAt, Comes, Event, MemberInfo};
+use crate::pool::called::{called, find};
 use crate::pool::disk::{MemberDisk, within};
 use crate::pool::error::{PoolError, failed};
 use crate::pool::label::{Label, State};
 use crate::pool::layout::Layout;
 use crate::pool::metadata::{Change, MemberId, Members, Metadata, Stamp, Standing};
-use crate::pool::opening::{
-    At, NewDisk, Newer, Returning, at, find_absent, if_it_answers, open_new,
-};
+use crate::pool::opening::{At, NewDisk, Newer, Returning, at, find_absent, open_new};
 use crate::pool::recovery;
 use crate::pool::writer::{LONG_PATIENCE, hold_while_busy};
 use crate::pool::{TEXT_BYTES, Text};
@@ -192,8 +192,7 @@ impl Pool {
         spare: bool,
         check: impl FnOnce(&Metadata) -> Result<(), PoolError>,
     ) -> Result<(), PoolError> {
-        let opened = open_new(&self.core, new, self.buffered);
-        let disk = if_it_answers(&new.path, opened).await?;
+        let disk = open_new(&self.core, new, self.buffered).await?;
         let number = || {
             let full = || PoolError::new("the pool has as many disks as it may have");
             self.writer.metadata().next_member().ok_or_else(full)
@@ -454,12 +453,11 @@ impl Pool {
     /// The member that a person means by a serial number, a path, or a number.
     fn named(&self, name: &str) -> Result<MemberId, PoolError> {
         let metadata = self.writer.metadata();
-        let is_it = |id: MemberId, serial: &Text| {
-            let path = self.writer.disk(id).is_some_and(|d| d.path() == std::path::Path::new(name));
-            path || (!serial.is_empty() && serial.as_str() == name) || id.0.to_string() == name
-        };
-        let found = metadata.members().find(|(id, m)| is_it(*id, &m.serial)).map(|(id, _)| id);
-        found.ok_or_else(|| PoolError::new(format!("pool {} has no disk {name}", metadata.name)))
+        let disks: BTreeMap<_, _> = self.writer.disks().into_iter().collect();
+        let all: Vec<_> = (metadata.members())
+            .map(|(id, m)| called(id, id, m, disks.get(&id).map(|disk| disk.path())))
+            .collect();
+        find(metadata.name.as_str(), name, &all)
     }
 
     /// Takes a disk out of the pool, once what lies on it is elsewhere. That begins now, and goes on.
@@ -627,6 +625,23 @@ pub(super) fn made(
     Ok(MemberDisk::new(disk, core.pool().account(), label))
 }
 
+/// What comes of it, or that the disk is gone, as nothing that was written there has ended for a minute.
+async fn while_it_answers<T>(
+    disk: &MemberDisk,
+    work: impl Future<Output = Result<T, DiskError>>,
+) -> Result<T, DiskError> {
+    let mut work = pin!(work);
+    loop {
+        let steps = disk.steps();
+        if let Ok(ended) = timeout(LONG_PATIENCE, work.as_mut()).await {
+            return ended;
+        }
+        if disk.steps() == steps {
+            return Err(DiskError { kind: DiskErrorKind::Gone, errno: 0 });
+        }
+    }
+}
+
 /// Writes what a member of a new pool holds, but for saying that it is finished.
 pub(super) async fn make(
     disk: &MemberDisk,
@@ -639,7 +654,7 @@ pub(super) async fn make(
         disk.forget_changes().await?;
         disk.put_snapshot(snapshot, stamp.version).await
     };
-    made.await.map_err(|why| failed(disk.path(), why))
+    while_it_answers(disk, made).await.map_err(|why| failed(disk.path(), why))
 }
 
 pub(super) fn add_change(label: &Label, spare: bool) -> Change {
