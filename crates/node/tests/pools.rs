@@ -398,3 +398,91 @@ async fn a_volume_that_finds_no_room_leaves_nothing() {
     client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await.unwrap();
     assert!(node.stop().await.clean);
 }
+
+/// A file whose path is longer than what a pool keeps of it as its serial number: the end, with slashes in it.
+fn far_disk(dir: &Path, name: &str) -> PathBuf {
+    let far = dir.join("images of virtual machines/100% full?/#1/some more of a path that is long");
+    fs::create_dir_all(&far).unwrap();
+    disk(&far, name)
+}
+
+#[tokio::test]
+async fn disks_are_named_by_serial_numbers_with_slashes_and_by_any_path_to_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b, c] = &["a", "b", "c"].map(|name| far_disk(dir.path(), name));
+    let made = client.call::<PostPool>(&new("tank", 1, &[a, b, c], &[])).await.unwrap();
+    let serial_of = |pool: &Pool, path: &PathBuf| {
+        let disk = pool.disks.iter().find(|d| d.path.as_ref() == Some(path)).unwrap();
+        disk.serial.clone().unwrap()
+    };
+    let (lost, serial) = (serial_of(&made, b), serial_of(&made, c));
+    assert!(serial.contains('/') && c.to_str().unwrap().ends_with(&serial), "{serial}");
+    let remove = RemoveDisk { disk: serial, cancel: false };
+    client.call_on::<RemovePoolDisk>(&pool("tank"), &[], &remove).await.unwrap();
+    let gone = |p: &Pool| p.disks.len() == 2;
+    until(async || get(&client, "tank").await, gone).await;
+    let link = dir.path().join("by-id");
+    std::os::unix::fs::symlink(b, &link).unwrap();
+    let disk = link.to_str().unwrap().to_owned();
+    let replace = ReplaceDisk { disk, with: c.clone(), overwrite: Vec::new() };
+    client.call_on::<ReplacePoolDisk>(&pool("tank"), &[], &replace).await.unwrap();
+    let moved = |p: &Pool| p.disks.len() == 2 && p.disks.iter().any(|d| d.path.as_ref() == Some(c));
+    until(async || get(&client, "tank").await, moved).await;
+    let none = RemoveDisk { disk: lost, cancel: false };
+    let refused = refusal(client.call_on::<RemovePoolDisk>(&pool("tank"), &[], &none).await);
+    assert!(refused.message.contains("has no disk"), "{refused:?}");
+    assert!(node.stop().await.clean);
+
+    // The path of one that is gone names it too.
+    fs::rename(c, c.with_extension("gone")).unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
+    let without = vec![c.to_str().unwrap().to_owned()];
+    let open = OpenPool { without, confirm: pool("tank") };
+    client.call_on::<ForcePoolOpen>(&pool("tank"), &[], &open).await.unwrap();
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn a_pool_is_created_again_only_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
+    let asked = new("tank", 5, &[a, b, c], &[]);
+    let made = client.call::<PostPool>(&asked).await.unwrap();
+    assert_eq!(client.call::<PostPool>(&asked).await.unwrap().id, made.id);
+    let other = new("tank", 5, &[c, a, b], &[]);
+    assert_eq!(client.call::<PostPool>(&other).await.unwrap().id, made.id, "in another order");
+    let strip_bytes = 16 << 10;
+    for (other, says) in [
+        (new("tank", 0, &[a, b, c], &[]), "level (RAID 5)"),
+        (new("tank", 5, &[a, b, c, d], &[]), "list of disks"),
+        (new("tank", 5, &[a, b, d], &[]), "list of disks"),
+        (new("tank", 5, &[a, b, c], &[d]), "list of spares (none)"),
+        (CreatePool { strip_bytes, ..asked.clone() }, "strip (64 KiB)"),
+        (CreatePool { checksums: true, ..asked.clone() }, "choice of checksums (without)"),
+        (new("tank", 1, &[a], &[]), "disks"),
+    ] {
+        let refused = refusal(client.call::<PostPool>(&other).await);
+        assert!(refused.message.contains(says), "{refused:?}");
+    }
+    let both = CreatePool { strip_bytes, ..new("tank", 0, &[a, b], &[]) };
+    let refused = refusal(client.call::<PostPool>(&both).await).message;
+    assert!(["level", "strip", "list of disks"].iter().all(|s| refused.contains(s)), "{refused}");
+    // A volume is as well: a pool that is not there is another one.
+    create_volume(&client, "web", "tank").await;
+    create_volume(&client, "web", "tank").await;
+    for backing in [r#"{"kind":"pool","pool":"nope"}"#, r#"{"kind":"file"}"#] {
+        let json = format!(
+            r#"{{"name":"web","size_bytes":67108864,"thin":false,"backing":{backing},"allow":["any"]}}"#
+        );
+        let refused = refusal(client.call::<PostVolume>(&ask(&json)).await);
+        let says = refused.message;
+        assert!(
+            says.contains("another provisioning (it is thin), another place (it is in pool tank"),
+            "{says}"
+        );
+    }
+    assert!(node.stop().await.clean);
+}

@@ -412,7 +412,8 @@ pub(crate) enum PoolCommand {
     Remove {
         /// Name of the pool.
         name: PoolName,
-        /// The disk: its serial number, its path, or its number in the pool.
+        /// The disk: its serial number, a path to it, or its number in the pool. What means two disks is told apart by
+        /// serial:, path: or number: before it.
         disk: String,
         /// Cancel a removal that is under way: the disk stays.
         #[arg(long)]
@@ -422,7 +423,8 @@ pub(crate) enum PoolCommand {
     Replace {
         /// Name of the pool.
         name: PoolName,
-        /// The old disk: its serial number, its path, or its number in the pool.
+        /// The old disk: its serial number, a path to it, or its number in the pool (serial:, path: or number: before
+        /// it, if that means two).
         disk: String,
         /// The new one: a block device, or a file that has its size.
         #[arg(long, value_name = "DISK")]
@@ -439,7 +441,8 @@ pub(crate) enum PoolCommand {
     Open {
         /// Name of the pool.
         name: PoolName,
-        /// The disks: their serial numbers, paths, or numbers in the pool.
+        /// The disks: their serial numbers, paths, or numbers in the pool (serial:, path: or number: before them, if that
+        /// means two).
         #[arg(long, required = true, num_args = 1.., value_name = "DISK")]
         without: Vec<String>,
         /// The pool's name once more, instead of typing it when asked.

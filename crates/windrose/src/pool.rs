@@ -7,7 +7,7 @@ use api::endpoint::{
     AddPoolDisks, DeletePool, ForcePoolOpen, GetPool, ListPools, Nothing, POOL_FORCE, PostPool,
     RemovePoolDisk, ReplacePoolDisk, ScrubPool,
 };
-use api::{AddDisks, CreatePool, OpenPool, PoolName, RemoveDisk, ReplaceDisk};
+use api::{AddDisks, CreatePool, OpenPool, Pool, PoolDisk, PoolName, RemoveDisk, ReplaceDisk};
 
 use crate::cli::{CreatePoolArgs, OverwriteArgs, PoolCommand};
 use crate::exit::{Failure, USAGE};
@@ -35,11 +35,11 @@ pub(crate) async fn run(remote: Remote, command: PoolCommand) -> Result<ExitCode
             client.call_on::<AddPoolDisks>(&name, &[], &add).await?
         }
         PoolCommand::Remove { name, disk, cancel } => {
-            let remove = RemoveDisk { disk: identity(disk)?, cancel };
+            let remove = RemoveDisk { disk: named(&remote, &name, disk).await?, cancel };
             client.call_on::<RemovePoolDisk>(&name, &[], &remove).await?
         }
         PoolCommand::Replace { name, disk, with, overwrite } => {
-            let (disk, with) = (identity(disk)?, absolute(&with)?);
+            let (disk, with) = (named(&remote, &name, disk).await?, absolute(&with)?);
             let replace = ReplaceDisk { disk, with, overwrite: identities(overwrite)? };
             client.call_on::<ReplacePoolDisk>(&name, &[], &replace).await?
         }
@@ -73,19 +73,45 @@ fn paths(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     paths.iter().map(|path| absolute(path)).collect()
 }
 
+/// Disks that may be overwritten, as they were typed, and as paths from / on: only the node knows which are serial numbers.
 fn identities(args: OverwriteArgs) -> Result<Vec<String>, Failure> {
-    args.overwrite.into_iter().map(identity).collect()
+    let mut all = Vec::new();
+    for typed in args.overwrite {
+        all.extend(as_path(&typed)?.filter(|path| *path != typed));
+        all.push(typed);
+    }
+    Ok(all)
 }
 
-/// What a disk is called: the node does not know our working directory, if it is a path.
-fn identity(typed: String) -> Result<String, Failure> {
-    if !typed.contains('/') {
-        return Ok(typed);
+/// What was typed as a path from / on, if it may be a path: the node does not know our working directory.
+fn as_path(typed: &str) -> Result<Option<String>, Failure> {
+    const MARK: &str = "path:";
+    let (mark, path) = match typed.strip_prefix(MARK) {
+        Some(path) => (MARK, path),
+        None if typed.contains('/') => ("", typed),
+        None => return Ok(None),
+    };
+    let path = absolute(path.as_ref())?.into_os_string().into_string();
+    let path = path.map_err(|_| Failure::new(USAGE, format!("{typed}: it is not UTF-8")))?;
+    Ok(Some(format!("{mark}{path}")))
+}
+
+/// What a disk of a pool is called, for the node: a path from / on, unless it is a serial number.
+async fn named(remote: &Remote, pool: &PoolName, typed: String) -> Result<String, Failure> {
+    match as_path(&typed)? {
+        Some(path) if path != typed => {
+            let pool = remote.client.call_on::<GetPool>(pool, &[], &Nothing).await?;
+            Ok(if is_serial(&pool, &typed) { typed } else { path })
+        }
+        _ => Ok(typed),
     }
-    let path = absolute(typed.as_ref())?;
-    path.into_os_string()
-        .into_string()
-        .map_err(|_| Failure::new(USAGE, format!("{typed}: it is not UTF-8")))
+}
+
+fn is_serial(pool: &Pool, typed: &str) -> bool {
+    let serial = typed.strip_prefix("serial:");
+    let is =
+        |disk: &PoolDisk| disk.serial.as_deref().is_some_and(|s| s == typed || serial == Some(s));
+    pool.disks.iter().any(is)
 }
 
 /// Opens a pool without disks, after a human has said that he knows what that costs.
@@ -95,7 +121,11 @@ async fn open(
     without: Vec<String>,
     confirm: Option<PoolName>,
 ) -> Result<OpenPool, Failure> {
-    let without = without.into_iter().map(identity).collect::<Result<Vec<_>, _>>()?;
+    let mut disks = Vec::new();
+    for typed in without {
+        disks.push(named(remote, name, typed).await?);
+    }
+    let without = disks;
     let Some(confirm) = confirm else {
         // Finds out first whether it is there.
         let pool = remote.client.call_on::<GetPool>(name, &[], &Nothing).await?;
@@ -134,11 +164,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_paths_are_made_absolute() {
-        assert_eq!(identity("S1".into()).unwrap(), "S1");
-        assert_eq!(identity("3".into()).unwrap(), "3");
-        assert_eq!(identity("/dev/sdb".into()).unwrap(), "/dev/sdb");
+    fn only_what_may_be_a_path_is_made_absolute() {
+        for typed in ["S1", "3", "S4EV 1", "50%", "serial:S1", "number:3"] {
+            assert_eq!(as_path(typed).unwrap(), None, "{typed}");
+        }
+        assert_eq!(as_path("/dev/sdb").unwrap().as_deref(), Some("/dev/sdb"));
         let here = std::env::current_dir().unwrap().join("a.img");
-        assert_eq!(identity("./a.img".into()).unwrap(), here.to_str().unwrap());
+        let here = here.to_str().unwrap();
+        assert_eq!(as_path("./a.img").unwrap().as_deref(), Some(here));
+        assert_eq!(as_path("path:a.img").unwrap(), Some(format!("path:{here}")));
+    }
+
+    #[test]
+    fn what_may_be_a_serial_number_is_sent_as_it_was_typed_as_well() {
+        let overwrite = vec!["WD/1".to_owned(), "S1".to_owned(), "/dev/sdb".to_owned()];
+        let here = std::env::current_dir().unwrap().join("WD/1");
+        let sent = identities(OverwriteArgs { overwrite }).unwrap();
+        assert_eq!(sent, [here.to_str().unwrap(), "WD/1", "S1", "/dev/sdb"]);
     }
 }

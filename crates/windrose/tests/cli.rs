@@ -25,9 +25,15 @@ fn refusals_name_the_thing_and_the_next_step() {
     place.ok(&["volume", "create", "web", "--size", "10M"]);
     let said = place.fails(1, &["volume", "create", "web", "--size", "20M"]);
     insta::assert_snapshot!(said, @r"
-    windrose: volume web exists with another size
+    windrose: volume web exists with another size (10 MiB, not 20 MiB)
               choose another name, or see `windrose volume show web`
     ");
+    let said = place.fails(1, &["volume", "create", "web", "--size", "10M", "--pool", "nope"]);
+    assert!(
+        said.contains("exists with another place") && said.contains("not in pool nope"),
+        "{said}"
+    );
+    place.ok(&["volume", "create", "web", "--size", "10M"]);
     let said = place.fails(1, &["volume", "grow", "web", "--size", "5M"]);
     insta::assert_snapshot!(said, @r"
     windrose: volume web has 10 MiB and cannot be made smaller
@@ -286,5 +292,29 @@ fn pools_of_disks_survive_the_node() {
     ");
     place.ok(&["pool", "delete", "tank", "--yes"]);
     assert_eq!(place.json(&["pool", "list"])["pools"].as_array().unwrap().len(), 0);
+    assert_eq!(node.stop(), Some(0));
+}
+
+#[test]
+fn a_disk_is_named_by_a_serial_number_with_slashes_or_by_a_path_from_here() {
+    let place = Place::new("");
+    let node = place.start();
+    let far = place.path().join("images of machines/100%?/#1/some more of a path that is long");
+    std::fs::create_dir_all(&far).unwrap();
+    let disks = ["a", "b", "c"].map(|name| {
+        let path = far.join(name);
+        std::fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+        path.to_str().unwrap().to_owned()
+    });
+    let words = ["pool", "create", "tank", "--raid", "1"];
+    let words: Vec<&str> = words.into_iter().chain(disks.iter().map(String::as_str)).collect();
+    place.ok(&words);
+    let shown = place.json(&["pool", "show", "tank"]);
+    let serial = shown["disks"][2]["serial"].as_str().unwrap();
+    // It looks like a path that begins here.
+    assert!(serial.contains('/') && !serial.starts_with('/'), "{serial}");
+    place.ok(&["pool", "remove", "tank", serial]);
+    let says = place.fails(1, &["pool", "remove", "tank", "no/such"]);
+    assert!(says.contains("has no disk") && says.contains("/no/such"), "{says}");
     assert_eq!(node.stop(), Some(0));
 }

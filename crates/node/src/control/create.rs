@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{ApiError, Code, CreateVolume, NewBacking, Volume, VolumeName};
+use api::{ApiError, Code, CreateVolume, NewBacking, Size, Volume, VolumeName};
 use tokio::sync::OwnedRwLockReadGuard;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -235,22 +235,36 @@ impl Control {
             return Err(ApiError::new(Code::Conflict, format!("volume {name} is being deleted"))
                 .hint("choose another name, or try again"));
         }
-        match self.difference(&stored.record, ask) {
-            None => self.opened(id, name).await,
-            Some(what) => Err(ApiError::new(
-                Code::Exists,
-                format!("volume {name} exists with another {what}"),
-            )
-            .hint(format!("choose another name, or see `windrose volume show {name}`"))),
+        let differences = self.differences(&stored.record, ask);
+        if differences.is_empty() {
+            return self.opened(id, name).await;
         }
+        let message =
+            format!("volume {name} exists with another {}", differences.join(", another "));
+        Err(ApiError::new(Code::Exists, message)
+            .hint(format!("choose another name, or see `windrose volume show {name}`")))
+    }
+
+    /// Where the copy of a volume is, if it is not where it is asked for.
+    fn elsewhere(
+        &self,
+        record: &VolumeRecord,
+        place: &Place,
+        ask: &CreateVolume,
+    ) -> Option<String> {
+        let NewBacking::Pool { pool } = &ask.backing else {
+            let same = self.wanted(record.id, &record.name, place.node, &ask.backing, ask.force);
+            // What is not known is not what is asked for, as far as anybody can know.
+            let differs = !same.is_ok_and(|same| same.backing == place.backing);
+            return differs.then(|| format!("place (it is in {})", place.backing));
+        };
+        // Whether there is such a pool or not.
+        let differs = place.backing.pool() != Some(pool);
+        differs.then(|| format!("place (it is in {}, not in pool {pool})", place.backing))
     }
 
     /// In what a volume differs from what is asked for.
-    fn difference(&self, record: &VolumeRecord, ask: &CreateVolume) -> Option<&'static str> {
-        let elsewhere = |place: &Place| {
-            let same = self.wanted(record.id, &record.name, place.node, &ask.backing, ask.force);
-            same.is_ok_and(|same| same.backing != place.backing)
-        };
+    fn differences(&self, record: &VolumeRecord, ask: &CreateVolume) -> Vec<String> {
         let ring = self.0.vault.known();
         // What cannot be read is not what is asked for, as far as anybody can know.
         let chap = record.chap.as_ref().and_then(|chap| chap.open(record.id, &ring).ok());
@@ -258,17 +272,26 @@ impl Control {
         let copies = usize::from(ask.replicas).max(ask.on.len());
         let kept_on = |name: &String| record.places.iter().any(|p| self.node_name(p.node) == *name);
         let allow: BTreeSet<_> = ask.allow.iter().cloned().collect();
+        let nodes = || {
+            let all: Vec<_> = record.places.iter().map(|p| self.node_name(p.node)).collect();
+            all.join(", ")
+        };
+        let thin = if record.thin { "thin" } else { "thick" };
+        let elsewhere = record.places.iter().find_map(|place| self.elsewhere(record, place, ask));
+        let other_copies = copies != record.places.len() || !ask.on.iter().all(kept_on);
+        let size = ask.size_bytes.filter(|size| *size != record.size_bytes);
         let differences = [
-            (ask.size_bytes.is_some_and(|size| size != record.size_bytes), "size"),
-            (ask.block_size != record.block_size, "block size"),
-            (ask.thin != record.thin, "provisioning"),
-            (record.places.iter().any(elsewhere), "backing"),
-            (copies != record.places.len() || !ask.on.iter().all(kept_on), "choice of copies"),
-            (ask.protocols != record.protocols, "choice of protocols"),
-            (allow != record.allow, "list of initiators"),
-            (unknown || ask.chap != chap, "CHAP user or secret"),
+            size.map(|size| format!("size ({}, not {})", Size(record.size_bytes), Size(size))),
+            (ask.block_size != record.block_size)
+                .then(|| format!("block size ({} bytes)", record.block_size.bytes())),
+            (ask.thin != record.thin).then(|| format!("provisioning (it is {thin})")),
+            elsewhere,
+            other_copies.then(|| format!("choice of copies (they are on {})", nodes())),
+            (ask.protocols != record.protocols).then(|| "choice of protocols".to_owned()),
+            (allow != record.allow).then(|| "list of initiators".to_owned()),
+            (unknown || ask.chap != chap).then(|| "CHAP user or secret".to_owned()),
         ];
-        differences.into_iter().find(|(differs, _)| *differs).map(|(_, what)| what)
+        differences.into_iter().flatten().collect()
     }
 
     /// Deletes a volume and its data.

@@ -47,7 +47,7 @@ pub(super) fn rebuild(progress: &mut Progress, left: u64, now: Instant) -> Optio
 }
 
 /// A level as people know it.
-fn level_text(level: Level, columns: u16) -> String {
+pub(super) fn level_text(level: Level, columns: u16) -> String {
     match level {
         Level::Copies(1) => "RAID 0".to_owned(),
         Level::Copies(2) if columns == 2 => "RAID 1".to_owned(),
@@ -109,10 +109,7 @@ fn action(pool: &PoolName, disk: &engine::PoolDisk) -> Option<String> {
 fn called(disk: &engine::PoolDisk) -> String {
     match disk.serial.as_str() {
         "" => disk.member.to_string(),
-        odd if odd.contains(|c: char| c.is_whitespace() || "'\"$`\\".contains(c)) => {
-            disk.member.to_string()
-        }
-        serial => serial.to_owned(),
+        serial => layers::pool::disk_argument(serial),
     }
 }
 

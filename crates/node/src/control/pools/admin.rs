@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use api::{
     AddDisks, ApiError, Code, CreatePool, OpenPool, Pool, PoolName, Raid, RemoveDisk, ReplaceDisk,
+    Size,
 };
 use uuid::Uuid;
 
 use super::{Known, PoolObserved, candidates, hint_for, not_found};
 use crate::control::{Control, pool_view};
-use crate::engine::{BackingError, Level, NewDisk, NewPool};
+use crate::engine::{self, BackingError, Level, NewDisk, NewPool, PoolDiskState, PoolReport};
 use crate::pools::{MAX_RINGS, PoolRecord, PoolStage, SeenDisk};
 
 impl Control {
@@ -84,18 +85,18 @@ impl Control {
         let Some(found) = found else {
             return Err(conflict(format!("pool {name} was not made just now")).hint("try again"));
         };
-        let (level, columns) = level(ask);
-        let same = found.report.as_ref().is_some_and(|r| {
-            let has = |path: &PathBuf| r.disks.iter().any(|d| d.path.as_ref() == Some(path));
-            r.level == level
-                && columns.is_none_or(|columns| columns == r.columns)
-                && (r.strip_bytes, r.checksums) == (ask.strip_bytes, ask.checksums)
-                && ask.disks.iter().chain(&ask.spares).all(has)
-        });
-        if same {
+        let Some(report) = &found.report else {
+            let message = format!("pool {name} exists and is not open: it may be another one");
+            return Err(conflict(message).hint(format!("see `windrose pool show {name}`")));
+        };
+        let (report, of) = (report.clone(), ask.clone());
+        let differences = tokio::task::spawn_blocking(move || differences(&report, &of)).await;
+        let differences = differences.unwrap_or_else(|_| vec!["make".to_owned()]);
+        if differences.is_empty() {
             return Ok(pool_view::pool(found));
         }
-        Err(ApiError::new(Code::Exists, format!("pool {name} exists, and is another one"))
+        let message = format!("pool {name} exists with another {}", differences.join(", another "));
+        Err(ApiError::new(Code::Exists, message)
             .hint(format!("choose another name, or see `windrose pool show {name}`")))
     }
 
@@ -248,6 +249,15 @@ impl Control {
         .await
     }
 
+    /// What a disk of an open pool is called there that a person has named, maybe by another path to it.
+    async fn disk_of(&self, record: &PoolRecord, named: String) -> String {
+        let reports = self.0.engine.pool_reports().await;
+        let disks = reports.get(&record.name).map(|r| r.disks.as_slice()).unwrap_or_default();
+        let paths: Vec<_> = disks.iter().filter_map(|disk| disk.path.clone()).collect();
+        let is_serial = disks.iter().any(|disk| disk.serial == named);
+        if is_serial { named } else { by_path(named, paths).await }
+    }
+
     /// Begins to take a disk out of a pool, or cancels that.
     ///
     /// # Errors
@@ -255,6 +265,7 @@ impl Control {
     pub async fn remove_disk(&self, name: PoolName, ask: RemoveDisk) -> Result<Pool, ApiError> {
         self.change_pool(name, move |control, record| async move {
             let RemoveDisk { disk, cancel } = ask;
+            let disk = control.disk_of(&record, disk).await;
             let engine = &control.0.engine;
             let removed = match cancel {
                 true => engine.cancel_removal_from_pool(&record.name, disk).await,
@@ -276,6 +287,7 @@ impl Control {
             control.check_unused_paths(vec![with.clone()]).await?;
             control.expect_disk(&record, &with).await?;
             let with = NewDisk { path: with, overwrite };
+            let disk = control.disk_of(&record, disk).await;
             let replaced = control.0.engine.replace_in_pool(&record.name, disk, with).await;
             replaced.map_err(|e| pool_error(&e))
         })
@@ -321,6 +333,7 @@ impl Control {
         }
         tracing::warn!(pool = %name, ?without, "an operator has it opened without these disks");
         let paths = candidates(record.paths()).await;
+        let without = without_paths(without, &record, &paths).await;
         match self.0.engine.open_pool(&record, paths, without).await {
             Ok(report) => {
                 self.pool_opened(&record, &report).await;
@@ -356,6 +369,68 @@ fn new_pool(ask: &CreatePool) -> NewPool {
     let (strip_bytes, spares) = (ask.strip_bytes, disks(&ask.spares));
     let checksums = ask.checksums;
     NewPool { level, columns, strip_bytes, checksums, disks: disks(&ask.disks), spares }
+}
+
+/// A disk that a person has named, by the one of these paths that leads to the same file as its name, if it is a path.
+async fn by_path(named: String, paths: Vec<PathBuf>) -> String {
+    let typed = PathBuf::from(named.strip_prefix("path:").unwrap_or(&named));
+    if typed.is_relative() || paths.contains(&typed) {
+        return named;
+    }
+    let find = move || paths.into_iter().find(|path| is_same(path, &typed));
+    let found = tokio::task::spawn_blocking(find).await.unwrap_or_default();
+    found.map_or(named, |path| format!("path:{}", path.display()))
+}
+
+/// Disks that a person has named, by paths where they are, or by the serial numbers of those that are gone from there.
+async fn without_paths(names: Vec<String>, record: &PoolRecord, paths: &[PathBuf]) -> Vec<String> {
+    let mut all = Vec::new();
+    for named in names {
+        let typed = PathBuf::from(named.strip_prefix("path:").unwrap_or(&named));
+        let seen = record.disks.iter().find(|disk| disk.path == typed);
+        let serial = seen.and_then(|disk| disk.serial.clone());
+        // What is there now may be another disk than the one that was.
+        let is_there = move || std::fs::symlink_metadata(typed).is_ok();
+        all.push(match serial {
+            Some(serial) if !tokio::task::spawn_blocking(is_there).await.unwrap_or(true) => {
+                format!("serial:{serial}")
+            }
+            _ => by_path(named, paths.to_vec()).await,
+        });
+    }
+    all
+}
+
+/// In what a pool differs from what is asked for.
+fn differences(pool: &PoolReport, ask: &CreatePool) -> Vec<String> {
+    let (level, columns) = level(ask);
+    let paths = |is_spare: bool| {
+        let is = move |d: &&engine::PoolDisk| (d.state == PoolDiskState::Spare) == is_spare;
+        let known = pool.disks.iter().filter(is);
+        known.filter_map(|d| d.path.clone()).collect::<Vec<PathBuf>>()
+    };
+    let same = |asked: &[PathBuf], known: &[PathBuf]| {
+        asked.len() == known.len() && asked.iter().all(|a| known.iter().any(|k| is_same(a, k)))
+    };
+    let (data, spares) = (paths(false), paths(true));
+    let list = |paths: &[PathBuf]| {
+        let all: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        if all.is_empty() { "none".to_owned() } else { all.join(", ") }
+    };
+    let columns = columns.is_some_and(|columns| columns != pool.columns);
+    let differences = [
+        (level != pool.level)
+            .then(|| format!("level ({})", pool_view::level_text(pool.level, pool.columns))),
+        columns.then(|| format!("number of columns ({})", pool.columns)),
+        (ask.strip_bytes != pool.strip_bytes)
+            .then(|| format!("strip ({})", Size(pool.strip_bytes.into()))),
+        (ask.checksums != pool.checksums).then(|| {
+            format!("choice of checksums ({})", if pool.checksums { "with" } else { "without" })
+        }),
+        (!same(&ask.disks, &data)).then(|| format!("list of disks ({})", list(&data))),
+        (!same(&ask.spares, &spares)).then(|| format!("list of spares ({})", list(&spares))),
+    ];
+    differences.into_iter().flatten().collect()
 }
 
 /// Whether two paths lead to one file.
