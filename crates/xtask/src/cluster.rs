@@ -73,6 +73,16 @@ impl Cluster {
         profile: Profile,
         processors: [Option<usize>; 3],
     ) -> Result<Self> {
+        Self::with(house, parent, processors, &Wishes { profile, cores: 1, ..Wishes::default() })
+    }
+
+    /// The same with what else is wanted of each node, but for where it is.
+    pub(crate) fn with(
+        house: &House,
+        parent: &Path,
+        processors: [Option<usize>; 3],
+        wishes: &Wishes<'_>,
+    ) -> Result<Self> {
         let network = Network::new(house, 3)?;
         let node = |index: usize| -> Result<Node> {
             let place = &network.places[index];
@@ -84,8 +94,7 @@ impl Cluster {
             let prefix: Vec<&str> = prefix.iter().map(String::as_str).collect();
             // On loopback guests reach nodes only at its first address, so there ports tell nodes apart.
             let at = place.is_separate().then_some(IpAddr::V4(place.data));
-            let wishes =
-                Wishes { profile, cores: 1, more: &more, prefix: &prefix, at, ..Wishes::default() };
+            let wishes = Wishes { more: &more, prefix: &prefix, at, ..*wishes };
             Node::new(house, parent, NAMES[index], &wishes)
         };
         let mut nodes = (0..NAMES.len()).map(node).collect::<Result<Vec<_>>>()?;

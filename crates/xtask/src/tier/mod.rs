@@ -12,6 +12,7 @@ mod initiators;
 mod libiscsi;
 mod mirror;
 mod nvme;
+mod pools;
 mod scsi;
 mod simulation;
 mod style;
@@ -164,6 +165,14 @@ pub(crate) const TIERS: &[Tier] = &[
         packages: || [mirror_packages(), vec![install::CLOCK]].concat(),
         processes: true,
         run: mirror::run,
+    },
+    Tier {
+        name: "pools",
+        about: "pools of every level with 1, 2 and 4 cores and mirrored, ten volumes each, disks lost and replaced, nodes killed; many mirrored volumes",
+        budget: minutes(5),
+        packages: mirror_packages,
+        processes: true,
+        run: pools::run,
     },
     Tier {
         name: "hostile",
