@@ -16,8 +16,9 @@ use crate::Scenario;
 use crate::scenarios::file::{self, Flushes};
 use crate::scenarios::intent::{self, Mistake};
 use crate::scenarios::mirror::{self, Plan};
-use crate::scenarios::{iscsi, nvme};
+use crate::scenarios::{iscsi, nvme, pool};
 use layers::mirror::Mistake as Flaw;
+use layers::pool::Mistake as Slip;
 
 /// A store with and without its mistake.
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +122,21 @@ mirror!(mirror_unequal, OpensUnequal);
 mirror!(mirror_undrained, TellsUndrained);
 mirror!(mirror_unseen, HidesChanges);
 
+/// A pool, with one of its mistakes or without.
+macro_rules! pool {
+    ($name:ident, $mistake:ident) => {
+        async fn $name(world: World, variant: Variant) -> Result<(), String> {
+            let wrong = variant == Variant::Wrong;
+            pool::play(world, if wrong { Slip::$mistake } else { Slip::None }).await
+        }
+    };
+}
+
+pool!(pool_set_back, BelievesSetBack);
+pool!(pool_unproved, IgnoresProofs);
+pool!(pool_closes, ClosesUnversioned);
+pool!(pool_writes, WritesUnversioned);
+
 /// All of them.
 #[must_use]
 pub fn pairs() -> Vec<Planted> {
@@ -165,6 +181,10 @@ pub fn pairs() -> Vec<Planted> {
         planted!("mirror-unequal", 60, 2, "opens before all are equal", mirror_unequal),
         planted!("mirror-undrained", 60, 2, "tells before it has ended", mirror_undrained),
         planted!("mirror-unseen", 60, 2, "changes blocks behind a watcher's back", mirror_unseen),
+        planted!("pool-set-back", 2000, 2, "believes a disk that was set back", pool_set_back),
+        planted!("pool-unproved", 2000, 2, "overwrites a disk that knows more", pool_unproved),
+        planted!("pool-closes", 2000, 2, "closes without a version", pool_closes),
+        planted!("pool-writes", 2000, 2, "writes for long in one version", pool_writes),
         planted!("one-read", 20, "takes one read for one message", frames::play),
     ]
 }

@@ -62,10 +62,10 @@ pub fn all() -> Vec<Scenario> {
         },
         Scenario {
             name: "pool",
-            about: "a volume of a pool at all levels: crashes, disks that fail, are pulled out, come back, or are \
-                    replaced, rebuilds",
+            about: "volumes of a pool at all levels: crashes, disks that fail, are pulled out, \
+                    come back, are set back, or are replaced, rebuilds",
             test_seeds: 60,
-            play: |w| Box::pin(pool::play(w)),
+            play: |w| Box::pin(pool::play(w, layers::pool::Mistake::None)),
         },
         Scenario {
             name: "iscsi-node",

@@ -1,33 +1,29 @@
-//! A volume of a pool through crashes, with disks that fail, lie, are pulled out, come back, or are replaced: as many as its level
-//! bears, and never more. Afterwards every block must hold a value that the history permits, and all is made whole again.
+//! Volumes of a pool, thin and thick, made and deleted meanwhile, through crashes, with disks that fail, lie,
+//! are pulled out, come back, are set back to what they held once, or are replaced: as many as its level bears, and never more.
+//! Afterwards every block must hold a value that the history permits, and all is made whole again. Where more are set back than that,
+//! the pool says so, and changes nothing.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::testing::Client;
-use block::testing::register::{Checker, Initially};
-use block::testing::workload::Workload;
-use block::{Blocks, Dev, Lba};
-use layers::pool::{
-    CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolDiskState, PoolReport, PoolSeat,
-};
+use block::testing::register::Loss;
+use layers::pool::{CreatePool, Mistake, NewDisk, Pool, PoolDiskState, PoolReport};
 use layers::raid::geometry::Level;
 use rt::Core;
-use rt::sim::{DiskFaults, DiskSetup, Host, HostSetup, World};
+use rt::sim::{DiskControl, DiskCopy, DiskFaults, DiskSetup, Host, HostSetup, World};
 use uuid::Uuid;
 
 use super::storage::{end, memory_is_back, settle};
+use session::{Session, Volumes};
+
+mod session;
 
 const POOL: Uuid = Uuid::from_u128(0x77);
-const VOLUME: Uuid = Uuid::from_u128(0x78);
 
-/// Bytes of a disk: a few units of 4 MiB.
-const DISK_BYTES: u64 = 64 << 20;
-
-/// Bytes of the volume: two extents of most levels, of which what is used is a small part at the border.
-const VOLUME_BYTES: u64 = 40 << 20;
+/// Bytes of a disk: units for all volumes, and to make what is lost anew.
+const DISK_BYTES: u64 = 256 << 20;
 
 /// Operations of the last round, in which nothing may fail.
 const LAST_ROUND: usize = 100;
@@ -42,10 +38,15 @@ struct Shelf {
     disks: Vec<PathBuf>,
     /// Those that are pulled out.
     out: Vec<usize>,
-    /// Whether one more may be lost, by what was told last, and nothing has happened since.
+    /// Whether one more may be lost, by what was told last, and nothing has happened since,
     bears: bool,
+    /// and whether nothing was lost.
+    whole: bool,
     /// Disks that have lied in some round: only theirs may have checksum errors.
     lied: Vec<PathBuf>,
+    /// What all disks held once, and whether the pool has been opened since.
+    copies: Vec<DiskCopy>,
+    outdated: bool,
 }
 
 struct Bench {
@@ -53,9 +54,10 @@ struct Bench {
     host: Host,
     level: Level,
     checksums: bool,
-    span: Blocks,
+    cores: usize,
+    mistake: Mistake,
     shelf: Rc<RefCell<Shelf>>,
-    checker: Rc<RefCell<Checker>>,
+    volumes: Rc<Volumes>,
 }
 
 /// What is done to a disk in a round.
@@ -68,44 +70,46 @@ enum Harm {
     PullOut(usize),
     /// It forgets what it was told to write, writes it elsewhere, and gives back something else.
     Lies(usize),
+    /// It is set back to what it held before the pool was opened last, or earlier.
+    SetBack(usize),
+    /// It is set back to what it held in the middle of an opening, which ends in order, or by a crash after a while.
+    SetBackTo(usize, Ending),
+    /// All others are set back, and what is done then is refused.
+    SetBackAllBut(usize),
+}
+
+/// How an opening ends in which a copy of a disk was made.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    InOrder,
+    /// Nothing was done for a while before.
+    Idle,
 }
 
 /// Plays it.
-pub(crate) async fn play(world: World) -> Result<(), String> {
+pub(crate) async fn play(world: World, mistake: Mistake) -> Result<(), String> {
     let rng = world.rng();
-    let (level, disks) = *rng.pick(&[
-        (Level::Parity, 4),
-        (Level::Parity, 5),
-        (Level::DoubleParity, 5),
-        (Level::Copies(2), 4),
-        (Level::Copies(3), 3),
+    let (level, disks, extent) = *rng.pick(&[
+        (Level::Parity, 4, 48 << 20),
+        (Level::Parity, 5, 64 << 20),
+        (Level::DoubleParity, 5, 48 << 20),
+        (Level::Copies(2), 4, 32 << 20),
+        (Level::Copies(3), 3, 16 << 20),
     ]);
-    let block_size = *rng.pick(&[512, 4096]);
-    let host = world.add_host("store", HostSetup { pool_bytes: 48 << 20, ..HostSetup::default() });
+    let cores = 1;
+    let setup = HostSetup { cores, pool_bytes: 48 << 20, ..HostSetup::default() };
+    let host = world.add_host("store", setup);
     let shelf = Rc::new(RefCell::new(Shelf { bears: true, ..Shelf::default() }));
-    let checker = Rc::new(RefCell::new(Checker::new(1, block_size, Initially::Zeroes)));
-    // Where two extents meet, on levels of 4 MiB pieces and of 16.
-    let blocks = 1 << 20;
-    let at = *rng.pick(&[0, (32 << 20) - (blocks / 2), VOLUME_BYTES - blocks]);
-    let (at, count) = (at / u64::from(block_size), blocks / u64::from(block_size) / 4);
-    let span = Blocks::new(Lba(at), count);
+    let volumes = Volumes::new(&world, extent);
     let checksums = rng.chance(0.5);
-    let bench = Bench { world: world.clone(), host, level, checksums, span, shelf, checker };
+    let world = world.clone();
+    let bench = Bench { world, host, level, checksums, cores, mistake, shelf, volumes };
     (0..disks).for_each(|_| drop(bench.new_disk()));
-    bench.create(block_size).await?;
-    for _ in 0..rng.between(2, 5) {
+    bench.create().await?;
+    for _ in 0..bench.world.rng().between(2, 5) {
         bench.round().await?;
     }
     bench.last_round().await
-}
-
-/// The pool, a seat at it, and its volume.
-async fn open(core: &Core, paths: Vec<PathBuf>) -> Result<(Rc<Pool>, Rc<PoolSeat>, Dev), String> {
-    let what = OpenPool { id: POOL, paths, without: Vec::new(), buffered: false };
-    let pool = Pool::open(core, &what).await.map_err(|e| e.to_string())?;
-    let seat = PoolSeat::share(core, &pool, 0).await.map_err(|e| e.to_string())?;
-    let dev = seat.open(VOLUME).await.map_err(|e| e.to_string())?;
-    Ok((pool, seat, dev))
 }
 
 /// Looks now and then whether disks are there again.
@@ -163,7 +167,7 @@ impl Bench {
         NewDisk { path: path.to_owned(), overwrite: Vec::new() }
     }
 
-    async fn create(&self, block_size: u32) -> Result<(), String> {
+    async fn create(&self) -> Result<(), String> {
         let disks = self.shelf.borrow().disks.iter().map(|path| Self::joining(path)).collect();
         let what = CreatePool {
             id: POOL,
@@ -171,17 +175,19 @@ impl Bench {
             level: self.level,
             columns: None,
             strip_bytes: *self.world.rng().pick(&[16 << 10, 64 << 10]),
-            rings: 1,
+            rings: u16::try_from(self.cores).expect("few"),
             checksums: self.checksums,
             disks,
             spares: Vec::new(),
             buffered: false,
         };
-        let thick = self.world.rng().chance(0.3);
-        let volume = NewPoolVolume { id: VOLUME, bytes: VOLUME_BYTES, block_size, thick };
+        let volumes: Vec<_> =
+            (0..self.world.rng().between(1, 2)).map(|_| self.volumes.draw()).collect();
         let work = self.host.run(move |core| async move {
             let pool = Pool::create(&core, &what).await.map_err(|e| e.to_string())?;
-            pool.create_volume(&volume).await.map_err(|e| e.to_string())?;
+            for volume in volumes {
+                pool.create_volume(&volume).await.map_err(|e| e.to_string())?;
+            }
             pool.close().await.map_err(|e| e.to_string())
         });
         work.join().await.unwrap_or_else(|| Err("the host crashed by itself".into()))
@@ -209,11 +215,77 @@ impl Bench {
             return Harm::None;
         }
         let victim = usize::try_from(rng.below(shelf.disks.len() as u64)).expect("few");
-        match rng.below(5) {
+        // Those that are in have all that was ever written.
+        let is_outdated = shelf.outdated && shelf.out.is_empty();
+        match rng.below(9) {
             0 if self.checksums => Harm::Lies(victim),
             1 | 2 => Harm::PullOut(victim),
+            3 | 4 if is_outdated => Harm::SetBack(victim),
+            5 if is_outdated && shelf.whole => Harm::SetBackAllBut(victim),
+            6 if shelf.out.is_empty() => {
+                Harm::SetBackTo(victim, *rng.pick(&[Ending::InOrder, Ending::Idle]))
+            }
             _ => Harm::Faults(victim),
         }
+    }
+
+    fn controls(&self) -> Vec<DiskControl> {
+        let disks = self.shelf.borrow().disks.clone();
+        disks.iter().filter_map(|path| self.host.disk(path)).collect()
+    }
+
+    /// What all disks hold now.
+    fn copies(&self) -> Vec<DiskCopy> {
+        self.controls().iter().map(DiskControl::copy).collect()
+    }
+
+    /// What is done to disks before the pool is opened.
+    async fn set_back(&self, harm: Harm) -> Result<(), String> {
+        match harm {
+            Harm::SetBack(n) => {
+                let copy = self.shelf.borrow().copies[n].clone();
+                self.controls()[n].set_back(&copy);
+                self.shelf.borrow_mut().bears = false;
+            }
+            Harm::SetBackAllBut(n) => self.set_back_all_but(n).await?,
+            _ => {}
+        }
+        let mut shelf = self.shelf.borrow_mut();
+        if shelf.copies.is_empty() || self.world.rng().chance(0.3) {
+            drop(shelf);
+            let copies = self.copies();
+            shelf = self.shelf.borrow_mut();
+            (shelf.copies, shelf.outdated) = (copies, false);
+        }
+        Ok(())
+    }
+
+    /// One disk alone knows of what was committed last: nothing is opened that it did not lead to, and nothing is changed.
+    async fn set_back_all_but(&self, newer: usize) -> Result<(), String> {
+        let (now, controls) = (self.copies(), self.controls());
+        let copies = self.shelf.borrow().copies.clone();
+        for (n, control) in controls.iter().enumerate().filter(|(n, _)| *n != newer) {
+            control.set_back(&copies[n]);
+        }
+        let before = self.copies();
+        let (paths, mistake) = (self.paths(), self.mistake);
+        let volumes = Rc::clone(&self.volumes);
+        self.set_faults(|_| DiskFaults::default());
+        let opened = self.host.run_with_all(move |cores| async move {
+            match Session::open(cores, paths, volumes, mistake).await {
+                Ok(_) => Err("what a disk proves to be committed is not heeded".to_owned()),
+                Err(why) if why.contains("are older than") => Ok(()),
+                Err(why) => Err(format!("it is not said which disks are older: {why}")),
+            }
+        });
+        opened.join().await.unwrap_or_else(|| Err("the host crashed by itself".into()))?;
+        self.host.kill();
+        self.settle().await;
+        if self.copies() != before {
+            return Err("a pool that is not opened is changed".into());
+        }
+        controls.iter().zip(&now).for_each(|(control, copy)| control.set_back(copy));
+        Ok(())
     }
 
     /// How a disk misbehaves.
@@ -231,13 +303,13 @@ impl Bench {
         }
     }
 
-    fn disk(&self, n: usize) -> Option<rt::sim::DiskControl> {
+    fn disk(&self, n: usize) -> Option<DiskControl> {
         self.host.disk(&self.shelf.borrow().disks[n])
     }
 
     fn pull_out(&self, n: usize) {
         self.shelf.borrow_mut().out.push(n);
-        self.shelf.borrow_mut().bears = false;
+        self.told_nothing();
         self.disk(n).into_iter().for_each(|disk| disk.pull_out());
     }
 
@@ -270,40 +342,18 @@ impl Bench {
         self.plug_in();
         let harm = self.draw_harm();
         self.world.note(format!("{harm:?}"));
-        if let Harm::Lies(n) = harm {
-            return self.lies(n).await;
+        self.set_back(harm).await?;
+        match harm {
+            Harm::Lies(n) => return self.lies(n).await,
+            Harm::SetBackTo(n, ending) => return self.copied(n, ending).await,
+            _ => {}
         }
         let bad = self.draw_faults();
         let victim = if let Harm::Faults(n) = harm { Some(n) } else { None };
         self.set_faults(|n| if victim == Some(n) { bad.clone() } else { DiskFaults::default() });
-        let (checker, span, seed) = (Rc::clone(&self.checker), self.span, rng.u64());
-        let (paths, shelf, world) = (self.paths(), Rc::clone(&self.shelf), self.world.clone());
-        let everywhere = paths.clone();
-        let looks = rng.time(Duration::from_millis(20), Duration::from_millis(500));
-        let work = self.host.run(move |core| async move {
-            let buffers = core.pool().clone();
-            let (pool, _seat, dev) = match open(&core, paths).await {
-                Ok(opened) => opened,
-                Err(why) => {
-                    world.note(why.clone());
-                    // One disk fails while it is read: the others are enough.
-                    return Err(why);
-                }
-            };
-            tokio::task::spawn_local(look(Rc::clone(&pool), everywhere, looks));
-            let depth = usize::try_from(1 + seed % 12).expect("small");
-            let load = Workload::new(Client::new(&dev, &buffers), span, depth, seed);
-            load.audit(&checker).await.map_err(|v| v.to_string())?;
-            loop {
-                load.run(&checker, 10).await.map_err(|v| v.to_string())?;
-                let errors = load.take_errors();
-                if !errors.is_empty() {
-                    return Err(format!("{errors:?}; {:?}", pool.report()));
-                }
-                let report = sound(&pool, &shelf.borrow())?;
-                shelf.borrow_mut().bears = bears_more(&report);
-            }
-        });
+        let work = self.host.run_with_all(
+            self.load(rng.time(Duration::from_millis(20), Duration::from_millis(500))),
+        );
         let longest = match bad.stall_for {
             long if bad.stall > 0.0 && victim.is_some() && long > Duration::from_secs(10) => {
                 200_000
@@ -322,11 +372,84 @@ impl Bench {
         }
         if victim.is_some() {
             // Nobody was told of what happened last.
-            self.shelf.borrow_mut().bears = false;
+            self.told_nothing();
         }
         let kill = rng.chance(0.25) && bad.sync_error == 0.0;
-        let loss = end(&self.host, &self.world, !kill);
-        self.checker.borrow_mut().crash(loss);
+        self.end(!kill);
+        Ok(())
+    }
+
+    /// Uses the pool without end.
+    fn load(
+        &self,
+        looks: Duration,
+    ) -> impl FnOnce(Vec<Core>) -> std::pin::Pin<Box<dyn Future<Output = Result<(), String>>>> + use<>
+    {
+        let (paths, shelf, world) = (self.paths(), Rc::clone(&self.shelf), self.world.clone());
+        let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
+        let everywhere = paths.clone();
+        move |cores| {
+            Box::pin(async move {
+                let session = Session::open(cores, paths, volumes, mistake).await;
+                let session = session.inspect_err(|why| world.note(why.clone()))?;
+                shelf.borrow_mut().outdated = true;
+                tokio::task::spawn_local(look(Rc::clone(&session.pool), everywhere, looks));
+                loop {
+                    session.run(10).await?;
+                    session.change().await?;
+                    let report = sound(&session.pool, &shelf.borrow())?;
+                    let mut shelf = shelf.borrow_mut();
+                    (shelf.bears, shelf.whole) = (bears_more(&report), is_whole(&report));
+                }
+            })
+        }
+    }
+
+    fn told_nothing(&self) {
+        let mut shelf = self.shelf.borrow_mut();
+        (shelf.bears, shelf.whole) = (false, false);
+    }
+
+    fn end(&self, power: bool) {
+        let loss: Loss = end(&self.host, &self.world, power);
+        self.volumes.crash(loss);
+    }
+
+    /// A copy of a disk is made while the pool is in use, and put in its place afterwards.
+    async fn copied(&self, n: usize, ending: Ending) -> Result<(), String> {
+        self.set_faults(|_| DiskFaults::default());
+        let (paths, shelf) = (self.paths(), Rc::clone(&self.shelf));
+        let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
+        let disk = self.disk(n).ok_or("there is no such disk")?;
+        let before = self.world.rng().below(5);
+        let work = self.host.run_with_all(move |cores| async move {
+            let session = Session::open(cores, paths, volumes, mistake).await?;
+            for _ in 0..before {
+                session.run(10).await?;
+                session.change().await?;
+            }
+            let copy = disk.copy();
+            session.run(20).await?;
+            let report = sound(&session.pool, &shelf.borrow())?;
+            let bears = bears_more(&report) && is_whole(&report);
+            match ending {
+                Ending::InOrder => session.close().await?,
+                // Two versions follow what was written, at most ten seconds later.
+                Ending::Idle => tokio::time::sleep(Duration::from_secs(12)).await,
+            }
+            Ok::<_, String>(bears.then_some(copy))
+        });
+        let copy = match tokio::time::timeout(PATIENCE, work.join()).await {
+            Ok(Some(copy)) => copy?,
+            Ok(None) => return Err("the host crashed by itself".into()),
+            Err(_) => return Err(format!("it does not end in {PATIENCE:?}")),
+        };
+        self.shelf.borrow_mut().outdated = true;
+        self.end(true);
+        self.told_nothing();
+        if let (Some(copy), Some(disk)) = (copy, self.disk(n)) {
+            disk.set_back(&copy);
+        }
         Ok(())
     }
 
@@ -363,39 +486,31 @@ impl Bench {
             let mut shelf = self.shelf.borrow_mut();
             let path = shelf.disks[n].clone();
             shelf.lied.push(path);
-            shelf.bears = false;
+            (shelf.bears, shelf.whole) = (false, false);
         }
-        let (checker, span, seed) = (Rc::clone(&self.checker), self.span, rng.u64());
         let (paths, disk) = (self.paths(), self.disk(n).ok_or("there is no such disk")?);
-        let rounds = 1 + seed % 20;
-        let work = self.host.run(move |core| async move {
-            let buffers = core.pool().clone();
-            let (pool, seat, dev) = open(&core, paths).await?;
-            let load = Workload::new(Client::new(&dev, &buffers), span, 4, seed);
-            load.audit(&checker).await.map_err(|v| v.to_string())?;
+        let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
+        let rounds = rng.between(1, 20);
+        let work = self.host.run_with_all(move |cores| async move {
+            let session = Session::open(cores, paths, volumes, mistake).await?;
             disk.set_faults(lies);
             for _ in 0..rounds {
-                load.run(&checker, 10).await.map_err(|v| v.to_string())?;
+                session.run(10).await?;
             }
-            load.audit(&checker).await.map_err(|v| v.to_string())?;
+            session.audit().await?;
             disk.set_faults(DiskFaults::default());
-            scrub(&pool).await?;
-            load.audit(&checker).await.map_err(|v| v.to_string())?;
-            let errors = load.take_errors();
-            if !errors.is_empty() {
-                return Err(format!("{errors:?}; {:?}", pool.report()));
-            }
-            drop((load, dev));
-            seat.close().await.map_err(|e| e.to_string())?;
-            pool.close().await.map_err(|e| e.to_string())
+            scrub(&session.pool).await?;
+            session.audit().await?;
+            session.run(0).await?;
+            session.close().await
         });
         match tokio::time::timeout(PATIENCE, work.join()).await {
             Ok(Some(result)) => result?,
             Ok(None) => return Err("the host crashed by itself".into()),
             Err(_) => return Err(format!("with a disk that lies it does not end in {PATIENCE:?}")),
         }
-        let loss = end(&self.host, &self.world, false);
-        self.checker.borrow_mut().crash(loss);
+        self.shelf.borrow_mut().outdated = true;
+        self.end(false);
         Ok(())
     }
 
@@ -413,36 +528,28 @@ impl Bench {
                 replaced.push((old, self.new_disk()));
             }
         }
-        let (checker, span, seed) = (Rc::clone(&self.checker), self.span, self.world.rng().u64());
         let (paths, last) = (self.paths(), Rc::new(RefCell::new(String::new())));
         let (told, shelf) = (Rc::clone(&last), Rc::clone(&self.shelf));
-        let work = self.host.run(move |core| async move {
-            let buffers = core.pool().clone();
-            let (pool, seat, dev) = open(&core, paths).await?;
-            let load = Workload::new(Client::new(&dev, &buffers), span, 4, seed);
-            load.audit(&checker).await.map_err(|v| v.to_string())?;
+        let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
+        let work = self.host.run_with_all(move |cores| async move {
+            let buffers: Vec<_> = cores.iter().map(|core| core.pool().clone()).collect();
+            let session = Session::open(cores, paths, volumes, mistake).await?;
             for (gone, path) in replaced {
                 let with = Self::joining(&path);
-                pool.replace(&gone, &with).await.map_err(|e| format!("replacing: {e}"))?;
+                let replaced = session.pool.replace(&gone, &with).await;
+                replaced.map_err(|e| format!("replacing: {e}"))?;
             }
-            load.run(&checker, LAST_ROUND).await.map_err(|v| v.to_string())?;
-            while !is_whole(&pool.report()) {
-                *told.borrow_mut() = format!("{:?}", pool.report());
+            session.run(LAST_ROUND).await?;
+            while !is_whole(&session.pool.report()) {
+                *told.borrow_mut() = format!("{:?}", session.pool.report());
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                load.run(&checker, 5).await.map_err(|v| v.to_string())?;
+                session.run(5).await?;
             }
-            load.audit(&checker).await.map_err(|v| v.to_string())?;
-            let errors = load.take_errors();
-            if !errors.is_empty() {
-                return Err(format!("without faults: {errors:?}"));
-            }
-            sound(&pool, &shelf.borrow())?;
-            drop((load, dev));
-            seat.close().await.map_err(|e| e.to_string())?;
-            pool.close().await.map_err(|e| e.to_string())?;
-            drop((seat, pool));
+            session.audit().await?;
+            sound(&session.pool, &shelf.borrow())?;
+            session.close().await?;
             tokio::time::sleep(Duration::from_secs(1)).await;
-            memory_is_back(&buffers)
+            buffers.iter().try_for_each(memory_is_back)
         });
         match tokio::time::timeout(PATIENCE, work.join()).await {
             Ok(Some(result)) => result,
