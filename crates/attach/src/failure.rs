@@ -9,6 +9,8 @@ pub(crate) fn errno(failure: &Failure) -> Errno {
         Failure::Device(Error::NoSpace) => Errno::NOSPC,
         Failure::Device(Error::ReadOnly) => Errno::ROFS,
         Failure::Device(Error::OutOfRange) => Errno::INVAL,
+        // Only clients of targets are told so: these here wait.
+        Failure::Busy => Errno::AGAIN,
         // "Reservation conflict", as Linux says it of its own disks.
         Failure::Conflict => Errno::BADE,
         Failure::Device(

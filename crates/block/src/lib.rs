@@ -50,5 +50,5 @@ pub use mem::{Mem, MemOptions};
 pub use op::{Blocks, Lba, Op};
 pub use range_locks::{RangeLock, RangeLocks};
 pub use request::{Failure, Request};
-pub use rt::buf::{Account, Buf, BufMut, Bufs, BufsMut, Class, Credit, Pool, run_mut};
+pub use rt::buf::{Account, Buf, BufMut, Bufs, BufsMut, Class, Credit, Pool, TooLarge, run_mut};
 pub use run::Run;

@@ -105,6 +105,10 @@ pub enum Failure {
         /// Offset in bytes, from the start of the compared data, of the first difference.
         offset: u64,
     },
+    /// The core had no memory for it for seconds: nothing has been done, and the same request may
+    /// be tried again.
+    #[error("there is no memory for it now")]
+    Busy,
     /// A reservation keeps the caller from it. Nothing has been done, or, of a command in several pieces (WRITE SAME, UNMAP) that
     /// had begun before the reservation, some of them.
     #[error("it conflicts with a reservation")]

@@ -240,6 +240,8 @@ pub struct Limits {
     pub receive_timeout: Duration,
     /// Time that a half-received command may wait for buffer memory.
     pub admission_timeout: Duration,
+    /// Time that any other command may wait for memory.
+    pub memory_timeout: Duration,
     /// Silence after which a client is asked whether it lives.
     pub keep_alive: Duration,
     /// Commands in flight per iSCSI session.

@@ -16,6 +16,7 @@ mod create;
 mod isns;
 mod mapping;
 mod members;
+mod memory;
 mod peers;
 mod placement;
 pub(crate) mod pool_view;
@@ -101,6 +102,8 @@ pub struct Settings {
     pub nvme_authority: String,
     /// Most volumes.
     pub max_volumes: usize,
+    /// Buffer memory of each core, in bytes.
+    pub pool_bytes: u64,
     /// Free space below which the status warns, in percent of a file system; 0 for never.
     pub low_space_percent: u64,
     /// Where initiators are served.
@@ -124,6 +127,7 @@ impl Settings {
             iscsi_authority: config.iscsi.authority.clone(),
             nvme_authority: config.nvme.authority.clone(),
             max_volumes: config.limits.volumes,
+            pool_bytes: config.cores.pool_bytes,
             low_space_percent: config.disks.low_space_percent,
             portals,
             vhost_user: config.vhost_user.directory.clone(),

@@ -574,6 +574,7 @@ fn limits(config: &Config) -> server::Limits {
         send_timeout: l.send_timeout,
         receive_timeout: l.receive_timeout,
         admission_timeout: l.admission_timeout,
+        memory_timeout: l.memory_timeout,
         keep_alive: l.keep_alive,
         commands: l.commands,
     }

@@ -136,6 +136,13 @@ impl Metrics {
         gauges(to, "pool_free_bytes", help, cores().map(|(l, c)| (l, c.pool.free)))?;
         let help = "Commands that wait for buffer memory.";
         gauges(to, "pool_waiting", help, cores().map(|(l, c)| (l, c.pool.waiting)))?;
+        let help = "Commands that were told to try again for want of buffer memory, and others that gave up.";
+        counters(to, "pool_refused", help, cores().map(|(l, c)| (l, c.pool.refused)))?;
+        let help = "How long buffer memory has been short; 0 while it is not.";
+        let short = |c: &crate::engine::CoreReport| {
+            c.pool.short_for.map_or(0, |short| short.as_secs().max(1))
+        };
+        gauges(to, "pool_short_seconds", help, cores().map(|(l, c)| (l, short(c))))?;
         let help = "Times a layer took more memory than it was promised; a defect.";
         counters(to, "pool_overdrafts", help, cores().map(|(l, c)| (l, c.pool.overdrafts)))?;
         let help = "Connections, those that have not logged in included.";
@@ -397,7 +404,7 @@ pub(crate) mod tests {
             memory_waits: 0,
             mirror: Some(mirror()),
         };
-        let pool = rt::buf::Pool::new(4096).unwrap().usage();
+        let pool = rt::buf::Pool::new(16 << 20).unwrap().usage();
         let (sessions, guests, volumes) = (vec![], vec![], vec![report]);
         let core = CoreReport { core: 0, sessions, guests, refused: 4, pool, volumes };
         let image = crate::engine::Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };

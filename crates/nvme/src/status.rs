@@ -203,6 +203,7 @@ impl From<Failure> for Status {
             Failure::Device(Error::Gone) => Self::INTERNAL_ERROR.do_not_retry(),
             Failure::Miscompare { .. } => Self::COMPARE_FAILURE.do_not_retry(),
             Failure::Conflict => Self::RESERVATION_CONFLICT.do_not_retry(),
+            Failure::Busy => Self::INTERRUPTED,
         }
     }
 }
@@ -245,6 +246,7 @@ mod tests {
             (Failure::Device(Error::Aborted), 0x0007),
             (Failure::Device(Error::Gone), 0x4006),
             (Failure::Miscompare { offset: 3 }, 0x4285),
+            (Failure::Busy, 0x0021),
         ] {
             assert_eq!(Status::from(failure).field(), field, "{failure:?}");
         }

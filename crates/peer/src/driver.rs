@@ -23,9 +23,10 @@ use tokio::time::timeout;
 use crate::frame::{self, Bad, Body, HEADER_BYTES, Head, Incoming, Needs, Outgoing, Rules};
 use crate::{Expected, Lane, Line, Link, NodeId, Outbox, Received};
 
-/// Size in bytes of a connection's staging buffer.
+/// Largest size in bytes of a connection's staging buffer.
 const STAGING_BYTES: usize = 32 * 1024;
-/// The same where there is no data.
+/// The size where there is no data, and before more has come at once: a node has some connections
+/// for each volume, and most volumes are idle.
 const SMALL_STAGING_BYTES: usize = 4 * 1024;
 
 /// With more than this many bytes waiting to be sent, no further message is taken.
@@ -291,7 +292,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Reader<S, H> {
         let class = match head.needs() {
             Needs::Nothing => return Ok(Room::Ordinary),
             Needs::Expected(request) => return self.expected(request, head.body_bytes()),
-            Needs::Immediate => Class::Immediate,
+            Needs::Copy => Class::Copy,
             Needs::Ordered => Class::Ordered,
         };
         let bytes = head.body_bytes() + self.handler.overhead();
@@ -322,25 +323,36 @@ enum Room {
 struct Input<S> {
     from: ReadHalf<S>,
     staging: Box<[u8]>,
+    /// What the staging buffer may grow to.
+    most: usize,
     at: usize,
     end: usize,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Input<S> {
     fn new(from: ReadHalf<S>, line: Line) -> Self {
-        let bytes = match line {
+        let most = match line {
             Line::Lane(Lane::Down | Lane::Up) => STAGING_BYTES,
             Line::Lane(Lane::Control) | Line::Lease => SMALL_STAGING_BYTES,
         };
-        Self { from, staging: vec![0; bytes].into(), at: 0, end: 0 }
+        Self { from, staging: vec![0; SMALL_STAGING_BYTES].into(), most, at: 0, end: 0 }
+    }
+
+    /// Reads what is there into the staging buffer, all of which has been used.
+    async fn refill(&mut self) -> Result<(), End> {
+        if self.end == self.staging.len() && self.end < self.most {
+            self.staging = vec![0; self.most].into();
+        }
+        (self.at, self.end) = (0, 0);
+        self.end = read(&mut self.from, &mut self.staging).await?;
+        Ok(())
     }
 
     /// Throws away the next `bytes` bytes.
     async fn skip(&mut self, mut bytes: usize) -> Result<(), End> {
         while bytes > 0 {
             if self.at == self.end {
-                (self.at, self.end) = (0, 0);
-                self.end = read(&mut self.from, &mut self.staging).await?;
+                self.refill().await?;
             }
             let n = bytes.min(self.end - self.at);
             self.at += n;
@@ -358,9 +370,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Input<S> {
                     into = &mut into[n..];
                     continue;
                 }
-                self.at = 0;
-                self.end = 0;
-                self.end = read(&mut self.from, &mut self.staging).await?;
+                self.refill().await?;
             }
             let n = into.len().min(self.end - self.at);
             into[..n].copy_from_slice(&self.staging[self.at..self.at + n]);

@@ -436,9 +436,12 @@ fn a_lane_that_waits_for_memory_holds_up_no_other() {
     play(1, |world| async move {
         let [a, b] = pair(&world).await?;
         let hog = b.core.pool().account();
-        // With an eighth free there is room for what is ordered already, not for what is to be.
-        let [most, eighth] = [POOL / 8 * 7, POOL / 8].map(|n| hog.try_credit(n, Class::Immediate));
-        most.as_ref().and(eighth.as_ref()).ok_or("the pool is free")?;
+        b.core.pool().serve_peers().map_err(|e| e.to_string())?;
+        // Of the share of orders nothing is left; with the rest there is room for a write.
+        let [orders, rest] = [36 * BLOCK, 40 * BLOCK];
+        let orders = hog.try_credit(orders, Class::Ordered).ok_or("the share of orders")?;
+        let most = hog.try_credit(POOL - 76 * BLOCK, Class::Immediate).ok_or("the pool is free")?;
+        let rest = hog.try_credit(rest, Class::Immediate).ok_or("the pool is free")?;
         let link = a.replica.link(2).ok_or("no link")?;
         send(&link, 1, 0, 8 * BLOCK);
         (1..50).for_each(|number| link.send(applied(1, number)));
@@ -447,14 +450,14 @@ fn a_lane_that_waits_for_memory_holds_up_no_other() {
         if b.replica.got().iter().any(|text| !text.starts_with("applied")) {
             return Err("data came without memory".to_owned());
         }
-        drop(eighth);
+        drop(rest);
         let got = |what: &str| b.replica.got().iter().any(|text| text == what);
         until("the write", Duration::from_secs(5), || got("write 0")).await?;
         tokio::time::sleep(Duration::from_secs(60)).await;
         if got("order 0") {
             return Err("an order got what is kept for writes".to_owned());
         }
-        drop(most);
+        drop((most, orders));
         until("the order", Duration::from_secs(5), || got("order 0")).await?;
         stop(&[&a, &b]).await
     });

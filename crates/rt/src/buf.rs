@@ -23,51 +23,88 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use slab::Slab;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use crate::memory::{Buddy, Loose, Mapping, PAGE};
 
-/// What a credit is for; decides how deep into the pool it may reach.
+/// What a credit is for: which share of the pool it may count on, and whom it may wait for.
 ///
-/// Whoever waits for memory while he holds some waits only for what is further up this list, and
-/// what is further up is never given to those below: so no circle of waiting can close. Where
-/// what is held depends on a client, waiting has to have a limit in time as well.
+/// Each class has a share that no other class can take, so none starves another; what is beyond
+/// all shares goes to whoever comes first. Whoever waits for memory while he holds some waits only
+/// for what stands further up in this list, on any node: so no circle of waiting can close
+/// (RFD 0037). Where what is held depends on a client, waiting has a limit in time as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Memory that a command needs to finish which holds its data already, and that it returns by
-    /// itself. May use the whole pool, however much the account holds: the account's memory comes
-    /// back only if this is given. The last eighth of the pool is kept for this class, and has to
-    /// hold the largest single request.
+    /// Memory of work that needs nothing but this node's disks to return it: labels, logs,
+    /// flushes. May reach into the shares of all others, for a moment.
     Immediate,
-    /// Memory for data that another node has yet to have put in order: a write that is ordered with
-    /// it waits for [`Self::Immediate`] memory on other nodes, never the other way round. Given
-    /// however much the account holds, as behind it stands what clients of other nodes wait for.
+    /// Answers to other nodes, from this node's disk: returned when they have been sent.
+    Answer,
+    /// Data that another node's order brings to this node's disk. It waits for disks and for
+    /// readers that are at work.
+    Copy,
+    /// Bringing replicas in sync, repairs, and what makes members equal when a view begins: waits
+    /// for [`Self::Copy`] and [`Self::Answer`] memory on other nodes.
+    Restore,
+    /// Data that another node wants put in order: waits for [`Self::Copy`] memory on other nodes.
+    /// Given however much the account holds, as behind it stands what clients of other nodes
+    /// wait for.
     Ordered,
-    /// Memory for data that is on its way, behind which the client's other data waits. Given
-    /// however much the account holds, as that may be data that waits behind this.
+    /// Memory that a command needs beyond the data it has brought: it waits for [`Self::Ordered`]
+    /// memory on other nodes. Given however much the account holds, for the account's memory
+    /// comes back only if this is given.
+    Command,
+    /// Data that is on its way, behind which the client's other data waits. Given however much
+    /// the account holds, as that may be data that waits behind this.
     Arriving,
     /// Memory for a command that holds none, or next to none: reads. It is held until the client
     /// has taken the data.
     Read,
-    /// Memory for data that a client has yet to send (R2T). Leaves 5/16 of the pool alone, so
-    /// that clients which never send cannot stop the ones that do.
+    /// Data that a client has yet to send (R2T).
     Solicited,
+    /// Memory that is held as long as a pool of disks is open. It has no share of its own, and
+    /// gets nothing of what the others have.
+    Fixed,
 }
 
-impl Class {
-    const ALL: [Self; 5] =
-        [Self::Immediate, Self::Ordered, Self::Arriving, Self::Read, Self::Solicited];
+/// What every share holds at least, in pages: a request of 1 MiB and what it takes beside.
+const SHARE: u32 = 320;
 
-    /// Of a pool of `total` pages, those that are left to the classes further up.
-    fn leaves(self, total: u32) -> u32 {
+impl Class {
+    const ALL: [Self; 10] = [
+        Self::Immediate,
+        Self::Answer,
+        Self::Copy,
+        Self::Restore,
+        Self::Ordered,
+        Self::Command,
+        Self::Arriving,
+        Self::Read,
+        Self::Solicited,
+        Self::Fixed,
+    ];
+
+    /// Its share of a pool of `total` pages, of which only very small ones give less than a whole
+    /// one.
+    fn share(self, total: u32, has_peers: bool) -> u32 {
+        let of = |sixty_fourths: u32, most: u32| (total / 64 * sixty_fourths).min(most);
         match self {
-            Self::Immediate => 0,
-            Self::Ordered => total / 8,
-            Self::Arriving => total / 16 * 3,
-            Self::Read => total / 4,
-            Self::Solicited => total / 16 * 5,
+            Self::Immediate => of(2, SHARE * 2 / 5),
+            Self::Answer | Self::Copy | Self::Restore | Self::Ordered if !has_peers => 0,
+            // What compares brings the data twice.
+            Self::Ordered => of(9, SHARE * 9 / 5),
+            Self::Answer
+            | Self::Copy
+            | Self::Restore
+            | Self::Command
+            | Self::Arriving
+            | Self::Read
+            | Self::Solicited => of(5, SHARE),
+            Self::Fixed => 0,
         }
     }
 
@@ -97,6 +134,7 @@ struct Inner {
     runs: Box<[Run]>,
     state: Mutex<State>,
     overdrafts: AtomicU64,
+    refused: AtomicU64,
 }
 
 struct Run {
@@ -132,6 +170,12 @@ struct State {
     buddy: Buddy,
     /// Pages promised to credits and not yet taken.
     promised: u32,
+    /// Pages promised to or held by each class.
+    by_class: [u32; Class::ALL.len()],
+    /// Whether the core has mirrored volumes: nodes then send it what needs memory.
+    has_peers: bool,
+    /// Since when, and until when, commands have waited in vain.
+    short: Option<Short>,
     meta: Vec<RunMeta>,
     accounts: Slab<AccountState>,
     credits: Slab<CreditState>,
@@ -147,6 +191,7 @@ struct RunMeta {
 /// One credit; outlives its handle while buffers taken from it do.
 struct CreditState {
     account: u32,
+    class: Class,
     /// Pages promised and not taken.
     left: u32,
     /// Pages taken and not yet freed.
@@ -163,7 +208,9 @@ struct AccountState {
 
 struct Waiter {
     account: u32,
+    class: Class,
     pages: u32,
+    since: Instant,
     state: Mutex<WaiterState>,
 }
 
@@ -172,6 +219,22 @@ enum WaiterState {
     Granted,
     Gone,
 }
+
+/// A time in which memory was short: commands were turned away, the last one not long ago.
+#[derive(Clone, Copy, Debug)]
+struct Short {
+    since: Instant,
+    last: Instant,
+}
+
+/// Who gives up after so long has been turned away; before, its client has gone.
+const IN_VAIN: Duration = Duration::from_millis(500);
+
+/// A waiter has waited so long that memory is short.
+const LONG: Duration = Duration::from_secs(3);
+
+/// After so long without anybody turned away memory is not short any more.
+const OVER: Duration = Duration::from_secs(60);
 
 /// How full a pool is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,6 +247,11 @@ pub struct Usage {
     pub waiting: u64,
     /// Times a layer took more than its credit held; a bug wherever it is not zero.
     pub overdrafts: u64,
+    /// Waits for memory that ended without any.
+    pub refused: u64,
+    /// How long memory has been too short: somebody waits for seconds, or was turned away within
+    /// the last minute.
+    pub short_for: Option<Duration>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -209,22 +277,37 @@ impl Pool {
         let state = State {
             buddy: Buddy::new(pages),
             promised: 0,
+            by_class: [0; Class::ALL.len()],
+            has_peers: false,
+            short: None,
             meta: vec![RunMeta { order: 0, credit: 0 }; pages as usize],
             accounts: Slab::new(),
             credits: Slab::new(),
             waiters: Default::default(),
         };
         let state = Mutex::new(state);
-        Ok(Self(Arc::new(Inner { mapping, pages, runs, state, overdrafts: AtomicU64::new(0) })))
+        let (overdrafts, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Self(Arc::new(Inner { mapping, pages, runs, state, overdrafts, refused })))
     }
 
     /// A new account, with nothing held.
     #[must_use]
     pub fn account(&self) -> Account {
+        self.account_of(None)
+    }
+
+    /// The same for a client that can be told to try again: its commands wait so long for memory.
+    #[must_use]
+    pub fn client_account(&self, patience: Duration) -> Account {
+        self.account_of(Some(patience))
+    }
+
+    fn account_of(&self, patience: Option<Duration>) -> Account {
         let id = lock(&self.0.state).accounts.insert(AccountState { held: 0, closed: false });
         Account(Arc::new(AccountInner {
             pool: self.clone(),
             id: u32::try_from(id).expect("fewer accounts than 2^32"),
+            patience,
         }))
     }
 
@@ -237,7 +320,25 @@ impl Pool {
             free: u64::from(s.available()) * PAGE as u64,
             waiting: s.waiters.iter().map(VecDeque::len).sum::<usize>() as u64,
             overdrafts: self.0.overdrafts.load(Ordering::Relaxed),
+            refused: self.0.refused.load(Ordering::Relaxed),
+            short_for: s.short_for(Instant::now()),
         }
+    }
+
+    /// From now on other nodes send what needs memory: the classes for that have their shares.
+    ///
+    /// # Errors
+    /// [`TooLarge`] if pools of disks hold what these would have.
+    pub fn serve_peers(&self) -> Result<(), TooLarge> {
+        let mut s = lock(&self.0.state);
+        let before = std::mem::replace(&mut s.has_peers, true);
+        let (held, limit) =
+            (s.by_class[Class::Fixed as usize], s.limit(self.0.pages, Class::Fixed));
+        if held <= limit {
+            return Ok(());
+        }
+        s.has_peers = before;
+        Err(TooLarge { wanted: held as usize * PAGE, pool: limit as usize * PAGE })
     }
 
     /// Address and length in bytes of the pool's memory, for registration with the kernel.
@@ -255,7 +356,7 @@ impl Pool {
     }
 
     fn limit(&self, class: Class) -> u32 {
-        self.0.pages - class.leaves(self.0.pages)
+        lock(&self.0.state).limit(self.0.pages, class)
     }
 }
 
@@ -270,9 +371,48 @@ impl State {
         self.buddy.free_pages() - self.promised
     }
 
-    /// Whether the pool itself has the room.
+    /// Whether the pool itself has the room. Beyond a class's own share, what the others have not
+    /// used of theirs stays; within it nothing has to, so that what is borrowed from all shares for
+    /// a moment stops none of them.
     fn has_room(&self, total: u32, class: Class, pages: u32) -> bool {
-        self.available() >= pages.saturating_add(class.leaves(total))
+        let kept: u32 = match class {
+            Class::Immediate => 0,
+            _ if pages <= self.unused(total, class) => 0,
+            _ => {
+                Class::ALL.into_iter().filter(|c| *c != class).map(|c| self.unused(total, c)).sum()
+            }
+        };
+        let fixed = || self.by_class[class as usize].saturating_add(pages);
+        (class != Class::Fixed || fixed() <= self.limit(total, class))
+            && self.available() >= pages.saturating_add(kept)
+    }
+
+    /// What a class has not used of its share.
+    fn unused(&self, total: u32, class: Class) -> u32 {
+        class.share(total, self.has_peers).saturating_sub(self.by_class[class as usize])
+    }
+
+    /// Most pages that a class may ever have.
+    fn limit(&self, total: u32, class: Class) -> u32 {
+        if class == Class::Immediate {
+            return total;
+        }
+        let others = Class::ALL.into_iter().filter(|c| *c != class);
+        total - others.map(|c| c.share(total, self.has_peers)).sum::<u32>()
+    }
+
+    fn short_for(&self, now: Instant) -> Option<Duration> {
+        let turned_away = self.short.filter(|s| now.saturating_duration_since(s.last) < OVER);
+        let waiting = self.waiters.iter().filter_map(|q| q.front()).map(|w| w.since);
+        let waiting = waiting.filter(|since| now.saturating_duration_since(*since) >= LONG).min();
+        let since = turned_away.map(|s| s.since).into_iter().chain(waiting).min()?;
+        Some(now.saturating_duration_since(since))
+    }
+
+    /// Somebody has given up waiting.
+    fn refused(&mut self, since: Instant, now: Instant) {
+        let before = self.short.filter(|s| now.saturating_duration_since(s.last) < OVER);
+        self.short = Some(Short { since: before.map_or(since, |s| s.since), last: now });
     }
 
     /// Whether `account` may hold so much: no more than is still free, but always one command.
@@ -284,14 +424,15 @@ impl State {
         held == 0 || held.saturating_add(pages) <= self.available()
     }
 
-    fn promise(&mut self, account: u32, pages: u32) {
+    fn promise(&mut self, account: u32, class: Class, pages: u32) {
         self.promised += pages;
+        self.by_class[class as usize] += pages;
         self.accounts[account as usize].held += pages;
     }
 
     /// A credit over `pages` that are promised already.
-    fn open_credit(&mut self, account: u32, pages: u32) -> u32 {
-        let credit = CreditState { account, left: pages, taken: 0, open: true };
+    fn open_credit(&mut self, account: u32, class: Class, pages: u32) -> u32 {
+        let credit = CreditState { account, class, left: pages, taken: 0, open: true };
         u32::try_from(self.credits.insert(credit)).expect("fewer credits than pages")
     }
 
@@ -321,27 +462,28 @@ impl State {
             c.left += pages;
             self.promised += pages;
         } else {
-            let (account, empty) = (c.account, c.taken == 0);
+            let (account, class, empty) = (c.account, c.class, c.taken == 0);
             if empty {
                 self.credits.remove(credit as usize);
             }
-            self.settle(account, pages);
+            self.settle(account, class, pages);
         }
     }
 
     fn close_credit(&mut self, credit: u32) {
         let c = &mut self.credits[credit as usize];
-        let (account, left, empty) = (c.account, c.left, c.taken == 0);
+        let (account, class, left, empty) = (c.account, c.class, c.left, c.taken == 0);
         c.open = false;
         c.left = 0;
         if empty {
             self.credits.remove(credit as usize);
         }
         self.promised -= left;
-        self.settle(account, left);
+        self.settle(account, class, left);
     }
 
-    fn settle(&mut self, account: u32, pages: u32) {
+    fn settle(&mut self, account: u32, class: Class, pages: u32) {
+        self.by_class[class as usize] -= pages;
         let a = &mut self.accounts[account as usize];
         a.held -= pages;
         if a.closed && a.held == 0 {
@@ -363,7 +505,7 @@ impl State {
                     continue;
                 }
                 self.waiters[class as usize].remove(i);
-                self.promise(w.account, w.pages);
+                self.promise(w.account, class, w.pages);
                 if let WaiterState::Waiting(Some(waker)) =
                     std::mem::replace(&mut *lock(&w.state), WaiterState::Granted)
                 {
@@ -397,6 +539,7 @@ pub struct Account(Arc<AccountInner>);
 struct AccountInner {
     pool: Pool,
     id: u32,
+    patience: Option<Duration>,
 }
 
 impl Drop for AccountInner {
@@ -419,6 +562,13 @@ impl Account {
         &self.0.pool
     }
 
+    /// How long a command of this client may wait for memory before it is told to try again; a
+    /// client that cannot be told waits as long as it takes.
+    #[must_use]
+    pub fn patience(&self) -> Option<Duration> {
+        self.0.patience
+    }
+
     /// A credit for `bytes` (rounded up to pages), now or not at all.
     #[must_use]
     pub fn try_credit(&self, bytes: usize, class: Class) -> Option<Credit> {
@@ -428,8 +578,8 @@ impl Account {
             && s.has_room(pool.pages, class, pages)
             && s.is_fair(id, class, pages);
         now.then(|| {
-            s.promise(id, pages);
-            Credit { account: self.clone(), key: s.open_credit(id, pages) }
+            s.promise(id, class, pages);
+            Credit { account: self.clone(), key: s.open_credit(id, class, pages) }
         })
     }
 
@@ -447,17 +597,18 @@ impl Account {
         }
         let waiter = Arc::new(Waiter {
             account: self.0.id,
+            class,
             pages: pages_for(bytes),
+            since: Instant::now(),
             state: Mutex::new(WaiterState::Waiting(None)),
         });
         self.0.pool.0.update(|s| s.waiters[class as usize].push_back(Arc::clone(&waiter)));
-        Ok(Waiting { account: self.clone(), class, waiter }.await)
+        Ok(Waiting { account: self.clone(), waiter }.await)
     }
 }
 
 struct Waiting {
     account: Account,
-    class: Class,
     waiter: Arc<Waiter>,
 }
 
@@ -475,7 +626,9 @@ impl Future for Waiting {
                 *state = WaiterState::Gone;
                 drop(state);
                 let w = &self.waiter;
-                let key = lock(&self.account.0.pool.0.state).open_credit(w.account, w.pages);
+                let mut s = lock(&self.account.0.pool.0.state);
+                let key = s.open_credit(w.account, w.class, w.pages);
+                drop(s);
                 Poll::Ready(Credit { account: self.account.clone(), key })
             }
         }
@@ -491,10 +644,16 @@ impl Drop for Waiting {
                 WaiterState::Gone => {}
                 WaiterState::Granted => {
                     s.promised -= self.waiter.pages;
-                    s.settle(self.waiter.account, self.waiter.pages);
+                    s.settle(self.waiter.account, self.waiter.class, self.waiter.pages);
                 }
                 WaiterState::Waiting(_) => {
-                    s.waiters[self.class as usize].retain(|w| !Arc::ptr_eq(w, &self.waiter));
+                    let class = self.waiter.class as usize;
+                    s.waiters[class].retain(|w| !Arc::ptr_eq(w, &self.waiter));
+                    let now = Instant::now();
+                    if now.saturating_duration_since(self.waiter.since) >= IN_VAIN {
+                        pool.refused.fetch_add(1, Ordering::Relaxed);
+                        s.refused(self.waiter.since, now);
+                    }
                 }
             }
         });
@@ -949,6 +1108,8 @@ pub fn copy_in(credit: &Credit, bytes: &[u8]) -> Bufs {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use super::*;
 
     fn pool(pages: usize) -> Pool {
@@ -1006,7 +1167,12 @@ mod tests {
             held.push(c);
         }
         assert_eq!(held.len(), 32, "half of the pool");
-        assert!(other.try_credit(16 * PAGE, Class::Read).is_some());
+        assert!(other.try_credit(15 * PAGE, Class::Read).is_some());
+    }
+
+    /// What one class gets by accounts of their own, so that nobody is at his share.
+    fn all_of(p: &Pool, class: Class) -> Vec<Credit> {
+        std::iter::from_fn(|| p.account().try_credit(PAGE, class)).collect()
     }
 
     /// Else commands that hold the share, and need a page more to finish, would never return it.
@@ -1015,43 +1181,87 @@ mod tests {
         let p = pool(64);
         let hog = p.account();
         let mut held = Vec::new();
-        for class in [Class::Solicited, Class::Read, Class::Arriving, Class::Ordered] {
+        for class in [Class::Solicited, Class::Read, Class::Arriving] {
             while let Some(c) = hog.try_credit(PAGE, class) {
                 held.push(c);
             }
         }
-        assert_eq!(held.len(), 56, "what is left is for those that finish");
-        let last: Vec<_> =
-            std::iter::from_fn(|| hog.try_credit(PAGE, Class::Immediate)).take(9).collect();
-        assert_eq!(last.len(), 8);
+        let command: Vec<_> =
+            std::iter::from_fn(|| hog.try_credit(PAGE, Class::Command)).take(9).collect();
+        assert_eq!(command.len(), 5);
+        assert!(hog.try_credit(2 * PAGE, Class::Immediate).is_some());
     }
 
+    /// RFD 0037: whatever all others do together, with the smallest pool and with a large one.
     #[test]
-    fn data_yet_to_arrive_leaves_a_part_of_the_pool() {
-        let p = pool(64);
-        let held: Vec<_> = (0..64)
-            .filter_map(|_| {
-                let a = p.account();
-                Some((a.try_credit(PAGE, Class::Solicited)?, a))
-            })
-            .collect();
-        assert_eq!(held.len(), 44);
-        assert!(p.account().try_credit(PAGE, Class::Immediate).is_some());
-    }
-
-    #[test]
-    fn each_class_leaves_something_to_the_one_above_it() {
-        let p = pool(64);
-        let mut held = Vec::new();
-        let mut totals = Vec::new();
-        for class in Class::ALL.into_iter().rev() {
-            // Accounts of their own: nobody is at his share.
-            while let Some(c) = p.account().try_credit(PAGE, class) {
-                held.push(c);
+    fn no_class_takes_what_another_may_count_on() {
+        for pages in [4096, 65_536] {
+            for class in Class::ALL.into_iter().filter(|c| *c != Class::Fixed) {
+                let p = pool(pages);
+                p.serve_peers().unwrap();
+                let others = Class::ALL.into_iter().filter(|c| *c != class);
+                // Immediate memory is only borrowed from the others.
+                let others = others.filter(|c| *c != Class::Immediate);
+                let held: Vec<_> = others.flat_map(|other| all_of(&p, other)).collect();
+                let wanted = match class {
+                    Class::Immediate => 128,
+                    Class::Ordered => 2 * 256 + 8,
+                    _ => 256 + 8,
+                };
+                assert!(p.account().try_credit(wanted * PAGE, class).is_some(), "{class:?}");
+                drop(held);
+                assert_eq!(p.usage().free, p.usage().total);
             }
-            totals.push(held.len());
         }
-        assert_eq!(totals, [44, 48, 52, 56, 64]);
+    }
+
+    #[test]
+    fn a_class_that_has_been_starved_for_a_moment_gets_its_share_first() {
+        let p = pool(4096);
+        let all = p.account().try_credit(4096 * PAGE, Class::Immediate).unwrap();
+        let (reads, writes) = (p.account(), p.account());
+        let mut read = Box::pin(reads.credit(256 * PAGE, Class::Read));
+        let mut write = Box::pin(writes.credit(4000 * PAGE, Class::Arriving));
+        assert!(poll(read.as_mut()).is_pending());
+        assert!(poll(write.as_mut()).is_ready(), "it never fits");
+        drop(all);
+        assert!(poll(read.as_mut()).is_ready());
+    }
+
+    #[test]
+    fn what_pools_of_disks_hold_is_bounded_and_told() {
+        let p = pool(4096);
+        let held = p.account().try_credit(2600 * PAGE, Class::Fixed).unwrap();
+        assert!(p.account().try_credit(200 * PAGE, Class::Fixed).is_none());
+        let more = p.serve_peers().unwrap_err();
+        assert_eq!(more.wanted, 2600 * PAGE);
+        assert!(p.account().try_credit(300 * PAGE, Class::Read).is_some());
+        drop(held);
+        assert!(p.serve_peers().is_ok());
+        let Poll::Ready(Err(_)) = poll(pin!(p.account().credit(2600 * PAGE, Class::Fixed))) else {
+            panic!("it never fits beside the shares of peers")
+        };
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn memory_is_short_while_somebody_waits_long_and_a_minute_after_he_was_turned_away() {
+        let p = pool(64);
+        let all = p.account().try_credit(64 * PAGE, Class::Immediate).unwrap();
+        let account = p.account();
+        let turned =
+            tokio::time::timeout(Duration::from_secs(5), account.credit(PAGE, Class::Read));
+        let mut turned = Box::pin(turned);
+        assert!(poll(turned.as_mut()).is_pending());
+        assert_eq!(p.usage().short_for, None);
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!(p.usage().short_for, Some(Duration::from_secs(4)));
+        assert!(turned.await.is_err());
+        assert_eq!((p.usage().refused, p.usage().waiting), (1, 0));
+        tokio::time::advance(Duration::from_secs(30)).await;
+        assert!(p.usage().short_for.is_some_and(|short| short >= Duration::from_secs(35)));
+        tokio::time::advance(Duration::from_secs(31)).await;
+        assert_eq!(p.usage().short_for, None);
+        drop(all);
     }
 
     #[test]
@@ -1092,12 +1302,12 @@ mod tests {
 
     #[test]
     fn what_can_never_fit_is_refused_at_once() {
-        let p = pool(16);
+        let p = pool(64);
         let a = p.account();
-        let Poll::Ready(r) = poll(Box::pin(a.credit(12 * PAGE, Class::Solicited)).as_mut()) else {
+        let Poll::Ready(r) = poll(Box::pin(a.credit(48 * PAGE, Class::Solicited)).as_mut()) else {
             panic!("must not wait")
         };
-        assert_eq!(r.unwrap_err(), TooLarge { wanted: 12 * PAGE, pool: 11 * PAGE });
+        assert_eq!(r.unwrap_err(), TooLarge { wanted: 48 * PAGE, pool: 47 * PAGE });
     }
 
     #[test]

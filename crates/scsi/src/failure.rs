@@ -12,6 +12,8 @@ pub(crate) fn refusal(failure: Failure, tas: bool, access: Option<Access>) -> Re
         Failure::Device(Error::Aborted) if tas => Status::TaskAborted.into(),
         Failure::Device(error) => sense(error, access).into(),
         Failure::Conflict => Status::ReservationConflict.into(),
+        // SAM-5 5.3.1: initiators try again, and lower their depth of queue.
+        Failure::Busy => Status::TaskSetFull.into(),
         Failure::Miscompare { offset } => {
             Sense::new(Key::Miscompare, Code::MISCOMPARE_DURING_VERIFY)
                 .with_information(offset)

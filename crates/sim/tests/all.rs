@@ -3,6 +3,7 @@
 
 mod determinism;
 mod disks;
+mod many_volumes;
 mod network;
 mod planted;
 mod rules;

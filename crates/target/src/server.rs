@@ -33,8 +33,8 @@ pub const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 /// much again for what the volume's layers need.
 pub const MAX_REQUEST_BYTES: u64 = 2 * MAX_TRANSFER_BYTES as u64;
 
-/// Requests of the largest size that a core's pool has to hold: an eighth of it is what one can
-/// count on ([`Class::Immediate`](block::Class::Immediate)).
+/// Requests of the largest size that a core's pool has to hold: so each class of work has its
+/// share ([`Class`](block::Class)).
 pub const MIN_POOL_REQUESTS: u64 = 8;
 
 /// Bounds on what clients may do. All are configuration.
@@ -55,6 +55,8 @@ pub struct Limits {
     pub receive_timeout: Duration,
     /// Time that a command with part of its data here may wait for memory for the rest.
     pub admission_timeout: Duration,
+    /// Time that any other command may wait for memory.
+    pub memory_timeout: Duration,
     /// Silence after which the target asks whether the client lives.
     pub keep_alive: Duration,
     /// iSCSI commands in flight per session (the width of the CmdSN window).
@@ -71,6 +73,7 @@ impl Default for Limits {
             send_timeout: Duration::from_secs(30),
             receive_timeout: Duration::from_secs(30),
             admission_timeout: Duration::from_secs(1),
+            memory_timeout: Duration::from_secs(5),
             keep_alive: Duration::from_secs(15),
             commands: 128,
         }
@@ -302,7 +305,7 @@ impl Server {
     }
 
     pub(crate) fn account(&self) -> Account {
-        self.core.pool().account()
+        self.core.pool().client_account(self.limits.memory_timeout)
     }
 
     /// What third-party copies take their memory from.

@@ -165,6 +165,33 @@ fn commands_that_are_aborted_leave_nobody_waiting_for_memory() {
     });
 }
 
+/// SAM-5 5.3.1: initiators hear it before they give the path up; RFD 0037.
+#[test]
+fn commands_that_find_no_memory_are_told_to_try_again() {
+    on_core(async |core| {
+        let limits = Limits { memory_timeout: Duration::from_millis(600), ..Limits::default() };
+        let (_server, at) = serve(&core, limits).await;
+        let mut client = Client::log_in(&core, at, 1, &[("ImmediateData", "No")]).await;
+        let all = core.pool().account().try_credit(POOL, Class::Immediate).unwrap();
+        let write = client.write(0, 64, &[]).await;
+        let status = client.next().await;
+        assert_eq!((status.itt(), status.header[3]), (write, 0x28));
+        let read = client.initiator.itt;
+        let command = client.initiator.command(&cdb(0x28, 0, 8), 0x40, 8 * BLOCK as u32, &[]);
+        client.send(&command).await;
+        let status = client.next().await;
+        assert_eq!((status.itt(), status.header[3]), (read, 0x28));
+        assert!(core.pool().usage().short_for.is_some());
+        assert_eq!((core.pool().usage().waiting, core.pool().usage().refused), (0, 2));
+        drop(all);
+        let again = client.write(0, 64, &[]).await;
+        let r2t = client.next().await;
+        client.answer(&r2t).await;
+        let status = client.next().await;
+        assert_eq!((status.itt(), status.header[3]), (again, 0));
+    });
+}
+
 /// More writes at once than there is memory for, each with a part of its data in the command: the
 /// data of those that have memory comes behind commands that have none yet.
 #[test]

@@ -271,6 +271,31 @@ fn a_connection_that_goes_leaves_nobody_waiting_for_memory() {
     });
 }
 
+/// Neither status says that the host may not try again (NVMe Base 2.0, 3.3.3.2.1); RFD 0037.
+#[test]
+fn commands_and_connections_that_find_no_memory_are_told_to_try_again() {
+    on_core(async |core| {
+        let limits = Limits { memory_timeout: Duration::from_millis(600), ..Limits::default() };
+        let (_server, at, _) = serve(&core, limits).await;
+        let (admin, mut io) = associate(&core, at).await;
+        let all = core.pool().account().try_credit(POOL, Class::Immediate).unwrap();
+        for opcode in [NvmOpcode::Read, NvmOpcode::Write] {
+            io.command(rw(opcode, 5, 64)).await;
+            let (status, _) = io.status(5).await;
+            assert_eq!((status.code().field(), status.is_final()), (0x021, false), "Interrupted");
+        }
+        for qid in [0, 2] {
+            let (_, status) = Queue::try_connect(&core, at, &connect(qid, admin.cntlid)).await;
+            assert_eq!((status.code().field(), status.is_final()), (0x181, false), "Busy");
+        }
+        assert_eq!(core.pool().usage().waiting, 0);
+        drop(all);
+        io.command(rw(NvmOpcode::Read, 6, 1)).await;
+        assert!(matches!(io.next().await, Reply::Data { .. }));
+        Queue::connect(&core, at, &connect(2, admin.cntlid)).await;
+    });
+}
+
 /// NVMe Base 2.0, 5.1: Abort is answered, also when the queue that it is aimed at goes meanwhile:
 /// before it gets there, at the same time, or while the command is being aborted.
 #[test]

@@ -210,7 +210,7 @@ impl Volume {
             return Ok(());
         }
         let overhead = self.info().overhead as usize;
-        let credit = keeping.account.credit(overhead.max(1), Class::Immediate).await;
+        let credit = keeping.account.credit(overhead.max(1), Class::Command).await;
         let credit = credit.map_err(|_| Error::OutOfRange)?;
         self.dev.submit(Op::Flush, &Ctx::new(credit, Epoch::default())).await?;
         Ok(())
@@ -251,7 +251,9 @@ impl Volume {
         let request = Request::CompareAndWrite { at, compare, write, fua: true };
         match self.compose(request, ctx, &Command::default()).await {
             Ok(()) => {}
-            Err(Failure::Miscompare { .. } | Failure::Conflict) => return Ok(false),
+            Err(Failure::Miscompare { .. } | Failure::Conflict | Failure::Busy) => {
+                return Ok(false);
+            }
             Err(Failure::Device(e)) => return Err(Unaltered::Failed(e)),
         }
         self.note(self.covered(at, bytes), bytes);
@@ -313,7 +315,7 @@ impl Volume {
             let serial = keeping.gate.reading();
             let read = async {
                 // Not of the class of what may wait for this: commands whose data has arrived wait at the gate.
-                let ctx = self.memory_of(Class::Immediate, keeping, READING).await?;
+                let ctx = self.memory_of(Class::Command, keeping, READING).await?;
                 self.read_table(&ctx).await.map(|found| found.table)
             };
             match read.await {

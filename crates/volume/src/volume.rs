@@ -329,7 +329,7 @@ impl Volume {
         request: Request,
         account: &Account,
     ) -> Result<Bufs, Failure> {
-        self.execute_with(&Gate::node(), (request, Class::Immediate), account).await
+        self.execute_with(&Gate::node(), (request, Class::Command), account).await
     }
 
     /// [`Self::start_for`] for callers that wait: runs to its end even if this future is dropped.
@@ -380,7 +380,7 @@ impl Volume {
         }
         let overhead = self.info().overhead as usize;
         let credit = account
-            .credit(overhead.max(1), Class::Immediate)
+            .credit(overhead.max(1), Class::Command)
             .await
             .map_err(|_| Failure::Device(Error::Gone))?;
         let ctx = Ctx::new(credit, self.epoch);
@@ -439,8 +439,8 @@ impl Volume {
             Some(credit) => credit,
             None => {
                 self.counters.update(|s| s.memory_waits += 1);
-                let credit = command.unless_aborted(account.credit(bytes, class));
-                Box::pin(credit).await?.map_err(|too_large| {
+                let credit = command.unless_aborted(patiently(account, bytes, class));
+                Box::pin(credit).await?.ok_or(Failure::Busy)?.map_err(|too_large| {
                     tracing::error!(%too_large, "a command can never be admitted");
                     Error::OutOfRange
                 })?
@@ -460,6 +460,19 @@ impl Volume {
         if self.closed.get() && self.counters.in_flight() == 0 {
             self.idle.take().into_iter().for_each(Waker::wake);
         }
+    }
+}
+
+/// Memory for a command, unless there is none for as long as its client is ready to wait.
+async fn patiently(
+    account: &Account,
+    bytes: usize,
+    class: Class,
+) -> Option<Result<block::Credit, block::TooLarge>> {
+    let credit = account.credit(bytes, class);
+    match account.patience() {
+        Some(patience) => tokio::time::timeout(patience, credit).await.ok(),
+        None => Some(credit.await),
     }
 }
 
@@ -560,6 +573,6 @@ fn class_for(request: &Request) -> Class {
         | Request::CompareAndWrite { .. }
         | Request::OrWrite { .. }
         | Request::Settle { .. }
-        | Request::Flush => Class::Immediate,
+        | Request::Flush => Class::Command,
     }
 }

@@ -596,6 +596,26 @@ fn a_command_that_waits_for_memory_can_be_aborted() {
     });
 }
 
+/// RFD 0037: its initiator would wait without limit, and take the path for a good one.
+#[test]
+fn a_client_that_can_be_told_to_try_again_does_not_wait_for_memory_without_limit() {
+    local(async || {
+        let b = Bench::new(false);
+        let client = b.pool.client_account(Duration::from_millis(50));
+        let hog = b.pool.account();
+        let all = hog.try_credit(16 << 20, Class::Immediate).unwrap();
+        for request in [read(0, 1), Request::Flush] {
+            assert_eq!(b.volume.execute(request, &client).await.unwrap_err(), Failure::Busy);
+        }
+        drop(all);
+        b.volume.execute(read(0, 1), &client).await.unwrap();
+        b.volume.execute(Request::Flush, &client).await.unwrap();
+        let stats = b.volume.stats();
+        assert!(stats.kinds.iter().all(|kind| kind.failed == 0), "no fault of the disk's");
+        b.all_memory_is_back();
+    });
+}
+
 #[test]
 fn closing_waits_for_commands_and_flushes() {
     local(async || {

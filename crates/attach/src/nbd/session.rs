@@ -232,7 +232,7 @@ impl Kind {
         let data = match result {
             Ok(data) => data,
             Err(Failure::Device(error)) => return Answer::Failed(Errno::of(error)),
-            Err(Failure::Miscompare { .. } | Failure::Conflict) => {
+            Err(Failure::Miscompare { .. } | Failure::Conflict | Failure::Busy) => {
                 return Answer::Failed(Errno::Io);
             }
         };

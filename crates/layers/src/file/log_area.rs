@@ -21,12 +21,11 @@ const WINDOW: usize = 32 << 10;
 /// Access to the [`LOG_AREA`] of an image, through the image's own disk: a failed sync ends the image,
 /// and a flush that somebody asks of the image at the same moment is shared.
 ///
-/// Its memory is promised once, when it is made, so no log ever waits for memory while a command waits
-/// for the log. The image stays open as long as its area lives.
+/// An area that nobody uses holds no memory. A command may wait for the log's while it holds some of
+/// its own: it is [`Class::Immediate`], which needs nothing but the image's disk to come back
+/// (RFD 0037). The image stays open as long as its area lives.
 pub struct LogArea {
     file: Rc<File>,
-    /// Memory for the whole window, and for what its reads and writes and a sync take beside.
-    ctx: Ctx,
     /// Pages of the window that are free.
     room: Semaphore,
 }
@@ -43,11 +42,7 @@ impl File {
             let reason = Reason::NoRoomForLog { data_offset: label.data_offset };
             return Err(reason.at(self.path()));
         }
-        let pages = WINDOW / PAGE as usize;
-        // The image's own context has one overhead already: a sync's.
-        let beside = pages * self.medium.overhead() as usize;
-        let ctx = self.medium.ctx(&self.memory, WINDOW + beside).await;
-        Ok(LogArea { file: Rc::clone(self), ctx, room: Semaphore::new(pages) })
+        Ok(LogArea { file: Rc::clone(self), room: Semaphore::new(WINDOW / PAGE as usize) })
     }
 }
 
@@ -76,7 +71,7 @@ impl LogArea {
         self.check(at, len)?;
         let _room = self.take(len).await;
         self.check_alive()?;
-        let read = self.file.medium.read(at, len, &self.ctx).await;
+        let read = self.file.medium.read(at, len, &self.memory(len).await).await;
         Ok(read.map_err(|e| self.judge(e.into()))?.to_vec())
     }
 
@@ -89,8 +84,9 @@ impl LogArea {
         self.check(at, bytes.len())?;
         let _room = self.take(bytes.len()).await;
         self.check_alive()?;
-        let data = copy_in(self.ctx.credit(), bytes);
-        let written = self.file.medium.write(at, data, &self.ctx).await;
+        let ctx = self.memory(bytes.len()).await;
+        let data = copy_in(ctx.credit(), bytes);
+        let written = self.file.medium.write(at, data, &ctx).await;
         written.map_err(|e| self.judge(e.into()))
     }
 
@@ -102,7 +98,7 @@ impl LogArea {
         if self.file.dead.get() {
             return Err(block::Error::Gone);
         }
-        self.file.flush(&self.ctx).await
+        self.file.flush(&self.memory(0).await).await
     }
 
     /// Names what the image's disk has been through since the machine was booted: as long as the name is the same,
@@ -119,6 +115,11 @@ impl LogArea {
     /// [`FileError`]
     pub async fn declare(&self) -> Result<(), FileError> {
         self.file.declare_log().await
+    }
+
+    /// Memory for one operation with `len` bytes of data.
+    async fn memory(&self, len: usize) -> Ctx {
+        self.file.medium.ctx(&self.file.memory, len.max(1)).await
     }
 
     async fn take(&self, len: usize) -> SemaphorePermit<'_> {

@@ -15,15 +15,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use block::{
-    Account, BufMut, Bufs, Class, Ctx, Dev, Epoch, Error, FlushGate, Info, Layer, Lba, Op,
-};
+use block::{Account, BufMut, Bufs, Ctx, Dev, Epoch, Error, FlushGate, Info, Layer, Lba, Op};
 use futures_util::future::{join, join_all};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 use smallvec::SmallVec;
 use tokio::sync::{Mutex, Notify, OnceCell, Semaphore, SemaphorePermit};
 
+use crate::raid::held_for_good;
 use place::{COPIES, Part, Place};
 use stored::{MAX_LISTED, ROW, Sums, Whose};
 
@@ -155,8 +154,7 @@ impl Integrity {
         wrong: Arc<AtomicU64>,
     ) -> Result<Self, Error> {
         debug_assert!(below.info().unmap_zeroes, "what was unmapped has the sum of zeroes");
-        let credit = account.credit(Self::MEMORY, Class::Immediate).await;
-        let credit = credit.map_err(|_| Error::NoSpace)?;
+        let credit = held_for_good(account, Self::MEMORY).await?;
         let this = Self {
             below,
             place,

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use block::{Blocks, Bufs, Ctx, Error, Failure, Lba};
+use block::{Blocks, Bufs, Class, Ctx, Error, Failure, Lba};
 use peer::{Change, Kind, Link, Message, Outcome, Tag, View};
 
 use super::own::{Own, Verdict};
@@ -92,10 +92,8 @@ impl Replica {
             link.send(Message::Outcome { view, number: request.tag.number, outcome });
             return;
         }
-        // The memory that came with it holds its data; the comparison needs as much again.
-        let Ok(reading) = self.memory(len, block::Class::Immediate).await else { return };
         let number = request.tag.number;
-        match self.compare_here(view, &request, &reading).await {
+        match self.compare_here(view, &request, &ctx).await {
             Done::Answer(result) => {
                 link.send(Message::Outcome { view, number, outcome: outcome(result) });
             }
@@ -113,7 +111,15 @@ impl Replica {
         if self.signal.unless(over, lock.held()).await.is_none() {
             return Done::Missed;
         }
-        let found = self.read_ordered(view, range, ctx).await;
+        // The memory that came with another member's request holds its data, and no more.
+        let reading = match tag.node == self.me {
+            true => ctx.clone(),
+            false => match self.answering(view, range).await {
+                Ok(reading) => reading,
+                Err(_) => return Done::Missed,
+            },
+        };
+        let found = self.read_ordered(view, range, &reading).await;
         // What was read is the truth only if the lease still holds.
         if self.serves() != Some(view) {
             return Done::Missed;
@@ -126,7 +132,7 @@ impl Replica {
         if let Some(offset) = data.slice(0..half).first_difference(&found) {
             return Done::Answer(Err(Failure::Miscompare { offset: offset as u64 }));
         }
-        drop(found);
+        drop((found, reading));
         let data = data.slice(half..data.len());
         let change = Change { range, kind: Kind::Write, fua, data };
         match self.place_locked(view, tag, Brought::Here, &change, lock, ctx).await {
@@ -160,7 +166,7 @@ impl Replica {
         if !fits || !self.is_primary() || self.serves() != Some(view) {
             return false;
         }
-        let Ok(ctx) = self.memory(self.len(range), block::Class::Read).await else { return false };
+        let Ok(ctx) = self.memory(self.len(range), Class::Restore).await else { return false };
         let lock = self.locks.enter(range, true);
         if self.in_view(view, lock.held()).await.is_none() {
             return false;

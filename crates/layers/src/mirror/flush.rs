@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use block::{Ctx, Error};
+use block::{Class, Ctx, Error};
 use futures_util::future::{join, join_all};
 use peer::{Link, Message, NodeId, Role, View};
 use rt::fault::{self, Point};
@@ -36,7 +36,7 @@ impl Replica {
         let theirs = nodes.into_iter().map(|node| self.flush_as(view, node, request));
         let own = async {
             self.settle_aside(view).await?;
-            Some(self.leg.flush(None, &self.spare, self.pulse.get()).await)
+            Some(self.flush_leg(None).await)
         };
         let (theirs, own) = join(join_all(theirs), own).await;
         match own {
@@ -44,6 +44,12 @@ impl Replica {
             Some(Ok(stamp)) if !theirs.contains(&None) => Ok(Some((request, stamp))),
             _ => Ok(None),
         }
+    }
+
+    /// Flushes the own leg; `request` is the number that a CLEAR may name.
+    async fn flush_leg(&self, request: Option<u64>) -> Result<FlushStamp, Error> {
+        let ctx = self.memory(0, Class::Immediate).await?;
+        self.leg.flush(request, &ctx, self.pulse.get()).await
     }
 
     /// Waits until what has changed beside the volume is in force here; `None` if the view is over first. Who
@@ -78,7 +84,7 @@ impl Replica {
         if self.settle_aside(view).await.is_none() {
             return;
         }
-        if let Err(e) = self.leg.flush(remembered, &self.spare, self.pulse.get()).await {
+        if let Err(e) = self.flush_leg(remembered).await {
             self.leg_failed(e);
             return;
         }

@@ -54,8 +54,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
-    Account, Aside, Blocks, Bufs, Changes, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch,
-    Error, Info, Layer, Lba, Op, Settled,
+    Account, Aside, Blocks, Bufs, Changes, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Info,
+    Layer, Lba, Op, Settled,
 };
 use peer::{Change, Incarnation, Kind, Link, NodeId, View};
 use rt::Core;
@@ -135,16 +135,18 @@ impl Mirror {
     /// called in a `LocalSet`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if the account's pool is too small for it.
+    /// [`Error::OutOfRange`] if pools of disks hold what mirrors need of the core's memory.
     pub async fn open<R: Records>(parts: Parts<R>) -> Result<Self, Error> {
         let Parts { node, core, account, leg, log, found, keeper, records, settings, turns } =
             parts;
-        let info = leg.info();
-        let transfer = info.max_transfer_blocks as usize * info.block_size as usize;
-        let overhead = (info.overhead as usize).max(1);
-        let reserve = ctx(&account, transfer + overhead).await?;
-        let served = ctx(&account, transfer + overhead).await?;
-        let spare = ctx(&account, overhead).await?;
+        if let Err(full) = account.pool().serve_peers() {
+            tracing::error!(
+                held = full.wanted,
+                most = full.pool,
+                "pools of disks hold memory of this core that mirrored volumes need: raise cores.pool"
+            );
+            return Err(Error::OutOfRange);
+        }
         let image = image(&log, &found);
         let incarnation = Incarnation(core.random_u64());
         let member = Member::new(node, incarnation, settings.member, core.now(), image);
@@ -192,9 +194,6 @@ impl Mirror {
             closed: Cell::default(),
             refused: Cell::default(),
             signal: signal::Signal::default(),
-            spare,
-            reserve: tokio::sync::Mutex::new(reserve),
-            served: tokio::sync::Mutex::new(served),
         });
         replica.run();
         Ok(Self(replica))
@@ -404,11 +403,6 @@ impl fmt::Debug for Mirror {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Mirror").field(&self.0).finish()
     }
-}
-
-async fn ctx(account: &Account, bytes: usize) -> Result<Ctx, Error> {
-    let credit = account.credit(bytes, Class::Immediate).await.map_err(|_| Error::OutOfRange)?;
-    Ok(Ctx::new(credit, Epoch::default()))
 }
 
 /// What the image says of its past.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use block::{Bufs, Ctx, Error};
+use block::{Bufs, Class, Ctx, Error};
 use peer::{Change, Entry, Kind, Message, NodeId, Seq, Tag, View};
 use rt::fault::{self, Point};
 
@@ -158,7 +158,8 @@ impl Replica {
     /// Brings to all members what some have.
     async fn spread(self: &Rc<Self>, view: View, copy: &Copy) -> Option<()> {
         let entry = copy.entry;
-        let ctx = self.reserve.lock().await;
+        let bytes = if entry.kind == Kind::Write { self.len(entry.range) } else { 0 };
+        let ctx = self.in_view(view, self.memory(bytes, Class::Restore)).await?.ok()?;
         let data = match entry.kind {
             Kind::Write => self.contents(view, copy, &ctx).await?,
             Kind::Zero { .. } => Bufs::new(),

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Blocks, Bufs, Ctx, Error, RangeLock, Run};
+use block::{Blocks, Bufs, Class, Ctx, Error, RangeLock, Run};
 use peer::{Message, NodeId, View};
 
 use super::Mistake;
@@ -239,13 +239,19 @@ impl Replica {
         link.send(Message::Data { view, request, result });
     }
 
+    /// Memory for what `range` holds, to be sent to another member. Whoever has it waits for the
+    /// own disk and the way there, never for a lock.
+    pub(super) async fn answering(&self, view: View, range: Blocks) -> Result<Ctx, Error> {
+        let memory = self.memory(self.len(range), Class::Answer);
+        self.in_view(view, memory).await.ok_or(Error::Fenced)?
+    }
+
     async fn fetch_for_peer(
         self: &Rc<Self>,
         from: NodeId,
         view: View,
         range: Blocks,
     ) -> Result<Bufs, Error> {
-        let ctx = self.served.lock().await;
         if !self.is_inside(range) || self.len(range) > self.max_transfer() {
             return Err(Error::OutOfRange);
         }
@@ -259,6 +265,7 @@ impl Replica {
             && self.opened.get() != Some(view)
             && self.entries.borrow().are_copies(view, range);
         if settling {
+            let ctx = self.answering(view, range).await?;
             let found = self.leg.read(range, &ctx, self.pulse.get()).await;
             if let Err(e) = found
                 && !self.entries.borrow().overlapped(range).is_empty()
@@ -270,6 +277,7 @@ impl Replica {
         }
         let lock = self.locks.enter(range, false);
         self.in_view(view, lock.held()).await.ok_or(Error::Fenced)?;
+        let ctx = self.answering(view, range).await?;
         let found = self.leg.read(range, &ctx, self.pulse.get()).await;
         // A lease that has run out meanwhile may come back without a new view.
         if self.serves().is_some() { found } else { Err(Error::Fenced) }

@@ -241,7 +241,7 @@ pub(super) fn outcome(result: Result<(), Failure>) -> Outcome {
         Ok(()) => Outcome::Done,
         Err(Failure::Miscompare { offset }) => Outcome::Miscompare { offset },
         Err(Failure::Device(e)) => Outcome::Failed(e),
-        // Reservations are judged above the mirror: nothing here finds any.
-        Err(Failure::Conflict) => Outcome::Failed(Error::Aborted),
+        // Reservations are judged, and clients turned away, above the mirror.
+        Err(Failure::Conflict | Failure::Busy) => Outcome::Failed(Error::Aborted),
     }
 }

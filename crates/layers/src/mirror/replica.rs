@@ -103,12 +103,6 @@ pub(super) struct Replica {
     pub(super) refused: Cell<Option<Error>>,
     /// Raised when the view, the role, the lease or a link changes.
     pub(super) signal: Signal,
-    /// Memory for a flush, which needs none of its own.
-    pub(super) spare: Ctx,
-    /// Memory for reading the leg on behalf of the volume: settling, resync, others' fetches; one
-    /// at a time each.
-    pub(super) reserve: tokio::sync::Mutex<Ctx>,
-    pub(super) served: tokio::sync::Mutex<Ctx>,
 }
 
 /// Some nodes of a volume: three at most have it.

@@ -283,7 +283,7 @@ impl Replica {
         let Attempt { view, node, .. } = attempt;
         let began = self.core.now();
         self.joiner(attempt, |_| ())?;
-        let ctx = self.memory(self.len(range), Class::Read).await.map_err(|_| "no memory")?;
+        let ctx = self.memory(self.len(range), Class::Restore).await.map_err(|_| "no memory")?;
         let lock = self.locks.enter(range, false);
         self.in_view(view, lock.held()).await.ok_or("the view is over")?;
         let Some(change) = self.to_copy(view, range, &ctx).await? else { return Ok(false) };

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use block::{Blocks, Error, Lba};
+use block::{Blocks, Class, Error, Lba};
 use peer::{Link, Message, NodeId, View};
 use sha2::{Digest, Sha256};
 
@@ -105,7 +105,7 @@ impl Replica {
     }
 
     async fn sum(&self, range: Blocks) -> Result<[u8; 32], Error> {
-        let ctx = self.served.lock().await;
+        let ctx = self.memory(self.len(range), Class::Answer).await?;
         let data = self.leg.read(range, &ctx, self.pulse.get()).await?;
         let mut digest = Sha256::new();
         data.iter().for_each(|buf| digest.update(&**buf));

@@ -122,7 +122,7 @@ pub(super) async fn holds_checksums(
     disks: impl IntoIterator<Item = Layout>,
 ) -> Result<(), PoolError> {
     let count = disks.into_iter().filter(|layout| layout.lists_at.is_some()).count();
-    let held = memory.credit(count * Integrity::MEMORY, Class::Immediate);
+    let held = memory.credit(count * Integrity::MEMORY, Class::Fixed);
     if let Ok(Ok(_)) = timeout(LONG_PATIENCE, held).await {
         return Ok(());
     }

@@ -258,8 +258,10 @@ impl PoolSeat {
         });
         let kept: Rc<dyn Keeper> = Rc::<SeatKeeper>::clone(&keeper);
         let array = Array::new(info.era, kept, core.pool()).await;
-        let array =
-            array.map_err(|_| PoolError::new("the core has too little memory for a pool"))?;
+        let array = array.map_err(|_| {
+            let few = "the core has too little buffer memory for a pool of disks";
+            PoolError::new(few).hinting("make cores.pool larger")
+        })?;
         let array = array.numbered_from(info.first);
         let seat = Rc::new(Self {
             opens,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use block::{Account, Buf, Bufs, Class, Ctx, Dev, Epoch, Error, FlushGate, Lba, Op, Pool};
+use block::{Account, Buf, Bufs, Class, Credit, Ctx, Dev, Epoch, Error, FlushGate, Lba, Op, Pool};
 use futures_util::future::join_all;
 use parity::Parity;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -161,6 +161,27 @@ pub struct Array {
     first: u64,
 }
 
+/// How long the core's memory may be held by what is just closing.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Memory that is held as long as a pool is open.
+///
+/// # Errors
+/// [`Error::NoSpace`] if the core has no more of it.
+pub(crate) async fn held_for_good(account: &Account, bytes: usize) -> Result<Credit, Error> {
+    let credit = tokio::time::timeout(MEMORY_PATIENCE, account.credit(bytes, Class::Fixed)).await;
+    if let Ok(Ok(credit)) = credit {
+        return Ok(credit);
+    }
+    let free = account.pool().usage().free;
+    tracing::error!(
+        wanted = bytes,
+        free,
+        "the core has too little memory for a pool of disks: raise cores.pool"
+    );
+    Err(Error::NoSpace)
+}
+
 impl Array {
     /// An array that has no members yet, of a pool whose log is of this era. It takes memory of `pool` once and for all, which
     /// is free again when it is gone.
@@ -172,8 +193,7 @@ impl Array {
         // The head of a batch, what the disk takes, and a block that shows whether it answers.
         let each = 2 * BLOCK_BYTES + MEMBER_OVERHEAD;
         let bytes = pages * BLOCK_BYTES + usize::from(MAX_MEMBERS) * each;
-        let credit = pool.account().credit(bytes, Class::Immediate).await;
-        let credit = credit.map_err(|_| Error::NoSpace)?;
+        let credit = held_for_good(&pool.account(), bytes).await?;
         let scratch = Ctx::new(credit, Epoch::default());
         let room = Arc::new(Semaphore::new(SCRATCH_PAGES as usize));
         let watch = Watch::new(Rc::clone(&keeper), Arc::clone(&room), scratch.clone());

@@ -67,6 +67,7 @@ use std::rc::Rc;
 use block::{Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
 use futures_util::future::join3;
 
+pub(crate) use array::held_for_good;
 pub use array::{Answered, Array, Keeper, Kept, MAX_MEMBERS, Member, StillBusy};
 pub use extent::{ALL_REGIONS, Column, Extent, MAP_REGION, REGIONS};
 pub use log::RING_BLOCKS;

@@ -90,6 +90,7 @@ pub(super) struct Draft {
     send_timeout: Duration,
     receive_timeout: Duration,
     admission_timeout: Duration,
+    memory_timeout: Duration,
     keep_alive: Duration,
     commands: u32,
     volumes: usize,
@@ -307,6 +308,10 @@ settings! {
         |d, v| d.admission_timeout = Duration::from_millis(whole(v, 1..=60_000)?),
         "Time that a half-received command may wait for buffer memory before its initiator is \
          told to try again.";
+    "limits.memory_timeout_ms" = Value("5000"), "whole milliseconds, 500 to 60000",
+        |d, v| d.memory_timeout = Duration::from_millis(whole(v, 500..=60_000)?),
+        "Time that any other command may wait for buffer memory before its initiator is told to \
+         try again.";
     "limits.keep_alive_s" = Value("15"), TIMEOUT,
         |d, v| d.keep_alive = seconds(v, 1..=3600)?,
         "Silence after which an iSCSI initiator is asked whether it lives.";
@@ -490,6 +495,7 @@ impl Draft {
                 send_timeout: self.send_timeout,
                 receive_timeout: self.receive_timeout,
                 admission_timeout: self.admission_timeout,
+                memory_timeout: self.memory_timeout,
                 keep_alive: self.keep_alive,
                 commands: self.commands,
                 volumes: self.volumes,

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::change::check_access;
 use super::copies::MAX_COPIES;
 use super::secrets::sealed;
-use super::{Control, backing_error, store_error};
+use super::{Control, backing_error, memory, store_error};
 use crate::engine::Scope;
 use crate::meta::MetaError;
 use crate::reconcile::Observed;
@@ -52,6 +52,8 @@ impl Control {
             return Err(ApiError::new(Code::Conflict, message)
                 .hint("raise limits.volumes in the configuration, or delete volumes"));
         }
+        let pool_bytes = self.0.settings.pool_bytes;
+        memory::check_room(self.0.state.count(), self.0.engine.cores(), pool_bytes)?;
         let record = self.new_record(&ask).await?;
         check_access(&record, record.guard())?;
         self.check_backing_unused(&record).await?;

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::secrets::Locked;
 use super::view::sessions;
-use super::{Control, FileSystem, PoolFacts, PoolSpace, Space, Together, pool_view};
+use super::{Control, FileSystem, PoolFacts, PoolSpace, Space, Together, memory, pool_view};
 use crate::engine::{CoreReport, Scope, VolumeReport};
 use crate::meta::Trouble;
 use crate::reconcile::Observed;
@@ -108,6 +108,7 @@ pub fn assess(facts: &Facts) -> Status {
     guest_findings(facts, &mut findings);
     secret_findings(facts, &mut findings);
     space_findings(facts, &mut findings);
+    memory::findings(facts, &mut findings);
     node_findings(facts, &mut findings);
     if let Some(together) = &facts.together {
         together.findings(&mut findings);
@@ -534,9 +535,29 @@ mod tests {
             sessions: Vec::new(),
             guests: Vec::new(),
             refused: 0,
-            pool: rt::buf::Pool::new(4096).unwrap().usage(),
+            pool: rt::buf::Pool::new(16 << 20).unwrap().usage(),
             volumes: vec![report],
         }
+    }
+
+    /// A node whose every command waits for memory was once called safe.
+    #[test]
+    fn memory_that_is_short_is_a_finding_with_the_core_and_the_setting() {
+        let mut facts = facts(vec![volume("a", open())]);
+        let id = facts.volumes[0].0.record.id;
+        let mut core = core(id);
+        core.core = 3;
+        facts.cores = vec![core];
+        assert_eq!(assess(&facts).verdict, Verdict::Safe);
+        facts.cores[0].pool.short_for = Some(std::time::Duration::from_secs(75));
+        (facts.cores[0].pool.waiting, facts.cores[0].pool.refused) = (7, 11);
+        let status = assess(&facts);
+        assert_eq!(status.verdict, Verdict::AtRisk);
+        let found = &status.findings[0];
+        for part in ["core 3", "75 s", "7 commands wait", "11 have been told"] {
+            assert!(found.message.contains(part), "{}", found.message);
+        }
+        assert!(found.hint.as_ref().is_some_and(|hint| hint.contains("raise cores.pool")));
     }
 
     #[test]

@@ -137,7 +137,8 @@ impl Mirrored {
         };
         let opened = timeout(MEMORY, Mirror::open(parts)).await;
         let mirror = opened.ok().and_then(Result::ok).ok_or_else(|| {
-            let why = "there is not enough buffer memory for one more mirror; raise cores.pool";
+            let why = "pools of disks hold the buffer memory that mirrored volumes need on this \
+                       core; raise cores.pool";
             BackingError::refused(why)
         })?;
         let handler = Rc::new(mirror.clone());

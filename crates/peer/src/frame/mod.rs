@@ -200,8 +200,8 @@ pub struct Head {
 pub enum Needs {
     /// Ordinary memory for the body; none where it is empty.
     Nothing,
-    /// Memory of class `Immediate` for the data and for applying them.
-    Immediate,
+    /// Memory of class `Copy` for the data and for applying them.
+    Copy,
     /// Memory of class `Ordered`, likewise.
     Ordered,
     /// What was laid ready for this request.
@@ -263,7 +263,7 @@ impl Head {
     #[must_use]
     pub fn needs(&self) -> Needs {
         match self.kind() {
-            Type::Write => Needs::Immediate,
+            Type::Write => Needs::Copy,
             Type::Order | Type::Forward => Needs::Ordered,
             Type::Data => Needs::Expected(self.header.fields.id),
             _ => Needs::Nothing,

@@ -466,7 +466,10 @@ impl Client {
         match result {
             Ok(_) => count(&self.shared.raised),
             Err(
-                Failure::Miscompare { .. } | Failure::Conflict | Failure::Device(Error::Aborted),
+                Failure::Miscompare { .. }
+                | Failure::Conflict
+                | Failure::Busy
+                | Failure::Device(Error::Aborted),
             ) => {}
             Err(Failure::Device(_)) => count(&self.shared.perhaps),
         }

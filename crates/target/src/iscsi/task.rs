@@ -209,8 +209,11 @@ impl Initiator {
         // One that holds memory while it waits for more must not wait for ever: two such could
         // wait for each other. Nor must one whose data has arrived: behind it may be the data
         // that others, who hold memory, wait for.
-        let patience = (task.holds_memory || class != Class::Solicited)
-            .then(|| self.place.server.limits().admission_timeout);
+        // All others are told to try again before their initiators think the path is lost.
+        let patience = match task.holds_memory || class != Class::Solicited {
+            true => Some(self.place.server.limits().admission_timeout),
+            false => self.account.patience(),
+        };
         let (account, inbox) = (self.account.clone(), self.place.inbox.clone());
         let wait = tokio::task::spawn_local(async move {
             let credit = account.credit(bytes, class);
@@ -477,7 +480,7 @@ impl Initiator {
             Data::Bytes(bytes) if bytes.is_empty() => Some(Bufs::new()),
             Data::Bytes(bytes) => self
                 .account
-                .try_credit(bytes.len(), Class::Immediate)
+                .try_credit(bytes.len(), Class::Command)
                 .map(|credit| copy_in(&credit, bytes)),
         };
         // No memory for an answer about the device: the initiator asks again.

@@ -184,9 +184,14 @@ impl Host {
         }
         let (account, inbox) = (self.account.clone(), self.place.inbox.clone());
         let task = tokio::task::spawn_local(async move {
-            inbox.push(match account.credit(wanted, class).await {
-                Ok(credit) => Event::Memory { tag, wait, credit, bytes },
-                Err(_) => Event::NoMemory { tag, wait },
+            let credit = account.credit(wanted, class);
+            let credit = match account.patience() {
+                Some(patience) => tokio::time::timeout(patience, credit).await.ok(),
+                None => Some(credit.await),
+            };
+            inbox.push(match credit {
+                Some(Ok(credit)) => Event::Memory { tag, wait, credit, bytes },
+                Some(Err(_)) | None => Event::NoMemory { tag, wait },
             });
         });
         self.tasks.waits_by(tag, task.abort_handle());
@@ -213,7 +218,12 @@ impl Host {
 
     pub(super) fn on_no_memory(&mut self, tag: Tag, wait: u64) {
         if self.tasks.is_waiting(tag, wait) {
-            self.complete_failed(tag, Status::INTERRUPTED);
+            // Neither says "do not retry": the host tries again.
+            let status = match self.tasks.get(tag) {
+                Some(Task::Connect { .. }) => Status::CONNECT_BUSY,
+                _ => Status::INTERRUPTED,
+            };
+            self.complete_failed(tag, status);
         }
     }
 
