@@ -261,9 +261,9 @@ async fn look(
     let (lives, asks) = (key(node), challenge_key(node));
     let (mut lives, mut asks) = (meta.watch(&lives, from), meta.watch(&asks, from));
     let changed = select(lives.next(), asks.next());
-    match timeout_at(Instant::now() + LOOK_AGAIN, changed).await {
-        Ok(Either::Left((Err(_), _)) | Either::Right((Err(_), _))) => sleep(PAUSE).await,
-        _ => {}
+    let told = timeout_at(Instant::now() + LOOK_AGAIN, changed).await;
+    if let Ok(Either::Left((Err(_), _)) | Either::Right((Err(_), _))) = told {
+        sleep(PAUSE).await;
     }
     Ok(None)
 }

@@ -74,7 +74,7 @@ async fn an_outage_of_all_members_is_bounded_and_heals() {
     let store = cluster.store();
     let one = laid(&store, "k", "x").await;
     let mut watch = store.watch("k", one);
-    let announced = store.announce("alive", b"yes".to_vec(), Duration::from_secs(2));
+    let announced = store.announce("alive", b"yes", Duration::from_secs(2));
     appears(&store, "alive").await;
     let (_, at) = answered(async || store.list("").await).await;
     (0..3).for_each(|at| cluster.kill(at));
@@ -150,7 +150,7 @@ async fn a_new_store_gets_its_format_and_a_newer_one_is_refused() {
     let newer =
         store.commit(vec![put(format::KEY, Expect::At(held.revision), "99")]).await.unwrap();
     let refused = format::check(&store, store.name()).await;
-    assert!(matches!(refused, Err(MetaError::Newer { found: 99, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(MetaError::Format { found: 99, .. })), "{refused:?}");
     store.commit(vec![put(format::KEY, Expect::At(newer), "?")]).await.unwrap();
     let refused = format::check(&store, store.name()).await;
     assert!(matches!(refused, Err(MetaError::Failed { .. })), "{refused:?}");

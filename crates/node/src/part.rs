@@ -391,7 +391,7 @@ impl Part {
         let (present, _) = nodes::list(&self.store).await?;
         let own = present.get(&identity.node).ok_or(JoinError::Removed)?;
         let index = own.record.index;
-        let version = env!("CARGO_PKG_VERSION").as_bytes().to_vec();
+        let version = env!("CARGO_PKG_VERSION").as_bytes();
         let announced = self.store.announce(&nodes::alive_key(identity.node), version, ALIVE_TTL);
         *lock(&self.announced) = Some(announced);
         let mut tasks = JoinSet::new();

@@ -159,7 +159,7 @@ impl Inner {
         key.strip_prefix(&self.prefix).unwrap_or(&key).to_owned()
     }
 
-    fn entry(&self, kv: KeyValue) -> Entry {
+    fn entry(&self, kv: &KeyValue) -> Entry {
         Entry::kept(self.bare(&kv.key), &kv.value, revision(kv.mod_revision))
     }
 
@@ -176,7 +176,7 @@ impl Inner {
 
     async fn get(&self, key: &str) -> Result<Option<Entry>, Failure> {
         let request = RangeRequest { key: self.key(key), ..Default::default() };
-        Ok(self.range(request).await?.kvs.pop().map(|kv| self.entry(kv)))
+        Ok(self.range(request).await?.kvs.pop().map(|kv| self.entry(&kv)))
     }
 
     async fn list(&self, prefix: &str) -> Result<(Vec<Entry>, Revision), Failure> {
@@ -210,7 +210,7 @@ impl Inner {
                 at = page.header.unwrap_or_default().revision;
             }
             let last = page.kvs.last().map(|kv| [&kv.key[..], &[0]].concat());
-            entries.extend(page.kvs.into_iter().map(|kv| self.entry(kv)));
+            entries.extend(page.kvs.into_iter().map(|kv| self.entry(&kv)));
             match last {
                 Some(next) if page.more => key = next,
                 _ => return Ok((entries, revision(at))),

@@ -40,8 +40,8 @@ impl Etcd {
     /// # Panics
     /// Outside of a runtime.
     #[must_use]
-    pub fn announce(&self, key: &str, value: Vec<u8>, ttl: Duration) -> Announced {
-        let value = sealed::seal(key, &value);
+    pub fn announce(&self, key: &str, value: &[u8], ttl: Duration) -> Announced {
+        let value = sealed::seal(key, value);
         let keep = Keep { store: Arc::clone(&self.0), key: self.0.key(key), value, ttl };
         Announced { task: tokio::spawn(keep.run()) }
     }
