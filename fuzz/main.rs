@@ -40,6 +40,8 @@ mod nvme_auth;
 mod nvme_host;
 #[path = "targets/nvme_tcp.rs"]
 mod nvme_tcp;
+#[path = "targets/owner_record.rs"]
+mod owner_record;
 #[path = "targets/parity.rs"]
 mod parity;
 #[path = "targets/parity_log.rs"]
@@ -83,6 +85,7 @@ const TARGETS: &[(&str, Run)] = &[
     ("iscsi_login", iscsi_login::run),
     ("isns", isns::run),
     ("label", label::run),
+    ("owner_record", owner_record::run),
     ("nbd_client", nbd_client::run),
     ("nbd_server", nbd_server::run),
     ("nvme_auth", nvme_auth::run),

@@ -8,8 +8,8 @@ use crate::{
     AddCopy, AddDisks, Chap, Cluster, ClusterToken, Code, CreatePool, CreateVolume, ForceCopy,
     Grow, Health, HostDhchap, HostTls, InitiatorChap, Initiators, JoinCluster, LeaveCluster,
     MapVolume, OpenPool, Pool, PoolList, Protocols, RemoveCopy, RemoveDisk, ReplaceCopy,
-    ReplaceDisk, Reservations, SessionList, Status, SwitchTo, Verification, Verify, Volume,
-    VolumeList, WhichNode,
+    ReplaceDisk, Reservations, SessionList, Status, SwitchTo, TakeOver, Verification, Verify,
+    Volume, VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -204,6 +204,11 @@ endpoints! {
         "Has the copy of the node that is asked go on alone. Acknowledged writes may be lost.";
         refuses [Code::NotFound, Code::Conflict];
 
+    /// Take a volume's image from the node that had it last.
+    TakeOverVolume POST "/v1/volumes/{name}/take-over" TakeOver => 200 Volume;
+        "Opens a volume whose image another node had last and has not released. Refused while that node uses it.";
+        refuses [Code::NotFound, Code::Conflict, Code::Backing];
+
     /// Choose the protocols that export a volume.
     SetProtocols PUT "/v1/volumes/{name}/protocols" Protocols => 200 Volume;
         "Chooses the protocols that export a volume.";
@@ -303,7 +308,7 @@ endpoints! {
 
     /// Open a pool without disks that are gone.
     ForcePoolOpen POST "/v1/pools/{name}/open" OpenPool => 200 Pool;
-        "Opens a pool without disks that are gone for good. What only they hold is lost.";
+        "Opens a pool without disks that are gone for good, what only they hold is lost; or takes it over from a node that is gone.";
         refuses [Code::NotFound, Code::Conflict, Code::Backing];
 
     /// The cluster and its nodes.

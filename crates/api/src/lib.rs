@@ -34,8 +34,8 @@ pub use error::{ApiError, Code};
 pub use initiator::Initiator;
 pub use invalid::Invalid;
 pub use mirror::{
-    AddCopy, CopyState, Differing, ForceCopy, RemoveCopy, ReplaceCopy, SwitchTo, Verification,
-    Verify, VolumeCopy,
+    AddCopy, CopyState, Differing, ForceCopy, RemoveCopy, ReplaceCopy, SwitchTo, TakeOver,
+    Verification, Verify, VolumeCopy,
 };
 pub use name::{PoolName, VolumeName};
 pub use pool::{

@@ -105,6 +105,14 @@ pub struct ForceCopy {
     pub confirm: VolumeName,
 }
 
+/// Take the image of a volume from the node that had it last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TakeOver {
+    /// The volume's name once more: that node must not use the image any more.
+    pub confirm: VolumeName,
+}
+
 /// How to compare the copies of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -249,14 +249,19 @@ pub struct ReplaceDisk {
     pub overwrite: Vec<String>,
 }
 
-/// Open a pool without disks that are gone for good.
+/// Open a pool without disks that are gone for good, or take it over from a node that is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OpenPool {
-    /// Serial numbers, paths or numbers of the disks.
-    #[schema(min_items = 1, max_items = 128)]
+    /// Serial numbers, paths or numbers of the disks that are gone; none only if the pool is taken over.
+    #[serde(default)]
+    #[schema(max_items = 128)]
     pub without: Vec<String>,
-    /// The pool's name once more: what only these disks hold is lost, and they never come back into it.
+    /// Take its disks from the node that had them last and will never use them again. Refused while that node uses them.
+    #[serde(default)]
+    pub take_over: bool,
+    /// The pool's name once more: what only the disks hold that are gone is lost, and they never come back into it; and if another
+    /// node should use a pool that is taken over, it stops serving there.
     pub confirm: PoolName,
 }
 

@@ -4,6 +4,7 @@ pub mod file;
 mod identity;
 pub mod integrity;
 pub mod mirror;
+pub mod multihost;
 mod overlay;
 pub mod pool;
 pub mod raid;

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use block::{Bufs, Ctx, Error, FlushGate, Info, Layer, Lba, Op, Run};
 use rt::disk::{Disk, DiskError, DiskErrorKind, DiskInfo};
 
+use crate::multihost::{Gate, check, pass};
+
 /// Largest operation that carries data, in bytes.
 const MAX_TRANSFER: u32 = 4 << 20;
 
@@ -31,6 +33,8 @@ pub struct Raw {
     flushes: FlushGate,
     /// Whether a flush has failed or the disk is lost.
     dead: Cell<bool>,
+    /// What keeps the disk from being used when another machine has it.
+    gate: Option<Gate>,
 }
 
 impl Raw {
@@ -55,7 +59,8 @@ impl Raw {
         };
         let (name, flushes) = (disk.path().to_owned(), FlushGate::default());
         let (disk, under_way) = (RefCell::new(Some(disk)), Cell::new(0));
-        Self { disk, found, under_way, name, info, begin: 0, flushes, dead: Cell::new(false) }
+        let dead = Cell::new(false);
+        Self { disk, found, under_way, name, info, begin: 0, flushes, dead, gate: None }
     }
 
     /// The same, but only the `bytes` from byte `at` of the disk on, as far as there are so many.
@@ -69,6 +74,12 @@ impl Raw {
         let bytes = bytes.min(found.size.saturating_sub(at));
         self.info.blocks = bytes / u64::from(self.info.block_size);
         Self { begin: at, ..self }
+    }
+
+    /// The same, used only as long as this machine holds the disk.
+    #[must_use]
+    pub(crate) fn guarded(self, gate: Option<Gate>) -> Self {
+        Self { gate, ..self }
     }
 
     /// The same, by the name that people gave it.
@@ -102,7 +113,9 @@ impl Raw {
         let failed = |e| self.failed(e, at, true);
         let (disk, (mut place, _), found) = (self.disk()?, self.bytes(at, 0), self.found);
         if data.is_aligned(found.memory_align.max(found.logical_block) as usize) {
-            return disk.write(place, data).await.map_err(failed);
+            pass(self.gate.as_ref()).await.map_err(failed)?;
+            disk.write(place, data).await.map_err(failed)?;
+            return pass(self.gate.as_ref()).await.map_err(failed);
         }
         for from in (0..data.len()).step_by(BOUNCE) {
             let piece = data.slice(from..data.len().min(from + BOUNCE));
@@ -113,16 +126,18 @@ impl Raw {
                 piece.slice(done..done + n).copy_to(part);
                 done += n;
             }
+            pass(self.gate.as_ref()).await.map_err(failed)?;
             disk.write(place, scratch.into()).await.map_err(failed)?;
             place += piece.len() as u64;
         }
-        Ok(())
+        pass(self.gate.as_ref()).await.map_err(failed)
     }
 
     /// Makes a range read as zeroes; frees its space if told to and where that is possible.
     async fn zero(&self, at: Lba, blocks: u32, free: bool, ctx: &Ctx) -> Result<(), Error> {
         let failed = |e| self.failed(e, at, true);
         let (disk, (place, bytes)) = (self.disk()?, self.bytes(at, blocks));
+        pass(self.gate.as_ref()).await.map_err(failed)?;
         if free {
             match disk.punch(place, bytes).await {
                 Err(e) if e.kind == DiskErrorKind::Unsupported => {}
@@ -138,6 +153,7 @@ impl Raw {
                 return Err(Error::Aborted);
             }
             let piece = Bufs::zeroes(ZERO_STEP.min(bytes - from) as usize);
+            pass(self.gate.as_ref()).await.map_err(failed)?;
             disk.write(place + from, piece).await.map_err(failed)?;
         }
         Ok(())
@@ -158,6 +174,9 @@ impl Raw {
 
     async fn flush(&self) -> Result<(), Error> {
         let sync = || async {
+            if let Err(e) = check(self.gate.as_ref()) {
+                return Err(self.failed(e, Lba(0), true));
+            }
             self.disk()?.sync().await.map_err(|_| {
                 self.dead.set(true);
                 Error::Gone
@@ -217,8 +236,12 @@ impl Layer for Raw {
             Op::Read { at, blocks } => {
                 let (place, bytes) = self.bytes(at, blocks);
                 let into = ctx.alloc(bytes as usize);
-                let read = self.disk()?.read(place, into).await;
-                return read.map(Bufs::from).map_err(|e| self.failed(e, at, false));
+                let disk = self.disk()?;
+                let failed = |e| self.failed(e, at, false);
+                pass(self.gate.as_ref()).await.map_err(failed)?;
+                let read = disk.read(place, into).await.map_err(failed)?;
+                pass(self.gate.as_ref()).await.map_err(failed)?;
+                return Ok(read.into());
             }
             Op::Map { at, blocks } => return Ok(self.map(at, blocks).await?.into_bufs(&ctx)),
             Op::Write { at, data, .. } => self.write(at, data, &ctx).await?,

@@ -9,6 +9,7 @@ mod file_on_dev;
 mod file_real;
 mod file_refusals;
 mod intent_log;
+mod multihost;
 mod pool;
 mod pool_remove;
 mod pool_reopen;

@@ -135,7 +135,7 @@ async fn creation_fails(host: Host, core: Core, n: u64, kind: DiskErrorKind, how
                 drop(file);
                 let again = File::create(&core, image(), &how).await.unwrap_err();
                 assert_eq!(again.reason, Reason::Labelled { volume: VOLUME });
-                delete(&core, image(), VOLUME, false, false).await.unwrap();
+                delete(&core, image(), VOLUME, (false, false), None).await.unwrap();
                 return struck;
             }
             Err(e) => assert!(
@@ -261,7 +261,7 @@ fn a_failed_deletion_leaves_the_volume_or_nothing_and_can_be_repeated() {
                 drop(image_with_data(&host, &core, on, thin(MIB)).await);
                 let disk = host.disk(IMAGE).unwrap();
                 disk.set_faults(failing(n, DiskErrorKind::Media));
-                let deleted = delete(&core, image(), VOLUME, false, false).await;
+                let deleted = delete(&core, image(), VOLUME, (false, false), None).await;
                 let struck = heal(&disk);
                 if let Err(e) = &deleted {
                     check_reason(e, DiskErrorKind::Media);
@@ -275,7 +275,7 @@ fn a_failed_deletion_leaves_the_volume_or_nothing_and_can_be_repeated() {
                             "operation {n}: {e}"
                         ),
                     }
-                    delete(&core, image(), VOLUME, false, true).await.unwrap();
+                    delete(&core, image(), VOLUME, (false, true), None).await.unwrap();
                 }
                 let gone = File::open(&core, image(), &existing()).await.unwrap_err().reason;
                 match on {
@@ -309,10 +309,10 @@ fn what_is_too_small_for_a_label_can_be_deleted_by_force() {
             let disk = host.add_disk(IMAGE, DiskSetup::device(bytes));
             disk.poke(0, &[3; 512]);
             let core = core_of(&host).await;
-            let refused = delete(&core, image(), VOLUME, false, false).await.unwrap_err();
+            let refused = delete(&core, image(), VOLUME, (false, false), None).await.unwrap_err();
             assert!(matches!(refused.reason, Reason::NotAVolume(_)), "{refused}");
             assert_eq!(disk.peek(0, 512), [3; 512]);
-            delete(&core, image(), VOLUME, false, true).await.unwrap();
+            delete(&core, image(), VOLUME, (false, true), None).await.unwrap();
             assert_eq!(disk.peek(0, 512), [0; 512]);
         });
     }

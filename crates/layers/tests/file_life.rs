@@ -74,7 +74,7 @@ fn an_image_keeps_what_it_was_created_as() {
                 assert_eq!(opened.label(), label);
                 assert_eq!(reason(File::open(&core, image(), &existing()).await), busy());
                 drop(opened);
-                delete(&core, image(), VOLUME, false, false).await.unwrap();
+                delete(&core, image(), VOLUME, (false, false), None).await.unwrap();
                 assert!(host.disk(IMAGE).is_none());
                 let gone = File::open(&core, image(), &existing()).await;
                 assert_eq!(reason(gone), Reason::Open(OpenReason::NotFound));
@@ -197,9 +197,9 @@ fn a_volume_is_not_overwritten_unless_forced() {
         drop(file);
         let wanted = reason(File::open(&core, image(), &existing()).await);
         assert_eq!(wanted, Reason::OtherVolume { found: OTHER, wanted: VOLUME });
-        let deleted = reason(delete(&core, image(), VOLUME, false, false).await);
+        let deleted = reason(delete(&core, image(), VOLUME, (false, false), None).await);
         assert_eq!(deleted, Reason::OtherVolume { found: OTHER, wanted: VOLUME });
-        delete(&core, image(), VOLUME, false, true).await.unwrap();
+        delete(&core, image(), VOLUME, (false, true), None).await.unwrap();
     });
 }
 
@@ -246,7 +246,7 @@ fn a_torn_label_is_repaired_from_its_other_copy() {
                 disk.poke(SLOTS[other] + 512, &[1]);
                 let torn = reason(File::open(&core, image(), &existing()).await);
                 assert_eq!(torn, Reason::TornLabel);
-                let torn = reason(delete(&core, image(), VOLUME, false, false).await);
+                let torn = reason(delete(&core, image(), VOLUME, (false, false), None).await);
                 assert_eq!(torn, Reason::TornLabel);
             });
         }
@@ -274,7 +274,7 @@ fn who_formats_a_volume_is_not_repaired_away() {
         let refused = reason(File::open(&core, image(), &existing()).await);
         assert_eq!(refused, Reason::Overwritten(what.clone()));
         assert_eq!(disk.peek(1080, 2), [0x53, 0xef]);
-        let refused = reason(delete(&core, image(), VOLUME, false, false).await);
+        let refused = reason(delete(&core, image(), VOLUME, (false, false), None).await);
         assert_eq!(refused, Reason::Overwritten(what));
     });
 }
@@ -397,9 +397,9 @@ fn a_deleted_device_holds_nothing_and_can_be_used_again() {
         let disk = host.add_disk(IMAGE, DiskSetup::device(4 * MIB));
         let file = Rc::new(File::create(&core, image(), &thin(2 * MIB)).await.unwrap());
         client(&core, &file).write(0, &[9; 4096], true).await.unwrap();
-        assert_eq!(reason(delete(&core, image(), VOLUME, false, false).await), busy());
+        assert_eq!(reason(delete(&core, image(), VOLUME, (false, false), None).await), busy());
         drop(file);
-        delete(&core, image(), VOLUME, false, false).await.unwrap();
+        delete(&core, image(), VOLUME, (false, false), None).await.unwrap();
         assert_eq!(disk.peek(0, 4 << 20), vec![0; 4 << 20]);
         assert_eq!(reason(File::open(&core, image(), &existing()).await), Reason::NoLabel);
         drop(File::create(&core, image(), &thin(2 * MIB)).await.unwrap());
@@ -421,7 +421,7 @@ fn full_images_need_their_space_and_thin_ones_tell_when_it_is_gone() {
         assert_eq!(file.label().data_bytes, 512 << 10);
         file.grow(640 << 10).await.expect("the space was given back");
         drop(file);
-        delete(&core, image(), VOLUME, false, false).await.unwrap();
+        delete(&core, image(), VOLUME, (false, false), None).await.unwrap();
 
         let file = Rc::new(File::create(&core, image(), &thin(8 * MIB)).await.unwrap());
         let c = client(&core, &file);
@@ -627,7 +627,7 @@ fn growth_is_cut_off(ms: u64, full: bool, fate: Fate, round: u64) -> bool {
             assert_eq!(c.read(at, 1).await.unwrap().to_vec(), [0; 512]);
         }
         drop((c, file));
-        delete(&core, image(), VOLUME, false, false).await.unwrap();
+        delete(&core, image(), VOLUME, (false, false), None).await.unwrap();
     };
     let seed = ms * 100 + round;
     play(seed, setup, scenario).result.unwrap_or_else(|e| panic!("{ms} ms, {fate:?}: {e}"));
@@ -658,7 +658,7 @@ fn deletion_is_cut_off(ms: u64, fate: Fate, round: u64) {
         client(&core, &file).write(9, &[5; 512], true).await.unwrap();
         drop(file);
         let deletion = host.run(move |core| async move {
-            delete(&core, image(), VOLUME, false, false).await.unwrap();
+            delete(&core, image(), VOLUME, (false, false), None).await.unwrap();
         });
         tokio::time::sleep(Duration::from_micros(ms * 1000 - 500)).await;
         host.power_cut();
@@ -678,7 +678,7 @@ fn deletion_is_cut_off(ms: u64, fate: Fate, round: u64) {
                 assert!(torn && !finished && fate.1 > 0.0, "{e}");
             }
         }
-        delete(&core, image(), VOLUME, false, true).await.unwrap();
+        delete(&core, image(), VOLUME, (false, true), None).await.unwrap();
         let gone = File::open(&core, image(), &existing()).await;
         assert_eq!(reason(gone), Reason::NoLabel);
         drop(File::create(&core, image(), &thin(MIB)).await.unwrap());

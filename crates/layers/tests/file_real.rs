@@ -61,11 +61,11 @@ fn a_file_belongs_to_one_at_a_time_and_goes_when_deleted() {
         let file = File::create(&core, &path, &thin(MIB)).await.unwrap();
         let held = File::open(&core, &path, &existing()).await.unwrap_err();
         assert_eq!(held.reason, Reason::Open(OpenReason::Busy));
-        assert!(delete(&core, &path, VOLUME, false, false).await.is_err());
+        assert!(delete(&core, &path, VOLUME, (false, false), None).await.is_err());
         let label = file.label();
         drop(file);
         assert_eq!(inspect(&core, &path, false).await.unwrap(), label);
-        delete(&core, &path, VOLUME, false, false).await.unwrap();
+        delete(&core, &path, VOLUME, (false, false), None).await.unwrap();
         assert!(!path.exists());
     });
 }

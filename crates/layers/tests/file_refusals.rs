@@ -39,7 +39,7 @@ async fn all_refuse(core: &Core, path: &Path, why: OpenReason) {
     let forced = Create { force: true, ..thin(MIB) };
     assert_eq!(reason(File::create(core, path, &forced).await), why);
     assert_eq!(reason(File::open(core, path, &existing()).await), why);
-    assert_eq!(reason(delete(core, path, VOLUME, false, true).await), why);
+    assert_eq!(reason(delete(core, path, VOLUME, (false, true), None).await), why);
 }
 
 /// Plays two roles: a child process that holds an image until it is killed, and the parent.
@@ -135,14 +135,14 @@ fn what_real_programs_put_on_a_device_is_named_and_kept() {
             let foreign = Reason::NotAVolume(Foreign::Known(names.clone()));
             assert_eq!(reason(File::open(&core, &path, &existing()).await), foreign);
             assert_eq!(reason(inspect(&core, &path, false).await), foreign);
-            assert_eq!(reason(delete(&core, &path, VOLUME, false, false).await), foreign);
+            assert_eq!(reason(delete(&core, &path, VOLUME, (false, false), None).await), foreign);
         });
         assert_eq!(checksum(&backing), before, "{what}: nothing was changed");
         let path = device.path().to_owned();
         on_core(DiskEngine::Auto, move |core| async move {
             let forced = Create { force: true, ..thin(MIB) };
             drop(File::create(&core, &path, &forced).await.unwrap());
-            delete(&core, &path, VOLUME, false, false).await.unwrap();
+            delete(&core, &path, VOLUME, (false, false), None).await.unwrap();
             assert_eq!(reason(File::open(&core, &path, &existing()).await), Reason::NoLabel);
         });
     }

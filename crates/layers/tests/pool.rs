@@ -59,7 +59,7 @@ pub(crate) fn joining(path: PathBuf) -> NewDisk {
 }
 
 fn opening(disks: usize) -> OpenPool {
-    OpenPool { id: POOL, paths: paths(disks), without: Vec::new(), buffered: false }
+    OpenPool { id: POOL, paths: paths(disks), without: Vec::new(), buffered: false, claim: None }
 }
 
 /// A disk that answers so much later.
@@ -112,6 +112,7 @@ impl Bench {
             disks: paths.into_iter().map(joining).collect(),
             spares: Vec::new(),
             buffered: false,
+            claim: None,
         };
         let pool = Pool::create(&core, &what).await.unwrap();
         pool.create_volume(&thick(VOLUME)).await.unwrap();
@@ -896,6 +897,7 @@ fn creating(disks: usize) -> CreatePool {
         disks: paths(disks).into_iter().map(joining).collect(),
         spares: Vec::new(),
         buffered: false,
+        claim: None,
     }
 }
 

@@ -6,6 +6,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use uuid::Uuid;
+
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
@@ -37,6 +39,7 @@ pub enum DataDirError {
 pub struct DataDir {
     path: PathBuf,
     lock: File,
+    node: Uuid,
 }
 
 /// How often is looked whether a directory is free, and how long is waited in between.
@@ -90,7 +93,15 @@ impl DataDir {
         }
         // For messages only: a full file system is no reason not to start.
         let _ = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
-        Ok(Self { path: fs::canonicalize(path).map_err(|e| refused(path, e))?, lock })
+        let path = fs::canonicalize(path).map_err(|e| refused(path, e))?;
+        let node = node_id(&path).map_err(|e| refused(&path.join(NODE_ID), e))?;
+        Ok(Self { path, lock, node })
+    }
+
+    /// The node's own identity, drawn when the directory was made and lost with it: what its disks know it by.
+    #[must_use]
+    pub fn node(&self) -> Uuid {
+        self.node
     }
 
     /// The directory, without links in its path.
@@ -152,6 +163,32 @@ impl DataDir {
     }
 }
 
+/// The file with the node's identity.
+const NODE_ID: &str = "node-id";
+
+/// The identity that stands in the directory; a new one, durably, if there is none.
+fn node_id(directory: &Path) -> io::Result<Uuid> {
+    let path = directory.join(NODE_ID);
+    match fs::read_to_string(&path) {
+        Ok(text) => text.trim().parse().map_err(|_| {
+            let what = "it is no node's identity: restore the file from a backup, or remove it and take over the node's disks";
+            io::Error::new(io::ErrorKind::InvalidData, what)
+        }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let (node, new) = (Uuid::new_v4(), directory.join("node-id.new"));
+            let mut how = OpenOptions::new();
+            how.write(true).create(true).truncate(true).mode(0o600);
+            let mut file = how.open(&new)?;
+            writeln!(file, "{node}")?;
+            file.sync_all()?;
+            fs::rename(&new, &path)?;
+            File::open(directory)?.sync_all()?;
+            Ok(node)
+        }
+        Err(e) => Err(e),
+    }
+}
+
 /// The file with the keys of the secrets in the store of a node by itself.
 pub(crate) fn secrets(path: &Path) -> PathBuf {
     path.join("secrets.key")
@@ -180,6 +217,26 @@ mod tests {
         assert!(refused.contains(&format!("another node uses it (process {pid})")), "{refused}");
         drop(held);
         DataDir::hold(&path).unwrap();
+    }
+
+    #[test]
+    fn a_node_keeps_its_identity_and_a_copy_of_its_directory_is_another_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, copy) = (dir.path().join("a"), dir.path().join("b"));
+        let held = DataDir::hold(&path).unwrap();
+        let (node, key) = (held.node(), held.lock_id());
+        drop(held);
+        let again = DataDir::hold(&path).unwrap();
+        assert_eq!((again.node(), again.lock_id()), (node, key));
+        fs::create_dir_all(&copy).unwrap();
+        fs::copy(path.join(NODE_ID), copy.join(NODE_ID)).unwrap();
+        let copied = DataDir::hold(&copy).unwrap();
+        assert_eq!(copied.node(), node);
+        assert_ne!(copied.lock_id(), key);
+        fs::write(copy.join(NODE_ID), "x").unwrap();
+        drop(copied);
+        let refused = DataDir::hold(&copy).unwrap_err().to_string();
+        assert!(refused.contains("node-id") && refused.contains("restore"), "{refused}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod pools;
 mod report;
 mod seat;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -24,6 +24,8 @@ use std::time::Duration;
 use api::PoolName;
 use futures_util::future::join_all;
 use layers::mirror::Verified;
+use layers::multihost::{Claim, NodeIdentity};
+use layers::pool::Text;
 use peer::NodeId;
 use reservation::Table;
 use rt::{Cores, CoresConfig};
@@ -116,6 +118,8 @@ pub struct Engine {
     pools: Mutex<BTreeMap<PoolName, PoolHome>>,
     /// This node's number in its cluster.
     node: OnceLock<NodeId>,
+    /// Volumes whose images are taken from their last owners when they are opened next.
+    takes_over: Mutex<BTreeSet<Uuid>>,
     cores: Mutex<Option<Cores>>,
     disk_backend: &'static str,
 }
@@ -131,8 +135,9 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Cores`].
-    pub async fn start(config: &Config) -> Result<Self, EngineError> {
+    pub async fn start(config: &Config, owner: Owner) -> Result<Self, EngineError> {
         let cores = start_cores(config)?;
+        let name = config.name.clone();
         let limits = limits(config);
         let buffered = config.disks.buffered;
         let distrust = Distrust::of(&config.data_dir);
@@ -143,10 +148,13 @@ impl Engine {
         for (handle, door) in cores.handles().iter().zip(doors) {
             let (sender, work) = mpsc::channel(WORK);
             let (distrust, directory) = (distrust.clone(), directory.clone());
+            let name = name.clone();
             let begun = handle.run(move |core| async move {
                 let engine = core.disk_engine();
                 let guests = Guests::new(core.clone(), directory);
-                let keeper = Keeper::new(core, (limits, door), (buffered, distrust), guests);
+                let claim = Claim::of(owner.on(&core, &name));
+                let disks = (buffered, distrust, claim);
+                let keeper = Keeper::new(core, (limits, door), disks, guests);
                 tokio::task::spawn_local(serve(keeper, work));
                 engine
             });
@@ -157,8 +165,8 @@ impl Engine {
             keepers.push(sender);
         }
         let (homes, cores) = (Homes::default(), Mutex::new(Some(cores)));
-        let (pools, node) = (Mutex::default(), OnceLock::new());
-        Ok(Self { keepers, homes, pools, node, cores, disk_backend })
+        let (pools, node, takes_over) = (Mutex::default(), OnceLock::new(), Mutex::default());
+        Ok(Self { keepers, homes, pools, node, takes_over, cores, disk_backend })
     }
 
     /// How many cores there are.
@@ -304,7 +312,9 @@ impl Engine {
         let (id, record) = (record.id, record.clone());
         let cores = door.as_ref().map_or(usize::MAX, |door| door.rings.into());
         let core = self.place(id, record.owner(), cores);
-        let opened = self.on(core, |k| async move { k.open(&record, door).await }).await;
+        let takes_over = self.takes_over.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        let opened =
+            self.on(core, move |k| async move { k.open(&record, door, takes_over).await }).await;
         match opened.map_err(BackingError::from).flatten() {
             Ok(image) => Ok(Opened { core, image }),
             Err(e) => {
@@ -312,6 +322,12 @@ impl Engine {
                 Err(e)
             }
         }
+    }
+
+    /// The next opening of a volume takes its image from the node that had it last, unless that one still uses it: a person says
+    /// so.
+    pub fn take_over_next(&self, id: Uuid) {
+        self.takes_over.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
     }
 
     /// Finishes what a volume is doing, makes it durable and closes it.
@@ -588,6 +604,33 @@ pub(crate) fn core_count(config: &Config) -> usize {
     match config.cores.cpus.len() {
         0 => config.cores.count.unwrap_or_else(|| usable_cpus().len().clamp(1, DEFAULT_CORES)),
         named => named,
+    }
+}
+
+/// Whom disks know as their owner.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    /// The node's own identity.
+    pub node: Uuid,
+    /// Names its data directory on this machine.
+    pub directory: u128,
+    /// Its cluster, and its number there.
+    pub cluster: Option<(Uuid, NodeId)>,
+}
+
+impl Owner {
+    /// What this is on the machine of `core`, for as long as that runs.
+    fn on(self, core: &rt::Core, name: &str) -> NodeIdentity {
+        let host = rustix::system::uname();
+        let number = self.cluster.map_or(0, |(_, number)| number.0);
+        NodeIdentity {
+            node: self.node,
+            place: Uuid::from_u128(core.boot_id() ^ self.directory),
+            cluster: self.cluster.map(|(cluster, _)| cluster),
+            number,
+            name: Text::new(name),
+            host: Text::new(&host.nodename().to_string_lossy()),
+        }
     }
 }
 

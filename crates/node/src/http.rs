@@ -16,7 +16,7 @@ use api::endpoint::{
     ListSessions, ListVolumes, MapTarget, Nothing, Payload, PostJoin, PostLeave, PostPool,
     PostToken, PostVolume, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk, ReplaceVolumeCopy,
     ResumeNode, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols,
-    SwitchVolume, VerifyVolume,
+    SwitchVolume, TakeOverVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -146,7 +146,13 @@ fn with_copies(router: Router, c: &Control) -> Router {
             c,
             |c, a| async move { c.switch(a.name()?, a.body).await },
         );
-    add::<ForceVolume, _, _>(router, c, |c, a| async move { c.force(a.name()?, a.body).await })
+    let router =
+        add::<ForceVolume, _, _>(router, c, |c, a| async move { c.force(a.name()?, a.body).await });
+    add::<TakeOverVolume, _, _>(
+        router,
+        c,
+        |c, a| async move { c.take_over(a.name()?, a.body).await },
+    )
 }
 
 /// What is done with pools of disks.

@@ -403,6 +403,7 @@ pub(crate) mod tests {
             overlaps: 0,
             memory_waits: 0,
             mirror: Some(mirror()),
+            lost: None,
         };
         let pool = rt::buf::Pool::new(16 << 20).unwrap().usage();
         let (sessions, guests, volumes) = (vec![], vec![], vec![report]);

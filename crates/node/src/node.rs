@@ -14,7 +14,7 @@ use crate::anchor::{Anchor, AnchorError, Records as Kind};
 use crate::config::{ApiTcp, Config};
 use crate::control::{Control, Settings};
 use crate::data_dir::{DataDir, DataDirError};
-use crate::engine::{Engine, EngineError, Portals, Scope};
+use crate::engine::{Engine, EngineError, Owner, Portals, Scope};
 use crate::http::listen::{self, ListenError, UnixSocket};
 use crate::http::{self, Door, Server, TlsAcceptorDebug, TlsError, Token, TokenError};
 use crate::meta::MetaError;
@@ -149,6 +149,17 @@ fn log_address(what: &str, listener: &TcpListener) {
     }
 }
 
+/// Whom the disks of this node know as their owner.
+fn owner_of(data_dir: &DataDir, records: &Records) -> Owner {
+    let cluster = match records {
+        Records::Alone(_) => None,
+        Records::Cluster(identity) => Some((identity.cluster, identity.node)),
+    };
+    let (device, inode) = data_dir.lock_id();
+    let directory = u128::from(device) << 64 | u128::from(inode);
+    Owner { node: data_dir.node(), directory, cluster }
+}
+
 impl Node {
     /// Looks at the files that `config` names, as a start would, and changes nothing.
     ///
@@ -166,7 +177,8 @@ impl Node {
     pub async fn start(config: &Config) -> Result<Self, StartError> {
         let (data_dir, records, unanchored) = Self::own(config)?;
         let sockets = ApiSockets::open(config)?;
-        let engine = Engine::start(config).await?;
+        let owner = owner_of(&data_dir, &records);
+        let engine = Engine::start(config, owner).await?;
         let portals = match &records {
             // A witness serves nobody.
             Records::Cluster(Identity { role: Role::Witness, .. }) => Portals::default(),

@@ -23,7 +23,7 @@ use layers::mirror::Settings;
 use layers::mirror::member::Why;
 use layers::mirror::record::{Member, Record, Records, Replica};
 use node::config::Config;
-use node::engine::{Engine, Exported, MirrorReport, PeerAddresses, Portals, Scope, Seat};
+use node::engine::{Engine, Exported, MirrorReport, Owner, PeerAddresses, Portals, Scope, Seat};
 use node::publish;
 use node::record::{Place, PlaceStage, Stage, VolumeRecord};
 use peer::{Incarnation, NodeId, Secret};
@@ -62,6 +62,12 @@ struct Cluster {
 
 fn image(dir: &Path, node: NodeId) -> PathBuf {
     dir.join(format!("web-{VOLUME}-{node}.img"))
+}
+
+/// Whom the disks of a node know as their owner.
+fn owner(node: NodeId) -> Owner {
+    let id = u128::from(node.0);
+    Owner { node: uuid::Uuid::from_u128(id), directory: id, cluster: None }
 }
 
 /// A volume with a copy on each of these nodes, none of which has been made.
@@ -119,7 +125,7 @@ impl Node {
             listen: loopback.clone(),
             heartbeat: loopback,
         };
-        let engine = Engine::start(&config).await.unwrap();
+        let engine = Engine::start(&config, owner(id)).await.unwrap();
         let portals = engine.listen(&config).await.unwrap();
         let addresses = engine.enter(seat).await.unwrap();
         engine.accept().await;
@@ -614,7 +620,7 @@ async fn an_image_from_before_the_cluster_is_taken_over() {
     let mut record = volume(dir.path(), &[id]);
     let model = Model::default();
     let node = Node::start(dir.path(), &model, id).await;
-    let alone = Engine::start(&node.config).await.unwrap();
+    let alone = Engine::start(&node.config, owner(node.id)).await.unwrap();
     let made = alone.make(&record, false).await.unwrap();
     record.see(id, made);
     assert!(alone.stop(Instant::now() + Duration::from_secs(10)).await);

@@ -218,7 +218,7 @@ async fn a_pool_goes_on_without_a_disk_that_is_gone() {
     let (node, client) = start(dir.path(), "").await;
     // Of two disks one may not go on by itself: nobody knows whether the other one did.
     assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
-    let open = |confirm| OpenPool { without: vec![lost.clone()], confirm };
+    let open = |confirm| OpenPool { without: vec![lost.clone()], take_over: false, confirm };
     let refused = client.call_on::<ForcePoolOpen>(&pool("tank"), &[], &open(pool("zoo"))).await;
     assert_eq!(refusal(refused).code, Code::InvalidRequest);
     let opened = client.call_on::<ForcePoolOpen>(&pool("tank"), &[], &open(pool("tank"))).await;
@@ -439,7 +439,7 @@ async fn disks_are_named_by_serial_numbers_with_slashes_and_by_any_path_to_them(
     let (node, client) = start(dir.path(), "").await;
     assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
     let without = vec![c.to_str().unwrap().to_owned()];
-    let open = OpenPool { without, confirm: pool("tank") };
+    let open = OpenPool { without, take_over: false, confirm: pool("tank") };
     client.call_on::<ForcePoolOpen>(&pool("tank"), &[], &open).await.unwrap();
     assert!(node.stop().await.clean);
 }

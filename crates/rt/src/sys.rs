@@ -13,6 +13,24 @@ use std::time::Duration;
 const TMPFS: i64 = 0x0102_1994;
 const RAMFS: i64 = 0x8584_58f6;
 
+/// Magic numbers of file systems on local disks and in memory: ext2 to ext4, XFS, Btrfs, F2FS, Bcachefs, ZFS, JFS, NTFS, FAT,
+/// exFAT, tmpfs, ramfs, overlayfs (`statfs(2)`, `linux/magic.h`).
+const LOCAL_FS: [i64; 13] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0xf2f5_2010,
+    0xca45_1a4e,
+    0x2fc1_2fc1,
+    0x3153_464a,
+    0x7366_746e,
+    0x4d44,
+    0x2011_bab0,
+    TMPFS,
+    RAMFS,
+    0x794c_7630,
+];
+
 fn check(r: i64) -> io::Result<i64> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(r) }
 }
@@ -132,6 +150,17 @@ pub(crate) fn on_memory(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(is_memory(s.f_type))
 }
 
+/// Whether the file lies on a file system that only one machine can have mounted. Those that are not known may be shared.
+pub(crate) fn on_local_fs(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut s = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the descriptor is open, the structure is ours; an all-zero one is valid.
+    let s = unsafe {
+        check(libc::fstatfs(fd.as_raw_fd(), s.as_mut_ptr()).into())?;
+        s.assume_init()
+    };
+    Ok(is_local(s.f_type))
+}
+
 /// Whether `path` lies on a file system that keeps its data in memory.
 pub(crate) fn path_on_memory(path: &Path) -> io::Result<bool> {
     let path = CString::new(path.as_os_str().as_bytes())?;
@@ -142,6 +171,10 @@ pub(crate) fn path_on_memory(path: &Path) -> io::Result<bool> {
         s.assume_init()
     };
     Ok(is_memory(s.f_type))
+}
+
+fn is_local(magic: impl Into<i64>) -> bool {
+    LOCAL_FS.contains(&(magic.into() & 0xffff_ffff))
 }
 
 fn is_memory(magic: impl Into<i64>) -> bool {

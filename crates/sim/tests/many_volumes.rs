@@ -91,6 +91,7 @@ async fn prepare(node: &Node, volumes: u16) -> Result<(), String> {
                 buffered: false,
                 force: false,
                 keep_contents: false,
+                claim: None,
             };
             let file = File::create(&core, &path_of(volume), &how).await;
             let file = Rc::new(file.map_err(|e| e.to_string())?);
@@ -131,6 +132,7 @@ async fn open(core: &Core, me: NodeId, volume: u16, store: Store) -> Result<Mirr
         generation: 0,
         buffered: false,
         read_only: false,
+        claim: None,
     };
     let file = File::open(core, &path_of(volume), &what).await;
     let file = Rc::new(file.map_err(|e| e.to_string())?);

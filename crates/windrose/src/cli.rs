@@ -266,6 +266,14 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_name = "NAME")]
         confirm: Option<VolumeName>,
     },
+    /// Take the image of a volume from the node that had it last and will never use it again. Refused while that node uses it.
+    TakeOver {
+        /// Name of the volume.
+        name: VolumeName,
+        /// The name once more, instead of typing it when asked.
+        #[arg(long, value_name = "NAME")]
+        confirm: Option<VolumeName>,
+    },
     /// Show who has reserved a volume (SCSI), or take the reservations of hosts away that are no more.
     Reservations {
         /// Name of the volume.
@@ -437,14 +445,18 @@ pub(crate) enum PoolCommand {
         /// Name of the pool.
         name: PoolName,
     },
-    /// Open a pool without disks that are gone for good. What only they hold is lost, and they never come back into it.
+    /// Open a pool without disks that are gone for good, or take it over from a node that is gone. What only disks hold that are
+    /// gone is lost, and they never come back into it.
     Open {
         /// Name of the pool.
         name: PoolName,
         /// The disks: their serial numbers, paths, or numbers in the pool (serial:, path: or number: before them, if that
         /// means two).
-        #[arg(long, required = true, num_args = 1.., value_name = "DISK")]
+        #[arg(long, required_unless_present = "take_over", num_args = 1.., value_name = "DISK")]
         without: Vec<String>,
+        /// Take its disks from the node that had them last and will never use them again. Refused while that node uses them.
+        #[arg(long)]
+        take_over: bool,
         /// The pool's name once more, instead of typing it when asked.
         #[arg(long, value_name = "NAME")]
         confirm: Option<PoolName>,
@@ -779,6 +791,14 @@ mod tests {
                 (vec!["S1".into(), "S2".into()], "tank")
             );
         }
+    }
+
+    #[test]
+    fn a_pool_is_taken_over_by_name() {
+        let Ok(PoolCommand::Open { without, take_over, .. }) = pool("open tank --take-over") else {
+            panic!("it is good")
+        };
+        assert!(take_over && without.is_empty());
     }
 
     #[test]

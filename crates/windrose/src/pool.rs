@@ -44,8 +44,8 @@ pub(crate) async fn run(remote: Remote, command: PoolCommand) -> Result<ExitCode
             client.call_on::<ReplacePoolDisk>(&name, &[], &replace).await?
         }
         PoolCommand::Scrub { name } => client.call_on::<ScrubPool>(&name, &[], &Nothing).await?,
-        PoolCommand::Open { name, without, confirm } => {
-            let open = open(&remote, &name, without, confirm).await?;
+        PoolCommand::Open { name, without, take_over, confirm } => {
+            let open = open(&remote, &name, (without, take_over), confirm).await?;
             client.call_on::<ForcePoolOpen>(&name, &[], &open).await?
         }
     };
@@ -114,11 +114,11 @@ fn is_serial(pool: &Pool, typed: &str) -> bool {
     pool.disks.iter().any(is)
 }
 
-/// Opens a pool without disks, after a human has said that he knows what that costs.
+/// Opens a pool without disks, or takes it over, after a human has said that he knows what that costs.
 async fn open(
     remote: &Remote,
     name: &PoolName,
-    without: Vec<String>,
+    (without, take_over): (Vec<String>, bool),
     confirm: Option<PoolName>,
 ) -> Result<OpenPool, Failure> {
     let mut disks = Vec::new();
@@ -129,21 +129,29 @@ async fn open(
     let Some(confirm) = confirm else {
         // Finds out first whether it is there.
         let pool = remote.client.call_on::<GetPool>(name, &[], &Nothing).await?;
-        let what = format!(
-            "{}\nPool {name} is opened without these disks, for good: {}. What only they hold is LOST, \
-             acknowledged writes among it, and they never come back into it.",
-            show::pool(&pool).trim_end(),
-            without.join(", ")
-        );
+        let mut what = show::pool(&pool).trim_end().to_owned();
+        if !without.is_empty() {
+            what.push_str(&format!(
+                "\nPool {name} is opened without these disks, for good: {}. What only they hold is LOST, \
+                 acknowledged writes among it, and they never come back into it.",
+                without.join(", ")
+            ));
+        }
+        if take_over {
+            what.push_str(&format!(
+                "\nPool {name} is taken from the node that had it last. Make sure that this node is off, or \
+                 will never use its disks again: should it still use them, it stops serving them."
+            ));
+        }
         ask_for_name(
             ("pool", name.as_str()),
             &what,
             "opened",
             "--confirm NAME opens it without asking",
         )?;
-        return Ok(OpenPool { without, confirm: name.clone() });
+        return Ok(OpenPool { without, take_over, confirm: name.clone() });
     };
-    Ok(OpenPool { without, confirm })
+    Ok(OpenPool { without, take_over, confirm })
 }
 
 async fn delete(remote: &Remote, name: &PoolName, yes: bool, force: bool) -> Result<(), Failure> {

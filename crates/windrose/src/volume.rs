@@ -8,11 +8,11 @@ use api::endpoint::{
     AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeleteVolume, DenyInitiators,
     FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes, MAP_FORCE, MapTarget,
     Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetHostDhchap, SetHostTls,
-    SetInitiatorChap, SetProtocols, SwitchVolume, VerifyVolume,
+    SetInitiatorChap, SetProtocols, SwitchVolume, TakeOverVolume, VerifyVolume,
 };
 use api::{
     AddCopy, Chap, CreateVolume, ForceCopy, Grow, HostDhchap, HostTls, Initiator, InitiatorChap,
-    Initiators, MapVolume, NewBacking, RemoveCopy, ReplaceCopy, SwitchTo, Verify, Volume,
+    Initiators, MapVolume, NewBacking, RemoveCopy, ReplaceCopy, SwitchTo, TakeOver, Verify, Volume,
     VolumeName,
 };
 
@@ -49,6 +49,7 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
             print(&remote, &volume)?;
         }
         VolumeCommand::Force { name, confirm } => force(&remote, &name, confirm).await?,
+        VolumeCommand::TakeOver { name, confirm } => take_over(&remote, &name, confirm).await?,
         VolumeCommand::Reservations { name, clear, yes } => {
             reservations(&remote, &name, clear, yes).await?;
         }
@@ -170,6 +171,30 @@ async fn force(
         }
     };
     let volume = remote.client.call_on::<ForceVolume>(name, &[], &ForceCopy { confirm }).await?;
+    print(remote, &volume)
+}
+
+/// Takes a volume's image from another node, after a human has said that he knows what that means.
+async fn take_over(
+    remote: &Remote,
+    name: &VolumeName,
+    confirm: Option<VolumeName>,
+) -> Result<(), Failure> {
+    let confirm = match confirm {
+        Some(confirm) => confirm,
+        None => {
+            // Finds out first whether it is there.
+            remote.client.call_on::<GetVolume>(name, &[], &Nothing).await?;
+            let what = format!(
+                "The image of volume {name} is taken from the node that had it last. Make sure that this node is \
+                 off, or will never use it again: should it still use it, it stops serving it."
+            );
+            ask(name, &what, "taken over", "--confirm NAME takes it over without asking")?;
+            name.clone()
+        }
+    };
+    let take = TakeOver { confirm };
+    let volume = remote.client.call_on::<TakeOverVolume>(name, &[], &take).await?;
     print(remote, &volume)
 }
 

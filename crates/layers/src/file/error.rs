@@ -9,6 +9,8 @@ use uuid::Uuid;
 use super::foreign::Foreign;
 use super::label::{BadLabel, LOG_AREA};
 use super::medium::Failure;
+use crate::multihost::{BadRecord, NotTaken, OwnerRecord, Refusal, utc};
+use crate::pool::Text;
 
 /// What went wrong with which file or device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +20,96 @@ pub struct FileError {
     pub path: PathBuf,
     /// Why.
     pub reason: Reason,
+}
+
+/// Who has a disk, in short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldBy {
+    /// What the node and its machine are called.
+    pub who: Text,
+    /// The node; nil if that is not known.
+    pub node: Uuid,
+    /// When it was last seen there, in seconds since the Unix epoch by its own clock.
+    pub seen_s: u32,
+    /// How it has the disk.
+    pub how: Holding,
+}
+
+/// How a node has a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holding {
+    /// It has not given it back.
+    Owned,
+    /// Its heartbeat moves.
+    InUse,
+    /// It has just taken it.
+    Taken,
+    /// Nobody knows: the owner record is damaged.
+    Damaged,
+    /// Nobody knows: the owner record is a newer release's.
+    Unknown,
+}
+
+impl From<&Refusal> for HeldBy {
+    fn from(refusal: &Refusal) -> Self {
+        let (record, how) = match refusal {
+            Refusal::Owned(record) => (Some(record), Holding::Owned),
+            Refusal::InUse(record) => (Some(record), Holding::InUse),
+            Refusal::Lost(record) => (record.as_ref(), Holding::Taken),
+            Refusal::Unclear(BadRecord::Damaged | BadRecord::NoMagic) => (None, Holding::Damaged),
+            Refusal::Unclear(_) => (None, Holding::Unknown),
+        };
+        let Some(record) = record else {
+            return Self { who: Text::new(""), node: Uuid::nil(), seen_s: 0, how };
+        };
+        let OwnerRecord { owner, written, .. } = &**record;
+        let who = match owner.name == owner.host || owner.name.is_empty() {
+            true => format!("host {}", owner.host),
+            false => format!("node {} on host {}", owner.name, owner.host),
+        };
+        let seen_s = u32::try_from(written.as_secs()).unwrap_or(u32::MAX);
+        Self { who: Text::new(&who), node: owner.node, seen_s, how }
+    }
+}
+
+impl fmt::Display for HeldBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { who, node, seen_s, how } = self;
+        match how {
+            Holding::Owned => {
+                let seen = utc(u64::from(*seen_s));
+                write!(
+                    f,
+                    "belongs to {who} ({node}), which has not released it; last seen {seen} by its clock"
+                )
+            }
+            Holding::InUse => {
+                write!(f, "is in use by {who} ({node}): its heartbeat moves; stop that node first")
+            }
+            Holding::Taken => write!(f, "was taken by {who} ({node})"),
+            Holding::Damaged => {
+                f.write_str("has a damaged owner record: which node uses it is not known")
+            }
+            Holding::Unknown => f.write_str("has an owner record that this release does not know"),
+        }
+    }
+}
+
+impl HeldBy {
+    /// Whether a person may say that it is to be taken all the same.
+    #[must_use]
+    pub fn may_take_over(&self) -> bool {
+        matches!(self.how, Holding::Owned | Holding::Damaged)
+    }
+}
+
+impl From<NotTaken> for Reason {
+    fn from(why: NotTaken) -> Self {
+        match why {
+            NotTaken::Refused(refusal) => Self::Held((&refusal).into()),
+            NotTaken::Disk(error) => Self::Disk(error),
+        }
+    }
 }
 
 /// Why a flat image cannot be created, opened, grown or deleted.
@@ -81,6 +173,8 @@ pub enum Reason {
         /// Where its data begins, in bytes from the start.
         data_offset: u64,
     },
+    /// Another machine has its disk, or may have it.
+    Held(HeldBy),
     /// No volume has such a size.
     Size(&'static str),
     /// Its new part could not be zeroed; the log has the cause.
@@ -128,6 +222,7 @@ impl fmt::Display for Reason {
                  before {}",
                 LOG_AREA.end
             ),
+            Self::Held(by) => by.fmt(f),
             Self::Size(why) => f.write_str(why),
             Self::Failed(e) => e.fmt(f),
             Self::Remove(errno) => {

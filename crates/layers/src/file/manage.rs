@@ -23,6 +23,7 @@ use super::slots::{self, Slots};
 use super::span::Span;
 use super::{File, PAGE};
 use crate::identity::random_uuid;
+use crate::multihost::{Claim, Hold, Subject, check_free, clear_records};
 
 /// Most that is cleared by one call to the system, in bytes.
 const CLEAR_STEP: u64 = 1 << 30;
@@ -70,6 +71,8 @@ pub struct Create {
     pub force: bool,
     /// Leave a device's old contents where the volume's data will be, instead of zeroing them.
     pub keep_contents: bool,
+    /// Who makes it, where other machines may reach its disk; none if the caller keeps them out.
+    pub claim: Option<Claim>,
 }
 
 /// What to open.
@@ -83,6 +86,8 @@ pub struct Open {
     pub buffered: bool,
     /// Only read.
     pub read_only: bool,
+    /// Who opens it to write, where other machines may reach its disk; none if the caller keeps them out.
+    pub claim: Option<Claim>,
 }
 
 impl File {
@@ -109,7 +114,8 @@ impl File {
             }
         };
         let memory = core.pool().account();
-        let prepared = async { prepare(&medium, &memory, how).await.map_err(|why| why.at(path)) };
+        let prepared =
+            async { prepare(core, &medium, &memory, how).await.map_err(|why| why.at(path)) };
         in_time(path, prepared).await?;
         Self::make(core, medium, memory, how, false).await
     }
@@ -124,7 +130,7 @@ impl File {
         let memory = core.pool().account();
         let prepared = async {
             check_size(how)?;
-            prepare(&medium, &memory, how).await
+            prepare(core, &medium, &memory, how).await
         };
         prepared.await.map_err(|reason| reason.at(medium.path()))?;
         Self::make(core, medium, memory, how, false).await
@@ -139,15 +145,16 @@ impl File {
         fresh: bool,
     ) -> Result<Self, FileError> {
         let made = fill(core, &medium, &memory, how).await;
-        if made.is_err() {
+        // What another machine has claimed meanwhile is that one's.
+        if !matches!(made, Ok(_) | Err(Reason::Held(_))) {
             let taken = timeout(PATIENCE, take_back(core, &medium, &memory, fresh));
             if taken.await.is_err() {
                 tracing::warn!(path = %medium.path().display(), "it does not answer: a half-made image is left behind");
             }
         }
-        let label = made.map_err(|reason| reason.at(medium.path()))?;
+        let (label, hold) = made.map_err(|reason| reason.at(medium.path()))?;
         let can_free = can_free(&medium, &memory, &label).await;
-        Ok(Self::new(medium, memory, label, can_free))
+        Ok(Self::new(medium, memory, label, can_free, hold))
     }
 
     /// Opens an image. One bad copy of its label is repaired.
@@ -170,14 +177,30 @@ impl File {
             let slots = Slots::read(&medium, &memory).await?;
             let label = labelled(&medium, &memory, &slots).await?;
             check_label(&medium, &label, what)?;
-            if !what.read_only {
-                repair(&medium, &memory, &slots, &label).await?;
+            if what.read_only {
+                return Ok((label, None));
             }
-            Ok(label)
+            let hold = hold(core, &medium, &memory, &label, what.claim).await?;
+            // Its last owner may have changed it until it was claimed.
+            let opened = async {
+                let slots =
+                    if hold.is_some() { Slots::read(&medium, &memory).await? } else { slots };
+                let label = labelled(&medium, &memory, &slots).await?;
+                check_label(&medium, &label, what)?;
+                repair(&medium, &memory, &slots, &label).await?;
+                Ok(label)
+            };
+            match opened.await {
+                Ok(label) => Ok((label, hold)),
+                Err(reason) => {
+                    give_back(&medium, hold).await;
+                    Err(reason)
+                }
+            }
         };
-        let label = opened.await.map_err(|reason: Reason| reason.at(medium.path()))?;
+        let (label, hold) = opened.await.map_err(|reason: Reason| reason.at(medium.path()))?;
         let can_free = can_free(&medium, &memory, &label).await;
-        Ok(Self::new(medium, memory, label, can_free))
+        Ok(Self::new(medium, memory, label, can_free, hold))
     }
 
     /// Makes the volume `bytes` large; the new blocks are zeroes. Nothing happens if it is
@@ -296,8 +319,30 @@ impl File {
     }
 }
 
+/// Takes the disk that an image lies on for this machine.
+async fn hold(
+    core: &Core,
+    medium: &Medium,
+    memory: &Account,
+    label: &Label,
+    claim: Option<Claim>,
+) -> Result<Option<Hold>, Reason> {
+    let (Some(disk), Some(claim)) = (medium.disk(), claim) else { return Ok(None) };
+    let subject = Subject { set: label.volume, part: label.image };
+    Ok(Some(Hold::take(core, disk, memory, (subject, &claim), None).await?))
+}
+
+/// Gives the disk back that an image lies on, of which nothing is open.
+async fn give_back(medium: &Medium, hold: Option<Hold>) {
+    let Some(hold) = hold else { return };
+    if let Err(error) = hold.release().await {
+        let path = medium.path().display();
+        tracing::warn!(%path, %error, "it is not noted that the image is closed: another node needs --take-over");
+    }
+}
+
 /// Deletes an image: removes the file, or wipes a device's label and frees its space. It must not
-/// be open. With `force` it may hold anything.
+/// be open, and with a `claim` not another machine's. With `force` it may hold anything.
 ///
 /// # Errors
 /// [`FileError`] names what is in the way.
@@ -305,8 +350,8 @@ pub async fn delete(
     core: &Core,
     path: &Path,
     volume: Uuid,
-    buffered: bool,
-    force: bool,
+    (buffered, force): (bool, bool),
+    claim: Option<Claim>,
 ) -> Result<(), FileError> {
     let disk = core.open_disk(path, OpenOptions::new().buffered(buffered)).await?;
     let medium = &Medium::from(disk);
@@ -319,6 +364,7 @@ pub async fn delete(
                 return Err(Reason::OtherVolume { found, wanted: volume });
             }
         }
+        check_owner(core, medium, &memory, claim).await?;
         match medium.info().kind {
             DiskKind::File => {
                 let removed = core.remove_file(path).await;
@@ -401,13 +447,21 @@ async fn sync(medium: &Medium, memory: &Account) -> Result<(), Failure> {
 }
 
 /// Makes sure that a file or device may be overwritten and is large enough; empties a file.
-async fn prepare(medium: &Medium, memory: &Account, how: &Create) -> Result<(), Reason> {
+async fn prepare(
+    core: &Core,
+    medium: &Medium,
+    memory: &Account,
+    how: &Create,
+) -> Result<(), Reason> {
     let mut is_empty = false;
     if !how.force || medium.is_clean() {
         let checked = check_empty(medium, memory, how.keep_contents).await;
         is_empty = checked.is_ok();
         checked.or_else(|why| if how.force { Ok(()) } else { Err(why) })?;
     }
+    // Whoever overwrites a disk on purpose takes it from its owner, but not while that one uses it.
+    let claim = how.claim.map(|claim| Claim { take_over: claim.take_over || how.force, ..claim });
+    check_owner(core, medium, memory, claim).await?;
     let size = medium.info().size;
     match (medium.info().kind, how.bytes) {
         (DiskKind::File, None) => Err(Reason::Size("a file needs a size")),
@@ -430,6 +484,17 @@ async fn prepare(medium: &Medium, memory: &Account, how: &Create) -> Result<(), 
             Ok(())
         }
     }
+}
+
+/// Refuses a disk that another machine has.
+async fn check_owner(
+    core: &Core,
+    medium: &Medium,
+    memory: &Account,
+    claim: Option<Claim>,
+) -> Result<(), Reason> {
+    let (Some(disk), Some(claim)) = (medium.disk(), claim) else { return Ok(()) };
+    Ok(check_free(core, disk, memory, &claim).await?)
 }
 
 /// The bytes of a device that can be reached.
@@ -665,7 +730,7 @@ async fn fill(
     medium: &Medium,
     memory: &Account,
     how: &Create,
-) -> Result<Label, Reason> {
+) -> Result<(Label, Option<Hold>), Reason> {
     let info = medium.info();
     let data_bytes = data_bytes(medium, how);
     let label = Label {
@@ -692,6 +757,9 @@ async fn fill(
         Ok(())
     };
     timeout(PATIENCE, labelled).await.unwrap_or(Err(Reason::Silent))?;
+    // From here on another machine that does the same finds this claim, or this one finds the other's.
+    let claim = how.claim.map(|claim| Claim { take_over: claim.take_over || how.force, ..claim });
+    let hold = hold(core, medium, memory, &label, claim).await?;
     match info.kind {
         DiskKind::BlockDevice if how.keep_contents || medium.is_clean() => {}
         DiskKind::BlockDevice => {
@@ -709,7 +777,7 @@ async fn fill(
     sync(medium, memory).await?;
     let label = Label { generation: 2, state: State::Active, ..label };
     slots::replace(medium, memory, &label, 0).await?;
-    Ok(label)
+    Ok((label, hold))
 }
 
 async fn lengthen(medium: &Medium, bytes: u64) -> Result<(), Reason> {
@@ -727,6 +795,9 @@ async fn unlabel(medium: &Medium, memory: &Account) -> Result<(), Failure> {
     // A device that is deleted by force may be too small for labels.
     for at in SLOTS.into_iter().filter(|at| at + LABEL_BYTES as u64 <= size) {
         medium.write(at, Bufs::zeroes(LABEL_BYTES), &ctx).await?;
+    }
+    if let Some(disk) = medium.disk().filter(|_| size >= DATA_OFFSET) {
+        clear_records(disk, memory).await?;
     }
     medium.sync(&ctx).await
 }

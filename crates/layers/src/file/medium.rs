@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use block::{Account, Blocks, Bufs, BufsMut, Class, Ctx, Dev, Epoch, Error, Info, Lba, Op, Run};
 use rt::disk::{Disk, DiskError, DiskErrorKind, DiskInfo, DiskKind, Signature, Stretch};
 
+use crate::multihost::{Gate, Hold, check, pass};
 use crate::overlay::overlay;
 
 /// Memory comes in pieces of so many bytes.
@@ -19,7 +20,8 @@ pub struct Medium(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    Disk(Disk),
+    /// And the gate that keeps it from being used when another machine has it.
+    Disk(Disk, Option<Gate>),
     Dev(Below),
 }
 
@@ -76,7 +78,7 @@ const UNSUPPORTED: Failure = Failure::Disk(DiskError::new(DiskErrorKind::Unsuppo
 
 impl From<Disk> for Medium {
     fn from(disk: Disk) -> Self {
-        Self(Kind::Disk(disk))
+        Self(Kind::Disk(disk, None))
     }
 }
 
@@ -91,6 +93,22 @@ impl Medium {
         Self(Kind::Dev(Below { dev, name, read_only: false, is_lost: Cell::new(false) }))
     }
 
+    /// The disk that it is, unless it is a device.
+    pub(super) fn disk(&self) -> Option<&Disk> {
+        match &self.0 {
+            Kind::Disk(disk, _) => Some(disk),
+            Kind::Dev(_) => None,
+        }
+    }
+
+    /// The same, used only as long as this machine holds the disk.
+    pub(super) fn guarded(self, hold: Option<&Hold>) -> Self {
+        match self.0 {
+            Kind::Disk(disk, _) => Self(Kind::Disk(disk, hold.map(Hold::gate))),
+            kind @ Kind::Dev(_) => Self(kind),
+        }
+    }
+
     /// The same for an image that is only read. A disk was opened for one or the other.
     pub(super) fn for_reading(mut self, read_only: bool) -> Self {
         if let Kind::Dev(below) = &mut self.0 {
@@ -103,7 +121,7 @@ impl Medium {
     #[must_use]
     pub fn path(&self) -> &Path {
         match &self.0 {
-            Kind::Disk(disk) => disk.path(),
+            Kind::Disk(disk, _) => disk.path(),
             Kind::Dev(below) => &below.name,
         }
     }
@@ -112,7 +130,7 @@ impl Medium {
     #[must_use]
     pub fn info(&self) -> DiskInfo {
         match &self.0 {
-            Kind::Disk(disk) => disk.info(),
+            Kind::Disk(disk, _) => disk.info(),
             Kind::Dev(below) => below.info(),
         }
     }
@@ -120,7 +138,7 @@ impl Medium {
     /// Memory in bytes that each operation may take beside that of its data.
     pub(super) fn overhead(&self) -> u32 {
         match &self.0 {
-            Kind::Disk(_) => 0,
+            Kind::Disk(..) => 0,
             Kind::Dev(below) => below.dev.info().overhead,
         }
     }
@@ -128,7 +146,7 @@ impl Medium {
     /// What libblkid finds on it, if it is a disk and the library is there.
     pub(super) async fn signatures(&self) -> Vec<Signature> {
         match &self.0 {
-            Kind::Disk(disk) => disk.signatures().await.unwrap_or_default(),
+            Kind::Disk(disk, _) => disk.signatures().await.unwrap_or_default(),
             Kind::Dev(_) => Vec::new(),
         }
     }
@@ -146,7 +164,7 @@ impl Medium {
     /// What pieces of data that is written have to be multiples of, in bytes.
     pub(super) fn piece(&self) -> u32 {
         match &self.0 {
-            Kind::Disk(disk) => disk.info().logical_block,
+            Kind::Disk(disk, _) => disk.info().logical_block,
             Kind::Dev(_) => 1,
         }
     }
@@ -154,7 +172,7 @@ impl Medium {
     /// What it frees at least, in bytes.
     pub(super) fn freed_at_once(&self) -> u64 {
         match &self.0 {
-            Kind::Disk(_) => PAGE,
+            Kind::Disk(..) => PAGE,
             Kind::Dev(below) => {
                 let info = below.dev.info();
                 u64::from(info.unmap_granularity_blocks) * u64::from(info.block_size)
@@ -174,7 +192,12 @@ impl Medium {
     /// Reads `len` bytes from byte `at` on.
     pub(super) async fn read(&self, at: u64, len: usize, ctx: &Ctx) -> Result<Bufs, Failure> {
         match &self.0 {
-            Kind::Disk(disk) => Ok(disk.read(at, ctx.alloc(len)).await?.into()),
+            Kind::Disk(disk, gate) => {
+                pass(gate.as_ref()).await?;
+                let done = disk.read(at, ctx.alloc(len)).await?;
+                pass(gate.as_ref()).await?;
+                Ok(done.into())
+            }
             Kind::Dev(below) => below.read(at, len, ctx).await,
         }
     }
@@ -187,7 +210,12 @@ impl Medium {
         ctx: &Ctx,
     ) -> Result<BufsMut, Failure> {
         match &self.0 {
-            Kind::Disk(disk) => Ok(disk.read(at, ctx.alloc(len)).await?),
+            Kind::Disk(disk, gate) => {
+                pass(gate.as_ref()).await?;
+                let done = disk.read(at, ctx.alloc(len)).await?;
+                pass(gate.as_ref()).await?;
+                Ok(done)
+            }
             Kind::Dev(below) => {
                 let read = below.read(at, len, ctx).await?;
                 let mut copy = ctx.alloc(len);
@@ -200,7 +228,12 @@ impl Medium {
     /// Writes `data` from byte `at` on.
     pub(super) async fn write(&self, at: u64, data: Bufs, ctx: &Ctx) -> Result<(), Failure> {
         match &self.0 {
-            Kind::Disk(disk) => Ok(disk.write(at, data).await?),
+            Kind::Disk(disk, gate) => {
+                pass(gate.as_ref()).await?;
+                let done = disk.write(at, data).await?;
+                pass(gate.as_ref()).await?;
+                Ok(done)
+            }
             Kind::Dev(below) => below.write(at, data, ctx).await,
         }
     }
@@ -208,7 +241,10 @@ impl Medium {
     /// Makes durable whatever was written before. After a failure nothing is written any more.
     pub(super) async fn sync(&self, ctx: &Ctx) -> Result<(), Failure> {
         match &self.0 {
-            Kind::Disk(disk) => Ok(disk.sync().await?),
+            Kind::Disk(disk, gate) => {
+                check(gate.as_ref())?;
+                Ok(disk.sync().await?)
+            }
             Kind::Dev(below) => below.sync(ctx).await,
         }
     }
@@ -216,7 +252,12 @@ impl Medium {
     /// Frees the space of a range, which then reads as zeroes.
     pub(super) async fn punch(&self, at: u64, bytes: u64, ctx: &Ctx) -> Result<(), Failure> {
         match &self.0 {
-            Kind::Disk(disk) => Ok(disk.punch(at, bytes).await?),
+            Kind::Disk(disk, gate) => {
+                pass(gate.as_ref()).await?;
+                let done = disk.punch(at, bytes).await?;
+                pass(gate.as_ref()).await?;
+                Ok(done)
+            }
             Kind::Dev(below) => {
                 if !below.info().can_punch {
                     return Err(UNSUPPORTED);
@@ -229,7 +270,12 @@ impl Medium {
     /// Makes a range read as zeroes and keeps its space.
     pub(super) async fn zero(&self, at: u64, bytes: u64, ctx: &Ctx) -> Result<(), Failure> {
         match &self.0 {
-            Kind::Disk(disk) => Ok(disk.zero(at, bytes).await?),
+            Kind::Disk(disk, gate) => {
+                pass(gate.as_ref()).await?;
+                let done = disk.zero(at, bytes).await?;
+                pass(gate.as_ref()).await?;
+                Ok(done)
+            }
             Kind::Dev(below) => {
                 let zero = |at, blocks| Op::Zero { at, blocks, unmap: false, fua: false };
                 below.clear(at, bytes, ctx, zero).await
@@ -240,7 +286,12 @@ impl Medium {
     /// Puts space behind a range of a file.
     pub(super) async fn allocate(&self, at: u64, bytes: u64) -> Result<(), Failure> {
         match &self.0 {
-            Kind::Disk(disk) => Ok(disk.allocate(at, bytes).await?),
+            Kind::Disk(disk, gate) => {
+                pass(gate.as_ref()).await?;
+                let done = disk.allocate(at, bytes).await?;
+                pass(gate.as_ref()).await?;
+                Ok(done)
+            }
             Kind::Dev(_) => Ok(()),
         }
     }
@@ -248,7 +299,12 @@ impl Medium {
     /// Makes a file longer or shorter.
     pub(super) async fn set_len(&self, bytes: u64) -> Result<(), Failure> {
         match &self.0 {
-            Kind::Disk(disk) => Ok(disk.set_len(bytes).await?),
+            Kind::Disk(disk, gate) => {
+                pass(gate.as_ref()).await?;
+                let done = disk.set_len(bytes).await?;
+                pass(gate.as_ref()).await?;
+                Ok(done)
+            }
             Kind::Dev(_) => Err(UNSUPPORTED),
         }
     }
@@ -256,7 +312,7 @@ impl Medium {
     /// Its size in bytes now.
     pub(super) async fn measure(&self) -> Result<u64, Failure> {
         match &self.0 {
-            Kind::Disk(disk) => Ok(disk.measure().await?),
+            Kind::Disk(disk, _) => Ok(disk.measure().await?),
             Kind::Dev(below) => Ok(below.dev.info().bytes()),
         }
     }
@@ -264,7 +320,7 @@ impl Medium {
     /// Bytes of space it takes.
     pub(super) async fn allocated(&self) -> Result<u64, Failure> {
         match &self.0 {
-            Kind::Disk(disk) => Ok(disk.allocated().await?),
+            Kind::Disk(disk, _) => Ok(disk.allocated().await?),
             Kind::Dev(below) => Ok(below.dev.info().bytes()),
         }
     }
@@ -272,7 +328,7 @@ impl Medium {
     /// How a range begins: with a hole, or not, and for how long.
     pub(super) async fn stretch(&self, at: u64, bytes: u64, ctx: &Ctx) -> Result<Stretch, Failure> {
         match &self.0 {
-            Kind::Disk(disk) => Ok(disk.stretch(at, bytes).await?),
+            Kind::Disk(disk, _) => Ok(disk.stretch(at, bytes).await?),
             Kind::Dev(below) => below.stretch(at, bytes, ctx).await,
         }
     }
@@ -293,6 +349,7 @@ impl Below {
             volatile_cache: info.volatile_cache,
             rotational: None,
             read_only: info.read_only || self.read_only,
+            shared: false,
             attachment: 0,
         }
     }

@@ -31,7 +31,7 @@ use std::path::Path;
 use block::{ASIDE_BYTES, Account, FlushGate, Info};
 use rt::disk::DiskError;
 
-pub use error::{FileError, Reason};
+pub use error::{FileError, HeldBy, Holding, Reason};
 pub use foreign::Foreign;
 pub(crate) use foreign::MEMBER;
 pub use label::{
@@ -42,6 +42,7 @@ pub use manage::{Create, Open, delete, inspect, inspect_on};
 pub(crate) use manage::{clear_disk, is_unused, known_formats, read_disk};
 pub use medium::Medium;
 
+use crate::multihost::{Hold, Lost};
 use crate::units::UnitLocks;
 
 /// Largest operation that carries data, in bytes.
@@ -74,10 +75,19 @@ pub struct File {
     flushes: FlushGate,
     units: UnitLocks,
     changing_label: tokio::sync::Mutex<()>,
+    /// Keeps other machines from its disk.
+    hold: Option<Hold>,
 }
 
 impl File {
-    fn new(medium: Medium, memory: Account, label: Label, can_free: bool) -> Self {
+    fn new(
+        medium: Medium,
+        memory: Account,
+        label: Label,
+        can_free: bool,
+        hold: Option<Hold>,
+    ) -> Self {
+        let medium = medium.guarded(hold.as_ref());
         let found = medium.info();
         let block = label.block_size;
         if block > found.physical_block {
@@ -118,6 +128,24 @@ impl File {
             flushes: FlushGate::default(),
             units: UnitLocks::default(),
             changing_label: tokio::sync::Mutex::default(),
+            hold,
+        }
+    }
+
+    /// The machine that has taken its disk from this one, if one has: nothing is read or written any more.
+    #[must_use]
+    pub fn lost(&self) -> Option<Lost> {
+        self.hold.as_ref().and_then(Hold::lost)
+    }
+
+    /// Gives its disk back when all is done: any node may open it from now on. Nothing is written afterwards.
+    ///
+    /// # Errors
+    /// That this could not be written: it is this node's still.
+    pub async fn release(&self) -> Result<(), DiskError> {
+        match &self.hold {
+            Some(hold) => hold.release().await,
+            None => Ok(()),
         }
     }
 

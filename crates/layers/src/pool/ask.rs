@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::error::PoolError;
 use super::layout::Layout;
 use super::metadata::{Extent, MemberId, Members, Metadata, Piece, Volume, VolumeId};
+use crate::multihost::Lease;
 use crate::raid::geometry::Shape;
 use crate::raid::{self, Column, Errors, Scrubbed};
 
@@ -28,6 +29,8 @@ pub(super) struct MemberInfo {
     pub(super) path: PathBuf,
     pub(super) layout: Layout,
     pub(super) errors: Arc<Errors>,
+    /// Until when this machine may use it.
+    pub(super) lease: Option<Arc<Lease>>,
 }
 
 /// What a core needs to know of a pool.

@@ -1,11 +1,13 @@
 //! What is read and written of one member beside data: its label, its journal, its snapshots.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Account, Class};
+use rt::Core;
 use rt::disk::{Disk, DiskError, DiskErrorKind};
 use tokio::time::timeout;
 
@@ -14,10 +16,17 @@ use super::journal::{BLOCK_BYTES, Block, NoBlock};
 use super::knowledge::{Damaged, known};
 use super::label::{self, BadLabel, LABEL_BYTES, Label, SLOTS, State};
 use super::metadata::{Metadata, Piece, TAIL_BYTES};
+use super::multihost::Ownership;
+use super::recovery::raw;
 use super::snapshot::{self, NoSnapshot};
-use super::writer::LONG_PATIENCE;
+use super::writer::{LONG_PATIENCE, PATIENCE};
 use crate::file::{clear_disk, read_disk};
+use crate::multihost::{Gate, Hold, Lease, Lost, NotTaken, Subject, check, pass};
 use crate::raid::Errors;
+use crate::raw::Raw;
+
+/// How long a disk is waited for that is asked whether it is still this machine's.
+const VERIFIED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Most that is read or written at once, in bytes.
 const STEP: usize = 256 << 10;
@@ -34,6 +43,8 @@ pub(super) struct MemberDisk {
     errors: Arc<Errors>,
     /// How often something written here has ended.
     steps: Cell<u64>,
+    /// Keeps other machines from it.
+    hold: RefCell<Option<Rc<Hold>>>,
 }
 
 /// What comes of it, or that the disk is gone, as it does not answer for so long. What is under way goes on, and holds the disk.
@@ -97,7 +108,73 @@ impl MemberDisk {
             snapshots: Cell::new([0; 2]),
             errors: Arc::default(),
             steps: Cell::new(0),
+            hold: RefCell::default(),
         }
+    }
+
+    /// Takes it for this machine, if that is to be done.
+    ///
+    /// # Errors
+    /// [`NotTaken`]: who has it.
+    pub(super) async fn take(&self, core: &Core, ownership: &Ownership) -> Result<(), NotTaken> {
+        let Some(claim) = ownership.claim else { return Ok(()) };
+        let label = self.label.get();
+        let subject = Subject { set: label.pool, part: label.member };
+        let told = ownership.told.clone();
+        let hold = Hold::take(core, &self.disk, &self.memory, (subject, &claim), told).await?;
+        *self.hold.borrow_mut() = Some(Rc::new(hold));
+        Ok(())
+    }
+
+    fn hold(&self) -> Option<Rc<Hold>> {
+        self.hold.borrow().clone()
+    }
+
+    /// Until when it may be used.
+    pub(super) fn lease(&self) -> Option<Arc<Lease>> {
+        self.hold.borrow().as_ref().map(|hold| hold.lease())
+    }
+
+    fn gate(&self) -> Option<Gate> {
+        self.hold.borrow().as_ref().map(|hold| hold.gate())
+    }
+
+    /// Looks whether it is still this machine's.
+    ///
+    /// # Errors
+    /// That another one has it. If that cannot be told it is not lost.
+    pub(super) async fn verify(&self) -> Result<(), Lost> {
+        let Some(hold) = self.hold() else { return Ok(()) };
+        match timeout(VERIFIED_WITHIN, hold.verify()).await {
+            Ok(Err(Some(lost))) => Err(lost),
+            // What it may not be used for any more it is not used for, by its lease.
+            Ok(Ok(()) | Err(None)) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Gives it back: other nodes may take it from now on. Nothing may be written to it any more.
+    pub(super) async fn release(&self) {
+        let Some(hold) = self.hold.take() else { return };
+        let path = self.path().display();
+        match timeout(PATIENCE, hold.release()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(%path, %error, "it is not noted that the disk is closed: another node needs --take-over");
+            }
+            Err(_) => tracing::warn!(%path, "the disk does not answer: it is not released"),
+        }
+    }
+
+    /// Ends its heartbeat: it can be opened again at once, by this node.
+    pub(super) async fn let_go(&self) {
+        if let Some(hold) = self.hold.take() {
+            hold.end().await;
+        }
+    }
+
+    /// The disk as an array uses it.
+    pub(super) fn raw(&self) -> Raw {
+        raw(self.disk.clone()).guarded(self.gate())
     }
 
     /// Changes whenever something that was to be written has been.
@@ -267,6 +344,7 @@ impl MemberDisk {
     }
 
     async fn zero(&self, from: u64, to: u64) -> Result<(), DiskError> {
+        pass(self.gate().as_ref()).await?;
         let cleared = clear_disk(&self.disk, &self.memory, from, to).await;
         self.step(cleared)
     }
@@ -274,11 +352,18 @@ impl MemberDisk {
     async fn write(&self, at: u64, bytes: &[u8]) -> Result<(), DiskError> {
         let credit = self.memory.credit(bytes.len(), Class::Immediate).await;
         let credit = credit.map_err(|_| DiskError { kind: DiskErrorKind::Other, errno: 0 })?;
-        let written = self.disk.write(at, rt::buf::copy_in(&credit, bytes)).await;
+        let gate = self.gate();
+        let written = async {
+            pass(gate.as_ref()).await?;
+            self.disk.write(at, rt::buf::copy_in(&credit, bytes)).await?;
+            pass(gate.as_ref()).await
+        };
+        let written = written.await;
         self.step(written)
     }
 
     async fn sync(&self) -> Result<(), DiskError> {
+        check(self.gate().as_ref())?;
         let synced = self.disk.sync().await;
         self.step(synced)
     }

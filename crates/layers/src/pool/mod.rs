@@ -16,6 +16,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `disk` | one member's label, journal and snapshots |
+//! | `multihost` | disks that another machine may reach |
 //! | `opening` | which disks there are, and who of them is believed |
 //! | `recovery` | what a crash has left |
 //! | `writer` | versions |
@@ -36,6 +37,7 @@ pub mod label;
 pub mod layout;
 pub mod metadata;
 mod mistake;
+mod multihost;
 mod opening;
 mod owner;
 mod recovery;

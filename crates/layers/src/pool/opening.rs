@@ -15,10 +15,12 @@ use super::disk::{MemberDisk, Unusable, read_label};
 use super::error::PoolError;
 use super::label::{Label, State};
 use super::metadata::{MemberId, Members, Metadata, Stamp, Standing};
+use super::multihost::{Ownership, is_free, not_taken, release_all, take_all, take_in_time};
 use super::vote::{self, Known, Witness, contradicts};
 use super::writer::{LONG_PATIENCE, PATIENCE};
 use super::{Mistake, Text};
 use crate::file;
+use crate::multihost::{Claim, NotTaken};
 
 /// What a disk says that it is of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +105,7 @@ async fn seen_at(core: &Core, path: &Path, buffered: bool) -> At {
     }
 }
 
-/// The disk at `path`, if it is of the pool, and what it knows.
+/// The disk at `path`, if it is of the pool.
 ///
 /// # Errors
 /// Why it is not used though it may be, in words.
@@ -112,7 +114,7 @@ async fn look(
     pool: Uuid,
     path: &Path,
     buffered: bool,
-) -> Result<Option<(MemberDisk, Result<Metadata, Unusable>)>, String> {
+) -> Result<Option<MemberDisk>, String> {
     let note = |what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
     let how = OpenOptions::new().buffered(buffered);
     let disk = core.open_disk(path, how).await.map_err(|why| why.to_string())?;
@@ -130,9 +132,7 @@ async fn look(
     if size < had {
         return Err(note(&format!("disk {serial} has {size} bytes and had {had}: it is not used")));
     }
-    let disk = MemberDisk::new(disk, memory, label);
-    let known = disk.known().await;
-    Ok(Some((disk, known)))
+    Ok(Some(MemberDisk::new(disk, memory, label)))
 }
 
 /// A disk of the pool, and what it knows.
@@ -184,8 +184,78 @@ pub(super) struct Start {
 }
 
 impl Disks {
-    /// Looks for the disks of `pool` at these paths. Whatever is something else is passed over.
-    pub(super) async fn find(core: &Core, pool: Uuid, paths: &[PathBuf], buffered: bool) -> Self {
+    /// Looks for the disks of `pool` at these paths, takes them for this machine, and finds out what they know. Whatever is
+    /// something else is passed over.
+    ///
+    /// # Errors
+    /// Which disks are another machine's, but for those of `without`.
+    pub(super) async fn find(
+        core: &Core,
+        pool: Uuid,
+        paths: &[PathBuf],
+        (buffered, without): (bool, &[String]),
+        ownership: &Ownership,
+    ) -> Result<Self, PoolError> {
+        let (all, disks) = Self::look_for(core, pool, paths, buffered).await;
+        let is_said_gone = |disk: &MemberDisk| {
+            let (serial, path) = (disk.label().serial, disk.path());
+            without.iter().any(|name| serial.as_str() == name || path == Path::new(name))
+        };
+        let (gone, disks): (Vec<_>, Vec<_>) = disks.into_iter().partition(is_said_gone);
+        let each: Vec<_> = disks.iter().collect();
+        let taken = take_all(core, &each, ownership).await?;
+        Ok(all.with_known(gone, disks, taken).await)
+    }
+
+    /// The same of disks that are out of the pool: those that are another machine's are left alone.
+    async fn find_each(
+        core: &Core,
+        pool: Uuid,
+        paths: &[PathBuf],
+        buffered: bool,
+        ownership: &Ownership,
+    ) -> Self {
+        let (all, disks) = Self::look_for(core, pool, paths, buffered).await;
+        let taken = join_all(disks.iter().map(|disk| take_in_time(core, disk, ownership))).await;
+        let taken = taken.into_iter().map(Result::err).collect();
+        all.with_known(Vec::new(), disks, taken).await
+    }
+
+    /// All that could be taken, each with what it knows, and those that are gone for good.
+    async fn with_known(
+        mut self,
+        gone: Vec<MemberDisk>,
+        disks: Vec<MemberDisk>,
+        taken: Vec<Option<NotTaken>>,
+    ) -> Self {
+        let mut there = gone;
+        for (disk, why_not) in disks.into_iter().zip(taken) {
+            match why_not {
+                None => there.push(disk),
+                Some(why) => self.notes.push(not_taken(&disk.label(), disk.path(), &why)),
+            }
+        }
+        let known = join_all(there.iter().map(|disk| timeout(LONG_PATIENCE, disk.known()))).await;
+        for (disk, known) in there.into_iter().zip(known) {
+            match known {
+                Ok(known) => self.add(disk, known),
+                Err(_) => self.note(disk.path(), "it does not answer"),
+            }
+        }
+        self
+    }
+
+    /// Gives all of them back: the pool is not opened.
+    pub(super) async fn release(&self) {
+        release_all(self.found.iter().map(|found| Rc::clone(&found.disk))).await;
+    }
+
+    async fn look_for(
+        core: &Core,
+        pool: Uuid,
+        paths: &[PathBuf],
+        buffered: bool,
+    ) -> (Self, Vec<MemberDisk>) {
         let (mut all, mut places) = (Self::default(), Vec::new());
         for path in paths {
             if !places.contains(&path) {
@@ -197,15 +267,16 @@ impl Disks {
             let seen = timeout(LONG_PATIENCE, look(core, pool, path, buffered)).await;
             seen.unwrap_or_else(|_| Err(format!("{}: it does not answer", path.display())))
         });
+        let mut disks = Vec::new();
         for seen in join_all(looks).await {
             match seen {
-                Ok(Some((disk, known))) => all.add(disk, known),
+                Ok(Some(disk)) => disks.push(disk),
                 Ok(None) => {}
                 Err(note) => all.notes.push(note),
             }
         }
-        all.without_twins();
-        all
+        all.without_twins(&mut disks);
+        (all, disks)
     }
 
     fn note(&mut self, path: &Path, what: impl std::fmt::Display) {
@@ -221,15 +292,14 @@ impl Disks {
     }
 
     /// Two with one identity are a disk and its copy: nobody knows which is which.
-    fn without_twins(&mut self) {
-        let uuids: Vec<Uuid> = self.found.iter().map(|f| f.disk.label().member).collect();
+    fn without_twins(&mut self, disks: &mut Vec<MemberDisk>) {
+        let uuids: Vec<Uuid> = disks.iter().map(|disk| disk.label().member).collect();
         let is_twin = |uuid: Uuid| uuids.iter().filter(|u| **u == uuid).count() > 1;
-        let twins = self.found.extract_if(.., |found| is_twin(found.disk.label().member));
-        let twins: Vec<_> = twins.collect();
+        let twins: Vec<_> = disks.extract_if(.., |disk| is_twin(disk.label().member)).collect();
         for twin in twins {
-            let member = twin.disk.label().member;
+            let member = twin.label().member;
             let what = format!("there is another disk with its identity {member}: neither is used");
-            self.note(twin.disk.path(), what);
+            self.note(twin.path(), what);
         }
     }
 
@@ -265,7 +335,7 @@ impl Disks {
     }
 
     /// Who of them is believed.
-    pub(super) fn believe(self, without: &[String], mistake: Mistake) -> Result<Start, PoolError> {
+    pub(super) fn believe(&self, without: &[String], mistake: Mistake) -> Result<Start, PoolError> {
         for note in &self.notes {
             tracing::warn!("{note}");
         }
@@ -292,7 +362,7 @@ impl Disks {
         for found in &self.found {
             start.add(found, believed.supporters);
         }
-        start.bear(&self, &without)?;
+        start.bear(self, &without)?;
         Ok(start)
     }
 }
@@ -333,8 +403,9 @@ pub(super) async fn find_absent(
     pool: &Metadata,
     paths: &[PathBuf],
     buffered: bool,
+    ownership: &Ownership,
 ) -> (Vec<Returning>, Vec<Newer>) {
-    let disks = Disks::find(core, pool.pool, paths, buffered).await;
+    let disks = Disks::find_each(core, pool.pool, paths, buffered, ownership).await;
     let (mut absent, mut newer) = (Vec::new(), Vec::new());
     for found in &disks.found {
         let label = found.disk.label();
@@ -460,14 +531,22 @@ pub(super) async fn open_new(
     core: &Core,
     new: &NewDisk,
     buffered: bool,
+    claim: Option<Claim>,
 ) -> Result<Disk, PoolError> {
-    if_it_answers(&new.path, opened_if_unused(core, new, buffered)).await
+    if_it_answers(&new.path, opened_if_unused(core, new, buffered, claim)).await
 }
 
-async fn opened_if_unused(core: &Core, new: &NewDisk, buffered: bool) -> Result<Disk, PoolError> {
+async fn opened_if_unused(
+    core: &Core,
+    new: &NewDisk,
+    buffered: bool,
+    claim: Option<Claim>,
+) -> Result<Disk, PoolError> {
     let disk = core.open_disk(&new.path, OpenOptions::new().buffered(buffered)).await?;
     let (path, serial) = (new.path.display().to_string(), disk.serial().to_owned());
-    if is_identity(&new.overwrite, &serial, &path) {
+    let overwrites = is_identity(&new.overwrite, &serial, &path);
+    is_free(core, &disk, claim, overwrites).await?;
+    if overwrites {
         return Ok(disk);
     }
     let identity = disk_argument(if serial.is_empty() { &path } else { &serial });

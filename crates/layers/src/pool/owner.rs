@@ -24,12 +24,14 @@ use super::metadata::{
     Change, MAX_EXTENT_BYTES, MAX_RINGS, MemberId, Metadata, PIECE_BYTES, Piece, STRIP_BYTES,
     VolumeId,
 };
+use super::multihost::{Ownership, release_all};
 use super::opening::{Disks, NewDisk, Returning, Start, open_new};
 use super::recovery;
 use super::report::ScrubReport;
 use super::writer::{LONG_PATIENCE, PATIENCE, Writer};
 use super::{Mistake, Text};
 use crate::identity::random_uuid;
+use crate::multihost::{Claim, Lost};
 use crate::raid::ALL_REGIONS;
 use crate::raid::geometry::{Level, ROW_BYTES, Shape};
 
@@ -70,6 +72,8 @@ pub struct CreatePool {
     pub spares: Vec<NewDisk>,
     /// Go through the page cache where a file system has no direct I/O.
     pub buffered: bool,
+    /// Who makes it, where other machines may reach its disks; none if the caller keeps them out.
+    pub claim: Option<Claim>,
 }
 
 /// What pool is to be opened.
@@ -83,6 +87,9 @@ pub struct OpenPool {
     pub without: Vec<String>,
     /// Go through the page cache where a file system has no direct I/O.
     pub buffered: bool,
+    /// Who opens it, where other machines may reach its disks, and whether a person says that it is to be taken from its last
+    /// owner ([`Claim::take_over`]); none if the caller keeps other machines out.
+    pub claim: Option<Claim>,
 }
 
 /// What volume a pool is to have.
@@ -121,6 +128,8 @@ enum Stage {
 pub struct Pool {
     pub(super) core: Core,
     buffered: bool,
+    /// For disks that come into it.
+    ownership: Ownership,
     pub(super) writer: Rc<Writer>,
     handle: PoolHandle,
     reserved: RefCell<Reserved>,
@@ -215,7 +224,7 @@ impl Pool {
         let mut disks = Vec::new();
         let all = what.disks.iter().chain(&what.spares);
         // All at once: one that does not answer is named after a minute, and so are several.
-        let opened = all.map(|new| open_new(core, new, what.buffered));
+        let opened = all.map(|new| open_new(core, new, what.buffered, what.claim));
         for disk in join_all(opened).await {
             let number = MemberId(u16::try_from(disks.len()).unwrap_or(u16::MAX));
             disks.push(made(core, disk?, &metadata, number)?);
@@ -226,16 +235,22 @@ impl Pool {
         metadata.start(0)?;
         changes.iter().try_for_each(|change| metadata.apply(change))?;
         let bytes = metadata.snapshot();
-        let made = disks.iter().map(|disk| make(disk, &bytes, metadata.stamp()));
-        join_all(made).await.into_iter().collect::<Result<Vec<()>, _>>()?;
+        let claim = what.claim.map(|claim| Claim { take_over: true, ..claim });
+        let ownership = Ownership { claim, told: None };
+        let made = join_all(
+            disks.iter().map(|disk| make(core, disk, &ownership, (&bytes, metadata.stamp()))),
+        );
+        made.await.into_iter().collect::<Result<Vec<()>, _>>()?;
         for disk in &disks {
             disk.set_state(State::Made).await?;
         }
         // They are opened as they will be from now on.
+        join_all(disks.iter().map(MemberDisk::let_go)).await;
         drop(disks);
         let paths = what.disks.iter().chain(&what.spares).map(|new| new.path.clone());
         let (paths, without) = (paths.collect(), Vec::new());
-        let open = OpenPool { id: what.id, paths, without, buffered: what.buffered };
+        let (buffered, claim) = (what.buffered, what.claim);
+        let open = OpenPool { id: what.id, paths, without, buffered, claim };
         Self::open(core, &open).await
     }
 
@@ -256,8 +271,18 @@ impl Pool {
         what: &OpenPool,
         mistake: Mistake,
     ) -> Result<Rc<Self>, PoolError> {
-        let disks = Disks::find(core, what.id, &what.paths, what.buffered).await;
-        let start = disks.believe(&what.without, mistake)?;
+        let (told, lost) = mpsc::unbounded_channel();
+        let ownership = Ownership { claim: what.claim, told: Some(told) };
+        let how = (what.buffered, what.without.as_slice());
+        let disks = Disks::find(core, what.id, &what.paths, how, &ownership).await?;
+        let start = match disks.believe(&what.without, mistake) {
+            Ok(start) => start,
+            Err(why) => {
+                disks.release().await;
+                return Err(why);
+            }
+        };
+        drop(disks);
         let start = start.brought_up().await;
         let missing = start.missing();
         let Start { metadata, supporters, returning, excused, forced, .. } = start;
@@ -266,8 +291,11 @@ impl Pool {
         let writing = tokio::task::spawn_local(Rc::clone(&writer).run());
         let opened = Self::begin(core, what, &writer, &missing, forced).await;
         if let Err(why) = opened {
+            let disks = writer.disks().into_iter().map(|(_, disk)| disk);
+            let disks: Vec<_> = disks.chain(returning.into_iter().map(|r| r.disk)).collect();
             writer.close().await;
             writing.abort();
+            release_all(disks).await;
             return Err(why);
         }
         let (handle, asks) = PoolHandle::new();
@@ -282,6 +310,7 @@ impl Pool {
         let pool = Rc::new(Self {
             core: core.clone(),
             buffered: what.buffered,
+            ownership: ownership.without_statement(),
             writer,
             handle,
             reserved: RefCell::default(),
@@ -306,6 +335,7 @@ impl Pool {
             mistake,
         });
         pool.begin_tasks(asks, failed, returning);
+        pool.hear_losses(lost);
         Ok(pool)
     }
 
@@ -400,21 +430,39 @@ impl Pool {
         }
     }
 
+    fn hear_losses(self: &Rc<Self>, mut losses: mpsc::UnboundedReceiver<Lost>) {
+        let weak = Rc::downgrade(self);
+        let hearing = tokio::task::spawn_local(async move {
+            while let Some(lost) = losses.recv().await {
+                let Some(pool) = weak.upgrade() else { return };
+                pool.hear_lost(&lost);
+            }
+        });
+        self.tasks.borrow_mut().push(hearing);
+    }
+
     /// Ends it. No volume of it may be open any more.
     ///
     /// # Errors
     /// That the last changes could not be written.
     pub async fn close(&self) -> Result<(), PoolError> {
+        release_all(self.end().await).await;
+        self.writer.broken().map_or(Ok(()), Err)
+    }
+
+    /// Ends all work; the disks that it had, which nothing is written to any more, if it has not ended before.
+    async fn end(&self) -> Vec<Rc<MemberDisk>> {
         if self.is_closed.replace(true) {
-            return Ok(());
+            return Vec::new();
         }
         // A disk that is set back to a copy which was made while the pool was open lacks this version. What fails is said there.
         if self.mistake != Mistake::ClosesUnversioned {
             let _ = timeout(LONG_PATIENCE, self.writer.settle()).await;
         }
+        let disks = self.writer.disks().into_iter().map(|(_, disk)| disk).collect();
         self.writer.close().await;
         self.tasks.borrow_mut().drain(..).for_each(|task| task.abort());
-        self.writer.broken().map_or(Ok(()), Err)
+        disks
     }
 
     /// Takes the labels off its disks, and ends it. No volume may be left in it.
@@ -426,11 +474,12 @@ impl Pool {
         if volumes > 0 {
             return Err(PoolError::new(format!("the pool has {volumes} volumes")));
         }
-        let disks = self.writer.disks();
-        self.close().await?;
-        for (_, disk) in disks {
+        let disks = self.end().await;
+        self.writer.broken().map_or(Ok(()), Err)?;
+        for disk in &disks {
             disk.set_state(State::Removed).await?;
         }
+        release_all(disks).await;
         Ok(())
     }
 

@@ -141,7 +141,7 @@ pub(super) async fn mend_checksums(core: &Core, disk: &MemberDisk) -> Result<(),
         return Ok(());
     }
     for ring in 0..label.rings {
-        let (of, dev) = ((label.member, label.layout), Dev::new(raw(disk.disk().clone())));
+        let (of, dev) = ((label.member, label.layout), Dev::new(disk.raw()));
         let member = member_of(dev, label.pool, of, (ring, 0), disk.errors());
         let member = member.checked(label.layout, &memory, disk.path()).await?;
         if let Some(integrity) = member.integrity {
@@ -184,7 +184,7 @@ pub(super) async fn mark_under_way(
     let array = Array::new(era, keeper, core.pool()).await.map_err(failed)?;
     let member = |ring| {
         let of = (label.member, label.layout);
-        let dev = Dev::new(raw(disk.disk().clone()));
+        let dev = Dev::new(disk.raw());
         member_of(dev, pool, of, (ring, era), disk.errors())
     };
     array.put(id.0, member(0)).map_err(|why| PoolError::at(disk.path(), why.to_string()))?;
@@ -258,7 +258,7 @@ async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result
     let members = writer.in_tasks(LONG_PATIENCE, |disk| {
         let (label, memory) = (disk.label(), core.pool().account());
         let of = (label.member, label.layout);
-        let dev = Dev::new(raw(disk.disk().clone()));
+        let dev = Dev::new(disk.raw());
         let member = member_of(dev, pool, of, ring, disk.errors());
         async move { member.checked(label.layout, &memory, disk.path()).await }
     });

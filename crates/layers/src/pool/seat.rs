@@ -26,6 +26,7 @@ use super::owner::Pool;
 use super::recovery::{error_of, holds_checksums, member_of, raw};
 use super::silent::Silent;
 use super::writer::PATIENCE;
+use crate::multihost::Gate;
 use crate::raid::geometry::Shape;
 use crate::raid::{
     Answered, Array, Column, Extent, Keeper, Kept, Member, Pace, Raid, Room, Settings,
@@ -44,6 +45,7 @@ const SETTLING: Duration = Duration::from_secs(10);
 /// A core's place at a pool. See the [module](self).
 #[derive(Debug)]
 pub struct PoolSeat {
+    core: Core,
     opens: Opens,
     handle: PoolHandle,
     pool: Uuid,
@@ -264,6 +266,7 @@ impl PoolSeat {
         })?;
         let array = array.numbered_from(info.first);
         let seat = Rc::new(Self {
+            core: core.clone(),
             opens,
             handle,
             pool: info.pool,
@@ -319,7 +322,8 @@ impl PoolSeat {
         disk: Disk,
     ) -> impl Future<Output = Result<(Member, Rc<Raw>), PoolError>> + use<> {
         let (of, errors) = ((member.uuid, member.layout), Arc::clone(&member.errors));
-        let disk = Rc::new(raw(disk));
+        let gate = member.lease.clone().map(|lease| Gate::new(self.core.clone(), lease));
+        let disk = Rc::new(raw(disk).guarded(gate));
         let used = member_of(Dev::shared(Rc::clone(&disk)), self.pool, of, self.ring, errors);
         let (layout, path, memory) = (member.layout, member.path.clone(), self.memory.clone());
         async move { Ok((used.checked(layout, &memory, &path).await?, disk)) }

@@ -20,6 +20,7 @@ use super::error::{PoolError, failed};
 use super::journal::Block;
 use super::label::Label;
 use super::metadata::{Change, MemberId, Members, Metadata, Stamp, Standing};
+use super::multihost::pool_lost;
 use super::silent::Silent;
 use super::vote::{Roll, Written, may_count, may_do_without};
 use crate::raid::Errors;
@@ -117,6 +118,31 @@ impl Writer {
             is_snapshotting: Cell::new(false),
             failing,
         })
+    }
+
+    /// Another machine has the pool: nothing is read or written any more.
+    pub(super) fn lose(&self, why: &PoolError) {
+        let leases = self.disks().into_iter().filter_map(|(_, disk)| disk.lease());
+        leases.for_each(|lease| lease.lose());
+        self.give_up(why);
+        self.wake.notify_one();
+    }
+
+    /// Looks whether all disks are still this machine's.
+    ///
+    /// # Errors
+    /// That another one has the pool.
+    async fn verify(&self) -> Result<(), PoolError> {
+        let (disks, pool) = (self.disks(), self.metadata().pool);
+        let all = join_all(disks.iter().map(|(_, disk)| disk.verify())).await;
+        let taken = all
+            .into_iter()
+            .filter_map(Result::err)
+            .find(|lost| lost.to.as_ref().is_some_and(|by| by.subject.set == pool));
+        let Some(lost) = taken else { return Ok(()) };
+        let why = pool_lost(&lost);
+        self.lose(&why);
+        Err(why)
     }
 
     /// What is known, as of the last version, which may not count yet.
@@ -492,6 +518,7 @@ impl Writer {
     }
 
     async fn write_version(self: &Rc<Self>) -> Result<(), PoolError> {
+        self.verify().await?;
         let before = Roll::of(&self.metadata());
         let (previous, counted) = (self.metadata().stamp().id, self.counted.get());
         self.metadata.borrow_mut().start(counted)?;

@@ -28,11 +28,12 @@ pub fn thin(bytes: u64) -> Create {
         buffered: false,
         force: false,
         keep_contents: false,
+        claim: None,
     }
 }
 
 pub fn existing() -> Open {
-    Open { volume: VOLUME, generation: 0, buffered: false, read_only: false }
+    Open { volume: VOLUME, generation: 0, buffered: false, read_only: false, claim: None }
 }
 
 /// A core of a simulated host, which is started if it is down.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::{
     AddCopy, ApiError, Backing, Code, Differing, ForceCopy, NewBacking, RemoveCopy, ReplaceCopy,
-    SwitchTo, Verification, Volume, VolumeName,
+    SwitchTo, TakeOver, Verification, Volume, VolumeName,
 };
 use cluster::identity::Role;
 use cluster::mirrors;
@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use super::placement::{self, Candidate};
 use super::{Control, backing_error, store_error};
+use crate::reconcile::Observed;
 use crate::record::{MAX_PLACES, Place, PlaceStage, Stored, VolumeRecord};
 
 /// Longest time that a node is given to take over, before the answer.
@@ -141,6 +142,41 @@ impl Control {
         };
         while leads() == Some(false) && Instant::now() < deadline {
             tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Takes the image of a volume from the node that had it last, and opens it.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] without the volume's name; [`Code::Conflict`] if it is open here; [`Code::Backing`] if it cannot be
+    /// taken.
+    pub async fn take_over(&self, name: VolumeName, ask: TakeOver) -> Result<Volume, ApiError> {
+        let control = self.clone();
+        self.detached(async move { control.take_over_now(&name, &ask).await }).await
+    }
+
+    async fn take_over_now(&self, name: &VolumeName, ask: &TakeOver) -> Result<Volume, ApiError> {
+        if ask.confirm != *name {
+            let message = format!("{} is confirmed, and {name} is meant", ask.confirm);
+            return Err(ApiError::new(Code::InvalidRequest, message)
+                .hint("repeat the name of the volume: no other node may use its image any more"));
+        }
+        let id = self.find(name)?;
+        let gate = self.0.state.gate(id);
+        let _held = gate.lock().await;
+        if matches!(self.0.state.observed(id), Observed::Open { .. }) {
+            return Err(conflict(format!("volume {name} is open on this node"))
+                .hint("there is nothing to take over"));
+        }
+        tracing::warn!(volume = %name, "an operator has its image taken over");
+        self.0.engine.take_over_next(id);
+        self.0.state.forget_failure(id);
+        self.settle_held(id).await;
+        match self.0.state.observed(id) {
+            Observed::Broken { reason } | Observed::Stuck { reason } => {
+                Err(ApiError::new(Code::Backing, format!("volume {name}: {reason}")))
+            }
+            _ => self.show_id(id).await,
         }
     }
 

@@ -323,12 +323,12 @@ impl Control {
             let paths = record.paths();
             let there = engine.count_pool_disks(record.id, paths.clone()).await?;
             if !paths.is_empty() && there >= paths.len() {
-                return engine.open_pool(record, paths, Vec::new()).await;
+                return engine.open_pool(record, paths, (Vec::new(), false)).await;
             }
             let paths = candidates(paths).await;
             let there = engine.count_pool_disks(record.id, paths.clone()).await?;
             if there >= wanted || Instant::now() >= deadline {
-                return engine.open_pool(record, paths, Vec::new()).await;
+                return engine.open_pool(record, paths, (Vec::new(), false)).await;
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }

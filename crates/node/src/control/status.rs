@@ -105,6 +105,7 @@ pub fn assess(facts: &Facts) -> Status {
     volume_findings(facts, &mut findings);
     pool_findings(facts, &mut findings);
     failure_findings(facts, &mut findings);
+    taken_findings(facts, &mut findings);
     guest_findings(facts, &mut findings);
     secret_findings(facts, &mut findings);
     space_findings(facts, &mut findings);
@@ -243,6 +244,21 @@ fn failure_findings(facts: &Facts, findings: &mut Vec<Finding>) {
             let hint = "see the node's log, and look at the disk";
             findings.push(finding(Severity::Warning, subject, message, Some(hint)));
         }
+    }
+}
+
+/// Volumes whose images another machine has taken.
+fn taken_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    let reports = facts.cores.iter().flat_map(|c| &c.volumes);
+    for (report, why) in reports.filter_map(|report| Some((report, report.lost.as_ref()?))) {
+        let known = facts.volumes.iter().find(|(s, _)| s.record.id == report.id);
+        let name = known.map_or_else(|| report.id.to_string(), |(s, _)| s.record.name.to_string());
+        let message = format!("its image is used no more on this node: {why}");
+        let hint =
+            "two machines use one disk: have one of them let go of it, then restart this node";
+        let severity =
+            if facts.together.is_some() { Severity::Warning } else { Severity::Critical };
+        findings.push(finding(severity, format!("volume {name}"), message, Some(hint)));
     }
 }
 
@@ -529,6 +545,7 @@ mod tests {
             overlaps: 0,
             memory_waits: 0,
             mirror: None,
+            lost: None,
         };
         CoreReport {
             core: 0,

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use api::{Backing, Code, PoolName};
 use block::Dev;
 use layers::file::{self, Create, File, FileError, Label, Medium, Open, Provisioning, Reason};
+use layers::multihost::{Claim, Refusal};
 use layers::pool::{PoolError, PoolSeat};
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenReason};
@@ -25,6 +26,8 @@ pub struct BackingError {
     pub hint: Option<&'static str>,
     /// Whether the disk may have lost what it had completed: a sync has failed, or it is gone.
     pub(super) lost: bool,
+    /// Whether another node has it, and a person may say that it is taken from that one.
+    may_take_over: bool,
 }
 
 /// What is known of an image.
@@ -40,7 +43,13 @@ pub struct Image {
 
 impl BackingError {
     pub(crate) fn refused(message: impl Into<String>) -> Self {
-        Self { code: Code::Backing, message: message.into(), hint: None, lost: false }
+        Self {
+            code: Code::Backing,
+            message: message.into(),
+            hint: None,
+            lost: false,
+            may_take_over: false,
+        }
     }
 
     /// The same with the next step, where there is one.
@@ -56,7 +65,25 @@ impl BackingError {
     /// What a pool refuses.
     pub(super) fn of_pool(pool: &PoolName, e: &PoolError) -> Self {
         let code = if e.is_no_space() { Code::NoSpace } else { Code::Backing };
-        Self { code, message: format!("pool {pool}: {e}"), hint: e.hint(), lost: false }
+        Self {
+            code,
+            message: format!("pool {pool}: {e}"),
+            hint: e.hint(),
+            lost: false,
+            may_take_over: false,
+        }
+    }
+
+    /// The same with the command that takes the volume's image over, if that is what is in the way.
+    fn of_volume(self, record: &VolumeRecord) -> Self {
+        if !self.may_take_over {
+            return self;
+        }
+        let (message, name) = (self.message, &record.name);
+        let message = format!(
+            "{message}; if that node will never use it again: windrose volume take-over {name}"
+        );
+        Self { message, ..self }
     }
 
     /// The kind of refusal, as the API tells it.
@@ -76,6 +103,7 @@ impl From<FileError> for BackingError {
                 message: format!("{path}: its file system has no direct I/O (O_DIRECT)"),
                 hint: Some("set disks.buffered = true in the node's configuration to allow it"),
                 lost: false,
+                may_take_over: false,
             },
             Reason::Disk(error) if error.kind == DiskErrorKind::Gone => {
                 Self { lost: true, ..Self::refused(e.to_string()) }
@@ -85,13 +113,18 @@ impl From<FileError> for BackingError {
                 message: format!("{path}: there is not enough space"),
                 hint: Some("free some space, or create a smaller or a thin volume"),
                 lost: false,
+                may_take_over: false,
             },
             Reason::Open(OpenReason::PermissionDenied) => Self {
                 code: Code::Backing,
                 message: e.to_string(),
                 hint: Some("the node's user needs to read and write it"),
                 lost: false,
+                may_take_over: false,
             },
+            Reason::Held(by) => {
+                Self { may_take_over: by.may_take_over(), ..Self::refused(e.to_string()) }
+            }
             _ => Self::refused(e.to_string()),
         }
     }
@@ -156,6 +189,8 @@ pub(super) struct Making {
     pub(super) force: bool,
     /// Whether with an intent log.
     pub(super) mirrored: bool,
+    /// For which node.
+    pub(super) claim: Claim,
 }
 
 /// Makes the image of a new volume, with an intent log if it is `mirrored`. What was begun and failed
@@ -167,7 +202,7 @@ pub(super) async fn make(
     ground: &Ground<'_>,
     how: Making,
 ) -> Result<Image, BackingError> {
-    let Making { buffered, force, mirrored } = how;
+    let Making { buffered, force, mirrored, claim } = how;
     let create = Create {
         volume: record.id,
         block_size: record.block_size.bytes(),
@@ -176,11 +211,12 @@ pub(super) async fn make(
         buffered,
         force,
         keep_contents: false,
+        claim: Some(claim),
     };
     let file = Rc::new(ground.create(core, &create).await?);
     if mirrored && let Err(e) = mirrored::make_log(core, &file).await {
         drop(file);
-        erase(core, record, place, buffered).await?;
+        erase(core, record, place, (buffered, claim)).await?;
         return Err(e);
     }
     Ok(image(file.label()))
@@ -196,12 +232,12 @@ pub(super) async fn erase(
     core: &Core,
     record: &VolumeRecord,
     place: &Place,
-    buffered: bool,
+    (buffered, claim): (bool, Claim),
 ) -> Result<(), BackingError> {
     let Some(path) = place.backing.path() else { return Ok(()) };
     // The name alone says whose it is, even before it has a label.
     let own = is_own_file(record.id, place);
-    match file::delete(core, path, record.id, buffered, own).await {
+    match file::delete(core, path, record.id, (buffered, own), Some(claim)).await {
         Ok(()) => Ok(()),
         Err(FileError { reason: Reason::Open(OpenReason::NotFound), .. }) => Ok(()),
         Err(e) if is_not_ours(&e.reason, place) => {
@@ -225,7 +261,7 @@ pub(super) async fn inspect(
         Ground::Pool { .. } => {
             let (volume, generation) = (record.id, place.image_generation);
             ground
-                .open(core, &Open { volume, generation, buffered, read_only: true })
+                .open(core, &Open { volume, generation, buffered, read_only: true, claim: None })
                 .await?
                 .label()
         }
@@ -260,11 +296,12 @@ pub(super) async fn open(
     record: &VolumeRecord,
     place: &Place,
     ground: &Ground<'_>,
-    buffered: bool,
+    (buffered, claim): (bool, Claim),
 ) -> Result<Backed, BackingError> {
-    let what =
-        Open { volume: record.id, generation: place.image_generation, buffered, read_only: false };
-    let file = Rc::new(ground.open(core, &what).await?);
+    let (volume, generation, claim) = (record.id, place.image_generation, Some(claim));
+    let what = Open { volume, generation, buffered, read_only: false, claim };
+    let file = ground.open(core, &what).await.map_err(|e| e.of_volume(record))?;
+    let file = Rc::new(file);
     let found = file.label().image;
     if let Some(image) = place.image.filter(|image| *image != found) {
         let path = ground.name().display();
@@ -288,6 +325,12 @@ impl Backed {
     /// What a volume works on that only this node has.
     pub(super) fn dev(&self) -> Dev {
         Dev::shared(Rc::clone(&self.file))
+    }
+
+    /// Why it is used no more, if another machine has taken it.
+    pub(super) fn lost(&self) -> Option<String> {
+        let lost = self.file.lost()?;
+        Some(format!("{}: it {}", self.file.path().display(), Refusal::Lost(lost.to)))
     }
 
     /// What is known of it.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use block::Epoch;
 use futures_util::future::join_all;
 use layers::mirror::Verified;
+use layers::multihost::Claim;
 use peer::frame::Refusal;
 use peer::{DetachedGreeting, NodeId, PeerAddresses};
 use reservation::{Change, Party, Table};
@@ -40,6 +41,8 @@ pub(super) struct Keeper {
     server: Rc<Server>,
     /// Whether file systems without direct I/O may be used.
     buffered: bool,
+    /// How it claims the disks of images.
+    claim: Claim,
     distrust: Distrust,
     /// Pools of disks.
     pools: Pools,
@@ -75,14 +78,15 @@ impl Keeper {
     pub(super) fn new(
         core: Core,
         (limits, door): (Limits, Door),
-        (buffered, distrust): (bool, Distrust),
+        (buffered, distrust, claim): (bool, Distrust, Claim),
         guests: Guests,
     ) -> Rc<Self> {
         Rc::new(Self {
             server: Server::new(core.clone(), limits, door),
-            pools: Pools::new(core.clone(), buffered),
+            pools: Pools::new(core.clone(), buffered, claim),
             core,
             buffered,
+            claim,
             distrust,
             guests,
             seat: OnceCell::new(),
@@ -116,7 +120,7 @@ impl Keeper {
         door: Option<PoolDoor>,
     ) -> Result<Image, BackingError> {
         let (place, mirrored) = (self.place(record)?, self.seat.get().is_some());
-        let how = Making { buffered: self.buffered, force, mirrored };
+        let how = Making { buffered: self.buffered, force, mirrored, claim: self.claim };
         self.on_ground(record, door, async |ground| {
             backing::make(&self.core, record, place, ground, how).await
         })
@@ -125,7 +129,7 @@ impl Keeper {
 
     pub(super) async fn erase(&self, record: &VolumeRecord) -> Result<(), BackingError> {
         let place = self.place(record)?;
-        backing::erase(&self.core, record, place, self.buffered).await?;
+        backing::erase(&self.core, record, place, (self.buffered, self.claim)).await?;
         if let Some(image) = place.image {
             // Nobody looks for the note of an image that is no more.
             let _ = self.distrust.forget(image).await;
@@ -172,13 +176,15 @@ impl Keeper {
         &self,
         record: &VolumeRecord,
         door: Option<PoolDoor>,
+        takes_over: bool,
     ) -> Result<Image, BackingError> {
         if self.stopping.get() {
             return Err(BackingError::refused("the node is stopping"));
         }
         let place = self.place(record)?;
         let pool = door.as_ref().map(PoolDoor::id);
-        let opened = self.open_image(record, place, door).await;
+        let claim = Claim { take_over: takes_over, ..self.claim };
+        let opened = self.open_image(record, place, door, claim).await;
         if let (Err(BackingError { lost: true, .. }), Some(image)) = (&opened, place.image) {
             self.distrust.note(image).await;
         }
@@ -215,9 +221,12 @@ impl Keeper {
         record: &VolumeRecord,
         place: &Place,
         door: Option<PoolDoor>,
+        claim: Claim,
     ) -> Result<(Rc<Backed>, Option<Rc<Mirrored>>), BackingError> {
         let (path, door) = match (place.backing.path(), door) {
-            (Some(path), _) => return self.open_on(record, place, &Ground::Path(path)).await,
+            (Some(path), _) => {
+                return self.open_on(record, place, &Ground::Path(path), claim).await;
+            }
             (None, Some(door)) => (door.path_of(record), door),
             (None, None) => {
                 return Err(BackingError::refused(format!("{} is not open", place.backing)));
@@ -225,7 +234,7 @@ impl Keeper {
         };
         let seat = self.pools.sit(&door).await?;
         let ground = Ground::Pool { seat: &seat, name: &path };
-        let opened = self.open_on(record, place, &ground).await;
+        let opened = self.open_on(record, place, &ground, claim).await;
         drop(seat);
         if opened.is_err() {
             self.pools.rise(door.id()).await;
@@ -238,13 +247,20 @@ impl Keeper {
         record: &VolumeRecord,
         place: &Place,
         ground: &Ground<'_>,
+        claim: Claim,
     ) -> Result<(Rc<Backed>, Option<Rc<Mirrored>>), BackingError> {
-        let backed = backing::open(&self.core, record, place, ground, self.buffered).await?;
+        let how = (self.buffered, claim);
+        let backed = backing::open(&self.core, record, place, ground, how).await?;
         let backed = Rc::new(backed);
         let Some(seat) = self.seat.get() else { return Ok((backed, None)) };
         let distrust = &self.distrust;
-        let mirrored = Mirrored::open(&self.core, seat, distrust, record.id, &backed.file).await?;
-        Ok((backed, Some(Rc::new(mirrored))))
+        match Mirrored::open(&self.core, seat, distrust, record.id, &backed.file).await {
+            Ok(mirrored) => Ok((backed, Some(Rc::new(mirrored)))),
+            Err(error) => {
+                is_let_go(backed).await;
+                Err(error)
+            }
+        }
     }
 
     pub(super) async fn close(&self, id: Uuid) -> Result<(), BackingError> {
@@ -472,16 +488,17 @@ impl Keeper {
     pub(super) async fn report(&self, scope: Scope) -> CoreReport {
         let open: Vec<_> = (self.open.borrow().iter())
             .filter(|(id, _)| scope.covers(**id))
-            .map(|(id, kept)| (*id, Rc::clone(&kept.volume), kept.mirrored.clone()))
+            .map(|(id, kept)| (*id, kept.clone()))
             .collect();
         let mut volumes = Vec::with_capacity(open.len());
-        for (n, (id, volume, mirrored)) in open.into_iter().enumerate() {
+        for (n, (id, kept)) in open.into_iter().enumerate() {
             if n > 0 && n.is_multiple_of(REPORT_AT_ONCE) {
                 // Initiators are not to notice that somebody looks.
                 tokio::task::yield_now().await;
             }
-            let mirror = mirrored.map(|m| m.report());
-            volumes.push(VolumeReport::new(id, &volume.stats(), mirror, scope));
+            let mirror = kept.mirrored.map(|m| m.report());
+            let report = VolumeReport::new(id, &kept.volume.stats(), mirror, scope);
+            volumes.push(VolumeReport { lost: kept.backed.lost(), ..report });
         }
         CoreReport {
             core: self.core.id(),
@@ -515,18 +532,28 @@ impl Keeper {
 
 /// Waits until nobody uses the image any more: it is to be erased, or opened again. Says whether that is so.
 async fn is_let_go(backed: Rc<Backed>) -> bool {
-    let file = Rc::downgrade(&backed.file);
+    let file = Rc::clone(&backed.file);
     drop(backed);
     let used = async {
-        while file.strong_count() > 0 {
+        while Rc::strong_count(&file) > 1 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     let let_go = tokio::time::timeout(LETTING_GO, used).await.is_ok();
     if !let_go {
         tracing::warn!("an image is still in use after its volume was closed");
+        return false;
     }
-    let_go
+    // Other nodes may have it from now on.
+    match tokio::time::timeout(LETTING_GO, file.release()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            let path = file.path().display();
+            tracing::warn!(%path, %error, "it is not noted that the image is closed: another node has to take it over");
+        }
+        Err(_) => tracing::warn!("the disk of an image that was closed does not answer"),
+    }
+    true
 }
 
 /// Whether the system has no IPv6 (`EAFNOSUPPORT`, or `EADDRNOTAVAIL` where it is switched off).

@@ -10,6 +10,7 @@ use std::sync::PoisonError;
 use api::PoolName;
 use futures_util::future::join_all;
 use layers::file::LABEL_AREA_BYTES;
+use layers::multihost::Claim;
 use layers::pool::{
     CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolError, PoolHandle, PoolReport, PoolSeat,
 };
@@ -61,6 +62,8 @@ pub(super) struct PoolHome {
 pub(super) struct Pools {
     core: Core,
     buffered: bool,
+    /// How it claims disks.
+    claim: Claim,
     own: RefCell<BTreeMap<Uuid, Rc<Pool>>>,
     seats: RefCell<BTreeMap<Uuid, Rc<Seating>>>,
 }
@@ -75,17 +78,22 @@ struct Seating {
 }
 
 impl Pools {
-    pub(super) fn new(core: Core, buffered: bool) -> Self {
-        Self { core, buffered, own: RefCell::default(), seats: RefCell::default() }
+    pub(super) fn new(core: Core, buffered: bool, claim: Claim) -> Self {
+        Self { core, buffered, claim, own: RefCell::default(), seats: RefCell::default() }
     }
 
     async fn create(&self, what: CreatePool) -> Result<(PoolHandle, PoolReport), PoolError> {
-        let what = CreatePool { buffered: self.buffered, ..what };
+        let what = CreatePool { buffered: self.buffered, claim: Some(self.claim), ..what };
         Ok(self.keep(Pool::create(&self.core, &what).await?))
     }
 
-    async fn open(&self, what: OpenPool) -> Result<(PoolHandle, PoolReport), PoolError> {
-        let what = OpenPool { buffered: self.buffered, ..what };
+    async fn open(
+        &self,
+        what: OpenPool,
+        take_over: bool,
+    ) -> Result<(PoolHandle, PoolReport), PoolError> {
+        let claim = Some(Claim { take_over, ..self.claim });
+        let what = OpenPool { buffered: self.buffered, claim, ..what };
         Ok(self.keep(Pool::open(&self.core, &what).await?))
     }
 
@@ -219,13 +227,15 @@ impl Engine {
                 disks,
                 spares,
                 buffered,
+                claim: None,
             };
             k.pools().create(what).await
         })
         .await
     }
 
-    /// Opens a pool whose disks are at some of these paths, without those that are gone for good.
+    /// Opens a pool whose disks are at some of these paths, without those that are gone for good. With `take_over` they are taken
+    /// from the node that had them last, unless that one still uses them.
     ///
     /// # Errors
     /// [`BackingError`].
@@ -233,11 +243,12 @@ impl Engine {
         &self,
         record: &PoolRecord,
         paths: Vec<PathBuf>,
-        without: Vec<String>,
+        (without, take_over): (Vec<String>, bool),
     ) -> Result<PoolReport, BackingError> {
         let id = record.id;
         self.begin_pool(record, move |k| async move {
-            k.pools().open(OpenPool { id, paths, without, buffered: false }).await
+            let what = OpenPool { id, paths, without, buffered: false, claim: None };
+            k.pools().open(what, take_over).await
         })
         .await
     }

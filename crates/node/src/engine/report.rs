@@ -71,6 +71,8 @@ pub struct VolumeReport {
     pub memory_waits: u64,
     /// What its mirror says of itself, in a cluster.
     pub mirror: Option<MirrorReport>,
+    /// Who has taken its image, and that it is used no more, if another machine has.
+    pub lost: Option<String>,
 }
 
 /// What the replica of a volume on this node says of itself.
@@ -123,6 +125,7 @@ impl VolumeReport {
             overlaps: stats.overlaps,
             memory_waits: stats.memory_waits,
             mirror,
+            lost: None,
         }
     }
 

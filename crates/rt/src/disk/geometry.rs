@@ -25,7 +25,8 @@ pub(crate) fn describe(
         DiskKind::File => metadata.dev(),
         DiskKind::BlockDevice => metadata.rdev(),
     });
-    let direct = !how.buffered && !on_memory;
+    // Block devices are never opened through the page cache.
+    let direct = kind == DiskKind::BlockDevice || (!how.buffered && !on_memory);
     let align = match direct {
         true => direct_align(file, kind, size, &queue)?,
         false => DirectAlign { memory: 1, offset: SECTOR },
@@ -53,10 +54,14 @@ pub(crate) fn describe(
         volatile_cache: match kind {
             // Without a volatile cache a file's metadata still wants its sync.
             DiskKind::File => !on_memory,
-            DiskKind::BlockDevice => how.buffered || !queue.writes_through(),
+            DiskKind::BlockDevice => !queue.writes_through(),
         },
         rotational: queue.number("rotational").map(|n| n != 0),
         read_only: how.read_only,
+        shared: match kind {
+            DiskKind::File => direct && !OpenReason::of(sys::on_local_fs(file.as_fd()))?,
+            DiskKind::BlockDevice => true,
+        },
         attachment: queue.attachment(),
     })
 }

@@ -63,6 +63,9 @@ pub struct DiskInfo {
     pub rotational: Option<bool>,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Whether another machine may reach it at the same time: a block device, or a file of a file system that machines may share
+    /// and that is read past this machine's page cache.
+    pub shared: bool,
     /// Which of the times this is that the medium has been attached since the machine was booted: two openings
     /// with different numbers have had its power cut between them. 0 where the system does not tell.
     pub attachment: u64,

@@ -83,7 +83,7 @@ fn open_existing(path: &Path, how: OpenOptions) -> Result<Opened, OpenReason> {
         hold(&file, !how.read_only)?;
     }
     let on_memory = kind == DiskKind::File && OpenReason::of(sys::on_memory(file.as_fd()))?;
-    if how.buffered && !how.read_only && !how.beside {
+    if how.buffered && kind == DiskKind::File && !how.read_only && !how.beside {
         // After a failed sync the kernel keeps pages that never reached the disk, and calls them clean. Whoever held
         // the file before may have ended with such pages: what is read from here on is what the disk has.
         OpenReason::of(file.sync_data())?;
@@ -115,7 +115,8 @@ fn open_direct(path: &Path, kind: DiskKind, how: OpenOptions) -> Result<File, Op
     let open = |direct: i32| {
         File::options().read(true).write(!how.read_only).custom_flags(exclusive | direct).open(path)
     };
-    if how.buffered {
+    // A block device may be shared with another machine, whose writes this machine's page cache would not see.
+    if how.buffered && kind == DiskKind::File {
         return OpenReason::of(open(0));
     }
     match open(libc::O_DIRECT) {

@@ -29,7 +29,7 @@ impl OpenOptions {
     }
 
     /// Go through the system's page cache instead of demanding direct I/O: for file systems
-    /// that have none. Syncs are as real as ever.
+    /// that have none. Syncs are as real as ever. Block devices always have direct I/O, and use it.
     #[must_use]
     pub fn buffered(mut self, buffered: bool) -> Self {
         self.buffered = buffered;

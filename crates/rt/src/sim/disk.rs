@@ -16,7 +16,7 @@ use super::host::Boot;
 use super::medium::Contents;
 use super::trace::Trace;
 use crate::buf::{Bufs, BufsMut};
-use crate::disk::{DiskError, DiskErrorKind, DiskInfo, Signature, Stretch};
+use crate::disk::{DiskError, DiskErrorKind, DiskInfo, DiskKind, Signature, Stretch};
 
 /// Alignment of buffers that the simulator demands: as strict as any real disk.
 const MEMORY_ALIGN: u32 = 512;
@@ -24,7 +24,9 @@ const MEMORY_ALIGN: u32 = 512;
 /// A disk of a host, whoever has it open. Survives crashes.
 pub(crate) struct Slot {
     name: Rc<str>,
-    device: RefCell<Device>,
+    device: Rc<RefCell<Device>>,
+    /// Whether other hosts have it as well: it keeps its power when one of them loses it.
+    shared: Cell<bool>,
     waiting: RefCell<BTreeMap<u64, oneshot::Sender<Answer>>>,
     /// Completions that are held back until the scenario releases them.
     held: RefCell<Option<Vec<u64>>>,
@@ -53,12 +55,28 @@ impl Slot {
     pub(crate) fn new(name: Rc<str>, device: Device, agenda: Agenda, trace: Rc<Trace>) -> Self {
         Self {
             name,
-            device: RefCell::new(device),
+            device: Rc::new(RefCell::new(device)),
+            shared: Cell::new(false),
             waiting: RefCell::default(),
             held: RefCell::default(),
             holder: Cell::new(Holder::Nobody),
             agenda,
             trace,
+        }
+    }
+
+    /// The same device as another host has it: locks of one host are nothing to the other.
+    pub(crate) fn shared_with(&self, name: Rc<str>) -> Self {
+        self.shared.set(true);
+        Self {
+            name,
+            device: Rc::clone(&self.device),
+            shared: Cell::new(true),
+            waiting: RefCell::default(),
+            held: RefCell::default(),
+            holder: Cell::new(Holder::Nobody),
+            agenda: self.agenda.clone(),
+            trace: Rc::clone(&self.trace),
         }
     }
 
@@ -119,12 +137,17 @@ impl Slot {
 
     /// The process that had the disk open is killed.
     pub(crate) fn killed(&self) {
-        let idle = self.device.borrow().in_flight() == 0;
+        let idle = self.waiting.borrow().is_empty();
         self.holder.set(if idle { Holder::Nobody } else { Holder::Dying });
     }
 
     /// The power of the host fails.
     pub(crate) fn power_cut(&self) {
+        if self.shared.get() {
+            // The disk has its own: what it was asked for it does.
+            self.holder.set(Holder::Nobody);
+            return;
+        }
         self.holder.set(Holder::Nobody);
         *self.held.borrow_mut() = None;
         self.waiting.borrow_mut().clear();
@@ -178,6 +201,7 @@ impl SimDisk {
             volatile_cache: true,
             rotational: None,
             read_only: self.read_only,
+            shared: setup.kind == DiskKind::BlockDevice,
             attachment: self.opened,
         }
     }

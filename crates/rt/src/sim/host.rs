@@ -234,6 +234,20 @@ impl Host {
         DiskControl(slot)
     }
 
+    /// Gives the host a disk of another one: a logical unit that two machines reach. What keeps two programs of one machine from
+    /// opening it does not keep the other machine from that. It keeps its power when a host loses it.
+    ///
+    /// # Panics
+    /// When the other host has no such disk.
+    pub fn share_disk(&self, path: impl AsRef<Path>, other: &Host) -> DiskControl {
+        let path = path.as_ref();
+        let theirs = other.state.files.borrow().get(path).cloned().expect("a disk to share");
+        let name = format!("{}:{}", self.state.name, path.display());
+        let slot = Rc::new(theirs.shared_with(name.into()));
+        self.state.files.borrow_mut().insert(path.to_owned(), Rc::clone(&slot));
+        DiskControl(slot)
+    }
+
     /// The disk or file called `path`, if there is one.
     #[must_use]
     pub fn disk(&self, path: impl AsRef<Path>) -> Option<DiskControl> {

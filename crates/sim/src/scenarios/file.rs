@@ -166,6 +166,7 @@ pub(crate) async fn play(world: World, flushes: Flushes) -> Result<(), String> {
         buffered: false,
         force: false,
         keep_contents: false,
+        claim: None,
     };
     let shared = Shared::new(&world, block_size);
     let known = Known { generation: 0, bytes: FIRST, attempted: Vec::new(), copies_whole: false };
@@ -184,7 +185,7 @@ pub(crate) async fn play(world: World, flushes: Flushes) -> Result<(), String> {
 
 /// Opens the image, waiting while a killed process still has it in use.
 pub(super) async fn open(core: &Core, generation: u64) -> Result<Rc<File>, FileError> {
-    let what = Open { volume: VOLUME, generation, buffered: false, read_only: false };
+    let what = Open { volume: VOLUME, generation, buffered: false, read_only: false, claim: None };
     let opened = async {
         loop {
             match File::open(core, Path::new(IMAGE), &what).await {
@@ -413,7 +414,7 @@ impl Bench {
             disk.heal();
         }
         let work = self.host.run(move |core| async move {
-            delete(&core, Path::new(IMAGE), VOLUME, false, false).await
+            delete(&core, Path::new(IMAGE), VOLUME, (false, false), None).await
         });
         let deleted = tokio::select! {
             biased;

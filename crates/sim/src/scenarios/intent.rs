@@ -152,6 +152,7 @@ pub(crate) async fn play(world: World, mistake: Mistake) -> Result<(), String> {
         buffered: false,
         force: false,
         keep_contents: false,
+        claim: None,
     };
     let made = host.run(move |core| async move {
         File::create(&core, IMAGE.as_ref(), &how).await.map(drop).map_err(|e| e.to_string())

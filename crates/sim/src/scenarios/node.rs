@@ -366,6 +366,7 @@ async fn create(node: &Host, block_size: u32) -> Result<(), String> {
         buffered: false,
         force: false,
         keep_contents: false,
+        claim: None,
     };
     let made = node.run(move |core| async move {
         let made = File::create(&core, Path::new(IMAGE), &how).await;

@@ -180,6 +180,7 @@ impl Bench {
             disks,
             spares: Vec::new(),
             buffered: false,
+            claim: None,
         };
         let volumes: Vec<_> =
             (0..self.world.rng().between(1, 2)).map(|_| self.volumes.draw()).collect();

@@ -16,6 +16,7 @@ use uuid::Uuid;
 
 use super::{Coming, Pool, Stage};
 use crate::identity::random_uuid;
+use crate::multihost::Claim;
 use crate::pool::ask::{ColumnAt, Comes, Event, MemberInfo};
 use crate::pool::called::{called, find};
 use crate::pool::disk::{MemberDisk, within};
@@ -23,7 +24,10 @@ use crate::pool::error::{PoolError, failed};
 use crate::pool::label::{Label, State};
 use crate::pool::layout::Layout;
 use crate::pool::metadata::{Change, MemberId, Members, Metadata, Stamp, Standing};
-use crate::pool::opening::{At, NewDisk, Newer, Returning, at, find_absent, open_new};
+use crate::pool::multihost::Ownership;
+use crate::pool::opening::{
+    At, NewDisk, Newer, Returning, at, find_absent, if_it_answers, open_new,
+};
 use crate::pool::recovery;
 use crate::pool::writer::{LONG_PATIENCE, hold_while_busy};
 use crate::pool::{TEXT_BYTES, Text};
@@ -44,8 +48,8 @@ impl Pool {
         let disk = self.writer.disk(id)?;
         let label = disk.label();
         let (uuid, layout, errors) = (label.member, label.layout, disk.errors());
-        let (visit, path) = (self.visit_of(id), disk.path().to_owned());
-        Some(MemberInfo { id, visit, uuid, path, layout, errors })
+        let (visit, path, lease) = (self.visit_of(id), disk.path().to_owned(), disk.lease());
+        Some(MemberInfo { id, visit, uuid, path, layout, errors, lease })
     }
 
     pub(super) fn leaving(&self) -> Members {
@@ -192,7 +196,7 @@ impl Pool {
         spare: bool,
         check: impl FnOnce(&Metadata) -> Result<(), PoolError>,
     ) -> Result<(), PoolError> {
-        let disk = open_new(&self.core, new, self.buffered).await?;
+        let disk = open_new(&self.core, new, self.buffered, self.ownership.claim).await?;
         let number = || {
             let full = || PoolError::new("the pool has as many disks as it may have");
             self.writer.metadata().next_member().ok_or_else(full)
@@ -202,10 +206,18 @@ impl Pool {
         after.apply(&add_change(&disk.label(), spare))?;
         check(&after)?;
         // Before others have to wait: that takes as long as the disk does.
-        let forgotten = async {
-            disk.relabel(disk.label()).await?;
-            disk.forget_snapshots().await
-        };
+        within(LONG_PATIENCE, disk.relabel(disk.label()))
+            .await
+            .map_err(|why| failed(disk.path(), why))?;
+        // What may be overwritten was looked at when it was opened.
+        let claim = self.ownership.claim.map(|claim| Claim { take_over: true, ..claim });
+        let ownership = Ownership { claim, ..self.ownership.clone() };
+        let taken = disk.take(&self.core, &ownership);
+        if_it_answers(disk.path(), async {
+            taken.await.map_err(|why| PoolError::at(disk.path(), why))
+        })
+        .await?;
+        let forgotten = disk.forget_snapshots();
         within(LONG_PATIENCE, forgotten).await.map_err(|why| failed(disk.path(), why))?;
         let alone = self.membership.write().await;
         // Another one may have come meanwhile.
@@ -302,7 +314,9 @@ impl Pool {
             let found = there.into_iter().filter(|(id, _)| away.contains(id));
             found.flat_map(|(_, paths)| paths).collect::<Vec<_>>()
         };
-        let (absent, newer) = find_absent(&self.core, &known, &found, self.buffered).await;
+        let ownership = &self.ownership;
+        let (absent, newer) =
+            find_absent(&self.core, &known, &found, self.buffered, ownership).await;
         for Newer { id, path, serial, committed } in newer {
             // It is looked at again when it has been away.
             self.away.borrow_mut().remove(&id);
@@ -548,10 +562,13 @@ impl Pool {
                 }
             }
             self.retiring.borrow_mut().remove(&id);
-            if let Some(disk) = disk
-                && let Err(why) = disk.set_state(State::Removed).await
-            {
-                tracing::warn!(error = %why, "its label says that it is of the pool");
+            if let Some(disk) = disk {
+                match disk.set_state(State::Removed).await {
+                    Ok(()) => disk.release().await,
+                    Err(why) => {
+                        tracing::warn!(error = %why, "its label says that it is of the pool");
+                    }
+                }
             }
         }
     }
@@ -644,12 +661,17 @@ async fn while_it_answers<T>(
 
 /// Writes what a member of a new pool holds, but for saying that it is finished.
 pub(super) async fn make(
+    core: &Core,
     disk: &MemberDisk,
-    snapshot: &[u8],
-    stamp: Stamp,
+    ownership: &Ownership,
+    (snapshot, stamp): (&[u8], Stamp),
 ) -> Result<(), PoolError> {
+    let labelled = disk.relabel(Label { opened: stamp, ..disk.label() }).await;
+    labelled.map_err(|why| failed(disk.path(), why))?;
+    // From here on another machine that does the same finds this claim, or this one finds the other's.
+    let taken = disk.take(core, ownership).await;
+    taken.map_err(|why| PoolError::at(disk.path(), why))?;
     let made = async {
-        disk.relabel(Label { opened: stamp, ..disk.label() }).await?;
         disk.forget_snapshots().await?;
         disk.forget_changes().await?;
         disk.put_snapshot(snapshot, stamp.version).await

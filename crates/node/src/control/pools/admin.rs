@@ -316,12 +316,14 @@ impl Control {
     }
 
     async fn open_without_now(&self, name: &PoolName, ask: OpenPool) -> Result<Pool, ApiError> {
-        let OpenPool { without, confirm } = ask;
-        check_count(without.len())?;
+        let OpenPool { without, take_over, confirm } = ask;
+        if !(take_over && without.is_empty()) {
+            check_count(without.len())?;
+        }
         if confirm != *name {
             let message = format!("{confirm} is confirmed, and {name} is meant");
             return Err(ApiError::new(Code::InvalidRequest, message)
-                .hint("repeat the name of the pool: what only those disks hold is lost"));
+                .hint("repeat the name of the pool: what only those disks hold is lost, and no other node may use it"));
         }
         let gate = self.0.pools.gate(name).ok_or_else(|| not_found(name))?;
         let _held = gate.lock().await;
@@ -331,10 +333,10 @@ impl Control {
                 "a disk that has failed is replaced: windrose pool replace {name} SERIAL --with DISK"
             )));
         }
-        tracing::warn!(pool = %name, ?without, "an operator has it opened without these disks");
+        tracing::warn!(pool = %name, ?without, take_over, "an operator has it opened without these disks, or taken over");
         let paths = candidates(record.paths()).await;
         let without = without_paths(without, &record, &paths).await;
-        match self.0.engine.open_pool(&record, paths, without).await {
+        match self.0.engine.open_pool(&record, paths, (without, take_over)).await {
             Ok(report) => {
                 self.pool_opened(&record, &report).await;
                 self.pool(name).await

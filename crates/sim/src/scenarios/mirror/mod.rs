@@ -205,6 +205,7 @@ async fn prepare(node: &Rc<Node>, block_size: u32, number: u32) -> Result<Image,
         buffered: false,
         force: false,
         keep_contents: false,
+        claim: None,
     };
     let path = Image { name: Uuid::nil(), number }.path();
     let work = node.host.run(move |core| async move {
@@ -278,7 +279,8 @@ fn assemble(
 
 /// Opens the image, waiting while a killed process still has it in use.
 async fn open(core: &Core, image: Image) -> Result<Rc<File>, FileError> {
-    let what = Open { volume: VOLUME, generation: 0, buffered: false, read_only: false };
+    let what =
+        Open { volume: VOLUME, generation: 0, buffered: false, read_only: false, claim: None };
     loop {
         match File::open(core, Path::new(&image.path()), &what).await {
             Err(e) if e.reason == Reason::Open(OpenReason::Busy) => {

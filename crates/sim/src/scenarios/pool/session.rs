@@ -135,7 +135,7 @@ impl Session {
         volumes: Rc<Volumes>,
         mistake: Mistake,
     ) -> Result<Self, String> {
-        let what = OpenPool { id: POOL, paths, without: Vec::new(), buffered: false };
+        let what = OpenPool { id: POOL, paths, without: Vec::new(), buffered: false, claim: None };
         let pool = Pool::open_making(&cores[0], &what, mistake).await.map_err(|e| text(&e))?;
         let mut seats = Vec::new();
         for (ring, core) in (0u16..).zip(&cores) {
