@@ -39,8 +39,8 @@ pub use mirror::{
 };
 pub use name::{PoolName, VolumeName};
 pub use pool::{
-    AddDisks, CreatePool, DiskState, MAX_DISKS, OpenPool, Pool, PoolCapacity, PoolDisk, PoolList,
-    PoolState, Raid, Rebuild, RemoveDisk, ReplaceDisk, Scrub, check_strip,
+    AddDisks, CreatePool, DiskState, LostBlocks, MAX_DISKS, OpenPool, Pool, PoolCapacity, PoolDisk,
+    PoolList, PoolState, Raid, Rebuild, RemoveDisk, ReplaceDisk, Scrub, check_strip,
 };
 pub use reservation::{Registration, Reservations};
 pub use session::{Protocol, Session, SessionList};

@@ -381,6 +381,17 @@ pub struct Scrub {
     pub unrepairable: u64,
 }
 
+/// Blocks of a volume that are lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LostBlocks {
+    /// Name of the volume, or its identity if the node does not know it.
+    pub volume: String,
+    /// Byte of the volume at which they begin. None where they are of the image's own label.
+    pub start_bytes: Option<u64>,
+    /// How many bytes there are.
+    pub bytes: u64,
+}
+
 /// A pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Pool {
@@ -409,6 +420,9 @@ pub struct Pool {
     pub volumes: Vec<String>,
     /// Those of them that have lost data.
     pub damaged: Vec<String>,
+    /// Blocks of volumes that no disk gives back. They read as errors until they are written again.
+    #[serde(default)]
+    pub lost: Vec<LostBlocks>,
     /// How far a rebuild is, while there is one.
     pub rebuild: Option<Rebuild>,
     /// The scrub that is under way, or the last one since the node has opened the pool.

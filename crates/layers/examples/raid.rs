@@ -26,8 +26,8 @@ use layers::integrity::stored::{LIST_BLOCKS, Whose};
 use layers::raid::batch::Ring;
 use layers::raid::geometry::{Level, Shape};
 use layers::raid::{
-    ALL_REGIONS, Answered, Array, Column, Extent, Keeper, Kept, Member, Pace, RING_BLOCKS, Raid,
-    Room, Settings, by_runs, stored_map,
+    ALL_REGIONS, Answered, Array, Column, Damage, Extent, Keeper, Kept, Member, Pace, RING_BLOCKS,
+    Raid, Room, Settings, by_runs, stored_map,
 };
 use parity::Parity;
 use serde_json::json;
@@ -61,6 +61,8 @@ impl Keeper for Nobody {
     }
 
     fn slow(&self, _: u16, _: bool) {}
+
+    fn damaged(&self, _: Damage) {}
 }
 
 impl Room for Nobody {
@@ -69,6 +71,14 @@ impl Room for Nobody {
     }
 
     fn free(&self, _: u32) -> Kept<'_> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn lose(&self, _: u32, _: std::ops::Range<u32>) -> Kept<'_> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn regain(&self, _: u32, _: std::ops::Range<u32>) -> Kept<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
 }

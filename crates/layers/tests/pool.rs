@@ -58,7 +58,7 @@ pub(crate) fn joining(path: PathBuf) -> NewDisk {
     NewDisk { path, overwrite: Vec::new() }
 }
 
-fn opening(disks: usize) -> OpenPool {
+pub(crate) fn opening(disks: usize) -> OpenPool {
     OpenPool { id: POOL, paths: paths(disks), without: Vec::new(), buffered: false, claim: None }
 }
 

@@ -42,8 +42,9 @@ use distrust::Distrust;
 use guests::Guests;
 pub use guests::{Exported, GuestReport, socket};
 use keeper::Keeper;
+pub use layers::file::LABEL_AREA_BYTES;
 pub use layers::pool::{
-    NewDisk, PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport, ScrubReport,
+    LostRange, NewDisk, PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport, ScrubReport,
 };
 pub use layers::raid::geometry::Level;
 pub use peer::PeerAddresses;

@@ -1,17 +1,19 @@
 //! What cores that have volumes of a pool ask of the one that keeps its metadata, and what they are told.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
+use super::Text;
 use super::error::PoolError;
 use super::layout::Layout;
 use super::metadata::{Extent, MemberId, Members, Metadata, Piece, Volume, VolumeId};
 use crate::multihost::Lease;
 use crate::raid::geometry::Shape;
-use crate::raid::{self, Column, Errors, Scrubbed};
+use crate::raid::{self, Column, Errors, RowSet, Scrubbed};
 
 /// Asks that may wait; whoever asks waits beyond that.
 const ASKS: usize = 256;
@@ -26,6 +28,7 @@ pub(super) struct MemberInfo {
     /// How often one of this number has been let in in this opening: what is said of one that was let in before is not about it.
     pub(super) visit: u64,
     pub(super) uuid: Uuid,
+    pub(super) serial: Text,
     pub(super) path: PathBuf,
     pub(super) layout: Layout,
     pub(super) errors: Arc<Errors>,
@@ -37,6 +40,8 @@ pub(super) struct MemberInfo {
 #[derive(Clone, Debug)]
 pub(super) struct PoolInfo {
     pub(super) pool: Uuid,
+    /// What it is called.
+    pub(super) name: Text,
     /// The era of all rings.
     pub(super) era: u64,
     /// What batches and entries are numbered from that come now: nobody has had such numbers in this era.
@@ -54,6 +59,8 @@ pub(super) struct ExtentInfo {
     pub(super) number: u64,
     /// Where its columns are, in rows, and what of each is behind.
     pub(super) columns: Vec<(Piece, u64, u32)>,
+    /// Rows of its data that are lost.
+    pub(super) lost: RowSet,
 }
 
 impl ExtentInfo {
@@ -61,14 +68,15 @@ impl ExtentInfo {
         let columns = (0u16..)
             .zip(&extent.pieces)
             .map(|(n, piece)| (*piece, metadata.row_of(*piece), volume.behind(index, n)));
-        Self { index, number: extent.number, columns: columns.collect() }
+        let (columns, lost) = (columns.collect(), volume.lost_rows(index));
+        Self { index, number: extent.number, columns, lost }
     }
 
     /// The extent in use that is meant.
     pub(super) fn in_use(&self, shape: Shape) -> raid::Extent {
         let columns = self.columns.iter();
         let columns = columns.map(|(piece, at, _)| Column { member: piece.member.0, at: *at });
-        let extent = raid::Extent::new(self.number, shape, columns);
+        let extent = raid::Extent::new(self.number, shape, columns).having_lost(self.lost.clone());
         let behind = (0u16..).zip(&self.columns);
         behind.fold(extent, |extent, (n, (_, _, behind))| extent.behind(n, *behind))
     }
@@ -126,6 +134,8 @@ pub(super) enum Ask {
     Scrubbed { bytes: u64, found: Scrubbed },
     /// All volumes of a core have been.
     ScrubEnded,
+    /// Rows of the data of an extent are lost, or have been written again.
+    Lost { volume: VolumeId, index: u32, rows: Range<u32>, is_lost: bool, answer: Answer<()> },
     /// A column lacks nothing any more.
     Caught { of: ColumnAt, answer: Answer<()> },
 }

@@ -61,6 +61,8 @@ wire::open_enum! {
         Move = 13,
         Mark = 14,
         Caught = 15,
+        Lost = 16,
+        Rewritten = 17,
     }
 }
 
@@ -259,6 +261,8 @@ impl Change {
             Self::Move { .. } => Kind::Move,
             Self::Mark { .. } => Kind::Mark,
             Self::Caught { .. } => Kind::Caught,
+            Self::Lost { .. } => Kind::Lost,
+            Self::Rewritten { .. } => Kind::Rewritten,
         }
     }
 
@@ -278,7 +282,9 @@ impl Change {
             | Self::Free { volume, .. }
             | Self::Move { volume, .. }
             | Self::Mark { volume, .. }
-            | Self::Caught { volume, .. } => volume.0,
+            | Self::Caught { volume, .. }
+            | Self::Lost { volume, .. }
+            | Self::Rewritten { volume, .. } => volume.0,
         }
     }
 
@@ -335,6 +341,10 @@ impl Change {
             Self::Caught { index, column, regions, .. } => {
                 extent(out, *index, (*column).into());
                 number(out, (*regions).into());
+            }
+            Self::Lost { index, row, rows, .. } | Self::Rewritten { index, row, rows, .. } => {
+                extent(out, *index, *row);
+                number(out, (*rows).into());
             }
         }
     }
@@ -443,6 +453,7 @@ impl Change {
         let (extent, rest) = ExtentBody::read_from_prefix(body).ok()?;
         let (index, number) = (extent.index.get(), extent.column.get());
         let column = || u16::try_from(number).ok();
+        let more = || u32::try_from(U64::read_from_bytes(rest).ok()?.get()).ok();
         Some(match kind {
             Kind::Allocate => {
                 let pieces = rest.chunks_exact(PIECE_RECORD_BYTES);
@@ -455,10 +466,9 @@ impl Change {
                 Self::Move { volume, index, column: column()?, to }
             }
             Kind::Mark => Self::Mark { volume, index, regions: number },
-            Kind::Caught => {
-                let regions = u32::try_from(U64::read_from_bytes(rest).ok()?.get()).ok()?;
-                Self::Caught { volume, index, column: column()?, regions }
-            }
+            Kind::Caught => Self::Caught { volume, index, column: column()?, regions: more()? },
+            Kind::Lost => Self::Lost { volume, index, row: number, rows: more()? },
+            Kind::Rewritten => Self::Rewritten { volume, index, row: number, rows: more()? },
             _ => return None,
         })
     }

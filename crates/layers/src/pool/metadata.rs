@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::Text;
 use super::units::Units;
+use crate::raid::RowSet;
 use crate::raid::geometry::{Level, ROW_BYTES, Shape};
 pub use crate::raid::{ALL_REGIONS, MAX_MEMBERS, REGIONS};
 
@@ -48,6 +49,12 @@ pub const MAX_WINDOW: usize = 64;
 
 /// Largest volume in bytes: 256 TiB.
 pub const MAX_BYTES: u64 = 256 << 40;
+
+/// Most ranges of lost rows that a pool remembers; what would be one more is not given up as lost.
+pub const MAX_LOST: usize = 1024;
+
+/// Most that come of those where parts of them are written again.
+pub const MAX_LOST_PARTS: usize = 2 * MAX_LOST;
 
 /// Number of a member, below [`MAX_MEMBERS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -155,6 +162,8 @@ pub struct Volume {
     pub(super) extents: BTreeMap<u32, Extent>,
     /// Regions of pieces that are not what they should be, by extent and column.
     pub(super) behind: BTreeMap<(u32, u16), u32>,
+    /// Rows of data that are lost, by extent; none is empty.
+    pub(super) lost: BTreeMap<u32, RowSet>,
 }
 
 /// What is known about a pool.
@@ -306,6 +315,22 @@ impl Volume {
     #[must_use]
     pub fn behind(&self, index: u32, column: u16) -> u32 {
         self.behind.get(&(index, column)).copied().unwrap_or(0)
+    }
+
+    /// Rows of the data of an extent that are lost: no disk gave them back, and they read as errors until they are written again.
+    #[must_use]
+    pub fn lost_rows(&self, index: u32) -> RowSet {
+        self.lost.get(&index).cloned().unwrap_or_default()
+    }
+
+    /// All rows that are lost, by extent.
+    pub fn all_lost(&self) -> impl Iterator<Item = (u32, std::ops::Range<u32>)> + '_ {
+        self.lost.iter().flat_map(|(index, rows)| rows.iter().map(|rows| (*index, rows)))
+    }
+
+    /// How many ranges of rows are lost.
+    pub(super) fn lost_ranges(&self) -> usize {
+        self.lost.values().map(RowSet::len).sum()
     }
 
     /// The pieces that are not what they should be, by extent and column.
@@ -525,6 +550,11 @@ impl Metadata {
     #[must_use]
     pub fn next_member(&self) -> Option<MemberId> {
         (0..MAX_MEMBERS).map(MemberId).find(|id| !self.members.contains_key(id))
+    }
+
+    /// How many ranges of rows are lost in all volumes.
+    pub(super) fn lost_ranges(&self) -> usize {
+        self.volumes.values().map(Volume::lost_ranges).sum()
     }
 
     /// Volumes of which blocks are lost where only `there` are.

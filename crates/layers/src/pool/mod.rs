@@ -28,6 +28,7 @@
 pub mod allocate;
 mod ask;
 mod called;
+mod damage;
 mod disk;
 mod error;
 pub mod evacuate;
@@ -56,6 +57,6 @@ pub use error::PoolError;
 pub use mistake::Mistake;
 pub use opening::{Inspected, NewDisk, inspect};
 pub use owner::{CreatePool, NewPoolVolume, OpenPool, Pool};
-pub use report::{PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport, ScrubReport};
+pub use report::{LostRange, PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport, ScrubReport};
 pub use seat::PoolSeat;
 pub use text::{TEXT_BYTES, Text};

@@ -538,6 +538,9 @@ impl Pool {
             }
             Ask::Scrubbed { bytes, found } => self.scrubbed(bytes, found),
             Ask::ScrubEnded => self.scrub_ended(),
+            Ask::Lost { volume, index, rows, is_lost, answer } => {
+                drop(answer.send(self.lost((volume, index), rows, is_lost).await));
+            }
             Ask::Caught { of, answer } => {
                 let ColumnAt { volume, index, column } = of;
                 let caught = Change::Caught { volume, index, column, regions: ALL_REGIONS };
@@ -580,6 +583,7 @@ impl Pool {
         let members = metadata.voters().iter().filter_map(|id| self.member_info(id)).collect();
         Ok(PoolInfo {
             pool: metadata.pool,
+            name: metadata.name,
             era: metadata.era(),
             first: self.beginning(),
             buffered: self.buffered,

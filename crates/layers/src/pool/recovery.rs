@@ -1,5 +1,6 @@
 //! What a crash has left in the parity logs is mended before a pool serves.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
@@ -23,7 +24,7 @@ use crate::integrity::Integrity;
 use crate::integrity::stored::Whose;
 use crate::raid::batch::Ring;
 use crate::raid::geometry::Shape;
-use crate::raid::{Answered, Array, Entries, Errors, Keeper, Kept, Member, OldRing};
+use crate::raid::{Answered, Array, Damage, Entries, Errors, Keeper, Kept, Member, OldRing};
 use crate::raw::Raw;
 
 /// How much longer than another disk one may take until its checksums are made anew: up to half a gigabyte for each core is read.
@@ -31,7 +32,7 @@ const MENDED_WITHIN: Duration = Duration::from_secs(300);
 
 /// Writes down what mending finds out.
 #[derive(Debug)]
-struct Mending(Rc<Writer>);
+struct Mending(Rc<Writer>, Cell<bool>);
 
 impl Keeper for Mending {
     fn out(&self, member: u16) -> Kept<'_> {
@@ -64,6 +65,13 @@ impl Keeper for Mending {
     fn slow(&self, member: u16, is_slow: bool) {
         if is_slow {
             tracing::warn!(member, "a disk of the pool lags far behind the others");
+        }
+    }
+
+    /// The pool is not open yet: of many blocks the first is named.
+    fn damaged(&self, damage: Damage) {
+        if !self.1.replace(true) {
+            tracing::warn!(pool = %self.0.metadata().name, ?damage, "pool: blocks cannot be read while a crash is mended");
         }
     }
 }
@@ -180,7 +188,7 @@ pub(super) async fn mark_under_way(
 ) -> Result<(), PoolError> {
     let failed = |why: Error| PoolError::at(disk.path(), format!("its parity log: {why}"));
     let (pool, rings) = (writer.metadata().pool, writer.metadata().rings);
-    let (label, keeper) = (disk.label(), Rc::new(Mending(Rc::clone(writer))));
+    let (label, keeper) = (disk.label(), Rc::new(Mending(Rc::clone(writer), Cell::new(false))));
     let array = Array::new(era, keeper, core.pool()).await.map_err(failed)?;
     let member = |ring| {
         let of = (label.member, label.layout);
@@ -252,7 +260,8 @@ async fn or_out<T>(
 async fn mend_ring(core: &Core, writer: &Rc<Writer>, ring: (u16, u64)) -> Result<(), PoolError> {
     let failed =
         |why: Error| PoolError::new(format!("the parity log cannot be gone through: {why}"));
-    let (pool, keeper) = (writer.metadata().pool, Rc::new(Mending(Rc::clone(writer))));
+    let (pool, keeper) =
+        (writer.metadata().pool, Rc::new(Mending(Rc::clone(writer), Cell::new(false))));
     let array = Array::new(ring.1, keeper, core.pool()).await.map_err(failed)?;
     let mut rings = Vec::new();
     let members = writer.in_tasks(LONG_PATIENCE, |disk| {

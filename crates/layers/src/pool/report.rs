@@ -39,12 +39,25 @@ pub struct PoolReport {
     pub disks: Vec<PoolDisk>,
     /// Its volumes.
     pub volumes: Vec<PoolVolumeReport>,
+    /// Blocks of volumes that are lost: they read as errors until they are written again.
+    pub lost: Vec<LostRange>,
     /// Pieces that are not what they should be, or have to be moved, as far as there is room to put them.
     pub behind_pieces: u64,
     /// The scrub that is under way, or the last one.
     pub scrub: Option<ScrubReport>,
     /// Why nothing more can be written, if so.
     pub broken: Option<String>,
+}
+
+/// Blocks of a volume that are lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LostRange {
+    /// The volume.
+    pub volume: Uuid,
+    /// Byte of it at which they begin,
+    pub start: u64,
+    /// and how many bytes there are.
+    pub bytes: u64,
 }
 
 /// What a scrub has come to.
@@ -166,6 +179,7 @@ impl Pool {
                 true => Some(empty.unwrap_or(0)),
                 false => bears.into_iter().try_fold(level, |least, bears| Some(least.min(bears?))),
             },
+            lost: metadata.lost_bytes(),
             scrub: self.scrub_report(),
             behind_pieces: disks
                 .iter()
@@ -216,6 +230,28 @@ impl Pool {
 }
 
 impl Metadata {
+    /// Blocks of volumes that are lost, in order; those that touch are one range.
+    fn lost_bytes(&self) -> Vec<LostRange> {
+        let mut all: Vec<LostRange> = Vec::new();
+        for (_, volume) in self.volumes() {
+            for (index, rows) in volume.all_lost() {
+                let at = |row| {
+                    u64::from(index) * volume.extent_bytes() + u64::from(row) * u64::from(ROW_BYTES)
+                };
+                let (start, end) = (at(rows.start), at(rows.end));
+                match all.last_mut() {
+                    Some(last)
+                        if last.volume == volume.uuid && last.start + last.bytes == start =>
+                    {
+                        last.bytes += end - start;
+                    }
+                    _ => all.push(LostRange { volume: volume.uuid, start, bytes: end - start }),
+                }
+            }
+        }
+        all
+    }
+
     /// Pieces on a member that are not what they should be.
     fn behind_on(&self, id: MemberId) -> u64 {
         let of = self.volumes().map(|(_, volume)| {

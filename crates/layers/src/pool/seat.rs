@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -17,9 +18,11 @@ use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use super::Text;
 use super::ask::{
     Ask, ColumnAt, Comes, Event, ExtentInfo, MemberInfo, PoolHandle, PoolInfo, VolumeInfo,
 };
+use super::damage::{DamageLog, Of, TOLD_EVERY, Told};
 use super::error::PoolError;
 use super::metadata::{MemberId, Members, Piece, VolumeId};
 use super::owner::Pool;
@@ -27,9 +30,10 @@ use super::recovery::{error_of, holds_checksums, member_of, raw};
 use super::silent::Silent;
 use super::writer::PATIENCE;
 use crate::multihost::Gate;
-use crate::raid::geometry::Shape;
+use crate::raid::geometry::{ROW_BYTES, Shape};
 use crate::raid::{
-    Answered, Array, Column, Extent, Keeper, Kept, Member, Pace, Raid, Room, Settings,
+    Answered, Array, Column, Damage, DamageKind, Extent, Keeper, Kept, Member, Pace, Raid, Room,
+    Settings,
 };
 use crate::raw::Raw;
 
@@ -57,6 +61,8 @@ pub struct PoolSeat {
     disks: RefCell<BTreeMap<MemberId, Rc<Raw>>>,
     keeper: Rc<SeatKeeper>,
     volumes: RefCell<BTreeMap<Uuid, Open>>,
+    /// What volumes are called in the log.
+    called: RefCell<BTreeMap<Uuid, String>>,
     leaving: Cell<Members>,
     /// Columns that are elsewhere, of which others do not know yet.
     moving: RefCell<BTreeMap<ColumnAt, Moving>>,
@@ -122,11 +128,44 @@ struct SeatKeeper {
     changed: RefCell<FxHashMap<u64, u32>>,
     /// How often members that are used have been let in.
     visits: RefCell<FxHashMap<MemberId, u64>>,
+    /// What the pool is called,
+    pool: Text,
+    /// and the disks,
+    serials: RefCell<FxHashMap<MemberId, Text>>,
+    /// and volumes, with the length of their extents.
+    names: RefCell<FxHashMap<VolumeId, (String, u64)>>,
+    damage: DamageLog,
 }
 
 impl SeatKeeper {
     fn visit_of(&self, member: MemberId) -> u64 {
         self.visits.borrow().get(&member).copied().unwrap_or(0)
+    }
+
+    fn tell(&self, told: &Told) {
+        let Told { of, times, bytes } = told;
+        let pool = &self.pool;
+        let serial = of.member.and_then(|member| self.serials.borrow().get(&member).copied());
+        let serial = serial.unwrap_or_else(|| Text::new(""));
+        let volume = self.names.borrow().get(&of.volume).map(|(name, _)| name.clone());
+        let volume = volume.unwrap_or_default();
+        let (member, from, to) = (of.member.map(|member| member.0), bytes.start, bytes.end);
+        match of.kind {
+            DamageKind::Unreadable => {
+                tracing::warn!(%pool, member, %serial, %volume, times, from, to, "pool: a disk does not give blocks back");
+            }
+            DamageKind::Corrupt => {
+                tracing::error!(%pool, member, %serial, %volume, times, from, to, "pool: a disk gives back what was not written");
+            }
+            DamageKind::Inconsistent => {
+                tracing::error!(%pool, %volume, times, from, to, "pool: blocks do not fit together, and it is not known which are right");
+            }
+        }
+    }
+
+    /// Tells of damage that was collected.
+    fn tell_damage(&self) {
+        self.damage.due().iter().for_each(|told| self.tell(told));
     }
 }
 
@@ -164,6 +203,16 @@ impl Keeper for SeatKeeper {
     fn slow(&self, member: u16, is_slow: bool) {
         let (handle, member) = (self.handle.clone(), MemberId(member));
         tokio::task::spawn_local(async move { handle.tell(Ask::Slow { member, is_slow }).await });
+    }
+
+    fn damaged(&self, damage: Damage) {
+        let found = self.extents.borrow().get(&damage.extent).copied();
+        let Some((volume, index)) = found else { return };
+        let extent_bytes = self.names.borrow().get(&volume).map_or(0, |(_, bytes)| *bytes);
+        let at = |row| u64::from(index) * extent_bytes + u64::from(row) * u64::from(ROW_BYTES);
+        let of = Of { kind: damage.kind, member: damage.member.map(MemberId), volume };
+        let told = self.damage.note(of, at(damage.rows.start)..at(damage.rows.end));
+        told.iter().for_each(|told| self.tell(told));
     }
 }
 
@@ -204,6 +253,22 @@ impl Room for VolumeRoom {
             let ask = |answer| Ask::Free { volume, index, answer };
             self.keeper.handle.ask(ask).await.map_err(|why| error_of(&why))
         })
+    }
+
+    fn lose(&self, index: u32, rows: Range<u32>) -> Kept<'_> {
+        Box::pin(self.tell_lost(index, rows, true))
+    }
+
+    fn regain(&self, index: u32, rows: Range<u32>) -> Kept<'_> {
+        Box::pin(self.tell_lost(index, rows, false))
+    }
+}
+
+impl VolumeRoom {
+    async fn tell_lost(&self, index: u32, rows: Range<u32>, is_lost: bool) -> Result<(), Error> {
+        let volume = self.volume;
+        let ask = |answer| Ask::Lost { volume, index, rows, is_lost, answer };
+        self.keeper.handle.ask(ask).await.map_err(|why| error_of(&why))
     }
 }
 
@@ -257,6 +322,10 @@ impl PoolSeat {
             extents: RefCell::default(),
             changed: RefCell::default(),
             visits: RefCell::default(),
+            pool: info.name,
+            serials: RefCell::default(),
+            names: RefCell::default(),
+            damage: DamageLog::default(),
         });
         let kept: Rc<dyn Keeper> = Rc::<SeatKeeper>::clone(&keeper);
         let array = Array::new(info.era, kept, core.pool()).await;
@@ -276,6 +345,7 @@ impl PoolSeat {
             disks: RefCell::default(),
             keeper,
             volumes: RefCell::default(),
+            called: RefCell::default(),
             leaving: Cell::new(info.leaving),
             moving: RefCell::default(),
             scrubs: Cell::new(false),
@@ -361,6 +431,7 @@ impl PoolSeat {
     /// A member is written from now on.
     fn put(&self, member: &MemberInfo, (used, disk): (Member, Rc<Raw>)) -> Result<(), PoolError> {
         self.keeper.visits.borrow_mut().insert(member.id, member.visit);
+        self.keeper.serials.borrow_mut().insert(member.id, member.serial);
         let put = self.array.put(member.id.0, used);
         put.map_err(|why| PoolError::at(&member.path, why.to_string()))?;
         self.disks.borrow_mut().insert(member.id, disk);
@@ -392,6 +463,14 @@ impl PoolSeat {
             }
         });
         self.tasks.borrow_mut().extend([hearing, caring]);
+        let weak = Rc::downgrade(self);
+        tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(TOLD_EVERY).await;
+                let Some(seat) = weak.upgrade().filter(|seat| !seat.stops.get()) else { return };
+                seat.keeper.tell_damage();
+            }
+        });
     }
 
     /// Now and then writes the checksums of what nobody writes any more.
@@ -576,9 +655,18 @@ impl PoolSeat {
         Ok(info)
     }
 
+    /// What a volume is called in the log, from when it is opened next.
+    pub fn call(&self, volume: Uuid, name: &str) {
+        self.called.borrow_mut().insert(volume, name.to_owned());
+    }
+
     async fn load(&self, volume: Uuid) -> Result<(VolumeId, Rc<Raid>), PoolError> {
         let info = self.info_of(volume).await?;
         let VolumeInfo { id, shape, bytes, block_size, thick, extents, .. } = info;
+        let called = self.called.borrow().get(&volume).cloned();
+        let named =
+            (called.unwrap_or_else(|| volume.to_string()), shape.rows() * u64::from(ROW_BYTES));
+        self.keeper.names.borrow_mut().insert(id, named);
         let failed = |why: Error| PoolError::new(format!("volume {volume}: {why}"));
         // Where its stripes lie may be known in memory only, from an earlier opening of it here.
         let numbers = extents.iter().map(|extent| extent.number).collect();
@@ -765,6 +853,7 @@ impl PoolSeat {
     /// A column whose disk leaves goes elsewhere.
     async fn relocate(&self, of: ColumnAt, raid: &Raid) -> Result<(), PoolError> {
         let Some((piece, to)) = self.place(of).await? else { return Ok(()) };
+        let stuck = |moved: &Result<bool, Error>| matches!(moved, Ok(false)) && !raid.stops();
         let commit = async || {
             let moved = self.handle.ask(|answer| Ask::Moved { of, to: piece, answer }).await;
             moved.map_err(|why| error_of(&why))
@@ -772,6 +861,11 @@ impl PoolSeat {
         let moved = raid.relocate(of.index, of.column, to, commit).await;
         if !matches!(moved, Ok(true)) {
             self.stays(of, to).await?;
+        }
+        if stuck(&moved) {
+            // What cannot be read of it is in the way, if it is all there.
+            let mended = raid.mend_unreadable(of.index, PACE).await;
+            mended.map_err(|why| PoolError::new(why.to_string()))?;
         }
         moved.map(drop).map_err(|why: Error| PoolError::new(why.to_string()))
     }

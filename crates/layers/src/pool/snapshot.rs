@@ -8,8 +8,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::journal::{BLOCK_BYTES, StoredPiece, StoredShape, StoredStanding, stored_standing};
 use super::metadata::{
-    Broken, Extent, MAX_MEMBERS, MAX_OPENINGS, MAX_VOLUMES, MAX_WINDOW, Member, MemberId, Members,
-    Metadata, Opening, Piece, Standing, Volume, VolumeId,
+    Broken, Extent, MAX_LOST_PARTS, MAX_MEMBERS, MAX_OPENINGS, MAX_VOLUMES, MAX_WINDOW, Member,
+    MemberId, Members, Metadata, Opening, Piece, Standing, Volume, VolumeId,
 };
 use super::units::Units;
 use super::{TEXT_BYTES, Text};
@@ -45,7 +45,8 @@ struct Head {
     window: U32,
     members: U32,
     volumes: U32,
-    reserved: [u8; 80],
+    lost: U32,
+    reserved: [u8; 76],
 }
 
 const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
@@ -104,6 +105,16 @@ struct StoredExtent {
     reserved: U32,
 }
 
+/// Rows of an extent that are lost.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct StoredLost {
+    volume: U32,
+    index: U32,
+    row: U32,
+    rows: U32,
+}
+
 /// A piece, and what of it is not what it should be.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -123,6 +134,7 @@ const _: () = assert!(
         + MAX_WINDOW * size_of::<StoredVotes>()
         + MAX_MEMBERS as usize * size_of::<StoredMember>()
         + MAX_VOLUMES * size_of::<StoredVolume>()
+        + MAX_LOST_PARTS * size_of::<StoredLost>()
         + BLOCK_BYTES) as u64
         <= super::metadata::FIXED_SNAPSHOT_BYTES
 );
@@ -174,6 +186,7 @@ impl Metadata {
         }
         self.members.iter().for_each(|(id, member)| put_member(&mut out, *id, member));
         self.volumes.iter().for_each(|(id, volume)| put_volume(&mut out, *id, volume));
+        self.volumes.iter().for_each(|(id, volume)| put_lost(&mut out, *id, volume));
         let head = Head {
             magic: MAGIC,
             version: if self.checksums { CHECKED } else { VERSION }.into(),
@@ -192,7 +205,8 @@ impl Metadata {
             window: count(self.window.len()),
             members: count(self.members.len()),
             volumes: count(self.volumes.len()),
-            reserved: [0; 80],
+            lost: count(self.lost_ranges()),
+            reserved: [0; 76],
         };
         out[..HEAD_BYTES].copy_from_slice(head.as_bytes());
         out.resize(out.len().next_multiple_of(BLOCK_BYTES), 0);
@@ -222,7 +236,7 @@ impl Metadata {
         }
         let body = length.checked_sub(HEAD_BYTES).and_then(|n| rest.split_at_checked(n));
         let (body, behind) = body.ok_or(NoSnapshot::Nonsense)?;
-        let reserved = head.reserved == [0; 80] && behind.iter().all(|b| *b == 0);
+        let reserved = head.reserved == [0; 76] && behind.iter().all(|b| *b == 0);
         let all = reserved.then(|| Reader(body).metadata(&head)).flatten();
         let all = all.ok_or(NoSnapshot::Nonsense)?;
         all.check()?;
@@ -286,6 +300,14 @@ fn put_volume(out: &mut Vec<u8>, id: VolumeId, volume: &Volume) {
     }
 }
 
+fn put_lost(out: &mut Vec<u8>, id: VolumeId, volume: &Volume) {
+    for (index, rows) in volume.all_lost() {
+        let (volume, index) = (id.0.into(), index.into());
+        let (row, rows) = (rows.start.into(), (rows.end - rows.start).into());
+        out.extend_from_slice(StoredLost { volume, index, row, rows }.as_bytes());
+    }
+}
+
 /// Takes one record after the other.
 struct Reader<'a>(&'a [u8]);
 
@@ -319,6 +341,10 @@ impl Reader<'_> {
             is_behind_last(&volumes, &id)?;
             volumes.insert(id, volume);
         }
+        let mut last = None;
+        for _ in 0..head.lost.get() {
+            last = Some(self.lost(&mut volumes, last)?);
+        }
         self.0.is_empty().then_some(Metadata {
             pool: Uuid::from_bytes(head.pool),
             name: Text::parse(&head.name)?,
@@ -335,6 +361,22 @@ impl Reader<'_> {
             members,
             volumes,
         })
+    }
+
+    /// Takes rows that are lost, which lie behind the `last` ones; tells where they end.
+    fn lost(
+        &mut self,
+        volumes: &mut BTreeMap<VolumeId, Volume>,
+        last: Option<(u32, u32, u32)>,
+    ) -> Option<(u32, u32, u32)> {
+        let stored: StoredLost = self.take()?;
+        let (volume, index, row) = (stored.volume.get(), stored.index.get(), stored.row.get());
+        let end = row.checked_add(stored.rows.get()).filter(|end| row < *end)?;
+        // Ranges that touch are one.
+        let is_behind = last.is_none_or(|last| last < (volume, index, row));
+        let rows = is_behind.then(|| volumes.get_mut(&VolumeId(volume)))??;
+        rows.lost.entry(index).or_default().insert(row..end);
+        Some((volume, index, end))
     }
 
     fn opening(&mut self) -> Option<Opening> {
@@ -379,6 +421,7 @@ impl Reader<'_> {
             thick: flag(stored.thick)?,
             extents: BTreeMap::new(),
             behind: BTreeMap::new(),
+            lost: BTreeMap::new(),
         };
         for _ in 0..stored.extents.get() {
             let (index, extent) = self.extent(&mut volume, members)?;

@@ -65,6 +65,33 @@ pub trait Keeper: fmt::Debug {
 
     /// A member lags far behind the others, or does not any more. Told once each time.
     fn slow(&self, member: u16, is_slow: bool);
+
+    /// Something is damaged. Told of each block: it is for the keeper to make few words of many.
+    fn damaged(&self, damage: Damage);
+}
+
+/// What is wrong with blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DamageKind {
+    /// The disk does not give them back.
+    Unreadable,
+    /// It gives back what was not written there.
+    Corrupt,
+    /// They do not fit their parity, or their copies, and nobody knows which of them is wrong.
+    Inconsistent,
+}
+
+/// Blocks that are damaged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// What is wrong with them.
+    pub kind: DamageKind,
+    /// The member that it is about, if it is known.
+    pub member: Option<u16>,
+    /// Number of the extent.
+    pub extent: u64,
+    /// Rows of its data between which they are, or of which they are the parity.
+    pub rows: std::ops::Range<u32>,
 }
 
 /// What comes of asking a [`Keeper`].
@@ -396,6 +423,11 @@ impl Array {
         let pages = if ctx.shares(&self.scratch) { rows } else { 0 };
         let begun = used.disk.begin(Op::Read { at: Lba(at), blocks: rows }, ctx, pages);
         begun.inspect_err(|_| self.count_unread(member))
+    }
+
+    /// Something is damaged: whoever keeps what is known of the pool tells of it.
+    pub(super) fn tell_damaged(&self, damage: Damage) {
+        self.keeper.damaged(damage);
     }
 
     /// A read has failed.

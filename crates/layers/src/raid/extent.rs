@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 
 use super::array::Array;
 use super::geometry::{ROW_BYTES, Shape};
+use super::lost::{Lost, RowSet};
 use super::map::{Map, Placement};
 use super::mistake::Mistake;
 use super::places::Places;
@@ -43,6 +44,8 @@ pub struct Extent {
     pub(super) lacking: RefCell<Vec<(u16, Places)>>,
     /// Shared by all that this extent has been, with other columns.
     pub(super) placement: Rc<Placement>,
+    /// Rows of its data that are lost; shared likewise.
+    pub(super) lost: Rc<Lost>,
     /// Columns of which others do not know yet that they are here, a bit for each.
     unsettled: Cell<u64>,
     /// Regions that columns whose members are out are known to lack, and how often members had gone and come when they were.
@@ -73,7 +76,14 @@ impl Extent {
         let (columns, placement) = (columns.into_iter().collect(), Rc::new(Placement::new(map, 0)));
         let told = Cell::new((0, 0));
         let (lacking, unsettled) = (RefCell::default(), Cell::new(0));
-        Self { number, shape, columns, lacking, placement, unsettled, told }
+        let lost = Rc::default();
+        Self { number, shape, columns, lacking, placement, lost, unsettled, told }
+    }
+
+    /// The same with these rows of its data lost.
+    #[must_use]
+    pub fn having_lost(self, rows: RowSet) -> Self {
+        Self { lost: Rc::new(Lost::of(rows)), ..self }
     }
 
     /// The same with its stripes where they are, as its columns say.
@@ -158,6 +168,7 @@ impl Extent {
             columns,
             lacking,
             placement,
+            lost: Rc::clone(&self.lost),
             unsettled,
             told,
         }

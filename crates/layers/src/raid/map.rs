@@ -104,6 +104,13 @@ impl Placement {
         self.map.borrow().place_of(stripe)
     }
 
+    /// The stripe that lies at a place.
+    pub(super) fn stripe_at(&self, place: u32) -> Option<u32> {
+        let map = self.map.borrow();
+        let found = map.stripes.iter().position(|placed| placed.place == place);
+        found.and_then(|stripe| u32::try_from(stripe).ok())
+    }
+
     /// Whether there is such a place, and no stripe has it, or is about to.
     pub(super) fn is_free(&self, place: u32) -> bool {
         self.map.borrow().free.contains(&place)

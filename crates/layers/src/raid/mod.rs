@@ -9,6 +9,7 @@
 //! | `sums` | the arithmetic of a row |
 //! | `map`, `stored_map` | where the stripes of an extent lie, and how that lies on a member |
 //! | `places` | a set of stripes |
+//! | `lost` | rows that are lost until they are written again |
 //! | `at_once` | runs several operations at once |
 //! | `batch` | what the log holds, as it lies on a member |
 //! | `recover` | what is done for a row after a crash |
@@ -28,6 +29,7 @@
 //! | `around` | reads that go around a member that lags |
 //! | `rebuild`, `relocate` | fill what a column lacks, and move one that lacks nothing |
 //! | `scrub` | reads and compares all of it |
+//! | `unreadable` | gives up rows that no disk gives back |
 //! | `open` | mends what a crash has left |
 
 mod around;
@@ -38,6 +40,7 @@ pub mod batch;
 mod extent;
 pub mod geometry;
 mod log;
+mod lost;
 mod map;
 mod marks;
 mod mistake;
@@ -54,6 +57,7 @@ mod scrub;
 pub mod stored_map;
 mod stripe;
 mod sums;
+mod unreadable;
 mod watch;
 mod whole;
 mod write;
@@ -68,9 +72,12 @@ use block::{Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
 use futures_util::future::join3;
 
 pub(crate) use array::held_for_good;
-pub use array::{Answered, Array, Keeper, Kept, MAX_MEMBERS, Member, StillBusy};
+pub use array::{
+    Answered, Array, Damage, DamageKind, Keeper, Kept, MAX_MEMBERS, Member, StillBusy,
+};
 pub use extent::{ALL_REGIONS, Column, Extent, MAP_REGION, REGIONS};
 pub use log::RING_BLOCKS;
+pub use lost::RowSet;
 pub use map::{Map, Placed};
 pub use mistake::Mistake;
 pub use open::{Entries, Mended, OldRing};
@@ -113,6 +120,18 @@ pub trait Room: fmt::Debug {
 
     /// Takes the extent of this index back, which nobody uses any more. That is durable when it ends.
     fn free(&self, index: u32) -> Kept<'_>;
+
+    /// Makes durable that rows of the data of an extent are lost: they read as errors from then on.
+    ///
+    /// # Errors
+    /// That there are too many of them, and whatever ends the pool.
+    fn lose(&self, index: u32, rows: Range<u32>) -> Kept<'_>;
+
+    /// Makes durable that rows that were lost have been written again.
+    ///
+    /// # Errors
+    /// Those of [`Self::lose`].
+    fn regain(&self, index: u32, rows: Range<u32>) -> Kept<'_>;
 }
 
 /// A volume that lies on the extents of a pool. See the [module](self).

@@ -30,7 +30,7 @@ impl Fragment {
     }
 
     /// The whole rows of it.
-    fn part(&self) -> Option<Part> {
+    pub(super) fn part(&self) -> Option<Part> {
         let (start, end) = self.whole();
         let rows = row(start)..row(end);
         (start < end && end <= self.at + self.data.len()).then(|| Part {
@@ -41,7 +41,7 @@ impl Fragment {
     }
 
     /// What of it is less than a row: up to two pieces, by where they begin in the strip.
-    fn rests(&self) -> SmallVec<[(usize, Bufs); 2]> {
+    pub(super) fn rests(&self) -> SmallVec<[(usize, Bufs); 2]> {
         let end = self.at + self.data.len();
         let (whole, behind) = self.whole();
         let (head, tail) = (self.at..whole.min(end), behind.min(end).max(self.at)..end);

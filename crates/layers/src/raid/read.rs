@@ -63,9 +63,13 @@ impl Raid {
         lba: Lba,
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
-        if self.extent(index).is_none() {
+        let Some(extent) = self.extent(index) else {
             return Ok(Bufs::zeroes(piece.rows.len() * ROW_BYTES as usize));
+        };
+        if self.is_lost(&extent, &piece) {
+            return Err(Error::Unreadable { at: lba });
         }
+        drop(extent);
         let stripe = self.stripe(index, piece.stripe)?;
         let role = Role::Data(piece.strip);
         let reading = self.reads.begin(key(index, piece.stripe));
@@ -73,8 +77,11 @@ impl Raid {
             Some(_) => stripe.read_in_time(role, &piece.rows, ctx).await,
             None => {
                 let _turn = self.turn(index, piece.stripe).await;
-                // It may be elsewhere since.
+                // It may be elsewhere since, or lost.
                 let stripe = self.stripe(index, piece.stripe)?;
+                if self.is_lost(&stripe.extent, &piece) {
+                    return Err(Error::Unreadable { at: lba });
+                }
                 stripe.read(role, &piece.rows, ctx).await.map_err(Unanswered::Unread)
             }
         };
@@ -135,6 +142,9 @@ impl Raid {
             false => Some(self.turn(index, piece.stripe).await),
         };
         let stripe = self.stripe(index, piece.stripe)?;
+        if self.is_lost(&stripe.extent, piece) {
+            return Err(Failure::Lost);
+        }
         let mut data = Bufs::new();
         let most = (Array::MOST_PAGES / stripe.restoring_pages()).clamp(1, MOST_RESTORED);
         let mut start = piece.rows.start;

@@ -55,6 +55,7 @@ impl Raid {
             return Ok(rebuilt);
         }
         self.fill(index, &extent, &columns, pace, &mut rebuilt).await?;
+        extent.lost.end_of_pass();
         if rebuilt.failed == 0 {
             self.array.save_map(&extent).await?;
             self.array.flush().await?;
@@ -129,14 +130,44 @@ impl Raid {
         self.array.settle(stripe.spot()).await?;
         let changes = self.array.changes();
         let most = (Array::MOST_PAGES / stripe.filling_pages()).clamp(1, MOST_FILLED);
-        let rows = self.shape.strip_rows();
+        let (key, rows, mut complete) = ((index, number), self.shape.strip_rows(), true);
         for start in (0..rows).step_by(most as usize) {
-            stripe.fill(&(start..rows.min(start + most))).await?;
+            let rows = start..rows.min(start + most);
+            match stripe.fill(&rows).await {
+                Err(Failure::Lost) => complete &= self.fill_singly(key, &stripe, &rows).await?,
+                filled => filled?,
+            }
+        }
+        if !complete {
+            return Err(Failure::Lost);
         }
         match stripe.extent.has_now(stripe.place, &self.array, changes) {
             true => Ok(()),
             false => Err(Failure::Lost),
         }
+    }
+}
+
+impl Raid {
+    /// Fills row by row what cannot be filled at once; what is lost is given up in the end. Whether all is filled.
+    async fn fill_singly(
+        &self,
+        key: (u32, u32),
+        stripe: &Stripe<'_>,
+        rows: &Range<u32>,
+    ) -> Result<bool, Failure> {
+        let mut complete = true;
+        for row in rows.clone() {
+            let filled = stripe.fill(&(row..row + 1)).await;
+            match filled {
+                Err(Failure::Lost) if self.give_up(key, stripe, row).await? => {
+                    stripe.fill(&(row..row + 1)).await?;
+                }
+                Err(Failure::Lost) => complete = false,
+                filled => filled?,
+            }
+        }
+        Ok(complete)
     }
 }
 

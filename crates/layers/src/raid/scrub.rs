@@ -15,7 +15,7 @@ use super::geometry::{Level, Role};
 use super::rebuild::Pace;
 use super::row::There;
 use super::stripe::{Failure, Had, Pages, Stripe, Unread, pages};
-use super::{Array, Column, Raid};
+use super::{Array, Column, Damage, DamageKind, Raid};
 
 /// Most rows that are compared at once.
 const MOST_ROWS: u32 = 16;
@@ -35,6 +35,16 @@ impl Raid {
     /// # Errors
     /// What stops the array.
     pub async fn scrub(&self, index: u32, pace: Pace) -> Result<Scrubbed, Error> {
+        self.compare(index, pace, false).await
+    }
+
+    /// The same; what is lost may be given up.
+    pub(super) async fn compare(
+        &self,
+        index: u32,
+        pace: Pace,
+        gives_up: bool,
+    ) -> Result<Scrubbed, Error> {
         let mut all = Scrubbed::default();
         for number in 0..self.shape.stripes() {
             let (begun, busy) = (tokio::time::Instant::now(), self.operations());
@@ -43,10 +53,22 @@ impl Raid {
                 break;
             }
             let stripe = self.stripe(index, number)?;
-            match stripe.scrub(&mut all).await {
+            let mut lost = Vec::new();
+            match stripe.scrub(&mut all, &mut lost).await {
                 Ok(()) => {}
                 Err(Failure::Lost) => all.unrepairable += 1,
                 Err(Failure::Array(error)) => return Err(error),
+            }
+            for row in lost {
+                let given_up = match gives_up {
+                    true => self.give_up((index, number), &stripe, row).await,
+                    false => Ok(false),
+                };
+                match given_up {
+                    Ok(true) => {}
+                    Ok(false) | Err(Failure::Lost) => all.unrepairable += 1,
+                    Err(Failure::Array(error)) => return Err(error),
+                }
             }
             drop(turn);
             self.rest(begun, busy, pace).await;
@@ -56,14 +78,15 @@ impl Raid {
 }
 
 impl Stripe<'_> {
-    async fn scrub(&self, all: &mut Scrubbed) -> Result<(), Failure> {
+    /// Reads and compares it; tells of rows that cannot be read, nor made of the rest.
+    async fn scrub(&self, all: &mut Scrubbed, lost: &mut Vec<u32>) -> Result<(), Failure> {
         let most = (Array::MOST_PAGES / self.scrubbing_pages()).clamp(1, MOST_ROWS);
         let end = self.shape.strip_rows();
         for start in (0..end).step_by(most as usize) {
             let rows = start..end.min(start + most);
             match self.shape.level() {
-                Level::Copies(_) => self.compare_copies(&rows, all).await?,
-                _ => self.compare_parity(&rows, all).await?,
+                Level::Copies(_) => self.compare_copies(&rows, all, lost).await?,
+                _ => self.compare_parity(&rows, all, lost).await?,
             }
         }
         Ok(())
@@ -74,7 +97,12 @@ impl Stripe<'_> {
         u32::from(self.shape.columns()) + u32::from(self.shape.level().parities())
     }
 
-    async fn compare_parity(&self, rows: &Range<u32>, all: &mut Scrubbed) -> Result<(), Failure> {
+    async fn compare_parity(
+        &self,
+        rows: &Range<u32>,
+        all: &mut Scrubbed,
+        lost: &mut Vec<u32>,
+    ) -> Result<(), Failure> {
         let there = self.there();
         let gathered = {
             let _room = self.array.room((rows.end - rows.start) * self.scrubbing_pages()).await;
@@ -87,13 +115,19 @@ impl Stripe<'_> {
             // Each row by itself: a disk that does not give one back gives others.
             Err(_) if rows.len() > 1 => {
                 for row in rows.clone() {
-                    Box::pin(self.compare_parity(&(row..row + 1), all)).await?;
+                    Box::pin(self.compare_parity(&(row..row + 1), all, lost)).await?;
                 }
             }
             Err(failed) => {
                 for role in failed.roles() {
-                    self.write_again(rows, role).await?;
-                    all.repaired += 1;
+                    match self.write_again(rows, role).await {
+                        Ok(()) => all.repaired += 1,
+                        Err(Failure::Lost) => {
+                            lost.extend(rows.clone());
+                            break;
+                        }
+                        Err(failure) => return Err(failure),
+                    }
                 }
             }
             Ok(wrong) => {
@@ -104,7 +138,7 @@ impl Stripe<'_> {
                             all.repaired += 1;
                         }
                         None => {
-                            self.tell_wrong(row);
+                            self.tell_wrong(None, row);
                             all.unrepairable += 1;
                         }
                     }
@@ -163,20 +197,26 @@ impl Stripe<'_> {
         Ok(())
     }
 
-    fn tell_wrong(&self, row: u32) {
-        let (extent, place) = (self.extent.number, self.place);
-        tracing::error!(
-            extent,
-            place,
-            row,
-            "what is stored does not fit together, and nobody knows what of it is right"
-        );
+    /// What is stored of a row, of one strip if it has copies, does not fit together.
+    fn tell_wrong(&self, strip: Option<u16>, row: u32) {
+        let rows = match strip {
+            Some(strip) => self.data_of(strip, row..row + 1),
+            None => self.data_of(0, 0..u32::try_from(self.shape.stripe_rows()).unwrap_or(0)),
+        };
+        let (kind, extent) = (DamageKind::Inconsistent, self.extent.number);
+        self.array.tell_damaged(Damage { kind, member: None, extent, rows });
     }
 
-    async fn compare_copies(&self, rows: &Range<u32>, all: &mut Scrubbed) -> Result<(), Failure> {
+    async fn compare_copies(
+        &self,
+        rows: &Range<u32>,
+        all: &mut Scrubbed,
+        lost: &mut Vec<u32>,
+    ) -> Result<(), Failure> {
         for strip in 0..self.data() {
-            self.compare_strip(strip, rows, all).await?;
+            self.compare_strip(strip, rows, all, lost).await?;
         }
+        lost.dedup();
         Ok(())
     }
 
@@ -185,6 +225,7 @@ impl Stripe<'_> {
         strip: u16,
         rows: &Range<u32>,
         all: &mut Scrubbed,
+        lost: &mut Vec<u32>,
     ) -> Result<(), Failure> {
         let columns: SmallVec<[Column; 4]> = self.columns_there(Role::Data(strip)).collect();
         let count = rows.end - rows.start;
@@ -205,9 +246,11 @@ impl Stripe<'_> {
             let rows: SmallVec<[_; 4]> = read.iter().map(|(c, pages)| (*c, of(pages))).collect();
             let Some(right) = most(&rows) else {
                 if rows.iter().any(|(_, page)| page.is_some()) {
-                    self.tell_wrong(row);
+                    self.tell_wrong(Some(strip), row);
+                    all.unrepairable += 1;
+                } else {
+                    lost.push(row);
                 }
-                all.unrepairable += 1;
                 continue;
             };
             let wrong =

@@ -7,7 +7,7 @@ use block::{Buf, BufMut, Bufs, BufsMut, Ctx, Error};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use super::array::{Array, Spot, bit};
+use super::array::{Array, Damage, DamageKind, Spot, bit};
 use super::batch::one;
 use super::geometry::{Level, ROW_BYTES, Role, Shape};
 use super::quiet::{Quiet, Reads};
@@ -234,12 +234,35 @@ impl Stripe<'_> {
         match unread.0 {
             Some((column, error @ Error::Gone)) => self.array.out(column.member, error).await,
             Some((column, error)) => {
-                let member = column.member;
-                tracing::warn!(member, %error, "a disk of the pool does not give a block back");
+                self.array.tell_damaged(self.damage(column, error));
                 Ok(())
             }
             None => Ok(()),
         }
+    }
+
+    /// What a member does not give back: somewhere in its strip.
+    fn damage(&self, column: Column, error: Error) -> Damage {
+        let number = (0u16..).zip(&self.extent.columns).find(|(_, c)| **c == column);
+        let is_it = |role: &Role| {
+            let mut columns = self.shape.columns_of(self.place, *role);
+            number.is_some_and(|(number, _)| columns.any(|n| n == number))
+        };
+        let kind = match error {
+            Error::Corrupt { .. } => DamageKind::Corrupt,
+            _ => DamageKind::Unreadable,
+        };
+        let rows = match self.shape.roles().find(is_it) {
+            Some(Role::Data(strip)) => self.data_of(strip, 0..self.shape.strip_rows()),
+            _ => self.data_of(0, 0..u32::try_from(self.shape.stripe_rows()).unwrap_or(0)),
+        };
+        Damage { kind, member: Some(column.member), extent: self.extent.number, rows }
+    }
+
+    /// Rows of the extent's data that rows of one strip are.
+    pub(super) fn data_of(&self, strip: u16, rows: Range<u32>) -> Range<u32> {
+        let stripe = self.extent.placement.stripe_at(self.place).unwrap_or(0);
+        self.shape.data_rows(stripe, strip, &rows)
     }
 
     /// Rows of all strips of data, those that `avoid` names made of the others; with what else could not be read and was made

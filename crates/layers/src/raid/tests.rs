@@ -117,6 +117,8 @@ impl Keeper for Rc<Book> {
     fn slow(&self, member: u16, is_slow: bool) {
         self.turned.borrow_mut().push((member, is_slow));
     }
+
+    fn damaged(&self, _: Damage) {}
 }
 
 /// A pool of disks in memory.
@@ -145,6 +147,14 @@ impl Room for Full {
 
     fn free(&self, _: u32) -> Kept<'_> {
         Box::pin(std::future::ready(Err(Error::NoSpace)))
+    }
+
+    fn lose(&self, _: u32, _: Range<u32>) -> Kept<'_> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn regain(&self, _: u32, _: Range<u32>) -> Kept<'_> {
+        Box::pin(std::future::ready(Ok(())))
     }
 }
 

@@ -178,6 +178,9 @@ impl Raid {
         fua: bool,
     ) -> Result<(), Failure> {
         self.ensure(key.0).await?;
+        if self.is_part_of_lost(key, &fragments) {
+            return Err(Failure::Lost);
+        }
         let job = Rc::new(Job { fragments, fua, outcome: Cell::new(None) });
         self.waiting.join(key, &job);
         loop {
@@ -197,12 +200,18 @@ impl Raid {
         let stripe = self.stripe(key.0, key.1)?;
         let fua = jobs.iter().any(|job| job.fua);
         match jobs {
-            [only] => stripe.change(key.1, &only.fragments, fua).await,
+            [only] => stripe.change(key.1, &only.fragments, fua).await?,
             _ => {
                 let all = jobs.iter().flat_map(|job| job.fragments.iter().cloned());
-                stripe.change(key.1, &all.collect::<Vec<_>>(), fua).await
+                stripe.change(key.1, &all.collect::<Vec<_>>(), fua).await?;
             }
         }
+        if stripe.extent.lost.is_empty() {
+            return Ok(());
+        }
+        // What is rare is in a box.
+        let written = jobs.iter().flat_map(|job| &job.fragments);
+        Box::pin(self.regain(key, &stripe.extent, written)).await
     }
 }
 

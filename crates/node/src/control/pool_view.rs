@@ -1,15 +1,21 @@
 //! Pools as they are shown, and what is the matter with them.
 
+use std::collections::BTreeMap;
+
 use api::{
-    DiskState, Finding, Pool, PoolCapacity, PoolDisk, PoolName, PoolState, Rebuild, Scrub, Severity,
+    DiskState, Finding, LostBlocks, Pool, PoolCapacity, PoolDisk, PoolName, PoolState, Rebuild,
+    Scrub, Severity,
 };
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::pools::{PoolObserved, hint_for};
 use super::status::finding;
-use crate::engine::{self, Level, PoolDiskState, PoolReport};
+use crate::engine::{self, LABEL_AREA_BYTES, Level, PoolDiskState, PoolReport};
 use crate::pools::{PoolRecord, PoolStage, SeenDisk};
+
+/// Ranges of lost blocks of a volume that a finding names.
+const LOST_NAMED: usize = 8;
 
 /// What is known of a pool.
 #[derive(Clone, Debug)]
@@ -180,6 +186,42 @@ fn damaged(facts: &PoolFacts) -> Vec<String> {
     lost.map(|v| name(v.id)).collect()
 }
 
+/// Blocks of volumes that are lost, by name: in a volume they are counted from where its image's label ends.
+fn lost(facts: &PoolFacts) -> Vec<LostBlocks> {
+    let Some(report) = &facts.report else { return Vec::new() };
+    let shown = |range: &engine::LostRange| {
+        let known = facts.volumes.iter().find(|(id, _)| *id == range.volume);
+        let start_bytes = range.start.checked_sub(LABEL_AREA_BYTES);
+        LostBlocks {
+            volume: known.map_or_else(|| range.volume.to_string(), |(_, name)| name.clone()),
+            start_bytes,
+            bytes: range.bytes,
+        }
+    };
+    report.lost.iter().map(shown).collect()
+}
+
+/// What is lost of each volume, in a sentence.
+fn lost_texts(facts: &PoolFacts) -> Vec<String> {
+    let mut by_volume: BTreeMap<String, Vec<LostBlocks>> = BTreeMap::new();
+    lost(facts).into_iter().for_each(|l| by_volume.entry(l.volume.clone()).or_default().push(l));
+    let text = |(volume, ranges): (String, Vec<LostBlocks>)| {
+        let bytes: u64 = ranges.iter().map(|range| range.bytes).sum();
+        let range = |r: &LostBlocks| match r.start_bytes {
+            Some(start) => format!("bytes {start} to {}", start + r.bytes - 1),
+            None => "its label".to_owned(),
+        };
+        let named: Vec<String> = ranges.iter().take(LOST_NAMED).map(range).collect();
+        let more = match ranges.len().saturating_sub(LOST_NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more ranges"),
+        };
+        let (size, which) = (api::Size(bytes), named.join(", "));
+        format!("{size} of volume {volume} are lost, as no disk gives them back: {which}{more}")
+    };
+    by_volume.into_iter().map(text).collect()
+}
+
 /// A pool as the API shows it.
 pub(super) fn pool(facts: &PoolFacts) -> Pool {
     let PoolFacts { record, report, .. } = facts;
@@ -200,6 +242,7 @@ pub(super) fn pool(facts: &PoolFacts) -> Pool {
         },
         volumes: facts.volumes.iter().map(|(_, name)| name.clone()).collect(),
         damaged: damaged(facts),
+        lost: lost(facts),
         rebuild: facts.rebuild,
         scrub: report.and_then(|r| r.scrub.as_ref()).map(|s| Scrub {
             running: s.running,
@@ -236,6 +279,10 @@ pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<F
             if lost.is_empty() { String::new() } else { format!(" of {}", lost.join(", ")) };
         let hint = "bring back the disks that are out, or restore those volumes from a backup";
         found(Severity::Critical, format!("data{which} is lost"), Some(hint.to_owned()));
+    }
+    for message in lost_texts(facts) {
+        let hint = "they read as errors until they are written: restore them from a backup (windrose pool show lists all)";
+        found(Severity::Critical, message, Some(hint.to_owned()));
     }
     for disk in &report.disks {
         if let Some((severity, message)) = disk_finding(disk, report) {
@@ -371,6 +418,7 @@ pub(crate) mod tests {
             bears: Some(1),
             disks: vec![disk(0), disk(1), disk(2)],
             volumes: vec![volume],
+            lost: Vec::new(),
             behind_pieces: 0,
             scrub: None,
             broken: None,
@@ -448,6 +496,26 @@ pub(crate) mod tests {
         assert_eq!((found[0].0, found[0].1.as_str()), (Severity::Critical, "data of web is lost"));
         assert_eq!(pool(&facts).damaged, ["web"]);
         assert_eq!(pool(&facts).state, PoolState::Degraded);
+    }
+
+    #[test]
+    fn lost_blocks_are_named_by_volume_and_range() {
+        let mut facts = facts("tank");
+        let range = |start: u64| engine::LostRange {
+            volume: Uuid::from_u128(9),
+            start: LABEL_AREA_BYTES + start,
+            bytes: 4096,
+        };
+        facts.report.as_mut().unwrap().lost = vec![range(0), range(65536)];
+        let (severity, message, hint) = &told(&facts)[0];
+        assert_eq!(*severity, Severity::Critical);
+        let is = "of volume web are lost, as no disk gives them back: bytes 0 to 4095, bytes 65536 to 69631";
+        assert!(message.ends_with(is), "{message}");
+        assert!(hint.as_ref().unwrap().contains("until they are written"));
+        let shown = pool(&facts).lost;
+        assert_eq!((shown[1].volume.as_str(), shown[1].start_bytes), ("web", Some(65536)));
+        facts.report.as_mut().unwrap().lost = (0..20).map(|n| range(n * 8192)).collect();
+        assert!(told(&facts)[0].1.ends_with("and 12 more ranges"));
     }
 
     #[test]

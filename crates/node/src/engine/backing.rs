@@ -149,6 +149,7 @@ impl Ground<'_> {
         let refused = |e: PoolError| {
             BackingError::refused(format!("{}: {e}", name.display())).hinted(e.hint())
         };
+        seat.call(volume, &name.display().to_string());
         Ok(Medium::of(seat.open(volume).await.map_err(refused)?, name))
     }
 

@@ -1,6 +1,8 @@
 //! Pools of disks, as people read them.
 
-use api::{DiskState, Pool, PoolCapacity, PoolDisk, PoolList, PoolState, Rebuild, Scrub, Size};
+use api::{
+    DiskState, LostBlocks, Pool, PoolCapacity, PoolDisk, PoolList, PoolState, Rebuild, Scrub, Size,
+};
 
 use super::{duration, list, table};
 
@@ -57,6 +59,7 @@ pub(crate) fn pool(p: &Pool) -> String {
     if !p.damaged.is_empty() {
         facts.push(("LOST DATA", p.damaged.join(", ")));
     }
+    facts.extend(p.lost.iter().map(|lost| ("LOST BLOCKS", lost_text(lost))));
     facts.extend(p.rebuild.as_ref().map(|rebuild| ("Rebuild", rebuild_text(rebuild))));
     facts.extend(p.scrub.as_ref().map(|scrub| ("Scrub", scrub_text(scrub))));
     let volumes = if p.volumes.is_empty() { "none".to_owned() } else { p.volumes.join(", ") };
@@ -68,6 +71,14 @@ pub(crate) fn pool(p: &Pool) -> String {
         text.push_str(&format!("\nDisk {}:\n  {action}\n", called(disk)));
     }
     text
+}
+
+fn lost_text(lost: &LostBlocks) -> String {
+    let LostBlocks { volume, start_bytes, bytes } = lost;
+    match start_bytes {
+        Some(start) => format!("{volume}: bytes {start} to {}", start + bytes.saturating_sub(1)),
+        None => format!("{volume}: its label"),
+    }
 }
 
 fn shape(p: &Pool) -> String {
@@ -207,6 +218,7 @@ mod tests {
             disks: vec![disk(0), disk(1), disk(2)],
             volumes: vec!["vm1".into(), "vm2".into()],
             damaged: Vec::new(),
+            lost: Vec::new(),
             rebuild: None,
             scrub: None,
         }
@@ -268,6 +280,15 @@ mod tests {
     #[test]
     fn a_pool_that_is_offline() {
         insta::assert_snapshot!(pool(&offline()));
+    }
+
+    #[test]
+    fn lost_blocks_are_listed_by_volume_and_bytes() {
+        let lost = |start_bytes| LostBlocks { volume: "vm1".into(), start_bytes, bytes: 4096 };
+        let p = Pool { lost: vec![lost(Some(65536)), lost(None)], ..sample() };
+        let shown = pool(&p);
+        assert!(shown.contains("vm1: bytes 65536 to 69631"), "{shown}");
+        assert!(shown.contains("vm1: its label"), "{shown}");
     }
 
     #[test]

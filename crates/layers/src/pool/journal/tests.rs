@@ -31,6 +31,8 @@ fn all() -> Vec<Change> {
         Change::Move { volume, index: 11, column: 2, to },
         Change::Mark { volume, index: 11, regions: 3 },
         Change::Caught { volume, index: 11, column: 2, regions: 3 },
+        Change::Lost { volume, index: 11, row: 7, rows: 2 },
+        Change::Rewritten { volume, index: 11, row: 7, rows: 1 },
     ]
 }
 
@@ -67,7 +69,7 @@ fn what_is_torn_and_what_is_not_ours_is_told() {
         parse(&bytes)
     };
     assert_eq!(changed(16, 2), NoBlock::Version(2));
-    assert_eq!(changed(18, 14), NoBlock::Contradiction, "a record that is not counted");
+    assert_eq!(changed(18, 16), NoBlock::Contradiction, "a record that is not counted");
     assert_eq!(changed(28, 1), NoBlock::Contradiction, "a reserved byte");
     assert_eq!(changed(96, 70), NoBlock::Contradiction, "counts before it is made");
     assert_eq!(changed(4095, 1), NoBlock::Contradiction, "a byte behind the records");
@@ -86,20 +88,21 @@ fn golden() {
             pieces: vec![Piece { member: MemberId(7), unit: 8 }],
         },
         Change::Out(MemberId(5)),
+        Change::Lost { volume: VolumeId(6), index: 11, row: 300, rows: 2 },
     ];
     let bytes = block(changes).to_bytes(POOL);
-    assert_eq!(&bytes[..24], b"WINDROSE CHANGE\n\x01\x00\x02\x00\x20\x00\x00\x00");
+    assert_eq!(&bytes[..24], b"WINDROSE CHANGE\n\x01\x00\x03\x00\x38\x00\x00\x00");
     assert_eq!((bytes[47], bytes[63], bytes[79]), (1, 2, 4), "pool, opening, the one before");
     let numbers = [3u64, 70, 69, 0].map(u64::to_le_bytes).concat();
     assert_eq!(bytes[80..112], numbers);
     assert_eq!(
-        bytes[112..144],
+        bytes[112..168],
         [
             11, 0, 24, 0, 6, 0, 0, 0, 11, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 7, 0, 0, 0, 4, 0, 8, 0,
-            5, 0, 0, 0,
+            5, 0, 0, 0, 16, 0, 24, 0, 6, 0, 0, 0, 11, 0, 0, 0, 44, 1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0,
         ]
     );
-    assert!(bytes[144..].iter().all(|b| *b == 0));
+    assert!(bytes[168..].iter().all(|b| *b == 0));
 }
 
 #[test]
@@ -141,7 +144,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_a_block_or_are_refused(
-        records in prop::collection::vec((1u16..17, 0u16..40, any::<[u8; 32]>()), 0..8),
+        records in prop::collection::vec((1u16..19, 0u16..40, any::<[u8; 32]>()), 0..8),
         noise in prop::collection::vec((0..BLOCK_BYTES, any::<u8>()), 0..4),
     ) {
         let mut bytes = block(vec![]).to_bytes(POOL);

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use super::{
-    ALL_REGIONS, Extent, MAX_BYTES, MAX_EXTENT_BYTES, MAX_MEMBERS, MAX_OPENINGS, MAX_UNITS,
-    MAX_VOLUMES, MAX_WINDOW, Member, MemberId, Members, Metadata, Opening, PIECE_BYTES, Piece,
-    STRIP_BYTES, Standing, Volume, VolumeId, piece_bytes, placed_bytes,
+    ALL_REGIONS, Extent, MAX_BYTES, MAX_EXTENT_BYTES, MAX_LOST, MAX_LOST_PARTS, MAX_MEMBERS,
+    MAX_OPENINGS, MAX_UNITS, MAX_VOLUMES, MAX_WINDOW, Member, MemberId, Members, Metadata, Opening,
+    PIECE_BYTES, Piece, STRIP_BYTES, Standing, Volume, VolumeId, piece_bytes, placed_bytes,
 };
 use crate::pool::Text;
 use crate::pool::units::Units;
@@ -131,6 +131,28 @@ pub enum Change {
         /// A bit for each region.
         regions: u32,
     },
+    /// Rows of the data of an extent are lost: no disk gave them back, and nothing made them. They read as errors from now on.
+    Lost {
+        /// Which volume.
+        volume: VolumeId,
+        /// Number of the extent in it.
+        index: u32,
+        /// The first of these rows,
+        row: u32,
+        /// and how many there are.
+        rows: u32,
+    },
+    /// Rows that were lost have been written again.
+    Rewritten {
+        /// Which volume.
+        volume: VolumeId,
+        /// Number of the extent in it.
+        index: u32,
+        /// The first of these rows,
+        row: u32,
+        /// and how many there are.
+        rows: u32,
+    },
 }
 
 /// Why a change cannot be made; the metadata is what it was.
@@ -197,6 +219,9 @@ pub enum Refused {
     /// Two columns of an extent would be lost with one member.
     #[error("member {} would have two columns of one extent", .0.0)]
     Twice(MemberId),
+    /// So many ranges of lost rows are not remembered.
+    #[error("the pool remembers at most {MAX_LOST} ranges of lost blocks")]
+    TooManyLost,
     /// A value that nothing of the kind has.
     #[error("{0} makes no sense")]
     Senseless(&'static str),
@@ -262,6 +287,12 @@ impl Metadata {
             Change::Mark { volume, index, regions } => self.mark(*volume, *index, *regions)?,
             Change::Caught { volume, index, column, regions } => {
                 self.caught(*volume, *index, *column, *regions)?;
+            }
+            Change::Lost { volume, index, row, rows } => {
+                self.lose(*volume, *index, (*row, *rows), true)?;
+            }
+            Change::Rewritten { volume, index, row, rows } => {
+                self.lose(*volume, *index, (*row, *rows), false)?;
             }
         }
         self.note_voters();
@@ -414,6 +445,7 @@ impl Metadata {
             thick: *thick,
             extents: BTreeMap::new(),
             behind: BTreeMap::new(),
+            lost: BTreeMap::new(),
         };
         self.volumes.insert(*id, volume);
         Ok(())
@@ -505,6 +537,7 @@ impl Metadata {
         let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
         let none = Refused::NoExtent { volume: id, index };
         let extent = volume.extents.remove(&index).ok_or(none)?;
+        volume.lost.remove(&index);
         (0..volume.shape.columns()).for_each(|column| {
             volume.behind.remove(&(index, column));
         });
@@ -555,6 +588,35 @@ impl Metadata {
         {
             *volume.behind.entry((index, column)).or_default() |= regions;
         }
+        Ok(())
+    }
+
+    /// Rows are lost, or are not any more.
+    fn lose(
+        &mut self,
+        id: VolumeId,
+        index: u32,
+        (row, rows): (u32, u32),
+        lost: bool,
+    ) -> Result<(), Refused> {
+        self.piece(id, index, 0)?;
+        let volume = self.volumes.get(&id).ok_or(Refused::NoVolume(id))?;
+        let end = row.checked_add(rows).filter(|_| rows > 0);
+        let end = end.filter(|end| u64::from(*end) <= volume.shape.rows());
+        let end = end.ok_or(Refused::Senseless("a range of rows"))?;
+        let mut set = volume.lost_rows(index);
+        let (others, most) = (self.lost_ranges() - set.len(), [MAX_LOST_PARTS, MAX_LOST]);
+        if lost {
+            set.insert(row..end)
+        } else {
+            set.remove(row..end)
+        }
+        if others + set.len() > most[usize::from(lost)] {
+            return Err(Refused::TooManyLost);
+        }
+        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
+        volume.lost.insert(index, set);
+        volume.lost.retain(|_, rows| !rows.is_empty());
         Ok(())
     }
 

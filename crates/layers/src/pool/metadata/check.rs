@@ -6,8 +6,8 @@ use rustc_hash::FxHashSet;
 
 use super::apply::{is_size, is_units_at, units_told};
 use super::{
-    ALL_REGIONS, Extent, MAX_MEMBERS, MAX_OPENINGS, MAX_RINGS, MAX_UNITS, MAX_VOLUMES, MAX_WINDOW,
-    MemberId, Members, Metadata, Volume,
+    ALL_REGIONS, Extent, MAX_LOST_PARTS, MAX_MEMBERS, MAX_OPENINGS, MAX_RINGS, MAX_UNITS,
+    MAX_VOLUMES, MAX_WINDOW, MemberId, Members, Metadata, Volume,
 };
 use crate::pool::units::Units;
 
@@ -35,6 +35,7 @@ impl Metadata {
             holds(id.0 < self.next_volume, "the number of a volume")?;
             self.check_volume(volume, &mut taken, &mut numbers)?;
         }
+        holds(self.lost_ranges() <= MAX_LOST_PARTS, "the number of lost ranges")?;
         let none = Units::default();
         let same = |id, member: &super::Member| *taken.get(id).unwrap_or(&none) == member.taken;
         holds(self.members.iter().all(|(id, m)| same(id, m)), "the units that are taken")
@@ -107,6 +108,11 @@ impl Metadata {
                 volume.extent(*index).is_some_and(|p| usize::from(*column) < p.pieces.len());
             there && *regions != 0 && regions & !ALL_REGIONS == 0
         };
-        holds(volume.behind.iter().all(marks), "a mark")
+        holds(volume.behind.iter().all(marks), "a mark")?;
+        let is_there = |(index, rows): (&u32, &crate::raid::RowSet)| {
+            let inside = |rows: std::ops::Range<u32>| u64::from(rows.end) <= volume.shape.rows();
+            volume.extent(*index).is_some() && !rows.is_empty() && rows.iter().all(inside)
+        };
+        holds(volume.lost.iter().all(is_there), "a range of lost rows")
     }
 }

@@ -132,6 +132,31 @@ fn what_is_written_while_a_member_is_out_is_behind_on_it() {
     assert_eq!(pool.lost(pool.voters().without(Members(1))).count(), 0);
 }
 
+#[test]
+fn lost_rows_are_remembered_until_they_are_written_or_freed() {
+    let (mut pool, volume) = (with_an_extent(), VolumeId(1));
+    let lost = |index, row, rows| Change::Lost { volume, index, row, rows };
+    let rewritten = |row, rows| Change::Rewritten { volume, index: 0, row, rows };
+    let told = |pool: &Metadata| -> Vec<_> { pool.volumes[&volume].all_lost().collect() };
+    next(&mut pool, &[lost(0, 10, 4), lost(0, 14, 2), lost(0, 40, 1)]);
+    assert_eq!(told(&pool), [(0, 10..16), (0, 40..41)]);
+    next(&mut pool, &[rewritten(12, 1), rewritten(40, 1)]);
+    assert_eq!(told(&pool), [(0, 10..12), (0, 13..16)]);
+    pool.start(pool.version).unwrap();
+    let none = Refused::NoExtent { volume, index: 1 };
+    assert_eq!(pool.apply(&lost(1, 0, 1)), Err(none));
+    for (row, rows) in [(0, 0), (8191, 2), (u32::MAX, 1)] {
+        assert_eq!(pool.apply(&lost(0, row, rows)), Err(Refused::Senseless("a range of rows")));
+    }
+    // No more than a snapshot has room for.
+    let ranges = (0..).take_while(|n| pool.apply(&lost(0, 100 + 2 * n, 1)).is_ok()).count();
+    assert_eq!(ranges + 2, MAX_LOST);
+    assert_eq!(pool.apply(&lost(0, 8000, 1)), Err(Refused::TooManyLost));
+    pool.check().unwrap();
+    next(&mut pool, &[Change::Free { volume, index: 0 }]);
+    assert!(told(&pool).is_empty());
+}
+
 /// A number that is used again must not begin with what was said of another extent.
 #[test]
 fn an_extent_that_is_freed_takes_its_marks_along() {
@@ -213,6 +238,10 @@ fn changes() -> impl Strategy<Value = Change> {
         2 => (v(), 0u32..5, regions()).prop_map(|(volume, index, regions)| Change::Mark { volume, index, regions }),
         2 => (v(), 0u32..5, 0u16..3, regions())
             .prop_map(|(volume, index, column, regions)| Change::Caught { volume, index, column, regions }),
+        2 => (v(), 0u32..3, 0u32..40, 0u32..9)
+            .prop_map(|(volume, index, row, rows)| Change::Lost { volume, index, row, rows }),
+        2 => (v(), 0u32..3, 0u32..40, 0u32..9)
+            .prop_map(|(volume, index, row, rows)| Change::Rewritten { volume, index, row, rows }),
     ]
 }
 

@@ -49,7 +49,8 @@ impl Pool {
         let label = disk.label();
         let (uuid, layout, errors) = (label.member, label.layout, disk.errors());
         let (visit, path, lease) = (self.visit_of(id), disk.path().to_owned(), disk.lease());
-        Some(MemberInfo { id, visit, uuid, path, layout, errors, lease })
+        let serial = label.serial;
+        Some(MemberInfo { id, visit, uuid, serial, path, layout, errors, lease })
     }
 
     pub(super) fn leaving(&self) -> Members {

@@ -1,5 +1,6 @@
 //! The volumes of a pool: what they have of it, and where.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use rt::disk::DiskError;
@@ -270,6 +271,21 @@ impl Pool {
                 Ok(false)
             }
         }
+    }
+
+    /// Rows of an extent are lost, or have been written again.
+    pub(super) async fn lost(
+        &self,
+        (volume, index): (VolumeId, u32),
+        rows: Range<u32>,
+        is_lost: bool,
+    ) -> Result<(), PoolError> {
+        let (row, rows) = (rows.start, rows.end.saturating_sub(rows.start));
+        let change = match is_lost {
+            true => Change::Lost { volume, index, row, rows },
+            false => Change::Rewritten { volume, index, row, rows },
+        };
+        self.writer.commit(change).await
     }
 
     /// Makes a volume. One that gets all its room at once gets it on disks that are in use.

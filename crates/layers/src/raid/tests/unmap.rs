@@ -45,6 +45,14 @@ impl Room for Freed {
             Ok(())
         })
     }
+
+    fn lose(&self, _: u32, _: Range<u32>) -> Kept<'_> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn regain(&self, _: u32, _: Range<u32>) -> Kept<'_> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 }
 
 /// What something has cost.
