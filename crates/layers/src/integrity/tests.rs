@@ -7,7 +7,7 @@ use block::testing::faulty::{Effect, Faulty, Kind, Rule};
 use block::testing::register::{Checker, Initially, Loss};
 use block::testing::workload::Workload;
 use block::testing::{Client, Rng};
-use block::{Blocks, Mem, MemOptions, Pool};
+use block::{Blocks, Class, Mem, MemOptions, Pool};
 use uuid::Uuid;
 
 use super::*;
