@@ -24,7 +24,7 @@ use crate::pool::error::{PoolError, failed};
 use crate::pool::label::{Label, State};
 use crate::pool::layout::Layout;
 use crate::pool::metadata::{Change, MemberId, Members, Metadata, Stamp, Standing};
-use crate::pool::multihost::Ownership;
+use crate::pool::multihost::{Ownership, take_in_time};
 use crate::pool::opening::{
     At, NewDisk, Newer, Returning, at, find_absent, if_it_answers, open_new,
 };
@@ -667,10 +667,10 @@ pub(super) async fn make(
     ownership: &Ownership,
     (snapshot, stamp): (&[u8], Stamp),
 ) -> Result<(), PoolError> {
-    let labelled = disk.relabel(Label { opened: stamp, ..disk.label() }).await;
-    labelled.map_err(|why| failed(disk.path(), why))?;
+    let labelled = while_it_answers(disk, disk.relabel(Label { opened: stamp, ..disk.label() }));
+    labelled.await.map_err(|why| failed(disk.path(), why))?;
     // From here on another machine that does the same finds this claim, or this one finds the other's.
-    let taken = disk.take(core, ownership).await;
+    let taken = take_in_time(core, disk, ownership).await;
     taken.map_err(|why| PoolError::at(disk.path(), why))?;
     let made = async {
         disk.forget_snapshots().await?;
