@@ -19,6 +19,8 @@ use crate::scenarios::mirror::{self, Plan};
 use crate::scenarios::{iscsi, nvme, pool};
 use layers::mirror::Mistake as Flaw;
 use layers::pool::Mistake as Slip;
+use crate::scenarios::shared;
+use layers::multihost;
 
 /// A store with and without its mistake.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +72,14 @@ fn flushes(variant: Variant) -> Flushes {
 
 async fn file_no_flush(world: World, variant: Variant) -> Result<(), String> {
     file::play(world, flushes(variant)).await
+}
+
+async fn shared_heartbeat(world: World, variant: Variant) -> Result<(), String> {
+    let mistake = match variant {
+        Variant::Right => multihost::Mistake::None,
+        Variant::Wrong => multihost::Mistake::IgnoresHeartbeat,
+    };
+    shared::play(world, mistake).await
 }
 
 async fn iscsi_no_flush(world: World, variant: Variant) -> Result<(), String> {
@@ -158,6 +168,7 @@ pub fn pairs() -> Vec<Planted> {
         planted!("lone-primary", 40, "goes on alone when the backup is silent", pair::play),
         planted!("lease-before", 40, "looks at its lease before the work", lease::looks_before),
         planted!("lease-drift", 40, "takes its clock for its peer's", lease::ignores_drift),
+        planted!("shared-disk", 200, 20, "takes a disk whoever uses it", shared_heartbeat),
         planted!("mirror-alone", 60, 2, "answers when one has it", mirror_alone),
         planted!(
             "initiators-alone",

@@ -9,6 +9,7 @@ pub(crate) mod mirror;
 mod node;
 pub(crate) mod nvme;
 pub(crate) mod pool;
+pub(crate) mod shared;
 pub(crate) mod storage;
 pub(crate) mod volume;
 
@@ -52,6 +53,13 @@ pub fn all() -> Vec<Scenario> {
             about: "the same volume, and hosts that take it from each other by persistent reservations",
             test_seeds: 30,
             play: |w| Box::pin(mirror::fencing::play(w, mirror::Plan::default())),
+        },
+        Scenario {
+            name: "shared-disk",
+            about: "two machines that reach the disks of one image or pool, and take them from each \
+                    other: pauses, kills, power cuts, disks that are silent, drifting clocks",
+            test_seeds: 100,
+            play: |w| Box::pin(shared::play(w, layers::multihost::Mistake::None)),
         },
         Scenario {
             name: "intent-log",
