@@ -6,5 +6,6 @@ mod bench;
 mod cli;
 mod cluster;
 mod common;
+mod multihost;
 mod node;
 mod records;
