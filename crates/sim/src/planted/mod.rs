@@ -16,11 +16,11 @@ use crate::Scenario;
 use crate::scenarios::file::{self, Flushes};
 use crate::scenarios::intent::{self, Mistake};
 use crate::scenarios::mirror::{self, Plan};
+use crate::scenarios::shared;
 use crate::scenarios::{iscsi, nvme, pool};
 use layers::mirror::Mistake as Flaw;
-use layers::pool::Mistake as Slip;
-use crate::scenarios::shared;
 use layers::multihost;
+use layers::pool::Mistake as Slip;
 
 /// A store with and without its mistake.
 #[derive(Clone, Copy, Debug)]

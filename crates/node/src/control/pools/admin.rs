@@ -315,6 +315,16 @@ impl Control {
         self.detached(async move { control.open_without_now(&name, ask).await }).await
     }
 
+    /// Where the disks of a pool are: where they were, if all are there. Elsewhere there may be second paths to them then.
+    async fn places_of_disks(&self, record: &PoolRecord) -> Vec<PathBuf> {
+        let paths = record.paths();
+        let there = self.0.engine.count_pool_disks(record.id, paths.clone()).await;
+        match there {
+            Ok(there) if !paths.is_empty() && there >= paths.len() => paths,
+            _ => candidates(paths).await,
+        }
+    }
+
     async fn open_without_now(&self, name: &PoolName, ask: OpenPool) -> Result<Pool, ApiError> {
         let OpenPool { without, take_over, confirm } = ask;
         if !(take_over && without.is_empty()) {
@@ -334,7 +344,7 @@ impl Control {
             )));
         }
         tracing::warn!(pool = %name, ?without, take_over, "an operator has it opened without these disks, or taken over");
-        let paths = candidates(record.paths()).await;
+        let paths = self.places_of_disks(&record).await;
         let without = without_paths(without, &record, &paths).await;
         match self.0.engine.open_pool(&record, paths, (without, take_over)).await {
             Ok(report) => {
