@@ -67,7 +67,7 @@ fn image(dir: &Path, node: NodeId) -> PathBuf {
 /// Whom the disks of a node know as their owner.
 fn owner(node: NodeId) -> Owner {
     let id = u128::from(node.0);
-    Owner { node: uuid::Uuid::from_u128(id), directory: id, cluster: None }
+    Owner { node: Uuid::from_u128(id), directory: id, cluster: None }
 }
 
 /// A volume with a copy on each of these nodes, none of which has been made.

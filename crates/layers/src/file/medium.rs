@@ -230,9 +230,8 @@ impl Medium {
         match &self.0 {
             Kind::Disk(disk, gate) => {
                 pass(gate.as_ref()).await?;
-                let done = disk.write(at, data).await?;
-                pass(gate.as_ref()).await?;
-                Ok(done)
+                disk.write(at, data).await?;
+                Ok(pass(gate.as_ref()).await?)
             }
             Kind::Dev(below) => below.write(at, data, ctx).await,
         }
@@ -254,9 +253,8 @@ impl Medium {
         match &self.0 {
             Kind::Disk(disk, gate) => {
                 pass(gate.as_ref()).await?;
-                let done = disk.punch(at, bytes).await?;
-                pass(gate.as_ref()).await?;
-                Ok(done)
+                disk.punch(at, bytes).await?;
+                Ok(pass(gate.as_ref()).await?)
             }
             Kind::Dev(below) => {
                 if !below.info().can_punch {
@@ -272,9 +270,8 @@ impl Medium {
         match &self.0 {
             Kind::Disk(disk, gate) => {
                 pass(gate.as_ref()).await?;
-                let done = disk.zero(at, bytes).await?;
-                pass(gate.as_ref()).await?;
-                Ok(done)
+                disk.zero(at, bytes).await?;
+                Ok(pass(gate.as_ref()).await?)
             }
             Kind::Dev(below) => {
                 let zero = |at, blocks| Op::Zero { at, blocks, unmap: false, fua: false };
@@ -288,9 +285,8 @@ impl Medium {
         match &self.0 {
             Kind::Disk(disk, gate) => {
                 pass(gate.as_ref()).await?;
-                let done = disk.allocate(at, bytes).await?;
-                pass(gate.as_ref()).await?;
-                Ok(done)
+                disk.allocate(at, bytes).await?;
+                Ok(pass(gate.as_ref()).await?)
             }
             Kind::Dev(_) => Ok(()),
         }
@@ -301,9 +297,8 @@ impl Medium {
         match &self.0 {
             Kind::Disk(disk, gate) => {
                 pass(gate.as_ref()).await?;
-                let done = disk.set_len(bytes).await?;
-                pass(gate.as_ref()).await?;
-                Ok(done)
+                disk.set_len(bytes).await?;
+                Ok(pass(gate.as_ref()).await?)
             }
             Kind::Dev(_) => Err(UNSUPPORTED),
         }

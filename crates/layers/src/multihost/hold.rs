@@ -155,7 +155,7 @@ async fn watched(
                     core.sleep(LOOK).await;
                     began = core.now();
                     let now = see(disk, memory).await?;
-                    if now.mark() != seen.mark() {
+                    if !now.is_as_still_as(&seen) {
                         match now.claim {
                             Some(record) if record.state == State::Held => {
                                 return Err(NotTaken::Refused(Refusal::InUse(Box::new(record))));

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use uuid::Uuid;
-
 use super::record::{BadRecord, NodeIdentity, OwnerRecord, State};
 
 /// How long whoever takes a disk that nobody has waits until it looks whether another one has done the same.
@@ -50,10 +48,11 @@ impl Seen {
         }
     }
 
-    /// What changes with each sign of life of the owner.
+    /// Whether the owner has given no sign of life since `before` was seen.
     #[must_use]
-    pub fn mark(&self) -> Option<(u64, Uuid, Option<(u64, u64)>)> {
-        self.claim.map(|claim| (claim.claim, claim.life, self.beat))
+    pub fn is_as_still_as(&self, before: &Self) -> bool {
+        let claim = |seen: &Self| seen.claim.map(|claim| (claim.claim, claim.life));
+        (claim(self), self.beat) == (claim(before), before.beat)
     }
 }
 
@@ -161,6 +160,8 @@ pub fn judge(
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::super::{STOP, Subject};
     use super::*;
     use crate::pool::Text;
