@@ -856,6 +856,32 @@ fn checksums_fit_after_openings_and_moves() {
     });
 }
 
+/// Whole stripes of it lie elsewhere, which is saved when it is deleted: in units that others get, with checksums of their own.
+#[test]
+fn checksums_fit_where_a_deleted_volume_was() {
+    play(|host| async move {
+        let core = core_of(&host).await;
+        let bench = Bench::checked(host, FEW).await;
+        for n in 20..24 {
+            let volume = thick(Uuid::from_u128(n));
+            bench.pool.create_volume(&volume).await.unwrap();
+            let dev = bench.seat.open(volume.id).await.unwrap();
+            let client = Client::new(&dev, core.pool());
+            for at in (0..dev.info().blocks).step_by(192) {
+                let data = client.read(at, 16).await.unwrap().to_vec();
+                assert!(data == [0; 16 * 4096], "volume {n}, block {at}");
+            }
+            for at in (0..192 * 8).step_by(192) {
+                client.write(at, &vec![7; 192 * 4096], false).await.unwrap();
+            }
+            drop((client, dev));
+            bench.pool.delete_volume(volume.id).await.unwrap();
+        }
+        assert!(bench.report().disks.iter().all(|disk| disk.checksum_errors == 0));
+        bench.close().await;
+    });
+}
+
 #[test]
 fn a_disk_that_has_failed_and_stayed_where_it_is_stays_out() {
     play(|host| async move {

@@ -590,8 +590,9 @@ impl PoolSeat {
             return false;
         }
         let settled = async {
-            self.array.release_idle().await?;
-            self.array.pass().await
+            // The log may want maps saved, which lie in units of the volume: their checksums are written after that.
+            self.array.pass().await?;
+            self.array.release_idle().await
         };
         match settled.await {
             Ok(()) => true,

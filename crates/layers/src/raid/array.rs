@@ -842,8 +842,8 @@ impl Array {
     pub async fn close(&self) -> Result<(), Error> {
         self.flush().await?;
         self.save_maps().await?;
-        self.release_idle().await?;
-        self.pass().await
+        self.pass().await?;
+        self.release_idle().await
     }
 
     /// Waits until no entry of the stripe counts any more.
