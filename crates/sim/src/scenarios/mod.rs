@@ -70,7 +70,7 @@ pub fn all() -> Vec<Scenario> {
         },
         Scenario {
             name: "pool",
-            about: "volumes of a pool at all levels: crashes, disks that fail, are pulled out, \
+            about: "volumes of a pool at all levels, on one core or several: crashes, disks that fail, are pulled out, \
                     come back, are set back, or are replaced, rebuilds",
             test_seeds: 60,
             play: |w| Box::pin(pool::play(w, layers::pool::Mistake::None)),

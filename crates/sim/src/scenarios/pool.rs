@@ -1,4 +1,4 @@
-//! Volumes of a pool, thin and thick, made and deleted meanwhile, through crashes, with disks that fail, lie,
+//! Volumes of a pool on one core or several, thin and thick, made and deleted meanwhile, through crashes, with disks that fail, lie,
 //! are pulled out, come back, are set back to what they held once, or are replaced: as many as its level bears, and never more.
 //! Afterwards every block must hold a value that the history permits, and all is made whole again. Where more are set back than that,
 //! the pool says so, and changes nothing.
@@ -96,7 +96,7 @@ pub(crate) async fn play(world: World, mistake: Mistake) -> Result<(), String> {
         (Level::Copies(2), 4, 32 << 20),
         (Level::Copies(3), 3, 16 << 20),
     ]);
-    let cores = 1;
+    let cores = *rng.pick(&[1, 1, 2, 3]);
     let setup = HostSetup { cores, pool_bytes: 48 << 20, ..HostSetup::default() };
     let host = world.add_host("store", setup);
     let shelf = Rc::new(RefCell::new(Shelf { bears: true, ..Shelf::default() }));
