@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -111,6 +112,9 @@ pub(crate) async fn play(world: World, mistake: Mistake) -> Result<(), String> {
     }
     bench.last_round().await
 }
+
+/// What uses a pool, and ends only if something is wrong.
+type Usage = Pin<Box<dyn Future<Output = Result<(), String>>>>;
 
 /// Looks now and then whether disks are there again.
 async fn look(pool: Rc<Pool>, paths: Vec<PathBuf>, every: Duration) {
@@ -381,11 +385,7 @@ impl Bench {
     }
 
     /// Uses the pool without end.
-    fn load(
-        &self,
-        looks: Duration,
-    ) -> impl FnOnce(Vec<Core>) -> std::pin::Pin<Box<dyn Future<Output = Result<(), String>>>> + use<>
-    {
+    fn load(&self, looks: Duration) -> impl FnOnce(Vec<Core>) -> Usage + use<> {
         let (paths, shelf, world) = (self.paths(), Rc::clone(&self.shelf), self.world.clone());
         let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
         let everywhere = paths.clone();
