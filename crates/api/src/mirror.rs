@@ -114,12 +114,13 @@ pub struct TakeOver {
 }
 
 /// How to compare the copies of a volume.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Verify {
-    /// Whether all copies get the primary's contents where they differ.
+    /// Name of the node whose contents all copies get where they differ. Which copy is right is not known to the
+    /// cluster: without a name nothing is written.
     #[serde(default)]
-    pub repair: bool,
+    pub keep: Option<String>,
 }
 
 /// A range in which copies differ.
@@ -140,6 +141,8 @@ pub struct Verification {
     pub compared_bytes: u64,
     /// Ranges that some copy could not be read in.
     pub unreadable: u64,
+    /// Bytes of all ranges in which copies differ.
+    pub differing_bytes: u64,
     /// Where copies differ; the first thousand ranges.
     pub differing: Vec<Differing>,
     /// Bytes that were written to all copies because some differed.

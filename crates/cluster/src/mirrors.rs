@@ -312,7 +312,7 @@ async fn follow_from(meta: &dyn Meta, waiters: &Waiters, revision: Revision) {
 
 #[cfg(test)]
 mod tests {
-    use layers::mirror::record::{Member, Replica};
+    use layers::mirror::record::{History, Member, Replica};
     use peer::{Incarnation, NodeId};
     use tokio::time::Instant;
 
@@ -331,6 +331,7 @@ mod tests {
             in_sync: vec![Member { node, incarnation: Incarnation(3) }],
             primary: node,
             born: Epoch::default(),
+            history: History::default(),
         }
     }
 

@@ -404,13 +404,13 @@ impl Engine {
         self.on(self.home(id)?, move |k| async move { k.force(id) }).await?
     }
 
-    /// Compares all copies, and if `repair` makes those that differ like the primary's. Done at the
-    /// primary.
+    /// Compares all copies, and makes those that differ like the one on node `keep`, if that is named.
+    /// Done at the primary.
     ///
     /// # Errors
     /// As [`Self::set_peers`]; and this is not the primary, or has stopped being it.
-    pub async fn verify(&self, id: Uuid, repair: bool) -> Result<Verified, BackingError> {
-        self.on(self.home(id)?, move |k| async move { k.verify(id, repair).await }).await?
+    pub async fn verify(&self, id: Uuid, keep: Option<NodeId>) -> Result<Verified, BackingError> {
+        self.on(self.home(id)?, move |k| async move { k.verify(id, keep).await }).await?
     }
 
     /// The reservations of a volume.

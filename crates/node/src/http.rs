@@ -138,7 +138,7 @@ fn with_copies(router: Router, c: &Control) -> Router {
         c.replace_copy(a.name()?, a.body).await
     });
     let router = add::<VerifyVolume, _, _>(router, c, |c, a| async move {
-        c.verify(&a.name()?, a.body.repair).await
+        c.verify(&a.name()?, a.body.keep).await
     });
     let router =
         add::<SwitchVolume, _, _>(

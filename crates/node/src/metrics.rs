@@ -318,7 +318,7 @@ pub(crate) mod tests {
     use api::NodeInfo;
     use block::{Access, Epoch};
     use layers::mirror::Status;
-    use layers::mirror::record::{Member, Record, Replica};
+    use layers::mirror::record::{History, Member, Record, Replica};
     use peer::{Incarnation, NodeId, View};
 
     use super::*;
@@ -339,6 +339,7 @@ pub(crate) mod tests {
             in_sync,
             primary: NodeId(1),
             born: Epoch::default(),
+            history: History::default(),
         };
         let status = Status {
             record: Some(record),
@@ -350,6 +351,7 @@ pub(crate) mod tests {
             marked: Vec::new(),
             region_bytes: 65536,
             refused: None,
+            newer: Vec::new(),
             unanswered: None,
         };
         MirrorReport { status, access: Access::Optimized }

@@ -321,7 +321,7 @@ fn admit_hosts(
 mod tests {
     use ::cluster::identity::{self, Role};
     use block::Epoch;
-    use layers::mirror::record::{Member, Replica};
+    use layers::mirror::record::{History, Member, Replica};
     use peer::Incarnation;
     use target::catalog::Access;
 
@@ -378,6 +378,7 @@ mod tests {
             in_sync: vec![Member { node: one, incarnation: Incarnation(1) }],
             primary: one,
             born: Epoch::default(),
+            history: History::default(),
         };
         let wanted = Place { stage: PlaceStage::Wanted { force: false }, ..place(three, "a") };
         let places = vec![place(one, "a"), place(two, "a"), wanted];

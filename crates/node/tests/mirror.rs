@@ -21,7 +21,7 @@ use cluster::nodes::{NodePortals, NodeRecord, NodeView, Nodes};
 use cluster::vault::Ring;
 use layers::mirror::Settings;
 use layers::mirror::member::Why;
-use layers::mirror::record::{Member, Record, Records, Replica};
+use layers::mirror::record::{History, Member, Record, Records, Replica};
 use node::config::Config;
 use node::engine::{Engine, Exported, MirrorReport, Owner, PeerAddresses, Portals, Scope, Seat};
 use node::publish;
@@ -217,6 +217,7 @@ impl Cluster {
             in_sync: record.places.iter().map(member).collect(),
             primary: ids[0],
             born: Epoch::default(),
+            history: History::default(),
         };
         let store = model.client(STORE, Box::new(|_| Fate::WELL));
         store.commit(vec![mirrors::create(VOLUME, &first)]).await.unwrap();
@@ -596,18 +597,59 @@ async fn differences_are_found_and_repaired() {
     let other = *ids.iter().find(|id| **id != primary).unwrap();
     drop(write(cluster.node(primary).log_in(1).await, 0, 1).await);
     let engine = &cluster.node(primary).engine;
-    assert!(engine.verify(VOLUME, false).await.unwrap().differences.is_empty());
+    assert!(engine.verify(VOLUME, None).await.unwrap().differences.is_empty());
     let file =
         std::fs::OpenOptions::new().write(true).open(image(cluster.dir.path(), other)).unwrap();
     file.write_all_at(&[0xee; 512], DATA).unwrap();
     file.sync_all().unwrap();
-    let refused = cluster.node(other).engine.verify(VOLUME, true).await;
+    let refused = cluster.node(other).engine.verify(VOLUME, Some(other)).await;
     assert!(refused.unwrap_err().to_string().contains("ask there"));
-    let found = engine.verify(VOLUME, false).await.unwrap();
+    let found = engine.verify(VOLUME, None).await.unwrap();
     assert_eq!((found.differences.len(), found.differences[0].node), (1, other));
     assert_eq!(found.repaired, 0);
-    assert_eq!(engine.verify(VOLUME, true).await.unwrap().repaired, 512);
-    assert!(engine.verify(VOLUME, false).await.unwrap().differences.is_empty());
+    let stranger = engine.verify(VOLUME, Some(NodeId(9))).await;
+    assert!(stranger.unwrap_err().to_string().contains("is not in sync"));
+    // The other one's contents are kept, which are not the primary's.
+    assert_eq!(engine.verify(VOLUME, Some(other)).await.unwrap().repaired, 512);
+    assert!(engine.verify(VOLUME, None).await.unwrap().differences.is_empty());
+    for node in ids {
+        let image = std::fs::File::open(image(cluster.dir.path(), node)).unwrap();
+        let mut found = [0; 512];
+        image.read_exact_at(&mut found, DATA).unwrap();
+        assert_eq!(found, [0xee; 512], "node {node}");
+    }
+    cluster.stop().await;
+}
+
+/// RFD 0032: a copy of a running node's image takes the image's place, after what was written since has left no
+/// marks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_was_set_back_gets_a_full_copy() {
+    let mut cluster = Cluster::start(2).await;
+    let [one, two] = [1, 2].map(NodeId);
+    let session = write(cluster.node(one).log_in(1).await, 0, 0x11).await;
+    let saved = cluster.dir.path().join("saved.img");
+    std::fs::copy(image(cluster.dir.path(), two), &saved).unwrap();
+    let session = write(session, 0, 0x22).await;
+    let unmarked = |m: &MirrorReport| m.status.marked.iter().all(|(_, regions)| *regions == 0);
+    for id in [one, two] {
+        cluster.node(id).until("marks are left", unmarked).await;
+    }
+    cluster.kill(two);
+    cluster.node(one).until_in_sync(1).await;
+    let Backing::File { path } = &cluster.record.place(two).unwrap().backing else {
+        panic!("another backing")
+    };
+    std::fs::copy(&saved, path).unwrap();
+    cluster.restart(two).await;
+    cluster.node(two).until_in_sync(2).await;
+    let record = cluster.node(one).mirror().await.status.record.unwrap();
+    assert_eq!(record.history.set_back, [two]);
+    drop(session);
+    cluster.publish().await;
+    let (session, found) = read(cluster.node(two).log_in(2).await, 0).await;
+    assert!(found.iter().all(|byte| *byte == 0x22), "it reads what was before");
+    drop(session);
     cluster.stop().await;
 }
 
@@ -631,6 +673,7 @@ async fn an_image_from_before_the_cluster_is_taken_over() {
         in_sync: vec![Member { node: id, incarnation: Incarnation(0) }],
         primary: id,
         born: Epoch::default(),
+        history: History::default(),
     };
     let store = model.client(STORE, Box::new(|_| Fate::WELL));
     store.commit(vec![mirrors::create(VOLUME, &first)]).await.unwrap();

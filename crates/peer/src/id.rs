@@ -49,6 +49,50 @@ impl fmt::Display for View {
     }
 }
 
+/// A moment that the members of a configuration have recorded together, before any of them cleared
+/// marks (RFD 0032). The primary of an epoch numbers them from 1; 0 is the beginning of the epoch
+/// itself. Later ones compare greater; the default is before all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lineage {
+    /// Number of the configuration.
+    pub epoch: Epoch,
+    /// The primary's count within it.
+    pub count: u32,
+}
+
+impl Lineage {
+    /// The beginning of `epoch`.
+    #[must_use]
+    pub fn first(epoch: Epoch) -> Self {
+        Self { epoch, count: 0 }
+    }
+}
+
+impl fmt::Display for Lineage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.epoch.0, self.count)
+    }
+}
+
+/// The lineages that one replica has recorded about another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SharedLineage {
+    /// The last one that it has reached together with the other.
+    pub reached: Lineage,
+    /// The last one under which it cleared marks that it kept for the other.
+    pub cleared: Lineage,
+}
+
+impl SharedLineage {
+    /// Whether the replica that has recorded this knows for certain that `theirs`, what the other
+    /// replica has recorded about it, was recorded before marks were cleared here: the other is an
+    /// older copy of itself.
+    #[must_use]
+    pub fn is_ahead_of(&self, theirs: &Self) -> bool {
+        self.cleared > theirs.reached
+    }
+}
+
 /// A write's place in the order of its view, drawn by the primary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seq(pub u64);

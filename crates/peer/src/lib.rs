@@ -25,7 +25,7 @@ mod tls;
 pub use driver::{End, Handler};
 pub use endpoint::{Endpoint, PeerAddresses};
 pub use greeting::{DetachedGreeting, Greeting, Unjoined, receive_greetings};
-pub use id::{Incarnation, NodeId, Seq, Stamp, Tag, View};
+pub use id::{Incarnation, Lineage, NodeId, Seq, SharedLineage, Stamp, Tag, View};
 pub use line::Line;
 pub use link::{Expected, Expecting, Link, Outbox};
 pub use message::{Change, Entry, Kind, Lane, Message, Outcome, Received, Role, Standing};

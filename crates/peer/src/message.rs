@@ -2,7 +2,7 @@
 
 use block::{Blocks, Bufs, Ctx, Epoch, Error};
 
-use crate::{Incarnation, NodeId, Seq, Stamp, Tag, View};
+use crate::{Incarnation, NodeId, Seq, SharedLineage, Stamp, Tag, View};
 
 /// Which of a session's connections a message travels on: nothing that has to wait for memory
 /// stands in front of what frees it (RFD 0010, 8.1).
@@ -73,6 +73,10 @@ pub struct Standing {
     pub clean: bool,
     /// Whether the machine has not been booted since the image was last opened.
     pub same_boot: bool,
+    /// Whether its image is known to be an older copy of what it was (RFD 0032).
+    pub older: bool,
+    /// What it has recorded about the replica that this is said to.
+    pub shared: SharedLineage,
 }
 
 /// What a replica is, by its own account.
@@ -270,6 +274,9 @@ pub enum Message {
         view: View,
         /// The sender's number for it.
         request: u64,
+        /// If not 0, the count of the [`Lineage`](crate::Lineage) of the view's epoch that the
+        /// receiver records afterwards, durably, before it answers.
+        lineage: u32,
     },
     /// Answers [`Message::Flush`].
     Flushed {
@@ -313,6 +320,8 @@ pub enum Message {
         volume_bytes: u64,
         /// log2 of the bytes of its log's regions.
         region_shift: u32,
+        /// What it has recorded about the primary's image.
+        shared: SharedLineage,
         /// Its marks for the primary's image, a bit a region, least significant first.
         marks: Vec<u8>,
     },

@@ -12,7 +12,7 @@ use std::time::Duration;
 use block::{Blocks, Class, Dev, Epoch, Lba, Request};
 use layers::file::{Create, File, Provisioning};
 use layers::mirror::log::IntentLog;
-use layers::mirror::record::{Member, Put, Record, Records, Replica, Unreachable};
+use layers::mirror::record::{History, Member, Put, Record, Records, Replica, Unreachable};
 use layers::mirror::{Mirror, Parts, Settings};
 use peer::{Endpoint, Identity, Incarnation, NodeId, PeerAddresses, Secret, receive_greetings};
 use rt::Core;
@@ -122,6 +122,7 @@ fn record(volume: u16, nodes: &[Rc<Node>]) -> Store {
         replicas,
         primary: NodeId(1 + volume % 2),
         born: Epoch::default(),
+        history: History::default(),
     };
     Store(Rc::new(Kept { record: RefCell::new(record), changed: Notify::new() }))
 }

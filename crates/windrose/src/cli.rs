@@ -545,13 +545,17 @@ pub(crate) enum MirrorCommand {
         #[command(flatten)]
         place: PlaceArgs,
     },
-    /// Compare the copies. To be asked at the node that puts writes in order.
+    /// Compare the copies. To be asked at the node that puts writes in order. What differs stays a finding of
+    /// the status until copies are equal again.
     Verify {
         /// Name of the volume.
         name: VolumeName,
-        /// Make all copies like that node's where they differ.
+        /// Make the copies equal where they differ. Which of them is right is not known: --keep says it.
         #[arg(long)]
         repair: bool,
+        /// Name of the node whose contents all copies get where they differ.
+        #[arg(long, value_name = "NODE", requires = "repair")]
+        keep: Option<String>,
     },
 }
 

@@ -17,7 +17,7 @@ use api::{
 };
 
 use crate::cli::{CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand, protocols};
-use crate::exit::{Failure, USAGE};
+use crate::exit::{FAILED, Failure, USAGE};
 use crate::files::absolute;
 use crate::remote::{Remote, ask_for_name};
 use crate::{files, show};
@@ -141,10 +141,19 @@ async fn mirror(remote: &Remote, command: MirrorCommand) -> Result<(), Failure> 
             let replace = ReplaceCopy { node: on, with, backing, force };
             client.call_on::<ReplaceVolumeCopy>(&name, &[], &replace).await?
         }
-        MirrorCommand::Verify { name, repair } => {
-            let verify = Verify { repair };
-            let found = client.call_on::<VerifyVolume>(&name, &[], &verify).await?;
-            return remote.print(&found, |found| show::verification(&name, found));
+        MirrorCommand::Verify { name, repair, keep } => {
+            let undecided = repair && keep.is_none();
+            let found = client.call_on::<VerifyVolume>(&name, &[], &Verify { keep }).await?;
+            remote.print(&found, |found| show::verification(&name, found))?;
+            if undecided && !found.differing.is_empty() {
+                let message = "nothing was repaired: which of the copies is right is not known";
+                let hint = format!(
+                    "name the node whose contents are to be kept, the others' are overwritten there: \
+                     windrose volume mirror verify {name} --repair --keep NODE"
+                );
+                return Err(Failure::new(FAILED, message).hint(hint));
+            }
+            return Ok(());
         }
     };
     print(remote, &volume)

@@ -43,7 +43,11 @@ impl Replica {
         if self.closed.get() {
             return;
         }
-        let actions = self.member.borrow_mut().apply(self.core.now(), event);
+        let actions = {
+            let mut member = self.member.borrow_mut();
+            member.remember(self.lineages());
+            member.apply(self.core.now(), event)
+        };
         for action in actions {
             self.act(action);
         }
@@ -119,6 +123,10 @@ impl Replica {
         self.spawn(async move {
             let members = record.in_sync.iter().map(|m| m.node.0).collect::<Vec<_>>();
             tracing::info!(epoch = record.epoch.0, ?members, "a new configuration is proposed");
+            if !this.records_alone(&record).await {
+                this.event(Event::Put(Put::Refused));
+                return;
+            }
             fault::pass(Point::RecordPutting);
             let put = this.store.put(epoch, config, &record).await;
             fault::pass(Point::RecordPut);
@@ -297,10 +305,10 @@ impl Replica {
     /// Says something where no leases do: a session whose other end has lost its power is found out
     /// only by what is sent.
     fn keep_sessions(&self) {
-        let standing = self.member.borrow().standing();
         let members = if self.serves().is_some() { self.others() } else { Nodes::new() };
         let links: Vec<_> = self.links.borrow().values().cloned().collect();
         for link in links.iter().filter(|link| !members.contains(&link.node())) {
+            let standing = self.member.borrow().standing_for(link.node());
             link.send(Message::Standing(standing));
         }
     }

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use block::{Blocks, Bufs, Class, Ctx, Error, Failure, Lba};
-use peer::{Change, Kind, Link, Message, Outcome, Tag, View};
+use peer::{Change, Kind, Link, Message, NodeId, Outcome, Tag, View};
 
 use super::own::{Own, Verdict};
 use super::receive::outcome;
@@ -162,6 +162,16 @@ impl Replica {
 
     /// Writes a good copy of `range` to all members, at the primary. Says whether all have it.
     pub(super) async fn repair(self: &Rc<Self>, view: View, range: Blocks) -> bool {
+        self.repair_from(view, range, None).await
+    }
+
+    /// As [`Self::repair`], with the copy that the member on this node has, if one is named.
+    pub(super) async fn repair_from(
+        self: &Rc<Self>,
+        view: View,
+        range: Blocks,
+        node: Option<NodeId>,
+    ) -> bool {
         let fits = self.is_inside(range) && self.len(range) <= self.max_transfer();
         if !fits || !self.is_primary() || self.serves() != Some(view) {
             return false;
@@ -171,7 +181,15 @@ impl Replica {
         if self.in_view(view, lock.held()).await.is_none() {
             return false;
         }
-        let found = self.read_ordered(view, range, &ctx).await;
+        let found = match node.filter(|node| *node != self.me) {
+            None => self.read_ordered(view, range, &ctx).await,
+            Some(node) => {
+                // It may hold the range for a write whose commit it has not been told.
+                self.tell(view);
+                let found = self.fetch(view, node, range, &ctx).await;
+                found.ok_or(Error::Unreadable { at: range.at })
+            }
+        };
         if self.serves() != Some(view) {
             return false;
         }

@@ -16,24 +16,26 @@ impl Replica {
     pub(super) async fn flush(self: &Rc<Self>, ctx: &Ctx) -> Result<(), Error> {
         loop {
             let view = self.serving(ctx).await?;
-            if self.flush_in(view).await?.is_some() {
+            if self.flush_in(view, 0).await?.is_some() {
                 return Ok(());
             }
         }
     }
 
     /// Flushes every member in `view`: the number of the flush, and what it covers here. `None` if
-    /// the view is over before all have confirmed.
+    /// the view is over before all have confirmed. All others then have recorded the lineage of that
+    /// count, if it is not 0 (RFD 0032).
     pub(super) async fn flush_in(
         self: &Rc<Self>,
         view: View,
+        lineage: u32,
     ) -> Result<Option<(u64, FlushStamp)>, Error> {
         let request = self.requests.number();
         let mut nodes = self.others();
         if self.is_primary() {
             nodes.extend(self.joiners.borrow().behind_barrier());
         }
-        let theirs = nodes.into_iter().map(|node| self.flush_as(view, node, request));
+        let theirs = nodes.into_iter().map(|node| self.flush_as(view, node, request, lineage));
         let own = async {
             self.settle_aside(view).await?;
             Some(self.flush_leg(None).await)
@@ -46,8 +48,8 @@ impl Replica {
         }
     }
 
-    /// Flushes the own leg; `request` is the number that a CLEAR may name.
-    async fn flush_leg(&self, request: Option<u64>) -> Result<FlushStamp, Error> {
+    /// Flushes the own leg; `request` is the number that a CLEAR may name, and the lineage that goes with it.
+    async fn flush_leg(&self, request: Option<(u64, u32)>) -> Result<FlushStamp, Error> {
         let ctx = self.memory(0, Class::Immediate).await?;
         self.leg.flush(request, &ctx, self.pulse.get()).await
     }
@@ -77,15 +79,18 @@ impl Replica {
         from: NodeId,
         link: Link,
         view: View,
-        request: u64,
+        (request, lineage): (u64, u32),
     ) {
         // A CLEAR names flushes of the primary only.
-        let remembered = (Some(from) == self.primary()).then_some(request);
+        let remembered = (Some(from) == self.primary()).then_some((request, lineage));
         if self.settle_aside(view).await.is_none() {
             return;
         }
         if let Err(e) = self.flush_leg(remembered).await {
             self.leg_failed(e);
+            return;
+        }
+        if lineage > 0 && remembered.is_some() && !self.record_lineage(view, lineage).await {
             return;
         }
         if self.is_primary() && self.flush_joiners(view).await.is_none() {
@@ -99,7 +104,7 @@ impl Replica {
     async fn flush_joiners(&self, view: View) -> Option<()> {
         let nodes = self.joiners.borrow().behind_barrier();
         for node in nodes {
-            self.flush_as(view, node, self.requests.number()).await?;
+            self.flush_as(view, node, self.requests.number(), 0).await?;
         }
         Some(())
     }
@@ -107,14 +112,20 @@ impl Replica {
     /// Has `node` flush, under a number that others may flush under as well; `None` if the view is
     /// over first. One that is required no more counts as having done it. Asks again in each new
     /// session: to flush twice does no harm.
-    pub(super) async fn flush_as(&self, view: View, node: NodeId, request: u64) -> Option<()> {
+    pub(super) async fn flush_as(
+        &self,
+        view: View,
+        node: NodeId,
+        request: u64,
+        lineage: u32,
+    ) -> Option<()> {
         let asked = self.requests.ask(request, node, self.pulse.get());
         let ended = || self.view.get() != view || self.turns_away();
         let over = || ended() || !self.is_required(node);
         loop {
             let there = || if over() { Some(None) } else { self.link(node).map(Some) };
             let Some(link) = self.signal.until(there).await else { break };
-            link.send(Message::Flush { view, request });
+            link.send(Message::Flush { view, request, lineage });
             let vain = || over() || link.is_closed();
             if let Some(Answer::Flushed) = self.signal.unless(vain, asked.answered()).await {
                 return Some(());

@@ -135,6 +135,7 @@ impl Replica {
             epoch: record.epoch,
             volume_bytes: marks.volume_bytes,
             region_shift: marks.region_shift,
+            shared: self.leg.log.shared_with(image),
             marks: marks.bits,
         });
     }
@@ -176,10 +177,12 @@ impl Replica {
     /// What the superblock is to say of `record`, in which this replica is a member or not.
     fn adoption(&self, record: &Record, member: bool) -> Adoption {
         let others = record.replicas.iter().filter(|r| r.node != self.me);
+        let members = record.others(self.me).filter_map(|m| record.image(m.node));
         Adoption {
             epoch: record.epoch.0,
             config: Uuid::from_u128(record.config),
             others: others.map(|r| Other { image: r.image, new: r.new }).collect(),
+            members: members.collect(),
             hint: [None; 3],
             boot: member.then(|| self.leg.log.boot(&self.core)),
         }

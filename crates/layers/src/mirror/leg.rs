@@ -30,8 +30,9 @@ pub(super) struct Leg {
     tells_late: bool,
     /// When the operations in flight began, by the replica's pulse.
     running: RefCell<Slab<Duration>>,
-    /// The flushes that were asked for by number, oldest first, and what they cover.
-    flushed: RefCell<VecDeque<(u64, FlushStamp)>>,
+    /// The flushes that were asked for by number, oldest first, what they cover, and the count of the
+    /// lineage that was recorded after them.
+    flushed: RefCell<VecDeque<(u64, FlushStamp, u32)>>,
 }
 
 impl Leg {
@@ -126,19 +127,19 @@ impl Leg {
     }
 
     /// Makes durable what has completed; `request` is the number it was asked for under, if a
-    /// CLEAR may name it.
+    /// CLEAR may name it, and the count of the lineage that is to be recorded.
     pub(super) async fn flush(
         &self,
-        request: Option<u64>,
+        request: Option<(u64, u32)>,
         ctx: &Ctx,
         now: Duration,
     ) -> Result<FlushStamp, Error> {
         let _running = self.runs(now);
         let stamp = self.log.flush_begins();
         self.dev.submit(Op::Flush, &ctx.shielded()).await?;
-        if let Some(request) = request {
+        if let Some((request, lineage)) = request {
             let mut flushed = self.flushed.borrow_mut();
-            flushed.push_back((request, stamp));
+            flushed.push_back((request, stamp, lineage));
             if flushed.len() > REMEMBERED {
                 flushed.pop_front();
             }
@@ -147,8 +148,10 @@ impl Leg {
     }
 
     /// What the flush of this number covers, if it is remembered.
-    pub(super) fn covered_by(&self, request: u64) -> Option<FlushStamp> {
-        self.flushed.borrow().iter().find(|(r, _)| *r == request).map(|(_, stamp)| *stamp)
+    pub(super) fn covered_by(&self, request: u64) -> Option<(FlushStamp, u32)> {
+        let flushed = self.flushed.borrow();
+        let found = flushed.iter().find(|(r, ..)| *r == request);
+        found.map(|(_, stamp, lineage)| (*stamp, *lineage))
     }
 
     /// Flushes of an earlier view mean nothing in a new one: its primary numbers anew.

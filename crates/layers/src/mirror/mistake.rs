@@ -24,6 +24,12 @@ pub enum Mistake {
     FlushesUnsettled,
     /// What changes beside the volume is told when it is committed, not before.
     TellsAsideLate,
+    /// A joiner is taken for what it was when it was last in sync, whatever its image has recorded.
+    TrustsJoiners,
+    /// Marks are cleared, and the lineage is recorded some time later.
+    ClearsBeforeLineage,
+    /// A replica leads after a blackout, whatever others and the record know of its image.
+    LeadsWhenOlder,
     /// Whoever watches blocks is not told of their changes.
     HidesChanges,
 }

@@ -13,7 +13,8 @@
 //! * `receive`: what other replicas say;
 //! * `opening`: the beginning of a view (5.7);
 //! * `resync`, `join`: bringing a replica in sync, at the primary and at the joiner (6.6);
-//! * `sweep`: taking marks away (6.3); `verify`: comparing the members (9.5);
+//! * `sweep`: taking marks away (6.3); `lineage`: telling copies that were set back (RFD 0032);
+//!   `verify`: comparing the members (9.5);
 //! * `agent`: what the membership machine asks for, and watching what it cannot see; `reach`: members
 //!   that do not reach each other.
 
@@ -24,6 +25,7 @@ mod flush;
 mod join;
 mod joiners;
 mod leg;
+mod lineage;
 mod link;
 pub mod log;
 pub mod member;
@@ -128,6 +130,9 @@ pub struct Status {
     pub unanswered: Option<Duration>,
     /// What its leg has refused, if it has not served since.
     pub refused: Option<Error>,
+    /// Replicas that are not brought in sync from here: what they have recorded shows that this image
+    /// is an older copy, and theirs a newer one (RFD 0032).
+    pub newer: Vec<NodeId>,
 }
 
 impl Mirror {
@@ -184,6 +189,9 @@ impl Mirror {
             heard: RefCell::default(),
             gaps: RefCell::default(),
             reported: RefCell::default(),
+            lineage: Cell::default(),
+            clearing: RefCell::default(),
+            newer: RefCell::default(),
             puts: Cell::default(),
             asked_to_join: RefCell::default(),
             paths: RefCell::default(),
@@ -251,13 +259,13 @@ impl Mirror {
         self.0.event(Event::Force);
     }
 
-    /// Compares all members, at the primary. If `repair`, all get its contents where any differs:
-    /// which of them is right is not known.
+    /// Compares all members, at the primary. Where any differ, all get the contents that the member on
+    /// node `keep` has, if one is named: which of them is right is not known here.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if this is not the primary, or stops being it.
-    pub async fn verify(&self, repair: bool) -> Result<Verified, Error> {
-        self.0.verify(repair).await
+    /// [`Error::Fenced`] if this is not the primary, or stops being it; if `keep` is no member.
+    pub async fn verify(&self, keep: Option<NodeId>) -> Result<Verified, Error> {
+        self.0.verify(keep).await
     }
 
     /// Whether it serves now.
@@ -287,6 +295,7 @@ impl Mirror {
             region_bytes: this.leg.log.geometry().region_bytes(),
             unanswered: this.unanswered.get().map(|since| now.saturating_sub(since)),
             refused: this.refused.get(),
+            newer: this.newer_copies(),
         }
     }
 
@@ -413,5 +422,7 @@ fn image(log: &IntentLog, found: &Found) -> Image {
         config: adopted.map_or(0, |a| a.config.as_u128()),
         clean: found.damage == Damage::None && log.is_clean(&log.images()),
         same_boot: found.same_boot,
+        lineage: log.lineage(),
+        lost: log.was_lost(),
     }
 }

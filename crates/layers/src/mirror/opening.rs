@@ -47,6 +47,7 @@ impl Replica {
         // Members were others when these were reported, or have sessions by now.
         self.gaps.take();
         self.leg.forget_flushes();
+        self.clearing.take();
         // Readers and orders that still wait leave the queue.
         self.signal.raise();
         let this = Rc::clone(self);
@@ -273,6 +274,8 @@ impl Replica {
         // Nothing of a view is taken any more; what it left on the leg is marked.
         self.view.set(View::default());
         self.end_attempt();
+        self.clearing.take();
+        self.newer.take();
         self.entries.borrow_mut().end_applied();
         self.own.fence();
         self.order.borrow_mut().end();

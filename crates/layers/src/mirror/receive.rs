@@ -49,9 +49,9 @@ impl Replica {
                 self.end_attempt();
                 self.join_soon();
             }
-            Message::Join { incarnation, epoch, volume_bytes, region_shift, marks } => {
+            Message::Join { incarnation, epoch, volume_bytes, region_shift, shared, marks } => {
                 let marks = Bitmap { volume_bytes, region_shift, bits: marks };
-                self.take_join(from, incarnation, epoch, marks);
+                self.take_join(from, incarnation, epoch, (shared, marks));
             }
             // It is answered also where its view is over.
             Message::Fetch { view, request, range } => {
@@ -92,8 +92,8 @@ impl Replica {
                 seqs.into_iter().for_each(|seq| self.learned_commit(view, seq));
             }
             Message::Want { .. } => self.tell(view),
-            Message::Flush { request, .. } => {
-                self.spawn(Rc::clone(self).serve_flush(from, link, view, request));
+            Message::Flush { request, lineage, .. } => {
+                self.spawn(Rc::clone(self).serve_flush(from, link, view, (request, lineage)));
             }
             Message::Flushed { request, .. } => {
                 self.requests.answer(request, from, Answer::Flushed);
@@ -107,7 +107,7 @@ impl Replica {
                     let _ = this.repair(view, range).await;
                 });
             }
-            Message::Clear { request, regions, .. } => self.take_clear(request, &regions),
+            Message::Clear { request, regions, .. } => self.take_clear(view, request, &regions),
             Message::Marked { regions, .. } => self.take_marked(regions),
             Message::Unreachable { node, .. } => self.take_unreachable(from, node),
             Message::Sum { request, range, .. } => {

@@ -5,7 +5,7 @@
 use std::future::Future;
 
 use block::Epoch;
-use peer::{Incarnation, NodeId};
+use peer::{Incarnation, Lineage, NodeId};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -31,6 +31,35 @@ pub struct Record {
     /// The latest epoch that began after all members had ended, with all that lived in memory alone;
     /// zero: none has.
     pub born: Epoch,
+    /// What is known of the copies' past (RFD 0032).
+    pub history: History,
+}
+
+/// What a record says of the copies' past.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct History {
+    /// Every member has reached this lineage: an image of a member that has not is an older copy.
+    pub lineage: Lineage,
+    /// The latest epoch in which an operator made one copy go on, whatever the others had.
+    pub forced: Epoch,
+    /// Nodes whose copies came back older than they had been, and were copied anew, since all copies
+    /// were compared and found equal.
+    pub set_back: Vec<NodeId>,
+    /// What the last comparison of all copies found different.
+    pub differing: Option<Differing>,
+}
+
+/// What a comparison of all copies found different.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Differing {
+    /// The first range, in bytes of the volume.
+    pub at_bytes: u64,
+    /// How many bytes were in ranges that differ.
+    pub bytes: u64,
+    /// The nodes whose copies differ from the primary's.
+    pub nodes: Vec<NodeId>,
+    /// The node that was primary.
+    pub from: NodeId,
 }
 
 /// An image of the volume.
@@ -84,6 +113,17 @@ pub enum BadChange {
     Full,
 }
 
+impl History {
+    /// The copy on `node` is no more.
+    fn forget(&mut self, node: NodeId) {
+        self.set_back.retain(|n| *n != node);
+        if let Some(differing) = &mut self.differing {
+            differing.nodes.retain(|n| *n != node);
+        }
+        self.differing = self.differing.take().filter(|d| !d.nodes.is_empty());
+    }
+}
+
 impl Record {
     /// The next record, in which `node` has `image`, which is new: in place of what it had, if that was
     /// not in sync. `config` is a random number that was never used before; to be put in place of this
@@ -102,6 +142,7 @@ impl Record {
         }
         let mut next = self.next(config);
         next.replicas.retain(|r| r.node != node);
+        next.history.forget(node);
         if next.replicas.len() >= MAX_REPLICAS {
             return Err(BadChange::Full);
         }
@@ -124,7 +165,21 @@ impl Record {
         }
         let mut next = self.next(config);
         next.replicas.retain(|r| r.node != node);
+        next.history.forget(node);
         Ok(next)
+    }
+
+    /// The next record, after all copies in sync were compared: these differences were found. `None` if it
+    /// says so already.
+    #[must_use]
+    pub fn with_comparison(&self, differing: Option<Differing>, config: u128) -> Option<Self> {
+        let mut next = self.next(config);
+        if differing.is_none() {
+            // What is not in sync was not compared.
+            next.history.set_back.retain(|node| self.member(*node).is_none());
+        }
+        next.history.differing = differing;
+        (next.history != self.history).then_some(next)
     }
 
     /// The same in the next epoch.
@@ -198,6 +253,14 @@ impl Record {
         if self.born > self.epoch {
             return Err("it was born after itself");
         }
+        let History { lineage, forced, set_back, differing } = &self.history;
+        if lineage.epoch > self.epoch || *forced > self.epoch {
+            return Err("its history is not over");
+        }
+        let nodes = differing.iter().map(|d| d.nodes.len()).chain([set_back.len()]);
+        if nodes.max().is_some_and(|nodes| nodes > MAX_REPLICAS) {
+            return Err("its history has too many nodes");
+        }
         if self.member(self.primary).is_none() {
             return Err("the primary is not a member");
         }
@@ -216,6 +279,30 @@ struct Text {
     primary: u16,
     #[serde(default)]
     born: u64,
+    #[serde(default)]
+    lineage: LineageText,
+    #[serde(default)]
+    forced: u64,
+    #[serde(default)]
+    set_back: Vec<u16>,
+    #[serde(default)]
+    differing: Option<DifferingText>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LineageText {
+    epoch: u64,
+    count: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DifferingText {
+    at_bytes: u64,
+    bytes: u64,
+    nodes: Vec<u16>,
+    from: u16,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -249,6 +336,18 @@ impl From<&Record> for Text {
             in_sync: r.in_sync.iter().map(member).collect(),
             primary: r.primary.0,
             born: r.born.0,
+            lineage: LineageText {
+                epoch: r.history.lineage.epoch.0,
+                count: r.history.lineage.count,
+            },
+            forced: r.history.forced.0,
+            set_back: r.history.set_back.iter().map(|n| n.0).collect(),
+            differing: r.history.differing.as_ref().map(|d| DifferingText {
+                at_bytes: d.at_bytes,
+                bytes: d.bytes,
+                nodes: d.nodes.iter().map(|n| n.0).collect(),
+                from: d.from.0,
+            }),
         }
     }
 }
@@ -273,7 +372,24 @@ impl Text {
             in_sync: self.in_sync.iter().map(member).collect::<Result<_, BadRecord>>()?,
             primary: NodeId(self.primary),
             born: Epoch(self.born),
+            history: self.history(),
         })
+    }
+
+    fn history(&self) -> History {
+        let nodes = |nodes: &[u16]| nodes.iter().copied().map(NodeId).collect();
+        let LineageText { epoch, count } = self.lineage;
+        History {
+            lineage: Lineage { epoch: Epoch(epoch), count },
+            forced: Epoch(self.forced),
+            set_back: nodes(&self.set_back),
+            differing: self.differing.as_ref().map(|d| Differing {
+                at_bytes: d.at_bytes,
+                bytes: d.bytes,
+                nodes: nodes(&d.nodes),
+                from: NodeId(d.from),
+            }),
+        }
     }
 }
 
@@ -323,7 +439,30 @@ mod tests {
             in_sync: vec![Member { node: NodeId(2), incarnation: Incarnation(u64::MAX) }],
             primary: NodeId(2),
             born: Epoch(3),
+            history: History {
+                lineage: Lineage { epoch: Epoch(6), count: 4 },
+                forced: Epoch(2),
+                set_back: vec![NodeId(1)],
+                differing: Some(Differing {
+                    at_bytes: 4096,
+                    bytes: 512,
+                    nodes: vec![NodeId(2)],
+                    from: NodeId(1),
+                }),
+            },
         }
+    }
+
+    #[test]
+    fn a_comparison_without_differences_ends_what_was_said_of_those_in_sync() {
+        let before = record();
+        let equal = before.with_comparison(None, 9).expect("it said that they differ");
+        assert_eq!(equal.history.differing, None);
+        assert_eq!(equal.history.set_back, [NodeId(1)], "it is not in sync, and was not compared");
+        assert_eq!(equal.with_comparison(None, 10), None);
+        assert_eq!((equal.epoch, equal.check()), (Epoch(8), Ok(())));
+        let again = equal.with_comparison(before.history.differing.clone(), 10);
+        assert_eq!(again.expect("they differ").history, before.history);
     }
 
     #[test]
@@ -355,6 +494,18 @@ mod tests {
     }
 
     #[test]
+    fn what_was_said_of_a_copy_ends_with_it() {
+        let before = record();
+        let after = before.with_replica(NodeId(1), Uuid::from_u128(7), 9).expect("not in sync");
+        assert_eq!(after.history.set_back, []);
+        assert_eq!(after.history.differing, before.history.differing, "that was of another");
+        let mut differs = before;
+        differs.history.differing.as_mut().expect("some").nodes = vec![NodeId(1)];
+        let left = differs.without_replica(NodeId(1), 9).expect("not in sync");
+        assert_eq!((left.history.set_back, left.history.differing), (vec![], None));
+    }
+
+    #[test]
     fn replicas_that_may_not_be_changed_are_named() {
         let one = Uuid::from_u128;
         let r = record();
@@ -372,7 +523,10 @@ mod tests {
 
     #[test]
     fn contradictions_are_named() {
-        let cases: [(Spoil, &str); 6] = [
+        let cases: [(Spoil, &str); 9] = [
+            (|r| r.history.lineage.epoch = Epoch(8), "its history is not over"),
+            (|r| r.history.forced = Epoch(8), "its history is not over"),
+            (|r| r.history.set_back = vec![NodeId(1); 5], "its history has too many nodes"),
             (|r| r.born = Epoch(8), "it was born after itself"),
             (|r| r.primary = NodeId(1), "the primary is not a member"),
             (|r| r.replicas.truncate(1), "a member has no image"),

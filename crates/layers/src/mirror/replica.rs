@@ -1,7 +1,7 @@
 //! One replica of a mirrored volume: what all parts of the mirror on this node share.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use block::{ASIDE, Account, Aside, Blocks, Class, Ctx, Error, RangeLocks};
-use peer::{Incarnation, Link, NodeId, Role, Stamp, View};
+use peer::{Incarnation, Lineage, Link, NodeId, Role, Stamp, View};
 use rt::Core;
 use smallvec::SmallVec;
 use tokio::sync::Semaphore;
@@ -29,6 +29,7 @@ use super::own::OwnWrites;
 use super::reach::{Gaps, Heard};
 use super::requests::Requests;
 use super::signal::Signal;
+use super::sweep::Clearing;
 use super::{Mistake, Settings};
 
 /// One replica on its core. All of the mirror's parts are methods of this, a file each.
@@ -84,6 +85,12 @@ pub(super) struct Replica {
     pub(super) gaps: RefCell<Gaps>,
     /// At the primary: what other members have marked, in bytes.
     pub(super) reported: RefCell<Vec<(u64, u64)>>,
+    /// The last lineage that this primary has had recorded.
+    pub(super) lineage: Cell<Lineage>,
+    /// What is to be cleared here with the next lineage.
+    pub(super) clearing: RefCell<Option<Clearing>>,
+    /// Replicas whose join is not accepted: their copies are newer than this one.
+    pub(super) newer: RefCell<BTreeSet<NodeId>>,
     /// Counts the puts of records that were sent.
     pub(super) puts: Cell<u64>,
     /// The latest attempt that each replica outside has asked for.

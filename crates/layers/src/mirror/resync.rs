@@ -7,12 +7,11 @@ use std::time::Duration;
 use block::{Blocks, Bufs, Class, Ctx, Epoch, Error, Lba};
 use futures_util::StreamExt;
 use futures_util::stream;
-use peer::{Change, Incarnation, Kind, Message, NodeId, Tag, View};
+use peer::{Change, Incarnation, Kind, Message, NodeId, SharedLineage, Tag, View};
 use rt::fault::{self, Point};
 
 use super::joiners::Joiner;
-use super::log::Bitmap;
-use super::log::Region;
+use super::log::{Advance, Bitmap, Region};
 use super::member::Event;
 use super::order::{Fate, Order};
 use super::record::Member as Listed;
@@ -47,7 +46,7 @@ impl Replica {
         node: NodeId,
         incarnation: Incarnation,
         epoch: Epoch,
-        marks: Bitmap,
+        told: (SharedLineage, Bitmap),
     ) {
         let known = {
             let member = self.member.borrow();
@@ -63,7 +62,7 @@ impl Replica {
         let attempt = Attempt { view, node, incarnation };
         let this = Rc::clone(self);
         self.spawn(async move {
-            if let Err(why) = this.resync(attempt, marks).await {
+            if let Err(why) = this.resync(attempt, told).await {
                 tracing::info!(node = node.0, why, "a resync has ended");
                 this.drop_attempt(node, incarnation);
             }
@@ -89,10 +88,15 @@ impl Replica {
         self.signal.raise();
     }
 
-    async fn resync(self: &Rc<Self>, attempt: Attempt, marks: Bitmap) -> Result<(), &'static str> {
+    async fn resync(
+        self: &Rc<Self>,
+        attempt: Attempt,
+        (shared, marks): (SharedLineage, Bitmap),
+    ) -> Result<(), &'static str> {
         let Attempt { view, node, incarnation } = attempt;
         let link = self.link(node).ok_or("there is no session")?;
         let image = self.image(node).ok_or("it is no replica any more")?;
+        self.judge_joiner(node, image, shared).await?;
         self.leg.log.merge(image, &marks).await.map_err(|error| {
             tracing::warn!(%error, node = node.0, "a replica's marks are refused");
             "its marks are refused"
@@ -132,7 +136,7 @@ impl Replica {
     /// durable everywhere.
     async fn cross_barrier(self: &Rc<Self>, attempt: Attempt) -> Result<(), &'static str> {
         self.joiner(attempt, |joiner| joiner.behind_barrier = true)?;
-        match self.flush_in(attempt.view).await {
+        match self.flush_in(attempt.view, 0).await {
             Ok(Some(_)) => Ok(()),
             Ok(None) => Err("the view is over"),
             Err(_) => Err("the flush failed"),
@@ -225,12 +229,17 @@ impl Replica {
         copied: Vec<Region>,
     ) -> Result<(), &'static str> {
         let Attempt { view, node, .. } = attempt;
-        let Ok(Some((_, stamp))) = self.flush_in(view).await else {
+        let Ok(Some((_, stamp))) = self.flush_in(view, 0).await else {
             return Err("the view is over");
         };
         // After the stamp: what is quiet since was applied there before this begins.
         let request = self.requests.number();
-        self.flush_as(view, node, request).await.ok_or("the view is over")?;
+        let lineage = self.next_lineage(view);
+        self.flush_as(view, node, request, lineage.count).await.ok_or("the view is over")?;
+        self.joiner(attempt, |_| ())?;
+        let (together, cleared) = (vec![image], Some((lineage, vec![image])));
+        let advance = Advance { reached: lineage, together, cleared };
+        self.leg.log.advance(advance).await.map_err(|_| "the source's log failed")?;
         self.joiner(attempt, |_| ())?;
         let quiet = self.quiet(copied, stamp);
         // At the joiner too, or its own marks bring them back with its next attempt (attack 65).

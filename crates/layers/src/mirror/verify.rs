@@ -30,6 +30,8 @@ pub struct Verified {
     pub unreadable: u64,
     /// Where members differed; at most 1024 are kept.
     pub differences: Vec<Difference>,
+    /// Blocks of all ranges in which any differed.
+    pub differing: u64,
     /// Blocks that were written to all members since some differed there.
     pub repaired: u64,
 }
@@ -39,16 +41,25 @@ impl Replica {
     ///
     /// # Errors
     /// [`Error::Fenced`] if this is not the primary, or stops being it.
-    pub(super) async fn verify(self: &Rc<Self>, repair: bool) -> Result<Verified, Error> {
+    pub(super) async fn verify(self: &Rc<Self>, keep: Option<NodeId>) -> Result<Verified, Error> {
         let view = self.serves().filter(|_| self.is_primary()).ok_or(Error::Fenced)?;
+        let member = |node: NodeId| node == self.me || self.others().contains(&node);
+        if keep.is_some_and(|node| !member(node)) {
+            return Err(Error::Fenced);
+        }
         let info = self.leg.dev.info();
         let step = STEP / u64::from(info.block_size);
         let mut verified = Verified::default();
         let starts = (0..info.blocks).step_by(usize::try_from(step).unwrap_or(usize::MAX));
         let inside = starts.map(|at| Blocks::new(Lba(at), step.min(info.blocks - at)));
         for range in inside.chain(self.aside()) {
-            let equal = self.verify_range(view, range, &mut verified).await?;
-            if repair && !equal && self.repair(view, range).await {
+            if self.verify_range(view, range, &mut verified).await? {
+                continue;
+            }
+            verified.differing += range.count;
+            if let Some(node) = keep
+                && self.repair_from(view, range, Some(node)).await
+            {
                 verified.repaired += range.count;
             }
         }

@@ -4,19 +4,22 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::{
-    AddCopy, ApiError, Backing, Code, Differing, ForceCopy, NewBacking, RemoveCopy, ReplaceCopy,
+    AddCopy, ApiError, Backing, BlockSize, Code, ForceCopy, NewBacking, RemoveCopy, ReplaceCopy,
     SwitchTo, TakeOver, Verification, Volume, VolumeName,
 };
 use cluster::identity::Role;
 use cluster::mirrors;
 use cluster::nodes::NodeView;
-use layers::mirror::record::Record;
+use layers::mirror::Verified;
+use layers::mirror::record::{Differing, Record};
 use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::placement::{self, Candidate};
+use super::steps::random;
 use super::{Control, backing_error, store_error};
+use crate::meta::MetaError;
 use crate::reconcile::Observed;
 use crate::record::{MAX_PLACES, Place, PlaceStage, Stored, VolumeRecord};
 
@@ -25,6 +28,9 @@ const SWITCHING: Duration = Duration::from_secs(5);
 
 /// How often is looked whether it has.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// How often what a comparison has found is put into a record that changes meanwhile.
+const PUTS: usize = 5;
 
 /// Most copies of one volume, but while one replaces another.
 pub(super) const MAX_COPIES: usize = 3;
@@ -232,13 +238,19 @@ impl Control {
         self.show_id(id).await
     }
 
-    /// Compares the copies of a volume, and makes them like the primary's if asked to.
+    /// Compares the copies of a volume, and makes them like the one on node `keep` where they differ, if that is
+    /// named. What is found stays a finding of the status until copies are equal again.
     ///
     /// # Errors
-    /// [`Code::Conflict`] names the node to ask, if this is not the primary's.
-    pub async fn verify(&self, name: &VolumeName, repair: bool) -> Result<Verification, ApiError> {
+    /// [`Code::Conflict`] names the node to ask, if this is not the primary's; [`Code::NotFound`].
+    pub async fn verify(
+        &self,
+        name: &VolumeName,
+        keep: Option<String>,
+    ) -> Result<Verification, ApiError> {
         self.in_cluster()?;
         let id = self.find(name)?;
+        let keep = keep.map(|node| self.node_called(&node)).transpose()?;
         let Some((stored, _)) = self.0.state.get(id) else {
             return Err(ApiError::new(Code::NotFound, "the volume was deleted just now"));
         };
@@ -251,20 +263,61 @@ impl Control {
                     self.node_name(self.me())
                 )));
         }
-        let found = self.0.engine.verify(id, repair).await;
+        let found = self.0.engine.verify(id, keep).await;
         let found = found.map_err(|e| backing_error(name, &e))?;
+        self.note_comparison(name, (id, stored.record.block_size), &found).await?;
         let block = u64::from(stored.record.block_size.bytes());
-        let differing = found.differences.iter().map(|d| Differing {
-            at_bytes: d.range.at.0 * block,
+        let differing = found.differences.iter().map(|d| api::Differing {
+            at_bytes: d.range.at.0.saturating_mul(block),
             len_bytes: d.range.count * block,
             node: self.node_name(d.node),
         });
         Ok(Verification {
             compared_bytes: found.compared * block,
+            differing_bytes: found.differing * block,
             differing: differing.collect(),
             unreadable: found.unreadable,
             repaired_bytes: found.repaired * block,
         })
+    }
+
+    /// Puts into the record of the mirror what a comparison has found, if that is news.
+    async fn note_comparison(
+        &self,
+        name: &VolumeName,
+        (id, block_size): (Uuid, BlockSize),
+        found: &Verified,
+    ) -> Result<(), ApiError> {
+        let repaired = found.repaired == found.differing;
+        if found.unreadable > 0 && repaired {
+            // Nothing is known of what could not be read.
+            return Ok(());
+        }
+        let block = u64::from(block_size.bytes());
+        let mut nodes: Vec<_> = found.differences.iter().map(|d| d.node).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        let first = found.differences.first().filter(|_| !repaired);
+        let differing = first.map(|first| Differing {
+            at_bytes: first.range.at.0.saturating_mul(block),
+            bytes: (found.differing - found.repaired) * block,
+            nodes,
+            from: self.me(),
+        });
+        for _ in 0..PUTS {
+            let mirror = mirrors::get(&*self.0.meta, id).await.map_err(|e| store_error(&e))?;
+            let Some((mirror, at)) = mirror else { return Ok(()) };
+            let Some(next) = mirror.with_comparison(differing.clone(), random()) else {
+                return Ok(());
+            };
+            let put = self.0.meta.commit(vec![mirrors::replace(id, at, &next)]).await;
+            match put {
+                Err(MetaError::Changed { .. }) => {}
+                put => return put.map(drop).map_err(|e| store_error(&e)),
+            }
+        }
+        Err(conflict(format!("the configuration of {name} keeps changing"))
+            .hint("what was compared is known, and is not noted: ask again in a moment"))
     }
 
     /// Changes the places of a volume, as its mirror is at that moment. A new one is to lie in `new`.

@@ -60,6 +60,9 @@ pub struct SeenMirror {
     pub refused: Option<String>,
     /// Nodes whose copies are brought in sync from there.
     pub resyncs: Vec<Resync>,
+    /// Numbers of nodes whose copies are newer than the one there, and are not overwritten.
+    #[serde(default)]
+    pub newer: Vec<u16>,
 }
 
 /// A copy that is being brought in sync.
@@ -122,7 +125,7 @@ impl Progress {
         now: Instant,
         names: &impl Fn(NodeId) -> String,
     ) -> SeenMirror {
-        let Status { why, resyncs, refused, .. } = &report.status;
+        let Status { why, resyncs, refused, newer, .. } = &report.status;
         let resyncs = resyncs.iter().map(|&(node, done_bytes, total_bytes)| {
             let eta_s = self.eta((volume, node), done_bytes, total_bytes, now);
             Resync { node: node.0, done_bytes, total_bytes, eta_s }
@@ -132,6 +135,7 @@ impl Progress {
             resyncs: resyncs.collect(),
             why: why.as_ref().map(|why| super::why::sentence(why, names)),
             refused: refused.map(|error| error.to_string()),
+            newer: newer.iter().map(|node| node.0).collect(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use block::Epoch;
 use cluster::mirrors;
-use layers::mirror::record::{Member, Record, Replica};
+use layers::mirror::record::{History, Member, Record, Replica};
 use peer::{Incarnation, NodeId};
 use rt::fault::{self, Point};
 use uuid::Uuid;
@@ -394,6 +394,7 @@ fn first_mirror(record: &VolumeRecord) -> Record {
         config: random(),
         primary: replicas.get(first).map_or(NodeId(0), |r| r.node),
         born: Epoch::default(),
+        history: History::default(),
         in_sync: in_sync.collect(),
         replicas,
     }

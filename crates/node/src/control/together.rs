@@ -171,6 +171,7 @@ impl Together {
             return;
         }
         let subject = format!("volume {}", record.name);
+        self.history_findings(record, findings);
         let serving = self.served_by(record.id);
         if serving.is_empty() && self.is_young(record.id) {
             findings.push(finding(Severity::Note, subject, "it is being opened", None));
@@ -196,6 +197,56 @@ impl Together {
         } else if record.place(self.me).is_some() && !serving.contains(&self.me) {
             let message = format!("not served by this node: {}", self.why_not(record));
             findings.push(finding(Severity::Warning, subject, message, None));
+        }
+    }
+
+    /// What there is to say of the past of a volume's copies.
+    fn history_findings(&self, record: &VolumeRecord, findings: &mut Vec<Finding>) {
+        let Some(mirror) = self.mirrors.get(&record.id) else { return };
+        let (subject, name) = (format!("volume {}", record.name), &record.name);
+        if let Some(differing) = &mirror.history.differing {
+            let nodes: Vec<_> = differing.nodes.iter().map(|node| self.name(*node)).collect();
+            let message = format!(
+                "its copies differ: on {} in {} in all from that on {}, first at byte {} (found by \
+                 `windrose volume mirror verify`); reads depend on the node that is asked",
+                nodes.join(", "),
+                api::Size(differing.bytes),
+                self.name(differing.from),
+                differing.at_bytes,
+            );
+            let hint = format!(
+                "find out which copy is right, then: windrose volume mirror verify {name} --repair --keep NODE"
+            );
+            findings.push(finding(Severity::Warning, &subject, message, Some(&hint)));
+        }
+        for node in mirror.history.set_back.iter().filter(|node| mirror.image(**node).is_some()) {
+            let (node, in_sync) = (self.name(*node), mirror.member(*node).is_some());
+            let severity = if in_sync { Severity::Note } else { Severity::Warning };
+            let done =
+                if in_sync { "all of it was copied anew" } else { "all of it is copied anew" };
+            let message = format!(
+                "the copy on {node} was set back to an earlier state, as when a virtual machine or a disk is \
+                 restored from a backup or a storage snapshot: it was not believed, {done}"
+            );
+            let hint = format!(
+                "keep copies of a volume out of backups and snapshots that are restored; this note ends with \
+                 `windrose volume mirror verify {name}`, if that finds no differences"
+            );
+            findings.push(finding(severity, &subject, message, Some(&hint)));
+        }
+        let newer = self.seen(mirror.primary, record.id).map(|seen| seen.newer.as_slice());
+        for node in newer.unwrap_or_default() {
+            let (newer, primary) = (self.name(NodeId(*node)), self.name(mirror.primary));
+            let message = format!(
+                "the copy on {primary}, with which it goes on, was set back to an earlier state, as when a virtual \
+                 machine or a disk is restored from a backup or a storage snapshot: the copy on {newer} knows a later \
+                 one, and is not overwritten"
+            );
+            let hint = format!(
+                "to go on with the copy on {newer}: switch {primary} off, then `windrose volume force {name}` at \
+                 {newer}; to go on with that on {primary}: windrose volume mirror replace {name} --on {newer}"
+            );
+            findings.push(finding(Severity::Warning, &subject, message, Some(&hint)));
         }
     }
 
@@ -238,7 +289,7 @@ mod tests {
     use block::Epoch;
     use cluster::meta::MetaError;
     use cluster::nodes::NodeView;
-    use layers::mirror::record::{Member, Replica};
+    use layers::mirror::record::{Differing, History, Member, Replica};
     use peer::Incarnation;
 
     use super::*;
@@ -272,6 +323,7 @@ mod tests {
                 .collect(),
             primary: in_sync[0],
             born: Epoch::default(),
+            history: History::default(),
         };
         let report = |(node, seen): &(NodeId, SeenMirror)| {
             let mirrors = [(volume.id, seen.clone())].into();
@@ -327,6 +379,47 @@ mod tests {
         let message = "1 of 2 copies are in sync: the one on n2 is outdated: its disk has failed an \
                        operation (no space left)";
         assert_eq!(found(&together, &volume), [(Severity::Warning, message.to_owned())]);
+    }
+
+    #[test]
+    fn copies_that_differ_stay_a_finding_that_asks_which_is_right() {
+        let (mut together, volume) = look(&[A, B], &[(A, serves(None)), (B, serves(None))]);
+        let history = &mut together.mirrors.get_mut(&volume.id).unwrap().history;
+        history.differing = Some(Differing { at_bytes: 4096, bytes: 512, nodes: vec![B], from: A });
+        let mut findings = Vec::new();
+        together.volume_findings(&volume, &mut findings);
+        let [Finding { severity: Severity::Warning, message, hint, .. }] = &findings[..] else {
+            panic!("{findings:?}")
+        };
+        assert!(message.contains("on n2") && message.contains("first at byte 4096"), "{message}");
+        assert!(hint.as_ref().unwrap().contains("--repair --keep NODE"), "{hint:?}");
+    }
+
+    #[test]
+    fn a_copy_that_was_set_back_is_told_with_what_may_have_done_it() {
+        let (mut together, volume) = look(&[A], &[(A, serves(None)), (B, serves(Some("out")))]);
+        let set_back = |together: &Together| {
+            let found = found(together, &volume).into_iter();
+            found.filter(|(_, m)| m.contains("the copy on n2 was set back")).collect::<Vec<_>>()
+        };
+        assert_eq!(set_back(&together), []);
+        together.mirrors.get_mut(&volume.id).unwrap().history.set_back = vec![B];
+        let [(Severity::Warning, message)] = &set_back(&together)[..] else { panic!("one") };
+        assert!(message.contains("snapshot") && message.contains("is copied anew"), "{message}");
+        let (mut together, volume) = look(&[A, B], &[(A, serves(None)), (B, serves(None))]);
+        together.mirrors.get_mut(&volume.id).unwrap().history.set_back = vec![B];
+        assert!(matches!(&found(&together, &volume)[..], [(Severity::Note, _)]));
+    }
+
+    #[test]
+    fn a_newer_copy_that_is_not_overwritten_is_told_with_both_ways_out() {
+        let source = SeenMirror { newer: vec![2], ..serves(None) };
+        let (together, volume) = look(&[A], &[(A, source), (B, serves(Some("not in sync")))]);
+        let mut findings = Vec::new();
+        together.volume_findings(&volume, &mut findings);
+        let hint = findings.iter().find_map(|f| f.hint.as_ref().filter(|h| h.contains("force")));
+        let hint = hint.expect("a hint");
+        assert!(hint.contains("force v") && hint.contains("replace v --on n2"), "{hint}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Why a copy does not serve, in words that name who or what helps.
 
-use layers::mirror::member::Why;
+use layers::mirror::member::{SetBack, Why};
 use peer::NodeId;
 
 /// The reason as a sentence; `names` tells what a node is called.
@@ -34,6 +34,7 @@ pub(super) fn sentence(why: &Why, names: &impl Fn(NodeId) -> String) -> String {
             list(nodes),
             if nodes.len() == 1 { "it" } else { "them" },
         ),
+        Why::SetBack { by, silent } => set_back(*by, silent, names),
         Why::Leads(node) => format!("all its nodes were down; {} leads next", names(*node)),
         Why::Changing => "a change of its record is not answered yet".into(),
         Why::Draining => "what was begun before is being ended".into(),
@@ -49,6 +50,24 @@ pub(super) fn sentence(why: &Why, names: &impl Fn(NodeId) -> String) -> String {
     }
 }
 
+/// The copy is older than it was.
+fn set_back(by: SetBack, silent: &[NodeId], names: &impl Fn(NodeId) -> String) -> String {
+    let by = match by {
+        SetBack::Record => "the cluster's record knows a later state of it".into(),
+        SetBack::Node(node) => format!("the copy on {} knows a later state of it", names(node)),
+    };
+    let others: Vec<_> = silent.iter().map(|node| names(*node)).collect();
+    let start = match others.as_slice() {
+        [] => "let a newer copy lead".to_owned(),
+        others => format!("start {}, which may have the newest data", others.join(", ")),
+    };
+    format!(
+        "the copy here was set back to an earlier state, as when a virtual machine or a disk is restored from a \
+         backup or a snapshot: {by}. It does not lead by itself: {start}, or go on with this copy and lose what \
+         is newer (switch the other nodes off, then windrose volume force)"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +78,9 @@ mod tests {
         let two = Why::Blackout(vec![NodeId(2), NodeId(3)]);
         assert!(sentence(&two, &name).contains("start them, or lose that (windrose volume force)"));
         assert!(sentence(&Why::Outside(NodeId(2)), &name).contains("n2 brings it in sync"));
+        let silent = vec![NodeId(3)];
+        let older = sentence(&Why::SetBack { by: SetBack::Node(NodeId(2)), silent }, &name);
+        assert!(older.contains("n2 knows a later state") && older.contains("start n3"), "{older}");
         assert!(sentence(&Why::Lease(vec![NodeId(3)]), &name).contains("n3 cannot be heard"));
     }
 }

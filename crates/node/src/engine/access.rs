@@ -40,6 +40,7 @@ pub(super) fn access(me: NodeId, idle: Option<Idle<'_>>) -> Access {
         | Why::Outside(_)
         | Why::Returned(_)
         | Why::Yielded(_)
+        | Why::SetBack { .. }
         | Why::Blackout(_) => Access::Unavailable,
         Why::Leads(node) if *node != me => Access::Unavailable,
         Why::Unread { .. }
@@ -62,7 +63,7 @@ pub(super) fn access(me: NodeId, idle: Option<Idle<'_>>) -> Access {
 #[cfg(test)]
 mod tests {
     use block::Epoch;
-    use layers::mirror::member::Refusal;
+    use layers::mirror::member::{Refusal, SetBack};
 
     use super::*;
 
@@ -137,6 +138,7 @@ mod tests {
             Why::LegFailed,
             Why::Outside(OTHER),
             Why::Returned(OTHER),
+            Why::SetBack { by: SetBack::Record, silent: vec![OTHER] },
             Why::Blackout(vec![OTHER]),
             Why::Leads(OTHER),
         ];

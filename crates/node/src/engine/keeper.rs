@@ -368,8 +368,12 @@ impl Keeper {
         Ok(Rc::clone(&kept.volume))
     }
 
-    pub(super) async fn verify(&self, id: Uuid, repair: bool) -> Result<Verified, BackingError> {
-        self.mirrored(id)?.verify(repair).await
+    pub(super) async fn verify(
+        &self,
+        id: Uuid,
+        keep: Option<NodeId>,
+    ) -> Result<Verified, BackingError> {
+        self.mirrored(id)?.verify(keep).await
     }
 
     /// Leaves all volumes that others can go on with.

@@ -255,11 +255,17 @@ impl Mirrored {
         self.mirror.force();
     }
 
-    /// Compares all replicas; where they differ, writes the primary's contents to all if `repair`.
-    pub(super) async fn verify(&self, repair: bool) -> Result<Verified, BackingError> {
+    /// Compares all replicas; where they differ, writes the contents of the one on node `keep` to all, if that is
+    /// named.
+    pub(super) async fn verify(&self, keep: Option<NodeId>) -> Result<Verified, BackingError> {
         self.leads().await?;
+        let record = self.mirror.status().record;
+        let in_sync = |node| record.as_ref().is_some_and(|r| r.member(node).is_some());
+        if let Some(node) = keep.filter(|node| !in_sync(*node)) {
+            return Err(BackingError::refused(format!("the copy on node {node} is not in sync")));
+        }
         let ended = |_| BackingError::refused("the configuration has changed meanwhile");
-        self.mirror.verify(repair).await.map_err(ended)
+        self.mirror.verify(keep).await.map_err(ended)
     }
 
     /// Waits until this is the primary and serves: a new view passes by itself.
@@ -323,6 +329,7 @@ impl Mirrored {
                 Why::Outside(_)
                     | Why::Returned(_)
                     | Why::Blackout(_)
+                    | Why::SetBack { .. }
                     | Why::Leads(_)
                     | Why::Unread { .. }
             )

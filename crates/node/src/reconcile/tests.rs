@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use block::Epoch;
-use layers::mirror::record::{Member, Replica};
+use layers::mirror::record::{History, Member, Replica};
 use peer::Incarnation;
 use uuid::Uuid;
 
@@ -252,6 +252,7 @@ fn mirror(epoch: u64, images: &[(NodeId, Uuid)], in_sync: &[NodeId]) -> Record {
         in_sync: in_sync.iter().map(|&node| Member { node, incarnation }).collect(),
         primary: in_sync[0],
         born: Epoch::default(),
+        history: History::default(),
     }
 }
 

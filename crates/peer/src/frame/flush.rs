@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!               id        blocks   node     body
-//! FLUSH         request
+//! FLUSH         request   lineage
 //! FLUSHED       request
 //! CLEAR         request   count             regions of 16 bytes, at most 8192: first byte (8), bytes (8)
 //! MARKED                  count             the same
@@ -13,6 +13,14 @@
 use super::header::{Fields, Type};
 use super::{Bad, list};
 use crate::{Message, NodeId, View};
+
+pub(super) fn flush(view: View, request: u64, lineage: u32) -> Fields {
+    Fields { blocks: lineage, ..Fields::of_view(Type::Flush, view).id(request) }
+}
+
+pub(super) fn parse_flush(fields: &Fields) -> Message {
+    Message::Flush { view: fields.view(), request: fields.id, lineage: fields.blocks }
+}
 
 /// CLEAR but for its regions.
 pub(super) fn clear(view: View, request: u64, regions: usize) -> Fields {

@@ -2,17 +2,22 @@
 //!
 //! ```text
 //!            epoch     id             second        blocks         body
-//! JOIN       adopted   volume bytes   incarnation   region shift   marks, at most 131072 bytes
+//! JOIN       adopted   volume bytes   incarnation   region shift   lineages (24, as in STANDING), then
+//!                                                                  marks, at most 131072 bytes
 //! ACCEPT     of view                  incarnation
 //! DETACHED                            incarnation
 //! ```
 
 use block::Epoch;
 
-use super::header::{Fields, Type};
-use crate::{Incarnation, Message, View};
+use zerocopy::{FromBytes, IntoBytes};
 
-/// JOIN but for its marks.
+use super::header::{Fields, Type};
+use super::lease::SentShared;
+use super::{Bad, Body};
+use crate::{Incarnation, Message, SharedLineage, View};
+
+/// JOIN but for its body.
 pub(super) fn join(
     incarnation: Incarnation,
     epoch: Epoch,
@@ -31,14 +36,21 @@ pub(super) fn detached(incarnation: Incarnation) -> Fields {
     Fields::new(Type::Detached).second(incarnation.0)
 }
 
-pub(super) fn parse_join(fields: &Fields, marks: Vec<u8>) -> Message {
-    Message::Join {
+/// The body of JOIN.
+pub(super) fn join_body(shared: &SharedLineage, marks: &[u8]) -> Body {
+    Body::Bytes([SentShared::from(shared).as_bytes(), marks].concat())
+}
+
+pub(super) fn parse_join(fields: &Fields, body: &[u8]) -> Result<Message, Bad> {
+    let (shared, marks) = SentShared::read_from_prefix(body).map_err(|_| fields.bad("lineages"))?;
+    Ok(Message::Join {
         incarnation: Incarnation(fields.second),
         epoch: Epoch(fields.epoch),
         volume_bytes: fields.id,
         region_shift: fields.blocks,
-        marks,
-    }
+        shared: shared.into(),
+        marks: marks.to_vec(),
+    })
 }
 
 pub(super) fn parse_accept(fields: &Fields) -> Message {

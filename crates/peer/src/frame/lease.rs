@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!            epoch    id      second        body
-//! STANDING   adopted          incarnation   24 bytes: config (16, as RFC 9562 4), role, flags
-//!                                           (1 clean, 2 same boot), 6 reserved
+//! STANDING   adopted          incarnation   48 bytes: config (16, as RFC 9562 4), role, flags
+//!                                           (1 clean, 2 same boot, 4 older), 6 reserved, and lineages: epoch
+//!                                           reached (8), epoch cleared (8), counts of both (4 each)
 //! RENEW      asked    stamp   incarnation
 //! PROMISE    given    stamp   incarnation
 //! NEWER      newer
@@ -12,14 +13,16 @@
 //! ```
 
 use block::Epoch;
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::header::{Fields, Type};
 use super::{Bad, Body};
-use crate::{Incarnation, Message, Role, Stamp, Standing, View};
+use crate::{Incarnation, Lineage, Message, Role, SharedLineage, Stamp, Standing, View};
 
 const CLEAN: u8 = 1;
 const SAME_BOOT: u8 = 2;
+const OLDER: u8 = 4;
 
 wire::open_enum! {
     /// A role, as it is sent.
@@ -38,11 +41,49 @@ struct Sent {
     role: u8,
     flags: u8,
     reserved: [u8; 6],
+    shared: SentShared,
+}
+
+/// What one replica has recorded about another, as it is sent.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct SentShared {
+    reached_epoch: U64,
+    cleared_epoch: U64,
+    reached_count: U32,
+    cleared_count: U32,
+}
+
+/// Length of [`SentShared`].
+pub(super) const SHARED_BYTES: usize = size_of::<SentShared>();
+const _: () = assert!(SHARED_BYTES == 24);
+
+impl From<&SharedLineage> for SentShared {
+    fn from(shared: &SharedLineage) -> Self {
+        let SharedLineage { reached, cleared } = shared;
+        Self {
+            reached_epoch: U64::new(reached.epoch.0),
+            cleared_epoch: U64::new(cleared.epoch.0),
+            reached_count: U32::new(reached.count),
+            cleared_count: U32::new(cleared.count),
+        }
+    }
+}
+
+impl From<SentShared> for SharedLineage {
+    fn from(sent: SentShared) -> Self {
+        let lineage =
+            |epoch: U64, count: U32| Lineage { epoch: Epoch(epoch.get()), count: count.get() };
+        Self {
+            reached: lineage(sent.reached_epoch, sent.reached_count),
+            cleared: lineage(sent.cleared_epoch, sent.cleared_count),
+        }
+    }
 }
 
 /// Length of STANDING's body.
 pub(super) const STANDING_BYTES: usize = size_of::<Sent>();
-const _: () = assert!(STANDING_BYTES == 24);
+const _: () = assert!(STANDING_BYTES == 48);
 
 pub(super) fn standing(standing: &Standing) -> Fields {
     Fields::of_epoch(Type::Standing, standing.epoch).second(standing.incarnation.0)
@@ -59,8 +100,11 @@ pub(super) fn standing_body(standing: &Standing) -> Body {
     let sent = Sent {
         config: standing.config.to_be_bytes(),
         role: role.0,
-        flags: flag(CLEAN, standing.clean) | flag(SAME_BOOT, standing.same_boot),
+        flags: flag(CLEAN, standing.clean)
+            | flag(SAME_BOOT, standing.same_boot)
+            | flag(OLDER, standing.older),
         reserved: [0; 6],
+        shared: SentShared::from(&standing.shared),
     };
     Body::Bytes(sent.as_bytes().to_vec())
 }
@@ -86,7 +130,7 @@ pub(super) fn parse_standing(fields: &Fields, body: &[u8]) -> Result<Message, Ba
         SentRole::Outside => Role::Outside,
         _ => return Err(fields.bad("role")),
     };
-    if sent.reserved != [0; 6] || sent.flags & !(CLEAN | SAME_BOOT) != 0 {
+    if sent.reserved != [0; 6] || sent.flags & !(CLEAN | SAME_BOOT | OLDER) != 0 {
         return Err(Bad::Reserved(fields.kind));
     }
     Ok(Message::Standing(Standing {
@@ -96,6 +140,8 @@ pub(super) fn parse_standing(fields: &Fields, body: &[u8]) -> Result<Message, Ba
         role,
         clean: sent.flags & CLEAN != 0,
         same_boot: sent.flags & SAME_BOOT != 0,
+        older: sent.flags & OLDER != 0,
+        shared: sent.shared.into(),
     }))
 }
 

@@ -1,9 +1,11 @@
 use block::{Blocks, Bufs, Epoch, Error, Lba, Pool};
 use proptest::prelude::*;
 
+use super::lease::SHARED_BYTES;
 use super::*;
 use crate::{
-    Change, Entry, Incarnation, Kind, NodeId, Outcome, Role, Seq, Stamp, Standing, Tag, View,
+    Change, Entry, Incarnation, Kind, Lineage, NodeId, Outcome, Role, Seq, SharedLineage, Stamp,
+    Standing, Tag, View,
 };
 
 const MAX_DATA: u32 = 8192;
@@ -109,8 +111,9 @@ fn error() -> impl Strategy<Value = Error> {
 fn standing() -> impl Strategy<Value = Message> {
     let roles = [Role::Unknown, Role::Member, Role::Returned, Role::Outside];
     let role = prop::sample::select(roles.to_vec());
-    let draw = (any::<u64>(), any::<u64>(), any::<u128>(), role, any::<bool>(), any::<bool>());
-    draw.prop_map(|(incarnation, epoch, config, role, clean, same_boot)| {
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let draw = (any::<u64>(), any::<u64>(), any::<u128>(), role, flags, shared());
+    draw.prop_map(|(incarnation, epoch, config, role, (clean, same_boot, older), shared)| {
         Message::Standing(Standing {
             incarnation: Incarnation(incarnation),
             epoch: Epoch(epoch),
@@ -118,8 +121,18 @@ fn standing() -> impl Strategy<Value = Message> {
             role,
             clean,
             same_boot,
+            older,
+            shared,
         })
     })
+}
+
+fn shared() -> impl Strategy<Value = SharedLineage> {
+    let lineage = || {
+        let draw = (any::<u64>(), any::<u32>());
+        draw.prop_map(|(epoch, count)| Lineage { epoch: Epoch(epoch), count })
+    };
+    (lineage(), lineage()).prop_map(|(reached, cleared)| SharedLineage { reached, cleared })
 }
 
 fn entry() -> impl Strategy<Value = Entry> {
@@ -206,7 +219,11 @@ fn asking() -> impl Strategy<Value = Message> {
     let region = || (0..u64::MAX / 2, 1..u64::MAX / 2);
     let marks = (prop::collection::vec(any::<u8>(), 0..300), any::<u64>(), any::<u32>());
     prop_oneof![
-        (view(), any::<u64>()).prop_map(|(view, request)| Message::Flush { view, request }),
+        (view(), any::<u64>(), any::<u32>()).prop_map(|(view, request, lineage)| Message::Flush {
+            view,
+            request,
+            lineage
+        }),
         (view(), any::<u64>()).prop_map(|(view, request)| Message::Flushed { view, request }),
         (view(), any::<u64>(), range()).prop_map(|(view, request, range)| Message::Fetch {
             view,
@@ -216,11 +233,13 @@ fn asking() -> impl Strategy<Value = Message> {
         (view(), any::<u64>(), prop::result::maybe_ok(contents, error()))
             .prop_map(|(view, request, result)| Message::Data { view, request, result }),
         (view(), range()).prop_map(|(view, range)| Message::Repair { view, range }),
-        (any::<u64>(), any::<u64>(), marks).prop_map(|(incarnation, volume_bytes, marks)| {
-            let (marks, epoch, region_shift) = marks;
-            let (incarnation, epoch) = (Incarnation(incarnation), Epoch(epoch));
-            Message::Join { incarnation, epoch, volume_bytes, region_shift, marks }
-        }),
+        (any::<u64>(), any::<u64>(), marks, shared()).prop_map(
+            |(incarnation, volume_bytes, marks, shared)| {
+                let (marks, epoch, region_shift) = marks;
+                let (incarnation, epoch) = (Incarnation(incarnation), Epoch(epoch));
+                Message::Join { incarnation, epoch, volume_bytes, region_shift, shared, marks }
+            }
+        ),
         (view(), any::<u64>())
             .prop_map(|(view, i)| Message::Accept { view, incarnation: Incarnation(i) }),
         any::<u64>().prop_map(|i| Message::Detached { incarnation: Incarnation(i) }),
@@ -389,7 +408,7 @@ fn bodies_are_bounded_by_their_type() {
         (Type::Commit, MAX_SEQS * 8, MAX_SEQS),
         (Type::Clear, MAX_REGIONS * 16, MAX_REGIONS),
         (Type::Marked, MAX_REGIONS * 16, MAX_REGIONS),
-        (Type::Join, MAX_MARK_BYTES, 20),
+        (Type::Join, SHARED_BYTES + MAX_MARK_BYTES, 20),
         (Type::Write, MAX_DATA as usize, 1),
         (Type::Order, MAX_DATA as usize, 1),
         (Type::Forward, 2 * MAX_DATA as usize, 1),
@@ -460,6 +479,8 @@ fn samples() -> Vec<Message> {
         data: Bufs::new(),
         ..change.clone()
     };
+    let lineage = |count| Lineage { epoch: Epoch(0x11), count };
+    let shared = SharedLineage { reached: lineage(0xee), cleared: lineage(0xed) };
     let standing = Standing {
         incarnation,
         epoch: Epoch(0x11),
@@ -467,6 +488,8 @@ fn samples() -> Vec<Message> {
         role: Role::Returned,
         clean: true,
         same_boot: true,
+        older: true,
+        shared,
     };
     let entry = Entry { view, seq, tag, range, kind: Kind::Write, fua: true };
     let gone = Error::Unreadable { at: Lba(0x88) };
@@ -491,7 +514,7 @@ fn samples() -> Vec<Message> {
         Message::Want { view, seq },
         Message::Forward { view, number, stamp, range, fua: true, data: written(0xbb) },
         Message::Outcome { view, number, outcome: Outcome::Miscompare { offset: 5 } },
-        Message::Flush { view, request },
+        Message::Flush { view, request, lineage: 0xee },
         Message::Flushed { view, request },
         Message::Fetch { view, request, range },
         Message::Data { view, request, result: Err(gone) },
@@ -501,6 +524,7 @@ fn samples() -> Vec<Message> {
             epoch: view.epoch,
             volume_bytes: 8 << 16,
             region_shift: 16,
+            shared,
             marks: vec![0xcc],
         },
         Message::Accept { view, incarnation },

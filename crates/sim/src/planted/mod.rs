@@ -131,6 +131,9 @@ mirror!(mirror_entries, ReadsThroughEntries);
 mirror!(mirror_unequal, OpensUnequal);
 mirror!(mirror_undrained, TellsUndrained);
 mirror!(mirror_unseen, HidesChanges);
+mirror!(mirror_trusting, TrustsJoiners);
+mirror!(mirror_late_lineage, ClearsBeforeLineage);
+mirror!(mirror_led_back, LeadsWhenOlder);
 
 /// A pool, with one of its mistakes or without.
 macro_rules! pool {
@@ -196,6 +199,15 @@ pub fn pairs() -> Vec<Planted> {
         planted!("pool-unproved", 2000, 2, "overwrites a disk that knows more", pool_unproved),
         planted!("pool-closes", 2000, 2, "closes without a version", pool_closes),
         planted!("pool-writes", 2000, 2, "writes for long in one version", pool_writes),
+        planted!("mirror-trusting", 200, 2, "believes a copy that was set back", mirror_trusting),
+        planted!(
+            "mirror-late-lineage",
+            400,
+            2,
+            "takes marks before others have recorded it",
+            mirror_late_lineage
+        ),
+        planted!("mirror-led-back", 200, 2, "leads with a copy that was set back", mirror_led_back),
         planted!("one-read", 20, "takes one read for one message", frames::play),
     ]
 }

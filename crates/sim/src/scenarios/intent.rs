@@ -581,6 +581,7 @@ impl Life {
             epoch: 0,
             config: Uuid::from_u128(1 + u128::from(rng.u64())),
             others: Vec::new(),
+            members: Vec::new(),
             hint: [None; 3],
             boot: None,
         };

@@ -31,8 +31,8 @@ pub use superblock::{
     BadSuperblock, BadSuperblocks, SUPERBLOCK_BYTES, SlotEntry, State, Superblock, choose,
 };
 pub use work::{
-    AdoptError, Adopted, Adoption, Bitmap, CloseError, Damage, FlushStamp, Found, IntentLog,
-    LogError, MergeError, Other, Touch,
+    AdoptError, Adopted, Adoption, Advance, Bitmap, CloseError, Damage, FlushStamp, Found,
+    IntentLog, LogError, MergeError, Other, Touch,
 };
 
 /// How many other images a log keeps marks for.

@@ -1,5 +1,7 @@
 //! The superblock of a log: whose it is and what its image has adopted, kept twice.
 
+use block::Epoch;
+use peer::{Lineage, SharedLineage};
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -14,11 +16,14 @@ pub const SUPERBLOCK_BYTES: usize = 4096;
 
 const MAGIC: [u8; 16] = *b"WINDROSE INTENT\n";
 
-/// The only version so far.
-const VERSION: u16 = 1;
+/// The only version that this release knows. Version 1 had no lineages.
+const VERSION: u16 = 2;
 
 /// Flag of a slot: its regions are all marked until the cells say so.
 const ALL_MARKED: u32 = 1;
+
+/// Flag of a slot: what had been recorded about its image was lost with an earlier log.
+const FORGOTTEN: u32 = 2;
 
 wire::open_enum! {
     /// Where a log is in its life, as stored.
@@ -34,8 +39,13 @@ wire::open_enum! {
 struct StoredSlot {
     image: [u8; 16],
     flags: U32,
-    reserved: [u8; 12],
+    reached_count: U32,
+    reached_epoch: U64,
+    cleared_epoch: U64,
+    cleared_count: U32,
+    reserved: [u8; 20],
 }
+const _: () = assert!(size_of::<StoredSlot>() == 64);
 
 /// The fields in their places; the rest of the superblock is zeroes.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -56,12 +66,14 @@ struct Stored {
     config: [u8; 16],
     boot: [u8; 16],
     opened: u8,
-    reserved: [u8; 7],
+    reserved: [u8; 3],
+    lineage_count: U32,
+    lineage_epoch: U64,
     slots: [StoredSlot; SLOTS],
     hint: [[u8; 16]; 3],
 }
 
-const FIELDS: usize = 264;
+const FIELDS: usize = 368;
 const _: () = assert!(size_of::<Stored>() == FIELDS);
 const CHECKSUM_AT: usize = std::mem::offset_of!(Stored, checksum);
 
@@ -83,6 +95,10 @@ pub struct SlotEntry {
     pub image: Option<Uuid>,
     /// Whether all regions are marked, whatever the cells say.
     pub all_marked: bool,
+    /// What has been recorded about the image (RFD 0032).
+    pub shared: SharedLineage,
+    /// Whether more had been recorded about it, which was lost with an earlier log.
+    pub forgotten: bool,
 }
 
 /// What a superblock says.
@@ -109,6 +125,8 @@ pub struct Superblock {
     pub boot: Uuid,
     /// Whether the image is in use; if not, it was closed after a flush.
     pub opened: bool,
+    /// The last lineage that the image has reached, together with others or alone (RFD 0032).
+    pub lineage: Lineage,
     /// What the slots are for.
     pub slots: [SlotEntry; SLOTS],
     /// The nodes that were in sync in the adopted configuration, for messages only.
@@ -180,7 +198,9 @@ impl Superblock {
             config: self.config.into_bytes(),
             boot: self.boot.into_bytes(),
             opened: u8::from(self.opened),
-            reserved: [0; 7],
+            reserved: [0; 3],
+            lineage_count: U32::new(self.lineage.count),
+            lineage_epoch: U64::new(self.lineage.epoch.0),
             slots: self.slots.map(SlotEntry::stored),
             hint: self.hint.map(|node| node.unwrap_or_default().into_bytes()),
         };
@@ -209,8 +229,8 @@ impl Superblock {
         if fields.copy.get() != copy {
             return Err(BadSuperblock::Copy(fields.copy.get()));
         }
-        let reserved = fields.reserved == [0; 7] && rest.iter().all(|&b| b == 0);
-        if !reserved || fields.slots.iter().any(|slot| slot.reserved != [0; 12]) {
+        let reserved = fields.reserved == [0; 3] && rest.iter().all(|&b| b == 0);
+        if !reserved || fields.slots.iter().any(|slot| slot.reserved != [0; 20]) {
             return Err(BadSuperblock::Field("reserved part"));
         }
         Self::of_fields(&fields).map_err(BadSuperblock::Field)
@@ -227,7 +247,7 @@ impl Superblock {
             1 => true,
             _ => return Err("opened"),
         };
-        if fields.slots.iter().any(|slot| slot.flags.get() & !ALL_MARKED != 0) {
+        if fields.slots.iter().any(|slot| slot.flags.get() & !(ALL_MARKED | FORGOTTEN) != 0) {
             return Err("slot flags");
         }
         let superblock = Self {
@@ -241,6 +261,7 @@ impl Superblock {
             config: Uuid::from_bytes(fields.config),
             boot: Uuid::from_bytes(fields.boot),
             opened,
+            lineage: lineage(fields.lineage_epoch, fields.lineage_count),
             slots: fields.slots.map(SlotEntry::of_stored),
             hint: fields.hint.map(some),
         };
@@ -288,17 +309,32 @@ impl Superblock {
 
 impl SlotEntry {
     fn stored(self) -> StoredSlot {
+        let SharedLineage { reached, cleared } = self.shared;
+        let flag = |flag, set: bool| if set { flag } else { 0 };
         StoredSlot {
             image: self.image.unwrap_or_default().into_bytes(),
-            flags: U32::new(if self.all_marked { ALL_MARKED } else { 0 }),
-            reserved: [0; 12],
+            flags: U32::new(flag(ALL_MARKED, self.all_marked) | flag(FORGOTTEN, self.forgotten)),
+            reached_count: U32::new(reached.count),
+            reached_epoch: U64::new(reached.epoch.0),
+            cleared_epoch: U64::new(cleared.epoch.0),
+            cleared_count: U32::new(cleared.count),
+            reserved: [0; 20],
         }
     }
 
     fn of_stored(stored: StoredSlot) -> Self {
-        let all_marked = stored.flags.get() & ALL_MARKED != 0;
-        Self { image: some(stored.image), all_marked }
+        let has = |flag| stored.flags.get() & flag != 0;
+        let shared = SharedLineage {
+            reached: lineage(stored.reached_epoch, stored.reached_count),
+            cleared: lineage(stored.cleared_epoch, stored.cleared_count),
+        };
+        let image = some(stored.image);
+        Self { image, all_marked: has(ALL_MARKED), shared, forgotten: has(FORGOTTEN) }
     }
+}
+
+fn lineage(epoch: U64, count: U32) -> Lineage {
+    Lineage { epoch: Epoch(epoch.get()), count: count.get() }
 }
 
 /// A stored name; zeroes are none.

@@ -190,6 +190,7 @@ impl Member {
             }
             return;
         }
+        let forced = self.wishes.force && self.seat.is_none();
         let next = if self.seat.is_some() {
             self.change_members(now, &record).or_else(|| self.planned(&record))
         } else {
@@ -197,7 +198,8 @@ impl Member {
             self.alone(now, &record, fresh)
         };
         if let Some(next) = next {
-            let next = next.next(fresh);
+            let mut next = next.next(fresh);
+            next.history = self.history(&record, &next, forced);
             let kept = |m: &Listed| next.member(m.node).is_some();
             let excludes = !record.in_sync.iter().all(kept);
             let (epoch, config) = (record.epoch, record.config);
@@ -304,7 +306,7 @@ impl Member {
         let last = record.in_sync.len() == 1;
         let heard = || record.others(self.me).all(|m| self.says_lost(&m));
         let allowed = last || self.image.clean || heard() && self.preferred() == Some(self.me);
-        waited && !continuous && allowed
+        waited && !continuous && allowed && self.must_not_lead().is_none()
     }
 
     /// Whether the listed one says that it is a member.
@@ -318,14 +320,14 @@ impl Member {
         standing.is_some_and(|s| matches!(s.role, Role::Returned | Role::Outside))
     }
 
-    /// 5.6 c: who of the returned leads.
+    /// 5.6 c: who of the returned leads. An older copy does not.
     pub(super) fn preferred(&self) -> Option<NodeId> {
         let record = self.record.as_ref()?;
         let mine = (self.me, self.standing());
         let others = self.standings.iter().map(|(&n, &s)| (n, s));
         others
             .chain([mine])
-            .filter(|(n, s)| s.role == Role::Returned && record.member(*n).is_some())
+            .filter(|(n, s)| s.role == Role::Returned && record.member(*n).is_some() && !s.older)
             .min_by_key(|(n, s)| (!s.same_boot, *n != record.primary, *n))
             .map(|(n, _)| n)
     }
@@ -338,6 +340,7 @@ impl Member {
         }
         self.announced = standing;
         for &node in &self.links {
+            let standing = self.standing_for(node);
             self.actions.push(Action::Send(node, Say::Standing(standing)));
         }
     }

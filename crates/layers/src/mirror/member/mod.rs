@@ -16,6 +16,7 @@
 mod change;
 mod lease;
 mod leave;
+mod lineage;
 mod view;
 mod words;
 mod yielding;
@@ -27,14 +28,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use block::Epoch;
-use peer::{Incarnation, NodeId, Role, Stamp, Standing, View};
+use peer::{Incarnation, Lineage, NodeId, Role, SharedLineage, Stamp, Standing, View};
 
 use self::change::{Pending, Reads, Stale, Wishes};
 use self::lease::{Peer, to_stamp};
 use self::view::{Seat, Stage};
 use super::record::{Member as Listed, Record};
 
-pub use words::{Action, Change, Event, Image, Refusal, Say, Settings, UnsafeSettings, Why};
+pub use lineage::{Judgement, Lineages};
+pub use words::{
+    Action, Change, Event, Image, Refusal, Say, SetBack, Settings, UnsafeSettings, Why,
+};
 
 /// What is known of the leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,6 +73,12 @@ pub struct Member {
     /// Burnt boats (5.2): of the present record.
     put: Option<Pending>,
     wishes: Wishes,
+    /// What the image has recorded (RFD 0032).
+    lineages: Lineages,
+    /// The last lineage that all members of a record have reached.
+    recorded: Option<Lineage>,
+    /// Nodes whose copies came back older, which no record says yet.
+    set_back: Vec<NodeId>,
     announced: Standing,
     actions: Vec<Action>,
 }
@@ -99,6 +109,9 @@ impl Member {
             reads: Reads::default(),
             put: None,
             wishes: Wishes::default(),
+            lineages: Lineages { lineage: image.lineage, lost: image.lost, shared: Vec::new() },
+            recorded: None,
+            set_back: Vec::new(),
             announced: standing_of(incarnation, image, Role::Unknown),
             actions: Vec::new(),
         };
@@ -132,6 +145,7 @@ impl Member {
                 self.step_aside(now);
             }
             Event::Joining(incarnation) => self.joining(incarnation),
+            Event::Recorded(lineage) => self.recorded(lineage),
             Event::LegFailed => self.leg_failed(now),
             Event::Leave | Event::Switch(_) | Event::Admit(_) | Event::Force => self.wish(&event),
             Event::Withdraw(node) => self.withdraw(node),
@@ -148,7 +162,7 @@ impl Member {
     fn link_up(&mut self, node: NodeId) {
         self.links.insert(node);
         self.standings.remove(&node);
-        let standing = Say::Standing(self.standing());
+        let standing = Say::Standing(self.standing_for(node));
         self.actions.push(Action::Send(node, standing));
         self.next_round(node);
     }
@@ -377,10 +391,10 @@ impl Member {
         }
     }
 
-    /// What it says of itself to others.
-    #[must_use]
-    pub fn standing(&self) -> Standing {
-        standing_of(self.incarnation, self.image, self.role())
+    /// What it says of itself to all others alike.
+    fn standing(&self) -> Standing {
+        let older = self.is_older().is_some();
+        Standing { older, ..standing_of(self.incarnation, self.image, self.role()) }
     }
 
     /// Why it does not serve; nothing if it does.
@@ -414,7 +428,13 @@ impl Member {
         }
         let silent = record.others(self.me).filter(|m| !self.says_lost(m));
         let silent: Vec<_> = silent.map(|m| m.node).collect();
-        match self.preferred() {
+        let leader = self.preferred();
+        if let Some(by) = self.must_not_lead()
+            && (leader.is_none() || !silent.is_empty())
+        {
+            return Why::SetBack { by, silent };
+        }
+        match leader {
             _ if self.image.clean => Why::Leads(self.me),
             Some(leader) if silent.is_empty() => Why::Leads(leader),
             _ => Why::Blackout(silent),
@@ -455,6 +475,7 @@ impl Member {
 }
 
 fn standing_of(incarnation: Incarnation, image: Image, role: Role) -> Standing {
-    let Image { epoch, config, clean, same_boot } = image;
-    Standing { incarnation, epoch, config, role, clean, same_boot }
+    let Image { epoch, config, clean, same_boot, .. } = image;
+    let (older, shared) = (false, SharedLineage::default());
+    Standing { incarnation, epoch, config, role, clean, same_boot, older, shared }
 }

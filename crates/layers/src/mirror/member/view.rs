@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use peer::{NodeId, View};
+use peer::{Lineage, NodeId, View};
 
 use super::super::record::Record;
 use super::lease::Peer;
@@ -84,6 +84,7 @@ impl Member {
             self.actions.push(Action::Declined(Change::Force));
         }
         self.reads.evidence();
+        self.set_back.retain(|node| !record.history.set_back.contains(node));
         let view = View::first(record.epoch);
         let alone = record.in_sync.len() == 1;
         self.record = Some(record);
@@ -235,6 +236,7 @@ impl Member {
         let Some(seat) = self.seat.as_mut().filter(|s| s.view == view) else { return };
         if seat.stage == Stage::Settling {
             seat.stage = Stage::Open;
+            self.recorded(Lineage::first(view.epoch));
             self.actions.push(Action::Opened(view));
         }
     }
@@ -244,6 +246,8 @@ impl Member {
         let Some(seat) = self.seat.as_mut().filter(|s| s.view == view) else { return };
         if primary == Some(from) && seat.stage == Stage::Waiting {
             seat.stage = Stage::Open;
+            // All have adopted the epoch.
+            self.recorded(Lineage::first(view.epoch));
             self.actions.push(Action::Opened(view));
         }
     }

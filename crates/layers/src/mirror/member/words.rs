@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use block::Epoch;
-use peer::{Incarnation, Message, NodeId, Stamp, Standing, View};
+use peer::{Incarnation, Lineage, Message, NodeId, Stamp, Standing, View};
 
 use super::super::record::{Member as Listed, Put, Record};
 
@@ -80,6 +80,19 @@ pub struct Image {
     pub clean: bool,
     /// Whether the machine has not been booted since the image was last opened.
     pub same_boot: bool,
+    /// The last lineage that it has reached (RFD 0032).
+    pub lineage: Lineage,
+    /// Whether what it had recorded was lost with its log.
+    pub lost: bool,
+}
+
+/// Who knows that an image is an older copy of what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SetBack {
+    /// The record: all members had reached a later lineage.
+    Record,
+    /// The image on that node, which has cleared marks under a later lineage.
+    Node(NodeId),
 }
 
 /// What one member says to another about membership. All of it but [`Say::Start`] may be lost,
@@ -208,6 +221,8 @@ pub enum Event {
     Withdraw(NodeId),
     /// The operator orders this replica to go on alone, whatever may be lost.
     Force,
+    /// All members of the present record have recorded this lineage.
+    Recorded(Lineage),
     /// This replica, outside, begins an attempt to join: its leg is drained, it has drawn this
     /// incarnation and adopted epoch and `config` of [`Member::record`](super::Member::record).
     Joining(Incarnation),
@@ -328,6 +343,14 @@ pub enum Why {
     Returned(NodeId),
     /// All members were restarted. These may hold newer data and have not been heard.
     Blackout(Vec<NodeId>),
+    /// All members were restarted, and this image is known to be an older copy of what it was. These may
+    /// hold newer data and have not been heard.
+    SetBack {
+        /// Who knows.
+        by: SetBack,
+        /// Who has not been heard.
+        silent: Vec<NodeId>,
+    },
     /// All members were restarted and heard: this one leads next.
     Leads(NodeId),
     /// It has asked the store for a change and has not learned what became of it.

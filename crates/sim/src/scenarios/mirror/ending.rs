@@ -95,6 +95,7 @@ impl Bench {
         self.repair().await?;
         self.at_rest().await?;
         self.come_back().await?;
+        self.come_back_older(self.world.rng().chance(0.5)).await?;
         self.fill_a_hole().await?;
         self.go_on_apart().await?;
         self.go_on_without_data().await?;
@@ -136,7 +137,11 @@ impl Bench {
     }
 
     /// Ends a replica, and waits until others go on without it. `None` if there are none.
-    async fn without(&self, away: &Node, power: bool) -> Result<Option<Rc<Node>>, String> {
+    pub(super) async fn without(
+        &self,
+        away: &Node,
+        power: bool,
+    ) -> Result<Option<Rc<Node>>, String> {
         let others = self.replicas().into_iter().find(|n| n.id != away.id);
         let Some(node) = others else { return Ok(None) };
         self.stop(away, power);
@@ -254,7 +259,7 @@ impl Bench {
     }
 
     /// Has a client on `node` do some work.
-    async fn at<F>(
+    pub(super) async fn at<F>(
         &self,
         node: &Node,
         otherwise: &str,
@@ -293,13 +298,18 @@ impl Bench {
         let primary = self.store.record().primary;
         let node = self.nodes.iter().find(|n| n.id == primary).ok_or("a strange primary")?;
         let mirror = node.mirror.borrow().clone().ok_or("it died")?;
-        let work = node.host.run(move |_| async move { mirror.verify(false).await });
+        let work = node.host.run(move |_| async move { mirror.verify(None).await });
         let ended = self.within_patience("replicas are not compared", work.join()).await?;
         let verified = ended.ok_or("the host crashed by itself")?.map_err(|e| e.to_string())?;
         if verified.unreadable > 0 || !verified.differences.is_empty() {
             return Err(format!("without faults: {verified:?}"));
         }
         Ok(())
+    }
+
+    /// All replicas are equal, also what no client has read.
+    pub(super) async fn equal_now(&self) -> Result<(), String> {
+        self.verified().await
     }
 
     fn equal(&self) -> Result<(), String> {

@@ -47,6 +47,8 @@ async fn with<T: Talk>(world: World, plan: Plan) -> Result<(), String> {
     book.allow(LAST);
     // Without faults: everything is carried out, read once more, and equal everywhere.
     node::all_through(&book, &over, clients.len()).await?;
+    bench.settled().await?;
+    bench.come_back_older(bench.world.rng().chance(0.5)).await?;
     bench.settled().await
 }
 

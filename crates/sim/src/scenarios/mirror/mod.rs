@@ -9,6 +9,7 @@
 //! * `store`: the metadata store; `wires`: the peer link;
 //! * `disks`: what befalls disks, and who gives a node another try;
 //! * `replicas`: the control plane, which adds, removes and replaces replicas;
+//! * `past`: images that are set back to copies of earlier moments;
 //! * `ending`: what is demanded when all faults are over;
 //! * `initiators`: the same with initiators on other hosts for clients;
 //! * `fencing`: the same with hosts that take the volume from each other by reservations.
@@ -17,6 +18,7 @@ mod disks;
 mod ending;
 pub(crate) mod fencing;
 pub(crate) mod initiators;
+mod past;
 mod replicas;
 mod store;
 mod wires;
@@ -32,7 +34,7 @@ use block::testing::register::Loss;
 use block::{Aside, Dev, Epoch};
 use layers::file::{Create, File, FileError, Open, Provisioning, Reason};
 use layers::mirror::log::IntentLog;
-use layers::mirror::record::{Member, Record, Replica};
+use layers::mirror::record::{History, Member, Record, Replica};
 use layers::mirror::{Mirror, Mistake, Parts, Settings, Status};
 use peer::{Incarnation, NodeId};
 use rt::Core;
@@ -241,6 +243,7 @@ fn assemble(
         replicas,
         primary: NodeId(1),
         born: Epoch::default(),
+        history: History::default(),
     };
     let intact: Rc<RefCell<BTreeSet<_>>> =
         Rc::new(RefCell::new(record.in_sync.iter().map(|m| m.node).collect()));
@@ -407,7 +410,7 @@ impl Bench {
     async fn mischief(self: &Rc<Self>) -> Result<(), String> {
         let rng = self.world.rng();
         let (a, b) = (self.any(), self.any());
-        match rng.below(17) {
+        match rng.below(18) {
             0..3 => self.crash(&a, rng.chance(0.5)).await,
             3 => self.blackout(rng.chance(0.5)).await,
             4 => {
@@ -446,6 +449,7 @@ impl Bench {
             // What is on several disks and on none is for clients that can mend it.
             12 if self.offer.is_none() => self.spoil(&a),
             13 | 14 => self.change_replicas(),
+            17 => self.set_back(&a).await,
             15 => {
                 self.cut_data(&a, &b, true);
                 self.cut_data(&b, &a, rng.chance(0.7));

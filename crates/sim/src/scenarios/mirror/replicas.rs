@@ -141,7 +141,8 @@ impl Bench {
         let lost = |n: &NodeId| self.nodes.iter().any(|o| o.id == *n && o.image.get().is_none());
         let waits = |n: &&Rc<Node>| {
             let why = n.status().and_then(|s| s.why);
-            matches!(why, Some(Why::Blackout(nodes)) if nodes.iter().any(lost))
+            matches!(why, Some(Why::Blackout(nodes) | Why::SetBack { silent: nodes, .. })
+                if nodes.iter().any(lost))
         };
         let intact = |n: &Rc<Node>| self.intact.borrow().contains(&n.id);
         // Everybody is there by now: the best of them goes on.

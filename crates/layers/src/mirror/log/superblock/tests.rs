@@ -5,6 +5,10 @@ use crate::seal::sealed;
 
 const IMAGE: Uuid = Uuid::from_u128(0xfedc_ba98_7654_4321_8fed_cba9_8765_4321);
 
+fn at(epoch: u64, count: u32) -> Lineage {
+    Lineage { epoch: Epoch(epoch), count }
+}
+
 fn superblock() -> Superblock {
     let peer = Uuid::from_u128(0x1111_2222_3333_4444_8555_6666_7777_8888);
     Superblock {
@@ -18,9 +22,19 @@ fn superblock() -> Superblock {
         config: Uuid::from_u128(0xc0c1_c2c3_c4c5_46c7_88c9_cacb_cccd_cecf),
         boot: Uuid::from_u128(0xb0b1_b2b3_b4b5_46b7_88b9_babb_bcbd_bebf),
         opened: true,
+        lineage: at(0x0304, 6),
         slots: [
-            SlotEntry { image: Some(peer), all_marked: false },
-            SlotEntry { image: Some(Uuid::from_u128(5)), all_marked: true },
+            SlotEntry {
+                image: Some(peer),
+                shared: SharedLineage { reached: at(0x0304, 5), cleared: at(0x0302, 4) },
+                ..SlotEntry::default()
+            },
+            SlotEntry {
+                image: Some(Uuid::from_u128(5)),
+                all_marked: true,
+                forgotten: true,
+                ..SlotEntry::default()
+            },
             SlotEntry::default(),
         ],
         hint: [Some(Uuid::from_u128(0xa)), Some(Uuid::from_u128(0xb)), None],
@@ -32,10 +46,10 @@ fn superblock() -> Superblock {
 fn the_golden_image() {
     let golden = concat!(
         "57494e44524f534520494e54454e540a", // magic
-        "0100",
+        "0200",
         "0100",
         "00100000",
-        "0e2bd20b",
+        "ca1f0b3b",
         "02000000",                         // version, copy, length, checksum, state
         "0900000000000000",                 // generation
         "efcdab8967452301",                 // log id
@@ -46,12 +60,23 @@ fn the_golden_image() {
         "c0c1c2c3c4c546c788c9cacbcccdcecf", // config
         "b0b1b2b3b4b546b788b9babbbcbdbebf", // boot
         "01",
-        "00000000000000",                   // opened
+        "000000",
+        "06000000",                         // opened, reserved, lineage: count
+        "0403000000000000",                 // lineage: epoch
         "11112222333344448555666677778888", // slot 0: image
-        "00000000000000000000000000000000", // flags
+        "00000000",
+        "05000000",
+        "0403000000000000", // flags, reached: count, epoch
+        "0203000000000000",
+        "0400000000000000", // cleared: epoch, count; reserved
+        "00000000000000000000000000000000",
         "00000000000000000000000000000005", // slot 1
-        "01000000000000000000000000000000",
+        "03000000000000000000000000000000",
+        "00000000000000000000000000000000",
+        "00000000000000000000000000000000",
         "00000000000000000000000000000000", // slot 2
+        "00000000000000000000000000000000",
+        "00000000000000000000000000000000",
         "00000000000000000000000000000000",
         "0000000000000000000000000000000a", // hint
         "0000000000000000000000000000000b",
@@ -105,7 +130,7 @@ fn what_it_does_not_know_it_refuses() {
     let field = BadSuperblock::Field;
     let own = IMAGE.into_bytes();
     let cases: [(usize, &[u8], BadSuperblock); 24] = [
-        (16, &[2, 0], BadSuperblock::Version(2)),
+        (16, &[1, 0], BadSuperblock::Version(1)),
         (18, &[1, 0], BadSuperblock::Copy(1)),
         (20, &[0, 8, 0, 0], field("length")),
         (28, &[0], field("state")),
@@ -120,14 +145,14 @@ fn what_it_does_not_know_it_refuses() {
         (68, &[0x39, 3, 0, 0], field("number of cells")),
         (112, &[2], field("opened")),
         (113, &[1], field("reserved part")),
-        (119, &[1], field("reserved part")),
-        (120, &own, field("slots")),
-        (184, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5], field("slots")),
-        (136, &[2], field("slot flags")),
-        (203, &[0x80], field("slot flags")),
-        (140, &[1], field("reserved part")),
-        (215, &[1], field("reserved part")),
-        (264, &[1], field("reserved part")),
+        (115, &[1], field("reserved part")),
+        (128, &own, field("slots")),
+        (256, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5], field("slots")),
+        (144, &[4], field("slot flags")),
+        (275, &[0x80], field("slot flags")),
+        (172, &[1], field("reserved part")),
+        (319, &[1], field("reserved part")),
+        (368, &[1], field("reserved part")),
         (4095, &[1], field("reserved part")),
     ];
     for (at, bytes, expected) in cases {
@@ -201,15 +226,21 @@ fn both_reasons_are_named() {
     assert_eq!(lost.to_string(), said);
 }
 
+fn lineages() -> impl Strategy<Value = Lineage> {
+    (any::<u64>(), any::<u32>()).prop_map(|(epoch, count)| at(epoch, count))
+}
+
 /// Any superblock that makes sense.
 fn superblocks() -> impl Strategy<Value = Superblock> {
     let name = (1u128..).prop_map(Uuid::from_u128);
     let counts = (any::<bool>(), 1u64.., any::<u64>(), SHIFTS, 1..=MAX_CELLS, any::<u64>());
     // The first byte keeps the images of slots apart.
-    let slots = proptest::array::uniform3((any::<Option<[u8; 15]>>(), any::<bool>()));
+    let slot = (any::<Option<[u8; 15]>>(), any::<bool>(), any::<bool>(), lineages(), lineages());
+    let slots = proptest::array::uniform3(slot);
     let names = (any::<u128>(), any::<u128>(), any::<bool>());
     let hint = proptest::array::uniform3(proptest::option::of(name));
-    (counts, slots, names, hint).prop_map(|(counts, slots, (config, boot, opened), hint)| {
+    let drawn = (counts, slots, names, hint, lineages());
+    drawn.prop_map(|(counts, slots, (config, boot, opened), hint, lineage)| {
         let (empty, generation, log, region_shift, cells, epoch) = counts;
         let mut first = 0;
         Superblock {
@@ -223,14 +254,16 @@ fn superblocks() -> impl Strategy<Value = Superblock> {
             config: Uuid::from_u128(config),
             boot: Uuid::from_u128(boot),
             opened,
-            slots: slots.map(|(rest, all_marked)| {
+            lineage,
+            slots: slots.map(|(rest, all_marked, forgotten, reached, cleared)| {
                 first += 1;
                 let image = rest.map(|rest| {
                     let mut bytes = [first; 16];
                     bytes[1..].copy_from_slice(&rest);
                     Uuid::from_bytes(bytes)
                 });
-                SlotEntry { image, all_marked }
+                let shared = SharedLineage { reached, cleared };
+                SlotEntry { image, all_marked, shared, forgotten }
             }),
             hint,
         }

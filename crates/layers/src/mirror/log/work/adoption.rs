@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use block::Error;
+use block::{Epoch, Error};
+use peer::{Lineage, SharedLineage};
 use uuid::Uuid;
 
 use super::super::{SLOTS, SUPERBLOCK_OFFSETS, Slot, SlotEntry, Superblock};
@@ -27,11 +28,25 @@ pub struct Adoption {
     pub config: Uuid,
     /// The images of the other replicas.
     pub others: Vec<Other>,
+    /// The images that are in sync in it beside this one, if this one is: with these it reaches the
+    /// beginning of the epoch (RFD 0032).
+    pub members: Vec<Uuid>,
     /// The nodes in sync, for messages.
     pub hint: [Option<Uuid>; 3],
     /// [`LogArea::boot`](crate::file::LogArea::boot), if the image is in sync in it: as long as it lasts, what the
     /// image is given is not lost with the power.
     pub boot: Option<Uuid>,
+}
+
+/// What an image records about lineages (RFD 0032).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Advance {
+    /// The lineage that it reaches.
+    pub reached: Lineage,
+    /// The images of those that it reaches this together with.
+    pub together: Vec<Uuid>,
+    /// The lineage under which marks for these images are about to be cleared here.
+    pub cleared: Option<(Lineage, Vec<Uuid>)>,
 }
 
 /// What an image has adopted.
@@ -128,7 +143,40 @@ fn deal(old: [Option<Uuid>; SLOTS], others: &[Other]) -> Deal {
     deal
 }
 
+impl SlotEntry {
+    /// This slot when it is dealt to `image`, which is `new` or not.
+    fn dealt(self, image: Option<Uuid>, new: bool) -> Self {
+        if self.image == image {
+            return Self { all_marked: false, ..self };
+        }
+        let forgotten = self.forgotten && !new;
+        Self { image, all_marked: false, shared: SharedLineage::default(), forgotten }
+    }
+
+    fn reaches(&mut self, lineage: Lineage) {
+        self.shared.reached = self.shared.reached.max(lineage);
+        // From here on it is known again what the other may remember.
+        self.forgotten = false;
+    }
+}
+
 impl Superblock {
+    /// As it is when the image has recorded that.
+    fn advanced(mut self, next: &Advance) -> Self {
+        self.lineage = self.lineage.max(next.reached);
+        for slot in &mut self.slots {
+            let is_in = |images: &[Uuid]| slot.image.is_some_and(|image| images.contains(&image));
+            let cleared = next.cleared.as_ref().filter(|(_, images)| is_in(images));
+            let cleared = cleared.map_or(slot.shared.cleared, |(lineage, _)| *lineage);
+            let together = is_in(&next.together);
+            slot.shared.cleared = slot.shared.cleared.max(cleared);
+            if together {
+                slot.reaches(next.reached);
+            }
+        }
+        self
+    }
+
     /// What it says was adopted; `None` if nothing was yet, or nobody knows any more.
     pub(super) fn adopted(&self) -> Option<Adopted> {
         let Self { epoch, config, hint, .. } = *self;
@@ -166,16 +214,37 @@ impl Inner {
         self.check_open()?;
         let old = self.superblock.get();
         old.check(&next)?;
-        let deal = deal(old.slots.map(|slot| slot.image), &next.others);
+        let had = old.slots;
+        let deal = deal(had.map(|slot| slot.image), &next.others);
         let changed = self.begin_slots(&deal);
         // The marks come first: a slot is nobody's until it has all that its image needs.
         self.persist(changed).await?;
         let Adoption { epoch, config, hint, .. } = next;
-        let slots = deal.slots.map(|image| SlotEntry { image, all_marked: false });
+        let is_new = |image| next.others.iter().any(|o| Some(o.image) == image && o.new);
+        let mut slots = had;
+        for (slot, image) in slots.iter_mut().zip(deal.slots) {
+            *slot = slot.dealt(image, is_new(image));
+        }
         let old = self.superblock.get();
         let boot = next.boot.unwrap_or(old.boot);
-        let new = Superblock { epoch, config, hint, slots, boot, ..old };
+        let mut new = Superblock { epoch, config, hint, slots, boot, ..old };
+        if next.boot.is_some() {
+            let reached = Lineage::first(Epoch(epoch));
+            new = new.advanced(&Advance { reached, together: next.members, cleared: None });
+        }
         self.replace(new, 0).await?;
+        Ok(())
+    }
+
+    /// Records what is said about lineages, durably.
+    pub(super) async fn advance(self: Rc<Self>, next: Advance) -> Result<(), Error> {
+        let _alone = self.changing.lock().await;
+        self.check_open()?;
+        let old = self.superblock.get();
+        let new = old.advanced(&next);
+        if new != old {
+            self.replace(new, 0).await?;
+        }
         Ok(())
     }
 

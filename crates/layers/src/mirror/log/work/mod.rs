@@ -31,6 +31,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::Error;
+use peer::{Lineage, SharedLineage};
 use rt::Core;
 use rt::disk::DiskError;
 use uuid::Uuid;
@@ -39,7 +40,7 @@ use super::{BadGeometry, Geometry, Marks, Region, Slot, Superblock};
 use crate::file::LogArea;
 
 pub use activity::FlushStamp;
-pub use adoption::{AdoptError, Adopted, Adoption, Other};
+pub use adoption::{AdoptError, Adopted, Adoption, Advance, Other};
 pub use opening::{Damage, Found, LogError};
 
 use activity::Activity;
@@ -159,6 +160,63 @@ impl IntentLog {
     pub async fn adopt(&self, next: Adoption) -> Result<(), AdoptError> {
         let work = tokio::task::spawn_local(Rc::clone(&self.0).adopt(next));
         work.await.unwrap_or(Err(AdoptError::Gone))
+    }
+
+    /// The last lineage that the image has reached (RFD 0032).
+    #[must_use]
+    pub fn lineage(&self) -> Lineage {
+        self.0.superblock.get().lineage
+    }
+
+    /// What has been recorded about the other images: of those that have slots.
+    #[must_use]
+    pub fn shared(&self) -> Vec<(Uuid, SharedLineage)> {
+        let slots = self.0.superblock.get().slots;
+        slots.iter().filter_map(|slot| Some((slot.image?, slot.shared))).collect()
+    }
+
+    /// What has been recorded about `image`; nothing if it has no slot.
+    #[must_use]
+    pub fn shared_with(&self, image: Uuid) -> SharedLineage {
+        let found = self.shared().into_iter().find(|(of, _)| *of == image);
+        found.map(|(_, shared)| shared).unwrap_or_default()
+    }
+
+    /// Whether what had been recorded about `image` was lost with an earlier log, and nothing has been
+    /// recorded since.
+    #[must_use]
+    pub fn has_forgotten(&self, image: Uuid) -> bool {
+        let slots = self.0.superblock.get().slots;
+        slots.iter().any(|slot| slot.image == Some(image) && slot.forgotten)
+    }
+
+    /// Whether the log was lost, and the image has been in sync in no configuration since.
+    #[must_use]
+    pub fn was_lost(&self) -> bool {
+        let superblock = self.0.superblock.get();
+        superblock.lineage == Lineage::default() && superblock.slots.iter().any(|s| s.forgotten)
+    }
+
+    /// Records what is said about lineages, durably: two writes and syncs, and none if it has been
+    /// recorded before.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when the log is dead or closed.
+    pub async fn advance(&self, next: Advance) -> Result<(), Error> {
+        let work = tokio::task::spawn_local(Rc::clone(&self.0).advance(next));
+        work.await.unwrap_or(Err(Error::Gone))
+    }
+
+    /// Marks all regions for `image`, durably.
+    ///
+    /// # Errors
+    /// [`MergeError::Unknown`], [`MergeError::Gone`].
+    pub async fn mark_all(&self, image: Uuid) -> Result<(), MergeError> {
+        self.0.check_open()?;
+        let slot = self.0.slot_of(image).ok_or(MergeError::Unknown(image))?;
+        let pages = self.0.rounds.borrow_mut().book.begin(slot, Marks::set_all);
+        self.0.persist(pages).await?;
+        Ok(())
     }
 
     /// Whether all regions of `range` are durably marked in every slot, so that it may be changed at

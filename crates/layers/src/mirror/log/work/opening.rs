@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use block::Error;
+use peer::Lineage;
 use rt::Core;
 use rt::disk::{DiskError, DiskErrorKind};
 use uuid::Uuid;
@@ -204,6 +205,7 @@ fn first(core: &Core, label: &Label, geometry: Geometry) -> Superblock {
         config: Uuid::nil(),
         boot: Uuid::nil(),
         opened: true,
+        lineage: Lineage::default(),
         slots: [SlotEntry::default(); 3],
         hint: [None; 3],
     }
@@ -221,7 +223,9 @@ async fn rebuild(
     let geometry = Geometry::new(label.data_bytes)?;
     let generation = if let BadSuperblocks::Differ(generation) = why { generation } else { 0 };
     let state = State::Active;
-    let superblock = Superblock { state, generation, ..first(core, &label, geometry) };
+    let forgotten = [SlotEntry { forgotten: true, ..SlotEntry::default() }; 3];
+    let first = first(core, &label, geometry);
+    let superblock = Superblock { state, generation, slots: forgotten, ..first };
     let log = Inner::new(area, fresh(Marks::all(geometry), superblock.log), superblock);
     let pages = log.rounds.borrow().book.pages();
     log.persist(pages).await?;

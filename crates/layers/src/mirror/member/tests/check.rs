@@ -15,10 +15,10 @@
 
 use std::rc::Rc;
 
-use peer::NodeId;
+use peer::{Lineage, NodeId};
 
 use super::super::super::record::Record;
-use super::super::{Member, Why};
+use super::super::{Event, Member, Why};
 use super::world::{Node, Step, Value, World, Written, at, id};
 
 impl World {
@@ -127,6 +127,13 @@ impl World {
         if brings + 1 == self.history.len() {
             return Ok(());
         }
+        if self.nodes[at(alone.node)].set_back {
+            // It did not know, nor did anybody whom it heard: its copy is what the volume holds now.
+            let lost = self.history.split_off(brings + 1);
+            self.gone.extend(lost);
+            self.flushed = self.flushed.min(brings);
+            return Ok(());
+        }
         let alive = self
             .store
             .others(alone.node)
@@ -141,6 +148,25 @@ impl World {
         let lost = self.history.split_off(brings + 1);
         self.gone.extend(lost);
         Ok(())
+    }
+
+    /// Node `n` asks for a record that names it alone. If its image was set back, it does not know that,
+    /// nor does anybody whom it hears.
+    pub(super) fn leads_older(&mut self, n: usize) {
+        let image = |n: usize| uuid::Uuid::from_u128(u128::from(id(n).0));
+        let shared = |n: usize, of: usize| {
+            let all = &self.nodes[n].lineages.shared;
+            all.iter().find(|(i, _)| *i == image(of)).map(|(_, s)| *s).unwrap_or_default()
+        };
+        let knows =
+            |&o: &usize| o != n && self.linked(n, o) && shared(o, n).is_ahead_of(&shared(n, o));
+        let other = (0..self.nodes.len()).find(knows);
+        let record = self.store.history.lineage > self.nodes[n].lineages.lineage;
+        let returned = self.member(n).is_some_and(|m| m.role() == peer::Role::Returned);
+        if self.nodes[n].set_back && returned && (other.is_some() || record) {
+            let who = other.map_or("the record".into(), |other| format!("node {other}"));
+            self.errors.push(format!("node {n} leads with an older copy, and {who} knows it"));
+        }
     }
 
     /// Node `n` asks for a record without itself: whoever it leaves the volume to was alive when it
@@ -184,7 +210,36 @@ impl World {
                 leg.marked &= !quiet;
             }
         }
+        if quiet {
+            self.record_everywhere();
+        }
         self.flushed = self.history.len() - 1;
+    }
+
+    /// All members record a lineage, and clear under it.
+    fn record_everywhere(&mut self) {
+        let members: Vec<_> = self.store.in_sync.iter().map(|m| m.node).collect();
+        let last = self.nodes.iter().map(|n| n.lineages.lineage).max().unwrap_or_default();
+        let epoch = self.store.epoch;
+        let count = if last.epoch == epoch { last.count + 1 } else { 1 };
+        let lineage = Lineage { epoch, count };
+        for &member in &members {
+            self.record(at(member), lineage, &members, true);
+        }
+        self.tell(at(self.store.primary), Event::Recorded(lineage));
+    }
+
+    /// From here on: a copy is taken of the last node, a write is made and flushed everywhere, and the
+    /// copy takes the place of the image.
+    pub(super) fn set_last_back(&mut self) -> Result<(), String> {
+        let last = self.nodes.len() - 1;
+        self.do_step(Step::Copy(last))?;
+        self.do_step(Step::Take(0))?;
+        self.go_on(false, |w| w.writes[0].1 == Written::Answered)?;
+        self.do_step(Step::Flush)?;
+        self.left.kills += 1;
+        self.do_step(Step::Crash(last, false))?;
+        self.do_step(Step::SetBack(last))
     }
 
     /// Faults are over: everything that can happen happens, in a fixed order, until `goal` holds.
@@ -245,8 +300,8 @@ impl World {
 
     /// From here, faults over: it serves, or says who is missing; and if they return, it serves.
     pub(super) fn lives(&self) -> Result<(), String> {
-        if self.nodes.iter().any(|n| n.dead) {
-            // What a lost leg held may be missed for good.
+        if self.nodes.iter().any(|n| n.dead || n.set_back) {
+            // What a lost leg held may be missed for good; and an older copy does not lead by itself.
             return Ok(());
         }
         let serves = |w: &Self| {

@@ -2,11 +2,12 @@
 //! writes overlap and the leg's lock is held by one at a time.
 
 use block::{Blocks, Lba};
-use peer::{Entry, Incarnation, Kind, NodeId, Seq, Tag, View};
+use peer::{Entry, Incarnation, Kind, Lineage, NodeId, Seq, Tag, View};
+use uuid::Uuid;
 
 use super::super::super::record::{Member as Listed, Record};
 use super::super::super::settle::settle;
-use super::super::{Action, Change, Event, Leg, Member, Say};
+use super::super::{Action, Change, Event, Judgement, Leg, Member, Say};
 use super::world::{Held, Mistake, Msg, NOW, Request, Value, World, Written, at, id};
 
 impl World {
@@ -15,7 +16,9 @@ impl World {
             self.take_sessions_for_life(n);
         }
         let forgets = self.mistake == Mistake::ForgetsTheFailure;
+        let lineages = self.lineages(n);
         let Some(member) = &mut self.node(n).member else { return };
+        member.remember(lineages);
         if forgets && matches!(event, Event::Put(_) | Event::Heard(_, Say::Start { .. })) {
             member.leg = Leg::Sound;
         }
@@ -39,7 +42,9 @@ impl World {
 
     /// What is sent meanwhile is lost.
     pub(super) fn tell_quietly(&mut self, n: usize, event: Event) {
+        let lineages = self.lineages(n);
         let Some(member) = &mut self.node(n).member else { return };
+        member.remember(lineages);
         let actions = member.apply(NOW, event);
         member.normalise();
         for action in actions {
@@ -54,6 +59,10 @@ impl World {
             Action::ReadRecord => self.node(n).reading = true,
             Action::Put { epoch, config, record } => {
                 self.handed_over(n, &record);
+                if matches!(record.in_sync[..], [only] if only.node == id(n)) {
+                    self.leads_older(n);
+                    self.record(n, record.history.lineage, &[], false);
+                }
                 self.puts.push(Request { asker: Some(n), epoch, config, record });
                 self.tidy_puts();
             }
@@ -114,6 +123,8 @@ impl World {
         let (view, record) = self.node(n).begin.take().expect("there was one");
         if let Some(record) = record {
             self.node(n).image = (record.epoch, record.config);
+            let members: Vec<_> = record.in_sync.iter().map(|m| m.node).collect();
+            self.record(n, Lineage::first(record.epoch), &members, false);
         }
         self.tell(n, Event::Began(view));
     }
@@ -399,12 +410,30 @@ impl World {
             && joiner.record().is_some_and(|r| r.image(id(t)).is_some())
     }
 
-    /// JOIN, the copy and the barrier at once; from here on writes go to the joiner as well.
+    /// JOIN, the copy and the barrier at once; from here on writes go to the joiner as well. Nothing is
+    /// copied where nothing is marked, unless what both have recorded shows that marks are missing.
     pub(super) fn join(&mut self, t: usize, p: usize) {
         self.left.joins -= 1;
-        let value = self.nodes[p].leg.volatile;
+        let shared = |n: usize, of: usize| {
+            let image = Uuid::from_u128(u128::from(id(of).0));
+            let all = &self.nodes[n].lineages.shared;
+            all.iter().find(|(i, _)| *i == image).map(|(_, s)| *s).unwrap_or_default()
+        };
+        let primary = self.member(p).expect("checked");
+        let judged = match self.mistake {
+            Mistake::TrustsJoiners => Judgement::Continues,
+            _ => primary.judge(&shared(p, t), &shared(t, p), false),
+        };
+        let marked = self.nodes[p].leg.marked || self.nodes[t].leg.marked;
+        let source = match judged {
+            Judgement::Newer => return,
+            Judgement::Continues if !marked => t,
+            _ => p,
+        };
+        let value = self.nodes[source].leg.volatile;
         let view = self.view(p);
         let joiner = self.node(t);
+        joiner.set_back &= source == t;
         joiner.lives += 1;
         let incarnation = Incarnation(u64::from(id(t).0) * 100 + joiner.lives);
         let listed = Listed { node: id(t), incarnation };

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use block::Epoch;
-use peer::{Incarnation, NodeId, Role, Stamp, Standing, View};
+use peer::{Incarnation, Lineage, NodeId, Role, SharedLineage, Stamp, Standing, View};
 use uuid::Uuid;
 
-use super::super::super::record::{Member as Listed, Put, Record, Replica};
-use super::super::{Action, Change, Event, Image, Member, Refusal, Say, Settings, Why};
+use super::super::super::record::{History, Member as Listed, Put, Record, Replica};
+use super::super::{
+    Action, Change, Event, Image, Judgement, Lineages, Member, Refusal, Say, SetBack, Settings, Why,
+};
 
 const START: Duration = Duration::from_secs(1000);
 const FRESH: u128 = 77;
@@ -29,7 +31,14 @@ fn record(epoch: u64, in_sync: &[u16]) -> Record {
         in_sync: listed,
         primary: NodeId(in_sync[0]),
         born: Epoch::default(),
+        history: History::default(),
     }
+}
+
+/// What is put in place of a record: all members have reached the beginning of epoch `lineage`.
+fn after(epoch: u64, in_sync: &[u16], lineage: u64) -> Record {
+    let history = History { lineage: Lineage::first(Epoch(lineage)), ..History::default() };
+    Record { config: FRESH, history, ..record(epoch, in_sync) }
 }
 
 fn listed(node: u16, life: u64) -> Listed {
@@ -37,7 +46,9 @@ fn listed(node: u16, life: u64) -> Listed {
 }
 
 fn image(epoch: u64, config: u128) -> Image {
-    Image { epoch: Epoch(epoch), config, clean: false, same_boot: false }
+    let (clean, same_boot, lost) = (false, false, false);
+    let lineage = Lineage::first(Epoch(epoch));
+    Image { epoch: Epoch(epoch), config, clean, same_boot, lineage, lost }
 }
 
 fn boot(me: u16, life: u64, image: Image) -> Member {
@@ -66,7 +77,8 @@ fn promise(member: &Member, from: u16, asked: Duration) -> Event {
 fn stands(from: u16, life: u64, role: Role) -> Event {
     let incarnation = listed(from, life).incarnation;
     let (clean, same_boot) = (false, false);
-    let standing = Standing { incarnation, epoch: Epoch(1), config: 1, role, clean, same_boot };
+    let (epoch, config, older, shared) = (Epoch(1), 1, false, SharedLineage::default());
+    let standing = Standing { incarnation, epoch, config, role, clean, same_boot, older, shared };
     Event::Heard(NodeId(from), Say::Standing(standing))
 }
 
@@ -186,7 +198,7 @@ fn a_silent_member_is_given_up_and_then_put_out() {
     assert!(!reads(&member.apply(ms(3999), Event::Tick)));
     assert!(reads(&member.apply(ms(4000), Event::Tick)));
     let next = put(&member.apply(ms(4010), read(&record(1, &[1, 2])))).unwrap();
-    assert_eq!(next, Record { config: FRESH, ..record(2, &[1]) });
+    assert_eq!(next, after(2, &[1], 2));
     // Boats are burnt: no outcome is known, so the same is put again.
     assert!(reads(&member.apply(ms(4100), Event::Put(Put::Unknown))));
     assert!(!promised(&member.apply(ms(4110), renew(1, 2, 0))));
@@ -508,7 +520,7 @@ fn a_leaver_leaves_nothing_to_the_silent() {
     assert!(!promised(&member.apply(ms(2520), renew(1, 3, 0))));
     assert!(reads(&member.apply(ms(3000), Event::Tick)));
     let next = put(&member.apply(ms(3001), read(&all))).unwrap();
-    assert_eq!(next, Record { config: FRESH, ..record(2, &[1]) });
+    assert_eq!(next, after(2, &[1], 1));
     assert!(!promised(&member.apply(ms(3002), renew(1, 1, 0))));
 }
 
@@ -524,10 +536,7 @@ fn the_last_one_stays() {
     let actions = member.apply(ms(2501), read(&pair));
     assert!(actions.contains(&Action::Declined(Change::Leave)));
     assert!(reads(&member.apply(ms(3000), Event::Tick)));
-    assert_eq!(
-        put(&member.apply(ms(3001), read(&pair))),
-        Some(Record { config: FRESH, ..record(2, &[2]) })
-    );
+    assert_eq!(put(&member.apply(ms(3001), read(&pair))), Some(after(2, &[2], 2)));
 
     // A failed leg goes on alone, but gives the others time to go on without it.
     let mut member = second(&[1, 2]);
@@ -535,7 +544,7 @@ fn the_last_one_stays() {
     assert!(!reads(&member.apply(ms(5499), Event::Tick)));
     assert!(reads(&member.apply(ms(5500), Event::Tick)));
     let next = put(&member.apply(ms(5501), read(&pair)));
-    assert_eq!(next, Some(Record { config: FRESH, ..record(2, &[2]) }));
+    assert_eq!(next, Some(after(2, &[2], 2)));
 
     // A lost one stays listed.
     let mut member = second(&[1, 2]);
@@ -543,7 +552,7 @@ fn the_last_one_stays() {
     assert!(!reads(&member.apply(ms(90_000), Event::Tick)));
     assert_eq!(put(&member.apply(ms(90_001), read(&pair))), None);
     let next = put(&hear_all(&mut member, &[1], ms(90_001), ms(90_002)));
-    assert_eq!(next, Some(Record { config: FRESH, ..record(2, &[1]) }));
+    assert_eq!(next, Some(after(2, &[1], 1)));
 }
 
 /// 5.4: leaving waits for the store, serving does not.
@@ -792,4 +801,116 @@ fn who_asks_after_its_adoption_is_asked_back_at_once() {
     let event = promise(&member, 2, ms(2));
     let _ = member.apply(ms(4), event);
     assert!(asks(&member.apply(ms(5), renew(1, 2, 0))).is_empty(), "it has answered");
+}
+
+/// Reached and cleared, in epoch 1.
+fn shared(reached: u32, cleared: u32) -> SharedLineage {
+    let at = |count| Lineage { epoch: Epoch(1), count };
+    SharedLineage { reached: at(reached), cleared: at(cleared) }
+}
+
+/// What an image has recorded, about that of node 2.
+fn lineages(own: u32, about: SharedLineage) -> Lineages {
+    let lineage = Lineage { epoch: Epoch(1), count: own };
+    Lineages { lineage, lost: false, shared: vec![(Uuid::from_u128(2), about)] }
+}
+
+fn says(member: &mut Member, now: Duration, older: bool, about: SharedLineage) {
+    let Event::Heard(from, Say::Standing(standing)) = stands(2, 1, Role::Returned) else {
+        unreachable!()
+    };
+    let said = Say::Standing(Standing { older, shared: about, ..standing });
+    let _ = member.apply(now, Event::Heard(from, said));
+}
+
+/// RFD 0032: a copy that is older than the record knows does not lead by itself, alone or not.
+#[test]
+fn an_older_copy_does_not_lead_unless_it_is_forced() {
+    let later = Lineage { epoch: Epoch(1), count: 4 };
+    let record = |in_sync: &[u16]| {
+        let history = History { lineage: later, ..History::default() };
+        Record { history, ..record(1, in_sync) }
+    };
+    for (own, leads) in [(4, true), (3, false)] {
+        let mut alone = boot(1, 1, Image { clean: true, ..image(1, 1) });
+        alone.remember(lineages(own, SharedLineage::default()));
+        let _ = alone.apply(ms(1), read(&record(&[1])));
+        let put = put(&alone.apply(ms(3001), read(&record(&[1]))));
+        assert_eq!(put.is_some(), leads, "{own}");
+        let refuses = Why::SetBack { by: SetBack::Record, silent: vec![] };
+        assert_eq!(alone.waits_for(ms(3002)) == Some(refuses), !leads, "{own}");
+    }
+    let mut forced = boot(1, 1, image(1, 1));
+    forced.remember(lineages(3, SharedLineage::default()));
+    let _ = forced.apply(ms(1), read(&record(&[1, 2])));
+    let _ = forced.apply(ms(2), Event::Force);
+    let next = put(&forced.apply(ms(3), read(&record(&[1, 2])))).expect("an order");
+    assert_eq!((next.history.forced, next.history.lineage), (Epoch(2), Lineage::first(Epoch(2))));
+    // Where what it had recorded was lost, that it has not recorded it says nothing.
+    let mut lost = boot(1, 1, image(1, 1));
+    lost.remember(Lineages { lost: true, ..Lineages::default() });
+    let _ = lost.apply(ms(1), read(&record(&[1])));
+    assert!(put(&lost.apply(ms(3001), read(&record(&[1])))).is_some());
+}
+
+/// RFD 0032: who leads after a blackout is not older than what any other knows of it.
+#[test]
+fn a_copy_that_another_knows_to_be_older_does_not_lead() {
+    let pair = record(1, &[1, 2]);
+    let cases = [
+        // What it has recorded of the other, what the other has of it, whether that is older: who leads.
+        (shared(4, 4), shared(4, 4), false, Some(1)),
+        (shared(4, 3), shared(4, 4), false, Some(1)),
+        (shared(3, 3), shared(4, 3), false, Some(1)),
+        (shared(3, 3), shared(4, 4), false, None),
+        (shared(4, 4), shared(3, 3), true, Some(1)),
+    ];
+    for (mine, theirs, older, leads) in cases {
+        let mut member = boot(1, 1, image(1, 1));
+        member.remember(lineages(4, mine));
+        let _ = member.apply(ms(1), Event::LinkUp(NodeId(2)));
+        says(&mut member, ms(1), older, theirs);
+        let _ = member.apply(ms(2), read(&pair));
+        let next = put(&member.apply(ms(3001), read(&pair)));
+        assert_eq!(next.map(|r| r.primary), leads.map(NodeId), "{mine:?} {theirs:?}");
+        let sent = member.standing_for(NodeId(2));
+        assert_eq!((sent.older, sent.shared), (leads.is_none(), mine));
+    }
+}
+
+/// RFD 0032: what becomes of a joiner.
+#[test]
+fn joiners_are_judged_by_what_both_have_recorded() {
+    let mut member = boot(1, 0, image(1, 1));
+    let _ = member.apply(ms(1), read(&record(1, &[1])));
+    let judge = |member: &Member, mine, theirs, forgotten| member.judge(&mine, &theirs, forgotten);
+    let cases = [
+        (shared(4, 4), shared(4, 4), Judgement::Continues),
+        // The other was asked to record what this one then did not clear under, and the other way round.
+        (shared(4, 3), shared(5, 3), Judgement::Continues),
+        (shared(5, 4), shared(4, 4), Judgement::Continues),
+        (shared(4, 4), shared(3, 3), Judgement::SetBack),
+        (shared(4, 4), shared(0, 0), Judgement::SetBack),
+        (shared(3, 3), shared(4, 4), Judgement::Newer),
+    ];
+    for (mine, theirs, judged) in cases {
+        assert_eq!(judge(&member, mine, theirs, false), judged, "{mine:?} {theirs:?}");
+    }
+    assert_eq!(judge(&member, shared(0, 0), shared(4, 4), true), Judgement::Unknown);
+    // An operator has decided since.
+    let forced = History { forced: Epoch(2), ..History::default() };
+    let _ = member.apply(ms(2), read(&Record { history: forced, ..record(2, &[1]) }));
+    assert_eq!(judge(&member, shared(3, 3), shared(4, 4), false), Judgement::Unknown);
+}
+
+/// RFD 0032: that a copy was set back is in the record that takes it in.
+#[test]
+fn the_record_says_which_copies_were_set_back() {
+    let mut member = serving(&[1]);
+    member.note_set_back(NodeId(2));
+    let joiner = listed(2, 1);
+    let _ = member.apply(ms(1), Event::Admit(joiner));
+    let next = put(&member.apply(ms(2), read(&record(1, &[1])))).expect("it is taken in");
+    assert_eq!(next.history.set_back, [NodeId(2)]);
+    assert!(next.has(joiner.node, joiner.incarnation));
 }

@@ -58,6 +58,7 @@ fn search(root: World, most: usize, sample: u64) -> Found {
 struct Scope {
     nodes: usize,
     apart: bool,
+    set_back: bool,
     writes: &'static [usize],
     left: Budget,
 }
@@ -66,7 +67,14 @@ impl Scope {
     fn new(nodes: usize, writes: &'static [usize], allow: fn(&mut Budget)) -> Self {
         let mut left = Budget { ticks: true, ..Budget::default() };
         allow(&mut left);
-        Self { nodes, apart: false, writes, left }
+        Self { nodes, apart: false, set_back: false, writes, left }
+    }
+
+    /// The last node is down, and its image is an older copy of what it was.
+    fn set_back(mut self) -> Self {
+        (self.left.copies, self.left.set_backs, self.left.flushes) = (1, 1, self.left.flushes + 1);
+        self.set_back = true;
+        self
     }
 
     fn apart(mut self) -> Self {
@@ -78,6 +86,9 @@ impl Scope {
         let mut root = World::new(self.nodes, self.writes, self.left, mistake);
         if self.apart {
             root.put_last_out().expect("an undisturbed start");
+        }
+        if self.set_back {
+            root.set_last_back().expect("an undisturbed start");
         }
         root
     }
@@ -198,6 +209,19 @@ mod sound {
     }
 
     #[test]
+    fn an_image_that_was_set_back_joins() {
+        Scope::new(2, &[0], |b| b.joins = 2).set_back().holds(1_000..=20_000);
+    }
+
+    #[test]
+    fn copies_are_taken_and_put_back_at_any_moment() {
+        Scope::new(2, &[0], |b| {
+            (b.copies, b.set_backs, b.kills, b.flushes, b.joins) = (1, 1, 1, 1, 1);
+        })
+        .holds(20_000..=20_000);
+    }
+
+    #[test]
     fn three_and_time() {
         Scope::new(3, &[], |b| b.kills = 1).holds(20_000..=20_000);
     }
@@ -251,6 +275,16 @@ mod mistakes {
     #[test]
     fn adopts_without_drain() {
         Scope::new(2, &[0, 1], |b| b.breaks = 1).finds(Mistake::AdoptsWithoutDrain);
+    }
+
+    #[test]
+    fn trusts_a_joiner_that_was_set_back() {
+        Scope::new(2, &[0], |b| b.joins = 1).set_back().finds(Mistake::TrustsJoiners);
+    }
+
+    #[test]
+    fn leads_with_an_older_copy() {
+        Scope::new(2, &[0], |b| b.kills = 1).set_back().finds(Mistake::LeadsWhenOlder);
     }
 
     #[test]

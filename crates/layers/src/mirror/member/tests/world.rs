@@ -15,11 +15,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Epoch;
-use peer::{Incarnation, NodeId, Role, View};
+use peer::{Incarnation, Lineage, NodeId, Role, SharedLineage, View};
 use uuid::Uuid;
 
-use super::super::super::record::{Member as Listed, Put, Record, Replica};
-use super::super::{Action, Event, Image, Leg as State, Member, Say, Settings, to_stamp};
+use super::super::super::record::{History, Member as Listed, Put, Record, Replica};
+use super::super::{Action, Event, Image, Leg as State, Lineages, Member, Say, Settings, to_stamp};
 
 /// What the world's clock says, always: what is past lies below.
 pub(super) const NOW: Duration = Duration::from_secs(100);
@@ -42,6 +42,8 @@ pub(super) enum Mistake {
     LeavesToTheLinked,
     FailureIsAWish,
     ForgetsTheFailure,
+    TrustsJoiners,
+    LeadsWhenOlder,
     ServesWhenItHasYielded,
 }
 
@@ -64,6 +66,10 @@ pub(super) struct Budget {
     pub(super) refusals: u8,
     /// Legs that are lost until their process begins again.
     pub(super) deaths: u8,
+    /// Copies that are taken of an image, running or not.
+    pub(super) copies: u8,
+    /// Images that are set back to the copy that was taken of them, while their node is down.
+    pub(super) set_backs: u8,
     /// Whether sessions outlive a power cut until it is noticed.
     pub(super) lingers: bool,
     /// Whether time passes at all.
@@ -106,6 +112,14 @@ pub(super) struct Leg {
     pub(super) marked: bool,
 }
 
+/// What a copy of an image holds.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Copied {
+    image: (Epoch, u128),
+    lineages: Lineages,
+    leg: Leg,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Written {
     /// Not sent by its client yet.
@@ -125,7 +139,12 @@ pub(super) struct Node {
     pub(super) same_boot: bool,
     pub(super) lives: u64,
     pub(super) image: (Epoch, u128),
+    pub(super) lineages: Lineages,
     pub(super) leg: Leg,
+    /// A copy of the image: what it has adopted and recorded, and what it holds durably.
+    pub(super) copy: Option<Rc<Copied>>,
+    /// The image was set back to the copy.
+    pub(super) set_back: bool,
     pub(super) entries: Vec<Held>,
     /// BEGIN that waits for the drain.
     pub(super) begin: Option<(View, Option<Record>)>,
@@ -207,6 +226,8 @@ pub(super) enum Step {
     Notice(usize, usize),
     Refuse(usize),
     Die(usize),
+    Copy(usize),
+    SetBack(usize),
 }
 
 pub(super) fn id(node: usize) -> NodeId {
@@ -240,13 +261,17 @@ impl World {
             in_sync,
             primary: NodeId(1),
             born: Epoch::default(),
+            history: History::default(),
         };
         let node = Node {
             member: None,
             same_boot: true,
             lives: 0,
             image: (Epoch(0), 0),
+            lineages: Lineages::default(),
             leg: Leg::default(),
+            copy: None,
+            set_back: false,
             entries: Vec::new(),
             begin: None,
             reading: false,
@@ -317,7 +342,8 @@ impl World {
         let node = self.node(n);
         let (epoch, config) = node.image;
         let clean = lossy || !node.leg.marked;
-        let image = Image { epoch, config, clean, same_boot: node.same_boot };
+        let (same_boot, lineage, lost) = (node.same_boot, node.lineages.lineage, false);
+        let image = Image { epoch, config, clean, same_boot, lineage, lost };
         node.member = Some(Member::new(id(n), incarnation(n, life), settings, NOW, image));
         self.tell(n, Event::Tick);
     }
@@ -405,8 +431,14 @@ impl World {
 
     fn steps_at(&self, n: usize, steps: &mut Vec<Step>) {
         let node = &self.nodes[n];
+        if self.left.copies > 0 {
+            steps.push(Step::Copy(n));
+        }
         let Some(member) = &node.member else {
             steps.push(Step::Restart(n));
+            if self.left.set_backs > 0 && node.copy.is_some() {
+                steps.push(Step::SetBack(n));
+            }
             return;
         };
         if self.left.kills > 0 {
@@ -497,7 +529,9 @@ impl World {
         let seat = self.member(a).and_then(|m| m.seat.as_ref()).expect("checked");
         let listed = seat.peers().iter().find(|p| p.node() == id(b)).expect("checked").listed;
         let incarnation = listed.incarnation;
+        let lineages = self.lineages(b);
         let Some(member) = &mut self.node(b).member else { return };
+        member.remember(lineages);
         let asked = Event::Heard(id(a), Say::Yield { view, incarnation });
         let actions = member.apply(NOW, asked);
         member.normalise();
@@ -567,6 +601,8 @@ impl World {
                 self.node(n).dead = true;
                 self.tell(n, Event::LegDead);
             }
+            Step::Copy(n) => self.copy(n),
+            Step::SetBack(n) => self.set_back(n),
             Step::Stuck(a, b) => {
                 self.left.stuck -= 1;
                 self.tell(a, Event::Stuck(id(b)));
@@ -574,6 +610,59 @@ impl World {
         }
         self.take_errors()?;
         self.check()
+    }
+
+    /// A copy is taken of what the image holds durably.
+    fn copy(&mut self, n: usize) {
+        self.left.copies -= 1;
+        let node = self.node(n);
+        let leg = Leg { volatile: node.leg.durable, ..node.leg };
+        let (image, lineages) = (node.image, node.lineages.clone());
+        node.copy = Some(Rc::new(Copied { image, lineages, leg }));
+    }
+
+    /// The copy takes the image's place.
+    fn set_back(&mut self, n: usize) {
+        self.left.set_backs -= 1;
+        let node = self.node(n);
+        let Some(copy) = node.copy.take() else { return };
+        let Copied { image, lineages, leg } = (*copy).clone();
+        (node.image, node.lineages, node.leg) = (image, lineages, leg);
+        (node.set_back, node.same_boot) = (true, false);
+    }
+
+    /// What node `n` has recorded, as its machine is told.
+    pub(super) fn lineages(&self, n: usize) -> Lineages {
+        let mut lineages = self.nodes[n].lineages.clone();
+        if self.mistake == Mistake::LeadsWhenOlder {
+            let late = Lineage::first(Epoch(u64::MAX));
+            lineages.lineage = late;
+            lineages.shared.iter_mut().for_each(|(_, shared)| shared.reached = late);
+        }
+        lineages
+    }
+
+    /// Node `n` records that it has reached `lineage` together with these, and has cleared marks for
+    /// them under it, or has not.
+    pub(super) fn record(&mut self, n: usize, lineage: Lineage, with: &[NodeId], cleared: bool) {
+        let lineages = &mut self.node(n).lineages;
+        lineages.lineage = lineages.lineage.max(lineage);
+        for other in with.iter().filter(|other| at(**other) != n) {
+            let image = Uuid::from_u128(u128::from(other.0));
+            let shared = lineages.shared.iter_mut().find(|(of, _)| *of == image);
+            let shared = match shared {
+                Some((_, shared)) => shared,
+                None => {
+                    lineages.shared.push((image, SharedLineage::default()));
+                    &mut lineages.shared.last_mut().expect("pushed").1
+                }
+            };
+            shared.reached = shared.reached.max(lineage);
+            if cleared {
+                shared.cleared = shared.cleared.max(lineage);
+            }
+        }
+        lineages.shared.sort_unstable_by_key(|(image, _)| *image);
     }
 
     /// A put takes effect, or does not, and who asked for it learns which, unless it was cut off.
@@ -644,7 +733,7 @@ impl World {
             }
         }
         for (x, y) in [(a, b), (b, a)] {
-            let standing = self.member(x).expect("checked").standing();
+            let standing = self.member(x).expect("checked").standing_for(id(y));
             self.tell(y, Event::Heard(id(x), Say::Standing(standing)));
         }
     }

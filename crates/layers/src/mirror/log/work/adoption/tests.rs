@@ -26,13 +26,15 @@ fn superblock(epoch: u64, config: u128) -> Superblock {
         config: Uuid::from_u128(config),
         boot: Uuid::nil(),
         opened: true,
+        lineage: Lineage::default(),
         slots: [SlotEntry::default(); SLOTS],
         hint: [None; 3],
     }
 }
 
 fn adoption(epoch: u64, config: u128, others: Vec<Other>) -> Adoption {
-    Adoption { epoch, config: Uuid::from_u128(config), others, hint: [None; 3], boot: None }
+    let (config, members, hint) = (Uuid::from_u128(config), Vec::new(), [None; 3]);
+    Adoption { epoch, config, others, members, hint, boot: None }
 }
 
 #[test]
@@ -84,4 +86,38 @@ fn senseless_configurations_are_refused() {
     assert_eq!(refused(others(&[0], &[])), senseless, "nil");
     let nameless = superblock(1, 1).check(&adoption(2, 0, vec![]));
     assert_eq!(nameless, Err(AdoptError::Senseless("name")));
+}
+
+fn at(epoch: u64, count: u32) -> Lineage {
+    Lineage { epoch: Epoch(epoch), count }
+}
+
+#[test]
+fn lineages_go_forwards_and_only_for_those_that_are_named() {
+    let mut old = superblock(5, 50);
+    old.slots[0].image = A;
+    old.slots[1].image = B;
+    let both = Advance {
+        reached: at(5, 2),
+        together: vec![image(1), image(3)],
+        cleared: Some((at(5, 1), vec![image(1), image(2)])),
+    };
+    let new = old.advanced(&both);
+    assert_eq!(new.lineage, at(5, 2));
+    assert_eq!(new.slots[0].shared, SharedLineage { reached: at(5, 2), cleared: at(5, 1) });
+    assert_eq!(new.slots[1].shared, SharedLineage { reached: at(0, 0), cleared: at(5, 1) });
+    assert_eq!(new.slots[2], SlotEntry::default(), "it is nobody's");
+    let older = Advance { reached: at(4, 9), together: vec![image(1)], cleared: None };
+    assert_eq!(new.advanced(&older), new, "what is older changes nothing");
+}
+
+#[test]
+fn a_slot_that_is_dealt_to_another_image_knows_nothing_of_it() {
+    let shared = SharedLineage { reached: at(5, 2), cleared: at(5, 1) };
+    let known = SlotEntry { image: A, shared, ..SlotEntry::default() };
+    assert_eq!(known.dealt(A, false), known);
+    assert_eq!(known.dealt(B, false), SlotEntry { image: B, ..SlotEntry::default() });
+    let lost = SlotEntry { forgotten: true, ..SlotEntry::default() };
+    assert!(lost.dealt(A, false).forgotten, "more may have been recorded than is known");
+    assert!(!lost.dealt(A, true).forgotten, "nothing was ever recorded about a new image");
 }
