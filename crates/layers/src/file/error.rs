@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rt::disk::{DiskError, OpenError, OpenReason};
 use uuid::Uuid;
 
+use super::descriptor::BadDescriptor;
 use super::foreign::Foreign;
 use super::label::{BadLabel, LOG_AREA};
 use super::medium::Failure;
@@ -138,6 +139,8 @@ pub enum Reason {
     Overwritten(Foreign),
     /// Its label is not for us.
     BadLabel(BadLabel),
+    /// What it tells of its volume is not for us.
+    BadDescriptor(BadDescriptor),
     /// Its creation was never finished.
     Unfinished,
     /// It holds another volume.
@@ -202,6 +205,7 @@ impl fmt::Display for Reason {
             Self::TornLabel => f.write_str("both copies of its label are damaged"),
             Self::Overwritten(what) => write!(f, "holds what is left of a volume, and it {what}"),
             Self::BadLabel(e) => write!(f, "holds {e}"),
+            Self::BadDescriptor(e) => write!(f, "holds {e}"),
             Self::Unfinished => f.write_str("its creation was never finished; create it again"),
             Self::OtherVolume { found, wanted } => {
                 write!(f, "holds volume {found}, not {wanted}")

@@ -227,8 +227,20 @@ impl File {
         self.judge(declared)
     }
 
+    /// Gives the image a new name of its own: whoever knows it by the old one, a mirror or its intent log, knows it no
+    /// more, and nothing is taken for granted of what it holds. Durable when this returns.
+    ///
+    /// # Errors
+    /// [`FileError`]
+    pub async fn rename_image(&self, image: Uuid) -> Result<(), FileError> {
+        let _alone = self.changing_label.lock().await;
+        let generation = self.generation.get() + 1;
+        let renamed = self.relabel(Label { image, generation, ..self.label.get() }).await;
+        self.judge(renamed)
+    }
+
     /// What a change of the label has come to. One that failed to sync ends the image.
-    fn judge(&self, changed: Result<(), Reason>) -> Result<(), FileError> {
+    pub(super) fn judge(&self, changed: Result<(), Reason>) -> Result<(), FileError> {
         if let Err(Reason::Disk(e)) = changed
             && e.kind == DiskErrorKind::Gone
         {

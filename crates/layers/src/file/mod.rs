@@ -10,10 +10,12 @@
 //! * FUA is a flush ([`block::Dev`] adds it), and flushes are shared. A failed flush ends the
 //!   image: everything after it fails with [`block::Error::Gone`].
 //! * The blocks [beside](block::ASIDE) the volume are the last before the data.
+//! * [`File::describe`] has an image tell of its volume, for the day when nothing else does.
 //! * A [`LogArea`] reaches the bytes before the data that are kept for the image's intent log.
 //!
 //! The label's layout is `docs/format/label.md`.
 
+mod descriptor;
 mod error;
 mod foreign;
 mod io;
@@ -31,6 +33,7 @@ use std::path::Path;
 use block::{ASIDE_BYTES, Account, FlushGate, Info};
 use rt::disk::DiskError;
 
+pub use descriptor::{BadDescriptor, DESCRIPTOR_TEXT_MAX, Descriptor};
 pub use error::{FileError, HeldBy, Holding, Reason};
 pub use foreign::Foreign;
 pub(crate) use foreign::MEMBER;

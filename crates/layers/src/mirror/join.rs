@@ -183,7 +183,7 @@ impl Replica {
             config: Uuid::from_u128(record.config),
             others: others.map(|r| Other { image: r.image, new: r.new }).collect(),
             members: members.collect(),
-            hint: [None; 3],
+            hint: if member { in_sync_hint(record, self.me) } else { [None; 3] },
             boot: member.then(|| self.leg.log.boot(&self.core)),
         }
     }
@@ -207,6 +207,17 @@ impl Replica {
             self.end_attempt();
         }
     }
+}
+
+/// What an image that is in sync by `record` remembers of it: the nodes in sync, its own first. One that is not in sync
+/// remembers none.
+fn in_sync_hint(record: &Record, me: NodeId) -> [Option<Uuid>; 3] {
+    let all = std::iter::once(me).chain(record.others(me).map(|m| m.node));
+    let mut hint = [None; 3];
+    for (place, node) in hint.iter_mut().zip(all) {
+        *place = Some(Uuid::from_u128(node.0.into()));
+    }
+    hint
 }
 
 #[cfg(test)]

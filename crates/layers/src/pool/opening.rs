@@ -33,6 +33,8 @@ pub struct Inspected {
     pub member: u16,
     /// The serial number of the disk that it was made on.
     pub serial: String,
+    /// How many cores may have volumes of the pool.
+    pub rings: u16,
 }
 
 /// Pool and member that the disk at `path` says it is of; none if it has no label of a pool.
@@ -55,6 +57,7 @@ pub async fn inspect(
         name: label.name.to_string(),
         member: label.number.0,
         serial: label.serial.to_string(),
+        rings: label.rings,
     }))
 }
 

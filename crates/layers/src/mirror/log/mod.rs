@@ -32,7 +32,7 @@ pub use superblock::{
 };
 pub use work::{
     AdoptError, Adopted, Adoption, Advance, Bitmap, CloseError, Damage, FlushStamp, Found,
-    IntentLog, LogError, MergeError, Other, Touch,
+    IntentLog, LogError, MergeError, Other, Touch, read_superblock,
 };
 
 /// How many other images a log keeps marks for.

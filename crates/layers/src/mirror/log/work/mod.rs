@@ -41,7 +41,7 @@ use crate::file::LogArea;
 
 pub use activity::FlushStamp;
 pub use adoption::{AdoptError, Adopted, Adoption, Advance, Other};
-pub use opening::{Damage, Found, LogError};
+pub use opening::{Damage, Found, LogError, read_superblock};
 
 use activity::Activity;
 use book::Book;

@@ -243,6 +243,20 @@ fn given<T>(read: Result<T, DiskError>) -> Result<Option<T>, LogError> {
     }
 }
 
+/// The superblock of an image's log, which may be in use: only read.
+///
+/// # Errors
+/// [`LogError::Absent`]; [`LogError::Gone`].
+pub async fn read_superblock(
+    area: &LogArea,
+) -> Result<Result<Superblock, BadSuperblocks>, LogError> {
+    let label = area.label();
+    if !label.intent_log {
+        return Err(LogError::Absent);
+    }
+    Ok(choose(read_superblocks(area).await?, label.image))
+}
+
 async fn read_superblocks(area: &LogArea) -> Result<Copies, LogError> {
     let mut copies: Copies = [Err(BadSuperblock::Unreadable); 2];
     for ((copy, at), place) in (0u16..).zip(SUPERBLOCK_OFFSETS).zip(&mut copies) {
