@@ -14,6 +14,8 @@ mod api_json;
 mod cluster_token_and_identity;
 #[path = "targets/config_toml.rs"]
 mod config_toml;
+#[path = "targets/descriptor.rs"]
+mod descriptor;
 #[path = "targets/fio_job.rs"]
 mod fio_job;
 #[path = "targets/initiator_told.rs"]
@@ -77,6 +79,7 @@ const TARGETS: &[(&str, Run)] = &[
     ("api_json", api_json::run),
     ("cluster_token_and_identity", cluster_token_and_identity::run),
     ("config_toml", config_toml::run),
+    ("descriptor", descriptor::run),
     ("fio_job", fio_job::run),
     ("initiator_told", initiator_told::run),
     ("intent", intent::run),

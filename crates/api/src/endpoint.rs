@@ -5,11 +5,12 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use crate::{
-    AddCopy, AddDisks, Chap, Cluster, ClusterToken, Code, CreatePool, CreateVolume, ForceCopy,
-    Grow, Health, HostDhchap, HostTls, InitiatorChap, Initiators, JoinCluster, LeaveCluster,
-    MapVolume, OpenPool, Pool, PoolList, Protocols, RemoveCopy, RemoveDisk, ReplaceCopy,
-    ReplaceDisk, Reservations, SessionList, Status, SwitchTo, TakeOver, Verification, Verify,
-    Volume, VolumeList, WhichNode,
+    AddCopy, AddDisks, AdoptImage, AdoptedImage, Chap, Cluster, ClusterToken, Code, CreatePool,
+    CreateVolume, DiscardImage, FindPools, ForceCopy, Grow, Health, HostDhchap, HostTls,
+    ImportPool, ImportablePools, ImportedPool, InitiatorChap, Initiators, JoinCluster,
+    LeaveCluster, MapVolume, OpenPool, OrphanedImages, Pool, PoolList, Protocols, RecoverCluster,
+    RecoveryPlan, RemoveCopy, RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations, SessionList,
+    Status, SwitchTo, TakeOver, Verification, Verify, Volume, VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -122,6 +123,12 @@ macro_rules! endpoints {
 pub const FORCE: Flag =
     Flag { name: "force", about: "Delete the volume even while initiators are logged in to it." };
 
+/// The other flag of [`DeleteVolume`].
+pub const DISCARD: Flag = Flag {
+    name: "discard",
+    about: "Delete the volume even while no copy of it serves: what its copies hold is lost unseen.",
+};
+
 /// The flag of [`MapTarget`].
 pub const MAP_FORCE: Flag =
     Flag { name: "force", about: "Do it even while initiators are logged in to the volume." };
@@ -167,7 +174,8 @@ endpoints! {
     DeleteVolume DELETE "/v1/volumes/{name}" Nothing => 204 Nothing;
         "Deletes a volume and its data.";
         flag FORCE;
-        refuses [Code::NotFound, Code::InUse, Code::Backing];
+        flag DISCARD;
+        refuses [Code::NotFound, Code::InUse, Code::Conflict, Code::Backing];
 
     /// Make a volume larger.
     GrowVolume POST "/v1/volumes/{name}/grow" Grow => 200 Volume;
@@ -311,6 +319,31 @@ endpoints! {
         "Opens a pool without disks that are gone for good, what only they hold is lost; or takes it over from a node that is gone.";
         refuses [Code::NotFound, Code::Conflict, Code::Backing];
 
+    /// Which pools do disks hold that the node does not know?
+    FindStrayPools POST "/v1/pool-imports/find" FindPools => 200 ImportablePools;
+        "Lists the pools that disks of this machine hold and that the node does not know.";
+        refuses [Code::Conflict];
+
+    /// Take a pool that the node does not know.
+    PostPoolImport POST "/v1/pool-imports" ImportPool => 200 ImportedPool;
+        "Takes a pool that the node does not know, and the volumes in it that no record names.";
+        refuses [Code::NotFound, Code::Exists, Code::Conflict, Code::Backing];
+
+    /// Which images does no record name?
+    ListOrphans GET "/v1/images" Nothing => 200 OrphanedImages;
+        "Lists the images on the node that no record names as the copy of a volume.";
+        refuses [];
+
+    /// Take an image as a volume.
+    PostAdoption POST "/v1/images/adopt" AdoptImage => 200 AdoptedImage;
+        "Takes an image that no record names as a volume, or says what would become of it.";
+        refuses [Code::Exists, Code::Conflict, Code::Backing];
+
+    /// Erase an image.
+    PostDiscard POST "/v1/images/discard" DiscardImage => 204 Nothing;
+        "Erases an image that no record names. What it holds is lost.";
+        refuses [Code::Conflict, Code::Backing];
+
     /// The cluster and its nodes.
     GetCluster GET "/v1/cluster" Nothing => 200 Cluster;
         "Shows the cluster that the node is of, its nodes and the members of its store.";
@@ -330,6 +363,11 @@ endpoints! {
     PostLeave POST "/v1/cluster/leave" LeaveCluster => 202 Cluster;
         "Takes this node, or one that does not come back, out of the cluster.";
         refuses [Code::Conflict, Code::NotFound];
+
+    /// Recover the cluster.
+    PostRecovery POST "/v1/cluster/recover" RecoverCluster => 200 RecoveryPlan;
+        "Makes a new store if the cluster's is lost, and volumes from what images tell; or says what would be done.";
+        refuses [Code::Conflict];
 
     /// What lets another node in.
     PostToken POST "/v1/cluster/token" Nothing => 200 ClusterToken;

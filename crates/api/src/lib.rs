@@ -16,6 +16,7 @@ mod mirror;
 mod name;
 pub mod openapi;
 mod pool;
+mod recovery;
 mod reservation;
 mod session;
 mod size;
@@ -41,6 +42,11 @@ pub use name::{PoolName, VolumeName};
 pub use pool::{
     AddDisks, CreatePool, DiskState, LostBlocks, MAX_DISKS, OpenPool, Pool, PoolCapacity, PoolDisk,
     PoolList, PoolState, Raid, Rebuild, RemoveDisk, ReplaceDisk, Scrub, check_strip,
+};
+pub use recovery::{
+    AdoptImage, AdoptedImage, DiscardImage, FindPools, ImportPool, ImportablePool, ImportablePools,
+    ImportedPool, NewStore, OrphanedImage, OrphanedImages, PlannedCopy, PlannedVolume,
+    RecoverCluster, RecoveryPlan,
 };
 pub use reservation::{Registration, Reservations};
 pub use session::{Protocol, Session, SessionList};

@@ -13,6 +13,9 @@ mod clocks;
 mod cluster;
 mod copies;
 mod create;
+mod decide;
+mod guard;
+mod images;
 mod isns;
 mod mapping;
 mod members;
@@ -23,6 +26,7 @@ pub(crate) mod pool_view;
 mod pools;
 mod questions;
 mod records;
+mod recover;
 mod report;
 mod reservations;
 mod secrets;
@@ -55,7 +59,8 @@ use crate::meta::{Meta, MetaError, Revision};
 use crate::part::{Became, Part};
 use crate::publish;
 use crate::reconcile::Me;
-use crate::record::{self, FIRST_NODE, Stored, VOLUMES};
+use crate::record::description::{Description, Teller};
+use crate::record::{self, FIRST_NODE, Stored, VOLUMES, VolumeRecord};
 pub use pool_view::PoolFacts;
 pub use pools::PoolObserved;
 pub use secrets::SecretsError;
@@ -167,6 +172,8 @@ struct Inner {
     changing: Arc<RwLock<()>>,
     /// The last question to this node that it has heard of, [`questions`].
     asked: watch::Sender<u64>,
+    /// Images here that are not served.
+    images: std::sync::Mutex<images::Images>,
     /// What runs beside the API.
     tasks: std::sync::Mutex<JoinSet<()>>,
     /// What keeps a member's knowledge of its cluster current: the engine stops before it does.
@@ -221,6 +228,7 @@ impl Control {
             publishing: Mutex::new(0),
             changing: Arc::default(),
             asked: watch::Sender::new(0),
+            images: std::sync::Mutex::default(),
             tasks: std::sync::Mutex::default(),
             beneath: std::sync::Mutex::default(),
             started: Instant::now(),
@@ -314,6 +322,7 @@ impl Control {
             self.spawn(self.clone().hear_questions());
             self.spawn(self.clone().do_chores());
         }
+        self.spawn(self.clone().follow_images());
         self.spawn(self.clone().retry());
         self.spawn(self.clone().keep_sealed());
         if let Some(server) = self.0.settings.isns.clone() {
@@ -500,11 +509,24 @@ impl Control {
         }
         // Before initiators come: else what they are told of the unit changes under them.
         self.tell_space_of(record.id).await;
+        self.describe(record).await;
         self.0.state.meets(record.id, *revision);
         let mut generation = self.0.publishing.lock().await;
         if !self.0.state.is_published(record.id) {
             *generation += 1;
             self.push(*generation).await;
+        }
+    }
+
+    /// Has the image here tell of its volume.
+    async fn describe(&self, record: &VolumeRecord) {
+        let text = {
+            let cluster = self.membership().map(|m| m.cluster);
+            let teller = Teller { node: self.me(), cluster, names: &|node| self.node_name(node) };
+            Description::of(record, teller).to_text()
+        };
+        if let Err(error) = self.0.engine.describe(record.id, text).await {
+            tracing::debug!(volume = %record.name, %error, "its image is not told of it now");
         }
     }
 

@@ -148,6 +148,28 @@ impl DataDir {
         }
     }
 
+    /// Puts aside what a member of the store of `cluster` has, which a new store takes the place of.
+    ///
+    /// # Errors
+    /// [`DataDirError::Refused`].
+    pub fn set_member_aside(&self, cluster: Uuid) -> Result<(), DataDirError> {
+        let before = "store.redb.before-cluster";
+        let aside = [
+            (self.member(), format!("etcd.lost-{cluster}")),
+            // What the node had before it began that cluster is not written over.
+            (self.path.join(before), format!("{before}.lost-{cluster}")),
+        ];
+        for (path, name) in aside {
+            match fs::rename(&path, self.path.join(name)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    return Err(DataDirError::Refused { path, why: e });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Removes what a member of a store has left that this node runs no longer.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 mod access;
 mod backing;
 mod distrust;
+mod found;
 mod guests;
 mod keeper;
 mod mirrored;
@@ -39,12 +40,14 @@ use crate::config::{Config, DiskEngine};
 use crate::record::{FIRST_NODE, VolumeRecord};
 pub use backing::{BackingError, Image};
 use distrust::Distrust;
+pub use found::{FoundImage, FoundLog, ImagePlace};
 use guests::Guests;
 pub use guests::{Exported, GuestReport, socket};
 use keeper::Keeper;
 pub use layers::file::LABEL_AREA_BYTES;
 pub use layers::pool::{
-    LostRange, NewDisk, PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport, ScrubReport,
+    Inspected as PoolDiskSeen, LostRange, NewDisk, PoolDisk, PoolDiskState, PoolReport,
+    PoolVolumeReport, ScrubReport,
 };
 pub use layers::raid::geometry::Level;
 pub use peer::PeerAddresses;

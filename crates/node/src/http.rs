@@ -11,12 +11,13 @@ use std::net::SocketAddr;
 
 use api::endpoint::{
     AddPoolDisks, AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeletePool,
-    DeleteVolume, DenyInitiators, DrainNode, Endpoint, ForcePoolOpen, ForceVolume, GetCluster,
-    GetHealth, GetPool, GetReservations, GetStatus, GetVolume, GrowVolume, InitCluster, ListPools,
-    ListSessions, ListVolumes, MapTarget, Nothing, Payload, PostJoin, PostLeave, PostPool,
-    PostToken, PostVolume, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk, ReplaceVolumeCopy,
-    ResumeNode, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols,
-    SwitchVolume, TakeOverVolume, VerifyVolume,
+    DeleteVolume, DenyInitiators, DrainNode, Endpoint, FindStrayPools, ForcePoolOpen, ForceVolume,
+    GetCluster, GetHealth, GetPool, GetReservations, GetStatus, GetVolume, GrowVolume, InitCluster,
+    ListOrphans, ListPools, ListSessions, ListVolumes, MapTarget, Nothing, Payload, PostAdoption,
+    PostDiscard, PostJoin, PostLeave, PostPool, PostPoolImport, PostRecovery, PostToken,
+    PostVolume, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk, ReplaceVolumeCopy, ResumeNode,
+    ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols, SwitchVolume,
+    TakeOverVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -52,8 +53,8 @@ pub fn router(control: &Control) -> Router {
     });
     let router = add::<GetVolume, _, _>(router, c, |c, a| async move { c.show(&a.name()?).await });
     let router = add::<DeleteVolume, _, _>(router, c, |c, a| async move {
-        let force = a.flag(api::endpoint::FORCE);
-        c.delete(a.name()?, force).await.map(|()| Nothing)
+        let (force, discard) = (a.flag(api::endpoint::FORCE), a.flag(api::endpoint::DISCARD));
+        c.delete(a.name()?, force, discard).await.map(|()| Nothing)
     });
     let router = add::<GrowVolume, _, _>(router, c, |c, a| async move {
         c.grow(a.name()?, a.body.size_bytes).await
@@ -188,8 +189,23 @@ fn with_pools(router: Router, c: &Control) -> Router {
     )
 }
 
+/// What is done when records are lost.
+fn with_recovery(router: Router, c: &Control) -> Router {
+    let router = add::<ListOrphans, _, _>(router, c, |c, _| async move { Ok(c.orphans().await) });
+    let router = add::<PostAdoption, _, _>(router, c, |c, a| async move { c.adopt(a.body).await });
+    let router = add::<PostDiscard, _, _>(router, c, |c, a| async move {
+        c.discard(a.body).await.map(|()| Nothing)
+    });
+    let router =
+        add::<FindStrayPools, _, _>(router, c, |c, a| async move { c.find_pools(a.body).await });
+    let router =
+        add::<PostPoolImport, _, _>(router, c, |c, a| async move { c.import_pool(a.body).await });
+    add::<PostRecovery, _, _>(router, c, |c, a| async move { c.recover(a.body).await })
+}
+
 /// What concerns the cluster.
 fn cluster_routes(router: Router, c: &Control) -> Router {
+    let router = with_recovery(router, c);
     let router = add::<GetCluster, _, _>(router, c, |c, _| async move { Ok(c.cluster().await) });
     let router = add::<InitCluster, _, _>(router, c, |c, _| async move { c.init().await });
     let router = add::<PostJoin, _, _>(router, c, |c, a| async move { c.join(a.body).await });

@@ -382,6 +382,7 @@ pub(crate) mod tests {
             pools: Vec::new(),
             damaged_pools: Vec::new(),
             low_space_percent: 10,
+            images: Vec::new(),
             together: None,
         }
     }

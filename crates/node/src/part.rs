@@ -135,6 +135,8 @@ pub(crate) struct Part {
     over: watch::Sender<Option<Life>>,
     /// How the store's members were when they were last asked.
     health: Mutex<Vec<MemberHealth>>,
+    /// Whether its member of the store is to run no more.
+    retired: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -213,6 +215,7 @@ impl Part {
             asked: Mutex::default(),
             over: watch::Sender::new(None),
             health: Mutex::default(),
+            retired: AtomicBool::new(false),
         })
     }
 
@@ -244,6 +247,17 @@ impl Part {
         anchor::forget_records(path)
             .map_err(|why| IdentityError::Refused { path: path.to_owned(), why })?;
         Identity::remove(&self.data_dir.identity())
+    }
+
+    /// Has the node be the first of the new cluster `next` when its inside begins again, and its member of the old store
+    /// end for good: what that has is put aside.
+    pub(crate) async fn retire(&self, next: &Identity) -> Result<(), PartError> {
+        self.retired.store(true, Ordering::Release);
+        self.stop().await;
+        self.data_dir.set_member_aside(self.identity().cluster)?;
+        // There is nothing that it takes along; a store that is missing later is none that was empty.
+        drop(Embedded::open(&self.data_dir.store())?);
+        Ok(next.write(&self.data_dir.identity())?)
     }
 
     /// Takes the steps that are left. To be called again after an error.
@@ -457,6 +471,9 @@ impl Part {
             return Ok(());
         };
         let mut supervisor = lock(&self.supervisor);
+        if self.retired.load(Ordering::Acquire) {
+            return Err(PartError::Member("a new store takes its place".to_owned()));
+        }
         if let Some(running) = &*supervisor {
             return match &*running.state().borrow() {
                 member::State::Down(defect) if identity.stage != Stage::Leaving => {

@@ -5,6 +5,7 @@
 //! Where the copies of a volume are, its [`Place`]s say (RFD 0012, 2.4).
 
 mod chap;
+pub mod description;
 pub mod dhchap;
 pub mod mapping;
 mod secrets;

@@ -86,7 +86,7 @@ impl Deed {
             }
             Self::Grow => control.grow(name("old"), 8 << 20).await.map(drop),
             Self::Allow => control.allow(name("old"), vec![Initiator::Any]).await.map(drop),
-            Self::Delete => control.delete(name("old"), false).await,
+            Self::Delete => control.delete(name("old"), false, false).await,
         }
     }
 }

@@ -202,6 +202,18 @@ pub(crate) enum ClusterCommand {
     Witness(TokenArgs),
     /// List the nodes and the members of the store.
     Nodes,
+    /// Recover from the loss of the cluster's store, or of records: a new store if the old one is lost for good, volumes
+    /// from what images tell. Shows what it would do, and asks.
+    Recover {
+        /// Do without the copies of this node, which may be newer: what only they hold is lost. May be repeated.
+        #[arg(long, value_name = "NODE")]
+        without: Vec<String>,
+        /// Only show what would be done.
+        #[arg(long)]
+        plan: bool,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
     /// Take this node out of its cluster.
     Leave {
         /// Take out this one, which does not come back: its number or name. Or a member of the store whose
@@ -211,7 +223,20 @@ pub(crate) enum ClusterCommand {
         /// Do not ask the others, or the one that is taken out.
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
+}
+
+/// How a command that cannot be undone is confirmed, other than by typing the name when asked.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct ConfirmArgs {
+    /// Do not ask.
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// The name that would have to be typed when asked.
+    #[arg(long, value_name = "NAME", conflicts_with = "yes")]
+    pub(crate) confirm: Option<String>,
 }
 
 #[derive(Args, Debug)]
@@ -285,16 +310,46 @@ pub(crate) enum VolumeCommand {
         #[arg(long, requires = "clear")]
         yes: bool,
     },
+    /// List the images on this node that no record names as the copy of a volume.
+    Orphans,
+    /// Take an image that no record names as a volume, under its old name and targets.
+    Adopt {
+        /// The image: the path of a file or device, or POOL/VOLUME, as `windrose volume orphans` shows it.
+        image: String,
+        /// What the volume shall be called (default: what it was called).
+        #[arg(long)]
+        name: Option<VolumeName>,
+        /// Do without the copy of this node, which may be newer: what only it holds is lost. May be repeated.
+        #[arg(long, value_name = "NODE")]
+        without: Vec<String>,
+        /// Take it whatever other copies may hold that it lacks, and whatever is not known of it.
+        #[arg(long)]
+        force: bool,
+        /// Only show what would be done.
+        #[arg(long)]
+        plan: bool,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
+    /// Erase an image that no record names. What it holds is lost.
+    Discard {
+        /// The image: the path of a file or device, or POOL/VOLUME, as `windrose volume orphans` shows it.
+        image: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
     /// Delete a volume and its data.
     Delete {
         /// Name of the volume.
         name: VolumeName,
-        /// Do not ask.
-        #[arg(long)]
-        yes: bool,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
         /// Delete it even while initiators are logged in to it.
         #[arg(long)]
         force: bool,
+        /// Delete it even while no copy of it serves: what its copies hold is lost unseen.
+        #[arg(long)]
+        discard: bool,
     },
     /// Choose the protocols that export a volume.
     Export {
@@ -403,6 +458,18 @@ pub(crate) enum PoolCommand {
         /// Name of the pool.
         name: PoolName,
     },
+    /// Take a pool that disks of this machine hold and that the node does not know, with its volumes; without a name, list
+    /// those that there are.
+    Import {
+        /// Name of the pool, or its identity.
+        pool: Option<String>,
+        /// Look for its disks at this block device or file (default: at every block device). May be repeated.
+        #[arg(long, value_name = "PATH")]
+        disk: Vec<PathBuf>,
+        /// What it shall be called at this node (default: as it is).
+        #[arg(long = "as", value_name = "NAME", requires = "pool")]
+        name: Option<PoolName>,
+    },
     /// Add disks to a pool, while it serves.
     Add {
         /// Name of the pool.
@@ -465,9 +532,8 @@ pub(crate) enum PoolCommand {
     Delete {
         /// Name of the pool.
         name: PoolName,
-        /// Do not ask.
-        #[arg(long)]
-        yes: bool,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
         /// Forget it even if it cannot be opened. What its disks hold stays on them.
         #[arg(long)]
         force: bool,

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use api::client::CallError;
 use api::endpoint::{
-    DrainNode, GetCluster, GetHealth, InitCluster, Nothing, PostJoin, PostLeave, PostToken,
-    ResumeNode,
+    DrainNode, GetCluster, GetHealth, GetStatus, InitCluster, ListVolumes, Nothing, PostJoin,
+    PostLeave, PostToken, ResumeNode,
 };
 use api::{Cluster, ClusterStage, JoinCluster, LeaveCluster, NodeRole, WhichNode};
 use tokio::time::{Instant, sleep};
 
-use crate::cli::{ClusterCommand, NodeCommand, TokenArgs};
+use crate::cli::{ClusterCommand, ConfirmArgs, NodeCommand, TokenArgs};
 use crate::exit::{FAILED, Failure};
-use crate::remote::Remote;
-use crate::{files, show};
+use crate::remote::{Remote, confirmed};
+use crate::{files, recovery, show};
 
 /// How long a node may take to become what it is to be.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,8 +39,20 @@ pub(crate) async fn run(remote: Remote, command: ClusterCommand) -> Result<ExitC
             let cluster = client.call::<GetCluster>(&Nothing).await?;
             remote.print(&cluster, show::cluster)?;
         }
-        ClusterCommand::Leave { node, force } => {
+        ClusterCommand::Recover { without, plan, confirm } => {
+            let begins = recovery::cluster(&remote, without, plan, &confirm).await?;
+            if begins {
+                settled(&remote, ClusterStage::Member).await?;
+                eprintln!("{}", recovery::AFTER_NEW_STORE);
+            }
+        }
+        ClusterCommand::Leave { node, force, confirm } => {
             let other = node.is_some();
+            match &node {
+                Some(node) if force => confirm_removal(&confirm, node)?,
+                None if force => confirm_leaving(&remote, &confirm).await?,
+                _ => {}
+            }
             let left = client.call::<PostLeave>(&LeaveCluster { node, force }).await?;
             if other {
                 remote.print(&left, show::cluster)?;
@@ -66,6 +78,39 @@ pub(crate) async fn service(remote: Remote, command: NodeCommand) -> Result<Exit
     };
     remote.print(&cluster, show::cluster)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A node that forgets its cluster loses the records of all volumes: names, access, secrets.
+async fn confirm_leaving(remote: &Remote, confirm: &ConfirmArgs) -> Result<(), Failure> {
+    if confirm.yes {
+        return Ok(());
+    }
+    let cluster = remote.client.call::<GetCluster>(&Nothing).await?;
+    let status = remote.client.call::<GetStatus>(&Nothing).await?;
+    let volumes = remote.client.call::<ListVolumes>(&Nothing).await.map(|list| list.volumes);
+    let volumes: Vec<_> = volumes.unwrap_or_default().iter().map(|v| v.name.to_string()).collect();
+    let known = match volumes.is_empty() {
+        true => "the volumes of the cluster".to_owned(),
+        false => format!("the volumes {}", volumes.join(", ")),
+    };
+    let id = cluster.id.map(|id| format!(" {id}")).unwrap_or_default();
+    let name = status.node.name;
+    let what = format!(
+        "Node {name} forgets cluster{id} without asking the other nodes, for good: it loses the records of {known} \
+         (their names, who may use them, secrets). It serves nothing any more; the images stay where they are."
+    );
+    let hint = format!("--confirm {name} or --yes does it without asking");
+    confirmed(confirm, ("node", &name), &what, "taken out", &hint)
+}
+
+/// A node that is removed for good takes the records of its copies with it.
+fn confirm_removal(confirm: &ConfirmArgs, node: &str) -> Result<(), Failure> {
+    let what = format!(
+        "{node} is removed from the cluster for good, and the records of the copies that it keeps with it. What is on \
+         its disks is of no use to the cluster from then on."
+    );
+    let hint = format!("--confirm {node} or --yes does it without asking");
+    confirmed(confirm, ("node", node), &what, "removed", &hint)
 }
 
 async fn join(remote: &Remote, token: &TokenArgs, role: NodeRole) -> Result<(), Failure> {

@@ -13,6 +13,7 @@ mod host;
 mod log;
 mod manual;
 mod pool;
+mod recovery;
 mod remote;
 mod show;
 mod volume;

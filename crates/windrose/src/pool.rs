@@ -9,11 +9,11 @@ use api::endpoint::{
 };
 use api::{AddDisks, CreatePool, OpenPool, Pool, PoolDisk, PoolName, RemoveDisk, ReplaceDisk};
 
-use crate::cli::{CreatePoolArgs, OverwriteArgs, PoolCommand};
+use crate::cli::{ConfirmArgs, CreatePoolArgs, OverwriteArgs, PoolCommand};
 use crate::exit::{Failure, USAGE};
 use crate::files::absolute;
-use crate::remote::{Remote, ask_for_name};
-use crate::show;
+use crate::remote::{Remote, ask_for_name, confirmed};
+use crate::{recovery, show};
 
 pub(crate) async fn run(remote: Remote, command: PoolCommand) -> Result<ExitCode, Failure> {
     let client = &remote.client;
@@ -23,8 +23,12 @@ pub(crate) async fn run(remote: Remote, command: PoolCommand) -> Result<ExitCode
             remote.print(&list, show::pools)?;
             return Ok(ExitCode::SUCCESS);
         }
-        PoolCommand::Delete { name, yes, force } => {
-            delete(&remote, &name, yes, force).await?;
+        PoolCommand::Import { pool, disk, name } => {
+            recovery::import(&remote, pool, paths(&disk)?, name).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        PoolCommand::Delete { name, confirm, force } => {
+            delete(&remote, &name, &confirm, force).await?;
             return Ok(ExitCode::SUCCESS);
         }
         PoolCommand::Create(args) => client.call::<PostPool>(&request(*args)?).await?,
@@ -154,13 +158,18 @@ async fn open(
     Ok(OpenPool { without, take_over, confirm })
 }
 
-async fn delete(remote: &Remote, name: &PoolName, yes: bool, force: bool) -> Result<(), Failure> {
-    if !yes {
+async fn delete(
+    remote: &Remote,
+    name: &PoolName,
+    confirm: &ConfirmArgs,
+    force: bool,
+) -> Result<(), Failure> {
+    if !confirm.yes {
         // Names what is about to be lost, and finds out first whether it is there.
         let pool = remote.client.call_on::<GetPool>(name, &[], &Nothing).await?;
         let what = format!("This deletes pool {name}, with its {} disks.", pool.disks.len());
         let hint = "--yes deletes without asking";
-        ask_for_name(("pool", name.as_str()), &what, "deleted", hint)?;
+        confirmed(confirm, ("pool", name.as_str()), &what, "deleted", hint)?;
     }
     let flags: &[_] = if force { &[POOL_FORCE] } else { &[] };
     remote.client.call_on::<DeletePool>(name, flags, &Nothing).await?;

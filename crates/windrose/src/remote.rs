@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use api::client::Client;
 use serde::Serialize;
 
-use crate::cli;
+use crate::cli::{self, ConfirmArgs};
 use crate::exit::{FAILED, Failure, USAGE};
 use crate::files;
 
@@ -43,6 +43,25 @@ impl Remote {
             people(answer)
         };
         write(text.trim_end())
+    }
+}
+
+/// Makes sure that somebody means what cannot be undone: by the flags, or by typing the name.
+pub(crate) fn confirmed(
+    args: &ConfirmArgs,
+    (kind, name): (&str, &str),
+    what: &str,
+    done: &str,
+    hint: &str,
+) -> Result<(), Failure> {
+    match &args.confirm {
+        _ if args.yes => Ok(()),
+        None => ask_for_name((kind, name), what, done, hint),
+        Some(confirm) if confirm == name => Ok(()),
+        Some(confirm) => {
+            let message = format!("{kind} {name} is not {done}: {confirm} is confirmed");
+            Err(Failure::new(USAGE, message).hint(format!("--confirm {name}, if that is meant")))
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Answers as people read them.
 
 mod pool;
+mod recovery;
 
 use std::process::ExitCode;
 
@@ -18,6 +19,7 @@ use crate::connect;
 use crate::exit::{AT_RISK, Failure, UNAVAILABLE};
 use crate::remote::Remote;
 pub(crate) use pool::{pool, pools};
+pub(crate) use recovery::{importable, orphans, planned, recovery};
 
 /// `windrose status`.
 pub(crate) async fn status(remote: Remote) -> Result<ExitCode, Failure> {

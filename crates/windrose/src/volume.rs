@@ -5,10 +5,11 @@ use std::process::ExitCode;
 
 use api::client::{CallError, Client};
 use api::endpoint::{
-    AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeleteVolume, DenyInitiators,
-    FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes, MAP_FORCE, MapTarget,
-    Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetHostDhchap, SetHostTls,
-    SetInitiatorChap, SetProtocols, SwitchVolume, TakeOverVolume, VerifyVolume,
+    AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DISCARD, DeleteVolume,
+    DenyInitiators, FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes,
+    MAP_FORCE, MapTarget, Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, SetChap,
+    SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols, SwitchVolume, TakeOverVolume,
+    VerifyVolume,
 };
 use api::{
     AddCopy, Chap, CreateVolume, ForceCopy, Grow, HostDhchap, HostTls, Initiator, InitiatorChap,
@@ -16,11 +17,11 @@ use api::{
     VolumeName,
 };
 
-use crate::cli::{CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand, protocols};
+use crate::cli::{ConfirmArgs, CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand, protocols};
 use crate::exit::{FAILED, Failure, USAGE};
 use crate::files::absolute;
-use crate::remote::{Remote, ask_for_name};
-use crate::{files, show};
+use crate::remote::{Remote, ask_for_name, confirmed};
+use crate::{files, recovery, show};
 
 pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCode, Failure> {
     let client = &remote.client;
@@ -53,7 +54,12 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
         VolumeCommand::Reservations { name, clear, yes } => {
             reservations(&remote, &name, clear, yes).await?;
         }
-        VolumeCommand::Delete { name, yes, force } => delete(&remote, &name, yes, force).await?,
+        VolumeCommand::Delete { name, confirm, force, discard } => {
+            delete(&remote, &name, &confirm, (force, discard)).await?;
+        }
+        command @ (VolumeCommand::Orphans
+        | VolumeCommand::Adopt { .. }
+        | VolumeCommand::Discard { .. }) => recovery::images(&remote, command).await?,
         VolumeCommand::Export { name, via } => {
             let volume = client.call_on::<SetProtocols>(&name, &[], &protocols(&via)).await?;
             print(&remote, &volume)?;
@@ -61,9 +67,7 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
         VolumeCommand::Target { name, join, own, lun, force } => {
             let own = own.then(|| name.to_string());
             let map = MapVolume { target: join.or(own), lun };
-            let flags: &[_] = if force { &[MAP_FORCE] } else { &[] };
-            let volume = client.call_on::<MapTarget>(&name, flags, &map).await?;
-            print(&remote, &volume)?;
+            map_target(&remote, &name, &map, force).await?;
         }
         VolumeCommand::Allow { name, initiators } => {
             let initiators = Initiators { initiators };
@@ -81,16 +85,25 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
             print(&remote, &volume)?;
         }
         VolumeCommand::Dhchap { name, host, secret, ctrl_secret, off: _ } => {
-            let secrets = secret.map(|secret| files::dhchap(&secret, ctrl_secret.as_deref()));
-            let ask = HostDhchap { host, secrets: secrets.transpose()? };
-            let volume = client.call_on::<SetHostDhchap>(&name, &[], &ask).await?;
-            print(&remote, &volume)?;
+            dhchap(&remote, &name, host, (secret.as_deref(), ctrl_secret.as_deref())).await?;
         }
         VolumeCommand::Tls { name, host, key, optional, off: _ } => {
             tls(&remote, &name, host, (key.as_deref(), optional)).await?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Puts a volume behind a target.
+async fn map_target(
+    remote: &Remote,
+    name: &VolumeName,
+    map: &MapVolume,
+    force: bool,
+) -> Result<(), Failure> {
+    let flags: &[_] = if force { &[MAP_FORCE] } else { &[] };
+    let volume = remote.client.call_on::<MapTarget>(name, flags, map).await?;
+    print(remote, &volume)
 }
 
 /// Asks all initiators, or one, for CHAP, or no longer.
@@ -108,6 +121,19 @@ async fn chap_of(
         (None, Some(chap)) => client.call_on::<SetChap>(name, &[], &chap).await,
         (None, None) => client.call_on::<ClearChap>(name, &[], &Nothing).await,
     }
+}
+
+/// `windrose volume dhchap`: the files with the host's secret, if it shall have one, and the volume's.
+async fn dhchap(
+    remote: &Remote,
+    name: &VolumeName,
+    host: Initiator,
+    (secret, controller): (Option<&Path>, Option<&Path>),
+) -> Result<(), Failure> {
+    let secrets = secret.map(|secret| files::dhchap(secret, controller)).transpose()?;
+    let ask = HostDhchap { host, secrets };
+    let volume = remote.client.call_on::<SetHostDhchap>(name, &[], &ask).await?;
+    print(remote, &volume)
 }
 
 /// `windrose volume tls`: the file with the key, if the host shall have one, and whether it may come without.
@@ -272,22 +298,24 @@ fn backing(place: PlaceArgs) -> Result<NewBacking, Failure> {
     })
 }
 
-async fn delete(remote: &Remote, name: &VolumeName, yes: bool, force: bool) -> Result<(), Failure> {
-    if !yes {
+async fn delete(
+    remote: &Remote,
+    name: &VolumeName,
+    confirm: &ConfirmArgs,
+    (force, discard): (bool, bool),
+) -> Result<(), Failure> {
+    let flags = [force.then_some(FORCE), discard.then_some(DISCARD)];
+    let flags: Vec<_> = flags.into_iter().flatten().collect();
+    if !confirm.yes {
         // Names what is about to be lost, and finds out first whether it is there.
         let volume = remote.client.call_on::<GetVolume>(name, &[], &Nothing).await?;
-        confirm(&volume)?;
+        let (size, copies) = (api::Size(volume.size_bytes), show::copies(&volume.copies));
+        let what = format!("This deletes volume {name} ({size}) and all data on it ({copies}).");
+        let hint = "--yes deletes without asking";
+        confirmed(confirm, ("volume", name.as_str()), &what, "deleted", hint)?;
     }
-    let flags: &[_] = if force { &[FORCE] } else { &[] };
-    remote.client.call_on::<DeleteVolume>(name, flags, &Nothing).await?;
+    remote.client.call_on::<DeleteVolume>(name, &flags, &Nothing).await?;
     remote.print(&serde_json::json!({ "deleted": name }), |_| format!("Volume {name} is deleted."))
-}
-
-fn confirm(volume: &Volume) -> Result<(), Failure> {
-    let (name, size) = (&volume.name, api::Size(volume.size_bytes));
-    let copies = show::copies(&volume.copies);
-    let what = format!("This deletes volume {name} ({size}) and all data on it ({copies}).");
-    ask(name, &what, "deleted", "--yes deletes without asking")
 }
 
 /// Has somebody type the name of the volume that is to be `done` something to.

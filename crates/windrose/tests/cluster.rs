@@ -11,10 +11,10 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
 
 /// How long a cluster may take to notice something; the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Whether `etcd` is installed; says that this test could not test, if not.
-fn has_etcd() -> bool {
+pub(crate) fn has_etcd() -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if std::env::split_paths(&path).any(|dir| dir.join("etcd").is_file()) {
         return true;
@@ -31,7 +31,7 @@ fn has_etcd() -> bool {
 }
 
 /// An address of its own on the loopback for a node, so that every store's member has the usual ports.
-fn address(number: u8) -> String {
+pub(crate) fn address(number: u8) -> String {
     let pid = std::process::id();
     format!("127.{}.{}.{number}", 64 + (pid >> 8) % 64, pid % 256)
 }
@@ -79,7 +79,7 @@ impl Authority {
 }
 
 /// The nodes that `place` sees, once they are as `wanted`.
-fn nodes(place: &Place, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+pub(crate) fn nodes(place: &Place, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
     let deadline = now() + PATIENCE;
     loop {
         let cluster = place.json(&["cluster", "nodes"]);
@@ -94,7 +94,7 @@ fn nodes(place: &Place, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
 
 /// Waits until a node serves all of its volumes: mirrors are opened when leases of an earlier life are
 /// over.
-fn all_online(place: &Place, count: usize) {
+pub(crate) fn all_online(place: &Place, count: usize) {
     let deadline = now() + PATIENCE;
     loop {
         let list = place.json(&["volume", "list"]);
@@ -108,7 +108,7 @@ fn all_online(place: &Place, count: usize) {
     }
 }
 
-fn alive(nodes: &[Value]) -> Vec<u64> {
+pub(crate) fn alive(nodes: &[Value]) -> Vec<u64> {
     let alive = nodes.iter().filter(|n| n["alive"] == true);
     alive.map(|n| n["node"].as_u64().unwrap()).collect()
 }
@@ -154,7 +154,9 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     nodes(&b, |nodes| nodes[1]["drained"] == false);
     assert!(a.fails(4, &["node", "drain", "9"]).contains("no node 9"));
     assert!(a.fails(1, &["cluster", "leave"]).contains("keeps a copy of volume"));
-    assert!(a.fails(1, &["cluster", "leave", "--node", "2", "--force"]).contains("is alive"));
+    assert!(
+        a.fails(1, &["cluster", "leave", "--node", "2", "--force", "--yes"]).contains("is alive")
+    );
 
     node_b.kill();
     for place in [&a, &w] {
@@ -163,7 +165,11 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     [&a, &w].into_iter().for_each(tells_that_the_second_member_is_down);
     assert_eq!(a.json(&["volume", "list"])["volumes"].as_array().unwrap().len(), 2);
     assert!(a.fails(1, &["cluster", "leave", "--node", "2"]).contains("--force"));
-    a.ok(&["cluster", "leave", "--node", "2", "--force"]);
+    let leave = ["cluster", "leave", "--node", "2", "--force"];
+    assert!(a.fails(2, &leave).contains("--confirm 2"), "nobody has confirmed it");
+    let wrong = [&leave[..], &["--confirm", "3"]].concat();
+    assert!(a.fails(2, &wrong).contains("3 is confirmed"));
+    a.ok(&[&leave[..], &["--confirm", "2"]].concat());
     nodes(&w, |nodes| nodes.len() == 2);
 
     // The old disk returns under its old number, and is told.
@@ -173,7 +179,9 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
         assert!(now() < deadline, "{}", b.log());
         pause(100);
     }
-    b.ok(&["cluster", "leave", "--force"]);
+    let refused = b.fails(2, &["cluster", "leave", "--force"]);
+    assert!(refused.contains("node test is not taken out") && refused.contains("--confirm test"));
+    b.ok(&["cluster", "leave", "--force", "--confirm", "test"]);
     assert_eq!(b.json(&["cluster", "nodes"])["stage"], "alone");
     w.ok(&["cluster", "leave"]);
     nodes(&a, |nodes| nodes.len() == 1);
@@ -192,7 +200,7 @@ fn tells_that_the_second_member_is_down(place: &Place) {
 }
 
 /// What the status of `place` says of `subject` with `words` in it, once it does.
-fn finding(place: &Place, subject: &str, words: &str) -> Value {
+pub(crate) fn finding(place: &Place, subject: &str, words: &str) -> Value {
     let deadline = now() + PATIENCE;
     loop {
         // Its exit code tells the verdict.
@@ -282,8 +290,8 @@ fn a_learner_that_never_came_is_named_and_removed() {
         let joined = scope.spawn(|| b.ok(&["cluster", "join", "--token", token.trim()]));
         let found = finding(&a, "metadata store", &never);
         assert_eq!(found["severity"], "note");
-        let remove = ["cluster", "leave", "--node", &never, "--force"];
-        let command = format!("windrose {}", remove.join(" "));
+        let remove = ["cluster", "leave", "--node", &never, "--force", "--yes"];
+        let command = format!("windrose {}", remove[..5].join(" "));
         assert!(found["hint"].as_str().unwrap().contains(&command), "{found}");
         let deadline = now() + PATIENCE;
         while !b.log().contains(&format!("member {never} of the store has not learnt enough")) {
@@ -299,7 +307,7 @@ fn a_learner_that_never_came_is_named_and_removed() {
 }
 
 /// Waits until `place` says that all data are safe.
-fn safe(place: &Place) {
+pub(crate) fn safe(place: &Place) {
     let deadline = now() + PATIENCE;
     while !place.cli(&["status"]).status.success() {
         assert!(now() < deadline, "{}\n{}", place.ok(&["volume", "list"]), place.log());

@@ -21,7 +21,8 @@ const ROOM: usize = 64 << 10;
 const PLACES: [u64; 2] = [160 << 10, 256 << 10];
 const _: () = assert!(PLACES[0] + ROOM as u64 <= PLACES[1]);
 const _: () = assert!(PLACES[1] + ROOM as u64 <= SLOTS[1]);
-const _: () = assert!(PLACES[0] >= BEAT_AT + OWNER_BYTES as u64 && PLACES[1] + ROOM as u64 <= SECOND_AT);
+const _: () =
+    assert!(PLACES[0] >= BEAT_AT + OWNER_BYTES as u64 && PLACES[1] + ROOM as u64 <= SECOND_AT);
 
 const MAGIC: [u8; 16] = *b"WINDROSE VOLUME\n";
 

@@ -35,9 +35,14 @@ impl Control {
     pub(super) async fn do_chores(self) {
         let (mut progress, mut told) = (Progress::default(), None);
         let mut questions = self.0.asked.subscribe();
+        let mut looked = 0;
         loop {
             // Before it looks: what it tells is not older than the question.
             let asked = *questions.borrow_and_update();
+            if asked != looked {
+                self.look_around(false).await;
+                looked = asked;
+            }
             let cores = self.0.engine.report(Scope::All).await;
             // A core that does not tell may have sessions that nobody knows of.
             let asked = if cores.len() == self.0.engine.cores() { asked } else { 0 };
@@ -67,7 +72,18 @@ impl Control {
         let member_trouble = part.and_then(|part| part.member_trouble());
         let pools = self.0.engine.pool_reports().await;
         let pools = pools.into_iter().map(|(name, report)| (name, report.free_bytes)).collect();
-        NodeReport { bytes, free_bytes, mirrors, sessions, behind, member_trouble, pools, asked: 0 }
+        let images = self.told_images();
+        NodeReport {
+            bytes,
+            free_bytes,
+            mirrors,
+            sessions,
+            behind,
+            member_trouble,
+            pools,
+            images,
+            asked: 0,
+        }
     }
 
     /// Writes the report, if it says something new.

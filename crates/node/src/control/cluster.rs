@@ -39,7 +39,7 @@ const DRAINING: Duration = Duration::from_secs(20);
 /// How often is looked whether they do.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-fn conflict(message: impl Into<String>, hint: &str) -> ApiError {
+pub(super) fn conflict(message: impl Into<String>, hint: &str) -> ApiError {
     ApiError::new(Code::Conflict, message).hint(hint)
 }
 
@@ -50,7 +50,7 @@ fn join_error(error: &JoinError) -> ApiError {
     }
 }
 
-fn identity_error(error: &impl std::fmt::Display) -> ApiError {
+pub(super) fn identity_error(error: &impl std::fmt::Display) -> ApiError {
     ApiError::new(Code::Internal, error.to_string())
         .hint("the data directory may be full or read-only")
 }
@@ -351,6 +351,9 @@ impl Control {
                     "have another copy go on (windrose volume force), or delete the volume, first",
                 ));
             }
+            if record.stage == record::Stage::Ready {
+                self.check_give_up(&record, node).await?;
+            }
             record.places.retain(|place| place.node != node);
             let mut changes = record.replace(revision);
             if let Some((held, at)) = mirror
@@ -519,7 +522,7 @@ fn find<'a>(present: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError> {
 }
 
 /// Where other nodes reach this one.
-fn listens(settings: &Settings) -> Result<SocketAddr, ApiError> {
+pub(super) fn listens(settings: &Settings) -> Result<SocketAddr, ApiError> {
     settings.cluster.listen.first().copied().ok_or_else(|| {
         conflict(
             "cluster.listen is not set: other nodes could not reach this one",
@@ -539,7 +542,11 @@ pub(super) fn node_of_member(name: &str) -> Option<NodeId> {
 }
 
 /// The member of the store that this node is to run.
-fn own_member(settings: &Settings, at: SocketAddr, node: NodeId) -> Result<OwnMember, ApiError> {
+pub(super) fn own_member(
+    settings: &Settings,
+    at: SocketAddr,
+    node: NodeId,
+) -> Result<OwnMember, ApiError> {
     let store = &settings.cluster.store;
     if !is_installed(&store.program) {
         let message = format!("{} is not installed", store.program.display());

@@ -11,6 +11,7 @@ use cluster::identity::Role;
 use cluster::mirrors;
 use cluster::nodes::NodeView;
 use layers::mirror::Verified;
+use layers::mirror::member::Why;
 use layers::mirror::record::{Differing, Record};
 use peer::NodeId;
 use tokio::time::Instant;
@@ -19,12 +20,16 @@ use uuid::Uuid;
 use super::placement::{self, Candidate};
 use super::steps::random;
 use super::{Control, backing_error, store_error};
+use crate::engine::Scope;
 use crate::meta::MetaError;
 use crate::reconcile::Observed;
 use crate::record::{MAX_PLACES, Place, PlaceStage, Stored, VolumeRecord};
 
 /// Longest time that a node is given to take over, before the answer.
 const SWITCHING: Duration = Duration::from_secs(5);
+
+/// Longest time that a copy which was forced is given to serve, before the answer.
+const FORCING: Duration = Duration::from_secs(20);
 
 /// How often is looked whether it has.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -42,21 +47,17 @@ impl Control {
     /// [`Code::NotFound`]; [`Code::Conflict`] names the node that cannot have one, and why.
     pub async fn add_copy(&self, name: VolumeName, ask: AddCopy) -> Result<Volume, ApiError> {
         let on: Vec<_> = ask.node.into_iter().collect();
-        self.change_copies(
-            name,
-            Some(ask.backing.clone()),
-            move |control, record, Scene { free, .. }| {
-                let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
-                if taken.len() >= MAX_COPIES {
-                    return Err(conflict(format!("it has its {MAX_COPIES} copies")));
-                }
-                let node = control.choose(&on, 1, (&taken, &ask.backing), free)?.remove(0);
-                let place =
-                    control.wanted(record.id, &record.name, node, &ask.backing, ask.force)?;
-                record.add_place(place);
-                Ok(())
-            },
-        )
+        let new = (Some(ask.backing.clone()), None);
+        self.change_copies(name, new, move |control, record, Scene { free, .. }| {
+            let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
+            if taken.len() >= MAX_COPIES {
+                return Err(conflict(format!("it has its {MAX_COPIES} copies")));
+            }
+            let node = control.choose(&on, 1, (&taken, &ask.backing), free)?.remove(0);
+            let place = control.wanted(record.id, &record.name, node, &ask.backing, ask.force)?;
+            record.add_place(place);
+            Ok(())
+        })
         .await
     }
 
@@ -65,7 +66,8 @@ impl Control {
     /// # Errors
     /// [`Code::NotFound`]; [`Code::Conflict`] if nothing would be left.
     pub async fn remove_copy(&self, name: VolumeName, ask: RemoveCopy) -> Result<Volume, ApiError> {
-        self.change_copies(name, None, move |control, record, Scene { mirror, .. }| {
+        let gone = (None, Some(ask.node.clone()));
+        self.change_copies(name, gone, move |control, record, Scene { mirror, .. }| {
             let node = control.keeper(record, &ask.node)?;
             let others = mirror.others(node).next().is_some();
             let stays = |p: &Place| p.node != node && p.stage == PlaceStage::Made;
@@ -92,9 +94,11 @@ impl Control {
         name: VolumeName,
         ask: ReplaceCopy,
     ) -> Result<Volume, ApiError> {
+        let moves = ask.with.as_ref().is_some_and(|with| *with != ask.node);
+        let gone = (!moves).then(|| ask.node.clone());
         self.change_copies(
             name,
-            Some(ask.backing.clone()),
+            (Some(ask.backing.clone()), gone),
             move |control, record, Scene { free, mirror }| {
                 let old = control.keeper(record, &ask.node)?;
                 let with = ask.with.clone().filter(|with| *with != ask.node);
@@ -105,7 +109,9 @@ impl Control {
                             .hint("replace it with one on another node: --with NODE"));
                     }
                     let (id, name) = (record.id, record.name.clone());
-                    let place = control.wanted(id, &name, old, &ask.backing, ask.force)?;
+                    let mut place = control.wanted(id, &name, old, &ask.backing, ask.force)?;
+                    // What is replaced may be erased where it is.
+                    place.image = record.place(old).and_then(|p| p.image);
                     record.place_mut(old).into_iter().for_each(|p| p.clone_from(&place));
                     return Ok(());
                 };
@@ -130,7 +136,7 @@ impl Control {
     /// [`Code::NotFound`]; [`Code::Conflict`] for a node without a copy.
     pub async fn switch(&self, name: VolumeName, ask: SwitchTo) -> Result<Volume, ApiError> {
         let node = self.node_called(&ask.node)?;
-        self.change_copies(name.clone(), None, move |control, record, _| {
+        self.change_copies(name.clone(), (None, None), move |control, record, _| {
             record.prefer = Some(control.keeper(record, &ask.node)?);
             Ok(())
         })
@@ -213,6 +219,12 @@ impl Control {
                 conflict(format!("volume {name} is served")).hint("there is nothing to force")
             );
         }
+        if let Some(Why::Refused(refusal)) = self.own_why(id).await {
+            return Err(conflict(format!("volume {name} cannot be forced: {refusal}")).hint(
+                "the record of its mirror is older than its images: `windrose cluster recover` makes a newer one, led by \
+                 the newest copy",
+            ));
+        }
         if mirror.replicas.iter().any(|r| r.node == me && r.new) {
             return Err(conflict(format!(
                 "the copy of {name} on node {} was never in sync: it holds a part at most",
@@ -235,7 +247,31 @@ impl Control {
         tracing::warn!(volume = %name, "an operator has this copy go on alone, whatever is lost");
         let forced = self.0.engine.force(id).await;
         forced.map_err(|e| backing_error(name, &e))?;
+        self.await_forced(id, name).await?;
         self.show_id(id).await
+    }
+
+    /// Waits until a copy that was forced serves, and says why it does not.
+    async fn await_forced(&self, id: Uuid, name: &VolumeName) -> Result<(), ApiError> {
+        let deadline = Instant::now() + FORCING;
+        loop {
+            let Some(why) = self.own_why(id).await else { return Ok(()) };
+            if Instant::now() >= deadline {
+                let why = super::why::sentence(&why, &|node| self.node_name(node));
+                return Err(conflict(format!(
+                    "volume {name} was forced, and does not serve here yet: {why}"
+                ))
+                .hint("`windrose status` says how it goes on"));
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Why the copy here does not serve; `None` if it does.
+    async fn own_why(&self, id: Uuid) -> Option<Why> {
+        let reports = self.0.engine.report(Scope::One(id)).await;
+        let mirror = reports.iter().flat_map(|r| &r.volumes).find_map(|v| v.mirror.as_ref());
+        mirror.map_or(Some(Why::Unread { away: false }), |mirror| mirror.status.why.clone())
     }
 
     /// Compares the copies of a volume, and makes them like the one on node `keep` where they differ, if that is
@@ -320,11 +356,12 @@ impl Control {
             .hint("what was compared is known, and is not noted: ask again in a moment"))
     }
 
-    /// Changes the places of a volume, as its mirror is at that moment. A new one is to lie in `new`.
+    /// Changes the places of a volume, as its mirror is at that moment. A new one is to lie in `new`; what is on the
+    /// node `gone` is lost by it, so some copy has to serve.
     async fn change_copies<F>(
         &self,
         name: VolumeName,
-        new: Option<NewBacking>,
+        (new, gone): (Option<NewBacking>, Option<String>),
         change: F,
     ) -> Result<Volume, ApiError>
     where
@@ -338,6 +375,9 @@ impl Control {
             let gate = control.0.state.gate(id);
             let _held = gate.lock().await;
             let Stored { mut record, revision } = control.ready(id, &name).await?;
+            if let Some(node) = gone.and_then(|node| control.made_on(&record, &node)) {
+                control.check_give_up(&record, node).await?;
+            }
             let mirror = mirrors::get(&*control.0.meta, id).await;
             let Some((mirror, at)) = mirror.map_err(|e| store_error(&e))? else {
                 return Err(conflict(format!("volume {name} has no mirror yet"))
@@ -467,6 +507,13 @@ impl Control {
             conflict(format!("node {name} keeps no copy of it"))
                 .hint(format!("its copies are on {}", all.join(", ")))
         })
+    }
+
+    /// The node called `name`, if it keeps a copy that was made.
+    fn made_on(&self, record: &VolumeRecord, name: &str) -> Option<NodeId> {
+        let made = |p: &&Place| !matches!(p.stage, PlaceStage::Failed { .. });
+        let node = record.places.iter().filter(made).map(|p| p.node);
+        node.into_iter().find(|node| self.node_name(*node) == name)
     }
 
     /// The node called `name`.

@@ -139,7 +139,7 @@ impl Control {
     }
 
     /// The volume, if it could be opened; in a cluster once it serves here, or soon.
-    async fn opened(&self, id: Uuid, name: &VolumeName) -> Result<Volume, ApiError> {
+    pub(super) async fn opened(&self, id: Uuid, name: &VolumeName) -> Result<Volume, ApiError> {
         let deadline = Instant::now() + SERVING;
         while Instant::now() < deadline && !self.serves(id).await {
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -299,14 +299,25 @@ impl Control {
     /// Deletes a volume and its data.
     ///
     /// # Errors
-    /// [`Code::InUse`] while initiators are logged in at any node, or may be, unless `force`; [`Code::Backing`] when the
-    /// backing cannot be erased: the volume is then offline and can be deleted again.
-    pub async fn delete(&self, name: VolumeName, force: bool) -> Result<(), ApiError> {
+    /// [`Code::InUse`] while initiators are logged in at any node, or may be, unless `force`; [`Code::Conflict`] while no
+    /// copy serves, unless it may be `discard`ed; [`Code::Backing`] when the backing cannot be erased: the volume is
+    /// then offline and can be deleted again.
+    pub async fn delete(
+        &self,
+        name: VolumeName,
+        force: bool,
+        discard: bool,
+    ) -> Result<(), ApiError> {
         let control = self.clone();
-        self.detached(async move { control.delete_now(&name, force).await }).await
+        self.detached(async move { control.delete_now(&name, force, discard).await }).await
     }
 
-    async fn delete_now(&self, name: &VolumeName, force: bool) -> Result<(), ApiError> {
+    async fn delete_now(
+        &self,
+        name: &VolumeName,
+        force: bool,
+        discard: bool,
+    ) -> Result<(), ApiError> {
         let id = self.find(name)?;
         let gate = self.0.state.gate(id);
         let _held = gate.lock().await;
@@ -315,6 +326,9 @@ impl Control {
         if !force {
             self.check_unused(id, name).await?;
             self.check_unused_elsewhere(id, name).await?;
+        }
+        if !discard && let Some((stored, _)) = self.0.state.get(id) {
+            self.check_delete(&stored.record).await?;
         }
         self.delete_record(id).await?;
         self.0.state.forget_failure(id);
@@ -454,7 +468,7 @@ fn check(ask: &CreateVolume) -> Result<(), ApiError> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the control plane is no core")]
-fn now_s() -> u64 {
+pub(super) fn now_s() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map(|d| d.as_secs()).unwrap_or_default()
 }

@@ -4,6 +4,7 @@
 //! ([`crate::pools`]), written before its disks are touched.
 
 mod admin;
+mod import;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -431,7 +432,7 @@ impl Control {
     }
 
     /// The volumes whose copies on this node lie in a pool, by name.
-    fn volumes_in(&self, name: &PoolName) -> Vec<(Uuid, String)> {
+    pub(super) fn volumes_in(&self, name: &PoolName) -> Vec<(Uuid, String)> {
         let all = self.0.state.all();
         let within = all.iter().filter(|(s, _)| self.pool_name_of(&s.record) == Some(name));
         within.map(|(s, _)| (s.record.id, s.record.name.to_string())).collect()

@@ -111,7 +111,7 @@ impl Control {
     }
 
     /// Has nodes look and report; gives the commit that their reports have to name.
-    async fn ask(&self, nodes: &[NodeId]) -> Result<Revision, MetaError> {
+    pub(super) async fn ask(&self, nodes: &[NodeId]) -> Result<Revision, MetaError> {
         loop {
             let mut changes = Vec::new();
             for node in nodes {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::images::HeldImage;
 use crate::engine::{CoreReport, MirrorReport};
 
 /// What keys of reports begin with.
@@ -43,6 +44,9 @@ pub struct NodeReport {
     /// Its pools that are open, and how many bytes volumes may still have of each.
     #[serde(default)]
     pub pools: BTreeMap<PoolName, u64>,
+    /// Images that are not served there.
+    #[serde(default)]
+    pub images: Vec<HeldImage>,
     /// The question, by the commit that put it, after which it has looked at all of this.
     #[serde(default)]
     pub asked: u64,

@@ -45,6 +45,8 @@ pub struct Facts {
     pub damaged_pools: Vec<String>,
     /// Free space in a file system below which the status warns, in percent of its size.
     pub low_space_percent: u64,
+    /// What there is to say of images that no record names.
+    pub images: Vec<Finding>,
     /// The cluster, of a node in one.
     pub together: Option<Together>,
 }
@@ -93,6 +95,7 @@ impl Control {
             pools,
             damaged_pools,
             low_space_percent: settings.low_space_percent,
+            images: self.image_findings(),
             together,
         }
     }
@@ -111,6 +114,7 @@ pub fn assess(facts: &Facts) -> Status {
     space_findings(facts, &mut findings);
     memory::findings(facts, &mut findings);
     node_findings(facts, &mut findings);
+    findings.extend(facts.images.iter().cloned());
     if let Some(together) = &facts.together {
         together.findings(&mut findings);
         let records = facts.volumes.iter().map(|(s, _)| &s.record);
@@ -355,7 +359,8 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(finding(Severity::Warning, subject.clone(), message, Some(hint)));
     }
     if let Some(what) = &facts.waits_for {
-        let hint = "the node tries on by itself; `windrose cluster nodes` shows who there is";
+        let hint = "the node tries on by itself; `windrose cluster nodes` shows who there is. A store that is lost for \
+            good: windrose cluster recover --plan";
         let message = format!("it serves nothing yet and waits for its cluster: {what}");
         findings.push(finding(Severity::Critical, subject.clone(), message, Some(hint)));
     } else if !facts.serving {
@@ -436,6 +441,7 @@ mod tests {
             rival: None,
             unanchored: None,
             locked: Vec::new(),
+            images: Vec::new(),
             together: None,
             cores: Vec::new(),
             space: Space { data_dir: Some((100 << 30, 50 << 30)), ..Space::default() },

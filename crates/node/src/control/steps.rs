@@ -180,9 +180,12 @@ impl Control {
         let force = record
             .place(self.me())
             .is_some_and(|place| matches!(place.stage, PlaceStage::Wanted { force: true }));
-        let made = match self.erase_image(record).await {
-            Ok(()) => self.0.engine.make(record, force).await,
-            Err(e) => Err(e),
+        let made = match self.holds_old_copy(record).await {
+            Some(e) => Err(e),
+            None => match self.erase_image(record).await {
+                Ok(()) => self.0.engine.make(record, force).await,
+                Err(e) => Err(e),
+            },
         };
         self.0.state.observe(record.id, Observed::Closed);
         fault::pass(Point::VolumeMade);

@@ -173,6 +173,12 @@ impl Together {
         let subject = format!("volume {}", record.name);
         self.history_findings(record, findings);
         let serving = self.served_by(record.id);
+        if !self.mirrors.contains_key(&record.id) && record.places.len() > 1 {
+            let message = "the record of its mirror is lost: nobody knows which copy is the newest";
+            let hint = "windrose cluster recover finds out";
+            findings.push(finding(Severity::Critical, subject, message, Some(hint)));
+            return;
+        }
         if serving.is_empty() && self.is_young(record.id) {
             findings.push(finding(Severity::Note, subject, "it is being opened", None));
             return;

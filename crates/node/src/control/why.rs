@@ -13,7 +13,9 @@ pub(super) fn sentence(why: &Why, names: &impl Fn(NodeId) -> String) -> String {
                 .into()
         }
         Why::Unread { away: false } => "its record is being read".into(),
-        Why::Refused(refusal) => refusal.to_string(),
+        Why::Refused(refusal) => {
+            format!("{refusal} Which copy goes on: windrose cluster recover")
+        }
         Why::LegDead => {
             "its image is lost here: replace it (windrose volume mirror replace)".into()
         }

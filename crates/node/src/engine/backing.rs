@@ -163,7 +163,7 @@ impl Ground<'_> {
         })
     }
 
-    async fn open(&self, core: &Core, what: &Open) -> Result<File, BackingError> {
+    pub(super) async fn open(&self, core: &Core, what: &Open) -> Result<File, BackingError> {
         Ok(match *self {
             Self::Path(path) => File::open(core, path, what).await?,
             Self::Pool { seat, name } => {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use block::Epoch;
 use futures_util::future::join_all;
+use layers::file::File;
 use layers::mirror::Verified;
 use layers::multihost::Claim;
 use peer::frame::Refusal;
@@ -72,6 +73,8 @@ struct Kept {
     mirrored: Option<Rc<Mirrored>>,
     /// The pool that it lies in.
     pool: Option<Uuid>,
+    /// What its image was last told to tell of it.
+    told: Rc<RefCell<Vec<u8>>>,
 }
 
 impl Keeper {
@@ -96,6 +99,43 @@ impl Keeper {
             peers: RefCell::default(),
             stopping: Cell::new(false),
         })
+    }
+
+    pub(super) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Whether file systems without direct I/O may be used.
+    pub(super) fn is_buffered(&self) -> bool {
+        self.buffered
+    }
+
+    /// Who takes disks that other machines may reach.
+    pub(super) fn disk_claim(&self) -> Claim {
+        self.claim
+    }
+
+    /// The image of an open volume.
+    pub(super) fn image_of(&self, id: Uuid) -> Result<Rc<File>, BackingError> {
+        let open = self.open.borrow();
+        let kept = open.get(&id).ok_or_else(|| BackingError::refused("the volume is not open"))?;
+        Ok(Rc::clone(&kept.backed.file))
+    }
+
+    /// Has the image of an open volume tell `text` of it, if it does not yet. That is not waited for: a disk that does
+    /// not answer holds up nobody.
+    pub(super) fn describe(&self, id: Uuid, text: Vec<u8>) -> Result<(), BackingError> {
+        let file = self.image_of(id)?;
+        let told = self.open.borrow().get(&id).map(|kept| Rc::clone(&kept.told));
+        let Some(told) = told.filter(|told| *told.borrow() != text) else { return Ok(()) };
+        told.borrow_mut().clone_from(&text);
+        tokio::task::spawn_local(async move {
+            if let Err(error) = file.describe(&text).await {
+                tracing::warn!(volume = %id, %error, "its image does not tell of it");
+                told.borrow_mut().clear();
+            }
+        });
+        Ok(())
     }
 
     pub(super) fn server(&self) -> &Rc<Server> {
@@ -201,7 +241,8 @@ impl Keeper {
             thin: record.thin,
             access: mirrored.as_ref().map(|m| m.access()),
         });
-        self.open.borrow_mut().insert(record.id, Kept { volume, backed, mirrored, pool });
+        let told = Rc::default();
+        self.open.borrow_mut().insert(record.id, Kept { volume, backed, mirrored, pool, told });
         Ok(image)
     }
 
@@ -266,7 +307,7 @@ impl Keeper {
     pub(super) async fn close(&self, id: Uuid) -> Result<(), BackingError> {
         self.server.remove_volume(volume_id(id));
         let kept = self.open.borrow_mut().remove(&id);
-        let Some(Kept { volume, backed, mirrored, pool }) = kept else { return Ok(()) };
+        let Some(Kept { volume, backed, mirrored, pool, told: _ }) = kept else { return Ok(()) };
         let guests = self.guests.end(id);
         let closed = match &mirrored {
             None => {

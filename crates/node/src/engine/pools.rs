@@ -12,7 +12,8 @@ use futures_util::future::join_all;
 use layers::file::LABEL_AREA_BYTES;
 use layers::multihost::Claim;
 use layers::pool::{
-    CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolError, PoolHandle, PoolReport, PoolSeat,
+    CreatePool, Inspected, NewDisk, NewPoolVolume, OpenPool, Pool, PoolError, PoolHandle,
+    PoolReport, PoolSeat,
 };
 use layers::raid::geometry::Level;
 use rt::Core;
@@ -114,6 +115,21 @@ impl Pools {
         all.filter(|seen| matches!(seen, Ok(Some(disk)) if disk.pool == id)).count()
     }
 
+    /// Those of these that hold a disk of some pool, or what is left of one.
+    pub(super) async fn find_disks(
+        &self,
+        paths: Vec<PathBuf>,
+    ) -> Vec<(PathBuf, Result<Inspected, PoolError>)> {
+        let each = paths.iter().map(|path| layers::pool::inspect(&self.core, path, self.buffered));
+        let all = join_all(each).await.into_iter();
+        paths
+            .iter()
+            .cloned()
+            .zip(all)
+            .filter_map(|(path, seen)| Some((path, seen.transpose()?)))
+            .collect()
+    }
+
     fn report(&self) -> Vec<PoolReport> {
         self.own.borrow().values().map(|pool| pool.report()).collect()
     }
@@ -191,7 +207,7 @@ impl Engine {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pool_home(&self, name: &PoolName) -> Result<PoolHome, BackingError> {
+    pub(super) fn pool_home(&self, name: &PoolName) -> Result<PoolHome, BackingError> {
         let home = self.pools().get(name).cloned();
         home.ok_or_else(|| BackingError::refused(format!("pool {name} is not open")))
     }

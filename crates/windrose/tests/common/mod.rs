@@ -32,10 +32,15 @@ pub(crate) struct Place {
 impl Place {
     /// A place whose configuration ends with `more`.
     pub(crate) fn new(more: &str) -> Self {
+        Self::named("test", more)
+    }
+
+    /// The same for a node of this name.
+    pub(crate) fn named(name: &str, more: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("windrose.toml");
         let text = format!(
-            "name = \"test\"\ndata_dir = \"{0}/data\"\nshutdown_timeout_s = 10\n\
+            "name = \"{name}\"\ndata_dir = \"{0}/data\"\nshutdown_timeout_s = 10\n\
              [cores]\ncount = 2\npool = \"16M\"\n[disks]\nbuffered = true\nlow_space_percent = 0\n\
              [iscsi]\nportals = [\"127.0.0.1:0\"]\n\
              [nvme]\nportals = [\"127.0.0.1:0\"]\ndiscovery = [\"127.0.0.1:0\"]\n\

@@ -105,6 +105,27 @@ impl Control {
         &self,
         paths: Vec<PathBuf>,
     ) -> Result<(), ApiError> {
+        let users = self.users_of_paths();
+        let find = move || {
+            paths.into_iter().find_map(|path| {
+                let user = users.iter().find(|(used, _)| is_same(used, &path))?;
+                Some((path, user.1.clone()))
+            })
+        };
+        let found = tokio::task::spawn_blocking(find).await.unwrap_or_default();
+        found.map_or(Ok(()), |(path, user)| {
+            Err(ApiError::new(Code::Backing, format!("{} belongs to {user}", path.display()))
+                .hint("choose another file or device"))
+        })
+    }
+
+    /// Files and devices that records of this node name.
+    pub(in crate::control) fn used_paths(&self) -> Vec<PathBuf> {
+        self.users_of_paths().into_iter().map(|(path, _)| path).collect()
+    }
+
+    /// The same, with what uses them.
+    fn users_of_paths(&self) -> Vec<(PathBuf, String)> {
         let me = self.me();
         let volumes = self.0.state.all();
         let volumes = volumes.iter().filter_map(|(s, _)| {
@@ -117,17 +138,7 @@ impl Control {
             let disks = known.record.disks.iter().filter(|d| !d.out);
             users.extend(disks.map(|d| (d.path.clone(), user.clone())));
         }
-        let find = move || {
-            paths.into_iter().find_map(|path| {
-                let user = users.iter().find(|(used, _)| is_same(used, &path))?;
-                Some((path, user.1.clone()))
-            })
-        };
-        let found = tokio::task::spawn_blocking(find).await.unwrap_or_default();
-        found.map_or(Ok(()), |(path, user)| {
-            Err(ApiError::new(Code::Backing, format!("{} belongs to {user}", path.display()))
-                .hint("choose another file or device"))
-        })
+        users
     }
 
     /// Deletes a pool without volumes; with `force` also forgets one that cannot be opened.
@@ -462,12 +473,12 @@ fn level(ask: &CreatePool) -> (Level, Option<u16>) {
     }
 }
 
-fn conflict(message: impl Into<String>) -> ApiError {
+pub(super) fn conflict(message: impl Into<String>) -> ApiError {
     ApiError::new(Code::Conflict, message)
 }
 
 /// What a pool refuses, as the API tells it.
-fn pool_error(e: &BackingError) -> ApiError {
+pub(super) fn pool_error(e: &BackingError) -> ApiError {
     let error = ApiError::new(e.code(), e.to_string());
     match e.hint {
         Some(hint) => error.hint(hint),
@@ -476,14 +487,16 @@ fn pool_error(e: &BackingError) -> ApiError {
 }
 
 /// A pool's record that cannot be written, as the API tells it.
-fn not_written(name: &PoolName, error: &io::Error) -> ApiError {
+pub(super) fn not_written(name: &PoolName, error: &io::Error) -> ApiError {
     tracing::error!(pool = %name, %error, "what the node knows of a pool cannot be written down");
     ApiError::new(Code::Internal, format!("pool {name}: its record cannot be written: {error}"))
         .hint("see the node's log; the data directory may be full or read-only")
 }
 
 /// Refuses paths that the node cannot know the meaning of.
-fn check_paths<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), ApiError> {
+pub(super) fn check_paths<'a>(
+    paths: impl IntoIterator<Item = &'a PathBuf>,
+) -> Result<(), ApiError> {
     let odd = |p: &&PathBuf| p.is_relative() || p.as_os_str().as_encoded_bytes().contains(&0);
     paths.into_iter().find(odd).map_or(Ok(()), |path| {
         let message = format!("{} is not an absolute path", path.display());

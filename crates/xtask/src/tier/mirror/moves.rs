@@ -77,7 +77,7 @@ fn init(cluster: &mut Cluster, reached: &mut Reached) -> Result<()> {
             cluster.nodes[A].command(&["volume", "delete", &volume, "--yes"])?;
         } else {
             // It forgets all of this, its volumes too.
-            cluster.nodes[A].command(&["cluster", "leave", "--force"])?;
+            cluster.nodes[A].command(&["cluster", "leave", "--force", "--yes"])?;
         }
     }
     Ok(())

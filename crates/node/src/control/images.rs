@@ -1,0 +1,676 @@
+//! Images on this node that no record names: finding them, taking them as volumes, erasing them (RFD 0036).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use api::{
+    AdoptImage, AdoptedImage, ApiError, Backing, Code, DiscardImage, OrphanedImage, OrphanedImages,
+    PlannedVolume, Severity, VolumeName,
+};
+use block::Epoch;
+use cluster::mirrors;
+use layers::mirror::member::Why;
+use layers::mirror::record::{History, Member, Record, Replica};
+use peer::{Incarnation, NodeId};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::decide::{Choice, Copy, Doubt, decide, name_of, planned};
+use super::status::finding;
+use super::{Control, steps, store_error};
+use crate::engine::{BackingError, FoundImage, FoundLog, ImagePlace, Scope};
+use crate::pools;
+use crate::reconcile::Observed;
+use crate::record::{Mapping, Place, PlaceStage, Stage, VolumeRecord};
+
+/// How often is looked for images that no record names.
+const EVERY: Duration = Duration::from_secs(30);
+
+/// Longest time that another node is given to say which images it has.
+const ANSWER: Duration = Duration::from_secs(15);
+
+/// How often is looked whether it has.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Findings about single images; the rest is counted.
+const MAX_FINDINGS: usize = 20;
+
+/// Most bytes that a node tells of its images.
+const TOLD_BYTES: usize = 512 << 10;
+
+/// How far above all epochs that are known a recovered volume begins: a copy that is done without may have gone on.
+const EPOCHS_AHEAD: u64 = 1000;
+
+/// An image on this node that is not served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldImage {
+    /// Where it is.
+    pub place: ImagePlace,
+    /// Whether that is a block device.
+    pub device: bool,
+    /// Whether a record names it as the copy of its volume here.
+    pub listed: bool,
+    /// What it tells.
+    pub found: FoundImage,
+}
+
+/// What was found when somebody looked last.
+#[derive(Debug, Default)]
+pub(super) struct Images {
+    held: Vec<HeldImage>,
+}
+
+/// A place that no record names, before anybody has looked at it.
+type Unlisted = (ImagePlace, bool);
+
+impl Control {
+    /// Looks for images that no record names, for as long as the node runs.
+    pub(super) async fn follow_images(self) {
+        loop {
+            self.look_around(false).await;
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// The images on this node that are not served: those that no record names, and those of volumes that are refused.
+    /// At block devices is looked only if it is `thorough`, for an administrator: others may use them. What was found there
+    /// is remembered.
+    pub(super) async fn look_around(&self, thorough: bool) -> Vec<HeldImage> {
+        if !self.is_serving() || !self.keeps_data() {
+            return Vec::new();
+        }
+        let mut held = Vec::new();
+        for (place, device) in self.unlisted(thorough).await {
+            if let Ok(found) = self.0.engine.find_image(&place).await {
+                held.push(HeldImage { place, device, listed: false, found });
+            }
+        }
+        held.extend(self.unserved().await);
+        let used: BTreeSet<_> = self.used_paths().into_iter().map(ImagePlace::Path).collect();
+        let mut images = self.0.images.lock().unwrap_or_else(PoisonError::into_inner);
+        if !thorough {
+            let known = |h: &&HeldImage| h.device && !h.listed && !used.contains(&h.place);
+            held.extend(images.held.iter().filter(known).cloned());
+        }
+        images.held.clone_from(&held);
+        held
+    }
+
+    /// What others are told of it: as much as there is room for in the store.
+    pub(super) fn told_images(&self) -> Vec<HeldImage> {
+        let (mut images, mut room) = (self.held_images(), TOLD_BYTES);
+        images.retain(|image| {
+            let bytes = serde_json::to_vec(image).map_or(usize::MAX, |text| text.len());
+            let fits = bytes <= room;
+            room = room.saturating_sub(bytes);
+            fits
+        });
+        images
+    }
+
+    /// Why an image is not taken, as part of a plan.
+    pub(super) fn not_taken(&self, held: &HeldImage, why: &ApiError) -> PlannedVolume {
+        let copies = [self.own_copy(held)];
+        let plan = planned(&copies, &Err(Doubt::Partial(Vec::new())));
+        let hint = why.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+        PlannedVolume { doubt: Some(format!("{}{hint}", why.message)), ..plan }
+    }
+
+    /// What was found last.
+    pub(super) fn held_images(&self) -> Vec<HeldImage> {
+        self.0.images.lock().unwrap_or_else(PoisonError::into_inner).held.clone()
+    }
+
+    /// Places that may hold an image and that no record names.
+    async fn unlisted(&self, devices: bool) -> Vec<Unlisted> {
+        let directory = self.0.settings.data_dir.join("volumes");
+        // Before the records are looked at: what is created meanwhile is not there yet.
+        let found = tokio::task::spawn_blocking(move || paths(directory, devices)).await;
+        let found = found.unwrap_or_default();
+        let reports = self.0.engine.pool_reports().await;
+        let used = self.used_paths();
+        let unlisted = tokio::task::spawn_blocking(move || unused(found, &used)).await;
+        let mut unlisted = unlisted.unwrap_or_default();
+        for (pool, report) in reports {
+            let listed: BTreeSet<_> =
+                self.volumes_in(&pool).into_iter().map(|(id, _)| id).collect();
+            let within = report.volumes.iter().map(|v| v.id).filter(|id| !listed.contains(id));
+            unlisted.extend(within.map(|id| (ImagePlace::InPool(pool.clone(), id), false)));
+        }
+        unlisted
+    }
+
+    /// Images of volumes whose records name them, and which are refused here.
+    async fn unserved(&self) -> Vec<HeldImage> {
+        let cores = self.0.engine.report(Scope::All).await;
+        let refused = |id: Uuid| {
+            let reports = cores.iter().flat_map(|c| &c.volumes).filter(|v| v.id == id);
+            let mut mirrors = reports.filter_map(|v| v.mirror.as_ref());
+            mirrors.any(|m| matches!(m.status.why, Some(Why::Refused(_))))
+        };
+        let mut held = Vec::new();
+        for (stored, observed) in self.0.state.all() {
+            let record = &stored.record;
+            let Some(place) = record.place(self.me()).filter(|p| p.stage == PlaceStage::Made)
+            else {
+                continue;
+            };
+            let at = match &place.backing {
+                Backing::File { path } | Backing::Device { path } => ImagePlace::Path(path.clone()),
+                Backing::Pool { pool } => ImagePlace::InPool(pool.clone(), record.id),
+            };
+            let found = match observed {
+                Observed::Open { .. } if refused(record.id) => {
+                    self.0.engine.find_open_image(record.id).await
+                }
+                Observed::Open { .. } | Observed::Erased | Observed::Stuck { .. } => continue,
+                Observed::Closed if !self.lacks_mirror(record) => continue,
+                Observed::Closed | Observed::Broken { .. } => {
+                    let gate = self.0.state.gate(record.id);
+                    let _held = gate.lock().await;
+                    self.0.engine.find_image(&at).await
+                }
+            };
+            if let Ok(found) = found {
+                let device = matches!(place.backing, Backing::Device { .. });
+                held.push(HeldImage { place: at, device, listed: true, found });
+            }
+        }
+        held
+    }
+
+    /// Whether the record of a volume's mirror is lost: its copies are not opened.
+    fn lacks_mirror(&self, record: &VolumeRecord) -> bool {
+        let alone = record.places.len() == 1;
+        self.membership().is_some() && !alone && self.0.state.mirror(record.id).is_none()
+    }
+
+    /// Images that no record names.
+    pub async fn orphans(&self) -> OrphanedImages {
+        let held = self.look_around(true).await;
+        let orphans = held.iter().filter(|h| !h.listed).map(|h| self.orphan(h));
+        OrphanedImages { images: orphans.collect() }
+    }
+
+    fn orphan(&self, held: &HeldImage) -> OrphanedImage {
+        let found = &held.found;
+        let listed = self.0.state.get(found.volume).map(|(s, _)| s.record.name);
+        let copy = self.own_copy(held);
+        OrphanedImage {
+            image: held.place.to_string(),
+            volume: found.volume,
+            name: name_of(&copy),
+            size_bytes: found.size_bytes,
+            listed_as: listed,
+            epoch: copy.shown().epoch,
+            problem: match &found.log {
+                FoundLog::Lost(why) => Some(why.clone()),
+                FoundLog::Never | FoundLog::Has { .. } => found.undescribed.clone(),
+            },
+        }
+    }
+
+    /// Whether a record names an image as the copy of its volume here.
+    fn is_named(&self, held: &HeldImage) -> bool {
+        let Some((stored, _)) = self.0.state.get(held.found.volume) else { return false };
+        let Some(place) = stored.record.place(self.me()) else { return false };
+        match &held.place {
+            ImagePlace::Path(path) => place.backing.path() == Some(path.as_path()),
+            ImagePlace::InPool(pool, _) => place.backing.pool() == Some(pool),
+        }
+    }
+
+    fn own_copy(&self, held: &HeldImage) -> Copy {
+        self.copy_of(self.me(), held)
+    }
+
+    fn copy_of(&self, node: NodeId, held: &HeldImage) -> Copy {
+        Copy {
+            node,
+            node_name: self.node_name(node),
+            place: held.place.clone(),
+            device: held.device,
+            found: held.found.clone(),
+        }
+    }
+
+    /// What there is to say of images that no record names.
+    pub(super) fn image_findings(&self) -> Vec<api::Finding> {
+        let held = self.held_images();
+        // It may have been taken in since it was found.
+        let is_orphan = |h: &&HeldImage| !h.listed && !self.is_named(h);
+        let orphans: Vec<_> = held.iter().filter(is_orphan).map(|h| self.orphan(h)).collect();
+        let mut findings: Vec<_> = orphans
+            .iter()
+            .take(MAX_FINDINGS)
+            .map(|o| orphan_finding(o, &self.0.settings.name))
+            .collect();
+        if let Some(more) = orphans.len().checked_sub(MAX_FINDINGS).filter(|more| *more > 0) {
+            let message = format!("{more} more images hold volumes that no record names");
+            let hint = "windrose volume orphans lists them";
+            findings.push(finding(Severity::Warning, "images", message, Some(hint)));
+        }
+        findings
+    }
+
+    /// All images that are not served, on all nodes that answer; and the names of those that do not.
+    pub(super) async fn all_copies(&self) -> Result<(Vec<(Copy, bool)>, Vec<String>), ApiError> {
+        let own = self.look_around(true).await;
+        let mut copies: Vec<_> = own.iter().map(|h| (self.own_copy(h), h.listed)).collect();
+        let Some(membership) = self.membership() else { return Ok((copies, Vec::new())) };
+        let others: Vec<NodeId> = {
+            let nodes = membership.nodes.borrow();
+            let others = nodes.iter().filter(|(n, view)| **n != membership.node && view.alive);
+            others.map(|(n, _)| *n).collect()
+        };
+        if others.is_empty() {
+            return Ok((copies, Vec::new()));
+        }
+        let asked = self.ask(&others).await.map_err(|e| store_error(&e))?;
+        let deadline = Instant::now() + ANSWER;
+        loop {
+            let reports = self.reports().await.map_err(|e| store_error(&e))?;
+            let answers = |n: &&NodeId| reports.get(n).is_some_and(|r| r.asked >= asked.0);
+            let (told, silent): (Vec<_>, Vec<_>) = others.iter().partition(answers);
+            if silent.is_empty() || Instant::now() >= deadline {
+                for node in told {
+                    let images =
+                        reports.get(&node).map(|r| r.images.as_slice()).unwrap_or_default();
+                    copies.extend(images.iter().map(|h| (self.copy_of(node, h), h.listed)));
+                }
+                return Ok((copies, silent.into_iter().map(|n| self.node_name(n)).collect()));
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Takes an image that no record names as a volume.
+    ///
+    /// # Errors
+    /// [`Code::Conflict`] says why it is not taken, and what else to do with it.
+    pub async fn adopt(&self, ask: AdoptImage) -> Result<AdoptedImage, ApiError> {
+        let control = self.clone();
+        self.detached(async move { control.adopt_now(ask).await }).await
+    }
+
+    pub(super) async fn adopt_now(&self, ask: AdoptImage) -> Result<AdoptedImage, ApiError> {
+        self.check_keeps_data()?;
+        let copy = self.orphan_at(&ask.image).await?;
+        if let Some((stored, _)) = self.0.state.get(copy.found.volume) {
+            return Err(self.is_listed(&copy, &stored.record.name));
+        }
+        let (copies, _) = self.all_copies().await?;
+        let same = copies.into_iter().map(|(c, _)| c).filter(|c| {
+            c.found.volume == copy.found.volume && (c.node, &c.place) != (copy.node, &copy.place)
+        });
+        let same: Vec<_> = same.collect();
+        let copies: Vec<_> = std::iter::once(copy).chain(same).collect();
+        let decided = match ask.force {
+            true => Ok(Choice { leads: 0, follow: Vec::new() }),
+            false => decide(&copies, &ask.without),
+        };
+        let mut plan = planned(&copies, &decided);
+        plan.name = ask.name.or(plan.name);
+        if ask.plan {
+            return Ok(AdoptedImage { plan, volume: None });
+        }
+        let choice = decided.map_err(|doubt| {
+            let message = format!("{} is not taken: {}", copies[0].at(), doubt.sentence());
+            ApiError::new(Code::Conflict, message)
+        })?;
+        if choice.leads != 0 {
+            let message = format!(
+                "{} is not taken: {} is newer, or as good",
+                copies[0].at(),
+                copies[choice.leads].at()
+            );
+            return Err(ApiError::new(Code::Conflict, message)
+                .hint("`windrose cluster recover` takes all copies, led by that one"));
+        }
+        let name = plan.name.clone().ok_or_else(|| nameless(&copies[0]))?;
+        let id = self.take_in(&name, &copies, &choice).await?;
+        self.settle(id).await;
+        let volume = self.opened(id, &name).await?;
+        self.look_around(false).await;
+        Ok(AdoptedImage { plan, volume: Some(volume) })
+    }
+
+    /// What is at a place that no record names.
+    async fn orphan_at(&self, text: &str) -> Result<Copy, ApiError> {
+        let place = ImagePlace::parse(text).ok_or_else(|| {
+            let message = format!("{text} is neither an absolute path nor POOL/VOLUME");
+            ApiError::new(Code::InvalidRequest, message)
+                .hint("`windrose volume orphans` lists the images that no record names")
+        })?;
+        match &place {
+            ImagePlace::Path(path) => self.check_unused_paths(vec![path.clone()]).await?,
+            ImagePlace::InPool(pool, id) => {
+                if let Some((_, name)) = self.volumes_in(pool).into_iter().find(|(v, _)| v == id) {
+                    let message = format!("{place} is the copy of volume {name} already");
+                    return Err(ApiError::new(Code::Conflict, message));
+                }
+            }
+        }
+        let found = self.0.engine.find_image(&place).await.map_err(|e| not_found(&e))?;
+        // A record that cannot be read names it, for all that is known.
+        if let Err(e) = self.stored(found.volume).await {
+            let message =
+                format!("{place} holds volume {}, whose record cannot be read: {e}", found.volume);
+            return Err(ApiError::new(Code::Conflict, message)
+                .hint("restore the store from a backup, or recover the record first"));
+        }
+        let device = match &place {
+            ImagePlace::Path(path) => is_device(path.clone()).await,
+            ImagePlace::InPool(..) => false,
+        };
+        let held = HeldImage { place, device, listed: false, found };
+        Ok(self.own_copy(&held))
+    }
+
+    /// A copy of a volume that there is must not become a second one.
+    fn is_listed(&self, copy: &Copy, name: &VolumeName) -> ApiError {
+        let (me, place) = (&self.0.settings.name, &copy.place);
+        let message = format!(
+            "{place} is a copy of volume {name}, which has its copies elsewhere: it is older, or another one's"
+        );
+        let at = match place {
+            ImagePlace::Path(path) if copy.device => format!("--device {}", path.display()),
+            ImagePlace::Path(path) => format!("--path {}", path.display()),
+            ImagePlace::InPool(pool, _) => format!("--pool {pool}"),
+        };
+        let hint = match self.membership() {
+            Some(_) => format!(
+                "to have it brought in sync, copied anew: windrose volume mirror add {name} --on {me} {at} --force"
+            ),
+            None => format!("to be rid of it: windrose volume discard {place}"),
+        };
+        ApiError::new(Code::Conflict, message).hint(hint)
+    }
+
+    /// Makes a volume of what its copies tell. Nobody is let in who had to prove who he is.
+    pub(super) async fn take_in(
+        &self,
+        name: &VolumeName,
+        copies: &[Copy],
+        choice: &Choice,
+    ) -> Result<Uuid, ApiError> {
+        if let Some(id) = self.0.state.find(name) {
+            let message =
+                format!("volume {name} is not taken in: there is another one of that name ({id})");
+            return Err(ApiError::new(Code::Exists, message)
+                .hint("take it under another name: windrose volume adopt IMAGE --name NAME"));
+        }
+        if self.0.state.count() >= self.0.settings.max_volumes {
+            let message = format!("the node has its {} volumes", self.0.settings.max_volumes);
+            return Err(ApiError::new(Code::Conflict, message).hint("raise limits.volumes"));
+        }
+        let members: Vec<_> =
+            std::iter::once(choice.leads).chain(choice.follow.iter().copied()).collect();
+        let mut members: Vec<_> = members.into_iter().map(|n| copies[n].clone()).collect();
+        self.break_with_mirror(&mut members).await?;
+        let record = self.record_of(name, &members)?;
+        let mut changes = record.insert();
+        if self.membership().is_some() {
+            let above = copies.iter().filter_map(|c| c.shown().epoch).max().unwrap_or(0);
+            changes.push(mirrors::create(record.id, &recovered_mirror(&members, above)));
+        }
+        self.0.meta.commit(changes).await.map_err(|e| store_error(&e))?;
+        tracing::warn!(volume = %name, id = %record.id, copies = members.len(), "taken in from what its images tell");
+        Ok(record.id)
+    }
+
+    /// A node by itself keeps no marks for other copies: to mirrors that know the image it must be another one from
+    /// now on, else they would take for granted that they know what it lacks.
+    async fn break_with_mirror(&self, members: &mut [Copy]) -> Result<(), ApiError> {
+        if self.membership().is_some() {
+            return Ok(());
+        }
+        for copy in members.iter_mut().filter(|c| c.found.log != FoundLog::Never) {
+            let name = Uuid::new_v4();
+            let renamed = self.0.engine.rename_image(&copy.place, name).await;
+            renamed.map_err(|e| ApiError::new(e.code(), e.to_string()))?;
+            (copy.found.image, copy.found.generation) = (name, copy.found.generation + 1);
+        }
+        Ok(())
+    }
+
+    fn record_of(&self, name: &VolumeName, members: &[Copy]) -> Result<VolumeRecord, ApiError> {
+        let lead = members.first().ok_or_else(|| ApiError::new(Code::Internal, "no copy leads"))?;
+        let (found, settings) = (&lead.found, &self.0.settings);
+        let told = found.description.as_ref().filter(|d| d.name == *name);
+        let place = |c: &Copy| Place {
+            node: c.node,
+            backing: c.place.backing(c.device),
+            image: Some(c.found.image),
+            image_generation: c.found.generation,
+            stage: PlaceStage::Made,
+        };
+        let mut places: Vec<_> = members.iter().map(place).collect();
+        places.sort_by_key(|p| p.node);
+        let guarded = found.description.as_ref().is_some_and(|d| !d.secrets.is_empty());
+        let allow = found.description.as_ref().filter(|_| !guarded).map(|d| d.allow.clone());
+        let record = VolumeRecord {
+            id: found.volume,
+            name: name.clone(),
+            stage: Stage::Ready,
+            size_bytes: found.size_bytes,
+            block_size: found.block_size,
+            thin: found.thin,
+            places,
+            creator: None,
+            prefer: None,
+            protocols: told.map(|d| d.protocols).unwrap_or_default(),
+            iscsi_target: told.map_or_else(
+                || format!("{}:{name}", settings.iscsi_authority),
+                |d| d.iscsi_target.clone(),
+            ),
+            mapping: Mapping::default(),
+            nvme_subsystem: told.map_or_else(
+                || format!("{}:{name}", settings.nvme_authority),
+                |d| d.nvme_subsystem.clone(),
+            ),
+            allow: allow.unwrap_or_default(),
+            chap: None,
+            proofs: BTreeMap::new(),
+            hosts: BTreeMap::new(),
+            tls: BTreeMap::new(),
+            created_s: found
+                .description
+                .as_ref()
+                .map_or_else(super::create::now_s, |d| d.created_s),
+        };
+        self.check_target_names(&record)?;
+        Ok(record)
+    }
+
+    /// Refuses a volume whose target or subsystem another one has.
+    fn check_target_names(&self, record: &VolumeRecord) -> Result<(), ApiError> {
+        let all = self.0.state.all();
+        let taken = all.iter().map(|(s, _)| &s.record).find(|r| {
+            r.iscsi_target == record.iscsi_target || r.nvme_subsystem == record.nvme_subsystem
+        });
+        taken.map_or(Ok(()), |other| {
+            let (name, target) = (&record.name, &record.iscsi_target);
+            let message = format!(
+                "volume {name} is not taken in: volume {} has its target {target}",
+                other.name
+            );
+            Err(ApiError::new(Code::Exists, message)
+                .hint("take it under another name: windrose volume adopt IMAGE --name NAME"))
+        })
+    }
+
+    /// Erases an image that no record names.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] without the volume's identity; [`Code::Conflict`] for an image that a record names.
+    pub async fn discard(&self, ask: DiscardImage) -> Result<(), ApiError> {
+        let control = self.clone();
+        self.detached(async move {
+            let copy = control.orphan_at(&ask.image).await?;
+            if copy.found.volume != ask.confirm {
+                let message = format!(
+                    "{} holds volume {}, and {} is confirmed",
+                    copy.place, copy.found.volume, ask.confirm
+                );
+                return Err(ApiError::new(Code::InvalidRequest, message)
+                    .hint("confirm with the identity of the volume: what the image holds is lost"));
+            }
+            let erased = control.0.engine.erase_image(&copy.place, copy.found.volume).await;
+            erased.map_err(|e| not_found(&e))?;
+            tracing::warn!(image = %copy.place, volume = %copy.found.volume, "an operator has it erased");
+            control.look_around(true).await;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Whether what a new copy would be written over holds the volume as it once was: no attempt of making it has left
+    /// that.
+    pub(super) async fn holds_old_copy(&self, record: &VolumeRecord) -> Option<BackingError> {
+        let place = record.place(self.me())?;
+        if matches!(place.stage, PlaceStage::Wanted { force: true }) {
+            return None;
+        }
+        let at = match &place.backing {
+            Backing::File { path } | Backing::Device { path } => ImagePlace::Path(path.clone()),
+            Backing::Pool { pool } => ImagePlace::InPool(pool.clone(), record.id),
+        };
+        let found = self.0.engine.find_image(&at).await.ok()?;
+        let epoch = match found.log {
+            FoundLog::Has { epoch, .. } if epoch > 0 => epoch,
+            FoundLog::Never | FoundLog::Lost(_) | FoundLog::Has { .. } => return None,
+        };
+        if found.volume != record.id || place.image == Some(found.image) {
+            return None;
+        }
+        let message =
+            format!("{at} holds a copy of volume {} already, of epoch {epoch}", record.name);
+        Some(BackingError::refused(message).hinted(Some("--force overwrites it")))
+    }
+}
+
+/// The record of the mirror of a volume that is taken in: the first copy is in sync, the others are brought in sync
+/// with it. It is above all that any of them, or others, may have seen, and all that lived in memory is gone.
+pub(super) fn recovered_mirror(members: &[Copy], above: u64) -> Record {
+    let epoch = Epoch(if above == 0 { 1 } else { above + EPOCHS_AHEAD });
+    let lead = members.first().map_or(NodeId(0), |c| c.node);
+    let mut replicas: Vec<_> = members
+        .iter()
+        .map(|c| Replica { node: c.node, image: c.found.image, new: false })
+        .collect();
+    replicas.sort_by_key(|r| r.node);
+    Record {
+        epoch,
+        config: steps::random(),
+        replicas,
+        in_sync: vec![Member { node: lead, incarnation: Incarnation(0) }],
+        primary: lead,
+        born: epoch,
+        history: History { forced: epoch, ..History::default() },
+    }
+}
+
+fn orphan_finding(orphan: &OrphanedImage, node: &str) -> api::Finding {
+    let OrphanedImage { image, volume, name, size_bytes, listed_as, .. } = orphan;
+    let size = api::Size(*size_bytes);
+    let subject = format!("image {image}");
+    if let Some(listed) = listed_as {
+        let message = format!("it is a copy of volume {listed} ({size}) that no record names");
+        let hint = format!(
+            "windrose volume mirror add {listed} --on {node} … --force makes it one again, copied anew; windrose volume \
+             discard {image} erases it"
+        );
+        return finding(Severity::Note, subject, message, Some(&hint));
+    }
+    let called = name.as_ref().map_or_else(|| volume.to_string(), ToString::to_string);
+    let message =
+        format!("it holds volume {called} ({size}), which no record names: nobody can reach it");
+    let hint = format!(
+        "windrose volume adopt {image} takes it as a volume; windrose cluster recover looks at the copies of all nodes"
+    );
+    finding(Severity::Warning, subject, message, Some(&hint))
+}
+
+fn nameless(copy: &Copy) -> ApiError {
+    let message = format!("{} does not tell what its volume was called", copy.at());
+    ApiError::new(Code::InvalidRequest, message).hint("say what it shall be called: --name NAME")
+}
+
+fn not_found(e: &BackingError) -> ApiError {
+    let error = ApiError::new(e.code(), e.to_string());
+    match e.hint {
+        Some(hint) => error.hint(hint),
+        None => error.hint("`windrose volume orphans` lists the images that no record names"),
+    }
+}
+
+async fn is_device(path: PathBuf) -> bool {
+    let look = move || std::fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device());
+    tokio::task::spawn_blocking(look).await.unwrap_or(false)
+}
+
+/// Files of the directory of images, and block devices.
+fn paths(directory: PathBuf, devices: bool) -> Vec<(PathBuf, bool)> {
+    let entries = std::fs::read_dir(directory).map(Iterator::collect::<Vec<_>>);
+    let files = entries.unwrap_or_default().into_iter().flatten();
+    let files =
+        files.filter(|e| e.file_type().is_ok_and(|t| t.is_file())).map(|e| (e.path(), false));
+    let devices = if devices { pools::candidates(&[]) } else { Vec::new() };
+    files.chain(devices.into_iter().map(|path| (path, true))).collect()
+}
+
+/// Those of these that nothing uses.
+fn unused(found: Vec<(PathBuf, bool)>, used: &[PathBuf]) -> Vec<Unlisted> {
+    let resolved = |path: &PathBuf| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+    let used: BTreeSet<_> = used.iter().map(resolved).collect();
+    let mut free: Vec<_> =
+        found.into_iter().filter(|(path, _)| !used.contains(&resolved(path))).collect();
+    free.sort();
+    free.into_iter().map(|(path, device)| (ImagePlace::Path(path), device)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_looked_for_where_nothing_is_known_to_be() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a.img", "b.img"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        std::fs::create_dir(dir.path().join("c")).unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path().join("a.img"), &link).unwrap();
+        let found = unused(paths(dir.path().to_owned(), false), &[link]);
+        assert_eq!(found, [(ImagePlace::Path(dir.path().join("b.img")), false)]);
+        assert!(paths(dir.path().join("nowhere"), false).is_empty());
+    }
+
+    #[test]
+    fn an_orphan_is_told_with_the_command_that_helps() {
+        let mut orphan = OrphanedImage {
+            image: "/v/web.img".into(),
+            volume: Uuid::from_u128(7),
+            name: Some("web".parse().unwrap()),
+            size_bytes: 1 << 30,
+            listed_as: None,
+            epoch: None,
+            problem: None,
+        };
+        let told = orphan_finding(&orphan, "a");
+        assert_eq!(told.severity, Severity::Warning);
+        assert!(told.hint.unwrap().contains("windrose volume adopt /v/web.img"));
+        orphan.listed_as = orphan.name.take();
+        let told = orphan_finding(&orphan, "a");
+        assert!(
+            told.hint.unwrap().contains("mirror add web --on a"),
+            "it must not be a second one"
+        );
+    }
+}

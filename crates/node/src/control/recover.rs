@@ -1,0 +1,242 @@
+//! `windrose cluster recover`: a new store in the place of one that is lost, and volumes from what images tell
+//! (RFD 0036, 5).
+
+use std::collections::BTreeMap;
+
+use ::cluster::identity::{ClusterSecret, Identity, NodeIndex, Role, Stage};
+use ::cluster::meta::MetaError;
+use ::cluster::{mirrors, nodes};
+use api::{ApiError, Code, NewStore, PlannedVolume, RecoverCluster, RecoveryPlan};
+use layers::mirror::record::Replica;
+use uuid::Uuid;
+
+use super::cluster::{conflict, identity_error, listens, own_member};
+use super::decide::{Choice, Copy, decide, planned};
+use super::images::recovered_mirror;
+use super::{Control, store_error};
+use crate::part::Part;
+use crate::record::{PlaceStage, Stored};
+
+impl Control {
+    /// Recovers what there is to recover, or says what would be done.
+    ///
+    /// # Errors
+    /// [`Code::Conflict`] says why nothing can be recovered here.
+    pub async fn recover(&self, ask: RecoverCluster) -> Result<RecoveryPlan, ApiError> {
+        self.check_keeps_data()?;
+        let name = &self.0.settings.name;
+        if let Some(confirm) = ask.confirm.as_ref().filter(|confirm| *confirm != name) {
+            let message = format!("{confirm} is confirmed, and the node that is asked is {name}");
+            return Err(ApiError::new(Code::InvalidRequest, message)
+                .hint("confirm with the name of the node that is asked"));
+        }
+        if let Some(part) = self.0.part.clone().filter(|_| self.membership().is_none()) {
+            let control = self.clone();
+            // The node may serve nothing, and does not wait for what it serves.
+            return control.recover_store(&part, ask.confirm.is_some()).await;
+        }
+        let control = self.clone();
+        self.detached(async move { control.recover_volumes(&ask).await }).await
+    }
+
+    /// Begins a new cluster in the place of one whose store is lost.
+    async fn recover_store(&self, part: &Part, confirmed: bool) -> Result<RecoveryPlan, ApiError> {
+        let identity = part.identity();
+        if identity.stage != Stage::Member {
+            return Err(conflict(
+                "this node is on its way into its cluster, or out of it: there is nothing to recover",
+                "wait until it is there, or `windrose cluster leave --force`",
+            ));
+        }
+        let why = lost(
+            nodes::cluster(part.store()).await.map(|c| c.map(|(c, _)| c.id)),
+            identity.cluster,
+        )?;
+        let lost = identity.endpoints.clone();
+        let store = NewStore { replaces: identity.cluster, lost, why };
+        let plan = RecoveryPlan {
+            node: self.0.settings.name.clone(),
+            store: Some(store),
+            volumes: Vec::new(),
+            done: confirmed,
+        };
+        if !confirmed {
+            return Ok(plan);
+        }
+        let settings = &self.0.settings;
+        let at = listens(settings)?;
+        let secret = ClusterSecret::random()
+            .ok_or_else(|| ApiError::new(Code::Internal, "the system gives no random bytes"))?;
+        let node = identity.node;
+        let (endpoints, member) = if settings.cluster.store.endpoints.is_empty() {
+            let own = own_member(settings, at, node)?;
+            (vec![own.client_url.clone()], Some(own))
+        } else {
+            (settings.cluster.store.endpoints.clone(), None)
+        };
+        let next = Identity {
+            stage: Stage::Moving,
+            cluster: Uuid::new_v4(),
+            node,
+            index: NodeIndex::new(0),
+            role: Role::Data,
+            secret,
+            endpoints,
+            member,
+        };
+        tracing::warn!(old = %identity.cluster, new = %next.cluster, "an operator has a new store take the place of the old one");
+        part.retire(&next).await.map_err(|e| identity_error(&e))?;
+        self.0.restart.send_replace(true);
+        Ok(plan)
+    }
+
+    /// Takes volumes that no record names, and those whose records are behind their images.
+    async fn recover_volumes(&self, ask: &RecoverCluster) -> Result<RecoveryPlan, ApiError> {
+        let (copies, silent) = self.all_copies().await?;
+        let mut by_volume = BTreeMap::<Uuid, Vec<(Copy, bool)>>::new();
+        for (copy, listed) in copies {
+            by_volume.entry(copy.found.volume).or_default().push((copy, listed));
+        }
+        let confirmed = ask.confirm.is_some();
+        let mut volumes = Vec::new();
+        for (id, copies) in by_volume {
+            volumes.extend(self.recover_volume(id, copies, &ask.without, confirmed).await?);
+        }
+        let silent = silent.iter().map(|node| format!("node {node} did not say what it has"));
+        let notes: Vec<_> = silent.collect();
+        volumes.iter_mut().for_each(|v| v.notes.extend(notes.iter().cloned()));
+        if confirmed {
+            self.look_around(false).await;
+        }
+        Ok(RecoveryPlan {
+            node: self.0.settings.name.clone(),
+            store: None,
+            volumes,
+            done: confirmed,
+        })
+    }
+
+    /// Recovers one volume, if it has to be.
+    async fn recover_volume(
+        &self,
+        id: Uuid,
+        copies: Vec<(Copy, bool)>,
+        without: &[String],
+        confirmed: bool,
+    ) -> Result<Option<PlannedVolume>, ApiError> {
+        let stored = self.stored(id).await.map_err(|e| store_error(&e))?;
+        // Beside a volume that there is, only what its record names counts.
+        let known = stored.is_some();
+        let copies: Vec<_> =
+            copies.into_iter().filter(|(_, listed)| *listed || !known).map(|(c, _)| c).collect();
+        // What a node by itself cannot open is in nobody's way but its own.
+        let alone = known && self.membership().is_none();
+        if copies.is_empty() || alone {
+            return Ok(None);
+        }
+        if let Some(stored) = &stored
+            && self.is_served(&stored.record).await?
+        {
+            return Ok(None);
+        }
+        let decided = decide(&copies, without);
+        let mut plan = planned(&copies, &decided);
+        if let Some(stored) = &stored {
+            plan.name = Some(stored.record.name.clone());
+        }
+        if let (true, Ok(choice)) = (confirmed, &decided)
+            && let Err(why) = self.carry_out(&plan, &copies, choice, stored).await
+        {
+            plan.doubt = Some(why.message);
+        }
+        Ok(Some(plan))
+    }
+
+    async fn carry_out(
+        &self,
+        plan: &PlannedVolume,
+        copies: &[Copy],
+        choice: &Choice,
+        stored: Option<Stored>,
+    ) -> Result<(), ApiError> {
+        match stored {
+            Some(stored) => self.raise_mirror(copies, choice, stored).await?,
+            None => {
+                let name = plan.name.as_ref().ok_or_else(|| {
+                    let message = "its image does not tell what it was called: windrose volume adopt IMAGE --name NAME";
+                    ApiError::new(Code::InvalidRequest, message)
+                })?;
+                self.take_in(name, copies, choice).await?;
+            }
+        }
+        self.settle(plan.volume).await;
+        Ok(())
+    }
+
+    /// Puts a record of the mirror above all that its images have seen.
+    async fn raise_mirror(
+        &self,
+        copies: &[Copy],
+        choice: &Choice,
+        stored: Stored,
+    ) -> Result<(), ApiError> {
+        let Stored { mut record, revision } = stored;
+        let held = mirrors::get(&*self.0.meta, record.id).await.map_err(|e| store_error(&e))?;
+        let known = held.as_ref().map_or(0, |(mirror, _)| mirror.epoch.0);
+        let above = copies.iter().filter_map(|c| c.shown().epoch).max().unwrap_or(0).max(known);
+        let members: Vec<_> = std::iter::once(choice.leads)
+            .chain(choice.follow.iter().copied())
+            .map(|n| copies[n].clone())
+            .collect();
+        let mut next = recovered_mirror(&members, above);
+        for place in &mut record.places {
+            if let Some(copy) = members.iter().find(|c| c.node == place.node) {
+                place.image = Some(copy.found.image);
+                place.image_generation = copy.found.generation;
+            } else if let (PlaceStage::Made, Some(image)) = (&place.stage, place.image) {
+                // It is brought in sync when it is there again.
+                next.replicas.push(Replica { node: place.node, image, new: false });
+            }
+        }
+        next.replicas.sort_by_key(|r| r.node);
+        let mut changes = record.replace(revision);
+        changes.push(match held {
+            Some((_, at)) => mirrors::replace(record.id, at, &next),
+            None => mirrors::create(record.id, &next),
+        });
+        self.0.meta.commit(changes).await.map_err(|e| store_error(&e))?;
+        tracing::warn!(volume = %record.name, epoch = next.epoch.0, "an operator has its record made newer than its images");
+        Ok(())
+    }
+}
+
+/// Why the store of a cluster is lost, as its answer says.
+fn lost(answer: Result<Option<Uuid>, MetaError>, cluster: Uuid) -> Result<String, ApiError> {
+    match answer {
+        Ok(Some(found)) if found == cluster => Err(conflict(
+            "the cluster's store is there: nothing of it is lost",
+            "`windrose status` says what this node waits for; volumes that it does not know are recovered once it is a \
+             member",
+        )),
+        Ok(Some(found)) => Ok(format!("it belongs to another cluster ({found})")),
+        Ok(None) => Ok("it is empty".to_owned()),
+        Err(error) => Ok(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_answers_is_not_replaced() {
+        let (own, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let refused = lost(Ok(Some(own)), own).unwrap_err();
+        assert!(refused.message.contains("nothing of it is lost"), "{refused}");
+        assert!(lost(Ok(Some(other)), own).unwrap().contains("another cluster"));
+        assert_eq!(lost(Ok(None), own).unwrap(), "it is empty");
+        let away =
+            MetaError::Unreachable { store: "etcd".into(), why: "it does not answer".into() };
+        assert!(lost(Err(away), own).unwrap().contains("does not answer"));
+    }
+}

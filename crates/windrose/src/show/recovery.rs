@@ -1,0 +1,135 @@
+//! What recovery finds and plans, as people read it.
+
+use api::{
+    ImportablePools, OrphanedImages, PlannedCopy, PlannedVolume, RecoveryPlan, Size, VolumeName,
+};
+
+use super::table;
+
+/// `windrose volume orphans`.
+pub(crate) fn orphans(found: &OrphanedImages) -> String {
+    if found.images.is_empty() {
+        return "Records name every image that this node has.".to_owned();
+    }
+    let rows = found.images.iter().map(|image| {
+        let name =
+            image.name.as_ref().map_or_else(|| image.volume.to_string(), VolumeName::to_string);
+        let state = match (&image.listed_as, &image.problem) {
+            (Some(volume), _) => format!("a copy of volume {volume} that it does without"),
+            (None, Some(problem)) => problem.clone(),
+            (None, None) => "no record names its volume".to_owned(),
+        };
+        vec![name, Size(image.size_bytes).to_string(), image.image.clone(), state]
+    });
+    let rows = table(&["VOLUME", "SIZE", "IMAGE", "STATE"], &[1], rows);
+    format!("{rows}\n\nTo take one as a volume:\n  windrose volume adopt IMAGE")
+}
+
+/// `windrose pool import` without a name.
+pub(crate) fn importable(found: &ImportablePools) -> String {
+    if found.pools.is_empty() {
+        return "No block device holds a pool that this node does not know. Disks that are files are named by --disk."
+            .to_owned();
+    }
+    let rows = found.pools.iter().map(|pool| {
+        let disks: Vec<_> = pool.disks.iter().map(|d| d.display().to_string()).collect();
+        let problem = pool.problem.clone().unwrap_or_default();
+        vec![pool.name.clone(), pool.id.to_string(), disks.join(", "), problem]
+    });
+    let rows = table(&["POOL", "IDENTITY", "DISKS", ""], &[], rows);
+    format!("{rows}\n\nTo take one, with its volumes:\n  windrose pool import NAME")
+}
+
+/// What becomes of a volume.
+pub(crate) fn planned(plan: &PlannedVolume) -> String {
+    let name = plan.name.as_ref().map_or_else(|| plan.volume.to_string(), VolumeName::to_string);
+    let mut text = format!("Volume {name} ({})", Size(plan.size_bytes));
+    match &plan.leads {
+        Some(leads) => text.push_str(&format!(" goes on with {}", copy(leads))),
+        None => text.push_str(" is left as it is"),
+    }
+    for follows in &plan.follow {
+        text.push_str(&format!("\n  brought in sync with it: {}", copy(follows)));
+    }
+    if let Some(doubt) = &plan.doubt {
+        text.push_str(&format!("\n  NOT DECIDED: {doubt}"));
+    }
+    for note in &plan.notes {
+        text.push_str(&format!("\n  note: {note}"));
+    }
+    text
+}
+
+fn copy(copy: &PlannedCopy) -> String {
+    let state = match (copy.epoch, copy.in_sync) {
+        (Some(epoch), true) => format!(" (in sync in epoch {epoch})"),
+        (Some(epoch), false) => format!(" (not in sync in epoch {epoch})"),
+        (None, _) => String::new(),
+    };
+    format!("{} on {}{state}", copy.image, copy.node)
+}
+
+/// `windrose cluster recover`.
+pub(crate) fn recovery(plan: &RecoveryPlan) -> String {
+    let mut parts = Vec::new();
+    if let Some(store) = &plan.store {
+        parts.push(format!(
+            "The store of cluster {} is lost: {}.\nNode {} begins a new cluster, with a store, an identity and a secret \
+             of its own. The old members ({}) must not come back: members of the old cluster are refused by the new \
+             one, but a majority of them would serve the volumes a second time. Switch them off, or have them leave \
+             first (windrose cluster leave --force at each).\nThe images stay as they are; the old member's data is put \
+             aside in the data directory.",
+            store.replaces,
+            store.why,
+            plan.node,
+            store.lost.join(", "),
+        ));
+    }
+    parts.extend(plan.volumes.iter().map(planned));
+    if parts.is_empty() {
+        parts.push(
+            "There is nothing to recover: records name every image that the nodes have.".to_owned(),
+        );
+    }
+    parts.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_names_what_leads_what_follows_and_what_is_not_decided() {
+        let on = |node: &str, in_sync| PlannedCopy {
+            node: node.into(),
+            image: "/v/web.img".into(),
+            epoch: Some(7),
+            in_sync,
+        };
+        let mut plan = PlannedVolume {
+            volume: uuid::Uuid::from_u128(7),
+            name: Some("web".parse().unwrap()),
+            size_bytes: 1 << 30,
+            leads: Some(on("a", true)),
+            follow: vec![on("b", false)],
+            notes: vec!["set CHAP anew".into()],
+            doubt: None,
+        };
+        insta::assert_snapshot!(planned(&plan), @r"
+        Volume web (1 GiB) goes on with /v/web.img on a (in sync in epoch 7)
+          brought in sync with it: /v/web.img on b (not in sync in epoch 7)
+          note: set CHAP anew
+        ");
+        plan = PlannedVolume {
+            leads: None,
+            follow: Vec::new(),
+            notes: Vec::new(),
+            doubt: Some("why".into()),
+            ..plan
+        };
+        insta::assert_snapshot!(planned(&plan), @r"
+        Volume web (1 GiB) is left as it is
+          NOT DECIDED: why
+        ");
+    }
+}

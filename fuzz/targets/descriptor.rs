@@ -1,0 +1,31 @@
+//! What images tell of their volumes: any bytes parse or are refused, and what parses is written the same.
+
+use layers::file::Descriptor;
+use node::record::description::Description;
+
+/// Where the checksum is; the fuzzer would not guess it.
+const CHECKSUM: std::ops::Range<usize> = 24..28;
+
+pub(crate) fn run(bytes: &[u8]) {
+    crate::feed(bytes, |input: (u16, bool, &[u8])| {
+        let (copy, sign, data) = input;
+        let mut bytes = data.to_vec();
+        bytes.resize(data.len().max(64).next_multiple_of(4096), 0);
+        if sign {
+            bytes[..16].copy_from_slice(b"WINDROSE VOLUME\n");
+            bytes[CHECKSUM].fill(0);
+            let checksum = wire::crc32c(&bytes);
+            bytes[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
+        }
+        if let Ok(descriptor) = Descriptor::parse(&bytes, copy) {
+            let again = descriptor.to_bytes(copy).expect("it had room");
+            assert!(bytes.starts_with(&again));
+        }
+        if data.len() < 32 << 10
+            && let Ok(description) = Description::parse(data)
+        {
+            let again = description.to_text();
+            assert_eq!(Description::parse(&again), Ok(description));
+        }
+    });
+}
