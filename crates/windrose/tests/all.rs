@@ -9,3 +9,4 @@ mod common;
 mod multihost;
 mod node;
 mod records;
+mod recovery;
