@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use common::system::{Loop, Mount};
+use common::system::{Loop, Mount, program, text};
 use common::{Dir, KIB, MIB, buffers, fill, is_root, on_core, pattern};
 use rt::buf::{Bufs, Class};
 use rt::disk::{Disk, DiskErrorKind, DiskKind, Engine, OpenOptions, OpenReason};
@@ -341,8 +341,8 @@ fn a_block_device_is_a_disk() {
     }
 }
 
-/// Opens a disk whose device has less room than it claims, writes more than that into the cache
-/// and gives the disk: the next sync finds out. `None`, and says so, where rights are missing.
+/// Opens a file whose device has less room than it claims, writes more than that into the cache
+/// and gives the file: the next sync finds out. `None`, and says so, where rights are missing.
 fn on_a_disk_that_cannot_sync<Fut: Future<Output = ()> + 'static>(
     test: impl FnOnce(Core, Disk) -> Fut + Send + 'static,
 ) {
@@ -356,7 +356,15 @@ fn on_a_disk_that_cannot_sync<Fut: Future<Output = ()> + 'static>(
         println!("skipped: no right to make a loop device");
         return;
     };
-    let path = device.path().to_owned();
+    // The cache of a block device itself is never used.
+    let at = text(device.path());
+    let formatted = program("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", "-N", "16", at]);
+    let Some(files) = formatted.and_then(|_| Mount::new(&[at])) else {
+        println!("skipped: no file system on a loop device");
+        return;
+    };
+    let path = files.file("disk");
+    std::fs::File::create(&path).unwrap().set_len(4 * MIB as u64).unwrap();
     on_core(DiskEngine::Auto, move |core| async move {
         let how = OpenOptions::new().buffered(true);
         let disk = core.open_disk(&path, how).await.unwrap();
@@ -365,6 +373,7 @@ fn on_a_disk_that_cannot_sync<Fut: Future<Output = ()> + 'static>(
         disk.write(0, data).await.unwrap();
         test(core, disk).await;
     });
+    drop(files);
     drop(device);
     drop(mount);
 }
