@@ -101,7 +101,7 @@ async fn creating_twice_is_creating_once() {
     let other = ask(r#"{"name":"a","size_bytes":4194304,"block_size":4096}"#);
     let refused = refusal(client.call::<PostVolume>(&other).await);
     assert_eq!(refused.code, Code::Exists);
-    assert_eq!(refused.message, "volume a exists with another block size (4096 bytes)");
+    assert_eq!(refused.message, "volume a exists with another block size (512 bytes)");
     assert_eq!(files(dir.path()).len(), 1);
     assert!(node.stop().await.clean);
 }

@@ -468,7 +468,7 @@ pub(crate) mod tests {
         assert_eq!(shown.disks[1].action.as_deref(), Some(replace));
         // A name that a shell would take apart.
         facts.report.as_mut().unwrap().disks[1].serial = "A B".into();
-        assert!(told(&facts)[0].2.as_ref().unwrap().contains("replace tank 1 --with"));
+        assert!(told(&facts)[0].2.as_ref().unwrap().contains("replace tank 'A B' --with"));
         // One without a name, as loop devices and files are.
         facts.report.as_mut().unwrap().disks[1].serial.clear();
         assert_eq!(told(&facts)[0].1, "disk 1 is out; data is lost if another disk fails");
