@@ -70,7 +70,7 @@ fn session(place: &Place, volume: &str, portal: usize) -> Session {
         match login {
             Some(Ok(session)) => return session,
             other => {
-                assert!(now() < deadline, "{:?} {shown}: {}", other.map(|o| o.err()), place.log())
+                assert!(now() < deadline, "{:?} {shown}: {}", other.map(Result::err), place.log());
             }
         }
         pause(200);
@@ -215,7 +215,7 @@ fn a_store_that_was_set_back_destroys_nothing_and_is_recovered() {
     node_a.kill();
     node_b.kill();
     let _nodes = [&a, &b].map(launch);
-    record(61, &key, Some(old));
+    record(61, &key, Some(&old));
     let _ = finding(&a, "volume web", "was it restored?");
     let _ = finding(&b, "volume web", "was it restored?");
     // Nothing that may be the last copy goes.
@@ -242,7 +242,7 @@ fn a_store_that_was_set_back_destroys_nothing_and_is_recovered() {
 }
 
 /// Reads a key of the store of node `number`, or writes it.
-fn record(number: u8, key: &str, value: Option<Vec<u8>>) -> Vec<u8> {
+fn record(number: u8, key: &str, value: Option<&[u8]>) -> Vec<u8> {
     let endpoints = (number..number + 3).map(|n| format!("http://{}:2379", address(n))).collect();
     let store = Etcd::new(&Settings { endpoints, ..Settings::default() }).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -250,11 +250,11 @@ fn record(number: u8, key: &str, value: Option<Vec<u8>>) -> Vec<u8> {
     runtime.block_on(async {
         loop {
             match store.get(key).await {
-                Ok(Some(entry)) => match &value {
+                Ok(Some(entry)) => match value {
                     None => return entry.value,
                     Some(value) => {
                         let (key, expect) = (key.to_owned(), Expect::At(entry.revision));
-                        let change = Change { key, expect, value: Some(value.clone()) };
+                        let change = Change { key, expect, value: Some(value.to_vec()) };
                         if store.commit(vec![change]).await.is_ok() {
                             return entry.value;
                         }

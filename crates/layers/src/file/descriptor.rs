@@ -309,7 +309,7 @@ mod tests {
     fn the_newest_whole_one_counts_and_a_strange_one_forbids_all() {
         let (old, new) = (descriptor(1, "old"), descriptor(2, "new"));
         let other = Descriptor { volume: Uuid::from_u128(1), ..descriptor(9, "another volume's") };
-        let choose = |a, b| choose(&[a, b], VOLUME).map(|d| d.cloned());
+        let choose = |a, b| choose(&[a, b], VOLUME).map(Option::<&_>::cloned);
         assert_eq!(choose(Ok(old.clone()), Ok(new.clone())), Ok(Some(new)));
         assert_eq!(choose(Ok(old.clone()), Err(BadDescriptor::Damaged)), Ok(Some(old.clone())));
         assert_eq!(choose(Ok(other), Ok(old.clone())), Ok(Some(old.clone())));

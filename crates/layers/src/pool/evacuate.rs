@@ -140,7 +140,7 @@ impl Metadata {
 
     /// How large so many extents are, for people.
     pub(super) fn size_of(&self, extents: u64) -> String {
-        let mebibytes = u128::from(extents) * u128::from(self.extent_bytes()) >> 20;
+        let mebibytes = (u128::from(extents) * u128::from(self.extent_bytes())) >> 20;
         match mebibytes {
             0..1024 => format!("{mebibytes} MiB"),
             _ => format!("{}.{} GiB", mebibytes / 1024, mebibytes % 1024 * 10 / 1024),

@@ -257,7 +257,6 @@ impl SimDisk {
 
     /// There is no such library in a simulated world.
     #[expect(clippy::unused_async, reason = "the same methods as every other backend")]
-    #[expect(clippy::unused_self, reason = "likewise")]
     pub(crate) async fn signatures(&self) -> Option<Vec<Signature>> {
         None
     }

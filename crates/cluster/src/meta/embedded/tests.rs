@@ -291,7 +291,7 @@ async fn a_panic_in_the_library_closes_the_store_and_nothing_else() {
     store.commit(vec![put("a", Expect::Absent, "1")]).await.unwrap();
     let told = {
         let inner = Arc::clone(&store.0);
-        let call = move || inner.call::<()>(|library| library.panic());
+        let call = move || inner.call::<()>(Library::panic);
         tokio::task::spawn_blocking(call).await.unwrap().unwrap_err()
     };
     assert!(matches!(&told, MetaError::Damaged { why, .. } if why.contains("page 7")), "{told}");

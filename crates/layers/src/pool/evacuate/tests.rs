@@ -15,27 +15,34 @@ fn with_volume(disks: u16, full: u64, extents: u32) -> Metadata {
     let (uuid, shape, bytes) = (Uuid::from_u128(9), raid5(3), full * pool.extent_bytes());
     apply(
         &mut pool,
-        Change::CreateVolume { volume: VOLUME, uuid, shape, bytes, block_size: 4096, thick: false },
+        &Change::CreateVolume {
+            volume: VOLUME,
+            uuid,
+            shape,
+            bytes,
+            block_size: 4096,
+            thick: false,
+        },
     );
     (0..extents).for_each(|index| allocate(&mut pool, index));
     pool
 }
 
-fn apply(pool: &mut Metadata, change: Change) {
+fn apply(pool: &mut Metadata, change: &Change) {
     pool.start(pool.stamp().version).unwrap();
-    pool.apply(&change).unwrap();
+    pool.apply(change).unwrap();
 }
 
 fn allocate(pool: &mut Metadata, index: u32) {
     let pieces = choose(pool, &NONE(), &raid5(3)).unwrap();
-    apply(pool, Change::Allocate { volume: VOLUME, index, pieces });
+    apply(pool, &Change::Allocate { volume: VOLUME, index, pieces });
 }
 
 fn spare(pool: &mut Metadata, n: u16, units: u32) {
     let (uuid, serial) = (Uuid::from_u128(200 + u128::from(n)), crate::pool::Text::new("S"));
     let (room, units_at) = (crate::pool::metadata::tests::ROOM, 1 << 20);
     let member = MemberId(n);
-    apply(pool, Change::Add { member, uuid, serial, units, room, units_at, spare: true });
+    apply(pool, &Change::Add { member, uuid, serial, units, room, units_at, spare: true });
 }
 
 fn refusal(pool: &Metadata, n: u16) -> String {
@@ -61,7 +68,7 @@ fn what_really_fits_is_counted() {
     let mut pool = with_volume(4, 12, 8);
     // Two free units on each of four disks less the two pieces of each extent.
     assert!(refusal(&pool, 0).contains("6 pieces lie on it, and"));
-    apply(&mut pool, Change::Free { volume: VOLUME, index: 0 });
+    apply(&mut pool, &Change::Free { volume: VOLUME, index: 0 });
     let all = Members(0b1111);
     let goes = pool.evacuation(Members(1), all, &NONE());
     assert!(goes.pieces >= 5 && goes.stranded > 0, "{goes:?}");
@@ -95,7 +102,7 @@ fn the_spare_that_fits_is_called_and_not_the_first() {
     spare(&mut pool, 4, 9);
     spare(&mut pool, 5, 6);
     assert_eq!(pool.spare_to_call(true, &NONE()), None, "all are there");
-    apply(&mut pool, Change::Out(MemberId(1)));
+    apply(&mut pool, &Change::Out(MemberId(1)));
     assert_eq!(pool.spare_to_call(true, &NONE()), Some(MemberId(5)), "the smallest that fits");
     assert_eq!(pool.spare_to_call(false, &NONE()), Some(MemberId(5)), "nothing else has room");
 }
@@ -105,12 +112,12 @@ fn spares_that_are_too_small_are_called_one_after_the_other() {
     let mut pool = with_volume(3, 6, 5);
     spare(&mut pool, 3, 2);
     spare(&mut pool, 4, 3);
-    apply(&mut pool, Change::Out(MemberId(1)));
+    apply(&mut pool, &Change::Out(MemberId(1)));
     let stand = |member| Change::Stand { member, standing: Standing::In };
     assert_eq!(pool.spare_to_call(true, &NONE()), Some(MemberId(4)), "the larger one first");
-    apply(&mut pool, stand(MemberId(4)));
+    apply(&mut pool, &stand(MemberId(4)));
     assert_eq!(pool.spare_to_call(false, &NONE()), Some(MemberId(3)));
-    apply(&mut pool, stand(MemberId(3)));
+    apply(&mut pool, &stand(MemberId(3)));
     assert_eq!(pool.spare_to_call(false, &NONE()), None);
 }
 
@@ -130,9 +137,9 @@ fn a_disk_that_leaves_has_a_spare_called_that_fits() {
 fn room_on_disks_that_are_out_is_none() {
     let mut pool = with_volume(4, 6, 0);
     let (free, all) = (pool.extents_free(), pool.extents_in_all());
-    apply(&mut pool, Change::Out(MemberId(2)));
+    apply(&mut pool, &Change::Out(MemberId(2)));
     assert!(pool.extents_free() < free);
     assert_eq!(pool.extents_in_all(), all, "that is what it will be when the disk is back");
-    apply(&mut pool, Change::Out(MemberId(3)));
+    apply(&mut pool, &Change::Out(MemberId(3)));
     assert_eq!(pool.extents_free(), 0, "two disks are too few for three columns");
 }

@@ -607,9 +607,9 @@ impl Metadata {
         let mut set = volume.lost_rows(index);
         let (others, most) = (self.lost_ranges() - set.len(), [MAX_LOST_PARTS, MAX_LOST]);
         if lost {
-            set.insert(row..end)
+            set.insert(row..end);
         } else {
-            set.remove(row..end)
+            set.remove(row..end);
         }
         if others + set.len() > most[usize::from(lost)] {
             return Err(Refused::TooManyLost);

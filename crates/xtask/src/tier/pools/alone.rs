@@ -52,7 +52,7 @@ pub(super) fn run(house: &House) -> Result<()> {
     // At once: most of the time each waits for its own commands.
     let outcomes = std::thread::scope(|scope| {
         let running: Vec<_> = nodes.iter_mut().map(|node| scope.spawn(|| live(node))).collect();
-        let ended = running.into_iter().map(|live| live.join());
+        let ended = running.into_iter().map(std::thread::ScopedJoinHandle::join);
         ended.map(|end| end.map_err(|_| anyhow!("the test panicked")).flatten()).collect::<Vec<_>>()
     });
     for ((cores, outcome), node) in CORES.into_iter().zip(outcomes).zip(&nodes) {

@@ -86,7 +86,7 @@ fn create(cluster: &Cluster) -> Result<Vec<Written>> {
     };
     let hands = std::thread::scope(|scope| {
         let running: Vec<_> = (0..HANDS).map(|first| scope.spawn(move || hand(first))).collect();
-        let ended = running.into_iter().map(|hand| hand.join());
+        let ended = running.into_iter().map(std::thread::ScopedJoinHandle::join);
         ended
             .map(|end| end.map_err(|_| anyhow!("the test panicked")).flatten())
             .collect::<Result<Vec<_>>>()
