@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use peer::{Incarnation, NodeId, Role, Standing};
+use peer::{Incarnation, NodeId, Role, SharedLineage, Standing};
 
 use super::super::record::{Member as Listed, Put, Record};
 use super::{Action, Change, Leg, Member, Refusal, Say};
@@ -305,8 +305,19 @@ impl Member {
         let continuous = record.others(self.me).any(|m| self.says_member(&m));
         let last = record.in_sync.len() == 1;
         let heard = || record.others(self.me).all(|m| self.says_lost(&m));
-        let allowed = last || self.image.clean || heard() && self.preferred() == Some(self.me);
+        let clean = self.image.clean && !self.awaits_word();
+        let allowed = last || clean || heard() && self.preferred() == Some(self.me);
         waited && !continuous && allowed && self.must_not_lead().is_none()
+    }
+
+    /// Whether a replica that has a session has not read the record yet: it may know this image to be
+    /// an older copy, and can say so only then (RFD 0032, attack 7).
+    fn awaits_word(&self) -> bool {
+        self.links.iter().any(|node| {
+            self.standings.get(node).is_none_or(|said| {
+                said.role == Role::Unknown && said.shared == SharedLineage::default()
+            })
+        })
     }
 
     /// Whether the listed one says that it is a member.

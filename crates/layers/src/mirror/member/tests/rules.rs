@@ -297,9 +297,10 @@ fn a_lost_leg_leaves() {
 #[test]
 fn who_leads_after_a_blackout() {
     type Case = (&'static str, &'static [u16], bool, Option<Event>, bool);
-    let cases: [Case; 6] = [
+    let cases: [Case; 7] = [
         ("a: nobody else is listed", &[1], false, None, true),
-        ("b: its log is clean", &[1, 2], true, None, true),
+        ("b: its log is clean", &[1, 2], true, Some(stands(2, 1, Role::Returned)), true),
+        ("b: but the other has yet to read the record", &[1, 2], true, None, false),
         ("b: but the other is a member", &[1, 2], true, Some(stands(2, 0, Role::Member)), false),
         ("c: nobody was heard", &[1, 2], false, None, false),
         ("c: the other has returned", &[1, 2], false, Some(stands(2, 1, Role::Returned)), true),
@@ -320,6 +321,15 @@ fn who_leads_after_a_blackout() {
             assert_eq!((next.in_sync, next.primary), (vec![listed(1, 1)], NodeId(1)), "{what}");
         }
     }
+}
+
+/// 5.6 b: one whose log is clean waits for nobody who has no session.
+#[test]
+fn a_clean_log_leads_where_the_others_are_away() {
+    let mut member = boot(1, 1, Image { clean: true, ..image(1, 1) });
+    let _ = member.apply(START, read(&record(1, &[1, 2])));
+    assert!(!reads(&member.apply(ms(2999), Event::Tick)));
+    assert!(reads(&member.apply(ms(3000), Event::Tick)));
 }
 
 /// 5.6 d

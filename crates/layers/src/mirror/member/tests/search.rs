@@ -214,6 +214,16 @@ mod sound {
     }
 
     #[test]
+    fn an_image_that_was_set_back_and_all_were_down() {
+        Scope::new(2, &[0], |b| (b.joins, b.kills) = (2, 1)).set_back().holds(1_000..=20_000);
+    }
+
+    #[test]
+    fn three_and_an_image_that_was_set_back() {
+        Scope::new(3, &[0], |b| (b.joins, b.kills) = (1, 1)).set_back().holds(1_000..=20_000);
+    }
+
+    #[test]
     fn copies_are_taken_and_put_back_at_any_moment() {
         Scope::new(2, &[0], |b| {
             (b.copies, b.set_backs, b.kills, b.flushes, b.joins) = (1, 1, 1, 1, 1);
