@@ -142,6 +142,10 @@ impl Member {
             Event::Stuck(node) => self.stuck(node),
             Event::LegDead => {
                 self.leg = Leg::Dead;
+                if self.seat.is_none() {
+                    // It was to lead. Were it sent and takes effect, it is read.
+                    self.put = None;
+                }
                 self.step_aside(now);
             }
             Event::Joining(incarnation) => self.joining(incarnation),

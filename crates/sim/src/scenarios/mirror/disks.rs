@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use block::Epoch;
 use layers::mirror::member::Why;
 use rt::sim::{Bad, BadOps, BadUntil, Damage, DiskControl, DiskFaults};
 
@@ -113,6 +114,10 @@ impl Bench {
                     self.stop(node, false);
                     self.pause(1000).await;
                     self.start(node);
+                    if self.forced.get() == self.store.record().epoch {
+                        // The order to go on has ended with it.
+                        self.forced.set(Epoch(0));
+                    }
                 }
             }
         }

@@ -343,6 +343,19 @@ fn an_operator_may_force() {
     assert_eq!(serving(&[1]).apply(ms(1), Event::Force), [Action::Declined(Change::Force)]);
 }
 
+/// 5.6 d: the leg is found dead as it is to record that it goes on alone.
+#[test]
+fn who_is_to_go_on_and_loses_its_leg_asks_no_more() {
+    let mut member = boot(1, 1, image(1, 1));
+    let pair = record(1, &[1, 2]);
+    let _ = member.apply(START, read(&pair));
+    assert!(reads(&member.apply(ms(1), Event::Force)));
+    assert!(put(&member.apply(ms(2), read(&pair))).is_some());
+    assert!(!reads(&member.apply(ms(3), Event::LegDead)));
+    assert!(!reads(&member.apply(ms(3), Event::Put(Put::Refused))));
+    assert_eq!(member.waits_for(ms(3)), Some(Why::LegDead));
+}
+
 /// 5.6 d: neither a copy that was never in sync goes on, nor one beside a member that is there.
 #[test]
 fn an_order_to_go_on_has_its_limits() {
