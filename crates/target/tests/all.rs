@@ -4,3 +4,4 @@
 mod common;
 mod iscsi;
 mod nvme;
+mod protocol_constants;

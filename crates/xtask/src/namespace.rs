@@ -7,7 +7,9 @@
 use crate::house::House;
 use crate::{cleanup::Group, house, process};
 use anyhow::{Context, Result, bail};
-use std::{os::unix::process::CommandExt, process::Command};
+use rustix::io::FdFlags;
+use std::os::{fd::AsRawFd, unix::process::CommandExt};
+use std::{fs::File, process::Command};
 
 /// Set inside.
 const INSIDE: &str = "WINDROSE_NAMESPACE";
@@ -43,7 +45,10 @@ pub(crate) fn run_inside(house: &House, arguments: &[&str]) -> Result<bool> {
         return Ok(false);
     };
     let report = house.scratch().join("report");
-    let tool = std::env::current_exe().context("cannot find this program")?;
+    // By an open file: what builds meanwhile may put another program in its place.
+    let program = File::open("/proc/self/exe").context("cannot open this program")?;
+    rustix::io::fcntl_setfd(&program, FdFlags::empty()).context("cannot hand this program on")?;
+    let tool = format!("/proc/self/fd/{}", program.as_raw_fd());
     // The namespaces end with this process, even if it ends by SIGKILL: `setpriv` becomes `unshare`, which takes
     // its child along.
     let mut command = Command::new("setpriv");

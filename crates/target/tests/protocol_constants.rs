@@ -7,7 +7,6 @@
 //!
 //! A row is `file item number source name`, or `file item = reason` for what no standard fixes.
 
-#[path = "protocol_constants/scan.rs"]
 mod scan;
 
 use std::collections::BTreeMap;
