@@ -37,6 +37,7 @@ mod reach;
 mod read;
 mod receive;
 pub mod record;
+pub mod recovery;
 mod replica;
 mod requests;
 #[cfg(feature = "testing")]

@@ -7,6 +7,8 @@
 use std::collections::BTreeSet;
 
 use api::{PlannedCopy, PlannedVolume, Size, VolumeName};
+use block::Epoch;
+use layers::mirror::recovery::{self, Adopted, DifferentHistories, Newest};
 use peer::NodeId;
 use uuid::Uuid;
 
@@ -73,6 +75,15 @@ impl Copy {
         match &self.found.log {
             FoundLog::Has { in_sync, .. } => in_sync,
             FoundLog::Never | FoundLog::Lost(_) => &[],
+        }
+    }
+
+    fn adopted(&self) -> Adopted {
+        Adopted {
+            node: self.node,
+            epoch: Epoch(self.epoch()),
+            config: self.config(),
+            in_sync: self.in_sync().iter().copied().map(NodeId).collect(),
         }
     }
 
@@ -147,7 +158,7 @@ pub(super) fn decide(copies: &[Copy], without: &[String]) -> Result<Choice, Doub
     let leads = match (&sound[..], &never[..]) {
         ([], [only]) if copies.len() == 1 => *only,
         ([], []) => return Err(Doubt::Partial(all(&numbers().collect::<Vec<_>>()))),
-        (_, []) => newest(copies, &sound, without)?,
+        (_, []) => newest(copies, without)?,
         _ => return Err(Doubt::Several(all(&numbers().collect::<Vec<_>>()))),
     };
     Ok(Choice { leads, follow: followers(copies, leads) })
@@ -161,17 +172,15 @@ fn twins(copies: &[Copy]) -> Option<(&Copy, &Copy)> {
     })
 }
 
-/// The newest of copies that were in sync.
-fn newest(copies: &[Copy], sound: &[usize], without: &[String]) -> Result<usize, Doubt> {
-    let top = sound.iter().map(|n| copies[*n].epoch()).max().unwrap_or(0);
-    let mut first = sound.iter().copied().filter(|n| copies[*n].epoch() == top);
-    let leads = first.clone().min_by_key(|n| copies[*n].node).unwrap_or_default();
-    let (lead, config) = (&copies[leads], copies[leads].config());
-    if let Some(other) = first.find(|n| copies[*n].config() != config) {
-        return Err(Doubt::Histories(lead.at(), copies[other].at()));
-    }
-    // One that was not in sync has heard of a later epoch: whoever was in sync in that is not here.
-    let later = copies.iter().filter(|c| c.epoch() > top).max_by_key(|c| c.epoch());
+/// The newest of copies some of which were in sync.
+fn newest(copies: &[Copy], without: &[String]) -> Result<usize, Doubt> {
+    let adopted: Vec<_> = copies.iter().map(Copy::adopted).collect();
+    let newest = recovery::newest(&adopted)
+        .map_err(|DifferentHistories(a, b)| Doubt::Histories(copies[a].at(), copies[b].at()))?;
+    let Some(Newest { leads, later }) = newest else {
+        return Err(Doubt::Partial(copies.iter().map(Copy::at).collect()));
+    };
+    let (lead, later) = (&copies[leads], later.map(|n| &copies[n]));
     let wanted: Vec<u16> = match later {
         None => lead.in_sync().to_vec(),
         Some(later) => {

@@ -13,8 +13,9 @@ use api::{
 use block::Epoch;
 use cluster::mirrors;
 use layers::mirror::member::Why;
-use layers::mirror::record::{History, Member, Record, Replica};
-use peer::{Incarnation, NodeId};
+use layers::mirror::record::{Record, Replica};
+use layers::mirror::recovery;
+use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -41,9 +42,6 @@ const MAX_FINDINGS: usize = 20;
 
 /// Most bytes that a node tells of its images.
 const TOLD_BYTES: usize = 512 << 10;
-
-/// How far above all epochs that are known a recovered volume begins: a copy that is done without may have gone on.
-const EPOCHS_AHEAD: u64 = 1000;
 
 /// An image on this node that is not served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -555,24 +553,12 @@ impl Control {
 }
 
 /// The record of the mirror of a volume that is taken in: the first copy is in sync, the others are brought in sync
-/// with it. It is above all that any of them, or others, may have seen, and all that lived in memory is gone.
+/// with it.
 pub(super) fn recovered_mirror(members: &[Copy], above: u64) -> Record {
-    let epoch = Epoch(if above == 0 { 1 } else { above + EPOCHS_AHEAD });
     let lead = members.first().map_or(NodeId(0), |c| c.node);
-    let mut replicas: Vec<_> = members
-        .iter()
-        .map(|c| Replica { node: c.node, image: c.found.image, new: false })
-        .collect();
-    replicas.sort_by_key(|r| r.node);
-    Record {
-        epoch,
-        config: steps::random(),
-        replicas,
-        in_sync: vec![Member { node: lead, incarnation: Incarnation(0) }],
-        primary: lead,
-        born: epoch,
-        history: History { forced: epoch, ..History::default() },
-    }
+    let replica = |c: &Copy| Replica { node: c.node, image: c.found.image, new: false };
+    let replicas = members.iter().map(replica).collect();
+    recovery::record(lead, replicas, Epoch(above), steps::random())
 }
 
 fn orphan_finding(orphan: &OrphanedImage, node: &str) -> api::Finding {
