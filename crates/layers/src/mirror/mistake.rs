@@ -30,6 +30,9 @@ pub enum Mistake {
     ClearsBeforeLineage,
     /// A replica leads after a blackout, whatever others and the record know of its image.
     LeadsWhenOlder,
+    /// A replica takes a record for the present one though images have adopted what the store does
+    /// not know.
+    BelievesOlderStore,
     /// Whoever watches blocks is not told of their changes.
     HidesChanges,
 }

@@ -1,5 +1,5 @@
-//! Which copy of a volume goes on when no record says so, and the record that it goes on with: pure functions of what
-//! the intent logs of its images tell (RFD 0036, 4).
+//! Which copy of a volume goes on when no record says so, and the record that it goes on with: pure
+//! functions of what the intent logs of its images tell (RFD 0036, 4).
 
 use block::Epoch;
 use peer::{Incarnation, NodeId};
@@ -7,7 +7,8 @@ use uuid::Uuid;
 
 use super::record::{History, Member, Record, Replica};
 
-/// How far above all epochs that are known a recovered volume begins: a copy that is given up may have gone on.
+/// How far above all epochs that are known a recovered volume begins: a copy that is given up may
+/// have gone on.
 const EPOCHS_AHEAD: u64 = 1000;
 
 /// What a copy has adopted last, as the superblock of its intent log tells.
@@ -28,7 +29,8 @@ pub struct Adopted {
 pub struct Newest {
     /// It was in sync in the highest epoch in which any of the copies was.
     pub leads: usize,
-    /// It was not in sync, and knows of a later epoch: what was in sync in that one is not among the copies.
+    /// It was not in sync, and knows of a later epoch: what was in sync in that one is not among
+    /// the copies.
     pub later: Option<usize>,
 }
 
@@ -37,8 +39,8 @@ pub struct Newest {
 #[error("copies {0} and {1} have different histories of one epoch")]
 pub struct DifferentHistories(pub usize, pub usize);
 
-/// The copy that holds every write that was acknowledged in the highest epoch in which any was in sync. `None` if none
-/// of them is known to have been in sync.
+/// The copy that holds every write that was acknowledged in the highest epoch in which any was in
+/// sync. `None` if none of them is known to have been in sync.
 ///
 /// # Errors
 /// [`DifferentHistories`]
@@ -54,9 +56,10 @@ pub fn newest(copies: &[Adopted]) -> Result<Option<Newest>, DifferentHistories> 
     Ok(Some(Newest { leads, later: later.max_by_key(|n| copies[*n].epoch) }))
 }
 
-/// The record of a volume that goes on with the copy on `lead`: that one is in sync, the other `replicas` are brought
-/// in sync with it. It is above all that any of them, or others, may have seen, where `above` is the highest epoch
-/// that is known, and all that lived in memory alone is gone. `config` is a random number that was never used before.
+/// The record of a volume that goes on with the copy on `lead`: that one is in sync, the other
+/// `replicas` are brought in sync with it. It is above all that any of them, or others, may have
+/// seen, where `above` is the highest epoch that is known, and all that lived in memory alone is
+/// gone. `config` is a random number that was never used before.
 #[must_use]
 pub fn record(lead: NodeId, mut replicas: Vec<Replica>, above: Epoch, config: u128) -> Record {
     let epoch = Epoch(if above == Epoch::default() { 1 } else { above.0 + EPOCHS_AHEAD });

@@ -15,7 +15,7 @@ use rt::sim::World;
 use crate::Scenario;
 use crate::scenarios::file::{self, Flushes};
 use crate::scenarios::intent::{self, Mistake};
-use crate::scenarios::mirror::{self, Plan};
+use crate::scenarios::mirror::{self, LivesPlan, Plan};
 use crate::scenarios::shared;
 use crate::scenarios::{iscsi, nvme, pool};
 use layers::mirror::Mistake as Flaw;
@@ -134,6 +134,15 @@ mirror!(mirror_unseen, HidesChanges);
 mirror!(mirror_trusting, TrustsJoiners);
 mirror!(mirror_late_lineage, ClearsBeforeLineage);
 mirror!(mirror_led_back, LeadsWhenOlder);
+mirror!(mirror_restored, BelievesOlderStore, mirror::restored::play);
+
+async fn mirror_cloned(world: World, variant: Variant) -> Result<(), String> {
+    let lives = match variant {
+        Variant::Right => LivesPlan::Claimed,
+        Variant::Wrong => LivesPlan::Ignored,
+    };
+    mirror::cloned::play(world, Plan { lives, ..Plan::default() }).await
+}
 
 /// A pool, with one of its mistakes or without.
 macro_rules! pool {
@@ -208,6 +217,8 @@ pub fn pairs() -> Vec<Planted> {
             mirror_late_lineage
         ),
         planted!("mirror-led-back", 200, 2, "leads with a copy that was set back", mirror_led_back),
+        planted!("mirror-cloned", 50, 2, "takes a clone for the node", mirror_cloned),
+        planted!("mirror-restored", 50, 2, "believes a store that was set back", mirror_restored),
         planted!("one-read", 20, "takes one read for one message", frames::play),
     ]
 }

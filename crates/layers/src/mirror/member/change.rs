@@ -104,7 +104,7 @@ impl Member {
         let stale = self.reads.running.take() == Some(Stale(true));
         self.reads.away = false;
         let known = self.record.as_ref();
-        if known.is_some_and(|k| k.epoch > record.epoch) {
+        if known.is_some_and(|k| k.epoch > record.epoch) && !self.settings.believes_store() {
             if !stale {
                 let image = known.map_or(self.image.epoch, |k| k.epoch);
                 self.refuse(Refusal::ImageAhead { image, store: record.epoch });
@@ -160,7 +160,8 @@ impl Member {
             s.epoch > record.epoch || s.epoch == record.epoch && s.config != record.config
         };
         let (&node, standing) = self.standings.iter().find(|(_, s)| ahead(s))?;
-        (!stale).then_some(Refusal::PeerAhead { node, epoch: standing.epoch })
+        let refused = !stale && !self.settings.believes_store();
+        refused.then_some(Refusal::PeerAhead { node, epoch: standing.epoch })
     }
 
     pub(super) fn put_ended(&mut self, now: Duration, outcome: Put) {

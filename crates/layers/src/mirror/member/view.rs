@@ -190,6 +190,9 @@ impl Member {
 
     /// What speaks against `record` in what is known for certain.
     pub(super) fn contradiction(&self, record: &Record) -> Option<Refusal> {
+        if self.settings.believes_store() {
+            return None;
+        }
         let (store, image) = (record.epoch, self.image.epoch);
         if image > store {
             return Some(Refusal::ImageAhead { image, store });

@@ -12,6 +12,9 @@ use super::super::record::{Member as Listed, Put, Record};
 pub struct Settings {
     lease: Duration,
     grace: Duration,
+    /// A planted mistake: the store is believed, whatever images have adopted.
+    #[cfg(feature = "testing")]
+    believes_store: bool,
 }
 
 /// Settings under which two configurations could act at once.
@@ -35,13 +38,39 @@ impl Settings {
     /// [`UnsafeSettings`] unless a holder's lease is over before its giver's grace is.
     pub fn new(lease: Duration, grace: Duration) -> Result<Self, UnsafeSettings> {
         let safe = grace * 9 > lease * 11 && !lease.is_zero();
-        if safe { Ok(Self { lease, grace }) } else { Err(UnsafeSettings { lease, grace }) }
+        if safe { Ok(Self::of(lease, grace)) } else { Err(UnsafeSettings { lease, grace }) }
     }
 
     /// A planted mistake: whatever was asked for.
     #[cfg(test)]
     pub(super) fn unchecked(lease: Duration, grace: Duration) -> Self {
-        Self { lease, grace }
+        Self::of(lease, grace)
+    }
+
+    fn of(lease: Duration, grace: Duration) -> Self {
+        Self {
+            lease,
+            grace,
+            #[cfg(feature = "testing")]
+            believes_store: false,
+        }
+    }
+
+    /// The same with a mistake: the store is believed, whatever images have adopted.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn believing_the_store(self) -> Self {
+        Self { believes_store: true, ..self }
+    }
+
+    #[cfg(feature = "testing")]
+    pub(super) fn believes_store(&self) -> bool {
+        self.believes_store
+    }
+
+    #[cfg(not(feature = "testing"))]
+    pub(super) fn believes_store(&self) -> bool {
+        false
     }
 
     /// How long a promise is held, from when it was asked for.
@@ -65,7 +94,7 @@ impl Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { lease: Duration::from_secs(2), grace: Duration::from_secs(3) }
+        Self::of(Duration::from_secs(2), Duration::from_secs(3))
     }
 }
 

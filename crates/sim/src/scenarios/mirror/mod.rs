@@ -10,16 +10,23 @@
 //! * `disks`: what befalls disks, and who gives a node another try;
 //! * `replicas`: the control plane, which adds, removes and replaces replicas;
 //! * `past`: images that are set back to copies of earlier moments;
+//! * `process`: what runs on a node; `lives`: which process is the node;
+//! * `cloned`: nodes of which a copy runs beside the first;
+//! * `restored`: a store that is set back to an earlier moment;
 //! * `ending`: what is demanded when all faults are over;
 //! * `initiators`: the same with initiators on other hosts for clients;
 //! * `fencing`: the same with hosts that take the volume from each other by reservations.
 
+pub(crate) mod cloned;
 mod disks;
 mod ending;
 pub(crate) mod fencing;
 pub(crate) mod initiators;
+mod lives;
 mod past;
+mod process;
 mod replicas;
+pub(crate) mod restored;
 mod store;
 mod wires;
 
@@ -40,7 +47,7 @@ use peer::{Incarnation, NodeId};
 use rt::Core;
 use rt::disk::OpenReason;
 use rt::sim::{DiskControl, Host, HostFaults, HostSetup, Rng, World};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 use uuid::Uuid;
 use volume::{Gate, Standing, Volume};
 
@@ -61,6 +68,21 @@ pub(crate) struct Plan {
     /// How many nodes have the volume; 0: the seed decides.
     pub(crate) nodes: usize,
     pub(crate) mistake: Mistake,
+    pub(crate) lives: LivesPlan,
+}
+
+/// Whether nodes are cloned, and whether processes of one node are told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum LivesPlan {
+    /// The seed decides: they are told apart and nodes are cloned, or neither.
+    #[default]
+    Drawn,
+    /// Nodes are cloned, and processes told apart.
+    Claimed,
+    /// Nodes are cloned, and their clones taken for them.
+    Ignored,
+    /// Nodes are not cloned.
+    Single,
 }
 
 /// An image of the volume.
@@ -80,6 +102,12 @@ impl Image {
 struct Node {
     id: NodeId,
     host: Host,
+    /// Whether it is a copy of a node, with the identity of that.
+    is_clone: bool,
+    /// The life of its process.
+    life: Cell<Uuid>,
+    /// Another process is the node: nothing is started here until an operator has decided.
+    told_apart: Cell<bool>,
     /// What it keeps of the volume; without it the node is not started.
     image: Cell<Option<Image>>,
     /// How many images it has had.
@@ -109,6 +137,10 @@ impl Node {
         self.pulled.get() || self.unsynced.get()
     }
 
+    fn caller(&self) -> store::Caller {
+        store::Caller { node: self.id, is_clone: self.is_clone }
+    }
+
     fn disk(&self) -> Option<DiskControl> {
         self.host.disk(self.image.get()?.path())
     }
@@ -128,9 +160,20 @@ struct Bench {
     intact: Rc<RefCell<BTreeSet<NodeId>>>,
     /// Clients are at work.
     load: Rc<Cell<bool>>,
+    /// Where nodes are, by what their processes said last.
+    addresses: Rc<wires::Addresses>,
     /// Who gets no sessions with whom.
     apart: wires::Apart,
     ports: Ports,
+    /// Tells processes of one node apart.
+    lives: Option<Rc<lives::Lives>>,
+    /// Whether nodes are cloned.
+    clones: bool,
+    /// How many clones there were.
+    cloned: Cell<u32>,
+    /// Told of processes that are not their node, and have to end.
+    over: mpsc::UnboundedSender<process::Over>,
+    ends: RefCell<Option<mpsc::UnboundedReceiver<process::Over>>>,
     /// The last configuration in which an operator made a replica go on alone.
     forced: Cell<Epoch>,
     /// The control plane is at work.
@@ -150,6 +193,7 @@ pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
     for _ in 0..world.rng().between(2, 8) {
         bench.mischief().await?;
     }
+    bench.believe_neither().await?;
     bench.calm_down().await?;
     bench.last_round().await
 }
@@ -167,7 +211,9 @@ async fn set_up(world: &World, plan: Plan, offer: Option<Offer>) -> Result<Rc<Be
         node.image.set(Some(prepare(node, block_size, 0).await?));
     }
     let ports = if rng.chance(0.5) { Ports::Alike } else { Ports::Apart };
-    let bench = assemble(world, nodes, block_size, ports, plan.mistake);
+    // Hosts would not look for a clone.
+    let lives = if offer.is_some() { LivesPlan::Single } else { plan.lives };
+    let bench = assemble(world, nodes, block_size, ports, Plan { lives, ..plan });
     let bench = Rc::new(Bench { offer, ..bench });
     let network = Rng::new(world.seed(), "network");
     for (a, b) in bench.nodes.iter().flat_map(|a| bench.nodes.iter().map(move |b| (a, b))) {
@@ -177,12 +223,19 @@ async fn set_up(world: &World, plan: Plan, offer: Option<Offer>) -> Result<Rc<Be
 }
 
 fn node(world: &World, number: usize) -> Rc<Node> {
-    let setup = HostSetup { pool_bytes: 48 << 20, ..HostSetup::default() };
-    let host = world.add_host(&format!("node{number}"), setup);
     let id = NodeId(u16::try_from(number).expect("few nodes"));
+    machine(world, id, &format!("node{number}"), false)
+}
+
+/// A machine that is node `id`, or a clone of it.
+fn machine(world: &World, id: NodeId, name: &str, is_clone: bool) -> Rc<Node> {
+    let setup = HostSetup { pool_bytes: 48 << 20, ..HostSetup::default() };
     Rc::new(Node {
         id,
-        host,
+        host: world.add_host(name, setup),
+        is_clone,
+        life: Cell::default(),
+        told_apart: Cell::default(),
         image: Cell::default(),
         images: Cell::default(),
         mirror: RefCell::default(),
@@ -228,7 +281,7 @@ fn assemble(
     nodes: Vec<Rc<Node>>,
     block_size: u32,
     ports: Ports,
-    mistake: Mistake,
+    plan: Plan,
 ) -> Bench {
     let replicas: Vec<_> = nodes
         .iter()
@@ -263,8 +316,22 @@ fn assemble(
         *kept = stays;
     });
     tokio::task::spawn_local(Rc::clone(&store).run());
+    let drawn = Rng::new(world.seed(), "lives").chance(0.3);
+    let (clones, told_apart) = match plan.lives {
+        LivesPlan::Drawn => (drawn, drawn),
+        LivesPlan::Claimed => (true, true),
+        LivesPlan::Ignored => (true, false),
+        LivesPlan::Single => (false, false),
+    };
+    let (over, ends) = mpsc::unbounded_channel();
     Bench {
         world: world.clone(),
+        addresses: wires::Addresses::new(nodes.iter().map(|n| (n.id, n.host.address()))),
+        lives: told_apart.then(|| lives::Lives::new(world, &store)),
+        clones,
+        cloned: Cell::default(),
+        over,
+        ends: RefCell::new(Some(ends)),
         nodes,
         store,
         shared,
@@ -275,7 +342,7 @@ fn assemble(
         ports,
         forced: Cell::default(),
         changing: Cell::new(false),
-        mistake,
+        mistake: plan.mistake,
         offer: None,
     }
 }
@@ -311,6 +378,9 @@ impl Bench {
     fn begin(self: &Rc<Self>) {
         self.nodes.iter().for_each(|n| self.start(n));
         tokio::task::spawn_local(Rc::clone(self).mend_nodes());
+        if let Some(ends) = self.ends.take() {
+            tokio::task::spawn_local(Rc::clone(self).end_lives(ends));
+        }
     }
 
     /// Faults end, and all replicas come in sync.
@@ -319,42 +389,6 @@ impl Bench {
         // What was begun on a failing disk comes to its end.
         tokio::time::sleep(Duration::from_secs(15)).await;
         self.in_sync().await
-    }
-
-    /// Starts a node that has an image, unless it runs.
-    fn start(&self, node: &Rc<Node>) {
-        let Some(image) = node.image.get().filter(|_| !node.host.is_running()) else { return };
-        let all = self.nodes.iter().map(|n| (n.id, n.host.address()));
-        let addresses = (wires::addresses(all), self.ports);
-        let (mistake, apart) = (self.mistake, Rc::clone(&self.apart));
-        let (node, store) = (Rc::clone(node), Rc::clone(&self.store));
-        let (shared, load) = (Rc::clone(&self.shared), Rc::clone(&self.load));
-        let (host, world, offer) = (node.host.clone(), self.world.clone(), self.offer.clone());
-        host.start(move |core| {
-            let (node, store, world) = (Rc::clone(&node), Rc::clone(&store), world.clone());
-            let (shared, load) = (Rc::clone(&shared), Rc::clone(&load));
-            let (addresses, apart) = (addresses.clone(), Rc::clone(&apart));
-            let offer = offer.clone();
-            async move {
-                match open_mirror(&core, &node, image, store, mistake).await {
-                    Ok((mirror, gate)) => {
-                        wires::join(&core, node.id, &mirror, addresses, apart).await?;
-                        let volume = serve(&core, &node, mirror, gate);
-                        match offer {
-                            Some(offer) => offer(&core, node.id, &volume),
-                            None => load_up(&core, &node, &volume, &shared, &load),
-                        }
-                    }
-                    // Somebody starts it again.
-                    Err(e) => {
-                        world.note(format!("node {} does not open its image: {e}", node.id));
-                        node.broken.replace(Some(e));
-                    }
-                }
-                std::future::pending::<()>().await;
-                Ok(())
-            }
-        });
     }
 
     /// Ends the process of a node, or its power.
@@ -467,6 +501,25 @@ impl Bench {
             }
         }
         self.pause(if rng.chance(0.3) { 20_000 } else { 2_000 }).await;
+        self.shared.settle_doubts();
+        self.shared.verdict()
+    }
+
+    /// A node is cloned, or the store set back, in some worlds. What came before is as in worlds
+    /// without it.
+    async fn believe_neither(self: &Rc<Self>) -> Result<(), String> {
+        let rng = Rng::new(self.world.seed(), "believed");
+        let store = rng.chance(if self.clones { 0.3 } else { 0.4 });
+        if store {
+            self.restore_store().await?;
+        } else if self.clones {
+            self.run_twice(&self.any()).await?;
+        } else {
+            return Ok(());
+        }
+        if rng.chance(0.5) {
+            self.mischief().await?;
+        }
         self.shared.settle_doubts();
         self.shared.verdict()
     }
@@ -585,6 +638,10 @@ async fn open_mirror(
     let boot = area.boot(core);
     let (log, found) = IntentLog::open(core, area, boot).await.map_err(|e| e.to_string())?;
     let gate = Rc::new(Gate::default());
+    let mut settings = Settings { mistake, ..Settings::default() };
+    if mistake == Mistake::BelievesOlderStore {
+        settings.member = settings.member.believing_the_store();
+    }
     let parts = Parts {
         node: node.id,
         core: core.clone(),
@@ -593,8 +650,8 @@ async fn open_mirror(
         log,
         found,
         keeper: Rc::clone(&gate) as Rc<dyn Aside>,
-        records: store::Client { store, node: node.id },
-        settings: Settings { mistake, ..Settings::default() },
+        records: store::Client { store, caller: node.caller() },
+        settings,
         turns: Arc::new(Semaphore::new(1)),
     };
     let mirror = Mirror::open(parts).await.map_err(|e| e.to_string())?;

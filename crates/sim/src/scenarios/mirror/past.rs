@@ -18,13 +18,19 @@ const CLEARED: Duration = Duration::from_secs(40);
 const PIECE: usize = 4096;
 
 /// A copy of an image: its log and its data as they were at one moment.
-struct Copy {
-    image: Image,
-    bytes: Vec<u8>,
+pub(super) struct Copy {
+    pub(super) image: Image,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Copy {
+    pub(super) fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
 }
 
 impl Bench {
-    fn copy_of(&self, node: &Node) -> Option<Copy> {
+    pub(super) fn copy_of(&self, node: &Node) -> Option<Copy> {
         let (image, disk) = (node.image.get()?, node.disk()?);
         let len = usize::try_from(disk.size()).ok()?;
         self.world.note(format!("the image of node {} is copied", node.id));
@@ -89,6 +95,11 @@ impl Bench {
             self.start(other);
         }
         // Sessions come up before any of them may lead alone.
+        if self.lives.is_some() {
+            // After a power cut a node has to wait until its last life has not answered.
+            let others = || replicas.iter().filter(|n| n.id != node.id);
+            self.until(|| others().all(|n| n.mirror.borrow().is_some())).await;
+        }
         self.start(&node);
         self.in_sync().await?;
         self.equal_now().await?;

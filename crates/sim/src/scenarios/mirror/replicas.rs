@@ -116,7 +116,8 @@ impl Bench {
 
     /// Puts what `next` makes of the record, as soon as that can be.
     async fn put(&self, next: impl Fn(&Record, u128) -> Result<Record, BadChange>) {
-        let client = store::Client { store: Rc::clone(&self.store), node: CONTROL };
+        let caller = store::Caller { node: CONTROL, is_clone: false };
+        let client = store::Client { store: Rc::clone(&self.store), caller };
         loop {
             let rng = self.world.rng();
             let config = (u128::from(rng.u64()) << 64) | u128::from(rng.u64());

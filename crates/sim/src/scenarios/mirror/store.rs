@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use block::Epoch;
@@ -18,17 +19,46 @@ pub(super) struct Store {
     world: World,
     rng: Rng,
     record: RefCell<Record>,
-    /// Nobody gets an answer.
-    away: Cell<bool>,
+    /// The records before it.
+    past: RefCell<Vec<Record>>,
+    outage: Outage,
     /// It takes no more time than it must.
     prompt: Cell<bool>,
-    /// These get no answer.
-    cut: RefCell<Vec<NodeId>>,
     changed: Notify,
     /// Told of each new record, and of the one before it.
     watcher: RefCell<Option<Watcher>>,
     /// What happens by and by, whatever becomes of the node that asked for it.
     due: RefCell<Vec<(Duration, Late)>>,
+}
+
+/// A process that asks: the node itself, or a clone of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Caller {
+    pub(super) node: NodeId,
+    pub(super) is_clone: bool,
+}
+
+/// Whom the store does not answer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Outage(Arc<Mutex<Unanswered>>);
+
+#[derive(Debug, Default)]
+struct Unanswered {
+    /// Nobody gets an answer.
+    away: bool,
+    /// These nodes get none; clones of them do.
+    cut: Vec<NodeId>,
+}
+
+impl Outage {
+    fn lock(&self) -> MutexGuard<'_, Unanswered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn answers(&self, caller: Caller) -> bool {
+        let unanswered = self.lock();
+        !unanswered.away && (caller.is_clone || !unanswered.cut.contains(&caller.node))
+    }
 }
 
 type Watcher = Box<dyn Fn(&Record, &Record)>;
@@ -40,9 +70,9 @@ impl Store {
             world: world.clone(),
             rng: Rng::new(world.seed(), "store"),
             record: RefCell::new(record),
-            away: Cell::new(false),
+            past: RefCell::default(),
+            outage: Outage::default(),
             prompt: Cell::new(false),
-            cut: RefCell::default(),
             changed: Notify::new(),
             watcher: RefCell::default(),
             due: RefCell::default(),
@@ -59,7 +89,7 @@ impl Store {
 
     pub(super) fn set_away(&self, away: bool) {
         self.world.note(format!("the store is away: {away}"));
-        self.away.set(away);
+        self.outage.lock().away = away;
     }
 
     pub(super) fn set_prompt(&self, prompt: bool) {
@@ -68,15 +98,15 @@ impl Store {
 
     pub(super) fn set_cut(&self, node: NodeId, cut: bool) {
         self.world.note(format!("node {node} is cut from the store: {cut}"));
-        let mut all = self.cut.borrow_mut();
+        let all = &mut self.outage.lock().cut;
         all.retain(|n| *n != node);
         if cut {
             all.push(node);
         }
     }
 
-    fn answers(&self, node: NodeId) -> bool {
-        !self.away.get() && !self.cut.borrow().contains(&node)
+    pub(super) fn outage(&self) -> Outage {
+        self.outage.clone()
     }
 
     /// Takes effect, or not.
@@ -97,9 +127,34 @@ impl Store {
             if let Some(watcher) = &*self.watcher.borrow() {
                 watcher(&old, record);
             }
+            self.past.borrow_mut().push(old);
             self.changed.notify_waiters();
         }
         fits
+    }
+
+    /// The records that it has had.
+    pub(super) fn past(&self) -> Vec<Record> {
+        self.past.borrow().clone()
+    }
+
+    /// An operator restores the store: it holds this record now, and what was on its way does not
+    /// come.
+    pub(super) fn restore(&self, record: &Record) {
+        self.world.note(format!("the store is restored: record {}", record.epoch.0));
+        self.due.borrow_mut().clear();
+        self.record.replace(record.clone());
+        self.changed.notify_waiters();
+    }
+
+    /// An operator has the volume go on with a record that follows `last`, whatever the store
+    /// holds.
+    pub(super) fn recover(&self, last: Record, record: &Record) {
+        self.restore(record);
+        if let Some(watcher) = &*self.watcher.borrow() {
+            watcher(&last, record);
+        }
+        self.past.borrow_mut().push(last);
     }
 
     /// Lets what is late take effect; to run beside everything else.
@@ -125,14 +180,14 @@ impl Store {
 #[derive(Clone)]
 pub(super) struct Client {
     pub(super) store: Rc<Store>,
-    pub(super) node: NodeId,
+    pub(super) caller: Caller,
 }
 
 impl Records for Client {
     async fn read(&self) -> Result<Record, Unreachable> {
         let read = async {
             self.store.way().await;
-            if !self.store.answers(self.node) {
+            if !self.store.outage.answers(self.caller) {
                 std::future::pending::<()>().await;
             }
             let record = self.store.record();
@@ -145,7 +200,7 @@ impl Records for Client {
     async fn put(&self, after: Epoch, config: u128, record: &Record) -> Put {
         let store = Rc::clone(&self.store);
         store.way().await;
-        if !store.answers(self.node) {
+        if !store.outage.answers(self.caller) {
             // It may have got through all the same, and take its time.
             if store.rng.chance(0.3) {
                 let (late, record) = (Rc::clone(&store), record.clone());

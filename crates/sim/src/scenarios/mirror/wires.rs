@@ -7,12 +7,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use layers::mirror::Mirror;
+use layers::mirror::member::Why;
 use peer::{Endpoint, Identity, Line, NodeId, PeerAddresses, Secret, receive_greetings};
 use rt::Core;
 use rt::sim::{Host, Rng, World};
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::VOLUME;
+use super::store::Store;
 
 /// Where nodes listen: two ports, so that leases have a path of their own.
 const PORTS: [u16; 2] = [7001, 7002];
@@ -38,11 +41,24 @@ impl Ports {
 
 const CLUSTER: Uuid = Uuid::from_u128(0x2222_3333_4444_4555_8666_7777_8888_9999);
 
-/// Where each node is.
-pub(super) type Addresses = Rc<BTreeMap<NodeId, IpAddr>>;
+/// Where each node is, by the records of the nodes.
+#[derive(Default)]
+pub(super) struct Addresses {
+    all: RefCell<BTreeMap<NodeId, IpAddr>>,
+    changed: Notify,
+}
 
-pub(super) fn addresses(all: impl Iterator<Item = (NodeId, IpAddr)>) -> Addresses {
-    Rc::new(all.collect())
+impl Addresses {
+    pub(super) fn new(all: impl Iterator<Item = (NodeId, IpAddr)>) -> Rc<Self> {
+        Rc::new(Self { all: RefCell::new(all.collect()), changed: Notify::new() })
+    }
+
+    /// A process that is the node says where it is.
+    pub(super) fn set(&self, node: NodeId, at: IpAddr) {
+        if self.all.borrow_mut().insert(node, at) != Some(at) {
+            self.changed.notify_waiters();
+        }
+    }
 }
 
 /// Pairs of nodes between which only leases get through.
@@ -65,8 +81,9 @@ pub(super) async fn join(
     core: &Core,
     me: NodeId,
     mirror: &Mirror,
-    (addresses, ports): (Addresses, Ports),
+    (addresses, ports): (Rc<Addresses>, Ports),
     apart: Apart,
+    store: Rc<Store>,
 ) -> Result<(), String> {
     let identity = Identity::new(CLUSTER, Secret::new(&[7; 32]), me, VOLUME);
     let endpoint = Endpoint::new(core.clone(), identity, Rc::new(mirror.clone()));
@@ -86,7 +103,7 @@ pub(super) async fn join(
         });
     }
     mirror.set_paths(endpoint.paths_for_handler());
-    tokio::task::spawn_local(follow(me, mirror.clone(), endpoint, addresses, ports));
+    tokio::task::spawn_local(follow(me, mirror.clone(), endpoint, addresses, ports, store));
     Ok(())
 }
 
@@ -95,22 +112,35 @@ async fn follow(
     me: NodeId,
     mirror: Mirror,
     endpoint: Endpoint<Mirror>,
-    addresses: Addresses,
+    addresses: Rc<Addresses>,
     ports: Ports,
+    store: Rc<Store>,
 ) {
-    let mut known = BTreeSet::new();
+    let mut known = BTreeMap::new();
     loop {
-        if let Some(record) = mirror.status().record {
-            let listed: BTreeSet<_> = record.replicas.iter().map(|r| r.node).collect();
-            for &node in known.difference(&listed) {
+        let mut moved = std::pin::pin!(addresses.changed.notified());
+        // From here on nothing that moves is missed.
+        moved.as_mut().enable();
+        let status = mirror.status();
+        // A replica that refuses the record has sessions all the same: others are to hear of that.
+        let refused = matches!(status.why, Some(Why::Refused(_)));
+        if let Some(record) = status.record.or_else(|| refused.then(|| store.record())) {
+            let all = addresses.all.borrow().clone();
+            let others = record.replicas.iter().map(|r| r.node).filter(|node| *node != me);
+            let listed: BTreeMap<_, _> = others.map(|node| (node, all[&node])).collect();
+            for (&node, _) in known.iter().filter(|(node, at)| listed.get(node) != Some(at)) {
                 endpoint.remove(node).await;
             }
-            for &node in listed.difference(&known).filter(|node| **node != me) {
-                endpoint.add(node, ports.addresses(addresses[&node]));
+            for (&node, &at) in listed.iter().filter(|(node, at)| known.get(node) != Some(at)) {
+                endpoint.add(node, ports.addresses(at));
             }
             known = listed;
         }
-        mirror.changed().await;
+        tokio::select! {
+            biased;
+            () = mirror.changed() => {}
+            () = moved => {}
+        }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
