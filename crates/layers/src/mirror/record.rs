@@ -205,6 +205,14 @@ impl Record {
         self.in_sync.contains(&Member { node, incarnation })
     }
 
+    /// Whether it is the first record of its volume, and no replica has been a member yet: the
+    /// control plane lists the images that it has made, under an incarnation that none has.
+    #[must_use]
+    pub fn is_first(&self) -> bool {
+        let nobody = |m: &Member| m.incarnation == Incarnation(0);
+        self.epoch == Epoch(1) && self.in_sync.iter().all(nobody)
+    }
+
     /// The members but the one on `node`.
     pub fn others(&self, node: NodeId) -> impl Iterator<Item = Member> + '_ {
         self.in_sync.iter().copied().filter(move |m| m.node != node)

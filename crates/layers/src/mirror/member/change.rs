@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use block::Epoch;
 use peer::{Incarnation, NodeId, Role, SharedLineage, Standing};
 
 use super::super::record::{Member as Listed, Put, Record};
@@ -292,9 +293,30 @@ impl Member {
             let [_, _, _, _, _, _, _, _, low @ ..] = fresh.to_be_bytes();
             self.incarnation = Incarnation(u64::from_be_bytes(low));
         }
-        let in_sync = vec![Listed { node: self.me, incarnation: self.incarnation }];
+        let alone = vec![Listed { node: self.me, incarnation: self.incarnation }];
+        let in_sync = self.first_members(record).filter(|_| !force).unwrap_or(alone);
         let born = record.next(fresh).epoch;
         Some(Record { in_sync, primary: self.me, born, ..record.clone() })
+    }
+
+    /// The members of a new volume: all replicas that its first record lists, if none of them was
+    /// ever a member, they are all there, and this one is to lead. Nobody has promised or written
+    /// anything, so there is no grace time to wait out and nothing that one could lack (5.6 e).
+    fn first_members(&self, record: &Record) -> Option<Vec<Listed>> {
+        let unused =
+            |s: &Standing| s.role == Role::Returned && s.epoch == Epoch::default() && !s.older;
+        let may = record.is_first() && unused(&self.standing()) && !self.image.lost;
+        if !may || self.preferred() != Some(self.me) {
+            return None;
+        }
+        let present = |m: &Listed| {
+            let incarnation = match self.standings.get(&m.node) {
+                _ if m.node == self.me => self.incarnation,
+                heard => heard.filter(|s| unused(s))?.incarnation,
+            };
+            Some(Listed { node: m.node, incarnation })
+        };
+        record.in_sync.iter().map(present).collect()
     }
 
     /// Whether this replica has returned and may lead after a blackout.
@@ -302,6 +324,9 @@ impl Member {
         let Some(record) = self.record.as_ref().filter(|_| self.role() == Role::Returned) else {
             return false;
         };
+        if self.first_members(record).is_some() {
+            return true;
+        }
         let waited = now >= self.born + self.settings.grace();
         let continuous = record.others(self.me).any(|m| self.says_member(&m));
         let last = record.in_sync.len() == 1;

@@ -323,6 +323,53 @@ fn who_leads_after_a_blackout() {
     }
 }
 
+/// A volume that nobody has served yet waits for no grace time: as soon as all have met, the one that
+/// is primary by the first record takes all of them in (5.6 e).
+#[test]
+fn a_new_volume_is_led_at_once_with_all_its_replicas() {
+    let nobody = |n: u16| Listed { node: NodeId(n), incarnation: Incarnation(0) };
+    let first = Record { in_sync: vec![nobody(1), nobody(2)], ..record(1, &[1, 2]) };
+    let unused = Image { lineage: Lineage::default(), ..image(0, 0) };
+    let says = |epoch: u64, role| {
+        let Event::Heard(from, Say::Standing(said)) = stands(2, 0, role) else { unreachable!() };
+        let standing = Standing { epoch: Epoch(epoch), config: 0, ..said };
+        Event::Heard(from, Say::Standing(standing))
+    };
+    let met = |image, record: &Record, heard: Option<Event>| {
+        let mut member = boot(1, 0, image);
+        let _ = member.apply(START, read(record));
+        let _ = member.apply(START, Event::LinkUp(NodeId(2)));
+        let asks = heard.is_some_and(|heard| reads(&member.apply(ms(1), heard)));
+        (member, asks)
+    };
+    let returned = || Some(says(0, Role::Returned));
+    let lost = Image { lost: true, ..unused };
+    let (mut member, asks) = met(unused, &first, returned());
+    assert!(asks, "nothing was ever promised");
+    let next = put(&member.apply(ms(2), read(&first))).unwrap();
+    assert_eq!((next.epoch, next.primary), (Epoch(2), NodeId(1)));
+    assert_eq!(next.in_sync, vec![listed(1, 0), listed(2, 0)]);
+    // A put for which nobody is thrown out: this one serves as soon as the other has come along.
+    assert!(member.admitting().is_none());
+    let other_first = Record { primary: NodeId(2), ..first.clone() };
+    let served = Record { epoch: Epoch(2), ..first.clone() };
+    let cases = [
+        ("the other was not heard", unused, &first, None),
+        ("it has not read the record", unused, &first, Some(says(0, Role::Unknown))),
+        ("it is no part of it", unused, &first, Some(says(0, Role::Outside))),
+        ("its image was in use", unused, &first, Some(says(1, Role::Returned))),
+        ("the log here was lost", lost, &first, returned()),
+        ("it is for the other to lead", unused, &other_first, returned()),
+        ("somebody has served it", unused, &served, returned()),
+        ("somebody is listed", unused, &record(1, &[1, 2]), returned()),
+    ];
+    for (what, image, record, heard) in cases {
+        let (mut member, asks) = met(image, record, heard);
+        let next = put(&member.apply(ms(2), read(record)));
+        assert!(next.is_none(), "{what}: {asks} {next:?}");
+    }
+}
+
 /// 5.6 b: one whose log is clean waits for nobody who has no session.
 #[test]
 fn a_clean_log_leads_where_the_others_are_away() {

@@ -59,6 +59,7 @@ struct Scope {
     nodes: usize,
     apart: bool,
     set_back: bool,
+    new_volume: bool,
     writes: &'static [usize],
     left: Budget,
 }
@@ -67,7 +68,13 @@ impl Scope {
     fn new(nodes: usize, writes: &'static [usize], allow: fn(&mut Budget)) -> Self {
         let mut left = Budget { ticks: true, ..Budget::default() };
         allow(&mut left);
-        Self { nodes, apart: false, set_back: false, writes, left }
+        Self { nodes, apart: false, set_back: false, new_volume: false, writes, left }
+    }
+
+    /// From the moment on at which the volume has its first record.
+    fn new_volume(mut self) -> Self {
+        self.new_volume = true;
+        self
     }
 
     /// The last node is down, and its image is an older copy of what it was.
@@ -83,6 +90,9 @@ impl Scope {
     }
 
     fn root(&self, mistake: Mistake) -> World {
+        if self.new_volume {
+            return World::of_new_volume(self.nodes, self.writes, self.left);
+        }
         let mut root = World::new(self.nodes, self.writes, self.left, mistake);
         if self.apart {
             root.put_last_out().expect("an undisturbed start");
@@ -229,6 +239,27 @@ mod sound {
             (b.copies, b.set_backs, b.kills, b.flushes, b.joins) = (1, 1, 1, 1, 1);
         })
         .holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn a_new_volume_and_one_killed() {
+        Scope::new(2, &[0], |b| (b.kills, b.lost_puts) = (2, 1))
+            .new_volume()
+            .holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn a_new_volume_and_power_and_sessions_lost() {
+        Scope::new(2, &[1], |b| (b.power_cuts, b.breaks, b.failed_reads) = (1, 1, 1))
+            .new_volume()
+            .holds(20_000..=20_000);
+    }
+
+    #[test]
+    fn three_with_a_new_volume_in_a_moment() {
+        Scope::new(3, &[1], |b| (b.breaks, b.kills, b.ticks) = (1, 1, false))
+            .new_volume()
+            .holds(20_000..=20_000);
     }
 
     #[test]

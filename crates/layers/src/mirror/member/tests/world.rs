@@ -245,6 +245,24 @@ fn incarnation(node: usize, life: u64) -> Incarnation {
 impl World {
     /// `count` nodes, all in sync and running, with writes that enter at these nodes.
     pub(super) fn new(count: usize, writes: &[usize], left: Budget, mistake: Mistake) -> Self {
+        let mut world = Self::started(count, writes, left, mistake, |n| incarnation(n, 0));
+        world.calm_down().expect("an undisturbed start");
+        world
+    }
+
+    /// The same with a new volume, which no node has read the record of yet.
+    pub(super) fn of_new_volume(count: usize, writes: &[usize], left: Budget) -> Self {
+        Self::started(count, writes, left, Mistake::None, |_| Incarnation(0))
+    }
+
+    /// Nodes that have just started, and a record that lists them under these incarnations.
+    fn started(
+        count: usize,
+        writes: &[usize],
+        left: Budget,
+        mistake: Mistake,
+        listed: fn(usize) -> Incarnation,
+    ) -> Self {
         let replicas = (0..count)
             .map(|n| Replica {
                 node: id(n),
@@ -252,8 +270,7 @@ impl World {
                 new: false,
             })
             .collect();
-        let in_sync =
-            (0..count).map(|n| Listed { node: id(n), incarnation: incarnation(n, 0) }).collect();
+        let in_sync = (0..count).map(|n| Listed { node: id(n), incarnation: listed(n) }).collect();
         let store = Record {
             epoch: Epoch(1),
             config: 1,
@@ -301,7 +318,6 @@ impl World {
             errors: Vec::new(),
         };
         (0..count).for_each(|n| world.boot(n));
-        world.calm_down().expect("an undisturbed start");
         world
     }
 
