@@ -32,8 +32,13 @@ const QUEUE: usize = 256;
 /// Questions put to the store at once.
 const AT_ONCE: usize = 64;
 
-/// Longest time until somebody who waits for a change looks for himself.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The pause before changes are followed again, where that has failed.
+const FOLLOW_AGAIN: Duration = Duration::from_secs(1);
+
+/// After how long a mirror that was told of no change looks for itself, between half of it and all: a
+/// node may have a thousand mirrors, which should not all look at once. One that waits for a change
+/// because it does not serve looks far more often by itself.
+const LOOK_AGAIN: Duration = Duration::from_secs(120);
 
 /// The key of a volume's record.
 #[must_use]
@@ -109,12 +114,18 @@ impl Waiters {
     fn add(&self, volume: Uuid) -> Arc<Notify> {
         let waiter = Arc::new(Notify::new());
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, waiters| {
-            waiters.retain(|w| w.strong_count() > 0);
-            !waiters.is_empty()
-        });
         all.entry(volume).or_default().push(Arc::downgrade(&waiter));
         waiter
+    }
+
+    /// A waiter of this volume is gone.
+    fn tidy(&self, volume: Uuid) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(waiters) = all.get_mut(&volume) else { return };
+        waiters.retain(|w| w.strong_count() > 0);
+        if waiters.is_empty() {
+            all.remove(&volume);
+        }
     }
 
     /// Wakes those of one volume, or all. One that does not wait now will not wait next time.
@@ -165,6 +176,14 @@ pub struct MetaRecords {
     changed: Arc<Notify>,
 }
 
+impl Drop for MetaRecords {
+    fn drop(&mut self) {
+        // Its own is the only strong one: from here on it does not count.
+        self.changed = Arc::default();
+        self.mirrors.waiters.tidy(self.volume);
+    }
+}
+
 impl Clone for MetaRecords {
     /// A waiter of its own.
     fn clone(&self) -> Self {
@@ -200,8 +219,14 @@ impl Records for MetaRecords {
 
     async fn changed(&self) {
         // Out of time is as good as a change: whoever waits looks.
-        let _ = timeout(LOOK_AGAIN, self.changed.notified()).await;
+        let _ = timeout(look_again(self.volume), self.changed.notified()).await;
     }
+}
+
+/// After how long the mirror of `volume` looks for itself.
+fn look_again(volume: Uuid) -> Duration {
+    let spread = u32::from(volume.as_bytes()[15]);
+    LOOK_AGAIN / 2 + LOOK_AGAIN * spread / (2 * u32::from(u8::MAX))
 }
 
 /// Answers until all handles are gone.
@@ -285,7 +310,7 @@ async fn follow(meta: &dyn Meta, waiters: &Waiters) {
             }
             Err(error) => {
                 tracing::debug!(%error, "records of mirrors are not followed now");
-                sleep(LOOK_AGAIN).await;
+                sleep(FOLLOW_AGAIN).await;
             }
         }
     }
@@ -304,7 +329,7 @@ async fn follow_from(meta: &dyn Meta, waiters: &Waiters, revision: Revision) {
             Err(MetaError::Compacted { .. }) => return,
             Err(error) => {
                 tracing::debug!(%error, "changes of mirrors' records are not told");
-                return sleep(LOOK_AGAIN).await;
+                return sleep(FOLLOW_AGAIN).await;
             }
         }
     }
@@ -379,7 +404,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_is_woken_by_changes_of_his_volume_and_after_a_second() {
+    async fn who_waits_is_woken_by_changes_of_his_volume_and_seldom_without_one() {
         let (_model, meta) = setup(Fate::WELL).await;
         let (mirrors, serve) = Mirrors::new(Arc::clone(&meta), BOUND);
         tokio::spawn(serve);
@@ -398,11 +423,35 @@ mod tests {
         };
         let (woken, (), ()) = tokio::join!(woken, change, other.changed());
         assert_eq!(woken, Duration::from_millis(300));
-        assert_eq!(begun.elapsed(), LOOK_AGAIN);
+        assert!(begun.elapsed() >= LOOK_AGAIN / 2 && begun.elapsed() <= LOOK_AGAIN);
         // The change came when nobody waited on this handle: it is told now.
         let begun = Instant::now();
         mine.changed().await;
         assert_eq!(begun.elapsed(), Duration::ZERO);
+    }
+
+    /// A thousand mirrors that look for themselves do not do so at once.
+    #[test]
+    fn mirrors_that_are_told_nothing_look_at_different_times() {
+        let all = (0..=u8::MAX).map(|last| look_again(Uuid::from_u128(last.into())));
+        let all: std::collections::BTreeSet<_> = all.collect();
+        assert_eq!(all.len(), 256);
+        assert_eq!(all.first(), Some(&(LOOK_AGAIN / 2)));
+        assert_eq!(all.last(), Some(&LOOK_AGAIN));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_no_more_leaves_nothing() {
+        let (_model, meta) = setup(Fate::WELL).await;
+        let (mirrors, _serve) = Mirrors::new(meta, BOUND);
+        let one = mirrors.of(VOLUME);
+        let two = one.clone();
+        let waiters = || mirrors.waiters.0.lock().unwrap().get(&VOLUME).map(Vec::len);
+        assert_eq!(waiters(), Some(2));
+        drop(one);
+        assert_eq!(waiters(), Some(1));
+        drop(two);
+        assert_eq!(waiters(), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,10 +9,18 @@ use peer::{Link, Message, NodeId, Role};
 use rt::fault::{self, Point};
 
 use super::link::is_lease;
-use super::member::{Action, Change, Event};
+use super::member::{Action, Change, Event, Say};
 use super::record::{Put, Record, Records, Unreachable};
 use super::replica::{Nodes, Replica};
 use super::{join, reach, sweep};
+
+/// How often a replica that does not serve asks the store for its record.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Whether it happens again and again to a replica that has nothing to do, and changes nothing as a rule.
+fn is_routine(event: &Event) -> bool {
+    matches!(event, Event::Tick | Event::Heard(_, Say::Renew { .. } | Say::Promise { .. }))
+}
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
@@ -43,16 +51,27 @@ impl Replica {
         if self.closed.get() {
             return;
         }
+        let mut routine = is_routine(&event);
+        let served = self.served.get();
         let actions = {
             let mut member = self.member.borrow_mut();
             member.remember(self.lineages());
             member.apply(self.core.now(), event)
         };
         for action in actions {
+            routine &= matches!(action, Action::Send(..));
             self.act(action);
         }
-        self.signal.raise();
         self.timer.raise();
+        self.promises.raise();
+        let serves = self.serves().is_some();
+        if !routine || served != serves {
+            self.signal.raise();
+        }
+        if routine && served && !serves {
+            // A lease has run out: whether the store answers decides what initiators are told.
+            self.event(Event::Changed);
+        }
     }
 
     fn act(self: &Rc<Self>, action: Action) {
@@ -88,6 +107,7 @@ impl Replica {
 
     /// Says something of membership; leases by every way there is.
     fn say(&self, node: NodeId, message: Message) {
+        self.leases.borrow_mut().say(node, &message);
         if is_lease(&message)
             && let Some(paths) = &*self.paths.borrow()
         {
@@ -285,6 +305,7 @@ impl Replica {
             // Not by the clock: while this process is stopped nothing of it answers, and nothing of it
             // has to.
             self.pulse.update(|pulse| pulse + reach::BEAT);
+            self.ask_while_idle();
             let ago = |time| self.pulse.get().saturating_sub(time);
             let (stuck, absent) = (ago(self.settings.stuck), ago(self.settings.absent));
             if self.leg.oldest().is_some_and(|began| began < stuck) && !self.leg.is_dead() {
@@ -299,6 +320,15 @@ impl Replica {
                 self.report_gaps(ago(2 * self.settings.absent));
             }
             self.keep_sessions();
+        }
+    }
+
+    /// While it does not serve it asks the store again and again: what it waits for may be a record that
+    /// it was not told of.
+    fn ask_while_idle(self: &Rc<Self>) {
+        if self.serves().is_none() && self.pulse.get() >= self.asked.get() + ASK_AGAIN {
+            self.asked.set(self.pulse.get());
+            self.event(Event::Changed);
         }
     }
 
@@ -327,8 +357,13 @@ impl Replica {
         late.dedup();
         for node in late {
             if self.others().contains(&node) {
-                tracing::warn!(node = node.0, "a replica does not get on though its node lives");
-                self.event(Event::Stuck(node));
+                if !self.member.borrow().is_stuck(node) {
+                    tracing::warn!(
+                        node = node.0,
+                        "a replica does not get on though its node lives"
+                    );
+                    self.event(Event::Stuck(node));
+                }
             } else {
                 self.drop_joiner(node);
             }

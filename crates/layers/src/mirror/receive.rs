@@ -130,6 +130,10 @@ impl Replica {
 
     /// What the membership machine is told.
     fn take_word(self: &Rc<Self>, from: NodeId, message: Message) {
+        if self.leases.borrow().is_known(from, &message) {
+            return;
+        }
+        self.leases.borrow_mut().hear(from, &message);
         let say = match message {
             Message::Standing(standing) => Say::Standing(standing),
             Message::Renew { epoch, incarnation, stamp } => {

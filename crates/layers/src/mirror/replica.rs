@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use block::{ASIDE, Account, Aside, Blocks, Class, Ctx, Error, RangeLocks};
-use peer::{Incarnation, Lineage, Link, NodeId, Role, Stamp, View};
+use block::{ASIDE, Account, Aside, Blocks, Class, Ctx, Epoch, Error, RangeLocks};
+use peer::{Incarnation, Lineage, Link, Message, NodeId, Role, Stamp, View};
 use rt::Core;
 use smallvec::SmallVec;
 use tokio::sync::Semaphore;
@@ -67,6 +67,12 @@ pub(super) struct Replica {
     pub(super) store: Box<dyn Store>,
     /// Raised when the membership machine has a new timer.
     pub(super) timer: Signal,
+    /// Raised when a promise may have come.
+    pub(super) promises: Signal,
+    /// What was said of leases last: it is said by several ways, and answered and heard once.
+    pub(super) leases: RefCell<Leases>,
+    /// Whether it served when that was looked at last.
+    pub(super) served: Cell<bool>,
     /// Raised when this replica should look whether it may join.
     pub(super) joins: Signal,
     pub(super) join_wanted: Cell<bool>,
@@ -101,6 +107,8 @@ pub(super) struct Replica {
     pub(super) holds: Cell<bool>,
     /// Whether it asks to be brought in sync while it is outside.
     pub(super) may_join: Cell<bool>,
+    /// When it last asked the store because it does not serve, by the pulse.
+    pub(super) asked: Cell<Duration>,
     /// Counts the wishes to leave that could not be granted.
     pub(super) stayed: Cell<u64>,
     /// When the oldest question was asked that the store has not answered since.
@@ -144,6 +152,48 @@ impl Stamps {
     /// Whether what bears `stamp` was sent less than `lease` ago, as far as can be told.
     pub(super) fn is_fresh(&self, stamp: Stamp, now: Duration, lease: Duration) -> bool {
         self.latest.iter().any(|(s, came)| *s == stamp && now < *came + lease)
+    }
+}
+
+/// What was said of leases last, from each and to each node.
+#[derive(Debug, Default)]
+pub(super) struct Leases {
+    /// The requests that were answered here.
+    answered: BTreeMap<NodeId, Asked>,
+    /// The promises that have come.
+    promised: BTreeMap<NodeId, Asked>,
+}
+
+/// A request for a promise: in which epoch, of whom, when.
+type Asked = (Epoch, Incarnation, Stamp);
+
+impl Leases {
+    /// Whether the same has come by another way: the request was answered, by all ways, and the promise
+    /// has been heard.
+    pub(super) fn is_known(&self, from: NodeId, message: &Message) -> bool {
+        match *message {
+            Message::Renew { epoch, incarnation, stamp } => {
+                self.answered.get(&from) == Some(&(epoch, incarnation, stamp))
+            }
+            Message::Promise { epoch, incarnation, stamp } => {
+                self.promised.get(&from) == Some(&(epoch, incarnation, stamp))
+            }
+            _ => false,
+        }
+    }
+
+    /// This was heard from `node`.
+    pub(super) fn hear(&mut self, node: NodeId, message: &Message) {
+        if let Message::Promise { epoch, incarnation, stamp } = *message {
+            self.promised.insert(node, (epoch, incarnation, stamp));
+        }
+    }
+
+    /// This is said to `node`.
+    pub(super) fn say(&mut self, node: NodeId, message: &Message) {
+        if let Message::Promise { epoch, incarnation, stamp } = *message {
+            self.answered.insert(node, (epoch, incarnation, stamp));
+        }
     }
 }
 
@@ -271,12 +321,18 @@ impl Replica {
     pub(super) async fn renewed(&self, view: View) {
         let answered = || self.primary().map(|p| self.answered(p));
         let before = answered();
-        let look = || (self.view.get() != view || answered() != before).then_some(());
-        self.signal.until(look).await;
+        let renewed = self.promises.until(|| (answered() != before).then_some(()));
+        self.signal.unless(|| self.view.get() != view, renewed).await;
     }
 
     /// The present view, if this member serves in it now.
     pub(super) fn serves(&self) -> Option<View> {
+        let serves = self.serves_now();
+        self.served.set(serves.is_some());
+        serves
+    }
+
+    fn serves_now(&self) -> Option<View> {
         let member = self.member.borrow();
         let view = member.view().filter(|view| *view == self.view.get() && !self.closed.get())?;
         let leases = member.serves(self.core.now()) || self.settings.makes(Mistake::IgnoresLease);

@@ -51,7 +51,7 @@ impl Peer {
 
     /// Whether its promise is fresh: the one thing that lets this member serve beside it.
     pub(super) fn held(&self, now: Duration, settings: &Settings) -> bool {
-        self.held.is_some_and(|stamp| now < stamp + settings.lease())
+        self.lapses_at(settings).is_some_and(|lapses| now < lapses)
     }
 
     /// Whether it is to be asked because it has asked: nothing it has promised in this epoch has come, and what
@@ -64,6 +64,11 @@ impl Peer {
     #[cfg(test)]
     pub(super) fn times(&mut self) -> [Option<&mut Duration>; 3] {
         [self.held.as_mut(), Some(&mut self.since), Some(&mut self.given)]
+    }
+
+    /// When its promise runs out, if it has given one.
+    pub(super) fn lapses_at(&self, settings: &Settings) -> Option<Duration> {
+        self.held.map(|stamp| stamp + settings.lease())
     }
 
     pub(super) fn stamp(&self) -> Option<Stamp> {

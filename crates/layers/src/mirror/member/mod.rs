@@ -255,8 +255,9 @@ impl Member {
 
     fn stuck(&mut self, node: NodeId) {
         let primary = self.is_primary();
-        if let Some(peer) = self.seat.as_mut().and_then(|s| s.peer_mut(node)).filter(|_| primary) {
-            peer.stuck = true;
+        if let Some(peer) = self.seat.as_mut().and_then(|s| s.peer_mut(node)).filter(|_| primary)
+            && !std::mem::replace(&mut peer.stuck, true)
+        {
             self.reads.evidence();
         }
     }
@@ -303,7 +304,10 @@ impl Member {
             (self.reads.running.is_none() && self.wants_read(now)).then_some(self.reads.after);
         let peers = self.seat.iter().flat_map(Seat::peers);
         let doubted = |p: &Peer| p.doubted_at(&self.settings) + self.patience();
-        let peers = peers.flat_map(|p| [doubted(p), p.released_at(&self.settings)]);
+        let peers = peers.flat_map(|p| {
+            let lapses = p.lapses_at(&self.settings);
+            [doubted(p), p.released_at(&self.settings)].into_iter().chain(lapses)
+        });
         let renew = self.seat.iter().filter(|s| s.peers.is_some()).map(|s| s.renew_at);
         let lead = (self.role() == Role::Returned).then_some(self.born + grace);
         peers.chain(renew).chain(read).chain(lead).filter(|&at| at > now).min()
@@ -347,6 +351,13 @@ impl Member {
     pub fn admitting(&self) -> Option<Listed> {
         let (put, record) = (self.put.as_ref()?, self.record.as_ref()?);
         put.record.in_sync.iter().copied().find(|m| record.member(m.node).is_none())
+    }
+
+    /// Whether the data path has lost patience with the member on `node` already.
+    #[must_use]
+    pub fn is_stuck(&self, node: NodeId) -> bool {
+        let peers = self.seat.iter().flat_map(Seat::peers);
+        peers.into_iter().any(|p| p.node() == node && p.stuck)
     }
 
     /// Whether this is a member, and the one that puts writes in order.
