@@ -341,6 +341,20 @@ impl Pool {
         Err(TooLarge { wanted: held as usize * PAGE, pool: limit as usize * PAGE })
     }
 
+    /// The least size in MiB with which pools of disks could hold `more` bytes beside what they hold,
+    /// and other nodes have their shares, if they have them now or `peers` says so: what to set.
+    #[must_use]
+    pub fn least_mib_for(&self, more: usize, peers: bool) -> u64 {
+        const MIB: u32 = (1 << 20) / PAGE as u32;
+        let s = lock(&self.0.state);
+        let more = u32::try_from(more.div_ceil(PAGE)).unwrap_or(u32::MAX / 2);
+        let wanted = s.by_class[Class::Fixed as usize].saturating_add(more);
+        let peers = peers || s.has_peers;
+        let fits = |mib: &u32| fixed_limit(mib.saturating_mul(MIB), peers) >= wanted;
+        let all = self.0.pages.div_ceil(MIB)..u32::MAX / MIB;
+        all.into_iter().find(fits).map_or(u64::from(u32::MAX / MIB), u64::from)
+    }
+
     /// Address and length in bytes of the pool's memory, for registration with the kernel.
     #[must_use]
     pub fn region(&self) -> (NonNull<u8>, usize) {
@@ -364,6 +378,11 @@ impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Pool").field(&self.usage()).finish()
     }
+}
+
+/// Most pages that pools of disks may have of a pool of `total` pages.
+fn fixed_limit(total: u32, has_peers: bool) -> u32 {
+    total - Class::ALL.into_iter().map(|c| c.share(total, has_peers)).sum::<u32>()
 }
 
 impl State {
@@ -1241,6 +1260,24 @@ mod tests {
         let Poll::Ready(Err(_)) = poll(pin!(p.account().credit(2600 * PAGE, Class::Fixed))) else {
             panic!("it never fits beside the shares of peers")
         };
+    }
+
+    #[test]
+    fn the_least_size_for_pools_of_disks_is_one_with_which_they_fit_and_none_below() {
+        for pages in [4096, 65_536] {
+            for (held, more) in [(0, 0), (0, 1200), (1000, 200), (1152, 1), (0, 70_000)] {
+                let p = pool(pages);
+                let _held = p.account().try_credit(held * PAGE, Class::Fixed).unwrap();
+                let least = usize::try_from(p.least_mib_for(more * PAGE, true)).unwrap() * 256;
+                let fits = |pages: usize| {
+                    let p = pool(pages);
+                    p.serve_peers().unwrap();
+                    p.account().try_credit((held + more) * PAGE, Class::Fixed).is_some()
+                };
+                assert!(least >= pages && fits(least), "{pages} {held} {more} {least}");
+                assert!(least == pages || !fits(least - 256), "{pages} {held} {more} {least}");
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -129,13 +129,30 @@ pub(super) async fn holds_checksums(
     memory: &Account,
     disks: impl IntoIterator<Item = Layout>,
 ) -> Result<(), PoolError> {
-    let count = disks.into_iter().filter(|layout| layout.lists_at.is_some()).count();
-    let held = memory.credit(count * Integrity::MEMORY, Class::Fixed);
-    if let Ok(Ok(_)) = timeout(LONG_PATIENCE, held).await {
-        return Ok(());
-    }
-    let few = format!("the core has too little memory for the checksums of {count} disks");
-    Err(PoolError::new(few).hinting("make cores.pool larger"))
+    let bytes = checksums_memory(disks);
+    holds(memory, bytes).await.map_err(|more| too_little_memory(memory, more))
+}
+
+/// Whether a core could give so many bytes for good; waits a while if others have them. Gives them back
+/// as an error if not.
+async fn holds(memory: &Account, bytes: usize) -> Result<(), usize> {
+    let held = timeout(LONG_PATIENCE, memory.credit(bytes, Class::Fixed)).await;
+    held.ok().and_then(Result::ok).map(drop).ok_or(bytes)
+}
+
+/// Bytes that the checksums of disks of these layouts take.
+pub(super) fn checksums_memory(disks: impl IntoIterator<Item = Layout>) -> usize {
+    disks.into_iter().filter(|layout| layout.lists_at.is_some()).count() * Integrity::MEMORY
+}
+
+/// What is said where a core has not the `wanted` bytes that a pool of disks takes of it, with the setting
+/// that suffices.
+pub(super) fn too_little_memory(memory: &Account, wanted: usize) -> PoolError {
+    let least = memory.pool().least_mib_for(wanted, false);
+    PoolError::new(format!(
+        "a core has too little buffer memory for a pool of disks: set cores.pool to \"{least}MiB\" or more \
+         in the configuration, and restart the node"
+    ))
 }
 
 /// Makes anew the checksums of what was being written to a disk when power failed: before anything of it is read.
@@ -226,8 +243,12 @@ pub(super) async fn mend(core: &Core, writer: &Rc<Writer>) -> Result<(), PoolErr
     if era == 0 {
         return Ok(());
     }
-    let layouts = writer.disks().into_iter().map(|(_, disk)| disk.label().layout);
-    holds_checksums(&core.pool().account(), layouts).await?;
+    let layouts: Vec<_> = writer.disks().into_iter().map(|(_, disk)| disk.label().layout).collect();
+    let memory = core.pool().account();
+    if let Err(more) = holds(&memory, Array::MEMORY).await {
+        return Err(too_little_memory(&memory, more + checksums_memory(layouts)));
+    }
+    holds_checksums(&memory, layouts).await?;
     let mended = writer.in_tasks(MENDED_WITHIN, |disk| {
         let core = core.clone();
         async move { mend_checksums(&core, &disk).await }

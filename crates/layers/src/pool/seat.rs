@@ -26,7 +26,9 @@ use super::damage::{DamageLog, Of, TOLD_EVERY, Told};
 use super::error::PoolError;
 use super::metadata::{MemberId, Members, Piece, VolumeId};
 use super::owner::Pool;
-use super::recovery::{error_of, holds_checksums, member_of, raw};
+use super::recovery::{
+    checksums_memory, error_of, holds_checksums, member_of, raw, too_little_memory,
+};
 use super::silent::Silent;
 use super::writer::PATIENCE;
 use crate::multihost::Gate;
@@ -329,9 +331,10 @@ impl PoolSeat {
         });
         let kept: Rc<dyn Keeper> = Rc::<SeatKeeper>::clone(&keeper);
         let array = Array::new(info.era, kept, core.pool()).await;
+        let layouts = || info.members.iter().map(|member| member.layout);
         let array = array.map_err(|_| {
-            let few = "the core has too little buffer memory for a pool of disks";
-            PoolError::new(few).hinting("make cores.pool larger")
+            let wanted = Array::MEMORY + checksums_memory(layouts());
+            too_little_memory(&core.pool().account(), wanted)
         })?;
         let array = array.numbered_from(info.first);
         let seat = Rc::new(Self {
@@ -355,8 +358,7 @@ impl PoolSeat {
             stopped: Rc::default(),
             tasks: RefCell::default(),
         });
-        let layouts = info.members.iter().map(|member| member.layout);
-        holds_checksums(&seat.memory, layouts).await?;
+        holds_checksums(&seat.memory, layouts()).await?;
         seat.take_in(&info.members).await?;
         seat.begin_tasks(events);
         if info.members.iter().any(|member| member.layout.lists_at.is_some()) {

@@ -210,17 +210,18 @@ pub(crate) async fn held_for_good(account: &Account, bytes: usize) -> Result<Cre
 }
 
 impl Array {
+    /// Bytes of its core's memory that an array takes: for stripes, rows that are written in part, and
+    /// of each member the head of a batch, what the disk takes, and a block that shows whether it answers.
+    pub(crate) const MEMORY: usize = (SCRATCH_PAGES + PARTIAL_PAGES) as usize * BLOCK_BYTES
+        + MAX_MEMBERS as usize * (2 * BLOCK_BYTES + MEMBER_OVERHEAD);
+
     /// An array that has no members yet, of a pool whose log is of this era. It takes memory of `pool` once and for all, which
     /// is free again when it is gone.
     ///
     /// # Errors
     /// [`block::Error::NoSpace`] if the pool is too small.
     pub async fn new(era: u64, keeper: Rc<dyn Keeper>, pool: &Pool) -> Result<Self, Error> {
-        let pages = (SCRATCH_PAGES + PARTIAL_PAGES) as usize;
-        // The head of a batch, what the disk takes, and a block that shows whether it answers.
-        let each = 2 * BLOCK_BYTES + MEMBER_OVERHEAD;
-        let bytes = pages * BLOCK_BYTES + usize::from(MAX_MEMBERS) * each;
-        let credit = held_for_good(&pool.account(), bytes).await?;
+        let credit = held_for_good(&pool.account(), Self::MEMORY).await?;
         let scratch = Ctx::new(credit, Epoch::default());
         let room = Arc::new(Semaphore::new(SCRATCH_PAGES as usize));
         let watch = Watch::new(Rc::clone(&keeper), Arc::clone(&room), scratch.clone());
