@@ -38,6 +38,7 @@ mod together;
 mod view;
 mod why;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
@@ -45,7 +46,7 @@ use std::time::Duration;
 use ::cluster::identity::Role;
 use ::cluster::mirrors;
 use api::{ApiError, Code, VolumeName};
-use futures_util::future::join_all;
+use futures_util::StreamExt;
 use peer::NodeId;
 use tokio::sync::{Mutex, RwLock, watch};
 use tokio::task::JoinSet;
@@ -69,10 +70,14 @@ pub(crate) use secrets::hand_over;
 pub use space::{FileSystem, PoolSpace, Space};
 use state::State;
 pub use status::{Facts, assess};
+use steps::Records;
 pub use together::Together;
 
 /// How often broken volumes are tried again.
 const RETRY: Duration = Duration::from_secs(30);
+
+/// Volumes that are looked at together when all are: so many wait for the store or a disk at a time.
+const AT_ONCE: usize = 64;
 
 /// Pause before what a node waits for is tried again.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -172,6 +177,8 @@ struct Inner {
     changing: Arc<RwLock<()>>,
     /// The last question to this node that it has heard of, [`questions`].
     asked: watch::Sender<u64>,
+    /// What other nodes have told of themselves, as it was read last, with the commits that wrote it.
+    reports: std::sync::Mutex<BTreeMap<NodeId, (Revision, report::NodeReport)>>,
     /// Images here that are not served.
     images: std::sync::Mutex<images::Images>,
     /// What runs beside the API.
@@ -228,6 +235,7 @@ impl Control {
             publishing: Mutex::new(0),
             changing: Arc::default(),
             asked: watch::Sender::new(0),
+            reports: std::sync::Mutex::default(),
             images: std::sync::Mutex::default(),
             tasks: std::sync::Mutex::default(),
             beneath: std::sync::Mutex::default(),
@@ -334,6 +342,7 @@ impl Control {
 
     /// Becomes what the node is to be in the cluster, and serves.
     async fn take_part(self, part: Arc<Part>) {
+        self.0.engine.expect_peers().await;
         self.open_pools().await;
         self.spawn(self.clone().follow_pools());
         let became = loop {
@@ -424,8 +433,18 @@ impl Control {
     /// Settles every volume that the store or the node knows; gives the revision it began at.
     async fn settle_all(&self) -> Result<Revision, MetaError> {
         let (entries, revision) = self.0.meta.list("").await?;
-        let records::Audit { volumes, damaged } = records::audit(&entries);
-        volumes.into_iter().for_each(|stored| self.0.state.learn(stored));
+        let records::Audit { volumes, mut mirrors, lost_mirrors, damaged } =
+            records::audit(&entries);
+        let mut listed = BTreeMap::new();
+        for stored in volumes {
+            let id = stored.record.id;
+            self.0.state.learn(stored.clone());
+            // Nothing is made or erased by what a list has shown: it may be over.
+            if stored.record.is_settled(self.me()) && !lost_mirrors.contains(&id) {
+                let mirror = mirrors.remove(&id).filter(|_| self.membership().is_some());
+                listed.insert(id, Records { stored: Some(stored), mirror });
+            }
+        }
         let before = self.0.state.damaged();
         for damage in damaged.iter().filter(|damage| !before.contains(damage)) {
             tracing::error!(
@@ -434,8 +453,16 @@ impl Control {
             );
         }
         self.0.state.set_damaged(damaged);
-        let known = self.0.state.ids();
-        join_all(known.into_iter().map(|id| async move { self.settle(id).await })).await;
+        let known = self.0.state.ids().into_iter().map(|id| (id, listed.remove(&id)));
+        let known: Vec<_> = known.collect();
+        futures_util::stream::iter(known)
+            .for_each_concurrent(AT_ONCE, |(id, records)| async move {
+                match records {
+                    Some(records) => self.settle_by(id, records).await,
+                    None => self.settle(id).await,
+                }
+            })
+            .await;
         Ok(revision)
     }
 
@@ -448,6 +475,7 @@ impl Control {
                     Ok(event) => {
                         from = event.revision;
                         if let Some(id) = of(&event.key) {
+                            self.0.state.told(id);
                             self.settle_later(id);
                         }
                     }
@@ -471,9 +499,17 @@ impl Control {
     /// Settles a volume without making others wait for it.
     fn settle_later(&self, id: Uuid) {
         if let Ok(change) = Arc::clone(&self.0.changing).try_read_owned() {
+            // Changes that come while one waits for its turn are looked at together.
+            if !self.0.state.enqueue(id) {
+                return;
+            }
             let control = self.clone();
             tokio::spawn(async move {
-                control.settle(id).await;
+                let gate = control.0.state.gate(id);
+                let held = gate.lock().await;
+                control.0.state.dequeue(id);
+                control.settle_held(id).await;
+                drop(held);
                 drop(change);
             });
         }

@@ -209,6 +209,16 @@ impl Engine {
         Ok(portals)
     }
 
+    /// Keeps a part of each core's buffer memory for what other nodes send, before any pool of disks takes
+    /// some for good: in a cluster every volume is served together with others.
+    pub async fn expect_peers(&self) {
+        for kept in self.everywhere(|k| async move { k.core().pool().serve_peers() }).await {
+            if let Err(error) = kept {
+                tracing::error!(%error, "pools of disks hold memory that mirrored volumes need");
+            }
+        }
+    }
+
     /// Makes this one of the nodes of a cluster, before any volume is opened: volumes are mirrors from
     /// now on, and other nodes are listened to. Gives the addresses, with the ports the system chose.
     ///
@@ -334,13 +344,14 @@ impl Engine {
         self.takes_over.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
     }
 
-    /// Finishes what a volume is doing, makes it durable and closes it.
+    /// Finishes what a volume is doing, makes it durable and closes it; what is to be `erased` next need
+    /// not be durable.
     ///
     /// # Errors
     /// [`BackingError`]; the volume is closed all the same.
-    pub async fn close(&self, id: Uuid) -> Result<(), BackingError> {
+    pub async fn close(&self, id: Uuid, erased: bool) -> Result<(), BackingError> {
         let Some(core) = self.displace(id) else { return Ok(()) };
-        self.on(core, move |k| async move { k.close(id).await }).await?
+        self.on(core, move |k| async move { k.close(id, erased).await }).await?
     }
 
     /// Makes an open volume larger and tells its initiators.
@@ -449,6 +460,14 @@ impl Engine {
     pub async fn tell_space(&self, spaces: HashMap<Uuid, Space>) {
         let spaces = Arc::new(spaces);
         self.everywhere(move |k| async move { k.tell_space(&spaces) }).await;
+    }
+
+    /// Waits until a volume serves here with so many copies in sync, for `limit` at most; says whether it
+    /// does, or is none that others have, too.
+    pub async fn serves_with(&self, id: Uuid, copies: usize, limit: Duration) -> bool {
+        let Ok(core) = self.home(id) else { return true };
+        let serves = self.on(core, move |k| async move { k.serves_with(id, copies, limit).await });
+        serves.await.unwrap_or(true)
     }
 
     /// What every core does.

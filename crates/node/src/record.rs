@@ -213,7 +213,14 @@ impl VolumeRecord {
         self.places.iter().find(|p| p.node == node)
     }
 
-    /// The same, to be changed.
+    /// Whether the volume exists, and its copy on `node` is made, if that is to have one.
+    #[must_use]
+    pub fn is_settled(&self, node: NodeId) -> bool {
+        let made = self.place(node).is_none_or(|place| place.stage == PlaceStage::Made);
+        self.stage == Stage::Ready && made
+    }
+
+    /// The copy on `node`, to be changed.
     pub fn place_mut(&mut self, node: NodeId) -> Option<&mut Place> {
         self.places.iter_mut().find(|p| p.node == node)
     }

@@ -683,7 +683,7 @@ async fn an_image_from_before_the_cluster_is_taken_over() {
     node.until_in_sync(1).await;
     assert!(!node.engine.leave(VOLUME).await.unwrap(), "there is nobody to leave it to");
     assert!(node.engine.grow(&record, 2 * BYTES).await.is_err(), "not yet");
-    node.engine.close(VOLUME).await.unwrap();
+    node.engine.close(VOLUME, false).await.unwrap();
     node.engine.erase(&record).await.unwrap();
     assert!(!image(dir.path(), id).exists());
     assert!(node.engine.stop(Instant::now() + Duration::from_secs(10)).await);

@@ -2,6 +2,7 @@
 //! nodes put writes in order.
 
 use std::collections::BTreeMap;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use peer::NodeId;
@@ -112,10 +113,21 @@ impl Control {
     pub(super) async fn reports(&self) -> Result<BTreeMap<NodeId, NodeReport>, MetaError> {
         let (entries, _) = self.0.meta.list(report::REPORTS).await?;
         let node = |key: &str| key.strip_prefix(report::REPORTS)?.parse().ok().map(NodeId);
-        let all = entries.iter().filter_map(|entry| {
-            Some((node(&entry.key)?, serde_json::from_slice(&entry.value).ok()?))
-        });
-        Ok(all.collect())
+        let mut read = self.0.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = BTreeMap::new();
+        for (node, entry) in entries.iter().filter_map(|e| Some((node(&e.key)?, e))) {
+            // Long, and asked for more often than they change.
+            let report = match read.remove(&node).filter(|(at, _)| *at == entry.revision) {
+                Some((_, report)) => report,
+                None => match serde_json::from_slice(&entry.value) {
+                    Ok(report) => report,
+                    Err(_) => continue,
+                },
+            };
+            all.insert(node, (entry.revision, report));
+        }
+        read.clone_from(&all);
+        Ok(all.into_iter().map(|(node, (_, report))| (node, report)).collect())
     }
 
     /// Hands one volume on, if somebody wants that or another node leads far fewer.

@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use api::{ApiError, Code, CreateVolume, NewBacking, Size, Volume, VolumeName};
 use tokio::sync::OwnedRwLockReadGuard;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::change::check_access;
 use super::copies::MAX_COPIES;
 use super::secrets::sealed;
 use super::{Control, backing_error, memory, store_error};
-use crate::engine::Scope;
 use crate::meta::MetaError;
 use crate::reconcile::Observed;
 use crate::record::{self, Mapping, Place, PlaceStage, Stage, Stored, VolumeRecord};
@@ -27,8 +26,8 @@ const SERVING: Duration = Duration::from_secs(20);
 /// Longest time until all nodes have erased their copies.
 const DELETION: Duration = Duration::from_secs(30);
 
-/// How often is looked whether that is so.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How often is looked whether that is so, where nothing is told.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 impl Control {
     /// Creates a volume. Asked for the same again, gives the volume that there is.
@@ -73,7 +72,9 @@ impl Control {
     /// Waits until all copies are made and the volume exists. Takes it back if that fails.
     async fn await_creation(&self, id: Uuid, name: &VolumeName) -> Result<(), ApiError> {
         let deadline = Instant::now() + CREATION;
+        let mut changes = self.0.state.changes(id);
         loop {
+            changes.mark_unchanged();
             match self.0.state.get(id) {
                 Some((stored, _)) if stored.record.stage == Stage::Ready => return Ok(()),
                 Some((stored, _)) if stored.record.stage == Stage::Creating => {
@@ -84,8 +85,10 @@ impl Control {
                 Some((stored, _)) => return Err(self.creation_error(id, name, &stored)),
                 None => return Err(self.not_made(id, name, None)),
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
-            self.try_settle(id).await.map_err(|e| store_error(&e))?;
+            // What happens to it is told; it is looked for all the same, now and then.
+            if timeout(LOOK_AGAIN, changes.changed()).await.is_err() {
+                self.try_settle(id).await.map_err(|e| store_error(&e))?;
+            }
         }
     }
 
@@ -141,9 +144,7 @@ impl Control {
     /// The volume, if it could be opened; in a cluster once it serves here, or soon.
     pub(super) async fn opened(&self, id: Uuid, name: &VolumeName) -> Result<Volume, ApiError> {
         let deadline = Instant::now() + SERVING;
-        while Instant::now() < deadline && !self.serves(id).await {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
+        while Instant::now() < deadline && !self.serves(id).await {}
         match self.0.state.observed(id) {
             Observed::Broken { reason } | Observed::Stuck { reason } => {
                 Err(ApiError::new(Code::Backing, format!("volume {name} is offline: {reason}")))
@@ -152,15 +153,12 @@ impl Control {
         }
     }
 
-    /// Whether a volume serves with all its copies in sync, or there is nothing to wait for here.
+    /// Waits for a moment until a volume serves with all its copies in sync; says whether it does, or
+    /// there is nothing to wait for here.
     async fn serves(&self, id: Uuid) -> bool {
         let Some((stored, Observed::Open { .. })) = self.0.state.get(id) else { return true };
-        let reports = self.0.engine.report(Scope::One(id)).await;
-        let mirror = reports.iter().flat_map(|r| &r.volumes).find_map(|v| v.mirror.as_ref());
-        mirror.is_none_or(|m| {
-            let in_sync = m.status.record.as_ref().map_or(0, |r| r.in_sync.len());
-            m.status.why.is_none() && in_sync == stored.record.places.len()
-        })
+        let copies = stored.record.places.len();
+        self.0.engine.serves_with(id, copies, LOOK_AGAIN).await
     }
 
     async fn new_record(&self, ask: &CreateVolume) -> Result<VolumeRecord, ApiError> {
@@ -378,7 +376,9 @@ impl Control {
     /// Waits until all copies are gone. For those who hold the gate.
     async fn await_deletion(&self, id: Uuid, name: &VolumeName) -> Result<(), ApiError> {
         let deadline = Instant::now() + DELETION;
+        let mut changes = self.0.state.changes(id);
         loop {
+            changes.mark_unchanged();
             let Some((stored, observed)) = self.0.state.get(id) else { return Ok(()) };
             if let Observed::Stuck { reason } = observed {
                 let message = format!("volume {name} is offline, and {reason}");
@@ -398,7 +398,8 @@ impl Control {
                 return Err(ApiError::new(Code::Conflict, message)
                     .hint("it goes when that node is there; the name is free then"));
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            // Told or not, the records decide.
+            let _ = timeout(LOOK_AGAIN, changes.changed()).await;
             self.settle_held(id).await;
         }
     }

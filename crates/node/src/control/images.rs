@@ -23,7 +23,7 @@ use uuid::Uuid;
 use super::decide::{Choice, Copy, Doubt, decide, name_of, planned};
 use super::status::finding;
 use super::{Control, steps, store_error};
-use crate::engine::{BackingError, FoundImage, FoundLog, ImagePlace, Scope};
+use crate::engine::{BackingError, FoundImage, FoundLog, ImagePlace, Scope, VolumeReport};
 use crate::pools;
 use crate::reconcile::Observed;
 use crate::record::{Mapping, Place, PlaceStage, Stage, VolumeRecord};
@@ -145,11 +145,11 @@ impl Control {
     /// Images of volumes whose records name them, and which are refused here.
     async fn unserved(&self) -> Vec<HeldImage> {
         let cores = self.0.engine.report(Scope::All).await;
-        let refused = |id: Uuid| {
-            let reports = cores.iter().flat_map(|c| &c.volumes).filter(|v| v.id == id);
-            let mut mirrors = reports.filter_map(|v| v.mirror.as_ref());
-            mirrors.any(|m| matches!(m.status.why, Some(Why::Refused(_))))
+        let is_refused = |v: &&VolumeReport| {
+            v.mirror.as_ref().is_some_and(|m| matches!(m.status.why, Some(Why::Refused(_))))
         };
+        let reports = cores.iter().flat_map(|c| &c.volumes);
+        let refused: BTreeSet<Uuid> = reports.filter(is_refused).map(|v| v.id).collect();
         let mut held = Vec::new();
         for (stored, observed) in self.0.state.all() {
             let record = &stored.record;
@@ -162,7 +162,7 @@ impl Control {
                 Backing::Pool { pool } => ImagePlace::InPool(pool.clone(), record.id),
             };
             let found = match observed {
-                Observed::Open { .. } if refused(record.id) => {
+                Observed::Open { .. } if refused.contains(&record.id) => {
                     self.0.engine.find_open_image(record.id).await
                 }
                 Observed::Open { .. } | Observed::Erased | Observed::Stuck { .. } => continue,

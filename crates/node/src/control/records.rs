@@ -1,14 +1,15 @@
 //! What is wrong with the records in the store. All of them are looked at whenever they are listed: one
 //! that cannot be believed is told of by its key, and what it is the record of is not served.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ::cluster::{lives, mirrors, nodes, vault};
 use api::VolumeName;
+use layers::mirror::record::Record;
 use uuid::Uuid;
 
 use super::report;
-use crate::meta::{Entry, MetaError, format};
+use crate::meta::{Entry, MetaError, Revision, format};
 use crate::record::{self, NAMES, Stored, VOLUMES};
 
 /// The records of volumes among all that a store holds, and what is wrong with it.
@@ -16,6 +17,10 @@ use crate::record::{self, NAMES, Stored, VOLUMES};
 pub(super) struct Audit {
     /// Records that can be believed.
     pub(super) volumes: Vec<Stored>,
+    /// Those of mirrors among them, with the commits that wrote them.
+    pub(super) mirrors: BTreeMap<Uuid, (Record, Revision)>,
+    /// Mirrors whose records cannot.
+    pub(super) lost_mirrors: BTreeSet<Uuid>,
     /// What cannot, as errors tell of it.
     pub(super) damaged: Vec<String>,
 }
@@ -25,13 +30,16 @@ pub(super) fn audit(entries: &[Entry]) -> Audit {
     let mut audit = Audit::default();
     let mut names = BTreeMap::new();
     for entry in entries {
-        if let Err(error) = look(entry, &mut audit.volumes, &mut names) {
+        if let Err(error) = look(entry, &mut audit, &mut names) {
+            audit.lost_mirrors.extend(mirrors::volume_of_key(&entry.key));
             audit.damaged.push(error.to_string());
         }
     }
     let ids: BTreeMap<Uuid, &VolumeName> =
         audit.volumes.iter().map(|s| (s.record.id, &s.record.name)).collect();
-    let is_kept = |id: Uuid| entries.iter().any(|e| e.key == record::volume_key(id));
+    let kept: BTreeSet<Uuid> =
+        entries.iter().filter_map(|e| record::volume_of_key(&e.key)).collect();
+    let is_kept = |id: Uuid| kept.contains(&id);
     for (name, id) in &names {
         if !is_kept(*id) {
             let why = format!("there is no {}", record::volume_key(*id));
@@ -59,20 +67,21 @@ fn missing(what: &str, why: &str) -> String {
 /// Looks at one entry.
 fn look(
     entry: &Entry,
-    volumes: &mut Vec<Stored>,
+    audit: &mut Audit,
     names: &mut BTreeMap<VolumeName, Uuid>,
 ) -> Result<(), MetaError> {
     let key = entry.key.as_str();
     // These are written anew before anybody goes by them.
     let passing = [nodes::ALIVE, report::REPORTS, report::QUESTIONS];
     if key.starts_with(VOLUMES) {
-        volumes.push(record::decode(entry)?);
+        audit.volumes.push(record::decode(entry)?);
     } else if let Some(name) = key.strip_prefix(NAMES) {
         let id = record::decode_name(entry)?;
         let bad = |e: api::Invalid| MetaError::Damaged { path: key.to_owned(), why: e.to_string() };
         names.insert(name.parse().map_err(bad)?, id);
     } else if key.starts_with(mirrors::PREFIX) {
-        mirrors::decode(entry)?;
+        let record = mirrors::decode(entry)?;
+        audit.mirrors.extend(mirrors::volume_of_key(key).map(|id| (id, (record, entry.revision))));
     } else if key.starts_with(nodes::NODES) || key == nodes::CLUSTER {
         nodes::check(entry)?;
     } else if key.starts_with(lives::LIVES) || key.starts_with(lives::CHALLENGES) {

@@ -1,7 +1,7 @@
 //! Space that volumes take, and that is left where they lie.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -107,7 +107,8 @@ impl Space {
                 |r: &VolumeRecord| r.place(me).and_then(|p| p.backing.pool()) == Some(name);
             let within = volumes.iter().map(|(s, _)| &s.record).filter(|r| within(r));
             let volumes: Vec<_> = within.map(|r| r.id).collect();
-            let taken = report.volumes.iter().filter(|v| volumes.contains(&v.id));
+            let ids: HashSet<_> = volumes.iter().collect();
+            let taken = report.volumes.iter().filter(|v| ids.contains(&v.id));
             self.taken.extend(taken.map(|v| (v.id, v.allocated_bytes)));
             let (bytes, free) = (report.usable_bytes, report.free_bytes);
             self.pools.push(PoolSpace { name: name.clone(), bytes, free, volumes });

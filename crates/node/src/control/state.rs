@@ -1,7 +1,7 @@
 //! What the node knows of its volumes, in memory: their records, as last read, and what it does
 //! with each. Reads are answered from here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,6 +9,7 @@ use api::VolumeName;
 use layers::mirror::record::Record;
 use peer::NodeId;
 use target::catalog::Away;
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::steps::Records;
@@ -24,6 +25,8 @@ pub(super) struct State {
     serving: AtomicBool,
     /// Records that cannot be read, as errors tell of them.
     damaged: Mutex<Vec<String>>,
+    /// Volumes that somebody is about to settle.
+    queued: Mutex<BTreeSet<Uuid>>,
 }
 
 /// A volume that is ready.
@@ -37,7 +40,7 @@ pub(super) struct Listed {
 }
 
 /// One volume.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Known {
     stored: Option<Stored>,
     mirror: Option<(Record, Revision)>,
@@ -49,9 +52,15 @@ struct Known {
     /// Why its image could not be made here.
     not_made: Option<BackingError>,
     gate: Arc<tokio::sync::Mutex<()>>,
+    /// Counts what has become of it.
+    changes: watch::Sender<u64>,
 }
 
 impl Known {
+    fn has_changed(&self) {
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
     /// Where the volume is, for the initiators of node `me`.
     fn here(&self, me: NodeId) -> Here {
         let place = self.stored.as_ref().and_then(|s| s.record.place(me)).map(|p| &p.stage);
@@ -112,12 +121,46 @@ impl State {
         }
     }
 
+    /// Whether `records` are older than what is known.
+    pub(super) fn is_behind(&self, id: Uuid, records: &Records) -> bool {
+        let volumes = self.volumes();
+        let Some(known) = volumes.get(&id) else { return false };
+        let at = |stored: &Option<Stored>| stored.as_ref().map(|s| s.revision);
+        let mirrored = |mirror: &Option<(Record, Revision)>| mirror.as_ref().map(|m| m.1);
+        at(&known.stored) > at(&records.stored)
+            || mirrored(&known.mirror) > mirrored(&records.mirror)
+    }
+
+    /// Has somebody settle a volume soon; false if that is so already, and has not begun.
+    pub(super) fn enqueue(&self, id: Uuid) -> bool {
+        self.queued.lock().unwrap_or_else(PoisonError::into_inner).insert(id)
+    }
+
+    /// It begins: what changes from here on is to be looked at once more.
+    pub(super) fn dequeue(&self, id: Uuid) {
+        self.queued.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    }
+
+    /// What tells of changes of a volume: what its records say, what this node does with it, and that
+    /// its records are others now.
+    pub(super) fn changes(&self, id: Uuid) -> watch::Receiver<u64> {
+        self.volumes().entry(id).or_default().changes.subscribe()
+    }
+
+    /// The store has told that a volume's records have changed.
+    pub(super) fn told(&self, id: Uuid) {
+        if let Some(known) = self.volumes().get(&id) {
+            known.has_changed();
+        }
+    }
+
     /// Records what the store says now.
     pub(super) fn know(&self, id: Uuid, records: &Records) {
         let mut volumes = self.volumes();
         let known = volumes.entry(id).or_default();
         known.stored.clone_from(&records.stored);
         known.mirror.clone_from(&records.mirror);
+        known.has_changed();
     }
 
     /// Records why an image could not be made, or that it was.
@@ -163,6 +206,7 @@ impl State {
         if !matches!(known.observed, Observed::Open { published: Some(_), .. }) {
             known.met = None;
         }
+        known.has_changed();
     }
 
     /// An open volume meets the other nodes that its record of this revision names.

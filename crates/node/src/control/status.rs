@@ -1,5 +1,7 @@
 //! One answer to "is my data safe?".
 
+use std::collections::BTreeSet;
+
 use api::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Size, Status, Verdict, VolumeCounts,
 };
@@ -338,6 +340,7 @@ fn space_finding(
 /// What those of these volumes that are thin may still take, in bytes.
 fn thin_promises(facts: &Facts, volumes: &[Uuid]) -> u64 {
     let taken = |id| facts.space.taken.get(&id).copied().unwrap_or(0);
+    let volumes: BTreeSet<_> = volumes.iter().collect();
     let records = facts.volumes.iter().map(|(s, _)| &s.record);
     let thin = records.filter(|r| r.thin && volumes.contains(&r.id));
     thin.map(|r| r.size_bytes.saturating_sub(taken(r.id))).fold(0, u64::saturating_add)

@@ -55,9 +55,26 @@ impl Control {
         self.try_settle_held(id).await
     }
 
+    /// [`Self::settle`] by records that a list of the store has shown.
+    pub(super) async fn settle_by(&self, id: Uuid, records: Records) {
+        let gate = self.0.state.gate(id);
+        let _held = gate.lock().await;
+        if let Err(error) = self.try_settle_by(id, Some(records)).await {
+            tracing::error!(volume = %id, %error, "a volume is left as it is");
+        }
+    }
+
     async fn try_settle_held(&self, id: Uuid) -> Result<(), MetaError> {
+        self.try_settle_by(id, None).await
+    }
+
+    async fn try_settle_by(&self, id: Uuid, known: Option<Records>) -> Result<(), MetaError> {
+        let mut known = known.filter(|known| !self.0.state.is_behind(id, known));
         for _ in 0..MAX_STEPS {
-            let records = self.records(id).await?;
+            let records = match known.take() {
+                Some(records) => records,
+                None => self.records(id).await?,
+            };
             self.0.state.know(id, &records);
             let mirror = self.mirroring(&records);
             let observed = self.0.state.observed(id);
@@ -74,6 +91,10 @@ impl Control {
                     self.0.state.drop_volume(id);
                 }
                 return Ok(());
+            }
+            // What this node does by itself does not change the records; others' changes are told.
+            if matches!(step, Step::Open | Step::Publish) {
+                known = Some(records.clone());
             }
             match self.take(step, id, records).await {
                 // Somebody else was faster with something: what is there now decides.
@@ -106,7 +127,7 @@ impl Control {
         {
             tracing::debug!(volume = %id, %error, "its mirror is not left before it moves");
         }
-        self.close(id).await;
+        self.close(id, false).await;
     }
 
     /// The records of a volume, as the store has them now.
@@ -138,7 +159,10 @@ impl Control {
         let mirror = records.mirror;
         match (step, records.stored) {
             (Step::Rest, _) => {}
-            (Step::Close, _) => self.close(id).await,
+            (Step::Close, stored) => {
+                let erased = stored.is_some_and(|s| s.record.stage == Stage::Deleting);
+                self.close(id, erased).await;
+            }
             (Step::Publish, stored) => self.publish(stored.as_ref()).await,
             (_, None) => {}
             (Step::Make, Some(stored)) => self.make(stored).await?,
@@ -273,10 +297,10 @@ impl Control {
     }
 
     /// Ends the export of a volume and closes it.
-    async fn close(&self, id: Uuid) {
+    async fn close(&self, id: Uuid, erased: bool) {
         self.0.state.observe(id, Observed::Closed);
         self.tell_where(id).await;
-        if let Err(error) = self.0.engine.close(id).await {
+        if let Err(error) = self.0.engine.close(id, erased).await {
             tracing::error!(volume = %id, %error, "a volume did not close cleanly");
         }
     }

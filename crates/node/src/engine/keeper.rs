@@ -304,7 +304,9 @@ impl Keeper {
         }
     }
 
-    pub(super) async fn close(&self, id: Uuid) -> Result<(), BackingError> {
+    /// Closes a volume. One that is to be erased waits neither for a last flush nor for other nodes, which
+    /// close it, too.
+    pub(super) async fn close(&self, id: Uuid, erased: bool) -> Result<(), BackingError> {
         self.server.remove_volume(volume_id(id));
         let kept = self.open.borrow_mut().remove(&id);
         let Some(Kept { volume, backed, mirrored, pool, told: _ }) = kept else { return Ok(()) };
@@ -314,6 +316,13 @@ impl Keeper {
                 guests.await;
                 let account = self.core.pool().account();
                 volume.close(&account).await.map_err(|e| e.to_string())
+            }
+            Some(mirrored) if erased => {
+                // First: whatever of its commands waits for the other nodes ends with it.
+                mirrored.close().await;
+                mirrored.in_time(guests).await;
+                let _ = mirrored.close_volume(&volume, &self.core).await;
+                Ok(())
             }
             Some(mirrored) => {
                 if mirrored.in_time(guests).await.is_none() {
@@ -530,6 +539,14 @@ impl Keeper {
         }
     }
 
+    pub(super) async fn serves_with(&self, id: Uuid, copies: usize, limit: Duration) -> bool {
+        let mirrored = self.open.borrow().get(&id).and_then(|kept| kept.mirrored.clone());
+        match mirrored {
+            Some(mirrored) => mirrored.serves_with(copies, limit).await,
+            None => true,
+        }
+    }
+
     pub(super) async fn report(&self, scope: Scope) -> CoreReport {
         let open: Vec<_> = (self.open.borrow().iter())
             .filter(|(id, _)| scope.covers(**id))
@@ -567,7 +584,7 @@ impl Keeper {
     pub(super) async fn close_all(&self) -> bool {
         let ids: Vec<_> = self.open.borrow().keys().copied().collect();
         let closed = join_all(ids.into_iter().map(|id| async move {
-            self.close(id)
+            self.close(id, false)
                 .await
                 .inspect_err(|e| tracing::error!(volume = %id, error = %e, "closing"))
         }));

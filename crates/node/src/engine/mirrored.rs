@@ -39,14 +39,13 @@ const CHANGE: Duration = Duration::from_secs(5);
 /// How long after an attempt to note that an image has lost its disk there is another.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// How often the access state is looked at while the mirror serves beside others: a lease lapses
-/// without a sign.
-const LOOK: Duration = Duration::from_millis(250);
-
-/// How often while it does not serve.
+/// How often the access state is looked at while the mirror does not serve, and time may decide.
 const LOOK_CLOSELY: Duration = Duration::from_millis(100);
 
-/// How often while there is nobody to lose a lease to.
+/// How often while initiators have been told to go elsewhere.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How often while it serves: whatever ends that, a lease that lapses as well, is told.
 const LOOK_SELDOM: Duration = Duration::from_secs(60);
 
 /// An open mirrored volume.
@@ -137,9 +136,11 @@ impl Mirrored {
         };
         let opened = timeout(MEMORY, Mirror::open(parts)).await;
         let mirror = opened.ok().and_then(Result::ok).ok_or_else(|| {
-            let why = "pools of disks hold the buffer memory that mirrored volumes need on this \
-                       core; raise cores.pool";
-            BackingError::refused(why)
+            let least = core.pool().least_mib_for(0, true);
+            BackingError::refused(format!(
+                "pools of disks hold the buffer memory that mirrored volumes need on this core: set \
+                 cores.pool to \"{least}MiB\" or more in the configuration, and restart the node"
+            ))
         })?;
         let handler = Rc::new(mirror.clone());
         let endpoint = Endpoint::new(core.clone(), seat.identity(volume), handler);
@@ -202,6 +203,20 @@ impl Mirrored {
                 known.insert(node, at);
             }
         }
+    }
+
+    /// Waits until it serves with so many copies in sync, or for so long. Says whether it does.
+    pub(super) async fn serves_with(&self, copies: usize, limit: Duration) -> bool {
+        let serves = || {
+            let status = self.mirror.status();
+            status.why.is_none() && status.record.is_some_and(|r| r.in_sync.len() == copies)
+        };
+        let served = async {
+            while !serves() {
+                self.mirror.changed().await;
+            }
+        };
+        timeout(limit, served).await.is_ok()
     }
 
     /// What it says of itself.
@@ -394,11 +409,10 @@ async fn tell_access(mirror: Mirror, me: NodeId, state: AccessState, gate: Rc<Ga
         // Told before commands end, so that what they end with sends initiators elsewhere.
         state.set(now);
         mirror.set_holds(now != block::Access::Unavailable);
-        let alone = status.record.is_some_and(|r| r.others(me).next().is_none());
-        let soon = match status.why {
-            Some(_) => LOOK_CLOSELY,
-            None if alone => LOOK_SELDOM,
-            None => LOOK,
+        let soon = match now {
+            _ if status.why.is_none() => LOOK_SELDOM,
+            block::Access::Unavailable => LOOK,
+            _ => LOOK_CLOSELY,
         };
         // Out of time is as good as a change.
         let _ = timeout(soon, mirror.changed()).await;
