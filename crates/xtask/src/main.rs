@@ -77,6 +77,11 @@ enum What {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Mirrored volumes on two nodes, as many as wanted: created, used, idle, a node killed, deleted
+    Crowd {
+        #[arg(long, default_value_t = 1000)]
+        volumes: usize,
+    },
     /// Measure side by side, against the limits of this machine; writes bench/README.md
     Bench {
         /// What to measure
@@ -135,6 +140,7 @@ fn run() -> Result<ExitCode> {
             test(&house, &tiers)?;
         }
         What::Chaos { rounds, seed, only } => chaos(&house, &tier::Chaos { rounds, seed, only })?,
+        What::Crowd { volumes } => crowd(&house, volumes)?,
         What::Soak { minutes, seed } => soak(&house, soak::Soak { minutes, seed })?,
         What::Bench { what, repetitions, seconds } => {
             bench::start(&house, what, bench::Plan { repetitions, seconds })?;
@@ -203,6 +209,20 @@ fn soak(house: &House, plan: soak::Soak) -> Result<()> {
     let again = ["soak", "--minutes", &minutes, "--seed", &seed];
     if namespace::inside() || !namespace::run_inside(house, &again)? {
         soak::soak(house, plan)?;
+    }
+    if !namespace::inside() {
+        house.display.finish();
+        house.with_ledger(|ledger| println!("{}", ledger.verdict()));
+    }
+    Ok(())
+}
+
+fn crowd(house: &House, volumes: usize) -> Result<()> {
+    install::packages(house, &tier::mirror_packages())?;
+    Profile::Dev.build_product(house)?;
+    let again = ["crowd", "--volumes", &volumes.to_string()];
+    if namespace::inside() || !namespace::run_inside(house, &again)? {
+        tier::crowd(house, volumes)?;
     }
     if !namespace::inside() {
         house.display.finish();

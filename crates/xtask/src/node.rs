@@ -451,6 +451,20 @@ pub(crate) fn processor_time(process: u32) -> Result<Duration> {
     Ok(Duration::from_millis(ticks * 10))
 }
 
+/// The processes that a process has started and that have not ended.
+pub(crate) fn children(process: u32) -> Result<Vec<u32>> {
+    let directory = format!("/proc/{process}/task");
+    let threads = std::fs::read_dir(&directory).with_context(|| format!("no {directory}"))?;
+    let mut all = Vec::new();
+    for thread in threads {
+        let thread = thread.with_context(|| format!("cannot read {directory}"))?.path();
+        // A thread may have ended by now.
+        let children = std::fs::read_to_string(thread.join("children")).unwrap_or_default();
+        all.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+    }
+    Ok(all)
+}
+
 /// Memory of a process in KiB: `VmRSS` now, `VmHWM` at its highest.
 pub(crate) fn memory_kib(process: u32, field: &str) -> Result<u64> {
     let status = read_lossy(Path::new(&format!("/proc/{process}/status")))?;

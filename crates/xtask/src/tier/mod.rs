@@ -35,6 +35,7 @@ pub(crate) use dependencies::audit;
 pub(crate) use fuzz::{Fuzz, fuzz};
 pub(crate) use initiators::{INITIATOR, nvme_host};
 pub(crate) use mirror::{Chaos, chaos};
+pub(crate) use pools::crowd;
 pub(crate) use simulation::simulate;
 pub(crate) use style::lint;
 
@@ -168,7 +169,7 @@ pub(crate) const TIERS: &[Tier] = &[
     },
     Tier {
         name: "pools",
-        about: "pools of every level with 1, 2 and 4 cores and mirrored, ten volumes each, disks lost and replaced, nodes killed; many mirrored volumes",
+        about: "pools of every level with 1, 2 and 4 cores and mirrored, ten volumes each, disks lost and replaced, nodes killed; many mirrored volumes (`./run crowd`: a thousand)",
         budget: minutes(5),
         packages: mirror_packages,
         processes: true,

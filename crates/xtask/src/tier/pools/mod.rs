@@ -1,7 +1,7 @@
 //! What an administrator does first with pools: one of every level, on nodes with one, two and four cores, ten volumes in
 //! each, thin and thick; and ten volumes that lie in a pool at each of two nodes. They are created, written and verified, a
 //! disk is lost and replaced, nodes are killed, and in the end all is deleted. Then many mirrored volumes on two nodes with
-//! the memory that a node has if nobody says otherwise.
+//! the memory that a node has if nobody says otherwise; `./run crowd` does that with 1,000 of them.
 //!
 //! Disks are sparse files: nothing here wants loop devices or a guest. Disks that fail while they are used are in `scsi`.
 
@@ -39,9 +39,14 @@ pub(super) fn run(house: &House) -> Result<()> {
         mirrored::run(house)?;
     }
     if house.wants("crowd") {
-        crowd::run(house)?;
+        crowd::run(house, crowd::FEW)?;
     }
     Ok(())
+}
+
+/// As many mirrored volumes as wanted on two nodes: longer than a tier may take.
+pub(crate) fn crowd(house: &House, volumes: usize) -> Result<()> {
+    crowd::run(house, volumes)
 }
 
 /// A new disk: a file.
