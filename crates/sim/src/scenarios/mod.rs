@@ -39,26 +39,26 @@ pub fn all() -> Vec<Scenario> {
             name: "mirror",
             about: "a mirrored volume on two or three nodes, served by all: crashes, cuts, pauses, \
                     drifting clocks, a store that comes and goes, planned changes",
-            test_seeds: 30,
+            test_seeds: 10,
             play: |w| Box::pin(mirror::play(w, mirror::Plan::default())),
         },
         Scenario {
             name: "mirror-initiators",
             about: "the same volume, used by iSCSI and NVMe/TCP initiators that go from node to node",
-            test_seeds: 30,
+            test_seeds: 15,
             play: |w| Box::pin(mirror::initiators::play(w, mirror::Plan::default())),
         },
         Scenario {
             name: "mirror-reservations",
             about: "the same volume, and hosts that take it from each other by persistent reservations",
-            test_seeds: 30,
+            test_seeds: 8,
             play: |w| Box::pin(mirror::fencing::play(w, mirror::Plan::default())),
         },
         Scenario {
             name: "shared-disk",
             about: "two machines that reach the disks of one image or pool, and take them from each \
                     other: pauses, kills, power cuts, disks that are silent, drifting clocks",
-            test_seeds: 100,
+            test_seeds: 40,
             play: |w| Box::pin(shared::play(w, layers::multihost::Mistake::None)),
         },
         Scenario {
@@ -72,7 +72,7 @@ pub fn all() -> Vec<Scenario> {
             name: "pool",
             about: "volumes of a pool at all levels, on one core or several: crashes, disks that fail, are pulled out, \
                     come back, are set back, or are replaced, rebuilds",
-            test_seeds: 60,
+            test_seeds: 20,
             play: |w| Box::pin(pool::play(w, layers::pool::Mistake::None)),
         },
         Scenario {
