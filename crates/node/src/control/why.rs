@@ -36,6 +36,11 @@ pub(super) fn sentence(why: &Why, names: &impl Fn(NodeId) -> String) -> String {
             list(nodes),
             if nodes.len() == 1 { "it" } else { "them" },
         ),
+        Why::Mute(nodes) => format!(
+            "all its nodes were down, and {} cannot read the volume's record: see there whether the \
+             cluster's store answers",
+            list(nodes)
+        ),
         Why::SetBack { by, silent } => set_back(*by, silent, names),
         Why::Leads(node) => format!("all its nodes were down; {} leads next", names(*node)),
         Why::Changing => "a change of its record is not answered yet".into(),
@@ -83,6 +88,8 @@ mod tests {
         let silent = vec![NodeId(3)];
         let older = sentence(&Why::SetBack { by: SetBack::Node(NodeId(2)), silent }, &name);
         assert!(older.contains("n2 knows a later state") && older.contains("start n3"), "{older}");
+        let mute = sentence(&Why::Mute(vec![NodeId(3)]), &name);
+        assert!(mute.contains("n3 cannot read the volume's record"), "{mute}");
         assert!(sentence(&Why::Lease(vec![NodeId(3)]), &name).contains("n3 cannot be heard"));
     }
 }

@@ -41,6 +41,7 @@ pub(super) fn access(me: NodeId, idle: Option<Idle<'_>>) -> Access {
         | Why::Returned(_)
         | Why::Yielded(_)
         | Why::SetBack { .. }
+        | Why::Mute(_)
         | Why::Blackout(_) => Access::Unavailable,
         Why::Leads(node) if *node != me => Access::Unavailable,
         Why::Unread { .. }
@@ -140,6 +141,7 @@ mod tests {
             Why::Returned(OTHER),
             Why::SetBack { by: SetBack::Record, silent: vec![OTHER] },
             Why::Blackout(vec![OTHER]),
+            Why::Mute(vec![OTHER]),
             Why::Leads(OTHER),
         ];
         for why in lasting {

@@ -345,6 +345,7 @@ impl Mirrored {
                     | Why::Returned(_)
                     | Why::Blackout(_)
                     | Why::SetBack { .. }
+                    | Why::Mute(_)
                     | Why::Leads(_)
                     | Why::Unread { .. }
             )

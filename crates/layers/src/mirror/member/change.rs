@@ -331,19 +331,20 @@ impl Member {
         let continuous = record.others(self.me).any(|m| self.says_member(&m));
         let last = record.in_sync.len() == 1;
         let heard = || record.others(self.me).all(|m| self.says_lost(&m));
-        let clean = self.image.clean && !self.awaits_word();
+        let clean = self.image.clean && self.mute().next().is_none();
         let allowed = last || clean || heard() && self.preferred() == Some(self.me);
         waited && !continuous && allowed && self.must_not_lead().is_none()
     }
 
-    /// Whether a replica that has a session has not read the record yet: it may know this image to be
-    /// an older copy, and can say so only then (RFD 0032, attack 7).
-    fn awaits_word(&self) -> bool {
-        self.links.iter().any(|node| {
-            self.standings.get(node).is_none_or(|said| {
-                said.role == Role::Unknown && said.shared == SharedLineage::default()
+    /// Replicas that have a session and have not read the record yet: they may know this image to be an
+    /// older copy, and can say so only then (RFD 0032, attack 7).
+    pub(super) fn mute(&self) -> impl Iterator<Item = NodeId> {
+        let has_read = |node: &NodeId| {
+            self.standings.get(node).is_some_and(|said| {
+                said.role != Role::Unknown || said.shared != SharedLineage::default()
             })
-        })
+        };
+        self.links.iter().copied().filter(move |node| !has_read(node))
     }
 
     /// Whether the listed one says that it is a member.

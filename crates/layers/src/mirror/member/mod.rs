@@ -449,8 +449,10 @@ impl Member {
         {
             return Why::SetBack { by, silent };
         }
+        let mute: Vec<_> = self.mute().collect();
         match leader {
-            _ if self.image.clean => Why::Leads(self.me),
+            _ if self.image.clean && mute.is_empty() => Why::Leads(self.me),
+            _ if self.image.clean => Why::Mute(mute),
             Some(leader) if silent.is_empty() => Why::Leads(leader),
             _ => Why::Blackout(silent),
         }

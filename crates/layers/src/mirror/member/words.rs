@@ -372,6 +372,9 @@ pub enum Why {
     Returned(NodeId),
     /// All members were restarted. These may hold newer data and have not been heard.
     Blackout(Vec<NodeId>),
+    /// All members were restarted, and this one could lead. These are connected and have not read the
+    /// record: they may know this image to be an older copy, and cannot say so yet.
+    Mute(Vec<NodeId>),
     /// All members were restarted, and this image is known to be an older copy of what it was. These may
     /// hold newer data and have not been heard.
     SetBack {

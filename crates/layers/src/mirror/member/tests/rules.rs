@@ -311,10 +311,13 @@ fn who_leads_after_a_blackout() {
         let record = record(1, members);
         assert!(member.apply(START, read(&record)).contains(&Action::Outside), "{what}");
         let _ = member.apply(START, Event::LinkUp(NodeId(2)));
+        let silent = heard.is_none();
         if let Some(heard) = heard {
             let _ = member.apply(START, heard);
         }
         assert!(!reads(&member.apply(ms(2999), Event::Tick)), "{what}");
+        let mute = member.waits_for(START) == Some(Why::Mute(vec![NodeId(2)]));
+        assert_eq!(mute, clean && silent, "{what}");
         assert_eq!(reads(&member.apply(ms(3000), Event::Tick)), leads, "{what}");
         if leads {
             let next = put(&member.apply(ms(3001), read(&record))).expect(what);
