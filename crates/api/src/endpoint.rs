@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use crate::{
-    AddCopy, AddDisks, AdoptImage, AdoptedImage, Chap, Cluster, ClusterToken, Code, CreatePool,
-    CreateVolume, DiscardImage, FindPools, ForceCopy, Grow, Health, HostDhchap, HostTls,
-    ImportPool, ImportablePools, ImportedPool, InitiatorChap, Initiators, JoinCluster,
+    AddCopy, AddDisks, AdoptImage, AdoptedImage, Chap, ClearErrors, Cluster, ClusterToken, Code,
+    CreatePool, CreateVolume, DiscardImage, FindPools, ForceCopy, Grow, Health, HostDhchap,
+    HostTls, ImportPool, ImportablePools, ImportedPool, InitiatorChap, Initiators, JoinCluster,
     LeaveCluster, MapVolume, OpenPool, OrphanedImages, Pool, PoolList, Protocols, RecoverCluster,
     RecoveryPlan, RemoveCopy, RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations, SessionList,
     Status, SwitchTo, TakeOver, Verification, Verify, Volume, VolumeList, WhichNode,
@@ -312,6 +312,11 @@ endpoints! {
     /// Read and compare all of a pool.
     ScrubPool POST "/v1/pools/{name}/scrub" Nothing => 200 Pool;
         "Begins to read and compare all of a pool, and to repair what is wrong.";
+        refuses [Code::NotFound, Code::Conflict, Code::Backing];
+
+    /// Forget errors of a pool's disks.
+    ClearPoolErrors POST "/v1/pools/{name}/clear" ClearErrors => 200 Pool;
+        "Has the errors of a disk, or of all disks of a pool, counted anew, as when a cable was replaced.";
         refuses [Code::NotFound, Code::Conflict, Code::Backing];
 
     /// Open a pool without disks that are gone.

@@ -36,12 +36,13 @@ pub use initiator::Initiator;
 pub use invalid::Invalid;
 pub use mirror::{
     AddCopy, CopyState, Differing, ForceCopy, RemoveCopy, ReplaceCopy, SwitchTo, TakeOver,
-    Verification, Verify, VolumeCopy,
+    UnreadableBytes, Verification, Verify, VolumeCopy,
 };
 pub use name::{PoolName, VolumeName};
 pub use pool::{
-    AddDisks, CreatePool, DiskState, LostBlocks, MAX_DISKS, OpenPool, Pool, PoolCapacity, PoolDisk,
-    PoolList, PoolState, Raid, Rebuild, RemoveDisk, ReplaceDisk, Scrub, check_strip,
+    AddDisks, ClearErrors, CreatePool, DiskState, LostBlocks, MAX_DISKS, OpenPool, Pool,
+    PoolCapacity, PoolDisk, PoolList, PoolState, Raid, Rebuild, RemoveDisk, ReplaceDisk, Scrub,
+    check_strip,
 };
 pub use recovery::{
     AdoptImage, AdoptedImage, DiscardImage, FindPools, ImportPool, ImportablePool, ImportablePools,

@@ -19,6 +19,9 @@ pub enum CopyState {
         total_bytes: u64,
         /// Seconds until it is in sync, where that can be told.
         eta_s: Option<u64>,
+        /// The first ranges that no copy can read: it is in sync when they have been written.
+        #[serde(default)]
+        unreadable: Vec<UnreadableBytes>,
     },
     /// It lacks what was written while it was away, and nobody brings it in sync now.
     Outdated,
@@ -33,6 +36,15 @@ pub enum CopyState {
     },
     /// The metadata store has not said.
     Unknown,
+}
+
+/// Bytes of a volume that no copy can read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UnreadableBytes {
+    /// Byte at which they begin.
+    pub start_bytes: u64,
+    /// How many there are.
+    pub bytes: u64,
 }
 
 /// One copy of a volume.

@@ -234,6 +234,16 @@ pub struct RemoveDisk {
     pub cancel: bool,
 }
 
+/// What is to be forgotten of the errors of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClearErrors {
+    /// The disk whose errors are counted anew: its serial number, its path, or its number in the pool. None: all disks; then
+    /// which blocks scrubs could not repair is forgotten as well.
+    #[serde(default)]
+    pub disk: Option<String>,
+}
+
 /// A disk to be replaced by another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -339,6 +349,15 @@ pub struct PoolDisk {
     pub room: u32,
     /// Pieces on it that are not what they should be.
     pub behind_pieces: u64,
+    /// Since when its errors are counted, over restarts of the node, in seconds since the Unix epoch.
+    #[serde(default)]
+    pub errors_since_s: Option<u64>,
+    /// Blocks of it that were wrong or could not be read, and were written again.
+    #[serde(default)]
+    pub repaired_blocks: u64,
+    /// Blocks of it that could not be read, and were given up as lost.
+    #[serde(default)]
+    pub unrepairable_blocks: u64,
     /// Reads that have failed.
     pub read_errors: u64,
     /// Writes that have failed.
@@ -379,9 +398,12 @@ pub struct Scrub {
     pub repaired: u64,
     /// Places that cannot be repaired.
     pub unrepairable: u64,
+    /// When it ended, in seconds since the Unix epoch.
+    #[serde(default)]
+    pub ended_s: Option<u64>,
 }
 
-/// Blocks of a volume that are lost.
+/// Blocks of a volume that are lost, or could not be repaired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LostBlocks {
     /// Name of the volume, or its identity if the node does not know it.
@@ -423,9 +445,12 @@ pub struct Pool {
     /// Blocks of volumes that no disk gives back. They read as errors until they are written again.
     #[serde(default)]
     pub lost: Vec<LostBlocks>,
+    /// Blocks of volumes that a scrub could not repair: nobody knows whether they are right, until they are written again.
+    #[serde(default)]
+    pub unrepaired: Vec<LostBlocks>,
     /// How far a rebuild is, while there is one.
     pub rebuild: Option<Rebuild>,
-    /// The scrub that is under way, or the last one since the node has opened the pool.
+    /// The scrub that is under way, or the last one.
     pub scrub: Option<Scrub>,
 }
 

@@ -81,6 +81,10 @@ impl Room for Nobody {
     fn regain(&self, _: u32, _: std::ops::Range<u32>) -> Kept<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
+
+    fn not_repaired(&self, _: u32, _: std::ops::Range<u32>) -> Kept<'_> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 }
 
 /// The longest operation.

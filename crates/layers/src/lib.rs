@@ -11,3 +11,5 @@ pub mod raid;
 pub mod raw;
 mod seal;
 mod units;
+
+pub use multihost::utc;

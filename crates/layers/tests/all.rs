@@ -11,6 +11,7 @@ mod file_refusals;
 mod intent_log;
 mod multihost;
 mod pool;
+mod pool_errors;
 mod pool_lost;
 mod pool_remove;
 mod pool_reopen;

@@ -10,14 +10,14 @@ use std::future::Future;
 use std::net::SocketAddr;
 
 use api::endpoint::{
-    AddPoolDisks, AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DeletePool,
-    DeleteVolume, DenyInitiators, DrainNode, Endpoint, FindStrayPools, ForcePoolOpen, ForceVolume,
-    GetCluster, GetHealth, GetPool, GetReservations, GetStatus, GetVolume, GrowVolume, InitCluster,
-    ListOrphans, ListPools, ListSessions, ListVolumes, MapTarget, Nothing, Payload, PostAdoption,
-    PostDiscard, PostJoin, PostLeave, PostPool, PostPoolImport, PostRecovery, PostToken,
-    PostVolume, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk, ReplaceVolumeCopy, ResumeNode,
-    ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols, SwitchVolume,
-    TakeOverVolume, VerifyVolume,
+    AddPoolDisks, AddVolumeCopy, AllowInitiators, ClearChap, ClearPoolErrors, ClearReservations,
+    DeletePool, DeleteVolume, DenyInitiators, DrainNode, Endpoint, FindStrayPools, ForcePoolOpen,
+    ForceVolume, GetCluster, GetHealth, GetPool, GetReservations, GetStatus, GetVolume, GrowVolume,
+    InitCluster, ListOrphans, ListPools, ListSessions, ListVolumes, MapTarget, Nothing, Payload,
+    PostAdoption, PostDiscard, PostJoin, PostLeave, PostPool, PostPoolImport, PostRecovery,
+    PostToken, PostVolume, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk, ReplaceVolumeCopy,
+    ResumeNode, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols,
+    SwitchVolume, TakeOverVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -182,6 +182,9 @@ fn with_pools(router: Router, c: &Control) -> Router {
     });
     let router =
         add::<ScrubPool, _, _>(router, c, |c, a| async move { c.scrub_pool(a.pool()?).await });
+    let router = add::<ClearPoolErrors, _, _>(router, c, |c, a| async move {
+        c.clear_pool_errors(a.pool()?, a.body).await
+    });
     add::<ForcePoolOpen, _, _>(
         router,
         c,

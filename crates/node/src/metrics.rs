@@ -241,6 +241,12 @@ impl Metrics {
             help,
             disks().map(|(l, d)| (l, d.checksum_errors)),
         )?;
+        let help = "Blocks of the disk that were wrong or unreadable, and were written again.";
+        let repaired = disks().map(|(l, d)| (l, d.repaired_blocks));
+        counters(to, "disk_pool_repaired_blocks", help, repaired)?;
+        let help = "Blocks of the disk that could not be read, and were given up as lost.";
+        let unrepairable = disks().map(|(l, d)| (l, d.unrepairable_blocks));
+        counters(to, "disk_pool_unrepairable_blocks", help, unrepairable)?;
         let help = "Whether the disk lags far behind the others.";
         gauges(to, "disk_pool_slow", help, disks().map(|(l, d)| (l, i64::from(d.slow))))?;
         let help = "How often the disk became slow.";
@@ -347,6 +353,7 @@ pub(crate) mod tests {
             why: None,
             linked: Vec::new(),
             resyncs: Vec::new(),
+            unreadable: Vec::new(),
             resynced: 77,
             marked: Vec::new(),
             region_bytes: 65536,
@@ -440,7 +447,7 @@ pub(crate) mod tests {
         let mut pool = crate::control::pool_view::tests::facts("tank");
         let report = pool.report.as_mut().unwrap();
         report.disks[1].state = PoolDiskState::Out;
-        report.disks[2].read_errors = 5;
+        (report.disks[2].read_errors, report.disks[2].repaired_blocks) = (5, 6);
         (report.disks[2].slow, report.disks[2].slow_reads) = (true, 9);
         report.behind_pieces = 8;
         let offline = PoolFacts { report: None, ..crate::control::pool_view::tests::facts("zoo") };
@@ -454,6 +461,7 @@ pub(crate) mod tests {
             "windrose_disk_pool_disks{pool=\"tank\",state=\"in\"} 2",
             "windrose_disk_pool_disks{pool=\"tank\",state=\"out\"} 1",
             "windrose_disk_pool_read_errors_total{pool=\"tank\",disk=\"S2\"} 5",
+            "windrose_disk_pool_repaired_blocks_total{pool=\"tank\",disk=\"S2\"} 6",
             "windrose_disk_pool_slow{pool=\"tank\",disk=\"S2\"} 1",
             "windrose_disk_pool_slow{pool=\"tank\",disk=\"S0\"} 0",
             "windrose_disk_pool_slow_reads_total{pool=\"tank\",disk=\"S2\"} 9",

@@ -507,6 +507,15 @@ pub(crate) enum PoolCommand {
         #[command(flatten)]
         overwrite: OverwriteArgs,
     },
+    /// Count the errors of a pool's disks anew, as when a cable was replaced; without a disk also forget which blocks scrubs
+    /// could not repair.
+    Clear {
+        /// Name of the pool.
+        name: PoolName,
+        /// The disk: its serial number, a path to it, or its number in the pool (serial:, path: or number: before it, if
+        /// that means two). All disks if none is named.
+        disk: Option<String>,
+    },
     /// Read and compare all of a pool, and repair what is wrong, while it serves.
     Scrub {
         /// Name of the pool.

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use api::endpoint::{
-    AddPoolDisks, DeletePool, ForcePoolOpen, GetPool, ListPools, Nothing, POOL_FORCE, PostPool,
-    RemovePoolDisk, ReplacePoolDisk, ScrubPool,
+    AddPoolDisks, ClearPoolErrors, DeletePool, ForcePoolOpen, GetPool, ListPools, Nothing,
+    POOL_FORCE, PostPool, RemovePoolDisk, ReplacePoolDisk, ScrubPool,
 };
-use api::{AddDisks, CreatePool, OpenPool, Pool, PoolDisk, PoolName, RemoveDisk, ReplaceDisk};
+use api::{
+    AddDisks, ClearErrors, CreatePool, OpenPool, Pool, PoolDisk, PoolName, RemoveDisk, ReplaceDisk,
+};
 
 use crate::cli::{ConfirmArgs, CreatePoolArgs, OverwriteArgs, PoolCommand};
 use crate::exit::{Failure, USAGE};
@@ -46,6 +48,13 @@ pub(crate) async fn run(remote: Remote, command: PoolCommand) -> Result<ExitCode
             let (disk, with) = (named(&remote, &name, disk).await?, absolute(&with)?);
             let replace = ReplaceDisk { disk, with, overwrite: identities(overwrite)? };
             client.call_on::<ReplacePoolDisk>(&name, &[], &replace).await?
+        }
+        PoolCommand::Clear { name, disk } => {
+            let disk = match disk {
+                Some(disk) => Some(named(&remote, &name, disk).await?),
+                None => None,
+            };
+            client.call_on::<ClearPoolErrors>(&name, &[], &ClearErrors { disk }).await?
         }
         PoolCommand::Scrub { name } => client.call_on::<ScrubPool>(&name, &[], &Nothing).await?,
         PoolCommand::Open { name, without, take_over, confirm } => {

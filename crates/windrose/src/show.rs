@@ -211,8 +211,14 @@ pub(crate) fn reservations(name: &VolumeName, found: &Reservations) -> String {
 fn copy_state(state: &CopyState) -> String {
     match state {
         CopyState::InSync => "in sync".into(),
-        CopyState::Resyncing { done_bytes, total_bytes, eta_s } => {
-            let eta = eta_s.map(|s| format!(", {s} s left")).unwrap_or_default();
+        CopyState::Resyncing { done_bytes, total_bytes, eta_s, unreadable } => {
+            let eta = match (eta_s, unreadable.first()) {
+                (Some(s), _) => format!(", {s} s left"),
+                (None, Some(first)) => {
+                    format!(", waits for what no copy can read, from byte {}", first.start_bytes)
+                }
+                (None, None) => String::new(),
+            };
             format!("resyncing, {} of {}{eta}", Size(*done_bytes), Size(*total_bytes))
         }
         CopyState::Outdated => "outdated".into(),

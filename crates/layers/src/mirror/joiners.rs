@@ -1,8 +1,40 @@
 //! The replicas that the primary is bringing in sync, in its present view (RFD 0010, 6.6).
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use peer::{Incarnation, NodeId};
+
+/// Ranges that status names of what nobody can read.
+const NAMED: usize = 8;
+
+/// What no replica can read, and another therefore lacks: it is in sync when that has been written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The first ranges of it, in bytes of the volume.
+    pub ranges: Vec<Range<u64>>,
+    /// Bytes of all of it that is known.
+    pub bytes: u64,
+    /// Whether all else has been copied, and this alone is waited for.
+    pub waited_for: bool,
+}
+
+impl Unreadable {
+    /// What is in these ranges of bytes, in order.
+    pub(super) fn of(ranges: impl Iterator<Item = Range<u64>>, waited_for: bool) -> Self {
+        let mut all = Self { waited_for, ..Self::default() };
+        for range in ranges {
+            let has_room = all.ranges.len() < NAMED;
+            all.bytes += range.end - range.start;
+            match all.ranges.last_mut().filter(|last| last.end == range.start) {
+                Some(last) => last.end = range.end,
+                None if has_room => all.ranges.push(range),
+                None => {}
+            }
+        }
+        all
+    }
+}
 
 /// One attempt.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +53,8 @@ pub(super) struct Joiner {
 #[derive(Debug, Default)]
 pub(super) struct Joiners {
     all: BTreeMap<NodeId, Joiner>,
+    /// What they lack that nobody can read.
+    unreadable: BTreeMap<NodeId, Unreadable>,
     /// Bytes to copy in all, and copied, of attempts that have ended.
     ended: (u64, u64),
 }
@@ -30,9 +64,23 @@ impl Joiners {
     pub(super) fn attach(&mut self, node: NodeId, incarnation: Incarnation) {
         let fresh =
             Joiner { incarnation, behind_barrier: false, proposed: false, todo: 0, done: 0 };
+        self.unreadable.remove(&node);
         if let Some(old) = self.all.insert(node, fresh) {
             self.count(old);
         }
+    }
+
+    /// What `node` lacks that nobody can read.
+    pub(super) fn lacks(&mut self, node: NodeId, what: Unreadable) {
+        match what.bytes {
+            0 => self.unreadable.remove(&node),
+            _ => self.unreadable.insert(node, what),
+        };
+    }
+
+    /// What replicas lack that nobody can read, for status.
+    pub(super) fn unreadable(&self) -> Vec<(NodeId, Unreadable)> {
+        self.unreadable.iter().map(|(node, what)| (*node, what.clone())).collect()
     }
 
     /// The attempt of `node`, if it is this one.
@@ -67,6 +115,7 @@ impl Joiners {
         if self.all.get(&node).is_none_or(|j| j.proposed) {
             return None;
         }
+        self.unreadable.remove(&node);
         let ended = self.all.remove(&node);
         ended.into_iter().for_each(|joiner| self.count(joiner));
         ended
@@ -79,6 +128,7 @@ impl Joiners {
 
     /// The view is over, and all attempts with it.
     pub(super) fn end(&mut self) {
+        self.unreadable.clear();
         let ended = std::mem::take(&mut self.all);
         ended.into_values().for_each(|joiner| self.count(joiner));
     }
@@ -92,5 +142,19 @@ impl Joiners {
     /// All attempts, for status.
     pub(super) fn iter(&self) -> impl Iterator<Item = (NodeId, Joiner)> + '_ {
         self.all.iter().map(|(node, joiner)| (*node, *joiner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unreadable_is_told_in_few_ranges() {
+        let blocks = (0..4u64).chain(10..12).map(|n| n * 512..(n + 1) * 512);
+        let told = Unreadable::of(blocks, true);
+        assert_eq!((told.ranges, told.bytes), (vec![0..2048, 5120..6144], 6 * 512));
+        let told = Unreadable::of((0..100u64).map(|n| n * 1024..n * 1024 + 512), false);
+        assert_eq!((told.ranges.len(), told.bytes), (NAMED, 100 * 512));
     }
 }

@@ -64,6 +64,7 @@ use peer::{Change, Incarnation, Kind, Link, NodeId, View};
 use rt::Core;
 use tokio::sync::Semaphore;
 
+pub use joiners::Unreadable;
 pub use mistake::Mistake;
 #[cfg(feature = "testing")]
 pub use rest::{InFlight, Resynced};
@@ -121,6 +122,8 @@ pub struct Status {
     pub linked: Vec<NodeId>,
     /// Replicas that are being brought in sync from here: bytes copied, and in all.
     pub resyncs: Vec<(NodeId, u64, u64)>,
+    /// What those lack that no replica can read: they wait until it is written.
+    pub unreadable: Vec<(NodeId, Unreadable)>,
     /// Bytes that were copied from here to bring replicas in sync, since it was opened.
     pub resynced: u64,
     /// Regions that are marked for each other replica, and their size in bytes.
@@ -295,6 +298,7 @@ impl Mirror {
             why: this.serves().is_none().then(why),
             linked: this.links.borrow().keys().copied().collect(),
             resyncs: this.joiners.borrow().iter().map(|(n, j)| (n, j.done, j.todo)).collect(),
+            unreadable: this.joiners.borrow().unreadable(),
             resynced: this.joiners.borrow().totals().1,
             marked: others.filter_map(marked).collect(),
             region_bytes: this.leg.log.geometry().region_bytes(),

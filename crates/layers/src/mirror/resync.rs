@@ -10,7 +10,7 @@ use futures_util::stream;
 use peer::{Change, Incarnation, Kind, Message, NodeId, SharedLineage, Tag, View};
 use rt::fault::{self, Point};
 
-use super::joiners::Joiner;
+use super::joiners::{Joiner, Unreadable};
 use super::log::{Advance, Bitmap, Region};
 use super::member::Event;
 use super::order::{Fate, Order};
@@ -24,12 +24,42 @@ const CHUNK: u64 = 256 * 1024;
 /// Pieces under way at once.
 const DEPTH: usize = 4;
 
-/// How often it is tried again to read what nobody can read, and most blocks of that kind.
+/// How often it is tried again to read what nobody can read,
 const LOOKING_AGAIN: Duration = Duration::from_secs(5);
+
+/// and most ranges of that kind that an attempt remembers.
 const MOST_LACKING: usize = 4096;
+
+/// Blocks of such a range: no more bytes than are copied in one piece, whatever the length of a block.
+const MOST_TOGETHER: u64 = CHUNK / 4096;
 
 /// How often progress is made durable.
 const SAVING: Duration = Duration::from_secs(30);
+
+/// What nobody can read: a copy lacks it.
+#[derive(Debug, Default)]
+struct Lacking {
+    ranges: Vec<Blocks>,
+    /// Whether there is more of it than is remembered.
+    is_too_much: bool,
+}
+
+impl Lacking {
+    /// These as well. What touches is one range, as long as a piece that is copied may be.
+    fn add(&mut self, ranges: Vec<Blocks>) {
+        for range in ranges {
+            let has_room = self.ranges.len() < MOST_LACKING;
+            let touches = |last: &&mut Blocks| {
+                last.at.0 + last.count == range.at.0 && last.count + range.count <= MOST_TOGETHER
+            };
+            match self.ranges.last_mut().filter(touches) {
+                Some(last) => last.count += range.count,
+                None if has_room => self.ranges.push(range),
+                None => self.is_too_much = true,
+            }
+        }
+    }
+}
 
 /// An attempt, as those who work on it name it.
 #[derive(Clone, Copy, Debug)]
@@ -159,11 +189,11 @@ impl Replica {
         attempt: Attempt,
         image: uuid::Uuid,
         work: Vec<Region>,
-    ) -> Result<Vec<Blocks>, &'static str> {
+    ) -> Result<Lacking, &'static str> {
         let turn = Box::pin(self.in_view(attempt.view, self.turns.acquire())).await;
         let _turn = turn.ok_or("the view is over")?.map_err(|_| "nobody copies any more")?;
         let mut saved = self.core.now();
-        let (mut copied, mut lacking) = (Vec::new(), Vec::new());
+        let (mut copied, mut lacking) = (Vec::new(), Lacking::default());
         let batches = work.chunks(DEPTH * 4);
         for batch in batches {
             let mut pieces =
@@ -173,10 +203,14 @@ impl Replica {
             // All come to their end, also those that are in vain: what is under way is not dropped.
             let mut all = Ok(());
             while let Some(done) = pieces.next().await {
-                all = all.and(done.map(|left_out| lacking.extend(left_out)));
+                all = all.and(done.map(|left_out| lacking.add(left_out)));
             }
             all?;
-            copied.extend(batch.iter().filter(|r| !self.meets(**r, &lacking)));
+            self.tell_lacking(attempt, &lacking, false)?;
+            // Of more than it remembers nobody knows where it is.
+            if !lacking.is_too_much {
+                copied.extend(batch.iter().filter(|r| !self.meets(**r, &lacking.ranges)));
+            }
             if self.core.now() >= saved + SAVING {
                 self.save(attempt, image, std::mem::take(&mut copied)).await?;
                 saved = self.core.now();
@@ -199,25 +233,47 @@ impl Replica {
     async fn wait_for_contents(
         self: &Rc<Self>,
         attempt: Attempt,
-        mut lacking: Vec<Blocks>,
+        mut lacking: Lacking,
     ) -> Result<(), &'static str> {
-        while let Some(first) = lacking.first() {
-            let (node, at, ranges) = (attempt.node.0, first.at.0, lacking.len());
-            tracing::error!(
-                node,
-                at,
-                ranges,
-                "no replica can read this: another is not in sync before it has been written"
-            );
-            if ranges > MOST_LACKING {
-                return Err("too much cannot be read anywhere");
+        let mut told = 0;
+        while let Some(first) = lacking.ranges.first() {
+            let (node, at, ranges) = (attempt.node.0, first.at.0, lacking.ranges.len());
+            if told != ranges {
+                tracing::error!(
+                    node,
+                    at,
+                    ranges,
+                    "no replica can read this: another is not in sync before it has been written"
+                );
+                told = ranges;
             }
+            self.tell_lacking(attempt, &lacking, true)?;
             let pause = tokio::time::sleep(LOOKING_AGAIN);
             self.in_view(attempt.view, pause).await.ok_or("the view is over")?;
-            for range in std::mem::take(&mut lacking) {
-                lacking.extend(self.copy(attempt, range).await?);
+            for range in std::mem::take(&mut lacking.ranges) {
+                lacking.add(self.copy(attempt, range).await?);
             }
         }
+        self.tell_lacking(attempt, &lacking, true)?;
+        match lacking.is_too_much {
+            true => Err("more could not be read anywhere than it remembered: it begins anew"),
+            false => Ok(()),
+        }
+    }
+
+    /// Has status say what nobody can read.
+    fn tell_lacking(
+        &self,
+        attempt: Attempt,
+        lacking: &Lacking,
+        waited_for: bool,
+    ) -> Result<(), &'static str> {
+        self.joiner(attempt, |_| ())?;
+        let mut ranges: Vec<Blocks> =
+            lacking.ranges.iter().copied().filter(|range| !is_aside(*range)).collect();
+        ranges.sort_by_key(|range| range.at.0);
+        let what = Unreadable::of(ranges.iter().map(|range| self.bytes(*range)), waited_for);
+        self.joiners.borrow_mut().lacks(attempt.node, what);
         Ok(())
     }
 

@@ -26,8 +26,7 @@ pub use hold::{Hold, Lost, NotTaken, check_free};
 pub use judge::{Refusal, Seen, Step, judge};
 pub use lease::{Gate, Lease};
 pub(crate) use lease::{check, pass};
-pub(crate) use record::utc;
-pub use record::{BadRecord, Copy, NodeIdentity, OWNER_BYTES, OwnerRecord, State};
+pub use record::{BadRecord, Copy, NodeIdentity, OWNER_BYTES, OwnerRecord, State, utc};
 
 /// How often the heartbeat is renewed.
 pub const INTERVAL: Duration = Duration::from_secs(2);

@@ -271,7 +271,8 @@ impl Stored {
 }
 
 /// Seconds since the Unix epoch as people write them, in UTC.
-pub(crate) fn utc(seconds: u64) -> String {
+#[must_use]
+pub fn utc(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     // Days since 1 March of the year 0, in eras of 400 years.
     let days = days + 719_468;

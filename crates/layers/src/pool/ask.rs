@@ -59,8 +59,10 @@ pub(super) struct ExtentInfo {
     pub(super) number: u64,
     /// Where its columns are, in rows, and what of each is behind.
     pub(super) columns: Vec<(Piece, u64, u32)>,
-    /// Rows of its data that are lost.
+    /// Rows of its data that are lost,
     pub(super) lost: RowSet,
+    /// and those that a scrub could not repair.
+    pub(super) unrepaired: RowSet,
 }
 
 impl ExtentInfo {
@@ -68,8 +70,8 @@ impl ExtentInfo {
         let columns = (0u16..)
             .zip(&extent.pieces)
             .map(|(n, piece)| (*piece, metadata.row_of(*piece), volume.behind(index, n)));
-        let (columns, lost) = (columns.collect(), volume.lost_rows(index));
-        Self { index, number: extent.number, columns, lost }
+        let (lost, unrepaired) = (volume.lost_rows(index), volume.unrepaired_rows(index));
+        Self { index, number: extent.number, columns: columns.collect(), lost, unrepaired }
     }
 
     /// The extent in use that is meant.
@@ -77,6 +79,7 @@ impl ExtentInfo {
         let columns = self.columns.iter();
         let columns = columns.map(|(piece, at, _)| Column { member: piece.member.0, at: *at });
         let extent = raid::Extent::new(self.number, shape, columns).having_lost(self.lost.clone());
+        let extent = extent.having_unrepaired(&self.unrepaired);
         let behind = (0u16..).zip(&self.columns);
         behind.fold(extent, |extent, (n, (_, _, behind))| extent.behind(n, *behind))
     }
@@ -101,6 +104,17 @@ pub(super) struct ColumnAt {
     pub(super) volume: VolumeId,
     pub(super) index: u32,
     pub(super) column: u16,
+}
+
+/// What has become of rows of data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowsAre {
+    /// They are lost.
+    Lost,
+    /// They were lost, or not repaired, and have been written again.
+    Rewritten,
+    /// A scrub could not repair them.
+    Unrepaired,
 }
 
 /// What is asked.
@@ -134,8 +148,8 @@ pub(super) enum Ask {
     Scrubbed { bytes: u64, found: Scrubbed },
     /// All volumes of a core have been.
     ScrubEnded,
-    /// Rows of the data of an extent are lost, or have been written again.
-    Lost { volume: VolumeId, index: u32, rows: Range<u32>, is_lost: bool, answer: Answer<()> },
+    /// What has become of rows of the data of an extent.
+    Rows { volume: VolumeId, index: u32, rows: Range<u32>, are: RowsAre, answer: Answer<()> },
     /// A column lacks nothing any more.
     Caught { of: ColumnAt, answer: Answer<()> },
 }

@@ -57,15 +57,11 @@ impl<K> Called<'_, K> {
 /// The one of `all` that `name` means.
 ///
 /// # Errors
-/// That there is none in `pool`, or that it means several, and how to tell them apart.
-pub(super) fn find<K: Copy + PartialEq>(
-    pool: &str,
-    name: &str,
-    all: &[Called<'_, K>],
-) -> Result<K, PoolError> {
+/// That there is none, or that it means several, and how to tell them apart.
+pub(super) fn find<K: Copy + PartialEq>(name: &str, all: &[Called<'_, K>]) -> Result<K, PoolError> {
     let found: Vec<_> = all.iter().filter_map(|d| Some((d, d.is_called(name)?))).collect();
     match found.as_slice() {
-        [] => Err(PoolError::new(format!("pool {pool} has no disk {name}"))
+        [] => Err(PoolError::new(format!("it has no disk {name}"))
             .hinting("`windrose pool show` lists its disks, with their serial numbers")),
         [(disk, _), others @ ..] if others.iter().all(|(other, _)| other.key == disk.key) => {
             Ok(disk.key)
@@ -142,35 +138,35 @@ mod tests {
         let all: Vec<_> = (0..).zip(ODD).map(|(n, serial)| (n, serial, "")).collect();
         let all = disks(&all);
         for (number, serial) in (0..).zip(ODD) {
-            assert_eq!(find("tank", serial, &all), Ok(number), "{serial}");
-            assert_eq!(find("tank", &format!("serial:{serial}"), &all), Ok(number), "{serial}");
+            assert_eq!(find(serial, &all), Ok(number), "{serial}");
+            assert_eq!(find(&format!("serial:{serial}"), &all), Ok(number), "{serial}");
         }
         let uuid = Uuid::from_u128(3).to_string();
-        assert_eq!(find("tank", &uuid, &all), Ok(2));
-        let none = find("tank", "WD/WX-13", &all).unwrap_err();
-        assert_eq!(none.to_string(), "pool tank has no disk WD/WX-13");
+        assert_eq!(find(&uuid, &all), Ok(2));
+        let none = find("WD/WX-13", &all).unwrap_err();
+        assert_eq!(none.to_string(), "it has no disk WD/WX-13");
         // A disk without a serial number is not called "".
-        assert!(find("tank", "", &disks(&[(0, "", "/dev/a")])).is_err());
+        assert!(find("", &disks(&[(0, "", "/dev/a")])).is_err());
     }
 
     #[test]
     fn a_name_that_means_two_disks_is_refused() {
         // The second has the first one's number for a serial number, the third the first one's path.
         let all = disks(&[(0, "S0", "/dev/a"), (1, "0", "/dev/b"), (2, "/dev/a", "/dev/c")]);
-        let twice = find("tank", "0", &all).unwrap_err().to_string();
+        let twice = find("0", &all).unwrap_err().to_string();
         let expected = "0 means several disks: it is the number of disk number:0 at /dev/a, it is the serial number of disk number:1 at /dev/b";
         assert_eq!(twice, expected);
-        assert_eq!(find("tank", "number:0", &all), Ok(0));
-        assert_eq!(find("tank", "serial:0", &all), Ok(1));
-        assert!(find("tank", "/dev/a", &all).is_err());
-        assert_eq!(find("tank", "path:/dev/a", &all), Ok(0));
-        assert_eq!(find("tank", "serial:/dev/a", &all), Ok(2));
+        assert_eq!(find("number:0", &all), Ok(0));
+        assert_eq!(find("serial:0", &all), Ok(1));
+        assert!(find("/dev/a", &all).is_err());
+        assert_eq!(find("path:/dev/a", &all), Ok(0));
+        assert_eq!(find("serial:/dev/a", &all), Ok(2));
         // Cheap enclosures give all their disks one serial number.
         let same = disks(&[(0, "0123", "/dev/a"), (1, "0123", "/dev/b"), (2, "S2", "/dev/c")]);
-        assert!(find("tank", "0123", &same).unwrap_err().to_string().contains("several disks"));
-        assert_eq!(find("tank", "/dev/b", &same), Ok(1));
+        assert!(find("0123", &same).unwrap_err().to_string().contains("several disks"));
+        assert_eq!(find("/dev/b", &same), Ok(1));
         // A file is called by its path, which is its serial number as well.
-        assert_eq!(find("tank", "/a.img", &disks(&[(0, "/a.img", "/a.img")])), Ok(0));
+        assert_eq!(find("/a.img", &disks(&[(0, "/a.img", "/a.img")])), Ok(0));
     }
 
     #[test]

@@ -49,7 +49,11 @@ impl PoolError {
 
 impl From<Refused> for PoolError {
     fn from(why: Refused) -> Self {
-        Self::new(why.to_string())
+        let message = why.to_string();
+        match why {
+            Refused::TooManyLost | Refused::TooManyUnrepaired => Self::no_space(message),
+            _ => Self::new(message),
+        }
     }
 }
 

@@ -6,7 +6,9 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::metadata::{Change, MemberId, Metadata, Piece, Refused, Stamp, Standing, VolumeId};
+use super::metadata::{
+    Change, ErrorCounts, MemberId, Metadata, Piece, Refused, ScrubRecord, Stamp, Standing, VolumeId,
+};
 use super::{TEXT_BYTES, Text};
 use crate::raid::geometry::{Level, Shape};
 use crate::seal::{is_sealed, seal};
@@ -16,8 +18,8 @@ pub const BLOCK_BYTES: usize = 4096;
 
 const MAGIC: [u8; 16] = *b"WINDROSE CHANGE\n";
 
-/// The only version of the format so far.
-const VERSION: u16 = 1;
+/// The version of the format.
+const VERSION: u16 = 2;
 
 const HEAD_BYTES: usize = 112;
 const RECORD_BYTES: usize = 8;
@@ -63,6 +65,9 @@ wire::open_enum! {
         Caught = 15,
         Lost = 16,
         Rewritten = 17,
+        Unrepaired = 18,
+        Counted = 19,
+        Scrubbed = 20,
     }
 }
 
@@ -156,6 +161,74 @@ const _: () = assert!(size_of::<StoredPiece>() == PIECE_RECORD_BYTES);
 struct ExtentBody {
     index: U32,
     column: U32,
+}
+
+/// Errors of a member, as stored.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(super) struct StoredErrors {
+    reads: U64,
+    writes: U64,
+    checksums: U64,
+    repaired: U64,
+    unrepairable: U64,
+    since_s: U64,
+}
+
+const _: () = assert!(size_of::<StoredErrors>() == 48);
+
+/// A scrub that has ended, as stored.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(super) struct StoredScrub {
+    ended_s: U64,
+    bytes: U64,
+    repaired: U64,
+    unrepairable: U64,
+}
+
+const _: () = assert!(size_of::<StoredScrub>() == 32);
+
+impl StoredErrors {
+    pub(super) fn of(errors: ErrorCounts) -> Self {
+        let ErrorCounts { reads, writes, checksums, repaired, unrepairable, since_s } = errors;
+        Self {
+            reads: reads.into(),
+            writes: writes.into(),
+            checksums: checksums.into(),
+            repaired: repaired.into(),
+            unrepairable: unrepairable.into(),
+            since_s: since_s.into(),
+        }
+    }
+
+    pub(super) fn parse(self) -> ErrorCounts {
+        ErrorCounts {
+            reads: self.reads.get(),
+            writes: self.writes.get(),
+            checksums: self.checksums.get(),
+            repaired: self.repaired.get(),
+            unrepairable: self.unrepairable.get(),
+            since_s: self.since_s.get(),
+        }
+    }
+}
+
+impl StoredScrub {
+    pub(super) fn of(scrub: ScrubRecord) -> Self {
+        let ScrubRecord { ended_s, bytes, repaired, unrepairable } = scrub;
+        let (ended_s, bytes) = (ended_s.into(), bytes.into());
+        Self { ended_s, bytes, repaired: repaired.into(), unrepairable: unrepairable.into() }
+    }
+
+    pub(super) fn parse(self) -> ScrubRecord {
+        ScrubRecord {
+            ended_s: self.ended_s.get(),
+            bytes: self.bytes.get(),
+            repaired: self.repaired.get(),
+            unrepairable: self.unrepairable.get(),
+        }
+    }
 }
 
 impl StoredShape {
@@ -263,17 +336,21 @@ impl Change {
             Self::Caught { .. } => Kind::Caught,
             Self::Lost { .. } => Kind::Lost,
             Self::Rewritten { .. } => Kind::Rewritten,
+            Self::Unrepaired { .. } => Kind::Unrepaired,
+            Self::Counted { .. } => Kind::Counted,
+            Self::Scrubbed(_) => Kind::Scrubbed,
         }
     }
 
     /// The member or volume that it is about.
     fn subject(&self) -> u32 {
         match self {
-            Self::Opened { .. } | Self::Recovered => 0,
+            Self::Opened { .. } | Self::Recovered | Self::Scrubbed(_) => 0,
             Self::Add { member, .. }
             | Self::Out(member)
             | Self::Back { member, .. }
             | Self::Stand { member, .. }
+            | Self::Counted { member, .. }
             | Self::Remove(member) => member.0.into(),
             Self::CreateVolume { volume, .. }
             | Self::GrowVolume { volume, .. }
@@ -284,7 +361,8 @@ impl Change {
             | Self::Mark { volume, .. }
             | Self::Caught { volume, .. }
             | Self::Lost { volume, .. }
-            | Self::Rewritten { volume, .. } => volume.0,
+            | Self::Rewritten { volume, .. }
+            | Self::Unrepaired { volume, .. } => volume.0,
         }
     }
 
@@ -342,10 +420,16 @@ impl Change {
                 extent(out, *index, (*column).into());
                 number(out, (*regions).into());
             }
-            Self::Lost { index, row, rows, .. } | Self::Rewritten { index, row, rows, .. } => {
+            Self::Lost { index, row, rows, .. }
+            | Self::Rewritten { index, row, rows, .. }
+            | Self::Unrepaired { index, row, rows, .. } => {
                 extent(out, *index, *row);
                 number(out, (*rows).into());
             }
+            Self::Counted { errors, .. } => {
+                out.extend_from_slice(StoredErrors::of(*errors).as_bytes());
+            }
+            Self::Scrubbed(scrub) => out.extend_from_slice(StoredScrub::of(*scrub).as_bytes()),
         }
     }
 
@@ -376,8 +460,8 @@ impl Change {
         let body = whole.get(RECORD_BYTES..)?;
         let kind = Kind(record.kind.get());
         let change = match kind {
-            Kind::Opened | Kind::Recovered => Self::parse_general(kind, body),
-            Kind::Add | Kind::Out | Kind::Back | Kind::Stand | Kind::Remove => {
+            Kind::Opened | Kind::Recovered | Kind::Scrubbed => Self::parse_general(kind, body),
+            Kind::Add | Kind::Out | Kind::Back | Kind::Stand | Kind::Remove | Kind::Counted => {
                 Self::parse_member(kind, MemberId(u16::try_from(subject).ok()?), body)
             }
             Kind::CreateVolume | Kind::GrowVolume | Kind::DeleteVolume => {
@@ -394,6 +478,9 @@ impl Change {
     fn parse_general(kind: Kind, body: &[u8]) -> Option<Self> {
         if kind == Kind::Recovered {
             return Some(Self::Recovered);
+        }
+        if kind == Kind::Scrubbed {
+            return Some(Self::Scrubbed(StoredScrub::read_from_bytes(body).ok()?.parse()));
         }
         let body = OpenedBody::read_from_bytes(body).ok()?;
         Some(Self::Opened { id: Uuid::from_bytes(body.id), forced: body.forced.get() == 1 })
@@ -424,6 +511,10 @@ impl Change {
                     _ => return None,
                 };
                 Self::Stand { member, standing }
+            }
+            Kind::Counted => {
+                let errors = StoredErrors::read_from_bytes(body).ok()?.parse();
+                Self::Counted { member, errors }
             }
             _ => Self::Remove(member),
         })
@@ -469,6 +560,7 @@ impl Change {
             Kind::Caught => Self::Caught { volume, index, column: column()?, regions: more()? },
             Kind::Lost => Self::Lost { volume, index, row: number, rows: more()? },
             Kind::Rewritten => Self::Rewritten { volume, index, row: number, rows: more()? },
+            Kind::Unrepaired => Self::Unrepaired { volume, index, row: number, rows: more()? },
             _ => return None,
         })
     }

@@ -56,6 +56,9 @@ pub const MAX_LOST: usize = 1024;
 /// Most that come of those where parts of them are written again.
 pub const MAX_LOST_PARTS: usize = 2 * MAX_LOST;
 
+/// Most ranges of rows that no scrub could repair that a pool remembers, among those.
+pub const MAX_UNREPAIRED: usize = MAX_LOST / 4;
+
 /// Number of a member, below [`MAX_MEMBERS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u16);
@@ -110,6 +113,36 @@ pub enum Standing {
     },
 }
 
+/// Errors of a disk, counted over all openings of its pool since a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ErrorCounts {
+    /// Reads that failed.
+    pub reads: u64,
+    /// Writes and flushes that failed.
+    pub writes: u64,
+    /// Reads that gave what was not written.
+    pub checksums: u64,
+    /// Blocks that were wrong or unreadable, and were written again.
+    pub repaired: u64,
+    /// Blocks that could not be read, and were given up as lost.
+    pub unrepairable: u64,
+    /// Since when, in seconds since the Unix epoch; 0 before the first opening.
+    pub since_s: u64,
+}
+
+/// A scrub that has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ScrubRecord {
+    /// When it ended, in seconds since the Unix epoch; 0 if there was none.
+    pub ended_s: u64,
+    /// Bytes that it read and compared.
+    pub bytes: u64,
+    /// Blocks that it repaired.
+    pub repaired: u64,
+    /// Blocks that it could not repair.
+    pub unrepairable: u64,
+}
+
 /// A member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
@@ -125,6 +158,8 @@ pub struct Member {
     pub units_at: u64,
     /// What it is there for.
     pub standing: Standing,
+    /// Its errors, as they were written down last.
+    pub errors: ErrorCounts,
     pub(super) taken: Units,
 }
 
@@ -164,6 +199,8 @@ pub struct Volume {
     pub(super) behind: BTreeMap<(u32, u16), u32>,
     /// Rows of data that are lost, by extent; none is empty.
     pub(super) lost: BTreeMap<u32, RowSet>,
+    /// Rows of data that a scrub could not repair, by extent; none is empty, and none is lost.
+    pub(super) unrepaired: BTreeMap<u32, RowSet>,
 }
 
 /// What is known about a pool.
@@ -188,6 +225,8 @@ pub struct Metadata {
     pub(super) openings: VecDeque<Opening>,
     /// From which version on who has a vote: the last one that counts, and what was changed since.
     pub(super) window: Vec<(u64, Members)>,
+    /// The last scrub that has ended.
+    pub(super) scrubbed: ScrubRecord,
     pub(super) members: BTreeMap<MemberId, Member>,
     pub(super) volumes: BTreeMap<VolumeId, Volume>,
 }
@@ -328,9 +367,24 @@ impl Volume {
         self.lost.iter().flat_map(|(index, rows)| rows.iter().map(|rows| (*index, rows)))
     }
 
-    /// How many ranges of rows are lost.
-    pub(super) fn lost_ranges(&self) -> usize {
-        self.lost.values().map(RowSet::len).sum()
+    /// Rows of the data of an extent that a scrub could not repair, until they are written again.
+    #[must_use]
+    pub fn unrepaired_rows(&self, index: u32) -> RowSet {
+        self.unrepaired.get(&index).cloned().unwrap_or_default()
+    }
+
+    /// All rows that a scrub could not repair, by extent.
+    pub fn all_unrepaired(&self) -> impl Iterator<Item = (u32, std::ops::Range<u32>)> + '_ {
+        self.unrepaired.iter().flat_map(|(index, rows)| rows.iter().map(|rows| (*index, rows)))
+    }
+
+    /// How many ranges of rows are remembered as lost or not repaired.
+    pub(super) fn remembered_ranges(&self) -> usize {
+        self.lost.values().map(RowSet::len).sum::<usize>() + self.unrepaired_ranges()
+    }
+
+    fn unrepaired_ranges(&self) -> usize {
+        self.unrepaired.values().map(RowSet::len).sum()
     }
 
     /// The pieces that are not what they should be, by extent and column.
@@ -425,6 +479,7 @@ impl Metadata {
             next_extent: 1,
             openings: VecDeque::new(),
             window: vec![(0, Members::default())],
+            scrubbed: ScrubRecord::default(),
             members: BTreeMap::new(),
             volumes: BTreeMap::new(),
         }
@@ -552,9 +607,20 @@ impl Metadata {
         (0..MAX_MEMBERS).map(MemberId).find(|id| !self.members.contains_key(id))
     }
 
-    /// How many ranges of rows are lost in all volumes.
-    pub(super) fn lost_ranges(&self) -> usize {
-        self.volumes.values().map(Volume::lost_ranges).sum()
+    /// The last scrub that has ended.
+    #[must_use]
+    pub fn scrubbed(&self) -> ScrubRecord {
+        self.scrubbed
+    }
+
+    /// How many ranges of rows are remembered of all volumes as lost or not repaired,
+    pub(super) fn remembered_ranges(&self) -> usize {
+        self.volumes.values().map(Volume::remembered_ranges).sum()
+    }
+
+    /// and how many of them as not repaired.
+    pub(super) fn unrepaired_ranges(&self) -> usize {
+        self.volumes.values().map(Volume::unrepaired_ranges).sum()
     }
 
     /// Volumes of which blocks are lost where only `there` are.

@@ -333,8 +333,7 @@ impl Disks {
                 all.push(Called { key, number, serial, path: Some(path), uuid: key });
             }
         }
-        let pool = known().next().map(|known| known.name.to_string()).unwrap_or_default();
-        names.iter().map(|name| called::find(&pool, name, &all)).collect()
+        names.iter().map(|name| called::find(name, &all)).collect()
     }
 
     /// Who of them is believed.

@@ -35,6 +35,7 @@ use crate::multihost::{Claim, Lost};
 use crate::raid::ALL_REGIONS;
 use crate::raid::geometry::{Level, ROW_BYTES, Shape};
 
+pub(super) mod counted;
 mod membership;
 mod scrub;
 mod volumes;
@@ -45,7 +46,7 @@ use volumes::Allocation;
 /// How often is looked whether disks may leave, and something may be made whole.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// How often a version is written while there is something else written, so that a disk which is set back to before is known by the
+/// How often errors of disks are written down, if there were any, and how often a version is written while there is something else written, so that a disk which is set back to before is known by the
 /// version that it lacks.
 const BEAT: Duration = Duration::from_secs(10);
 
@@ -413,6 +414,7 @@ impl Pool {
             loop {
                 tokio::time::sleep(BEAT).await;
                 let Some(pool) = weak.upgrade() else { return };
+                pool.note_errors().await;
                 pool.beat().await;
             }
         });
@@ -457,6 +459,7 @@ impl Pool {
         }
         // A disk that is set back to a copy which was made while the pool was open lacks this version. What fails is said there.
         if self.mistake != Mistake::ClosesUnversioned {
+            let _ = timeout(LONG_PATIENCE, self.note_errors()).await;
             let _ = timeout(LONG_PATIENCE, self.writer.settle()).await;
         }
         let disks = self.writer.disks().into_iter().map(|(_, disk)| disk).collect();
@@ -537,9 +540,9 @@ impl Pool {
                 self.stay(|other| *other == of);
             }
             Ask::Scrubbed { bytes, found } => self.scrubbed(bytes, found),
-            Ask::ScrubEnded => self.scrub_ended(),
-            Ask::Lost { volume, index, rows, is_lost, answer } => {
-                drop(answer.send(self.lost((volume, index), rows, is_lost).await));
+            Ask::ScrubEnded => self.scrub_ended().await,
+            Ask::Rows { volume, index, rows, are, answer } => {
+                drop(answer.send(self.rows_are((volume, index), rows, are).await));
             }
             Ask::Caught { of, answer } => {
                 let ColumnAt { volume, index, column } = of;

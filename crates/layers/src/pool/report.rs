@@ -1,11 +1,12 @@
 //! What there is to be told of a pool.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uuid::Uuid;
 
-use super::metadata::{Member, MemberId, Metadata, Standing};
+use super::metadata::{MAX_UNREPAIRED, Member, MemberId, Metadata, Standing, Volume};
 use super::owner::Pool;
 use crate::raid::Errors;
 use crate::raid::geometry::{Level, ROW_BYTES};
@@ -41,6 +42,10 @@ pub struct PoolReport {
     pub volumes: Vec<PoolVolumeReport>,
     /// Blocks of volumes that are lost: they read as errors until they are written again.
     pub lost: Vec<LostRange>,
+    /// Blocks of volumes that a scrub could not repair: it is not known whether they are right, until they are written again.
+    pub unrepaired: Vec<LostRange>,
+    /// Whether there may be more of those than are remembered.
+    pub forgets_unrepaired: bool,
     /// Pieces that are not what they should be, or have to be moved, as far as there is room to put them.
     pub behind_pieces: u64,
     /// The scrub that is under way, or the last one.
@@ -49,7 +54,7 @@ pub struct PoolReport {
     pub broken: Option<String>,
 }
 
-/// Blocks of a volume that are lost.
+/// Blocks of a volume that are lost, or could not be repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LostRange {
     /// The volume.
@@ -71,8 +76,10 @@ pub struct ScrubReport {
     pub all_bytes: u64,
     /// Blocks of disks that were wrong, or could not be read, and are right now.
     pub repaired: u64,
-    /// Blocks that do not fit together, and of which nobody knows what is right.
+    /// Blocks that do not fit together, and of which nobody knows what is right; or that no disk gives back.
     pub unrepairable: u64,
+    /// When it ended, in seconds since the Unix epoch.
+    pub ended_s: Option<u64>,
 }
 
 /// A disk of a pool.
@@ -98,16 +105,22 @@ pub struct PoolDisk {
     pub behind_pieces: u64,
     /// Whether these have no room elsewhere.
     pub is_stranded: bool,
-    /// Reads that failed since the pool was opened.
+    /// Since when its errors are counted, in seconds since the Unix epoch; none if that has not been written down yet.
+    pub errors_since_s: Option<u64>,
+    /// Reads that failed since then.
     pub read_errors: u64,
     /// Writes and flushes that failed since.
     pub write_errors: u64,
+    /// Blocks that were wrong or could not be read, and were written again since.
+    pub repaired_blocks: u64,
+    /// Blocks that could not be read, and were given up as lost since.
+    pub unrepairable_blocks: u64,
     /// Reads of it since that gave what was not written, where the pool has checksums; those that somebody waited for are among
     /// those that failed.
     pub checksum_errors: u64,
     /// Whether it lags far behind the others now, so that reads go around it,
     pub slow: bool,
-    /// how often it began to since,
+    /// how often it began to since the pool was opened,
     pub slow_times: u64,
     /// and how many reads others have answered for it.
     pub slow_reads: u64,
@@ -179,7 +192,9 @@ impl Pool {
                 true => Some(empty.unwrap_or(0)),
                 false => bears.into_iter().try_fold(level, |least, bears| Some(least.min(bears?))),
             },
-            lost: metadata.lost_bytes(),
+            lost: metadata.bytes_of_all(Volume::all_lost),
+            unrepaired: metadata.bytes_of_all(Volume::all_unrepaired),
+            forgets_unrepaired: metadata.unrepaired_ranges() >= MAX_UNREPAIRED,
             scrub: self.scrub_report(),
             behind_pieces: disks
                 .iter()
@@ -208,10 +223,14 @@ impl Pool {
         let count = |of: fn(&Errors) -> &AtomicU64| {
             errors.as_deref().map_or(0, |errors| of(errors).load(Ordering::Relaxed))
         };
+        let all = self.errors_of(id, member);
         PoolDisk {
-            read_errors: count(|errors| &errors.reads),
-            write_errors: count(|errors| &errors.writes),
-            checksum_errors: count(|errors| &errors.checksums),
+            errors_since_s: Some(all.since_s).filter(|since| *since > 0),
+            read_errors: all.reads,
+            write_errors: all.writes,
+            checksum_errors: all.checksums,
+            repaired_blocks: all.repaired,
+            unrepairable_blocks: all.unrepairable,
             slow: count(|errors| &errors.slow_now) > 0,
             slow_times: count(|errors| &errors.slow_times),
             slow_reads: count(|errors| &errors.slow_reads),
@@ -230,11 +249,14 @@ impl Pool {
 }
 
 impl Metadata {
-    /// Blocks of volumes that are lost, in order; those that touch are one range.
-    fn lost_bytes(&self) -> Vec<LostRange> {
+    /// Blocks of volumes that are lost, or not repaired, in order; those that touch are one range.
+    fn bytes_of_all<'a, R>(&'a self, rows: impl Fn(&'a Volume) -> R) -> Vec<LostRange>
+    where
+        R: Iterator<Item = (u32, Range<u32>)> + 'a,
+    {
         let mut all: Vec<LostRange> = Vec::new();
         for (_, volume) in self.volumes() {
-            for (index, rows) in volume.all_lost() {
+            for (index, rows) in rows(volume) {
                 let at = |row| {
                     u64::from(index) * volume.extent_bytes() + u64::from(row) * u64::from(ROW_BYTES)
                 };

@@ -16,11 +16,12 @@ use rt::disk::{Disk, OpenOptions};
 use rustc_hash::FxHashMap;
 use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Text;
 use super::ask::{
-    Ask, ColumnAt, Comes, Event, ExtentInfo, MemberInfo, PoolHandle, PoolInfo, VolumeInfo,
+    Ask, ColumnAt, Comes, Event, ExtentInfo, MemberInfo, PoolHandle, PoolInfo, RowsAre, VolumeInfo,
 };
 use super::damage::{DamageLog, Of, TOLD_EVERY, Told};
 use super::error::PoolError;
@@ -34,8 +35,8 @@ use super::writer::PATIENCE;
 use crate::multihost::Gate;
 use crate::raid::geometry::{ROW_BYTES, Shape};
 use crate::raid::{
-    Answered, Array, Column, Damage, DamageKind, Extent, Keeper, Kept, Member, Pace, Raid, Room,
-    Settings,
+    Answered, Array, Column, Damage, DamageKind, Extent, FAILING, Keeper, Kept, Member, Pace, Raid,
+    Room, Settings,
 };
 use crate::raw::Raw;
 
@@ -258,18 +259,22 @@ impl Room for VolumeRoom {
     }
 
     fn lose(&self, index: u32, rows: Range<u32>) -> Kept<'_> {
-        Box::pin(self.tell_lost(index, rows, true))
+        Box::pin(self.tell_rows(index, rows, RowsAre::Lost))
     }
 
     fn regain(&self, index: u32, rows: Range<u32>) -> Kept<'_> {
-        Box::pin(self.tell_lost(index, rows, false))
+        Box::pin(self.tell_rows(index, rows, RowsAre::Rewritten))
+    }
+
+    fn not_repaired(&self, index: u32, rows: Range<u32>) -> Kept<'_> {
+        Box::pin(self.tell_rows(index, rows, RowsAre::Unrepaired))
     }
 }
 
 impl VolumeRoom {
-    async fn tell_lost(&self, index: u32, rows: Range<u32>, is_lost: bool) -> Result<(), Error> {
+    async fn tell_rows(&self, index: u32, rows: Range<u32>, are: RowsAre) -> Result<(), Error> {
         let volume = self.volume;
-        let ask = |answer| Ask::Lost { volume, index, rows, is_lost, answer };
+        let ask = |answer| Ask::Rows { volume, index, rows, are, answer };
         self.keeper.handle.ask(ask).await.map_err(|why| error_of(&why))
     }
 }
@@ -766,6 +771,7 @@ impl PoolSeat {
 
     /// Reads and compares all of the volumes here; what is not whole yet is made so first, and again.
     async fn scrub(&self) {
+        let mut unread = Vec::new();
         for open in self.open_volumes() {
             let tended = open.tended.lock().await;
             let Some(raid) = open.raid.upgrade() else { continue };
@@ -778,6 +784,9 @@ impl PoolSeat {
                     Ok(found) => {
                         let bytes = raid.extent_bytes();
                         self.handle.tell(Ask::Scrubbed { bytes, found }).await;
+                        if raid.has_unread(index) {
+                            unread.push((open.clone(), index));
+                        }
                     }
                     Err(why) => {
                         tracing::warn!(volume = volume.0, index, error = %why, "an extent is not scrubbed");
@@ -787,7 +796,26 @@ impl PoolSeat {
             drop((raid, tended));
             self.care().await;
         }
+        self.scrub_again(unread).await;
         self.handle.tell(Ask::ScrubEnded).await;
+    }
+
+    /// What could not be read is tried again after a while: what fails for a moment is not lost.
+    async fn scrub_again(&self, unread: Vec<(Open, u32)>) {
+        let until = Instant::now() + FAILING;
+        while !unread.is_empty() && Instant::now() <= until {
+            if self.stops.get() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        for (open, index) in unread {
+            let _tended = open.tended.lock().await;
+            let Some(raid) = open.raid.upgrade().filter(|raid| !raid.stops()) else { continue };
+            if let Err(why) = raid.scrub_again(index, PACE).await {
+                tracing::warn!(volume = open.id.0, index, error = %why, "an extent is not scrubbed");
+            }
+        }
     }
 
     async fn place(&self, of: ColumnAt) -> Result<Option<(Piece, Column)>, PoolError> {

@@ -1,27 +1,32 @@
 //! All that is known about a pool at once, as it lies on a member ([format](../../../../../docs/format/pool.md)).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::journal::{BLOCK_BYTES, StoredPiece, StoredShape, StoredStanding, stored_standing};
+use super::journal::{
+    BLOCK_BYTES, StoredErrors, StoredPiece, StoredScrub, StoredShape, StoredStanding,
+    stored_standing,
+};
 use super::metadata::{
     Broken, Extent, MAX_LOST_PARTS, MAX_MEMBERS, MAX_OPENINGS, MAX_VOLUMES, MAX_WINDOW, Member,
     MemberId, Members, Metadata, Opening, Piece, Standing, Volume, VolumeId,
 };
 use super::units::Units;
 use super::{TEXT_BYTES, Text};
+use crate::raid::RowSet;
 use crate::seal::{is_sealed, seal};
 
 const MAGIC: [u8; 16] = *b"WINDROSE POOL\r\n\n";
 
 /// The version of the format.
-const VERSION: u16 = 1;
+const VERSION: u16 = 3;
 
 /// That of a pool that has checksums.
-const CHECKED: u16 = 2;
+const CHECKED: u16 = 4;
 
 const HEAD_BYTES: usize = 256;
 
@@ -46,7 +51,9 @@ struct Head {
     members: U32,
     volumes: U32,
     lost: U32,
-    reserved: [u8; 76],
+    unrepaired: U32,
+    scrubbed: StoredScrub,
+    reserved: [u8; 40],
 }
 
 const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
@@ -82,6 +89,7 @@ struct StoredMember {
     since: U64,
     knew: U64,
     units_at: U64,
+    errors: StoredErrors,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -105,10 +113,10 @@ struct StoredExtent {
     reserved: U32,
 }
 
-/// Rows of an extent that are lost.
+/// Rows of an extent that are lost, or that a scrub could not repair.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct StoredLost {
+struct StoredRows {
     volume: U32,
     index: U32,
     row: U32,
@@ -134,7 +142,7 @@ const _: () = assert!(
         + MAX_WINDOW * size_of::<StoredVotes>()
         + MAX_MEMBERS as usize * size_of::<StoredMember>()
         + MAX_VOLUMES * size_of::<StoredVolume>()
-        + MAX_LOST_PARTS * size_of::<StoredLost>()
+        + MAX_LOST_PARTS * size_of::<StoredRows>()
         + BLOCK_BYTES) as u64
         <= super::metadata::FIXED_SNAPSHOT_BYTES
 );
@@ -186,7 +194,8 @@ impl Metadata {
         }
         self.members.iter().for_each(|(id, member)| put_member(&mut out, *id, member));
         self.volumes.iter().for_each(|(id, volume)| put_volume(&mut out, *id, volume));
-        self.volumes.iter().for_each(|(id, volume)| put_lost(&mut out, *id, volume));
+        self.volumes.iter().for_each(|(id, v)| put_rows(&mut out, *id, v.all_lost()));
+        self.volumes.iter().for_each(|(id, v)| put_rows(&mut out, *id, v.all_unrepaired()));
         let head = Head {
             magic: MAGIC,
             version: if self.checksums { CHECKED } else { VERSION }.into(),
@@ -205,8 +214,10 @@ impl Metadata {
             window: count(self.window.len()),
             members: count(self.members.len()),
             volumes: count(self.volumes.len()),
-            lost: count(self.lost_ranges()),
-            reserved: [0; 76],
+            lost: count(self.remembered_ranges() - self.unrepaired_ranges()),
+            unrepaired: count(self.unrepaired_ranges()),
+            scrubbed: StoredScrub::of(self.scrubbed),
+            reserved: [0; 40],
         };
         out[..HEAD_BYTES].copy_from_slice(head.as_bytes());
         out.resize(out.len().next_multiple_of(BLOCK_BYTES), 0);
@@ -236,7 +247,7 @@ impl Metadata {
         }
         let body = length.checked_sub(HEAD_BYTES).and_then(|n| rest.split_at_checked(n));
         let (body, behind) = body.ok_or(NoSnapshot::Nonsense)?;
-        let reserved = head.reserved == [0; 76] && behind.iter().all(|b| *b == 0);
+        let reserved = head.reserved == [0; 40] && behind.iter().all(|b| *b == 0);
         let all = reserved.then(|| Reader(body).metadata(&head)).flatten();
         let all = all.ok_or(NoSnapshot::Nonsense)?;
         all.check()?;
@@ -272,6 +283,7 @@ fn put_member(out: &mut Vec<u8>, id: MemberId, member: &Member) {
         since: since.into(),
         knew: knew.into(),
         units_at: member.units_at.into(),
+        errors: StoredErrors::of(member.errors),
     };
     out.extend_from_slice(stored.as_bytes());
 }
@@ -300,11 +312,11 @@ fn put_volume(out: &mut Vec<u8>, id: VolumeId, volume: &Volume) {
     }
 }
 
-fn put_lost(out: &mut Vec<u8>, id: VolumeId, volume: &Volume) {
-    for (index, rows) in volume.all_lost() {
+fn put_rows(out: &mut Vec<u8>, id: VolumeId, all: impl Iterator<Item = (u32, Range<u32>)>) {
+    for (index, rows) in all {
         let (volume, index) = (id.0.into(), index.into());
         let (row, rows) = (rows.start.into(), (rows.end - rows.start).into());
-        out.extend_from_slice(StoredLost { volume, index, row, rows }.as_bytes());
+        out.extend_from_slice(StoredRows { volume, index, row, rows }.as_bytes());
     }
 }
 
@@ -343,7 +355,11 @@ impl Reader<'_> {
         }
         let mut last = None;
         for _ in 0..head.lost.get() {
-            last = Some(self.lost(&mut volumes, last)?);
+            last = Some(self.rows(&mut volumes, last, |volume| &mut volume.lost)?);
+        }
+        last = None;
+        for _ in 0..head.unrepaired.get() {
+            last = Some(self.rows(&mut volumes, last, |volume| &mut volume.unrepaired)?);
         }
         self.0.is_empty().then_some(Metadata {
             pool: Uuid::from_bytes(head.pool),
@@ -358,24 +374,26 @@ impl Reader<'_> {
             next_extent: head.next_extent.get(),
             openings,
             window,
+            scrubbed: head.scrubbed.parse(),
             members,
             volumes,
         })
     }
 
-    /// Takes rows that are lost, which lie behind the `last` ones; tells where they end.
-    fn lost(
+    /// Takes rows of one of a volume's sets, which lie behind the `last` ones; tells where they end.
+    fn rows(
         &mut self,
         volumes: &mut BTreeMap<VolumeId, Volume>,
         last: Option<(u32, u32, u32)>,
+        set: fn(&mut Volume) -> &mut BTreeMap<u32, RowSet>,
     ) -> Option<(u32, u32, u32)> {
-        let stored: StoredLost = self.take()?;
+        let stored: StoredRows = self.take()?;
         let (volume, index, row) = (stored.volume.get(), stored.index.get(), stored.row.get());
         let end = row.checked_add(stored.rows.get()).filter(|end| row < *end)?;
         // Ranges that touch are one.
         let is_behind = last.is_none_or(|last| last < (volume, index, row));
         let rows = is_behind.then(|| volumes.get_mut(&VolumeId(volume)))??;
-        rows.lost.entry(index).or_default().insert(row..end);
+        set(rows).entry(index).or_default().insert(row..end);
         Some((volume, index, end))
     }
 
@@ -405,6 +423,7 @@ impl Reader<'_> {
             room: stored.room.get(),
             standing,
             units_at: stored.units_at.get(),
+            errors: stored.errors.parse(),
             taken: Units::default(),
         };
         let id = MemberId(stored.number.get());
@@ -422,6 +441,7 @@ impl Reader<'_> {
             extents: BTreeMap::new(),
             behind: BTreeMap::new(),
             lost: BTreeMap::new(),
+            unrepaired: BTreeMap::new(),
         };
         for _ in 0..stored.extents.get() {
             let (index, extent) = self.extent(&mut volume, members)?;
@@ -492,8 +512,8 @@ mod tests {
             seal(&mut bytes, CHECKSUM_AT);
             Metadata::of_snapshot(&bytes, POOL)
         };
-        assert!(with(16, 2).unwrap().checksums);
-        assert_eq!(with(16, 3), Err(NoSnapshot::Version(3)));
+        assert!(with(16, 4).unwrap().checksums);
+        assert_eq!(with(16, 1), Err(NoSnapshot::Version(1)));
         assert_eq!(with(18, 17), Err(NoSnapshot::Broken(Broken("the number of rings"))));
         assert_eq!(with(255, 1), Err(NoSnapshot::Nonsense), "reserved");
         assert_eq!(with(4095, 1), Err(NoSnapshot::Nonsense), "behind the end");
@@ -520,7 +540,7 @@ mod tests {
     }
 
     /// Without and with checksums.
-    const GOLDEN: [u32; 2] = [3_716_016_666, 3_244_505_366];
+    const GOLDEN: [u32; 2] = [1_767_548_301, 1_519_563_409];
 
     proptest! {
         #[test]

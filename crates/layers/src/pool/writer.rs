@@ -21,6 +21,7 @@ use super::journal::Block;
 use super::label::Label;
 use super::metadata::{Change, MemberId, Members, Metadata, Stamp, Standing};
 use super::multihost::pool_lost;
+use super::owner::counted::{counted, go_on};
 use super::silent::Silent;
 use super::vote::{Roll, Written, may_count, may_do_without};
 use crate::raid::Errors;
@@ -97,6 +98,10 @@ impl Writer {
         excused: Members,
         failing: mpsc::UnboundedSender<MemberId>,
     ) -> Rc<Self> {
+        for (id, disk) in &disks {
+            let before = metadata.member(*id).map(|member| member.errors);
+            go_on(&disk.errors(), before.unwrap_or_default());
+        }
         Rc::new(Self {
             errors: RefCell::new(disks.iter().map(|(id, disk)| (*id, disk.errors())).collect()),
             counted: Cell::new(metadata.counted()),
@@ -160,7 +165,7 @@ impl Writer {
         self.excused.has(member)
     }
 
-    /// What was counted of a disk since the pool was opened.
+    /// What is counted of a disk that has been there since the pool was opened.
     pub(super) fn errors(&self, member: MemberId) -> Option<Arc<Errors>> {
         self.errors.borrow().get(&member).cloned()
     }
@@ -674,9 +679,24 @@ impl Writer {
         up.map_err(|why| failed(disk.path(), why))?;
         self.given_up.set(self.given_up.get().but(id));
         self.rising.borrow_mut().insert(id);
-        self.errors.borrow_mut().insert(id, disk.errors());
+        self.go_on_counting(id, disk);
         self.disks.borrow_mut().insert(id, Rc::clone(disk));
         Ok(())
+    }
+
+    /// What was counted of a member goes on where it comes back; of a disk that is new nothing was.
+    fn go_on_counting(&self, id: MemberId, disk: &MemberDisk) {
+        if self.errors(id).is_some_and(|known| Arc::ptr_eq(&known, &disk.errors())) {
+            return;
+        }
+        let metadata = self.metadata();
+        let member = metadata.member(id).filter(|member| member.uuid == disk.label().member);
+        let before = member.map(|member| match self.errors(id) {
+            Some(errors) => counted(&errors, member.errors.since_s),
+            None => member.errors,
+        });
+        go_on(&disk.errors(), before.unwrap_or_default());
+        self.errors.borrow_mut().insert(id, disk.errors());
     }
 
     /// A disk that was brought up has a vote now, or is not to get one.

@@ -439,6 +439,20 @@ impl Array {
         });
     }
 
+    /// Rows of a member were wrong or could not be read, and have been written again.
+    pub(super) fn count_repaired(&self, member: u16, rows: u32) {
+        if let Some(used) = self.slot(member) {
+            used.disk.errors.repaired.fetch_add(rows.into(), Ordering::Relaxed);
+        }
+    }
+
+    /// A row of a member could not be read, and has been given up.
+    pub(super) fn count_unrepairable(&self, member: u16) {
+        if let Some(used) = self.slot(member) {
+            used.disk.errors.unrepairable.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Writes rows from row `at` of a member. If that fails, the member is out when this returns. The error is that nobody could
     /// be told so.
     pub(super) async fn write(

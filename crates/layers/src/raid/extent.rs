@@ -86,6 +86,13 @@ impl Extent {
         Self { lost: Rc::new(Lost::of(rows)), ..self }
     }
 
+    /// The same, of which these rows of data could not be repaired.
+    #[must_use]
+    pub fn having_unrepaired(self, rows: &RowSet) -> Self {
+        rows.iter().for_each(|rows| self.lost.note_unrepaired(rows));
+        self
+    }
+
     /// The same with its stripes where they are, as its columns say.
     ///
     /// # Errors

@@ -82,6 +82,10 @@ impl FromIterator<Range<u32>> for RowSet {
 #[derive(Debug, Default)]
 pub(super) struct Lost {
     rows: RefCell<RowSet>,
+    /// Rows that a scrub could not repair: they are read as they are.
+    unrepaired: RefCell<RowSet>,
+    /// Whether something could not be read when it was compared last, and was not given up.
+    pub(super) unread: Cell<bool>,
     /// Whether something could not be read of it in this pass,
     fails: Cell<bool>,
     /// in how many passes in a row that was so, and since when.
@@ -103,11 +107,36 @@ impl Lost {
     }
 
     pub(super) fn insert(&self, rows: Range<u32>) {
+        self.unrepaired.borrow_mut().remove(rows.clone());
         self.rows.borrow_mut().insert(rows);
     }
 
+    /// These rows have been written again.
     pub(super) fn remove(&self, rows: Range<u32>) {
+        self.unrepaired.borrow_mut().remove(rows.clone());
         self.rows.borrow_mut().remove(rows);
+    }
+
+    /// These rows could not be repaired.
+    pub(super) fn note_unrepaired(&self, rows: Range<u32>) {
+        self.unrepaired.borrow_mut().insert(rows);
+    }
+
+    /// Whether some of these rows could not be repaired.
+    pub(super) fn is_unrepaired(&self, rows: &Range<u32>) -> bool {
+        !self.unrepaired.borrow().within(rows).is_empty()
+    }
+
+    /// Whether no row is lost, and none could not be repaired.
+    pub(super) fn remembers_nothing(&self) -> bool {
+        self.is_empty() && self.unrepaired.borrow().is_empty()
+    }
+
+    /// Those of `rows` that are lost, and those that could not be repaired.
+    pub(super) fn remembered_within(&self, rows: &Range<u32>) -> Vec<Range<u32>> {
+        let mut all = self.within(rows);
+        all.extend(self.unrepaired.borrow().within(rows));
+        all
     }
 
     /// A row could not be read, nor made of the rest, with all of its disks there.

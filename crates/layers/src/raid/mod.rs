@@ -84,6 +84,7 @@ pub use open::{Entries, Mended, OldRing};
 pub use places::Places;
 pub use rebuild::{Pace, Rebuilt};
 pub use scrub::Scrubbed;
+pub use unreadable::FAILING;
 pub use watch::Errors;
 pub use whole::by_runs;
 
@@ -127,11 +128,17 @@ pub trait Room: fmt::Debug {
     /// That there are too many of them, and whatever ends the pool.
     fn lose(&self, index: u32, rows: Range<u32>) -> Kept<'_>;
 
-    /// Makes durable that rows that were lost have been written again.
+    /// Makes durable that rows that were lost, or not repaired, have been written again.
     ///
     /// # Errors
     /// Those of [`Self::lose`].
     fn regain(&self, index: u32, rows: Range<u32>) -> Kept<'_>;
+
+    /// Makes durable that rows of the data of an extent could not be repaired. They are read as before.
+    ///
+    /// # Errors
+    /// Those of [`Self::lose`].
+    fn not_repaired(&self, index: u32, rows: Range<u32>) -> Kept<'_>;
 }
 
 /// A volume that lies on the extents of a pool. See the [module](self).

@@ -189,6 +189,9 @@ impl Stripe<'_> {
         for strip in mendable.iter() {
             let data = had.pages(Role::Data(strip)).iter().cloned().collect();
             self.write(Role::Data(strip), rows.start, data, false).await?;
+            for column in self.columns_there(Role::Data(strip)) {
+                self.array.count_repaired(column.member, rows.end - rows.start);
+            }
         }
         Ok(())
     }
@@ -204,6 +207,7 @@ impl Stripe<'_> {
                     let _quiet = if failed.is_empty() { None } else { self.quiet().await };
                     for column in failed {
                         self.write_at(column, rows.start, data.clone(), false).await?;
+                        self.array.count_repaired(column.member, rows.end - rows.start);
                     }
                     return Ok(pages(&data));
                 }

@@ -29,64 +29,124 @@ pub struct Scrubbed {
     pub unrepairable: u64,
 }
 
+/// Which time it is that an extent is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// What cannot be read is tried again, and given up if that has been so for long.
+    First,
+    /// What can still not be read, and is not given up, is remembered.
+    Last,
+}
+
+/// What is found as a stripe is compared.
+#[derive(Debug, Default)]
+struct Compared {
+    all: Scrubbed,
+    /// Rows of the stripe that cannot be read, nor made of the rest.
+    lost: Vec<u32>,
+    /// Rows of the data of the extent that do not fit together.
+    wrong: Vec<Range<u32>>,
+}
+
 impl Raid {
-    /// Reads and compares all of the extent at `index`. It yields to clients as a rebuild does.
+    /// Reads and compares all of the extent at `index`. It yields to clients as a rebuild does. What does not fit
+    /// together is remembered; of what cannot be read that is for [`Self::scrub_again`].
     ///
     /// # Errors
     /// What stops the array.
     pub async fn scrub(&self, index: u32, pace: Pace) -> Result<Scrubbed, Error> {
-        self.compare(index, pace, false).await
+        let scrubbed = self.compare(index, pace, Pass::First).await?;
+        self.extent(index).iter().for_each(|extent| extent.lost.end_of_pass());
+        Ok(scrubbed)
     }
 
-    /// The same; what is lost may be given up.
+    /// Whether something of the extent at `index` could not be read when it was compared last.
+    #[must_use]
+    pub fn has_unread(&self, index: u32) -> bool {
+        self.extent(index).is_some_and(|extent| extent.lost.unread.get())
+    }
+
+    /// Tries once more to read what could not be read of the extent at `index`, [`FAILING`](super::FAILING) after it
+    /// was scrubbed. It is given up as lost then, or remembered if a disk is out that may have it.
+    ///
+    /// # Errors
+    /// What stops the array.
+    pub async fn scrub_again(&self, index: u32, pace: Pace) -> Result<(), Error> {
+        for pass in [Pass::First, Pass::Last] {
+            let Some(extent) = self.extent(index).filter(|e| e.lost.unread.get()) else {
+                return Ok(());
+            };
+            self.compare(index, pace, pass).await?;
+            extent.lost.end_of_pass();
+        }
+        Ok(())
+    }
+
     pub(super) async fn compare(
         &self,
         index: u32,
         pace: Pace,
-        gives_up: bool,
+        pass: Pass,
     ) -> Result<Scrubbed, Error> {
         let mut all = Scrubbed::default();
+        self.extent(index).iter().for_each(|extent| extent.lost.unread.set(false));
         for number in 0..self.shape.stripes() {
             let (begun, busy) = (tokio::time::Instant::now(), self.operations());
             let turn = self.turn(index, number).await;
             if self.extent(index).is_none() || self.stops() {
                 break;
             }
-            let stripe = self.stripe(index, number)?;
-            let mut lost = Vec::new();
-            match stripe.scrub(&mut all, &mut lost).await {
+            match self.compare_stripe((index, number), pass, &mut all).await {
                 Ok(()) => {}
                 Err(Failure::Lost) => all.unrepairable += 1,
                 Err(Failure::Array(error)) => return Err(error),
-            }
-            for row in lost {
-                let given_up = match gives_up {
-                    true => self.give_up((index, number), &stripe, row).await,
-                    false => Ok(false),
-                };
-                match given_up {
-                    Ok(true) => {}
-                    Ok(false) | Err(Failure::Lost) => all.unrepairable += 1,
-                    Err(Failure::Array(error)) => return Err(error),
-                }
             }
             drop(turn);
             self.rest(begun, busy, pace).await;
         }
         Ok(all)
     }
+
+    /// Compares a stripe, of which the caller has the turn.
+    async fn compare_stripe(
+        &self,
+        key: (u32, u32),
+        pass: Pass,
+        all: &mut Scrubbed,
+    ) -> Result<(), Failure> {
+        let stripe = self.stripe(key.0, key.1)?;
+        let mut found = Compared::default();
+        let compared = stripe.scrub(&mut found).await;
+        all.repaired += found.all.repaired;
+        all.unrepairable += found.all.unrepairable + found.lost.len() as u64;
+        for row in found.lost {
+            let given_up = match self.give_up(key, &stripe, row).await {
+                Err(Failure::Lost) => false,
+                given_up => given_up?,
+            };
+            if given_up {
+                continue;
+            }
+            stripe.extent.lost.unread.set(true);
+            if pass == Pass::Last {
+                found.wrong.extend(stripe.unreadable_data(row).await?);
+            }
+        }
+        self.remember_unrepaired(key.0, &stripe.extent, found.wrong).await?;
+        compared
+    }
 }
 
 impl Stripe<'_> {
-    /// Reads and compares it; tells of rows that cannot be read, nor made of the rest.
-    async fn scrub(&self, all: &mut Scrubbed, lost: &mut Vec<u32>) -> Result<(), Failure> {
+    /// Reads and compares it.
+    async fn scrub(&self, found: &mut Compared) -> Result<(), Failure> {
         let most = (Array::MOST_PAGES / self.scrubbing_pages()).clamp(1, MOST_ROWS);
         let end = self.shape.strip_rows();
         for start in (0..end).step_by(most as usize) {
             let rows = start..end.min(start + most);
             match self.shape.level() {
-                Level::Copies(_) => self.compare_copies(&rows, all, lost).await?,
-                _ => self.compare_parity(&rows, all, lost).await?,
+                Level::Copies(_) => self.compare_copies(&rows, found).await?,
+                _ => self.compare_parity(&rows, found).await?,
             }
         }
         Ok(())
@@ -97,12 +157,7 @@ impl Stripe<'_> {
         u32::from(self.shape.columns()) + u32::from(self.shape.level().parities())
     }
 
-    async fn compare_parity(
-        &self,
-        rows: &Range<u32>,
-        all: &mut Scrubbed,
-        lost: &mut Vec<u32>,
-    ) -> Result<(), Failure> {
+    async fn compare_parity(&self, rows: &Range<u32>, found: &mut Compared) -> Result<(), Failure> {
         let there = self.there();
         let gathered = {
             let _room = self.array.room((rows.end - rows.start) * self.scrubbing_pages()).await;
@@ -115,15 +170,15 @@ impl Stripe<'_> {
             // Each row by itself: a disk that does not give one back gives others.
             Err(_) if rows.len() > 1 => {
                 for row in rows.clone() {
-                    Box::pin(self.compare_parity(&(row..row + 1), all, lost)).await?;
+                    Box::pin(self.compare_parity(&(row..row + 1), found)).await?;
                 }
             }
             Err(failed) => {
                 for role in failed.roles() {
                     match self.write_again(rows, role).await {
-                        Ok(()) => all.repaired += 1,
+                        Ok(()) => found.all.repaired += 1,
                         Err(Failure::Lost) => {
-                            lost.extend(rows.clone());
+                            found.lost.extend(rows.clone());
                             break;
                         }
                         Err(failure) => return Err(failure),
@@ -135,12 +190,9 @@ impl Stripe<'_> {
                     match role {
                         Some(role) => {
                             self.write_again(&(row..row + 1), role).await?;
-                            all.repaired += 1;
+                            found.all.repaired += 1;
                         }
-                        None => {
-                            self.tell_wrong(None, row);
-                            all.unrepairable += 1;
-                        }
+                        None => self.tell_wrong(None, row, found),
                     }
                 }
             }
@@ -194,11 +246,17 @@ impl Stripe<'_> {
         let band = Band { rows: rows.clone(), data: smallvec![(strip, data)] };
         self.write_band_without(&band, wrong).await?;
         self.array.announce(&self.extent, self.shape.region(self.place)).await?;
+        for column in self.columns_there(role) {
+            self.array.count_repaired(column.member, rows.end - rows.start);
+        }
         Ok(())
     }
 
     /// What is stored of a row, of one strip if it has copies, does not fit together.
-    fn tell_wrong(&self, strip: Option<u16>, row: u32) {
+    fn tell_wrong(&self, strip: Option<u16>, row: u32, found: &mut Compared) {
+        found.all.unrepairable += 1;
+        let strips = strip.map_or(0..self.data(), |strip| strip..strip + 1);
+        found.wrong.extend(strips.map(|strip| self.data_of(strip, row..row + 1)));
         let rows = match strip {
             Some(strip) => self.data_of(strip, row..row + 1),
             None => self.data_of(0, 0..u32::try_from(self.shape.stripe_rows()).unwrap_or(0)),
@@ -207,16 +265,11 @@ impl Stripe<'_> {
         self.array.tell_damaged(Damage { kind, member: None, extent, rows });
     }
 
-    async fn compare_copies(
-        &self,
-        rows: &Range<u32>,
-        all: &mut Scrubbed,
-        lost: &mut Vec<u32>,
-    ) -> Result<(), Failure> {
+    async fn compare_copies(&self, rows: &Range<u32>, found: &mut Compared) -> Result<(), Failure> {
         for strip in 0..self.data() {
-            self.compare_strip(strip, rows, all, lost).await?;
+            self.compare_strip(strip, rows, found).await?;
         }
-        lost.dedup();
+        found.lost.dedup();
         Ok(())
     }
 
@@ -224,8 +277,7 @@ impl Stripe<'_> {
         &self,
         strip: u16,
         rows: &Range<u32>,
-        all: &mut Scrubbed,
-        lost: &mut Vec<u32>,
+        found: &mut Compared,
     ) -> Result<(), Failure> {
         let columns: SmallVec<[Column; 4]> = self.columns_there(Role::Data(strip)).collect();
         let count = rows.end - rows.start;
@@ -246,10 +298,9 @@ impl Stripe<'_> {
             let rows: SmallVec<[_; 4]> = read.iter().map(|(c, pages)| (*c, of(pages))).collect();
             let Some(right) = most(&rows) else {
                 if rows.iter().any(|(_, page)| page.is_some()) {
-                    self.tell_wrong(Some(strip), row);
-                    all.unrepairable += 1;
+                    self.tell_wrong(Some(strip), row, found);
                 } else {
-                    lost.push(row);
+                    found.lost.push(row);
                 }
                 continue;
             };
@@ -258,7 +309,8 @@ impl Stripe<'_> {
             for (column, _) in wrong {
                 let _quiet = self.quiet().await;
                 self.write_at(*column, row, right.clone().into(), false).await?;
-                all.repaired += 1;
+                self.array.count_repaired(column.member, 1);
+                found.all.repaired += 1;
             }
         }
         Ok(())

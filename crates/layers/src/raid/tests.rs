@@ -156,6 +156,10 @@ impl Room for Full {
     fn regain(&self, _: u32, _: Range<u32>) -> Kept<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
+
+    fn not_repaired(&self, _: u32, _: Range<u32>) -> Kept<'_> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 }
 
 impl Disks {

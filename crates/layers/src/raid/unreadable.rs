@@ -11,9 +11,11 @@ use block::{Bufs, Error};
 
 use super::band::Band;
 use super::geometry::{Level, Piece, Place, ROW_BYTES, Role, Shape};
+use super::lost::RowSet;
 use super::part::Fragment;
 use super::rebuild::Pace;
 use super::row::{Strips, There};
+use super::scrub::Pass;
 use super::stripe::{Failure, Stripe};
 use super::{Extent, Raid};
 
@@ -21,7 +23,7 @@ use super::{Extent, Raid};
 const FAILURES: u32 = 2;
 
 /// and for how long.
-const FAILING: Duration = Duration::from_secs(20);
+pub const FAILING: Duration = Duration::from_secs(20);
 
 const ROW: usize = ROW_BYTES as usize;
 
@@ -54,7 +56,7 @@ impl Raid {
         })
     }
 
-    /// Whole rows of these have been written: those of them that were lost are not any more.
+    /// Whole rows of these have been written: those of them that were lost, or not repaired, are not any more.
     pub(super) async fn regain(
         &self,
         (index, stripe): (u32, u32),
@@ -63,7 +65,8 @@ impl Raid {
     ) -> Result<(), Failure> {
         let parts = written.filter_map(Fragment::part);
         let rows = parts.map(|part| self.shape.data_rows(stripe, part.strip, &part.rows));
-        let regained: Vec<Range<u32>> = rows.flat_map(|rows| extent.lost.within(&rows)).collect();
+        let regained = rows.flat_map(|rows| extent.lost.remembered_within(&rows));
+        let regained: Vec<Range<u32>> = regained.collect();
         if regained.is_empty() {
             return Ok(());
         }
@@ -103,9 +106,28 @@ impl Raid {
             extent.lost.insert(rows);
         }
         if !lost.data.is_empty() {
+            stripe.count_given_up(lost);
             stripe.make_zero(row, lost).await?;
         }
         Ok(true)
+    }
+
+    /// Rows of an extent could not be repaired: that is remembered until they are written again.
+    pub(super) async fn remember_unrepaired(
+        &self,
+        index: u32,
+        extent: &Extent,
+        rows: impl IntoIterator<Item = Range<u32>>,
+    ) -> Result<(), Failure> {
+        for rows in rows.into_iter().collect::<RowSet>().iter() {
+            match self.room.not_repaired(index, rows.clone()).await {
+                Ok(()) => extent.lost.note_unrepaired(rows),
+                // There are too many: the log has all.
+                Err(Error::NoSpace) => return Ok(()),
+                Err(error) => return Err(Failure::Array(error)),
+            }
+        }
+        Ok(())
     }
 
     /// Makes what cannot be read of the extent at `index` of the rest, and gives up what is lost of it: so it can be moved.
@@ -114,7 +136,7 @@ impl Raid {
     /// What stops the array.
     pub async fn mend_unreadable(&self, index: u32, pace: Pace) -> Result<(), Error> {
         let Some(extent) = self.extent(index) else { return Ok(()) };
-        self.compare(index, pace, true).await?;
+        self.compare(index, pace, Pass::First).await?;
         extent.lost.end_of_pass();
         // Where its stripes lie may be what cannot be read, in either place.
         for _ in 0..2 {
@@ -148,6 +170,19 @@ impl Stripe<'_> {
             true => There::default(),
             false => There { data: lost, ..failed },
         })
+    }
+
+    /// What of a row could not be read has been given up: its disks count that.
+    fn count_given_up(&self, lost: There) {
+        for column in lost.roles().flat_map(|role| self.columns_there(role)) {
+            self.array.count_unrepairable(column.member);
+        }
+    }
+
+    /// Rows of data of the extent that nothing gives of a row.
+    pub(super) async fn unreadable_data(&self, row: u32) -> Result<Vec<Range<u32>>, Failure> {
+        let lost = self.unreadable(row).await?;
+        Ok(lost.data.iter().map(|strip| self.data_of(strip, row..row + 1)).collect())
     }
 
     /// Makes strips of a row zero, with all that a write has.

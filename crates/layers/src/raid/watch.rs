@@ -67,6 +67,10 @@ pub struct Errors {
     pub reads: AtomicU64,
     /// Writes and flushes that failed.
     pub writes: AtomicU64,
+    /// Rows that were wrong or could not be read, and were written again.
+    pub repaired: AtomicU64,
+    /// Rows that could not be read, and were given up as lost.
+    pub unrepairable: AtomicU64,
     /// Reads that others have answered, as this one lagged.
     pub slow_reads: AtomicU64,
     /// How often it became slow.

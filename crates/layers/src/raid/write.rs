@@ -206,7 +206,7 @@ impl Raid {
                 stripe.change(key.1, &all.collect::<Vec<_>>(), fua).await?;
             }
         }
-        if stripe.extent.lost.is_empty() {
+        if stripe.extent.lost.remembers_nothing() {
             return Ok(());
         }
         // What is rare is in a box.
@@ -258,16 +258,33 @@ impl Stripe<'_> {
         mut unreadable: There,
         fua: bool,
     ) -> Result<(), Failure> {
+        let doubtful = self.doubtful_parities(&band.rows);
         loop {
             let (changed, there) = (band.changed(), self.there());
             // Without reading what is slow, if there is a way.
             let of = |unreadable| plan(self.data(), changed, there, unreadable);
-            let how = of(unreadable.or(self.slow())).or_else(|Lost| of(unreadable))?;
+            let sure = unreadable.or(doubtful);
+            let how = of(sure.or(self.slow())).or_else(|Lost| of(sure));
+            let how = how.or_else(|Lost| of(unreadable))?;
             let _room = self.array.room(self.pages_of(&how, band)).await;
             match self.gather(&band.rows, how.reads).await? {
                 Ok(had) => return self.carry_out(band, &how, had, fua).await,
                 Err(failed) => unreadable = unreadable.or(failed),
             }
+        }
+    }
+
+    /// Parities that may not fit the data of these rows: they are not read, and made anew of all of it.
+    fn doubtful_parities(&self, rows: &Range<u32>) -> There {
+        let lost = &self.extent.lost;
+        if lost.remembers_nothing() {
+            return There::default();
+        }
+        let is_doubtful = |strip| lost.is_unrepaired(&self.data_of(strip, rows.clone()));
+        let parities = self.shape.roles().filter(|role| !matches!(role, Role::Data(_)));
+        match (0..self.data()).any(is_doubtful) {
+            true => There::of(parities),
+            false => There::default(),
         }
     }
 

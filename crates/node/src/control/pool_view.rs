@@ -81,7 +81,9 @@ fn is_degraded(report: &PoolReport) -> bool {
 fn state(facts: &PoolFacts) -> PoolState {
     match (facts.record.stage, &facts.observed, &facts.report) {
         (PoolStage::Deleting, ..) => PoolState::Deleting,
-        (_, PoolObserved::Broken(error), _) => PoolState::Offline { reason: error.to_string() },
+        (_, PoolObserved::Broken(error), _) => {
+            PoolState::Offline { reason: error.of_that_pool(&facts.record.name).to_owned() }
+        }
         (_, PoolObserved::Open, Some(report)) => match &report.broken {
             Some(why) => PoolState::Offline { reason: why.clone() },
             None if report.behind_pieces > 0 => PoolState::Rebuilding,
@@ -102,7 +104,8 @@ fn action(pool: &PoolName, disk: &engine::PoolDisk) -> Option<String> {
             Some(format!("replace it: windrose pool replace {name} {called} --with DISK"))
         }
         PoolDiskState::In | PoolDiskState::Spare if fails => Some(format!(
-            "look at it, and replace it if that goes on: windrose pool replace {name} {called} --with DISK"
+            "look at it and its cable, and replace it if that goes on (windrose pool replace {name} {called} \
+             --with DISK); to count anew: windrose pool clear {name} {called}"
         )),
         PoolDiskState::Leaving => {
             Some(format!("to keep it: windrose pool remove {name} {called} --cancel"))
@@ -134,6 +137,9 @@ fn disk(pool: &PoolName, disk: &engine::PoolDisk) -> PoolDisk {
         pieces: disk.pieces,
         room: disk.room,
         behind_pieces: disk.behind_pieces,
+        errors_since_s: disk.errors_since_s,
+        repaired_blocks: disk.repaired_blocks,
+        unrepairable_blocks: disk.unrepairable_blocks,
         read_errors: disk.read_errors,
         write_errors: disk.write_errors,
         checksum_errors: disk.checksum_errors,
@@ -155,6 +161,9 @@ fn disk_seen(disk: &SeenDisk) -> PoolDisk {
         pieces: 0,
         room: 0,
         behind_pieces: 0,
+        errors_since_s: None,
+        repaired_blocks: 0,
+        unrepairable_blocks: 0,
         read_errors: 0,
         write_errors: 0,
         checksum_errors: 0,
@@ -186,8 +195,8 @@ fn damaged(facts: &PoolFacts) -> Vec<String> {
     lost.map(|v| name(v.id)).collect()
 }
 
-/// Blocks of volumes that are lost, by name: in a volume they are counted from where its image's label ends.
-fn lost(facts: &PoolFacts) -> Vec<LostBlocks> {
+/// Blocks of volumes by name: in a volume they are counted from where its image's label ends.
+fn blocks_of(facts: &PoolFacts, of: fn(&PoolReport) -> &[engine::LostRange]) -> Vec<LostBlocks> {
     let Some(report) = &facts.report else { return Vec::new() };
     let shown = |range: &engine::LostRange| {
         let known = facts.volumes.iter().find(|(id, _)| *id == range.volume);
@@ -198,13 +207,23 @@ fn lost(facts: &PoolFacts) -> Vec<LostBlocks> {
             bytes: range.bytes,
         }
     };
-    report.lost.iter().map(shown).collect()
+    of(report).iter().map(shown).collect()
 }
 
-/// What is lost of each volume, in a sentence.
-fn lost_texts(facts: &PoolFacts) -> Vec<String> {
+/// Blocks of volumes that are lost.
+fn lost(facts: &PoolFacts) -> Vec<LostBlocks> {
+    blocks_of(facts, |report| &report.lost)
+}
+
+/// Blocks of volumes that a scrub could not repair.
+fn unrepaired(facts: &PoolFacts) -> Vec<LostBlocks> {
+    blocks_of(facts, |report| &report.unrepaired)
+}
+
+/// What `is` true of these blocks, in a sentence for each volume.
+fn texts_of(blocks: Vec<LostBlocks>, is: &str) -> Vec<String> {
     let mut by_volume: BTreeMap<String, Vec<LostBlocks>> = BTreeMap::new();
-    lost(facts).into_iter().for_each(|l| by_volume.entry(l.volume.clone()).or_default().push(l));
+    blocks.into_iter().for_each(|l| by_volume.entry(l.volume.clone()).or_default().push(l));
     let text = |(volume, ranges): (String, Vec<LostBlocks>)| {
         let bytes: u64 = ranges.iter().map(|range| range.bytes).sum();
         let range = |r: &LostBlocks| match r.start_bytes {
@@ -217,7 +236,7 @@ fn lost_texts(facts: &PoolFacts) -> Vec<String> {
             more => format!(" and {more} more ranges"),
         };
         let (size, which) = (api::Size(bytes), named.join(", "));
-        format!("{size} of volume {volume} are lost, as no disk gives them back: {which}{more}")
+        format!("{size} of volume {volume} {is}: {which}{more}")
     };
     by_volume.into_iter().map(text).collect()
 }
@@ -243,6 +262,7 @@ pub(super) fn pool(facts: &PoolFacts) -> Pool {
         volumes: facts.volumes.iter().map(|(_, name)| name.clone()).collect(),
         damaged: damaged(facts),
         lost: lost(facts),
+        unrepaired: unrepaired(facts),
         rebuild: facts.rebuild,
         scrub: report.and_then(|r| r.scrub.as_ref()).map(|s| Scrub {
             running: s.running,
@@ -250,6 +270,7 @@ pub(super) fn pool(facts: &PoolFacts) -> Pool {
             all_bytes: s.all_bytes,
             repaired: s.repaired,
             unrepairable: s.unrepairable,
+            ended_s: s.ended_s,
         }),
     }
 }
@@ -266,7 +287,8 @@ pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<F
         findings.push(finding(severity, subject.clone(), message, hint.as_deref()));
     };
     if let PoolObserved::Broken(error) = &facts.observed {
-        found(cut_off, format!("it is offline: {error}"), Some(hint_for(name, error)));
+        let why = error.of_that_pool(name);
+        found(cut_off, format!("it is offline: {why}"), Some(hint_for(name, error)));
     }
     let Some(report) = &facts.report else { return };
     if let Some(why) = &report.broken {
@@ -280,10 +302,11 @@ pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<F
         let hint = "bring back the disks that are out, or restore those volumes from a backup";
         found(Severity::Critical, format!("data{which} is lost"), Some(hint.to_owned()));
     }
-    for message in lost_texts(facts) {
+    for message in texts_of(lost(facts), "are lost, as no disk gives them back") {
         let hint = "they read as errors until they are written: restore them from a backup (windrose pool show lists all)";
         found(Severity::Critical, message, Some(hint.to_owned()));
     }
+    unrepaired_findings(facts, report, &mut found);
     for disk in &report.disks {
         if let Some((severity, message)) = disk_finding(disk, report) {
             found(severity, message, action(name, disk));
@@ -292,10 +315,31 @@ pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<F
     if let Some(rebuild) = &facts.rebuild {
         found(Severity::Warning, rebuild_text(report, rebuild), None);
     }
-    if let Some(scrub) = report.scrub.as_ref().filter(|s| s.unrepairable > 0) {
-        let message = format!("{} places were found that cannot be repaired", scrub.unrepairable);
-        let hint = "see the node's log for where; restore the volumes from a backup";
-        found(Severity::Warning, message, Some(hint.to_owned()));
+}
+
+/// What scrubs could not repair, until it is written.
+fn unrepaired_findings(
+    facts: &PoolFacts,
+    report: &PoolReport,
+    found: &mut impl FnMut(Severity, String, Option<String>),
+) {
+    let name = &facts.record.name;
+    let is = "could not be repaired by a scrub, as their copies or parity do not fit, or no disk gives them back";
+    for message in texts_of(unrepaired(facts), is) {
+        let hint = format!(
+            "nobody knows whether they are right: compare them with a backup, and write them again, which ends this \
+             (windrose pool show {name} lists all); if they are right: windrose pool clear {name}, then windrose pool \
+             scrub {name}"
+        );
+        found(Severity::Warning, message, Some(hint));
+    }
+    if report.forgets_unrepaired {
+        let message = "scrubs could not repair more ranges than are remembered".to_owned();
+        let hint = format!(
+            "the node's log names them; when the volumes are restored: windrose pool clear {name}, then windrose pool \
+             scrub {name}"
+        );
+        found(Severity::Warning, message, Some(hint));
     }
 }
 
@@ -356,8 +400,10 @@ fn error_finding(disk: &engine::PoolDisk, report: &PoolReport) -> Option<(Severi
                 0 => String::new(),
                 n => format!(", and gave {n} times what was not written"),
             };
+            let since = disk.errors_since_s.map(|s| format!(" since {}", layers::utc(s)));
+            let since = since.unwrap_or_default();
             let message =
-                format!("{named} has failed {reads} reads and {writes} writes{wrong}{slow}");
+                format!("{named} has failed {reads} reads and {writes} writes{wrong}{slow}{since}");
             Some((Severity::Warning, message))
         }
         PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving if disk.slow => {
@@ -391,9 +437,12 @@ pub(crate) mod tests {
             state: PoolDiskState::In,
             behind_pieces: 0,
             is_stranded: false,
+            errors_since_s: None,
             read_errors: 0,
             write_errors: 0,
             checksum_errors: 0,
+            repaired_blocks: 0,
+            unrepairable_blocks: 0,
             slow: false,
             slow_times: 0,
             slow_reads: 0,
@@ -419,6 +468,8 @@ pub(crate) mod tests {
             disks: vec![disk(0), disk(1), disk(2)],
             volumes: vec![volume],
             lost: Vec::new(),
+            unrepaired: Vec::new(),
+            forgets_unrepaired: false,
             behind_pieces: 0,
             scrub: None,
             broken: None,
@@ -519,10 +570,30 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn blocks_that_could_not_be_repaired_are_named_until_they_are_written() {
+        let mut facts = facts("tank");
+        let (volume, start) = (Uuid::from_u128(9), LABEL_AREA_BYTES + 65536);
+        let report = facts.report.as_mut().unwrap();
+        report.unrepaired = vec![engine::LostRange { volume, start, bytes: 8192 }];
+        let (severity, message, hint) = &told(&facts)[0];
+        assert_eq!(*severity, Severity::Warning);
+        assert!(message.starts_with("8 KiB of volume web could not be repaired"), "{message}");
+        assert!(message.ends_with(": bytes 65536 to 73727"), "{message}");
+        assert!(hint.as_ref().unwrap().contains("write them again"), "{hint:?}");
+        assert_eq!(pool(&facts).unrepaired[0].start_bytes, Some(65536));
+        facts.report.as_mut().unwrap().forgets_unrepaired = true;
+        assert_eq!(told(&facts).len(), 2);
+        let report = facts.report.as_mut().unwrap();
+        (report.unrepaired, report.forgets_unrepaired) = (Vec::new(), false);
+        assert_eq!(told(&facts), []);
+    }
+
+    #[test]
     fn a_pool_that_is_offline_says_why_and_what_helps() {
         let mut facts = facts("tank");
         facts.report = None;
-        facts.observed = PoolObserved::Broken(BackingError::refused("2 disks are missing"));
+        facts.observed =
+            PoolObserved::Broken(BackingError::refused("pool tank: 2 disks are missing"));
         let found = told(&facts);
         assert_eq!(found.len(), 1);
         assert_eq!(
@@ -550,11 +621,12 @@ pub(crate) mod tests {
             all_bytes: 1,
             repaired: 4,
             unrepairable: 1,
+            ended_s: Some(1),
         });
         let found = told(&facts);
-        assert_eq!(found.len(), 2);
+        assert_eq!(found.len(), 1);
         assert_eq!(found[0].1, "disk S2 at /dev/sd2 has failed 0 reads and 3 writes");
-        assert!(found[1].1.contains("cannot be repaired"));
+        assert!(found[0].2.as_ref().unwrap().ends_with("windrose pool clear tank S2"));
         let disk = &mut facts.report.as_mut().unwrap().disks[2];
         (disk.read_errors, disk.checksum_errors) = (5, 4);
         let is = "disk S2 at /dev/sd2 has failed 5 reads and 3 writes, and gave 4 times what was not written";

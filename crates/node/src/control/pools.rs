@@ -407,7 +407,7 @@ impl Control {
                 Err(BackingError::refused(format!("pool {name} is not open yet")))
             }
             Some((_, PoolObserved::Broken(error))) => {
-                let message = format!("pool {name} is offline: {error}");
+                let message = format!("pool {name} is offline: {}", error.of_that_pool(name));
                 Err(BackingError::refused(message).hinted(error.hint))
             }
             None => {

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use api::PoolName;
-use layers::mirror::Status;
+use api::{PoolName, UnreadableBytes};
+use layers::mirror::{Status, Unreadable};
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -69,6 +69,26 @@ pub struct SeenMirror {
     pub newer: Vec<u16>,
 }
 
+/// What a copy lacks that no other can read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unread {
+    /// The first ranges of bytes.
+    pub ranges: Vec<UnreadableBytes>,
+    /// Bytes of all of it.
+    pub bytes: u64,
+}
+
+impl Unread {
+    fn of(lacks: Option<&Unreadable>) -> Self {
+        let Some(Unreadable { ranges, bytes, .. }) = lacks else { return Self::default() };
+        let range = |r: &std::ops::Range<u64>| UnreadableBytes {
+            start_bytes: r.start,
+            bytes: r.end - r.start,
+        };
+        Self { ranges: ranges.iter().map(range).collect(), bytes: *bytes }
+    }
+}
+
 /// A copy that is being brought in sync.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resync {
@@ -80,6 +100,9 @@ pub struct Resync {
     pub total_bytes: u64,
     /// Seconds until it is in sync, by the rate of the last minute.
     pub eta_s: Option<u64>,
+    /// What no copy can read of it.
+    #[serde(default)]
+    pub unreadable: Unread,
 }
 
 /// Key of a node's report.
@@ -129,10 +152,14 @@ impl Progress {
         now: Instant,
         names: &impl Fn(NodeId) -> String,
     ) -> SeenMirror {
-        let Status { why, resyncs, refused, newer, .. } = &report.status;
+        let Status { why, resyncs, unreadable, refused, newer, .. } = &report.status;
         let resyncs = resyncs.iter().map(|&(node, done_bytes, total_bytes)| {
+            let lacks = unreadable.iter().find(|(of, _)| *of == node).map(|(_, lacks)| lacks);
+            let waits = lacks.is_some_and(|lacks| lacks.waited_for);
             let eta_s = self.eta((volume, node), done_bytes, total_bytes, now);
-            Resync { node: node.0, done_bytes, total_bytes, eta_s }
+            // What it waits for comes when somebody writes.
+            let (eta_s, unreadable) = (eta_s.filter(|_| !waits), Unread::of(lacks));
+            Resync { node: node.0, done_bytes, total_bytes, eta_s, unreadable }
         });
         SeenMirror {
             serves: why.is_none(),

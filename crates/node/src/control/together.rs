@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use api::{CopyState, Finding, Severity, VolumeCopy};
+use api::{CopyState, Finding, Severity, UnreadableBytes, VolumeCopy};
 use cluster::nodes::Nodes;
 use layers::mirror::record::Record;
 use peer::NodeId;
 use uuid::Uuid;
 
 use super::members::Store;
-use super::report::{NodeReport, Resync, SeenMirror};
+use super::report::{NodeReport, Resync, SeenMirror, Unread};
 use super::status::finding;
 use super::{Control, clocks};
 use crate::engine::CoreReport;
@@ -139,6 +139,7 @@ impl Together {
                 done_bytes: r.done_bytes,
                 total_bytes: r.total_bytes,
                 eta_s: r.eta_s,
+                unreadable: r.unreadable.ranges.clone(),
             },
             None => CopyState::Outdated,
         }
@@ -172,6 +173,7 @@ impl Together {
         }
         let subject = format!("volume {}", record.name);
         self.history_findings(record, findings);
+        self.unreadable_findings(record, findings);
         let serving = self.served_by(record.id);
         if !self.mirrors.contains_key(&record.id) && record.places.len() > 1 {
             let message = "the record of its mirror is lost: nobody knows which copy is the newest";
@@ -203,6 +205,35 @@ impl Together {
         } else if record.place(self.me).is_some() && !serving.contains(&self.me) {
             let message = format!("not served by this node: {}", self.why_not(record));
             findings.push(finding(Severity::Warning, subject, message, None));
+        }
+    }
+
+    /// Blocks that no copy can read, which another copy waits for.
+    fn unreadable_findings(&self, record: &VolumeRecord, findings: &mut Vec<Finding>) {
+        let Some(seen) =
+            self.mirrors.get(&record.id).and_then(|mirror| self.seen(mirror.primary, record.id))
+        else {
+            return;
+        };
+        for resync in seen.resyncs.iter().filter(|resync| resync.unreadable.bytes > 0) {
+            let node = self.name(NodeId(resync.node));
+            let Unread { ranges, bytes } = &resync.unreadable;
+            let named: u64 = ranges.iter().map(|range| range.bytes).sum();
+            let range = |r: &UnreadableBytes| {
+                format!("bytes {} to {}", r.start_bytes, r.start_bytes + r.bytes - 1)
+            };
+            let which: Vec<String> = ranges.iter().map(range).collect();
+            let more = if named < *bytes { ", and more" } else { "" };
+            let message = format!(
+                "{} can be read from no copy: {}{more}; the copy on {node} waits for that, and is not in sync before",
+                api::Size(*bytes),
+                which.join(", ")
+            );
+            let hint = "they read as errors until they are written: write them from a backup, or have the guest's file \
+                        system write or discard them; the copy is in sync by itself then. See to the disk that does not give \
+                        them back";
+            let subject = format!("volume {}", record.name);
+            findings.push(finding(Severity::Critical, subject, message, Some(hint)));
         }
     }
 
@@ -278,9 +309,13 @@ fn lack((copy, refused): (&VolumeCopy, Option<&str>)) -> Option<String> {
     let refused = refused.unwrap_or_default();
     match &copy.state {
         CopyState::InSync | CopyState::Leaving => None,
-        CopyState::Resyncing { done_bytes, total_bytes, eta_s } => {
+        CopyState::Resyncing { done_bytes, total_bytes, eta_s, unreadable } => {
             let left = api::Size(total_bytes.saturating_sub(*done_bytes));
-            let eta = eta_s.map(|s| format!(", {s} s")).unwrap_or_default();
+            let eta = match eta_s {
+                Some(s) => format!(", {s} s"),
+                None if unreadable.is_empty() => String::new(),
+                None => ", some of it can be read from no copy".to_owned(),
+            };
             Some(format!("the one on {node} is being brought in sync ({left} left{eta}){refused}"))
         }
         CopyState::Outdated => Some(format!("the one on {node} is outdated{refused}")),
@@ -364,7 +399,9 @@ mod tests {
 
     #[test]
     fn a_copy_that_is_brought_in_sync_says_how_long_that_takes() {
-        let resync = Resync { node: 2, done_bytes: 1 << 20, total_bytes: 3 << 20, eta_s: Some(9) };
+        let unreadable = Unread::default();
+        let (done_bytes, eta_s) = (1 << 20, Some(9));
+        let resync = Resync { node: 2, done_bytes, total_bytes: 3 << 20, eta_s, unreadable };
         let source = SeenMirror { resyncs: vec![resync], ..serves(None) };
         let (together, volume) = look(&[A], &[(A, source), (B, serves(Some("not in sync")))]);
         let [(Severity::Warning, message)] = &found(&together, &volume)[..] else {
@@ -372,9 +409,26 @@ mod tests {
         };
         assert!(message.starts_with("1 of 2 copies are in sync"), "{message}");
         assert!(message.contains("n2") && message.contains("2 MiB left, 9 s"), "{message}");
-        let done_bytes = 1 << 20;
-        let state = CopyState::Resyncing { done_bytes, total_bytes: 3 << 20, eta_s: Some(9) };
+        let unreadable = Vec::new();
+        let state = CopyState::Resyncing { done_bytes, total_bytes: 3 << 20, eta_s, unreadable };
         assert_eq!(together.copies(&volume)[1].state, state);
+    }
+
+    #[test]
+    fn blocks_that_no_copy_can_read_are_named_with_what_ends_the_wait() {
+        let ranges = vec![UnreadableBytes { start_bytes: 65536, bytes: 4096 }];
+        let unreadable = Unread { ranges, bytes: 12288 };
+        let (done_bytes, total_bytes) = ((3 << 20) - 12288, 3 << 20);
+        let resync = Resync { node: 2, done_bytes, total_bytes, eta_s: None, unreadable };
+        let source = SeenMirror { resyncs: vec![resync], ..serves(None) };
+        let (together, volume) = look(&[A], &[(A, source), (B, serves(Some("not in sync")))]);
+        let found = found(&together, &volume);
+        let [(Severity::Critical, unread), (Severity::Warning, behind)] = &found[..] else {
+            panic!("{found:?}")
+        };
+        let is = "12 KiB can be read from no copy: bytes 65536 to 69631, and more; the copy on n2 waits for that";
+        assert!(unread.starts_with(is), "{unread}");
+        assert!(behind.contains("12 KiB left, some of it can be read from no copy"), "{behind}");
     }
 
     #[test]

@@ -74,6 +74,12 @@ impl BackingError {
         }
     }
 
+    /// What is wrong, where it is said already which pool it is about.
+    pub(crate) fn of_that_pool(&self, pool: &PoolName) -> &str {
+        let named = format!("pool {pool}: ");
+        self.message.strip_prefix(&named).unwrap_or(&self.message)
+    }
+
     /// The same with the command that takes the volume's image over, if that is what is in the way.
     fn of_volume(self, record: &VolumeRecord) -> Self {
         if !self.may_take_over {

@@ -387,6 +387,19 @@ impl Engine {
         self.on_pool(name, |pool| async move { pool.scrub() }).await
     }
 
+    /// Has errors of a disk of a pool counted anew, or of all.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    pub async fn clear_pool_errors(
+        &self,
+        name: &PoolName,
+        disk: Option<String>,
+    ) -> Result<(), BackingError> {
+        let clear = move |pool: Rc<Pool>| async move { pool.clear_errors(disk.as_deref()).await };
+        self.on_pool(name, clear).await
+    }
+
     /// What the open pools say of themselves, by name.
     pub async fn pool_reports(&self) -> BTreeMap<PoolName, PoolReport> {
         let names: BTreeMap<_, _> =

@@ -60,6 +60,8 @@ pub(crate) fn pool(p: &Pool) -> String {
         facts.push(("LOST DATA", p.damaged.join(", ")));
     }
     facts.extend(p.lost.iter().map(|lost| ("LOST BLOCKS", lost_text(lost))));
+    let unrepaired = p.unrepaired.iter().map(|blocks| ("NOT REPAIRED", lost_text(blocks)));
+    facts.extend(unrepaired);
     facts.extend(p.rebuild.as_ref().map(|rebuild| ("Rebuild", rebuild_text(rebuild))));
     facts.extend(p.scrub.as_ref().map(|scrub| ("Scrub", scrub_text(scrub))));
     let volumes = if p.volumes.is_empty() { "none".to_owned() } else { p.volumes.join(", ") };
@@ -67,6 +69,9 @@ pub(crate) fn pool(p: &Pool) -> String {
     facts.push(("Identity", p.id.to_string()));
     let mut text = list(&facts);
     text.push_str(&format!("\n{}\n", disks(&p.disks)));
+    for (disk, counted) in p.disks.iter().filter_map(|d| Some((d, counted(d)?))) {
+        text.push_str(&format!("\nDisk {}: {counted}\n", called(disk)));
+    }
     for (disk, action) in p.disks.iter().filter_map(|d| Some((d, d.action.as_ref()?))) {
         text.push_str(&format!("\nDisk {}:\n  {action}\n", called(disk)));
     }
@@ -120,7 +125,10 @@ fn rebuild_text(r: &Rebuild) -> String {
 fn scrub_text(s: &Scrub) -> String {
     let how_far = match s.running {
         true => format!("{} of {}", Size(s.done_bytes), Size(s.all_bytes)),
-        false => format!("done, {}", Size(s.all_bytes)),
+        false => {
+            let ended = s.ended_s.map(|s| format!(" at {}", node::utc(s))).unwrap_or_default();
+            format!("done{ended}, {}", Size(s.all_bytes))
+        }
     };
     format!("{how_far}; {} repaired, {} cannot be", s.repaired, s.unrepairable)
 }
@@ -163,6 +171,14 @@ fn errors(disk: &PoolDisk) -> String {
     format!("{}{wrong} / {}", disk.read_errors, disk.write_errors)
 }
 
+/// Since when errors of a disk are counted that has had some, and what became of them.
+fn counted(disk: &PoolDisk) -> Option<String> {
+    let errors = disk.read_errors + disk.write_errors + disk.checksum_errors;
+    let (repaired, lost) = (disk.repaired_blocks, disk.unrepairable_blocks);
+    let since = node::utc(disk.errors_since_s.filter(|_| errors + repaired + lost > 0)?);
+    Some(format!("errors since {since}; {repaired} blocks repaired, {lost} lost"))
+}
+
 fn disk_state(disk: &PoolDisk) -> &'static str {
     match disk.state {
         DiskState::In | DiskState::Spare | DiskState::Leaving if disk.slow => "SLOW",
@@ -188,6 +204,9 @@ mod tests {
             pieces: 1200,
             room: 260_000,
             behind_pieces: 0,
+            errors_since_s: None,
+            repaired_blocks: 0,
+            unrepairable_blocks: 0,
             read_errors: 0,
             write_errors: 0,
             slow: false,
@@ -219,6 +238,7 @@ mod tests {
             volumes: vec!["vm1".into(), "vm2".into()],
             damaged: Vec::new(),
             lost: Vec::new(),
+            unrepaired: Vec::new(),
             rebuild: None,
             scrub: None,
         }
@@ -292,6 +312,18 @@ mod tests {
     }
 
     #[test]
+    fn errors_say_since_when_they_are_counted() {
+        let errors_since_s = Some(1_764_234_000);
+        let mut p = sample();
+        p.disks[1] = PoolDisk { errors_since_s, read_errors: 3, repaired_blocks: 2, ..disk(1) };
+        p.disks[2] = PoolDisk { errors_since_s, ..disk(2) };
+        let shown = pool(&p);
+        let is = "Disk 1 (WD-1): errors since 2025-11-27 09:00:00 UTC; 2 blocks repaired, 0 lost\n";
+        assert!(shown.contains(is), "{shown}");
+        assert_eq!(shown.matches("errors since").count(), 1);
+    }
+
+    #[test]
     fn a_pool_that_is_rebuilt() {
         let mut p = sample();
         let out = PoolDisk {
@@ -312,6 +344,7 @@ mod tests {
             all_bytes: 1 << 40,
             repaired: 3,
             unrepairable: 0,
+            ended_s: None,
         });
         p.damaged = vec!["vm2".into()];
         insta::assert_snapshot!(pool(&p));

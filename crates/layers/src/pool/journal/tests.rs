@@ -10,6 +10,11 @@ fn block(changes: Vec<Change>) -> Block {
     Block { stamp, previous: Uuid::from_u128(4), counted: 69, changes }
 }
 
+fn errors() -> ErrorCounts {
+    let (reads, writes, checksums) = (1, 2, 3);
+    ErrorCounts { reads, writes, checksums, repaired: 4, unrepairable: 5, since_s: 6 }
+}
+
 /// A change of every kind.
 fn all() -> Vec<Change> {
     let (member, volume, to) = (MemberId(5), VolumeId(6), Piece { member: MemberId(7), unit: 8 });
@@ -33,6 +38,9 @@ fn all() -> Vec<Change> {
         Change::Caught { volume, index: 11, column: 2, regions: 3 },
         Change::Lost { volume, index: 11, row: 7, rows: 2 },
         Change::Rewritten { volume, index: 11, row: 7, rows: 1 },
+        Change::Unrepaired { volume, index: 11, row: 9, rows: 3 },
+        Change::Counted { member, errors: errors() },
+        Change::Scrubbed(ScrubRecord { ended_s: 1, bytes: 2, repaired: 3, unrepairable: 4 }),
     ]
 }
 
@@ -68,8 +76,8 @@ fn what_is_torn_and_what_is_not_ours_is_told() {
         seal(&mut bytes, CHECKSUM_AT);
         parse(&bytes)
     };
-    assert_eq!(changed(16, 2), NoBlock::Version(2));
-    assert_eq!(changed(18, 16), NoBlock::Contradiction, "a record that is not counted");
+    assert_eq!(changed(16, 1), NoBlock::Version(1));
+    assert_eq!(changed(18, 19), NoBlock::Contradiction, "a record that is not counted");
     assert_eq!(changed(28, 1), NoBlock::Contradiction, "a reserved byte");
     assert_eq!(changed(96, 70), NoBlock::Contradiction, "counts before it is made");
     assert_eq!(changed(4095, 1), NoBlock::Contradiction, "a byte behind the records");
@@ -91,7 +99,7 @@ fn golden() {
         Change::Lost { volume: VolumeId(6), index: 11, row: 300, rows: 2 },
     ];
     let bytes = block(changes).to_bytes(POOL);
-    assert_eq!(&bytes[..24], b"WINDROSE CHANGE\n\x01\x00\x03\x00\x38\x00\x00\x00");
+    assert_eq!(&bytes[..24], b"WINDROSE CHANGE\n\x02\x00\x03\x00\x38\x00\x00\x00");
     assert_eq!((bytes[47], bytes[63], bytes[79]), (1, 2, 4), "pool, opening, the one before");
     let numbers = [3u64, 70, 69, 0].map(u64::to_le_bytes).concat();
     assert_eq!(bytes[80..112], numbers);
@@ -144,7 +152,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_a_block_or_are_refused(
-        records in prop::collection::vec((1u16..19, 0u16..40, any::<[u8; 32]>()), 0..8),
+        records in prop::collection::vec((1u16..22, 0u16..72, any::<[u8; 32]>()), 0..8),
         noise in prop::collection::vec((0..BLOCK_BYTES, any::<u8>()), 0..4),
     ) {
         let mut bytes = block(vec![]).to_bytes(POOL);

@@ -1,16 +1,19 @@
 //! Changes, and what they make of a pool's metadata.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use uuid::Uuid;
 
 use super::{
-    ALL_REGIONS, Extent, MAX_BYTES, MAX_EXTENT_BYTES, MAX_LOST, MAX_LOST_PARTS, MAX_MEMBERS,
-    MAX_OPENINGS, MAX_UNITS, MAX_VOLUMES, MAX_WINDOW, Member, MemberId, Members, Metadata, Opening,
-    PIECE_BYTES, Piece, STRIP_BYTES, Standing, Volume, VolumeId, piece_bytes, placed_bytes,
+    ALL_REGIONS, ErrorCounts, Extent, MAX_BYTES, MAX_EXTENT_BYTES, MAX_LOST, MAX_LOST_PARTS,
+    MAX_MEMBERS, MAX_OPENINGS, MAX_UNITS, MAX_UNREPAIRED, MAX_VOLUMES, MAX_WINDOW, Member,
+    MemberId, Members, Metadata, Opening, PIECE_BYTES, Piece, STRIP_BYTES, ScrubRecord, Standing,
+    Volume, VolumeId, piece_bytes, placed_bytes,
 };
 use crate::pool::Text;
 use crate::pool::units::Units;
+use crate::raid::RowSet;
 use crate::raid::geometry::{ROW_BYTES, Shape};
 
 /// One change of a pool's metadata.
@@ -142,7 +145,7 @@ pub enum Change {
         /// and how many there are.
         rows: u32,
     },
-    /// Rows that were lost have been written again.
+    /// Rows that were lost, or not repaired, have been written again.
     Rewritten {
         /// Which volume.
         volume: VolumeId,
@@ -153,6 +156,27 @@ pub enum Change {
         /// and how many there are.
         rows: u32,
     },
+    /// A scrub could not repair rows of the data of an extent: nobody knows whether they are right, or no disk gives
+    /// them back for now. They are read as before.
+    Unrepaired {
+        /// Which volume.
+        volume: VolumeId,
+        /// Number of the extent in it.
+        index: u32,
+        /// The first of these rows,
+        row: u32,
+        /// and how many there are.
+        rows: u32,
+    },
+    /// So many errors of a member have been counted.
+    Counted {
+        /// Which.
+        member: MemberId,
+        /// How many.
+        errors: ErrorCounts,
+    },
+    /// A scrub has ended.
+    Scrubbed(ScrubRecord),
 }
 
 /// Why a change cannot be made; the metadata is what it was.
@@ -222,6 +246,11 @@ pub enum Refused {
     /// So many ranges of lost rows are not remembered.
     #[error("the pool remembers at most {MAX_LOST} ranges of lost blocks")]
     TooManyLost,
+    /// So many ranges of rows that could not be repaired are not remembered.
+    #[error(
+        "the pool remembers at most {MAX_UNREPAIRED} ranges of blocks that could not be repaired"
+    )]
+    TooManyUnrepaired,
     /// A value that nothing of the kind has.
     #[error("{0} makes no sense")]
     Senseless(&'static str),
@@ -289,11 +318,16 @@ impl Metadata {
                 self.caught(*volume, *index, *column, *regions)?;
             }
             Change::Lost { volume, index, row, rows } => {
-                self.lose(*volume, *index, (*row, *rows), true)?;
+                self.lose(*volume, *index, (*row, *rows))?;
             }
             Change::Rewritten { volume, index, row, rows } => {
-                self.lose(*volume, *index, (*row, *rows), false)?;
+                self.rewritten(*volume, *index, (*row, *rows))?;
             }
+            Change::Unrepaired { volume, index, row, rows } => {
+                self.not_repaired(*volume, *index, (*row, *rows))?;
+            }
+            Change::Counted { member, errors } => self.counted_errors(*member, *errors)?,
+            Change::Scrubbed(scrub) => self.scrubbed = *scrub,
         }
         self.note_voters();
         Ok(())
@@ -357,6 +391,7 @@ impl Metadata {
             room: *room,
             units_at: *units_at,
             standing: if *spare { Standing::Spare } else { Standing::In },
+            errors: ErrorCounts::default(),
             taken: Units::default(),
         };
         self.members.insert(*id, member);
@@ -446,6 +481,7 @@ impl Metadata {
             extents: BTreeMap::new(),
             behind: BTreeMap::new(),
             lost: BTreeMap::new(),
+            unrepaired: BTreeMap::new(),
         };
         self.volumes.insert(*id, volume);
         Ok(())
@@ -538,6 +574,7 @@ impl Metadata {
         let none = Refused::NoExtent { volume: id, index };
         let extent = volume.extents.remove(&index).ok_or(none)?;
         volume.lost.remove(&index);
+        volume.unrepaired.remove(&index);
         (0..volume.shape.columns()).for_each(|column| {
             volume.behind.remove(&(index, column));
         });
@@ -591,32 +628,85 @@ impl Metadata {
         Ok(())
     }
 
-    /// Rows are lost, or are not any more.
-    fn lose(
-        &mut self,
+    /// These rows of an extent that there is.
+    fn rows_of(
+        &self,
         id: VolumeId,
         index: u32,
         (row, rows): (u32, u32),
-        lost: bool,
-    ) -> Result<(), Refused> {
+    ) -> Result<(&Volume, Range<u32>), Refused> {
         self.piece(id, index, 0)?;
         let volume = self.volumes.get(&id).ok_or(Refused::NoVolume(id))?;
         let end = row.checked_add(rows).filter(|_| rows > 0);
         let end = end.filter(|end| u64::from(*end) <= volume.shape.rows());
         let end = end.ok_or(Refused::Senseless("a range of rows"))?;
-        let mut set = volume.lost_rows(index);
-        let (others, most) = (self.lost_ranges() - set.len(), [MAX_LOST_PARTS, MAX_LOST]);
-        if lost {
-            set.insert(row..end);
-        } else {
-            set.remove(row..end);
-        }
-        if others + set.len() > most[usize::from(lost)] {
+        Ok((volume, row..end))
+    }
+
+    /// Rows are lost. What is lost is not waited for to be repaired.
+    fn lose(&mut self, id: VolumeId, index: u32, rows: (u32, u32)) -> Result<(), Refused> {
+        let (volume, rows) = self.rows_of(id, index, rows)?;
+        let (mut lost, mut unrepaired) = (volume.lost_rows(index), volume.unrepaired_rows(index));
+        let others = self.remembered_ranges() - lost.len() - unrepaired.len();
+        lost.insert(rows.clone());
+        unrepaired.remove(rows);
+        if others + lost.len() + unrepaired.len() > MAX_LOST {
             return Err(Refused::TooManyLost);
         }
+        self.remember(id, index, lost, unrepaired)
+    }
+
+    /// Rows could not be repaired: of those that are lost that is known.
+    fn not_repaired(&mut self, id: VolumeId, index: u32, rows: (u32, u32)) -> Result<(), Refused> {
+        let (volume, rows) = self.rows_of(id, index, rows)?;
+        let (lost, before) = (volume.lost_rows(index), volume.unrepaired_rows(index));
+        let mut unrepaired = before.clone();
+        unrepaired.insert(rows.clone());
+        lost.within(&rows).into_iter().for_each(|lost| unrepaired.remove(lost));
+        let all = self.remembered_ranges() - before.len() + unrepaired.len();
+        let others = self.unrepaired_ranges() - before.len();
+        if others + unrepaired.len() > MAX_UNREPAIRED || all > MAX_LOST {
+            return Err(Refused::TooManyUnrepaired);
+        }
+        self.remember(id, index, lost, unrepaired)
+    }
+
+    /// Rows have been written again.
+    fn rewritten(&mut self, id: VolumeId, index: u32, rows: (u32, u32)) -> Result<(), Refused> {
+        let (volume, rows) = self.rows_of(id, index, rows)?;
+        let (mut lost, before) = (volume.lost_rows(index), volume.unrepaired_rows(index));
+        let others = self.remembered_ranges() - lost.len() - before.len();
+        let mut unrepaired = before.clone();
+        lost.remove(rows.clone());
+        unrepaired.remove(rows);
+        if others + lost.len() + before.len() > MAX_LOST_PARTS {
+            return Err(Refused::TooManyLost);
+        }
+        // A range that would come apart into too many is remembered whole: no write fails for that.
+        if others + lost.len() + unrepaired.len() > MAX_LOST_PARTS {
+            unrepaired = before;
+        }
+        self.remember(id, index, lost, unrepaired)
+    }
+
+    fn remember(
+        &mut self,
+        id: VolumeId,
+        index: u32,
+        lost: RowSet,
+        unrepaired: RowSet,
+    ) -> Result<(), Refused> {
         let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
-        volume.lost.insert(index, set);
+        volume.lost.insert(index, lost);
         volume.lost.retain(|_, rows| !rows.is_empty());
+        volume.unrepaired.insert(index, unrepaired);
+        volume.unrepaired.retain(|_, rows| !rows.is_empty());
+        Ok(())
+    }
+
+    fn counted_errors(&mut self, id: MemberId, errors: ErrorCounts) -> Result<(), Refused> {
+        let member = self.members.get_mut(&id).ok_or(Refused::NoMember(id))?;
+        member.errors = errors;
         Ok(())
     }
 

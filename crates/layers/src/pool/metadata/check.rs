@@ -35,7 +35,7 @@ impl Metadata {
             holds(id.0 < self.next_volume, "the number of a volume")?;
             self.check_volume(volume, &mut taken, &mut numbers)?;
         }
-        holds(self.lost_ranges() <= MAX_LOST_PARTS, "the number of lost ranges")?;
+        holds(self.remembered_ranges() <= MAX_LOST_PARTS, "the number of lost ranges")?;
         let none = Units::default();
         let same = |id, member: &super::Member| *taken.get(id).unwrap_or(&none) == member.taken;
         holds(self.members.iter().all(|(id, m)| same(id, m)), "the units that are taken")
@@ -113,6 +113,15 @@ impl Metadata {
             let inside = |rows: std::ops::Range<u32>| u64::from(rows.end) <= volume.shape.rows();
             volume.extent(*index).is_some() && !rows.is_empty() && rows.iter().all(inside)
         };
-        holds(volume.lost.iter().all(is_there), "a range of lost rows")
+        holds(volume.lost.iter().all(is_there), "a range of lost rows")?;
+        let is_lost = |(index, rows): (&u32, &crate::raid::RowSet)| {
+            let lost = volume.lost_rows(*index);
+            rows.iter().any(|rows| !lost.within(&rows).is_empty())
+        };
+        let unrepaired = volume.unrepaired.iter();
+        holds(
+            { unrepaired }.all(|at| is_there(at) && !is_lost(at)),
+            "a range of rows that were not repaired",
+        )
     }
 }

@@ -157,6 +157,29 @@ fn lost_rows_are_remembered_until_they_are_written_or_freed() {
     assert!(told(&pool).is_empty());
 }
 
+#[test]
+fn rows_that_were_not_repaired_are_remembered_until_they_are_written_lost_or_freed() {
+    let (mut pool, volume) = (with_an_extent(), VolumeId(1));
+    let unrepaired = |row, rows| Change::Unrepaired { volume, index: 0, row, rows };
+    let rewritten = |row, rows| Change::Rewritten { volume, index: 0, row, rows };
+    let lost = |row, rows| Change::Lost { volume, index: 0, row, rows };
+    let told = |pool: &Metadata| -> Vec<_> {
+        pool.volumes[&volume].all_unrepaired().map(|(_, rows)| rows).collect()
+    };
+    next(&mut pool, &[lost(20, 2), unrepaired(10, 20), rewritten(12, 1)]);
+    assert_eq!(told(&pool), [10..12, 13..20, 22..30], "what is lost is known to be");
+    next(&mut pool, &[lost(28, 4)]);
+    assert_eq!(told(&pool), [10..12, 13..20, 22..28]);
+    pool.start(pool.version).unwrap();
+    let ranges = (0..).take_while(|n| pool.apply(&unrepaired(100 + 2 * n, 1)).is_ok()).count();
+    assert_eq!(ranges + 3, MAX_UNREPAIRED);
+    assert_eq!(pool.apply(&unrepaired(8000, 1)), Err(Refused::TooManyUnrepaired));
+    pool.apply(&lost(8000, 1)).unwrap();
+    pool.check().unwrap();
+    next(&mut pool, &[Change::Free { volume, index: 0 }]);
+    assert!(told(&pool).is_empty());
+}
+
 /// A number that is used again must not begin with what was said of another extent.
 #[test]
 fn an_extent_that_is_freed_takes_its_marks_along() {
@@ -242,6 +265,15 @@ fn changes() -> impl Strategy<Value = Change> {
             .prop_map(|(volume, index, row, rows)| Change::Lost { volume, index, row, rows }),
         2 => (v(), 0u32..3, 0u32..40, 0u32..9)
             .prop_map(|(volume, index, row, rows)| Change::Rewritten { volume, index, row, rows }),
+        2 => (v(), 0u32..3, 0u32..40, 0u32..9)
+            .prop_map(|(volume, index, row, rows)| Change::Unrepaired { volume, index, row, rows }),
+        1 => (m(), any::<[u64; 6]>()).prop_map(|(member, [reads, writes, checksums, repaired, unrepairable, since_s])| {
+            let errors = ErrorCounts { reads, writes, checksums, repaired, unrepairable, since_s };
+            Change::Counted { member, errors }
+        }),
+        1 => any::<[u64; 4]>().prop_map(|[ended_s, bytes, repaired, unrepairable]| {
+            Change::Scrubbed(ScrubRecord { ended_s, bytes, repaired, unrepairable })
+        }),
     ]
 }
 

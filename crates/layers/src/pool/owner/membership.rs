@@ -199,7 +199,7 @@ impl Pool {
     ) -> Result<(), PoolError> {
         let disk = open_new(&self.core, new, self.buffered, self.ownership.claim).await?;
         let number = || {
-            let full = || PoolError::new("the pool has as many disks as it may have");
+            let full = || PoolError::new("it has as many disks as it may have");
             self.writer.metadata().next_member().ok_or_else(full)
         };
         let disk = Rc::new(made(&self.core, disk, &self.writer.metadata(), number()?)?);
@@ -466,13 +466,13 @@ impl Pool {
     }
 
     /// The member that a person means by a serial number, a path, or a number.
-    fn named(&self, name: &str) -> Result<MemberId, PoolError> {
+    pub(super) fn named(&self, name: &str) -> Result<MemberId, PoolError> {
         let metadata = self.writer.metadata();
         let disks: BTreeMap<_, _> = self.writer.disks().into_iter().collect();
         let all: Vec<_> = (metadata.members())
             .map(|(id, m)| called(id, id, m, disks.get(&id).map(|disk| disk.path())))
             .collect();
-        find(metadata.name.as_str(), name, &all)
+        find(name, &all)
     }
 
     /// Takes a disk out of the pool, once what lies on it is elsewhere. That begins now, and goes on.

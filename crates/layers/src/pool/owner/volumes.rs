@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{NewPoolVolume, Pool};
 use crate::pool::allocate::{Reserved, choose, choose_one, choose_whole};
-use crate::pool::ask::{ColumnAt, Event, ExtentInfo, VolumeInfo};
+use crate::pool::ask::{ColumnAt, Event, ExtentInfo, RowsAre, VolumeInfo};
 use crate::pool::error::PoolError;
 use crate::pool::metadata::{Change, MemberId, Members, Piece, VolumeId};
 use crate::pool::writer::LONG_PATIENCE;
@@ -134,8 +134,7 @@ impl Pool {
     }
 
     fn full(&self) -> PoolError {
-        let name = self.writer.metadata().name;
-        PoolError::no_space(format!("pool {name} has no room for another extent"))
+        PoolError::no_space("there is no room for another extent")
             .hinting("add disks to the pool, or delete something")
     }
 
@@ -273,19 +272,32 @@ impl Pool {
         }
     }
 
-    /// Rows of an extent are lost, or have been written again.
-    pub(super) async fn lost(
+    /// What has become of rows of an extent is written down, unless it is known.
+    pub(super) async fn rows_are(
         &self,
         (volume, index): (VolumeId, u32),
-        rows: Range<u32>,
-        is_lost: bool,
+        range: Range<u32>,
+        are: RowsAre,
     ) -> Result<(), PoolError> {
-        let (row, rows) = (rows.start, rows.end.saturating_sub(rows.start));
-        let change = match is_lost {
-            true => Change::Lost { volume, index, row, rows },
-            false => Change::Rewritten { volume, index, row, rows },
+        let (row, rows) = (range.start, range.end.saturating_sub(range.start));
+        let change = match are {
+            RowsAre::Lost => Change::Lost { volume, index, row, rows },
+            RowsAre::Rewritten => Change::Rewritten { volume, index, row, rows },
+            RowsAre::Unrepaired if self.is_known_unrepaired(volume, index, &range) => return Ok(()),
+            RowsAre::Unrepaired => Change::Unrepaired { volume, index, row, rows },
         };
         self.writer.commit(change).await
+    }
+
+    /// Whether all of these rows are remembered as not repaired, or as lost.
+    fn is_known_unrepaired(&self, volume: VolumeId, index: u32, rows: &Range<u32>) -> bool {
+        let metadata = self.writer.metadata();
+        let known = metadata.volume(volume).map_or(0, |volume| {
+            let sets = [volume.unrepaired_rows(index), volume.lost_rows(index)];
+            let within = sets.iter().flat_map(|set| set.within(rows));
+            within.map(|rows| rows.len()).sum::<usize>()
+        });
+        known == rows.len()
     }
 
     /// Makes a volume. One that gets all its room at once gets it on disks that are in use.

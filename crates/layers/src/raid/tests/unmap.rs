@@ -53,6 +53,10 @@ impl Room for Freed {
     fn regain(&self, _: u32, _: Range<u32>) -> Kept<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
+
+    fn not_repaired(&self, _: u32, _: Range<u32>) -> Kept<'_> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 }
 
 /// What something has cost.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{
-    AddDisks, ApiError, Code, CreatePool, OpenPool, Pool, PoolName, Raid, RemoveDisk, ReplaceDisk,
-    Size,
+    AddDisks, ApiError, ClearErrors, Code, CreatePool, OpenPool, Pool, PoolName, Raid, RemoveDisk,
+    ReplaceDisk, Size,
 };
 use uuid::Uuid;
 
@@ -170,7 +170,8 @@ impl Control {
                 self.forget_pool(name).await.map_err(|e| not_written(name, &e))?;
             }
             PoolObserved::Broken(error) => {
-                return Err(conflict(format!("pool {name} is offline: {error}")).hint(
+                let why = error.of_that_pool(name);
+                return Err(conflict(format!("pool {name} is offline: {why}")).hint(
                     "bring its disks back and delete it then, or have it forgotten with --force (`force=true`)",
                 ));
             }
@@ -210,7 +211,8 @@ impl Control {
                 PoolObserved::Open => {}
                 PoolObserved::Closed => return Err(opening(&name)),
                 PoolObserved::Broken(error) => {
-                    let message = format!("pool {name} is offline: {error}");
+                    let why = error.of_that_pool(&name);
+                    let message = format!("pool {name} is offline: {why}");
                     return Err(conflict(message).hint(hint_for(&name, &error)));
                 }
             }
@@ -313,6 +315,26 @@ impl Control {
         self.change_pool(name, |control, record| async move {
             let begun = control.0.engine.scrub_pool(&record.name).await;
             begun.map_err(|e| pool_error(&e))
+        })
+        .await
+    }
+
+    /// Has errors of a pool's disks counted anew.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`]; what the pool says.
+    pub async fn clear_pool_errors(
+        &self,
+        name: PoolName,
+        ask: ClearErrors,
+    ) -> Result<Pool, ApiError> {
+        self.change_pool(name, move |control, record| async move {
+            let disk = match ask.disk {
+                Some(disk) => Some(control.disk_of(&record, disk).await),
+                None => None,
+            };
+            let cleared = control.0.engine.clear_pool_errors(&record.name, disk).await;
+            cleared.map_err(|e| pool_error(&e))
         })
         .await
     }

@@ -131,7 +131,8 @@ impl Control {
             Ok(report) => self.pool_opened(&record, &report).await,
             Err(error) => {
                 self.0.pools.observe(&name, PoolObserved::Broken(error.clone()));
-                let message = format!("pool {name} is known from now on, and is offline: {error}");
+                let why = error.of_that_pool(&name);
+                let message = format!("pool {name} is known from now on, and is offline: {why}");
                 return Err(conflict(message).hint(hint_for(&name, &error)));
             }
         }
