@@ -8,8 +8,8 @@ use crate::common::{ask, name, show, start};
 use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{
-    AddDisks, ApiError, Code, CreatePool, DiskState, Grow, OpenPool, Pool, PoolName, PoolState,
-    RemoveDisk, ReplaceDisk, Status, Verdict, VolumeState,
+    AddDisks, ApiError, ClearErrors, Code, CreatePool, DiskState, Grow, OpenPool, Pool, PoolName,
+    PoolState, RemoveDisk, ReplaceDisk, Status, Verdict, VolumeState,
 };
 
 /// Size of a disk, in bytes. They are sparse.
@@ -245,6 +245,90 @@ async fn a_pool_goes_on_without_a_disk_that_is_gone() {
     assert!(node.stop().await.clean);
     let (node, client) = start(dir.path(), "").await;
     assert_eq!(show(&client, "web").await.unwrap().state, VolumeState::Online);
+    assert!(node.stop().await.clean);
+}
+
+/// A stripe needs as many disks as it has columns: without one of them the pool would have room for nothing.
+#[tokio::test]
+async fn a_disk_that_is_needed_is_not_removed_and_a_removal_can_be_cancelled() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
+    client.call::<PostPool>(&new("tank", 5, &[a, b, c], &[])).await.unwrap();
+    create_volume(&client, "web", "tank").await;
+    let remove = async |disk: &str, cancel| {
+        let remove = RemoveDisk { disk: disk.to_owned(), cancel };
+        client.call_on::<RemovePoolDisk>(&pool("tank"), &[], &remove).await
+    };
+    let before = get(&client, "tank").await.capacity;
+    let refused = refusal(remove("1", false).await);
+    assert_eq!(refused.code, Code::NoSpace, "{refused:?}");
+    assert!(refused.hint.is_some(), "{refused:?}");
+    let after = get(&client, "tank").await;
+    assert_eq!((after.capacity, after.state), (before, PoolState::Online));
+    let refused = refusal(remove("1", true).await);
+    assert_eq!(refused.message, "pool tank: disk 1 is not being removed");
+    // With one more there is room for what lies on it.
+    let add = AddDisks { disks: vec![d.clone()], spare: false, overwrite: Vec::new() };
+    client.call_on::<AddPoolDisks>(&pool("tank"), &[], &add).await.unwrap();
+    remove("1", false).await.unwrap();
+    let cancelled = remove("1", true).await;
+    let is_in = |pool: &Pool| pool.disks.iter().all(|disk| disk.state == DiskState::In);
+    match cancelled {
+        Ok(pool) => assert!(pool.disks.len() == 4 && is_in(&pool), "{pool:?}"),
+        // What little lies on it may have been moved already.
+        Err(_) => assert!(get(&client, "tank").await.disks.len() <= 4),
+    }
+    assert!(node.stop().await.clean);
+}
+
+#[tokio::test]
+async fn errors_of_disks_are_counted_since_a_moment_that_survives_a_restart_and_can_be_cleared() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    let [a, b] = &["a", "b"].map(|name| disk(dir.path(), name));
+    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    let clear = async |client: &Client, disk: Option<&str>| {
+        let clear = ClearErrors { disk: disk.map(str::to_owned) };
+        client.call_on::<ClearPoolErrors>(&pool("tank"), &[], &clear).await
+    };
+    let path = a.to_str().unwrap();
+    let cleared = clear(&client, Some(path)).await.unwrap();
+    let since = cleared.disks[0].errors_since_s;
+    assert!(since.is_some(), "{cleared:?}");
+    let none = refusal(clear(&client, Some("nobody")).await);
+    assert_eq!(none.message, "pool tank: it has no disk nobody");
+    assert!(node.stop().await.clean);
+    let (node, client) = start(dir.path(), "").await;
+    assert_eq!(get(&client, "tank").await.disks[0].errors_since_s, since);
+    let all = clear(&client, None).await.unwrap();
+    assert!(all.disks.iter().all(|disk| disk.errors_since_s >= since), "{all:?}");
+    assert!(node.stop().await.clean);
+}
+
+/// Several volumes of each core, of every level.
+#[tokio::test]
+async fn ten_volumes_of_a_pool_are_created_grown_and_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, client) = start(dir.path(), "").await;
+    for (raid, count) in [(0, 2), (1, 2), (10, 4), (5, 3), (6, 4)] {
+        let disks: Vec<_> = (0..count).map(|n| disk(dir.path(), &format!("{raid}-{n}"))).collect();
+        let disks: Vec<&PathBuf> = disks.iter().collect();
+        client.call::<PostPool>(&new("tank", raid, &disks, &[])).await.unwrap();
+        let called: Vec<String> = (0..10).map(|n| format!("v{n}")).collect();
+        for volume in &called {
+            let volume = create_volume(&client, volume, "tank").await;
+            assert_eq!(volume.state, VolumeState::Online, "RAID {raid}: {volume:?}");
+        }
+        let grow = Grow { size_bytes: 128 << 20 };
+        client.call_on::<GrowVolume>(&name("v3"), &[], &grow).await.unwrap();
+        client.call_on::<DeleteVolume>(&name("v4"), &[], &Nothing).await.unwrap();
+        assert_eq!(create_volume(&client, "v4", "tank").await.state, VolumeState::Online);
+        for volume in &called {
+            client.call_on::<DeleteVolume>(&name(volume), &[], &Nothing).await.unwrap();
+        }
+        client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await.unwrap();
+    }
     assert!(node.stop().await.clean);
 }
 

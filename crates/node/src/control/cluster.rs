@@ -118,7 +118,7 @@ impl Control {
         let control = self.clone();
         self.detached(async move {
             let settings = &control.0.settings;
-            control.check_alone()?;
+            control.check_alone_for(Some(&token))?;
             let at = listens(settings)?;
             // Until it is over, one way or the other, what is looked for next cannot come about.
             let _none = control.0.creating.try_write().map_err(|_| creates())?;
@@ -383,13 +383,24 @@ impl Control {
 
     /// Refuses what only a node by itself can do.
     fn check_alone(&self) -> Result<(), ApiError> {
+        self.check_alone_for(None)
+    }
+
+    /// That this node is in no cluster; else in which one, and whether a token is of another.
+    fn check_alone_for(&self, token: Option<&Token>) -> Result<(), ApiError> {
         let path = data_dir::identity(&self.0.settings.data_dir);
         match Identity::read(&path) {
             Ok(None) => Ok(()),
-            Ok(Some(identity)) => Err(conflict(
-                format!("this node is in cluster {} already", identity.cluster),
-                "`windrose cluster leave` takes it out",
-            )),
+            Ok(Some(identity)) => {
+                let own = identity.cluster;
+                let of = match token.map(|token| token.cluster) {
+                    None => String::new(),
+                    Some(cluster) if cluster == own => ", which the token is of".to_owned(),
+                    Some(cluster) => format!(", and the token is of cluster {cluster}"),
+                };
+                let message = format!("this node is in cluster {own} already{of}");
+                Err(conflict(message, "`windrose cluster leave` takes it out"))
+            }
             Err(error) => Err(identity_error(&error)),
         }
     }
