@@ -99,9 +99,10 @@ impl Bench {
             First::Down => {
                 self.stop(node, self.world.rng().chance(0.5));
                 self.until(|| self.is_out(node)).await;
-                // What it alone has goes nowhere.
+                // What it alone has goes nowhere: it is the node again before its clone can be.
                 if !self.is_out(node) {
                     self.start(node);
+                    self.until(|| node.mirror.borrow().is_some()).await;
                 }
             }
         }
