@@ -23,7 +23,11 @@ use layers::mirror::Settings;
 use layers::mirror::member::Why;
 use layers::mirror::record::{History, Member, Record, Records, Replica};
 use node::config::Config;
-use node::engine::{Engine, Exported, MirrorReport, Owner, PeerAddresses, Portals, Scope, Seat};
+use node::engine::{
+    Engine, Exported, Level, MirrorReport, NewDisk, NewPool, Owner, PeerAddresses, Portals, Scope,
+    Seat,
+};
+use node::pools::{PoolRecord, PoolStage, SeenDisk};
 use node::publish;
 use node::record::{Place, PlaceStage, Stage, VolumeRecord};
 use peer::{Incarnation, NodeId, Secret};
@@ -687,4 +691,44 @@ async fn an_image_from_before_the_cluster_is_taken_over() {
     node.engine.erase(&record).await.unwrap();
     assert!(!image(dir.path(), id).exists());
     assert!(node.engine.stop(Instant::now() + Duration::from_secs(10)).await);
+}
+
+/// RFD 0037, attack 12: a node of a cluster keeps what other nodes send memory for before a pool of disks takes it, so that a
+/// volume of the pool is refused by name, with the setting that suffices, and mirrored volumes beside it are served.
+#[tokio::test]
+async fn a_pool_of_disks_does_not_take_the_memory_that_mirrored_volumes_need() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(dir.path(), &Model::default(), NodeId(1)).await;
+    node.engine.expect_peers().await;
+    let disks: Vec<PathBuf> = ["x", "y"].map(|name| dir.path().join(name)).into();
+    for path in &disks {
+        std::fs::File::create(path).unwrap().set_len(1 << 30).unwrap();
+    }
+    let seen = |path: &PathBuf| SeenDisk { path: path.clone(), serial: None, out: false };
+    let pool = PoolRecord {
+        id: Uuid::from_u128(7),
+        name: "tank".parse().unwrap(),
+        stage: PoolStage::Ready,
+        rings: 2,
+        disks: disks.iter().map(seen).collect(),
+    };
+    let new = |path: &PathBuf| NewDisk { path: path.clone(), overwrite: Vec::new() };
+    let new = NewPool {
+        level: Level::Copies(2),
+        columns: None,
+        strip_bytes: 64 << 10,
+        checksums: false,
+        disks: disks.iter().map(new).collect(),
+        spares: Vec::new(),
+    };
+    node.engine.create_pool(&pool, new).await.unwrap();
+    let mut within = volume(dir.path(), &[NodeId(1)]);
+    within.places[0].backing = Backing::Pool { pool: pool.name.clone() };
+    let refused = node.engine.make(&within, false).await.unwrap_err().to_string();
+    assert!(refused.contains("set cores.pool to \"18MiB\" or more"), "{refused}");
+    let mut beside = volume(dir.path(), &[NodeId(1)]);
+    let made = node.engine.make(&beside, false).await.unwrap();
+    beside.see(NodeId(1), made);
+    node.engine.open(&beside).await.unwrap();
+    node.engine.stop(Instant::now() + PATIENCE).await;
 }

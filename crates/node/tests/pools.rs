@@ -4,13 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::common::{ask, name, show, start};
-use api::client::{CallError, Client};
+use crate::common::{ask, config, name, show, start};
+use api::client::{Address, CallError, Client};
 use api::endpoint::*;
 use api::{
     AddDisks, ApiError, ClearErrors, Code, CreatePool, DiskState, Grow, OpenPool, Pool, PoolName,
     PoolState, RemoveDisk, ReplaceDisk, Status, Verdict, VolumeState,
 };
+use node::node::Node;
 
 /// Size of a disk, in bytes. They are sparse.
 const DISK: u64 = 1 << 30;
@@ -480,6 +481,52 @@ async fn a_volume_that_finds_no_room_leaves_nothing() {
     assert!(told, "{promised:?}");
     client.call_on::<DeleteVolume>(&name("web"), &[], &Nothing).await.unwrap();
     client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await.unwrap();
+    assert!(node.stop().await.clean);
+}
+
+/// RFD 0037: what a core has no memory for is refused by name, with the setting that suffices; and so is what a node
+/// that starts with too little has already, while all else is served.
+#[tokio::test]
+async fn a_pool_that_a_core_has_no_memory_for_is_named_with_the_setting_that_suffices() {
+    let dir = tempfile::tempdir().unwrap();
+    let node_with = async |mib: u64| {
+        let mut config = config(dir.path(), "");
+        (config.cores.count, config.cores.pool_bytes) = (Some(1), mib << 20);
+        let node = Node::start(&config).await.unwrap();
+        (node, Client::new(Address::Unix(dir.path().join("api.sock"))))
+    };
+    let (node, client) = node_with(16).await;
+    let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
+    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    client.call::<PostPool>(&new("zoo", 1, &[c, d], &[])).await.unwrap();
+    create_volume(&client, "web", "tank").await;
+    let json = r#"{"name":"db","size_bytes":67108864,"backing":{"kind":"pool","pool":"zoo"}}"#;
+    let refused = refusal(client.call::<PostVolume>(&ask(json)).await);
+    assert!(refused.message.starts_with("volume db: "), "{refused}");
+    assert!(refused.message.contains("set cores.pool to \"17MiB\" or more"), "{refused}");
+    assert_eq!(show(&client, "db").await, None, "nothing is left of it");
+    assert!(node.stop().await.clean);
+
+    let (node, client) = node_with(17).await;
+    create_volume(&client, "db", "zoo").await;
+    assert!(node.stop().await.clean);
+
+    let (node, client) = node_with(16).await;
+    let mut offline = Vec::new();
+    for name in ["web", "db"] {
+        match show(&client, name).await.unwrap().state {
+            VolumeState::Online => {}
+            VolumeState::Offline { reason } => offline.push((name, reason)),
+            state => panic!("{name} is {state:?}"),
+        }
+    }
+    let [(name, reason)] = &offline[..] else { panic!("{offline:?}") };
+    assert!(reason.contains("set cores.pool to \"17MiB\" or more"), "{reason}");
+    let told = status(&client).await;
+    assert_eq!(told.verdict, Verdict::Unavailable);
+    let subject = format!("volume {name}");
+    let found = told.findings.iter().find(|f| f.subject == subject);
+    assert!(found.is_some_and(|f| f.message.contains("17MiB")), "{told:?}");
     assert!(node.stop().await.clean);
 }
 
