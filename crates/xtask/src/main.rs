@@ -188,41 +188,34 @@ fn test(house: &House, only: &[String]) -> Result<()> {
 }
 
 fn chaos(house: &House, plan: &tier::Chaos) -> Result<()> {
-    install::packages(house, &tier::mirror_packages())?;
-    Profile::Dev.build_product(house)?;
     let (rounds, seed) = (plan.rounds.to_string(), plan.seed.to_string());
     let again = ["chaos", "--rounds", &rounds, "--seed", &seed, "--only", &plan.only];
-    if namespace::inside() || !namespace::run_inside(house, &again)? {
-        tier::chaos(house, plan)?;
-    }
-    if !namespace::inside() {
-        house.display.finish();
-        house.with_ledger(|ledger| println!("{}", ledger.verdict()));
-    }
-    Ok(())
+    at_length(house, Profile::Dev, &again, || tier::chaos(house, plan))
 }
 
 fn soak(house: &House, plan: soak::Soak) -> Result<()> {
-    install::packages(house, &tier::mirror_packages())?;
-    Profile::Release.build_product(house)?;
     let (minutes, seed) = (plan.minutes.to_string(), plan.seed.to_string());
     let again = ["soak", "--minutes", &minutes, "--seed", &seed];
-    if namespace::inside() || !namespace::run_inside(house, &again)? {
-        soak::soak(house, plan)?;
-    }
-    if !namespace::inside() {
-        house.display.finish();
-        house.with_ledger(|ledger| println!("{}", ledger.verdict()));
-    }
-    Ok(())
+    at_length(house, Profile::Release, &again, || soak::soak(house, plan))
 }
 
 fn crowd(house: &House, volumes: usize) -> Result<()> {
-    install::packages(house, &tier::mirror_packages())?;
-    Profile::Dev.build_product(house)?;
     let again = ["crowd", "--volumes", &volumes.to_string()];
-    if namespace::inside() || !namespace::run_inside(house, &again)? {
-        tier::crowd(house, volumes)?;
+    at_length(house, Profile::Dev, &again, || tier::crowd(house, volumes))
+}
+
+/// A longer check of a cluster than the tests have time for, in namespaces of its own: `again` is what it is
+/// called by inside.
+fn at_length(
+    house: &House,
+    profile: Profile,
+    again: &[&str],
+    check: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    install::packages(house, &tier::mirror_packages())?;
+    profile.build_product(house)?;
+    if namespace::inside() || !namespace::run_inside(house, again)? {
+        check()?;
     }
     if !namespace::inside() {
         house.display.finish();
