@@ -217,6 +217,29 @@ pub(crate) fn finding(place: &Place, subject: &str, words: &str) -> Value {
     }
 }
 
+/// Who has been told that a volume was created uses it: another node may die the next moment.
+#[test]
+fn a_created_volume_serves_when_that_is_told() {
+    if !has_etcd() {
+        return;
+    }
+    let (a, b, w) = (place(111), place(112), place(113));
+    let (_a, _b, _w) = (a.start(), b.start(), w.start());
+    a.ok(&["cluster", "init"]);
+    let token = a.ok(&["cluster", "token"]);
+    b.ok(&["cluster", "join", "--token", token.trim()]);
+    w.ok(&["cluster", "witness", "--token", token.trim()]);
+    nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
+    for name in ["v1", "v2", "v3", "v4", "v5", "v6"] {
+        a.ok(&["volume", "create", name, "--size", "4M", "--replicas", "2"]);
+        let volume = a.json(&["volume", "show", name]);
+        assert_eq!(volume["state"]["is"], "online", "{volume}\n{}", a.log());
+        let copies = volume["copies"].as_array().unwrap();
+        assert!(copies.iter().all(|copy| copy["state"]["is"] == "in_sync"), "{volume}");
+        assert!(a.cli(&["status"]).status.success(), "{}", a.json(&["status"]));
+    }
+}
+
 #[test]
 fn a_volume_that_is_used_at_another_node_is_not_deleted() {
     const INITIATOR: &str = "iqn.1993-08.org.debian:01:a";

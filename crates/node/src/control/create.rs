@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{ApiError, Code, CreateVolume, NewBacking, Size, Volume, VolumeName};
-use tokio::sync::OwnedRwLockReadGuard;
+use tokio::sync::{OwnedRwLockReadGuard, watch};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
@@ -144,7 +144,8 @@ impl Control {
     /// The volume, if it could be opened; in a cluster once it serves here, or soon.
     pub(super) async fn opened(&self, id: Uuid, name: &VolumeName) -> Result<Volume, ApiError> {
         let deadline = Instant::now() + SERVING;
-        while Instant::now() < deadline && !self.serves(id).await {}
+        let mut changes = self.0.state.changes(id);
+        while Instant::now() < deadline && !self.serves(id, &mut changes).await {}
         match self.0.state.observed(id) {
             Observed::Broken { reason } | Observed::Stuck { reason } => {
                 Err(ApiError::new(Code::Backing, format!("volume {name} is offline: {reason}")))
@@ -155,10 +156,20 @@ impl Control {
 
     /// Waits for a moment until a volume serves with all its copies in sync; says whether it does, or
     /// there is nothing to wait for here.
-    async fn serves(&self, id: Uuid) -> bool {
-        let Some((stored, Observed::Open { .. })) = self.0.state.get(id) else { return true };
-        let copies = stored.record.places.len();
-        self.0.engine.serves_with(id, copies, LOOK_AGAIN).await
+    async fn serves(&self, id: Uuid, changes: &mut watch::Receiver<u64>) -> bool {
+        changes.mark_unchanged();
+        match self.0.state.get(id) {
+            Some((stored, Observed::Open { .. })) => {
+                let copies = stored.record.places.len();
+                self.0.engine.serves_with(id, copies, LOOK_AGAIN).await
+            }
+            // A volume exists before its nodes open it.
+            Some((stored, Observed::Closed)) if stored.record.place(self.me()).is_some() => {
+                let _ = timeout(LOOK_AGAIN, changes.changed()).await;
+                false
+            }
+            _ => true,
+        }
     }
 
     async fn new_record(&self, ask: &CreateVolume) -> Result<VolumeRecord, ApiError> {

@@ -182,7 +182,7 @@ impl Together {
             return;
         }
         if serving.is_empty() && self.is_young(record.id) {
-            findings.push(finding(Severity::Note, subject, "it is being opened", None));
+            findings.push(finding(Severity::Warning, subject, "it is being opened", None));
             return;
         }
         if serving.is_empty() {
@@ -497,7 +497,7 @@ mod tests {
     fn who_has_not_told_yet_is_given_a_moment() {
         let (together, volume) = look(&[A, B], &[(A, serves(Some("it is being opened")))]);
         assert!(together.is_young(volume.id));
-        let opening = (Severity::Note, "it is being opened".to_owned());
+        let opening = (Severity::Warning, "it is being opened".to_owned());
         assert_eq!(found(&together, &volume), [opening]);
     }
 
