@@ -81,6 +81,8 @@ impl Default for Table {
 struct Entry {
     range: Blocks,
     writes: bool,
+    /// Whether it went ahead of others. It is never overtaken itself.
+    ahead: bool,
     at: At,
     /// How many earlier ones this one waits for.
     blockers: usize,
@@ -146,9 +148,10 @@ impl RangeLocks {
     }
 
     /// Goes ahead of all who wait: waits, to write `range`, only for those who hold a part of it
-    /// now. For a write whose turn was decided elsewhere, and for which others wait there. Whoever
-    /// goes ahead must come to an end by itself, and there must be few of them at once; beyond
-    /// three times as many as have places otherwise they wait like everybody else.
+    /// now, and for those who went ahead before. For a write whose turn was decided elsewhere, and
+    /// for which others wait there. Whoever goes ahead must come to an end by itself, and there must
+    /// be few of them at once; beyond three times as many as have places otherwise they wait like
+    /// everybody else.
     #[must_use]
     pub fn enter_ahead(self: &Rc<Self>, range: Blocks) -> RangeLock {
         let key = self.0.borrow_mut().enter_ahead(range);
@@ -227,33 +230,48 @@ impl Entry {
 }
 
 impl Table {
+    /// An entry without a place.
+    fn insert(&mut self, range: Blocks, writes: bool, ahead: bool) -> usize {
+        let (at, followers) = (At::Line(self.next_in_line), None);
+        let entry = Entry { range, writes, ahead, at, blockers: 0, followers, waker: None };
+        self.entries.insert(entry)
+    }
+
     fn enter(&mut self, range: Blocks, writes: bool) -> usize {
-        let at = At::Line(self.next_in_line);
-        let entry = Entry { range, writes, at, blockers: 0, followers: None, waker: None };
-        let key = self.entries.insert(entry);
+        let key = self.insert(range, writes, false);
         if self.places.len() < self.bound {
             self.place(key);
         } else {
-            self.line.insert(self.next_in_line, key);
-            self.next_in_line += 1;
+            self.line_up(key);
         }
         key
     }
 
+    fn line_up(&mut self, key: usize) {
+        self.line.insert(self.next_in_line, key);
+        self.next_in_line += 1;
+    }
+
+    /// Whether one in the line was to go ahead, and wants a part of `range`.
+    fn has_ahead_in_line(&self, range: &Blocks) -> bool {
+        let mut line = self.line.values().map(|&key| &self.entries[key]);
+        line.any(|entry| entry.ahead && entry.range.overlaps(range))
+    }
+
     fn enter_ahead(&mut self, range: Blocks) -> usize {
-        if self.places.len() >= ALL_PLACES {
-            return self.enter(range, true);
+        let full = self.places.len() >= ALL_PLACES || self.has_ahead_in_line(&range);
+        let key = self.insert(range, true, true);
+        if full {
+            self.line_up(key);
+            return key;
         }
-        let at = At::Line(self.next_in_line);
-        let entry = Entry { range, writes: true, at, blockers: 0, followers: None, waker: None };
-        let key = self.entries.insert(entry);
         let met = self.conflicts(&range, true);
         let place = self.places.insert(key);
         let mut blockers = 0;
         let mut overtaken: Option<Box<Places>> = None;
         for e in met {
             let other = &mut self.entries[self.places[e]];
-            if other.is_held() {
+            if other.is_held() || other.ahead {
                 other.followers.get_or_insert_default().insert(place);
                 blockers += 1;
             } else {
@@ -450,6 +468,33 @@ mod tests {
             t.entries.is_empty() && t.drawers.iter().all(SmallVec::is_empty) && t.places.is_empty()
         );
         assert_eq!(t.writers, 0);
+    }
+
+    /// Writes whose turn was decided elsewhere keep it: what came last is what stays.
+    #[test]
+    fn those_that_go_ahead_do_not_overtake_each_other() {
+        let l = Rc::new(RangeLocks::default());
+        let first = l.enter_ahead(r(0, 8));
+        let later: Vec<_> = [r(4, 8), r(0, 8), r(7, 1)].map(|r| l.enter_ahead(r)).into();
+        let waits = l.enter(r(0, 1), false);
+        let mut before = first;
+        for next in later {
+            assert!(before.is_held() && !next.is_held(), "{before:?} {next:?}");
+            drop(std::mem::replace(&mut before, next));
+        }
+        assert!(before.is_held() && waits.is_held(), "the last one wants another block");
+        drop((before, waits));
+        // Nor where there are too many of them: one that has to line up is waited for.
+        let places = 0..ALL_PLACES as u64;
+        let mut many: Vec<_> = places.map(|n| l.enter_ahead(r(100 + n, 1))).collect();
+        let lined_up = l.enter_ahead(r(0, 4));
+        many.pop();
+        let (next, another) = (l.enter_ahead(r(3, 1)), l.enter_ahead(r(4, 1)));
+        assert!(!lined_up.is_held() && !next.is_held() && another.is_held());
+        drop(many);
+        assert!(lined_up.is_held() && !next.is_held());
+        drop(lined_up);
+        assert!(next.is_held());
     }
 
     #[test]

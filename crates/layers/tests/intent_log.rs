@@ -47,7 +47,8 @@ async fn open_in(core: &Core, boot: Uuid) -> (IntentLog, Found, Rc<File>) {
 fn adoption(epoch: u64, others: &[Uuid]) -> Adoption {
     let others = others.iter().map(|image| Other { image: *image, new: false }).collect();
     let (config, members, hint) = (Uuid::from_u128(7), Vec::new(), [None; 3]);
-    Adoption { epoch, config, others, members, hint, boot: None }
+    let inherited = Vec::new();
+    Adoption { epoch, config, others, members, inherited, hint, boot: None }
 }
 
 /// A host with an image of `bytes` and a log in which `A` and `B` have slots.

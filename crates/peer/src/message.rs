@@ -2,7 +2,9 @@
 
 use block::{Blocks, Bufs, Ctx, Epoch, Error};
 
-use crate::{Incarnation, NodeId, Seq, SharedLineage, Stamp, Tag, View};
+use uuid::Uuid;
+
+use crate::{Incarnation, Lineage, NodeId, Seq, SharedLineage, Stamp, Tag, View};
 
 /// Which of a session's connections a message travels on: nothing that has to wait for memory
 /// stands in front of what frees it (RFD 0010, 8.1).
@@ -331,6 +333,9 @@ pub enum Message {
         view: View,
         /// The attempt.
         incarnation: Incarnation,
+        /// The last lineages that the primary has reached together with other images (RFD 0032):
+        /// [`MAX_REACHED`](crate::MAX_REACHED) at most.
+        reached: Vec<(Uuid, Lineage)>,
     },
     /// The attempt has ended.
     Detached {

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Error;
-use peer::{Incarnation, Message, NodeId, Role, View};
+use peer::{Incarnation, Lineage, Message, NodeId, Role, View};
 use rt::fault::{self, Point};
 use uuid::Uuid;
 
@@ -61,6 +61,10 @@ impl Attempts {
         if self.again == 0 { Duration::ZERO } else { (FIRST_PAUSE * factor).min(LONGEST_PAUSE) }
     }
 }
+
+/// An attempt that was accepted, and what the primary had reached by then together with other
+/// images.
+pub(super) type Inheritance = (Incarnation, Vec<(Uuid, Lineage)>);
 
 /// An attempt, at the joiner.
 #[derive(Clone, Copy, Debug)]
@@ -183,13 +187,28 @@ impl Replica {
             config: Uuid::from_u128(record.config),
             others: others.map(|r| Other { image: r.image, new: r.new }).collect(),
             members: members.collect(),
+            inherited: self.inherited(record),
             hint: if member { in_sync_hint(record, self.me) } else { [None; 3] },
             boot: member.then(|| self.leg.log.boot(&self.core)),
         }
     }
 
+    /// What the primary that has brought this replica in sync for `record` had reached together with
+    /// others: it holds what that held (RFD 0032, 3.5).
+    fn inherited(&self, record: &Record) -> Vec<(Uuid, Lineage)> {
+        let inheritance = self.inheritance.borrow();
+        let of_record = inheritance.as_ref().filter(|(attempt, _)| record.has(self.me, *attempt));
+        of_record.map(|(_, reached)| reached.clone()).unwrap_or_default()
+    }
+
     /// The primary has begun to send everything here.
-    pub(super) fn take_accept(&self, from: NodeId, view: View, incarnation: Incarnation) {
+    pub(super) fn take_accept(
+        &self,
+        from: NodeId,
+        view: View,
+        incarnation: Incarnation,
+        reached: Vec<(Uuid, Lineage)>,
+    ) {
         let Some(mut joining) = self.joining.get() else { return };
         if joining.primary != from || joining.incarnation != incarnation {
             return;
@@ -197,6 +216,7 @@ impl Replica {
         fault::pass(Point::JoinerAccepted);
         joining.view = Some(view);
         self.joining.set(Some(joining));
+        self.inheritance.replace(Some((incarnation, reached)));
         self.view.set(view);
         self.signal.raise();
     }

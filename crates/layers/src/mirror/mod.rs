@@ -185,6 +185,7 @@ impl Mirror {
             opened: Cell::default(),
             tidings: RefCell::default(),
             joining: Cell::default(),
+            inheritance: RefCell::default(),
             turns,
             store: Box::new(records),
             timer: signal::Signal::default(),

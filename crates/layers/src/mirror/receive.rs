@@ -57,7 +57,9 @@ impl Replica {
             Message::Fetch { view, request, range } => {
                 self.spawn(Rc::clone(self).serve_fetch(link, view, request, range));
             }
-            Message::Accept { view, incarnation } => self.take_accept(from, view, incarnation),
+            Message::Accept { view, incarnation, reached } => {
+                self.take_accept(from, view, incarnation, reached);
+            }
             Message::Detached { incarnation } => {
                 self.take_detached(incarnation);
                 self.drop_attempt(from, incarnation);

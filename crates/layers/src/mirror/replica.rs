@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::agent::Store;
 use super::entries::Entries;
-use super::join::{Attempts, Joining};
+use super::join::{Attempts, Inheritance, Joining};
 use super::joiners::Joiners;
 use super::leg::Leg;
 use super::log::{FlushStamp, Region, Touch};
@@ -62,6 +62,8 @@ pub(super) struct Replica {
     pub(super) tidings: RefCell<Option<Tidings>>,
     /// The attempt to join that is under way.
     pub(super) joining: Cell<Option<Joining>>,
+    /// The last attempt that was accepted, and what the primary had reached with other images.
+    pub(super) inheritance: RefCell<Option<Inheritance>>,
     /// Whose turn it is to copy, among this primary and others on its node.
     pub(super) turns: Arc<Semaphore>,
     pub(super) store: Box<dyn Store>,

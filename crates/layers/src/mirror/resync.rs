@@ -144,7 +144,9 @@ impl Replica {
             joiner.todo = work.len() as u64 * self.leg.log.geometry().region_bytes();
         }
         tracing::info!(node = node.0, regions = work.len(), %view, "a resync begins");
-        link.send(Message::Accept { view, incarnation });
+        let others = self.leg.log.shared().into_iter().filter(|(of, _)| *of != image);
+        let reached = others.map(|(of, shared)| (of, shared.reached)).collect();
+        link.send(Message::Accept { view, incarnation, reached });
         let lacking = self.copy_all(attempt, image, work).await?;
         self.wait_for_contents(attempt, lacking).await?;
         self.cross_barrier(attempt).await?;

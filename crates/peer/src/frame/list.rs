@@ -49,11 +49,13 @@ pub(super) const SEQ_BYTES: usize = size_of::<U64>();
 pub(super) const REGION_BYTES: usize = size_of::<SentRegion>();
 const _: () = assert!(REGION_BYTES == 16);
 
-fn body<T: IntoBytes + Immutable>(items: &[T]) -> Body {
+/// The body that these make.
+pub(super) fn body<T: IntoBytes + Immutable>(items: &[T]) -> Body {
     Body::Bytes(items.as_bytes().to_vec())
 }
 
-fn items<'a, T>(fields: &Fields, body: &'a [u8]) -> Result<&'a [T], Bad>
+/// What a body that is nothing else holds.
+pub(super) fn items<'a, T>(fields: &Fields, body: &'a [u8]) -> Result<&'a [T], Bad>
 where
     T: FromBytes + Immutable + KnownLayout + Unaligned,
 {

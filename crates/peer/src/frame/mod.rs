@@ -44,6 +44,8 @@ pub const MAX_TAGS: usize = 4 * MAX_ENTRIES;
 pub const MAX_SEQS: usize = MAX_ENTRIES;
 /// Most regions in [`Message::Clear`].
 pub const MAX_REGIONS: usize = 8192;
+/// Most other images in [`Message::Accept`]: those that an intent log keeps marks for.
+pub const MAX_REACHED: usize = 3;
 /// Most bytes of marks in [`Message::Join`]: 2^20 regions.
 pub const MAX_MARK_BYTES: usize = 128 << 10;
 
@@ -366,6 +368,7 @@ fn check_length(fields: &Fields, bytes: u64, max_data_bytes: u32) -> Result<(), 
         Type::Commit => list(list::SEQ_BYTES, MAX_SEQS),
         Type::Clear | Type::Marked => list(list::REGION_BYTES, MAX_REGIONS),
         Type::Join => (bytes, (lease::SHARED_BYTES + MAX_MARK_BYTES) as u64),
+        Type::Accept => list(join::REACHED_BYTES, MAX_REACHED),
         Type::Summed if !failed => (fetch::DIGEST_BYTES as u64, fetch::DIGEST_BYTES as u64),
         Type::Data if !failed => (bytes, data),
         Type::Order | Type::Write if !fields.has(ZERO) => (whole(bytes, blocks), data),
@@ -426,7 +429,9 @@ fn fields(message: &Message) -> Result<Fields, Bad> {
         M::Join { incarnation, epoch, volume_bytes, region_shift, .. } => {
             join::join(*incarnation, *epoch, *volume_bytes, *region_shift)
         }
-        M::Accept { view, incarnation } => join::accept(*view, *incarnation),
+        M::Accept { view, incarnation, reached } => {
+            join::accept(*view, *incarnation, reached.len())
+        }
         M::Detached { incarnation } => join::detached(*incarnation),
         M::Clear { view, request, regions } => flush::clear(*view, *request, regions.len()),
         M::Marked { view, regions } => flush::marked(*view, regions.len()),
@@ -449,6 +454,7 @@ fn body(message: Message) -> Result<Body, Bad> {
         M::Commit { seqs, .. } => list::seqs(&seqs),
         M::Clear { regions, .. } | M::Marked { regions, .. } => list::regions(&regions),
         M::Join { shared, marks, .. } => join::join_body(&shared, &marks),
+        M::Accept { reached, .. } => join::accept_body(&reached),
         M::Summed { result, .. } => fetch::digest(&result),
         M::Order { change, .. } | M::Write { change, .. } => Body::Data(change.data),
         M::Forward { data, .. } => Body::Data(data),
@@ -469,7 +475,6 @@ fn body(message: Message) -> Result<Body, Bad> {
         | M::Flushed { .. }
         | M::Fetch { .. }
         | M::Repair { .. }
-        | M::Accept { .. }
         | M::Detached { .. }
         | M::Unreachable { .. }
         | M::Sum { .. } => Body::NONE,
@@ -512,7 +517,7 @@ fn parse(fields: &Fields, body: Body) -> Result<Message, Bad> {
         Type::Fetch => fetch::parse_fetch(fields)?,
         Type::Repair => fetch::parse_repair(fields)?,
         Type::Join => join::parse_join(fields, &body)?,
-        Type::Accept => join::parse_accept(fields),
+        Type::Accept => join::parse_accept(fields, &body)?,
         Type::Detached => join::parse_detached(fields),
         Type::Clear => flush::parse_clear(fields, &body)?,
         Type::Marked => flush::parse_marked(fields, &body)?,

@@ -1,5 +1,6 @@
 use block::{Blocks, Bufs, Epoch, Error, Lba, Pool};
 use proptest::prelude::*;
+use uuid::Uuid;
 
 use super::lease::SHARED_BYTES;
 use super::*;
@@ -127,11 +128,12 @@ fn standing() -> impl Strategy<Value = Message> {
     })
 }
 
+fn lineage() -> impl Strategy<Value = Lineage> {
+    let draw = (any::<u64>(), any::<u32>());
+    draw.prop_map(|(epoch, count)| Lineage { epoch: Epoch(epoch), count })
+}
+
 fn shared() -> impl Strategy<Value = SharedLineage> {
-    let lineage = || {
-        let draw = (any::<u64>(), any::<u32>());
-        draw.prop_map(|(epoch, count)| Lineage { epoch: Epoch(epoch), count })
-    };
     (lineage(), lineage()).prop_map(|(reached, cleared)| SharedLineage { reached, cleared })
 }
 
@@ -240,8 +242,12 @@ fn asking() -> impl Strategy<Value = Message> {
                 Message::Join { incarnation, epoch, volume_bytes, region_shift, shared, marks }
             }
         ),
-        (view(), any::<u64>())
-            .prop_map(|(view, i)| Message::Accept { view, incarnation: Incarnation(i) }),
+        (view(), any::<u64>(), prop::collection::vec((any::<u128>(), lineage()), 0..=MAX_REACHED))
+            .prop_map(|(view, incarnation, reached)| {
+                let reached = reached.into_iter().map(|(image, l)| (Uuid::from_u128(image), l));
+                let incarnation = Incarnation(incarnation);
+                Message::Accept { view, incarnation, reached: reached.collect() }
+            }),
         any::<u64>().prop_map(|i| Message::Detached { incarnation: Incarnation(i) }),
         (view(), any::<u64>(), prop::collection::vec(region(), 0..9))
             .prop_map(|(view, request, regions)| Message::Clear { view, request, regions }),
@@ -409,6 +415,7 @@ fn bodies_are_bounded_by_their_type() {
         (Type::Clear, MAX_REGIONS * 16, MAX_REGIONS),
         (Type::Marked, MAX_REGIONS * 16, MAX_REGIONS),
         (Type::Join, SHARED_BYTES + MAX_MARK_BYTES, 20),
+        (Type::Accept, MAX_REACHED * 32, MAX_REACHED),
         (Type::Write, MAX_DATA as usize, 1),
         (Type::Order, MAX_DATA as usize, 1),
         (Type::Forward, 2 * MAX_DATA as usize, 1),
@@ -527,7 +534,11 @@ fn samples() -> Vec<Message> {
             shared,
             marks: vec![0xcc],
         },
-        Message::Accept { view, incarnation },
+        Message::Accept {
+            view,
+            incarnation,
+            reached: vec![(Uuid::from_u128(0xff), shared.reached)],
+        },
         Message::Detached { incarnation },
         Message::Clear { view, request, regions: vec![(0, 0x1_0000)] },
         Message::Marked { view, regions: vec![(0, 0x1_0000)] },
@@ -567,8 +578,8 @@ fn hello() -> Hello {
         line: Line::Lane(Lane::Down),
         max_data_bytes: MAX_DATA_BYTES,
         features: 0x11,
-        cluster: uuid::Uuid::from_u128(0x22),
-        volume: uuid::Uuid::from_u128(0x33),
+        cluster: Uuid::from_u128(0x22),
+        volume: Uuid::from_u128(0x33),
         session: 0x44,
         from: NodeId(2),
         to: NodeId(1),

@@ -582,6 +582,7 @@ impl Life {
             config: Uuid::from_u128(1 + u128::from(rng.u64())),
             others: Vec::new(),
             members: Vec::new(),
+            inherited: Vec::new(),
             hint: [None; 3],
             boot: None,
         };

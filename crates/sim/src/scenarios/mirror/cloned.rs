@@ -8,7 +8,7 @@ use layers::mirror::Mirror;
 use rt::sim::{DiskSetup, Rng, World};
 
 use super::past::Copy;
-use super::{Bench, Node, Plan, machine, set_up, wires};
+use super::{Bench, Node, Plan, initiators, machine, set_up, wires};
 
 /// Of two processes that both reach the store one has ended after this time.
 const TOLD_APART: Duration = Duration::from_secs(15);
@@ -119,6 +119,7 @@ impl Bench {
             wires::draw(&self.world, self.world.rng(), &clone.host, &other.host);
             wires::draw(&self.world, self.world.rng(), &other.host, &clone.host);
         }
+        self.paths.borrow_mut().push(initiators::portal(&clone));
         self.start(&clone);
         clone
     }
@@ -168,6 +169,7 @@ impl Bench {
                 to.poke(0, &from.peek_durable(0, len));
             }
         }
+        self.paths.borrow_mut().retain(|path| *path != initiators::portal(clone));
         self.world.note(format!("{} is stopped for good", clone.host.name()));
         node.told_apart.set(false);
     }

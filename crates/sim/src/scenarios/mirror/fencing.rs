@@ -19,7 +19,7 @@ use rt::sim::{Rng, World};
 use tokio::sync::oneshot;
 use volume::{Caller, Unaltered, Volume};
 
-use super::{Bench, Offer, Plan, set_up};
+use super::{Bench, LivesPlan, Offer, Plan, set_up};
 
 /// Hosts that compete.
 const HOSTS: usize = 3;
@@ -82,6 +82,8 @@ pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
     let judge = Judge::new(&world);
     let theirs = Rc::clone(&judge);
     let offer: Offer = Rc::new(move |core, node, volume| theirs.paths(core, node, volume));
+    // Who registers has a path through every node, and none through a clone.
+    let plan = Plan { lives: LivesPlan::Single, ..plan };
     let bench = set_up(&world, plan, Some(offer)).await?;
     judge.begin(bench.block_size);
     let told = Rc::clone(&judge);

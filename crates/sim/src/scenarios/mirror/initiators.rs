@@ -3,7 +3,7 @@
 //! They stay on a path as long as that answers, and go to another node when it does not, or when that says
 //! that it cannot: so what one node has answered is read at another.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
@@ -11,7 +11,7 @@ use rt::sim::{Rng, World};
 
 use super::super::book::Book;
 use super::super::iscsi::Iscsi;
-use super::super::node::{self, LAST, PORT, Paths, ROUND, Talk};
+use super::super::node::{self, LAST, PORT, ROUND, Talk};
 use super::super::nvme::Nvme;
 use super::{BYTES, Node, Offer, Plan, set_up};
 
@@ -33,16 +33,19 @@ async fn with<T: Talk>(world: World, plan: Plan) -> Result<(), String> {
     let told = Rc::clone(&book);
     bench.shared.on_crash(move |loss| told.crash(loss));
     bench.begin();
-    let paths: Paths = Rc::new(RefCell::new(addresses(&bench.nodes)));
     let (over, rng) = (Rc::new(Cell::new(0)), world.rng());
-    let clients = node::clients::<T>(&paths, &book, &over);
+    let clients = node::clients::<T>(&bench.paths, &book, &over);
     for _ in 0..rng.between(2, 8) {
         book.allow(ROUND);
         bench.mischief().await?;
     }
+    book.allow(ROUND);
+    bench.believe_neither().await?;
+    // Who has lost a disk learns it when that is used.
+    book.allow(ROUND);
     bench.calm_down().await?;
     // Who has no replica any more has nothing to serve.
-    paths.replace(addresses(&bench.replicas()));
+    bench.paths.replace(bench.replicas().iter().map(|node| portal(node)).collect());
     book.calm();
     book.allow(LAST);
     // Without faults: everything is carried out, read once more, and equal everywhere.
@@ -52,7 +55,7 @@ async fn with<T: Talk>(world: World, plan: Plan) -> Result<(), String> {
     bench.settled().await
 }
 
-/// Where initiators reach the nodes.
-fn addresses(nodes: &[Rc<Node>]) -> Vec<SocketAddr> {
-    nodes.iter().map(|node| SocketAddr::new(node.host.address(), PORT)).collect()
+/// Where initiators reach a machine that is a node.
+pub(super) fn portal(node: &Node) -> SocketAddr {
+    SocketAddr::new(node.host.address(), PORT)
 }

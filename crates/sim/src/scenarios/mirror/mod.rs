@@ -52,6 +52,7 @@ use uuid::Uuid;
 use volume::{Gate, Standing, Volume};
 
 use super::clients::{Client, Shared};
+use super::node::Paths;
 use super::storage::draw_host_faults;
 use store::Store;
 use wires::Ports;
@@ -181,6 +182,8 @@ struct Bench {
     mistake: Mistake,
     /// What a node does with the volume; without it clients on the node use it.
     offer: Option<Offer>,
+    /// Where initiators find the volume: every machine that runs as a node, its clone too.
+    paths: Paths,
 }
 
 /// Offers the volume of a node to others.
@@ -211,10 +214,9 @@ async fn set_up(world: &World, plan: Plan, offer: Option<Offer>) -> Result<Rc<Be
         node.image.set(Some(prepare(node, block_size, 0).await?));
     }
     let ports = if rng.chance(0.5) { Ports::Alike } else { Ports::Apart };
-    // Hosts would not look for a clone.
-    let lives = if offer.is_some() { LivesPlan::Single } else { plan.lives };
-    let bench = assemble(world, nodes, block_size, ports, Plan { lives, ..plan });
+    let bench = assemble(world, nodes, block_size, ports, plan);
     let bench = Rc::new(Bench { offer, ..bench });
+    bench.paths.replace(bench.nodes.iter().map(|node| initiators::portal(node)).collect());
     let network = Rng::new(world.seed(), "network");
     for (a, b) in bench.nodes.iter().flat_map(|a| bench.nodes.iter().map(move |b| (a, b))) {
         wires::draw(world, &network, &a.host, &b.host);
@@ -344,6 +346,7 @@ fn assemble(
         changing: Cell::new(false),
         mistake: plan.mistake,
         offer: None,
+        paths: Paths::default(),
     }
 }
 

@@ -31,6 +31,9 @@ pub struct Adoption {
     /// The images that are in sync in it beside this one, if this one is: with these it reaches the
     /// beginning of the epoch (RFD 0032).
     pub members: Vec<Uuid>,
+    /// What was reached together with images by the one that has brought this one in sync, if this
+    /// one is: it holds the same (RFD 0032, 3.5).
+    pub inherited: Vec<(Uuid, Lineage)>,
     /// The nodes in sync, for messages.
     pub hint: [Option<Uuid>; 3],
     /// [`LogArea::boot`](crate::file::LogArea::boot), if the image is in sync in it: as long as it lasts, what the
@@ -177,6 +180,16 @@ impl Superblock {
         self
     }
 
+    /// As it is when the image holds what one holds that has reached this with others.
+    fn inheriting(mut self, inherited: &[(Uuid, Lineage)]) -> Self {
+        for slot in &mut self.slots {
+            let of_slot = inherited.iter().filter(|(image, _)| slot.image == Some(*image));
+            let reached = of_slot.map(|(_, lineage)| *lineage).max().unwrap_or_default();
+            slot.shared.reached = slot.shared.reached.max(reached);
+        }
+        self
+    }
+
     /// What it says was adopted; `None` if nothing was yet, or nobody knows any more.
     pub(super) fn adopted(&self) -> Option<Adopted> {
         let Self { epoch, config, hint, .. } = *self;
@@ -230,6 +243,7 @@ impl Inner {
         let mut new = Superblock { epoch, config, hint, slots, boot, ..old };
         if next.boot.is_some() {
             let reached = Lineage::first(Epoch(epoch));
+            new = new.inheriting(&next.inherited);
             new = new.advanced(&Advance { reached, together: next.members, cleared: None });
         }
         self.replace(new, 0).await?;

@@ -124,6 +124,7 @@ impl World {
         if let Some(record) = record {
             self.node(n).image = (record.epoch, record.config);
             let members: Vec<_> = record.in_sync.iter().map(|m| m.node).collect();
+            self.inherit(n, &record);
             self.record(n, Lineage::first(record.epoch), &members, false);
         }
         self.tell(n, Event::Began(view));
@@ -432,10 +433,13 @@ impl World {
         };
         let value = self.nodes[source].leg.volatile;
         let view = self.view(p);
+        let known = self.nodes[p].lineages.shared.iter();
+        let reached = known.map(|(image, shared)| (*image, shared.reached)).collect();
         let joiner = self.node(t);
         joiner.set_back &= source == t;
         joiner.lives += 1;
         let incarnation = Incarnation(u64::from(id(t).0) * 100 + joiner.lives);
+        joiner.inheritance = Some((incarnation, reached));
         let listed = Listed { node: id(t), incarnation };
         joiner.entries.clear();
         (joiner.leg.volatile, joiner.leg.durable, joiner.leg.marked) = (value, value, true);

@@ -234,6 +234,13 @@ mod sound {
     }
 
     #[test]
+    fn three_join_one_after_the_other_and_one_was_set_back() {
+        Scope::new(3, &[0], |b| (b.joins, b.kills, b.breaks) = (2, 1, 1))
+            .set_back()
+            .holds(20_000..=20_000);
+    }
+
+    #[test]
     fn copies_are_taken_and_put_back_at_any_moment() {
         Scope::new(2, &[0], |b| {
             (b.copies, b.set_backs, b.kills, b.flushes, b.joins) = (1, 1, 1, 1, 1);

@@ -141,6 +141,8 @@ pub(super) struct Node {
     pub(super) image: (Epoch, u128),
     pub(super) lineages: Lineages,
     pub(super) leg: Leg,
+    /// Its last attempt to join, and what the primary had reached then with other images.
+    pub(super) inheritance: Option<(Incarnation, Vec<(Uuid, Lineage)>)>,
     /// A copy of the image: what it has adopted and recorded, and what it holds durably.
     pub(super) copy: Option<Rc<Copied>>,
     /// The image was set back to the copy.
@@ -288,6 +290,7 @@ impl World {
             lineages: Lineages::default(),
             leg: Leg::default(),
             copy: None,
+            inheritance: None,
             set_back: false,
             entries: Vec::new(),
             begin: None,
@@ -679,6 +682,22 @@ impl World {
             }
         }
         lineages.shared.sort_unstable_by_key(|(image, _)| *image);
+    }
+
+    /// Node `n`, which is a member by `record` as its last attempt ended, holds what the primary of
+    /// that held.
+    pub(super) fn inherit(&mut self, n: usize, record: &Record) {
+        let Some((attempt, reached)) = self.nodes[n].inheritance.clone() else { return };
+        if !record.has(id(n), attempt) {
+            return;
+        }
+        let lineages = &mut self.node(n).lineages;
+        for (_, shared, lineage) in lineages.shared.iter_mut().filter_map(|(image, shared)| {
+            let (_, lineage) = reached.iter().find(|(of, _)| of == image)?;
+            Some((image, shared, *lineage))
+        }) {
+            shared.reached = shared.reached.max(lineage);
+        }
     }
 
     /// A put takes effect, or does not, and who asked for it learns which, unless it was cut off.

@@ -34,7 +34,8 @@ fn superblock(epoch: u64, config: u128) -> Superblock {
 
 fn adoption(epoch: u64, config: u128, others: Vec<Other>) -> Adoption {
     let (config, members, hint) = (Uuid::from_u128(config), Vec::new(), [None; 3]);
-    Adoption { epoch, config, others, members, hint, boot: None }
+    let inherited = Vec::new();
+    Adoption { epoch, config, others, members, inherited, hint, boot: None }
 }
 
 #[test]
@@ -109,6 +110,20 @@ fn lineages_go_forwards_and_only_for_those_that_are_named() {
     assert_eq!(new.slots[2], SlotEntry::default(), "it is nobody's");
     let older = Advance { reached: at(4, 9), together: vec![image(1)], cleared: None };
     assert_eq!(new.advanced(&older), new, "what is older changes nothing");
+}
+
+/// Who was brought in sync holds what the source held: a third replica takes neither for older.
+#[test]
+fn what_the_source_has_reached_with_others_is_reached() {
+    let shared = SharedLineage { reached: at(4, 0), cleared: at(4, 0) };
+    let mut old = superblock(5, 50);
+    old.slots[0] = SlotEntry { image: A, shared, forgotten: true, ..SlotEntry::default() };
+    old.slots[1] = SlotEntry { image: B, shared, ..SlotEntry::default() };
+    let new = old.inheriting(&[(image(1), at(5, 1)), (image(2), at(3, 9)), (image(3), at(7, 7))]);
+    assert_eq!(new.slots[0].shared, SharedLineage { reached: at(5, 1), ..shared });
+    assert!(new.slots[0].forgotten, "what was forgotten is not known again");
+    assert_eq!(new.slots[1].shared, shared, "what is older changes nothing");
+    assert_eq!((new.slots[2], new.lineage), (SlotEntry::default(), old.lineage));
 }
 
 #[test]
