@@ -155,14 +155,30 @@ impl Member {
         }
     }
 
-    /// A replica that was linked before the read began knows of an epoch that the store does not.
+    /// A replica that was linked before the read began knows of an epoch that the store does not; or
+    /// one did that is away by now, which is how the record was refused before.
     fn overtaken(&self, record: &Record, stale: bool) -> Option<Refusal> {
-        let ahead = |s: &Standing| {
-            s.epoch > record.epoch || s.epoch == record.epoch && s.config != record.config
+        if self.settings.believes_store() {
+            return None;
+        }
+        let ahead = |epoch: Epoch, config: u128| {
+            epoch > record.epoch || epoch == record.epoch && config != record.config
         };
-        let (&node, standing) = self.standings.iter().find(|(_, s)| ahead(s))?;
-        let refused = !stale && !self.settings.believes_store();
-        refused.then_some(Refusal::PeerAhead { node, epoch: standing.epoch })
+        let away = |node: NodeId| !self.standings.contains_key(&node);
+        match self.refused {
+            Some(why @ Refusal::PeerAhead { node, epoch, config })
+                if ahead(epoch, config) && away(node) && record.image(node).is_some() =>
+            {
+                Some(why)
+            }
+            _ if stale => None,
+            _ => {
+                let mut heard = self.standings.iter();
+                let (&node, standing) = heard.find(|(_, s)| ahead(s.epoch, s.config))?;
+                let (epoch, config) = (standing.epoch, standing.config);
+                Some(Refusal::PeerAhead { node, epoch, config })
+            }
+        }
     }
 
     pub(super) fn put_ended(&mut self, now: Duration, outcome: Put) {
@@ -331,7 +347,7 @@ impl Member {
         let continuous = record.others(self.me).any(|m| self.says_member(&m));
         let last = record.in_sync.len() == 1;
         let heard = || record.others(self.me).all(|m| self.says_lost(&m));
-        let clean = self.image.clean && self.mute().next().is_none();
+        let clean = self.image.holds_all() && self.mute().next().is_none();
         let allowed = last || clean || heard() && self.preferred() == Some(self.me);
         waited && !continuous && allowed && self.must_not_lead().is_none()
     }

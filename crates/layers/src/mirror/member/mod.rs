@@ -451,8 +451,8 @@ impl Member {
         }
         let mute: Vec<_> = self.mute().collect();
         match leader {
-            _ if self.image.clean && mute.is_empty() => Why::Leads(self.me),
-            _ if self.image.clean => Why::Mute(mute),
+            _ if self.image.holds_all() && mute.is_empty() => Why::Leads(self.me),
+            _ if self.image.holds_all() => Why::Mute(mute),
             Some(leader) if silent.is_empty() => Why::Leads(leader),
             _ => Why::Blackout(silent),
         }

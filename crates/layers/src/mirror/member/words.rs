@@ -115,6 +115,16 @@ pub struct Image {
     pub lost: bool,
 }
 
+impl Image {
+    /// Whether it certainly holds whatever any replica holds (5.6 b). A clean log shows that of the
+    /// image that was used last, and of a copy of it nothing; the copy of another machine, or of an
+    /// earlier boot, cannot be told from it.
+    #[must_use]
+    pub fn holds_all(&self) -> bool {
+        self.clean && self.same_boot
+    }
+}
+
 /// Who knows that an image is an older copy of what it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SetBack {
@@ -347,6 +357,8 @@ pub enum Refusal {
         node: NodeId,
         /// The epoch it has adopted.
         epoch: Epoch,
+        /// That epoch's name.
+        config: u128,
     },
 }
 

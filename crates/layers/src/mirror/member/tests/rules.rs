@@ -307,7 +307,7 @@ fn who_leads_after_a_blackout() {
         ("c: the last primary leads", &[2, 1], false, Some(stands(2, 1, Role::Returned)), false),
     ];
     for (what, members, clean, heard, leads) in cases {
-        let mut member = boot(1, 1, Image { clean, ..image(1, 1) });
+        let mut member = boot(1, 1, Image { clean, same_boot: clean, ..image(1, 1) });
         let record = record(1, members);
         assert!(member.apply(START, read(&record)).contains(&Action::Outside), "{what}");
         let _ = member.apply(START, Event::LinkUp(NodeId(2)));
@@ -376,10 +376,19 @@ fn a_new_volume_is_led_at_once_with_all_its_replicas() {
 /// 5.6 b: one whose log is clean waits for nobody who has no session.
 #[test]
 fn a_clean_log_leads_where_the_others_are_away() {
-    let mut member = boot(1, 1, Image { clean: true, ..image(1, 1) });
+    let mut member = boot(1, 1, Image { clean: true, same_boot: true, ..image(1, 1) });
     let _ = member.apply(START, read(&record(1, &[1, 2])));
     assert!(!reads(&member.apply(ms(2999), Event::Tick)));
     assert!(reads(&member.apply(ms(3000), Event::Tick)));
+}
+
+/// The image may be a copy of the one that was used last, and that one in use elsewhere.
+#[test]
+fn a_clean_log_of_another_boot_waits_for_the_others() {
+    let mut member = boot(1, 1, Image { clean: true, same_boot: false, ..image(1, 1) });
+    let _ = member.apply(START, read(&record(1, &[1, 2])));
+    assert!(!reads(&member.apply(ms(30_000), Event::Tick)));
+    assert_eq!(member.waits_for(ms(30_000)), Some(Why::Blackout(vec![NodeId(2)])));
 }
 
 /// 5.6 d
@@ -508,9 +517,41 @@ fn a_peer_that_is_ahead_stops_it() {
     let _ = member.apply(ms(1), Event::LinkUp(NodeId(3)));
     let ahead = Standing { epoch: Epoch(9), ..member.standing() };
     assert!(reads(&member.apply(ms(2), Event::Heard(NodeId(3), Say::Standing(ahead)))));
-    let why = Refusal::PeerAhead { node: NodeId(3), epoch: Epoch(9) };
+    let (node, epoch, config) = (NodeId(3), Epoch(9), ahead.config);
+    let why = Refusal::PeerAhead { node, epoch, config };
     assert!(member.apply(ms(3), read(&record(1, &[1]))).contains(&Action::Refused(why)));
     assert!(!member.serves(ms(3)));
+}
+
+/// What the store lacks is remembered when the one that has told it is away, until the store has it.
+#[test]
+fn a_peer_that_was_ahead_and_is_away_still_stops_it() {
+    let holds_all = Image { clean: true, same_boot: true, ..image(2, 2) };
+    let restored = record(3, &[1, 2]);
+    let mut member = boot(2, 0, holds_all);
+    let _ = member.apply(START, read(&restored));
+    let _ = member.apply(START, Event::LinkUp(NodeId(1)));
+    let Event::Heard(from, Say::Standing(said)) = stands(1, 0, Role::Unknown) else {
+        unreachable!()
+    };
+    let ahead = Standing { epoch: Epoch(3), config: 33, ..said };
+    assert!(reads(&member.apply(ms(1), Event::Heard(from, Say::Standing(ahead)))));
+    let why = Refusal::PeerAhead { node: from, epoch: Epoch(3), config: 33 };
+    assert!(member.apply(ms(2), read(&restored)).contains(&Action::Refused(why)));
+    let _ = member.apply(ms(3), Event::LinkDown(NodeId(1)));
+    for at in [4, 4000, 8000] {
+        let actions = member.apply(ms(at), read(&restored));
+        assert!(put(&actions).is_none(), "{actions:?}");
+        assert_eq!(member.waits_for(ms(at)), Some(Why::Refused(why)));
+    }
+    // The record that it has spoken of, and one in which its image is no more.
+    let mut gone = record(3, &[2]);
+    gone.replicas.retain(|r| r.node != NodeId(1));
+    for believed in [Record { config: 33, ..record(3, &[1, 2]) }, record(4, &[1, 2]), gone] {
+        let mut member = member.clone();
+        let _ = member.apply(ms(9000), read(&believed));
+        assert_ne!(member.waits_for(ms(9000)), Some(Why::Refused(why)), "{believed:?}");
+    }
 }
 
 /// Whom it asks for a promise.
@@ -776,7 +817,7 @@ fn nobody_leads_over_a_member_whose_leg_has_failed() {
     let mut failed = second(&[1, 2]);
     let _ = failed.apply(ms(1), Event::LegFailed);
     let says = Event::Heard(NodeId(2), Say::Standing(failed.standing()));
-    let mut returned = boot(1, 1, Image { clean: true, ..image(1, 1) });
+    let mut returned = boot(1, 1, Image { clean: true, same_boot: true, ..image(1, 1) });
     let _ = returned.apply(START, read(&record(1, &[1, 2])));
     let _ = returned.apply(START, Event::LinkUp(NodeId(2)));
     let _ = returned.apply(START, says);
@@ -905,7 +946,7 @@ fn an_older_copy_does_not_lead_unless_it_is_forced() {
         Record { history, ..record(1, in_sync) }
     };
     for (own, leads) in [(4, true), (3, false)] {
-        let mut alone = boot(1, 1, Image { clean: true, ..image(1, 1) });
+        let mut alone = boot(1, 1, Image { clean: true, same_boot: true, ..image(1, 1) });
         alone.remember(lineages(own, SharedLineage::default()));
         let _ = alone.apply(ms(1), read(&record(&[1])));
         let put = put(&alone.apply(ms(3001), read(&record(&[1]))));

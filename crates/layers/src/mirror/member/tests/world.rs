@@ -647,7 +647,8 @@ impl World {
         let Some(copy) = node.copy.take() else { return };
         let Copied { image, lineages, leg } = (*copy).clone();
         (node.image, node.lineages, node.leg) = (image, lineages, leg);
-        (node.set_back, node.same_boot) = (true, false);
+        // Of the same boot, as where a file is put back: what a copy says of that counts.
+        node.set_back = true;
     }
 
     /// What node `n` has recorded, as its machine is told.
