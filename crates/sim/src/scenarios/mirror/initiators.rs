@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use rt::sim::{Rng, World};
 
@@ -14,6 +15,9 @@ use super::super::iscsi::Iscsi;
 use super::super::node::{self, LAST, PORT, ROUND, Talk};
 use super::super::nvme::Nvme;
 use super::{BYTES, Node, Offer, Plan, set_up};
+
+/// In this time what clients have asked for comes to its end.
+const QUIET: Duration = Duration::from_secs(5);
 
 /// Plays it, with one of the protocols.
 pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
@@ -44,6 +48,9 @@ async fn with<T: Talk>(world: World, plan: Plan) -> Result<(), String> {
     // Who has lost a disk learns it when that is used.
     book.allow(ROUND);
     bench.calm_down().await?;
+    // Resets abort what others have begun: the last of them are over before nothing may fail.
+    book.allow(0);
+    tokio::time::sleep(QUIET).await;
     // Who has no replica any more has nothing to serve.
     bench.paths.replace(bench.replicas().iter().map(|node| portal(node)).collect());
     book.calm();
