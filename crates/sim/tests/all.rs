@@ -4,7 +4,9 @@
 mod determinism;
 mod disks;
 mod many_volumes;
+mod mirrored;
 mod network;
 mod planted;
 mod rules;
 mod scenarios;
+mod unreadable;
