@@ -134,6 +134,29 @@ async fn get<T: DeserializeOwned>(
     Ok(Some((decode(&entry)?, entry.revision)))
 }
 
+/// The life that an entry under [`LIVES`] holds.
+///
+/// # Errors
+/// [`MetaError::Damaged`].
+pub fn registered(entry: &Entry) -> Result<Registered, MetaError> {
+    decode(entry)
+}
+
+/// The condition under which `life` is `node`, for a commit that it alone may make; `None` if
+/// another one is.
+///
+/// # Errors
+/// [`MetaError`].
+pub async fn condition(
+    meta: &dyn Meta,
+    node: NodeId,
+    life: Uuid,
+) -> Result<Option<Change>, MetaError> {
+    let held = get::<Registered>(meta, &key(node)).await?;
+    let ours = held.filter(|(held, _)| held.life.life == life);
+    Ok(ours.map(|(_, at)| Change { key: key(node), expect: Expect::Still(at), value: None }))
+}
+
 /// Makes `own` the life of `node`, unless another one goes on. `is_alone`: nobody but this process can have used the
 /// store, as it runs the store's only member.
 ///

@@ -102,6 +102,8 @@ pub enum Expect {
     Absent,
     /// The key as this commit wrote it.
     At(Revision),
+    /// The same, and it stays: a condition only.
+    Still(Revision),
 }
 
 /// A change of one key.
@@ -116,9 +118,13 @@ pub struct Change {
 }
 
 impl Change {
-    /// Whether it only has the commit refused if the key is there.
+    /// Whether it changes nothing, and only has the commit refused if the key is not as expected.
     fn is_condition(&self) -> bool {
-        self.expect == Expect::Absent && self.value.is_none()
+        match self.expect {
+            Expect::Absent => self.value.is_none(),
+            Expect::At(_) => false,
+            Expect::Still(_) => true,
+        }
     }
 }
 
@@ -230,7 +236,7 @@ pub trait Meta: Send + Sync {
 
     /// Makes all of `changes` or none of them, and says which commit that was. Durable when it is
     /// answered. There is at least one change and no key is named twice. A change that expects no
-    /// key and removes it is a condition only.
+    /// key and removes it is a condition only, and so is [`Expect::Still`].
     ///
     /// After [`MetaError::Unknown`], or if nobody waits for the answer, it may take effect at any
     /// time; after [`MetaError::Failed`] it may have happened. Read before deciding again.

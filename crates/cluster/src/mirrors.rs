@@ -17,10 +17,12 @@ use block::Epoch;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use layers::mirror::record::{Put, Record, Records, Unreachable};
+use peer::NodeId;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
+use crate::lives;
 use crate::meta::{Change, Entry, Expect, Meta, MetaError, Revision};
 
 /// What the keys begin with.
@@ -94,6 +96,9 @@ pub fn remove(volume: Uuid, at: Revision) -> Change {
     Change { key: key(volume), expect: Expect::At(at), value: None }
 }
 
+/// The process that puts records: its node, and its life.
+pub type Own = (NodeId, Uuid);
+
 /// A question to the store.
 enum Ask {
     Read { volume: Uuid, answer: oneshot::Sender<Result<Record, Unreachable>> },
@@ -153,11 +158,16 @@ impl fmt::Debug for Mirrors {
 
 impl Mirrors {
     /// The records in `meta`, and what answers for them: to be run where `meta` lives, until all
-    /// handles are gone. `bound` is the longest time that one call of the store takes.
-    pub fn new(meta: Arc<dyn Meta>, bound: Duration) -> (Self, impl Future<Output = ()> + Send) {
+    /// handles are gone. `bound` is the longest time that one call of the store takes. Records are
+    /// put as long as `own` is the life of its node (RFD 0035, 5.2), if there are lives.
+    pub fn new(
+        meta: Arc<dyn Meta>,
+        bound: Duration,
+        own: Option<Own>,
+    ) -> (Self, impl Future<Output = ()> + Send) {
         let (asks, asked) = mpsc::channel(QUEUE);
         let waiters = Arc::<Waiters>::default();
-        let serve = serve(meta, asked, Arc::clone(&waiters));
+        let serve = serve((meta, own), asked, Arc::clone(&waiters));
         (Self { asks, waiters, bound }, serve)
     }
 
@@ -214,7 +224,7 @@ impl Records for MetaRecords {
         let (answer, answered) = oneshot::channel();
         let put = Box::new(NewRecord { after, config, value: record.to_bytes() });
         let ask = Ask::Put { volume: self.volume, put, answer };
-        self.ask(2, ask, answered).await.unwrap_or(Put::Unknown)
+        self.ask(3, ask, answered).await.unwrap_or(Put::Unknown)
     }
 
     async fn changed(&self) {
@@ -230,7 +240,11 @@ fn look_again(volume: Uuid) -> Duration {
 }
 
 /// Answers until all handles are gone.
-async fn serve(meta: Arc<dyn Meta>, mut asked: mpsc::Receiver<Ask>, waiters: Arc<Waiters>) {
+async fn serve(
+    (meta, own): (Arc<dyn Meta>, Option<Own>),
+    mut asked: mpsc::Receiver<Ask>,
+    waiters: Arc<Waiters>,
+) {
     let meta = &*meta;
     let mut follow = pin!(follow(meta, &waiters));
     let mut running = FuturesUnordered::new();
@@ -239,7 +253,7 @@ async fn serve(meta: Arc<dyn Meta>, mut asked: mpsc::Receiver<Ask>, waiters: Arc
             biased;
             Some(()) = running.next(), if !running.is_empty() => {}
             ask = asked.recv(), if running.len() < AT_ONCE => match ask {
-                Some(ask) => running.push(reply(meta, ask)),
+                Some(ask) => running.push(reply(meta, own, ask)),
                 None => break,
             },
             () = &mut follow => {}
@@ -248,7 +262,7 @@ async fn serve(meta: Arc<dyn Meta>, mut asked: mpsc::Receiver<Ask>, waiters: Arc
     while running.next().await.is_some() {}
 }
 
-async fn reply(meta: &dyn Meta, ask: Ask) {
+async fn reply(meta: &dyn Meta, own: Option<Own>, ask: Ask) {
     match ask {
         // Who does not wait any more has taken silence for an answer. A put that was not begun
         // then had better not be.
@@ -258,7 +272,7 @@ async fn reply(meta: &dyn Meta, ask: Ask) {
             let _ = answer.send(read(meta, volume).await.map(|(record, _)| record));
         }
         Ask::Put { volume, put, answer } => {
-            let _ = answer.send(self::put(meta, volume, *put).await);
+            let _ = answer.send(self::put(meta, own, volume, *put).await);
         }
     }
 }
@@ -281,7 +295,7 @@ async fn read(meta: &dyn Meta, volume: Uuid) -> Result<(Record, Revision), Unrea
     }
 }
 
-async fn put(meta: &dyn Meta, volume: Uuid, new: NewRecord) -> Put {
+async fn put(meta: &dyn Meta, own: Option<Own>, volume: Uuid, new: NewRecord) -> Put {
     // Nothing is sent after a failed read. Still nobody may conclude that the record is another
     // one, which is what the other answer says.
     let Ok((held, revision)) = read(meta, volume).await else { return Put::Unknown };
@@ -289,10 +303,23 @@ async fn put(meta: &dyn Meta, volume: Uuid, new: NewRecord) -> Put {
         return Put::Refused;
     }
     let expect = Expect::At(revision);
-    let change = Change { key: key(volume), expect, value: Some(new.value) };
-    match meta.commit(vec![change]).await {
+    let mut changes = vec![Change { key: key(volume), expect, value: Some(new.value) }];
+    if let Some((node, life)) = own {
+        match lives::condition(meta, node, life).await {
+            Ok(Some(condition)) => changes.push(condition),
+            Ok(None) => {
+                tracing::warn!(%volume, %node, "another process is this node: no record is put");
+                return Put::Unknown;
+            }
+            Err(error) => {
+                tracing::debug!(%volume, %error, "it is not known whether this process is its node");
+                return Put::Unknown;
+            }
+        }
+    }
+    match meta.commit(changes).await {
         Ok(_) => Put::Done,
-        Err(MetaError::Changed { .. }) => Put::Refused,
+        Err(MetaError::Changed { key }) if volume_of_key(&key) == Some(volume) => Put::Refused,
         Err(error) => {
             tracing::debug!(%volume, %error, "a record of the mirror was put without an answer");
             Put::Unknown
@@ -373,7 +400,7 @@ mod tests {
 
     async fn puts(fate: Fate) -> (Put, Record) {
         let (_model, meta) = setup(fate).await;
-        let (mirrors, serve) = Mirrors::new(meta, BOUND);
+        let (mirrors, serve) = Mirrors::new(meta, BOUND, None);
         tokio::spawn(serve);
         let records = mirrors.of(VOLUME);
         let put = records.put(Epoch(1), 11, &record(2)).await;
@@ -390,10 +417,36 @@ mod tests {
         assert_eq!(puts(Fate::Refused).await, (Put::Unknown, record(1)));
     }
 
+    /// RFD 0035, 5.2: whoever has been replaced changes nothing any more, whether it knows that or not.
+    #[tokio::test(start_paused = true)]
+    async fn a_life_that_was_replaced_puts_no_record() {
+        let node = NodeId(2);
+        let life = |n: u128| lives::Life {
+            life: Uuid::from_u128(n),
+            host: String::new(),
+            addresses: Vec::new(),
+            machine: String::new(),
+            boot: String::new(),
+            lock: (0, 0),
+        };
+        let (_model, meta) = setup(Fate::WELL).await;
+        let (mirrors, serve) =
+            Mirrors::new(Arc::clone(&meta), BOUND, Some((node, Uuid::from_u128(1))));
+        tokio::spawn(serve);
+        let records = mirrors.of(VOLUME);
+        assert_eq!(records.put(Epoch(1), 11, &record(2)).await, Put::Unknown, "nobody is the node");
+        lives::claim(&*meta, node, &life(1), false).await.unwrap();
+        assert_eq!(records.put(Epoch(1), 11, &record(2)).await, Put::Done);
+        lives::claim(&*meta, node, &life(2), false).await.unwrap();
+        let after = record(2);
+        let put = records.put(Epoch(2), after.config, &record(3)).await;
+        assert_eq!((put, records.read().await), (Put::Unknown, Ok(after)));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn only_the_expected_record_is_replaced() {
         let (_model, meta) = setup(Fate::WELL).await;
-        let (mirrors, serve) = Mirrors::new(meta, BOUND);
+        let (mirrors, serve) = Mirrors::new(meta, BOUND, None);
         tokio::spawn(serve);
         let records = mirrors.of(VOLUME);
         assert_eq!(records.put(Epoch(1), 12, &record(2)).await, Put::Refused);
@@ -406,7 +459,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_waits_is_woken_by_changes_of_his_volume_and_seldom_without_one() {
         let (_model, meta) = setup(Fate::WELL).await;
-        let (mirrors, serve) = Mirrors::new(Arc::clone(&meta), BOUND);
+        let (mirrors, serve) = Mirrors::new(Arc::clone(&meta), BOUND, None);
         tokio::spawn(serve);
         let (mine, other) = (mirrors.of(VOLUME), mirrors.of(Uuid::from_u128(8)));
         // The first look of the follower wakes everybody.
@@ -443,7 +496,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_waits_no_more_leaves_nothing() {
         let (_model, meta) = setup(Fate::WELL).await;
-        let (mirrors, _serve) = Mirrors::new(meta, BOUND);
+        let (mirrors, _serve) = Mirrors::new(meta, BOUND, None);
         let one = mirrors.of(VOLUME);
         let two = one.clone();
         let waiters = || mirrors.waiters.0.lock().unwrap().get(&VOLUME).map(Vec::len);
@@ -457,13 +510,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_ever_for_a_control_thread_that_hangs() {
         let (_model, meta) = setup(Fate::WELL).await;
-        let (mirrors, serve) = Mirrors::new(meta, BOUND);
+        let (mirrors, serve) = Mirrors::new(meta, BOUND, None);
         let records = mirrors.of(VOLUME);
         let begun = Instant::now();
         assert_eq!(records.read().await, Err(Unreachable));
         assert_eq!(begun.elapsed(), BOUND);
         assert_eq!(records.put(Epoch(1), 11, &record(2)).await, Put::Unknown);
-        assert_eq!(begun.elapsed(), BOUND * 3);
+        assert_eq!(begun.elapsed(), BOUND * 4);
         // A put that was given up before it was begun is not begun.
         tokio::spawn(serve);
         assert_eq!(records.read().await, Ok(record(1)));
@@ -475,7 +528,7 @@ mod tests {
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime().unwrap().block_on(async {
             let (_model, meta) = setup(Fate::WELL).await;
-            let (mirrors, serve) = Mirrors::new(meta, BOUND);
+            let (mirrors, serve) = Mirrors::new(meta, BOUND, None);
             tokio::spawn(serve);
             let records = mirrors.of(VOLUME);
             let elsewhere = move || runtime().unwrap().block_on(records.read());

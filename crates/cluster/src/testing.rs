@@ -117,6 +117,17 @@ async fn conditions_change_nothing(store: &Store) {
     assert_eq!(refused, Err(MetaError::Changed { key: "b".into() }));
     assert_eq!(next(&mut watch).await.unwrap().key, "a");
     assert_eq!(next(&mut watch).await.unwrap().key, "b");
+    // One that is to stay stays, and is refused when it has not.
+    let held = store.get("a").await.unwrap().unwrap();
+    let still = || Change { key: "a".into(), expect: Expect::Still(held.revision), value: None };
+    store.commit(vec![put("c", Expect::Absent, ""), still()]).await.unwrap();
+    assert_eq!(store.get("a").await, Ok(Some(held.clone())));
+    store.commit(vec![put("a", Expect::At(held.revision), "x")]).await.unwrap();
+    let refused = store.commit(vec![still(), put("d", Expect::Absent, "")]).await;
+    assert_eq!(refused, Err(MetaError::Changed { key: "a".into() }));
+    for key in ["c", "a"] {
+        assert_eq!(next(&mut watch).await.unwrap().key, key);
+    }
 }
 
 async fn what_cannot_be_meant_is_refused(store: &Store) {

@@ -427,7 +427,8 @@ impl Part {
             over.send_replace(Some(other));
         });
         let bound = Settings::default().try_timeout * (1 + u32::from(self.own_members()) * 2);
-        let (mirrors, serve) = Mirrors::new(Arc::new(self.store.clone()), bound);
+        let own = Some((identity.node, self.life.life));
+        let (mirrors, serve) = Mirrors::new(Arc::new(self.store.clone()), bound, own);
         tasks.spawn(serve);
         let membership = Membership {
             node: identity.node,

@@ -115,7 +115,7 @@ impl Node {
         let cut = Arc::clone(&cut_off);
         let fate = move |_| if cut.load(Ordering::Relaxed) { Fate::Refused } else { Fate::WELL };
         let meta: Arc<dyn Meta> = Arc::new(model.client(STORE, Box::new(fate)));
-        let (mirrors, serve) = Mirrors::new(meta, STORE);
+        let (mirrors, serve) = Mirrors::new(meta, STORE, None);
         tokio::spawn(serve);
         let loopback = vec!["127.0.0.1:0".parse().unwrap()];
         let seat = Seat {
@@ -257,7 +257,7 @@ impl Cluster {
 
     /// Has every node tell its initiators what there is.
     async fn publish(&mut self) {
-        let (store, serve) = Mirrors::new(self.store(), STORE);
+        let (store, serve) = Mirrors::new(self.store(), STORE, None);
         let serving = tokio::spawn(serve);
         let mirror = store.of(VOLUME).read().await.unwrap();
         serving.abort();

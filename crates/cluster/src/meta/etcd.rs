@@ -267,7 +267,7 @@ impl Inner {
 fn expected(expect: Expect) -> i64 {
     match expect {
         Expect::Absent => 0,
-        Expect::At(revision) => number(revision),
+        Expect::At(revision) | Expect::Still(revision) => number(revision),
     }
 }
 

@@ -76,6 +76,15 @@ pub struct Snapshot {
     revision: Revision,
 }
 
+impl Snapshot {
+    /// What `key` held at that moment.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<Entry> {
+        let (revision, value) = self.keys.get(key)?;
+        Some(Entry::new(key, value.clone(), *revision))
+    }
+}
+
 impl fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Snapshot").field("revision", &self.revision).finish_non_exhaustive()
@@ -113,7 +122,7 @@ impl State {
         for change in changes {
             let expected = match change.expect {
                 Expect::Absent => None,
-                Expect::At(revision) => Some(revision),
+                Expect::At(revision) | Expect::Still(revision) => Some(revision),
             };
             if self.now.keys.get(&change.key).map(|(at, _)| *at) != expected {
                 return Err(MetaError::Changed { key: change.key.clone() });

@@ -127,8 +127,9 @@ async fn look(pool: Rc<Pool>, paths: Vec<PathBuf>, every: Duration) {
 /// What a pool says of itself. Disks fail, but only those that have lied give back what nobody wrote.
 fn sound(pool: &Pool, shelf: &Shelf) -> Result<PoolReport, String> {
     let report = pool.report();
-    let lied = |path: &Option<PathBuf>| path.as_ref().is_some_and(|path| shelf.lied.contains(path));
-    match report.disks.iter().all(|disk| disk.checksum_errors == 0 || lied(&disk.path)) {
+    // By its serial number, which is where it was: it may be away, and its counts are kept.
+    let lied = |serial: &String| shelf.lied.contains(&PathBuf::from(serial));
+    match report.disks.iter().all(|disk| disk.checksum_errors == 0 || lied(&disk.serial)) {
         true => Ok(report),
         false => Err(format!("checksums do not fit: {report:?}")),
     }

@@ -317,12 +317,15 @@ impl Library {
                 let found = keys.get(key)?.map(|v| Revision(v.value().0));
                 let expected = match change.expect {
                     Expect::Absent => None,
-                    Expect::At(revision) => Some(revision),
+                    Expect::At(revision) | Expect::Still(revision) => Some(revision),
                 };
                 if found != expected {
                     // Dropping the transaction takes everything back.
                     other = Some(change.key.clone());
                     return Ok(None);
+                }
+                if change.is_condition() {
+                    continue;
                 }
                 match &change.value {
                     Some(value) => {

@@ -78,6 +78,12 @@ impl Lives {
         Box::new(self.model.client(PATIENCE, Box::new(fate)))
     }
 
+    /// Whether this life is the node, by what the store holds now.
+    pub(super) fn is_registered(&self, node: NodeId, life: Uuid) -> bool {
+        let entry = self.model.snapshot().get(&lives::key(node));
+        entry.and_then(|e| lives::registered(&e).ok()).is_some_and(|held| held.life.life == life)
+    }
+
     /// Makes the process that has begun on `node` the node; `None` if another one is, and goes on.
     pub(super) async fn claim(self: Rc<Self>, core: &Core, node: &Node) -> Option<Held> {
         self.begun.update(|n| n + 1);

@@ -633,7 +633,7 @@ async fn open_mirror(
     core: &Core,
     node: &Node,
     image: Image,
-    store: Rc<Store>,
+    records: store::Client,
     mistake: Mistake,
 ) -> Result<(Mirror, Rc<Gate>), String> {
     let file = open(core, image).await.map_err(|e| e.to_string())?;
@@ -653,7 +653,7 @@ async fn open_mirror(
         log,
         found,
         keeper: Rc::clone(&gate) as Rc<dyn Aside>,
-        records: store::Client { store, caller: node.caller() },
+        records,
         settings,
         turns: Arc::new(Semaphore::new(1)),
     };

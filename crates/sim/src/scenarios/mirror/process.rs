@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::lives::Lives;
-use super::store::Store;
+use super::store::{Client, Sender, Store};
 use super::wires::{self, Addresses, Apart, Ports};
 use super::{Bench, Image, Node, Offer, Shared, load_up, open_mirror, serve};
 
@@ -50,8 +50,11 @@ impl Process {
         if !self.become_node(&core).await {
             return std::future::pending().await;
         }
-        let (node, store) = (&self.node, Rc::clone(&self.store));
-        match open_mirror(&core, node, self.image, store, self.mistake).await {
+        let node = &self.node;
+        let (caller, life, lives) = (node.caller(), node.life.get(), self.lives.clone());
+        let store = Rc::clone(&self.store);
+        let records = Client { store, sender: Sender { caller, life, lives } };
+        match open_mirror(&core, node, self.image, records, self.mistake).await {
             Ok((mirror, gate)) => {
                 let addresses = (Rc::clone(&self.addresses), self.ports);
                 let (apart, store) = (Rc::clone(&self.apart), Rc::clone(&self.store));

@@ -9,6 +9,7 @@ use layers::mirror::Mirror;
 use layers::mirror::member::Why;
 use layers::mirror::record::{BadChange, Put, Record, Records};
 use peer::NodeId;
+use uuid::Uuid;
 
 use super::{Bench, Image, Node, prepare, store};
 
@@ -117,7 +118,8 @@ impl Bench {
     /// Puts what `next` makes of the record, as soon as that can be.
     async fn put(&self, next: impl Fn(&Record, u128) -> Result<Record, BadChange>) {
         let caller = store::Caller { node: CONTROL, is_clone: false };
-        let client = store::Client { store: Rc::clone(&self.store), caller };
+        let sender = store::Sender { caller, life: Uuid::nil(), lives: None };
+        let client = store::Client { store: Rc::clone(&self.store), sender };
         loop {
             let rng = self.world.rng();
             let config = (u128::from(rng.u64()) << 64) | u128::from(rng.u64());

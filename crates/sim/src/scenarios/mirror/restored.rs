@@ -160,11 +160,12 @@ impl Bench {
         let rng = self.world.rng();
         let copies = self.stop_and_look().await;
         let newest = recovery::newest(&copies).map_err(|e| e.to_string())?;
-        let newest = newest.ok_or("no image was in sync")?;
-        let above = copies.iter().map(|c| c.epoch).max().unwrap_or_default().max(old.epoch);
+        let known = copies.iter().map(|c| c.epoch).max().unwrap_or_default();
+        let above = known.max(old.epoch).max(last.epoch);
         let replica = |r: &Replica| Replica { new: false, ..*r };
         let replicas = last.replicas.iter().map(replica).collect();
-        let lead = copies[newest.leads].node;
+        // Where the last one's log is lost no image tells, and the operator has to know.
+        let lead = newest.map_or(last.primary, |newest| copies[newest.leads].node);
         let record = recovery::record(lead, replicas, above, draw(rng));
         self.world.note(format!("the volume goes on with node {lead}, record {}", record.epoch.0));
         if !self.intact.borrow().contains(&lead) {

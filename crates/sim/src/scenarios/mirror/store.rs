@@ -10,6 +10,9 @@ use layers::mirror::record::{Put, Record, Records, Unreachable};
 use peer::NodeId;
 use rt::sim::{Rng, World};
 use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::lives::Lives;
 
 /// How long a node waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -109,8 +112,11 @@ impl Store {
         self.outage.clone()
     }
 
-    /// Takes effect, or not.
-    fn commit(&self, after: Epoch, config: u128, record: &Record) -> bool {
+    /// Takes effect, or not: `None` if the process that has sent it is not its node any more.
+    fn commit(&self, after: Epoch, config: u128, record: &Record, sent: &Sender) -> Option<bool> {
+        if !sent.is_node() {
+            return None;
+        }
         let fits = {
             let now = self.record.borrow();
             now.epoch == after && now.config == config
@@ -130,7 +136,7 @@ impl Store {
             self.past.borrow_mut().push(old);
             self.changed.notify_waiters();
         }
-        fits
+        Some(fits)
     }
 
     /// The records that it has had.
@@ -176,18 +182,33 @@ impl Store {
     }
 }
 
+/// A process that puts records.
+#[derive(Clone)]
+pub(super) struct Sender {
+    pub(super) caller: Caller,
+    pub(super) life: Uuid,
+    /// Without them every process is its node.
+    pub(super) lives: Option<Rc<Lives>>,
+}
+
+impl Sender {
+    fn is_node(&self) -> bool {
+        self.lives.as_ref().is_none_or(|lives| lives.is_registered(self.caller.node, self.life))
+    }
+}
+
 /// A node's connection to it.
 #[derive(Clone)]
 pub(super) struct Client {
     pub(super) store: Rc<Store>,
-    pub(super) caller: Caller,
+    pub(super) sender: Sender,
 }
 
 impl Records for Client {
     async fn read(&self) -> Result<Record, Unreachable> {
         let read = async {
             self.store.way().await;
-            if !self.store.outage.answers(self.caller) {
+            if !self.store.outage.answers(self.sender.caller) {
                 std::future::pending::<()>().await;
             }
             let record = self.store.record();
@@ -200,26 +221,27 @@ impl Records for Client {
     async fn put(&self, after: Epoch, config: u128, record: &Record) -> Put {
         let store = Rc::clone(&self.store);
         store.way().await;
-        if !store.outage.answers(self.caller) {
+        if !store.outage.answers(self.sender.caller) {
             // It may have got through all the same, and take its time.
             if store.rng.chance(0.3) {
                 let (late, record) = (Rc::clone(&store), record.clone());
                 let at = store.world.now() + store.rng.time(Duration::ZERO, Duration::from_secs(8));
+                let sender = self.sender.clone();
                 let commit = move || {
-                    late.commit(after, config, &record);
+                    late.commit(after, config, &record, &sender);
                 };
                 store.due.borrow_mut().push((at, Box::new(commit)));
             }
             tokio::time::sleep(PATIENCE).await;
             return Put::Unknown;
         }
-        let done = store.commit(after, config, record);
-        if store.rng.chance(0.05) {
+        let done = store.commit(after, config, record, &self.sender);
+        if done.is_none() || store.rng.chance(0.05) {
             tokio::time::sleep(PATIENCE).await;
             return Put::Unknown;
         }
         store.way().await;
-        if done { Put::Done } else { Put::Refused }
+        if done == Some(true) { Put::Done } else { Put::Refused }
     }
 
     async fn changed(&self) {
