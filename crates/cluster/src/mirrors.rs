@@ -312,7 +312,7 @@ async fn put(meta: &dyn Meta, own: Option<Own>, volume: Uuid, new: NewRecord) ->
                 return Put::Unknown;
             }
             Err(error) => {
-                tracing::debug!(%volume, %error, "it is not known whether this process is its node");
+                tracing::warn!(%volume, %error, "it is not known whether this process is its node: no record is put");
                 return Put::Unknown;
             }
         }

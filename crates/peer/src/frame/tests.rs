@@ -472,6 +472,12 @@ fn what_would_be_refused_is_not_sent() {
 }
 
 /// Every message once, with fields that differ: the golden bytes of `docs/format/peer.md`.
+fn join(view: View, incarnation: Incarnation, shared: SharedLineage) -> Message {
+    let (epoch, volume_bytes, region_shift) = (view.epoch, 8 << 16, 16);
+    let marks = vec![0xcc];
+    Message::Join { incarnation, epoch, volume_bytes, region_shift, shared, marks }
+}
+
 fn samples() -> Vec<Message> {
     let view = View { epoch: Epoch(0x11), round: 0x22 };
     let (incarnation, stamp) = (Incarnation(0x33), Stamp(0x44));
@@ -526,14 +532,7 @@ fn samples() -> Vec<Message> {
         Message::Fetch { view, request, range },
         Message::Data { view, request, result: Err(gone) },
         Message::Repair { view, range },
-        Message::Join {
-            incarnation,
-            epoch: view.epoch,
-            volume_bytes: 8 << 16,
-            region_shift: 16,
-            shared,
-            marks: vec![0xcc],
-        },
+        join(view, incarnation, shared),
         Message::Accept {
             view,
             incarnation,
