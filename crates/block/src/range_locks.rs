@@ -54,6 +54,8 @@ struct Table {
     /// The keys of the others, by number in the line. Empty unless all places are taken.
     line: BTreeMap<u64, usize>,
     next_in_line: u64,
+    /// How many in the line were to go ahead: none, as a rule.
+    ahead_in_line: usize,
     /// How many places there are: [`PLACES`], or fewer in tests.
     bound: usize,
     /// Those with a place, by region. Here and below they are listed by place.
@@ -69,6 +71,7 @@ impl Default for Table {
             places: Slab::new(),
             line: BTreeMap::new(),
             next_in_line: 0,
+            ahead_in_line: 0,
             bound: PLACES,
             drawers: vec![SmallVec::new(); DRAWERS].into(),
             wide: Vec::new(),
@@ -250,12 +253,13 @@ impl Table {
     fn line_up(&mut self, key: usize) {
         self.line.insert(self.next_in_line, key);
         self.next_in_line += 1;
+        self.ahead_in_line += usize::from(self.entries[key].ahead);
     }
 
     /// Whether one in the line was to go ahead, and wants a part of `range`.
     fn has_ahead_in_line(&self, range: &Blocks) -> bool {
-        let mut line = self.line.values().map(|&key| &self.entries[key]);
-        line.any(|entry| entry.ahead && entry.range.overlaps(range))
+        let wants = |entry: &Entry| entry.ahead && entry.range.overlaps(range);
+        self.ahead_in_line > 0 && self.line.values().any(|&key| wants(&self.entries[key]))
     }
 
     fn enter_ahead(&mut self, range: Blocks) -> usize {
@@ -345,6 +349,7 @@ impl Table {
             At::Place(place) => place,
             At::Line(number) => {
                 self.line.remove(&number);
+                self.ahead_in_line -= usize::from(gone.ahead);
                 return woken;
             }
         };
@@ -369,6 +374,7 @@ impl Table {
         if self.places.len() < self.bound
             && let Some((_, next)) = self.line.pop_first()
         {
+            self.ahead_in_line -= usize::from(self.entries[next].ahead);
             self.place(next);
             let e = &mut self.entries[next];
             if e.is_held() {
