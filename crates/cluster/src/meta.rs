@@ -106,6 +106,16 @@ pub enum Expect {
     Still(Revision),
 }
 
+impl Expect {
+    /// The commit that must have written the key; `None` if there must be none.
+    fn revision(self) -> Option<Revision> {
+        match self {
+            Self::Absent => None,
+            Self::At(revision) | Self::Still(revision) => Some(revision),
+        }
+    }
+}
+
 /// A change of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {

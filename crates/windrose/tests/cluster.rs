@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use crate::common::{Place, now, pause};
+use crate::recovery;
 use cluster::meta::etcd::{Etcd, Settings};
 use probe::iscsi::Session;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -223,13 +224,7 @@ fn a_created_volume_serves_when_that_is_told() {
     if !has_etcd() {
         return;
     }
-    let (a, b, w) = (place(111), place(112), place(113));
-    let (_a, _b, _w) = (a.start(), b.start(), w.start());
-    a.ok(&["cluster", "init"]);
-    let token = a.ok(&["cluster", "token"]);
-    b.ok(&["cluster", "join", "--token", token.trim()]);
-    w.ok(&["cluster", "witness", "--token", token.trim()]);
-    nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
+    let ([a, _, _], _daemons) = &recovery::cluster(111);
     for name in ["v1", "v2", "v3", "v4", "v5", "v6"] {
         a.ok(&["volume", "create", name, "--size", "4M", "--replicas", "2"]);
         let volume = a.json(&["volume", "show", name]);

@@ -89,8 +89,8 @@ fn assert_holds(place: &Place, volume: &str, portal: usize, byte: u8) {
     assert!(data.iter().all(|b| *b == byte), "{volume} holds {} and not {byte}", data[0]);
 }
 
-/// Two nodes and a witness, with one volume on both.
-fn cluster(first: u8) -> ([Place; 3], [Daemon; 3]) {
+/// Two nodes and a witness, which are a cluster.
+pub(crate) fn cluster(first: u8) -> ([Place; 3], [Daemon; 3]) {
     let places = [place("a", first), place("b", first + 1), place("w", first + 2)];
     let daemons = [places[0].start(), places[1].start(), places[2].start()];
     let [a, b, w] = &places;

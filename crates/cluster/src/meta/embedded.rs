@@ -21,9 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use tokio::sync::watch;
 
-use super::{
-    Answer, Change, Entry, Event, Expect, Meta, MetaError, Revision, Trouble, Watch, sealed,
-};
+use super::{Answer, Change, Entry, Event, Meta, MetaError, Revision, Trouble, Watch, sealed};
 use library::{Facts, Failure, Library};
 
 pub use library::is_contained;

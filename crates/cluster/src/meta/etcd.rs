@@ -265,10 +265,7 @@ impl Inner {
 }
 
 fn expected(expect: Expect) -> i64 {
-    match expect {
-        Expect::Absent => 0,
-        Expect::At(revision) | Expect::Still(revision) => number(revision),
-    }
+    expect.revision().map_or(0, number)
 }
 
 impl Meta for Etcd {

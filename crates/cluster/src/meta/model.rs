@@ -14,9 +14,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::{
-    Answer, Change, Entry, Event, Expect, Meta, MetaError, Revision, Trouble, Watch, check,
-};
+use super::{Answer, Change, Entry, Event, Meta, MetaError, Revision, Trouble, Watch, check};
 
 /// What errors call it.
 const NAME: &str = "in memory";
@@ -120,11 +118,7 @@ impl State {
 
     fn commit(&mut self, changes: &[Change]) -> Outcome {
         for change in changes {
-            let expected = match change.expect {
-                Expect::Absent => None,
-                Expect::At(revision) | Expect::Still(revision) => Some(revision),
-            };
-            if self.now.keys.get(&change.key).map(|(at, _)| *at) != expected {
+            if self.now.keys.get(&change.key).map(|(at, _)| *at) != change.expect.revision() {
                 return Err(MetaError::Changed { key: change.key.clone() });
             }
         }
@@ -381,6 +375,7 @@ impl Watch for Follower {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::meta::Expect;
 
     const TIMEOUT: Duration = Duration::from_secs(1);
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 
 use super::file::StoreFile;
-use super::{Change, Entry, Expect, Revision};
+use super::{Change, Entry, Revision};
 
 /// Keys: the commit that wrote them, and their contents.
 const KEYS: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("keys");
@@ -315,11 +315,7 @@ impl Library {
             for change in changes {
                 let key = change.key.as_str();
                 let found = keys.get(key)?.map(|v| Revision(v.value().0));
-                let expected = match change.expect {
-                    Expect::Absent => None,
-                    Expect::At(revision) | Expect::Still(revision) => Some(revision),
-                };
-                if found != expected {
+                if found != change.expect.revision() {
                     // Dropping the transaction takes everything back.
                     other = Some(change.key.clone());
                     return Ok(None);

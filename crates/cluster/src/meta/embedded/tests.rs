@@ -2,6 +2,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::library::{Library, is_contained};
 use super::*;
+use crate::meta::Expect;
 
 fn put(key: &str, expect: Expect, value: &str) -> Change {
     Change { key: key.into(), expect, value: Some(value.into()) }

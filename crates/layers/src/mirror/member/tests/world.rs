@@ -692,11 +692,9 @@ impl World {
         if !record.has(id(n), attempt) {
             return;
         }
-        let lineages = &mut self.node(n).lineages;
-        for (_, shared, lineage) in lineages.shared.iter_mut().filter_map(|(image, shared)| {
-            let (_, lineage) = reached.iter().find(|(of, _)| of == image)?;
-            Some((image, shared, *lineage))
-        }) {
+        for (image, shared) in &mut self.node(n).lineages.shared {
+            let of_image = reached.iter().find(|(of, _)| of == image);
+            let lineage = of_image.map(|(_, lineage)| *lineage).unwrap_or_default();
             shared.reached = shared.reached.max(lineage);
         }
     }
