@@ -76,8 +76,9 @@ fn init(cluster: &mut Cluster, reached: &mut Reached) -> Result<()> {
         if point == INIT[INIT.len() - 1] {
             cluster.nodes[A].command(&["volume", "delete", &volume, "--yes"])?;
         } else {
-            // It forgets all of this, its volumes too.
+            // It forgets all of this, its volumes too: what they held stays until somebody says what is to become of it.
             cluster.nodes[A].command(&["cluster", "leave", "--force", "--yes"])?;
+            discard_images(cluster, A, &volume).with_context(|| point.to_owned())?;
         }
     }
     Ok(())
@@ -212,6 +213,18 @@ fn await_online(cluster: &Cluster, node: usize, count: usize) -> Result<()> {
     await_that(&format!("{count} volumes are served"), || {
         Ok(cluster.nodes[node].volumes_online()? == count)
     })
+}
+
+/// Erases the images of a volume that the node has forgotten.
+fn discard_images(cluster: &Cluster, node: usize, volume: &str) -> Result<()> {
+    let images = images_of(&cluster.nodes[node].directory, volume)?;
+    ensure!(images.len() == 1, "images of {volume}: {images:?}");
+    for image in &images {
+        let image = image.to_str().context("an odd path")?;
+        let discard = ["volume", "discard", image, "--confirm", volume];
+        await_that(&discard.join(" "), || cluster.nodes[node].command(&discard).map(|_| true))?;
+    }
+    Ok(())
 }
 
 /// Waits until nothing is left of the images of the volume.
