@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Error;
-use peer::{Lineage, Link, Message, Role, View};
+use peer::{Lineage, Link, Message, View};
 use uuid::Uuid;
 
 use super::Mistake;
@@ -125,7 +125,8 @@ impl Replica {
     pub(super) fn take_clear(&self, view: View, request: u64, ranges: &[(u64, u64)]) {
         let Some((stamp, count)) = self.leg.covered_by(request) else { return };
         let lineage = Lineage { epoch: view.epoch, count };
-        let (geometry, images) = (self.leg.log.geometry(), self.images_together());
+        let Some(images) = self.member.borrow().recorded_with(view.epoch) else { return };
+        let geometry = self.leg.log.geometry();
         // Where regions have other sizes here, only those that lie inside count.
         let inside = |&(at, len): &(u64, u64)| {
             let regions = geometry.regions_of(at, len).into_iter().flatten();
@@ -156,10 +157,11 @@ impl Replica {
     }
 
     /// Records the lineage of this count, durably, and what was cleared under the one before; says
-    /// whether that succeeded.
+    /// whether that succeeded. In a view that a later record has ended nothing is recorded.
     pub(super) async fn record_lineage(self: &Rc<Self>, view: View, count: u32) -> bool {
-        let reached = Lineage { epoch: view.epoch, count };
-        self.advance(reached, self.images_together()).await
+        let images = self.member.borrow().recorded_with(view.epoch);
+        let Some(images) = images else { return false };
+        self.advance(Lineage { epoch: view.epoch, count }, images).await
     }
 
     async fn clear_pending(self: &Rc<Self>) {
@@ -185,15 +187,6 @@ impl Replica {
         let count = if last.epoch == view.epoch { last.count.saturating_add(1) } else { 1 };
         self.lineage.set(Lineage { epoch: view.epoch, count });
         self.lineage.get()
-    }
-
-    /// The images that this replica records a lineage together with: those of all other members; the
-    /// primary's, if it is no member yet.
-    fn images_together(&self) -> Vec<Uuid> {
-        if self.member.borrow().role() == Role::Member {
-            return self.images_in_sync();
-        }
-        self.primary().and_then(|primary| self.image(primary)).into_iter().collect()
     }
 
     /// The images of the other members.

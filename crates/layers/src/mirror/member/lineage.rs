@@ -5,7 +5,7 @@ use peer::{Lineage, NodeId, SharedLineage, Standing};
 use uuid::Uuid;
 
 use super::super::record::{History, Record};
-use super::{Member, SetBack, standing_of};
+use super::{Member, Role, SetBack, standing_of};
 
 /// What the image has recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -64,6 +64,19 @@ impl Member {
         } else {
             Judgement::Newer
         }
+    }
+
+    /// The images that this one records a lineage of `epoch` together with: those of the other
+    /// members; the primary's, if it is no member yet. `None` if that is not the epoch of the latest
+    /// record that is known: who is in sync by another record has not been asked to record it.
+    #[must_use]
+    pub fn recorded_with(&self, epoch: Epoch) -> Option<Vec<Uuid>> {
+        let record = self.record.as_ref().filter(|record| record.epoch == epoch)?;
+        let others: Vec<_> = match self.role() {
+            Role::Member => record.others(self.me).map(|m| m.node).collect(),
+            _ => vec![record.primary],
+        };
+        Some(others.into_iter().filter_map(|node| record.image(node)).collect())
     }
 
     /// The copy on `node` came back older than it had been: the next record says so.

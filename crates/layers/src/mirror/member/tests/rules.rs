@@ -1017,6 +1017,16 @@ fn joiners_are_judged_by_what_both_have_recorded() {
     assert_eq!(judge(&member, shared(3, 3), shared(4, 4), false), Judgement::Unknown);
 }
 
+/// RFD 0032, attack 18: a sweep's flush that comes when the next record is known already is not confirmed. By that record
+/// this one is alone: it would record the lineage together with nobody, and the primary would clear by it.
+#[test]
+fn a_lineage_is_recorded_with_the_members_of_its_epoch_only() {
+    let mut member = serving(&[1, 2]);
+    assert_eq!(member.recorded_with(Epoch(1)), Some(vec![Uuid::from_u128(2)]));
+    let _ = member.apply(ms(1), read(&record(2, &[1])));
+    assert_eq!(member.recorded_with(Epoch(1)), None);
+}
+
 /// RFD 0032: that a copy was set back is in the record that takes it in.
 #[test]
 fn the_record_says_which_copies_were_set_back() {
