@@ -6,10 +6,11 @@
 //! | `challenges/ID` | [`Life`]: who has asked whether that life goes on | whoever wants to be the node |
 //!
 //! A node draws a life when it starts, and puts it in place of the last one by compare-and-put before it does
-//! anything else in the cluster ([`claim`]). It may do so where the last life is over beyond doubt: its sign of life has run out,
-//! or it had the same lock of the same file in the same boot of the same machine. Else it asks: a life that goes on
-//! answers within moments, and then the one who has asked is a copy of the node. Silence for [`ANSWER`] is an end: whoever
-//! was cut off from the store all the while finds another life registered when he is back ([`hold`]), and stops.
+//! anything else in the cluster ([`claim`]). It may do so where the last life is over beyond doubt: it had the same lock of the
+//! same file in the same boot of the same machine. Else it asks: a life that goes on answers within moments, and then the
+//! one who has asked is a copy of the node. Silence for [`ANSWER`] is an end, or for [`SIGNLESS_ANSWER`] where its sign of life
+//! is not there: that has run out, or has not come yet. Whoever was cut off from the store all the while finds another life
+//! registered when he is back ([`hold`]), and stops.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -31,6 +32,9 @@ pub const CHALLENGES: &str = "challenges/";
 
 /// How long a life that goes on may take to answer: a watch finds another member of the store within that time.
 pub const ANSWER: Duration = Duration::from_secs(4);
+
+/// The same for one whose sign of life is not there. It may have registered just now.
+pub const SIGNLESS_ANSWER: Duration = Duration::from_secs(1);
 
 /// Longest time between two looks at what a watch should have told.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -176,11 +180,12 @@ pub async fn claim(
             Some((held, _)) if held.life.life == own.life => return Ok(Claim::Ours),
             None => None,
             Some((held, revision)) => {
-                let over = is_alone
-                    || own.has_outlived(&held.life)
-                    || meta.get(&nodes::alive_key(node)).await?.is_none();
-                if !over && let Some(other) = challenge(meta, node, own, revision).await? {
-                    return Ok(Claim::Other(Box::new(other)));
+                if !is_alone && !own.has_outlived(&held.life) {
+                    let shows = meta.get(&nodes::alive_key(node)).await?.is_some();
+                    let patience = if shows { ANSWER } else { SIGNLESS_ANSWER };
+                    if let Some(other) = challenge(meta, node, own, (revision, patience)).await? {
+                        return Ok(Claim::Other(Box::new(other)));
+                    }
                 }
                 Some(revision)
             }
@@ -210,16 +215,16 @@ pub async fn ask(meta: &dyn Meta, node: NodeId, own: &Life) -> Result<(), MetaEr
     }
 }
 
-/// Asks the life that `at` registered whether it goes on. `None` if it does not answer, or is another one by now.
+/// Asks the life that `at` registered whether it goes on. `None` if it does not answer in time, or is another one by now.
 async fn challenge(
     meta: &dyn Meta,
     node: NodeId,
     own: &Life,
-    at: Revision,
+    (at, patience): (Revision, Duration),
 ) -> Result<Option<Life>, MetaError> {
     let mut answers = meta.watch(&key(node), at);
     ask(meta, node, own).await?;
-    let deadline = Instant::now() + ANSWER;
+    let deadline = Instant::now() + patience;
     loop {
         // What a watch does not tell, the look at the end does.
         let told = timeout_at(deadline, answers.next()).await;
@@ -383,13 +388,15 @@ mod tests {
         let began = Instant::now();
         let again = claim(&*meta, NODE, &life(2, "m", "b1"), false).await;
         assert_eq!(again, Ok(Claim::Ours));
+        // It runs the only member of the store.
+        assert_eq!(claim(&*meta, NODE, &life(3, "m", "b2"), true).await, Ok(Claim::Ours));
+        at_once(began);
         // The machine was away for longer than a lease.
         shows(&*meta, false).await;
-        assert_eq!(claim(&*meta, NODE, &life(3, "m", "b2"), false).await, Ok(Claim::Ours));
-        // It runs the only member of the store.
+        let began = Instant::now();
+        assert_eq!(claim(&*meta, NODE, &life(4, "m", "b3"), false).await, Ok(Claim::Ours));
+        assert!(began.elapsed() < SIGNLESS_ANSWER + Duration::from_millis(100));
         shows(&*meta, true).await;
-        assert_eq!(claim(&*meta, NODE, &life(4, "m", "b3"), true).await, Ok(Claim::Ours));
-        at_once(began);
         // A machine that was reset and is back before its lease has run out.
         let began = Instant::now();
         assert_eq!(claim(&*meta, NODE, &life(5, "m", "b4"), false).await, Ok(Claim::Ours));
@@ -400,6 +407,19 @@ mod tests {
         let began = Instant::now();
         assert_eq!(claim(&*meta, NODE, &nameless(7), false).await, Ok(Claim::Ours));
         assert!(began.elapsed() >= ANSWER);
+    }
+
+    /// A node that has registered and has shown no sign of life yet is the node.
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_that_begins_a_moment_after_the_node_is_told_apart() {
+        let model = Model::default();
+        let meta = well(&model);
+        let (first, clone) = (life(1, "m", "b1"), life(2, "m", "b2"));
+        assert_eq!(claim(&*meta, NODE, &first, false).await, Ok(Claim::Ours));
+        let holder = Holder::start(Arc::clone(&meta), first.clone());
+        let told = claim(&*meta, NODE, &clone, false).await;
+        assert_eq!(told, Ok(Claim::Other(Box::new(first))));
+        assert_eq!(holder.over(), None);
     }
 
     #[tokio::test(start_paused = true)]
