@@ -204,9 +204,10 @@ impl Model {
         self.0.state().now.clone()
     }
 
-    /// Makes it what it was: an operator has restored an old copy.
+    /// Makes it what it was: an operator has restored an old copy. What was on its way does not come.
     pub fn restore(&self, to: Snapshot) {
         let mut state = self.0.state();
+        state.pending.clear();
         state.events.clear();
         state.complete_after = to.revision;
         state.now = to;

@@ -22,6 +22,8 @@ pub(super) struct Store {
     world: World,
     rng: Rng,
     record: RefCell<Record>,
+    /// How often it was restored: connections end with the store that they lead to.
+    restored: Cell<u64>,
     /// The records before it.
     past: RefCell<Vec<Record>>,
     outage: Outage,
@@ -73,6 +75,7 @@ impl Store {
             world: world.clone(),
             rng: Rng::new(world.seed(), "store"),
             record: RefCell::new(record),
+            restored: Cell::new(0),
             past: RefCell::default(),
             outage: Outage::default(),
             prompt: Cell::new(false),
@@ -149,6 +152,7 @@ impl Store {
     pub(super) fn restore(&self, record: &Record) {
         self.world.note(format!("the store is restored: record {}", record.epoch.0));
         self.due.borrow_mut().clear();
+        self.restored.set(self.restored.get() + 1);
         self.record.replace(record.clone());
         self.changed.notify_waiters();
     }
@@ -220,7 +224,12 @@ impl Records for Client {
 
     async fn put(&self, after: Epoch, config: u128, record: &Record) -> Put {
         let store = Rc::clone(&self.store);
+        let restored = store.restored.get();
         store.way().await;
+        if store.restored.get() != restored {
+            tokio::time::sleep(PATIENCE).await;
+            return Put::Unknown;
+        }
         if !store.outage.answers(self.sender.caller) {
             // It may have got through all the same, and take its time.
             if store.rng.chance(0.3) {
