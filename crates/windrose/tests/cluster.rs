@@ -225,6 +225,8 @@ fn a_created_volume_serves_when_that_is_told() {
         return;
     }
     let ([a, _, _], _daemons) = &recovery::cluster(111);
+    // How the store is is looked at every few seconds.
+    safe(a);
     for name in ["v1", "v2", "v3", "v4", "v5", "v6"] {
         a.ok(&["volume", "create", name, "--size", "4M", "--replicas", "2"]);
         let volume = a.json(&["volume", "show", name]);
