@@ -43,54 +43,6 @@ const MAX_NAME: usize = 223;
 const ALLOWED: &str = "use 'any', an iSCSI name such as iqn.1993-08.org.debian:01:abcdef, \
                        or an NVMe host name such as nqn.2014-08.org.nvmexpress:uuid:UUID";
 
-/// Whether `s` starts like `2014-08.`: the year and month in which the authority owned its domain.
-fn starts_with_date(s: &str) -> bool {
-    let b = s.as_bytes();
-    let digits = |range: std::ops::Range<usize>| {
-        b.get(range).is_some_and(|d| d.iter().all(u8::is_ascii_digit))
-    };
-    let month = s.get(5..7).is_some_and(|m| ("01"..="12").contains(&m));
-    digits(0..4) && b.get(4) == Some(&b'-') && digits(5..7) && month && b.get(7) == Some(&b'.')
-}
-
-/// Whether `s` is a domain in reverse: dot-separated labels.
-fn is_domain(s: &str) -> bool {
-    let label = |l: &str| {
-        !l.is_empty()
-            && !l.starts_with('-')
-            && !l.ends_with('-')
-            && l.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-    };
-    s.split('.').all(label)
-}
-
-/// Whether `rest`, what follows `iqn.` or `nqn.`, is a date, a domain and a `suffix` that passes.
-fn is_qualified(rest: &str, needs_suffix: bool, suffix: impl Fn(char) -> bool) -> bool {
-    let (authority, own) = match rest.split_once(':') {
-        Some((authority, own)) => (authority, Some(own)),
-        None => (rest, None),
-    };
-    starts_with_date(authority)
-        && is_domain(authority.get(8..).unwrap_or_default())
-        && own.map_or(!needs_suffix, |own| !own.is_empty() && own.chars().all(suffix))
-}
-
-fn is_hex(s: &str, lengths: &[usize]) -> bool {
-    lengths.contains(&s.len()) && s.bytes().all(|b| b.is_ascii_hexdigit())
-}
-
-fn is_iscsi_name(s: &str) -> bool {
-    // RFC 3722 leaves letters, digits and three marks of ASCII in an iSCSI name.
-    let allowed = |c: char| c.is_alphanumeric() || matches!(c, '-' | '.' | ':');
-    if let Some(rest) = s.strip_prefix("iqn.") {
-        is_qualified(rest, false, allowed)
-    } else if let Some(rest) = s.strip_prefix("eui.") {
-        is_hex(rest, &[16])
-    } else {
-        s.strip_prefix("naa.").is_some_and(|rest| is_hex(rest, &[16, 32]))
-    }
-}
-
 impl Initiator {
     /// Whether this is an iSCSI initiator or everyone.
     #[must_use]
@@ -117,14 +69,15 @@ impl FromStr for Initiator {
             let allowed = format!("a name has at most {MAX_NAME} bytes");
             return Err(Invalid::new("initiator", s, allowed));
         }
+        // The parsers of the protocols decide: what can log in can be allowed.
         if let Some(rest) = s.strip_prefix("nqn.") {
-            let printable = |c: char| !c.is_control() && !c.is_whitespace();
-            return is_qualified(rest, true, printable)
-                .then(|| Self::Nvme(s.to_owned()))
-                .ok_or_else(refused);
+            let proper = !rest.is_empty() && nvme::fabrics::is_name(s);
+            return if proper { Ok(Self::Nvme(s.to_owned())) } else { Err(refused()) };
         }
-        let lower = s.to_lowercase();
-        if is_iscsi_name(&lower) { Ok(Self::Iscsi(lower)) } else { Err(refused()) }
+        match s.parse::<iscsi::name::Name>() {
+            Ok(name) => Ok(Self::Iscsi(name.to_string())),
+            Err(_) => Err(refused()),
+        }
     }
 }
 
@@ -164,6 +117,10 @@ mod tests {
             "iqn.1991-05.com.microsoft:win-host.example.org",
             "iqn.2008-11.org.linux-kvm:guest",
             "iqn.2001-04.com.example",
+            "iqn.1991-05.com.microsoft:SQL_NODE_1.corp.example",
+            "iqn.1998-01.com.vmware:esx_07-2f4b6a1c",
+            "iqn.2008-11.org.linux-kvm:büro_7",
+            "iqn.2026-01.com.my_company:h",
             "eui.02004567A425678D",
             "naa.52004567BA64678D",
             "naa.62004567BA64678D0123456789ABCDEF",
@@ -174,10 +131,30 @@ mod tests {
         for name in [
             "nqn.2014-08.org.nvmexpress:uuid:8a7b6c5d-0000-4000-8000-112233445566",
             "nqn.2016-06.io.spdk:Host_1",
+            "nqn.2026-01.com.my_company:h",
+            "nqn.host_1",
         ] {
             assert_eq!(name.parse::<Initiator>().unwrap(), Initiator::Nvme(name.to_owned()));
         }
         assert_eq!("Any".parse::<Initiator>().unwrap(), Initiator::Any);
+    }
+
+    /// RFC 3722 forbids `_`, which names of real initiators have. What one logs in with under `any`
+    /// can be allowed by name, and the other way round.
+    #[test]
+    fn a_name_that_can_log_in_can_be_allowed() {
+        for own in ["a_b", "_", "a.b", "A:B", "a-b", "ß", "a b", "a/b", "a@b", "a,b", "", "a+b"] {
+            for authority in ["1991-05.com.microsoft", "1991-05.my_company", "1991-05.a..b"] {
+                let name = format!("iqn.{authority}:{own}");
+                let logs_in = name.parse::<iscsi::name::Name>();
+                let allowed = name.parse::<Initiator>();
+                let allowed = allowed.map(|i| i.to_string()).ok();
+                assert_eq!(allowed, logs_in.map(|n| n.to_string()).ok(), "{name}");
+                let name = format!("nqn.{authority}:{own}");
+                let allowed = name.parse::<Initiator>();
+                assert_eq!(allowed.is_ok(), nvme::fabrics::is_name(&name), "{name}");
+            }
+        }
     }
 
     #[test]
@@ -190,14 +167,15 @@ mod tests {
             "iqn.",
             "iqn.1993-13.org.debian:x",
             "iqn.1993-08:x",
-            "iqn.1993-08.org..debian:x",
-            "iqn.1993-08.org.debian:",
+            "iqn.1993-08.:x",
             "iqn.1993-08.org.debian:a b",
-            "iqn.1993-08.org.debian:a_b",
+            "iqn.1993-08.org.debian:a/b",
+            "iqn.1993-08.org.debian:a,b",
+            "iqn.1993-08.org.debian:a\n",
             "eui.02004567A425678",
             "naa.52004567BA64678D0",
-            "nqn.2014-08.org.nvmexpress",
-            "nqn.2014-08.org.nvmexpress:a b",
+            "nqn.",
+            "nqn.2014-08.org.nvmexpress:a\n",
             "NQN.2014-08.org.nvmexpress:a",
             &format!("iqn.1993-08.org.debian:{}", "x".repeat(201)),
         ] {

@@ -71,7 +71,7 @@ fn is_date(date: &str) -> bool {
 }
 
 /// RFC 3722 6.2 allows `-`, `.`, `:` and forbids all other ASCII punctuation. `_` is let through:
-/// names with it are common and mean no harm.
+/// hosts put their own names into those of their initiators, and names of hosts have it.
 fn is_allowed(c: char) -> bool {
     c.is_alphanumeric() || "-.:_".contains(c)
 }

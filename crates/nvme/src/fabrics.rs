@@ -205,8 +205,14 @@ fn halves(dword: u32) -> [u16; 2] {
 fn nqn(field: &[u8; 256]) -> Option<String> {
     let end = field.iter().position(|&b| b == 0)?;
     let name = std::str::from_utf8(&field[..end]).ok()?;
-    let fits = (1..=MAX_NQN_BYTES).contains(&end) && !name.chars().any(char::is_control);
-    fits.then(|| name.to_owned())
+    is_name(name).then(|| name.to_owned())
+}
+
+/// Whether a Connect may have this as the name of a host or a subsystem: 1 to 223 bytes without
+/// control characters. Hosts do not keep to the form of NVMe Base 2.0, 4.5.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    (1..=MAX_NQN_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
 /// Reads a Disconnect command (NVMe Base 2.0, 6.4); false if it has a format that does not exist.

@@ -192,16 +192,23 @@ pub(super) fn choice<T: Copy>(value: &DeValue<'_>, choices: &[(&str, T)]) -> Rea
     found.map_or_else(|| refused(value), |(_, choice)| Ok(*choice))
 }
 
-/// What names begin with: `iqn` or `nqn`, a year and month, and a domain in reverse.
+/// What names begin with: `kind`, that is `iqn.` or `nqn.`, a year and month, and a domain in reverse.
 pub(super) fn authority(value: &DeValue<'_>, kind: &str) -> Read<String> {
     let given = text(value)?;
-    let probe = format!("{given}:x");
-    let valid = given.starts_with(kind)
-        && given.len() <= 128
-        && given == given.to_ascii_lowercase()
-        && !given.contains(':')
-        && probe.parse::<api::Initiator>().is_ok();
-    if valid { Ok(given) } else { refused(value) }
+    let owner = given.strip_prefix(kind).and_then(|owner| owner.split_once('.'));
+    let valid = owner.is_some_and(|(month, domain)| {
+        is_month(month) && is_host_name(domain) && domain == domain.to_ascii_lowercase()
+    });
+    if valid && given.len() <= 128 { Ok(given) } else { refused(value) }
+}
+
+/// A year and a month such as `2014-08`: when the authority owned its domain.
+fn is_month(s: &str) -> bool {
+    let Some((year, month)) = s.split_once('-') else { return false };
+    year.len() == 4
+        && year.bytes().all(|b| b.is_ascii_digit())
+        && month.len() == 2
+        && ("01"..="12").contains(&month)
 }
 
 pub(super) fn node_name(value: &DeValue<'_>) -> Read<String> {
