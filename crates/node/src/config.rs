@@ -24,6 +24,8 @@ const MAX_FILE: u64 = 1 << 20;
 /// How a node is to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
+    /// The file that it was read from, if it was.
+    pub file: Option<PathBuf>,
     /// Name of the node.
     pub name: String,
     /// Directory of the store and of volumes without a path of their own.
@@ -274,7 +276,9 @@ impl Config {
         }
         let text = String::from_utf8(bytes)
             .map_err(|e| ConfigError::file(path, format!("is not UTF-8: {e}")))?;
-        Self::parse(path, &text)
+        // The node may work in another directory than the one who starts it.
+        let file = std::path::absolute(path).map_err(unread)?;
+        Ok(Self { file: Some(file), ..Self::parse(path, &text)? })
     }
 
     /// Reads the configuration at [`DEFAULT_PATH`], or takes the defaults where there is none.

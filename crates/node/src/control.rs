@@ -21,6 +21,7 @@ mod mapping;
 mod members;
 mod memory;
 mod peers;
+mod own_files;
 mod placement;
 pub(crate) mod pool_view;
 mod pools;
@@ -64,6 +65,7 @@ use crate::record::description::{Description, Teller};
 use crate::record::{self, FIRST_NODE, Stored, VOLUMES, VolumeRecord};
 pub use pool_view::PoolFacts;
 pub use pools::PoolObserved;
+use own_files::OwnFiles;
 pub use secrets::SecretsError;
 use secrets::Vault;
 pub(crate) use secrets::hand_over;
@@ -124,6 +126,8 @@ pub struct Settings {
     pub cluster: config::Cluster,
 }
 
+    /// What no volume and no pool may lie on.
+    own_files: OwnFiles,
 impl Settings {
     /// Those of `config`, with the addresses that are listened at.
     #[must_use]
@@ -144,6 +148,7 @@ impl Settings {
             cluster: config.cluster.clone(),
         }
     }
+            own_files: OwnFiles::of(config),
 }
 
 /// The control plane. Cheap to clone.

@@ -10,6 +10,7 @@ mod guest;
 mod guests;
 mod isns;
 mod mirror;
+mod own_files;
 mod pools;
 mod secrets;
 mod targets;

@@ -456,6 +456,7 @@ impl Draft {
             return Err(Flaw::whole("a setting has no default"));
         };
         Ok(Config {
+            file: None,
             name: self.name.unwrap_or_else(host_name),
             data_dir: self.data_dir,
             anchor_dir: self.anchor_dir,

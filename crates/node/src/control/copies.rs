@@ -17,6 +17,7 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::create::absolute;
 use super::placement::{self, Candidate};
 use super::steps::random;
 use super::{Control, backing_error, store_error};
@@ -389,6 +390,10 @@ impl Control {
             };
             let scene = Scene { free, mirror };
             change(&control, &mut record, &scene).map_err(named)?;
+            let is_wanted = |p: &Place| matches!(p.stage, PlaceStage::Wanted { .. });
+            if record.place(control.me()).is_some_and(is_wanted) {
+                control.check_makeable(&record).await.map_err(named)?;
+            }
             let mut changes = record.replace(revision);
             // As it was: what has just been put out or taken in decides anew.
             changes.push(mirrors::replace(id, at, &scene.mirror));
@@ -472,8 +477,10 @@ impl Control {
         force: bool,
     ) -> Result<Place, ApiError> {
         let backing = match backing {
-            NewBacking::File { path: Some(path) } => Backing::File { path: path.clone() },
-            NewBacking::Device { path } => Backing::Device { path: path.clone() },
+            NewBacking::File { path: Some(path) } => {
+                Backing::File { path: absolute(path)?.to_owned() }
+            }
+            NewBacking::Device { path } => Backing::Device { path: absolute(path)?.to_owned() },
             NewBacking::Pool { pool } if node == self.me() && !self.has_pool(pool) => {
                 let message = format!("there is no pool {pool} on this node");
                 return Err(ApiError::new(Code::NotFound, message)

@@ -1,6 +1,7 @@
 //! Creating and deleting volumes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -465,18 +466,16 @@ fn check(ask: &CreateVolume) -> Result<(), ApiError> {
                 .hint("give size_bytes; only a volume on a device can do without"));
         }
     }
-    let path = match &ask.backing {
-        NewBacking::File { path } => path.as_deref(),
-        NewBacking::Device { path } => Some(path.as_path()),
-        NewBacking::Pool { .. } => None,
-    };
-    if let Some(path) = path
-        && (path.is_relative() || path.as_os_str().as_encoded_bytes().contains(&0))
-    {
+    Ok(())
+}
+
+/// A path that means the same whatever directory somebody works in.
+pub(super) fn absolute(path: &Path) -> Result<&Path, ApiError> {
+    if path.is_relative() || path.as_os_str().as_encoded_bytes().contains(&0) {
         let message = format!("{} is not an absolute path", path.display());
         return Err(ApiError::new(Code::InvalidRequest, message).hint("give a path from / on"));
     }
-    Ok(())
+    Ok(path)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the control plane is no core")]

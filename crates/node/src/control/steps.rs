@@ -204,16 +204,19 @@ impl Control {
         let force = record
             .place(self.me())
             .is_some_and(|place| matches!(place.stage, PlaceStage::Wanted { force: true }));
-        let made = match self.holds_old_copy(record).await {
-            Some(e) => Err(e),
-            None => match self.erase_image(record).await {
-                Ok(()) => self.0.engine.make(record, force).await,
-                Err(e) => Err(e),
-            },
-        };
+        let made = self.make_image(record, force).await;
         self.0.state.observe(record.id, Observed::Closed);
         fault::pass(Point::VolumeMade);
         self.made(stored, made).await
+    }
+
+    async fn make_image(&self, record: &VolumeRecord, force: bool) -> Result<Image, BackingError> {
+        self.check_makeable(record).await.map_err(|e| BackingError::refused(e.message))?;
+        if let Some(e) = self.holds_old_copy(record).await {
+            return Err(e);
+        }
+        self.erase_image(record).await?;
+        self.0.engine.make(record, force).await
     }
 
     async fn made(

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use super::{Known, PoolObserved, candidates, hint_for, not_found};
 use crate::control::{Control, pool_view};
 use crate::engine::{self, BackingError, Level, NewDisk, NewPool, PoolDiskState, PoolReport};
 use crate::pools::{MAX_RINGS, PoolRecord, PoolStage, SeenDisk};
+use crate::record::{PlaceStage, VolumeRecord};
 
 impl Control {
     /// Creates a pool. Asked for the same again, gives the pool that there is.
@@ -100,35 +102,61 @@ impl Control {
             .hint(format!("choose another name, or see `windrose pool show {name}`")))
     }
 
-    /// Refuses files and devices that a volume of this node lies on, or another pool has.
+    /// Refuses the node's own files, and files and devices that a volume of this node lies on or another pool has.
     pub(in crate::control) async fn check_unused_paths(
         &self,
         paths: Vec<PathBuf>,
     ) -> Result<(), ApiError> {
-        let users = self.users_of_paths();
+        self.check_paths_not_of(paths, self.users_of_paths(|_| true)).await
+    }
+
+    /// The same just before the copy of the volume `id` is made, whichever node was asked for it: what a volume is
+    /// still to be made on is nobody's yet.
+    pub(in crate::control) async fn check_makeable(
+        &self,
+        record: &VolumeRecord,
+    ) -> Result<(), ApiError> {
+        let path = record.place(self.me()).and_then(|place| place.backing.path());
+        let Some(path) = path else { return Ok(()) };
+        let has = |other: &VolumeRecord| {
+            let place = other.place(self.me());
+            other.id != record.id && place.is_some_and(|p| p.stage == PlaceStage::Made)
+        };
+        self.check_paths_not_of(vec![path.to_owned()], self.users_of_paths(has)).await
+    }
+
+    async fn check_paths_not_of(
+        &self,
+        paths: Vec<PathBuf>,
+        users: Vec<(PathBuf, String)>,
+    ) -> Result<(), ApiError> {
+        let own = self.0.settings.own_files.clone();
         let find = move || {
             paths.into_iter().find_map(|path| {
-                let user = users.iter().find(|(used, _)| is_same(used, &path))?;
-                Some((path, user.1.clone()))
+                own.refusal(&path).or_else(|| {
+                    let (_, user) = users.iter().find(|(used, _)| is_same(used, &path))?;
+                    Some(format!("{} belongs to {user}", path.display()))
+                })
             })
         };
-        let found = tokio::task::spawn_blocking(find).await.unwrap_or_default();
-        found.map_or(Ok(()), |(path, user)| {
-            Err(ApiError::new(Code::Backing, format!("{} belongs to {user}", path.display()))
-                .hint("choose another file or device"))
+        let found = tokio::task::spawn_blocking(find).await.map_err(|e| {
+            ApiError::new(Code::Internal, format!("its paths cannot be looked at: {e}"))
+        })?;
+        found.map_or(Ok(()), |why| {
+            Err(ApiError::new(Code::Backing, why).hint("choose another file or device"))
         })
     }
 
     /// Files and devices that records of this node name.
     pub(in crate::control) fn used_paths(&self) -> Vec<PathBuf> {
-        self.users_of_paths().into_iter().map(|(path, _)| path).collect()
+        self.users_of_paths(|_| true).into_iter().map(|(path, _)| path).collect()
     }
 
-    /// The same, with what uses them.
-    fn users_of_paths(&self) -> Vec<(PathBuf, String)> {
+    /// The same, with what uses them: pools, and those volumes of which `counts` says so.
+    fn users_of_paths(&self, counts: impl Fn(&VolumeRecord) -> bool) -> Vec<(PathBuf, String)> {
         let me = self.me();
         let volumes = self.0.state.all();
-        let volumes = volumes.iter().filter_map(|(s, _)| {
+        let volumes = volumes.iter().filter(|(s, _)| counts(&s.record)).filter_map(|(s, _)| {
             let path = s.record.place(me)?.backing.path()?.to_owned();
             Some((path, format!("volume {}", s.record.name)))
         });
@@ -478,10 +506,15 @@ fn differences(pool: &PoolReport, ask: &CreatePool) -> Vec<String> {
     differences.into_iter().flatten().collect()
 }
 
-/// Whether two paths lead to one file.
+/// Whether two paths lead to one file, or one device.
 fn is_same(a: &Path, b: &Path) -> bool {
-    let resolved = |path| std::fs::canonicalize(path).ok();
-    a == b || resolved(a).is_some_and(|a| Some(a) == resolved(b))
+    let identity = |path| {
+        let found = std::fs::metadata(path).ok()?;
+        let is_device = found.file_type().is_block_device();
+        // Devices have several nodes, as files have several names.
+        Some(if is_device { (0, found.rdev()) } else { (found.dev(), found.ino()) })
+    };
+    a == b || identity(a).is_some_and(|a| Some(a) == identity(b))
 }
 
 /// The level that is asked for, and over how many disks a stripe goes if that is said.
