@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,6 +18,38 @@ pub enum DataDirError {
         path: PathBuf,
         /// What it said.
         why: io::Error,
+    },
+    /// Others than its owner can change what is in it.
+    #[error(
+        "data_dir {}: {path} can be changed by {who} (mode {mode:04o}): whoever can write there owns every volume and \
+         secret of the node; stop what else uses it, then: chmod go-w {path}",
+        data_dir.display(),
+        path = path.display()
+    )]
+    Open {
+        /// The data directory.
+        data_dir: PathBuf,
+        /// The directory that is open: it, or one in it.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+        /// Who can write there.
+        who: &'static str,
+    },
+    /// It belongs to somebody else.
+    #[error(
+        "data_dir {}: it belongs to user {owner}, and the node runs as user {user}: that user owns every volume and \
+         secret of the node; if it is the node's, then: chown -R {user} {}",
+        path.display(),
+        path.display()
+    )]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// As whom the node runs.
+        user: u32,
     },
     /// Another node uses it.
     #[error(
@@ -66,6 +98,7 @@ impl DataDir {
     /// [`DataDirError`].
     pub fn hold(path: &Path) -> Result<Self, DataDirError> {
         let refused = |at: &Path, why| DataDirError::Refused { path: at.to_owned(), why };
+        Self::check_access(path)?;
         let volumes = path.join("volumes");
         DirBuilder::new()
             .recursive(true)
@@ -96,6 +129,37 @@ impl DataDir {
         let path = fs::canonicalize(path).map_err(|e| refused(path, e))?;
         let node = node_id(&path).map_err(|e| refused(&path.join(NODE_ID), e))?;
         Ok(Self { path, lock, node })
+    }
+
+    /// Refuses a directory that others can write to, or that is somebody else's; a start, and `--check`, look at it.
+    ///
+    /// # Errors
+    /// [`DataDirError`]; one that is not there yet is made as it has to be.
+    pub fn check_access(path: &Path) -> Result<(), DataDirError> {
+        for directory in [path.to_owned(), path.join("volumes"), path.join("etcd")] {
+            let metadata = match fs::metadata(&directory) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                found => {
+                    found.map_err(|why| DataDirError::Refused { path: directory.clone(), why })?
+                }
+            };
+            let mode = metadata.permissions().mode() & 0o7777;
+            let who = match (mode & 0o020, mode & 0o002) {
+                (0, 0) => None,
+                (0, _) => Some("everybody"),
+                (_, 0) => Some("its group"),
+                _ => Some("its group and everybody"),
+            };
+            if let Some(who) = who {
+                let (data_dir, path) = (path.to_owned(), directory);
+                return Err(DataDirError::Open { data_dir, path, mode, who });
+            }
+            let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+            if owner != user && owner != 0 {
+                return Err(DataDirError::Foreign { path: directory, owner, user });
+            }
+        }
+        Ok(())
     }
 
     /// The node's own identity, drawn when the directory was made and lost with it: what its disks know it by.
@@ -185,6 +249,25 @@ impl DataDir {
     }
 }
 
+/// Makes a directory where it is missing, with this mode, whatever the process's umask is: for sockets that others
+/// than the node's user connect to.
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn make_with_mode(directory: &Path, mode: u32) -> io::Result<()> {
+    if directory.as_os_str().is_empty() || directory.is_dir() {
+        return Ok(());
+    }
+    if let Some(above) = directory.parent() {
+        make_with_mode(above, mode)?;
+    }
+    match fs::create_dir(directory) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(e) => Err(e),
+        Ok(()) => fs::set_permissions(directory, fs::Permissions::from_mode(mode)),
+    }
+}
+
 /// The file with the node's identity.
 const NODE_ID: &str = "node-id";
 
@@ -239,6 +322,43 @@ mod tests {
         assert!(refused.contains(&format!("another node uses it (process {pid})")), "{refused}");
         drop(held);
         DataDir::hold(&path).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_to_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        let chmod = |at: &Path, mode| fs::set_permissions(at, fs::Permissions::from_mode(mode));
+        drop(DataDir::hold(&path).unwrap());
+        for (at, good) in [(path.clone(), 0o755), (path.join("volumes"), 0o750)] {
+            for (bad, who) in [
+                (0o777, "its group and everybody"),
+                (0o1777, "its group and everybody"),
+                (0o770, "its group (mode 0770)"),
+                (0o702, "everybody (mode 0702)"),
+            ] {
+                chmod(&at, bad).unwrap();
+                let refused = DataDir::hold(&path).unwrap_err().to_string();
+                let way_out = format!("chmod go-w {}", at.display());
+                assert!(refused.contains(who) && refused.contains(&way_out), "{refused}");
+            }
+            chmod(&at, good).unwrap();
+            drop(DataDir::hold(&path).unwrap());
+        }
+    }
+
+    /// A unit's `UMask=0077` would keep everybody else out; no umask lets all through.
+    #[test]
+    fn directories_of_sockets_have_their_mode_whatever_the_umask() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("run/vhost");
+        make_with_mode(&at, 0o777).unwrap();
+        for at in [at.parent().unwrap(), &at] {
+            assert_eq!(fs::metadata(at).unwrap().permissions().mode() & 0o777, 0o777);
+        }
+        fs::set_permissions(&at, fs::Permissions::from_mode(0o2750)).unwrap();
+        make_with_mode(&at, 0o755).unwrap();
+        assert_eq!(fs::metadata(&at).unwrap().permissions().mode() & 0o7777, 0o2750);
     }
 
     #[test]

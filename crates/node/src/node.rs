@@ -166,6 +166,7 @@ impl Node {
     /// # Errors
     /// [`StartError`]: what a start would stumble over.
     pub fn check(config: &Config) -> Result<(), StartError> {
+        DataDir::check_access(&config.data_dir)?;
         config.api.tcp.as_ref().map_or(Ok(()), |tcp| credentials(tcp).map(drop))
     }
 

@@ -54,6 +54,51 @@ fn a_damaged_store_ends_the_node_with_the_way_out_and_a_code_of_its_own() {
     assert_eq!(node.stop(), Some(0));
 }
 
+/// What the node does not need, its unit does not let it do.
+#[test]
+fn the_unit_confines_the_node() {
+    let unit = include_str!("../../../packaging/windrose.service");
+    for line in [
+        "UMask=0077",
+        "PrivateMounts=yes",
+        "ProtectProc=invisible",
+        "ProtectClock=yes",
+        "DevicePolicy=closed",
+        "DeviceAllow=block-* rw",
+        "SystemCallFilter=@system-service",
+        "SystemCallFilter=~@privileged @setuid @keyring @debug",
+        "SystemCallErrorNumber=EPERM",
+        "StateDirectoryMode=0700",
+    ] {
+        assert!(unit.lines().any(|l| l == line), "{line}");
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/windrose.service");
+    let judged = std::process::Command::new("systemd-analyze")
+        .args(["security", "--no-pager", "--offline=true", "--threshold=25", path])
+        .output();
+    // Where there is none, or one before version 250, the lines above are all that is looked at.
+    if let Ok(judged) = judged
+        && String::from_utf8_lossy(&judged.stdout).contains("Overall exposure level")
+    {
+        assert!(judged.status.success(), "{}", String::from_utf8_lossy(&judged.stdout));
+    }
+}
+
+#[test]
+fn a_data_directory_that_others_can_write_to_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = with_volume();
+    let data = place.path().join("data");
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(place.ends(), Some(1), "{}", place.log());
+    let log = place.log();
+    for part in ["can be changed by its group and everybody", "mode 0777", "chmod go-w"] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(place.start().stop(), Some(0));
+}
+
 #[test]
 fn a_data_directory_that_is_missing_is_no_empty_node() {
     let place = with_volume();

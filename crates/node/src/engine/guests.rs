@@ -2,10 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fs::DirBuilder;
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,6 +18,8 @@ use rt::net::Listener;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 use volume::Volume;
+
+use crate::data_dir;
 
 /// Who may use a socket: its owner and group.
 const SOCKET_MODE: u32 = 0o660;
@@ -182,7 +182,7 @@ async fn listen(core: &Core, at: &Path, stop: impl Future<Output = ()>) -> Optio
 
 async fn try_listen(core: &Core, at: &Path) -> io::Result<Listener> {
     if let Some(directory) = at.parent() {
-        DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)?;
+        data_dir::make_with_mode(directory, DIRECTORY_MODE)?;
     }
     core.listen_unix_for(at, SOCKET_MODE).await
 }

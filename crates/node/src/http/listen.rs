@@ -8,8 +8,13 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{TcpListener, UnixListener};
 
+use crate::data_dir;
+
 /// Who may use the API's socket: its owner and group.
 const SOCKET_MODE: u32 = 0o660;
+
+/// Who may look for it, in a directory that the node has made: the socket says who may use it.
+const DIRECTORY_MODE: u32 = 0o755;
 
 /// Why a socket could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +48,8 @@ pub fn unix(path: &Path) -> Result<UnixSocket, ListenError> {
         |why: String| ListenError { setting: "api.socket", at: path.display().to_string(), why };
     let said = |e: io::Error| refused(e.to_string());
     if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).map_err(|e| refused(format!("{}: {e}", dir.display())))?;
+        data_dir::make_with_mode(dir, DIRECTORY_MODE)
+            .map_err(|e| refused(format!("{}: {e}", dir.display())))?;
     }
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
