@@ -9,6 +9,7 @@
 
 mod change;
 mod chores;
+mod clients;
 mod clocks;
 mod cluster;
 mod copies;
@@ -20,8 +21,8 @@ mod isns;
 mod mapping;
 mod members;
 mod memory;
-mod peers;
 mod own_files;
+mod peers;
 mod placement;
 pub(crate) mod pool_view;
 mod pools;
@@ -49,6 +50,7 @@ use ::cluster::mirrors;
 use api::{ApiError, Code, VolumeName};
 use futures_util::StreamExt;
 use peer::NodeId;
+use target::guesses::Guesses;
 use tokio::sync::{Mutex, RwLock, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -63,9 +65,9 @@ use crate::publish;
 use crate::reconcile::Me;
 use crate::record::description::{Description, Teller};
 use crate::record::{self, FIRST_NODE, Stored, VOLUMES, VolumeRecord};
+use own_files::OwnFiles;
 pub use pool_view::PoolFacts;
 pub use pools::PoolObserved;
-use own_files::OwnFiles;
 pub use secrets::SecretsError;
 use secrets::Vault;
 pub(crate) use secrets::hand_over;
@@ -124,10 +126,10 @@ pub struct Settings {
     pub vhost_user: Option<PathBuf>,
     /// How it takes part in a cluster.
     pub cluster: config::Cluster,
-}
-
     /// What no volume and no pool may lie on.
     own_files: OwnFiles,
+}
+
 impl Settings {
     /// Those of `config`, with the addresses that are listened at.
     #[must_use]
@@ -146,9 +148,9 @@ impl Settings {
             portals,
             vhost_user: config.vhost_user.directory.clone(),
             cluster: config.cluster.clone(),
+            own_files: OwnFiles::of(config),
         }
     }
-            own_files: OwnFiles::of(config),
 }
 
 /// The control plane. Cheap to clone.
@@ -162,6 +164,8 @@ struct Inner {
     state: State,
     /// Its pools of disks.
     pools: pools::Pools,
+    /// Clients of the API that have no token.
+    guesses: Arc<std::sync::Mutex<Guesses>>,
     /// What the secrets in the store are sealed by.
     vault: Vault,
     /// What an iSNS server has of this node.
@@ -215,6 +219,11 @@ impl Control {
         Self::over(settings, store, engine, Some(Arc::new(part)))
     }
 
+    /// Clients of the API that have no token.
+    pub(crate) fn guesses(&self) -> Arc<std::sync::Mutex<Guesses>> {
+        Arc::clone(&self.0.guesses)
+    }
+
     fn over(
         settings: Settings,
         meta: Arc<dyn Meta>,
@@ -232,6 +241,7 @@ impl Control {
             engine,
             state: State::default(),
             pools,
+            guesses: Arc::default(),
             part,
             membership: OnceLock::new(),
             waits_for: std::sync::Mutex::default(),

@@ -9,6 +9,7 @@ use prometheus_client::encoding::{
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use target::guesses::Method;
 use volume::Kind;
 
 use crate::control::{Facts, assess};
@@ -148,7 +149,28 @@ impl Metrics {
         let help = "Connections, those that have not logged in included.";
         gauges(to, "connections", help, cores().map(|(l, c)| (l, c.sessions.len() as u64)))?;
         let help = "Connections refused because of a limit.";
-        counters(to, "connections_refused", help, cores().map(|(l, c)| (l, c.refused)))
+        counters(to, "connections_refused", help, cores().map(|(l, c)| (l, c.refused)))?;
+        self.clients(to)
+    }
+
+    /// Who proves who it is, and who does not, on all cores and at the API.
+    fn clients(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let all = || {
+            let cores = self.facts.cores.iter().map(|core| &core.clients);
+            cores.chain([&self.facts.api_clients])
+        };
+        let help = "Attempts of clients to prove who they are that have failed.";
+        let failed = |method: Method| all().map(|c| c.proofs.failures[method as usize]).sum();
+        let methods = Method::ALL.iter().map(|&m| ([("method", m.label())], failed(m)));
+        counters::<1, u64>(to, "authentication_failures", help, methods)?;
+        let help = "Attempts that had to wait, after failures of the same address.";
+        let delayed: u64 = all().map(|c| c.proofs.delayed).sum();
+        counters(to, "authentication_delayed", help, one(delayed))?;
+        let help = "Attempts that were refused unlooked at: too many of the same address waited.";
+        let refused: u64 = all().map(|c| c.proofs.refused).sum();
+        counters(to, "authentication_refused", help, one(refused))?;
+        let help = "iSCSI sessions that another login of their initiator has ended.";
+        counters(to, "sessions_replaced", help, one(all().map(|c| c.replaced).sum::<u64>()))
     }
 
     fn volumes(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -385,6 +407,7 @@ pub(crate) mod tests {
             unanchored: None,
             locked: Vec::new(),
             cores: Vec::new(),
+            api_clients: target::Clients::default(),
             space: Space::default(),
             pools: Vec::new(),
             damaged_pools: Vec::new(),
@@ -417,7 +440,10 @@ pub(crate) mod tests {
         };
         let pool = rt::buf::Pool::new(16 << 20).unwrap().usage();
         let (sessions, guests, volumes) = (vec![], vec![], vec![report]);
-        let core = CoreReport { core: 0, sessions, guests, refused: 4, pool, volumes };
+        let mut clients = target::Clients::default();
+        clients.proofs.failures[Method::Dhchap as usize] = 3;
+        (clients.proofs.delayed, clients.replaced) = (5, 6);
+        let core = CoreReport { core: 0, sessions, guests, refused: 4, clients, pool, volumes };
         let image = crate::engine::Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
         let observed = Observed::Open { core: 0, image, published: None };
         let volumes = vec![(Stored { record, revision: Revision(1) }, observed)];
@@ -436,6 +462,10 @@ pub(crate) mod tests {
             "windrose_volume_copies_in_sync{volume=\"v\"} 1",
             "windrose_volume_resynced_bytes_total{volume=\"v\"} 77",
             "windrose_connections_refused_total{core=\"0\"} 4",
+            "windrose_authentication_failures_total{method=\"dhchap\"} 3",
+            "windrose_authentication_failures_total{method=\"chap\"} 0",
+            "windrose_authentication_delayed_total 5",
+            "windrose_sessions_replaced_total 6",
         ] {
             assert_eq!(page.lines().filter(|l| *l == line).count(), 1, "{line}\n{page}");
         }

@@ -133,7 +133,7 @@ impl ApiSockets {
         if let Some((listener, acceptor, token)) = self.tls {
             log_address("the API is served over TLS", &listener);
             let door = Door::Tls(listener, TlsAcceptorDebug(acceptor));
-            server.open(door, token.guard(router), connections);
+            server.open(door, token.guard(router, control.guesses()), connections);
         }
         if let Some(listener) = self.metrics {
             log_address("metrics are served", &listener);

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use crate::common::config;
 use api::client::{Address, CallError, Client};
-use api::endpoint::{GetHealth, Nothing};
+use api::endpoint::{GetHealth, GetStatus, Nothing};
 use api::{ApiError, Code};
 use node::node::Node;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{Duration, Instant};
 
 const TOKEN: &str = "0123456789abcdef0123";
 
@@ -67,6 +68,43 @@ async fn the_token_opens_and_nothing_else_does() {
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer).await;
     assert!(!String::from_utf8_lossy(&answer).contains("HTTP/1.1 200"));
+    assert!(node.stop().await.clean);
+}
+
+/// 7,086 a second were once looked at, unseen but for as many lines in the log.
+#[tokio::test]
+async fn tokens_cannot_be_guessed_quickly_and_status_names_who_tries() {
+    let dir = tempfile::tempdir().unwrap();
+    certificate(dir.path());
+    let port = free_port();
+    let node = Node::start(&config(dir.path(), &over_tcp(dir.path(), port))).await.unwrap();
+    let client = |token: &str| {
+        Client::new(Address::Tls { host: "localhost".into(), port })
+            .with_token(Some(token.into()))
+            .with_roots(Some(dir.path().join("cert.pem")))
+    };
+    let (began, mut guesses) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(6) {
+        let refused = client("a guess that is wrong").call::<GetHealth>(&Nothing).await;
+        assert_eq!(refused.unwrap_err().code(), Some(Code::Unauthorized));
+        guesses += 1;
+    }
+    assert!((8..25).contains(&guesses), "{guesses} guesses in six seconds");
+    // Beside it, over the Unix socket.
+    let local = Client::new(Address::Unix(dir.path().join("api.sock")));
+    let status = local.call::<GetStatus>(&Nothing).await.unwrap();
+    let found = status.findings.iter().find(|f| f.subject == "API").expect("it is told");
+    assert!(found.message.contains("a token"), "{found:?}");
+    let page = local.text("/metrics").await.unwrap();
+    let count = format!("windrose_authentication_failures_total{{method=\"token\"}} {guesses}");
+    assert!(page.contains(&count), "{count}");
+    // The right one waits for its turn once, and then no more.
+    assert!(client(TOKEN).call::<GetHealth>(&Nothing).await.unwrap().serving);
+    let began = Instant::now();
+    for _ in 0..20 {
+        client(TOKEN).call::<GetHealth>(&Nothing).await.unwrap();
+    }
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     assert!(node.stop().await.clean);
 }
 

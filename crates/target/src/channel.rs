@@ -4,7 +4,9 @@
 //! [taken apart](Channel::detach) and put together again with its socket.
 
 use std::cell::OnceCell;
+use std::future::Future;
 use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -12,8 +14,10 @@ use std::task::{Context, Poll, ready};
 use rt::net::{DetachedStream, Stream};
 use tls::{Acceptor, Error, Fault, Hello, Psk, Session};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
 
 use crate::conn::{Staging, Wire};
+use crate::server::Attempt;
 
 /// How much of a name that nobody knows is logged, in bytes: all of one that could be known.
 const NAME_BYTES: usize = 525;
@@ -30,8 +34,30 @@ pub(crate) struct Ends {
 /// Between whom a channel is protected, for its protocol to see: nothing until a handshake is done.
 pub(crate) type Protection = Rc<OnceCell<Ends>>;
 
-/// Finds the key for a client, among those that it says it has.
-pub(crate) type Keys = Box<dyn Fn(&Hello) -> Option<(Psk, Ends)>>;
+/// Knows the keys of clients, and which clients do not have theirs.
+pub(crate) trait KnowsKeys {
+    /// Finds the key for a client, among those that it says it has.
+    fn find(&self, hello: &Hello) -> Option<(Psk, Ends)>;
+
+    /// A client is to show that it has a key: when it may, or nothing if too many wait already.
+    fn attempt(
+        &self,
+        peer: SocketAddr,
+        hello: Option<&Hello>,
+    ) -> Option<(Option<Instant>, Attempt)>;
+}
+
+/// What knows the keys of clients.
+pub(crate) type Keys = Box<dyn KnowsKeys>;
+
+/// A client that shows which key it has.
+struct Tried {
+    attempt: Attempt,
+    /// What it calls its key.
+    name: String,
+    /// Until when it waits for its turn.
+    wait: Option<Pin<Box<Sleep>>>,
+}
 
 /// The byte stream of a connection on this core.
 pub(crate) struct Channel {
@@ -39,6 +65,8 @@ pub(crate) struct Channel {
     state: State,
     protection: Protection,
     keys: Option<Keys>,
+    /// Who shows a key, once that is known.
+    tried: Option<Tried>,
     /// Where ciphertext is read to.
     staging: Staging,
 }
@@ -73,7 +101,7 @@ impl Channel {
     /// A connection that has just been accepted. With `keys` it has TLS if its client begins with that.
     pub(crate) fn new(stream: Stream, keys: Option<Keys>, staging: Staging) -> Self {
         let state = if keys.is_some() { State::Undecided } else { State::Plain };
-        Self { stream, state, protection: Protection::default(), keys, staging }
+        Self { stream, state, protection: Protection::default(), keys, tried: None, staging }
     }
 
     /// One that comes from another core.
@@ -84,7 +112,7 @@ impl Channel {
     ) -> Self {
         let protection = ends.map_or_else(Protection::default, |ends| Rc::new(ends.into()));
         // It was decided where it comes from which key it has, if any.
-        Self { stream, state: state.0, protection, keys: None, staging }
+        Self { stream, state: state.0, protection, keys: None, tried: None, staging }
     }
 
     /// Takes it off this core.
@@ -102,13 +130,16 @@ impl Channel {
     fn poll_hello(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         while let State::Hello(acceptor) = &mut self.state {
             if let Some(hello) = acceptor.hello()? {
-                let found = self.keys.as_ref().and_then(|keys| keys(&hello));
-                let (psk, ends) = found.ok_or_else(|| {
-                    let named = hello.offers().first().map_or(&[][..], |offer| &offer.identity);
-                    let named = String::from_utf8_lossy(&named[..named.len().min(NAME_BYTES)]);
-                    tracing::info!(key = ?named, "a client of TLS does not have such a key");
-                    Error::WrongKey
-                })?;
+                let Some(keys) = &self.keys else {
+                    return Poll::Ready(Err(Error::WrongKey.into()));
+                };
+                if self.tried.is_none() {
+                    self.tried = Some(begin(keys, &hello, self.stream.peer_addr()?)?);
+                }
+                if let Some(wait) = self.tried.as_mut().and_then(|tried| tried.wait.as_mut()) {
+                    ready!(wait.as_mut().poll(cx));
+                }
+                let (psk, ends) = keys.find(&hello).ok_or(Error::WrongKey)?;
                 let session = std::mem::take(acceptor).accept(&psk)?;
                 self.state = State::Tls(Box::new(session), Some(ends));
                 break;
@@ -126,7 +157,19 @@ impl Channel {
 
     /// Refuses the client: it is told why, as far as the socket takes that.
     fn refuse(&mut self, cx: &mut Context<'_>, why: Error) -> io::Error {
-        tracing::info!(peer = ?self.stream.peer_addr().ok(), %why, "a handshake of TLS has failed");
+        let begun = match (self.tried.take(), &self.keys, self.stream.peer_addr()) {
+            (Some(Tried { attempt, name, .. }), ..) => Some((attempt, name)),
+            (None, Some(keys), Ok(peer)) if !self.is_established() => {
+                keys.attempt(peer, None).map(|(_, attempt)| (attempt, String::new()))
+            }
+            _ => {
+                tracing::info!(%why, "a connection by TLS has failed");
+                None
+            }
+        };
+        if let Some((attempt, name)) = begun {
+            attempt.failed(&name, &why.to_string());
+        }
         if let Some(alert) = why.alert_record() {
             let _ = Pin::new(&mut self.stream).poll_write(cx, &alert);
         }
@@ -168,6 +211,9 @@ impl Channel {
         if session.is_established()
             && let Some(ends) = ends.take()
         {
+            if let Some(tried) = self.tried.take() {
+                tried.attempt.succeeded();
+            }
             // There is one handshake in a connection's life.
             let _ = self.protection.set(ends);
         }
@@ -178,6 +224,18 @@ impl Channel {
     fn is_established(&self) -> bool {
         matches!(&self.state, State::Tls(session, _) if session.is_established())
     }
+}
+
+/// A client has said its hello: who it is, and when it has its turn.
+fn begin(keys: &Keys, hello: &Hello, peer: SocketAddr) -> io::Result<Tried> {
+    let named = hello.offers().first().map_or(&[][..], |offer| &offer.identity);
+    let name = String::from_utf8_lossy(&named[..named.len().min(NAME_BYTES)]);
+    // It is not worth an answer where too many from there wait already.
+    let Some((at, attempt)) = keys.attempt(peer, Some(hello)) else {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    };
+    let wait = at.map(|at| Box::pin(tokio::time::sleep_until(at)));
+    Ok(Tried { attempt, name: name.escape_debug().to_string(), wait })
 }
 
 /// How far a channel between two cores has come with TLS.

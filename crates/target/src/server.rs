@@ -21,8 +21,10 @@ use tokio_util::task::AbortOnDropHandle;
 use volume::Volume;
 
 use crate::catalog::{Catalog, VolumeId};
+use crate::clones::{Clones, SharedName};
 use crate::conn::Staging;
 use crate::copying;
+use crate::guesses::{Counts, Failing, Guesses, LogLimit, Method, Turn, Whence};
 use crate::resident::{self, Resident};
 use crate::tokens::Tokens;
 
@@ -174,6 +176,19 @@ pub struct Session {
     pub core: usize,
 }
 
+/// What is odd about the clients of a core.
+#[derive(Clone, Debug, Default)]
+pub struct Clients {
+    /// Those that fail to prove who they are.
+    pub failing: Vec<Failing>,
+    /// Attempts to do so.
+    pub proofs: Counts,
+    /// Names of initiators that two hosts have.
+    pub shared_names: Vec<SharedName>,
+    /// iSCSI sessions that another login of their initiator has ended.
+    pub replaced: u64,
+}
+
 /// Work handed to another core.
 pub(crate) type Parcel = Box<dyn FnOnce(&Rc<Server>) + Send>;
 
@@ -214,6 +229,10 @@ pub struct Server {
     copying: Account,
     copies: Rc<Semaphore>,
     tokens: Tokens,
+    guesses: RefCell<Guesses>,
+    clones: RefCell<Clones>,
+    /// Lines about clients that are refused.
+    refusals: RefCell<LogLimit>,
     pub(crate) iscsi: crate::iscsi::Shared,
     pub(crate) nvme: crate::nvme::Shared,
 }
@@ -272,6 +291,9 @@ impl Server {
             copying: core.pool().account(),
             copies: Rc::new(Semaphore::new(copying::AT_ONCE)),
             tokens: Tokens::default(),
+            guesses: RefCell::default(),
+            clones: RefCell::default(),
+            refusals: RefCell::default(),
             iscsi: crate::iscsi::Shared::new(crate::iscsi::config(&limits)),
             nvme: crate::nvme::Shared::new(&core),
             core,
@@ -415,6 +437,41 @@ impl Server {
     pub fn sessions(&self) -> Vec<Session> {
         let age = |e: &Entry| Session { age: e.since.elapsed(), ..e.session.clone() };
         self.connections.borrow().iter().map(|(_, e)| age(e)).collect()
+    }
+
+    /// What is odd about its clients.
+    #[must_use]
+    pub fn clients(&self) -> Clients {
+        let (now, guesses, clones) = (Instant::now(), self.guesses.borrow(), self.clones.borrow());
+        Clients {
+            failing: guesses.failing(now),
+            proofs: guesses.counts(),
+            shared_names: clones.shared(now),
+            replaced: clones.count(),
+        }
+    }
+
+    /// A client at this address is to prove who it is: when it may, or nothing if too many wait already.
+    pub(crate) fn attempt(
+        self: &Rc<Self>,
+        whence: Whence<'_>,
+    ) -> Option<(Option<Instant>, Attempt)> {
+        let at = match self.guesses.borrow_mut().turn(Instant::now(), whence) {
+            Turn::Now => None,
+            Turn::At(at) => Some(at),
+            Turn::Refused => return None,
+        };
+        let (address, method, target) = (whence.0, whence.1, whence.2.to_owned());
+        Some((at, Attempt { server: Rc::clone(self), address, method, target, is_over: false }))
+    }
+
+    /// Whether there may be one more line about a client that is refused; then how many were left out before it.
+    pub(crate) fn refusal_line(&self) -> Option<u64> {
+        self.refusals.borrow_mut().line(Instant::now())
+    }
+
+    pub(crate) fn clones(&self) -> &RefCell<Clones> {
+        &self.clones
     }
 
     /// Connections refused, or closed for another, because a limit was reached, since the start.
@@ -583,6 +640,50 @@ impl Server {
             self.connections.borrow().iter().map(|(_, e)| Rc::clone(&e.line)).collect();
         for line in all {
             line.notify(notice);
+        }
+    }
+}
+
+/// A client's attempt to prove who it is. Dropped, it has come to nothing, and counts for nothing.
+#[derive(Debug)]
+pub(crate) struct Attempt {
+    server: Rc<Server>,
+    address: IpAddr,
+    method: Method,
+    target: String,
+    is_over: bool,
+}
+
+impl Attempt {
+    fn whence(&self) -> Whence<'_> {
+        (self.address, self.method, &self.target)
+    }
+
+    /// The client, which calls itself `name`, has not proved it, and knows that.
+    pub(crate) fn failed(mut self, name: &str, why: &str) {
+        self.is_over = true;
+        let failed = &self.server.guesses;
+        let line = failed.borrow_mut().failed(Instant::now(), self.whence(), name);
+        if let Some(line) = line {
+            tracing::warn!(
+                address = %self.address, name, target = self.target, method = %self.method, why, times = line.times,
+                others_not_logged = line.unlogged,
+                "a client has not proved who it is; it waits longer and longer between attempts"
+            );
+        }
+    }
+
+    /// It has proved it.
+    pub(crate) fn succeeded(mut self) {
+        self.is_over = true;
+        self.server.guesses.borrow_mut().succeeded(self.whence());
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.server.guesses.borrow_mut().abandoned(self.whence());
         }
     }
 }

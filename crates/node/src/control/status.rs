@@ -1,16 +1,21 @@
 //! One answer to "is my data safe?".
 
 use std::collections::BTreeSet;
+use std::sync::PoisonError;
 
 use api::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Size, Status, Verdict, VolumeCounts,
 };
 
+use target::Clients;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::secrets::Locked;
 use super::view::sessions;
-use super::{Control, FileSystem, PoolFacts, PoolSpace, Space, Together, memory, pool_view};
+use super::{
+    Control, FileSystem, PoolFacts, PoolSpace, Space, Together, clients, memory, pool_view,
+};
 use crate::engine::{CoreReport, Scope, VolumeReport};
 use crate::meta::Trouble;
 use crate::reconcile::Observed;
@@ -39,6 +44,8 @@ pub struct Facts {
     pub locked: Vec<Locked>,
     /// What its cores do.
     pub cores: Vec<CoreReport>,
+    /// What is odd about the clients of its API.
+    pub api_clients: Clients,
     /// The space that volumes take and have.
     pub space: Space,
     /// Its pools of disks, by name.
@@ -93,6 +100,7 @@ impl Control {
             unanchored: settings.unanchored.clone(),
             locked: self.locked().await,
             cores,
+            api_clients: self.api_clients(),
             space,
             pools,
             damaged_pools,
@@ -100,6 +108,14 @@ impl Control {
             images: self.image_findings(),
             together,
         }
+    }
+}
+
+impl Control {
+    fn api_clients(&self) -> Clients {
+        let guesses = self.0.guesses.lock().unwrap_or_else(PoisonError::into_inner);
+        let failing = guesses.failing(Instant::now());
+        Clients { failing, proofs: guesses.counts(), ..Clients::default() }
     }
 }
 
@@ -112,6 +128,7 @@ pub fn assess(facts: &Facts) -> Status {
     failure_findings(facts, &mut findings);
     taken_findings(facts, &mut findings);
     guest_findings(facts, &mut findings);
+    clients::findings(facts, &mut findings);
     secret_findings(facts, &mut findings);
     space_findings(facts, &mut findings);
     memory::findings(facts, &mut findings);
@@ -418,14 +435,14 @@ fn store_findings(facts: &Facts, findings: &mut Vec<Finding>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::engine::{GuestReport, KindReport, MirrorReport};
     use crate::meta::Revision;
     use crate::metrics::tests::mirror;
     use crate::record::tests::record;
 
-    fn facts(volumes: Vec<(Stored, Observed)>) -> Facts {
+    pub(in super::super) fn facts(volumes: Vec<(Stored, Observed)>) -> Facts {
         Facts {
             node: NodeInfo {
                 name: "n".into(),
@@ -447,6 +464,7 @@ mod tests {
             images: Vec::new(),
             together: None,
             cores: Vec::new(),
+            api_clients: Clients::default(),
             space: Space { data_dir: Some((100 << 30, 50 << 30)), ..Space::default() },
             pools: Vec::new(),
             damaged_pools: Vec::new(),
@@ -461,13 +479,13 @@ mod tests {
         facts.space.file_systems = vec![home];
     }
 
-    fn volume(name: &str, observed: Observed) -> (Stored, Observed) {
+    pub(in super::super) fn volume(name: &str, observed: Observed) -> (Stored, Observed) {
         let mut record = record(name);
         record.allow.insert(api::Initiator::Any);
         (Stored { record, revision: Revision(1) }, observed)
     }
 
-    fn open() -> Observed {
+    pub(in super::super) fn open() -> Observed {
         let image = crate::engine::Image { image: Uuid::nil(), size_bytes: 1, generation: 2 };
         Observed::Open { core: 0, image, published: None }
     }
@@ -545,7 +563,7 @@ mod tests {
     }
 
     /// A core with one volume.
-    fn core(id: Uuid) -> CoreReport {
+    pub(in super::super) fn core(id: Uuid) -> CoreReport {
         let report = VolumeReport {
             id,
             kinds: [(); 4].map(|()| KindReport::default()),
@@ -561,6 +579,7 @@ mod tests {
             sessions: Vec::new(),
             guests: Vec::new(),
             refused: 0,
+            clients: Clients::default(),
             pool: rt::buf::Pool::new(16 << 20).unwrap().usage(),
             volumes: vec![report],
         }

@@ -393,6 +393,7 @@ mod tests {
             ],
             guests: Vec::new(),
             refused: 0,
+            clients: target::Clients::default(),
             pool,
             volumes: Vec::new(),
         };

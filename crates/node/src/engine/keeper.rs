@@ -567,6 +567,7 @@ impl Keeper {
             sessions: self.server.sessions(),
             guests: self.guests.report(),
             refused: self.server.refused(),
+            clients: self.server.clients(),
             pool: self.core.pool().usage(),
             volumes,
         }

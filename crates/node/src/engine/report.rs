@@ -3,7 +3,7 @@
 use block::Access;
 use layers::mirror::Status;
 use rt::buf::Usage;
-use target::server::Session;
+use target::server::{Clients, Session};
 use uuid::Uuid;
 use volume::{Kind, KindStats, Snapshot};
 
@@ -48,6 +48,8 @@ pub struct CoreReport {
     pub guests: Vec<GuestReport>,
     /// Connections it refused since the start.
     pub refused: u64,
+    /// What is odd about its clients.
+    pub clients: Clients,
     /// Its buffer pool.
     pub pool: Usage,
     /// Its volumes.

@@ -1,8 +1,9 @@
 //! The token that clients over TCP have to show.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::{ApiError, Code};
 use axum::Router;
@@ -10,7 +11,10 @@ use axum::extract::Request;
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::middleware::{Next, from_fn};
+use axum::response::Response;
 use subtle::ConstantTimeEq;
+use target::guesses::{Guesses, Method, Turn};
+use tokio::time::{Instant, sleep_until};
 
 use super::Peer;
 
@@ -77,26 +81,56 @@ impl Token {
         shown.is_some_and(|token| bool::from(token.ct_eq(&self.0)))
     }
 
-    /// The router, for those who show the token.
-    pub fn guard(self, router: Router) -> Router {
+    /// The router, for those who show the token. An address that has shown wrong ones waits before another one is looked
+    /// at; others do not.
+    pub(crate) fn guard(self, router: Router, guesses: Arc<Mutex<Guesses>>) -> Router {
         router.layer(from_fn(move |request: Request, next: Next| {
-            let known = self.is_shown(request.headers());
+            let (token, guesses) = (self.clone(), Arc::clone(&guesses));
             async move {
-                if known {
+                let peer = request.extensions().get::<Peer>().map(|peer| peer.0.ip());
+                let peer = peer.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+                let whence = (peer, Method::Token, "");
+                let turn = {
+                    let mut guesses = lock(&guesses);
+                    let blameless = guesses.is_blameless(whence);
+                    if blameless { Turn::Now } else { guesses.turn(Instant::now(), whence) }
+                };
+                match turn {
+                    Turn::Now => {}
+                    Turn::At(at) => sleep_until(at).await,
+                    Turn::Refused => return unauthorized(TOO_MANY),
+                }
+                if token.is_shown(request.headers()) {
+                    lock(&guesses).succeeded(whence);
                     return next.run(request).await;
                 }
-                let peer = request.extensions().get::<Peer>().map(|p| tracing::field::display(p.0));
-                let path = request.uri().path();
-                tracing::warn!(peer, path, "a request without the right token was refused");
-                let mut response = super::refusal(
-                    &ApiError::new(Code::Unauthorized, "the token is missing or wrong")
-                        .hint("send Authorization: Bearer TOKEN (`windrose --token-file FILE`)"),
-                );
-                response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-                response
+                let line = lock(&guesses).failed(Instant::now(), whence, "");
+                if let Some(line) = line {
+                    tracing::warn!(
+                        %peer, path = request.uri().path(), times = line.times, others_not_logged = line.unlogged,
+                        "requests without the right token are refused; their address waits longer and longer between them"
+                    );
+                }
+                unauthorized("the token is missing or wrong")
             }
         }))
     }
+}
+
+/// What a client is told whose token is not even looked at.
+const TOO_MANY: &str = "too many requests without the right token have come from this address: try again in a few seconds";
+
+fn lock(guesses: &Mutex<Guesses>) -> MutexGuard<'_, Guesses> {
+    guesses.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unauthorized(why: &str) -> Response {
+    let mut response = super::refusal(
+        &ApiError::new(Code::Unauthorized, why)
+            .hint("send Authorization: Bearer TOKEN (`windrose --token-file FILE`)"),
+    );
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
 }
 
 #[cfg(test)]

@@ -9,9 +9,12 @@ use iscsi::target::{
     TargetRecord,
 };
 
-use super::Initiator;
+use tokio::time::Instant;
+
 use super::session::Member;
+use super::{Event, Initiator};
 use crate::catalog::{Admission, Catalog, Chap, IscsiTarget, by_name, dialled};
+use crate::guesses::Method;
 
 /// The portal group of discovery, and of targets that only this node serves: every portal reaches
 /// every volume.
@@ -25,8 +28,24 @@ pub(crate) fn portal_group(catalog: &Catalog, target: &IscsiTarget) -> u16 {
 
 /// Where a login is decided.
 enum Decision {
-    Here(Result<LoginGrant, LoginReject>),
+    Here(Result<LoginGrant, Refused>),
     AtCore(usize),
+    /// Here, at that time.
+    Later(Instant),
+}
+
+/// A login that is refused.
+struct Refused {
+    /// What the initiator is told.
+    told: LoginReject,
+    /// What is true, for the node's log: not all of it is the initiator's to know.
+    why: &'static str,
+}
+
+impl Refused {
+    fn new(status: LoginStatus, why: &'static str) -> Self {
+        Self { told: status.into(), why }
+    }
 }
 
 impl Initiator {
@@ -34,17 +53,28 @@ impl Initiator {
     pub(super) fn decide_login(&mut self, attempt: Box<LoginAttempt>) {
         match self.judge(&attempt) {
             Decision::AtCore(core) => self.moving = Some((core, attempt)),
+            Decision::Later(at) => {
+                let inbox = self.place.inbox.clone();
+                tokio::task::spawn_local(async move {
+                    tokio::time::sleep_until(at).await;
+                    inbox.push(Event::Decide(attempt));
+                });
+            }
             Decision::Here(decision) => {
-                if let Err(why) = &decision {
+                if let Err(Refused { told, why }) = &decision
+                    && let Some(left_out) = self.server().refusal_line()
+                {
                     tracing::info!(
                         initiator = %attempt.initiator,
                         target = attempt.target.as_ref().map_or("discovery", |t| t.as_str()),
                         peer = %self.place.peer,
-                        status = ?why.status,
+                        status = ?told.status,
+                        why,
+                        others_not_logged = left_out,
                         "an iSCSI login is refused"
                     );
                 }
-                self.machine.login_decision(decision);
+                self.machine.login_decision(decision.map_err(|refused| refused.told));
             }
         }
     }
@@ -59,37 +89,54 @@ impl Initiator {
         let Some(name) = &attempt.target else {
             return Decision::Here(Ok(grant(Auth::None, PORTAL_GROUP, None)));
         };
-        let refuse = |status: LoginStatus| Decision::Here(Err(status.into()));
-        let catalog = self.server().catalog();
-        let Some(target) = catalog.targets.get(name.as_str()) else {
-            return refuse(LoginStatus::NotFound);
-        };
-        let Some(admission) = target.access.admission(attempt.initiator.as_str()) else {
-            return refuse(LoginStatus::AuthorizationFailure);
+        let refuse = |status, why| Decision::Here(Err(Refused::new(status, why)));
+        let (catalog, initiator) = (self.server().catalog(), attempt.initiator.as_str());
+        let admitted = catalog
+            .targets
+            .get(name.as_str())
+            .and_then(|target| Some((target, target.access.admission(initiator)?)));
+        let Some((target, admission)) = admitted else {
+            return Decision::Here(Err(unknown(&catalog, name.as_str(), initiator)));
         };
         if target.serves() && target.core != self.server().core().id() {
             return Decision::AtCore(target.core);
         }
         if let Some(portal) = self.moved_to(&catalog, target).filter(|_| attempt.tsih == 0) {
             let (status, moved_to) = (LoginStatus::MovedTemporarily, Some(portal.to_string()));
-            return Decision::Here(Err(LoginReject { status, moved_to }));
+            let why = "another node serves its volumes";
+            return Decision::Here(Err(Refused { told: LoginReject { status, moved_to }, why }));
         }
         // "Not found" would be for good, and it is not.
-        if self.draining || !target.serves() {
-            return refuse(LoginStatus::ServiceUnavailable);
+        if self.draining {
+            return refuse(LoginStatus::ServiceUnavailable, "the node stops");
+        }
+        if !target.serves() {
+            return refuse(LoginStatus::ServiceUnavailable, "its volumes are not served for now");
         }
         let group = portal_group(&catalog, target);
         let old = (attempt.tsih != 0).then(|| self.server().iscsi.reinstated(attempt, group));
         let old = match old.transpose() {
             Ok(old) => old,
-            Err(status) => return refuse(status),
+            Err(status) => return refuse(status, "there is no such session to go on with"),
         };
+        if matches!(admission, Admission::Proof(_)) && self.attempt.is_none() {
+            let whence = (self.place.peer.ip(), Method::Chap, name.as_str());
+            let Some((at, begun)) = self.server().attempt(whence) else {
+                let why = "too many logins from its address wait after failures";
+                return refuse(LoginStatus::ServiceUnavailable, why);
+            };
+            self.attempt = Some(begun);
+            if let Some(at) = at {
+                return Decision::Later(at);
+            }
+        }
         match self.auth(admission) {
             Ok(auth) => {
                 self.asked = Some(admission.clone());
+                self.tried = Some(Box::new((attempt.initiator.clone(), name.clone())));
                 Decision::Here(Ok(grant(auth, group, old.map(|session| session.params.clone()))))
             }
-            Err(status) => refuse(status),
+            Err(status) => refuse(status, "its CHAP secret cannot be used"),
         }
     }
 
@@ -145,15 +192,20 @@ impl Initiator {
         if target.core != server.core().id() || !target.serves() {
             return self.machine.established(Err(LoginStatus::ServiceUnavailable.into()));
         }
-        let inbox = self.place.inbox.clone();
-        match server.iscsi.begin(&server, negotiated, (target, admission), inbox) {
+        if let Some(attempt) = self.attempt.take() {
+            attempt.succeeded();
+        }
+        let way = (self.place.inbox.clone(), self.place.peer);
+        match server.iscsi.begin(&server, negotiated, (target, admission), way) {
             Ok(session) => {
                 self.place.registration.logged_in(initiator, Some(name.as_str()), who.cid);
                 let tsih = session.tsih;
                 self.member = Some(Member::new(&server, &session));
                 self.session = Some(session);
                 self.machine.established(Ok(tsih));
-                tracing::info!(initiator, target = %name, peer = %self.place.peer, "iSCSI login");
+                if !self.is_shared_name() {
+                    tracing::info!(initiator, target = %name, peer = %self.place.peer, "iSCSI login");
+                }
             }
             Err(status) => self.machine.established(Err(status.into())),
         }
@@ -164,6 +216,22 @@ impl Initiator {
         let records = records(&catalog, scope, self);
         self.machine.targets(&records);
     }
+}
+
+/// Why an initiator does not get to a target, and what it is told. One that may not use a target is told the same
+/// whether there is one of that name or not: names of volumes cannot be found out by asking for them.
+fn unknown(catalog: &Catalog, name: &str, initiator: &str) -> Refused {
+    let elsewhere = catalog.remote.targets.get(name);
+    if elsewhere.is_some_and(|target| target.access.admission(initiator).is_some()) {
+        return Refused::new(LoginStatus::NotFound, "only other nodes have its volumes");
+    }
+    let exists = elsewhere.is_some() || catalog.targets.contains_key(name);
+    let why = if exists { "the initiator is not allowed" } else { "there is no such target" };
+    if catalog.is_incomplete {
+        // What a record says that cannot be read for now is no reason to give a path up.
+        return Refused::new(LoginStatus::ServiceUnavailable, why);
+    }
+    Refused::new(LoginStatus::AuthorizationFailure, why)
 }
 
 /// The targets that the initiator may use.

@@ -18,6 +18,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{Account, Bufs, BufsMut, Failure};
+use iscsi::name::Name;
+use iscsi::pdu::LoginStatus;
 use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId};
 use reservation::Table;
 use scsi::{CopyOutcome, TokenOutcome};
@@ -27,7 +29,7 @@ use volume::Unaltered;
 use crate::catalog::{Admission, Chap, VolumeId};
 use crate::conn::{End, Protocol};
 use crate::resident::{Place, Resident};
-use crate::server::{Limits, Notice, Server, Service};
+use crate::server::{Attempt, Limits, Notice, Server, Service};
 
 pub(crate) use login::portal_group;
 use reset::Barrier;
@@ -58,6 +60,8 @@ pub(crate) enum Event {
     TaskManagementDone { id: RequestId },
     /// The same initiator port has logged in again.
     Replaced,
+    /// A login has waited for its turn.
+    Decide(Box<LoginAttempt>),
     /// From the server.
     Notice(Notice),
 }
@@ -72,6 +76,10 @@ pub(crate) struct Initiator {
     moving: Option<(usize, Box<LoginAttempt>)>,
     /// What its login was asked to prove.
     asked: Option<Admission<Chap>>,
+    /// Who tries to log in to what.
+    tried: Option<Box<(Name, Name)>>,
+    /// Its attempt to prove who it is, until that has come to an end.
+    attempt: Option<Attempt>,
     session: Option<Rc<Session>>,
     member: Option<Member>,
     tasks: Tasks,
@@ -111,6 +119,8 @@ impl Resident for Initiator {
             machine: luggage.machine,
             moving: None,
             asked: None,
+            tried: None,
+            attempt: None,
             session: None,
             member: None,
             tasks: Tasks::default(),
@@ -132,6 +142,12 @@ impl Resident for Initiator {
     }
 
     fn ended(&mut self, _end: &End) {
+        // A client that has gone with its refusal has been refused.
+        while let Some(action) = self.machine.poll_action() {
+            if let Action::Close(reason) = action {
+                self.on_close(reason);
+            }
+        }
         self.leave();
     }
 }
@@ -177,6 +193,7 @@ impl Protocol for Initiator {
             Event::Altered { ticket, result } => self.on_altered(ticket, result),
             Event::Consulted { ticket, result } => self.on_consulted(ticket, result),
             Event::TaskManagementDone { id } => self.managed(id),
+            Event::Decide(attempt) => self.decide_login(attempt),
             Event::Replaced => self.close("the initiator has logged in again"),
             Event::Notice(notice) => self.on_notice(notice),
         }
@@ -193,9 +210,25 @@ impl Initiator {
         &self.place.server
     }
 
+    /// Whether other hosts have the name of its initiator as well: what is done and undone then is not worth a line.
+    fn is_shared_name(&self) -> bool {
+        let is_shared = |who: &(Name, Name)| {
+            let who = (who.0.as_str(), who.1.as_str());
+            self.server().clones().borrow().is_shared(Instant::now(), who)
+        };
+        self.tried.as_deref().is_some_and(is_shared)
+    }
+
     fn on_close(&mut self, reason: CloseReason) {
+        if reason == CloseReason::LoginRefused(LoginStatus::AuthenticationFailure)
+            && let (Some(attempt), Some(tried)) = (self.attempt.take(), &self.tried)
+        {
+            let why = "its CHAP name or secret is wrong, or it offers no CHAP";
+            attempt.failed(tried.0.as_str(), why);
+        }
         match reason {
-            CloseReason::Logout | CloseReason::Requested => {
+            // Whatever was to be said of a refusal has been.
+            CloseReason::Logout | CloseReason::Requested | CloseReason::LoginRefused(_) => {
                 tracing::debug!(peer = %self.place.peer, %reason, "an iSCSI connection closes");
             }
             _ => {
@@ -207,7 +240,9 @@ impl Initiator {
 
     /// Ends the connection, telling the initiator to come back.
     fn close(&mut self, why: &str) {
-        tracing::info!(peer = %self.place.peer, why, "an iSCSI session is ended");
+        if !self.is_shared_name() {
+            tracing::info!(peer = %self.place.peer, why, "an iSCSI session is ended");
+        }
         self.machine.notify(iscsi::target::Notice::Drop { time2wait_s: 0 });
         self.machine.close();
     }

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -16,11 +17,13 @@ use scsi::{
     Attention, CopyTrouble, Known, LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup,
     TargetPort, Whom,
 };
+use tokio::time::Instant;
 use volume::{Caller, Gate};
 
 use super::Event;
 use super::login::portal_group;
 use crate::catalog::{Admission, Away, Catalog, Chap, IscsiTarget, NodeIndex, VolumeId};
+use crate::clones::Told;
 use crate::conn::Inbox;
 use crate::copying::{Ended, Principal};
 use crate::server::{MAX_TRANSFER_BYTES, Served, Server, Space};
@@ -40,6 +43,8 @@ pub(crate) struct Session {
     pub(super) tsih: u16,
     /// Of its one connection.
     cid: u16,
+    /// Where its connection comes from.
+    peer: SocketAddr,
     pub(super) params: Params,
     pub(super) initiator: Name,
     pub(super) isid: [u8; 6],
@@ -127,15 +132,36 @@ impl Session {
         self.inbox.borrow().push(what);
     }
 
+    /// A login from `by` takes its place: logs it if it looks as if two hosts had its initiator's name.
+    fn is_replaced(&self, server: &Server, by: SocketAddr) {
+        let target = self.target.as_ref().map_or("", Name::as_str);
+        let who = (self.initiator.as_str(), target);
+        let addresses = [self.peer.ip(), by.ip()];
+        let told = server.clones().borrow_mut().replaced(Instant::now(), who, addresses);
+        if let Told::Shared(shared) = told {
+            let [one, other] = shared.addresses;
+            tracing::warn!(
+                initiator = who.0, target, %one, %other, times = shared.times,
+                "two hosts log in with one initiator name, and end each other's sessions: give one of them a name of its own"
+            );
+        }
+    }
+
     /// The same session through another connection. What came through this one ends: its tasks, and itself. Its nexuses do
     /// not.
-    fn go_on(&self, admission: &Admission<Chap>, params: &Params, inbox: Inbox<Event>) -> Self {
+    fn go_on(
+        &self,
+        admission: &Admission<Chap>,
+        params: &Params,
+        (inbox, peer): (Inbox<Event>, SocketAddr),
+    ) -> Self {
         self.tell(Event::Replaced);
         self.ended.set();
         self.inbox.replace(inbox);
         Self {
             tsih: self.tsih,
             cid: self.cid,
+            peer,
             params: params.clone(),
             initiator: self.initiator.clone(),
             isid: self.isid,
@@ -233,23 +259,25 @@ impl Shared {
         server: &Server,
         negotiated: &Negotiated,
         (target, admission): (&IscsiTarget, &Admission<Chap>),
-        inbox: Inbox<Event>,
+        (inbox, peer): (Inbox<Event>, SocketAddr),
     ) -> Result<Rc<Session>, LoginStatus> {
         let who = &negotiated.who;
         if who.tsih != 0 {
             let old = self.reinstated(who, portal_group(&server.catalog(), target))?;
-            let session = Rc::new(old.go_on(admission, &negotiated.params, inbox));
+            old.is_replaced(server, peer);
+            let session = Rc::new(old.go_on(admission, &negotiated.params, (inbox, peer)));
             self.refresh(server, &session, Some(target));
             self.sessions.borrow_mut().insert(session.tsih, Rc::clone(&session));
             return Ok(session);
         }
-        self.replace(who);
+        self.replace(who, server, peer);
         if self.sessions.borrow().len() >= usize::from(u16::MAX) - 1 {
             return Err(LoginStatus::OutOfResources);
         }
         let session = Rc::new(Session {
             tsih: self.next_tsih(),
             cid: who.cid,
+            peer,
             params: negotiated.params.clone(),
             initiator: who.initiator.clone(),
             isid: who.isid,
@@ -270,9 +298,10 @@ impl Shared {
     }
 
     /// Ends the session that the same initiator port has with the same target.
-    fn replace(&self, who: &LoginAttempt) {
+    fn replace(&self, who: &LoginAttempt, server: &Server, peer: SocketAddr) {
         let old = self.sessions.borrow().values().find(|s| s.is_of(who)).cloned();
         if let Some(old) = old {
+            old.is_replaced(server, peer);
             old.tell(Event::Replaced);
             self.end(&old);
         }

@@ -19,6 +19,7 @@ use super::authentication::{self, Asked};
 use super::{Event, Host, view};
 use crate::catalog::{Admission, Catalog, NodeIndex, VolumeId};
 use crate::conn::Inbox;
+use crate::guesses::Method;
 use crate::server::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS, Server, Space};
 
 /// Controller identifiers per core, while the node shares nothing: they are unique in the node.
@@ -257,8 +258,30 @@ async fn watch(server: std::rc::Weak<Server>, cntlid: u16) {
 /// What becomes of a Connect.
 enum Decision {
     /// With what the host has to prove, if anything.
-    Here(Result<(Connected, Option<SharedConfig>), Completion>),
+    Here(Result<(Connected, Option<SharedConfig>), Refused>),
     AtCore(usize),
+    /// Here, at that time.
+    Later(Instant),
+}
+
+/// A Connect that is refused.
+struct Refused {
+    /// What the host is told.
+    told: Completion,
+    /// What is true, for the node's log: not all of it is the host's to know.
+    why: &'static str,
+}
+
+impl Refused {
+    fn new(told: Completion, why: &'static str) -> Self {
+        Self { told, why }
+    }
+}
+
+impl From<Completion> for Refused {
+    fn from(told: Completion) -> Self {
+        Self::new(told, "what it asks for does not suit its association")
+    }
 }
 
 impl Host {
@@ -267,15 +290,26 @@ impl Host {
         self.place.registration.set_tls(self.is_protected());
         match self.judge(&connect) {
             Decision::AtCore(core) => self.moving = Some((core, tag, connect)),
-            Decision::Here(Err(completion)) => {
-                tracing::info!(
-                    host = connect.hostnqn,
-                    subsystem = connect.subnqn,
-                    peer = %self.place.peer,
-                    status = ?completion.status,
-                    "an NVMe connect is refused"
-                );
-                self.complete(tag, completion, &Bufs::new());
+            Decision::Later(at) => {
+                let inbox = self.place.inbox.clone();
+                tokio::task::spawn_local(async move {
+                    tokio::time::sleep_until(at).await;
+                    inbox.push(Event::Decide { tag, connect });
+                });
+            }
+            Decision::Here(Err(Refused { told, why })) => {
+                if let Some(left_out) = self.server().refusal_line() {
+                    tracing::info!(
+                        host = connect.hostnqn,
+                        subsystem = connect.subnqn,
+                        peer = %self.place.peer,
+                        status = ?told.status,
+                        why,
+                        others_not_logged = left_out,
+                        "an NVMe connect is refused"
+                    );
+                }
+                self.complete(tag, told, &Bufs::new());
             }
             Decision::Here(Ok((connected, asked))) => self.seated(tag, connect, &connected, asked),
         }
@@ -317,35 +351,35 @@ impl Host {
         self.listen();
     }
 
-    fn judge(&self, connect: &Connect) -> Decision {
-        let server = self.server();
+    fn judge(&mut self, connect: &Connect) -> Decision {
+        let server = &Rc::clone(self.server());
         let catalog = server.catalog();
+        let refuse = |told, why| Decision::Here(Err(Refused::new(told, why)));
         if self.draining {
-            return Decision::Here(Err(Connect::refuse_busy()));
+            return refuse(Connect::refuse_busy(), "the node stops");
         }
         if !self.is_named_by(connect) {
-            return Decision::Here(Err(Connect::refuse_host()));
+            return refuse(Connect::refuse_host(), "its TLS key is for another name");
         }
         if connect.is_discovery() {
             let log = view::discovery(&catalog, &connect.hostnqn, self.place.local);
             let (subsystem, role) = (view::discovery_subsystem(), Role::Discovery(log));
-            return Decision::Here(admin(server, connect, &subsystem, role).map(|c| (c, None)));
+            let connected = admin(server, connect, &subsystem, role);
+            return Decision::Here(connected.map(|c| (c, None)).map_err(Refused::from));
         }
-        let Some(entry) = catalog.subsystems.get(&connect.subnqn) else {
-            // What a record says that cannot be read for now is no reason to give a path up.
-            let unknown = catalog.is_incomplete;
-            let refuse = if unknown { Connect::refuse_busy } else { Connect::refuse_subsystem };
-            return Decision::Here(Err(refuse()));
-        };
-        let Some(admission) = entry.access.admission(&connect.hostnqn) else {
-            return Decision::Here(Err(Connect::refuse_host()));
+        let admitted = catalog
+            .subsystems
+            .get(&connect.subnqn)
+            .and_then(|entry| Some((entry, entry.access.admission(&connect.hostnqn)?)));
+        let Some((entry, admission)) = admitted else {
+            return Decision::Here(Err(unknown(&catalog, connect)));
         };
         if entry.requires_tls(&connect.hostnqn) && !self.is_protected() {
-            return Decision::Here(Err(Connect::refuse_host()));
+            return refuse(Connect::refuse_host(), "the host has to come by TLS");
         }
         if !entry.serves(&connect.hostnqn) {
             // Nothing that the host sees of it is here for now: the host is to come again.
-            return Decision::Here(Err(Connect::refuse_busy()));
+            return refuse(Connect::refuse_busy(), "its volumes are not served for now");
         }
         if entry.core != server.core().id() {
             return Decision::AtCore(entry.core);
@@ -355,20 +389,33 @@ impl Host {
             Admission::Proof(secrets) => match authentication::config(secrets, connect) {
                 Some(config) => Some(config),
                 // It may be known soon.
-                None => return Decision::Here(Err(Connect::refuse_busy())),
+                None => return refuse(Connect::refuse_busy(), "its secrets cannot be read"),
             },
         };
+        if asked.is_some() && self.attempt.is_none() {
+            let whence = (self.place.peer.ip(), Method::Dhchap, connect.subnqn.as_str());
+            let Some((at, begun)) = server.attempt(whence) else {
+                let why = "too many hosts from its address wait after failures";
+                return refuse(Connect::refuse_busy(), why);
+            };
+            self.attempt = Some(begun);
+            if let Some(at) = at {
+                return Decision::Later(at);
+            }
+        }
         if connect.qid > 0 {
             if server.nvme.protection(connect.cntlid) == Some(!self.is_protected()) {
-                return Decision::Here(Err(Connect::refuse_controller()));
+                let why = "its queues are not all protected by TLS, or all not";
+                return refuse(Connect::refuse_controller(), why);
             }
             let connected = server.nvme.controllers.borrow_mut().connect_io(connect);
-            return Decision::Here(connected.map(|c| (c, asked)));
+            return Decision::Here(connected.map(|c| (c, asked)).map_err(Refused::from));
         }
         let subsystem = view::subsystem(&connect.subnqn, &entry.serial, catalog.quiesce_ms);
         let who = (connect.subnqn.as_str(), connect.hostnqn.as_str());
         let role = Role::Io(view::namespaces(server, &catalog, who, &BTreeMap::new()));
-        Decision::Here(admin(server, connect, &subsystem, role).map(|c| (c, asked)))
+        let connected = admin(server, connect, &subsystem, role);
+        Decision::Here(connected.map(|c| (c, asked)).map_err(Refused::from))
     }
 
     /// What the host says counts for its keep alive.
@@ -476,6 +523,23 @@ impl Host {
             server.nvme.with(cntlid, Controller::shut_down);
         });
     }
+}
+
+/// Why a host does not get to a subsystem, and what it is told. One that may not use a subsystem is told the same
+/// whether there is one of that name or not: names of volumes cannot be found out by asking for them.
+fn unknown(catalog: &Catalog, connect: &Connect) -> Refused {
+    let (name, host) = (&connect.subnqn, &connect.hostnqn);
+    let elsewhere = catalog.remote.subsystems.get(name);
+    if elsewhere.is_some_and(|entry| entry.access.admission(host).is_some()) {
+        return Refused::new(Connect::refuse_subsystem(), "only other nodes have its volumes");
+    }
+    let exists = elsewhere.is_some() || catalog.subsystems.contains_key(name);
+    let why = if exists { "the host is not allowed" } else { "there is no such subsystem" };
+    if catalog.is_incomplete {
+        // What a record says that cannot be read for now is no reason to give a path up.
+        return Refused::new(Connect::refuse_busy(), why);
+    }
+    Refused::new(Connect::refuse_host(), why)
 }
 
 /// Connects an admin queue.

@@ -162,9 +162,12 @@ impl Host {
     fn on_step(&mut self) {
         let Some(asked) = &mut self.asked else { return };
         if let Some(end) = asked.responder.end() {
-            let (host, subsystem) = (&asked.connect.hostnqn, &asked.connect.subnqn);
-            tracing::warn!(host, subsystem, peer = %self.place.peer, ?end, "an NVMe host has not authenticated");
-            return self.close("its host has not authenticated");
+            if let Some(attempt) = self.attempt.take() {
+                attempt.failed(&asked.connect.hostnqn, &format!("{end:?}"));
+            }
+            // That is all there is to be said of it.
+            self.machine.close();
+            return self.leave();
         }
         let is_done = asked.responder.is_authenticated() && asked.responder.is_idle();
         let enters = is_done && !asked.is_in;
@@ -176,6 +179,9 @@ impl Host {
         }
         if enters && let Some(asked) = &self.asked {
             let connect = asked.connect.clone();
+            if let Some(attempt) = self.attempt.take() {
+                attempt.succeeded();
+            }
             self.enters(&connect);
         }
     }

@@ -38,7 +38,7 @@ use volume::{Caller, Unaltered};
 use crate::catalog::VolumeId;
 use crate::conn::{End, Inbox, Protocol};
 use crate::resident::{Place, Resident};
-use crate::server::{Limits, Notice, Server, Service};
+use crate::server::{Attempt, Limits, Notice, Server, Service};
 
 use association::Seat;
 pub(crate) use association::Shared;
@@ -54,6 +54,8 @@ pub(crate) enum Event {
     Done { tag: Tag, result: Result<Bufs, Failure> },
     /// What an authentication needed is calculated, or cannot be; `wait` says for which command.
     Calculated { tag: Tag, wait: u64, done: Option<Done> },
+    /// A Connect has waited for its turn.
+    Decide { tag: Tag, connect: Box<Connect> },
     /// The host has left an authentication half done for too long.
     Unproved { number: u64 },
     /// The second half of a fused operation has not come for too long.
@@ -119,6 +121,8 @@ pub(crate) struct Host {
     seat: Option<Seat>,
     /// The proof that is asked for on this queue, if one is.
     asked: Option<Box<Asked>>,
+    /// Its attempt to prove who it is, until that has come to an end.
+    attempt: Option<Attempt>,
     tasks: Tasks,
     /// What came before the next command, for halves of fused operations.
     before: Before,
@@ -162,6 +166,7 @@ impl Resident for Host {
             moving: None,
             seat: None,
             asked: None,
+            attempt: None,
             tasks: Tasks::default(),
             before: Before::default(),
             disconnecting: None,
@@ -232,6 +237,8 @@ impl Protocol for Host {
         match event {
             Event::Done { tag, result } => self.on_done(tag, result),
             Event::Calculated { tag, wait, done } => self.on_calculated(tag, wait, done),
+            Event::Decide { tag, connect } if !self.has_ended => self.decide(tag, connect),
+            Event::Decide { .. } => {}
             Event::Unproved { number } => self.on_unproved(number),
             Event::Alone { first, number } => self.on_alone(first, number),
             Event::Copied { tag, result } => self.on_copied(tag, result),

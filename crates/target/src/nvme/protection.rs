@@ -1,23 +1,47 @@
 //! Hosts that come by TLS (RFD 0022): whose key it is, and what they may connect.
 
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 use nvme::Connect;
 use nvme::tls::{Identity, Psk, Suite};
 use tls::Hello;
+use tokio::time::Instant;
 
 use super::Host;
 use crate::catalog::{Catalog, HostKey};
-use crate::channel::{Ends, Keys};
-use crate::server::Server;
+use crate::channel::{Ends, Keys, KnowsKeys};
+use crate::guesses::Method;
+use crate::server::{Attempt, Server};
 
 /// Keys that are looked at, of those that a host says it has. It has one for each subsystem.
 const OFFERS: usize = 4;
 
-/// Finds keys in the catalog that is in force.
+/// The keys in the catalog that is in force.
+struct CatalogKeys(Rc<Server>);
+
+impl KnowsKeys for CatalogKeys {
+    fn find(&self, hello: &Hello) -> Option<(tls::Psk, Ends)> {
+        find(&self.0.catalog(), hello)
+    }
+
+    fn attempt(
+        &self,
+        peer: SocketAddr,
+        hello: Option<&Hello>,
+    ) -> Option<(Option<Instant>, Attempt)> {
+        let first = hello.and_then(|hello| hello.offers().first());
+        let named = first.and_then(|offer| Identity::parse(&offer.identity));
+        let catalog = self.0.catalog();
+        // Names that there are not are not remembered.
+        let known = named.filter(|named| catalog.subsystems.contains_key(named.subnqn));
+        self.0.attempt((peer.ip(), Method::Tls, known.map_or("", |named| named.subnqn)))
+    }
+}
+
+/// The keys of hosts.
 pub(crate) fn keys(server: &Rc<Server>) -> Keys {
-    let server = Rc::clone(server);
-    Box::new(move |hello| find(&server.catalog(), hello))
+    Box::new(CatalogKeys(Rc::clone(server)))
 }
 
 /// The first key of those that a host says it has that it does have, and between whom it is.

@@ -1,7 +1,7 @@
 //! Units that are added, taken away and not there for now, as sessions see it (RFD 0017).
 
 use super::*;
-use target::{Away, Chap};
+use target::{Away, Chap, Remote};
 
 const HOST: &str = "iqn.2026-01.com.example:host";
 
@@ -149,12 +149,46 @@ fn a_login_is_judged_by_the_secrets_of_its_end() {
     });
 }
 
+/// Whoever is not allowed cannot find out by logins or discovery which volumes there are (RFC 7143 11.13.5).
+#[test]
+fn a_target_that_is_not_the_initiators_and_one_that_is_not_there_are_refused_alike() {
+    on_core(async |core| {
+        let denied = IscsiTarget { access: Access::default(), ..mapped(&[(1, 7)]) };
+        let none = Catalog::default;
+        let here = || Catalog { targets: [(TARGET.to_owned(), denied.clone())].into(), ..none() };
+        let remote =
+            Remote { targets: [(TARGET.to_owned(), denied.clone())].into(), ..Remote::default() };
+        let elsewhere = || Catalog { remote: remote.clone(), ..none() };
+        let (server, at) = serve_all(&core, &[(1, 7)]).await;
+        for (is_incomplete, status) in [(false, [2, 2]), (true, [3, 1])] {
+            for catalog in [none(), here(), elsewhere()] {
+                server.set_catalog(Arc::new(Catalog { is_incomplete, ..catalog }));
+                assert_eq!(login_status(&core, at).await, status);
+                let mut client = Client::dial(&core, at, 2).await;
+                client.discover().await;
+                for asked in ["All", TARGET] {
+                    let text = client.initiator.text(NO_TAG, &[("SendTargets", asked)]);
+                    client.send(&text).await;
+                    assert_eq!(client.next().await.data, [0; 0], "{asked}");
+                }
+            }
+        }
+        // Who may use it is told that it is not at this node.
+        let allowed = Remote {
+            targets: [(TARGET.to_owned(), mapped(&[(1, 7)]))].into(),
+            ..Remote::default()
+        };
+        server.set_catalog(Arc::new(Catalog { remote: allowed, ..none() }));
+        assert_eq!(login_status(&core, at).await, [2, 3]);
+    });
+}
+
 /// RFD 0017, 2: a session that loses its last unit stands, and tells that it is gone. A new one is refused.
 #[test]
 fn a_session_outlives_its_last_unit() {
     on_core(async |core| {
         let denied = || IscsiTarget { access: Access::default(), ..mapped(&[(1, 7)]) };
-        for (after, status) in [(None, [2, 3]), (Some(denied()), [2, 2])] {
+        for after in [None, Some(denied())] {
             let (server, at) = serve_all(&core, &[(1, 7)]).await;
             let mut client = Client::log_in(&core, at, 1, &[]).await;
             publish(&server, after);
@@ -164,7 +198,7 @@ fn a_session_outlives_its_last_unit() {
             }
             assert_eq!(client.luns(1).await, [0; 0]);
             assert_eq!(client.ask_for(&[0x12, 0, 0, 0, 96, 0], 96).await.1[0], 0x7f);
-            assert_eq!(login_status(&core, at).await, status);
+            assert_eq!(login_status(&core, at).await, [2, 2]);
             // It comes back as a unit that was just powered on.
             publish(&server, Some(mapped(&[(1, 7)])));
             assert_eq!(client.ready(1).await, POWER_ON);

@@ -7,6 +7,7 @@ use nvme::auth::{
 };
 use nvme::entry::FabricsType;
 use nvme::fabrics::CONNECT_AUTHENTICATE;
+use target::guesses::Method;
 use target::{Admission, HostSecrets};
 
 use super::*;
@@ -187,6 +188,32 @@ fn a_host_is_let_in_once_it_has_proved_itself() {
                 sleep(Duration::from_millis(1)).await;
             }
         }
+    });
+}
+
+#[test]
+fn secrets_of_hosts_cannot_be_guessed_quickly_and_the_right_one_gets_in() {
+    on_core(async |core| {
+        let (server, at) = serve_guarded(&core, Limits::default()).await;
+        let (began, mut wrong) = (Instant::now(), 0);
+        while began.elapsed() < Duration::from_secs(6) {
+            let mut admin = Queue::connect_asked(&core, at, &connect(0, 0)).await;
+            admin.prove(config(OTHER_SECRET, false)).await.unwrap_err();
+            wrong += 1;
+        }
+        assert!(wrong < 20, "{wrong} guesses in six seconds");
+        let clients = server.clients();
+        assert!(clients.proofs.delayed > 0, "{clients:?}");
+        let [failing] = &clients.failing[..] else { panic!("{clients:?}") };
+        assert_eq!(failing.method, Method::Dhchap);
+        assert_eq!(
+            (failing.name.as_str(), failing.target.as_str()),
+            (&*connect(0, 0).hostnqn, SUBNQN)
+        );
+        let began = Instant::now();
+        let (_admin, mut io) = associate_by(&core, at, &config(HOST_SECRET, true)).await;
+        assert!(reads(&mut io).await && began.elapsed() < Duration::from_secs(15));
+        assert!(server.clients().failing.is_empty());
     });
 }
 

@@ -1,7 +1,7 @@
 //! Subsystems with several namespaces: who sees which, and what a host hears when one comes, goes, or is
 //! not served for now (RFD 0019, 4).
 
-use target::{Absent, Space};
+use target::{Absent, Remote, Space};
 
 use super::*;
 
@@ -263,6 +263,27 @@ async fn comes_again(core: &Core, at: SocketAddr) -> Status {
     let (_, status) = Queue::try_connect(core, at, &connect(0, 0)).await;
     assert!(!status.is_final(), "{status:?}");
     status.code()
+}
+
+/// Whoever is not allowed cannot find out by Connect or discovery which volumes there are (NVMe Base 2.0, 6.3).
+#[test]
+fn a_subsystem_that_is_not_the_hosts_and_one_that_is_not_there_are_refused_alike() {
+    on_core(async |core| {
+        let (server, at) = serve_both(&core, both()).await;
+        let denied = || [(SUBNQN.to_owned(), Subsystem { access: Access::default(), ..both() })];
+        let none = Catalog::default;
+        let here = || Catalog { subsystems: denied().into(), ..none() };
+        let remote = || Remote { subsystems: denied().into(), ..Remote::default() };
+        let elsewhere = || Catalog { remote: remote(), ..none() };
+        let refused = Status::CONNECT_INVALID_HOST.do_not_retry();
+        for (is_incomplete, expected) in [(false, refused), (true, Status::CONNECT_BUSY)] {
+            for catalog in [none(), here(), elsewhere()] {
+                server.set_catalog(Arc::new(Catalog { is_incomplete, ..catalog }));
+                let (_, status) = Queue::try_connect(&core, at, &connect(0, 0)).await;
+                assert_eq!(status, expected);
+            }
+        }
+    });
 }
 
 /// What counts is what the host sees; and what nobody knows is not refused for good.
