@@ -3,11 +3,14 @@
 mod ask;
 mod auth;
 pub mod listen;
+mod room;
 mod serve;
 mod tls;
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use api::endpoint::{
     AddPoolDisks, AddVolumeCopy, AllowInitiators, ClearChap, ClearPoolErrors, ClearReservations,
@@ -36,8 +39,12 @@ pub use serve::{Door, Server, TlsAcceptorDebug};
 pub use tls::{TlsError, acceptor};
 
 /// Who asks over TCP: an extension of the request.
-#[derive(Clone, Copy, Debug)]
-struct Peer(SocketAddr);
+#[derive(Clone, Debug)]
+struct Peer {
+    at: SocketAddr,
+    /// Set once it has shown the token: its connection makes room for nobody then.
+    known: Arc<AtomicBool>,
+}
 
 /// The API of a node.
 pub fn router(control: &Control) -> Router {

@@ -71,6 +71,42 @@ async fn the_token_opens_and_nothing_else_does() {
     assert!(node.stop().await.clean);
 }
 
+/// Sixty-four connections that said nothing once kept the administrator out.
+#[tokio::test]
+async fn connections_without_a_token_keep_nobody_out_of_the_api_and_metrics() {
+    let dir = tempfile::tempdir().unwrap();
+    certificate(dir.path());
+    let (port, metrics) = (free_port(), free_port());
+    let more =
+        format!("{}\n[metrics]\nlisten = \"127.0.0.1:{metrics}\"", over_tcp(dir.path(), port));
+    let node = Node::start(&config(dir.path(), &more)).await.unwrap();
+    let mut silent = Vec::new();
+    for at in [port, metrics] {
+        for _ in 0..200 {
+            #[expect(clippy::disallowed_methods, reason = "a client of its own")]
+            silent.push(tokio::net::TcpStream::connect(("127.0.0.1", at)).await.unwrap());
+        }
+    }
+    let began = Instant::now();
+    let client = Client::new(Address::Tls { host: "localhost".into(), port })
+        .with_token(Some(TOKEN.into()))
+        .with_roots(Some(dir.path().join("cert.pem")));
+    assert!(client.call::<GetHealth>(&Nothing).await.unwrap().serving);
+    #[expect(clippy::disallowed_methods, reason = "a client of its own")]
+    let mut scrape = tokio::net::TcpStream::connect(("127.0.0.1", metrics)).await.unwrap();
+    scrape
+        .write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    let mut page = Vec::new();
+    scrape.read_to_end(&mut page).await.unwrap();
+    assert!(String::from_utf8_lossy(&page).contains("windrose_node_info"));
+    // Neither has waited until the silent ones were given up, after ten and thirty seconds.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    drop(silent);
+    assert!(node.stop().await.clean);
+}
+
 /// 7,086 a second were once looked at, unseen but for as many lines in the log.
 #[tokio::test]
 async fn tokens_cannot_be_guessed_quickly_and_status_names_who_tries() {

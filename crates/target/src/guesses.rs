@@ -135,7 +135,7 @@ struct Entry {
 
 /// A pause between log lines of one kind, so that nobody fills the log.
 #[derive(Debug, Default)]
-pub(crate) struct LogLimit {
+pub struct LogLimit {
     since: Option<Instant>,
     lines: u32,
     unlogged: u64,
@@ -143,7 +143,7 @@ pub(crate) struct LogLimit {
 
 impl LogLimit {
     /// Whether there may be a line now; then how many there were not before it.
-    pub(crate) fn line(&mut self, now: Instant) -> Option<u64> {
+    pub fn line(&mut self, now: Instant) -> Option<u64> {
         if self.since.is_none_or(|since| now.duration_since(since) >= LOG_EVERY) {
             (self.since, self.lines) = (Some(now), 0);
         }

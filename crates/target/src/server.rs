@@ -451,6 +451,23 @@ impl Server {
         }
     }
 
+    /// Whether an initiator has as many connections of this core as one may have: some stay for hosts of other volumes.
+    /// One that is let in whatever its name is counts by its address, as it can choose its names.
+    pub(crate) fn has_its_share(&self, initiator: &str, by_address: Option<IpAddr>) -> bool {
+        let most = self.limits.connections - self.limits.connections / 4;
+        let is_its = |session: &Session| match by_address {
+            Some(address) => session.peer.ip() == address,
+            None => session.initiator.as_deref() == Some(initiator),
+        };
+        let book = self.connections.borrow();
+        let its = book.iter().filter(|(_, e)| e.stage == Stage::Full && is_its(&e.session));
+        let has = its.take(most).count() >= most;
+        if has {
+            self.refused.set(self.refused.get() + 1);
+        }
+        has
+    }
+
     /// A client at this address is to prove who it is: when it may, or nothing if too many wait already.
     pub(crate) fn attempt(
         self: &Rc<Self>,

@@ -286,7 +286,8 @@ settings! {
     "limits.connections" = Value("4096"), "a whole number, 1 to 1000000",
         |d, v| d.connections = count(v, 1..=1_000_000)?,
         "Connections of initiators per core. Where one more comes, the oldest that has not logged in \
-         is closed, else the oldest that only discovers, else the new one.";
+         is closed, else the oldest that only discovers, else the new one. One initiator has three \
+         quarters of them at most.";
     "limits.logins" = Value("512"), "a whole number, 1 to 1000000",
         |d, v| d.logins = count(v, 1..=1_000_000)?,
         "Connections per core that have not logged in yet. Where one more comes, the oldest is \
@@ -323,7 +324,9 @@ settings! {
         "Volumes of the node.";
     "limits.api_connections" = Value("64"), "a whole number, 1 to 4096",
         |d, v| d.api_connections = count(v, 1..=4096)?,
-        "Connections to each listener of the API; more wait.";
+        "Connections to each listener of the API. Where one more comes by TCP, one that has not shown \
+         the token is closed, of the address that has most of those; where all have shown it, more \
+         wait.";
 }
 
 const ENGINES: &[(&str, DiskEngine)] = &[

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::{ApiError, Code};
@@ -87,7 +88,8 @@ impl Token {
         router.layer(from_fn(move |request: Request, next: Next| {
             let (token, guesses) = (self.clone(), Arc::clone(&guesses));
             async move {
-                let peer = request.extensions().get::<Peer>().map(|peer| peer.0.ip());
+                let from = request.extensions().get::<Peer>().cloned();
+                let peer = from.as_ref().map(|peer| peer.at.ip());
                 let peer = peer.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
                 let whence = (peer, Method::Token, "");
                 let turn = {
@@ -102,6 +104,9 @@ impl Token {
                 }
                 if token.is_shown(request.headers()) {
                     lock(&guesses).succeeded(whence);
+                    if let Some(from) = from {
+                        from.known.store(true, Ordering::Relaxed);
+                    }
                     return next.run(request).await;
                 }
                 let line = lock(&guesses).failed(Instant::now(), whence, "");

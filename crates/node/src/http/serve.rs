@@ -2,22 +2,26 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use target::guesses::LogLimit;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
 use super::Peer;
 use super::listen::UnixSocket;
+use super::room::Room;
 
 /// Time for the head of a request; also the longest pause between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -85,24 +89,31 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 }
 
 async fn accept(door: Door, router: Router, connections: usize, mut stop: watch::Receiver<bool>) {
-    let room = Arc::new(Semaphore::new(connections));
+    let room = Room::new(connections);
+    let failures = Failures::default();
     let mut serving = JoinSet::new();
     loop {
         let next = async {
-            let place = Arc::clone(&room).acquire_owned().await;
-            (place, door.accept().await)
+            let stream = door.accept().await?;
+            let place = room.enter(stream.from()).await;
+            Ok::<_, io::Error>((stream, place))
         };
-        let (place, accepted) = tokio::select! {
-            next = next => next,
+        let accepted = tokio::select! {
+            accepted = next => accepted,
             () = stopped(&mut stop) => break,
         };
         while serving.try_join_next().is_some() {}
         match accepted {
-            Ok(stream) => {
+            Ok((stream, place)) => {
                 let (router, stop) = (router.clone(), stop.clone());
+                let (known, failures) = (place.known(), Arc::clone(&failures));
                 serving.spawn(async move {
-                    stream.serve(router, stop).await;
-                    drop(place);
+                    tokio::select! {
+                        () = stream.serve(router, stop, (known, failures)) => {}
+                        () = place.is_wanted() => {
+                            tracing::debug!("a connection to the API that has not shown who it is makes room");
+                        }
+                    }
                 });
             }
             Err(error) => {
@@ -118,7 +129,7 @@ async fn accept(door: Door, router: Router, connections: usize, mut stop: watch:
 /// A connection that has come in.
 enum Accepted {
     Unix(tokio::net::UnixStream),
-    Plain(tokio::net::TcpStream),
+    Plain(tokio::net::TcpStream, SocketAddr),
     Tls(tokio::net::TcpStream, SocketAddr, TlsAcceptor),
 }
 
@@ -126,7 +137,10 @@ impl Door {
     async fn accept(&self) -> io::Result<Accepted> {
         match self {
             Self::Unix(socket) => Ok(Accepted::Unix(socket.listener.accept().await?.0)),
-            Self::Plain(listener) => Ok(Accepted::Plain(listener.accept().await?.0)),
+            Self::Plain(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                Ok(Accepted::Plain(stream, peer))
+            }
             Self::Tls(listener, tls) => {
                 let (stream, peer) = listener.accept().await?;
                 Ok(Accepted::Tls(stream, peer, tls.0.clone()))
@@ -136,21 +150,42 @@ impl Door {
 }
 
 impl Accepted {
-    async fn serve(self, router: Router, stop: watch::Receiver<bool>) {
+    /// Where it comes from, by TCP.
+    fn from(&self) -> Option<IpAddr> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Plain(_, peer) | Self::Tls(_, peer, _) => Some(peer.ip()),
+        }
+    }
+
+    async fn serve(
+        self,
+        router: Router,
+        stop: watch::Receiver<bool>,
+        (known, failures): (Arc<AtomicBool>, Failures),
+    ) {
         match self {
             Self::Unix(stream) => converse(stream, router, stop).await,
-            Self::Plain(stream) => converse(stream, router, stop).await,
-            Self::Tls(stream, peer, tls) => {
-                let router = router.layer(Extension(Peer(peer)));
-                match tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => converse(stream, router, stop).await,
-                    Ok(Err(error)) => tracing::warn!(%peer, %error, "a TLS handshake failed"),
-                    Err(_) => tracing::warn!(%peer, "a TLS handshake took too long"),
+            Self::Plain(stream, _) => converse(stream, router, stop).await,
+            Self::Tls(stream, at, tls) => {
+                let router = router.layer(Extension(Peer { at, known }));
+                let why = match tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => return converse(stream, router, stop).await,
+                    Ok(Err(error)) => error.to_string(),
+                    Err(_) => "it took too long".to_owned(),
+                };
+                let line =
+                    failures.lock().unwrap_or_else(PoisonError::into_inner).line(Instant::now());
+                if let Some(left_out) = line {
+                    tracing::warn!(peer = %at, why, others_not_logged = left_out, "a TLS handshake failed");
                 }
             }
         }
     }
 }
+
+/// How many lines failed handshakes may have.
+type Failures = Arc<Mutex<LogLimit>>;
 
 fn converse<S>(
     stream: S,

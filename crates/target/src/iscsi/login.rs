@@ -119,6 +119,16 @@ impl Initiator {
             Ok(old) => old,
             Err(status) => return refuse(status, "there is no such session to go on with"),
         };
+        let by_name = target.access.named.contains_key(initiator);
+        let address = (!by_name).then(|| self.place.peer.ip());
+        if !self.server().iscsi.would_replace(attempt)
+            && self.server().has_its_share(initiator, address)
+        {
+            return refuse(
+                LoginStatus::OutOfResources,
+                "it has as many connections as one may have",
+            );
+        }
         if matches!(admission, Admission::Proof(_)) && self.attempt.is_none() {
             let whence = (self.place.peer.ip(), Method::Chap, name.as_str());
             let Some((at, begun)) = self.server().attempt(whence) else {

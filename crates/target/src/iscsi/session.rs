@@ -239,6 +239,11 @@ impl Shared {
         }
     }
 
+    /// Whether a login takes the place of a session.
+    pub(super) fn would_replace(&self, who: &LoginAttempt) -> bool {
+        self.sessions.borrow().values().any(|session| session.is_of(who))
+    }
+
     /// The session whose connection a login asks to reinstate (RFC 7143 6.3.4), in portal group `group`.
     pub(super) fn reinstated(
         &self,

@@ -392,6 +392,11 @@ impl Host {
                 None => return refuse(Connect::refuse_busy(), "its secrets cannot be read"),
             },
         };
+        let by_name = entry.access.named.contains_key(&connect.hostnqn);
+        let address = (!by_name).then(|| self.place.peer.ip());
+        if server.has_its_share(&connect.hostnqn, address) {
+            return refuse(Connect::refuse_busy(), "it has as many connections as one may have");
+        }
         if asked.is_some() && self.attempt.is_none() {
             let whence = (self.place.peer.ip(), Method::Dhchap, connect.subnqn.as_str());
             let Some((at, begun)) = server.attempt(whence) else {

@@ -126,3 +126,33 @@ fn hosts_with_one_name_that_end_each_others_sessions_are_told() {
         assert_eq!((shared.initiator.as_str(), shared.target.as_str()), (HOST, TARGET));
     });
 }
+
+/// One host once took all connections of a core from those of other volumes.
+#[test]
+fn one_initiator_leaves_connections_for_others() {
+    on_core(async |core| {
+        let limits = Limits { connections: 8, ..Limits::default() };
+        let (server, at) = serve(&core, limits).await;
+        let other = "iqn.2026-01.com.example:other";
+        let named = [HOST, other].map(|name| (name.to_owned(), Admission::ByName));
+        let access = Access { any: None, named: named.into() };
+        let luns = [(1, VolumeId([7; 16]))].into();
+        let targets =
+            [(TARGET.to_owned(), IscsiTarget { luns, access, ..IscsiTarget::default() })].into();
+        server.set_catalog(Arc::new(Catalog { targets, ..Catalog::default() }));
+        let mut all = Vec::new();
+        for isid in 0..6 {
+            all.push(Client::log_in(&core, at, isid, &[]).await);
+        }
+        let mut one_more = Client::dial(&core, at, 99).await;
+        one_more.ask(&[]).await;
+        assert_eq!(one_more.next().await.header[36..38], [3, 2], "out of resources");
+        // A session that takes the place of another one takes no more.
+        all.push(Client::log_in(&core, at, 5, &[]).await);
+        let mut host = Client::dial(&core, at, 1).await;
+        let names = [("InitiatorName", other), ("TargetName", TARGET), ("SessionType", "Normal")];
+        let login = host.initiator.login(Stage::Operational, Some(Stage::FullFeature), &names);
+        host.send(&login).await;
+        assert_eq!(host.next().await.header[36..38], [0, 0]);
+    });
+}
