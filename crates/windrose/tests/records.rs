@@ -73,7 +73,7 @@ fn the_unit_confines_the_node() {
         assert!(unit.lines().any(|l| l == line), "{line}");
     }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/windrose.service");
-    let judged = std::process::Command::new("systemd-analyze")
+    let judged = Command::new("systemd-analyze")
         .args(["security", "--no-pager", "--offline=true", "--threshold=25", path])
         .output();
     // Where there is none, or one before version 250, the lines above are all that is looked at.

@@ -110,7 +110,7 @@ impl Control {
         self.check_paths_not_of(paths, self.users_of_paths(|_| true)).await
     }
 
-    /// The same just before the copy of the volume `id` is made, whichever node was asked for it: what a volume is
+    /// The same just before a copy of a volume is made here, whichever node was asked for it: what another volume is
     /// still to be made on is nobody's yet.
     pub(in crate::control) async fn check_makeable(
         &self,
