@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use crate::common::on_cores;
 use nvme::tls::{Psk, TlsKey};
 use rt::net::Stream;
+use target::guesses::Method;
 use target::{HostKey, HostTls};
 use tls::{Error, Session, Suite};
 use tokio::io::ReadBuf;
@@ -263,6 +264,29 @@ fn a_key_is_not_used_with_another_hash_than_its_own() {
                 assert_eq!(dialled.map(drop), Err(REFUSED), "{psk:?}");
             }
         }
+    });
+}
+
+/// RFD 0020, 6.
+#[test]
+fn keys_of_tls_cannot_be_guessed_quickly_and_the_right_one_gets_in() {
+    on_core(async |core| {
+        let (server, at) = serve_by(&core, Limits::default(), rule(KEY, true)).await;
+        let began = Instant::now();
+        for _ in 0..12 {
+            is_refused(&core, at, &psk(OTHER_KEY)).await;
+        }
+        // The last four wait for 3.75 s.
+        assert!(began.elapsed() > Duration::from_millis(3700), "{:?}", began.elapsed());
+        let clients = server.clients();
+        assert_eq!(clients.proofs.failures[Method::Tls as usize], 12);
+        let [failing] = &clients.failing[..] else { panic!("{clients:?}") };
+        assert_eq!((failing.method, failing.target.as_str()), (Method::Tls, SUBNQN));
+        assert!(failing.name.contains(&connect(0, 0).hostnqn), "{failing:?}");
+        let began = Instant::now();
+        let (_admin, _io) = associate_by(&core, at, &psk(KEY)).await;
+        assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+        assert!(server.clients().failing.is_empty());
     });
 }
 
