@@ -129,7 +129,16 @@ pub fn next_step(
             // copy may begin a mirror, if it holds the volume.
             let holds = record.places.len() == 1 && place.stage == PlaceStage::Made;
             let lost = mirror == Mirroring::Absent && !holds;
-            if lost { Step::Rest } else { ready(place, mirror, at, observed) }
+            match observed {
+                _ if lost => Step::Rest,
+                // It was to be grown, and that has come to nothing: its image has the last word.
+                Observed::Open { image, .. }
+                    if mirror == Mirroring::Alone && image.size_bytes != record.size_bytes =>
+                {
+                    Step::Adopt(*image)
+                }
+                observed => ready(place, mirror, at, observed),
+            }
         }),
         Stage::Deleting => place.map_or(Step::Rest, |place| vacating(place, observed)),
     }

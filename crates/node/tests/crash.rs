@@ -6,7 +6,7 @@ use crate::common;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use crate::common::{ask, config, create, files, name};
@@ -171,4 +171,67 @@ async fn every_commit_may_be_the_last() {
         };
         assert_eq!(at - 2, commits, "{change:?} has its commits tried one by one");
     }
+}
+
+/// A store that takes no changes while that is set.
+struct Refusing {
+    store: Embedded,
+    refuses: Arc<AtomicBool>,
+}
+
+impl Meta for Refusing {
+    fn get(&self, key: &str) -> Answer<'_, Option<Entry>> {
+        self.store.get(key)
+    }
+
+    fn list(&self, prefix: &str) -> Answer<'_, (Vec<Entry>, Revision)> {
+        self.store.list(prefix)
+    }
+
+    fn commit(&self, changes: Vec<Change>) -> Answer<'_, Revision> {
+        if self.refuses.load(Ordering::SeqCst) { Dying::dead() } else { self.store.commit(changes) }
+    }
+
+    fn watch(&self, prefix: &str, after: Revision) -> Box<dyn Watch> {
+        self.store.watch(prefix, after)
+    }
+
+    fn trouble(&self) -> Answer<'_, Option<Trouble>> {
+        self.store.trouble()
+    }
+}
+
+/// What is refused has not happened: initiators see the size that the refusal leaves.
+#[tokio::test]
+async fn a_grow_that_is_refused_has_changed_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), "");
+    let data_dir = DataDir::hold(&config.data_dir).unwrap();
+    let store = Embedded::open(&data_dir.store()).unwrap();
+    let directory = u128::from(data_dir.lock_id().1);
+    let owner = Owner { node: data_dir.node(), directory, cluster: None };
+    let engine = Engine::start(&config, owner).await.unwrap();
+    let mut settings = Settings::new(&config, engine.listen(&config).await.unwrap());
+    settings.data_dir = data_dir.path().to_owned();
+    let refuses = Arc::new(AtomicBool::new(false));
+    let store = Refusing { store, refuses: Arc::clone(&refuses) };
+    let control = Control::new(settings, Arc::new(store), engine);
+    control.start().await.unwrap();
+    let made = control.create(ask(r#"{"name":"v","size_bytes":4194304}"#)).await.unwrap();
+    let served = async || {
+        let image = control.engine().find_open_image(made.id).await.unwrap();
+        (image.size_bytes, control.show(&name("v")).await.unwrap().size_bytes)
+    };
+    // The store refuses.
+    refuses.store(true, Ordering::SeqCst);
+    control.grow(name("v"), 8 << 20).await.unwrap_err();
+    assert_eq!(served().await, (4 << 20, 4 << 20));
+    refuses.store(false, Ordering::SeqCst);
+    // The image refuses: no file is that long.
+    control.grow(name("v"), 1 << 62).await.unwrap_err();
+    assert_eq!(served().await, (4 << 20, 4 << 20));
+    control.grow(name("v"), 8 << 20).await.unwrap();
+    assert_eq!(served().await, (8 << 20, 8 << 20));
+    control.stop().await;
+    assert!(control.engine().stop(Instant::now() + Duration::from_secs(10)).await);
 }

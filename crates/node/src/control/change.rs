@@ -53,15 +53,35 @@ impl Control {
             return Err(ApiError::new(Code::Conflict, format!("volume {name} is offline"))
                 .hint(format!("`windrose volume show {name}` says why")));
         };
-        let grown = self.0.engine.grow(&record, size_bytes).await;
-        let image = grown.map_err(|e| backing_error(name, &e))?;
-        // From here on a crash is made good at the next start: what the image says is adopted.
+        // What may be refused comes before anything that initiators see. After a crash what the image says is adopted,
+        // whether it was grown by then or not.
+        let before = std::mem::replace(&mut record.size_bytes, size_bytes);
+        let revision = match self.0.meta.commit(record.replace(revision)).await {
+            Ok(revision) => revision,
+            Err(e) => {
+                self.settle_held(id).await;
+                return Err(store_error(&e));
+            }
+        };
+        let image = match self.0.engine.grow(&record, size_bytes).await {
+            Ok(image) => image,
+            Err(e) => {
+                record.size_bytes = before;
+                if let Err(error) = self.0.meta.commit(record.replace(revision)).await {
+                    tracing::warn!(volume = %name, %error, "its record names a size that it does not have yet");
+                }
+                self.settle_held(id).await;
+                return Err(backing_error(name, &e));
+            }
+        };
         let published = Some((revision, None));
         self.0.state.observe(id, Observed::Open { core, image, published });
         record.see(self.me(), image);
-        let committed = self.0.meta.commit(record.replace(revision)).await;
+        if let Err(error) = self.0.meta.commit(record.replace(revision)).await {
+            // The image says it, and the record has the size: the rest is adopted later.
+            tracing::warn!(volume = %name, %error, "it is not noted yet that its image was grown");
+        }
         self.settle_held(id).await;
-        committed.map_err(|e| store_error(&e))?;
         tracing::info!(volume = %name, bytes = size_bytes, "grown");
         self.show_id(id).await
     }

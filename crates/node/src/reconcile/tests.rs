@@ -430,6 +430,19 @@ fn what_was_grown_before_a_crash_is_taken_over() {
     assert_eq!((record.size_bytes, record.places[0].image_generation), (2 * size_bytes, 3));
 }
 
+/// The record names the size first; a crash before the image has it leaves the old one.
+#[test]
+fn what_was_to_be_grown_before_a_crash_has_the_size_of_its_image() {
+    let size_bytes = record("v").size_bytes;
+    let image = Image { image: Uuid::from_u128(1), size_bytes, generation: 2 };
+    let mut world = World::new(record("v"), false);
+    world.node(FIRST_NODE).image = Some(image);
+    assert!(world.settle());
+    world.record().size_bytes = 2 * size_bytes;
+    assert!(world.settle());
+    assert_eq!(world.stored.as_ref().unwrap().record.size_bytes, size_bytes);
+}
+
 #[test]
 fn a_volume_without_a_record_or_a_place_is_not_served() {
     let image = Image { image: Uuid::nil(), size_bytes: 1, generation: 2 };
