@@ -82,6 +82,10 @@ pub struct Cluster {
     pub waits_for: Option<String>,
     /// All nodes.
     pub nodes: Vec<ClusterNode>,
+    /// Why nobody knows here which other nodes run, if that is so: what is said of them was so when the store answered
+    /// last.
+    #[serde(default)]
+    pub unread: Option<String>,
     /// The members of the store, where they can be asked.
     pub store: Vec<StoreMember>,
 }

@@ -56,6 +56,12 @@ pub struct VolumeCopy {
     pub backing: Backing,
     /// How good it is.
     pub state: CopyState,
+    /// Why it is not in sync, or what else is the matter with it.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// The next step then.
+    #[serde(default)]
+    pub hint: Option<String>,
     /// Whether its node puts writes in order.
     pub primary: bool,
 }
@@ -149,6 +155,12 @@ pub struct Differing {
 /// What comparing the copies of a volume has found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Verification {
+    /// Names of the nodes whose copies were compared: those in sync.
+    #[serde(default)]
+    pub copies: Vec<String>,
+    /// Names of the nodes whose copies were not, as they are not in sync.
+    #[serde(default)]
+    pub left_out: Vec<String>,
     /// Bytes that were compared.
     pub compared_bytes: u64,
     /// Ranges that some copy could not be read in.

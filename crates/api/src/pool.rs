@@ -459,6 +459,9 @@ pub struct Pool {
 pub struct PoolList {
     /// The pools.
     pub pools: Vec<Pool>,
+    /// Why there may be more: files of pools that cannot be read.
+    #[serde(default)]
+    pub unread: Vec<String>,
 }
 
 #[cfg(test)]

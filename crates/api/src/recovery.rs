@@ -135,6 +135,9 @@ pub struct RecoveryPlan {
     pub store: Option<NewStore>,
     /// Volumes.
     pub volumes: Vec<PlannedVolume>,
+    /// Names of the nodes that did not say which images they have.
+    #[serde(default)]
+    pub silent: Vec<String>,
     /// Whether it was carried out.
     pub done: bool,
 }

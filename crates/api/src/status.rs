@@ -19,6 +19,18 @@ pub enum Verdict {
     Unavailable,
 }
 
+impl Verdict {
+    /// How `windrose status` ends with it.
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Safe => 0,
+            Self::AtRisk => 5,
+            Self::Unavailable => 6,
+        }
+    }
+}
+
 /// How much a finding matters.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
@@ -104,6 +116,10 @@ pub struct Memory {
 pub struct Status {
     /// Is my data safe?
     pub verdict: Verdict,
+    /// Whether the node reaches no other one: then it does not know how volumes are elsewhere, and what it does not
+    /// know counts as not served.
+    #[serde(default)]
+    pub cut_off: bool,
     /// Why the verdict is what it is, worst first.
     pub findings: Vec<Finding>,
     /// The node.

@@ -375,6 +375,10 @@ pub struct Volume {
 pub struct VolumeList {
     /// The volumes.
     pub volumes: Vec<Volume>,
+    /// Why these may not be all that there are, or not as they are now: the node has not read its store yet, or
+    /// does not reach it.
+    #[serde(default)]
+    pub unread: Option<String>,
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! | `nodes/ID` | [`NodeRecord`] | its node; `drained` by anybody |
 //! | `alive/ID` | the node's version, on a lease | its node, while it runs |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -235,6 +235,16 @@ pub async fn list(meta: &dyn Meta) -> Result<(Nodes, Revision), MetaError> {
         }
     }
     Ok((nodes, revision))
+}
+
+/// Who of the nodes is alive, as the store knows now.
+///
+/// # Errors
+/// [`MetaError`].
+pub async fn alive(meta: &dyn Meta) -> Result<BTreeSet<NodeId>, MetaError> {
+    let (alive, _) = meta.list(ALIVE).await?;
+    let numbers = alive.iter().filter_map(|e| e.key.strip_prefix(ALIVE));
+    Ok(numbers.filter_map(node).collect())
 }
 
 /// All nodes, every record of which can be read: whoever gives something that no two nodes may have does not

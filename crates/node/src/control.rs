@@ -13,6 +13,7 @@ mod clients;
 mod clocks;
 mod cluster;
 mod copies;
+mod copy_state;
 mod create;
 mod decide;
 mod guard;
@@ -27,6 +28,7 @@ mod placement;
 pub(crate) mod pool_view;
 mod pools;
 mod questions;
+mod reach;
 mod records;
 mod recover;
 mod report;
@@ -40,7 +42,7 @@ mod together;
 mod view;
 mod why;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
@@ -68,6 +70,7 @@ use crate::record::{self, FIRST_NODE, Stored, VOLUMES, VolumeRecord};
 use own_files::OwnFiles;
 pub use pool_view::PoolFacts;
 pub use pools::PoolObserved;
+pub(crate) use report::forget as forget_report;
 pub use secrets::SecretsError;
 use secrets::Vault;
 pub(crate) use secrets::hand_over;
@@ -188,6 +191,8 @@ struct Inner {
     asked: watch::Sender<u64>,
     /// What other nodes have told of themselves, as it was read last, with the commits that wrote it.
     reports: std::sync::Mutex<BTreeMap<NodeId, (Revision, report::NodeReport)>>,
+    /// Other nodes that have answered this one.
+    answered: std::sync::Mutex<BTreeSet<NodeId>>,
     /// Images here that are not served.
     images: std::sync::Mutex<images::Images>,
     /// What runs beside the API.
@@ -251,6 +256,7 @@ impl Control {
             changing: Arc::default(),
             asked: watch::Sender::new(0),
             reports: std::sync::Mutex::default(),
+            answered: std::sync::Mutex::default(),
             images: std::sync::Mutex::default(),
             tasks: std::sync::Mutex::default(),
             beneath: std::sync::Mutex::default(),
@@ -451,9 +457,10 @@ impl Control {
         let records::Audit { volumes, mut mirrors, lost_mirrors, damaged } =
             records::audit(&entries);
         let mut listed = BTreeMap::new();
+        volumes.iter().for_each(|stored| self.0.state.learn(stored.clone()));
+        self.0.state.set_read();
         for stored in volumes {
             let id = stored.record.id;
-            self.0.state.learn(stored.clone());
             // Nothing is made or erased by what a list has shown: it may be over.
             if stored.record.is_settled(self.me()) && !lost_mirrors.contains(&id) {
                 let mirror = mirrors.remove(&id).filter(|_| self.membership().is_some());
@@ -624,6 +631,14 @@ impl Control {
     /// The identity of the volume called `name`.
     fn find(&self, name: &VolumeName) -> Result<Uuid, ApiError> {
         self.0.state.find(name).ok_or_else(|| {
+            if !self.0.state.has_read() {
+                let message = format!("whether there is a volume {name} is not known yet");
+                let why = self.waits_for().map_or_else(
+                    || "the node is starting: try again in a moment".to_owned(),
+                    |what| format!("this node waits for its cluster: {what}"),
+                );
+                return ApiError::new(Code::Unavailable, message).hint(why);
+            }
             ApiError::new(Code::NotFound, format!("there is no volume {name}"))
                 .hint("`windrose volume list` shows what there is")
         })

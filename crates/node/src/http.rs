@@ -201,7 +201,7 @@ fn with_pools(router: Router, c: &Control) -> Router {
 
 /// What is done when records are lost.
 fn with_recovery(router: Router, c: &Control) -> Router {
-    let router = add::<ListOrphans, _, _>(router, c, |c, _| async move { Ok(c.orphans().await) });
+    let router = add::<ListOrphans, _, _>(router, c, |c, _| async move { c.orphans().await });
     let router = add::<PostAdoption, _, _>(router, c, |c, a| async move { c.adopt(a.body).await });
     let router = add::<PostDiscard, _, _>(router, c, |c, a| async move {
         c.discard(a.body).await.map(|()| Nothing)

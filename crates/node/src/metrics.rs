@@ -176,9 +176,11 @@ impl Metrics {
     fn volumes(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let volumes =
             || self.facts.volumes.iter().map(|(s, o)| ([("volume", s.record.name.as_str())], s, o));
-        let help = "Whether the volume serves.";
-        let online = |o: &Observed| i64::from(matches!(o, Observed::Open { .. }));
-        gauges(to, "volume_online", help, volumes().map(|(l, _, o)| (l, online(o))))?;
+        let help = "Whether the volume serves, at whichever node, as far as this one knows.";
+        let serves = self.facts.serving();
+        let online = self.facts.volumes.iter();
+        let online = online.map(|v| ([("volume", v.0.record.name.as_str())], i64::from(serves(v))));
+        gauges(to, "volume_online", help, online)?;
         let help = "Size of the volume.";
         gauges(to, "volume_size_bytes", help, volumes().map(|(l, s, _)| (l, s.record.size_bytes)))?;
         let help = "Bytes of the backing that hold data.";
@@ -380,10 +382,29 @@ pub(crate) mod tests {
             marked: Vec::new(),
             region_bytes: 65536,
             refused: None,
+            lost: None,
+            failed_reads: 0,
+            failed_resyncs: Vec::new(),
             newer: Vec::new(),
             unanswered: None,
         };
         MirrorReport { status, access: Access::Optimized }
+    }
+
+    /// Of a volume with that mirror, which has done nothing.
+    pub(crate) fn volume_report(id: uuid::Uuid) -> VolumeReport {
+        VolumeReport {
+            id,
+            kinds: [(); 4].map(|()| KindReport::default()),
+            in_flight: 0,
+            aborts: 0,
+            overlaps: 0,
+            memory_waits: 0,
+            mirror: Some(mirror()),
+            lost: None,
+            is_dead: false,
+            reservations: None,
+        }
     }
 
     /// Of a node that has nothing.
@@ -428,16 +449,8 @@ pub(crate) mod tests {
             bytes: 4096,
             latency: Some(Histogram { at_most, count: 9, sum_s: 0.5 }),
         };
-        let report = VolumeReport {
-            id: record.id,
-            kinds: [read, KindReport::default(), KindReport::default(), KindReport::default()],
-            in_flight: 3,
-            aborts: 0,
-            overlaps: 0,
-            memory_waits: 0,
-            mirror: Some(mirror()),
-            lost: None,
-        };
+        let kinds = [read, KindReport::default(), KindReport::default(), KindReport::default()];
+        let report = VolumeReport { kinds, in_flight: 3, ..volume_report(record.id) };
         let pool = rt::buf::Pool::new(16 << 20).unwrap().usage();
         let (sessions, guests, volumes) = (vec![], vec![], vec![report]);
         let mut clients = target::Clients::default();

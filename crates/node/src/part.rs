@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use crate::anchor::{self, AnchorError};
 use crate::config::{self, ClusterTls, Config};
-use crate::control::{SecretsError, hand_over};
+use crate::control::{SecretsError, forget_report, hand_over};
 use crate::data_dir::{DataDir, DataDirError};
 use crate::engine::Portals;
 use crate::membership::Membership;
@@ -402,6 +402,7 @@ impl Part {
         self.check_cluster(identity).await?;
         self.claim(identity).await?;
         joining::refresh(&self.store, &self.record(identity)).await?;
+        forget_report(&self.store, identity.node).await?;
         let (present, _) = nodes::list(&self.store).await?;
         let own = present.get(&identity.node).ok_or(JoinError::Removed)?;
         let index = own.record.index;

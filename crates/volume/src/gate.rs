@@ -288,6 +288,13 @@ impl Gate {
         }
     }
 
+    /// Has the table read, if it was not yet: what is wrong with it is to be known before somebody comes.
+    pub fn look(&self) {
+        if !self.is_open() {
+            self.stale.notify_one();
+        }
+    }
+
     /// Waits until somebody wants the table read.
     pub(crate) async fn wanted(&self) {
         self.stale.notified().await;
@@ -325,6 +332,12 @@ impl Gate {
         };
         self.changed.notify_waiters();
         news
+    }
+
+    /// Why the table cannot be read, if the disk or the table is to blame: commands end with that.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.state.borrow().failure.filter(|e| *e != Error::Fenced)
     }
 
     /// Everybody's rights, by what is known now.

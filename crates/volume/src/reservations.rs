@@ -161,11 +161,14 @@ impl Volume {
         wanted: &dyn Fn() -> bool,
     ) -> Result<(), Unaltered> {
         let ctx = self.memory(keeping, MEMORY).await?;
-        let mut patience = Patience::default();
+        let (mut patience, mut begun) = (Patience::default(), false);
         loop {
             let found = match self.read_table(&ctx).await {
-                Err(Error::Corrupt { at: ASIDE }) if *change == Change::Evict => {
+                Err(Error::Corrupt { .. } | Error::Unreadable { .. })
+                    if *change == Change::Evict && !begun =>
+                {
                     self.begin_anew(&ctx).await?;
+                    begun = true;
                     continue;
                 }
                 found => found?,

@@ -13,9 +13,7 @@ pub(crate) const USAGE: u8 = 2;
 pub(crate) const UNREACHABLE: u8 = 3;
 /// There is no such volume.
 pub(crate) const NOT_FOUND: u8 = 4;
-/// The data is at risk.
-pub(crate) const AT_RISK: u8 = 5;
-/// Data cannot be reached.
+/// Data cannot be reached. (5 is that it is at risk: [`api::Verdict::exit_code`].)
 pub(crate) const UNAVAILABLE: u8 = 6;
 
 /// What the node knows of itself is missing or damaged: it has to be restored.

@@ -16,7 +16,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
 use crate::connect;
-use crate::exit::{AT_RISK, Failure, UNAVAILABLE};
+use crate::exit::Failure;
 use crate::remote::Remote;
 pub(crate) use pool::{pool, pools};
 pub(crate) use recovery::{importable, orphans, planned, recovery};
@@ -25,11 +25,7 @@ pub(crate) use recovery::{importable, orphans, planned, recovery};
 pub(crate) async fn status(remote: Remote) -> Result<ExitCode, Failure> {
     let status = remote.client.call::<GetStatus>(&Nothing).await?;
     remote.print(&status, status_text)?;
-    Ok(match status.verdict {
-        Verdict::Safe => ExitCode::SUCCESS,
-        Verdict::AtRisk => ExitCode::from(AT_RISK),
-        Verdict::Unavailable => ExitCode::from(UNAVAILABLE),
-    })
+    Ok(ExitCode::from(status.verdict.exit_code()))
 }
 
 /// `windrose sessions`.
@@ -77,7 +73,9 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
             NodeRole::Data => "data",
             NodeRole::Witness => "witness",
         };
+        let is_known = cluster.unread.is_none() || Some(node.node) == cluster.node;
         let state = match (node.alive, node.drained) {
+            _ if !is_known => "unknown",
             (false, _) => "GONE",
             (true, true) => "drained",
             (true, false) => "alive",
@@ -89,6 +87,9 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
     });
     let head = ["NODE", "NAME", "ROLE", "STATE", "ADDRESSES"];
     text.push_str(&format!("\n\n{}", table(&head, &[0], rows)));
+    if let Some(why) = &cluster.unread {
+        text.push_str(&format!("\n\nWhich other nodes run is not known here: {why}."));
+    }
     let rows = cluster.store.iter().map(|member| {
         let vote = if member.votes { "votes" } else { "learns" };
         let state = member.problem.clone().unwrap_or_else(|| "well".to_owned());
@@ -101,9 +102,15 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
 
 /// `windrose volume list`.
 pub(crate) fn volumes(list: &VolumeList) -> String {
-    if list.volumes.is_empty() {
-        return "There are no volumes. To create one:\n  windrose volume create NAME --size 10G"
-            .to_owned();
+    match (&list.unread, list.volumes.is_empty()) {
+        (None, true) => {
+            return "There are no volumes. To create one:\n  windrose volume create NAME --size 10G"
+                .to_owned();
+        }
+        (Some(why), true) => {
+            return format!("No volumes are known here, and there may be some: {why}.");
+        }
+        (_, false) => {}
     }
     let head = ["NAME", "SIZE", "USED", "STATE", "EXPORTED BY", "ALLOWED", "SESSIONS"];
     let rows = list.volumes.iter().map(|v| {
@@ -117,7 +124,11 @@ pub(crate) fn volumes(list: &VolumeList) -> String {
             v.sessions.to_string(),
         ]
     });
-    table(&head, &[1, 2, 6], rows)
+    let mut text = table(&head, &[1, 2, 6], rows);
+    if let Some(why) = &list.unread {
+        text.push_str(&format!("\n\nThere may be more, and others may have changed: {why}."));
+    }
+    text
 }
 
 fn state(volume: &Volume) -> &'static str {
@@ -160,10 +171,14 @@ pub(crate) fn copies(all: &[VolumeCopy]) -> String {
     let one = |copy: &VolumeCopy| {
         let (path, node) = (&copy.backing, &copy.node);
         let primary = if copy.primary { ", primary" } else { "" };
-        match (&copy.state, all.len()) {
+        let mut text = match (&copy.state, all.len()) {
             (CopyState::InSync, 1) => path.to_string(),
             (state, _) => format!("{node}: {path} ({}{primary})", copy_state(state)),
-        }
+        };
+        let said = matches!(copy.state, CopyState::Failed { .. });
+        text.extend(copy.reason.iter().filter(|_| !said).map(|why| format!("\n  {why}")));
+        text.extend(copy.hint.iter().map(|hint| format!("\n  {hint}")));
+        text
     };
     all.iter().map(one).collect::<Vec<_>>().join("\n")
 }
@@ -171,9 +186,20 @@ pub(crate) fn copies(all: &[VolumeCopy]) -> String {
 /// `windrose volume mirror verify`.
 pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
     let compared = Size(found.compared_bytes);
-    let mut lines = vec![match found.differing.len() {
-        0 => format!("The copies of volume {name} are equal ({compared} compared)."),
-        n => format!("The copies of volume {name} differ in {n} ranges ({compared} compared):"),
+    let copies = match found.copies.as_slice() {
+        [] => format!("The copies of volume {name}"),
+        copies => format!("The copies of volume {name} on {}", copies.join(", ")),
+    };
+    let mut lines = vec![match (found.differing.len(), found.unreadable) {
+        (0, _) if found.compared_bytes == 0 => {
+            format!("Nothing of volume {name} was compared.")
+        }
+        (0, 0) => format!("{copies} are equal ({compared} compared)."),
+        (0, _) => format!(
+            "{copies} are equal as far as they could be read ({compared} compared); whether they are elsewhere is not \
+             known."
+        ),
+        (n, _) => format!("{copies} differ in {n} ranges ({compared} compared):"),
     }];
     lines.extend(
         found
@@ -182,7 +208,14 @@ pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
             .map(|d| format!("  {} bytes at {} on {}", d.len_bytes, d.at_bytes, d.node)),
     );
     if found.unreadable > 0 {
-        lines.push(format!("{} ranges could not be read at some copy.", found.unreadable));
+        lines.push(format!(
+            "{} ranges could not be read at some copy: see `windrose status`, and the log of its node.",
+            found.unreadable
+        ));
+    }
+    if !found.left_out.is_empty() {
+        let nodes = found.left_out.join(", ");
+        lines.push(format!("Not compared, as they are not in sync: the copies on {nodes}."));
     }
     if found.repaired_bytes > 0 {
         lines.push(format!("{} were written anew to all copies.", Size(found.repaired_bytes)));
@@ -320,6 +353,9 @@ fn list(facts: &[(&str, String)]) -> String {
 
 fn status_text(s: &Status) -> String {
     let headline = match s.verdict {
+        Verdict::Unavailable if s.cut_off => {
+            "Some of your data cannot be reached as far as this node can see, which sees no other node."
+        }
         Verdict::Safe => "Your data is safe.",
         Verdict::AtRisk => "Your data can be reached, and is at risk.",
         Verdict::Unavailable => "Some of your data cannot be reached.",

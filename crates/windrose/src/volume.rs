@@ -179,6 +179,13 @@ async fn mirror(remote: &Remote, command: MirrorCommand) -> Result<(), Failure> 
                 );
                 return Err(Failure::new(FAILED, message).hint(hint));
             }
+            if found.repaired_bytes < found.differing_bytes {
+                let message = format!("the copies of volume {name} differ");
+                let hint = format!(
+                    "find out which one is right, then: windrose volume mirror verify {name} --repair --keep NODE"
+                );
+                return Err(Failure::new(FAILED, message).hint(hint));
+            }
             return Ok(());
         }
     };

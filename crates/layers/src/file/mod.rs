@@ -141,6 +141,12 @@ impl File {
         self.hold.as_ref().and_then(Hold::lost)
     }
 
+    /// Whether its disk has failed a sync, or is gone: nothing is read or written any more.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.dead.get()
+    }
+
     /// Gives its disk back when all is done: any node may open it from now on. Nothing is written afterwards.
     ///
     /// # Errors

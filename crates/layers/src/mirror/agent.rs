@@ -12,7 +12,7 @@ use super::link::is_lease;
 use super::member::{Action, Change, Event, Say};
 use super::record::{Put, Record, Records, Unreachable};
 use super::replica::{Nodes, Replica};
-use super::{join, reach, sweep};
+use super::{Loss, join, reach, sweep};
 
 /// How often a replica that does not serve asks the store for its record.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -170,6 +170,11 @@ impl Replica {
     /// The leg has failed an operation. Says whether this is the last member, whose clients get the
     /// error; any other leaves, and the rest go on.
     pub(super) fn leg_failed(self: &Rc<Self>, e: Error) -> bool {
+        self.leg_fails(e, Loss::Failed)
+    }
+
+    /// The same; `loss` says what the leg is lost by, if it is.
+    fn leg_fails(self: &Rc<Self>, e: Error, loss: Loss) -> bool {
         let member = self.member.borrow().role() == Role::Member;
         if !member {
             self.attempt_failed();
@@ -183,7 +188,7 @@ impl Replica {
         }
         if e == Error::Gone && !self.leg.is_dead() {
             tracing::error!("the leg of this replica is lost");
-            self.leg.give_up();
+            self.leg.give_up(loss);
             self.event(Event::LegDead);
         } else if e != Error::Gone {
             tracing::error!(error = %e, alone, "the leg of this replica has failed an operation");
@@ -310,7 +315,7 @@ impl Replica {
             let (stuck, absent) = (ago(self.settings.stuck), ago(self.settings.absent));
             if self.leg.oldest().is_some_and(|began| began < stuck) && !self.leg.is_dead() {
                 tracing::error!("the disk of this replica does not answer: it is given up");
-                self.leg_failed(Error::Gone);
+                self.leg_fails(Error::Gone, Loss::Silent);
             }
             self.break_silent();
             if self.is_primary() {

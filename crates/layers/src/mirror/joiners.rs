@@ -57,6 +57,8 @@ pub(super) struct Joiners {
     unreadable: BTreeMap<NodeId, Unreadable>,
     /// Bytes to copy in all, and copied, of attempts that have ended.
     ended: (u64, u64),
+    /// Why the last attempts failed.
+    failed: BTreeMap<NodeId, &'static str>,
 }
 
 impl Joiners {
@@ -65,6 +67,7 @@ impl Joiners {
         let fresh =
             Joiner { incarnation, behind_barrier: false, proposed: false, todo: 0, done: 0 };
         self.unreadable.remove(&node);
+        self.failed.remove(&node);
         if let Some(old) = self.all.insert(node, fresh) {
             self.count(old);
         }
@@ -76,6 +79,16 @@ impl Joiners {
             0 => self.unreadable.remove(&node),
             _ => self.unreadable.insert(node, what),
         };
+    }
+
+    /// The attempt of `node` has failed.
+    pub(super) fn failed(&mut self, node: NodeId, why: &'static str) {
+        self.failed.insert(node, why);
+    }
+
+    /// Why the last attempt of `node` failed.
+    pub(super) fn failure(&self, node: NodeId) -> Option<&'static str> {
+        self.failed.get(&node).copied()
     }
 
     /// What replicas lack that nobody can read, for status.

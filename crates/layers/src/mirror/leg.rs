@@ -13,10 +13,13 @@ use slab::Slab;
 
 use super::log::{FlushStamp, IntentLog};
 use super::replica::is_aside;
-use super::{Mistake, Settings};
+use super::{Loss, Mistake, Settings};
 
 /// Flushes whose stamps are remembered, for a CLEAR that names one.
 const REMEMBERED: usize = 8;
+
+/// How long after the last read that the disk has failed status still tells of those reads.
+const TELL_OF_READS: Duration = Duration::from_secs(3600);
 
 /// See the [module](self).
 pub(super) struct Leg {
@@ -24,7 +27,10 @@ pub(super) struct Leg {
     pub(super) log: IntentLog,
     /// Who is told what changes beside the volume.
     keeper: Rc<dyn Aside>,
-    dead: Cell<bool>,
+    /// Why it was given up, once it is.
+    loss: Cell<Option<Loss>>,
+    /// Reads that the disk has failed, and when the last one was, by the replica's pulse.
+    failed_reads: Cell<(u64, Duration)>,
     /// Mistakes, for tests: nothing is marked; the keeper is told late.
     careless: bool,
     tells_late: bool,
@@ -41,7 +47,8 @@ impl Leg {
             dev,
             log,
             keeper,
-            dead: Cell::new(false),
+            loss: Cell::default(),
+            failed_reads: Cell::default(),
             careless: settings.makes(Mistake::SkipsIntentLog),
             tells_late: settings.makes(Mistake::TellsAsideLate),
             running: RefCell::default(),
@@ -51,12 +58,17 @@ impl Leg {
 
     /// Whether it can be relied on no more.
     pub(super) fn is_dead(&self) -> bool {
-        self.dead.get()
+        self.loss.get().is_some()
+    }
+
+    /// Why it cannot be relied on any more, if that is so.
+    pub(super) fn loss(&self) -> Option<Loss> {
+        self.loss.get()
     }
 
     /// It cannot be relied on any more.
-    pub(super) fn give_up(&self) {
-        self.dead.set(true);
+    pub(super) fn give_up(&self, loss: Loss) {
+        self.loss.set(Some(loss));
     }
 
     /// Makes `change`, with its regions marked before (RFD 0010, 6.3). The caller holds their
@@ -115,7 +127,22 @@ impl Leg {
     ) -> Result<Bufs, Error> {
         let _running = self.runs(now);
         let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
-        self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await
+        let found = self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await;
+        if matches!(found, Err(Error::Unreadable { .. } | Error::Corrupt { .. })) {
+            self.failed_reads.update(|(count, _)| (count.saturating_add(1), now));
+        }
+        found
+    }
+
+    /// Reads that the disk has failed, if the last of them is not long ago.
+    pub(super) fn failed_reads(&self, now: Duration) -> u64 {
+        match self.failed_reads.get() {
+            (count, last) if now < last + TELL_OF_READS => count,
+            _ => {
+                self.failed_reads.take();
+                0
+            }
+        }
     }
 
     /// How `range` begins.

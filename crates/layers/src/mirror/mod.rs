@@ -134,9 +134,25 @@ pub struct Status {
     pub unanswered: Option<Duration>,
     /// What its leg has refused, if it has not served since.
     pub refused: Option<Error>,
+    /// Why its leg was given up: nothing is read or written here any more before the image is opened anew.
+    pub lost: Option<Loss>,
+    /// Reads that its disk has failed in the last hour, or since it was opened; others have answered them, if
+    /// they could.
+    pub failed_reads: u64,
+    /// Replicas outside whose last attempt to be brought in sync from here has failed, and why.
+    pub failed_resyncs: Vec<(NodeId, &'static str)>,
     /// Replicas that are not brought in sync from here: what they have recorded shows that this image
     /// is an older copy, and theirs a newer one (RFD 0032).
     pub newer: Vec<NodeId>,
+}
+
+/// Why a leg was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The disk is gone, or has not kept what it had completed: a sync has failed.
+    Failed,
+    /// The disk has not answered for [`Settings::stuck`].
+    Silent,
 }
 
 impl Mirror {
@@ -305,6 +321,9 @@ impl Mirror {
             region_bytes: this.leg.log.geometry().region_bytes(),
             unanswered: this.unanswered.get().map(|since| now.saturating_sub(since)),
             refused: this.refused.get(),
+            lost: this.leg.loss(),
+            failed_reads: this.leg.failed_reads(this.pulse.get()),
+            failed_resyncs: this.failed_resyncs(),
             newer: this.newer_copies(),
         }
     }

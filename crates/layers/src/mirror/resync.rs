@@ -95,6 +95,7 @@ impl Replica {
             if let Err(why) = this.resync(attempt, told).await {
                 tracing::info!(node = node.0, why, "a resync has ended");
                 this.drop_attempt(node, incarnation);
+                this.joiners.borrow_mut().failed(node, why);
             }
         });
     }
@@ -116,6 +117,13 @@ impl Replica {
         let waiting = self.order.borrow().waiting_for(node);
         waiting.into_iter().for_each(|seq| self.confirmed(view, seq, node));
         self.signal.raise();
+    }
+
+    /// The replicas outside whose last attempt has failed, and why.
+    pub(super) fn failed_resyncs(&self) -> Vec<(NodeId, &'static str)> {
+        let outside = self.outsiders();
+        let joiners = self.joiners.borrow();
+        outside.into_iter().filter_map(|node| Some((node, joiners.failure(node)?))).collect()
     }
 
     async fn resync(

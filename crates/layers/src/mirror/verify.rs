@@ -24,7 +24,9 @@ pub struct Difference {
 /// What a comparison found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Blocks that all members were compared in.
+    /// The nodes whose copies were compared, the primary first.
+    pub nodes: Vec<NodeId>,
+    /// Blocks in which at least two members were compared.
     pub compared: u64,
     /// Ranges that some member could not read.
     pub unreadable: u64,
@@ -49,7 +51,8 @@ impl Replica {
         }
         let info = self.leg.dev.info();
         let step = STEP / u64::from(info.block_size);
-        let mut verified = Verified::default();
+        let nodes: Vec<_> = std::iter::once(self.me).chain(self.others()).collect();
+        let mut verified = Verified { nodes, ..Verified::default() };
         let starts = (0..info.blocks).step_by(usize::try_from(step).unwrap_or(usize::MAX));
         let inside = starts.map(|at| Blocks::new(Lba(at), step.min(info.blocks - at)));
         for range in inside.chain(self.aside()) {
@@ -81,12 +84,12 @@ impl Replica {
             verified.unreadable += 1;
             return Ok(true);
         };
-        let mut equal = true;
+        let (mut equal, mut compared) = (true, false);
         for node in self.others() {
             match self.sum_of(view, node, range).await? {
-                Ok(theirs) if theirs == mine => {}
+                Ok(theirs) if theirs == mine => compared = true,
                 Ok(_) => {
-                    equal = false;
+                    (equal, compared) = (false, true);
                     tracing::error!(at = range.at.0, node = node.0, "replicas differ");
                     if verified.differences.len() < 1024 {
                         verified.differences.push(Difference { range, node });
@@ -95,7 +98,9 @@ impl Replica {
                 Err(_) => verified.unreadable += 1,
             }
         }
-        verified.compared += range.count;
+        if compared {
+            verified.compared += range.count;
+        }
         Ok(equal)
     }
 

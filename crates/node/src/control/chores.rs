@@ -2,15 +2,16 @@
 //! nodes put writes in order.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use peer::NodeId;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::report::{self, NodeReport, Progress};
 use super::{Control, clocks, space};
-use crate::engine::{CoreReport, Scope};
+use crate::engine::{CoreReport, Scope, VolumeReport};
 use crate::meta::{Change, Expect, MetaError};
 use crate::reconcile::Observed;
 use crate::record::Stored;
@@ -20,6 +21,13 @@ const EVERY: Duration = Duration::from_secs(5);
 
 /// A node that has just started lets others come back before it hands them anything.
 const SETTLE: Duration = Duration::from_secs(60);
+
+/// Pause after the first time that an image which was given up is opened again, and the longest,
+const REOPEN_FIRST: Duration = Duration::from_secs(10);
+const REOPEN_AT_MOST: Duration = Duration::from_secs(600);
+
+/// and how long beyond that one has to last to be taken for mended.
+const FORGIVEN: Duration = Duration::from_secs(600);
 
 /// A volume whose writes this node puts in order.
 #[derive(Clone, Debug)]
@@ -35,6 +43,7 @@ impl Control {
     /// Does the chores for as long as the node runs.
     pub(super) async fn do_chores(self) {
         let (mut progress, mut told) = (Progress::default(), None);
+        let mut reopenings = Reopenings::default();
         let mut questions = self.0.asked.subscribe();
         let mut looked = 0;
         loop {
@@ -51,6 +60,7 @@ impl Control {
             if let Err(error) = self.tell(report, &mut told).await {
                 tracing::debug!(%error, "others are not told of this node now");
             }
+            self.reopen_lost(&cores, &mut reopenings);
             self.choose_leaders().await;
             if self.is_drained() {
                 self.heed_drain_everywhere().await;
@@ -60,11 +70,43 @@ impl Control {
         }
     }
 
+    /// Opens images again that were given up: their disks may answer by now. The others go on with their volumes, and
+    /// nothing is taken for granted of what these images hold. Nobody waits for it: a disk that does not answer takes its
+    /// time.
+    fn reopen_lost(&self, cores: &[CoreReport], reopenings: &mut Reopenings) {
+        let lost =
+            cores.iter().flat_map(|core| &core.volumes).filter(|v| is_to_reopen(v, self.me()));
+        let lost = lost.map(|v| v.id).collect();
+        for id in reopenings.due(lost, Instant::now()) {
+            let Ok(change) = Arc::clone(&self.0.changing).try_read_owned() else { return };
+            let control = self.clone();
+            tokio::spawn(async move {
+                control.reopen(id).await;
+                drop(change);
+            });
+        }
+    }
+
+    async fn reopen(&self, id: Uuid) {
+        let gate = self.0.state.gate(id);
+        let _held = gate.lock().await;
+        // As it is now: it may have been opened again meanwhile.
+        let reports = self.0.engine.report(Scope::One(id)).await;
+        let mut volumes = reports.iter().flat_map(|core| &core.volumes);
+        if volumes.any(|volume| volume.id == id && is_to_reopen(volume, self.me())) {
+            let volume = self.volume_name(id);
+            tracing::info!(volume, "its image was given up: it is opened again");
+            self.close(id, false).await;
+            self.settle_held(id).await;
+        }
+    }
+
     async fn own_report(&self, cores: &[CoreReport], progress: &mut Progress) -> NodeReport {
         let nothing: &[(Stored, Observed)] = &[];
         let space = space::look(self.me(), nothing, &self.0.settings.data_dir).await;
         let (bytes, free_bytes) = space.data_dir.unwrap_or_default();
-        let mirrors = progress.mirrors(cores, &|node| self.node_name(node));
+        let mirrors = progress.mirrors(cores, self);
+        let broken = self.broken_here();
         let sessions = self.session_counts(cores);
         let part = self.0.part.as_ref();
         let behind = part
@@ -78,6 +120,7 @@ impl Control {
             bytes,
             free_bytes,
             mirrors,
+            broken,
             sessions,
             behind,
             member_trouble,
@@ -85,6 +128,18 @@ impl Control {
             images,
             asked: 0,
         }
+    }
+
+    /// The volumes that cannot be opened here, and why not.
+    pub(super) fn broken_here(&self) -> BTreeMap<Uuid, String> {
+        let all = self.0.state.all();
+        let broken = all.into_iter().filter_map(|(stored, observed)| match observed {
+            Observed::Broken { reason } | Observed::Stuck { reason } => {
+                Some((stored.record.id, reason))
+            }
+            _ => None,
+        });
+        broken.collect()
     }
 
     /// Writes the report, if it says something new.
@@ -158,6 +213,35 @@ impl Control {
     }
 }
 
+/// Whether an image is to be opened again: it was given up, and other nodes go on with its volume. The last copy is not:
+/// what was written there last may be lost, and whoever uses the volume is not to find it going on all the same.
+fn is_to_reopen(report: &VolumeReport, me: NodeId) -> bool {
+    let Some(mirror) = &report.mirror else { return false };
+    let others_go_on = mirror.status.record.as_ref().is_some_and(|record| {
+        record.member(me).is_none() && record.image(me).is_some() && !record.in_sync.is_empty()
+    });
+    // Another machine that has taken the image has it still.
+    mirror.status.lost.is_some() && others_go_on && report.lost.is_none()
+}
+
+/// When images that were given up were opened again last, and how long it takes to the next time.
+#[derive(Debug, Default)]
+struct Reopenings(BTreeMap<Uuid, (Instant, Duration)>);
+
+impl Reopenings {
+    /// Those of `lost` that are to be opened again now. One that is lost again and again becomes rare.
+    fn due(&mut self, lost: Vec<Uuid>, now: Instant) -> Vec<Uuid> {
+        self.0.retain(|_, (last, pause)| now < *last + 2 * *pause + FORGIVEN);
+        let is_due = |id: &Uuid| self.0.get(id).is_none_or(|(last, pause)| now >= *last + *pause);
+        let due: Vec<_> = lost.into_iter().filter(is_due).collect();
+        for id in &due {
+            let (last, pause) = self.0.entry(*id).or_insert((now, REOPEN_FIRST / 2));
+            (*last, *pause) = (now, (*pause * 2).min(REOPEN_AT_MOST));
+        }
+        due
+    }
+}
+
 /// The volumes to hand on, and to whom: all that an operator wants elsewhere, and if `balance` one
 /// that goes to a node which leads at least two fewer.
 fn handovers(
@@ -200,6 +284,45 @@ mod tests {
         assert_eq!(handovers(ME, &all, &[(ME, 2), (B, 1)].into(), true), [(two, C)]);
         assert_eq!(handovers(ME, &all, &[(ME, 2), (B, 1), (C, 1)].into(), true), []);
         assert_eq!(handovers(ME, &all, &[(ME, 2), (B, 1)].into(), false), []);
+    }
+
+    #[test]
+    fn an_image_that_is_given_up_again_and_again_is_opened_ever_more_rarely() {
+        let (mut reopenings, begin) = (Reopenings::default(), Instant::now());
+        let id = Uuid::from_u128(1);
+        let mut at = Vec::new();
+        for second in 0..1300 {
+            let now = begin + Duration::from_secs(second);
+            if !reopenings.due(vec![id], now).is_empty() {
+                at.push(second);
+            }
+        }
+        assert_eq!(at, [0, 10, 30, 70, 150, 310, 630, 1230]);
+        let later = begin + Duration::from_secs(1230 + 2 * 600 + 600);
+        assert!(reopenings.due(Vec::new(), later).is_empty());
+        assert_eq!(reopenings.due(vec![id], later), [id], "it was well for long");
+        assert!(reopenings.due(vec![id], later + Duration::from_secs(9)).is_empty());
+        assert_eq!(reopenings.due(vec![id], later + Duration::from_secs(10)), [id]);
+    }
+
+    /// What others go on with is opened again; the last copy, and what another machine has, is not.
+    #[test]
+    fn only_images_that_others_go_on_without_are_opened_again() {
+        let volume = crate::metrics::tests::volume_report(Uuid::from_u128(1));
+        let lost = |in_sync: &[NodeId]| {
+            let mut volume = volume.clone();
+            let status = &mut volume.mirror.as_mut().unwrap().status;
+            status.lost = Some(layers::mirror::Loss::Silent);
+            let record = status.record.as_mut().unwrap();
+            record.in_sync.retain(|member| in_sync.contains(&member.node));
+            volume
+        };
+        assert!(!is_to_reopen(&volume, B), "it is well");
+        assert!(is_to_reopen(&lost(&[ME]), B));
+        assert!(!is_to_reopen(&lost(&[ME]), ME), "it is the last");
+        assert!(!is_to_reopen(&lost(&[ME]), C), "it is no copy of the volume any more");
+        let taken = VolumeReport { lost: Some("node 9 has it".into()), ..lost(&[ME]) };
+        assert!(!is_to_reopen(&taken, B));
     }
 
     #[test]

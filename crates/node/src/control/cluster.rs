@@ -60,13 +60,20 @@ impl Control {
     pub async fn cluster(&self) -> Cluster {
         let Some(part) = &self.0.part else { return alone() };
         let identity = part.identity();
-        let nodes = self.membership().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
+        let mut nodes = self.membership().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
+        let mut unread = None;
+        if self.membership().is_some() {
+            match nodes::alive(&*self.0.meta).await {
+                Ok(alive) => nodes.iter_mut().for_each(|(n, view)| view.alive = alive.contains(n)),
+                Err(error) => unread = Some(error.to_string()),
+            }
+        }
         let store = match identity.stage {
             Stage::Member => store_members(part).await,
             Stage::Moving | Stage::Joining | Stage::Leaving => Vec::new(),
         };
         let nodes = nodes.values().map(shown).collect();
-        Cluster { waits_for: self.waits_for(), nodes, store, ..of(&identity) }
+        Cluster { waits_for: self.waits_for(), nodes, store, unread, ..of(&identity) }
     }
 
     /// Makes this node the first of a new cluster.
@@ -452,6 +459,7 @@ fn alone() -> Cluster {
         role: None,
         waits_for: None,
         nodes: Vec::new(),
+        unread: None,
         store: Vec::new(),
     }
 }

@@ -291,7 +291,9 @@ impl Control {
         let Some((stored, _)) = self.0.state.get(id) else {
             return Err(ApiError::new(Code::NotFound, "the volume was deleted just now"));
         };
-        let primary = self.0.state.mirror(id).map(|m| m.primary);
+        let mirror = self.0.state.mirror(id);
+        check_comparable(name, &stored.record, mirror.as_ref())?;
+        let primary = mirror.map(|m| m.primary);
         if let Some(primary) = primary.filter(|p| *p != self.me()) {
             let node = self.node_name(primary);
             return Err(conflict(format!("writes of {name} are put in order by node {node}"))
@@ -302,6 +304,8 @@ impl Control {
         }
         let found = self.0.engine.verify(id, keep).await;
         let found = found.map_err(|e| backing_error(name, &e))?;
+        let left_out = stored.record.places.iter().map(|p| p.node);
+        let left_out: Vec<_> = left_out.filter(|node| !found.nodes.contains(node)).collect();
         self.note_comparison(name, (id, stored.record.block_size), &found).await?;
         let block = u64::from(stored.record.block_size.bytes());
         let differing = found.differences.iter().map(|d| api::Differing {
@@ -313,6 +317,8 @@ impl Control {
             compared_bytes: found.compared * block,
             differing_bytes: found.differing * block,
             differing: differing.collect(),
+            copies: found.nodes.iter().map(|node| self.node_name(*node)).collect(),
+            left_out: left_out.iter().map(|node| self.node_name(*node)).collect(),
             unreadable: found.unreadable,
             repaired_bytes: found.repaired * block,
         })
@@ -344,7 +350,12 @@ impl Control {
         for _ in 0..PUTS {
             let mirror = mirrors::get(&*self.0.meta, id).await.map_err(|e| store_error(&e))?;
             let Some((mirror, at)) = mirror else { return Ok(()) };
-            let Some(next) = mirror.with_comparison(differing.clone(), random()) else {
+            // Of a copy that was not compared, what was known still is.
+            let compared =
+                |node: &NodeId| found.nodes.contains(node) || mirror.image(*node).is_none();
+            let before = mirror.history.differing.clone();
+            let before = before.filter(|before| !before.nodes.iter().all(compared));
+            let Some(next) = mirror.with_comparison(differing.clone().or(before), random()) else {
                 return Ok(());
             };
             let put = self.0.meta.commit(vec![mirrors::replace(id, at, &next)]).await;
@@ -574,6 +585,25 @@ struct Scene {
 
 /// Free space by node, in bytes.
 pub(super) type Free = BTreeMap<NodeId, u64>;
+
+/// Refuses to compare a volume that has not two copies in sync: nothing would be said of its data.
+fn check_comparable(
+    name: &VolumeName,
+    record: &VolumeRecord,
+    mirror: Option<&Record>,
+) -> Result<(), ApiError> {
+    if mirror.is_some_and(|mirror| mirror.in_sync.len() > 1) {
+        return Ok(());
+    }
+    let message = format!("nothing was compared: volume {name} has not two copies in sync");
+    let hint = match record.places.len() {
+        1 => format!("it has one copy; for another: windrose volume mirror add {name}"),
+        _ => {
+            "`windrose status` says what the others lack; compare when they are in sync".to_owned()
+        }
+    };
+    Err(conflict(message).hint(hint))
+}
 
 fn conflict(message: String) -> ApiError {
     ApiError::new(Code::Conflict, message)

@@ -11,6 +11,7 @@ use api::{
     PlannedVolume, Severity, VolumeName,
 };
 use block::Epoch;
+use cluster::identity::Role;
 use cluster::mirrors;
 use layers::mirror::member::Why;
 use layers::mirror::record::{Record, Replica};
@@ -188,10 +189,19 @@ impl Control {
     }
 
     /// Images that no record names.
-    pub async fn orphans(&self) -> OrphanedImages {
+    ///
+    /// # Errors
+    /// [`Code::Unavailable`] before the node knows its records.
+    pub async fn orphans(&self) -> Result<OrphanedImages, ApiError> {
+        if !self.is_serving() {
+            let message =
+                "the node has not read its records yet: it does not know which images they name";
+            let hint = "try again when it serves (`windrose status` says what it waits for)";
+            return Err(ApiError::new(Code::Unavailable, message).hint(hint));
+        }
         let held = self.look_around(true).await;
         let orphans = held.iter().filter(|h| !h.listed).map(|h| self.orphan(h));
-        OrphanedImages { images: orphans.collect() }
+        Ok(OrphanedImages { images: orphans.collect() })
     }
 
     fn orphan(&self, held: &HeldImage) -> OrphanedImage {
@@ -260,13 +270,16 @@ impl Control {
         let own = self.look_around(true).await;
         let mut copies: Vec<_> = own.iter().map(|h| (self.own_copy(h), h.listed)).collect();
         let Some(membership) = self.membership() else { return Ok((copies, Vec::new())) };
-        let others: Vec<NodeId> = {
+        let (others, down): (Vec<NodeId>, Vec<String>) = {
             let nodes = membership.nodes.borrow();
-            let others = nodes.iter().filter(|(n, view)| **n != membership.node && view.alive);
-            others.map(|(n, _)| *n).collect()
+            let others = nodes.iter().filter(|(n, _)| **n != membership.node);
+            let (alive, down): (Vec<_>, Vec<_>) = others.partition(|(_, view)| view.alive);
+            let down = down.into_iter().filter(|(_, view)| view.record.role == Role::Data);
+            let down = down.map(|(_, view)| view.record.name.clone());
+            (alive.into_iter().map(|(n, _)| *n).collect(), down.collect())
         };
         if others.is_empty() {
-            return Ok((copies, Vec::new()));
+            return Ok((copies, down));
         }
         let asked = self.ask(&others).await.map_err(|e| store_error(&e))?;
         let deadline = Instant::now() + ANSWER;
@@ -280,7 +293,8 @@ impl Control {
                         reports.get(&node).map(|r| r.images.as_slice()).unwrap_or_default();
                     copies.extend(images.iter().map(|h| (self.copy_of(node, h), h.listed)));
                 }
-                return Ok((copies, silent.into_iter().map(|n| self.node_name(n)).collect()));
+                let silent = silent.into_iter().map(|n| self.node_name(n));
+                return Ok((copies, silent.chain(down).collect()));
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }

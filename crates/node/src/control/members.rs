@@ -58,6 +58,15 @@ fn is_down(health: &MemberHealth) -> bool {
 }
 
 impl Store {
+    /// Whether no member but that of node `me` has answered when it was asked last.
+    pub(super) fn nobody_answers(&self, me: NodeId) -> bool {
+        let own = member_name(me);
+        let others =
+            self.members.iter().filter(|h| !self.own_members || joining::called(&h.member) != own);
+        let mut answers = others.map(|health| &health.answer);
+        !answers.any(|answer| matches!(answer, MemberAnswer::Runs { .. }))
+    }
+
     /// What there is to say of it to the nodes that there are.
     pub(super) fn findings(&self, nodes: &Nodes, findings: &mut Vec<Finding>) {
         if let Some(error) = &self.error {
@@ -106,6 +115,10 @@ impl Store {
         };
         let node = &view.record.name;
         match self.troubles.get(number) {
+            // Who was alive when the store answered last may not be now.
+            _ if self.error.is_some() => format!(
+                "look whether windrose runs on node {node}, and whether it is reached from here"
+            ),
             _ if !view.alive => format!("start windrose on node {node}"),
             Some(why) => format!("windrose on node {node} says of its member: {why}"),
             None => {
@@ -208,7 +221,9 @@ fn silence(error: &MetaError) -> Finding {
     let message = format!("{error}; volumes that serve go on, and nothing can be changed");
     let hint = match error {
         MetaError::Untrusted { .. } => super::DISTRUST,
-        _ => "bring back a majority of the members of the metadata store",
+        _ => {
+            "bring back a majority of the members of the metadata store, or the network between them and this node"
+        }
     };
     finding(Severity::Warning, SUBJECT, message, Some(hint))
 }

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::pools::{PoolObserved, hint_for};
 use super::status::finding;
+use super::why::BY_ITSELF;
 use crate::engine::{self, LABEL_AREA_BYTES, Level, PoolDiskState, PoolReport};
 use crate::pools::{PoolRecord, PoolStage, SeenDisk};
 
@@ -30,6 +31,13 @@ pub struct PoolFacts {
     pub rebuild: Option<Rebuild>,
     /// The volumes that lie in it: their identities and names.
     pub volumes: Vec<(Uuid, String)>,
+}
+
+impl PoolFacts {
+    /// Whether it has stopped though it was open.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.report.as_ref().is_some_and(|report| report.broken.is_some())
+    }
 }
 
 /// Since when a rebuild is known, and how many pieces there were then.
@@ -98,7 +106,7 @@ fn state(facts: &PoolFacts) -> PoolState {
 /// What to do about a disk that is out.
 fn action(pool: &PoolName, disk: &engine::PoolDisk) -> Option<String> {
     let (name, called) = (pool, called(disk));
-    let fails = disk.read_errors + disk.write_errors > 0 || disk.slow;
+    let fails = disk.read_errors + disk.write_errors + disk.checksum_errors > 0 || disk.slow;
     match disk.state {
         PoolDiskState::Out => {
             Some(format!("replace it: windrose pool replace {name} {called} --with DISK"))
@@ -313,7 +321,7 @@ pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<F
         }
     }
     if let Some(rebuild) = &facts.rebuild {
-        found(Severity::Warning, rebuild_text(report, rebuild), None);
+        found(Severity::Warning, rebuild_text(report, rebuild), Some(BY_ITSELF.to_owned()));
     }
 }
 

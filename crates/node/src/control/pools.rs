@@ -441,7 +441,8 @@ impl Control {
     /// All pools, by name.
     pub async fn pools(&self) -> PoolList {
         let facts = self.pool_facts().await;
-        PoolList { pools: facts.iter().map(pool_view::pool).collect() }
+        let unread = self.0.pools.damaged().iter().map(ToString::to_string).collect();
+        PoolList { pools: facts.iter().map(pool_view::pool).collect(), unread }
     }
 
     /// One pool.

@@ -58,6 +58,7 @@ impl Control {
             node: self.0.settings.name.clone(),
             store: Some(store),
             volumes: Vec::new(),
+            silent: Vec::new(),
             done: confirmed,
         };
         if !confirmed {
@@ -102,8 +103,8 @@ impl Control {
         for (id, copies) in by_volume {
             volumes.extend(self.recover_volume(id, copies, &ask.without, confirmed).await?);
         }
-        let silent = silent.iter().map(|node| format!("node {node} did not say what it has"));
-        let notes: Vec<_> = silent.collect();
+        let notes = silent.iter().map(|node| format!("node {node} did not say what it has"));
+        let notes: Vec<_> = notes.collect();
         volumes.iter_mut().for_each(|v| v.notes.extend(notes.iter().cloned()));
         if confirmed {
             self.look_around(false).await;
@@ -112,6 +113,7 @@ impl Control {
             node: self.0.settings.name.clone(),
             store: None,
             volumes,
+            silent,
             done: confirmed,
         })
     }

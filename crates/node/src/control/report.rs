@@ -12,7 +12,9 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::images::HeldImage;
-use crate::engine::{CoreReport, MirrorReport};
+use super::why::Names;
+use crate::engine::{CoreReport, MirrorReport, VolumeReport};
+use crate::meta::{Change, Expect, Meta, MetaError};
 
 /// What keys of reports begin with.
 pub(super) const REPORTS: &str = "reports/";
@@ -32,6 +34,9 @@ pub struct NodeReport {
     pub free_bytes: u64,
     /// Its mirrors.
     pub mirrors: BTreeMap<Uuid, SeenMirror>,
+    /// Volumes that it keeps a copy of and cannot open, and why not.
+    #[serde(default)]
+    pub broken: BTreeMap<Uuid, String>,
     /// Sessions of initiators, of volumes that have any.
     #[serde(default)]
     pub sessions: BTreeMap<Uuid, u32>,
@@ -59,9 +64,27 @@ pub struct SeenMirror {
     pub serves: bool,
     /// Why it does not, as [`super::why::sentence`] has it.
     pub why: Option<String>,
+    /// The next step then, as [`super::why::next_step`] has it.
+    #[serde(default)]
+    pub next: Option<String>,
     /// What its disk has refused, if it has not served since.
     #[serde(default)]
     pub refused: Option<String>,
+    /// Why nothing is read or written there any more before its image is opened anew.
+    #[serde(default)]
+    pub lost: Option<String>,
+    /// Reads that its disk has failed in the last hour.
+    #[serde(default)]
+    pub failed_reads: u64,
+    /// Why its reservations cannot be read: no initiator is served there.
+    #[serde(default)]
+    pub reservations: Option<String>,
+    /// Numbers of the nodes that it has a session with.
+    #[serde(default)]
+    pub linked: Vec<u16>,
+    /// By number of the node: why the last resync from here to a copy there has failed.
+    #[serde(default)]
+    pub failed_resyncs: BTreeMap<u16, String>,
     /// Nodes whose copies are brought in sync from there.
     pub resyncs: Vec<Resync>,
     /// Numbers of nodes whose copies are newer than the one there, and are not overwritten.
@@ -110,6 +133,17 @@ pub(super) fn key(node: NodeId) -> String {
     format!("{REPORTS}{node}")
 }
 
+/// Removes what a node told in an earlier life: nobody is to take that for what is.
+///
+/// # Errors
+/// [`MetaError`].
+pub(crate) async fn forget(meta: &dyn Meta, node: NodeId) -> Result<(), MetaError> {
+    let key = key(node);
+    let Some(found) = meta.get(&key).await? else { return Ok(()) };
+    let change = Change { key, expect: Expect::At(found.revision), value: None };
+    meta.commit(vec![change]).await.map(drop)
+}
+
 /// Key of what a node is asked: to look and to report at once.
 pub(super) fn question_key(node: NodeId) -> String {
     format!("{QUESTIONS}{node}")
@@ -136,23 +170,24 @@ impl Progress {
     pub(super) fn mirrors(
         &mut self,
         cores: &[CoreReport],
-        names: &impl Fn(NodeId) -> String,
+        names: &impl Names,
     ) -> BTreeMap<Uuid, SeenMirror> {
         let now = Instant::now();
         let volumes = cores.iter().flat_map(|core| &core.volumes);
         let seen =
-            volumes.filter_map(|v| Some((v.id, self.mirror(v.id, v.mirror.as_ref()?, now, names))));
+            volumes.filter_map(|v| Some((v.id, self.mirror(v, v.mirror.as_ref()?, now, names))));
         seen.collect()
     }
 
     fn mirror(
         &mut self,
-        volume: Uuid,
-        report: &MirrorReport,
+        report: &VolumeReport,
+        mirror: &MirrorReport,
         now: Instant,
-        names: &impl Fn(NodeId) -> String,
+        names: &impl Names,
     ) -> SeenMirror {
-        let Status { why, resyncs, unreadable, refused, newer, .. } = &report.status;
+        let volume = report.id;
+        let Status { why, resyncs, unreadable, refused, newer, .. } = &mirror.status;
         let resyncs = resyncs.iter().map(|&(node, done_bytes, total_bytes)| {
             let lacks = unreadable.iter().find(|(of, _)| *of == node).map(|(_, lacks)| lacks);
             let waits = lacks.is_some_and(|lacks| lacks.waited_for);
@@ -161,11 +196,24 @@ impl Progress {
             let (eta_s, unreadable) = (eta_s.filter(|_| !waits), Unread::of(lacks));
             Resync { node: node.0, done_bytes, total_bytes, eta_s, unreadable }
         });
+        let resyncs = resyncs.collect();
+        let named = |node| names.node(node);
+        let next = why.as_ref().and_then(|why| super::why::next_step(why, names, volume));
+        let Status { linked, failed_resyncs, .. } = &mirror.status;
         SeenMirror {
-            serves: why.is_none(),
-            resyncs: resyncs.collect(),
-            why: why.as_ref().map(|why| super::why::sentence(why, names)),
+            serves: why.is_none() && report.reservations.is_none(),
+            resyncs,
+            why: why.as_ref().map(|why| super::why::sentence(why, &named)),
+            next,
             refused: refused.map(|error| error.to_string()),
+            lost: mirror.status.lost.map(|loss| super::why::loss(loss).to_owned()),
+            failed_reads: mirror.status.failed_reads,
+            reservations: report.reservations.map(|error| error.to_string()),
+            linked: linked.iter().map(|node| node.0).collect(),
+            failed_resyncs: failed_resyncs
+                .iter()
+                .map(|(n, why)| (n.0, (*why).to_owned()))
+                .collect(),
             newer: newer.iter().map(|node| node.0).collect(),
         }
     }

@@ -23,6 +23,8 @@ use crate::record::{PlaceStage, Stage, Stored};
 pub(super) struct State {
     volumes: Mutex<BTreeMap<Uuid, Known>>,
     serving: AtomicBool,
+    /// Whether the store has been read once.
+    read: AtomicBool,
     /// Records that cannot be read, as errors tell of them.
     damaged: Mutex<Vec<String>>,
     /// Volumes that somebody is about to settle.
@@ -93,6 +95,16 @@ impl State {
 
     pub(super) fn is_serving(&self) -> bool {
         self.serving.load(Ordering::Acquire)
+    }
+
+    /// The store has been read: what is not known here was not there.
+    pub(super) fn set_read(&self) {
+        self.read.store(true, Ordering::Release);
+    }
+
+    /// Whether the store has been read once.
+    pub(super) fn has_read(&self) -> bool {
+        self.read.load(Ordering::Acquire)
     }
 
     pub(super) fn set_damaged(&self, damaged: Vec<String>) {

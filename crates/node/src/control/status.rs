@@ -1,10 +1,11 @@
 //! One answer to "is my data safe?".
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::PoisonError;
 
 use api::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Size, Status, Verdict, VolumeCounts,
+    VolumeName,
 };
 
 use target::Clients;
@@ -12,7 +13,9 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::secrets::Locked;
+use super::together::reservations_hint;
 use super::view::sessions;
+use super::why::BY_ITSELF;
 use super::{
     Control, FileSystem, PoolFacts, PoolSpace, Space, Together, clients, memory, pool_view,
 };
@@ -119,6 +122,55 @@ impl Control {
     }
 }
 
+impl Facts {
+    /// Tells whether a volume serves, at whichever node, as far as is known here: what nobody knows of does not.
+    pub(crate) fn serving(&self) -> impl Fn(&(Stored, Observed)) -> bool {
+        let unusable = self.reports().filter(|report| is_unusable(report)).map(|report| report.id);
+        let stopped = self.pools.iter().filter(|pool| pool.has_stopped());
+        let stopped = stopped.flat_map(|pool| pool.volumes.iter().map(|(id, _)| *id));
+        let unusable: HashSet<_> = unusable.chain(stopped).collect();
+        move |(stored, observed)| {
+            let id = stored.record.id;
+            let serves = match &self.together {
+                Some(together) => !together.served_by(id).is_empty(),
+                None => matches!(observed, Observed::Open { .. }) && !unusable.contains(&id),
+            };
+            stored.record.stage == Stage::Ready && serves
+        }
+    }
+
+    fn reports(&self) -> impl Iterator<Item = &VolumeReport> {
+        self.cores.iter().flat_map(|core| &core.volumes)
+    }
+}
+
+/// Whether a volume that is open on this node serves nobody here.
+fn is_unusable(report: &VolumeReport) -> bool {
+    report.lost.is_some() || report.is_dead || report.reservations.is_some()
+}
+
+/// Why a volume of a node by itself serves nobody though it is open, and the next step.
+pub(super) fn unusable(name: &VolumeName, report: &VolumeReport) -> Option<(String, String)> {
+    if let Some(why) = &report.lost {
+        return Some((
+            format!("its image is used no more on this node: {why}"),
+            "two machines use one disk: have one of them let go of it, then restart windrose on this node \
+             (systemctl restart windrose)"
+                .to_owned(),
+        ));
+    }
+    if report.is_dead {
+        let message = "its disk has failed a flush, or is gone: nothing is read or written any more, as what was written \
+                       last may be lost";
+        let hint = "look at that disk and at what uses the volume, then restart windrose on this node (systemctl restart \
+                    windrose)";
+        return Some((message.to_owned(), hint.to_owned()));
+    }
+    let why = report.reservations?;
+    let message = format!("its reservations cannot be read ({why}): initiators are refused");
+    Some((message, reservations_hint(name.as_str(), None)))
+}
+
 /// The status that `facts` are.
 #[must_use]
 pub fn assess(facts: &Facts) -> Status {
@@ -126,7 +178,7 @@ pub fn assess(facts: &Facts) -> Status {
     volume_findings(facts, &mut findings);
     pool_findings(facts, &mut findings);
     failure_findings(facts, &mut findings);
-    taken_findings(facts, &mut findings);
+    unusable_findings(facts, &mut findings);
     guest_findings(facts, &mut findings);
     clients::findings(facts, &mut findings);
     secret_findings(facts, &mut findings);
@@ -145,19 +197,14 @@ pub fn assess(facts: &Facts) -> Status {
         Some(Severity::Warning) => Verdict::AtRisk,
         Some(Severity::Note) | None => Verdict::Safe,
     };
-    let online = |(s, o): &&(Stored, Observed)| {
-        let serves = match &facts.together {
-            Some(together) => !together.served_by(s.record.id).is_empty(),
-            None => matches!(o, Observed::Open { .. }),
-        };
-        s.record.stage == Stage::Ready && serves
-    };
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let total = count(facts.volumes.len());
-    let online = count(facts.volumes.iter().filter(online).count());
+    let serves = facts.serving();
+    let online = count(facts.volumes.iter().filter(|volume| serves(volume)).count());
     let (data_dir_bytes, data_dir_free_bytes) = facts.space.data_dir.unwrap_or_default();
     Status {
         verdict,
+        cut_off: facts.together.as_ref().is_some_and(Together::is_cut_off),
         findings,
         node: facts.node.clone(),
         volumes: VolumeCounts { total, online, offline: total - online },
@@ -196,7 +243,8 @@ fn volume_findings(facts: &Facts, findings: &mut Vec<Finding>) {
                 if record.allow.is_empty() && !record.protocols.vhost_user =>
             {
                 let message = "no initiator is allowed to reach it";
-                finding(Severity::Note, subject, message, Some("windrose volume allow"))
+                let hint = format!("windrose volume allow {} INITIATOR", record.name);
+                finding(Severity::Note, subject, message, Some(&hint))
             }
             (Stage::Ready, Observed::Open { .. }) => continue,
             (Stage::Ready, Observed::Broken { reason } | Observed::Stuck { reason }) => {
@@ -207,11 +255,14 @@ fn volume_findings(facts: &Facts, findings: &mut Vec<Finding>) {
             }
             // In a cluster, other nodes may have it.
             (Stage::Ready, Observed::Closed | Observed::Erased) if facts.together.is_none() => {
-                finding(Severity::Warning, subject, "it is being opened", None)
+                finding(Severity::Critical, subject, "it is being opened", Some(BY_ITSELF))
             }
             (_, Observed::Stuck { reason }) => {
-                let hint = "remove the obstacle and delete it again";
-                finding(Severity::Warning, subject, reason, Some(hint))
+                let hint = format!(
+                    "remove the obstacle and delete it again: windrose volume delete {}",
+                    record.name
+                );
+                finding(Severity::Warning, subject, reason, Some(&hint))
             }
             _ => continue,
         };
@@ -264,24 +315,28 @@ fn failure_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         if let Some((stored, _)) = facts.volumes.iter().find(|(s, _)| s.record.id == report.id) {
             let subject = format!("volume {}", stored.record.name);
             let message = format!("{failed} commands have failed since it was opened");
-            let hint = "see the node's log, and look at the disk";
+            let hint = "see the node's log (journalctl -u windrose), and look at the disk; this is counted anew when the \
+                        volume is opened again";
             findings.push(finding(Severity::Warning, subject, message, Some(hint)));
         }
     }
 }
 
-/// Volumes whose images another machine has taken.
-fn taken_findings(facts: &Facts, findings: &mut Vec<Finding>) {
-    let reports = facts.cores.iter().flat_map(|c| &c.volumes);
-    for (report, why) in reports.filter_map(|report| Some((report, report.lost.as_ref()?))) {
+/// Volumes that are open on this node, and cannot be used here.
+fn unusable_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+    for report in facts.reports().filter(|report| is_unusable(report)) {
         let known = facts.volumes.iter().find(|(s, _)| s.record.id == report.id);
-        let name = known.map_or_else(|| report.id.to_string(), |(s, _)| s.record.name.to_string());
-        let message = format!("its image is used no more on this node: {why}");
-        let hint =
-            "two machines use one disk: have one of them let go of it, then restart this node";
-        let severity =
-            if facts.together.is_some() { Severity::Warning } else { Severity::Critical };
-        findings.push(finding(severity, format!("volume {name}"), message, Some(hint)));
+        let Some((Stored { record, .. }, _)) = known else { continue };
+        // In a cluster the copies tell of the rest.
+        if facts.together.is_some() && report.lost.is_none() {
+            continue;
+        }
+        if let Some((message, hint)) = unusable(&record.name, report) {
+            let alone = facts.together.is_none();
+            let severity = if alone { Severity::Critical } else { Severity::Warning };
+            let subject = format!("volume {}", record.name);
+            findings.push(finding(severity, subject, message, Some(&hint)));
+        }
     }
 }
 
@@ -351,7 +406,7 @@ fn space_finding(
     }
     let message =
         format!("thin volumes may still take {}, {} are free", Size(promised), Size(free));
-    (promised > free).then(|| finding(Severity::Note, subject, message, None))
+    (promised > free).then(|| finding(Severity::Note, subject, message, Some("add space in time")))
 }
 
 /// What those of these volumes that are thin may still take, in bytes.
@@ -385,15 +440,21 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(finding(Severity::Critical, subject.clone(), message, Some(hint)));
     } else if !facts.serving {
         let message = "it is starting or stopping";
-        findings.push(finding(Severity::Warning, subject.clone(), message, None));
+        // In a cluster others serve what is known of meanwhile.
+        let elsewhere = facts.together.is_some() && !facts.volumes.is_empty();
+        let severity = if elsewhere { Severity::Warning } else { Severity::Critical };
+        findings.push(finding(severity, subject.clone(), message, Some(BY_ITSELF)));
     }
     if facts.node.disk_backend == "threads" {
         let message = "disks are reached through threads, which costs speed: io_uring is not to be had, or not wanted";
-        findings.push(finding(Severity::Note, subject.clone(), message, None));
+        let hint = "allow io_uring (sysctl kernel.io_uring_disabled=0, and the container's seccomp profile), and see \
+                    disks.engine in the configuration";
+        findings.push(finding(Severity::Note, subject.clone(), message, Some(hint)));
     }
     if !facts.volumes.is_empty() && facts.together.is_none() {
         let message = "each volume has one copy, on this node: keep backups";
-        findings.push(finding(Severity::Note, subject, message, None));
+        let hint = "for a second copy on another node: windrose cluster init";
+        findings.push(finding(Severity::Note, subject, message, Some(hint)));
     }
 }
 
@@ -435,6 +496,9 @@ fn store_findings(facts: &Facts, findings: &mut Vec<Finding>) {
 }
 
 #[cfg(test)]
+mod truth;
+
+#[cfg(test)]
 pub(super) mod tests {
     use super::*;
     use crate::engine::{GuestReport, KindReport, MirrorReport};
@@ -473,7 +537,7 @@ pub(super) mod tests {
     }
 
     /// All volumes in one file system.
-    fn with_space(facts: &mut Facts, bytes: u64, free: u64) {
+    pub(super) fn with_space(facts: &mut Facts, bytes: u64, free: u64) {
         let volumes = facts.volumes.iter().map(|(s, _)| s.record.id).collect();
         let home = FileSystem { path: "/srv".into(), bytes, free, volumes };
         facts.space.file_systems = vec![home];
@@ -564,16 +628,7 @@ pub(super) mod tests {
 
     /// A core with one volume.
     pub(in super::super) fn core(id: Uuid) -> CoreReport {
-        let report = VolumeReport {
-            id,
-            kinds: [(); 4].map(|()| KindReport::default()),
-            in_flight: 0,
-            aborts: 0,
-            overlaps: 0,
-            memory_waits: 0,
-            mirror: None,
-            lost: None,
-        };
+        let report = VolumeReport { mirror: None, ..crate::metrics::tests::volume_report(id) };
         CoreReport {
             core: 0,
             sessions: Vec::new(),

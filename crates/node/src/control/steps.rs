@@ -300,7 +300,7 @@ impl Control {
     }
 
     /// Ends the export of a volume and closes it.
-    async fn close(&self, id: Uuid, erased: bool) {
+    pub(super) async fn close(&self, id: Uuid, erased: bool) {
         self.0.state.observe(id, Observed::Closed);
         self.tell_where(id).await;
         if let Err(error) = self.0.engine.close(id, erased).await {

@@ -1,33 +1,62 @@
 //! What a node of a cluster knows of the volumes on all nodes, for people to see.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use api::{CopyState, Finding, Severity, UnreadableBytes, VolumeCopy};
-use cluster::nodes::Nodes;
+use api::{Finding, Severity, UnreadableBytes};
+use cluster::joining;
+use cluster::meta::etcd::MemberHealth;
+use cluster::nodes::{self, Nodes};
 use layers::mirror::record::Record;
 use peer::NodeId;
 use uuid::Uuid;
 
+use super::cluster::member_name;
 use super::members::Store;
-use super::report::{NodeReport, Resync, SeenMirror, Unread};
+use super::report::{NodeReport, SeenMirror, Unread};
 use super::status::finding;
+use super::why::BY_ITSELF;
 use super::{Control, clocks};
 use crate::engine::CoreReport;
+use crate::meta::MetaError;
 use crate::record::{Place, PlaceStage, Stage, VolumeRecord};
+
+/// How long the nodes of a volume that was created may take to tell others of it.
+const JUST_CREATED_S: u64 = 15;
+
+/// Why a volume of several copies without a mirror is not served.
+pub(super) const NO_MIRROR: &str =
+    "the record of its mirror is lost: nobody knows which copy is the newest";
 
 /// The cluster as one node sees it.
 #[derive(Clone, Debug, Default)]
 pub struct Together {
     /// The node that looks.
     pub me: NodeId,
-    /// All nodes.
+    /// All nodes. Who of them is alive is as old as the store's last answer.
     pub nodes: Nodes,
     /// The store.
     pub store: Store,
-    /// What the nodes have told of themselves; of this one, as it is now.
+    /// What the nodes have told of themselves; of this one, as it is now. Only that, while the store does not answer.
     pub told: BTreeMap<NodeId, NodeReport>,
     /// The records of mirrors.
     pub mirrors: BTreeMap<Uuid, Record>,
+    /// Nodes that mirrors here have sessions with.
+    pub linked: BTreeSet<NodeId>,
+    /// Nodes that the store takes for alive and that have ceased to answer.
+    pub silent: BTreeSet<NodeId>,
+    /// Volumes that were created a moment ago: their nodes may not have told of them yet.
+    pub created: BTreeSet<Uuid>,
+}
+
+/// What is known of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NodeState {
+    /// It runs.
+    Runs,
+    /// It does not, as the store knows.
+    Down,
+    /// Nobody can tell from here.
+    Unknown,
 }
 
 impl Control {
@@ -35,50 +64,120 @@ impl Control {
     pub(super) async fn together(&self, cores: &[CoreReport]) -> Option<Together> {
         let membership = self.membership()?;
         let me = membership.node;
-        let (mut told, error) = match self.reports().await {
+        let mut nodes = membership.nodes.borrow().clone();
+        let linked = linked(cores);
+        let (mut told, error) = match self.heard(&mut nodes).await {
             Ok(told) => (told, None),
             Err(error) => (BTreeMap::new(), Some(error)),
         };
+        let silent = match &error {
+            None => self.silent_nodes(&nodes, &linked).await,
+            Some(_) => BTreeSet::new(),
+        };
         let part = self.0.part.as_ref();
         let own_members = part.is_some_and(|part| part.own_members());
-        let members = part.map(|part| part.health()).unwrap_or_default();
-        let names = |node| self.node_name(node);
-        let own = super::report::Progress::default().mirrors(cores, &names);
+        let mut members = part.map(|part| part.health()).unwrap_or_default();
+        if let Some(part) = part.filter(|_| own_members && error.is_none())
+            && lacks_member(&nodes, &members)
+        {
+            // A node has come since they were asked last.
+            members = part.look_at_health().await;
+        }
+        let own = super::report::Progress::default().mirrors(cores, self);
         let kept = told.entry(me).or_default();
+        let before = std::mem::take(&mut kept.mirrors);
         for (id, mut seen) in own {
             // Only the chores look often enough to know how long a resync takes.
-            let before = kept.mirrors.get(&id).map(|m| m.resyncs.clone()).unwrap_or_default();
+            let before = before.get(&id).map(|m| m.resyncs.as_slice()).unwrap_or_default();
             for resync in &mut seen.resyncs {
                 resync.eta_s = before.iter().find(|r| r.node == resync.node).and_then(|r| r.eta_s);
             }
             kept.mirrors.insert(id, seen);
         }
+        kept.broken = self.broken_here();
         kept.member_trouble = part.and_then(|part| part.member_trouble());
         let mirrors = self.0.state.mirrors();
-        let nodes = membership.nodes.borrow().clone();
-        let of_those_alive =
-            told.iter().filter(|(node, _)| nodes.get(node).is_some_and(|view| view.alive));
-        let troubles =
-            of_those_alive.filter_map(|(node, r)| Some((*node, r.member_trouble.clone()?)));
-        let store = Store { error, own_members, members, troubles: troubles.collect() };
-        Some(Together { me, nodes, store, told, mirrors })
+        let store = Store { error, own_members, members, troubles: BTreeMap::new() };
+        let created = self.just_created();
+        let mut together = Together { me, nodes, store, told, mirrors, linked, silent, created };
+        let runs = |node: &NodeId| together.state_of(*node) == NodeState::Runs;
+        let of_those = together.told.iter().filter(|(node, _)| runs(node));
+        let troubles = of_those.filter_map(|(n, r)| Some((*n, r.member_trouble.clone()?)));
+        together.store.troubles = troubles.collect();
+        Some(together)
     }
+
+    fn just_created(&self) -> BTreeSet<Uuid> {
+        let now = super::create::now_s();
+        // Another node's clock has said when: it may be ahead.
+        let moment = now.saturating_sub(JUST_CREATED_S)..=now + JUST_CREATED_S;
+        let all = self.0.state.all().into_iter().map(|(stored, _)| stored.record);
+        all.filter(|record| moment.contains(&record.created_s)).map(|record| record.id).collect()
+    }
+
+    /// What the nodes have told last; notes in `nodes` who of them is alive now.
+    async fn heard(&self, nodes: &mut Nodes) -> Result<BTreeMap<NodeId, NodeReport>, MetaError> {
+        let (told, alive) = tokio::join!(self.reports(), nodes::alive(&*self.0.meta));
+        let alive = alive?;
+        nodes.iter_mut().for_each(|(node, view)| view.alive = alive.contains(node));
+        told
+    }
+}
+
+/// Whether the store's member of some node is not among these, or had no vote: a node has one before it is a node.
+fn lacks_member(nodes: &Nodes, members: &[MemberHealth]) -> bool {
+    let voters = members.iter().map(|h| &h.member).filter(|member| !member.is_learner);
+    let called: BTreeSet<_> = voters.map(joining::called).collect();
+    nodes.keys().any(|node| !called.contains(member_name(*node).as_str()))
+}
+
+/// The nodes that mirrors on these cores have sessions with.
+fn linked(cores: &[CoreReport]) -> BTreeSet<NodeId> {
+    let mirrors = cores.iter().flat_map(|core| &core.volumes).filter_map(|v| v.mirror.as_ref());
+    mirrors.flat_map(|mirror| mirror.status.linked.iter().copied()).collect()
 }
 
 impl Together {
     /// What a node is called.
-    fn name(&self, node: NodeId) -> String {
+    pub(super) fn name(&self, node: NodeId) -> String {
         let known = self.nodes.get(&node);
         known.map_or_else(|| format!("number {node}"), |view| view.record.name.clone())
     }
 
-    fn is_alive(&self, node: NodeId) -> bool {
-        node == self.me || self.nodes.get(&node).is_some_and(|view| view.alive)
+    /// What is known of a node. While the store does not answer, that is little.
+    pub(super) fn state_of(&self, node: NodeId) -> NodeState {
+        let Some(view) = self.nodes.get(&node).filter(|_| node != self.me) else {
+            return if node == self.me { NodeState::Runs } else { NodeState::Down };
+        };
+        match (&self.store.error, view.alive) {
+            _ if self.linked.contains(&node) => NodeState::Runs,
+            (Some(_), _) => NodeState::Unknown,
+            (None, true) if self.silent.contains(&node) => NodeState::Unknown,
+            (None, true) => NodeState::Runs,
+            (None, false) => NodeState::Down,
+        }
+    }
+
+    /// Whether this node reaches neither the store nor any other node: it is cut off, or all others are down.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.store.error.is_some()
+            && self.nodes.len() > 1
+            && self.linked.is_empty()
+            && self.store.nobody_answers(self.me)
     }
 
     /// A volume as a node has told of it, if that runs.
-    fn seen(&self, node: NodeId, volume: Uuid) -> Option<&SeenMirror> {
-        self.told.get(&node).filter(|_| self.is_alive(node))?.mirrors.get(&volume)
+    pub(super) fn seen(&self, node: NodeId, volume: Uuid) -> Option<&SeenMirror> {
+        self.told_by(node)?.mirrors.get(&volume)
+    }
+
+    /// Why a node cannot open a volume, as it has told, if it runs.
+    pub(super) fn broken(&self, node: NodeId, volume: Uuid) -> Option<&str> {
+        self.told_by(node)?.broken.get(&volume).map(String::as_str)
+    }
+
+    fn told_by(&self, node: NodeId) -> Option<&NodeReport> {
+        self.told.get(&node).filter(|_| self.state_of(node) == NodeState::Runs)
     }
 
     /// The nodes through which a volume is served.
@@ -88,11 +187,17 @@ impl Together {
         members.filter(|n| self.seen(*n, volume).is_some_and(|s| s.serves)).collect()
     }
 
+    /// Whether the record of a volume's mirror is lost: one of several copies begins with the volume.
+    pub(super) fn lacks_mirror(&self, record: &VolumeRecord) -> bool {
+        !self.mirrors.contains_key(&record.id) && record.places.len() > 1
+    }
+
     /// Whether some node that could serve a volume has not told of it yet.
     pub(super) fn is_young(&self, volume: Uuid) -> bool {
         let Some(mirror) = self.mirrors.get(&volume) else { return true };
         let mut members = mirror.in_sync.iter().map(|m| m.node);
-        members.any(|n| self.is_alive(n) && self.seen(n, volume).is_none())
+        let silent = |n| self.seen(n, volume).is_none() && self.broken(n, volume).is_none();
+        members.any(|n| self.state_of(n) == NodeState::Runs && silent(n))
     }
 
     /// Why a volume is not served by this node.
@@ -104,64 +209,48 @@ impl Together {
             let name = self.name(self.me);
             return format!("node {name} is drained (windrose node resume {name})");
         }
-        let here = self.seen(self.me, record.id).and_then(|s| s.why.clone());
+        let seen = self.seen(self.me, record.id);
+        let reservations = seen.and_then(unreadable_reservations);
+        let here = reservations.or_else(|| seen.and_then(|s| s.why.clone()));
         here.unwrap_or_else(|| "it is being opened".into())
-    }
-
-    /// The copies of a volume.
-    pub(super) fn copies(&self, record: &VolumeRecord) -> Vec<VolumeCopy> {
-        let mirror = self.mirrors.get(&record.id);
-        let primary = mirror.map(|m| m.primary);
-        let copy = |place: &Place| VolumeCopy {
-            node: self.name(place.node),
-            backing: place.backing.clone(),
-            state: self.copy_state(record, place),
-            primary: primary == Some(place.node),
-        };
-        record.places.iter().map(copy).collect()
-    }
-
-    fn copy_state(&self, record: &VolumeRecord, place: &Place) -> CopyState {
-        match &place.stage {
-            PlaceStage::Wanted { .. } => return CopyState::BeingMade,
-            PlaceStage::Failed { reason } => {
-                return CopyState::Failed { reason: reason.clone() };
-            }
-            PlaceStage::Leaving { .. } => return CopyState::Leaving,
-            PlaceStage::Made => {}
-        }
-        let Some(mirror) = self.mirrors.get(&record.id) else { return CopyState::Unknown };
-        if mirror.member(place.node).is_some() {
-            return CopyState::InSync;
-        }
-        match self.resync(mirror, record.id, place.node) {
-            Some(r) => CopyState::Resyncing {
-                done_bytes: r.done_bytes,
-                total_bytes: r.total_bytes,
-                eta_s: r.eta_s,
-                unreadable: r.unreadable.ranges.clone(),
-            },
-            None => CopyState::Outdated,
-        }
-    }
-
-    fn resync(&self, mirror: &Record, volume: Uuid, node: NodeId) -> Option<&Resync> {
-        self.seen(mirror.primary, volume)?.resyncs.iter().find(|r| r.node == node.0)
     }
 
     /// What there is to say of the cluster itself.
     pub(super) fn findings(&self, findings: &mut Vec<Finding>) {
-        self.store.findings(&self.nodes, findings);
+        let subject = |name: &str| format!("node {name}");
+        if self.is_cut_off() {
+            let name = self.name(self.me);
+            let message = "it reaches neither the metadata store nor any other node: it is cut off, or all others are down. \
+                           How they and the volumes on them are is not known here";
+            let hint = format!(
+                "look at the network of node {name}: its links, its firewall (ports 7480, 2379 and 2380 unless set \
+                 otherwise). `windrose status` on another node says how the volumes are"
+            );
+            // What has its only copy here goes on.
+            let serves = |volume: &Uuid| !self.served_by(*volume).is_empty();
+            let all_serve = !self.mirrors.is_empty() && self.mirrors.keys().all(serves);
+            let severity = if all_serve { Severity::Warning } else { Severity::Critical };
+            findings.push(finding(severity, subject(&name), message, Some(&hint)));
+        } else {
+            self.store.findings(&self.nodes, findings);
+        }
         findings.extend(clocks::findings(&self.told, &self.nodes));
         for (node, view) in &self.nodes {
-            let subject = format!("node {}", view.record.name);
+            let name = &view.record.name;
             if view.record.drained {
-                let hint = format!("windrose node resume {}", view.record.name);
+                let hint = format!("windrose node resume {name}");
                 let message = "it is drained: it keeps out of service";
-                findings.push(finding(Severity::Note, subject, message, Some(&hint)));
-            } else if !self.is_alive(*node) {
-                let hint = "start it, or take it out (windrose cluster leave --node, --force)";
-                findings.push(finding(Severity::Warning, subject, "it does not run", Some(hint)));
+                findings.push(finding(Severity::Note, subject(name), message, Some(&hint)));
+            } else if self.state_of(*node) == NodeState::Down {
+                let hint = format!(
+                    "start windrose on node {name}; if it never comes back: windrose cluster leave --node {name} --force"
+                );
+                let message = "it does not run";
+                findings.push(finding(Severity::Warning, subject(name), message, Some(&hint)));
+            } else if self.silent.contains(node) {
+                let hint = format!("if this stays, look whether windrose runs on node {name}");
+                let message = "it does not answer any more: it has just ended, or is cut off";
+                findings.push(finding(Severity::Warning, subject(name), message, Some(&hint)));
             }
         }
     }
@@ -174,37 +263,49 @@ impl Together {
         let subject = format!("volume {}", record.name);
         self.history_findings(record, findings);
         self.unreadable_findings(record, findings);
+        self.reservation_findings(record, findings);
         let serving = self.served_by(record.id);
-        if !self.mirrors.contains_key(&record.id) && record.places.len() > 1 {
-            let message = "the record of its mirror is lost: nobody knows which copy is the newest";
+        if self.lacks_mirror(record) {
             let hint = "windrose cluster recover finds out";
-            findings.push(finding(Severity::Critical, subject, message, Some(hint)));
+            findings.push(finding(Severity::Critical, subject, NO_MIRROR, Some(hint)));
             return;
         }
-        if serving.is_empty() && self.is_young(record.id) {
-            findings.push(finding(Severity::Warning, subject, "it is being opened", None));
+        if serving.is_empty() && self.created.contains(&record.id) && self.is_young(record.id) {
+            let message = "it was created just now, and is being opened";
+            findings.push(finding(Severity::Warning, subject, message, Some(BY_ITSELF)));
             return;
         }
         if serving.is_empty() {
-            let message = self.down(record);
-            findings.push(finding(Severity::Critical, subject, message, None));
+            let (message, hint) = self.down(record);
+            findings.push(finding(Severity::Critical, subject, message, Some(&hint)));
             return;
         }
-        let copies = self.copies(record);
-        let good = copies.iter().filter(|c| c.state == CopyState::InSync).count();
-        let refused = |place: &Place| self.seen(place.node, record.id)?.refused.as_deref();
-        let refused = record.places.iter().map(refused);
-        let lacking: Vec<_> = copies.iter().zip(refused).filter_map(lack).collect();
-        if !lacking.is_empty() {
-            let message =
-                format!("{good} of {} copies are in sync: {}", copies.len(), lacking.join("; "));
-            findings.push(finding(Severity::Warning, subject, message, None));
-        } else if good == 1 {
+        let (all_good, copies) = (self.copy_findings(record, findings), record.places.len());
+        if all_good && copies == 1 {
             let hint = format!("windrose volume mirror add {}", record.name);
             findings.push(finding(Severity::Note, subject, "it has one copy", Some(&hint)));
-        } else if record.place(self.me).is_some() && !serving.contains(&self.me) {
+        } else if all_good && record.place(self.me).is_some() && !serving.contains(&self.me) {
             let message = format!("not served by this node: {}", self.why_not(record));
-            findings.push(finding(Severity::Warning, subject, message, None));
+            let seen = self.seen(self.me, record.id);
+            let next = seen.map(|seen| self.next_at(record, self.me, seen));
+            let next = next.unwrap_or_else(|| BY_ITSELF.to_owned());
+            findings.push(finding(Severity::Warning, subject, message, Some(&next)));
+        }
+    }
+
+    /// Reservations that cannot be read: nobody knows whom they shut out, so nobody is let in.
+    fn reservation_findings(&self, record: &VolumeRecord, findings: &mut Vec<Finding>) {
+        let name = &record.name;
+        let is_served = !self.served_by(record.id).is_empty();
+        let severity = if is_served { Severity::Warning } else { Severity::Critical };
+        for place in &record.places {
+            let Some(seen) = self.seen(place.node, record.id) else { continue };
+            let Some(why) = unreadable_reservations(seen) else { continue };
+            let node = self.name(place.node);
+            let message = format!("on {node} {why}");
+            let hint = reservations_hint(name.as_str(), Some(&node));
+            let subject = format!("volume {name}");
+            findings.push(finding(severity, subject, message, Some(&hint)));
         }
     }
 
@@ -287,52 +388,108 @@ impl Together {
         }
     }
 
-    /// Why a volume is served by nobody, as each node says.
-    fn down(&self, record: &VolumeRecord) -> String {
-        let says = |place: &Place| {
-            let name = self.name(place.node);
-            match self.seen(place.node, record.id) {
-                Some(SeenMirror { why: Some(why), .. }) => format!("{name}: {why}"),
-                Some(_) => format!("{name}: it is being opened"),
-                None if self.is_alive(place.node) => format!("{name}: it is not open"),
-                None => format!("{name}: the node does not run"),
+    /// Why a volume is served by nobody, as far as is known here, node by node; and what helps.
+    pub(super) fn down(&self, record: &VolumeRecord) -> (String, String) {
+        let all = record.places.iter().map(|place| self.down_at(record, place));
+        let (mut says, mut next) = (Vec::new(), Vec::new());
+        for (why, step) in all {
+            says.push(why);
+            if !next.contains(&step) {
+                next.push(step);
             }
+        }
+        let passes = |step: &String| step == BY_ITSELF;
+        if !next.iter().all(passes) {
+            next.retain(|step| !passes(step));
+        }
+        (says.join("; "), next.join("; "))
+    }
+
+    /// Why the copy at one place does not serve, and the next step.
+    fn down_at(&self, record: &VolumeRecord, place: &Place) -> (String, String) {
+        let name = self.name(place.node);
+        let start = format!("start windrose on node {name}");
+        let retry = format!("remove the obstacle: node {name} tries again every 30 seconds");
+        if let PlaceStage::Failed { reason } = &place.stage {
+            return (format!("{name}: its copy was not made: {reason}"), retry);
+        }
+        let said = match (self.state_of(place.node), self.seen(place.node, record.id)) {
+            (NodeState::Down, _) => ("the node does not run".to_owned(), start),
+            (NodeState::Unknown, _) if self.store.error.is_some() => (
+                "whether it serves there is not known, as this node does not reach the metadata store".to_owned(),
+                format!("`windrose status` on node {name} says how it is"),
+            ),
+            (NodeState::Unknown, _) => ("the node does not answer any more".to_owned(), start),
+            (NodeState::Runs, Some(seen)) if seen.lost.is_some() => {
+                self.lost(record, place.node, seen)
+            }
+            (NodeState::Runs, Some(seen)) => {
+                let why = unreadable_reservations(seen).or_else(|| seen.why.clone());
+                let why = why.unwrap_or_else(|| "it is being opened".to_owned());
+                (why, self.next_at(record, place.node, seen))
+            }
+            (NodeState::Runs, None) => match self.broken(place.node, record.id) {
+                Some(why) => (why.to_owned(), retry),
+                None if self.told_by(place.node).is_none() && self.store.error.is_some() => (
+                    "whether it serves there is not known, as this node does not reach the metadata store"
+                        .to_owned(),
+                    format!("`windrose status` on node {name} says how it is"),
+                ),
+                None => ("it is being opened".to_owned(), BY_ITSELF.to_owned()),
+            },
         };
-        record.places.iter().map(says).collect::<Vec<_>>().join("; ")
+        (format!("{name}: {}", said.0), said.1)
+    }
+
+    /// The next step for a copy that is open on `node` and does not serve.
+    fn next_at(&self, record: &VolumeRecord, node: NodeId, seen: &SeenMirror) -> String {
+        if seen.reservations.is_some() {
+            return reservations_hint(record.name.as_str(), Some(&self.name(node)));
+        }
+        seen.next.clone().unwrap_or_else(|| BY_ITSELF.to_owned())
+    }
+
+    /// A lost image of a volume that nobody serves.
+    fn lost(&self, record: &VolumeRecord, node: NodeId, seen: &SeenMirror) -> (String, String) {
+        let (name, lost) = (self.name(node), seen.lost.clone().unwrap_or_default());
+        let mirror = self.mirrors.get(&record.id);
+        let is_member = mirror.is_some_and(|mirror| mirror.member(node).is_some());
+        let next = if is_member {
+            format!(
+                "look at that disk, then restart windrose on node {name} (systemctl restart windrose): what was written \
+                 last and not flushed may be lost"
+            )
+        } else {
+            format!("node {name} opens it again by itself when the disk answers")
+        };
+        (format!("{lost}: the image is used no more as it is open"), next)
     }
 }
 
-/// What a copy lacks, if it does; with it, what its disk has refused.
-fn lack((copy, refused): (&VolumeCopy, Option<&str>)) -> Option<String> {
-    let node = &copy.node;
-    let refused = refused.map(|why| format!(": its disk has failed an operation ({why})"));
-    let refused = refused.unwrap_or_default();
-    match &copy.state {
-        CopyState::InSync | CopyState::Leaving => None,
-        CopyState::Resyncing { done_bytes, total_bytes, eta_s, unreadable } => {
-            let left = api::Size(total_bytes.saturating_sub(*done_bytes));
-            let eta = match eta_s {
-                Some(s) => format!(", {s} s"),
-                None if unreadable.is_empty() => String::new(),
-                None => ", some of it can be read from no copy".to_owned(),
-            };
-            Some(format!("the one on {node} is being brought in sync ({left} left{eta}){refused}"))
-        }
-        CopyState::Outdated => Some(format!("the one on {node} is outdated{refused}")),
-        CopyState::BeingMade => Some(format!("the one on {node} is being made")),
-        CopyState::Failed { reason } => Some(format!("the one on {node} was not made: {reason}")),
-        CopyState::Unknown => Some(format!("the one on {node} is not known")),
-    }
+/// That reservations cannot be read.
+fn unreadable_reservations(seen: &SeenMirror) -> Option<String> {
+    let why = seen.reservations.as_ref()?;
+    Some(format!("its reservations cannot be read ({why}): initiators are refused"))
+}
+
+/// What to do about reservations that cannot be read.
+pub(super) fn reservations_hint(volume: &str, node: Option<&str>) -> String {
+    let at = node.map(|node| format!(" on node {node}")).unwrap_or_default();
+    format!(
+        "windrose volume reservations {volume} --clear --yes{at} puts empty ones in their place: stop hosts that keep each \
+         other out by them first, and let them register again"
+    )
 }
 
 #[cfg(test)]
 mod tests {
+    use api::CopyState;
     use block::Epoch;
-    use cluster::meta::MetaError;
     use cluster::nodes::NodeView;
     use layers::mirror::record::{Differing, History, Member, Replica};
     use peer::Incarnation;
 
+    use super::super::report::Resync;
     use super::*;
     use crate::record::tests::{place, record};
 
@@ -345,7 +502,8 @@ mod tests {
 
     fn serves(why: Option<&str>) -> SeenMirror {
         let why: Option<String> = why.map(Into::into);
-        SeenMirror { serves: why.is_none(), why, ..SeenMirror::default() }
+        let linked = vec![A.0, B.0];
+        SeenMirror { serves: why.is_none(), why, linked, ..SeenMirror::default() }
     }
 
     /// Node 1 looks at a volume on nodes 1 and 2, of which `in_sync` are.
@@ -376,6 +534,7 @@ mod tests {
             store: Store { own_members: true, ..Store::default() },
             told: told.iter().map(report).collect(),
             mirrors: [(volume.id, mirror)].into(),
+            ..Together::default()
         };
         (together, volume)
     }
@@ -494,17 +653,21 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_told_yet_is_given_a_moment() {
-        let (together, volume) = look(&[A, B], &[(A, serves(Some("it is being opened")))]);
+    fn a_volume_that_was_just_created_is_given_a_moment_and_another_is_not() {
+        let (mut together, volume) = look(&[A, B], &[(A, serves(Some("it is being opened")))]);
         assert!(together.is_young(volume.id));
-        let opening = (Severity::Warning, "it is being opened".to_owned());
-        assert_eq!(found(&together, &volume), [opening]);
+        let message = "n1: it is being opened; n2: it is being opened".to_owned();
+        assert_eq!(found(&together, &volume), [(Severity::Critical, message)]);
+        together.created = [volume.id].into();
+        let message = "it was created just now, and is being opened".to_owned();
+        assert_eq!(found(&together, &volume), [(Severity::Warning, message)]);
     }
 
     #[test]
     fn a_cluster_that_cannot_lose_a_node_says_so() {
         let (mut together, volume) = look(&[A, B], &[(A, serves(None)), (B, serves(None))]);
         together.nodes.remove(&NodeId(3));
+        together.linked = [B].into();
         let (store, why) = ("etcd".into(), "it does not answer".into());
         together.store.error = Some(MetaError::Unreachable { store, why });
         let all = found(&together, &volume);

@@ -6,14 +6,16 @@ use std::path::PathBuf;
 
 use api::{
     Access, ApiError, Code, CopyState, DhchapHost, Initiator, InitiatorUser, IscsiExport,
-    NvmeExport, Protocol, Session, SessionList, TargetUnit, TlsHost, VhostUserExport, Volume,
-    VolumeCopy, VolumeIo, VolumeList, VolumeName, VolumeState,
+    NvmeExport, PoolName, Protocol, Session, SessionList, TargetUnit, TlsHost, VhostUserExport,
+    Volume, VolumeCopy, VolumeIo, VolumeList, VolumeName, VolumeState,
 };
 use cluster::nodes::NodePortals;
 use target::server::Service;
 use uuid::Uuid;
 use volume::Kind;
 
+use super::status::unusable;
+use super::together::NO_MIRROR;
 use super::{Control, Together};
 use crate::engine::{self, CoreReport, GuestReport, Scope, VolumeReport};
 use crate::reconcile::Observed;
@@ -28,9 +30,10 @@ impl Control {
         let look = self.space_of(&volumes);
         let (reports, space) = tokio::join!(self.0.engine.report(Scope::All), look);
         let sessions = sessions(&volumes, &reports);
-        let usage = Usage::new(&sessions, &reports, space.taken, self.together(&reports).await);
+        let usage = self.usage(&sessions, &reports, space.taken).await;
         let show = |(s, o): &(Stored, Observed)| self.show_with(s, o, &usage);
-        VolumeList { volumes: volumes.iter().map(show).collect() }
+        let unread = self.unread(usage.together.as_ref());
+        VolumeList { volumes: volumes.iter().map(show).collect(), unread }
     }
 
     /// One volume.
@@ -48,9 +51,38 @@ impl Control {
         let look = self.space_of(&volume);
         let (reports, space) = tokio::join!(self.0.engine.report(Scope::One(id)), look);
         let sessions = sessions(&self.0.state.all(), &reports);
-        let usage = Usage::new(&sessions, &reports, space.taken, self.together(&reports).await);
+        let usage = self.usage(&sessions, &reports, space.taken).await;
         let [(stored, observed)] = &volume;
         Ok(self.show_with(stored, observed, &usage))
+    }
+
+    /// Why the volumes that are known here may not be all, or not as they are now.
+    fn unread(&self, together: Option<&Together>) -> Option<String> {
+        if let Some(what) = self.waits_for() {
+            return Some(format!("this node waits for its cluster: {what}"));
+        }
+        if !self.0.state.has_read() {
+            return Some("this node is starting: it has not read its store yet".to_owned());
+        }
+        if let Some(damage) = self.0.state.damaged().first() {
+            return Some(format!("a record of the store cannot be read: {damage}"));
+        }
+        let error = together?.store.error.as_ref()?;
+        Some(format!("{error}: this is what the store said last"))
+    }
+
+    async fn usage<'a>(
+        &self,
+        sessions: &[Session],
+        reports: &'a [CoreReport],
+        space: HashMap<Uuid, u64>,
+    ) -> Usage<'a> {
+        let (together, pools) = tokio::join!(self.together(reports), self.pool_facts());
+        let stopped = pools.into_iter().filter_map(|pool| {
+            let why = pool.report?.broken?;
+            Some((pool.record.name, why))
+        });
+        Usage::new(sessions, reports, space, together, stopped.collect())
     }
 
     fn show_with(&self, stored: &Stored, observed: &Observed, usage: &Usage<'_>) -> Volume {
@@ -75,7 +107,10 @@ impl Control {
                 None => record.places.iter().map(|p| self.only_copy(p)).collect(),
             },
             allocated_bytes: usage.space.get(&record.id).copied(),
-            state: volume_state(record, observed, usage.together.as_ref()),
+            state: match self.unusable_here(record, report, usage) {
+                Some(reason) => VolumeState::Offline { reason },
+                None => volume_state(record, observed, usage.together.as_ref()),
+            },
             access: Access {
                 initiators: record.allow.iter().cloned().collect(),
                 chap_user: chap.map(|c| c.user().clone()),
@@ -104,6 +139,23 @@ impl Control {
             created_s: record.created_s,
             io: report.map(volume_io),
         }
+    }
+
+    /// Why a volume of a node by itself serves nobody though it is open.
+    fn unusable_here(
+        &self,
+        record: &VolumeRecord,
+        report: Option<&VolumeReport>,
+        usage: &Usage<'_>,
+    ) -> Option<String> {
+        if usage.together.is_some() || record.stage != Stage::Ready {
+            return None;
+        }
+        let pool = record.place(self.me()).and_then(|place| place.backing.pool());
+        if let Some((pool, why)) = pool.and_then(|pool| usage.stopped.get_key_value(pool)) {
+            return Some(format!("pool {pool} has stopped: {why}"));
+        }
+        unusable(&record.name, report?).map(|(why, _)| why)
     }
 
     /// Where virtual machines on this machine reach a volume that has a copy here.
@@ -143,7 +195,7 @@ impl Control {
             PlaceStage::Failed { reason } => CopyState::Failed { reason: reason.clone() },
         };
         let (node, backing) = (self.0.settings.name.clone(), place.backing.clone());
-        VolumeCopy { node, backing, state, primary: true }
+        VolumeCopy { node, backing, state, reason: None, hint: None, primary: true }
     }
 
     /// Where a volume is reached: at all nodes that keep a copy of it.
@@ -179,6 +231,8 @@ struct Usage<'a> {
     space: HashMap<Uuid, u64>,
     sessions: HashMap<VolumeName, u32>,
     together: Option<Together>,
+    /// Pools that have stopped, and why.
+    stopped: BTreeMap<PoolName, String>,
 }
 
 impl<'a> Usage<'a> {
@@ -187,17 +241,18 @@ impl<'a> Usage<'a> {
         cores: &'a [CoreReport],
         space: HashMap<Uuid, u64>,
         together: Option<Together>,
+        stopped: BTreeMap<PoolName, String>,
     ) -> Self {
         let reports = cores.iter().flat_map(|c| &c.volumes).map(|v| (v.id, v)).collect();
         let mut counts = HashMap::new();
         for name in sessions.iter().flat_map(|s| &s.volumes) {
             *counts.entry(name.clone()).or_default() += 1;
         }
-        Self { reports, space, sessions: counts, together }
+        Self { reports, space, sessions: counts, together, stopped }
     }
 }
 
-fn volume_state(
+pub(super) fn volume_state(
     record: &VolumeRecord,
     observed: &Observed,
     together: Option<&Together>,
@@ -228,8 +283,11 @@ fn clustered(record: &VolumeRecord, observed: &Observed, together: &Together) ->
         _ => together.why_not(record),
     };
     match serving.is_empty() {
+        true if together.lacks_mirror(record) => {
+            VolumeState::Offline { reason: NO_MIRROR.to_owned() }
+        }
         true if together.is_young(record.id) => VolumeState::Opening,
-        true => VolumeState::Offline { reason },
+        true => VolumeState::Offline { reason: together.down(record).0 },
         false => VolumeState::Elsewhere { reason },
     }
 }

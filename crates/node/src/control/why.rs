@@ -1,15 +1,98 @@
 //! Why a copy does not serve, in words that name who or what helps.
 
+use layers::mirror::Loss;
 use layers::mirror::member::{SetBack, Why};
 use peer::NodeId;
+use uuid::Uuid;
+
+/// What nodes and volumes are called.
+pub(super) trait Names {
+    /// The node that says it.
+    fn me(&self) -> String;
+    /// A node.
+    fn node(&self, node: NodeId) -> String;
+    /// A volume.
+    fn volume(&self, volume: Uuid) -> String;
+}
+
+impl Names for super::Control {
+    fn me(&self) -> String {
+        self.0.settings.name.clone()
+    }
+
+    fn node(&self, node: NodeId) -> String {
+        self.node_name(node)
+    }
+
+    fn volume(&self, volume: Uuid) -> String {
+        self.volume_name(volume)
+    }
+}
+
+/// What ends by itself needs no step.
+pub(super) const BY_ITSELF: &str = "wait: this ends by itself";
+
+/// Why an image is used no more as it is open.
+pub(super) fn loss(loss: Loss) -> &'static str {
+    match loss {
+        Loss::Failed => "its disk has failed a flush, or is gone",
+        Loss::Silent => "its disk has not answered",
+    }
+}
+
+/// The next step for a volume that does not serve at the node that says why; `None` for a lost image, of which the
+/// whole cluster decides.
+pub(super) fn next_step(why: &Why, names: &impl Names, volume: Uuid) -> Option<String> {
+    let (me, name) = (names.me(), names.volume(volume));
+    let start = |nodes: &[NodeId]| {
+        let all: Vec<_> = nodes.iter().map(|n| names.node(*n)).collect();
+        format!("start windrose on {}", all.join(", "))
+    };
+    let reach = |nodes: &[NodeId]| {
+        let all: Vec<_> = nodes.iter().map(|n| names.node(*n)).collect();
+        format!("look at the network between {me} and {}", all.join(", "))
+    };
+    Some(match why {
+        Why::Unread { away: true } => format!(
+            "look at the network of {me}, and see that a majority of the store's members runs: windrose cluster nodes"
+        ),
+        Why::Refused(_) => "windrose cluster recover --plan".into(),
+        Why::LegDead => return None,
+        Why::Returned(node) => {
+            format!("if this stays, see what `windrose status` says at {}", names.node(*node))
+        }
+        Why::Blackout(nodes) => format!(
+            "{}; only to lose what they alone hold: windrose volume force {name}, at {me}",
+            start(nodes)
+        ),
+        Why::Mute(nodes) | Why::Lease(nodes) => reach(nodes),
+        Why::SetBack { silent, .. } if !silent.is_empty() => start(silent),
+        Why::SetBack { .. } => format!(
+            "only to lose what is newer: switch the other nodes off, then windrose volume force {name}, at {me}"
+        ),
+        Why::Gathering(nodes) => format!("if this stays: {}", reach(nodes)),
+        Why::Outside(node) => {
+            format!("if this stays, see what `windrose status` says at {}", names.node(*node))
+        }
+        Why::Unread { away: false }
+        | Why::LegFailed
+        | Why::Leaving
+        | Why::Yielded(_)
+        | Why::Leads(_)
+        | Why::Changing
+        | Why::Draining
+        | Why::Settling
+        | Why::Open(_)
+        | Why::Deciding(_) => BY_ITSELF.into(),
+    })
+}
 
 /// The reason as a sentence; `names` tells what a node is called.
 pub(super) fn sentence(why: &Why, names: &impl Fn(NodeId) -> String) -> String {
     let list = |nodes: &[NodeId]| nodes.iter().map(|n| names(*n)).collect::<Vec<_>>().join(", ");
     match why {
         Why::Unread { away: true } => {
-            "the metadata store does not answer, and without it nobody knows who has the newest \
-             data: bring back a majority of its members"
+            "this node cannot reach the metadata store, and without it does not know who has the newest data"
                 .into()
         }
         Why::Unread { away: false } => "its record is being read".into(),
@@ -17,7 +100,8 @@ pub(super) fn sentence(why: &Why, names: &impl Fn(NodeId) -> String) -> String {
             format!("{refusal} Which copy goes on: windrose cluster recover")
         }
         Why::LegDead => {
-            "its image is lost here: replace it (windrose volume mirror replace)".into()
+            "its disk has failed a flush here, is gone or has not answered: the image is used no more as it is open"
+                .into()
         }
         Why::LegFailed => "its disk has failed here, and the others are about to go on".into(),
         Why::Leaving => "this copy is leaving it to the others".into(),

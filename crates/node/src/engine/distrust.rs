@@ -4,11 +4,12 @@
 //! knows it. Should it end, the image must not be taken for one that has been through nothing (RFD 0010, attack 77):
 //! so it is noted beside the node's own records, which need not be on that disk.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -21,6 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(super) struct Distrust {
     notes: Arc<Notes>,
+    /// Those that this process knows of itself, whether or not they could be noted.
+    known: Arc<Mutex<BTreeSet<Uuid>>>,
+    /// Those that were closed and whose disks have operations under way still.
+    at_work: Arc<Mutex<BTreeSet<Uuid>>>,
     /// One thread at a time waits for the directory's disk: other calls need threads as well.
     turn: Arc<tokio::sync::Mutex<()>>,
     patience: Duration,
@@ -30,11 +35,33 @@ impl Distrust {
     /// Those noted in `data_dir`.
     pub(super) fn of(data_dir: &Path) -> Self {
         let notes = Notes { directory: data_dir.join("distrusted-images") };
-        Self { notes: Arc::new(notes), turn: Arc::default(), patience: PATIENCE }
+        Self {
+            notes: Arc::new(notes),
+            known: Arc::default(),
+            at_work: Arc::default(),
+            turn: Arc::default(),
+            patience: PATIENCE,
+        }
+    }
+
+    /// The disk of `image`, which was closed, has operations under way: they may reach it later than what comes next.
+    pub(super) fn begins_work(&self, image: Uuid) {
+        lock(&self.at_work).insert(image);
+    }
+
+    /// It has none any more.
+    pub(super) fn ends_work(&self, image: Uuid) {
+        lock(&self.at_work).remove(&image);
+    }
+
+    /// Whether it has.
+    pub(super) fn is_at_work(&self, image: Uuid) -> bool {
+        lock(&self.at_work).contains(&image)
     }
 
     /// Notes `image`, durably; says whether the data directory took it in time.
     pub(super) async fn note(&self, image: Uuid) -> bool {
+        lock(&self.known).insert(image);
         let noted = self.ask(move |notes| notes.note(image)).await;
         if let Err(error) = &noted {
             let what = "it cannot be noted that an image has lost its disk";
@@ -46,7 +73,8 @@ impl Distrust {
     /// Whether `image` is noted. What cannot be found out counts as noted: then somebody else leads, if there is
     /// anybody.
     pub(super) async fn has(&self, image: Uuid) -> bool {
-        self.ask(move |notes| notes.has(image)).await.unwrap_or(true)
+        lock(&self.known).contains(&image)
+            || self.ask(move |notes| notes.has(image)).await.unwrap_or(true)
     }
 
     /// Something else says it from now on, or the image is no more.
@@ -54,7 +82,9 @@ impl Distrust {
     /// # Errors
     /// What the data directory refuses; also that it takes too long.
     pub(super) async fn forget(&self, image: Uuid) -> io::Result<()> {
-        self.ask(move |notes| notes.forget(image)).await
+        self.ask(move |notes| notes.forget(image)).await?;
+        lock(&self.known).remove(&image);
+        Ok(())
     }
 
     async fn ask<T: Send + 'static>(
@@ -107,6 +137,10 @@ impl Notes {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn sync(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
@@ -136,6 +170,22 @@ mod tests {
         let distrust = Distrust::of(file.path());
         assert!(distrust.has(Uuid::from_u128(1)).await);
         assert!(!distrust.note(Uuid::from_u128(1)).await);
+    }
+
+    /// The same process opens the image again: it has not forgotten.
+    #[tokio::test]
+    async fn what_could_not_be_noted_is_known_all_the_same() {
+        let data_dir = tempfile::tempdir().unwrap();
+        let image = Uuid::from_u128(1);
+        fs::write(data_dir.path().join("distrusted-images"), "no directory").unwrap();
+        let distrust = Distrust::of(data_dir.path());
+        assert!(!distrust.note(image).await);
+        fs::remove_file(data_dir.path().join("distrusted-images")).unwrap();
+        assert!(
+            distrust.clone().has(image).await && !Distrust::of(data_dir.path()).has(image).await
+        );
+        distrust.forget(image).await.unwrap();
+        assert!(!distrust.has(image).await);
     }
 
     #[tokio::test]

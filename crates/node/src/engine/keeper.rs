@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use block::Epoch;
@@ -61,6 +61,9 @@ pub(super) struct Keeper {
 
 /// How long what has been closed may go on using its image.
 const LETTING_GO: Duration = Duration::from_secs(5);
+
+/// How often is looked whether it still does.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Volumes that are reported on before others have their turn.
 const REPORT_AT_ONCE: usize = 16;
@@ -222,6 +225,12 @@ impl Keeper {
             return Err(BackingError::refused("the node is stopping"));
         }
         let place = self.place(record)?;
+        if place.image.is_some_and(|image| self.distrust.is_at_work(image)) {
+            return Err(BackingError::refused(format!(
+                "{}: its disk has not ended what was begun before it was closed",
+                place.backing
+            )));
+        }
         let pool = door.as_ref().map(PoolDoor::id);
         let claim = Claim { take_over: takes_over, ..self.claim };
         let opened = self.open_image(record, place, door, claim).await;
@@ -252,7 +261,8 @@ impl Keeper {
         let volume = Volume::new(backed.dev(), Epoch::default());
         let (gate, seat) = (Rc::new(Gate::default()), self.core.random_u64());
         gate.set_standing(Standing { era: seat, seat, seats: vec![seat] });
-        volume.keep_reservations(gate, self.core.pool().account());
+        volume.keep_reservations(Rc::clone(&gate), self.core.pool().account());
+        gate.look();
         volume
     }
 
@@ -334,7 +344,11 @@ impl Keeper {
             }
         };
         drop((volume, mirrored));
+        let (file, image) = (Rc::downgrade(&backed.file), backed.image().image);
         let let_go = is_let_go(backed).await;
+        if !let_go {
+            self.wait_for_end(file, image);
+        }
         if let Some(pool) = pool.filter(|_| let_go) {
             self.pools.rise(pool).await;
         }
@@ -343,6 +357,18 @@ impl Keeper {
                 "the last flush failed: {why}; its last writes may be lost"
             ))
         })
+    }
+
+    /// An image is in use though it was closed, as its disk does not answer: until that has ended it is not opened again.
+    fn wait_for_end(&self, file: Weak<File>, image: Uuid) {
+        let distrust = self.distrust.clone();
+        distrust.begins_work(image);
+        tokio::task::spawn_local(async move {
+            while file.strong_count() > 0 {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            distrust.ends_work(image);
+        });
     }
 
     /// The copy of a volume that this node keeps.
@@ -560,7 +586,9 @@ impl Keeper {
             }
             let mirror = kept.mirrored.map(|m| m.report());
             let report = VolumeReport::new(id, &kept.volume.stats(), mirror, scope);
-            volumes.push(VolumeReport { lost: kept.backed.lost(), ..report });
+            let reservations = kept.volume.gate().and_then(|gate| gate.failure());
+            let (lost, is_dead) = (kept.backed.lost(), kept.backed.file.is_dead());
+            volumes.push(VolumeReport { lost, is_dead, reservations, ..report });
         }
         CoreReport {
             core: self.core.id(),

@@ -280,7 +280,12 @@ impl Mirrored {
             return Err(BackingError::refused(format!("the copy on node {node} is not in sync")));
         }
         let ended = |_| BackingError::refused("the configuration has changed meanwhile");
-        self.mirror.verify(keep).await.map_err(ended)
+        let found = self.mirror.verify(keep).await.map_err(ended)?;
+        match found.nodes.len() {
+            // It was the last one by then.
+            1 => Err(BackingError::refused("nothing was compared: only one copy is in sync")),
+            _ => Ok(found),
+        }
     }
 
     /// Waits until this is the primary and serves: a new view passes by itself.
@@ -337,7 +342,11 @@ impl Mirrored {
     /// Whether nothing that was answered here has to be made durable here: the others have it all, or
     /// nothing has been answered yet.
     fn has_nothing(&self) -> bool {
-        let why = self.mirror.status().why;
+        let Status { why, lost, record, .. } = self.mirror.status();
+        let is_out = record.is_some_and(|record| record.member(self.me).is_none());
+        if lost.is_some() && is_out {
+            return true;
+        }
         why.is_some_and(|why| {
             matches!(
                 why,
@@ -395,6 +404,10 @@ async fn tell_access(mirror: Mirror, me: NodeId, state: AccessState, gate: Rc<Ga
     loop {
         let status = mirror.status();
         if status.why.is_none() {
+            if !has_served {
+                // What cannot be read is to be known before an initiator comes.
+                gate.look();
+            }
             (served, has_served) = (Instant::now(), true);
         }
         let idle = status.why.as_ref().map(|why| Idle {

@@ -75,6 +75,11 @@ pub struct VolumeReport {
     pub mirror: Option<MirrorReport>,
     /// Who has taken its image, and that it is used no more, if another machine has.
     pub lost: Option<String>,
+    /// Whether a sync of its disk has failed, or that is gone: nothing is read or written any more before it is opened
+    /// anew.
+    pub is_dead: bool,
+    /// Why its reservations cannot be read, if they cannot: its initiators' commands are refused.
+    pub reservations: Option<block::Error>,
 }
 
 /// What the replica of a volume on this node says of itself.
@@ -128,6 +133,8 @@ impl VolumeReport {
             memory_waits: stats.memory_waits,
             mirror,
             lost: None,
+            is_dead: false,
+            reservations: None,
         }
     }
 

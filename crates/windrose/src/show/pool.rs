@@ -8,6 +8,11 @@ use super::{duration, list, table};
 
 /// `windrose pool list`.
 pub(crate) fn pools(list: &PoolList) -> String {
+    let unread = list.unread.iter().map(|why| format!("\n\nOne more cannot be read: {why}"));
+    let unread: String = unread.collect();
+    if list.pools.is_empty() && !unread.is_empty() {
+        return unread.trim_start().to_owned();
+    }
     if list.pools.is_empty() {
         return "There are no pools. To create one:\n  windrose pool create NAME --raid 5 DISK DISK DISK"
             .to_owned();
@@ -28,7 +33,7 @@ pub(crate) fn pools(list: &PoolList) -> String {
             p.survives.map_or("-".to_owned(), |n| n.to_string()),
         ]
     };
-    table(&head, &[3, 4, 5, 6, 7], list.pools.iter().map(row))
+    format!("{}{unread}", table(&head, &[3, 4, 5, 6, 7], list.pools.iter().map(row)))
 }
 
 fn state(state: &PoolState) -> &'static str {
@@ -267,8 +272,14 @@ mod tests {
 
     #[test]
     fn a_list_of_pools() {
-        insta::assert_snapshot!(pools(&PoolList { pools: vec![offline(), sample()] }));
+        let list = PoolList { pools: vec![offline(), sample()], unread: Vec::new() };
+        insta::assert_snapshot!(pools(&list));
         insta::assert_snapshot!(pools(&PoolList::default()));
+        let unread = vec!["/v/pools/zoo.json: it has format 2".to_owned()];
+        let said = pools(&PoolList { pools: Vec::new(), unread: unread.clone() });
+        assert!(said.starts_with("One more cannot be read: /v/pools/zoo.json"), "{said}");
+        let said = pools(&PoolList { pools: vec![sample()], unread });
+        assert!(said.contains("\n\nOne more cannot be read: /v/pools/zoo.json"), "{said}");
     }
 
     #[test]

@@ -86,6 +86,13 @@ pub(crate) fn recovery(plan: &RecoveryPlan) -> String {
         ));
     }
     parts.extend(plan.volumes.iter().map(planned));
+    if parts.is_empty() && !plan.silent.is_empty() {
+        parts.push(format!(
+            "There is nothing to recover on the nodes that answer. Not known is what these have: {}. Start windrose there, \
+             and ask again.",
+            plan.silent.join(", ")
+        ));
+    }
     if parts.is_empty() {
         parts.push(
             "There is nothing to recover: records name every image that the nodes have.".to_owned(),
@@ -97,6 +104,22 @@ pub(crate) fn recovery(plan: &RecoveryPlan) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_to_be_recovered_only_where_all_nodes_have_said_what_they_have() {
+        let mut plan = RecoveryPlan {
+            node: "a".into(),
+            store: None,
+            volumes: Vec::new(),
+            silent: Vec::new(),
+            done: false,
+        };
+        assert!(recovery(&plan).contains("records name every image"));
+        plan.silent = vec!["b".into()];
+        let said = recovery(&plan);
+        assert!(said.contains("Not known is what these have: b."), "{said}");
+        assert!(!said.contains("records name every image"), "{said}");
+    }
 
     #[test]
     fn a_plan_names_what_leads_what_follows_and_what_is_not_decided() {

@@ -13,6 +13,8 @@ fn sample(name: &str) -> Volume {
             node: "n".into(),
             backing: api::Backing::File { path: "/var/lib/windrose/volumes/web.img".into() },
             state: CopyState::InSync,
+            reason: None,
+            hint: None,
             primary: true,
         }],
         allocated_bytes: Some(3 << 29),
@@ -46,7 +48,8 @@ fn a_list_of_volumes() {
     let mut broken = sample("web");
     broken.state = VolumeState::Offline { reason: "gone".into() };
     broken.allocated_bytes = None;
-    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![busy, broken] }));
+    let list = VolumeList { volumes: vec![busy, broken], ..VolumeList::default() };
+    insta::assert_snapshot!(volumes(&list));
     insta::assert_snapshot!(volumes(&VolumeList::default()));
 }
 
@@ -101,7 +104,7 @@ fn a_volume_whose_nvme_hosts_have_secrets() {
     v.access.initiators = [by_name, both, one].map(|s| s.parse().unwrap()).into();
     v.access.dhchap_hosts = vec![asked(both, true), asked(one, false)];
     insta::assert_snapshot!(volume(&v, &Address::default()));
-    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()] }));
+    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()], unread: None }));
     let lines = |v: &Volume| -> Vec<_> {
         let text = volume(v, &Address::default());
         let lines = text.lines().filter_map(|l| l.split_once("nvme connect"));
@@ -128,7 +131,7 @@ fn a_volume_whose_nvme_hosts_have_keys_of_tls() {
     v.access.initiators = [&by_name, &may, &must].map(|s| s.parse().unwrap()).into();
     v.access.tls_hosts = vec![key(&may, false), key(&must, true)];
     insta::assert_snapshot!(volume(&v, &Address::default()));
-    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()] }));
+    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()], unread: None }));
     // How many lines of each kind there are: of keys, of `--tls`, of secrets, and to connect at all.
     let lines = |v: &Volume| {
         let text = volume(v, &Address::default());
@@ -186,6 +189,7 @@ fn sessions_in_a_table() {
 fn a_status_says_the_worst_first() {
     let status = Status {
         verdict: Verdict::Unavailable,
+        cut_off: false,
         findings: vec![
             api::Finding {
                 severity: Severity::Critical,
@@ -227,5 +231,97 @@ fn durations_have_two_units() {
         [(0, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3_725, "1 h 2 min"), (200_000, "2 d 7 h")]
     {
         assert_eq!(duration(seconds), text);
+    }
+}
+
+/// Nothing is said to be equal that was not read, and what was left out is named.
+#[test]
+fn a_comparison_says_what_it_has_compared_and_what_not() {
+    let found = |compared_bytes, unreadable, left_out: &[&str]| Verification {
+        copies: vec!["a".into(), "b".into()],
+        left_out: left_out.iter().map(|node| (*node).to_owned()).collect(),
+        compared_bytes,
+        unreadable,
+        differing_bytes: 0,
+        differing: Vec::new(),
+        repaired_bytes: 0,
+    };
+    let said = |found: &Verification| verification(&"web".parse().unwrap(), found);
+    let equal = said(&found(4 << 20, 0, &[]));
+    assert_eq!(equal, "The copies of volume web on a, b are equal (4 MiB compared).");
+    let unread = said(&found(4 << 20, 3, &[]));
+    assert!(unread.contains("equal as far as they could be read"), "{unread}");
+    assert!(unread.contains("3 ranges could not be read"), "{unread}");
+    let nothing = said(&found(0, 16, &[]));
+    assert!(nothing.contains("Nothing of volume web was compared"), "{nothing}");
+    assert!(!nothing.contains("equal"), "{nothing}");
+    let without = said(&found(4 << 20, 0, &["c"]));
+    assert!(
+        without.contains("Not compared, as they are not in sync: the copies on c"),
+        "{without}"
+    );
+}
+
+#[test]
+fn there_are_no_volumes_only_where_the_store_was_read() {
+    let mut list = VolumeList::default();
+    assert!(volumes(&list).contains("There are no volumes"));
+    list.unread = Some("this node is starting".into());
+    let unread = volumes(&list);
+    assert!(unread.contains("there may be some: this node is starting"), "{unread}");
+    assert!(!unread.contains("There are no volumes"), "{unread}");
+    list.volumes = vec![sample("web")];
+    let old = volumes(&list);
+    assert!(old.contains("web") && old.contains("There may be more"), "{old}");
+}
+
+#[test]
+fn a_copy_is_shown_with_what_is_the_matter_and_what_helps() {
+    let mut v = sample("web");
+    let mut other = v.copies[0].clone();
+    (other.node, other.primary, other.state) = ("b".into(), false, CopyState::Outdated);
+    other.reason = Some("its disk has not answered".into());
+    other.hint = Some("look at that disk".into());
+    v.copies.push(other);
+    let shown = copies(&v.copies);
+    let lines: Vec<_> = shown.lines().collect();
+    assert_eq!(lines.len(), 4, "{shown}");
+    assert!(lines[1].contains("b: ") && lines[1].contains("(outdated)"), "{shown}");
+    assert_eq!(lines[2..], ["  its disk has not answered", "  look at that disk"]);
+}
+
+/// A node that sees no other one does not say what can be reached.
+#[test]
+fn a_node_that_is_cut_off_says_so_first() {
+    let mut cluster = Cluster {
+        stage: ClusterStage::Member,
+        id: Some(uuid::Uuid::from_u128(1)),
+        node: Some(1),
+        role: Some(NodeRole::Data),
+        waits_for: None,
+        nodes: [1, 2].map(cluster_node).into(),
+        unread: None,
+        store: Vec::new(),
+    };
+    assert!(
+        super::cluster(&cluster).contains("alive") && !super::cluster(&cluster).contains("unknown")
+    );
+    cluster.unread = Some("no leader".into());
+    let shown = super::cluster(&cluster);
+    let line = |name: &str| shown.lines().find(|line| line.contains(name)).unwrap().to_owned();
+    assert!(line("n1 (this node)").contains("alive") && line(" n2").contains("unknown"), "{shown}");
+    assert!(shown.contains("Which other nodes run is not known here: no leader."), "{shown}");
+}
+
+fn cluster_node(node: u16) -> ClusterNode {
+    ClusterNode {
+        node,
+        name: format!("n{node}"),
+        role: NodeRole::Data,
+        alive: true,
+        drained: false,
+        addresses: Vec::new(),
+        failure_domain: String::new(),
+        version: String::new(),
     }
 }

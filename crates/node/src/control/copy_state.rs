@@ -1,0 +1,274 @@
+//! What state the copies of a volume are in, why one is not in sync, and what helps.
+
+use api::{CopyState, Finding, Severity, VolumeCopy};
+use layers::mirror::record::Record;
+use peer::NodeId;
+use uuid::Uuid;
+
+use super::report::{Resync, SeenMirror};
+use super::status::finding;
+use super::together::{NodeState, Together};
+use super::why::BY_ITSELF;
+use crate::record::{Place, PlaceStage, VolumeRecord};
+
+/// Why a copy is not in sync, and the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Trouble {
+    pub(super) why: String,
+    pub(super) next: String,
+}
+
+impl Trouble {
+    fn new(why: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { why: why.into(), next: next.into() }
+    }
+}
+
+impl Together {
+    /// The copies of a volume.
+    pub(super) fn copies(&self, record: &VolumeRecord) -> Vec<VolumeCopy> {
+        let primary = self.mirrors.get(&record.id).map(|m| m.primary);
+        let copy = |place: &Place| {
+            let state = self.copy_state(record, place);
+            let trouble = self.trouble(record, place, &state);
+            let (reason, hint) = trouble.map(|t| (t.why, t.next)).unzip();
+            VolumeCopy {
+                node: self.name(place.node),
+                backing: place.backing.clone(),
+                state,
+                reason,
+                hint,
+                primary: primary == Some(place.node),
+            }
+        };
+        record.places.iter().map(copy).collect()
+    }
+
+    fn copy_state(&self, record: &VolumeRecord, place: &Place) -> CopyState {
+        match &place.stage {
+            PlaceStage::Wanted { .. } => return CopyState::BeingMade,
+            PlaceStage::Failed { reason } => {
+                return CopyState::Failed { reason: reason.clone() };
+            }
+            PlaceStage::Leaving { .. } => return CopyState::Leaving,
+            PlaceStage::Made => {}
+        }
+        let Some(mirror) = self.mirrors.get(&record.id) else { return CopyState::Unknown };
+        if mirror.member(place.node).is_some() {
+            return CopyState::InSync;
+        }
+        match self.resync(mirror, record.id, place.node) {
+            Some(r) => CopyState::Resyncing {
+                done_bytes: r.done_bytes,
+                total_bytes: r.total_bytes,
+                eta_s: r.eta_s,
+                unreadable: r.unreadable.ranges.clone(),
+            },
+            None => CopyState::Outdated,
+        }
+    }
+
+    fn resync(&self, mirror: &Record, volume: Uuid, node: NodeId) -> Option<&Resync> {
+        self.seen(mirror.primary, volume)?.resyncs.iter().find(|r| r.node == node.0)
+    }
+
+    /// What is the matter with a copy, if it is not as good as it should be.
+    fn trouble(&self, record: &VolumeRecord, place: &Place, state: &CopyState) -> Option<Trouble> {
+        let (node, name) = (self.name(place.node), &record.name);
+        match state {
+            CopyState::InSync => self.failing_disk(record, place.node),
+            CopyState::Leaving => None,
+            CopyState::Resyncing { .. } => {
+                let refused = self.seen(place.node, record.id).and_then(refusal);
+                refused.map(|why| Trouble::new(why, BY_ITSELF))
+            }
+            CopyState::Outdated => Some(self.outdated(record, place.node)),
+            CopyState::BeingMade => match self.state_of(place.node) {
+                NodeState::Runs => Some(Trouble::new("its node makes it", BY_ITSELF)),
+                NodeState::Down | NodeState::Unknown => Some(self.without_node(place.node)),
+            },
+            CopyState::Failed { reason } => Some(Trouble::new(
+                reason.clone(),
+                format!(
+                    "remove the obstacle, then: windrose volume mirror remove {name} --on {node}, and: windrose volume \
+                     mirror add {name} --on {node}"
+                ),
+            )),
+            CopyState::Unknown => Some(Trouble::new(
+                "the record of the volume's mirror is not there",
+                "windrose cluster recover --plan",
+            )),
+        }
+    }
+
+    /// A copy whose node is not there.
+    fn without_node(&self, node: NodeId) -> Trouble {
+        let name = self.name(node);
+        match self.state_of(node) {
+            NodeState::Down => Trouble::new(
+                format!("node {name} does not run"),
+                format!("start windrose on node {name}"),
+            ),
+            NodeState::Unknown | NodeState::Runs => Trouble::new(
+                format!("how it is on node {name} is not known here"),
+                format!("`windrose status` on node {name} says how it is"),
+            ),
+        }
+    }
+
+    /// Why nobody brings the copy on `node` in sync now.
+    fn outdated(&self, record: &VolumeRecord, node: NodeId) -> Trouble {
+        let (called, name) = (self.name(node), &record.name);
+        if self.state_of(node) != NodeState::Runs {
+            return self.without_node(node);
+        }
+        if self.nodes.get(&node).is_some_and(|view| view.record.drained) {
+            return Trouble::new(
+                format!("node {called} is drained"),
+                format!("windrose node resume {called}"),
+            );
+        }
+        if let Some(why) = self.broken(node, record.id) {
+            return Trouble::new(
+                why,
+                format!(
+                    "remove the obstacle: node {called} tries again every 30 seconds; if the disk is lost: windrose volume \
+                     mirror replace {name} --on {called}"
+                ),
+            );
+        }
+        let Some(seen) = self.seen(node, record.id) else {
+            return Trouble::new(format!("node {called} has not opened it yet"), BY_ITSELF);
+        };
+        let disk = format!(
+            "look at that disk; if it is broken, replace it, then: windrose volume mirror replace {name} --on {called}"
+        );
+        if let Some(lost) = &seen.lost {
+            return Trouble::new(
+                lost,
+                format!("node {called} opens it again by itself when the disk answers; {disk}"),
+            );
+        }
+        if let Some(refused) = refusal(seen) {
+            return Trouble::new(refused, format!("it is tried again within a minute; {disk}"));
+        }
+        self.not_brought_in_sync(record, node)
+    }
+
+    /// The copy on `node` is open and well: what its primary says of it.
+    fn not_brought_in_sync(&self, record: &VolumeRecord, node: NodeId) -> Trouble {
+        let called = self.name(node);
+        let Some(primary) = self.mirrors.get(&record.id).map(|mirror| mirror.primary) else {
+            return Trouble::new("nobody leads the volume", BY_ITSELF);
+        };
+        let (leads, name) = (self.name(primary), &record.name);
+        let Some(seen) = self.seen(primary, record.id) else {
+            let why = format!("it waits for node {leads}, which brings it in sync");
+            return Trouble::new(why, self.without_node(primary).next);
+        };
+        if seen.newer.contains(&node.0) {
+            let why =
+                format!("it is newer than the copy on {leads}, with which the volume goes on");
+            let next = format!(
+                "to give it up: windrose volume mirror replace {name} --on {called}; to go on with it: switch {leads} off, \
+                 then windrose volume force {name} at {called}"
+            );
+            return Trouble::new(why, next);
+        }
+        if !seen.linked.contains(&node.0) {
+            return Trouble::new(
+                format!("nodes {leads} and {called} do not reach each other"),
+                format!(
+                    "look at the network between {leads} and {called} (the addresses of cluster.listen, port 7480 unless set \
+                     otherwise)"
+                ),
+            );
+        }
+        match seen.failed_resyncs.get(&node.0) {
+            Some(why) => Trouble::new(
+                format!("the last resync from {leads} has failed: {why}"),
+                format!("it is tried again within a minute; the log of node {leads} says more"),
+            ),
+            None => Trouble::new(format!("{leads} is about to bring it in sync"), BY_ITSELF),
+        }
+    }
+
+    /// That the disk of a copy which is in sync fails reads.
+    fn failing_disk(&self, record: &VolumeRecord, node: NodeId) -> Option<Trouble> {
+        let failed = self.seen(node, record.id)?.failed_reads;
+        if failed == 0 {
+            return None;
+        }
+        let (called, name) = (self.name(node), &record.name);
+        let others = record.places.iter().filter(|p| p.node != node && p.stage == PlaceStage::Made);
+        let (answered, next) = match others.count() {
+            0 => (
+                "",
+                format!("look at that disk; for another copy: windrose volume mirror add {name}"),
+            ),
+            _ => (
+                "; other copies answer them",
+                format!(
+                    "look at that disk. To replace it: windrose volume mirror remove {name} --on {called}, change the disk, \
+                     then windrose volume mirror add {name} --on {called}. This ends an hour after the last failed read"
+                ),
+            ),
+        };
+        let why = format!("its disk has failed {failed} reads in the last hour{answered}");
+        Some(Trouble::new(why, next))
+    }
+
+    /// What is the matter with the copies of a volume that serves; `None` if all are in sync.
+    pub(super) fn copy_findings(&self, record: &VolumeRecord, findings: &mut Vec<Finding>) -> bool {
+        let subject = format!("volume {}", record.name);
+        let copies = self.copies(record);
+        for copy in copies.iter().filter(|copy| copy.state == CopyState::InSync) {
+            if let (Some(why), hint) = (&copy.reason, copy.hint.as_deref()) {
+                let message = format!("the copy on {}: {why}", copy.node);
+                findings.push(finding(Severity::Warning, &subject, message, hint));
+            }
+        }
+        let good = copies.iter().filter(|copy| copy.state == CopyState::InSync).count();
+        let lacking: Vec<_> = copies.iter().filter_map(lack).collect();
+        if lacking.is_empty() {
+            return true;
+        }
+        let mut next = Vec::new();
+        for copy in copies.iter().filter(|copy| lack(copy).is_some()) {
+            next.extend(copy.hint.as_deref().filter(|hint| !next.contains(hint)));
+        }
+        let message =
+            format!("{good} of {} copies are in sync: {}", copies.len(), lacking.join("; "));
+        let hint = if next.is_empty() { BY_ITSELF.to_owned() } else { next.join("; ") };
+        findings.push(finding(Severity::Warning, subject, message, Some(&hint)));
+        false
+    }
+}
+
+/// That the disk of a copy has refused something.
+fn refusal(seen: &SeenMirror) -> Option<String> {
+    let refused = seen.refused.as_ref()?;
+    Some(format!("its disk has failed an operation ({refused})"))
+}
+
+/// What a copy lacks, if it does, and why.
+fn lack(copy: &VolumeCopy) -> Option<String> {
+    let node = &copy.node;
+    let why = copy.reason.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+    match &copy.state {
+        CopyState::InSync | CopyState::Leaving => None,
+        CopyState::Resyncing { done_bytes, total_bytes, eta_s, unreadable } => {
+            let left = api::Size(total_bytes.saturating_sub(*done_bytes));
+            let eta = match eta_s {
+                Some(s) => format!(", {s} s"),
+                None if unreadable.is_empty() => String::new(),
+                None => ", some of it can be read from no copy".to_owned(),
+            };
+            Some(format!("the one on {node} is being brought in sync ({left} left{eta}){why}"))
+        }
+        CopyState::Outdated => Some(format!("the one on {node} is outdated{why}")),
+        CopyState::BeingMade => Some(format!("the one on {node} is being made{why}")),
+        CopyState::Failed { reason } => Some(format!("the one on {node} was not made: {reason}")),
+        CopyState::Unknown => Some(format!("the one on {node} is not known{why}")),
+    }
+}

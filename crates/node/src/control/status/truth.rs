@@ -1,0 +1,909 @@
+//! The table of truth: for every state of disks, copies, nodes, store, clocks, space, pools and sessions, what the status
+//! says, how `windrose status` ends, what `windrose volume list` and the metrics show. Whatever is wrong is told with its
+//! reason and the next step.
+
+use std::time::Duration;
+
+use api::{CopyState, UnreadableBytes, VolumeState};
+use block::{Epoch, Lba};
+use cluster::meta::MetaError;
+use cluster::meta::etcd::{MemberAnswer, MemberHealth, MemberInfo};
+use layers::mirror::record::{History, Member, Record, Replica};
+use peer::{Incarnation, NodeId};
+
+use super::tests::{core, facts, open, volume, with_space};
+use super::*;
+use crate::control::members::{self, Store};
+use crate::control::report::{NodeReport, Resync, SeenMirror, Unread};
+use crate::control::view::volume_state;
+use crate::engine::{GuestReport, PoolDiskState};
+use crate::record::tests::place;
+
+const A: NodeId = NodeId(1);
+const B: NodeId = NodeId(2);
+const W: NodeId = NodeId(3);
+
+/// What `windrose volume list` says, and `windrose_volume_online`.
+type Shown = (&'static str, u8);
+
+const ONLINE: Shown = ("online", 1);
+const ELSEWHERE: Shown = ("elsewhere", 1);
+const OFFLINE: Shown = ("OFFLINE", 0);
+const OPENING: Shown = ("opening", 0);
+
+const SAFE: (Verdict, u8) = (Verdict::Safe, 0);
+const AT_RISK: (Verdict, u8) = (Verdict::AtRisk, 5);
+const UNAVAILABLE: (Verdict, u8) = (Verdict::Unavailable, 6);
+
+/// A finding: part of its message, and of its hint.
+type Told = (&'static str, &'static str);
+
+/// A row of the table.
+struct Row {
+    is: &'static str,
+    facts: fn() -> Facts,
+    verdict: (Verdict, u8),
+    shown: Shown,
+    told: &'static [Told],
+}
+
+// ---- a cluster: volume v has copies on a and b, and w is the witness ----
+
+/// As seen from `me`; `told` is what nodes have told of the volume.
+fn seen(me: NodeId, in_sync: &[NodeId], told: &[(NodeId, SeenMirror)]) -> Facts {
+    let observed = if me == W { Observed::Closed } else { open() };
+    let mut facts = facts(vec![volume("v", observed)]);
+    let record = &mut facts.volumes[0].0.record;
+    record.places = vec![place(A, "v"), place(B, "v")];
+    let id = record.id;
+    let replica =
+        |node: NodeId| Replica { node, image: Uuid::from_u128(node.0.into()), new: false };
+    let mirror = Record {
+        epoch: Epoch(1),
+        config: 1,
+        replicas: [A, B].map(replica).into(),
+        in_sync: in_sync.iter().map(|&node| Member { node, incarnation: Incarnation(1) }).collect(),
+        primary: in_sync[0],
+        born: Epoch::default(),
+        history: History::default(),
+    };
+    let report = |(node, seen): &(NodeId, SeenMirror)| {
+        (*node, NodeReport { mirrors: [(id, seen.clone())].into(), ..NodeReport::default() })
+    };
+    let mut reports: std::collections::BTreeMap<_, _> = told.iter().map(report).collect();
+    reports.entry(me).or_default();
+    let node = |id: NodeId, name| members::tests::node(id.0, name, true);
+    facts.together = Some(Together {
+        me,
+        nodes: [node(A, "a"), node(B, "b"), node(W, "w")].into(),
+        store: Store { own_members: true, ..Store::default() },
+        told: reports,
+        mirrors: [(id, mirror)].into(),
+        ..Together::default()
+    });
+    facts
+}
+
+fn serves() -> SeenMirror {
+    SeenMirror { serves: true, linked: vec![A.0, B.0], ..SeenMirror::default() }
+}
+
+fn idle(why: &str) -> SeenMirror {
+    let (why, next) = (Some(why.to_owned()), Some("the next step".to_owned()));
+    SeenMirror { serves: false, why, next, ..serves() }
+}
+
+/// a serves alone; b says this of its copy, which is out.
+fn without_b(b: SeenMirror) -> Facts {
+    seen(A, &[A], &[(A, serves()), (B, b)])
+}
+
+fn both() -> Facts {
+    seen(A, &[A, B], &[(A, serves()), (B, serves())])
+}
+
+/// As a node sees it that does not reach the store.
+fn storeless(me: NodeId, own: Option<SeenMirror>) -> Facts {
+    let own: Vec<_> = own.map(|own| (me, own)).into_iter().collect();
+    let mut facts = seen(me, &[A, B], &own);
+    let (store, why) = ("etcd".into(), "no leader".into());
+    cluster(&mut facts).store.error = Some(MetaError::Unreachable { store, why });
+    facts
+}
+
+fn cluster(facts: &mut Facts) -> &mut Together {
+    facts.together.as_mut().unwrap()
+}
+
+fn only_on_b(me: NodeId) -> Facts {
+    let mut facts = seen(me, &[B], &[(B, serves())]);
+    facts.volumes[0].0.record.places.remove(0);
+    if me == A {
+        facts.volumes[0].1 = Observed::Closed;
+    }
+    facts
+}
+
+fn set_alive(facts: &mut Facts, node: NodeId, alive: bool) {
+    cluster(facts).nodes.get_mut(&node).unwrap().alive = alive;
+}
+
+fn broken(facts: &mut Facts, node: NodeId) {
+    let id = facts.volumes[0].0.record.id;
+    let report = cluster(facts).told.entry(node).or_default();
+    report.mirrors.clear();
+    report.broken = [(id, "/v/v.img: no such file".to_owned())].into();
+}
+
+fn member(node: NodeId, answer: MemberAnswer) -> MemberHealth {
+    let member = MemberInfo {
+        id: node.0.into(),
+        name: format!("node-{node}"),
+        peer_urls: Vec::new(),
+        client_urls: Vec::new(),
+        is_learner: false,
+    };
+    MemberHealth { member, answer }
+}
+
+fn runs() -> MemberAnswer {
+    MemberAnswer::Runs { leader: Some(1), alarms: Vec::new() }
+}
+
+fn silent() -> MemberAnswer {
+    MemberAnswer::Silent { why: "refused".into() }
+}
+
+const COPIES: &[Row] = &[
+    Row { is: "both copies serve", facts: both, verdict: SAFE, shown: ONLINE, told: &[] },
+    Row {
+        is: "both copies serve, seen from the witness",
+        facts: || seen(W, &[A, B], &[(A, serves()), (B, serves())]),
+        verdict: SAFE,
+        shown: ELSEWHERE,
+        told: &[],
+    },
+    Row {
+        is: "the node of a copy does not run",
+        facts: || {
+            let mut facts = seen(A, &[A], &[(A, serves()), (B, serves())]);
+            set_alive(&mut facts, B, false);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[
+            ("it does not run", "start windrose on node b"),
+            ("the one on b is outdated: node b does not run", "start windrose on node b"),
+        ],
+    },
+    Row {
+        is: "the node of a copy is drained",
+        facts: || {
+            let mut facts = without_b(idle("this copy is not in sync"));
+            cluster(&mut facts).nodes.get_mut(&B).unwrap().record.drained = true;
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("the one on b is outdated: node b is drained", "windrose node resume b")],
+    },
+    Row {
+        is: "a copy is out after a failed flush",
+        facts: || {
+            let lost = Some("its disk has failed a flush, or is gone".to_owned());
+            without_b(SeenMirror { lost, ..idle("lost") })
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[(
+            "the one on b is outdated: its disk has failed a flush",
+            "node b opens it again by itself when the disk answers",
+        )],
+    },
+    Row {
+        is: "a copy is out as its disk hung",
+        facts: || {
+            let lost = Some("its disk has not answered".to_owned());
+            without_b(SeenMirror { lost, ..idle("lost") })
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[(
+            "the one on b is outdated: its disk has not answered",
+            "node b opens it again by itself when the disk answers",
+        )],
+    },
+    Row {
+        is: "a copy is out as its disk refused a write",
+        facts: || {
+            let refused = Some("no space left".to_owned());
+            without_b(SeenMirror { refused, ..idle("failed") })
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[(
+            "its disk has failed an operation (no space left)",
+            "tried again within a minute",
+        )],
+    },
+    Row {
+        is: "the image of a copy cannot be opened",
+        facts: || {
+            let mut facts = without_b(serves());
+            broken(&mut facts, B);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("outdated: /v/v.img: no such file", "node b tries again every 30 seconds")],
+    },
+    Row {
+        is: "a copy is brought in sync",
+        facts: || {
+            let (unreadable, eta_s) = (Unread::default(), Some(9));
+            let resync = Resync { node: 2, done_bytes: 1, total_bytes: 2, eta_s, unreadable };
+            let source = SeenMirror { resyncs: vec![resync], ..serves() };
+            seen(A, &[A], &[(A, source), (B, idle("not in sync"))])
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("the one on b is being brought in sync", "ends by itself")],
+    },
+    Row {
+        is: "a resync has failed",
+        facts: || {
+            let failed_resyncs = [(2, "the source's disk failed".to_owned())].into();
+            let source = SeenMirror { failed_resyncs, ..serves() };
+            seen(A, &[A], &[(A, source), (B, idle("not in sync"))])
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("the last resync from a has failed: the source's disk failed", "within a minute")],
+    },
+    Row {
+        is: "two nodes do not reach each other",
+        facts: || {
+            let alone = SeenMirror { linked: Vec::new(), ..serves() };
+            seen(A, &[A], &[(A, alone), (B, idle("not in sync"))])
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("nodes a and b do not reach each other", "the network between a and b")],
+    },
+    Row {
+        is: "some blocks can be read from no copy",
+        facts: || {
+            let ranges = vec![UnreadableBytes { start_bytes: 0, bytes: 4096 }];
+            let unreadable = Unread { ranges, bytes: 4096 };
+            let resync = Resync { node: 2, done_bytes: 1, total_bytes: 2, eta_s: None, unreadable };
+            let source = SeenMirror { resyncs: vec![resync], ..serves() };
+            seen(A, &[A], &[(A, source), (B, idle("not in sync"))])
+        },
+        verdict: UNAVAILABLE,
+        shown: ONLINE,
+        told: &[
+            ("4 KiB can be read from no copy", "write them from a backup"),
+            ("some of it can be read from no copy", "ends by itself"),
+        ],
+    },
+    Row {
+        is: "every read of a copy fails, and the other one answers",
+        facts: || {
+            let failing = SeenMirror { failed_reads: 77, ..serves() };
+            seen(A, &[A, B], &[(A, serves()), (B, failing)])
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("the copy on b: its disk has failed 77 reads", "look at that disk")],
+    },
+    Row {
+        is: "the reservations have rotted at both copies",
+        facts: || {
+            let reservations = Some("block 9 is corrupt".to_owned());
+            let rotted = SeenMirror { serves: false, reservations, ..serves() };
+            seen(A, &[A, B], &[(A, rotted.clone()), (B, rotted)])
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[
+            (
+                "on a its reservations cannot be read",
+                "windrose volume reservations v --clear --yes",
+            ),
+            (
+                "on b its reservations cannot be read",
+                "windrose volume reservations v --clear --yes",
+            ),
+            ("a: its reservations cannot be read", "--clear --yes on node a"),
+        ],
+    },
+    Row {
+        is: "the reservations have rotted at the other node alone",
+        facts: || {
+            let reservations = Some("block 9 is corrupt".to_owned());
+            let rotted = SeenMirror { serves: false, reservations, ..serves() };
+            seen(A, &[A, B], &[(A, serves()), (B, rotted)])
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("on b its reservations cannot be read", "--clear --yes on node b")],
+    },
+    Row {
+        is: "this node does not serve, and the other does",
+        facts: || seen(A, &[A, B], &[(A, idle("it is being opened by b")), (B, serves())]),
+        verdict: AT_RISK,
+        shown: ELSEWHERE,
+        told: &[("not served by this node: it is being opened by b", "the next step")],
+    },
+    Row {
+        is: "a newer copy is not overwritten",
+        facts: || {
+            let source = SeenMirror { newer: vec![2], ..serves() };
+            seen(A, &[A], &[(A, source), (B, idle("not in sync"))])
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[
+            ("the copy on b knows a later one", "windrose volume force v"),
+            ("it is newer than the copy on a", "windrose volume force v"),
+        ],
+    },
+    Row {
+        is: "copies differ",
+        facts: || {
+            let mut facts = both();
+            let id = facts.volumes[0].0.record.id;
+            let history = &mut cluster(&mut facts).mirrors.get_mut(&id).unwrap().history;
+            let nodes = vec![B];
+            let differing =
+                layers::mirror::record::Differing { at_bytes: 0, bytes: 1, nodes, from: A };
+            history.differing = Some(differing);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("its copies differ", "windrose volume mirror verify v --repair --keep NODE")],
+    },
+    Row {
+        is: "a copy could not be made",
+        facts: || {
+            let mut facts = seen(A, &[A], &[(A, serves())]);
+            let reason = "/dev/sdb: it is in use".to_owned();
+            let stage = crate::record::PlaceStage::Failed { reason };
+            facts.volumes[0].0.record.places[1].stage = stage;
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("the one on b was not made: /dev/sdb", "windrose volume mirror remove v --on b")],
+    },
+    Row {
+        is: "there is one copy",
+        facts: || {
+            let mut facts = seen(A, &[A], &[(A, serves())]);
+            facts.volumes[0].0.record.places.remove(1);
+            facts
+        },
+        verdict: SAFE,
+        shown: ONLINE,
+        told: &[("it has one copy", "windrose volume mirror add v")],
+    },
+    Row {
+        is: "it was created just now",
+        facts: || {
+            let mut facts = seen(W, &[A, B], &[]);
+            let id = facts.volumes[0].0.record.id;
+            cluster(&mut facts).created = [id].into();
+            facts
+        },
+        verdict: AT_RISK,
+        shown: OPENING,
+        told: &[("it was created just now", "ends by itself")],
+    },
+];
+
+const NODES: &[Row] = &[
+    Row {
+        is: "all nodes are being started",
+        facts: || seen(A, &[A, B], &[(A, idle("it is being opened; b have yet to come"))]),
+        verdict: UNAVAILABLE,
+        shown: OPENING,
+        told: &[(
+            "a: it is being opened; b have yet to come; b: it is being opened",
+            "the next step",
+        )],
+    },
+    Row {
+        is: "all were restarted, and the newest copy is missing",
+        facts: || {
+            let mut facts = seen(A, &[A, B], &[(A, idle("all its nodes were down"))]);
+            set_alive(&mut facts, B, false);
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[
+            ("it does not run", "start windrose on node b"),
+            ("a: all its nodes were down; b: the node does not run", "start windrose on node b"),
+        ],
+    },
+    Row {
+        is: "the node of the only copy does not run",
+        facts: || {
+            let mut facts = only_on_b(A);
+            set_alive(&mut facts, B, false);
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[
+            ("it does not run", "start windrose on node b"),
+            ("b: the node does not run", "start windrose on node b"),
+        ],
+    },
+    Row {
+        is: "the node of the only copy has just died: the store does not know yet",
+        facts: || {
+            let mut facts = only_on_b(A);
+            cluster(&mut facts).silent = [B].into();
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[
+            ("it does not answer any more", "look whether windrose runs on node b"),
+            ("b: the node does not answer any more", "start windrose on node b"),
+        ],
+    },
+    Row {
+        is: "the only copy is at another node, and serves",
+        facts: || only_on_b(A),
+        verdict: SAFE,
+        shown: ELSEWHERE,
+        told: &[("it has one copy", "windrose volume mirror add v")],
+    },
+    Row {
+        is: "the only copy cannot be opened, seen from another node",
+        facts: || {
+            let mut facts = only_on_b(A);
+            broken(&mut facts, B);
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[("b: /v/v.img: no such file", "node b tries again every 30 seconds")],
+    },
+    Row {
+        is: "the disk of the last copy has failed",
+        facts: || {
+            let lost = Some("its disk has failed a flush, or is gone".to_owned());
+            let mut facts = seen(A, &[A], &[(A, SeenMirror { lost, ..idle("lost") })]);
+            facts.volumes[0].0.record.places.remove(1);
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[("a: its disk has failed a flush", "then restart windrose on node a")],
+    },
+    Row {
+        is: "the disks of both copies have failed",
+        facts: || {
+            let lost = |why: &str| SeenMirror { lost: Some(why.to_owned()), ..idle("lost") };
+            seen(W, &[A], &[(A, lost("its disk has not answered")), (B, lost("its disk is gone"))])
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[(
+            "a: its disk has not answered: the image is used no more as it is open; b: its disk is gone",
+            "then restart windrose on node a",
+        )],
+    },
+];
+
+const STORE: &[Row] = &[
+    Row {
+        is: "a member of the store is down",
+        facts: || {
+            let mut facts = both();
+            let all = vec![member(A, runs()), member(B, runs()), member(W, silent())];
+            cluster(&mut facts).store.members = all;
+            set_alive(&mut facts, W, false);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[
+            ("member node-3 is down", "start windrose on node w; one more loss stops changes"),
+            ("it does not run", "start windrose on node w"),
+        ],
+    },
+    Row {
+        is: "the store has lost its majority, and both copies serve",
+        facts: || {
+            let mut facts = storeless(A, Some(serves()));
+            cluster(&mut facts).linked = [B].into();
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("volumes that serve go on, and nothing can be changed", "bring back a majority")],
+    },
+    Row {
+        is: "the same, seen by a witness: it cannot know",
+        facts: || {
+            let mut facts = storeless(W, None);
+            cluster(&mut facts).store.members = [A, B, W].map(|node| member(node, runs())).into();
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[
+            ("volumes that serve go on", "bring back a majority"),
+            (
+                "a: whether it serves there is not known, as this node does not reach the metadata store; b: whether",
+                "`windrose status` on node a says how it is",
+            ),
+        ],
+    },
+    Row {
+        is: "store and peer are lost together",
+        facts: || {
+            let mut facts = storeless(A, Some(idle("b cannot be heard")));
+            cluster(&mut facts).store.members = vec![member(A, runs()), member(B, silent())];
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[
+            ("it is cut off, or all others are down", "look at the network of node a"),
+            ("a: b cannot be heard; b: whether it serves there is not known", "status` on node b"),
+        ],
+    },
+    Row {
+        is: "a node is cut off, and what it alone has goes on",
+        facts: || {
+            let mut facts = storeless(A, Some(serves()));
+            facts.volumes[0].0.record.places.remove(1);
+            let id = facts.volumes[0].0.record.id;
+            cluster(&mut facts).mirrors.get_mut(&id).unwrap().in_sync.remove(1);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("it is cut off, or all others are down", "look at the network of node a")],
+    },
+    Row {
+        is: "a node without a copy is cut off",
+        facts: || storeless(W, None),
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[
+            ("it is cut off, or all others are down", "look at the network of node w"),
+            ("a: whether it serves there is not known", "`windrose status` on node a"),
+        ],
+    },
+    Row {
+        is: "the record of the mirror is lost",
+        facts: || {
+            let mut facts = both();
+            cluster(&mut facts).mirrors.clear();
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[("the record of its mirror is lost", "windrose cluster recover")],
+    },
+    Row {
+        is: "the node waits for its cluster",
+        facts: || Facts {
+            serving: false,
+            waits_for: Some("the store does not answer".into()),
+            ..facts(Vec::new())
+        },
+        verdict: UNAVAILABLE,
+        shown: ("", 0),
+        told: &[("waits for its cluster: the store does not answer", "windrose cluster nodes")],
+    },
+    Row {
+        is: "a clock is ahead",
+        facts: || {
+            let mut facts = both();
+            cluster(&mut facts).told.get_mut(&A).unwrap().behind = [(2, 12)].into();
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("12 s ahead of that of node b", "the same time servers")],
+    },
+    Row {
+        is: "the cluster has two nodes",
+        facts: || {
+            let mut facts = both();
+            cluster(&mut facts).nodes.remove(&W);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("2 of the 3 nodes", "windrose cluster witness")],
+    },
+    Row {
+        is: "the store of a node is damaged",
+        facts: || {
+            let mut facts = alone(open());
+            facts.store = Some(Trouble::Damaged("page 7 is torn".into()));
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: ONLINE,
+        told: &[("page 7 is torn: nothing can be changed", "restore the store from a backup")],
+    },
+    Row {
+        is: "the store of a node fails",
+        facts: || {
+            let mut facts = alone(open());
+            facts.store = Some(Trouble::Failing("input/output error".into()));
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("nothing can be changed; volumes that are open are served", "disk of data_dir")],
+    },
+    Row {
+        is: "there is no room for the store of a node",
+        facts: || {
+            let mut facts = alone(open());
+            facts.store = Some(Trouble::NoRoom("no space left".into()));
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("volumes can be deleted, other changes may fail", "free space")],
+    },
+    Row {
+        is: "a record is damaged",
+        facts: || Facts { damaged: vec!["volumes/x: torn".into()], ..alone(open()) },
+        verdict: UNAVAILABLE,
+        shown: ONLINE,
+        told: &[("volumes/x: torn", "restore the store from a backup")],
+    },
+];
+
+// ---- a node by itself ----
+
+fn alone(observed: Observed) -> Facts {
+    facts(vec![volume("v", observed)])
+}
+
+/// With a report of its volume.
+fn reported(change: impl FnOnce(&mut VolumeReport)) -> Facts {
+    let mut facts = alone(open());
+    facts.cores = vec![core(facts.volumes[0].0.record.id)];
+    change(&mut facts.cores[0].volumes[0]);
+    facts
+}
+
+/// With a pool, in which its volume is.
+fn pooled(change: impl FnOnce(&mut crate::engine::PoolReport)) -> Facts {
+    let mut facts = alone(open());
+    let record = &facts.volumes[0].0.record;
+    let mut pool = pool_view::tests::facts("tank");
+    pool.volumes = vec![(record.id, record.name.to_string())];
+    change(pool.report.as_mut().unwrap());
+    facts.pools = vec![pool];
+    facts
+}
+
+const DISKS: &[Row] = &[
+    Row {
+        is: "it is open",
+        facts: || alone(open()),
+        verdict: SAFE,
+        shown: ONLINE,
+        told: &[("each volume has one copy", "windrose cluster init")],
+    },
+    Row {
+        is: "the node is starting, and has not read its store",
+        facts: || Facts { serving: false, ..facts(Vec::new()) },
+        verdict: UNAVAILABLE,
+        shown: ("", 0),
+        told: &[("it is starting or stopping", "ends by itself")],
+    },
+    Row {
+        is: "nobody is allowed",
+        facts: || {
+            let mut facts = alone(open());
+            facts.volumes[0].0.record.allow.clear();
+            facts
+        },
+        verdict: SAFE,
+        shown: ONLINE,
+        told: &[("no initiator is allowed", "windrose volume allow v INITIATOR")],
+    },
+    Row {
+        is: "it is being opened",
+        facts: || alone(Observed::Closed),
+        verdict: UNAVAILABLE,
+        shown: OPENING,
+        told: &[("it is being opened", "ends by itself")],
+    },
+    Row {
+        is: "it cannot be opened",
+        facts: || alone(Observed::Broken { reason: "/v: no such file".into() }),
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[("/v: no such file", "tries again every 30 seconds")],
+    },
+    Row {
+        is: "a flush has failed",
+        facts: || reported(|report| report.is_dead = true),
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[("its disk has failed a flush", "systemctl restart windrose")],
+    },
+    Row {
+        is: "its reservations have rotted",
+        facts: || reported(|v| v.reservations = Some(block::Error::Corrupt { at: Lba(9) })),
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[("its reservations cannot be read", "volume reservations v --clear --yes")],
+    },
+    Row {
+        is: "another machine has taken its disk",
+        facts: || reported(|report| report.lost = Some("node 9 has it".into())),
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[("its image is used no more on this node: node 9 has it", "systemctl restart")],
+    },
+    Row {
+        is: "commands fail",
+        facts: || reported(|report| report.kinds[0].failed = 2),
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("2 commands have failed", "look at the disk")],
+    },
+    Row {
+        is: "thin volumes have little space left",
+        facts: || {
+            let mut facts = alone(open());
+            with_space(&mut facts, 100 << 30, 1 << 30);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("1 GiB of 100 GiB are free", "free space before writes fail")],
+    },
+    Row {
+        is: "its pool has stopped",
+        facts: || pooled(|pool| pool.broken = Some("too many disks are gone".into())),
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[("it has stopped: too many disks are gone", "restart the node")],
+    },
+    Row {
+        is: "a disk of its pool is out",
+        facts: || pooled(|pool| pool.disks[0].state = PoolDiskState::Out),
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("disk S0 at /dev/sd0 is out", "windrose pool replace tank S0 --with DISK")],
+    },
+    Row {
+        is: "a disk of its pool gives what was not written",
+        facts: || pooled(|pool| pool.disks[0].checksum_errors = 3),
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("gave 3 times what was not written", "windrose pool replace tank S0")],
+    },
+    Row {
+        is: "memory is short",
+        facts: || {
+            let mut facts = reported(|_| {});
+            facts.cores[0].pool.short_for = Some(Duration::from_secs(75));
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("75 s", "raise cores.pool")],
+    },
+    Row {
+        is: "a virtual machine waits",
+        facts: || {
+            let mut facts = seen(A, &[A, B], &[(A, idle("it is drained")), (B, serves())]);
+            let id = facts.volumes[0].0.record.id;
+            let mut core = core(id);
+            let unserved = block::Access::Unavailable;
+            let mirror = crate::metrics::tests::mirror();
+            core.volumes[0].mirror =
+                Some(crate::engine::MirrorReport { access: unserved, ..mirror });
+            let age = Duration::from_secs(1);
+            core.guests.push(GuestReport { volume: id, at: "/v.sock".into(), age });
+            facts.cores = vec![core];
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ELSEWHERE,
+        told: &[
+            ("a virtual machine on this node waits for it", "windrose node resume"),
+            ("not served by this node", "the next step"),
+        ],
+    },
+];
+
+/// What `windrose volume list` says of the volume.
+fn listed(facts: &Facts) -> &'static str {
+    let Some((stored, observed)) = facts.volumes.first() else { return "" };
+    let is_open = matches!(observed, Observed::Open { .. });
+    if facts.together.is_none() && is_open && !facts.serving()(&facts.volumes[0]) {
+        return "OFFLINE";
+    }
+    match volume_state(&stored.record, observed, facts.together.as_ref()) {
+        VolumeState::Online => "online",
+        VolumeState::Elsewhere { .. } => "elsewhere",
+        VolumeState::Offline { .. } => "OFFLINE",
+        VolumeState::Opening => "opening",
+        VolumeState::Creating => "creating",
+        VolumeState::Deleting => "deleting",
+    }
+}
+
+fn check(row: &Row) {
+    let (is, facts) = (row.is, (row.facts)());
+    let status = assess(&facts);
+    let all = format!("{is}: {:#?}", status.findings);
+    assert_eq!((status.verdict, status.verdict.exit_code()), row.verdict, "{all}");
+    assert_eq!((listed(&facts), u8::try_from(status.volumes.online).unwrap()), row.shown, "{all}");
+    for (message, hint) in row.told {
+        let told = |f: &Finding| {
+            let next = f.hint.as_deref().unwrap_or_default();
+            f.message.contains(message) && next.contains(hint)
+        };
+        assert!(status.findings.iter().any(told), "{message:?} ({hint:?}) is not told: {all}");
+    }
+    for finding in &status.findings {
+        let next = finding.hint.as_deref().unwrap_or_default();
+        let needs = finding.severity > Severity::Note;
+        assert!(!needs || !next.is_empty(), "without a next step: {finding:?}: {all}");
+        assert!(!finding.message.is_empty(), "{all}");
+    }
+    let needless = status.findings.iter().filter(|f| f.severity > Severity::Note);
+    assert!(needless.count() <= row.told.len(), "more than what is the matter is told: {all}");
+    let metrics = crate::metrics::render((row.facts)());
+    let has =
+        |line: String| assert!(metrics.lines().any(|l| l == line), "{line}: {all}\n{metrics}");
+    has(format!("windrose_verdict {}", status.verdict as i64));
+    if !facts.volumes.is_empty() {
+        has(format!("windrose_volume_online{{volume=\"v\"}} {}", row.shown.1));
+    }
+}
+
+#[test]
+fn copies_of_a_volume() {
+    COPIES.iter().for_each(check);
+}
+
+#[test]
+fn nodes_of_a_cluster() {
+    NODES.iter().for_each(check);
+}
+
+#[test]
+fn the_store() {
+    STORE.iter().for_each(check);
+}
+
+#[test]
+fn disks_pools_and_space_of_a_node_by_itself() {
+    DISKS.iter().for_each(check);
+}
+
+/// What a copy lacks is shown beside it, with the same reason.
+#[test]
+fn a_copy_that_is_out_is_shown_with_its_reason_and_the_next_step() {
+    let lost = Some("its disk has not answered".to_owned());
+    let facts = without_b(SeenMirror { lost, ..idle("lost") });
+    let together = facts.together.as_ref().unwrap();
+    let copies = together.copies(&facts.volumes[0].0.record);
+    assert_eq!((copies[0].reason.as_deref(), copies[1].state.clone()), (None, CopyState::Outdated));
+    assert_eq!(copies[1].reason.as_deref(), Some("its disk has not answered"));
+    assert!(copies[1].hint.as_ref().unwrap().contains("windrose volume mirror replace v --on b"));
+}
