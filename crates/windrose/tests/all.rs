@@ -10,3 +10,4 @@ mod multihost;
 mod node;
 mod records;
 mod recovery;
+mod truth;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::cluster::{PATIENCE, address, alive, all_online, finding, has_etcd, nodes, safe};
 use crate::common::{Daemon, Place, now, pause};
 
-const INITIATOR: &str = "iqn.1993-08.org.debian:01:a";
+pub(crate) const INITIATOR: &str = "iqn.1993-08.org.debian:01:a";
 const GUIDE: &str = include_str!("../../../docs/guides/recovery.md");
 
 fn place(name: &str, number: u8) -> Place {
@@ -60,7 +60,7 @@ fn follow_the_guide(case: &str, places: &[(&str, &Place)], disks: &[(&str, &Path
 }
 
 /// A session with a volume through one of its portals.
-fn session(place: &Place, volume: &str, portal: usize) -> Session {
+pub(crate) fn session(place: &Place, volume: &str, portal: usize) -> Session {
     let deadline = now() + PATIENCE;
     loop {
         let shown = place.json(&["volume", "show", volume]);
@@ -102,7 +102,7 @@ pub(crate) fn cluster(first: u8) -> ([Place; 3], [Daemon; 3]) {
     (places, daemons)
 }
 
-fn create_mirror(a: &Place, b: &Place, pool: &[&str]) -> Value {
+pub(crate) fn create_mirror(a: &Place, b: &Place, pool: &[&str]) -> Value {
     let create =
         ["volume", "create", "web", "--size", "4M", "--replicas", "2", "--on", "a", "--on", "b"];
     let create = [&create[..], &["--allow", INITIATOR], pool].concat();
@@ -118,7 +118,7 @@ fn create_mirror(a: &Place, b: &Place, pool: &[&str]) -> Value {
 }
 
 /// Starts a node that cannot serve, and waits until it answers.
-fn launch(place: &Place) -> Daemon {
+pub(crate) fn launch(place: &Place) -> Daemon {
     let daemon = place.launch();
     let deadline = now() + PATIENCE;
     while place.cli(&["status"]).status.code() == Some(3) {
