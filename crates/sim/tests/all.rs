@@ -7,6 +7,7 @@ mod many_volumes;
 mod mirrored;
 mod network;
 mod planted;
+mod rejoins;
 mod rules;
 mod scenarios;
 mod unreadable;

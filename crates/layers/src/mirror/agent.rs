@@ -201,9 +201,10 @@ impl Replica {
 
     /// The joiner's leg has failed: the primary need not wait for it.
     fn attempt_failed(&self) {
-        let Some(joining) = self.joining.take() else { return };
+        let Some(joining) = self.joining.get() else { return };
+        self.end_attempt(join::Ending::Failed);
         let pause = self.settings.rejoin_after_failure;
-        self.attempts.update(|attempts| attempts.end(self.core.now(), pause));
+        self.attempts.update(|attempts| attempts.rest(self.core.now(), pause));
         if let Some(link) = self.primary_link() {
             link.send(Message::Detached { incarnation: joining.incarnation() });
         }
@@ -219,6 +220,7 @@ impl Replica {
         self.lost.borrow_mut().remove(&node);
         self.drop_joiner(node);
         self.event(Event::LinkUp(node));
+        self.attempts.update(join::Attempts::invited);
         self.join_soon();
     }
 
@@ -234,7 +236,7 @@ impl Replica {
         self.lost.borrow_mut().insert(node, self.pulse.get());
         self.drop_joiner(node);
         if self.joining.get().is_some_and(|j| j.session() == session) {
-            self.end_attempt();
+            self.end_attempt(join::Ending::Failed);
         }
         self.event(Event::LinkDown(node));
     }

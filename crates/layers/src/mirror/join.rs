@@ -23,43 +23,87 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// An attempt that begins so long after the one before it is a first one: that has led to something.
+/// A failure so long after the one before it is a first one.
 const FRESH: Duration = Duration::from_secs(120);
 
-/// When a replica outside may begin an attempt: one that fails again and again must not take all the time
-/// of disks and network.
+/// A member that is put out so soon after it was admitted gained nothing by its attempt. More than
+/// the others take to put it out.
+const HELD: Duration = Duration::from_secs(30);
+
+/// When a replica outside may begin an attempt. One that fails again and again must not take all
+/// the time of disks and network; one that succeeds need not wait, however often it goes out and
+/// comes back.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Attempts {
-    /// When the last one began.
-    last: Option<Duration>,
-    /// How many in a row came soon after the one before.
-    again: u32,
-    not_before: Duration,
+    /// How many in a row failed after the primary had accepted them: they cost copies.
+    failed: u32,
+    /// How many in a row the primary has not answered.
+    unanswered: u32,
+    /// When the last one ended in vain.
+    ended: Duration,
+    /// When the last one was admitted, if nobody has put this replica out since.
+    admitted: Option<Duration>,
+    /// The leg that has failed is left alone until then.
+    leg_rests_until: Duration,
 }
 
 impl Attempts {
     pub(super) fn may_begin(&self, now: Duration) -> bool {
-        now >= self.not_before
+        let pause = pause(self.failed.max(self.unanswered));
+        now >= self.leg_rests_until && now >= self.ended + pause
     }
 
-    /// One begins.
-    fn begin(self, now: Duration) -> Self {
-        let soon = self.last.is_some_and(|last| now < last + FRESH);
-        let again = if soon { self.again.saturating_add(1) } else { 0 };
-        let next = Self { last: Some(now), again, ..self };
-        // It may be admitted, and put out at once.
-        Self { not_before: now + next.pause(), ..next }
+    /// One has failed after it was accepted.
+    fn fail(self, now: Duration) -> Self {
+        let failed = if now > self.ended + FRESH { 0 } else { self.failed };
+        Self { failed: failed.saturating_add(1), unanswered: 0, ended: now, ..self }
     }
 
-    /// It has come to nothing; the next begins after `pause` at the earliest.
-    pub(super) fn end(self, now: Duration, pause: Duration) -> Self {
-        Self { not_before: self.not_before.max(now + pause.max(self.pause())), ..self }
+    /// The primary has not answered one.
+    fn unanswered(self, now: Duration) -> Self {
+        Self { unanswered: self.unanswered.saturating_add(1), ended: now, ..self }
     }
 
-    fn pause(&self) -> Duration {
-        let factor = 1 << self.again.saturating_sub(1).min(16);
-        if self.again == 0 { Duration::ZERO } else { (FIRST_PAUSE * factor).min(LONGEST_PAUSE) }
+    /// The primary serves and asks for attempts, or a session with it is new.
+    pub(super) fn invited(self) -> Self {
+        Self { unanswered: 0, ..self }
     }
+
+    /// The leg has failed one: the next begins after `pause` at the earliest.
+    pub(super) fn rest(self, now: Duration, pause: Duration) -> Self {
+        Self { leg_rests_until: now + pause, ..self }
+    }
+
+    /// One was successful: this replica is a member.
+    pub(super) fn admitted(self, now: Duration) -> Self {
+        Self { admitted: Some(now), unanswered: 0, ..self }
+    }
+
+    /// This replica is no member any more. If it was put out at once, its last attempt failed.
+    pub(super) fn put_out(self, now: Duration) -> Self {
+        match self.admitted {
+            None => self,
+            Some(at) if now < at + HELD => Self { admitted: None, ..self }.fail(now),
+            Some(_) => Self { admitted: None, failed: 0, ..self },
+        }
+    }
+}
+
+/// The pause after so many failures in a row.
+fn pause(failures: u32) -> Duration {
+    match failures {
+        0 | 1 => Duration::ZERO,
+        n => (FIRST_PAUSE * (1 << (n - 2).min(16))).min(LONGEST_PAUSE),
+    }
+}
+
+/// Why an attempt came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// The configuration or the view has changed: that is nobody's failure.
+    Overtaken,
+    /// Its session, its primary or its leg has failed, or the primary has given it up.
+    Failed,
 }
 
 /// An attempt that was accepted, and what the primary had reached by then together with other
@@ -109,7 +153,7 @@ impl Replica {
         }
         // Nothing of an earlier attempt is taken from here on, and all of it has reached the disk
         // before the new one begins.
-        self.end_attempt();
+        self.end_attempt(Ending::Failed);
         if !self.attempts.get().may_begin(self.core.now()) {
             return;
         }
@@ -132,7 +176,6 @@ impl Replica {
         let Some(marks) = self.leg.log.export(image) else { return };
         let (primary, session) = (record.primary, link.session());
         let since = self.core.now();
-        self.attempts.update(|attempts| attempts.begin(since));
         self.joining.set(Some(Joining { incarnation, primary, session, since, view: None }));
         link.send(Message::Join {
             incarnation,
@@ -155,9 +198,13 @@ impl Replica {
     }
 
     /// The attempt that is under way has come to nothing.
-    pub(super) fn end_attempt(&self) {
-        if self.joining.take().is_some() {
-            self.attempts.update(|attempts| attempts.end(self.core.now(), Duration::ZERO));
+    pub(super) fn end_attempt(&self, how: Ending) {
+        let Some(joining) = self.joining.take() else { return };
+        let now = self.core.now();
+        match (how, joining.view) {
+            (Ending::Overtaken, _) => {}
+            (Ending::Failed, Some(_)) => self.attempts.update(|attempts| attempts.fail(now)),
+            (Ending::Failed, None) => self.attempts.update(|attempts| attempts.unanswered(now)),
         }
     }
 
@@ -224,7 +271,7 @@ impl Replica {
     /// The primary has given the attempt up.
     pub(super) fn take_detached(&self, incarnation: Incarnation) {
         if self.joining.get().is_some_and(|j| j.incarnation == incarnation) {
-            self.end_attempt();
+            self.end_attempt(Ending::Failed);
         }
     }
 }
@@ -246,29 +293,72 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    /// How long after `now` the next may begin, in whole seconds.
+    fn pause_after(attempts: &Attempts, now: Duration) -> u64 {
+        let waited = (0..=100).find(|n| attempts.may_begin(now + SECOND * *n));
+        u64::from(waited.expect("it may begin at some time"))
+    }
+
     #[test]
     fn attempts_that_fail_again_and_again_become_rare() {
         let (mut attempts, mut now) = (Attempts::default(), SECOND);
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            assert!(attempts.may_begin(now));
-            attempts = attempts.begin(now);
             now += SECOND / 10;
-            attempts = attempts.end(now, Duration::ZERO);
-            let ended = now;
-            while !attempts.may_begin(now) {
-                now += SECOND / 10;
-            }
-            pauses.push((now - ended).as_secs());
+            attempts = attempts.fail(now);
+            pauses.push(pause_after(&attempts, now));
+            now += SECOND * u32::try_from(pauses[pauses.len() - 1]).unwrap();
         }
         assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 60, 60]);
-        attempts = attempts.begin(now + FRESH);
-        assert!(attempts.may_begin(now + FRESH), "what has held for long is forgiven");
+        now += FRESH + SECOND;
+        assert_eq!(pause_after(&attempts.fail(now), now), 0, "what is long ago is forgiven");
     }
 
     #[test]
-    fn one_that_was_admitted_and_put_out_at_once_waits_as_well() {
-        let attempts = Attempts::default().begin(SECOND).begin(2 * SECOND).begin(3 * SECOND);
-        assert!(!attempts.may_begin(4 * SECOND) && attempts.may_begin(5 * SECOND));
+    fn one_that_is_put_out_at_once_again_and_again_waits_as_well() {
+        let (mut attempts, mut now) = (Attempts::default(), SECOND);
+        let mut pauses = Vec::new();
+        for _ in 0..4 {
+            attempts = attempts.admitted(now).put_out(now + SECOND);
+            now += SECOND;
+            pauses.push(pause_after(&attempts, now));
+            now += SECOND * 8;
+        }
+        assert_eq!(pauses, [0, 1, 2, 4]);
+    }
+
+    #[test]
+    fn attempts_that_succeed_are_no_failures_however_close_they_follow() {
+        let (mut attempts, mut now) = (Attempts::default(), SECOND);
+        for _ in 0..20 {
+            attempts = attempts.admitted(now);
+            now += HELD;
+            attempts = attempts.put_out(now);
+            assert!(attempts.may_begin(now));
+        }
+        // One success ends a row of failures.
+        let failing = attempts.fail(now).fail(now).fail(now).fail(now);
+        assert_eq!(pause_after(&failing, now), 4);
+        let held = failing.admitted(now).put_out(now + HELD);
+        assert_eq!(pause_after(&held.fail(now + HELD), now + HELD), 0);
+    }
+
+    #[test]
+    fn a_primary_that_serves_again_is_asked_at_once() {
+        let mut attempts = Attempts::default();
+        for _ in 0..8 {
+            attempts = attempts.unanswered(SECOND);
+        }
+        assert_eq!(pause_after(&attempts, SECOND), 60);
+        assert_eq!(pause_after(&attempts.invited(), SECOND), 0);
+        let both = attempts.fail(SECOND).fail(SECOND).fail(SECOND).unanswered(SECOND).invited();
+        assert_eq!(pause_after(&both, SECOND), 2, "what has cost copies is not forgiven by it");
+    }
+
+    #[test]
+    fn a_leg_that_has_failed_an_attempt_rests() {
+        let attempts = Attempts::default().fail(SECOND).rest(SECOND, SECOND * 10);
+        assert_eq!(pause_after(&attempts, SECOND), 10);
+        assert_eq!(pause_after(&attempts.admitted(SECOND), SECOND), 10);
     }
 }

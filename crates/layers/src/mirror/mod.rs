@@ -259,9 +259,11 @@ impl Mirror {
     }
 
     /// Whether this replica, when it is outside, asks to be brought in sync. It does unless told
-    /// otherwise.
+    /// otherwise. One that is told so again asks at once, whatever came of earlier attempts.
     pub fn set_may_join(&self, may: bool) {
-        self.0.may_join.set(may);
+        if !self.0.may_join.replace(may) && may {
+            self.0.attempts.take();
+        }
         self.0.join_soon();
     }
 

@@ -10,6 +10,7 @@ use rt::fault::{self, Point};
 
 use super::Mistake;
 use super::entries::Of;
+use super::join::Ending;
 use super::member::Event;
 use super::order::{Fate, Order};
 use super::own::Verdict;
@@ -41,7 +42,10 @@ impl Replica {
     pub(super) fn begin(self: &Rc<Self>, view: View, record: Option<Record>) {
         self.view.set(view);
         self.began.set(self.pulse.get());
-        self.joining.set(None);
+        if self.joining.take().is_some() {
+            // Only who is listed begins a view.
+            self.attempts.update(|attempts| attempts.admitted(self.core.now()));
+        }
         self.order.borrow_mut().end();
         self.joiners.borrow_mut().end();
         // Members were others when these were reported, or have sessions by now.
@@ -273,7 +277,8 @@ impl Replica {
     pub(super) fn outside(self: &Rc<Self>) {
         // Nothing of a view is taken any more; what it left on the leg is marked.
         self.view.set(View::default());
-        self.end_attempt();
+        self.end_attempt(Ending::Overtaken);
+        self.attempts.update(|attempts| attempts.put_out(self.core.now()));
         self.clearing.take();
         self.newer.take();
         self.entries.borrow_mut().end_applied();

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use block::{Ctx, Error, Failure};
 use peer::{Change, Entry, Kind, Link, Message, NodeId, Outcome, Received, Role, Tag, View};
 
+use super::join::{Attempts, Ending};
 use super::link::is_lease;
 use super::log::Bitmap;
 use super::member::{Event, Say};
@@ -46,7 +47,8 @@ impl Replica {
                 self.take_open(from, view, through, settled);
             }
             Message::Rejoin { .. } => {
-                self.end_attempt();
+                self.end_attempt(Ending::Overtaken);
+                self.attempts.update(Attempts::invited);
                 self.join_soon();
             }
             Message::Join { incarnation, epoch, volume_bytes, region_shift, shared, marks } => {
