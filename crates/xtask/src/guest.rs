@@ -6,7 +6,7 @@
 
 use crate::{
     house::House,
-    install,
+    install, kernel,
     ledger::skip,
     namespace::{self, ip},
     process,
@@ -132,14 +132,14 @@ pub(crate) fn packages() -> Vec<&'static [install::Package]> {
 
 /// Debian's kernel, and the files that it needs until it has its root, which is the host's or on a disk (`mkinitramfs`).
 fn debian(house: &House, home: &str) -> Result<(PathBuf, PathBuf)> {
-    let Some((image, version)) = debian_kernel() else {
+    let Some(kernel) = kernel::find(house) else {
         return skip("no kernel with its modules in /boot and /lib/modules");
     };
     let initramfs = house.scratch().join(format!("initramfs-{home}.gz"));
     let mut command = Command::new(house.root.join("tests/guest/mkinitramfs"));
-    command.arg(&initramfs).arg(&version).arg(home);
+    command.arg(&initramfs).arg(&kernel.version).arg(home).arg(&kernel.root);
     house.run("mkinitramfs", &mut command, Duration::from_secs(60))?.ok()?;
-    Ok((image, initramfs))
+    Ok((kernel.image, initramfs))
 }
 
 /// Makes a disk of so many MiB, as a file, from which QEMU's machine boots.
@@ -150,22 +150,6 @@ pub(crate) fn boot_disk(house: &House, mib: u32) -> Result<PathBuf> {
     command.arg(&disk).arg(mib.to_string()).arg(image).arg(initramfs);
     house.run("mkbootdisk", &mut command, Duration::from_secs(120))?.ok()?;
     Ok(disk)
-}
-
-/// The newest kernel in /boot that has its modules, and its version.
-fn debian_kernel() -> Option<(PathBuf, String)> {
-    let mut versions: Vec<String> = std::fs::read_dir("/boot")
-        .ok()?
-        .filter_map(|entry| {
-            entry.ok()?.file_name().to_str()?.strip_prefix("vmlinuz-").map(str::to_owned)
-        })
-        .filter(|version| Path::new("/lib/modules").join(version).is_dir())
-        .collect();
-    versions.sort_by_key(|version| -> Vec<u64> {
-        version.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
-    });
-    let version = versions.pop()?;
-    Some((PathBuf::from(format!("/boot/vmlinuz-{version}")), version))
 }
 
 /// The address under which a guest reaches this machine.
@@ -394,7 +378,8 @@ fn furnish(house: &House, order: &Order<'_>, tap: bool) -> Result<PathBuf> {
     let fixed = fixed.into_iter().map(|(name, value)| {
         (name, if name == "GUEST_ADDRESS" { format!("{value}/24") } else { value.to_owned() })
     });
-    for (name, value) in fixed.chain(order.variables.iter().cloned()) {
+    let modules = ("GUEST_KERNEL", kernel::unpacked(house).display().to_string());
+    for (name, value) in fixed.chain([modules]).chain(order.variables.iter().cloned()) {
         writeln!(text, "export {name}='{}'", value.replace('\'', r"'\''"))
             .context("cannot write")?;
     }

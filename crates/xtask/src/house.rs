@@ -99,9 +99,12 @@ impl House {
 
     /// A cargo command in the repository.
     pub(crate) fn cargo(&self) -> Command {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(&self.root);
-        cargo
+        cargo_in(&self.root)
+    }
+
+    /// Builds something. A build may take as long as it works: machines differ, and this one may be busy.
+    pub(crate) fn build(&self, what: &str, command: &mut Command) -> Result<Ended> {
+        process::build(&self.display, self.scratch(), what, command)
     }
 
     /// Runs `command` to its end, showing its last line meanwhile.
@@ -157,5 +160,112 @@ impl House {
 
     pub(crate) fn with_ledger<T>(&self, look: impl FnOnce(&mut Ledger) -> T) -> T {
         look(&mut self.ledger.borrow_mut())
+    }
+}
+
+/// A cargo command in `root` that builds what any other cargo builds there: a cargo that has started this process has
+/// told it things that build scripts look at.
+fn cargo_in(root: &Path) -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(is_of_cargo) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo.current_dir(root);
+    cargo
+}
+
+/// Whether cargo sets this variable for programs that it starts, and no user does.
+fn is_of_cargo(name: &str) -> bool {
+    const PREFIXES: [&str; 5] =
+        ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CFG_", "CARGO_FEATURE_"];
+    const NAMES: [&str; 5] =
+        ["CARGO", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "CARGO_TARGET_TMPDIR", "OUT_DIR"];
+    NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{ffi::OsStr, fs};
+
+    /// What chooses a toolchain, and nothing else.
+    const PLAIN: [&str; 7] = [
+        "PATH",
+        "HOME",
+        "CARGO_HOME",
+        "RUSTUP_HOME",
+        "RUSTUP_TOOLCHAIN",
+        "RUSTUP_AUTO_INSTALL",
+        "TMPDIR",
+    ];
+
+    /// A repository with a script `run` like ours, and a package that looks at its environment as `ring` does.
+    fn repository(scratch: &Scratch) -> PathBuf {
+        let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let root = scratch.path().to_owned();
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for name in ["run", "rust-toolchain.toml"] {
+            fs::copy(ours.join(name), root.join(name)).unwrap();
+        }
+        let package = |name: &str| {
+            format!("[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n")
+        };
+        write(
+            "Cargo.toml",
+            "[workspace]\nresolver = \"3\"\nmembers = [\"crates/*\"]\n[workspace.package]\nrust-version = \"1.90\"\n",
+        );
+        write("crates/looks/Cargo.toml", &package("looks"));
+        write("crates/looks/src/lib.rs", "");
+        write(
+            "crates/looks/build.rs",
+            "fn main() { for name in [\"CARGO_MANIFEST_DIR\", \"CARGO_PKG_NAME\", \"OUT_DIR\"] { \
+             println!(\"cargo:rerun-if-env-changed={name}\"); } }",
+        );
+        write("crates/xtask/Cargo.toml", &package("xtask"));
+        write(
+            "crates/xtask/src/main.rs",
+            "fn main() { std::process::Command::new(\"cargo\").args(std::env::args().skip(1)).status().unwrap(); }",
+        );
+        root
+    }
+
+    /// What cargo says of the package that looks at its environment: `Compiling`, `Dirty` or `Fresh`.
+    fn said(command: &mut Command, keeps: fn(&str) -> bool) -> String {
+        for (name, _) in std::env::vars_os() {
+            let known =
+                |name: &OsStr| name.to_str().is_some_and(|n| PLAIN.contains(&n) || keeps(n));
+            if !known(&name) {
+                command.env_remove(name);
+            }
+        }
+        let out = command.args(["build", "-v", "--offline", "-p", "looks"]).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{text}");
+        let line = text.lines().find(|line| line.contains("looks v0.1.0"));
+        let verb = line.and_then(|line| line.split_whitespace().next());
+        verb.unwrap_or_else(|| panic!("{text}")).to_owned()
+    }
+
+    #[test]
+    fn run_and_cargo_build_do_not_make_each_other_stale() {
+        let scratch = Scratch::new(&std::env::temp_dir()).unwrap();
+        let root = repository(&scratch);
+        let plain = |program: &str| {
+            let mut command = Command::new(program);
+            command.current_dir(&root);
+            said(&mut command, |_| false)
+        };
+        assert_eq!(plain("cargo"), "Compiling");
+        assert_eq!(plain("./run"), "Fresh", "./run after cargo build");
+        assert_eq!(plain("cargo"), "Fresh", "cargo build after ./run");
+        // Also where a cargo has started the tool: as it has started this test.
+        assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some(), "cargo runs the tests");
+        assert_eq!(said(&mut cargo_in(&root), is_of_cargo), "Fresh", "the tool under cargo");
     }
 }

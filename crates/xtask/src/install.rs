@@ -1,6 +1,6 @@
-//! Debian packages and cargo tools, installed when a step needs them and they are missing.
+//! Debian packages and cargo tools, installed when a step needs them and they are missing. README.md names them all.
 
-use crate::house::House;
+use crate::{house::House, kernel};
 use anyhow::{Context, Result, bail};
 use std::{
     path::{Path, PathBuf},
@@ -83,10 +83,8 @@ pub(crate) const SG: &[Package] = &[package("sg3-utils", "sg_persist")];
 /// Several paths to one iSCSI disk, in a guest.
 pub(crate) const MULTIPATH: &[Package] = &[package("multipath-tools", "multipathd")];
 /// The guest without a User Mode Linux kernel: Debian's kernel under QEMU.
-pub(crate) const GUEST_QEMU: &[Package] = &[
-    package("linux-image-amd64", "/boot/vmlinuz"),
-    package("qemu-system-x86", "qemu-system-x86_64"),
-];
+pub(crate) const GUEST_QEMU: &[Package] =
+    &[package(kernel::PACKAGE, "/boot/vmlinuz"), package("qemu-system-x86", "qemu-system-x86_64")];
 /// What makes a disk from which it boots by itself.
 pub(crate) const BOOT_DISK: &[Package] = &[
     package("e2fsprogs", "mke2fs"),
@@ -120,44 +118,53 @@ fn root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Installs what is missing of `wanted`.
+/// Installs what is missing of `wanted`. A kernel is unpacked and not installed.
 pub(crate) fn packages(house: &House, wanted: &[&[Package]]) -> Result<()> {
-    let mut missing: Vec<&str> = wanted
-        .iter()
-        .flat_map(|group| group.iter())
-        .filter(|p| !is_there(p))
-        .map(|p| p.name)
-        .collect();
+    let wanted = wanted.iter().flat_map(|group| group.iter());
+    let (kernels, programs): (Vec<&Package>, Vec<&Package>) =
+        wanted.partition(|p| p.name == kernel::PACKAGE);
+    let mut missing: Vec<&str> =
+        programs.into_iter().filter(|p| !is_there(p)).map(|p| p.name).collect();
     missing.sort_unstable();
     missing.dedup();
-    if missing.is_empty() {
-        return Ok(());
+    if !missing.is_empty() {
+        install(house, &missing)?;
     }
+    let unpacks = !kernels.is_empty() && on_debian() && kernel::find(house).is_none();
+    if unpacks {
+        kernel::unpack(house, || apt(house, "apt-get update", &["update"]))
+    } else {
+        Ok(())
+    }
+}
+
+fn install(house: &House, missing: &[&str]) -> Result<()> {
     let list = missing.join(" ");
     if !on_debian() {
         bail!("please install what Debian calls: {list}");
     }
-    if !root() && !has_program("sudo") {
-        bail!(
-            "missing packages, and neither root nor sudo to install them: apt-get install {list}"
-        );
-    }
     house.display.working(&format!("install {list}"));
-    let apt = |what: &str, arguments: &[&str]| {
-        let mut command = Command::new(if root() { "env" } else { "sudo" });
-        if !root() {
-            command.arg("env");
-        }
-        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"]).args(arguments);
-        house.run(what, &mut command, Duration::from_secs(900))?.ok()
-    };
     let install: Vec<&str> =
-        ["install", "--no-install-recommends"].into_iter().chain(missing).collect();
-    apt("apt-get update", &["update"])?;
-    apt("apt-get install", &install)
+        ["install", "--no-install-recommends"].into_iter().chain(missing.iter().copied()).collect();
+    apt(house, "apt-get update", &["update"])?;
+    apt(house, "apt-get install", &install)
         .with_context(|| format!("apt-get could not install {list}"))?;
     house.display.line(&format!("  installed {list}"));
     Ok(())
+}
+
+/// Runs apt-get as root.
+fn apt(house: &House, what: &str, arguments: &[&str]) -> Result<String> {
+    if !root() && !has_program("sudo") {
+        let words = arguments.join(" ");
+        bail!("neither root nor sudo is there: run `apt-get {words}` as root, then this again");
+    }
+    let mut command = Command::new(if root() { "env" } else { "sudo" });
+    if !root() {
+        command.arg("env");
+    }
+    command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"]).args(arguments);
+    house.run(what, &mut command, Duration::from_secs(900))?.ok()
 }
 
 /// The root of a newer Debian with what this one lacks: the daemon that shakes hands for the kernel, and an nvme-cli that knows
@@ -200,7 +207,32 @@ pub(crate) fn cargo_tool(house: &House, subcommand: &str, version: &str) -> Resu
         ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
         ("CARGO_PROFILE_RELEASE_DEBUG", "false"),
     ]);
-    house.run(&format!("cargo install {name}"), &mut command, Duration::from_secs(1200))?.ok()?;
+    house.build(&format!("cargo install {name}"), &mut command)?.ok()?;
     house.display.line(&format!("  installed {name} {version}"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{bench, demo, guest, tier};
+
+    #[test]
+    fn the_readme_names_every_package_that_is_installed_and_no_kernel_among_them() {
+        let readme = include_str!("../../../README.md");
+        let tiers = tier::TIERS.iter().flat_map(tier::Tier::packages);
+        let more = [demo::packages(), guest::packages(), tier::peer_packages(), bench::packages()];
+        let wanted = tiers.chain(more.into_iter().flatten()).chain([GUEST_QEMU]);
+        let all: Vec<&str> = wanted.flat_map(|group| group.iter().map(|p| p.name)).collect();
+        assert!(all.contains(&"etcd-server") && all.contains(&"libisal2"));
+        // Those of the script `run` itself.
+        let all = all.into_iter().chain(["gcc", "libc6-dev", "ca-certificates"]);
+        for name in all.filter(|name| *name != kernel::PACKAGE) {
+            let named = [" ", ",", "\n", ";", "."].iter().any(|end| {
+                [" ", "\n"].iter().any(|begin| readme.contains(&format!("{begin}{name}{end}")))
+            });
+            assert!(named, "README.md does not name {name}");
+        }
+        assert!(readme.contains("linux-image-amd64"), "and what is unpacked");
+    }
 }

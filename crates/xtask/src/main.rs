@@ -14,6 +14,7 @@ mod display;
 mod guest;
 mod house;
 mod install;
+mod kernel;
 mod ledger;
 mod namespace;
 mod network;

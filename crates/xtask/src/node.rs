@@ -73,7 +73,7 @@ impl Profile {
         }
         house.display.working(&format!("build {}", what.join(" ")));
         let begun = Instant::now();
-        house.run("cargo build", &mut command, Duration::from_secs(1800))?.ok()?;
+        house.build("cargo build", &mut command)?.ok()?;
         house.display.line(&format!("  built {}  {} s", what.join(" "), begun.elapsed().as_secs()));
         Ok(())
     }

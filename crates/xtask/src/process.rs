@@ -21,6 +21,11 @@ const TAIL_LINES: usize = 60;
 /// How long a daemon may take to end after SIGTERM: a node waits for initiators that are gone, and for its member of the store.
 const GRACE: Duration = Duration::from_secs(25);
 
+/// How often is looked whether a build gets on,
+const LOOK: Duration = Duration::from_secs(5);
+/// and how long it may do nothing: it may wait for another build in the same directory.
+const IDLE: Duration = Duration::from_secs(3600);
+
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
 /// A program that has ended.
@@ -82,18 +87,89 @@ pub(crate) fn run(
     command: &mut Command,
     limit: Duration,
 ) -> Result<Ended> {
-    let (mut child, group, log) = start(logs, what, command)?;
     let begun = Instant::now();
+    let over = |_: u32| {
+        let late = begun.elapsed() > limit;
+        late.then(|| format!("not done after {} s, stopped", limit.as_secs()))
+    };
+    run_unless(display, logs, what, command, over)
+}
+
+/// Runs a build to its end, however long it takes, unless it hangs.
+pub(crate) fn build(
+    display: &Display,
+    logs: &Path,
+    what: &str,
+    command: &mut Command,
+) -> Result<Ended> {
+    let mut progress =
+        Progress { limit: IDLE, looked: Instant::now(), time: 0, since: Instant::now() };
+    run_unless(display, logs, what, command, |group| progress.hangs(group))
+}
+
+/// Whether a group of processes gets on: whether it uses the processor, however little of it there is.
+struct Progress {
+    limit: Duration,
+    looked: Instant,
+    /// What it has used, in ticks, and since when it is that.
+    time: u64,
+    since: Instant,
+}
+
+impl Progress {
+    fn hangs(&mut self, group: u32) -> Option<String> {
+        if self.looked.elapsed() < LOOK {
+            return None;
+        }
+        self.looked = Instant::now();
+        let time = ticks_of_group(group);
+        if time != self.time {
+            (self.time, self.since) = (time, Instant::now());
+        }
+        let hangs = self.since.elapsed() > self.limit;
+        hangs.then(|| format!("has done nothing for {} s, stopped", self.limit.as_secs()))
+    }
+}
+
+/// Processor time that the processes of a group have used, and those whose end they have seen.
+fn ticks_of_group(group: u32) -> u64 {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return 0 };
+    let stats = processes.filter_map(|process| {
+        let path = process.ok()?.path();
+        path.file_name()?.to_str()?.parse::<u32>().ok()?;
+        std::fs::read_to_string(path.join("stat")).ok()
+    });
+    stats.filter_map(|stat| ticks(&stat, group)).sum()
+}
+
+/// The same of one process, from its line in /proc, if it is of the group.
+fn ticks(stat: &str, group: u32) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    let own = fields.get(2)?.parse() == Ok(group);
+    let times = fields.get(11..15)?.iter().filter_map(|field| field.parse::<u64>().ok());
+    own.then(|| times.sum())
+}
+
+/// Runs `command` to its end and returns its output; ends it when `over` says why.
+fn run_unless(
+    display: &Display,
+    logs: &Path,
+    what: &str,
+    command: &mut Command,
+    mut over: impl FnMut(u32) -> Option<String>,
+) -> Result<Ended> {
+    let (mut child, group, log) = start(logs, what, command)?;
     let mut shown = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait().with_context(|| format!("{what}: cannot wait"))? {
             break status;
         }
-        if begun.elapsed() > limit {
+        if let Some(why) = over(child.id()) {
             drop(group);
             let _ = child.wait();
             let output = read_lossy(&log)?;
-            bail!("{what}: not done after {} s, stopped\n{}", limit.as_secs(), tail(&output));
+            bail!("{what}: {why}\n{}", tail(&output));
         }
         if shown.elapsed() > Duration::from_millis(200) {
             shown = Instant::now();
@@ -248,5 +324,48 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.group.signal(Signal::KILL);
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_is_stopped_for_doing_nothing_and_not_for_taking_long() {
+        let spin = |seconds: &str| {
+            let mut command = Command::new("sh");
+            command.args([
+                "-c",
+                &format!(
+                    "end=$(($(date +%s) + {seconds})); while [ $(date +%s) -lt $end ]; do :; done"
+                ),
+            ]);
+            command
+        };
+        let hangs = |command: &mut Command| {
+            let mut child = command.process_group(0).spawn().unwrap();
+            let _group = Group::of(&child);
+            let past = Instant::now().checked_sub(LOOK * 2).unwrap();
+            let limit = Duration::from_millis(500);
+            let mut progress = Progress { limit, looked: past, time: 0, since: Instant::now() };
+            let mut hung = false;
+            while !hung && child.try_wait().unwrap().is_none() {
+                progress.looked = past;
+                hung = progress.hangs(child.id()).is_some();
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+            hung
+        };
+        assert!(!hangs(&mut spin("3")), "it works all the time");
+        assert!(hangs(Command::new("sleep").arg("60")), "it does nothing");
+    }
+
+    #[test]
+    fn processor_time_is_counted_by_group() {
+        let stat = "77 (a b) c) S 1 42 42 0 -1 4194560 1 2 3 4 10 20 30 40 20 0 1 0";
+        assert_eq!((ticks(stat, 42), ticks(stat, 43), ticks("", 42)), (Some(100), None, None));
     }
 }

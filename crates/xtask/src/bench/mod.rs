@@ -86,6 +86,13 @@ impl Subject {
     }
 }
 
+/// What must be installed to measure everything.
+#[cfg(test)]
+pub(crate) fn packages() -> Vec<&'static [install::Package]> {
+    use clap::ValueEnum;
+    Subject::value_variants().iter().flat_map(|subject| subject.packages()).collect()
+}
+
 /// Measures, inside the namespace if there can be one, and writes `bench/README.md` and the figures in `bench/results`.
 pub(crate) fn start(house: &House, subject: Subject, plan: Plan) -> Result<()> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);

@@ -20,7 +20,6 @@ use std::{
 
 /// How long each target runs as part of the tests.
 const SMOKE_SECONDS: u64 = 5;
-const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 /// The program, and what tells it which target it is.
 const PROGRAM: &str = "fuzz";
 const TARGET: &str = "WINDROSE_FUZZ_TARGET";
@@ -62,7 +61,7 @@ fn build(house: &House) -> Result<PathBuf> {
     build.args(["build", "--locked"]).args(unit::FEATURES).args(["--example", PROGRAM]);
     build.env("RUSTC_WORKSPACE_WRAPPER", house.root.join("fuzz/coverage.sh"));
     build.env("CARGO_INCREMENTAL", "0");
-    house.run("cargo build of the fuzz targets", &mut build, BUILD_LIMIT)?.ok()?;
+    house.build("cargo build of the fuzz targets", &mut build)?.ok()?;
     let program = house.scratch().join(PROGRAM);
     std::fs::copy(Profile::Dev.example(house, PROGRAM), &program)
         .context("cannot copy the fuzz targets")?;

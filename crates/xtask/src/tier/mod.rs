@@ -51,6 +51,13 @@ pub(crate) struct Tier {
     run: fn(&House) -> Result<()>,
 }
 
+impl Tier {
+    /// What must be installed.
+    pub(crate) fn packages(&self) -> Vec<&'static [Package]> {
+        (self.packages)()
+    }
+}
+
 const fn minutes(n: u64) -> Duration {
     Duration::from_secs(n * 60)
 }
@@ -206,7 +213,7 @@ pub(crate) fn run_all(house: &House, tiers: &[&Tier]) -> Result<()> {
     let (processes, others): (Vec<&Tier>, Vec<&Tier>) =
         tiers.iter().partition(|tier| tier.processes);
     for tier in others {
-        match install::packages(house, &(tier.packages)()) {
+        match install::packages(house, &tier.packages()) {
             Ok(()) => run(house, tier),
             Err(error) => house.enter_error(tier.name, &error),
         }
@@ -241,7 +248,7 @@ pub(crate) fn run_all(house: &House, tiers: &[&Tier]) -> Result<()> {
 
 /// Gets what a tier needs, while the network is there.
 fn prepare(house: &House, tier: &Tier) -> Result<()> {
-    install::packages(house, &(tier.packages)())?;
+    install::packages(house, &tier.packages())?;
     if tier.name == nvme::NAME {
         install::newer(house)?;
     }

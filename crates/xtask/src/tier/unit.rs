@@ -2,12 +2,15 @@
 
 use crate::{house::House, process};
 use anyhow::Result;
-use std::time::{Duration, Instant};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
 /// Names the file in which tests say that they could not test, for want of a program.
 const SKIPS: &str = "WINDROSE_SKIPPED_TESTS";
 
-/// So that nothing hangs for ever: a slow machine builds for twenty minutes.
+/// So that nothing hangs for ever: a slow machine tests for ten minutes once all is built.
 const LIMIT: Duration = Duration::from_secs(2400);
 
 /// Of what, and with which features, the tests are built. Whoever builds a part of them in the same way finds it there: the
@@ -17,8 +20,12 @@ pub(super) const FEATURES: [&str; 3] = ["--workspace", "--features", "windrose/f
 pub(super) fn run(house: &House) -> Result<()> {
     house.display.working("cargo test");
     let begun = Instant::now();
-    let mut command = house.cargo();
-    command.args(["test", "--locked", "--no-fail-fast"]).args(FEATURES);
+    let built = house.build("cargo test --no-run", command(house).arg("--no-run"))?;
+    if !built.status.success() {
+        house.fail("cargo test --no-run", &process::tail(&built.output));
+        return Ok(());
+    }
+    let mut command = command(house);
     let skips = house.scratch().join("skipped-tests");
     command.env(SKIPS, &skips);
     let ended = house.run("cargo test", &mut command, LIMIT)?;
@@ -47,6 +54,13 @@ pub(super) fn run(house: &House) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The tests of the workspace, to be built or run.
+fn command(house: &House) -> Command {
+    let mut command = house.cargo();
+    command.args(["test", "--locked", "--no-fail-fast"]).args(FEATURES);
+    command
 }
 
 /// What `cargo test` printed, counted.
