@@ -86,7 +86,7 @@ impl Listener {
         match &self.0 {
             ListenerKind::Tcp(listener, pulse) => {
                 let (stream, from) = listener.accept().await?;
-                Ok((Stream::tcp(stream, Rc::clone(pulse))?, from))
+                Ok((Stream::tcp(stream, Rc::clone(pulse))?, canonical(from)))
             }
             ListenerKind::Unix(listener, pulse) => {
                 let stream = StreamKind::Unix(listener.accept().await?, Rc::clone(pulse));
@@ -113,6 +113,11 @@ impl Listener {
             ListenerKind::Sim(listener) => listener.local_addr(),
         }
     }
+}
+
+/// An address as people and other nodes know it: a socket that listens at `[::]` gives those of IPv4 as mapped ones.
+fn canonical(at: SocketAddr) -> SocketAddr {
+    SocketAddr::new(at.ip().to_canonical(), at.port())
 }
 
 /// A connection on this core, by TCP or a Unix socket. Small writes are sent at once (no Nagle delay).
@@ -153,7 +158,7 @@ impl Stream {
     /// What the system reports; the connection may be gone.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
-            StreamKind::Tcp(s, _) => s.peer_addr(),
+            StreamKind::Tcp(s, _) => s.peer_addr().map(canonical),
             StreamKind::Unix(..) => Ok(NOWHERE),
             #[cfg(feature = "sim")]
             StreamKind::Sim(s) => s.peer_addr(),
@@ -166,7 +171,7 @@ impl Stream {
     /// What the system reports.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
-            StreamKind::Tcp(s, _) => s.local_addr(),
+            StreamKind::Tcp(s, _) => s.local_addr().map(canonical),
             StreamKind::Unix(..) => Ok(NOWHERE),
             #[cfg(feature = "sim")]
             StreamKind::Sim(s) => s.local_addr(),

@@ -350,3 +350,23 @@ fn disk_requests_come_back_whenever_they_go() {
         cores.stop_now();
     }
 }
+
+#[test]
+fn whoever_comes_by_ipv4_to_a_listener_of_ipv6_is_known_by_that() {
+    let cores = Cores::start(&config(1)).unwrap();
+    let served = cores.handles()[0].run(|core| async move {
+        let Ok(listener) = core.listen("[::]:0".parse().unwrap()).await else {
+            // No IPv6 here.
+            return;
+        };
+        let port = listener.local_addr().unwrap().port();
+        let client = core.dial(SocketAddr::from(([127, 0, 0, 1], port))).await.unwrap();
+        let (server, from) = listener.accept().await.unwrap();
+        assert_eq!(from, client.local_addr().unwrap());
+        assert_eq!(server.peer_addr().unwrap(), from);
+        assert_eq!(server.local_addr().unwrap(), client.peer_addr().unwrap());
+        assert!(!from.to_string().contains("ffff"), "{from}");
+    });
+    wait(served).unwrap();
+    cores.stop_now();
+}

@@ -108,7 +108,9 @@ pub(super) fn socket_directory(value: &DeValue<'_>) -> Read<Option<PathBuf>> {
 }
 
 pub(super) fn address(value: &DeValue<'_>) -> Read<SocketAddr> {
-    text(value)?.parse().or_else(|_| refused(value))
+    let at: SocketAddr = text(value)?.parse().or_else(|_| refused(value))?;
+    // An address of IPv4 is one, however it is written.
+    Ok(SocketAddr::new(at.ip().to_canonical(), at.port()))
 }
 
 /// An address that others can dial.

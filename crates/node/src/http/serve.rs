@@ -143,6 +143,8 @@ impl Door {
             }
             Self::Tls(listener, tls) => {
                 let (stream, peer) = listener.accept().await?;
+                // Whoever comes by IPv4 is known by that.
+                let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
                 Ok(Accepted::Tls(stream, peer, tls.0.clone()))
             }
         }
