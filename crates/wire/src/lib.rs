@@ -1,10 +1,13 @@
-//! The vocabulary of wire and disk formats: CRC-32C, open enums, total views of bytes.
+//! The vocabulary of wire and disk formats: CRC-32C, open enums, total views of bytes; and of messages: numbers of things.
 //!
 //! Integers of foreign byte order are `zerocopy::{big_endian, little_endian}`; format structs
 //! derive zerocopy's traits and assert their size where they are declared.
 #![no_std]
 
+mod text;
+
 use crc_fast::{CrcAlgorithm, Digest};
+pub use text::{Count, count};
 pub use zerocopy;
 
 /// CRC-32C (Castagnoli, RFC 3720 appendix B.4) of a byte string that arrives in pieces.
