@@ -14,7 +14,7 @@ mod log;
 
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, BufReader, Split};
@@ -62,7 +62,8 @@ impl Supervisor {
         let (stop, stopped) = oneshot::channel();
         let (keep, record) = watch::channel(Record::default());
         let clocks = Arc::<Clocks>::default();
-        let told = Told { report, clocks: Arc::clone(&clocks), record: keep };
+        let warnings = Mutex::default();
+        let told = Told { report, clocks: Arc::clone(&clocks), record: keep, warnings };
         let task = tokio::spawn(supervise(program, member, told, stopped));
         Self { state, clocks, record, stop: Some(stop), task }
     }
@@ -114,6 +115,8 @@ struct Told {
     report: watch::Sender<State>,
     clocks: Arc<Clocks>,
     record: watch::Sender<Record>,
+    /// What etcd has warned of lately.
+    warnings: Mutex<log::Warnings>,
 }
 
 /// Keeps the member running until it is told to stop or a restart does not help.
@@ -216,7 +219,9 @@ fn tell(life: &mut Life, line: &[u8], told: &Told) {
     let text = String::from_utf8_lossy(line);
     told.clocks.line(&text);
     let line = log::Line::parse(&text);
-    line.pass_on();
+    let told_now =
+        told.warnings.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now(), &line);
+    told_now.into_iter().for_each(log::write);
     if let Some(state) = life.line(&line) {
         told.report.send_replace(state);
     }
